@@ -1,0 +1,88 @@
+//! Virtual environments with the real PyTorch and Megatron programs.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::shell::{Program, root, say, target_dir};
+
+/// One environment: its folder's name, and the calls of `pip install` that fill it.
+#[derive(Debug)]
+pub(crate) struct Venv {
+    pub(crate) name: &'static str,
+    installs: &'static [&'static [&'static str]],
+}
+
+/// Newest torch, and megatron-core of the generation without flattened ranges.
+pub(crate) const TORCH_215: Venv = Venv {
+    name: "torch-2.15",
+    installs: &[
+        &["torch==2.15.0", "numpy", "packaging"],
+        // Its own dependencies are for training; checkpoints need none of them.
+        &["--no-deps", "megatron-core==0.16.1"],
+    ],
+};
+
+/// Oldest torch whose DCP is stable.
+pub(crate) const TORCH_21: Venv = Venv { name: "torch-2.1", installs: &[&["torch==2.1.2", "numpy<2"]] };
+
+/// Oldest megatron-core that we promise to serve, with the torch of its time.
+pub(crate) const MCORE_012: Venv = Venv {
+    name: "mcore-0.12",
+    installs: &[&["torch==2.6.0", "numpy<2", "packaging"], &["--no-deps", "megatron-core==0.12.3"]],
+};
+
+impl Venv {
+    /// Its Python, installed first if need be.
+    pub(crate) fn python(&self) -> Result<PathBuf> {
+        let ready = std::env::var_os("RESHARD_VENVS").map(|dir| root().join(dir));
+        let trusted = ready.is_some();
+        let dir = ready.unwrap_or_else(|| target_dir().join("venvs")).join(self.name);
+        let python = dir.join("bin").join("python");
+        // Written last, so that an interrupted install or an older list of packages starts anew.
+        let stamp = dir.join("reshard-installs.txt");
+        let recipe = format!("{:?}\n", self.installs);
+        let complete = std::fs::read_to_string(&stamp).is_ok_and(|text| text == recipe);
+        if complete || (trusted && python.exists()) {
+            return Ok(python);
+        }
+        self.install(&dir, &python)?;
+        std::fs::write(&stamp, recipe).with_context(|| format!("cannot write {}", stamp.display()))?;
+        Ok(python)
+    }
+
+    fn install(&self, dir: &Path, python: &Path) -> Result<()> {
+        say(format!("installing {} into {}", self.name, dir.display()));
+        if dir.exists() {
+            std::fs::remove_dir_all(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
+        }
+        Program::new(interpreter()?).args(["-m", "venv"]).args([dir]).run()?;
+        for packages in self.installs {
+            // pip's own cache would hold the gigabytes a second time.
+            Program::new(python)
+                .args(["-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check"])
+                .args(*packages)
+                .run()?;
+        }
+        Ok(())
+    }
+}
+
+/// A Python that all versions of torch in use here still have wheels for.
+fn interpreter() -> Result<String> {
+    let named = std::env::var("PYTHON").ok();
+    let candidates = match &named {
+        Some(named) => vec![named.as_str()],
+        None => vec!["python3.11", "python3.10", "python3"],
+    };
+    for candidate in &candidates {
+        let version = Program::new(candidate).args(["-c", "import sys; print(*sys.version_info[:2])"]).read();
+        if version.is_ok_and(|version| matches!(version.trim(), "3 10" | "3 11")) {
+            return Ok((*candidate).to_owned());
+        }
+    }
+    bail!(
+        "needs Python 3.10 or 3.11 (torch 2.1 has no wheels for newer ones); none among {}; set PYTHON",
+        candidates.join(", ")
+    )
+}
