@@ -1,0 +1,313 @@
+use crate::{
+    Cause, CommError, Guard, ProcessGroup, Rank, Result, SingleProcess, step,
+    wire::{self, Outcome},
+};
+use bytes::Bytes;
+use reshard_model::ErrorKind;
+use serde::{Serialize, de::DeserializeOwned};
+use std::{
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
+
+/// How long a step waits for the other ranks, unless [`Comm::with_deadline`] says otherwise: 30 minutes.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30 * 60);
+
+/// What reshard speaks over a [`ProcessGroup`]: steps that all ranks take together, with one error protocol.
+///
+/// In each step every rank hands in its part, or the [`Cause`] why it has none, the coordinator looks at all of them,
+/// and its answer goes to all. Traffic is a gather and a broadcast or scatter, whatever the size of the group.
+///
+/// # Contract
+/// - A rank that fails hands in its cause and *takes* the step; it must not leave before.
+/// - If any rank failed, nothing is decided, and all ranks get the same [`CommError::Ranks`]. So do they when the
+///   decision itself fails or panics; then the cause is the coordinator's. The group stays usable.
+/// - If a rank panics, drops a step's future, takes another step than the others, or isn't heard of within the
+///   deadline, the group is broken for good, and all ranks know why. See also [`guard`](Self::guard).
+///
+/// # Collective
+/// Every rank takes the same steps in the same order, with the same coordinator. Names of steps are compared.
+///
+/// # Cancellation
+/// Dropping the future of a step breaks the group.
+#[derive(Clone, Copy, Debug)]
+pub struct Comm<'g> {
+    group: &'g dyn ProcessGroup,
+    coordinator: Rank,
+    deadline: Duration,
+}
+
+impl Comm<'static> {
+    /// For a job of one process, without a group.
+    pub fn single() -> Self {
+        Self::new(&SingleProcess)
+    }
+}
+
+impl<'g> Comm<'g> {
+    /// Over `group`, with rank 0 as coordinator.
+    pub fn new(group: &'g dyn ProcessGroup) -> Self {
+        Self { group, coordinator: Rank(0), deadline: DEFAULT_DEADLINE }
+    }
+
+    /// Lets another rank of the group decide; all ranks must name the same.
+    #[must_use]
+    pub fn with_coordinator(self, coordinator: Rank) -> Self {
+        Self { coordinator, ..self }
+    }
+
+    /// How long each step may wait for the other ranks, counted from this rank's call.
+    #[must_use]
+    pub fn with_deadline(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
+    }
+
+    /// The group underneath.
+    pub fn group(&self) -> &'g dyn ProcessGroup {
+        self.group
+    }
+
+    /// The number of this process in the group.
+    pub fn rank(&self) -> Rank {
+        self.group.rank()
+    }
+
+    /// How many ranks the group has.
+    pub fn size(&self) -> u32 {
+        self.group.size()
+    }
+
+    /// The rank that decides.
+    pub fn coordinator(&self) -> Rank {
+        self.coordinator
+    }
+
+    /// Is this the rank that decides?
+    pub fn is_coordinator(&self) -> bool {
+        self.rank() == self.coordinator
+    }
+
+    /// Covers local work between two steps: if the guard is dropped before it is [`done`](Guard::done), by a panic or
+    /// because a future was dropped, the other ranks learn it at once.
+    pub fn guard(&self, what: &'static str) -> Guard<'g> {
+        Guard::new(self.group, what)
+    }
+
+    /// All ranks learn all parts, in order of ranks, or all learn who failed and why.
+    ///
+    /// # Errors
+    /// Those of [`Comm`]'s contract.
+    pub async fn all_gather<T>(&self, step: &'static str, part: Result<T, Cause>) -> Result<Vec<T>>
+    where
+        T: Serialize + DeserializeOwned + Send,
+    {
+        if self.is_alone() {
+            return self.decide_alone(step, part, Ok);
+        }
+        self.run(step, async {
+            let answer = self.meet(step, part, |bodies, out| {
+                bodies.iter().for_each(|body| out.extend_from_slice(body));
+                Ok(())
+            });
+            self.read(step, &answer.await?, self.size())
+        })
+        .await
+    }
+
+    /// All ranks learn that all are well, or who failed and why.
+    ///
+    /// # Errors
+    /// Those of [`Comm`]'s contract.
+    pub async fn agree(&self, step: &'static str, outcome: Result<(), Cause>) -> Result<()> {
+        self.all_reduce(step, outcome, |_| Ok(())).await
+    }
+
+    /// The coordinator decides upon all parts, in order of ranks; all ranks get the decision.
+    ///
+    /// # Errors
+    /// Those of [`Comm`]'s contract. `decide` runs on the coordinator alone, and only if no rank failed.
+    pub async fn all_reduce<T, U>(
+        &self,
+        step: &'static str,
+        part: Result<T, Cause>,
+        decide: impl FnOnce(Vec<T>) -> Result<U, Cause> + Send,
+    ) -> Result<U>
+    where
+        T: Serialize + DeserializeOwned + Send,
+        U: Serialize + DeserializeOwned,
+    {
+        if self.is_alone() {
+            return self.decide_alone(step, part, decide);
+        }
+        self.run(step, async {
+            let answer =
+                self.meet(step, part, |bodies, out| wire::encode(&decide(wire::decode_each(bodies)?)?, out));
+            self.read_one(step, &answer.await?)
+        })
+        .await
+    }
+
+    /// The coordinator decides upon all parts, in order of ranks; rank `r` gets element `r` of the decision.
+    ///
+    /// # Errors
+    /// Those of [`Comm`]'s contract. `decide` runs on the coordinator alone, and only if no rank failed; a decision
+    /// that hasn't one element per rank is a failure of the coordinator.
+    pub async fn reduce_scatter<T, U>(
+        &self,
+        step: &'static str,
+        part: Result<T, Cause>,
+        decide: impl FnOnce(Vec<T>) -> Result<Vec<U>, Cause> + Send,
+    ) -> Result<U>
+    where
+        T: Serialize + DeserializeOwned + Send,
+        U: Serialize + DeserializeOwned + Send,
+    {
+        let decide = |parts| one_per_rank(self.size(), decide(parts)?);
+        if self.is_alone() {
+            let mut all = self.decide_alone(step, part, decide)?;
+            return all.pop().ok_or_else(|| self.broken(step, "decided nothing"));
+        }
+        self.run(step, async {
+            let mut each = None;
+            let verdict = self.meet(step, part, |bodies, _| {
+                let decided = decide(wire::decode_each(bodies)?)?;
+                each = Some(decided.iter().map(wire::encoded).collect::<Result<_, Cause>>()?);
+                Ok(())
+            });
+            verdict.await?;
+            let mine = self.group.scatter(each, self.coordinator).await?;
+            self.read_one(step, &mine)
+        })
+        .await
+    }
+
+    /// All ranks get the value of the coordinator.
+    ///
+    /// The others pass `None`, or `Some(Err(_))` if they failed; a value of theirs is ignored.
+    ///
+    /// # Errors
+    /// Those of [`Comm`]'s contract; a coordinator that passes `None` has failed.
+    pub async fn broadcast<T>(&self, step: &'static str, value: Option<Result<T, Cause>>) -> Result<T>
+    where
+        T: Serialize + DeserializeOwned + Send,
+    {
+        let (mut value, part) = match value {
+            Some(Err(cause)) => (None, Err(cause)),
+            Some(Ok(value)) => (Some(value), Ok(())),
+            None => (None, Ok(())),
+        };
+        // Only the coordinator's closure runs, so only its value is sent.
+        self.all_reduce(step, part, |_| {
+            value
+                .take()
+                .ok_or_else(|| Cause::new(ErrorKind::Internal, "the coordinator has no value to broadcast"))
+        })
+        .await
+    }
+
+    async fn run<T>(&self, step: &'static str, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        step::run(self.group, step, self.deadline, work).await
+    }
+
+    /// Hands in `part`; the coordinator looks at all of them, and writes its `answer` to all.
+    async fn meet<T: Serialize>(
+        &self,
+        step: &'static str,
+        part: Result<T, Cause>,
+        answer: impl FnOnce(&[Bytes], &mut Vec<u8>) -> Result<(), Cause> + Send,
+    ) -> Result<Bytes> {
+        let (me, root) = (self.rank(), self.coordinator);
+        let failed = |cause| Outcome::Failed(BTreeMap::from([(me, cause)]));
+        let mine = wire::pack(step, me, |out| part.and_then(|part| wire::encode(&part, out)).map_err(failed));
+        let answer = match self.group.gather(mine?, root).await? {
+            None => None,
+            Some(parts) => Some(wire::pack(step, me, |out| {
+                let bodies = self.hear(step, &parts)?;
+                catch(|| answer(&bodies, out)).map_err(failed)
+            })?),
+        };
+        let answer = self.group.broadcast(answer, root).await?;
+        match wire::unpack(&answer) {
+            Ok((head, body)) => match head.outcome {
+                Outcome::Done if head.step == step => Ok(body),
+                Outcome::Done => Err(CommError::OutOfStep(differ(&[(root, head.step.as_str()), (me, step)]))),
+                Outcome::Failed(causes) => Err(CommError::Ranks { step, causes }),
+                Outcome::OutOfStep(why) => Err(CommError::OutOfStep(why)),
+            },
+            Err(why) => Err(CommError::OutOfStep(format!("rank {root} {why}"))),
+        }
+    }
+
+    /// The coordinator: the bodies of all messages, if all ranks are well and in this step.
+    fn hear(&self, step: &str, messages: &[Bytes]) -> Result<Vec<Bytes>, Outcome> {
+        let (mut steps, mut bodies, mut causes) = (Vec::new(), Vec::new(), BTreeMap::new());
+        for (rank, message) in messages.iter().enumerate().map(|(i, message)| (Rank::at(i), message)) {
+            let (head, body) =
+                wire::unpack(message).map_err(|why| Outcome::OutOfStep(format!("rank {rank} {why}")))?;
+            steps.push((rank, head.step));
+            match head.outcome {
+                Outcome::Done => bodies.push(body),
+                Outcome::Failed(why) => causes.extend(why),
+                Outcome::OutOfStep(why) => return Err(Outcome::OutOfStep(why)),
+            }
+        }
+        if steps.iter().any(|(_, theirs)| theirs != step) {
+            return Err(Outcome::OutOfStep(differ(&steps)));
+        }
+        if causes.is_empty() { Ok(bodies) } else { Err(Outcome::Failed(causes)) }
+    }
+
+    fn is_alone(&self) -> bool {
+        self.size() == 1 && self.is_coordinator()
+    }
+
+    /// A step of a group of one: the same rules, nothing is sent.
+    fn decide_alone<T, U>(
+        &self,
+        step: &'static str,
+        part: Result<T, Cause>,
+        decide: impl FnOnce(Vec<T>) -> Result<U, Cause>,
+    ) -> Result<U> {
+        part.and_then(|part| catch(|| decide(vec![part])))
+            .map_err(|cause| CommError::Ranks { step, causes: BTreeMap::from([(self.rank(), cause)]) })
+    }
+
+    fn read<T: DeserializeOwned>(&self, step: &str, body: &[u8], count: u32) -> Result<Vec<T>> {
+        wire::decode(body, count as usize).map_err(|cause| self.broken(step, cause))
+    }
+
+    fn read_one<T: DeserializeOwned>(&self, step: &str, body: &[u8]) -> Result<T> {
+        self.read(step, body, 1)?.pop().ok_or_else(|| self.broken(step, "received nothing"))
+    }
+
+    /// This rank fails where the others think that all is well: only breaking the group can tell them.
+    fn broken(&self, step: &str, why: impl std::fmt::Display) -> CommError {
+        let message = format!("rank {} failed in step `{step}`: {why}", self.rank());
+        CommError::Broken(Cause::new(ErrorKind::Internal, message))
+    }
+}
+
+/// A panic becomes a cause like any other.
+fn catch<T>(decide: impl FnOnce() -> Result<T, Cause>) -> Result<T, Cause> {
+    // Nothing that `decide` may have left half done is looked at after a panic.
+    catch_unwind(AssertUnwindSafe(decide)).unwrap_or_else(|panic| Err(Cause::from_panic(&*panic)))
+}
+
+fn one_per_rank<U>(size: u32, decided: Vec<U>) -> Result<Vec<U>, Cause> {
+    if decided.len() == size as usize {
+        return Ok(decided);
+    }
+    let message = format!("{} parts were decided for {size} ranks", decided.len());
+    Err(Cause::new(ErrorKind::Internal, message))
+}
+
+/// ``ranks 0, 2 in `plan`; rank 1 in `write` ``
+fn differ(steps: &[(Rank, impl AsRef<str>)]) -> String {
+    let mut by_step = BTreeMap::<&str, Vec<Rank>>::new();
+    for (rank, step) in steps {
+        by_step.entry(step.as_ref()).or_default().push(*rank);
+    }
+    let parts = by_step.iter().map(|(step, ranks)| format!("{} in `{step}`", crate::rank::Ranks(ranks)));
+    parts.collect::<Vec<_>>().join("; ")
+}

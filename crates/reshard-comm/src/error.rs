@@ -1,0 +1,94 @@
+use crate::{Cause, Rank, rank::Ranks};
+use reshard_model::ErrorKind;
+use std::{collections::BTreeMap, fmt};
+
+/// What a collective returns.
+pub type Result<T, E = CommError> = std::result::Result<T, E>;
+
+/// How a step that all ranks take together can fail.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommError {
+    /// Some ranks failed in their part of the step. Every rank gets this same error, and the group stays usable.
+    #[error("step `{step}` failed on {}", Causes(causes))]
+    Ranks {
+        /// The step.
+        step: &'static str,
+        /// Why, for each rank that failed.
+        causes: BTreeMap<Rank, Cause>,
+    },
+    /// A rank left: it panicked, dropped a collective, or called it off. The group can't be used any more.
+    #[error("the process group is broken: {0}; make a new group to go on")]
+    Broken(Cause),
+    /// Ranks called different things, or one of them wrongly. The group can't be used any more.
+    #[error("ranks are out of step: {0}; all ranks must make the same calls in the same order")]
+    OutOfStep(String),
+    /// Some ranks were not heard of in time. The group can't be used any more; the ranks that didn't run into the
+    /// deadline themselves get [`Broken`](Self::Broken) with the same text.
+    #[error("step `{step}`: no answer within {seconds} s from {}", Silent(silent))]
+    Deadline {
+        /// The step.
+        step: &'static str,
+        /// The deadline.
+        seconds: f64,
+        /// Who was missing, as far as the transport can tell.
+        silent: Vec<Rank>,
+    },
+}
+
+impl CommError {
+    /// What the caller can do: the kind that the causes share, leaving out those that only suffered from others.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Ranks { causes, .. } => {
+                let mut kinds = causes.values().map(|c| c.kind).filter(|k| *k != ErrorKind::PeerFailed);
+                match kinds.next() {
+                    Some(first) if kinds.all(|k| k == first) => first,
+                    _ => ErrorKind::PeerFailed,
+                }
+            }
+            Self::Broken(_) | Self::Deadline { .. } => ErrorKind::PeerFailed,
+            Self::OutOfStep(_) => ErrorKind::Invalid,
+        }
+    }
+
+    /// What to tell the other ranks.
+    pub fn to_cause(&self) -> Cause {
+        match self {
+            Self::Broken(cause) => cause.clone(),
+            other => Cause::new(other.kind(), other.to_string()),
+        }
+    }
+
+    pub(crate) fn rank_left(rank: Rank, what: impl fmt::Display) -> Self {
+        let verb = if std::thread::panicking() { "panicked in" } else { "left" };
+        Self::Broken(Cause::new(ErrorKind::PeerFailed, format!("rank {rank} {verb} {what}")))
+    }
+}
+
+struct Causes<'a>(&'a BTreeMap<Rank, Cause>);
+
+impl fmt::Display for Causes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 8;
+        write!(f, "{} rank{}", self.0.len(), if self.0.len() == 1 { "" } else { "s" })?;
+        for (i, (rank, cause)) in self.0.iter().take(SHOWN).enumerate() {
+            write!(f, "{} rank {rank}: {cause}", if i == 0 { ":" } else { ";" })?;
+        }
+        match self.0.len().checked_sub(SHOWN) {
+            None | Some(0) => Ok(()),
+            Some(more) => write!(f, "; and {more} more"),
+        }
+    }
+}
+
+struct Silent<'a>(&'a [Rank]);
+
+impl fmt::Display for Silent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            [] => f.write_str("the other ranks"),
+            some => Ranks(some).fmt(f),
+        }
+    }
+}

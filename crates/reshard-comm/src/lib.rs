@@ -1,0 +1,49 @@
+//! Ranks that talk.
+//!
+//! [`ProcessGroup`] is the transport: it moves bytes between the ranks of a job and knows no errors but its own.
+//! The training job owns it, reshard borrows it. [`Comm`] is what reshard speaks over it: every step is "do your
+//! part, hand in the outcome, learn what all the others learn". A failure on one rank, be it an error, a panic, a
+//! dropped future or silence, reaches all ranks, with the step, the ranks and the causes, and nobody hangs.
+//!
+//! [`LocalGroup`] is a group of threads or tasks of one process. [`SingleProcess`] is a group of one.
+//!
+//! ```
+//! use futures::{executor::block_on, future::join_all};
+//! use reshard_comm::{Cause, Comm, CommError, LocalGroup, Rank};
+//! use reshard_model::ErrorKind;
+//!
+//! let groups = LocalGroup::new(3);
+//! let outcomes = block_on(join_all(groups.iter().map(|group| async move {
+//!     let comm = Comm::new(group);
+//!     // The coordinator sees all parts and decides; its decision goes back to all.
+//!     let sum: u32 = comm.all_reduce("plan", Ok(comm.rank().0), |parts| Ok(parts.iter().sum())).await?;
+//!     assert_eq!(sum, 3);
+//!     // Rank 1 fails; all ranks learn it, and the group stays usable.
+//!     let wrote = if comm.rank() == Rank(1) { Err(Cause::new(ErrorKind::Unavailable, "disk full")) } else { Ok(()) };
+//!     comm.agree("write", wrote).await
+//! })));
+//! for outcome in outcomes {
+//!     let Err(error @ CommError::Ranks { .. }) = outcome else { panic!("{outcome:?}") };
+//!     assert_eq!(error.to_string(), "step `write` failed on 1 rank: rank 1: disk full");
+//!     assert_eq!(error.kind(), ErrorKind::Unavailable);
+//! }
+//! ```
+
+mod cause;
+mod comm;
+mod error;
+mod group;
+mod local;
+mod rank;
+mod step;
+#[cfg(feature = "testkit")]
+pub mod testkit;
+mod wire;
+
+pub use cause::Cause;
+pub use comm::{Comm, DEFAULT_DEADLINE};
+pub use error::{CommError, Result};
+pub use group::{ProcessGroup, SingleProcess};
+pub use local::LocalGroup;
+pub use rank::Rank;
+pub use step::Guard;

@@ -1,0 +1,99 @@
+//! Messages between ranks: a version byte, a head, a body, both in postcard.
+//!
+//! The head says which step the sender is in and whether it got there well, so that it can be understood by a rank
+//! that waits for something else. The body is one value, or none.
+
+use crate::{Cause, CommError, Rank, Result};
+use bytes::Bytes;
+use reshard_model::ErrorKind;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::collections::BTreeMap;
+
+const VERSION: u8 = 1;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Head {
+    pub(crate) step: String,
+    pub(crate) from: Rank,
+    pub(crate) outcome: Outcome,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Outcome {
+    Done,
+    Failed(BTreeMap<Rank, Cause>),
+    OutOfStep(String),
+}
+
+/// A message whose body is written by `fill`; if that fails, one that says so and has no body.
+pub(crate) fn pack(
+    step: &str,
+    from: Rank,
+    fill: impl FnOnce(&mut Vec<u8>) -> Result<(), Outcome>,
+) -> Result<Bytes> {
+    let head = |outcome| -> Result<Vec<u8>> {
+        let head = Head { step: step.to_owned(), from, outcome };
+        postcard::to_extend(&head, vec![VERSION])
+            .map_err(|e| CommError::Broken(Cause::from_error(ErrorKind::Internal, &e)))
+    };
+    let mut message = head(Outcome::Done)?;
+    match fill(&mut message) {
+        Ok(()) => Ok(message.into()),
+        Err(outcome) => Ok(head(outcome)?.into()),
+    }
+}
+
+/// The head and the body of a message, or what is wrong with it.
+pub(crate) fn unpack(message: &Bytes) -> Result<(Head, Bytes), String> {
+    let body = match message.split_first() {
+        Some((&VERSION, rest)) => rest,
+        Some((other, _)) => return Err(format!("speaks version {other} of the protocol, not {VERSION}")),
+        None => return Err("sent an empty message".to_owned()),
+    };
+    match postcard::take_from_bytes(body) {
+        Ok((head, body)) => Ok((head, message.slice_ref(body))),
+        Err(e) => Err(format!("sent a message that can't be read ({e})")),
+    }
+}
+
+/// Appends `value` to `to`.
+pub(crate) fn encode<T: Serialize>(value: &T, to: &mut Vec<u8>) -> Result<(), Cause> {
+    // to_extend takes the buffer and returns it only if it went well; if not, `pack` makes a new one.
+    *to = postcard::to_extend(value, std::mem::take(to)).map_err(|e| unfit::<T>("sent", e))?;
+    Ok(())
+}
+
+/// `value` alone.
+pub(crate) fn encoded<T: Serialize>(value: &T) -> Result<Bytes, Cause> {
+    let mut bytes = Vec::new();
+    encode(value, &mut bytes)?;
+    Ok(bytes.into())
+}
+
+/// The `count` values that follow each other in `bytes`, and nothing after them.
+pub(crate) fn decode<T: DeserializeOwned>(mut bytes: &[u8], count: usize) -> Result<Vec<T>, Cause> {
+    let mut values = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (value, rest) = postcard::take_from_bytes(bytes).map_err(|e| unfit::<T>("received", e))?;
+        values.push(value);
+        bytes = rest;
+    }
+    match bytes {
+        [] => Ok(values),
+        _ => Err(unfit::<T>("received", "bytes are left over")),
+    }
+}
+
+/// The one value of each body.
+pub(crate) fn decode_each<T: DeserializeOwned>(bodies: &[Bytes]) -> Result<Vec<T>, Cause> {
+    let mut values = Vec::with_capacity(bodies.len());
+    for body in bodies {
+        values.append(&mut decode(body, 1)?);
+    }
+    Ok(values)
+}
+
+fn unfit<T>(done: &str, why: impl ToString) -> Cause {
+    let message = format!("a {} can't be {done}", std::any::type_name::<T>());
+    Cause { kind: ErrorKind::Internal, message, chain: vec![why.to_string()] }
+}
