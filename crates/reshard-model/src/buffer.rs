@@ -1,0 +1,409 @@
+//! Host memory of the caller, and the only `unsafe` of reshard: owned, disjoint, mutable parts of one buffer.
+#![expect(
+    unsafe_code,
+    reason = "claims are disjoint parts of one buffer that several threads fill at once; checked in Landing::claim"
+)]
+
+use crate::{DType, Layout, ModelError, Region, Result, Segments, Tensor, first_overlap};
+use std::{
+    any::Any,
+    fmt,
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// Host memory that the caller may own: a `Vec`, `Bytes`, a memory map, pinned memory.
+///
+/// # Contract
+/// `as_bytes` and `as_bytes_mut` always give the same memory, of the same length.
+pub trait HostBuffer: Any + Send + Sync {
+    /// The memory.
+    fn as_bytes(&self) -> &[u8];
+    /// The memory to write to, asked for once a load. `None`: it can be saved, not loaded into.
+    fn as_bytes_mut(&mut self) -> Option<&mut [u8]> {
+        None
+    }
+}
+
+impl HostBuffer for bytes::Bytes {
+    fn as_bytes(&self) -> &[u8] {
+        self
+    }
+}
+
+/// Lets a buffer be the owner of `bytes::Bytes`.
+pub(crate) struct Shared(pub(crate) Arc<dyn HostBuffer>);
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+/// A buffer on loan to a load. [`Claim`]s are carved out of it; it comes back when the last claim is gone.
+pub struct Landing {
+    key: String,
+    buffer: Arc<dyn HostBuffer>,
+    ptr: NonNull<u8>,
+    len: u64,
+    claimed: AtomicBool,
+}
+
+// SAFETY: the memory behind `ptr` is reached only through claims, which are disjoint; `buffer` itself is Send and Sync, and
+// nobody reads it while claims live, because `Landing::new` made sure that this is the only handle to it.
+unsafe impl Send for Landing {}
+// SAFETY: as for Send.
+unsafe impl Sync for Landing {}
+
+impl fmt::Debug for Landing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Landing").field("key", &self.key).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// What a tensor handle was before its buffer was lent to a [`Landing`].
+#[derive(Clone, Debug)]
+pub struct LandingView {
+    dtype: DType,
+    layout: Layout,
+}
+
+impl LandingView {
+    fn handle(self, buffer: &Arc<dyn HostBuffer>) -> Tensor {
+        Tensor::from_parts(self.dtype, self.layout, Arc::clone(buffer))
+    }
+
+    /// Where its elements lie in the buffer.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+}
+
+impl Landing {
+    /// Takes the buffer of `handles`, which are *all* handles that exist on it (views of a flat buffer come together).
+    ///
+    /// # Errors
+    /// The handles come back, with [`ModelError::BufferShared`] when somebody holds another one,
+    /// [`ModelError::ReadOnly`] when the memory can't be written, [`ModelError::Invalid`] when two handles are of different
+    /// buffers or when elements of one handle share memory.
+    #[expect(clippy::type_complexity, reason = "success gives two things, failure gives the tensors back")]
+    pub fn new(
+        key: &str,
+        mut handles: Vec<Tensor>,
+    ) -> Result<(Arc<Self>, Vec<LandingView>), (ModelError, Vec<Tensor>)> {
+        let Some(first) = handles.first() else {
+            return Err((ModelError::invalid(key, "no tensor to load into"), handles));
+        };
+        if handles.iter().any(|t| !t.same_buffer(first)) {
+            return Err((
+                ModelError::invalid(key, "tensors of different buffers were given as one"),
+                handles,
+            ));
+        }
+        if handles.iter().any(|t| !t.layout().is_injective()) {
+            let what =
+                "elements of this tensor share memory (an expanded view); load into a tensor of its own";
+            return Err((ModelError::invalid(key, what), handles));
+        }
+        let mut only = first.buffer();
+        let views: Vec<LandingView> =
+            handles.drain(..).map(|t| LandingView { dtype: t.dtype(), layout: t.layout().clone() }).collect();
+        let back = |buffer: &Arc<dyn HostBuffer>, views: Vec<LandingView>| -> Vec<Tensor> {
+            views.into_iter().map(|v| v.handle(buffer)).collect()
+        };
+        let Some(unique) = Arc::get_mut(&mut only) else {
+            return Err((ModelError::BufferShared { key: key.into() }, back(&only, views)));
+        };
+        let Some(bytes) = unique.as_bytes_mut() else {
+            return Err((ModelError::ReadOnly { key: key.into() }, back(&only, views)));
+        };
+        let (len, ptr) = (bytes.len() as u64, NonNull::from(bytes).cast());
+        if let Some(v) = views.iter().find(|v| v.layout.hull().end > len) {
+            let what = format!("a view reaches byte {} of a buffer of {len} bytes", v.layout.hull().end);
+            return Err((ModelError::invalid(key, what), back(&only, views)));
+        }
+        Ok((
+            Arc::new(Self { key: key.into(), buffer: only, ptr, len, claimed: AtomicBool::new(false) }),
+            views,
+        ))
+    }
+
+    /// Carves out regions of views, all at once: that they are disjoint is checked here, which is what makes claims safe.
+    /// May be called once for a landing.
+    ///
+    /// # Errors
+    /// [`ModelError::Overlap`] when two regions share memory, [`ModelError::Invalid`] when one does not fit its view.
+    pub fn claim(self: &Arc<Self>, wants: &[(&LandingView, Region)]) -> Result<Vec<Claim>> {
+        for (view, region) in wants {
+            if !region.fits(view.layout.shape()) || view.layout.hull().end > self.len {
+                let what = format!("region {region} does not lie in a view of shape {}", view.layout.shape());
+                return Err(ModelError::invalid(&self.key, what));
+            }
+        }
+        self.check_disjoint(wants)?;
+        // A second round of claims could overlap the first.
+        if self.claimed.swap(true, Ordering::Relaxed) {
+            return Err(ModelError::invalid(&self.key, "the buffer is claimed already"));
+        }
+        Ok(wants
+            .iter()
+            .map(|(view, region)| Claim { landing: Arc::clone(self), layout: view.layout.narrow(region) })
+            .collect())
+    }
+
+    fn check_disjoint(&self, wants: &[(&LandingView, Region)]) -> Result<()> {
+        let overlap =
+            |i: usize, j: usize| ModelError::Overlap { a: wants[i].1.clone(), b: wants[j].1.clone() };
+        // Regions of one view: views are injective, so disjoint boxes are disjoint memory.
+        let mut order: Vec<usize> = (0..wants.len()).collect();
+        order.sort_by_key(|&i| std::ptr::from_ref(wants[i].0) as usize);
+        let groups: Vec<&[usize]> = order.chunk_by(|&i, &j| std::ptr::eq(wants[i].0, wants[j].0)).collect();
+        for g in &groups {
+            let ndim = wants[g[0]].1.ndim();
+            let range = |i: usize, a: usize| wants[g[i]].1.offsets[a]..wants[g[i]].1.end(a);
+            if let Some((i, j)) = first_overlap(g.len(), ndim, range) {
+                return Err(overlap(g[i], g[j]));
+            }
+        }
+        if groups.len() < 2 {
+            return Ok(());
+        }
+        // Regions of different views: apart when the bytes that they span are; else their runs are compared one by one.
+        let hulls: Vec<_> = wants.iter().map(|(v, r)| v.layout.narrow(r).hull()).collect();
+        if first_overlap(hulls.len(), 1, |i, _| hulls[i].clone()).is_none() {
+            return Ok(());
+        }
+        let mut runs: Vec<(u64, u64, usize)> = Vec::new();
+        for (i, (view, region)) in wants.iter().enumerate() {
+            let l = view.layout.narrow(region);
+            runs.extend(Segments::source_order(&l, &l).map(|(s, _, n)| (s, s + n, i)));
+        }
+        runs.sort_unstable();
+        match runs.windows(2).find(|w| w[0].1 > w[1].0) {
+            Some(w) => Err(overlap(w[0].2, w[1].2)),
+            None => Ok(()),
+        }
+    }
+
+    /// The tensors again, over the same memory at the same address.
+    ///
+    /// # Errors
+    /// Both arguments come back while a claim lives.
+    pub fn reclaim(
+        self: Arc<Self>,
+        views: Vec<LandingView>,
+    ) -> Result<Vec<Tensor>, (Arc<Self>, Vec<LandingView>)> {
+        match Arc::try_unwrap(self) {
+            Ok(me) => Ok(views.into_iter().map(|v| v.handle(&me.buffer)).collect()),
+            Err(me) => Err((me, views)),
+        }
+    }
+}
+
+/// One region of a landing buffer: owned, `Send`, `'static`; no other claim reaches its bytes.
+/// Being owned, it outlives a cancelled future: a read that is under way never writes into freed memory.
+#[derive(Debug)]
+pub struct Claim {
+    landing: Arc<Landing>,
+    layout: Layout,
+}
+
+impl Claim {
+    /// Elements per axis of the region.
+    pub fn shape(&self) -> &[u64] {
+        self.layout.shape()
+    }
+
+    /// Bytes of the region.
+    pub fn bytes(&self) -> u64 {
+        self.layout.bytes()
+    }
+
+    /// Bytes per element.
+    pub fn item(&self) -> u64 {
+        self.layout.item()
+    }
+
+    /// Prepares to fill the claim from elements that lie elsewhere as `source` says.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when shapes or element sizes differ.
+    pub fn scatter(self, source: &Layout) -> Result<Scatter> {
+        if source.shape() != self.layout.shape() || source.item() != self.layout.item() {
+            let what = format!(
+                "a source of shape {} and {} bytes an element can't fill a region of shape {} and {} bytes",
+                source.shape(),
+                source.item(),
+                self.layout.shape(),
+                self.layout.item()
+            );
+            return Err(ModelError::invalid(&self.landing.key, what));
+        }
+        let segments = Segments::source_order(source, &self.layout);
+        Ok(Scatter { segments, taken: 0, claim: self })
+    }
+
+    /// Fills the region from its elements in row-major order.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when `elements` has another length than the region.
+    pub fn fill(self, elements: &[u8]) -> Result<()> {
+        let Some(source) = Layout::contiguous(self.layout.item(), self.layout.shape())
+            .filter(|l| l.bytes() == elements.len() as u64)
+        else {
+            let what =
+                format!("{} bytes given for a region of {} bytes", elements.len(), self.layout.bytes());
+            return Err(ModelError::invalid(&self.landing.key, what));
+        };
+        self.scatter(&source)?.feed(0, elements);
+        Ok(())
+    }
+
+    /// The memory from `at` on, `len` bytes. The caller passes only runs of its own layout, which lie in the buffer.
+    fn run(&mut self, at: u64, len: u64) -> &mut [u8] {
+        debug_assert!(at + len <= self.landing.len);
+        // SAFETY: `at..at + len` is a run of `self.layout`, whose hull was checked against the buffer's length in
+        // `Landing::claim`; no other claim has a byte of it, and `&mut self` is held.
+        unsafe { std::slice::from_raw_parts_mut(self.landing.ptr.as_ptr().add(at as usize), len as usize) }
+    }
+}
+
+/// Fills a [`Claim`] from bytes that come in ascending order, in blocks of any size.
+#[derive(Debug)]
+pub struct Scatter {
+    segments: Segments,
+    /// How much of the segment that comes next is filled.
+    taken: u64,
+    claim: Claim,
+}
+
+impl Scatter {
+    /// Length of the runs that are contiguous in both source and destination, in bytes.
+    pub fn run(&self) -> u64 {
+        self.segments.run()
+    }
+
+    /// Where in the source the next missing byte lies; `None` when all are filled.
+    pub fn next_at(&self) -> Option<u64> {
+        self.segments.peek().map(|(s, _, _)| s + self.taken)
+    }
+
+    /// The next runs, to be filled directly: at most `max` of them, each with its place in the source.
+    /// They count as filled. Consecutive runs may be consecutive in the source too, which suits `preadv`.
+    pub fn take_runs(&mut self, max: usize) -> Vec<(u64, &mut [u8])> {
+        let mut spans: Vec<(u64, u64, u64)> = Vec::new();
+        while spans.len() < max {
+            let Some((s, d, n)) = self.segments.next() else { break };
+            let t = std::mem::take(&mut self.taken);
+            spans.push((s + t, d + t, n - t));
+        }
+        let base = self.claim.landing.ptr;
+        spans
+            .into_iter()
+            .map(|(s, d, n)| {
+                // SAFETY: as in `Claim::run`; the runs of one injective layout are disjoint from each other.
+                (s, unsafe { std::slice::from_raw_parts_mut(base.as_ptr().add(d as usize), n as usize) })
+            })
+            .collect()
+    }
+
+    /// Copies what `block` has of the source, which starts at byte `at` of it.
+    /// Blocks come in ascending order; what lies before an earlier block's end is not seen again.
+    pub fn feed(&mut self, at: u64, block: &[u8]) {
+        let end = at + block.len() as u64;
+        while let Some((s, d, n)) = self.segments.peek() {
+            let from = s + self.taken;
+            if from >= end || from < at {
+                return;
+            }
+            let len = (n - self.taken).min(end - from);
+            let piece = &block[(from - at) as usize..(from - at + len) as usize];
+            let taken = self.taken;
+            self.claim.run(d + taken, len).copy_from_slice(piece);
+            if taken + len == n {
+                self.taken = 0;
+                self.segments.next();
+            } else {
+                self.taken += len;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn land(t: Tensor) -> (Arc<Landing>, Vec<LandingView>) {
+        Landing::new("w", vec![t]).unwrap()
+    }
+
+    #[test]
+    fn two_threads_fill_interleaved_columns_and_the_same_memory_comes_back() {
+        let v = vec![0f32; 12];
+        let address = v.as_ptr() as usize;
+        let (landing, views) = land(Tensor::from_vec(&[3, 4], v).unwrap());
+        let left = Region::new([0, 0], [3, 2]);
+        let right = Region::new([0, 2], [3, 2]);
+        let claims = landing.claim(&[(&views[0], left), (&views[0], right)]).unwrap();
+        let threads: Vec<_> = claims
+            .into_iter()
+            .enumerate()
+            .map(|(i, c)| std::thread::spawn(move || c.fill(&[i as u8 + 1; 24]).unwrap()))
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        let v: Vec<f32> = landing.reclaim(views).ok().unwrap().pop().unwrap().into_vec().unwrap();
+        assert_eq!(v.as_ptr() as usize, address);
+        assert_eq!((v[0].to_bits(), v[2].to_bits()), (0x0101_0101, 0x0202_0202));
+    }
+
+    #[test]
+    fn a_shared_buffer_is_refused_and_given_back() {
+        let t = Tensor::from_vec(&[4], vec![7u8; 4]).unwrap();
+        let other = t.clone();
+        let (e, back) = Landing::new("w", vec![t]).unwrap_err();
+        assert!(e.to_string().contains("w is shared"), "{e}");
+        assert!(back[0].same_buffer(&other));
+    }
+
+    #[test]
+    fn overlapping_claims_are_refused_also_across_views() {
+        let t = Tensor::from_vec(&[2, 4], vec![0u8; 8]).unwrap();
+        let (l, v) = land(t);
+        let boxes = [Region::new([0, 0], [2, 3]), Region::new([1, 2], [1, 1])];
+        assert!(l.claim(&[(&v[0], boxes[0].clone()), (&v[0], boxes[1].clone())]).is_err());
+        let flat = Tensor::from_vec(&[2, 4], vec![0u8; 8]).unwrap();
+        let (even, odd) =
+            (flat.narrow(&Region::new([0, 0], [2, 2])), flat.narrow(&Region::new([0, 2], [2, 2])));
+        drop(flat);
+        let (l, v) = Landing::new("flat", vec![even, odd]).unwrap();
+        let whole = Region::whole(&[2, 2]);
+        let claims = l.claim(&[(&v[0], whole.clone()), (&v[1], whole.clone())]).unwrap();
+        assert!(l.claim(&[(&v[0], whole)]).is_err(), "a buffer is claimed once");
+        drop(claims);
+        let t = l.reclaim(v).ok().unwrap();
+        assert!(t[0].same_buffer(&t[1]));
+    }
+
+    #[test]
+    fn feeding_in_blocks_of_any_size_gives_the_same() {
+        for block in 1..=24usize {
+            let (l, v) = land(Tensor::from_vec(&[3, 4], vec![0u16; 12]).unwrap());
+            let claim = l.claim(&[(&v[0], Region::new([0, 1], [3, 2]))]).unwrap().pop().unwrap();
+            // the source is the transpose, so that its order is not the destination's
+            let source = Layout::new(2, 3, [3, 2].into(), [1, 3].into()).unwrap();
+            let stored: Vec<u8> = (0..9u16).flat_map(|i| i.to_le_bytes()).collect();
+            let mut scatter = claim.scatter(&source).unwrap();
+            for (i, b) in stored.chunks(block).enumerate() {
+                scatter.feed((i * block) as u64, b);
+            }
+            assert_eq!(scatter.next_at(), None);
+            drop(scatter);
+            let got: Vec<u16> = l.reclaim(v).ok().unwrap().pop().unwrap().into_vec().unwrap();
+            assert_eq!(got, [0, 3, 6, 0, 0, 4, 7, 0, 0, 5, 8, 0]);
+        }
+    }
+}

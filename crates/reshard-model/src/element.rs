@@ -1,0 +1,109 @@
+use crate::{DType, HostBuffer, ModelError, Result};
+use half::{bf16, f16};
+use std::{any::Any, sync::Arc};
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type that is an element type of tensors. Complex numbers are pairs: `[f32; 2]` is complex64.
+///
+/// For the types that Rust has no name for (the float8 kinds) take `Vec<u8>` with [`Tensor::new`](crate::Tensor::new).
+pub trait Element: sealed::Sealed + Sized + Copy + Send + Sync + 'static {
+    /// The element type.
+    const DTYPE: DType;
+    /// The vector as a buffer, without a copy.
+    fn into_buffer(v: Vec<Self>) -> Arc<dyn HostBuffer>;
+    /// The vector again, if this is the last handle on a buffer that was made by [`into_buffer`](Self::into_buffer).
+    ///
+    /// # Errors
+    /// The buffer comes back.
+    fn from_buffer(buffer: Arc<dyn HostBuffer>) -> Result<Vec<Self>, Arc<dyn HostBuffer>>;
+    /// Elements from their bytes, whose number is a multiple of the element size.
+    fn from_bytes(bytes: &[u8]) -> Vec<Self>;
+}
+
+/// Takes the `T` out of a buffer when nobody else holds it.
+fn unwrap<T: HostBuffer>(buffer: Arc<dyn HostBuffer>) -> Result<T, Arc<dyn HostBuffer>> {
+    if Arc::strong_count(&buffer) != 1 || !(&*buffer as &dyn Any).is::<T>() {
+        return Err(buffer);
+    }
+    let any: Arc<dyn Any + Send + Sync> = Arc::clone(&buffer) as _;
+    match any.downcast::<T>() {
+        Ok(typed) => {
+            drop(buffer);
+            Arc::try_unwrap(typed).map_err(|t| t as Arc<dyn HostBuffer>)
+        }
+        Err(_) => Err(buffer),
+    }
+}
+
+macro_rules! elements {
+    ($($t:ty => $dtype:ident,)*) => {$(
+        impl HostBuffer for Vec<$t> {
+            fn as_bytes(&self) -> &[u8] { bytemuck::cast_slice(self) }
+            fn as_bytes_mut(&mut self) -> Option<&mut [u8]> { Some(bytemuck::cast_slice_mut(self)) }
+        }
+        impl sealed::Sealed for $t {}
+        impl Element for $t {
+            const DTYPE: DType = DType::$dtype;
+            fn into_buffer(v: Vec<Self>) -> Arc<dyn HostBuffer> { Arc::new(v) }
+            fn from_buffer(buffer: Arc<dyn HostBuffer>) -> Result<Vec<Self>, Arc<dyn HostBuffer>> { unwrap(buffer) }
+            fn from_bytes(bytes: &[u8]) -> Vec<Self> { bytemuck::pod_collect_to_vec(bytes) }
+        }
+    )*};
+}
+
+elements! {
+    u8 => UInt8, u16 => UInt16, u32 => UInt32, u64 => UInt64,
+    i8 => Int8, i16 => Int16, i32 => Int32, i64 => Int64,
+    f16 => Float16, bf16 => BFloat16, f32 => Float32, f64 => Float64,
+    [f16; 2] => Complex32, [f32; 2] => Complex64, [f64; 2] => Complex128,
+}
+
+impl sealed::Sealed for bool {}
+/// Bools lie in memory as bytes, since a checkpoint may hold bytes other than 0 and 1; taking them out makes those true.
+impl Element for bool {
+    const DTYPE: DType = DType::Bool;
+    fn into_buffer(v: Vec<Self>) -> Arc<dyn HostBuffer> {
+        Arc::new(v.into_iter().map(u8::from).collect::<Vec<u8>>())
+    }
+    fn from_buffer(buffer: Arc<dyn HostBuffer>) -> Result<Vec<Self>, Arc<dyn HostBuffer>> {
+        unwrap::<Vec<u8>>(buffer).map(|v| v.into_iter().map(|b| b != 0).collect())
+    }
+    fn from_bytes(bytes: &[u8]) -> Vec<Self> {
+        bytes.iter().map(|&b| b != 0).collect()
+    }
+}
+
+/// A zeroed buffer of `elements`, typed so that it can be taken out as the vector of its element type. Pages are touched
+/// only when they are written.
+pub(crate) fn zeroed(key: &str, dtype: DType, elements: u64) -> Result<Arc<dyn HostBuffer>> {
+    fn make<T: bytemuck::Zeroable>(n: usize) -> Result<Arc<dyn HostBuffer>, ()>
+    where
+        Vec<T>: HostBuffer,
+    {
+        Ok(Arc::new(bytemuck::allocation::try_zeroed_vec::<T>(n)?))
+    }
+    let too_big = || ModelError::invalid(key, format!("no memory for {elements} elements of {dtype}"));
+    let n = usize::try_from(elements).map_err(|_| too_big())?;
+    n.checked_mul(dtype.size() as usize).filter(|b| *b <= isize::MAX as usize).ok_or_else(too_big)?;
+    match dtype {
+        DType::UInt16 => make::<u16>(n),
+        DType::UInt32 => make::<u32>(n),
+        DType::UInt64 => make::<u64>(n),
+        DType::Int8 => make::<i8>(n),
+        DType::Int16 => make::<i16>(n),
+        DType::Int32 => make::<i32>(n),
+        DType::Int64 => make::<i64>(n),
+        DType::Float16 => make::<f16>(n),
+        DType::BFloat16 => make::<bf16>(n),
+        DType::Float32 => make::<f32>(n),
+        DType::Float64 => make::<f64>(n),
+        DType::Complex32 => make::<[f16; 2]>(n),
+        DType::Complex64 => make::<[f32; 2]>(n),
+        DType::Complex128 => make::<[f64; 2]>(n),
+        _ => make::<u8>(n),
+    }
+    .map_err(|()| too_big())
+}

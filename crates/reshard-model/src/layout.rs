@@ -1,0 +1,295 @@
+//! Where the elements of a tensor lie in a run of bytes, and how to walk two such arrangements at once.
+
+use crate::{Dims, Region};
+use smallvec::SmallVec;
+
+/// Shape, strides and start of a tensor in a buffer or a stored record. Shape, strides and start count elements.
+///
+/// Every layout that can be made has its last byte at an offset that fits `i64`, so arithmetic on it never overflows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    item: u64,
+    start: u64,
+    shape: Dims,
+    strides: Dims,
+}
+
+impl Layout {
+    /// Row-major, from element 0; `item` is the size of an element in bytes. `None` when the size does not fit 63 bits.
+    pub fn contiguous(item: u64, shape: &[u64]) -> Option<Self> {
+        let mut strides = Dims::splat(1, shape.len());
+        for a in (1..shape.len()).rev() {
+            strides[a - 1] = strides[a].checked_mul(shape[a].max(1))?;
+        }
+        Self::new(item, 0, shape.into(), strides)
+    }
+
+    /// Any arrangement. `None` when its last byte does not fit 63 bits, or shape and strides differ in length.
+    pub fn new(item: u64, start: u64, shape: Dims, strides: Dims) -> Option<Self> {
+        let out = Self { item, start, shape, strides };
+        (out.shape.len() == out.strides.len()).then_some(())?;
+        let elements = out.shape.volume()?;
+        let end = if elements == 0 { out.start } else { out.last()?.checked_add(1)? };
+        let bytes = end.max(elements).checked_mul(item.max(1))?;
+        (bytes <= i64::MAX as u64).then_some(out)
+    }
+
+    /// Index of the last element, in elements from the buffer's start.
+    fn last(&self) -> Option<u64> {
+        self.shape
+            .iter()
+            .zip(&self.strides)
+            .try_fold(self.start, |at, (&n, &s)| at.checked_add(n.saturating_sub(1).checked_mul(s)?))
+    }
+
+    /// Bytes per element.
+    pub fn item(&self) -> u64 {
+        self.item
+    }
+
+    /// Elements per axis.
+    pub fn shape(&self) -> &Dims {
+        &self.shape
+    }
+
+    /// Elements between neighbours, per axis.
+    pub fn strides(&self) -> &Dims {
+        &self.strides
+    }
+
+    /// First element, in elements from the buffer's start.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> u64 {
+        self.shape.volume().unwrap_or(0)
+    }
+
+    /// Bytes of all elements, without what lies between them.
+    pub fn bytes(&self) -> u64 {
+        self.elements() * self.item
+    }
+
+    /// The bytes from the first element to the end of the last: what a buffer must have.
+    pub fn hull(&self) -> std::ops::Range<u64> {
+        let first = self.start * self.item;
+        if self.elements() == 0 { first..first } else { first..(self.last().unwrap_or(0) + 1) * self.item }
+    }
+
+    /// Whether the elements lie one after the other in row-major order.
+    pub fn is_contiguous(&self) -> bool {
+        let mut want = 1;
+        for (&n, &s) in self.shape.iter().zip(&self.strides).rev() {
+            if n == 0 {
+                return true;
+            }
+            if n != 1 && s != want {
+                return false;
+            }
+            want *= n;
+        }
+        true
+    }
+
+    /// Whether no two elements share a byte (an expanded tensor shares).
+    pub fn is_injective(&self) -> bool {
+        if self.elements() == 0 {
+            return true;
+        }
+        let mut axes: SmallVec<[(u64, u64); 4]> =
+            self.strides.iter().zip(&self.shape).filter(|(_, n)| **n > 1).map(|(&s, &n)| (s, n)).collect();
+        axes.sort_unstable();
+        // Enough, though not needed for odd overlaps that happen to interleave: each axis steps over all that lies within it.
+        let mut reach = 0u64;
+        axes.iter().all(|&(s, n)| {
+            let ok = s > reach;
+            reach += (n - 1) * s;
+            ok
+        })
+    }
+
+    /// The part of it that `region` selects, which must fit the shape.
+    pub fn narrow(&self, region: &Region) -> Self {
+        debug_assert!(region.fits(&self.shape), "{region} in {}", self.shape);
+        let start = region.offsets.iter().zip(&self.strides).map(|(&o, &s)| o * s).sum::<u64>() + self.start;
+        // An empty region may start past the last element; nothing is ever read there.
+        let start = if region.is_empty() { self.start } else { start };
+        Self { item: self.item, start, shape: region.lengths.clone(), strides: self.strides.clone() }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Axis {
+    len: u64,
+    src: u64,
+    dst: u64,
+    at: u64,
+}
+
+/// The runs of bytes that go from one layout to another of the same shape and item size, as (source, destination, length),
+/// offsets in bytes. Neighbouring runs are merged, so copying a contiguous tensor is one run.
+#[derive(Clone, Debug)]
+pub struct Segments {
+    axes: SmallVec<[Axis; 4]>,
+    run: u64,
+    src: u64,
+    dst: u64,
+    done: bool,
+}
+
+impl Segments {
+    /// In row-major order of the common shape.
+    pub fn row_major(src: &Layout, dst: &Layout) -> Self {
+        Self::walk(src, dst, false)
+    }
+
+    /// With the source ascending, which is the order for reading files. When the source is not
+    /// [injective](Layout::is_injective), ascending starts may overlap.
+    pub fn source_order(src: &Layout, dst: &Layout) -> Self {
+        Self::walk(src, dst, true)
+    }
+
+    fn walk(src: &Layout, dst: &Layout, sort: bool) -> Self {
+        debug_assert_eq!((src.shape(), src.item), (dst.shape(), dst.item));
+        let item = src.item;
+        let mut axes: SmallVec<[Axis; 4]> = (0..src.shape.len())
+            .filter(|&a| src.shape[a] != 1)
+            .map(|a| Axis {
+                len: src.shape[a],
+                src: src.strides[a] * item,
+                dst: dst.strides[a] * item,
+                at: 0,
+            })
+            .collect();
+        if sort {
+            axes.sort_by(|a, b| b.src.cmp(&a.src));
+        }
+        let mut merged: SmallVec<[Axis; 4]> = SmallVec::new();
+        for inner in axes {
+            match merged.last_mut() {
+                Some(outer) if outer.src == inner.src * inner.len && outer.dst == inner.dst * inner.len => {
+                    *outer = Axis { len: outer.len * inner.len, ..inner };
+                }
+                _ => merged.push(inner),
+            }
+        }
+        let mut run = item;
+        if merged.last().is_some_and(|a| a.src == item && a.dst == item) {
+            run *= merged.pop().map_or(1, |a| a.len);
+        }
+        let done = src.shape.contains(&0);
+        Self { axes: merged, run, src: src.start * item, dst: dst.start * item, done }
+    }
+
+    /// Length of each run in bytes (all are equal).
+    pub fn run(&self) -> u64 {
+        self.run
+    }
+
+    /// How many runs are left, in all.
+    pub fn count(&self) -> u64 {
+        if self.done { 0 } else { self.axes.iter().map(|a| a.len).product::<u64>() }
+    }
+
+    /// The run that comes next, without taking it.
+    pub fn peek(&self) -> Option<(u64, u64, u64)> {
+        (!self.done).then_some((self.src, self.dst, self.run))
+    }
+}
+
+impl Iterator for Segments {
+    type Item = (u64, u64, u64);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let out = self.peek()?;
+        for axis in self.axes.iter_mut().rev() {
+            axis.at += 1;
+            if axis.at < axis.len {
+                self.src += axis.src;
+                self.dst += axis.dst;
+                return Some(out);
+            }
+            axis.at = 0;
+            self.src -= (axis.len - 1) * axis.src;
+            self.dst -= (axis.len - 1) * axis.dst;
+        }
+        self.done = true;
+        Some(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A dense layout of `shape` whose axes lie in memory in the order `order`, with `pad` elements before it.
+    fn permuted(shape: &[u64], order: &[usize], pad: u64) -> Layout {
+        let mut strides = Dims::zeros(shape.len());
+        let mut step = 1;
+        for &a in order.iter().rev() {
+            strides[a] = step;
+            step *= shape[a].max(1);
+        }
+        Layout::new(2, pad, shape.into(), strides).unwrap()
+    }
+
+    fn elements(l: &Layout) -> Vec<u64> {
+        let flat = Layout::contiguous(2, l.shape()).unwrap();
+        let mut out = vec![0; l.elements() as usize];
+        for (s, d, n) in Segments::row_major(l, &flat) {
+            for k in 0..n / 2 {
+                out[(d / 2 + k) as usize] = s / 2 + k;
+            }
+        }
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn any_order_of_copying_gives_the_same_elements(
+            shape in prop::collection::vec(0u64..4, 0..4), a in Just(vec![0usize, 1, 2]).prop_shuffle(),
+            b in Just(vec![0usize, 1, 2]).prop_shuffle(), pad in 0u64..3,
+        ) {
+            let keep = |o: &[usize]| o.iter().copied().filter(|&x| x < shape.len()).collect::<Vec<_>>();
+            let (src, dst) = (permuted(&shape, &keep(&a), pad), permuted(&shape, &keep(&b), 1));
+            prop_assert!(src.is_injective());
+            let (from, to) = (elements(&src), elements(&dst));
+            for segments in [Segments::row_major(&src, &dst), Segments::source_order(&src, &dst)] {
+                let mut pairs: Vec<(u64, u64)> = segments.clone()
+                    .flat_map(|(s, d, n)| (0..n / 2).map(move |k| (s / 2 + k, d / 2 + k))).collect();
+                prop_assert_eq!(pairs.len() as u64, src.elements());
+                pairs.sort_unstable();
+                let mut want: Vec<(u64, u64)> = from.iter().copied().zip(to.iter().copied()).collect();
+                want.sort_unstable();
+                prop_assert_eq!(pairs, want);
+            }
+            let starts: Vec<u64> = Segments::source_order(&src, &dst).map(|s| s.0).collect();
+            prop_assert!(starts.is_sorted());
+        }
+    }
+
+    #[test]
+    fn a_contiguous_copy_is_one_run() {
+        let l = Layout::contiguous(4, &[3, 1, 5]).unwrap();
+        assert_eq!(Segments::row_major(&l, &l).collect::<Vec<_>>(), [(0, 0, 60)]);
+        let rows = l.narrow(&Region::new([1, 0, 0], [2, 1, 5]));
+        assert_eq!(rows.hull(), 20..60);
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_refused() {
+        assert!(Layout::contiguous(8, &[u64::MAX / 4, 3]).is_none());
+        assert!(Layout::contiguous(1, &[1 << 62]).is_some());
+        assert!(Layout::new(1, 0, [2].into(), [u64::MAX].into()).is_none());
+        assert!(Layout::contiguous(8, &[u64::MAX, 0]).is_some());
+    }
+
+    #[test]
+    fn an_expanded_tensor_is_not_injective() {
+        assert!(!Layout::new(4, 0, [3, 2].into(), [0, 1].into()).unwrap().is_injective());
+        assert!(!Layout::new(4, 0, [3, 2].into(), [1, 1].into()).unwrap().is_injective());
+    }
+}

@@ -1,0 +1,148 @@
+use crate::{Dims, ModelError, Result};
+use serde::{Deserialize, Serialize};
+use std::{fmt, ops::Range};
+
+/// Offsets and lengths of an n-dimensional box, in elements.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Region {
+    /// First element per axis.
+    pub offsets: Dims,
+    /// Elements per axis.
+    pub lengths: Dims,
+}
+
+impl Region {
+    /// A box of `lengths` at `offsets`; both have one number per axis.
+    pub fn new(offsets: impl Into<Dims>, lengths: impl Into<Dims>) -> Self {
+        Self { offsets: offsets.into(), lengths: lengths.into() }
+    }
+
+    /// All of a tensor of this shape.
+    pub fn whole(shape: &[u64]) -> Self {
+        Self { offsets: Dims::zeros(shape.len()), lengths: shape.into() }
+    }
+
+    /// Rows of the first axis, whole in the others.
+    pub fn rows(rows: Range<u64>) -> Rows {
+        Rows(rows)
+    }
+
+    /// Number of axes.
+    pub fn ndim(&self) -> usize {
+        self.lengths.len()
+    }
+
+    /// Number of elements; `None` when it does not fit 64 bits.
+    pub fn volume(&self) -> Option<u64> {
+        self.lengths.volume()
+    }
+
+    /// Whether it holds no element.
+    pub fn is_empty(&self) -> bool {
+        self.lengths.contains(&0)
+    }
+
+    /// One past the last element of an axis.
+    pub fn end(&self, axis: usize) -> u64 {
+        self.offsets[axis].saturating_add(self.lengths[axis])
+    }
+
+    /// The elements that both hold; `None` when there are none, or the number of axes differs.
+    /// Of boxes without axes (scalars) it is the scalar.
+    pub fn intersect(&self, other: &Self) -> Option<Self> {
+        if self.ndim() != other.ndim() {
+            return None;
+        }
+        let mut out = Self::default();
+        for a in 0..self.ndim() {
+            let lo = self.offsets[a].max(other.offsets[a]);
+            let hi = self.end(a).min(other.end(a));
+            if hi <= lo {
+                return None;
+            }
+            out.offsets.push(lo);
+            out.lengths.push(hi - lo);
+        }
+        Some(out)
+    }
+
+    /// Whether every element of `other` lies in this box.
+    pub fn contains(&self, other: &Self) -> bool {
+        self.ndim() == other.ndim()
+            && (0..self.ndim()).all(|a| other.offsets[a] >= self.offsets[a] && other.end(a) <= self.end(a))
+    }
+
+    /// Whether it lies inside a tensor of this shape.
+    pub fn fits(&self, shape: &[u64]) -> bool {
+        self.ndim() == shape.len()
+            && self.offsets.len() == shape.len()
+            && (0..shape.len())
+                .all(|a| self.offsets[a].checked_add(self.lengths[a]).is_some_and(|end| end <= shape[a]))
+    }
+
+    /// The same box with offsets counted from the start of `origin`, which must contain it.
+    pub fn within(&self, origin: &Self) -> Self {
+        Self {
+            offsets: (0..self.ndim()).map(|a| self.offsets[a].saturating_sub(origin.offsets[a])).collect(),
+            lengths: self.lengths.clone(),
+        }
+    }
+}
+
+/// As Python writes slices: `[0:2, 3:5]`.
+impl fmt::Display for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[")?;
+        for a in 0..self.ndim() {
+            write!(f, "{}{}:{}", if a == 0 { "" } else { ", " }, self.offsets[a], self.end(a))?;
+        }
+        f.write_str("]")
+    }
+}
+
+/// What to read of a tensor whose shape the caller may not know: a [`Region`], some rows, or `..` for all of it.
+pub trait Select {
+    /// The region of a tensor of `shape`.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when the selection does not lie in the shape.
+    fn resolve(&self, key: &str, shape: &[u64]) -> Result<Region>;
+}
+
+impl Select for Region {
+    fn resolve(&self, key: &str, shape: &[u64]) -> Result<Region> {
+        if self.fits(shape) {
+            return Ok(self.clone());
+        }
+        Err(ModelError::invalid(key, format!("region {self} does not lie in shape {}", Dims::from(shape))))
+    }
+}
+
+impl<S: Select + ?Sized> Select for &S {
+    fn resolve(&self, key: &str, shape: &[u64]) -> Result<Region> {
+        (**self).resolve(key, shape)
+    }
+}
+
+impl Select for std::ops::RangeFull {
+    fn resolve(&self, _: &str, shape: &[u64]) -> Result<Region> {
+        Ok(Region::whole(shape))
+    }
+}
+
+/// Rows of the first axis; made by [`Region::rows`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rows(Range<u64>);
+
+impl Select for Rows {
+    fn resolve(&self, key: &str, shape: &[u64]) -> Result<Region> {
+        let Range { start, end } = self.0;
+        if shape.is_empty() || start > end || end > shape[0] {
+            let shape = Dims::from(shape);
+            return Err(ModelError::invalid(key, format!("rows {start}..{end} do not lie in shape {shape}")));
+        }
+        let mut r = Region::whole(shape);
+        (r.offsets[0], r.lengths[0]) = (start, end - start);
+        Ok(r)
+    }
+}

@@ -1,0 +1,356 @@
+//! The leaves of a sharded state dict, field by field as Megatron Core has them.
+
+use crate::{
+    BoxError, DType, DeviceTensor, Dims, ModelError, Path, Plain, Region, Result, Tensor, Tree, Value,
+};
+use bytes::Bytes;
+use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
+use std::{any::Any, fmt, ops::Range, sync::Arc};
+
+mod tensor;
+
+pub use tensor::local_chunk;
+
+/// What the caller of save and load builds.
+pub type StateDict = Tree<Leaf>;
+
+/// What planners see: every sharded leaf with its path; factories are expanded, local and common leaves are gone.
+pub type Flat = IndexMap<Path, Sharded>;
+
+/// A leaf of a [`StateDict`].
+#[derive(Clone, Debug)]
+pub enum Leaf {
+    /// A part of a global tensor.
+    Tensor(ShardedTensor),
+    /// A cell of an array of objects.
+    Object(ShardedObject),
+    /// Makes a subtree of sharded leaves, and one value of it again after a load.
+    Factory(ShardedTensorFactory),
+    /// Not saved; handed back by a load.
+    Local(LocalNonpersistent),
+    /// Anything else. Megatron's dialect saves it as common state, from rank 0; DCP's as an item of its own.
+    Value(Value),
+}
+
+/// A leaf that goes to the sharded strategy.
+#[derive(Clone, Debug)]
+pub enum Sharded {
+    /// A part of a global tensor.
+    Tensor(ShardedTensor),
+    /// A cell of an array of objects, or an item of its own.
+    Object(ShardedObject),
+}
+
+impl Sharded {
+    /// Its key in the checkpoint.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Tensor(t) => &t.key,
+            Self::Object(o) => &o.key,
+        }
+    }
+}
+
+macro_rules! leaf_from {
+    ($($t:ident => $v:ident,)*) => {$(
+        impl From<$t> for Leaf { fn from(v: $t) -> Self { Self::$v(v) } }
+        impl From<$t> for Tree<Leaf> { fn from(v: $t) -> Self { Self::Leaf(Leaf::$v(v)) } }
+    )*};
+}
+leaf_from! { ShardedTensor => Tensor, ShardedObject => Object, ShardedTensorFactory => Factory, LocalNonpersistent => Local, }
+
+impl<V: Into<Value>> From<V> for Leaf {
+    fn from(v: V) -> Self {
+        Self::Value(v.into())
+    }
+}
+
+/// Which of several equal copies a piece is. The one with zeros only is the main one; only that is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ReplicaId(pub Box<[u32]>);
+
+impl ReplicaId {
+    /// Whether this copy is the one that is written: all numbers are 0 (of none, too).
+    pub fn is_main(&self) -> bool {
+        self.0.iter().all(|r| *r == 0)
+    }
+}
+
+impl From<u32> for ReplicaId {
+    fn from(r: u32) -> Self {
+        Self([r].into())
+    }
+}
+
+impl<const N: usize> From<[u32; N]> for ReplicaId {
+    fn from(r: [u32; N]) -> Self {
+        Self(r.into())
+    }
+}
+
+/// Where the elements of a piece are.
+#[derive(Clone, Default)]
+pub enum Data {
+    /// Nowhere: metadata only; a load allocates.
+    #[default]
+    None,
+    /// In host memory.
+    Host(Tensor),
+    /// In device memory.
+    Device(DeviceTensor),
+    /// Elsewhere: pulled while they are written, so that conversion runs in bounded memory.
+    Lazy(Arc<dyn TensorSource>),
+}
+
+impl fmt::Debug for Data {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("None"),
+            Self::Host(t) => t.fmt(f),
+            Self::Device(t) => t.fmt(f),
+            Self::Lazy(_) => f.write_str("Lazy"),
+        }
+    }
+}
+
+/// Elements that are not in host memory.
+pub trait TensorSource: Send + Sync {
+    /// Reads the elements of a region of the piece, in row-major order, little-endian; `out` has exactly their bytes.
+    /// May block: it is called on I/O threads only.
+    ///
+    /// # Errors
+    /// Whatever the source says.
+    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError>;
+}
+
+/// A part of a global tensor: "my local tensor is the chunk at `global_offset` of the tensor named `key`".
+///
+/// All fields of Megatron Core's class of the same name. Shapes and offsets count elements.
+#[derive(Clone, Debug)]
+pub struct ShardedTensor {
+    /// Name of the global tensor in the checkpoint.
+    pub key: Box<str>,
+    /// The local elements.
+    pub data: Data,
+    /// Element type.
+    pub dtype: DType,
+    /// Shape of the local chunk, before flattening and without prepended axes.
+    pub local_shape: Dims,
+    /// Shape of the whole tensor, prepended axes included.
+    pub global_shape: Dims,
+    /// First element of the local chunk, prepended axes included.
+    pub global_offset: Dims,
+    /// Number of chunks per axis of a regular grid, prepended axes included; `None` for an irregular grid.
+    pub axis_fragmentations: Option<Dims>,
+    /// Which copy this is; only the main one is written.
+    pub replica_id: ReplicaId,
+    /// Leading axes of the global shape that the local shape lacks, each of local extent 1.
+    pub prepend_axis_num: usize,
+    /// On load, the stored global shape may differ: what is missing becomes zero, what is too much is left out.
+    pub allow_shape_mismatch: bool,
+    /// The data is this range of the flattened local chunk.
+    pub flattened_range: Option<Range<u64>>,
+}
+
+/// The bytes or the value of an object.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Payload {
+    /// Nothing: a template to load into.
+    #[default]
+    None,
+    /// Decoded.
+    Value(Value),
+    /// As it lies in a checkpoint, until somebody looks; conversion carries it over untouched.
+    Encoded {
+        /// Name of the codec that can decode it.
+        codec: &'static str,
+        /// The stored bytes.
+        bytes: Bytes,
+    },
+}
+
+/// Turns objects into bytes and back.
+pub trait ObjectCodec: fmt::Debug + Send + Sync {
+    /// Its name, as in [`Payload::Encoded`].
+    fn name(&self) -> &'static str;
+    /// Reads a value; nothing is executed.
+    ///
+    /// # Errors
+    /// What is wrong with the bytes, and where.
+    fn decode(&self, bytes: &Bytes) -> Result<Value, BoxError>;
+    /// Writes a value.
+    ///
+    /// # Errors
+    /// When it holds what can't be stored, such as device memory.
+    fn encode(&self, value: &Value) -> Result<Bytes, BoxError>;
+}
+
+/// One cell of an array of objects, as in Megatron Core; or, made by [`item`](Self::item), an object under a key of its own,
+/// as PyTorch DCP has them.
+#[derive(Clone, Debug)]
+pub struct ShardedObject {
+    /// Name of the array, or of the item.
+    pub key: Box<str>,
+    /// The object.
+    pub data: Payload,
+    /// Shape of the array; no axes for an item of its own.
+    pub global_shape: Dims,
+    /// Which cell.
+    pub global_offset: Dims,
+    /// Which copy this is; only the main one is written.
+    pub replica_id: ReplicaId,
+}
+
+impl ShardedObject {
+    /// A cell of an array of objects.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when shape and offset differ in length, have no axis, or the cell lies outside.
+    pub fn new(
+        key: &str,
+        data: impl Into<Value>,
+        global_shape: &[u64],
+        global_offset: &[u64],
+        replica_id: impl Into<ReplicaId>,
+    ) -> Result<Self> {
+        let out = Self {
+            key: key.into(),
+            data: Payload::Value(data.into()),
+            global_shape: global_shape.into(),
+            global_offset: global_offset.into(),
+            replica_id: replica_id.into(),
+        };
+        out.validate()?;
+        if global_shape.is_empty() {
+            return Err(ModelError::invalid(
+                key,
+                "an array of objects needs an axis; take shape [1], offset [0]",
+            ));
+        }
+        Ok(out)
+    }
+
+    /// An object under a key of its own, as PyTorch DCP stores them.
+    pub fn item(key: &str, data: Payload) -> Self {
+        Self {
+            key: key.into(),
+            data,
+            global_shape: Dims::default(),
+            global_offset: Dims::default(),
+            replica_id: ReplicaId::default(),
+        }
+    }
+
+    /// Whether it is an item of its own, not a cell of an array.
+    pub fn is_item(&self) -> bool {
+        self.global_shape.is_empty()
+    }
+
+    /// What Megatron Core checks, and that the cell lies in the array.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`].
+    pub fn validate(&self) -> Result<()> {
+        let (shape, offset) = (&self.global_shape, &self.global_offset);
+        if shape.len() != offset.len() {
+            let what = format!(
+                "global offset dimensions should be equal to global shape dimensions ({offset}, {shape})"
+            );
+            return Err(ModelError::invalid(&self.key, what));
+        }
+        if shape.iter().zip(offset).any(|(n, o)| o >= n) {
+            return Err(ModelError::invalid(
+                &self.key,
+                format!("cell {offset} lies outside of an array of {shape}"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Its name in the checkpoint: `key/shard_0.1_2.2` for cell (0, 1) of a (2, 2) array, the key itself for an item.
+    pub fn unique_key(&self) -> String {
+        if self.is_item() {
+            return self.key.to_string();
+        }
+        let join = |d: &Dims| d.iter().map(u64::to_string).collect::<Vec<_>>().join(".");
+        format!("{}/shard_{}_{}", self.key, join(&self.global_offset), join(&self.global_shape))
+    }
+
+    /// The cell that a unique key names, without data. Very old names lack the last extent of the shape; it becomes
+    /// `offset + 1` there, the least that holds the cell.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when the name is not of this form.
+    pub fn empty_from_unique_key(unique_key: &str) -> Result<Self> {
+        let fail = || {
+            let what =
+                "not the name of an object: expected KEY/shard_OFFSET_SHAPE, such as rng_state/shard_0.1_1.2";
+            ModelError::invalid(unique_key, what)
+        };
+        let (key, cell) = unique_key.split_once('/').filter(|(_, c)| !c.contains('/')).ok_or_else(fail)?;
+        let mut parts = cell.split('_');
+        let (Some("shard"), Some(offset), Some(shape), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(fail());
+        };
+        let ints = |s: &str| s.split('.').map(|p| p.parse().ok()).collect::<Option<Dims>>();
+        let offset = ints(offset).ok_or_else(fail)?;
+        let mut shape = if shape.is_empty() { Dims::default() } else { ints(shape).ok_or_else(fail)? };
+        if shape.len() + 1 == offset.len() {
+            shape.push(offset.last().map_or(1, |o| o.saturating_add(1)));
+        }
+        let mut out = Self::item(key, Payload::None);
+        (out.global_shape, out.global_offset) = (shape, offset);
+        out.validate().map_err(|_| fail())?;
+        Ok(out)
+    }
+}
+
+/// Builds the sharded leaves of a factory.
+pub type BuildFn = dyn Fn(&ShardedTensorFactory) -> Result<Tree<Sharded>> + Send + Sync;
+
+/// Makes one value of what was loaded for a factory. It gets the factory too: when its parts are views of the factory's
+/// buffer, nothing needs to be copied.
+pub type MergeFn = dyn Fn(&ShardedTensorFactory, Plain) -> Result<Value> + Send + Sync;
+
+/// A leaf that becomes a subtree of sharded leaves on save and load, and one value again after a load.
+#[derive(Clone)]
+pub struct ShardedTensorFactory {
+    /// Key that `build` gives to its leaves, or their prefix.
+    pub key: Box<str>,
+    /// What `build` cuts up.
+    pub data: Data,
+    /// Which copy this is.
+    pub replica_id: ReplicaId,
+    /// The data is this range of the flattened local chunk.
+    pub flattened_range: Option<Range<u64>>,
+    /// Cuts.
+    pub build: Arc<BuildFn>,
+    /// Puts together.
+    pub merge: Arc<MergeFn>,
+}
+
+impl fmt::Debug for ShardedTensorFactory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShardedTensorFactory").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+/// Anything at all: not saved, handed back by a load.
+#[derive(Clone)]
+pub struct LocalNonpersistent(pub Arc<dyn Any + Send + Sync>);
+
+impl LocalNonpersistent {
+    /// Wraps a value.
+    pub fn new(value: impl Any + Send + Sync) -> Self {
+        Self(Arc::new(value))
+    }
+}
+
+impl fmt::Debug for LocalNonpersistent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LocalNonpersistent")
+    }
+}

@@ -1,0 +1,270 @@
+use crate::{
+    DType, Dims, Element, HostBuffer, Layout, ModelError, Region, Result, Segments, buffer::Shared,
+    element::zeroed,
+};
+use bytes::Bytes;
+use std::{fmt, sync::Arc};
+
+/// A cheap handle: element type, shape and strides over a host buffer that may be the caller's. `Clone` copies no elements.
+#[derive(Clone)]
+pub struct Tensor {
+    dtype: DType,
+    layout: Layout,
+    buffer: Arc<dyn HostBuffer>,
+}
+
+impl Tensor {
+    /// A row-major tensor over any buffer, whose bytes are little-endian elements.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when the buffer has fewer bytes than the shape needs.
+    pub fn new(dtype: DType, shape: &[u64], buffer: impl HostBuffer) -> Result<Self> {
+        let layout = Layout::contiguous(dtype.size(), shape).ok_or_else(|| {
+            ModelError::invalid("", format!("a tensor of shape {} is too large", Dims::from(shape)))
+        })?;
+        Self::with_layout(dtype, layout, Arc::new(buffer))
+    }
+
+    /// A tensor of any strides over any buffer.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when the layout reaches past the buffer's end or has another element size.
+    pub fn with_layout(dtype: DType, layout: Layout, buffer: Arc<dyn HostBuffer>) -> Result<Self> {
+        let (need, have) = (layout.hull().end, buffer.as_bytes().len() as u64);
+        if layout.item() != dtype.size() || (layout.elements() > 0 && need > have) {
+            let shape = layout.shape();
+            let what = format!("shape {shape} of {dtype} needs {need} bytes, the buffer has {have}");
+            return Err(ModelError::invalid("", what));
+        }
+        Ok(Self { dtype, layout, buffer })
+    }
+
+    pub(crate) fn from_parts(dtype: DType, layout: Layout, buffer: Arc<dyn HostBuffer>) -> Self {
+        Self { dtype, layout, buffer }
+    }
+
+    /// A row-major tensor over the caller's vector, without a copy.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when the vector's length is not the shape's volume.
+    ///
+    /// ```
+    /// use reshard_model::{DType, Tensor};
+    /// # fn main() -> Result<(), reshard_model::ModelError> {
+    /// let t = Tensor::from_vec(&[2, 2], vec![1i64, 2, 3, 4])?;
+    /// assert_eq!((t.dtype(), t.nbytes()), (DType::Int64, 32));
+    /// assert_eq!(t.into_vec::<i64>().unwrap(), [1, 2, 3, 4]); // the same vector, not a copy
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_vec<T: Element>(shape: &[u64], v: Vec<T>) -> Result<Self> {
+        let shape = Dims::from(shape);
+        if shape.volume() != Some(v.len() as u64) {
+            return Err(ModelError::invalid("", format!("{} elements given for shape {shape}", v.len())));
+        }
+        let layout = Layout::contiguous(T::DTYPE.size(), &shape)
+            .ok_or_else(|| ModelError::invalid("", format!("a tensor of shape {shape} is too large")))?;
+        Self::with_layout(T::DTYPE, layout, T::into_buffer(v))
+    }
+
+    /// A row-major tensor of zeros in memory of its own.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when there is no memory for it; `key` is for the message.
+    pub fn zeros(key: &str, dtype: DType, shape: &[u64]) -> Result<Self> {
+        let shape = Dims::from(shape);
+        let layout = Layout::contiguous(dtype.size(), &shape)
+            .ok_or_else(|| ModelError::invalid(key, format!("a tensor of shape {shape} is too large")))?;
+        let buffer = zeroed(key, dtype, layout.elements())?;
+        Self::with_layout(dtype, layout, buffer)
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Elements per axis.
+    pub fn shape(&self) -> &Dims {
+        self.layout.shape()
+    }
+
+    /// Where the elements lie in the buffer.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Bytes of all elements.
+    pub fn nbytes(&self) -> u64 {
+        self.layout.bytes()
+    }
+
+    /// A view of a part of it; `region` must lie in the shape.
+    pub fn narrow(&self, region: &Region) -> Self {
+        Self { dtype: self.dtype, layout: self.layout.narrow(region), buffer: Arc::clone(&self.buffer) }
+    }
+
+    /// The same elements under another shape.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when the volumes differ or the tensor is not contiguous.
+    pub fn view(&self, shape: &[u64]) -> Result<Self> {
+        let to = Dims::from(shape);
+        if !self.layout.is_contiguous() || to.volume() != self.layout.shape().volume() {
+            let what = format!("a tensor of shape {} can't be viewed as {to}", self.layout.shape());
+            return Err(ModelError::invalid("", what));
+        }
+        let flat = Layout::contiguous(self.dtype.size(), shape)
+            .and_then(|l| Layout::new(l.item(), self.layout.start(), to, l.strides().clone()));
+        match flat {
+            Some(layout) => Ok(Self { dtype: self.dtype, layout, buffer: Arc::clone(&self.buffer) }),
+            None => Err(ModelError::invalid("", "a view too large")),
+        }
+    }
+
+    /// Whether two handles are on one buffer.
+    pub fn same_buffer(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.buffer, &other.buffer)
+    }
+
+    /// A number that is equal for handles on one buffer, for grouping them.
+    pub fn buffer_id(&self) -> usize {
+        Arc::as_ptr(&self.buffer).cast::<u8>() as usize
+    }
+
+    pub(crate) fn buffer(&self) -> Arc<dyn HostBuffer> {
+        Arc::clone(&self.buffer)
+    }
+
+    /// The caller's vector again, without a copy.
+    ///
+    /// # Errors
+    /// The tensor comes back when its element type is another, when it is a part of its buffer, when the buffer was not made
+    /// from such a vector, or when another handle on it lives. [`to_vec`](Self::to_vec) copies in those cases.
+    pub fn into_vec<T: Element>(self) -> Result<Vec<T>, Self> {
+        let whole = self.layout.is_contiguous()
+            && self.layout.start() == 0
+            && self.layout.bytes() == self.buffer.as_bytes().len() as u64;
+        if self.dtype != T::DTYPE || !whole {
+            return Err(self);
+        }
+        let Self { dtype, layout, buffer } = self;
+        T::from_buffer(buffer).map_err(|buffer| Self { dtype, layout, buffer })
+    }
+
+    /// A copy of the elements in row-major order; `None` when the element type is another.
+    pub fn to_vec<T: Element>(&self) -> Option<Vec<T>> {
+        (self.dtype == T::DTYPE).then(|| T::from_bytes(&self.to_bytes()))
+    }
+
+    /// The elements in row-major order; without a copy where they lie so.
+    pub fn to_bytes(&self) -> Bytes {
+        let mut blocks = self.blocks(u64::MAX);
+        match (blocks.next(), blocks.next()) {
+            (None, _) => Bytes::new(),
+            (Some(only), _) => only,
+        }
+    }
+
+    /// The elements in row-major order, in blocks of at most `max` bytes (at least one element); without a copy where they
+    /// lie so. This is what a writer pulls.
+    pub fn blocks(&self, max: u64) -> impl Iterator<Item = Bytes> + Send + 'static {
+        let item = self.dtype.size();
+        let max = (max / item).max(1).saturating_mul(item);
+        let hull = self.layout.hull();
+        let whole = Bytes::from_owner(Shared(Arc::clone(&self.buffer)));
+        let contiguous = self.layout.is_contiguous();
+        let mut at = hull.start;
+        let mut left = self.layout.bytes();
+        let mut segments = (!contiguous).then(|| {
+            (Segments::row_major(&self.layout, &self.layout), 0u64 /* taken of the next run */)
+        });
+        std::iter::from_fn(move || {
+            let len = left.min(max);
+            if len == 0 {
+                return None;
+            }
+            left -= len;
+            let Some((segments, taken)) = &mut segments else {
+                let block = whole.slice(at as usize..(at + len) as usize);
+                at += len;
+                return Some(block);
+            };
+            let mut block = Vec::with_capacity(len as usize);
+            while (block.len() as u64) < len {
+                let (s, _, n) = segments.peek()?;
+                let part = (n - *taken).min(len - block.len() as u64);
+                let from = (s + *taken) as usize;
+                block.extend_from_slice(&whole[from..from + part as usize]);
+                *taken += part;
+                if *taken == n {
+                    *taken = 0;
+                    segments.next();
+                }
+            }
+            Some(block.into())
+        })
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({}, {})", self.dtype, self.layout.shape())
+    }
+}
+
+/// Equal type, shape and bytes.
+impl PartialEq for Tensor {
+    fn eq(&self, other: &Self) -> bool {
+        self.dtype == other.dtype && self.shape() == other.shape() && self.to_bytes() == other.to_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_a_transposed_view_are_row_major() {
+        let t = Tensor::from_vec(&[2, 3], vec![0u16, 1, 2, 3, 4, 5]).unwrap();
+        let l = Layout::new(2, 0, [3, 2].into(), [1, 3].into()).unwrap();
+        let v = Tensor::with_layout(DType::UInt16, l, t.buffer()).unwrap();
+        assert_eq!(v.to_vec::<u16>().unwrap(), [0, 3, 1, 4, 2, 5]);
+        for max in 1..14 {
+            let joined: Vec<u8> = v.blocks(max).flat_map(|b| b.to_vec()).collect();
+            assert_eq!(joined, v.to_bytes());
+        }
+    }
+
+    #[test]
+    fn a_vector_comes_back_at_the_same_address_and_only_to_its_last_owner() {
+        let v = vec![1.5f32; 6];
+        let p = v.as_ptr();
+        let t = Tensor::from_vec(&[6], v).unwrap();
+        let other = t.clone();
+        let t = t.into_vec::<f32>().unwrap_err();
+        drop(other);
+        let t = t.into_vec::<f64>().unwrap_err();
+        assert_eq!(t.into_vec::<f32>().unwrap().as_ptr(), p);
+    }
+
+    #[test]
+    fn every_dtype_has_zeros_and_too_large_ones_are_an_error() {
+        for &d in DType::ALL {
+            assert_eq!(Tensor::zeros("k", d, &[2, 3]).unwrap().nbytes(), 6 * d.size());
+        }
+        assert_eq!(
+            Tensor::zeros("k", DType::BFloat16, &[2]).unwrap().into_vec::<half::bf16>().unwrap().len(),
+            2
+        );
+        let e = Tensor::zeros("huge", DType::Float32, &[1 << 59]).unwrap_err();
+        assert!(e.to_string().starts_with("huge: no memory"), "{e}");
+        assert!(Tensor::zeros("huge", DType::Float32, &[u64::MAX, 2]).is_err());
+    }
+
+    #[test]
+    fn bools_go_in_and_out() {
+        let t = Tensor::from_vec(&[3], vec![true, false, true]).unwrap();
+        assert_eq!(t.into_vec::<bool>().unwrap(), [true, false, true]);
+    }
+}

@@ -1,0 +1,316 @@
+use crate::{ModelError, Result, Value};
+use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// One step of a path into a [`Tree`]: a dict key, or a list index (which an int key of a dict also is).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Step {
+    /// A str key of a dict.
+    Key(Box<str>),
+    /// An index of a list, or an int key of a dict.
+    Index(u64),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Key(k) => f.write_str(k),
+            Self::Index(i) => write!(f, "{i}"),
+        }
+    }
+}
+
+impl From<&str> for Step {
+    fn from(s: &str) -> Self {
+        Self::Key(s.into())
+    }
+}
+
+impl From<String> for Step {
+    fn from(s: String) -> Self {
+        Self::Key(s.into())
+    }
+}
+
+impl From<u64> for Step {
+    fn from(i: u64) -> Self {
+        Self::Index(i)
+    }
+}
+
+/// Where a leaf lies in a tree.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Path(pub Vec<Step>);
+
+/// Steps joined with dots: PyTorch's fully qualified name (FQN).
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, s) in self.0.iter().enumerate() {
+            write!(f, "{}{s}", if i == 0 { "" } else { "." })?;
+        }
+        Ok(())
+    }
+}
+
+impl From<&[Step]> for Path {
+    fn from(s: &[Step]) -> Self {
+        Self(s.to_vec())
+    }
+}
+
+/// One tree shape for every stage of a state dict; the leaf type says which stage it is. Dicts keep their order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Tree<L> {
+    /// A dict with str or int keys.
+    Dict(IndexMap<Step, Tree<L>>),
+    /// A list.
+    List(Vec<Tree<L>>),
+    /// A leaf.
+    Leaf(L),
+}
+
+/// Nothing but values: what a load returns, and what common state is.
+pub type Plain = Tree<Value>;
+
+impl<L> Default for Tree<L> {
+    fn default() -> Self {
+        Self::Dict(IndexMap::new())
+    }
+}
+
+impl<L> Tree<L> {
+    /// An empty dict.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Puts a leaf under a key of this dict. What was there comes back; a list or leaf becomes a dict and comes back itself.
+    pub fn insert(&mut self, key: impl Into<Step>, leaf: impl Into<L>) -> Option<Self> {
+        self.insert_tree(key, Self::Leaf(leaf.into()))
+    }
+
+    /// Puts a subtree under a key of this dict, as [`insert`](Self::insert) does with a leaf.
+    pub fn insert_tree(&mut self, key: impl Into<Step>, tree: Self) -> Option<Self> {
+        let displaced = match self {
+            Self::Dict(_) => None,
+            _ => Some(std::mem::take(self)),
+        };
+        let Self::Dict(d) = self else { return displaced };
+        d.insert(key.into(), tree).or(displaced)
+    }
+
+    /// What lies under a str key.
+    pub fn get(&self, key: &str) -> Option<&Self> {
+        self.step(&Step::from(key))
+    }
+
+    fn step(&self, step: &Step) -> Option<&Self> {
+        match (self, step) {
+            (Self::Dict(d), _) => d.get(step),
+            (Self::List(v), Step::Index(i)) => v.get(usize::try_from(*i).ok()?),
+            _ => None,
+        }
+    }
+
+    /// What lies at a path.
+    pub fn at(&self, path: &[Step]) -> Option<&Self> {
+        path.iter().try_fold(self, Self::step)
+    }
+
+    /// The leaf, if this is one.
+    pub fn leaf(&self) -> Option<&L> {
+        if let Self::Leaf(l) = self { Some(l) } else { None }
+    }
+
+    /// The leaf, if this is one.
+    pub fn into_leaf(self) -> Option<L> {
+        if let Self::Leaf(l) = self { Some(l) } else { None }
+    }
+
+    /// Takes the subtree under a str key out of this dict.
+    pub fn remove(&mut self, key: &str) -> Option<Self> {
+        if let Self::Dict(d) = self { d.shift_remove(&Step::from(key)) } else { None }
+    }
+
+    /// Calls `f` on each leaf with its path, in order.
+    pub fn visit<'a>(&'a self, f: &mut impl FnMut(&[Step], &'a L)) {
+        fn go<'a, L>(tree: &'a Tree<L>, path: &mut Vec<Step>, f: &mut impl FnMut(&[Step], &'a L)) {
+            match tree {
+                Tree::Leaf(l) => f(path, l),
+                Tree::Dict(d) => {
+                    for (k, v) in d {
+                        path.push(k.clone());
+                        go(v, path, f);
+                        path.pop();
+                    }
+                }
+                Tree::List(v) => {
+                    for (i, v) in v.iter().enumerate() {
+                        path.push(Step::Index(i as u64));
+                        go(v, path, f);
+                        path.pop();
+                    }
+                }
+            }
+        }
+        go(self, &mut Vec::new(), f);
+    }
+
+    /// The one walk that changes a tree: by value, so nothing is cloned and leaves change their type from stage to stage.
+    /// `f` gives a subtree for each leaf, or `None` to drop it. Dicts that `f` left without entries are dropped unless they
+    /// were empty before; lists close up.
+    ///
+    /// # Errors
+    /// The first error of `f`.
+    pub fn try_map<M, E>(
+        self,
+        f: &mut impl FnMut(&[Step], L) -> Result<Option<Tree<M>>, E>,
+    ) -> Result<Option<Tree<M>>, E> {
+        fn go<L, M, E>(
+            tree: Tree<L>,
+            path: &mut Vec<Step>,
+            f: &mut impl FnMut(&[Step], L) -> Result<Option<Tree<M>>, E>,
+        ) -> Result<Option<Tree<M>>, E> {
+            Ok(match tree {
+                Tree::Leaf(l) => f(path, l)?,
+                Tree::Dict(d) => {
+                    let was_empty = d.is_empty();
+                    let mut out = IndexMap::new();
+                    for (k, v) in d {
+                        path.push(k);
+                        let new = go(v, path, f)?;
+                        if let (Some(k), Some(new)) = (path.pop(), new) {
+                            out.insert(k, new);
+                        }
+                    }
+                    (was_empty || !out.is_empty()).then_some(Tree::Dict(out))
+                }
+                Tree::List(v) => {
+                    let was_empty = v.is_empty();
+                    let mut out = Vec::new();
+                    for (i, v) in v.into_iter().enumerate() {
+                        path.push(Step::Index(i as u64));
+                        out.extend(go(v, path, f)?);
+                        path.pop();
+                    }
+                    (was_empty || !out.is_empty()).then_some(Tree::List(out))
+                }
+            })
+        }
+        go(self, &mut Vec::new(), f)
+    }
+
+    /// Puts the leaves of `other` into this tree, as Megatron's `merge`: dicts by key, lists of equal length by index.
+    ///
+    /// # Errors
+    /// [`ModelError::Structure`] with the path when both have a leaf at one place, or lists differ in length.
+    pub fn merge(&mut self, other: Self) -> Result<()> {
+        fn go<L>(a: &mut Tree<L>, b: Tree<L>, path: &mut Vec<Step>) -> Result<()> {
+            let fail = |path: &[Step], what: String| {
+                Err(ModelError::Structure { path: Path::from(path).to_string(), what })
+            };
+            match (a, b) {
+                (Tree::Dict(a), Tree::Dict(b)) => {
+                    for (k, v) in b {
+                        match a.get_mut(&k) {
+                            None => drop(a.insert(k, v)),
+                            Some(old) => {
+                                path.push(k);
+                                go(old, v, path)?;
+                                path.pop();
+                            }
+                        }
+                    }
+                    Ok(())
+                }
+                (Tree::List(a), Tree::List(b)) if a.len() == b.len() => {
+                    for (i, (a, b)) in a.iter_mut().zip(b).enumerate() {
+                        path.push(Step::Index(i as u64));
+                        go(a, b, path)?;
+                        path.pop();
+                    }
+                    Ok(())
+                }
+                (Tree::List(a), Tree::List(b)) => fail(
+                    path,
+                    format!("cannot merge two lists with different lengths ({} and {})", a.len(), b.len()),
+                ),
+                _ => fail(path, "two values for one place".into()),
+            }
+        }
+        go(self, other, &mut Vec::new())
+    }
+}
+
+/// Dicts with str or non-negative int keys and lists become nodes; everything else is a leaf.
+impl From<Value> for Plain {
+    fn from(value: Value) -> Self {
+        let step = |k: &Value| match k {
+            Value::Str(s) => Some(Step::Key(s.clone())),
+            Value::Int(i) => u64::try_from(*i).ok().map(Step::Index),
+            _ => None,
+        };
+        match value {
+            Value::List(v) => Self::List(v.into_iter().map(Self::from).collect()),
+            Value::Dict(d) => {
+                let keys: Option<Vec<Step>> = d.iter().map(|(k, _)| step(k)).collect();
+                match keys {
+                    None => Self::Leaf(Value::Dict(d)),
+                    Some(keys) => {
+                        Self::Dict(keys.into_iter().zip(d.into_iter().map(|(_, v)| v.into())).collect())
+                    }
+                }
+            }
+            leaf => Self::Leaf(leaf),
+        }
+    }
+}
+
+impl From<Plain> for Value {
+    fn from(tree: Plain) -> Self {
+        match tree {
+            Plain::Leaf(v) => v,
+            Plain::List(v) => Self::List(v.into_iter().map(Self::from).collect()),
+            Plain::Dict(d) => Self::Dict(
+                d.into_iter()
+                    .map(|(k, v)| {
+                        let k = match k {
+                            Step::Key(k) => Self::Str(k),
+                            Step::Index(i) => {
+                                i64::try_from(i).map_or_else(|_| Self::Str(i.to_string().into()), Self::Int)
+                            }
+                        };
+                        (k, v.into())
+                    })
+                    .collect(),
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_insert_displaces_comes_back() {
+        let mut t = Plain::new();
+        assert_eq!(t.insert("a", 1), None);
+        assert_eq!(t.insert("a", 2), Some(Plain::Leaf(Value::Int(1))));
+        let mut leaf = Plain::Leaf(Value::Int(7));
+        assert_eq!(leaf.insert("a", 1), Some(Plain::Leaf(Value::Int(7))));
+        assert_eq!(leaf.get("a").and_then(Plain::leaf), Some(&Value::Int(1)));
+    }
+
+    #[test]
+    fn values_become_trees_and_back() {
+        let v = Value::Dict(vec![
+            ("a".into(), Value::List(vec![Value::Int(1), Value::Dict(vec![])])),
+            (Value::Int(0), Value::Dict(vec![(Value::Float(0.5), Value::None)])),
+        ]);
+        let t = Plain::from(v.clone());
+        assert_eq!(t.at(&["a".into(), 0.into()]).and_then(Plain::leaf), Some(&Value::Int(1)));
+        assert_eq!(Value::from(t), v);
+    }
+}

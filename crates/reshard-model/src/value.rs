@@ -1,0 +1,187 @@
+use crate::{DeviceTensor, LocalNonpersistent, Tensor};
+use bytes::Bytes;
+
+/// Plain data as Python programs keep it in checkpoints: a finite tree, in which nothing is ever executed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Value {
+    /// `None`.
+    None,
+    /// `True` or `False`.
+    Bool(bool),
+    /// An int of up to 64 bits.
+    Int(i64),
+    /// A larger int: two's complement, little-endian, as short as it can be.
+    BigInt(Box<[u8]>),
+    /// A float, bit for bit.
+    Float(f64),
+    /// A str.
+    Str(Box<str>),
+    /// Bytes.
+    Bytes(Bytes),
+    /// A list.
+    List(Vec<Value>),
+    /// A tuple.
+    Tuple(Vec<Value>),
+    /// A set, in stored order.
+    Set(Vec<Value>),
+    /// A dict with keys of any kind, in stored order.
+    Dict(Vec<(Value, Value)>),
+    /// A tensor in host memory.
+    Tensor(Tensor),
+    /// A tensor in device memory: of templates and loaded state only, never inside a stored object.
+    Device(DeviceTensor),
+    /// An object of a class that reshard doesn't know: shown, kept and written back, never executed.
+    Opaque(Box<Opaque>),
+    /// What a [`LocalNonpersistent`] leaf held: in loaded state only, never in a file.
+    Local(LocalNonpersistent),
+}
+
+/// How Python would make an [`Opaque`].
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Construct {
+    /// It is the class or function itself.
+    Global,
+    /// `class(*args)`.
+    Reduce(Vec<Value>),
+    /// `class.__new__(class, *args)`.
+    NewObj(Vec<Value>),
+    /// `class.__new__(class, *args, **kwargs)`.
+    NewObjEx(Vec<Value>, Vec<(Value, Value)>),
+}
+
+/// An object of an unknown class: how it is made, and what is put into it then.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Opaque {
+    /// Python module of the class, `argparse`.
+    pub module: Box<str>,
+    /// Qualified name in the module, `Namespace`.
+    pub name: Box<str>,
+    /// How it is made.
+    pub construct: Construct,
+    /// Argument of `__setstate__`, or what updates `__dict__`.
+    pub state: Option<Value>,
+    /// What is appended or added, for subclasses of list and set.
+    pub items: Vec<Value>,
+    /// What is set, for subclasses of dict.
+    pub pairs: Vec<(Value, Value)>,
+}
+
+impl Opaque {
+    /// `module.name`.
+    pub fn class(&self) -> String {
+        format!("{}.{}", self.module, self.name)
+    }
+}
+
+impl Value {
+    /// The int, if it is one of up to 64 bits.
+    pub fn as_int(&self) -> Option<i64> {
+        if let Self::Int(i) = self { Some(*i) } else { None }
+    }
+
+    /// The float, if it is one.
+    pub fn as_float(&self) -> Option<f64> {
+        if let Self::Float(f) = self { Some(*f) } else { None }
+    }
+
+    /// The text, if it is a str.
+    pub fn as_str(&self) -> Option<&str> {
+        if let Self::Str(s) = self { Some(s) } else { None }
+    }
+
+    /// The tensor, if it is one in host memory.
+    pub fn as_tensor(&self) -> Option<&Tensor> {
+        if let Self::Tensor(t) = self { Some(t) } else { None }
+    }
+
+    /// The tensor, if it is one in host memory.
+    pub fn into_tensor(self) -> Option<Tensor> {
+        if let Self::Tensor(t) = self { Some(t) } else { None }
+    }
+
+    /// The elements of a list or tuple.
+    pub fn as_seq(&self) -> Option<&[Self]> {
+        match self {
+            Self::List(v) | Self::Tuple(v) => Some(v),
+            _ => None,
+        }
+    }
+
+    /// The value of a str key of a dict, or of an object's state.
+    pub fn get(&self, key: &str) -> Option<&Self> {
+        match self {
+            Self::Dict(d) => d.iter().find(|(k, _)| k.as_str() == Some(key)).map(|(_, v)| v),
+            Self::Opaque(o) => o
+                .pairs
+                .iter()
+                .find(|(k, _)| k.as_str() == Some(key))
+                .map(|(_, v)| v)
+                .or_else(|| o.state.as_ref()?.get(key)),
+            _ => None,
+        }
+    }
+
+    /// Python's name of its type.
+    pub fn type_name(&self) -> String {
+        match self {
+            Self::None => "NoneType".into(),
+            Self::Bool(_) => "bool".into(),
+            Self::Int(_) | Self::BigInt(_) => "int".into(),
+            Self::Float(_) => "float".into(),
+            Self::Str(_) => "str".into(),
+            Self::Bytes(_) => "bytes".into(),
+            Self::List(_) => "list".into(),
+            Self::Tuple(_) => "tuple".into(),
+            Self::Set(_) => "set".into(),
+            Self::Dict(_) => "dict".into(),
+            Self::Tensor(_) | Self::Device(_) => "torch.Tensor".into(),
+            Self::Opaque(o) => o.class(),
+            Self::Local(_) => "local".into(),
+        }
+    }
+}
+
+/// Equal by content; floats by their bits, so that a NaN equals itself; local objects by identity.
+impl PartialEq for Value {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::None, Self::None) => true,
+            (Self::Bool(a), Self::Bool(b)) => a == b,
+            (Self::Int(a), Self::Int(b)) => a == b,
+            (Self::BigInt(a), Self::BigInt(b)) => a == b,
+            (Self::Float(a), Self::Float(b)) => a.to_bits() == b.to_bits(),
+            (Self::Str(a), Self::Str(b)) => a == b,
+            (Self::Bytes(a), Self::Bytes(b)) => a == b,
+            (Self::List(a), Self::List(b))
+            | (Self::Tuple(a), Self::Tuple(b))
+            | (Self::Set(a), Self::Set(b)) => a == b,
+            (Self::Dict(a), Self::Dict(b)) => a == b,
+            (Self::Tensor(a), Self::Tensor(b)) => a == b,
+            (Self::Device(a), Self::Device(b)) => std::sync::Arc::ptr_eq(a.buffer(), b.buffer()),
+            (Self::Opaque(a), Self::Opaque(b)) => a == b,
+            (Self::Local(a), Self::Local(b)) => std::sync::Arc::ptr_eq(&a.0, &b.0),
+            _ => false,
+        }
+    }
+}
+
+macro_rules! from {
+    ($($t:ty => |$v:ident| $e:expr,)*) => {$(
+        impl From<$t> for Value { fn from($v: $t) -> Self { $e } }
+    )*};
+}
+
+from! {
+    bool => |v| Self::Bool(v),
+    i64 => |v| Self::Int(v),
+    i32 => |v| Self::Int(v.into()),
+    u32 => |v| Self::Int(v.into()),
+    f64 => |v| Self::Float(v),
+    &str => |v| Self::Str(v.into()),
+    String => |v| Self::Str(v.into()),
+    Bytes => |v| Self::Bytes(v),
+    Tensor => |v| Self::Tensor(v),
+    Vec<Value> => |v| Self::List(v),
+}
