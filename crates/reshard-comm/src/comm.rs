@@ -98,7 +98,7 @@ impl<'g> Comm<'g> {
     ///
     /// # Errors
     /// Those of [`Comm`]'s contract.
-    pub async fn all_gather<T>(&self, step: &'static str, part: Result<T, Cause>) -> Result<Vec<T>>
+    pub async fn all_gather<T>(self, step: &'static str, part: Result<T, Cause>) -> Result<Vec<T>>
     where
         T: Serialize + DeserializeOwned + Send,
     {
@@ -119,7 +119,7 @@ impl<'g> Comm<'g> {
     ///
     /// # Errors
     /// Those of [`Comm`]'s contract.
-    pub async fn agree(&self, step: &'static str, outcome: Result<(), Cause>) -> Result<()> {
+    pub async fn agree(self, step: &'static str, outcome: Result<(), Cause>) -> Result<()> {
         self.all_reduce(step, outcome, |_| Ok(())).await
     }
 
@@ -128,7 +128,7 @@ impl<'g> Comm<'g> {
     /// # Errors
     /// Those of [`Comm`]'s contract. `decide` runs on the coordinator alone, and only if no rank failed.
     pub async fn all_reduce<T, U>(
-        &self,
+        self,
         step: &'static str,
         part: Result<T, Cause>,
         decide: impl FnOnce(Vec<T>) -> Result<U, Cause> + Send,
@@ -154,7 +154,7 @@ impl<'g> Comm<'g> {
     /// Those of [`Comm`]'s contract. `decide` runs on the coordinator alone, and only if no rank failed; a decision
     /// that hasn't one element per rank is a failure of the coordinator.
     pub async fn reduce_scatter<T, U>(
-        &self,
+        self,
         step: &'static str,
         part: Result<T, Cause>,
         decide: impl FnOnce(Vec<T>) -> Result<Vec<U>, Cause> + Send,
@@ -188,7 +188,7 @@ impl<'g> Comm<'g> {
     ///
     /// # Errors
     /// Those of [`Comm`]'s contract; a coordinator that passes `None` has failed.
-    pub async fn broadcast<T>(&self, step: &'static str, value: Option<Result<T, Cause>>) -> Result<T>
+    pub async fn broadcast<T>(self, step: &'static str, value: Option<Result<T, Cause>>) -> Result<T>
     where
         T: Serialize + DeserializeOwned + Send,
     {

@@ -61,8 +61,8 @@ impl CommError {
     }
 
     pub(crate) fn rank_left(rank: Rank, what: impl fmt::Display) -> Self {
-        let verb = if std::thread::panicking() { "panicked in" } else { "left" };
-        Self::Broken(Cause::new(ErrorKind::PeerFailed, format!("rank {rank} {verb} {what}")))
+        let why = if std::thread::panicking() { ", as it panicked" } else { "" };
+        Self::Broken(Cause::new(ErrorKind::PeerFailed, format!("rank {rank} left {what}{why}")))
     }
 }
 
