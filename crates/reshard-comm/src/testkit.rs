@@ -10,6 +10,8 @@
 //! });
 //! ```
 
+#![expect(clippy::panic, reason = "tests fail by panicking")]
+
 mod contract;
 mod fault;
 
@@ -19,7 +21,7 @@ pub use fault::{Fault, FaultGroup};
 use futures::executor::block_on;
 use std::{
     future::Future,
-    panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
@@ -66,7 +68,7 @@ where
         .collect();
     let outcomes = running.into_iter().enumerate().map(|(rank, outcome)| {
         let left = deadline.saturating_duration_since(Instant::now());
-        outcome.recv_timeout(left).unwrap_or_else(|_| panic_any(format!("rank {rank} hangs")))
+        outcome.recv_timeout(left).unwrap_or_else(|_| panic!("rank {rank} hangs"))
     });
     outcomes.collect()
 }

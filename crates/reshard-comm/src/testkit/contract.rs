@@ -54,7 +54,7 @@ fn boom() -> Cause {
 fn well<T>(outcome: crate::Result<T>) -> T {
     match outcome {
         Ok(value) => value,
-        Err(error) => std::panic::panic_any(format!("a collective failed: {error}")),
+        Err(error) => panic!("a collective failed: {error}"),
     }
 }
 

@@ -59,7 +59,7 @@ impl FaultGroup {
                     self.inner.abort(cause.clone());
                     Ok(())
                 }
-                Fault::Panic => std::panic::panic_any("an injected panic"),
+                Fault::Panic => panic!("an injected panic"),
                 Fault::Silence => pending().await,
             },
             _ => Ok(()),
