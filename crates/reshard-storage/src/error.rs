@@ -1,0 +1,185 @@
+use crate::Name;
+use reshard_model::{BoxError, ErrorKind, ModelError};
+use std::{io, ops::Range, path::PathBuf};
+
+/// What can go wrong between bytes and the place where they lie.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StorageError {
+    /// A name that can't be a file of a checkpoint, or would leave its directory.
+    #[error("{name:?} can't name a file of a checkpoint: {why}")]
+    Name {
+        /// The offending name.
+        name: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A call that contradicts itself.
+    #[error("{what}")]
+    Invalid {
+        /// What is wrong.
+        what: String,
+    },
+    /// The file or the place does not exist.
+    #[error("{path}: not found")]
+    NotFound {
+        /// Which one: a path or a URL.
+        path: String,
+    },
+    /// The place holds something already.
+    #[error("{path} exists already and is not empty; choose another place, or ask for it to be replaced")]
+    Exists {
+        /// Which place: a path or a URL.
+        path: String,
+    },
+    /// The operating system refused.
+    #[error("could not {act} {path}: {source}")]
+    Io {
+        /// What was being done.
+        act: &'static str,
+        /// To what: a path or a URL.
+        path: String,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// A file ends before what should be in it.
+    #[error("{path} has {size} bytes, but bytes {}..{} were wanted; the file is cut or damaged", range.start, range.end)]
+    Short {
+        /// The file.
+        path: String,
+        /// What was wanted of it, in bytes.
+        range: Range<u64>,
+        /// How long it is.
+        size: u64,
+    },
+    /// This place can't do what was asked.
+    #[error("{what} is not possible here: {why}")]
+    Unsupported {
+        /// What was asked, with the place.
+        what: String,
+        /// Why it is not possible, and what would do.
+        why: String,
+    },
+    /// The bytes of a record are not those that were written.
+    #[error("{name}, bytes {}..{}: {source}", range.start, range.end)]
+    Check {
+        /// The file.
+        name: Name,
+        /// The record, in bytes of the file.
+        range: Range<u64>,
+        /// What the check found.
+        #[source]
+        source: BoxError,
+    },
+    /// An extent gave more or fewer bytes than it promised.
+    #[error("{name}: the extent at byte {offset} promised {want} bytes and gave {}", gave(*want, *got))]
+    ExtentLength {
+        /// The file.
+        name: Name,
+        /// Where the extent starts in it.
+        offset: u64,
+        /// Bytes promised.
+        want: u64,
+        /// Bytes given, at least.
+        got: u64,
+    },
+    /// An extent could not make its bytes.
+    #[error("{name}: the source of the bytes at {offset} failed: {source}")]
+    Source {
+        /// The file that was being written.
+        name: Name,
+        /// Where in the file.
+        offset: u64,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A part of a record can't land in its claim.
+    #[error("{name}, bytes {}..{}: {source}", range.start, range.end)]
+    Claim {
+        /// The file.
+        name: Name,
+        /// The record, in bytes of the file.
+        range: Range<u64>,
+        /// Why.
+        #[source]
+        source: ModelError,
+    },
+    /// The new version is published and whole, but a crash of the machine may still undo it.
+    #[error("{path} is published, but making that durable failed: {source}")]
+    NotDurable {
+        /// The place.
+        path: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Nothing that is linked into this program knows the scheme of a URL.
+    #[error("no store for `{scheme}` (of {url}); linked: {linked}. {hint}")]
+    UnknownScheme {
+        /// The URL.
+        url: String,
+        /// Its scheme.
+        scheme: String,
+        /// The schemes that are linked, comma-joined.
+        linked: String,
+        /// What would add it.
+        hint: String,
+    },
+    /// Two crates claim one URL scheme.
+    #[error("the store scheme `{scheme}` is claimed by both {first} and {second}; link only one of them")]
+    DuplicateScheme {
+        /// The scheme.
+        scheme: String,
+        /// Crate that claimed it first.
+        first: String,
+        /// Crate that claimed it too.
+        second: String,
+    },
+    /// Code that ran on an I/O thread panicked.
+    #[error("an I/O task panicked: {message}")]
+    Panicked {
+        /// What it said.
+        message: String,
+    },
+}
+
+fn gave(want: u64, got: u64) -> String {
+    if got > want { format!("more (at least {got})") } else { format!("only {got}") }
+}
+
+impl StorageError {
+    /// What the caller can do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Name { .. } | Self::Invalid { .. } | Self::UnknownScheme { .. } => ErrorKind::Invalid,
+            Self::NotFound { .. } => ErrorKind::NotFound,
+            Self::Exists { .. } => ErrorKind::Exists,
+            Self::Short { .. } | Self::Check { .. } => ErrorKind::Corrupt,
+            Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::Io { .. } | Self::Source { .. } | Self::NotDurable { .. } => ErrorKind::Unavailable,
+            Self::Claim { source, .. } => source.kind(),
+            Self::ExtentLength { .. } | Self::Panicked { .. } | Self::DuplicateScheme { .. } => {
+                ErrorKind::Internal
+            }
+        }
+    }
+
+    /// An I/O error with what was being done to which path; a missing file becomes [`NotFound`](Self::NotFound).
+    pub fn io(act: &'static str, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
+        let (path, source) = (path.into().display().to_string(), source.into());
+        match source.kind() {
+            io::ErrorKind::NotFound => Self::NotFound { path },
+            _ => Self::Io { act, path, source },
+        }
+    }
+
+    /// A call that contradicts itself.
+    pub fn invalid(what: impl Into<String>) -> Self {
+        Self::Invalid { what: what.into() }
+    }
+}
+
+/// Result of this crate's functions.
+pub type Result<T, E = StorageError> = std::result::Result<T, E>;

@@ -1,0 +1,32 @@
+//! Bytes in places: the files of a checkpoint, written and published in one atomic step, read in ranges.
+//!
+//! - [`Store`]: a place (a directory, later a prefix of an object store) that holds files by [`Name`]; ranged reads, and
+//!   [`Gather`], which lands wanted elements of stored records straight in the claims of a load;
+//! - [`Stage`]: a version of that place that nobody can see yet; [`Stage::publish`] is the one atomic step;
+//! - [`LocalStore`]: local directories, with positional vectored I/O on threads of their own, so that any executor will do;
+//! - [`Stores`]: which store a URL means, by its scheme.
+//!
+//! The crate knows names, ranges, durability and commit; it knows no tensors, plans or formats.
+
+mod body;
+mod error;
+pub mod failpoint;
+mod gather;
+mod local;
+mod name;
+mod pool;
+mod store;
+mod stores;
+#[cfg(feature = "testkit")]
+pub mod testkit;
+
+pub use body::{Durability, Entry, Extent, FileBody, Progress, Written};
+pub use error::{Result, StorageError};
+pub use gather::{Check, Gather, Part, ReadStats};
+pub use local::LocalStore;
+pub use name::Name;
+pub use store::{Hints, IfExists, Leftover, Stage, Store};
+pub use stores::{OpenStore, StoreScheme, Stores};
+
+/// What a crate needs to announce its [`StoreScheme`].
+pub use inventory;

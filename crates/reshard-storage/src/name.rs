@@ -1,0 +1,112 @@
+use crate::{Result, StorageError};
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
+
+/// Name of a file in a store: relative, `/` between its parts, checked once when it is made, so that no name that a
+/// checkpoint's metadata holds can lead out of the checkpoint's directory.
+///
+/// ```
+/// use reshard_storage::Name;
+/// assert_eq!(Name::new("__0_0.distcp")?.as_str(), "__0_0.distcp");
+/// assert!(Name::new("../../etc/passwd").is_err());
+/// # Ok::<(), reshard_storage::StorageError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Name(Box<str>);
+
+impl Name {
+    /// Checks a name.
+    ///
+    /// # Errors
+    /// [`StorageError::Name`] when it is empty or absolute, has an empty part, a part `.` or `..`, a backslash, a NUL, or
+    /// starts with a drive letter.
+    pub fn new(name: impl Into<Box<str>>) -> Result<Self> {
+        let name = name.into();
+        match fault(&name) {
+            Some(why) => Err(StorageError::Name { name: name.into(), why }),
+            None => Ok(Self(name)),
+        }
+    }
+
+    /// The name as it is.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+fn fault(name: &str) -> Option<&'static str> {
+    let b = name.as_bytes();
+    if name.is_empty() {
+        Some("it is empty")
+    } else if name.contains('\0') {
+        Some("it has a NUL byte")
+    } else if name.contains('\\') {
+        Some("it has a backslash")
+    } else if name.starts_with('/')
+        || (b.first().is_some_and(u8::is_ascii_alphabetic) && b.get(1) == Some(&b':'))
+    {
+        Some("it is absolute; only files inside of the checkpoint's directory are read")
+    } else if name.split('/').any(|p| p == "..") {
+        Some("it leads out of the checkpoint's directory")
+    } else if name.split('/').any(|p| p.is_empty() || p == ".") {
+        Some("it has an empty part")
+    } else {
+        None
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl AsRef<str> for Name {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Name {
+    type Err = StorageError;
+    fn from_str(s: &str) -> Result<Self> {
+        Self::new(s)
+    }
+}
+
+impl TryFrom<String> for Name {
+    type Error = StorageError;
+    fn try_from(s: String) -> Result<Self> {
+        Self::new(s)
+    }
+}
+
+impl From<Name> for String {
+    fn from(n: Name) -> Self {
+        n.0.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_leave_the_directory_are_refused_and_named() {
+        for bad in ["", "/a", "..", "a/../b", "a//b", "a/", "./a", "a\\b", "a\0b", "C:x", "c:/x"] {
+            let e = Name::new(bad).unwrap_err();
+            assert!(e.to_string().contains(&format!("{bad:?}")), "{e}");
+        }
+        for good in ["a", ".metadata", "__0_0.distcp", "a/b..c/d", "データ", "iter:1"] {
+            assert_eq!(Name::new(good).unwrap().to_string(), good);
+        }
+    }
+
+    #[test]
+    fn a_name_from_json_is_checked_too() {
+        assert!(serde_json::from_str::<Name>("\"../a\"").is_err());
+        let n: Name = serde_json::from_str("\"a/b\"").unwrap();
+        assert_eq!(serde_json::to_string(&n).unwrap(), "\"a/b\"");
+    }
+}

@@ -1,0 +1,171 @@
+use crate::{Durability, Entry, FileBody, Gather, Name, Progress, ReadStats, Result, Written};
+use async_trait::async_trait;
+use bytes::Bytes;
+use std::{fmt, ops::Range, sync::Arc};
+
+/// What suits a store best. Numbers to tune by, not limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Hints {
+    /// Bytes that a single read or write should have.
+    pub part_size: u64,
+    /// Reads and writes to have under way at once.
+    pub concurrency: usize,
+    /// A gap of at most so many bytes between two wanted ranges is better read than skipped.
+    pub coalesce_gap: u64,
+}
+
+impl Default for Hints {
+    fn default() -> Self {
+        Self { part_size: 8 << 20, concurrency: 8, coalesce_gap: 4 << 10 }
+    }
+}
+
+impl Hints {
+    /// With another [`part_size`](Self::part_size).
+    pub fn with_part_size(self, part_size: u64) -> Self {
+        Self { part_size, ..self }
+    }
+
+    /// With another [`concurrency`](Self::concurrency).
+    pub fn with_concurrency(self, concurrency: usize) -> Self {
+        Self { concurrency, ..self }
+    }
+
+    /// With another [`coalesce_gap`](Self::coalesce_gap).
+    pub fn with_coalesce_gap(self, coalesce_gap: u64) -> Self {
+        Self { coalesce_gap, ..self }
+    }
+}
+
+/// What to do when the place holds something already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IfExists {
+    /// Fail; nothing is touched.
+    #[default]
+    Refuse,
+    /// All that lies there is replaced in the one step of publishing, and is whole until then.
+    Replace,
+}
+
+/// What an attempt that died has left beside the place.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct Leftover {
+    /// The attempt's id.
+    pub attempt: String,
+    /// Where it lies: a path or a URL.
+    pub path: String,
+}
+
+impl Leftover {
+    /// What `attempt` left at `path`.
+    pub fn new(attempt: impl Into<String>, path: impl Into<String>) -> Self {
+        Self { attempt: attempt.into(), path: path.into() }
+    }
+}
+
+/// A place that holds the files of one checkpoint.
+///
+/// # Contract
+/// A place that does not exist is a place without files. A name is a file or it is not there; what a published version
+/// holds is seen wholly or not at all. When a future is ready, with success or failure, nothing that it was given is in use any
+/// more. Implementations pass `testkit::store_contract`.
+///
+/// # Cancellation
+/// Every future may be dropped at any time. Bytes that are on their way then still land in their claims, which are owned,
+/// and never elsewhere.
+#[async_trait]
+pub trait Store: fmt::Debug + Send + Sync {
+    /// The place, as a URL that opens it again.
+    fn url(&self) -> String;
+
+    /// What suits it.
+    fn hints(&self) -> Hints;
+
+    /// Exactly these bytes of a file.
+    ///
+    /// # Errors
+    /// [`NotFound`](crate::StorageError::NotFound); [`Short`](crate::StorageError::Short) when the file ends earlier.
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes>;
+
+    /// Many ranges at once, in the order asked. Ranges that are near each other are read together.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); the error is that of one of the ranges.
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
+        crate::gather::read_coalesced(self, reads).await
+    }
+
+    /// Reads the wanted elements of records into their claims: nothing outside of a record but short gaps between small
+    /// neighbours, no byte twice.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); [`Check`](crate::StorageError::Check) when the bytes of a record are wrong, which then
+    /// have landed all the same; [`Claim`](crate::StorageError::Claim) when a part does not fit record or claim.
+    async fn gather(&self, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats>;
+
+    /// All files, those in subdirectories too, sorted by name. Names that [`Name`] refuses are left out.
+    async fn list(&self) -> Result<Vec<Entry>>;
+
+    /// Removes files. One that is not there is no error.
+    async fn remove(&self, names: &[Name]) -> Result<()>;
+
+    /// Length of a file; `None` when there is none.
+    async fn len(&self, name: &Name) -> Result<Option<u64>>;
+
+    /// Whether there is such a file.
+    async fn exists(&self, name: &Name) -> Result<bool> {
+        Ok(self.len(name).await?.is_some())
+    }
+
+    /// Begins a new version of what lies at this place. Several ranks that write one version call it with the same
+    /// `attempt`, which is new for every version: letters, digits, `-` and `_`.
+    ///
+    /// # Errors
+    /// [`Exists`](crate::StorageError::Exists) when the place holds something and `if_exists` refuses that;
+    /// [`Unsupported`](crate::StorageError::Unsupported) when it can't be replaced in one step.
+    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>>;
+
+    /// What attempts that are not published have left beside this place; those that are still at work too.
+    async fn leftovers(&self) -> Result<Vec<Leftover>> {
+        Ok(Vec::new())
+    }
+
+    /// Removes what an attempt has left. Nothing left is no error.
+    async fn remove_leftover(&self, _attempt: &str) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A version of a place that nobody can see yet.
+///
+/// # Contract
+/// Dropping a stage removes nothing, because another rank may be about to publish what this one wrote: on failure somebody
+/// calls [`abandon`](Self::abandon); what a killed process leaves shows in [`Store::leftovers`].
+#[async_trait]
+pub trait Stage: fmt::Debug + Send + Sync {
+    /// Writes files of this rank. Many ranks and calls may write at once, files of different names.
+    ///
+    /// # Errors
+    /// [`ExtentLength`](crate::StorageError::ExtentLength), [`Source`](crate::StorageError::Source), or what the operating
+    /// system says. Names are given once: writing one again is [`Exists`](crate::StorageError::Exists).
+    async fn write(
+        &self,
+        files: Vec<FileBody>,
+        durability: Durability,
+        progress: Progress,
+    ) -> Result<Vec<Written>>;
+
+    /// The one atomic step, called once, by one rank, after all ranks have written: `last`, the commit record, is written
+    /// last; then all of it becomes visible, or nothing has changed.
+    ///
+    /// # Errors
+    /// [`Exists`](crate::StorageError::Exists) when the place was filled meanwhile and `if_exists` refuses that. Only after
+    /// [`NotDurable`](crate::StorageError::NotDurable) the new version is visible all the same.
+    async fn publish(&self, last: (Name, Bytes), durability: Durability) -> Result<()>;
+
+    /// Removes what this attempt wrote, that of other ranks too. May be called again, by any rank; does nothing to what is
+    /// published.
+    async fn abandon(&self) -> Result<()>;
+}
