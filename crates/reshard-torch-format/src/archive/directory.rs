@@ -1,0 +1,434 @@
+use super::{CENTRAL_HEADER, END, END64, LOCAL_HEADER, LOCATOR64, MAX32};
+use crate::{Error, Result};
+use indexmap::IndexMap;
+use std::ops::Range;
+
+/// How the bytes of a record are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Method {
+    /// As they are. The only one that torch writes.
+    Stored,
+    /// Deflate, as ordinary zip programs pack.
+    Deflated,
+}
+
+/// A record of an archive, as the central directory describes it. Positions count from the start of the archive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Record {
+    /// Full name, prefix included: `archive/data/0`.
+    pub name: Box<str>,
+    /// How it is packed.
+    pub method: Method,
+    /// Where its local header starts.
+    pub header: u64,
+    /// Bytes it takes in the archive.
+    pub stored: u64,
+    /// Bytes of its content.
+    pub size: u64,
+    /// CRC-32 of its content.
+    pub crc32: u32,
+    /// Where the next record, or the directory, starts.
+    limit: u64,
+}
+
+impl Record {
+    /// Which bytes to hand to [`data_range`](Self::data_range).
+    pub fn header_range(&self) -> Range<u64> {
+        self.header..self.header + 30 + self.name.len() as u64
+    }
+
+    /// Where the record's data lies, packed as it is, given the bytes of [`header_range`](Self::header_range).
+    ///
+    /// # Errors
+    /// [`Error::Archive`] when the local header is damaged or contradicts the directory, or when the data does not fit
+    /// between it and the next record.
+    pub fn data_range(&self, header: &[u8]) -> Result<Range<u64>> {
+        let bad =
+            |what: String| Error::archive(self.header, format!("local header of {:?}: {what}", self.name));
+        let mut f = Fields { bytes: header, at: 0, base: self.header };
+        if f.u32()? != LOCAL_HEADER {
+            return Err(bad("its signature is wrong".into()));
+        }
+        f.skip(2)?;
+        let flags = f.u16()?;
+        let method = f.u16()?;
+        f.skip(4)?;
+        let (crc, stored, size) = (f.u32()?, f.u32()?, f.u32()?);
+        let (name, extra) = (f.u16()?, f.u16()?);
+        if flags & 1 != 0 || method_of(method) != Some(self.method) {
+            return Err(bad("method or flags differ from the directory's".into()));
+        }
+        if usize::from(name) != self.name.len() || f.take(self.name.len())? != self.name.as_bytes() {
+            return Err(bad("its name is another one".into()));
+        }
+        // With a descriptor behind the data, or with zip64, the fields here are zero or all ones.
+        let differs =
+            |here: u32, there: u64| here != 0 && u64::from(here) != MAX32 && u64::from(here) != there;
+        if differs(stored, self.stored) || differs(size, self.size) || differs(crc, u64::from(self.crc32)) {
+            return Err(bad("sizes or checksum differ from the directory's".into()));
+        }
+        let data = self.header + 30 + u64::from(name) + u64::from(extra);
+        match data.checked_add(self.stored) {
+            Some(end) if end <= self.limit => Ok(data..end),
+            _ => Err(bad(format!("{} bytes of data do not fit before byte {}", self.stored, self.limit))),
+        }
+    }
+}
+
+/// All records of an archive.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    records: IndexMap<Box<str>, Record>,
+    prefix: Box<str>,
+    offset: u64,
+}
+
+impl Directory {
+    /// The folder that all records of a torch archive share; `archive` for what was written to an open file.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Records in the order of the directory.
+    pub fn records(&self) -> impl ExactSizeIterator<Item = &Record> {
+        self.records.values()
+    }
+
+    /// Where the directory itself starts, which is where all records end.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// A record by its name without the prefix: `data.pkl`, `data/0`.
+    pub fn find(&self, name: &str) -> Option<&Record> {
+        let mut full = String::with_capacity(self.prefix.len() + 1 + name.len());
+        full.push_str(&self.prefix);
+        full.push('/');
+        full.push_str(name);
+        self.records.get(full.as_str())
+    }
+
+    /// As [`find`](Self::find).
+    ///
+    /// # Errors
+    /// [`Error::NoRecord`] with the names of what is there.
+    pub fn get(&self, name: &str) -> Result<&Record> {
+        self.find(name).ok_or_else(|| {
+            let names: Vec<&str> = self.records.keys().map(|k| &**k).take(8).collect();
+            let more = if self.records.len() > names.len() { ", …" } else { "" };
+            let have =
+                if names.is_empty() { "nothing".into() } else { format!("{}{more}", names.join(", ")) };
+            Error::NoRecord { name: name.into(), have: have.into() }
+        })
+    }
+}
+
+/// What the end of an archive tells.
+#[derive(Clone, Debug)]
+pub enum Tail {
+    /// The directory.
+    Done(Directory),
+    /// These bytes are needed: a longer tail, which ends where the archive ends.
+    Need(Range<u64>),
+}
+
+/// The end record, its comment, and what zip programs add.
+const SEARCH: u64 = 22 + 0xFFFF;
+
+impl Tail {
+    /// The range to fetch first: 4 KiB hold the whole directory of an archive of some 40 storages, and usually its pickle.
+    pub fn first_range(archive_len: u64) -> Range<u64> {
+        archive_len.saturating_sub(4096)..archive_len
+    }
+
+    /// Finds and reads the directory in the last bytes of an archive of `archive_len` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Archive`] when there is no directory (a file cut short), or when it is damaged: entries that overlap,
+    /// that are named twice, whose names leave the archive, or whose sizes contradict each other.
+    pub fn parse(archive_len: u64, tail: &[u8]) -> Result<Self> {
+        let Some(start) = archive_len.checked_sub(tail.len() as u64) else {
+            return Err(Error::archive(0, "more bytes were given than the archive has"));
+        };
+        let tail = &Window { bytes: tail, start };
+        let searched = tail.bytes.len().saturating_sub(SEARCH as usize);
+        let mut first_error = None;
+        for at in (searched..(tail.bytes.len() + 1).saturating_sub(22)).rev() {
+            if tail.bytes[at..].starts_with(&END.to_le_bytes()) {
+                match Self::at_end(archive_len, tail, start + at as u64) {
+                    Ok(found) => return Ok(found),
+                    // A stray signature in trailing bytes: the true one lies before.
+                    Err(e) => first_error = first_error.or(Some(e)),
+                }
+            }
+        }
+        let longer = archive_len.saturating_sub(SEARCH);
+        match first_error {
+            Some(e) if start <= longer => Err(e),
+            None if start <= longer => Err(Error::archive(
+                archive_len,
+                "no end of a zip directory is found; the file is cut short or no archive",
+            )),
+            _ => Ok(Self::Need(longer..archive_len)),
+        }
+    }
+
+    fn at_end(archive_len: u64, tail: &Window<'_>, end: u64) -> Result<Self> {
+        let mut f = tail.fields(end, 22)?;
+        f.skip(4)?;
+        let (disk, first_disk) = (f.u16()?, f.u16()?);
+        let (here, count) = (u64::from(f.u16()?), u64::from(f.u16()?));
+        let (len, offset) = (u64::from(f.u32()?), u64::from(f.u32()?));
+        let mut found = End { count, len, offset, before: end };
+        if (disk, first_disk) != (0, 0) || here != count {
+            return Err(Error::archive(end, "the archive is one of several parts"));
+        }
+        if let Some(locator) = end.checked_sub(20) {
+            if locator < tail.start {
+                return Ok(Self::Need(locator..archive_len));
+            }
+            let mut f = tail.fields(locator, 20)?;
+            if f.u32()? == LOCATOR64 {
+                f.skip(4)?;
+                let at = f.u64()?;
+                if at.checked_add(56).is_none_or(|e| e > locator) {
+                    return Err(Error::archive(
+                        locator,
+                        "the zip64 end record does not lie before its locator",
+                    ));
+                }
+                if at < tail.start {
+                    return Ok(Self::Need(at..archive_len));
+                }
+                found.read64(tail.fields(at, 56)?, at)?;
+            }
+        }
+        if found.offset.checked_add(found.len).is_none_or(|e| e > found.before)
+            || found.count > found.len / 46
+        {
+            let what =
+                format!("a directory of {} bytes at {} does not lie before it", found.len, found.offset);
+            return Err(Error::archive(end, what));
+        }
+        if found.offset < tail.start {
+            return Ok(Self::Need(found.offset..archive_len));
+        }
+        Ok(Self::Done(found.directory(tail)?))
+    }
+}
+
+struct End {
+    count: u64,
+    len: u64,
+    offset: u64,
+    /// Where the end records start.
+    before: u64,
+}
+
+impl End {
+    fn read64(&mut self, mut f: Fields<'_>, at: u64) -> Result<()> {
+        if f.u32()? != END64 {
+            return Err(Error::archive(at, "the zip64 end record's signature is wrong"));
+        }
+        f.skip(8 + 2 + 2)?;
+        let (disk, first_disk) = (f.u32()?, f.u32()?);
+        let (here, count, len, offset) = (f.u64()?, f.u64()?, f.u64()?, f.u64()?);
+        if (disk, first_disk) != (0, 0) || here != count {
+            return Err(Error::archive(at, "the archive is one of several parts"));
+        }
+        let agree = |small: u64, max: u64, large: u64| small == max || small == large;
+        if !agree(self.count, 0xFFFF, count)
+            || !agree(self.len, MAX32, len)
+            || !agree(self.offset, MAX32, offset)
+        {
+            return Err(Error::archive(at, "the two end records contradict each other"));
+        }
+        *self = Self { count, len, offset, before: at };
+        Ok(())
+    }
+
+    fn directory(&self, tail: &Window<'_>) -> Result<Directory> {
+        let mut f = tail.fields(self.offset, self.len)?;
+        let mut records = Vec::new();
+        for _ in 0..self.count {
+            records.push(entry(&mut f, self.offset)?);
+        }
+        if f.at != f.bytes.len() {
+            return Err(Error::archive(f.offset(), "the directory is longer than its entries"));
+        }
+        set_limits(&mut records, self.offset)?;
+        let prefix: Box<str> = match records.first().and_then(|r| r.name.split_once('/')) {
+            Some((prefix, _)) => prefix.into(),
+            None if records.is_empty() => return Err(Error::archive(self.offset, "the archive is empty")),
+            None => {
+                return Err(Error::archive(
+                    self.offset,
+                    "its records lie in no folder, so it is not torch.save's",
+                ));
+            }
+        };
+        let mut map = IndexMap::with_capacity(records.len());
+        for r in records {
+            let at = r.header;
+            if let Some(twice) = map.insert(r.name.clone(), r) {
+                return Err(Error::archive(at, format!("record {:?} is there twice", twice.name)));
+            }
+        }
+        Ok(Directory { records: map, prefix, offset: self.offset })
+    }
+}
+
+fn method_of(code: u16) -> Option<Method> {
+    match code {
+        0 => Some(Method::Stored),
+        8 => Some(Method::Deflated),
+        _ => None,
+    }
+}
+
+/// An entry of the central directory, which starts at `end`.
+fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
+    let at = f.offset();
+    let bad = |what: String| Error::archive(at, what);
+    if f.u32()? != CENTRAL_HEADER {
+        return Err(bad("the signature of a directory entry is wrong".into()));
+    }
+    f.skip(4)?;
+    let (flags, method) = (f.u16()?, f.u16()?);
+    f.skip(4)?;
+    let crc32 = f.u32()?;
+    let (mut stored, mut size) = (u64::from(f.u32()?), u64::from(f.u32()?));
+    let (name, extra, comment) = (f.u16()?, f.u16()?, f.u16()?);
+    let disk = f.u16()?;
+    f.skip(2 + 4)?;
+    let mut header = u64::from(f.u32()?);
+    let name = f.take(name.into())?;
+    let mut extra = Fields { bytes: f.take(extra.into())?, at: 0, base: at };
+    f.skip(comment.into())?;
+
+    let name: Box<str> =
+        std::str::from_utf8(name).map_err(|_| bad("the name of a record is not UTF-8".into()))?.into();
+    let stays = !name.is_empty()
+        && !name.starts_with('/')
+        && !name.contains(['\\', '\0'])
+        && name.split('/').all(|part| part != ".." && part != ".");
+    if !stays {
+        return Err(bad(format!("record {name:?} would leave the archive's folder")));
+    }
+    while extra.at + 4 <= extra.bytes.len() {
+        let (id, len) = (extra.u16()?, extra.u16()?);
+        let mut field = Fields { bytes: extra.take(len.into())?, at: 0, base: at };
+        if id == 1 {
+            for v in [&mut size, &mut stored, &mut header] {
+                if *v == MAX32 {
+                    *v = field.u64()?;
+                }
+            }
+        }
+    }
+    let Some(method) = method_of(method).filter(|_| flags & 1 == 0) else {
+        let what = format!("record {name:?}, encrypted or packed by zip method {method},");
+        return Err(Error::Unsupported { offset: at, what: what.into() });
+    };
+    if disk != 0 {
+        return Err(bad(format!("record {name:?} lies in another part of a split archive")));
+    }
+    if method == Method::Stored && stored != size {
+        return Err(bad(format!("record {name:?} is not packed, yet has sizes {stored} and {size}")));
+    }
+    let fits = header
+        .checked_add(30 + name.len() as u64)
+        .and_then(|d| d.checked_add(stored))
+        .is_some_and(|e| e <= end);
+    if !fits {
+        return Err(bad(format!(
+            "record {name:?} of {stored} bytes at {header} does not lie before the directory"
+        )));
+    }
+    Ok(Record { name, method, header, stored, size, crc32, limit: end })
+}
+
+/// Records may lie in any order, but may not overlap.
+fn set_limits(records: &mut [Record], end: u64) -> Result<()> {
+    let mut order: Vec<usize> = (0..records.len()).collect();
+    order.sort_unstable_by_key(|&i| std::cmp::Reverse(records[i].header));
+    let mut limit = end;
+    for i in order {
+        let r = &mut records[i];
+        if r.header + 30 + r.name.len() as u64 + r.stored > limit {
+            return Err(Error::archive(r.header, format!("record {:?} overlaps the one after it", r.name)));
+        }
+        r.limit = limit;
+        limit = r.header;
+    }
+    Ok(())
+}
+
+/// Part of an archive.
+struct Window<'a> {
+    bytes: &'a [u8],
+    start: u64,
+}
+
+impl<'a> Window<'a> {
+    fn fields(&self, at: u64, len: u64) -> Result<Fields<'a>> {
+        let part = at
+            .checked_sub(self.start)
+            .and_then(|i| usize::try_from(i).ok())
+            .zip(usize::try_from(len).ok())
+            .and_then(|(i, n)| self.bytes.get(i..)?.get(..n));
+        match part {
+            Some(bytes) => Ok(Fields { bytes, at: 0, base: at }),
+            None => {
+                Err(Error::archive(at, format!("{len} bytes are expected there, the archive is shorter")))
+            }
+        }
+    }
+}
+
+/// Little-endian fields, one after the other.
+struct Fields<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    base: u64,
+}
+
+impl<'a> Fields<'a> {
+    fn offset(&self) -> u64 {
+        self.base + self.at as u64
+    }
+
+    fn take(&mut self, n: usize) -> Result<&'a [u8]> {
+        match self.bytes.get(self.at..).and_then(|b| b.get(..n)) {
+            Some(b) => {
+                self.at += n;
+                Ok(b)
+            }
+            None => Err(Error::archive(self.offset(), "a header of the archive is cut short")),
+        }
+    }
+
+    fn skip(&mut self, n: usize) -> Result<()> {
+        self.take(n).map(|_| ())
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N)?);
+        Ok(out)
+    }
+
+    fn u16(&mut self) -> Result<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+}

@@ -1,0 +1,442 @@
+use super::{
+    ALIGNMENT, CENTRAL_HEADER, DESCRIPTOR, END, END64, LOCAL_HEADER, LOCATOR64, MAX32, id::serialization_id,
+};
+use crate::{Error, Result};
+use std::ops::Range;
+
+/// Which layout to write. Every torch since 2.1 reads both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Era {
+    /// What torch 2.1 to 2.6 write.
+    Torch21,
+    /// What torch 2.7 and later write: two more records, `.format_version` and `.storage_alignment`.
+    #[default]
+    Torch27,
+}
+
+/// How an archive is to be written.
+///
+/// ```
+/// use reshard_torch_format::archive::{ArchiveOptions, Era};
+/// let options = ArchiveOptions::default().with_prefix("common").with_era(Era::Torch21);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ArchiveOptions {
+    /// Folder of all records. torch takes the stem of the file's name, or `archive` when it writes to an open file.
+    pub prefix: Box<str>,
+    /// Which layout.
+    pub era: Era,
+}
+
+impl Default for ArchiveOptions {
+    fn default() -> Self {
+        Self { prefix: "archive".into(), era: Era::default() }
+    }
+}
+
+impl ArchiveOptions {
+    /// With another prefix.
+    pub fn with_prefix(mut self, prefix: impl Into<Box<str>>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// With another layout.
+    pub fn with_era(mut self, era: Era) -> Self {
+        self.era = era;
+        self
+    }
+}
+
+/// What stands in a record.
+#[derive(Clone, Debug)]
+enum Body {
+    Inline(Vec<u8>),
+    Storage,
+    /// `.data/serialization_id`, known when all checksums are.
+    Id,
+}
+
+#[derive(Clone, Debug)]
+struct Part {
+    /// With the prefix.
+    name: String,
+    body: Body,
+    len: u64,
+    header: u64,
+    data: u64,
+}
+
+impl Part {
+    fn zip64(&self) -> bool {
+        self.len >= MAX32 || self.header >= MAX32
+    }
+
+    fn has_descriptor(&self) -> bool {
+        self.len > 0
+    }
+
+    fn end(&self) -> u64 {
+        let descriptor = match (self.has_descriptor(), self.zip64()) {
+            (false, _) => 0,
+            (true, false) => 16,
+            (true, true) => 24,
+        };
+        self.data + self.len + descriptor
+    }
+}
+
+/// Where every byte of an archive goes, computed before the first one is written.
+///
+/// An archive is: the [`head`](Self::head); the bytes of storage 0; the [`gap`](Self::gap) after it; the bytes of storage
+/// 1; … ; the bytes of the last storage; the tail that [`finish`](Self::finish) gives. All lengths are known at once, only
+/// the *content* of gaps and tail depends on the CRC-32 of what stands before them. So data can be written by position,
+/// by several threads, straight from where it lies.
+///
+/// ```
+/// use reshard_torch_format::archive::{ArchiveLayout, ArchiveOptions};
+///
+/// # fn main() -> Result<(), reshard_torch_format::Error> {
+/// let pickle = b"\x80\x02N.";
+/// let data = [0u8; 1000];
+/// let layout = ArchiveLayout::new(pickle, &[1000], &ArchiveOptions::default())?;
+/// let mut file = vec![0; layout.len() as usize];
+/// let at = layout.storage(0);                                 // a range of bytes in the archive
+/// file[..at.start as usize].copy_from_slice(layout.head());
+/// file[at.start as usize..at.end as usize].copy_from_slice(&data);
+/// file[at.end as usize..].copy_from_slice(&layout.finish(&[crc32fast::hash(&data)])?);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ArchiveLayout {
+    era: Era,
+    prefix_len: usize,
+    parts: Vec<Part>,
+    /// Index of the part of storage 0; the others follow it.
+    first: usize,
+    storages: usize,
+    head: Vec<u8>,
+    directory: u64,
+    directory_len: u64,
+    len: u64,
+}
+
+impl ArchiveLayout {
+    /// Lays out an archive of a `data.pkl` and of storages of so many bytes.
+    ///
+    /// # Errors
+    /// [`Error::Encode`] when the archive would be longer than 2^63 bytes or the prefix longer than a zip can name.
+    pub fn new(pickle: &[u8], storages: &[u64], options: &ArchiveOptions) -> Result<Self> {
+        let prefix = &*options.prefix;
+        if prefix.is_empty() || prefix.len() > 60_000 || prefix.contains('/') {
+            return Err(Error::encode(format!("{prefix:?} can't be the folder of an archive's records")));
+        }
+        let inline =
+            |name: &str, bytes: &[u8]| (name.to_string(), Body::Inline(bytes.into()), bytes.len() as u64);
+        let mut records = vec![inline("data.pkl", pickle)];
+        if options.era == Era::Torch27 {
+            records.push(inline(".format_version", b"1"));
+            records.push(inline(".storage_alignment", b"64"));
+        }
+        records.push(inline("byteorder", b"little"));
+        let first = records.len();
+        records
+            .extend(storages.iter().enumerate().map(|(i, &len)| (format!("data/{i}"), Body::Storage, len)));
+        records.push(inline("version", b"3\n"));
+        records.push((".data/serialization_id".into(), Body::Id, 40));
+
+        let mut parts = Vec::with_capacity(records.len());
+        let (mut at, mut directory_len) = (0u64, 0u64);
+        for (name, body, len) in records {
+            let name = format!("{prefix}/{name}");
+            let header = at;
+            let part = Part { data: data_offset(header, name.len() as u64, len), name, body, len, header };
+            if len > (1 << 62) || part.end() > (1 << 62) {
+                return Err(Error::encode("an archive of more than 2^62 bytes"));
+            }
+            at = part.end();
+            directory_len += 46 + part.name.len() as u64 + central_extra(&part).len() as u64;
+            parts.push(part);
+        }
+        let mut layout = Self {
+            era: options.era,
+            prefix_len: prefix.len() + 1,
+            parts,
+            first,
+            storages: storages.len(),
+            head: Vec::new(),
+            directory: at,
+            directory_len,
+            len: at + directory_len + 56 + 20 + 22,
+        };
+        let mut head = Vec::new();
+        for i in 0..first {
+            layout.put_whole(&mut head, i, &[]);
+        }
+        if layout.storages > 0 {
+            put_local_header(&mut head, &layout.parts[first]);
+        }
+        layout.head = head;
+        Ok(layout)
+    }
+
+    /// Bytes of the whole archive.
+    #[expect(clippy::len_without_is_empty, reason = "an archive is never empty")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Which torch's layout it is.
+    pub fn era(&self) -> Era {
+        self.era
+    }
+
+    /// How many storages it holds.
+    pub fn storages(&self) -> usize {
+        self.storages
+    }
+
+    /// Where the data of storage `i` lies, in bytes from the archive's start; empty at the end when there is no such storage.
+    pub fn storage(&self, i: usize) -> Range<u64> {
+        match self.parts.get(self.first + i).filter(|_| i < self.storages) {
+            Some(p) => p.data..p.data + p.len,
+            None => self.len..self.len,
+        }
+    }
+
+    /// Everything before the data of the first storage.
+    pub fn head(&self) -> &[u8] {
+        &self.head
+    }
+
+    /// The bytes between the data of storage `i`, whose CRC-32 is `crc`, and of the next one. Empty after the last one.
+    pub fn gap(&self, i: usize, crc: u32) -> Vec<u8> {
+        let mut out = Vec::new();
+        if i + 1 < self.storages {
+            put_descriptor(&mut out, &self.parts[self.first + i], crc);
+            put_local_header(&mut out, &self.parts[self.first + i + 1]);
+        }
+        out
+    }
+
+    /// Where the [`gap`](Self::gap) after storage `i` lies.
+    pub fn gap_range(&self, i: usize) -> Range<u64> {
+        let from = self.storage(i).end;
+        if i + 1 < self.storages { from..self.storage(i + 1).start } else { from..from }
+    }
+
+    /// Everything after the data of the last storage, given the CRC-32 of each storage.
+    ///
+    /// # Errors
+    /// [`Error::Encode`] when there are not as many checksums as storages.
+    pub fn finish(&self, crcs: &[u32]) -> Result<Vec<u8>> {
+        if crcs.len() != self.storages {
+            let what = format!("{} checksums were given for {} storages", crcs.len(), self.storages);
+            return Err(Error::encode(what));
+        }
+        let mut out = Vec::new();
+        if let Some(last) = self.storages.checked_sub(1) {
+            put_descriptor(&mut out, &self.parts[self.first + last], crcs[last]);
+        }
+        for i in self.first + self.storages..self.parts.len() {
+            self.put_whole(&mut out, i, crcs);
+        }
+        for i in 0..self.parts.len() {
+            put_central_header(&mut out, &self.parts[i], self.crc(i, crcs));
+        }
+        self.put_end(&mut out);
+        Ok(out)
+    }
+
+    /// CRC-32 of a part's data; of none for an empty one, as torch has it.
+    fn crc(&self, part: usize, crcs: &[u32]) -> u32 {
+        let p = &self.parts[part];
+        match &p.body {
+            _ if p.len == 0 => 0,
+            Body::Inline(bytes) => crc32fast::hash(bytes),
+            Body::Storage => crcs.get(part - self.first).copied().unwrap_or(0),
+            Body::Id => crc32fast::hash(self.id(crcs).as_bytes()),
+        }
+    }
+
+    fn id(&self, crcs: &[u32]) -> String {
+        let others = self.parts.len() - 1;
+        let names = self.parts[..others].iter().map(|p| &p.name[self.prefix_len..]);
+        let sums = (0..others).filter(|&i| self.parts[i].has_descriptor()).map(|i| self.crc(i, crcs));
+        serialization_id(names, sums)
+    }
+
+    fn put_whole(&self, out: &mut Vec<u8>, i: usize, crcs: &[u32]) {
+        let part = &self.parts[i];
+        put_local_header(out, part);
+        match &part.body {
+            Body::Inline(bytes) => out.extend_from_slice(bytes),
+            Body::Storage => {}
+            Body::Id => out.extend_from_slice(self.id(crcs).as_bytes()),
+        }
+        put_descriptor(out, part, self.crc(i, crcs));
+    }
+
+    fn put_end(&self, out: &mut Vec<u8>) {
+        let count = self.parts.len() as u64;
+        let end64 = self.directory + self.directory_len;
+        put32(out, END64);
+        put64(out, 44);
+        put16(out, 798);
+        put16(out, 45);
+        put32(out, 0);
+        put32(out, 0);
+        put64(out, count);
+        put64(out, count);
+        put64(out, self.directory_len);
+        put64(out, self.directory);
+
+        put32(out, LOCATOR64);
+        put32(out, 0);
+        put64(out, end64);
+        put32(out, 1);
+
+        put32(out, END);
+        put32(out, 0);
+        put16(out, count.min(0xFFFF) as u16);
+        put16(out, count.min(0xFFFF) as u16);
+        put32(out, low(self.directory_len));
+        put32(out, low(self.directory));
+        put16(out, 0);
+    }
+}
+
+/// An archive in memory.
+///
+/// # Errors
+/// As [`ArchiveLayout::new`].
+pub fn write_archive(pickle: &[u8], storages: &[&[u8]], options: &ArchiveOptions) -> Result<Vec<u8>> {
+    let lens: Vec<u64> = storages.iter().map(|s| s.len() as u64).collect();
+    let crcs: Vec<u32> = storages.iter().map(|s| crc32fast::hash(s)).collect();
+    let layout = ArchiveLayout::new(pickle, &lens, options)?;
+    let mut out = Vec::with_capacity(layout.len() as usize);
+    out.extend_from_slice(layout.head());
+    for (i, s) in storages.iter().enumerate() {
+        out.extend_from_slice(s);
+        out.extend_from_slice(&layout.gap(i, crcs[i]));
+    }
+    out.extend_from_slice(&layout.finish(&crcs)?);
+    Ok(out)
+}
+
+fn local_zip64_len(header: u64, len: u64) -> u64 {
+    match (len >= MAX32, header >= MAX32) {
+        (false, false) => 0,
+        (true, false) => 4 + 16,
+        (false, true) => 4 + 8,
+        (true, true) => 4 + 24,
+    }
+}
+
+/// Where data starts behind a local header at `header`: aligned by the filler field, whose own head takes four bytes.
+fn data_offset(header: u64, name: u64, len: u64) -> u64 {
+    (header + 30 + name + local_zip64_len(header, len) + 4).next_multiple_of(ALIGNMENT)
+}
+
+fn put_local_header(out: &mut Vec<u8>, part: &Part) {
+    let zip64 = local_zip64_len(part.header, part.len);
+    let extra = part.data - part.header - 30 - part.name.len() as u64;
+    put32(out, LOCAL_HEADER);
+    put16(out, 0);
+    put16(out, flags(part));
+    out.extend_from_slice(&[0; 2 + 2 + 2 + 4 + 4 + 4]); // stored; no time, no date; sums and sizes come behind the data
+    put16(out, part.name.len() as u16);
+    put16(out, extra as u16);
+    out.extend_from_slice(part.name.as_bytes());
+    if zip64 > 0 {
+        put16(out, 1);
+        put16(out, (zip64 - 4) as u16);
+        if part.len >= MAX32 {
+            put64(out, part.len);
+            put64(out, 0);
+        }
+        if part.header >= MAX32 {
+            put64(out, part.header);
+        }
+    }
+    let filler = extra - zip64 - 4;
+    out.extend_from_slice(b"FB");
+    put16(out, filler as u16);
+    out.resize(out.len() + filler as usize, b'Z');
+}
+
+fn put_descriptor(out: &mut Vec<u8>, part: &Part, crc: u32) {
+    if !part.has_descriptor() {
+        return;
+    }
+    put32(out, DESCRIPTOR);
+    put32(out, crc);
+    if part.zip64() {
+        put64(out, part.len);
+        put64(out, part.len);
+    } else {
+        put32(out, part.len as u32);
+        put32(out, part.len as u32);
+    }
+}
+
+fn central_extra(part: &Part) -> Vec<u8> {
+    let mut fields = Vec::new();
+    if part.len >= MAX32 {
+        put64(&mut fields, part.len);
+        put64(&mut fields, part.len);
+    }
+    if part.header >= MAX32 {
+        put64(&mut fields, part.header);
+    }
+    let mut out = Vec::new();
+    if !fields.is_empty() {
+        put16(&mut out, 1);
+        put16(&mut out, fields.len() as u16);
+        out.extend_from_slice(&fields);
+    }
+    out
+}
+
+fn put_central_header(out: &mut Vec<u8>, part: &Part, crc: u32) {
+    let extra = central_extra(part);
+    put32(out, CENTRAL_HEADER);
+    put16(out, 0);
+    put16(out, 0);
+    put16(out, flags(part));
+    put16(out, 0);
+    put32(out, 0);
+    put32(out, crc);
+    put32(out, low(part.len));
+    put32(out, low(part.len));
+    put16(out, part.name.len() as u16);
+    put16(out, extra.len() as u16);
+    out.extend_from_slice(&[0; 2 + 2 + 2 + 4]); // no comment, first disk, no attributes
+    put32(out, low(part.header));
+    out.extend_from_slice(part.name.as_bytes());
+    out.extend_from_slice(&extra);
+}
+
+/// UTF-8 names; sizes behind the data, if there is data.
+fn flags(part: &Part) -> u16 {
+    if part.has_descriptor() { 0x0808 } else { 0x0800 }
+}
+
+fn low(v: u64) -> u32 {
+    v.min(MAX32) as u32
+}
+
+fn put16(out: &mut Vec<u8>, v: u16) {
+    out.extend_from_slice(&v.to_le_bytes());
+}
+
+fn put32(out: &mut Vec<u8>, v: u32) {
+    out.extend_from_slice(&v.to_le_bytes());
+}
+
+fn put64(out: &mut Vec<u8>, v: u64) {
+    out.extend_from_slice(&v.to_le_bytes());
+}

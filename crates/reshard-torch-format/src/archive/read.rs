@@ -1,0 +1,199 @@
+use super::{Directory, Method, Record, Tail};
+use crate::{Error, Limits, Result};
+use bytes::Bytes;
+
+/// Whether checksums are compared. PyTorch itself never does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// The CRC-32 of every record that is read.
+    #[default]
+    Crc,
+    /// Nothing beyond the structure.
+    No,
+}
+
+/// Order of the bytes of each element in the storages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ByteOrder {
+    /// Least significant byte first: of every usual machine, and of archives that don't say.
+    #[default]
+    Little,
+    /// Most significant byte first.
+    Big,
+}
+
+impl ByteOrder {
+    /// What the record `byteorder` says; `None` when the archive has no such record.
+    ///
+    /// # Errors
+    /// [`Error::Archive`] when it is neither `little` nor `big`.
+    pub fn parse(record: Option<&[u8]>) -> Result<Self> {
+        match record {
+            None | Some(b"little") => Ok(Self::Little),
+            Some(b"big") => Ok(Self::Big),
+            Some(other) => {
+                let text = String::from_utf8_lossy(&other[..other.len().min(20)]).into_owned();
+                Err(Error::archive(0, format!("its byte order is {text:?}, neither little nor big")))
+            }
+        }
+    }
+}
+
+/// A whole archive in memory. Records that are not packed are handed out without a copy.
+///
+/// ```
+/// use reshard_torch_format::archive::{Archive, ArchiveOptions, Verify, write_archive};
+/// # fn main() -> Result<(), reshard_torch_format::Error> {
+/// let file = write_archive(b"\x80\x02N.", &[b"abc"], &ArchiveOptions::default())?;
+/// let archive = Archive::open(file.into(), &Default::default())?;
+/// assert_eq!(archive.read("data/0", Verify::Crc)?, &b"abc"[..]);
+/// assert!(archive.read("data/1", Verify::Crc).is_err());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Archive {
+    bytes: Bytes,
+    directory: Directory,
+    unpacked: u64,
+}
+
+impl Archive {
+    /// Finds the directory, and checks the archive's version as PyTorch does.
+    ///
+    /// # Errors
+    /// [`Error::Archive`] and [`Error::NoRecord`] as in [`Tail::parse`]; [`Error::Unsupported`] for a version that PyTorch
+    /// 2.15 doesn't know.
+    pub fn open(bytes: Bytes, limits: &Limits) -> Result<Self> {
+        let len = bytes.len() as u64;
+        let directory = match Tail::parse(len, &bytes)? {
+            Tail::Done(directory) => directory,
+            Tail::Need(_) => return Err(Error::archive(len, "its directory lies outside of it")),
+        };
+        let archive = Self { bytes, directory, unpacked: limits.unpacked };
+        archive.check_version()?;
+        Ok(archive)
+    }
+
+    /// All records.
+    pub fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    /// The bytes of the archive.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// The content of a record, named without the prefix.
+    ///
+    /// # Errors
+    /// [`Error::NoRecord`], [`Error::Archive`], and [`Error::Checksum`] unless told not to verify.
+    pub fn read(&self, name: &str, verify: Verify) -> Result<Bytes> {
+        self.content(self.directory.get(name)?, verify)
+    }
+
+    /// The content of a record of this archive.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn content(&self, record: &Record, verify: Verify) -> Result<Bytes> {
+        let range = record.data_range(self.slice(record.header_range())?)?;
+        let at = range.start as usize..range.end as usize;
+        if self.bytes.len() < at.end {
+            return Err(Error::archive(range.start, "the archive is cut short"));
+        }
+        let content = unpack(record, self.bytes.slice(at), self.unpacked)?;
+        if verify == Verify::Crc {
+            check_crc(record, &content)?;
+        }
+        Ok(content)
+    }
+
+    /// Order of the bytes in its storages.
+    ///
+    /// # Errors
+    /// As [`ByteOrder::parse`].
+    pub fn byte_order(&self) -> Result<ByteOrder> {
+        match self.directory.find("byteorder") {
+            None => Ok(ByteOrder::Little),
+            Some(r) => ByteOrder::parse(Some(&self.content(r, Verify::Crc)?)),
+        }
+    }
+
+    fn check_version(&self) -> Result<()> {
+        let record = match self.directory.find(".data/version") {
+            Some(r) => r,
+            None => self.directory.get("version")?,
+        };
+        let text = self.content(record, Verify::Crc)?;
+        let number = std::str::from_utf8(&text).ok().and_then(|t| t.trim().parse::<u64>().ok());
+        match number {
+            Some(1..=10) => Ok(()),
+            Some(n) => {
+                let what = format!("version {n} of torch's archives (1 to 10 are known)");
+                Err(Error::Unsupported { offset: record.header, what: what.into() })
+            }
+            None => Err(Error::archive(record.header, "its version is no number")),
+        }
+    }
+
+    fn slice(&self, range: std::ops::Range<u64>) -> Result<&[u8]> {
+        self.bytes
+            .get(range.start as usize..range.end as usize)
+            .ok_or_else(|| Error::archive(range.start, "the archive is cut short"))
+    }
+}
+
+/// Compares the content of a record with its checksum.
+///
+/// # Errors
+/// [`Error::Checksum`].
+pub fn check_crc(record: &Record, content: &[u8]) -> Result<()> {
+    let found = crc32fast::hash(content);
+    if found == record.crc32 {
+        Ok(())
+    } else {
+        Err(Error::Checksum { name: record.name.clone(), stored: record.crc32, found })
+    }
+}
+
+/// The content of a record, given its bytes as they lie in the archive; at most `max` bytes are unpacked.
+///
+/// # Errors
+/// [`Error::Archive`] when they do not unpack to the size that the directory says; [`Error::Limit`].
+pub fn unpack(record: &Record, stored: Bytes, max: u64) -> Result<Bytes> {
+    if stored.len() as u64 != record.stored {
+        let what = format!("{:?} has {} bytes, {} were given", record.name, record.stored, stored.len());
+        return Err(Error::archive(record.header, what));
+    }
+    match record.method {
+        Method::Stored => Ok(stored),
+        Method::Deflated => inflate(record, &stored, max).map(Bytes::from),
+    }
+}
+
+/// Deflate never packs better than 1032 to 1; a claim beyond that is a lie, and memory is not taken for it.
+const MAX_RATIO: u64 = 1032;
+
+fn inflate(record: &Record, stored: &[u8], max: u64) -> Result<Vec<u8>> {
+    let bad = || {
+        Error::archive(record.header, format!("{:?} does not unpack to {} bytes", record.name, record.size))
+    };
+    if record.size > max {
+        return Err(Error::Limit { offset: record.header, limit: "unpacked bytes", max });
+    }
+    if record.size > (stored.len() as u64).saturating_mul(MAX_RATIO) {
+        return Err(bad());
+    }
+    let size = usize::try_from(record.size).map_err(|_| bad())?;
+    let mut out = Vec::new();
+    out.try_reserve_exact(size + 1).map_err(|_| bad())?;
+    let mut stream = flate2::Decompress::new(false);
+    let status =
+        stream.decompress_vec(stored, &mut out, flate2::FlushDecompress::Finish).map_err(|_| bad())?;
+    if status != flate2::Status::StreamEnd || out.len() != size {
+        return Err(bad());
+    }
+    Ok(out)
+}

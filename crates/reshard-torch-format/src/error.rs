@@ -1,0 +1,120 @@
+use reshard_model::{BoxError, ErrorKind, ModelError};
+
+/// What can be wrong with a pickle, an archive, or a value that is to become one.
+///
+/// Offsets count bytes from the start of what was given: of the pickle for pickles, of the archive for archives.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The bytes are no pickle, or a damaged one.
+    #[error("the pickle is damaged at byte {offset}: {what}")]
+    Pickle {
+        /// Where the instruction starts.
+        offset: u64,
+        /// What is wrong.
+        what: Box<str>,
+    },
+    /// A pickle that says more than it may.
+    #[error(
+        "byte {offset} of the pickle exceeds the limit of {max} {limit}; raise it in Limits if the file is trusted"
+    )]
+    Limit {
+        /// Where.
+        offset: u64,
+        /// Of what: `nodes`, `levels of nesting`, `bytes`, …
+        limit: &'static str,
+        /// How many are allowed.
+        max: u64,
+    },
+    /// Something that real files may hold, and that is not read.
+    #[error("byte {offset}: {what} is not supported")]
+    Unsupported {
+        /// Where.
+        offset: u64,
+        /// What.
+        what: Box<str>,
+    },
+    /// What a builder refused with an error of its own.
+    #[error("byte {offset} of the pickle is refused: {source}")]
+    Refused {
+        /// Where the instruction starts.
+        offset: u64,
+        /// Why.
+        #[source]
+        source: BoxError,
+    },
+    /// The bytes are no zip archive of torch.save, or a damaged one.
+    #[error("the archive is damaged at byte {offset}: {what}")]
+    Archive {
+        /// Where, from the start of the archive.
+        offset: u64,
+        /// What is wrong.
+        what: Box<str>,
+    },
+    /// A record of the archive that is needed and not there.
+    #[error("the archive has no record {name:?}; it holds {have}")]
+    NoRecord {
+        /// Its name without the archive's prefix.
+        name: Box<str>,
+        /// Names of what is there, cut short.
+        have: Box<str>,
+    },
+    /// The bytes of a record are not those that were written.
+    #[error("record {name:?} is damaged: its CRC-32 is {found:08x}, the archive says {stored:08x}")]
+    Checksum {
+        /// Name of the record.
+        name: Box<str>,
+        /// What the archive says.
+        stored: u32,
+        /// What the bytes give.
+        found: u32,
+    },
+    /// A tensor that contradicts itself or its storage.
+    #[error("tensor of storage {key:?}: {what}")]
+    Tensor {
+        /// Key of the storage.
+        key: Box<str>,
+        /// What is wrong, with both values.
+        what: Box<str>,
+    },
+    /// A value that can't be written as a pickle.
+    #[error("can't be written with torch.save's pickle: {what}")]
+    Encode {
+        /// What, and why.
+        what: Box<str>,
+    },
+    /// A tensor that the model refuses.
+    #[error("a tensor in the file can't be represented")]
+    Model(#[from] ModelError),
+}
+
+/// Result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// What the caller can do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::Encode { .. } => ErrorKind::Invalid,
+            Self::Model(e) => e.kind(),
+            _ => ErrorKind::Corrupt,
+        }
+    }
+
+    pub(crate) fn pickle(offset: usize, what: impl Into<Box<str>>) -> Self {
+        Self::Pickle { offset: offset as u64, what: what.into() }
+    }
+
+    pub(crate) fn archive(offset: u64, what: impl Into<Box<str>>) -> Self {
+        Self::Archive { offset, what: what.into() }
+    }
+
+    pub(crate) fn tensor(key: &str, what: impl Into<Box<str>>) -> Self {
+        Self::Tensor { key: key.into(), what: what.into() }
+    }
+
+    pub(crate) fn encode(what: impl Into<Box<str>>) -> Self {
+        Self::Encode { what: what.into() }
+    }
+}

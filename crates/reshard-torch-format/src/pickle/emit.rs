@@ -1,0 +1,237 @@
+use super::{Op, names};
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+
+/// Writes a pickle with CPython's choice of opcodes.
+///
+/// What Python would hold once and name again (equal strings, classes) is written once, and named by its memo number after
+/// that. Protocol 2 is what `torch.save` uses, 4 is what `pickle.dump` uses; frames are not written, and no reader
+/// misses them.
+///
+/// ```
+/// use reshard_torch_format::pickle::{Emitter, Op};
+/// let mut e = Emitter::new(2);
+/// e.str("lr");
+/// e.float(0.5);
+/// e.tuple(2);
+/// e.memoize();
+/// assert_eq!(e.finish(), b"\x80\x02X\x02\x00\x00\x00lrq\x00G\x3f\xe0\0\0\0\0\0\0\x86q\x01.");
+/// ```
+#[derive(Clone, Debug)]
+pub struct Emitter {
+    out: Vec<u8>,
+    protocol: u8,
+    next: u32,
+    texts: BTreeMap<Box<str>, u32>,
+    globals: BTreeMap<(Box<str>, Box<str>), u32>,
+}
+
+impl Emitter {
+    /// Starts a pickle of protocol 2 to 5.
+    pub fn new(protocol: u8) -> Self {
+        let protocol = protocol.clamp(2, 5);
+        let out = vec![0x80, protocol];
+        Self { out, protocol, next: 0, texts: BTreeMap::new(), globals: BTreeMap::new() }
+    }
+
+    /// Writes an instruction as it is.
+    pub fn op(&mut self, op: Op<'_>) {
+        op.write(&mut self.out);
+    }
+
+    /// Gives what was written last the next memo number, which is returned.
+    pub fn memoize(&mut self) -> u32 {
+        let id = self.next;
+        self.next += 1;
+        match u8::try_from(id) {
+            _ if self.protocol >= 4 => self.op(Op::Memoize),
+            Ok(id) => self.op(Op::BinPut(id)),
+            Err(_) => self.op(Op::LongBinPut(id)),
+        }
+        id
+    }
+
+    /// Names what was memoized under `id`.
+    pub fn get(&mut self, id: u32) {
+        match u8::try_from(id) {
+            Ok(id) => self.op(Op::BinGet(id)),
+            Err(_) => self.op(Op::LongBinGet(id)),
+        }
+    }
+
+    /// `None`.
+    pub fn none(&mut self) {
+        self.op(Op::None);
+    }
+
+    /// `True` or `False`.
+    pub fn bool(&mut self, v: bool) {
+        self.op(if v { Op::NewTrue } else { Op::NewFalse });
+    }
+
+    /// An int.
+    pub fn int(&mut self, v: i64) {
+        if let Ok(v) = u8::try_from(v) {
+            self.op(Op::BinInt1(v));
+        } else if let Ok(v) = u16::try_from(v) {
+            self.op(Op::BinInt2(v));
+        } else if let Ok(v) = i32::try_from(v) {
+            self.op(Op::BinInt(v));
+        } else {
+            self.long(&v.to_le_bytes());
+        }
+    }
+
+    /// An unsigned int.
+    pub fn uint(&mut self, v: u64) {
+        match i64::try_from(v) {
+            Ok(v) => self.int(v),
+            Err(_) => {
+                let mut bytes = [0; 9];
+                bytes[..8].copy_from_slice(&v.to_le_bytes());
+                self.long(&bytes);
+            }
+        }
+    }
+
+    /// An int of any size, two's complement, least significant byte first.
+    pub fn long(&mut self, le: &[u8]) {
+        let bytes = super::text::shortest(le);
+        self.op(if bytes.len() < 256 { Op::Long1(bytes) } else { Op::Long4(bytes) });
+    }
+
+    /// A float.
+    pub fn float(&mut self, v: f64) {
+        self.op(Op::BinFloat(v));
+    }
+
+    /// A str; a second one of the same text becomes a reference to the first.
+    pub fn str(&mut self, v: &str) {
+        if let Some(&id) = self.texts.get(v) {
+            return self.get(id);
+        }
+        self.raw_str(v.as_bytes());
+        let id = self.memoize();
+        self.texts.insert(v.into(), id);
+    }
+
+    /// A str that is written anew even if it was there, as CPython does for strings that it makes while pickling.
+    fn new_str(&mut self, v: &str) {
+        // Python keeps one object for each character up to U+00FF.
+        if v.chars().count() == 1 {
+            return self.str(v);
+        }
+        self.raw_str(v.as_bytes());
+        self.memoize();
+    }
+
+    fn raw_str(&mut self, v: &[u8]) {
+        let op = match v.len() {
+            0..256 if self.protocol >= 4 => Op::ShortBinUnicode(v),
+            n if n as u64 > u64::from(u32::MAX) => Op::BinUnicode8(v),
+            _ => Op::BinUnicode(v),
+        };
+        self.op(op);
+    }
+
+    /// Bytes; before protocol 3 as the call that Python 2 understands.
+    ///
+    /// # Errors
+    /// [`Error::Encode`] when they are longer than such a pickle can say.
+    pub fn bytes(&mut self, v: &[u8]) -> Result<()> {
+        if self.protocol >= 3 {
+            self.op(match v.len() {
+                0..256 => Op::ShortBinBytes(v),
+                n if n as u64 > u64::from(u32::MAX) => Op::BinBytes8(v),
+                _ => Op::BinBytes(v),
+            });
+            self.memoize();
+        } else if v.is_empty() {
+            self.global("builtins", "bytes")?;
+            self.op(Op::EmptyTuple);
+            self.op(Op::Reduce);
+            self.memoize();
+        } else {
+            self.global("_codecs", "encode")?;
+            let text: String = v.iter().map(|&b| char::from(b)).collect();
+            if text.len() as u64 > u64::from(u32::MAX) {
+                return Err(Error::encode("a byte string of more than 4 GiB"));
+            }
+            self.new_str(&text);
+            self.str("latin1");
+            self.tuple(2);
+            self.memoize();
+            self.op(Op::Reduce);
+            self.memoize();
+        }
+        Ok(())
+    }
+
+    /// Makes a tuple of the `n` values written last, for `n` up to 3. More need a [`Op::Mark`] before the first and a
+    /// [`Op::Tuple`] after the last.
+    pub fn tuple(&mut self, n: usize) {
+        self.op(match n {
+            0 => Op::EmptyTuple,
+            1 => Op::Tuple1,
+            2 => Op::Tuple2,
+            _ => Op::Tuple3,
+        });
+    }
+
+    /// A memoized tuple of ints.
+    pub fn ints(&mut self, v: &[u64]) {
+        if v.len() > 3 {
+            self.op(Op::Mark);
+        }
+        v.iter().for_each(|&d| self.uint(d));
+        if v.len() > 3 {
+            self.op(Op::Tuple);
+        } else {
+            self.tuple(v.len());
+        }
+        if !v.is_empty() {
+            self.memoize();
+        }
+    }
+
+    /// A class or function by its module and qualified name.
+    ///
+    /// # Errors
+    /// [`Error::Encode`] when a name holds a line break.
+    pub fn global(&mut self, module: &str, name: &str) -> Result<()> {
+        let key = (Box::from(module), Box::from(name));
+        if let Some(&id) = self.globals.get(&key) {
+            self.get(id);
+            return Ok(());
+        }
+        if self.protocol >= 4 {
+            self.str(module);
+            self.str(name);
+            self.op(Op::StackGlobal);
+        } else if let Some((outer, inner)) = name.rsplit_once('.') {
+            // The old opcode knows no nested names; CPython writes `getattr(outer, inner)`.
+            self.global("builtins", "getattr")?;
+            self.global(module, outer)?;
+            self.str(inner);
+            self.tuple(2);
+            self.memoize();
+            self.op(Op::Reduce);
+        } else {
+            let (old_module, old_name) =
+                if self.protocol < 3 { names::ancient(module, name) } else { (module, name) };
+            if [module, name].iter().any(|s| s.is_empty() || s.contains(['\n', '\r'])) {
+                return Err(Error::encode(format!("{module:?}.{name:?} as the name of a class")));
+            }
+            self.op(Op::Global((old_module.as_bytes(), old_name.as_bytes())));
+        }
+        let id = self.memoize();
+        self.globals.insert(key, id);
+        Ok(())
+    }
+
+    /// Ends the pickle.
+    pub fn finish(mut self) -> Vec<u8> {
+        self.op(Op::Stop);
+        self.out
+    }
+}

@@ -1,0 +1,307 @@
+use super::{Build, Built, Items, Refusal};
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
+
+/// A node of a [`Graph`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Id(u32);
+
+/// How an object of some class would be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// `callable(*args)`.
+    Call,
+    /// `callable.__new__(callable, *args)`.
+    New,
+}
+
+/// An object as a pickle describes it.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Call {
+    /// How it would be made.
+    pub how: How,
+    /// The class or function; usually a [`Node::Global`].
+    pub callable: Id,
+    /// A tuple.
+    pub args: Id,
+    /// A dict.
+    pub kwargs: Option<Id>,
+    /// What it would be told to restore.
+    pub state: Option<Id>,
+    /// What would be appended or added to it.
+    pub items: Vec<Id>,
+    /// What would be set in it.
+    pub pairs: Vec<(Id, Id)>,
+}
+
+/// Name of a class or function.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name {
+    /// Its module, as Python 3 calls it.
+    pub module: Box<str>,
+    /// Its qualified name in the module.
+    pub name: Box<str>,
+}
+
+/// What a pickle says, borrowed from it.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the names are those of Python's types")]
+#[non_exhaustive]
+pub enum Node<'a> {
+    None,
+    Bool(bool),
+    Int(i64),
+    /// Beyond 64 bits: two's complement, least significant byte first.
+    Long(Cow<'a, [u8]>),
+    Float(f64),
+    Str(Cow<'a, str>),
+    /// With lone surrogates, in the UTF-8 that Python makes of them.
+    OddStr(&'a [u8]),
+    Bytes(Cow<'a, [u8]>),
+    ByteArray(&'a [u8]),
+    Tuple(Vec<Id>),
+    List(Vec<Id>),
+    Set(Vec<Id>),
+    FrozenSet(Vec<Id>),
+    Dict(Vec<(Id, Id)>),
+    /// A class or function.
+    Global(Arc<Name>),
+    Call(Box<Call>),
+    /// An object outside of the pickle, by its id.
+    Persistent(Id),
+}
+
+/// The builder that keeps a whole pickle as inert nodes. Shared nodes are one node; cycles are possible.
+///
+/// ```
+/// use reshard_torch_format::pickle::{Graph, Node, run};
+/// # fn main() -> Result<(), reshard_torch_format::Error> {
+/// let mut graph = Graph::default();
+/// let (root, _) = run(b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R.", &mut graph, &Default::default())?;
+/// let Node::Call(call) = graph.node(root) else { unreachable!() };
+/// assert_eq!(graph.global(call.callable), Some(("os", "system"))); // data, and nothing more
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Graph<'a> {
+    nodes: Vec<Node<'a>>,
+    /// Each name once, however often the pickle spells it.
+    names: BTreeSet<Arc<Name>>,
+}
+
+impl<'a> Graph<'a> {
+    /// What a node is.
+    pub fn node(&self, id: Id) -> &Node<'a> {
+        self.nodes.get(id.0 as usize).unwrap_or(&Node::None)
+    }
+
+    /// How many nodes there are.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Module and qualified name of a class or function; also of a nested one that an old pickle spells as `getattr`.
+    pub fn global(&self, id: Id) -> Option<(&str, &str)> {
+        match self.node(id) {
+            Node::Global(g) => Some((&g.module, &g.name)),
+            _ => None,
+        }
+    }
+
+    /// A str.
+    pub fn str(&self, id: Id) -> Option<&str> {
+        if let Node::Str(s) = self.node(id) { Some(s) } else { None }
+    }
+
+    /// An int of up to 64 bits.
+    pub fn int(&self, id: Id) -> Option<i64> {
+        if let Node::Int(v) = self.node(id) { Some(*v) } else { None }
+    }
+
+    /// The elements of a tuple or list.
+    pub fn seq(&self, id: Id) -> Option<&[Id]> {
+        match self.node(id) {
+            Node::Tuple(v) | Node::List(v) => Some(v),
+            _ => None,
+        }
+    }
+
+    fn add(&mut self, node: Node<'a>) -> Built<Id> {
+        let id = u32::try_from(self.nodes.len()).map_err(|_| Refusal::limit("nodes", u32::MAX.into()))?;
+        self.nodes.push(node);
+        Ok(Id(id))
+    }
+
+    fn node_mut(&mut self, id: Id) -> Built<&mut Node<'a>> {
+        self.nodes.get_mut(id.0 as usize).ok_or_else(|| Refusal::damaged("a value is lost"))
+    }
+
+    fn make(&mut self, how: How, callable: Id, args: Id, kwargs: Option<Id>) -> Built<Id> {
+        if !matches!(self.node(args), Node::Tuple(_)) {
+            return Err(Refusal::damaged("the arguments of a call are no tuple"));
+        }
+        if !matches!(self.node(callable), Node::Global(_) | Node::Call(_)) {
+            return Err(Refusal::damaged("what is called is no class or function"));
+        }
+        if let Some((module, name)) = self.nested(callable, args) {
+            return self.named(module, name);
+        }
+        let call = Call { how, callable, args, kwargs, state: None, items: Vec::new(), pairs: Vec::new() };
+        self.add(Node::Call(Box::new(call)))
+    }
+
+    /// `getattr(Outer, "Inner")` is how old protocols name a nested class.
+    fn nested(&self, callable: Id, args: Id) -> Option<(Box<str>, Box<str>)> {
+        if self.global(callable)? != ("builtins", "getattr") {
+            return None;
+        }
+        let &[outer, inner] = self.seq(args)? else { return None };
+        let (module, outer) = self.global(outer)?;
+        let inner = self.str(inner)?;
+        let fits = outer.len() + inner.len() < 250 && !inner.is_empty() && !inner.contains('.');
+        fits.then(|| (module.into(), format!("{outer}.{inner}").into()))
+    }
+
+    fn named(&mut self, module: Box<str>, name: Box<str>) -> Built<Id> {
+        if module.len() + name.len() > 1000 {
+            return Err(Refusal::damaged("the name of a class is longer than any"));
+        }
+        let name = Name { module, name };
+        let name = match self.names.get(&name) {
+            Some(known) => Arc::clone(known),
+            None => {
+                let new = Arc::new(name);
+                self.names.insert(Arc::clone(&new));
+                new
+            }
+        };
+        self.add(Node::Global(name))
+    }
+}
+
+fn pairs(items: Items<'_, Id>) -> impl Iterator<Item = (Id, Id)> {
+    let mut items = items;
+    std::iter::from_fn(move || Some((items.next()?, items.next()?)))
+}
+
+impl<'a> Build<'a> for Graph<'a> {
+    type Value = Id;
+
+    fn share(&mut self, value: &Id) -> Built<Id> {
+        Ok(*value)
+    }
+    fn none(&mut self) -> Built<Id> {
+        self.add(Node::None)
+    }
+    fn bool(&mut self, v: bool) -> Built<Id> {
+        self.add(Node::Bool(v))
+    }
+    fn int(&mut self, v: i64) -> Built<Id> {
+        self.add(Node::Int(v))
+    }
+    fn long(&mut self, le: Cow<'a, [u8]>) -> Built<Id> {
+        self.add(Node::Long(le))
+    }
+    fn float(&mut self, v: f64) -> Built<Id> {
+        self.add(Node::Float(v))
+    }
+    fn str(&mut self, v: Cow<'a, str>) -> Built<Id> {
+        self.add(Node::Str(v))
+    }
+    fn odd_str(&mut self, utf8: &'a [u8]) -> Built<Id> {
+        if super::text::is_surrogate_utf8(utf8) {
+            self.add(Node::OddStr(utf8))
+        } else {
+            Err(Refusal::damaged("a text is not UTF-8"))
+        }
+    }
+    fn bytes(&mut self, v: Cow<'a, [u8]>) -> Built<Id> {
+        self.add(Node::Bytes(v))
+    }
+    fn bytearray(&mut self, v: &'a [u8]) -> Built<Id> {
+        self.add(Node::ByteArray(v))
+    }
+    fn tuple(&mut self, items: Items<'_, Id>) -> Built<Id> {
+        self.add(Node::Tuple(items.collect()))
+    }
+    fn list(&mut self) -> Built<Id> {
+        self.add(Node::List(Vec::new()))
+    }
+    fn dict(&mut self) -> Built<Id> {
+        self.add(Node::Dict(Vec::new()))
+    }
+    fn set(&mut self) -> Built<Id> {
+        self.add(Node::Set(Vec::new()))
+    }
+    fn frozenset(&mut self, items: Items<'_, Id>) -> Built<Id> {
+        self.add(Node::FrozenSet(items.collect()))
+    }
+    fn append(&mut self, list: &mut Id, items: Items<'_, Id>) -> Built<()> {
+        match self.node_mut(*list)? {
+            Node::List(v) => v.extend(items),
+            Node::Call(c) => c.items.extend(items),
+            _ => return Err(Refusal::damaged("it appends to what is no list")),
+        }
+        Ok(())
+    }
+    fn set_items(&mut self, dict: &mut Id, items: Items<'_, Id>) -> Built<()> {
+        match self.node_mut(*dict)? {
+            Node::Dict(v) => v.extend(pairs(items)),
+            Node::Call(c) => c.pairs.extend(pairs(items)),
+            _ => return Err(Refusal::damaged("it sets items of what is no dict")),
+        }
+        Ok(())
+    }
+    fn add_items(&mut self, set: &mut Id, items: Items<'_, Id>) -> Built<()> {
+        match self.node_mut(*set)? {
+            Node::Set(v) => v.extend(items),
+            Node::Call(c) => c.items.extend(items),
+            _ => return Err(Refusal::damaged("it adds to what is no set")),
+        }
+        Ok(())
+    }
+    fn global(&mut self, module: &str, name: &str) -> Built<Id> {
+        self.named(module.into(), name.into())
+    }
+    fn stack_global(&mut self, module: Id, name: Id) -> Built<Id> {
+        match (self.node(module), self.node(name)) {
+            (Node::Str(m), Node::Str(n)) if m.len() + n.len() <= 1000 => {
+                let (m, n) = (m.as_ref().into(), n.as_ref().into());
+                self.named(m, n)
+            }
+            (Node::Str(_), Node::Str(_)) => Err(Refusal::damaged("the name of a class is longer than any")),
+            _ => Err(Refusal::damaged("the name of a class is no str")),
+        }
+    }
+    fn call(&mut self, callable: Id, args: Id) -> Built<Id> {
+        self.make(How::Call, callable, args, None)
+    }
+    fn new_object(&mut self, class: Id, args: Id) -> Built<Id> {
+        self.make(How::New, class, args, None)
+    }
+    fn new_object_ex(&mut self, class: Id, args: Id, kwargs: Id) -> Built<Id> {
+        if !matches!(self.node(kwargs), Node::Dict(_)) {
+            return Err(Refusal::damaged("the keyword arguments of an object are no dict"));
+        }
+        self.make(How::New, class, args, Some(kwargs))
+    }
+    fn build(&mut self, object: &mut Id, state: Id) -> Built<()> {
+        match self.node_mut(*object)? {
+            Node::Call(c) if c.state.is_none() => {
+                c.state = Some(state);
+                Ok(())
+            }
+            Node::Call(_) => Err(Refusal::unsupported("an object whose state is set twice")),
+            _ => Err(Refusal::damaged("it sets the state of what is no object")),
+        }
+    }
+    fn persistent(&mut self, id: Id) -> Built<Id> {
+        self.add(Node::Persistent(id))
+    }
+}

@@ -1,0 +1,462 @@
+use super::{
+    Build, Built, Items, Op, Reader, Refusal,
+    memo::{Memo, Plan, number},
+    names, text,
+};
+use crate::{Error, Limits, Result};
+use std::borrow::Cow;
+
+/// Interprets a pickle. Gives what was built, and how many bytes the pickle takes: what follows its end is not looked at.
+///
+/// # Errors
+/// [`Error::Pickle`], [`Error::Limit`] and [`Error::Unsupported`] with the offset of the instruction, whatever the bytes
+/// are. Working memory stays a small multiple of the input's length, plus what the builder keeps.
+///
+/// ```
+/// use reshard_torch_format::pickle::{Graph, run};
+/// # fn main() -> Result<(), reshard_torch_format::Error> {
+/// let mut graph = Graph::default();
+/// let (root, len) = run(b"(I1\nI2\ntp0\n. and more", &mut graph, &Default::default())?;
+/// let ints: Vec<_> = graph.seq(root).unwrap().iter().map(|&id| graph.int(id).unwrap()).collect();
+/// assert_eq!((ints, len), (vec![1, 2], 12));
+/// # Ok(())
+/// # }
+/// ```
+pub fn run<'a, B: Build<'a>>(bytes: &'a [u8], builder: &mut B, limits: &Limits) -> Result<(B::Value, usize)> {
+    let plan = Plan::scan(bytes, limits)?;
+    let end = plan.end;
+    let mut machine = Machine {
+        builder,
+        stack: Vec::new(),
+        marks: Vec::new(),
+        base: 0,
+        memo: Memo::new(plan),
+        protocol: 0,
+    };
+    let mut reader = Reader::new(bytes);
+    loop {
+        let at = reader.offset();
+        let op = reader.next_op().map_err(|t| Error::pickle(at, t.to_string()))?;
+        if let Op::Stop = op {
+            let value = machine.pop().map_err(|r| r.at(at))?;
+            if !machine.stack.is_empty() || !machine.marks.is_empty() {
+                return Err(Error::pickle(at, "the pickle ends with values left over"));
+            }
+            return Ok((value, end));
+        }
+        if let Op::Frame(len) = op
+            && len > (bytes.len() - reader.offset()) as u64
+        {
+            return Err(Error::pickle(at, "a frame is longer than the rest of the pickle"));
+        }
+        machine.step(op).map_err(|r| r.at(at))?;
+    }
+}
+
+struct Machine<'b, B, V> {
+    builder: &'b mut B,
+    stack: Vec<V>,
+    /// Heights of the stack at each mark.
+    marks: Vec<usize>,
+    /// The last of them; values below it are out of reach.
+    base: usize,
+    memo: Memo<V>,
+    protocol: u8,
+}
+
+#[cold]
+fn underflow() -> Refusal {
+    Refusal::damaged("an instruction finds too few values")
+}
+
+impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
+    #[inline(always)]
+    fn pop(&mut self) -> Built<B::Value> {
+        if self.stack.len() > self.base
+            && let Some(v) = self.stack.pop()
+        {
+            Ok(v)
+        } else {
+            Err(underflow())
+        }
+    }
+
+    #[inline(always)]
+    fn push(&mut self, v: Built<B::Value>) -> Built<()> {
+        self.stack.push(v?);
+        Ok(())
+    }
+
+    /// Takes the last mark away; gives the height of the stack at it.
+    #[inline(always)]
+    fn mark(&mut self) -> Built<usize> {
+        let at = self.marks.pop().ok_or_else(|| Refusal::damaged("a mark is missing"))?;
+        self.base = self.marks.last().copied().unwrap_or(0);
+        Ok(at)
+    }
+
+    /// Hands all values from `from` on to `add`, together with the one below them, which stays.
+    #[inline(always)]
+    fn fill(
+        &mut self,
+        from: usize,
+        add: impl FnOnce(&mut B, &mut B::Value, Items<'_, B::Value>) -> Built<()>,
+    ) -> Built<()> {
+        if from <= self.base || from > self.stack.len() {
+            return Err(underflow());
+        }
+        let mut items = self.stack.drain(from - 1..);
+        let mut target = items.next().ok_or_else(underflow)?;
+        add(self.builder, &mut target, items)?;
+        self.stack.push(target);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn put(&mut self, number: Option<usize>) -> Built<()> {
+        if self.stack.len() <= self.base {
+            return Err(underflow());
+        }
+        if let Some(top) = self.stack.last()
+            && let Some(place) = self.memo.place(number)
+        {
+            *place = Some(self.builder.share(top)?);
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn get(&mut self, number: usize) -> Built<()> {
+        let v = match self.memo.fetch(number) {
+            Some(v) => self.builder.share(v)?,
+            None => return Err(Refusal::damaged("it names a memo entry that is not there")),
+        };
+        self.stack.push(v);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn text(&mut self, raw: &'a [u8]) -> Built<()> {
+        let v = match std::str::from_utf8(raw) {
+            Ok(s) => self.builder.str(Cow::Borrowed(s)),
+            Err(_) => self.builder.odd_str(raw),
+        };
+        self.push(v)
+    }
+
+    /// A str of Python 2, which is text where it can be.
+    fn old_text(&mut self, raw: Cow<'a, [u8]>) -> Built<()> {
+        let v = match raw {
+            Cow::Borrowed(raw) => match std::str::from_utf8(raw) {
+                Ok(s) => self.builder.str(Cow::Borrowed(s)),
+                Err(_) => self.builder.bytes(Cow::Borrowed(raw)),
+            },
+            Cow::Owned(raw) => match String::from_utf8(raw) {
+                Ok(s) => self.builder.str(Cow::Owned(s)),
+                Err(e) => self.builder.bytes(Cow::Owned(e.into_bytes())),
+            },
+        };
+        self.push(v)
+    }
+
+    fn long(&mut self, le: &'a [u8]) -> Built<()> {
+        let v = match text::small(le) {
+            Some(v) => self.builder.int(v),
+            None => self.builder.long(Cow::Borrowed(text::shortest(le))),
+        };
+        self.push(v)
+    }
+
+    fn number(&mut self, line: &'a [u8]) -> Built<()> {
+        let bad = || Refusal::damaged("an int is no number");
+        let text = std::str::from_utf8(line).map_err(|_| bad())?.trim();
+        let text = text.strip_suffix('L').unwrap_or(text);
+        let v = match text.parse::<i64>() {
+            Ok(v) => self.builder.int(v),
+            Err(_) => self.builder.long(Cow::Owned(text::decimal(text).ok_or_else(bad)?)),
+        };
+        self.push(v)
+    }
+
+    fn global(&mut self, module: &[u8], name: &[u8]) -> Built<()> {
+        let (Ok(module), Ok(name)) = (std::str::from_utf8(module), std::str::from_utf8(name)) else {
+            return Err(Refusal::damaged("the name of a class is not UTF-8"));
+        };
+        let v = if self.protocol < 3 {
+            let (module, name) = names::modern(module, name);
+            self.builder.global(&module, &name)
+        } else {
+            self.builder.global(module, name)
+        };
+        self.push(v)
+    }
+
+    /// What INST and OBJ do: a call, or a bare object when there is nothing to call with.
+    fn instance(&mut self, class: B::Value, from: usize) -> Built<()> {
+        let items = self.stack.drain(from..);
+        let bare = items.len() == 0;
+        let args = self.builder.tuple(items)?;
+        let v = if bare { self.builder.new_object(class, args) } else { self.builder.call(class, args) };
+        self.push(v)
+    }
+
+    #[inline(always)]
+    fn step(&mut self, op: Op<'a>) -> Built<()> {
+        match op {
+            Op::Mark => {
+                self.base = self.stack.len();
+                self.marks.push(self.base);
+                Ok(())
+            }
+            Op::BinInt1(v) => {
+                let v = self.builder.int(v.into());
+                self.push(v)
+            }
+            Op::BinGet(i) => self.get(i.into()),
+            Op::LongBinGet(i) => self.get(i as usize),
+            Op::Memoize => self.put(None),
+            Op::BinPut(i) => self.put(Some(i.into())),
+            Op::LongBinPut(i) => self.put(Some(i as usize)),
+            Op::ShortBinUnicode(raw) | Op::BinUnicode(raw) | Op::BinUnicode8(raw) => self.text(raw),
+            Op::EmptyTuple => {
+                let top = self.stack.len();
+                let v = self.builder.tuple(self.stack.drain(top..));
+                self.push(v)
+            }
+            Op::Tuple1 => self.small_tuple(1),
+            Op::Tuple2 => self.small_tuple(2),
+            Op::Tuple3 => self.small_tuple(3),
+            Op::Tuple => {
+                let from = self.mark()?;
+                let v = self.builder.tuple(self.stack.drain(from..));
+                self.push(v)
+            }
+            Op::EmptyDict => {
+                let v = self.builder.dict();
+                self.push(v)
+            }
+            Op::EmptyList => {
+                let v = self.builder.list();
+                self.push(v)
+            }
+            Op::SetItems => {
+                let from = self.mark()?;
+                if (self.stack.len() - from) % 2 != 0 {
+                    return Err(Refusal::damaged("a key has no value"));
+                }
+                self.fill(from, |b, dict, pairs| b.set_items(dict, pairs))
+            }
+            Op::Appends => {
+                let from = self.mark()?;
+                self.fill(from, |b, list, items| b.append(list, items))
+            }
+            Op::Append => {
+                let from = self.stack.len().saturating_sub(1);
+                self.fill(from, |b, list, items| b.append(list, items))
+            }
+            Op::SetItem => {
+                let from = self.stack.len().saturating_sub(2);
+                self.fill(from, |b, dict, pairs| b.set_items(dict, pairs))
+            }
+            Op::NewObj => {
+                let (args, class) = (self.pop()?, self.pop()?);
+                let v = self.builder.new_object(class, args);
+                self.push(v)
+            }
+            Op::Reduce => {
+                let (args, callable) = (self.pop()?, self.pop()?);
+                let v = self.builder.call(callable, args);
+                self.push(v)
+            }
+            Op::Build => {
+                let (state, mut object) = (self.pop()?, self.pop()?);
+                self.builder.build(&mut object, state)?;
+                self.stack.push(object);
+                Ok(())
+            }
+            Op::StackGlobal => {
+                let (name, module) = (self.pop()?, self.pop()?);
+                let v = self.builder.stack_global(module, name);
+                self.push(v)
+            }
+            Op::None => {
+                let v = self.builder.none();
+                self.push(v)
+            }
+            Op::NewTrue | Op::NewFalse => {
+                let v = self.builder.bool(matches!(op, Op::NewTrue));
+                self.push(v)
+            }
+            Op::BinInt2(v) => {
+                let v = self.builder.int(v.into());
+                self.push(v)
+            }
+            Op::BinInt(v) => {
+                let v = self.builder.int(v.into());
+                self.push(v)
+            }
+            Op::Long1(le) | Op::Long4(le) => self.long(le),
+            Op::BinFloat(v) => {
+                let v = self.builder.float(v);
+                self.push(v)
+            }
+            Op::Frame(_) => Ok(()),
+            other => self.rare(other),
+        }
+    }
+
+    #[inline(always)]
+    fn small_tuple(&mut self, n: usize) -> Built<()> {
+        let v = match self.stack.len().checked_sub(n) {
+            Some(from) if from >= self.base => self.builder.tuple(self.stack.drain(from..)),
+            _ => Err(underflow()),
+        };
+        self.push(v)
+    }
+
+    /// Instructions that today's programs seldom write, kept out of the hot loop.
+    #[inline(never)]
+    fn rare(&mut self, op: Op<'a>) -> Built<()> {
+        match op {
+            Op::Proto(v) => {
+                if v > 5 {
+                    return Err(Refusal::unsupported(format!("pickle protocol {v}")));
+                }
+                self.protocol = v;
+                Ok(())
+            }
+            Op::Pop => {
+                // Popping at a mark takes the mark, as in Python.
+                if self.stack.len() == self.base && !self.marks.is_empty() {
+                    return self.mark().map(|_| ());
+                }
+                let v = self.pop()?;
+                self.builder.discard(v);
+                Ok(())
+            }
+            Op::PopMark => {
+                let from = self.mark()?;
+                for v in self.stack.drain(from..) {
+                    self.builder.discard(v);
+                }
+                Ok(())
+            }
+            Op::Dup => {
+                if self.stack.len() <= self.base {
+                    return Err(underflow());
+                }
+                let v = match self.stack.last() {
+                    Some(top) => self.builder.share(top),
+                    None => Err(underflow()),
+                };
+                self.push(v)
+            }
+            Op::Int(b"00") | Op::Int(b"01") => {
+                let v = self.builder.bool(matches!(op, Op::Int(b"01")));
+                self.push(v)
+            }
+            Op::Int(line) | Op::Long(line) => self.number(line),
+            Op::Float(line) => {
+                let text = std::str::from_utf8(line).ok();
+                let v = text.and_then(|t| t.trim().parse().ok());
+                let v = v.ok_or_else(|| Refusal::damaged("a float is no number"))?;
+                let v = self.builder.float(v);
+                self.push(v)
+            }
+            Op::String(raw) => {
+                let raw = text::quoted(raw).ok_or_else(|| Refusal::damaged("a string is not quoted"))?;
+                self.old_text(raw)
+            }
+            Op::BinString(raw) | Op::ShortBinString(raw) => self.old_text(Cow::Borrowed(raw)),
+            Op::Unicode(raw) => {
+                let s =
+                    text::raw_unicode(raw).ok_or_else(|| Refusal::damaged("a text has a wrong escape"))?;
+                let v = self.builder.str(s);
+                self.push(v)
+            }
+            Op::BinBytes(raw) | Op::ShortBinBytes(raw) | Op::BinBytes8(raw) => {
+                let v = self.builder.bytes(Cow::Borrowed(raw));
+                self.push(v)
+            }
+            Op::ByteArray8(raw) => {
+                let v = self.builder.bytearray(raw);
+                self.push(v)
+            }
+            Op::List => {
+                let from = self.mark()?;
+                let mut list = self.builder.list()?;
+                self.builder.append(&mut list, self.stack.drain(from..))?;
+                self.push(Ok(list))
+            }
+            Op::Dict => {
+                let from = self.mark()?;
+                if (self.stack.len() - from) % 2 != 0 {
+                    return Err(Refusal::damaged("a key has no value"));
+                }
+                let mut dict = self.builder.dict()?;
+                self.builder.set_items(&mut dict, self.stack.drain(from..))?;
+                self.push(Ok(dict))
+            }
+            Op::EmptySet => {
+                let v = self.builder.set();
+                self.push(v)
+            }
+            Op::FrozenSet => {
+                let from = self.mark()?;
+                let v = self.builder.frozenset(self.stack.drain(from..));
+                self.push(v)
+            }
+            Op::AddItems => {
+                let from = self.mark()?;
+                self.fill(from, |b, set, items| b.add_items(set, items))
+            }
+            Op::Get(line) => match number(line) {
+                Some(i) => self.get(i),
+                None => Err(Refusal::damaged("a memo entry's name is no number")),
+            },
+            Op::Put(line) => match number(line) {
+                Some(i) => self.put(Some(i)),
+                None => Err(Refusal::damaged("a memo entry's name is no number")),
+            },
+            Op::Global((module, name)) => self.global(module, name),
+            Op::Inst((module, name)) => {
+                let from = self.mark()?;
+                self.global(module, name)?;
+                let class = self.pop()?;
+                self.instance(class, from)
+            }
+            Op::Obj => {
+                let from = self.mark()?;
+                if self.stack.len() <= from {
+                    return Err(underflow());
+                }
+                let class = self.stack.remove(from);
+                self.instance(class, from)
+            }
+            Op::NewObjEx => {
+                let (kwargs, args, class) = (self.pop()?, self.pop()?, self.pop()?);
+                let v = self.builder.new_object_ex(class, args, kwargs);
+                self.push(v)
+            }
+            Op::PersId(line) => {
+                let id = std::str::from_utf8(line)
+                    .map_err(|_| Refusal::damaged("a persistent id is not UTF-8"))?;
+                let id = self.builder.str(Cow::Borrowed(id))?;
+                let v = self.builder.persistent(id);
+                self.push(v)
+            }
+            Op::BinPersId => {
+                let id = self.pop()?;
+                let v = self.builder.persistent(id);
+                self.push(v)
+            }
+            Op::Ext1(_) | Op::Ext2(_) | Op::Ext4(_) => {
+                Err(Refusal::unsupported("a class by its number in Python's extension registry"))
+            }
+            Op::NextBuffer | Op::ReadOnlyBuffer => {
+                Err(Refusal::unsupported("a buffer outside of the pickle"))
+            }
+            other => Err(Refusal::damaged(format!("{other:?} is out of place"))),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Arguments that stand as text in the old protocols, and ints of any size.
+
+use std::borrow::Cow;
+
+/// The shortest two's complement that means the same.
+pub(crate) fn shortest(le: &[u8]) -> &[u8] {
+    let mut n = le.len();
+    while n > 0 {
+        let top = le[n - 1];
+        let below_is_negative = n > 1 && le[n - 2] & 0x80 != 0;
+        let spare = (top == 0 && !below_is_negative) || (top == 0xFF && below_is_negative);
+        if !spare {
+            break;
+        }
+        n -= 1;
+    }
+    &le[..n]
+}
+
+/// An int of up to eight bytes; `None` if it is larger.
+#[inline]
+pub(crate) fn small(le: &[u8]) -> Option<i64> {
+    let le = if le.len() <= 8 { le } else { shortest(le) };
+    let fill = if le.last().is_some_and(|b| b & 0x80 != 0) { 0xFF } else { 0 };
+    let mut out = [fill; 8];
+    out.get_mut(..le.len())?.copy_from_slice(le);
+    Some(i64::from_le_bytes(out))
+}
+
+/// A decimal number as text becomes two's complement, least significant byte first. Digits cost the square of their
+/// number, so there is a limit (the same that Python has set itself for this).
+pub(crate) fn decimal(text: &str) -> Option<Vec<u8>> {
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    if digits.is_empty() || digits.len() > 4300 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let mut out: Vec<u8> = Vec::new();
+    for d in digits.bytes() {
+        let mut carry = u32::from(d - b'0');
+        for byte in &mut out {
+            carry += u32::from(*byte) * 10;
+            *byte = carry as u8;
+            carry >>= 8;
+        }
+        if carry > 0 {
+            out.push(carry as u8);
+        }
+    }
+    out.push(0);
+    if negative {
+        let mut carry = true;
+        for byte in &mut out {
+            let (v, c) = (!*byte).overflowing_add(u8::from(carry));
+            (*byte, carry) = (v, c);
+        }
+    }
+    let n = shortest(&out).len();
+    out.truncate(n);
+    Some(out)
+}
+
+/// Python's raw-unicode-escape: Latin-1 with `\uXXXX` and `\UXXXXXXXX`. `None` if an escape is no character.
+pub(crate) fn raw_unicode(raw: &[u8]) -> Option<Cow<'_, str>> {
+    if raw.is_ascii() && !raw.contains(&b'\\') {
+        return std::str::from_utf8(raw).ok().map(Cow::Borrowed);
+    }
+    let mut out = String::with_capacity(raw.len());
+    let mut rest = raw;
+    while let Some((&b, tail)) = rest.split_first() {
+        let digits = match (b, tail.first()) {
+            (b'\\', Some(b'u')) => 4,
+            (b'\\', Some(b'U')) => 8,
+            _ => 0,
+        };
+        if digits == 0 {
+            out.push(char::from(b));
+            rest = tail;
+            continue;
+        }
+        let hex = std::str::from_utf8(tail.get(1..1 + digits)?).ok()?;
+        out.push(char::from_u32(u32::from_str_radix(hex, 16).ok()?)?);
+        rest = &tail[1 + digits..];
+    }
+    Some(out.into())
+}
+
+/// A quoted string of protocol 0, escapes as in Python source.
+pub(crate) fn quoted(raw: &[u8]) -> Option<Cow<'_, [u8]>> {
+    let raw = raw.trim_ascii();
+    let (&quote, rest) = raw.split_first()?;
+    let inner = rest.strip_suffix(&[quote])?;
+    if !matches!(quote, b'\'' | b'"') {
+        return None;
+    }
+    if !inner.contains(&b'\\') {
+        return Some(inner.into());
+    }
+    let mut out = Vec::with_capacity(inner.len());
+    let mut rest = inner;
+    while let Some((&b, tail)) = rest.split_first() {
+        rest = tail;
+        if b != b'\\' {
+            out.push(b);
+            continue;
+        }
+        let (&e, tail) = rest.split_first()?;
+        rest = tail;
+        match e {
+            b'\n' => {}
+            b'\\' | b'\'' | b'"' => out.push(e),
+            b'a' => out.push(7),
+            b'b' => out.push(8),
+            b'f' => out.push(12),
+            b'n' => out.push(b'\n'),
+            b'r' => out.push(b'\r'),
+            b't' => out.push(b'\t'),
+            b'v' => out.push(11),
+            b'x' => {
+                let hex = std::str::from_utf8(rest.get(..2)?).ok()?;
+                out.push(u8::from_str_radix(hex, 16).ok()?);
+                rest = &rest[2..];
+            }
+            b'0'..=b'7' => {
+                let mut v = u32::from(e - b'0');
+                for _ in 0..2 {
+                    let Some((&d @ b'0'..=b'7', tail)) = rest.split_first() else { break };
+                    v = v * 8 + u32::from(d - b'0');
+                    rest = tail;
+                }
+                out.push(v as u8);
+            }
+            _ => out.extend([b'\\', e]),
+        }
+    }
+    Some(out.into())
+}
+
+/// Whether bytes are what Python's `surrogatepass` makes of a str: UTF-8, but surrogates stand as three bytes each.
+pub(crate) fn is_surrogate_utf8(mut raw: &[u8]) -> bool {
+    loop {
+        match std::str::from_utf8(raw) {
+            Ok(_) => return true,
+            Err(e) => {
+                let rest = &raw[e.valid_up_to()..];
+                if !matches!(rest, [0xED, 0xA0..=0xBF, 0x80..=0xBF, ..]) {
+                    return false;
+                }
+                raw = &rest[3..];
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn decimals_mean_their_number(v: i128) {
+            let le = decimal(&v.to_string()).unwrap();
+            let bytes = v.to_le_bytes();
+            prop_assert_eq!(&le[..], shortest(&bytes));
+            prop_assert_eq!(small(&le), i64::try_from(v).ok());
+        }
+    }
+
+    #[test]
+    fn escapes_are_pythons() {
+        assert_eq!(quoted(br"'a\n\x41\101\q'").as_deref(), Some(&b"a\nAA\\q"[..]));
+        assert_eq!(quoted(b"'a"), None);
+        assert_eq!(quoted(b"'"), None);
+        assert_eq!(raw_unicode(b"\\u00e9\xe9\\n").as_deref(), Some("éé\\n"));
+        assert_eq!(raw_unicode(b"\\ud800"), None);
+        assert_eq!(raw_unicode(b"\\u12"), None);
+        assert_eq!(decimal("--1"), None);
+        assert_eq!(small(&[]), Some(0));
+        assert!(
+            is_surrogate_utf8(b"a\xed\xb2\x80b")
+                && !is_surrogate_utf8(b"\xff")
+                && !is_surrogate_utf8(b"\xed\xa0")
+        );
+    }
+}

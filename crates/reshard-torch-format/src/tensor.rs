@@ -1,0 +1,210 @@
+//! Tensors as `torch.save` describes them: a view of a storage, which lies in a record of its own.
+
+mod bits;
+mod parse;
+mod storage;
+
+pub use storage::{Location, StorageRef};
+
+pub(crate) use parse::tensor_of;
+pub(crate) use storage::{element_size, storage_of};
+
+use crate::{
+    Error, Limits, Result,
+    archive::ByteOrder,
+    pickle::{Emitter, Graph, Op, run},
+};
+use bytes::Bytes;
+use reshard_model::{DType, Dims, HostBuffer, Layout, Tensor};
+use std::sync::Arc;
+
+/// A tensor in an archive: where its elements lie in which storage. Enough to read any part of it without the rest.
+///
+/// ```
+/// use reshard_model::DType;
+/// use reshard_torch_format::TensorRef;
+/// # fn main() -> Result<(), reshard_torch_format::Error> {
+/// let t = TensorRef::contiguous(DType::Float32, &[2, 3])?;
+/// let pickle = t.pickle()?;                                   // `data.pkl`, byte for byte as torch writes it
+/// assert_eq!(TensorRef::parse(&pickle, &Default::default())?, t);
+/// assert_eq!((t.storage.record(), t.storage.len), ("data/0".to_string(), 24));
+/// assert!(t.layout()?.is_contiguous());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TensorRef {
+    /// Element type.
+    pub dtype: DType,
+    /// The storage it is a view of.
+    pub storage: StorageRef,
+    /// First element, in elements from the storage's start.
+    pub offset: u64,
+    /// Elements per axis.
+    pub shape: Dims,
+    /// Elements between neighbours, per axis.
+    pub strides: Dims,
+    /// Whether gradients were wanted.
+    pub requires_grad: bool,
+    /// The elements are the complex conjugates of what is stored.
+    pub conj: bool,
+    /// The elements are the negatives of what is stored.
+    pub neg: bool,
+}
+
+impl TensorRef {
+    /// A row-major tensor that has storage `0` for itself.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] when its size does not fit 63 bits.
+    pub fn contiguous(dtype: DType, shape: &[u64]) -> Result<Self> {
+        let too_large = || Error::tensor("0", format!("shape {} of {dtype} is too large", Dims::from(shape)));
+        let layout = Layout::contiguous(dtype.size(), shape).ok_or_else(too_large)?;
+        Ok(Self {
+            dtype,
+            storage: StorageRef::new("0", Some(dtype), layout.bytes()),
+            offset: 0,
+            shape: layout.shape().clone(),
+            strides: layout.strides().clone(),
+            requires_grad: false,
+            conj: false,
+            neg: false,
+        })
+    }
+
+    /// Reads the `data.pkl` of an archive that holds one tensor: `_rebuild_tensor_v2` and `_v3`, parameters, and plain
+    /// subclasses of `torch.Tensor` (whose tensor is taken).
+    ///
+    /// # Errors
+    /// [`Error::Pickle`] and its like for a damaged pickle, [`Error::Tensor`] for a description that contradicts itself,
+    /// [`Error::Unsupported`] when it is something else than a tensor.
+    pub fn parse(pickle: &[u8], limits: &Limits) -> Result<Self> {
+        let mut graph = Graph::default();
+        let (root, _) = run(pickle, &mut graph, limits)?;
+        match tensor_of(&graph, root)? {
+            Some(tensor) => Ok(tensor),
+            None => Err(Error::Unsupported { offset: 0, what: "a pickle that holds no dense tensor".into() }),
+        }
+    }
+
+    /// The `data.pkl` of an archive that holds this tensor alone.
+    ///
+    /// # Errors
+    /// [`Error::Encode`] for names that a pickle can't hold.
+    pub fn pickle(&self) -> Result<Vec<u8>> {
+        let mut e = Emitter::new(2);
+        self.emit(&mut e)?;
+        Ok(e.finish())
+    }
+
+    /// Writes the tensor into a larger pickle.
+    ///
+    /// # Errors
+    /// As [`pickle`](Self::pickle).
+    pub fn emit(&self, e: &mut Emitter) -> Result<()> {
+        let legacy = storage::legacy_name(self.dtype);
+        e.global("torch._utils", if legacy.is_some() { "_rebuild_tensor_v2" } else { "_rebuild_tensor_v3" })?;
+        e.op(Op::Mark);
+        StorageRef { dtype: legacy.map(|_| self.dtype), ..self.storage.clone() }.emit(e)?;
+        e.uint(self.offset);
+        e.ints(&self.shape);
+        e.ints(&self.strides);
+        e.bool(self.requires_grad);
+        e.global("collections", "OrderedDict")?;
+        e.tuple(0);
+        e.op(Op::Reduce);
+        e.memoize();
+        if legacy.is_none() {
+            e.global("torch", self.dtype.name())?;
+        }
+        self.emit_bits(e);
+        e.op(Op::Tuple);
+        e.memoize();
+        e.op(Op::Reduce);
+        e.memoize();
+        Ok(())
+    }
+
+    fn emit_bits(&self, e: &mut Emitter) {
+        let bits: Vec<&str> =
+            [("conj", self.conj), ("neg", self.neg)].iter().filter(|b| b.1).map(|b| b.0).collect();
+        if bits.is_empty() {
+            return;
+        }
+        e.op(Op::EmptyDict);
+        e.memoize();
+        if bits.len() > 1 {
+            e.op(Op::Mark);
+        }
+        for bit in &bits {
+            e.str(bit);
+            e.bool(true);
+        }
+        e.op(if bits.len() > 1 { Op::SetItems } else { Op::SetItem });
+    }
+
+    /// Where the elements lie in the storage's record.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] when they would lie outside of it.
+    pub fn layout(&self) -> Result<Layout> {
+        let bad = || {
+            let what = format!(
+                "offset {}, shape {} and strides {} of {} do not lie in a storage of {} bytes",
+                self.offset, self.shape, self.strides, self.dtype, self.storage.len
+            );
+            Error::tensor(&self.storage.key, what)
+        };
+        let layout = Layout::new(self.dtype.size(), self.offset, self.shape.clone(), self.strides.clone());
+        layout.filter(|l| l.elements() == 0 || l.hull().end <= self.storage.len).ok_or_else(bad)
+    }
+
+    /// Compares what the pickle says of the storage with the size of its record.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] when they differ, as PyTorch 2.15 has it.
+    pub fn check_storage(&self, record: u64) -> Result<()> {
+        self.storage.check(record)
+    }
+
+    /// Whether stored bytes are not yet the elements' bytes: conjugated, negated, or of another byte order.
+    pub fn is_lazy(&self, order: ByteOrder) -> bool {
+        self.conj || self.neg || (order == ByteOrder::Big && self.dtype.word() > 1)
+    }
+
+    /// Turns stored bytes of any number of whole elements into the elements' bytes, in place: byte order, negation,
+    /// conjugation.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] when the element type can't be negated or conjugated, or the bytes are no whole elements.
+    pub fn resolve(&self, bytes: &mut [u8], order: ByteOrder) -> Result<()> {
+        bits::resolve(self, bytes, order)
+    }
+
+    /// The tensor over the bytes of its storage; without a copy unless it [is lazy](Self::is_lazy).
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] when it does not fit the storage.
+    ///
+    /// ```
+    /// # use reshard_model::DType;
+    /// # use reshard_torch_format::{TensorRef, archive::ByteOrder};
+    /// # fn main() -> Result<(), reshard_torch_format::Error> {
+    /// let storage = bytes::Bytes::from_static(&[1, 2, 3, 4]);
+    /// let t = TensorRef::contiguous(DType::Int16, &[2])?.tensor(std::sync::Arc::new(storage), ByteOrder::Big)?;
+    /// assert_eq!(t.to_vec::<i16>().unwrap(), [0x0102, 0x0304]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn tensor(&self, storage: Arc<dyn HostBuffer>, order: ByteOrder) -> Result<Tensor> {
+        self.check_storage(storage.as_bytes().len() as u64)?;
+        let tensor = Tensor::with_layout(self.dtype, self.layout()?, storage)?;
+        if !self.is_lazy(order) {
+            return Ok(tensor);
+        }
+        let mut elements = Vec::from(tensor.to_bytes());
+        self.resolve(&mut elements, order)?;
+        Ok(Tensor::new(self.dtype, &self.shape, Bytes::from(elements))?)
+    }
+}

@@ -1,0 +1,57 @@
+//! What torch leaves undone when it saves: conjugation, negation, the byte order of another machine.
+
+use super::TensorRef;
+use crate::{Error, Result, archive::ByteOrder};
+use reshard_model::DType;
+
+pub(super) fn resolve(t: &TensorRef, bytes: &mut [u8], order: ByteOrder) -> Result<()> {
+    let dtype = t.dtype;
+    let word = dtype.word() as usize;
+    if !bytes.len().is_multiple_of(dtype.size() as usize) {
+        let what = format!("{} bytes are no whole number of {dtype}", bytes.len());
+        return Err(Error::tensor(&t.storage.key, what));
+    }
+    if order == ByteOrder::Big && word > 1 {
+        bytes.chunks_exact_mut(word).for_each(<[u8]>::reverse);
+    }
+    // The sign of a float is the top bit of its last byte.
+    let flip = |part: &mut [u8]| {
+        if let Some(top) = part.last_mut() {
+            *top ^= 0x80;
+        }
+    };
+    if t.conj && dtype.is_complex() {
+        bytes.chunks_exact_mut(2 * word).for_each(|element| flip(&mut element[word..]));
+    }
+    if t.neg {
+        let signed = dtype.is_complex()
+            || matches!(dtype, DType::Float16 | DType::BFloat16 | DType::Float32 | DType::Float64);
+        if !signed {
+            return Err(Error::tensor(&t.storage.key, format!("negated elements of {dtype} make no sense")));
+        }
+        bytes.chunks_exact_mut(word).for_each(flip);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conjugates_and_negatives_are_resolved() {
+        let mut t = TensorRef::contiguous(DType::Complex64, &[1]).unwrap();
+        let mut bytes = [1f32.to_be_bytes(), 2f32.to_be_bytes()].concat();
+        t.conj = true;
+        t.resolve(&mut bytes, ByteOrder::Big).unwrap();
+        assert_eq!(bytes, [1f32.to_le_bytes(), (-2f32).to_le_bytes()].concat());
+        t.conj = false;
+        t.neg = true;
+        t.resolve(&mut bytes, ByteOrder::Little).unwrap();
+        assert_eq!(bytes, [(-1f32).to_le_bytes(), 2f32.to_le_bytes()].concat());
+        let mut ints = TensorRef::contiguous(DType::Int32, &[1]).unwrap();
+        ints.neg = true;
+        assert!(ints.resolve(&mut [0; 4], ByteOrder::Little).is_err());
+        assert!(t.resolve(&mut [0; 7], ByteOrder::Little).is_err());
+    }
+}

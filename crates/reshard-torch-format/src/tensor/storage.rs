@@ -1,0 +1,161 @@
+use crate::{
+    Error, Result,
+    pickle::{Emitter, Graph, Id, Node, Op},
+};
+use reshard_model::DType;
+
+/// Where a storage was: `cpu`, `cuda:0`, …
+pub type Location = Box<str>;
+
+/// A storage as a pickle names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StorageRef {
+    /// Its key; the record is `data/{key}`.
+    pub key: Box<str>,
+    /// Type of its elements; none for a storage of bare bytes.
+    pub dtype: Option<DType>,
+    /// Its length in bytes.
+    pub len: u64,
+    /// The device it was on.
+    pub location: Location,
+}
+
+/// The storage types that every torch has had. Newer element types lie in untyped storages.
+const LEGACY: &[(DType, &str)] = &[
+    (DType::Float64, "DoubleStorage"),
+    (DType::Float32, "FloatStorage"),
+    (DType::Float16, "HalfStorage"),
+    (DType::BFloat16, "BFloat16Storage"),
+    (DType::Int64, "LongStorage"),
+    (DType::Int32, "IntStorage"),
+    (DType::Int16, "ShortStorage"),
+    (DType::Int8, "CharStorage"),
+    (DType::UInt8, "ByteStorage"),
+    (DType::Bool, "BoolStorage"),
+    (DType::Complex64, "ComplexFloatStorage"),
+    (DType::Complex128, "ComplexDoubleStorage"),
+];
+
+/// Storages of quantized tensors, whose elements reshard does not know: bytes per element.
+const QUANTIZED: &[(&str, u64)] = &[
+    ("QInt8Storage", 1),
+    ("QUInt8Storage", 1),
+    ("QInt32Storage", 4),
+    ("QUInt4x2Storage", 1),
+    ("QUInt2x4Storage", 1),
+];
+
+pub(super) fn legacy_name(dtype: DType) -> Option<&'static str> {
+    LEGACY.iter().find(|(d, _)| *d == dtype).map(|(_, name)| *name)
+}
+
+/// Bytes per element of a storage class; none for an unknown class.
+pub(crate) fn element_size(name: &str) -> Option<u64> {
+    match name {
+        "UntypedStorage" | "_UntypedStorage" => Some(1),
+        _ => QUANTIZED
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, size)| *size)
+            .or_else(|| LEGACY.iter().find(|(_, n)| *n == name).map(|(d, _)| d.size())),
+    }
+}
+
+impl StorageRef {
+    /// A storage of `len` bytes on the CPU.
+    pub fn new(key: &str, dtype: Option<DType>, len: u64) -> Self {
+        Self { key: key.into(), dtype, len, location: "cpu".into() }
+    }
+
+    /// Name of its record, without the archive's prefix.
+    pub fn record(&self) -> String {
+        format!("data/{}", self.key)
+    }
+
+    /// Compares its length with that of its record.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] when they differ.
+    pub fn check(&self, record: u64) -> Result<()> {
+        if self.len == record {
+            Ok(())
+        } else {
+            let what = format!("the pickle says that it has {} bytes, its record has {record}", self.len);
+            Err(Error::tensor(&self.key, what))
+        }
+    }
+
+    /// Writes it into a pickle.
+    ///
+    /// # Errors
+    /// [`Error::Encode`] for names that a pickle can't hold.
+    pub fn emit(&self, e: &mut Emitter) -> Result<()> {
+        match self.dtype.and_then(|d| Some((legacy_name(d)?, d.size()))) {
+            Some((name, size)) => self.emit_as(e, "torch", name, size),
+            None => self.emit_as(e, "torch.storage", "UntypedStorage", 1),
+        }
+    }
+
+    /// Writes it as a storage of another class.
+    pub(crate) fn emit_as(&self, e: &mut Emitter, module: &str, class: &str, size: u64) -> Result<()> {
+        e.op(Op::Mark);
+        e.str("storage");
+        e.global(module, class)?;
+        e.str(&self.key);
+        e.str(&self.location);
+        e.uint(self.len / size.max(1));
+        e.op(Op::Tuple);
+        e.memoize();
+        e.op(Op::BinPersId);
+        Ok(())
+    }
+}
+
+/// A persistent id read as a storage, with its class.
+#[derive(Debug)]
+pub(crate) struct Stored<'g> {
+    pub(crate) storage: StorageRef,
+    pub(crate) module: &'g str,
+    pub(crate) class: &'g str,
+    /// `(key, first element, length)` of a view, in non-zip files.
+    pub(crate) view: Option<Id>,
+}
+
+/// Reads `("storage", class, key, location, elements)`; `None` if the node is something else.
+pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stored<'g>>> {
+    let Node::Persistent(tuple) = graph.node(id) else { return Ok(None) };
+    let bad = |what: &str| Error::tensor("?", format!("a storage is described wrongly: {what}"));
+    let (class, key, location, count, view) = match graph.seq(*tuple) {
+        Some(&[tag, class, key, location, count]) if graph.str(tag) == Some("storage") => {
+            (class, key, location, count, None)
+        }
+        Some(&[tag, class, key, location, count, view]) if graph.str(tag) == Some("storage") => {
+            (class, key, location, count, Some(view))
+        }
+        _ => return Err(Error::Unsupported { offset: 0, what: "a persistent id that is no storage".into() }),
+    };
+    let (module, class) = graph.global(class).ok_or_else(|| bad("its class has no name"))?;
+    if !matches!(module, "torch" | "torch.storage" | "torch.cuda") {
+        return Err(bad("its class is not torch's"));
+    }
+    let (Some(key), Some(location)) = (graph.str(key), graph.str(location)) else {
+        return Err(bad("key or location is no str"));
+    };
+    if key.is_empty() || key.len() > 1000 || key.contains(['\\', '\0']) || key.split('/').any(|p| p == "..") {
+        return Err(bad("its key is no name"));
+    }
+    let Some(size) = element_size(class) else {
+        return Err(Error::Unsupported {
+            offset: 0,
+            what: format!("a storage of class {module}.{class}").into(),
+        });
+    };
+    let count = graph.int(count).and_then(|n| u64::try_from(n).ok());
+    let len = count.and_then(|n| n.checked_mul(size)).filter(|n| *n <= i64::MAX as u64);
+    let Some(len) = len else { return Err(Error::tensor(key, "its number of elements is impossible")) };
+    let dtype = LEGACY.iter().find(|(_, n)| *n == class).map(|(d, _)| *d);
+    let view = view.filter(|v| !matches!(graph.node(*v), Node::None));
+    let storage = StorageRef { key: key.into(), dtype, len, location: location.into() };
+    Ok(Some(Stored { storage, module, class, view }))
+}
