@@ -72,7 +72,11 @@ pub struct LandingView {
 }
 
 impl LandingView {
-    fn handle(self, buffer: &Arc<dyn HostBuffer>) -> Tensor {
+    pub(crate) fn of(t: &Tensor) -> Self {
+        Self { dtype: t.dtype(), layout: t.layout().clone() }
+    }
+
+    pub(crate) fn handle(self, buffer: &Arc<dyn HostBuffer>) -> Tensor {
         Tensor::from_parts(self.dtype, self.layout, Arc::clone(buffer))
     }
 
@@ -109,8 +113,7 @@ impl Landing {
             return Err((ModelError::invalid(key, what), handles));
         }
         let mut only = first.buffer();
-        let views: Vec<LandingView> =
-            handles.drain(..).map(|t| LandingView { dtype: t.dtype(), layout: t.layout().clone() }).collect();
+        let views: Vec<LandingView> = handles.drain(..).map(|t| LandingView::of(&t)).collect();
         let back = |buffer: &Arc<dyn HostBuffer>, views: Vec<LandingView>| -> Vec<Tensor> {
             views.into_iter().map(|v| v.handle(buffer)).collect()
         };

@@ -5,7 +5,9 @@
 //! - [`Landing`] and [`Claim`]: how a load fills a caller's buffers in place, from several threads, and gives them back;
 //! - [`Value`] and [`Tree`]: plain Python-like data, and one tree shape for every stage of a state dict;
 //! - [`ShardedTensor`], [`ShardedObject`], [`ShardedTensorFactory`], [`LocalNonpersistent`]: Megatron Core's sharded
-//!   state dict, field by field; [`DeviceMesh`] and [`Placement`]: DTensor's way to say the same.
+//!   state dict, field by field; [`DeviceMesh`] and [`Placement`]: DTensor's way to say the same;
+//! - [`split`] and [`Frame::join`]: a state dict taken apart into what a checkpoint holds, and put together again, in both
+//!   [`Dialect`]s.
 //!
 //! The crate is pure: no I/O, no async, no clock. Its one module with `unsafe` is `buffer`.
 //!
@@ -25,6 +27,7 @@
 mod boxes;
 mod buffer;
 mod device;
+mod dialect;
 mod dims;
 mod dtype;
 mod element;
@@ -33,6 +36,7 @@ mod layout;
 mod mesh;
 mod region;
 mod sharded;
+mod stages;
 mod tensor;
 mod tree;
 mod value;
@@ -40,6 +44,7 @@ mod value;
 pub use boxes::{first_hole, first_overlap};
 pub use buffer::{Claim, HostBuffer, Landing, LandingView, Scatter};
 pub use device::{DeviceBuffer, DeviceTensor};
+pub use dialect::{Dialect, ParseDialectError};
 pub use dims::Dims;
 pub use dtype::{DType, ParseDTypeError};
 pub use element::Element;
@@ -50,6 +55,9 @@ pub use region::{Region, Rows, Select};
 pub use sharded::{
     BuildFn, Data, Flat, Leaf, LocalNonpersistent, MergeFn, ObjectCodec, Payload, ReplicaId, Sharded,
     ShardedObject, ShardedTensor, ShardedTensorFactory, StateDict, TensorSource, local_chunk,
+};
+pub use stages::{
+    Flatten, Frame, Parts, PlannerData, expand_factories, merge_factories, split, split_as, unflatten,
 };
 pub use tensor::Tensor;
 pub use tree::{Path, Plain, Step, Tree};

@@ -332,6 +332,16 @@ pub struct ShardedTensorFactory {
     pub merge: Arc<MergeFn>,
 }
 
+impl ShardedTensorFactory {
+    /// The sharded leaves that it stands for.
+    ///
+    /// # Errors
+    /// Whatever the function says.
+    pub fn build(&self) -> Result<Tree<Sharded>> {
+        (self.build)(self)
+    }
+}
+
 impl fmt::Debug for ShardedTensorFactory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ShardedTensorFactory").field("key", &self.key).finish_non_exhaustive()

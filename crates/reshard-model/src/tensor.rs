@@ -245,7 +245,8 @@ mod tests {
         let t = t.into_vec::<f32>().unwrap_err();
         drop(other);
         let t = t.into_vec::<f64>().unwrap_err();
-        assert_eq!(t.into_vec::<f32>().unwrap().as_ptr(), p);
+        let v = t.into_vec::<f32>().unwrap();
+        assert_eq!(v.as_ptr(), p);
     }
 
     #[test]

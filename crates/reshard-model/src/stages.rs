@@ -1,0 +1,295 @@
+//! From a state dict to what a checkpoint holds, and back.
+//!
+//! [`split`] takes a [`StateDict`] apart into the leaves that planners see, the common state, and a [`Frame`] that remembers
+//! where everything was; [`Frame::join`] builds the result of a load from them. All are pure functions of their arguments.
+
+use crate::{
+    Data, Dialect, Flat, LandingView, Leaf, LocalNonpersistent, ModelError, Path, Payload, Plain, Result,
+    Sharded, ShardedTensorFactory, StateDict, Step, Tensor, Tree, Value,
+};
+use indexmap::IndexMap;
+use std::collections::BTreeMap;
+
+mod dcp;
+mod factories;
+mod megatron;
+mod unflatten;
+
+pub use factories::{expand_factories, merge_factories};
+pub use unflatten::unflatten;
+
+/// Under which path a key was saved: PyTorch's `planner_data`. Here a [`Step::Index`] is an index of a list and nothing else;
+/// int keys of dicts are text, as in PyTorch.
+pub type PlannerData = IndexMap<Box<str>, Path>;
+
+/// PyTorch's rules for which containers are taken apart and which are one object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Flatten {
+    /// Since 2.4: every dict is taken apart; a list is when a tensor or dict is in it, maybe in lists of it.
+    #[default]
+    Torch2_4,
+    /// Until 2.3: a dict or list is taken apart when a tensor is anywhere in it. For templates that shall find old keys.
+    Torch2_3,
+}
+
+/// A state dict taken apart.
+#[derive(Debug)]
+pub struct Parts {
+    /// What goes to planners and to the sharded strategy, by path.
+    pub flat: Flat,
+    /// What rank 0 saves as common state. Empty in [`Dialect::Dcp`].
+    pub common: Plain,
+    /// The path behind each key. Empty in [`Dialect::Megatron`], which stores none.
+    pub planner_data: PlannerData,
+    /// Empty dicts, which have no place in an item's name and so are lost by [`Dialect::Dcp`], unless a sidecar keeps them.
+    pub dropped_empty: Vec<Path>,
+    /// Where everything was.
+    pub frame: Frame,
+}
+
+/// What is left of a state dict when its leaves are taken out: enough to put loaded ones in their places.
+#[derive(Debug)]
+pub struct Frame {
+    slots: Tree<Slot>,
+    factories: Tree<ShardedTensorFactory>,
+    lent: BTreeMap<Path, Lent>,
+}
+
+#[derive(Debug)]
+enum Slot {
+    /// A sharded leaf.
+    Sharded,
+    /// A plain value that became an item of its own.
+    Value,
+    /// Never left.
+    Local(LocalNonpersistent),
+}
+
+/// A factory's handle on the buffer that its parts are views of. A load needs every handle on a buffer, so this one is
+/// forgotten until the parts are back.
+#[derive(Debug)]
+struct Lent {
+    view: LandingView,
+    buffer: usize,
+}
+
+/// Takes a state dict apart: expands factories, sets local leaves aside, parts sharded leaves from common state.
+///
+/// In [`Dialect::Dcp`] every leaf becomes a sharded one: a tensor becomes a [`ShardedTensor`](crate::ShardedTensor) of one
+/// piece, anything else a [`ShardedObject::item`](crate::ShardedObject::item), under its path joined with dots. A sharded
+/// leaf keeps its key; where that is empty it gets the path too.
+///
+/// # Errors
+/// [`ModelError::Structure`] with the path: the top is no dict; a list mixes common and sharded leaves
+/// ([`Dialect::Megatron`]: it could not be told apart again); two paths have one name ([`Dialect::Dcp`]).
+/// [`ModelError::Invalid`] when a leaf contradicts itself, and whatever a factory says.
+///
+/// ```
+/// use indexmap::IndexMap;
+/// use reshard_model::{Dialect, Plain, ShardedTensor, StateDict, Tensor, Value, split};
+///
+/// # fn main() -> Result<(), reshard_model::ModelError> {
+/// let mut state = StateDict::new();
+/// state.insert("w", ShardedTensor::full("weight", Tensor::from_vec(&[2], vec![1f32, 2.0])?));
+/// state.insert("step", 7);
+/// let parts = split(state, Dialect::Megatron)?;
+/// assert_eq!((parts.flat.len(), parts.flat[0].key()), (1, "weight"));
+///
+/// // a load fills the leaves and reads the common state
+/// let loaded: IndexMap<_, _> =
+///     parts.flat.into_keys().map(|path| (path, Value::from(1.5))).collect();
+/// let mut common = Plain::new();
+/// common.insert("step", 8);
+/// let result = parts.frame.join(loaded, common)?;
+/// assert_eq!(result.get("w").and_then(Plain::leaf), Some(&Value::from(1.5)));
+/// assert_eq!(result.get("step").and_then(Plain::leaf), Some(&Value::from(8)));
+/// # Ok(())
+/// # }
+/// ```
+pub fn split(state: StateDict, dialect: Dialect) -> Result<Parts> {
+    split_as(state, dialect, Flatten::default())
+}
+
+/// [`split`] by the rules of another generation of PyTorch; [`Dialect::Megatron`] knows one only.
+///
+/// # Errors
+/// As [`split`].
+pub fn split_as(state: StateDict, dialect: Dialect, flatten: Flatten) -> Result<Parts> {
+    if !matches!(state, Tree::Dict(_)) {
+        return Err(structure(&[], "a state dict must be a dict"));
+    }
+    let (state, mut factories) = expand_factories(state)?;
+    let mut parts = match dialect {
+        Dialect::Megatron => megatron::split(state)?,
+        Dialect::Dcp => dcp::split(state, flatten)?,
+    };
+    parts.frame.lent = lend(&mut factories, &parts.flat);
+    parts.frame.factories = factories;
+    Ok(parts)
+}
+
+impl Parts {
+    fn new(flat: Flat, common: Plain, slots: Tree<Slot>) -> Self {
+        let frame = Frame { slots, factories: Tree::new(), lent: BTreeMap::new() };
+        Self { flat, common, planner_data: PlannerData::new(), dropped_empty: Vec::new(), frame }
+    }
+}
+
+/// Takes the factories' handles on buffers that leaves have too.
+fn lend(factories: &mut Tree<ShardedTensorFactory>, flat: &Flat) -> BTreeMap<Path, Lent> {
+    let buffers: BTreeMap<usize, &Tensor> = buffers(flat);
+    let mut lent = BTreeMap::new();
+    factories.visit_mut(&mut |path, factory| {
+        if let Data::Host(t) = &factory.data
+            && buffers.contains_key(&t.buffer_id())
+        {
+            lent.insert(Path::from(path), Lent { view: LandingView::of(t), buffer: t.buffer_id() });
+            factory.data = Data::None;
+        }
+    });
+    lent
+}
+
+fn buffers(flat: &Flat) -> BTreeMap<usize, &Tensor> {
+    flat.values()
+        .filter_map(|s| match s {
+            Sharded::Tensor(t) => t.data.host(),
+            Sharded::Object(_) => None,
+        })
+        .map(|t| (t.buffer_id(), t))
+        .collect()
+}
+
+impl Frame {
+    /// The result of a load: the loaded leaves at their places, local leaves as they were ([`Value::Local`]), factories'
+    /// subtrees made one value again, and the common state that was read. Leaves that were not loaded are missing from
+    /// their dict; a list closes up.
+    ///
+    /// # Errors
+    /// [`ModelError::Structure`] with the path, when the common state has something where a leaf belongs, when a loaded leaf
+    /// has no place, or when a factory's subtree does not fit; and whatever a factory's merge says.
+    pub fn join(self, mut loaded: IndexMap<Path, Value>, common: Plain) -> Result<Plain> {
+        let filled = fill(self.slots, &mut Vec::new(), &mut |path, slot| match slot {
+            Slot::Local(l) => Some(Plain::Leaf(Value::Local(l))),
+            Slot::Sharded => loaded.swap_remove(path).map(Plain::Leaf),
+            Slot::Value => loaded.swap_remove(path).map(Plain::from),
+        });
+        if let Some(path) = loaded.keys().min() {
+            return Err(structure(&path.0, "this was loaded, but the template has no such leaf"));
+        }
+        let mut out = common;
+        if let Some(filled) = filled {
+            out.merge(filled)?;
+        }
+        merge_factories(out, &self.factories)
+    }
+
+    /// The state dict that was split, with the leaves and common state that are handed in: what gives a caller's buffers
+    /// back when a load failed. Leaves that are missing from `flat` are missing from the result.
+    ///
+    /// # Errors
+    /// [`ModelError::Structure`] when `common` does not come from the same split.
+    pub fn restore(mut self, mut flat: Flat, common: Plain) -> Result<StateDict> {
+        let buffers = buffers(&flat);
+        self.factories.visit_mut(&mut |path, factory| {
+            let lent = self.lent.remove(&Path::from(path));
+            if let Some((lent, t)) =
+                lent.and_then(|l| Some((buffers.get(&l.buffer)?, l)).map(|(t, l)| (l, t)))
+            {
+                factory.data = Data::Host(lent.view.handle(&t.buffer()));
+            }
+        });
+        let mut out = StateDict::new();
+        if let Some(tree) = unfill(self.slots, Some(&self.factories), &mut Vec::new(), &mut flat) {
+            out = tree;
+        }
+        let common = common.try_map::<_, ModelError>(&mut |_, v| Ok(Some(Tree::Leaf(Leaf::Value(v)))))?;
+        if let Some(common) = common {
+            out.merge(common)?;
+        }
+        Ok(out)
+    }
+}
+
+/// Puts a value into each slot. A dict without any is dropped, unless it was empty before or an element of a list, where
+/// dropping it would move its neighbours.
+fn fill(
+    slots: Tree<Slot>,
+    path: &mut Vec<Step>,
+    value: &mut impl FnMut(&Path, Slot) -> Option<Plain>,
+) -> Option<Plain> {
+    match slots {
+        Tree::Leaf(slot) => value(&Path::from(path.as_slice()), slot),
+        Tree::Dict(d) => {
+            let was_empty = d.is_empty();
+            let mut out = IndexMap::new();
+            for (k, v) in d {
+                path.push(k);
+                let new = fill(v, path, value);
+                if let (Some(k), Some(new)) = (path.pop(), new) {
+                    out.insert(k, new);
+                }
+            }
+            (was_empty || !out.is_empty()).then_some(Tree::Dict(out))
+        }
+        Tree::List(v) => {
+            let was_empty = v.is_empty();
+            let mut out = Vec::new();
+            for (i, v) in v.into_iter().enumerate() {
+                path.push(Step::Index(i as u64));
+                let is_dict = matches!(v, Tree::Dict(_));
+                out.extend(fill(v, path, value).or_else(|| is_dict.then(Tree::new)));
+                path.pop();
+            }
+            (was_empty || !out.is_empty()).then_some(Tree::List(out))
+        }
+    }
+}
+
+/// The leaves that slots stood for.
+fn unfill(
+    slots: Tree<Slot>,
+    factories: Option<&Tree<ShardedTensorFactory>>,
+    path: &mut Vec<Step>,
+    flat: &mut Flat,
+) -> Option<StateDict> {
+    if let Some(Tree::Leaf(f)) = factories {
+        return Some(f.clone().into());
+    }
+    let mut child = |step: Step, slots, path: &mut Vec<Step>| {
+        let below = factories.and_then(|f| f.at(std::slice::from_ref(&step)));
+        path.push(step);
+        let out = unfill(slots, below, path, flat);
+        Some((path.pop()?, out?))
+    };
+    Some(match slots {
+        Tree::Dict(d) => Tree::Dict(d.into_iter().filter_map(|(k, v)| child(k, v, path)).collect()),
+        Tree::List(v) => Tree::List(
+            v.into_iter()
+                .enumerate()
+                .filter_map(|(i, v)| child(Step::Index(i as u64), v, path))
+                .map(|(_, v)| v)
+                .collect(),
+        ),
+        Tree::Leaf(Slot::Local(l)) => l.into(),
+        Tree::Leaf(Slot::Sharded) => match flat.swap_remove(&Path::from(path.as_slice()))? {
+            Sharded::Tensor(t) => t.into(),
+            Sharded::Object(o) => o.into(),
+        },
+        Tree::Leaf(Slot::Value) => match flat.swap_remove(&Path::from(path.as_slice()))? {
+            Sharded::Tensor(t) => match t.data {
+                Data::Host(t) => Tree::Leaf(Leaf::Value(Value::Tensor(t))),
+                Data::Device(t) => Tree::Leaf(Leaf::Value(Value::Device(t))),
+                Data::None | Data::Lazy(_) => t.into(),
+            },
+            Sharded::Object(o) => match o.data {
+                Payload::Value(v) => Plain::from(v).map(&mut Leaf::Value),
+                Payload::None | Payload::Encoded { .. } => o.into(),
+            },
+        },
+    })
+}
+
+fn structure(path: &[Step], what: impl Into<String>) -> ModelError {
+    ModelError::Structure { path: Path::from(path).to_string(), what: what.into() }
+}

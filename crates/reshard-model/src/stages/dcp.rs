@@ -1,0 +1,182 @@
+//! PyTorch DCP's way: every leaf is an item under its path.
+
+use super::{Flatten, Parts, PlannerData, Slot, structure};
+use crate::{
+    Data, Flat, Leaf, ModelError, Path, Payload, Plain, Result, Sharded, ShardedObject, ShardedTensor,
+    StateDict, Step, Tree, Value,
+};
+use indexmap::IndexMap;
+
+pub(super) fn split(state: StateDict, flatten: Flatten) -> Result<Parts> {
+    let mut out = Items {
+        flatten,
+        flat: Flat::new(),
+        planner_data: PlannerData::new(),
+        names: IndexMap::new(),
+        dropped_empty: Vec::new(),
+        path: Vec::new(),
+        kinds: Vec::new(),
+    };
+    let slots = match open(state) {
+        // The top is always taken apart.
+        Tree::Dict(d) => out.dict(d)?,
+        other => out.take(other)?,
+    };
+    let mut parts = Parts::new(out.flat, Plain::new(), slots);
+    parts.planner_data = out.planner_data;
+    parts.dropped_empty = out.dropped_empty;
+    Ok(parts)
+}
+
+/// Containers inside of value leaves become containers of the tree.
+fn open(tree: StateDict) -> StateDict {
+    match tree {
+        Tree::Leaf(Leaf::Value(v @ (Value::Dict(_) | Value::List(_)))) => {
+            Plain::from(v).map(&mut Leaf::Value)
+        }
+        Tree::Leaf(l) => Tree::Leaf(l),
+        Tree::Dict(d) => Tree::Dict(d.into_iter().map(|(k, v)| (k, open(v))).collect()),
+        Tree::List(v) => Tree::List(v.into_iter().map(open).collect()),
+    }
+}
+
+/// What PyTorch keeps apart: tensors, and leaves that a load treats one by one.
+fn is_tensor(leaf: &Leaf) -> bool {
+    !matches!(leaf, Leaf::Value(v) if !matches!(v, Value::Tensor(_) | Value::Device(_) | Value::Local(_)))
+}
+
+/// What a name of an item belongs to.
+struct Name {
+    path: Path,
+    /// Only this leaf may have it: it comes from the path. Several pieces of a tensor may have one key.
+    alone: bool,
+}
+
+struct Items {
+    flatten: Flatten,
+    flat: Flat,
+    planner_data: PlannerData,
+    names: IndexMap<String, Name>,
+    dropped_empty: Vec<Path>,
+    path: Vec<Step>,
+    /// The path with int keys of dicts as text.
+    kinds: Vec<Step>,
+}
+
+impl Items {
+    fn take(&mut self, tree: StateDict) -> Result<Tree<Slot>> {
+        match tree {
+            Tree::Leaf(leaf) => self.leaf(leaf),
+            whole if !self.descends(&whole) => match whole.try_map(&mut |_, leaf| match leaf {
+                Leaf::Value(v) => Ok(Some(Plain::Leaf(v))),
+                _ => Err(structure(&[], "a leaf of an object that is none")),
+            })? {
+                Some(value) => self.leaf(Leaf::Value(value.into())),
+                None => Ok(Tree::new()),
+            },
+            Tree::Dict(d) => self.dict(d),
+            Tree::List(v) => {
+                let mut out = Vec::with_capacity(v.len());
+                for (i, v) in v.into_iter().enumerate() {
+                    let step = Step::Index(i as u64);
+                    out.push(self.below(step.clone(), step, v)?);
+                }
+                Ok(Tree::List(out))
+            }
+        }
+    }
+
+    fn dict(&mut self, d: IndexMap<Step, StateDict>) -> Result<Tree<Slot>> {
+        if d.is_empty() && !self.path.is_empty() {
+            self.dropped_empty.push(Path(self.path.clone()));
+        }
+        let mut out = IndexMap::with_capacity(d.len());
+        for (k, v) in d {
+            let slots = self.below(k.clone(), Step::Key(k.to_string().into()), v)?;
+            out.insert(k, slots);
+        }
+        Ok(Tree::Dict(out))
+    }
+
+    fn below(&mut self, step: Step, kind: Step, tree: StateDict) -> Result<Tree<Slot>> {
+        self.path.push(step);
+        self.kinds.push(kind);
+        let slots = self.take(tree)?;
+        self.path.pop();
+        self.kinds.pop();
+        Ok(slots)
+    }
+
+    /// Whether a container is taken apart.
+    fn descends(&self, tree: &StateDict) -> bool {
+        let any = |tree: &StateDict| match tree {
+            Tree::Leaf(l) => is_tensor(l),
+            Tree::Dict(_) if self.flatten == Flatten::Torch2_4 => true,
+            container => self.descends(container),
+        };
+        match tree {
+            Tree::Leaf(_) => false,
+            Tree::Dict(d) => self.flatten == Flatten::Torch2_4 || d.values().any(any),
+            Tree::List(v) => v.iter().any(any),
+        }
+    }
+
+    fn leaf(&mut self, leaf: Leaf) -> Result<Tree<Slot>> {
+        let fqn = || Path(self.path.clone()).to_string();
+        let (sharded, slot, alone) = match leaf {
+            Leaf::Local(l) | Leaf::Value(Value::Local(l)) => return Ok(Tree::Leaf(Slot::Local(l))),
+            Leaf::Factory(_) => return Err(structure(&self.path, "a factory built another factory")),
+            Leaf::Tensor(mut t) => {
+                let alone = t.key.is_empty();
+                if alone {
+                    t.key = fqn().into();
+                }
+                t.validate()?;
+                (Sharded::Tensor(t), Slot::Sharded, alone)
+            }
+            Leaf::Object(mut o) => {
+                let alone = o.key.is_empty();
+                if alone {
+                    o.key = fqn().into();
+                }
+                o.validate()?;
+                (Sharded::Object(o), Slot::Sharded, alone)
+            }
+            Leaf::Value(Value::Tensor(t)) => {
+                (Sharded::Tensor(ShardedTensor::full(&fqn(), t)), Slot::Value, true)
+            }
+            Leaf::Value(Value::Device(t)) => {
+                let template = ShardedTensor::template(&fqn(), t.dtype(), t.shape());
+                (Sharded::Tensor(template.with_data(Data::Device(t))), Slot::Value, true)
+            }
+            Leaf::Value(v) => {
+                (Sharded::Object(ShardedObject::item(&fqn(), Payload::Value(v))), Slot::Value, true)
+            }
+        };
+        self.name(&sharded, alone)?;
+        self.flat.insert(Path(self.path.clone()), sharded);
+        Ok(Tree::Leaf(slot))
+    }
+
+    fn name(&mut self, sharded: &Sharded, alone: bool) -> Result<()> {
+        let name = match sharded {
+            Sharded::Tensor(t) => t.key.to_string(),
+            Sharded::Object(o) => o.unique_key(),
+        };
+        let path = Path(self.path.clone());
+        if let Some(other) = self.names.get(&name) {
+            if alone || other.alone {
+                let what = format!(
+                    "the leaves at {} and {} would both be saved as {name:?}; rename one",
+                    other.path.quoted(),
+                    path.quoted()
+                );
+                return Err(ModelError::Structure { path: path.to_string(), what });
+            }
+            return Ok(());
+        }
+        self.planner_data.insert(name.as_str().into(), Path(self.kinds.clone()));
+        self.names.insert(name, Name { path, alone });
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+use super::structure;
+use crate::{Leaf, Plain, Result, Sharded, ShardedTensorFactory, StateDict, Step, Tree};
+use indexmap::IndexMap;
+
+/// Replaces each factory by what it builds, and gives the factories back at their paths: lists become dicts with int keys
+/// there, so that places are kept. An empty dict when there is none.
+///
+/// # Errors
+/// Whatever a factory says.
+pub fn expand_factories(state: StateDict) -> Result<(StateDict, Tree<ShardedTensorFactory>)> {
+    let (state, factories) = expand(state)?;
+    Ok((state, factories.unwrap_or_default()))
+}
+
+fn expand(tree: StateDict) -> Result<(StateDict, Option<Tree<ShardedTensorFactory>>)> {
+    let dict = |d: IndexMap<_, _>| (!d.is_empty()).then_some(Tree::Dict(d));
+    Ok(match tree {
+        Tree::Leaf(Leaf::Factory(f)) => {
+            let built = f.build()?.map(&mut |sharded| match sharded {
+                Sharded::Tensor(t) => Leaf::Tensor(t),
+                Sharded::Object(o) => Leaf::Object(o),
+            });
+            (built, Some(Tree::Leaf(f)))
+        }
+        Tree::Leaf(leaf) => (Tree::Leaf(leaf), None),
+        Tree::Dict(d) => {
+            let (mut out, mut factories) = (IndexMap::with_capacity(d.len()), IndexMap::new());
+            for (k, v) in d {
+                let (v, f) = expand(v)?;
+                f.and_then(|f| factories.insert(k.clone(), f));
+                out.insert(k, v);
+            }
+            (Tree::Dict(out), dict(factories))
+        }
+        Tree::List(v) => {
+            let (mut out, mut factories) = (Vec::with_capacity(v.len()), IndexMap::new());
+            for (i, v) in v.into_iter().enumerate() {
+                let (v, f) = expand(v)?;
+                f.and_then(|f| factories.insert(Step::Index(i as u64), f));
+                out.push(v);
+            }
+            (Tree::List(out), dict(factories))
+        }
+    })
+}
+
+/// Makes one value again of the subtree of each factory, as Megatron's `apply_factory_merges`.
+///
+/// # Errors
+/// [`ModelError::Structure`](crate::ModelError::Structure) with the path: a key of `factories` is missing in `loaded`, a
+/// list has another length, an index is out of its bounds, a list is asked for a key. And whatever a factory says.
+pub fn merge_factories(loaded: Plain, factories: &Tree<ShardedTensorFactory>) -> Result<Plain> {
+    merge(loaded, factories, &mut Vec::new())
+}
+
+fn merge(loaded: Plain, factories: &Tree<ShardedTensorFactory>, path: &mut Vec<Step>) -> Result<Plain> {
+    let at = |child: &mut Plain, step: &Step, f, path: &mut Vec<Step>| {
+        path.push(step.clone());
+        *child = merge(std::mem::take(child), f, path)?;
+        path.pop();
+        Ok(())
+    };
+    match (loaded, factories) {
+        (loaded, Tree::Leaf(f)) => (f.merge)(f, loaded).map(Plain::Leaf),
+        (Tree::Dict(mut d), Tree::Dict(factories)) => {
+            for (step, f) in factories {
+                match d.get_mut(step) {
+                    Some(child) => at(child, step, f, path)?,
+                    None => {
+                        let what = format!("what the factory at key {step} built was not loaded");
+                        return Err(structure(path, what));
+                    }
+                }
+            }
+            Ok(Tree::Dict(d))
+        }
+        (Tree::List(mut v), Tree::List(factories)) => {
+            if v.len() != factories.len() {
+                let what = format!(
+                    "cannot merge two lists with different lengths ({} and {})",
+                    v.len(),
+                    factories.len()
+                );
+                return Err(structure(path, what));
+            }
+            for (i, (child, f)) in v.iter_mut().zip(factories).enumerate() {
+                at(child, &Step::Index(i as u64), f, path)?;
+            }
+            Ok(Tree::List(v))
+        }
+        (Tree::List(mut v), Tree::Dict(factories)) => {
+            let len = v.len();
+            for (step, f) in factories {
+                let Step::Index(i) = step else {
+                    return Err(structure(path, format!("invalid key {step:?} of a factory in a list")));
+                };
+                match usize::try_from(*i).ok().and_then(|i| v.get_mut(i)) {
+                    Some(child) => at(child, step, f, path)?,
+                    None => {
+                        let what = format!("the factory's index {i} is out of bounds of a list of {len}");
+                        return Err(structure(path, what));
+                    }
+                }
+            }
+            Ok(Tree::List(v))
+        }
+        (Tree::Leaf(_), _) => Err(structure(path, "a value lies where factories are deeper in")),
+        (Tree::Dict(_), Tree::List(_)) => Err(structure(path, "a dict lies where a list of factories is")),
+    }
+}

@@ -1,0 +1,74 @@
+//! Megatron Core's way: what isn't sharded is common state.
+
+use super::{Parts, Slot, structure};
+use crate::{Flat, Leaf, Path, Plain, Result, Sharded, StateDict, Step, Tree, Value};
+use indexmap::IndexMap;
+
+pub(super) fn split(state: StateDict) -> Result<Parts> {
+    let mut flat = Flat::new();
+    let Halves { slots, common } = part(state, &mut Vec::new(), &mut flat)?;
+    Ok(Parts::new(flat, common.unwrap_or_default(), slots.unwrap_or_default()))
+}
+
+/// A subtree, parted. A half is there when it has a leaf; empty containers are common.
+#[derive(Default)]
+struct Halves {
+    slots: Option<Tree<Slot>>,
+    common: Option<Plain>,
+}
+
+fn part(tree: StateDict, path: &mut Vec<Step>, flat: &mut Flat) -> Result<Halves> {
+    let slot = |slot| Ok(Halves { slots: Some(Tree::Leaf(slot)), common: None });
+    match tree {
+        Tree::Leaf(Leaf::Value(Value::Local(l)) | Leaf::Local(l)) => slot(Slot::Local(l)),
+        Tree::Leaf(Leaf::Value(v)) => Ok(Halves { slots: None, common: Some(Plain::Leaf(v)) }),
+        Tree::Leaf(Leaf::Tensor(t)) => {
+            t.validate()?;
+            flat.insert(Path::from(path.as_slice()), Sharded::Tensor(t));
+            slot(Slot::Sharded)
+        }
+        Tree::Leaf(Leaf::Object(o)) => {
+            o.validate()?;
+            flat.insert(Path::from(path.as_slice()), Sharded::Object(o));
+            slot(Slot::Sharded)
+        }
+        Tree::Leaf(Leaf::Factory(_)) => Err(structure(path, "a factory built another factory")),
+        Tree::Dict(d) if d.is_empty() => Ok(Halves { slots: None, common: Some(Plain::new()) }),
+        Tree::List(v) if v.is_empty() => Ok(Halves { slots: None, common: Some(Plain::List(Vec::new())) }),
+        Tree::Dict(d) => {
+            let (mut slots, mut common) = (IndexMap::new(), IndexMap::new());
+            for (k, v) in d {
+                path.push(k.clone());
+                let halves = part(v, path, flat)?;
+                path.pop();
+                halves.slots.and_then(|s| slots.insert(k.clone(), s));
+                halves.common.and_then(|c| common.insert(k, c));
+            }
+            Ok(Halves {
+                slots: (!slots.is_empty()).then_some(Tree::Dict(slots)),
+                common: (!common.is_empty()).then_some(Tree::Dict(common)),
+            })
+        }
+        Tree::List(v) => {
+            let n = v.len();
+            let (mut slots, mut common) = (Vec::new(), Vec::new());
+            for (i, v) in v.into_iter().enumerate() {
+                path.push(Step::Index(i as u64));
+                let halves = part(v, path, flat)?;
+                path.pop();
+                slots.extend(halves.slots);
+                common.extend(halves.common);
+            }
+            // Each half of a list closes up, so the two fit together again only if each has every element.
+            if !slots.is_empty() && !common.is_empty() && (slots.len(), common.len()) != (n, n) {
+                let what = "this list mixes sharded and common leaves, which a load could not put together again; \
+                            put them into dicts, or into two lists";
+                return Err(structure(path, what));
+            }
+            Ok(Halves {
+                slots: (!slots.is_empty()).then_some(Tree::List(slots)),
+                common: (!common.is_empty()).then_some(Tree::List(common)),
+            })
+        }
+    }
+}
