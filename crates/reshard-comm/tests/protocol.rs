@@ -1,5 +1,7 @@
 //! The error protocol of `Comm`: whatever happens on one rank, all ranks learn it, and nobody hangs.
 
+#![expect(clippy::panic, reason = "what tests share fails by panicking too")]
+
 use futures::{FutureExt, executor::block_on, future::join_all};
 use futures_timer::Delay;
 use reshard_comm::{
@@ -50,7 +52,10 @@ async fn take(comm: Comm<'_>, operation: &'static str, outcome: Result<(), Cause
 
 /// What each rank of an unlucky group got; no rank may be lucky.
 fn errors(outcomes: Vec<Result<()>>) -> Vec<CommError> {
-    outcomes.into_iter().map(|outcome| outcome.expect_err("a rank thinks that all is well")).collect()
+    let ranks = outcomes.len();
+    let errors: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
+    assert_eq!(errors.len(), ranks, "some ranks think that all is well");
+    errors
 }
 
 fn causes(error: &CommError) -> &BTreeMap<Rank, Cause> {
@@ -156,6 +161,34 @@ fn a_value_that_cannot_be_sent_is_a_failure_of_its_rank() {
             comm.reduce_scatter("parts", Ok(()), |_| Ok(vec![Unsendable, Unsendable, Unsendable])).await;
         assert_eq!(causes(&error.unwrap_err()).len(), 1);
         comm.agree("usable", Ok(())).await.unwrap();
+    });
+}
+
+#[test]
+fn a_part_of_another_type_than_the_coordinators_is_an_error() {
+    on_ranks(LocalGroup::new(2), |group| async move {
+        let comm = Comm::new(&group);
+        let error = match comm.rank() {
+            Rank(0) => comm.all_reduce("part", Ok(1u8), |_| Ok(())).await,
+            _ => comm.all_reduce("part", Ok((1u8, 2u8)), |_| Ok(())).await,
+        };
+        assert!(error.unwrap_err().to_string().contains("a u8 can't be received: bytes are left over"));
+        comm.agree("usable", Ok(())).await.unwrap();
+    });
+}
+
+#[test]
+fn an_answer_that_one_rank_cannot_read_breaks_the_group() {
+    on_ranks(LocalGroup::new(3), |group| async move {
+        let comm = Comm::new(&group);
+        if comm.rank() == Rank(1) {
+            let error = comm.all_reduce("answer", Ok(()), |_| Ok(String::new())).await.unwrap_err();
+            assert!(error.to_string().contains("rank 1 failed in step `answer`"), "{error}");
+        } else {
+            comm.all_reduce("answer", Ok(()), |_| Ok(200u8)).await.unwrap();
+        }
+        let error = comm.agree("next", Ok(())).await.unwrap_err();
+        assert!(error.to_string().contains("rank 1 failed in step `answer`"), "{error}");
     });
 }
 
@@ -314,7 +347,7 @@ fn ranks_in_different_steps_are_told_so() {
         let comm = Comm::new(&group);
         let outcome = match comm.rank() {
             Rank(1) => comm.agree("write", Ok(())).await,
-            Rank(2) => comm.reduce_scatter("write", Ok(()), |parts| Ok(parts)).await,
+            Rank(2) => comm.reduce_scatter("write", Ok(()), Ok).await,
             _ => comm.all_gather("plan", Ok(7)).await.map(drop),
         };
         let again = comm.agree("again", Ok(())).await;
