@@ -1,0 +1,1 @@
+//! DCP's flat state dicts.

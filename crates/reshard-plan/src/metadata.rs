@@ -1,0 +1,393 @@
+//! The logical table of a checkpoint, as columns.
+
+use crate::{MemoryFormat, PlannerData, TensorProperties};
+use reshard_model::{DType, Dims, Region};
+use std::{fmt, ops::Range};
+
+mod builder;
+mod column;
+
+pub use builder::MetadataBuilder;
+use column::Column;
+
+/// Number of a chunk: the order in which chunks were added. A format keeps its own table by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct ChunkId(pub u32);
+
+/// Number of an object: the order in which objects were added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct ObjectId(pub u32);
+
+/// Number of a tensor: the order in which tensors were added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct TensorId(pub u32);
+
+/// A part of the arena of keys.
+#[derive(Clone, Copy, Debug)]
+struct Name {
+    at: u32,
+    len: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    name: Name,
+    /// Index into the column of shapes; strides follow the shape when there are any.
+    shape: u32,
+    /// Position of the first chunk, in the column of coordinates. Chunks of one tensor are neighbours there.
+    first: u32,
+    chunks: u32,
+    /// Index of its first coordinate.
+    coords: u64,
+    ndim: u8,
+    dtype: DType,
+    flags: u8,
+}
+
+const REQUIRES_GRAD: u8 = 1;
+const PIN_MEMORY: u8 = 2;
+const HAS_STRIDES: u8 = 4;
+const FORMAT: u8 = 3;
+
+/// What is stored: tensors, cut into chunks, and objects. Where their bytes lie is the format's to know, by [`ChunkId`] and
+/// [`ObjectId`].
+///
+/// A million chunks of two axes take under 100 bytes each beside the text of their keys, whether they are one tensor's or a
+/// million tensors'. Nothing in it has been checked but what [`MetadataBuilder`] says: chunks may overlap, leave holes, or lie
+/// outside of their tensor, which fails only what wants them. [`problems`](Self::problems) looks for that everywhere.
+///
+/// ```
+/// use reshard_model::{DType, Region};
+/// use reshard_plan::Metadata;
+///
+/// # fn main() -> Result<(), reshard_plan::PlanError> {
+/// let mut builder = Metadata::builder();
+/// let weight = builder.add_tensor("weight", DType::Float32, &[4, 2], Default::default())?;
+/// let top = builder.add_chunk(weight, &Region::new([0, 0], [2, 2]))?;
+/// let bottom = builder.add_chunk(weight, &Region::new([2, 0], [2, 2]))?;
+/// let step = builder.add_object("step")?;
+/// let metadata = builder.finish(None)?;
+///
+/// let weight = metadata.tensor("weight").unwrap();
+/// assert_eq!((weight.dtype(), weight.bytes()), (DType::Float32, 32));
+/// assert_eq!(weight.chunk_at(&[2, 0], None), Some(bottom));
+/// assert_eq!(weight.chunks().next(), Some((top, Region::new([0, 0], [2, 2]))));
+/// assert_eq!(metadata.object("step"), Some(step));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+pub struct Metadata {
+    names: Box<str>,
+    /// In order of [`TensorId`].
+    tensors: Vec<Row>,
+    /// In order of [`ObjectId`].
+    objects: Vec<Name>,
+    /// Tensors by key.
+    tensors_by_key: Vec<u32>,
+    /// Objects by key.
+    objects_by_key: Vec<u32>,
+    /// All keys in order of appearance: tensors by number, objects by number of tensors plus number.
+    order: Vec<u32>,
+    shapes: Column,
+    /// Offsets, then lengths, of each chunk.
+    coords: Column,
+    /// From position to id and back; empty while they are equal.
+    ids: Vec<u32>,
+    positions: Vec<u32>,
+    /// Positions of each tensor's chunks in order of their offsets; empty while they lie so.
+    by_offset: Vec<u32>,
+    planner_data: Option<PlannerData>,
+}
+
+/// A key with what is stored under it.
+#[derive(Clone, Copy, Debug)]
+pub enum Entry<'m> {
+    /// A tensor.
+    Tensor(TensorRef<'m>),
+    /// An object, with its key.
+    Object(ObjectId, &'m str),
+}
+
+impl<'m> Entry<'m> {
+    /// The key.
+    pub fn key(&self) -> &'m str {
+        match self {
+            Self::Tensor(t) => t.key(),
+            Self::Object(_, key) => key,
+        }
+    }
+}
+
+impl Metadata {
+    /// A builder of an empty table.
+    pub fn builder() -> MetadataBuilder {
+        MetadataBuilder::default()
+    }
+
+    fn name(&self, n: Name) -> &str {
+        self.names.get(n.at as usize..n.at as usize + n.len as usize).unwrap_or_default()
+    }
+
+    fn tensor_at(&self, id: u32) -> TensorRef<'_> {
+        TensorRef { metadata: self, id }
+    }
+
+    /// All tensors, by key.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorRef<'_>> + Clone {
+        self.tensors_by_key.iter().map(|&id| self.tensor_at(id))
+    }
+
+    /// All objects, by key.
+    pub fn objects(&self) -> impl ExactSizeIterator<Item = (ObjectId, &str)> + Clone {
+        self.objects_by_key.iter().map(|&id| (ObjectId(id), self.name(self.objects[id as usize])))
+    }
+
+    /// Tensors and objects in the order in which they were added, which PyTorch keeps.
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> + Clone {
+        let tensors = self.tensors.len();
+        self.order.iter().map(move |&n| match (n as usize).checked_sub(tensors) {
+            None => Entry::Tensor(self.tensor_at(n)),
+            Some(o) => Entry::Object(ObjectId(o as u32), self.name(self.objects[o])),
+        })
+    }
+
+    /// The tensor of a key.
+    pub fn tensor(&self, key: &str) -> Option<TensorRef<'_>> {
+        let name = |id: &u32| self.name(self.tensors[*id as usize].name);
+        let at = self.tensors_by_key.binary_search_by(|id| name(id).cmp(key)).ok()?;
+        Some(self.tensor_at(self.tensors_by_key[at]))
+    }
+
+    /// The tensor of this number.
+    pub fn tensor_by_id(&self, id: TensorId) -> Option<TensorRef<'_>> {
+        ((id.0 as usize) < self.tensors.len()).then(|| self.tensor_at(id.0))
+    }
+
+    /// The object of a key.
+    pub fn object(&self, key: &str) -> Option<ObjectId> {
+        let name = |id: &u32| self.name(self.objects[*id as usize]);
+        let at = self.objects_by_key.binary_search_by(|id| name(id).cmp(key)).ok()?;
+        Some(ObjectId(self.objects_by_key[at]))
+    }
+
+    /// The key of an object.
+    pub fn object_key(&self, id: ObjectId) -> Option<&str> {
+        self.objects.get(id.0 as usize).map(|n| self.name(*n))
+    }
+
+    /// The chunk of this number, with its tensor.
+    pub fn chunk(&self, id: ChunkId) -> Option<(TensorRef<'_>, Region)> {
+        let position = self.position(id)?;
+        let row = self.tensors.partition_point(|r| r.first + r.chunks <= position);
+        let tensor = self.tensor_at(row as u32);
+        Some((tensor, tensor.region(position)))
+    }
+
+    fn position(&self, id: ChunkId) -> Option<u32> {
+        if (id.0 as usize) >= self.chunk_count() {
+            return None;
+        }
+        Some(self.positions.get(id.0 as usize).copied().unwrap_or(id.0))
+    }
+
+    fn id(&self, position: u32) -> ChunkId {
+        ChunkId(self.ids.get(position as usize).copied().unwrap_or(position))
+    }
+
+    /// Number of tensors.
+    pub fn tensor_count(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// Number of chunks of all tensors. Their ids are all smaller.
+    pub fn chunk_count(&self) -> usize {
+        self.tensors.last().map_or(0, |r| (r.first + r.chunks) as usize)
+    }
+
+    /// Number of objects. Their ids are all smaller.
+    pub fn object_count(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// Bytes of all elements of all tensors.
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors().map(|t| t.bytes()).fold(0, u64::saturating_add)
+    }
+
+    /// What planners left in the commit record.
+    pub fn planner_data(&self) -> Option<&PlannerData> {
+        self.planner_data.as_ref()
+    }
+
+    /// The same table with other planner data.
+    pub fn with_planner_data(mut self, planner_data: Option<PlannerData>) -> Self {
+        self.planner_data = planner_data;
+        self
+    }
+
+    /// Bytes of memory that the table takes, without planner data.
+    pub fn heap_bytes(&self) -> usize {
+        let numbers = [
+            &self.tensors_by_key,
+            &self.objects_by_key,
+            &self.order,
+            &self.ids,
+            &self.positions,
+            &self.by_offset,
+        ];
+        self.names.len()
+            + self.tensors.capacity() * size_of::<Row>()
+            + self.objects.capacity() * size_of::<Name>()
+            + numbers.iter().map(|v| v.capacity() * size_of::<u32>()).sum::<usize>()
+            + self.shapes.heap_bytes()
+            + self.coords.heap_bytes()
+    }
+}
+
+impl fmt::Debug for Metadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map()
+            .entries(self.entries().map(|e| match e {
+                Entry::Tensor(t) => {
+                    (t.key(), format!("{} {} in {} chunks", t.dtype(), t.shape(), t.chunk_count()))
+                }
+                Entry::Object(_, key) => (key, "object".into()),
+            }))
+            .finish()
+    }
+}
+
+/// A tensor of a [`Metadata`].
+#[derive(Clone, Copy)]
+pub struct TensorRef<'m> {
+    metadata: &'m Metadata,
+    id: u32,
+}
+
+impl fmt::Debug for TensorRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} {} in {} chunks", self.key(), self.dtype(), self.shape(), self.chunk_count())
+    }
+}
+
+impl<'m> TensorRef<'m> {
+    fn row(&self) -> &'m Row {
+        &self.metadata.tensors[self.id as usize]
+    }
+
+    /// Its number.
+    pub fn id(&self) -> TensorId {
+        TensorId(self.id)
+    }
+
+    /// Its key.
+    pub fn key(&self) -> &'m str {
+        self.metadata.name(self.row().name)
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.row().dtype
+    }
+
+    /// Number of axes.
+    pub fn ndim(&self) -> usize {
+        self.row().ndim.into()
+    }
+
+    /// Elements per axis.
+    pub fn shape(&self) -> Dims {
+        let at = self.row().shape as usize;
+        (at..at + self.ndim()).map(|i| self.metadata.shapes.get(i)).collect()
+    }
+
+    /// Bytes of all elements.
+    pub fn bytes(&self) -> u64 {
+        self.shape().volume().unwrap_or(u64::MAX).saturating_mul(self.dtype().size())
+    }
+
+    /// What else is kept of it.
+    pub fn properties(&self) -> TensorProperties {
+        let (row, n) = (self.row(), self.ndim());
+        let strides = row.shape as usize + n;
+        TensorProperties {
+            requires_grad: row.flags & REQUIRES_GRAD != 0,
+            pin_memory: row.flags & PIN_MEMORY != 0,
+            memory_format: match row.flags >> FORMAT {
+                0 => MemoryFormat::Contiguous,
+                1 => MemoryFormat::ChannelsLast,
+                _ => MemoryFormat::Preserve,
+            },
+            strides: (row.flags & HAS_STRIDES != 0)
+                .then(|| (strides..strides + n).map(|i| self.metadata.shapes.get(i)).collect()),
+        }
+    }
+
+    /// Number of chunks.
+    pub fn chunk_count(&self) -> usize {
+        self.row().chunks as usize
+    }
+
+    /// Its chunks in the order in which they were added, which is DCP's order.
+    pub fn chunks(&self) -> impl ExactSizeIterator<Item = (ChunkId, Region)> + Clone + use<'m> {
+        let this = *self;
+        self.positions().map(move |p| (this.metadata.id(p), this.region(p)))
+    }
+
+    /// The chunk at `index` of its list of chunks: DCP's index hint.
+    pub fn chunk_by_index(&self, index: usize) -> Option<(ChunkId, Region)> {
+        let p = self.row().first + u32::try_from(index).ok().filter(|i| *i < self.row().chunks)?;
+        Some((self.metadata.id(p), self.region(p)))
+    }
+
+    /// The chunk that starts at `offset`; the one at `hint` of the list if it does, else the first. O(log n).
+    pub fn chunk_at(&self, offset: &[u64], hint: Option<usize>) -> Option<ChunkId> {
+        if offset.len() != self.ndim() {
+            return None;
+        }
+        let starts = |p: u32| (0..self.ndim()).map(move |a| self.range(p, a).start);
+        let hinted = hint.and_then(|h| u32::try_from(h).ok()).filter(|h| *h < self.row().chunks);
+        if let Some(p) = hinted.map(|h| self.row().first + h)
+            && starts(p).eq(offset.iter().copied())
+        {
+            return Some(self.metadata.id(p));
+        }
+        let sorted = |i: u32| self.metadata.by_offset.get(i as usize).copied().unwrap_or(i);
+        let Range { start: mut lo, mut end } = self.positions();
+        let last = end;
+        while lo < end {
+            let mid = lo + (end - lo) / 2;
+            if starts(sorted(mid)).lt(offset.iter().copied()) { lo = mid + 1 } else { end = mid }
+        }
+        let found = (lo < last).then(|| sorted(lo)).filter(|&p| starts(p).eq(offset.iter().copied()))?;
+        Some(self.metadata.id(found))
+    }
+
+    /// Positions in the columns.
+    pub(crate) fn positions(&self) -> Range<u32> {
+        self.row().first..self.row().first + self.row().chunks
+    }
+
+    pub(crate) fn id_of(&self, position: u32) -> ChunkId {
+        self.metadata.id(position)
+    }
+
+    /// Index of the first coordinate of a chunk.
+    fn coords(&self, position: u32) -> usize {
+        self.row().coords as usize + (position - self.row().first) as usize * 2 * self.ndim()
+    }
+
+    /// What the chunk at a position has of one axis.
+    pub(crate) fn range(&self, position: u32, axis: usize) -> Range<u64> {
+        let at = self.coords(position) + axis;
+        let start = self.metadata.coords.get(at);
+        start..start.saturating_add(self.metadata.coords.get(at + self.ndim()))
+    }
+
+    pub(crate) fn region(&self, position: u32) -> Region {
+        let (at, n) = (self.coords(position), self.ndim());
+        let dims = |from: usize| (from..from + n).map(|i| self.metadata.coords.get(i)).collect();
+        Region { offsets: dims(at), lengths: dims(at + n) }
+    }
+}

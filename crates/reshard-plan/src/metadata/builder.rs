@@ -1,0 +1,288 @@
+use super::{
+    ChunkId, Column, FORMAT, HAS_STRIDES, Metadata, Name, ObjectId, PIN_MEMORY, REQUIRES_GRAD, Row, TensorId,
+};
+use crate::{PlanError, PlannerData, Result, TensorProperties};
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+use reshard_model::{DType, Dims, Region};
+use std::hash::BuildHasher;
+
+/// Builds a [`Metadata`]: tensors, chunks and objects in any order, chunks of several tensors mixed.
+///
+/// What it refuses: a key given twice, axes that differ in number, and more than 2³² of anything. Geometry is not looked at.
+#[derive(Clone, Default)]
+pub struct MetadataBuilder {
+    names: String,
+    tensors: Vec<Row>,
+    objects: Vec<Name>,
+    order: Vec<u32>,
+    shapes: Column,
+    coords: Column,
+    /// Tensor of each chunk, kept from the first chunk on that comes after a later tensor's.
+    owners: Vec<u32>,
+    chunks: u32,
+    last: u32,
+    /// Numbers as in `order`, by key.
+    keys: HashTable<u32>,
+    hasher: RandomState,
+}
+
+impl std::fmt::Debug for MetadataBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MetadataBuilder")
+            .field("tensors", &self.tensors.len())
+            .field("chunks", &self.chunks)
+            .field("objects", &self.objects.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Objects are told from tensors by the top bit while their number is not known.
+const OBJECT: u32 = 1 << 31;
+
+fn text(names: &str, n: Name) -> &str {
+    names.get(n.at as usize..n.at as usize + n.len as usize).unwrap_or_default()
+}
+
+impl MetadataBuilder {
+    fn name(&self, number: u32) -> &str {
+        let name = match number & OBJECT {
+            0 => self.tensors[number as usize].name,
+            _ => self.objects[(number ^ OBJECT) as usize],
+        };
+        text(&self.names, name)
+    }
+
+    fn find(&self, key: &str) -> Option<u32> {
+        let hash = self.hasher.hash_one(key);
+        self.keys.find(hash, |n| self.name(*n) == key).copied()
+    }
+
+    /// Puts a key that is not there yet into the arena.
+    fn new_name(&mut self, key: &str) -> Result<Name> {
+        if let Some(n) = self.find(key) {
+            let what = match n & OBJECT {
+                0 => "stored twice, once as a tensor",
+                _ => "stored twice, once as an object",
+            };
+            return Err(PlanError::corrupt(key, what));
+        }
+        let full = || PlanError::corrupt(key, "too many keys: their text has more than 4 GiB");
+        let at = u32::try_from(self.names.len()).map_err(|_| full())?;
+        let len = u32::try_from(key.len()).map_err(|_| full())?;
+        at.checked_add(len).ok_or_else(full)?;
+        self.names.push_str(key);
+        Ok(Name { at, len })
+    }
+
+    fn enter(&mut self, number: u32, key: &str) {
+        self.order.push(number);
+        let Self { names, tensors, objects, keys, hasher, .. } = self;
+        let name = |n: u32| match n & OBJECT {
+            0 => tensors[n as usize].name,
+            _ => objects[(n ^ OBJECT) as usize],
+        };
+        keys.insert_unique(hasher.hash_one(key), number, |n| hasher.hash_one(text(names, name(*n))));
+    }
+
+    /// A tensor without chunks.
+    ///
+    /// # Errors
+    /// [`PlanError::Corrupt`] for a key that is there already, for more than 255 axes, or strides of another number of axes.
+    pub fn add_tensor(
+        &mut self,
+        key: &str,
+        dtype: DType,
+        shape: &[u64],
+        properties: TensorProperties,
+    ) -> Result<TensorId> {
+        let ndim = u8::try_from(shape.len())
+            .map_err(|_| PlanError::corrupt(key, format!("a tensor of {} axes", shape.len())))?;
+        let full = || PlanError::corrupt(key, "too many tensors");
+        let number = u32::try_from(self.tensors.len()).ok().filter(|n| *n < OBJECT).ok_or_else(full)?;
+        let at = u32::try_from(self.shapes.len()).map_err(|_| full())?;
+        if let Some(s) = properties.strides.as_ref().filter(|s| s.len() != shape.len()) {
+            let what = format!("{} strides for {} axes", s.len(), shape.len());
+            return Err(PlanError::corrupt(key, what));
+        }
+        let name = self.new_name(key)?;
+        self.shapes.extend(shape);
+        if let Some(strides) = &properties.strides {
+            self.shapes.extend(strides);
+        }
+        let flag = |on: bool, bit: u8| if on { bit } else { 0 };
+        self.tensors.push(Row {
+            name,
+            shape: at,
+            first: self.chunks,
+            chunks: 0,
+            coords: 0,
+            ndim,
+            dtype,
+            flags: flag(properties.requires_grad, REQUIRES_GRAD)
+                | flag(properties.pin_memory, PIN_MEMORY)
+                | flag(properties.strides.is_some(), HAS_STRIDES)
+                | (properties.memory_format as u8) << FORMAT,
+        });
+        self.enter(number, key);
+        Ok(TensorId(number))
+    }
+
+    /// The tensor of a key that was added.
+    pub fn tensor(&self, key: &str) -> Option<TensorId> {
+        self.find(key).filter(|n| n & OBJECT == 0).map(TensorId)
+    }
+
+    /// A chunk of a tensor.
+    ///
+    /// # Errors
+    /// [`PlanError::Corrupt`] when its number of axes is not the tensor's, or there are 2³² chunks.
+    pub fn add_chunk(&mut self, tensor: TensorId, region: &Region) -> Result<ChunkId> {
+        let Some(row) = self.tensors.get_mut(tensor.0 as usize) else {
+            return Err(PlanError::invalid("", format!("no tensor has number {}", tensor.0)));
+        };
+        if region.offsets.len() != row.ndim.into() || region.lengths.len() != row.ndim.into() {
+            let what = format!(
+                "a chunk at {} of {} in a tensor of {} axes",
+                region.offsets, region.lengths, row.ndim
+            );
+            return Err(PlanError::corrupt(text(&self.names, row.name), what));
+        }
+        let id = self.chunks;
+        let Some(chunks) = id.checked_add(1) else {
+            return Err(PlanError::corrupt(text(&self.names, row.name), "too many chunks"));
+        };
+        row.chunks += 1;
+        if tensor.0 < self.last && self.owners.is_empty() {
+            // Up to here chunks came tensor by tensor; now one comes late.
+            let counts = self.tensors.iter().enumerate();
+            self.owners = Vec::with_capacity(chunks as usize);
+            for (t, row) in counts {
+                let n = row.chunks - u32::from(t == tensor.0 as usize);
+                self.owners.extend(std::iter::repeat_n(t as u32, n as usize));
+            }
+        }
+        self.last = self.last.max(tensor.0);
+        if !self.owners.is_empty() {
+            self.owners.push(tensor.0);
+        }
+        self.chunks = chunks;
+        self.coords.extend(&region.offsets);
+        self.coords.extend(&region.lengths);
+        Ok(ChunkId(id))
+    }
+
+    /// An object.
+    ///
+    /// # Errors
+    /// [`PlanError::Corrupt`] for a key that is there already.
+    pub fn add_object(&mut self, key: &str) -> Result<ObjectId> {
+        let number = u32::try_from(self.objects.len()).ok().filter(|n| *n < OBJECT);
+        let number = number.ok_or_else(|| PlanError::corrupt(key, "too many objects"))?;
+        let name = self.new_name(key)?;
+        self.objects.push(name);
+        self.enter(number | OBJECT, key);
+        Ok(ObjectId(number))
+    }
+
+    /// The table. Ids that were given out stay what they are.
+    ///
+    /// # Errors
+    /// [`PlanError::Corrupt`] when tensors and objects together are more than 2³².
+    pub fn finish(self, planner_data: Option<PlannerData>) -> Result<Metadata> {
+        let Self { names, mut tensors, mut objects, mut order, mut shapes, coords, owners, keys, .. } = self;
+        drop(keys);
+        let count = tensors.len() as u32;
+        if tensors.len() + objects.len() > u32::MAX as usize {
+            return Err(PlanError::corrupt("", "too many keys"));
+        }
+        order.iter_mut().filter(|n| **n & OBJECT != 0).for_each(|n| *n = (*n ^ OBJECT) + count);
+        let (mut first, mut at) = (0, 0);
+        for row in &mut tensors {
+            (row.first, row.coords) = (first, at);
+            first += row.chunks;
+            at += u64::from(row.chunks) * 2 * u64::from(row.ndim);
+        }
+        let (mut coords, ids, positions) = group(&tensors, coords, &owners);
+        drop(owners);
+        tensors.shrink_to_fit();
+        objects.shrink_to_fit();
+        order.shrink_to_fit();
+        shapes.shrink();
+        coords.shrink();
+        let sorted = |names: &str, rows: &dyn Fn(u32) -> Name, n: u32| {
+            let mut v: Vec<u32> = (0..n).collect();
+            v.sort_unstable_by(|a, b| text(names, rows(*a)).cmp(text(names, rows(*b))));
+            v
+        };
+        let mut out = Metadata {
+            tensors_by_key: sorted(&names, &|i| tensors[i as usize].name, count),
+            objects_by_key: sorted(&names, &|i| objects[i as usize], objects.len() as u32),
+            names: names.into(),
+            tensors,
+            objects,
+            order,
+            shapes,
+            coords,
+            ids,
+            positions,
+            by_offset: Vec::new(),
+            planner_data,
+        };
+        out.by_offset = by_offset(&out);
+        Ok(out)
+    }
+}
+
+/// Makes the chunks of each tensor neighbours. Gives the coordinates, the ids by position and the positions by id; both empty
+/// when nothing moved.
+fn group(tensors: &[Row], coords: Column, owners: &[u32]) -> (Column, Vec<u32>, Vec<u32>) {
+    if owners.is_empty() {
+        return (coords, Vec::new(), Vec::new());
+    }
+    let mut next: Vec<u32> = tensors.iter().map(|r| r.first).collect();
+    let mut ids = vec![0; owners.len()];
+    let mut positions = Vec::with_capacity(owners.len());
+    for (id, &owner) in owners.iter().enumerate() {
+        let p = next[owner as usize];
+        ids[p as usize] = id as u32;
+        positions.push(p);
+        next[owner as usize] += 1;
+    }
+    // Where the coordinates of each id begin, as they came.
+    let mut starts = Vec::with_capacity(owners.len());
+    let mut at = 0u64;
+    for &owner in owners {
+        starts.push(at);
+        at += 2 * u64::from(tensors[owner as usize].ndim);
+    }
+    let mut grouped = coords.like();
+    for &id in &ids {
+        let ndim = tensors[owners[id as usize] as usize].ndim;
+        grouped.extend_from(&coords, starts[id as usize] as usize, 2 * usize::from(ndim));
+    }
+    (grouped, ids, positions)
+}
+
+/// Positions of each tensor's chunks by their offsets, or nothing when they lie so.
+fn by_offset(m: &Metadata) -> Vec<u32> {
+    let starts = |id: u32, p: u32| -> Dims {
+        let t = m.tensor_at(id);
+        (0..t.ndim()).map(|a| t.range(p, a).start).collect()
+    };
+    let mut out: Vec<u32> = Vec::new();
+    for id in 0..m.tensors.len() as u32 {
+        let range = m.tensor_at(id).positions();
+        let lie_so = range.clone().skip(1).all(|p| starts(id, p - 1) <= starts(id, p));
+        if lie_so && out.is_empty() {
+            continue;
+        }
+        if out.is_empty() {
+            out = (0..m.chunk_count() as u32).collect();
+        }
+        if !lie_so {
+            out[range.start as usize..range.end as usize].sort_by_cached_key(|&p| starts(id, p));
+        }
+    }
+    out
+}

@@ -1,0 +1,268 @@
+//! The hooks of a save, and what they do by default.
+
+use crate::{
+    Metadata, PlanError, PlannerData, Result, SavePlan, TensorProperties, TensorWrite, WriteItem, WriteKind,
+};
+use reshard_model::{BoxError, Data, Flat, Payload, Region, Sharded, ShardedTensor, TensorSource, Value};
+use serde::{Deserialize, Serialize};
+use std::{any::Any, fmt::Debug, sync::Arc};
+
+/// What the hooks of a save are told.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct SaveContext<'a> {
+    /// This rank.
+    pub rank: u32,
+    /// Whether this rank makes the global plan.
+    pub is_coordinator: bool,
+    /// What the format says about the place it writes to.
+    pub storage_meta: Option<&'a Value>,
+}
+
+impl<'a> SaveContext<'a> {
+    /// For a rank, without word from the format.
+    pub fn new(rank: u32, is_coordinator: bool) -> Self {
+        Self { rank, is_coordinator, storage_meta: None }
+    }
+
+    /// With word from the format.
+    pub fn with_storage_meta(mut self, storage_meta: Option<&'a Value>) -> Self {
+        self.storage_meta = storage_meta;
+        self
+    }
+}
+
+/// What an item writes.
+#[derive(Clone, Debug)]
+pub enum WriteData {
+    /// The elements of the item's region, in row-major order; leading axes of length 1 may be absent.
+    Tensor(Data),
+    /// An object.
+    Object(Payload),
+}
+
+/// DCP's protocol of a save.
+///
+/// # Contract
+/// No hook calls another hook; the pipeline calls each in turn, in the order of this list. So an override never vanishes
+/// behind a default, and a planner around a planner ([`base`](Self::base)) is as good as one derived from it.
+/// All hooks but [`create_global_plan`](Self::create_global_plan) run on every rank. Plans depend on the arguments alone.
+pub trait SavePlanner: Any + Debug + Send + Sync {
+    /// What the hooks do that are not overridden.
+    fn base(&self) -> &dyn SavePlanner {
+        &DefaultSavePlanner::DEFAULT
+    }
+
+    /// DCP's `set_up_planner`: may change the flat state (rename, drop, add) before anything else.
+    ///
+    /// # Errors
+    /// Whatever keeps this rank from saving.
+    fn set_up(&self, state: &mut Flat, cx: &SaveContext<'_>) -> Result<()> {
+        self.base().set_up(state, cx)
+    }
+
+    /// What this rank offers to write.
+    ///
+    /// # Errors
+    /// Whatever keeps this rank from saving.
+    fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+        self.base().create_local_plan(state, cx)
+    }
+
+    /// On the coordinator: from the plans of all ranks, by rank, what each writes and what the checkpoint will hold.
+    ///
+    /// # Errors
+    /// [`PlanError::Save`] when the pieces don't make whole tensors.
+    fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {
+        self.base().create_global_plan(plans)
+    }
+
+    /// What this rank writes, after the global plan: the last word.
+    ///
+    /// # Errors
+    /// Whatever keeps this rank from saving.
+    fn finish_plan(&self, plan: SavePlan) -> Result<SavePlan> {
+        self.base().finish_plan(plan)
+    }
+
+    /// Where the elements or the object of an item are. With [`transform_object`](Self::transform_object) this is DCP's
+    /// `resolve_data`. Called at least once an item, on any thread.
+    ///
+    /// # Errors
+    /// Whatever keeps the item from being written.
+    fn lookup_object(&self, item: &WriteItem, state: &Flat) -> Result<WriteData> {
+        self.base().lookup_object(item, state)
+    }
+
+    /// The last change of what is written. Type and shape must be those that the item says; to change these, change the
+    /// item too, in the local plan.
+    ///
+    /// # Errors
+    /// Whatever keeps the item from being written.
+    fn transform_object(&self, item: &WriteItem, data: WriteData) -> Result<WriteData> {
+        self.base().transform_object(item, data)
+    }
+}
+
+/// Which of several ranks that offer one piece writes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Dedup {
+    /// The one with the least bytes so far; of equal ones the lowest.
+    #[default]
+    LeastLoaded,
+    /// The lowest: DCP's `dedup_save_to_lowest_rank`.
+    LowestRank,
+}
+
+/// Who offers a piece that several ranks have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Proposals {
+    /// The rank with the main replica, as in Megatron Core. A second one is an error.
+    #[default]
+    MainReplica,
+    /// Every rank, as in DCP; [`Dedup`] chooses.
+    AllReplicas,
+}
+
+/// What DCP's planner of the same name does, and what Megatron Core's does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DefaultSavePlanner {
+    /// Who offers.
+    pub proposals: Proposals,
+    /// Who writes.
+    pub dedup: Dedup,
+    /// Whether the commit record tells where in the nested state dict each key lay.
+    pub paths: bool,
+}
+
+impl DefaultSavePlanner {
+    /// Megatron Core's.
+    pub const DEFAULT: Self =
+        Self { proposals: Proposals::MainReplica, dedup: Dedup::LeastLoaded, paths: false };
+
+    /// DCP's: all replicas are offered, paths are kept.
+    pub const DCP: Self = Self { proposals: Proposals::AllReplicas, dedup: Dedup::LeastLoaded, paths: true };
+
+    /// With another choice among ranks.
+    pub fn with_dedup(mut self, dedup: Dedup) -> Self {
+        self.dedup = dedup;
+        self
+    }
+}
+
+#[deny(clippy::missing_trait_methods)] // a new hook must not fall into itself
+impl SavePlanner for DefaultSavePlanner {
+    fn base(&self) -> &dyn SavePlanner {
+        self
+    }
+
+    fn set_up(&self, _: &mut Flat, _: &SaveContext<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn create_local_plan(&self, state: &Flat, _: &SaveContext<'_>) -> Result<SavePlan> {
+        let main_only = self.proposals == Proposals::MainReplica;
+        let mut items = Vec::with_capacity(state.len());
+        for (source, leaf) in state.values().enumerate() {
+            let source = u32::try_from(source)
+                .map_err(|_| PlanError::invalid(leaf.key(), "a state dict of more than 2³² leaves"))?;
+            items.extend(match leaf {
+                Sharded::Tensor(t) if main_only && !t.replica_id.is_main() => None,
+                Sharded::Object(o) if main_only && !o.replica_id.is_main() => None,
+                Sharded::Tensor(t) => Some(write_tensor(t, source)?),
+                Sharded::Object(o) => {
+                    let bytes_hint =
+                        if let Payload::Encoded { bytes, .. } = &o.data { bytes.len() } else { 0 };
+                    let kind = WriteKind::Object { bytes_hint: bytes_hint as u64 };
+                    Some(WriteItem { key: o.unique_key().into(), source, kind })
+                }
+            });
+        }
+        let planner_data = self.paths.then(|| PlannerData::of(state));
+        Ok(SavePlan { items, planner_data })
+    }
+
+    fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {
+        crate::global::plan(plans, self.proposals, self.dedup)
+    }
+
+    fn finish_plan(&self, plan: SavePlan) -> Result<SavePlan> {
+        Ok(plan)
+    }
+
+    fn lookup_object(&self, item: &WriteItem, state: &Flat) -> Result<WriteData> {
+        match (state.get_index(item.source as usize), &item.kind) {
+            (Some((_, Sharded::Object(o))), WriteKind::Object { .. }) => {
+                Ok(WriteData::Object(o.data.clone()))
+            }
+            (Some((_, Sharded::Tensor(t))), WriteKind::Tensor(w)) => {
+                part_of(t, &w.region, &item.key).map(WriteData::Tensor)
+            }
+            (Some(_), _) => {
+                Err(PlanError::invalid(&item.key, "an object can't give a tensor, nor a tensor an object"))
+            }
+            (None, _) => {
+                let what = format!("there is no leaf {}; the state has {}", item.source, state.len());
+                Err(PlanError::invalid(&item.key, what))
+            }
+        }
+    }
+
+    fn transform_object(&self, _: &WriteItem, data: WriteData) -> Result<WriteData> {
+        Ok(data)
+    }
+}
+
+fn write_tensor(t: &ShardedTensor, source: u32) -> Result<WriteItem> {
+    if t.flattened_range.is_some() {
+        let what = "flattened ranges can't be saved yet; save the unflattened chunk".into();
+        return Err(PlanError::Unsupported { key: t.key.to_string(), what });
+    }
+    let kind = WriteKind::Tensor(TensorWrite {
+        dtype: t.dtype,
+        global_shape: t.global_shape.clone(),
+        region: t.region(),
+        properties: TensorProperties::default(),
+    });
+    Ok(WriteItem { key: t.key.clone(), source, kind })
+}
+
+/// The elements of `region`, which is in global coordinates, of a leaf.
+fn part_of(t: &ShardedTensor, region: &Region, key: &str) -> Result<Data> {
+    let whole = t.region();
+    if *region == whole {
+        return Ok(t.data.clone());
+    }
+    if !whole.contains(region) {
+        let what = format!("{region} does not lie in {whole}, which is what the leaf has");
+        return Err(PlanError::invalid(key, what));
+    }
+    let inner = region.within(&whole);
+    let drop = |d: &[u64]| reshard_model::Dims::from(&d[t.prepend_axis_num..]);
+    let inner = Region { offsets: drop(&inner.offsets), lengths: drop(&inner.lengths) };
+    Ok(match &t.data {
+        Data::None => Data::None,
+        Data::Host(host) => Data::Host(host.narrow(&inner)),
+        Data::Device(device) => {
+            Data::Lazy(Arc::new(Part { of: Arc::new(device.clone()), offsets: inner.offsets }))
+        }
+        Data::Lazy(of) => Data::Lazy(Arc::new(Part { of: Arc::clone(of), offsets: inner.offsets })),
+    })
+}
+
+/// A box of a source, as a source.
+struct Part {
+    of: Arc<dyn TensorSource>,
+    offsets: reshard_model::Dims,
+}
+
+impl TensorSource for Part {
+    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+        let mut region = region.clone();
+        region.offsets.iter_mut().zip(&self.offsets).for_each(|(o, by)| *o += by);
+        self.of.read(&region, out)
+    }
+}
