@@ -1,0 +1,26 @@
+use crate::{LoadShardedStrategy, Result, SaveShardedStrategy};
+use std::{fmt, sync::Arc};
+
+/// Configuration of a strategy that saves sharded leaves: data, tagged by hand, that can build it.
+///
+/// ```json
+/// { "type": "torch_dist", "files_per_rank": 2 }
+/// ```
+#[typetag::serde(tag = "type")]
+pub trait SaveShardedConfig: fmt::Debug + Send + Sync {
+    /// Makes the strategy.
+    ///
+    /// # Errors
+    /// Values that contradict each other.
+    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>>;
+}
+
+/// Configuration of a strategy that loads sharded leaves.
+#[typetag::serde(tag = "type")]
+pub trait LoadShardedConfig: fmt::Debug + Send + Sync {
+    /// Makes the strategy.
+    ///
+    /// # Errors
+    /// Values that contradict each other.
+    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>>;
+}

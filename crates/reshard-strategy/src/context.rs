@@ -1,0 +1,74 @@
+use reshard_comm::{Comm, ProcessGroup};
+use reshard_model::Dialect;
+use reshard_plan::{LoadPlanner, SavePlanner};
+use reshard_storage::{Durability, Progress, Stage, Store};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// The live things of one save. Configuration never holds them; it names groups, which are found here.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SaveCx<'a> {
+    /// All ranks of the save.
+    pub comm: Comm<'a>,
+    /// Sub-groups by name, for strategies that want them.
+    pub groups: &'a BTreeMap<String, Arc<dyn ProcessGroup>>,
+    /// Where the new version is built.
+    pub stage: Arc<dyn Stage>,
+    /// Where the checkpoint will be, for messages and metadata.
+    pub url: &'a str,
+    /// DCP's planner.
+    pub planner: Arc<dyn SavePlanner>,
+    /// What a finished save survives.
+    pub durability: Durability,
+    /// Whose conventions: where common state goes, how objects are wrapped.
+    pub dialect: Dialect,
+    /// Every rank writes its items with metadata of its own, and no plan is exchanged (DCP's `use_collectives=False`).
+    pub rank_local: bool,
+    /// Told of written bytes.
+    pub progress: Progress,
+}
+
+impl<'a> SaveCx<'a> {
+    /// A context with defaults for all but what has none.
+    pub fn new(
+        comm: Comm<'a>,
+        groups: &'a BTreeMap<String, Arc<dyn ProcessGroup>>,
+        stage: Arc<dyn Stage>,
+        url: &'a str,
+        planner: Arc<dyn SavePlanner>,
+    ) -> Self {
+        let (durability, dialect, progress) =
+            (Durability::default(), Dialect::default(), Progress::default());
+        Self { comm, groups, stage, url, planner, durability, dialect, rank_local: false, progress }
+    }
+}
+
+/// The live things of one load.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LoadCx<'a> {
+    /// All ranks of the load.
+    pub comm: Comm<'a>,
+    /// Sub-groups by name, for strategies that want them.
+    pub groups: &'a BTreeMap<String, Arc<dyn ProcessGroup>>,
+    /// Where the checkpoint lies.
+    pub store: Arc<dyn Store>,
+    /// DCP's planner.
+    pub planner: Arc<dyn LoadPlanner>,
+    /// Whether checksums of wholly read items are checked.
+    pub verify: bool,
+    /// Told of read bytes.
+    pub progress: Progress,
+}
+
+impl<'a> LoadCx<'a> {
+    /// A context with defaults for all but what has none: checksums are verified.
+    pub fn new(
+        comm: Comm<'a>,
+        groups: &'a BTreeMap<String, Arc<dyn ProcessGroup>>,
+        store: Arc<dyn Store>,
+        planner: Arc<dyn LoadPlanner>,
+    ) -> Self {
+        Self { comm, groups, store, planner, verify: true, progress: Progress::default() }
+    }
+}

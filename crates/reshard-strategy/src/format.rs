@@ -1,0 +1,216 @@
+//! What a format has to say: DCP's StorageWriter and StorageReader, without the pipeline around them.
+
+use crate::{BackendVersion, ReadTotals, Result};
+use async_trait::async_trait;
+use bytes::Bytes;
+use reshard_model::{Claim, DType, Dialect, ObjectCodec, Payload, Region, Value};
+use reshard_plan::{ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, WriteData, WriteItem};
+use reshard_storage::{FileBody, Name, Progress};
+use serde::{Deserialize, Serialize};
+use std::{any::Any, fmt, sync::Arc};
+
+/// Where a stored item lies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placed {
+    /// Which item.
+    pub id: PieceId,
+    /// In which file.
+    pub file: Name,
+    /// First byte in the file.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// Files of one rank, decided before their first byte is written.
+#[derive(Debug, Default)]
+pub struct FileLayout {
+    /// The files, with exact lengths.
+    pub files: Vec<FileBody>,
+    /// Where each item lies in them.
+    pub placed: Vec<Placed>,
+}
+
+/// What a planned item is made of: tensor elements of exactly its region, or an object.
+pub type Resolve<'a> = dyn Fn(&WriteItem) -> Result<WriteData> + Sync + 'a;
+
+/// DCP's StorageWriter: the layout of a format. The pipeline calls the methods in the order in which they stand here.
+pub trait StorageWriter: fmt::Debug + Send + Sync + 'static {
+    /// Its name.
+    fn key(&self) -> BackendVersion;
+    /// Whether a cell of an object array is stored as a list of what all leaves of that cell on one rank hold.
+    fn object_lists(&self) -> bool {
+        false
+    }
+    /// A new save to `url` begins.
+    fn reset(&self, _url: &str) {}
+    /// What planners shall know of the storage.
+    fn storage_meta(&self) -> Option<Value> {
+        None
+    }
+    /// Before planning, on every rank.
+    ///
+    /// # Errors
+    /// A configuration that can't work here.
+    fn set_up(&self, _rank: u32, _is_coordinator: bool) -> Result<()> {
+        Ok(())
+    }
+    /// May add to this rank's plan.
+    ///
+    /// # Errors
+    /// Items that the format can't store.
+    fn prepare_local_plan(&self, plan: SavePlan) -> Result<SavePlan> {
+        Ok(plan)
+    }
+    /// May add to all plans, on the coordinator.
+    ///
+    /// # Errors
+    /// Items that the format can't store.
+    fn prepare_global_plan(&self, plans: Vec<SavePlan>) -> Result<Vec<SavePlan>> {
+        Ok(plans)
+    }
+    /// Which files this rank writes, and where each item lies in them. Sizes are exact; elements are pulled later.
+    ///
+    /// # Errors
+    /// Items that the format can't store, objects that can't be encoded.
+    fn layout(&self, rank: u32, items: &[WriteItem], resolve: &Resolve<'_>) -> Result<FileLayout>;
+    /// The files that make a checkpoint of the written items, the commit record last. On the coordinator, of all ranks; for a
+    /// rank-local checkpoint on every rank, of its own items, with `rank` given.
+    ///
+    /// # Errors
+    /// Items that the format can't describe.
+    fn finish(
+        &self,
+        metadata: &Metadata,
+        placed: &[Vec<Placed>],
+        rank: Option<u32>,
+    ) -> Result<Vec<(Name, Bytes)>>;
+}
+
+/// A region of one stored chunk, and where it lands.
+#[derive(Debug)]
+pub struct ReadTensor {
+    /// Which chunk.
+    pub chunk: ChunkId,
+    /// What of it, from the chunk's start.
+    pub region: Region,
+    /// Element type of the claim; that of the stored tensor.
+    pub dtype: DType,
+    /// The place for the elements.
+    pub claim: Claim,
+}
+
+/// A stored object to read.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadObject {
+    /// Which object.
+    pub object: ObjectId,
+}
+
+/// Who wrote a checkpoint, as far as its bytes tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Producer {
+    /// Programs and version ranges, such as `PyTorch 2.4 to 2.14`.
+    pub written_by: Vec<String>,
+    /// Programs and version ranges that can load it.
+    pub loadable_by: Vec<String>,
+    /// What is peculiar about it.
+    pub notes: Vec<String>,
+}
+
+/// One thing that is wrong with a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Damage {
+    /// Which key, if one is concerned.
+    pub key: Option<String>,
+    /// Which file, if one is concerned.
+    pub file: Option<String>,
+    /// Where in it.
+    pub offset: Option<u64>,
+    /// What is wrong.
+    pub what: String,
+}
+
+/// What a check of a checkpoint found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerifyReport {
+    /// What is wrong; nothing when it is sound.
+    pub damage: Vec<Damage>,
+    /// What could not be checked, because of I/O.
+    pub unchecked: Vec<Damage>,
+    /// Stored items that were looked at.
+    pub items: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
+}
+
+/// DCP's StorageReader: an opened checkpoint. The logical table is shared ([`Metadata`]), the physical one is the format's;
+/// [`ChunkId`] and [`ObjectId`] join them.
+#[async_trait]
+pub trait StorageReader: Any + fmt::Debug + Send + Sync {
+    /// Name of the format.
+    fn key(&self) -> BackendVersion;
+    /// What is stored.
+    fn metadata(&self) -> &Arc<Metadata>;
+    /// Whose conventions it follows.
+    fn dialect(&self) -> Dialect;
+    /// Where a chunk lies; `None` when the checkpoint does not say.
+    fn locate_chunk(&self, chunk: ChunkId) -> Option<Placed>;
+    /// Where an object lies; `None` when the checkpoint does not say.
+    fn locate_object(&self, object: ObjectId) -> Option<Placed>;
+    /// How objects are encoded.
+    fn codec(&self) -> Arc<dyn ObjectCodec>;
+    /// Whether a cell of an object array is stored as a list of what all leaves of that cell on one rank held.
+    fn object_lists(&self) -> bool {
+        false
+    }
+    /// Who wrote it.
+    fn producer(&self) -> Producer {
+        Producer::default()
+    }
+
+    /// A new load begins.
+    fn reset(&self, _url: &str) {}
+    /// Before planning, on every rank.
+    ///
+    /// # Errors
+    /// A checkpoint that this rank can't read.
+    fn set_up(&self, _rank: u32, _is_coordinator: bool) -> Result<()> {
+        Ok(())
+    }
+    /// May change this rank's plan.
+    ///
+    /// # Errors
+    /// Items that the format can't read.
+    fn prepare_local_plan(&self, plan: LoadPlan) -> Result<LoadPlan> {
+        Ok(plan)
+    }
+    /// May change all plans, on the coordinator.
+    ///
+    /// # Errors
+    /// Items that the format can't read.
+    fn prepare_global_plan(&self, plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>> {
+        Ok(plans)
+    }
+    /// Fills the claims; no byte outside of the wanted regions is read, save what lies between near ranges.
+    /// With `verify`, the checksum of every item that is read as a whole is checked.
+    ///
+    /// # Errors
+    /// The first read that fails.
+    async fn read_tensors(
+        &self,
+        reads: Vec<ReadTensor>,
+        verify: bool,
+        progress: &Progress,
+    ) -> Result<ReadTotals>;
+    /// Reads objects, encoded as they are, in the order asked for.
+    ///
+    /// # Errors
+    /// The first read that fails.
+    async fn read_objects(&self, reads: &[ReadObject], verify: bool) -> Result<Vec<Payload>>;
+    /// Looks for damage: structure, coverage and sizes; with `full`, every checksum too.
+    ///
+    /// # Errors
+    /// Only what stops the check as a whole.
+    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport>;
+}

@@ -1,0 +1,43 @@
+//! Floor 2 of reshard: what a checkpoint strategy is, where strategies are found, and the pipeline that drives them.
+//!
+//! A *strategy* is a format with an algorithm, found by `(backend, version)` in a [`Registry`], as in Megatron Core. There are
+//! four kinds: [`SaveShardedStrategy`], [`LoadShardedStrategy`], [`SaveCommonStrategy`], [`LoadCommonStrategy`].
+//!
+//! Most formats need not implement the first two: who can say where an item goes ([`StorageWriter`]) and get it back
+//! ([`StorageReader`], PyTorch DCP's names) gets them from [`Planned`], which runs the three acts once for all of them:
+//!
+//! ```text
+//! decide (collective)  local plan -> gather -> global plan -> scatter -> finish_plan -> layout of files
+//! move   (local)       bytes, from the caller's buffers to files and back
+//! agree  (collective)  outcomes of all ranks; the coordinator makes the commit record
+//! ```
+//!
+//! Configuration is data: a [`SaveShardedConfig`] is a tagged, serialisable value that can `build` its strategy.
+//! `docs/strategies.md` shows how to write a crate with a strategy of your own.
+
+mod common;
+mod config;
+mod context;
+mod error;
+mod format;
+mod pipeline;
+mod registry;
+mod report;
+mod sharded;
+
+pub use common::{LoadCommonStrategy, SaveCommonStrategy};
+pub use config::{LoadShardedConfig, SaveShardedConfig};
+pub use context::{LoadCx, SaveCx};
+pub use error::{Result, StrategyError, cause};
+pub use format::{
+    Damage, FileLayout, Placed, Producer, ReadObject, ReadTensor, Resolve, StorageReader, StorageWriter,
+    VerifyReport,
+};
+pub use pipeline::{OpenFormat, Planned, PlannedLoad};
+pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
+pub use report::{LoadNotes, RankTotals, ReadTotals};
+pub use reshard_plan::WriteData;
+pub use sharded::{LoadFailure, LoadShardedStrategy, Loaded, PreparedSave, SaveShardedStrategy, Saved};
+
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;

@@ -1,0 +1,7 @@
+//! The pipeline: decide, move, agree. Once, for every format that can say where an item goes.
+
+mod load;
+mod save;
+
+pub use load::{OpenFormat, PlannedLoad};
+pub use save::Planned;

@@ -1,0 +1,241 @@
+use crate::{
+    BackendVersion, FileLayout, Placed, PreparedSave, RankTotals, Result, SaveCx, SaveShardedStrategy, Saved,
+    StorageWriter, StrategyError, cause,
+};
+use async_trait::async_trait;
+use reshard_comm::{Cause, Comm};
+use reshard_model::{ErrorKind, Flat, Payload, Sharded, Value};
+use reshard_plan::{Metadata, PieceId, SaveContext, SavePlan, WriteData, WriteItem, WriteKind};
+use reshard_storage::{Durability, FileBody, Progress, Stage};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// The save strategy of any [`StorageWriter`].
+#[derive(Debug)]
+pub struct Planned<W> {
+    writer: Arc<W>,
+}
+
+impl<W: StorageWriter> Planned<W> {
+    /// Drives `writer`.
+    pub fn new(writer: W) -> Self {
+        Self { writer: Arc::new(writer) }
+    }
+}
+
+#[async_trait]
+impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
+    fn key(&self) -> BackendVersion {
+        self.writer.key()
+    }
+
+    async fn prepare(&self, state: Flat, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>> {
+        let comm = &cx.comm;
+        let guard = comm.guard("planning a save");
+        let mut state = state;
+        let local = self.local_plan(&mut state, cx);
+        let (plan, metadata) = if cx.rank_local {
+            let planned = local.and_then(|plan| {
+                let (plans, metadata) = cx.planner.create_global_plan(vec![plan])?;
+                Ok((self.writer.prepare_global_plan(plans)?.pop().unwrap_or_default(), metadata))
+            });
+            let outcome = planned.as_ref().map(|_| ()).map_err(cause);
+            comm.agree("plan", outcome).await?;
+            planned?
+        } else {
+            let mut metadata = Metadata::default();
+            let plan = comm
+                .reduce_scatter("plan", local.map_err(|e| cause(&e)), |plans| {
+                    let decide = || -> Result<Vec<SavePlan>> {
+                        let (plans, decided) = cx.planner.create_global_plan(plans)?;
+                        metadata = decided;
+                        self.writer.prepare_global_plan(plans)
+                    };
+                    decide().map_err(|e| cause(&e))
+                })
+                .await?;
+            (plan, metadata)
+        };
+        let laid_out = self.lay_out(plan, state, cx);
+        comm.agree("layout", laid_out.as_ref().map(|_| ()).map_err(cause)).await?;
+        guard.done();
+        let FileLayout { files, placed } = laid_out?;
+        Ok(Box::new(Prepared {
+            writer: Arc::clone(&self.writer),
+            stage: Arc::clone(&cx.stage),
+            durability: cx.durability,
+            progress: cx.progress.clone(),
+            rank_local: cx.rank_local,
+            files,
+            placed,
+            metadata,
+        }))
+    }
+}
+
+impl<W: StorageWriter> Planned<W> {
+    /// DCP's calls up to the exchange of plans, in its order.
+    fn local_plan(&self, state: &mut Flat, cx: &SaveCx<'_>) -> Result<SavePlan> {
+        let (rank, is_coordinator) = (cx.comm.rank().0, cx.comm.is_coordinator());
+        self.writer.reset(cx.url);
+        let meta = self.writer.storage_meta();
+        let context = SaveContext::new(rank, is_coordinator).with_storage_meta(meta.as_ref());
+        cx.planner.set_up(state, &context)?;
+        self.writer.set_up(rank, is_coordinator)?;
+        let plan = cx.planner.create_local_plan(state, &context)?;
+        self.writer.prepare_local_plan(plan)
+    }
+
+    fn lay_out(&self, plan: SavePlan, state: Flat, cx: &SaveCx<'_>) -> Result<FileLayout> {
+        let plan = cx.planner.finish_plan(plan)?;
+        let cells = Cells::of(&state);
+        let resolve = |item: &WriteItem| -> Result<WriteData> {
+            let one = |item: &WriteItem| -> Result<WriteData> {
+                Ok(cx.planner.transform_object(item, cx.planner.lookup_object(item, &state)?)?)
+            };
+            match item.kind {
+                WriteKind::Tensor(_) => one(item),
+                WriteKind::Object { .. } if self.writer.object_lists() => cells.list(item, &one),
+                WriteKind::Object { .. } => one(item),
+            }
+        };
+        let layout = self.writer.layout(cx.comm.rank().0, &plan.items, &resolve)?;
+        check_layout(&plan, &layout)?;
+        Ok(layout)
+    }
+}
+
+/// The leaves of each cell of an object array; several leaves of one cell on one rank are stored as one list.
+struct Cells(BTreeMap<String, Vec<u32>>);
+
+impl Cells {
+    fn of(state: &Flat) -> Self {
+        let mut out: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+        for (i, leaf) in state.values().enumerate() {
+            if let Sharded::Object(o) = leaf
+                && !o.is_item()
+            {
+                out.entry(o.unique_key()).or_default().push(i as u32);
+            }
+        }
+        Self(out)
+    }
+
+    fn list(&self, item: &WriteItem, one: &dyn Fn(&WriteItem) -> Result<WriteData>) -> Result<WriteData> {
+        // A planner may have renamed the item; its source tells the cell all the same.
+        let Some(sources) = self.0.values().find(|v| v.contains(&item.source)) else { return one(item) };
+        let mut values = Vec::new();
+        for &source in sources {
+            match one(&WriteItem { source, ..item.clone() })? {
+                WriteData::Object(Payload::Value(v)) => values.push(v),
+                // Carried over as it was stored, list and all.
+                encoded if sources.len() == 1 => return Ok(encoded),
+                _ => {
+                    let what = format!("{}: several leaves of one cell can't be stored undecoded", item.key);
+                    return Err(StrategyError::Invalid(what));
+                }
+            }
+        }
+        Ok(WriteData::Object(Payload::Value(Value::List(values))))
+    }
+}
+
+/// Every planned item has a place, and nothing else has.
+fn check_layout(plan: &SavePlan, layout: &FileLayout) -> Result<()> {
+    let mut places: BTreeSet<&PieceId> = layout.placed.iter().map(|p| &p.id).collect();
+    for item in &plan.items {
+        if !places.remove(&item.id()) {
+            return Err(StrategyError::Invalid(format!("the format gave no place to {}", item.id())));
+        }
+    }
+    match places.first() {
+        Some(id) => {
+            Err(StrategyError::Invalid(format!("the format gave a place to {id}, which was not planned")))
+        }
+        None => Ok(()),
+    }
+}
+
+struct Prepared<W> {
+    writer: Arc<W>,
+    stage: Arc<dyn Stage>,
+    durability: Durability,
+    progress: Progress,
+    rank_local: bool,
+    files: Vec<FileBody>,
+    placed: Vec<Placed>,
+    metadata: Metadata,
+}
+
+#[async_trait]
+impl<W: StorageWriter> PreparedSave for Prepared<W> {
+    async fn stage(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    async fn write(&mut self) -> Result<()> {
+        let files = std::mem::take(&mut self.files);
+        let planned: BTreeMap<String, Option<u64>> =
+            files.iter().map(|f| (f.name.to_string(), f.bytes())).collect();
+        let written = self.stage.write(files, self.durability, self.progress.clone()).await?;
+        for w in &written {
+            if planned.get(w.name.as_str()).copied().flatten() != Some(w.bytes) {
+                return Err(StrategyError::corrupt(
+                    &w.name,
+                    None,
+                    format!("{} bytes were written, not as planned", w.bytes),
+                ));
+            }
+        }
+        if written.len() != planned.len() {
+            let what = format!("{} of {} planned files were written", written.len(), planned.len());
+            return Err(StrategyError::Invalid(what));
+        }
+        Ok(())
+    }
+
+    async fn finish(self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved> {
+        let me = *self;
+        if me.rank_local {
+            let records = written.and_then(|()| {
+                me.writer.finish(&me.metadata, std::slice::from_ref(&me.placed), Some(comm.rank().0))
+            });
+            let mine = records.as_ref().map(|_| totals(&me.placed)).map_err(cause);
+            let ranks = comm.all_gather("write", mine).await?;
+            return Ok(Saved { records: records?, metadata: Some(Arc::new(me.metadata)), ranks });
+        }
+        let mut saved = Saved::default();
+        let (writer, metadata) = (&me.writer, &me.metadata);
+        let part = written.map(|()| me.placed).map_err(|e| cause(&e));
+        saved.ranks = comm
+            .all_reduce("write", part, |placed: Vec<Vec<Placed>>| {
+                check_written(metadata, &placed)?;
+                saved.records = writer.finish(metadata, &placed, None).map_err(|e| cause(&e))?;
+                Ok(placed.iter().map(|p| totals(p)).collect::<Vec<RankTotals>>())
+            })
+            .await?;
+        if comm.is_coordinator() {
+            saved.metadata = Some(Arc::new(me.metadata));
+        }
+        Ok(saved)
+    }
+}
+
+fn totals(placed: &[Placed]) -> RankTotals {
+    let files: BTreeSet<&str> = placed.iter().map(|p| p.file.as_str()).collect();
+    let bytes = placed.iter().map(|p| p.length).sum();
+    RankTotals { items: placed.len() as u64, bytes, files: files.len() as u64 }
+}
+
+/// Commit only if every planned item was written: a lost writer must not become a checkpoint with holes.
+fn check_written(metadata: &Metadata, placed: &[Vec<Placed>]) -> Result<(), Cause> {
+    let planned = metadata.chunk_count() + metadata.object_count();
+    let written: usize = placed.iter().map(Vec::len).sum();
+    if planned == written {
+        return Ok(());
+    }
+    let what = format!("{written} items were written where {planned} were planned; nothing is published");
+    Err(Cause::new(ErrorKind::Internal, what))
+}

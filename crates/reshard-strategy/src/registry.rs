@@ -1,0 +1,212 @@
+//! Strategies by name: a checked value, filled at link time and by hand.
+
+use crate::{
+    LoadCommonStrategy, LoadShardedConfig, Result, SaveCommonStrategy, SaveShardedConfig, StrategyError,
+};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+/// Name of a strategy: `torch_dist` version 1.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BackendVersion {
+    /// Such as `torch_dist` or `zarr`.
+    pub backend: Box<str>,
+    /// Counted from 1.
+    pub version: u32,
+}
+
+impl BackendVersion {
+    /// A name.
+    pub fn new(backend: &str, version: u32) -> Self {
+        Self { backend: backend.into(), version }
+    }
+}
+
+/// `torch_dist/1`.
+impl fmt::Display for BackendVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.backend, self.version)
+    }
+}
+
+/// What a strategy does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Action {
+    /// Saves sharded leaves.
+    SaveSharded,
+    /// Loads sharded leaves.
+    LoadSharded,
+    /// Saves common state.
+    SaveCommon,
+    /// Loads common state.
+    LoadCommon,
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::SaveSharded => "save sharded",
+            Self::LoadSharded => "load sharded",
+            Self::SaveCommon => "save common",
+            Self::LoadCommon => "load common",
+        })
+    }
+}
+
+/// Under which a strategy is found.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StrategyKey {
+    /// What it does.
+    pub action: Action,
+    /// Its name.
+    pub name: BackendVersion,
+}
+
+impl fmt::Display for StrategyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.action, self.name)
+    }
+}
+
+/// How a strategy is made. The variant says what it does.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Make {
+    /// The default configuration of a strategy that saves sharded leaves.
+    SaveSharded(fn() -> Box<dyn SaveShardedConfig>),
+    /// The default configuration of a strategy that loads sharded leaves.
+    LoadSharded(fn() -> Box<dyn LoadShardedConfig>),
+    /// A strategy that saves common state.
+    SaveCommon(fn() -> Arc<dyn SaveCommonStrategy>),
+    /// A strategy that loads common state.
+    LoadCommon(fn() -> Arc<dyn LoadCommonStrategy>),
+}
+
+/// One strategy of one crate. `inventory::submit!` it and it is found wherever the crate is linked and named:
+/// `use reshard_torch_dist as _;`.
+#[derive(Clone, Copy, Debug)]
+pub struct Registration {
+    /// Name, such as `torch_dist`.
+    pub backend: &'static str,
+    /// Version, counted from 1.
+    pub version: u32,
+    /// The crate: `env!("CARGO_PKG_NAME")`.
+    pub origin: &'static str,
+    /// The crate's version: `env!("CARGO_PKG_VERSION")`.
+    pub origin_version: &'static str,
+    /// How it is made.
+    pub make: Make,
+}
+
+inventory::collect!(Registration);
+
+impl Registration {
+    /// Under which it is found.
+    pub fn key(&self) -> StrategyKey {
+        let action = match self.make {
+            Make::SaveSharded(_) => Action::SaveSharded,
+            Make::LoadSharded(_) => Action::LoadSharded,
+            Make::SaveCommon(_) => Action::SaveCommon,
+            Make::LoadCommon(_) => Action::LoadCommon,
+        };
+        StrategyKey { action, name: BackendVersion::new(self.backend, self.version) }
+    }
+}
+
+/// All strategies that a program knows. Two crates that claim one key are an error.
+#[derive(Clone, Debug, Default)]
+pub struct Registry {
+    by_key: BTreeMap<StrategyKey, Registration>,
+}
+
+impl Registry {
+    /// Those of all linked crates.
+    ///
+    /// # Errors
+    /// [`StrategyError::Duplicate`].
+    pub fn linked() -> Result<Self> {
+        let mut out = Self::default();
+        // Link order is arbitrary; sorting makes the error of a duplicate the same each time.
+        let mut all: Vec<&Registration> = inventory::iter::<Registration>.into_iter().collect();
+        all.sort_by_key(|r| (r.origin, r.key()));
+        for r in all {
+            out.register(*r)?;
+        }
+        Ok(out)
+    }
+
+    /// Adds one by hand: for tests, and where link-time registration does not work.
+    ///
+    /// # Errors
+    /// [`StrategyError::Duplicate`].
+    pub fn register(&mut self, r: Registration) -> Result<()> {
+        if let Some(old) = self.by_key.get(&r.key()) {
+            return Err(StrategyError::Duplicate { key: r.key(), a: old.origin, b: r.origin });
+        }
+        self.by_key.insert(r.key(), r);
+        Ok(())
+    }
+
+    /// All of them, by key.
+    pub fn iter(&self) -> impl Iterator<Item = &Registration> {
+        self.by_key.values()
+    }
+
+    fn find(&self, action: Action, name: &BackendVersion) -> Result<&Registration> {
+        let key = StrategyKey { action, name: name.clone() };
+        self.by_key.get(&key).ok_or_else(|| {
+            let linked =
+                self.by_key.keys().filter(|k| k.action == action).map(|k| k.name.to_string()).collect();
+            StrategyError::Unknown { key, linked }
+        })
+    }
+
+    /// Default configuration of a strategy that saves sharded leaves.
+    ///
+    /// # Errors
+    /// [`StrategyError::Unknown`], which lists what is linked.
+    pub fn save_sharded(&self, name: &BackendVersion) -> Result<Box<dyn SaveShardedConfig>> {
+        match self.find(Action::SaveSharded, name)?.make {
+            Make::SaveSharded(f) => Ok(f()),
+            _ => Err(mixed_up()),
+        }
+    }
+
+    /// Default configuration of a strategy that loads sharded leaves.
+    ///
+    /// # Errors
+    /// [`StrategyError::Unknown`], which lists what is linked.
+    pub fn load_sharded(&self, name: &BackendVersion) -> Result<Box<dyn LoadShardedConfig>> {
+        match self.find(Action::LoadSharded, name)?.make {
+            Make::LoadSharded(f) => Ok(f()),
+            _ => Err(mixed_up()),
+        }
+    }
+
+    /// A strategy that saves common state.
+    ///
+    /// # Errors
+    /// [`StrategyError::Unknown`], which lists what is linked.
+    pub fn save_common(&self, name: &BackendVersion) -> Result<Arc<dyn SaveCommonStrategy>> {
+        match self.find(Action::SaveCommon, name)?.make {
+            Make::SaveCommon(f) => Ok(f()),
+            _ => Err(mixed_up()),
+        }
+    }
+
+    /// A strategy that loads common state.
+    ///
+    /// # Errors
+    /// [`StrategyError::Unknown`], which lists what is linked.
+    pub fn load_common(&self, name: &BackendVersion) -> Result<Arc<dyn LoadCommonStrategy>> {
+        match self.find(Action::LoadCommon, name)?.make {
+            Make::LoadCommon(f) => Ok(f()),
+            _ => Err(mixed_up()),
+        }
+    }
+}
+
+fn mixed_up() -> StrategyError {
+    StrategyError::Invalid("a strategy is registered for another action than it is made for".into())
+}

@@ -1,0 +1,38 @@
+use serde::{Deserialize, Serialize};
+
+/// What one rank wrote.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankTotals {
+    /// Tensors' chunks and objects.
+    pub items: u64,
+    /// Bytes of them as stored.
+    pub bytes: u64,
+    /// Files that hold them.
+    pub files: u64,
+}
+
+/// What one rank read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadTotals {
+    /// Payload bytes that the wanted regions have.
+    pub needed: u64,
+    /// Payload bytes that were read for them.
+    pub read: u64,
+    /// Bytes of headers: pickles, zip directories.
+    pub headers: u64,
+    /// Requests to the store.
+    pub requests: u64,
+    /// Stored items whose checksum was checked.
+    pub verified: u64,
+}
+
+/// What a load has to tell besides its result.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadNotes {
+    /// Keys of the checkpoint that the template did not ask for.
+    pub unexpected: Vec<String>,
+    /// Keys that the template asked for and the checkpoint lacks (only where a partial load was allowed).
+    pub missing: Vec<String>,
+    /// Keys that were cast, with the stored and the wanted element type.
+    pub casts: Vec<(String, reshard_model::DType, reshard_model::DType)>,
+}

@@ -1,0 +1,140 @@
+use crate::{
+    BackendVersion, LoadCx, LoadNotes, RankTotals, ReadTotals, Result, SaveCx, StorageReader, StrategyError,
+    common::{compatible, unsupported},
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use reshard_comm::Comm;
+use reshard_model::Flat;
+use reshard_plan::Metadata;
+use reshard_storage::{Name, Store};
+use std::{any::Any, fmt, sync::Arc};
+
+/// Saves sharded leaves in three acts. A plain save awaits them in a row; an asynchronous one runs `write` elsewhere.
+#[async_trait]
+pub trait SaveShardedStrategy: Any + fmt::Debug + Send + Sync {
+    /// Its name.
+    fn key(&self) -> BackendVersion;
+
+    /// Decides everything; no byte has moved when it returns.
+    ///
+    /// # Collective
+    /// Every rank calls it. If one fails, all of them get an error that names it.
+    async fn prepare(&self, state: Flat, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>>;
+
+    /// Whether it stores sharded objects; if not, the common strategy does.
+    fn can_handle_sharded_objects(&self) -> bool {
+        true
+    }
+}
+
+/// A save that is decided. It owns handles on the caller's buffers.
+#[async_trait]
+pub trait PreparedSave: Send + 'static {
+    /// Copies what the caller may change afterwards, for asynchronous saves.
+    ///
+    /// # Errors
+    /// No memory, or a device that fails.
+    async fn stage(&mut self) -> Result<()>;
+
+    /// Writes this rank's files. Local: no collectives, any thread.
+    ///
+    /// # Errors
+    /// What the store says. To be handed to [`finish`](Self::finish).
+    async fn write(&mut self) -> Result<()>;
+
+    /// Takes the outcome of [`write`](Self::write), so that no failure is kept from the others; makes the commit record and
+    /// publishes nothing.
+    ///
+    /// # Collective
+    /// Every rank calls it, also after a failed write.
+    async fn finish(self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved>;
+}
+
+/// What a finished sharded save leaves to do and to tell.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Saved {
+    /// Files that this rank has yet to write, the one that commits last (on the coordinator; nothing elsewhere).
+    pub records: Vec<(Name, Bytes)>,
+    /// What was stored (on the coordinator).
+    pub metadata: Option<Arc<Metadata>>,
+    /// Per rank, what it wrote.
+    pub ranks: Vec<RankTotals>,
+}
+
+/// Loads sharded leaves into a template's buffers.
+#[async_trait]
+pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
+    /// Its name.
+    fn key(&self) -> BackendVersion;
+
+    /// Reads what is stored and where; no tensor.
+    ///
+    /// # Errors
+    /// When it is not a checkpoint of this format, or damaged.
+    async fn open(&self, store: &Arc<dyn Store>) -> Result<Arc<dyn StorageReader>>;
+
+    /// Fills the template.
+    ///
+    /// # Collective
+    /// Every rank calls it. If one fails, all of them get an error that names it.
+    ///
+    /// # Errors
+    /// The template comes back with the error, its buffers unharmed or partly filled.
+    async fn load(
+        &self,
+        template: Flat,
+        from: Arc<dyn StorageReader>,
+        cx: &LoadCx<'_>,
+    ) -> Result<Loaded, Box<LoadFailure>>;
+
+    /// Whether it can load what was stored under another name or version; an error that says why not.
+    ///
+    /// # Errors
+    /// By default: when the name differs, or the version is newer.
+    fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
+        compatible(&self.key(), stored)
+    }
+
+    /// Whether it loads sharded objects; if not, the common strategy does.
+    fn can_handle_sharded_objects(&self) -> bool {
+        true
+    }
+
+    /// Takes all tensors and objects whose key starts with `prefix` out of a checkpoint.
+    ///
+    /// # Errors
+    /// By default: not supported.
+    async fn remove_sharded_tensors(&self, _store: &Arc<dyn Store>, _prefix: &str) -> Result<()> {
+        Err(unsupported(&self.key(), "removing sharded tensors"))
+    }
+}
+
+/// A filled template.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Loaded {
+    /// The leaves, with data.
+    pub state: Flat,
+    /// What the caller should know.
+    pub notes: LoadNotes,
+    /// What was read.
+    pub totals: ReadTotals,
+}
+
+impl Loaded {
+    /// A result without notes.
+    pub fn new(state: Flat) -> Self {
+        Self { state, notes: LoadNotes::default(), totals: ReadTotals::default() }
+    }
+}
+
+/// A load that failed, with the template's buffers.
+#[derive(Debug)]
+pub struct LoadFailure {
+    /// Why.
+    pub error: StrategyError,
+    /// The template; a leaf whose buffer could not be taken back yet has no data.
+    pub template: Flat,
+}

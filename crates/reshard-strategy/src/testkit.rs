@@ -1,0 +1,1 @@
+//! Suites for strategies; filled below.
