@@ -222,7 +222,7 @@ impl fmt::Display for Problem {
 pub struct Problems(pub Vec<Problem>);
 
 impl Problems {
-    const SHOWN: usize = 20;
+    pub(crate) const SHOWN: usize = 20;
 
     /// The kind that all share, else [`ErrorKind::Invalid`].
     fn kind(&self) -> ErrorKind {

@@ -1,7 +1,254 @@
-//! From the plans of all ranks to one.
+//! From the plans of all ranks to one: who writes what, and what the checkpoint then holds.
 
-use crate::{Dedup, Metadata, Proposals, Result, SavePlan};
+use crate::{
+    At, Dedup, Metadata, PlanError, PlannerData, Problem, Problems, Proposals, Result, SavePlan, TensorWrite,
+    WriteItem, WriteKind, geometry,
+};
+use indexmap::IndexMap;
+use reshard_model::Path;
 
-pub(crate) fn plan(plans: Vec<SavePlan>, _: Proposals, _: Dedup) -> Result<(Vec<SavePlan>, Metadata)> {
-    Ok((plans, Metadata::default()))
+mod keys;
+mod pieces;
+
+use keys::Keys;
+use pieces::Pieces;
+
+/// A number that no key and no piece has.
+const NONE: u32 = u32::MAX;
+
+/// Dedup, table and checks, in a few passes over all items. Nothing is allocated per item but some numbers.
+pub(crate) fn plan(
+    mut plans: Vec<SavePlan>,
+    proposals: Proposals,
+    dedup: Dedup,
+) -> Result<(Vec<SavePlan>, Metadata)> {
+    if plans.iter().map(|p| p.items.len()).sum::<usize>() >= NONE as usize || plans.len() >= NONE as usize {
+        return Err(PlanError::invalid("", "more than 2³² pieces in one save"));
+    }
+    let paths = merge_paths(&mut plans);
+    let (kept, metadata) = {
+        let mut survey = Survey::of(&plans, proposals);
+        let owners = survey.pieces.owners(plans.len(), dedup);
+        let kept = survey.keep(&plans, &owners);
+        let metadata = survey.metadata(&plans, &kept, paths)?;
+        if !survey.problems.is_empty() {
+            survey.problems.sort_by(|a, b| a.key().cmp(b.key()));
+            return Err(PlanError::Save(Problems(survey.problems)));
+        }
+        (kept, metadata)
+    };
+    let mut at = 0;
+    for plan in &mut plans {
+        plan.items.retain(|_| {
+            at += 1;
+            kept[at - 1]
+        });
+    }
+    Ok((plans, metadata))
+}
+
+/// As `dict(ChainMap(*mappings))` does in PyTorch: keys in the order of the last rank's mapping, then of those before it;
+/// paths from the lowest rank that has the key. They leave the plans, which needn't carry them back.
+fn merge_paths(plans: &mut [SavePlan]) -> Option<PlannerData> {
+    let mut merged: IndexMap<Box<str>, Path> = IndexMap::new();
+    let mut any = false;
+    for plan in plans.iter_mut().rev() {
+        match plan.planner_data.take() {
+            Some(PlannerData::Paths(paths)) => {
+                any = true;
+                if merged.is_empty() { merged = paths } else { merged.extend(paths) }
+            }
+            other => plan.planner_data = other,
+        }
+    }
+    any.then_some(PlannerData::Paths(merged))
+}
+
+/// What all ranks offer.
+struct Survey<'p> {
+    keys: Keys<'p>,
+    pieces: Pieces<'p>,
+    /// Key and piece of each item, rank by rank. Items that are not written have no piece.
+    of_item: Vec<(u32, u32)>,
+    problems: Vec<Problem>,
+}
+
+impl<'p> Survey<'p> {
+    fn of(plans: &'p [SavePlan], proposals: Proposals) -> Self {
+        let items = plans.iter().map(|p| p.items.len()).sum();
+        let mut this = Self {
+            keys: Keys::default(),
+            pieces: Pieces::with_capacity(items),
+            of_item: Vec::with_capacity(items),
+            problems: Vec::new(),
+        };
+        for (rank, plan) in plans.iter().enumerate() {
+            for item in &plan.items {
+                let key = this.keys.intern(item, rank as u32);
+                let piece = this.piece(key, item, rank as u32, proposals);
+                this.of_item.push((key, piece));
+            }
+        }
+        this
+    }
+
+    /// The piece of an item that is to be written; what is wrong with it is noted, once a key.
+    fn piece(&mut self, key: u32, item: &'p WriteItem, rank: u32, proposals: Proposals) -> u32 {
+        let first = self.keys.get(key);
+        let mut wrong = None;
+        let mut piece = NONE;
+        match (&first.item.kind, &item.kind) {
+            (WriteKind::Object { .. }, WriteKind::Object { .. }) => {
+                piece = self.pieces.object(key, item, rank);
+                let count = self.pieces.count(piece);
+                if proposals == Proposals::MainReplica && count > 1 {
+                    wrong = Some(Problem::Duplicate {
+                        key: item.key.to_string(),
+                        ranks: vec![self.pieces.rank(piece), rank],
+                    });
+                }
+            }
+            (WriteKind::Tensor(a), WriteKind::Tensor(b)) => {
+                wrong = differ(first.rank, a, rank, b, &item.key);
+                if wrong.is_none() && !b.region.is_empty() && b.region.fits(&b.global_shape) {
+                    piece = self.pieces.chunk(key, item, b, rank);
+                    let other = self.pieces.region(piece);
+                    let twice = proposals == Proposals::MainReplica && self.pieces.count(piece) > 1;
+                    if let Some(other) = other.filter(|o| twice || o.lengths != b.region.lengths) {
+                        wrong = Some(Problem::Overlap {
+                            key: item.key.to_string(),
+                            a: At { region: other.clone(), rank: Some(self.pieces.rank(piece)) },
+                            b: At { region: b.region.clone(), rank: Some(rank) },
+                        });
+                    }
+                } else if wrong.is_none() && !b.region.fits(&b.global_shape) {
+                    wrong = Some(Problem::OutOfBounds {
+                        key: item.key.to_string(),
+                        at: At { region: b.region.clone(), rank: Some(rank) },
+                        shape: b.global_shape.clone(),
+                    });
+                }
+            }
+            (a, _) => {
+                let name = |tensor| if tensor { "a tensor" } else { "an object" };
+                let tensor = matches!(a, WriteKind::Tensor(_));
+                wrong = Some(Problem::Kind {
+                    key: item.key.to_string(),
+                    is: format!("{} on rank {}", name(tensor), first.rank),
+                    other: format!("{} on rank {rank}", name(!tensor)),
+                });
+            }
+        }
+        if let Some(wrong) = wrong
+            && self.keys.spoil(key)
+        {
+            self.problems.push(wrong);
+        }
+        piece
+    }
+
+    /// Whether each item is the one that is written.
+    fn keep(&self, plans: &[SavePlan], owners: &[u32]) -> Vec<bool> {
+        let mut written = vec![false; owners.len()];
+        let mut of_item = self.of_item.iter();
+        let mut kept = Vec::with_capacity(self.of_item.len());
+        for (rank, plan) in plans.iter().enumerate() {
+            for (_, piece) in of_item.by_ref().take(plan.items.len()) {
+                let mine = owners.get(*piece as usize) == Some(&(rank as u32));
+                // A rank may offer one piece twice; the first counts.
+                kept.push(mine && !std::mem::replace(&mut written[*piece as usize], true));
+            }
+        }
+        kept
+    }
+
+    /// The table of what is kept: keys and chunks in the order of the plans, as PyTorch does it; checks each tensor.
+    fn metadata(
+        &mut self,
+        plans: &'p [SavePlan],
+        kept: &[bool],
+        paths: Option<PlannerData>,
+    ) -> Result<Metadata> {
+        let written = self.keys.len();
+        let mut chunks = vec![0u32; written];
+        for ((key, _), kept) in self.of_item.iter().zip(kept) {
+            chunks[*key as usize] += u32::from(*kept);
+        }
+        // Keys by first appearance among what is written; those of which nothing is written, by first appearance.
+        let mut order: Vec<(u32, &WriteItem)> = Vec::with_capacity(written);
+        let mut first = vec![NONE; written];
+        let items = || plans.iter().enumerate().flat_map(|(r, p)| p.items.iter().map(move |i| (r as u32, i)));
+        for (((key, _), kept), (_, item)) in self.of_item.iter().zip(kept).zip(items()) {
+            let (key, first) = (*key, &mut first[*key as usize]);
+            if *first == NONE && (*kept || chunks[key as usize] == 0) {
+                *first = order.len() as u32;
+                order.push((key, item));
+            }
+        }
+        // Chunks by key.
+        let mut next = vec![0u32; written];
+        let mut sum = 0;
+        for (key, _) in &order {
+            next[*key as usize] = sum;
+            sum += chunks[*key as usize];
+        }
+        let mut sorted: Vec<(u32, Option<&TensorWrite>)> = vec![(NONE, None); sum as usize];
+        for (((key, _), kept), (rank, item)) in self.of_item.iter().zip(kept).zip(items()) {
+            if *kept {
+                let at = &mut next[*key as usize];
+                sorted[*at as usize] = (rank, item.tensor());
+                *at += 1;
+            }
+        }
+        let mut builder = Metadata::builder();
+        let mut at = 0;
+        for (key, item) in &order {
+            let end = at + chunks[*key as usize] as usize;
+            if let Some(t) = item.tensor() {
+                let id = builder.add_tensor(&item.key, t.dtype, &t.global_shape, t.properties.clone())?;
+                for chunk in sorted[at..end].iter().filter_map(|(_, t)| *t) {
+                    builder.add_chunk(id, &chunk.region)?;
+                }
+            } else {
+                builder.add_object(&item.key)?;
+            }
+            at = end;
+        }
+        let metadata = builder.finish(paths)?;
+        let mut at = 0;
+        for (key, item) in &order {
+            let from = at;
+            at += chunks[*key as usize] as usize;
+            if self.keys.is_spoiled(*key) || item.tensor().is_none() {
+                continue;
+            }
+            let Some(tensor) = metadata.tensor(&item.key) else { continue };
+            if let Some(fault) = geometry::fault(tensor) {
+                let place = |i: usize| At {
+                    region: tensor.region(tensor.positions().start + i as u32),
+                    rank: Some(sorted[from + i].0),
+                };
+                self.problems.push(fault.problem(tensor, place));
+            }
+        }
+        Ok(metadata)
+    }
+}
+
+/// How two chunks of one tensor contradict each other.
+fn differ(rank: u32, a: &TensorWrite, other: u32, b: &TensorWrite, key: &str) -> Option<Problem> {
+    if a.dtype != b.dtype {
+        let (is, other) = ((a.dtype, rank), (b.dtype, other));
+        return Some(Problem::DType {
+            key: key.into(),
+            is: is.0,
+            other: other.0,
+            ranks: Some((is.1, other.1)),
+        });
+    }
+    (a.global_shape != b.global_shape).then(|| Problem::Shape {
+        key: key.into(),
+        is: format!("{} on rank {rank}", a.global_shape),
+        other: format!("{} on rank {other}", b.global_shape),
+    })
 }

@@ -4,6 +4,7 @@
 //! - [`WriteItem`], [`ReadItem`], [`SavePlan`], [`LoadPlan`]: what travels between ranks while they decide;
 //! - [`SavePlanner`], [`LoadPlanner`]: the hooks of PyTorch DCP's protocol, and their defaults, which flatten nothing away:
 //!   replicas are kept once, every chunk is checked against its siblings, every wanted region against what is stored;
+//! - [`flatten`] and [`unflatten`]: state dicts as DCP's dotted keys, and back;
 //! - [`cast`]: which element types may become which, and how.
 //!
 //! The crate is pure: no I/O, no async, no clock. Plans depend on nothing but their input, so all ranks agree on them.
@@ -32,15 +33,19 @@
 pub mod cast;
 mod error;
 mod flatten;
+mod geometry;
 mod global;
+mod index;
 mod item;
 mod load;
 mod metadata;
+mod near;
 mod read;
 mod save;
 
 pub use cast::Cast;
 pub use error::{At, PlanError, Problem, Problems, Result};
+pub use flatten::{Flattened, flatten, unflatten};
 pub use item::{
     Fill, LoadPlan, MemoryFormat, PieceId, PlannerData, ReadItem, Recast, SavePlan, Stored, TensorProperties,
     TensorWrite, WriteItem, WriteKind,

@@ -364,6 +364,12 @@ impl<'m> TensorRef<'m> {
         Some(self.metadata.id(found))
     }
 
+    /// Position of the chunk that starts at `offset` in the list of chunks: the index that DCP stores as a hint.
+    pub fn chunk_index(&self, offset: &[u64]) -> Option<usize> {
+        let position = self.metadata.position(self.chunk_at(offset, None)?)?;
+        Some((position - self.row().first) as usize)
+    }
+
     /// Positions in the columns.
     pub(crate) fn positions(&self) -> Range<u32> {
         self.row().first..self.row().first + self.row().chunks

@@ -1,10 +1,241 @@
 //! From a template to read items.
 
-use crate::{DefaultLoadPlanner, LoadPlan, Metadata, Result};
-use reshard_model::Flat;
+use crate::{
+    At, DefaultLoadPlanner, Fill, LoadPlan, Metadata, PieceId, PlanError, Problem, Problems, ReadItem,
+    Recast, Result, Stored, TensorRef, index::Index, near::Near,
+};
+use reshard_model::{Dims, Flat, Region, Sharded, ShardedObject, ShardedTensor, first_hole, first_overlap};
+use std::collections::{BTreeMap, BTreeSet};
 
-pub(crate) fn plan(_: &DefaultLoadPlanner, _: &Flat, _: &Metadata) -> Result<LoadPlan> {
-    Ok(LoadPlan::default())
+/// What one rank reads. All that is wrong is found before anything is given up.
+pub(crate) fn plan(options: &DefaultLoadPlanner, template: &Flat, metadata: &Metadata) -> Result<LoadPlan> {
+    let mut reader = Reader {
+        options,
+        metadata,
+        indices: BTreeMap::new(),
+        plan: LoadPlan::default(),
+        problems: Vec::new(),
+    };
+    for (dest, leaf) in template.values().enumerate() {
+        let dest = u32::try_from(dest)
+            .map_err(|_| PlanError::invalid(leaf.key(), "a template of more than 2³² leaves"))?;
+        match leaf {
+            Sharded::Tensor(t) => reader.tensor(dest, t)?,
+            Sharded::Object(o) => reader.object(dest, o),
+        }
+    }
+    let Reader { mut plan, mut problems, .. } = reader;
+    if !problems.is_empty() {
+        problems.sort_by(|a, b| a.key().cmp(b.key()));
+        problems.dedup();
+        suggest(&mut problems, metadata);
+        return Err(PlanError::Load(Problems(problems)));
+    }
+    if options.strict {
+        plan.unexpected = unexpected(template, metadata);
+    }
+    Ok(plan)
 }
 
-pub(crate) fn agree_on_unexpected(_: &mut [LoadPlan]) {}
+/// Says what may have been meant, for the problems that will be shown.
+fn suggest(problems: &mut [Problem], metadata: &Metadata) {
+    let mut search: Option<Near<'_>> = None;
+    for problem in problems.iter_mut().take(Problems::SHOWN) {
+        if let Problem::Missing { key, near } = problem {
+            *near = search.get_or_insert_with(|| Near::new(metadata)).of(key);
+        }
+    }
+}
+
+/// Stored keys that no leaf asks for, in stored order.
+fn unexpected(template: &Flat, metadata: &Metadata) -> Vec<Box<str>> {
+    let (mut tensors, mut objects) = (BTreeSet::new(), BTreeSet::new());
+    for leaf in template.values() {
+        match leaf {
+            Sharded::Tensor(t) => drop(tensors.insert(&*t.key)),
+            Sharded::Object(o) => drop(objects.insert(o.unique_key())),
+        }
+    }
+    let asked = |key: &str| tensors.contains(key) || objects.contains(key);
+    metadata.entries().map(|e| e.key()).filter(|k| !asked(k)).map(Into::into).collect()
+}
+
+/// Keeps what no rank asked for.
+pub(crate) fn agree_on_unexpected(plans: &mut [LoadPlan]) {
+    let Some((first, rest)) = plans.split_first() else { return };
+    let mut agreed = first.unexpected.clone();
+    for plan in rest {
+        let theirs: BTreeSet<&str> = plan.unexpected.iter().map(|k| &**k).collect();
+        agreed.retain(|k| theirs.contains(&**k));
+    }
+    plans.iter_mut().for_each(|p| p.unexpected.clone_from(&agreed));
+}
+
+struct Reader<'m> {
+    options: &'m DefaultLoadPlanner,
+    metadata: &'m Metadata,
+    indices: BTreeMap<u32, Index<'m>>,
+    plan: LoadPlan,
+    problems: Vec<Problem>,
+}
+
+impl<'m> Reader<'m> {
+    fn missing(&mut self, dest: u32, key: &str) {
+        if self.options.allow_partial_load {
+            self.plan.missing.push(dest);
+        } else {
+            self.problems.push(Problem::Missing { key: key.into(), near: Vec::new() });
+        }
+    }
+
+    fn wrong_kind(&mut self, key: &str, stored: &str, asked: &str) {
+        self.problems.push(Problem::Kind {
+            key: key.into(),
+            is: format!("stored as {stored}"),
+            other: format!("asked for as {asked}"),
+        });
+    }
+
+    fn object(&mut self, dest: u32, o: &ShardedObject) {
+        let key = o.unique_key();
+        match self.metadata.object(&key) {
+            Some(id) => self.plan.items.push(ReadItem {
+                dest,
+                dest_region: Region::default(),
+                piece: PieceId { key: key.into(), offset: None },
+                stored: Stored::Object(id),
+                stored_region: Region::default(),
+            }),
+            None if self.metadata.tensor(&key).is_some() => self.wrong_kind(&key, "a tensor", "an object"),
+            None => self.missing(dest, &key),
+        }
+    }
+
+    fn tensor(&mut self, dest: u32, t: &ShardedTensor) -> Result<()> {
+        let Some(stored) = self.metadata.tensor(&t.key) else {
+            match self.metadata.object(&t.key) {
+                Some(_) => self.wrong_kind(&t.key, "an object", "a tensor"),
+                None => self.missing(dest, &t.key),
+            }
+            return Ok(());
+        };
+        if t.flattened_range.is_some() {
+            let what = "flattened ranges can't be loaded yet; ask for the unflattened chunk".into();
+            return Err(PlanError::Unsupported { key: t.key.to_string(), what });
+        }
+        let wanted = t.region();
+        if !wanted.fits(&t.global_shape) {
+            let what = format!("region {wanted} does not lie in the global shape {}", t.global_shape);
+            return Err(PlanError::invalid(&t.key, what));
+        }
+        let shape = stored.shape();
+        if shape.len() != t.global_shape.len() || (shape != t.global_shape && !t.allow_shape_mismatch) {
+            self.problems.push(shapes_differ(stored, t));
+            return Ok(());
+        }
+        if !self.options.cast.allows(stored.dtype(), t.dtype) {
+            self.problems.push(Problem::DType {
+                key: t.key.to_string(),
+                is: stored.dtype(),
+                other: t.dtype,
+                ranks: None,
+            });
+            return Ok(());
+        }
+        if stored.dtype() != t.dtype {
+            self.plan.recasts.push(Recast { dest, from: stored.dtype(), to: t.dtype });
+        }
+        let local = |part: &Region| {
+            let part = part.within(&wanted);
+            let drop = |d: &Dims| Dims::from(&d[t.prepend_axis_num..]);
+            Region { offsets: drop(&part.offsets), lengths: drop(&part.lengths) }
+        };
+        let (there, absent) = split(&wanted, &Region::whole(&shape));
+        self.plan.fills.extend(absent.iter().map(|r| Fill { dest, dest_region: local(r) }));
+        let Some(there) = there else { return Ok(()) };
+
+        let index = self.indices.entry(stored.id().0).or_insert_with(|| Index::new(stored));
+        let chunks: Vec<(u32, Region)> =
+            index.meet(&there).into_iter().map(|p| (p, stored.region(p))).collect();
+        if let Some(problem) = incomplete(stored, &there, &chunks) {
+            self.problems.push(problem);
+            return Ok(());
+        }
+        for (position, chunk) in chunks {
+            let Some(both) = chunk.intersect(&there) else { continue };
+            self.plan.items.push(ReadItem {
+                dest,
+                dest_region: local(&both),
+                piece: PieceId { key: t.key.clone(), offset: Some(chunk.offsets.clone()) },
+                stored: Stored::Chunk(stored.id_of(position)),
+                stored_region: both.within(&chunk),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// What keeps the chunks that meet a region from filling it.
+fn incomplete(stored: TensorRef<'_>, region: &Region, chunks: &[(u32, Region)]) -> Option<Problem> {
+    let key = || stored.key().to_owned();
+    let at = |i: usize| At { region: chunks[i].1.clone(), rank: None };
+    if let Some(i) = chunks.iter().position(|(_, c)| !c.fits(&stored.shape())) {
+        return Some(Problem::OutOfBounds { key: key(), at: at(i), shape: stored.shape() });
+    }
+    let parts: Vec<Region> = chunks.iter().filter_map(|(_, c)| c.intersect(region)).collect();
+    if let Some((i, j)) =
+        first_overlap(parts.len(), region.ndim(), |i, a| parts[i].offsets[a]..parts[i].end(a))
+    {
+        return Some(Problem::Overlap { key: key(), a: at(i), b: at(j) });
+    }
+    // Disjoint parts of the region fill it when they have as many elements.
+    let volume = |r: &Region| r.volume().map(u128::from);
+    let sum = parts.iter().try_fold(0u128, |sum, p| Some(sum + volume(p)?));
+    if sum.is_some() && sum == volume(region) {
+        return None;
+    }
+    let region = first_hole(region, &parts)?;
+    Some(Problem::Hole { key: key(), region, shape: stored.shape() })
+}
+
+/// The part of a box that lies in another, and disjoint boxes of what does not.
+fn split(wanted: &Region, whole: &Region) -> (Option<Region>, Vec<Region>) {
+    if wanted.is_empty() {
+        return (None, Vec::new());
+    }
+    let Some(there) = wanted.intersect(whole) else { return (None, vec![wanted.clone()]) };
+    let mut rest = wanted.clone();
+    let mut absent = Vec::new();
+    // Both begin at or after 0, so what is absent lies behind the end of each axis.
+    for axis in 0..wanted.ndim() {
+        let (from, to) = (there.end(axis), rest.end(axis));
+        if from < to {
+            let mut r = rest.clone();
+            (r.offsets[axis], r.lengths[axis]) = (from, to - from);
+            absent.push(r);
+        }
+        rest.lengths[axis] = there.lengths[axis];
+    }
+    (Some(there), absent)
+}
+
+fn shapes_differ(stored: TensorRef<'_>, t: &ShardedTensor) -> Problem {
+    let shape = stored.shape();
+    let mut other = format!("{} was asked for", t.global_shape);
+    if let Some(f) = &t.axis_fragmentations {
+        other += &format!(" in {f} fragments");
+    }
+    let axes: Vec<String> = (0..shape.len().min(t.global_shape.len()))
+        .filter(|a| shape[*a] != t.global_shape[*a])
+        .map(|a| a.to_string())
+        .collect();
+    if shape.len() != t.global_shape.len() {
+        other += &format!("; it has {} axes, not {}", shape.len(), t.global_shape.len());
+    } else {
+        let (s, verb) = if axes.len() == 1 { ("is", "differs") } else { ("es", "differ") };
+        other += &format!("; ax{s} {} {verb}", axes.join(", "));
+    }
+    let chunks = stored.chunk_count();
+    let is = format!("{shape} in the checkpoint, in {chunks} chunk{}", if chunks == 1 { "" } else { "s" });
+    Problem::Shape { key: t.key.to_string(), is, other }
+}

@@ -1,0 +1,75 @@
+use super::NONE;
+use crate::WriteItem;
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+use std::hash::BuildHasher;
+
+/// The first item of a key.
+#[derive(Clone, Copy)]
+pub(super) struct First<'p> {
+    pub(super) item: &'p WriteItem,
+    pub(super) rank: u32,
+    /// The key that came after this one last time.
+    next: u32,
+    /// Whether something is wrong with it already.
+    spoiled: bool,
+}
+
+/// Keys as numbers, in order of first appearance.
+#[derive(Default)]
+pub(super) struct Keys<'p> {
+    first: Vec<First<'p>>,
+    table: HashTable<u32>,
+    hasher: RandomState,
+    last: Option<u32>,
+}
+
+impl<'p> Keys<'p> {
+    pub(super) fn len(&self) -> usize {
+        self.first.len()
+    }
+
+    pub(super) fn get(&self, key: u32) -> First<'p> {
+        self.first[key as usize]
+    }
+
+    /// Marks a key as wrong; whether it was right before.
+    pub(super) fn spoil(&mut self, key: u32) -> bool {
+        !std::mem::replace(&mut self.first[key as usize].spoiled, true)
+    }
+
+    pub(super) fn is_spoiled(&self, key: u32) -> bool {
+        self.first[key as usize].spoiled
+    }
+
+    /// The number of an item's key. Ranks mostly have equal keys in equal order, so the key that followed the last one
+    /// before is tried first.
+    pub(super) fn intern(&mut self, item: &'p WriteItem, rank: u32) -> u32 {
+        let guess = match self.last {
+            Some(last) => self.first[last as usize].next,
+            None => 0,
+        };
+        let key = match self.first.get(guess as usize) {
+            Some(f) if f.item.key == item.key => guess,
+            _ => self.find_or_insert(item, rank),
+        };
+        if let Some(last) = self.last {
+            self.first[last as usize].next = key;
+        }
+        self.last = Some(key);
+        key
+    }
+
+    fn find_or_insert(&mut self, item: &'p WriteItem, rank: u32) -> u32 {
+        let Self { first, table, hasher, .. } = self;
+        let hash = hasher.hash_one(&*item.key);
+        let equal = |n: &u32| first[*n as usize].item.key == item.key;
+        if let Some(n) = table.find(hash, equal) {
+            return *n;
+        }
+        let key = first.len() as u32;
+        first.push(First { item, rank, next: NONE, spoiled: false });
+        table.insert_unique(hash, key, |n| hasher.hash_one(&*first[*n as usize].item.key));
+        key
+    }
+}

@@ -1,0 +1,147 @@
+use super::NONE;
+use crate::{Dedup, TensorWrite, WriteItem};
+use foldhash::fast::RandomState;
+use hashbrown::{HashTable, hash_table::Entry};
+use reshard_model::Region;
+use std::hash::{BuildHasher, Hasher};
+
+/// A chunk or object, once for all ranks that offer it.
+struct Piece<'p> {
+    key: u32,
+    /// The offer of the first rank.
+    item: &'p WriteItem,
+    rank: u32,
+    offers: u32,
+    cost: u64,
+    /// Its offset in the column of offsets; objects have none.
+    offset: usize,
+    ndim: u32,
+    object: bool,
+}
+
+/// All that ranks offer, in order of first appearance. Identity is key and offset, as in DCP.
+pub(super) struct Pieces<'p> {
+    pieces: Vec<Piece<'p>>,
+    /// Kept apart from the items, which lie all over the memory.
+    offsets: Vec<u64>,
+    /// Piece and rank of every offer, by rank.
+    offers: Vec<(u32, u32)>,
+    table: HashTable<u32>,
+    hasher: RandomState,
+}
+
+impl<'p> Pieces<'p> {
+    pub(super) fn with_capacity(items: usize) -> Self {
+        Self {
+            pieces: Vec::new(),
+            offsets: Vec::new(),
+            offers: Vec::with_capacity(items),
+            table: HashTable::new(),
+            hasher: RandomState::default(),
+        }
+    }
+
+    pub(super) fn object(&mut self, key: u32, item: &'p WriteItem, rank: u32) -> u32 {
+        self.offer(key, item, &[], rank, true)
+    }
+
+    pub(super) fn chunk(&mut self, key: u32, item: &'p WriteItem, t: &'p TensorWrite, rank: u32) -> u32 {
+        self.offer(key, item, &t.region.offsets, rank, false)
+    }
+
+    fn offer(&mut self, key: u32, item: &'p WriteItem, offset: &[u64], rank: u32, object: bool) -> u32 {
+        let Self { pieces, offsets, table, hasher, offers } = self;
+        let hash = |key: u32, offset: &[u64]| {
+            let mut h = hasher.build_hasher();
+            h.write_u32(key);
+            offset.iter().for_each(|&o| h.write_u64(o));
+            h.finish()
+        };
+        let of = |p: &Piece<'_>| &offsets[p.offset..p.offset + p.ndim as usize];
+        let found = table.entry(
+            hash(key, offset),
+            |n| {
+                let p = &pieces[*n as usize];
+                p.key == key && of(p) == offset
+            },
+            |n| {
+                let p = &pieces[*n as usize];
+                hash(p.key, of(p))
+            },
+        );
+        let piece = match found {
+            Entry::Occupied(o) => {
+                let n = *o.get();
+                pieces[n as usize].offers += 1;
+                n
+            }
+            Entry::Vacant(v) => {
+                let n = pieces.len() as u32;
+                v.insert(n);
+                pieces.push(Piece {
+                    key,
+                    item,
+                    rank,
+                    offers: 1,
+                    cost: item.cost(),
+                    offset: offsets.len(),
+                    ndim: offset.len() as u32,
+                    object,
+                });
+                offsets.extend_from_slice(offset);
+                n
+            }
+        };
+        offers.push((piece, rank));
+        piece
+    }
+
+    /// How often a piece is offered.
+    pub(super) fn count(&self, piece: u32) -> u32 {
+        self.pieces[piece as usize].offers
+    }
+
+    /// The rank that offered it first.
+    pub(super) fn rank(&self, piece: u32) -> u32 {
+        self.pieces[piece as usize].rank
+    }
+
+    /// The chunk that the first rank offered.
+    pub(super) fn region(&self, piece: u32) -> Option<&'p Region> {
+        let p = &self.pieces[piece as usize];
+        p.item.tensor().filter(|_| !p.object).map(|t| &t.region)
+    }
+
+    /// The rank that writes each piece.
+    pub(super) fn owners(&self, ranks: usize, dedup: Dedup) -> Vec<u32> {
+        if dedup == Dedup::LowestRank || self.offers.len() == self.pieces.len() {
+            return self.pieces.iter().map(|p| p.rank).collect();
+        }
+        // Ranks by piece, ascending.
+        let mut next = Vec::with_capacity(self.pieces.len());
+        let mut sum = 0u32;
+        for p in &self.pieces {
+            next.push(sum);
+            sum += p.offers;
+        }
+        let mut candidates = vec![NONE; sum as usize];
+        for &(piece, rank) in &self.offers {
+            let at = &mut next[piece as usize];
+            candidates[*at as usize] = rank;
+            *at += 1;
+        }
+        let mut load = vec![0u64; ranks];
+        let mut from = 0;
+        self.pieces
+            .iter()
+            .map(|p| {
+                let to = from + p.offers as usize;
+                let least = candidates[from..to].iter().copied().min_by_key(|r| load[*r as usize]);
+                from = to;
+                let owner = least.unwrap_or(p.rank);
+                load[owner as usize] = load[owner as usize].saturating_add(p.cost);
+                owner
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,99 @@
+//! What somebody may have meant.
+
+use crate::Metadata;
+
+/// How many suggestions.
+const SHOWN: usize = 3;
+/// How many keys are compared letter by letter, for all missing keys together.
+const BUDGET: usize = 200_000;
+
+/// Finds stored keys that look like missing ones, in bounded time.
+#[derive(Debug)]
+pub(crate) struct Near<'m> {
+    keys: Vec<&'m str>,
+    left: usize,
+}
+
+impl<'m> Near<'m> {
+    pub(crate) fn new(metadata: &'m Metadata) -> Self {
+        Self { keys: metadata.entries().map(|e| e.key()).collect(), left: BUDGET }
+    }
+
+    /// Up to three keys: those with a dotted part more or less in front first, then those a few letters away.
+    pub(crate) fn of(&mut self, missing: &str) -> Vec<String> {
+        let ends_with =
+            |long: &str, short: &str| long.strip_suffix(short).is_some_and(|front| front.ends_with('.'));
+        if self.left < self.keys.len() {
+            return Vec::new();
+        }
+        self.left -= self.keys.len();
+        let mut found: Vec<(usize, &str)> = Vec::new();
+        let limit = (missing.chars().count() / 4).clamp(1, 4);
+        for &key in &self.keys {
+            let distance = if ends_with(key, missing) || ends_with(missing, key) {
+                Some(0)
+            } else {
+                distance(missing, key, limit)
+            };
+            found.extend(distance.map(|d| (d, key)));
+        }
+        found.sort_unstable();
+        found.truncate(SHOWN);
+        found.into_iter().map(|(_, key)| key.into()).collect()
+    }
+}
+
+/// Letters to insert, delete or replace, if no more than `limit`.
+fn distance(a: &str, b: &str, limit: usize) -> Option<usize> {
+    if a.len().abs_diff(b.len()) > limit * 4 {
+        return None;
+    }
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    if a.len().abs_diff(b.len()) > limit {
+        return None;
+    }
+    let front = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
+    let (a, b) = (&a[front..], &b[front..]);
+    let back = a.iter().rev().zip(b.iter().rev()).take_while(|(x, y)| x == y).count();
+    let (a, b) = (&a[..a.len() - back], &b[..b.len() - back]);
+    if a.len().min(b.len()) > 64 {
+        return None;
+    }
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.iter().enumerate() {
+            let cost = (diagonal + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
+            diagonal = std::mem::replace(&mut row[j + 1], cost);
+        }
+    }
+    row.last().copied().filter(|d| *d <= limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use reshard_model::DType;
+
+    #[test]
+    fn a_prefix_more_or_less_and_a_slip_of_the_pen_are_found() {
+        let mut b = Metadata::builder();
+        for key in ["module.layer.weight", "layer.bias", "optimizer.step", "layer.weights"] {
+            b.add_tensor(key, DType::Float32, &[1], Default::default()).unwrap();
+        }
+        let m = b.finish(None).unwrap();
+        let mut near = Near::new(&m);
+        assert_eq!(near.of("layer.weight"), ["module.layer.weight", "layer.weights"]);
+        assert_eq!(near.of("model.layer.bias"), ["layer.bias"]);
+        assert_eq!(near.of("optimiser.step"), ["optimizer.step"]);
+        assert!(near.of("nothing.like.it").is_empty());
+    }
+
+    #[test]
+    fn distance_counts_insertions_deletions_and_replacements() {
+        assert_eq!(distance("kitten", "sitting", 4), Some(3));
+        assert_eq!(distance("", "abc", 4), Some(3));
+        assert_eq!(distance("äö", "ä", 1), Some(1));
+        assert_eq!(distance("kitten", "sitting", 2), None);
+    }
+}
