@@ -158,8 +158,10 @@ impl Landing {
     }
 
     fn check_disjoint(&self, wants: &[(&LandingView, Region)]) -> Result<()> {
-        let overlap =
-            |i: usize, j: usize| ModelError::Overlap { a: wants[i].1.clone(), b: wants[j].1.clone() };
+        let overlap = |i: usize, j: usize| ModelError::Overlap {
+            a: Box::new(wants[i].1.clone()),
+            b: Box::new(wants[j].1.clone()),
+        };
         // Regions of one view: views are injective, so disjoint boxes are disjoint memory.
         let mut order: Vec<usize> = (0..wants.len()).collect();
         order.sort_by_key(|&i| std::ptr::from_ref(wants[i].0) as usize);

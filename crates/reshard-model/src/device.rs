@@ -73,6 +73,35 @@ impl DeviceTensor {
         &self.buffer
     }
 
+    /// Where the elements lie in the buffer.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// A view of a part of it; `region` must lie in the shape.
+    pub fn narrow(&self, region: &Region) -> Self {
+        Self { dtype: self.dtype, layout: self.layout.narrow(region), buffer: Arc::clone(&self.buffer) }
+    }
+
+    /// Parts that are neighbours along the first axis in one buffer, as [`narrow`](Self::narrow) makes them, as one tensor.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when they aren't.
+    pub fn concat(key: &str, parts: &[Self]) -> Result<Self> {
+        let fail = || {
+            ModelError::invalid(
+                key,
+                "parts in device memory that aren't neighbours in one buffer can't be put together",
+            )
+        };
+        let first = parts.first().ok_or_else(fail)?;
+        if parts.iter().any(|p| p.dtype != first.dtype || !Arc::ptr_eq(&p.buffer, &first.buffer)) {
+            return Err(fail());
+        }
+        let layout = Layout::stacked(parts.iter().map(|p| &p.layout)).ok_or_else(fail)?;
+        Ok(Self { dtype: first.dtype, layout, buffer: Arc::clone(&first.buffer) })
+    }
+
     /// A copy in host memory.
     ///
     /// # Errors

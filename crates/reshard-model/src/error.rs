@@ -56,9 +56,9 @@ pub enum ModelError {
     #[error("regions {a} and {b} of one buffer overlap")]
     Overlap {
         /// One region.
-        a: Region,
+        a: Box<Region>,
         /// The other.
-        b: Region,
+        b: Box<Region>,
     },
     /// A state dict whose structure does not fit what is asked of it.
     #[error("at {path}: {what}")]

@@ -120,6 +120,32 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// The layout of parts that lie one behind the other along the first axis, as narrowing made them; `None` if they don't.
+    pub(crate) fn stacked<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Option<Self> {
+        let mut parts = parts.into_iter();
+        let mut out = parts.next()?.clone();
+        for part in parts {
+            let alike = out.item == part.item
+                && out.strides == part.strides
+                && out.shape.get(1..)? == part.shape.get(1..)?;
+            if !alike {
+                return None;
+            }
+            let rows = out.shape[0];
+            if out.elements() == 0 {
+                out.start = part.start;
+            } else if part.elements() > 0
+                && part.start != out.start.checked_add(rows.checked_mul(out.strides[0])?)?
+            {
+                return None;
+            }
+            out.shape[0] = rows.checked_add(part.shape[0])?;
+        }
+        Self::new(out.item, out.start, out.shape, out.strides)
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Axis {
     len: u64,
@@ -164,7 +190,7 @@ impl Segments {
             })
             .collect();
         if sort {
-            axes.sort_by(|a, b| b.src.cmp(&a.src));
+            axes.sort_by_key(|a| std::cmp::Reverse(a.src));
         }
         let mut merged: SmallVec<[Axis; 4]> = SmallVec::new();
         for inner in axes {

@@ -53,14 +53,15 @@ pub use layout::{Layout, Segments};
 pub use mesh::{DeviceMesh, Placement};
 pub use region::{Region, Rows, Select};
 pub use sharded::{
-    BuildFn, Data, Flat, Leaf, LocalNonpersistent, MergeFn, ObjectCodec, Payload, ReplicaId, Sharded,
-    ShardedObject, ShardedTensor, ShardedTensorFactory, StateDict, TensorSource, local_chunk,
+    AxisCoordinates, AxisSlice, BuildFn, Data, Flat, Leaf, LocalNonpersistent, MergeFn, ObjectCodec, Payload,
+    ReplicaId, Sharded, ShardedObject, ShardedTensor, ShardedTensorFactory, StateDict, Swiglu, TensorSource,
+    add_prefix_for_sharding, apply_prefix_mapping, local_chunk, replace_prefix_for_sharding,
 };
 pub use stages::{
     Flatten, Frame, Parts, PlannerData, expand_factories, merge_factories, split, split_as, unflatten,
 };
 pub use tensor::Tensor;
-pub use tree::{Path, Plain, Step, Tree};
+pub use tree::{Difference, Path, Plain, Step, Tree, diff};
 pub use value::{Construct, Opaque, Value};
 
 #[cfg(any(test, feature = "testkit"))]

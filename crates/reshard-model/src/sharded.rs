@@ -1,16 +1,20 @@
 //! The leaves of a sharded state dict, field by field as Megatron Core has them.
 
-use crate::{
-    BoxError, DType, DeviceTensor, Dims, ModelError, Path, Plain, Region, Result, Tensor, Tree, Value,
-};
+use crate::{BoxError, DType, Dims, ModelError, Path, Result, Tree, Value};
 use bytes::Bytes;
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use std::{any::Any, fmt, ops::Range, sync::Arc};
 
+mod data;
+mod factory;
+mod prefix;
 mod tensor;
 
-pub use tensor::local_chunk;
+pub use data::{Data, TensorSource};
+pub use factory::{BuildFn, MergeFn, ShardedTensorFactory, Swiglu};
+pub use prefix::{add_prefix_for_sharding, apply_prefix_mapping, replace_prefix_for_sharding};
+pub use tensor::{AxisCoordinates, AxisSlice, local_chunk};
 
 /// What the caller of save and load builds.
 pub type StateDict = Tree<Leaf>;
@@ -87,41 +91,6 @@ impl<const N: usize> From<[u32; N]> for ReplicaId {
     fn from(r: [u32; N]) -> Self {
         Self(r.into())
     }
-}
-
-/// Where the elements of a piece are.
-#[derive(Clone, Default)]
-pub enum Data {
-    /// Nowhere: metadata only; a load allocates.
-    #[default]
-    None,
-    /// In host memory.
-    Host(Tensor),
-    /// In device memory.
-    Device(DeviceTensor),
-    /// Elsewhere: pulled while they are written, so that conversion runs in bounded memory.
-    Lazy(Arc<dyn TensorSource>),
-}
-
-impl fmt::Debug for Data {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None => f.write_str("None"),
-            Self::Host(t) => t.fmt(f),
-            Self::Device(t) => t.fmt(f),
-            Self::Lazy(_) => f.write_str("Lazy"),
-        }
-    }
-}
-
-/// Elements that are not in host memory.
-pub trait TensorSource: Send + Sync {
-    /// Reads the elements of a region of the piece, in row-major order, little-endian; `out` has exactly their bytes.
-    /// May block: it is called on I/O threads only.
-    ///
-    /// # Errors
-    /// Whatever the source says.
-    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError>;
 }
 
 /// A part of a global tensor: "my local tensor is the chunk at `global_offset` of the tensor named `key`".
@@ -305,46 +274,6 @@ impl ShardedObject {
         (out.global_shape, out.global_offset) = (shape, offset);
         out.validate().map_err(|_| fail())?;
         Ok(out)
-    }
-}
-
-/// Builds the sharded leaves of a factory.
-pub type BuildFn = dyn Fn(&ShardedTensorFactory) -> Result<Tree<Sharded>> + Send + Sync;
-
-/// Makes one value of what was loaded for a factory. It gets the factory too: when its parts are views of the factory's
-/// buffer, nothing needs to be copied.
-pub type MergeFn = dyn Fn(&ShardedTensorFactory, Plain) -> Result<Value> + Send + Sync;
-
-/// A leaf that becomes a subtree of sharded leaves on save and load, and one value again after a load.
-#[derive(Clone)]
-pub struct ShardedTensorFactory {
-    /// Key that `build` gives to its leaves, or their prefix.
-    pub key: Box<str>,
-    /// What `build` cuts up.
-    pub data: Data,
-    /// Which copy this is.
-    pub replica_id: ReplicaId,
-    /// The data is this range of the flattened local chunk.
-    pub flattened_range: Option<Range<u64>>,
-    /// Cuts.
-    pub build: Arc<BuildFn>,
-    /// Puts together.
-    pub merge: Arc<MergeFn>,
-}
-
-impl ShardedTensorFactory {
-    /// The sharded leaves that it stands for.
-    ///
-    /// # Errors
-    /// Whatever the function says.
-    pub fn build(&self) -> Result<Tree<Sharded>> {
-        (self.build)(self)
-    }
-}
-
-impl fmt::Debug for ShardedTensorFactory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ShardedTensorFactory").field("key", &self.key).finish_non_exhaustive()
     }
 }
 

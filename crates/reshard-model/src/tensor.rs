@@ -122,6 +122,46 @@ impl Tensor {
         }
     }
 
+    /// Parts put one behind the other along the first axis, as `torch.cat`. Nothing is copied when they are neighbours in
+    /// one buffer, as [`narrow`](Self::narrow) makes them.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when there is no part, when they have no axis, when element types or the other axes differ, or when
+    /// there is no memory.
+    pub fn concat(key: &str, parts: &[Self]) -> Result<Self> {
+        let fail = |what: String| Err(ModelError::invalid(key, what));
+        let Some(first) = parts.first() else { return fail("no parts to put together".into()) };
+        for p in parts {
+            let rows = p.shape().get(1..);
+            if p.dtype != first.dtype || rows.is_none() || rows != first.shape().get(1..) {
+                return fail(format!(
+                    "{} of shape {} and {} of shape {} can't be put one behind the other",
+                    first.dtype,
+                    first.shape(),
+                    p.dtype,
+                    p.shape()
+                ));
+            }
+        }
+        if parts.iter().all(|p| p.same_buffer(first))
+            && let Some(layout) = Layout::stacked(parts.iter().map(|p| &p.layout))
+        {
+            return Self::with_layout(first.dtype, layout, first.buffer());
+        }
+        let mut shape = first.shape().clone();
+        shape[0] = parts.iter().map(|p| p.shape()[0]).sum();
+        let mut out = Self::zeros(key, first.dtype, &shape)?;
+        let Some(mut to) = Arc::get_mut(&mut out.buffer).and_then(|b| b.as_bytes_mut()) else {
+            return fail("new memory can't be written".into());
+        };
+        for block in parts.iter().flat_map(|p| p.blocks(1 << 20)) {
+            let (now, rest) = to.split_at_mut(block.len());
+            now.copy_from_slice(&block);
+            to = rest;
+        }
+        Ok(out)
+    }
+
     /// Whether two handles are on one buffer.
     pub fn same_buffer(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.buffer, &other.buffer)

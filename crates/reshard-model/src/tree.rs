@@ -3,6 +3,11 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+mod diff;
+mod select;
+
+pub use diff::{Difference, diff};
+
 /// One step of a path into a [`Tree`]: a dict key, or a list index (which an int key of a dict also is).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Step {

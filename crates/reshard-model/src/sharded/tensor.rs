@@ -1,7 +1,13 @@
-//! Constructors, checks and derived values of [`ShardedTensor`].
+//! Constructors and checks of [`ShardedTensor`].
 
 use super::{Data, ReplicaId, ShardedTensor};
-use crate::{DType, DeviceTensor, Dims, ModelError, Region, Result, Tensor};
+use crate::{DType, Dims, ModelError, Region, Result, Tensor};
+use std::ops::Range;
+
+mod coordinates;
+mod narrow;
+
+pub use coordinates::{AxisCoordinates, AxisSlice};
 
 /// Offset and length of the chunk that torch.chunk's rule gives to part `index` of `parts`: chunks of `ceil(extent / parts)`
 /// elements, the last ones shorter or empty. An empty chunk starts at the end.
@@ -11,45 +17,111 @@ pub fn local_chunk(extent: u64, parts: u64, index: u64) -> (u64, u64) {
     (offset, step.min(extent - offset))
 }
 
-impl From<Tensor> for Data {
-    fn from(t: Tensor) -> Self {
-        Self::Host(t)
-    }
-}
-
-impl From<DeviceTensor> for Data {
-    fn from(t: DeviceTensor) -> Self {
-        Self::Device(t)
-    }
-}
-
-impl Data {
-    /// The tensor, if it is in host memory.
-    pub fn host(&self) -> Option<&Tensor> {
-        if let Self::Host(t) = self { Some(t) } else { None }
-    }
-
-    /// Type and shape of the elements, where they are known without reading.
-    pub fn spec(&self) -> Option<(DType, &Dims)> {
-        match self {
-            Self::Host(t) => Some((t.dtype(), t.shape())),
-            Self::Device(t) => Some((t.dtype(), t.shape())),
-            Self::None | Self::Lazy(_) => None,
-        }
-    }
-}
-
 impl ShardedTensor {
+    /// All eleven fields, in Megatron Core's order, checked by [`validate`](Self::validate). The other constructors are made
+    /// of what callers know; a struct literal and [`validated`](Self::validated) do the same as this.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when the fields contradict each other.
+    #[expect(clippy::too_many_arguments, reason = "the eleven fields of Megatron Core's constructor")]
+    pub fn new(
+        key: &str,
+        data: impl Into<Data>,
+        dtype: DType,
+        local_shape: &[u64],
+        global_shape: &[u64],
+        global_offset: &[u64],
+        axis_fragmentations: Option<&[u64]>,
+        replica_id: impl Into<ReplicaId>,
+        prepend_axis_num: usize,
+        allow_shape_mismatch: bool,
+        flattened_range: Option<Range<u64>>,
+    ) -> Result<Self> {
+        let out = Self {
+            key: key.into(),
+            data: data.into(),
+            dtype,
+            local_shape: local_shape.into(),
+            global_shape: global_shape.into(),
+            global_offset: global_offset.into(),
+            axis_fragmentations: axis_fragmentations.map(Dims::from),
+            replica_id: replica_id.into(),
+            prepend_axis_num,
+            allow_shape_mismatch,
+            flattened_range,
+        };
+        out.validated()
+    }
+
     /// The chunk that local data is of a regular grid. Each offset is `(axis, rank, fragments)`: along this axis of the
     /// global tensor, the data is part `rank` of `fragments` equal ones. Axes that are not named are whole.
     ///
     /// # Errors
-    /// [`ModelError::Invalid`] when an offset does not fit.
-    pub fn from_rank_offsets(key: &str, data: Tensor, offsets: &[(usize, u64, u64)]) -> Result<Self> {
-        let (dtype, shape) = (data.dtype(), data.shape().clone());
-        let mut out = Self::declare(key, dtype, &shape, offsets, 0)?;
-        out.data = Data::Host(data);
-        Ok(out)
+    /// [`ModelError::Invalid`] when an offset does not fit, or type and shape of the data are not known.
+    pub fn from_rank_offsets(
+        key: &str,
+        data: impl Into<Data>,
+        offsets: &[(usize, u64, u64)],
+    ) -> Result<Self> {
+        Self::from_rank_offsets_prepended(key, data, offsets, 0)
+    }
+
+    /// As [`from_rank_offsets`](Self::from_rank_offsets), with leading axes that the data lacks, such as one that counts
+    /// layers: `axis` counts the axes of the global tensor, prepended ones first.
+    ///
+    /// # Errors
+    /// As [`from_rank_offsets`](Self::from_rank_offsets).
+    ///
+    /// ```
+    /// use reshard_model::{ShardedTensor, Tensor};
+    /// # fn main() -> Result<(), reshard_model::ModelError> {
+    /// // layer 2 of 4, rows 5..10 of 10
+    /// let local = Tensor::from_vec(&[5, 3], vec![0f32; 15])?;
+    /// let t = ShardedTensor::from_rank_offsets_prepended("layers.w", local, &[(0, 2, 4), (1, 1, 2)], 1)?;
+    /// assert_eq!(t.global_shape, [4, 10, 3].into());
+    /// assert_eq!(t.global_offset, [2, 5, 0].into());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_rank_offsets_prepended(
+        key: &str,
+        data: impl Into<Data>,
+        offsets: &[(usize, u64, u64)],
+        prepend_axis_num: usize,
+    ) -> Result<Self> {
+        let data = data.into();
+        let (dtype, shape) = data.known_spec(key)?;
+        let out = Self::declare(key, dtype, &shape, offsets, prepend_axis_num)?;
+        Self { data, ..out }.validated()
+    }
+
+    /// As [`from_rank_offsets_prepended`](Self::from_rank_offsets_prepended), of a chunk of shape `local_shape` of which the data is a
+    /// range, flattened.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when the data has not one axis, or not as many elements as the range; else as
+    /// [`from_rank_offsets`](Self::from_rank_offsets).
+    pub fn from_rank_offsets_flat(
+        key: &str,
+        data: impl Into<Data>,
+        local_shape: &[u64],
+        offsets: &[(usize, u64, u64)],
+        prepend_axis_num: usize,
+        flattened_range: Range<u64>,
+    ) -> Result<Self> {
+        let data = data.into();
+        let (dtype, shape) = data.known_spec(key)?;
+        if shape.len() != 1 {
+            let what = format!("data of a flattened tensor should have one axis, it has shape {shape}");
+            return Err(ModelError::invalid(key, what));
+        }
+        let Range { start, end } = flattened_range;
+        if end.checked_sub(start) != Some(shape[0]) {
+            let what = format!("flattened range {start}..{end} does not fit data of {} elements", shape[0]);
+            return Err(ModelError::invalid(key, what));
+        }
+        let out = Self::declare(key, dtype, local_shape, offsets, prepend_axis_num)?;
+        Self { data, flattened_range: Some(flattened_range), ..out }.validated()
     }
 
     /// As [`from_rank_offsets`](Self::from_rank_offsets), without data, with `prepend_axis_num` leading axes: `axis` counts
@@ -90,7 +162,7 @@ impl ShardedTensor {
             offset[axis] = at * local[axis];
             fragmentations[axis] = of;
         }
-        Ok(Self {
+        let out = Self {
             key: key.into(),
             data: Data::None,
             dtype,
@@ -102,7 +174,8 @@ impl ShardedTensor {
             prepend_axis_num,
             allow_shape_mismatch: false,
             flattened_range: None,
-        })
+        };
+        out.validated()
     }
 
     /// A whole tensor, held by this rank alone.
@@ -121,7 +194,8 @@ impl ShardedTensor {
         Self::region_of(key, dtype, shape, Region::whole(shape))
     }
 
-    /// Any box of a global tensor, without data: a piece of an irregular grid.
+    /// Any box of a global tensor, without data: a piece of an irregular grid. That it lies in the tensor is checked by
+    /// [`validate`](Self::validate), and so by every save and load.
     pub fn region_of(key: &str, dtype: DType, global_shape: &[u64], region: Region) -> Self {
         let whole = region == Region::whole(global_shape);
         Self {
@@ -151,23 +225,145 @@ impl ShardedTensor {
         self
     }
 
-    /// What Megatron Core checks, in its order, and a little more.
+    /// The same piece, which may load from a tensor of another global shape: what is missing there becomes zero.
+    pub fn with_shape_mismatch_allowed(mut self) -> Self {
+        self.allow_shape_mismatch = true;
+        self
+    }
+
+    /// The same piece without data.
+    pub fn without_data(&self) -> Self {
+        Self { data: Data::None, ..self.clone() }
+    }
+
+    /// Allocates zeros for the data, if there is none: of the local shape, or of the flattened range.
     ///
     /// # Errors
-    /// [`ModelError::Invalid`].
-    pub fn validate(&self) -> Result<()> {
+    /// [`ModelError::Invalid`] when there is no memory.
+    pub fn init_data(&mut self) -> Result<()> {
+        if matches!(self.data, Data::None) {
+            let shape = self.data_shape();
+            self.data = Data::Host(Tensor::zeros(&self.key, self.dtype, &shape)?);
+        }
         Ok(())
+    }
+
+    /// Shape that the data has: the local shape, or one axis for a flattened range.
+    pub fn data_shape(&self) -> Dims {
+        match &self.flattened_range {
+            None => self.local_shape.clone(),
+            Some(r) => [r.end.saturating_sub(r.start)].into(),
+        }
+    }
+
+    /// Local extents per global axis: prepended axes have 1.
+    pub(crate) fn local_extents(&self) -> Dims {
+        let mut out = Dims::splat(1, self.prepend_axis_num);
+        self.local_shape.iter().for_each(|&n| out.push(n));
+        out
     }
 
     /// The box of the global tensor that it holds, prepended axes (of extent 1) included.
     pub fn region(&self) -> Region {
-        let mut lengths = Dims::splat(1, self.prepend_axis_num);
-        self.local_shape.iter().for_each(|&n| lengths.push(n));
-        Region { offsets: self.global_offset.clone(), lengths }
+        Region { offsets: self.global_offset.clone(), lengths: self.local_extents() }
     }
 
     /// Whether the chunks of the tensor form a regular grid.
     pub fn has_regular_grid(&self) -> bool {
         self.axis_fragmentations.is_some()
+    }
+
+    /// Itself, if [`validate`](Self::validate) finds nothing.
+    ///
+    /// # Errors
+    /// As [`validate`](Self::validate).
+    pub fn validated(self) -> Result<Self> {
+        self.validate()?;
+        Ok(self)
+    }
+
+    /// Whether the fields agree with each other: what Megatron Core checks, in its order, and then that the chunk lies in the
+    /// global tensor, that the fragments of a regular grid make up the global shape (unless
+    /// [`allow_shape_mismatch`](Self::allow_shape_mismatch)), and that nothing is too large to count. An axis of local extent 0
+    /// fits every grid.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] with the key, the field, and both values.
+    pub fn validate(&self) -> Result<()> {
+        let fail = |what: String| Err(ModelError::invalid(&self.key, what));
+        let Self { local_shape, global_shape, global_offset, prepend_axis_num, .. } = self;
+        let Some(elements) = local_shape.volume() else {
+            return fail(format!("local_shape {local_shape} is too large"));
+        };
+        if let Some((dtype, shape)) = self.data.spec() {
+            if dtype != self.dtype {
+                return fail(format!("data dtype {dtype} should match dtype {}", self.dtype));
+            }
+            if self.flattened_range.is_none() && shape != local_shape {
+                return fail(format!("data shape {shape} should match local_shape {local_shape}"));
+            }
+            if self.flattened_range.is_some() && shape.len() != 1 {
+                return fail(format!(
+                    "data should have one axis for a flattened_range, it has shape {shape}"
+                ));
+            }
+        }
+        if let Some(Range { start, end }) = &self.flattened_range {
+            if start > end || *end > elements {
+                let what = format!(
+                    "flattened_range {start}..{end} does not lie in the {elements} elements of local_shape {local_shape}"
+                );
+                return fail(what);
+            }
+            if let Some((_, shape)) = self.data.spec().filter(|(_, shape)| shape[0] != end - start) {
+                return fail(format!("data shape {shape} doesn't match flattened_range {start}..{end}"));
+            }
+        }
+        if global_shape.len() != global_offset.len() {
+            return fail(format!(
+                "global offset dimensions should be equal to global shape dimensions \
+                 (global_offset {global_offset}, global_shape {global_shape})"
+            ));
+        }
+        if local_shape.len().checked_add(*prepend_axis_num) != Some(global_shape.len()) {
+            return fail(format!(
+                "local shape together with prepend_axis_num dimensions should be equal to global shape dimensions \
+                 (local_shape {local_shape}, prepend_axis_num {prepend_axis_num}, global_shape {global_shape})"
+            ));
+        }
+        let local = self.local_extents();
+        if let Some(fragmentations) = &self.axis_fragmentations {
+            for (&offset, &extent) in global_offset.iter().zip(&local) {
+                if offset.checked_rem(extent).unwrap_or(0) != 0 {
+                    return fail(format!(
+                        "global offset ({offset}) must be divisible by local shape ({extent})"
+                    ));
+                }
+            }
+            if fragmentations.len() != global_shape.len() {
+                return fail(format!(
+                    "axis_fragmentations {fragmentations} should have as many axes as global_shape {global_shape}"
+                ));
+            }
+            for axis in 0..local.len() {
+                let (of, extent, whole) = (fragmentations[axis], local[axis], global_shape[axis]);
+                if of == 0
+                    || extent != 0 && !self.allow_shape_mismatch && of.checked_mul(extent) != Some(whole)
+                {
+                    return fail(format!(
+                        "axis {axis}: {of} fragments (axis_fragmentations) of local extent {extent} don't make up \
+                         global extent {whole}"
+                    ));
+                }
+            }
+        }
+        if !self.region().fits(global_shape) {
+            let region = self.region();
+            return fail(format!("the local chunk {region} lies outside of global_shape {global_shape}"));
+        }
+        if global_shape.volume().and_then(|n| n.checked_mul(self.dtype.size())).is_none() {
+            return fail(format!("global_shape {global_shape} is too large"));
+        }
+        Ok(())
     }
 }

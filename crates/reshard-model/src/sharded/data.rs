@@ -1,0 +1,101 @@
+//! Where the elements of a piece are.
+
+use crate::{BoxError, DType, DeviceTensor, Dims, ModelError, Region, Tensor};
+use std::{fmt, sync::Arc};
+
+/// Where the elements of a piece are.
+#[derive(Clone, Default)]
+pub enum Data {
+    /// Nowhere: metadata only; a load allocates.
+    #[default]
+    None,
+    /// In host memory.
+    Host(Tensor),
+    /// In device memory.
+    Device(DeviceTensor),
+    /// Elsewhere: pulled while they are written, so that conversion runs in bounded memory.
+    Lazy(Arc<dyn TensorSource>),
+}
+
+impl fmt::Debug for Data {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("None"),
+            Self::Host(t) => t.fmt(f),
+            Self::Device(t) => t.fmt(f),
+            Self::Lazy(_) => f.write_str("Lazy"),
+        }
+    }
+}
+
+/// Elements that are not in host memory.
+pub trait TensorSource: Send + Sync {
+    /// Reads the elements of a region of the piece, in row-major order, little-endian; `out` has exactly their bytes.
+    /// May block: it is called on I/O threads only.
+    ///
+    /// # Errors
+    /// Whatever the source says.
+    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError>;
+}
+
+impl From<Tensor> for Data {
+    fn from(t: Tensor) -> Self {
+        Self::Host(t)
+    }
+}
+
+impl From<DeviceTensor> for Data {
+    fn from(t: DeviceTensor) -> Self {
+        Self::Device(t)
+    }
+}
+
+impl Data {
+    /// The tensor, if it is in host memory.
+    pub fn host(&self) -> Option<&Tensor> {
+        if let Self::Host(t) = self { Some(t) } else { None }
+    }
+
+    /// Type and shape of the elements, where they are known without reading.
+    pub fn spec(&self) -> Option<(DType, &Dims)> {
+        match self {
+            Self::Host(t) => Some((t.dtype(), t.shape())),
+            Self::Device(t) => Some((t.dtype(), t.shape())),
+            Self::None | Self::Lazy(_) => None,
+        }
+    }
+
+    pub(crate) fn known_spec(&self, key: &str) -> crate::Result<(DType, Dims)> {
+        let known = self.spec().map(|(dtype, shape)| (dtype, shape.clone()));
+        known.ok_or_else(|| {
+            let what =
+                "type and shape of the data are not known; declare them, and put the data in by with_data";
+            ModelError::invalid(key, what)
+        })
+    }
+
+    /// A part of it, without a copy; `region` must lie in the shape.
+    pub fn narrow(&self, region: &Region) -> Self {
+        match self {
+            Self::None => Self::None,
+            Self::Host(t) => Self::Host(t.narrow(region)),
+            Self::Device(t) => Self::Device(t.narrow(region)),
+            Self::Lazy(source) => {
+                Self::Lazy(Arc::new(Part { source: Arc::clone(source), at: region.offsets.clone() }))
+            }
+        }
+    }
+}
+
+/// A part of a source, from an offset on.
+struct Part {
+    source: Arc<dyn TensorSource>,
+    at: Dims,
+}
+
+impl TensorSource for Part {
+    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+        let offsets: Dims = self.at.iter().zip(&region.offsets).map(|(a, b)| a + b).collect();
+        self.source.read(&Region { offsets, lengths: region.lengths.clone() }, out)
+    }
+}

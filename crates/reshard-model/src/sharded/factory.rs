@@ -1,0 +1,217 @@
+//! Leaves that become several on save, and one again after a load.
+
+use super::{Data, ReplicaId, Sharded, ShardedTensor};
+use crate::{DeviceTensor, ModelError, Plain, Region, Result, Tensor, Tree, Value};
+use std::{fmt, ops::Range, sync::Arc};
+
+/// Builds the sharded leaves of a factory.
+pub type BuildFn = dyn Fn(&ShardedTensorFactory) -> Result<Tree<Sharded>> + Send + Sync;
+
+/// Makes one value of what was loaded for a factory. It gets the factory too, whose data may be gone: a load takes all handles
+/// on a buffer. Parts that are views of one buffer come back as such, so [`Tensor::concat`] of them copies nothing.
+pub type MergeFn = dyn Fn(&ShardedTensorFactory, Plain) -> Result<Value> + Send + Sync;
+
+/// A leaf that becomes a subtree of sharded leaves on save and load, and one value again after a load.
+///
+/// The functions look at the other fields, so the same factory serves an optimizer's state: replace key, data and range.
+#[derive(Clone)]
+pub struct ShardedTensorFactory {
+    /// Key that `build` gives to its leaves, or their prefix.
+    pub key: Box<str>,
+    /// What `build` cuts up.
+    pub data: Data,
+    /// Which copy this is.
+    pub replica_id: ReplicaId,
+    /// The data is this range of the flattened local chunk.
+    pub flattened_range: Option<Range<u64>>,
+    /// Cuts.
+    pub build: Arc<BuildFn>,
+    /// Puts together.
+    pub merge: Arc<MergeFn>,
+}
+
+impl fmt::Debug for ShardedTensorFactory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShardedTensorFactory").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+/// How the two halves of a gated linear unit's weight are named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swiglu {
+    /// Both under the key of the whole, in a grid of twice as many fragments: Megatron's old form.
+    OneKey,
+    /// Under `{key}_w` and `{key}_v`, each a tensor of its own.
+    TwoKeys,
+}
+
+impl ShardedTensorFactory {
+    /// A factory of two functions.
+    pub fn new(
+        key: &str,
+        data: impl Into<Data>,
+        build: impl Fn(&Self) -> Result<Tree<Sharded>> + Send + Sync + 'static,
+        merge: impl Fn(&Self, Plain) -> Result<Value> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            key: key.into(),
+            data: data.into(),
+            replica_id: ReplicaId::default(),
+            flattened_range: None,
+            build: Arc::new(build),
+            merge: Arc::new(merge),
+        }
+    }
+
+    /// The weight of a gated linear unit: the local rows are `[w | v]`, while the global tensor has all of `w` before all
+    /// of `v`. Takes key, data, grid, replica id and range of `whole`; a range is cut where `v` begins, and a half that it
+    /// does not reach is left out.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when `whole` contradicts itself, has no axis, no regular grid, or an odd number of local rows.
+    ///
+    /// ```
+    /// use reshard_model::{Sharded, ShardedTensor, ShardedTensorFactory, Swiglu, Tensor};
+    /// # fn main() -> Result<(), reshard_model::ModelError> {
+    /// let local = Tensor::from_vec(&[4, 2], vec![0f32; 8])?; // part 1 of 2 of a tensor of shape (8, 2)
+    /// let whole = ShardedTensor::from_rank_offsets("fc1", local, &[(0, 1, 2)])?;
+    /// let built = ShardedTensorFactory::swiglu(whole, Swiglu::OneKey)?.build()?;
+    /// let offsets: Vec<_> = built.nested_values().into_iter().map(|s| match s {
+    ///     Sharded::Tensor(t) => t.global_offset[0],
+    ///     Sharded::Object(_) => unreachable!(),
+    /// }).collect();
+    /// assert_eq!(offsets, [2, 6]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn swiglu(whole: ShardedTensor, form: Swiglu) -> Result<Self> {
+        whole.validate()?;
+        let rows = whole.local_shape.first().copied();
+        if whole.axis_fragmentations.is_none() || rows.is_none_or(|n| n % 2 != 0) {
+            let what = format!(
+                "a local shape of {} can't be cut into [w | v]; it needs a regular grid and an even number of rows",
+                whole.local_shape
+            );
+            return Err(ModelError::invalid(&whole.key, what));
+        }
+        let shape = whole.without_data();
+        let local = whole.local_shape;
+        Ok(Self {
+            key: whole.key,
+            data: whole.data,
+            replica_id: whole.replica_id,
+            flattened_range: whole.flattened_range,
+            build: Arc::new(move |f| halves(&shape, form, f)),
+            merge: Arc::new(move |f, parts| {
+                let elements = f.flattened_range.as_ref().map(|r| r.end - r.start).or_else(|| local.volume());
+                concat(&f.key, parts, elements)
+            }),
+        })
+    }
+
+    /// The sharded leaves that it stands for.
+    ///
+    /// # Errors
+    /// Whatever the function says.
+    pub fn build(&self) -> Result<Tree<Sharded>> {
+        (self.build)(self)
+    }
+
+    /// The same factory without data.
+    pub fn without_data(&self) -> Self {
+        Self { data: Data::None, ..self.clone() }
+    }
+}
+
+/// The two halves of `f`'s data, or the one that its range reaches, in the grid of `whole`.
+fn halves(whole: &ShardedTensor, form: Swiglu, f: &ShardedTensorFactory) -> Result<Tree<Sharded>> {
+    let whole = ShardedTensor {
+        key: f.key.clone(),
+        dtype: f.data.spec().map_or(whole.dtype, |(dtype, _)| dtype),
+        data: f.data.clone(),
+        replica_id: f.replica_id.clone(),
+        flattened_range: f.flattened_range.clone(),
+        ..whole.clone()
+    };
+    whole.validate()?;
+    let axis = whole.prepend_axis_num;
+    let rows = whole.local_shape[0] / 2;
+    let row = whole.local_shape[1..].iter().product::<u64>();
+    let fragments = whole.axis_fragmentations.as_ref().map_or(1, |f| f[axis]);
+    let at = whole.global_offset[axis].checked_div(whole.local_shape[0]).unwrap_or(0);
+    let mut parts = Vec::with_capacity(2);
+    for (half, suffix) in [(0, "_w"), (1, "_v")] {
+        let mut part = whole.clone();
+        let (at, of) = match form {
+            Swiglu::OneKey => (at + half * fragments, 2 * fragments),
+            Swiglu::TwoKeys => (at, fragments),
+        };
+        if form == Swiglu::TwoKeys {
+            part.key = format!("{}{suffix}", part.key).into();
+        }
+        part.local_shape[0] = rows;
+        part.global_shape[axis] = of * rows;
+        part.global_offset[axis] = at * rows;
+        if let Some(f) = &mut part.axis_fragmentations {
+            f[axis] = of;
+        }
+        match &whole.flattened_range {
+            None => {
+                let mut region = Region::whole(&whole.local_shape);
+                (region.offsets[0], region.lengths[0]) = (half * rows, rows);
+                part.data = whole.data.narrow(&region);
+            }
+            Some(range) => {
+                let (lo, hi) = (half * rows * row, (half + 1) * rows * row);
+                let cut = range.start.max(lo)..range.end.min(hi);
+                // An empty range has one empty part, so that something comes back.
+                if cut.is_empty()
+                    && !(range.is_empty() && (lo..=hi).contains(&range.start) && parts.is_empty())
+                {
+                    continue;
+                }
+                part.data = whole.data.narrow(&Region::new([cut.start - range.start], [cut.end - cut.start]));
+                part.flattened_range = Some(cut.start - lo..cut.end - lo);
+            }
+        }
+        part.validate()?;
+        parts.push(Tree::Leaf(Sharded::Tensor(part)));
+    }
+    Ok(Tree::List(parts))
+}
+
+/// Loaded parts as one tensor of so many elements.
+fn concat(key: &str, parts: Plain, elements: Option<u64>) -> Result<Value> {
+    let (mut host, mut device, mut others) = (Vec::new(), Vec::new(), 0);
+    for value in parts.into_nested_values() {
+        match value {
+            Value::Tensor(t) => host.push(t),
+            Value::Device(t) => device.push(t),
+            _ => others += 1,
+        }
+    }
+    let merged = match (host.is_empty(), device.is_empty(), others) {
+        (false, true, 0) => Value::Tensor(Tensor::concat(key, &host)?),
+        (true, false, 0) => Value::Device(DeviceTensor::concat(key, &device)?),
+        _ => {
+            return Err(ModelError::invalid(
+                key,
+                "the parts to put together are not all tensors of one kind",
+            ));
+        }
+    };
+    let have = match &merged {
+        Value::Tensor(t) => t.shape().volume(),
+        Value::Device(t) => t.shape().volume(),
+        _ => None,
+    };
+    if have != elements {
+        let what = format!(
+            "the parts that were loaded have {} elements, {} are needed",
+            have.unwrap_or(0),
+            elements.unwrap_or(0)
+        );
+        return Err(ModelError::invalid(key, what));
+    }
+    Ok(merged)
+}

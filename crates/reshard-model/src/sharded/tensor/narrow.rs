@@ -1,0 +1,77 @@
+use super::super::ShardedTensor;
+use crate::{ModelError, Region, Result};
+
+impl ShardedTensor {
+    /// The tensor that arises when every rank narrows its local chunk in this way, as `torch.narrow`: `dim` counts local axes,
+    /// `start` and `length` are elements of it. Global shape and offset shrink with the chunk. The data is a view.
+    ///
+    /// Gives one tensor; of a flattened range none where the range does not reach what is left.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when the part does not lie in the chunk, when the grid is irregular, when global shape or offset
+    /// don't shrink to whole numbers, or when a flattened range is narrowed along another axis than the first.
+    ///
+    /// ```
+    /// use reshard_model::{ShardedTensor, Tensor};
+    /// # fn main() -> Result<(), reshard_model::ModelError> {
+    /// let local = Tensor::from_vec(&[3, 4], (0..12).collect::<Vec<i32>>())?;
+    /// let t = ShardedTensor::from_rank_offsets("w", local, &[(0, 1, 2)])?;
+    /// let row = t.narrow(0, 2, 1)?.remove(0);
+    /// assert_eq!((row.local_shape, row.global_shape, row.global_offset), ([1, 4].into(), [2, 4].into(), [1, 0].into()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn narrow(&self, dim: usize, start: u64, length: u64) -> Result<Vec<Self>> {
+        let fail = |what: String| Err(ModelError::invalid(&self.key, what));
+        self.validate()?;
+        let Some(&extent) = self.local_shape.get(dim) else {
+            return fail(format!("can't narrow axis {dim} of local_shape {}", self.local_shape));
+        };
+        if start.checked_add(length).is_none_or(|end| end > extent) {
+            return fail(format!(
+                "can't narrow axis {dim} of extent {extent} to {length} elements from {start} on"
+            ));
+        }
+        if !self.has_regular_grid() {
+            return fail("only regular grids of local tensors can be narrowed".into());
+        }
+        if dim != 0 && self.flattened_range.is_some() {
+            return fail(format!(
+                "a flattened range can be narrowed along its first axis only, not along {dim}"
+            ));
+        }
+        let axis = dim + self.prepend_axis_num;
+        let shrink = |n: u64| {
+            let whole = u128::from(n) * u128::from(length);
+            match whole.checked_rem(u128::from(extent)) {
+                // Nothing is cut off an axis that has nothing.
+                None => Ok(n),
+                Some(0) => Ok((whole / u128::from(extent)) as u64),
+                Some(_) => Err(ModelError::invalid(
+                    &self.key,
+                    format!("axis {axis}: {n} is not divisible when {extent} shrinks to {length}"),
+                )),
+            }
+        };
+        let mut out = self.without_data();
+        out.global_shape[axis] = shrink(self.global_shape[axis])?;
+        out.global_offset[axis] = shrink(self.global_offset[axis])?;
+        out.local_shape[dim] = length;
+        let Some(range) = &self.flattened_range else {
+            let mut region = Region::whole(&self.local_shape);
+            (region.offsets[dim], region.lengths[dim]) = (start, length);
+            out.data = self.data.narrow(&region);
+            return Ok(vec![out.validated()?]);
+        };
+        let row = self.local_shape[1..].iter().product::<u64>();
+        let (lo, hi) = (start * row, (start + length) * row);
+        // As Megatron has it: an empty range between the ends stays, one that touches an end is gone.
+        if range.end <= lo || range.start >= hi {
+            return Ok(Vec::new());
+        }
+        let cut = range.start.max(lo)..range.end.min(hi);
+        out.data = self.data.narrow(&Region::new([cut.start - range.start], [cut.end - cut.start]));
+        out.flattened_range = Some(cut.start - lo..cut.end - lo);
+        Ok(vec![out.validated()?])
+    }
+}
