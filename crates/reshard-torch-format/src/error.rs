@@ -85,11 +85,17 @@ pub enum Error {
     },
     /// A tensor that the model refuses.
     #[error("a tensor in the file can't be represented")]
-    Model(#[from] ModelError),
+    Model(#[source] Box<ModelError>),
 }
 
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl From<ModelError> for Error {
+    fn from(e: ModelError) -> Self {
+        Self::Model(Box::new(e))
+    }
+}
 
 impl Error {
     /// What the caller can do.
@@ -100,6 +106,18 @@ impl Error {
             Self::Model(e) => e.kind(),
             _ => ErrorKind::Corrupt,
         }
+    }
+
+    /// The same, when the pickle starts at byte `by` of what the caller gave.
+    pub(crate) fn shifted(mut self, by: u64) -> Self {
+        if let Self::Pickle { offset, .. }
+        | Self::Limit { offset, .. }
+        | Self::Unsupported { offset, .. }
+        | Self::Refused { offset, .. } = &mut self
+        {
+            *offset = offset.saturating_add(by);
+        }
+        self
     }
 
     pub(crate) fn pickle(offset: usize, what: impl Into<Box<str>>) -> Self {

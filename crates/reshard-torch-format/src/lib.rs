@@ -1,11 +1,29 @@
-//! Archives of `torch.save` and pickles, read and written without executing anything.
+//! What `torch.save` and `pickle` write, read and written in Rust. Nothing is ever executed: a class that reshard does not
+//! know is data, which is shown, kept and written back.
+//!
+//! - [`load`] and [`save`]: a whole file to a [`Value`](reshard_model::Value) and back; [`TorchSave`] is the same as the
+//!   codec of stored objects;
+//! - [`archive`]: the zip archives, with their layout computed before the first byte is written, and read in ranges;
+//! - [`TensorRef`]: the description of one tensor in an archive, so that parts of it can be read;
+//! - [`pickle`]: instructions, a machine that builds whatever its [`Build`](pickle::Build) makes, and a writer.
+//!
+//! The crate does no I/O. All input may be hostile: lengths are checked before memory is taken, nesting and expansion are
+//! [limited](Limits), and every error says at which byte.
+//!
+//! The bytes written equal those of torch for the same tensors and simple values, down to `.data/serialization_id`.
+
+mod entry;
 mod error;
+mod legacy;
 mod limits;
+mod tensor;
+mod value;
 
 pub mod archive;
 pub mod pickle;
-mod tensor;
 
+pub use entry::{LoadOptions, TorchSave, load, load_archive, load_with, save, save_with};
 pub use error::{Error, Result};
 pub use limits::Limits;
 pub use tensor::{Location, StorageRef, TensorRef};
+pub use value::{Encoded, encode};

@@ -7,7 +7,7 @@ mod storage;
 pub use storage::{Location, StorageRef};
 
 pub(crate) use parse::tensor_of;
-pub(crate) use storage::{element_size, storage_of};
+pub(crate) use storage::{Stored, element_size, storage_of};
 
 use crate::{
     Error, Limits, Result,

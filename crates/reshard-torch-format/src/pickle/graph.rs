@@ -79,7 +79,7 @@ pub enum Node<'a> {
 /// let mut graph = Graph::default();
 /// let (root, _) = run(b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R.", &mut graph, &Default::default())?;
 /// let Node::Call(call) = graph.node(root) else { unreachable!() };
-/// assert_eq!(graph.global(call.callable), Some(("os", "system"))); // data, and nothing more
+/// assert_eq!(graph.as_global(call.callable), Some(("os", "system"))); // data, and nothing more
 /// # Ok(())
 /// # }
 /// ```
@@ -96,6 +96,11 @@ impl<'a> Graph<'a> {
         self.nodes.get(id.0 as usize).unwrap_or(&Node::None)
     }
 
+    /// All nodes, in the order in which the pickle makes them.
+    pub fn ids(&self) -> impl Iterator<Item = Id> + use<> {
+        (0..self.nodes.len() as u32).map(Id)
+    }
+
     /// How many nodes there are.
     pub fn len(&self) -> usize {
         self.nodes.len()
@@ -107,7 +112,7 @@ impl<'a> Graph<'a> {
     }
 
     /// Module and qualified name of a class or function; also of a nested one that an old pickle spells as `getattr`.
-    pub fn global(&self, id: Id) -> Option<(&str, &str)> {
+    pub fn as_global(&self, id: Id) -> Option<(&str, &str)> {
         match self.node(id) {
             Node::Global(g) => Some((&g.module, &g.name)),
             _ => None,
@@ -115,17 +120,17 @@ impl<'a> Graph<'a> {
     }
 
     /// A str.
-    pub fn str(&self, id: Id) -> Option<&str> {
+    pub fn as_str(&self, id: Id) -> Option<&str> {
         if let Node::Str(s) = self.node(id) { Some(s) } else { None }
     }
 
     /// An int of up to 64 bits.
-    pub fn int(&self, id: Id) -> Option<i64> {
+    pub fn as_int(&self, id: Id) -> Option<i64> {
         if let Node::Int(v) = self.node(id) { Some(*v) } else { None }
     }
 
     /// The elements of a tuple or list.
-    pub fn seq(&self, id: Id) -> Option<&[Id]> {
+    pub fn as_seq(&self, id: Id) -> Option<&[Id]> {
         match self.node(id) {
             Node::Tuple(v) | Node::List(v) => Some(v),
             _ => None,
@@ -158,12 +163,12 @@ impl<'a> Graph<'a> {
 
     /// `getattr(Outer, "Inner")` is how old protocols name a nested class.
     fn nested(&self, callable: Id, args: Id) -> Option<(Box<str>, Box<str>)> {
-        if self.global(callable)? != ("builtins", "getattr") {
+        if self.as_global(callable)? != ("builtins", "getattr") {
             return None;
         }
-        let &[outer, inner] = self.seq(args)? else { return None };
-        let (module, outer) = self.global(outer)?;
-        let inner = self.str(inner)?;
+        let &[outer, inner] = self.as_seq(args)? else { return None };
+        let (module, outer) = self.as_global(outer)?;
+        let inner = self.as_str(inner)?;
         let fits = outer.len() + inner.len() < 250 && !inner.is_empty() && !inner.contains('.');
         fits.then(|| (module.into(), format!("{outer}.{inner}").into()))
     }
@@ -302,6 +307,12 @@ impl<'a> Build<'a> for Graph<'a> {
         }
     }
     fn persistent(&mut self, id: Id) -> Built<Id> {
+        // Old files say `("module", class, …)` around the classes of saved modules, to carry their source code.
+        if let Some(&[tag, class, ..]) = self.as_seq(id)
+            && self.as_str(tag) == Some("module")
+        {
+            return Ok(class);
+        }
         self.add(Node::Persistent(id))
     }
 }

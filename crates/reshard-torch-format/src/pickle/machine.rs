@@ -17,7 +17,7 @@ use std::borrow::Cow;
 /// # fn main() -> Result<(), reshard_torch_format::Error> {
 /// let mut graph = Graph::default();
 /// let (root, len) = run(b"(I1\nI2\ntp0\n. and more", &mut graph, &Default::default())?;
-/// let ints: Vec<_> = graph.seq(root).unwrap().iter().map(|&id| graph.int(id).unwrap()).collect();
+/// let ints: Vec<_> = graph.as_seq(root).unwrap().iter().map(|&id| graph.as_int(id).unwrap()).collect();
 /// assert_eq!((ints, len), (vec![1, 2], 12));
 /// # Ok(())
 /// # }
@@ -241,7 +241,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
             }
             Op::SetItems => {
                 let from = self.mark()?;
-                if (self.stack.len() - from) % 2 != 0 {
+                if !(self.stack.len() - from).is_multiple_of(2) {
                     return Err(Refusal::damaged("a key has no value"));
                 }
                 self.fill(from, |b, dict, pairs| b.set_items(dict, pairs))
@@ -390,7 +390,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
             }
             Op::Dict => {
                 let from = self.mark()?;
-                if (self.stack.len() - from) % 2 != 0 {
+                if !(self.stack.len() - from).is_multiple_of(2) {
                     return Err(Refusal::damaged("a key has no value"));
                 }
                 let mut dict = self.builder.dict()?;

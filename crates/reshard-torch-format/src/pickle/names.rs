@@ -30,8 +30,10 @@ const READ_ONLY: &[(&str, &str)] =
     &[("io", "StringIO"), ("io", "cStringIO"), ("collections", "UserDict"), ("collections", "UserList")];
 const WRITE_ONLY: &[(&str, &str)] = &[("_functools", "functools"), ("_pickle", "pickle")];
 
+type Place = (&'static str, &'static str);
+
 /// Single names that moved between modules: (3, 2).
-const NAMES: &[((&str, &str), (&str, &str))] = &[
+const NAMES: &[(Place, Place)] = &[
     (("builtins", "chr"), ("__builtin__", "unichr")),
     (("builtins", "filter"), ("itertools", "ifilter")),
     (("builtins", "int"), ("__builtin__", "long")),

@@ -11,8 +11,8 @@ pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id) -> Result<Option<TensorRef>> 
     let mut id = id;
     for _ in 0..4 {
         let Node::Call(call) = graph.node(id) else { return Ok(None) };
-        let Some(function) = graph.global(call.callable) else { return Ok(None) };
-        let args = graph.seq(call.args).unwrap_or(&[]);
+        let Some(function) = graph.as_global(call.callable) else { return Ok(None) };
+        let args = graph.as_seq(call.args).unwrap_or(&[]);
         if call.how != How::Call {
             return Ok(None);
         }
@@ -31,8 +31,8 @@ pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id) -> Result<Option<TensorRef>> 
 
 /// `(function, class, its arguments, state)`: the tensor inside, if the function is one that makes plain tensors.
 fn subclass(graph: &Graph<'_>, function: Id, args: Id) -> Result<Option<TensorRef>> {
-    let args = graph.seq(args).unwrap_or(&[]);
-    match graph.global(function) {
+    let args = graph.as_seq(args).unwrap_or(&[]);
+    match graph.as_global(function) {
         Some(("torch._utils", "_rebuild_tensor_v2")) => rebuild(graph, args, false),
         Some(("torch._utils", "_rebuild_tensor_v3")) => rebuild(graph, args, true),
         _ => Ok(None),
@@ -49,7 +49,7 @@ fn rebuild(graph: &Graph<'_>, args: &[Id], v3: bool) -> Result<Option<TensorRef>
     let storage = stored.storage;
     let key = storage.key.clone();
     let dtype = if v3 {
-        let Some(("torch", name)) = graph.global(args[6]) else {
+        let Some(("torch", name)) = graph.as_global(args[6]) else {
             return Err(bad(&key, "its dtype has no name"));
         };
         // Types that only PyTorch knows, such as bits8, stay what the pickle says.
@@ -61,7 +61,7 @@ fn rebuild(graph: &Graph<'_>, args: &[Id], v3: bool) -> Result<Option<TensorRef>
             None => return Err(bad(&key, "its storage has no element type")),
         }
     };
-    let offset = graph.int(args[1]).and_then(|v| u64::try_from(v).ok());
+    let offset = graph.as_int(args[1]).and_then(|v| u64::try_from(v).ok()?.checked_add(stored.view));
     let (Some(offset), Some(shape), Some(strides)) = (offset, dims(graph, args[2]), dims(graph, args[3]))
     else {
         return Err(bad(&key, "offset, shape or strides are no whole numbers from 0 on"));
@@ -77,7 +77,7 @@ fn rebuild(graph: &Graph<'_>, args: &[Id], v3: bool) -> Result<Option<TensorRef>
         None | Some(Node::None) => {}
         Some(Node::Dict(pairs)) => {
             for &(k, v) in pairs {
-                match (graph.str(k), graph.node(v)) {
+                match (graph.as_str(k), graph.node(v)) {
                     (Some("conj"), Node::Bool(v)) => conj = *v,
                     (Some("neg"), Node::Bool(v)) => neg = *v,
                     // A backend's own metadata says nothing about the elements.
@@ -96,14 +96,14 @@ fn rebuild(graph: &Graph<'_>, args: &[Id], v3: bool) -> Result<Option<TensorRef>
 /// A tuple of whole numbers, or a `torch.Size` of one.
 fn dims(graph: &Graph<'_>, id: Id) -> Option<Dims> {
     let items = match graph.node(id) {
-        Node::Call(call) if graph.global(call.callable) == Some(("torch", "Size")) => {
-            graph.seq(*graph.seq(call.args)?.first()?)?
+        Node::Call(call) if graph.as_global(call.callable) == Some(("torch", "Size")) => {
+            graph.as_seq(*graph.as_seq(call.args)?.first()?)?
         }
-        _ => graph.seq(id)?,
+        _ => graph.as_seq(id)?,
     };
     let mut out = Dims::default();
     for &item in items {
-        out.push(u64::try_from(graph.int(item)?).ok()?);
+        out.push(u64::try_from(graph.as_int(item)?).ok()?);
     }
     Some(out)
 }

@@ -118,28 +118,28 @@ pub(crate) struct Stored<'g> {
     pub(crate) storage: StorageRef,
     pub(crate) module: &'g str,
     pub(crate) class: &'g str,
-    /// `(key, first element, length)` of a view, in non-zip files.
-    pub(crate) view: Option<Id>,
+    /// First element, when old files name a part of another storage.
+    pub(crate) view: u64,
 }
 
 /// Reads `("storage", class, key, location, elements)`; `None` if the node is something else.
 pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stored<'g>>> {
     let Node::Persistent(tuple) = graph.node(id) else { return Ok(None) };
     let bad = |what: &str| Error::tensor("?", format!("a storage is described wrongly: {what}"));
-    let (class, key, location, count, view) = match graph.seq(*tuple) {
-        Some(&[tag, class, key, location, count]) if graph.str(tag) == Some("storage") => {
+    let (class, key, location, count, view) = match graph.as_seq(*tuple) {
+        Some(&[tag, class, key, location, count]) if graph.as_str(tag) == Some("storage") => {
             (class, key, location, count, None)
         }
-        Some(&[tag, class, key, location, count, view]) if graph.str(tag) == Some("storage") => {
+        Some(&[tag, class, key, location, count, view]) if graph.as_str(tag) == Some("storage") => {
             (class, key, location, count, Some(view))
         }
         _ => return Err(Error::Unsupported { offset: 0, what: "a persistent id that is no storage".into() }),
     };
-    let (module, class) = graph.global(class).ok_or_else(|| bad("its class has no name"))?;
+    let (module, class) = graph.as_global(class).ok_or_else(|| bad("its class has no name"))?;
     if !matches!(module, "torch" | "torch.storage" | "torch.cuda") {
         return Err(bad("its class is not torch's"));
     }
-    let (Some(key), Some(location)) = (graph.str(key), graph.str(location)) else {
+    let (Some(key), Some(location)) = (graph.as_str(key), graph.as_str(location)) else {
         return Err(bad("key or location is no str"));
     };
     if key.is_empty() || key.len() > 1000 || key.contains(['\\', '\0']) || key.split('/').any(|p| p == "..") {
@@ -151,11 +151,17 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
             what: format!("a storage of class {module}.{class}").into(),
         });
     };
-    let count = graph.int(count).and_then(|n| u64::try_from(n).ok());
+    let count = graph.as_int(count).and_then(|n| u64::try_from(n).ok());
     let len = count.and_then(|n| n.checked_mul(size)).filter(|n| *n <= i64::MAX as u64);
     let Some(len) = len else { return Err(Error::tensor(key, "its number of elements is impossible")) };
     let dtype = LEGACY.iter().find(|(_, n)| *n == class).map(|(d, _)| *d);
-    let view = view.filter(|v| !matches!(graph.node(*v), Node::None));
+    let view = match view.filter(|v| !matches!(graph.node(*v), Node::None)).map(|v| graph.as_seq(v)) {
+        None => 0,
+        Some(Some(&[_, first, _])) => {
+            graph.as_int(first).and_then(|v| u64::try_from(v).ok()).ok_or_else(|| bad("its view"))?
+        }
+        Some(_) => return Err(bad("its view")),
+    };
     let storage = StorageRef { key: key.into(), dtype, len, location: location.into() };
     Ok(Some(Stored { storage, module, class, view }))
 }

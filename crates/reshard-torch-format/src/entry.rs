@@ -1,0 +1,155 @@
+use crate::{
+    Error, Limits, Result,
+    archive::{Archive, ArchiveOptions, ByteOrder, Verify},
+    legacy,
+    pickle::{Graph, run},
+    value::{Decoder, encode},
+};
+use bytes::Bytes;
+use reshard_model::{BoxError, ObjectCodec, Value};
+
+/// How to read.
+///
+/// ```
+/// use reshard_torch_format::{LoadOptions, archive::Verify};
+/// let options = LoadOptions::default().with_verify(Verify::No);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LoadOptions {
+    /// How much the file may ask for.
+    pub limits: Limits,
+    /// Whether checksums are compared.
+    pub verify: Verify,
+}
+
+impl LoadOptions {
+    /// With other limits.
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// With checksums compared or not.
+    pub fn with_verify(mut self, verify: Verify) -> Self {
+        self.verify = verify;
+        self
+    }
+}
+
+/// Reads what `torch.save` or `pickle.dump` wrote: zip archives, older torch files, bare pickles. Nothing is executed.
+///
+/// Dense tensors and parameters become tensors over the given bytes, without a copy. Objects of other classes become
+/// [`Opaque`](reshard_model::Opaque), whatever their class is; [`save`] writes them back so that Python recreates them.
+///
+/// # Errors
+/// What is wrong with the bytes, and where. Limits and checksums are the defaults of [`LoadOptions`].
+///
+/// ```
+/// use reshard_torch_format::{load, save};
+/// use reshard_model::{Tensor, Value};
+/// # fn main() -> Result<(), reshard_torch_format::Error> {
+/// let state = Value::Dict(vec![
+///     ("step".into(), 1000.into()),
+///     ("weight".into(), Tensor::from_vec(&[2], vec![0.5f32, 1.5])?.into()),
+/// ]);
+/// let file = save(&state)?; // `torch.load` reads it
+/// assert_eq!(load(file.into())?, state);
+/// # Ok(())
+/// # }
+/// ```
+pub fn load(bytes: Bytes) -> Result<Value> {
+    load_with(bytes, &LoadOptions::default())
+}
+
+/// As [`load`], with options.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_with(bytes: Bytes, options: &LoadOptions) -> Result<Value> {
+    if bytes.starts_with(b"PK\x03\x04") {
+        load_archive(&Archive::open(bytes, &options.limits)?, options)
+    } else if legacy::is_legacy(&bytes) {
+        legacy::load(&bytes, &options.limits)
+    } else {
+        load_pickle(&bytes, &options.limits)
+    }
+}
+
+/// Reads the value of an archive.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_archive(archive: &Archive, options: &LoadOptions) -> Result<Value> {
+    let pickle = archive.read("data.pkl", options.verify)?;
+    let order = archive.byte_order()?;
+    let mut graph = Graph::default();
+    let (root, _) = run(&pickle, &mut graph, &options.limits)?;
+    let fetch = |s: &crate::StorageRef| archive.read(&s.record(), options.verify);
+    Decoder::new(&graph, &pickle, &options.limits, order, fetch).value(root)
+}
+
+fn load_pickle(bytes: &Bytes, limits: &Limits) -> Result<Value> {
+    let mut graph = Graph::default();
+    let (root, _) = run(bytes, &mut graph, limits)?;
+    let fetch = |s: &crate::StorageRef| Err(Error::tensor(&s.key, "a bare pickle has no storages"));
+    Decoder::new(&graph, bytes, limits, ByteOrder::Little, fetch).value(root)
+}
+
+/// Writes a value as `torch.save` does, in the layout of torch 2.7 and later.
+///
+/// # Errors
+/// [`Error::Encode`] as in [`encode`](crate::encode).
+pub fn save(value: &Value) -> Result<Vec<u8>> {
+    save_with(value, &ArchiveOptions::default())
+}
+
+/// As [`save`], with another prefix or layout.
+///
+/// # Errors
+/// As [`save`].
+pub fn save_with(value: &Value, options: &ArchiveOptions) -> Result<Vec<u8>> {
+    encode(value)?.archive(options)
+}
+
+/// The codec of stored objects: `torch.save` archives.
+///
+/// ```
+/// use reshard_model::{ObjectCodec, Value};
+/// use reshard_torch_format::TorchSave;
+/// let codec = TorchSave::default();
+/// let bytes = codec.encode(&Value::Int(7)).unwrap();
+/// assert_eq!(codec.decode(&bytes).unwrap(), Value::Int(7));
+/// ```
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct TorchSave {
+    /// How to read.
+    pub load: LoadOptions,
+    /// How to write.
+    pub archive: ArchiveOptions,
+}
+
+impl TorchSave {
+    /// Its name.
+    pub const NAME: &'static str = "torch.save";
+
+    /// A codec with these options.
+    pub fn new(load: LoadOptions, archive: ArchiveOptions) -> Self {
+        Self { load, archive }
+    }
+}
+
+impl ObjectCodec for TorchSave {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn decode(&self, bytes: &Bytes) -> Result<Value, BoxError> {
+        Ok(load_with(bytes.clone(), &self.load)?)
+    }
+
+    fn encode(&self, value: &Value) -> Result<Bytes, BoxError> {
+        Ok(save_with(value, &self.archive)?.into())
+    }
+}

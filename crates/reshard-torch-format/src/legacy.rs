@@ -1,0 +1,97 @@
+//! Files that torch wrote before 1.6, or with `_use_new_zipfile_serialization=False`: five pickles, then the storages.
+//!
+//! In order: a magic number, the protocol (1001), facts about the machine, the object, the sorted keys of its storages; and
+//! then for each key the number of elements (64 bits, little-endian) and the elements, little-endian too.
+
+use crate::{
+    Error, Limits, Result,
+    archive::ByteOrder,
+    pickle::{Graph, Id, Node, Op, Reader, run},
+    tensor::{element_size, storage_of},
+    value::Decoder,
+};
+use bytes::Bytes;
+use reshard_model::Value;
+use std::{collections::BTreeMap, ops::Range};
+
+const MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
+const PROTOCOL: i64 = 1001;
+
+/// Whether bytes start as such a file does.
+pub(crate) fn is_legacy(bytes: &[u8]) -> bool {
+    let mut reader = Reader::new(bytes);
+    matches!(reader.next_op(), Ok(Op::Proto(_))) && matches!(reader.next_op(), Ok(Op::Long1(v)) if v == MAGIC)
+}
+
+/// Reads the object of such a file.
+pub(crate) fn load(bytes: &Bytes, limits: &Limits) -> Result<Value> {
+    let mut at = 0;
+    let (magic, root) = pickle(bytes, &mut at, limits)?;
+    if !matches!(magic.node(root), Node::Long(v) if **v == MAGIC) {
+        return Err(Error::pickle(0, "the magic number of an old torch file is missing"));
+    }
+    let (protocol, root) = pickle(bytes, &mut at, limits)?;
+    match protocol.as_int(root) {
+        Some(PROTOCOL) => {}
+        other => {
+            let what = format!("protocol {other:?} of old torch files (1001 is known)");
+            return Err(Error::Unsupported { offset: at as u64, what: what.into() });
+        }
+    }
+    pickle(bytes, &mut at, limits)?;
+    let start = at;
+    let (object, root) = pickle(bytes, &mut at, limits)?;
+    let storages = storages(bytes, &mut at, &object, limits)?;
+    let pickle = bytes.slice(start..);
+    let mut decoder =
+        Decoder::new(&object, &pickle, limits, ByteOrder::Little, |s| match storages.get(&*s.key) {
+            Some(range) => Ok(bytes.slice(range.clone())),
+            None => Err(Error::tensor(&s.key, "the file has no such storage")),
+        });
+    decoder.value(root)
+}
+
+/// The next pickle of the file.
+fn pickle<'a>(bytes: &'a Bytes, at: &mut usize, limits: &Limits) -> Result<(Graph<'a>, Id)> {
+    let mut graph = Graph::default();
+    let start = *at;
+    let rest = bytes.get(start..).unwrap_or(&[]);
+    let (root, len) = run(rest, &mut graph, limits).map_err(|e| e.shifted(start as u64))?;
+    *at = start + len;
+    Ok((graph, root))
+}
+
+/// Where each storage lies.
+fn storages(
+    bytes: &Bytes,
+    at: &mut usize,
+    object: &Graph<'_>,
+    limits: &Limits,
+) -> Result<BTreeMap<Box<str>, Range<usize>>> {
+    // How long an element is stands only where the object names its storage.
+    let mut sizes: BTreeMap<Box<str>, u64> = BTreeMap::new();
+    for id in object.ids() {
+        if let Some(stored) = storage_of(object, id)? {
+            sizes.insert(stored.storage.key, element_size(stored.class).unwrap_or(1));
+        }
+    }
+    let (keys, root) = pickle(bytes, at, limits)?;
+    let keys_at = *at;
+    let bad = |at: usize, what: &str| Error::pickle(at, what);
+    let list = keys.as_seq(root).ok_or_else(|| bad(keys_at, "the keys of the storages are no list"))?;
+    let mut out = BTreeMap::new();
+    for &key in list {
+        let key = keys.as_str(key).ok_or_else(|| bad(keys_at, "the key of a storage is no str"))?;
+        let size = sizes.get(key).ok_or_else(|| bad(keys_at, "a storage is listed that nothing uses"))?;
+        let count = bytes.get(*at..).and_then(|b| b.first_chunk()).map(|c| u64::from_le_bytes(*c));
+        let len = count.and_then(|n| n.checked_mul(*size)).and_then(|n| usize::try_from(n).ok());
+        let range =
+            len.and_then(|n| Some(*at + 8..(*at + 8).checked_add(n)?)).filter(|r| r.end <= bytes.len());
+        let range = range.ok_or_else(|| bad(*at, "the file ends inside a storage"))?;
+        *at = range.end;
+        if out.insert(key.into(), range).is_some() {
+            return Err(bad(keys_at, "a storage is listed twice"));
+        }
+    }
+    Ok(out)
+}

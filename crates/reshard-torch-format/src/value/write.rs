@@ -1,0 +1,364 @@
+use crate::{
+    Error, Result,
+    archive::{ArchiveOptions, write_archive},
+    pickle::{Emitter, Op},
+    tensor::{StorageRef, TensorRef, element_size},
+};
+use bytes::Bytes;
+use reshard_model::{Construct, DType, Opaque, Tensor, Value};
+use std::{collections::BTreeMap, ops::Range};
+
+/// A value as `torch.save` takes it apart: a pickle, and the storages of its tensors.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Encoded {
+    /// The record `data.pkl`.
+    pub pickle: Vec<u8>,
+    /// The records `data/0`, `data/1`, …; not copied where a tensor's elements lie row-major.
+    pub storages: Vec<Bytes>,
+}
+
+impl Encoded {
+    /// The archive, in memory.
+    ///
+    /// # Errors
+    /// As [`write_archive`].
+    pub fn archive(&self, options: &ArchiveOptions) -> Result<Vec<u8>> {
+        let storages: Vec<&[u8]> = self.storages.iter().map(|s| s.as_ref()).collect();
+        write_archive(&self.pickle, &storages, options)
+    }
+}
+
+/// Pickles a value with protocol 2, choosing opcodes and memo numbers as CPython does, so that simple values give the bytes
+/// of `torch.save`. Tensors of one buffer share a storage where one of them covers the other.
+///
+/// # Errors
+/// [`Error::Encode`] for device memory, for values nested more than 500 deep, and for names that a pickle can't hold.
+pub fn encode(value: &Value) -> Result<Encoded> {
+    let mut encoder = Encoder {
+        e: Emitter::new(2),
+        hulls: BTreeMap::new(),
+        storages: Vec::new(),
+        known: BTreeMap::new(),
+        depth: 0,
+    };
+    encoder.survey(value)?;
+    encoder.value(value)?;
+    Ok(Encoded { pickle: encoder.e.finish(), storages: encoder.storages })
+}
+
+const MAX_DEPTH: u32 = 500;
+/// CPython hands items over in groups of so many.
+const BATCH: usize = 1000;
+
+/// A buffer seen as elements of one type: torch does not mix types in a storage.
+type Group = (usize, DType);
+
+struct Encoder {
+    e: Emitter,
+    /// The parts of each buffer that tensors use, none within another.
+    hulls: BTreeMap<Group, Vec<Range<u64>>>,
+    storages: Vec<Bytes>,
+    /// Number and start of each storage that was given one.
+    known: BTreeMap<(Group, u64, u64), usize>,
+    depth: u32,
+}
+
+impl Encoder {
+    fn enter(&mut self) -> Result<()> {
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return Err(Error::encode(format!("a value nested more than {MAX_DEPTH} deep")));
+        }
+        Ok(())
+    }
+
+    /// Finds which tensors share memory.
+    fn survey(&mut self, value: &Value) -> Result<()> {
+        self.enter()?;
+        match value {
+            Value::Tensor(t) if shareable(t) => {
+                add_hull(self.hulls.entry((t.buffer_id(), t.dtype())).or_default(), t.layout().hull());
+            }
+            Value::List(v) | Value::Tuple(v) | Value::Set(v) => v.iter().try_for_each(|v| self.survey(v))?,
+            Value::Dict(d) => d.iter().try_for_each(|(k, v)| self.survey(k).and_then(|()| self.survey(v)))?,
+            Value::Opaque(o) => {
+                match &o.construct {
+                    Construct::Reduce(args) | Construct::NewObj(args) => {
+                        args.iter().try_for_each(|v| self.survey(v))?;
+                    }
+                    Construct::NewObjEx(args, kwargs) => {
+                        args.iter().try_for_each(|v| self.survey(v))?;
+                        kwargs.iter().try_for_each(|(_, v)| self.survey(v))?;
+                    }
+                    _ => {}
+                }
+                o.items.iter().try_for_each(|v| self.survey(v))?;
+                o.pairs.iter().try_for_each(|(k, v)| self.survey(k).and_then(|()| self.survey(v)))?;
+                o.state.iter().try_for_each(|v| self.survey(v))?;
+            }
+            _ => {}
+        }
+        self.depth -= 1;
+        Ok(())
+    }
+
+    fn value(&mut self, value: &Value) -> Result<()> {
+        self.enter()?;
+        match value {
+            Value::None => self.e.none(),
+            Value::Bool(v) => self.e.bool(*v),
+            Value::Int(v) => self.e.int(*v),
+            Value::BigInt(le) => self.e.long(le),
+            Value::Float(v) => self.e.float(*v),
+            Value::Str(v) => self.e.str(v),
+            Value::Bytes(v) => self.e.bytes(v)?,
+            Value::List(v) => self.list(v)?,
+            Value::Tuple(v) => self.tuple(v)?,
+            Value::Set(v) => {
+                self.e.global("builtins", "set")?;
+                self.list(v)?;
+                self.e.tuple(1);
+                self.e.memoize();
+                self.e.op(Op::Reduce);
+                self.e.memoize();
+            }
+            Value::Dict(v) => self.dict(v)?,
+            Value::Tensor(t) => self.tensor(t)?,
+            Value::Opaque(o) => self.opaque(o)?,
+            other => return Err(Error::encode(format!("a {} in device or local memory", other.type_name()))),
+        }
+        self.depth -= 1;
+        Ok(())
+    }
+
+    fn list(&mut self, items: &[Value]) -> Result<()> {
+        self.e.op(Op::EmptyList);
+        self.e.memoize();
+        if let [only] = items {
+            self.value(only)?;
+            self.e.op(Op::Append);
+            return Ok(());
+        }
+        for batch in items.chunks(BATCH) {
+            self.e.op(Op::Mark);
+            batch.iter().try_for_each(|v| self.value(v))?;
+            self.e.op(Op::Appends);
+        }
+        Ok(())
+    }
+
+    fn tuple(&mut self, items: &[Value]) -> Result<()> {
+        if items.len() > 3 {
+            self.e.op(Op::Mark);
+        }
+        items.iter().try_for_each(|v| self.value(v))?;
+        self.end_tuple(items.len());
+        Ok(())
+    }
+
+    fn end_tuple(&mut self, n: usize) {
+        if n > 3 {
+            self.e.op(Op::Tuple);
+        } else {
+            self.e.tuple(n);
+        }
+        if n > 0 {
+            self.e.memoize();
+        }
+    }
+
+    fn dict(&mut self, pairs: &[(Value, Value)]) -> Result<()> {
+        self.e.op(Op::EmptyDict);
+        self.e.memoize();
+        if let [(k, v)] = pairs {
+            self.value(k)?;
+            self.value(v)?;
+            self.e.op(Op::SetItem);
+            return Ok(());
+        }
+        for batch in pairs.chunks(BATCH) {
+            self.set_items(batch)?;
+        }
+        // CPython looks for more after each full group, and writes an empty one when there is none.
+        if !pairs.is_empty() && pairs.len().is_multiple_of(BATCH) {
+            self.set_items(&[])?;
+        }
+        Ok(())
+    }
+
+    fn set_items(&mut self, batch: &[(Value, Value)]) -> Result<()> {
+        self.e.op(Op::Mark);
+        for (k, v) in batch {
+            self.value(k)?;
+            self.value(v)?;
+        }
+        self.e.op(Op::SetItems);
+        Ok(())
+    }
+
+    fn opaque(&mut self, o: &Opaque) -> Result<()> {
+        if self.bare_storage(o)? {
+            return Ok(());
+        }
+        match &o.construct {
+            Construct::Global => return self.only_global(o),
+            Construct::Reduce(args) => match (&*o.module, &*o.name, args.split_first()) {
+                ("operator", "call", Some((callable @ Value::Opaque(c), args)))
+                    if c.construct != Construct::Global =>
+                {
+                    self.value(callable)?;
+                    self.tuple(args)?;
+                    self.e.op(Op::Reduce);
+                }
+                _ => {
+                    self.e.global(&o.module, &o.name)?;
+                    self.tuple(args)?;
+                    self.e.op(Op::Reduce);
+                }
+            },
+            Construct::NewObj(args) => {
+                self.e.global(&o.module, &o.name)?;
+                self.tuple(args)?;
+                self.e.op(Op::NewObj);
+            }
+            Construct::NewObjEx(args, kwargs) => self.partial_new(o, args, kwargs)?,
+            _ => return Err(Error::encode(format!("an object of {}", o.class()))),
+        }
+        self.e.memoize();
+        for batch in o.items.chunks(BATCH) {
+            if let [only] = batch {
+                self.value(only)?;
+                self.e.op(Op::Append);
+            } else {
+                self.e.op(Op::Mark);
+                batch.iter().try_for_each(|v| self.value(v))?;
+                self.e.op(Op::Appends);
+            }
+        }
+        for batch in o.pairs.chunks(BATCH) {
+            if let [(k, v)] = batch {
+                self.value(k)?;
+                self.value(v)?;
+                self.e.op(Op::SetItem);
+            } else {
+                self.set_items(batch)?;
+            }
+        }
+        if let Some(state) = &o.state {
+            self.value(state)?;
+            self.e.op(Op::Build);
+        }
+        Ok(())
+    }
+
+    fn only_global(&mut self, o: &Opaque) -> Result<()> {
+        if o.state.is_some() || !o.items.is_empty() || !o.pairs.is_empty() {
+            return Err(Error::encode(format!("the class {} itself, with contents", o.class())));
+        }
+        self.e.global(&o.module, &o.name)
+    }
+
+    /// Protocol 2 has no instruction for keyword arguments; CPython calls a `functools.partial`.
+    fn partial_new(&mut self, o: &Opaque, args: &[Value], kwargs: &[(Value, Value)]) -> Result<()> {
+        let new = format!("{}.__new__", o.name);
+        self.e.global("functools", "partial")?;
+        self.e.global(&o.module, &new)?;
+        self.end_tuple(1);
+        self.e.op(Op::Reduce);
+        self.e.memoize();
+        self.e.op(Op::Mark);
+        self.e.global(&o.module, &new)?;
+        if args.len() + 1 > 3 {
+            self.e.op(Op::Mark);
+        }
+        self.e.global(&o.module, &o.name)?;
+        args.iter().try_for_each(|v| self.value(v))?;
+        self.end_tuple(args.len() + 1);
+        self.dict(kwargs)?;
+        self.e.none();
+        self.end_tuple(4);
+        self.e.op(Op::Build);
+        self.e.tuple(0);
+        self.e.op(Op::Reduce);
+        Ok(())
+    }
+
+    fn tensor(&mut self, t: &Tensor) -> Result<()> {
+        let (storage, offset) = self.place(t)?;
+        let mut view = TensorRef::contiguous(t.dtype(), t.shape())?;
+        view.storage = storage;
+        view.offset = offset;
+        view.emit(&mut self.e)
+    }
+
+    /// The storage of a tensor, and where in it the tensor starts.
+    fn place(&mut self, t: &Tensor) -> Result<(StorageRef, u64)> {
+        let item = t.dtype().size();
+        let group = (t.buffer_id(), t.dtype());
+        let hull = t.layout().hull();
+        let around = self.hulls.get(&group).filter(|_| shareable(t));
+        let Some(whole) =
+            around.and_then(|all| all.iter().find(|h| h.start <= hull.start && hull.end <= h.end))
+        else {
+            let number = self.add(t.to_bytes());
+            return Ok((StorageRef::new(&number.to_string(), Some(t.dtype()), t.nbytes()), 0));
+        };
+        let whole = whole.clone();
+        let key = (group, whole.start, whole.end);
+        let number = match self.known.get(&key) {
+            Some(&number) => number,
+            None => {
+                // The tensor that covers the whole may come later; its bytes are put in place then.
+                let number = self.add(Bytes::new());
+                self.known.insert(key, number);
+                number
+            }
+        };
+        if hull == whole {
+            self.storages[number] = t.to_bytes();
+        }
+        let storage = StorageRef::new(&number.to_string(), Some(t.dtype()), whole.end - whole.start);
+        Ok((storage, (hull.start - whole.start) / item))
+    }
+
+    fn add(&mut self, bytes: Bytes) -> usize {
+        self.storages.push(bytes);
+        self.storages.len() - 1
+    }
+
+    /// A storage without a tensor, as reading shows it.
+    fn bare_storage(&mut self, o: &Opaque) -> Result<bool> {
+        let (Construct::Reduce(args), true) = (&o.construct, matches!(&*o.module, "torch" | "torch.storage"))
+        else {
+            return Ok(false);
+        };
+        let ([Value::Tensor(t)], Some(size)) = (&args[..], element_size(&o.name)) else { return Ok(false) };
+        let (storage, offset) = self.place(t)?;
+        if offset != 0 || storage.len != t.nbytes() {
+            let own = self.add(t.to_bytes());
+            StorageRef::new(&own.to_string(), None, t.nbytes()).emit_as(
+                &mut self.e,
+                &o.module,
+                &o.name,
+                size,
+            )?;
+        } else {
+            storage.emit_as(&mut self.e, &o.module, &o.name, size)?;
+        }
+        Ok(true)
+    }
+}
+
+/// Whether the bytes of its hull are its elements.
+fn shareable(t: &Tensor) -> bool {
+    t.layout().is_contiguous() && t.nbytes() > 0
+}
+
+/// Keeps the ranges that lie in no other.
+fn add_hull(hulls: &mut Vec<Range<u64>>, new: Range<u64>) {
+    if !hulls.iter().any(|h| h.start <= new.start && new.end <= h.end) {
+        hulls.retain(|h| !(new.start <= h.start && h.end <= new.end));
+        hulls.push(new);
+    }
+}

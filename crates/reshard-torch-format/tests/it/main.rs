@@ -1,0 +1,9 @@
+//! What crosses the modules of the crate: files of real programs, hostile input, laws.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod archives;
+mod fixtures;
+mod hostile;
+mod python;
+mod samples;
+mod values;
