@@ -1,17 +1,34 @@
-//! Element types that become others.
+//! Element types that become others: which may, and how.
 
 use crate::{PlanError, Result};
 use reshard_model::DType;
 use serde::{Deserialize, Serialize};
 
+mod float8;
+mod range;
+mod wide;
+
+use wide::Wide;
+
 /// Which element types may become which when a load asks for another than is stored.
+///
+/// ```
+/// use reshard_model::DType;
+/// use reshard_plan::Cast;
+/// assert!(Cast::Lossless.allows(DType::BFloat16, DType::Float32));
+/// assert!(!Cast::Lossless.allows(DType::Float32, DType::BFloat16));
+/// assert!(Cast::Float.allows(DType::Float32, DType::BFloat16));
+/// assert!(!Cast::Float.allows(DType::Int64, DType::Float32));
+/// assert!(Cast::Any.allows(DType::Int64, DType::Float32));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cast {
     /// None: another type is an error.
     #[default]
     Never,
-    /// Where every value of the stored type is one of the other: bfloat16 to float32, int8 to int64.
+    /// Where every value of the stored type is one of the other, NaN, infinities and negative zero included: bfloat16 to
+    /// float32, int8 to int64.
     Lossless,
     /// And among real floating-point types: float32 to bfloat16.
     Float,
@@ -22,18 +39,125 @@ pub enum Cast {
 impl Cast {
     /// Whether elements of type `from` may become `to`.
     pub fn allows(self, from: DType, to: DType) -> bool {
-        from == to
+        let packed = |d| d == DType::Float4E2M1FnX2;
+        if from == to {
+            return true;
+        }
+        // A byte of float4 is two elements; PyTorch converts it to nothing else either.
+        if packed(from) || packed(to) {
+            return false;
+        }
+        match self {
+            Self::Never => false,
+            Self::Lossless => range::holds(to, from),
+            Self::Float => (from.is_float() && to.is_float()) || range::holds(to, from),
+            Self::Any => true,
+        }
     }
 }
 
-/// Converts elements, little-endian, as PyTorch's `copy_` does.
+/// How many elements are converted at a time, on the stack.
+const BLOCK: usize = 512;
+
+/// Converts elements, both little-endian in row-major order, to what PyTorch's `copy_` gives: floats are rounded to nearest
+/// even, those of less than 32 bits by way of float32; ints wrap around; floats lose their fraction on the way to ints, and
+/// become the nearest int when they are too large, or 0 when they are NaN (which PyTorch leaves open); what is not zero is
+/// true; complex numbers lose their imaginary part.
 ///
 /// # Errors
-/// [`PlanError::Invalid`] when `src` and `dst` differ in number of elements, [`PlanError::Unsupported`] for float4.
+/// [`PlanError::Invalid`] when `src` and `dst` differ in number of elements, [`PlanError::Unsupported`] for float4 and for
+/// types that this version doesn't know.
+///
+/// ```
+/// use reshard_model::DType;
+/// use reshard_plan::cast::convert;
+/// let mut out = [0; 4];
+/// convert(DType::Float32, &1.5f32.to_le_bytes(), DType::Int32, &mut out).unwrap();
+/// assert_eq!(i32::from_le_bytes(out), 1);
+/// ```
 pub fn convert(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Result<()> {
-    if from == to && src.len() == dst.len() {
+    let (a, b) = (from.size() as usize, to.size() as usize);
+    if src.len() % a != 0 || dst.len() % b != 0 || src.len() / a != dst.len() / b {
+        let what = format!("{} bytes of {from} don't become {} bytes of {to}", src.len(), dst.len());
+        return Err(PlanError::invalid("", what));
+    }
+    if from == to {
         dst.copy_from_slice(src);
         return Ok(());
     }
-    Err(PlanError::invalid("", format!("no conversion of {from} to {to}")))
+    if !Cast::Any.allows(from, to) {
+        let what = format!("no conversion of {from} to {to}; declare the tensor as {from}");
+        return Err(PlanError::Unsupported { key: String::new(), what });
+    }
+    match (part(from), part(to)) {
+        (Some(x), Some(y)) => convert(x, src, y, dst),
+        (Some(x), None) => {
+            let half = x.size() as usize;
+            let mut reals = Vec::with_capacity(BLOCK * half);
+            for (src, dst) in src.chunks(BLOCK * a).zip(dst.chunks_mut(BLOCK * b)) {
+                reals.clear();
+                src.chunks_exact(a).for_each(|z| {
+                    // Only a bool sees the imaginary part.
+                    let zero = wide::is_zero(x, &z[..half]);
+                    let part = if to == DType::Bool && zero { &z[half..] } else { &z[..half] };
+                    reals.extend_from_slice(part);
+                });
+                convert(x, &reals, to, dst)?;
+            }
+            Ok(())
+        }
+        (None, Some(y)) => {
+            let half = y.size() as usize;
+            let mut reals = vec![0; BLOCK * half];
+            for (src, dst) in src.chunks(BLOCK * a).zip(dst.chunks_mut(BLOCK * b)) {
+                let reals = &mut reals[..dst.len() / 2];
+                convert(from, src, y, reals)?;
+                dst.fill(0);
+                dst.chunks_exact_mut(b)
+                    .zip(reals.chunks_exact(half))
+                    .for_each(|(z, x)| z[..half].copy_from_slice(x));
+            }
+            Ok(())
+        }
+        (None, None) => real(from, src, to, dst),
+    }
 }
+
+/// The type of both parts of a complex type.
+fn part(d: DType) -> Option<DType> {
+    match d {
+        DType::Complex32 => Some(DType::Float16),
+        DType::Complex64 => Some(DType::Float32),
+        DType::Complex128 => Some(DType::Float64),
+        _ => None,
+    }
+}
+
+/// By way of the narrowest type that holds whatever comes.
+fn real(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Result<()> {
+    let small = |d: DType| d.is_float() && d != DType::Float64;
+    if !from.is_float() {
+        through::<i128>(from, src, to, dst)
+    } else if small(from) && small(to) {
+        through::<f32>(from, src, to, dst)
+    } else {
+        through::<f64>(from, src, to, dst)
+    }
+}
+
+fn through<W: Wide>(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Result<()> {
+    let (a, b) = (from.size() as usize, to.size() as usize);
+    let mut block = [W::ZERO; BLOCK];
+    for (src, dst) in src.chunks(BLOCK * a).zip(dst.chunks_mut(BLOCK * b)) {
+        let block = &mut block[..src.len() / a];
+        let known = W::decode(from, src, block) && W::encode(block, to, dst);
+        if !known {
+            let what = format!("no conversion of {from} to {to} in this version");
+            return Err(PlanError::Unsupported { key: String::new(), what });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
