@@ -53,6 +53,16 @@ pub enum StorageError {
         /// How long it is.
         size: u64,
     },
+    /// Elements that are said to lie in a record, beyond its end.
+    #[error("{name}: a record of {} bytes at {} can't hold elements up to its byte {need}", range.end.saturating_sub(range.start), range.start)]
+    Record {
+        /// The file.
+        name: Name,
+        /// The record, in bytes of the file.
+        range: Range<u64>,
+        /// Where the last element ends, from the record's start.
+        need: u64,
+    },
     /// This place can't do what was asked.
     #[error("{what} is not possible here: {why}")]
     Unsupported {
@@ -137,6 +147,12 @@ pub enum StorageError {
         /// Crate that claimed it too.
         second: String,
     },
+    /// A bug.
+    #[error("{what}; this is a bug of reshard")]
+    Internal {
+        /// What should not be.
+        what: String,
+    },
     /// Code that ran on an I/O thread panicked.
     #[error("an I/O task panicked: {message}")]
     Panicked {
@@ -156,13 +172,14 @@ impl StorageError {
             Self::Name { .. } | Self::Invalid { .. } | Self::UnknownScheme { .. } => ErrorKind::Invalid,
             Self::NotFound { .. } => ErrorKind::NotFound,
             Self::Exists { .. } => ErrorKind::Exists,
-            Self::Short { .. } | Self::Check { .. } => ErrorKind::Corrupt,
+            Self::Short { .. } | Self::Check { .. } | Self::Record { .. } => ErrorKind::Corrupt,
             Self::Unsupported { .. } => ErrorKind::Unsupported,
             Self::Io { .. } | Self::Source { .. } | Self::NotDurable { .. } => ErrorKind::Unavailable,
             Self::Claim { source, .. } => source.kind(),
-            Self::ExtentLength { .. } | Self::Panicked { .. } | Self::DuplicateScheme { .. } => {
-                ErrorKind::Internal
-            }
+            Self::ExtentLength { .. }
+            | Self::Internal { .. }
+            | Self::Panicked { .. }
+            | Self::DuplicateScheme { .. } => ErrorKind::Internal,
         }
     }
 

@@ -1,3 +1,6 @@
+pub(crate) mod plan;
+pub(crate) mod reads;
+
 use crate::Name;
 use reshard_model::{BoxError, Claim, Layout};
 use std::{fmt, iter::Sum, ops::Range};
@@ -68,12 +71,4 @@ impl Sum for ReadStats {
             reads: a.reads + b.reads,
         })
     }
-}
-
-/// Reads ranges through [`Store::read`](crate::Store::read), those that are near each other in one read.
-pub(crate) async fn read_coalesced<S: crate::Store + ?Sized>(
-    _store: &S,
-    _reads: Vec<(Name, Range<u64>)>,
-) -> crate::Result<Vec<bytes::Bytes>> {
-    Err(crate::StorageError::invalid("not yet"))
 }

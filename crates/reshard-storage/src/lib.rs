@@ -19,6 +19,7 @@ mod store;
 mod stores;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+mod wait;
 
 pub use body::{Durability, Entry, Extent, FileBody, Progress, Written};
 pub use error::{Result, StorageError};
@@ -27,6 +28,7 @@ pub use local::LocalStore;
 pub use name::Name;
 pub use store::{Hints, IfExists, Leftover, Stage, Store};
 pub use stores::{OpenStore, StoreScheme, Stores};
+pub use wait::wait;
 
 /// What a crate needs to announce its [`StoreScheme`].
 pub use inventory;

@@ -94,7 +94,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`read`](Self::read); the error is that of one of the ranges.
     async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
-        crate::gather::read_coalesced(self, reads).await
+        crate::gather::reads::read_ranges(self, reads).await
     }
 
     /// Reads the wanted elements of records into their claims: nothing outside of a record but short gaps between small
@@ -103,7 +103,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`read`](Self::read); [`Check`](crate::StorageError::Check) when the bytes of a record are wrong, which then
     /// have landed all the same; [`Claim`](crate::StorageError::Claim) when a part does not fit record or claim.
-    async fn gather(&self, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats>;
+    async fn gather(&self, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {
+        crate::gather::reads::gather(self, gathers, progress).await
+    }
 
     /// All files, those in subdirectories too, sorted by name. Names that [`Name`] refuses are left out.
     async fn list(&self) -> Result<Vec<Entry>>;
@@ -149,7 +151,7 @@ pub trait Stage: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`ExtentLength`](crate::StorageError::ExtentLength), [`Source`](crate::StorageError::Source), or what the operating
-    /// system says. Names are given once: writing one again is [`Exists`](crate::StorageError::Exists).
+    /// system says. Names are given once: writing one again is [`Invalid`](crate::StorageError::Invalid).
     async fn write(
         &self,
         files: Vec<FileBody>,

@@ -1,1 +1,16 @@
-//! For tests.
+//! For tests, of this crate and of others: the contract that every [`Store`](crate::Store) keeps, a store in memory, and
+//! wrappers that count and that inject faults.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod contract;
+mod counting;
+mod fault;
+mod memory;
+mod target;
+
+pub use contract::store_contract;
+pub use counting::{CountingStore, Counts};
+pub use fault::{Fault, FaultStore, Op};
+pub use memory::MemoryStore;
+pub use target::Target;

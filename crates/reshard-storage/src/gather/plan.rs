@@ -1,0 +1,282 @@
+//! What is to be read of one record, and in which blocks.
+
+use crate::{Check, Gather, Name, Result, StorageError};
+use reshard_model::{Scatter, Segments};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, binary_heap::PeekMut},
+    ops::Range,
+};
+
+/// The largest record, or wanted part of one, that is read in one block because its elements share bytes.
+const MAX_BLOCK: u64 = 256 << 20;
+
+/// A gather whose parts were checked against record and claims.
+pub(crate) struct Prepared {
+    pub(crate) name: Name,
+    pub(crate) record: Range<u64>,
+    /// The parts that want something, by where that starts.
+    pub(crate) scatters: Vec<Scatter>,
+    pub(crate) check: Option<Box<dyn Check>>,
+    /// Bytes that land.
+    pub(crate) needed: u64,
+    /// What is read at most, from the record's start.
+    pub(crate) hull: Range<u64>,
+    /// Whether the wanted bytes of each part, and of one part after the other, ascend; so that they can land directly.
+    pub(crate) ascending: bool,
+    /// The shortest run that is contiguous in the record and in memory, in bytes.
+    pub(crate) run: u64,
+    wanted: Wanted,
+}
+
+impl Prepared {
+    pub(crate) fn new(gather: Gather) -> Result<Self> {
+        let Gather { name, record, parts, check } = gather;
+        let Some(len) = record.end.checked_sub(record.start) else {
+            let what = format!("{name}: record {}..{} ends before it starts", record.start, record.end);
+            return Err(StorageError::invalid(what));
+        };
+        let mut order: Vec<(Range<u64>, bool, Segments, Scatter)> = Vec::with_capacity(parts.len());
+        let mut needed = 0u64;
+        for part in parts {
+            let bytes = part.claim.bytes();
+            let fit = |source| StorageError::Claim { name: name.clone(), range: record.clone(), source };
+            let scatter = part.claim.scatter(&part.source).map_err(fit)?;
+            if bytes == 0 {
+                continue;
+            }
+            needed = needed.saturating_add(bytes);
+            let hull = part.source.hull();
+            if hull.end > len {
+                return Err(StorageError::Record { name, range: record, need: hull.end });
+            }
+            let wanted = Segments::source_order(&part.source, &part.source);
+            order.push((hull, part.source.is_injective(), wanted, scatter));
+        }
+        order.sort_by_key(|(hull, ..)| hull.start);
+        let injective = order.iter().all(|(_, injective, ..)| *injective);
+        let disjoint = order.windows(2).all(|w| w[0].0.end <= w[1].0.start);
+        let mut hull =
+            order.first().map_or(0, |o| o.0.start)..order.iter().map(|o| o.0.end).max().unwrap_or(0);
+        if check.is_some() {
+            hull = 0..len;
+        }
+        if !injective && hull.end - hull.start > MAX_BLOCK {
+            let what = format!("{name}: reading {} bytes at {}", hull.end - hull.start, record.start);
+            let why = format!("its elements share bytes, and only up to {MAX_BLOCK} bytes of that are read");
+            return Err(StorageError::Unsupported { what, why });
+        }
+        let run = order.iter().map(|(.., s)| s.run()).min().unwrap_or(0);
+        let (segments, scatters): (Vec<_>, Vec<_>) = order.into_iter().map(|(_, _, w, s)| (w, s)).unzip();
+        let wanted = Wanted::new(segments, check.is_some() || !injective, hull.clone());
+        Ok(Self {
+            name,
+            record,
+            scatters,
+            check,
+            needed,
+            hull,
+            ascending: injective && disjoint,
+            run,
+            wanted,
+        })
+    }
+
+    /// Where the bytes that are read of it lie in the file.
+    pub(crate) fn span(&self) -> Range<u64> {
+        self.record.start + self.hull.start..self.record.start + self.hull.end
+    }
+
+    /// How long blocks may be; what must be one block stays one.
+    fn block(&self, max: u64) -> u64 {
+        if self.wanted.whole && self.check.is_none() { u64::MAX } else { max }
+    }
+
+    /// The block that is to be read next, from the record's start.
+    pub(crate) fn next_block(&mut self, gap: u64, max: u64) -> Option<Range<u64>> {
+        let max = self.block(max);
+        self.wanted.next_block(gap, max)
+    }
+
+    /// Takes a block of the record that starts at its byte `at`. Blocks come in order.
+    pub(crate) fn feed(&mut self, at: u64, bytes: &[u8]) {
+        if let Some(check) = &mut self.check {
+            check.update(bytes);
+        }
+        for s in &mut self.scatters {
+            s.feed(at, bytes);
+        }
+    }
+
+    /// All has landed: is it right?
+    pub(crate) fn finish(self) -> Result<()> {
+        if let Some(missing) = self.scatters.iter().find_map(Scatter::next_at) {
+            let what =
+                format!("{}: byte {missing} of the record at {} was not read", self.name, self.record.start);
+            return Err(StorageError::Internal { what });
+        }
+        match self.check.map(Check::finish) {
+            Some(Err(source)) => Err(StorageError::Check { name: self.name, range: self.record, source }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The blocks that hold all wanted bytes: ascending, disjoint, with no gap longer than asked for.
+struct Wanted {
+    segments: Vec<Segments>,
+    /// Start of the next run of each.
+    next: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Everything of the hull is wanted.
+    whole: bool,
+    hull: Range<u64>,
+}
+
+impl Wanted {
+    fn new(segments: Vec<Segments>, whole: bool, hull: Range<u64>) -> Self {
+        let starts = segments.iter().enumerate();
+        let next = starts.filter_map(|(i, s)| Some(Reverse((s.peek()?.0, i)))).collect();
+        Self { segments, next, whole, hull }
+    }
+
+    fn next_block(&mut self, gap: u64, max: u64) -> Option<Range<u64>> {
+        let max = max.max(1);
+        if self.whole {
+            let start = self.hull.start;
+            self.hull.start = self.hull.end.min(start.saturating_add(max));
+            return (start < self.hull.end).then(|| start..self.hull.start);
+        }
+        // What earlier blocks have is not read again.
+        let done = self.hull.start;
+        let mut block: Option<Range<u64>> = None;
+        while let Some(&Reverse((start, i))) = self.next.peek() {
+            let run = self.segments[i].run();
+            let (start, end) = (start.max(done), start + run);
+            match &mut block {
+                None if end <= done => {}
+                None => block = Some(start..end),
+                Some(b) if end <= b.end => {}
+                Some(b) if start > b.end.saturating_add(gap) => break,
+                Some(b) => b.end = end,
+            }
+            if let Some(b) = &mut block
+                && b.end - b.start > max
+            {
+                b.end = b.start + max;
+                break;
+            }
+            self.segments[i].next();
+            if let Some(mut top) = self.next.peek_mut() {
+                match self.segments[i].peek() {
+                    Some((start, ..)) => top.0.0 = start,
+                    None => drop(PeekMut::pop(top)),
+                }
+            }
+        }
+        if let Some(b) = &block {
+            self.hull.start = b.end;
+        }
+        block
+    }
+}
+
+/// Ranges of one file that are read together.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Joined {
+    pub(crate) name: Name,
+    pub(crate) range: Range<u64>,
+    /// Which of the ranges lie in it.
+    pub(crate) members: Vec<usize>,
+}
+
+/// Joins ranges that are at most `gap` apart, as long as the whole has at most `max` bytes.
+pub(crate) fn join(reads: &[(Name, Range<u64>)], gap: u64, max: u64) -> Result<Vec<Joined>> {
+    if let Some((name, r)) = reads.iter().find(|(_, r)| r.start > r.end) {
+        return Err(StorageError::invalid(format!(
+            "{name}: range {}..{} ends before it starts",
+            r.start, r.end
+        )));
+    }
+    let mut order: Vec<usize> = (0..reads.len()).collect();
+    order.sort_by_key(|&i| (&reads[i].0, reads[i].1.start, reads[i].1.end));
+    let mut out: Vec<Joined> = Vec::new();
+    for i in order {
+        let (name, r) = &reads[i];
+        match out.last_mut() {
+            Some(j)
+                if j.name == *name
+                    && r.start <= j.range.end.saturating_add(gap)
+                    && r.end.max(j.range.end) - j.range.start <= max.max(j.range.end - j.range.start) =>
+            {
+                j.range.end = j.range.end.max(r.end);
+                j.members.push(i);
+            }
+            _ => out.push(Joined { name: name.clone(), range: r.clone(), members: vec![i] }),
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use reshard_model::Layout;
+
+    fn name(s: &str) -> Name {
+        Name::new(s).unwrap()
+    }
+
+    fn wanted(layouts: &[Layout]) -> Wanted {
+        let segments = layouts.iter().map(|l| Segments::source_order(l, l)).collect();
+        Wanted::new(segments, false, 0..1 << 20)
+    }
+
+    fn strided() -> impl Strategy<Value = Layout> {
+        (0u64..40, 1u64..6, 1u64..6, 0u64..9, 0u64..50).prop_map(|(start, rows, cols, pad, pad2)| {
+            let step = cols + pad;
+            Layout::new(2, start, [2, rows, cols].into(), [rows * step + pad2, step, 1].into()).unwrap()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_hold_all_that_is_wanted_and_no_byte_twice(
+            layouts in prop::collection::vec(strided(), 0..4), gap in 0u64..20, max in 1u64..64,
+        ) {
+            let mut bytes: Vec<u64> = layouts.iter()
+                .flat_map(|l| Segments::source_order(l, l).flat_map(|(s, _, n)| s..s + n)).collect();
+            bytes.sort_unstable();
+            bytes.dedup();
+            let mut w = wanted(&layouts);
+            let blocks: Vec<_> = std::iter::from_fn(|| w.next_block(gap, max)).collect();
+            for b in &blocks {
+                prop_assert!(b.start < b.end && b.end - b.start <= max);
+                prop_assert!(bytes.binary_search(&b.start).is_ok() || blocks.iter().any(|c| c.end == b.start));
+            }
+            prop_assert!(blocks.windows(2).all(|w| w[0].end <= w[1].start));
+            prop_assert!(bytes.iter().all(|b| blocks.iter().any(|r| r.contains(b))));
+            if gap == 0 {
+                prop_assert_eq!(blocks.iter().map(|b| b.end - b.start).sum::<u64>(), bytes.len() as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn near_ranges_of_one_file_are_joined() {
+        let (a, b) = (name("a"), name("b"));
+        let reads = [
+            (b.clone(), 0..5),
+            (a.clone(), 20..30),
+            (a.clone(), 0..10),
+            (a.clone(), 40..60),
+            (a.clone(), 5..6),
+        ];
+        let joined = join(&reads, 10, 35).unwrap();
+        let got: Vec<_> = joined.into_iter().map(|j| (j.name.to_string(), j.range, j.members)).collect();
+        assert_eq!(
+            got,
+            [("a".into(), 0..30, vec![2, 4, 1]), ("a".into(), 40..60, vec![3]), ("b".into(), 0..5, vec![0])]
+        );
+    }
+}

@@ -1,0 +1,88 @@
+//! Gathering through ranged reads alone: what a store does that has nothing better.
+
+use super::plan::{Prepared, join};
+use crate::{Gather, Name, Progress, ReadStats, Result, StorageError, Store};
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use std::ops::Range;
+
+/// Reads ranges through [`Store::read`], those that are near each other in one read.
+pub(crate) async fn read_ranges<S: Store + ?Sized>(
+    store: &S,
+    reads: Vec<(Name, Range<u64>)>,
+) -> Result<Vec<Bytes>> {
+    let hints = store.hints();
+    let joined = join(&reads, hints.coalesce_gap, hints.part_size)?;
+    let mut out = vec![Bytes::new(); reads.len()];
+    let mut answers = stream::iter(joined)
+        .map(|j| async move { store.read(&j.name, j.range.clone()).await.map(|bytes| (j, bytes)) })
+        .buffered(hints.concurrency.max(1));
+    while let Some((j, bytes)) = answers.try_next().await? {
+        split(&reads, &j.members, &j.range, &bytes, &mut out)?;
+    }
+    Ok(out)
+}
+
+/// Gives each range its share of what was read together.
+pub(crate) fn split(
+    reads: &[(Name, Range<u64>)],
+    members: &[usize],
+    range: &Range<u64>,
+    bytes: &Bytes,
+    out: &mut [Bytes],
+) -> Result<()> {
+    for &i in members {
+        let (name, r) = &reads[i];
+        let (from, to) = ((r.start - range.start) as usize, (r.end - range.start) as usize);
+        if to > bytes.len() {
+            return Err(StorageError::Short {
+                path: name.to_string(),
+                range: r.clone(),
+                size: range.start + bytes.len() as u64,
+            });
+        }
+        out[i] = bytes.slice(from..to);
+    }
+    Ok(())
+}
+
+/// Gathers through [`Store::read`], several records at once, each in blocks of a part's size.
+pub(crate) async fn gather<S: Store + ?Sized>(
+    store: &S,
+    gathers: Vec<Gather>,
+    progress: Progress,
+) -> Result<ReadStats> {
+    let mut all = gathers.into_iter().map(Prepared::new).collect::<Result<Vec<_>>>()?;
+    all.sort_by(|a, b| (&a.name, a.record.start).cmp(&(&b.name, b.record.start)));
+    let hints = store.hints();
+    let progress = &progress;
+    let work = all.into_iter().map(|p| one(store, p, hints.coalesce_gap, hints.part_size, progress));
+    let stats: Vec<ReadStats> =
+        stream::iter(work).buffer_unordered(hints.concurrency.max(1)).try_collect().await?;
+    Ok(stats.into_iter().sum())
+}
+
+async fn one<S: Store + ?Sized>(
+    store: &S,
+    mut p: Prepared,
+    gap: u64,
+    part: u64,
+    progress: &Progress,
+) -> Result<ReadStats> {
+    let mut stats = ReadStats { bytes_needed: p.needed, ..ReadStats::default() };
+    while let Some(block) = p.next_block(gap, part) {
+        let at = p.record.start;
+        let range = at + block.start..at + block.end;
+        let bytes = store.read(&p.name, range.clone()).await?;
+        if bytes.len() as u64 != block.end - block.start {
+            let size = range.start + bytes.len() as u64;
+            return Err(StorageError::Short { path: p.name.to_string(), range, size });
+        }
+        p.feed(block.start, &bytes);
+        stats.bytes_read += bytes.len() as u64;
+        stats.reads += 1;
+    }
+    p.finish()?;
+    progress.add(stats.bytes_needed);
+    Ok(stats)
+}

@@ -1,0 +1,351 @@
+//! Reading local files: straight into claims where runs are long enough, through a small block where they are not.
+
+use super::file::{Input, MAX_VECTORS};
+use crate::{
+    Gather, Name, Progress, ReadStats, Result,
+    gather::{
+        plan::{Joined, Prepared, join},
+        reads::split,
+    },
+    pool::{self, Batch, Turn},
+};
+use bytes::Bytes;
+use std::{
+    cell::RefCell,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// Gaps up to here cost less when they are read than a call of the system more. Measured on page cache.
+pub(super) const GAP: u64 = 2 << 10;
+/// Runs from here on are read into place; shorter ones are copied there from a block. Measured.
+const DIRECT: u64 = 1 << 10;
+/// What is copied or hashed after it was read comes in blocks of this size, so that it is still in cache then.
+const BLOCK: usize = 256 << 10;
+/// What nobody looks at comes in longer ones: progress is told, and stopping is possible, in between.
+const STRIDE: usize = 8 << 20;
+/// Neighbouring records up to this size are read together.
+const SMALL: u64 = 16 << 10;
+/// What one task reads at least, when there are more records.
+const TASK: u64 = 4 << 20;
+/// Tasks from here on go first, so that the last one to run is a short one.
+const LARGE: u64 = 16 << 20;
+
+/// Takes the memory for blocks of this thread; it is used again and again.
+fn with_block<T>(f: impl FnOnce(&mut [u8]) -> T) -> T {
+    thread_local!(static MEMORY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
+    // Taken out, so that a check or a progress callback that reads by itself gets memory of its own.
+    let mut memory = MEMORY.take();
+    memory.resize(BLOCK, 0);
+    let out = f(&mut memory);
+    MEMORY.set(memory);
+    out
+}
+
+/// Cuts sorted work into tasks of at least `TASK` bytes, each within one file.
+fn tasks<T>(
+    sorted: Vec<T>,
+    same_file: impl Fn(&T, &T) -> bool,
+    bytes: impl Fn(&T) -> u64,
+) -> Vec<(u64, Vec<T>)> {
+    let total: u64 = sorted.iter().map(&bytes).fold(0, u64::saturating_add);
+    // Small work is spread over the threads too.
+    let least = TASK.min(total / (2 * pool::width() as u64)).max(64 << 10);
+    let mut out: Vec<(u64, Vec<T>)> = Vec::new();
+    for item in sorted {
+        let n = bytes(&item);
+        match out.last_mut() {
+            Some((sum, group)) if *sum < least && group.last().is_some_and(|l| same_file(l, &item)) => {
+                *sum = sum.saturating_add(n);
+                group.push(item);
+            }
+            _ => out.push((n, vec![item])),
+        }
+    }
+    // A stable sort: short tasks stay in the order of files.
+    out.sort_by_key(|(sum, _)| std::cmp::Reverse(if *sum >= LARGE { *sum } else { 0 }));
+    out
+}
+
+pub(super) async fn read_ranges(place: PathBuf, reads: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
+    let n = reads.len();
+    // What a read costs beside its bytes.
+    const EACH: u64 = 4 << 10;
+    let reads = Arc::new(reads);
+    let all = Arc::clone(&reads);
+    let done = pool::run(move |batch| {
+        let joined = join(&all, GAP, BLOCK as u64)?;
+        let same = |a: &Joined, b: &Joined| a.name == b.name;
+        for (_, group) in tasks(joined, same, |j| (j.range.end - j.range.start).saturating_add(EACH)) {
+            let place = place.clone();
+            batch.spawn(Turn::Main, move |batch| read_group(&place, group, batch));
+        }
+        Ok(Vec::new())
+    });
+    let mut out = vec![Bytes::new(); n];
+    for (joined, bytes) in done.await?.into_iter().flatten() {
+        split(&reads, &joined.members, &joined.range, &bytes, &mut out)?;
+    }
+    Ok(out)
+}
+
+type Together = Vec<(Joined, Bytes)>;
+
+fn read_group(place: &Path, group: Vec<Joined>, batch: &Arc<Batch<Together>>) -> Result<Together> {
+    let Some(first) = group.first() else { return Ok(Vec::new()) };
+    let input = Input::open(place, &first.name)?;
+    let mut out = Vec::with_capacity(group.len());
+    for j in group {
+        if batch.is_stopped() {
+            break;
+        }
+        let bytes = input.read_bytes(&j.range)?;
+        out.push((j, bytes));
+    }
+    Ok(out)
+}
+
+pub(super) async fn gather(place: PathBuf, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {
+    let stats = pool::run(move |batch| {
+        let mut all = gathers.into_iter().map(Prepared::new).collect::<Result<Vec<_>>>()?;
+        all.sort_by(|a, b| (&a.name, a.span().start).cmp(&(&b.name, b.span().start)));
+        let same = |a: &Prepared, b: &Prepared| a.name == b.name;
+        for (_, group) in tasks(all, same, |p| p.hull.end - p.hull.start) {
+            let (place, progress) = (place.clone(), progress.clone());
+            batch.spawn(Turn::Main, move |batch| gather_group(&place, group, &progress, batch));
+        }
+        Ok(ReadStats::default())
+    });
+    Ok(stats.await?.into_iter().sum())
+}
+
+/// Reads records of one file, in the order of the file.
+fn gather_group(
+    place: &Path,
+    group: Vec<Prepared>,
+    progress: &Progress,
+    batch: &Arc<Batch<ReadStats>>,
+) -> Result<ReadStats> {
+    let Some(first) = group.first() else { return Ok(ReadStats::default()) };
+    let input = Input::open(place, &first.name)?;
+    for p in &group {
+        input.expect(&p.record)?;
+    }
+    let mut reader = Reader { input, progress, batch, stats: ReadStats::default() };
+    let mut group = group.into_iter().peekable();
+    while let Some(p) = group.next() {
+        if batch.is_stopped() {
+            break;
+        }
+        let mut near = vec![p];
+        while let Some(next) = group.next_if(|next| joins(&near, next)) {
+            near.push(next);
+        }
+        match near.pop() {
+            Some(only) if near.is_empty() => reader.one(only)?,
+            Some(last) => {
+                near.push(last);
+                reader.together(near)?;
+            }
+            None => {}
+        }
+    }
+    Ok(reader.stats)
+}
+
+/// Whether `next` is better read in one go with small records before it.
+fn joins(near: &[Prepared], next: &Prepared) -> bool {
+    let (Some(first), Some(last)) = (near.first(), near.last()) else { return false };
+    let (start, end, span) = (first.span().start, last.span().end, next.span());
+    let dense = |p: &Prepared| {
+        let hull = p.hull.end - p.hull.start;
+        hull <= SMALL && (p.check.is_some() || hull <= p.needed.saturating_add(GAP))
+    };
+    dense(last)
+        && dense(next)
+        && span.start >= end
+        && span.start - end <= GAP
+        && span.end - start <= BLOCK as u64
+}
+
+struct Reader<'a> {
+    input: Input,
+    progress: &'a Progress,
+    batch: &'a Arc<Batch<ReadStats>>,
+    stats: ReadStats,
+}
+
+impl Reader<'_> {
+    fn together(&mut self, near: Vec<Prepared>) -> Result<()> {
+        let start = near.first().map_or(0, |p| p.span().start);
+        let end = near.last().map_or(start, |p| p.span().end);
+        with_block(|memory| {
+            let bytes = &mut memory[..(end - start) as usize];
+            self.input.read(start, bytes)?;
+            let mut inside = 0;
+            for mut p in near {
+                let (span, at) = (p.span(), p.hull.start);
+                p.feed(at, &bytes[(span.start - start) as usize..(span.end - start) as usize]);
+                inside += span.end - span.start;
+                self.landed(p.needed);
+                p.finish()?;
+            }
+            self.stats.reads += 1;
+            self.stats.bytes_read += inside;
+            self.stats.bytes_between += end - start - inside;
+            Ok(())
+        })
+    }
+
+    fn landed(&mut self, bytes: u64) {
+        self.stats.bytes_needed += bytes;
+        if bytes > 0 {
+            self.progress.add(bytes);
+        }
+    }
+
+    fn one(&mut self, mut p: Prepared) -> Result<()> {
+        if p.ascending && p.run >= DIRECT {
+            with_block(|memory| self.direct(&mut p, memory))?;
+        } else {
+            self.blocks(&mut p)?;
+        }
+        // When called off, the record is not complete.
+        if self.batch.is_stopped() { Ok(()) } else { p.finish() }
+    }
+
+    /// Short runs: blocks that are copied from.
+    fn blocks(&mut self, p: &mut Prepared) -> Result<()> {
+        let mut told = 0;
+        while let Some(block) = p.next_block(GAP, BLOCK as u64) {
+            if self.batch.is_stopped() {
+                return Ok(());
+            }
+            let (at, len) = (p.record.start + block.start, block.end - block.start);
+            let mut read = |memory: &mut [u8]| {
+                self.input.read(at, memory)?;
+                p.feed(block.start, memory);
+                Ok(())
+            };
+            if len <= BLOCK as u64 {
+                with_block(|memory| read(&mut memory[..len as usize]))?;
+            } else {
+                // Elements that share bytes: all in one block, whose size was limited when it was planned.
+                read(&mut vec![0; len as usize])?;
+            }
+            self.stats.reads += 1;
+            self.stats.bytes_read += len;
+            let now = len.min(p.needed - told);
+            told += now;
+            self.landed(now);
+        }
+        self.landed(p.needed - told);
+        Ok(())
+    }
+
+    /// Long runs: read into place, several in one call; what lies between them goes into `spare`.
+    fn direct(&mut self, p: &mut Prepared, spare: &mut [u8]) -> Result<()> {
+        let Prepared { record, scatters, check, hull, .. } = p;
+        let (gap, stride) = if check.is_some() { (u64::MAX, BLOCK) } else { (GAP, STRIDE) };
+        let (mut at, mut filled) = (hull.start, 0);
+        loop {
+            let mut runs: Vec<(u64, &mut [u8])> = Vec::new();
+            for s in &mut scatters[filled..] {
+                let more = s.take_runs(MAX_VECTORS - runs.len());
+                runs.extend(more);
+                if runs.len() == MAX_VECTORS {
+                    break;
+                }
+                filled += 1;
+            }
+            let last = runs.is_empty();
+            let mut runs = runs.into_iter();
+            let mut next = runs.next();
+            loop {
+                let (mut call, mut free) = (Call::new(stride), &mut *spare);
+                while call.has_room() {
+                    let start = match &next {
+                        Some((start, _)) => *start,
+                        None if last && check.is_some() => hull.end,
+                        None => break,
+                    };
+                    let skip = start - at;
+                    if skip > 0 && call.is_empty() && check.is_none() {
+                        at = start;
+                    } else if skip > 0 {
+                        let n = call.room(skip).min(free.len());
+                        if skip > gap || n == 0 {
+                            break;
+                        }
+                        let (fill, rest) = free.split_at_mut(n);
+                        free = rest;
+                        at = call.push(at, fill);
+                    } else if let Some((_, run)) = next.take() {
+                        let (fill, rest) = run.split_at_mut(call.room(run.len() as u64));
+                        call.landed += fill.len() as u64;
+                        at = call.push(at, fill);
+                        next = if rest.is_empty() { runs.next() } else { Some((at, rest)) };
+                    } else {
+                        break;
+                    }
+                }
+                if call.is_empty() {
+                    break;
+                }
+                self.input.read_vectored(record.start + call.at, &mut call.buffers)?;
+                if let Some(check) = check.as_mut() {
+                    call.buffers.iter().for_each(|b| check.update(b));
+                }
+                self.stats.reads += 1;
+                self.stats.bytes_read += call.len as u64;
+                self.landed(call.landed);
+                if self.batch.is_stopped() {
+                    return Ok(());
+                }
+            }
+            if last {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Buffers that one call of the system fills.
+struct Call<'a> {
+    at: u64,
+    buffers: Vec<&'a mut [u8]>,
+    len: usize,
+    stride: usize,
+    landed: u64,
+}
+
+impl<'a> Call<'a> {
+    fn new(stride: usize) -> Self {
+        Self { at: 0, buffers: Vec::new(), len: 0, stride, landed: 0 }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.buffers.is_empty()
+    }
+
+    fn has_room(&self) -> bool {
+        self.len < self.stride && self.buffers.len() < MAX_VECTORS
+    }
+
+    /// As many of `want` bytes as fit.
+    fn room(&self, want: u64) -> usize {
+        want.min((self.stride - self.len) as u64) as usize
+    }
+
+    /// Adds a buffer for the bytes from `at` on, and says where the next one starts.
+    fn push(&mut self, at: u64, buffer: &'a mut [u8]) -> u64 {
+        if self.buffers.is_empty() {
+            self.at = at;
+        }
+        let n = buffer.len();
+        self.len += n;
+        self.buffers.push(buffer);
+        at + n as u64
+    }
+}

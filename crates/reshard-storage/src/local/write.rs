@@ -1,0 +1,281 @@
+//! Writing the files of a stage: by position, several threads at once, without locks on the data and without copies.
+
+use super::file::{MAX_VECTORS, path_of, write_vectored};
+use crate::{
+    Durability, Extent, FileBody, Name, Progress, Result, StorageError, Written, failpoint,
+    pool::{self, Batch, Turn},
+};
+use bytes::Bytes;
+use std::{
+    collections::{BTreeSet, VecDeque},
+    fs::{self, File, OpenOptions},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+/// Small blocks are gathered until a call has so many bytes; they are still in cache then.
+const GATHER: usize = 512 << 10;
+/// Longer blocks are written in pieces: progress is told, and stopping is possible, in between.
+const STRIDE: usize = 8 << 20;
+/// What one thread takes at once, when extents are small.
+const UNIT: u64 = 4 << 20;
+
+/// Extents that follow each other, taken by one thread at a time.
+struct Unit {
+    at: u64,
+    extents: Vec<Box<dyn Extent>>,
+}
+
+/// What all files of one call share.
+struct Shared {
+    durability: Durability,
+    progress: Progress,
+    written: AtomicU64,
+    total: u64,
+}
+
+/// One file that is being written.
+struct Output {
+    shared: Arc<Shared>,
+    written: Written,
+    path: PathBuf,
+    file: File,
+    waiting: Mutex<VecDeque<Unit>>,
+    /// Units that are not written yet.
+    left: AtomicUsize,
+}
+
+pub(super) async fn write(
+    root: PathBuf,
+    files: Vec<FileBody>,
+    durability: Durability,
+    progress: Progress,
+) -> Result<Vec<Written>> {
+    let mut out = Vec::with_capacity(files.len());
+    let mut total = 0u64;
+    for f in &files {
+        let bytes = f.bytes().filter(|b| i64::try_from(*b).is_ok());
+        let too_long = || StorageError::invalid(format!("{}: its length does not fit 63 bits", f.name));
+        let bytes = bytes.ok_or_else(too_long)?;
+        total = total.saturating_add(bytes);
+        out.push(Written { name: f.name.clone(), bytes });
+    }
+    let names: Vec<Name> = out.iter().map(|w| w.name.clone()).collect();
+    let shared = Arc::new(Shared { durability, progress, written: AtomicU64::new(0), total });
+    let place = root.clone();
+    let written = out.clone();
+    pool::run(move |batch| {
+        for (body, written) in files.into_iter().zip(written) {
+            let (place, shared) = (place.clone(), Arc::clone(&shared));
+            batch.spawn(Turn::Main, move |batch| main(&place, body, written, shared, batch));
+        }
+        Ok(())
+    })
+    .await?;
+    pool::run_one(move || {
+        failpoint::hit("write.done");
+        if durability == Durability::Machine {
+            sync_directories(&root, &names)?;
+        }
+        failpoint::hit("write.synced");
+        Ok(())
+    })
+    .await?;
+    Ok(out)
+}
+
+/// Makes a file, so long as it is to be. Writing into a file that has its length is faster than growing it.
+pub(super) fn create(root: &Path, name: &Name, bytes: u64) -> Result<(PathBuf, File)> {
+    let path = path_of(root, name);
+    if let Some(parent) = path.parent()
+        && parent != root
+    {
+        fs::create_dir_all(parent).map_err(|e| StorageError::io("create", parent, e))?;
+    }
+    let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::AlreadyExists => StorageError::invalid(format!("{name} is written twice")),
+        _ => StorageError::io("create", &path, e),
+    })?;
+    file.set_len(bytes).map_err(|e| StorageError::io("set the length of", &path, e))?;
+    Ok((path, file))
+}
+
+/// Opens a file, asks others to help, and writes.
+fn main(
+    root: &Path,
+    body: FileBody,
+    written: Written,
+    shared: Arc<Shared>,
+    batch: &Arc<Batch<()>>,
+) -> Result<()> {
+    let (path, file) = create(root, &written.name, written.bytes)?;
+    failpoint::hit("write.opened");
+    let waiting = units(body.extents);
+    let left = AtomicUsize::new(waiting.len());
+    let out = Arc::new(Output { shared, written, path, file, left, waiting: Mutex::new(waiting) });
+    if out.left.load(Ordering::Relaxed) == 0 {
+        return out.close();
+    }
+    // A file system takes one writer of a file at a time, mostly; but making and hashing the bytes goes side by side.
+    if !batch.is_inline() {
+        let helpers = (pool::width() - 1).min(out.left.load(Ordering::Relaxed) - 1);
+        for _ in 0..helpers {
+            let out = Arc::clone(&out);
+            batch.spawn(Turn::Helper, move |batch| help(out, batch));
+        }
+    }
+    while !batch.is_stopped()
+        && let Some(unit) = out.take()
+    {
+        out.write(unit, batch)?;
+    }
+    Ok(())
+}
+
+/// Writes one unit of another's file, and comes again later: threads go to files of their own first.
+fn help(out: Arc<Output>, batch: &Arc<Batch<()>>) -> Result<()> {
+    while let Some(unit) = out.take() {
+        out.write(unit, batch)?;
+        if batch.is_stopped() {
+            break;
+        }
+        if pool::is_busy() {
+            batch.spawn(Turn::Helper, move |batch| help(out, batch));
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn units(extents: Vec<Box<dyn Extent>>) -> VecDeque<Unit> {
+    let mut out: VecDeque<Unit> = VecDeque::new();
+    let (mut at, mut room) = (0, 0);
+    for e in extents {
+        let len = e.len();
+        match out.back_mut() {
+            Some(unit) if len <= room => {
+                unit.extents.push(e);
+                room -= len;
+            }
+            _ => {
+                out.push_back(Unit { at, extents: vec![e] });
+                room = UNIT.saturating_sub(len);
+            }
+        }
+        at += len;
+    }
+    out
+}
+
+impl Output {
+    fn take(&self) -> Option<Unit> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    fn write(&self, unit: Unit, batch: &Arc<Batch<()>>) -> Result<()> {
+        let name = &self.written.name;
+        let mut pending = Pending { out: self, at: unit.at, len: 0, blocks: Vec::new() };
+        let mut offset = unit.at;
+        for mut extent in unit.extents {
+            let want = extent.len();
+            let mut got = 0;
+            while let Some(block) = extent.next_block() {
+                if batch.is_stopped() {
+                    return Ok(());
+                }
+                let block = block.map_err(|source| StorageError::Source {
+                    name: name.clone(),
+                    offset: offset + got,
+                    source,
+                })?;
+                got += block.len() as u64;
+                if got > want {
+                    break;
+                }
+                pending.push(block)?;
+            }
+            if got != want {
+                return Err(StorageError::ExtentLength { name: name.clone(), offset, want, got });
+            }
+            offset += want;
+        }
+        pending.flush()?;
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 { self.close() } else { Ok(()) }
+    }
+
+    /// Every byte is written.
+    fn close(&self) -> Result<()> {
+        match self.shared.durability {
+            Durability::Process => Ok(()),
+            Durability::Machine => sync_file(&self.file, &self.path),
+        }
+    }
+
+    fn put(&self, at: u64, blocks: &[Bytes]) -> Result<()> {
+        write_vectored(&self.file, &self.path, at, blocks)?;
+        let len: u64 = blocks.iter().map(|b| b.len() as u64).sum();
+        let before = self.shared.written.fetch_add(len, Ordering::Relaxed);
+        let half = self.shared.total / 2;
+        if before < half && before + len >= half {
+            failpoint::hit("write.half");
+        }
+        self.shared.progress.add(len);
+        Ok(())
+    }
+}
+
+/// Blocks that wait until there are enough of them for one call.
+struct Pending<'a> {
+    out: &'a Output,
+    at: u64,
+    len: usize,
+    blocks: Vec<Bytes>,
+}
+
+impl Pending<'_> {
+    fn push(&mut self, mut block: Bytes) -> Result<()> {
+        if block.len() >= GATHER && !self.blocks.is_empty() {
+            self.flush()?;
+        }
+        while block.len() > STRIDE {
+            let piece = block.split_to(STRIDE);
+            self.out.put(self.at, &[piece])?;
+            self.at += STRIDE as u64;
+        }
+        if !block.is_empty() {
+            self.len += block.len();
+            self.blocks.push(block);
+        }
+        if self.len >= GATHER || self.blocks.len() == MAX_VECTORS { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if !self.blocks.is_empty() {
+            self.out.put(self.at, &self.blocks)?;
+            self.blocks.clear();
+            self.at += std::mem::take(&mut self.len) as u64;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn sync_file(file: &File, path: &Path) -> Result<()> {
+    file.sync_data().map_err(|e| StorageError::io("sync", path, e))
+}
+
+pub(super) fn sync_directory(path: &Path) -> Result<()> {
+    File::open(path).and_then(|d| d.sync_all()).map_err(|e| StorageError::io("sync", path, e))
+}
+
+/// Syncs every directory of a stage that names one of these files, the stage's own too.
+pub(super) fn sync_directories(root: &Path, names: &[Name]) -> Result<()> {
+    let mut all = BTreeSet::from([root.to_path_buf()]);
+    for name in names {
+        let path = path_of(root, name);
+        all.extend(path.ancestors().skip(1).take_while(|p| *p != root).map(Path::to_path_buf));
+    }
+    all.iter().try_for_each(|d| sync_directory(d))
+}

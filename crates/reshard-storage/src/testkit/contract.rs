@@ -1,0 +1,357 @@
+use super::Target;
+use crate::{
+    Check, Durability, Extent, FileBody, Gather, IfExists, Name, Part, Progress, Result, Stage, StorageError,
+    Store,
+};
+use bytes::Bytes;
+use futures::future::join_all;
+use reshard_model::{BoxError, ErrorKind, Layout, Region};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// Runs every rule of [`Store`] and [`Stage`] against stores that `make` makes: each time one of a place that nobody has
+/// used and that holds nothing.
+///
+/// ```
+/// use reshard_storage::{Store, testkit::{MemoryStore, store_contract}};
+/// use std::sync::Arc;
+///
+/// futures::executor::block_on(store_contract(|| Arc::new(MemoryStore::new()) as Arc<dyn Store>));
+/// ```
+///
+/// # Panics
+/// When a rule is broken.
+pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
+    a_place_that_does_not_exist_is_empty(make()).await;
+    what_is_written_is_seen_only_when_published(make()).await;
+    ranges_are_exact_or_an_error(make()).await;
+    wanted_elements_land_and_nothing_else_changes(make()).await;
+    a_failed_check_names_the_record(make()).await;
+    parts_that_do_not_fit_are_refused(make()).await;
+    an_extent_of_another_length_than_promised_is_an_error(make()).await;
+    a_place_that_holds_something_is_refused(make()).await;
+    a_version_replaces_all_of_the_old_one(make()).await;
+    an_abandoned_version_leaves_nothing(make()).await;
+    many_ranks_write_one_version(make()).await;
+    what_was_not_published_shows_and_can_be_removed(make()).await;
+    removed_files_are_gone(make()).await;
+}
+
+fn name(s: &str) -> Name {
+    Name::new(s).unwrap()
+}
+
+fn pattern(len: usize, seed: usize) -> Bytes {
+    (0..len).map(|i| ((i + seed).wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+}
+
+fn file(n: &str, bytes: &Bytes) -> FileBody {
+    FileBody::from_bytes(name(n), bytes.clone())
+}
+
+async fn published(store: &Arc<dyn Store>, attempt: &str, if_exists: IfExists, files: &[(&str, Bytes)]) {
+    let stage = store.stage(attempt, if_exists).await.unwrap();
+    let bodies = files.iter().map(|(n, b)| file(n, b)).collect();
+    let written = stage.write(bodies, Durability::Process, Progress::none()).await.unwrap();
+    let want: Vec<_> = files.iter().map(|(n, b)| (name(n), b.len() as u64)).collect();
+    assert_eq!(
+        written.into_iter().map(|w| (w.name, w.bytes)).collect::<Vec<_>>(),
+        want,
+        "in the order given"
+    );
+    stage.publish((name("record"), Bytes::from_static(b"done")), Durability::Process).await.unwrap();
+}
+
+async fn names(store: &Arc<dyn Store>) -> Vec<String> {
+    store.list().await.unwrap().into_iter().map(|e| e.name.to_string()).collect()
+}
+
+fn kind<T>(outcome: Result<T>) -> ErrorKind {
+    match outcome {
+        Ok(_) => panic!("this should have failed"),
+        Err(e) => e.kind(),
+    }
+}
+
+async fn a_place_that_does_not_exist_is_empty(store: Arc<dyn Store>) {
+    assert!(names(&store).await.is_empty());
+    assert_eq!(store.len(&name("a")).await.unwrap(), None);
+    assert!(!store.exists(&name("a")).await.unwrap());
+    assert_eq!(kind(store.read(&name("a"), 0..1).await), ErrorKind::NotFound);
+    assert_eq!(kind(store.read_ranges(vec![(name("a"), 0..1)]).await), ErrorKind::NotFound);
+    assert!(store.leftovers().await.unwrap().is_empty());
+    store.remove(&[name("a")]).await.unwrap();
+    assert!(store.read_ranges(Vec::new()).await.unwrap().is_empty());
+    assert_eq!(store.gather(Vec::new(), Progress::none()).await.unwrap().reads, 0);
+    assert!(!store.url().is_empty());
+}
+
+async fn what_is_written_is_seen_only_when_published(store: Arc<dyn Store>) {
+    let stage = store.stage("one", IfExists::Refuse).await.unwrap();
+    let bytes = pattern(100_000, 1);
+    let moved = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&moved);
+    let progress = Progress::new(move |n| {
+        count.fetch_add(n, Ordering::Relaxed);
+    });
+    let bodies = vec![file("b/c", &bytes), file("a", &Bytes::new())];
+    stage.write(bodies, Durability::Machine, progress).await.unwrap();
+    assert_eq!(moved.load(Ordering::Relaxed), 100_000);
+    assert!(names(&store).await.is_empty());
+    assert_eq!(store.len(&name("b/c")).await.unwrap(), None);
+    stage.publish((name("record"), Bytes::from_static(b"done")), Durability::Machine).await.unwrap();
+    assert_eq!(names(&store).await, ["a", "b/c", "record"]);
+    assert_eq!(store.len(&name("b/c")).await.unwrap(), Some(100_000));
+    assert_eq!(store.len(&name("b")).await.unwrap(), None, "a directory is no file");
+    assert_eq!(store.read(&name("b/c"), 0..100_000).await.unwrap(), bytes);
+    assert_eq!(store.read(&name("record"), 0..4).await.unwrap(), "done");
+    assert!(store.leftovers().await.unwrap().is_empty());
+    // To give a version up after it is published is too late.
+    if let Err(e) = stage.abandon().await {
+        panic!("abandon after publish: {e}");
+    }
+    assert_eq!(names(&store).await, ["a", "b/c", "record"]);
+}
+
+async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {
+    let bytes = pattern(50_000, 2);
+    published(&store, "one", IfExists::Refuse, &[("a", bytes.clone()), ("b", bytes.slice(7..))]).await;
+    let ranges = [100..200, 0..0, 49_990..50_000, 150..400, 20_000..20_001, 0..50_000];
+    let reads = ranges.iter().map(|r| (name("a"), r.clone())).chain([(name("b"), 3..5)]).collect();
+    let got = store.read_ranges(reads).await.unwrap();
+    for (r, g) in ranges.iter().zip(&got) {
+        assert_eq!(*g, bytes.slice(r.start as usize..r.end as usize));
+    }
+    assert_eq!(got[6], bytes.slice(10..12));
+    for range in [49_999..50_001, 60_000..60_001, 0..u64::MAX] {
+        let e = store.read(&name("a"), range.clone()).await.unwrap_err();
+        let StorageError::Short { path, range: of, size } = &e else { panic!("{e}") };
+        assert_eq!((of, *size), (&range, 50_000));
+        assert!(path.ends_with('a'), "{e}");
+        assert_eq!(
+            kind(store.read_ranges(vec![(name("b"), 0..1), (name("a"), range)]).await),
+            ErrorKind::Corrupt
+        );
+    }
+    #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
+    let backwards = 2..1;
+    assert_eq!(kind(store.read(&name("a"), backwards.clone()).await), ErrorKind::Invalid);
+    assert_eq!(kind(store.read_ranges(vec![(name("a"), backwards)]).await), ErrorKind::Invalid);
+}
+
+/// Compares with bytes that are known.
+struct Equals {
+    want: Bytes,
+    right: bool,
+}
+
+impl Equals {
+    fn new(want: Bytes) -> Option<Box<dyn Check>> {
+        Some(Box::new(Self { want, right: true }))
+    }
+}
+
+impl Check for Equals {
+    fn update(&mut self, bytes: &[u8]) {
+        let n = bytes.len().min(self.want.len());
+        self.right &= n == bytes.len() && self.want.split_to(n) == bytes;
+    }
+
+    fn finish(self: Box<Self>) -> Result<(), BoxError> {
+        if self.right && self.want.is_empty() { Ok(()) } else { Err("other bytes".into()) }
+    }
+}
+
+fn rows(item: u64, shape: &[u64]) -> Layout {
+    Layout::contiguous(item, shape).unwrap()
+}
+
+async fn wanted_elements_land_and_nothing_else_changes(store: Arc<dyn Store>) {
+    let bytes = pattern(3000 + 64 * 128, 3);
+    published(&store, "one", IfExists::Refuse, &[("a", bytes.clone())]).await;
+    let record = 3000..3000 + 64 * 128;
+    let stored = rows(1, &[64, 128]);
+    for checked in [false, true] {
+        // Columns 10..30 of rows 5..45 into the middle of a wider buffer, and the last row elsewhere.
+        let want = Region::new([5, 10], [40, 20]);
+        let last = Region::new([63, 0], [1, 128]);
+        let (a, mut into_a) = Target::new::<u8>(&[50, 22], &[Region::new([3, 1], [40, 20])]);
+        let (b, mut into_b) = Target::new::<u8>(&[1, 128], &[Region::whole(&[1, 128])]);
+        let parts = vec![
+            Part { source: stored.narrow(&want), claim: into_a.pop().unwrap() },
+            Part { source: stored.narrow(&last), claim: into_b.pop().unwrap() },
+        ];
+        let check = if checked { Equals::new(bytes.slice(3000..)) } else { None };
+        let gathers = vec![Gather { name: name("a"), record: record.clone(), parts, check }];
+        let stats = store.gather(gathers, Progress::none()).await.unwrap();
+        assert_eq!(stats.bytes_needed, 40 * 20 + 128);
+        assert!(stats.bytes_read >= stats.bytes_needed && stats.bytes_read <= 64 * 128);
+        assert!(a.is_free() && b.is_free(), "claims are given back");
+        let (a, b) = (a.into_vec::<u8>(), b.into_vec::<u8>());
+        assert_eq!(b, bytes[3000 + 63 * 128..]);
+        for (i, got) in a.iter().enumerate() {
+            let (r, c) = (i / 22, i % 22);
+            let inside = (3..43).contains(&r) && (1..21).contains(&c);
+            let want = if inside { bytes[3000 + (r + 2) * 128 + c + 9] } else { 0 };
+            assert_eq!(*got, want, "row {r}, column {c}");
+        }
+    }
+}
+
+async fn a_failed_check_names_the_record(store: Arc<dyn Store>) {
+    let bytes = pattern(10_000, 4);
+    published(&store, "one", IfExists::Refuse, &[("a", bytes.clone())]).await;
+    for (good, of) in [(true, bytes.slice(100..9_000)), (false, bytes.slice(99..8_999))] {
+        let (target, claim) = Target::bytes(10);
+        let source = rows(1, &[8_900]).narrow(&Region::new([50], [10]));
+        let parts = vec![Part { source, claim }];
+        let gathers = vec![Gather { name: name("a"), record: 100..9_000, parts, check: Equals::new(of) }];
+        let outcome = store.gather(gathers, Progress::none()).await;
+        assert!(target.is_free());
+        if good {
+            assert_eq!(outcome.unwrap().bytes_read, 8_900);
+            assert_eq!(target.into_vec::<u8>(), bytes[150..160]);
+        } else {
+            let e = outcome.unwrap_err();
+            let StorageError::Check { name: n, range, .. } = &e else { panic!("{e}") };
+            assert_eq!((n.as_str(), range), ("a", &(100..9_000)));
+        }
+    }
+}
+
+async fn parts_that_do_not_fit_are_refused(store: Arc<dyn Store>) {
+    let bytes = pattern(1_000, 5);
+    published(&store, "one", IfExists::Refuse, &[("a", bytes)]).await;
+    let cases = [
+        // the record can't hold what is said to lie in it
+        (0..100, rows(1, &[101]), 101, ErrorKind::Corrupt),
+        // the file is shorter than the record
+        (950..1_001, rows(1, &[51]), 51, ErrorKind::Corrupt),
+        // shapes differ
+        (0..100, rows(1, &[100]), 99, ErrorKind::Invalid),
+    ];
+    for (record, source, len, want) in cases {
+        let (target, claim) = Target::bytes(len);
+        let gathers =
+            vec![Gather { name: name("a"), record, parts: vec![Part { source, claim }], check: None }];
+        assert_eq!(kind(store.gather(gathers, Progress::none()).await), want);
+        assert!(target.is_free());
+    }
+}
+
+/// Blocks, said to be so many bytes.
+struct Blocks(u64, Vec<io::Result<Bytes>>);
+
+impl Extent for Blocks {
+    fn len(&self) -> u64 {
+        self.0
+    }
+
+    fn next_block(&mut self) -> Option<io::Result<Bytes>> {
+        (!self.1.is_empty()).then(|| self.1.remove(0))
+    }
+}
+
+async fn an_extent_of_another_length_than_promised_is_an_error(store: Arc<dyn Store>) {
+    let bytes = pattern(100, 6);
+    let stage = store.stage("one", IfExists::Refuse).await.unwrap();
+    for (i, (says, len)) in [(100, 99), (100, 0), (99, 100), (0, 1)].into_iter().enumerate() {
+        let blocks = vec![Ok(bytes.slice(..len / 2)), Ok(bytes.slice(len / 2..len))];
+        let extents: Vec<Box<dyn Extent>> = vec![Box::new(bytes.clone()), Box::new(Blocks(says, blocks))];
+        let body = FileBody { name: name(&format!("f{i}")), extents };
+        let e = stage.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
+        let StorageError::ExtentLength { name: n, offset, want, .. } = &e else { panic!("{e}") };
+        assert_eq!((n.as_str(), *offset, *want), (format!("f{i}").as_str(), 100, says));
+    }
+    let blocks = vec![Ok(bytes.clone()), Err(io::Error::other("no more memory"))];
+    let body = FileBody { name: name("g"), extents: vec![Box::new(Blocks(200, blocks))] };
+    let e = stage.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
+    let StorageError::Source { name: n, offset, source } = &e else { panic!("{e}") };
+    assert_eq!((n.as_str(), *offset, source.to_string().as_str()), ("g", 100, "no more memory"));
+    let twice = vec![file("twice", &bytes), file("twice", &bytes)];
+    assert_eq!(kind(stage.write(twice, Durability::Process, Progress::none()).await), ErrorKind::Invalid);
+    stage.abandon().await.unwrap();
+}
+
+async fn a_place_that_holds_something_is_refused(store: Arc<dyn Store>) {
+    let late = store.stage("late", IfExists::Refuse).await.unwrap();
+    published(&store, "one", IfExists::Refuse, &[("a", pattern(10, 7))]).await;
+    assert_eq!(kind(store.stage("two", IfExists::Refuse).await), ErrorKind::Exists);
+    // It was filled after the stage had begun.
+    late.write(vec![file("b", &pattern(10, 8))], Durability::Process, Progress::none()).await.unwrap();
+    let record = (name("record"), Bytes::from_static(b"late"));
+    assert_eq!(kind(late.publish(record, Durability::Process).await), ErrorKind::Exists);
+    late.abandon().await.unwrap();
+    assert_eq!(names(&store).await, ["a", "record"]);
+    assert_eq!(store.read(&name("record"), 0..4).await.unwrap(), "done");
+    assert!(store.leftovers().await.unwrap().is_empty());
+}
+
+async fn a_version_replaces_all_of_the_old_one(store: Arc<dyn Store>) {
+    let (old, new) = (pattern(1_000, 9), pattern(2_000, 10));
+    published(&store, "one", IfExists::Replace, &[("a", old.clone()), ("dir/b", old.clone())]).await;
+    let stage = store.stage("two", IfExists::Replace).await.unwrap();
+    stage.write(vec![file("a", &new)], Durability::Machine, Progress::none()).await.unwrap();
+    assert_eq!(names(&store).await, ["a", "dir/b", "record"]);
+    assert_eq!(store.read(&name("a"), 0..1_000).await.unwrap(), old);
+    stage.publish((name("record"), Bytes::from_static(b"new")), Durability::Machine).await.unwrap();
+    assert_eq!(names(&store).await, ["a", "record"]);
+    assert_eq!(store.read(&name("a"), 0..2_000).await.unwrap(), new);
+    assert!(store.leftovers().await.unwrap().is_empty());
+}
+
+async fn an_abandoned_version_leaves_nothing(store: Arc<dyn Store>) {
+    let stage = store.stage("one", IfExists::Refuse).await.unwrap();
+    let files = vec![file("a", &pattern(10, 11)), file("b/c/d", &pattern(10, 11))];
+    stage.write(files, Durability::Process, Progress::none()).await.unwrap();
+    stage.abandon().await.unwrap();
+    stage.abandon().await.unwrap();
+    assert!(names(&store).await.is_empty() && store.leftovers().await.unwrap().is_empty());
+    // After that the place is as free as before.
+    published(&store, "two", IfExists::Refuse, &[("a", pattern(10, 12))]).await;
+}
+
+async fn many_ranks_write_one_version(store: Arc<dyn Store>) {
+    let stages = join_all((0..8).map(|_| store.stage("together", IfExists::Refuse))).await;
+    let stages: Vec<Arc<dyn Stage>> = stages.into_iter().map(Result::unwrap).collect();
+    let writes = stages.iter().enumerate().map(|(rank, stage)| {
+        let files = (0..3).map(|f| file(&format!("__{rank}_{f}"), &pattern(70_000, rank * 3 + f))).collect();
+        stage.write(files, Durability::Machine, Progress::none())
+    });
+    join_all(writes).await.into_iter().for_each(|w| assert_eq!(w.unwrap().len(), 3));
+    stages[3].publish((name("record"), Bytes::from_static(b"done")), Durability::Machine).await.unwrap();
+    drop(stages);
+    assert_eq!(names(&store).await.len(), 25);
+    for rank in 0..8 {
+        for f in 0..3 {
+            let got = store.read(&name(&format!("__{rank}_{f}")), 0..70_000).await.unwrap();
+            assert_eq!(got, pattern(70_000, rank * 3 + f));
+        }
+    }
+}
+
+async fn what_was_not_published_shows_and_can_be_removed(store: Arc<dyn Store>) {
+    let stage = store.stage("dead", IfExists::Refuse).await.unwrap();
+    stage.write(vec![file("a", &pattern(10, 13))], Durability::Process, Progress::none()).await.unwrap();
+    drop(stage);
+    // A store that keeps what is staged where nobody can find it may say that there is nothing.
+    for left in store.leftovers().await.unwrap() {
+        assert_eq!(left.attempt, "dead");
+    }
+    store.remove_leftover("dead").await.unwrap();
+    store.remove_leftover("dead").await.unwrap();
+    assert!(store.leftovers().await.unwrap().is_empty());
+}
+
+async fn removed_files_are_gone(store: Arc<dyn Store>) {
+    let b = pattern(10, 14);
+    published(&store, "one", IfExists::Refuse, &[("a", b.clone()), ("d/b", b.clone()), ("c", b)]).await;
+    store.remove(&[name("a"), name("d/b"), name("nothing"), name("c/nothing")]).await.unwrap();
+    assert_eq!(names(&store).await, ["c", "record"]);
+    assert!(!store.exists(&name("d/b")).await.unwrap());
+}

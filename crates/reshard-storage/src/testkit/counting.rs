@@ -1,0 +1,152 @@
+use crate::{
+    Durability, Entry, FileBody, Gather, Hints, IfExists, Leftover, Name, Progress, ReadStats, Result, Stage,
+    Store, Written,
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// What went through a [`CountingStore`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Sum over all gathers.
+    pub gathered: ReadStats,
+    /// Ranges read by `read` and `read_ranges`.
+    pub ranges: u64,
+    /// Bytes of them.
+    pub range_bytes: u64,
+    /// Files written, commit records too.
+    pub files: u64,
+    /// Bytes of them.
+    pub written: u64,
+}
+
+/// Counts what goes through.
+#[derive(Clone, Debug)]
+pub struct CountingStore {
+    inner: Arc<dyn Store>,
+    counts: Arc<Mutex<Counts>>,
+}
+
+impl CountingStore {
+    /// Around another store.
+    pub fn new(inner: Arc<dyn Store>) -> Self {
+        Self { inner, counts: Arc::default() }
+    }
+
+    /// What was counted since the last call.
+    pub fn take(&self) -> Counts {
+        std::mem::take(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn count(&self, f: impl FnOnce(&mut Counts)) {
+        f(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Store for CountingStore {
+    fn url(&self) -> String {
+        self.inner.url()
+    }
+
+    fn hints(&self) -> Hints {
+        self.inner.hints()
+    }
+
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        let bytes = self.inner.read(name, range).await?;
+        self.count(|c| {
+            c.ranges += 1;
+            c.range_bytes += bytes.len() as u64;
+        });
+        Ok(bytes)
+    }
+
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
+        let all = self.inner.read_ranges(reads).await?;
+        self.count(|c| {
+            c.ranges += all.len() as u64;
+            c.range_bytes += all.iter().map(|b| b.len() as u64).sum::<u64>();
+        });
+        Ok(all)
+    }
+
+    async fn gather(&self, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {
+        let stats = self.inner.gather(gathers, progress).await?;
+        self.count(|c| c.gathered = [c.gathered, stats].into_iter().sum());
+        Ok(stats)
+    }
+
+    async fn list(&self) -> Result<Vec<Entry>> {
+        self.inner.list().await
+    }
+
+    async fn remove(&self, names: &[Name]) -> Result<()> {
+        self.inner.remove(names).await
+    }
+
+    async fn len(&self, name: &Name) -> Result<Option<u64>> {
+        self.inner.len(name).await
+    }
+
+    async fn exists(&self, name: &Name) -> Result<bool> {
+        self.inner.exists(name).await
+    }
+
+    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
+        let inner = self.inner.stage(attempt, if_exists).await?;
+        Ok(Arc::new(CountingStage { inner, store: self.clone() }))
+    }
+
+    async fn leftovers(&self) -> Result<Vec<Leftover>> {
+        self.inner.leftovers().await
+    }
+
+    async fn remove_leftover(&self, attempt: &str) -> Result<()> {
+        self.inner.remove_leftover(attempt).await
+    }
+}
+
+#[derive(Debug)]
+struct CountingStage {
+    inner: Arc<dyn Stage>,
+    store: CountingStore,
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Stage for CountingStage {
+    async fn write(
+        &self,
+        files: Vec<FileBody>,
+        durability: Durability,
+        progress: Progress,
+    ) -> Result<Vec<Written>> {
+        let all = self.inner.write(files, durability, progress).await?;
+        self.store.count(|c| {
+            c.files += all.len() as u64;
+            c.written += all.iter().map(|w| w.bytes).sum::<u64>();
+        });
+        Ok(all)
+    }
+
+    async fn publish(&self, last: (Name, Bytes), durability: Durability) -> Result<()> {
+        let bytes = last.1.len() as u64;
+        self.inner.publish(last, durability).await?;
+        self.store.count(|c| {
+            c.files += 1;
+            c.written += bytes;
+        });
+        Ok(())
+    }
+
+    async fn abandon(&self) -> Result<()> {
+        self.inner.abandon().await
+    }
+}

@@ -1,0 +1,289 @@
+use crate::{
+    Durability, Entry, FileBody, Gather, Hints, IfExists, Leftover, Name, Progress, ReadStats, Result, Stage,
+    StorageError, Store, Written, gather::reads,
+};
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use std::{
+    io,
+    ops::Range,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// What a [`FaultStore`] can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "they are the methods of Store and Stage")]
+pub enum Op {
+    Read,
+    ReadRanges,
+    Gather,
+    List,
+    Remove,
+    Len,
+    Exists,
+    Stage,
+    Leftovers,
+    RemoveLeftover,
+    Write,
+    Publish,
+    Abandon,
+}
+
+impl Op {
+    /// All of them.
+    pub const ALL: [Self; 13] = [
+        Self::Read,
+        Self::ReadRanges,
+        Self::Gather,
+        Self::List,
+        Self::Remove,
+        Self::Len,
+        Self::Exists,
+        Self::Stage,
+        Self::Leftovers,
+        Self::RemoveLeftover,
+        Self::Write,
+        Self::Publish,
+        Self::Abandon,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::ReadRanges => "read ranges of",
+            Self::Gather => "gather from",
+            Self::List => "list",
+            Self::Remove => "remove from",
+            Self::Len | Self::Exists => "look at",
+            Self::Stage => "stage",
+            Self::Leftovers => "list leftovers of",
+            Self::RemoveLeftover => "remove a leftover of",
+            Self::Write => "write to",
+            Self::Publish => "publish",
+            Self::Abandon => "abandon",
+        }
+    }
+}
+
+/// How a call goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// It fails, and nothing was done.
+    Before,
+    /// It is done, and then says that it failed.
+    After,
+    /// Reads find that the file is cut. Other calls fail as by [`Before`](Self::Before).
+    Short,
+    /// Reads succeed, and one bit of what they read is wrong. Other calls succeed.
+    FlippedBit,
+}
+
+#[derive(Debug)]
+struct Planned {
+    op: Op,
+    /// Calls of `op` to let through first.
+    wait: u64,
+    fault: Fault,
+}
+
+/// Fails chosen calls; all others go through.
+#[derive(Clone, Debug)]
+pub struct FaultStore {
+    inner: Arc<dyn Store>,
+    plan: Arc<Mutex<Vec<Planned>>>,
+    flip: Arc<AtomicBool>,
+}
+
+impl FaultStore {
+    /// Around another store; without faults yet.
+    pub fn new(inner: Arc<dyn Store>) -> Self {
+        Self { inner, plan: Arc::default(), flip: Arc::default() }
+    }
+
+    /// Fails the `nth` call of `op` from now on; 0 is the next one.
+    pub fn fail(&self, op: Op, nth: u64, fault: Fault) {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner).push(Planned { op, wait: nth, fault });
+    }
+
+    fn due(&self, op: Op) -> Option<Fault> {
+        let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut due = None;
+        plan.retain_mut(|p| {
+            if p.op != op {
+                return true;
+            }
+            if p.wait > 0 {
+                p.wait -= 1;
+                return true;
+            }
+            due = Some(p.fault);
+            false
+        });
+        due
+    }
+
+    fn error(&self, op: Op) -> StorageError {
+        StorageError::Io {
+            act: op.name(),
+            path: self.inner.url(),
+            source: io::Error::other("injected fault"),
+        }
+    }
+
+    async fn with<T>(&self, op: Op, work: impl Future<Output = Result<T>>) -> Result<T> {
+        match self.due(op) {
+            Some(Fault::Before | Fault::Short) => Err(self.error(op)),
+            Some(Fault::After) => {
+                work.await?;
+                Err(self.error(op))
+            }
+            Some(Fault::FlippedBit) | None => work.await,
+        }
+    }
+
+    fn short(&self, name: &Name, range: Range<u64>) -> StorageError {
+        let size = range.start + (range.end - range.start) / 2;
+        StorageError::Short { path: format!("{}/{name}", self.inner.url()), range, size }
+    }
+}
+
+fn flipped(bytes: &Bytes) -> Bytes {
+    let mut bytes = BytesMut::from(&bytes[..]);
+    let middle = bytes.len() / 2;
+    if let Some(b) = bytes.get_mut(middle) {
+        *b ^= 0x10;
+    }
+    bytes.freeze()
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Store for FaultStore {
+    fn url(&self) -> String {
+        self.inner.url()
+    }
+
+    fn hints(&self) -> Hints {
+        self.inner.hints()
+    }
+
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        let fault = self.due(Op::Read);
+        let flip = fault == Some(Fault::FlippedBit)
+            || (range.start < range.end && self.flip.swap(false, Ordering::Relaxed));
+        match fault {
+            Some(Fault::Before) => return Err(self.error(Op::Read)),
+            Some(Fault::Short) => return Err(self.short(name, range)),
+            _ => {}
+        }
+        let bytes = self.inner.read(name, range).await?;
+        if fault == Some(Fault::After) {
+            return Err(self.error(Op::Read));
+        }
+        Ok(if flip { flipped(&bytes) } else { bytes })
+    }
+
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
+        let fault = self.due(Op::ReadRanges);
+        if let (Some(Fault::Short), Some((name, range))) = (fault, reads.first()) {
+            return Err(self.short(name, range.clone()));
+        }
+        if fault == Some(Fault::Before) {
+            return Err(self.error(Op::ReadRanges));
+        }
+        let mut all = self.inner.read_ranges(reads).await?;
+        match fault {
+            Some(Fault::After) => return Err(self.error(Op::ReadRanges)),
+            Some(Fault::FlippedBit) => {
+                if let Some(b) = all.iter_mut().find(|b| !b.is_empty()) {
+                    *b = flipped(b);
+                }
+            }
+            _ => {}
+        }
+        Ok(all)
+    }
+
+    async fn gather(&self, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {
+        let fault = self.due(Op::Gather);
+        if let (Some(Fault::Short), Some(g)) = (fault, gathers.first()) {
+            return Err(self.short(&g.name, g.record.clone()));
+        }
+        match fault {
+            Some(Fault::Before) => Err(self.error(Op::Gather)),
+            Some(Fault::After) => {
+                self.inner.gather(gathers, progress).await?;
+                Err(self.error(Op::Gather))
+            }
+            Some(Fault::FlippedBit) => {
+                // By reads, which pass here.
+                self.flip.store(true, Ordering::Relaxed);
+                let outcome = reads::gather(self, gathers, progress).await;
+                self.flip.store(false, Ordering::Relaxed);
+                outcome
+            }
+            _ => self.inner.gather(gathers, progress).await,
+        }
+    }
+
+    async fn list(&self) -> Result<Vec<Entry>> {
+        self.with(Op::List, self.inner.list()).await
+    }
+
+    async fn remove(&self, names: &[Name]) -> Result<()> {
+        self.with(Op::Remove, self.inner.remove(names)).await
+    }
+
+    async fn len(&self, name: &Name) -> Result<Option<u64>> {
+        self.with(Op::Len, self.inner.len(name)).await
+    }
+
+    async fn exists(&self, name: &Name) -> Result<bool> {
+        self.with(Op::Exists, self.inner.exists(name)).await
+    }
+
+    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
+        let inner = self.with(Op::Stage, self.inner.stage(attempt, if_exists)).await?;
+        Ok(Arc::new(FaultStage { inner, store: self.clone() }))
+    }
+
+    async fn leftovers(&self) -> Result<Vec<Leftover>> {
+        self.with(Op::Leftovers, self.inner.leftovers()).await
+    }
+
+    async fn remove_leftover(&self, attempt: &str) -> Result<()> {
+        self.with(Op::RemoveLeftover, self.inner.remove_leftover(attempt)).await
+    }
+}
+
+#[derive(Debug)]
+struct FaultStage {
+    inner: Arc<dyn Stage>,
+    store: FaultStore,
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Stage for FaultStage {
+    async fn write(
+        &self,
+        files: Vec<FileBody>,
+        durability: Durability,
+        progress: Progress,
+    ) -> Result<Vec<Written>> {
+        self.store.with(Op::Write, self.inner.write(files, durability, progress)).await
+    }
+
+    async fn publish(&self, last: (Name, Bytes), durability: Durability) -> Result<()> {
+        self.store.with(Op::Publish, self.inner.publish(last, durability)).await
+    }
+
+    async fn abandon(&self) -> Result<()> {
+        self.store.with(Op::Abandon, self.inner.abandon()).await
+    }
+}

@@ -1,0 +1,200 @@
+use crate::{
+    Durability, Entry, FileBody, Hints, IfExists, Leftover, Name, Progress, Result, Stage, StorageError,
+    Store, StoreScheme, Written,
+};
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+type Files = BTreeMap<Name, Bytes>;
+
+#[derive(Debug, Default)]
+struct Place {
+    files: Files,
+    staged: BTreeMap<String, Files>,
+}
+
+/// A place in the memory of this process; scheme `memory`.
+#[derive(Clone, Debug)]
+pub struct MemoryStore {
+    name: String,
+    place: Arc<Mutex<Place>>,
+    hints: Hints,
+}
+
+static PLACES: Mutex<BTreeMap<String, Arc<Mutex<Place>>>> = Mutex::new(BTreeMap::new());
+
+inventory::submit! {
+    StoreScheme::new("memory", env!("CARGO_PKG_NAME"), |url| Ok(Arc::new(MemoryStore::named(url.trim_start_matches("memory://")))))
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl MemoryStore {
+    /// The place of this name; all stores of one name in this process share it.
+    pub fn named(name: &str) -> Self {
+        let place = lock(&PLACES).entry(name.into()).or_default().clone();
+        Self { name: name.into(), place, hints: Hints::default() }
+    }
+
+    /// A place that nobody else has.
+    pub fn new() -> Self {
+        Self { name: "anonymous".into(), place: Arc::default(), hints: Hints::default() }
+    }
+
+    /// With other hints, to see how others act on them.
+    pub fn with_hints(self, hints: Hints) -> Self {
+        Self { hints, ..self }
+    }
+
+    /// Puts a file there, past all staging: for tests of damaged checkpoints.
+    pub fn put(&self, name: Name, bytes: Bytes) {
+        lock(&self.place).files.insert(name, bytes);
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    fn url(&self) -> String {
+        format!("memory://{}", self.name)
+    }
+
+    fn hints(&self) -> Hints {
+        self.hints
+    }
+
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        let path = format!("{}/{name}", self.url());
+        let Some(bytes) = lock(&self.place).files.get(name).cloned() else {
+            return Err(StorageError::NotFound { path });
+        };
+        if range.start > range.end {
+            return Err(StorageError::invalid(format!("{path}: a range ends before it starts")));
+        }
+        let size = bytes.len() as u64;
+        if range.end > size {
+            return Err(StorageError::Short { path, range, size });
+        }
+        Ok(bytes.slice(range.start as usize..range.end as usize))
+    }
+
+    async fn list(&self) -> Result<Vec<Entry>> {
+        let place = lock(&self.place);
+        Ok(place.files.iter().map(|(n, b)| Entry { name: n.clone(), bytes: b.len() as u64 }).collect())
+    }
+
+    async fn remove(&self, names: &[Name]) -> Result<()> {
+        let mut place = lock(&self.place);
+        for name in names {
+            place.files.remove(name);
+        }
+        Ok(())
+    }
+
+    async fn len(&self, name: &Name) -> Result<Option<u64>> {
+        Ok(lock(&self.place).files.get(name).map(|b| b.len() as u64))
+    }
+
+    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
+        let mut place = lock(&self.place);
+        if if_exists == IfExists::Refuse && !place.files.is_empty() {
+            return Err(StorageError::Exists { path: self.url() });
+        }
+        place.staged.entry(attempt.into()).or_default();
+        Ok(Arc::new(MemoryStage { store: self.clone(), attempt: attempt.into(), if_exists }))
+    }
+
+    async fn leftovers(&self) -> Result<Vec<Leftover>> {
+        let url = self.url();
+        Ok(lock(&self.place).staged.keys().map(|a| Leftover::new(a.clone(), format!("{url}#{a}"))).collect())
+    }
+
+    async fn remove_leftover(&self, attempt: &str) -> Result<()> {
+        lock(&self.place).staged.remove(attempt);
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct MemoryStage {
+    store: MemoryStore,
+    attempt: String,
+    if_exists: IfExists,
+}
+
+impl MemoryStage {
+    fn gone(&self) -> StorageError {
+        StorageError::invalid(format!(
+            "{}: attempt {} is published or abandoned",
+            self.store.url(),
+            self.attempt
+        ))
+    }
+}
+
+#[async_trait]
+impl Stage for MemoryStage {
+    async fn write(&self, files: Vec<FileBody>, _: Durability, progress: Progress) -> Result<Vec<Written>> {
+        let mut out = Vec::new();
+        for FileBody { name, extents } in files {
+            let mut bytes = BytesMut::new();
+            for mut extent in extents {
+                let (offset, want) = (bytes.len() as u64, extent.len());
+                while let Some(block) = extent.next_block() {
+                    let at = bytes.len() as u64;
+                    bytes.extend_from_slice(&block.map_err(|source| StorageError::Source {
+                        name: name.clone(),
+                        offset: at,
+                        source,
+                    })?);
+                }
+                let got = bytes.len() as u64 - offset;
+                if got != want {
+                    return Err(StorageError::ExtentLength { name, offset, want, got });
+                }
+            }
+            let bytes = bytes.freeze();
+            let len = bytes.len() as u64;
+            let mut place = lock(&self.store.place);
+            let staged = place.staged.get_mut(&self.attempt).ok_or_else(|| self.gone())?;
+            if staged.insert(name.clone(), bytes).is_some() {
+                return Err(StorageError::invalid(format!("{name} is written twice")));
+            }
+            drop(place);
+            progress.add(len);
+            out.push(Written { name, bytes: len });
+        }
+        Ok(out)
+    }
+
+    async fn publish(&self, (name, bytes): (Name, Bytes), _: Durability) -> Result<()> {
+        let mut place = lock(&self.store.place);
+        if !place.staged.contains_key(&self.attempt) {
+            return Err(self.gone());
+        }
+        if self.if_exists == IfExists::Refuse && !place.files.is_empty() {
+            return Err(StorageError::Exists { path: self.store.url() });
+        }
+        let mut files = place.staged.remove(&self.attempt).unwrap_or_default();
+        files.insert(name, bytes);
+        place.files = files;
+        Ok(())
+    }
+
+    async fn abandon(&self) -> Result<()> {
+        lock(&self.store.place).staged.remove(&self.attempt);
+        Ok(())
+    }
+}
