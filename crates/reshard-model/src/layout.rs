@@ -110,6 +110,19 @@ impl Layout {
         })
     }
 
+    /// The same elements under a shape that differs only in axes of extent 1; `None` when it differs in more.
+    pub fn squeeze_to(&self, shape: &[u64]) -> Option<Self> {
+        let mut own = self.shape.iter().zip(&self.strides).filter(|(n, _)| **n != 1);
+        let mut strides = Dims::default();
+        for &n in shape {
+            match n {
+                1 => strides.push(1),
+                _ => strides.push(own.next().filter(|(m, _)| **m == n).map(|(_, &s)| s)?),
+            }
+        }
+        own.next().is_none().then(|| Self { item: self.item, start: self.start, shape: shape.into(), strides })
+    }
+
     /// The part of it that `region` selects, which must fit the shape.
     pub fn narrow(&self, region: &Region) -> Self {
         debug_assert!(region.fits(&self.shape), "{region} in {}", self.shape);

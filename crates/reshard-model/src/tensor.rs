@@ -162,6 +162,16 @@ impl Tensor {
         Ok(out)
     }
 
+    /// All elements in the order in which they lie in memory, as a tensor of one axis; `None` when they have gaps or share
+    /// memory.
+    pub fn in_memory_order(&self) -> Option<Self> {
+        let hull = self.layout.hull();
+        let dense = self.layout.is_injective() && hull.end - hull.start == self.layout.bytes();
+        let shape = [self.layout.elements()];
+        let layout = Layout::new(self.dtype.size(), self.layout.start(), shape.into(), [1].into())?;
+        dense.then(|| Self { dtype: self.dtype, layout, buffer: Arc::clone(&self.buffer) })
+    }
+
     /// Whether two handles are on one buffer.
     pub fn same_buffer(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.buffer, &other.buffer)
