@@ -115,16 +115,6 @@ impl Emitter {
         self.texts.insert(v.into(), id);
     }
 
-    /// A str that is written anew even if it was there, as CPython does for strings that it makes while pickling.
-    fn new_str(&mut self, v: &str) {
-        // Python keeps one object for each character up to U+00FF.
-        if v.chars().count() == 1 {
-            return self.str(v);
-        }
-        self.raw_str(v.as_bytes());
-        self.memoize();
-    }
-
     fn raw_str(&mut self, v: &[u8]) {
         let op = match v.len() {
             0..256 if self.protocol >= 4 => Op::ShortBinUnicode(v),
@@ -157,7 +147,9 @@ impl Emitter {
             if text.len() as u64 > u64::from(u32::MAX) {
                 return Err(Error::encode("a byte string of more than 4 GiB"));
             }
-            self.new_str(&text);
+            // CPython makes this text for the purpose, so it is no other one's memo entry.
+            self.raw_str(text.as_bytes());
+            self.memoize();
             self.str("latin1");
             self.tuple(2);
             self.memoize();

@@ -242,7 +242,7 @@ pub(crate) fn typed(v: &Value) -> Json {
     }
 }
 
-/// An array of numpy, of float64, in C order.
+/// An array of numpy in C order.
 fn array(o: &Opaque) -> Json {
     let Some([_, shape, dtype, fortran, Value::Bytes(data)]) = o.state.as_ref().and_then(|s| s.as_seq())
     else {
@@ -250,14 +250,17 @@ fn array(o: &Opaque) -> Json {
     };
     assert_eq!(*fortran, Value::Bool(false));
     let Value::Opaque(dtype) = dtype else { panic!("{o:?}") };
-    assert_eq!(args(dtype)[0], Value::from("f8"));
     let shape: Vec<usize> = shape.as_seq().unwrap().iter().map(|v| v.as_int().unwrap() as usize).collect();
-    let mut v: Vec<Json> =
-        data.chunks_exact(8).map(|c| json!(f64::from_le_bytes(c.try_into().unwrap()))).collect();
+    let (name, mut v): (_, Vec<Json>) = match args(dtype)[0].as_str().unwrap() {
+        "f8" => ("float64", data.as_chunks().0.iter().map(|c| json!(f64::from_le_bytes(*c))).collect()),
+        "u4" => ("uint32", data.as_chunks().0.iter().map(|c| json!(u32::from_le_bytes(*c))).collect()),
+        "i8" => ("int64", data.as_chunks().0.iter().map(|c| json!(i64::from_le_bytes(*c))).collect()),
+        other => panic!("{other}"),
+    };
     for n in shape.iter().skip(1).rev() {
         v = v.chunks(*n).map(|c| json!(c)).collect();
     }
-    json!({"t": "ndarray", "dtype": "float64", "shape": shape, "v": v})
+    json!({"t": "ndarray", "dtype": name, "shape": shape, "v": v})
 }
 
 fn hex(b: &[u8]) -> String {

@@ -1,1 +1,91 @@
+//! Files that torch 2.15 and 2.1 wrote (`tests/data/make.py`): read, compared with what Python says, written again.
 
+use crate::python::{repr, sha256};
+use bytes::Bytes;
+use reshard_torch_format::{
+    Limits,
+    archive::{Archive, ArchiveOptions, Era},
+    load, save_with,
+};
+use serde_json::Value as Json;
+use std::path::{Path, PathBuf};
+
+pub(crate) const FOLDERS: [&str; 2] = ["torch-2.15.0", "torch-2.1.2"];
+
+pub(crate) fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+pub(crate) fn sample(name: &str) -> Bytes {
+    std::fs::read(folder(FOLDERS[0]).join(name)).expect(name).into()
+}
+
+/// `(folder/name, bytes, expected)` of every sample.
+pub(crate) fn samples() -> Vec<(String, Bytes, Json)> {
+    let mut out = Vec::new();
+    for name in FOLDERS {
+        let folder = folder(name);
+        let expected: Json =
+            serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
+        for (file, facts) in expected.as_object().unwrap() {
+            out.push((
+                format!("{name}/{file}"),
+                std::fs::read(folder.join(file)).unwrap().into(),
+                facts.clone(),
+            ));
+        }
+    }
+    out
+}
+
+#[test]
+fn every_sample_is_what_python_says() {
+    for (name, bytes, facts) in samples() {
+        let value = match load(bytes) {
+            Ok(value) => value,
+            Err(e) => {
+                assert!(name.ends_with("cycle.pkl"), "{name}: {e}");
+                assert_eq!(e.to_string(), "byte 0: a value that contains itself is not supported");
+                continue;
+            }
+        };
+        let shown = repr(&value);
+        if let Some(want) = facts["repr"].as_str() {
+            assert_eq!(shown, want, "{name}");
+        }
+        if let Some(want) = facts["repr_sha256"].as_str() {
+            assert_eq!(sha256(shown.as_bytes()), want, "{name}");
+        }
+    }
+}
+
+/// Samples that reshard writes otherwise than torch, though they mean the same.
+const OTHERWISE: &[(&str, &str)] = &[
+    ("transposed.pt", "tensors are written row-major"),
+    ("view.pt", "a view is written without the rest of its storage"),
+    ("expanded.pt", "repeated elements are written out"),
+    ("conj.pt", "conjugates are resolved"),
+    ("neg.pt", "negatives are resolved"),
+    ("requires_grad.pt", "a tensor forgets whether gradients were wanted"),
+    ("parameter.pt", "a parameter becomes its tensor"),
+    ("module.pt", "parameters become their tensors"),
+    ("odd_text.pt", "a text with lone surrogates becomes the call that makes it"),
+    ("enum.pt", "an object that is shared is written twice"),
+];
+
+#[test]
+fn every_archive_is_written_again_byte_for_byte() {
+    for (name, bytes, _) in samples().into_iter().filter(|(_, b, _)| b.starts_with(b"PK")) {
+        let value = load(bytes.clone()).unwrap();
+        let archive = Archive::open(bytes.clone(), &Limits::default()).unwrap();
+        let era = match archive.directory().find(".format_version") {
+            Some(_) => Era::Torch27,
+            None => Era::Torch21,
+        };
+        let options = ArchiveOptions::default().with_era(era).with_prefix(archive.directory().prefix());
+        let again: Bytes = save_with(&value, &options).expect(&name).into();
+        assert_eq!(load(again.clone()).unwrap(), value, "{name}");
+        let file = name.rsplit('/').next().unwrap();
+        assert_eq!(again != bytes, OTHERWISE.iter().any(|(f, _)| *f == file), "{name}");
+    }
+}
