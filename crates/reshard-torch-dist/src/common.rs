@@ -1,0 +1,159 @@
+//! Megatron Core's common state: `common.pt`, and `metadata.json`, which says which strategies a checkpoint is of.
+
+use crate::{METADATA, table::Table};
+use async_trait::async_trait;
+use bytes::Bytes;
+use reshard_model::{ObjectCodec, Plain, Value};
+use reshard_storage::{FileBody, Name, Store};
+use reshard_strategy::{BackendVersion, LoadCommonStrategy, Result, SaveCommonStrategy, SaveCx, StrategyError};
+use reshard_torch_format::{LoadOptions, TorchSave, archive::ArchiveOptions};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// The file of common state.
+pub const COMMON: &str = "common.pt";
+
+/// The file whose presence makes a checkpoint of Megatron Core.
+pub const METADATA_JSON: &str = "metadata.json";
+
+/// Where Megatron Core 0.19 and later keep common state: an object of the sharded part.
+const COMMON_STATE: &str = "common_state/shard_0_1";
+
+/// Content of `metadata.json`, in Megatron Core's order of fields. Fields that are not known are ignored; the common ones are
+/// missing since 0.19.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetadataJson {
+    /// Strategy of the sharded part.
+    pub sharded_backend: String,
+    /// Its version.
+    #[serde(default = "one")]
+    pub sharded_backend_version: u32,
+    /// Strategy of the common part.
+    #[serde(default = "torch")]
+    pub common_backend: String,
+    /// Its version.
+    #[serde(default = "one")]
+    pub common_backend_version: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn torch() -> String {
+    "torch".into()
+}
+
+impl MetadataJson {
+    /// For strategies of these names.
+    pub fn new(sharded: &BackendVersion, common: &BackendVersion) -> Self {
+        Self {
+            sharded_backend: sharded.backend.to_string(),
+            sharded_backend_version: sharded.version,
+            common_backend: common.backend.to_string(),
+            common_backend_version: common.version,
+        }
+    }
+
+    /// Strategy of the sharded part.
+    pub fn sharded(&self) -> BackendVersion {
+        BackendVersion::new(&self.sharded_backend, self.sharded_backend_version)
+    }
+
+    /// Strategy of the common part.
+    pub fn common(&self) -> BackendVersion {
+        BackendVersion::new(&self.common_backend, self.common_backend_version)
+    }
+
+    /// The file's bytes, as Python's `json.dump` writes them.
+    pub fn to_bytes(&self) -> Bytes {
+        let quoted = |s: &str| serde_json::Value::from(s).to_string();
+        format!(
+            r#"{{"sharded_backend": {}, "sharded_backend_version": {}, "common_backend": {}, "common_backend_version": {}}}"#,
+            quoted(&self.sharded_backend),
+            self.sharded_backend_version,
+            quoted(&self.common_backend),
+            self.common_backend_version
+        )
+        .into()
+    }
+
+    /// Reads the file's bytes.
+    ///
+    /// # Errors
+    /// [`StrategyError::Corrupt`] when it is no such JSON.
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
+        serde_json::from_slice(bytes).map_err(|e| StrategyError::Corrupt {
+            file: METADATA_JSON.into(),
+            offset: None,
+            what: "it is no JSON object with sharded_backend and its version".into(),
+            source: Some(Box::new(e)),
+        })
+    }
+}
+
+/// Common strategy `("torch", 1)`: one `torch.save` archive.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TorchCommon;
+
+#[async_trait]
+impl SaveCommonStrategy for TorchCommon {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new("torch", 1)
+    }
+
+    async fn save_common(&self, common: &Plain, cx: &SaveCx<'_>) -> Result<()> {
+        let codec = TorchSave::new(LoadOptions::default(), ArchiveOptions::default().with_prefix("common"));
+        let bytes = codec.encode(&Value::from(common.clone())).map_err(|source| StrategyError::Object {
+            key: COMMON.into(),
+            what: "the common state can't be encoded",
+            source,
+        })?;
+        let file = FileBody::from_bytes(Name::new(COMMON)?, bytes);
+        cx.stage.write(vec![file], cx.durability, cx.progress.clone()).await?;
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl LoadCommonStrategy for TorchCommon {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new("torch", 1)
+    }
+
+    async fn load_common(&self, store: &Arc<dyn Store>) -> Result<Plain> {
+        let name = Name::new(COMMON)?;
+        let value = match store.len(&name).await? {
+            Some(len) => decode(COMMON, &store.read(&name, 0..len).await?)?,
+            None => from_object(store).await?,
+        };
+        Ok(Plain::from(value))
+    }
+}
+
+fn decode(what: &str, bytes: &Bytes) -> Result<Value> {
+    TorchSave::default().decode(bytes).map_err(|source| StrategyError::Corrupt {
+        file: what.into(),
+        offset: None,
+        what: "the common state can't be decoded".into(),
+        source: Some(source),
+    })
+}
+
+/// The form of Megatron Core 0.19 and later.
+async fn from_object(store: &Arc<dyn Store>) -> Result<Value> {
+    let missing = |why: &str| StrategyError::NotACheckpoint { url: store.url(), why: why.into() };
+    let name = Name::new(METADATA)?;
+    let Some(len) = store.len(&name).await? else {
+        return Err(missing("it has neither common.pt nor .metadata"));
+    };
+    let table = Table::parse(METADATA, &store.read(&name, 0..len).await?)?;
+    let place = table.metadata.object(COMMON_STATE).and_then(|id| table.object(id));
+    let Some(place) = place else { return Err(missing("it has neither common.pt nor the object common_state")) };
+    let file = table.file(place)?;
+    let bytes = store.read(&file, table.range(place)?).await?;
+    match decode(COMMON_STATE, &table.untransform(place, bytes)?)? {
+        Value::List(mut v) if v.len() == 1 => Ok(v.remove(0)),
+        _ => Err(StrategyError::corrupt(file, Some(place.offset), "common_state is no list of one element")),
+    }
+}

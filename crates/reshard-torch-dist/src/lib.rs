@@ -1,0 +1,43 @@
+//! Floor 3 of reshard: the `torch_dist` format, which PyTorch's `torch.distributed.checkpoint` (DCP) and Megatron Core write.
+//!
+//! A checkpoint is a directory of `__{rank}_{n}.distcp` files, each a row of complete `torch.save` archives, and of a pickle
+//! `.metadata` that says where each lies. Megatron Core adds `common.pt` and `metadata.json`. `docs/formats/torch_dist.md`
+//! describes every byte.
+//!
+//! - Save and load strategies `("torch_dist", 1)`, common strategy `("torch", 1)`; they register themselves where this crate
+//!   is linked and named. [`TorchDistConfig`] and [`TorchDistLoadConfig`] are their settings.
+//! - Reads what every PyTorch since 2.1 and every generation of Megatron Core wrote, and by default writes what all of them
+//!   load ([`Flavour`]).
+//! - Nothing of a pickle is executed; only the bytes of the wanted regions are read; checksums are checked.
+
+mod blob;
+mod common;
+mod config;
+mod flavour;
+mod metadata;
+mod open;
+mod producer;
+mod reader;
+mod table;
+mod transform;
+mod writer;
+
+pub use common::{COMMON, METADATA_JSON, MetadataJson, TorchCommon};
+pub use config::{ArchiveEra, Spread, Strides, TorchDistConfig, TorchDistLoadConfig};
+pub use flavour::Flavour;
+
+/// Name of the backend.
+pub const NAME: &str = "torch_dist";
+
+/// The pickle that says what is stored and where; its presence makes a DCP checkpoint.
+pub const METADATA: &str = ".metadata";
+
+/// Reads the pickle of a `.metadata` file, for fuzzing and measuring: the number of tensors, chunks and objects.
+///
+/// # Errors
+/// What is wrong with it, and at which byte.
+pub fn parse_metadata(pickle: &[u8]) -> reshard_strategy::Result<(usize, usize, usize)> {
+    let table = table::Table::parse(METADATA, pickle)?;
+    let m = &table.metadata;
+    Ok((m.tensor_count(), m.chunk_count(), m.object_count()))
+}

@@ -1,0 +1,242 @@
+//! An opened checkpoint: reads regions of tensors, and objects.
+
+mod head;
+mod verify;
+
+use crate::{
+    NAME, producer,
+    table::{Place, Table},
+};
+use async_trait::async_trait;
+use head::{Head, Wanted, reads_all};
+use reshard_model::{BoxError, Dialect, ObjectCodec, Payload};
+use reshard_plan::{ChunkId, Metadata, ObjectId, PieceId};
+use reshard_storage::{Check, Gather, Name, Part, Progress, StorageError, Store};
+use reshard_strategy::{
+    BackendVersion, Placed, Producer, ReadObject, ReadTensor, ReadTotals, Result, StorageReader, StrategyError,
+    VerifyReport,
+};
+use reshard_torch_format::{Limits, TorchSave, archive::{Archive, Verify}};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// A `torch_dist` checkpoint.
+#[derive(Debug)]
+pub(crate) struct TorchDistReader {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) table: Table,
+    metadata: Arc<Metadata>,
+    dialect: Dialect,
+    rank_local: Option<u32>,
+    /// Places whose bytes another item claims too, by (file, offset).
+    overlaps: BTreeMap<(u32, u64), String>,
+}
+
+impl TorchDistReader {
+    pub(crate) fn new(store: Arc<dyn Store>, table: Table, dialect: Dialect, rank_local: Option<u32>) -> Self {
+        let metadata = Arc::new(table.metadata.clone());
+        let overlaps = overlaps(&table);
+        Self { store, table, metadata, dialect, rank_local, overlaps }
+    }
+
+    pub(crate) fn overlapping(&self, place: Place) -> Option<&str> {
+        self.overlaps.get(&(place.file, place.offset)).map(String::as_str)
+    }
+
+    /// An error of the store, with what it means: bytes of a checkpoint that are not there are damage.
+    pub(crate) fn lost(&self, e: StorageError, what: Option<String>) -> StrategyError {
+        let file = match &e {
+            StorageError::NotFound { path } | StorageError::Short { path, .. } => path.clone(),
+            StorageError::Record { name, .. } | StorageError::Check { name, .. } => name.to_string(),
+            _ => return e.into(),
+        };
+        let what = what.map_or_else(|| "stored bytes are lost or damaged".into(), |w| format!("{w} is lost or damaged"));
+        StrategyError::Corrupt { file, offset: None, what, source: Some(Box::new(e)) }
+    }
+}
+
+/// Items of one file must not share bytes: what one of them reads would be the other's.
+fn overlaps(table: &Table) -> BTreeMap<(u32, u64), String> {
+    let mut all: Vec<Place> = table.chunks.iter().chain(&table.objects).copied().filter(|p| p.file != u32::MAX).collect();
+    let mut out = BTreeMap::new();
+    // Ranks of a rank-local checkpoint, and equal names in general, are the same file whatever their index.
+    let file = |p: &Place| table.files.get(p.file as usize).and_then(|f| f.as_ref().ok());
+    all.sort_by(|a, b| (file(a), a.offset, a.length).cmp(&(file(b), b.offset, b.length)));
+    for w in all.windows(2) {
+        let (a, b) = (w[0], w[1]);
+        if file(&a).is_some() && file(&a) == file(&b) && a.offset.saturating_add(a.length) > b.offset && b.length > 0 {
+            let text = format!("bytes {}..{} of {}", b.offset, b.offset.saturating_add(b.length), file(&b).map_or("", Name::as_str));
+            out.insert((a.file, a.offset), text.clone());
+            out.insert((b.file, b.offset), text);
+        }
+    }
+    out
+}
+
+/// Compares the CRC-32 of a record with what its archive says.
+struct Crc {
+    hasher: crc32fast::Hasher,
+    stored: u32,
+    what: String,
+}
+
+impl Check for Crc {
+    fn update(&mut self, bytes: &[u8]) {
+        self.hasher.update(bytes);
+    }
+
+    fn finish(self: Box<Self>) -> std::result::Result<(), BoxError> {
+        let found = self.hasher.finalize();
+        if found == self.stored {
+            return Ok(());
+        }
+        Err(format!("{}: the CRC-32 of its elements is {found:08x}, the archive says {:08x}", self.what, self.stored).into())
+    }
+}
+
+#[async_trait]
+impl StorageReader for TorchDistReader {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(NAME, 1)
+    }
+
+    fn metadata(&self) -> &Arc<Metadata> {
+        &self.metadata
+    }
+
+    fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    fn object_lists(&self) -> bool {
+        true
+    }
+
+    fn locate_chunk(&self, chunk: ChunkId) -> Option<Placed> {
+        let (tensor, region) = self.metadata.chunk(chunk)?;
+        let place = self.table.chunk(chunk)?;
+        let id = PieceId { key: tensor.key().into(), offset: Some(region.offsets) };
+        Some(Placed { id, file: self.table.file(place).ok()?, offset: place.offset, length: place.length })
+    }
+
+    fn locate_object(&self, object: ObjectId) -> Option<Placed> {
+        let place = self.table.object(object)?;
+        let id = PieceId { key: self.metadata.object_key(object)?.into(), offset: None };
+        Some(Placed { id, file: self.table.file(place).ok()?, offset: place.offset, length: place.length })
+    }
+
+    fn codec(&self) -> Arc<dyn ObjectCodec> {
+        Arc::new(TorchSave::default())
+    }
+
+    fn producer(&self) -> Producer {
+        let common = self.metadata.object("common_state/shard_0_1").is_none();
+        producer::producer(&self.table, self.dialect, self.rank_local, common)
+    }
+
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, verify: bool, progress: &Progress) -> Result<ReadTotals> {
+        let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
+        for r in reads {
+            by_chunk.entry(r.chunk).or_default().push(r);
+        }
+        let wanted = by_chunk.keys().map(|&c| self.wanted(c)).collect::<Result<Vec<Wanted>>>()?;
+        let (heads, header_bytes, header_requests) = self.heads(&wanted, verify).await?;
+        let mut totals = ReadTotals { headers: header_bytes, requests: header_requests, ..ReadTotals::default() };
+        let mut gathers = Vec::with_capacity(heads.len());
+        for ((head, w), reads) in heads.into_iter().zip(&wanted).zip(by_chunk.into_values()) {
+            match head {
+                Head::Memory(tensor) => {
+                    totals.verified += u64::from(verify);
+                    for r in reads {
+                        let part = tensor.narrow(&r.region).to_bytes();
+                        totals.needed += part.len() as u64;
+                        totals.read += part.len() as u64;
+                        totals.headers = totals.headers.saturating_sub(part.len() as u64);
+                        progress.add(part.len() as u64);
+                        fill(r, &part)?;
+                    }
+                }
+                Head::Stored(s) => {
+                    let regions: Vec<_> = reads.iter().map(|r| &r.region).collect();
+                    let all = verify && reads_all(&s.layout, s.record.end - s.record.start, &regions);
+                    totals.verified += u64::from(all);
+                    let check = all.then(|| -> Box<dyn Check> {
+                        Box::new(Crc { hasher: crc32fast::Hasher::new(), stored: s.crc32, what: self.name_of(w.chunk) })
+                    });
+                    let parts = reads.into_iter().map(|r| part(&s.layout, r)).collect::<Result<_>>()?;
+                    gathers.push(Gather { name: s.file, record: s.record, parts, check });
+                }
+            }
+        }
+        let stats = self.store.gather(gathers, progress.clone()).await.map_err(|e| self.lost(e, None))?;
+        totals.needed += stats.bytes_needed;
+        totals.read += stats.bytes_read;
+        totals.requests += stats.reads;
+        Ok(totals)
+    }
+
+    async fn read_objects(&self, reads: &[ReadObject], verify: bool) -> Result<Vec<Payload>> {
+        let mut ranges = Vec::with_capacity(reads.len());
+        let mut places = Vec::with_capacity(reads.len());
+        for r in reads {
+            let key = self.metadata.object_key(r.object).unwrap_or_default();
+            let place = self.table.object(r.object).ok_or_else(|| {
+                let what = format!("object {key} has no place: the metadata lost its storage entry");
+                StrategyError::corrupt(crate::METADATA, None, what)
+            })?;
+            if let Some(other) = self.overlapping(place) {
+                let what = format!("object {key} and another item claim the same bytes ({other})");
+                return Err(StrategyError::corrupt(crate::METADATA, None, what));
+            }
+            ranges.push((self.table.file(place)?, self.table.range(place)?));
+            places.push((place, key));
+        }
+        let stored = self.store.read_ranges(ranges).await.map_err(|e| self.lost(e, None))?;
+        let mut out = Vec::with_capacity(stored.len());
+        for ((place, key), bytes) in places.into_iter().zip(stored) {
+            let bytes = self.table.untransform(place, bytes)?;
+            if verify {
+                self.check_archive(place, key, &bytes)?;
+            }
+            out.push(Payload::Encoded { codec: TorchSave::default().name(), bytes });
+        }
+        Ok(out)
+    }
+
+    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
+        verify::verify(self, full, progress).await
+    }
+}
+
+impl TorchDistReader {
+    /// Every record of an object's archive has the checksum that the archive says.
+    pub(crate) fn check_archive(&self, place: Place, key: &str, bytes: &bytes::Bytes) -> Result<()> {
+        let check = || -> reshard_torch_format::Result<()> {
+            let archive = Archive::open(bytes.clone(), &Limits::default())?;
+            for record in archive.directory().records() {
+                archive.content(record, Verify::Crc)?;
+            }
+            Ok(())
+        };
+        let file = self.table.file(place)?;
+        check().map_err(|e| StrategyError::Corrupt {
+            file: file.to_string(),
+            offset: Some(place.offset),
+            what: format!("object {key} can't be read"),
+            source: Some(Box::new(e)),
+        })
+    }
+}
+
+/// Regions have the axes of the stored chunk; the claim lacks prepended ones, which have extent 1.
+fn part(layout: &reshard_model::Layout, r: ReadTensor) -> Result<Part> {
+    let source = layout.narrow(&r.region);
+    let source = source.squeeze_to(r.claim.shape()).ok_or_else(|| {
+        let (have, want) = (&r.region.lengths, reshard_model::Dims::from(r.claim.shape()));
+        StrategyError::Invalid(format!("a region of shape {have} can't fill one of shape {want}"))
+    })?;
+    Ok(Part { source, claim: r.claim })
+}
+
+fn fill(r: ReadTensor, elements: &[u8]) -> Result<()> {
+    Ok(r.claim.fill(elements)?)
+}

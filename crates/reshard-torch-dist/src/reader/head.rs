@@ -1,0 +1,259 @@
+//! What the archive of a chunk says of its tensor: a few hundred bytes at its start and at its end.
+
+use crate::{
+    reader::TorchDistReader,
+    table::Place,
+};
+use bytes::Bytes;
+use reshard_model::{Layout, Region};
+use reshard_plan::ChunkId;
+use reshard_storage::Name;
+use reshard_strategy::{Result, StrategyError};
+use reshard_torch_format::{
+    Limits, TensorRef,
+    archive::{Archive, ByteOrder, Method, Record, Tail, Verify},
+};
+use std::{ops::Range, sync::Arc};
+
+/// Bytes to fetch of each end. PyTorch puts 704 bytes before a tensor's elements and about 850 behind them.
+const END: u64 = 1 << 10;
+
+/// An archive up to this size is read whole.
+pub(crate) const SMALL: u64 = 4 << 10;
+
+/// A chunk's tensor, found.
+#[derive(Debug)]
+pub(crate) enum Head {
+    /// Its elements lie in a file as the layout says.
+    Stored(Stored),
+    /// They are in memory: the archive was small, compressed or transformed, or elements need a change.
+    Memory(reshard_model::Tensor),
+}
+
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) file: Name,
+    /// The storage's bytes in the file.
+    pub(crate) record: Range<u64>,
+    /// Elements in the record.
+    pub(crate) layout: Layout,
+    pub(crate) crc32: u32,
+}
+
+/// A chunk to look at, with what the metadata says of it.
+pub(crate) struct Wanted {
+    pub(crate) chunk: ChunkId,
+    pub(crate) place: Place,
+    pub(crate) file: Name,
+    pub(crate) range: Range<u64>,
+}
+
+impl TorchDistReader {
+    /// Where a chunk lies, or why nobody knows.
+    pub(crate) fn wanted(&self, chunk: ChunkId) -> Result<Wanted> {
+        let place = self.table.chunk(chunk).ok_or_else(|| {
+            let what = format!("{} has no place: the metadata lost its storage entry", self.name_of(chunk));
+            StrategyError::corrupt(crate::METADATA, None, what)
+        })?;
+        if let Some(other) = self.overlapping(place) {
+            let what = format!("{} and another item claim the same bytes ({other})", self.name_of(chunk));
+            return Err(StrategyError::corrupt(crate::METADATA, None, what));
+        }
+        let (file, range) = (self.table.file(place)?, self.table.range(place)?);
+        Ok(Wanted { chunk, place, file, range })
+    }
+
+    /// A chunk's name for messages.
+    pub(crate) fn name_of(&self, chunk: ChunkId) -> String {
+        match self.table.metadata.chunk(chunk) {
+            Some((t, region)) => format!("tensor {} chunk {region}", t.key()),
+            None => "an unknown chunk".into(),
+        }
+    }
+
+    /// Reads the ends of archives, many at once. Gives the bytes that were read, too.
+    pub(crate) async fn heads(&self, wanted: &[Wanted], verify: bool) -> Result<(Vec<Head>, u64, u64)> {
+        let mut ranges = Vec::with_capacity(wanted.len() * 2);
+        for w in wanted {
+            let Range { start, end } = w.range;
+            if self.table.is_transformed(w.place) || end - start <= SMALL {
+                ranges.push((w.file.clone(), w.range.clone()));
+            } else {
+                ranges.push((w.file.clone(), start..start + END));
+                ranges.push((w.file.clone(), end - END..end));
+            }
+        }
+        let mut bytes: u64 = ranges.iter().map(|(_, r)| r.end - r.start).sum();
+        let mut requests = ranges.len() as u64;
+        let mut got = self.read_ranges(ranges, wanted).await?.into_iter();
+        let mut heads = Vec::with_capacity(wanted.len());
+        for w in wanted {
+            let first = got.next().unwrap_or_default();
+            if self.table.is_transformed(w.place) || w.range.end - w.range.start <= SMALL {
+                let archive = self.table.untransform(w.place, first)?;
+                heads.push(Head::Memory(self.in_memory(w, archive, verify)?));
+                continue;
+            }
+            let tail = got.next().unwrap_or_default();
+            let (head, more) = self.head(w, first, tail, verify).await?;
+            (bytes, requests) = (bytes + more.0, requests + more.1);
+            heads.push(head);
+        }
+        Ok((heads, bytes, requests))
+    }
+
+    async fn read_ranges(&self, ranges: Vec<(Name, Range<u64>)>, wanted: &[Wanted]) -> Result<Vec<Bytes>> {
+        let files: Vec<Name> = ranges.iter().map(|(n, _)| n.clone()).collect();
+        self.store.read_ranges(ranges).await.map_err(|e| {
+            // The store names the file; the reader of the message wants to know whose bytes are lost.
+            let text = e.to_string();
+            let lost = files.iter().zip(0..).find(|(f, _)| text.contains(f.as_str()));
+            let key = lost.and_then(|(f, _)| wanted.iter().find(|w| w.file == *f)).map(|w| self.name_of(w.chunk));
+            self.lost(e, key)
+        })
+    }
+
+    async fn head(&self, w: &Wanted, first: Bytes, tail: Bytes, verify: bool) -> Result<(Head, (u64, u64))> {
+        let len = w.range.end - w.range.start;
+        let corrupt = |e| self.corrupt(w, e);
+        let mut more = (0, 0);
+        let directory = match Tail::parse(len, &tail).map_err(corrupt)? {
+            Tail::Done(d) => d,
+            Tail::Need(r) => {
+                let longer = self.at(w, r.clone()).await?;
+                more = (more.0 + r.end - r.start, more.1 + 1);
+                match Tail::parse(len, &longer).map_err(corrupt)? {
+                    Tail::Done(d) => d,
+                    Tail::Need(_) => return Err(self.bad(w, "its zip directory has no end")),
+                }
+            }
+        };
+        let pickle = directory.get("data.pkl").map_err(corrupt)?;
+        let mut known = Known { reader: self, w, first, tail, len, more };
+        let pickle = known.content(pickle).await?;
+        let tensor = TensorRef::parse(&pickle, &Limits::default()).map_err(corrupt)?;
+        self.check_described(w, &tensor)?;
+        let order = match directory.find("byteorder") {
+            None => ByteOrder::Little,
+            Some(r) => ByteOrder::parse(Some(&known.content(r).await?)).map_err(corrupt)?,
+        };
+        let record = directory.get(&tensor.storage.record()).map_err(corrupt)?;
+        let data = known.data_range(record).await?;
+        let more = known.more;
+        tensor.check_storage(record.size).map_err(corrupt)?;
+        if record.method != Method::Stored || tensor.is_lazy(order) {
+            let whole = self.store.read(&w.file, w.range.clone()).await.map_err(|e| self.lost(e, Some(self.name_of(w.chunk))))?;
+            let tensor = self.in_memory(w, whole, verify)?;
+            return Ok((Head::Memory(tensor), (more.0 + len, more.1 + 1)));
+        }
+        let layout = tensor.layout().map_err(corrupt)?;
+        let record_at = w.range.start + data.start..w.range.start + data.end;
+        Ok((Head::Stored(Stored { file: w.file.clone(), record: record_at, layout, crc32: record.crc32 }), more))
+    }
+
+    /// A tensor out of an archive that is in memory as a whole.
+    pub(crate) fn in_memory(&self, w: &Wanted, archive: Bytes, verify: bool) -> Result<reshard_model::Tensor> {
+        let corrupt = |e| self.corrupt(w, e);
+        let check = if verify { Verify::Crc } else { Verify::No };
+        let archive = Archive::open(archive, &Limits::default()).map_err(corrupt)?;
+        let pickle = archive.read("data.pkl", Verify::Crc).map_err(corrupt)?;
+        let tensor = TensorRef::parse(&pickle, &Limits::default()).map_err(corrupt)?;
+        self.check_described(w, &tensor)?;
+        let order = archive.byte_order().map_err(corrupt)?;
+        let storage = archive.read(&tensor.storage.record(), check).map_err(corrupt)?;
+        tensor.tensor(Arc::new(storage), order).map_err(corrupt)
+    }
+
+    /// The archive holds what the metadata says.
+    pub(crate) fn check_described(&self, w: &Wanted, tensor: &TensorRef) -> Result<()> {
+        let Some((stored, region)) = self.table.metadata.chunk(w.chunk) else { return Ok(()) };
+        if tensor.dtype != stored.dtype() {
+            let what = format!("it is stored as {}, the metadata says {}", tensor.dtype, stored.dtype());
+            return Err(self.bad(w, &what));
+        }
+        if tensor.shape != region.lengths {
+            let what = format!("it is stored with shape {}, the metadata says {}", tensor.shape, region.lengths);
+            return Err(self.bad(w, &what));
+        }
+        Ok(())
+    }
+
+    async fn at(&self, w: &Wanted, range: Range<u64>) -> Result<Bytes> {
+        let range = w.range.start + range.start..w.range.start + range.end;
+        self.store.read(&w.file, range).await.map_err(|e| self.lost(e, Some(self.name_of(w.chunk))))
+    }
+
+    pub(crate) fn corrupt(&self, w: &Wanted, e: reshard_torch_format::Error) -> StrategyError {
+        StrategyError::Corrupt {
+            file: w.file.to_string(),
+            offset: Some(w.range.start),
+            what: format!("{} can't be read", self.name_of(w.chunk)),
+            source: Some(Box::new(e)),
+        }
+    }
+
+    pub(crate) fn bad(&self, w: &Wanted, what: &str) -> StrategyError {
+        StrategyError::corrupt(&w.file, Some(w.range.start), format!("{}: {what}", self.name_of(w.chunk)))
+    }
+}
+
+/// An archive of which the two ends are known.
+struct Known<'r> {
+    reader: &'r TorchDistReader,
+    w: &'r Wanted,
+    first: Bytes,
+    tail: Bytes,
+    len: u64,
+    /// Bytes and requests that the ends did not save.
+    more: (u64, u64),
+}
+
+impl Known<'_> {
+    async fn bytes(&mut self, range: Range<u64>) -> Result<Bytes> {
+        let at = |r: &Range<u64>| r.start as usize..r.end as usize;
+        if range.end <= self.first.len() as u64 && range.start <= range.end {
+            return Ok(self.first.slice(at(&range)));
+        }
+        let tail = self.len - self.tail.len() as u64;
+        if range.start >= tail && range.end <= self.len && range.start <= range.end {
+            return Ok(self.tail.slice(at(&(range.start - tail..range.end - tail))));
+        }
+        if range.end > self.len || range.start > range.end {
+            return Err(self.reader.bad(self.w, "a record lies outside of its archive"));
+        }
+        self.more = (self.more.0 + range.end - range.start, self.more.1 + 1);
+        self.reader.at(self.w, range).await
+    }
+
+    async fn data_range(&mut self, record: &Record) -> Result<Range<u64>> {
+        let header = self.bytes(record.header_range()).await?;
+        record.data_range(&header).map_err(|e| self.reader.corrupt(self.w, e))
+    }
+
+    /// A small record, checked.
+    async fn content(&mut self, record: &Record) -> Result<Bytes> {
+        if record.stored > SMALL_RECORD {
+            return Err(self.reader.bad(self.w, "the description of a tensor is larger than any tensor needs"));
+        }
+        let range = self.data_range(record).await?;
+        let stored = self.bytes(range).await?;
+        let content = reshard_torch_format::archive::unpack(record, stored, SMALL_RECORD);
+        let content = content.and_then(|c| reshard_torch_format::archive::check_crc(record, &c).map(|()| c));
+        content.map_err(|e| self.reader.corrupt(self.w, e))
+    }
+}
+
+/// Most bytes of a tensor's pickle.
+const SMALL_RECORD: u64 = 1 << 20;
+
+/// Whether regions of one chunk read every byte of its record exactly once, so that its checksum can be checked on the way.
+pub(crate) fn reads_all(layout: &Layout, record: u64, regions: &[&Region]) -> bool {
+    let volume: u64 = regions.iter().filter_map(|r| r.volume()).fold(0, u64::saturating_add);
+    volume == layout.elements()
+        && layout.bytes() == record
+        && layout.is_injective()
+        && reshard_model::first_overlap(regions.len(), layout.shape().len(), |i, a| {
+            regions[i].offsets[a]..regions[i].end(a)
+        })
+        .is_none()
+}

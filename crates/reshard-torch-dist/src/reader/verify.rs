@@ -1,0 +1,234 @@
+//! Looking for damage without loading anything.
+
+use super::TorchDistReader;
+use crate::reader::head::{SMALL, Wanted};
+use reshard_model::{ErrorKind, ObjectCodec, Region, first_hole, first_overlap};
+use reshard_plan::TensorRef;
+use reshard_storage::{Name, Progress};
+use reshard_strategy::{Damage, ReadObject, Result, StrategyError, VerifyReport};
+use reshard_torch_format::{
+    Limits, TorchSave,
+    archive::{Archive, Directory, Method, Record, Tail, Verify},
+};
+use std::collections::BTreeMap;
+
+pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress) -> Result<VerifyReport> {
+    let sizes: BTreeMap<Name, u64> = r.store.list().await?.into_iter().map(|e| (e.name, e.bytes)).collect();
+    let mut v = Verifier { r, sizes, report: VerifyReport::default(), progress };
+    for tensor in r.table.metadata.tensors() {
+        v.cover(&tensor);
+        for (chunk, region) in tensor.chunks() {
+            v.report.items += 1;
+            if region.is_empty() && r.table.chunk(chunk).is_none() {
+                continue;
+            }
+            match r.wanted(chunk) {
+                Err(e) => v.damaged(Some(tensor.key()), &e),
+                Ok(w) => {
+                    let placed = v.in_file(tensor.key(), &w.file, &w.range);
+                    if placed && full {
+                        let checked = v.chunk(&w).await;
+                        v.note(tensor.key(), checked);
+                    }
+                }
+            }
+        }
+    }
+    for (id, key) in r.table.metadata.objects() {
+        v.report.items += 1;
+        let place = r.table.object(id);
+        let at = place.map(|p| r.table.file(p).and_then(|f| Ok((f, r.table.range(p)?))));
+        match at {
+            None => v.add(Some(key), None, None, "it has no place: the metadata lost its storage entry".into()),
+            Some(Err(e)) => v.damaged(Some(key), &e),
+            Some(Ok((file, range))) => {
+                let placed = v.in_file(key, &file, &range);
+                if placed && full {
+                    let checked = v.object(ReadObject { object: id }, range.end - range.start).await;
+                    v.note(key, checked);
+                }
+            }
+        }
+    }
+    Ok(v.report)
+}
+
+struct Verifier<'r> {
+    r: &'r TorchDistReader,
+    sizes: BTreeMap<Name, u64>,
+    report: VerifyReport,
+    progress: &'r Progress,
+}
+
+impl Verifier<'_> {
+    fn add(&mut self, key: Option<&str>, file: Option<&Name>, offset: Option<u64>, what: String) {
+        let (key, file) = (key.map(Into::into), file.map(ToString::to_string));
+        self.report.damage.push(Damage { key, file, offset, what });
+    }
+
+    fn damaged(&mut self, key: Option<&str>, e: &StrategyError) {
+        let mut what = e.to_string();
+        let mut source = std::error::Error::source(e);
+        while let Some(s) = source {
+            let text = s.to_string();
+            if !what.contains(&text) {
+                what = format!("{what}: {text}");
+            }
+            source = s.source();
+        }
+        let (file, offset) = match e {
+            StrategyError::Corrupt { file, offset, .. } => (Some(file.clone()), *offset),
+            _ => (None, None),
+        };
+        let found = Damage { key: key.map(Into::into), file, offset, what };
+        match e.kind() {
+            ErrorKind::Unavailable => self.report.unchecked.push(found),
+            _ => self.report.damage.push(found),
+        }
+    }
+
+    fn note(&mut self, key: &str, checked: Result<u64>) {
+        match checked {
+            Ok(bytes) => self.report.bytes += bytes,
+            Err(e) => self.damaged(Some(key), &e),
+        }
+    }
+
+    /// Chunks lie in the tensor, do not overlap, and leave no hole.
+    fn cover(&mut self, tensor: &TensorRef<'_>) {
+        let shape = tensor.shape();
+        let (key, whole) = (tensor.key(), Region::whole(&shape));
+        let chunks: Vec<Region> = tensor.chunks().map(|(_, r)| r).filter(|r| !r.is_empty()).collect();
+        for c in chunks.iter().filter(|c| !c.fits(&shape)) {
+            self.add(Some(key), None, None, format!("chunk {c} does not lie in the tensor's shape {shape}"));
+        }
+        let range = |i: usize, a: usize| chunks[i].offsets[a]..chunks[i].end(a);
+        if let Some((a, b)) = first_overlap(chunks.len(), shape.len(), range) {
+            self.add(Some(key), None, None, format!("chunks {} and {} overlap", chunks[a], chunks[b]));
+        }
+        let Some(want) = whole.volume() else {
+            return self.add(Some(key), None, None, format!("a tensor of shape {shape} can't be"));
+        };
+        let have = chunks.iter().filter_map(Region::volume).fold(0, u64::saturating_add);
+        if have != want
+            && let Some(hole) = first_hole(&whole, &chunks)
+        {
+            self.add(Some(key), None, None, format!("no chunk covers {hole} of the tensor's shape {shape}"));
+        }
+    }
+
+    /// The file is there, and long enough.
+    fn in_file(&mut self, key: &str, file: &Name, range: &std::ops::Range<u64>) -> bool {
+        let what = match self.sizes.get(file) {
+            None => "its file is missing".into(),
+            Some(&size) if size < range.end => {
+                format!("its bytes {}..{} do not fit the file, which has {size}", range.start, range.end)
+            }
+            Some(_) => return true,
+        };
+        self.add(Some(key), Some(file), Some(range.start), what);
+        false
+    }
+
+    /// Every record of a chunk's archive has the checksum that the archive says, and its tensor is the metadata's.
+    async fn chunk(&mut self, w: &Wanted) -> Result<u64> {
+        let len = w.range.end - w.range.start;
+        if len <= SMALL.max(IN_MEMORY) || self.r.table.is_transformed(w.place) {
+            let stored = self.read(w, 0..len).await?;
+            let archive = self.r.table.untransform(w.place, stored)?;
+            self.archive(w, &archive)?;
+            self.r.in_memory(w, archive, true)?;
+            return Ok(len);
+        }
+        let corrupt = |e| self.r.corrupt(w, e);
+        let first = Tail::first_range(len);
+        let directory = match Tail::parse(len, &self.read(w, first).await?).map_err(corrupt)? {
+            Tail::Done(d) => d,
+            Tail::Need(range) => match Tail::parse(len, &self.read(w, range).await?).map_err(corrupt)? {
+                Tail::Done(d) => d,
+                Tail::Need(_) => return Err(self.r.bad(w, "its zip directory has no end")),
+            },
+        };
+        self.described(w, &directory).await?;
+        for record in directory.records() {
+            self.record(w, record).await?;
+        }
+        Ok(len)
+    }
+
+    async fn read(&self, w: &Wanted, range: std::ops::Range<u64>) -> Result<bytes::Bytes> {
+        let at = w.range.start + range.start..w.range.start + range.end;
+        let got = self.r.store.read(&w.file, at).await.map_err(|e| self.r.lost(e, Some(self.r.name_of(w.chunk))))?;
+        self.progress.add(got.len() as u64);
+        Ok(got)
+    }
+
+    fn archive(&self, w: &Wanted, bytes: &bytes::Bytes) -> Result<()> {
+        let check = || -> reshard_torch_format::Result<()> {
+            let archive = Archive::open(bytes.clone(), &Limits::default())?;
+            for record in archive.directory().records() {
+                archive.content(record, Verify::Crc)?;
+            }
+            Ok(())
+        };
+        check().map_err(|e| self.r.corrupt(w, e))
+    }
+
+    async fn described(&self, w: &Wanted, directory: &Directory) -> Result<()> {
+        let corrupt = |e| self.r.corrupt(w, e);
+        let record = directory.get("data.pkl").map_err(corrupt)?;
+        let header = self.read(w, record.header_range()).await?;
+        let range = record.data_range(&header).map_err(corrupt)?;
+        let stored = self.read(w, range).await?;
+        let pickle = reshard_torch_format::archive::unpack(record, stored, 1 << 20).map_err(corrupt)?;
+        let tensor = reshard_torch_format::TensorRef::parse(&pickle, &Limits::default()).map_err(corrupt)?;
+        self.r.check_described(w, &tensor)?;
+        let storage = directory.get(&tensor.storage.record()).map_err(corrupt)?;
+        tensor.check_storage(storage.size).map_err(corrupt)
+    }
+
+    /// Checks one record in pieces, so that memory stays bounded whatever its size.
+    async fn record(&self, w: &Wanted, record: &Record) -> Result<()> {
+        let corrupt = |e| self.r.corrupt(w, e);
+        let header = self.read(w, record.header_range()).await?;
+        let range = record.data_range(&header).map_err(corrupt)?;
+        if record.method != Method::Stored {
+            let stored = self.read(w, range).await?;
+            let content = reshard_torch_format::archive::unpack(record, stored, Limits::default().unpacked);
+            return content.and_then(|c| reshard_torch_format::archive::check_crc(record, &c)).map_err(corrupt);
+        }
+        let mut hasher = crc32fast::Hasher::new();
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min(at + IN_MEMORY);
+            hasher.update(&self.read(w, at..end).await?);
+            at = end;
+        }
+        let found = hasher.finalize();
+        if found != record.crc32 {
+            let what = format!("the CRC-32 of {} is {found:08x}, the archive says {:08x}", record.name, record.crc32);
+            return Err(self.r.bad(w, &what));
+        }
+        Ok(())
+    }
+
+    async fn object(&self, object: ReadObject, len: u64) -> Result<u64> {
+        use reshard_strategy::StorageReader;
+        let payloads = self.r.read_objects(&[object], true).await?;
+        for p in payloads {
+            if let reshard_model::Payload::Encoded { bytes, .. } = p {
+                let key = self.r.table.metadata.object_key(object.object).unwrap_or_default();
+                TorchSave::default().decode(&bytes).map_err(|source| StrategyError::Object {
+                    key: key.into(),
+                    what: "it can't be decoded",
+                    source,
+                })?;
+            }
+        }
+        self.progress.add(len);
+        Ok(len)
+    }
+}
+
+/// Read at once at most.
+const IN_MEMORY: u64 = 4 << 20;

@@ -1,0 +1,337 @@
+//! An opened `.metadata`: the logical table, and where each chunk and object lies.
+
+use crate::{
+    metadata::build::{Columns, RawStorage, RawTensor, Text, V},
+    transform,
+};
+use bytes::Bytes;
+use reshard_model::{Dims, Path, Region, Step};
+use reshard_plan::{ChunkId, MemoryFormat, Metadata, MetadataBuilder, ObjectId, PlannerData, TensorProperties};
+use reshard_storage::Name;
+use reshard_strategy::{Result, StrategyError};
+use reshard_torch_format::{Limits, pickle::run};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Where a stored item lies: an index into the files, offset and length in bytes, an index into the transforms.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) file: u32,
+    pub(crate) transforms: u32,
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+}
+
+/// No file: the checkpoint doesn't say where the item lies.
+const NOWHERE: Place = Place { file: u32::MAX, transforms: 0, offset: 0, length: 0 };
+
+/// What tells the generations of writers apart.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Signs {
+    pub(crate) old_module: bool,
+    pub(crate) arity: u8,
+    pub(crate) has_tensors: bool,
+    pub(crate) storage_meta: bool,
+    pub(crate) checkpoint_id: Option<String>,
+    pub(crate) save_id: bool,
+    pub(crate) version: Option<String>,
+    pub(crate) mcore_class: bool,
+    pub(crate) mcore_data: bool,
+    pub(crate) all_local_plans: bool,
+    pub(crate) planner_data: bool,
+}
+
+/// One `.metadata`, or all `__{rank}.metadata` of a rank-local checkpoint.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    pub(crate) metadata: Metadata,
+    pub(crate) chunks: Vec<Place>,
+    pub(crate) objects: Vec<Place>,
+    /// File names; an error text for those that are refused.
+    pub(crate) files: Vec<std::result::Result<Name, String>>,
+    /// Descriptors in the order of decoding; the first is "none".
+    pub(crate) transforms: Vec<Vec<String>>,
+    pub(crate) signs: Signs,
+    /// Keys of tensors that Megatron Core stored flattened, with their original shape.
+    pub(crate) flattened: BTreeMap<String, Dims>,
+}
+
+impl Table {
+    /// Reads one file.
+    pub(crate) fn parse(file: &str, pickle: &[u8]) -> Result<Self> {
+        Self::merge(&[(file, pickle)])
+    }
+
+    /// Reads one file, or the files of all ranks of a rank-local checkpoint, whose tensors are put together.
+    pub(crate) fn merge(files: &[(&str, &[u8])]) -> Result<Self> {
+        let mut b = TableBuilder::default();
+        let mut parsed = Vec::new();
+        for &(file, pickle) in files {
+            let (columns, storage) = b.add(file, pickle)?;
+            parsed.push((file, columns, storage));
+        }
+        let TableBuilder { logical, planner_data, signs, flattened, .. } = b;
+        let mut table = Self { metadata: logical.finish(planner_data)?, signs, flattened, ..Self::default() };
+        table.chunks = vec![NOWHERE; table.metadata.chunk_count()];
+        table.objects = vec![NOWHERE; table.metadata.object_count()];
+        table.transforms.push(Vec::new());
+        for (file, columns, storage) in parsed {
+            table.storage(file, &columns, storage)?;
+        }
+        Ok(table)
+    }
+
+    pub(crate) fn chunk(&self, id: ChunkId) -> Option<Place> {
+        self.chunks.get(id.0 as usize).copied().filter(|p| p.file != u32::MAX)
+    }
+
+    pub(crate) fn object(&self, id: ObjectId) -> Option<Place> {
+        self.objects.get(id.0 as usize).copied().filter(|p| p.file != u32::MAX)
+    }
+
+    fn storage(&mut self, file: &str, columns: &Columns<'_>, dict: u32) -> Result<()> {
+        let first = self.files.len() as u32;
+        self.files.extend(columns.files.iter().map(|f| Name::new(f.as_str()).map_err(|e| e.to_string())));
+        let mut transforms: BTreeMap<u32, u32> = BTreeMap::new();
+        for &(index, storage) in &columns.dict(dict).storage {
+            let index = &columns.indices[index as usize];
+            let place = self.place(columns, columns.storages[storage as usize], first, &mut transforms);
+            let key = index.key.as_ref().map_or("", Text::as_str);
+            match index.offset {
+                None => match self.metadata.object(key) {
+                    Some(id) => set(&mut self.objects, id.0, place),
+                    None => {
+                        let what = format!("{key:?} has a place, but is no object");
+                        return Err(StrategyError::corrupt(file, None, what));
+                    }
+                },
+                Some((at, n)) => match self.metadata.tensor(key) {
+                    // Bytes that no chunk owns are ignored.
+                    Some(t) => {
+                        if let Some(id) = t.chunk_at(columns.ints(at, n), index.hint.map(|h| h as usize)) {
+                            set(&mut self.chunks, id.0, place);
+                        }
+                    }
+                    None => {
+                        let what = format!("{key:?} has a place, but is no tensor");
+                        return Err(StrategyError::corrupt(file, None, what));
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn place(
+        &mut self,
+        columns: &Columns<'_>,
+        raw: RawStorage,
+        first: u32,
+        transforms: &mut BTreeMap<u32, u32>,
+    ) -> Place {
+        let transforms = raw.transforms.map_or(0, |list| {
+            *transforms.entry(list).or_insert_with(|| {
+                let texts = columns.texts(list);
+                let at = self.transforms.iter().position(|t| *t == texts);
+                at.unwrap_or_else(|| {
+                    self.transforms.push(texts);
+                    self.transforms.len() - 1
+                }) as u32
+            })
+        });
+        let file = raw.file.map_or(u32::MAX, |f| first + f);
+        Place { file, transforms, offset: raw.offset, length: raw.length }
+    }
+}
+
+/// The logical half, while files are read.
+#[derive(Debug, Default)]
+struct TableBuilder {
+    logical: MetadataBuilder,
+    planner_data: Option<PlannerData>,
+    signs: Signs,
+    flattened: BTreeMap<String, Dims>,
+    objects: BTreeSet<String>,
+}
+
+impl TableBuilder {
+    /// Adds what one `.metadata` says. Tensors that are there already get more chunks. What says where items lie comes back.
+    fn add<'p>(&mut self, file: &str, pickle: &'p [u8]) -> Result<(Columns<'p>, u32)> {
+        let mut columns = Columns::default();
+        let (root, end) = run(pickle, &mut columns, &Limits::default()).map_err(|e| StrategyError::Corrupt {
+            file: file.into(),
+            offset: None,
+            what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
+            source: Some(Box::new(e)),
+        })?;
+        if end != pickle.len() {
+            return Err(StrategyError::corrupt(file, Some(end as u64), "bytes follow the end of the metadata"));
+        }
+        let corrupt = |what: &str| StrategyError::corrupt(file, None, what);
+        let V::Root(root) = root else {
+            return Err(corrupt("it holds no torch.distributed.checkpoint.metadata.Metadata"));
+        };
+        let root = columns.roots[root as usize].clone();
+        let field = |name: &str| root.fields.iter().rev().find(|(k, _)| k.as_str() == name).map(|(_, v)| v);
+        self.signs.mcore_class |= root.subclass;
+        self.signs.all_local_plans |= field("all_local_plans").is_some();
+        self.signs.mcore_data |= field("mcore_data").is_some();
+        if let Some(V::Meta(m)) = field("storage_meta") {
+            let m = &columns.metas[*m as usize];
+            self.signs.storage_meta = true;
+            self.signs.save_id = m.save_id.is_some();
+            self.signs.checkpoint_id.clone_from(&m.checkpoint_id);
+        }
+        if let Some(V::Str(v)) = field("version") {
+            self.signs.version = Some(v.as_str().into());
+        }
+        if let Some(V::Dict(d)) = field("mcore_data") {
+            self.mcore_data(&columns, *d);
+        }
+        if let Some(V::Dict(d)) = field("planner_data") {
+            self.planner_data(&columns, *d);
+        }
+        let Some(V::Dict(d)) = field("state_dict_metadata") else {
+            return Err(corrupt("it has no state_dict_metadata"));
+        };
+        self.entries(file, &columns, *d)?;
+        match field("storage_data") {
+            Some(V::Dict(d)) => Ok((columns, *d)),
+            _ => Err(corrupt("it has no storage_data, so nothing says where the items lie")),
+        }
+    }
+
+    fn entries(&mut self, file: &str, columns: &Columns<'_>, dict: u32) -> Result<()> {
+        for (key, value) in &columns.dict(dict).pairs {
+            let V::Str(key) = key else {
+                return Err(StrategyError::corrupt(file, None, "a key of state_dict_metadata is no str"));
+            };
+            let key = key.as_str();
+            match value {
+                V::Tensor(t) => self.tensor(file, columns, key, &columns.tensors[*t as usize])?,
+                // Every rank of a rank-local checkpoint has its own copy; the first one counts.
+                V::BytesItem if self.objects.insert(key.into()) => drop(self.logical.add_object(key)?),
+                V::BytesItem => {}
+                _ => {
+                    let what = format!("{key} is neither a tensor nor an object");
+                    return Err(StrategyError::corrupt(file, None, what));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn tensor(&mut self, file: &str, columns: &Columns<'_>, key: &str, raw: &RawTensor) -> Result<()> {
+        let corrupt = |what: String| StrategyError::corrupt(file, None, format!("tensor {key}: {what}"));
+        let Some((at, n)) = raw.size else { return Err(corrupt("it has no size".into())) };
+        let shape = columns.ints(at, n);
+        let Some(props) = raw.props.map(|p| &columns.props[p as usize]) else {
+            return Err(corrupt("it has no properties".into()));
+        };
+        let Some(dtype) = props.dtype else {
+            return Err(corrupt("its dtype is not one that reshard knows".into()));
+        };
+        self.signs.has_tensors = true;
+        self.signs.old_module |= props.old_module;
+        self.signs.arity = self.signs.arity.max(props.arity);
+        let id = match self.logical.tensor(key) {
+            Some(id) => id,
+            None => {
+                let properties = TensorProperties {
+                    requires_grad: props.requires_grad,
+                    pin_memory: props.pin_memory,
+                    memory_format: match props.mem_format {
+                        0 => MemoryFormat::Contiguous,
+                        1 => MemoryFormat::ChannelsLast,
+                        _ => MemoryFormat::Preserve,
+                    },
+                    strides: props.strides.clone().filter(|s| s.len() == shape.len()).map(Into::into),
+                };
+                self.logical.add_tensor(key, dtype, shape, properties)?
+            }
+        };
+        for &c in columns.chunks_of(raw) {
+            let Some((offsets, sizes)) = columns.chunk(c) else {
+                return Err(corrupt("a chunk's offsets and sizes differ in length".into()));
+            };
+            self.logical.add_chunk(id, &Region::new(offsets, sizes))?;
+        }
+        Ok(())
+    }
+
+    fn mcore_data(&mut self, columns: &Columns<'_>, dict: u32) {
+        for (key, value) in &columns.dict(dict).pairs {
+            let (V::Str(key), V::Dict(d)) = (key, value) else { continue };
+            for (name, shape) in &columns.dict(*d).pairs {
+                if let (V::Str(name), V::Ints(at, n) | V::Size(at, n)) = (name, shape)
+                    && name.as_str() == "nd_reformulated_orig_global_shape"
+                {
+                    self.flattened.insert(key.as_str().into(), columns.ints(*at, *n).into());
+                }
+            }
+        }
+    }
+
+    fn planner_data(&mut self, columns: &Columns<'_>, dict: u32) {
+        self.signs.planner_data = true;
+        let mut paths = match self.planner_data.take() {
+            Some(PlannerData::Paths(p)) => p,
+            _ => Default::default(),
+        };
+        for (key, path) in &columns.dict(dict).pairs {
+            let (V::Str(key), Some(steps)) = (key, columns.elements(path)) else { continue };
+            let steps = steps.iter().filter_map(|s| match s {
+                V::Str(s) => Some(Step::Key(s.as_str().into())),
+                V::Int(i) => u64::try_from(*i).ok().map(Step::Index),
+                _ => None,
+            });
+            paths.insert(key.as_str().into(), Path(steps.collect()));
+        }
+        self.planner_data = Some(PlannerData::Paths(paths));
+    }
+}
+
+/// The first place counts: of equal keys of several ranks, and of an empty chunk that shares its offset with another.
+fn set(places: &mut [Place], id: u32, place: Place) {
+    if let Some(p) = places.get_mut(id as usize)
+        && p.file == u32::MAX
+    {
+        *p = place;
+    }
+}
+
+/// Items that say of themselves where they lie, made ranges of files.
+impl Table {
+    /// The file of an item.
+    pub(crate) fn file(&self, place: Place) -> Result<Name> {
+        match self.files.get(place.file as usize) {
+            Some(Ok(name)) => Ok(name.clone()),
+            Some(Err(e)) => Err(StrategyError::corrupt(crate::METADATA, None, format!("a file name is refused: {e}"))),
+            None => Err(StrategyError::corrupt(crate::METADATA, None, "an item has no file")),
+        }
+    }
+
+    /// The bytes of an item in its file.
+    pub(crate) fn range(&self, place: Place) -> Result<std::ops::Range<u64>> {
+        let end = place.offset.checked_add(place.length).filter(|e| *e <= i64::MAX as u64);
+        let end = end.ok_or_else(|| StrategyError::corrupt(crate::METADATA, None, "an item ends past 2^63 bytes"))?;
+        Ok(place.offset..end)
+    }
+
+    /// The archive of an item whose stored bytes may have gone through stream transforms.
+    pub(crate) fn untransform(&self, place: Place, stored: Bytes) -> Result<Bytes> {
+        let none = Vec::new();
+        let descriptors = self.transforms.get(place.transforms as usize).unwrap_or(&none);
+        let mut bytes = stored;
+        for d in descriptors {
+            bytes = transform::decode(d, bytes).map_err(|what| {
+                let file = self.file(place).map_or_else(|_| crate::METADATA.into(), |f| f.to_string());
+                StrategyError::corrupt(file, Some(place.offset), what)
+            })?;
+        }
+        Ok(bytes)
+    }
+
+    pub(crate) fn is_transformed(&self, place: Place) -> bool {
+        place.transforms != 0
+    }
+}
