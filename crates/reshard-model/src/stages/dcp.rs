@@ -90,6 +90,18 @@ impl Items {
         if d.is_empty() && !self.path.is_empty() {
             self.dropped_empty.push(Path(self.path.clone()));
         }
+        for k in d.keys().filter(|k| matches!(k, Step::Index(_))) {
+            let text = Step::from(k.to_string());
+            if d.contains_key(&text) {
+                let at = |k: &Step| Path(self.path.iter().chain([k]).cloned().collect()).quoted();
+                let what = format!(
+                    "{} and {} have one name, since keys are saved as text; rename one",
+                    at(k),
+                    at(&text)
+                );
+                return Err(structure(&self.path, what));
+            }
+        }
         let mut out = IndexMap::with_capacity(d.len());
         for (k, v) in d {
             let slots = self.below(k.clone(), Step::Key(k.to_string().into()), v)?;

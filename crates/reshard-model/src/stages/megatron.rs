@@ -24,11 +24,13 @@ fn part(tree: StateDict, path: &mut Vec<Step>, flat: &mut Flat) -> Result<Halves
         Tree::Leaf(Leaf::Value(v)) => Ok(Halves { slots: None, common: Some(Plain::Leaf(v)) }),
         Tree::Leaf(Leaf::Tensor(t)) => {
             t.validate()?;
+            named(&t.key, path)?;
             flat.insert(Path::from(path.as_slice()), Sharded::Tensor(t));
             slot(Slot::Sharded)
         }
         Tree::Leaf(Leaf::Object(o)) => {
             o.validate()?;
+            named(&o.key, path)?;
             flat.insert(Path::from(path.as_slice()), Sharded::Object(o));
             slot(Slot::Sharded)
         }
@@ -71,4 +73,11 @@ fn part(tree: StateDict, path: &mut Vec<Step>, flat: &mut Flat) -> Result<Halves
             })
         }
     }
+}
+
+fn named(key: &str, path: &[Step]) -> Result<()> {
+    if key.is_empty() {
+        return Err(structure(path, "a sharded leaf needs a key in Megatron's dialect"));
+    }
+    Ok(())
 }

@@ -1,0 +1,424 @@
+//! State dicts taken apart and put together again.
+
+use indexmap::IndexMap;
+use proptest::prelude::*;
+use reshard_model::{
+    DType, Data, Dialect, Flatten, Leaf, LocalNonpersistent, Parts, Path, Payload, Plain, Sharded,
+    ShardedObject, ShardedTensor, StateDict, Step, Tensor, Tree, Value, split, split_as, unflatten,
+};
+
+fn tensor(key: &str) -> ShardedTensor {
+    ShardedTensor::template(key, DType::Int8, &[2])
+}
+
+fn plain_tensor() -> Value {
+    Value::Tensor(Tensor::from_vec(&[1], vec![7u8]).unwrap())
+}
+
+fn dict<L>(entries: impl IntoIterator<Item = (&'static str, Tree<L>)>) -> Tree<L> {
+    Tree::Dict(entries.into_iter().map(|(k, v)| (k.into(), v)).collect())
+}
+
+fn value(v: impl Into<Value>) -> StateDict {
+    Tree::Leaf(Leaf::Value(v.into()))
+}
+
+fn path(steps: &[Step]) -> Path {
+    Path::from(steps)
+}
+
+/// What a load would hand in for each leaf: what it holds, or its key.
+fn loaded(parts: &Parts) -> IndexMap<Path, Value> {
+    let one = |s: &Sharded| match s {
+        Sharded::Tensor(t) => {
+            t.data.host().map_or_else(|| Value::from(&*t.key), |t| Value::Tensor(t.clone()))
+        }
+        Sharded::Object(o) => match &o.data {
+            Payload::Value(v) => v.clone(),
+            _ => Value::from(&*o.key),
+        },
+    };
+    parts.flat.iter().map(|(p, s)| (p.clone(), one(s))).collect()
+}
+
+/// The same tree with what [`loaded`] gives for each leaf.
+fn expected(state: &StateDict) -> Plain {
+    state.clone().map(&mut |leaf| match leaf {
+        Leaf::Value(v) => v,
+        Leaf::Local(l) => Value::Local(l),
+        Leaf::Tensor(t) => Value::from(&*t.key),
+        Leaf::Object(o) => Value::from(&*o.key),
+        Leaf::Factory(_) => unreachable!(),
+    })
+}
+
+fn any_leaf() -> impl Strategy<Value = StateDict> {
+    prop_oneof![
+        any::<i64>().prop_map(value),
+        "[a-z]{1,3}".prop_map(value),
+        Just(()).prop_map(|()| value(plain_tensor())),
+        Just(()).prop_map(|()| tensor("?").into()),
+        Just(()).prop_map(|()| ShardedObject::item("?", Payload::None).into()),
+        Just(()).prop_map(|()| LocalNonpersistent::new(1).into()),
+    ]
+}
+
+/// Any tree with a dict on top; sharded leaves have keys of their own.
+fn any_state() -> impl Strategy<Value = StateDict> {
+    let key =
+        prop_oneof!["[a-c]".prop_map(Step::from), (0u64..3).prop_map(Step::from), Just(Step::from("0"))];
+    let dict = move |inner| {
+        prop::collection::vec((key.clone(), inner), 0..4).prop_map(|v| Tree::Dict(v.into_iter().collect()))
+    };
+    let of_dicts = dict.clone();
+    let tree = any_leaf().prop_recursive(4, 24, 4, move |inner| {
+        prop_oneof![
+            of_dicts(inner.clone()).boxed(),
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Tree::List).boxed(),
+            // dicts in a list, as parameter groups are
+            prop::collection::vec(of_dicts(inner), 0..3).prop_map(Tree::List).boxed(),
+        ]
+    });
+    dict(tree.boxed()).prop_map(|mut state: StateDict| {
+        let mut n = 0;
+        state.visit_mut(&mut |_, leaf| {
+            n += 1;
+            match leaf {
+                Leaf::Tensor(t) => t.key = format!("tensor {n}").into(),
+                Leaf::Object(o) => o.key = format!("object {n}").into(),
+                _ => {}
+            }
+        });
+        state
+    })
+}
+
+/// Whether a subtree has sharded or local leaves, and whether it has common ones (empty containers are common).
+fn halves(tree: &StateDict) -> (bool, bool) {
+    match tree {
+        Tree::Leaf(Leaf::Value(_)) => (false, true),
+        Tree::Leaf(_) => (true, false),
+        Tree::Dict(d) if d.is_empty() => (false, true),
+        Tree::List(v) if v.is_empty() => (false, true),
+        Tree::Dict(d) => d.values().map(halves).fold((false, false), |a, b| (a.0 || b.0, a.1 || b.1)),
+        Tree::List(v) => v.iter().map(halves).fold((false, false), |a, b| (a.0 || b.0, a.1 || b.1)),
+    }
+}
+
+fn has_mixed_list(tree: &StateDict) -> bool {
+    match tree {
+        Tree::Leaf(_) => false,
+        Tree::Dict(d) => d.values().any(has_mixed_list),
+        Tree::List(v) => {
+            let all = halves(tree);
+            v.iter().any(has_mixed_list) || all == (true, true) && v.iter().any(|e| halves(e) != (true, true))
+        }
+    }
+}
+
+fn has_double_name(tree: &StateDict) -> bool {
+    match tree {
+        Tree::Leaf(_) => false,
+        Tree::List(v) => v.iter().any(has_double_name),
+        Tree::Dict(d) => {
+            let leaves = |step: Step| d.get(&step).is_some();
+            leaves(0.into()) && leaves("0".into()) || d.values().any(has_double_name)
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_split_is_joined_to_the_same_in_megatrons_dialect(state in any_state()) {
+        let Ok(parts) = split(state.clone(), Dialect::Megatron) else {
+            prop_assert!(has_mixed_list(&state), "only lists that mix are refused");
+            return Ok(());
+        };
+        prop_assert!(!has_mixed_list(&state));
+        let loaded = loaded(&parts);
+        let common = parts.common.clone();
+        prop_assert_eq!(parts.frame.join(loaded, common).unwrap(), expected(&state));
+        let parts = split(state.clone(), Dialect::Megatron).unwrap();
+        let restored = parts.frame.restore(parts.flat, parts.common).unwrap();
+        prop_assert_eq!(expected(&restored), expected(&state));
+    }
+
+    #[test]
+    fn what_is_split_is_joined_to_the_same_in_torchs_dialect(state in any_state(), old in any::<bool>()) {
+        let rule = if old { Flatten::Torch2_3 } else { Flatten::Torch2_4 };
+        let Ok(parts) = split_as(state.clone(), Dialect::Dcp, rule) else {
+            prop_assert!(has_double_name(&state), "only names for two are refused");
+            return Ok(());
+        };
+        prop_assert_eq!(&parts.common, &Plain::new());
+        let loaded = loaded(&parts);
+        prop_assert_eq!(parts.frame.join(loaded, Plain::new()).unwrap(), expected(&state));
+        let parts = split_as(state.clone(), Dialect::Dcp, rule).unwrap();
+        let restored = parts.frame.restore(parts.flat, parts.common).unwrap();
+        prop_assert_eq!(expected(&restored), expected(&state));
+    }
+
+    /// As PyTorch has it: int keys of dicts come back as text, empty dicts don't come back, local leaves aren't there.
+    #[test]
+    fn stored_paths_give_the_nesting_back_without_a_template(state in any_state()) {
+        let Ok(parts) = split(state.clone(), Dialect::Dcp) else { return Ok(()) };
+        let values = loaded(&parts);
+        let entries = parts.flat.iter().zip(values.values()).map(|((_, sharded), value)| {
+            (parts.planner_data[sharded.key()].clone(), value.clone())
+        });
+        let ours = unflatten(entries).unwrap();
+        prop_assert_eq!(ours, as_torch(&expected(&state)).unwrap_or_default());
+    }
+}
+
+/// What PyTorch gives back of a tree; `None` when nothing.
+fn as_torch(tree: &Plain) -> Option<Plain> {
+    match tree {
+        Tree::Leaf(Value::Local(_)) => None,
+        Tree::Leaf(v) => Some(Tree::Leaf(v.clone())),
+        Tree::Dict(d) => {
+            let d: IndexMap<Step, Plain> =
+                d.iter().filter_map(|(k, v)| Some((Step::from(k.to_string()), as_torch(v)?))).collect();
+            (!d.is_empty()).then_some(Tree::Dict(d))
+        }
+        Tree::List(v) if v.is_empty() => Some(Tree::List(Vec::new())),
+        Tree::List(v) => {
+            let mut v: Vec<Option<Plain>> = v.iter().map(as_torch).collect();
+            while v.last().is_some_and(Option::is_none) {
+                v.pop();
+            }
+            let none = || Tree::Leaf(Value::None);
+            (!v.is_empty()).then(|| Tree::List(v.into_iter().map(|e| e.unwrap_or_else(none)).collect()))
+        }
+    }
+}
+
+#[test]
+fn a_list_that_mixes_sharded_and_common_leaves_is_refused_with_its_path() {
+    let groups = Tree::List(vec![value(1), tensor("w").into()]);
+    let e = split(dict([("optimizer", dict([("groups", groups)]))]), Dialect::Megatron).unwrap_err();
+    assert!(e.to_string().starts_with("at optimizer.groups: this list mixes sharded and common"), "{e}");
+    // but dicts in a list may have both
+    let group = || dict([("lr", value(0.1)), ("params", tensor("w").into())]);
+    assert!(split(dict([("groups", Tree::List(vec![group(), group()]))]), Dialect::Megatron).is_ok());
+}
+
+#[test]
+fn local_leaves_leave_no_trace_and_come_back_as_they_were() {
+    for dialect in [Dialect::Megatron, Dialect::Dcp] {
+        let state = dict([("local", LocalNonpersistent::new("mine").into()), ("x", value(1))]);
+        let parts = split(state, dialect).unwrap();
+        assert!(!format!("{:?} {:?} {:?}", parts.flat, parts.common, parts.planner_data).contains("ocal"));
+        let loaded = loaded(&parts);
+        let result = parts.frame.join(loaded, parts.common).unwrap();
+        let Some(Value::Local(l)) = result.get("local").and_then(Plain::leaf) else { panic!("{result:?}") };
+        assert_eq!(l.0.downcast_ref::<&str>(), Some(&"mine"));
+        // what a load gave is a state again
+        let again = split(result.map(&mut Leaf::Value), dialect).unwrap();
+        assert!(!format!("{:?} {:?}", again.flat, again.common).contains("ocal"));
+    }
+}
+
+#[test]
+fn a_stored_common_leaf_in_the_place_of_a_local_or_sharded_one_is_an_error_with_the_path() {
+    for leaf in [tensor("w").into(), LocalNonpersistent::new(0).into()] {
+        let parts = split(dict([("a", dict([("b", leaf)]))]), Dialect::Megatron).unwrap();
+        let loaded = loaded(&parts);
+        let mut stored = Plain::new();
+        stored.insert_tree("a", dict([("b", Tree::Leaf(Value::Int(1)))]));
+        let e = parts.frame.join(loaded, stored).unwrap_err();
+        assert_eq!(e.to_string(), "at a.b: two values for one place");
+    }
+}
+
+#[test]
+fn what_was_not_loaded_is_missing_and_what_has_no_place_is_an_error() {
+    let state = || {
+        let group = |k: &str| dict([("p", tensor(k).into()), ("lr", value(1))]);
+        dict([("w", tensor("w").into()), ("groups", Tree::List(vec![group("0"), group("1")]))])
+    };
+    let parts = split(state(), Dialect::Megatron).unwrap();
+    let only_last = parts.flat.keys().filter(|p| p.to_string() == "groups.1.p");
+    let loaded = only_last.map(|p| (p.clone(), Value::Int(5))).collect();
+    let result = parts.frame.join(loaded, parts.common).unwrap();
+    assert!(result.get("w").is_none());
+    let groups = Value::from(result.get("groups").unwrap().clone());
+    let lr = |more: Vec<(Value, Value)>| Value::Dict([vec![("lr".into(), Value::Int(1))], more].concat());
+    assert_eq!(groups, Value::List(vec![lr(vec![]), lr(vec![("p".into(), Value::Int(5))])]));
+
+    let parts = split(state(), Dialect::Megatron).unwrap();
+    let stranger = [(path(&["x".into()]), Value::None)].into_iter().collect();
+    let e = parts.frame.join(stranger, Plain::new()).unwrap_err();
+    assert_eq!(e.to_string(), "at x: this was loaded, but the template has no such leaf");
+}
+
+/// Names of the items that a state becomes.
+fn names(state: StateDict, flatten: Flatten) -> Vec<String> {
+    let parts = split_as(state, Dialect::Dcp, flatten).unwrap();
+    parts.flat.values().map(|s| s.key().to_string()).collect()
+}
+
+fn nested() -> StateDict {
+    dict([
+        ("ints", Tree::List(vec![value(1), value(2)])),
+        ("tensors", Tree::List(vec![value(plain_tensor()), value(3)])),
+        ("tuple", value(Value::Tuple(vec![plain_tensor()]))),
+        ("empty", StateDict::new()),
+        ("empty_list", Tree::List(vec![])),
+        ("deep", Tree::List(vec![Tree::List(vec![dict([("x", value(1))])]), value(4)])),
+        ("plain", dict([("a", value(1)), ("b", dict([("c", value(2))]))])),
+        ("mixed", dict([("a", value(1)), ("t", value(plain_tensor())), ("d", dict([("c", value(2))]))])),
+        // containers in one value are taken apart as those of the tree are
+        ("value", value(Value::Dict(vec![(Value::Int(3), Value::List(vec![plain_tensor()]))]))),
+        ("odd", value(Value::Dict(vec![(Value::Float(0.5), Value::Int(1))]))),
+    ])
+}
+
+#[test]
+fn containers_are_taken_apart_as_torch_2_4_does() {
+    let want = [
+        "ints",
+        "tensors.0",
+        "tensors.1",
+        "tuple",
+        "empty_list",
+        "deep.0.0.x",
+        "deep.1",
+        "plain.a",
+        "plain.b.c",
+        "mixed.a",
+        "mixed.t",
+        "mixed.d.c",
+        "value.3.0",
+        "odd",
+    ];
+    assert_eq!(names(nested(), Flatten::Torch2_4), want);
+    let parts = split(nested(), Dialect::Dcp).unwrap();
+    assert_eq!(parts.dropped_empty, [path(&["empty".into()])]);
+    assert_eq!(parts.planner_data["tensors.0"], path(&["tensors".into(), 0.into()]));
+    assert_eq!(
+        parts.planner_data["value.3.0"],
+        path(&["value".into(), "3".into(), 0.into()]),
+        "a key is text"
+    );
+    let Sharded::Object(ints) = &parts.flat[0] else { panic!() };
+    assert_eq!(ints.data, Payload::Value(Value::List(vec![Value::Int(1), Value::Int(2)])));
+    let Sharded::Tensor(t) = &parts.flat[1] else { panic!() };
+    assert_eq!((t.has_regular_grid(), t.global_offset.clone()), (true, [0].into()));
+}
+
+#[test]
+fn containers_are_taken_apart_as_torch_2_3_did() {
+    let want = [
+        "ints",
+        "tensors.0",
+        "tensors.1",
+        "tuple",
+        "empty",
+        "empty_list",
+        "deep",
+        "plain",
+        "mixed.a",
+        "mixed.t",
+        "mixed.d",
+        "value.3.0",
+        "odd",
+    ];
+    assert_eq!(names(nested(), Flatten::Torch2_3), want);
+    let parts = split_as(nested(), Dialect::Dcp, Flatten::Torch2_3).unwrap();
+    assert!(parts.dropped_empty.is_empty());
+}
+
+#[test]
+fn both_rules_of_torch_load_to_the_same_tree() {
+    let mut results = [Flatten::Torch2_3, Flatten::Torch2_4].map(|rule| {
+        let parts = split_as(nested(), Dialect::Dcp, rule).unwrap();
+        let loaded = loaded(&parts);
+        parts.frame.join(loaded, Plain::new()).unwrap()
+    });
+    let [old, new] = &mut results;
+    assert_eq!(old, new);
+}
+
+#[test]
+fn two_leaves_with_one_name_are_both_named() {
+    let error = |state| split(state, Dialect::Dcp).unwrap_err().to_string();
+    let e = error(dict([("a.b", value(1)), ("a", dict([("b", value(2))]))]));
+    assert!(e.contains(r#"the leaves at ["a.b"] and ["a"]["b"] would both be saved as "a.b""#), "{e}");
+    let ints = Tree::Dict([(Step::from(0), value(1)), (Step::from("0"), value(2))].into_iter().collect());
+    assert!(error(dict([("a", ints)])).contains(r#"["a"][0] and ["a"]["0"] have one name"#));
+    let e = error(dict([("w", value(1)), ("x", tensor("w").into())]));
+    assert!(e.contains(r#"["w"] and ["x"] would both be saved as "w""#), "{e}");
+    // pieces of one tensor have one key
+    assert!(split(dict([("x", tensor("w").into()), ("y", tensor("w").into())]), Dialect::Dcp).is_ok());
+    // and in Megatron's dialect paths are no names
+    assert!(split(dict([("w", value(1)), ("x", tensor("w").into())]), Dialect::Megatron).is_ok());
+}
+
+#[test]
+fn a_sharded_leaf_without_a_key_takes_its_path_in_torchs_dialect() {
+    let state = || dict([("m", dict([("w", tensor("").into()), ("v", tensor("own").into())]))]);
+    assert_eq!(names(state(), Flatten::Torch2_4), ["m.w", "own"]);
+    let e = split(state(), Dialect::Megatron).unwrap_err();
+    assert_eq!(e.to_string(), "at m.w: a sharded leaf needs a key in Megatron's dialect");
+}
+
+#[test]
+fn a_leaf_that_contradicts_itself_is_refused_in_both_dialects() {
+    let mut bad = tensor("w");
+    bad.global_offset = [1].into();
+    for dialect in [Dialect::Megatron, Dialect::Dcp] {
+        let e = split(dict([("x", bad.clone().into())]), dialect).unwrap_err();
+        assert!(e.to_string().starts_with("w: "), "{e}");
+        assert!(split(value(1), dialect).is_err(), "the top must be a dict");
+        assert!(split(Tree::List(vec![]), dialect).is_err(), "the top must be a dict");
+    }
+}
+
+#[test]
+fn a_failed_load_gives_the_same_buffers_back() {
+    for dialect in [Dialect::Megatron, Dialect::Dcp] {
+        let v = vec![1f32, 2.0];
+        let address = v.as_ptr();
+        let t = ShardedTensor::full("w", Tensor::from_vec(&[2], v).unwrap());
+        let parts = split(dict([("a", Tree::List(vec![t.into()]))]), dialect).unwrap();
+        let restored = parts.frame.restore(parts.flat, parts.common).unwrap();
+        let Some(Leaf::Tensor(t)) = restored.into_nested_values().pop() else { panic!() };
+        let Data::Host(t) = t.data else { panic!() };
+        let v: Vec<f32> = t.into_vec().unwrap();
+        assert_eq!(v.as_ptr(), address);
+    }
+}
+
+#[test]
+fn stored_paths_that_no_program_writes_are_refused() {
+    let error = |entries: Vec<(Path, Value)>| unflatten(entries).unwrap_err().to_string();
+    let v = || Value::Int(1);
+    let (a, b) = (Step::from("a"), Step::from("b"));
+    assert!(error(vec![(path(&[]), v())]).contains("a stored path of 0 steps"));
+    assert!(error(vec![(Path(vec![a.clone(); 401]), v())]).contains("a stored path of 401 steps"));
+    assert!(unflatten([(Path(vec![a.clone(); 400]), v())]).is_ok());
+    let twice = vec![(path(&[a.clone()]), v()), (path(&[a.clone()]), v())];
+    assert_eq!(error(twice), "at a: two stored values for one place");
+    let both = vec![(path(&[a.clone(), 0.into()]), v()), (path(&[a.clone(), b.clone()]), v())];
+    assert!(error(both).starts_with("at a.b: stored paths take this for a list, a dict or a value at once"));
+    let under = vec![(path(&[a.clone()]), v()), (path(&[a.clone(), b]), v())];
+    assert!(error(under).starts_with("at a.b: stored paths take this for"));
+    assert!(error(vec![(path(&[0.into()]), v())]).starts_with("at 0: stored paths"));
+    for index in [u64::MAX, 1 << 40, 1 << 21] {
+        let e = error(vec![(path(&[a.clone(), index.into()]), v())]);
+        assert!(e.contains("of a list of which almost nothing is stored"), "{e}");
+    }
+}
+
+#[test]
+fn dialects_are_told_by_name() {
+    for d in [Dialect::Megatron, Dialect::Dcp] {
+        assert_eq!(d.to_string().parse(), Ok(d));
+        assert_eq!(serde_json::to_string(&d).unwrap(), format!("{:?}", d.name()));
+    }
+    assert_eq!(
+        "torch".parse::<Dialect>().unwrap_err().to_string(),
+        r#""torch" is no dialect; known are megatron and dcp"#
+    );
+}
