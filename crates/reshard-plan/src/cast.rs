@@ -61,7 +61,8 @@ const BLOCK: usize = 512;
 
 /// Converts elements, both little-endian in row-major order, to what PyTorch's `copy_` gives: floats are rounded to nearest
 /// even, those of less than 32 bits by way of float32; ints wrap around; floats lose their fraction on the way to ints, and
-/// become the nearest int when they are too large, or 0 when they are NaN (which PyTorch leaves open); what is not zero is
+/// become the nearest int when they are too large, or 0 when they are NaN (which PyTorch leaves to the processor, but for
+/// uint8, where int64 is in between); what is not zero is
 /// true; complex numbers lose their imaginary part.
 ///
 /// # Errors

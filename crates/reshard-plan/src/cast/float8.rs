@@ -48,7 +48,8 @@ impl Kind {
         sign * (mantissa + (1 << self.mantissa)) as f32 * power(unit + exponent - 1)
     }
 
-    /// To nearest even; what is too large becomes infinity where there is one, else NaN.
+    /// To nearest even. What is too large becomes infinity; where there is none, NaN in the `fnuz` kinds, the largest number
+    /// in e4m3fn (as in PyTorch 2.15; before, it was NaN there too).
     pub(super) fn encode(self, value: f32) -> u8 {
         let bits = value.to_bits();
         let (sign, magnitude) = ((bits >> 24 & 0x80) as u8, bits & 0x7fff_ffff);
@@ -68,7 +69,7 @@ impl Kind {
         let overflow = match (self.fnuz, self.infinite) {
             (true, _) => 0x80,
             (false, true) => 0x7c,
-            (false, false) => 0x7f,
+            (false, false) => 0x7e,
         };
         match rounded.min(overflow) as u8 {
             0 if self.fnuz => 0,

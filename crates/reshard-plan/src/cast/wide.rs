@@ -83,7 +83,8 @@ impl Wide for f64 {
         match to {
             DType::Float64 => write(block, dst, Self::to_le_bytes),
             DType::Bool => write(block, dst, |v| [u8::from(v != 0.0)]),
-            DType::UInt8 => write(block, dst, |v| (v as u8).to_le_bytes()),
+            // PyTorch goes by way of int64 here, so that -1 is 255 everywhere.
+            DType::UInt8 => write(block, dst, |v| [v as i64 as u8]),
             DType::UInt16 => write(block, dst, |v| (v as u16).to_le_bytes()),
             DType::UInt32 => write(block, dst, |v| (v as u32).to_le_bytes()),
             DType::UInt64 => write(block, dst, |v| (v as u64).to_le_bytes()),
