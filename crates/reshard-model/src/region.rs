@@ -80,6 +80,42 @@ impl Region {
                 .all(|a| self.offsets[a].checked_add(self.lengths[a]).is_some_and(|end| end <= shape[a]))
     }
 
+    /// Boxes of at most `max` elements (at least one) that follow each other in row-major order and make up this one.
+    ///
+    /// ```
+    /// use reshard_model::Region;
+    /// let blocks: Vec<String> = Region::whole(&[3, 4]).blocks(8).map(|b| b.to_string()).collect();
+    /// assert_eq!(blocks, ["[0:2, 0:4]", "[2:3, 0:4]"]);
+    /// ```
+    pub fn blocks(self, max: u64) -> impl Iterator<Item = Self> + Send {
+        let max = max.max(1);
+        // Axes after `cut` are whole in a block; `cut` itself is cut; those before it go one by one.
+        let (mut axis, mut inner) = (self.ndim(), 1u64);
+        while axis > 0 && inner.saturating_mul(self.lengths[axis - 1]) <= max {
+            axis -= 1;
+            inner = inner.saturating_mul(self.lengths[axis]);
+        }
+        let cut = axis.checked_sub(1);
+        let step = (max / inner.max(1)).max(1);
+        let mut at = (!self.is_empty()).then(|| self.offsets.clone());
+        std::iter::from_fn(move || {
+            let mut out = Self { offsets: at.take()?, lengths: self.lengths.clone() };
+            let Some(cut) = cut else { return Some(out) };
+            out.lengths[..cut].fill(1);
+            out.lengths[cut] = step.min(self.end(cut) - out.offsets[cut]);
+            let mut next = out.offsets.clone();
+            next[cut] += out.lengths[cut];
+            let mut a = cut;
+            while next[a] >= self.end(a) && a > 0 {
+                next[a] = self.offsets[a];
+                a -= 1;
+                next[a] += 1;
+            }
+            at = (next[a] < self.end(a)).then_some(next);
+            Some(out)
+        })
+    }
+
     /// The same box with offsets counted from the start of `origin`, which must contain it.
     pub fn within(&self, origin: &Self) -> Self {
         Self {
@@ -144,5 +180,28 @@ impl Select for Rows {
         let mut r = Region::whole(shape);
         (r.offsets[0], r.lengths[0]) = (start, end - start);
         Ok(r)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn blocks_follow_each_other_and_cover_the_region(
+            lengths in prop::collection::vec(0u64..6, 0..4), max in 1u64..40,
+        ) {
+            let region = Region::new(vec![2; lengths.len()], lengths);
+            let mut seen = Vec::new();
+            for b in region.clone().blocks(max) {
+                prop_assert!(region.contains(&b));
+                prop_assert!(b.volume().unwrap() <= max);
+                seen.extend(b.blocks(1).map(|r| r.offsets.to_vec()));
+            }
+            prop_assert_eq!(seen.len() as u64, region.volume().unwrap());
+            prop_assert!(seen.is_sorted_by(|a, b| a < b));
+        }
     }
 }

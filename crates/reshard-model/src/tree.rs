@@ -116,6 +116,20 @@ impl<L> Tree<L> {
         d.insert(key.into(), tree).or(displaced)
     }
 
+    /// Puts a subtree at a path of dicts, which are made where they are missing; where something else is, nothing changes.
+    pub fn insert_at(&mut self, path: &[Step], tree: Self) {
+        match (self, path) {
+            (Self::Dict(d), [last]) => drop(d.entry(last.clone()).or_insert(tree)),
+            (Self::Dict(d), [first, rest @ ..]) => d.entry(first.clone()).or_default().insert_at(rest, tree),
+            (Self::List(v), [Step::Index(i), rest @ ..]) => {
+                if let Some(next) = usize::try_from(*i).ok().and_then(|i| v.get_mut(i)) {
+                    next.insert_at(rest, tree);
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// What lies under a str key.
     pub fn get(&self, key: &str) -> Option<&Self> {
         self.step(&Step::from(key))
@@ -356,5 +370,71 @@ mod tests {
         let t = Plain::from(v.clone());
         assert_eq!(t.at(&["a".into(), 0.into()]).and_then(Plain::leaf), Some(&Value::Int(1)));
         assert_eq!(Value::from(t), v);
+    }
+
+    fn sample() -> Plain {
+        let list = Value::List(vec![Value::Int(2), Value::Dict(vec![("c".into(), Value::Int(3))])]);
+        Plain::from(Value::Dict(vec![("a".into(), Value::Int(1)), ("b".into(), list)]))
+    }
+
+    #[test]
+    fn leaves_are_visited_in_order_with_their_paths() {
+        let mut seen = Vec::new();
+        sample().visit(&mut |p, v| seen.push((Path::from(p).to_string(), v.as_int().unwrap())));
+        assert_eq!(seen, [("a".into(), 1), ("b.0".into(), 2), ("b.1.c".into(), 3)]);
+        let mut t = sample();
+        t.visit_mut(&mut |p, v| *v = Value::Int(p.len() as i64));
+        assert_eq!(t.into_nested_values(), [1, 2, 3].map(Value::Int));
+        assert_eq!(sample().map(&mut |v| v.type_name()).nested_values(), ["int"; 3]);
+    }
+
+    #[test]
+    fn a_walk_drops_what_it_empties_and_keeps_what_was_empty() {
+        let mut t = sample();
+        t.insert_tree("empty", Plain::new());
+        let odd = |_: &[Step], v: Value| Ok::<_, ()>((v.as_int() != Some(3)).then_some(Plain::Leaf(v)));
+        let t = t.try_map(&mut { odd }).unwrap().unwrap();
+        assert_eq!(t.at(&["b".into()]), Some(&Plain::List(vec![Plain::Leaf(Value::Int(2))])));
+        assert_eq!(t.get("empty"), Some(&Plain::new()));
+        let nothing = sample().try_map::<Value, ()>(&mut |_, _| Ok(None)).unwrap();
+        assert_eq!(nothing, None);
+        assert_eq!(sample().try_map::<Value, _>(&mut |p, _| Err(p.len())), Err(1));
+    }
+
+    #[test]
+    fn what_is_not_there_is_none() {
+        let mut t = sample();
+        assert_eq!(t.at(&["b".into(), 2.into()]), None);
+        assert_eq!(t.at(&["a".into(), "x".into()]), None);
+        assert_eq!(t.at(&["b".into(), u64::MAX.into()]), None);
+        assert_eq!(t.remove("x"), None);
+        assert_eq!(t.remove("a"), Some(Plain::Leaf(Value::Int(1))));
+        assert_eq!(t.leaf(), None);
+    }
+
+    #[test]
+    fn paths_are_shown_as_names_and_as_subscripts() {
+        let p = Path(vec!["a.b".into(), 0.into(), "c".into()]);
+        assert_eq!((p.to_string(), p.quoted()), ("a.b.0.c".into(), r#"["a.b"][0]["c"]"#.into()));
+        let json = serde_json::to_string(&p).unwrap();
+        assert_eq!(serde_json::from_str::<Path>(&json).unwrap(), p);
+    }
+
+    #[test]
+    fn parting_needs_a_container() {
+        let e = Plain::Leaf(Value::None).extract_matching_values(false, &mut |_| true).unwrap_err();
+        assert_eq!(e.to_string(), "at : only a dict or a list can be parted");
+    }
+
+    #[test]
+    fn lists_of_other_lengths_differ_where_one_has_more() {
+        let list = |n: i64| {
+            Plain::from(Value::Dict(vec![("a".into(), Value::List((0..n).map(Value::Int).collect()))]))
+        };
+        let d = diff(&list(1), &list(3));
+        let names: Vec<String> = d.only_right.iter().map(ToString::to_string).collect();
+        assert_eq!((names, d.only_left.len()), (vec!["a.1".to_owned(), "a.2".into()], 0));
+        assert_eq!(diff(&list(3), &list(1)).only_left.len(), 2);
+        assert!(diff(&list(2), &list(2)).is_empty());
     }
 }
