@@ -1,6 +1,6 @@
 use reshard_comm::{Comm, ProcessGroup};
 use reshard_model::Dialect;
-use reshard_plan::{LoadPlanner, SavePlanner};
+use reshard_plan::{LoadPlanner, PlannerData, SavePlanner};
 use reshard_storage::{Durability, Progress, Stage, Store};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -24,6 +24,9 @@ pub struct SaveCx<'a> {
     pub dialect: Dialect,
     /// Every rank writes its items with metadata of its own, and no plan is exchanged (DCP's `use_collectives=False`).
     pub rank_local: bool,
+    /// Under which path each key of this rank was, for formats that keep it (DCP's `planner_data`); a planner that makes its
+    /// own overrides it.
+    pub planner_data: Option<PlannerData>,
     /// Told of written bytes.
     pub progress: Progress,
 }
@@ -39,7 +42,7 @@ impl<'a> SaveCx<'a> {
     ) -> Self {
         let (durability, dialect, progress) =
             (Durability::default(), Dialect::default(), Progress::default());
-        Self { comm, groups, stage, url, planner, durability, dialect, rank_local: false, progress }
+        Self { comm, groups, stage, url, planner, durability, dialect, rank_local: false, planner_data: None, progress }
     }
 }
 

@@ -22,55 +22,13 @@ impl Elements {
     fn blocks(self) -> Blocks {
         match self {
             Self::Host(t) => Box::new(t.blocks(BLOCK).map(Ok)),
-            Self::Source { source, shape, item } => Box::new(blocks_of(shape, BLOCK * 4 / item.max(1)).map(move |r| {
+            Self::Source { source, shape, item } => Box::new(shape.blocks(BLOCK * 4 / item.max(1)).map(move |r| {
                 let mut out = vec![0; (r.volume().unwrap_or(0) * item) as usize];
                 source.read(&r, &mut out).map_err(|e: BoxError| io::Error::other(e))?;
                 Ok(out.into())
             })),
         }
     }
-}
-
-/// Cuts a region into boxes of at most about `max` elements that follow each other in row-major order.
-pub(crate) fn blocks_of(region: Region, max: u64) -> impl Iterator<Item = Region> + Send {
-    let max = max.max(1);
-    // Axes after `axis` are whole in a block; `axis` itself is cut; those before it go one by one.
-    let mut axis = region.ndim();
-    let mut inner = 1u64;
-    while axis > 0 && inner.saturating_mul(region.lengths[axis - 1]) <= max {
-        axis -= 1;
-        inner = inner.saturating_mul(region.lengths[axis]);
-    }
-    let cut = axis.checked_sub(1);
-    let step = cut.map_or(1, |_| (max / inner).max(1));
-    let mut at = (!region.is_empty()).then(|| region.offsets.clone());
-    std::iter::from_fn(move || {
-        let offsets = at.clone()?;
-        let mut out = Region { offsets, lengths: region.lengths.clone() };
-        let Some(cut) = cut else {
-            at = None;
-            return Some(out);
-        };
-        for a in 0..cut {
-            out.lengths[a] = 1;
-        }
-        out.lengths[cut] = step.min(region.end(cut) - out.offsets[cut]);
-        let mut next = out.offsets.clone();
-        next[cut] += out.lengths[cut];
-        let mut a = cut;
-        at = loop {
-            if next[a] < region.end(a) {
-                break Some(next);
-            }
-            next[a] = region.offsets[a];
-            if a == 0 {
-                break None;
-            }
-            a -= 1;
-            next[a] += 1;
-        };
-        Some(out)
-    })
 }
 
 enum State {
@@ -116,29 +74,6 @@ impl Extent for Blob {
                 }
             },
             State::Done => None,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn blocks_follow_each_other_and_cover_the_region(
-            lengths in prop::collection::vec(0u64..6, 0..4), max in 1u64..40,
-        ) {
-            let region = Region::new(vec![2; lengths.len()], lengths);
-            let mut seen = Vec::new();
-            for b in blocks_of(region.clone(), max) {
-                prop_assert!(region.contains(&b));
-                prop_assert!(b.volume().unwrap() <= max);
-                for r in blocks_of(b, 1) { seen.push(r.offsets.to_vec()); }
-            }
-            prop_assert_eq!(seen.len() as u64, region.volume().unwrap());
-            prop_assert!(seen.is_sorted_by(|a, b| a < b));
         }
     }
 }

@@ -84,7 +84,10 @@ impl<W: StorageWriter> Planned<W> {
         let context = SaveContext::new(rank, is_coordinator).with_storage_meta(meta.as_ref());
         cx.planner.set_up(state, &context)?;
         self.writer.set_up(rank, is_coordinator)?;
-        let plan = cx.planner.create_local_plan(state, &context)?;
+        let mut plan = cx.planner.create_local_plan(state, &context)?;
+        if plan.planner_data.is_none() {
+            plan.planner_data.clone_from(&cx.planner_data);
+        }
         self.writer.prepare_local_plan(plan)
     }
 

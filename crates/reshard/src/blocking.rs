@@ -1,0 +1,178 @@
+//! The same, for programs without an executor: each call returns when it is done.
+//!
+//! Ranks of one process must call these from a thread each.
+
+use crate::{LoadError, Result, SaveReport};
+use futures::executor::block_on;
+use reshard_model::{Payload, Plain, Select, StateDict, Tensor, Value};
+use reshard_plan::Metadata;
+use reshard_storage::{Entry, Progress};
+use reshard_strategy::VerifyReport;
+use std::{collections::BTreeMap, future::IntoFuture, ops::Deref, sync::Arc};
+
+/// Waits for a save or load that was set up: `run(reshard::save(&state, url).overwrite(true))`.
+pub fn run<F: IntoFuture>(operation: F) -> F::Output {
+    block_on(operation.into_future())
+}
+
+/// [`crate::save`] with its defaults.
+///
+/// # Errors
+/// As [`crate::save`].
+pub fn save(state: &StateDict, url: &str) -> Result<SaveReport> {
+    run(crate::save(state, url))
+}
+
+/// [`crate::load`] with its defaults.
+///
+/// # Errors
+/// As [`crate::load`].
+pub fn load(template: StateDict, url: &str) -> Result<Plain, LoadError> {
+    run(crate::load(template, url))
+}
+
+/// [`crate::load_common`].
+///
+/// # Errors
+/// As [`crate::load_common`].
+pub fn load_common(url: &str) -> Result<Plain> {
+    block_on(crate::load_common(url))
+}
+
+/// [`crate::load_metadata`].
+///
+/// # Errors
+/// As [`crate::load_metadata`].
+pub fn load_metadata(url: &str) -> Result<Arc<Metadata>> {
+    block_on(crate::load_metadata(url))
+}
+
+/// [`crate::load_plain_tensors`].
+///
+/// # Errors
+/// As [`crate::load_plain_tensors`].
+pub fn load_plain_tensors(url: &str) -> Result<BTreeMap<String, Tensor>> {
+    block_on(crate::load_plain_tensors(url))
+}
+
+/// [`crate::Checkpoint`]; what needs no waiting is reached through it.
+#[derive(Clone, Debug)]
+pub struct Checkpoint(crate::Checkpoint);
+
+impl Deref for Checkpoint {
+    type Target = crate::Checkpoint;
+    fn deref(&self) -> &crate::Checkpoint {
+        &self.0
+    }
+}
+
+impl From<crate::Checkpoint> for Checkpoint {
+    fn from(c: crate::Checkpoint) -> Self {
+        Self(c)
+    }
+}
+
+impl Checkpoint {
+    /// [`crate::Checkpoint::open`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open(url: &str) -> Result<Self> {
+        block_on(crate::Checkpoint::open(url)).map(Self)
+    }
+
+    /// [`crate::OpenOptions::open`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_with(options: crate::OpenOptions, url: &str) -> Result<Self> {
+        block_on(options.open(url)).map(Self)
+    }
+
+    /// [`crate::Checkpoint::tensor`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn tensor(&self, key: &str) -> Result<TensorHandle> {
+        self.0.tensor(key).map(TensorHandle)
+    }
+
+    /// [`crate::Checkpoint::tensors`].
+    pub fn tensors(&self) -> impl Iterator<Item = TensorHandle> + '_ {
+        self.0.tensors().map(TensorHandle)
+    }
+
+    /// [`crate::Checkpoint::object`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn object(&self, key: &str) -> Result<Value> {
+        block_on(self.0.object(key))
+    }
+
+    /// [`crate::Checkpoint::object_payload`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn object_payload(&self, key: &str) -> Result<Payload> {
+        block_on(self.0.object_payload(key))
+    }
+
+    /// [`crate::Checkpoint::common`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn common(&self) -> Result<Plain> {
+        block_on(self.0.common())
+    }
+
+    /// [`crate::Checkpoint::state`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn state(&self) -> Result<Plain> {
+        block_on(self.0.state())
+    }
+
+    /// [`crate::Checkpoint::files`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn files(&self) -> Result<Vec<Entry>> {
+        block_on(self.0.files())
+    }
+
+    /// [`crate::Checkpoint::sidecar`].
+    pub fn sidecar(&self) -> (Option<crate::Sidecar>, Option<String>) {
+        block_on(self.0.sidecar())
+    }
+
+    /// [`crate::Checkpoint::verify`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn verify(&self, full: bool, progress: Progress) -> Result<VerifyReport> {
+        block_on(self.0.verify(full, progress))
+    }
+}
+
+/// [`crate::TensorHandle`]; what needs no waiting is reached through it.
+#[derive(Clone, Debug)]
+pub struct TensorHandle(crate::TensorHandle);
+
+impl Deref for TensorHandle {
+    type Target = crate::TensorHandle;
+    fn deref(&self) -> &crate::TensorHandle {
+        &self.0
+    }
+}
+
+impl TensorHandle {
+    /// [`crate::TensorHandle::read`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read(&self, what: impl Select) -> Result<Tensor> {
+        block_on(self.0.read(what))
+    }
+}

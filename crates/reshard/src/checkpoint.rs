@@ -1,0 +1,407 @@
+use crate::{
+    Error, Result, Sidecar,
+    error::Context,
+    opened::{HowToOpen, Opened},
+};
+use bytes::Bytes;
+use reshard_comm::Comm;
+use reshard_model::{
+    BoxError, DType, Data, Dialect, Dims, Flat, Path, Payload, Plain, Region, Select, Sharded, ShardedTensor, Tensor,
+    TensorSource, Value, unflatten,
+};
+use reshard_plan::{DefaultLoadPlanner, Entry, Metadata, PlannerData, TensorRef};
+use reshard_storage::{Entry as FileEntry, Progress, Stores};
+use reshard_strategy::{
+    BackendVersion, LoadCx, LoadShardedConfig, Placed, Producer, ReadObject, Registry, StrategyError, VerifyReport,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+const ACT: &str = "reading";
+
+/// An opened checkpoint: random access, nothing loaded. `Clone` copies a handle.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    url: Arc<str>,
+    opened: Arc<Opened>,
+    verify: bool,
+}
+
+/// How to open a checkpoint.
+#[derive(Debug, Default)]
+pub struct OpenOptions {
+    how: HowToOpen,
+    skip_verify: bool,
+}
+
+impl OpenOptions {
+    /// The defaults: linked strategies and stores, checksums verified.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Strategies to choose from.
+    pub fn registry(mut self, registry: Registry) -> Self {
+        self.how.registry = Some(registry);
+        self
+    }
+
+    /// Stores to find the URL's in.
+    pub fn stores(mut self, stores: Stores) -> Self {
+        self.how.stores = Some(stores);
+        self
+    }
+
+    /// Other settings of the load strategy than its defaults.
+    pub fn strategy(mut self, config: impl LoadShardedConfig + 'static) -> Self {
+        self.how.config = Some(Box::new(config));
+        self
+    }
+
+    /// Whether checksums of wholly read items are checked.
+    pub fn verify(mut self, verify: bool) -> Self {
+        self.skip_verify = !verify;
+        self
+    }
+
+    /// Opens.
+    ///
+    /// # Errors
+    /// When there is no checkpoint, when it is damaged, or of a strategy that is not linked.
+    pub async fn open(self, url: &str) -> Result<Checkpoint> {
+        let opened = self.how.open(url).await.during("opening", url)?;
+        Ok(Checkpoint { url: url.into(), opened: Arc::new(opened), verify: !self.skip_verify })
+    }
+}
+
+/// A stored chunk of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredChunk {
+    /// The box of the tensor that it holds.
+    pub region: Region,
+    /// Where the stored item lies; `None` when the checkpoint does not say.
+    pub place: Option<Placed>,
+}
+
+impl Checkpoint {
+    /// Opens with the defaults.
+    ///
+    /// # Errors
+    /// As [`OpenOptions::open`].
+    pub async fn open(url: &str) -> Result<Self> {
+        OpenOptions::new().open(url).await
+    }
+
+    /// Where it lies.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Name of the format.
+    pub fn backend(&self) -> &BackendVersion {
+        &self.opened.name
+    }
+
+    /// Whose conventions it follows.
+    pub fn dialect(&self) -> Dialect {
+        self.opened.reader.dialect()
+    }
+
+    /// What is stored.
+    pub fn metadata(&self) -> &Arc<Metadata> {
+        self.opened.reader.metadata()
+    }
+
+    /// Who wrote it, as far as its bytes tell, and who can load it.
+    pub fn producer(&self) -> Producer {
+        self.opened.reader.producer()
+    }
+
+    /// What reshard noted beside it, and why that is ignored if it is.
+    pub async fn sidecar(&self) -> (Option<Sidecar>, Option<String>) {
+        self.opened.sidecar().await
+    }
+
+    /// A tensor, by key.
+    ///
+    /// # Errors
+    /// When there is none of that key.
+    pub fn tensor(&self, key: &str) -> Result<TensorHandle> {
+        match self.metadata().tensor(key) {
+            Some(t) => Ok(self.handle(&t)),
+            None => {
+                let what = format!("no tensor {key:?} is stored; `tensors` lists {}", self.metadata().tensor_count());
+                Err(Error::new(ACT, &self.url, StrategyError::NotACheckpoint { url: key.into(), why: what }))
+            }
+        }
+    }
+
+    /// All tensors, by key.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorHandle> + '_ {
+        self.metadata().tensors().map(|t| self.handle(&t))
+    }
+
+    fn handle(&self, t: &TensorRef<'_>) -> TensorHandle {
+        TensorHandle { checkpoint: self.clone(), key: t.key().into(), dtype: t.dtype(), shape: t.shape() }
+    }
+
+    /// Keys of all objects: items of their own, and `key/shard_…` for cells of arrays.
+    pub fn objects(&self) -> impl Iterator<Item = &str> {
+        self.metadata().objects().map(|(_, key)| key)
+    }
+
+    /// Where an object lies; `None` when it isn't stored, or the checkpoint does not say.
+    pub fn object_place(&self, key: &str) -> Option<Placed> {
+        self.metadata().object(key).and_then(|id| self.opened.reader.locate_object(id))
+    }
+
+    /// An object, decoded. What Megatron Core stores in cells of arrays is a list.
+    ///
+    /// # Errors
+    /// When there is none of that key, or it is damaged.
+    pub async fn object(&self, key: &str) -> Result<Value> {
+        let payload = self.object_payload(key).await?;
+        self.decode(key, payload).during(ACT, &self.url)
+    }
+
+    /// An object as it is stored.
+    ///
+    /// # Errors
+    /// When there is none of that key, or it is damaged.
+    pub async fn object_payload(&self, key: &str) -> Result<Payload> {
+        let missing = || {
+            let why = format!("no object {key:?} is stored");
+            StrategyError::NotACheckpoint { url: key.into(), why }
+        };
+        let id = self.metadata().object(key).ok_or_else(missing).during(ACT, &self.url)?;
+        let reads = [ReadObject { object: id }];
+        let got = self.opened.reader.read_objects(&reads, self.verify).await.during(ACT, &self.url)?;
+        Ok(got.into_iter().next().unwrap_or_default())
+    }
+
+    fn decode(&self, key: &str, payload: Payload) -> Result<Value, StrategyError> {
+        match payload {
+            Payload::Value(v) => Ok(v),
+            Payload::None => Ok(Value::None),
+            Payload::Encoded { bytes, .. } => self.opened.reader.codec().decode(&bytes).map_err(|source| {
+                StrategyError::Object { key: key.into(), what: "it can't be decoded", source }
+            }),
+        }
+    }
+
+    /// The common state; empty in checkpoints of PyTorch's dialect.
+    ///
+    /// # Errors
+    /// When it is missing or damaged.
+    pub async fn common(&self) -> Result<Plain> {
+        self.opened.common().await.during(ACT, &self.url)
+    }
+
+    /// Everything, loaded whole and put back into the nesting that it was saved from, where the checkpoint tells it; else
+    /// under its keys. Common state is merged in.
+    ///
+    /// # Errors
+    /// Damage, or no memory.
+    pub async fn state(&self) -> Result<Plain> {
+        let metadata = self.metadata();
+        let paths = metadata.planner_data().and_then(|p| if let PlannerData::Paths(p) = p { Some(p) } else { None });
+        let mut entries = Vec::new();
+        for entry in metadata.entries() {
+            let key = entry.key();
+            let value = match entry {
+                Entry::Tensor(_) => Value::Tensor(self.tensor(key)?.read(..).await?),
+                Entry::Object(_, key) => self.object(key).await?,
+            };
+            let path = paths.and_then(|p| p.get(key)).cloned();
+            entries.push((path.unwrap_or_else(|| Path(vec![key.into()])), value));
+        }
+        let mut out = unflatten(entries).during(ACT, &self.url)?;
+        out.merge(self.common().await?).during(ACT, &self.url)?;
+        if let (Some(sidecar), _) = self.sidecar().await {
+            for path in sidecar.empty_dicts {
+                out.insert_at(&path.0, Plain::new());
+            }
+        }
+        Ok(out)
+    }
+
+    /// All files of its directory.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn files(&self) -> Result<Vec<FileEntry>> {
+        self.opened.store.list().await.during(ACT, &self.url)
+    }
+
+    /// Names of the files that hold its items.
+    pub fn item_files(&self) -> BTreeSet<String> {
+        let (reader, metadata) = (&self.opened.reader, self.metadata());
+        let chunks = metadata.tensors().flat_map(|t| t.chunks()).filter_map(|(id, _)| reader.locate_chunk(id));
+        let objects = metadata.objects().filter_map(|(id, _)| reader.locate_object(id));
+        chunks.chain(objects).map(|p| p.file.to_string()).collect()
+    }
+
+    /// Looks for damage: structure, coverage and sizes; with `full`, every checksum too.
+    ///
+    /// # Errors
+    /// Only what stops the check as a whole.
+    pub async fn verify(&self, full: bool, progress: Progress) -> Result<VerifyReport> {
+        let mut report = self.opened.reader.verify(full, &progress).await.during("verifying", &self.url)?;
+        if let Err(e) = self.opened.common().await {
+            let damage = reshard_strategy::Damage { key: None, file: None, offset: None, what: text(&e) };
+            match e.kind() {
+                reshard_model::ErrorKind::Unavailable => report.unchecked.push(damage),
+                _ => report.damage.push(damage),
+            }
+        }
+        Ok(report)
+    }
+
+    async fn fill(&self, template: Flat) -> Result<Flat, StrategyError> {
+        let groups = BTreeMap::new();
+        let planner = Arc::new(DefaultLoadPlanner::DEFAULT);
+        let mut cx = LoadCx::new(Comm::single(), &groups, Arc::clone(&self.opened.store), planner);
+        cx.verify = self.verify;
+        let loaded = self.opened.sharded.load(template, Arc::clone(&self.opened.reader), &cx).await;
+        loaded.map(|l| l.state).map_err(|f| f.error)
+    }
+}
+
+fn text(e: &StrategyError) -> String {
+    let mut out = e.to_string();
+    let mut source = std::error::Error::source(e);
+    while let Some(s) = source {
+        out = format!("{out}: {s}");
+        source = s.source();
+    }
+    out
+}
+
+/// A stored tensor, of which any region can be read.
+#[derive(Clone, Debug)]
+pub struct TensorHandle {
+    checkpoint: Checkpoint,
+    key: Box<str>,
+    dtype: DType,
+    shape: Dims,
+}
+
+impl TensorHandle {
+    /// Its key.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Elements per axis.
+    pub fn shape(&self) -> &Dims {
+        &self.shape
+    }
+
+    /// Bytes of all elements.
+    pub fn nbytes(&self) -> u64 {
+        self.shape.volume().unwrap_or(u64::MAX).saturating_mul(self.dtype.size())
+    }
+
+    /// Its chunks in stored order.
+    pub fn chunks(&self) -> Vec<StoredChunk> {
+        let reader = &self.checkpoint.opened.reader;
+        let tensor = self.checkpoint.metadata().tensor(&self.key);
+        tensor.map_or_else(Vec::new, |t| {
+            t.chunks().map(|(id, region)| StoredChunk { region, place: reader.locate_chunk(id) }).collect()
+        })
+    }
+
+    /// Reads a region: a [`Region`], some rows (`Region::rows(0..128)`) or all of it (`..`). Only the bytes of the region are
+    /// read, whatever the chunks are.
+    ///
+    /// # Errors
+    /// A region outside of the shape, a hole, damage, no memory.
+    pub async fn read(&self, what: impl Select) -> Result<Tensor> {
+        let url = &self.checkpoint.url;
+        let region = what.resolve(&self.key, &self.shape).during(ACT, url)?;
+        let mut template = Flat::new();
+        let leaf = ShardedTensor::region_of(&self.key, self.dtype, &self.shape, region);
+        template.insert(Path(vec![(&*self.key).into()]), Sharded::Tensor(leaf));
+        let state = self.checkpoint.fill(template).await.during(ACT, url)?;
+        match state.into_values().next() {
+            Some(Sharded::Tensor(ShardedTensor { data: Data::Host(t), .. })) => Ok(t),
+            _ => Err(Error::new(ACT, url, StrategyError::Invalid(format!("{} was not loaded", self.key)))),
+        }
+    }
+
+    /// Regions that follow each other in row-major order, of at most `max` bytes each (at least one element), for working on
+    /// a tensor in bounded memory.
+    pub fn blocks(&self, max: u64) -> impl Iterator<Item = Region> + Send + use<> {
+        Region::whole(&self.shape).blocks(max / self.dtype.size())
+    }
+
+    /// A region as a source that is read when it is written: for copying checkpoints in bounded memory.
+    ///
+    /// # Errors
+    /// A region outside of the shape.
+    pub fn source(&self, what: impl Select) -> Result<Arc<dyn TensorSource>> {
+        let region = what.resolve(&self.key, &self.shape).during(ACT, &self.checkpoint.url)?;
+        Ok(Arc::new(Lazy { tensor: self.clone(), offsets: region.offsets }))
+    }
+}
+
+/// Part of a stored tensor.
+struct Lazy {
+    tensor: TensorHandle,
+    offsets: Dims,
+}
+
+impl TensorSource for Lazy {
+    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+        let mut region = region.clone();
+        region.offsets.iter_mut().zip(&self.offsets).for_each(|(o, by)| *o += by);
+        let got: Bytes = futures::executor::block_on(self.tensor.read(region))?.to_bytes();
+        if got.len() != out.len() {
+            return Err(format!("{} bytes were read where {} are wanted", got.len(), out.len()).into());
+        }
+        out.copy_from_slice(&got);
+        Ok(())
+    }
+}
+
+/// The common state of a checkpoint.
+///
+/// # Errors
+/// As [`Checkpoint::open`] and [`Checkpoint::common`].
+pub async fn load_common(url: &str) -> Result<Plain> {
+    Checkpoint::open(url).await?.common().await
+}
+
+/// What a checkpoint holds.
+///
+/// # Errors
+/// As [`Checkpoint::open`].
+pub async fn load_metadata(url: &str) -> Result<Arc<Metadata>> {
+    Ok(Arc::clone(Checkpoint::open(url).await?.metadata()))
+}
+
+/// Every tensor, whole, by key; no objects and no common state.
+///
+/// # Errors
+/// As [`Checkpoint::open`]; damage, or no memory.
+pub async fn load_plain_tensors(url: &str) -> Result<BTreeMap<String, Tensor>> {
+    let checkpoint = Checkpoint::open(url).await?;
+    let mut template = Flat::new();
+    for t in checkpoint.metadata().tensors() {
+        let leaf = ShardedTensor::template(t.key(), t.dtype(), &t.shape());
+        template.insert(Path(vec![t.key().into()]), Sharded::Tensor(leaf));
+    }
+    let state = checkpoint.fill(template).await.during(ACT, url)?;
+    let tensor = |leaf| match leaf {
+        Sharded::Tensor(ShardedTensor { key, data: Data::Host(t), .. }) => Some((key.to_string(), t)),
+        _ => None,
+    };
+    Ok(state.into_values().filter_map(tensor).collect())
+}

@@ -1,0 +1,64 @@
+//! Save the state of a model that is spread over any number of ranks, and load it onto any other number, with any other split.
+//!
+//! ```
+//! use reshard::{ShardedTensor, StateDict, Tensor};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! # let url = dir.path().join("step-1000").display().to_string();
+//! let (rank, world) = (0, 1);
+//! let mut state = StateDict::new();
+//! // this rank holds row block `rank` of `world`
+//! let local = Tensor::from_vec(&[2, 3], vec![1f32, 2., 3., 4., 5., 6.])?;
+//! state.insert("weight", ShardedTensor::from_rank_offsets("layer.weight", local, &[(0, rank, world)])?);
+//! state.insert("step", 1000); // common: rank 0 saves it
+//!
+//! reshard::blocking::save(&state, &url)?; // torch_dist, version 1, by default; no group: one rank
+//!
+//! // random access, nothing loaded
+//! let ckpt = reshard::blocking::Checkpoint::open(&url)?;
+//! let row = ckpt.tensor("layer.weight")?.read(reshard::Region::rows(1..2))?;
+//! assert_eq!(row.to_vec::<f32>().unwrap(), [4., 5., 6.]);
+//!
+//! // into a template's own buffers, here allocated by reshard
+//! let mut template = StateDict::new();
+//! template.insert("weight", ShardedTensor::template("layer.weight", reshard::DType::Float32, &[2, 3]));
+//! let state = reshard::blocking::load(template, &url)?;
+//! assert_eq!(state.get("step").and_then(|v| v.leaf()?.as_int()), Some(1000));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Inside an executor take [`save`], [`load`] and [`Checkpoint`] themselves; `reshard::save(&state, url).group(&group).await`
+//! saves from all ranks of a process group. Local files need no particular executor.
+//!
+//! This crate composes and decides nothing: formats are strategies ([`Registry`]), places are stores ([`Stores`]), ranks are
+//! process groups ([`ProcessGroup`]); crates of third parties add to each.
+
+mod checkpoint;
+mod error;
+mod load;
+mod opened;
+mod report;
+mod save;
+mod sidecar;
+
+pub mod blocking;
+
+pub use checkpoint::{Checkpoint, OpenOptions, StoredChunk, TensorHandle, load_common, load_metadata, load_plain_tensors};
+pub use error::{Error, LoadError, Result};
+pub use load::{Load, load};
+pub use report::{Act, LoadReport, SaveReport};
+pub use save::{Save, save};
+pub use sidecar::{SIDECAR, Sidecar};
+
+pub use reshard_comm::{Cause, Comm, CommError, LocalGroup, ProcessGroup, Rank, SingleProcess};
+pub use reshard_model::*;
+pub use reshard_plan::{self as plan, Cast, DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, Metadata, SavePlanner};
+pub use reshard_storage::{self as storage, Durability, IfExists, Progress, Stores};
+pub use reshard_strategy::{
+    self as strategy, BackendVersion, Damage, LoadShardedConfig, Producer, Registry, SaveShardedConfig, StrategyError,
+    VerifyReport,
+};
+/// The `torch_dist` format and its settings.
+pub use reshard_torch_dist as torch_dist;

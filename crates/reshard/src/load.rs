@@ -1,0 +1,317 @@
+use crate::{
+    Error, LoadError, LoadReport,
+    opened::{HowToOpen, Opened},
+    report::{Act, Clock},
+};
+use indexmap::IndexMap;
+use reshard_comm::{Comm, ProcessGroup, Rank, SingleProcess};
+use reshard_model::{
+    Data, Dialect, Flat, Flatten, Frame, Path, Payload, Plain, Sharded, StateDict, Value, split_as,
+};
+use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata};
+use reshard_storage::{Progress, Stores};
+use reshard_strategy::{LoadCx, LoadShardedConfig, Loaded, Registry, StrategyError, cause};
+use std::{
+    collections::BTreeMap,
+    future::{Future, IntoFuture},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+
+const ACT: &str = "loading from";
+
+/// Loads a checkpoint into a template's own buffers; await it, or set options first.
+///
+/// Sharded leaves of the template say which part of which tensor this rank wants; a leaf without data is allocated. The result
+/// has the template's structure, on top of the common state. In checkpoints of PyTorch's dialect, leaves that are no tensors
+/// are replaced by what is stored.
+///
+/// # Collective
+/// Every rank of the group must await it, in the same order as other collectives. If any rank fails, all of them get the step,
+/// the ranks and the causes.
+///
+/// # Errors
+/// Missing keys, other shapes and element types, holes, damage, all keys at once; the [`LoadError`] gives the template back.
+pub fn load<'a>(template: StateDict, url: &'a str) -> Load<'a> {
+    Load {
+        template,
+        url,
+        group: &SingleProcess,
+        groups: BTreeMap::new(),
+        coordinator: Rank(0),
+        deadline: None,
+        planner: None,
+        default: DefaultLoadPlanner::DEFAULT,
+        verify: true,
+        progress: Progress::default(),
+        how: HowToOpen::default(),
+    }
+}
+
+/// A load that is being set up; made by [`load`].
+#[derive(Debug)]
+#[must_use = "a load does nothing until it is awaited"]
+pub struct Load<'a> {
+    template: StateDict,
+    url: &'a str,
+    group: &'a dyn ProcessGroup,
+    groups: BTreeMap<String, Arc<dyn ProcessGroup>>,
+    coordinator: Rank,
+    deadline: Option<Duration>,
+    planner: Option<Arc<dyn LoadPlanner>>,
+    default: DefaultLoadPlanner,
+    verify: bool,
+    progress: Progress,
+    how: HowToOpen,
+}
+
+impl<'a> Load<'a> {
+    /// All ranks that load together; without a group there is one.
+    pub fn group(mut self, group: &'a dyn ProcessGroup) -> Self {
+        self.group = group;
+        self
+    }
+
+    /// A sub-group that a strategy finds by name.
+    pub fn sub_group(mut self, name: &str, group: Arc<dyn ProcessGroup>) -> Self {
+        self.groups.insert(name.into(), group);
+        self
+    }
+
+    /// The rank that decides, counted in the group; 0 by default.
+    pub fn coordinator(mut self, rank: Rank) -> Self {
+        self.coordinator = rank;
+        self
+    }
+
+    /// How long one step may wait for silent ranks; half an hour by default.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// A planner of your own, instead of the options below.
+    pub fn planner(mut self, planner: impl LoadPlanner + 'static) -> Self {
+        self.planner = Some(Arc::new(planner));
+        self
+    }
+
+    /// Which differences between stored and wanted element types are bridged; none by default.
+    pub fn cast(mut self, cast: Cast) -> Self {
+        self.default = self.default.cast(cast);
+        self
+    }
+
+    /// Whether keys that the checkpoint lacks are left as they are; they are reported.
+    pub fn allow_partial_load(mut self, allow: bool) -> Self {
+        self.default = self.default.allow_partial_load(allow);
+        self
+    }
+
+    /// Whether keys of the checkpoint that the template does not ask for are an error.
+    pub fn strict(mut self, strict: bool) -> Self {
+        self.default = self.default.strict(strict);
+        self
+    }
+
+    /// Whether checksums of wholly read items are checked; they are by default.
+    pub fn verify(mut self, verify: bool) -> Self {
+        self.verify = verify;
+        self
+    }
+
+    /// Told of read bytes, from any thread.
+    pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
+        self.progress = Progress::new(f);
+        self
+    }
+
+    /// Other settings of the load strategy than its defaults.
+    pub fn strategy(mut self, config: impl LoadShardedConfig + 'static) -> Self {
+        self.how.config = Some(Box::new(config));
+        self
+    }
+
+    /// Strategies to choose from; those that are linked by default.
+    pub fn registry(mut self, registry: Registry) -> Self {
+        self.how.registry = Some(registry);
+        self
+    }
+
+    /// Stores to find the URL's in; those that are linked by default.
+    pub fn stores(mut self, stores: Stores) -> Self {
+        self.how.stores = Some(stores);
+        self
+    }
+
+    /// The loaded state together with what the load did.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub async fn with_report(mut self) -> Result<(Plain, LoadReport), LoadError> {
+        let mut clock = Clock::start();
+        let url = self.url;
+        let mut comm = Comm::new(self.group).with_coordinator(self.coordinator);
+        if let Some(deadline) = self.deadline {
+            comm = comm.with_deadline(deadline);
+        }
+        let guard = comm.guard("a load");
+        let template = std::mem::take(&mut self.template);
+        let begun = self.begin(&comm, template).await;
+        clock.done(Act::Decide);
+        let out = match begun {
+            Err((e, template)) => Err((e, template)),
+            Ok(begun) => self.run(&comm, begun, &mut clock).await,
+        };
+        guard.done();
+        out.map_err(|(e, template)| LoadError::new(Error::new(ACT, url, e), template))
+    }
+
+    /// Opens, splits the template, reads common state; all ranks learn whether all could.
+    async fn begin(&self, comm: &Comm<'_>, template: StateDict) -> Result<Begun, (StrategyError, StateDict)> {
+        let opened = self.how.open(self.url).await;
+        let (mine, template) = match opened {
+            Err(e) => (Err(e), Some(template)),
+            Ok(opened) => match opened.common().await {
+                Err(e) => (Err(e), Some(template)),
+                Ok(common) => {
+                    // The template is moved: a clone of handles would keep its buffers from being filled.
+                    let spare = without_buffers(&template);
+                    match split_for(template, opened.reader.dialect(), opened.reader.metadata()) {
+                        Ok((flat, frame, own)) => (Ok(Begun { opened, common, flat, frame, own }), None),
+                        Err((e, template)) => (Err(e), Some(template.unwrap_or(spare))),
+                    }
+                }
+            },
+        };
+        let agreed = comm.agree("open", mine.as_ref().map(|_| ()).map_err(cause)).await;
+        match (agreed, mine) {
+            (Ok(()), Ok(begun)) => Ok(begun),
+            (Err(e), Ok(begun)) => Err((e.into(), begun.give_back())),
+            (agreed, Err(own)) => {
+                let e = agreed.err().map_or(own, StrategyError::from);
+                Err((e, template.unwrap_or_default()))
+            }
+        }
+    }
+
+    async fn run(
+        &mut self,
+        comm: &Comm<'_>,
+        begun: Begun,
+        clock: &mut Clock,
+    ) -> Result<(Plain, LoadReport), (StrategyError, StateDict)> {
+        let Begun { opened, common, flat, frame, own } = begun;
+        let planner = self.planner.take().unwrap_or_else(|| Arc::new(self.default));
+        let groups = std::mem::take(&mut self.groups);
+        let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
+        (cx.verify, cx.progress) = (self.verify, self.progress.clone());
+        let metadata = Arc::clone(opened.reader.metadata());
+        let loaded = opened.sharded.load(flat, Arc::clone(&opened.reader), &cx).await;
+        clock.done(Act::Move);
+        let Loaded { state, notes, totals, .. } = match loaded {
+            Ok(loaded) => loaded,
+            Err(failure) => {
+                let template = frame.restore(failure.template, own).unwrap_or_default();
+                return Err((failure.error, template));
+            }
+        };
+        let missing: std::collections::BTreeSet<&str> = notes.missing.iter().map(String::as_str).collect();
+        let state = values(state, &missing);
+        let joined = frame.join(state, common);
+        clock.done(Act::Agree);
+        match joined {
+            Ok(plain) => Ok((plain, LoadReport { metadata, totals, notes, acts: clock.acts() })),
+            // The structures of template and checkpoint clash; the elements are loaded, but have no place.
+            Err(e) => Err((e.into(), StateDict::new())),
+        }
+    }
+}
+
+struct Begun {
+    opened: Opened,
+    common: Plain,
+    flat: Flat,
+    frame: Frame,
+    /// The template's own common leaves.
+    own: Plain,
+}
+
+impl Begun {
+    fn give_back(self) -> StateDict {
+        self.frame.restore(self.flat, self.own).unwrap_or_default()
+    }
+}
+
+/// For a template that can't be split, and so has no buffers worth keeping.
+fn without_buffers(_: &StateDict) -> StateDict {
+    StateDict::new()
+}
+
+type Split = Result<(Flat, Frame, Plain), (StrategyError, Option<StateDict>)>;
+
+/// Splits by the rules of today; by those of PyTorch 2.3 when that finds more keys.
+fn split_for(template: StateDict, dialect: Dialect, metadata: &Metadata) -> Split {
+    let found = |flat: &Flat| flat.values().filter(|s| has(metadata, s)).count();
+    let parts = match split_as(template, dialect, Flatten::Torch2_4) {
+        Ok(parts) => parts,
+        Err(e) => return Err((e.into(), None)),
+    };
+    if dialect == Dialect::Megatron || found(&parts.flat) == parts.flat.len() {
+        return Ok((parts.flat, parts.frame, parts.common));
+    }
+    let now = found(&parts.flat);
+    let again = match parts.frame.restore(parts.flat, parts.common) {
+        Ok(template) => template,
+        Err(e) => return Err((e.into(), None)),
+    };
+    // Counted on a copy of the handles, which is gone before buffers are taken.
+    let before = split_as(again.clone(), dialect, Flatten::Torch2_3).map_or(0, |p| found(&p.flat));
+    let rules = if before > now { Flatten::Torch2_3 } else { Flatten::Torch2_4 };
+    match split_as(again, dialect, rules) {
+        Ok(parts) => Ok((parts.flat, parts.frame, parts.common)),
+        Err(e) => Err((e.into(), None)),
+    }
+}
+
+fn has(metadata: &Metadata, leaf: &Sharded) -> bool {
+    match leaf {
+        Sharded::Tensor(t) => metadata.tensor(&t.key).is_some(),
+        Sharded::Object(o) => {
+            let key = o.unique_key();
+            metadata.object(&key).is_some() || metadata.tensor(&key).is_some()
+        }
+    }
+}
+
+/// Leaves as values. A leaf that a partial load did not find keeps what the template had.
+fn values(state: Flat, missing: &std::collections::BTreeSet<&str>) -> IndexMap<Path, Value> {
+    let mut out = IndexMap::with_capacity(state.len());
+    for (path, leaf) in state {
+        let lost = missing.contains(leaf.key());
+        let value = match leaf {
+            Sharded::Tensor(t) => match t.data {
+                Data::Host(t) => Value::Tensor(t),
+                Data::Device(t) => Value::Device(t),
+                Data::None | Data::Lazy(_) => continue,
+            },
+            Sharded::Object(o) => match o.data {
+                Payload::Value(v) => v,
+                Payload::None | Payload::Encoded { .. } if lost => continue,
+                Payload::None | Payload::Encoded { .. } => Value::None,
+            },
+        };
+        out.insert(path, value);
+    }
+    out
+}
+
+impl<'a> IntoFuture for Load<'a> {
+    type Output = Result<Plain, LoadError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.with_report().await.map(|(plain, _)| plain) })
+    }
+}

@@ -1,0 +1,380 @@
+use crate::{
+    Error, Result, SaveReport,
+    error::Context,
+    report::{Act, Clock},
+    sidecar::{SIDECAR, Sidecar},
+};
+use bytes::Bytes;
+use reshard_comm::{Cause, Comm, ProcessGroup, Rank, SingleProcess};
+use reshard_model::{Dialect, Plain, StateDict, split};
+use reshard_plan::{DefaultSavePlanner, PlannerData, SavePlanner};
+use reshard_storage::{Durability, FileBody, IfExists, Name, Progress, Stage, Stores};
+use reshard_strategy::{
+    BackendVersion, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved,
+    StrategyError, cause,
+};
+use reshard_torch_dist::{METADATA_JSON, MetadataJson};
+use std::{
+    collections::BTreeMap,
+    future::{Future, IntoFuture},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+const ACT: &str = "saving to";
+
+/// Saves a state dict to a directory or URL; await it, or set options first.
+///
+/// # Collective
+/// Every rank of the group must await it, in the same order as other collectives. If any rank fails, all of them get the step,
+/// the ranks and the causes, and nothing is published.
+///
+/// # Cancellation
+/// Dropping the future on one rank counts as a failure of that rank. What was written so far stays in a hidden directory beside
+/// the checkpoint, or under unpublished names.
+///
+/// # Errors
+/// Something exists there already ([`reshard_model::ErrorKind::Exists`], unless [`Save::overwrite`]); pieces of the ranks that
+/// do not make up their tensors; I/O.
+pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
+    Save {
+        state,
+        url,
+        group: &SingleProcess,
+        groups: BTreeMap::new(),
+        coordinator: Rank(0),
+        deadline: None,
+        dialect: Dialect::default(),
+        config: None,
+        planner: None,
+        if_exists: IfExists::Refuse,
+        durability: Durability::default(),
+        rank_local: false,
+        progress: Progress::default(),
+        registry: None,
+        stores: None,
+    }
+}
+
+/// A save that is being set up; made by [`save`].
+#[derive(Debug)]
+#[must_use = "a save does nothing until it is awaited"]
+pub struct Save<'a> {
+    state: &'a StateDict,
+    url: &'a str,
+    group: &'a dyn ProcessGroup,
+    groups: BTreeMap<String, Arc<dyn ProcessGroup>>,
+    coordinator: Rank,
+    deadline: Option<Duration>,
+    dialect: Dialect,
+    config: Option<Box<dyn SaveShardedConfig>>,
+    planner: Option<Arc<dyn SavePlanner>>,
+    if_exists: IfExists,
+    durability: Durability,
+    rank_local: bool,
+    progress: Progress,
+    registry: Option<Registry>,
+    stores: Option<Stores>,
+}
+
+impl<'a> Save<'a> {
+    /// All ranks that save together; without a group there is one.
+    pub fn group(mut self, group: &'a dyn ProcessGroup) -> Self {
+        self.group = group;
+        self
+    }
+
+    /// A sub-group that a strategy finds by name.
+    pub fn sub_group(mut self, name: &str, group: Arc<dyn ProcessGroup>) -> Self {
+        self.groups.insert(name.into(), group);
+        self
+    }
+
+    /// The rank that decides and publishes, counted in the group; 0 by default. DCP's `coordinator_rank`.
+    pub fn coordinator(mut self, rank: Rank) -> Self {
+        self.coordinator = rank;
+        self
+    }
+
+    /// How long one step may wait for silent ranks; half an hour by default.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Whose conventions to follow: by default Megatron Core's, where leaves that are not sharded are common state; with
+    /// [`Dialect::Dcp`] every leaf is an item, as `dcp.save` makes it.
+    pub fn dialect(mut self, dialect: Dialect) -> Self {
+        self.dialect = dialect;
+        self
+    }
+
+    /// Another strategy, or other settings, than `torch_dist` version 1 has by default.
+    pub fn strategy(mut self, config: impl SaveShardedConfig + 'static) -> Self {
+        self.config = Some(Box::new(config));
+        self
+    }
+
+    /// A strategy out of configuration.
+    pub fn boxed_strategy(mut self, config: Box<dyn SaveShardedConfig>) -> Self {
+        self.config = Some(config);
+        self
+    }
+
+    /// A planner of your own.
+    pub fn planner(mut self, planner: impl SavePlanner + 'static) -> Self {
+        self.planner = Some(Arc::new(planner));
+        self
+    }
+
+    /// Whether a checkpoint that is there already may be replaced. It stays whole until the new one is.
+    pub fn overwrite(mut self, overwrite: bool) -> Self {
+        self.if_exists = if overwrite { IfExists::Replace } else { IfExists::Refuse };
+        self
+    }
+
+    /// What a finished save survives; by default a crash of the machine.
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = durability;
+        self
+    }
+
+    /// Every rank writes metadata of its own items, and no plans are exchanged: DCP's `use_collectives=False`. Such a
+    /// checkpoint is loaded by as many ranks with the same layout, or opened as a whole by one process.
+    pub fn rank_local(mut self, rank_local: bool) -> Self {
+        self.rank_local = rank_local;
+        self
+    }
+
+    /// Told of written bytes, from any thread.
+    pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
+        self.progress = Progress::new(f);
+        self
+    }
+
+    /// Strategies to find common state's in; those that are linked by default.
+    pub fn registry(mut self, registry: Registry) -> Self {
+        self.registry = Some(registry);
+        self
+    }
+
+    /// Stores to find the URL's in; those that are linked by default.
+    pub fn stores(mut self, stores: Stores) -> Self {
+        self.stores = Some(stores);
+        self
+    }
+
+    async fn run(mut self) -> Result<SaveReport> {
+        let mut clock = Clock::start();
+        let url = self.url;
+        let mut comm = Comm::new(self.group).with_coordinator(self.coordinator);
+        if let Some(deadline) = self.deadline {
+            comm = comm.with_deadline(deadline);
+        }
+        let guard = comm.guard("a save");
+        let prepared = self.set_up();
+        let stage = begin(&comm, &prepared, url, self.if_exists).await;
+        let stage = match stage {
+            Ok(stage) => stage,
+            Err(e) => {
+                guard.done();
+                return Err(Error::new(ACT, url, e));
+            }
+        };
+        let setup = prepared.during(ACT, url)?;
+        let saved = self.write(&comm, setup, &stage, &mut clock).await;
+        if saved.is_err() && comm.is_coordinator() {
+            // Nothing was published; what was written is of no use to anybody. A failure to remove it must not hide the cause.
+            let cleared = stage.abandon().await;
+            if let Err(e) = cleared {
+                tracing::warn!(error = %e, url, "what a failed save wrote could not be removed");
+            }
+        }
+        guard.done();
+        let (saved, empty_dicts) = saved.during(ACT, url)?;
+        clock.done(Act::Agree);
+        Ok(SaveReport { metadata: saved.metadata, ranks: saved.ranks, empty_dicts, acts: clock.acts() })
+    }
+
+    /// Everything that one rank can find wrong on its own.
+    fn set_up(&mut self) -> Result<SetUp, StrategyError> {
+        let registry = match self.registry.take() {
+            Some(r) => r,
+            None => Registry::linked()?,
+        };
+        let stores = match self.stores.take() {
+            Some(s) => s,
+            None => Stores::linked()?,
+        };
+        let default = BackendVersion::new(reshard_torch_dist::NAME, 1);
+        let sharded = match self.config.take() {
+            Some(c) => c.build()?,
+            None => registry.save_sharded(&default)?.build()?,
+        };
+        let common = registry.save_common(&BackendVersion::new("torch", 1))?;
+        if !sharded.can_handle_sharded_objects() && !common.can_handle_sharded_objects() {
+            let what = "sharded objects: neither the sharded nor the common strategy";
+            return Err(StrategyError::Unsupported { strategy: sharded.key().to_string(), what: what.into() });
+        }
+        let parts = split(self.state.clone(), self.dialect)?;
+        let store = stores.open(self.url)?;
+        Ok(SetUp { store, sharded, common, parts })
+    }
+
+    async fn write(
+        &mut self,
+        comm: &Comm<'_>,
+        setup: SetUp,
+        stage: &Arc<dyn Stage>,
+        clock: &mut Clock,
+    ) -> Result<(Saved, usize), StrategyError> {
+        let SetUp { sharded, common, parts, .. } = setup;
+        let planner = self.planner.take().unwrap_or_else(|| Arc::new(default_planner(self.dialect)));
+        let groups = std::mem::take(&mut self.groups);
+        let mut cx = SaveCx::new(*comm, &groups, Arc::clone(stage), self.url, planner);
+        (cx.durability, cx.dialect, cx.rank_local) = (self.durability, self.dialect, self.rank_local);
+        cx.progress = self.progress.clone();
+        if self.dialect == Dialect::Dcp {
+            cx.planner_data = Some(PlannerData::Paths(parts.planner_data));
+        }
+        let mut prepared = sharded.prepare(parts.flat, &cx).await?;
+        clock.done(Act::Decide);
+        let written = self.move_bytes(&*common, &parts.common, prepared.write(), &cx).await;
+        clock.done(Act::Move);
+        let saved = prepared.finish(written, comm).await?;
+        let published = self.publish(&saved, &*sharded, &*common, &parts.dropped_empty, &cx).await;
+        let mine = published.as_ref().map(|_| ()).map_err(cause);
+        comm.agree("publish", mine).await?;
+        published?;
+        Ok((saved, parts.dropped_empty.len()))
+    }
+
+    /// Common state first, as Megatron Core does.
+    async fn move_bytes(
+        &self,
+        strategy: &dyn SaveCommonStrategy,
+        common: &Plain,
+        write: impl Future<Output = Result<(), StrategyError>>,
+        cx: &SaveCx<'_>,
+    ) -> Result<(), StrategyError> {
+        if self.dialect == Dialect::Megatron && cx.comm.is_coordinator() {
+            strategy.save_common(common, cx).await?;
+        }
+        write.await
+    }
+
+    /// Writes the records that describe what was written; on the coordinator the last of them publishes all.
+    async fn publish(
+        &self,
+        saved: &Saved,
+        sharded: &dyn SaveShardedStrategy,
+        common: &dyn SaveCommonStrategy,
+        empty: &[reshard_model::Path],
+        cx: &SaveCx<'_>,
+    ) -> Result<(), StrategyError> {
+        let mut records: Vec<(Name, Bytes)> = saved.records.clone();
+        let me = cx.comm.is_coordinator();
+        if me && let Some((name, bytes)) = records.last() {
+            let sidecar = Sidecar::new(name, bytes, empty.to_vec());
+            records.insert(0, (Name::new(SIDECAR)?, sidecar.to_bytes()));
+        }
+        if me && self.dialect == Dialect::Megatron {
+            let json = MetadataJson::new(&sharded.key(), &common.key());
+            records.push((Name::new(METADATA_JSON)?, json.to_bytes()));
+        }
+        let last = if me { records.pop() } else { None };
+        let files = records.into_iter().map(|(n, b)| FileBody::from_bytes(n, b)).collect();
+        let written = cx.stage.write(files, self.durability, Progress::default()).await.map(drop);
+        if self.rank_local {
+            // Other ranks' records must lie there before the coordinator publishes.
+            let mine = written.as_ref().map(|_| ()).map_err(|e| Cause::from_error(e.kind(), e));
+            cx.comm.agree("write", mine).await?;
+        }
+        written?;
+        match last {
+            Some(last) => Ok(cx.stage.publish(last, self.durability).await?),
+            None => Ok(()),
+        }
+    }
+}
+
+struct SetUp {
+    store: Arc<dyn reshard_storage::Store>,
+    sharded: Arc<dyn SaveShardedStrategy>,
+    common: Arc<dyn SaveCommonStrategy>,
+    parts: reshard_model::Parts,
+}
+
+fn default_planner(dialect: Dialect) -> DefaultSavePlanner {
+    match dialect {
+        Dialect::Megatron => DefaultSavePlanner::DEFAULT,
+        Dialect::Dcp => {
+            let mut planner = DefaultSavePlanner::DCP;
+            // The paths come with the context: they tell indices of lists from int keys of dicts.
+            planner.paths = false;
+            planner
+        }
+    }
+}
+
+/// The coordinator begins a new version, then the others join it under the same name.
+async fn begin(
+    comm: &Comm<'_>,
+    setup: &Result<SetUp, StrategyError>,
+    url: &str,
+    if_exists: IfExists,
+) -> Result<Arc<dyn Stage>, StrategyError> {
+    let mut mine = None;
+    let part = match setup {
+        Err(e) => Some(Err(cause(e))),
+        Ok(setup) if comm.is_coordinator() => {
+            let attempt = attempt();
+            match setup.store.stage(&attempt, if_exists).await {
+                Ok(stage) => {
+                    mine = Some(stage);
+                    Some(Ok(attempt))
+                }
+                Err(e) => Some(Err(Cause::from_error(e.kind(), &e))),
+            }
+        }
+        Ok(_) => None,
+    };
+    let attempt: Result<String, _> = comm.broadcast("begin", part).await;
+    let joined = match (&attempt, &mine, setup) {
+        (Ok(a), None, Ok(setup)) => setup.store.stage(a, if_exists).await.map(Some),
+        _ => Ok(None),
+    };
+    let agreed = match &attempt {
+        Err(_) => Ok(()),
+        Ok(_) => comm.agree("begin", joined.as_ref().map(|_| ()).map_err(|e| Cause::from_error(e.kind(), e))).await,
+    };
+    if let (Some(stage), true) = (&mine, attempt.is_err() || agreed.is_err())
+        && let Err(e) = stage.abandon().await
+    {
+        tracing::warn!(error = %e, url, "what a failed save left could not be removed");
+    }
+    attempt?;
+    agreed?;
+    let lost = || StrategyError::Invalid("a store began nothing".into());
+    mine.or(joined.ok().flatten()).ok_or_else(lost)
+}
+
+/// A name that no other attempt has: it is in hidden names only, never in a checkpoint's bytes.
+fn attempt() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
+    format!("{:x}-{:x}-{:x}", std::process::id(), nanos, COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+impl<'a> IntoFuture for Save<'a> {
+    type Output = Result<SaveReport>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
+}

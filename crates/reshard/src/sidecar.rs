@@ -1,0 +1,68 @@
+//! `reshard.json`: what reshard adds to a format of others, in a file that they ignore.
+
+use bytes::Bytes;
+use reshard_model::Path;
+use reshard_storage::{Name, Store};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+
+/// Name of the file.
+pub const SIDECAR: &str = "reshard.json";
+
+/// What a checkpoint that reshard wrote says besides. It belongs to one commit record, and is ignored when that changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Sidecar {
+    /// Version of this file's form.
+    pub schema: u32,
+    /// Program and version.
+    pub writer: String,
+    /// The file that it belongs to.
+    pub commit: Commit,
+    /// Paths of dicts without entries, which PyTorch's format can't hold.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub empty_dicts: Vec<Path>,
+}
+
+/// A file and its digest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Commit {
+    /// Its name.
+    pub file: String,
+    /// SHA-256 of its bytes, in hexadecimal.
+    pub sha256: String,
+}
+
+fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+impl Sidecar {
+    pub(crate) fn new(file: &Name, bytes: &[u8], empty_dicts: Vec<Path>) -> Self {
+        let writer = concat!("reshard ", env!("CARGO_PKG_VERSION")).into();
+        let commit = Commit { file: file.to_string(), sha256: digest(bytes) };
+        Self { schema: 1, writer, commit, empty_dicts }
+    }
+
+    pub(crate) fn to_bytes(&self) -> Bytes {
+        serde_json::to_vec(self).unwrap_or_default().into()
+    }
+
+    /// The sidecar of a checkpoint, and why it was ignored if it was.
+    pub(crate) async fn read(store: &Arc<dyn Store>) -> (Option<Self>, Option<String>) {
+        let all = async |name: &str| {
+            let name = Name::new(name).ok()?;
+            let len = store.len(&name).await.ok()??;
+            store.read(&name, 0..len).await.ok()
+        };
+        let Some(bytes) = all(SIDECAR).await else { return (None, None) };
+        let Ok(me) = serde_json::from_slice::<Self>(&bytes) else {
+            return (None, Some(format!("{SIDECAR} is ignored: it is not in a form that this version knows")));
+        };
+        match all(&me.commit.file).await {
+            Some(commit) if digest(&commit) == me.commit.sha256 => (Some(me), None),
+            _ => (None, Some(format!("{SIDECAR} is ignored: it belongs to another {}", me.commit.file))),
+        }
+    }
+}
