@@ -1,0 +1,1 @@
+//! side by side with PyTorch's distributed checkpoint

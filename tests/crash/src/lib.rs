@@ -1,0 +1,1 @@
+//! saves that are killed at any moment

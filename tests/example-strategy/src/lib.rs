@@ -1,0 +1,1 @@
+//! a strategy and a store of a third party

@@ -1,0 +1,1 @@
+//! checkpoints that other programs wrote, read bit for bit, whole and damaged

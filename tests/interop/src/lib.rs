@@ -1,0 +1,1 @@
+//! the same data, written and read here and by the real programs

@@ -1,0 +1,1 @@
+//! laws of whole saves and loads: round trip, resharding, order, faults

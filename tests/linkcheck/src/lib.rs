@@ -1,0 +1,1 @@
+//! a crate that names only the facade has all built-in strategies
