@@ -117,8 +117,18 @@ impl DeviceTensor {
     /// Copies a host tensor of equal type and shape to the device, and waits for it.
     ///
     /// # Errors
-    /// [`ModelError::Source`] with what the device says.
+    /// [`ModelError::Source`] with what the device says, [`ModelError::Invalid`] when type or shape differ.
     pub fn fill(&self, key: &str, host: &Tensor) -> Result<()> {
+        if (host.dtype(), host.shape()) != (self.dtype, self.shape()) {
+            let what = format!(
+                "a device tensor of shape {} and {} can't be filled from one of shape {} and {}",
+                self.shape(),
+                self.dtype,
+                host.shape(),
+                host.dtype()
+            );
+            return Err(ModelError::invalid(key, what));
+        }
         let copied = self.buffer.copy_from_host(&self.layout, &host.to_bytes());
         copied
             .and_then(|()| self.buffer.synchronise())
@@ -133,5 +143,106 @@ impl DeviceTensor {
 impl TensorSource for DeviceTensor {
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         self.buffer.copy_to_host(&self.layout.narrow(region), out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testkit::FakeDevice;
+
+    fn tensor(shape: &[u64]) -> (Arc<FakeDevice>, DeviceTensor) {
+        let device = FakeDevice::new(Dims::from(shape).volume().unwrap());
+        (Arc::clone(&device), DeviceTensor::new(DType::UInt8, shape, device).unwrap())
+    }
+
+    #[test]
+    fn elements_go_to_the_device_and_come_back() {
+        let (memory, t) = tensor(&[2, 3]);
+        let host = Tensor::from_vec(&[2, 3], vec![1u8, 2, 3, 4, 5, 6]).unwrap();
+        t.fill("k", &host).unwrap();
+        assert_eq!(memory.bytes(), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(t.to_host("k").unwrap(), host);
+        assert_eq!((t.dtype(), &**t.shape(), t.buffer().device()), (DType::UInt8, &[2, 3][..], "fake:0"));
+        let other = t.buffer().allocate(4).unwrap();
+        assert_eq!((other.nbytes(), other.device()), (4, "fake:0"));
+    }
+
+    #[test]
+    fn a_view_reads_and_writes_its_part_only() {
+        let (memory, t) = tensor(&[3, 4]);
+        let part = t.narrow(&Region::new([1, 1], [2, 2]));
+        part.fill("k", &Tensor::from_vec(&[2, 2], vec![1u8, 2, 3, 4]).unwrap()).unwrap();
+        assert_eq!(memory.bytes(), [0, 0, 0, 0, 0, 1, 2, 0, 0, 3, 4, 0]);
+        assert_eq!(part.to_host("k").unwrap().to_vec::<u8>().unwrap(), [1, 2, 3, 4]);
+        let mut out = [0; 2];
+        part.read(&Region::new([0, 1], [2, 1]), &mut out).unwrap();
+        assert_eq!(out, [2, 4]);
+    }
+
+    #[test]
+    fn neighbours_are_put_together_and_strangers_are_not() {
+        let (_, t) = tensor(&[4, 2]);
+        let rows = |from, n| t.narrow(&Region::new([from, 0], [n, 2]));
+        let joined = DeviceTensor::concat("k", &[rows(1, 1), rows(2, 2)]).unwrap();
+        assert_eq!((joined.layout().clone(), &**joined.shape()), (rows(1, 3).layout().clone(), &[3, 2][..]));
+        let (_, other) = tensor(&[1, 2]);
+        for bad in [vec![], vec![rows(2, 1), rows(0, 1)], vec![rows(0, 1), other]] {
+            assert!(DeviceTensor::concat("k", &bad).unwrap_err().to_string().contains("aren't neighbours"));
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_the_device_is_refused() {
+        let e = DeviceTensor::new(DType::Float32, &[3], FakeDevice::new(11)).unwrap_err();
+        assert_eq!(e.to_string(), ": shape [3] of float32 does not fit a device buffer of 11 bytes");
+        let (memory, t) = tensor(&[2]);
+        for host in
+            [Tensor::from_vec(&[3], vec![1u8; 3]).unwrap(), Tensor::from_vec(&[2], vec![1i8; 2]).unwrap()]
+        {
+            let e = t.fill("k", &host).unwrap_err();
+            assert!(e.to_string().starts_with("k: a device tensor of shape [2]"), "{e}");
+        }
+        assert_eq!(memory.bytes(), [0, 0]);
+    }
+
+    /// A device that is gone.
+    #[derive(Debug)]
+    struct Lost;
+
+    impl DeviceBuffer for Lost {
+        fn device(&self) -> &'static str {
+            "lost:0"
+        }
+        fn nbytes(&self) -> u64 {
+            8
+        }
+        fn allocate(&self, _: u64) -> Result<Arc<dyn DeviceBuffer>, BoxError> {
+            Err("gone".into())
+        }
+        fn copy_to_host(&self, _: &Layout, _: &mut [u8]) -> Result<(), BoxError> {
+            Err("gone".into())
+        }
+        fn copy_from_host(&self, _: &Layout, _: &[u8]) -> Result<(), BoxError> {
+            Ok(())
+        }
+        fn synchronise(&self) -> Result<(), BoxError> {
+            Err("gone".into())
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_device_is_kept_with_key_and_device() {
+        let t = DeviceTensor::new(DType::UInt8, &[8], Arc::new(Lost)).unwrap();
+        let source = |e: &ModelError| std::error::Error::source(e).map(ToString::to_string);
+        let e = t.to_host("w").unwrap_err();
+        assert_eq!((e.to_string(), source(&e)), ("w: copying from lost:0".into(), Some("gone".into())));
+        assert_eq!(e.kind(), crate::ErrorKind::Unavailable);
+        let host = Tensor::from_vec(&[8], vec![0u8; 8]).unwrap();
+        assert_eq!(
+            t.fill("w", &host).unwrap_err().to_string(),
+            "w: copying to lost:0",
+            "an error that comes late"
+        );
     }
 }

@@ -120,7 +120,12 @@ impl Layout {
                 _ => strides.push(own.next().filter(|(m, _)| **m == n).map(|(_, &s)| s)?),
             }
         }
-        own.next().is_none().then(|| Self { item: self.item, start: self.start, shape: shape.into(), strides })
+        own.next().is_none().then(|| Self {
+            item: self.item,
+            start: self.start,
+            shape: shape.into(),
+            strides,
+        })
     }
 
     /// The part of it that `region` selects, which must fit the shape.

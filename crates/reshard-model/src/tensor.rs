@@ -149,7 +149,8 @@ impl Tensor {
             return Self::with_layout(first.dtype, layout, first.buffer());
         }
         let mut shape = first.shape().clone();
-        shape[0] = parts.iter().map(|p| p.shape()[0]).sum();
+        let rows = parts.iter().try_fold(0u64, |n, p| n.checked_add(p.shape()[0]));
+        shape[0] = rows.ok_or_else(|| ModelError::invalid(key, "the parts are too large together"))?;
         let mut out = Self::zeros(key, first.dtype, &shape)?;
         let Some(mut to) = Arc::get_mut(&mut out.buffer).and_then(|b| b.as_bytes_mut()) else {
             return fail("new memory can't be written".into());
@@ -297,6 +298,41 @@ mod tests {
         let t = t.into_vec::<f64>().unwrap_err();
         let v = t.into_vec::<f32>().unwrap();
         assert_eq!(v.as_ptr(), p);
+    }
+
+    #[test]
+    fn parts_are_put_together_without_a_copy_where_they_are_neighbours() {
+        let t = Tensor::from_vec(&[4, 3], (0u16..12).collect()).unwrap();
+        let rows = |from, n| t.narrow(&Region::new([from, 0], [n, 3]));
+        let columns = |from, n| t.narrow(&Region::new([0, from], [4, n]));
+        let joined = Tensor::concat("k", &[rows(0, 1), rows(1, 0), rows(1, 3)]).unwrap();
+        assert!(joined.same_buffer(&t) && joined == t);
+        let inner = [rows(1, 1), rows(2, 1)].map(|r| r.narrow(&Region::new([0, 1], [1, 2])));
+        let joined = Tensor::concat("k", &inner).unwrap();
+        assert!(joined.same_buffer(&t));
+        assert_eq!(joined.to_vec::<u16>().unwrap(), [4, 5, 7, 8]);
+        // another order, a gap, other memory, columns: a copy, typed so that it can be taken out
+        for parts in [
+            vec![rows(2, 2), rows(0, 2)],
+            vec![rows(0, 1), rows(2, 1)],
+            vec![rows(0, 2), Tensor::from_vec(&[1, 3], vec![7u16; 3]).unwrap()],
+            vec![columns(0, 2), columns(1, 2)],
+        ] {
+            let want: Vec<u16> = parts.iter().flat_map(|p| p.to_vec::<u16>().unwrap()).collect();
+            let joined = Tensor::concat("k", &parts).unwrap();
+            assert!(!joined.same_buffer(&t));
+            assert_eq!(joined.into_vec::<u16>().unwrap(), want);
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_together_are_refused() {
+        let t = |shape: &[u64]| Tensor::zeros("k", DType::UInt8, shape).unwrap();
+        assert!(Tensor::concat("k", &[]).unwrap_err().to_string().starts_with("k: no parts"));
+        assert!(Tensor::concat("k", &[t(&[2, 3]), t(&[2, 2])]).is_err());
+        assert!(Tensor::concat("k", &[t(&[2]), t(&[])]).is_err());
+        assert!(Tensor::concat("k", &[t(&[2]), Tensor::zeros("k", DType::Int8, &[2]).unwrap()]).is_err());
+        assert!(Tensor::concat("k", &[t(&[u64::MAX, 0]), t(&[1, 0])]).is_err());
     }
 
     #[test]

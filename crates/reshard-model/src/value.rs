@@ -185,3 +185,78 @@ from! {
     Tensor => |v| Self::Tensor(v),
     Vec<Value> => |v| Self::List(v),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, testkit::FakeDevice};
+
+    #[test]
+    fn values_are_equal_by_content_and_floats_by_bits() {
+        let nan = Value::Float(f64::NAN);
+        assert_eq!(nan, nan.clone());
+        assert_ne!(Value::Float(0.0), Value::Float(-0.0));
+        assert_ne!(Value::Int(1), Value::Bool(true));
+        assert_ne!(Value::List(vec![]), Value::Tuple(vec![]));
+        let tensor = |v| Value::Tensor(Tensor::from_vec(&[2], v).unwrap());
+        assert_eq!(tensor(vec![1u8, 2]), tensor(vec![1, 2]));
+        assert_ne!(tensor(vec![1u8, 2]), tensor(vec![1, 3]));
+    }
+
+    #[test]
+    fn local_and_device_values_are_equal_by_identity() {
+        let local = Value::Local(LocalNonpersistent::new(1));
+        assert_eq!(local, local.clone());
+        assert_ne!(local, Value::Local(LocalNonpersistent::new(1)));
+        let device = || Value::Device(DeviceTensor::new(DType::UInt8, &[1], FakeDevice::new(1)).unwrap());
+        let one = device();
+        assert_eq!(one, one.clone());
+        assert_ne!(one, device());
+    }
+
+    #[test]
+    fn keys_are_found_in_dicts_and_in_objects() {
+        let dict = |k: &str, v: i64| Value::Dict(vec![(Value::Int(0), Value::None), (k.into(), v.into())]);
+        assert_eq!(dict("a", 1).get("a"), Some(&Value::Int(1)));
+        assert_eq!(dict("a", 1).get("b"), None);
+        let object = |state, pairs| {
+            let (module, name) = ("argparse".into(), "Namespace".into());
+            let construct = Construct::NewObj(vec![]);
+            Value::Opaque(Box::new(Opaque { module, name, construct, state, items: vec![], pairs }))
+        };
+        let o = object(Some(dict("a", 1)), vec![("b".into(), Value::Int(2))]);
+        assert_eq!((o.get("a"), o.get("b")), (Some(&Value::Int(1)), Some(&Value::Int(2))));
+        assert_eq!(o.type_name(), "argparse.Namespace");
+        assert_eq!(object(None, vec![]).get("a"), None);
+    }
+
+    #[test]
+    fn a_value_tells_what_it_is() {
+        let t = Tensor::from_vec(&[1], vec![1u8]).unwrap();
+        let all = [
+            (Value::None, "NoneType"),
+            (true.into(), "bool"),
+            (3u32.into(), "int"),
+            (Value::BigInt(vec![0; 9].into()), "int"),
+            (1.5.into(), "float"),
+            ("x".into(), "str"),
+            (Bytes::new().into(), "bytes"),
+            (vec![Value::None].into(), "list"),
+            (Value::Tuple(vec![]), "tuple"),
+            (Value::Set(vec![]), "set"),
+            (Value::Dict(vec![]), "dict"),
+            (t.clone().into(), "torch.Tensor"),
+        ];
+        for (v, name) in &all {
+            assert_eq!(v.type_name(), *name);
+        }
+        assert_eq!(all[2].0.as_int(), Some(3));
+        assert_eq!(all[4].0.as_float(), Some(1.5));
+        assert_eq!(all[5].0.as_str(), Some("x"));
+        assert_eq!(all[7].0.as_seq().map(<[_]>::len), Some(1));
+        assert_eq!(all[8].0.as_seq(), Some(&[][..]));
+        assert_eq!(all[11].0.as_tensor(), Some(&t));
+        assert_eq!(all[11].0.clone().into_tensor(), Some(t));
+        assert!(all[0].0.as_int().is_none() && all[0].0.as_tensor().is_none() && all[0].0.as_seq().is_none());
+    }
+}

@@ -1,4 +1,5 @@
 //! Meshes and placements: what PyTorch made of them, and laws.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use proptest::prelude::*;
 use reshard_model::{

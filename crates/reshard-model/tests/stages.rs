@@ -1,4 +1,5 @@
 //! State dicts taken apart and put together again.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use indexmap::IndexMap;
 use proptest::prelude::*;
@@ -398,11 +399,11 @@ fn stored_paths_that_no_program_writes_are_refused() {
     assert!(error(vec![(path(&[]), v())]).contains("a stored path of 0 steps"));
     assert!(error(vec![(Path(vec![a.clone(); 401]), v())]).contains("a stored path of 401 steps"));
     assert!(unflatten([(Path(vec![a.clone(); 400]), v())]).is_ok());
-    let twice = vec![(path(&[a.clone()]), v()), (path(&[a.clone()]), v())];
+    let twice = vec![(Path(vec![a.clone()]), v()), (Path(vec![a.clone()]), v())];
     assert_eq!(error(twice), "at a: two stored values for one place");
     let both = vec![(path(&[a.clone(), 0.into()]), v()), (path(&[a.clone(), b.clone()]), v())];
     assert!(error(both).starts_with("at a.b: stored paths take this for a list, a dict or a value at once"));
-    let under = vec![(path(&[a.clone()]), v()), (path(&[a.clone(), b]), v())];
+    let under = vec![(Path(vec![a.clone()]), v()), (path(&[a.clone(), b]), v())];
     assert!(error(under).starts_with("at a.b: stored paths take this for"));
     assert!(error(vec![(path(&[0.into()]), v())]).starts_with("at 0: stored paths"));
     for index in [u64::MAX, 1 << 40, 1 << 21] {

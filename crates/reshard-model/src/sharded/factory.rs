@@ -143,15 +143,21 @@ fn halves(whole: &ShardedTensor, form: Swiglu, f: &ShardedTensorFactory) -> Resu
     for (half, suffix) in [(0, "_w"), (1, "_v")] {
         let mut part = whole.clone();
         let (at, of) = match form {
-            Swiglu::OneKey => (at + half * fragments, 2 * fragments),
-            Swiglu::TwoKeys => (at, fragments),
+            Swiglu::OneKey => {
+                (fragments.checked_mul(half).and_then(|n| n.checked_add(at)), fragments.checked_mul(2))
+            }
+            Swiglu::TwoKeys => (Some(at), Some(fragments)),
+        };
+        let place = at.zip(of).and_then(|(at, of)| Some((of, of.checked_mul(rows)?, at.checked_mul(rows)?)));
+        let Some((of, extent, offset)) = place else {
+            return Err(ModelError::invalid(&whole.key, format!("{fragments} are too many fragments")));
         };
         if form == Swiglu::TwoKeys {
             part.key = format!("{}{suffix}", part.key).into();
         }
         part.local_shape[0] = rows;
-        part.global_shape[axis] = of * rows;
-        part.global_offset[axis] = at * rows;
+        part.global_shape[axis] = extent;
+        part.global_offset[axis] = offset;
         if let Some(f) = &mut part.axis_fragmentations {
             f[axis] = of;
         }
