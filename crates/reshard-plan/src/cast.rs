@@ -1,7 +1,7 @@
 //! Element types that become others: which may, and how.
 
 use crate::{PlanError, Result};
-use reshard_model::DType;
+use reshard_model::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 mod float8;
@@ -78,7 +78,7 @@ const BLOCK: usize = 512;
 /// ```
 pub fn convert(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Result<()> {
     let (a, b) = (from.size() as usize, to.size() as usize);
-    if src.len() % a != 0 || dst.len() % b != 0 || src.len() / a != dst.len() / b {
+    if !src.len().is_multiple_of(a) || !dst.len().is_multiple_of(b) || src.len() / a != dst.len() / b {
         let what = format!("{} bytes of {from} don't become {} bytes of {to}", src.len(), dst.len());
         return Err(PlanError::invalid("", what));
     }
@@ -122,6 +122,24 @@ pub fn convert(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Result<()>
         }
         (None, None) => real(from, src, to, dst),
     }
+}
+
+/// A copy of a tensor in host memory with another element type.
+///
+/// # Errors
+/// As for [`convert`].
+///
+/// ```
+/// use reshard_model::{DType, Tensor};
+/// let t = Tensor::from_vec(&[2], vec![1.5f32, -2.5]).unwrap();
+/// let t = reshard_plan::cast::tensor(&t, DType::Int64).unwrap();
+/// assert_eq!(t.to_vec::<i64>().unwrap(), [1, -2]);
+/// ```
+pub fn tensor(tensor: &Tensor, to: DType) -> Result<Tensor> {
+    let elements = tensor.nbytes() / tensor.dtype().size();
+    let mut out = vec![0; (elements * to.size()) as usize];
+    convert(tensor.dtype(), &tensor.to_bytes(), to, &mut out)?;
+    Ok(Tensor::new(to, tensor.shape(), out)?)
 }
 
 /// The type of both parts of a complex type.

@@ -127,13 +127,13 @@ pub enum Stored {
 
 /// A part of a stored piece, and where it goes.
 ///
-/// Both regions have the same elements in row-major order. `stored_region` may have more leading axes than `dest_region`, all
-/// of length 1: those that the leaf prepends.
+/// Both regions have the same lengths, and as many axes as the global tensor. The first ones of `dest_region` are those that
+/// the leaf prepends, of length 1; the leaf's data lacks them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ReadItem {
     /// Position of the leaf in the flat template.
     pub dest: u32,
-    /// Where in the leaf's own data, whose first element is at 0. No axes for an object.
+    /// Where in the leaf's part of the tensor, whose first element is at 0. No axes for an object.
     pub dest_region: Region,
     /// What is read.
     pub piece: PieceId,
@@ -148,7 +148,7 @@ pub struct ReadItem {
 #[non_exhaustive]
 pub enum PlannerData {
     /// Where the leaf of each key lay in the nested state dict: what DCP's own planner puts there.
-    Paths(IndexMap<Box<str>, Path>),
+    Paths(reshard_model::PlannerData),
     /// A str.
     Str(Box<str>),
     /// Bytes.
@@ -191,7 +191,7 @@ pub struct SavePlan {
 pub struct Fill {
     /// Position of the leaf in the flat template.
     pub dest: u32,
-    /// Where in the leaf's own data.
+    /// Where in the leaf's part of the tensor, as in [`ReadItem::dest_region`].
     pub dest_region: Region,
 }
 

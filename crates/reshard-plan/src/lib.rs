@@ -2,37 +2,18 @@
 //!
 //! - [`Metadata`]: the logical half of a commit record, as columns: tensors with their chunks, objects;
 //! - [`WriteItem`], [`ReadItem`], [`SavePlan`], [`LoadPlan`]: what travels between ranks while they decide;
-//! - [`SavePlanner`], [`LoadPlanner`]: the hooks of PyTorch DCP's protocol, and their defaults, which flatten nothing away:
-//!   replicas are kept once, every chunk is checked against its siblings, every wanted region against what is stored;
-//! - [`flatten`] and [`unflatten`]: state dicts as DCP's dotted keys, and back;
+//! - [`SavePlanner`], [`LoadPlanner`]: the hooks of PyTorch DCP's protocol, and their defaults: replicas are written once,
+//!   every chunk is checked against its siblings, every wanted region against what is stored;
 //! - [`cast`]: which element types may become which, and how.
 //!
 //! The crate is pure: no I/O, no async, no clock. Plans depend on nothing but their input, so all ranks agree on them.
 //!
-//! # Three planners
-//!
 //! A planner that changes one thing implements one hook; the rest is done by its [`base`](SavePlanner::base). To stack
-//! planners, return the inner one from `base`.
-//!
-//! ```
-//! use reshard_plan::*;
-//!
-//! /// Every key gets a prefix.
-//! #[derive(Debug)]
-//! struct RenamePlanner;
-//!
-//! impl SavePlanner for RenamePlanner {
-//!     fn create_local_plan(&self, state: &reshard_model::Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
-//!         let mut plan = self.base().create_local_plan(state, cx)?;
-//!         plan.items.iter_mut().for_each(|item| item.key = format!("foo_{}", item.key).into());
-//!         Ok(plan)
-//!     }
-//! }
-//! ```
+//! planners, return the inner one from `base`. [`SavePlanner`] and [`LoadPlanner`] have examples;
+//! `docs/planners.md` says which hook of PyTorch is which of ours.
 
 pub mod cast;
 mod error;
-mod flatten;
 mod geometry;
 mod global;
 mod index;
@@ -45,7 +26,6 @@ mod save;
 
 pub use cast::Cast;
 pub use error::{At, PlanError, Problem, Problems, Result};
-pub use flatten::{Flattened, flatten, unflatten};
 pub use item::{
     Fill, LoadPlan, MemoryFormat, PieceId, PlannerData, ReadItem, Recast, SavePlan, Stored, TensorProperties,
     TensorWrite, WriteItem, WriteKind,

@@ -40,6 +40,75 @@ pub enum Destination {
 /// # Contract
 /// As for [`SavePlanner`](crate::SavePlanner): no hook calls another; the pipeline calls each in the order of this list.
 /// All but [`create_global_plan`](Self::create_global_plan) run on every rank.
+///
+/// # Examples
+/// Those of PyTorch's page. What was saved under other keys is read into the leaves that have the old ones:
+/// ```
+/// # use {reshard_model::*, reshard_plan::{*, Result}};
+/// #[derive(Debug)]
+/// struct RenamePlanner;
+/// impl LoadPlanner for RenamePlanner {
+///     fn set_up(&self, template: &mut Flat, _: &LoadContext<'_>) -> Result<()> {
+///         for leaf in template.values_mut() {
+///             let (Sharded::Tensor(ShardedTensor { key, .. }) | Sharded::Object(ShardedObject { key, .. })) = leaf;
+///             *key = format!("foo_{key}").into();
+///         }
+///         Ok(())
+///     }
+/// }
+/// # let mut builder = Metadata::builder();
+/// # let w = builder.add_tensor("foo_w", DType::Int8, &[2], Default::default()).unwrap();
+/// # builder.add_chunk(w, &Region::whole(&[2])).unwrap();
+/// # let metadata = builder.finish(None).unwrap();
+/// # let mut template: Flat = [(Path(vec!["w".into()]), Sharded::Tensor(ShardedTensor::template("w", DType::Int8, &[2])))].into();
+/// # let cx = LoadContext::new(&metadata, 0, true);
+/// # RenamePlanner.set_up(&mut template, &cx).unwrap();
+/// # assert_eq!(RenamePlanner.create_local_plan(&template, &cx).unwrap().items[0].piece.to_string(), "foo_w[0]");
+/// ```
+/// A template without memory (PyTorch's meta tensors) gets it from the planner; without a planner, the load would allocate:
+/// ```
+/// # use {reshard_model::*, reshard_plan::{*, Result}};
+/// #[derive(Debug)]
+/// struct MetaModelMaterialize;
+/// impl LoadPlanner for MetaModelMaterialize {
+///     fn set_up(&self, template: &mut Flat, cx: &LoadContext<'_>) -> Result<()> {
+///         self.base().set_up(template, cx)?;
+///         for leaf in template.values_mut() {
+///             if let Sharded::Tensor(t) = leaf {
+///                 t.data = Tensor::zeros(&t.key, t.dtype, &t.local_shape)?.into();
+///             }
+///         }
+///         Ok(())
+///     }
+/// }
+/// # let metadata = Metadata::default();
+/// # let mut template: Flat = [(Path(vec!["w".into()]), Sharded::Tensor(ShardedTensor::template("w", DType::Int8, &[2])))].into();
+/// # MetaModelMaterialize.set_up(&mut template, &LoadContext::new(&metadata, 0, true)).unwrap();
+/// # let Sharded::Tensor(t) = &template[0] else { panic!() };
+/// # assert!(matches!(t.data, Data::Host(_)));
+/// ```
+/// Elements change on their way in:
+/// ```
+/// # use {reshard_model::*, reshard_plan::{*, Result}};
+/// #[derive(Debug)]
+/// struct Doubled;
+/// impl LoadPlanner for Doubled {
+///     fn lookup_tensor(&self, _: &ReadItem) -> Result<Destination> {
+///         Ok(Destination::Scratch)
+///     }
+///     fn transform_tensor(&self, _: &ReadItem, elements: Tensor) -> Result<Tensor> {
+///         let numbers = elements.to_vec::<f32>().ok_or_else(|| PlanError::planner("not float32"))?;
+///         let doubled = numbers.into_iter().map(|x| 2.0 * x).collect();
+///         Ok(Tensor::from_vec(elements.shape(), doubled)?)
+///     }
+/// }
+/// # let item = ReadItem {
+/// #     dest: 0, dest_region: Region::whole(&[2]), piece: PieceId { key: "w".into(), offset: Some([0].into()) },
+/// #     stored: Stored::Chunk(ChunkId(0)), stored_region: Region::whole(&[2]),
+/// # };
+/// # let t = Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap();
+/// # assert_eq!(Doubled.transform_tensor(&item, t).unwrap().to_vec::<f32>().unwrap(), [2., 4.]);
+/// ```
 pub trait LoadPlanner: Any + Debug + Send + Sync {
     /// What the hooks do that are not overridden.
     fn base(&self) -> &dyn LoadPlanner {
@@ -97,7 +166,8 @@ pub trait LoadPlanner: Any + Debug + Send + Sync {
     }
 
     /// Changes elements that went to [`Destination::Scratch`]: they come in the stored type, in the shape of the item's
-    /// `dest_region`; what is given back has that shape, and is cast to the leaf's type where it has another.
+    /// `dest_region` without the axes that the leaf prepends; what is given back has that shape, and is cast to the leaf's
+    /// type where it has another.
     ///
     /// # Errors
     /// Whatever is wrong with them.

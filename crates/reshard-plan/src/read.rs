@@ -4,7 +4,7 @@ use crate::{
     At, DefaultLoadPlanner, Fill, LoadPlan, Metadata, PieceId, PlanError, Problem, Problems, ReadItem,
     Recast, Result, Stored, TensorRef, index::Index, near::Near,
 };
-use reshard_model::{Dims, Flat, Region, Sharded, ShardedObject, ShardedTensor, first_hole, first_overlap};
+use reshard_model::{Flat, Region, Sharded, ShardedObject, ShardedTensor, first_hole, first_overlap};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What one rank reads. All that is wrong is found before anything is given up.
@@ -145,13 +145,8 @@ impl<'m> Reader<'m> {
         if stored.dtype() != t.dtype {
             self.plan.recasts.push(Recast { dest, from: stored.dtype(), to: t.dtype });
         }
-        let local = |part: &Region| {
-            let part = part.within(&wanted);
-            let drop = |d: &Dims| Dims::from(&d[t.prepend_axis_num..]);
-            Region { offsets: drop(&part.offsets), lengths: drop(&part.lengths) }
-        };
         let (there, absent) = split(&wanted, &Region::whole(&shape));
-        self.plan.fills.extend(absent.iter().map(|r| Fill { dest, dest_region: local(r) }));
+        self.plan.fills.extend(absent.iter().map(|r| Fill { dest, dest_region: r.within(&wanted) }));
         let Some(there) = there else { return Ok(()) };
 
         let index = self.indices.entry(stored.id().0).or_insert_with(|| Index::new(stored));
@@ -165,7 +160,7 @@ impl<'m> Reader<'m> {
             let Some(both) = chunk.intersect(&there) else { continue };
             self.plan.items.push(ReadItem {
                 dest,
-                dest_region: local(&both),
+                dest_region: both.within(&wanted),
                 piece: PieceId { key: t.key.clone(), offset: Some(chunk.offsets.clone()) },
                 stored: Stored::Chunk(stored.id_of(position)),
                 stored_region: both.within(&chunk),
@@ -230,7 +225,7 @@ fn shapes_differ(stored: TensorRef<'_>, t: &ShardedTensor) -> Problem {
         .map(|a| a.to_string())
         .collect();
     if shape.len() != t.global_shape.len() {
-        other += &format!("; it has {} axes, not {}", shape.len(), t.global_shape.len());
+        other += "; the number of axes differs";
     } else {
         let (s, verb) = if axes.len() == 1 { ("is", "differs") } else { ("es", "differ") };
         other += &format!("; ax{s} {} {verb}", axes.join(", "));

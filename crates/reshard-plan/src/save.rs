@@ -47,6 +47,120 @@ pub enum WriteData {
 /// No hook calls another hook; the pipeline calls each in turn, in the order of this list. So an override never vanishes
 /// behind a default, and a planner around a planner ([`base`](Self::base)) is as good as one derived from it.
 /// All hooks but [`create_global_plan`](Self::create_global_plan) run on every rank. Plans depend on the arguments alone.
+///
+/// # Examples
+/// Those of PyTorch's page. Keys get a prefix:
+/// ```
+/// # use {reshard_model::*, reshard_plan::{*, Result}};
+/// #[derive(Debug)]
+/// struct RenamePlanner;
+/// impl SavePlanner for RenamePlanner {
+///     fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+///         let mut plan = self.base().create_local_plan(state, cx)?;
+///         plan.items.iter_mut().for_each(|item| item.key = format!("foo_{}", item.key).into());
+///         Ok(plan)
+///     }
+/// }
+/// # let mut state = Flat::new();
+/// # state.insert(Path(vec!["w".into()]), Sharded::Tensor(ShardedTensor::template("w", DType::Int8, &[2])));
+/// # let plan = RenamePlanner.create_local_plan(&state, &SaveContext::new(0, true)).unwrap();
+/// # assert_eq!(RenamePlanner.create_global_plan(vec![plan]).unwrap().1.tensor("foo_w").unwrap().bytes(), 2);
+/// ```
+/// All tensors are stored as float16; the type stands in the plan, the elements follow when they are written:
+/// ```
+/// # use {reshard_model::*, reshard_plan::{*, Result}};
+/// #[derive(Debug)]
+/// struct FP16Planner;
+/// impl SavePlanner for FP16Planner {
+///     fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+///         let mut plan = self.base().create_local_plan(state, cx)?;
+///         for item in &mut plan.items {
+///             if let WriteKind::Tensor(t) = &mut item.kind {
+///                 t.dtype = DType::Float16;
+///             }
+///         }
+///         Ok(plan)
+///     }
+///     fn transform_object(&self, item: &WriteItem, data: WriteData) -> Result<WriteData> {
+///         Ok(match self.base().transform_object(item, data)? {
+///             WriteData::Tensor(Data::Host(t)) => WriteData::Tensor(cast::tensor(&t, DType::Float16)?.into()),
+///             other => other,
+///         })
+///     }
+/// }
+/// # let t = ShardedTensor::full("w", Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap());
+/// # let state: Flat = [(Path(vec!["w".into()]), Sharded::Tensor(t))].into();
+/// # let plan = FP16Planner.create_local_plan(&state, &SaveContext::new(0, true)).unwrap();
+/// # let (plans, metadata) = FP16Planner.create_global_plan(vec![plan]).unwrap();
+/// # assert_eq!(metadata.tensor("w").unwrap().dtype(), DType::Float16);
+/// # let item = &plans[0].items[0];
+/// # let data = FP16Planner.transform_object(item, FP16Planner.lookup_object(item, &state).unwrap()).unwrap();
+/// # let WriteData::Tensor(Data::Host(t)) = data else { panic!() };
+/// # assert_eq!(t.to_bytes()[..], [0, 0x3c, 0, 0x40]);
+/// ```
+/// What all ranks have equally (DDP) is dealt out in turns:
+/// ```
+/// # use {reshard_model::*, reshard_plan::{*, Result}};
+/// #[derive(Debug)]
+/// struct DDPLoadBalancingPlanner;
+/// impl SavePlanner for DDPLoadBalancingPlanner {
+///     fn create_global_plan(&self, mut plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {
+///         let items = std::mem::take(&mut plans[0].items);
+///         let ranks = plans.len();
+///         plans.iter_mut().for_each(|p| p.items.clear());
+///         items.into_iter().enumerate().for_each(|(i, item)| plans[i % ranks].items.push(item));
+///         self.base().create_global_plan(plans)
+///     }
+/// }
+/// # let leaf = |k: &str| (Path(vec![k.into()]), Sharded::Tensor(ShardedTensor::template(k, DType::Int8, &[2])));
+/// # let state: Flat = ["a", "b", "c"].map(leaf).into();
+/// # let plan = DDPLoadBalancingPlanner.create_local_plan(&state, &SaveContext::new(0, true)).unwrap();
+/// # let (plans, _) = DDPLoadBalancingPlanner.create_global_plan(vec![plan.clone(), plan]).unwrap();
+/// # assert_eq!(plans.iter().map(|p| p.items.len()).collect::<Vec<_>>(), [2, 1]);
+/// ```
+/// Every rank says something, and the checkpoint keeps it:
+/// ```
+/// # use {reshard_model::Flat, reshard_plan::{*, Result}};
+/// #[derive(Debug)]
+/// struct SaveExtraDataPlanner;
+/// impl SavePlanner for SaveExtraDataPlanner {
+///     fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+///         let plan = self.base().create_local_plan(state, cx)?;
+///         Ok(SavePlan { planner_data: Some(PlannerData::Str("per-rank-data".into())), ..plan })
+///     }
+///     fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {
+///         let (plans, metadata) = self.base().create_global_plan(plans)?;
+///         let all = plans.iter().filter_map(|p| p.planner_data.clone()).collect();
+///         Ok((plans, metadata.with_planner_data(Some(PlannerData::List(all)))))
+///     }
+/// }
+/// # let plan = SaveExtraDataPlanner.create_local_plan(&Flat::new(), &SaveContext::new(0, true)).unwrap();
+/// # let (_, metadata) = SaveExtraDataPlanner.create_global_plan(vec![plan.clone(), plan]).unwrap();
+/// # let said = PlannerData::Str("per-rank-data".into());
+/// # assert_eq!(metadata.planner_data(), Some(&PlannerData::List(vec![said.clone(), said])));
+/// ```
+/// Two planners, one around the other:
+/// ```
+/// # use {reshard_model::*, reshard_plan::{*, Result}};
+/// /// Puts a prefix before whatever keys the planner in it makes.
+/// #[derive(Debug)]
+/// struct Prefix<P>(&'static str, P);
+/// impl<P: SavePlanner> SavePlanner for Prefix<P> {
+///     fn base(&self) -> &dyn SavePlanner {
+///         &self.1
+///     }
+///     fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+///         let mut plan = self.base().create_local_plan(state, cx)?;
+///         plan.items.iter_mut().for_each(|item| item.key = format!("{}{}", self.0, item.key).into());
+///         Ok(plan)
+///     }
+/// }
+/// let planner = Prefix("a.", Prefix("b.", DefaultSavePlanner::DCP));
+/// # let t = ShardedTensor::template("w", DType::Int8, &[2]).with_replica_id(1); // a replica: only DCP's offers it
+/// # let state: Flat = [(Path(vec!["w".into()]), Sharded::Tensor(t))].into();
+/// # let plan = planner.create_local_plan(&state, &SaveContext::new(0, true)).unwrap();
+/// # assert_eq!(&*plan.items[0].key, "a.b.w");
+/// ```
 pub trait SavePlanner: Any + Debug + Send + Sync {
     /// What the hooks do that are not overridden.
     fn base(&self) -> &dyn SavePlanner {

@@ -1,0 +1,201 @@
+use crate::cuts::*;
+use reshard_model::{
+    DType, Data, ErrorKind, Flat, Path, Region, Sharded, ShardedObject, ShardedTensor, Tensor,
+};
+use reshard_plan::*;
+
+fn error(planner: DefaultSavePlanner, ranks: &[Flat]) -> PlanError {
+    let e = save(&planner, ranks).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Invalid);
+    e
+}
+
+fn rows(key: &str, from: u64, n: u64) -> ShardedTensor {
+    leaf(key, &[8, 2], Region::new([from, 0], [n, 2]))
+}
+
+#[test]
+fn everything_wrong_is_said_at_once_with_boxes_and_ranks() {
+    let ranks = [
+        flat([
+            rows("hole", 0, 3),
+            rows("overlap", 0, 5),
+            rows("dtype", 0, 4),
+            rows("outside", 0, 8),
+            rows("shape", 0, 4),
+        ]),
+        flat([
+            rows("hole", 4, 4),
+            rows("overlap", 4, 4),
+            ShardedTensor { dtype: DType::BFloat16, ..rows("dtype", 4, 4) },
+            rows("outside", 7, 2),
+            leaf("shape", &[9, 2], Region::new([4, 0], [5, 2])),
+        ]),
+        objects(&["dtype", "fine"]),
+    ];
+    insta::assert_snapshot!(error(DefaultSavePlanner::DCP, &ranks), @r"
+    the ranks' pieces don't make a checkpoint: 5 problems
+      dtype is float32 on rank 0 and bfloat16 on rank 1
+      hole: no chunk has [3:4, 0:2] of shape [8, 2]
+      outside: chunk [7:9, 0:2] of rank 1 does not lie in shape [8, 2]
+      overlap: chunks [0:5, 0:2] of rank 0 and [4:8, 0:2] of rank 1 overlap
+      shape has shape [8, 2] on rank 0, and [9, 2] on rank 1
+    ");
+}
+
+#[test]
+fn a_key_that_is_tensor_and_object_is_refused() {
+    let e = error(DefaultSavePlanner::DCP, &[objects(&["w"]), flat([leaf("w", &[1], Region::whole(&[1]))])]);
+    insta::assert_snapshot!(e, @"the ranks' pieces don't make a checkpoint: w is an object on rank 0, and a tensor on rank 1");
+}
+
+#[test]
+fn a_long_list_is_cut() {
+    let state = flat((0..100).map(|i| leaf(&format!("w{i:02}"), &[2], Region::new([0], [1]))));
+    let text = error(DefaultSavePlanner::DCP, &[state]).to_string();
+    assert!(text.contains("100 problems") && text.ends_with("and 80 more"), "{text}");
+    assert_eq!(text.lines().count(), 22);
+}
+
+#[test]
+fn a_replica_of_another_size_is_no_replica() {
+    let e = error(DefaultSavePlanner::DCP, &[flat([rows("w", 0, 8)]), flat([rows("w", 0, 4)])]);
+    assert!(e.to_string().contains("[0:8, 0:2] of rank 0 and [0:4, 0:2] of rank 1 overlap"), "{e}");
+}
+
+#[test]
+fn two_main_replicas_are_refused_and_none_is_a_hole() {
+    let whole = || flat([rows("w", 0, 8)]);
+    let e = error(DefaultSavePlanner::DEFAULT, &[whole(), whole()]);
+    assert!(e.to_string().contains("[0:8, 0:2] of rank 0 and [0:8, 0:2] of rank 1 overlap"), "{e}");
+    let ranks = [flat([rows("w", 0, 4)]), flat([rows("w", 4, 4).with_replica_id(1)])];
+    let e = error(DefaultSavePlanner::DEFAULT, &ranks);
+    assert!(e.to_string().contains("no chunk has [4:8, 0:2]"), "{e}");
+    let e = error(DefaultSavePlanner::DEFAULT, &[objects(&["rng"]), objects(&["rng"])]);
+    assert!(e.to_string().contains("rng is written by ranks [0, 1]"), "{e}");
+}
+
+#[test]
+fn empty_chunks_are_not_written_but_their_tensor_is_known() {
+    // ranks past the end of torch.chunk's rule hold empty shards, which may start where a real one does
+    let ranks = [
+        flat([
+            leaf("w", &[5, 3], Region::new([0, 0], [5, 3])),
+            leaf("none", &[0, 3], Region::whole(&[0, 3])),
+        ]),
+        flat([
+            leaf("w", &[5, 3], Region::new([0, 0], [0, 3])),
+            leaf("none", &[0, 3], Region::whole(&[0, 3])),
+        ]),
+    ];
+    for planner in [DefaultSavePlanner::DCP, DefaultSavePlanner::DEFAULT] {
+        let (plans, metadata) = save(&planner, &ranks).unwrap();
+        assert_eq!(plans.iter().map(|p| p.items.len()).collect::<Vec<_>>(), [1, 0]);
+        let none = metadata.tensor("none").unwrap();
+        assert_eq!((none.shape().to_vec(), none.chunk_count()), (vec![0, 3], 0));
+        assert!(load(DefaultLoadPlanner::DEFAULT, &ranks[0], &metadata).is_ok());
+    }
+}
+
+#[test]
+fn scalars_are_checked_too() {
+    let scalar = || leaf("s", &[], Region::default());
+    let (plans, metadata) = save(&DefaultSavePlanner::DCP, &[flat([scalar()]), flat([scalar()])]).unwrap();
+    assert_eq!((plans[0].items.len(), plans[1].items.len()), (1, 0));
+    assert_eq!(plans[0].items[0].id().offset, Some([].into()));
+    assert_eq!(metadata.tensor("s").unwrap().chunk_at(&[], None), Some(ChunkId(0)));
+    let e = error(DefaultSavePlanner::DEFAULT, &[flat([scalar()]), flat([scalar()])]);
+    assert!(e.to_string().contains("s: chunks [] of rank 0 and [] of rank 1 overlap"), "{e}");
+}
+
+#[test]
+fn a_rank_that_offers_a_piece_twice_writes_it_once() {
+    let (plans, metadata) =
+        save(&DefaultSavePlanner::DCP, &[flat([rows("w", 0, 8), rows("w", 0, 8)])]).unwrap();
+    assert_eq!((plans[0].items.len(), metadata.chunk_count()), (1, 1));
+}
+
+#[test]
+fn ties_go_to_the_lowest_rank_and_order_of_keys_is_that_of_plans() {
+    let state = || flat(["a", "b", "c"].map(|k| leaf(k, &[2], Region::whole(&[2]))));
+    let (plans, metadata) = save(&DefaultSavePlanner::DCP, &[state(), state()]).unwrap();
+    let keys = |p: &SavePlan| p.items.iter().map(|i| i.key.to_string()).collect::<Vec<_>>();
+    assert_eq!((keys(&plans[0]), keys(&plans[1])), (vec!["a".into(), "c".into()], vec!["b".into()]));
+    assert_eq!(metadata.entries().map(|e| e.key()).collect::<Vec<_>>(), ["a", "c", "b"]);
+    assert_eq!(metadata.tensors().map(|t| t.key()).collect::<Vec<_>>(), ["a", "b", "c"]);
+}
+
+#[test]
+fn objects_are_kept_from_one_rank_by_dedup() {
+    let (plans, metadata) =
+        save(&DefaultSavePlanner::DCP, &[objects(&["a", "b"]), objects(&["b", "c"])]).unwrap();
+    assert_eq!(plans.iter().map(|p| p.items.len()).sum::<usize>(), 3);
+    assert_eq!(metadata.objects().map(|(_, k)| k).collect::<Vec<_>>(), ["a", "b", "c"]);
+}
+
+#[test]
+fn paths_are_merged_as_a_chain_map_is() {
+    let state = |keys: &[&str], root: &str| -> Flat {
+        keys.iter()
+            .map(|k| {
+                (
+                    Path(vec![root.into(), (*k).into()]),
+                    Sharded::Object(ShardedObject::item(k, Default::default())),
+                )
+            })
+            .collect()
+    };
+    let (plans, metadata) =
+        save(&DefaultSavePlanner::DCP, &[state(&["a", "b"], "0"), state(&["c", "b"], "1")]).unwrap();
+    let Some(PlannerData::Paths(paths)) = metadata.planner_data() else { panic!() };
+    let seen: Vec<String> = paths.iter().map(|(k, p)| format!("{k}={p}")).collect();
+    assert_eq!(seen, ["c=1.c", "b=0.b", "a=0.a"]);
+    assert!(plans.iter().all(|p| p.planner_data.is_none()));
+}
+
+#[test]
+fn a_part_of_a_leaf_is_found_in_host_device_and_lazy_data() {
+    let host = Tensor::from_vec(&[4, 2], (0..8u8).collect()).unwrap();
+    let device = reshard_model::testkit::FakeDevice::new(8);
+    let device = reshard_model::DeviceTensor::new(DType::UInt8, &[4, 2], device).unwrap();
+    device.fill("w", &host).unwrap();
+    let lazy: std::sync::Arc<dyn reshard_model::TensorSource> = std::sync::Arc::new(device.clone());
+    for data in [Data::Host(host), Data::Device(device), Data::Lazy(lazy)] {
+        // layer 1 of 3, as a leading axis that the data lacks
+        let t = ShardedTensor::declare("w", DType::UInt8, &[4, 2], &[(0, 1, 3)], 1).unwrap().with_data(data);
+        let state = flat([t]);
+        let mut item = DefaultSavePlanner::DEFAULT
+            .create_local_plan(&state, &SaveContext::default())
+            .unwrap()
+            .items
+            .remove(0);
+        let WriteKind::Tensor(w) = &mut item.kind else { panic!() };
+        w.region = Region::new([1, 1, 1], [1, 2, 1]);
+        let bytes = match DefaultSavePlanner::DEFAULT.lookup_object(&item, &state).unwrap() {
+            WriteData::Tensor(Data::Host(t)) => t.to_bytes().to_vec(),
+            WriteData::Tensor(Data::Lazy(s)) => {
+                let mut out = vec![0; 2];
+                s.read(&Region::whole(&[2, 1]), &mut out).unwrap();
+                out
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(bytes, [3, 5]);
+        let WriteKind::Tensor(w) = &mut item.kind else { panic!() };
+        w.region.offsets[0] = 2;
+        let e = DefaultSavePlanner::DEFAULT.lookup_object(&item, &state).unwrap_err();
+        assert!(e.to_string().starts_with("w: [2:3, 1:3, 1:2] does not lie in [1:2, 0:4, 0:2]"), "{e}");
+    }
+}
+
+#[test]
+fn flattened_ranges_say_not_yet() {
+    let t = ShardedTensor { flattened_range: Some(0..3), ..rows("w", 0, 8) };
+    let e = save(&DefaultSavePlanner::DEFAULT, &[flat([t.clone()])]).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+    let stored = stored(&[flat([rows("w", 0, 8)])]);
+    assert_eq!(
+        load(DefaultLoadPlanner::DEFAULT, &flat([t]), &stored).unwrap_err().kind(),
+        ErrorKind::Unsupported
+    );
+}
