@@ -1,6 +1,6 @@
 //! How fast a local store is, beside plain `pwrite` and `pread` of as many bytes by as many threads.
 //!
-//! `cargo run --release -p reshard-storage --example throughput -- [DIR]... [--mib N] [--rounds N]`
+//! `cargo run --release -p reshard-storage --example throughput -- [DIR]... [--mib N] [--rounds N] [--only CASE]`
 //! (default: `/dev/shm` and the working directory, 768 MiB, 7 rounds; medians of rounds that take turns).
 
 use bytes::Bytes;
@@ -114,11 +114,12 @@ impl Table {
 }
 
 fn main() -> Result {
-    let (mut dirs, mut mib, mut rounds) = (Vec::new(), 768, 7);
+    let (mut dirs, mut mib, mut rounds, mut only) = (Vec::new(), 768, 7, String::new());
     let mut args = std::env::args().skip(1);
     while let Some(a) = args.next() {
         match a.as_str() {
             "--mib" => mib = args.next().ok_or("--mib N")?.parse()?,
+            "--only" => only = args.next().ok_or("--only PART-OF-A-CASE'S-NAME")?,
             "--rounds" => rounds = args.next().ok_or("--rounds N")?.parse()?,
             _ => dirs.push(a),
         }
@@ -136,7 +137,7 @@ fn main() -> Result {
         Case { name: "items of 1 KiB, 2 files", item: 1 << 10, files: 2 },
     ];
     for dir in &dirs {
-        for case in &cases {
+        for case in cases.iter().filter(|c| c.name.contains(&only)) {
             let total = if case.item < 2048 { total / 16 } else { total };
             writeln!(io::stdout(), "{dir}: {}, {} MiB in all", case.name, total >> 20)?;
             run(Path::new(dir), case, &memory.slice(..total), rounds)?;

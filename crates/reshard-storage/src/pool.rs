@@ -281,7 +281,10 @@ mod tests {
         let mut future = Box::pin(run(move |batch| {
             for _ in 0..10 {
                 let owned = Arc::clone(&mine);
-                batch.spawn(Turn::Main, move |_| Ok(drop(owned)));
+                batch.spawn(Turn::Main, move |_| {
+                    drop(owned);
+                    Ok(())
+                });
             }
             assert!(wait.recv().is_err());
             assert!(batch.is_stopped());

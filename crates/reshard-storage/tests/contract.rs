@@ -1,5 +1,7 @@
 //! Every store of this crate keeps the contract, wrapped or not.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use futures::executor::block_on;
 use reshard_storage::{
     Hints, LocalStore, Store, Stores,

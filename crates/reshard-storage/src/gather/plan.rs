@@ -1,7 +1,7 @@
 //! What is to be read of one record, and in which blocks.
 
-use crate::{Check, Gather, Name, Result, StorageError};
-use reshard_model::{Scatter, Segments};
+use crate::{Check, Gather, Name, Part, Result, StorageError};
+use reshard_model::{Layout, Scatter, Segments};
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, binary_heap::PeekMut},
@@ -9,14 +9,14 @@ use std::{
 };
 
 /// The largest record, or wanted part of one, that is read in one block because its elements share bytes.
-const MAX_BLOCK: u64 = 256 << 20;
+const MAX_BLOCK: u64 = 64 << 20;
 
 /// A gather whose parts were checked against record and claims.
 pub(crate) struct Prepared {
     pub(crate) name: Name,
     pub(crate) record: Range<u64>,
     /// The parts that want something, by where that starts.
-    pub(crate) scatters: Vec<Scatter>,
+    pub(crate) parts: Vec<Wanting>,
     pub(crate) check: Option<Box<dyn Check>>,
     /// Bytes that land.
     pub(crate) needed: u64,
@@ -24,62 +24,63 @@ pub(crate) struct Prepared {
     pub(crate) hull: Range<u64>,
     /// Whether the wanted bytes of each part, and of one part after the other, ascend; so that they can land directly.
     pub(crate) ascending: bool,
-    /// The shortest run that is contiguous in the record and in memory, in bytes.
-    pub(crate) run: u64,
-    wanted: Wanted,
+    /// All of the hull is read, in one block.
+    single: bool,
+    /// Made when it is asked for blocks.
+    wanted: Option<Wanted>,
+}
+
+/// A part that waits for its bytes.
+pub(crate) struct Wanting {
+    hull: Range<u64>,
+    source: Layout,
+    pub(crate) scatter: Scatter,
 }
 
 impl Prepared {
     pub(crate) fn new(gather: Gather) -> Result<Self> {
-        let Gather { name, record, parts, check } = gather;
+        let Gather { name, record, parts: given, check } = gather;
         let Some(len) = record.end.checked_sub(record.start) else {
             let what = format!("{name}: record {}..{} ends before it starts", record.start, record.end);
             return Err(StorageError::invalid(what));
         };
-        let mut order: Vec<(Range<u64>, bool, Segments, Scatter)> = Vec::with_capacity(parts.len());
+        let mut parts: Vec<Wanting> = Vec::with_capacity(given.len());
         let mut needed = 0u64;
-        for part in parts {
-            let bytes = part.claim.bytes();
-            let fit = |source| StorageError::Claim { name: name.clone(), range: record.clone(), source };
-            let scatter = part.claim.scatter(&part.source).map_err(fit)?;
+        for Part { source, claim } in given {
+            let bytes = claim.bytes();
+            let fit = |e| StorageError::Claim { name: name.clone(), range: record.clone(), source: e };
+            let scatter = claim.scatter(&source).map_err(fit)?;
             if bytes == 0 {
                 continue;
             }
             needed = needed.saturating_add(bytes);
-            let hull = part.source.hull();
+            let hull = source.hull();
             if hull.end > len {
                 return Err(StorageError::Record { name, range: record, need: hull.end });
             }
-            let wanted = Segments::source_order(&part.source, &part.source);
-            order.push((hull, part.source.is_injective(), wanted, scatter));
+            parts.push(Wanting { hull, source, scatter });
         }
-        order.sort_by_key(|(hull, ..)| hull.start);
-        let injective = order.iter().all(|(_, injective, ..)| *injective);
-        let disjoint = order.windows(2).all(|w| w[0].0.end <= w[1].0.start);
-        let mut hull =
-            order.first().map_or(0, |o| o.0.start)..order.iter().map(|o| o.0.end).max().unwrap_or(0);
-        if check.is_some() {
-            hull = 0..len;
-        }
+        parts.sort_by_key(|p| p.hull.start);
+        let injective = parts.iter().all(|p| p.source.is_injective());
+        let disjoint = parts.windows(2).all(|w| w[0].hull.end <= w[1].hull.start);
+        let hull = match check {
+            Some(_) => 0..len,
+            None => {
+                parts.first().map_or(0, |p| p.hull.start)..parts.iter().map(|p| p.hull.end).max().unwrap_or(0)
+            }
+        };
         if !injective && hull.end - hull.start > MAX_BLOCK {
             let what = format!("{name}: reading {} bytes at {}", hull.end - hull.start, record.start);
             let why = format!("its elements share bytes, and only up to {MAX_BLOCK} bytes of that are read");
             return Err(StorageError::Unsupported { what, why });
         }
-        let run = order.iter().map(|(.., s)| s.run()).min().unwrap_or(0);
-        let (segments, scatters): (Vec<_>, Vec<_>) = order.into_iter().map(|(_, _, w, s)| (w, s)).unzip();
-        let wanted = Wanted::new(segments, check.is_some() || !injective, hull.clone());
-        Ok(Self {
-            name,
-            record,
-            scatters,
-            check,
-            needed,
-            hull,
-            ascending: injective && disjoint,
-            run,
-            wanted,
-        })
+        let (ascending, single) = (injective && disjoint, !injective);
+        Ok(Self { name, record, parts, check, needed, hull, ascending, single, wanted: None })
+    }
+
+    /// The shortest run that is contiguous in the record and in memory, in bytes.
+    pub(crate) fn run(&self) -> u64 {
+        self.parts.iter().map(|p| p.scatter.run()).min().unwrap_or(u64::MAX)
     }
 
     /// Where the bytes that are read of it lie in the file.
@@ -87,15 +88,13 @@ impl Prepared {
         self.record.start + self.hull.start..self.record.start + self.hull.end
     }
 
-    /// How long blocks may be; what must be one block stays one.
-    fn block(&self, max: u64) -> u64 {
-        if self.wanted.whole && self.check.is_none() { u64::MAX } else { max }
-    }
-
-    /// The block that is to be read next, from the record's start.
+    /// The block that is to be read next, from the record's start: at most `max` bytes, unless it has to be one block.
     pub(crate) fn next_block(&mut self, gap: u64, max: u64) -> Option<Range<u64>> {
-        let max = self.block(max);
-        self.wanted.next_block(gap, max)
+        let wanted = self.wanted.get_or_insert_with(|| {
+            let segments = self.parts.iter().map(|p| Segments::source_order(&p.source, &p.source)).collect();
+            Wanted::new(segments, self.single || self.check.is_some(), self.hull.clone())
+        });
+        wanted.next_block(gap, if self.single { u64::MAX } else { max })
     }
 
     /// Takes a block of the record that starts at its byte `at`. Blocks come in order.
@@ -103,14 +102,14 @@ impl Prepared {
         if let Some(check) = &mut self.check {
             check.update(bytes);
         }
-        for s in &mut self.scatters {
-            s.feed(at, bytes);
+        for p in &mut self.parts {
+            p.scatter.feed(at, bytes);
         }
     }
 
     /// All has landed: is it right?
     pub(crate) fn finish(self) -> Result<()> {
-        if let Some(missing) = self.scatters.iter().find_map(Scatter::next_at) {
+        if let Some(missing) = self.parts.iter().find_map(|p| p.scatter.next_at()) {
             let what =
                 format!("{}: byte {missing} of the record at {} was not read", self.name, self.record.start);
             return Err(StorageError::Internal { what });
@@ -144,7 +143,7 @@ impl Wanted {
         if self.whole {
             let start = self.hull.start;
             self.hull.start = self.hull.end.min(start.saturating_add(max));
-            return (start < self.hull.end).then(|| start..self.hull.start);
+            return (start < self.hull.end).then_some(start..self.hull.start);
         }
         // What earlier blocks have is not read again.
         let done = self.hull.start;
@@ -221,7 +220,6 @@ pub(crate) fn join(reads: &[(Name, Range<u64>)], gap: u64, max: u64) -> Result<V
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use reshard_model::Layout;
 
     fn name(s: &str) -> Name {
         Name::new(s).unwrap()

@@ -29,6 +29,8 @@ const STRIDE: usize = 8 << 20;
 const SMALL: u64 = 16 << 10;
 /// What one task reads at least, when there are more records.
 const TASK: u64 = 4 << 20;
+/// What a read or a record costs beside its bytes, in bytes.
+const EACH: u64 = 4 << 10;
 /// Tasks from here on go first, so that the last one to run is a short one.
 const LARGE: u64 = 16 << 20;
 
@@ -70,8 +72,6 @@ fn tasks<T>(
 
 pub(super) async fn read_ranges(place: PathBuf, reads: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
     let n = reads.len();
-    // What a read costs beside its bytes.
-    const EACH: u64 = 4 << 10;
     let reads = Arc::new(reads);
     let all = Arc::clone(&reads);
     let done = pool::run(move |batch| {
@@ -108,10 +108,10 @@ fn read_group(place: &Path, group: Vec<Joined>, batch: &Arc<Batch<Together>>) ->
 
 pub(super) async fn gather(place: PathBuf, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {
     let stats = pool::run(move |batch| {
-        let mut all = gathers.into_iter().map(Prepared::new).collect::<Result<Vec<_>>>()?;
-        all.sort_by(|a, b| (&a.name, a.span().start).cmp(&(&b.name, b.span().start)));
-        let same = |a: &Prepared, b: &Prepared| a.name == b.name;
-        for (_, group) in tasks(all, same, |p| p.hull.end - p.hull.start) {
+        let mut all = gathers;
+        all.sort_by(|a, b| (&a.name, a.record.start).cmp(&(&b.name, b.record.start)));
+        let same = |a: &Gather, b: &Gather| a.name == b.name;
+        for (_, group) in tasks(all, same, weight) {
             let (place, progress) = (place.clone(), progress.clone());
             batch.spawn(Turn::Main, move |batch| gather_group(&place, group, &progress, batch));
         }
@@ -120,20 +120,29 @@ pub(super) async fn gather(place: PathBuf, gathers: Vec<Gather>, progress: Progr
     Ok(stats.await?.into_iter().sum())
 }
 
+/// Bytes that a gather moves, roughly, with what it costs beside.
+fn weight(g: &Gather) -> u64 {
+    let wanted = g.parts.iter().map(|p| p.claim.bytes()).fold(0, u64::saturating_add);
+    let moved = if g.check.is_some() { g.record.end.saturating_sub(g.record.start) } else { wanted };
+    moved.saturating_add(EACH)
+}
+
 /// Reads records of one file, in the order of the file.
 fn gather_group(
     place: &Path,
-    group: Vec<Prepared>,
+    group: Vec<Gather>,
     progress: &Progress,
     batch: &Arc<Batch<ReadStats>>,
 ) -> Result<ReadStats> {
     let Some(first) = group.first() else { return Ok(ReadStats::default()) };
     let input = Input::open(place, &first.name)?;
-    for p in &group {
-        input.expect(&p.record)?;
+    let mut prepared = Vec::with_capacity(group.len());
+    for gather in group {
+        input.expect(&gather.record)?;
+        prepared.push(Prepared::new(gather)?);
     }
+    let mut group = prepared.into_iter().peekable();
     let mut reader = Reader { input, progress, batch, stats: ReadStats::default() };
-    let mut group = group.into_iter().peekable();
     while let Some(p) = group.next() {
         if batch.is_stopped() {
             break;
@@ -206,7 +215,7 @@ impl Reader<'_> {
     }
 
     fn one(&mut self, mut p: Prepared) -> Result<()> {
-        if p.ascending && p.run >= DIRECT {
+        if p.ascending && p.run() >= DIRECT {
             with_block(|memory| self.direct(&mut p, memory))?;
         } else {
             self.blocks(&mut p)?;
@@ -246,14 +255,13 @@ impl Reader<'_> {
 
     /// Long runs: read into place, several in one call; what lies between them goes into `spare`.
     fn direct(&mut self, p: &mut Prepared, spare: &mut [u8]) -> Result<()> {
-        let Prepared { record, scatters, check, hull, .. } = p;
+        let Prepared { record, parts, check, hull, .. } = p;
         let (gap, stride) = if check.is_some() { (u64::MAX, BLOCK) } else { (GAP, STRIDE) };
         let (mut at, mut filled) = (hull.start, 0);
         loop {
             let mut runs: Vec<(u64, &mut [u8])> = Vec::new();
-            for s in &mut scatters[filled..] {
-                let more = s.take_runs(MAX_VECTORS - runs.len());
-                runs.extend(more);
+            for p in &mut parts[filled..] {
+                runs.append(&mut p.scatter.take_runs(MAX_VECTORS - runs.len()));
                 if runs.len() == MAX_VECTORS {
                     break;
                 }

@@ -151,7 +151,7 @@ struct Equals {
 }
 
 impl Equals {
-    fn new(want: Bytes) -> Option<Box<dyn Check>> {
+    fn boxed(want: Bytes) -> Option<Box<dyn Check>> {
         Some(Box::new(Self { want, right: true }))
     }
 }
@@ -186,7 +186,7 @@ async fn wanted_elements_land_and_nothing_else_changes(store: Arc<dyn Store>) {
             Part { source: stored.narrow(&want), claim: into_a.pop().unwrap() },
             Part { source: stored.narrow(&last), claim: into_b.pop().unwrap() },
         ];
-        let check = if checked { Equals::new(bytes.slice(3000..)) } else { None };
+        let check = if checked { Equals::boxed(bytes.slice(3000..)) } else { None };
         let gathers = vec![Gather { name: name("a"), record: record.clone(), parts, check }];
         let stats = store.gather(gathers, Progress::none()).await.unwrap();
         assert_eq!(stats.bytes_needed, 40 * 20 + 128);
@@ -210,7 +210,7 @@ async fn a_failed_check_names_the_record(store: Arc<dyn Store>) {
         let (target, claim) = Target::bytes(10);
         let source = rows(1, &[8_900]).narrow(&Region::new([50], [10]));
         let parts = vec![Part { source, claim }];
-        let gathers = vec![Gather { name: name("a"), record: 100..9_000, parts, check: Equals::new(of) }];
+        let gathers = vec![Gather { name: name("a"), record: 100..9_000, parts, check: Equals::boxed(of) }];
         let outcome = store.gather(gathers, Progress::none()).await;
         assert!(target.is_free());
         if good {

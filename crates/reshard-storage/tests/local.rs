@@ -1,0 +1,282 @@
+//! What a local directory does beyond the contract of every store.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+use bytes::Bytes;
+use futures::{executor::block_on, future::join_all};
+use reshard_model::ErrorKind;
+use reshard_storage::{
+    Durability, Extent, FileBody, IfExists, LocalStore, Name, Progress, Result, StorageError, Store, wait,
+};
+use std::{fs, io, path::Path, sync::Arc};
+
+fn name(s: &str) -> Name {
+    Name::new(s).unwrap()
+}
+
+fn save(store: &LocalStore, attempt: &str, if_exists: IfExists, byte: u8) -> Result<()> {
+    block_on(async {
+        let stage = store.stage(attempt, if_exists).await?;
+        let body = FileBody::from_bytes(name("data"), vec![byte; 10].into());
+        stage.write(vec![body], Durability::Machine, Progress::none()).await?;
+        stage.publish((name("record"), vec![byte].into()), Durability::Machine).await
+    })
+}
+
+fn listed(dir: &Path) -> Vec<String> {
+    let mut all: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn an_empty_directory_is_filled_and_missing_ones_above_are_made() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("empty")).unwrap();
+    for place in ["empty", "a/b/c"] {
+        save(&LocalStore::at(dir.path().join(place)).unwrap(), "x", IfExists::Refuse, 1).unwrap();
+        assert_eq!(listed(&dir.path().join(place)), ["data", "record"]);
+    }
+    assert_eq!(listed(dir.path()), ["a", "empty"]);
+}
+
+#[test]
+fn replacing_leaves_nothing_of_the_old_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalStore::at(dir.path().join("x")).unwrap();
+    save(&store, "one", IfExists::Refuse, 1).unwrap();
+    fs::create_dir(dir.path().join("x/sub")).unwrap();
+    fs::write(dir.path().join("x/sub/more"), "old").unwrap();
+    let e = save(&store, "two", IfExists::Refuse, 2).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Exists);
+    assert!(e.to_string().contains(dir.path().join("x").to_str().unwrap()), "{e}");
+    assert_eq!(listed(dir.path()), ["x"]);
+    save(&store, "three", IfExists::Replace, 3).unwrap();
+    assert_eq!(listed(dir.path()), ["x"]);
+    assert_eq!(listed(store.path()), ["data", "record"]);
+    assert_eq!(fs::read(dir.path().join("x/data")).unwrap(), [3; 10]);
+}
+
+#[test]
+fn a_file_in_the_way_is_refused_whatever_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("x"), "mine").unwrap();
+    let store = LocalStore::at(dir.path().join("x")).unwrap();
+    for if_exists in [IfExists::Refuse, IfExists::Replace] {
+        let e = save(&store, "a", if_exists, 1).unwrap_err();
+        assert!(matches!(e, StorageError::Unsupported { .. }), "{e}");
+    }
+    assert_eq!(fs::read(dir.path().join("x")).unwrap(), b"mine");
+    assert_eq!(listed(dir.path()), ["x"]);
+}
+
+#[test]
+fn a_link_stays_and_what_it_points_to_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("real")).unwrap();
+    std::os::unix::fs::symlink("real/ckpt", dir.path().join("latest")).unwrap();
+    let store = LocalStore::at(dir.path().join("latest")).unwrap();
+    for (i, attempt) in ["a", "b"].into_iter().enumerate() {
+        save(&store, attempt, IfExists::Replace, i as u8).unwrap();
+        assert!(fs::symlink_metadata(dir.path().join("latest")).unwrap().is_symlink());
+        assert_eq!(fs::read(dir.path().join("real/ckpt/record")).unwrap(), [i as u8]);
+        assert_eq!(listed(&dir.path().join("real")), ["ckpt"]);
+        assert_eq!(block_on(store.list()).unwrap().len(), 2);
+    }
+    std::os::unix::fs::symlink("around", dir.path().join("around")).unwrap();
+    let e = save(&LocalStore::at(dir.path().join("around")).unwrap(), "a", IfExists::Refuse, 1).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+}
+
+#[test]
+fn a_mounted_root_is_refused_before_anything_is_written() {
+    for place in ["/", "/proc"] {
+        let store = LocalStore::at(place).unwrap();
+        let e = block_on(store.stage("a", IfExists::Replace)).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+    }
+}
+
+#[test]
+fn leftovers_are_those_of_this_place_only() {
+    let dir = tempfile::tempdir().unwrap();
+    for d in [".x.one.tmp", ".x.two.tmp", ".x.y.one.tmp", ".xx.one.tmp", ".x..tmp", "x.one.tmp"] {
+        fs::create_dir(dir.path().join(d)).unwrap();
+    }
+    let store = LocalStore::at(dir.path().join("x")).unwrap();
+    let left = block_on(store.leftovers()).unwrap();
+    assert_eq!(left.iter().map(|l| l.attempt.as_str()).collect::<Vec<_>>(), ["one", "two"]);
+    assert!(left[0].path.ends_with("/.x.one.tmp"));
+    block_on(store.remove_leftover("one")).unwrap();
+    assert_eq!(block_on(store.leftovers()).unwrap().len(), 1);
+    for bad in ["", "../x", "a.b", "a/b"] {
+        assert_eq!(block_on(store.remove_leftover(bad)).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(block_on(store.stage(bad, IfExists::Refuse)).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+}
+
+#[test]
+fn a_named_pipe_does_not_block_a_reader() {
+    let dir = tempfile::tempdir().unwrap();
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, dir.path().join("p"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let store = LocalStore::at(dir.path()).unwrap();
+    assert_eq!(block_on(store.read(&name("p"), 0..1)).unwrap_err().kind(), ErrorKind::Unsupported);
+    assert!(block_on(store.list()).unwrap().is_empty());
+    assert_eq!(block_on(store.len(&name("p"))).unwrap(), None);
+}
+
+#[test]
+fn names_that_are_none_are_left_out_of_lists() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir_all(dir.path().join("b")).unwrap();
+    for f in ["a", "b/c", "back\\slash"] {
+        fs::write(dir.path().join(f), f).unwrap();
+    }
+    std::os::unix::fs::symlink(dir.path(), dir.path().join("b/circle")).unwrap();
+    std::os::unix::fs::symlink("a", dir.path().join("link")).unwrap();
+    std::os::unix::fs::symlink("nothing", dir.path().join("broken")).unwrap();
+    let all = block_on(LocalStore::at(dir.path()).unwrap().list()).unwrap();
+    let all: Vec<_> = all.iter().map(|e| (e.name.as_str(), e.bytes)).collect();
+    assert_eq!(all, [("a", 1), ("b/c", 3), ("link", 1)]);
+}
+
+/// Bytes that are read from another store when they are wanted.
+struct Lazy(LocalStore, u64, u64);
+
+impl Extent for Lazy {
+    fn len(&self) -> u64 {
+        self.2 - self.1
+    }
+
+    fn next_block(&mut self) -> Option<io::Result<Bytes>> {
+        if self.1 == self.2 {
+            return None;
+        }
+        let range = self.1..self.2.min(self.1 + 1_000);
+        self.1 = range.end;
+        Some(wait(self.0.read(&name("data"), range)).map_err(io::Error::other))
+    }
+}
+
+#[test]
+fn many_ranks_whose_bytes_come_from_another_store_do_not_wait_for_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = LocalStore::at(dir.path().join("source")).unwrap();
+    let bytes: Bytes = (0..100_000u32).map(|i| (i / 7) as u8).collect();
+    fs::create_dir(source.path()).unwrap();
+    fs::write(source.path().join("data"), &bytes).unwrap();
+    let copy = LocalStore::at(dir.path().join("copy")).unwrap();
+    block_on(async {
+        let stage = copy.stage("a", IfExists::Refuse).await.unwrap();
+        let writes = (0..16).map(|rank| {
+            let extents =
+                (0..100).map(|i| Box::new(Lazy(source.clone(), i * 1_000, (i + 1) * 1_000)) as _).collect();
+            let body = FileBody { name: name(&format!("{rank}")), extents };
+            stage.write(vec![body], Durability::Process, Progress::none())
+        });
+        join_all(writes).await.into_iter().for_each(|w| assert_eq!(w.unwrap()[0].bytes, 100_000));
+        stage.publish((name("record"), Bytes::new()), Durability::Process).await.unwrap();
+        for rank in 0..16 {
+            assert_eq!(copy.read(&name(&format!("{rank}")), 0..100_000).await.unwrap(), bytes);
+        }
+    });
+}
+
+/// Blocks of odd sizes: empty ones, tiny ones, one that is longer than a stride.
+struct Odd(Bytes, usize);
+
+impl Extent for Odd {
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn next_block(&mut self) -> Option<io::Result<Bytes>> {
+        let sizes = [0, 1, 3, 600_000, 2, 20 << 20, 0, 5];
+        let n = sizes[self.1 % sizes.len()].min(self.0.len());
+        self.1 += 1;
+        (!self.0.is_empty()).then(|| Ok(self.0.split_to(n)))
+    }
+}
+
+#[test]
+fn blocks_of_any_size_arrive_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalStore::at(dir.path().join("x")).unwrap();
+    let bytes: Bytes = (0..30_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
+    block_on(async {
+        let stage = store.stage("a", IfExists::Refuse).await.unwrap();
+        let mut extents: Vec<Box<dyn Extent>> = vec![Box::new(Odd(bytes.clone(), 0)), Box::new(Bytes::new())];
+        extents.extend((0..5_000).map(|i| Box::new(bytes.slice(i * 7..i * 7 + i % 300)) as _));
+        extents.push(Box::new(Odd(bytes.slice(..2_000_000), 3)));
+        let want: Vec<u8> = bytes
+            .iter()
+            .copied()
+            .chain((0..5_000).flat_map(|i| bytes.slice(i * 7..i * 7 + i % 300)))
+            .chain(bytes.slice(..2_000_000))
+            .collect();
+        let written = stage
+            .write(vec![FileBody { name: name("a"), extents }], Durability::Process, Progress::none())
+            .await
+            .unwrap();
+        assert_eq!(written[0].bytes, want.len() as u64);
+        stage.publish((name("record"), Bytes::new()), Durability::Process).await.unwrap();
+        assert!(store.read(&name("a"), 0..want.len() as u64).await.unwrap() == want);
+    });
+}
+
+struct Panics;
+
+impl Extent for Panics {
+    fn len(&self) -> u64 {
+        1
+    }
+
+    fn next_block(&mut self) -> Option<io::Result<Bytes>> {
+        panic!("a broken extent")
+    }
+}
+
+#[test]
+fn an_extent_that_panics_is_an_error_and_nothing_is_published() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalStore::at(dir.path().join("x")).unwrap();
+    block_on(async {
+        let stage = store.stage("a", IfExists::Refuse).await.unwrap();
+        let body = FileBody { name: name("a"), extents: vec![Box::new(Panics)] };
+        let e = stage.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
+        assert_eq!(e.to_string(), "an I/O task panicked: a broken extent");
+        stage.abandon().await.unwrap();
+    });
+    assert!(listed(dir.path()).is_empty());
+}
+
+#[test]
+fn a_version_is_published_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalStore::at(dir.path().join("x")).unwrap();
+    block_on(async {
+        let stage = store.stage("a", IfExists::Replace).await.unwrap();
+        stage.publish((name("r"), Bytes::new()), Durability::Process).await.unwrap();
+        let e = stage.publish((name("r"), Bytes::new()), Durability::Process).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Invalid, "{e}");
+    });
+}
+
+#[test]
+fn of_attempts_that_race_for_a_free_place_one_wins() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(LocalStore::at(dir.path().join("x")).unwrap());
+    let threads: Vec<_> = (0..8u8)
+        .map(|i| {
+            let store = Arc::clone(&store);
+            std::thread::spawn(move || save(&store, &format!("t{i}"), IfExists::Refuse, i).map(|()| i))
+        })
+        .collect();
+    let outcomes: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+    let winners: Vec<u8> = outcomes.iter().filter_map(|o| o.as_ref().ok().copied()).collect();
+    assert_eq!(winners.len(), 1);
+    assert!(outcomes.iter().filter_map(|o| o.as_ref().err()).all(|e| e.kind() == ErrorKind::Exists));
+    assert_eq!(fs::read(dir.path().join("x/data")).unwrap(), [winners[0]; 10]);
+}
