@@ -196,6 +196,14 @@ impl Emitter {
             self.get(id);
             return Ok(());
         }
+        let nested = name.matches('.').count();
+        if module.is_empty()
+            || name.split('.').any(str::is_empty)
+            || nested > 30
+            || key_has_break(module, name)
+        {
+            return Err(Error::encode(format!("{module:?}.{name:?} as the name of a class")));
+        }
         if self.protocol >= 4 {
             self.str(module);
             self.str(name);
@@ -211,9 +219,6 @@ impl Emitter {
         } else {
             let (old_module, old_name) =
                 if self.protocol < 3 { names::ancient(module, name) } else { (module, name) };
-            if [module, name].iter().any(|s| s.is_empty() || s.contains(['\n', '\r'])) {
-                return Err(Error::encode(format!("{module:?}.{name:?} as the name of a class")));
-            }
             self.op(Op::Global((old_module.as_bytes(), old_name.as_bytes())));
         }
         let id = self.memoize();
@@ -226,4 +231,9 @@ impl Emitter {
         self.op(Op::Stop);
         self.out
     }
+}
+
+/// The old opcode ends names at a line break.
+fn key_has_break(module: &str, name: &str) -> bool {
+    [module, name].iter().any(|s| s.contains(['\n', '\r']))
 }
