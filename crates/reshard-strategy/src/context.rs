@@ -42,7 +42,18 @@ impl<'a> SaveCx<'a> {
     ) -> Self {
         let (durability, dialect, progress) =
             (Durability::default(), Dialect::default(), Progress::default());
-        Self { comm, groups, stage, url, planner, durability, dialect, rank_local: false, planner_data: None, progress }
+        Self {
+            comm,
+            groups,
+            stage,
+            url,
+            planner,
+            durability,
+            dialect,
+            rank_local: false,
+            planner_data: None,
+            progress,
+        }
     }
 }
 

@@ -15,6 +15,7 @@
 //! Configuration is data: a [`SaveShardedConfig`] is a tagged, serialisable value that can `build` its strategy.
 //! `docs/strategies.md` shows how to write a crate with a strategy of your own.
 
+mod agree;
 mod common;
 mod config;
 mod context;
@@ -25,6 +26,7 @@ mod registry;
 mod report;
 mod sharded;
 
+pub use agree::agree;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
 pub use config::{LoadShardedConfig, SaveShardedConfig};
 pub use context::{LoadCx, SaveCx};

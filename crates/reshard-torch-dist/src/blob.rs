@@ -22,11 +22,13 @@ impl Elements {
     fn blocks(self) -> Blocks {
         match self {
             Self::Host(t) => Box::new(t.blocks(BLOCK).map(Ok)),
-            Self::Source { source, shape, item } => Box::new(shape.blocks(BLOCK * 4 / item.max(1)).map(move |r| {
-                let mut out = vec![0; (r.volume().unwrap_or(0) * item) as usize];
-                source.read(&r, &mut out).map_err(|e: BoxError| io::Error::other(e))?;
-                Ok(out.into())
-            })),
+            Self::Source { source, shape, item } => {
+                Box::new(shape.blocks(BLOCK * 4 / item.max(1)).map(move |r| {
+                    let mut out = vec![0; (r.volume().unwrap_or(0) * item) as usize];
+                    source.read(&r, &mut out).map_err(|e: BoxError| io::Error::other(e))?;
+                    Ok(out.into())
+                }))
+            }
         }
     }
 }

@@ -5,7 +5,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{ObjectCodec, Plain, Value};
 use reshard_storage::{FileBody, Name, Store};
-use reshard_strategy::{BackendVersion, LoadCommonStrategy, Result, SaveCommonStrategy, SaveCx, StrategyError};
+use reshard_strategy::{
+    BackendVersion, LoadCommonStrategy, Result, SaveCommonStrategy, SaveCx, StrategyError,
+};
 use reshard_torch_format::{LoadOptions, TorchSave, archive::ArchiveOptions};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -149,7 +151,9 @@ async fn from_object(store: &Arc<dyn Store>) -> Result<Value> {
     };
     let table = Table::parse(METADATA, &store.read(&name, 0..len).await?)?;
     let place = table.metadata.object(COMMON_STATE).and_then(|id| table.object(id));
-    let Some(place) = place else { return Err(missing("it has neither common.pt nor the object common_state")) };
+    let Some(place) = place else {
+        return Err(missing("it has neither common.pt nor the object common_state"));
+    };
     let file = table.file(place)?;
     let bytes = store.read(&file, table.range(place)?).await?;
     match decode(COMMON_STATE, &table.untransform(place, bytes)?)? {

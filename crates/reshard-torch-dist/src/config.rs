@@ -1,7 +1,7 @@
 use crate::{Flavour, open::TorchDist, writer::TorchDistWriter};
 use reshard_strategy::{
-    LoadShardedConfig, LoadShardedStrategy, Make, Planned, PlannedLoad, Registration, Result, SaveShardedConfig,
-    SaveShardedStrategy, StrategyError,
+    LoadShardedConfig, LoadShardedStrategy, Make, Planned, PlannedLoad, Registration, Result,
+    SaveShardedConfig, SaveShardedStrategy, StrategyError,
 };
 use reshard_torch_format::archive::{ArchiveOptions, Era};
 use serde::{Deserialize, Serialize};
@@ -123,7 +123,11 @@ impl SaveShardedConfig for TorchDistConfig {
         };
         Ok(Arc::new(Planned::new(TorchDistWriter {
             flavour: self.flavour,
-            spread: if self.file_per_item { Spread::FilePerItem } else { Spread::Files(self.files_per_rank.max(1)) },
+            spread: if self.file_per_item {
+                Spread::FilePerItem
+            } else {
+                Spread::Files(self.files_per_rank.max(1))
+            },
             archive: ArchiveOptions::default().with_era(era),
             keep_strides: self.strides == Strides::Keep,
             url: Default::default(),

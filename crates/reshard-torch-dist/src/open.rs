@@ -47,7 +47,10 @@ async fn rank_local(store: &Arc<dyn Store>) -> Result<(Table, u32)> {
     for entry in store.list().await? {
         let name = entry.name.as_str();
         tmp |= name == ".metadata.tmp";
-        let rank = name.strip_prefix("__").and_then(|n| n.strip_suffix(".metadata")).and_then(|r| r.parse::<u32>().ok());
+        let rank = name
+            .strip_prefix("__")
+            .and_then(|n| n.strip_suffix(".metadata"))
+            .and_then(|r| r.parse::<u32>().ok());
         ranks.extend(rank);
     }
     if ranks.is_empty() {
@@ -59,7 +62,10 @@ async fn rank_local(store: &Arc<dyn Store>) -> Result<(Table, u32)> {
     }
     let world = ranks.last().map_or(0, |r| r.saturating_add(1));
     if let Some(lost) = (0..world).find(|r| !ranks.contains(r)) {
-        return Err(not(format!("__{lost}.metadata of rank {lost} is missing; ranks up to {} have one", world - 1)));
+        return Err(not(format!(
+            "__{lost}.metadata of rank {lost} is missing; ranks up to {} have one",
+            world - 1
+        )));
     }
     let mut files = Vec::new();
     for r in ranks {

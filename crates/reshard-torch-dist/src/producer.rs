@@ -1,6 +1,9 @@
 //! Who wrote a checkpoint, and who can load it, as far as its bytes tell.
 
-use crate::{Flavour, table::{Signs, Table}};
+use crate::{
+    Flavour,
+    table::{Signs, Table},
+};
 use reshard_model::Dialect;
 use reshard_strategy::Producer;
 
@@ -14,7 +17,12 @@ pub(crate) fn flavour(s: &Signs) -> Flavour {
     }
 }
 
-pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>, has_common_file: bool) -> Producer {
+pub(crate) fn producer(
+    table: &Table,
+    dialect: Dialect,
+    rank_local: Option<u32>,
+    has_common_file: bool,
+) -> Producer {
     let s = &table.signs;
     let flavour = flavour(s);
     let torch = match flavour {
@@ -53,7 +61,9 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>,
         });
         if flat {
             let n = table.flattened.len();
-            out.notes.push(format!("{n} tensors are stored flattened, chunk by chunk; their shapes here are the stored ones"));
+            out.notes.push(format!(
+                "{n} tensors are stored flattened, chunk by chunk; their shapes here are the stored ones"
+            ));
         }
     }
     if table.transforms.len() > 1 {

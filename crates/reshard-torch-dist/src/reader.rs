@@ -13,10 +13,13 @@ use reshard_model::{BoxError, Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, PieceId};
 use reshard_storage::{Check, Gather, Name, Part, Progress, StorageError, Store};
 use reshard_strategy::{
-    BackendVersion, Placed, Producer, ReadObject, ReadTensor, ReadTotals, Result, StorageReader, StrategyError,
-    VerifyReport,
+    BackendVersion, Placed, Producer, ReadObject, ReadTensor, ReadTotals, Result, StorageReader,
+    StrategyError, VerifyReport,
 };
-use reshard_torch_format::{Limits, TorchSave, archive::{Archive, Verify}};
+use reshard_torch_format::{
+    Limits, TorchSave,
+    archive::{Archive, Verify},
+};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// A `torch_dist` checkpoint.
@@ -32,7 +35,12 @@ pub(crate) struct TorchDistReader {
 }
 
 impl TorchDistReader {
-    pub(crate) fn new(store: Arc<dyn Store>, table: Table, dialect: Dialect, rank_local: Option<u32>) -> Self {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        table: Table,
+        dialect: Dialect,
+        rank_local: Option<u32>,
+    ) -> Self {
         let metadata = Arc::new(table.metadata.clone());
         let overlaps = overlaps(&table);
         Self { store, table, metadata, dialect, rank_local, overlaps }
@@ -49,22 +57,33 @@ impl TorchDistReader {
             StorageError::Record { name, .. } | StorageError::Check { name, .. } => name.to_string(),
             _ => return e.into(),
         };
-        let what = what.map_or_else(|| "stored bytes are lost or damaged".into(), |w| format!("{w} is lost or damaged"));
+        let what = what
+            .map_or_else(|| "stored bytes are lost or damaged".into(), |w| format!("{w} is lost or damaged"));
         StrategyError::Corrupt { file, offset: None, what, source: Some(Box::new(e)) }
     }
 }
 
 /// Items of one file must not share bytes: what one of them reads would be the other's.
 fn overlaps(table: &Table) -> BTreeMap<(u32, u64), String> {
-    let mut all: Vec<Place> = table.chunks.iter().chain(&table.objects).copied().filter(|p| p.file != u32::MAX).collect();
+    let mut all: Vec<Place> =
+        table.chunks.iter().chain(&table.objects).copied().filter(|p| p.file != u32::MAX).collect();
     let mut out = BTreeMap::new();
     // Ranks of a rank-local checkpoint, and equal names in general, are the same file whatever their index.
     let file = |p: &Place| table.files.get(p.file as usize).and_then(|f| f.as_ref().ok());
     all.sort_by(|a, b| (file(a), a.offset, a.length).cmp(&(file(b), b.offset, b.length)));
     for w in all.windows(2) {
         let (a, b) = (w[0], w[1]);
-        if file(&a).is_some() && file(&a) == file(&b) && a.offset.saturating_add(a.length) > b.offset && b.length > 0 {
-            let text = format!("bytes {}..{} of {}", b.offset, b.offset.saturating_add(b.length), file(&b).map_or("", Name::as_str));
+        if file(&a).is_some()
+            && file(&a) == file(&b)
+            && a.offset.saturating_add(a.length) > b.offset
+            && b.length > 0
+        {
+            let text = format!(
+                "bytes {}..{} of {}",
+                b.offset,
+                b.offset.saturating_add(b.length),
+                file(&b).map_or("", Name::as_str)
+            );
             out.insert((a.file, a.offset), text.clone());
             out.insert((b.file, b.offset), text);
         }
@@ -89,7 +108,11 @@ impl Check for Crc {
         if found == self.stored {
             return Ok(());
         }
-        Err(format!("{}: the CRC-32 of its elements is {found:08x}, the archive says {:08x}", self.what, self.stored).into())
+        Err(format!(
+            "{}: the CRC-32 of its elements is {found:08x}, the archive says {:08x}",
+            self.what, self.stored
+        )
+        .into())
     }
 }
 
@@ -133,14 +156,20 @@ impl StorageReader for TorchDistReader {
         producer::producer(&self.table, self.dialect, self.rank_local, common)
     }
 
-    async fn read_tensors(&self, reads: Vec<ReadTensor>, verify: bool, progress: &Progress) -> Result<ReadTotals> {
+    async fn read_tensors(
+        &self,
+        reads: Vec<ReadTensor>,
+        verify: bool,
+        progress: &Progress,
+    ) -> Result<ReadTotals> {
         let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
         for r in reads {
             by_chunk.entry(r.chunk).or_default().push(r);
         }
         let wanted = by_chunk.keys().map(|&c| self.wanted(c)).collect::<Result<Vec<Wanted>>>()?;
         let (heads, header_bytes, header_requests) = self.heads(&wanted, verify).await?;
-        let mut totals = ReadTotals { headers: header_bytes, requests: header_requests, ..ReadTotals::default() };
+        let mut totals =
+            ReadTotals { headers: header_bytes, requests: header_requests, ..ReadTotals::default() };
         let mut gathers = Vec::with_capacity(heads.len());
         for ((head, w), reads) in heads.into_iter().zip(&wanted).zip(by_chunk.into_values()) {
             match head {
@@ -160,7 +189,11 @@ impl StorageReader for TorchDistReader {
                     let all = verify && reads_all(&s.layout, s.record.end - s.record.start, &regions);
                     totals.verified += u64::from(all);
                     let check = all.then(|| -> Box<dyn Check> {
-                        Box::new(Crc { hasher: crc32fast::Hasher::new(), stored: s.crc32, what: self.name_of(w.chunk) })
+                        Box::new(Crc {
+                            hasher: crc32fast::Hasher::new(),
+                            stored: s.crc32,
+                            what: self.name_of(w.chunk),
+                        })
                     });
                     let parts = reads.into_iter().map(|r| part(&s.layout, r)).collect::<Result<_>>()?;
                     gathers.push(Gather { name: s.file, record: s.record, parts, check });

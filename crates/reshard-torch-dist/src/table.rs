@@ -6,7 +6,9 @@ use crate::{
 };
 use bytes::Bytes;
 use reshard_model::{Dims, Path, Region, Step};
-use reshard_plan::{ChunkId, MemoryFormat, Metadata, MetadataBuilder, ObjectId, PlannerData, TensorProperties};
+use reshard_plan::{
+    ChunkId, MemoryFormat, Metadata, MetadataBuilder, ObjectId, PlannerData, TensorId, TensorProperties,
+};
 use reshard_storage::Name;
 use reshard_strategy::{Result, StrategyError};
 use reshard_torch_format::{Limits, pickle::run};
@@ -63,7 +65,7 @@ impl Table {
 
     /// Reads one file, or the files of all ranks of a rank-local checkpoint, whose tensors are put together.
     pub(crate) fn merge(files: &[(&str, &[u8])]) -> Result<Self> {
-        let mut b = TableBuilder::default();
+        let mut b = TableBuilder { merging: files.len() > 1, ..TableBuilder::default() };
         let mut parsed = Vec::new();
         for &(file, pickle) in files {
             let (columns, storage) = b.add(file, pickle)?;
@@ -151,20 +153,28 @@ struct TableBuilder {
     signs: Signs,
     flattened: BTreeMap<String, Dims>,
     objects: BTreeSet<String>,
+    /// Several files are put together; what they say twice counts once.
+    merging: bool,
+    seen: BTreeSet<(TensorId, Region)>,
 }
 
 impl TableBuilder {
     /// Adds what one `.metadata` says. Tensors that are there already get more chunks. What says where items lie comes back.
     fn add<'p>(&mut self, file: &str, pickle: &'p [u8]) -> Result<(Columns<'p>, u32)> {
         let mut columns = Columns::default();
-        let (root, end) = run(pickle, &mut columns, &Limits::default()).map_err(|e| StrategyError::Corrupt {
-            file: file.into(),
-            offset: None,
-            what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
-            source: Some(Box::new(e)),
-        })?;
+        let (root, end) =
+            run(pickle, &mut columns, &Limits::default()).map_err(|e| StrategyError::Corrupt {
+                file: file.into(),
+                offset: None,
+                what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
+                source: Some(Box::new(e)),
+            })?;
         if end != pickle.len() {
-            return Err(StrategyError::corrupt(file, Some(end as u64), "bytes follow the end of the metadata"));
+            return Err(StrategyError::corrupt(
+                file,
+                Some(end as u64),
+                "bytes follow the end of the metadata",
+            ));
         }
         let corrupt = |what: &str| StrategyError::corrupt(file, None, what);
         let V::Root(root) = root else {
@@ -253,7 +263,12 @@ impl TableBuilder {
             let Some((offsets, sizes)) = columns.chunk(c) else {
                 return Err(corrupt("a chunk's offsets and sizes differ in length".into()));
             };
-            self.logical.add_chunk(id, &Region::new(offsets, sizes))?;
+            let region = Region::new(offsets, sizes);
+            // A tensor that every rank of a rank-local checkpoint holds is there once a rank.
+            if self.merging && !self.seen.insert((id, region.clone())) {
+                continue;
+            }
+            self.logical.add_chunk(id, &region)?;
         }
         Ok(())
     }
@@ -305,7 +320,9 @@ impl Table {
     pub(crate) fn file(&self, place: Place) -> Result<Name> {
         match self.files.get(place.file as usize) {
             Some(Ok(name)) => Ok(name.clone()),
-            Some(Err(e)) => Err(StrategyError::corrupt(crate::METADATA, None, format!("a file name is refused: {e}"))),
+            Some(Err(e)) => {
+                Err(StrategyError::corrupt(crate::METADATA, None, format!("a file name is refused: {e}")))
+            }
             None => Err(StrategyError::corrupt(crate::METADATA, None, "an item has no file")),
         }
     }
@@ -313,7 +330,8 @@ impl Table {
     /// The bytes of an item in its file.
     pub(crate) fn range(&self, place: Place) -> Result<std::ops::Range<u64>> {
         let end = place.offset.checked_add(place.length).filter(|e| *e <= i64::MAX as u64);
-        let end = end.ok_or_else(|| StrategyError::corrupt(crate::METADATA, None, "an item ends past 2^63 bytes"))?;
+        let end =
+            end.ok_or_else(|| StrategyError::corrupt(crate::METADATA, None, "an item ends past 2^63 bytes"))?;
         Ok(place.offset..end)
     }
 

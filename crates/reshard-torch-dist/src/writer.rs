@@ -51,7 +51,9 @@ impl StorageWriter for TorchDistWriter {
                 let length = extent.len();
                 out.placed.push(Placed { id: item.id(), file: name.clone(), offset: at, length });
                 extents.push(extent);
-                at = at.checked_add(length).ok_or_else(|| StrategyError::Invalid(format!("{name} is too long")))?;
+                at = at
+                    .checked_add(length)
+                    .ok_or_else(|| StrategyError::Invalid(format!("{name} is too long")))?;
             }
             out.files.push(FileBody { name, extents });
         }
@@ -73,7 +75,8 @@ impl TorchDistWriter {
     /// Objects first, then tensors, as in PyTorch. Over several files, objects go round robin and tensors, largest first, to
     /// the file with the fewest bytes.
     fn buckets<'i>(&self, items: &'i [WriteItem]) -> Vec<Vec<&'i WriteItem>> {
-        let (objects, tensors): (Vec<_>, Vec<_>) = items.iter().partition(|i| matches!(i.kind, WriteKind::Object { .. }));
+        let (objects, tensors): (Vec<_>, Vec<_>) =
+            items.iter().partition(|i| matches!(i.kind, WriteKind::Object { .. }));
         let files = match self.spread {
             Spread::FilePerItem => return items.iter().map(|i| vec![i]).collect(),
             Spread::Files(1) if items.is_empty() => return Vec::new(),
@@ -99,7 +102,10 @@ impl TorchDistWriter {
         match (&item.kind, data) {
             (WriteKind::Tensor(t), WriteData::Tensor(data)) => self.tensor(item, t, data),
             (WriteKind::Object { .. }, WriteData::Object(payload)) => self.object(item, payload),
-            _ => Err(StrategyError::Invalid(format!("{}: an object was given for a tensor, or a tensor for an object", item.key))),
+            _ => Err(StrategyError::Invalid(format!(
+                "{}: an object was given for a tensor, or a tensor for an object",
+                item.key
+            ))),
         }
     }
 
@@ -108,7 +114,10 @@ impl TorchDistWriter {
         let bytes = match payload {
             Payload::Encoded { codec: name, bytes } if name == codec.name() => bytes,
             Payload::Encoded { codec: name, .. } => {
-                let what = format!("{}: an object encoded as {name} can't be stored here; decode it first", item.key);
+                let what = format!(
+                    "{}: an object encoded as {name} can't be stored here; decode it first",
+                    item.key
+                );
                 return Err(StrategyError::Invalid(what));
             }
             Payload::Value(v) => codec.encode(&v).map_err(|source| StrategyError::Object {
@@ -116,7 +125,9 @@ impl TorchDistWriter {
                 what: "it can't be encoded",
                 source,
             })?,
-            Payload::None => return Err(StrategyError::Invalid(format!("object {} has no data to save", item.key))),
+            Payload::None => {
+                return Err(StrategyError::Invalid(format!("object {} has no data to save", item.key)));
+            }
         };
         Ok(Box::new(bytes))
     }
@@ -128,7 +139,9 @@ impl TorchDistWriter {
             && (dtype != t.dtype || without_ones(have) != without_ones(shape))
         {
             let planned = t.dtype;
-            return Err(invalid(format!("data of {dtype} {have} was given for a chunk of {planned} {shape}")));
+            return Err(invalid(format!(
+                "data of {dtype} {have} was given for a chunk of {planned} {shape}"
+            )));
         }
         let item_size = t.dtype.size();
         let elements = match data {
@@ -141,12 +154,18 @@ impl TorchDistWriter {
             Data::Lazy(source) => Elements::Source { source, shape: Region::whole(shape), item: item_size },
             Data::None => return Err(invalid("there is no data to save".into())),
         };
-        let layout = Layout::contiguous(item_size, shape).ok_or_else(|| invalid("the chunk is too large".into()))?;
+        let layout =
+            Layout::contiguous(item_size, shape).ok_or_else(|| invalid("the chunk is too large".into()))?;
         self.blob(t, &layout, elements)
     }
 
     /// A dense tensor in its memory order, with its strides, as PyTorch stores it; one with gaps row-major.
-    fn strided(&self, item: &WriteItem, t: &TensorWrite, host: reshard_model::Tensor) -> Result<Box<dyn Extent>> {
+    fn strided(
+        &self,
+        item: &WriteItem,
+        t: &TensorWrite,
+        host: reshard_model::Tensor,
+    ) -> Result<Box<dyn Extent>> {
         let shape = &t.region.lengths;
         let too_large = || StrategyError::Invalid(format!("{}: the chunk is too large", item.key));
         let row_major = Layout::contiguous(t.dtype.size(), shape).ok_or_else(too_large)?;

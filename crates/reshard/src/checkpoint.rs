@@ -6,13 +6,14 @@ use crate::{
 use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_model::{
-    BoxError, DType, Data, Dialect, Dims, Flat, Path, Payload, Plain, Region, Select, Sharded, ShardedTensor, Tensor,
-    TensorSource, Value, unflatten,
+    BoxError, DType, Data, Dialect, Dims, Flat, Path, Payload, Plain, Region, Select, Sharded, ShardedTensor,
+    Tensor, TensorSource, Value, unflatten,
 };
 use reshard_plan::{DefaultLoadPlanner, Entry, Metadata, PlannerData, TensorRef};
 use reshard_storage::{Entry as FileEntry, Progress, Stores};
 use reshard_strategy::{
-    BackendVersion, LoadCx, LoadShardedConfig, Placed, Producer, ReadObject, Registry, StrategyError, VerifyReport,
+    BackendVersion, LoadCx, LoadShardedConfig, Placed, Producer, ReadObject, Registry, StrategyError,
+    VerifyReport,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -132,7 +133,10 @@ impl Checkpoint {
         match self.metadata().tensor(key) {
             Some(t) => Ok(self.handle(&t)),
             None => {
-                let what = format!("no tensor {key:?} is stored; `tensors` lists {}", self.metadata().tensor_count());
+                let what = format!(
+                    "no tensor {key:?} is stored; `tensors` lists {}",
+                    self.metadata().tensor_count()
+                );
                 Err(Error::new(ACT, &self.url, StrategyError::NotACheckpoint { url: key.into(), why: what }))
             }
         }
@@ -206,7 +210,8 @@ impl Checkpoint {
     /// Damage, or no memory.
     pub async fn state(&self) -> Result<Plain> {
         let metadata = self.metadata();
-        let paths = metadata.planner_data().and_then(|p| if let PlannerData::Paths(p) = p { Some(p) } else { None });
+        let paths =
+            metadata.planner_data().and_then(|p| if let PlannerData::Paths(p) = p { Some(p) } else { None });
         let mut entries = Vec::new();
         for entry in metadata.entries() {
             let key = entry.key();
@@ -238,7 +243,8 @@ impl Checkpoint {
     /// Names of the files that hold its items.
     pub fn item_files(&self) -> BTreeSet<String> {
         let (reader, metadata) = (&self.opened.reader, self.metadata());
-        let chunks = metadata.tensors().flat_map(|t| t.chunks()).filter_map(|(id, _)| reader.locate_chunk(id));
+        let chunks =
+            metadata.tensors().flat_map(|t| t.chunks()).filter_map(|(id, _)| reader.locate_chunk(id));
         let objects = metadata.objects().filter_map(|(id, _)| reader.locate_object(id));
         chunks.chain(objects).map(|p| p.file.to_string()).collect()
     }

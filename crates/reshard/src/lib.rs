@@ -45,7 +45,9 @@ mod sidecar;
 
 pub mod blocking;
 
-pub use checkpoint::{Checkpoint, OpenOptions, StoredChunk, TensorHandle, load_common, load_metadata, load_plain_tensors};
+pub use checkpoint::{
+    Checkpoint, OpenOptions, StoredChunk, TensorHandle, load_common, load_metadata, load_plain_tensors,
+};
 pub use error::{Error, LoadError, Result};
 pub use load::{Load, load};
 pub use report::{Act, LoadReport, SaveReport};
@@ -54,11 +56,13 @@ pub use sidecar::{SIDECAR, Sidecar};
 
 pub use reshard_comm::{Cause, Comm, CommError, LocalGroup, ProcessGroup, Rank, SingleProcess};
 pub use reshard_model::*;
-pub use reshard_plan::{self as plan, Cast, DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, Metadata, SavePlanner};
+pub use reshard_plan::{
+    self as plan, Cast, DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, Metadata, SavePlanner,
+};
 pub use reshard_storage::{self as storage, Durability, IfExists, Progress, Stores};
 pub use reshard_strategy::{
-    self as strategy, BackendVersion, Damage, LoadShardedConfig, Producer, Registry, SaveShardedConfig, StrategyError,
-    VerifyReport,
+    self as strategy, BackendVersion, Damage, LoadShardedConfig, Producer, Registry, SaveShardedConfig,
+    StrategyError, VerifyReport,
 };
 /// The `torch_dist` format and its settings.
 pub use reshard_torch_dist as torch_dist;

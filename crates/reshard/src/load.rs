@@ -10,7 +10,7 @@ use reshard_model::{
 };
 use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata};
 use reshard_storage::{Progress, Stores};
-use reshard_strategy::{LoadCx, LoadShardedConfig, Loaded, Registry, StrategyError, cause};
+use reshard_strategy::{LoadCx, LoadShardedConfig, Loaded, Registry, StrategyError, agree};
 use std::{
     collections::BTreeMap,
     future::{Future, IntoFuture},
@@ -185,13 +185,16 @@ impl<'a> Load<'a> {
                 }
             },
         };
-        let agreed = comm.agree("open", mine.as_ref().map(|_| ()).map_err(cause)).await;
-        match (agreed, mine) {
-            (Ok(()), Ok(begun)) => Ok(begun),
-            (Err(e), Ok(begun)) => Err((e.into(), begun.give_back())),
-            (agreed, Err(own)) => {
-                let e = agreed.err().map_or(own, StrategyError::from);
-                Err((e, template.unwrap_or_default()))
+        let (outcome, begun) = match mine {
+            Ok(begun) => (Ok(()), Some(begun)),
+            Err(e) => (Err(e), None),
+        };
+        match (agree(comm, "open", outcome).await, begun) {
+            (Ok(()), Some(begun)) => Ok(begun),
+            (Err(e), Some(begun)) => Err((e, begun.give_back())),
+            (Err(e), None) => Err((e, template.unwrap_or_default())),
+            (Ok(()), None) => {
+                Err((StrategyError::Invalid("a failure was not heard".into()), template.unwrap_or_default()))
             }
         }
     }

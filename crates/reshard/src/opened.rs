@@ -4,7 +4,8 @@ use crate::sidecar::Sidecar;
 use reshard_model::Plain;
 use reshard_storage::{Name, Store, Stores};
 use reshard_strategy::{
-    BackendVersion, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, Registry, StorageReader, StrategyError,
+    BackendVersion, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, Registry, StorageReader,
+    StrategyError,
 };
 use reshard_torch_dist::{METADATA_JSON, MetadataJson};
 use std::sync::Arc;

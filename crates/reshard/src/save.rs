@@ -11,7 +11,7 @@ use reshard_plan::{DefaultSavePlanner, PlannerData, SavePlanner};
 use reshard_storage::{Durability, FileBody, IfExists, Name, Progress, Stage, Stores};
 use reshard_strategy::{
     BackendVersion, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved,
-    StrategyError, cause,
+    StrategyError, agree, cause,
 };
 use reshard_torch_dist::{METADATA_JSON, MetadataJson};
 use std::{
@@ -182,7 +182,8 @@ impl<'a> Save<'a> {
             Ok(stage) => stage,
             Err(e) => {
                 guard.done();
-                return Err(Error::new(ACT, url, e));
+                let own = prepared.err().filter(|_| comm.size() == 1);
+                return Err(Error::new(ACT, url, own.unwrap_or(e)));
             }
         };
         let setup = prepared.during(ACT, url)?;
@@ -218,7 +219,10 @@ impl<'a> Save<'a> {
         let common = registry.save_common(&BackendVersion::new("torch", 1))?;
         if !sharded.can_handle_sharded_objects() && !common.can_handle_sharded_objects() {
             let what = "sharded objects: neither the sharded nor the common strategy";
-            return Err(StrategyError::Unsupported { strategy: sharded.key().to_string(), what: what.into() });
+            return Err(StrategyError::Unsupported {
+                strategy: sharded.key().to_string(),
+                what: what.into(),
+            });
         }
         let parts = split(self.state.clone(), self.dialect)?;
         let store = stores.open(self.url)?;
@@ -247,9 +251,7 @@ impl<'a> Save<'a> {
         clock.done(Act::Move);
         let saved = prepared.finish(written, comm).await?;
         let published = self.publish(&saved, &*sharded, &*common, &parts.dropped_empty, &cx).await;
-        let mine = published.as_ref().map(|_| ()).map_err(cause);
-        comm.agree("publish", mine).await?;
-        published?;
+        agree(comm, "publish", published).await?;
         Ok((saved, parts.dropped_empty.len()))
     }
 
@@ -291,10 +293,10 @@ impl<'a> Save<'a> {
         let written = cx.stage.write(files, self.durability, Progress::default()).await.map(drop);
         if self.rank_local {
             // Other ranks' records must lie there before the coordinator publishes.
-            let mine = written.as_ref().map(|_| ()).map_err(|e| Cause::from_error(e.kind(), e));
-            cx.comm.agree("write", mine).await?;
+            agree(&cx.comm, "write", written.map_err(StrategyError::from)).await?;
+        } else {
+            written?;
         }
-        written?;
         match last {
             Some(last) => Ok(cx.stage.publish(last, self.durability).await?),
             None => Ok(()),
@@ -329,6 +331,7 @@ async fn begin(
     if_exists: IfExists,
 ) -> Result<Arc<dyn Stage>, StrategyError> {
     let mut mine = None;
+    let mut own = None;
     let part = match setup {
         Err(e) => Some(Err(cause(e))),
         Ok(setup) if comm.is_coordinator() => {
@@ -338,29 +341,33 @@ async fn begin(
                     mine = Some(stage);
                     Some(Ok(attempt))
                 }
-                Err(e) => Some(Err(Cause::from_error(e.kind(), &e))),
+                Err(e) => {
+                    let cause = Cause::from_error(e.kind(), &e);
+                    own = Some(StrategyError::from(e));
+                    Some(Err(cause))
+                }
             }
         }
         Ok(_) => None,
     };
     let attempt: Result<String, _> = comm.broadcast("begin", part).await;
-    let joined = match (&attempt, &mine, setup) {
-        (Ok(a), None, Ok(setup)) => setup.store.stage(a, if_exists).await.map(Some),
-        _ => Ok(None),
+    let joined = match (attempt, setup) {
+        (Ok(a), Ok(setup)) => match mine.clone() {
+            Some(stage) => agree(comm, "begin", Ok(stage)).await,
+            None => {
+                agree(comm, "begin", setup.store.stage(&a, if_exists).await.map_err(StrategyError::from))
+                    .await
+            }
+        },
+        (Err(e), _) => Err(own.filter(|_| comm.size() == 1).unwrap_or_else(|| e.into())),
+        (Ok(_), Err(_)) => Err(StrategyError::Invalid("a rank that failed was not heard".into())),
     };
-    let agreed = match &attempt {
-        Err(_) => Ok(()),
-        Ok(_) => comm.agree("begin", joined.as_ref().map(|_| ()).map_err(|e| Cause::from_error(e.kind(), e))).await,
-    };
-    if let (Some(stage), true) = (&mine, attempt.is_err() || agreed.is_err())
+    if let (Some(stage), Err(_)) = (&mine, &joined)
         && let Err(e) = stage.abandon().await
     {
         tracing::warn!(error = %e, url, "what a failed save left could not be removed");
     }
-    attempt?;
-    agreed?;
-    let lost = || StrategyError::Invalid("a store began nothing".into());
-    mine.or(joined.ok().flatten()).ok_or_else(lost)
+    joined
 }
 
 /// A name that no other attempt has: it is in hidden names only, never in a checkpoint's bytes.

@@ -58,7 +58,10 @@ impl Sidecar {
         };
         let Some(bytes) = all(SIDECAR).await else { return (None, None) };
         let Ok(me) = serde_json::from_slice::<Self>(&bytes) else {
-            return (None, Some(format!("{SIDECAR} is ignored: it is not in a form that this version knows")));
+            return (
+                None,
+                Some(format!("{SIDECAR} is ignored: it is not in a form that this version knows")),
+            );
         };
         match all(&me.commit.file).await {
             Some(commit) if digest(&commit) == me.commit.sha256 => (Some(me), None),

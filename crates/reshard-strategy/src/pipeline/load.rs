@@ -1,6 +1,7 @@
 use crate::{
     BackendVersion, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, ReadObject, ReadTensor,
-    ReadTotals, Result, StorageReader, StrategyError, cause,
+    ReadTotals, Result, StorageReader, StrategyError,
+    agree::{self, agree},
 };
 use async_trait::async_trait;
 use reshard_model::{
@@ -60,12 +61,11 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
             }
         };
         let (template, moved) = fill(template, &plan, &*from, cx).await;
-        let agreed = cx.comm.agree("read", moved.as_ref().map(|_| ()).map_err(cause)).await;
+        let totals = agree(&cx.comm, "read", moved).await;
         guard.done();
-        match (agreed, moved) {
-            (Ok(()), Ok(totals)) => Ok(Loaded { notes: notes(&plan, &template), totals, state: template }),
-            (Ok(()), Err(error)) => Err(Box::new(LoadFailure { error, template })),
-            (Err(e), _) => Err(Box::new(LoadFailure { error: e.into(), template })),
+        match totals {
+            Ok(totals) => Ok(Loaded { notes: notes(&plan, &template), totals, state: template }),
+            Err(error) => Err(Box::new(LoadFailure { error, template })),
         }
     }
 }
@@ -83,20 +83,13 @@ async fn decide(template: &mut Flat, from: &dyn StorageReader, cx: &LoadCx<'_>) 
         let plan = cx.planner.create_local_plan(template, &context)?;
         from.prepare_local_plan(plan)
     })();
-    let planned = cx
-        .comm
-        .reduce_scatter("plan", local.map_err(|e| cause(&e)), |plans| {
-            let decide = || from.prepare_global_plan(cx.planner.create_global_plan(plans, &context)?);
-            decide().map_err(|e| cause(&e))
-        })
-        .await;
+    let planned = agree::decide(&cx.comm, "plan", local, |plans| {
+        from.prepare_global_plan(cx.planner.create_global_plan(plans, &context)?)
+    })
+    .await;
     let finished = match planned {
-        Ok(plan) => {
-            let finished = cx.planner.finish_plan(plan).map_err(StrategyError::from);
-            let agreed = cx.comm.agree("plan", finished.as_ref().map(|_| ()).map_err(cause)).await;
-            agreed.map_err(StrategyError::from).and(finished)
-        }
-        Err(e) => Err(e.into()),
+        Ok(plan) => agree(&cx.comm, "plan", cx.planner.finish_plan(plan).map_err(StrategyError::from)).await,
+        Err(e) => Err(e),
     };
     if finished.is_err() {
         *template = given;

@@ -1,6 +1,8 @@
 use crate::{
     BackendVersion, FileLayout, Placed, PreparedSave, RankTotals, Result, SaveCx, SaveShardedStrategy, Saved,
-    StorageWriter, StrategyError, cause,
+    StorageWriter, StrategyError,
+    agree::{self, agree},
+    cause,
 };
 use async_trait::async_trait;
 use reshard_comm::{Cause, Comm};
@@ -41,25 +43,17 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
                 let (plans, metadata) = cx.planner.create_global_plan(vec![plan])?;
                 Ok((self.writer.prepare_global_plan(plans)?.pop().unwrap_or_default(), metadata))
             });
-            let outcome = planned.as_ref().map(|_| ()).map_err(cause);
-            comm.agree("plan", outcome).await?;
-            planned?
+            agree(comm, "plan", planned).await?
         } else {
             let mut metadata = Metadata::default();
-            let plan = comm
-                .reduce_scatter("plan", local.map_err(|e| cause(&e)), |plans| {
-                    let decide = || -> Result<Vec<SavePlan>> {
-                        let (plans, decided) = cx.planner.create_global_plan(plans)?;
-                        metadata = decided;
-                        self.writer.prepare_global_plan(plans)
-                    };
-                    decide().map_err(|e| cause(&e))
-                })
-                .await?;
-            (plan, metadata)
+            let plan = agree::decide(comm, "plan", local, |plans| {
+                let (plans, decided) = cx.planner.create_global_plan(plans)?;
+                metadata = decided;
+                self.writer.prepare_global_plan(plans)
+            });
+            (plan.await?, metadata)
         };
-        let laid_out = self.lay_out(plan, state, cx);
-        comm.agree("layout", laid_out.as_ref().map(|_| ()).map_err(cause)).await?;
+        let laid_out = agree(comm, "layout", self.lay_out(plan, state, cx)).await;
         guard.done();
         let FileLayout { files, placed } = laid_out?;
         Ok(Box::new(Prepared {

@@ -216,9 +216,9 @@ impl<'a> Columns<'a> {
     pub(crate) fn elements(&self, v: &V<'a>) -> Option<Cow<'_, [V<'a>]>> {
         match v {
             V::Tuple(i) => Some(Cow::Borrowed(self.tuple_items(*i))),
-            V::Ints(at, n) | V::Size(at, n) => {
-                Some(Cow::Owned(self.ints(*at, *n).iter().map(|&i| V::Int(i64::try_from(i).unwrap_or(i64::MAX))).collect()))
-            }
+            V::Ints(at, n) | V::Size(at, n) => Some(Cow::Owned(
+                self.ints(*at, *n).iter().map(|&i| V::Int(i64::try_from(i).unwrap_or(i64::MAX))).collect(),
+            )),
             _ => None,
         }
     }
@@ -245,7 +245,11 @@ impl<'a> Columns<'a> {
     fn path_of(&mut self, args: &V<'a>) -> V<'a> {
         let parts: Vec<String> = self
             .elements(args)
-            .map(|e| e.iter().map(|p| if let V::Str(s) = p { s.as_str().to_string() } else { String::new() }).collect())
+            .map(|e| {
+                e.iter()
+                    .map(|p| if let V::Str(s) = p { s.as_str().to_string() } else { String::new() })
+                    .collect()
+            })
             .unwrap_or_default();
         let mut out = String::new();
         for p in parts {
@@ -294,7 +298,9 @@ impl<'a> Columns<'a> {
                     (c.sizes, c.sizes_ndim) = (*at, axes(*n)?);
                 }
                 (V::Chunk(_), "offsets" | "sizes", _) => {
-                    return Err(Refusal::damaged("offsets and sizes of a chunk must be tuples of ints that are not negative"));
+                    return Err(Refusal::damaged(
+                        "offsets and sizes of a chunk must be tuples of ints that are not negative",
+                    ));
                 }
                 (V::Tensor(i), "properties", V::Props(p)) => self.tensors[*i as usize].props = Some(*p),
                 (V::Tensor(i), "size", V::Size(at, n) | V::Ints(at, n)) => {
@@ -303,7 +309,10 @@ impl<'a> Columns<'a> {
                 }
                 (V::Tensor(i), "chunks", V::List(l)) => self.tensors[*i as usize].chunks = Some(*l),
                 (V::Tensor(_), "properties" | "size" | "chunks", _) => {
-                    return Err(Refusal::damaged(format!("field {:?} of TensorStorageMetadata is of another type", name.as_str())));
+                    return Err(Refusal::damaged(format!(
+                        "field {:?} of TensorStorageMetadata is of another type",
+                        name.as_str()
+                    )));
                 }
                 (V::Index(i), "fqn", V::Str(s)) => self.indices[*i as usize].key = Some(s.clone()),
                 (V::Index(i), "index", V::Int(h)) => self.indices[*i as usize].hint = u32::try_from(*h).ok(),
@@ -312,7 +321,10 @@ impl<'a> Columns<'a> {
                 }
                 (V::Index(_), "offset", V::None) | (V::Index(_), "index", _) => {}
                 (V::Index(_), "fqn" | "offset", _) => {
-                    return Err(Refusal::damaged(format!("field {:?} of MetadataIndex is of another type", name.as_str())));
+                    return Err(Refusal::damaged(format!(
+                        "field {:?} of MetadataIndex is of another type",
+                        name.as_str()
+                    )));
                 }
                 (V::Storage(i), "relative_path", V::Str(s)) => {
                     let file = self.file(s)?;
@@ -324,12 +336,17 @@ impl<'a> Columns<'a> {
                     self.storages[*i as usize].transforms = Some(*l);
                 }
                 (V::Storage(_), "relative_path" | "offset" | "length", _) => {
-                    return Err(Refusal::damaged(format!("field {:?} of _StorageInfo is of another type", name.as_str())));
+                    return Err(Refusal::damaged(format!(
+                        "field {:?} of _StorageInfo is of another type",
+                        name.as_str()
+                    )));
                 }
                 (V::Meta(i), "checkpoint_id", V::Str(s) | V::Path(s)) => {
                     self.metas[*i as usize].checkpoint_id = Some(s.as_str().into());
                 }
-                (V::Meta(i), "save_id", V::Str(s)) => self.metas[*i as usize].save_id = Some(s.as_str().into()),
+                (V::Meta(i), "save_id", V::Str(s)) => {
+                    self.metas[*i as usize].save_id = Some(s.as_str().into())
+                }
                 (V::Root(i), _, _) => self.roots[*i as usize].fields.push((name.clone(), v.clone())),
                 _ => {}
             }
@@ -410,7 +427,8 @@ impl<'a> Build<'a> for Columns<'a> {
         let natural = |v: &V<'a>| matches!(v, V::Int(i) if *i >= 0);
         if items.as_slice().iter().all(natural) {
             let (at, n) = (id(self.ints.len())?, id(items.len())?);
-            self.ints.extend(items.filter_map(|v| if let V::Int(i) = v { u64::try_from(i).ok() } else { None }));
+            self.ints
+                .extend(items.filter_map(|v| if let V::Int(i) = v { u64::try_from(i).ok() } else { None }));
             return Ok(V::Ints(at, n));
         }
         let i = self.tuples.new_slot()?;
@@ -481,7 +499,11 @@ impl<'a> Build<'a> for Columns<'a> {
         let out = match (&callable, &args) {
             (V::Class(Class::Size), V::Tuple(t)) => match self.tuple_items(*t) {
                 [V::Ints(at, n) | V::Size(at, n)] => V::Size(*at, *n),
-                _ => return Err(Refusal::damaged("a torch.Size of something else than ints that are not negative")),
+                _ => {
+                    return Err(Refusal::damaged(
+                        "a torch.Size of something else than ints that are not negative",
+                    ));
+                }
             },
             (V::Class(Class::Size), _) => return Err(Refusal::damaged("a torch.Size without a tuple")),
             (V::Class(Class::GetLayout), _) => V::Layout,
@@ -562,7 +584,8 @@ impl Columns<'_> {
     /// Offsets and sizes of a chunk; `None` when their numbers of axes differ.
     pub(crate) fn chunk(&self, c: u32) -> Option<(&[u64], &[u64])> {
         let c = self.chunks[c as usize];
-        (c.ndim == c.sizes_ndim).then(|| (self.ints(c.offsets, c.ndim.into()), self.ints(c.sizes, c.sizes_ndim.into())))
+        (c.ndim == c.sizes_ndim)
+            .then(|| (self.ints(c.offsets, c.ndim.into()), self.ints(c.sizes, c.sizes_ndim.into())))
     }
 
     /// The texts of a list of transform descriptors.
@@ -571,4 +594,3 @@ impl Columns<'_> {
         self.list(list).items.iter().map(text).collect()
     }
 }
-

@@ -47,9 +47,10 @@ impl Class {
             ("torch", "Size") => Self::Size,
             ("torch.serialization", "_get_layout") => Self::GetLayout,
             (MD, "_MEM_FORMAT_ENCODING") | (SH, "MEM_FORMAT_ENCODING") => Self::MemFormat,
-            ("pathlib" | "pathlib._local", "PosixPath" | "WindowsPath" | "PurePosixPath" | "PureWindowsPath" | "Path") => {
-                Self::Path
-            }
+            (
+                "pathlib" | "pathlib._local",
+                "PosixPath" | "WindowsPath" | "PurePosixPath" | "PureWindowsPath" | "Path",
+            ) => Self::Path,
             ("torch", name) => name.parse().map_or(Self::Other, Self::DType),
             _ => Self::Other,
         }

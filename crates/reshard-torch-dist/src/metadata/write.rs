@@ -12,7 +12,12 @@ use std::collections::BTreeMap;
 const BATCH: usize = 1000;
 
 /// Writes `.metadata` for items that lie at `placed`, in order of ranks and of writing.
-pub(crate) fn write(metadata: &Metadata, placed: &[Vec<Placed>], flavour: Flavour, checkpoint_id: &str) -> Result<Vec<u8>> {
+pub(crate) fn write(
+    metadata: &Metadata,
+    placed: &[Vec<Placed>],
+    flavour: Flavour,
+    checkpoint_id: &str,
+) -> Result<Vec<u8>> {
     let mut w = Writer { e: Emitter::new(4), flavour, constants: BTreeMap::new(), keys: BTreeMap::new() };
     w.metadata(metadata, placed, checkpoint_id)?;
     Ok(w.e.finish())
@@ -36,7 +41,12 @@ struct Writer<'m> {
 }
 
 impl<'m> Writer<'m> {
-    fn metadata(&mut self, metadata: &'m Metadata, placed: &'m [Vec<Placed>], checkpoint_id: &str) -> Result<()> {
+    fn metadata(
+        &mut self,
+        metadata: &'m Metadata,
+        placed: &'m [Vec<Placed>],
+        checkpoint_id: &str,
+    ) -> Result<()> {
         self.new_object(MD, "Metadata");
         self.e.op(Op::EmptyDict);
         self.e.op(Op::Mark);
@@ -58,7 +68,12 @@ impl<'m> Writer<'m> {
     }
 
     /// Calls `each` between MARK and SETITEMS or APPENDS, in batches.
-    fn batches<T>(&mut self, items: impl Iterator<Item = T>, end: Op<'static>, mut each: impl FnMut(&mut Self, T)) {
+    fn batches<T>(
+        &mut self,
+        items: impl Iterator<Item = T>,
+        end: Op<'static>,
+        mut each: impl FnMut(&mut Self, T),
+    ) {
         let mut n = 0;
         for item in items {
             if n == 0 {
@@ -211,7 +226,9 @@ impl<'m> Writer<'m> {
             w.e.op(Op::Build);
         });
         match lost {
-            Some(id) => Err(StrategyError::Invalid(format!("{id} was written, but is not in the plan's metadata"))),
+            Some(id) => {
+                Err(StrategyError::Invalid(format!("{id} was written, but is not in the plan's metadata")))
+            }
             None => Ok(()),
         }
     }

@@ -1,9 +1,6 @@
 //! What the archive of a chunk says of its tensor: a few hundred bytes at its start and at its end.
 
-use crate::{
-    reader::TorchDistReader,
-    table::Place,
-};
+use crate::{reader::TorchDistReader, table::Place};
 use bytes::Bytes;
 use reshard_model::{Layout, Region};
 use reshard_plan::ChunkId;
@@ -108,7 +105,8 @@ impl TorchDistReader {
             // The store names the file; the reader of the message wants to know whose bytes are lost.
             let text = e.to_string();
             let lost = files.iter().zip(0..).find(|(f, _)| text.contains(f.as_str()));
-            let key = lost.and_then(|(f, _)| wanted.iter().find(|w| w.file == *f)).map(|w| self.name_of(w.chunk));
+            let key =
+                lost.and_then(|(f, _)| wanted.iter().find(|w| w.file == *f)).map(|w| self.name_of(w.chunk));
             self.lost(e, key)
         })
     }
@@ -142,17 +140,29 @@ impl TorchDistReader {
         let more = known.more;
         tensor.check_storage(record.size).map_err(corrupt)?;
         if record.method != Method::Stored || tensor.is_lazy(order) {
-            let whole = self.store.read(&w.file, w.range.clone()).await.map_err(|e| self.lost(e, Some(self.name_of(w.chunk))))?;
+            let whole = self
+                .store
+                .read(&w.file, w.range.clone())
+                .await
+                .map_err(|e| self.lost(e, Some(self.name_of(w.chunk))))?;
             let tensor = self.in_memory(w, whole, verify)?;
             return Ok((Head::Memory(tensor), (more.0 + len, more.1 + 1)));
         }
         let layout = tensor.layout().map_err(corrupt)?;
         let record_at = w.range.start + data.start..w.range.start + data.end;
-        Ok((Head::Stored(Stored { file: w.file.clone(), record: record_at, layout, crc32: record.crc32 }), more))
+        Ok((
+            Head::Stored(Stored { file: w.file.clone(), record: record_at, layout, crc32: record.crc32 }),
+            more,
+        ))
     }
 
     /// A tensor out of an archive that is in memory as a whole.
-    pub(crate) fn in_memory(&self, w: &Wanted, archive: Bytes, verify: bool) -> Result<reshard_model::Tensor> {
+    pub(crate) fn in_memory(
+        &self,
+        w: &Wanted,
+        archive: Bytes,
+        verify: bool,
+    ) -> Result<reshard_model::Tensor> {
         let corrupt = |e| self.corrupt(w, e);
         let check = if verify { Verify::Crc } else { Verify::No };
         let archive = Archive::open(archive, &Limits::default()).map_err(corrupt)?;
@@ -172,7 +182,8 @@ impl TorchDistReader {
             return Err(self.bad(w, &what));
         }
         if tensor.shape != region.lengths {
-            let what = format!("it is stored with shape {}, the metadata says {}", tensor.shape, region.lengths);
+            let what =
+                format!("it is stored with shape {}, the metadata says {}", tensor.shape, region.lengths);
             return Err(self.bad(w, &what));
         }
         Ok(())
@@ -233,7 +244,9 @@ impl Known<'_> {
     /// A small record, checked.
     async fn content(&mut self, record: &Record) -> Result<Bytes> {
         if record.stored > SMALL_RECORD {
-            return Err(self.reader.bad(self.w, "the description of a tensor is larger than any tensor needs"));
+            return Err(self
+                .reader
+                .bad(self.w, "the description of a tensor is larger than any tensor needs"));
         }
         let range = self.data_range(record).await?;
         let stored = self.bytes(range).await?;

@@ -39,7 +39,9 @@ pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress)
         let place = r.table.object(id);
         let at = place.map(|p| r.table.file(p).and_then(|f| Ok((f, r.table.range(p)?))));
         match at {
-            None => v.add(Some(key), None, None, "it has no place: the metadata lost its storage entry".into()),
+            None => {
+                v.add(Some(key), None, None, "it has no place: the metadata lost its storage entry".into())
+            }
             Some(Err(e)) => v.damaged(Some(key), &e),
             Some(Ok((file, range))) => {
                 let placed = v.in_file(key, &file, &range);
@@ -158,7 +160,12 @@ impl Verifier<'_> {
 
     async fn read(&self, w: &Wanted, range: std::ops::Range<u64>) -> Result<bytes::Bytes> {
         let at = w.range.start + range.start..w.range.start + range.end;
-        let got = self.r.store.read(&w.file, at).await.map_err(|e| self.r.lost(e, Some(self.r.name_of(w.chunk))))?;
+        let got = self
+            .r
+            .store
+            .read(&w.file, at)
+            .await
+            .map_err(|e| self.r.lost(e, Some(self.r.name_of(w.chunk))))?;
         self.progress.add(got.len() as u64);
         Ok(got)
     }
@@ -195,7 +202,9 @@ impl Verifier<'_> {
         if record.method != Method::Stored {
             let stored = self.read(w, range).await?;
             let content = reshard_torch_format::archive::unpack(record, stored, Limits::default().unpacked);
-            return content.and_then(|c| reshard_torch_format::archive::check_crc(record, &c)).map_err(corrupt);
+            return content
+                .and_then(|c| reshard_torch_format::archive::check_crc(record, &c))
+                .map_err(corrupt);
         }
         let mut hasher = crc32fast::Hasher::new();
         let mut at = range.start;
@@ -206,7 +215,10 @@ impl Verifier<'_> {
         }
         let found = hasher.finalize();
         if found != record.crc32 {
-            let what = format!("the CRC-32 of {} is {found:08x}, the archive says {:08x}", record.name, record.crc32);
+            let what = format!(
+                "the CRC-32 of {} is {found:08x}, the archive says {:08x}",
+                record.name, record.crc32
+            );
             return Err(self.r.bad(w, &what));
         }
         Ok(())
