@@ -1,1 +1,21 @@
-//! checkpoints that other programs wrote, read bit for bit, whole and damaged
+//! Checkpoints that other programs wrote, read bit for bit, whole and damaged.
+//!
+//! A fixture is a folder with a checkpoint (`ckpt`) and what the program that wrote it says of it (`expected.json`). Those in
+//! `tests/fixtures` are read by default; `RESHARD_FIXTURES` names another folder of the same layout: `dcp/NAME`,
+//! `dcp/VERSION/NAME` and `megatron/NAME`.
+//!
+//! - [`fixtures`] finds them, [`Expected`] is what they say;
+//! - [`compare`] holds a checkpoint that reshard opened against that;
+//! - [`python`] compares values with Python's `repr`, and with the lossless form that Megatron's fixtures have;
+//! - [`Scratch`] makes copies to damage.
+
+mod compare;
+mod expected;
+mod fixtures;
+pub mod python;
+mod scratch;
+
+pub use compare::{Depth, compare, compare_tensor, sha256};
+pub use expected::{Chunk, Expected, Object, Place, Says, TensorFacts};
+pub use fixtures::{Family, Fixture, fixtures, root};
+pub use scratch::Scratch;

@@ -1,0 +1,3 @@
+//! Checkpoints that PyTorch and Megatron Core wrote.
+
+mod sound;
