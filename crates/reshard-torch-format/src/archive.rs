@@ -1,6 +1,6 @@
 //! The zip archive that `torch.save` writes: a `data.pkl`, one record per storage, and a few small ones.
 //!
-//! Reading comes in two forms. [`Archive`] holds all bytes. [`Tail`] needs only the last few kilobytes of an archive to
+//! Reading comes in two forms. [`Archive`] holds all bytes. [`Tail`] needs only the last kilobyte or so of an archive to
 //! find its [`Directory`], after which a caller fetches exactly the ranges it wants:
 //!
 //! ```

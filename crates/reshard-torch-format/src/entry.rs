@@ -67,7 +67,9 @@ pub fn load(bytes: Bytes) -> Result<Value> {
 /// # Errors
 /// As [`load`].
 pub fn load_with(bytes: Bytes, options: &LoadOptions) -> Result<Value> {
-    if bytes.starts_with(b"PK\x03\x04") {
+    if bytes.is_empty() {
+        Err(Error::archive(0, "it is empty"))
+    } else if bytes.starts_with(b"PK\x03\x04") {
         load_archive(&Archive::open(bytes, &options.limits)?, options)
     } else if legacy::is_legacy(&bytes) {
         legacy::load(&bytes, &options.limits)

@@ -41,14 +41,14 @@ pub(crate) fn load(bytes: &Bytes, limits: &Limits) -> Result<Value> {
     pickle(bytes, &mut at, limits)?;
     let start = at;
     let (object, root) = pickle(bytes, &mut at, limits)?;
-    let storages = storages(bytes, &mut at, &object, limits)?;
+    let storages = storages(bytes, &mut at, &object, start, limits)?;
     let pickle = bytes.slice(start..);
     let mut decoder =
         Decoder::new(&object, &pickle, limits, ByteOrder::Little, |s| match storages.get(&*s.key) {
             Some(range) => Ok(bytes.slice(range.clone())),
             None => Err(Error::tensor(&s.key, "the file has no such storage")),
         });
-    decoder.value(root)
+    decoder.value(root).map_err(|e| e.shifted(start as u64))
 }
 
 /// The next pickle of the file.
@@ -66,12 +66,13 @@ fn storages(
     bytes: &Bytes,
     at: &mut usize,
     object: &Graph<'_>,
+    start: usize,
     limits: &Limits,
 ) -> Result<BTreeMap<Box<str>, Range<usize>>> {
     // How long an element is stands only where the object names its storage.
     let mut sizes: BTreeMap<Box<str>, u64> = BTreeMap::new();
     for id in object.ids() {
-        if let Some(stored) = storage_of(object, id)? {
+        if let Some(stored) = storage_of(object, id).map_err(|e| e.shifted(start as u64))? {
             sizes.insert(stored.storage.key, element_size(stored.class).unwrap_or(1));
         }
     }

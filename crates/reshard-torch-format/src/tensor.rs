@@ -6,7 +6,7 @@ mod storage;
 
 pub use storage::{Location, StorageRef};
 
-pub(crate) use parse::tensor_of;
+pub(crate) use parse::{Wrapped, tensor_of};
 pub(crate) use storage::{Stored, element_size, storage_of};
 
 use crate::{
@@ -73,8 +73,8 @@ impl TensorRef {
         })
     }
 
-    /// Reads the `data.pkl` of an archive that holds one tensor: `_rebuild_tensor_v2` and `_v3`, parameters, and plain
-    /// subclasses of `torch.Tensor` (whose tensor is taken).
+    /// Reads the `data.pkl` of an archive that holds one tensor, as written since torch 0.4. Of a parameter, and of a
+    /// subclass that adds nothing to the elements, the tensor is taken.
     ///
     /// # Errors
     /// [`Error::Pickle`] and its like for a damaged pickle, [`Error::Tensor`] for a description that contradicts itself,
@@ -82,10 +82,10 @@ impl TensorRef {
     pub fn parse(pickle: &[u8], limits: &Limits) -> Result<Self> {
         let mut graph = Graph::default();
         let (root, _) = run(pickle, &mut graph, limits)?;
-        match tensor_of(&graph, root)? {
-            Some(tensor) => Ok(tensor),
-            None => Err(Error::Unsupported { offset: 0, what: "a pickle that holds no dense tensor".into() }),
-        }
+        tensor_of(&graph, root, Wrapped::Any)?.ok_or_else(|| Error::Unsupported {
+            offset: 0,
+            what: "a pickle that holds no dense tensor".into(),
+        })
     }
 
     /// The `data.pkl` of an archive that holds this tensor alone.

@@ -138,9 +138,9 @@ pub enum Tail {
 const SEARCH: u64 = 22 + 0xFFFF;
 
 impl Tail {
-    /// The range to fetch first: 4 KiB hold the whole directory of an archive of some 40 storages, and usually its pickle.
+    /// The range to fetch first: one KiB holds the directory of an archive of up to six storages.
     pub fn first_range(archive_len: u64) -> Range<u64> {
-        archive_len.saturating_sub(4096)..archive_len
+        archive_len.saturating_sub(1024)..archive_len
     }
 
     /// Finds and reads the directory in the last bytes of an archive of `archive_len` bytes.

@@ -90,8 +90,8 @@ impl Part {
 
 /// Where every byte of an archive goes, computed before the first one is written.
 ///
-/// An archive is: the [`head`](Self::head); the bytes of storage 0; the [`gap`](Self::gap) after it; the bytes of storage
-/// 1; … ; the bytes of the last storage; the tail that [`finish`](Self::finish) gives. All lengths are known at once, only
+/// An archive is: the [`head`](Self::head); the bytes of the first storage in [`order`](Self::order); the
+/// [`gap`](Self::gap) after it; the bytes of the next storage; … ; the bytes of the last storage; the tail that [`finish`](Self::finish) gives. All lengths are known at once, only
 /// the *content* of gaps and tail depends on the CRC-32 of what stands before them. So data can be written by position,
 /// by several threads, straight from where it lies.
 ///
@@ -115,9 +115,12 @@ pub struct ArchiveLayout {
     era: Era,
     prefix_len: usize,
     parts: Vec<Part>,
-    /// Index of the part of storage 0; the others follow it.
+    /// Index of the part of the storage that comes first; the others follow it.
     first: usize,
-    storages: usize,
+    /// Storages in the order of the file.
+    order: Vec<usize>,
+    /// Place of each storage in that order.
+    places: Vec<usize>,
     head: Vec<u8>,
     directory: u64,
     directory_len: u64,
@@ -143,8 +146,8 @@ impl ArchiveLayout {
         }
         records.push(inline("byteorder", b"little"));
         let first = records.len();
-        records
-            .extend(storages.iter().enumerate().map(|(i, &len)| (format!("data/{i}"), Body::Storage, len)));
+        let order = file_order(storages.len(), options.era);
+        records.extend(order.iter().map(|&i| (format!("data/{i}"), Body::Storage, storages[i])));
         records.push(inline("version", b"3\n"));
         records.push((".data/serialization_id".into(), Body::Id, 40));
 
@@ -166,7 +169,8 @@ impl ArchiveLayout {
             prefix_len: prefix.len() + 1,
             parts,
             first,
-            storages: storages.len(),
+            places: inverse(&order),
+            order,
             head: Vec::new(),
             directory: at,
             directory_len,
@@ -176,7 +180,7 @@ impl ArchiveLayout {
         for i in 0..first {
             layout.put_whole(&mut head, i, &[]);
         }
-        if layout.storages > 0 {
+        if !layout.order.is_empty() {
             put_local_header(&mut head, &layout.parts[first]);
         }
         layout.head = head;
@@ -196,12 +200,29 @@ impl ArchiveLayout {
 
     /// How many storages it holds.
     pub fn storages(&self) -> usize {
-        self.storages
+        self.order.len()
+    }
+
+    /// The storages in the order in which they lie in the file: 0, 1, 2, … but for more than ten in the layout of torch
+    /// 2.6 and before, which sorts their names as text.
+    pub fn order(&self) -> &[usize] {
+        &self.order
+    }
+
+    /// The part of storage `i`.
+    fn part(&self, i: usize) -> Option<&Part> {
+        self.parts.get(self.first + self.places.get(i)?)
+    }
+
+    /// The part of the storage behind storage `i`.
+    fn next(&self, i: usize) -> Option<&Part> {
+        let place = self.places.get(i)? + 1;
+        self.parts.get(self.first + place).filter(|_| place < self.order.len())
     }
 
     /// Where the data of storage `i` lies, in bytes from the archive's start; empty at the end when there is no such storage.
     pub fn storage(&self, i: usize) -> Range<u64> {
-        match self.parts.get(self.first + i).filter(|_| i < self.storages) {
+        match self.part(i) {
             Some(p) => p.data..p.data + p.len,
             None => self.len..self.len,
         }
@@ -212,12 +233,13 @@ impl ArchiveLayout {
         &self.head
     }
 
-    /// The bytes between the data of storage `i`, whose CRC-32 is `crc`, and of the next one. Empty after the last one.
+    /// The bytes between the data of storage `i`, whose CRC-32 is `crc`, and of the one that comes next in the file. Empty
+    /// after the last one.
     pub fn gap(&self, i: usize, crc: u32) -> Vec<u8> {
         let mut out = Vec::new();
-        if i + 1 < self.storages {
-            put_descriptor(&mut out, &self.parts[self.first + i], crc);
-            put_local_header(&mut out, &self.parts[self.first + i + 1]);
+        if let (Some(part), Some(next)) = (self.part(i), self.next(i)) {
+            put_descriptor(&mut out, part, crc);
+            put_local_header(&mut out, next);
         }
         out
     }
@@ -225,7 +247,7 @@ impl ArchiveLayout {
     /// Where the [`gap`](Self::gap) after storage `i` lies.
     pub fn gap_range(&self, i: usize) -> Range<u64> {
         let from = self.storage(i).end;
-        if i + 1 < self.storages { from..self.storage(i + 1).start } else { from..from }
+        from..self.next(i).map_or(from, |next| next.data)
     }
 
     /// Everything after the data of the last storage, given the CRC-32 of each storage.
@@ -233,15 +255,15 @@ impl ArchiveLayout {
     /// # Errors
     /// [`Error::Encode`] when there are not as many checksums as storages.
     pub fn finish(&self, crcs: &[u32]) -> Result<Vec<u8>> {
-        if crcs.len() != self.storages {
-            let what = format!("{} checksums were given for {} storages", crcs.len(), self.storages);
+        if crcs.len() != self.order.len() {
+            let what = format!("{} checksums were given for {} storages", crcs.len(), self.order.len());
             return Err(Error::encode(what));
         }
         let mut out = Vec::new();
-        if let Some(last) = self.storages.checked_sub(1) {
-            put_descriptor(&mut out, &self.parts[self.first + last], crcs[last]);
+        if let Some(&last) = self.order.last() {
+            put_descriptor(&mut out, &self.parts[self.first + self.order.len() - 1], crcs[last]);
         }
-        for i in self.first + self.storages..self.parts.len() {
+        for i in self.first + self.order.len()..self.parts.len() {
             self.put_whole(&mut out, i, crcs);
         }
         for i in 0..self.parts.len() {
@@ -257,7 +279,9 @@ impl ArchiveLayout {
         match &p.body {
             _ if p.len == 0 => 0,
             Body::Inline(bytes) => crc32fast::hash(bytes),
-            Body::Storage => crcs.get(part - self.first).copied().unwrap_or(0),
+            Body::Storage => {
+                self.order.get(part - self.first).and_then(|&i| crcs.get(i)).copied().unwrap_or(0)
+            }
             Body::Id => crc32fast::hash(self.id(crcs).as_bytes()),
         }
     }
@@ -309,6 +333,21 @@ impl ArchiveLayout {
     }
 }
 
+/// Storages in the order of the file.
+fn file_order(n: usize, era: Era) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..n).collect();
+    if era == Era::Torch21 {
+        order.sort_by_cached_key(usize::to_string);
+    }
+    order
+}
+
+fn inverse(order: &[usize]) -> Vec<usize> {
+    let mut places = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(place, &i)| places[i] = place);
+    places
+}
+
 /// An archive in memory.
 ///
 /// # Errors
@@ -319,8 +358,8 @@ pub fn write_archive(pickle: &[u8], storages: &[&[u8]], options: &ArchiveOptions
     let layout = ArchiveLayout::new(pickle, &lens, options)?;
     let mut out = Vec::with_capacity(layout.len() as usize);
     out.extend_from_slice(layout.head());
-    for (i, s) in storages.iter().enumerate() {
-        out.extend_from_slice(s);
+    for &i in layout.order() {
+        out.extend_from_slice(storages[i]);
         out.extend_from_slice(&layout.gap(i, crcs[i]));
     }
     out.extend_from_slice(&layout.finish(&crcs)?);

@@ -71,6 +71,11 @@ pub trait Build<'a> {
     /// A handle on something built; better small.
     type Value;
 
+    /// The hooks that follow are those of the instruction at this byte. Does nothing unless overridden.
+    #[inline(always)]
+    fn at(&mut self, offset: usize) {
+        let _ = offset;
+    }
     /// A second handle on the same thing.
     fn share(&mut self, value: &Self::Value) -> Built<Self::Value>;
     /// `None`.

@@ -2,7 +2,7 @@ use super::{Build, Built, Items, Refusal};
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 /// A node of a [`Graph`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id(u32);
 
 /// How an object of some class would be made.
@@ -86,6 +86,8 @@ pub enum Node<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct Graph<'a> {
     nodes: Vec<Node<'a>>,
+    offsets: Vec<usize>,
+    at: usize,
     /// Each name once, however often the pickle spells it.
     names: BTreeSet<Arc<Name>>,
 }
@@ -94,6 +96,11 @@ impl<'a> Graph<'a> {
     /// What a node is.
     pub fn node(&self, id: Id) -> &Node<'a> {
         self.nodes.get(id.0 as usize).unwrap_or(&Node::None)
+    }
+
+    /// The byte of the pickle that makes a node.
+    pub fn offset(&self, id: Id) -> u64 {
+        self.offsets.get(id.0 as usize).map_or(0, |&at| at as u64)
     }
 
     /// All nodes, in the order in which the pickle makes them.
@@ -140,6 +147,7 @@ impl<'a> Graph<'a> {
     fn add(&mut self, node: Node<'a>) -> Built<Id> {
         let id = u32::try_from(self.nodes.len()).map_err(|_| Refusal::limit("nodes", u32::MAX.into()))?;
         self.nodes.push(node);
+        self.offsets.push(self.at);
         Ok(Id(id))
     }
 
@@ -198,6 +206,9 @@ fn pairs(items: Items<'_, Id>) -> impl Iterator<Item = (Id, Id)> {
 impl<'a> Build<'a> for Graph<'a> {
     type Value = Id;
 
+    fn at(&mut self, offset: usize) {
+        self.at = offset;
+    }
     fn share(&mut self, value: &Id) -> Built<Id> {
         Ok(*value)
     }

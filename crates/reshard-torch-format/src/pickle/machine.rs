@@ -49,6 +49,7 @@ pub fn run<'a, B: Build<'a>>(bytes: &'a [u8], builder: &mut B, limits: &Limits) 
         {
             return Err(Error::pickle(at, "a frame is longer than the rest of the pickle"));
         }
+        machine.builder.at(at);
         machine.step(op).map_err(|r| r.at(at))?;
     }
 }

@@ -19,8 +19,8 @@ macro_rules! ops {
                 match self { $(ops!(@pat $name $(($arg))?) => $code,)* }
             }
 
-            /// Appends the instruction to `out`. Arguments too long for their opcode's length field are cut
-            /// by no one: choose the opcode that fits, as [`Emitter`](super::Emitter) does.
+            /// Appends the instruction to `out`. An argument must fit the length field of its opcode; the caller
+            /// sees to it, as [`Emitter`](super::Emitter) does.
             pub fn write(&self, out: &mut Vec<u8>) {
                 out.push(self.code());
                 match self { $(ops!(@bind $name $(($arg))? arg) => { ops!(@write $kind, out $(, arg as $arg)?); })* }

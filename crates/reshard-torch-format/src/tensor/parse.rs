@@ -5,50 +5,68 @@ use crate::{
 };
 use reshard_model::{DType, Dims};
 
+/// Which wrappings of a tensor are taken off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wrapped {
+    /// All: only the elements are wanted.
+    Any,
+    /// Those of parameters, and of tensors without attributes; what else Python knows of an object is to be kept.
+    Plain,
+}
+
 /// Reads a node as a dense tensor. `None` if it is something else: an unknown class, a quantized or sparse tensor.
-pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id) -> Result<Option<TensorRef>> {
-    // A subclass wraps a parameter wraps a tensor; more wrapping has no meaning.
+pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id, wrapped: Wrapped) -> Result<Option<TensorRef>> {
+    // A parameter wraps a tensor; more wrapping has no meaning.
     let mut id = id;
     for _ in 0..4 {
         let Node::Call(call) = graph.node(id) else { return Ok(None) };
-        let Some(function) = graph.as_global(call.callable) else { return Ok(None) };
+        let Some(("torch._utils" | "torch._tensor", function)) = graph.as_global(call.callable) else {
+            return Ok(None);
+        };
         let args = graph.as_seq(call.args).unwrap_or(&[]);
         if call.how != How::Call {
             return Ok(None);
         }
-        match function {
-            ("torch._utils", "_rebuild_tensor_v2") => return rebuild(graph, args, false),
-            ("torch._utils", "_rebuild_tensor_v3") => return rebuild(graph, args, true),
-            ("torch._utils", "_rebuild_parameter") if !args.is_empty() => id = args[0],
-            ("torch._tensor", "_rebuild_from_type_v2") if args.len() == 4 => {
-                return subclass(graph, args[0], args[2]);
+        match (function, args) {
+            ("_rebuild_parameter", [inner, ..]) => id = *inner,
+            ("_rebuild_parameter_with_state", [inner, ..]) if wrapped == Wrapped::Any => id = *inner,
+            ("_rebuild_from_type_v2", &[function, class, args, state]) => {
+                let plain = graph.as_global(class) == Some(("torch", "Tensor")) && is_empty(graph, state);
+                if !plain && wrapped == Wrapped::Plain {
+                    return Ok(None);
+                }
+                let Some(("torch._utils", function)) = graph.as_global(function) else { return Ok(None) };
+                return rebuild(graph, function, graph.as_seq(args).unwrap_or(&[]));
             }
-            _ => return Ok(None),
+            (function, args) => return rebuild(graph, function, args),
         }
     }
     Ok(None)
 }
 
-/// `(function, class, its arguments, state)`: the tensor inside, if the function is one that makes plain tensors.
-fn subclass(graph: &Graph<'_>, function: Id, args: Id) -> Result<Option<TensorRef>> {
-    let args = graph.as_seq(args).unwrap_or(&[]);
-    match graph.as_global(function) {
-        Some(("torch._utils", "_rebuild_tensor_v2")) => rebuild(graph, args, false),
-        Some(("torch._utils", "_rebuild_tensor_v3")) => rebuild(graph, args, true),
-        _ => Ok(None),
+fn is_empty(graph: &Graph<'_>, state: Id) -> bool {
+    match graph.node(state) {
+        Node::None => true,
+        Node::Dict(pairs) => pairs.is_empty(),
+        _ => false,
     }
 }
 
-fn rebuild(graph: &Graph<'_>, args: &[Id], v3: bool) -> Result<Option<TensorRef>> {
-    let fixed = if v3 { 7 } else { 6 };
+fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<TensorRef>> {
+    let fixed = match function {
+        "_rebuild_tensor" => 4,
+        "_rebuild_tensor_v2" => 6,
+        "_rebuild_tensor_v3" => 7,
+        _ => return Ok(None),
+    };
     let bad = |key: &str, what: &str| Error::tensor(key, format!("it is described wrongly: {what}"));
-    if args.len() != fixed && args.len() != fixed + 1 {
+    if args.len() != fixed && (fixed == 4 || args.len() != fixed + 1) {
         return Err(bad("?", "the number of arguments is wrong"));
     }
     let Some(stored) = storage_of(graph, args[0])? else { return Err(bad("?", "it has no storage")) };
     let storage = stored.storage;
     let key = storage.key.clone();
-    let dtype = if v3 {
+    let dtype = if fixed == 7 {
         let Some(("torch", name)) = graph.as_global(args[6]) else {
             return Err(bad(&key, "its dtype has no name"));
         };

@@ -126,6 +126,7 @@ pub(crate) struct Stored<'g> {
 pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stored<'g>>> {
     let Node::Persistent(tuple) = graph.node(id) else { return Ok(None) };
     let bad = |what: &str| Error::tensor("?", format!("a storage is described wrongly: {what}"));
+    let unsupported = |what: String| Error::Unsupported { offset: graph.offset(id), what: what.into() };
     let (class, key, location, count, view) = match graph.as_seq(*tuple) {
         Some(&[tag, class, key, location, count]) if graph.as_str(tag) == Some("storage") => {
             (class, key, location, count, None)
@@ -133,7 +134,7 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
         Some(&[tag, class, key, location, count, view]) if graph.as_str(tag) == Some("storage") => {
             (class, key, location, count, Some(view))
         }
-        _ => return Err(Error::Unsupported { offset: 0, what: "a persistent id that is no storage".into() }),
+        _ => return Err(unsupported("a persistent id that is no storage".into())),
     };
     let (module, class) = graph.as_global(class).ok_or_else(|| bad("its class has no name"))?;
     if !matches!(module, "torch" | "torch.storage" | "torch.cuda") {

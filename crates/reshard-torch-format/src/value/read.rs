@@ -2,7 +2,7 @@ use crate::{
     Error, Limits, Result,
     archive::ByteOrder,
     pickle::{Call, Graph, How, Id, Node},
-    tensor::{StorageRef, Stored, storage_of, tensor_of},
+    tensor::{StorageRef, Stored, Wrapped, storage_of, tensor_of},
 };
 use bytes::Bytes;
 use reshard_model::{Construct, DType, HostBuffer, Opaque, Tensor, Value};
@@ -23,6 +23,8 @@ pub(crate) struct Decoder<'g, 'a, F> {
     /// Storages fetched so far: tensors that shared one still do.
     pub(crate) storages: BTreeMap<Box<str>, Arc<dyn HostBuffer>>,
     pub(crate) path: Vec<Id>,
+    /// What is being read, for errors.
+    pub(crate) at: Id,
     pub(crate) nodes: u64,
     pub(crate) bytes: u64,
 }
@@ -35,11 +37,16 @@ impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
         order: ByteOrder,
         fetch: F,
     ) -> Self {
-        let (storages, path) = (BTreeMap::new(), Vec::new());
-        Self { graph, pickle, limits, order, fetch, storages, path, nodes: 0, bytes: 0 }
+        let (storages, path, at) = (BTreeMap::new(), Vec::new(), Id::default());
+        Self { graph, pickle, limits, order, fetch, storages, path, at, nodes: 0, bytes: 0 }
+    }
+
+    fn offset(&self) -> u64 {
+        self.graph.offset(self.at)
     }
 
     pub(crate) fn value(&mut self, id: Id) -> Result<Value> {
+        self.at = id;
         self.count(0)?;
         let graph = self.graph;
         match graph.node(id) {
@@ -68,10 +75,13 @@ impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
     fn nested(&mut self, id: Id) -> Result<Value> {
         if self.path.len() as u64 >= u64::from(self.limits.depth) {
             if self.path.iter().collect::<BTreeSet<_>>().len() < self.path.len() {
-                return Err(Error::Unsupported { offset: 0, what: "a value that contains itself".into() });
+                return Err(Error::Unsupported {
+                    offset: self.offset(),
+                    what: "a value that contains itself".into(),
+                });
             }
             return Err(Error::Limit {
-                offset: 0,
+                offset: self.offset(),
                 limit: "levels of nesting",
                 max: self.limits.depth.into(),
             });
@@ -98,10 +108,14 @@ impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
         self.nodes += u64::from(bytes == 0);
         self.bytes = self.bytes.saturating_add(bytes as u64);
         if self.nodes > self.limits.nodes {
-            return Err(Error::Limit { offset: 0, limit: "nodes", max: self.limits.nodes });
+            return Err(Error::Limit { offset: self.offset(), limit: "nodes", max: self.limits.nodes });
         }
         if self.bytes > self.limits.bytes {
-            return Err(Error::Limit { offset: 0, limit: "bytes of text", max: self.limits.bytes });
+            return Err(Error::Limit {
+                offset: self.offset(),
+                limit: "bytes of text",
+                max: self.limits.bytes,
+            });
         }
         Ok(())
     }
@@ -153,13 +167,13 @@ impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
     }
 
     fn call(&mut self, id: Id, call: &'g Call) -> Result<Value> {
-        if let Some(tensor) = tensor_of(self.graph, id)? {
+        if let Some(tensor) = tensor_of(self.graph, id, Wrapped::Plain)? {
             let storage = self.fetch_storage(&tensor.storage)?;
             let elements = tensor.layout()?.bytes();
             // A view that repeats its elements can claim any size; it is not to be a bomb.
             if elements > tensor.storage.len && elements > self.limits.unpacked {
                 return Err(Error::Limit {
-                    offset: 0,
+                    offset: self.offset(),
                     limit: "bytes in a tensor",
                     max: self.limits.unpacked,
                 });
@@ -289,7 +303,7 @@ impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
         };
         if view != 0 || (self.order == ByteOrder::Big && storage.dtype.is_none_or(|d| d.word() > 1)) {
             return Err(Error::Unsupported {
-                offset: 0,
+                offset: self.offset(),
                 what: "a bare storage that is a view or big-endian".into(),
             });
         }

@@ -83,6 +83,10 @@ class Kw:
         return (1, "two"), {"k": 2}
 
 
+class Sub(torch.Tensor):
+    pass
+
+
 class MyDict(dict):
     pass
 
@@ -108,6 +112,7 @@ def tensors():
         save(f"{name}.pt", t)
     base = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)
     save("transposed.pt", base.transpose(0, 2))
+    save("twelve.pt", [torch.full((2,), i, dtype=torch.int32) for i in range(12)])
     save("view.pt", base[1, 1:, ::2])
     save("scalar.pt", torch.tensor(7))
     save("empty.pt", torch.empty(3, 0, 2))
@@ -123,13 +128,16 @@ def objects():
     w = torch.arange(6, dtype=torch.float32)
     save("tied.pt", {"a": w, "b": w.detach(), "part": w[2:4]})
     save("parameter.pt", torch.nn.Parameter(torch.ones(2)))
+    tagged = torch.ones(2)
+    tagged.tag = 1
+    save("attribute.pt", tagged, shown=False)
+    save("subclass.pt", torch.ones(2).as_subclass(Sub), shown=False)
     save("state_dict.pt", torch.nn.Linear(2, 3).state_dict(), shown=False)
     save("module.pt", torch.nn.Linear(2, 3), shown=False)
     save("quantized.pt", torch.quantize_per_tensor(torch.ones(3), 0.5, 1, torch.quint8), shown=False)
     save("sparse.pt", torch.eye(3).to_sparse(), shown=False)
     save("storage.pt", [w.untyped_storage()], shown=False)
     save("bits8.pt", torch.empty(0, dtype=torch.bits8), shown=False)
-    save("four_tensors.pt", [torch.full((2,), i, dtype=torch.int32) for i in range(4)])
     save("numbers.pt", [0, 255, 256, 65535, 65536, -1, 2**31 - 1, 2**31, -(2**31), 2**63, -(2**63), 10**30, 0.1, -0.0])
     save("texts.pt", ["", "a", "é中😀\x00", b"", b"a", b"\x00\xff bytes", bytearray(b"abc"), "a" * 300])
     save("odd_text.pt", "a\udc80b", shown=False)
@@ -181,8 +189,9 @@ def pickles():
 
 
 if __name__ == "__main__":
+    torch.manual_seed(0)
     sys.modules["sample"] = sys.modules["__main__"]
-    for cls in (Outer, Outer.Inner, Color, Kw, MyDict, MyList):
+    for cls in (Outer, Outer.Inner, Color, Kw, Sub, MyDict, MyList):
         cls.__module__ = "sample"
     tensors()
     legacy()

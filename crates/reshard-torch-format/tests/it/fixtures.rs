@@ -44,6 +44,14 @@ fn options(archive: &Archive) -> ArchiveOptions {
     ArchiveOptions::default().with_era(era).with_prefix(archive.directory().prefix())
 }
 
+/// A folder that was named and holds nothing would make these tests pass for the wrong reason.
+fn some_or_no_folder(count: usize) {
+    assert!(
+        count > 0 || std::env::var_os("RESHARD_FIXTURES").is_none(),
+        "no checkpoints in RESHARD_FIXTURES"
+    );
+}
+
 #[test]
 fn every_tensor_is_read_and_written_again_byte_for_byte() {
     let mut count = 0;
@@ -72,16 +80,12 @@ fn every_tensor_is_read_and_written_again_byte_for_byte() {
             }
         }
     }
-    println!("{count} tensors");
+    some_or_no_folder(count);
 }
 
-/// Objects whose bytes are not torch's when written again: where Python shared objects that a tree can't share, where a
-/// tensor was a view of more than itself.
-const OTHER_BYTES: &[&str] = &["tensor_view_in_tuple"];
-
 #[test]
-fn every_object_is_what_python_says_it_is_and_written_again_byte_for_byte() {
-    let mut count = 0;
+fn every_object_is_what_python_says_it_is_and_nearly_all_are_written_again_byte_for_byte() {
+    let (mut count, mut equal) = (0, 0);
     for (folder, expected) in checkpoints("dcp") {
         for (fqn, o) in expected["bytes"].as_object().into_iter().flatten() {
             let Some(blob) = blob(&folder, &o["file"], &o["offset"], &o["length"]) else { continue };
@@ -96,14 +100,14 @@ fn every_object_is_what_python_says_it_is_and_written_again_byte_for_byte() {
             }
             let archive = Archive::open(blob.clone(), &Limits::default()).unwrap();
             let again: Bytes = save_with(&value, &options(&archive)).expect(&name).into();
-            if again != blob && !OTHER_BYTES.contains(&fqn.as_str()) {
-                println!("other bytes: {name} {}", o["repr"]);
-            }
+            equal += usize::from(again == blob);
             assert_eq!(load(again).expect(&name), value, "{name}");
             count += 1;
         }
     }
-    println!("{count} objects");
+    // The others hold objects that Python shared and a tree can't share, and views of larger storages.
+    some_or_no_folder(count);
+    assert!(equal * 20 >= count * 19, "{equal} of {count} objects are written as torch wrote them");
 }
 
 /// Takes out what Python shows beside the content.
@@ -153,12 +157,9 @@ fn megatrons_objects_and_common_states_are_what_python_says() {
             same(&content(&typed(&value)), &content(&expected["common"]["typed"]), &name.to_string());
             let archive = Archive::open(common.clone().into(), &Limits::default()).unwrap();
             let again = save_with(&value, &options(&archive)).unwrap();
-            if again != common {
-                println!("other bytes: {name} common.pt {}", expected["common"]["repr"]);
-            }
             assert_eq!(load(again.into()).unwrap(), value, "{name}");
             count += 1;
         }
     }
-    println!("{count} of Megatron");
+    some_or_no_folder(count);
 }
