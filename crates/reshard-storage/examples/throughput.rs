@@ -9,6 +9,7 @@ use reshard_storage::{
     Check, Durability, Extent, FileBody, Gather, IfExists, LocalStore, Name, Part, Progress, ReadStats,
     Store, wait,
 };
+use rustix::time::{ClockId, clock_gettime};
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
@@ -82,13 +83,28 @@ fn give(b: Buffer) -> Result<Tensor> {
     Ok(all.into_iter().next().ok_or("no tensor")?)
 }
 
-struct Table(Vec<(String, Vec<f64>)>);
+/// GB by second and by CPU second of each round.
+type Speeds = Vec<(f64, f64)>;
+
+struct Table(Vec<(String, Speeds)>);
+
+fn cpu() -> f64 {
+    let t = clock_gettime(ClockId::ProcessCPUTime);
+    t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
+}
+
+fn median(all: impl Iterator<Item = f64>) -> (f64, f64, f64) {
+    let mut all: Vec<f64> = all.collect();
+    all.sort_by(f64::total_cmp);
+    (all[all.len() / 2], all[0], all[all.len() - 1])
+}
 
 impl Table {
     fn time(&mut self, what: &str, bytes: usize, f: impl FnOnce() -> Result) -> Result {
-        let start = Instant::now();
+        let (start, used) = (Instant::now(), cpu());
         f()?;
-        let speed = bytes as f64 / start.elapsed().as_secs_f64() / 1e9;
+        let gb = bytes as f64 / 1e9;
+        let speed = (gb / start.elapsed().as_secs_f64(), gb / (cpu() - used));
         match self.0.iter_mut().find(|(w, _)| w == what) {
             Some((_, all)) => all.push(speed),
             None => self.0.push((what.into(), vec![speed])),
@@ -98,16 +114,19 @@ impl Table {
 
     fn print(&self) -> Result {
         let mut out = io::stdout().lock();
-        let mut plain = 1.0;
+        let mut plain = (1.0, 1.0);
         for (what, all) in &self.0 {
-            let mut all = all.clone();
-            all.sort_by(f64::total_cmp);
-            let median = all[all.len() / 2];
+            let (wall, low, high) = median(all.iter().map(|s| s.0));
+            let (cpu, ..) = median(all.iter().map(|s| s.1));
             if what.starts_with("plain") {
-                plain = median;
+                plain = (wall, cpu);
             }
-            let range = format!("{:.2}..{:.2}", all[0], all[all.len() - 1]);
-            writeln!(out, "  {what:44} {median:6.2} GB/s ({range:12}) {:5.2} of plain", median / plain)?;
+            let range = format!("{low:.2}..{high:.2}");
+            let (w, c) = (wall / plain.0, cpu / plain.1);
+            writeln!(
+                out,
+                "  {what:44} {wall:6.2} GB/s ({range:12}) {w:5.2} of plain; {cpu:5.2} GB/CPU s {c:5.2} of plain"
+            )?;
         }
         Ok(())
     }
