@@ -1,1 +1,0 @@
-//! side by side with PyTorch's distributed checkpoint

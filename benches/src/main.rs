@@ -1,0 +1,28 @@
+//! `reshard-bench`: measures reshard beside PyTorch's DCP and beside plain reads and writes, in one run, and prints a table.
+#![expect(clippy::print_stdout, reason = "a program whose output is its result")]
+
+mod measure;
+mod plan;
+mod state;
+mod table;
+
+use anyhow::Result;
+use clap::Parser;
+
+#[derive(Debug, Parser)]
+#[command(about = "Side by side with PyTorch's distributed checkpoint")]
+enum Command {
+    /// One measurement, as a line of JSON.
+    #[command(subcommand)]
+    Measure(measure::What),
+    /// All of them, as a table.
+    Table(table::Args),
+}
+
+fn main() -> Result<()> {
+    match Command::parse() {
+        Command::Measure(what) => println!("{}", serde_json::to_string(&measure::run(&what)?)?),
+        Command::Table(args) => table::run(&args)?,
+    }
+    Ok(())
+}

@@ -1,0 +1,259 @@
+//! One measurement in a process of its own, so that its peak memory is its own. Printed as a line of JSON.
+
+use crate::state::{Cut, State};
+use anyhow::{Context, Result, anyhow};
+use reshard::{Data, Durability, Leaf, LocalGroup, ShardedTensor, StateDict, Value, blocking::{self, run as block_on}};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    path::PathBuf,
+    sync::{Arc, Barrier},
+    time::Instant,
+};
+
+#[derive(Clone, Debug, clap::Subcommand)]
+pub(crate) enum What {
+    /// Save from two ranks, without fsync.
+    Save(Args),
+    /// Load the same split onto two ranks.
+    Load {
+        #[command(flatten)]
+        args: Args,
+        /// Leave checksums unchecked.
+        #[arg(long)]
+        no_verify: bool,
+        /// Wanted part of each tensor.
+        #[arg(long, default_value = "rows")]
+        cut: CutArg,
+        /// Cut each tensor into so many parts, of which the ranks want the first ones.
+        #[arg(long, default_value_t = 2)]
+        parts: u64,
+        /// Ranks.
+        #[arg(long, default_value_t = 2)]
+        world: u64,
+    },
+    /// As many bytes with plain pwrite by two threads.
+    Pwrite(Args),
+    /// As many bytes with plain pread by two threads.
+    Pread(Args),
+    /// Dedup, metadata and validation of a global plan.
+    Plan {
+        /// Ranks.
+        ranks: u32,
+        /// Items of each.
+        items: u32,
+    },
+    /// Reads the pickle of a `.metadata`.
+    Parse {
+        /// The file.
+        file: PathBuf,
+        /// How often.
+        iterations: usize,
+    },
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum CutArg {
+    Rows,
+    Columns,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    state: State,
+    gb: f64,
+    dir: PathBuf,
+    iterations: usize,
+}
+
+/// What a measurement gives; DCP's scripts print the same.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Measured {
+    pub(crate) seconds: Vec<f64>,
+    pub(crate) bytes: u64,
+    /// Peak memory beyond what the state itself takes.
+    pub(crate) grown: u64,
+    pub(crate) peak: u64,
+    pub(crate) needed: u64,
+    pub(crate) read: u64,
+    pub(crate) headers: u64,
+}
+
+pub(crate) fn run(what: &What) -> Result<Measured> {
+    match what {
+        What::Save(a) => save(a),
+        What::Load { args, no_verify, cut, parts, world } => {
+            let cut = if matches!(cut, CutArg::Rows) { Cut::Rows } else { Cut::Columns };
+            load(args, !no_verify, cut, *parts, *world)
+        }
+        What::Pwrite(a) => plain(a, true),
+        What::Pread(a) => plain(a, false),
+        What::Plan { ranks, items } => crate::plan::plan(*ranks, *items),
+        What::Parse { file, iterations } => crate::plan::parse(file, *iterations),
+    }
+}
+
+/// Peak resident memory of this process in bytes.
+pub(crate) fn peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap_or("0");
+    line.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+fn nbytes(state: &StateDict) -> u64 {
+    let mut sum = 0;
+    state.visit(&mut |_, leaf| {
+        if let Leaf::Tensor(t) = leaf
+            && let Data::Host(h) = &t.data
+        {
+            sum += h.nbytes();
+        }
+    });
+    sum
+}
+
+/// Runs `work` on a thread a rank; each run starts and ends at a barrier. `before` runs on rank 0 alone, off the clock.
+fn on_ranks<S: Send + 'static>(
+    world: u64,
+    iterations: usize,
+    build: impl Fn(u64) -> Result<S> + Send + Sync + Clone + 'static,
+    before: impl Fn() + Send + Sync + Clone + 'static,
+    work: impl Fn(S, &LocalGroup) -> Result<S> + Send + Sync + Clone + 'static,
+) -> Result<(Vec<f64>, Vec<S>)> {
+    let barrier = Arc::new(Barrier::new(world as usize));
+    let threads: Vec<_> = LocalGroup::new(world as u32)
+        .into_iter()
+        .enumerate()
+        .map(|(rank, group)| {
+            let (build, before, work, barrier) = (build.clone(), before.clone(), work.clone(), Arc::clone(&barrier));
+            std::thread::spawn(move || -> Result<(Vec<f64>, S)> {
+                let mut state = build(rank as u64)?;
+                let mut seconds = Vec::new();
+                for _ in 0..=iterations {
+                    barrier.wait();
+                    if rank == 0 {
+                        before();
+                    }
+                    barrier.wait();
+                    let start = Instant::now();
+                    state = work(state, &group)?;
+                    barrier.wait();
+                    seconds.push(start.elapsed().as_secs_f64());
+                }
+                // The first run warms up.
+                Ok((seconds.split_off(1), state))
+            })
+        })
+        .collect();
+    let mut all = Vec::new();
+    for t in threads {
+        all.push(t.join().map_err(|_| anyhow!("a rank panicked"))??);
+    }
+    let seconds = (0..iterations).map(|i| all.iter().map(|(s, _)| s[i]).fold(0.0, f64::max)).collect();
+    Ok((seconds, all.into_iter().map(|(_, s)| s).collect()))
+}
+
+fn save(a: &Args) -> Result<Measured> {
+    let (b, url) = (a.clone(), a.dir.display().to_string());
+    let dir = a.dir.clone();
+    let (seconds, states) = on_ranks(
+        2,
+        a.iterations,
+        move |rank| b.state.build(b.gb, rank, 2, Cut::Rows, 2),
+        move || drop(std::fs::remove_dir_all(&dir)),
+        move |state, group| {
+            blocking::run(reshard::save(&state, &url).group(group).durability(Durability::Process))?;
+            Ok(state)
+        },
+    )?;
+    let bytes = states.iter().map(nbytes).sum();
+    let peak = peak();
+    Ok(Measured { seconds, bytes, peak, grown: peak.saturating_sub(bytes), ..Measured::default() })
+}
+
+fn load(a: &Args, verify: bool, cut: Cut, parts: u64, world: u64) -> Result<Measured> {
+    let (b, url) = (a.clone(), a.dir.display().to_string());
+    let totals = Arc::new(std::sync::Mutex::new((0u64, 0u64, 0u64)));
+    let sums = Arc::clone(&totals);
+    let (seconds, states) = on_ranks(
+        world,
+        a.iterations,
+        move |rank| b.state.build(b.gb, rank, world, cut, parts),
+        || (),
+        move |state, group| {
+            let leaves = blueprint(&state);
+            let (mut plain, report) = block_on(reshard::load(state, &url).group(group).verify(verify).with_report())?;
+            if let Ok(mut t) = sums.lock() {
+                *t = (t.0 + report.totals.needed, t.1 + report.totals.read, t.2 + report.totals.headers);
+            }
+            let mut next = StateDict::new();
+            for (key, leaf) in leaves {
+                let loaded = plain.remove(&key).and_then(reshard::Tree::into_leaf).and_then(Value::into_tensor);
+                next.insert(key, leaf.with_data(loaded.context("a tensor was not loaded")?));
+            }
+            Ok(next)
+        },
+    )?;
+    states.iter().try_for_each(check)?;
+    let bytes = states.iter().map(nbytes).sum();
+    let peak = peak();
+    let t = totals.lock().map_err(|_| anyhow!("a rank panicked"))?;
+    let runs = (a.iterations + 1) as u64;
+    let (needed, read, headers) = (t.0 / runs, t.1 / runs, t.2 / runs);
+    Ok(Measured { seconds, bytes, peak, grown: peak.saturating_sub(bytes), needed, read, headers })
+}
+
+/// The leaves without their data, to make the next template of what was loaded.
+fn blueprint(state: &StateDict) -> Vec<(String, ShardedTensor)> {
+    let mut out = Vec::new();
+    state.visit(&mut |path, leaf| {
+        if let Leaf::Tensor(t) = leaf {
+            out.push((reshard::Path::from(path).to_string(), t.without_data()));
+        }
+    });
+    out
+}
+
+/// All elements are 1 again.
+fn check(state: &StateDict) -> Result<()> {
+    let mut wrong = None;
+    state.visit(&mut |_, leaf| {
+        if let Leaf::Tensor(ShardedTensor { key, data: Data::Host(t), dtype, .. }) = leaf {
+            let one: &[u8] = if *dtype == reshard::DType::BFloat16 { &[0x80, 0x3f] } else { &[0, 0, 0x80, 0x3f] };
+            if t.to_bytes().chunks(one.len()).any(|e| e != one) {
+                wrong = Some(key.to_string());
+            }
+        }
+    });
+    wrong.map_or(Ok(()), |key| Err(anyhow!("{key} has wrong values")))
+}
+
+/// Two threads, a file each, from or into touched memory, 1 MiB at a time.
+fn plain(a: &Args, write: bool) -> Result<Measured> {
+    const BLOCK: usize = 1 << 20;
+    let per_rank = (a.gb * 1e9 / 2.0) as usize / BLOCK * BLOCK;
+    let (dir, make) = (a.dir.clone(), a.dir.clone());
+    let (seconds, _) = on_ranks(
+        2,
+        a.iterations,
+        move |rank| Ok((rank, vec![1u8; per_rank])),
+        move || {
+            if write {
+                drop(std::fs::remove_dir_all(&make));
+                drop(std::fs::create_dir_all(&make));
+            }
+        },
+        move |(rank, mut memory), _| {
+            let path = dir.join(format!("plain{rank}"));
+            let file = if write { File::create(&path)? } else { File::open(&path)? };
+            for (i, block) in memory.chunks_mut(BLOCK).enumerate() {
+                let at = (i * BLOCK) as u64;
+                if write { file.write_all_at(block, at)? } else { file.read_exact_at(block, at)? }
+            }
+            Ok((rank, memory))
+        },
+    )?;
+    Ok(Measured { seconds, bytes: per_rank as u64 * 2, ..Measured::default() })
+}

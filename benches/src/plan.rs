@@ -1,0 +1,52 @@
+//! Planning and metadata, without files or ranks.
+
+use crate::measure::{Measured, peak};
+use anyhow::{Context, Result};
+use reshard::{
+    DType, DefaultSavePlanner, Region, SavePlanner,
+    plan::{SavePlan, TensorProperties, TensorWrite, WriteItem, WriteKind},
+};
+use std::{path::Path, time::Instant};
+
+/// Every rank holds its rows of every tensor.
+pub(crate) fn plan(ranks: u32, items: u32) -> Result<Measured> {
+    let shape = [u64::from(ranks) * 4, 1024];
+    let plans = (0..ranks).map(|r| {
+        let item = |k| WriteItem {
+            key: format!("layers.{k}.w").into(),
+            source: k,
+            kind: WriteKind::Tensor(TensorWrite {
+                dtype: DType::BFloat16,
+                global_shape: shape.into(),
+                region: Region::new([u64::from(r) * 4, 0], [4, 1024]),
+                properties: TensorProperties::default(),
+            }),
+        };
+        SavePlan { items: (0..items).map(item).collect(), planner_data: None }
+    });
+    let plans: Vec<SavePlan> = plans.collect();
+    let before = peak();
+    let start = Instant::now();
+    let (plans, metadata) = DefaultSavePlanner::DCP.create_global_plan(plans)?;
+    let seconds = vec![start.elapsed().as_secs_f64()];
+    drop((plans, metadata));
+    Ok(Measured { seconds, grown: peak().saturating_sub(before), ..Measured::default() })
+}
+
+/// Reads a `.metadata` as a checkpoint's opening does.
+pub(crate) fn parse(file: &Path, iterations: usize) -> Result<Measured> {
+    let mut out = Measured::default();
+    for _ in 0..iterations {
+        let start = Instant::now();
+        let bytes = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+        let before = peak();
+        let (_, chunks, _) = reshard::torch_dist::parse_metadata(&bytes)?;
+        out.seconds.push(start.elapsed().as_secs_f64());
+        if out.grown == 0 {
+            (out.grown, out.needed) = (peak().saturating_sub(before), chunks as u64);
+        }
+        out.bytes = bytes.len() as u64;
+    }
+    out.peak = peak();
+    Ok(out)
+}

@@ -1,0 +1,85 @@
+//! The states that are saved and loaded: a Llama-like model with its moments, and many small tensors.
+
+use anyhow::Result;
+use half::bf16;
+use reshard::{DType, Dims, Element, Region, ShardedTensor, StateDict, Tensor};
+
+const D: u64 = 2048;
+const F: u64 = 5504;
+const LAYER: [(&str, &[u64]); 9] = [
+    ("q", &[D, D]),
+    ("k", &[D, D]),
+    ("v", &[D, D]),
+    ("o", &[D, D]),
+    ("gate", &[F, D]),
+    ("up", &[F, D]),
+    ("down", &[D, F]),
+    ("n1", &[D]),
+    ("n2", &[D]),
+];
+
+/// What part of each tensor a rank holds or wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// An equal part of the rows.
+    Rows,
+    /// An equal part of the columns (rows of vectors).
+    Columns,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum State {
+    /// bf16 weights and fp32 moments of Llama-like layers.
+    Llama,
+    /// Tensors of 64 KiB, each on one rank.
+    Small,
+}
+
+/// Every element is 1, so that memory is touched and wrong values show.
+fn ones(dtype: DType, shape: &Dims) -> Result<Tensor> {
+    fn make<T: Element>(shape: &Dims, one: T) -> Result<Tensor> {
+        let n = shape.volume().unwrap_or(0) as usize;
+        Ok(Tensor::from_vec(shape, vec![one; n])?)
+    }
+    match dtype {
+        DType::BFloat16 => make(shape, bf16::ONE),
+        _ => make(shape, 1f32),
+    }
+}
+
+impl State {
+    /// What rank `rank` of `world` holds, when each tensor is cut into `parts` of which it takes part `rank`.
+    pub(crate) fn build(self, gb: f64, rank: u64, world: u64, cut: Cut, parts: u64) -> Result<StateDict> {
+        let mut out = StateDict::new();
+        match self {
+            Self::Llama => {
+                let elements: u64 = LAYER.iter().map(|(_, s)| s.iter().product::<u64>()).sum();
+                let layers = ((gb * 1e9 / (elements * 10) as f64) as u64).max(1);
+                for layer in 0..layers {
+                    for (name, shape) in LAYER {
+                        for (kind, dtype) in
+                            [("w", DType::BFloat16), ("exp_avg", DType::Float32), ("exp_avg_sq", DType::Float32)]
+                        {
+                            let key = format!("layers.{layer}.{name}.{kind}");
+                            let axis = usize::from(cut == Cut::Columns && shape.len() > 1);
+                            let mut region = Region::whole(shape);
+                            region.lengths[axis] /= parts;
+                            region.offsets[axis] = region.lengths[axis] * rank;
+                            let data = ones(dtype, &region.lengths)?;
+                            let leaf = ShardedTensor::region_of(&key, dtype, shape, region).with_data(data);
+                            out.insert(key, leaf);
+                        }
+                    }
+                }
+            }
+            Self::Small => {
+                for i in (0..(gb * 1e9) as u64 / 65536).filter(|i| i % world == rank) {
+                    let key = format!("t{i}");
+                    let data = ones(DType::Float32, &[128, 128].into())?;
+                    out.insert(key.as_str(), ShardedTensor::full(&key, data));
+                }
+            }
+        }
+        Ok(out)
+    }
+}

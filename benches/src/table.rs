@@ -1,0 +1,245 @@
+//! Runs every measurement in a process of its own, peers in turn, and prints medians and ratios beside their targets.
+
+use crate::measure::Measured;
+use anyhow::{Context, Result, bail};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Python with torch 2.15; without it, PyTorch's columns stay empty.
+    #[arg(long)]
+    python: Option<PathBuf>,
+    /// Folder of the Python scripts.
+    #[arg(long, default_value = "benches/python")]
+    scripts: PathBuf,
+    /// Where to save: once for each, such as a tmpfs and a disk.
+    #[arg(long, default_values_t = [String::from("/dev/shm"), String::from("target")])]
+    on: Vec<String>,
+    /// Size of the Llama-like state in GB.
+    #[arg(long, default_value_t = 1.5)]
+    gb: f64,
+    /// Size of the many small tensors in GB: 8,192 of 64 KiB.
+    #[arg(long, default_value_t = 0.5368709)]
+    small_gb: f64,
+    /// Counted runs of each measurement.
+    #[arg(long, default_value_t = 5)]
+    iterations: usize,
+    /// Turns that peers take.
+    #[arg(long, default_value_t = 2)]
+    turns: usize,
+}
+
+/// One way to do a thing, and what it took.
+struct Peer {
+    name: &'static str,
+    program: Program,
+    measured: Vec<Measured>,
+}
+
+enum Program {
+    Reshard(Vec<String>),
+    Python(&'static str, Vec<String>),
+}
+
+impl Peer {
+    fn reshard(name: &'static str, args: &[&str]) -> Self {
+        let args = args.iter().map(|a| a.to_string()).collect();
+        Self { name, program: Program::Reshard(args), measured: Vec::new() }
+    }
+
+    fn python(name: &'static str, script: &'static str, args: &[&str]) -> Self {
+        let args = args.iter().map(|a| a.to_string()).collect();
+        Self { name, program: Program::Python(script, args), measured: Vec::new() }
+    }
+
+    fn run(&mut self, args: &Args) -> Result<()> {
+        let mut command = match &self.program {
+            Program::Reshard(a) => {
+                let mut c = Command::new(std::env::current_exe()?);
+                c.arg("measure").args(a);
+                c
+            }
+            Program::Python(script, a) => {
+                let Some(python) = &args.python else { return Ok(()) };
+                let mut c = Command::new(python);
+                c.arg(args.scripts.join(script)).args(a).env("PYTHONWARNINGS", "ignore");
+                c
+            }
+        };
+        let out = command.output().with_context(|| format!("{} did not start", self.name))?;
+        let text = String::from_utf8_lossy(&out.stdout);
+        let Some(line) = text.lines().rev().find(|l| l.starts_with('{')).filter(|_| out.status.success()) else {
+            bail!("{}: {}", self.name, String::from_utf8_lossy(&out.stderr));
+        };
+        self.measured.push(serde_json::from_str(line)?);
+        Ok(())
+    }
+
+    fn median(&self) -> Option<f64> {
+        let mut all: Vec<f64> = self.measured.iter().flat_map(|m| m.seconds.iter().copied()).collect();
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied()
+    }
+
+    fn last(&self) -> Option<&Measured> {
+        self.measured.last()
+    }
+}
+
+/// A ratio to reach: seconds of the peer over seconds of ours.
+struct Target {
+    peer: &'static str,
+    least: f64,
+}
+
+fn compare(args: &Args, title: &str, mut peers: Vec<Peer>, targets: &[Target]) -> Result<Vec<Peer>> {
+    for _ in 0..args.turns {
+        for p in &mut peers {
+            p.run(args)?;
+        }
+    }
+    let ours = peers.iter().find(|p| p.name == "reshard").and_then(Peer::median);
+    for p in &peers {
+        let (Some(m), Some(last)) = (p.median(), p.last()) else { continue };
+        let gb = last.bytes as f64 / 1e9;
+        let speed = if gb > 0.0 { format!("{:.2} GB/s", gb / m) } else { String::new() };
+        let grown = if last.grown > 0 { format!("{} MiB", last.grown >> 20) } else { String::new() };
+        let target = targets.iter().find(|t| t.peer == p.name);
+        let ratio = match (ours, target) {
+            (Some(o), Some(t)) => {
+                let verdict = if m / o >= t.least { "reached" } else { "MISSED" };
+                format!("{:.2}x (target {:.2}x, {verdict})", m / o, t.least)
+            }
+            (Some(o), None) if p.name != "reshard" => format!("{:.2}x", m / o),
+            _ => String::new(),
+        };
+        println!("| {title} | {} | {m:.4} s | {speed} | {ratio} | {grown} |", p.name);
+    }
+    Ok(peers)
+}
+
+fn text(p: &Path) -> String {
+    p.display().to_string()
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    println!("| what | who | median | speed | their time / ours | memory beyond the state |");
+    println!("| --- | --- | --- | --- | --- | --- |");
+    let (gb, small, n) = (args.gb.to_string(), args.small_gb.to_string(), args.iterations.to_string());
+    for place in &args.on {
+        let base = tempfile::tempdir_in(place).with_context(|| format!("{place} can't be written to"))?;
+        let at = |name: &str| text(&base.path().join(name));
+        let (ours, theirs, plain) = (at("ours"), at("theirs"), at("plain"));
+        let (ours_small, theirs_small) = (at("ours-small"), at("theirs-small"));
+        let dcp = |name, mode, state, gb: &str, dir: &str, more: &[&str]| {
+            let mut a = vec![mode, state, gb, dir, n.as_str()];
+            a.extend(more);
+            Peer::python(name, "dcp_bench.py", &a)
+        };
+        compare(
+            args,
+            &format!("save {gb} GB, {place}"),
+            vec![
+                Peer::reshard("reshard", &["save", "llama", &gb, &ours, &n]),
+                dcp("DCP", "save", "llama", &gb, &theirs, &[]),
+                dcp("DCP, 2 threads", "save", "llama", &gb, &theirs, &["--threads", "2"]),
+                dcp("DCP, CRC off", "save", "llama", &gb, &theirs, &["--no-crc"]),
+                Peer::reshard("pwrite", &["pwrite", "llama", &gb, &plain, &n]),
+            ],
+            &[
+                Target { peer: "DCP", least: 2.5 },
+                Target { peer: "DCP, CRC off", least: 1.0 },
+                Target { peer: "pwrite", least: 0.7 },
+            ],
+        )?;
+        compare(
+            args,
+            &format!("load same split, {place}"),
+            vec![
+                Peer::reshard("reshard", &["load", "llama", &gb, &ours, &n]),
+                dcp("DCP", "load", "llama", &gb, &theirs, &[]),
+            ],
+            &[Target { peer: "DCP", least: 1.5 }],
+        )?;
+        let unverified = Peer::reshard("reshard", &["load", "llama", &gb, &ours, &n, "--no-verify"]);
+        compare(
+            args,
+            &format!("load same split, unverified, {place}"),
+            vec![
+                unverified,
+                dcp("DCP", "load", "llama", &gb, &theirs, &[]),
+                Peer::reshard("pread", &["pread", "llama", &gb, &plain, &n]),
+            ],
+            &[Target { peer: "DCP", least: 2.0 }, Target { peer: "pread", least: 0.85 }],
+        )?;
+        compare(
+            args,
+            &format!("load rows as columns, {place}"),
+            vec![
+                Peer::reshard("reshard", &["load", "llama", &gb, &ours, &n, "--cut", "columns"]),
+                dcp("DCP", "reshard", "llama", &gb, &theirs, &[]),
+            ],
+            &[Target { peer: "DCP", least: 2.5 }],
+        )?;
+        for (cut, least) in [("rows", 1.05), ("columns", f64::INFINITY)] {
+            let args_of = ["load", "llama", &gb, &ours, &n, "--cut", cut, "--parts", "8", "--world", "1"];
+            let title = format!("load an eighth of the {cut}, {place}");
+            let peers = compare(args, &title, vec![Peer::reshard("reshard", &args_of)], &[])?;
+            if let Some(m) = peers.first().and_then(Peer::last) {
+                let ratio = m.read as f64 / m.needed as f64;
+                let verdict = match least.is_finite() {
+                    true if ratio <= least => "(target 1.05, reached)",
+                    true => "(target 1.05, MISSED)",
+                    false => "",
+                };
+                let headers = m.headers >> 10;
+                println!("| {title} | bytes read per byte needed | {ratio:.3} {verdict} | | headers {headers} KiB | |");
+            }
+        }
+        compare(
+            args,
+            &format!("save 8,192 tensors of 64 KiB, {place}"),
+            vec![
+                Peer::reshard("reshard", &["save", "small", &small, &ours_small, &n]),
+                dcp("DCP", "save", "small", &small, &theirs_small, &[]),
+            ],
+            &[Target { peer: "DCP", least: 10.0 }],
+        )?;
+        compare(
+            args,
+            &format!("load 8,192 tensors of 64 KiB, {place}"),
+            vec![
+                Peer::reshard("reshard", &["load", "small", &small, &ours_small, &n]),
+                dcp("DCP", "load", "small", &small, &theirs_small, &[]),
+            ],
+            &[Target { peer: "DCP", least: 10.0 }],
+        )?;
+    }
+    compare(
+        args,
+        "global plan, 1,024 ranks x 1,000 items",
+        vec![
+            Peer::reshard("reshard", &["plan", "1024", "1000"]),
+            Peer::python("DCP", "dcp_plan_bench.py", &["plan", "1024", "1000"]),
+        ],
+        &[Target { peer: "DCP", least: 20.0 }],
+    )?;
+    if args.python.is_some() {
+        let dir = tempfile::tempdir()?;
+        let file = text(&dir.path().join(".metadata"));
+        Peer::python("DCP", "dcp_plan_bench.py", &["write", "1000", "1000", &file]).run(args)?;
+        compare(
+            args,
+            "parse .metadata of a million chunks",
+            vec![
+                Peer::reshard("reshard", &["parse", &file, &n]),
+                Peer::python("pickle.load", "dcp_plan_bench.py", &["load", &file, "2"]),
+            ],
+            &[Target { peer: "pickle.load", least: 5.0 }],
+        )?;
+    }
+    Ok(())
+}
