@@ -1,14 +1,165 @@
-//! placeholder
-use anyhow::Result;
+//! The real PyTorch and Megatron load what reshard wrote, and reshard loads what they wrote, bit for bit.
+//!
+//! What is saved and loaded stands in `tests/interop/specs`; `tests/interop/README.md` says how to read it. The drivers in
+//! `tests/interop/python` and the program `reshard-interop` make the same state from it, each on its own.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::shell::{Program, cargo, root, say, target_dir};
+use crate::venv::{MCORE_012, TORCH_21, TORCH_215, Venv};
+
 #[derive(Debug)]
 pub(crate) struct Options {
+    /// Leave the checkpoints where they are.
     pub(crate) keep: bool,
+    /// Only the drivers among themselves: tells whether a failure is theirs.
     pub(crate) only_drivers: bool,
 }
-pub(crate) fn run(o: &Options) -> Result<()> {
-    crate::venv::TORCH_21.python()?;
-    crate::venv::MCORE_012.python()?;
-    crate::shell::say(format!("{o:?}"));
-    let _x = (o.keep, o.only_drivers, crate::venv::TORCH_21.name);
-    Ok(())
+
+/// What one program is asked to do with one spec.
+struct Case {
+    spec: &'static str,
+    venv: &'static Venv,
+    /// The drivers `{family}_save.py` and `{family}_load.py`.
+    family: &'static str,
+    /// On how many ranks it loads.
+    loads: &'static [u32],
+    /// Whether PyTorch's own converter has to manage as well.
+    converts: bool,
+}
+
+const CASES: &[Case] = &[
+    Case { spec: "dcp", venv: &TORCH_215, family: "dcp", loads: &[1, 3], converts: true },
+    Case { spec: "dcp", venv: &TORCH_21, family: "dcp", loads: &[1, 3], converts: false },
+    Case { spec: "dcp-new", venv: &TORCH_215, family: "dcp", loads: &[1, 3], converts: true },
+    Case { spec: "megatron", venv: &TORCH_215, family: "mcore", loads: &[1, 2], converts: false },
+    Case { spec: "megatron", venv: &MCORE_012, family: "mcore", loads: &[1, 2], converts: false },
+];
+
+/// Ranks that reshard saves on and loads on; all specs can be cut so.
+const RESHARD_RANKS: &[u32] = &[1, 4];
+
+const SAVERS: u32 = 2;
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let mut run = Run::start(options.only_drivers)?;
+    if !options.only_drivers {
+        for spec in ["dcp", "dcp-new", "megatron"] {
+            for ranks in RESHARD_RANKS {
+                run.reshard("write", spec, *ranks, &format!("{spec}-by-reshard-{ranks}"));
+            }
+            let [few, many] = [RESHARD_RANKS[0], RESHARD_RANKS[RESHARD_RANKS.len() - 1]];
+            run.reshard("check", spec, few, &format!("{spec}-by-reshard-{many}"));
+        }
+    }
+    for case in CASES {
+        run.case(case)?;
+    }
+    run.finish(options.keep)
+}
+
+struct Run {
+    /// Where the checkpoints of this run lie.
+    place: PathBuf,
+    /// The Rust side, if it takes part.
+    reshard: Option<PathBuf>,
+    passed: u32,
+    failed: Vec<String>,
+}
+
+impl Run {
+    fn start(only_drivers: bool) -> Result<Self> {
+        let place = target_dir().join("interop");
+        if place.exists() {
+            std::fs::remove_dir_all(&place).with_context(|| format!("cannot remove {}", place.display()))?;
+        }
+        std::fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
+        let mut reshard = None;
+        if !only_drivers {
+            cargo(&["build", "--locked", "--package", "reshard-interop"]).run()?;
+            reshard = Some(target_dir().join("debug").join("reshard-interop"));
+        }
+        Ok(Self { place, reshard, passed: 0, failed: Vec::new() })
+    }
+
+    fn case(&mut self, case: &Case) -> Result<()> {
+        let Case { spec, venv, family, loads, converts } = *case;
+        let python = venv.python()?;
+        let name = venv.name;
+        let theirs = format!("{spec}-by-{name}");
+        let save = format!("{family}_save.py");
+        self.driver(&python, &save, spec, &theirs, Some(SAVERS), &format!("{name} saves {spec}"));
+        let mut sources = vec![theirs.clone()];
+        if self.reshard.is_some() {
+            for ranks in RESHARD_RANKS {
+                self.reshard("check", spec, *ranks, &theirs);
+            }
+            sources = RESHARD_RANKS.iter().map(|ranks| format!("{spec}-by-reshard-{ranks}")).collect();
+        }
+        for source in &sources {
+            for ranks in loads {
+                let what = format!("{name} loads {source} on {ranks} rank(s)");
+                self.driver(&python, &format!("{family}_load.py"), spec, source, Some(*ranks), &what);
+            }
+            if converts {
+                let what = format!("{name} converts {source} to one file");
+                self.driver(&python, "dcp_to_torch.py", spec, source, None, &what);
+            }
+        }
+        Ok(())
+    }
+
+    fn driver(&mut self, python: &Path, driver: &str, spec: &str, dir: &str, ranks: Option<u32>, what: &str) {
+        let script = root().join("tests/interop/python").join(driver);
+        let program = Program::new(python).env("PYTHONDONTWRITEBYTECODE", "1").args([script]);
+        let program = program.args(ranks.iter().flat_map(|ranks| ["--ranks".to_owned(), ranks.to_string()]));
+        self.check(what, program, spec, dir);
+    }
+
+    fn reshard(&mut self, command: &str, spec: &str, ranks: u32, dir: &str) {
+        let Some(program) = &self.reshard else { return };
+        let program = Program::new(program).args([command, "--ranks", &ranks.to_string()]);
+        let verb = if command == "write" { "saves" } else { "loads" };
+        self.check(&format!("reshard {verb} {dir} on {ranks} rank(s)"), program, spec, dir);
+    }
+
+    /// Runs one program; what it says is shown if it fails.
+    fn check(&mut self, what: &str, program: Program, spec: &str, dir: &str) {
+        let spec = root().join("tests/interop/specs").join(format!("{spec}.json"));
+        let dir = self.place.join(dir);
+        let begin = Instant::now();
+        let outcome =
+            program.args(["--spec".as_ref(), spec.as_os_str(), "--dir".as_ref(), dir.as_os_str()]).read();
+        let seconds = begin.elapsed().as_secs_f64();
+        match outcome {
+            Ok(_) => {
+                self.passed += 1;
+                say(format!("ok      {what} ({seconds:.1} s)"));
+            }
+            Err(error) => {
+                self.failed.push(what.to_owned());
+                say(format!("FAILED  {what} ({seconds:.1} s)\n{error:#}"));
+            }
+        }
+    }
+
+    fn finish(self, keep: bool) -> Result<()> {
+        for what in &self.failed {
+            say(format!("FAILED  {what}"));
+        }
+        if keep || !self.failed.is_empty() {
+            say(format!("the checkpoints are in {}", self.place.display()));
+        } else {
+            std::fs::remove_dir_all(&self.place)
+                .with_context(|| format!("cannot remove {}", self.place.display()))?;
+        }
+        say(format!("{} passed, {} failed", self.passed, self.failed.len()));
+        if !self.failed.is_empty() {
+            bail!("interop failed");
+        }
+        Ok(())
+    }
 }

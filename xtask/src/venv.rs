@@ -17,8 +17,8 @@ pub(crate) struct Venv {
 pub(crate) const TORCH_215: Venv = Venv {
     name: "torch-2.15",
     installs: &[
-        &["torch==2.15.0", "numpy", "packaging"],
-        // Its own dependencies are for training; checkpoints need none of them.
+        &["torch==2.15.0", "numpy", "packaging", "psutil"],
+        // Its own dependencies are for training; checkpoints need none of them but the two above.
         &["--no-deps", "megatron-core==0.16.1"],
     ],
 };
@@ -29,7 +29,7 @@ pub(crate) const TORCH_21: Venv = Venv { name: "torch-2.1", installs: &[&["torch
 /// Oldest megatron-core that we promise to serve, with the torch of its time.
 pub(crate) const MCORE_012: Venv = Venv {
     name: "mcore-0.12",
-    installs: &[&["torch==2.6.0", "numpy<2", "packaging"], &["--no-deps", "megatron-core==0.12.3"]],
+    installs: &[&["torch==2.6.0", "numpy<2", "packaging", "psutil"], &["--no-deps", "megatron-core==0.12.3"]],
 };
 
 impl Venv {

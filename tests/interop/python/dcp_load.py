@@ -1,0 +1,18 @@
+"""Loads a checkpoint with torch.distributed.checkpoint, cut otherwise than it was saved, and compares it with the spec."""
+
+import torch.distributed.checkpoint as dcp
+
+import common
+import dcp_state
+
+
+def work(spec, directory, rank, ranks):
+    state = dcp_state.state_dict(spec, "read", rank, ranks, filled=False)
+    # Before 2.2 it had another name.
+    load = getattr(dcp, "load", None) or dcp.load_state_dict
+    load(state, storage_reader=dcp.FileSystemReader(directory))
+    dcp_state.check(spec, state, rank, ranks)
+
+
+if __name__ == "__main__":
+    common.run(work, __doc__, ranks=3)

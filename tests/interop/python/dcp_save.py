@@ -1,0 +1,17 @@
+"""Saves a spec's state with torch.distributed.checkpoint."""
+
+import torch.distributed.checkpoint as dcp
+
+import common
+import dcp_state
+
+
+def work(spec, directory, rank, ranks):
+    state = dcp_state.state_dict(spec, "write", rank, ranks, filled=True)
+    # Before 2.2 it had another name.
+    save = getattr(dcp, "save", None) or dcp.save_state_dict
+    save(state, storage_writer=dcp.FileSystemWriter(directory))
+
+
+if __name__ == "__main__":
+    common.run(work, __doc__, ranks=2)

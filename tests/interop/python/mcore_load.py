@@ -1,0 +1,15 @@
+"""Loads a checkpoint with megatron.core.dist_checkpointing, cut otherwise than it was saved, and compares it with the spec."""
+
+from megatron.core import dist_checkpointing
+
+import common
+import mcore_state
+
+
+def work(spec, directory, rank, ranks):
+    state = dist_checkpointing.load(mcore_state.state_dict(spec, "read", rank, ranks, filled=False), directory)
+    mcore_state.check(spec, state, rank, ranks)
+
+
+if __name__ == "__main__":
+    common.run(work, __doc__, ranks=2)
