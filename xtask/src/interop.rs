@@ -21,22 +21,20 @@ pub(crate) struct Options {
 
 /// What one program is asked to do with one spec.
 struct Case {
-    spec: &'static str,
+    /// The program's name, as people and folders call it.
+    who: &'static str,
     venv: &'static Venv,
-    /// The drivers `{family}_save.py` and `{family}_load.py`.
-    family: &'static str,
-    /// On how many ranks it loads.
-    loads: &'static [u32],
+    spec: &'static str,
     /// Whether PyTorch's own converter has to manage as well.
     converts: bool,
 }
 
 const CASES: &[Case] = &[
-    Case { spec: "dcp", venv: &TORCH_215, family: "dcp", loads: &[1, 3], converts: true },
-    Case { spec: "dcp", venv: &TORCH_21, family: "dcp", loads: &[1, 3], converts: false },
-    Case { spec: "dcp-new", venv: &TORCH_215, family: "dcp", loads: &[1, 3], converts: true },
-    Case { spec: "megatron", venv: &TORCH_215, family: "mcore", loads: &[1, 2], converts: false },
-    Case { spec: "megatron", venv: &MCORE_012, family: "mcore", loads: &[1, 2], converts: false },
+    Case { who: "torch-2.15", venv: &TORCH_215, spec: "dcp", converts: true },
+    Case { who: "torch-2.1", venv: &TORCH_21, spec: "dcp", converts: false },
+    Case { who: "torch-2.15", venv: &TORCH_215, spec: "dcp-new", converts: true },
+    Case { who: "mcore-0.16", venv: &TORCH_215, spec: "megatron", converts: false },
+    Case { who: "mcore-0.12", venv: &MCORE_012, spec: "megatron", converts: false },
 ];
 
 /// Ranks that reshard saves on and loads on; all specs can be cut so.
@@ -86,12 +84,13 @@ impl Run {
     }
 
     fn case(&mut self, case: &Case) -> Result<()> {
-        let Case { spec, venv, family, loads, converts } = *case;
+        let Case { who, venv, spec, converts } = *case;
+        // The drivers, and on how many ranks they load; Megatron's grids need an even split.
+        let (family, loads) = if spec == "megatron" { ("mcore", [1, 2]) } else { ("dcp", [1, 3]) };
         let python = venv.python()?;
-        let name = venv.name;
-        let theirs = format!("{spec}-by-{name}");
+        let theirs = format!("{spec}-by-{who}");
         let save = format!("{family}_save.py");
-        self.driver(&python, &save, spec, &theirs, Some(SAVERS), &format!("{name} saves {spec}"));
+        self.driver(&python, &save, spec, &theirs, Some(SAVERS), &format!("{who} saves {theirs}"));
         let mut sources = vec![theirs.clone()];
         if self.reshard.is_some() {
             for ranks in RESHARD_RANKS {
@@ -101,11 +100,11 @@ impl Run {
         }
         for source in &sources {
             for ranks in loads {
-                let what = format!("{name} loads {source} on {ranks} rank(s)");
-                self.driver(&python, &format!("{family}_load.py"), spec, source, Some(*ranks), &what);
+                let what = format!("{who} loads {source} on {ranks} rank(s)");
+                self.driver(&python, &format!("{family}_load.py"), spec, source, Some(ranks), &what);
             }
             if converts {
-                let what = format!("{name} converts {source} to one file");
+                let what = format!("{who} converts {source} to one file");
                 self.driver(&python, "dcp_to_torch.py", spec, source, None, &what);
             }
         }

@@ -9,7 +9,7 @@ use crate::shell::{Program, root, say, target_dir};
 /// One environment: its folder's name, and the calls of `pip install` that fill it.
 #[derive(Debug)]
 pub(crate) struct Venv {
-    pub(crate) name: &'static str,
+    name: &'static str,
     installs: &'static [&'static [&'static str]],
 }
 
