@@ -1,1 +1,0 @@
-//! the same data, written and read here and by the real programs
