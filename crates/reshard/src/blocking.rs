@@ -6,7 +6,7 @@ use crate::{LoadError, Result, SaveReport};
 use futures::executor::block_on;
 use reshard_model::{Payload, Plain, Select, StateDict, Tensor, Value};
 use reshard_plan::Metadata;
-use reshard_storage::{Entry, Progress};
+use reshard_storage::{Entry, Leftover, Progress};
 use reshard_strategy::VerifyReport;
 use std::{collections::BTreeMap, future::IntoFuture, ops::Deref, sync::Arc};
 
@@ -140,6 +140,14 @@ impl Checkpoint {
     /// As there.
     pub fn files(&self) -> Result<Vec<Entry>> {
         block_on(self.0.files())
+    }
+
+    /// [`crate::Checkpoint::leftovers`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn leftovers(&self) -> Result<Vec<Leftover>> {
+        block_on(self.0.leftovers())
     }
 
     /// [`crate::Checkpoint::sidecar`].

@@ -10,7 +10,7 @@ use reshard_model::{
     Tensor, TensorSource, Value, unflatten,
 };
 use reshard_plan::{DefaultLoadPlanner, Entry, Metadata, PlannerData, TensorRef};
-use reshard_storage::{Entry as FileEntry, Progress, Stores};
+use reshard_storage::{Entry as FileEntry, Leftover, Progress, Stores};
 use reshard_strategy::{
     BackendVersion, LoadCx, LoadShardedConfig, Placed, Producer, ReadObject, Registry, StrategyError,
     VerifyReport,
@@ -240,6 +240,14 @@ impl Checkpoint {
         self.opened.store.list().await.during(ACT, &self.url)
     }
 
+    /// What saves that were never finished have left beside its directory; those that are still at work too.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn leftovers(&self) -> Result<Vec<Leftover>> {
+        self.opened.store.leftovers().await.during(ACT, &self.url)
+    }
+
     /// Names of the files that hold its items.
     pub fn item_files(&self) -> BTreeSet<String> {
         let (reader, metadata) = (&self.opened.reader, self.metadata());
@@ -368,7 +376,8 @@ impl TensorSource for Lazy {
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let mut region = region.clone();
         region.offsets.iter_mut().zip(&self.offsets).for_each(|(o, by)| *o += by);
-        let got: Bytes = futures::executor::block_on(self.tensor.read(region))?.to_bytes();
+        // On an I/O thread, what is awaited of local files runs on that very thread.
+        let got: Bytes = reshard_storage::wait(self.tensor.read(region))?.to_bytes();
         if got.len() != out.len() {
             return Err(format!("{} bytes were read where {} are wanted", got.len(), out.len()).into());
         }
