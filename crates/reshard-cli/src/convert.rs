@@ -1,0 +1,147 @@
+//! `reshard convert`.
+
+mod planner;
+mod state;
+
+use crate::{
+    args::Convert,
+    error::{CliError, OK, Result},
+    program::{Io, Program},
+    table::{GOOD, fact, styled},
+    units, verify,
+};
+use futures::{executor::block_on, future::join_all};
+use planner::Rewrite;
+use reshard::{LocalGroup, SaveReport, blocking::Checkpoint, torch_dist};
+use serde::Serialize;
+use state::Source;
+use std::{
+    future::IntoFuture,
+    time::{Duration, Instant},
+};
+
+/// Ranks of one process are not silent, only busy: one of them may write for hours while the others have nothing to do.
+const PATIENCE: Duration = Duration::from_secs(30 * 24 * 3600);
+
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: u32,
+    src: &'a str,
+    dst: &'a str,
+    ranks: u32,
+    tensors: u64,
+    objects: u64,
+    files: u64,
+    bytes: u64,
+    seconds: f64,
+}
+
+pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<u8> {
+    let checkpoint = program.open(&args.src)?;
+    can_be_carried(&checkpoint, &args.src)?;
+    let keys = args.select.keys();
+    if !args.no_verify {
+        sound(&checkpoint, args, io)?;
+    }
+    let source = Source::read(&checkpoint, keys)?;
+    if source.is_empty() && !keys.all() {
+        let hint = format!("`reshard ls {}` lists the keys", args.src);
+        return Err(CliError::told(format!("nothing in {} matches {}", args.src, keys.text()), hint));
+    }
+    let start = Instant::now();
+    let states = (0..args.ranks).map(|r| source.of_rank(r, args.ranks)).collect::<Result<Vec<_>>>()?;
+    let strategy = torch_dist::TorchDistConfig::new()
+        .with_files_per_rank(args.files_per_rank)
+        .with_flavour(args.flavour.into());
+    let groups = LocalGroup::new(args.ranks);
+    let bar = io.bar("writing", source.bytes());
+    let saves = groups.iter().zip(&states).map(|(group, state)| {
+        let bar = bar.clone();
+        reshard::save(state, &args.dst)
+            .group(group)
+            .deadline(PATIENCE)
+            .dialect(checkpoint.dialect())
+            .strategy(strategy.clone())
+            .planner(Rewrite::of(&checkpoint, keys))
+            .overwrite(args.overwrite)
+            .registry(program.registry.clone())
+            .stores(program.stores.clone())
+            .progress(move |n| bar.inc(n))
+            .into_future()
+    });
+    // The bytes are read and written by I/O threads; one thread is enough to drive all ranks.
+    let saved: Result<Vec<SaveReport>, _> = block_on(join_all(saves)).into_iter().collect();
+    bar.finish_and_clear();
+    let Some(saved) = saved?.into_iter().next() else {
+        return Err(CliError::told("no rank saved anything", "please report this"));
+    };
+    let report = Report {
+        schema: 1,
+        src: &args.src,
+        dst: &args.dst,
+        ranks: args.ranks,
+        tensors: source.tensors(),
+        objects: source.objects(),
+        files: saved.files(),
+        bytes: saved.bytes(),
+        seconds: start.elapsed().as_secs_f64(),
+    };
+    print(&report, &saved, args.json, io)?;
+    Ok(OK)
+}
+
+fn print(report: &Report<'_>, saved: &SaveReport, json: bool, io: &mut Io<'_>) -> Result<()> {
+    if json {
+        serde_json::to_writer(&mut *io.out, report)?;
+        writeln!(io.out)?;
+        return Ok(());
+    }
+    let (out, time) = (&mut *io.out, Duration::from_secs_f64(report.seconds));
+    writeln!(out, "{}  {}", styled(GOOD, "converted"), report.dst)?;
+    let what =
+        format!("{}, {}", units::some(report.tensors, "tensor"), units::some(report.objects, "object"));
+    fact(out, "holds", what)?;
+    let (ranks, files) = (units::some(report.ranks.into(), "rank"), units::some(report.files, "file"));
+    fact(out, "written as", format!("{ranks}, {files}, {}", units::bytes(report.bytes)))?;
+    fact(out, "balance", format!("the fullest rank has {:.2} of the mean", saved.imbalance()))?;
+    fact(out, "took", format!("{}  {}", units::seconds(time), units::rate(report.bytes, time)))?;
+    Ok(())
+}
+
+/// Only what is understood as a whole is rewritten.
+fn can_be_carried(checkpoint: &Checkpoint, src: &str) -> Result<()> {
+    let name = checkpoint.backend();
+    if &*name.backend != torch_dist::NAME {
+        let what = format!("{src} is of {name}; only {} checkpoints can be converted yet", torch_dist::NAME);
+        return Err(CliError::told(
+            what,
+            "load it with the program that wrote it, and save it as torch_dist",
+        ));
+    }
+    if flattened(checkpoint).is_some() {
+        let what = format!("{src} holds flattened tensors, which can't be converted yet");
+        return Err(CliError::told(what, "load it with Megatron Core 0.8 to 0.15 and save it unflattened"));
+    }
+    Ok(())
+}
+
+/// What the reader notes of tensors that Megatron Core 0.8 to 0.15 stored flattened, chunk by chunk: they can only be shown as
+/// they are stored.
+pub(crate) fn flattened(checkpoint: &Checkpoint) -> Option<String> {
+    checkpoint.producer().notes.into_iter().find(|n| n.contains("flattened"))
+}
+
+/// Tensors are read in blocks, of which none is a whole item with a checksum: damage would be carried over, and get a new
+/// checksum that is right. So the source is checked first.
+fn sound(checkpoint: &Checkpoint, args: &Convert, io: &Io<'_>) -> Result<()> {
+    let found = verify::check(checkpoint, true, io)?;
+    let keys = args.select.keys();
+    let hint = format!("`reshard verify {}` lists all of it; --key chooses what is sound", args.src);
+    if let Some(d) = verify::concerning(&found.damage, keys).next() {
+        return Err(CliError::damaged(format!("{} is damaged: {}", args.src, verify::line(d)), hint));
+    }
+    if let Some(d) = verify::concerning(&found.unchecked, keys).next() {
+        return Err(CliError::told(format!("{} could not be checked: {}", args.src, verify::line(d)), hint));
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! DCP's planner, for what is not new but rewritten.
+
+use crate::glob::Keys;
+use reshard::{
+    DefaultSavePlanner, Flat, Metadata, SavePlanner,
+    blocking::Checkpoint,
+    plan::{PlannerData, Result, SaveContext, SavePlan, TensorProperties, WriteKind},
+};
+use std::sync::Arc;
+
+/// Replicas are dealt out over all ranks; nesting, and what is kept of each tensor, are the source's.
+#[derive(Debug)]
+pub(super) struct Rewrite {
+    base: DefaultSavePlanner,
+    source: Arc<Metadata>,
+    planner_data: Option<PlannerData>,
+}
+
+impl Rewrite {
+    pub(super) fn of(checkpoint: &Checkpoint, keys: Keys<'_>) -> Self {
+        let source = Arc::clone(checkpoint.metadata());
+        let planner_data = match (checkpoint.dialect(), source.planner_data()) {
+            // Of the program's own making, and not needed by anyone.
+            (reshard::Dialect::Megatron, _) => None,
+            (_, Some(PlannerData::Paths(paths))) => {
+                let kept = paths.iter().filter(|(k, _)| keys.has(k));
+                Some(PlannerData::Paths(kept.map(|(k, p)| (k.clone(), p.clone())).collect()))
+            }
+            (_, other) => other.cloned(),
+        };
+        let mut base = DefaultSavePlanner::DCP;
+        base.paths = false;
+        Self { base, source, planner_data }
+    }
+}
+
+impl SavePlanner for Rewrite {
+    fn base(&self) -> &dyn SavePlanner {
+        &self.base
+    }
+
+    fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+        let mut plan = self.base.create_local_plan(state, cx)?;
+        for item in &mut plan.items {
+            if let (Some(from), WriteKind::Tensor(to)) = (self.source.tensor(&item.key), &mut item.kind) {
+                let TensorProperties { requires_grad, pin_memory, .. } = from.properties();
+                // Elements are written row-major, whatever they were.
+                to.properties = TensorProperties { requires_grad, pin_memory, ..TensorProperties::default() };
+            }
+        }
+        Ok(plan)
+    }
+
+    fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {
+        let (plans, metadata) = self.base.create_global_plan(plans)?;
+        Ok((plans, metadata.with_planner_data(self.planner_data.clone())))
+    }
+}

@@ -1,0 +1,156 @@
+//! A checkpoint as the state of N ranks, of which no tensor is loaded.
+
+use crate::{
+    error::{CliError, Result},
+    glob::Keys,
+};
+use reshard::{
+    Data, Dialect, Leaf, Path, Payload, Plain, Region, ShardedObject, ShardedTensor, StateDict, Step, Tree,
+    blocking::{Checkpoint, TensorHandle},
+    plan::Entry,
+    torch_dist,
+};
+
+/// Where Megatron Core 0.19 and later keep common state, when there is no file of it.
+const COMMON_STATE: &str = "common_state/shard_0_1";
+
+pub(super) struct Source {
+    dialect: Dialect,
+    items: Vec<Item>,
+    common: Plain,
+    empty_dicts: Vec<Path>,
+}
+
+enum Item {
+    Tensor(TensorHandle),
+    Object(String, Payload),
+}
+
+impl Source {
+    /// Objects are read as they are stored, tensors not at all.
+    pub(super) fn read(checkpoint: &Checkpoint, keys: Keys<'_>) -> Result<Self> {
+        let dialect = checkpoint.dialect();
+        let has_file = checkpoint.files()?.iter().any(|f| f.name.as_str() == torch_dist::COMMON);
+        let is_common = |key: &str| dialect == Dialect::Megatron && !has_file && key == COMMON_STATE;
+        let mut items = Vec::new();
+        for entry in checkpoint.metadata().entries().filter(|e| keys.has(e.key()) && !is_common(e.key())) {
+            let key = entry.key();
+            items.push(match entry {
+                Entry::Tensor(_) => Item::Tensor(checkpoint.tensor(key)?),
+                Entry::Object(..) => Item::Object(key.into(), checkpoint.object_payload(key)?),
+            });
+        }
+        let common = checkpoint.common()?;
+        if !matches!(common, Tree::Dict(_)) {
+            let what = format!("the common state of {} is no dict", checkpoint.url());
+            return Err(CliError::told(
+                what,
+                "such a checkpoint can't be written; load and save it by a program",
+            ));
+        }
+        let (sidecar, _) = checkpoint.sidecar();
+        let mut empty_dicts = sidecar.map_or_else(Vec::new, |s| s.empty_dicts);
+        empty_dicts.retain(|p| keys.has(&p.to_string()));
+        Ok(Self { dialect, items, common, empty_dicts })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    pub(super) fn tensors(&self) -> u64 {
+        self.items.iter().filter(|i| matches!(i, Item::Tensor(_))).count() as u64
+    }
+
+    pub(super) fn objects(&self) -> u64 {
+        self.items.len() as u64 - self.tensors()
+    }
+
+    /// Bytes that are written, about.
+    pub(super) fn bytes(&self) -> u64 {
+        let of = |i: &Item| match i {
+            Item::Tensor(t) => t.nbytes(),
+            Item::Object(_, Payload::Encoded { bytes, .. }) => bytes.len() as u64,
+            Item::Object(..) => 0,
+        };
+        self.items.iter().map(of).fold(0, u64::saturating_add)
+    }
+
+    /// What one rank has.
+    pub(super) fn of_rank(&self, rank: u32, ranks: u32) -> Result<StateDict> {
+        let mut sharded = StateDict::new();
+        for item in &self.items {
+            match item {
+                // As it is named: a cell of an array of objects is not taken apart and put together again.
+                Item::Object(key, payload) => {
+                    sharded.insert(key.as_str(), ShardedObject::item(key, payload.clone()));
+                }
+                Item::Tensor(t) => {
+                    if let Some(region) = part(t.shape(), rank.into(), ranks.into()) {
+                        let leaf = ShardedTensor::region_of(t.key(), t.dtype(), t.shape(), region.clone());
+                        sharded.insert(t.key(), leaf.with_data(Data::Lazy(t.source(region)?)));
+                    }
+                }
+            }
+        }
+        Ok(match self.dialect {
+            Dialect::Megatron => self.beside_common(sharded),
+            Dialect::Dcp => {
+                for path in &self.empty_dicts {
+                    sharded.insert_at(&path.0, StateDict::new());
+                }
+                sharded
+            }
+        })
+    }
+
+    /// Where sharded leaves lie in the tree is not stored; they only must not be where common state is.
+    fn beside_common(&self, sharded: StateDict) -> StateDict {
+        let mut name = String::from("sharded");
+        while self.common.get(&name).is_some() {
+            name.push('_');
+        }
+        let mut state = self.common.clone().map(&mut Leaf::Value);
+        state.insert_tree(Step::from(name), sharded);
+        state
+    }
+}
+
+/// The rows that one of `ranks` has of a tensor; all of it when it can't be cut, and nothing when there are more ranks than
+/// rows. Parts differ by at most one row, the longer ones come first.
+fn part(shape: &[u64], rank: u64, ranks: u64) -> Option<Region> {
+    let mut region = Region::whole(shape);
+    let Some(&rows) = shape.first().filter(|n| **n > 1) else { return Some(region) };
+    let (each, more) = (rows / ranks, rows % ranks);
+    region.offsets[0] = each * rank + more.min(rank);
+    region.lengths[0] = each + u64::from(rank < more);
+    (region.lengths[0] > 0).then_some(region)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_the_rows_and_differ_by_at_most_one() {
+        for rows in 2..40 {
+            for ranks in 1..9 {
+                let parts: Vec<Region> = (0..ranks).filter_map(|r| part(&[rows, 3], r, ranks)).collect();
+                let mut at = 0;
+                for p in &parts {
+                    assert_eq!((p.offsets[0], p.lengths[1]), (at, 3));
+                    assert!(p.lengths[0] == rows / ranks || p.lengths[0] == rows / ranks + 1);
+                    at = p.end(0);
+                }
+                assert_eq!((at, parts.len() as u64), (rows, rows.min(ranks)));
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_cut_is_on_every_rank() {
+        for shape in [&[][..], &[1, 8], &[0, 4]] {
+            assert_eq!(part(shape, 2, 3), Some(Region::whole(shape)));
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What can go wrong, what the program's exit code says of it, and what to do.
+
+use reshard::{ErrorKind, LoadError};
+use std::{error::Error, io};
+
+pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
+
+/// Done, or sound.
+pub(crate) const OK: u8 = 0;
+/// The checkpoint is damaged.
+pub(crate) const DAMAGED: u8 = 1;
+/// I/O, or a request that can't be carried out.
+pub(crate) const FAILED: u8 = 2;
+/// No checkpoint lies there.
+pub(crate) const NO_CHECKPOINT: u8 = 3;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CliError {
+    /// The library's.
+    #[error(transparent)]
+    Reshard(#[from] reshard::Error),
+    /// The library's, of a registry or a store.
+    #[error(transparent)]
+    Strategy(#[from] reshard::StrategyError),
+    /// Output, or temporary files.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// What this program finds itself.
+    #[error("{what}")]
+    Told {
+        /// What is wrong.
+        what: String,
+        /// What to do.
+        hint: String,
+        /// Exit code.
+        code: u8,
+    },
+}
+
+/// Errors of writing results.
+impl From<io::Error> for CliError {
+    fn from(source: io::Error) -> Self {
+        Self::Io { what: "the output can't be written", source }
+    }
+}
+
+impl From<serde_json::Error> for CliError {
+    fn from(e: serde_json::Error) -> Self {
+        io::Error::from(e).into()
+    }
+}
+
+impl From<LoadError> for CliError {
+    fn from(e: LoadError) -> Self {
+        Self::Reshard(e.into())
+    }
+}
+
+impl CliError {
+    pub(crate) fn told(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Told { what: what.into(), hint: hint.into(), code: FAILED }
+    }
+
+    pub(crate) fn damaged(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Told { what: what.into(), hint: hint.into(), code: DAMAGED }
+    }
+
+    /// Somebody who read the output, such as `head`, has enough.
+    pub(crate) fn is_closed_pipe(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    fn kind(&self) -> Option<ErrorKind> {
+        match self {
+            Self::Reshard(e) => Some(e.kind()),
+            Self::Strategy(e) => Some(e.kind()),
+            Self::Io { .. } => Some(ErrorKind::Unavailable),
+            Self::Told { .. } => None,
+        }
+    }
+
+    pub(crate) fn exit_code(&self) -> u8 {
+        match (self, self.kind()) {
+            (Self::Told { code, .. }, _) => *code,
+            (_, Some(ErrorKind::Corrupt)) => DAMAGED,
+            (_, Some(ErrorKind::NotFound)) => NO_CHECKPOINT,
+            _ => FAILED,
+        }
+    }
+
+    /// What the user can do.
+    pub(crate) fn hint(&self) -> &str {
+        if let Self::Told { hint, .. } = self {
+            return hint;
+        }
+        match self.kind() {
+            Some(ErrorKind::NotFound) => {
+                "check the path: a checkpoint is a directory with a file .metadata in it (`ls -a` shows it)"
+            }
+            Some(ErrorKind::Exists) => "choose another place, or replace what lies there with --overwrite",
+            Some(ErrorKind::Corrupt) => {
+                "`reshard verify` lists all that is damaged; restore the files from a copy"
+            }
+            Some(ErrorKind::Invalid | ErrorKind::Unsupported) => {
+                "`reshard plugins` lists what this program can read and write; `--help` what it can be asked"
+            }
+            Some(ErrorKind::Unavailable) => "check the disk, the mount and the permissions, then try again",
+            _ => "this should not happen; please report it with the message above",
+        }
+    }
+
+    /// The whole chain, without what an error and its source both say.
+    pub(crate) fn text(&self) -> String {
+        crate::table::shown(&chain(self)).into_owned()
+    }
+}
+
+/// An error with its sources, without repetitions.
+pub(crate) fn chain(e: &dyn Error) -> String {
+    let mut out = e.to_string();
+    let mut source = e.source();
+    while let Some(s) = source {
+        let text = s.to_string();
+        if !out.contains(&text) {
+            out = format!("{out}: {text}");
+        }
+        source = s.source();
+    }
+    out
+}

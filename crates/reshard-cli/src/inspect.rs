@@ -1,0 +1,141 @@
+//! `reshard inspect`.
+
+mod facts;
+mod print;
+
+use crate::{
+    args::Inspect,
+    error::{OK, Result},
+    glob::Keys,
+    json::{self, Seq},
+    program::{Io, Program},
+};
+use facts::Facts;
+use reshard::{StoredChunk, blocking::TensorHandle};
+use serde::{Serialize, Serializer, ser::SerializeMap};
+
+pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<u8> {
+    let checkpoint = program.open(&args.dir)?;
+    let facts = Facts::of(checkpoint)?;
+    let keys = args.select.keys();
+    if args.json {
+        serde_json::to_writer(&mut *io.out, &Report { facts: &facts, keys, summary: args.summary })?;
+        writeln!(io.out)?;
+        return Ok(OK);
+    }
+    print::summary(&facts, io.out)?;
+    if !args.summary {
+        let found = print::lists(&facts, keys, io.out)?;
+        io.out.flush()?;
+        if !found && !keys.all() {
+            io.note(format!("nothing matches {}; `reshard ls {}` lists the keys", keys.text(), args.dir));
+        }
+    }
+    Ok(OK)
+}
+
+/// The JSON, schema 1. The first members are as promised; those after `files` are added over time.
+struct Report<'a> {
+    facts: &'a Facts,
+    keys: Keys<'a>,
+    summary: bool,
+}
+
+impl Serialize for Report<'_> {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let f = self.facts;
+        let c = &f.checkpoint;
+        let mut m = s.serialize_map(None)?;
+        m.serialize_entry("schema", &1)?;
+        m.serialize_entry("backend", &c.backend().backend)?;
+        m.serialize_entry("version", &c.backend().version)?;
+        m.serialize_entry("dialect", c.dialect().name())?;
+        if !self.summary {
+            let tensors = || c.tensors().filter(|t| self.keys.has(t.key())).map(TensorRow);
+            m.serialize_entry("tensors", &Seq(tensors))?;
+            let objects = || c.objects().filter(|k| self.keys.has(k)).map(|k| ObjectRow::of(f, k));
+            m.serialize_entry("objects", &Seq(objects))?;
+            m.serialize_entry("common", &f.common.as_ref().ok().map(json::value))?;
+            m.serialize_entry("files", &Seq(|| f.files.iter().map(FileRow::of)))?;
+        }
+        m.serialize_entry("totals", &f.totals())?;
+        m.serialize_entry("producer", &c.producer())?;
+        m.serialize_entry("iteration", &f.iteration())?;
+        m.serialize_entry("parallel", &f.parallel())?;
+        m.serialize_entry("problems", &f.problems)?;
+        m.serialize_entry("leftovers", &f.leftovers)?;
+        m.serialize_entry("sidecar", &f.sidecar)?;
+        m.serialize_entry("notes", &f.notes)?;
+        m.end()
+    }
+}
+
+struct TensorRow(TensorHandle);
+
+impl Serialize for TensorRow {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        let t = &self.0;
+        let mut m = s.serialize_map(Some(5))?;
+        m.serialize_entry("key", t.key())?;
+        m.serialize_entry("dtype", t.dtype().name())?;
+        m.serialize_entry("shape", &**t.shape())?;
+        m.serialize_entry("bytes", &t.nbytes())?;
+        let chunks = t.chunks();
+        m.serialize_entry("chunks", &Seq(|| chunks.iter().map(ChunkRow::of)))?;
+        m.end()
+    }
+}
+
+#[derive(Serialize)]
+struct ChunkRow<'a> {
+    offsets: &'a [u64],
+    lengths: &'a [u64],
+    file: Option<&'a str>,
+    offset: Option<u64>,
+    length: Option<u64>,
+}
+
+impl<'a> ChunkRow<'a> {
+    fn of(c: &'a StoredChunk) -> Self {
+        let p = c.place.as_ref();
+        Self {
+            offsets: &c.region.offsets,
+            lengths: &c.region.lengths,
+            file: p.map(|p| p.file.as_str()),
+            offset: p.map(|p| p.offset),
+            length: p.map(|p| p.length),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct ObjectRow<'a> {
+    key: &'a str,
+    bytes: Option<u64>,
+    file: Option<String>,
+    offset: Option<u64>,
+}
+
+impl<'a> ObjectRow<'a> {
+    fn of(f: &Facts, key: &'a str) -> Self {
+        let p = f.checkpoint.object_place(key);
+        Self {
+            key,
+            bytes: p.as_ref().map(|p| p.length),
+            offset: p.as_ref().map(|p| p.offset),
+            file: p.map(|p| p.file.to_string()),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct FileRow<'a> {
+    name: &'a str,
+    bytes: u64,
+}
+
+impl<'a> FileRow<'a> {
+    fn of(f: &'a facts::File) -> Self {
+        Self { name: &f.name, bytes: f.bytes }
+    }
+}

@@ -1,0 +1,136 @@
+//! What is known of a checkpoint without loading a tensor.
+
+use crate::{error::Result, verify};
+use reshard::{SIDECAR, Sidecar, Value, blocking::Checkpoint, torch_dist};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Sizes of a parallel layout, in `args` of Megatron's common state, with short names.
+const PARALLEL: [(&str, &str); 8] = [
+    ("world_size", "world"),
+    ("tensor_model_parallel_size", "tensor"),
+    ("pipeline_model_parallel_size", "pipeline"),
+    ("virtual_pipeline_model_parallel_size", "virtual pipeline"),
+    ("context_parallel_size", "context"),
+    ("expert_model_parallel_size", "expert"),
+    ("expert_tensor_parallel_size", "expert tensor"),
+    ("data_parallel_size", "data"),
+];
+
+pub(super) struct Facts {
+    pub(super) checkpoint: Checkpoint,
+    /// As a dict; or why it can't be read.
+    pub(super) common: Result<Value, String>,
+    pub(super) files: Vec<File>,
+    /// What no item owns: files in the directory, and what unfinished saves left beside it.
+    pub(super) leftovers: Vec<String>,
+    /// What a quick check found.
+    pub(super) problems: Vec<String>,
+    pub(super) sidecar: Option<Sidecar>,
+    pub(super) notes: Vec<String>,
+}
+
+pub(super) struct File {
+    pub(super) name: String,
+    pub(super) bytes: u64,
+    /// Stored items in it.
+    pub(super) items: u64,
+    /// Bytes of them.
+    pub(super) owned: u64,
+}
+
+/// Numbers over the whole checkpoint, whatever keys are chosen.
+#[derive(Serialize)]
+pub(super) struct Totals {
+    pub(super) tensors: u64,
+    pub(super) chunks: u64,
+    pub(super) objects: u64,
+    pub(super) files: u64,
+    /// Of all elements.
+    pub(super) tensor_bytes: u64,
+    /// Of all objects, as they are stored.
+    pub(super) object_bytes: u64,
+    /// Of all files.
+    pub(super) file_bytes: u64,
+}
+
+impl Facts {
+    pub(super) fn of(checkpoint: Checkpoint) -> Result<Self> {
+        let quick = checkpoint.verify(false, reshard::Progress::default())?;
+        let problems = quick.damage.iter().chain(&quick.unchecked).map(verify::line).collect();
+        let common = checkpoint.common().map(Value::from).map_err(|e| crate::error::chain(&e));
+        let (sidecar, note) = checkpoint.sidecar();
+        let mut notes: Vec<String> = note.into_iter().collect();
+        if let Err(e) = &common {
+            notes.push(format!("the common state can't be read: {e}"));
+        }
+        let files = files(&checkpoint)?;
+        let mut leftovers: Vec<String> =
+            files.iter().filter(|f| f.is_leftover()).map(|f| f.name.clone()).collect();
+        leftovers.extend(checkpoint.leftovers()?.into_iter().map(|l| l.path));
+        Ok(Self { checkpoint, common, files, leftovers, problems, sidecar, notes })
+    }
+
+    pub(super) fn totals(&self) -> Totals {
+        let m = self.checkpoint.metadata();
+        let places = self.checkpoint.objects().filter_map(|k| self.checkpoint.object_place(k));
+        Totals {
+            tensors: m.tensor_count() as u64,
+            chunks: m.chunk_count() as u64,
+            objects: m.object_count() as u64,
+            files: self.files.len() as u64,
+            tensor_bytes: m.total_bytes(),
+            object_bytes: places.map(|p| p.length).fold(0, u64::saturating_add),
+            file_bytes: self.files.iter().map(|f| f.bytes).fold(0, u64::saturating_add),
+        }
+    }
+
+    fn args(&self) -> Option<&Value> {
+        self.common.as_ref().ok()?.get("args")
+    }
+
+    /// The training step, if common state tells it.
+    pub(super) fn iteration(&self) -> Option<i64> {
+        let own = self.common.as_ref().ok().and_then(|c| c.get("iteration")?.as_int());
+        own.or_else(|| self.args()?.get("iteration")?.as_int())
+    }
+
+    /// Sizes by Megatron's names, if common state tells them.
+    pub(super) fn parallel(&self) -> BTreeMap<&'static str, i64> {
+        PARALLEL.iter().filter_map(|(name, _)| Some((*name, self.args()?.get(name)?.as_int()?))).collect()
+    }
+
+    /// Sizes by short names, in an order that reads well.
+    pub(super) fn parallel_text(&self) -> String {
+        let sizes = self.parallel();
+        let one = |(name, short): &(&str, &str)| Some(format!("{short} {}", sizes.get(name)?));
+        PARALLEL.iter().filter_map(one).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl File {
+    fn is_leftover(&self) -> bool {
+        let known = [torch_dist::METADATA, torch_dist::METADATA_JSON, torch_dist::COMMON, SIDECAR];
+        let rank_local = self.name.starts_with("__") && self.name.ends_with(".metadata");
+        // A rank that had nothing to save leaves a file without bytes in some versions of PyTorch.
+        let idle_rank = self.bytes == 0 && self.name.ends_with(".distcp");
+        self.items == 0 && !rank_local && !idle_rank && !known.contains(&self.name.as_str())
+    }
+}
+
+fn files(checkpoint: &Checkpoint) -> Result<Vec<File>> {
+    let mut owned: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    let chunks = checkpoint.tensors().flat_map(|t| t.chunks()).filter_map(|c| c.place);
+    let objects = checkpoint.objects().filter_map(|k| checkpoint.object_place(k));
+    for p in chunks.chain(objects) {
+        let (items, bytes) = owned.entry(p.file.to_string()).or_default();
+        *items += 1;
+        *bytes = bytes.saturating_add(p.length);
+    }
+    let file = |f: reshard::storage::Entry| {
+        let name = f.name.to_string();
+        let (items, owned) = owned.get(&name).copied().unwrap_or_default();
+        File { name, bytes: f.bytes, items, owned }
+    };
+    Ok(checkpoint.files()?.into_iter().map(file).collect())
+}

@@ -1,0 +1,135 @@
+//! The same for people.
+
+use super::facts::{Facts, File};
+use crate::{
+    error::Result,
+    glob::Keys,
+    table::{self, BAD, BOLD, GOOD, fact, styled_fact},
+    units,
+};
+use reshard::{Value, blocking::TensorHandle};
+use std::io::Write;
+
+/// Problems and leftovers that are listed; the rest is counted.
+const FEW: usize = 5;
+
+pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
+    let c = &f.checkpoint;
+    let (producer, totals) = (c.producer(), f.totals());
+    writeln!(out, "{BOLD}{}{BOLD:#}", c.url())?;
+    fact(out, "format", format!("{}, dialect {}", c.backend(), c.dialect()))?;
+    if !producer.written_by.is_empty() {
+        fact(out, "written by", producer.written_by.join("; "))?;
+    }
+    if let Some(s) = &f.sidecar {
+        fact(out, "saved by", &s.writer)?;
+    }
+    if !producer.loadable_by.is_empty() {
+        fact(out, "loads in", producer.loadable_by.join("; "))?;
+    }
+    if let Some(i) = f.iteration() {
+        fact(out, "iteration", units::count(i.unsigned_abs()))?;
+    }
+    let parallel = f.parallel_text();
+    if !parallel.is_empty() {
+        fact(out, "parallel", parallel)?;
+    }
+    let chunks = units::some(totals.chunks, "chunk");
+    fact(
+        out,
+        "tensors",
+        format!("{} in {chunks}, {}", units::count(totals.tensors), units::bytes(totals.tensor_bytes)),
+    )?;
+    fact(out, "objects", format!("{}, {}", units::count(totals.objects), units::bytes(totals.object_bytes)))?;
+    fact(out, "files", format!("{}, {}", units::count(totals.files), units::bytes(totals.file_bytes)))?;
+    match f.problems.len() {
+        0 => styled_fact(out, "coverage", GOOD, "complete; all items lie in their files")?,
+        n => styled_fact(out, "coverage", BAD, units::some(n as u64, "problem"))?,
+    }
+    few(out, "problem", &f.problems)?;
+    few(out, "leftover", &f.leftovers)?;
+    for note in producer.notes.iter().chain(&f.notes) {
+        fact(out, "note", note)?;
+    }
+    Ok(())
+}
+
+fn few(out: &mut dyn Write, name: &str, all: &[String]) -> Result<()> {
+    for one in all.iter().take(FEW) {
+        fact(out, name, one)?;
+    }
+    if all.len() > FEW {
+        fact(out, "", format!("and {} more", units::count((all.len() - FEW) as u64)))?;
+    }
+    Ok(())
+}
+
+/// Returns whether any key was chosen.
+pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<bool> {
+    let c = &f.checkpoint;
+    let tensors: Vec<TensorHandle> = c.tensors().filter(|t| keys.has(t.key())).collect();
+    let objects: Vec<&str> = c.objects().filter(|k| keys.has(k)).collect();
+    if !tensors.is_empty() {
+        writeln!(out)?;
+        let row = |t: &TensorHandle| {
+            let (shape, chunks) = (t.shape().to_string(), t.chunks().len() as u64);
+            [t.key().into(), t.dtype().to_string(), shape, units::bytes(t.nbytes()), units::count(chunks)]
+        };
+        table::rows(out, ["TENSOR", "TYPE", "SHAPE", ">SIZE", ">CHUNKS"], tensors.iter().map(row))?;
+    }
+    if !objects.is_empty() {
+        writeln!(out)?;
+        let row = |key: &&str| match c.object_place(key) {
+            Some(p) => [(*key).into(), units::bytes(p.length), p.file.to_string()],
+            None => [(*key).into(), "?".into(), "nowhere".into()],
+        };
+        table::rows(out, ["OBJECT", ">SIZE", "FILE"], objects.iter().map(row))?;
+    }
+    let found = !tensors.is_empty() || !objects.is_empty();
+    if !keys.all() {
+        return Ok(found);
+    }
+    if let Ok(Value::Dict(common)) = &f.common
+        && !common.is_empty()
+    {
+        writeln!(out)?;
+        let row = |(k, v): &(Value, Value)| [short(k), v.type_name(), short(v)];
+        table::rows(out, ["COMMON", "TYPE", "VALUE"], common.iter().map(row))?;
+    }
+    writeln!(out)?;
+    let row = |f: &File| {
+        let unowned = f.bytes.saturating_sub(f.owned);
+        // Archives lie side by side; a file of items has no other bytes unless an older save left them.
+        let note = if f.items > 0 && unowned > 0 {
+            format!("{} of no item", units::bytes(unowned))
+        } else {
+            String::new()
+        };
+        let items = if f.items == 0 { String::new() } else { units::count(f.items) };
+        [f.name.clone(), units::bytes(f.bytes), items, note]
+    };
+    table::rows(out, ["FILE", ">SIZE", ">ITEMS", ""], f.files.iter().map(row))?;
+    Ok(found)
+}
+
+/// A value in a few words.
+fn short(v: &Value) -> String {
+    const WIDTH: usize = 60;
+    let many = |n: usize, what| units::some(n as u64, what);
+    match v {
+        Value::None => "None".into(),
+        Value::Str(s) if s.chars().count() > WIDTH => {
+            format!("{}…", s.chars().take(WIDTH).collect::<String>().escape_debug())
+        }
+        Value::Str(s) => s.escape_debug().to_string(),
+        Value::Bytes(b) => many(b.len(), "byte"),
+        Value::List(v) | Value::Tuple(v) | Value::Set(v) => many(v.len(), "element"),
+        Value::Dict(d) => many(d.len(), "entry").replace("entrys", "entries"),
+        Value::Tensor(t) => format!("{} {}", t.dtype(), t.shape()),
+        Value::Opaque(o) => match &o.state {
+            Some(Value::Dict(d)) => many(d.len(), "field"),
+            _ => String::new(),
+        },
+        other => crate::json::value(other).to_string(),
+    }
+}

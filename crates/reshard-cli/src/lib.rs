@@ -1,0 +1,33 @@
+//! Floor 5 of reshard: the `reshard` program, as a library.
+//!
+//! A program with strategies or stores of its own is one line, and has all of `reshard`'s commands:
+//!
+//! ```no_run
+//! // use my_strategies as _;
+//! fn main() -> std::process::ExitCode {
+//!     match reshard::Registry::linked() {
+//!         Ok(registry) => reshard_cli::main_with(registry),
+//!         Err(_) => std::process::ExitCode::from(2),
+//!     }
+//! }
+//! ```
+//!
+//! `docs/cli.md` describes the commands, the JSON that they print, and the exit codes. Results go to stdout; progress, notes
+//! and errors to stderr.
+
+mod args;
+mod convert;
+mod demo;
+mod digest;
+mod error;
+mod glob;
+mod inspect;
+mod json;
+mod list;
+mod plugins;
+mod program;
+mod table;
+mod units;
+mod verify;
+
+pub use program::{Io, Program, main_linked, main_with, main_with_stores};

@@ -1,0 +1,148 @@
+//! From arguments to an exit code.
+
+use crate::{
+    args::{Cli, Command},
+    convert, demo, digest,
+    error::{CliError, FAILED, OK, Result},
+    inspect, list, plugins,
+    table::{BAD, BOLD},
+    verify,
+};
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use reshard::{OpenOptions, Registry, Stores, blocking::Checkpoint};
+use std::{
+    ffi::OsString,
+    fmt,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+/// Where a run writes to.
+pub struct Io<'a> {
+    /// Results.
+    pub out: &'a mut dyn Write,
+    /// Notes and errors.
+    pub err: &'a mut dyn Write,
+    /// Whether to draw progress bars on the terminal's stderr, if there is one.
+    pub bars: bool,
+}
+
+impl fmt::Debug for Io<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Io").field("bars", &self.bars).finish_non_exhaustive()
+    }
+}
+
+impl Io<'_> {
+    /// Something the user should know that is no result.
+    pub(crate) fn note(&mut self, text: impl fmt::Display) {
+        // Who can't be told can't be told that either.
+        writeln!(self.err, "{BOLD}note:{BOLD:#} {text}").unwrap_or(());
+    }
+
+    /// A bar of bytes.
+    pub(crate) fn bar(&self, label: &'static str, total: u64) -> ProgressBar {
+        let target = if self.bars { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let style = ProgressStyle::with_template(
+            "{prefix:<10} {bar:32.cyan/blue} {decimal_bytes:>10} of {decimal_total_bytes:<10} {decimal_bytes_per_sec:>12}  {eta:>4}",
+        )
+        .map_or_else(|_| ProgressStyle::default_bar(), |s| s.progress_chars("━╸─"));
+        ProgressBar::with_draw_target(Some(total), target).with_style(style).with_prefix(label)
+    }
+}
+
+/// The program: the commands, over strategies and stores.
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub(crate) registry: Registry,
+    pub(crate) stores: Stores,
+}
+
+impl Program {
+    /// With these strategies and stores.
+    pub fn new(registry: Registry, stores: Stores) -> Self {
+        Self { registry, stores }
+    }
+
+    /// Runs a command line, the program's name first. Returns the exit code: 0 done, 1 damaged, 2 could not be done, 3 not a
+    /// checkpoint.
+    pub fn run<A: Into<OsString> + Clone>(&self, args: impl IntoIterator<Item = A>, io: &mut Io<'_>) -> u8 {
+        let cli = match Cli::try_parse_from(args) {
+            Ok(cli) => cli,
+            Err(e) => {
+                let text = e.render().ansi().to_string();
+                let to = if e.use_stderr() { &mut *io.err } else { &mut *io.out };
+                // A closed pipe keeps nobody from having asked for help.
+                write!(to, "{text}").and_then(|()| to.flush()).unwrap_or(());
+                return u8::try_from(e.exit_code()).unwrap_or(FAILED);
+            }
+        };
+        let done = self.command(&cli.command, io).and_then(|code| {
+            io.out.flush()?;
+            Ok(code)
+        });
+        match done {
+            Ok(code) => code,
+            Err(e) if e.is_closed_pipe() => OK,
+            Err(e) => {
+                // What was found before the failure comes before its message.
+                io.out.flush().unwrap_or(());
+                let (text, hint) = (e.text(), e.hint());
+                writeln!(io.err, "{BAD}error:{BAD:#} {text}\n{BOLD}hint:{BOLD:#} {hint}").unwrap_or(());
+                e.exit_code()
+            }
+        }
+    }
+
+    fn command(&self, command: &Command, io: &mut Io<'_>) -> Result<u8> {
+        match command {
+            Command::Inspect(a) => inspect::run(self, a, io),
+            Command::Ls(a) => list::run(self, a, io),
+            Command::Digest(a) => digest::run(self, a, io),
+            Command::Verify(a) => verify::run(self, a, io),
+            Command::Convert(a) => convert::run(self, a, io),
+            Command::Plugins(a) => plugins::run(self, a, io),
+            Command::Demo(a) => demo::run(self, a, io),
+        }
+    }
+
+    pub(crate) fn open(&self, url: &str) -> Result<Checkpoint> {
+        let options = OpenOptions::new().registry(self.registry.clone()).stores(self.stores.clone());
+        Ok(Checkpoint::open_with(options, url)?)
+    }
+
+    /// Runs with the process's own arguments and streams.
+    pub fn main(&self) -> ExitCode {
+        let mut out = io::BufWriter::with_capacity(1 << 16, anstream::AutoStream::auto(io::stdout().lock()));
+        let mut err = anstream::AutoStream::auto(io::stderr());
+        let code = self.run(std::env::args_os(), &mut Io { out: &mut out, err: &mut err, bars: true });
+        ExitCode::from(code)
+    }
+}
+
+/// Runs the program with these strategies, and with the stores that are linked.
+pub fn main_with(registry: Registry) -> ExitCode {
+    match Stores::linked() {
+        Ok(stores) => main_with_stores(registry, stores),
+        Err(e) => fail(reshard::StrategyError::from(e).into()),
+    }
+}
+
+/// Runs the program with these strategies and stores.
+pub fn main_with_stores(registry: Registry, stores: Stores) -> ExitCode {
+    Program::new(registry, stores).main()
+}
+
+/// Runs the program with the strategies and stores that are linked.
+pub fn main_linked() -> ExitCode {
+    match Registry::linked() {
+        Ok(registry) => main_with(registry),
+        Err(e) => fail(e.into()),
+    }
+}
+
+fn fail(e: CliError) -> ExitCode {
+    writeln!(anstream::AutoStream::auto(io::stderr()), "{BAD}error:{BAD:#} {}", e.text()).unwrap_or(());
+    ExitCode::from(FAILED)
+}

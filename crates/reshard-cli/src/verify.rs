@@ -1,0 +1,190 @@
+//! `reshard verify`, and the check that other commands make before they trust what they read.
+
+use crate::{
+    args::Verify,
+    error::{CliError, DAMAGED, FAILED, NO_CHECKPOINT, OK, Result},
+    glob::Keys,
+    program::{Io, Program},
+    table::{BAD, GOOD, shown, styled},
+    units,
+};
+use reshard::{Damage, Progress, VerifyReport, blocking::Checkpoint};
+use serde::Serialize;
+
+#[derive(Serialize)]
+struct Report {
+    schema: u32,
+    status: &'static str,
+    quick: bool,
+    damage: Vec<Damage>,
+    unchecked: Vec<Damage>,
+    items: u64,
+    bytes: u64,
+}
+
+impl Report {
+    fn of(quick: bool, v: VerifyReport) -> Self {
+        let status = match (v.damage.is_empty(), v.unchecked.is_empty()) {
+            (false, _) => "damaged",
+            (true, false) => "unchecked",
+            (true, true) => "sound",
+        };
+        Self {
+            schema: 1,
+            status,
+            quick,
+            damage: v.damage,
+            unchecked: v.unchecked,
+            items: v.items,
+            bytes: v.bytes,
+        }
+    }
+
+    /// Of a checkpoint that could not be opened.
+    fn failed(quick: bool, e: &CliError) -> Self {
+        let what = Damage { key: None, file: None, offset: None, what: e.text() };
+        let mut v = VerifyReport::default();
+        match e.exit_code() {
+            FAILED => v.unchecked.push(what),
+            _ => v.damage.push(what),
+        }
+        let status = if e.exit_code() == NO_CHECKPOINT { Some("not a checkpoint") } else { None };
+        let report = Self::of(quick, v);
+        Self { status: status.unwrap_or(report.status), ..report }
+    }
+
+    fn exit_code(&self) -> u8 {
+        match self.status {
+            "sound" => OK,
+            "damaged" => DAMAGED,
+            "unchecked" => FAILED,
+            _ => NO_CHECKPOINT,
+        }
+    }
+}
+
+pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u8> {
+    let checked = program.open(&args.dir).and_then(|c| check(&c, !args.quick, io));
+    let report = match checked {
+        Ok(v) => Report::of(args.quick, v),
+        // JSON tells it itself; people get the error as of any command.
+        Err(e) if args.json => Report::failed(args.quick, &e),
+        Err(e) => return Err(e),
+    };
+    let code = report.exit_code();
+    match print(&report, args, io) {
+        // Whoever closed the pipe still gets the right exit code.
+        Err(e) if e.is_closed_pipe() => Ok(code),
+        printed => printed.map(|()| code),
+    }
+}
+
+fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
+    if args.json {
+        serde_json::to_writer(&mut *io.out, report)?;
+        writeln!(io.out)?;
+        return Ok(());
+    }
+    for d in &report.damage {
+        writeln!(io.out, "{}  {}", styled(BAD, "damaged"), line(d))?;
+    }
+    for d in &report.unchecked {
+        writeln!(io.out, "{}  {}", styled(BAD, "unchecked"), line(d))?;
+    }
+    let looked = match args.quick {
+        true => format!("{}: structure, coverage and sizes", units::some(report.items, "item")),
+        false => {
+            format!("{}, {}: every checksum", units::some(report.items, "item"), units::bytes(report.bytes))
+        }
+    };
+    match report.status {
+        "sound" => writeln!(io.out, "{}  {looked}", styled(GOOD, "sound"))?,
+        "damaged" => {
+            let n = units::some(report.damage.len() as u64, "problem");
+            io.out.flush()?;
+            writeln!(io.err, "{n} in {looked}")?;
+            let hint = "what is not listed can still be loaded; restore the rest from a copy, or save again";
+            writeln!(io.err, "hint: {hint}")?;
+        }
+        _ => {
+            io.out.flush()?;
+            writeln!(io.err, "hint: check the disk, the mount and the permissions, then try again")?;
+        }
+    }
+    io.out.flush()?;
+    Ok(())
+}
+
+/// One finding, in a line.
+pub(crate) fn line(d: &Damage) -> String {
+    let mut out = String::new();
+    if let Some(key) = d.key.as_ref().filter(|k| !mentions(&d.what, k)) {
+        out += &format!("{key}: ");
+    }
+    let place = match (&d.file, d.offset) {
+        (Some(f), Some(at)) => Some(format!("{f} at byte {at}")),
+        (Some(f), None) => Some(f.clone()),
+        _ => None,
+    };
+    if let (Some(place), Some(file)) = (place, &d.file)
+        && !d.what.contains(file.as_str())
+    {
+        out += &format!("{place}: ");
+    }
+    shown(&(out + &d.what)).into_owned()
+}
+
+/// Whether a text names a key, not just has its letters.
+fn mentions(text: &str, key: &str) -> bool {
+    let inside = |c: char| c.is_alphanumeric() || "_./-".contains(c);
+    text.match_indices(key).any(|(at, _)| {
+        let (before, after) = (text[..at].chars().next_back(), text[at + key.len()..].chars().next());
+        !before.is_some_and(inside) && !after.is_some_and(inside)
+    })
+}
+
+/// Checks with a bar.
+pub(crate) fn check(checkpoint: &Checkpoint, full: bool, io: &Io<'_>) -> Result<VerifyReport> {
+    if !full {
+        return Ok(checkpoint.verify(false, Progress::default())?);
+    }
+    let bar = io.bar("checking", stored_bytes(checkpoint));
+    let told = bar.clone();
+    let report = checkpoint.verify(true, Progress::new(move |n| told.inc(n)));
+    bar.finish_and_clear();
+    Ok(report?)
+}
+
+/// Bytes of all stored items.
+fn stored_bytes(checkpoint: &Checkpoint) -> u64 {
+    let chunks = checkpoint.tensors().flat_map(|t| t.chunks()).filter_map(|c| c.place);
+    let objects = checkpoint.objects().filter_map(|k| checkpoint.object_place(k));
+    chunks.chain(objects).map(|p| p.length).fold(0, u64::saturating_add)
+}
+
+/// Findings that concern the chosen keys.
+pub(crate) fn concerning<'d>(found: &'d [Damage], keys: Keys<'_>) -> impl Iterator<Item = &'d Damage> {
+    found.iter().filter(move |d| d.key.as_ref().is_none_or(|k| keys.has(k)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_names_its_key_and_its_place_once() {
+        let found = |key: &str, file: Option<&str>, what: &str| {
+            let file = file.map(Into::into);
+            line(&Damage {
+                key: Some(key.into()),
+                offset: file.is_some().then_some(7),
+                file,
+                what: what.into(),
+            })
+        };
+        assert_eq!(found("w", None, "nothing was found"), "w: nothing was found");
+        assert_eq!(found("w", None, "tensor w is lost"), "tensor w is lost");
+        assert_eq!(found("w", Some("__0_0.distcp"), "it is short"), "w: __0_0.distcp at byte 7: it is short");
+        assert_eq!(found("w", Some("a"), "tensor w: a is lost"), "tensor w: a is lost");
+    }
+}
