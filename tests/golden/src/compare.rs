@@ -68,12 +68,15 @@ pub fn compare_tensor(facts: &TensorFacts, tensor: &Tensor) -> Option<String> {
     (got != facts.sha256).then(|| format!("expected sha256 {}, got {got}", facts.sha256))
 }
 
-/// An error with all its sources.
-fn chain(e: &dyn std::error::Error) -> String {
+/// An error with all its sources, those that it quotes once.
+pub fn chain(e: &dyn std::error::Error) -> String {
     let mut out = e.to_string();
     let mut source = e.source();
     while let Some(s) = source {
-        out = format!("{out}: {s}");
+        let text = s.to_string();
+        if !out.contains(&text) {
+            out = format!("{out}: {text}");
+        }
         source = s.source();
     }
     out
@@ -171,11 +174,15 @@ impl Comparison<'_> {
         }
         let tensors = self.expected.tensors.iter().map(|(k, t)| (k, &t.path));
         let objects = self.expected.objects.iter().map(|(k, o)| (k, &o.path));
-        let want: BTreeMap<_, _> = tensors.chain(objects).filter_map(|(k, p)| Some((k, p.as_ref()?))).collect();
+        let want: BTreeMap<_, _> =
+            tensors.chain(objects).filter_map(|(k, p)| Some((k, p.as_ref()?))).collect();
         for (key, path) in &want {
             let got = paths.and_then(|p| p.get(key.as_str()));
             if got != Some(path) {
-                self.note(key, &format!("expected path {}, got {:?}", path.quoted(), got.map(reshard::Path::quoted)));
+                self.note(
+                    key,
+                    &format!("expected path {}, got {:?}", path.quoted(), got.map(reshard::Path::quoted)),
+                );
             }
         }
         let state = match block_on(self.checkpoint.state()) {
@@ -204,7 +211,8 @@ impl Comparison<'_> {
         match block_on(self.checkpoint.files()) {
             Err(e) => self.note("files", &chain(&e)),
             Ok(files) => {
-                let got: BTreeMap<String, u64> = files.iter().map(|f| (f.name.to_string(), f.bytes)).collect();
+                let got: BTreeMap<String, u64> =
+                    files.iter().map(|f| (f.name.to_string(), f.bytes)).collect();
                 if got != self.expected.files {
                     self.note("files", &format!("expected {:?}, got {got:?}", self.expected.files));
                 }

@@ -16,7 +16,7 @@ pub struct Expected {
     pub detectable: bool,
     /// In words.
     pub description: String,
-    /// Tensors as they are stored, by key.
+    /// Tensors as they are stored, by key; of a damaged checkpoint what they were before, as far as that is known.
     pub tensors: BTreeMap<String, TensorFacts>,
     /// Objects by key.
     pub objects: BTreeMap<String, Object>,
@@ -24,8 +24,8 @@ pub struct Expected {
     pub common: Option<Says>,
     /// Sizes of all files of the checkpoint, by name.
     pub files: BTreeMap<String, u64>,
-    /// Keys of tensors that Megatron Core saved as flattened ranges, and that are stored in another shape therefore.
-    pub flattened: Vec<String>,
+    /// Tensors that Megatron Core saved as flattened ranges, with their own shape; they are stored in another one.
+    pub flattened: BTreeMap<String, Dims>,
     /// Whether the checkpoint keeps the nesting of the state dict; `None` when it is not known.
     pub nested: Option<bool>,
     /// Calls of the real loader, with what came out.
@@ -116,7 +116,7 @@ impl Expected {
             objects: BTreeMap::new(),
             common: None,
             files: BTreeMap::new(),
-            flattened: Vec::new(),
+            flattened: BTreeMap::new(),
             nested: None,
             loads: Vec::new(),
             beyond_torch: Vec::new(),
@@ -130,6 +130,9 @@ fn dcp(json: &Json) -> Result<Option<Expected>> {
     }
     let mut out = Expected::new(json);
     if !out.sound {
+        for (key, t) in json["undamaged"].as_object().into_iter().flatten() {
+            out.tensors.insert(key.clone(), facts(t)?);
+        }
         return Ok(Some(out));
     }
     for (name, size) in object(&json["files"], "files")? {
@@ -184,7 +187,7 @@ fn megatron(json: &Json) -> Result<Option<Expected>> {
     for (key, t) in object(&json["tensors"], "tensors")? {
         let flattened = t["flattened_in_ckpt"] == true;
         if flattened {
-            out.flattened.push(key.clone());
+            out.flattened.insert(key.clone(), dims(&t["global_shape"])?);
         }
         // What is stored of a flattened tensor has another shape, which PyTorch reads as it is.
         let stored = facts(if flattened { &dcp["plain_load"][key] } else { t })?;

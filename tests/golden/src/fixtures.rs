@@ -70,7 +70,11 @@ pub fn fixtures() -> Vec<Fixture> {
         find(&root, family, &mut out);
     }
     out.sort_by(|a, b| a.name.cmp(&b.name));
-    assert!(!out.is_empty(), "no fixtures in {}: expected dcp/NAME/expected.json or megatron/NAME/…", root.display());
+    assert!(
+        !out.is_empty(),
+        "no fixtures in {}: expected dcp/NAME/expected.json or megatron/NAME/…",
+        root.display()
+    );
     out
 }
 

@@ -15,7 +15,7 @@ mod fixtures;
 pub mod python;
 mod scratch;
 
-pub use compare::{Depth, compare, compare_tensor, sha256};
+pub use compare::{Depth, chain, compare, compare_tensor, sha256};
 pub use expected::{Chunk, Expected, Object, Place, Says, TensorFacts};
 pub use fixtures::{Family, Fixture, fixtures, root};
 pub use scratch::Scratch;

@@ -54,9 +54,7 @@ fn elements(dtype: &Value, data: &[u8]) -> Option<(&'static str, Vec<String>)> {
         }};
     }
     Some(match args(dtype).first()?.as_str()? {
-        "b1" => {
-            ("bool", data.iter().map(|b| if *b == 0 { "False" } else { "True" }.to_owned()).collect())
-        }
+        "b1" => ("bool", data.iter().map(|b| if *b == 0 { "False" } else { "True" }.to_owned()).collect()),
         "u1" => ints!("uint8", u8),
         "u2" => ints!("uint16", u16),
         "u4" => ints!("uint32", u32),

@@ -149,7 +149,9 @@ impl Cursor<'_> {
                 }
                 _ => return Err(unknown()),
             },
-            ("torch.serialization", "_get_layout") => self.lit(a.first().and_then(Value::as_str).ok_or_else(unknown)?),
+            ("torch.serialization", "_get_layout") => {
+                self.lit(a.first().and_then(Value::as_str).ok_or_else(unknown)?)
+            }
             ("torch", name) if global => self.lit(&format!("torch.{name}")),
             ("collections", "deque") => match a {
                 [_, max] => self.all("deque([", &o.items, "], maxlen=")? && self.value(max)? && self.lit(")"),

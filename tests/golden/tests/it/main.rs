@@ -1,3 +1,26 @@
 //! Checkpoints that PyTorch and Megatron Core wrote.
 
+mod damaged;
+mod loads;
 mod sound;
+mod templates;
+
+use futures::executor::block_on;
+use reshard::{Cast, LoadError, LocalGroup, Plain, StateDict};
+
+/// Loads on as many ranks as there are templates, each a thread.
+fn load(templates: Vec<StateDict>, url: &str, cast: Cast) -> Vec<Result<Plain, LoadError>> {
+    let groups = LocalGroup::new(templates.len() as u32);
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = groups
+            .into_iter()
+            .zip(templates)
+            .map(|(group, template)| {
+                scope.spawn(move || {
+                    block_on(async { reshard::load(template, url).group(&group).cast(cast).await })
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|r| r.join().unwrap()).collect()
+    })
+}

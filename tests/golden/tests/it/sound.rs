@@ -17,7 +17,9 @@ fn every_sound_checkpoint_is_read_bit_for_bit() {
                 continue;
             }
         };
-        wrong.extend(compare(&checkpoint, &f.expected, Depth::Places).into_iter().map(|w| format!("{f}: {w}")));
+        wrong.extend(
+            compare(&checkpoint, &f.expected, Depth::Places).into_iter().map(|w| format!("{f}: {w}")),
+        );
         tensors += f.expected.tensors.len();
         objects += f.expected.objects.len();
         match block_on(checkpoint.verify(true, Progress::default())) {

@@ -1,0 +1,142 @@
+//! Checkpoints that somebody damaged, or made to do harm.
+
+use futures::executor::block_on;
+use reshard::{Checkpoint, ErrorKind, Progress, ShardedTensor, StateDict};
+use reshard_golden::{Fixture, chain, compare_tensor, fixtures};
+use std::time::{Duration, Instant};
+
+/// What the message about a kind of damage must say, by the name of the fixture; for other names any message will do.
+const FACTS: &[(&str, &[&str])] = &[
+    ("bad_abs_path", &["/etc/hostname", "absolute"]),
+    ("bad_bitflip", &["CRC-32", "tensor w chunk [0:2, 0:3]", "__0_0.distcp at byte 1261"]),
+    ("bad_dtype", &["tensor v", "float32", "float64"]),
+    ("bad_empty_metadata", &[".metadata", "byte 0"]),
+    ("bad_hole", &["[2:4, 0:3]", "[4, 3]"]),
+    ("bad_missing_file", &["__1_0.distcp", "missing"]),
+    ("bad_no_metadata", &["no .metadata", "never finished"]),
+    ("bad_out_of_bounds", &["[3:5, 0:3]", "[4, 3]"]),
+    ("bad_overlap", &["[0:2, 0:3]", "[1:3, 0:3]", "overlap"]),
+    ("bad_path_traversal", &["../outside.distcp", "out of the checkpoint's directory"]),
+    ("bad_shape", &["tensor v", "[3]", "[4]"]),
+    ("bad_tmp_only", &[".metadata.tmp", "never finished"]),
+    ("bad_truncated_metadata", &[".metadata", "the input ends"]),
+    ("bad_zero_data", &["__1_0.distcp", "which has 0"]),
+    ("evil_deep_metadata", &[".metadata", "no torch.distributed.checkpoint.metadata.Metadata"]),
+    ("evil_huge_shape", &["4611686018427387904"]),
+    ("evil_metadata", &[".metadata", "no torch.distributed.checkpoint.metadata.Metadata"]),
+];
+
+#[test]
+fn every_damaged_checkpoint_is_found_out_and_never_read_wrong() {
+    let all = fixtures();
+    let (mut count, mut told, mut wrong) = (0, 0, Vec::new());
+    for f in all.iter().filter(|f| !f.expected.sound) {
+        count += 1;
+        let begun = Instant::now();
+        let mut judge = Judge { fixture: f, wrong: Vec::new() };
+        let said = judge.run();
+        if f.expected.detectable {
+            told += 1;
+            judge.message(&said);
+        }
+        if begun.elapsed() > Duration::from_secs(10) {
+            judge.note(format!("took {:?}", begun.elapsed()));
+        }
+        wrong.extend(judge.wrong.iter().map(|w| format!("{f} ({}): {w}", f.expected.description)));
+    }
+    println!("{count} damaged checkpoints read, {told} of them had to be found out");
+    assert!(count > 0, "no damaged checkpoint was read");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+struct Judge<'f> {
+    fixture: &'f Fixture,
+    wrong: Vec<String>,
+}
+
+impl Judge<'_> {
+    fn note(&mut self, what: String) {
+        self.wrong.push(what);
+    }
+
+    /// What opening, or verifying, says is wrong.
+    fn run(&mut self) -> Vec<String> {
+        let detectable = self.fixture.expected.detectable;
+        let checkpoint = match block_on(Checkpoint::open(&self.fixture.url())) {
+            Ok(c) => c,
+            Err(e) => {
+                if !matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) {
+                    self.note(format!("opening failed with {:?}", e.kind()));
+                }
+                return vec![chain(&e)];
+            }
+        };
+        let report = match block_on(checkpoint.verify(true, Progress::default())) {
+            Ok(report) => report,
+            Err(e) => {
+                self.note(format!("it can't be verified: {}", chain(&e)));
+                return vec![];
+            }
+        };
+        if detectable && report.damage.is_empty() {
+            self.note("verify found nothing".into());
+        }
+        for t in checkpoint.tensors() {
+            let damaged = report.damage.iter().any(|d| d.key.as_deref() == Some(t.key()));
+            let read = block_on(t.read(..));
+            let template = ShardedTensor::template(t.key(), t.dtype(), t.shape());
+            let mut state = StateDict::new();
+            state.insert("t", template);
+            let loaded = block_on(async { reshard::load(state, checkpoint.url()).await });
+            match (damaged, &read) {
+                (true, Ok(_)) => self.note(format!("{} is damaged, and was read", t.key())),
+                (true, Err(e)) if e.kind() != ErrorKind::Corrupt => {
+                    self.note(format!("reading {} failed with {:?}", t.key(), e.kind()));
+                }
+                (false, Err(e)) => self.note(format!("{} is not damaged: {}", t.key(), chain(e))),
+                _ => {}
+            }
+            if loaded.is_ok() != read.is_ok() {
+                self.note(format!("{} is read, or loaded, not both", t.key()));
+            }
+            let loaded = loaded.ok().and_then(|s| s.get("t")?.leaf()?.as_tensor().cloned());
+            let Some(facts) = self.fixture.expected.tensors.get(t.key()).filter(|_| detectable) else {
+                continue;
+            };
+            for got in read.ok().into_iter().chain(loaded) {
+                if let Some(what) = compare_tensor(facts, &got) {
+                    self.note(format!("wrong data in {}: {what}", t.key()));
+                }
+            }
+        }
+        for key in checkpoint.objects() {
+            let damaged = report.damage.iter().any(|d| d.key.as_deref() == Some(key));
+            if block_on(checkpoint.object(key)).is_ok() == damaged {
+                self.note(format!("object {key}: verify says damaged: {damaged}, reading does not agree"));
+            }
+        }
+        report.damage.iter().map(|d| format!("{} {} {}", text(&d.key), text(&d.file), d.what)).collect()
+    }
+
+    fn message(&mut self, said: &[String]) {
+        let name = self.fixture.name.rsplit('/').next().unwrap();
+        let facts = FACTS.iter().find(|(n, _)| *n == name).map_or(&[][..], |(_, facts)| *facts);
+        let all = said.join("\n");
+        if all.is_empty() {
+            self.note("nothing is said".into());
+        }
+        let missing: Vec<_> = facts.iter().filter(|fact| !all.contains(**fact)).collect();
+        if self.ours() && !missing.is_empty() {
+            self.note(format!("what is said lacks {missing:?}: {all}"));
+        }
+    }
+
+    /// Fixtures of other folders may have the same kind of damage at other places.
+    fn ours(&self) -> bool {
+        std::env::var_os("RESHARD_FIXTURES").is_none()
+    }
+}
+
+fn text(s: &Option<String>) -> &str {
+    s.as_deref().unwrap_or_default()
+}
