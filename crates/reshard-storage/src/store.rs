@@ -121,6 +121,13 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(self.len(name).await?.is_some())
     }
 
+    /// The version that is there now, and stays what it is when another one is published: a reader of it never sees bytes of
+    /// both. When it is replaced, what was not read yet is [`NotFound`](crate::StorageError::NotFound). `None` when the store
+    /// can't do that, or nothing is there.
+    async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
+        Ok(None)
+    }
+
     /// Begins a new version of what lies at this place. Several ranks that write one version call it with the same
     /// `attempt`, which is new for every version: letters, digits, `-` and `_`.
     ///

@@ -1,23 +1,19 @@
 //! Positional I/O on one file, with errors that name it.
 
+use super::root::Root;
 use crate::{Name, Result, StorageError};
 use bytes::Bytes;
-use rustix::{fs::OFlags, io::Errno};
+use rustix::io::Errno;
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io::{IoSlice, IoSliceMut},
     ops::Range,
-    os::unix::fs::{FileExt, OpenOptionsExt},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
 /// The most buffers that one call of the system takes.
 pub(super) const MAX_VECTORS: usize = 1024;
-
-/// Where a named file lies.
-pub(super) fn path_of(place: &Path, name: &Name) -> PathBuf {
-    place.join(name.as_str())
-}
 
 /// A file that is open for reading.
 #[derive(Debug)]
@@ -28,13 +24,9 @@ pub(super) struct Input {
 }
 
 impl Input {
-    pub(super) fn open(place: &Path, name: &Name) -> Result<Self> {
-        let path = path_of(place, name);
-        // A named pipe in a hostile checkpoint must not block us.
-        let flags = OFlags::NONBLOCK.bits().cast_signed();
-        let fail = |e| StorageError::io("open", &path, e);
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(&path).map_err(fail)?;
-        let meta = file.metadata().map_err(fail)?;
+    pub(super) fn open(root: &Root, name: &Name) -> Result<Self> {
+        let (path, file) = (root.path_of(name), root.open_file(name)?);
+        let meta = file.metadata().map_err(|e| StorageError::io("look at", &path, e))?;
         if !meta.is_file() {
             return Err(StorageError::Unsupported {
                 what: format!("reading {}", path.display()),

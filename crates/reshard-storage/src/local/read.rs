@@ -1,6 +1,9 @@
 //! Reading local files: straight into claims where runs are long enough, through a small block where they are not.
 
-use super::file::{Input, MAX_VECTORS};
+use super::{
+    file::{Input, MAX_VECTORS},
+    root::Root,
+};
 use crate::{
     Gather, Name, Progress, ReadStats, Result,
     gather::{
@@ -10,12 +13,7 @@ use crate::{
     pool::{self, Batch, Turn},
 };
 use bytes::Bytes;
-use std::{
-    cell::RefCell,
-    ops::Range,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{cell::RefCell, ops::Range, sync::Arc};
 
 /// Gaps up to here cost less when they are read than a call of the system more. Measured on page cache.
 pub(super) const GAP: u64 = 2 << 10;
@@ -70,7 +68,7 @@ fn tasks<T>(
     out
 }
 
-pub(super) async fn read_ranges(place: PathBuf, reads: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
+pub(super) async fn read_ranges(root: Root, reads: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
     let n = reads.len();
     let reads = Arc::new(reads);
     let all = Arc::clone(&reads);
@@ -78,8 +76,8 @@ pub(super) async fn read_ranges(place: PathBuf, reads: Vec<(Name, Range<u64>)>) 
         let joined = join(&all, GAP, BLOCK as u64)?;
         let same = |a: &Joined, b: &Joined| a.name == b.name;
         for (_, group) in tasks(joined, same, |j| (j.range.end - j.range.start).saturating_add(EACH)) {
-            let place = place.clone();
-            batch.spawn(Turn::Main, move |batch| read_group(&place, group, batch));
+            let root = root.clone();
+            batch.spawn(Turn::Main, move |batch| read_group(&root, group, batch));
         }
         Ok(Vec::new())
     });
@@ -92,9 +90,9 @@ pub(super) async fn read_ranges(place: PathBuf, reads: Vec<(Name, Range<u64>)>) 
 
 type Together = Vec<(Joined, Bytes)>;
 
-fn read_group(place: &Path, group: Vec<Joined>, batch: &Arc<Batch<Together>>) -> Result<Together> {
+fn read_group(root: &Root, group: Vec<Joined>, batch: &Arc<Batch<Together>>) -> Result<Together> {
     let Some(first) = group.first() else { return Ok(Vec::new()) };
-    let input = Input::open(place, &first.name)?;
+    let input = Input::open(root, &first.name)?;
     let mut out = Vec::with_capacity(group.len());
     for j in group {
         if batch.is_stopped() {
@@ -106,14 +104,14 @@ fn read_group(place: &Path, group: Vec<Joined>, batch: &Arc<Batch<Together>>) ->
     Ok(out)
 }
 
-pub(super) async fn gather(place: PathBuf, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {
+pub(super) async fn gather(root: Root, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {
     let stats = pool::run(move |batch| {
         let mut all = gathers;
         all.sort_by(|a, b| (&a.name, a.record.start).cmp(&(&b.name, b.record.start)));
         let same = |a: &Gather, b: &Gather| a.name == b.name;
         for (_, group) in tasks(all, same, weight) {
-            let (place, progress) = (place.clone(), progress.clone());
-            batch.spawn(Turn::Main, move |batch| gather_group(&place, group, &progress, batch));
+            let (root, progress) = (root.clone(), progress.clone());
+            batch.spawn(Turn::Main, move |batch| gather_group(&root, group, &progress, batch));
         }
         Ok(ReadStats::default())
     });
@@ -129,13 +127,13 @@ fn weight(g: &Gather) -> u64 {
 
 /// Reads records of one file, in the order of the file.
 fn gather_group(
-    place: &Path,
+    root: &Root,
     group: Vec<Gather>,
     progress: &Progress,
     batch: &Arc<Batch<ReadStats>>,
 ) -> Result<ReadStats> {
     let Some(first) = group.first() else { return Ok(ReadStats::default()) };
-    let input = Input::open(place, &first.name)?;
+    let input = Input::open(root, &first.name)?;
     let mut prepared = Vec::with_capacity(group.len());
     for gather in group {
         input.expect(&gather.record)?;

@@ -1,9 +1,6 @@
 //! A new version of a directory: built beside it, put into its place by one rename.
 
-use super::{
-    file::path_of,
-    write::{self, create, sync_directory, sync_file},
-};
+use super::write::{self, create, sync_directory, sync_file};
 use crate::{
     Durability, FileBody, IfExists, Leftover, Name, Progress, Result, Stage, StorageError, Written,
     failpoint, pool,
@@ -253,7 +250,7 @@ impl Site {
 
     fn write_last(&self, name: &Name, bytes: &[u8], durability: Durability) -> Result<()> {
         let (path, file) = create(&self.built, name, bytes.len() as u64)?;
-        file.write_all_at(bytes, 0).map_err(|e| StorageError::io("write", path_of(&self.built, name), e))?;
+        file.write_all_at(bytes, 0).map_err(|e| StorageError::io("write", &path, e))?;
         failpoint::hit("publish.record");
         if durability == Durability::Machine {
             sync_file(&file, &path)?;

@@ -1,6 +1,6 @@
 //! Writing the files of a stage: by position, several threads at once, without locks on the data and without copies.
 
-use super::file::{MAX_VECTORS, path_of, write_vectored};
+use super::file::{MAX_VECTORS, write_vectored};
 use crate::{
     Durability, Extent, FileBody, Name, Progress, Result, StorageError, Written, failpoint,
     pool::{self, Batch, Turn},
@@ -89,7 +89,7 @@ pub(super) async fn write(
 
 /// Makes a file, so long as it is to be. Writing into a file that has its length is faster than growing it.
 pub(super) fn create(root: &Path, name: &Name, bytes: u64) -> Result<(PathBuf, File)> {
-    let path = path_of(root, name);
+    let path = root.join(name.as_str());
     if let Some(parent) = path.parent()
         && parent != root
     {
@@ -279,7 +279,7 @@ pub(super) fn sync_directory(path: &Path) -> Result<()> {
 pub(super) fn sync_directories(root: &Path, names: &[Name]) -> Result<()> {
     let mut all = BTreeSet::from([root.to_path_buf()]);
     for name in names {
-        let path = path_of(root, name);
+        let path = root.join(name.as_str());
         all.extend(path.ancestors().skip(1).take_while(|p| *p != root).map(Path::to_path_buf));
     }
     all.iter().try_for_each(|d| sync_directory(d))

@@ -36,6 +36,7 @@ pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
     an_extent_of_another_length_than_promised_is_an_error(make()).await;
     a_place_that_holds_something_is_refused(make()).await;
     a_version_replaces_all_of_the_old_one(make()).await;
+    a_pinned_version_never_mixes_with_the_next(make()).await;
     an_abandoned_version_leaves_nothing(make()).await;
     many_ranks_write_one_version(make()).await;
     what_was_not_published_shows_and_can_be_removed(make()).await;
@@ -303,6 +304,22 @@ async fn a_version_replaces_all_of_the_old_one(store: Arc<dyn Store>) {
     assert_eq!(names(&store).await, ["a", "record"]);
     assert_eq!(store.read(&name("a"), 0..2_000).await.unwrap(), new);
     assert!(store.leftovers().await.unwrap().is_empty());
+}
+
+async fn a_pinned_version_never_mixes_with_the_next(store: Arc<dyn Store>) {
+    let (old, new) = (pattern(1_000, 15), pattern(1_000, 16));
+    published(&store, "one", IfExists::Refuse, &[("a", old.clone()), ("d/b", old.clone())]).await;
+    let Some(pinned) = store.pinned().await.unwrap() else { return };
+    assert_eq!(pinned.url(), store.url());
+    assert_eq!(names(&pinned).await, ["a", "d/b", "record"]);
+    assert_eq!(pinned.read(&name("d/b"), 0..1_000).await.unwrap(), old);
+    published(&store, "two", IfExists::Replace, &[("a", new.clone())]).await;
+    match pinned.read(&name("a"), 0..1_000).await {
+        Ok(bytes) => assert_eq!(bytes, old),
+        Err(e) => assert_eq!(e.kind(), ErrorKind::NotFound),
+    }
+    assert!(pinned.len(&name("a")).await.unwrap().is_none_or(|n| n == 1_000));
+    assert_eq!(store.read(&name("a"), 0..1_000).await.unwrap(), new);
 }
 
 async fn an_abandoned_version_leaves_nothing(store: Arc<dyn Store>) {

@@ -99,6 +99,11 @@ impl Store for CountingStore {
         self.inner.exists(name).await
     }
 
+    async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
+        let inner = self.inner.pinned().await?;
+        Ok(inner.map(|inner| Arc::new(Self { inner, counts: Arc::clone(&self.counts) }) as _))
+    }
+
     async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
         let inner = self.inner.stage(attempt, if_exists).await?;
         Ok(Arc::new(CountingStage { inner, store: self.clone() }))

@@ -25,6 +25,7 @@ pub enum Op {
     Remove,
     Len,
     Exists,
+    Pinned,
     Stage,
     Leftovers,
     RemoveLeftover,
@@ -35,7 +36,7 @@ pub enum Op {
 
 impl Op {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Read,
         Self::ReadRanges,
         Self::Gather,
@@ -43,6 +44,7 @@ impl Op {
         Self::Remove,
         Self::Len,
         Self::Exists,
+        Self::Pinned,
         Self::Stage,
         Self::Leftovers,
         Self::RemoveLeftover,
@@ -59,6 +61,7 @@ impl Op {
             Self::List => "list",
             Self::Remove => "remove from",
             Self::Len | Self::Exists => "look at",
+            Self::Pinned => "pin",
             Self::Stage => "stage",
             Self::Leftovers => "list leftovers of",
             Self::RemoveLeftover => "remove a leftover of",
@@ -245,6 +248,11 @@ impl Store for FaultStore {
 
     async fn exists(&self, name: &Name) -> Result<bool> {
         self.with(Op::Exists, self.inner.exists(name)).await
+    }
+
+    async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
+        let inner = self.with(Op::Pinned, self.inner.pinned()).await?;
+        Ok(inner.map(|inner| Arc::new(Self { inner, ..self.clone() }) as _))
     }
 
     async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {

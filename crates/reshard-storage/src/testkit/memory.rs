@@ -107,6 +107,12 @@ impl Store for MemoryStore {
         Ok(lock(&self.place).files.get(name).map(|b| b.len() as u64))
     }
 
+    async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
+        let files = lock(&self.place).files.clone();
+        let place = Arc::new(Mutex::new(Place { files, ..Place::default() }));
+        Ok(Some(Arc::new(Self { place, ..self.clone() })))
+    }
+
     async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
         let mut place = lock(&self.place);
         if if_exists == IfExists::Refuse && !place.files.is_empty() {
