@@ -1,0 +1,106 @@
+//! `SIGKILL` at every named step of a save, and at 300 random moments.
+
+use reshard::Dialect;
+use reshard_crash::{look, save};
+use reshard_storage::failpoint;
+use std::{
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+fn saver(dir: &Path, step: u64, overwrite: bool, dialect: Dialect, crash_at: Option<&str>) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_reshard-saver"));
+    command.arg(dir).arg(step.to_string()).arg(if overwrite { "overwrite" } else { "new" }).arg(dialect.name());
+    if let Some(at) = crash_at {
+        command.env(failpoint::VARIABLE, at);
+    }
+    command.stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// Nothing but whole checkpoints and hidden leftovers lie beside each other, and the leftovers can be cleared away.
+fn leftovers_can_be_removed(dir: &Path) {
+    let url = dir.display().to_string();
+    let store = reshard::Stores::linked().unwrap().open(&url).unwrap();
+    reshard::blocking::run(async {
+        for left in store.leftovers().await.unwrap() {
+            store.remove_leftover(&left.attempt).await.unwrap();
+        }
+    });
+    for entry in std::fs::read_dir(dir.parent().unwrap()).unwrap() {
+        assert_eq!(entry.unwrap().path(), dir, "a killed save left something that is not cleared away");
+    }
+}
+
+#[test]
+fn a_save_killed_at_any_named_step_leaves_the_old_the_new_or_nothing() {
+    let mut killed = 0;
+    for dialect in [Dialect::Megatron, Dialect::Dcp] {
+        for overwrite in [false, true] {
+            for &at in failpoint::STEPS {
+                let home = tempfile::tempdir().unwrap();
+                let dir = home.path().join("step");
+                if overwrite {
+                    save(&dir, 1, false, dialect).unwrap();
+                }
+                let status = saver(&dir, 2, overwrite, dialect, Some(at)).wait().unwrap();
+                killed += u32::from(!status.success());
+                let found = look(&dir).unwrap_or_else(|e| panic!("killed at {at}, {dialect}, {overwrite}: {e:#}"));
+                let allowed: &[Option<u64>] = if overwrite { &[Some(1), Some(2)] } else { &[None, Some(2)] };
+                assert!(allowed.contains(&found), "killed at {at}: found {found:?}");
+                let published = at.starts_with("publish.") && !matches!(at, "publish.record" | "publish.synced");
+                if !status.success() {
+                    assert_eq!(found == Some(2), published, "killed at {at}: found {found:?}");
+                }
+                // The next save goes through, whatever lies around.
+                save(&dir, 3, true, dialect).unwrap();
+                assert_eq!(look(&dir).unwrap(), Some(3));
+                leftovers_can_be_removed(&dir);
+            }
+        }
+    }
+    // The last step is met only when something is replaced.
+    assert_eq!(killed as usize, 2 * (2 * failpoint::STEPS.len() - 1), "every named step must be met");
+}
+
+/// A number that is as good as random, and the same in each run.
+fn scattered(i: u64) -> f64 {
+    let mut x = i.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5851_F42D_4C95_7F2D;
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[test]
+fn a_save_killed_at_300_random_moments_leaves_the_old_the_new_or_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    // How long a whole save takes here, so that moments are spread over all of it.
+    let warm = home.path().join("warm");
+    let mut longest = Duration::ZERO;
+    for step in 0..3 {
+        let start = Instant::now();
+        assert!(saver(&warm, step, true, Dialect::Megatron, None).wait().unwrap().success());
+        longest = longest.max(start.elapsed());
+    }
+    let (mut before, mut after) = (0, 0);
+    for i in 0..300u64 {
+        let overwrite = i % 3 != 0;
+        let dialect = if i % 2 == 0 { Dialect::Megatron } else { Dialect::Dcp };
+        let home = home.path().join(i.to_string());
+        std::fs::create_dir(&home).unwrap();
+        let dir = home.join("step");
+        if overwrite {
+            save(&dir, 1, false, dialect).unwrap();
+        }
+        let mut child = saver(&dir, 2, overwrite, dialect, None);
+        std::thread::sleep(longest.mul_f64(scattered(i) * 1.1));
+        drop(child.kill());
+        child.wait().unwrap();
+        let found = look(&dir).unwrap_or_else(|e| panic!("moment {i}, {dialect}, {overwrite}: {e:#}"));
+        let allowed: &[Option<u64>] = if overwrite { &[Some(1), Some(2)] } else { &[None, Some(2)] };
+        assert!(allowed.contains(&found), "moment {i}: found {found:?}");
+        if found == Some(2) { after += 1 } else { before += 1 }
+        std::fs::remove_dir_all(&home).unwrap();
+    }
+    assert!(before > 0 && after > 0, "moments all on one side ({before} before, {after} after) prove little");
+}
