@@ -1,1 +1,26 @@
-//! Suites for strategies; filled below.
+//! For tests, of this crate and of others: the contracts that strategies and planners keep, a way to drive them without the
+//! facade, and a [`Tap`] on every hook, to record calls or to make them fail.
+//!
+//! A crate with a strategy of its own runs the suites in a test, with the feature `testkit` of this crate among its
+//! `dev-dependencies`:
+//!
+//! ```ignore
+//! #[test]
+//! fn the_strategy_keeps_its_contract() {
+//!     reshard_strategy::testkit::save_load_contract(&MyConfig::default(), &MyLoadConfig::default());
+//! }
+//! ```
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod drive;
+mod planners;
+mod sample;
+mod strategies;
+mod tap;
+
+pub use drive::{Rank, load_on_ranks, save_on_ranks};
+pub use planners::{load_planner_contract, save_planner_contract};
+pub use sample::{Cut, check_sample, sample, sample_template};
+pub use strategies::save_load_contract;
+pub use tap::{Tap, Tapped};

@@ -1,0 +1,104 @@
+use crate::{
+    LoadCx, LoadFailure, LoadShardedStrategy, Loaded, Result, SaveCx, SaveShardedStrategy, Saved,
+    StrategyError, agree,
+};
+use reshard_comm::{Comm, LocalGroup, ProcessGroup, testkit::on_ranks};
+use reshard_model::Flat;
+use reshard_plan::{LoadPlanner, SavePlanner};
+use reshard_storage::{Durability, FileBody, IfExists, Progress, Stage, Store};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+/// What one rank brings to a save or load: its strategy, its planner and its leaves.
+#[derive(Debug)]
+pub struct Rank<S: ?Sized, P: ?Sized> {
+    /// The strategy.
+    pub strategy: Arc<S>,
+    /// The planner.
+    pub planner: Arc<P>,
+    /// What to save, or the template.
+    pub flat: Flat,
+}
+
+/// Saves from as many ranks as are given, each a thread, and publishes. What a failed save wrote is removed.
+///
+/// # Panics
+/// When a rank panics, or hangs for a minute.
+pub fn save_on_ranks(
+    store: &Arc<dyn Store>,
+    if_exists: IfExists,
+    ranks: Vec<Rank<dyn SaveShardedStrategy, dyn SavePlanner>>,
+) -> Vec<Result<Saved>> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let attempt = format!("testkit-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+    let store = Arc::clone(store);
+    let groups = LocalGroup::new(ranks.len() as u32).into_iter().zip(ranks).collect();
+    on_ranks(groups, move |(group, rank)| {
+        let (store, attempt) = (Arc::clone(&store), attempt.clone());
+        async move { save(&group, store, &attempt, if_exists, rank).await }
+    })
+}
+
+async fn save(
+    group: &dyn ProcessGroup,
+    store: Arc<dyn Store>,
+    attempt: &str,
+    if_exists: IfExists,
+    rank: Rank<dyn SaveShardedStrategy, dyn SavePlanner>,
+) -> Result<Saved> {
+    let comm = Comm::new(group);
+    let stage = store.stage(attempt, if_exists).await.map_err(StrategyError::from);
+    let stage = agree(&comm, "begin", stage).await?;
+    let (groups, url) = (BTreeMap::new(), store.url());
+    let cx = SaveCx::new(comm, &groups, Arc::clone(&stage), &url, rank.planner);
+    let saved = async {
+        let mut prepared = rank.strategy.prepare(rank.flat, &cx).await?;
+        let written = prepared.write().await;
+        let saved = prepared.finish(written, &comm).await?;
+        let published = publish(&stage, &saved).await;
+        agree(&comm, "publish", published).await?;
+        Ok(saved)
+    };
+    let saved: Result<Saved> = saved.await;
+    if saved.is_err() && comm.is_coordinator() {
+        stage.abandon().await?;
+    }
+    saved
+}
+
+async fn publish(stage: &Arc<dyn Stage>, saved: &Saved) -> Result<()> {
+    let Some((last, others)) = saved.records.split_last() else { return Ok(()) };
+    let files = others.iter().map(|(name, bytes)| FileBody::from_bytes(name.clone(), bytes.clone())).collect();
+    stage.write(files, Durability::Process, Progress::none()).await?;
+    Ok(stage.publish(last.clone(), Durability::Process).await?)
+}
+
+/// Loads onto as many ranks as are given, each a thread.
+///
+/// # Panics
+/// When a rank panics, or hangs for a minute.
+pub fn load_on_ranks(
+    store: &Arc<dyn Store>,
+    ranks: Vec<Rank<dyn LoadShardedStrategy, dyn LoadPlanner>>,
+) -> Vec<Result<Loaded, LoadFailure>> {
+    let store = Arc::clone(store);
+    let groups = LocalGroup::new(ranks.len() as u32).into_iter().zip(ranks).collect();
+    on_ranks(groups, move |(group, rank)| {
+        let store = Arc::clone(&store);
+        async move {
+            let (comm, groups) = (Comm::new(&group), BTreeMap::new());
+            let opened = rank.strategy.open(&store).await;
+            let reader = match agree(&comm, "open", opened).await {
+                Ok(reader) => reader,
+                Err(error) => return Err(LoadFailure { error, template: rank.flat }),
+            };
+            let cx = LoadCx::new(comm, &groups, store, rank.planner);
+            rank.strategy.load(rank.flat, reader, &cx).await.map_err(|failure| *failure)
+        }
+    })
+}

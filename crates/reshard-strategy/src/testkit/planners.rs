@@ -1,0 +1,224 @@
+use super::{Cut, Rank, Tap, check_sample, load_on_ranks, sample, sample_template, save_on_ranks};
+use crate::{LoadShardedConfig, Result, SaveShardedConfig, StrategyError};
+use reshard_model::{DType, Data, ErrorKind, Flat, Path, Region, Sharded, ShardedTensor, Tensor};
+use reshard_plan::{
+    DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlanner, SaveContext, SavePlan, SavePlanner,
+    WriteData, WriteKind,
+};
+use reshard_storage::{IfExists, Store, testkit::MemoryStore};
+use std::sync::{Arc, Mutex};
+
+type Calls = Arc<Mutex<Vec<&'static str>>>;
+
+fn recorder() -> (Calls, Tap) {
+    let calls = Calls::default();
+    let heard = Arc::clone(&calls);
+    (calls, Tap::new(move |hook| -> Result<(), _> { Ok(heard.lock().unwrap().push(hook)) }))
+}
+
+/// The calls in order, each row of equal ones once.
+fn order(calls: &Calls) -> Vec<&'static str> {
+    let mut out = calls.lock().unwrap().clone();
+    out.retain(|c| c.starts_with("planner."));
+    out.dedup();
+    out
+}
+
+/// Runs the rules of [`SavePlanner`] for planners that `make` makes, one a rank, over a format, which is given by the
+/// configurations of its strategies: plans depend on nothing but their input, every item resolves to what it says, what is saved
+/// loads again, each hook is called in its place, and a planner around this one changes nothing.
+///
+/// The planner must leave keys, element types and elements as they are.
+///
+/// # Panics
+/// When a rule is broken.
+pub fn save_planner_contract<P: SavePlanner>(
+    make: impl Fn() -> P,
+    save: &dyn SaveShardedConfig,
+    load: &dyn LoadShardedConfig,
+) {
+    plans_depend_on_their_input_alone(&make);
+    items_resolve_to_what_they_say(&make);
+    for wrapped in [false, true] {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let mut heard = Vec::new();
+        let ranks = (0..2).map(|r| {
+            let (calls, tap) = recorder();
+            heard.push(calls);
+            let planner: Arc<dyn SavePlanner> =
+                if wrapped { Arc::new(Around(tap.on(make()))) } else { Arc::new(tap.on(make())) };
+            Rank { strategy: save.build().unwrap(), planner, flat: sample(Cut::Rows, r, 2, false) }
+        });
+        let ranks = ranks.collect();
+        save_on_ranks(&store, IfExists::Refuse, ranks).into_iter().for_each(|o| drop(o.unwrap()));
+        for (rank, calls) in heard.iter().enumerate() {
+            let mut order = order(calls);
+            // Items are resolved one by one.
+            let mut resolved = order.split_off(order.iter().position(|c| *c == "planner.lookup_object").unwrap_or(order.len()));
+            resolved.dedup();
+            let mut want = vec!["planner.set_up", "planner.create_local_plan"];
+            if rank == 0 {
+                want.push("planner.create_global_plan");
+            }
+            want.push("planner.finish_plan");
+            assert_eq!(order, want, "rank {rank}");
+            let turns = resolved.chunks(2).all(|c| c == ["planner.lookup_object", "planner.transform_object"]);
+            assert!(turns, "each item is looked up, then transformed: {resolved:?}");
+        }
+        let template = sample_template(Cut::Columns, 0, 1, None);
+        let planner = Arc::new(DefaultLoadPlanner::DEFAULT);
+        let rank = Rank { strategy: load.build().unwrap(), planner: planner as _, flat: template };
+        for loaded in load_on_ranks(&store, vec![rank]) {
+            check_sample(&loaded.map_err(|f| f.error).unwrap().state);
+        }
+    }
+}
+
+fn plans_of(planner: &impl SavePlanner, ranks: u32) -> (Vec<Flat>, Vec<SavePlan>) {
+    let mut flats: Vec<Flat> = (0..ranks).map(|r| sample(Cut::Replicated, r, ranks, true)).collect();
+    let local = flats.iter_mut().zip(0..).map(|(flat, r)| {
+        let cx = SaveContext::new(r, r == 0);
+        planner.set_up(flat, &cx).unwrap();
+        planner.create_local_plan(flat, &cx).unwrap()
+    });
+    let local = local.collect();
+    (flats, local)
+}
+
+fn plans_depend_on_their_input_alone<P: SavePlanner>(make: &impl Fn() -> P) {
+    let [a, b] = [make(), make()];
+    let ((_, one), (_, two)) = (plans_of(&a, 3), plans_of(&b, 3));
+    assert_eq!(one, two);
+    let (plans, metadata) = a.create_global_plan(one.clone()).unwrap();
+    let again = b.create_global_plan(two).unwrap();
+    assert_eq!((plans.len(), &plans), (3, &again.0), "one plan a rank");
+    let keys = |m: &reshard_plan::Metadata| m.entries().map(|e| e.key().to_owned()).collect::<Vec<_>>();
+    assert_eq!(keys(&metadata), keys(&again.1));
+    for (mine, theirs) in plans.into_iter().zip(again.0) {
+        assert_eq!(a.finish_plan(mine).unwrap(), b.finish_plan(theirs).unwrap());
+    }
+    assert!(a.create_global_plan(vec![SavePlan::default(); 3]).is_ok(), "there may be nothing to save");
+}
+
+fn items_resolve_to_what_they_say<P: SavePlanner>(make: &impl Fn() -> P) {
+    let planner = make();
+    let (flats, local) = plans_of(&planner, 2);
+    let (plans, _) = planner.create_global_plan(local).unwrap();
+    for (flat, plan) in flats.iter().zip(plans) {
+        for item in planner.finish_plan(plan).unwrap().items {
+            let found = planner.lookup_object(&item, flat).unwrap();
+            match (planner.transform_object(&item, found).unwrap(), &item.kind) {
+                (WriteData::Tensor(Data::Host(t)), WriteKind::Tensor(w)) => {
+                    assert_eq!((t.dtype(), t.nbytes()), (w.dtype, w.bytes()), "{}", item.id());
+                }
+                (WriteData::Tensor(_), WriteKind::Tensor(_)) | (WriteData::Object(_), WriteKind::Object { .. }) => {}
+                (data, _) => panic!("{} resolves to {data:?}", item.id()),
+            }
+        }
+    }
+}
+
+/// A planner that changes nothing: all goes through `base`.
+#[derive(Debug)]
+struct Around<P>(P);
+
+impl<P: SavePlanner> SavePlanner for Around<P> {
+    fn base(&self) -> &dyn SavePlanner {
+        &self.0
+    }
+}
+
+/// The same around a planner of loads.
+#[derive(Debug)]
+struct AroundLoad<P>(P);
+
+impl<P: LoadPlanner> LoadPlanner for AroundLoad<P> {
+    fn base(&self) -> &dyn LoadPlanner {
+        &self.0
+    }
+}
+
+/// Runs the rules of [`LoadPlanner`], as [`save_planner_contract`] does for [`SavePlanner`]. The planner must not allow partial
+/// loads.
+///
+/// # Panics
+/// When a rule is broken.
+pub fn load_planner_contract<P: LoadPlanner>(
+    make: impl Fn() -> P,
+    save: &dyn SaveShardedConfig,
+    load: &dyn LoadShardedConfig,
+) {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let ranks = (0..2).map(|r| Rank {
+        strategy: save.build().unwrap(),
+        planner: Arc::new(DefaultSavePlanner::DEFAULT) as Arc<dyn SavePlanner>,
+        flat: sample(Cut::Rows, r, 2, true),
+    });
+    save_on_ranks(&store, IfExists::Refuse, ranks.collect()).into_iter().for_each(|o| drop(o.unwrap()));
+    for wrapped in [false, true] {
+        let mut heard = Vec::new();
+        let ranks = (0..3).map(|r| {
+            let (calls, tap) = recorder();
+            heard.push(calls);
+            let planner: Arc<dyn LoadPlanner> =
+                if wrapped { Arc::new(AroundLoad(tap.on(make()))) } else { Arc::new(tap.on(make())) };
+            Rank { strategy: load.build().unwrap(), planner, flat: sample_template(Cut::Columns, r, 3, Some(2)) }
+        });
+        let ranks = ranks.collect();
+        for loaded in load_on_ranks(&store, ranks) {
+            check_sample(&loaded.map_err(|f| f.error).unwrap().state);
+        }
+        for (rank, calls) in heard.iter().enumerate() {
+            let order = order(calls);
+            let plan = order.iter().position(|c| *c == "planner.finish_plan").unwrap_or(0);
+            let mut want = vec!["planner.set_up", "planner.create_local_plan"];
+            if rank == 0 {
+                want.push("planner.create_global_plan");
+            }
+            assert_eq!(order[..plan], want, "rank {rank}");
+            assert_eq!(order.last(), Some(&"planner.commit_tensor"), "what is loaded is committed, last");
+            assert!(order.contains(&"planner.load_object") && order.contains(&"planner.lookup_tensor"));
+        }
+    }
+    read_plans_depend_on_their_input_alone(&make, &store, load);
+    what_is_missing_is_an_error(&make, &store, load);
+}
+
+fn read_plans_depend_on_their_input_alone<P: LoadPlanner>(
+    make: &impl Fn() -> P,
+    store: &Arc<dyn Store>,
+    load: &dyn LoadShardedConfig,
+) {
+    let reader = futures::executor::block_on(load.build().unwrap().open(store)).unwrap();
+    let plan = || {
+        let planner = make();
+        let cx = LoadContext::new(reader.metadata(), 0, true);
+        let mut flat = sample_template(Cut::Columns, 0, 2, Some(2));
+        planner.set_up(&mut flat, &cx).unwrap();
+        let local = planner.create_local_plan(&flat, &cx).unwrap();
+        let global = planner.create_global_plan(vec![local; 2], &cx).unwrap();
+        assert_eq!(global.len(), 2, "one plan a rank");
+        for item in global.iter().flat_map(|p| &p.items) {
+            assert_eq!(item.dest_region.lengths, item.stored_region.lengths, "{}", item.piece);
+        }
+        global.into_iter().map(|p| planner.finish_plan(p).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(plan(), plan());
+}
+
+fn what_is_missing_is_an_error<P: LoadPlanner>(
+    make: &impl Fn() -> P,
+    store: &Arc<dyn Store>,
+    load: &dyn LoadShardedConfig,
+) {
+    let leaf = ShardedTensor::region_of("nowhere", DType::Int8, &[2], Region::whole(&[2]))
+        .with_data(Tensor::from_vec(&[2], vec![5i8; 2]).unwrap());
+    let flat: Flat = [(Path(vec!["nowhere".into()]), Sharded::Tensor(leaf))].into();
+    let rank = Rank { strategy: load.build().unwrap(), planner: Arc::new(make()) as Arc<dyn LoadPlanner>, flat };
+    for outcome in load_on_ranks(store, vec![rank]) {
+        let failure = outcome.map(drop).unwrap_err();
+        assert_eq!(StrategyError::kind(&failure.error), ErrorKind::NotFound, "{}", failure.error);
+        let Sharded::Tensor(t) = &failure.template[0] else { panic!("the template changed") };
+        assert_eq!(t.data.host().unwrap().to_vec::<i8>().unwrap(), [5, 5]);
+    }
+}

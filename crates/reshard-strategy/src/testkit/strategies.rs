@@ -1,0 +1,360 @@
+use super::{
+    Cut, Rank, Tap, check_sample, load_on_ranks, sample, sample_template,
+    drive::save_on_ranks,
+};
+use crate::{
+    BackendVersion, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, Result, SaveShardedConfig,
+    SaveShardedStrategy, Saved, StrategyError,
+};
+use bytes::Bytes;
+use futures::executor::block_on;
+use reshard_comm::CommError;
+use reshard_model::{DType, Data, ErrorKind, Flat, Path, Sharded, ShardedTensor, Tensor};
+use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, SavePlanner};
+use reshard_storage::{
+    IfExists, Name, Progress, Store,
+    testkit::{Fault, FaultStore, MemoryStore, Op},
+};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// Runs every rule of a save strategy and the load strategy that reads what it wrote, each with several ranks.
+///
+/// The strategies must be able to save and load ordinary tensors of every element type, through any planner; sharded objects
+/// only if they say so.
+///
+/// # Panics
+/// When a rule is broken.
+pub fn save_load_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedConfig) {
+    let pair = Pair { save, load };
+    pair.configuration_is_data();
+    pair.other_formats_and_newer_versions_are_refused();
+    pair.what_n_ranks_save_m_ranks_load();
+    pair.an_empty_state_is_a_checkpoint();
+    pair.ranks_without_leaves_take_part();
+    pair.what_is_stored_is_told();
+    pair.equal_states_give_equal_bytes();
+    pair.a_new_version_replaces_all_of_the_old_one();
+    pair.a_refused_save_changes_nothing();
+    pair.a_failing_rank_fails_all_and_leaves_nothing();
+    pair.a_write_that_fails_fails_all_and_leaves_nothing();
+    pair.a_missing_key_is_named_and_the_template_comes_back();
+    pair.a_read_that_fails_gives_the_template_back();
+    pair.damage_is_an_error_or_does_no_harm();
+    pair.a_place_without_a_checkpoint_says_so();
+}
+
+struct Pair<'c> {
+    save: &'c dyn SaveShardedConfig,
+    load: &'c dyn LoadShardedConfig,
+}
+
+fn store() -> Arc<dyn Store> {
+    Arc::new(MemoryStore::new())
+}
+
+fn files(store: &Arc<dyn Store>) -> BTreeMap<Name, Bytes> {
+    block_on(async {
+        let mut out = BTreeMap::new();
+        for entry in store.list().await.unwrap() {
+            let bytes = store.read(&entry.name, 0..entry.bytes).await.unwrap();
+            out.insert(entry.name, bytes);
+        }
+        out
+    })
+}
+
+/// Every rank got an error, and the same one.
+fn failed<T>(outcomes: Vec<Result<T>>) -> CommError {
+    let mut all = outcomes.into_iter().map(|o| match o {
+        Ok(_) => panic!("a rank went on where another failed"),
+        Err(StrategyError::Comm(e)) => e,
+        Err(e) => panic!("a rank kept its error for itself: {e}"),
+    });
+    let first = all.next().unwrap();
+    assert!(all.all(|e| e.to_string() == first.to_string()), "every rank gets the same");
+    first
+}
+
+/// Where the elements of leaves with buffers are.
+fn addresses(flat: &Flat) -> BTreeMap<Path, usize> {
+    flat.iter()
+        .filter_map(|(path, leaf)| match leaf {
+            Sharded::Tensor(ShardedTensor { data: Data::Host(t), .. }) => Some((path.clone(), t.buffer_id())),
+            _ => None,
+        })
+        .collect()
+}
+
+impl Pair<'_> {
+    fn saver(&self) -> Arc<dyn SaveShardedStrategy> {
+        self.save.build().unwrap()
+    }
+
+    fn loader(&self) -> Arc<dyn LoadShardedStrategy> {
+        self.load.build().unwrap()
+    }
+
+    fn objects(&self) -> bool {
+        self.saver().can_handle_sharded_objects() && self.loader().can_handle_sharded_objects()
+    }
+
+    fn save_flats(&self, store: &Arc<dyn Store>, how: IfExists, flats: Vec<Flat>) -> Vec<Result<Saved>> {
+        let planner: Arc<dyn SavePlanner> = Arc::new(DefaultSavePlanner::DEFAULT);
+        let rank = |flat| Rank { strategy: self.saver(), planner: Arc::clone(&planner), flat };
+        save_on_ranks(store, how, flats.into_iter().map(rank).collect())
+    }
+
+    fn save(&self, store: &Arc<dyn Store>, cut: Cut, ranks: u32) {
+        let flats = (0..ranks).map(|r| sample(cut, r, ranks, self.objects())).collect();
+        for outcome in self.save_flats(store, IfExists::Refuse, flats) {
+            outcome.unwrap();
+        }
+    }
+
+    fn load_flats(&self, store: &Arc<dyn Store>, flats: Vec<Flat>) -> Vec<Result<Loaded, LoadFailure>> {
+        let planner: Arc<dyn LoadPlanner> = Arc::new(DefaultLoadPlanner::DEFAULT);
+        let rank = |flat| Rank { strategy: self.loader(), planner: Arc::clone(&planner), flat };
+        load_on_ranks(store, flats.into_iter().map(rank).collect())
+    }
+
+    fn template(&self, cut: Cut, rank: u32, ranks: u32, saved: u32) -> Flat {
+        sample_template(cut, rank, ranks, self.objects().then_some(saved))
+    }
+
+    fn configuration_is_data(&self) {
+        let json = serde_json::to_string(self.save).unwrap();
+        let again: Box<dyn SaveShardedConfig> = serde_json::from_str(&json).unwrap();
+        assert_eq!(again.build().unwrap().key(), self.saver().key());
+        let json = serde_json::to_string(self.load).unwrap();
+        let again: Box<dyn LoadShardedConfig> = serde_json::from_str(&json).unwrap();
+        assert_eq!(again.build().unwrap().key(), self.loader().key());
+    }
+
+    fn other_formats_and_newer_versions_are_refused(&self) {
+        let loader = self.loader();
+        let BackendVersion { backend, version } = self.saver().key();
+        loader.check_compatibility(&self.saver().key()).unwrap();
+        for other in [BackendVersion::new("another", 1), BackendVersion::new(&backend, version + 1000)] {
+            let e = loader.check_compatibility(&other).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+        }
+    }
+
+    fn what_n_ranks_save_m_ranks_load(&self) {
+        for (n, saved_by) in Cut::ALL.into_iter().enumerate() {
+            let from = [3, 2, 1][n];
+            let store = store();
+            self.save(&store, saved_by, from);
+            for (cut, ranks) in [(Cut::Rows, 2), (Cut::Columns, 3), (Cut::Replicated, 1), (Cut::Rows, 1)] {
+                let templates: Vec<Flat> = (0..ranks).map(|r| self.template(cut, r, ranks, from)).collect();
+                let before: Vec<_> = templates.iter().map(addresses).collect();
+                for (loaded, before) in self.load_flats(&store, templates).into_iter().zip(before) {
+                    let state = loaded.map_err(|f| f.error).unwrap().state;
+                    check_sample(&state);
+                    let after = addresses(&state);
+                    assert!(before.iter().all(|(p, a)| after.get(p) == Some(a)), "buffers are filled in place");
+                }
+            }
+        }
+    }
+
+    fn an_empty_state_is_a_checkpoint(&self) {
+        let store = store();
+        for outcome in self.save_flats(&store, IfExists::Refuse, vec![Flat::new(); 2]) {
+            outcome.unwrap();
+        }
+        let loaded = self.load_flats(&store, vec![Flat::new(); 3]);
+        assert!(loaded.into_iter().all(|l| l.map_err(|f| f.error).unwrap().state.is_empty()));
+    }
+
+    fn ranks_without_leaves_take_part(&self) {
+        let store = store();
+        let flats = vec![Flat::new(), sample(Cut::Rows, 0, 1, false), Flat::new()];
+        for outcome in self.save_flats(&store, IfExists::Refuse, flats) {
+            outcome.unwrap();
+        }
+        let templates = vec![Flat::new(), sample_template(Cut::Columns, 0, 1, None)];
+        for loaded in self.load_flats(&store, templates) {
+            check_sample(&loaded.map_err(|f| f.error).unwrap().state);
+        }
+    }
+
+    fn what_is_stored_is_told(&self) {
+        let store = store();
+        self.save(&store, Cut::Rows, 2);
+        let reader = block_on(self.loader().open(&store)).unwrap();
+        assert_eq!(reader.key(), self.saver().key());
+        let metadata = reader.metadata();
+        for (path, leaf) in sample(Cut::Replicated, 0, 1, false) {
+            let Sharded::Tensor(t) = leaf else { continue };
+            let stored = metadata.tensor(&t.key).unwrap_or_else(|| panic!("{path} is not told"));
+            assert_eq!((stored.dtype(), stored.shape()), (t.dtype, t.global_shape));
+        }
+        let there = files(&store);
+        let within = |p: &crate::Placed| p.offset + p.length <= there[&p.file].len() as u64;
+        for (chunk, _) in metadata.tensors().flat_map(|t| t.chunks()) {
+            assert!(reader.locate_chunk(chunk).is_none_or(|p| within(&p)));
+        }
+        for (object, _) in metadata.objects() {
+            assert!(reader.locate_object(object).is_none_or(|p| within(&p)));
+        }
+        for full in [false, true] {
+            let report = block_on(reader.verify(full, &Progress::none())).unwrap();
+            assert!(report.damage.is_empty() && report.unchecked.is_empty(), "{report:?}");
+        }
+    }
+
+    fn equal_states_give_equal_bytes(&self) {
+        let [a, b] = [store(), store()];
+        self.save(&a, Cut::Columns, 3);
+        self.save(&b, Cut::Columns, 3);
+        assert_eq!(files(&a), files(&b));
+    }
+
+    fn a_new_version_replaces_all_of_the_old_one(&self) {
+        let store = store();
+        let old = |r| {
+            let mut flat = sample(Cut::Rows, r, 3, false);
+            let extra = ShardedTensor::full("old", Tensor::from_vec(&[3], vec![1u8; 3]).unwrap());
+            if r == 2 {
+                flat.insert(Path(vec!["old".into()]), Sharded::Tensor(extra));
+            }
+            flat
+        };
+        for outcome in self.save_flats(&store, IfExists::Refuse, (0..3).map(old).collect()) {
+            outcome.unwrap();
+        }
+        let new = vec![sample(Cut::Rows, 0, 1, false)];
+        for outcome in self.save_flats(&store, IfExists::Replace, new) {
+            outcome.unwrap();
+        }
+        let reader = block_on(self.loader().open(&store)).unwrap();
+        assert!(reader.metadata().tensor("old").is_none());
+        let loaded = self.load_flats(&store, vec![sample_template(Cut::Columns, 0, 1, None)]);
+        loaded.into_iter().for_each(|l| check_sample(&l.map_err(|f| f.error).unwrap().state));
+    }
+
+    fn a_refused_save_changes_nothing(&self) {
+        let store = store();
+        self.save(&store, Cut::Rows, 2);
+        let before = files(&store);
+        let again = (0..2).map(|r| sample(Cut::Columns, r, 2, false)).collect();
+        let e = failed(self.save_flats(&store, IfExists::Refuse, again));
+        assert_eq!(e.kind(), ErrorKind::Exists);
+        assert_eq!(files(&store), before);
+    }
+
+    fn a_failing_rank_fails_all_and_leaves_nothing(&self) {
+        for hook in ["planner.set_up", "planner.create_local_plan", "planner.finish_plan", "planner.lookup_object"] {
+            let store = store();
+            let rank = |r: u32| {
+                let tap = Tap::new(move |h| if r == 1 && h == hook { Err("a fault".into()) } else { Ok(()) });
+                let planner = Arc::new(tap.on(DefaultSavePlanner::DEFAULT)) as Arc<dyn SavePlanner>;
+                Rank { strategy: self.saver(), planner, flat: sample(Cut::Rows, r, 3, false) }
+            };
+            let e = failed(save_on_ranks(&store, IfExists::Refuse, (0..3).map(rank).collect()));
+            let CommError::Ranks { causes, .. } = &e else { panic!("{hook}: {e}") };
+            assert_eq!(causes.keys().map(|r| r.0).collect::<Vec<_>>(), [1], "{hook}: {e}");
+            assert!(e.to_string().contains("a fault"), "{hook}: {e}");
+            nothing_is_left(&store);
+        }
+    }
+
+    fn a_write_that_fails_fails_all_and_leaves_nothing(&self) {
+        for fault in [Fault::Before, Fault::After] {
+            let inner = store();
+            let faulty = FaultStore::new(Arc::clone(&inner));
+            faulty.fail(Op::Write, 1, fault);
+            let faulty: Arc<dyn Store> = Arc::new(faulty);
+            let flats = (0..3).map(|r| sample(Cut::Rows, r, 3, false)).collect();
+            let e = failed(self.save_flats(&faulty, IfExists::Refuse, flats));
+            assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
+            nothing_is_left(&inner);
+        }
+    }
+
+    fn a_missing_key_is_named_and_the_template_comes_back(&self) {
+        let store = store();
+        self.save(&store, Cut::Rows, 2);
+        let templates: Vec<Flat> = (0..2)
+            .map(|r| {
+                let mut flat = sample_template(Cut::Rows, r, 2, None);
+                for key in ["nowhere.a", "nowhere.b"] {
+                    let leaf = ShardedTensor::template(key, DType::Int8, &[2]);
+                    flat.insert(Path(vec![key.into()]), Sharded::Tensor(leaf));
+                }
+                flat
+            })
+            .collect();
+        let before: Vec<_> = templates.iter().map(addresses).collect();
+        let mut errors = Vec::new();
+        for (outcome, before) in self.load_flats(&store, templates).into_iter().zip(before) {
+            let LoadFailure { error, template } = outcome.map(drop).unwrap_err();
+            assert_eq!(addresses(&template), before);
+            errors.push(Err::<(), _>(error));
+        }
+        let e = failed(errors);
+        assert_eq!(e.kind(), ErrorKind::NotFound);
+        assert!(e.to_string().contains("nowhere.a") && e.to_string().contains("nowhere.b"), "{e}");
+    }
+
+    fn a_read_that_fails_gives_the_template_back(&self) {
+        let inner = store();
+        self.save(&inner, Cut::Rows, 2);
+        for op in [Op::Gather, Op::ReadRanges, Op::Read] {
+            // Not every format calls all of these, nor as often; a fault that is not met does no harm.
+            for nth in 0..4 {
+                let faulty = FaultStore::new(Arc::clone(&inner));
+                faulty.fail(op, nth, Fault::Before);
+                let faulty: Arc<dyn Store> = Arc::new(faulty);
+                let templates: Vec<Flat> = (0..2).map(|r| sample_template(Cut::Columns, r, 2, None)).collect();
+                let before: Vec<_> = templates.iter().map(addresses).collect();
+                for (outcome, before) in self.load_flats(&faulty, templates).into_iter().zip(before) {
+                    let flat = match outcome {
+                        Ok(loaded) => {
+                            check_sample(&loaded.state);
+                            loaded.state
+                        }
+                        Err(failure) => failure.template,
+                    };
+                    let after = addresses(&flat);
+                    assert!(before.iter().all(|(p, a)| after.get(p) == Some(a)), "a buffer was lost: {op:?}");
+                }
+            }
+        }
+    }
+
+    fn damage_is_an_error_or_does_no_harm(&self) {
+        let sound = store();
+        self.save(&sound, Cut::Rows, 2);
+        let all = files(&sound);
+        for (name, bytes) in &all {
+            for part in 1..8usize {
+                let mut flipped = bytes.to_vec();
+                let at = bytes.len() * part / 8;
+                let Some(byte) = flipped.get_mut(at) else { continue };
+                *byte ^= 0x10;
+                for damaged in [Bytes::from(flipped), bytes.slice(..at)] {
+                    let store = MemoryStore::new();
+                    all.iter().for_each(|(n, b)| store.put(n.clone(), b.clone()));
+                    store.put(name.clone(), damaged);
+                    let store: Arc<dyn Store> = Arc::new(store);
+                    let template = sample_template(Cut::Rows, 0, 1, None);
+                    for loaded in self.load_flats(&store, vec![template]).into_iter().flatten() {
+                        check_sample(&loaded.state);
+                    }
+                }
+            }
+        }
+    }
+
+    fn a_place_without_a_checkpoint_says_so(&self) {
+        let e = block_on(self.loader().open(&store())).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
+    }
+}
+
+fn nothing_is_left(store: &Arc<dyn Store>) {
+    assert!(files(store).is_empty(), "files of a failed save are visible");
+    assert_eq!(block_on(store.leftovers()).unwrap(), [], "a failed save left its stage");
+}

@@ -1,0 +1,354 @@
+use crate::{
+    BackendVersion, FileLayout, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, Placed, Producer,
+    ReadObject, ReadTensor, ReadTotals, Resolve, Result, StorageReader, StorageWriter, VerifyReport,
+    WriteData,
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use reshard_model::{BoxError, Dialect, Flat, ObjectCodec, Payload, Tensor, Value};
+use reshard_plan::{
+    ChunkId, Destination, LoadContext, LoadPlan, LoadPlanner, Metadata, ObjectId, PlanError, ReadItem,
+    SaveContext, SavePlan, SavePlanner, WriteItem,
+};
+use reshard_storage::{Extent, FileBody, Name, Progress, Store};
+use std::{fmt, io, sync::Arc};
+
+type Listen = dyn Fn(&'static str) -> Result<(), BoxError> + Send + Sync;
+
+/// Hears the name of each hook before it is called, such as `planner.finish_plan` or `writer.layout`. An error of it becomes the
+/// error of the hook, and a panic a panic of it.
+#[derive(Clone)]
+pub struct Tap(Arc<Listen>);
+
+impl fmt::Debug for Tap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tap")
+    }
+}
+
+impl Tap {
+    /// Calls `listen` before each hook.
+    pub fn new(listen: impl Fn(&'static str) -> Result<(), BoxError> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(listen))
+    }
+
+    /// Around a planner, a [`StorageWriter`], or an `Arc<dyn LoadShardedStrategy>`, whose readers it taps too.
+    pub fn on<T>(&self, inner: T) -> Tapped<T> {
+        Tapped { inner, tap: self.clone() }
+    }
+
+    fn hear(&self, hook: &'static str) -> Result<(), BoxError> {
+        (self.0)(hook)
+    }
+
+    fn plan(&self, hook: &'static str) -> Result<(), PlanError> {
+        self.hear(hook).map_err(PlanError::planner)
+    }
+
+    fn format(&self, hook: &'static str) -> Result<()> {
+        Ok(self.plan(hook)?)
+    }
+
+    fn quietly(&self, hook: &'static str) {
+        // These hooks can't fail.
+        drop(self.hear(hook));
+    }
+}
+
+/// Something with a [`Tap`] on its hooks; made by [`Tap::on`].
+#[derive(Clone, Debug)]
+pub struct Tapped<T> {
+    inner: T,
+    tap: Tap,
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<P: SavePlanner> SavePlanner for Tapped<P> {
+    fn base(&self) -> &dyn SavePlanner {
+        &self.inner
+    }
+
+    fn set_up(&self, state: &mut Flat, cx: &SaveContext<'_>) -> Result<(), PlanError> {
+        self.tap.plan("planner.set_up")?;
+        self.inner.set_up(state, cx)
+    }
+
+    fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan, PlanError> {
+        self.tap.plan("planner.create_local_plan")?;
+        self.inner.create_local_plan(state, cx)
+    }
+
+    fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
+        self.tap.plan("planner.create_global_plan")?;
+        self.inner.create_global_plan(plans)
+    }
+
+    fn finish_plan(&self, plan: SavePlan) -> Result<SavePlan, PlanError> {
+        self.tap.plan("planner.finish_plan")?;
+        self.inner.finish_plan(plan)
+    }
+
+    fn lookup_object(&self, item: &WriteItem, state: &Flat) -> Result<WriteData, PlanError> {
+        self.tap.plan("planner.lookup_object")?;
+        self.inner.lookup_object(item, state)
+    }
+
+    fn transform_object(&self, item: &WriteItem, data: WriteData) -> Result<WriteData, PlanError> {
+        self.tap.plan("planner.transform_object")?;
+        self.inner.transform_object(item, data)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<P: LoadPlanner> LoadPlanner for Tapped<P> {
+    fn base(&self) -> &dyn LoadPlanner {
+        &self.inner
+    }
+
+    fn set_up(&self, template: &mut Flat, cx: &LoadContext<'_>) -> Result<(), PlanError> {
+        self.tap.plan("planner.set_up")?;
+        self.inner.set_up(template, cx)
+    }
+
+    fn create_local_plan(&self, template: &Flat, cx: &LoadContext<'_>) -> Result<LoadPlan, PlanError> {
+        self.tap.plan("planner.create_local_plan")?;
+        self.inner.create_local_plan(template, cx)
+    }
+
+    fn create_global_plan(
+        &self,
+        plans: Vec<LoadPlan>,
+        cx: &LoadContext<'_>,
+    ) -> Result<Vec<LoadPlan>, PlanError> {
+        self.tap.plan("planner.create_global_plan")?;
+        self.inner.create_global_plan(plans, cx)
+    }
+
+    fn finish_plan(&self, plan: LoadPlan) -> Result<LoadPlan, PlanError> {
+        self.tap.plan("planner.finish_plan")?;
+        self.inner.finish_plan(plan)
+    }
+
+    fn load_object(&self, item: &ReadItem, object: Payload) -> Result<Payload, PlanError> {
+        self.tap.plan("planner.load_object")?;
+        self.inner.load_object(item, object)
+    }
+
+    fn lookup_tensor(&self, item: &ReadItem) -> Result<Destination, PlanError> {
+        self.tap.plan("planner.lookup_tensor")?;
+        self.inner.lookup_tensor(item)
+    }
+
+    fn transform_tensor(&self, item: &ReadItem, elements: Tensor) -> Result<Tensor, PlanError> {
+        self.tap.plan("planner.transform_tensor")?;
+        self.inner.transform_tensor(item, elements)
+    }
+
+    fn commit_tensor(&self, item: &ReadItem) -> Result<(), PlanError> {
+        self.tap.plan("planner.commit_tensor")?;
+        self.inner.commit_tensor(item)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<W: StorageWriter> StorageWriter for Tapped<W> {
+    fn key(&self) -> BackendVersion {
+        self.inner.key()
+    }
+
+    fn object_lists(&self) -> bool {
+        self.inner.object_lists()
+    }
+
+    fn reset(&self, url: &str) {
+        self.tap.quietly("writer.reset");
+        self.inner.reset(url);
+    }
+
+    fn storage_meta(&self) -> Option<Value> {
+        self.tap.quietly("writer.storage_meta");
+        self.inner.storage_meta()
+    }
+
+    fn set_up(&self, rank: u32, is_coordinator: bool) -> Result<()> {
+        self.tap.format("writer.set_up")?;
+        self.inner.set_up(rank, is_coordinator)
+    }
+
+    fn prepare_local_plan(&self, plan: SavePlan) -> Result<SavePlan> {
+        self.tap.format("writer.prepare_local_plan")?;
+        self.inner.prepare_local_plan(plan)
+    }
+
+    fn prepare_global_plan(&self, plans: Vec<SavePlan>) -> Result<Vec<SavePlan>> {
+        self.tap.format("writer.prepare_global_plan")?;
+        self.inner.prepare_global_plan(plans)
+    }
+
+    fn layout(&self, rank: u32, items: &[WriteItem], resolve: &Resolve<'_>) -> Result<FileLayout> {
+        self.tap.format("writer.layout")?;
+        let mut layout = self.inner.layout(rank, items, resolve)?;
+        for FileBody { extents, .. } in &mut layout.files {
+            for extent in extents {
+                let inner = std::mem::replace(extent, Box::new(Bytes::new()));
+                *extent = Box::new(TappedExtent { inner, tap: Some(self.tap.clone()) });
+            }
+        }
+        Ok(layout)
+    }
+
+    fn finish(
+        &self,
+        metadata: &Metadata,
+        placed: &[Vec<Placed>],
+        rank: Option<u32>,
+    ) -> Result<Vec<(Name, Bytes)>> {
+        self.tap.format("writer.finish")?;
+        self.inner.finish(metadata, placed, rank)
+    }
+}
+
+/// Hears `writer.bytes` before its first block.
+struct TappedExtent {
+    inner: Box<dyn Extent>,
+    tap: Option<Tap>,
+}
+
+impl Extent for TappedExtent {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn next_block(&mut self) -> Option<io::Result<Bytes>> {
+        match self.tap.take().map(|tap| tap.hear("writer.bytes")) {
+            Some(Err(e)) => Some(Err(io::Error::other(e))),
+            _ => self.inner.next_block(),
+        }
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl LoadShardedStrategy for Tapped<Arc<dyn LoadShardedStrategy>> {
+    fn key(&self) -> BackendVersion {
+        self.inner.key()
+    }
+
+    async fn open(&self, store: &Arc<dyn Store>) -> Result<Arc<dyn StorageReader>> {
+        self.tap.format("reader.open")?;
+        let inner = self.inner.open(store).await?;
+        Ok(Arc::new(Tapped { inner, tap: self.tap.clone() }))
+    }
+
+    async fn load(
+        &self,
+        template: Flat,
+        from: Arc<dyn StorageReader>,
+        cx: &LoadCx<'_>,
+    ) -> Result<Loaded, Box<LoadFailure>> {
+        self.inner.load(template, from, cx).await
+    }
+
+    fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
+        self.inner.check_compatibility(stored)
+    }
+
+    fn can_handle_sharded_objects(&self) -> bool {
+        self.inner.can_handle_sharded_objects()
+    }
+
+    async fn remove_sharded_tensors(&self, store: &Arc<dyn Store>, prefix: &str) -> Result<()> {
+        self.inner.remove_sharded_tensors(store, prefix).await
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl StorageReader for Tapped<Arc<dyn StorageReader>> {
+    fn key(&self) -> BackendVersion {
+        self.inner.key()
+    }
+
+    fn metadata(&self) -> &Arc<Metadata> {
+        self.inner.metadata()
+    }
+
+    fn dialect(&self) -> Dialect {
+        self.inner.dialect()
+    }
+
+    fn locate_chunk(&self, chunk: ChunkId) -> Option<Placed> {
+        self.inner.locate_chunk(chunk)
+    }
+
+    fn locate_object(&self, object: ObjectId) -> Option<Placed> {
+        self.inner.locate_object(object)
+    }
+
+    fn codec(&self) -> Arc<dyn ObjectCodec> {
+        Arc::new(Tapped { inner: self.inner.codec(), tap: self.tap.clone() })
+    }
+
+    fn object_lists(&self) -> bool {
+        self.inner.object_lists()
+    }
+
+    fn producer(&self) -> Producer {
+        self.inner.producer()
+    }
+
+    fn reset(&self, url: &str) {
+        self.tap.quietly("reader.reset");
+        self.inner.reset(url);
+    }
+
+    fn set_up(&self, rank: u32, is_coordinator: bool) -> Result<()> {
+        self.tap.format("reader.set_up")?;
+        self.inner.set_up(rank, is_coordinator)
+    }
+
+    fn prepare_local_plan(&self, plan: LoadPlan) -> Result<LoadPlan> {
+        self.tap.format("reader.prepare_local_plan")?;
+        self.inner.prepare_local_plan(plan)
+    }
+
+    fn prepare_global_plan(&self, plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>> {
+        self.tap.format("reader.prepare_global_plan")?;
+        self.inner.prepare_global_plan(plans)
+    }
+
+    async fn read_tensors(
+        &self,
+        reads: Vec<ReadTensor>,
+        verify: bool,
+        progress: &Progress,
+    ) -> Result<ReadTotals> {
+        self.tap.format("reader.read_tensors")?;
+        self.inner.read_tensors(reads, verify, progress).await
+    }
+
+    async fn read_objects(&self, reads: &[ReadObject], verify: bool) -> Result<Vec<Payload>> {
+        self.tap.format("reader.read_objects")?;
+        self.inner.read_objects(reads, verify).await
+    }
+
+    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
+        self.inner.verify(full, progress).await
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl ObjectCodec for Tapped<Arc<dyn ObjectCodec>> {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn decode(&self, bytes: &Bytes) -> Result<Value, BoxError> {
+        self.tap.hear("reader.decode")?;
+        self.inner.decode(bytes)
+    }
+
+    fn encode(&self, value: &Value) -> Result<Bytes, BoxError> {
+        self.inner.encode(value)
+    }
+}

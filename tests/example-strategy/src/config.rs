@@ -1,0 +1,50 @@
+//! How programs get at the strategy: tagged configuration, and entries in the registry.
+
+use crate::{ExampleFormat, ExampleWriter, NAME};
+use reshard_strategy::{
+    LoadShardedConfig, LoadShardedStrategy, Make, Planned, PlannedLoad, Registration, Result,
+    SaveShardedConfig, SaveShardedStrategy,
+};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Settings of the save strategy: `{ "type": "example" }`. There are none; a format with some has them as fields here.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct ExampleConfig {}
+
+// The tag is written by hand: by default it would be the name of the type, and renaming that would break configurations.
+#[typetag::serde(name = "example")]
+impl SaveShardedConfig for ExampleConfig {
+    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
+        Ok(Arc::new(Planned::new(ExampleWriter)))
+    }
+}
+
+/// Settings of the load strategy: none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct ExampleLoadConfig {}
+
+#[typetag::serde(name = "example")]
+impl LoadShardedConfig for ExampleLoadConfig {
+    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
+        Ok(Arc::new(PlannedLoad::new(ExampleFormat)))
+    }
+}
+
+// One entry for each thing that the crate can do. Common state is left to the strategy `("torch", 1)`.
+inventory::submit! { entry(Make::SaveSharded(|| Box::new(ExampleConfig::default()))) }
+inventory::submit! { entry(Make::LoadSharded(|| Box::new(ExampleLoadConfig::default()))) }
+
+const fn entry(make: Make) -> Registration {
+    Registration {
+        backend: NAME,
+        version: 1,
+        origin: env!("CARGO_PKG_NAME"),
+        origin_version: env!("CARGO_PKG_VERSION"),
+        make,
+    }
+}

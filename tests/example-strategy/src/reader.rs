@@ -1,0 +1,283 @@
+//! What is stored, and how to get regions of it.
+
+use crate::{
+    NAME,
+    index::{INDEX, Index, Place},
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use reshard_model::{BoxError, Dialect, Dims, Layout, ObjectCodec, Payload, Region};
+use reshard_plan::{ChunkId, Metadata, ObjectId, PieceId, TensorProperties};
+use reshard_storage::{Check, Gather, Name, Part, Progress, Store};
+use reshard_strategy::{
+    BackendVersion, Damage, OpenFormat, Placed, ReadObject, ReadTensor, ReadTotals, Result, StorageReader,
+    StrategyError, VerifyReport,
+};
+use reshard_torch_format::TorchSave;
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+/// Opens checkpoints of this format.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExampleFormat;
+
+#[async_trait]
+impl OpenFormat for ExampleFormat {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(NAME, 1)
+    }
+
+    async fn open(&self, store: &Arc<dyn Store>) -> Result<Arc<dyn StorageReader>> {
+        let name = Name::new(INDEX)?;
+        let Some(len) = store.len(&name).await? else {
+            return Err(StrategyError::NotACheckpoint {
+                url: store.url(),
+                why: format!("it has no {INDEX}"),
+            });
+        };
+        let index: Index =
+            serde_json::from_slice(&store.read(&name, 0..len).await?).map_err(|e| StrategyError::Corrupt {
+                file: INDEX.into(),
+                offset: None,
+                what: "it is no index".into(),
+                source: Some(Box::new(e)),
+            })?;
+        Ok(Arc::new(ExampleReader::new(Arc::clone(store), index)?))
+    }
+}
+
+/// An opened checkpoint: the logical half is `metadata`, the physical one the places, by the same ids.
+#[derive(Debug)]
+struct ExampleReader {
+    store: Arc<dyn Store>,
+    metadata: Arc<Metadata>,
+    chunks: Vec<Place>,
+    objects: Vec<Place>,
+}
+
+impl ExampleReader {
+    fn new(store: Arc<dyn Store>, index: Index) -> Result<Self> {
+        // Files may be damaged or hostile. The builder refuses tables that contradict themselves; what it does not look at,
+        // lengths of chunks, is checked here. That chunks cover what is wanted of a tensor is checked by each load.
+        let (mut builder, mut chunks, mut objects) = (Metadata::builder(), Vec::new(), Vec::new());
+        for t in index.tensors {
+            let id = builder.add_tensor(&t.key, t.dtype, &t.shape, TensorProperties::default())?;
+            for c in t.chunks {
+                let elements = Layout::contiguous(t.dtype.size(), &c.region.lengths).map(|l| l.bytes());
+                let stored = c.place.ranges().map(|(data, _)| data.end - data.start);
+                if stored.is_none() || stored != elements {
+                    let what = format!("{}: chunk {} can't have {} bytes", t.key, c.region, c.place.length);
+                    return Err(StrategyError::corrupt(INDEX, None, what));
+                }
+                builder.add_chunk(id, &c.region)?;
+                chunks.push(c.place);
+            }
+        }
+        for o in index.objects {
+            if o.place.ranges().is_none() {
+                return Err(StrategyError::corrupt(
+                    INDEX,
+                    None,
+                    format!("object {} has no sound place", o.key),
+                ));
+            }
+            builder.add_object(&o.key)?;
+            objects.push(o.place);
+        }
+        let metadata = Arc::new(builder.finish(index.planner_data)?);
+        Ok(Self { store, metadata, chunks, objects })
+    }
+
+    fn chunk(&self, id: ChunkId) -> Result<&Place> {
+        let unknown = || StrategyError::corrupt(INDEX, None, format!("it has no chunk {}", id.0));
+        self.chunks.get(id.0 as usize).ok_or_else(unknown)
+    }
+
+    /// The checksums behind items.
+    async fn sums(&self, places: &[&Place]) -> Result<Vec<u32>> {
+        let ranges = places.iter().map(|p| Ok((p.file.clone(), split(p)?.1))).collect::<Result<_>>()?;
+        let sum = |b: Bytes| b.iter().rev().fold(0, |sum, &b| sum << 8 | u32::from(b));
+        Ok(self.store.read_ranges(ranges).await?.into_iter().map(sum).collect())
+    }
+
+    /// Whether an item's bytes are those that were written, without taking memory for all of them at once.
+    async fn check(&self, place: &Place) -> Result<u64> {
+        const STEP: u64 = 1 << 20;
+        let (data, _) = split(place)?;
+        let mut sum = Sum::new(self.sums(&[place]).await?[0]);
+        let mut at = data.start;
+        while at < data.end {
+            let to = data.end.min(at.saturating_add(STEP));
+            sum.update(&self.store.read(&place.file, at..to).await?);
+            at = to;
+        }
+        Box::new(sum).finish().map_err(|e| wrong(place, e))?;
+        Ok(place.length)
+    }
+}
+
+fn split(place: &Place) -> Result<(Range<u64>, Range<u64>)> {
+    place.ranges().ok_or_else(|| StrategyError::corrupt(INDEX, None, "a place ends before it starts"))
+}
+
+fn wrong(place: &Place, source: BoxError) -> StrategyError {
+    let what = "an item is damaged".into();
+    StrategyError::Corrupt {
+        file: place.file.to_string(),
+        offset: Some(place.offset),
+        what,
+        source: Some(source),
+    }
+}
+
+/// Compares the CRC-32 of bytes with what stands behind them.
+struct Sum {
+    hasher: crc32fast::Hasher,
+    stored: u32,
+}
+
+impl Sum {
+    fn new(stored: u32) -> Self {
+        Self { hasher: crc32fast::Hasher::new(), stored }
+    }
+}
+
+impl Check for Sum {
+    fn update(&mut self, bytes: &[u8]) {
+        self.hasher.update(bytes);
+    }
+
+    fn finish(self: Box<Self>) -> Result<(), BoxError> {
+        match self.hasher.finalize() {
+            found if found == self.stored => Ok(()),
+            found => Err(format!("its CRC-32 is {found:08x}, {:08x} was written", self.stored).into()),
+        }
+    }
+}
+
+#[async_trait]
+impl StorageReader for ExampleReader {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(NAME, 1)
+    }
+
+    fn metadata(&self) -> &Arc<Metadata> {
+        &self.metadata
+    }
+
+    fn dialect(&self) -> Dialect {
+        Dialect::Megatron
+    }
+
+    fn locate_chunk(&self, chunk: ChunkId) -> Option<Placed> {
+        let (tensor, region) = self.metadata.chunk(chunk)?;
+        let id = PieceId { key: tensor.key().into(), offset: Some(region.offsets) };
+        Some(placed(id, self.chunks.get(chunk.0 as usize)?))
+    }
+
+    fn locate_object(&self, object: ObjectId) -> Option<Placed> {
+        let id = PieceId { key: self.metadata.object_key(object)?.into(), offset: None };
+        Some(placed(id, self.objects.get(object.0 as usize)?))
+    }
+
+    fn codec(&self) -> Arc<dyn ObjectCodec> {
+        Arc::new(TorchSave::default())
+    }
+
+    // The store does the work: it coalesces, reads in parallel and lands elements in the claims. The format says where the
+    // elements lie, and which checksum a record that is read as a whole must have.
+    async fn read_tensors(
+        &self,
+        reads: Vec<ReadTensor>,
+        verify: bool,
+        progress: &Progress,
+    ) -> Result<ReadTotals> {
+        let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
+        for read in reads {
+            by_chunk.entry(read.chunk).or_default().push(read);
+        }
+        let mut totals = ReadTotals::default();
+        let (mut gathers, mut whole) = (Vec::new(), Vec::new());
+        for (id, reads) in by_chunk {
+            let place = self.chunk(id)?;
+            let shape = self.metadata.chunk(id).map(|(_, region)| region.lengths).unwrap_or_default();
+            if verify && reads.iter().any(|r| r.region == Region::whole(&shape)) {
+                whole.push((gathers.len(), place));
+            }
+            let parts = reads.into_iter().map(|read| part(read, &shape)).collect::<Result<_>>()?;
+            let (record, _) = split(place)?;
+            gathers.push(Gather { name: place.file.clone(), record, parts, check: None });
+        }
+        let places: Vec<&Place> = whole.iter().map(|(_, place)| *place).collect();
+        for ((gather, _), sum) in whole.iter().zip(self.sums(&places).await?) {
+            gathers[*gather].check = Some(Box::new(Sum::new(sum)));
+            totals.headers += crate::index::CRC;
+            totals.requests += 1;
+            totals.verified += 1;
+        }
+        let stats = self.store.gather(gathers, progress.clone()).await?;
+        totals.needed += stats.bytes_needed;
+        totals.read += stats.bytes_read;
+        totals.requests += stats.reads;
+        Ok(totals)
+    }
+
+    async fn read_objects(&self, reads: &[ReadObject], verify: bool) -> Result<Vec<Payload>> {
+        let mut out = Vec::new();
+        for read in reads {
+            let unknown = || StrategyError::corrupt(INDEX, None, "it lacks an object");
+            let place = self.objects.get(read.object.0 as usize).ok_or_else(unknown)?;
+            let bytes = self.store.read(&place.file, split(place)?.0).await?;
+            if verify {
+                let mut sum = Sum::new(self.sums(&[place]).await?[0]);
+                sum.update(&bytes);
+                Box::new(sum).finish().map_err(|e| wrong(place, e))?;
+            }
+            out.push(Payload::Encoded { codec: TorchSave::default().name(), bytes });
+        }
+        Ok(out)
+    }
+
+    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
+        let mut report = VerifyReport::default();
+        for place in self.chunks.iter().chain(&self.objects) {
+            report.items += 1;
+            let there = self.store.len(&place.file).await?.unwrap_or(0);
+            let found = match split(place) {
+                Ok((_, sum)) if sum.end > there => {
+                    Err(StrategyError::corrupt(&place.file, Some(place.offset), "the file is cut"))
+                }
+                Ok(_) if full => self.check(place).await,
+                Ok(_) => Ok(0),
+                Err(e) => Err(e),
+            };
+            match found {
+                Ok(bytes) => {
+                    report.bytes += bytes;
+                    progress.add(bytes);
+                }
+                Err(e) => report.damage.push(Damage {
+                    key: None,
+                    file: Some(place.file.to_string()),
+                    offset: Some(place.offset),
+                    what: e.to_string(),
+                }),
+            }
+        }
+        Ok(report)
+    }
+}
+
+fn placed(id: PieceId, place: &Place) -> Placed {
+    Placed { id, file: place.file.clone(), offset: place.offset, length: place.length }
+}
+
+/// A region has the axes of the stored chunk; a claim lacks those that its leaf prepends, which have extent 1.
+fn part(read: ReadTensor, chunk: &Dims) -> Result<Part> {
+    let misfit = || StrategyError::Invalid(format!("region {} does not lie in its chunk", read.region));
+    if !read.region.fits(chunk) {
+        return Err(misfit());
+    }
+    let layout = Layout::contiguous(read.dtype.size(), chunk).ok_or_else(misfit)?;
+    let source = layout.narrow(&read.region).squeeze_to(read.claim.shape()).ok_or_else(misfit)?;
+    Ok(Part { source, claim: read.claim })
+}

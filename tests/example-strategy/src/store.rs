@@ -1,0 +1,177 @@
+//! `example://NAME`: files in the memory of the process. What a store must do, and nothing else: reads that land in claims,
+//! ranges read together and the like have default bodies.
+
+use crate::NAME;
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use reshard_storage::{
+    Durability, Entry, FileBody, Hints, IfExists, Leftover, Name, Progress, Result, Stage, StorageError,
+    Store, StoreScheme, Written,
+};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+inventory::submit! {
+    StoreScheme::new(NAME, env!("CARGO_PKG_NAME"), |url| Ok(Arc::new(ExampleStore::open(url))))
+}
+
+type Files = BTreeMap<Name, Bytes>;
+
+#[derive(Debug, Default)]
+struct Place {
+    files: Files,
+    /// Versions that nobody sees yet, by attempt.
+    staged: BTreeMap<String, Files>,
+}
+
+static PLACES: Mutex<BTreeMap<String, Arc<Mutex<Place>>>> = Mutex::new(BTreeMap::new());
+
+/// A place in memory; all stores of one URL share it.
+#[derive(Clone, Debug)]
+pub struct ExampleStore {
+    url: String,
+    place: Arc<Mutex<Place>>,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ExampleStore {
+    /// The place of a URL.
+    pub fn open(url: &str) -> Self {
+        Self { url: url.into(), place: lock(&PLACES).entry(url.into()).or_default().clone() }
+    }
+}
+
+#[async_trait]
+impl Store for ExampleStore {
+    fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    fn hints(&self) -> Hints {
+        Hints::default()
+    }
+
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        let path = format!("{}/{name}", self.url);
+        let Some(bytes) = lock(&self.place).files.get(name).cloned() else {
+            return Err(StorageError::NotFound { path });
+        };
+        match bytes.len() as u64 {
+            size if range.end > size => Err(StorageError::Short { path, range, size }),
+            _ if range.start > range.end => {
+                Err(StorageError::invalid(format!("{path}: a range ends before it starts")))
+            }
+            _ => Ok(bytes.slice(range.start as usize..range.end as usize)),
+        }
+    }
+
+    async fn list(&self) -> Result<Vec<Entry>> {
+        let place = lock(&self.place);
+        Ok(place.files.iter().map(|(n, b)| Entry { name: n.clone(), bytes: b.len() as u64 }).collect())
+    }
+
+    async fn remove(&self, names: &[Name]) -> Result<()> {
+        let mut place = lock(&self.place);
+        place.files.retain(|n, _| !names.contains(n));
+        Ok(())
+    }
+
+    async fn len(&self, name: &Name) -> Result<Option<u64>> {
+        Ok(lock(&self.place).files.get(name).map(|b| b.len() as u64))
+    }
+
+    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
+        let mut place = lock(&self.place);
+        if if_exists == IfExists::Refuse && !place.files.is_empty() {
+            return Err(StorageError::Exists { path: self.url.clone() });
+        }
+        // Other ranks may have begun it.
+        place.staged.entry(attempt.into()).or_default();
+        Ok(Arc::new(ExampleStage { store: self.clone(), attempt: attempt.into(), if_exists }))
+    }
+
+    async fn leftovers(&self) -> Result<Vec<Leftover>> {
+        let place = lock(&self.place);
+        Ok(place.staged.keys().map(|a| Leftover::new(a.clone(), format!("{}#{a}", self.url))).collect())
+    }
+
+    async fn remove_leftover(&self, attempt: &str) -> Result<()> {
+        lock(&self.place).staged.remove(attempt);
+        Ok(())
+    }
+}
+
+/// A version that nobody sees yet.
+#[derive(Debug)]
+struct ExampleStage {
+    store: ExampleStore,
+    attempt: String,
+    if_exists: IfExists,
+}
+
+impl ExampleStage {
+    fn gone(&self) -> StorageError {
+        StorageError::invalid(format!(
+            "attempt {} at {} is published or abandoned",
+            self.attempt, self.store.url
+        ))
+    }
+}
+
+#[async_trait]
+impl Stage for ExampleStage {
+    async fn write(&self, files: Vec<FileBody>, _: Durability, progress: Progress) -> Result<Vec<Written>> {
+        let mut written = Vec::new();
+        for FileBody { name, extents } in files {
+            let mut bytes = BytesMut::new();
+            for mut extent in extents {
+                let (offset, want) = (bytes.len() as u64, extent.len());
+                while let Some(block) = extent.next_block() {
+                    let at = bytes.len() as u64;
+                    let block = block.map_err(|source| StorageError::Source {
+                        name: name.clone(),
+                        offset: at,
+                        source,
+                    })?;
+                    bytes.extend_from_slice(&block);
+                }
+                let got = bytes.len() as u64 - offset;
+                if got != want {
+                    return Err(StorageError::ExtentLength { name, offset, want, got });
+                }
+            }
+            progress.add(bytes.len() as u64);
+            written.push(Written { name: name.clone(), bytes: bytes.len() as u64 });
+            let mut place = lock(&self.store.place);
+            let staged = place.staged.get_mut(&self.attempt).ok_or_else(|| self.gone())?;
+            if staged.contains_key(&name) {
+                return Err(StorageError::invalid(format!("{name} is written twice")));
+            }
+            staged.insert(name, bytes.freeze());
+        }
+        Ok(written)
+    }
+
+    // Under one lock, so that others see all of the new version or nothing of it.
+    async fn publish(&self, (name, bytes): (Name, Bytes), _: Durability) -> Result<()> {
+        let mut place = lock(&self.store.place);
+        if self.if_exists == IfExists::Refuse && !place.files.is_empty() {
+            return Err(StorageError::Exists { path: self.store.url.clone() });
+        }
+        let mut files = place.staged.remove(&self.attempt).ok_or_else(|| self.gone())?;
+        files.insert(name, bytes);
+        place.files = files;
+        Ok(())
+    }
+
+    async fn abandon(&self) -> Result<()> {
+        lock(&self.store.place).staged.remove(&self.attempt);
+        Ok(())
+    }
+}

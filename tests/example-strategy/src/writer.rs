@@ -1,0 +1,171 @@
+//! Where each item goes. The pipeline does all the rest: planning, moving, agreeing.
+
+use crate::{
+    NAME,
+    index::{CRC, ChunkEntry, INDEX, Index, ObjectEntry, Place, TensorEntry},
+};
+use bytes::Bytes;
+use reshard_model::{Data, ObjectCodec, Payload, Region, TensorSource};
+use reshard_plan::{Metadata, PieceId, WriteItem, WriteKind};
+use reshard_storage::{Extent, FileBody, Name};
+use reshard_strategy::{
+    BackendVersion, FileLayout, Placed, Resolve, Result, StorageWriter, StrategyError, WriteData,
+};
+use reshard_torch_format::TorchSave;
+use std::{collections::BTreeMap, io, sync::Arc};
+
+/// Writes `rank-{rank}.bin` and `index.json`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExampleWriter;
+
+impl StorageWriter for ExampleWriter {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new(NAME, 1)
+    }
+
+    // Lengths are known here, before a byte has moved; elements are pulled later, from I/O threads.
+    fn layout(&self, rank: u32, items: &[WriteItem], resolve: &Resolve<'_>) -> Result<FileLayout> {
+        let name = Name::new(format!("rank-{rank}.bin"))?;
+        let mut out = FileLayout::default();
+        let (mut at, mut extents) = (0, Vec::new());
+        for item in items {
+            let extent = Summed::new(item, resolve(item)?)?;
+            let length = extent.len();
+            out.placed.push(Placed { id: item.id(), file: name.clone(), offset: at, length });
+            extents.push(Box::new(extent) as Box<dyn Extent>);
+            at += length;
+        }
+        if !extents.is_empty() {
+            out.files.push(FileBody { name, extents });
+        }
+        Ok(out)
+    }
+
+    // The last file of the list is what makes the checkpoint; there is just one here.
+    fn finish(
+        &self,
+        metadata: &Metadata,
+        placed: &[Vec<Placed>],
+        rank: Option<u32>,
+    ) -> Result<Vec<(Name, Bytes)>> {
+        if rank.is_some() {
+            let what = "a rank-local checkpoint".into();
+            return Err(StrategyError::Unsupported { strategy: self.key().to_string(), what });
+        }
+        let places: BTreeMap<&PieceId, &Placed> = placed.iter().flatten().map(|p| (&p.id, p)).collect();
+        let place = |id: &PieceId| match places.get(id) {
+            Some(p) => Ok(Place { file: p.file.clone(), offset: p.offset, length: p.length }),
+            None => Err(StrategyError::Invalid(format!("{id} was not written"))),
+        };
+        let mut index = Index { planner_data: metadata.planner_data().cloned(), ..Index::default() };
+        for t in metadata.tensors() {
+            let mut chunks = Vec::new();
+            for (_, region) in t.chunks() {
+                let id = PieceId { key: t.key().into(), offset: Some(region.offsets.clone()) };
+                chunks.push(ChunkEntry { place: place(&id)?, region });
+            }
+            index.tensors.push(TensorEntry {
+                key: t.key().into(),
+                dtype: t.dtype(),
+                shape: t.shape(),
+                chunks,
+            });
+        }
+        for (_, key) in metadata.objects() {
+            let place = place(&PieceId { key: key.into(), offset: None })?;
+            index.objects.push(ObjectEntry { key: key.into(), place });
+        }
+        let json =
+            serde_json::to_vec_pretty(&index).map_err(|e| StrategyError::Invalid(format!("{INDEX}: {e}")))?;
+        Ok(vec![(Name::new(INDEX)?, json.into())])
+    }
+}
+
+/// Bytes that are pulled at once: few enough to stay in cache between checksum and write.
+const BLOCK: u64 = 256 << 10;
+
+type Blocks = Box<dyn Iterator<Item = io::Result<Bytes>> + Send>;
+
+/// An item on its way to the file: its blocks, then the checksum of what went by.
+struct Summed {
+    length: u64,
+    blocks: Option<Blocks>,
+    crc: crc32fast::Hasher,
+}
+
+impl Summed {
+    fn new(item: &WriteItem, data: WriteData) -> Result<Self> {
+        let invalid = |what: &str| StrategyError::Invalid(format!("{}: {what}", item.key));
+        let (length, blocks): (u64, Blocks) = match (&item.kind, data) {
+            (WriteKind::Tensor(t), WriteData::Tensor(data)) => {
+                let (region, size) = (Region::whole(&t.region.lengths), t.dtype.size());
+                let blocks: Blocks = match data {
+                    Data::Host(host) => Box::new(host.blocks(BLOCK).map(Ok)),
+                    Data::Device(d) => {
+                        let region = Region::whole(d.shape());
+                        Box::new(pull(Arc::new(d), region, size))
+                    }
+                    Data::Lazy(source) => Box::new(pull(source, region, size)),
+                    Data::None => return Err(invalid("there is no data to save")),
+                };
+                (t.bytes(), blocks)
+            }
+            (WriteKind::Object { .. }, WriteData::Object(payload)) => {
+                let bytes = encode(&item.key, payload)?;
+                (bytes.len() as u64, Box::new(std::iter::once(Ok(bytes))))
+            }
+            _ => return Err(invalid("an object was given for a tensor, or a tensor for an object")),
+        };
+        let length = length.checked_add(CRC).ok_or_else(|| invalid("it is too large"))?;
+        Ok(Self { length, blocks: Some(blocks), crc: crc32fast::Hasher::new() })
+    }
+}
+
+impl Extent for Summed {
+    fn len(&self) -> u64 {
+        self.length
+    }
+
+    fn next_block(&mut self) -> Option<io::Result<Bytes>> {
+        match self.blocks.as_mut()?.next() {
+            Some(block) => {
+                block.iter().for_each(|b| self.crc.update(b));
+                Some(block)
+            }
+            None => {
+                self.blocks = None;
+                Some(Ok(Bytes::copy_from_slice(&self.crc.clone().finalize().to_le_bytes())))
+            }
+        }
+    }
+}
+
+/// Elements that aren't in host memory, some rows at a time.
+fn pull(
+    source: Arc<dyn TensorSource>,
+    region: Region,
+    size: u64,
+) -> impl Iterator<Item = io::Result<Bytes>> + Send {
+    region.blocks(BLOCK / size).map(move |part| {
+        let mut out = vec![0; (part.volume().unwrap_or(0) * size) as usize];
+        source.read(&part, &mut out).map_err(io::Error::other)?;
+        Ok(out.into())
+    })
+}
+
+/// Objects are stored as `torch.save` writes them. One that comes from a checkpoint that does so too is carried over as it is.
+fn encode(key: &str, payload: Payload) -> Result<Bytes> {
+    let codec = TorchSave::default();
+    match payload {
+        Payload::Encoded { codec: name, bytes } if name == codec.name() => Ok(bytes),
+        Payload::Value(v) => codec.encode(&v).map_err(|source| StrategyError::Object {
+            key: key.into(),
+            what: "it can't be encoded",
+            source,
+        }),
+        Payload::Encoded { codec, .. } => {
+            Err(StrategyError::Invalid(format!("object {key} is encoded as {codec}; decode it first")))
+        }
+        Payload::None => Err(StrategyError::Invalid(format!("object {key} has no data to save"))),
+    }
+}

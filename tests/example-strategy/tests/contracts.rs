@@ -1,0 +1,31 @@
+//! The suites that every strategy and every store has to pass.
+
+use reshard_example::{ExampleConfig, ExampleLoadConfig, ExampleStore};
+use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
+use reshard_storage::{Store, testkit::store_contract};
+use reshard_strategy::testkit;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
+#[test]
+fn the_strategies_keep_their_contract() {
+    testkit::save_load_contract(&ExampleConfig::default(), &ExampleLoadConfig::default());
+}
+
+#[test]
+fn planners_work_with_the_format() {
+    let (save, load) = (ExampleConfig::default(), ExampleLoadConfig::default());
+    testkit::save_planner_contract(|| DefaultSavePlanner::DEFAULT, &save, &load);
+    testkit::load_planner_contract(|| DefaultLoadPlanner::DEFAULT, &save, &load);
+}
+
+#[test]
+fn the_store_keeps_its_contract() {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    futures::executor::block_on(store_contract(|| {
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        Arc::new(ExampleStore::open(&format!("example://contract-{n}"))) as Arc<dyn Store>
+    }));
+}

@@ -1,0 +1,25 @@
+//! One line of `Cargo.toml` is enough.
+
+#[test]
+fn a_program_that_names_only_the_facade_has_all_that_is_built_in() {
+    let mut linked = reshard_linkcheck::linked().unwrap();
+    // Tests of other crates, built together with this one, switch on the store of reshard-storage's testkit.
+    linked.retain(|name| name != "memory://");
+    assert_eq!(
+        linked,
+        [
+            "save sharded of torch_dist/1",
+            "load sharded of torch_dist/1",
+            "save common of torch/1",
+            "load common of torch/1",
+            "file://",
+        ]
+    );
+}
+
+#[test]
+fn all_of_it_comes_from_crates_of_reshard() {
+    for r in reshard::Registry::linked().unwrap().iter() {
+        assert!(r.origin.starts_with("reshard-") && !r.origin_version.is_empty(), "{r:?}");
+    }
+}
