@@ -169,6 +169,11 @@ pub trait StorageReader: Any + fmt::Debug + Send + Sync {
         Producer::default()
     }
 
+    /// Why a key can't be loaded as a template asks for it, where the format knows more than that shapes differ.
+    fn why_not(&self, _key: &str) -> Option<String> {
+        None
+    }
+
     /// A new load begins.
     fn reset(&self, _url: &str) {}
     /// Before planning, on every rank.

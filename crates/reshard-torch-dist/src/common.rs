@@ -19,7 +19,10 @@ pub const COMMON: &str = "common.pt";
 pub const METADATA_JSON: &str = "metadata.json";
 
 /// Where Megatron Core 0.19 and later keep common state: an object of the sharded part.
-const COMMON_STATE: &str = "common_state/shard_0_1";
+pub const COMMON_STATE: &str = "common_state";
+
+/// Its name as a cell of an array.
+const COMMON_STATE_CELL: &str = "common_state/shard_0_1";
 
 /// Content of `metadata.json`, in Megatron Core's order of fields. Fields that are not known are ignored; the common ones are
 /// missing since 0.19.
@@ -65,6 +68,13 @@ impl MetadataJson {
     /// Strategy of the common part.
     pub fn common(&self) -> BackendVersion {
         BackendVersion::new(&self.common_backend, self.common_backend_version)
+    }
+
+    /// The file's bytes in the form of Megatron Core 0.19 and later, which leaves the common strategy out.
+    pub fn to_short_bytes(&self) -> Bytes {
+        let backend = serde_json::Value::from(self.sharded_backend.as_str());
+        let version = self.sharded_backend_version;
+        format!(r#"{{"sharded_backend": {backend}, "sharded_backend_version": {version}}}"#).into()
     }
 
     /// The file's bytes, as Python's `json.dump` writes them.
@@ -150,13 +160,13 @@ async fn from_object(store: &Arc<dyn Store>) -> Result<Value> {
         return Err(missing("it has neither common.pt nor .metadata"));
     };
     let table = Table::parse(METADATA, &store.read(&name, 0..len).await?)?;
-    let place = table.metadata.object(COMMON_STATE).and_then(|id| table.object(id));
+    let place = table.metadata.object(COMMON_STATE_CELL).and_then(|id| table.object(id));
     let Some(place) = place else {
         return Err(missing("it has neither common.pt nor the object common_state"));
     };
     let file = table.file(place)?;
     let bytes = store.read(&file, table.range(place)?).await?;
-    match decode(COMMON_STATE, &table.untransform(place, bytes)?)? {
+    match decode(COMMON_STATE_CELL, &table.untransform(place, bytes)?)? {
         Value::List(mut v) if v.len() == 1 => Ok(v.remove(0)),
         _ => Err(StrategyError::corrupt(file, Some(place.offset), "common_state is no list of one element")),
     }

@@ -22,7 +22,7 @@ mod table;
 mod transform;
 mod writer;
 
-pub use common::{COMMON, METADATA_JSON, MetadataJson, TorchCommon};
+pub use common::{COMMON, COMMON_STATE, METADATA_JSON, MetadataJson, TorchCommon};
 pub use config::{ArchiveEra, Spread, Strides, TorchDistConfig, TorchDistLoadConfig};
 pub use flavour::Flavour;
 

@@ -1,6 +1,6 @@
 //! Opening a directory: `.metadata`, or the `__{rank}.metadata` of all ranks.
 
-use crate::{METADATA, METADATA_JSON, MetadataJson, NAME, reader::TorchDistReader, table::Table};
+use crate::{COMMON, METADATA, METADATA_JSON, MetadataJson, NAME, reader::TorchDistReader, table::Table};
 use async_trait::async_trait;
 use reshard_model::Dialect;
 use reshard_storage::{Name, Store};
@@ -28,6 +28,11 @@ impl OpenFormat for TorchDist {
         };
         let json = Name::new(METADATA_JSON)?;
         let dialect = match store.len(&json).await? {
+            // Megatron Core writes it last. Read as PyTorch's, the checkpoint would have lost its common state.
+            None if store.len(&Name::new(COMMON)?).await?.is_some() => {
+                let why = "there is a common.pt, but no metadata.json, so the save of Megatron Core was never finished";
+                return Err(StrategyError::NotACheckpoint { url: store.url(), why: why.into() });
+            }
             None => Dialect::Dcp,
             Some(len) => {
                 MetadataJson::parse(&store.read(&json, 0..len).await?)?;

@@ -100,7 +100,9 @@ impl Table {
             let key = index.key.as_ref().map_or("", Text::as_str);
             match index.offset {
                 None => match self.metadata.object(key) {
-                    Some(id) => set(&mut self.objects, id.0, place),
+                    Some(id) => {
+                        set(&mut self.objects, id.0, place, first).map_err(|what| twice(file, key, what))?
+                    }
                     None => {
                         let what = format!("{key:?} has a place, but is no object");
                         return Err(StrategyError::corrupt(file, None, what));
@@ -110,7 +112,8 @@ impl Table {
                     // Bytes that no chunk owns are ignored.
                     Some(t) => {
                         if let Some(id) = t.chunk_at(columns.ints(at, n), index.hint.map(|h| h as usize)) {
-                            set(&mut self.chunks, id.0, place);
+                            set(&mut self.chunks, id.0, place, first)
+                                .map_err(|what| twice(file, key, what))?;
                         }
                     }
                     None => {
@@ -219,8 +222,8 @@ impl TableBuilder {
             match value {
                 V::Tensor(t) => self.tensor(file, columns, key, &columns.tensors[*t as usize])?,
                 // Every rank of a rank-local checkpoint has its own copy; the first one counts.
-                V::BytesItem if self.objects.insert(key.into()) => drop(self.logical.add_object(key)?),
-                V::BytesItem => {}
+                V::BytesItem if self.merging && !self.objects.insert(key.into()) => {}
+                V::BytesItem => drop(self.logical.add_object(key)?),
                 _ => {
                     let what = format!("{key} is neither a tensor nor an object");
                     return Err(StrategyError::corrupt(file, None, what));
@@ -243,7 +246,8 @@ impl TableBuilder {
         self.signs.has_tensors = true;
         self.signs.old_module |= props.old_module;
         self.signs.arity = self.signs.arity.max(props.arity);
-        let id = match self.logical.tensor(key) {
+        // A dict has a key once: what several ranks have is put together, what one file has twice is damaged.
+        let id = match self.logical.tensor(key).filter(|_| self.merging) {
             Some(id) => id,
             None => {
                 let properties = TensorProperties {
@@ -305,13 +309,19 @@ impl TableBuilder {
     }
 }
 
-/// The first place counts: of equal keys of several ranks, and of an empty chunk that shares its offset with another.
-fn set(places: &mut [Place], id: u32, place: Place) {
-    if let Some(p) = places.get_mut(id as usize)
-        && p.file == u32::MAX
-    {
-        *p = place;
+/// The first place counts, of equal keys of several ranks; one rank's files start at `first`, and it has each key once.
+fn set(places: &mut [Place], id: u32, place: Place, first: u32) -> std::result::Result<(), &'static str> {
+    let Some(p) = places.get_mut(id as usize) else { return Ok(()) };
+    match p.file {
+        u32::MAX => *p = place,
+        file if file >= first => return Err("has two places"),
+        _ => {}
     }
+    Ok(())
+}
+
+fn twice(file: &str, key: &str, what: &str) -> StrategyError {
+    StrategyError::corrupt(file, None, format!("{key:?} {what}"))
 }
 
 /// Items that say of themselves where they lie, made ranges of files.

@@ -9,13 +9,24 @@ use std::fmt;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong, and where.
-#[derive(Debug, thiserror::Error)]
-#[error("{act} {url}: {source}")]
+#[derive(Debug)]
 pub struct Error {
     act: &'static str,
     url: String,
-    #[source]
     source: StrategyError,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.act, self.url, self.source)
+    }
+}
+
+impl std::error::Error for Error {
+    /// What lies behind the error that the message tells already.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.source)
+    }
 }
 
 impl Error {

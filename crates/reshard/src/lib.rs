@@ -51,7 +51,7 @@ pub use checkpoint::{
 pub use error::{Error, LoadError, Result};
 pub use load::{Load, load};
 pub use report::{Act, LoadReport, SaveReport};
-pub use save::{Save, save};
+pub use save::{CommonForm, Save, save};
 pub use sidecar::{SIDECAR, Sidecar};
 
 pub use reshard_comm::{Cause, Comm, CommError, LocalGroup, ProcessGroup, Rank, SingleProcess};

@@ -176,11 +176,11 @@ impl<'a> Load<'a> {
             Ok(opened) => match opened.common().await {
                 Err(e) => (Err(e), Some(template)),
                 Ok(common) => {
-                    // The template is moved: a clone of handles would keep its buffers from being filled.
-                    let spare = without_buffers(&template);
+                    // Handles to give back if the template can't be split; they must be gone before buffers are lent.
+                    let spare = template.clone();
                     match split_for(template, opened.reader.dialect(), opened.reader.metadata()) {
                         Ok((flat, frame, own)) => (Ok(Begun { opened, common, flat, frame, own }), None),
-                        Err((e, template)) => (Err(e), Some(template.unwrap_or(spare))),
+                        Err(e) => (Err(e), Some(spare)),
                     }
                 }
             },
@@ -247,35 +247,24 @@ impl Begun {
     }
 }
 
-/// For a template that can't be split, and so has no buffers worth keeping.
-fn without_buffers(_: &StateDict) -> StateDict {
-    StateDict::new()
-}
-
-type Split = Result<(Flat, Frame, Plain), (StrategyError, Option<StateDict>)>;
-
 /// Splits by the rules of today; by those of PyTorch 2.3 when that finds more keys.
-fn split_for(template: StateDict, dialect: Dialect, metadata: &Metadata) -> Split {
+fn split_for(
+    template: StateDict,
+    dialect: Dialect,
+    metadata: &Metadata,
+) -> Result<(Flat, Frame, Plain), StrategyError> {
     let found = |flat: &Flat| flat.values().filter(|s| has(metadata, s)).count();
-    let parts = match split_as(template, dialect, Flatten::Torch2_4) {
-        Ok(parts) => parts,
-        Err(e) => return Err((e.into(), None)),
-    };
-    if dialect == Dialect::Megatron || found(&parts.flat) == parts.flat.len() {
+    let parts = split_as(template, dialect, Flatten::Torch2_4)?;
+    let now = found(&parts.flat);
+    if dialect == Dialect::Megatron || now == parts.flat.len() {
         return Ok((parts.flat, parts.frame, parts.common));
     }
-    let now = found(&parts.flat);
-    let again = match parts.frame.restore(parts.flat, parts.common) {
-        Ok(template) => template,
-        Err(e) => return Err((e.into(), None)),
-    };
+    let again = parts.frame.restore(parts.flat, parts.common)?;
     // Counted on a copy of the handles, which is gone before buffers are taken.
     let before = split_as(again.clone(), dialect, Flatten::Torch2_3).map_or(0, |p| found(&p.flat));
     let rules = if before > now { Flatten::Torch2_3 } else { Flatten::Torch2_4 };
-    match split_as(again, dialect, rules) {
-        Ok(parts) => Ok((parts.flat, parts.frame, parts.common)),
-        Err(e) => Err((e.into(), None)),
-    }
+    let parts = split_as(again, dialect, rules)?;
+    Ok((parts.flat, parts.frame, parts.common))
 }
 
 fn has(metadata: &Metadata, leaf: &Sharded) -> bool {

@@ -45,6 +45,8 @@ impl HowToOpen {
             Some(s) => s.open(url)?,
             None => Stores::linked()?.open(url)?,
         };
+        // What is there now stays readable, and of one save, while somebody replaces it.
+        let store = store.pinned().await?.unwrap_or(store);
         let json = Name::new(METADATA_JSON)?;
         let (name, common) = match store.len(&json).await? {
             Some(len) => {

@@ -6,14 +6,14 @@ use crate::{
 };
 use bytes::Bytes;
 use reshard_comm::{Cause, Comm, ProcessGroup, Rank, SingleProcess};
-use reshard_model::{Dialect, Plain, StateDict, split};
+use reshard_model::{Dialect, Parts, Path, Plain, Sharded, ShardedObject, StateDict, Value, split};
 use reshard_plan::{DefaultSavePlanner, PlannerData, SavePlanner};
-use reshard_storage::{Durability, FileBody, IfExists, Name, Progress, Stage, Stores};
+use reshard_storage::{Durability, FileBody, IfExists, Name, Progress, Stage, StorageError, Store, Stores};
 use reshard_strategy::{
     BackendVersion, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved,
     StrategyError, agree, cause,
 };
-use reshard_torch_dist::{METADATA_JSON, MetadataJson};
+use reshard_torch_dist::{COMMON_STATE, METADATA, METADATA_JSON, MetadataJson};
 use std::{
     collections::BTreeMap,
     future::{Future, IntoFuture},
@@ -49,6 +49,8 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         coordinator: Rank(0),
         deadline: None,
         dialect: Dialect::default(),
+        common_form: CommonForm::File,
+        content_metadata: None,
         config: None,
         planner: None,
         if_exists: IfExists::Refuse,
@@ -59,6 +61,20 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         stores: None,
     }
 }
+
+/// Where Megatron Core's dialect keeps common state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CommonForm {
+    /// In `common.pt`, which every version reads.
+    #[default]
+    File,
+    /// In the object `common_state` of the sharded part, as Megatron Core 0.19 and later write it and alone read it.
+    Object,
+}
+
+/// Keys that Megatron Core has for itself at the top of a state dict.
+const RESERVED: [&str; 2] = [COMMON_STATE, "content_metadata"];
 
 /// A save that is being set up; made by [`save`].
 #[derive(Debug)]
@@ -71,6 +87,8 @@ pub struct Save<'a> {
     coordinator: Rank,
     deadline: Option<Duration>,
     dialect: Dialect,
+    common_form: CommonForm,
+    content_metadata: Option<Value>,
     config: Option<Box<dyn SaveShardedConfig>>,
     planner: Option<Arc<dyn SavePlanner>>,
     if_exists: IfExists,
@@ -113,6 +131,18 @@ impl<'a> Save<'a> {
         self
     }
 
+    /// Where common state goes in Megatron Core's dialect.
+    pub fn common_form(mut self, form: CommonForm) -> Self {
+        self.common_form = form;
+        self
+    }
+
+    /// What the checkpoint holds, in Megatron Core's words: kept as `content_metadata` in the common state.
+    pub fn content_metadata(mut self, content: impl Into<Value>) -> Self {
+        self.content_metadata = Some(content.into());
+        self
+    }
+
     /// Another strategy, or other settings, than `torch_dist` version 1 has by default.
     pub fn strategy(mut self, config: impl SaveShardedConfig + 'static) -> Self {
         self.config = Some(Box::new(config));
@@ -131,7 +161,8 @@ impl<'a> Save<'a> {
         self
     }
 
-    /// Whether a checkpoint that is there already may be replaced. It stays whole until the new one is.
+    /// Whether a checkpoint that is there already may be replaced. It stays whole until the new one is; then everything that
+    /// lay in its directory is gone, files of others too.
     pub fn overwrite(mut self, overwrite: bool) -> Self {
         self.if_exists = if overwrite { IfExists::Replace } else { IfExists::Refuse };
         self
@@ -224,9 +255,33 @@ impl<'a> Save<'a> {
                 what: what.into(),
             });
         }
-        let parts = split(self.state.clone(), self.dialect)?;
+        let mut parts = split(self.state.clone(), self.dialect)?;
+        if self.dialect == Dialect::Megatron {
+            self.add_reserved(&mut parts)?;
+        }
         let store = stores.open(self.url)?;
         Ok(SetUp { store, sharded, common, parts })
+    }
+
+    /// Puts what has a reserved key into the state, after a look that the caller's state has no such key.
+    fn add_reserved(&mut self, parts: &mut Parts) -> Result<(), StrategyError> {
+        let taken = RESERVED.into_iter().find(|k| self.state.get(k).is_some());
+        if let Some(key) = taken {
+            let what =
+                format!("the key {key} at the top of a state dict is Megatron Core's own; take another one");
+            return Err(StrategyError::Invalid(what));
+        }
+        if let Some(content) = self.content_metadata.take() {
+            parts.common.insert_tree("content_metadata", Plain::from(content));
+        }
+        if self.common_form == CommonForm::Object {
+            let common = Value::from(std::mem::take(&mut parts.common));
+            // Every rank has a copy; the coordinator's is the main one.
+            let replica = u32::from(self.group.rank() != self.coordinator);
+            let object = ShardedObject::new(COMMON_STATE, common, &[1], &[0], replica)?;
+            parts.flat.insert(Path(vec![COMMON_STATE.into()]), Sharded::Object(object));
+        }
+        Ok(())
     }
 
     async fn write(
@@ -263,7 +318,10 @@ impl<'a> Save<'a> {
         write: impl Future<Output = Result<(), StrategyError>>,
         cx: &SaveCx<'_>,
     ) -> Result<(), StrategyError> {
-        if self.dialect == Dialect::Megatron && cx.comm.is_coordinator() {
+        if self.dialect == Dialect::Megatron
+            && self.common_form == CommonForm::File
+            && cx.comm.is_coordinator()
+        {
             strategy.save_common(common, cx).await?;
         }
         write.await
@@ -275,7 +333,7 @@ impl<'a> Save<'a> {
         saved: &Saved,
         sharded: &dyn SaveShardedStrategy,
         common: &dyn SaveCommonStrategy,
-        empty: &[reshard_model::Path],
+        empty: &[Path],
         cx: &SaveCx<'_>,
     ) -> Result<(), StrategyError> {
         let mut records: Vec<(Name, Bytes)> = saved.records.clone();
@@ -286,7 +344,9 @@ impl<'a> Save<'a> {
         }
         if me && self.dialect == Dialect::Megatron {
             let json = MetadataJson::new(&sharded.key(), &common.key());
-            records.push((Name::new(METADATA_JSON)?, json.to_bytes()));
+            let bytes =
+                if self.common_form == CommonForm::File { json.to_bytes() } else { json.to_short_bytes() };
+            records.push((Name::new(METADATA_JSON)?, bytes));
         }
         let last = if me { records.pop() } else { None };
         let files = records.into_iter().map(|(n, b)| FileBody::from_bytes(n, b)).collect();
@@ -305,10 +365,10 @@ impl<'a> Save<'a> {
 }
 
 struct SetUp {
-    store: Arc<dyn reshard_storage::Store>,
+    store: Arc<dyn Store>,
     sharded: Arc<dyn SaveShardedStrategy>,
     common: Arc<dyn SaveCommonStrategy>,
-    parts: reshard_model::Parts,
+    parts: Parts,
 }
 
 fn default_planner(dialect: Dialect) -> DefaultSavePlanner {
@@ -336,7 +396,11 @@ async fn begin(
         Err(e) => Some(Err(cause(e))),
         Ok(setup) if comm.is_coordinator() => {
             let attempt = attempt();
-            match setup.store.stage(&attempt, if_exists).await {
+            let begun = match replaceable(&setup.store, if_exists).await {
+                Ok(()) => setup.store.stage(&attempt, if_exists).await,
+                Err(e) => Err(e),
+            };
+            match begun {
                 Ok(stage) => {
                     mine = Some(stage);
                     Some(Ok(attempt))
@@ -368,6 +432,25 @@ async fn begin(
         tracing::warn!(error = %e, url, "what a failed save left could not be removed");
     }
     joined
+}
+
+/// Replacing takes everything away that lies there: it must be a checkpoint, or what an unfinished save left of one.
+async fn replaceable(store: &Arc<dyn Store>, if_exists: IfExists) -> Result<(), StorageError> {
+    if if_exists == IfExists::Refuse {
+        return Ok(());
+    }
+    let files = match store.list().await {
+        Ok(files) => files,
+        Err(StorageError::NotFound { .. }) => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    let known =
+        |n: &str| n.contains(METADATA) || n == METADATA_JSON || n == SIDECAR || n.ends_with(".distcp");
+    if files.is_empty() || files.iter().any(|f| known(f.name.as_str())) {
+        return Ok(());
+    }
+    let what = format!("{} to be replaced: it holds {} files, but no checkpoint", store.url(), files.len());
+    Err(StorageError::Unsupported { what, why: "replacing takes everything away that lies there".into() })
 }
 
 /// A name that no other attempt has: it is in hidden names only, never in a checkpoint's bytes.

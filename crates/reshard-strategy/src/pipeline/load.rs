@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use reshard_model::{
     Data, Flat, Landing, LandingView, ObjectCodec, Payload, Region, Sharded, ShardedTensor, Tensor, Value,
 };
-use reshard_plan::{Destination, LoadContext, LoadPlan, ReadItem, Stored, cast};
+use reshard_plan::{Destination, LoadContext, LoadPlan, PlanError, ReadItem, Stored, cast};
 use reshard_storage::Store;
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -80,7 +80,7 @@ async fn decide(template: &mut Flat, from: &dyn StorageReader, cx: &LoadCx<'_>) 
         from.reset(&cx.store.url());
         cx.planner.set_up(template, &context)?;
         from.set_up(rank, is_coordinator)?;
-        let plan = cx.planner.create_local_plan(template, &context)?;
+        let plan = cx.planner.create_local_plan(template, &context).map_err(|e| explained(e, from))?;
         from.prepare_local_plan(plan)
     })();
     let planned = agree::decide(&cx.comm, "plan", local, |plans| {
@@ -95,6 +95,18 @@ async fn decide(template: &mut Flat, from: &dyn StorageReader, cx: &LoadCx<'_>) 
         *template = given;
     }
     finished
+}
+
+/// A plan's error, with what the format knows of the keys.
+fn explained(e: PlanError, from: &dyn StorageReader) -> StrategyError {
+    let why = match &e {
+        PlanError::Load(problems) => problems.0.iter().find_map(|p| from.why_not(p.key())),
+        _ => None,
+    };
+    match why {
+        Some(what) => StrategyError::Unsupported { strategy: from.key().to_string(), what },
+        None => e.into(),
+    }
 }
 
 fn notes(plan: &LoadPlan, template: &Flat) -> LoadNotes {
@@ -146,8 +158,8 @@ async fn fill(
         Err(e) => Err(e),
     };
     let committed = moved.and_then(|totals| {
-        let tensors = plan.items.iter().filter(|i| matches!(i.stored, Stored::Chunk(_)));
-        tensors.map(|i| cx.planner.commit_tensor(i)).collect::<Result<(), _>>()?;
+        let mut tensors = plan.items.iter().filter(|i| matches!(i.stored, Stored::Chunk(_)));
+        tensors.try_for_each(|i| cx.planner.commit_tensor(i))?;
         Ok(totals)
     });
     (template, committed)
@@ -168,10 +180,11 @@ fn tensor_mut(template: &mut Flat, i: u32) -> Option<&mut ShardedTensor> {
 
 /// Leaves without a buffer get one; those that are empty or missing too, so that every leaf of the result has data.
 fn allocate(template: &mut Flat, plan: &LoadPlan) -> Result<()> {
+    let missing: std::collections::BTreeSet<u32> = plan.missing.iter().copied().collect();
     for (i, leaf) in template.values_mut().enumerate() {
         if let Sharded::Tensor(t) = leaf
             && matches!(t.data, Data::None)
-            && !plan.missing.contains(&(i as u32))
+            && !missing.contains(&(i as u32))
         {
             t.data = Data::Host(Tensor::zeros(&t.key, t.dtype, &t.local_shape)?);
         }

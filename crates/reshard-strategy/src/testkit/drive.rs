@@ -73,7 +73,8 @@ async fn save(
 
 async fn publish(stage: &Arc<dyn Stage>, saved: &Saved) -> Result<()> {
     let Some((last, others)) = saved.records.split_last() else { return Ok(()) };
-    let files = others.iter().map(|(name, bytes)| FileBody::from_bytes(name.clone(), bytes.clone())).collect();
+    let files =
+        others.iter().map(|(name, bytes)| FileBody::from_bytes(name.clone(), bytes.clone())).collect();
     stage.write(files, Durability::Process, Progress::none()).await?;
     Ok(stage.publish(last.clone(), Durability::Process).await?)
 }

@@ -54,7 +54,8 @@ pub fn save_planner_contract<P: SavePlanner>(
         for (rank, calls) in heard.iter().enumerate() {
             let mut order = order(calls);
             // Items are resolved one by one.
-            let mut resolved = order.split_off(order.iter().position(|c| *c == "planner.lookup_object").unwrap_or(order.len()));
+            let mut resolved = order
+                .split_off(order.iter().position(|c| *c == "planner.lookup_object").unwrap_or(order.len()));
             resolved.dedup();
             let mut want = vec!["planner.set_up", "planner.create_local_plan"];
             if rank == 0 {
@@ -62,7 +63,8 @@ pub fn save_planner_contract<P: SavePlanner>(
             }
             want.push("planner.finish_plan");
             assert_eq!(order, want, "rank {rank}");
-            let turns = resolved.chunks(2).all(|c| c == ["planner.lookup_object", "planner.transform_object"]);
+            let turns =
+                resolved.chunks(2).all(|c| c == ["planner.lookup_object", "planner.transform_object"]);
             assert!(turns, "each item is looked up, then transformed: {resolved:?}");
         }
         let template = sample_template(Cut::Columns, 0, 1, None);
@@ -111,7 +113,8 @@ fn items_resolve_to_what_they_say<P: SavePlanner>(make: &impl Fn() -> P) {
                 (WriteData::Tensor(Data::Host(t)), WriteKind::Tensor(w)) => {
                     assert_eq!((t.dtype(), t.nbytes()), (w.dtype, w.bytes()), "{}", item.id());
                 }
-                (WriteData::Tensor(_), WriteKind::Tensor(_)) | (WriteData::Object(_), WriteKind::Object { .. }) => {}
+                (WriteData::Tensor(_), WriteKind::Tensor(_))
+                | (WriteData::Object(_), WriteKind::Object { .. }) => {}
                 (data, _) => panic!("{} resolves to {data:?}", item.id()),
             }
         }
@@ -162,7 +165,11 @@ pub fn load_planner_contract<P: LoadPlanner>(
             heard.push(calls);
             let planner: Arc<dyn LoadPlanner> =
                 if wrapped { Arc::new(AroundLoad(tap.on(make()))) } else { Arc::new(tap.on(make())) };
-            Rank { strategy: load.build().unwrap(), planner, flat: sample_template(Cut::Columns, r, 3, Some(2)) }
+            Rank {
+                strategy: load.build().unwrap(),
+                planner,
+                flat: sample_template(Cut::Columns, r, 3, Some(2)),
+            }
         });
         let ranks = ranks.collect();
         for loaded in load_on_ranks(&store, ranks) {
@@ -214,7 +221,8 @@ fn what_is_missing_is_an_error<P: LoadPlanner>(
     let leaf = ShardedTensor::region_of("nowhere", DType::Int8, &[2], Region::whole(&[2]))
         .with_data(Tensor::from_vec(&[2], vec![5i8; 2]).unwrap());
     let flat: Flat = [(Path(vec!["nowhere".into()]), Sharded::Tensor(leaf))].into();
-    let rank = Rank { strategy: load.build().unwrap(), planner: Arc::new(make()) as Arc<dyn LoadPlanner>, flat };
+    let rank =
+        Rank { strategy: load.build().unwrap(), planner: Arc::new(make()) as Arc<dyn LoadPlanner>, flat };
     for outcome in load_on_ranks(store, vec![rank]) {
         let failure = outcome.map(drop).unwrap_err();
         assert_eq!(StrategyError::kind(&failure.error), ErrorKind::NotFound, "{}", failure.error);

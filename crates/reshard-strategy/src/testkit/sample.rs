@@ -1,5 +1,6 @@
 use reshard_model::{
-    DType, Data, Flat, Path, Payload, Region, Sharded, ShardedObject, ShardedTensor, Tensor, Value, local_chunk,
+    DType, Data, Flat, Path, Payload, Region, Sharded, ShardedObject, ShardedTensor, Tensor, Value,
+    local_chunk,
 };
 
 /// How the sample's tensors are spread over ranks.

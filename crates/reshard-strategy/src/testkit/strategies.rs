@@ -1,7 +1,4 @@
-use super::{
-    Cut, Rank, Tap, check_sample, load_on_ranks, sample, sample_template,
-    drive::save_on_ranks,
-};
+use super::{Cut, Rank, Tap, check_sample, drive::save_on_ranks, load_on_ranks, sample, sample_template};
 use crate::{
     BackendVersion, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, Result, SaveShardedConfig,
     SaveShardedStrategy, Saved, StrategyError,
@@ -152,7 +149,10 @@ impl Pair<'_> {
                     let state = loaded.map_err(|f| f.error).unwrap().state;
                     check_sample(&state);
                     let after = addresses(&state);
-                    assert!(before.iter().all(|(p, a)| after.get(p) == Some(a)), "buffers are filled in place");
+                    assert!(
+                        before.iter().all(|(p, a)| after.get(p) == Some(a)),
+                        "buffers are filled in place"
+                    );
                 }
             }
         }
@@ -245,7 +245,9 @@ impl Pair<'_> {
     }
 
     fn a_failing_rank_fails_all_and_leaves_nothing(&self) {
-        for hook in ["planner.set_up", "planner.create_local_plan", "planner.finish_plan", "planner.lookup_object"] {
+        for hook in
+            ["planner.set_up", "planner.create_local_plan", "planner.finish_plan", "planner.lookup_object"]
+        {
             let store = store();
             let rank = |r: u32| {
                 let tap = Tap::new(move |h| if r == 1 && h == hook { Err("a fault".into()) } else { Ok(()) });
@@ -307,7 +309,8 @@ impl Pair<'_> {
                 let faulty = FaultStore::new(Arc::clone(&inner));
                 faulty.fail(op, nth, Fault::Before);
                 let faulty: Arc<dyn Store> = Arc::new(faulty);
-                let templates: Vec<Flat> = (0..2).map(|r| sample_template(Cut::Columns, r, 2, None)).collect();
+                let templates: Vec<Flat> =
+                    (0..2).map(|r| sample_template(Cut::Columns, r, 2, None)).collect();
                 let before: Vec<_> = templates.iter().map(addresses).collect();
                 for (outcome, before) in self.load_flats(&faulty, templates).into_iter().zip(before) {
                     let flat = match outcome {

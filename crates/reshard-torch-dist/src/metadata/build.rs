@@ -287,7 +287,12 @@ impl<'a> Columns<'a> {
 
     fn set(&mut self, object: &mut V<'a>, pairs: &[(V<'a>, V<'a>)]) -> Built<()> {
         for (k, v) in pairs {
-            let V::Str(name) = k else { continue };
+            let V::Str(name) = k else {
+                match object {
+                    V::Inert => continue,
+                    _ => return Err(Refusal::damaged("a field's name is no str")),
+                }
+            };
             match (&mut *object, name.as_str(), v) {
                 (V::Chunk(i), "offsets", V::Size(at, n) | V::Ints(at, n)) => {
                     let c = &mut self.chunks[*i as usize];
@@ -348,6 +353,10 @@ impl<'a> Columns<'a> {
                     self.metas[*i as usize].save_id = Some(s.as_str().into())
                 }
                 (V::Root(i), _, _) => self.roots[*i as usize].fields.push((name.clone(), v.clone())),
+                // Versions to come may have more fields; a damaged pickle shall not look as if it were of one.
+                (V::Index(_) | V::Storage(_) | V::Chunk(_) | V::Tensor(_), name, _) if !is_name(name) => {
+                    return Err(Refusal::damaged(format!("{name:?} can't be the name of a field")));
+                }
                 _ => {}
             }
         }
@@ -365,6 +374,10 @@ impl<'a> Columns<'a> {
         self.files.push(name.clone());
         id(n)
     }
+}
+
+fn is_name(s: &str) -> bool {
+    s.bytes().all(|b| b == b'_' || b.is_ascii_alphanumeric())
 }
 
 fn axes(n: u32) -> Built<u8> {

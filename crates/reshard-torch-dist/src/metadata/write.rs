@@ -82,7 +82,7 @@ impl<'m> Writer<'m> {
             each(self, item);
             n += 1;
             if n == BATCH {
-                self.e.op(end.clone());
+                self.e.op(end);
                 n = 0;
             }
         }
@@ -262,7 +262,7 @@ impl<'m> Writer<'m> {
             0 => self.e.op(Op::EmptyTuple),
             1..=3 => {
                 dims.iter().for_each(|&d| self.e.uint(d));
-                self.e.op([Op::Tuple1, Op::Tuple2, Op::Tuple3][dims.len() - 1].clone());
+                self.e.op([Op::Tuple1, Op::Tuple2, Op::Tuple3][dims.len() - 1]);
             }
             _ => {
                 self.e.op(Op::Mark);
