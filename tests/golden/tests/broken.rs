@@ -1,0 +1,291 @@
+//! Good checkpoints that are damaged here: cut at many lengths, and with bits flipped in every part of every file. What is
+//! read of them is right, or it is an error.
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail and speak as tests do")]
+
+use futures::executor::block_on;
+use reshard::{
+    Checkpoint, Data, Dialect, ErrorKind, Payload, Plain, Progress, ShardedObject, ShardedTensor, StateDict,
+    Value,
+};
+use reshard_golden::{Fixture, Scratch, TensorFacts, chain, compare_tensor, fixtures};
+use std::{
+    collections::BTreeMap,
+    fs,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+/// So many of the smallest checkpoints of each family are damaged.
+const SUBJECTS: usize = 8;
+/// Damaged copies per file and kind of damage, about. `RESHARD_THOROUGH=1` takes every byte of every file.
+const COPIES: usize = 150;
+/// Memory that reading damaged copies may take, beyond what the test itself has.
+const MEMORY: u64 = 128 << 20;
+
+#[test]
+fn a_file_that_is_cut_gives_an_error_or_the_right_data() {
+    run("cut", |bytes, picks| {
+        let mut lengths: Vec<usize> = vec![0, 1];
+        // Around everything that a reader may look for: pickles, archives, and the ends of their parts.
+        for mark in [&b"PK"[..], b"\x80\x02", b"."] {
+            let found = bytes.windows(mark.len()).enumerate().filter(|(_, w)| *w == mark).map(|(i, _)| i);
+            lengths.extend(found.flat_map(|i| [i.saturating_sub(1), i, i + 1, i + mark.len()]));
+        }
+        lengths.retain(|n| *n < bytes.len());
+        lengths.sort_unstable();
+        lengths.dedup();
+        let step = (lengths.len() / COPIES).max(1);
+        let mut lengths: Vec<usize> =
+            if thorough() { lengths } else { lengths.into_iter().step_by(step).collect() };
+        lengths.extend(picks.of(bytes.len()));
+        lengths.sort_unstable();
+        lengths.dedup();
+        lengths.into_iter().map(|n| (format!("to {n} bytes"), bytes[..n].to_vec())).collect()
+    });
+}
+
+#[test]
+fn a_bit_that_is_flipped_gives_an_error_or_the_right_data() {
+    run("flip", |bytes, picks| {
+        let places = picks.of(bytes.len());
+        places
+            .into_iter()
+            .map(|at| {
+                let bit = picks.random.below(8);
+                let mut copy = bytes.to_vec();
+                copy[at] ^= 1 << bit;
+                (format!("byte {at} bit {bit}"), copy)
+            })
+            .collect()
+    });
+}
+
+#[test]
+fn a_file_that_is_gone_gives_an_error_or_the_right_data() {
+    let mut wrong = Vec::new();
+    for subject in subjects() {
+        for (name, bytes) in &subject.files {
+            fs::remove_file(subject.scratch.file(name)).unwrap();
+            wrong.extend(subject.judge(&format!("{name} removed")));
+            fs::write(subject.scratch.file(name), bytes).unwrap();
+        }
+    }
+    assert!(wrong.is_empty(), "{} findings:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+fn run(kind: &str, mut damage: impl FnMut(&[u8], &mut Picks) -> Vec<(String, Vec<u8>)>) {
+    let before = peak();
+    let (mut copies, mut wrong) = (0, Vec::new());
+    for subject in subjects() {
+        for (name, bytes) in &subject.files {
+            let mut picks = Picks::of_file(kind, &subject.fixture.name, name);
+            for (what, damaged) in damage(bytes, &mut picks) {
+                copies += 1;
+                fs::write(subject.scratch.file(name), damaged).unwrap();
+                wrong.extend(subject.judge(&format!("{kind} {name} {what}")));
+            }
+            fs::write(subject.scratch.file(name), bytes).unwrap();
+        }
+    }
+    println!("{kind}: {copies} damaged copies read");
+    assert!(copies > 0, "nothing was damaged");
+    assert!(wrong.is_empty(), "{} findings:\n{}", wrong.len(), wrong.join("\n"));
+    if let (Some(before), Some(after)) = (before, peak()) {
+        assert!(after - before < MEMORY, "reading took {} MiB of memory", (after - before) >> 20);
+    }
+}
+
+fn thorough() -> bool {
+    std::env::var_os("RESHARD_THOROUGH").is_some()
+}
+
+/// Most bytes of memory that this process ever had, where the system tells.
+fn peak() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Numbers that are the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+}
+
+/// Which bytes of a file are damaged.
+struct Picks {
+    /// Files in which each byte counts.
+    every: bool,
+    random: Random,
+}
+
+impl Picks {
+    fn of_file(kind: &str, fixture: &str, name: &str) -> Self {
+        let seed =
+            fixture.bytes().chain(name.bytes()).fold(0u64, |n, b| n.wrapping_mul(31).wrapping_add(b.into()));
+        // What has no checksum is looked at in every byte; a cut is found wherever it is.
+        let every = kind == "flip" && matches!(name.rsplit('.').next(), Some("metadata" | "json"));
+        Self { every: thorough() || every, random: Random(seed) }
+    }
+
+    /// All places, or one at random in each of [`COPIES`] parts of equal length.
+    fn of(&mut self, len: usize) -> Vec<usize> {
+        let step = if self.every { 1 } else { len.div_ceil(COPIES).max(1) };
+        (0..len).step_by(step).map(|at| at + self.random.below(step.min(len - at) as u64) as usize).collect()
+    }
+}
+
+/// A good checkpoint, in a copy that can be damaged, with what is in it.
+struct Subject {
+    fixture: Fixture,
+    scratch: Scratch,
+    files: Vec<(String, Vec<u8>)>,
+    dialect: Dialect,
+    objects: BTreeMap<String, Value>,
+    common: Plain,
+}
+
+fn subjects() -> Vec<Subject> {
+    let mut all: Vec<Fixture> = fixtures().into_iter().filter(|f| f.expected.sound).collect();
+    all.sort_by_key(|f| (f.family, f.expected.files.values().sum::<u64>()));
+    let families = all.chunk_by(|a, b| a.family == b.family).map(<[_]>::len).collect::<Vec<_>>();
+    let mut out = Vec::new();
+    let mut all = all.into_iter();
+    for n in families {
+        out.extend(all.by_ref().take(n).take(SUBJECTS).map(Subject::new).collect::<Vec<_>>());
+        all.by_ref().take(n.saturating_sub(SUBJECTS)).for_each(drop);
+    }
+    out
+}
+
+impl Subject {
+    fn new(fixture: Fixture) -> Self {
+        let scratch = Scratch::of(&fixture.checkpoint()).unwrap();
+        let checkpoint = block_on(Checkpoint::open(&scratch.url())).unwrap();
+        let object = |key: &str| (key.to_owned(), block_on(checkpoint.object(key)).unwrap());
+        Self {
+            files: scratch.files().unwrap(),
+            objects: checkpoint.objects().map(object).collect(),
+            common: block_on(checkpoint.common()).unwrap(),
+            dialect: checkpoint.dialect(),
+            fixture,
+            scratch,
+        }
+    }
+
+    /// What is wrong with how the damaged copy is read; being refused is not wrong.
+    fn judge(&self, what: &str) -> Vec<String> {
+        let found =
+            catch_unwind(AssertUnwindSafe(|| self.read())).unwrap_or_else(|_| vec!["it panicked".into()]);
+        found.into_iter().map(|f| format!("{}: {what}: {f}", self.fixture)).collect()
+    }
+
+    fn read(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let url = self.scratch.url();
+        let checkpoint = match block_on(Checkpoint::open(&url)) {
+            Ok(c) => c,
+            Err(e) => {
+                if matches!(e.kind(), ErrorKind::Internal | ErrorKind::Unavailable) {
+                    wrong.push(format!("{:?}: {}", e.kind(), chain(&e)));
+                }
+                return wrong;
+            }
+        };
+        let mut failed = Vec::new();
+        for (key, facts) in &self.fixture.expected.tensors {
+            let Ok(t) = checkpoint.tensor(key) else { continue };
+            let asked = t.dtype() == facts.dtype && *t.shape() == facts.shape;
+            match block_on(t.read(..)) {
+                Err(e) => failed.push(chain(&e)),
+                Ok(t) if asked => {
+                    wrong.extend(compare_tensor(facts, &t).map(|w| format!("wrong data in {key}: {w}")));
+                }
+                // It is another tensor now: who asks for what was saved must be told.
+                Ok(_) => wrong.extend(self.load_one(key, facts)),
+            }
+        }
+        for (key, value) in &self.objects {
+            if !checkpoint.objects().any(|k| k == key) {
+                continue;
+            }
+            match block_on(checkpoint.object(key)) {
+                Err(e) => failed.push(chain(&e)),
+                Ok(got) if got == *value => {}
+                Ok(got) => wrong.push(format!("wrong object {key}: {got:?}")),
+            }
+        }
+        match block_on(checkpoint.common()) {
+            Err(e) => failed.push(chain(&e)),
+            Ok(got) if got == self.common => {}
+            // Since Megatron Core 0.19 it is an object among others, which is all that is left without metadata.json.
+            Ok(_) if checkpoint.dialect() != self.dialect => {}
+            Ok(got) => wrong.push(format!("wrong common state: {got:?}")),
+        }
+        match block_on(checkpoint.verify(true, Progress::default())) {
+            Err(e) => wrong.push(format!("it can't be verified: {}", chain(&e))),
+            Ok(report) => {
+                if let (true, Some(e)) = (report.damage.is_empty(), failed.first()) {
+                    wrong.push(format!("verify finds nothing, but: {e}"));
+                }
+            }
+        }
+        wrong.extend(self.load_all());
+        wrong
+    }
+
+    fn load_one(&self, key: &str, facts: &TensorFacts) -> Option<String> {
+        let mut template = StateDict::new();
+        template.insert("t", ShardedTensor::template(key, facts.dtype, &facts.shape));
+        let loaded = block_on(async { reshard::load(template, &self.scratch.url()).await }).ok()?;
+        let t = loaded.get("t")?.leaf()?.as_tensor()?;
+        compare_tensor(facts, t).map(|w| format!("wrong data loaded for {key}: {w}"))
+    }
+
+    /// A load of everything that was saved.
+    fn load_all(&self) -> Vec<String> {
+        let mut template = StateDict::new();
+        for (key, facts) in &self.fixture.expected.tensors {
+            template.insert(
+                key.as_str(),
+                ShardedTensor::template(key, facts.dtype, &facts.shape).with_data(Data::None),
+            );
+        }
+        for key in self.objects.keys() {
+            match self.dialect {
+                Dialect::Dcp => template.insert(key.as_str(), ShardedObject::item(key, Payload::None)),
+                Dialect::Megatron => {
+                    template.insert(key.as_str(), ShardedObject::empty_from_unique_key(key).unwrap())
+                }
+            };
+        }
+        let Ok(state) = block_on(async { reshard::load(template, &self.scratch.url()).await }) else {
+            return Vec::new();
+        };
+        let mut wrong = Vec::new();
+        for (key, facts) in &self.fixture.expected.tensors {
+            match state.get(key).and_then(|t| t.leaf()?.as_tensor()) {
+                Some(t) => wrong
+                    .extend(compare_tensor(facts, t).map(|w| format!("wrong data loaded for {key}: {w}"))),
+                None => wrong.push(format!("{key} was not loaded, and that was not said")),
+            }
+        }
+        for (key, value) in &self.objects {
+            let want = match (value, self.dialect) {
+                (Value::List(v), Dialect::Megatron) if v.len() == 1 => &v[0],
+                (v, _) => v,
+            };
+            let got = state.get(key).cloned().map(Value::from);
+            if got.as_ref() != Some(want) {
+                wrong.push(format!("wrong object loaded for {key}: {got:?}"));
+            }
+        }
+        wrong
+    }
+}
