@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 
@@ -138,28 +139,40 @@ def _rank_main(rank, work, spec, directory, ranks, meeting):
     dist.init_process_group("gloo", init_method=f"file://{meeting}/ranks", rank=rank, world_size=ranks)
     try:
         work(spec, directory, rank, ranks)
-        dist.barrier()
     except BaseException:
         traceback.print_exc()
-        sys.stderr.flush()
-        # The others may wait for us in a collective: leave without a word to the group.
-        os._exit(1)
-    dist.destroy_process_group()
+        leave(1)
+    # Nobody goes while others may still listen to it.
+    open(f"{meeting}/done-{rank}", "w").close()
+    while not all(os.path.exists(f"{meeting}/done-{other}") for other in range(ranks)):
+        time.sleep(0.01)
+    leave(0)
+
+
+def leave(code):
+    """Ends this rank. Not by the group's own means: the end of a gloo group may wait for its own thread, for ever."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def run(work, description, ranks):
     """Runs `work(spec, directory, rank, ranks)` as as many gloo ranks as asked for, and says what was done."""
     parsed, spec = arguments(description, ranks)
     os.setpgid(0, 0)
+    failure = None
     with tempfile.TemporaryDirectory() as meeting:
         args = (work, spec, parsed.dir, parsed.ranks, meeting)
         try:
             # Forked, so that the imports are paid for once.
             mp.start_processes(_rank_main, args=args, nprocs=parsed.ranks, start_method="fork")
         except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
-            print(f"{os.path.basename(sys.argv[0])}: {error}", flush=True)
-            # With all that the ranks started and nobody waits for.
-            os.killpg(0, signal.SIGKILL)
+            failure = f"{os.path.basename(sys.argv[0])}: {error}"
+    # Ends whatever the ranks started and left behind, which would keep our output open.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+    if failure:
+        sys.exit(failure)
     report(spec, f"{parsed.ranks} rank(s), torch {torch.__version__}")
 
 
