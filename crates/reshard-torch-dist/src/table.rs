@@ -1,7 +1,7 @@
 //! An opened `.metadata`: the logical table, and where each chunk and object lies.
 
 use crate::{
-    metadata::build::{Columns, RawStorage, RawTensor, Text, V},
+    metadata::build::{Columns, NONE, RawStorage, RawTensor, V},
     transform,
 };
 use bytes::Bytes;
@@ -92,13 +92,12 @@ impl Table {
 
     fn storage(&mut self, file: &str, columns: &Columns<'_>, dict: u32) -> Result<()> {
         let first = self.files.len() as u32;
-        self.files.extend(columns.files.iter().map(|f| Name::new(f.as_str()).map_err(|e| e.to_string())));
-        let mut transforms: BTreeMap<u32, u32> = BTreeMap::new();
+        let (mut files, mut transforms) = (BTreeMap::new(), BTreeMap::new());
         for &(index, storage) in &columns.dict(dict).storage {
-            let index = &columns.indices[index as usize];
-            let place = self.place(columns, columns.storages[storage as usize], first, &mut transforms);
-            let key = index.key.as_ref().map_or("", Text::as_str);
-            match index.offset {
+            let index = columns.indices[index as usize];
+            let place = self.place(columns, columns.storages[storage as usize], &mut files, &mut transforms);
+            let key = columns.text_at(index.key).unwrap_or_default();
+            match index.offset() {
                 None => match self.metadata.object(key) {
                     Some(id) => {
                         set(&mut self.objects, id.0, place, first).map_err(|what| twice(file, key, what))?
@@ -111,7 +110,10 @@ impl Table {
                 Some((at, n)) => match self.metadata.tensor(key) {
                     // Bytes that no chunk owns are ignored.
                     Some(t) => {
-                        if let Some(id) = t.chunk_at(columns.ints(at, n), index.hint.map(|h| h as usize)) {
+                        if let Some(id) = t.chunk_at(
+                            columns.ints(at, n),
+                            (index.hint != NONE).then_some(index.hint as usize),
+                        ) {
                             set(&mut self.chunks, id.0, place, first)
                                 .map_err(|what| twice(file, key, what))?;
                         }
@@ -130,20 +132,27 @@ impl Table {
         &mut self,
         columns: &Columns<'_>,
         raw: RawStorage,
-        first: u32,
+        files: &mut BTreeMap<u32, u32>,
         transforms: &mut BTreeMap<u32, u32>,
     ) -> Place {
-        let transforms = raw.transforms.map_or(0, |list| {
-            *transforms.entry(list).or_insert_with(|| {
-                let texts = columns.texts(list);
+        let file = columns.text_at(raw.file).map_or(u32::MAX, |name| {
+            *files.entry(raw.file).or_insert_with(|| {
+                self.files.push(Name::new(name).map_err(|e| e.to_string()));
+                self.files.len() as u32 - 1
+            })
+        });
+        let transforms = if raw.transforms == NONE {
+            0
+        } else {
+            *transforms.entry(raw.transforms).or_insert_with(|| {
+                let texts = columns.descriptors(raw.transforms);
                 let at = self.transforms.iter().position(|t| *t == texts);
                 at.unwrap_or_else(|| {
                     self.transforms.push(texts);
                     self.transforms.len() - 1
                 }) as u32
             })
-        });
-        let file = raw.file.map_or(u32::MAX, |f| first + f);
+        };
         Place { file, transforms, offset: raw.offset, length: raw.length }
     }
 }

@@ -76,23 +76,37 @@ pub(crate) struct RawTensor {
     pub(crate) chunks: Option<u32>,
 }
 
-/// `MetadataIndex`.
-#[derive(Clone, Debug)]
-pub(crate) struct RawIndex<'a> {
-    pub(crate) key: Option<Text<'a>>,
-    pub(crate) offset: Option<(u32, u32)>,
-    pub(crate) hint: Option<u32>,
+/// No such number.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// `MetadataIndex`, in 16 bytes: there is one for every stored item.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawIndex {
+    /// Index into `texts`.
+    pub(crate) key: u32,
+    /// Position in the list of chunks, a hint.
+    pub(crate) hint: u32,
+    /// Offsets: a range of `ints`.
+    at: u32,
+    ndim: u8,
+    has_offset: bool,
 }
 
-/// `_StorageInfo`.
+impl RawIndex {
+    pub(crate) fn offset(self) -> Option<(u32, u32)> {
+        self.has_offset.then_some((self.at, self.ndim.into()))
+    }
+}
+
+/// `_StorageInfo`, in 24 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawStorage {
-    /// Index into `files`; none when the object had no path.
-    pub(crate) file: Option<u32>,
+    /// Index into `texts`; none when the object had no path.
+    pub(crate) file: u32,
+    /// List of transform descriptors.
+    pub(crate) transforms: u32,
     pub(crate) offset: u64,
     pub(crate) length: u64,
-    /// List of transform descriptors.
-    pub(crate) transforms: Option<u32>,
 }
 
 /// `StorageMeta`.
@@ -174,12 +188,12 @@ pub(crate) struct Columns<'a> {
     /// Offsets and sizes, each a range of `ints`; the number of axes is that of the offsets.
     pub(crate) chunks: Vec<RawChunk>,
     pub(crate) tensors: Vec<RawTensor>,
-    pub(crate) indices: Vec<RawIndex<'a>>,
+    pub(crate) indices: Vec<RawIndex>,
     pub(crate) storages: Vec<RawStorage>,
     pub(crate) metas: Vec<RawMeta>,
     pub(crate) roots: Vec<RawRoot<'a>>,
-    /// Relative paths, each once for a run of equal ones.
-    pub(crate) files: Vec<Text<'a>>,
+    /// Keys and relative paths of stored items, each once for a run of equal ones.
+    pub(crate) texts: Vec<Text<'a>>,
     tuples: Slots<Vec<V<'a>>>,
     lists: Slots<RawList<'a>>,
     dicts: Slots<RawDict<'a>>,
@@ -319,10 +333,13 @@ impl<'a> Columns<'a> {
                         name.as_str()
                     )));
                 }
-                (V::Index(i), "fqn", V::Str(s)) => self.indices[*i as usize].key = Some(s.clone()),
-                (V::Index(i), "index", V::Int(h)) => self.indices[*i as usize].hint = u32::try_from(*h).ok(),
+                (V::Index(i), "fqn", V::Str(s)) => self.indices[*i as usize].key = self.text(s)?,
+                (V::Index(i), "index", V::Int(h)) => {
+                    self.indices[*i as usize].hint = u32::try_from(*h).unwrap_or(NONE)
+                }
                 (V::Index(i), "offset", V::Size(at, n) | V::Ints(at, n)) => {
-                    self.indices[*i as usize].offset = Some((*at, *n));
+                    let index = &mut self.indices[*i as usize];
+                    (index.at, index.ndim, index.has_offset) = (*at, axes(*n)?, true);
                 }
                 (V::Index(_), "offset", V::None) | (V::Index(_), "index", _) => {}
                 (V::Index(_), "fqn" | "offset", _) => {
@@ -332,13 +349,12 @@ impl<'a> Columns<'a> {
                     )));
                 }
                 (V::Storage(i), "relative_path", V::Str(s)) => {
-                    let file = self.file(s)?;
-                    self.storages[*i as usize].file = Some(file);
+                    self.storages[*i as usize].file = self.text(s)?;
                 }
                 (V::Storage(i), "offset", V::Int(n)) => self.storages[*i as usize].offset = natural(*n)?,
                 (V::Storage(i), "length", V::Int(n)) => self.storages[*i as usize].length = natural(*n)?,
                 (V::Storage(i), "transform_descriptors", V::List(l)) => {
-                    self.storages[*i as usize].transforms = Some(*l);
+                    self.storages[*i as usize].transforms = *l;
                 }
                 (V::Storage(_), "relative_path" | "offset" | "length", _) => {
                     return Err(Refusal::damaged(format!(
@@ -363,16 +379,21 @@ impl<'a> Columns<'a> {
         Ok(())
     }
 
-    fn file(&mut self, name: &Text<'a>) -> Built<u32> {
-        // Items of one file come together, so the last few names are nearly always enough.
-        let n = self.files.len();
+    fn text(&mut self, text: &Text<'a>) -> Built<u32> {
+        // Items of one key or of one file come together, so the last few are nearly always enough.
+        let n = self.texts.len();
         for i in (n.saturating_sub(4)..n).rev() {
-            if self.files[i].as_str() == name.as_str() {
+            if self.texts[i].as_str() == text.as_str() {
                 return id(i);
             }
         }
-        self.files.push(name.clone());
+        self.texts.push(text.clone());
         id(n)
+    }
+
+    /// A key or path of a stored item.
+    pub(crate) fn text_at(&self, i: u32) -> Option<&str> {
+        self.texts.get(i as usize).map(Text::as_str)
     }
 }
 
@@ -551,11 +572,11 @@ impl<'a> Build<'a> for Columns<'a> {
                 V::Chunk(id(self.chunks.len() - 1)?)
             }
             Class::MetadataIndex => {
-                self.indices.push(RawIndex { key: None, offset: None, hint: None });
+                self.indices.push(RawIndex { key: NONE, hint: NONE, at: 0, ndim: 0, has_offset: false });
                 V::Index(id(self.indices.len() - 1)?)
             }
             Class::StorageInfo => {
-                self.storages.push(RawStorage { file: None, offset: 0, length: 0, transforms: None });
+                self.storages.push(RawStorage { file: NONE, transforms: NONE, offset: 0, length: 0 });
                 V::Storage(id(self.storages.len() - 1)?)
             }
             Class::StorageMeta => {
@@ -602,7 +623,7 @@ impl Columns<'_> {
     }
 
     /// The texts of a list of transform descriptors.
-    pub(crate) fn texts(&self, list: u32) -> Vec<String> {
+    pub(crate) fn descriptors(&self, list: u32) -> Vec<String> {
         let text = |v: &V<'_>| if let V::Str(s) = v { s.as_str().to_string() } else { "?".into() };
         self.list(list).items.iter().map(text).collect()
     }
