@@ -47,6 +47,7 @@ pub enum Strides {
 ///
 /// ```
 /// use reshard_strategy::SaveShardedConfig;
+/// use reshard_torch_dist as _; // linked, and so known by its tag
 /// let json = r#"{ "type": "torch_dist", "files_per_rank": 2, "flavour": "2.4" }"#;
 /// let config: Box<dyn SaveShardedConfig> = serde_json::from_str(json).unwrap();
 /// assert!(config.build().is_ok());
