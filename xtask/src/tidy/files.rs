@@ -52,7 +52,10 @@ fn check_text(path: &str, text: &str) -> Vec<String> {
     }
     let name = Path::new(path).file_name().unwrap_or_default();
     if name == "lib.rs" {
-        if let Some(number) = first_code(text) {
+        // The crates under tests/ are small, and nobody's library.
+        if path.starts_with("crates/")
+            && let Some(number) = first_code(text)
+        {
             complaints.push(format!(":{number}: lib.rs holds only docs, `mod` and `use`"));
         }
         let crate_docs = |line: &str| line.starts_with("//!") || line.starts_with("#![doc");
