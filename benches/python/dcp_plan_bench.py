@@ -34,7 +34,7 @@ def plan(ranks, items):
     start = time.perf_counter()
     deduped = dedup_save_plans(plans, False)
     final, metadata = create_default_global_save_plan(deduped)
-    _validate_global_plan(final, Metadata(metadata))
+    _validate_global_plan(final, metadata)
     return {"seconds": [time.perf_counter() - start]}
 
 
