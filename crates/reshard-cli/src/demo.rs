@@ -9,23 +9,33 @@ use crate::{
     table::{self, BOLD, DIM, GOOD, styled},
     units,
 };
-use indicatif::ProgressBar;
 use model::{Cut, Model};
-use reshard::{Act, LocalGroup, Plain, SaveReport, StateDict};
+use reshard::{Act, LoadReport, LocalGroup, Plain, SaveReport, StateDict};
 use std::{
     thread,
     time::{Duration, Instant},
 };
 
-/// A row of the table.
-struct Done {
-    act: &'static str,
-    what: String,
-    bytes: u64,
-    time: Duration,
+/// More is surely a mistake: all of it lies in memory.
+const LARGEST: u64 = 1 << 40;
+
+/// What was done, as rows of the table.
+#[derive(Default)]
+struct Acts(Vec<[String; 5]>);
+
+impl Acts {
+    fn done(&mut self, act: &str, bytes: u64, time: Duration, what: impl Into<String>) {
+        let size = if bytes == 0 { String::new() } else { units::bytes(bytes) };
+        self.0.push([act.into(), size, units::seconds(time), units::rate(bytes, time), what.into()]);
+    }
 }
 
 pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8> {
+    let (n, m) = (args.ranks, args.to);
+    if args.size > LARGEST {
+        let what = format!("{} of state is more than one machine can show", units::bytes(args.size));
+        return Err(CliError::told(what, "give a --size that fits this machine's memory, such as 2GB"));
+    }
     let model = Model::of_size(args.size);
     let temporary;
     let url = match &args.dir {
@@ -36,88 +46,33 @@ pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8>
             temporary.path().join("step-1000").display().to_string()
         }
     };
-    let (n, m) = (args.ranks, args.to);
     writeln!(io.out, "{BOLD}{}{BOLD:#}", model.describe())?;
-    writeln!(
-        io.out,
-        "{DIM}bf16 weights and fp32 moments, split over {n} ranks; loaded on {m}, cut along the other axis{DIM:#}"
-    )?;
-    writeln!(io.out)?;
+    let plan = format!(
+        "bf16 weights and fp32 moments, split over {n} ranks; loaded on {m}, cut along the other axis"
+    );
+    writeln!(io.out, "{DIM}{plan}{DIM:#}\n")?;
     io.out.flush()?;
 
-    let mut acts = Vec::new();
-    let mut act = |act, what: String, bytes, time| acts.push(Done { act, what, bytes, time });
-
+    let mut acts = Acts::default();
     let (states, time) = timed(|| each(0..n, |r| model.state(Cut::SAVED, r, n)));
-    let states = states?;
-    act("build", format!("state of {}", units::some(n.into(), "rank")), model.bytes(), time);
-
-    let bar = io.bar("saving", model.bytes());
-    let (saved, time) = timed(|| save(program, &states, &url, &bar));
-    let saved = saved?;
-    drop(states);
-    let Some(report) = saved.first() else {
-        return Err(CliError::told("nobody saved", "please report this"));
-    };
-    act(
-        "save",
-        format!("{}, fsynced and published in one step", units::some(report.files(), "file")),
-        report.bytes(),
-        time,
-    );
-    for (name, which, bytes) in
-        [("  decide", Act::Decide, 0), ("  move", Act::Move, report.bytes()), ("  agree", Act::Agree, 0)]
-    {
-        act(name, String::new(), bytes, report.time(which));
-    }
-
-    let checkpoint = program.open(&url)?;
-    let bar = io.bar("verifying", report.bytes());
-    let told = bar.clone();
-    let (verified, time) = timed(|| checkpoint.verify(true, reshard::Progress::new(move |b| told.inc(b))));
-    bar.finish_and_clear();
-    let verified = verified?;
-    if !verified.damage.is_empty() || !verified.unchecked.is_empty() {
-        return Err(CliError::damaged(
-            "what was just saved is damaged",
-            "check the disk and the memory of this machine",
-        ));
-    }
-    act("verify", format!("every CRC-32 of {}", units::some(verified.items, "item")), verified.bytes, time);
+    acts.done("build", model.bytes(), time, format!("state of {}", units::some(n.into(), "rank")));
+    save(program, &states?, &url, io, &mut acts)?;
+    verify(program, &url, io, &mut acts)?;
 
     let (templates, time) = timed(|| each(0..m, |r| model.template(Cut::LOADED, r, m)));
-    let templates = templates?;
-    act(
-        "prepare",
-        format!("memory of {}, filled with something else", units::some(m.into(), "rank")),
-        model.bytes_on(m),
-        time,
-    );
-
-    let bar = io.bar("loading", model.bytes_on(m));
-    let (loaded, time) = timed(|| load(program, templates, &url, &bar));
-    let loaded = loaded?;
-    act(
-        "load",
-        format!("onto {}, checksums checked", units::some(m.into(), "rank")),
-        model.bytes_on(m),
-        time,
-    );
+    let what = format!("memory of {}, filled with something else", units::some(m.into(), "rank"));
+    acts.done("prepare", model.bytes_on(m), time, what);
+    let loaded = load(program, templates?, &url, model.bytes_on(m), io, &mut acts)?;
 
     let bar = io.bar("checking", model.bytes_on(m));
-    let (checked, time) =
-        timed(|| each((0..m).zip(&loaded), |(r, plain)| model.check(Cut::LOADED, r, m, n, plain, &bar)));
+    let check = |(r, plain)| model.check(Cut::LOADED, r, m, n, plain, &bar);
+    let (checked, time) = timed(|| each((0..m).zip(&loaded), check));
     bar.finish_and_clear();
     let bytes: u64 = checked?.iter().sum();
-    act("check", "every byte against what it must be".into(), bytes, time);
+    acts.done("check", bytes, time, "every byte against what it must be");
 
-    let row = |d: &Done| {
-        let bytes = if d.bytes == 0 { String::new() } else { units::bytes(d.bytes) };
-        [d.act.into(), bytes, units::seconds(d.time), units::rate(d.bytes, d.time), d.what.clone()]
-    };
-    table::rows(io.out, ["ACT", ">BYTES", ">TIME", ">RATE", ""], acts.iter().map(row))?;
-    writeln!(io.out)?;
-    writeln!(io.out, "{}  all {} bytes are right", styled(GOOD, "ok"), units::count(bytes))?;
+    table::rows(io.out, ["ACT", ">BYTES", ">TIME", ">RATE", ""], acts.0)?;
+    writeln!(io.out, "\n{}  all {} bytes are right", styled(GOOD, "ok"), units::count(bytes))?;
     match &args.dir {
         Some(dir) => writeln!(io.out, "Look at it:  reshard inspect {dir}")?,
         None => writeln!(
@@ -134,6 +89,72 @@ fn timed<T>(f: impl FnOnce() -> T) -> (T, Duration) {
     (out, start.elapsed())
 }
 
+fn save(program: &Program, states: &[StateDict], url: &str, io: &Io<'_>, acts: &mut Acts) -> Result<()> {
+    let groups = LocalGroup::new(states.len() as u32);
+    let bar = io.bar("saving", states.iter().map(model::held_by).sum());
+    let one = |(group, state): (&LocalGroup, _)| {
+        let told = bar.clone();
+        let save = reshard::save(state, url).group(group).progress(move |n| told.inc(n));
+        let save = save.registry(program.registry.clone()).stores(program.stores.clone());
+        Ok(reshard::blocking::run(save)?)
+    };
+    let (saved, time) = timed(|| each(groups.iter().zip(states), one));
+    bar.finish_and_clear();
+    let saved: Vec<SaveReport> = saved?;
+    let Some(report) = saved.first() else { return Ok(()) };
+    let what = format!("{}, fsynced, published in one step", units::some(report.files(), "file"));
+    acts.done("save", report.bytes(), time, what);
+    acts.done("  decide", 0, report.time(Act::Decide), "who writes what; replicas once");
+    acts.done(
+        "  move",
+        report.bytes(),
+        report.time(Act::Move),
+        "from the buffers to the disk, with a CRC-32 each",
+    );
+    acts.done("  agree", 0, report.time(Act::Agree), "all have written: publish");
+    Ok(())
+}
+
+fn verify(program: &Program, url: &str, io: &Io<'_>, acts: &mut Acts) -> Result<()> {
+    let checkpoint = program.open(url)?;
+    let (found, time) = timed(|| crate::verify::check(&checkpoint, true, io));
+    let found = found?;
+    if let Some(d) = found.damage.iter().chain(&found.unchecked).next() {
+        let what = format!("what was just saved is damaged: {}", crate::verify::line(d));
+        return Err(CliError::damaged(what, "check the disk and the memory of this machine"));
+    }
+    acts.done("verify", found.bytes, time, format!("every CRC-32 of {}", units::some(found.items, "item")));
+    Ok(())
+}
+
+fn load(
+    program: &Program,
+    templates: Vec<StateDict>,
+    url: &str,
+    bytes: u64,
+    io: &Io<'_>,
+    acts: &mut Acts,
+) -> Result<Vec<Plain>> {
+    let ranks = templates.len() as u32;
+    let groups = LocalGroup::new(ranks);
+    let bar = io.bar("loading", bytes);
+    let one = |(group, template): (&LocalGroup, _)| {
+        let told = bar.clone();
+        let load = reshard::load(template, url).group(group).progress(move |n| told.inc(n));
+        let load = load.registry(program.registry.clone()).stores(program.stores.clone());
+        Ok(futures::executor::block_on(load.with_report())?)
+    };
+    let (loaded, time) = timed(|| each(groups.iter().zip(templates), one));
+    bar.finish_and_clear();
+    let (loaded, reports): (Vec<Plain>, Vec<LoadReport>) = loaded?.into_iter().unzip();
+    let sum = |of: fn(&LoadReport) -> u64| reports.iter().map(of).sum::<u64>();
+    let per_byte = sum(|r| r.totals.read) as f64 / sum(|r| r.totals.needed).max(1) as f64;
+    let what =
+        format!("onto {}; {per_byte:.2} bytes read per byte needed", units::some(ranks.into(), "rank"));
+    acts.done("load", bytes, time, what);
+    Ok(loaded)
+}
+
 /// Does `f` for each rank, on a thread each.
 fn each<T: Send, R: Send>(
     ranks: impl IntoIterator<Item = T>,
@@ -146,28 +167,4 @@ fn each<T: Send, R: Send>(
         let panicked = |_| Err(CliError::told("a rank's thread panicked", "please report this"));
         outcomes.into_iter().map(|o| o.unwrap_or_else(panicked)).collect()
     })
-}
-
-fn save(program: &Program, states: &[StateDict], url: &str, bar: &ProgressBar) -> Result<Vec<SaveReport>> {
-    let groups = LocalGroup::new(states.len() as u32);
-    let saved = each(groups.iter().zip(states), |(group, state)| {
-        let told = bar.clone();
-        let save = reshard::save(state, url).group(group).progress(move |n| told.inc(n));
-        let save = save.registry(program.registry.clone()).stores(program.stores.clone());
-        Ok(reshard::blocking::run(save)?)
-    });
-    bar.finish_and_clear();
-    saved
-}
-
-fn load(program: &Program, templates: Vec<StateDict>, url: &str, bar: &ProgressBar) -> Result<Vec<Plain>> {
-    let groups = LocalGroup::new(templates.len() as u32);
-    let loaded = each(groups.iter().zip(templates), |(group, template)| {
-        let told = bar.clone();
-        let load = reshard::load(template, url).group(group).progress(move |n| told.inc(n));
-        let load = load.registry(program.registry.clone()).stores(program.stores.clone());
-        Ok(reshard::blocking::run(load)?)
-    });
-    bar.finish_and_clear();
-    loaded
 }

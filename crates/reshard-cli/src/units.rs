@@ -48,7 +48,7 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
         _ => return Err(wrong()),
     };
     if let Ok(n) = number.parse::<u64>() {
-        return n.checked_mul(factor).ok_or_else(wrong);
+        return n.checked_mul(factor).filter(|n| i64::try_from(*n).is_ok()).ok_or_else(wrong);
     }
     let n = number.parse::<f64>().map_err(|_| wrong())? * factor as f64;
     if n.is_finite() && n < 9e18 { Ok(n as u64) } else { Err(wrong()) }

@@ -111,7 +111,10 @@ impl Source {
             name.push('_');
         }
         let mut state = self.common.clone().map(&mut Leaf::Value);
-        state.insert_tree(Step::from(name), sharded);
+        // An empty dict would be common state.
+        if !self.items.is_empty() {
+            state.insert_tree(Step::from(name), sharded);
+        }
         state
     }
 }

@@ -5,7 +5,9 @@ use crate::{
     units,
 };
 use indicatif::ProgressBar;
-use reshard::{DType, ModelError, Plain, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value};
+use reshard::{
+    DType, Leaf, ModelError, Plain, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
+};
 
 /// Bytes a parameter takes: a bf16 weight, and two fp32 moments.
 const PER_PARAMETER: u64 = 2 + 4 + 4;
@@ -185,6 +187,19 @@ impl Model {
         }
         Ok(seen)
     }
+}
+
+/// Bytes of the tensors that a rank saves.
+pub(super) fn held_by(state: &StateDict) -> u64 {
+    let mut bytes = 0;
+    state.visit(&mut |_, leaf| {
+        if let Leaf::Tensor(t) = leaf
+            && t.replica_id.is_main()
+        {
+            bytes += t.data.host().map_or(0, Tensor::nbytes);
+        }
+    });
+    bytes
 }
 
 fn vocabulary(hidden: u64) -> u64 {

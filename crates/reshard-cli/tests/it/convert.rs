@@ -1,0 +1,153 @@
+use crate::{
+    run,
+    states::{self, Saved},
+};
+use reshard::{Plain, Tree, Value, blocking::Checkpoint};
+use serde_json::json;
+
+fn digest(url: &str) -> String {
+    run(&["digest", url, "--json"]).ok()
+}
+
+/// Bytes of all objects, as they are stored.
+fn objects(url: &str) -> Vec<(String, Vec<u8>)> {
+    let c = Checkpoint::open(url).unwrap();
+    let bytes = |key: &str| match c.object_payload(key).unwrap() {
+        reshard::Payload::Encoded { bytes, .. } => bytes.to_vec(),
+        other => panic!("{other:?}"),
+    };
+    c.objects().map(|k| (k.to_string(), bytes(k))).collect()
+}
+
+fn converted(saved: &Saved, name: &str, more: &[&str]) -> String {
+    let to = saved.beside(name);
+    let text = run(&[&["convert", &saved.url, &to][..], more].concat()).ok();
+    assert!(text.starts_with("converted  "), "{text}");
+    to
+}
+
+#[test]
+fn content_is_kept_from_any_number_of_ranks_to_any_other() {
+    for saved in [states::megatron(), states::dcp()] {
+        let (tensors, objects_then) = (digest(&saved.url), objects(&saved.url));
+        let common = Checkpoint::open(&saved.url).unwrap().common().unwrap();
+        for (ranks, files, flavour) in
+            [("1", "1", "universal"), ("3", "1", "2.4"), ("4", "2", "2.15"), ("9", "1", "2.3")]
+        {
+            let to = converted(
+                &saved,
+                ranks,
+                &["--ranks", ranks, "--files-per-rank", files, "--flavour", flavour],
+            );
+            assert_eq!(digest(&to), tensors);
+            assert_eq!(objects(&to), objects_then);
+            let c = Checkpoint::open(&to).unwrap();
+            assert_eq!(c.common().unwrap(), common);
+            assert_eq!(c.dialect(), Checkpoint::open(&saved.url).unwrap().dialect());
+            assert_eq!(run(&["verify", &to]).code, 0);
+        }
+        let back = run(&["convert", &saved.beside("9"), &saved.beside("back"), "--ranks", "2"]);
+        assert_eq!((back.code, digest(&saved.beside("back"))), (0, tensors));
+    }
+}
+
+#[test]
+fn nesting_and_empty_dicts_are_kept() {
+    let saved = states::dcp();
+    let state = |url: &str| Checkpoint::open(url).unwrap().state().unwrap();
+    let sorted = |plain: Plain| match plain {
+        Tree::Dict(mut d) => {
+            d.sort_keys();
+            Tree::Dict(d)
+        }
+        other => other,
+    };
+    let then = state(&saved.url);
+    assert!(then.get("optim").unwrap().get("state").is_some());
+    assert_eq!(sorted(state(&converted(&saved, "to", &["--ranks", "3"]))), sorted(then));
+}
+
+#[test]
+fn rows_are_spread_evenly_and_what_cannot_be_cut_is_stored_once() {
+    let saved = states::megatron();
+    let to = converted(&saved, "to", &["--ranks", "3"]);
+    let j = run(&["inspect", &to, "--json"]).json();
+    let rows = |i: usize| {
+        let chunks = j["tensors"][i]["chunks"].as_array().unwrap();
+        chunks.iter().map(|c| c["lengths"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(rows(0), [json!([2, 4]), json!([2, 4]), json!([1, 4])]);
+    assert_eq!((rows(1), rows(2), rows(3)), (vec![], vec![json!([1]); 3], vec![json!([])]));
+    let names: Vec<&str> =
+        j["files"].as_array().unwrap().iter().map(|f| f["name"].as_str().unwrap()).collect();
+    let want = [
+        ".metadata",
+        "__0_0.distcp",
+        "__1_0.distcp",
+        "__2_0.distcp",
+        "common.pt",
+        "metadata.json",
+        "reshard.json",
+    ];
+    assert_eq!(names, want);
+}
+
+#[test]
+fn a_glob_carries_a_part_over_and_must_match_something() {
+    let saved = states::dcp();
+    let to = converted(&saved, "to", &["--key", "model.*"]);
+    assert_eq!(run(&["ls", &to]).ok(), "model.bias\nmodel.weight\n");
+    let state = Checkpoint::open(&to).unwrap().state().unwrap();
+    assert!(state.get("model").unwrap().get("weight").is_some() && state.get("optim").is_none());
+    let ran = run(&["convert", &saved.url, &saved.beside("no"), "--key", "x"]);
+    assert!(ran.code == 2 && ran.err.contains("reshard ls"), "{}", ran.err);
+}
+
+#[test]
+fn what_lies_there_is_replaced_only_when_asked() {
+    let saved = states::dcp();
+    let to = converted(&saved, "to", &[]);
+    let ran = run(&["convert", &saved.url, &to, "--ranks", "2"]);
+    assert!(ran.code == 2 && ran.err.contains("--overwrite"), "{}", ran.err);
+    let again = run(&["convert", &saved.url, &to, "--ranks", "2", "--overwrite", "--json"]).json();
+    assert_eq!(
+        (&again["schema"], &again["ranks"], &again["tensors"], &again["objects"]),
+        (&json!(1), &json!(2), &json!(2), &json!(2))
+    );
+    // In place too: the old one is read until the new one is whole.
+    let tensors = digest(&to);
+    assert_eq!(run(&["convert", &to, &to, "--ranks", "3", "--overwrite"]).code, 0);
+    assert_eq!(
+        (digest(&to), run(&["inspect", &to, "--json"]).json()["leftovers"].to_string()),
+        (tensors, "[]".into())
+    );
+}
+
+#[test]
+fn damage_is_not_carried_over() {
+    let saved = states::megatron();
+    let j = run(&["inspect", &saved.url, "--json"]).json();
+    let chunk = &j["tensors"][0]["chunks"][0];
+    let file = saved.path(chunk["file"].as_str().unwrap());
+    let mut bytes = std::fs::read(&file).unwrap();
+    let at = chunk["offset"].as_u64().unwrap() as usize;
+    let data = 1f32.to_le_bytes().into_iter().chain(2f32.to_le_bytes()).collect::<Vec<u8>>();
+    let inside = bytes[at..].windows(8).position(|w| w == data).unwrap();
+    bytes[at + inside] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let ran = run(&["convert", &saved.url, &saved.beside("to")]);
+    assert!(ran.code == 1 && ran.err.contains("layer.weight") && ran.err.contains("CRC-32"), "{}", ran.err);
+    assert!(!std::path::Path::new(&saved.beside("to")).exists());
+    let to = converted(&saved, "rest", &["--key", "s*", "--key", "norm"]);
+    assert_eq!(run(&["ls", &to]).ok(), "norm\nscale\n");
+    assert_eq!(
+        Checkpoint::open(&to)
+            .unwrap()
+            .common()
+            .unwrap()
+            .get("iteration")
+            .and_then(|v| v.leaf())
+            .and_then(Value::as_int),
+        Some(1000)
+    );
+}

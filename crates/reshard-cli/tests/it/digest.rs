@@ -1,0 +1,50 @@
+use crate::{run, states};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+fn sha(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+#[test]
+fn digests_are_of_whole_tensors_however_they_are_split() {
+    let saved = states::megatron();
+    let weight: Vec<u8> = (0..20).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let norm: Vec<u8> = (1..4i64).flat_map(i64::to_le_bytes).collect();
+    let want = json!({ "schema": 1, "tensors": {
+        "layer.weight": { "dtype": "float32", "shape": [5, 4], "sha256": sha(&weight) },
+        "none": { "dtype": "uint8", "shape": [0, 4], "sha256": sha(&[]) },
+        "norm": { "dtype": "int64", "shape": [3], "sha256": sha(&norm) },
+        "scale": { "dtype": "float64", "shape": [], "sha256": sha(&0.5f64.to_le_bytes()) },
+    } });
+    let got = run(&["digest", &saved.url, "--json"]).ok();
+    // As text, so that the order of members counts.
+    assert_eq!(got.trim(), want.to_string());
+    let text = run(&["digest", &saved.url, "--key", "norm"]).ok();
+    assert_eq!(text, format!("{}  norm\n", sha(&norm)));
+}
+
+#[test]
+fn damaged_tensors_have_no_digest_and_the_others_have() {
+    let saved = states::megatron();
+    let j = run(&["inspect", &saved.url, "--json", "--key", "norm"]).json();
+    let chunk = &j["tensors"][0]["chunks"][0];
+    let (file, at) =
+        (saved.path(chunk["file"].as_str().unwrap()), chunk["offset"].as_u64().unwrap() as usize);
+    let mut bytes = std::fs::read(&file).unwrap();
+    let len = chunk["length"].as_u64().unwrap() as usize;
+    // The elements 1, 2, 3 are found by their bytes.
+    let data = 1i64.to_le_bytes().into_iter().chain(2i64.to_le_bytes()).collect::<Vec<u8>>();
+    let inside = bytes[at..at + len].windows(16).position(|w| w == data).unwrap();
+    bytes[at + inside] ^= 4;
+    std::fs::write(&file, bytes).unwrap();
+    let ran = run(&["digest", &saved.url, "--json"]);
+    let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((ran.code, j["tensors"].as_object().unwrap().len()), (1, 3));
+    assert!(
+        j["tensors"].get("norm").is_none() && j["errors"]["norm"].as_str().unwrap().contains("CRC-32"),
+        "{j}"
+    );
+    assert!(ran.err.contains("norm") && ran.err.contains("reshard verify"), "{}", ran.err);
+    assert_eq!(run(&["digest", &saved.url, "--key", "scale"]).code, 0);
+}

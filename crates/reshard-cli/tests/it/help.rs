@@ -1,0 +1,86 @@
+use crate::{run, states};
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+};
+
+fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_reshard"))
+}
+
+#[test]
+fn help_of_each_command_has_an_example_that_parses() {
+    for command in ["inspect", "ls", "digest", "verify", "convert", "plugins", "demo"] {
+        let ran = run(&[command, "--help"]);
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+        let lines: Vec<&str> = ran.out.lines().collect();
+        let at = lines.iter().position(|l| l.starts_with("Example")).unwrap();
+        assert!(lines[at + 1..].iter().any(|l| l.contains(&format!("reshard {command}"))), "{}", ran.out);
+    }
+    assert!(run(&["--version"]).ok().starts_with("reshard "));
+}
+
+#[test]
+fn a_wrong_command_line_exits_with_2_and_says_what_is_right() {
+    for args in [
+        &["frobnicate"][..],
+        &[],
+        &["convert", "a"],
+        &["demo", "--size", "much"],
+        &["convert", "a", "b", "--ranks", "0"],
+    ] {
+        let ran = run(args);
+        assert!(
+            ran.code == 2 && ran.out.is_empty() && ran.err.contains("--help"),
+            "{args:?}: {} {}",
+            ran.code,
+            ran.err
+        );
+    }
+}
+
+#[test]
+fn a_closed_pipe_ends_the_program_quietly() {
+    // More than a pipe holds.
+    let mut state = reshard::StateDict::new();
+    for i in 0..3000 {
+        state.insert(format!("{}.{i}", "a.long.name.of.a.parameter".repeat(4)), i);
+    }
+    let saved = states::save(&[state], reshard::Dialect::Dcp);
+    for args in [&["ls"][..], &["inspect"], &["inspect", "--json"]] {
+        let mut child = program()
+            .args(args)
+            .arg(&saved.url)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut one = vec![0];
+        std::io::Read::read_exact(&mut child.stdout.take().unwrap(), &mut one).unwrap();
+        let out = child.wait_with_output().unwrap();
+        let err = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!((out.status.code(), err.as_str()), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn the_demo_checks_every_byte_and_shows_its_acts() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = dir.path().join("demo").display().to_string();
+    let child = program()
+        .args(["demo", "--size", "4MiB", "--ranks", "3", "--to", "2", "--dir", &kept])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let out = child.wait_with_output().unwrap();
+    assert!(out.status.success());
+    let text: Vec<String> = BufReader::new(&out.stdout[..]).lines().map(Result::unwrap).collect();
+    let text = text.join("\n");
+    for act in ["build", "save", "  move", "verify", "load", "check"] {
+        assert!(text.lines().any(|l| l.starts_with(act)), "{act} is not in\n{text}");
+    }
+    assert!(text.contains("bytes are right") && !text.contains('\u{1b}'), "{text}");
+    assert_eq!(run(&["verify", &kept]).code, 0);
+    let again = run(&["demo", "--size", "1MiB", "--dir", &kept]);
+    assert!(again.code == 2 && again.err.contains("hint: "), "{}", again.err);
+}

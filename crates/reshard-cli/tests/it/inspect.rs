@@ -1,0 +1,126 @@
+use crate::{run, states};
+use serde_json::{Value, json};
+
+/// Names of an object's members, in order.
+fn names(v: &Value) -> Vec<&str> {
+    v.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[test]
+fn the_json_has_the_promised_form() {
+    let saved = states::megatron();
+    let j = run(&["inspect", &saved.url, "--json"]).json();
+    let first = ["schema", "backend", "version", "dialect", "tensors", "objects", "common", "files"];
+    assert_eq!(names(&j)[..8], first);
+    assert_eq!(
+        (&j["schema"], &j["backend"], &j["version"], &j["dialect"]),
+        (&json!(1), &json!("torch_dist"), &json!(1), &json!("megatron"))
+    );
+    let keys: Vec<&Value> = j["tensors"].as_array().unwrap().iter().map(|t| &t["key"]).collect();
+    assert_eq!(keys, ["layer.weight", "none", "norm", "scale"]);
+    let t = &j["tensors"][0];
+    assert_eq!(names(t), ["key", "dtype", "shape", "bytes", "chunks"]);
+    assert_eq!((&t["dtype"], &t["shape"], &t["bytes"]), (&json!("float32"), &json!([5, 4]), &json!(80)));
+    let chunk = &t["chunks"][1];
+    assert_eq!(names(chunk), ["offsets", "lengths", "file", "offset", "length"]);
+    assert_eq!((&chunk["offsets"], &chunk["lengths"]), (&json!([3, 0]), &json!([2, 4])));
+    // The stored item lies where it is said to: an archive begins with PK and ends with the end of its directory.
+    let file = std::fs::read(saved.path(chunk["file"].as_str().unwrap())).unwrap();
+    let (at, len) = (chunk["offset"].as_u64().unwrap() as usize, chunk["length"].as_u64().unwrap() as usize);
+    assert_eq!(
+        (&file[at..at + 4], &file[at + len - 22..at + len - 18]),
+        (&b"PK\x03\x04"[..], &b"PK\x05\x06"[..])
+    );
+    assert_eq!(j["objects"][0]["key"], "rng_state/shard_0_2");
+    assert!(j["objects"][0]["bytes"].as_u64().unwrap() > 0);
+    assert_eq!(names(&j["files"][0])[..2], ["name", "bytes"]);
+    assert_eq!(j["common"]["iteration"], 1000);
+    let odd = json!({ "$tuple": [{ "$float": "nan" }, { "$bytes": "AQI=" }, { "$set": ["a"] }] });
+    assert_eq!(j["common"]["odd"], odd);
+    let state = json!({ "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1 });
+    assert_eq!(j["common"]["args"], json!({ "$opaque": { "class": "argparse.Namespace", "state": state } }));
+    assert_eq!((&j["iteration"], &j["parallel"]["tensor_model_parallel_size"]), (&json!(1000), &json!(2)));
+    assert_eq!((&j["problems"], &j["leftovers"]), (&json!([]), &json!([])));
+}
+
+#[test]
+fn people_see_who_wrote_it_what_is_in_it_and_that_it_is_complete() {
+    let saved = states::megatron();
+    let text = run(&["inspect", &saved.url]).ok();
+    for part in [
+        "torch_dist/1, dialect megatron",
+        "reshard",
+        "PyTorch 2.1 or later",
+        "iteration   1,000",
+        "parallel    tensor 2, pipeline 1",
+        "coverage    complete",
+        "layer.weight  float32  [5, 4]",
+        "rng_state/shard_1_2",
+        "argparse.Namespace  2 fields",
+        "common.pt",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    let short = run(&["inspect", &saved.url, "--summary"]).ok();
+    assert!(short.contains("coverage") && !short.contains("rng_state"), "{short}");
+}
+
+#[test]
+fn a_glob_chooses_tensors_and_objects() {
+    let saved = states::megatron();
+    let j = run(&["inspect", &saved.url, "--json", "--key", "n*"]).json();
+    let keys: Vec<&Value> = j["tensors"].as_array().unwrap().iter().map(|t| &t["key"]).collect();
+    assert_eq!(keys, ["none", "norm"]);
+    assert_eq!(j["objects"], json!([]));
+    assert_eq!(
+        run(&["ls", &saved.url, "--key", "rng*", "--key", "sc?le"]).ok(),
+        "rng_state/shard_0_2\nrng_state/shard_1_2\nscale\n"
+    );
+    assert_eq!(
+        run(&["ls", &saved.url, "--key", "sc*", "--json"]).json(),
+        json!({ "schema": 1, "keys": ["scale"] })
+    );
+    let none = run(&["inspect", &saved.url, "--key", "nothing"]);
+    assert!(none.code == 0 && none.err.contains("reshard ls"), "{}", none.err);
+}
+
+#[test]
+fn files_that_no_item_owns_are_leftovers() {
+    let saved = states::dcp();
+    std::fs::write(saved.path("__9_0.distcp"), b"stale").unwrap();
+    std::fs::write(saved.path("notes.txt"), b"mine").unwrap();
+    let j = run(&["inspect", &saved.url, "--json"]).json();
+    assert_eq!((&j["leftovers"], &j["dialect"]), (&json!(["__9_0.distcp", "notes.txt"]), &json!("dcp")));
+    assert!(run(&["inspect", &saved.url]).ok().contains("leftover    notes.txt"));
+}
+
+#[test]
+fn a_checkpoint_with_lost_common_state_can_still_be_inspected() {
+    let saved = states::megatron();
+    std::fs::remove_file(saved.path("common.pt")).unwrap();
+    let j = run(&["inspect", &saved.url, "--json"]).json();
+    assert_eq!((&j["common"], j["tensors"].as_array().unwrap().len()), (&Value::Null, 4));
+    assert!(j["notes"][0].as_str().unwrap().contains("common state can't be read"), "{}", j["notes"]);
+}
+
+#[test]
+fn what_is_no_checkpoint_says_so_and_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    for command in ["inspect", "ls", "digest", "verify"] {
+        let ran = run(&[command, dir.path().to_str().unwrap()]);
+        assert_eq!(ran.code, 3, "{command}");
+        assert!(ran.err.contains("not a checkpoint") && ran.err.contains("hint: "), "{}", ran.err);
+    }
+}
+
+#[test]
+fn plugins_names_strategies_and_stores_with_their_crates() {
+    let j = run(&["plugins", "--json"]).json();
+    assert_eq!(names(&j), ["schema", "strategies", "stores"]);
+    let s = &j["strategies"][0];
+    assert_eq!(names(s), ["action", "backend", "version", "crate", "crate_version"]);
+    assert_eq!((&s["backend"], &s["crate"]), (&json!("torch_dist"), &json!("reshard-torch-dist")));
+    assert_eq!(j["stores"][0], json!({ "scheme": "file", "crate": "reshard-storage" }));
+    let text = run(&["plugins"]).ok();
+    assert!(text.contains("save sharded  torch_dist") && text.contains("file://"), "{text}");
+}

@@ -1,0 +1,144 @@
+use crate::{run, run_with, states};
+use async_trait::async_trait;
+use bytes::Bytes;
+use reshard::{
+    IfExists, Stores,
+    storage::{Entry, Hints, Name, Result, Stage, StorageError, Store, StoreScheme},
+};
+use serde_json::json;
+use std::{ops::Range, sync::Arc};
+
+#[test]
+fn a_sound_checkpoint_exits_with_0() {
+    for saved in [states::megatron(), states::dcp()] {
+        assert!(run(&["verify", &saved.url]).ok().starts_with("sound  "));
+        assert!(run(&["verify", &saved.url, "--quick"]).ok().contains("coverage"));
+        let j = run(&["verify", &saved.url, "--json"]).json();
+        assert_eq!((&j["schema"], &j["status"], &j["damage"]), (&json!(1), &json!("sound"), &json!([])));
+    }
+}
+
+#[test]
+fn a_flipped_bit_anywhere_in_an_item_is_found_by_the_full_check() {
+    let saved = states::dcp();
+    let file = saved.path("__0_0.distcp");
+    let whole = std::fs::read(&file).unwrap();
+    let mut found = 0;
+    for at in (0..whole.len()).step_by(29) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x10;
+        std::fs::write(&file, bytes).unwrap();
+        let ran = run(&["verify", &saved.url]);
+        assert!(ran.code <= 1, "byte {at}: {} {}", ran.code, ran.err);
+        found += u32::from(ran.code == 1);
+    }
+    assert!(found > 100, "{found}");
+    std::fs::write(&file, whole).unwrap();
+    assert_eq!(run(&["verify", &saved.url]).code, 0);
+}
+
+#[test]
+fn lost_and_cut_files_exit_with_1_and_are_named() {
+    let cut = |saved: &states::Saved, name: &str, to: u64| {
+        std::fs::OpenOptions::new().write(true).open(saved.path(name)).unwrap().set_len(to).unwrap();
+    };
+    for quick in [&["--quick"][..], &[]] {
+        let check = |saved: &states::Saved| run(&[&["verify", &saved.url][..], quick].concat());
+        let saved = states::megatron();
+        std::fs::remove_file(saved.path("__1_0.distcp")).unwrap();
+        let ran = check(&saved);
+        assert_eq!(ran.code, 1);
+        assert!(
+            ran.out.contains("layer.weight: __1_0.distcp at byte") && ran.out.contains("missing"),
+            "{}",
+            ran.out
+        );
+        assert!(ran.err.contains("hint: "), "{}", ran.err);
+
+        let saved = states::megatron();
+        cut(&saved, "__0_0.distcp", 100);
+        assert_eq!(check(&saved).code, 1);
+
+        let saved = states::megatron();
+        cut(&saved, ".metadata", 100);
+        let ran = check(&saved);
+        assert!(ran.code == 1 && ran.err.contains(".metadata"), "{} {}", ran.code, ran.err);
+
+        let saved = states::megatron();
+        cut(&saved, "common.pt", 100);
+        let ran = check(&saved);
+        assert!(ran.code == 1 && ran.out.contains("common"), "{} {}", ran.code, ran.out);
+    }
+}
+
+#[test]
+fn what_could_not_be_checked_exits_with_2() {
+    let saved = states::dcp();
+    let url = format!("broken://{}", saved.url);
+    let mut stores = Stores::linked().unwrap();
+    stores.register(StoreScheme::new("broken", "this test", Broken::open)).unwrap();
+    let run = |args: &[&str]| run_with(stores.clone(), args);
+    let ran = run(&["verify", &url]);
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    assert!(ran.out.contains("unchecked") && ran.out.contains("model.weight"), "{}", ran.out);
+    assert!(ran.err.contains("try again"), "{}", ran.err);
+    let j: serde_json::Value = serde_json::from_str(&run(&["verify", &url, "--json"]).out).unwrap();
+    assert_eq!((&j["status"], &j["damage"]), (&json!("unchecked"), &json!([])));
+    assert_eq!(run(&["verify", &url, "--quick"]).code, 0);
+    let to = saved.beside("to");
+    assert_eq!((run(&["convert", &url, &to]).code, run(&["digest", &url]).code), (2, 2));
+
+    let ran = run(&["verify", "gopher://somewhere"]);
+    assert!(ran.code == 2 && ran.err.contains("gopher") && ran.err.contains("broken"), "{}", ran.err);
+}
+
+/// A disk that gives metadata and nothing else.
+#[derive(Debug)]
+struct Broken(Arc<dyn Store>);
+
+impl Broken {
+    fn open(url: &str) -> Result<Arc<dyn Store>> {
+        let path = url.trim_start_matches("broken://");
+        Ok(Arc::new(Self(Stores::linked()?.open(path)?)))
+    }
+}
+
+#[async_trait]
+impl Store for Broken {
+    fn url(&self) -> String {
+        self.0.url()
+    }
+    fn hints(&self) -> Hints {
+        self.0.hints()
+    }
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        if name.as_str().ends_with(".distcp") {
+            return Err(StorageError::io("read", name.as_str(), std::io::Error::other("the disk is gone")));
+        }
+        self.0.read(name, range).await
+    }
+    async fn list(&self) -> Result<Vec<Entry>> {
+        self.0.list().await
+    }
+    async fn remove(&self, names: &[Name]) -> Result<()> {
+        self.0.remove(names).await
+    }
+    async fn len(&self, name: &Name) -> Result<Option<u64>> {
+        self.0.len(name).await
+    }
+    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
+        self.0.stage(attempt, if_exists).await
+    }
+}
+
+#[test]
+fn no_checkpoint_exits_with_3_in_both_forms() {
+    let saved = states::megatron();
+    std::fs::remove_file(saved.path(".metadata")).unwrap();
+    let ran = run(&["verify", &saved.url]);
+    assert!(ran.code == 3 && ran.err.contains("not a checkpoint"), "{} {}", ran.code, ran.err);
+    let ran = run(&["verify", &saved.url, "--json"]);
+    let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((ran.code, &j["status"], &ran.err[..]), (3, &json!("not a checkpoint"), ""));
+    assert!(j["damage"][0]["what"].as_str().unwrap().contains(".metadata"));
+}
