@@ -25,19 +25,10 @@ mod writer;
 pub use common::{COMMON, COMMON_STATE, METADATA_JSON, MetadataJson, TorchCommon};
 pub use config::{ArchiveEra, Spread, Strides, TorchDistConfig, TorchDistLoadConfig};
 pub use flavour::Flavour;
+pub use table::parse_metadata;
 
 /// Name of the backend.
 pub const NAME: &str = "torch_dist";
 
 /// The pickle that says what is stored and where; its presence makes a DCP checkpoint.
 pub const METADATA: &str = ".metadata";
-
-/// Reads the pickle of a `.metadata` file, for fuzzing and measuring: the number of tensors, chunks and objects.
-///
-/// # Errors
-/// What is wrong with it, and at which byte.
-pub fn parse_metadata(pickle: &[u8]) -> reshard_strategy::Result<(usize, usize, usize)> {
-    let table = table::Table::parse(METADATA, pickle)?;
-    let m = &table.metadata;
-    Ok((m.tensor_count(), m.chunk_count(), m.object_count()))
-}

@@ -372,3 +372,13 @@ impl Table {
         place.transforms != 0
     }
 }
+
+/// Reads the pickle of a `.metadata` file, for fuzzing and measuring: the number of tensors, chunks and objects.
+///
+/// # Errors
+/// What is wrong with it, and at which byte.
+pub fn parse_metadata(pickle: &[u8]) -> Result<(usize, usize, usize)> {
+    let table = Table::parse(crate::METADATA, pickle)?;
+    let m = &table.metadata;
+    Ok((m.tensor_count(), m.chunk_count(), m.object_count()))
+}
