@@ -59,6 +59,11 @@ pub fn root() -> PathBuf {
     std::env::var_os("RESHARD_FIXTURES").map_or_else(own, PathBuf::from)
 }
 
+/// Whether the fixtures are this repository's: then their names and what is wrong with them are known.
+pub fn ours() -> bool {
+    std::env::var_os("RESHARD_FIXTURES").is_none()
+}
+
 /// All fixtures in torch_dist, by name; safetensors and zarr are formats of their own.
 ///
 /// # Panics

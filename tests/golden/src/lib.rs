@@ -17,5 +17,5 @@ mod scratch;
 
 pub use compare::{Depth, chain, compare, compare_tensor, sha256};
 pub use expected::{Chunk, Expected, Object, Place, Says, TensorFacts};
-pub use fixtures::{Family, Fixture, fixtures, root};
+pub use fixtures::{Family, Fixture, fixtures, ours, root};
 pub use scratch::Scratch;

@@ -7,56 +7,77 @@ use reshard::{
     Checkpoint, Data, Dialect, ErrorKind, Payload, Plain, Progress, ShardedObject, ShardedTensor, StateDict,
     Value,
 };
-use reshard_golden::{Fixture, Scratch, TensorFacts, chain, compare_tensor, fixtures};
+use reshard_golden::{Family, Fixture, Scratch, TensorFacts, chain, compare_tensor, fixtures};
 use std::{
     collections::BTreeMap,
     fs,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-/// So many of the smallest checkpoints of each family are damaged.
-const SUBJECTS: usize = 8;
-/// Damaged copies per file and kind of damage, about. `RESHARD_THOROUGH=1` takes every byte of every file.
-const COPIES: usize = 150;
+/// So many of the smallest checkpoints of each family are damaged; with `RESHARD_THOROUGH=1` all are.
+const SUBJECTS: usize = 6;
+/// Damaged copies per file and kind of damage, about.
+const COPIES: usize = 100;
 /// Memory that reading damaged copies may take, beyond what the test itself has.
 const MEMORY: u64 = 128 << 20;
 
+/// One damage.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    CutTo(usize),
+    Flip { byte: usize, bit: u8 },
+}
+
+impl Change {
+    fn apply(self, bytes: &[u8]) -> Vec<u8> {
+        match self {
+            Self::CutTo(len) => bytes[..len].to_vec(),
+            Self::Flip { byte, bit } => {
+                let mut copy = bytes.to_vec();
+                copy[byte] ^= 1 << bit;
+                copy
+            }
+        }
+    }
+}
+
 #[test]
 fn a_file_that_is_cut_gives_an_error_or_the_right_data() {
-    run("cut", |bytes, picks| {
+    run(|_, bytes, random| {
         let mut lengths: Vec<usize> = vec![0, 1];
         // Around everything that a reader may look for: pickles, archives, and the ends of their parts.
         for mark in [&b"PK"[..], b"\x80\x02", b"."] {
             let found = bytes.windows(mark.len()).enumerate().filter(|(_, w)| *w == mark).map(|(i, _)| i);
             lengths.extend(found.flat_map(|i| [i.saturating_sub(1), i, i + 1, i + mark.len()]));
         }
+        let step = lengths.len().div_ceil(COPIES);
+        let mut lengths: Vec<usize> = lengths.into_iter().step_by(step).collect();
+        lengths.extend(spread(bytes.len(), COPIES, random));
         lengths.retain(|n| *n < bytes.len());
         lengths.sort_unstable();
         lengths.dedup();
-        let step = (lengths.len() / COPIES).max(1);
-        let mut lengths: Vec<usize> =
-            if thorough() { lengths } else { lengths.into_iter().step_by(step).collect() };
-        lengths.extend(picks.of(bytes.len()));
-        lengths.sort_unstable();
-        lengths.dedup();
-        lengths.into_iter().map(|n| (format!("to {n} bytes"), bytes[..n].to_vec())).collect()
+        lengths.into_iter().map(Change::CutTo).collect()
     });
 }
 
 #[test]
 fn a_bit_that_is_flipped_gives_an_error_or_the_right_data() {
-    run("flip", |bytes, picks| {
-        let places = picks.of(bytes.len());
-        places
-            .into_iter()
-            .map(|at| {
-                let bit = picks.random.below(8);
-                let mut copy = bytes.to_vec();
-                copy[at] ^= 1 << bit;
-                (format!("byte {at} bit {bit}"), copy)
-            })
-            .collect()
+    run(|name, bytes, random| {
+        // What has no checksum of its own is damaged in every byte.
+        let bare = matches!(name.rsplit('.').next(), Some("metadata" | "json"));
+        let places = spread(bytes.len(), if bare { usize::MAX } else { COPIES }, random);
+        let bits = |byte: usize, random: &mut Random| match bare && thorough() {
+            true => (0..8).map(|bit| Change::Flip { byte, bit }).collect::<Vec<_>>(),
+            false => vec![Change::Flip { byte, bit: random.below(8) as u8 }],
+        };
+        places.into_iter().flat_map(|byte| bits(byte, random)).collect()
     });
+}
+
+/// One place at random in each of so many parts of equal length.
+fn spread(len: usize, parts: usize, random: &mut Random) -> Vec<usize> {
+    let step = len.div_ceil(parts).max(1);
+    (0..len).step_by(step).map(|at| at + random.below(step.min(len - at) as u64) as usize).collect()
 }
 
 #[test]
@@ -72,21 +93,21 @@ fn a_file_that_is_gone_gives_an_error_or_the_right_data() {
     assert!(wrong.is_empty(), "{} findings:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-fn run(kind: &str, mut damage: impl FnMut(&[u8], &mut Picks) -> Vec<(String, Vec<u8>)>) {
+fn run(mut changes: impl FnMut(&str, &[u8], &mut Random) -> Vec<Change>) {
     let before = peak();
     let (mut copies, mut wrong) = (0, Vec::new());
     for subject in subjects() {
         for (name, bytes) in &subject.files {
-            let mut picks = Picks::of_file(kind, &subject.fixture.name, name);
-            for (what, damaged) in damage(bytes, &mut picks) {
+            let mut random = Random::of(&format!("{} {name}", subject.fixture));
+            for change in changes(name, bytes, &mut random) {
                 copies += 1;
-                fs::write(subject.scratch.file(name), damaged).unwrap();
-                wrong.extend(subject.judge(&format!("{kind} {name} {what}")));
+                fs::write(subject.scratch.file(name), change.apply(bytes)).unwrap();
+                wrong.extend(subject.judge(&format!("{name} {change:?}")));
             }
             fs::write(subject.scratch.file(name), bytes).unwrap();
         }
     }
-    println!("{kind}: {copies} damaged copies read");
+    println!("{copies} damaged copies read");
     assert!(copies > 0, "nothing was damaged");
     assert!(wrong.is_empty(), "{} findings:\n{}", wrong.len(), wrong.join("\n"));
     if let (Some(before), Some(after)) = (before, peak()) {
@@ -109,35 +130,16 @@ fn peak() -> Option<u64> {
 struct Random(u64);
 
 impl Random {
+    fn of(name: &str) -> Self {
+        Self(name.bytes().fold(0, |n, b| n.wrapping_mul(31).wrapping_add(b.into())))
+    }
+
     fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ (z >> 31)) % n
-    }
-}
-
-/// Which bytes of a file are damaged.
-struct Picks {
-    /// Files in which each byte counts.
-    every: bool,
-    random: Random,
-}
-
-impl Picks {
-    fn of_file(kind: &str, fixture: &str, name: &str) -> Self {
-        let seed =
-            fixture.bytes().chain(name.bytes()).fold(0u64, |n, b| n.wrapping_mul(31).wrapping_add(b.into()));
-        // What has no checksum is looked at in every byte; a cut is found wherever it is.
-        let every = kind == "flip" && matches!(name.rsplit('.').next(), Some("metadata" | "json"));
-        Self { every: thorough() || every, random: Random(seed) }
-    }
-
-    /// All places, or one at random in each of [`COPIES`] parts of equal length.
-    fn of(&mut self, len: usize) -> Vec<usize> {
-        let step = if self.every { 1 } else { len.div_ceil(COPIES).max(1) };
-        (0..len).step_by(step).map(|at| at + self.random.below(step.min(len - at) as u64) as usize).collect()
     }
 }
 
@@ -154,14 +156,13 @@ struct Subject {
 fn subjects() -> Vec<Subject> {
     let mut all: Vec<Fixture> = fixtures().into_iter().filter(|f| f.expected.sound).collect();
     all.sort_by_key(|f| (f.family, f.expected.files.values().sum::<u64>()));
-    let families = all.chunk_by(|a, b| a.family == b.family).map(<[_]>::len).collect::<Vec<_>>();
-    let mut out = Vec::new();
-    let mut all = all.into_iter();
-    for n in families {
-        out.extend(all.by_ref().take(n).take(SUBJECTS).map(Subject::new).collect::<Vec<_>>());
-        all.by_ref().take(n.saturating_sub(SUBJECTS)).for_each(drop);
-    }
-    out
+    let mut taken: BTreeMap<Family, usize> = BTreeMap::new();
+    all.retain(|f| {
+        let n = taken.entry(f.family).or_default();
+        *n += 1;
+        *n <= SUBJECTS || thorough()
+    });
+    all.into_iter().map(Subject::new).collect()
 }
 
 impl Subject {

@@ -2,10 +2,11 @@
 
 use futures::executor::block_on;
 use reshard::{Checkpoint, ErrorKind, Progress, ShardedTensor, StateDict};
-use reshard_golden::{Fixture, chain, compare_tensor, fixtures};
+use reshard_golden::{Fixture, chain, compare_tensor, fixtures, ours};
 use std::time::{Duration, Instant};
 
-/// What the message about a kind of damage must say, by the name of the fixture; for other names any message will do.
+/// What the message about a kind of damage must say, by the name of the fixture in this repository. In other folders the same
+/// kind of damage may be at another place, and any message will do.
 const FACTS: &[(&str, &[&str])] = &[
     ("bad_abs_path", &["/etc/hostname", "absolute"]),
     ("bad_bitflip", &["CRC-32", "tensor w chunk [0:2, 0:3]", "__0_0.distcp at byte 1261"]),
@@ -45,7 +46,7 @@ fn every_damaged_checkpoint_is_found_out_and_never_read_wrong() {
         wrong.extend(judge.wrong.iter().map(|w| format!("{f} ({}): {w}", f.expected.description)));
     }
     println!("{count} damaged checkpoints read, {told} of them had to be found out");
-    assert!(count > 0, "no damaged checkpoint was read");
+    assert!(count > 0 || !ours(), "no damaged checkpoint was read");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -126,14 +127,9 @@ impl Judge<'_> {
             self.note("nothing is said".into());
         }
         let missing: Vec<_> = facts.iter().filter(|fact| !all.contains(**fact)).collect();
-        if self.ours() && !missing.is_empty() {
+        if ours() && !missing.is_empty() {
             self.note(format!("what is said lacks {missing:?}: {all}"));
         }
-    }
-
-    /// Fixtures of other folders may have the same kind of damage at other places.
-    fn ours(&self) -> bool {
-        std::env::var_os("RESHARD_FIXTURES").is_none()
     }
 }
 
