@@ -347,7 +347,7 @@ fn write_tensor(t: &ShardedTensor, source: u32) -> Result<WriteItem> {
 /// The elements of `region`, which is in global coordinates, of a leaf.
 fn part_of(t: &ShardedTensor, region: &Region, key: &str) -> Result<Data> {
     let whole = t.region();
-    if *region == whole {
+    if *region == whole && (t.prepend_axis_num == 0 || !matches!(t.data, Data::Lazy(_))) {
         return Ok(t.data.clone());
     }
     if !whole.contains(region) {
@@ -367,7 +367,8 @@ fn part_of(t: &ShardedTensor, region: &Region, key: &str) -> Result<Data> {
     })
 }
 
-/// A box of a source, as a source.
+/// A box of a source, as a source. Whoever writes it asks for regions of the item, with the axes that the leaf prepends, or
+/// without them.
 struct Part {
     of: Arc<dyn TensorSource>,
     offsets: reshard_model::Dims,
@@ -375,8 +376,10 @@ struct Part {
 
 impl TensorSource for Part {
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
-        let mut region = region.clone();
-        region.offsets.iter_mut().zip(&self.offsets).for_each(|(o, by)| *o += by);
-        self.of.read(&region, out)
+        let prepended = region.ndim().saturating_sub(self.offsets.len());
+        let (offsets, lengths) =
+            (region.offsets.iter().skip(prepended), region.lengths.iter().skip(prepended));
+        let offsets = offsets.zip(&self.offsets).map(|(o, by)| o + by).collect();
+        self.of.read(&Region { offsets, lengths: lengths.copied().collect() }, out)
     }
 }

@@ -174,9 +174,11 @@ fn a_part_of_a_leaf_is_found_in_host_device_and_lazy_data() {
         let bytes = match DefaultSavePlanner::DEFAULT.lookup_object(&item, &state).unwrap() {
             WriteData::Tensor(Data::Host(t)) => t.to_bytes().to_vec(),
             WriteData::Tensor(Data::Lazy(s)) => {
-                let mut out = vec![0; 2];
+                let [mut out, mut again] = [[0; 2]; 2];
                 s.read(&Region::whole(&[2, 1]), &mut out).unwrap();
-                out
+                s.read(&Region::whole(&[1, 2, 1]), &mut again).unwrap();
+                assert_eq!(out, again, "with the prepended axis, and without");
+                out.to_vec()
             }
             other => panic!("{other:?}"),
         };
@@ -186,6 +188,19 @@ fn a_part_of_a_leaf_is_found_in_host_device_and_lazy_data() {
         let e = DefaultSavePlanner::DEFAULT.lookup_object(&item, &state).unwrap_err();
         assert!(e.to_string().starts_with("w: [2:3, 1:3, 1:2] does not lie in [1:2, 0:4, 0:2]"), "{e}");
     }
+}
+
+#[test]
+fn a_whole_lazy_leaf_is_read_by_regions_of_the_item() {
+    let device =
+        reshard_model::DeviceTensor::new(DType::UInt8, &[2], reshard_model::testkit::FakeDevice::new(2));
+    let lazy: std::sync::Arc<dyn reshard_model::TensorSource> = std::sync::Arc::new(device.unwrap());
+    let t = ShardedTensor::declare("w", DType::UInt8, &[2], &[(0, 1, 3)], 1).unwrap();
+    let state = flat([t.with_data(Data::Lazy(lazy))]);
+    let plan = DefaultSavePlanner::DEFAULT.create_local_plan(&state, &SaveContext::default()).unwrap();
+    let data = DefaultSavePlanner::DEFAULT.lookup_object(&plan.items[0], &state).unwrap();
+    let WriteData::Tensor(Data::Lazy(source)) = data else { panic!("{data:?}") };
+    source.read(&Region::whole(&[1, 2]), &mut [0; 2]).unwrap();
 }
 
 #[test]
