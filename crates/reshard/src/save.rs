@@ -349,8 +349,12 @@ impl<'a> Save<'a> {
             records.push((Name::new(METADATA_JSON)?, bytes));
         }
         let last = if me { records.pop() } else { None };
-        let files = records.into_iter().map(|(n, b)| FileBody::from_bytes(n, b)).collect();
-        let written = cx.stage.write(files, self.durability, Progress::default()).await.map(drop);
+        let files: Vec<FileBody> = records.into_iter().map(|(n, b)| FileBody::from_bytes(n, b)).collect();
+        // A rank without records leaves the stage alone: the coordinator may have published it already, and then it is gone.
+        let written = match files.is_empty() {
+            true => Ok(()),
+            false => cx.stage.write(files, self.durability, Progress::default()).await.map(drop),
+        };
         if self.rank_local {
             // Other ranks' records must lie there before the coordinator publishes.
             agree(&cx.comm, "write", written.map_err(StrategyError::from)).await?;
