@@ -53,10 +53,14 @@ impl fmt::Display for Fixture {
     }
 }
 
-/// The folder that fixtures are taken from.
+/// The folder that fixtures are taken from. A relative path in `RESHARD_FIXTURES` starts at the root of the repository, because
+/// cargo runs tests in the folder of their package.
 pub fn root() -> PathBuf {
-    let own = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures");
-    std::env::var_os("RESHARD_FIXTURES").map_or_else(own, PathBuf::from)
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    match std::env::var_os("RESHARD_FIXTURES") {
+        None => here.join("../fixtures"),
+        Some(folder) => here.join("../..").join(folder),
+    }
 }
 
 /// Whether the fixtures are this repository's: then their names and what is wrong with them are known.

@@ -1,8 +1,8 @@
 //! Checkpoints that are as their writer left them.
 
 use futures::executor::block_on;
-use reshard::{Checkpoint, Progress};
-use reshard_golden::{Depth, compare, fixtures};
+use reshard::{Checkpoint, Progress, Value};
+use reshard_golden::{Depth, Says, chain, compare, compare_tensor, fixtures, python};
 
 #[test]
 fn every_sound_checkpoint_is_read_bit_for_bit() {
@@ -32,5 +32,42 @@ fn every_sound_checkpoint_is_read_bit_for_bit() {
     }
     println!("{count} sound checkpoints read: {tensors} tensors, {objects} objects");
     assert!(count > 0, "no sound checkpoint was read");
+    assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn calls_that_need_no_template_give_the_same() {
+    let mut wrong = Vec::new();
+    for f in fixtures().iter().filter(|f| f.expected.sound) {
+        let (url, expected) = (f.url(), &f.expected);
+        match block_on(reshard::load_plain_tensors(&url)) {
+            Err(e) => wrong.push(format!("{f}: {}", chain(&e))),
+            Ok(all) => {
+                if !all.keys().eq(expected.tensors.keys()) {
+                    wrong.push(format!("{f}: plain tensors {:?}", all.keys()));
+                }
+                let pairs = all.iter().filter_map(|(key, t)| Some((key, t, expected.tensors.get(key)?)));
+                let compared = pairs.filter_map(|(key, t, facts)| Some((key, compare_tensor(facts, t)?)));
+                wrong.extend(compared.map(|(key, what)| format!("{f}: plain tensor {key}: {what}")));
+            }
+        }
+        match (block_on(reshard::load_common(&url)), &expected.common) {
+            (Err(e), _) => wrong.push(format!("{f}: {}", chain(&e))),
+            (Ok(common), Some(Says::Typed(json))) => {
+                let what = python::same(json, &Value::from(common)).err();
+                wrong.extend(what.map(|what| format!("{f}: common state: {what}")));
+            }
+            _ => {}
+        }
+        match block_on(reshard::load_metadata(&url)) {
+            Err(e) => wrong.push(format!("{f}: {}", chain(&e))),
+            Ok(m) => {
+                let counts = (m.tensor_count(), m.object_count());
+                if counts != (expected.tensors.len(), expected.objects.len()) {
+                    wrong.push(format!("{f}: {counts:?} tensors and objects"));
+                }
+            }
+        }
+    }
     assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
 }
