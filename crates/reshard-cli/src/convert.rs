@@ -57,10 +57,10 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     let bar = io.bar("writing", source.bytes());
     let saves = groups.iter().zip(&states).map(|(group, state)| {
         let bar = bar.clone();
-        reshard::save(state, &args.dst)
+        source
+            .save(state, &args.dst)
             .group(group)
             .deadline(PATIENCE)
-            .dialect(checkpoint.dialect())
             .strategy(strategy.clone())
             .planner(Rewrite::of(&checkpoint, keys))
             .overwrite(args.overwrite)

@@ -5,19 +5,25 @@ use crate::{
     glob::Keys,
 };
 use reshard::{
-    Data, Dialect, Leaf, Path, Payload, Plain, Region, ShardedObject, ShardedTensor, StateDict, Step, Tree,
+    CommonForm, Data, Dialect, Leaf, Path, Payload, Plain, Region, Save, ShardedObject, ShardedTensor,
+    StateDict, Step, Tree, Value,
     blocking::{Checkpoint, TensorHandle},
     plan::Entry,
     torch_dist,
 };
 
-/// Where Megatron Core 0.19 and later keep common state, when there is no file of it.
+/// The object in which Megatron Core 0.19 and later keep common state, when there is no file of it.
 const COMMON_STATE: &str = "common_state/shard_0_1";
+/// What Megatron Core keeps among common state, and a save takes apart from it.
+const CONTENT_METADATA: &str = "content_metadata";
 
 pub(super) struct Source {
     dialect: Dialect,
     items: Vec<Item>,
     common: Plain,
+    content_metadata: Option<Value>,
+    /// Where the source keeps common state.
+    form: CommonForm,
     empty_dicts: Vec<Path>,
 }
 
@@ -32,6 +38,10 @@ impl Source {
         let dialect = checkpoint.dialect();
         let has_file = checkpoint.files()?.iter().any(|f| f.name.as_str() == torch_dist::COMMON);
         let is_common = |key: &str| dialect == Dialect::Megatron && !has_file && key == COMMON_STATE;
+        let form = match checkpoint.objects().any(is_common) {
+            true => CommonForm::Object,
+            false => CommonForm::File,
+        };
         let mut items = Vec::new();
         for entry in checkpoint.metadata().entries().filter(|e| keys.has(e.key()) && !is_common(e.key())) {
             let key = entry.key();
@@ -40,7 +50,8 @@ impl Source {
                 Entry::Object(..) => Item::Object(key.into(), checkpoint.object_payload(key)?),
             });
         }
-        let common = checkpoint.common()?;
+        let mut common = checkpoint.common()?;
+        let content_metadata = common.remove(CONTENT_METADATA).map(Value::from);
         if !matches!(common, Tree::Dict(_)) {
             let what = format!("the common state of {} is no dict", checkpoint.url());
             return Err(CliError::told(
@@ -51,7 +62,16 @@ impl Source {
         let (sidecar, _) = checkpoint.sidecar();
         let mut empty_dicts = sidecar.map_or_else(Vec::new, |s| s.empty_dicts);
         empty_dicts.retain(|p| keys.has(&p.to_string()));
-        Ok(Self { dialect, items, common, empty_dicts })
+        Ok(Self { dialect, items, common, content_metadata, form, empty_dicts })
+    }
+
+    /// Sets up the save of a rank's state.
+    pub(super) fn save<'s>(&self, state: &'s StateDict, url: &'s str) -> Save<'s> {
+        let save = reshard::save(state, url).dialect(self.dialect).common_form(self.form);
+        match &self.content_metadata {
+            Some(content) => save.content_metadata(content.clone()),
+            None => save,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
