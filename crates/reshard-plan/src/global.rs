@@ -1,8 +1,9 @@
 //! From the plans of all ranks to one: who writes what, and what the checkpoint then holds.
 
 use crate::{
-    At, Dedup, Metadata, PlanError, PlannerData, Problem, Problems, Proposals, Result, SavePlan, TensorWrite,
-    WriteItem, WriteKind, geometry,
+    At, DefaultSavePlanner, Metadata, PlanError, PlannerData, Problem, Problems, Proposals, Result, SavePlan,
+    TensorWrite, WriteItem, WriteKind,
+    geometry::{self, Fault},
 };
 use indexmap::IndexMap;
 use reshard_model::Path;
@@ -17,18 +18,14 @@ use pieces::Pieces;
 const NONE: u32 = u32::MAX;
 
 /// Dedup, table and checks, in a few passes over all items. Nothing is allocated per item but some numbers.
-pub(crate) fn plan(
-    mut plans: Vec<SavePlan>,
-    proposals: Proposals,
-    dedup: Dedup,
-) -> Result<(Vec<SavePlan>, Metadata)> {
+pub(crate) fn plan(mut plans: Vec<SavePlan>, how: &DefaultSavePlanner) -> Result<(Vec<SavePlan>, Metadata)> {
     if plans.iter().map(|p| p.items.len()).sum::<usize>() >= NONE as usize || plans.len() >= NONE as usize {
         return Err(PlanError::invalid("", "more than 2³² pieces in one save"));
     }
     let paths = merge_paths(&mut plans);
     let (kept, metadata) = {
-        let mut survey = Survey::of(&plans, proposals);
-        let owners = survey.pieces.owners(plans.len(), dedup);
+        let mut survey = Survey::of(&plans, how);
+        let owners = survey.pieces.owners(plans.len(), how.dedup);
         let kept = survey.keep(&plans, &owners);
         let metadata = survey.metadata(&plans, &kept, paths)?;
         if !survey.problems.is_empty() {
@@ -70,22 +67,24 @@ struct Survey<'p> {
     pieces: Pieces<'p>,
     /// Key and piece of each item, rank by rank. Items that are not written have no piece.
     of_item: Vec<(u32, u32)>,
+    partial: bool,
     problems: Vec<Problem>,
 }
 
 impl<'p> Survey<'p> {
-    fn of(plans: &'p [SavePlan], proposals: Proposals) -> Self {
+    fn of(plans: &'p [SavePlan], how: &DefaultSavePlanner) -> Self {
         let items = plans.iter().map(|p| p.items.len()).sum();
         let mut this = Self {
             keys: Keys::default(),
             pieces: Pieces::with_capacity(items),
             of_item: Vec::with_capacity(items),
+            partial: how.partial,
             problems: Vec::new(),
         };
         for (rank, plan) in plans.iter().enumerate() {
             for item in &plan.items {
                 let key = this.keys.intern(item, rank as u32);
-                let piece = this.piece(key, item, rank as u32, proposals);
+                let piece = this.piece(key, item, rank as u32, how.proposals);
                 this.of_item.push((key, piece));
             }
         }
@@ -223,7 +222,8 @@ impl<'p> Survey<'p> {
                 continue;
             }
             let Some(tensor) = metadata.tensor(&item.key) else { continue };
-            if let Some(fault) = geometry::fault(tensor) {
+            let fault = geometry::fault(tensor).filter(|f| !(self.partial && matches!(f, Fault::Hole(_))));
+            if let Some(fault) = fault {
                 let place = |i: usize| At {
                     region: tensor.region(tensor.positions().start + i as u32),
                     rank: Some(sorted[from + i].0),

@@ -250,19 +250,27 @@ pub struct DefaultSavePlanner {
     pub dedup: Dedup,
     /// Whether the commit record tells where in the nested state dict each key lay.
     pub paths: bool,
+    /// Whether pieces needn't make up their tensors: those of one rank of a rank-local save, where others have the rest.
+    pub partial: bool,
 }
 
 impl DefaultSavePlanner {
     /// Megatron Core's.
     pub const DEFAULT: Self =
-        Self { proposals: Proposals::MainReplica, dedup: Dedup::LeastLoaded, paths: false };
+        Self { proposals: Proposals::MainReplica, dedup: Dedup::LeastLoaded, paths: false, partial: false };
 
     /// DCP's: all replicas are offered, paths are kept.
-    pub const DCP: Self = Self { proposals: Proposals::AllReplicas, dedup: Dedup::LeastLoaded, paths: true };
+    pub const DCP: Self = Self { proposals: Proposals::AllReplicas, paths: true, ..Self::DEFAULT };
 
     /// With another choice among ranks.
     pub fn with_dedup(mut self, dedup: Dedup) -> Self {
         self.dedup = dedup;
+        self
+    }
+
+    /// For ranks that save without each other.
+    pub fn with_partial(mut self, partial: bool) -> Self {
+        self.partial = partial;
         self
     }
 }
@@ -300,7 +308,7 @@ impl SavePlanner for DefaultSavePlanner {
     }
 
     fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {
-        crate::global::plan(plans, self.proposals, self.dedup)
+        crate::global::plan(plans, self)
     }
 
     fn finish_plan(&self, plan: SavePlan) -> Result<SavePlan> {

@@ -292,7 +292,10 @@ impl<'a> Save<'a> {
         clock: &mut Clock,
     ) -> Result<(Saved, usize), StrategyError> {
         let SetUp { sharded, common, parts, .. } = setup;
-        let planner = self.planner.take().unwrap_or_else(|| Arc::new(default_planner(self.dialect)));
+        let planner = self
+            .planner
+            .take()
+            .unwrap_or_else(|| Arc::new(default_planner(self.dialect).with_partial(self.rank_local)));
         let groups = std::mem::take(&mut self.groups);
         let mut cx = SaveCx::new(*comm, &groups, Arc::clone(stage), self.url, planner);
         (cx.durability, cx.dialect, cx.rank_local) = (self.durability, self.dialect, self.rank_local);
@@ -410,6 +413,10 @@ async fn begin(
                     Some(Ok(attempt))
                 }
                 Err(e) => {
+                    // Perhaps it was begun all the same, and only the answer is lost.
+                    if let Err(e) = setup.store.remove_leftover(&attempt).await {
+                        tracing::debug!(error = %e, url, "what a failed save may have left could not be removed");
+                    }
                     let cause = Cause::from_error(e.kind(), &e);
                     own = Some(StrategyError::from(e));
                     Some(Err(cause))

@@ -204,6 +204,16 @@ fn a_whole_lazy_leaf_is_read_by_regions_of_the_item() {
 }
 
 #[test]
+fn a_rank_that_saves_alone_needs_not_have_all_of_a_tensor() {
+    let half = [flat([rows("w", 0, 3)])];
+    let plan =
+        |planner| save(&planner, &half).map(|(_, metadata)| metadata.tensor("w").unwrap().chunk_count());
+    let e = plan(DefaultSavePlanner::DEFAULT).unwrap_err().to_string();
+    assert!(e.contains("no chunk has"), "{e}");
+    assert_eq!(plan(DefaultSavePlanner::DEFAULT.with_partial(true)).unwrap(), 1);
+}
+
+#[test]
 fn flattened_ranges_say_not_yet() {
     let t = ShardedTensor { flattened_range: Some(0..3), ..rows("w", 0, 8) };
     let e = save(&DefaultSavePlanner::DEFAULT, &[flat([t.clone()])]).unwrap_err();
