@@ -45,7 +45,7 @@ impl Io<'_> {
     pub(crate) fn bar(&self, label: &'static str, total: u64) -> ProgressBar {
         let target = if self.bars { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let style = ProgressStyle::with_template(
-            "{prefix:<10} {bar:32.cyan/blue} {decimal_bytes:>10} of {decimal_total_bytes:<10} {decimal_bytes_per_sec:>12}  {eta:>4}",
+            "{prefix:<10} {wide_bar:.cyan/blue} {decimal_bytes:>10} of {decimal_total_bytes:<10} {decimal_bytes_per_sec:>12} {eta:>4}",
         )
         .map_or_else(|_| ProgressStyle::default_bar(), |s| s.progress_chars("━╸─"));
         ProgressBar::with_draw_target(Some(total), target).with_style(style).with_prefix(label)
