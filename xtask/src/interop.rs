@@ -56,6 +56,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for case in CASES {
         run.case(case)?;
     }
+    if !options.only_drivers {
+        run.knobs()?;
+    }
     run.finish(options.keep)
 }
 
@@ -107,6 +110,29 @@ impl Run {
                 let what = format!("{who} converts {source} to one file");
                 self.driver(&python, "dcp_to_torch.py", spec, source, None, &what);
             }
+        }
+        Ok(())
+    }
+
+    /// What isn't written by default: the flavours of newer PyTorch, and metadata of each rank's own.
+    fn knobs(&mut self) -> Result<()> {
+        let python = TORCH_215.python()?;
+        let script = root().join("tests/interop/python/dcp_load.py");
+        let ways: &[(&str, &[&str], &[&str])] = &[
+            ("flavour-2.3", &["--flavour", "2.3"], &["--ranks", "1"]),
+            ("flavour-2.4", &["--flavour", "2.4"], &["--ranks", "1"]),
+            ("flavour-2.15", &["--flavour", "2.15"], &["--ranks", "3"]),
+            ("rank-local", &["--rank-local"], &["--ranks", "2", "--cut", "write"]),
+        ];
+        for (name, write, load) in ways {
+            let dir = format!("dcp-{name}");
+            let Some(program) = &self.reshard else { return Ok(()) };
+            let program = Program::new(program).args(["write", "--ranks", "2"]).args(write.iter().copied());
+            self.check(&format!("reshard saves {dir}"), program, "dcp", &dir);
+            self.reshard("check", "dcp", 3, &dir);
+            let program = Program::new(&python).env("PYTHONDONTWRITEBYTECODE", "1").args([&script]);
+            let program = program.args(load.iter().copied());
+            self.check(&format!("torch-2.15 loads {dir}"), program, "dcp", &dir);
         }
         Ok(())
     }

@@ -125,11 +125,12 @@ def arguments(description, ranks):
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--spec", required=True)
     parser.add_argument("--dir", required=True)
+    parser.add_argument("--cut", choices=["read", "write"], default="read", help="load as `read` or as `write` says")
     if ranks:
         parser.add_argument("--ranks", type=int, default=ranks)
     parsed = parser.parse_args()
     with open(parsed.spec, encoding="utf-8") as file:
-        return parsed, json.load(file)
+        return parsed, {**json.load(file), "cut": parsed.cut}
 
 
 def _rank_main(rank, work, spec, directory, ranks, meeting):

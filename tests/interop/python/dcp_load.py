@@ -7,7 +7,7 @@ import dcp_state
 
 
 def work(spec, directory, rank, ranks):
-    state = dcp_state.state_dict(spec, "read", rank, ranks, filled=False)
+    state = dcp_state.state_dict(spec, spec["cut"], rank, ranks, filled=False)
     # Before 2.2 it had another name.
     load = getattr(dcp, "load", None) or dcp.load_state_dict
     load(state, storage_reader=dcp.FileSystemReader(directory))

@@ -50,6 +50,6 @@ def check(spec, tree, rank, ranks):
     for entry in spec["tensors"]:
         got = common.find(tree, entry["path"])
         got = got.to_local() if isinstance(got, DTensor) else got
-        common.same(str(entry["path"]), got, part(common.full_tensor(entry), entry["read"], rank, ranks))
+        common.same(str(entry["path"]), got, part(common.full_tensor(entry), entry[spec["cut"]], rank, ranks))
     for entry in spec["values"]:
         common.same(str(entry["path"]), common.find(tree, entry["path"]), common.value(entry["value"]))

@@ -30,6 +30,9 @@ struct Args {
     /// For which versions of PyTorch to write: universal, 2.3, 2.4 or 2.15.
     #[arg(long, default_value = "universal")]
     flavour: String,
+    /// Each rank writes metadata of its own.
+    #[arg(long)]
+    rank_local: bool,
 }
 
 fn main() -> Result<()> {
@@ -57,6 +60,7 @@ fn write(args: &Args) -> Result<()> {
         let config: Box<dyn reshard::SaveShardedConfig> =
             serde_json::from_value(serde_json::json!({ "type": "torch_dist", "flavour": args.flavour }))?;
         let save = reshard::save(&state, &url).group(group).dialect(spec.dialect).boxed_strategy(config);
+        let save = save.rank_local(args.rank_local);
         blocking::run(save)?;
         Ok(())
     })?;
