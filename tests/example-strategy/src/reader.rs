@@ -34,13 +34,14 @@ impl OpenFormat for ExampleFormat {
                 why: format!("it has no {INDEX}"),
             });
         };
-        let index: Index =
-            serde_json::from_slice(&store.read(&name, 0..len).await?).map_err(|e| StrategyError::Corrupt {
+        let index: Index = serde_json::from_slice(&store.read(&name, 0..len).await?).map_err(|e| {
+            StrategyError::Corrupt {
                 file: INDEX.into(),
                 offset: None,
                 what: "it is no index".into(),
                 source: Some(Box::new(e)),
-            })?;
+            }
+        })?;
         Ok(Arc::new(ExampleReader::new(Arc::clone(store), index)?))
     }
 }

@@ -1,5 +1,7 @@
 //! A program that names the crate in one line, and chooses its strategy and its store by configuration alone.
 
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
 use reshard::{
     BackendVersion, Checkpoint, DType, LocalGroup, Registry, ShardedObject, ShardedTensor, StateDict, Stores,
     Tensor, Value, strategy::Registration,
@@ -41,8 +43,7 @@ fn there_and_back(url: &str) {
         async move {
             let rank = u64::from(reshard::ProcessGroup::rank(&group).0);
             let mut template = StateDict::new();
-            let half =
-                ShardedTensor::declare("weight", DType::Float32, &[6, 5], &[(0, rank, 2)], 0).unwrap();
+            let half = ShardedTensor::declare("weight", DType::Float32, &[6, 5], &[(0, rank, 2)], 0).unwrap();
             template.insert("weight", half);
             let mut rng = ShardedObject::new("rng", Value::None, &[3], &[rank], 0).unwrap();
             rng.data = Default::default();
@@ -70,7 +71,15 @@ fn it_is_chosen_by_configuration_alone() {
     files.sort();
     assert_eq!(
         files,
-        ["common.pt", "index.json", "metadata.json", "rank-0.bin", "rank-1.bin", "rank-2.bin", "reshard.json"]
+        [
+            "common.pt",
+            "index.json",
+            "metadata.json",
+            "rank-0.bin",
+            "rank-1.bin",
+            "rank-2.bin",
+            "reshard.json"
+        ]
     );
 }
 
@@ -106,7 +115,8 @@ fn what_is_linked_is_listed_where_something_is_unknown() {
     assert!(e.contains("nothing/1") && e.contains("example/1") && e.contains("torch_dist/1"), "{e}");
     let e = Stores::linked().unwrap().open("nothing://x").unwrap_err().to_string();
     assert!(e.contains("nothing") && e.contains("example") && e.contains("file"), "{e}");
-    let e = serde_json::from_str::<Box<dyn reshard::SaveShardedConfig>>(r#"{ "type": "nothing" }"#).unwrap_err();
+    let e =
+        serde_json::from_str::<Box<dyn reshard::SaveShardedConfig>>(r#"{ "type": "nothing" }"#).unwrap_err();
     assert!(e.to_string().contains("example") && e.to_string().contains("torch_dist"), "{e}");
 }
 

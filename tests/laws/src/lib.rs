@@ -1,1 +1,23 @@
-//! laws of whole saves and loads: round trip, resharding, order, faults
+//! Laws of whole saves and loads: what the tests in `tests/` are made of.
+//!
+//! - [`world`]: the generators of random states, of ways to spread them over ranks, and of memory to load into;
+//! - [`ranks`]: saves and loads on threads of this process;
+//! - [`place`]: stores that a test keeps a hand on, under URLs;
+//! - [`tapped`]: strategies with a tap on every hook.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+pub mod place;
+pub mod ranks;
+pub mod tapped;
+pub mod world;
+
+/// How many cases a law is tried with: `PROPTEST_CASES`, or else this many.
+pub fn cases(default: u32) -> proptest::test_runner::Config {
+    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
+    let mut config = proptest::test_runner::Config::with_cases(asked.unwrap_or(default));
+    // A case is a whole save and load on threads: shrinking it for long would say little more.
+    config.max_shrink_iters = 200;
+    config.failure_persistence = None;
+    config
+}

@@ -13,7 +13,15 @@ type Calls = Arc<Mutex<Vec<&'static str>>>;
 fn recorder() -> (Calls, Tap) {
     let calls = Calls::default();
     let heard = Arc::clone(&calls);
-    (calls, Tap::new(move |hook| -> Result<(), _> { Ok(heard.lock().unwrap().push(hook)) }))
+    (
+        calls,
+        Tap::new(move |hook| -> Result<(), _> {
+            {
+                heard.lock().unwrap().push(hook);
+                Ok(())
+            }
+        }),
+    )
 }
 
 /// The calls in order, each row of equal ones once.

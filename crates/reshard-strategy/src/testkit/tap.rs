@@ -285,6 +285,10 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
         self.inner.locate_object(object)
     }
 
+    fn why_not(&self, key: &str) -> Option<String> {
+        self.inner.why_not(key)
+    }
+
     fn codec(&self) -> Arc<dyn ObjectCodec> {
         Arc::new(Tapped { inner: self.inner.codec(), tap: self.tap.clone() })
     }

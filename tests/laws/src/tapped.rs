@@ -1,0 +1,54 @@
+//! Strategies with a tap on every hook, as configurations: what a test hands to a save or load.
+
+use reshard::{
+    LoadShardedConfig, SaveShardedConfig,
+    strategy::{LoadShardedStrategy, Planned, Result, SaveShardedStrategy, testkit::Tap},
+};
+use reshard_example::ExampleWriter;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// The example's writer behind a tap. (The writer of `torch_dist` is not public; planners are tapped over it too.)
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TappedSave {
+    #[serde(skip)]
+    tap: Option<Tap>,
+}
+
+impl TappedSave {
+    /// Behind `tap`.
+    pub fn new(tap: Tap) -> Self {
+        Self { tap: Some(tap) }
+    }
+}
+
+#[typetag::serde(name = "laws_tapped")]
+impl SaveShardedConfig for TappedSave {
+    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
+        let tap = self.tap.clone().unwrap_or_else(|| Tap::new(|_| Ok(())));
+        Ok(Arc::new(Planned::new(tap.on(ExampleWriter))))
+    }
+}
+
+/// Any load strategy behind a tap, with its readers.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TappedLoad {
+    inner: Box<dyn LoadShardedConfig>,
+    #[serde(skip)]
+    tap: Option<Tap>,
+}
+
+impl TappedLoad {
+    /// `inner` behind `tap`.
+    pub fn new(tap: Tap, inner: impl LoadShardedConfig + 'static) -> Self {
+        Self { inner: Box::new(inner), tap: Some(tap) }
+    }
+}
+
+#[typetag::serde(name = "laws_tapped")]
+impl LoadShardedConfig for TappedLoad {
+    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
+        let tap = self.tap.clone().unwrap_or_else(|| Tap::new(|_| Ok(())));
+        Ok(Arc::new(tap.on(self.inner.build()?)))
+    }
+}

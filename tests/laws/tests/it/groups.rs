@@ -1,0 +1,136 @@
+//! Groups that are not "all ranks, rank 0 decides": sub-groups, other coordinators, ranks that don't talk at all.
+
+use futures::executor::block_on;
+use proptest::prelude::*;
+use reshard::{Dialect, ErrorKind, LocalGroup, OpenOptions, ProcessGroup, Rank, storage::Name};
+use reshard_comm::testkit::on_ranks;
+use reshard_laws::{
+    cases,
+    place::{Place, stores},
+    ranks::{Groups, group, load, save},
+    world::{Dice, Global, World, dice, world},
+};
+use std::sync::Arc;
+
+/// Ranks 1 and 3 of four, as a group of two; the others have gone on to something else.
+fn one_and_three() -> Groups {
+    let parts = on_ranks(LocalGroup::new(4), |group| async move {
+        let color = (group.rank().0 % 2 == 1).then_some(0);
+        let part = group.split(color, 0).await.unwrap();
+        // The group stays with its rank, as a training job keeps it.
+        (part, group)
+    });
+    let (parts, all): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+    std::mem::forget(all);
+    parts.into_iter().flatten().collect()
+}
+
+fn sample() -> World {
+    let tensor =
+        |key: &str, dtype| Global { key: key.into(), dtype, shape: vec![9, 40], salt: 3, prepended: false };
+    World {
+        tensors: vec![tensor("a", reshard::DType::Float32), tensor("b", reshard::DType::Int64)],
+        objects: true,
+        extra: reshard::Value::Dict(Vec::new()),
+    }
+}
+
+#[test]
+fn a_sub_group_saves_and_loads_like_a_group_of_its_own() {
+    let world = sample();
+    let place = Place::new();
+    let groups = one_and_three();
+    assert_eq!(groups.iter().map(|g| (g.rank().0, g.size())).collect::<Vec<_>>(), [(0, 2), (1, 2)]);
+    let cut = world.rows(2);
+    let saved =
+        save(groups, world.states(&cut, &mut Dice::of([0])), place.url(), |_, s| s.coordinator(Rank(1)));
+    saved.into_iter().for_each(|o| drop(o.unwrap()));
+    let cut = world.columns(2);
+    let templates =
+        (0..2).map(|r| world.template(&cut, r, 2, Dialect::Megatron, &mut Dice::of([1, 3])).0).collect();
+    for (r, outcome) in
+        (0..).zip(load(one_and_three(), templates, place.url(), |_, l| l.coordinator(Rank(1))))
+    {
+        world.check(&cut, r, 2, &outcome.unwrap().0);
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(24))]
+
+    #[test]
+    fn any_rank_may_decide(
+        world in world(), n in 1u32..5, m in 1u32..5, saver in 0u32..4, loader in 0u32..4, mut dice in dice(),
+    ) {
+        let (saver, loader, place) = (saver % n, loader % m, Place::new());
+        let cut = world.cut(n, &mut dice);
+        let saved =
+            save(group(n), world.states(&cut, &mut dice), place.url(), move |_, s| s.coordinator(Rank(saver)));
+        saved.into_iter().for_each(|o| drop(o.unwrap()));
+        let cut = world.cut(m, &mut dice);
+        let templates =
+            (0..m).map(|r| world.template(&cut, r, n, Dialect::Megatron, &mut dice).0).collect();
+        let loaded = load(group(m), templates, place.url(), move |_, l| l.coordinator(Rank(loader)));
+        for (r, outcome) in (0..).zip(loaded) {
+            world.check(&cut, r, n, &outcome.unwrap().0);
+        }
+    }
+}
+
+/// Saved by two ranks that exchange no plans.
+fn rank_local(world: &World, dialect: Dialect) -> Place {
+    let place = Place::new();
+    let states = world.states(&world.rows(2), &mut Dice::of([0]));
+    let saved = save(group(2), states, place.url(), move |_, s| s.rank_local(true).dialect(dialect));
+    for outcome in saved {
+        assert!(outcome.unwrap().metadata.is_some(), "every rank has its own");
+    }
+    place
+}
+
+#[test]
+fn a_rank_local_checkpoint_has_a_record_a_rank_and_loads_on_as_many() {
+    let world = sample();
+    let place = rank_local(&world, Dialect::Dcp);
+    let names: Vec<String> = place.files().keys().map(Name::to_string).collect();
+    assert!(names.contains(&"__0.metadata".into()) && names.contains(&"__1.metadata".into()), "{names:?}");
+    assert!(!names.contains(&".metadata".into()), "{names:?}");
+    let cut = world.rows(2);
+    let templates = (0..2).map(|r| world.template(&cut, r, 2, Dialect::Dcp, &mut Dice::of([0])).0).collect();
+    for (r, outcome) in (0..).zip(load(group(2), templates, place.url(), |_, l| l)) {
+        world.check(&cut, r, 2, &outcome.unwrap().0);
+    }
+}
+
+#[test]
+fn one_process_opens_a_rank_local_checkpoint_as_a_whole() {
+    let world = sample();
+    for dialect in [Dialect::Dcp, Dialect::Megatron] {
+        let place = rank_local(&world, dialect);
+        let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
+        for t in &world.tensors {
+            let got = block_on(opened.tensor(&t.key).unwrap().read(..)).unwrap();
+            assert!(got.to_bytes() == t.whole().to_bytes(), "{} in {dialect}", t.key);
+        }
+        let report = block_on(opened.verify(true, Default::default())).unwrap();
+        assert!(report.damage.is_empty(), "{report:?}");
+    }
+}
+
+#[test]
+fn a_missing_rank_of_a_rank_local_checkpoint_is_named() {
+    let world = sample();
+    let place = rank_local(&world, Dialect::Dcp);
+    block_on(place.store().remove(&[Name::new("__0.metadata").unwrap()])).unwrap();
+    let e = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::NotFound);
+    assert!(e.strategy_error().to_string().contains("__0.metadata of rank 0 is missing"), "{e}");
+
+    // A last rank that is missing shows in what it held.
+    let place = rank_local(&world, Dialect::Dcp);
+    block_on(place.store().remove(&[Name::new("__1.metadata").unwrap()])).unwrap();
+    let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
+    let e = block_on(opened.tensor("a").unwrap().read(..)).unwrap_err();
+    assert!(e.strategy_error().to_string().contains("no chunk has [5:9, 0:40]"), "{e}");
+    drop(Arc::clone(place.store()));
+}

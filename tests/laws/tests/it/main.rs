@@ -1,0 +1,14 @@
+//! Laws of whole saves and loads.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod bytes;
+mod contracts;
+mod groups;
+mod hooks;
+mod partial;
+mod protocol;
+mod ranks_that_leave;
+mod round_trip;
+mod stores;
+mod templates;

@@ -1,0 +1,134 @@
+//! Only what is wanted is read.
+
+use proptest::prelude::*;
+use reshard::storage::{LocalStore, Store};
+use reshard::{DType, OpenOptions, Region, ShardedTensor, StateDict};
+use reshard_laws::{
+    cases,
+    place::{Place, stores},
+    ranks::{group, load, save},
+    world::{Global, World, dice},
+};
+use reshard_storage::testkit::{CountingStore, MemoryStore};
+use std::sync::Arc;
+
+const HEADERS_PER_ITEM: u64 = 4 << 10;
+
+fn matrix(key: &str, dtype: DType, rows: u64, columns: u64) -> Global {
+    Global { key: key.into(), dtype, shape: vec![rows, columns], salt: 17, prepended: false }
+}
+
+fn world(tensors: Vec<Global>) -> World {
+    World { tensors, objects: false, extra: reshard::Value::Dict(Vec::new()) }
+}
+
+/// A store that counts, on disk or in memory, and its place.
+fn counting(dir: Option<&tempfile::TempDir>) -> (CountingStore, Place) {
+    let inner: Arc<dyn Store> = match dir {
+        Some(dir) => Arc::new(LocalStore::open(&dir.path().join("ckpt").display().to_string()).unwrap()),
+        None => Arc::new(MemoryStore::new()),
+    };
+    let counting = CountingStore::new(inner);
+    (counting.clone(), Place::of(counting))
+}
+
+proptest! {
+    #![proptest_config(cases(24))]
+
+    #[test]
+    fn rows_cost_their_own_bytes_and_a_header_an_item(
+        rows in 1u64..400, columns in 1u64..60, n in 1u32..4, dtype in prop::sample::select(DType::ALL),
+        from in 0.0..1.0f64, len in 0.0..1.0f64, mut dice in dice(), on_disk in any::<bool>(), verify in any::<bool>(),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let (counts, place) = counting(on_disk.then_some(&dir));
+        let world = world(vec![matrix("w", dtype, rows, columns)]);
+        for outcome in save(group(n), world.states(&world.rows(n), &mut dice), place.url(), |_, s| s) {
+            outcome.unwrap();
+        }
+        let opened = OpenOptions::new().stores(stores()).verify(verify).open(place.url());
+        let opened = futures::executor::block_on(opened).unwrap();
+        counts.take();
+
+        let from = (rows as f64 * from) as u64;
+        let len = ((rows - from) as f64 * len) as u64;
+        let wanted = Region::new([from, 0], [len, columns]);
+        let tensor = opened.tensor("w").unwrap();
+        let items = tensor.chunks().iter().filter(|c| c.region.intersect(&wanted).is_some()).count() as u64;
+        let got = futures::executor::block_on(tensor.read(&wanted)).unwrap();
+        prop_assert!(got.to_bytes() == world.tensors[0].part(&wanted));
+
+        let counted = counts.take();
+        let needed = len * columns * dtype.size();
+        prop_assert!(counted.gathered.bytes_needed <= needed);
+        prop_assert_eq!(counted.gathered.bytes_read, counted.gathered.bytes_needed);
+        // Items of a few KiB are read whole, header and elements at once.
+        let small = needed - counted.gathered.bytes_needed;
+        let headers = counted.range_bytes + counted.gathered.bytes_between - small.min(counted.range_bytes);
+        prop_assert!(headers <= items * HEADERS_PER_ITEM, "{headers} bytes of headers for {items} items");
+    }
+
+    #[test]
+    fn a_load_onto_other_row_blocks_reads_what_it_needs(
+        n in 1u32..5, m in 1u32..5, rows in 40u64..300, columns in 20u64..80, mut dice in dice(),
+    ) {
+        let (counts, place) = counting(None);
+        let world = world(vec![
+            matrix("a", DType::Float32, rows, columns), matrix("b", DType::BFloat16, rows + 7, columns),
+        ]);
+        for outcome in save(group(n), world.states(&world.rows(n), &mut dice), place.url(), |_, s| s) {
+            outcome.unwrap();
+        }
+        counts.take();
+        let cut = world.rows(m);
+        let templates = (0..m).map(|r| world.template(&cut, r, n, Default::default(), &mut dice).0).collect();
+        let (mut needed, mut read, mut headers) = (0, 0, 0);
+        for (r, outcome) in (0..).zip(load(group(m), templates, place.url(), |_, l| l)) {
+            let (plain, report) = outcome.unwrap();
+            world.check(&cut, r, n, &plain);
+            needed += report.totals.needed;
+            read += report.totals.read;
+            headers += report.totals.headers;
+        }
+        let all: u64 = world.tensors.iter().map(|t| t.whole().nbytes()).sum();
+        prop_assert_eq!((needed, read), (all, all));
+        // Each rank looks at the items that its rows meet: at most one more than ranks saved and load, for each tensor.
+        let items = 2 * u64::from(n + m);
+        prop_assert!(headers <= items * HEADERS_PER_ITEM, "{headers} for {items}");
+        prop_assert!(counts.take().gathered.bytes_read <= all);
+    }
+
+    #[test]
+    fn no_byte_is_read_twice_for_columns(
+        columns in 8u64..64, eighth in 0u64..8, twice in any::<bool>(), on_disk in any::<bool>(), mut dice in dice(),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let (counts, place) = counting(on_disk.then_some(&dir));
+        let columns = columns * 8;
+        let world = world(vec![matrix("w", DType::Float32, 128, columns)]);
+        for outcome in save(group(2), world.states(&world.rows(2), &mut dice), place.url(), |_, s| s) {
+            outcome.unwrap();
+        }
+        counts.take();
+        let wide = columns / 8;
+        let mut regions = vec![Region::new([0, eighth * wide], [128, wide])];
+        if twice {
+            // The same columns and others, on one rank.
+            regions.push(Region::new([0, eighth * wide], [128, wide]));
+            regions.push(Region::new([0, (eighth + 3) % 8 * wide], [128, wide]));
+        }
+        let mut template = StateDict::new();
+        for (i, region) in regions.iter().enumerate() {
+            let leaf = ShardedTensor::region_of("w", DType::Float32, &[128, columns], region.clone());
+            template.insert(format!("part{i}"), leaf);
+        }
+        let (plain, report) = load(group(1), vec![template], place.url(), |_, l| l).remove(0).unwrap();
+        for (i, region) in regions.iter().enumerate() {
+            let got = plain.get(&format!("part{i}")).unwrap().leaf().unwrap().as_tensor().unwrap();
+            prop_assert!(got.to_bytes() == world.tensors[0].part(region));
+        }
+        let whole = 128 * columns * 4;
+        prop_assert!(report.totals.read <= whole, "{} of {whole} bytes", report.totals.read);
+        prop_assert!(counts.take().gathered.bytes_read <= whole);
+    }
+}

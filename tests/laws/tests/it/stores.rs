@@ -1,0 +1,226 @@
+//! A store that fails: at any call, on any rank.
+
+use reshard::storage::Store;
+use reshard::{DType, Dialect, ErrorKind, StateDict, Value};
+use reshard_laws::{
+    place::Place,
+    ranks::{group, load, save, told},
+    world::{Dice, Global, Watch, World},
+};
+use reshard_storage::testkit::{Fault, FaultStore, MemoryStore, Op};
+use std::sync::Arc;
+
+const RANKS: u32 = 3;
+
+fn world() -> World {
+    let tensor = |key: &str, rows| Global {
+        key: key.into(),
+        dtype: DType::Float32,
+        shape: vec![rows, 40],
+        salt: 3,
+        prepended: false,
+    };
+    World { tensors: vec![tensor("a", 120), tensor("b", 7)], objects: true, extra: Value::Dict(Vec::new()) }
+}
+
+fn states(world: &World) -> Vec<StateDict> {
+    world.states(&world.rows(RANKS), &mut Dice::of([0, 1, 3, 2]))
+}
+
+fn templates(world: &World) -> (Vec<StateDict>, Vec<Watch>) {
+    let cut = world.columns(RANKS);
+    (0..RANKS).map(|r| world.template(&cut, r, RANKS, Dialect::Megatron, &mut Dice::of([0, 1, 3, 2]))).unzip()
+}
+
+fn faulty(inner: &Place, op: Op, nth: u64, fault: Fault) -> Place {
+    let store = FaultStore::new(Arc::clone(inner.store()));
+    store.fail(op, nth, fault);
+    Place::of(store)
+}
+
+/// A sound checkpoint in memory.
+fn sound(world: &World) -> Place {
+    let place = Place::of(MemoryStore::new());
+    save(group(RANKS), states(world), place.url(), |_, s| s).into_iter().for_each(|o| drop(o.unwrap()));
+    place
+}
+
+#[test]
+fn a_call_that_fails_fails_the_save_on_all_ranks_and_leaves_nothing() {
+    let world = world();
+    let mut met = 0;
+    for op in [Op::Stage, Op::Write, Op::Publish] {
+        for fault in [Fault::Before, Fault::After] {
+            if (op, fault) == (Op::Publish, Fault::After) {
+                // It is published then, whatever the store says.
+                continue;
+            }
+            for nth in 0.. {
+                let inner = Place::new();
+                let place = faulty(&inner, op, nth, fault);
+                let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s);
+                if outcomes.iter().all(Result::is_ok) {
+                    assert!(nth > 0, "{op:?} is never called");
+                    break;
+                }
+                met += 1;
+                let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
+                let steps: &[&str] = match op {
+                    Op::Stage => &["begin"],
+                    Op::Write => &["write", "publish"],
+                    _ => &["publish"],
+                };
+                assert!(steps.contains(&step), "{op:?} {nth}: {step}");
+                assert_eq!(causes.len(), 1, "{causes:?}");
+                assert!(causes.values().all(|c| c.contains("injected fault")), "{causes:?}");
+                let e = outcomes[0].as_ref().unwrap_err();
+                assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
+                assert!(inner.files().is_empty() && inner.leftovers() == 0, "{op:?} {nth} {fault:?}");
+            }
+        }
+    }
+    assert!(met >= 10, "only {met} faults were met");
+}
+
+#[test]
+fn an_old_checkpoint_outlives_every_failed_save() {
+    let world = world();
+    let old = sound(&world);
+    let before = old.files();
+    for op in [Op::Stage, Op::Write, Op::Publish] {
+        for nth in 0..2 {
+            let place = faulty(&old, op, nth, Fault::Before);
+            let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s.overwrite(true));
+            if outcomes.iter().any(Result::is_err) {
+                assert_eq!(old.files(), before, "{op:?} {nth}");
+                assert_eq!(old.leftovers(), 0, "{op:?} {nth}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_can_not_be_cleared_away_does_not_hide_why_the_save_failed() {
+    let world = world();
+    let inner = Place::new();
+    let store = FaultStore::new(Arc::clone(inner.store()));
+    store.fail(Op::Write, 0, Fault::Before);
+    store.fail(Op::Abandon, 0, Fault::Before);
+    let place = Place::of(store);
+    let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s);
+    let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
+    assert_eq!(step, "write");
+    assert!(causes.values().all(|c| c.contains("write to")), "{causes:?}");
+    assert!(inner.files().is_empty(), "nothing is visible");
+    assert_eq!(inner.leftovers(), 1, "and the rest can be found");
+}
+
+#[test]
+fn a_place_that_is_taken_is_refused_on_all_ranks() {
+    let world = world();
+    let place = sound(&world);
+    let before = place.files();
+    let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s);
+    let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
+    assert_eq!((step, causes.len()), ("begin", 1));
+    assert!(outcomes.iter().all(|o| o.as_ref().unwrap_err().kind() == ErrorKind::Exists));
+    assert_eq!((place.files(), place.leftovers()), (before, 0));
+}
+
+#[test]
+fn a_call_that_fails_fails_the_load_on_all_ranks_and_gives_the_templates_back() {
+    let world = world();
+    let sound = sound(&world);
+    let cut = world.columns(RANKS);
+    for op in [Op::Read, Op::ReadRanges, Op::Gather, Op::Len, Op::List] {
+        for fault in [Fault::Before, Fault::Short, Fault::After] {
+            for nth in 0.. {
+                let place = faulty(&sound, op, nth, fault);
+                let (templates, watches) = templates(&world);
+                let outcomes = load(group(RANKS), templates, place.url(), |_, l| l);
+                if outcomes.iter().all(Result::is_ok) {
+                    for (r, outcome) in (0..).zip(outcomes) {
+                        world.check(&cut, r, RANKS, &outcome.unwrap().0);
+                    }
+                    break;
+                }
+                let errors: Vec<_> = outcomes.into_iter().map(|o| o.map(drop).unwrap_err()).collect();
+                let (_, causes) = told(errors.iter().map(|e| Some(e.error())));
+                assert_eq!(causes.len(), 1, "{op:?} {nth} {fault:?}: {causes:?}");
+                drop(errors);
+                watches.iter().for_each(Watch::check_back);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_is_never_loaded() {
+    let world = world();
+    let sound = sound(&world);
+    let cut = world.rows(RANKS);
+    let (mut found, mut harmless) = (0, 0);
+    for op in [Op::Read, Op::ReadRanges, Op::Gather] {
+        for nth in 0..8 {
+            let place = faulty(&sound, op, nth, Fault::FlippedBit);
+            // The same cut as was saved, so that every item is read whole and checked.
+            let templates = (0..RANKS)
+                .map(|r| world.template(&cut, r, RANKS, Dialect::Megatron, &mut Dice::of([0])).0)
+                .collect();
+            for (r, outcome) in (0..).zip(load(group(RANKS), templates, place.url(), |_, l| l)) {
+                match outcome {
+                    Ok((plain, _)) => {
+                        world.check(&cut, r, RANKS, &plain);
+                        harmless += 1;
+                    }
+                    Err(_) => found += 1,
+                }
+            }
+        }
+    }
+    assert!(found > 0 && harmless > 0, "{found} {harmless}");
+}
+
+#[test]
+fn damage_at_rest_is_found_by_verify_and_by_loads() {
+    let world = world();
+    let sound = sound(&world);
+    let cut = world.rows(RANKS);
+    for (name, bytes) in sound.files() {
+        for part in 0..16 {
+            let mut damaged = bytes.to_vec();
+            let at = bytes.len() * part / 16;
+            damaged[at] ^= 0x04;
+            let store = MemoryStore::new();
+            for (n, b) in sound.files() {
+                store.put(n, b);
+            }
+            store.put(name.clone(), damaged.into());
+            let place = Place::of(store);
+            let templates = (0..RANKS)
+                .map(|r| world.template(&cut, r, RANKS, Dialect::Megatron, &mut Dice::of([0])).0)
+                .collect();
+            for (r, outcome) in (0..).zip(load(group(RANKS), templates, place.url(), |_, l| l)) {
+                if let Ok((plain, _)) = outcome {
+                    world.check(&cut, r, RANKS, &plain);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn on_disk_a_failed_save_leaves_neither_the_place_nor_its_stage() {
+    let world = world();
+    let dir = tempfile::tempdir().unwrap();
+    let local = reshard::storage::LocalStore::open(&dir.path().join("ckpt").display().to_string()).unwrap();
+    let local: Arc<dyn Store> = Arc::new(local);
+    for (op, nth) in [(Op::Write, 0), (Op::Write, 2), (Op::Publish, 0)] {
+        let store = FaultStore::new(Arc::clone(&local));
+        store.fail(op, nth, Fault::Before);
+        let place = Place::of(store);
+        let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s);
+        assert!(outcomes.iter().all(Result::is_err), "{op:?}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{op:?} {nth}");
+    }
+}
