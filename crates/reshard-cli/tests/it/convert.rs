@@ -2,7 +2,7 @@ use crate::{
     run,
     states::{self, Saved},
 };
-use reshard::{Plain, Tree, Value, blocking::Checkpoint};
+use reshard::{CommonForm, Plain, Tree, Value, blocking::Checkpoint};
 use serde_json::json;
 
 fn digest(url: &str) -> String {
@@ -150,4 +150,30 @@ fn damage_is_not_carried_over() {
             .and_then(Value::as_int),
         Some(1000)
     );
+}
+
+#[test]
+fn common_state_stays_where_the_source_keeps_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let mut state = reshard::StateDict::new();
+    state.insert("step", 5);
+    let content = Value::Dict(vec![("sharding_type".into(), "fully_sharded_model_space".into())]);
+    for form in [CommonForm::File, CommonForm::Object] {
+        let (from, to) = (path(&format!("{form:?}")), path(&format!("{form:?}-to")));
+        let save = reshard::save(&state, &from).common_form(form).content_metadata(content.clone());
+        reshard::blocking::run(save).unwrap();
+        assert_eq!(run(&["convert", &from, &to, "--ranks", "2"]).code, 0);
+        let facts = |url: &str| {
+            let j = run(&["inspect", url, "--json"]).json();
+            let has_file = j["files"].as_array().unwrap().iter().any(|f| f["name"] == "common.pt");
+            (j["common"].clone(), run(&["ls", url]).ok(), has_file)
+        };
+        assert_eq!(facts(&to), facts(&from));
+        assert_eq!(
+            facts(&to).0,
+            json!({ "step": 5, "content_metadata": { "sharding_type": "fully_sharded_model_space" } })
+        );
+        assert_eq!(facts(&to).2, form == CommonForm::File);
+    }
 }
