@@ -39,6 +39,8 @@ mod checkpoint;
 mod error;
 mod load;
 mod opened;
+#[cfg(doctest)]
+mod readme;
 mod report;
 mod save;
 mod sidecar;
