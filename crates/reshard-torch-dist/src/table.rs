@@ -111,7 +111,7 @@ impl Table {
                     // Bytes that no chunk owns are ignored.
                     Some(t) => {
                         if let Some(id) = t.chunk_at(
-                            columns.ints(at, n),
+                            &columns.ints(at, n),
                             (index.hint != NONE).then_some(index.hint as usize),
                         ) {
                             set(&mut self.chunks, id.0, place, first)
@@ -245,7 +245,7 @@ impl TableBuilder {
     fn tensor(&mut self, file: &str, columns: &Columns<'_>, key: &str, raw: &RawTensor) -> Result<()> {
         let corrupt = |what: String| StrategyError::corrupt(file, None, format!("tensor {key}: {what}"));
         let Some((at, n)) = raw.size else { return Err(corrupt("it has no size".into())) };
-        let shape = columns.ints(at, n);
+        let shape = &columns.ints(at, n);
         let Some(props) = raw.props.map(|p| &columns.props[p as usize]) else {
             return Err(corrupt("it has no properties".into()));
         };
@@ -293,7 +293,7 @@ impl TableBuilder {
                 if let (V::Str(name), V::Ints(at, n) | V::Size(at, n)) = (name, shape)
                     && name.as_str() == "nd_reformulated_orig_global_shape"
                 {
-                    self.flattened.insert(key.as_str().into(), columns.ints(*at, *n).into());
+                    self.flattened.insert(key.as_str().into(), columns.ints(*at, *n));
                 }
             }
         }

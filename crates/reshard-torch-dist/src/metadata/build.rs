@@ -1,9 +1,9 @@
 //! Columns out of the pickle of a `.metadata` file: no object of it is ever made, and a million chunks stay small.
 
 use super::names::Class;
-use reshard_model::DType;
+use reshard_model::{DType, Dims};
 use reshard_torch_format::pickle::{Build, Built, Items, Refusal};
-use std::{borrow::Cow, rc::Rc};
+use std::{borrow::Cow, collections::BTreeMap, rc::Rc};
 
 /// A handle on something built.
 #[derive(Clone, Debug)]
@@ -123,6 +123,32 @@ pub(crate) struct RawRoot<'a> {
     pub(crate) fields: Vec<(Text<'a>, V<'a>)>,
 }
 
+/// Numbers of shapes and offsets: 4 bytes each, and those that need more aside.
+#[derive(Debug, Default)]
+struct Ints {
+    narrow: Vec<u32>,
+    wide: BTreeMap<u32, u64>,
+}
+
+impl Ints {
+    fn push(&mut self, v: u64) {
+        match u32::try_from(v) {
+            Ok(v) if v != u32::MAX => self.narrow.push(v),
+            _ => {
+                self.wide.insert(self.narrow.len() as u32, v);
+                self.narrow.push(u32::MAX);
+            }
+        }
+    }
+
+    fn get(&self, at: u32) -> Option<u64> {
+        match *self.narrow.get(at as usize)? {
+            u32::MAX => self.wide.get(&at).copied(),
+            v => Some(v.into()),
+        }
+    }
+}
+
 /// A container that is filled after it was made, and given up when it was consumed and nobody else names it.
 #[derive(Debug, Default)]
 struct Slots<T> {
@@ -183,7 +209,7 @@ pub(crate) struct RawList<'a> {
 /// Everything that the pickle of a `.metadata` file said.
 #[derive(Debug, Default)]
 pub(crate) struct Columns<'a> {
-    pub(crate) ints: Vec<u64>,
+    ints: Ints,
     pub(crate) props: Vec<Props>,
     /// Offsets and sizes, each a range of `ints`; the number of axes is that of the offsets.
     pub(crate) chunks: Vec<RawChunk>,
@@ -210,8 +236,8 @@ pub(crate) struct RawChunk {
 }
 
 impl<'a> Columns<'a> {
-    pub(crate) fn ints(&self, at: u32, n: u32) -> &[u64] {
-        self.ints.get(at as usize..at as usize + n as usize).unwrap_or(&[])
+    pub(crate) fn ints(&self, at: u32, n: u32) -> Dims {
+        (at..at.saturating_add(n)).filter_map(|i| self.ints.get(i)).collect()
     }
 
     pub(crate) fn dict(&self, i: u32) -> &RawDict<'a> {
@@ -432,15 +458,8 @@ impl<'a> Build<'a> for Columns<'a> {
     }
     fn long(&mut self, le: Cow<'a, [u8]>) -> Built<V<'a>> {
         // An extent of 2^63 and more is no error here: the checks of shapes name the key.
-        match le.as_ref() {
-            [bytes @ .., 0] if bytes.len() == 8 => {
-                let mut b = [0u8; 8];
-                b.copy_from_slice(bytes);
-                self.ints.push(u64::from_le_bytes(b));
-                Ok(V::Inert)
-            }
-            _ => Ok(V::Inert),
-        }
+        drop(le);
+        Ok(V::Inert)
     }
     fn float(&mut self, _: f64) -> Built<V<'a>> {
         Ok(V::Inert)
@@ -460,9 +479,12 @@ impl<'a> Build<'a> for Columns<'a> {
     fn tuple(&mut self, items: Items<'_, V<'a>>) -> Built<V<'a>> {
         let natural = |v: &V<'a>| matches!(v, V::Int(i) if *i >= 0);
         if items.as_slice().iter().all(natural) {
-            let (at, n) = (id(self.ints.len())?, id(items.len())?);
-            self.ints
-                .extend(items.filter_map(|v| if let V::Int(i) = v { u64::try_from(i).ok() } else { None }));
+            let (at, n) = (id(self.ints.narrow.len())?, id(items.len())?);
+            for v in items {
+                if let V::Int(i) = v {
+                    self.ints.push(u64::try_from(i).unwrap_or(0));
+                }
+            }
             return Ok(V::Ints(at, n));
         }
         let i = self.tuples.new_slot()?;
@@ -541,7 +563,9 @@ impl<'a> Build<'a> for Columns<'a> {
             },
             (V::Class(Class::Size), _) => return Err(Refusal::damaged("a torch.Size without a tuple")),
             (V::Class(Class::GetLayout), _) => V::Layout,
-            (V::Class(Class::MemFormat), V::Ints(at, 1)) => V::MemFormat(self.ints(*at, 1)[0].min(255) as u8),
+            (V::Class(Class::MemFormat), V::Ints(at, 1)) => {
+                V::MemFormat(self.ints.get(*at).unwrap_or(0).min(255) as u8)
+            }
             (V::Class(Class::Path), _) => self.path_of(&args),
             (V::Class(_), _) => return self.new_object(callable, args),
             _ => V::Inert,
@@ -616,7 +640,7 @@ impl Columns<'_> {
     }
 
     /// Offsets and sizes of a chunk; `None` when their numbers of axes differ.
-    pub(crate) fn chunk(&self, c: u32) -> Option<(&[u64], &[u64])> {
+    pub(crate) fn chunk(&self, c: u32) -> Option<(Dims, Dims)> {
         let c = self.chunks[c as usize];
         (c.ndim == c.sizes_ndim)
             .then(|| (self.ints(c.offsets, c.ndim.into()), self.ints(c.sizes, c.sizes_ndim.into())))

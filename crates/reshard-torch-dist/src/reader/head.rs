@@ -136,7 +136,7 @@ impl TorchDistReader {
             Some(r) => ByteOrder::parse(Some(&known.content(r).await?)).map_err(corrupt)?,
         };
         let record = directory.get(&tensor.storage.record()).map_err(corrupt)?;
-        let data = known.data_range(record).await?;
+        let data = known.storage_range(record).await?;
         let more = known.more;
         tensor.check_storage(record.size).map_err(corrupt)?;
         if record.method != Method::Stored || tensor.is_lazy(order) {
@@ -239,6 +239,23 @@ impl Known<'_> {
     async fn data_range(&mut self, record: &Record) -> Result<Range<u64>> {
         let header = self.bytes(record.header_range()).await?;
         record.data_range(&header).map_err(|e| self.reader.corrupt(self.w, e))
+    }
+
+    /// Where the elements lie. A part of them has no checksum, so what follows them must confirm what the header says.
+    async fn storage_range(&mut self, record: &Record) -> Result<Range<u64>> {
+        let header = self.bytes(record.header_range()).await?;
+        let data = record.data_range(&header).map_err(|e| self.reader.corrupt(self.w, e))?;
+        let behind = self.bytes(data.end..data.end.saturating_add(8)).await?;
+        let right = match header.get(6).is_some_and(|flags| flags & 8 != 0) {
+            true => behind[..4] == *b"PK\x07\x08" && behind[4..] == record.crc32.to_le_bytes(),
+            false => matches!(&behind[..4], b"PK\x03\x04" | b"PK\x01\x02"),
+        };
+        match right {
+            true => Ok(data),
+            false => {
+                Err(self.reader.bad(self.w, "its elements are not followed by what its zip archive says"))
+            }
+        }
     }
 
     /// A small record, checked.
