@@ -4,13 +4,14 @@
 
 use futures::executor::block_on;
 use reshard::{
-    Checkpoint, Data, Dialect, ErrorKind, Payload, Plain, Progress, ShardedObject, ShardedTensor, StateDict,
-    Value,
+    Checkpoint, Data, Dialect, ErrorKind, Payload, Plain, Progress, Region, ShardedObject, ShardedTensor,
+    StateDict, Tensor, Value,
 };
-use reshard_golden::{Family, Fixture, Scratch, TensorFacts, chain, compare_tensor, fixtures};
+use reshard_golden::{Family, Fixture, Place, Scratch, TensorFacts, chain, compare_tensor, fixtures, ours};
 use std::{
     collections::BTreeMap,
     fs,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
@@ -18,6 +19,8 @@ use std::{
 const SUBJECTS: usize = 6;
 /// Damaged copies per file and kind of damage, about.
 const COPIES: usize = 100;
+/// Items of more bytes are not fetched whole for a part of them.
+const LARGE: u64 = 4096;
 /// Memory that reading damaged copies may take, beyond what the test itself has.
 const MEMORY: u64 = 128 << 20;
 
@@ -90,6 +93,30 @@ fn a_file_that_is_gone_gives_an_error_or_the_right_data() {
             fs::write(subject.scratch.file(name), bytes).unwrap();
         }
     }
+    assert!(wrong.is_empty(), "{} findings:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// The checksum of an item says nothing of a part of it. What can be known about where the part lies must hold all the same.
+#[test]
+fn a_bit_that_is_flipped_around_a_large_tensor_gives_an_error_or_the_right_part() {
+    let (mut copies, mut wrong) = (0, Vec::new());
+    for subject in large_subjects() {
+        for item in subject.large_items() {
+            let name = &item.place.file;
+            let bytes = fs::read(subject.scratch.file(name)).unwrap();
+            let mut random = Random::of(&item.key);
+            let (from, to) = (item.place.offset as usize, (item.place.offset + item.place.length) as usize);
+            for byte in (from..to).filter(|i| !item.elements.contains(i)) {
+                copies += 1;
+                let change = Change::Flip { byte, bit: random.below(8) as u8 };
+                fs::write(subject.scratch.file(name), change.apply(&bytes)).unwrap();
+                wrong.extend(subject.judge_part(&item, &format!("{name} {change:?}")));
+            }
+            fs::write(subject.scratch.file(name), bytes).unwrap();
+        }
+    }
+    println!("{copies} damaged copies read in part");
+    assert!(copies > 0 || !ours(), "nothing was damaged");
     assert!(wrong.is_empty(), "{} findings:\n{}", wrong.len(), wrong.join("\n"));
 }
 
@@ -185,7 +212,69 @@ fn subjects() -> Vec<Subject> {
     all.into_iter().map(Subject::new).collect()
 }
 
+/// A stored tensor that is not read as a whole when a part of it is wanted.
+struct LargeItem {
+    key: String,
+    place: Place,
+    /// Where its elements lie in the file.
+    elements: Range<usize>,
+    region: Region,
+    part: Tensor,
+}
+
+/// Checkpoints with such tensors.
+fn large_subjects() -> Vec<Subject> {
+    let large = |f: &Fixture| {
+        let mut chunks = f.expected.tensors.values().flat_map(|t| t.chunks.iter().flatten());
+        f.expected.sound && chunks.any(|c| c.place.as_ref().is_some_and(|p| p.length > LARGE))
+    };
+    fixtures()
+        .into_iter()
+        .filter(large)
+        .take(if thorough() { usize::MAX } else { 2 })
+        .map(Subject::new)
+        .collect()
+}
+
 impl Subject {
+    /// Tensors of one large chunk that lies in row-major order.
+    fn large_items(&self) -> Vec<LargeItem> {
+        let checkpoint = block_on(Checkpoint::open(&self.scratch.url())).unwrap();
+        let mut out = Vec::new();
+        for (key, facts) in &self.fixture.expected.tensors {
+            let Some([chunk]) = facts.chunks.as_deref() else { continue };
+            let Some(place) = chunk.place.clone().filter(|p| p.length > LARGE) else { continue };
+            let whole = block_on(checkpoint.tensor(key).unwrap().read(..)).unwrap();
+            let (file, elements) = (fs::read(self.scratch.file(&place.file)).unwrap(), whole.to_bytes());
+            let from = place.offset as usize;
+            let item = &file[from..from + place.length as usize];
+            let Some(at) = item.windows(elements.len()).position(|w| w == elements) else { continue };
+            let mut region = Region::whole(&facts.shape);
+            (region.offsets[0], region.lengths[0]) = (facts.shape[0] / 2, 1);
+            out.push(LargeItem {
+                key: key.clone(),
+                place,
+                elements: from + at..from + at + elements.len(),
+                part: whole.narrow(&region),
+                region,
+            });
+        }
+        out
+    }
+
+    fn judge_part(&self, item: &LargeItem, what: &str) -> Option<String> {
+        let read = || -> reshard::Result<Tensor> {
+            let checkpoint = block_on(Checkpoint::open(&self.scratch.url()))?;
+            block_on(checkpoint.tensor(&item.key)?.read(item.region.clone()))
+        };
+        let found = match catch_unwind(AssertUnwindSafe(read)) {
+            Err(_) => "it panicked",
+            Ok(Ok(part)) if part != item.part => "wrong data in a part",
+            Ok(_) => return None,
+        };
+        Some(format!("{}: {what}: {}: {found}", self.fixture, item.key))
+    }
+
     fn new(fixture: Fixture) -> Self {
         let scratch = Scratch::of(&fixture.checkpoint()).unwrap();
         let checkpoint = block_on(Checkpoint::open(&scratch.url())).unwrap();
