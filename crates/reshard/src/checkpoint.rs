@@ -222,13 +222,11 @@ impl Checkpoint {
             let path = paths.and_then(|p| p.get(key)).cloned();
             entries.push((path.unwrap_or_else(|| Path(vec![key.into()])), value));
         }
+        if let (Some(sidecar), _) = self.sidecar().await {
+            entries.extend(sidecar.empty_dicts.into_iter().map(|path| (path, Value::Dict(Vec::new()))));
+        }
         let mut out = unflatten(entries).during(ACT, &self.url)?;
         out.merge(self.common().await?).during(ACT, &self.url)?;
-        if let (Some(sidecar), _) = self.sidecar().await {
-            for path in sidecar.empty_dicts {
-                out.insert_at(&path.0, Plain::new());
-            }
-        }
         Ok(out)
     }
 

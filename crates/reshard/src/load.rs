@@ -109,7 +109,7 @@ impl<'a> Load<'a> {
         self
     }
 
-    /// Whether keys of the checkpoint that the template does not ask for are an error.
+    /// Whether keys of the checkpoint that the template does not ask for are listed in the report.
     pub fn strict(mut self, strict: bool) -> Self {
         self.default = self.default.strict(strict);
         self

@@ -7,7 +7,7 @@ use reshard_strategy::{
     BackendVersion, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, Registry, StorageReader,
     StrategyError,
 };
-use reshard_torch_dist::{METADATA_JSON, MetadataJson};
+use reshard_torch_dist::{METADATA, METADATA_JSON, MetadataJson};
 use std::sync::Arc;
 
 type Result<T, E = StrategyError> = std::result::Result<T, E>;
@@ -55,7 +55,7 @@ impl HowToOpen {
                 common.check_compatibility(&json.common())?;
                 (json.sharded(), Some(common))
             }
-            None => (BackendVersion::new(reshard_torch_dist::NAME, 1), None),
+            None => (unnamed(&store).await?, None),
         };
         let sharded = match &self.config {
             Some(c) => c.build()?,
@@ -65,6 +65,15 @@ impl HowToOpen {
         let reader = sharded.open(&store).await?;
         Ok(Opened { store, sharded, reader, common, name })
     }
+}
+
+/// The strategy of a checkpoint without `metadata.json`: PyTorch's own, unless reshard noted another one.
+async fn unnamed(store: &Arc<dyn Store>) -> Result<BackendVersion> {
+    let default = BackendVersion::new(reshard_torch_dist::NAME, 1);
+    if store.exists(&Name::new(METADATA)?).await? {
+        return Ok(default);
+    }
+    Ok(Sidecar::read(store).await.0.and_then(|s| s.strategy).unwrap_or(default))
 }
 
 impl Opened {

@@ -13,7 +13,7 @@ use reshard_strategy::{
     BackendVersion, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved,
     StrategyError, agree, cause,
 };
-use reshard_torch_dist::{COMMON_STATE, METADATA, METADATA_JSON, MetadataJson};
+use reshard_torch_dist::{COMMON_STATE, METADATA, METADATA_JSON, MetadataJson, NAME};
 use std::{
     collections::BTreeMap,
     future::{Future, IntoFuture},
@@ -242,7 +242,7 @@ impl<'a> Save<'a> {
             Some(s) => s,
             None => Stores::linked()?,
         };
-        let default = BackendVersion::new(reshard_torch_dist::NAME, 1);
+        let default = BackendVersion::new(NAME, 1);
         let sharded = match self.config.take() {
             Some(c) => c.build()?,
             None => registry.save_sharded(&default)?.build()?,
@@ -342,7 +342,8 @@ impl<'a> Save<'a> {
         let mut records: Vec<(Name, Bytes)> = saved.records.clone();
         let me = cx.comm.is_coordinator();
         if me && let Some((name, bytes)) = records.last() {
-            let sidecar = Sidecar::new(name, bytes, empty.to_vec());
+            let named = self.dialect == Dialect::Megatron || sharded.key() == BackendVersion::new(NAME, 1);
+            let sidecar = Sidecar::new(name, bytes, empty.to_vec(), (!named).then(|| sharded.key()));
             records.insert(0, (Name::new(SIDECAR)?, sidecar.to_bytes()));
         }
         if me && self.dialect == Dialect::Megatron {

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use reshard_model::Path;
 use reshard_storage::{Name, Store};
+use reshard_strategy::BackendVersion;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
@@ -20,6 +21,9 @@ pub struct Sidecar {
     pub writer: String,
     /// The file that it belongs to.
     pub commit: Commit,
+    /// Strategy of the sharded part, where nothing else in the checkpoint names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<BackendVersion>,
     /// Paths of dicts without entries, which PyTorch's format can't hold.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub empty_dicts: Vec<Path>,
@@ -39,10 +43,15 @@ fn digest(bytes: &[u8]) -> String {
 }
 
 impl Sidecar {
-    pub(crate) fn new(file: &Name, bytes: &[u8], empty_dicts: Vec<Path>) -> Self {
+    pub(crate) fn new(
+        file: &Name,
+        bytes: &[u8],
+        empty_dicts: Vec<Path>,
+        strategy: Option<BackendVersion>,
+    ) -> Self {
         let writer = concat!("reshard ", env!("CARGO_PKG_VERSION")).into();
         let commit = Commit { file: file.to_string(), sha256: digest(bytes) };
-        Self { schema: 1, writer, commit, empty_dicts }
+        Self { schema: 1, writer, commit, strategy, empty_dicts }
     }
 
     pub(crate) fn to_bytes(&self) -> Bytes {
