@@ -42,6 +42,7 @@ pub struct Parts {
     /// The path behind each key. Empty in [`Dialect::Megatron`], which stores none.
     pub planner_data: PlannerData,
     /// Empty dicts, which have no place in an item's name and so are lost by [`Dialect::Dcp`], unless a sidecar keeps them.
+    /// Paths are like those of [`PlannerData`].
     pub dropped_empty: Vec<Path>,
     /// Where everything was.
     pub frame: Frame,

@@ -116,14 +116,29 @@ impl<L> Tree<L> {
         d.insert(key.into(), tree).or(displaced)
     }
 
-    /// Puts a subtree at a path of dicts, which are made where they are missing; where something else is, nothing changes.
+    /// Puts a subtree at a path of dicts and lists, which are made where they are missing; where something else is, and where
+    /// an index would leave a hole, nothing changes.
     pub fn insert_at(&mut self, path: &[Step], tree: Self) {
+        /// What is missing, with the tree at its end.
+        fn grown<L>(path: &[Step], tree: Tree<L>) -> Option<Tree<L>> {
+            Some(match path {
+                [] => tree,
+                [Step::Index(0), rest @ ..] => Tree::List(vec![grown(rest, tree)?]),
+                [Step::Index(_), ..] => return None,
+                [key, rest @ ..] => Tree::Dict([(key.clone(), grown(rest, tree)?)].into()),
+            })
+        }
         match (self, path) {
-            (Self::Dict(d), [last]) => drop(d.entry(last.clone()).or_insert(tree)),
-            (Self::Dict(d), [first, rest @ ..]) => d.entry(first.clone()).or_default().insert_at(rest, tree),
+            (Self::Dict(d), [first, rest @ ..]) => match d.get_mut(first) {
+                Some(next) => next.insert_at(rest, tree),
+                None => drop(grown(rest, tree).and_then(|new| d.insert(first.clone(), new))),
+            },
             (Self::List(v), [Step::Index(i), rest @ ..]) => {
-                if let Some(next) = usize::try_from(*i).ok().and_then(|i| v.get_mut(i)) {
-                    next.insert_at(rest, tree);
+                let (at, len) = (usize::try_from(*i).unwrap_or(usize::MAX), v.len());
+                match v.get_mut(at) {
+                    Some(next) => next.insert_at(rest, tree),
+                    None if at == len => v.extend(grown(rest, tree)),
+                    None => {}
                 }
             }
             _ => {}
@@ -418,6 +433,29 @@ mod tests {
         assert_eq!((p.to_string(), p.quoted()), ("a.b.0.c".into(), r#"["a.b"][0]["c"]"#.into()));
         let json = serde_json::to_string(&p).unwrap();
         assert_eq!(serde_json::from_str::<Path>(&json).unwrap(), p);
+    }
+
+    #[test]
+    fn what_is_missing_on_the_way_is_made_and_nothing_else_changes() {
+        let at = |steps: &[Step]| Path::from(steps);
+        let mut t = sample();
+        t.insert_at(&at(&["new".into(), "x".into(), 0.into(), "y".into()]).0, Plain::new());
+        t.insert_at(&at(&["new".into(), "x".into(), 1.into()]).0, Plain::new());
+        let list = Plain::List(vec![
+            Plain::from(Value::Dict(vec![("y".into(), Value::Dict(vec![]))])),
+            Plain::new(),
+        ]);
+        assert_eq!(t.at(&["new".into(), "x".into()]), Some(&list));
+        let before = t.clone();
+        for steps in [
+            &["a".into(), "b".into()][..],
+            &["a".into()],
+            &["b".into(), 9.into()],
+            &["hole".into(), 1.into()],
+        ] {
+            t.insert_at(steps, Plain::new());
+        }
+        assert_eq!(t, before);
     }
 
     #[test]

@@ -392,6 +392,27 @@ fn a_failed_load_gives_the_same_buffers_back() {
 }
 
 #[test]
+fn empty_dicts_are_named_by_paths_that_tell_lists_from_int_keys() {
+    let empty = || Value::Dict(Vec::new());
+    let ints = Value::Dict(vec![(Value::Int(0), empty())]);
+    let value =
+        Value::Dict(vec![("list".into(), Value::List(vec![empty(), Value::Int(1)])), ("ints".into(), ints)]);
+    let parts = split(Plain::from(value).map(&mut Leaf::Value), Dialect::Dcp).unwrap();
+    let want = [path(&["list".into(), 0.into()]), path(&["ints".into(), "0".into()])];
+    assert_eq!(parts.dropped_empty, want);
+    let mut entries = vec![(path(&["list".into(), 1.into()]), Value::Int(1))];
+    entries.extend(parts.dropped_empty.into_iter().map(|p| (p, empty())));
+    let tree = unflatten(entries).unwrap();
+    assert_eq!(tree.get("list"), Some(&Plain::from(Value::List(vec![empty(), Value::Int(1)]))));
+    assert_eq!(tree.at(&["ints".into(), "0".into()]), Some(&Plain::new()));
+    let again = [(path(&["d".into(), "x".into()]), Value::Int(1)), (path(&["d".into()]), empty())];
+    assert_eq!(
+        unflatten(again).unwrap().at(&["d".into(), "x".into()]).and_then(Plain::leaf),
+        Some(&Value::Int(1))
+    );
+}
+
+#[test]
 fn stored_paths_that_no_program_writes_are_refused() {
     let error = |entries: Vec<(Path, Value)>| unflatten(entries).unwrap_err().to_string();
     let v = || Value::Int(1);

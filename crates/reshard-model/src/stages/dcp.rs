@@ -88,7 +88,7 @@ impl Items {
 
     fn dict(&mut self, d: IndexMap<Step, StateDict>) -> Result<Tree<Slot>> {
         if d.is_empty() && !self.path.is_empty() {
-            self.dropped_empty.push(Path(self.path.clone()));
+            self.dropped_empty.push(Path(self.kinds.clone()));
         }
         for k in d.keys().filter(|k| matches!(k, Step::Index(_))) {
             let text = Step::from(k.to_string());

@@ -10,7 +10,7 @@ const PADDING: usize = 1 << 20;
 /// Builds nested values from the paths that a checkpoint stores ([`PlannerData`](super::PlannerData)), without a template.
 ///
 /// A [`Step::Key`] makes a dict, a [`Step::Index`] a list, and holes in lists are filled with [`Value::None`], all as PyTorch does.
-/// Values that are lists or dicts themselves become nodes of the tree.
+/// Values that are lists or dicts themselves become nodes of the tree. An empty dict where a dict is already changes nothing.
 ///
 /// # Errors
 /// [`ModelError::Structure`](crate::ModelError::Structure) when a path is empty or deeper than 400 steps, when two paths
@@ -43,6 +43,9 @@ pub fn unflatten(entries: impl IntoIterator<Item = (Path, Value)>) -> Result<Pla
             };
             enter(tree, step, next, &mut padding).map_err(|what| structure(&path.0[..=i], what))
         })?;
+        if matches!((&*place, &value), (Tree::Dict(_), Value::Dict(d)) if d.is_empty()) {
+            continue;
+        }
         if *place != HOLE {
             return Err(structure(&path.0, "two stored values for one place"));
         }
