@@ -210,8 +210,7 @@ impl Checkpoint {
     /// Damage, or no memory.
     pub async fn state(&self) -> Result<Plain> {
         let metadata = self.metadata();
-        let paths =
-            metadata.planner_data().and_then(|p| if let PlannerData::Paths(p) = p { Some(p) } else { None });
+        let paths = paths_of(metadata);
         let mut entries = Vec::new();
         for entry in metadata.entries() {
             let key = entry.key();
@@ -219,7 +218,7 @@ impl Checkpoint {
                 Entry::Tensor(_) => Value::Tensor(self.tensor(key)?.read(..).await?),
                 Entry::Object(_, key) => self.object(key).await?,
             };
-            let path = paths.and_then(|p| p.get(key)).cloned();
+            let path = paths.get(key).map(|p| (*p).clone());
             entries.push((path.unwrap_or_else(|| Path(vec![key.into()])), value));
         }
         if let (Some(sidecar), _) = self.sidecar().await {
@@ -279,6 +278,27 @@ impl Checkpoint {
         let loaded = self.opened.sharded.load(template, Arc::clone(&self.opened.reader), &cx).await;
         loaded.map(|l| l.state).map_err(|f| f.error)
     }
+}
+
+/// The path of each stored key, where no other key has the same or one below it: ranks may have had different tensors, or cells
+/// of an array of objects, at one place.
+fn paths_of(metadata: &Metadata) -> BTreeMap<&str, &Path> {
+    let Some(PlannerData::Paths(paths)) = metadata.planner_data() else { return BTreeMap::new() };
+    let mut all: Vec<(&Path, &str)> =
+        metadata.entries().filter_map(|e| Some((paths.get(e.key())?, e.key()))).collect();
+    all.sort_unstable();
+    let mut alone: BTreeMap<&str, &Path> = all.iter().map(|(path, key)| (*key, *path)).collect();
+    let mut above: Option<(&Path, &str)> = None;
+    for (path, key) in all {
+        match above {
+            Some((a, first)) if path.0.starts_with(&a.0) => {
+                alone.remove(first);
+                alone.remove(key);
+            }
+            _ => above = Some((path, key)),
+        }
+    }
+    alone
 }
 
 fn text(e: &StrategyError) -> String {
