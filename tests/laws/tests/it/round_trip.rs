@@ -1,13 +1,14 @@
 //! What N ranks save, M ranks load, however it was spread and however it is.
 
+use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard::{
-    Dialect, Durability,
+    Dialect, Durability, OpenOptions, Plain, Step, Tree,
     torch_dist::{Strides, TorchDistConfig},
 };
 use reshard_laws::{
     cases,
-    place::Place,
+    place::{Place, stores},
     ranks::{group, load, save},
     world::{dice, world},
 };
@@ -59,5 +60,40 @@ proptest! {
             prop_assert!(report.notes.missing.is_empty() && report.notes.casts.is_empty());
         }
         watches.iter().for_each(|w| w.check_filled());
+    }
+
+    /// Opened by one process, without a template.
+    #[test]
+    fn an_opened_checkpoint_gives_everything_back(
+        world in world(), n in 1u32..4, mut dice in dice(), dialect in dialect(),
+    ) {
+        let place = Place::new();
+        let cut = world.cut(n, &mut dice);
+        let saved = save(group(n), world.states(&cut, &mut dice), place.url(), move |_, s| s.dialect(dialect));
+        saved.into_iter().for_each(|o| drop(o.unwrap()));
+        let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
+        prop_assert_eq!(opened.dialect(), dialect);
+        for t in &world.tensors {
+            let got = block_on(opened.tensor(&t.key).unwrap().read(..)).unwrap();
+            prop_assert!(got.to_bytes() == t.whole().to_bytes(), "{} differs", t.key);
+        }
+        let state = block_on(opened.state()).unwrap();
+        let extra = Plain::from(world.extra.clone());
+        let want = if dialect == Dialect::Dcp { textual(extra) } else { extra };
+        prop_assert_eq!(state.get("extra"), Some(&want));
+        let report = block_on(opened.verify(true, Default::default())).unwrap();
+        prop_assert!(report.damage.is_empty() && report.unchecked.is_empty(), "{:?}", report);
+    }
+}
+
+/// PyTorch keeps int keys of dicts as text.
+fn textual(tree: Plain) -> Plain {
+    match tree {
+        Tree::Dict(d) => {
+            Tree::Dict(d.into_iter().map(|(k, v)| (Step::from(k.to_string()), textual(v))).collect())
+        }
+        // A list without tensors and dicts is one object.
+        Tree::List(v) => Tree::List(v.into_iter().map(textual).collect()),
+        leaf => leaf,
     }
 }

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use reshard::{
-    Cast, DType, Dialect, ErrorKind, Plain, Region, ShardedTensor, StateDict, Tensor, Value, blocking,
-    plan::cast::convert,
+    Cast, DType, Dialect, ErrorKind, Plain, Region, ShardedTensor, ShardedTensorFactory, StateDict, Swiglu,
+    Tensor, Value, blocking, plan::cast::convert,
 };
 use reshard_laws::{
     cases,
@@ -82,6 +82,45 @@ fn a_url_that_opens_nothing_gives_the_template_back() {
     let reshard::Data::Host(t) = t.data else { panic!("the buffer is gone") };
     let v: Vec<f32> = t.into_vec().unwrap();
     assert_eq!(v.as_ptr(), address);
+}
+
+#[test]
+fn the_buffer_of_a_factory_is_filled_in_place_and_comes_back_when_a_load_fails() {
+    // The local rows are [w | v]; the checkpoint has all of w before all of v.
+    let leaf = |rank: u64, v: Vec<f32>| {
+        let local = Tensor::from_vec(&[4, 2], v).unwrap();
+        ShardedTensor::from_rank_offsets("fc1", local, &[(0, rank, 2)]).unwrap()
+    };
+    let state = |rank: u64, v: Vec<f32>| {
+        let mut state = StateDict::new();
+        state.insert("fc1", ShardedTensorFactory::swiglu(leaf(rank, v), Swiglu::OneKey).unwrap());
+        state
+    };
+    let values = |rank: u64| (0..8).map(|i| (rank * 8 + i) as f32).collect::<Vec<f32>>();
+    let place = Place::new();
+    let states = (0..2).map(|r| state(r, values(r))).collect();
+    save(group(2), states, place.url(), |_, s| s).into_iter().for_each(|o| drop(o.unwrap()));
+    let opened = reshard::OpenOptions::new().stores(stores()).open(place.url());
+    let whole = futures::executor::block_on(
+        futures::executor::block_on(opened).unwrap().tensor("fc1").unwrap().read(..),
+    );
+    let [w, v] = [[0., 1., 2., 3., 8., 9., 10., 11.], [4., 5., 6., 7., 12., 13., 14., 15.]];
+    assert_eq!(whole.unwrap().to_vec::<f32>().unwrap(), [w, v].concat());
+
+    let buffers: Vec<Vec<f32>> = (0..2).map(|_| vec![0.; 8]).collect();
+    let addresses: Vec<usize> = buffers.iter().map(|v| v.as_ptr() as usize).collect();
+    let mut templates: Vec<StateDict> = (0..).zip(buffers).map(|(r, v)| state(r, v)).collect();
+    templates[1].insert("nowhere", ShardedTensor::template("nowhere", DType::Int8, &[1]));
+    let failed = load(group(2), templates, place.url(), |_, l| l);
+    let mut templates: Vec<StateDict> =
+        failed.into_iter().map(|o| o.map(drop).unwrap_err().into_parts().1).collect();
+    templates[1].remove("nowhere");
+    for (r, outcome) in (0..).zip(load(group(2), templates, place.url(), |_, l| l)) {
+        let mut plain = outcome.unwrap().0;
+        let t = plain.remove("fc1").unwrap().into_leaf().unwrap().into_tensor().unwrap();
+        assert_eq!(t.to_bytes().as_ptr() as usize, addresses[r as usize], "the same memory");
+        assert_eq!(t.to_vec::<f32>().unwrap(), values(r));
+    }
 }
 
 proptest! {
