@@ -233,7 +233,7 @@ fn check(state: &StateDict) -> Result<()> {
 /// Two threads, a file each, from or into touched memory, 1 MiB at a time.
 fn plain(a: &Args, write: bool) -> Result<Measured> {
     const BLOCK: usize = 1 << 20;
-    let per_rank = (a.gb * 1e9 / 2.0) as usize / BLOCK * BLOCK;
+    let per_rank = (a.state.nbytes(a.gb) / 2) as usize;
     let (dir, make) = (a.dir.clone(), a.dir.clone());
     let (seconds, _) = on_ranks(
         2,

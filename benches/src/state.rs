@@ -47,15 +47,27 @@ fn ones(dtype: DType, shape: &Dims) -> Result<Tensor> {
     }
 }
 
+fn layers(gb: f64) -> u64 {
+    let elements: u64 = LAYER.iter().map(|(_, s)| s.iter().product::<u64>()).sum();
+    ((gb * 1e9 / (elements * 10) as f64) as u64).max(1)
+}
+
 impl State {
+    /// Bytes of all ranks together.
+    pub(crate) fn nbytes(self, gb: f64) -> u64 {
+        let elements: u64 = LAYER.iter().map(|(_, s)| s.iter().product::<u64>()).sum();
+        match self {
+            Self::Llama => layers(gb) * elements * 10,
+            Self::Small => (gb * 1e9) as u64 / 65536 * 65536,
+        }
+    }
+
     /// What rank `rank` of `world` holds, when each tensor is cut into `parts` of which it takes part `rank`.
     pub(crate) fn build(self, gb: f64, rank: u64, world: u64, cut: Cut, parts: u64) -> Result<StateDict> {
         let mut out = StateDict::new();
         match self {
             Self::Llama => {
-                let elements: u64 = LAYER.iter().map(|(_, s)| s.iter().product::<u64>()).sum();
-                let layers = ((gb * 1e9 / (elements * 10) as f64) as u64).max(1);
-                for layer in 0..layers {
+                for layer in 0..layers(gb) {
                     for (name, shape) in LAYER {
                         for (kind, dtype) in
                             [("w", DType::BFloat16), ("exp_avg", DType::Float32), ("exp_avg_sq", DType::Float32)]

@@ -19,7 +19,7 @@ pub(crate) struct Args {
     #[arg(long, default_values_t = [String::from("/dev/shm"), String::from("target")])]
     on: Vec<String>,
     /// Size of the Llama-like state in GB.
-    #[arg(long, default_value_t = 1.5)]
+    #[arg(long, default_value_t = 1.6)]
     gb: f64,
     /// Size of the many small tensors in GB: 8,192 of 64 KiB.
     #[arg(long, default_value_t = 0.5368709)]
