@@ -1,12 +1,13 @@
 //! Megatron Core's common state: `common.pt`, and `metadata.json`, which says which strategies a checkpoint is of.
 
-use crate::{METADATA, table::Table};
+use crate::{METADATA, reader::TorchDistReader, table::Table};
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_model::{ObjectCodec, Plain, Value};
+use reshard_model::{Dialect, ObjectCodec, Payload, Plain, Value};
 use reshard_storage::{FileBody, Name, Store};
 use reshard_strategy::{
-    BackendVersion, LoadCommonStrategy, Result, SaveCommonStrategy, SaveCx, StrategyError,
+    BackendVersion, LoadCommonStrategy, ReadObject, Result, SaveCommonStrategy, SaveCx, StorageReader,
+    StrategyError,
 };
 use reshard_torch_format::{LoadOptions, TorchSave, archive::ArchiveOptions};
 use serde::{Deserialize, Serialize};
@@ -160,14 +161,16 @@ async fn from_object(store: &Arc<dyn Store>) -> Result<Value> {
         return Err(missing("it has neither common.pt nor .metadata"));
     };
     let table = Table::parse(METADATA, &store.read(&name, 0..len).await?)?;
-    let place = table.metadata.object(COMMON_STATE_CELL).and_then(|id| table.object(id));
-    let Some(place) = place else {
+    let Some(object) = table.metadata.object(COMMON_STATE_CELL) else {
         return Err(missing("it has neither common.pt nor the object common_state"));
     };
-    let file = table.file(place)?;
-    let bytes = store.read(&file, table.range(place)?).await?;
-    match decode(COMMON_STATE_CELL, &table.untransform(place, bytes)?)? {
+    let reader = TorchDistReader::new(Arc::clone(store), table, Dialect::Megatron, None);
+    let read = reader.read_objects(&[ReadObject { object }], true).await?.pop();
+    let Some(Payload::Encoded { bytes, .. }) = read else {
+        return Err(StrategyError::corrupt(METADATA, None, "common_state was not read"));
+    };
+    match decode(COMMON_STATE_CELL, &bytes)? {
         Value::List(mut v) if v.len() == 1 => Ok(v.remove(0)),
-        _ => Err(StrategyError::corrupt(file, Some(place.offset), "common_state is no list of one element")),
+        _ => Err(StrategyError::corrupt(COMMON_STATE_CELL, None, "it is no list of one element")),
     }
 }

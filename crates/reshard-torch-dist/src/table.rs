@@ -95,8 +95,15 @@ impl Table {
         let (mut files, mut transforms) = (BTreeMap::new(), BTreeMap::new());
         for &(index, storage) in &columns.dict(dict).storage {
             let index = columns.indices[index as usize];
-            let place = self.place(columns, columns.storages[storage as usize], &mut files, &mut transforms);
-            let key = columns.text_at(index.key).unwrap_or_default();
+            let Some(key) = columns.text_at(index.key) else {
+                return Err(StrategyError::corrupt(file, None, "an entry of storage_data names no key"));
+            };
+            let raw = columns.storages[storage as usize];
+            if columns.text_at(raw.file).is_none() || raw.offset == u64::MAX || raw.length == u64::MAX {
+                let what = format!("the place of {key:?} lacks its file, offset or length");
+                return Err(StrategyError::corrupt(file, None, what));
+            }
+            let place = self.place(columns, raw, &mut files, &mut transforms);
             match index.offset() {
                 None => match self.metadata.object(key) {
                     Some(id) => {

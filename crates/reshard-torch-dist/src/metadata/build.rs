@@ -105,6 +105,7 @@ pub(crate) struct RawStorage {
     pub(crate) file: u32,
     /// List of transform descriptors.
     pub(crate) transforms: u32,
+    /// As the length, 2^64 - 1 when the object had none.
     pub(crate) offset: u64,
     pub(crate) length: u64,
 }
@@ -600,7 +601,12 @@ impl<'a> Build<'a> for Columns<'a> {
                 V::Index(id(self.indices.len() - 1)?)
             }
             Class::StorageInfo => {
-                self.storages.push(RawStorage { file: NONE, transforms: NONE, offset: 0, length: 0 });
+                self.storages.push(RawStorage {
+                    file: NONE,
+                    transforms: NONE,
+                    offset: u64::MAX,
+                    length: u64::MAX,
+                });
                 V::Storage(id(self.storages.len() - 1)?)
             }
             Class::StorageMeta => {
