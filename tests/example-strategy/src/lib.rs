@@ -1,4 +1,5 @@
-//! A strategy and a store of a third party: the model for crates that add a format or a place to reshard.
+//! A strategy and a store of a third party: the model for crates that add a format or a place to reshard, as
+//! `docs/strategies.md` describes them.
 //!
 //! The format, `("example", 1)`: each rank writes `rank-{rank}.bin`, its items one behind the other, each as its bytes (row-major
 //! little-endian elements, or an encoded object) and their CRC-32; `index.json` says what lies where, and is the commit record.
@@ -33,6 +34,11 @@ pub use config::{ExampleConfig, ExampleLoadConfig};
 pub use reader::ExampleFormat;
 pub use store::ExampleStore;
 pub use writer::ExampleWriter;
+
+/// The guide, so that its code is compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/strategies.md")]
+struct Guide;
 
 /// Name of the format, of its configuration's tag, and of the store's scheme.
 pub const NAME: &str = "example";

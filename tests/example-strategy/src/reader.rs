@@ -42,7 +42,12 @@ impl OpenFormat for ExampleFormat {
                 source: Some(Box::new(e)),
             }
         })?;
-        Ok(Arc::new(ExampleReader::new(Arc::clone(store), index)?))
+        // Whose conventions a checkpoint follows is told by the file that Megatron Core adds, whatever the format is.
+        let dialect = match store.exists(&Name::new("metadata.json")?).await? {
+            true => Dialect::Megatron,
+            false => Dialect::Dcp,
+        };
+        Ok(Arc::new(ExampleReader::new(Arc::clone(store), index, dialect)?))
     }
 }
 
@@ -50,13 +55,14 @@ impl OpenFormat for ExampleFormat {
 #[derive(Debug)]
 struct ExampleReader {
     store: Arc<dyn Store>,
+    dialect: Dialect,
     metadata: Arc<Metadata>,
     chunks: Vec<Place>,
     objects: Vec<Place>,
 }
 
 impl ExampleReader {
-    fn new(store: Arc<dyn Store>, index: Index) -> Result<Self> {
+    fn new(store: Arc<dyn Store>, index: Index, dialect: Dialect) -> Result<Self> {
         // Files may be damaged or hostile. The builder refuses tables that contradict themselves; what it does not look at,
         // lengths of chunks, is checked here. That chunks cover what is wanted of a tensor is checked by each load.
         let (mut builder, mut chunks, mut objects) = (Metadata::builder(), Vec::new(), Vec::new());
@@ -85,7 +91,7 @@ impl ExampleReader {
             objects.push(o.place);
         }
         let metadata = Arc::new(builder.finish(index.planner_data)?);
-        Ok(Self { store, metadata, chunks, objects })
+        Ok(Self { store, dialect, metadata, chunks, objects })
     }
 
     fn chunk(&self, id: ChunkId) -> Result<&Place> {
@@ -166,7 +172,7 @@ impl StorageReader for ExampleReader {
     }
 
     fn dialect(&self) -> Dialect {
-        Dialect::Megatron
+        self.dialect
     }
 
     fn locate_chunk(&self, chunk: ChunkId) -> Option<Placed> {

@@ -3,9 +3,10 @@
 use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard::{
-    Dialect, Durability, OpenOptions, Plain, Step, Tree,
+    Dialect, Durability, OpenOptions, Plain, SaveShardedConfig, Step, Tree,
     torch_dist::{Strides, TorchDistConfig},
 };
+use reshard_example::ExampleConfig;
 use reshard_laws::{
     cases,
     place::{Place, stores},
@@ -13,13 +14,31 @@ use reshard_laws::{
     world::{dice, world},
 };
 
-fn settings() -> impl Strategy<Value = TorchDistConfig> {
-    (0u32..4, any::<bool>()).prop_map(|(files, keep)| {
+/// `torch_dist` in its settings, and a format of a third party.
+fn format() -> impl Strategy<Value = Format> {
+    let torch = (0u32..4, any::<bool>()).prop_map(|(files, keep)| {
         let strides = if keep { Strides::Keep } else { Strides::RowMajor };
         let config = TorchDistConfig::new().with_strides(strides);
         // Nought stands for a file an item.
-        if files == 0 { config.with_file_per_item(true) } else { config.with_files_per_rank(files) }
-    })
+        Format(Some(if files == 0 {
+            config.with_file_per_item(true)
+        } else {
+            config.with_files_per_rank(files)
+        }))
+    });
+    prop_oneof![4 => torch, 1 => Just(Format(None))]
+}
+
+#[derive(Clone, Debug)]
+struct Format(Option<TorchDistConfig>);
+
+impl Format {
+    fn config(&self) -> Box<dyn SaveShardedConfig> {
+        match &self.0 {
+            Some(torch) => Box::new(torch.clone()),
+            None => Box::new(ExampleConfig::default()),
+        }
+    }
 }
 
 fn dialect() -> impl Strategy<Value = Dialect> {
@@ -32,7 +51,7 @@ proptest! {
     #[test]
     fn what_n_ranks_save_m_ranks_load(
         world in world(), n in 1u32..5, m in 1u32..5, mut dice in dice(),
-        config in settings(), dialect in dialect(), on_disk in prop::bool::weighted(0.2),
+        format in format(), dialect in dialect(), on_disk in prop::bool::weighted(0.2),
     ) {
         let dir = tempfile::tempdir().unwrap();
         let memory = Place::new();
@@ -41,7 +60,7 @@ proptest! {
         let cut = world.cut(n, &mut dice);
         let states = world.states(&cut, &mut dice);
         let saved = save(group(n), states, &url, move |_, save| {
-            save.dialect(dialect).strategy(config.clone()).durability(Durability::Process)
+            save.dialect(dialect).boxed_strategy(format.config()).durability(Durability::Process)
         });
         for outcome in saved {
             outcome.unwrap();
@@ -65,11 +84,14 @@ proptest! {
     /// Opened by one process, without a template.
     #[test]
     fn an_opened_checkpoint_gives_everything_back(
-        world in world(), n in 1u32..4, mut dice in dice(), dialect in dialect(),
+        world in world(), n in 1u32..4, mut dice in dice(), dialect in dialect(), format in format(),
     ) {
         let place = Place::new();
         let cut = world.cut(n, &mut dice);
-        let saved = save(group(n), world.states(&cut, &mut dice), place.url(), move |_, s| s.dialect(dialect));
+        let states = world.states(&cut, &mut dice);
+        let saved = save(group(n), states, place.url(), move |_, save| {
+            save.dialect(dialect).boxed_strategy(format.config())
+        });
         saved.into_iter().for_each(|o| drop(o.unwrap()));
         let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
         prop_assert_eq!(opened.dialect(), dialect);
