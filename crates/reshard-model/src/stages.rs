@@ -49,14 +49,14 @@ pub struct Parts {
 }
 
 /// What is left of a state dict when its leaves are taken out: enough to put loaded ones in their places.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Frame {
     slots: Tree<Slot>,
     factories: Tree<ShardedTensorFactory>,
     lent: BTreeMap<Path, Lent>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Slot {
     /// A sharded leaf.
     Sharded,
@@ -68,7 +68,7 @@ enum Slot {
 
 /// A factory's handle on the buffer that its parts are views of. A load needs every handle on a buffer, so this one is
 /// forgotten until the parts are back.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Lent {
     view: LandingView,
     buffer: usize,

@@ -221,13 +221,13 @@ impl<'a> Load<'a> {
             }
         };
         let missing: std::collections::BTreeSet<&str> = notes.missing.iter().map(String::as_str).collect();
-        let state = values(state, &missing);
-        let joined = frame.join(state, common);
+        // Handles to give back if what was loaded and the common state don't fit together; gone when they do.
+        let (spare, handles) = (frame.clone(), state.clone());
+        let joined = frame.join(values(state, &missing), common);
         clock.done(Act::Agree);
         match joined {
             Ok(plain) => Ok((plain, LoadReport { metadata, totals, notes, acts: clock.acts() })),
-            // The structures of template and checkpoint clash; the elements are loaded, but have no place.
-            Err(e) => Err((e.into(), StateDict::new())),
+            Err(e) => Err((e.into(), spare.restore(handles, own).unwrap_or_default())),
         }
     }
 }
