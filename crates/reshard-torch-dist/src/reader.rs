@@ -27,7 +27,6 @@ use std::{collections::BTreeMap, sync::Arc};
 pub(crate) struct TorchDistReader {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) table: Table,
-    metadata: Arc<Metadata>,
     dialect: Dialect,
     rank_local: Option<u32>,
     /// Places whose bytes another item claims too, by (file, offset).
@@ -41,9 +40,8 @@ impl TorchDistReader {
         dialect: Dialect,
         rank_local: Option<u32>,
     ) -> Self {
-        let metadata = Arc::new(table.metadata.clone());
         let overlaps = overlaps(&table);
-        Self { store, table, metadata, dialect, rank_local, overlaps }
+        Self { store, table, dialect, rank_local, overlaps }
     }
 
     pub(crate) fn overlapping(&self, place: Place) -> Option<&str> {
@@ -95,7 +93,8 @@ fn overlaps(table: &Table) -> BTreeMap<(u32, u64), String> {
 struct Crc {
     hasher: crc32fast::Hasher,
     stored: u32,
-    what: String,
+    metadata: Arc<Metadata>,
+    chunk: ChunkId,
 }
 
 impl Check for Crc {
@@ -108,11 +107,18 @@ impl Check for Crc {
         if found == self.stored {
             return Ok(());
         }
-        Err(format!(
-            "{}: the CRC-32 of its elements is {found:08x}, the archive says {:08x}",
-            self.what, self.stored
-        )
-        .into())
+        let what = name_of(&self.metadata, self.chunk);
+        let stored = self.stored;
+        Err(format!("{what}: the CRC-32 of its elements is {found:08x}, the archive says {stored:08x}")
+            .into())
+    }
+}
+
+/// A chunk's name for messages.
+pub(crate) fn name_of(metadata: &Metadata, chunk: ChunkId) -> String {
+    match metadata.chunk(chunk) {
+        Some((t, region)) => format!("tensor {} chunk {region}", t.key()),
+        None => "an unknown chunk".into(),
     }
 }
 
@@ -123,7 +129,7 @@ impl StorageReader for TorchDistReader {
     }
 
     fn metadata(&self) -> &Arc<Metadata> {
-        &self.metadata
+        &self.table.metadata
     }
 
     fn dialect(&self) -> Dialect {
@@ -135,7 +141,7 @@ impl StorageReader for TorchDistReader {
     }
 
     fn locate_chunk(&self, chunk: ChunkId) -> Option<Placed> {
-        let (tensor, region) = self.metadata.chunk(chunk)?;
+        let (tensor, region) = self.table.metadata.chunk(chunk)?;
         let place = self.table.chunk(chunk)?;
         let id = PieceId { key: tensor.key().into(), offset: Some(region.offsets) };
         Some(Placed { id, file: self.table.file(place).ok()?, offset: place.offset, length: place.length })
@@ -143,7 +149,7 @@ impl StorageReader for TorchDistReader {
 
     fn locate_object(&self, object: ObjectId) -> Option<Placed> {
         let place = self.table.object(object)?;
-        let id = PieceId { key: self.metadata.object_key(object)?.into(), offset: None };
+        let id = PieceId { key: self.table.metadata.object_key(object)?.into(), offset: None };
         Some(Placed { id, file: self.table.file(place).ok()?, offset: place.offset, length: place.length })
     }
 
@@ -152,7 +158,7 @@ impl StorageReader for TorchDistReader {
     }
 
     fn producer(&self) -> Producer {
-        let common = self.metadata.object("common_state/shard_0_1").is_none();
+        let common = self.table.metadata.object("common_state/shard_0_1").is_none();
         producer::producer(&self.table, self.dialect, self.rank_local, common)
     }
 
@@ -189,10 +195,12 @@ impl StorageReader for TorchDistReader {
                     let all = verify && reads_all(&s.layout, s.record.end - s.record.start, &regions);
                     totals.verified += u64::from(all);
                     let check = all.then(|| -> Box<dyn Check> {
+                        let metadata = Arc::clone(&self.table.metadata);
                         Box::new(Crc {
                             hasher: crc32fast::Hasher::new(),
                             stored: s.crc32,
-                            what: self.name_of(w.chunk),
+                            metadata,
+                            chunk: w.chunk,
                         })
                     });
                     let parts = reads.into_iter().map(|r| part(&s.layout, r)).collect::<Result<_>>()?;
@@ -211,7 +219,7 @@ impl StorageReader for TorchDistReader {
         let mut ranges = Vec::with_capacity(reads.len());
         let mut places = Vec::with_capacity(reads.len());
         for r in reads {
-            let key = self.metadata.object_key(r.object).unwrap_or_default();
+            let key = self.table.metadata.object_key(r.object).unwrap_or_default();
             let place = self.table.object(r.object).ok_or_else(|| {
                 let what = format!("object {key} has no place: the metadata lost its storage entry");
                 StrategyError::corrupt(crate::METADATA, None, what)

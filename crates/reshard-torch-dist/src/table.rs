@@ -12,7 +12,10 @@ use reshard_plan::{
 use reshard_storage::Name;
 use reshard_strategy::{Result, StrategyError};
 use reshard_torch_format::{Limits, pickle::run};
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// Where a stored item lies: an index into the files, offset and length in bytes, an index into the transforms.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +48,7 @@ pub(crate) struct Signs {
 /// One `.metadata`, or all `__{rank}.metadata` of a rank-local checkpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    pub(crate) metadata: Metadata,
+    pub(crate) metadata: Arc<Metadata>,
     pub(crate) chunks: Vec<Place>,
     pub(crate) objects: Vec<Place>,
     /// File names; an error text for those that are refused.
@@ -72,7 +75,8 @@ impl Table {
             parsed.push((file, columns, storage));
         }
         let TableBuilder { logical, planner_data, signs, flattened, .. } = b;
-        let mut table = Self { metadata: logical.finish(planner_data)?, signs, flattened, ..Self::default() };
+        let metadata = Arc::new(logical.finish(planner_data)?);
+        let mut table = Self { metadata, signs, flattened, ..Self::default() };
         table.chunks = vec![NOWHERE; table.metadata.chunk_count()];
         table.objects = vec![NOWHERE; table.metadata.object_count()];
         table.transforms.push(Vec::new());

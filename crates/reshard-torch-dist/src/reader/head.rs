@@ -62,10 +62,7 @@ impl TorchDistReader {
 
     /// A chunk's name for messages.
     pub(crate) fn name_of(&self, chunk: ChunkId) -> String {
-        match self.table.metadata.chunk(chunk) {
-            Some((t, region)) => format!("tensor {} chunk {region}", t.key()),
-            None => "an unknown chunk".into(),
-        }
+        super::name_of(&self.table.metadata, chunk)
     }
 
     /// Reads the ends of archives, many at once. Gives the bytes that were read, too.

@@ -63,6 +63,46 @@ fn a_failed_load_gives_the_callers_vectors_back_as_they_were() {
     assert!(template.get("x").is_some() && template.get("step").is_some());
 }
 
+/// The vector of `w` in what a failed load gave back.
+fn given_back(e: reshard::LoadError) -> Vec<f32> {
+    let (_, mut template) = e.into_parts();
+    let Some(reshard::Leaf::Tensor(t)) = template.remove("w").and_then(reshard::Tree::into_leaf) else {
+        panic!("the leaf is gone")
+    };
+    let reshard::Data::Host(t) = t.data else { panic!("the buffer is gone") };
+    t.into_vec().unwrap()
+}
+
+#[test]
+fn a_template_that_can_not_be_split_comes_back_with_its_buffers() {
+    let place = saved(vec![vector("w", vec![1., 2., 3.])]);
+    let v = vec![7f32; 3];
+    let address = v.as_ptr();
+    let mut template = StateDict::new();
+    template.insert("w", ShardedTensor::full("w", Tensor::from_vec(&[3], v).unwrap()));
+    // A list that mixes sharded and common leaves has no place in Megatron's dialect.
+    let mixed = vec![reshard::Tree::Leaf(vector("x", vec![1.]).into()), reshard::Tree::Leaf(1.into())];
+    template.insert_tree("mixed", reshard::Tree::List(mixed));
+    let e = blocking::run(reshard::load(template, place.url()).stores(stores())).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Invalid);
+    assert_eq!(given_back(e).as_ptr(), address);
+}
+
+#[test]
+fn what_was_loaded_comes_back_when_the_common_state_has_its_place() {
+    let place = Place::new();
+    let mut state = StateDict::new();
+    state.insert("somewhere", vector("w", vec![1., 2., 3.]));
+    state.insert("w", "common state lies where the template wants a tensor");
+    blocking::run(reshard::save(&state, place.url()).stores(stores())).unwrap();
+    let v = vec![7f32; 3];
+    let address = v.as_ptr();
+    let mut template = StateDict::new();
+    template.insert("w", ShardedTensor::full("w", Tensor::from_vec(&[3], v).unwrap()));
+    let e = blocking::run(reshard::load(template, place.url()).stores(stores())).unwrap_err();
+    assert_eq!(given_back(e).as_ptr(), address);
+}
+
 #[test]
 fn a_url_that_opens_nothing_gives_the_template_back() {
     let v = vec![7f32; 3];
