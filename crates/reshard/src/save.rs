@@ -446,7 +446,8 @@ async fn begin(
     joined
 }
 
-/// Replacing takes everything away that lies there: it must be a checkpoint, or what an unfinished save left of one.
+/// Replacing takes everything away that lies there: it must be a checkpoint itself, or what an unfinished save left of one.
+/// A folder of checkpoints is neither.
 async fn replaceable(store: &Arc<dyn Store>, if_exists: IfExists) -> Result<(), StorageError> {
     if if_exists == IfExists::Refuse {
         return Ok(());
@@ -456,13 +457,20 @@ async fn replaceable(store: &Arc<dyn Store>, if_exists: IfExists) -> Result<(), 
         Err(StorageError::NotFound { .. }) => return Ok(()),
         Err(e) => return Err(e),
     };
-    let known =
-        |n: &str| n.contains(METADATA) || n == METADATA_JSON || n == SIDECAR || n.ends_with(".distcp");
-    if files.is_empty() || files.iter().any(|f| known(f.name.as_str())) {
-        return Ok(());
-    }
-    let what = format!("{} to be replaced: it holds {} files, but no checkpoint", store.url(), files.len());
-    Err(StorageError::Unsupported { what, why: "replacing takes everything away that lies there".into() })
+    let signs = [METADATA, ".metadata.tmp", METADATA_JSON, SIDECAR];
+    let sign = |n: &str| {
+        signs.contains(&n) || (n.starts_with("__") && (n.ends_with(".distcp") || n.ends_with(METADATA)))
+    };
+    let (below, own): (Vec<&str>, Vec<&str>) =
+        files.iter().map(|f| f.name.as_str()).partition(|n| n.contains('/'));
+    let why = match () {
+        () if files.is_empty() => return Ok(()),
+        () if !own.iter().any(|n| sign(n)) => "it holds files, but is no checkpoint",
+        () if below.iter().any(|n| n.rsplit('/').next().is_some_and(sign)) => "other checkpoints lie in it",
+        () => return Ok(()),
+    };
+    let what = format!("replacing {}, which would take away all of its {} files,", store.url(), files.len());
+    Err(StorageError::Unsupported { what, why: format!("{why}; name another place, or clear this one") })
 }
 
 /// A name that no other attempt has: it is in hidden names only, never in a checkpoint's bytes.

@@ -1,0 +1,45 @@
+//! Overwriting takes away what lies there, so it must be a checkpoint and nothing more.
+
+use reshard::{ErrorKind, StateDict, blocking};
+use std::path::Path;
+
+fn save(dir: &Path) -> Result<(), reshard::Error> {
+    let mut state = StateDict::new();
+    state.insert("step", 1);
+    blocking::run(reshard::save(&state, &dir.display().to_string()).overwrite(true)).map(drop)
+}
+
+#[test]
+fn a_folder_of_checkpoints_is_not_replaced() {
+    let home = tempfile::tempdir().unwrap();
+    save(&home.path().join("step-1")).unwrap();
+    save(&home.path().join("step-2")).unwrap();
+    let e = save(home.path()).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+    assert!(e.to_string().contains("is no checkpoint"), "{e}");
+    // Not even when something in it looks like one.
+    std::fs::write(home.path().join("metadata.json"), "{}").unwrap();
+    let e = save(home.path()).unwrap_err();
+    assert!(e.to_string().contains("other checkpoints lie in it"), "{e}");
+    for step in ["step-1", "step-2"] {
+        assert!(blocking::Checkpoint::open(&home.path().join(step).display().to_string()).is_ok());
+    }
+}
+
+#[test]
+fn a_folder_of_other_files_is_not_replaced() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join("thesis.tex"), "years of work").unwrap();
+    assert_eq!(save(home.path()).unwrap_err().kind(), ErrorKind::Unsupported);
+    assert!(home.path().join("thesis.tex").exists());
+}
+
+#[test]
+fn what_an_unfinished_save_left_is_replaced() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("step-1");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("__0_0.distcp"), "half").unwrap();
+    save(&dir).unwrap();
+    assert!(blocking::Checkpoint::open(&dir.display().to_string()).is_ok());
+}
