@@ -405,7 +405,7 @@ async fn begin(
         Ok(setup) if comm.is_coordinator() => {
             let attempt = attempt();
             let begun = match replaceable(&setup.store, if_exists).await {
-                Ok(()) => setup.store.stage(&attempt, if_exists).await,
+                Ok(if_exists) => setup.store.stage(&attempt, if_exists).await,
                 Err(e) => Err(e),
             };
             match begun {
@@ -447,27 +447,39 @@ async fn begin(
 }
 
 /// Replacing takes everything away that lies there: it must be a checkpoint itself, or what an unfinished save left of one.
-/// A folder of checkpoints is neither.
-async fn replaceable(store: &Arc<dyn Store>, if_exists: IfExists) -> Result<(), StorageError> {
+/// A folder of checkpoints is neither. Where no file is seen, there is nothing to replace.
+async fn replaceable(store: &Arc<dyn Store>, if_exists: IfExists) -> Result<IfExists, StorageError> {
     if if_exists == IfExists::Refuse {
-        return Ok(());
+        return Ok(IfExists::Refuse);
     }
     let files = match store.list().await {
         Ok(files) => files,
-        Err(StorageError::NotFound { .. }) => return Ok(()),
+        Err(StorageError::NotFound { .. }) => return Ok(IfExists::Refuse),
         Err(e) => return Err(e),
     };
-    let signs = [METADATA, ".metadata.tmp", METADATA_JSON, SIDECAR];
     let sign = |n: &str| {
-        signs.contains(&n) || (n.starts_with("__") && (n.ends_with(".distcp") || n.ends_with(METADATA)))
+        n == METADATA
+            || n == ".metadata.tmp"
+            || (n.starts_with("__") && (n.ends_with(".distcp") || n.ends_with(METADATA)))
+    };
+    // Many programs have a metadata.json; only its content tells whose it is.
+    let ours = async |name: &str, known: fn(&[u8]) -> bool| match Name::new(name) {
+        Ok(name) => match store.len(&name).await {
+            Ok(Some(len)) => store.read(&name, 0..len).await.is_ok_and(|bytes| known(&bytes)),
+            _ => false,
+        },
+        Err(_) => false,
     };
     let (below, own): (Vec<&str>, Vec<&str>) =
         files.iter().map(|f| f.name.as_str()).partition(|n| n.contains('/'));
+    let checkpoint = own.iter().any(|n| sign(n))
+        || ours(METADATA_JSON, |b| MetadataJson::parse(b).is_ok()).await
+        || ours(SIDECAR, |b| serde_json::from_slice::<Sidecar>(b).is_ok()).await;
     let why = match () {
-        () if files.is_empty() => return Ok(()),
-        () if !own.iter().any(|n| sign(n)) => "it holds files, but is no checkpoint",
+        () if files.is_empty() => return Ok(IfExists::Refuse),
+        () if !checkpoint => "it holds files, but is no checkpoint",
         () if below.iter().any(|n| n.rsplit('/').next().is_some_and(sign)) => "other checkpoints lie in it",
-        () => return Ok(()),
+        () => return Ok(IfExists::Replace),
     };
     let what = format!("replacing {}, which would take away all of its {} files,", store.url(), files.len());
     Err(StorageError::Unsupported { what, why: format!("{why}; name another place, or clear this one") })

@@ -20,6 +20,9 @@ fn a_folder_of_checkpoints_is_not_replaced() {
     // Not even when something in it looks like one.
     std::fs::write(home.path().join("metadata.json"), "{}").unwrap();
     let e = save(home.path()).unwrap_err();
+    assert!(e.to_string().contains("is no checkpoint"), "{e}");
+    std::fs::write(home.path().join("metadata.json"), r#"{"sharded_backend": "torch_dist"}"#).unwrap();
+    let e = save(home.path()).unwrap_err();
     assert!(e.to_string().contains("other checkpoints lie in it"), "{e}");
     for step in ["step-1", "step-2"] {
         assert!(blocking::Checkpoint::open(&home.path().join(step).display().to_string()).is_ok());
@@ -42,4 +45,16 @@ fn what_an_unfinished_save_left_is_replaced() {
     std::fs::write(dir.join("__0_0.distcp"), "half").unwrap();
     save(&dir).unwrap();
     assert!(blocking::Checkpoint::open(&dir.display().to_string()).is_ok());
+}
+
+#[cfg(unix)]
+#[test]
+fn the_new_directory_keeps_the_permissions_of_the_old_one() {
+    use std::os::unix::fs::PermissionsExt;
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("step-1");
+    save(&dir).unwrap();
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o750)).unwrap();
+    save(&dir).unwrap();
+    assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o7777, 0o750);
 }

@@ -234,6 +234,12 @@ impl Site {
 
     /// Puts the new version into its place. Says whether an old one lies where the new one was built.
     fn put(&self, if_exists: IfExists) -> Result<bool> {
+        // Who could reach the old directory can reach the new one, and nobody else.
+        if let Ok(old) = fs::metadata(&self.place)
+            && let Err(e) = fs::set_permissions(&self.built, old.permissions())
+        {
+            tracing::warn!(path = %self.place.display(), error = %e, "the new directory has other permissions");
+        }
         // Renaming a directory succeeds only onto nothing or onto an empty directory, in one step.
         match rustix::fs::rename(&self.built, &self.place) {
             Ok(()) => Ok(false),
