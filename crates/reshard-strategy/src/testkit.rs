@@ -4,7 +4,7 @@
 //! A crate with a strategy of its own runs the suites in a test, with the feature `testkit` of this crate among its
 //! `dev-dependencies`:
 //!
-//! ```ignore
+//! ```text
 //! #[test]
 //! fn the_strategy_keeps_its_contract() {
 //!     reshard_strategy::testkit::save_load_contract(&MyConfig::default(), &MyLoadConfig::default());

@@ -15,6 +15,7 @@ mod common;
 mod config;
 mod flavour;
 mod metadata;
+mod names;
 mod open;
 mod producer;
 mod reader;
@@ -25,10 +26,5 @@ mod writer;
 pub use common::{COMMON, COMMON_STATE, METADATA_JSON, MetadataJson, TorchCommon};
 pub use config::{ArchiveEra, Spread, Strides, TorchDistConfig, TorchDistLoadConfig};
 pub use flavour::Flavour;
+pub use names::{METADATA, NAME};
 pub use table::parse_metadata;
-
-/// Name of the backend.
-pub const NAME: &str = "torch_dist";
-
-/// The pickle that says what is stored and where; its presence makes a DCP checkpoint.
-pub const METADATA: &str = ".metadata";
