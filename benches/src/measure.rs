@@ -2,7 +2,10 @@
 
 use crate::state::{Cut, State};
 use anyhow::{Context, Result, anyhow};
-use reshard::{Data, Durability, Leaf, LocalGroup, ShardedTensor, StateDict, Value, blocking::{self, run as block_on}};
+use reshard::{
+    Data, Durability, Leaf, LocalGroup, ShardedTensor, StateDict, Value,
+    blocking::{self, run as block_on},
+};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::File,
@@ -127,7 +130,8 @@ fn on_ranks<S: Send + 'static>(
         .into_iter()
         .enumerate()
         .map(|(rank, group)| {
-            let (build, before, work, barrier) = (build.clone(), before.clone(), work.clone(), Arc::clone(&barrier));
+            let (build, before, work, barrier) =
+                (build.clone(), before.clone(), work.clone(), Arc::clone(&barrier));
             std::thread::spawn(move || -> Result<(Vec<f64>, S)> {
                 let mut state = build(rank as u64)?;
                 let mut seconds = Vec::new();
@@ -184,13 +188,15 @@ fn load(a: &Args, verify: bool, cut: Cut, parts: u64, world: u64) -> Result<Meas
         || (),
         move |state, group| {
             let leaves = blueprint(&state);
-            let (mut plain, report) = block_on(reshard::load(state, &url).group(group).verify(verify).with_report())?;
+            let (mut plain, report) =
+                block_on(reshard::load(state, &url).group(group).verify(verify).with_report())?;
             if let Ok(mut t) = sums.lock() {
                 *t = (t.0 + report.totals.needed, t.1 + report.totals.read, t.2 + report.totals.headers);
             }
             let mut next = StateDict::new();
             for (key, leaf) in leaves {
-                let loaded = plain.remove(&key).and_then(reshard::Tree::into_leaf).and_then(Value::into_tensor);
+                let loaded =
+                    plain.remove(&key).and_then(reshard::Tree::into_leaf).and_then(Value::into_tensor);
                 next.insert(key, leaf.with_data(loaded.context("a tensor was not loaded")?));
             }
             Ok(next)
@@ -221,7 +227,8 @@ fn check(state: &StateDict) -> Result<()> {
     let mut wrong = None;
     state.visit(&mut |_, leaf| {
         if let Leaf::Tensor(ShardedTensor { key, data: Data::Host(t), dtype, .. }) = leaf {
-            let one: &[u8] = if *dtype == reshard::DType::BFloat16 { &[0x80, 0x3f] } else { &[0, 0, 0x80, 0x3f] };
+            let one: &[u8] =
+                if *dtype == reshard::DType::BFloat16 { &[0x80, 0x3f] } else { &[0, 0, 0x80, 0x3f] };
             if t.to_bytes().chunks(one.len()).any(|e| e != one) {
                 wrong = Some(key.to_string());
             }

@@ -69,9 +69,11 @@ impl State {
             Self::Llama => {
                 for layer in 0..layers(gb) {
                     for (name, shape) in LAYER {
-                        for (kind, dtype) in
-                            [("w", DType::BFloat16), ("exp_avg", DType::Float32), ("exp_avg_sq", DType::Float32)]
-                        {
+                        for (kind, dtype) in [
+                            ("w", DType::BFloat16),
+                            ("exp_avg", DType::Float32),
+                            ("exp_avg_sq", DType::Float32),
+                        ] {
                             let key = format!("layers.{layer}.{name}.{kind}");
                             let axis = usize::from(cut == Cut::Columns && shape.len() > 1);
                             let mut region = Region::whole(shape);

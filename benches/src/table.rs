@@ -71,7 +71,8 @@ impl Peer {
         };
         let out = command.output().with_context(|| format!("{} did not start", self.name))?;
         let text = String::from_utf8_lossy(&out.stdout);
-        let Some(line) = text.lines().rev().find(|l| l.starts_with('{')).filter(|_| out.status.success()) else {
+        let Some(line) = text.lines().rev().find(|l| l.starts_with('{')).filter(|_| out.status.success())
+        else {
             bail!("{}: {}", self.name, String::from_utf8_lossy(&out.stderr));
         };
         self.measured.push(serde_json::from_str(line)?);
@@ -196,7 +197,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                     false => "",
                 };
                 let headers = m.headers >> 10;
-                println!("| {title} | bytes read per byte needed | {ratio:.3} {verdict} | | headers {headers} KiB | |");
+                println!(
+                    "| {title} | bytes read per byte needed | {ratio:.3} {verdict} | | headers {headers} KiB | |"
+                );
             }
         }
         compare(

@@ -19,7 +19,8 @@ fn state(step: u64, rank: u64) -> Result<StateDict> {
     let mut out = StateDict::new();
     let rows = ROWS / u64::from(RANKS);
     for i in 0..TENSORS {
-        let data = Tensor::from_vec(&[rows, COLUMNS], vec![(step * 100 + i) as f32; (rows * COLUMNS) as usize])?;
+        let data =
+            Tensor::from_vec(&[rows, COLUMNS], vec![(step * 100 + i) as f32; (rows * COLUMNS) as usize])?;
         out.insert(key(i), ShardedTensor::from_rank_offsets(&key(i), data, &[(0, rank, RANKS.into())])?);
     }
     out.insert("step", i64::try_from(step)?);
@@ -59,7 +60,8 @@ pub fn look(dir: &Path) -> Result<Option<u64>> {
     if !dir.exists() {
         return Ok(None);
     }
-    let checkpoint = blocking::Checkpoint::open(&url).context("something lies there that is no checkpoint")?;
+    let checkpoint =
+        blocking::Checkpoint::open(&url).context("something lies there that is no checkpoint")?;
     let damage = checkpoint.verify(true, reshard::Progress::default())?.damage;
     if !damage.is_empty() {
         bail!("damaged: {damage:?}");
@@ -73,7 +75,8 @@ pub fn look(dir: &Path) -> Result<Option<u64>> {
     let step = loaded.get("step").and_then(Plain::leaf).and_then(Value::as_int).context("no step")?;
     let step = u64::try_from(step)?;
     for i in 0..TENSORS {
-        let leaf = loaded.get(&key(i)).and_then(Plain::leaf).and_then(Value::as_tensor).context("no tensor")?;
+        let leaf =
+            loaded.get(&key(i)).and_then(Plain::leaf).and_then(Value::as_tensor).context("no tensor")?;
         let elements = leaf.to_vec::<f32>().context("another element type")?;
         if elements.iter().any(|e| *e != (step * 100 + i) as f32) {
             bail!("{} is not of step {step}, as the common state is", key(i));

@@ -1,4 +1,5 @@
 //! `SIGKILL` at every named step of a save, and at 300 random moments.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard::Dialect;
 use reshard_crash::{look, save};
@@ -11,7 +12,11 @@ use std::{
 
 fn saver(dir: &Path, step: u64, overwrite: bool, dialect: Dialect, crash_at: Option<&str>) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_reshard-saver"));
-    command.arg(dir).arg(step.to_string()).arg(if overwrite { "overwrite" } else { "new" }).arg(dialect.name());
+    command
+        .arg(dir)
+        .arg(step.to_string())
+        .arg(if overwrite { "overwrite" } else { "new" })
+        .arg(dialect.name());
     if let Some(at) = crash_at {
         command.env(failpoint::VARIABLE, at);
     }
@@ -45,10 +50,12 @@ fn a_save_killed_at_any_named_step_leaves_the_old_the_new_or_nothing() {
                 }
                 let status = saver(&dir, 2, overwrite, dialect, Some(at)).wait().unwrap();
                 killed += u32::from(!status.success());
-                let found = look(&dir).unwrap_or_else(|e| panic!("killed at {at}, {dialect}, {overwrite}: {e:#}"));
+                let found =
+                    look(&dir).unwrap_or_else(|e| panic!("killed at {at}, {dialect}, {overwrite}: {e:#}"));
                 let allowed: &[Option<u64>] = if overwrite { &[Some(1), Some(2)] } else { &[None, Some(2)] };
                 assert!(allowed.contains(&found), "killed at {at}: found {found:?}");
-                let published = at.starts_with("publish.") && !matches!(at, "publish.record" | "publish.synced");
+                let published =
+                    at.starts_with("publish.") && !matches!(at, "publish.record" | "publish.synced");
                 if !status.success() {
                     assert_eq!(found == Some(2), published, "killed at {at}: found {found:?}");
                 }
@@ -99,7 +106,11 @@ fn a_save_killed_at_300_random_moments_leaves_the_old_the_new_or_nothing() {
         let found = look(&dir).unwrap_or_else(|e| panic!("moment {i}, {dialect}, {overwrite}: {e:#}"));
         let allowed: &[Option<u64>] = if overwrite { &[Some(1), Some(2)] } else { &[None, Some(2)] };
         assert!(allowed.contains(&found), "moment {i}: found {found:?}");
-        if found == Some(2) { after += 1 } else { before += 1 }
+        if found == Some(2) {
+            after += 1
+        } else {
+            before += 1
+        }
         std::fs::remove_dir_all(&home).unwrap();
     }
     assert!(before > 0 && after > 0, "moments all on one side ({before} before, {after} after) prove little");

@@ -47,7 +47,8 @@ fn on_ranks(ranks: u32, work: impl Fn(u64, &LocalGroup) -> Result<()> + Send + S
     std::thread::scope(|scope| {
         let work = &work;
         let groups = LocalGroup::new(ranks).into_iter().enumerate();
-        let threads: Vec<_> = groups.map(|(rank, group)| scope.spawn(move || work(rank as u64, &group))).collect();
+        let threads: Vec<_> =
+            groups.map(|(rank, group)| scope.spawn(move || work(rank as u64, &group))).collect();
         threads.into_iter().try_for_each(|t| t.join().map_err(|_| anyhow!("a rank panicked"))?)
     })
 }
@@ -74,7 +75,8 @@ fn check(args: &Args) -> Result<()> {
     on_ranks(args.ranks, |rank, group| {
         let world = args.ranks.into();
         let template: StateDict = state::to_load(&spec, rank, world)?;
-        let loaded: Plain = blocking::run(reshard::load(template, &url).group(group)).map_err(reshard::Error::from)?;
+        let loaded: Plain =
+            blocking::run(reshard::load(template, &url).group(group)).map_err(reshard::Error::from)?;
         for (path, want) in state::wanted(&spec, rank, world)? {
             let got = loaded.at(&path.0).ok_or_else(|| anyhow!("{path}: missing in what was loaded"))?;
             let got = Value::from(got.clone());

@@ -3,8 +3,8 @@
 use crate::spec::{Cut, Spec, TensorSpec};
 use anyhow::Result;
 use reshard::{
-    Dialect, Leaf, Path, Payload, Plain, Region, ShardedObject, ShardedTensor, StateDict, Step, Tensor, Tree, Value,
-    local_chunk,
+    Dialect, Leaf, Path, Payload, Plain, Region, ShardedObject, ShardedTensor, StateDict, Step, Tensor, Tree,
+    Value, local_chunk,
 };
 
 /// One leaf of a tensor on one rank.
