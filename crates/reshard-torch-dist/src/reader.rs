@@ -172,47 +172,15 @@ impl StorageReader for TorchDistReader {
         for r in reads {
             by_chunk.entry(r.chunk).or_default().push(r);
         }
-        let wanted = by_chunk.keys().map(|&c| self.wanted(c)).collect::<Result<Vec<Wanted>>>()?;
-        let (heads, header_bytes, header_requests) = self.heads(&wanted, verify).await?;
-        let mut totals =
-            ReadTotals { headers: header_bytes, requests: header_requests, ..ReadTotals::default() };
-        let mut gathers = Vec::with_capacity(heads.len());
-        for ((head, w), reads) in heads.into_iter().zip(&wanted).zip(by_chunk.into_values()) {
-            match head {
-                Head::Memory(tensor) => {
-                    totals.verified += u64::from(verify);
-                    for r in reads {
-                        let part = tensor.narrow(&r.region).to_bytes();
-                        totals.needed += part.len() as u64;
-                        totals.read += part.len() as u64;
-                        totals.headers = totals.headers.saturating_sub(part.len() as u64);
-                        progress.add(part.len() as u64);
-                        fill(r, &part)?;
-                    }
-                }
-                Head::Stored(s) => {
-                    let regions: Vec<_> = reads.iter().map(|r| &r.region).collect();
-                    let all = verify && reads_all(&s.layout, s.record.end - s.record.start, &regions);
-                    totals.verified += u64::from(all);
-                    let check = all.then(|| -> Box<dyn Check> {
-                        let metadata = Arc::clone(&self.table.metadata);
-                        Box::new(Crc {
-                            hasher: crc32fast::Hasher::new(),
-                            stored: s.crc32,
-                            metadata,
-                            chunk: w.chunk,
-                        })
-                    });
-                    let parts = reads.into_iter().map(|r| part(&s.layout, r)).collect::<Result<_>>()?;
-                    gathers.push(Gather { name: s.file, record: s.record, parts, check });
-                }
+        let mut totals = ReadTotals::default();
+        let mut left = by_chunk.into_iter();
+        loop {
+            let window: Vec<_> = left.by_ref().take(WINDOW).collect();
+            if window.is_empty() {
+                return Ok(totals);
             }
+            self.read_window(window, verify, progress, &mut totals).await?;
         }
-        let stats = self.store.gather(gathers, progress.clone()).await.map_err(|e| self.lost(e, None))?;
-        totals.needed += stats.bytes_needed;
-        totals.read += stats.bytes_read;
-        totals.requests += stats.reads;
-        Ok(totals)
     }
 
     async fn read_objects(&self, reads: &[ReadObject], verify: bool) -> Result<Vec<Payload>> {
@@ -248,7 +216,62 @@ impl StorageReader for TorchDistReader {
     }
 }
 
+/// Chunks whose descriptions are read, and kept in memory, at once.
+const WINDOW: usize = 512;
+
 impl TorchDistReader {
+    async fn read_window(
+        &self,
+        window: Vec<(ChunkId, Vec<ReadTensor>)>,
+        verify: bool,
+        progress: &Progress,
+        totals: &mut ReadTotals,
+    ) -> Result<()> {
+        let wanted = window.iter().map(|(c, _)| self.wanted(*c)).collect::<Result<Vec<Wanted>>>()?;
+        let (heads, header_bytes, header_requests) = self.heads(&wanted, verify).await?;
+        totals.headers += header_bytes;
+        totals.requests += header_requests;
+        let mut gathers = Vec::with_capacity(heads.len());
+        for ((head, w), reads) in
+            heads.into_iter().zip(&wanted).zip(window.into_iter().map(|(_, reads)| reads))
+        {
+            match head {
+                Head::Memory(tensor) => {
+                    totals.verified += u64::from(verify);
+                    for r in reads {
+                        let part = tensor.narrow(&r.region).to_bytes();
+                        totals.needed += part.len() as u64;
+                        totals.read += part.len() as u64;
+                        totals.headers = totals.headers.saturating_sub(part.len() as u64);
+                        progress.add(part.len() as u64);
+                        fill(r, &part)?;
+                    }
+                }
+                Head::Stored(s) => {
+                    let regions: Vec<_> = reads.iter().map(|r| &r.region).collect();
+                    let all = verify && reads_all(&s.layout, s.record.end - s.record.start, &regions);
+                    totals.verified += u64::from(all);
+                    let check = all.then(|| -> Box<dyn Check> {
+                        let metadata = Arc::clone(&self.table.metadata);
+                        Box::new(Crc {
+                            hasher: crc32fast::Hasher::new(),
+                            stored: s.crc32,
+                            metadata,
+                            chunk: w.chunk,
+                        })
+                    });
+                    let parts = reads.into_iter().map(|r| part(&s.layout, r)).collect::<Result<_>>()?;
+                    gathers.push(Gather { name: s.file, record: s.record, parts, check });
+                }
+            }
+        }
+        let stats = self.store.gather(gathers, progress.clone()).await.map_err(|e| self.lost(e, None))?;
+        totals.needed += stats.bytes_needed;
+        totals.read += stats.bytes_read;
+        totals.requests += stats.reads;
+        Ok(())
+    }
+
     /// Every record of an object's archive has the checksum that the archive says.
     pub(crate) fn check_archive(&self, place: Place, key: &str, bytes: &bytes::Bytes) -> Result<()> {
         let check = || -> reshard_torch_format::Result<()> {
