@@ -1,9 +1,15 @@
 //! Columns out of the pickle of a `.metadata` file: no object of it is ever made, and a million chunks stay small.
 
 use super::names::Class;
+use indexmap::IndexSet;
 use reshard_model::{DType, Dims};
 use reshard_torch_format::pickle::{Build, Built, Items, Refusal};
-use std::{borrow::Cow, collections::BTreeMap, rc::Rc};
+use std::{
+    borrow::{Borrow, Cow},
+    collections::BTreeMap,
+    hash::{Hash, Hasher},
+    rc::Rc,
+};
 
 /// A handle on something built.
 #[derive(Clone, Debug)]
@@ -50,6 +56,26 @@ impl Text<'_> {
             Self::Borrowed(s) => s,
             Self::Owned(s) => s,
         }
+    }
+}
+
+impl PartialEq for Text<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+impl Eq for Text<'_> {}
+
+impl Hash for Text<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_str().hash(state);
+    }
+}
+
+impl Borrow<str> for Text<'_> {
+    fn borrow(&self) -> &str {
+        self.as_str()
     }
 }
 
@@ -219,8 +245,8 @@ pub(crate) struct Columns<'a> {
     pub(crate) storages: Vec<RawStorage>,
     pub(crate) metas: Vec<RawMeta>,
     pub(crate) roots: Vec<RawRoot<'a>>,
-    /// Keys and relative paths of stored items, each once for a run of equal ones.
-    pub(crate) texts: Vec<Text<'a>>,
+    /// Keys and relative paths of stored items, each once.
+    texts: IndexSet<Text<'a>>,
     tuples: Slots<Vec<V<'a>>>,
     lists: Slots<RawList<'a>>,
     dicts: Slots<RawDict<'a>>,
@@ -407,20 +433,15 @@ impl<'a> Columns<'a> {
     }
 
     fn text(&mut self, text: &Text<'a>) -> Built<u32> {
-        // Items of one key or of one file come together, so the last few are nearly always enough.
-        let n = self.texts.len();
-        for i in (n.saturating_sub(4)..n).rev() {
-            if self.texts[i].as_str() == text.as_str() {
-                return id(i);
-            }
+        match self.texts.get_index_of(text.as_str()) {
+            Some(i) => id(i),
+            None => id(self.texts.insert_full(text.clone()).0),
         }
-        self.texts.push(text.clone());
-        id(n)
     }
 
     /// A key or path of a stored item.
     pub(crate) fn text_at(&self, i: u32) -> Option<&str> {
-        self.texts.get(i as usize).map(Text::as_str)
+        self.texts.get_index(i as usize).map(Text::as_str)
     }
 }
 
