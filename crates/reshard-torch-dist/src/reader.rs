@@ -216,6 +216,12 @@ impl StorageReader for TorchDistReader {
     }
 }
 
+/// Every record of an archive has the checksum that the archive says.
+fn check_records(archive: &bytes::Bytes) -> reshard_torch_format::Result<()> {
+    let archive = Archive::open(archive.clone(), &Limits::default())?;
+    archive.directory().records().try_for_each(|record| archive.content(record, Verify::Crc).map(drop))
+}
+
 /// Chunks whose descriptions are read, and kept in memory, at once.
 const WINDOW: usize = 512;
 
@@ -274,15 +280,8 @@ impl TorchDistReader {
 
     /// Every record of an object's archive has the checksum that the archive says.
     pub(crate) fn check_archive(&self, place: Place, key: &str, bytes: &bytes::Bytes) -> Result<()> {
-        let check = || -> reshard_torch_format::Result<()> {
-            let archive = Archive::open(bytes.clone(), &Limits::default())?;
-            for record in archive.directory().records() {
-                archive.content(record, Verify::Crc)?;
-            }
-            Ok(())
-        };
         let file = self.table.file(place)?;
-        check().map_err(|e| StrategyError::Corrupt {
+        check_records(bytes).map_err(|e| StrategyError::Corrupt {
             file: file.to_string(),
             offset: Some(place.offset),
             what: format!("object {key} can't be read"),

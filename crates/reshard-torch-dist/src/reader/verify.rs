@@ -8,7 +8,7 @@ use reshard_storage::{Name, Progress};
 use reshard_strategy::{Damage, ReadObject, Result, StrategyError, VerifyReport};
 use reshard_torch_format::{
     Limits, TorchSave,
-    archive::{Archive, Directory, Method, Record, Tail, Verify},
+    archive::{Directory, Method, Record, Tail},
 };
 use std::collections::BTreeMap;
 
@@ -138,7 +138,7 @@ impl Verifier<'_> {
         if len <= SMALL.max(IN_MEMORY) || self.r.table.is_transformed(w.place) {
             let stored = self.read(w, 0..len).await?;
             let archive = self.r.table.untransform(w.place, stored)?;
-            self.archive(w, &archive)?;
+            super::check_records(&archive).map_err(|e| self.r.corrupt(w, e))?;
             self.r.in_memory(w, archive, true)?;
             return Ok(len);
         }
@@ -168,17 +168,6 @@ impl Verifier<'_> {
             .map_err(|e| self.r.lost(e, Some(self.r.name_of(w.chunk))))?;
         self.progress.add(got.len() as u64);
         Ok(got)
-    }
-
-    fn archive(&self, w: &Wanted, bytes: &bytes::Bytes) -> Result<()> {
-        let check = || -> reshard_torch_format::Result<()> {
-            let archive = Archive::open(bytes.clone(), &Limits::default())?;
-            for record in archive.directory().records() {
-                archive.content(record, Verify::Crc)?;
-            }
-            Ok(())
-        };
-        check().map_err(|e| self.r.corrupt(w, e))
     }
 
     async fn described(&self, w: &Wanted, directory: &Directory) -> Result<()> {
