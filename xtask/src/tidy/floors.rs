@@ -11,17 +11,19 @@ use crate::shell::cargo;
 const FLOORS: &[(&str, u32)] = &[
     ("reshard-model", 0),
     ("reshard-plan", 1),
+    ("reshard-policy", 1),
     ("reshard-torch-format", 1),
     ("reshard-storage", 1),
     ("reshard-comm", 1),
     ("reshard-strategy", 2),
     ("reshard-torch-dist", 3),
+    ("reshard-embedding", 3),
     ("reshard", 4),
     ("reshard-cli", 5),
 ];
 
 /// Crates that a program may take without getting any runtime with them.
-const WITHOUT_RUNTIME: &[&str] = &["reshard-model", "reshard-plan", "reshard-torch-format"];
+const WITHOUT_RUNTIME: &[&str] = &["reshard-model", "reshard-plan", "reshard-policy", "reshard-torch-format"];
 
 const RUNTIMES: &[&str] = &[
     "tokio",

@@ -1,0 +1,1 @@
+//! Variables that lie in parts, and are one tensor everywhere else.

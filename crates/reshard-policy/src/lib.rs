@@ -1,0 +1,19 @@
+//! Which tensor, or which part of it, goes into which file of a checkpoint; and into how many parts a variable is cut.
+//!
+//! A [`ShardingPolicy`] is asked once a save, on the coordinator, with all [`Piece`]s of all tasks. It answers with cuts of
+//! these pieces, grouped into shards; [`decide`] checks the answer by coverage, whoever gave it. Pure: no bytes are seen here.
+
+mod decide;
+mod error;
+mod piece;
+mod policy;
+mod shards;
+
+pub use decide::{Limits, PolicyMetrics, Shard, Sharding, decide};
+pub use error::PolicyError;
+pub use piece::{Content, Piece};
+pub use policy::ShardingPolicy;
+pub use shards::{Cut, Shards};
+
+/// What can go wrong here.
+pub type Result<T, E = PolicyError> = std::result::Result<T, E>;
