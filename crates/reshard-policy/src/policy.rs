@@ -21,4 +21,10 @@ pub trait ShardingPolicy: Debug + Send + Sync + 'static {
     fn gathers(&self) -> bool {
         false
     }
+
+    /// Files that each task writes at least, empty ones if it has no more shards: what readers that count on a number of
+    /// files are promised.
+    fn files_per_task(&self) -> u32 {
+        0
+    }
 }
