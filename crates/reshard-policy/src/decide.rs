@@ -1,6 +1,6 @@
 //! Runs a policy and checks its answer.
 
-use crate::{Cut, Piece, Result, Shards, ShardingPolicy};
+use crate::{Cut, Piece, Result, ShardingPolicy, Shards};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 

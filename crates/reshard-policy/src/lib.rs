@@ -5,15 +5,18 @@
 
 mod decide;
 mod error;
+pub mod partition;
 mod piece;
 mod policy;
 mod shards;
+mod size;
 
 pub use decide::{Limits, PolicyMetrics, Shard, Sharding, decide};
 pub use error::PolicyError;
 pub use piece::{Content, Piece};
 pub use policy::ShardingPolicy;
 pub use shards::{Cut, Shards};
+pub use size::{ByteSize, GIB, KIB, MIB};
 
 /// What can go wrong here.
 pub type Result<T, E = PolicyError> = std::result::Result<T, E>;
