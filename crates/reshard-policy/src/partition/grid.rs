@@ -231,8 +231,8 @@ mod tests {
             prop_assert_eq!(first_hole(&Region::whole(&shape), &regions), None);
             let range = |i: usize, a: usize| regions[i].offsets[a]..regions[i].end(a);
             prop_assert_eq!(first_overlap(regions.len(), shape.len(), range), None);
-            for axis in 0..shape.len() {
-                for index in 0..shape[axis] {
+            for (axis, &length) in shape.iter().enumerate() {
+                for index in 0..length {
                     let at = grid.position(axis, index).unwrap();
                     let start = grid.starts()[axis][at];
                     prop_assert!(start <= index && index < start + grid.splits()[axis][at]);
