@@ -22,7 +22,7 @@ pub(crate) fn plan(ranks: u32, items: u32) -> Result<Measured> {
                 properties: TensorProperties::default(),
             }),
         };
-        SavePlan { items: (0..items).map(item).collect(), planner_data: None }
+        SavePlan { items: (0..items).map(item).collect(), ..SavePlan::default() }
     });
     let plans: Vec<SavePlan> = plans.collect();
     let before = peak();

@@ -47,6 +47,14 @@ pub enum Sharded {
 }
 
 impl Sharded {
+    /// What it was tagged with.
+    pub fn tag(&self) -> Option<&str> {
+        match self {
+            Self::Tensor(t) => t.tag.as_deref(),
+            Self::Object(o) => o.tag.as_deref(),
+        }
+    }
+
     /// Its key in the checkpoint.
     pub fn key(&self) -> &str {
         match self {
@@ -120,6 +128,8 @@ pub struct ShardedTensor {
     pub allow_shape_mismatch: bool,
     /// The data is this range of the flattened local chunk.
     pub flattened_range: Option<Range<u64>>,
+    /// What a sharding policy may know it by. Not stored, and not one of Megatron Core's fields.
+    pub tag: Option<Arc<str>>,
 }
 
 /// The bytes or the value of an object.
@@ -169,6 +179,8 @@ pub struct ShardedObject {
     pub global_offset: Dims,
     /// Which copy this is; only the main one is written.
     pub replica_id: ReplicaId,
+    /// What a sharding policy may know it by. Not stored, and not one of Megatron Core's fields.
+    pub tag: Option<Arc<str>>,
 }
 
 impl ShardedObject {
@@ -189,6 +201,7 @@ impl ShardedObject {
             global_shape: global_shape.into(),
             global_offset: global_offset.into(),
             replica_id: replica_id.into(),
+            tag: None,
         };
         out.validate()?;
         if global_shape.is_empty() {
@@ -208,7 +221,14 @@ impl ShardedObject {
             global_shape: Dims::default(),
             global_offset: Dims::default(),
             replica_id: ReplicaId::default(),
+            tag: None,
         }
+    }
+
+    /// With a tag for sharding policies.
+    pub fn with_tag(mut self, tag: &str) -> Self {
+        self.tag = Some(tag.into());
+        self
     }
 
     /// Whether it is an item of its own, not a cell of an array.

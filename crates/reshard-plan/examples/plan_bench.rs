@@ -26,7 +26,7 @@ fn main() -> Result<(), PlanError> {
         }),
     };
     let plans: Vec<SavePlan> = (0..ranks)
-        .map(|r| SavePlan { items: (0..items).map(|k| item(r, k)).collect(), planner_data: None })
+        .map(|r| SavePlan { items: (0..items).map(|k| item(r, k)).collect(), ..SavePlan::default() })
         .collect();
 
     let start = Instant::now();

@@ -1,6 +1,6 @@
 //! What ranks tell each other: what to write, what to read.
 
-use crate::{ChunkId, ObjectId};
+use crate::{ChunkId, ObjectId, PlanError, Result};
 use indexmap::IndexMap;
 use reshard_model::{DType, Dims, Flat, Path, Region, Sharded};
 use serde::{Deserialize, Serialize};
@@ -184,6 +184,36 @@ pub struct SavePlan {
     pub items: Vec<WriteItem>,
     /// For the commit record.
     pub planner_data: Option<PlannerData>,
+    /// How many of the items, in order, lie in each file of this rank, where somebody decided that; else the format's affair.
+    pub files: Vec<u32>,
+}
+
+impl SavePlan {
+    /// The items of each file; all in one where nobody decided otherwise, and no file when there are none.
+    ///
+    /// # Errors
+    /// [`PlanError::Invalid`] when `files` counts other items than there are: a planner changed their number afterwards.
+    pub fn by_file(&self) -> Result<Vec<&[WriteItem]>> {
+        if self.files.is_empty() {
+            return Ok(if self.items.is_empty() { Vec::new() } else { vec![&self.items] });
+        }
+        let mut rest = self.items.as_slice();
+        let mut out = Vec::with_capacity(self.files.len());
+        for &n in &self.files {
+            let Some((file, more)) = rest.split_at_checked(n as usize) else { break };
+            out.push(file);
+            rest = more;
+        }
+        if out.len() == self.files.len() && rest.is_empty() {
+            return Ok(out);
+        }
+        let counted: u64 = self.files.iter().map(|n| u64::from(*n)).sum();
+        let what = format!(
+            "a policy laid out {counted} items, now there are {}; a planner's finish_plan may not add or drop items then",
+            self.items.len()
+        );
+        Err(PlanError::invalid("", what))
+    }
 }
 
 /// A part of a leaf that the checkpoint has nothing for, and that becomes zeros (`allow_shape_mismatch`).

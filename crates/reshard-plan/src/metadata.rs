@@ -1,6 +1,6 @@
 //! The logical table of a checkpoint, as columns.
 
-use crate::{MemoryFormat, PlannerData, TensorProperties};
+use crate::{MemoryFormat, PlannerData, Result, TensorProperties};
 use reshard_model::{DType, Dims, Region};
 use std::{fmt, ops::Range};
 
@@ -224,6 +224,30 @@ impl Metadata {
     pub fn with_planner_data(mut self, planner_data: Option<PlannerData>) -> Self {
         self.planner_data = planner_data;
         self
+    }
+
+    /// The same table with some chunks replaced by parts of them. What the parts are worth is not looked at.
+    ///
+    /// # Errors
+    /// [`PlanError::Corrupt`](crate::PlanError::Corrupt) when there are more than 2³² chunks then, or parts with another number of axes.
+    pub fn with_cuts<'c>(&self, cuts: impl Fn(ChunkId) -> Option<&'c [Region]>) -> Result<Self> {
+        let mut builder = Self::builder();
+        for entry in self.entries() {
+            match entry {
+                Entry::Object(_, key) => {
+                    builder.add_object(key)?;
+                }
+                Entry::Tensor(t) => {
+                    let id = builder.add_tensor(t.key(), t.dtype(), &t.shape(), t.properties())?;
+                    for (chunk, region) in t.chunks() {
+                        for part in cuts(chunk).unwrap_or(std::slice::from_ref(&region)) {
+                            builder.add_chunk(id, part)?;
+                        }
+                    }
+                }
+            }
+        }
+        builder.finish(self.planner_data.clone())
     }
 
     /// Bytes of memory that the table takes, without planner data.

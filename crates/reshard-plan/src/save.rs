@@ -304,7 +304,7 @@ impl SavePlanner for DefaultSavePlanner {
             });
         }
         let planner_data = self.paths.then(|| PlannerData::of(state));
-        Ok(SavePlan { items, planner_data })
+        Ok(SavePlan { items, planner_data, files: Vec::new() })
     }
 
     fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {

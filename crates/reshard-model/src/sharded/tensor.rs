@@ -49,6 +49,7 @@ impl ShardedTensor {
             prepend_axis_num,
             allow_shape_mismatch,
             flattened_range,
+            tag: None,
         };
         out.validated()
     }
@@ -174,6 +175,7 @@ impl ShardedTensor {
             prepend_axis_num,
             allow_shape_mismatch: false,
             flattened_range: None,
+            tag: None,
         };
         out.validated()
     }
@@ -210,12 +212,19 @@ impl ShardedTensor {
             prepend_axis_num: 0,
             allow_shape_mismatch: false,
             flattened_range: None,
+            tag: None,
         }
     }
 
     /// The same piece with data.
     pub fn with_data(mut self, data: impl Into<Data>) -> Self {
         self.data = data.into();
+        self
+    }
+
+    /// The same piece with a tag for sharding policies, such as the model that it is part of.
+    pub fn with_tag(mut self, tag: &str) -> Self {
+        self.tag = Some(tag.into());
         self
     }
 
