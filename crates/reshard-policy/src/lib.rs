@@ -5,6 +5,7 @@
 
 mod decide;
 mod error;
+mod files;
 pub mod partition;
 mod piece;
 mod policy;
@@ -13,6 +14,7 @@ mod size;
 
 pub use decide::{Limits, PolicyMetrics, Shard, Sharding, decide};
 pub use error::PolicyError;
+pub use files::{ByFiles, ByItem};
 pub use piece::{Content, Piece};
 pub use policy::ShardingPolicy;
 pub use shards::{Cut, Shards};
