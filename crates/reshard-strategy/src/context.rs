@@ -1,6 +1,7 @@
 use reshard_comm::{Comm, ProcessGroup};
 use reshard_model::Dialect;
 use reshard_plan::{LoadPlanner, PlannerData, SavePlanner};
+use reshard_policy::ShardingPolicy;
 use reshard_storage::{Durability, Progress, Stage, Store};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -18,6 +19,9 @@ pub struct SaveCx<'a> {
     pub url: &'a str,
     /// DCP's planner.
     pub planner: Arc<dyn SavePlanner>,
+    /// Which item, or which part of it, goes into which file; every rank has the same, and only the coordinator asks it.
+    /// Without one the format decides.
+    pub policy: Option<Arc<dyn ShardingPolicy>>,
     /// What a finished save survives.
     pub durability: Durability,
     /// Whose conventions: where common state goes, how objects are wrapped.
@@ -48,6 +52,7 @@ impl<'a> SaveCx<'a> {
             stage,
             url,
             planner,
+            policy: None,
             durability,
             dialect,
             rank_local: false,

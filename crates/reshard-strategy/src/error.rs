@@ -2,6 +2,7 @@ use crate::StrategyKey;
 use reshard_comm::{Cause, CommError};
 use reshard_model::{BoxError, ErrorKind, ModelError};
 use reshard_plan::PlanError;
+use reshard_policy::PolicyError;
 use reshard_storage::StorageError;
 
 /// Result of this crate's functions.
@@ -17,6 +18,9 @@ pub enum StrategyError {
     /// Planning: missing keys, overlaps, holes.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// A sharding policy, or what it answered.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// Some ranks failed; all of them get this.
     #[error(transparent)]
     Comm(#[from] CommError),
@@ -92,6 +96,7 @@ impl StrategyError {
         match self {
             Self::Model(e) => e.kind(),
             Self::Plan(e) => e.kind(),
+            Self::Policy(e) => e.kind(),
             Self::Comm(e) => e.kind(),
             Self::Storage(e) => e.kind(),
             Self::Corrupt { .. } => ErrorKind::Corrupt,

@@ -5,6 +5,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{Claim, DType, Dialect, ObjectCodec, Payload, Region, Value};
 use reshard_plan::{ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, WriteData, WriteItem};
+use reshard_policy::ShardingPolicy;
 use reshard_storage::{FileBody, Name, Progress};
 use serde::{Deserialize, Serialize};
 use std::{any::Any, fmt, sync::Arc};
@@ -42,6 +43,18 @@ pub trait StorageWriter: fmt::Debug + Send + Sync + 'static {
     fn object_lists(&self) -> bool {
         false
     }
+    /// How it encodes objects. Only a policy that brings all items to one rank needs it.
+    fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
+        None
+    }
+    /// Whether [`layout`](Self::layout) keeps to the files that a plan names, so that a sharding policy can decide upon them.
+    fn takes_policy(&self) -> bool {
+        false
+    }
+    /// The policy of its configuration, for saves that name none.
+    fn policy(&self) -> Option<Arc<dyn ShardingPolicy>> {
+        None
+    }
     /// A new save to `url` begins.
     fn reset(&self, _url: &str) {}
     /// What planners shall know of the storage.
@@ -70,10 +83,11 @@ pub trait StorageWriter: fmt::Debug + Send + Sync + 'static {
         Ok(plans)
     }
     /// Which files this rank writes, and where each item lies in them. Sizes are exact; elements are pulled later.
+    /// [`SavePlan::by_file`] says which items share a file.
     ///
     /// # Errors
     /// Items that the format can't store, objects that can't be encoded.
-    fn layout(&self, rank: u32, items: &[WriteItem], resolve: &Resolve<'_>) -> Result<FileLayout>;
+    fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout>;
     /// The files that make a checkpoint of the written items, the commit record last. On the coordinator, of all ranks; for a
     /// rank-local checkpoint on every rank, of its own items, with `rank` given.
     ///

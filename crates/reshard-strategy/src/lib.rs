@@ -7,7 +7,7 @@
 //! ([`StorageReader`], PyTorch DCP's names) gets them from [`Planned`], which runs the three acts once for all of them:
 //!
 //! ```text
-//! decide (collective)  local plan -> gather -> global plan -> scatter -> finish_plan -> layout of files
+//! decide (collective)  local plan -> gather -> global plan, sharding policy -> scatter -> finish_plan -> layout of files
 //! move   (local)       bytes, from the caller's buffers to files and back
 //! agree  (collective)  outcomes of all ranks; the coordinator makes the commit record
 //! ```
@@ -19,6 +19,7 @@ mod agree;
 mod common;
 mod config;
 mod context;
+mod elements;
 mod error;
 mod format;
 mod pipeline;
@@ -30,6 +31,7 @@ pub use agree::agree;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
 pub use config::{LoadShardedConfig, SaveShardedConfig};
 pub use context::{LoadCx, SaveCx};
+pub use elements::{Blocks, Elements, encode_object};
 pub use error::{Result, StrategyError, cause};
 pub use format::{
     Damage, FileLayout, Placed, Producer, ReadObject, ReadTensor, Resolve, StorageReader, StorageWriter,

@@ -1,6 +1,8 @@
 //! The pipeline: decide, move, agree. Once, for every format that can say where an item goes.
 
+mod gather;
 mod load;
+mod placement;
 mod save;
 
 pub use load::{OpenFormat, PlannedLoad};

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_model::Flat;
 use reshard_plan::Metadata;
+use reshard_policy::PolicyMetrics;
 use reshard_storage::{Name, Store};
 use std::{any::Any, fmt, sync::Arc};
 
@@ -61,6 +62,8 @@ pub struct Saved {
     pub metadata: Option<Arc<Metadata>>,
     /// Per rank, what it wrote.
     pub ranks: Vec<RankTotals>,
+    /// What a sharding policy did (on the coordinator; on every rank of a rank-local save).
+    pub policy: Option<PolicyMetrics>,
 }
 
 /// Loads sharded leaves into a template's buffers.

@@ -2,36 +2,10 @@
 //! checksum that was computed while they passed.
 
 use bytes::Bytes;
-use reshard_model::{BoxError, Region, Tensor, TensorSource};
 use reshard_storage::Extent;
+use reshard_strategy::{Blocks, Elements};
 use reshard_torch_format::archive::ArchiveLayout;
-use std::{io, sync::Arc};
-
-/// Small enough to stay in a core's cache between the checksum and the write, large enough to be few.
-const BLOCK: u64 = 256 << 10;
-
-/// Elements that are pulled in row-major order.
-pub(crate) enum Elements {
-    Host(Tensor),
-    Source { source: Arc<dyn TensorSource>, shape: Region, item: u64 },
-}
-
-type Blocks = Box<dyn Iterator<Item = io::Result<Bytes>> + Send>;
-
-impl Elements {
-    fn blocks(self) -> Blocks {
-        match self {
-            Self::Host(t) => Box::new(t.blocks(BLOCK).map(Ok)),
-            Self::Source { source, shape, item } => {
-                Box::new(shape.blocks(BLOCK * 4 / item.max(1)).map(move |r| {
-                    let mut out = vec![0; (r.volume().unwrap_or(0) * item) as usize];
-                    source.read(&r, &mut out).map_err(|e: BoxError| io::Error::other(e))?;
-                    Ok(out.into())
-                }))
-            }
-        }
-    }
-}
+use std::io;
 
 enum State {
     Head(Elements),

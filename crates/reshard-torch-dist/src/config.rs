@@ -1,4 +1,5 @@
 use crate::{Flavour, open::TorchDist, writer::TorchDistWriter};
+use reshard_policy::{ByFiles, ByItem, ShardingPolicy};
 use reshard_strategy::{
     LoadShardedConfig, LoadShardedStrategy, Make, Planned, PlannedLoad, Registration, Result,
     SaveShardedConfig, SaveShardedStrategy, StrategyError,
@@ -6,17 +7,6 @@ use reshard_strategy::{
 use reshard_torch_format::archive::{ArchiveOptions, Era};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-
-/// How items are spread over the files of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Spread {
-    /// Over this many files, by size: DCP's `thread_count` with `single_file_per_rank`.
-    Files(u32),
-    /// A file for each item: DCP's `single_file_per_rank=False`.
-    FilePerItem,
-}
 
 /// Layout of the archives in `.distcp` files; every PyTorch reads both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,6 +95,17 @@ impl TorchDistConfig {
     }
 }
 
+impl TorchDistConfig {
+    /// Both settings of files are sharding policies.
+    fn policy(&self) -> Option<Arc<dyn ShardingPolicy>> {
+        match self.files_per_rank {
+            _ if self.file_per_item => Some(Arc::new(ByItem::new())),
+            0 | 1 => None,
+            files => Some(Arc::new(ByFiles::new(files))),
+        }
+    }
+}
+
 /// More is surely a mistake.
 const MAX_FILES: u32 = 65_536;
 
@@ -124,11 +125,7 @@ impl SaveShardedConfig for TorchDistConfig {
         };
         Ok(Arc::new(Planned::new(TorchDistWriter {
             flavour: self.flavour,
-            spread: if self.file_per_item {
-                Spread::FilePerItem
-            } else {
-                Spread::Files(self.files_per_rank.max(1))
-            },
+            policy: self.policy(),
             archive: ArchiveOptions::default().with_era(era),
             keep_strides: self.strides == Strides::Keep,
             url: Default::default(),

@@ -24,7 +24,7 @@ mod transform;
 mod writer;
 
 pub use common::{COMMON, COMMON_STATE, METADATA_JSON, MetadataJson, TorchCommon};
-pub use config::{ArchiveEra, Spread, Strides, TorchDistConfig, TorchDistLoadConfig};
+pub use config::{ArchiveEra, Strides, TorchDistConfig, TorchDistLoadConfig};
 pub use flavour::Flavour;
 pub use names::{METADATA, NAME};
 pub use table::parse_metadata;

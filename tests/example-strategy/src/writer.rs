@@ -5,14 +5,14 @@ use crate::{
     index::{CRC, ChunkEntry, INDEX, Index, ObjectEntry, Place, TensorEntry},
 };
 use bytes::Bytes;
-use reshard_model::{Data, ObjectCodec, Payload, Region, TensorSource};
-use reshard_plan::{Metadata, PieceId, WriteItem, WriteKind};
+use reshard_plan::{Metadata, PieceId, SavePlan, WriteItem, WriteKind};
 use reshard_storage::{Extent, FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, FileLayout, Placed, Resolve, Result, StorageWriter, StrategyError, WriteData,
+    BackendVersion, Blocks, Elements, FileLayout, Placed, Resolve, Result, StorageWriter, StrategyError,
+    WriteData, encode_object,
 };
 use reshard_torch_format::TorchSave;
-use std::{collections::BTreeMap, io, sync::Arc};
+use std::{collections::BTreeMap, io};
 
 /// Writes `rank-{rank}.bin` and `index.json`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,11 +24,11 @@ impl StorageWriter for ExampleWriter {
     }
 
     // Lengths are known here, before a byte has moved; elements are pulled later, from I/O threads.
-    fn layout(&self, rank: u32, items: &[WriteItem], resolve: &Resolve<'_>) -> Result<FileLayout> {
+    fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
         let name = Name::new(format!("rank-{rank}.bin"))?;
         let mut out = FileLayout::default();
         let (mut at, mut extents) = (0, Vec::new());
-        for item in items {
+        for item in &plan.items {
             let extent = Summed::new(item, resolve(item)?)?;
             let length = extent.len();
             out.placed.push(Placed { id: item.id(), file: name.clone(), offset: at, length });
@@ -81,11 +81,6 @@ impl StorageWriter for ExampleWriter {
     }
 }
 
-/// Bytes that are pulled at once: few enough to stay in cache between checksum and write.
-const BLOCK: u64 = 256 << 10;
-
-type Blocks = Box<dyn Iterator<Item = io::Result<Bytes>> + Send>;
-
 /// An item on its way to the file: its blocks, then the checksum of what went by.
 struct Summed {
     length: u64,
@@ -98,20 +93,11 @@ impl Summed {
         let invalid = |what: &str| StrategyError::Invalid(format!("{}: {what}", item.key));
         let (length, blocks): (u64, Blocks) = match (&item.kind, data) {
             (WriteKind::Tensor(t), WriteData::Tensor(data)) => {
-                let (region, size) = (Region::whole(&t.region.lengths), t.dtype.size());
-                let blocks: Blocks = match data {
-                    Data::Host(host) => Box::new(host.blocks(BLOCK).map(Ok)),
-                    Data::Device(d) => {
-                        let region = Region::whole(d.shape());
-                        Box::new(pull(Arc::new(d), region, size))
-                    }
-                    Data::Lazy(source) => Box::new(pull(source, region, size)),
-                    Data::None => return Err(invalid("there is no data to save")),
-                };
-                (t.bytes(), blocks)
+                (t.bytes(), Elements::of(item, t, data)?.blocks())
             }
+            // Objects are stored as `torch.save` writes them.
             (WriteKind::Object { .. }, WriteData::Object(payload)) => {
-                let bytes = encode(&item.key, payload)?;
+                let bytes = encode_object(&TorchSave::default(), &item.key, payload)?;
                 (bytes.len() as u64, Box::new(std::iter::once(Ok(bytes))))
             }
             _ => return Err(invalid("an object was given for a tensor, or a tensor for an object")),
@@ -137,35 +123,5 @@ impl Extent for Summed {
                 Some(Ok(Bytes::copy_from_slice(&self.crc.clone().finalize().to_le_bytes())))
             }
         }
-    }
-}
-
-/// Elements that aren't in host memory, some rows at a time.
-fn pull(
-    source: Arc<dyn TensorSource>,
-    region: Region,
-    size: u64,
-) -> impl Iterator<Item = io::Result<Bytes>> + Send {
-    region.blocks(BLOCK / size).map(move |part| {
-        let mut out = vec![0; (part.volume().unwrap_or(0) * size) as usize];
-        source.read(&part, &mut out).map_err(io::Error::other)?;
-        Ok(out.into())
-    })
-}
-
-/// Objects are stored as `torch.save` writes them. One that comes from a checkpoint that does so too is carried over as it is.
-fn encode(key: &str, payload: Payload) -> Result<Bytes> {
-    let codec = TorchSave::default();
-    match payload {
-        Payload::Encoded { codec: name, bytes } if name == codec.name() => Ok(bytes),
-        Payload::Value(v) => codec.encode(&v).map_err(|source| StrategyError::Object {
-            key: key.into(),
-            what: "it can't be encoded",
-            source,
-        }),
-        Payload::Encoded { codec, .. } => {
-            Err(StrategyError::Invalid(format!("object {key} is encoded as {codec}; decode it first")))
-        }
-        Payload::None => Err(StrategyError::Invalid(format!("object {key} has no data to save"))),
     }
 }

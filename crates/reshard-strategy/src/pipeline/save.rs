@@ -3,11 +3,19 @@ use crate::{
     StorageWriter, StrategyError,
     agree::{self, agree},
     cause,
+    pipeline::{
+        gather,
+        placement::{self, Offer, Placement, Share, Tasks},
+    },
 };
 use async_trait::async_trait;
 use reshard_comm::{Cause, Comm};
 use reshard_model::{ErrorKind, Flat, Payload, Sharded, Value};
-use reshard_plan::{Metadata, PieceId, SaveContext, SavePlan, WriteData, WriteItem, WriteKind};
+use reshard_plan::{
+    DefaultSavePlanner, Metadata, PieceId, SaveContext, SavePlan, SavePlanner as _, WriteData, WriteItem,
+    WriteKind,
+};
+use reshard_policy::{PolicyMetrics, ShardingPolicy};
 use reshard_storage::{Durability, FileBody, Progress, Stage};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,23 +45,32 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
         let comm = &cx.comm;
         let guard = comm.guard("planning a save");
         let mut state = state;
-        let local = self.local_plan(&mut state, cx);
-        let (plan, metadata) = if cx.rank_local {
-            let planned = local.and_then(|plan| {
-                let (plans, metadata) = cx.planner.create_global_plan(vec![plan])?;
-                Ok((self.writer.prepare_global_plan(plans)?.pop().unwrap_or_default(), metadata))
-            });
-            agree(comm, "plan", planned).await?
+        let policy = self.policy(cx);
+        let asked = policy.as_ref().ok().cloned().flatten();
+        let offer = policy
+            .and_then(|_| self.local_plan(&mut state, cx))
+            .map(|p| Offer::new(p, &state, asked.as_deref()));
+        let own = state.len();
+        let mut decided = None;
+        let Share { plan, give } = if cx.rank_local {
+            let share =
+                offer.and_then(|o| Ok(self.global_plan(vec![o], asked.as_deref(), cx, &mut decided)?.pop()));
+            agree(comm, "plan", share).await?.unwrap_or_default()
         } else {
-            let mut metadata = Metadata::default();
-            let plan = agree::decide(comm, "plan", local, |plans| {
-                let (plans, decided) = cx.planner.create_global_plan(plans)?;
-                metadata = decided;
-                self.writer.prepare_global_plan(plans)
-            });
-            (plan.await?, metadata)
+            agree::decide(comm, "plan", offer, |offers| {
+                self.global_plan(offers, asked.as_deref(), cx, &mut decided)
+            })
+            .await?
         };
-        let laid_out = agree(comm, "layout", self.lay_out(plan, state, cx)).await;
+        let (metadata, placement) = decided.unwrap_or_default();
+        if asked.is_some_and(|p| p.gathers()) && comm.size() > 1 && !cx.rank_local {
+            let cells = Cells::of(&state);
+            let mut brought = Flat::new();
+            let resolve = |item: &WriteItem| self.resolve(item, &state, &cells, own, cx);
+            gather::bring(comm, &*self.writer, &give, &resolve, &placement.taken, &mut brought).await?;
+            state.extend(brought);
+        }
+        let laid_out = agree(comm, "layout", self.lay_out(plan, state, own, cx)).await;
         guard.done();
         let FileLayout { files, placed } = laid_out?;
         Ok(Box::new(Prepared {
@@ -65,11 +82,36 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
             files,
             placed,
             metadata,
+            policy: placement.metrics,
         }))
     }
 }
 
 impl<W: StorageWriter> Planned<W> {
+    /// The save's policy, or that of the format's configuration.
+    fn policy(&self, cx: &SaveCx<'_>) -> Result<Option<Arc<dyn ShardingPolicy>>> {
+        let configured = self.writer.policy();
+        let Some(policy) = &cx.policy else { return Ok(configured) };
+        let strategy = self.writer.key().to_string();
+        if !self.writer.takes_policy() {
+            return Err(StrategyError::Unsupported { strategy, what: "a sharding policy".into() });
+        }
+        if let Some(other) = configured {
+            return Err(StrategyError::Invalid(format!(
+                "the settings of {strategy} say \"{}\" and the save's policy says \"{}\"; leave one of them, or combine policies by `Then`",
+                other.description(),
+                policy.description()
+            )));
+        }
+        if cx.rank_local && policy.gathers() {
+            return Err(StrategyError::Invalid(format!(
+                "the policy \"{}\" brings all items to one rank, which ranks that save without each other can't do",
+                policy.description()
+            )));
+        }
+        Ok(Some(Arc::clone(policy)))
+    }
+
     /// DCP's calls up to the exchange of plans, in its order.
     fn local_plan(&self, state: &mut Flat, cx: &SaveCx<'_>) -> Result<SavePlan> {
         let (rank, is_coordinator) = (cx.comm.rank().0, cx.comm.is_coordinator());
@@ -85,20 +127,58 @@ impl<W: StorageWriter> Planned<W> {
         self.writer.prepare_local_plan(plan)
     }
 
-    fn lay_out(&self, plan: SavePlan, state: Flat, cx: &SaveCx<'_>) -> Result<FileLayout> {
+    /// From what all ranks offer, or the one rank of a rank-local save, to what each writes.
+    fn global_plan(
+        &self,
+        offers: Vec<Offer>,
+        policy: Option<&dyn ShardingPolicy>,
+        cx: &SaveCx<'_>,
+        decided: &mut Option<(Metadata, Placement)>,
+    ) -> Result<Vec<Share>> {
+        let (plans, leaves) = placement::take_apart(offers);
+        let (plans, mut metadata) = cx.planner.create_global_plan(plans)?;
+        let first = if cx.rank_local { cx.comm.rank().0 } else { 0 };
+        let tasks = Tasks { first, coordinator: cx.comm.coordinator().0 };
+        let (mut shares, placement) = placement::place(policy, plans, &leaves, &mut metadata, tasks)?;
+        let plans = shares.iter_mut().map(|s| std::mem::take(&mut s.plan)).collect();
+        let plans = self.writer.prepare_global_plan(plans)?;
+        *decided = Some((metadata, placement));
+        if plans.len() != shares.len() {
+            let what = format!("the format made {} plans for {} ranks", plans.len(), shares.len());
+            return Err(StrategyError::Invalid(what));
+        }
+        for (share, plan) in shares.iter_mut().zip(plans) {
+            share.plan = plan;
+        }
+        Ok(shares)
+    }
+
+    /// What an item is made of. Leaves from `own` on were brought here by other ranks, whose planners have seen them already.
+    fn resolve(
+        &self,
+        item: &WriteItem,
+        state: &Flat,
+        cells: &Cells,
+        own: usize,
+        cx: &SaveCx<'_>,
+    ) -> Result<WriteData> {
+        if item.source as usize >= own && (item.source as usize) < state.len() {
+            return Ok(DefaultSavePlanner::DEFAULT.lookup_object(item, state)?);
+        }
+        let one = |item: &WriteItem| -> Result<WriteData> {
+            Ok(cx.planner.transform_object(item, cx.planner.lookup_object(item, state)?)?)
+        };
+        match item.kind {
+            WriteKind::Object { .. } if self.writer.object_lists() => cells.list(item, &one),
+            _ => one(item),
+        }
+    }
+
+    fn lay_out(&self, plan: SavePlan, state: Flat, own: usize, cx: &SaveCx<'_>) -> Result<FileLayout> {
         let plan = cx.planner.finish_plan(plan)?;
         let cells = Cells::of(&state);
-        let resolve = |item: &WriteItem| -> Result<WriteData> {
-            let one = |item: &WriteItem| -> Result<WriteData> {
-                Ok(cx.planner.transform_object(item, cx.planner.lookup_object(item, &state)?)?)
-            };
-            match item.kind {
-                WriteKind::Tensor(_) => one(item),
-                WriteKind::Object { .. } if self.writer.object_lists() => cells.list(item, &one),
-                WriteKind::Object { .. } => one(item),
-            }
-        };
-        let layout = self.writer.layout(cx.comm.rank().0, &plan.items, &resolve)?;
+        let resolve = |item: &WriteItem| self.resolve(item, &state, &cells, own, cx);
+        let layout = self.writer.layout(cx.comm.rank().0, &plan, &resolve)?;
         check_layout(&plan, &layout)?;
         Ok(layout)
     }
@@ -164,6 +244,7 @@ struct Prepared<W> {
     files: Vec<FileBody>,
     placed: Vec<Placed>,
     metadata: Metadata,
+    policy: Option<PolicyMetrics>,
 }
 
 #[async_trait]
@@ -201,7 +282,8 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
             });
             let mine = records.as_ref().map(|_| totals(&me.placed)).map_err(cause);
             let ranks = comm.all_gather("write", mine).await?;
-            return Ok(Saved { records: records?, metadata: Some(Arc::new(me.metadata)), ranks });
+            let metadata = Some(Arc::new(me.metadata));
+            return Ok(Saved { records: records?, metadata, ranks, policy: me.policy });
         }
         let mut saved = Saved::default();
         let (writer, metadata) = (&me.writer, &me.metadata);
@@ -215,6 +297,7 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
             .await?;
         if comm.is_coordinator() {
             saved.metadata = Some(Arc::new(me.metadata));
+            saved.policy = me.policy;
         }
         Ok(saved)
     }

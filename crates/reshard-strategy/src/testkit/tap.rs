@@ -10,6 +10,7 @@ use reshard_plan::{
     ChunkId, Destination, LoadContext, LoadPlan, LoadPlanner, Metadata, ObjectId, PlanError, ReadItem,
     SaveContext, SavePlan, SavePlanner, WriteItem,
 };
+use reshard_policy::ShardingPolicy;
 use reshard_storage::{Extent, FileBody, Name, Progress, Store};
 use std::{fmt, io, sync::Arc};
 
@@ -185,9 +186,21 @@ impl<W: StorageWriter> StorageWriter for Tapped<W> {
         self.inner.prepare_global_plan(plans)
     }
 
-    fn layout(&self, rank: u32, items: &[WriteItem], resolve: &Resolve<'_>) -> Result<FileLayout> {
+    fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
+        self.inner.codec()
+    }
+
+    fn takes_policy(&self) -> bool {
+        self.inner.takes_policy()
+    }
+
+    fn policy(&self) -> Option<Arc<dyn ShardingPolicy>> {
+        self.inner.policy()
+    }
+
+    fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
         self.tap.format("writer.layout")?;
-        let mut layout = self.inner.layout(rank, items, resolve)?;
+        let mut layout = self.inner.layout(rank, plan, resolve)?;
         for FileBody { extents, .. } in &mut layout.files {
             for extent in extents {
                 let inner = std::mem::replace(extent, Box::new(Bytes::new()));

@@ -1,0 +1,133 @@
+//! Brings the items of all ranks to the coordinator, for policies that put everything into one place.
+
+use crate::{Blocks, Elements, Result, StorageWriter, StrategyError, agree, cause, encode_object};
+use bytes::Bytes;
+use reshard_comm::Comm;
+use reshard_model::{Flat, Path, Payload, Sharded, ShardedObject, ShardedTensor, Step, Tensor};
+use reshard_plan::{WriteData, WriteItem, WriteKind};
+use serde::{Deserialize, Serialize};
+
+/// Bytes that all ranks together send in one round.
+const ROUND: usize = 256 << 20;
+/// Bytes that one rank may send in one round however many there are.
+const LEAST: usize = 64 << 10;
+
+/// Blocks of one rank's items, by position in what it gives.
+#[derive(Serialize, Deserialize)]
+struct Round {
+    blocks: Vec<(u32, Bytes)>,
+    more: bool,
+}
+
+/// Sends what this rank gives; on the coordinator, adds what all others give to `state`, leaf by leaf in order of ranks.
+/// Its memory has to hold that.
+///
+/// # Collective
+/// Every rank calls it.
+pub(super) async fn bring<W: StorageWriter>(
+    comm: &Comm<'_>,
+    writer: &W,
+    give: &[WriteItem],
+    resolve: &(dyn Fn(&WriteItem) -> Result<WriteData> + Sync),
+    taken: &[Vec<WriteItem>],
+    state: &mut Flat,
+) -> Result<()> {
+    let opened: Result<Vec<Blocks>> = give.iter().map(|item| blocks(writer, item, resolve(item)?)).collect();
+    let mut sources = agree(comm, "gather", opened).await?.into_iter().enumerate().peekable();
+    let mut whole: Vec<Vec<Vec<u8>>> = taken.iter().map(|items| vec![Vec::new(); items.len()]).collect();
+    let budget = (ROUND / comm.size().max(1) as usize).max(LEAST);
+    loop {
+        let mut round = Round { blocks: Vec::new(), more: false };
+        let filled = fill(&mut round, &mut sources, budget).map_err(|e| cause(&e));
+        let more = comm.all_reduce("gather", filled.map(|()| round), |rounds: Vec<Round>| {
+            let more = rounds.iter().any(|r| r.more);
+            for (rank, round) in rounds.into_iter().enumerate() {
+                for (item, block) in round.blocks {
+                    if let Some(out) = whole.get_mut(rank).and_then(|r| r.get_mut(item as usize)) {
+                        out.extend_from_slice(&block);
+                    }
+                }
+            }
+            Ok(more)
+        });
+        if !more.await? {
+            break;
+        }
+    }
+    let added = add(state, writer, taken, whole);
+    agree(comm, "gather", added).await
+}
+
+fn blocks<W: StorageWriter>(writer: &W, item: &WriteItem, data: WriteData) -> Result<Blocks> {
+    match (&item.kind, data) {
+        (WriteKind::Tensor(t), WriteData::Tensor(data)) => Ok(Elements::of(item, t, data)?.blocks()),
+        (WriteKind::Object { .. }, WriteData::Object(payload)) => {
+            let codec = writer.codec().ok_or_else(|| StrategyError::Unsupported {
+                strategy: writer.key().to_string(),
+                what: "bringing objects to one rank".into(),
+            })?;
+            let bytes = encode_object(&*codec, &item.key, payload)?;
+            Ok(Box::new(std::iter::once(Ok(bytes))))
+        }
+        _ => {
+            let what = format!("{}: an object was given for a tensor, or a tensor for an object", item.key);
+            Err(StrategyError::Invalid(what))
+        }
+    }
+}
+
+type Sources = std::iter::Peekable<std::iter::Enumerate<std::vec::IntoIter<Blocks>>>;
+
+fn fill(round: &mut Round, sources: &mut Sources, budget: usize) -> Result<()> {
+    let mut sent = 0;
+    while let Some((item, blocks)) = sources.peek_mut() {
+        if sent >= budget {
+            round.more = true;
+            return Ok(());
+        }
+        match blocks.next() {
+            Some(Ok(block)) => {
+                sent += block.len();
+                round.blocks.push((*item as u32, block));
+            }
+            Some(Err(e)) => {
+                return Err(StrategyError::Invalid(format!("what is to be gathered can't be read: {e}")));
+            }
+            None => {
+                sources.next();
+            }
+        }
+    }
+    Ok(())
+}
+
+fn add<W: StorageWriter>(
+    state: &mut Flat,
+    writer: &W,
+    taken: &[Vec<WriteItem>],
+    whole: Vec<Vec<Vec<u8>>>,
+) -> Result<()> {
+    // No path of the caller's begins so.
+    let mut top = String::from("gathered");
+    while state.keys().any(|p| p.0.first() == Some(&Step::from(top.as_str()))) {
+        top.push('_');
+    }
+    let mut at = 0;
+    for (item, bytes) in taken.iter().flatten().zip(whole.into_iter().flatten()) {
+        let leaf = match (&item.kind, writer.codec()) {
+            (WriteKind::Tensor(t), _) => {
+                let tensor = Tensor::new(t.dtype, &t.region.lengths, Bytes::from(bytes))?;
+                let leaf = ShardedTensor::region_of(&item.key, t.dtype, &t.global_shape, t.region.clone());
+                Sharded::Tensor(leaf.with_data(tensor))
+            }
+            (WriteKind::Object { .. }, Some(codec)) => {
+                let payload = Payload::Encoded { codec: codec.name(), bytes: bytes.into() };
+                Sharded::Object(ShardedObject::item(&item.key, payload))
+            }
+            (WriteKind::Object { .. }, None) => continue,
+        };
+        state.insert(Path(vec![Step::from(top.as_str()), Step::Index(at)]), leaf);
+        at += 1;
+    }
+    Ok(())
+}

@@ -1,0 +1,245 @@
+//! A sharding policy's place in a save: after the global plan, before the layout of files.
+
+use crate::{Result, StrategyError};
+use reshard_model::{Data, Flat, Region, Sharded};
+use reshard_plan::{ChunkId, Metadata, SavePlan, TensorWrite, WriteItem, WriteKind};
+use reshard_policy::{Content, Limits, Piece, PolicyMetrics, Sharding, ShardingPolicy, decide};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What a rank hands in: its plan, and what its policy wants to know of its leaves.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Offer {
+    pub(super) plan: SavePlan,
+    about: Option<About>,
+}
+
+/// What only policies ask for.
+#[derive(Debug, Serialize, Deserialize)]
+struct About {
+    /// Description of the policy that this rank was given.
+    policy: String,
+    /// By position in the rank's flat state.
+    leaves: Vec<LeafInfo>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct LeafInfo {
+    name: Box<str>,
+    /// How much of the name is the parent's.
+    owner: u32,
+    device: Box<str>,
+    tag: Option<Box<str>>,
+}
+
+impl Offer {
+    pub(super) fn new(plan: SavePlan, state: &Flat, policy: Option<&dyn ShardingPolicy>) -> Self {
+        let about = policy.map(|p| About {
+            policy: p.description(),
+            leaves: state.iter().map(|(path, leaf)| LeafInfo::of(&path.0, leaf)).collect(),
+        });
+        Self { plan, about }
+    }
+}
+
+impl LeafInfo {
+    fn of(path: &[reshard_model::Step], leaf: &Sharded) -> Self {
+        let name = reshard_model::Path(path.to_vec()).to_string();
+        let last = path.last().map_or(0, |s| s.to_string().len());
+        let device = match leaf {
+            Sharded::Tensor(t) => match &t.data {
+                Data::Device(d) => d.buffer().device(),
+                _ => "cpu",
+            },
+            Sharded::Object(_) => "cpu",
+        };
+        Self {
+            owner: name.len().saturating_sub(last + 1) as u32,
+            name: name.into(),
+            device: device.into(),
+            tag: leaf.tag().map(Into::into),
+        }
+    }
+}
+
+/// What a rank gets back.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Share {
+    /// What it writes.
+    pub(super) plan: SavePlan,
+    /// What it gives to the coordinator, which writes it.
+    pub(super) give: Vec<WriteItem>,
+}
+
+/// What the coordinator knows besides.
+#[derive(Debug, Default)]
+pub(super) struct Placement {
+    pub(super) metrics: Option<PolicyMetrics>,
+    /// What each rank gives to the coordinator.
+    pub(super) taken: Vec<Vec<WriteItem>>,
+}
+
+/// An item of one rank, with the leaf that it comes from.
+struct Offered<'a> {
+    task: u32,
+    item: WriteItem,
+    leaf: Option<&'a LeafInfo>,
+}
+
+/// Takes the offers apart: plans for the planner, the rest for [`place`].
+pub(super) struct Leaves(Vec<Option<About>>);
+
+pub(super) fn take_apart(offers: Vec<Offer>) -> (Vec<SavePlan>, Leaves) {
+    let (plans, about) = offers.into_iter().map(|o| (o.plan, o.about)).unzip();
+    (plans, Leaves(about))
+}
+
+/// Who writes the pieces: the ranks of the plans count from `first`, and the coordinator is one of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tasks {
+    pub(super) first: u32,
+    pub(super) coordinator: u32,
+}
+
+/// Has the policy place what the global plan wants written.
+pub(super) fn place(
+    policy: Option<&dyn ShardingPolicy>,
+    plans: Vec<SavePlan>,
+    leaves: &Leaves,
+    metadata: &mut Metadata,
+    tasks: Tasks,
+) -> Result<(Vec<Share>, Placement)> {
+    same_policy(policy, leaves, tasks)?;
+    let whole = |plan| Share { plan, give: Vec::new() };
+    let Some(policy) = policy else {
+        return Ok((plans.into_iter().map(whole).collect(), Placement::default()));
+    };
+    let mut shares: Vec<Share> = Vec::with_capacity(plans.len());
+    let mut offered = Vec::with_capacity(plans.iter().map(|p| p.items.len()).sum());
+    for (rank, mut plan) in plans.into_iter().enumerate() {
+        let about = leaves.0.get(rank).and_then(Option::as_ref);
+        let leaf = |item: &WriteItem| about.and_then(|a| a.leaves.get(item.source as usize));
+        let task = tasks.first + rank as u32;
+        let items = std::mem::take(&mut plan.items);
+        offered.extend(items.into_iter().map(|item| Offered { task, leaf: leaf(&item), item }));
+        shares.push(whole(plan));
+    }
+    let mut placement = Placement::default();
+    if policy.gathers() && shares.len() > 1 {
+        let root = (tasks.coordinator - tasks.first) as usize;
+        let own = leaves.0.get(root).and_then(Option::as_ref).map_or(0, |a| a.leaves.len());
+        placement.taken = gather(&mut offered, &mut shares, tasks, own);
+    }
+    let sharding = ask(policy, &offered)?;
+    cut_chunks(&offered, &sharding, metadata)?;
+    for shard in sharding.shards {
+        let Some(share) = shares.get_mut((shard.task - tasks.first) as usize) else { continue };
+        share.plan.files.push(shard.cuts.len() as u32);
+        share
+            .plan
+            .items
+            .extend(shard.cuts.into_iter().map(|c| part(&offered[c.piece as usize].item, c.region)));
+    }
+    for share in &mut shares {
+        let files = share.plan.files.len().max(policy.files_per_task() as usize);
+        share.plan.files.resize(files, 0);
+    }
+    placement.metrics = Some(sharding.metrics);
+    Ok((shares, placement))
+}
+
+/// A rank with another policy has another idea of the save.
+fn same_policy(policy: Option<&dyn ShardingPolicy>, leaves: &Leaves, tasks: Tasks) -> Result<()> {
+    let mine = policy.map(|p| p.description());
+    let other = leaves.0.iter().position(|a| a.as_ref().map(|a| &a.policy) != mine.as_ref());
+    let Some(rank) = other else { return Ok(()) };
+    let name = |p: Option<&str>| p.map_or("no policy".into(), |p| format!("the policy \"{p}\""));
+    let theirs = leaves.0[rank].as_ref().map(|a| a.policy.as_str());
+    Err(StrategyError::Invalid(format!(
+        "rank {} was given {}, the coordinator {}; give all ranks the same",
+        tasks.first as usize + rank,
+        name(theirs),
+        name(mine.as_deref())
+    )))
+}
+
+/// Makes all items the coordinator's. Those of others come after its own leaves, in order of ranks.
+fn gather(
+    offered: &mut [Offered<'_>],
+    shares: &mut [Share],
+    tasks: Tasks,
+    own: usize,
+) -> Vec<Vec<WriteItem>> {
+    let mut taken: Vec<Vec<WriteItem>> = vec![Vec::new(); shares.len()];
+    let mut next = own as u32;
+    for o in offered.iter_mut().filter(|o| o.task != tasks.coordinator) {
+        let rank = (o.task - tasks.first) as usize;
+        shares[rank].give.push(o.item.clone());
+        taken[rank].push(o.item.clone());
+        (o.task, o.item.source) = (tasks.coordinator, next);
+        next += 1;
+    }
+    taken
+}
+
+fn ask(policy: &dyn ShardingPolicy, offered: &[Offered<'_>]) -> Result<Sharding> {
+    let no_axes = Region::default();
+    let pieces: Vec<Piece<'_>> = offered
+        .iter()
+        .map(|o| {
+            let key = &*o.item.key;
+            let chunk = o.item.tensor();
+            let name = o.leaf.map_or(key, |l| &l.name);
+            Piece {
+                key,
+                name,
+                content: chunk.map_or(Content::Object, |t| Content::Tensor(t.dtype)),
+                global_shape: chunk.map_or(&[], |t| &t.global_shape),
+                region: chunk.map_or(&no_axes, |t| &t.region),
+                task: o.task,
+                device: o.leaf.map_or("cpu", |l| &l.device),
+                owner: o.leaf.and_then(|l| name.get(..l.owner as usize)).unwrap_or_default(),
+                tag: o.leaf.and_then(|l| l.tag.as_deref()),
+                bytes: match &o.item.kind {
+                    WriteKind::Tensor(t) => t.bytes(),
+                    WriteKind::Object { bytes_hint } => *bytes_hint,
+                },
+            }
+        })
+        .collect();
+    Ok(decide(policy, &pieces, Limits::default())?)
+}
+
+fn part(item: &WriteItem, region: Region) -> WriteItem {
+    let kind = match &item.kind {
+        WriteKind::Tensor(t) => WriteKind::Tensor(TensorWrite { region, ..t.clone() }),
+        object => object.clone(),
+    };
+    WriteItem { key: item.key.clone(), source: item.source, kind }
+}
+
+/// A piece that was cut is several chunks of its tensor.
+fn cut_chunks(offered: &[Offered<'_>], sharding: &Sharding, metadata: &mut Metadata) -> Result<()> {
+    let mut cut: BTreeMap<u32, Vec<Region>> = BTreeMap::new();
+    for c in sharding.shards.iter().flat_map(|s| &s.cuts) {
+        if offered[c.piece as usize].item.tensor().is_some_and(|t| t.region != c.region) {
+            cut.entry(c.piece).or_default().push(c.region.clone());
+        }
+    }
+    if cut.is_empty() {
+        return Ok(());
+    }
+    let mut chunks: BTreeMap<ChunkId, Vec<Region>> = BTreeMap::new();
+    for (piece, parts) in cut {
+        let item = &offered[piece as usize].item;
+        let chunk = item.tensor().and_then(|t| metadata.tensor(&item.key)?.chunk_at(&t.region.offsets, None));
+        let Some(chunk) = chunk else {
+            let what =
+                format!("the planner's metadata has no chunk {}, which a policy wants to cut", item.id());
+            return Err(StrategyError::Invalid(what));
+        };
+        chunks.insert(chunk, parts);
+    }
+    *metadata = metadata.with_cuts(|id| chunks.get(&id).map(Vec::as_slice))?;
+    Ok(())
+}
