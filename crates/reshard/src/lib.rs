@@ -61,6 +61,7 @@ pub use reshard_model::*;
 pub use reshard_plan::{
     self as plan, Cast, DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, Metadata, SavePlanner,
 };
+pub use reshard_policy::{self as policy, ShardingPolicy};
 pub use reshard_storage::{self as storage, Durability, IfExists, Progress, Stores};
 pub use reshard_strategy::{
     self as strategy, BackendVersion, Damage, LoadShardedConfig, Producer, Registry, SaveShardedConfig,

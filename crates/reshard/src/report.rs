@@ -1,4 +1,5 @@
 use reshard_plan::Metadata;
+use reshard_policy::PolicyMetrics;
 use reshard_strategy::{LoadNotes, RankTotals, ReadTotals};
 use std::{
     sync::Arc,
@@ -52,6 +53,8 @@ pub struct SaveReport {
     pub metadata: Option<Arc<Metadata>>,
     /// What each rank wrote, by rank.
     pub ranks: Vec<RankTotals>,
+    /// What a sharding policy did, if there was one; on the coordinator (on every rank of a rank-local save).
+    pub policy: Option<PolicyMetrics>,
     /// Dicts without entries that the format can't hold; they are kept in `reshard.json`.
     pub empty_dicts: usize,
     pub(crate) acts: Acts,

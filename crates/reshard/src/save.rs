@@ -8,6 +8,7 @@ use bytes::Bytes;
 use reshard_comm::{Cause, Comm, ProcessGroup, Rank, SingleProcess};
 use reshard_model::{Dialect, Parts, Path, Plain, Sharded, ShardedObject, StateDict, Value, split};
 use reshard_plan::{DefaultSavePlanner, PlannerData, SavePlanner};
+use reshard_policy::ShardingPolicy;
 use reshard_storage::{Durability, FileBody, IfExists, Name, Progress, Stage, StorageError, Store, Stores};
 use reshard_strategy::{
     BackendVersion, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved,
@@ -53,6 +54,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         content_metadata: None,
         config: None,
         planner: None,
+        policy: None,
         if_exists: IfExists::Refuse,
         durability: Durability::default(),
         rank_local: false,
@@ -91,6 +93,7 @@ pub struct Save<'a> {
     content_metadata: Option<Value>,
     config: Option<Box<dyn SaveShardedConfig>>,
     planner: Option<Arc<dyn SavePlanner>>,
+    policy: Option<Arc<dyn ShardingPolicy>>,
     if_exists: IfExists,
     durability: Durability,
     rank_local: bool,
@@ -158,6 +161,36 @@ impl<'a> Save<'a> {
     /// A planner of your own.
     pub fn planner(mut self, planner: impl SavePlanner + 'static) -> Self {
         self.planner = Some(Arc::new(planner));
+        self
+    }
+
+    /// Which tensor, or which part of it, goes into which file: RFC 454's sharding callback. A shard is a file, a tensor that is cut
+    /// becomes several chunks. Every rank gives the same; the coordinator's is asked once, with the pieces of all ranks, and its
+    /// answer is checked. Without a policy each rank writes one file.
+    ///
+    /// ```
+    /// use reshard::policy::{MIB, MaxShardSize};
+    /// # use reshard::{ShardedTensor, StateDict, Tensor};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let url = dir.path().join("ckpt").display().to_string();
+    /// let mut state = StateDict::new();
+    /// let table = Tensor::from_vec(&[1 << 18, 4], vec![0f32; 1 << 20])?; // 4 MiB
+    /// state.insert("table", ShardedTensor::full("table", table));
+    /// # futures::executor::block_on(async {
+    /// let saved = reshard::save(&state, &url).policy(MaxShardSize::new(MIB)).await?;
+    /// assert_eq!(saved.files(), 4);
+    /// # reshard::Result::Ok(()) })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn policy(self, policy: impl ShardingPolicy) -> Self {
+        self.boxed_policy(Box::new(policy))
+    }
+
+    /// A sharding policy out of configuration.
+    pub fn boxed_policy(mut self, policy: Box<dyn ShardingPolicy>) -> Self {
+        self.policy = Some(policy.into());
         self
     }
 
@@ -229,7 +262,13 @@ impl<'a> Save<'a> {
         guard.done();
         let (saved, empty_dicts) = saved.during(ACT, url)?;
         clock.done(Act::Agree);
-        Ok(SaveReport { metadata: saved.metadata, ranks: saved.ranks, empty_dicts, acts: clock.acts() })
+        Ok(SaveReport {
+            metadata: saved.metadata,
+            ranks: saved.ranks,
+            policy: saved.policy,
+            empty_dicts,
+            acts: clock.acts(),
+        })
     }
 
     /// Everything that one rank can find wrong on its own.
@@ -300,6 +339,7 @@ impl<'a> Save<'a> {
         let mut cx = SaveCx::new(*comm, &groups, Arc::clone(stage), self.url, planner);
         (cx.durability, cx.dialect, cx.rank_local) = (self.durability, self.dialect, self.rank_local);
         cx.progress = self.progress.clone();
+        cx.policy = self.policy.take();
         if self.dialect == Dialect::Dcp {
             cx.planner_data = Some(PlannerData::Paths(parts.planner_data));
         }
@@ -343,7 +383,10 @@ impl<'a> Save<'a> {
         let me = cx.comm.is_coordinator();
         if me && let Some((name, bytes)) = records.last() {
             let named = self.dialect == Dialect::Megatron || sharded.key() == BackendVersion::new(NAME, 1);
-            let sidecar = Sidecar::new(name, bytes, empty.to_vec(), (!named).then(|| sharded.key()));
+            let mut sidecar = Sidecar::new(name, bytes);
+            sidecar.empty_dicts = empty.to_vec();
+            sidecar.strategy = (!named).then(|| sharded.key());
+            sidecar.policy = saved.policy.as_ref().map(|p| p.description.clone());
             records.insert(0, (Name::new(SIDECAR)?, sidecar.to_bytes()));
         }
         if me && self.dialect == Dialect::Megatron {

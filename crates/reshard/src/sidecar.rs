@@ -27,6 +27,9 @@ pub struct Sidecar {
     /// Paths of dicts without entries, which PyTorch's format can't hold.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub empty_dicts: Vec<Path>,
+    /// What the sharding policy that decided upon files said of itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
 }
 
 /// A file and its digest.
@@ -43,15 +46,16 @@ fn digest(bytes: &[u8]) -> String {
 }
 
 impl Sidecar {
-    pub(crate) fn new(
-        file: &Name,
-        bytes: &[u8],
-        empty_dicts: Vec<Path>,
-        strategy: Option<BackendVersion>,
-    ) -> Self {
-        let writer = concat!("reshard ", env!("CARGO_PKG_VERSION")).into();
-        let commit = Commit { file: file.to_string(), sha256: digest(bytes) };
-        Self { schema: 1, writer, commit, strategy, empty_dicts }
+    /// Says nothing yet but whose it is.
+    pub(crate) fn new(file: &Name, bytes: &[u8]) -> Self {
+        Self {
+            schema: 1,
+            writer: concat!("reshard ", env!("CARGO_PKG_VERSION")).into(),
+            commit: Commit { file: file.to_string(), sha256: digest(bytes) },
+            strategy: None,
+            empty_dicts: Vec::new(),
+            policy: None,
+        }
     }
 
     pub(crate) fn to_bytes(&self) -> Bytes {
