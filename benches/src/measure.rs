@@ -1,9 +1,9 @@
 //! One measurement in a process of its own, so that its peak memory is its own. Printed as a line of JSON.
 
 use crate::state::{Cut, State};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use reshard::{
-    Data, Durability, Leaf, LocalGroup, ShardedTensor, StateDict, Value,
+    Data, Durability, Leaf, LocalGroup, Plain, ShardedTensor, StateDict, Step, Tree, Value,
     blocking::{self, run as block_on},
 };
 use serde::{Deserialize, Serialize};
@@ -117,21 +117,23 @@ fn nbytes(state: &StateDict) -> u64 {
     sum
 }
 
-/// Runs `work` on a thread a rank; each run starts and ends at a barrier. `before` runs on rank 0 alone, off the clock.
-fn on_ranks<S: Send + 'static>(
+/// Runs `work` on a thread a rank; each run starts and ends at a barrier. `before` runs on rank 0 alone, and
+/// `after` makes the next state of what `work` gives; both off the clock.
+fn on_ranks<S: Send + 'static, T>(
     world: u64,
     iterations: usize,
     build: impl Fn(u64) -> Result<S> + Send + Sync + Clone + 'static,
     before: impl Fn() + Send + Sync + Clone + 'static,
-    work: impl Fn(S, &LocalGroup) -> Result<S> + Send + Sync + Clone + 'static,
+    work: impl Fn(S, &LocalGroup) -> Result<T> + Send + Sync + Clone + 'static,
+    after: impl Fn(T) -> Result<S> + Send + Sync + Clone + 'static,
 ) -> Result<(Vec<f64>, Vec<S>)> {
     let barrier = Arc::new(Barrier::new(world as usize));
     let threads: Vec<_> = LocalGroup::new(world as u32)
         .into_iter()
         .enumerate()
         .map(|(rank, group)| {
-            let (build, before, work, barrier) =
-                (build.clone(), before.clone(), work.clone(), Arc::clone(&barrier));
+            let (build, before, barrier) = (build.clone(), before.clone(), Arc::clone(&barrier));
+            let (work, after) = (work.clone(), after.clone());
             std::thread::spawn(move || -> Result<(Vec<f64>, S)> {
                 let mut state = build(rank as u64)?;
                 let mut seconds = Vec::new();
@@ -142,9 +144,10 @@ fn on_ranks<S: Send + 'static>(
                     }
                     barrier.wait();
                     let start = Instant::now();
-                    state = work(state, &group)?;
+                    let done = work(state, &group)?;
                     barrier.wait();
                     seconds.push(start.elapsed().as_secs_f64());
+                    state = after(done)?;
                 }
                 // The first run warms up.
                 Ok((seconds.split_off(1), state))
@@ -171,6 +174,7 @@ fn save(a: &Args) -> Result<Measured> {
             blocking::run(reshard::save(&state, &url).group(group).durability(Durability::Process))?;
             Ok(state)
         },
+        Ok,
     )?;
     let bytes = states.iter().map(nbytes).sum();
     let peak = peak();
@@ -184,24 +188,25 @@ fn load(a: &Args, verify: bool, cut: Cut, parts: u64, world: u64) -> Result<Meas
     let (seconds, states) = on_ranks(
         world,
         a.iterations,
-        move |rank| b.state.build(b.gb, rank, world, cut, parts),
-        || (),
-        move |state, group| {
+        move |rank| {
+            let state = b.state.build(b.gb, rank, world, cut, parts)?;
             let leaves = blueprint(&state);
-            let (mut plain, report) =
+            Ok((state, leaves))
+        },
+        || (),
+        move |(state, leaves), group| {
+            let (plain, report) =
                 block_on(reshard::load(state, &url).group(group).verify(verify).with_report())?;
+            Ok((plain, report.totals, leaves))
+        },
+        move |(plain, totals, leaves)| {
             if let Ok(mut t) = sums.lock() {
-                *t = (t.0 + report.totals.needed, t.1 + report.totals.read, t.2 + report.totals.headers);
+                *t = (t.0 + totals.needed, t.1 + totals.read, t.2 + totals.headers);
             }
-            let mut next = StateDict::new();
-            for (key, leaf) in leaves {
-                let loaded =
-                    plain.remove(&key).and_then(reshard::Tree::into_leaf).and_then(Value::into_tensor);
-                next.insert(key, leaf.with_data(loaded.context("a tensor was not loaded")?));
-            }
-            Ok(next)
+            Ok((template(plain, &leaves)?, leaves))
         },
     )?;
+    let states: Vec<StateDict> = states.into_iter().map(|(state, _)| state).collect();
     states.iter().try_for_each(check)?;
     let bytes = states.iter().map(nbytes).sum();
     let peak = peak();
@@ -220,6 +225,18 @@ fn blueprint(state: &StateDict) -> Vec<(String, ShardedTensor)> {
         }
     });
     out
+}
+
+/// What was loaded, as the template of the next load.
+fn template(plain: Plain, leaves: &[(String, ShardedTensor)]) -> Result<StateDict> {
+    let Tree::Dict(mut loaded) = plain else { bail!("what was loaded is no dict") };
+    let mut out = StateDict::new();
+    for (key, leaf) in leaves {
+        let tensor = loaded.swap_remove(&Step::from(key.as_str())).and_then(Tree::into_leaf);
+        let tensor = tensor.and_then(Value::into_tensor).with_context(|| format!("{key} was not loaded"))?;
+        out.insert(key.as_str(), leaf.clone().with_data(tensor));
+    }
+    Ok(out)
 }
 
 /// All elements are 1 again.
@@ -261,6 +278,7 @@ fn plain(a: &Args, write: bool) -> Result<Measured> {
             }
             Ok((rank, memory))
         },
+        Ok,
     )?;
     Ok(Measured { seconds, bytes: per_rank as u64 * 2, ..Measured::default() })
 }
