@@ -33,6 +33,9 @@ pub enum Strides {
     Keep,
 }
 
+/// More is surely a mistake.
+const MAX_FILES: u32 = 65_536;
+
 /// Settings of the save strategy `("torch_dist", 1)`.
 ///
 /// ```
@@ -104,14 +107,12 @@ impl TorchDistConfig {
             files => Some(Arc::new(ByFiles::new(files))),
         }
     }
-}
 
-/// More is surely a mistake.
-const MAX_FILES: u32 = 65_536;
-
-#[typetag::serde(name = "torch_dist")]
-impl SaveShardedConfig for TorchDistConfig {
-    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
+    /// The format's writer, for strategies around it. [`build`](SaveShardedConfig::build) drives it by [`Planned`].
+    ///
+    /// # Errors
+    /// Settings that contradict each other.
+    pub fn writer(&self) -> Result<TorchDistWriter> {
         if self.files_per_rank > MAX_FILES {
             let what = format!("files_per_rank is {}, at most {MAX_FILES} are possible", self.files_per_rank);
             return Err(StrategyError::Invalid(what));
@@ -123,13 +124,20 @@ impl SaveShardedConfig for TorchDistConfig {
             ArchiveEra::Torch27 => Era::Torch27,
             ArchiveEra::Torch26 => Era::Torch21,
         };
-        Ok(Arc::new(Planned::new(TorchDistWriter {
+        Ok(TorchDistWriter {
             flavour: self.flavour,
             policy: self.policy(),
             archive: ArchiveOptions::default().with_era(era),
             keep_strides: self.strides == Strides::Keep,
             url: Default::default(),
-        })))
+        })
+    }
+}
+
+#[typetag::serde(name = "torch_dist")]
+impl SaveShardedConfig for TorchDistConfig {
+    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
+        Ok(Arc::new(Planned::new(self.writer()?)))
     }
 }
 

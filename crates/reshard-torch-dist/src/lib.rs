@@ -28,3 +28,4 @@ pub use config::{ArchiveEra, Strides, TorchDistConfig, TorchDistLoadConfig};
 pub use flavour::Flavour;
 pub use names::{METADATA, NAME};
 pub use table::parse_metadata;
+pub use writer::TorchDistWriter;

@@ -8,7 +8,7 @@ use crate::{
     table::{Place, Table},
 };
 use async_trait::async_trait;
-use head::{Head, Wanted, reads_all};
+use head::{Forms, Head, Wanted, reads_all};
 use reshard_model::{BoxError, Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, PieceId};
 use reshard_storage::{Check, Gather, Name, Part, Progress, StorageError, Store};
@@ -173,13 +173,14 @@ impl StorageReader for TorchDistReader {
             by_chunk.entry(r.chunk).or_default().push(r);
         }
         let mut totals = ReadTotals::default();
+        let mut forms = Forms::default();
         let mut left = by_chunk.into_iter();
         loop {
             let window: Vec<_> = left.by_ref().take(WINDOW).collect();
             if window.is_empty() {
                 return Ok(totals);
             }
-            self.read_window(window, verify, progress, &mut totals).await?;
+            self.read_window(window, verify, progress, &mut forms, &mut totals).await?;
         }
     }
 
@@ -231,10 +232,11 @@ impl TorchDistReader {
         window: Vec<(ChunkId, Vec<ReadTensor>)>,
         verify: bool,
         progress: &Progress,
+        forms: &mut Forms,
         totals: &mut ReadTotals,
     ) -> Result<()> {
         let wanted = window.iter().map(|(c, _)| self.wanted(*c)).collect::<Result<Vec<Wanted>>>()?;
-        let (heads, header_bytes, header_requests) = self.heads(&wanted, verify).await?;
+        let (heads, header_bytes, header_requests) = self.heads(&wanted, verify, forms).await?;
         totals.headers += header_bytes;
         totals.requests += header_requests;
         let mut gathers = Vec::with_capacity(heads.len());

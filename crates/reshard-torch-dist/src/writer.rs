@@ -16,9 +16,9 @@ use reshard_torch_format::{
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Writes what PyTorch's FileSystemWriter writes.
+/// Writes what PyTorch's FileSystemWriter writes; made by [`TorchDistConfig::writer`](crate::TorchDistConfig::writer).
 #[derive(Debug)]
-pub(crate) struct TorchDistWriter {
+pub struct TorchDistWriter {
     pub(crate) flavour: Flavour,
     /// How the configuration spreads items over files.
     pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,

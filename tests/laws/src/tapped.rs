@@ -3,22 +3,24 @@
 use reshard::{
     LoadShardedConfig, SaveShardedConfig,
     strategy::{LoadShardedStrategy, Planned, Result, SaveShardedStrategy, testkit::Tap},
+    torch_dist::TorchDistConfig,
 };
 use reshard_example::ExampleWriter;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The example's writer behind a tap. (The writer of `torch_dist` is not public; planners are tapped over it too.)
+/// The writer of `torch_dist`, or the example's, behind a tap.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TappedSave {
+    torch: bool,
     #[serde(skip)]
     tap: Option<Tap>,
 }
 
 impl TappedSave {
-    /// Behind `tap`.
-    pub fn new(tap: Tap) -> Self {
-        Self { tap: Some(tap) }
+    /// One of both behind `tap`.
+    pub fn new(tap: Tap, torch: bool) -> Self {
+        Self { torch, tap: Some(tap) }
     }
 }
 
@@ -26,7 +28,10 @@ impl TappedSave {
 impl SaveShardedConfig for TappedSave {
     fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
         let tap = self.tap.clone().unwrap_or_else(|| Tap::new(|_| Ok(())));
-        Ok(Arc::new(Planned::new(tap.on(ExampleWriter))))
+        Ok(match self.torch {
+            true => Arc::new(Planned::new(tap.on(TorchDistConfig::new().writer()?))),
+            false => Arc::new(Planned::new(tap.on(ExampleWriter))),
+        })
     }
 }
 

@@ -8,9 +8,9 @@ use reshard_storage::Name;
 use reshard_strategy::{Result, StrategyError};
 use reshard_torch_format::{
     Limits, TensorRef,
-    archive::{Archive, ByteOrder, Method, Record, Tail, Verify},
+    archive::{Archive, ByteOrder, Form, Method, Record, Tail, Verify},
 };
-use std::{ops::Range, sync::Arc};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 /// Bytes to fetch of each end. PyTorch puts 704 bytes before a tensor's elements and about 850 behind them.
 const END: u64 = 1 << 10;
@@ -37,12 +37,40 @@ pub(crate) struct Stored {
     pub(crate) crc32: u32,
 }
 
+/// Forms of archives that were parsed lately: most chunks of a checkpoint have one of a few.
+#[derive(Default)]
+pub(crate) struct Forms(VecDeque<(Form, TensorRef, Layout)>);
+
+impl Forms {
+    /// A checkpoint has a form for each shape of its chunks; each takes 2 KiB.
+    const MOST: usize = 32;
+
+    fn add(&mut self, form: Form, tensor: TensorRef, layout: Layout) {
+        if self.0.len() == Self::MOST {
+            self.0.pop_front();
+        }
+        self.0.push_back((form, tensor, layout));
+    }
+
+    fn find(&self, len: u64, first: &[u8], tail: &[u8]) -> Option<(&(Form, TensorRef, Layout), u32)> {
+        self.0.iter().find_map(|seen| Some((seen, seen.0.matches(len, first, tail)?)))
+    }
+}
+
 /// A chunk to look at, with what the metadata says of it.
 pub(crate) struct Wanted {
     pub(crate) chunk: ChunkId,
     pub(crate) place: Place,
     pub(crate) file: Name,
     pub(crate) range: Range<u64>,
+}
+
+impl Wanted {
+    /// Its elements lie in these bytes of its archive.
+    fn stored(&self, data: &Range<u64>, layout: Layout, crc32: u32) -> Stored {
+        let record = self.range.start + data.start..self.range.start + data.end;
+        Stored { file: self.file.clone(), record, layout, crc32 }
+    }
 }
 
 impl TorchDistReader {
@@ -66,7 +94,12 @@ impl TorchDistReader {
     }
 
     /// Reads the ends of archives, many at once. Gives the bytes that were read, too.
-    pub(crate) async fn heads(&self, wanted: &[Wanted], verify: bool) -> Result<(Vec<Head>, u64, u64)> {
+    pub(crate) async fn heads(
+        &self,
+        wanted: &[Wanted],
+        verify: bool,
+        forms: &mut Forms,
+    ) -> Result<(Vec<Head>, u64, u64)> {
         let mut ranges = Vec::with_capacity(wanted.len() * 2);
         for w in wanted {
             let Range { start, end } = w.range;
@@ -89,7 +122,11 @@ impl TorchDistReader {
                 continue;
             }
             let tail = got.next().unwrap_or_default();
-            let (head, more) = self.head(w, first, tail, verify).await?;
+            if let Some(head) = self.same_form(w, &first, &tail, forms)? {
+                heads.push(head);
+                continue;
+            }
+            let (head, more) = self.head(w, first, tail, verify, forms).await?;
             (bytes, requests) = (bytes + more.0, requests + more.1);
             heads.push(head);
         }
@@ -97,18 +134,31 @@ impl TorchDistReader {
     }
 
     async fn read_ranges(&self, ranges: Vec<(Name, Range<u64>)>, wanted: &[Wanted]) -> Result<Vec<Bytes>> {
-        let files: Vec<Name> = ranges.iter().map(|(n, _)| n.clone()).collect();
         self.store.read_ranges(ranges).await.map_err(|e| {
             // The store names the file; the reader of the message wants to know whose bytes are lost.
             let text = e.to_string();
-            let lost = files.iter().zip(0..).find(|(f, _)| text.contains(f.as_str()));
-            let key =
-                lost.and_then(|(f, _)| wanted.iter().find(|w| w.file == *f)).map(|w| self.name_of(w.chunk));
+            let lost = wanted.iter().find(|w| text.contains(w.file.as_str()));
+            let key = lost.map(|w| self.name_of(w.chunk));
             self.lost(e, key)
         })
     }
 
-    async fn head(&self, w: &Wanted, first: Bytes, tail: Bytes, verify: bool) -> Result<(Head, (u64, u64))> {
+    /// What an archive says that differs from one before in its elements and checksums only.
+    fn same_form(&self, w: &Wanted, first: &[u8], tail: &[u8], forms: &Forms) -> Result<Option<Head>> {
+        let found = forms.find(w.range.end - w.range.start, first, tail);
+        let Some(((form, tensor, layout), crc32)) = found else { return Ok(None) };
+        self.check_described(w, tensor)?;
+        Ok(Some(Head::Stored(w.stored(form.storage(), layout.clone(), crc32))))
+    }
+
+    async fn head(
+        &self,
+        w: &Wanted,
+        first: Bytes,
+        tail: Bytes,
+        verify: bool,
+        forms: &mut Forms,
+    ) -> Result<(Head, (u64, u64))> {
         let len = w.range.end - w.range.start;
         let corrupt = |e| self.corrupt(w, e);
         let mut more = (0, 0);
@@ -124,16 +174,20 @@ impl TorchDistReader {
             }
         };
         let pickle = directory.get("data.pkl").map_err(corrupt)?;
+        let mut described = vec![pickle];
         let mut known = Known { reader: self, w, first, tail, len, more };
         let pickle = known.content(pickle).await?;
         let tensor = TensorRef::parse(&pickle, &Limits::default()).map_err(corrupt)?;
         self.check_described(w, &tensor)?;
         let order = match directory.find("byteorder") {
             None => ByteOrder::Little,
-            Some(r) => ByteOrder::parse(Some(&known.content(r).await?)).map_err(corrupt)?,
+            Some(r) => {
+                described.push(r);
+                ByteOrder::parse(Some(&known.content(r).await?)).map_err(corrupt)?
+            }
         };
         let record = directory.get(&tensor.storage.record()).map_err(corrupt)?;
-        let data = known.storage_range(record).await?;
+        let data = known.data_range(record).await?;
         let more = known.more;
         tensor.check_storage(record.size).map_err(corrupt)?;
         if record.method != Method::Stored || tensor.is_lazy(order) {
@@ -146,11 +200,12 @@ impl TorchDistReader {
             return Ok((Head::Memory(tensor), (more.0 + len, more.1 + 1)));
         }
         let layout = tensor.layout().map_err(corrupt)?;
-        let record_at = w.range.start + data.start..w.range.start + data.end;
-        Ok((
-            Head::Stored(Stored { file: w.file.clone(), record: record_at, layout, crc32: record.crc32 }),
-            more,
-        ))
+        let stored = w.stored(&data, layout.clone(), record.crc32);
+        let ends = (&*known.first, &*known.tail);
+        if let Some(form) = Form::new(len, ends, &directory, &described, (record, &data)) {
+            forms.add(form, tensor, layout);
+        }
+        Ok((Head::Stored(stored), more))
     }
 
     /// A tensor out of an archive that is in memory as a whole.
@@ -233,26 +288,13 @@ impl Known<'_> {
         self.reader.at(self.w, range).await
     }
 
+    /// Where the data of a record lies. A part of it has no checksum, so what follows must confirm what the header says.
     async fn data_range(&mut self, record: &Record) -> Result<Range<u64>> {
         let header = self.bytes(record.header_range()).await?;
-        record.data_range(&header).map_err(|e| self.reader.corrupt(self.w, e))
-    }
-
-    /// Where the elements lie. A part of them has no checksum, so what follows them must confirm what the header says.
-    async fn storage_range(&mut self, record: &Record) -> Result<Range<u64>> {
-        let header = self.bytes(record.header_range()).await?;
         let data = record.data_range(&header).map_err(|e| self.reader.corrupt(self.w, e))?;
-        let behind = self.bytes(data.end..data.end.saturating_add(8)).await?;
-        let right = match header.get(6).is_some_and(|flags| flags & 8 != 0) {
-            true => behind[..4] == *b"PK\x07\x08" && behind[4..] == record.crc32.to_le_bytes(),
-            false => matches!(&behind[..4], b"PK\x03\x04" | b"PK\x01\x02"),
-        };
-        match right {
-            true => Ok(data),
-            false => {
-                Err(self.reader.bad(self.w, "its elements are not followed by what its zip archive says"))
-            }
-        }
+        let behind = self.bytes(record.behind(&data)).await?;
+        record.confirm(&data, &behind).map_err(|e| self.reader.corrupt(self.w, e))?;
+        Ok(data)
     }
 
     /// A small record, checked.

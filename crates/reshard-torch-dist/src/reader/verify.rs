@@ -173,8 +173,7 @@ impl Verifier<'_> {
     async fn described(&self, w: &Wanted, directory: &Directory) -> Result<()> {
         let corrupt = |e| self.r.corrupt(w, e);
         let record = directory.get("data.pkl").map_err(corrupt)?;
-        let header = self.read(w, record.header_range()).await?;
-        let range = record.data_range(&header).map_err(corrupt)?;
+        let range = self.data_range(w, record).await?;
         let stored = self.read(w, range).await?;
         let pickle = reshard_torch_format::archive::unpack(record, stored, 1 << 20).map_err(corrupt)?;
         let tensor = reshard_torch_format::TensorRef::parse(&pickle, &Limits::default()).map_err(corrupt)?;
@@ -183,11 +182,18 @@ impl Verifier<'_> {
         tensor.check_storage(storage.size).map_err(corrupt)
     }
 
-    /// Checks one record in pieces, so that memory stays bounded whatever its size.
-    async fn record(&self, w: &Wanted, record: &Record) -> Result<()> {
+    async fn data_range(&self, w: &Wanted, record: &Record) -> Result<std::ops::Range<u64>> {
         let corrupt = |e| self.r.corrupt(w, e);
         let header = self.read(w, record.header_range()).await?;
         let range = record.data_range(&header).map_err(corrupt)?;
+        record.confirm(&range, &self.read(w, record.behind(&range)).await?).map_err(corrupt)?;
+        Ok(range)
+    }
+
+    /// Checks one record in pieces, so that memory stays bounded whatever its size.
+    async fn record(&self, w: &Wanted, record: &Record) -> Result<()> {
+        let corrupt = |e| self.r.corrupt(w, e);
+        let range = self.data_range(w, record).await?;
         if record.method != Method::Stored {
             let stored = self.read(w, range).await?;
             let content = reshard_torch_format::archive::unpack(record, stored, Limits::default().unpacked);

@@ -129,11 +129,11 @@ fn a_fault_in_any_hook_of_a_save_is_told_to_all_and_leaves_nothing() {
                 continue;
             }
             let new = Place::new();
-            for place in [&new, &old] {
+            for (place, torch) in [(&new, false), (&new, true), (&old, false), (&old, true)] {
                 let outcomes = save(group(RANKS), states(&world, &cut), place.url(), move |rank, save| {
                     let tap = faulty(hook.0, who.contains(&rank.0), false);
                     let planner = tap.on(DefaultSavePlanner::DEFAULT);
-                    save.strategy(TappedSave::new(tap))
+                    save.strategy(TappedSave::new(tap, torch))
                         .planner(planner)
                         .coordinator(Rank(coordinator))
                         .overwrite(true)
@@ -151,22 +151,6 @@ fn a_fault_in_any_hook_of_a_save_is_told_to_all_and_leaves_nothing() {
     }
 }
 
-/// The same over the writer of `torch_dist`, of which only the planner can be tapped.
-#[test]
-fn a_fault_of_a_planner_is_told_whatever_the_format_is() {
-    let world = world();
-    let cut = world.rows(RANKS);
-    for hook in SAVE.iter().filter(|h| h.0.starts_with("planner.")) {
-        let place = Place::new();
-        let outcomes = save(group(RANKS), states(&world, &cut), place.url(), move |rank, save| {
-            save.planner(faulty(hook.0, rank == Rank(0), false).on(DefaultSavePlanner::DEFAULT))
-        });
-        let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
-        assert_eq!((step, causes.keys().copied().collect::<Vec<_>>()), (hook.2, vec![0]), "{hook:?}");
-        assert!(place.files().is_empty() && place.leftovers() == 0, "{hook:?}");
-    }
-}
-
 #[test]
 fn a_panic_in_any_hook_of_a_save_is_an_error_on_all_other_ranks() {
     let world = world();
@@ -180,7 +164,7 @@ fn a_panic_in_any_hook_of_a_save_is_an_error_on_all_other_ranks() {
             let outcomes = try_save(group(RANKS), states(&world, &cut), place.url(), move |rank, save| {
                 let tap = faulty(hook.0, rank.0 == who, true);
                 let planner = tap.on(DefaultSavePlanner::DEFAULT);
-                save.strategy(TappedSave::new(tap)).planner(planner)
+                save.strategy(TappedSave::new(tap, who == 0)).planner(planner)
             });
             for (rank, outcome) in (0..).zip(outcomes) {
                 match outcome {

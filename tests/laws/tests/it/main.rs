@@ -7,6 +7,7 @@ mod contracts;
 mod groups;
 mod hooks;
 mod partial;
+mod policies;
 mod protocol;
 mod ranks_that_leave;
 mod round_trip;

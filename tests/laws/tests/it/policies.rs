@@ -1,0 +1,331 @@
+//! Sharding policies in whole saves: whatever a policy answers that holds is loaded back; whatever does not hold is an error on
+//! every rank and leaves no checkpoint.
+
+use futures::executor::block_on;
+use proptest::prelude::*;
+use reshard::{
+    Dialect, ErrorKind, OpenOptions, Region, Save, SaveReport, ShardedTensor, StateDict, Tensor,
+    plan::{DefaultSavePlanner, PlanError, SavePlanner, WriteData, WriteItem},
+    policy::{ByFiles, ByItem, Piece, PolicyError, ShardingPolicy, Shards},
+    torch_dist::TorchDistConfig,
+};
+use reshard_example::ExampleConfig;
+use reshard_laws::{
+    cases,
+    place::{Place, stores},
+    ranks::{group, load, save, told, try_save},
+    world::{Dice, World, dice, world},
+};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// Cuts pieces anywhere, and throws the parts into files in any order: a policy of a third party.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Chop {
+    throws: Vec<u32>,
+    gather: bool,
+}
+
+#[typetag::serde(name = "laws_chop")]
+impl ShardingPolicy for Chop {
+    fn description(&self) -> String {
+        "anything that holds".into()
+    }
+
+    fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> reshard::policy::Result<()> {
+        let mut dice = Dice::of(self.throws.clone());
+        for of_task in chunks_by_task(pieces) {
+            let mut files: Vec<Vec<(usize, Region)>> = vec![Vec::new(); 1 + dice.below(4) as usize];
+            for i in of_task {
+                let mut parts = vec![pieces[i].region.clone()];
+                for _ in 0..dice.below(5) {
+                    let at = dice.below(parts.len() as u64) as usize;
+                    let part = parts.swap_remove(at);
+                    parts.extend(halves(&part, &mut dice));
+                }
+                for part in parts {
+                    let file = dice.below(files.len() as u64) as usize;
+                    files[file].push((i, part));
+                }
+            }
+            for file in files {
+                out.start();
+                for (i, part) in file {
+                    out.push(i, part)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn gathers(&self) -> bool {
+        self.gather
+    }
+}
+
+fn chunks_by_task(pieces: &[Piece<'_>]) -> Vec<std::ops::Range<usize>> {
+    let mut at = 0;
+    let runs = pieces.chunk_by(|a, b| a.task == b.task).map(|run| {
+        at += run.len();
+        at - run.len()..at
+    });
+    runs.collect()
+}
+
+fn halves(part: &Region, dice: &mut Dice) -> Vec<Region> {
+    let axes: Vec<usize> = (0..part.ndim()).filter(|&a| part.lengths[a] > 1).collect();
+    let Some(&axis) = axes.get(dice.below(axes.len() as u64) as usize) else { return vec![part.clone()] };
+    let at = 1 + dice.below(part.lengths[axis] - 1);
+    let (mut a, mut b) = (part.clone(), part.clone());
+    a.lengths[axis] = at;
+    b.offsets[axis] += at;
+    b.lengths[axis] -= at;
+    vec![a, b]
+}
+
+#[derive(Clone, Debug)]
+enum Choice {
+    Chop(Chop),
+    Files(u32),
+    Items,
+}
+
+impl Choice {
+    fn set<'a>(&self, save: Save<'a>) -> Save<'a> {
+        match self {
+            Self::Chop(p) => save.policy(p.clone()),
+            Self::Files(n) => save.policy(ByFiles::new(*n)),
+            Self::Items => save.policy(ByItem::new()),
+        }
+    }
+}
+
+fn choice() -> impl Strategy<Value = Choice> {
+    let chop = (prop::collection::vec(any::<u32>(), 24), prop::bool::weighted(0.3))
+        .prop_map(|(throws, gather)| Choice::Chop(Chop { throws, gather }));
+    prop_oneof![4 => chop, 1 => (1u32..5).prop_map(Choice::Files), 1 => Just(Choice::Items)]
+}
+
+proptest! {
+    #![proptest_config(cases(64))]
+
+    #[test]
+    fn whatever_a_policy_answers_that_holds_is_loaded_back(
+        world in world(), n in 1u32..5, m in 1u32..4, mut dice in dice(), choice in choice(),
+        dialect in prop_oneof![Just(Dialect::Megatron), Just(Dialect::Dcp)],
+    ) {
+        let place = Place::new();
+        let states = world.states(&world.cut(n, &mut dice), &mut dice);
+        let chosen = choice.clone();
+        let saved = save(group(n), states, place.url(), move |_, save| chosen.set(save).dialect(dialect));
+        let saved: Vec<SaveReport> = saved.into_iter().map(|o| o.unwrap()).collect();
+        let told = saved[0].policy.clone().unwrap();
+        let items: u64 = saved[0].ranks.iter().map(|r| r.items).sum();
+        prop_assert_eq!(told.slices, items);
+        if matches!(choice, Choice::Chop(Chop { gather: true, .. })) {
+            prop_assert!(saved[0].ranks[1..].iter().all(|r| r.items == 0));
+        }
+
+        let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
+        let report = block_on(opened.verify(true, Default::default())).unwrap();
+        prop_assert!(report.damage.is_empty() && report.unchecked.is_empty(), "{:?}", report);
+        let stored = opened.metadata().chunk_count() + opened.metadata().object_count();
+        prop_assert_eq!(stored as u64, items);
+        prop_assert_eq!(block_on(opened.sidecar()).0.unwrap().policy, Some(told.description));
+
+        let cut = world.cut(m, &mut dice);
+        let (templates, watches): (Vec<_>, Vec<_>) =
+            (0..m).map(|r| world.template(&cut, r, n, dialect, &mut dice)).unzip();
+        for (r, outcome) in (0..).zip(load(group(m), templates, place.url(), |_, load| load)) {
+            world.check(&cut, r, n, &outcome.unwrap().0);
+        }
+        watches.iter().for_each(|w| w.check_filled());
+    }
+}
+
+/// What a hostile policy does.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+enum Hostile {
+    Drop,
+    Twice,
+    Overlap,
+    Outside,
+    Mix,
+    Panic,
+    Flood,
+    WrongPiece,
+    Errs,
+}
+
+impl Hostile {
+    /// With what its error has to say.
+    const ALL: [(Self, &str); 9] = [
+        (Self::Drop, "table"),
+        (Self::Twice, "table"),
+        (Self::Overlap, "table"),
+        (Self::Outside, "table"),
+        (Self::Mix, "table"),
+        (Self::Panic, "I am hostile"),
+        (Self::Flood, "slices"),
+        (Self::WrongPiece, "piece"),
+        (Self::Errs, "not today"),
+    ];
+}
+
+#[typetag::serde(name = "laws_hostile")]
+impl ShardingPolicy for Hostile {
+    fn description(&self) -> String {
+        "of no good will".into()
+    }
+
+    #[expect(clippy::panic, reason = "that is what it is for")]
+    fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> reshard::policy::Result<()> {
+        for (i, p) in pieces.iter().enumerate().skip(usize::from(matches!(self, Self::Drop))) {
+            if i == 0 || !matches!(self, Self::Mix) && pieces[i - 1].task != p.task {
+                out.start();
+            }
+            out.push(i, p.region.clone())?;
+        }
+        out.start();
+        let first: Region = pieces[0].region.clone();
+        match self {
+            Self::Drop | Self::Mix => {}
+            Self::Twice => out.push(0, first)?,
+            Self::Overlap => out.push(0, Region { lengths: vec![1; 2].into(), ..first })?,
+            Self::Outside => out.push(0, Region::new([40, 0], [1, 2]))?,
+            Self::Panic => panic!("I am hostile"),
+            Self::Flood => (0..10_000_000).try_for_each(|_| out.push(0, first.clone()))?,
+            Self::WrongPiece => out.push(pieces.len(), first)?,
+            Self::Errs => return Err(PolicyError::invalid("not today")),
+        }
+        Ok(())
+    }
+}
+
+/// A table in rows over `ranks`, and one more tensor a rank.
+fn tables(ranks: u64) -> Vec<StateDict> {
+    let rank = |r| {
+        let rows = Tensor::from_vec(&[4, 2], (0..8).map(|i| (r * 8 + i) as f32).collect()).unwrap();
+        let mut state = StateDict::new();
+        state.insert("table", ShardedTensor::from_rank_offsets("table", rows, &[(0, r, ranks)]).unwrap());
+        let own = Tensor::from_vec(&[3], vec![r as u8; 3]).unwrap();
+        state.insert("own", ShardedTensor::full(&format!("own.{r}"), own));
+        state
+    };
+    (0..ranks).map(rank).collect()
+}
+
+#[test]
+fn a_hostile_policy_is_an_error_on_every_rank_and_leaves_no_checkpoint() {
+    for (hostile, says) in Hostile::ALL {
+        for coordinator in [0, 2] {
+            let place = Place::new();
+            let outcomes = try_save(group(3), tables(3), place.url(), move |_, save| {
+                save.policy(hostile).coordinator(reshard::Rank(coordinator))
+            });
+            let outcomes: Vec<_> = outcomes.into_iter().map(|o| o.unwrap()).collect();
+            let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
+            assert_eq!((step, causes.len()), ("plan", 1), "{hostile:?}");
+            let cause = &causes[&coordinator];
+            assert!(cause.contains(says), "{hostile:?}: {cause}");
+            if !matches!(hostile, Hostile::Flood | Hostile::Errs) {
+                assert!(cause.contains("of no good will"), "{hostile:?} is not named: {cause}");
+            }
+            assert!(place.files().is_empty() && place.leftovers() == 0, "{hostile:?} left something");
+        }
+    }
+}
+
+#[test]
+fn ranks_with_different_policies_are_told_so() {
+    let place = Place::new();
+    let outcomes = try_save(group(3), tables(3), place.url(), |rank, save| match rank.0 {
+        2 => save,
+        _ => save.policy(ByFiles::new(2)),
+    });
+    let outcomes: Vec<_> = outcomes.into_iter().map(|o| o.unwrap()).collect();
+    let (_, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
+    assert!(causes[&0].contains("rank 2 was given no policy"), "{causes:?}");
+}
+
+#[test]
+fn a_policy_and_settings_of_files_exclude_each_other() {
+    let place = Place::new();
+    let config = || TorchDistConfig::new().with_files_per_rank(2);
+    let saved =
+        save(group(1), tables(1), place.url(), move |_, s| s.policy(ByItem::new()).strategy(config()));
+    let error = saved[0].as_ref().unwrap_err().to_string();
+    assert!(error.contains("2 files a task") && error.contains("a file for each item"), "{error}");
+}
+
+#[test]
+fn a_format_that_takes_no_policy_says_so() {
+    let place = Place::new();
+    let saved = save(group(1), tables(1), place.url(), |_, s| {
+        s.policy(ByItem::new()).boxed_strategy(Box::new(ExampleConfig::default()))
+    });
+    let error = saved[0].as_ref().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("sharding policy"), "{error}");
+}
+
+/// The RFC's scenario of changed values: a planner's transform, element by element as parts are written. Policies place, and
+/// never see a value.
+#[derive(Debug)]
+struct Normalize;
+
+impl SavePlanner for Normalize {
+    fn transform_object(&self, item: &WriteItem, data: WriteData) -> Result<WriteData, PlanError> {
+        let data = match self.base().transform_object(item, data)? {
+            WriteData::Tensor(data) => data,
+            object => return Ok(object),
+        };
+        let Some((shape, values)) = data.host().and_then(|t| Some((t.shape().clone(), t.to_vec::<f32>()?)))
+        else {
+            return Ok(WriteData::Tensor(data));
+        };
+        let halved = Tensor::from_vec(&shape, values.into_iter().map(|x| x / 2.).collect())?;
+        Ok(WriteData::Tensor(halved.into()))
+    }
+
+    fn base(&self) -> &dyn SavePlanner {
+        &DefaultSavePlanner::DEFAULT
+    }
+}
+
+#[test]
+fn values_are_changed_by_a_planner_once_however_they_are_cut_and_moved() {
+    for gather in [false, true] {
+        let place = Place::new();
+        let chop = Chop { throws: vec![3, 1, 4, 1, 5, 9, 2, 6], gather };
+        let saved = save(group(3), tables(3), place.url(), move |_, save| {
+            save.planner(Normalize).policy(chop.clone())
+        });
+        saved.into_iter().for_each(|o| drop(o.unwrap()));
+        let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
+        let table = block_on(opened.tensor("table").unwrap().read(..)).unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(table, (0..24).map(|i| i as f32 / 2.).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn each_rank_of_a_rank_local_save_places_its_own() {
+    let place = Place::new();
+    let saved = save(group(3), tables(3), place.url(), |_, s| s.rank_local(true).policy(ByItem::new()));
+    saved.into_iter().for_each(|o| assert_eq!(o.unwrap().policy.unwrap().shards, 2));
+    let names: BTreeSet<String> = place.files().keys().map(|n| n.to_string()).collect();
+    for r in 0..3 {
+        assert!(names.contains(&format!("__{r}_0.distcp")) && names.contains(&format!("__{r}_1.distcp")));
+    }
+}
+
+#[test]
+fn a_state_without_leaves_has_nothing_to_place() {
+    let place = Place::new();
+    let states = World { tensors: Vec::new(), objects: false, extra: reshard::Value::None };
+    let cut = states.rows(2);
+    let states = states.states(&cut, &mut Dice::of([0]));
+    let saved = save(group(2), states, place.url(), |_, s| s.policy(Chop { throws: vec![0], gather: true }));
+    let saved: Vec<_> = saved.into_iter().map(|o| o.unwrap()).collect();
+    assert_eq!(saved[0].policy.as_ref().map(|p| p.shards), Some(0));
+}
