@@ -20,7 +20,7 @@ pub use unflatten::unflatten;
 
 /// Under which path a key was saved: PyTorch's `planner_data`. Here a [`Step::Index`] is an index of a list and nothing else;
 /// int keys of dicts are text, as in PyTorch.
-pub type PlannerData = IndexMap<Box<str>, Path>;
+pub type PathOfKey = IndexMap<Box<str>, Path>;
 
 /// PyTorch's rules for which containers are taken apart and which are one object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,9 +40,9 @@ pub struct Parts {
     /// What rank 0 saves as common state. Empty in [`Dialect::Dcp`].
     pub common: Plain,
     /// The path behind each key. Empty in [`Dialect::Megatron`], which stores none.
-    pub planner_data: PlannerData,
+    pub paths: PathOfKey,
     /// Empty dicts, which have no place in an item's name and so are lost by [`Dialect::Dcp`], unless a sidecar keeps them.
-    /// Paths are like those of [`PlannerData`].
+    /// Paths are like those of [`PathOfKey`].
     pub dropped_empty: Vec<Path>,
     /// Where everything was.
     pub frame: Frame,
@@ -132,7 +132,7 @@ pub fn split_as(state: StateDict, dialect: Dialect, flatten: Flatten) -> Result<
 impl Parts {
     fn new(flat: Flat, common: Plain, slots: Tree<Slot>) -> Self {
         let frame = Frame { slots, factories: Tree::new(), lent: BTreeMap::new() };
-        Self { flat, common, planner_data: PlannerData::new(), dropped_empty: Vec::new(), frame }
+        Self { flat, common, paths: PathOfKey::new(), dropped_empty: Vec::new(), frame }
     }
 }
 

@@ -165,7 +165,7 @@ proptest! {
         let Ok(parts) = split(state.clone(), Dialect::Dcp) else { return Ok(()) };
         let values = loaded(&parts);
         let entries = parts.flat.iter().zip(values.values()).map(|((_, sharded), value)| {
-            (parts.planner_data[sharded.key()].clone(), value.clone())
+            (parts.paths[sharded.key()].clone(), value.clone())
         });
         let ours = unflatten(entries).unwrap();
         prop_assert_eq!(ours, as_torch(&expected(&state)).unwrap_or_default());
@@ -209,7 +209,7 @@ fn local_leaves_leave_no_trace_and_come_back_as_they_were() {
     for dialect in [Dialect::Megatron, Dialect::Dcp] {
         let state = dict([("local", LocalNonpersistent::new("mine").into()), ("x", value(1))]);
         let parts = split(state, dialect).unwrap();
-        assert!(!format!("{:?} {:?} {:?}", parts.flat, parts.common, parts.planner_data).contains("ocal"));
+        assert!(!format!("{:?} {:?} {:?}", parts.flat, parts.common, parts.paths).contains("ocal"));
         let loaded = loaded(&parts);
         let result = parts.frame.join(loaded, parts.common).unwrap();
         let Some(Value::Local(l)) = result.get("local").and_then(Plain::leaf) else { panic!("{result:?}") };
@@ -296,12 +296,8 @@ fn containers_are_taken_apart_as_torch_2_4_does() {
     assert_eq!(names(nested(), Flatten::Torch2_4), want);
     let parts = split(nested(), Dialect::Dcp).unwrap();
     assert_eq!(parts.dropped_empty, [path(&["empty".into()])]);
-    assert_eq!(parts.planner_data["tensors.0"], path(&["tensors".into(), 0.into()]));
-    assert_eq!(
-        parts.planner_data["value.3.0"],
-        path(&["value".into(), "3".into(), 0.into()]),
-        "a key is text"
-    );
+    assert_eq!(parts.paths["tensors.0"], path(&["tensors".into(), 0.into()]));
+    assert_eq!(parts.paths["value.3.0"], path(&["value".into(), "3".into(), 0.into()]), "a key is text");
     let Sharded::Object(ints) = &parts.flat[0] else { panic!() };
     assert_eq!(ints.data, Payload::Value(Value::List(vec![Value::Int(1), Value::Int(2)])));
     let Sharded::Tensor(t) = &parts.flat[1] else { panic!() };

@@ -1,8 +1,7 @@
 //! What ranks tell each other: what to write, what to read.
 
 use crate::{ChunkId, ObjectId, PlanError, Result};
-use indexmap::IndexMap;
-use reshard_model::{DType, Dims, Flat, Path, Region, Sharded};
+use reshard_model::{DType, Dims, Path, PathOfKey, Region};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -148,7 +147,7 @@ pub struct ReadItem {
 #[non_exhaustive]
 pub enum PlannerData {
     /// Where the leaf of each key lay in the nested state dict: what DCP's own planner puts there.
-    Paths(reshard_model::PlannerData),
+    Paths(PathOfKey),
     /// A str.
     Str(Box<str>),
     /// Bytes.
@@ -158,19 +157,6 @@ pub enum PlannerData {
 }
 
 impl PlannerData {
-    /// The path of each key of a flat state.
-    pub fn of(state: &Flat) -> Self {
-        let mut paths = IndexMap::with_capacity(state.len());
-        for (path, leaf) in state {
-            let key: Box<str> = match leaf {
-                Sharded::Tensor(t) => t.key.clone(),
-                Sharded::Object(o) => o.unique_key().into(),
-            };
-            paths.entry(key).or_insert_with(|| path.clone());
-        }
-        Self::Paths(paths)
-    }
-
     /// The path of a key, if these are paths.
     pub fn path(&self, key: &str) -> Option<&Path> {
         if let Self::Paths(p) = self { p.get(key) } else { None }

@@ -1,8 +1,6 @@
 //! The hooks of a save, and what they do by default.
 
-use crate::{
-    Metadata, PlanError, PlannerData, Result, SavePlan, TensorProperties, TensorWrite, WriteItem, WriteKind,
-};
+use crate::{Metadata, PlanError, Result, SavePlan, TensorProperties, TensorWrite, WriteItem, WriteKind};
 use reshard_model::{BoxError, Data, Flat, Payload, Region, Sharded, ShardedTensor, TensorSource, Value};
 use serde::{Deserialize, Serialize};
 use std::{any::Any, fmt::Debug, sync::Arc};
@@ -248,8 +246,6 @@ pub struct DefaultSavePlanner {
     pub proposals: Proposals,
     /// Who writes.
     pub dedup: Dedup,
-    /// Whether the commit record tells where in the nested state dict each key lay.
-    pub paths: bool,
     /// Whether pieces needn't make up their tensors: those of one rank of a rank-local save, where others have the rest.
     pub partial: bool,
 }
@@ -257,10 +253,10 @@ pub struct DefaultSavePlanner {
 impl DefaultSavePlanner {
     /// Megatron Core's.
     pub const DEFAULT: Self =
-        Self { proposals: Proposals::MainReplica, dedup: Dedup::LeastLoaded, paths: false, partial: false };
+        Self { proposals: Proposals::MainReplica, dedup: Dedup::LeastLoaded, partial: false };
 
-    /// DCP's: all replicas are offered, paths are kept.
-    pub const DCP: Self = Self { proposals: Proposals::AllReplicas, paths: true, ..Self::DEFAULT };
+    /// DCP's: all replicas are offered.
+    pub const DCP: Self = Self { proposals: Proposals::AllReplicas, ..Self::DEFAULT };
 
     /// With another choice among ranks.
     pub fn with_dedup(mut self, dedup: Dedup) -> Self {
@@ -303,8 +299,7 @@ impl SavePlanner for DefaultSavePlanner {
                 }
             });
         }
-        let planner_data = self.paths.then(|| PlannerData::of(state));
-        Ok(SavePlan { items, planner_data, files: Vec::new() })
+        Ok(SavePlan { items, ..SavePlan::default() })
     }
 
     fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {

@@ -39,6 +39,7 @@ mod checkpoint;
 mod error;
 mod load;
 mod opened;
+mod ranks;
 #[cfg(doctest)]
 mod readme;
 mod report;

@@ -1,10 +1,11 @@
 use crate::{
     Error, LoadError, LoadReport,
     opened::{HowToOpen, Opened},
+    ranks::{self, Ranks},
     report::{Act, Clock},
 };
 use indexmap::IndexMap;
-use reshard_comm::{Comm, ProcessGroup, Rank, SingleProcess};
+use reshard_comm::{Comm, ProcessGroup, Rank};
 use reshard_model::{
     Data, Dialect, Flat, Flatten, Frame, Path, Payload, Plain, Sharded, StateDict, Value, split_as,
 };
@@ -12,7 +13,6 @@ use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata};
 use reshard_storage::{Progress, Stores};
 use reshard_strategy::{LoadCx, LoadShardedConfig, Loaded, Registry, StrategyError, agree};
 use std::{
-    collections::BTreeMap,
     future::{Future, IntoFuture},
     pin::Pin,
     sync::Arc,
@@ -37,10 +37,7 @@ pub fn load<'a>(template: StateDict, url: &'a str) -> Load<'a> {
     Load {
         template,
         url,
-        group: &SingleProcess,
-        groups: BTreeMap::new(),
-        coordinator: Rank(0),
-        deadline: None,
+        ranks: Ranks::default(),
         planner: None,
         default: DefaultLoadPlanner::DEFAULT,
         verify: true,
@@ -55,10 +52,7 @@ pub fn load<'a>(template: StateDict, url: &'a str) -> Load<'a> {
 pub struct Load<'a> {
     template: StateDict,
     url: &'a str,
-    group: &'a dyn ProcessGroup,
-    groups: BTreeMap<String, Arc<dyn ProcessGroup>>,
-    coordinator: Rank,
-    deadline: Option<Duration>,
+    ranks: Ranks<'a>,
     planner: Option<Arc<dyn LoadPlanner>>,
     default: DefaultLoadPlanner,
     verify: bool,
@@ -67,29 +61,7 @@ pub struct Load<'a> {
 }
 
 impl<'a> Load<'a> {
-    /// All ranks that load together; without a group there is one.
-    pub fn group(mut self, group: &'a dyn ProcessGroup) -> Self {
-        self.group = group;
-        self
-    }
-
-    /// A sub-group that a strategy finds by name.
-    pub fn sub_group(mut self, name: &str, group: Arc<dyn ProcessGroup>) -> Self {
-        self.groups.insert(name.into(), group);
-        self
-    }
-
-    /// The rank that decides, counted in the group; 0 by default.
-    pub fn coordinator(mut self, rank: Rank) -> Self {
-        self.coordinator = rank;
-        self
-    }
-
-    /// How long one step may wait for silent ranks; half an hour by default.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = Some(deadline);
-        self
-    }
+    ranks::options!();
 
     /// A planner of your own, instead of the options below.
     pub fn planner(mut self, planner: impl LoadPlanner + 'static) -> Self {
@@ -152,10 +124,7 @@ impl<'a> Load<'a> {
     pub async fn with_report(mut self) -> Result<(Plain, LoadReport), LoadError> {
         let mut clock = Clock::start();
         let url = self.url;
-        let mut comm = Comm::new(self.group).with_coordinator(self.coordinator);
-        if let Some(deadline) = self.deadline {
-            comm = comm.with_deadline(deadline);
-        }
+        let comm = self.ranks.comm();
         let guard = comm.guard("a load");
         let template = std::mem::take(&mut self.template);
         let begun = self.begin(&comm, template).await;
@@ -207,7 +176,7 @@ impl<'a> Load<'a> {
     ) -> Result<(Plain, LoadReport), (StrategyError, StateDict)> {
         let Begun { opened, common, flat, frame, own } = begun;
         let planner = self.planner.take().unwrap_or_else(|| Arc::new(self.default));
-        let groups = std::mem::take(&mut self.groups);
+        let groups = std::mem::take(&mut self.ranks.groups);
         let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
         (cx.verify, cx.progress) = (self.verify, self.progress.clone());
         let metadata = Arc::clone(opened.reader.metadata());

@@ -1,11 +1,12 @@
 use crate::{
     Error, Result, SaveReport,
     error::Context,
+    ranks::{self, Ranks},
     report::{Act, Clock},
     sidecar::{SIDECAR, Sidecar},
 };
 use bytes::Bytes;
-use reshard_comm::{Cause, Comm, ProcessGroup, Rank, SingleProcess};
+use reshard_comm::{Cause, Comm, ProcessGroup, Rank};
 use reshard_model::{Dialect, Parts, Path, Plain, Sharded, ShardedObject, StateDict, Value, split};
 use reshard_plan::{DefaultSavePlanner, PlannerData, SavePlanner};
 use reshard_policy::ShardingPolicy;
@@ -16,7 +17,6 @@ use reshard_strategy::{
 };
 use reshard_torch_dist::{COMMON_STATE, METADATA, METADATA_JSON, MetadataJson, NAME};
 use std::{
-    collections::BTreeMap,
     future::{Future, IntoFuture},
     pin::Pin,
     sync::{
@@ -45,10 +45,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
     Save {
         state,
         url,
-        group: &SingleProcess,
-        groups: BTreeMap::new(),
-        coordinator: Rank(0),
-        deadline: None,
+        ranks: Ranks::default(),
         dialect: Dialect::default(),
         common_form: CommonForm::File,
         content_metadata: None,
@@ -84,10 +81,7 @@ const RESERVED: [&str; 2] = [COMMON_STATE, "content_metadata"];
 pub struct Save<'a> {
     state: &'a StateDict,
     url: &'a str,
-    group: &'a dyn ProcessGroup,
-    groups: BTreeMap<String, Arc<dyn ProcessGroup>>,
-    coordinator: Rank,
-    deadline: Option<Duration>,
+    ranks: Ranks<'a>,
     dialect: Dialect,
     common_form: CommonForm,
     content_metadata: Option<Value>,
@@ -103,29 +97,7 @@ pub struct Save<'a> {
 }
 
 impl<'a> Save<'a> {
-    /// All ranks that save together; without a group there is one.
-    pub fn group(mut self, group: &'a dyn ProcessGroup) -> Self {
-        self.group = group;
-        self
-    }
-
-    /// A sub-group that a strategy finds by name.
-    pub fn sub_group(mut self, name: &str, group: Arc<dyn ProcessGroup>) -> Self {
-        self.groups.insert(name.into(), group);
-        self
-    }
-
-    /// The rank that decides and publishes, counted in the group; 0 by default. DCP's `coordinator_rank`.
-    pub fn coordinator(mut self, rank: Rank) -> Self {
-        self.coordinator = rank;
-        self
-    }
-
-    /// How long one step may wait for silent ranks; half an hour by default.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = Some(deadline);
-        self
-    }
+    ranks::options!();
 
     /// Whose conventions to follow: by default Megatron Core's, where leaves that are not sharded are common state; with
     /// [`Dialect::Dcp`] every leaf is an item, as `dcp.save` makes it.
@@ -235,10 +207,7 @@ impl<'a> Save<'a> {
     async fn run(mut self) -> Result<SaveReport> {
         let mut clock = Clock::start();
         let url = self.url;
-        let mut comm = Comm::new(self.group).with_coordinator(self.coordinator);
-        if let Some(deadline) = self.deadline {
-            comm = comm.with_deadline(deadline);
-        }
+        let comm = self.ranks.comm();
         let guard = comm.guard("a save");
         let prepared = self.set_up();
         let stage = begin(&comm, &prepared, url, self.if_exists).await;
@@ -316,7 +285,7 @@ impl<'a> Save<'a> {
         if self.common_form == CommonForm::Object {
             let common = Value::from(std::mem::take(&mut parts.common));
             // Every rank has a copy; the coordinator's is the main one.
-            let replica = u32::from(self.group.rank() != self.coordinator);
+            let replica = u32::from(self.ranks.group.rank() != self.ranks.coordinator);
             let object = ShardedObject::new(COMMON_STATE, common, &[1], &[0], replica)?;
             parts.flat.insert(Path(vec![COMMON_STATE.into()]), Sharded::Object(object));
         }
@@ -335,13 +304,13 @@ impl<'a> Save<'a> {
             .planner
             .take()
             .unwrap_or_else(|| Arc::new(default_planner(self.dialect).with_partial(self.rank_local)));
-        let groups = std::mem::take(&mut self.groups);
+        let groups = std::mem::take(&mut self.ranks.groups);
         let mut cx = SaveCx::new(*comm, &groups, Arc::clone(stage), self.url, planner);
         (cx.durability, cx.dialect, cx.rank_local) = (self.durability, self.dialect, self.rank_local);
         cx.progress = self.progress.clone();
         cx.policy = self.policy.take();
         if self.dialect == Dialect::Dcp {
-            cx.planner_data = Some(PlannerData::Paths(parts.planner_data));
+            cx.planner_data = Some(PlannerData::Paths(parts.paths));
         }
         let mut prepared = sharded.prepare(parts.flat, &cx).await?;
         clock.done(Act::Decide);
@@ -425,12 +394,7 @@ struct SetUp {
 fn default_planner(dialect: Dialect) -> DefaultSavePlanner {
     match dialect {
         Dialect::Megatron => DefaultSavePlanner::DEFAULT,
-        Dialect::Dcp => {
-            let mut planner = DefaultSavePlanner::DCP;
-            // The paths come with the context: they tell indices of lists from int keys of dicts.
-            planner.paths = false;
-            planner
-        }
+        Dialect::Dcp => DefaultSavePlanner::DCP,
     }
 }
 

@@ -28,9 +28,7 @@ impl Rewrite {
             }
             (_, other) => other.cloned(),
         };
-        let mut base = DefaultSavePlanner::DCP;
-        base.paths = false;
-        Self { base, source, planner_data }
+        Self { base: DefaultSavePlanner::DCP, source, planner_data }
     }
 }
 

@@ -1,6 +1,6 @@
 //! PyTorch DCP's way: every leaf is an item under its path.
 
-use super::{Flatten, Parts, PlannerData, Slot, structure};
+use super::{Flatten, Parts, PathOfKey, Slot, structure};
 use crate::{
     Data, Flat, Leaf, ModelError, Path, Payload, Plain, Result, Sharded, ShardedObject, ShardedTensor,
     StateDict, Step, Tree, Value,
@@ -11,7 +11,7 @@ pub(super) fn split(state: StateDict, flatten: Flatten) -> Result<Parts> {
     let mut out = Items {
         flatten,
         flat: Flat::new(),
-        planner_data: PlannerData::new(),
+        paths: PathOfKey::new(),
         names: IndexMap::new(),
         dropped_empty: Vec::new(),
         path: Vec::new(),
@@ -23,7 +23,7 @@ pub(super) fn split(state: StateDict, flatten: Flatten) -> Result<Parts> {
         other => out.take(other)?,
     };
     let mut parts = Parts::new(out.flat, Plain::new(), slots);
-    parts.planner_data = out.planner_data;
+    parts.paths = out.paths;
     parts.dropped_empty = out.dropped_empty;
     Ok(parts)
 }
@@ -55,7 +55,7 @@ struct Name {
 struct Items {
     flatten: Flatten,
     flat: Flat,
-    planner_data: PlannerData,
+    paths: PathOfKey,
     names: IndexMap<String, Name>,
     dropped_empty: Vec<Path>,
     path: Vec<Step>,
@@ -187,7 +187,7 @@ impl Items {
             }
             return Ok(());
         }
-        self.planner_data.insert(name.as_str().into(), Path(self.kinds.clone()));
+        self.paths.insert(name.as_str().into(), Path(self.kinds.clone()));
         self.names.insert(name, Name { path, alone });
         Ok(())
     }

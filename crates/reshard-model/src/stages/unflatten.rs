@@ -7,7 +7,7 @@ const DEPTH: usize = 400;
 /// `None`s that fill the holes of lists, in all.
 const PADDING: usize = 1 << 20;
 
-/// Builds nested values from the paths that a checkpoint stores ([`PlannerData`](super::PlannerData)), without a template.
+/// Builds nested values from the paths that a checkpoint stores ([`PathOfKey`](super::PathOfKey)), without a template.
 ///
 /// A [`Step::Key`] makes a dict, a [`Step::Index`] a list, and holes in lists are filled with [`Value::None`], all as PyTorch does.
 /// Values that are lists or dicts themselves become nodes of the tree. An empty dict where a dict is already changes nothing.

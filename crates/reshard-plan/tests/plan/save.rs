@@ -1,7 +1,5 @@
 use crate::cuts::*;
-use reshard_model::{
-    DType, Data, ErrorKind, Flat, Path, Region, Sharded, ShardedObject, ShardedTensor, Tensor,
-};
+use reshard_model::{DType, Data, ErrorKind, Flat, Path, Region, ShardedTensor, Tensor};
 use reshard_plan::*;
 
 fn error(planner: DefaultSavePlanner, ranks: &[Flat]) -> PlanError {
@@ -135,18 +133,15 @@ fn objects_are_kept_from_one_rank_by_dedup() {
 
 #[test]
 fn paths_are_merged_as_a_chain_map_is() {
-    let state = |keys: &[&str], root: &str| -> Flat {
-        keys.iter()
-            .map(|k| {
-                (
-                    Path(vec![root.into(), (*k).into()]),
-                    Sharded::Object(ShardedObject::item(k, Default::default())),
-                )
-            })
-            .collect()
+    let plan = |keys: &[&str], root: &str| {
+        let path = |k: &&str| ((*k).into(), Path(vec![root.into(), (*k).into()]));
+        SavePlan {
+            planner_data: Some(PlannerData::Paths(keys.iter().map(path).collect())),
+            ..SavePlan::default()
+        }
     };
-    let (plans, metadata) =
-        save(&DefaultSavePlanner::DCP, &[state(&["a", "b"], "0"), state(&["c", "b"], "1")]).unwrap();
+    let plans = vec![plan(&["a", "b"], "0"), plan(&["c", "b"], "1")];
+    let (plans, metadata) = DefaultSavePlanner::DCP.create_global_plan(plans).unwrap();
     let Some(PlannerData::Paths(paths)) = metadata.planner_data() else { panic!() };
     let seen: Vec<String> = paths.iter().map(|(k, p)| format!("{k}={p}")).collect();
     assert_eq!(seen, ["c=1.c", "b=0.b", "a=0.a"]);

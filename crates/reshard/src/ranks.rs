@@ -1,0 +1,59 @@
+//! Who takes part in a save or load.
+
+use reshard_comm::{Comm, ProcessGroup, Rank, SingleProcess};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+#[derive(Debug)]
+pub(crate) struct Ranks<'a> {
+    pub(crate) group: &'a dyn ProcessGroup,
+    /// Sub-groups that strategies find by name.
+    pub(crate) groups: BTreeMap<String, Arc<dyn ProcessGroup>>,
+    pub(crate) coordinator: Rank,
+    pub(crate) deadline: Option<Duration>,
+}
+
+impl Default for Ranks<'_> {
+    fn default() -> Self {
+        Self { group: &SingleProcess, groups: BTreeMap::new(), coordinator: Rank(0), deadline: None }
+    }
+}
+
+impl<'a> Ranks<'a> {
+    pub(crate) fn comm(&self) -> Comm<'a> {
+        let comm = Comm::new(self.group).with_coordinator(self.coordinator);
+        match self.deadline {
+            Some(deadline) => comm.with_deadline(deadline),
+            None => comm,
+        }
+    }
+}
+
+/// The options of a group, for the builders of saves and loads; each has a field `ranks`.
+macro_rules! options {
+    () => {
+        /// All ranks that take part; without a group there is one.
+        pub fn group(mut self, group: &'a dyn ProcessGroup) -> Self {
+            self.ranks.group = group;
+            self
+        }
+
+        /// A sub-group that a strategy finds by name.
+        pub fn sub_group(mut self, name: &str, group: Arc<dyn ProcessGroup>) -> Self {
+            self.ranks.groups.insert(name.into(), group);
+            self
+        }
+
+        /// The rank that decides, counted in the group, and publishes a save; 0 by default. DCP's `coordinator_rank`.
+        pub fn coordinator(mut self, rank: Rank) -> Self {
+            self.ranks.coordinator = rank;
+            self
+        }
+
+        /// How long one step may wait for silent ranks; half an hour by default.
+        pub fn deadline(mut self, deadline: Duration) -> Self {
+            self.ranks.deadline = Some(deadline);
+            self
+        }
+    };
+}
+pub(crate) use options;
