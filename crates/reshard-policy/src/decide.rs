@@ -1,8 +1,15 @@
 //! Runs a policy and checks its answer.
 
-use crate::{Cut, Piece, Result, ShardingPolicy, Shards};
+use crate::{Cut, Piece, PolicyError, Result, ShardingPolicy, Shards};
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, Instant},
+};
+
+mod check;
+mod cover;
 
 /// How much a policy may answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,6 +17,13 @@ use std::time::Duration;
 pub struct Limits {
     /// At most this many slices; 4 for each piece and a million more by default.
     pub max_slices: Option<usize>,
+}
+
+impl Limits {
+    /// At most this many slices.
+    pub fn with_max_slices(self, max_slices: usize) -> Self {
+        Self { max_slices: Some(max_slices) }
+    }
 }
 
 /// A shard that was checked: a file of one task.
@@ -31,7 +45,7 @@ pub struct Sharding {
     pub metrics: PolicyMetrics,
 }
 
-/// Figures of a policy's call.
+/// Figures of a policy's call. They are fields of the event that [`decide`] gives to `tracing`, too.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PolicyMetrics {
@@ -53,15 +67,96 @@ pub struct PolicyMetrics {
     pub split_tensors: u64,
 }
 
-/// Asks `policy`, and checks its answer.
+/// Asks `policy`, and checks its answer: every element of every piece lies in one slice, an empty piece is there too, a
+/// shard holds pieces of one task, no slice is empty or lies elsewhere. Time and memory are those of the policy, and for the
+/// check O(n log n) and O(n) in the number of slices.
+///
+/// ```
+/// use reshard_model::{DType, Region};
+/// use reshard_policy::{Content, Limits, MaxShardSize, Piece, decide};
+/// let whole = Region::whole(&[10]);
+/// let piece = Piece {
+///     key: "w", name: "w", content: Content::Tensor(DType::Float32), global_shape: &[10], region: &whole,
+///     task: 0, device: "cpu", owner: "", tag: None, bytes: 40,
+/// };
+/// let sharding = decide(&MaxShardSize::new(32), &[piece], Limits::default())?;
+/// assert_eq!(sharding.shards[0].cuts[0].region, Region::new([0], [8]));
+/// assert_eq!((sharding.metrics.largest, sharding.metrics.smallest), (32, 8));
+/// # Ok::<(), reshard_policy::PolicyError>(())
+/// ```
 ///
 /// # Errors
-/// What the policy says, that it panicked, or what is wrong with its answer.
+/// What the policy says, that it panicked, or what is wrong with its answer, with the policy's description, the key, the
+/// slices and the shard.
 pub fn decide(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>], limits: Limits) -> Result<Sharding> {
+    if u32::try_from(pieces.len()).is_err() {
+        return Err(PolicyError::invalid(format!("{} pieces are more than 2^32", pieces.len())));
+    }
+    pieces.iter().try_for_each(Piece::check)?;
+    let description = guarded("", || policy.description())?;
     let limit = limits.max_slices.unwrap_or_else(|| pieces.len().saturating_mul(4).saturating_add(1_000_000));
+    let limit = limit.min(u32::MAX as usize);
     let mut out = Shards::with_limit(limit);
-    policy.shard(pieces, &mut out)?;
-    let task = |cuts: &[Cut]| cuts.first().and_then(|c| pieces.get(c.piece as usize)).map_or(0, |p| p.task);
-    let shards = out.into_inner().into_iter().map(|cuts| Shard { task: task(&cuts), cuts }).collect();
-    Ok(Sharding { shards, metrics: PolicyMetrics::default() })
+    let start = Instant::now();
+    let said = guarded(&description, || policy.shard(pieces, &mut out))?;
+    let duration = start.elapsed();
+    let refused = out.refused().then_some(PolicyError::TooMany { limit });
+    if let Some(source) = said.err().or(refused) {
+        return Err(PolicyError::Failed { policy: description, source: Box::new(source) });
+    }
+    let answer = out.into_inner();
+    check::check(&description, pieces, &answer)?;
+    let metrics = PolicyMetrics { description, duration, ..metrics(pieces, &answer) };
+    tracing::info!(
+        policy = metrics.description,
+        duration_us = metrics.duration.as_micros() as u64,
+        shards = metrics.shards,
+        slices = metrics.slices,
+        bytes = metrics.bytes,
+        largest = metrics.largest,
+        smallest = metrics.smallest,
+        split_tensors = metrics.split_tensors,
+        "a sharding policy has decided"
+    );
+    let task = |cuts: &[Cut]| cuts.first().map_or(0, |c| pieces[c.piece as usize].task);
+    let shards = answer.into_iter().map(|cuts| Shard { task: task(&cuts), cuts }).collect();
+    Ok(Sharding { shards, metrics })
 }
+
+/// A policy is somebody else's code: what it panics with is an error.
+fn guarded<T>(description: &str, call: impl FnOnce() -> T) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(call))
+        .map_err(|panic| PolicyError::Panicked { policy: description.into(), what: words(&*panic) })
+}
+
+fn words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| Some(panic.downcast_ref::<String>()?));
+    text.unwrap_or("with something that is no text").into()
+}
+
+/// Of an answer that was checked.
+fn metrics(pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> PolicyMetrics {
+    let mut split: Vec<&str> = Vec::new();
+    let mut out = PolicyMetrics { shards: answer.len() as u64, ..PolicyMetrics::default() };
+    for (number, cuts) in answer.iter().enumerate() {
+        let mut bytes = 0u64;
+        for cut in cuts {
+            let piece = &pieces[cut.piece as usize];
+            bytes = bytes.saturating_add(piece.inner_bytes(&cut.region));
+            if cut.region != *piece.region && split.last() != Some(&piece.key) {
+                split.push(piece.key);
+            }
+        }
+        out.slices += cuts.len() as u64;
+        out.bytes = out.bytes.saturating_add(bytes);
+        out.largest = out.largest.max(bytes);
+        out.smallest = if number == 0 { bytes } else { out.smallest.min(bytes) };
+    }
+    split.sort_unstable();
+    split.dedup();
+    out.split_tensors = split.len() as u64;
+    out
+}
+
+#[cfg(test)]
+mod tests;

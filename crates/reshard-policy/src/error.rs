@@ -10,8 +10,16 @@ pub enum PolicyError {
         /// How many are allowed.
         limit: usize,
     },
+    /// What a policy said instead of an answer.
+    #[error("policy \"{policy}\" gives no answer")]
+    Failed {
+        /// Description of the policy.
+        policy: String,
+        /// Why.
+        source: Box<PolicyError>,
+    },
     /// An answer that does not hold.
-    #[error("policy \"{policy}\": {key} {region}: {what}{}", shard.map(|s| format!(" (shard {s})")).unwrap_or_default())]
+    #[error("policy \"{policy}\": {key} {region} {what}{}", shard.map(|s| format!(" (shard {s})")).unwrap_or_default())]
     Wrong {
         /// Description of the policy.
         policy: String,
@@ -23,6 +31,22 @@ pub enum PolicyError {
         shard: Option<usize>,
         /// What is wrong.
         what: String,
+    },
+    /// An answer that speaks of a piece which was not given.
+    #[error(
+        "policy \"{policy}\": there is no piece {piece}, of which it wants {region} (shard {shard}); it was given {pieces}"
+    )]
+    NoPiece {
+        /// Description of the policy.
+        policy: String,
+        /// Number of the piece.
+        piece: u32,
+        /// How many there are.
+        pieces: usize,
+        /// The slice.
+        region: Region,
+        /// Number of the shard.
+        shard: usize,
     },
     /// A policy that panicked.
     #[error("policy \"{policy}\" panicked: {what}")]

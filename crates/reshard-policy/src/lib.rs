@@ -6,16 +6,21 @@
 mod decide;
 mod error;
 mod files;
+mod max_shard_size;
 pub mod partition;
 mod piece;
 mod policy;
 mod shards;
 mod size;
+mod tasks;
+#[cfg(test)]
+mod testing;
 
 pub use decide::{Limits, PolicyMetrics, Shard, Sharding, decide};
 pub use error::PolicyError;
 pub use files::{ByFiles, ByItem};
-pub use piece::{Content, Piece};
+pub use max_shard_size::{MaxShardSize, MaxShardSizeMode};
+pub use piece::{Content, Piece, Slice};
 pub use policy::ShardingPolicy;
 pub use shards::{Cut, Shards};
 pub use size::{ByteSize, GIB, KIB, MIB};

@@ -17,19 +17,25 @@ pub struct Shards {
     shards: Vec<Vec<Cut>>,
     slices: usize,
     limit: usize,
+    refused: bool,
 }
 
 impl Shards {
     /// Takes at most `limit` slices.
     pub fn with_limit(limit: usize) -> Self {
-        Self { shards: Vec::new(), slices: 0, limit }
+        Self { shards: Vec::new(), slices: 0, limit, refused: false }
     }
 
     /// What follows goes into a new shard. Nothing happens while the current one is empty.
     pub fn start(&mut self) {
-        if self.shards.last().is_none_or(|s| !s.is_empty()) {
-            self.shards.push(Vec::new());
+        if let Some(last) = self.shards.last_mut() {
+            if last.is_empty() {
+                return;
+            }
+            last.shrink_to_fit();
         }
+        // Many shards have one slice; those that have more grow.
+        self.shards.push(Vec::with_capacity(1));
     }
 
     /// Puts a part of a piece into the current shard.
@@ -37,10 +43,11 @@ impl Shards {
     /// # Errors
     /// [`PolicyError::TooMany`].
     pub fn push(&mut self, piece: usize, region: Region) -> Result<()> {
-        if self.slices == self.limit {
+        let piece = u32::try_from(piece).ok().filter(|_| self.slices < self.limit);
+        let Some(piece) = piece else {
+            self.refused = true;
             return Err(PolicyError::TooMany { limit: self.limit });
-        }
-        let piece = u32::try_from(piece).map_err(|_| PolicyError::TooMany { limit: self.limit })?;
+        };
         self.slices += 1;
         if self.shards.is_empty() {
             self.start();
@@ -51,11 +58,48 @@ impl Shards {
         Ok(())
     }
 
+    /// How many more slices it takes.
+    pub fn room(&self) -> usize {
+        self.limit - self.slices
+    }
+
+    /// Whether a slice was refused, also if the policy made nothing of that.
+    pub(crate) fn refused(&self) -> bool {
+        self.refused
+    }
+
     /// The shards, none of them empty.
     pub fn into_inner(mut self) -> Vec<Vec<Cut>> {
         if self.shards.last().is_some_and(Vec::is_empty) {
             self.shards.pop();
         }
         self.shards
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_shard_cannot_be_made() {
+        let mut out = Shards::with_limit(9);
+        for _ in 0..2 {
+            out.start();
+            out.start();
+            out.push(0, Region::default()).unwrap();
+        }
+        out.start();
+        assert_eq!(out.into_inner().iter().map(Vec::len).collect::<Vec<_>>(), [1, 1]);
+        assert!(Shards::with_limit(9).into_inner().is_empty());
+    }
+
+    #[test]
+    fn the_limit_holds_while_the_policy_runs() {
+        let mut out = Shards::with_limit(2);
+        out.push(0, Region::default()).unwrap();
+        assert_eq!(out.room(), 1);
+        out.push(1, Region::default()).unwrap();
+        assert!(!out.refused() && out.push(2, Region::default()).is_err() && out.refused());
     }
 }

@@ -1,0 +1,134 @@
+use crate::{ByteSize, Content, Piece, PolicyError, Result, ShardingPolicy, Shards, tasks::by_task};
+use reshard_model::DType;
+use serde::{Deserialize, Serialize};
+
+mod fill;
+mod tensorflow;
+
+/// Shards of at most so many bytes of payload. Larger tensors are cut.
+///
+/// Each task's pieces are taken in their order and fill as few shards as hold them, each up to the limit. A tensor is cut
+/// only where a shard would else stay so empty that one more is needed; then the cut lies between two indexes of its first
+/// axis if it can, else of the second, and so on. Every slice is contiguous in its piece, so that it is written without a
+/// copy. What can't be cut and is larger than the limit (one element, one string, an object) gets a shard of its own, behind
+/// the others, and a warning. Tensors without elements are kept.
+///
+/// The limit counts elements and strings; what a format puts around them (heads, alignment, pickles) comes on top.
+///
+/// ```
+/// use reshard_policy::{MIB, MaxShardSize, ShardingPolicy};
+/// let policy = MaxShardSize::new(500 * MIB);
+/// let json = r#"{ "type": "max_shard_size", "max_shard_size": "500 MiB" }"#;
+/// let same: Box<dyn ShardingPolicy> = serde_json::from_str(json).unwrap();
+/// assert_eq!(same.description(), policy.description());
+/// ```
+///
+/// TensorFlow's policy of that name, cut by cut, is [`MaxShardSizeMode::TensorFlow`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MaxShardSize {
+    /// The limit in bytes.
+    pub max_shard_size: ByteSize,
+    /// How shards are filled.
+    #[serde(default)]
+    pub mode: MaxShardSizeMode,
+    /// Cuts no tensor that TensorFlow can't put together again: strings, float16, uint16, uint32, uint64, and what
+    /// TensorFlow 2.21 has no copy of slices for. They may then be larger than the limit.
+    #[serde(default)]
+    pub readable_by_tensorflow: bool,
+}
+
+/// How [`MaxShardSize`] fills shards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum MaxShardSizeMode {
+    /// As few shards as hold the bytes, with few cuts.
+    #[default]
+    Fill,
+    /// As TensorFlow 2.21's `MaxShardSizePolicy`: cuts into balanced parts along one axis at a time, strings counted by the
+    /// longest. Where TensorFlow never returns, because no slice of one index fits, or raises (vectors of no strings, most
+    /// arrays of strings) it is an error; where TensorFlow leaves out tensors without elements, so does it, and
+    /// [`decide`](crate::decide) refuses that.
+    #[serde(rename = "tensorflow")]
+    TensorFlow,
+}
+
+impl MaxShardSize {
+    /// Shards of at most so many bytes.
+    pub fn new(max_shard_size: u64) -> Self {
+        let max_shard_size = ByteSize(max_shard_size);
+        Self { max_shard_size, mode: MaxShardSizeMode::Fill, readable_by_tensorflow: false }
+    }
+
+    /// As TensorFlow cuts.
+    pub fn tensorflow(max_shard_size: u64) -> Self {
+        Self { mode: MaxShardSizeMode::TensorFlow, ..Self::new(max_shard_size) }
+    }
+
+    /// Cuts no tensor that TensorFlow can't put together again.
+    pub fn readable_by_tensorflow(self) -> Self {
+        Self { readable_by_tensorflow: true, ..self }
+    }
+
+    fn keeps_whole(&self, piece: &Piece<'_>) -> bool {
+        match piece.content {
+            Content::Object => true,
+            Content::Strings(_) => self.readable_by_tensorflow,
+            Content::Tensor(dtype) => self.readable_by_tensorflow && !COPIED_BY_TENSORFLOW.contains(&dtype),
+        }
+    }
+}
+
+/// Types of which TensorFlow 2.21 can copy slices together.
+const COPIED_BY_TENSORFLOW: [DType; 11] = [
+    DType::Float32,
+    DType::Float64,
+    DType::BFloat16,
+    DType::Int8,
+    DType::Int16,
+    DType::Int32,
+    DType::Int64,
+    DType::UInt8,
+    DType::Bool,
+    DType::Complex64,
+    DType::Complex128,
+];
+
+#[typetag::serde(name = "max_shard_size")]
+impl ShardingPolicy for MaxShardSize {
+    fn description(&self) -> String {
+        let mode = match self.mode {
+            MaxShardSizeMode::Fill => "",
+            MaxShardSizeMode::TensorFlow => ", as TensorFlow cuts",
+        };
+        let readable = if self.readable_by_tensorflow { ", readable by TensorFlow" } else { "" };
+        format!("shards of at most {}{mode}{readable}", self.max_shard_size)
+    }
+
+    fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
+        let limit = self.max_shard_size.0;
+        if limit == 0 && self.mode == MaxShardSizeMode::Fill {
+            return Err(PolicyError::invalid("max_shard_size is 0; nothing fits into such a shard"));
+        }
+        for task in by_task(pieces) {
+            out.start();
+            match self.mode {
+                MaxShardSizeMode::Fill => fill::fill(self, pieces, &task, out)?,
+                MaxShardSizeMode::TensorFlow => tensorflow::fill(self, pieces, &task, out)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Says that a shard will be larger than wanted.
+fn warn_too_large(piece: &Piece<'_>, bytes: u64, limit: u64) {
+    tracing::warn!(
+        key = piece.key,
+        region = %piece.region,
+        bytes,
+        limit,
+        "what can't be cut is larger than the limit, and becomes a shard of its own"
+    );
+}
