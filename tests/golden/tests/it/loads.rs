@@ -189,5 +189,6 @@ fn declared(d: &Json) -> ShardedTensor {
         prepend_axis_num: d["prepend_axis_num"].as_u64().unwrap() as usize,
         allow_shape_mismatch: d["allow_shape_mismatch"].as_bool().unwrap(),
         flattened_range: some("flattened_range").map(|f| f[0]..f[1]),
+        tag: None,
     }
 }
