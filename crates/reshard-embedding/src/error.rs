@@ -1,0 +1,74 @@
+use reshard_model::{DType, ErrorKind, ModelError};
+use reshard_policy::PolicyError;
+
+/// What can go wrong with variables in parts.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EmbeddingError {
+    /// A declaration or an argument that does not fit.
+    #[error("{name}: {what}")]
+    Invalid {
+        /// Name of the variable.
+        name: String,
+        /// What is wrong, with both values.
+        what: String,
+    },
+    /// An id without a row.
+    #[error("{name}: id {id} at position {at} is out of range: {why}")]
+    IdOutOfRange {
+        /// Name of the variable.
+        name: String,
+        /// The id.
+        id: i64,
+        /// Where it stands in the list of ids, row-major.
+        at: usize,
+        /// Which ids there are.
+        why: String,
+    },
+    /// Arithmetic on an element type that has none, such as bool, complex numbers and 8-bit floats.
+    #[error("{name}: {op} is not defined for {dtype}")]
+    Unsupported {
+        /// Name of the variable.
+        name: String,
+        /// What was to be done.
+        op: &'static str,
+        /// Element type.
+        dtype: DType,
+    },
+    /// A part that is needed and lies in another process, or was never filled.
+    #[error("{name}: part {part} belongs to task {task} and has no data here")]
+    NoData {
+        /// Name of the variable.
+        name: String,
+        /// Number of the part.
+        part: usize,
+        /// The task that holds it.
+        task: u32,
+    },
+    /// Tensors and buffers.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Partitioners and partitions.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+}
+
+impl EmbeddingError {
+    /// With text.
+    pub(crate) fn invalid(name: &str, what: impl Into<String>) -> Self {
+        Self::Invalid { name: name.into(), what: what.into() }
+    }
+
+    /// What the caller can do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::Model(e) => e.kind(),
+            Self::Policy(e) => e.kind(),
+            Self::Invalid { .. } | Self::IdOutOfRange { .. } | Self::NoData { .. } => ErrorKind::Invalid,
+        }
+    }
+}
+
+/// Result of this crate's functions.
+pub type Result<T, E = EmbeddingError> = std::result::Result<T, E>;

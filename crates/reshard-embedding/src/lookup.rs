@@ -1,0 +1,210 @@
+use crate::{EmbeddingError, Ids, Permutation, Result, ShardedVariable, memory::filled, rows::Rows};
+use bytes::Bytes;
+use reshard_model::{Dims, Tensor};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+mod gradients;
+mod norm;
+mod sparse;
+
+pub use gradients::{IndexedSlices, lookup_gradients};
+pub use sparse::{Combiner, SparseIds, embedding_lookup_sparse, safe_embedding_lookup_sparse};
+
+/// Which row of which part an id means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Strategy {
+    /// Ids count the rows of all parts one after the other, wherever the parts begin.
+    #[default]
+    Div,
+    /// As programs of TensorFlow 1 read a table by default: of `n` parts, id `i` is row `i / n` of part `i % n`.
+    /// [`Permutation::of_mod`] says the same for a table whose parts are no longer those.
+    Mod,
+}
+
+/// How rows are looked up.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LookupOptions<'a> {
+    strategy: Strategy,
+    max_norm: Option<f64>,
+    permutation: Option<&'a Permutation>,
+    threads: Option<usize>,
+}
+
+impl<'a> LookupOptions<'a> {
+    /// As is: no clipping, no permutation, as many threads as there are processors.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What ids mean.
+    pub fn strategy(self, strategy: Strategy) -> Self {
+        Self { strategy, ..self }
+    }
+
+    /// Rows whose L2 norm is larger are scaled to this one. The table does not change.
+    ///
+    /// With `c = max(max_norm, 0)` a row `x` becomes `x * c / max(norm(x), c)`, multiplied first, as in TensorFlow: rows that
+    /// are short enough may change by rounding.
+    pub fn max_norm(self, max_norm: f64) -> Self {
+        Self { max_norm: Some(max_norm), ..self }
+    }
+
+    /// The table's rows are in this order.
+    pub fn through(self, permutation: &'a Permutation) -> Self {
+        Self { permutation: Some(permutation), ..self }
+    }
+
+    /// At most so many threads.
+    pub fn threads(self, threads: usize) -> Self {
+        Self { threads: Some(threads), ..self }
+    }
+}
+
+/// The rows with these ids: of the shape of the ids, with the axes of a row behind.
+///
+/// ```
+/// use reshard_embedding::{Ids, LookupOptions, ShardedVariable, embedding_lookup};
+/// use reshard_model::Tensor;
+/// let part = |rows: &[f32]| Tensor::from_vec(&[rows.len() as u64, 1], rows.to_vec());
+/// let table = ShardedVariable::from_parts("emb", [part(&[0., 1., 2., 3.])?, part(&[4., 5.])?])?;
+/// let ids = Ids::shaped(vec![4, 0, 5, 4], &[2, 2])?;
+/// let rows = embedding_lookup(&table, ids, &LookupOptions::new().max_norm(2.0))?;
+/// assert_eq!(*rows.shape(), [2, 2, 1].into());
+/// assert_eq!(rows.to_vec::<f32>().unwrap(), [2., 0., 2., 2.]);
+/// assert!(embedding_lookup(&table, &[6], &LookupOptions::new()).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// An id without a row, a part that is needed and has no data here, a permutation of another number of rows, `max_norm` for other
+/// elements than float16, bfloat16, float32 and float64, and when there is no memory.
+pub fn embedding_lookup<'a>(
+    table: &ShardedVariable,
+    ids: impl Into<Ids<'a>>,
+    options: &LookupOptions<'_>,
+) -> Result<Tensor> {
+    let ids = ids.into();
+    let reader = Reader::new(table, options)?;
+    let list = shape_of_rows(table, &[ids.values().len() as u64]);
+    let rows =
+        filled(table.name(), table.dtype(), &list, options.threads, |run, to| reader.read(&ids, run, to))?;
+    Ok(rows.view(&shape_of_rows(table, ids.shape()))?)
+}
+
+/// These axes, and those of a row.
+fn shape_of_rows(table: &ShardedVariable, axes: &[u64]) -> Dims {
+    axes.iter().chain(table.row_shape()).copied().collect()
+}
+
+/// From ids to places in parts.
+#[derive(Clone, Copy)]
+enum Places<'a> {
+    Div(&'a Rows),
+    Mod(&'a Rows),
+    Through(&'a Rows, &'a Permutation),
+}
+
+impl<'a> Places<'a> {
+    fn new(table: &'a ShardedVariable, options: &LookupOptions<'a>) -> Result<Self> {
+        let fail = |what: String| Err(EmbeddingError::invalid(table.name(), what));
+        let rows = table.rows();
+        match (options.strategy, options.permutation) {
+            (Strategy::Div, None) => Ok(Self::Div(rows)),
+            (Strategy::Mod, None) => Ok(Self::Mod(rows)),
+            (Strategy::Mod, Some(_)) => {
+                fail("\"mod\" is an order of rows of its own; a permutation goes with \"div\"".into())
+            }
+            (Strategy::Div, Some(p)) if p.len() as u64 != rows.total() => {
+                fail(format!("a permutation of {} rows for a table of {}", p.len(), rows.total()))
+            }
+            (Strategy::Div, Some(p)) => Ok(Self::Through(rows, p)),
+        }
+    }
+
+    #[inline]
+    fn locate(self, id: i64) -> Option<(usize, u64)> {
+        let id = u64::try_from(id).ok()?;
+        match self {
+            Self::Div(rows) => rows.locate(id),
+            Self::Mod(rows) => {
+                let parts = rows.parts() as u64;
+                let (part, row) = ((id % parts) as usize, id / parts);
+                (row < rows.len(part)).then_some((part, row))
+            }
+            Self::Through(rows, permutation) => rows.locate(permutation.row_of(id)?),
+        }
+    }
+
+    /// Why an id has no place.
+    fn refuse(self, table: &ShardedVariable, id: i64, at: usize) -> EmbeddingError {
+        let (Self::Mod(rows), Ok(row)) = (self, u64::try_from(id)) else { return table.out_of_range(id, at) };
+        let parts = rows.parts() as u64;
+        let (part, row) = ((row % parts) as usize, row / parts);
+        let why = format!("in \"mod\" order it is row {row} of part {part}, which has {}", rows.len(part));
+        EmbeddingError::IdOutOfRange { name: table.name().into(), id, at, why }
+    }
+}
+
+/// Clips the norm of a row.
+type Clip = fn(&mut [u8], f64);
+
+/// A table that is read.
+struct Reader<'a> {
+    table: &'a ShardedVariable,
+    places: Places<'a>,
+    /// The elements of each part; none of those that do not lie here.
+    parts: Vec<Bytes>,
+    width: usize,
+    clip: Option<(Clip, f64)>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(table: &'a ShardedVariable, options: &LookupOptions<'a>) -> Result<Self> {
+        let parts =
+            table.parts().iter().map(|p| p.data().map_or_else(Bytes::new, Tensor::to_bytes)).collect();
+        let clip = match options.max_norm {
+            None => None,
+            Some(bound) if bound.is_nan() => {
+                return Err(EmbeddingError::invalid(table.name(), "max_norm is not a number"));
+            }
+            Some(bound) => {
+                let clip = norm::clip(table.dtype()).ok_or_else(|| table.unsupported("max_norm"))?;
+                Some((clip, bound))
+            }
+        };
+        Ok(Self { table, places: Places::new(table, options)?, parts, width: table.row_bytes(), clip })
+    }
+
+    /// Where the row of an id lies. `at` is its position, for the message.
+    #[inline]
+    fn row(&self, id: i64, at: usize) -> Result<&[u8]> {
+        let Some((part, row)) = self.places.locate(id) else {
+            return Err(self.places.refuse(self.table, id, at));
+        };
+        let from = row as usize * self.width;
+        match self.parts[part].get(from..from + self.width) {
+            Some(row) => Ok(row),
+            None => {
+                Err(self.table.data(part).err().unwrap_or_else(|| self.places.refuse(self.table, id, at)))
+            }
+        }
+    }
+
+    /// Puts the rows of a run of ids one behind the other.
+    fn read(&self, ids: &Ids<'_>, run: Range<u64>, to: &mut [u8]) -> Result<()> {
+        let first = run.start as usize;
+        let ids = &ids.values()[first..run.end as usize];
+        if self.width == 0 {
+            return ids.iter().enumerate().try_for_each(|(i, &id)| self.row(id, first + i).map(drop));
+        }
+        for ((i, &id), to) in ids.iter().enumerate().zip(to.chunks_exact_mut(self.width)) {
+            to.copy_from_slice(self.row(id, first + i)?);
+            if let Some((clip, bound)) = self.clip {
+                clip(to, bound);
+            }
+        }
+        Ok(())
+    }
+}

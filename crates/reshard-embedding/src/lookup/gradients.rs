@@ -1,0 +1,113 @@
+use super::{LookupOptions, Places, shape_of_rows};
+use crate::{
+    EmbeddingError, Ids, Result, ShardedVariable,
+    memory::{edit, filled},
+    number::{Op, kernel},
+};
+use reshard_model::{Dims, Tensor};
+
+/// Some rows of a tensor: row `i` of `values` belongs to row `indices[i]`. A row may come several times; then its values add up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct IndexedSlices {
+    /// Rows of the tensor.
+    pub indices: Vec<i64>,
+    /// Their values.
+    pub values: Tensor,
+    /// Shape of the tensor.
+    pub dense_shape: Dims,
+}
+
+impl IndexedSlices {
+    /// All rows: those that come several times added up in order, 0 where none comes.
+    ///
+    /// # Errors
+    /// When the values are not a row for each index, when an index has no row, when elements have no addition, and when there is no
+    /// memory.
+    pub fn to_dense(&self) -> Result<Tensor> {
+        const NAME: &str = "indexed slices";
+        let fail = |what: String| Err(EmbeddingError::invalid(NAME, what));
+        let Some((&rows, row)) = self.dense_shape.split_first() else {
+            return fail("a dense shape without axes has no rows".into());
+        };
+        let wanted: Dims = std::iter::once(self.indices.len() as u64).chain(row.iter().copied()).collect();
+        if *self.values.shape() != wanted {
+            let (n, shape) = (self.indices.len(), self.values.shape());
+            return fail(format!("values of shape {shape} for {n} indices into shape {}", self.dense_shape));
+        }
+        if let Some((at, &id)) =
+            self.indices.iter().enumerate().find(|(_, i)| !u64::try_from(**i).is_ok_and(|i| i < rows))
+        {
+            let why = format!("there are {rows} rows");
+            return Err(EmbeddingError::IdOutOfRange { name: NAME.into(), id, at, why });
+        }
+        let dtype = self.values.dtype();
+        let unsupported = || EmbeddingError::Unsupported { name: NAME.into(), op: Op::Add.name(), dtype };
+        let add = kernel(Op::Add, dtype).ok_or_else(unsupported)?;
+        let mut out = Some(Tensor::zeros(NAME, dtype, &self.dense_shape)?);
+        let bytes = self.values.to_bytes();
+        let width = bytes.len() / self.indices.len().max(1);
+        edit(NAME, vec![&mut out], |memory| {
+            if let (Some(memory), 1..) = (memory.first_mut(), width) {
+                for (&i, from) in self.indices.iter().zip(bytes.chunks_exact(width)) {
+                    add(&mut memory[i as usize * width..][..width], from);
+                }
+            }
+        })?;
+        out.ok_or_else(|| EmbeddingError::invalid(NAME, "memory that was lent did not come back"))
+    }
+}
+
+/// What a gradient of looked up rows is for each part of the table: the rows of the part that were looked up, in the order of the
+/// ids and as often as they were, with their part of `upstream`. Parts of which nothing was looked up get none.
+///
+/// ```
+/// use reshard_embedding::{LookupOptions, ShardedVariable, lookup_gradients};
+/// use reshard_model::Tensor;
+/// let part = |rows: u64| Tensor::from_vec(&[rows, 1], vec![0f32; rows as usize]);
+/// let table = ShardedVariable::from_parts("emb", [part(2)?, part(1)?])?;
+/// let upstream = Tensor::from_vec(&[3, 1], vec![1f32, 2., 4.])?;
+/// let parts = lookup_gradients(&table, &[1, 2, 1], &upstream, &LookupOptions::new())?;
+/// assert_eq!((parts[0].indices.as_slice(), parts[1].indices.as_slice()), ([1, 1].as_slice(), [0].as_slice()));
+/// assert_eq!(parts[0].to_dense()?.to_vec::<f32>().unwrap(), [0., 5.]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// An id without a row, `upstream` of another shape than the looked up rows or of another element type, and options with
+/// `max_norm`: how clipping changes a gradient is not computed here.
+pub fn lookup_gradients<'a>(
+    table: &ShardedVariable,
+    ids: impl Into<Ids<'a>>,
+    upstream: &Tensor,
+    options: &LookupOptions<'_>,
+) -> Result<Vec<IndexedSlices>> {
+    let ids = ids.into();
+    table.check_value("a gradient for these ids", upstream, &shape_of_rows(table, ids.shape()))?;
+    if options.max_norm.is_some() {
+        return Err(EmbeddingError::invalid(table.name(), "no gradient is computed through max_norm"));
+    }
+    let places = Places::new(table, options)?;
+    let mut indices: Vec<Vec<i64>> = vec![Vec::new(); table.parts().len()];
+    let mut positions: Vec<Vec<usize>> = vec![Vec::new(); table.parts().len()];
+    for (at, &id) in ids.values().iter().enumerate() {
+        let (part, row) = places.locate(id).ok_or_else(|| places.refuse(table, id, at))?;
+        indices[part].push(row as i64);
+        positions[part].push(at);
+    }
+    let (bytes, width) = (upstream.to_bytes(), table.row_bytes());
+    let parts = table.parts().iter().zip(indices.into_iter().zip(positions));
+    let slices = parts.map(|(part, (indices, positions))| {
+        let shape = shape_of_rows(table, &[indices.len() as u64]);
+        let values = filled(table.name(), table.dtype(), &shape, options.threads, |run, to| {
+            if width > 0 {
+                let positions = &positions[run.start as usize..run.end as usize];
+                for (&at, to) in positions.iter().zip(to.chunks_exact_mut(width)) {
+                    to.copy_from_slice(&bytes[at * width..][..width]);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(IndexedSlices { indices, values, dense_shape: part.region().lengths.clone() })
+    });
+    slices.collect()
+}

@@ -1,0 +1,154 @@
+//! New memory that threads fill, and memory of others that is changed in place.
+
+use crate::{EmbeddingError, Result};
+use reshard_model::{Claim, DType, Dims, Landing, LandingView, Layout, ModelError, Region, Scatter, Tensor};
+use std::{collections::BTreeMap, ops::Range, sync::Arc, thread};
+
+/// The row-major layout of a shape.
+pub(crate) fn contiguous(name: &str, item: u64, shape: &[u64]) -> Result<Layout> {
+    let too_large =
+        || ModelError::invalid(name, format!("a tensor of shape {} is too large", Dims::from(shape)));
+    Ok(Layout::contiguous(item, shape).ok_or_else(too_large)?)
+}
+
+/// A claim of row-major memory, to be changed as one run.
+fn open(claim: Claim) -> Result<Scatter> {
+    let layout = contiguous("", claim.item(), claim.shape())?;
+    Ok(claim.scatter(&layout)?)
+}
+
+/// The memory of an [open](open) claim.
+fn run(claim: &mut Scatter) -> &mut [u8] {
+    claim.take_runs(1).pop().map_or_else(Default::default, |(_, run)| run)
+}
+
+/// A buffer that is lent: the tensors that it has, by their numbers.
+type Lent = (Vec<usize>, Arc<Landing>, Vec<LandingView>);
+
+/// Lends the memory of row-major tensors to `f`, in their order; of those that are missing an empty piece. They may share a
+/// buffer, but no memory, and nobody else may hold one.
+pub(crate) fn edit<R>(
+    name: &str,
+    mut tensors: Vec<&mut Option<Tensor>>,
+    f: impl FnOnce(&mut [&mut [u8]]) -> R,
+) -> Result<R> {
+    let mut buffers: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (i, tensor) in tensors.iter().enumerate() {
+        if let Some(tensor) = tensor {
+            buffers.entry(tensor.buffer_id()).or_default().push(i);
+        }
+    }
+    let mut lent: Vec<Lent> = Vec::new();
+    let mut refused = None;
+    for members in buffers.into_values() {
+        let handles = members.iter().filter_map(|&i| tensors[i].take()).collect();
+        match Landing::new(name, handles) {
+            Ok((landing, views)) => lent.push((members, landing, views)),
+            Err((e, handles)) => {
+                members.iter().zip(handles).for_each(|(&i, t)| *tensors[i] = Some(t));
+                refused = Some(e.into());
+                break;
+            }
+        }
+    }
+    let outcome = match refused {
+        Some(e) => Err(e),
+        None => opened(&lent, tensors.len()).map(|mut open| {
+            let mut runs: Vec<&mut [u8]> =
+                open.iter_mut().map(|o| o.as_mut().map_or_else(Default::default, run)).collect();
+            f(&mut runs)
+        }),
+    };
+    for (members, landing, views) in lent {
+        // No claim is left, so that the buffers come back.
+        if let Ok(handles) = landing.reclaim(views) {
+            members.iter().zip(handles).for_each(|(&i, t)| *tensors[i] = Some(t));
+        }
+    }
+    outcome
+}
+
+fn opened(lent: &[Lent], n: usize) -> Result<Vec<Option<Scatter>>> {
+    let mut out: Vec<Option<Scatter>> = (0..n).map(|_| None).collect();
+    for (members, landing, views) in lent {
+        let wants: Vec<_> = views.iter().map(|v| (v, Region::whole(v.layout().shape()))).collect();
+        for (&i, claim) in members.iter().zip(landing.claim(&wants)?) {
+            if claim.bytes() > 0 {
+                out[i] = Some(open(claim)?);
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Below so many bytes a thread costs more than it saves.
+const BYTES_PER_THREAD: u64 = 1 << 20;
+
+/// A new tensor that `f` fills, run by run of its first axis, several runs at once when there is much to do. `f` gets the
+/// indexes of a run and its memory; the runs together have all indexes, also when these have no bytes.
+pub(crate) fn filled(
+    name: &str,
+    dtype: DType,
+    shape: &Dims,
+    threads: Option<usize>,
+    f: impl Fn(Range<u64>, &mut [u8]) -> Result<()> + Sync,
+) -> Result<Tensor> {
+    let out = Tensor::zeros(name, dtype, shape)?;
+    let rows = shape.first().copied().unwrap_or(1);
+    if out.nbytes() == 0 {
+        f(0..rows, &mut [])?;
+        return Ok(out);
+    }
+    let most = threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)) as u64;
+    let runs = (out.nbytes() / BYTES_PER_THREAD).min(most).min(rows).max(1);
+    let start = |i: u64| rows / runs * i + i.min(rows % runs);
+    let indexes = |i: u64| start(i)..start(i + 1);
+    let region = |i: u64| {
+        let mut region = Region::whole(shape);
+        if let (Some(offset), Some(length)) = (region.offsets.first_mut(), region.lengths.first_mut()) {
+            (*offset, *length) = (start(i), start(i + 1) - start(i));
+        }
+        region
+    };
+    let (landing, views) = Landing::new(name, vec![out]).map_err(|(e, _)| e)?;
+    let wants: Vec<_> = views.iter().flat_map(|v| (0..runs).map(move |i| (v, region(i)))).collect();
+    let claims = landing.claim(&wants)?;
+    let work = |i: u64, claim: Claim| f(indexes(i), run(&mut open(claim)?));
+    let work = &work;
+    thread::scope(|scope| {
+        let mut claims = (0..).zip(claims);
+        let first = claims.next();
+        let others: Vec<_> = claims.map(|(i, claim)| scope.spawn(move || work(i, claim))).collect();
+        let mut outcome = first.map_or(Ok(()), |(i, claim)| work(i, claim));
+        for thread in others {
+            let theirs = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            // The first error in the order of indexes is told, however many threads there are.
+            outcome = outcome.and(theirs);
+        }
+        outcome
+    })?;
+    reclaimed(name, landing, views)
+}
+
+/// A new tensor of pieces, each with its box of it.
+pub(crate) fn assembled(
+    name: &str,
+    dtype: DType,
+    shape: &Dims,
+    pieces: &[(&Region, &Tensor)],
+) -> Result<Tensor> {
+    let (landing, views) =
+        Landing::new(name, vec![Tensor::zeros(name, dtype, shape)?]).map_err(|(e, _)| e)?;
+    let pieces = || pieces.iter().filter(|(to, _)| !to.is_empty());
+    let wants: Vec<_> = views.iter().flat_map(|v| pieces().map(move |(to, _)| (v, (*to).clone()))).collect();
+    for (claim, (_, piece)) in landing.claim(&wants)?.into_iter().zip(pieces()) {
+        claim.fill(&piece.to_bytes())?;
+    }
+    reclaimed(name, landing, views)
+}
+
+/// The one tensor that was lent.
+fn reclaimed(name: &str, landing: Arc<Landing>, views: Vec<LandingView>) -> Result<Tensor> {
+    let out = landing.reclaim(views).ok().and_then(|mut tensors| tensors.pop());
+    out.ok_or_else(|| EmbeddingError::invalid(name, "memory that was lent did not come back"))
+}

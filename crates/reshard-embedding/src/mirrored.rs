@@ -1,0 +1,75 @@
+use crate::{EmbeddingError, Result, Tasks, Variable, memory::assembled};
+use reshard_model::{DType, Plain, Region, ShardedTensor, StateDict, Tensor};
+use std::ops::Deref;
+
+/// One variable of which every task has a copy. All copies change together; one of them is saved.
+///
+/// ```
+/// use reshard_embedding::Mirrored;
+/// use reshard_model::{DType, Tensor};
+/// let mut bias = Mirrored::create("bias", &[2], DType::Float32, 3, |shape| Tensor::from_vec(shape, vec![0f32, 1.]))?;
+/// bias.assign_add(&Tensor::from_vec(&[2], vec![1f32, 1.])?)?;
+/// let copies: Vec<Vec<f32>> = bias.parts().iter().map(|p| p.data().unwrap().to_vec().unwrap()).collect();
+/// assert_eq!(copies, vec![vec![1., 2.]; 3]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Mirrored {
+    variable: Variable,
+}
+
+/// What it has and can as any variable.
+impl Deref for Mirrored {
+    type Target = Variable;
+    fn deref(&self) -> &Variable {
+        &self.variable
+    }
+}
+
+impl Mirrored {
+    /// A copy on every task. `initializer` is called once with the shape; what it makes is copied.
+    ///
+    /// Where tasks are processes each calls it, so it must give the same in all of them.
+    ///
+    /// # Errors
+    /// When there is no task, what the initializer returns, and when that has another shape or element type.
+    pub fn create(
+        name: &str,
+        shape: &[u64],
+        dtype: DType,
+        tasks: impl Into<Tasks>,
+        initializer: impl FnOnce(&[u64]) -> reshard_model::Result<Tensor>,
+    ) -> Result<Self> {
+        let tasks = tasks.into();
+        let mut out = Self::declare(name, shape, dtype, tasks)?;
+        let made = initializer(shape)?;
+        out.variable.check_part(0, &made)?;
+        let whole = Region::whole(shape);
+        for task in (0..tasks.count()).filter(|&task| tasks.is_here(task)) {
+            let copy = assembled(name, dtype, out.shape(), &[(&whole, &made)])?;
+            out.variable.put(task as usize, copy)?;
+        }
+        Ok(out)
+    }
+
+    /// As [`create`](Self::create), without data: for a load.
+    ///
+    /// # Errors
+    /// When there is no task, or the shape is too large.
+    pub fn declare(name: &str, shape: &[u64], dtype: DType, tasks: impl Into<Tasks>) -> Result<Self> {
+        let tasks = tasks.into().check(name)?;
+        let copies = (0..tasks.count()).map(|task| (Region::whole(shape), task));
+        Ok(Self { variable: Variable::declare(name, dtype, shape, copies, true)? })
+    }
+
+    /// The copy of a task.
+    ///
+    /// # Errors
+    /// When there is no such task, or its copy is not here.
+    pub fn copy(&self, task: u32) -> Result<&Tensor> {
+        let missing = || EmbeddingError::invalid(self.name(), format!("no copy of task {task} lies here"));
+        self.parts().get(task as usize).and_then(|p| p.data()).ok_or_else(missing)
+    }
+}
+
+forward_changes!(Mirrored);

@@ -1,0 +1,128 @@
+use crate::{Cut, EmbeddingError, Result, ShardedVariable, Tasks, Variable};
+use reshard_model::{
+    DType, Dims, Plain, Region, ShardedTensor, StateDict, Tensor, first_hole, first_overlap,
+};
+use reshard_policy::partition::Grid;
+use std::ops::Deref;
+
+/// One variable in parts along any axes, so that several tasks share its bytes. As a tensor it is the parts put together.
+///
+/// ```
+/// use reshard_embedding::{PartitionedVariable, ShardedVariable};
+/// use reshard_model::{DType, Tensor};
+/// use reshard_policy::partition::PartitionSpec;
+/// let spec = PartitionSpec::partitions([2, 2]);
+/// let w = PartitionedVariable::create("w", &[2, 3], DType::Int64, &spec, 4, |full, offset, shape| {
+///     let at = |i: u64| (offset[0] * full[1] + offset[1] + i) as i64;
+///     Tensor::from_vec(shape, (0..shape[1]).map(at).collect())
+/// })?;
+/// assert_eq!(w.to_tensor()?.to_vec::<i64>().unwrap(), [0, 1, 2, 3, 4, 5]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct PartitionedVariable {
+    variable: Variable,
+}
+
+/// What it has and can as any variable.
+impl Deref for PartitionedVariable {
+    type Target = Variable;
+    fn deref(&self) -> &Variable {
+        &self.variable
+    }
+}
+
+impl PartitionedVariable {
+    /// Parts that are there already, each with its offsets, all on task 0. They come in any order, and are kept in the order of
+    /// their offsets. Their memory becomes the variable's.
+    ///
+    /// # Errors
+    /// When there is no part, when parts differ in element type, don't lie in the shape, overlap or leave a hole, and when one is
+    /// a view with gaps.
+    pub fn from_parts(
+        name: &str,
+        shape: &[u64],
+        parts: impl IntoIterator<Item = (Dims, Tensor)>,
+    ) -> Result<Self> {
+        let fail = |what: String| Err(EmbeddingError::invalid(name, what));
+        let mut parts: Vec<(Region, Tensor)> =
+            parts.into_iter().map(|(at, t)| (Region::new(at, t.shape().clone()), t)).collect();
+        parts.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let Some((_, first)) = parts.first() else { return fail("a variable has at least one part".into()) };
+        let dtype = first.dtype();
+        if let Some((region, _)) = parts.iter().find(|(region, _)| !region.fits(shape)) {
+            return fail(format!("part {region} does not lie in shape {}", Dims::from(shape)));
+        }
+        let regions: Vec<Region> = parts.iter().map(|(region, _)| region.clone()).collect();
+        let range = |i: usize, a: usize| regions[i].offsets[a]..regions[i].end(a);
+        if let Some((i, j)) = first_overlap(regions.len(), shape.len(), range) {
+            return fail(format!("parts {} and {} overlap", regions[i], regions[j]));
+        }
+        if let Some(hole) = first_hole(&Region::whole(shape), &regions) {
+            return fail(format!("no part has {hole}"));
+        }
+        let variable = Variable::declare(name, dtype, shape, regions.into_iter().map(|r| (r, 0)), false)?;
+        let mut out = Self { variable };
+        for (i, (_, part)) in parts.into_iter().enumerate() {
+            out.variable.put(i, part)?;
+        }
+        Ok(out)
+    }
+
+    /// Parts on tasks, round robin, each made by `initializer` of (full shape, offset, part shape).
+    ///
+    /// # Errors
+    /// When the cut does not go with the shape, when there is no task, what the initializer returns, and when that has another shape
+    /// or element type than the part.
+    pub fn create<'a>(
+        name: &str,
+        shape: &[u64],
+        dtype: DType,
+        cut: impl Into<Cut<'a>>,
+        tasks: impl Into<Tasks>,
+        initializer: impl FnMut(&[u64], &[u64], &[u64]) -> reshard_model::Result<Tensor>,
+    ) -> Result<Self> {
+        let tasks = tasks.into();
+        let mut out = Self::declare(name, shape, dtype, cut, tasks)?;
+        out.variable.initialize(tasks, initializer)?;
+        Ok(out)
+    }
+
+    /// As [`create`](Self::create), without data: for a load, or for parts that are [filled](Self::fill) in.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn declare<'a>(
+        name: &str,
+        shape: &[u64],
+        dtype: DType,
+        cut: impl Into<Cut<'a>>,
+        tasks: impl Into<Tasks>,
+    ) -> Result<Self> {
+        let tasks = tasks.into().check(name)?;
+        let grid = cut.into().grid(tasks, shape, dtype)?;
+        Self::on(name, dtype, &grid, (0..tasks.count()).cycle())
+    }
+
+    /// The parts of a grid, on the tasks that come.
+    pub(crate) fn on(
+        name: &str,
+        dtype: DType,
+        grid: &Grid,
+        tasks: impl IntoIterator<Item = u32>,
+    ) -> Result<Self> {
+        Ok(Self { variable: Variable::declare(name, dtype, grid.shape(), grid.regions().zip(tasks), false)? })
+    }
+
+    pub(crate) fn variable_mut(&mut self) -> &mut Variable {
+        &mut self.variable
+    }
+}
+
+impl From<ShardedVariable> for PartitionedVariable {
+    fn from(sharded: ShardedVariable) -> Self {
+        Self { variable: sharded.into_variable() }
+    }
+}
+
+forward_changes!(PartitionedVariable);

@@ -1,0 +1,119 @@
+//! Which part has a row.
+
+/// Where the parts of a table begin, with a way to find the part of a row in a few steps whatever their sizes are.
+#[derive(Clone, Debug)]
+pub(crate) struct Rows {
+    /// First row of each part, and the number of rows.
+    starts: Vec<u64>,
+    /// For each run of `1 << shift` rows the part that has the first of them, and the last part at the end.
+    hints: Vec<u32>,
+    shift: u32,
+}
+
+/// More than so many parts in one run are searched by halving.
+const FEW: usize = 4;
+
+impl Rows {
+    /// Parts of so many rows, in order. The sum must fit 64 bits, and there are fewer than 2^32 parts.
+    pub(crate) fn new(lengths: impl IntoIterator<Item = u64>) -> Self {
+        let mut starts = vec![0];
+        let mut total = 0u64;
+        for n in lengths {
+            total = total.saturating_add(n);
+            starts.push(total);
+        }
+        let parts = starts.len() - 1;
+        let mut shift = 0;
+        while total.checked_shr(shift).unwrap_or(0) > 4 * parts as u64 {
+            shift += 1;
+        }
+        let runs = total.checked_shr(shift).unwrap_or(0);
+        let mut part = 0;
+        let mut hints: Vec<u32> = (0..=runs)
+            .map(|run| {
+                while part + 1 < parts && starts[part + 1] <= run << shift {
+                    part += 1;
+                }
+                part as u32
+            })
+            .collect();
+        hints.push(parts.saturating_sub(1) as u32);
+        Self { starts, hints, shift }
+    }
+
+    /// Number of rows.
+    pub(crate) fn total(&self) -> u64 {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// Number of parts.
+    pub(crate) fn parts(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// Rows of a part.
+    pub(crate) fn len(&self, part: usize) -> u64 {
+        self.starts[part + 1] - self.starts[part]
+    }
+
+    /// Where a part begins.
+    pub(crate) fn start(&self, part: usize) -> u64 {
+        self.starts[part]
+    }
+
+    /// The part that has a row, and which of its rows it is.
+    #[inline]
+    pub(crate) fn locate(&self, row: u64) -> Option<(usize, u64)> {
+        if row >= self.total() {
+            return None;
+        }
+        let run = (row >> self.shift) as usize;
+        let (mut part, last) = (self.hints[run] as usize, self.hints[run + 1] as usize);
+        if last - part > FEW {
+            part += self.starts[part + 1..=last].partition_point(|&start| start <= row);
+        } else {
+            while self.starts[part + 1] <= row {
+                part += 1;
+            }
+        }
+        Some((part, row - self.starts[part]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_row_is_found_in_the_part_that_has_it(
+            lengths in prop::collection::vec(prop_oneof![Just(0u64), 0u64..4, 0u64..200], 0..60),
+        ) {
+            let rows = Rows::new(lengths.iter().copied());
+            let mut row = 0;
+            for (part, &n) in lengths.iter().enumerate() {
+                prop_assert_eq!((rows.start(part), rows.len(part)), (row, n));
+                for i in 0..n {
+                    prop_assert_eq!(rows.locate(row), Some((part, i)));
+                    row += 1;
+                }
+            }
+            prop_assert_eq!((rows.total(), rows.parts()), (row, lengths.len()));
+            for beyond in [row, row + 1, u64::MAX] {
+                prop_assert_eq!(rows.locate(beyond), None);
+            }
+        }
+
+        #[test]
+        fn huge_tables_need_no_huge_memory(lengths in prop::collection::vec(0u64..=1 << 62, 1..4), row: u64) {
+            let total: u64 = lengths.iter().sum();
+            let rows = Rows::new(lengths.iter().copied());
+            let found = rows.locate(row);
+            prop_assert_eq!(found.is_some(), row < total);
+            if let Some((part, i)) = found {
+                prop_assert!(i < rows.len(part) && rows.start(part) + i == row);
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+use crate::{
+    Cut, EmbeddingError, Mirrored, PartitionedVariable, Result, ShardedVariable, Tasks, Variable,
+    memory::assembled,
+};
+use reshard_model::{DType, Dims, Region, Tensor};
+use reshard_policy::partition::{Grid, PartitionSpec, Partitioner};
+use serde::{Deserialize, Serialize};
+use std::{fmt, ops::Deref};
+
+/// On which task a part goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// One after the other, counted over all variables of a scope.
+    #[default]
+    RoundRobin,
+    /// On the task that has the fewest bytes; the lowest of several.
+    ByBytes,
+}
+
+/// Whether a variable is in parts, or a copy on every task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Choice {
+    /// In parts, as the scope's partitioner says.
+    Shard,
+    /// A copy on every task.
+    Mirror,
+}
+
+/// A variable that a scope made.
+#[derive(Debug)]
+pub enum AnyVariable {
+    /// In parts along the first axis, or in one.
+    Sharded(ShardedVariable),
+    /// In parts along other axes, or without axes.
+    Partitioned(PartitionedVariable),
+    /// A copy on every task.
+    Mirrored(Mirrored),
+}
+
+/// What all of them have.
+impl Deref for AnyVariable {
+    type Target = Variable;
+    fn deref(&self) -> &Variable {
+        match self {
+            Self::Sharded(v) => v,
+            Self::Partitioned(v) => v,
+            Self::Mirrored(v) => v,
+        }
+    }
+}
+
+impl AnyVariable {
+    /// The one in parts along the first axis, if it is that.
+    pub fn into_sharded(self) -> Option<ShardedVariable> {
+        if let Self::Sharded(v) = self { Some(v) } else { None }
+    }
+}
+
+type Chooser = dyn Fn(&str, &[u64], DType) -> Choice + Send + Sync;
+
+/// Makes variables, and decides for each into how many parts and on which tasks.
+///
+/// ```
+/// use reshard_embedding::{AnyVariable, Choice, VariableScope};
+/// use reshard_model::{DType, Tensor};
+/// use reshard_policy::partition::FixedShardsPartitioner;
+/// // tables in a part for each of 3 tasks; what has less than 1 kB on every task
+/// let mut scope = VariableScope::new(3)
+///     .with_partitioner(FixedShardsPartitioner::per_task())
+///     .with_chooser(|_, shape, _| if shape.iter().product::<u64>() < 250 { Choice::Mirror } else { Choice::Shard });
+/// let zeros = |_: &[u64], _: &[u64], shape: &[u64]| Tensor::zeros("", DType::Float32, shape);
+/// let table = scope.variable("emb", &[1000, 8], DType::Float32, None, zeros)?;
+/// let bias = scope.variable("bias", &[8], DType::Float32, None, zeros)?;
+/// assert!(matches!(&table, AnyVariable::Sharded(t) if t.part_rows() == [334, 333, 333]));
+/// assert!(matches!(&bias, AnyVariable::Mirrored(b) if b.parts().len() == 3));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct VariableScope {
+    partitioner: Option<Box<dyn Partitioner>>,
+    tasks: Tasks,
+    placement: Placement,
+    chooser: Option<Box<Chooser>>,
+    /// The task that comes next in turn.
+    next: u32,
+    /// Bytes of each task.
+    bytes: Vec<u64>,
+}
+
+impl fmt::Debug for VariableScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VariableScope")
+            .field("partitioner", &self.partitioner)
+            .field("tasks", &self.tasks)
+            .field("placement", &self.placement)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl VariableScope {
+    /// A scope over tasks. Its variables are in one part until it gets a partitioner.
+    pub fn new(tasks: impl Into<Tasks>) -> Self {
+        Self {
+            partitioner: None,
+            tasks: tasks.into(),
+            placement: Placement::default(),
+            chooser: None,
+            next: 0,
+            bytes: Vec::new(),
+        }
+    }
+
+    /// Cuts variables as this says.
+    pub fn with_partitioner(self, partitioner: impl Partitioner) -> Self {
+        self.with_boxed_partitioner(Box::new(partitioner))
+    }
+
+    /// Cuts variables as this says, such as it came from configuration.
+    pub fn with_boxed_partitioner(mut self, partitioner: Box<dyn Partitioner>) -> Self {
+        self.partitioner = Some(partitioner);
+        self
+    }
+
+    /// Places parts like this.
+    pub fn with_placement(mut self, placement: Placement) -> Self {
+        self.placement = placement;
+        self
+    }
+
+    /// Asks for each variable without a spec of its own (name, shape, element type) whether it is in parts or mirrored.
+    pub fn with_chooser(
+        mut self,
+        chooser: impl Fn(&str, &[u64], DType) -> Choice + Send + Sync + 'static,
+    ) -> Self {
+        self.chooser = Some(Box::new(chooser));
+        self
+    }
+
+    /// Bytes that each task has got, copies included.
+    pub fn bytes(&self) -> &[u64] {
+        &self.bytes
+    }
+
+    /// A variable. With a `spec` it is cut so, whatever chooser and partitioner say. `initializer` makes a part of (full shape,
+    /// offset, part shape); of a mirrored variable the whole.
+    ///
+    /// # Errors
+    /// When there is no task, when the cut does not go with the shape, what the initializer returns, and when that has another
+    /// shape or element type than the part. Then nothing was placed.
+    pub fn variable(
+        &mut self,
+        name: &str,
+        shape: &[u64],
+        dtype: DType,
+        spec: Option<&PartitionSpec>,
+        mut initializer: impl FnMut(&[u64], &[u64], &[u64]) -> reshard_model::Result<Tensor>,
+    ) -> Result<AnyVariable> {
+        let tasks = self.tasks.check(name)?;
+        self.bytes.resize(tasks.count() as usize, 0);
+        let choice = match (spec, &self.chooser) {
+            (None, Some(chooser)) => chooser(name, shape, dtype),
+            _ => Choice::Shard,
+        };
+        if choice == Choice::Mirror {
+            let zeros = Dims::zeros(shape.len());
+            let made = Mirrored::create(name, shape, dtype, tasks, |full| initializer(full, &zeros, full))?;
+            let each = Dims::from(shape).volume().unwrap_or(0).saturating_mul(dtype.size());
+            self.bytes.iter_mut().for_each(|b| *b = b.saturating_add(each));
+            return Ok(AnyVariable::Mirrored(made));
+        }
+        let cut = match (spec, &self.partitioner) {
+            (Some(spec), _) => Cut::Spec(spec),
+            // A scalar is never cut.
+            (None, Some(p)) if !shape.is_empty() => Cut::Partitioner(&**p),
+            _ => Cut::Whole,
+        };
+        let grid = cut.grid(tasks, shape, dtype)?;
+        let (placed, next, bytes) = self.place(&grid, dtype);
+        let along_rows = !shape.is_empty() && grid.splits()[1..].iter().all(|split| split.len() == 1);
+        let made = if along_rows {
+            let mut v = ShardedVariable::on(name, dtype, &grid, placed)?;
+            v.variable_mut().initialize(tasks, initializer)?;
+            AnyVariable::Sharded(v)
+        } else {
+            let mut v = PartitionedVariable::on(name, dtype, &grid, placed)?;
+            v.variable_mut().initialize(tasks, initializer)?;
+            AnyVariable::Partitioned(v)
+        };
+        (self.next, self.bytes) = (next, bytes);
+        Ok(made)
+    }
+
+    /// The task of each part, and what the scope remembers when they are placed.
+    fn place(&self, grid: &Grid, dtype: DType) -> (Vec<u32>, u32, Vec<u64>) {
+        let (mut next, mut bytes) = (self.next, self.bytes.clone());
+        let place = |region: Region| {
+            let task = match self.placement {
+                Placement::RoundRobin => next,
+                Placement::ByBytes => {
+                    (0..).zip(&bytes).min_by_key(|&(task, &b)| (b, task)).map_or(0, |(t, _)| t)
+                }
+            };
+            next = (next + 1) % self.tasks.count();
+            let of = &mut bytes[task as usize];
+            *of = of.saturating_add(region.volume().unwrap_or(0).saturating_mul(dtype.size()));
+            task
+        };
+        let placed = grid.regions().map(place).collect();
+        (placed, next, bytes)
+    }
+}
+
+/// Cuts a tensor for an initializer: each part is its box of it, in memory of its own.
+///
+/// # Errors
+/// From the initializer, when the variable has another shape.
+pub fn slices_of(
+    whole: &Tensor,
+) -> impl FnMut(&[u64], &[u64], &[u64]) -> reshard_model::Result<Tensor> + use<'_> {
+    move |full, offset, shape| {
+        if **whole.shape() != *full {
+            let what = format!("a tensor of shape {} for one of {}", whole.shape(), Dims::from(full));
+            return Err(reshard_model::ModelError::invalid("initializer", what));
+        }
+        let part = whole.narrow(&Region::new(Dims::from(offset), Dims::from(shape)));
+        let to = Region::whole(shape);
+        assembled("initializer", whole.dtype(), part.shape(), &[(&to, &part)]).map_err(|e| match e {
+            EmbeddingError::Model(e) => e,
+            e => reshard_model::ModelError::invalid("initializer", e.to_string()),
+        })
+    }
+}

@@ -1,0 +1,304 @@
+use crate::{
+    Cut, EmbeddingError, Ids, LookupOptions, Result, Tasks, Variable,
+    lookup::embedding_lookup,
+    number::{Op, first_zero},
+    rows::Rows,
+};
+use reshard_model::{DType, Dims, Plain, Region, ShardedTensor, StateDict, Tensor};
+use reshard_policy::partition::Grid;
+use std::ops::Deref;
+
+/// One variable in parts along its first axis: an embedding table on several tasks.
+///
+/// Parts have any sizes, also none; where they lie is known and never computed from their number. In a checkpoint it is one
+/// tensor, which loads into any other parts and into none.
+///
+/// ```
+/// use reshard_embedding::{Cut, ShardedVariable};
+/// use reshard_model::{DType, Tensor};
+/// use reshard_policy::partition::FixedShardsPartitioner;
+/// // 13 rows in 3 parts on 2 tasks; each part is made where it lies
+/// let three = FixedShardsPartitioner::new(3);
+/// let mut table = ShardedVariable::create("emb", &[13, 1], DType::Float32, Cut::Partitioner(&three), 2, |_, offset, shape| {
+///     Tensor::from_vec(shape, (0..shape[0]).map(|row| (offset[0] + row) as f32).collect())
+/// })?;
+/// assert_eq!(table.parts().iter().map(|p| p.task()).collect::<Vec<_>>(), [0, 1, 0]);
+/// table.scatter_add(&[12, 0, 12], &Tensor::from_vec(&[3, 1], vec![1f32, 2., 3.])?)?;
+/// let rows = table.sparse_read(&[12, 0])?;
+/// assert_eq!(rows.to_vec::<f32>().unwrap(), [16., 2.]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ShardedVariable {
+    variable: Variable,
+    rows: Rows,
+}
+
+/// What it has and can as any variable.
+impl Deref for ShardedVariable {
+    type Target = Variable;
+    fn deref(&self) -> &Variable {
+        &self.variable
+    }
+}
+
+impl ShardedVariable {
+    /// Parts that are there already, in order, all on task 0. Their memory becomes the variable's.
+    ///
+    /// # Errors
+    /// When there is no part, when one has no axis, when element types or the axes after the first differ, and when one is a view
+    /// with gaps.
+    pub fn from_parts(name: &str, parts: impl IntoIterator<Item = Tensor>) -> Result<Self> {
+        let parts: Vec<Tensor> = parts.into_iter().collect();
+        let fail = |what: String| Err(EmbeddingError::invalid(name, what));
+        let Some(first) = parts.first() else { return fail("a variable has at least one part".into()) };
+        let Some((_, inner)) = first.shape().split_first() else {
+            return fail("a part without axes can't be put together with others; give it shape [1]".into());
+        };
+        let mut shape = first.shape().clone();
+        shape[0] = 0;
+        let mut regions = Vec::with_capacity(parts.len());
+        for (i, part) in parts.iter().enumerate() {
+            if part.dtype() != first.dtype() || part.shape().get(1..) != Some(inner) {
+                return fail(format!(
+                    "part {i} has shape {} of {}, part 0 has {} of {}; only the first axis may differ",
+                    part.shape(),
+                    part.dtype(),
+                    first.shape(),
+                    first.dtype()
+                ));
+            }
+            let mut offsets = Dims::zeros(shape.len());
+            offsets[0] = shape[0];
+            let Some(rows) = shape[0].checked_add(part.shape()[0]) else {
+                return fail("the parts are too large together".into());
+            };
+            shape[0] = rows;
+            regions.push((Region { offsets, lengths: part.shape().clone() }, 0));
+        }
+        let mut out = Self::of(Variable::declare(name, first.dtype(), &shape, regions, false)?);
+        for (i, part) in parts.into_iter().enumerate() {
+            out.variable.put(i, part)?;
+        }
+        Ok(out)
+    }
+
+    /// Parts on tasks, round robin, each made by `initializer` of (full shape, offset, part shape).
+    ///
+    /// # Errors
+    /// When the cut does not go with the shape or cuts another axis than the first, when there is no task, what the initializer
+    /// returns, and when that has another shape or element type than the part.
+    pub fn create<'a>(
+        name: &str,
+        shape: &[u64],
+        dtype: DType,
+        cut: impl Into<Cut<'a>>,
+        tasks: impl Into<Tasks>,
+        initializer: impl FnMut(&[u64], &[u64], &[u64]) -> reshard_model::Result<Tensor>,
+    ) -> Result<Self> {
+        let tasks = tasks.into();
+        let mut out = Self::declare(name, shape, dtype, cut, tasks)?;
+        out.variable.initialize(tasks, initializer)?;
+        Ok(out)
+    }
+
+    /// As [`create`](Self::create), without data: for a load, or for parts that are [filled](Self::fill) in.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn declare<'a>(
+        name: &str,
+        shape: &[u64],
+        dtype: DType,
+        cut: impl Into<Cut<'a>>,
+        tasks: impl Into<Tasks>,
+    ) -> Result<Self> {
+        let tasks = tasks.into().check(name)?;
+        let grid = cut.into().grid(tasks, shape, dtype)?;
+        Self::on(name, dtype, &grid, (0..tasks.count()).cycle())
+    }
+
+    /// The parts of a grid, on the tasks that come.
+    pub(crate) fn on(
+        name: &str,
+        dtype: DType,
+        grid: &Grid,
+        tasks: impl IntoIterator<Item = u32>,
+    ) -> Result<Self> {
+        if grid.shape().is_empty() {
+            let what = "a variable without axes has no rows to shard; a PartitionedVariable holds it";
+            return Err(EmbeddingError::invalid(name, what));
+        }
+        if let Some(axis) = (1..grid.shape().len()).find(|&axis| grid.splits()[axis].len() > 1) {
+            let what = format!(
+                "cut into {} parts along axis {axis}; a ShardedVariable is cut along axis 0 only, a PartitionedVariable along any",
+                grid.splits()[axis].len()
+            );
+            return Err(EmbeddingError::invalid(name, what));
+        }
+        Ok(Self::of(Variable::declare(name, dtype, grid.shape(), grid.regions().zip(tasks), false)?))
+    }
+
+    fn of(variable: Variable) -> Self {
+        let rows = Rows::new(variable.parts().iter().map(|p| p.region.lengths[0]));
+        Self { variable, rows }
+    }
+
+    /// The same parts on the same tasks, without data, under another name: a slot of an optimizer, a copy to be made.
+    ///
+    /// # Errors
+    /// When the element type makes it too large.
+    pub fn like(&self, name: &str, dtype: DType) -> Result<Self> {
+        let parts = self.parts().iter().map(|p| (p.region.clone(), p.task));
+        Ok(Self::of(Variable::declare(name, dtype, self.shape(), parts, false)?))
+    }
+
+    /// Rows of each part.
+    pub fn part_rows(&self) -> Vec<u64> {
+        self.parts().iter().map(|p| p.region.lengths[0]).collect()
+    }
+
+    pub(crate) fn rows(&self) -> &Rows {
+        &self.rows
+    }
+
+    pub(crate) fn into_variable(self) -> Variable {
+        self.variable
+    }
+
+    pub(crate) fn variable_mut(&mut self) -> &mut Variable {
+        &mut self.variable
+    }
+
+    /// Shape of a row: the axes after the first.
+    pub fn row_shape(&self) -> &[u64] {
+        &self.shape()[1..]
+    }
+
+    /// The rows with these ids, in the order asked for. Ids have one axis here; [`embedding_lookup`] takes any.
+    ///
+    /// # Errors
+    /// An id that is out of range, ids of another number of axes than one, a part that has no data here.
+    pub fn sparse_read<'a>(&self, ids: impl Into<Ids<'a>>) -> Result<Tensor> {
+        let ids = ids.into();
+        self.check_list(&ids)?;
+        embedding_lookup(self, ids, &LookupOptions::new())
+    }
+
+    /// Bytes of a row.
+    pub(crate) fn row_bytes(&self) -> usize {
+        // The shape with 1 in place of the rows fits the memory, as was checked when the variable was declared.
+        (self.row_shape().iter().product::<u64>() * self.dtype().size()) as usize
+    }
+
+    /// An id without a row.
+    pub(crate) fn out_of_range(&self, id: i64, at: usize) -> EmbeddingError {
+        let why = match self.rows.total() {
+            0 => "there are no rows".into(),
+            n => format!("rows are 0 to {}", n - 1),
+        };
+        EmbeddingError::IdOutOfRange { name: self.name().into(), id, at, why }
+    }
+
+    fn check_list(&self, ids: &Ids<'_>) -> Result<()> {
+        if ids.shape().len() == 1 {
+            return Ok(());
+        }
+        let what = format!("ids have one axis here, given was shape {}", Dims::from(ids.shape()));
+        Err(EmbeddingError::invalid(self.name(), what))
+    }
+
+    /// Changes row `ids[i]` with row `i` of `values`, one after the other. Nothing changes when there is an error.
+    fn scatter(&mut self, op: Op, ids: &Ids<'_>, values: &Tensor) -> Result<()> {
+        self.check_list(ids)?;
+        let mut shape = Dims::from(ids.shape());
+        self.row_shape().iter().for_each(|&n| shape.push(n));
+        self.check_value("a scatter with these ids", values, &shape)?;
+        let kernel = self.kernel(op)?;
+        let bytes = values.to_bytes();
+        if op == Op::Div
+            && let Some(i) = first_zero(self.dtype(), &bytes)
+        {
+            let what = format!("division by zero: value {i} (row-major) is 0");
+            return Err(EmbeddingError::invalid(self.name(), what));
+        }
+        let mut places = Vec::with_capacity(ids.values().len());
+        for (at, &id) in ids.values().iter().enumerate() {
+            let place = u64::try_from(id).ok().and_then(|row| self.rows.locate(row));
+            let (part, row) = place.ok_or_else(|| self.out_of_range(id, at))?;
+            self.data(part)?;
+            places.push((part, row as usize));
+        }
+        let width = self.row_bytes();
+        self.variable.edit(|parts| {
+            if width > 0 {
+                for ((part, row), from) in places.into_iter().zip(bytes.chunks_exact(width)) {
+                    kernel(&mut parts[part][row * width..][..width], from);
+                }
+            }
+        })
+    }
+}
+
+/// Changes some rows: `values` has a row for each of `ids`. Ids that come again are applied one after the other. Nothing changes
+/// when there is an error: ids out of range, values of another shape or element type, an element type without such arithmetic, a
+/// part that has no data here, or memory that is shared with somebody or can't be written.
+impl ShardedVariable {
+    /// Adds values to rows. Integers wrap around; 16-bit floats are computed in float32.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn scatter_add<'a>(&mut self, ids: impl Into<Ids<'a>>, values: &Tensor) -> Result<()> {
+        self.scatter(Op::Add, &ids.into(), values)
+    }
+
+    /// Subtracts values from rows.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn scatter_sub<'a>(&mut self, ids: impl Into<Ids<'a>>, values: &Tensor) -> Result<()> {
+        self.scatter(Op::Sub, &ids.into(), values)
+    }
+
+    /// Multiplies rows by values.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn scatter_mul<'a>(&mut self, ids: impl Into<Ids<'a>>, values: &Tensor) -> Result<()> {
+        self.scatter(Op::Mul, &ids.into(), values)
+    }
+
+    /// Divides rows by values. Quotients of integers are cut off towards zero.
+    ///
+    /// # Errors
+    /// As above; and when an integer value is 0.
+    pub fn scatter_div<'a>(&mut self, ids: impl Into<Ids<'a>>, values: &Tensor) -> Result<()> {
+        self.scatter(Op::Div, &ids.into(), values)
+    }
+
+    /// The larger one of rows and values; the row's, where one of them is NaN.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn scatter_max<'a>(&mut self, ids: impl Into<Ids<'a>>, values: &Tensor) -> Result<()> {
+        self.scatter(Op::Max, &ids.into(), values)
+    }
+
+    /// The smaller one of rows and values; the row's, where one of them is NaN.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn scatter_min<'a>(&mut self, ids: impl Into<Ids<'a>>, values: &Tensor) -> Result<()> {
+        self.scatter(Op::Min, &ids.into(), values)
+    }
+
+    /// Replaces rows by values; of any element type.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn scatter_update<'a>(&mut self, ids: impl Into<Ids<'a>>, values: &Tensor) -> Result<()> {
+        self.scatter(Op::Update, &ids.into(), values)
+    }
+}
+
+forward_changes!(ShardedVariable);

@@ -1,0 +1,279 @@
+use crate::{
+    EmbeddingError, Result,
+    memory::{assembled, contiguous, edit},
+    number::{Kernel, Op, kernel},
+};
+use reshard_model::{DType, Dims, Layout, Region, Segments, Tensor};
+use reshard_policy::partition::{Grid, PartitionSpec, Partitioner};
+
+mod save;
+mod slice;
+
+pub use slice::Index;
+
+/// Which tasks hold a variable's parts, and which of them this process is.
+///
+/// A number stands for so many tasks whose parts all lie in this process, as those of one coordinator or of tests do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tasks {
+    count: u32,
+    here: Option<u32>,
+}
+
+impl Tasks {
+    /// So many tasks, of which this process is one: only its parts get data here.
+    pub fn only(count: u32, here: u32) -> Self {
+        Self { count, here: Some(here) }
+    }
+
+    /// How many.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Whether a task's parts lie in this process.
+    pub fn is_here(&self, task: u32) -> bool {
+        self.here.is_none_or(|here| here == task)
+    }
+
+    pub(crate) fn check(self, name: &str) -> Result<Self> {
+        match self {
+            Self { count: 0, .. } => {
+                Err(EmbeddingError::invalid(name, "no task to hold it; there is at least one"))
+            }
+            Self { count, here: Some(here) } if here >= count => {
+                Err(EmbeddingError::invalid(name, format!("task {here} of {count}: the first is 0")))
+            }
+            ok => Ok(ok),
+        }
+    }
+}
+
+impl From<u32> for Tasks {
+    fn from(count: u32) -> Self {
+        Self { count, here: None }
+    }
+}
+
+/// How a variable is cut: by a spec, or as a partitioner says.
+#[derive(Clone, Copy, Debug)]
+pub enum Cut<'a> {
+    /// Parts per axis, or their lengths.
+    Spec(&'a PartitionSpec),
+    /// Whatever this says of the shape.
+    Partitioner(&'a dyn Partitioner),
+    /// Into one part.
+    Whole,
+}
+
+impl<'a> From<&'a PartitionSpec> for Cut<'a> {
+    fn from(spec: &'a PartitionSpec) -> Self {
+        Self::Spec(spec)
+    }
+}
+
+impl<'a> From<&'a dyn Partitioner> for Cut<'a> {
+    fn from(partitioner: &'a dyn Partitioner) -> Self {
+        Self::Partitioner(partitioner)
+    }
+}
+
+impl Cut<'_> {
+    pub(crate) fn grid(&self, tasks: Tasks, shape: &[u64], dtype: DType) -> Result<Grid> {
+        Ok(match self {
+            Self::Spec(spec) => spec.grid_with_empty(shape)?,
+            Self::Partitioner(p) => Grid::even(shape, &p.partitions(tasks.count, shape, dtype.into())?)?,
+            Self::Whole => PartitionSpec::whole(shape.len()).grid(shape)?,
+        })
+    }
+}
+
+/// A part of a variable: which box of it, on which task, and the elements if they lie in this process.
+#[derive(Debug)]
+pub struct Part {
+    pub(crate) task: u32,
+    pub(crate) region: Region,
+    pub(crate) data: Option<Tensor>,
+}
+
+impl Part {
+    /// The task that holds it.
+    pub fn task(&self) -> u32 {
+        self.task
+    }
+
+    /// Its box of the variable.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Its elements. While a handle on them lives elsewhere they can be read, not changed.
+    pub fn data(&self) -> Option<&Tensor> {
+        self.data.as_ref()
+    }
+}
+
+/// What all kinds of variables have and can: a name, a shape, an element type, and parts on tasks.
+///
+/// It is what [`ShardedVariable`](crate::ShardedVariable), [`PartitionedVariable`](crate::PartitionedVariable) and
+/// [`Mirrored`](crate::Mirrored) deref to.
+#[derive(Debug)]
+pub struct Variable {
+    name: String,
+    dtype: DType,
+    shape: Dims,
+    parts: Vec<Part>,
+    /// Every part is the whole.
+    mirrored: bool,
+}
+
+impl Variable {
+    /// Parts without data, one a region and task.
+    pub(crate) fn declare(
+        name: &str,
+        dtype: DType,
+        shape: &[u64],
+        parts: impl IntoIterator<Item = (Region, u32)>,
+        mirrored: bool,
+    ) -> Result<Self> {
+        // Also of an empty one the other axes must fit, so that no arithmetic on places overflows.
+        let at_least_one: Dims = shape.iter().map(|&n| n.max(1)).collect();
+        contiguous(name, dtype.size(), &at_least_one)?;
+        let parts = parts.into_iter().map(|(region, task)| Part { task, region, data: None }).collect();
+        Ok(Self { name: name.into(), dtype, shape: shape.into(), parts, mirrored })
+    }
+
+    /// Gives every part that lies here what `initializer` makes of (full shape, offset, part shape).
+    pub(crate) fn initialize(
+        &mut self,
+        tasks: Tasks,
+        mut initializer: impl FnMut(&[u64], &[u64], &[u64]) -> reshard_model::Result<Tensor>,
+    ) -> Result<()> {
+        for i in 0..self.parts.len() {
+            if tasks.is_here(self.parts[i].task) {
+                let Region { offsets, lengths } = &self.parts[i].region;
+                let data = initializer(&self.shape, offsets, lengths)?;
+                self.put(i, data)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a part its data.
+    pub(crate) fn put(&mut self, part: usize, data: Tensor) -> Result<()> {
+        self.check_part(part, &data)?;
+        self.parts[part].data = Some(data);
+        Ok(())
+    }
+
+    /// Whether a part can have this data.
+    pub(crate) fn check_part(&self, part: usize, data: &Tensor) -> Result<()> {
+        let Part { task, region, .. } = &self.parts[part];
+        if data.dtype() != self.dtype || *data.shape() != region.lengths {
+            let what = format!(
+                "part {part} {region} on task {task} has shape {} of {}, it was given {} of {}",
+                region.lengths,
+                self.dtype,
+                data.shape(),
+                data.dtype()
+            );
+            return Err(EmbeddingError::invalid(&self.name, what));
+        }
+        if !data.layout().is_contiguous() {
+            let what = format!("part {part} {region} is a view with gaps; parts are row-major, so copy it");
+            return Err(EmbeddingError::invalid(&self.name, what));
+        }
+        Ok(())
+    }
+
+    /// Its name, which is its key in a checkpoint.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Shape of the whole.
+    pub fn shape(&self) -> &Dims {
+        &self.shape
+    }
+
+    /// Its parts, in order. Those of a mirrored one are all the whole.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// The data of a part.
+    pub(crate) fn data(&self, part: usize) -> Result<&Tensor> {
+        let Part { task, data, .. } = &self.parts[part];
+        data.as_ref().ok_or_else(|| EmbeddingError::NoData { name: self.name.clone(), part, task: *task })
+    }
+
+    /// Parts that make up the whole, each with its data: of a mirrored variable the first copy that lies here.
+    pub(crate) fn cover(&self) -> Result<Vec<(&Region, &Tensor)>> {
+        if self.mirrored {
+            let copy = self.parts.iter().find_map(|p| Some((&p.region, p.data.as_ref()?)));
+            let none = || EmbeddingError::invalid(&self.name, "no copy of it lies here");
+            return Ok(vec![copy.ok_or_else(none)?]);
+        }
+        (0..self.parts.len()).map(|i| Ok((&self.parts[i].region, self.data(i)?))).collect()
+    }
+
+    /// The whole, in memory of its own.
+    ///
+    /// # Errors
+    /// When a part has no data here, and when there is no memory.
+    pub fn to_tensor(&self) -> Result<Tensor> {
+        assembled(&self.name, self.dtype, &self.shape, &self.cover()?)
+    }
+
+    /// Lends the memory of all parts to `f`, in their order; of those that do not lie here an empty piece.
+    pub(crate) fn edit<R>(&mut self, f: impl FnOnce(&mut [&mut [u8]]) -> R) -> Result<R> {
+        edit(&self.name, self.parts.iter_mut().map(|p| &mut p.data).collect(), f)
+    }
+
+    /// Changes every element with that of `value` at the same place, or none when there is an error.
+    pub(crate) fn update(&mut self, op: Op, value: &Tensor) -> Result<()> {
+        self.check_value("the variable", value, &self.shape)?;
+        let kernel = self.kernel(op)?;
+        let (item, bytes) = (self.dtype.size(), value.to_bytes());
+        let whole = contiguous(&self.name, item, &self.shape)?;
+        let boxes = self
+            .parts
+            .iter()
+            .map(|p| Ok((whole.narrow(&p.region), contiguous(&self.name, item, &p.region.lengths)?)));
+        let boxes = boxes.collect::<Result<Vec<(Layout, Layout)>>>()?;
+        self.edit(|parts| {
+            for (part, (from, to)) in parts.iter_mut().zip(&boxes).filter(|(part, _)| !part.is_empty()) {
+                for (from, to, len) in Segments::row_major(from, to) {
+                    let (from, to, len) = (from as usize, to as usize, len as usize);
+                    kernel(&mut part[to..to + len], &bytes[from..from + len]);
+                }
+            }
+        })
+    }
+
+    pub(crate) fn kernel(&self, op: Op) -> Result<Kernel> {
+        kernel(op, self.dtype).ok_or_else(|| self.unsupported(op.name()))
+    }
+
+    pub(crate) fn unsupported(&self, op: &'static str) -> EmbeddingError {
+        EmbeddingError::Unsupported { name: self.name.clone(), op, dtype: self.dtype }
+    }
+
+    pub(crate) fn check_value(&self, what: &str, value: &Tensor, shape: &Dims) -> Result<()> {
+        if value.dtype() == self.dtype && value.shape() == shape {
+            return Ok(());
+        }
+        let what = format!(
+            "{what} takes values of shape {shape} of {}, given were {} of {}",
+            self.dtype,
+            value.shape(),
+            value.dtype()
+        );
+        Err(EmbeddingError::invalid(&self.name, what))
+    }
+}

@@ -1,0 +1,97 @@
+//! A variable as pieces of one tensor of a checkpoint.
+
+use super::Variable;
+use crate::{EmbeddingError, Result};
+use reshard_model::{Leaf, Plain, ReplicaId, ShardedTensor, StateDict, Tensor, Tree, Value};
+
+impl Variable {
+    /// What `task` saves: its parts, as pieces of one tensor whose key is the variable's name. Parts without elements are left
+    /// out. Of a mirrored variable every task has the whole, as a replica, and one of them is written.
+    ///
+    /// # Errors
+    /// When a part of this task has no data here.
+    pub fn sharded_tensors(&self, task: u32) -> Result<Vec<ShardedTensor>> {
+        self.pieces(task).map(|i| Ok(self.declared(i).with_data(self.data(i)?.clone()))).collect()
+    }
+
+    pub(crate) fn templates(&mut self, task: u32) -> Vec<ShardedTensor> {
+        let pieces: Vec<usize> = self.pieces(task).collect();
+        let template = |i: usize| {
+            let declared = self.declared(i);
+            match self.parts[i].data.take() {
+                Some(data) => declared.with_data(data),
+                None => declared,
+            }
+        };
+        pieces.into_iter().map(template).collect()
+    }
+
+    pub(crate) fn fill(&mut self, task: u32, loaded: impl IntoIterator<Item = Tensor>) -> Result<()> {
+        let loaded: Vec<Tensor> = loaded.into_iter().collect();
+        let pieces: Vec<usize> = self.pieces(task).collect();
+        if loaded.len() != pieces.len() {
+            let what = format!("{} tensors for the {} parts of task {task}", loaded.len(), pieces.len());
+            return Err(EmbeddingError::invalid(&self.name, what));
+        }
+        for (&i, data) in pieces.iter().zip(&loaded) {
+            self.check_part(i, data)?;
+        }
+        for (i, data) in pieces.into_iter().zip(loaded) {
+            self.parts[i].data = Some(data);
+        }
+        for i in 0..self.parts.len() {
+            let part = &mut self.parts[i];
+            // A checkpoint has nothing of a part without elements.
+            if part.task == task && part.data.is_none() && part.region.is_empty() {
+                part.data = Some(Tensor::zeros(&self.name, self.dtype, &part.region.lengths)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// [`sharded_tensors`](Self::sharded_tensors) as a list that goes into a state dict.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn state(&self, task: u32) -> Result<StateDict> {
+        Ok(list(self.sharded_tensors(task)?))
+    }
+
+    pub(crate) fn template(&mut self, task: u32) -> StateDict {
+        list(self.templates(task))
+    }
+
+    pub(crate) fn restore(&mut self, task: u32, loaded: Plain) -> Result<()> {
+        let tensors = match loaded {
+            Tree::List(items) => items
+                .into_iter()
+                .map(|t| t.into_leaf().and_then(Value::into_tensor))
+                .collect::<Option<Vec<_>>>(),
+            // Of an empty list and of an empty dict a load gives back what was there.
+            other => (other == Plain::default()).then(Vec::new),
+        };
+        let other = || EmbeddingError::invalid(&self.name, "what was loaded is no list of tensors");
+        let tensors = tensors.ok_or_else(other)?;
+        self.fill(task, tensors)
+    }
+
+    /// The parts of a task that a checkpoint has: those with elements. Of a variable without elements the first part stands for
+    /// the tensor.
+    fn pieces(&self, task: u32) -> impl Iterator<Item = usize> {
+        let none = self.shape.contains(&0);
+        let stored =
+            move |i: usize| if none { i == 0 || self.mirrored } else { !self.parts[i].region.is_empty() };
+        (0..self.parts.len()).filter(move |&i| self.parts[i].task == task && stored(i))
+    }
+
+    fn declared(&self, part: usize) -> ShardedTensor {
+        let region = self.parts[part].region.clone();
+        let out = ShardedTensor::region_of(&self.name, self.dtype, &self.shape, region);
+        let copy = if self.mirrored { part as u32 } else { 0 };
+        out.with_replica_id(ReplicaId::from(copy))
+    }
+}
+
+fn list(tensors: Vec<ShardedTensor>) -> StateDict {
+    Tree::List(tensors.into_iter().map(|t| Tree::Leaf(Leaf::from(t))).collect())
+}
