@@ -31,17 +31,21 @@
 //! straight to their place in a file.
 
 mod directory;
+mod form;
 mod id;
 mod layout;
 mod read;
 
 pub use directory::{Directory, Method, Record, Tail};
+pub use form::Form;
 pub use layout::{ArchiveLayout, ArchiveOptions, Era, write_archive};
 pub use read::{Archive, ByteOrder, Verify, check_crc, unpack};
 
 /// Data of a record starts at a multiple of this many bytes from the start of the archive.
 pub const ALIGNMENT: u64 = 64;
 
+/// The flag of a record whose checksum and sizes stand behind its data.
+const HAS_DESCRIPTOR: u16 = 1 << 3;
 const LOCAL_HEADER: u32 = 0x0403_4B50;
 const DESCRIPTOR: u32 = 0x0807_4B50;
 const CENTRAL_HEADER: u32 = 0x0201_4B50;

@@ -1,4 +1,4 @@
-use super::{CENTRAL_HEADER, END, END64, LOCAL_HEADER, LOCATOR64, MAX32};
+use super::{CENTRAL_HEADER, DESCRIPTOR, END, END64, HAS_DESCRIPTOR, LOCAL_HEADER, LOCATOR64, MAX32};
 use crate::{Error, Result};
 use indexmap::IndexMap;
 use std::ops::Range;
@@ -31,6 +31,8 @@ pub struct Record {
     pub crc32: u32,
     /// Where the next record, or the directory, starts.
     limit: u64,
+    /// Where its entry in the directory starts.
+    entry: u64,
 }
 
 impl Record {
@@ -39,11 +41,12 @@ impl Record {
         self.header..self.header + 30 + self.name.len() as u64
     }
 
-    /// Where the record's data lies, packed as it is, given the bytes of [`header_range`](Self::header_range).
+    /// Where the record's data lies, packed as it is, given the bytes of [`header_range`](Self::header_range). Nothing but a
+    /// descriptor lies between it and the next record.
     ///
     /// # Errors
-    /// [`Error::Archive`] when the local header is damaged or contradicts the directory, or when the data does not fit
-    /// between it and the next record.
+    /// [`Error::Archive`] when the local header is damaged or contradicts the directory, or when the data and its descriptor
+    /// do not fill what is between it and the next record.
     pub fn data_range(&self, header: &[u8]) -> Result<Range<u64>> {
         let bad =
             |what: String| Error::archive(self.header, format!("local header of {:?}: {what}", self.name));
@@ -70,10 +73,50 @@ impl Record {
             return Err(bad("sizes or checksum differ from the directory's".into()));
         }
         let data = self.header + 30 + u64::from(name) + u64::from(extra);
-        match data.checked_add(self.stored) {
-            Some(end) if end <= self.limit => Ok(data..end),
-            _ => Err(bad(format!("{} bytes of data do not fit before byte {}", self.stored, self.limit))),
+        let Some(end) = data.checked_add(self.stored).filter(|end| *end <= self.limit) else {
+            return Err(bad(format!("{} bytes of data do not fit before byte {}", self.stored, self.limit)));
+        };
+        match (flags & HAS_DESCRIPTOR != 0, self.limit - end) {
+            (false, 0) | (true, 12 | 16 | 20 | 24) => Ok(data..end),
+            (_, gap) => Err(bad(format!("{gap} bytes behind the data at {end} belong to no record"))),
         }
+    }
+
+    /// Which bytes to hand to [`confirm`](Self::confirm): those behind the [data](Self::data_range). None, if nothing is there.
+    pub fn behind(&self, data: &Range<u64>) -> Range<u64> {
+        data.end..self.limit.min(data.end.saturating_add(8))
+    }
+
+    /// Compares the descriptor behind the data, if there is one, with the directory: the data does lie where the local header
+    /// said, even if not all of it is read and no checksum can tell.
+    ///
+    /// # Errors
+    /// [`Error::Archive`] when something else is there.
+    pub fn confirm(&self, data: &Range<u64>, behind: &[u8]) -> Result<()> {
+        let mut f = Fields { bytes: behind, at: 0, base: data.end };
+        // The signature is optional.
+        let right = match self.gap(data) {
+            0 => true,
+            12 | 20 => f.u32()? == self.crc32,
+            _ => f.u32()? == DESCRIPTOR && f.u32()? == self.crc32,
+        };
+        match right {
+            true => Ok(()),
+            false => {
+                let what = format!("the data of {:?} is not followed by what the directory says", self.name);
+                Err(Error::archive(data.end, what))
+            }
+        }
+    }
+
+    /// Bytes between the data and the next record.
+    pub(super) fn gap(&self, data: &Range<u64>) -> u64 {
+        self.limit.saturating_sub(data.end)
+    }
+
+    /// Where the directory says the checksum.
+    pub(super) fn checksum_at(&self) -> u64 {
+        self.entry + 16
     }
 }
 
@@ -83,6 +126,8 @@ pub struct Directory {
     records: IndexMap<Box<str>, Record>,
     prefix: Box<str>,
     offset: u64,
+    /// Where the end record starts.
+    end: u64,
 }
 
 impl Directory {
@@ -99,6 +144,11 @@ impl Directory {
     /// Where the directory itself starts, which is where all records end.
     pub fn offset(&self) -> u64 {
         self.offset
+    }
+
+    /// Where the record starts that ends the archive, but for a comment.
+    pub(super) fn end(&self) -> u64 {
+        self.end
     }
 
     /// A record by its name without the prefix: `data.pkl`, `data/0`.
@@ -215,7 +265,7 @@ impl Tail {
         if found.offset < tail.start {
             return Ok(Self::Need(found.offset..archive_len));
         }
-        Ok(Self::Done(found.directory(tail)?))
+        Ok(Self::Done(found.directory(tail, end)?))
     }
 }
 
@@ -249,7 +299,7 @@ impl End {
         Ok(())
     }
 
-    fn directory(&self, tail: &Window<'_>) -> Result<Directory> {
+    fn directory(&self, tail: &Window<'_>, end: u64) -> Result<Directory> {
         let mut f = tail.fields(self.offset, self.len)?;
         let mut records = Vec::new();
         for _ in 0..self.count {
@@ -276,7 +326,7 @@ impl End {
                 return Err(Error::archive(at, format!("record {:?} is there twice", twice.name)));
             }
         }
-        Ok(Directory { records: map, prefix, offset: self.offset })
+        Ok(Directory { records: map, prefix, offset: self.offset, end })
     }
 }
 
@@ -347,7 +397,7 @@ fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
             "record {name:?} of {stored} bytes at {header} does not lie before the directory"
         )));
     }
-    Ok(Record { name, method, header, stored, size, crc32, limit: end })
+    Ok(Record { name, method, header, stored, size, crc32, limit: end, entry: at })
 }
 
 /// Records may lie in any order, but may not overlap.

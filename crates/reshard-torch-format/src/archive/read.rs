@@ -99,10 +99,8 @@ impl Archive {
     /// As [`read`](Self::read).
     pub fn content(&self, record: &Record, verify: Verify) -> Result<Bytes> {
         let range = record.data_range(self.slice(record.header_range())?)?;
+        record.confirm(&range, self.slice(record.behind(&range))?)?;
         let at = range.start as usize..range.end as usize;
-        if self.bytes.len() < at.end {
-            return Err(Error::archive(range.start, "the archive is cut short"));
-        }
         let content = unpack(record, self.bytes.slice(at), self.unpacked)?;
         if verify == Verify::Crc {
             check_crc(record, &content)?;

@@ -3,6 +3,7 @@
 
 mod archives;
 mod fixtures;
+mod forms;
 mod hostile;
 mod python;
 mod samples;

@@ -1,0 +1,95 @@
+//! Archives that differ in their checksums only.
+
+use super::{DESCRIPTOR, Directory, Record};
+use std::ops::Range;
+
+/// What two archives have in common that hold equal descriptions and other elements: tensors of one type and shape, written
+/// by one program. The first is parsed; that another one says the same is seen by comparing bytes.
+///
+/// All bytes are compared on which it depends what a reader learns of the described records and of where the storage lies.
+/// Free are the storage's elements and checksum, and content and checksum of the other records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Form {
+    len: u64,
+    /// All bytes up to the storage's.
+    front: Box<[u8]>,
+    storage: Range<u64>,
+    /// From the directory to the end of the archive.
+    directory: Box<[u8]>,
+    /// What of the directory is compared: all but the checksums that are free.
+    fixed: Vec<Range<usize>>,
+    /// Where the directory says the checksum of the storage.
+    checksum: usize,
+}
+
+impl Form {
+    /// The form of an archive of `len` bytes of which the `first` and the `last` were enough to read its directory and the
+    /// `described` records, and to find the one `storage`. `None` when it has not the shape that torch writes: descriptions
+    /// before the storage, its checksum behind it, the directory at the end.
+    pub fn new(
+        len: u64,
+        (first, last): (&[u8], &[u8]),
+        directory: &Directory,
+        described: &[&Record],
+        storage: (&Record, &Range<u64>),
+    ) -> Option<Self> {
+        let (storage, at) = storage;
+        let last_start = len.checked_sub(last.len() as u64)?;
+        let front = first.get(..usize::try_from(at.start).ok()?)?;
+        let from = usize::try_from(directory.offset().checked_sub(last_start)?).ok()?;
+        let bytes = last.get(from..)?;
+
+        // Records don't overlap: what has its header before the storage's has its data there, too.
+        let before = described.iter().all(|r| r.header < storage.header);
+        let header = front.get(usize::try_from(storage.header).ok()?..)?;
+        let follows =
+            header.get(14..18)? == [0; 4] && matches!(storage.gap(at), 16 | 24) && at.end >= last_start;
+        // Then the end of the archive is where a parser looks first.
+        let ends = directory.end().checked_add(22) == Some(len);
+        if !(before && follows && ends) {
+            return None;
+        }
+
+        let place = |r: &Record| usize::try_from(r.checksum_at().checked_sub(directory.offset())?).ok();
+        let mut free = Vec::new();
+        for r in directory.records().filter(|r| !described.contains(r)) {
+            free.push(place(r)?);
+        }
+        free.sort_unstable();
+        let mut fixed = Vec::with_capacity(free.len() + 1);
+        let mut start = 0;
+        for at in free {
+            fixed.push(start..at);
+            start = at + 4;
+        }
+        fixed.push(start..bytes.len());
+        Some(Self {
+            len,
+            front: front.into(),
+            storage: at.clone(),
+            directory: bytes.into(),
+            fixed,
+            checksum: place(storage)?,
+        })
+    }
+
+    /// Where the storage lies in the archive.
+    pub fn storage(&self) -> &Range<u64> {
+        &self.storage
+    }
+
+    /// The checksum of the storage, if an archive with these ends has this form.
+    pub fn matches(&self, len: u64, first: &[u8], last: &[u8]) -> Option<u32> {
+        if len != self.len || !first.starts_with(&self.front) {
+            return None;
+        }
+        let directory = last.get(last.len().checked_sub(self.directory.len())?..)?;
+        let behind = self.storage.end.checked_sub(len.checked_sub(last.len() as u64)?)?;
+        let behind = last.get(usize::try_from(behind).ok()?..)?.get(..8)?;
+        let checksum = directory.get(self.checksum..self.checksum + 4)?;
+        let same = self.fixed.iter().all(|r| directory[r.clone()] == self.directory[r.clone()])
+            && behind[..4] == DESCRIPTOR.to_le_bytes()
+            && behind[4..] == *checksum;
+        same.then(|| checksum.try_into().map(u32::from_le_bytes).ok())?
+    }
+}
