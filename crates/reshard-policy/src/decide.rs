@@ -100,11 +100,8 @@ pub fn decide(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>], limits: Limits)
     let start = Instant::now();
     let said = guarded(&description, || policy.shard(pieces, &mut out))?;
     let duration = start.elapsed();
-    let refused = out.refused().then_some(PolicyError::TooMany { limit });
-    if let Some(source) = said.err().or(refused) {
-        return Err(PolicyError::Failed { policy: description, source: Box::new(source) });
-    }
-    let answer = out.into_inner();
+    let answer =
+        said.and_then(|()| out.finish()).map_err(|source| PolicyError::failed(&description, source))?;
     check::check(&description, pieces, &answer)?;
     let metrics = PolicyMetrics { description, duration, ..metrics(pieces, &answer) };
     tracing::info!(

@@ -10,8 +10,8 @@ pub enum PolicyError {
         /// How many are allowed.
         limit: usize,
     },
-    /// What a policy said instead of an answer.
-    #[error("policy \"{policy}\" gives no answer")]
+    /// A policy that gives no answer, or one that makes no sense.
+    #[error("policy \"{policy}\" failed")]
     Failed {
         /// Description of the policy.
         policy: String,
@@ -32,13 +32,9 @@ pub enum PolicyError {
         /// What is wrong.
         what: String,
     },
-    /// An answer that speaks of a piece which was not given.
-    #[error(
-        "policy \"{policy}\": there is no piece {piece}, of which it wants {region} (shard {shard}); it was given {pieces}"
-    )]
+    /// A slice of a piece which the policy was not given.
+    #[error("there is no piece {piece}, of which it wants {region} (shard {shard}); it was given {pieces}")]
     NoPiece {
-        /// Description of the policy.
-        policy: String,
         /// Number of the piece.
         piece: u32,
         /// How many there are.
@@ -70,8 +66,16 @@ impl PolicyError {
         Self::Invalid { what: what.into() }
     }
 
+    pub(crate) fn failed(policy: &str, source: Self) -> Self {
+        Self::Failed { policy: policy.into(), source: Box::new(source) }
+    }
+
     /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
-        ErrorKind::Invalid
+        match self {
+            Self::TooMany { .. } | Self::Invalid { .. } => ErrorKind::Invalid,
+            Self::Failed { source, .. } => source.kind(),
+            Self::Wrong { .. } | Self::NoPiece { .. } | Self::Panicked { .. } => ErrorKind::Internal,
+        }
     }
 }

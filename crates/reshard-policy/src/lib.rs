@@ -3,27 +3,39 @@
 //! A [`ShardingPolicy`] is asked once a save, on the coordinator, with all [`Piece`]s of all tasks. It answers with cuts of
 //! these pieces, grouped into shards; [`decide`] checks the answer by coverage, whoever gave it. Pure: no bytes are seen here.
 
+mod all_in_one;
+mod by_owner;
+mod by_task;
 mod decide;
 mod error;
 mod files;
+mod importance;
 mod max_shard_size;
 pub mod partition;
 mod piece;
 mod policy;
 mod shards;
 mod size;
+mod slice_spec;
 mod tasks;
 #[cfg(test)]
 mod testing;
+mod then;
 
+pub use all_in_one::AllInOne;
+pub use by_owner::ByOwner;
+pub use by_task::{ShardByDevice, ShardByTask};
 pub use decide::{Limits, PolicyMetrics, Shard, Sharding, decide};
 pub use error::PolicyError;
 pub use files::{ByFiles, ByItem};
+pub use importance::Importance;
 pub use max_shard_size::{MaxShardSize, MaxShardSizeMode};
 pub use piece::{Content, Piece, Slice};
 pub use policy::ShardingPolicy;
 pub use shards::{Cut, Shards};
 pub use size::{ByteSize, GIB, KIB, MIB};
+pub use slice_spec::SliceSpec;
+pub use then::Then;
 
 /// What can go wrong here.
 pub type Result<T, E = PolicyError> = std::result::Result<T, E>;

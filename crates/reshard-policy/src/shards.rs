@@ -58,14 +58,17 @@ impl Shards {
         Ok(())
     }
 
-    /// How many more slices it takes.
-    pub fn room(&self) -> usize {
-        self.limit - self.slices
+    /// For the answer of another policy that this one asks: empty, with the room that is left here.
+    pub fn for_another(&self) -> Self {
+        Self { shards: Vec::new(), ..*self }
     }
 
-    /// Whether a slice was refused, also if the policy made nothing of that.
-    pub(crate) fn refused(&self) -> bool {
-        self.refused
+    /// The shards, none of them empty.
+    ///
+    /// # Errors
+    /// [`PolicyError::TooMany`] if a slice was refused, also when the policy made nothing of that.
+    pub fn finish(self) -> Result<Vec<Vec<Cut>>> {
+        if self.refused { Err(PolicyError::TooMany { limit: self.limit }) } else { Ok(self.into_inner()) }
     }
 
     /// The shards, none of them empty.
@@ -98,8 +101,10 @@ mod tests {
     fn the_limit_holds_while_the_policy_runs() {
         let mut out = Shards::with_limit(2);
         out.push(0, Region::default()).unwrap();
-        assert_eq!(out.room(), 1);
+        let mut another = out.for_another();
+        another.push(0, Region::default()).unwrap();
+        assert!(another.push(0, Region::default()).is_err());
         out.push(1, Region::default()).unwrap();
-        assert!(!out.refused() && out.push(2, Region::default()).is_err() && out.refused());
+        assert!(out.push(2, Region::default()).is_err() && out.finish().is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! Pieces for tests, and answers as text.
 
-use crate::{Content, Limits, Piece, Result, Sharding, ShardingPolicy, Shards, decide};
+use crate::{Content, Limits, Piece, Result, Sharding, ShardingPolicy, decide};
 use proptest::prelude::*;
 use reshard_model::{DType, Dims, Region};
 
@@ -97,17 +97,6 @@ impl Owned {
 
 pub(crate) fn pieces(owned: &[Owned]) -> Vec<Piece<'_>> {
     owned.iter().map(Owned::piece).collect()
-}
-
-/// What a policy answers, unchecked.
-pub(crate) fn answer(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>]) -> Result<Vec<Vec<(u32, Region)>>> {
-    let mut out = Shards::with_limit(10_000);
-    policy.shard(pieces, &mut out)?;
-    Ok(out
-        .into_inner()
-        .into_iter()
-        .map(|shard| shard.into_iter().map(|c| (c.piece, c.region)).collect())
-        .collect())
 }
 
 /// Checked.

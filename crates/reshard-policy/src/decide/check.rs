@@ -19,13 +19,9 @@ pub(super) fn check(policy: &str, pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> 
         let mut first: Option<&Piece<'_>> = None;
         for Cut { piece, region } in cuts {
             let Some(of) = pieces.get(*piece as usize) else {
-                return Err(PolicyError::NoPiece {
-                    policy: policy.into(),
-                    piece: *piece,
-                    pieces: pieces.len(),
-                    region: region.clone(),
-                    shard: number,
-                });
+                let (piece, region) = (*piece, region.clone());
+                let source = PolicyError::NoPiece { piece, pieces: pieces.len(), region, shard: number };
+                return Err(PolicyError::failed(policy, source));
             };
             let first = *first.get_or_insert(of);
             if first.task != of.task {

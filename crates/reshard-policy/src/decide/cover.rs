@@ -53,7 +53,7 @@ fn by_corners(whole: &Region, boxes: &[&Region], axes: &[usize]) -> Option<Fault
     let place = |corner: u64| (0..axes.len()).map(move |n| at(corner, n));
     let sign = |corner: u64| {
         let upper = (corner & ((1 << shift) - 1)).count_ones();
-        let sign = if upper % 2 == 0 { 1i64 } else { -1 };
+        let sign = if upper.is_multiple_of(2) { 1i64 } else { -1 };
         if (corner >> shift) as usize == boxes.len() { -sign } else { sign }
     };
     let mut corners: Vec<u64> = (0..(boxes.len() as u64 + 1) << shift).collect();

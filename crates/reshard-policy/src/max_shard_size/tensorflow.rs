@@ -125,3 +125,68 @@ fn raises(piece: &Piece<'_>, what: &str) -> PolicyError {
         piece.key, piece.region
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        MaxShardSize, PolicyError,
+        testing::{Owned, decided, told},
+    };
+    use reshard_model::DType;
+
+    fn cut(limit: u64, owned: &[Owned]) -> Vec<String> {
+        told(&MaxShardSize::tensorflow(limit), owned)
+    }
+
+    fn fails(limit: u64, owned: Owned) -> String {
+        match decided(&MaxShardSize::tensorflow(limit), &[owned]).unwrap_err() {
+            PolicyError::Failed { source, .. } => source.to_string(),
+            other => other.to_string(),
+        }
+    }
+
+    #[test]
+    fn parts_are_balanced_and_the_gap_is_filled_by_more_of_the_same_tensor() {
+        assert_eq!(cut(39, &[Owned::f32("t", &[10])]), ["t[0:5] t[5:8] t[8:9]", "t[9:10]"]);
+        let wanted = ["t[0:6, 0:1, 0:2]", "t[0:2, 1:4, 0:2]", "t[2:4, 1:4, 0:2]", "t[4:6, 1:4, 0:2]"];
+        assert_eq!(cut(48, &[Owned::f32("t", &[6, 4, 2])]), wanted);
+    }
+
+    #[test]
+    fn scalars_above_the_limit_go_last_and_the_object_graph_counts_nothing() {
+        let state = [
+            Owned::tensor("z", DType::Complex128, &[]),
+            Owned::f32("t", &[2]),
+            Owned::object(super::OBJECT_GRAPH, 99),
+        ];
+        assert_eq!(cut(8, &state), ["t _CHECKPOINTABLE_OBJECT_GRAPH", "z"]);
+    }
+
+    #[test]
+    fn each_task_begins_anew() {
+        let state = [Owned::f32("a", &[1]), Owned::f32("b", &[2]).task(1)];
+        assert_eq!(cut(8, &state), ["a", "b"]);
+    }
+
+    #[test]
+    fn where_tensorflow_never_returns_is_an_error() {
+        for (limit, owned) in [
+            (399, Owned::f32("t", &[100, 100])),
+            (95, Owned::tensor("t", DType::Float64, &[3, 4, 5])),
+            (3, Owned::f32("t", &[1])),
+            (4, Owned::strings("t", &[2], &[1, 5])),
+            (0, Owned::f32("t", &[2])),
+        ] {
+            let message = fails(limit, owned);
+            assert!(message.contains("t [0:") && message.contains("never returns"), "{message}");
+        }
+    }
+
+    #[test]
+    fn where_tensorflow_raises_or_loses_a_tensor_is_an_error() {
+        assert!(fails(100, Owned::strings("s", &[2, 2], &[1; 4])).contains("arrays of strings"));
+        assert!(fails(100, Owned::strings("s", &[0], &[])).contains("vectors of no strings"));
+        assert!(fails(4, Owned::strings("s", &[3, 1], &[1, 2, 3])).contains("cuts no array of strings"));
+        assert!(fails(9, Owned::f32("none", &[3, 0])).contains("none [0:3, 0:0] is in no shard"));
+    }
+}

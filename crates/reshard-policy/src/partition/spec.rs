@@ -72,6 +72,33 @@ impl PartitionSpec {
         }
     }
 
+    /// The one axis of a tensor of so many that is cut, and into how many parts; the first axis if none is. TensorFlow 1 takes
+    /// no other partition.
+    ///
+    /// # Errors
+    /// A scalar, another number of axes, an axis without parts, and more than one that is cut.
+    pub fn one_axis(&self, ndim: usize) -> Result<(usize, u64)> {
+        let parts: Dims = match self {
+            Self::Partitions(parts) => parts.clone(),
+            Self::Splits(splits) => splits.iter().map(|s| s.len() as u64).collect(),
+        };
+        let wrong = |what: &str| {
+            Err(PolicyError::invalid(format!("parts {parts} of a tensor of {ndim} axes: {what}")))
+        };
+        if ndim == 0 || parts.len() != ndim {
+            return wrong("there must be one number for each of its axes, and one axis at least");
+        }
+        if parts.contains(&0) {
+            return wrong("there is no part along an axis; 1 leaves it whole");
+        }
+        let mut cut = (0..ndim).filter(|&axis| parts[axis] > 1);
+        let axis = cut.next().unwrap_or(0);
+        if cut.next().is_some() {
+            return wrong("more than one axis is cut");
+        }
+        Ok((axis, parts[axis]))
+    }
+
     /// The same partition of this shape in the shortest form: lengths that are the even ones become numbers of parts.
     ///
     /// # Errors
@@ -103,6 +130,16 @@ mod tests {
         assert_eq!(normal(&[7]), PartitionSpec::whole(1));
         assert_eq!(normal(&[2, 3, 2]), PartitionSpec::splits([[2, 3, 2].as_slice()]));
         assert!(PartitionSpec::splits([[3, 2].as_slice()]).normalized(&[7]).is_err());
+    }
+
+    #[test]
+    fn the_one_axis_that_is_cut_is_found() {
+        assert_eq!(PartitionSpec::partitions([1, 3]).one_axis(2).unwrap(), (1, 3));
+        assert_eq!(PartitionSpec::splits([[4].as_slice(), &[1, 2]]).one_axis(2).unwrap(), (1, 2));
+        assert_eq!(PartitionSpec::whole(2).one_axis(2).unwrap(), (0, 1));
+        for (parts, ndim) in [(vec![2, 2], 2), (vec![0, 1], 2), (vec![2], 2), (vec![], 0)] {
+            assert!(PartitionSpec::partitions(parts).one_axis(ndim).is_err());
+        }
     }
 
     #[test]

@@ -1,0 +1,117 @@
+use crate::{
+    Piece, Result, ShardingPolicy, Shards,
+    by_task::put,
+    tasks::{by_task, groups},
+};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A shard for each owner, in each task, and one for the rest: RFC 454's model separation.
+///
+/// A piece belongs to what it was tagged with (`with_tag` of its leaf), else to its place in the state dict.
+///
+/// ```
+/// # use reshard_model::{DType, Region};
+/// # use reshard_policy::{Content, Limits, Piece, decide};
+/// use reshard_policy::ByOwner;
+/// # let region = Region::whole(&[1]);
+/// # let piece = |name: &'static str, owner| Piece {
+/// #     key: name, name, content: Content::Tensor(DType::UInt8), global_shape: &[1], region: &region,
+/// #     task: 0, device: "cpu", owner, tag: None, bytes: 1,
+/// # };
+/// let pieces = [
+///     piece("generator.layers.0.weight", "generator.layers.0"),
+///     piece("critic.weight", "critic"),
+///     piece("generator.bias", "generator"),
+///     piece("step", ""),
+/// ];
+/// let shards = |policy| -> Vec<Vec<u32>> {
+///     let sharding = decide(&policy, &pieces, Limits::default()).unwrap();
+///     sharding.shards.iter().map(|s| s.cuts.iter().map(|c| c.piece).collect()).collect()
+/// };
+/// assert_eq!(shards(ByOwner::each()), [vec![0, 2], vec![1], vec![3]]);
+/// // the models that are named, in that order; the rest has a shard too, so that nothing is lost
+/// assert_eq!(shards(ByOwner::new(["critic", "generator.layers"])), [vec![1], vec![0], vec![2, 3]]);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ByOwner {
+    /// Tags, or paths in the state dict with what is below them; of several that fit the longest. If empty, every tag and
+    /// every entry at the top that holds others is an owner.
+    pub owners: Vec<String>,
+}
+
+impl ByOwner {
+    /// These tags and paths.
+    pub fn new(owners: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self { owners: owners.into_iter().map(Into::into).collect() }
+    }
+
+    /// Every tag, and every entry at the top of the state dict that holds others.
+    pub fn each() -> Self {
+        Self::default()
+    }
+}
+
+#[typetag::serde(name = "by_owner")]
+impl ShardingPolicy for ByOwner {
+    fn description(&self) -> String {
+        match self.owners.as_slice() {
+            [] => "a shard an owner".into(),
+            owners => format!("a shard each for {}, and one for the rest", owners.join(", ")),
+        }
+    }
+
+    fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
+        let numbers: BTreeMap<&str, usize> = self.owners.iter().map(String::as_str).zip(0..).collect();
+        for task in by_task(pieces) {
+            let shards = if self.owners.is_empty() {
+                let owner = |i: u32| top(&pieces[i as usize]);
+                let mut shards = groups(task, owner);
+                shards.sort_by_key(|shard| owner(shard[0]).is_none());
+                shards
+            } else {
+                let mut shards = vec![Vec::new(); self.owners.len() + 1];
+                for i in task {
+                    let number = number(&numbers, &pieces[i as usize]).unwrap_or(self.owners.len());
+                    shards[number].push(i);
+                }
+                shards
+            };
+            put(pieces, shards, out)?;
+        }
+        Ok(())
+    }
+}
+
+/// The tag, or the first step of the path.
+fn top<'a>(piece: &Piece<'a>) -> Option<&'a str> {
+    piece.tag.or_else(|| piece.owner.split('.').next().filter(|step| !step.is_empty()))
+}
+
+/// Of the owners that are known by tag or by path, the one that fits; the longer paths are tried first.
+fn number(numbers: &BTreeMap<&str, usize>, piece: &Piece<'_>) -> Option<usize> {
+    let above = piece.owner.rmatch_indices('.').map(|(at, _)| &piece.owner[..at]);
+    let mut names = piece.tag.into_iter().chain([piece.owner]).chain(above);
+    names.find_map(|name| numbers.get(name).copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Owned, told};
+
+    #[test]
+    fn a_tag_goes_before_the_path_and_what_belongs_to_nobody_is_kept() {
+        let state = [
+            Owned::f32("step", &[]),
+            Owned::f32("a.x", &[1]).tag("frozen"),
+            Owned::f32("a.y.z", &[1]),
+            Owned::f32("ab.w", &[1]).tag("nobody"),
+            Owned::f32("a.v", &[1]).task(1),
+        ];
+        assert_eq!(told(&ByOwner::each(), &state), ["a.x", "a.y.z", "ab.w", "step", "a.v"]);
+        assert_eq!(told(&ByOwner::new(["a", "frozen"]), &state), ["a.y.z", "a.x", "step ab.w", "a.v"]);
+        assert_eq!(told(&ByOwner::new(["a", "a.y"]), &state), ["a.x", "a.y.z", "step ab.w", "a.v"]);
+    }
+}

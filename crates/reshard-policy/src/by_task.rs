@@ -1,0 +1,82 @@
+use crate::{
+    Piece, Result, ShardingPolicy, Shards,
+    tasks::{by_task, groups},
+};
+use serde::{Deserialize, Serialize};
+
+/// One shard a task, which is what happens without a policy. TensorFlow's default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShardByTask {}
+
+impl ShardByTask {
+    /// One shard a task.
+    pub fn new() -> Self {
+        Self {}
+    }
+}
+
+#[typetag::serde(name = "shard_by_task")]
+impl ShardingPolicy for ShardByTask {
+    fn description(&self) -> String {
+        "a shard a task".into()
+    }
+
+    fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
+        put(pieces, by_task(pieces), out)
+    }
+}
+
+/// A shard for each device of each task: what lies in host memory, what lies on the first GPU, and so on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShardByDevice {}
+
+impl ShardByDevice {
+    /// A shard a device.
+    pub fn new() -> Self {
+        Self {}
+    }
+}
+
+#[typetag::serde(name = "shard_by_device")]
+impl ShardingPolicy for ShardByDevice {
+    fn description(&self) -> String {
+        "a shard a device".into()
+    }
+
+    fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
+        let device = |i: u32| pieces[i as usize].device;
+        by_task(pieces).into_iter().try_for_each(|task| put(pieces, groups(task, device), out))
+    }
+}
+
+/// A shard for each group of whole pieces.
+pub(crate) fn put(pieces: &[Piece<'_>], shards: Vec<Vec<u32>>, out: &mut Shards) -> Result<()> {
+    for shard in shards {
+        out.start();
+        for i in shard {
+            out.push(i as usize, pieces[i as usize].region.clone())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Owned, told};
+
+    #[test]
+    fn tasks_and_devices_are_told_apart() {
+        let state = [
+            Owned::f32("a", &[2]),
+            Owned::f32("b", &[0]).device("cuda:0"),
+            Owned::object("c", 9),
+            Owned::f32("d", &[3]).task(4).device("cuda:0"),
+        ];
+        assert_eq!(told(&ShardByTask::new(), &state), ["a b c", "d"]);
+        assert_eq!(told(&ShardByDevice::new(), &state), ["a c", "b", "d"]);
+        assert!(told(&ShardByTask::new(), &[]).is_empty());
+    }
+}

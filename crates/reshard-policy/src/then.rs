@@ -1,0 +1,128 @@
+use crate::{Cut, Piece, PolicyError, Result, ShardingPolicy, Shards, Slice};
+use serde::{Deserialize, Serialize};
+
+/// One policy on each shard of another, the results one after the other: RFC 454's composition.
+///
+/// The second is called once for each shard of the first, and is given what lies in it as pieces: key, name, owner, tag,
+/// device and task stay, region, bytes and the lengths of strings are those of the cut.
+///
+/// ```
+/// # use reshard_model::{DType, Region};
+/// # use reshard_policy::{Content, Limits, Piece, decide};
+/// use reshard_policy::{ByOwner, MaxShardSize, ShardingPolicy, Then};
+/// # let region = Region::whole(&[6]);
+/// # let piece = |name: &'static str, owner| Piece {
+/// #     key: name, name, content: Content::Tensor(DType::Float32), global_shape: &[6], region: &region,
+/// #     task: 0, device: "cpu", owner, tag: None, bytes: 24,
+/// # };
+/// let per_model = Then::new(ByOwner::each(), MaxShardSize::new(16));
+/// let pieces = [piece("critic.w", "critic"), piece("generator.w", "generator")]; // 24 bytes each
+/// let sharding = decide(&per_model, &pieces, Limits::default())?;
+/// let shards: Vec<String> = sharding.shards.iter().map(|s| format!("{} {}", s.cuts[0].piece, s.cuts[0].region)).collect();
+/// assert_eq!(shards, ["0 [0:4]", "0 [4:6]", "1 [0:4]", "1 [4:6]"]);
+///
+/// let json = r#"{
+///     "type": "then",
+///     "first": { "type": "by_owner" },
+///     "second": { "type": "max_shard_size", "max_shard_size": 16 }
+/// }"#;
+/// let same: Box<dyn ShardingPolicy> = serde_json::from_str(json).unwrap();
+/// assert_eq!(same.description(), per_model.description());
+/// # Ok::<(), reshard_policy::PolicyError>(())
+/// ```
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Then {
+    /// Sees all pieces.
+    pub first: Box<dyn ShardingPolicy>,
+    /// Sees what lies in one shard of the first.
+    pub second: Box<dyn ShardingPolicy>,
+}
+
+impl Then {
+    /// Both may be policies, or boxes with one out of configuration.
+    pub fn new(
+        first: impl Into<Box<dyn ShardingPolicy>>,
+        second: impl Into<Box<dyn ShardingPolicy>>,
+    ) -> Self {
+        Self { first: first.into(), second: second.into() }
+    }
+}
+
+impl<P: ShardingPolicy> From<P> for Box<dyn ShardingPolicy> {
+    fn from(policy: P) -> Self {
+        Box::new(policy)
+    }
+}
+
+#[typetag::serde(name = "then")]
+impl ShardingPolicy for Then {
+    fn description(&self) -> String {
+        format!("{}, then {}", self.first.description(), self.second.description())
+    }
+
+    fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
+        for (number, cuts) in answer(&*self.first, pieces, out)?.iter().enumerate() {
+            let parts = cuts.iter().map(|cut| Part::of(pieces, cut, number)).collect::<Result<Vec<_>>>();
+            let parts = parts.map_err(|e| failed(&*self.first, e))?;
+            let inner: Vec<Piece<'_>> = parts.iter().map(Part::piece).collect();
+            for (number, shard) in answer(&*self.second, &inner, out)?.into_iter().enumerate() {
+                out.start();
+                for cut in shard {
+                    let of = known(cuts, &cut, number).map_err(|e| failed(&*self.second, e))?;
+                    out.push(of.piece as usize, cut.region)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn gathers(&self) -> bool {
+        self.first.gathers() || self.second.gathers()
+    }
+}
+
+fn answer(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>], out: &Shards) -> Result<Vec<Vec<Cut>>> {
+    let mut inner = out.for_another();
+    policy.shard(pieces, &mut inner).and_then(|()| inner.finish()).map_err(|e| failed(policy, e))
+}
+
+fn failed(policy: &dyn ShardingPolicy, source: PolicyError) -> PolicyError {
+    PolicyError::failed(&policy.description(), source)
+}
+
+fn known<'l, T>(list: &'l [T], cut: &Cut, shard: usize) -> Result<&'l T> {
+    list.get(cut.piece as usize).ok_or_else(|| PolicyError::NoPiece {
+        piece: cut.piece,
+        pieces: list.len(),
+        region: cut.region.clone(),
+        shard,
+    })
+}
+
+/// What the second policy is given.
+enum Part<'a> {
+    Whole(Piece<'a>),
+    Slice(Slice<'a>),
+}
+
+impl<'a> Part<'a> {
+    fn of(pieces: &[Piece<'a>], cut: &Cut, shard: usize) -> Result<Self> {
+        let piece = *known(pieces, cut, shard)?;
+        Ok(if cut.region == *piece.region {
+            Self::Whole(piece)
+        } else {
+            Self::Slice(piece.slice(cut.region.clone())?)
+        })
+    }
+
+    fn piece(&self) -> Piece<'_> {
+        match self {
+            Self::Whole(piece) => *piece,
+            Self::Slice(slice) => slice.piece(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
