@@ -1,8 +1,12 @@
 //! The command line.
 
-use crate::{glob::Keys, units};
+use crate::glob::Keys;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use reshard::torch_dist::Flavour;
+use reshard::{
+    policy::{ByteSize, MaxShardSize, ShardingPolicy},
+    torch_dist::Flavour,
+};
+use std::sync::Arc;
 
 /// Inspect, digest, verify and convert distributed checkpoints, without Python.
 ///
@@ -38,7 +42,9 @@ pub(crate) enum Command {
     Verify(Verify),
     /// Rewrites a checkpoint as another number of ranks would have saved it, in bounded memory.
     #[command(after_help = "Example, for eight ranks, as PyTorch 2.15 writes it:\n  \
-                            reshard convert /ckpt/step-1000 /ckpt/step-1000-w8 --ranks 8 --flavour 2.15")]
+                            reshard convert /ckpt/step-1000 /ckpt/step-1000-w8 --ranks 8 --flavour 2.15\n\n\
+                            In files of at most 500 MiB:\n  \
+                            reshard convert /ckpt/step-1000 /ckpt/step-1000-files --max-shard-size 500MiB")]
     Convert(Convert),
     /// Lists the strategies and stores that are linked into this program.
     #[command(after_help = "Example:\n  reshard plugins --json | jq -r '.strategies[].backend' | sort -u")]
@@ -125,6 +131,12 @@ pub(crate) struct Convert {
     /// Files of each rank.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) files_per_rank: u32,
+    /// Cut what is larger, and start a new file when one is full: 500MiB (2^20 each), 500MB (10^6).
+    #[arg(long, value_name = "SIZE", conflicts_with = "files_per_rank")]
+    pub(crate) max_shard_size: Option<ByteSize>,
+    /// The sharding policy that decides upon files, as JSON.
+    #[arg(long, value_name = "JSON", conflicts_with_all = ["files_per_rank", "max_shard_size"], value_parser = policy)]
+    pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
     #[command(flatten)]
     pub(crate) select: Select,
     /// Replace what lies at DST; it stays whole until the new one is.
@@ -139,6 +151,22 @@ pub(crate) struct Convert {
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl Convert {
+    /// What decides upon files; without one it is a number of files for each rank.
+    pub(crate) fn sharding(&self) -> Option<Arc<dyn ShardingPolicy>> {
+        let limit =
+            self.max_shard_size.map(|max| Arc::new(MaxShardSize::new(max.0)) as Arc<dyn ShardingPolicy>);
+        limit.or_else(|| self.policy.clone())
+    }
+}
+
+fn policy(json: &str) -> Result<Arc<dyn ShardingPolicy>, String> {
+    let policy: Box<dyn ShardingPolicy> = serde_json::from_str(json).map_err(|e| {
+        format!("{e}; write it as {{\"type\":\"max_shard_size\",\"max_shard_size\":\"500MiB\"}}")
+    })?;
+    Ok(policy.into())
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -179,8 +207,8 @@ pub(crate) struct Demo {
     #[arg(long, value_name = "M", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) to: u32,
     /// About how much state, such as 256MiB or 2GB.
-    #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = units::parse_bytes)]
-    pub(crate) size: u64,
+    #[arg(long, value_name = "BYTES", default_value = "256MiB")]
+    pub(crate) size: ByteSize,
     /// Where to save, and leave the checkpoint; a temporary directory by default.
     #[arg(long)]
     pub(crate) dir: Option<String>,

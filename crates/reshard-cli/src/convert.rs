@@ -12,7 +12,7 @@ use crate::{
 };
 use futures::{executor::block_on, future::join_all};
 use planner::Rewrite;
-use reshard::{LocalGroup, SaveReport, blocking::Checkpoint, torch_dist};
+use reshard::{LocalGroup, SaveReport, blocking::Checkpoint, policy::PolicyMetrics, torch_dist};
 use serde::Serialize;
 use state::Source;
 use std::{
@@ -34,6 +34,8 @@ struct Report<'a> {
     files: u64,
     bytes: u64,
     seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy: Option<&'a PolicyMetrics>,
 }
 
 pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<u8> {
@@ -57,9 +59,11 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     let bar = io.bar("writing", source.bytes());
     let saves = groups.iter().zip(&states).map(|(group, state)| {
         let bar = bar.clone();
-        source
-            .save(state, &args.dst)
-            .group(group)
+        let mut save = source.save(state, &args.dst);
+        if let Some(policy) = args.sharding() {
+            save = save.boxed_policy(policy);
+        }
+        save.group(group)
             .deadline(PATIENCE)
             .strategy(strategy.clone())
             .planner(Rewrite::of(&checkpoint, keys))
@@ -85,6 +89,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         files: saved.files(),
         bytes: saved.bytes(),
         seconds: start.elapsed().as_secs_f64(),
+        policy: saved.policy.as_ref(),
     };
     print(&report, &saved, args.json, io)?;
     Ok(OK)
@@ -103,6 +108,11 @@ fn print(report: &Report<'_>, saved: &SaveReport, json: bool, io: &mut Io<'_>) -
     fact(out, "holds", what)?;
     let (ranks, files) = (units::some(report.ranks.into(), "rank"), units::some(report.files, "file"));
     fact(out, "written as", format!("{ranks}, {files}, {}", units::bytes(report.bytes)))?;
+    if let Some(p) = report.policy {
+        let sizes = format!("{} to {}", units::bytes(p.smallest), units::bytes(p.largest));
+        let cut = units::some(p.split_tensors, "tensor");
+        fact(out, "policy", format!("{}: {sizes} a file, {cut} cut", p.description))?;
+    }
     fact(out, "balance", format!("the fullest rank has {:.2} of the mean", saved.imbalance()))?;
     fact(out, "took", format!("{}  {}", units::seconds(time), units::rate(report.bytes, time)))?;
     Ok(())

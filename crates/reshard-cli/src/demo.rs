@@ -31,12 +31,12 @@ impl Acts {
 }
 
 pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8> {
-    let (n, m) = (args.ranks, args.to);
-    if args.size > LARGEST {
-        let what = format!("{} of state is more than one machine can show", units::bytes(args.size));
+    let (n, m, size) = (args.ranks, args.to, args.size.0);
+    if size > LARGEST {
+        let what = format!("{} of state is more than one machine can show", units::bytes(size));
         return Err(CliError::told(what, "give a --size that fits this machine's memory, such as 2GB"));
     }
-    let model = Model::of_size(args.size);
+    let model = Model::of_size(size);
     let temporary;
     let url = match &args.dir {
         Some(dir) => dir.clone(),

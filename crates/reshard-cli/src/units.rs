@@ -29,50 +29,9 @@ pub(crate) fn rate(bytes: u64, d: Duration) -> String {
     if s <= 0.0 || bytes == 0 { String::new() } else { format!("{:.2} GB/s", bytes as f64 / s / 1e9) }
 }
 
-/// Reads `1000`, `256MiB`, `1.5 GB`, `2G` (which is 2 GB).
-pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no number of bytes; write it as 268435456, 256MiB or 1.5GB");
-    let text = text.trim();
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" | "kb" => 1000,
-        "m" | "mb" => 1000 * 1000,
-        "g" | "gb" => 1000 * 1000 * 1000,
-        "t" | "tb" => 1000 * 1000 * 1000 * 1000,
-        "ki" | "kib" => 1 << 10,
-        "mi" | "mib" => 1 << 20,
-        "gi" | "gib" => 1 << 30,
-        "ti" | "tib" => 1 << 40,
-        _ => return Err(wrong()),
-    };
-    if let Ok(n) = number.parse::<u64>() {
-        return n.checked_mul(factor).filter(|n| i64::try_from(*n).is_ok()).ok_or_else(wrong);
-    }
-    let n = number.parse::<f64>().map_err(|_| wrong())? * factor as f64;
-    if n.is_finite() && n < 9e18 { Ok(n as u64) } else { Err(wrong()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_are_read_with_units_of_both_kinds() {
-        for (text, want) in [
-            ("1000", 1000),
-            ("256MiB", 256 << 20),
-            ("1GB", 1_000_000_000),
-            ("1.5 kib", 1536),
-            ("2G", 2_000_000_000),
-        ] {
-            assert_eq!(parse_bytes(text), Ok(want), "{text}");
-        }
-        for text in ["", "x", "1XB", "-1", "1.2.3", "99999999999999999999", "9999999TiB"] {
-            assert!(parse_bytes(text).unwrap_err().contains("write it as"), "{text}");
-        }
-    }
 
     #[test]
     fn numbers_carry_units() {

@@ -103,12 +103,12 @@ impl Source {
             match item {
                 // As it is named: a cell of an array of objects is not taken apart and put together again.
                 Item::Object(key, payload) => {
-                    sharded.insert(key.as_str(), ShardedObject::item(key, payload.clone()));
+                    nest(&mut sharded, key, ShardedObject::item(key, payload.clone()).into());
                 }
                 Item::Tensor(t) => {
                     if let Some(region) = part(t.shape(), rank.into(), ranks.into()) {
                         let leaf = ShardedTensor::region_of(t.key(), t.dtype(), t.shape(), region.clone());
-                        sharded.insert(t.key(), leaf.with_data(Data::Lazy(t.source(region)?)));
+                        nest(&mut sharded, t.key(), leaf.with_data(Data::Lazy(t.source(region)?)).into());
                     }
                 }
             }
@@ -126,16 +126,32 @@ impl Source {
 
     /// Where sharded leaves lie in the tree is not stored; they only must not be where common state is.
     fn beside_common(&self, sharded: StateDict) -> StateDict {
+        let mut state = self.common.clone().map(&mut Leaf::Value);
         let mut name = String::from("sharded");
-        while self.common.get(&name).is_some() {
+        while self.common.get(&name).is_some() || sharded.get(&name).is_some() {
             name.push('_');
         }
-        let mut state = self.common.clone().map(&mut Leaf::Value);
-        // An empty dict would be common state.
-        if !self.items.is_empty() {
-            state.insert_tree(Step::from(name), sharded);
+        let Tree::Dict(sharded) = sharded else { return state };
+        for (step, tree) in sharded {
+            let path = match self.common.at(std::slice::from_ref(&step)) {
+                None => vec![step],
+                Some(_) => vec![Step::from(name.as_str()), step],
+            };
+            state.insert_at(&path, tree);
         }
         state
+    }
+}
+
+/// Puts a leaf where its key's dots say, for policies that ask where leaves belong; where that is taken, under the key itself.
+fn nest(state: &mut StateDict, key: &str, leaf: Tree<Leaf>) {
+    let path: Vec<Step> = key.split('.').map(Step::from).collect();
+    if state.at(&path).is_none() {
+        state.insert_at(&path, leaf.clone());
+    }
+    match state.at(&path) {
+        Some(Tree::Leaf(_)) => {}
+        _ => drop(state.insert_tree(key, leaf)),
     }
 }
 

@@ -23,6 +23,9 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
     }
     if let Some(s) = &f.sidecar {
         fact(out, "saved by", &s.writer)?;
+        if let Some(policy) = &s.policy {
+            fact(out, "files by", policy)?;
+        }
     }
     if !producer.loadable_by.is_empty() {
         fact(out, "loads in", producer.loadable_by.join("; "))?;

@@ -177,3 +177,63 @@ fn common_state_stays_where_the_source_keeps_it() {
         assert_eq!(facts(&to).2, form == CommonForm::File);
     }
 }
+
+#[test]
+fn files_are_as_a_policy_says_and_inspect_tells_which() {
+    let saved = states::megatron();
+    let limit = r#"{"type":"max_shard_size","max_shard_size":"40 B"}"#;
+    let ways: [&[&str]; 2] = [&["--max-shard-size", "40"], &["--policy", limit]];
+    let mut told = Vec::new();
+    for (name, way) in ["flag", "json"].into_iter().zip(ways) {
+        let to = converted(&saved, name, &[&["--ranks", "2"], way].concat());
+        assert_eq!((digest(&to), run(&["verify", &to]).code), (digest(&saved.url), 0));
+        let j = run(&["inspect", &to, "--json"]).json();
+        let chunks = j["tensors"].as_array().unwrap().iter().flat_map(|t| t["chunks"].as_array().unwrap());
+        // Rows of four floats: a rank's three and two rows don't fit a file of 40 bytes whole.
+        let lengths: Vec<u64> = chunks
+            .map(|c| c["lengths"].as_array().unwrap())
+            .map(|l| l.iter().map(|n| n.as_u64().unwrap()).product())
+            .collect();
+        assert!(lengths.iter().all(|n| n * 4 <= 40), "{lengths:?}");
+        let files = j["files"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|f| f["name"].as_str().unwrap().ends_with(".distcp"));
+        assert!(files.count() > 3);
+        let policy = j["sidecar"]["policy"].as_str().unwrap().to_owned();
+        assert!(run(&["inspect", &to]).ok().contains(&policy));
+        told.push(policy);
+    }
+    assert_eq!(told[0], told[1]);
+    let j = run(&["convert", &saved.url, &saved.beside("told"), "--max-shard-size", "1MB", "--json"]).json();
+    assert_eq!((&j["policy"]["shards"], &j["policy"]["split_tensors"]), (&json!(1), &json!(0)));
+}
+
+#[test]
+fn everything_goes_into_one_file_when_gathered() {
+    let saved = states::megatron();
+    let all = r#"{"type":"all_in_one","gather":true}"#;
+    let to = converted(&saved, "one", &["--ranks", "3", "--policy", all]);
+    assert_eq!((digest(&to), run(&["verify", &to]).code), (digest(&saved.url), 0));
+    assert_eq!(objects(&to), objects(&saved.url));
+    let j = run(&["inspect", &to, "--json"]).json();
+    let names = j["files"].as_array().unwrap().iter().map(|f| f["name"].as_str().unwrap());
+    assert_eq!(names.filter(|n| n.ends_with(".distcp")).collect::<Vec<_>>(), ["__0_0.distcp"]);
+}
+
+#[test]
+fn a_policy_that_cannot_be_read_says_how_to_write_it() {
+    let saved = states::dcp();
+    for (policy, says) in [
+        ("x", "max_shard_size"),
+        (r#"{"type":"max_shard_size","max_shard_size":"500M"}"#, "MiB"),
+        (r#"{"type":"max_shard_size","max_shard_size":1,"more":2}"#, "more"),
+        (r#"{"type":"nobodys"}"#, "nobodys"),
+    ] {
+        let ran = run(&["convert", &saved.url, &saved.beside("to"), "--policy", policy]);
+        assert!(ran.code == 2 && ran.err.contains(says), "{policy}: {}", ran.err);
+    }
+    let ran = run(&["convert", &saved.url, &saved.beside("to"), "--max-shard-size", "0"]);
+    assert!(ran.code == 2 && !std::path::Path::new(&saved.beside("to")).exists(), "{}", ran.err);
+}
