@@ -149,19 +149,18 @@ impl<'a> Save<'a> {
     /// let mut state = StateDict::new();
     /// let table = Tensor::from_vec(&[1 << 18, 4], vec![0f32; 1 << 20])?; // 4 MiB
     /// state.insert("table", ShardedTensor::full("table", table));
-    /// # futures::executor::block_on(async {
-    /// let saved = reshard::save(&state, &url).policy(MaxShardSize::new(MIB)).await?;
+    /// let saved = reshard::save(&state, &url).policy(MaxShardSize::new(MIB)); // .await
+    /// let saved = reshard::blocking::run(saved)?;
     /// assert_eq!(saved.files(), 4);
-    /// # reshard::Result::Ok(()) })?;
     /// # Ok(())
     /// # }
     /// ```
     pub fn policy(self, policy: impl ShardingPolicy) -> Self {
-        self.boxed_policy(Box::new(policy))
+        self.boxed_policy(Box::new(policy) as Box<dyn ShardingPolicy>)
     }
 
-    /// A sharding policy out of configuration.
-    pub fn boxed_policy(mut self, policy: Box<dyn ShardingPolicy>) -> Self {
+    /// A sharding policy out of configuration, in a `Box` or an `Arc`.
+    pub fn boxed_policy(mut self, policy: impl Into<Arc<dyn ShardingPolicy>>) -> Self {
         self.policy = Some(policy.into());
         self
     }

@@ -1,7 +1,7 @@
 //! A sharding policy's place in a save: after the global plan, before the layout of files.
 
 use crate::{Result, StrategyError};
-use reshard_model::{Data, Flat, Region, Sharded};
+use reshard_model::{Data, Flat, Path, Region, Sharded};
 use reshard_plan::{ChunkId, Metadata, SavePlan, TensorWrite, WriteItem, WriteKind};
 use reshard_policy::{Content, Limits, Piece, PolicyMetrics, Sharding, ShardingPolicy, decide};
 use serde::{Deserialize, Serialize};
@@ -26,8 +26,6 @@ struct About {
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct LeafInfo {
     name: Box<str>,
-    /// How much of the name is the parent's.
-    owner: u32,
     device: Box<str>,
     tag: Option<Box<str>>,
 }
@@ -36,16 +34,14 @@ impl Offer {
     pub(super) fn new(plan: SavePlan, state: &Flat, policy: Option<&dyn ShardingPolicy>) -> Self {
         let about = policy.map(|p| About {
             policy: p.description(),
-            leaves: state.iter().map(|(path, leaf)| LeafInfo::of(&path.0, leaf)).collect(),
+            leaves: state.iter().map(|(path, leaf)| LeafInfo::of(path, leaf)).collect(),
         });
         Self { plan, about }
     }
 }
 
 impl LeafInfo {
-    fn of(path: &[reshard_model::Step], leaf: &Sharded) -> Self {
-        let name = reshard_model::Path(path.to_vec()).to_string();
-        let last = path.last().map_or(0, |s| s.to_string().len());
+    fn of(path: &Path, leaf: &Sharded) -> Self {
         let device = match leaf {
             Sharded::Tensor(t) => match &t.data {
                 Data::Device(d) => d.buffer().device(),
@@ -53,12 +49,7 @@ impl LeafInfo {
             },
             Sharded::Object(_) => "cpu",
         };
-        Self {
-            owner: name.len().saturating_sub(last + 1) as u32,
-            name: name.into(),
-            device: device.into(),
-            tag: leaf.tag().map(Into::into),
-        }
+        Self { name: path.to_string().into(), device: device.into(), tag: leaf.tag().map(Into::into) }
     }
 }
 
@@ -198,7 +189,8 @@ fn ask(policy: &dyn ShardingPolicy, offered: &[Offered<'_>]) -> Result<Sharding>
                 region: chunk.map_or(&no_axes, |t| &t.region),
                 task: o.task,
                 device: o.leaf.map_or("cpu", |l| &l.device),
-                owner: o.leaf.and_then(|l| name.get(..l.owner as usize)).unwrap_or_default(),
+                // Flat dicts have the dots in their keys.
+                owner: name.rsplit_once('.').map_or("", |(owner, _)| owner),
                 tag: o.leaf.and_then(|l| l.tag.as_deref()),
                 bytes: match &o.item.kind {
                     WriteKind::Tensor(t) => t.bytes(),
