@@ -6,7 +6,10 @@ use proptest::prelude::*;
 use reshard::{
     Dialect, ErrorKind, OpenOptions, Region, Save, SaveReport, ShardedTensor, StateDict, Tensor,
     plan::{DefaultSavePlanner, PlanError, SavePlanner, WriteData, WriteItem},
-    policy::{ByFiles, ByItem, Piece, PolicyError, ShardingPolicy, Shards},
+    policy::{
+        AllInOne, ByFiles, ByItem, ByOwner, Importance, MaxShardSize, Piece, PolicyError, ShardByDevice,
+        ShardingPolicy, Shards, Then,
+    },
     torch_dist::TorchDistConfig,
 };
 use reshard_example::ExampleConfig;
@@ -88,6 +91,11 @@ enum Choice {
     Chop(Chop),
     Files(u32),
     Items,
+    Devices,
+    Size(u64),
+    PerOwner(u64),
+    All,
+    Chosen,
 }
 
 impl Choice {
@@ -96,6 +104,11 @@ impl Choice {
             Self::Chop(p) => save.policy(p.clone()),
             Self::Files(n) => save.policy(ByFiles::new(*n)),
             Self::Items => save.policy(ByItem::new()),
+            Self::Devices => save.policy(ShardByDevice::new()),
+            Self::Size(n) => save.policy(MaxShardSize::new(*n)),
+            Self::PerOwner(n) => save.policy(Then::new(ByOwner::each(), MaxShardSize::new(*n))),
+            Self::All => save.policy(AllInOne::new().gather()),
+            Self::Chosen => save.policy(Importance::new(["layers.1.weight", "layers.0.weight"])),
         }
     }
 }
@@ -103,7 +116,18 @@ impl Choice {
 fn choice() -> impl Strategy<Value = Choice> {
     let chop = (prop::collection::vec(any::<u32>(), 24), prop::bool::weighted(0.3))
         .prop_map(|(throws, gather)| Choice::Chop(Chop { throws, gather }));
-    prop_oneof![4 => chop, 1 => (1u32..5).prop_map(Choice::Files), 1 => Just(Choice::Items)]
+    // Worlds have tensors of some KiB.
+    let size = 1u64..4000;
+    prop_oneof![
+        4 => chop,
+        1 => (1u32..5).prop_map(Choice::Files),
+        1 => Just(Choice::Items),
+        1 => Just(Choice::Devices),
+        3 => size.clone().prop_map(Choice::Size),
+        2 => size.prop_map(Choice::PerOwner),
+        2 => Just(Choice::All),
+        1 => Just(Choice::Chosen),
+    ]
 }
 
 proptest! {
@@ -122,7 +146,7 @@ proptest! {
         let told = saved[0].policy.clone().unwrap();
         let items: u64 = saved[0].ranks.iter().map(|r| r.items).sum();
         prop_assert_eq!(told.slices, items);
-        if matches!(choice, Choice::Chop(Chop { gather: true, .. })) {
+        if matches!(choice, Choice::All | Choice::Chop(Chop { gather: true, .. })) {
             prop_assert!(saved[0].ranks[1..].iter().all(|r| r.items == 0));
         }
 
@@ -328,4 +352,72 @@ fn a_state_without_leaves_has_nothing_to_place() {
     let saved = save(group(2), states, place.url(), |_, s| s.policy(Chop { throws: vec![0], gather: true }));
     let saved: Vec<_> = saved.into_iter().map(|o| o.unwrap()).collect();
     assert_eq!(saved[0].policy.as_ref().map(|p| p.shards), Some(0));
+}
+
+#[test]
+fn who_loads_only_the_important_keys_opens_only_their_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    let saved = save(group(2), tables(2), &url, |_, s| s.policy(Importance::new(["table"])));
+    saved.into_iter().for_each(|o| drop(o.unwrap()));
+    let opened = block_on(OpenOptions::new().open(&url)).unwrap();
+    let of = |key: &str| -> BTreeSet<String> {
+        opened
+            .tensor(key)
+            .unwrap()
+            .chunks()
+            .iter()
+            .map(|c| c.place.as_ref().unwrap().file.to_string())
+            .collect()
+    };
+    assert_eq!(of("table"), ["__0_0.distcp", "__1_0.distcp"].map(String::from).into());
+    assert_eq!(of("own.1"), ["__1_1.distcp"].map(String::from).into());
+    for name in ["__0_1.distcp", "__1_1.distcp"] {
+        std::fs::remove_file(dir.path().join("ckpt").join(name)).unwrap();
+    }
+    let mut template = StateDict::new();
+    template.insert("table", ShardedTensor::template("table", reshard::DType::Float32, &[8, 2]));
+    let loaded = load(group(1), vec![template], &url, |_, l| l);
+    let (plain, _) = loaded.into_iter().next().unwrap().unwrap();
+    let table = plain.get("table").and_then(|t| t.leaf()?.as_tensor()?.to_vec::<f32>()).unwrap();
+    assert_eq!(table, (0..16).map(|i| i as f32).collect::<Vec<_>>());
+}
+
+#[test]
+fn owners_are_told_by_place_and_by_tag() {
+    let leaf = |key: &str| {
+        let t = Tensor::from_vec(&[2], vec![1i8, 2]).unwrap();
+        ShardedTensor::full(key, t)
+    };
+    let mut state = StateDict::new();
+    let mut critic = StateDict::new();
+    critic.insert("w", leaf("critic.w"));
+    state.insert_tree("critic", critic);
+    state.insert("generator.layers.0.w", leaf("generator.layers.0.w")); // a flat dict
+    state.insert("mean", leaf("mean").with_tag("statistics"));
+    state.insert("other", leaf("other"));
+    let place = Place::new();
+    let policy = || ByOwner::new(["statistics", "critic", "generator"]);
+    let saved = save(group(1), vec![state], place.url(), move |_, s| s.policy(policy()));
+    saved.into_iter().for_each(|o| drop(o.unwrap()));
+    let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
+    let file = |key: &str| opened.tensor(key).unwrap().chunks()[0].place.as_ref().unwrap().file.to_string();
+    let files = ["mean", "critic.w", "generator.layers.0.w", "other"].map(file);
+    assert_eq!(files, ["__0_0.distcp", "__0_1.distcp", "__0_2.distcp", "__0_3.distcp"]);
+}
+
+#[test]
+fn one_file_for_several_ranks_is_refused_unless_gathered() {
+    let place = Place::new();
+    let outcomes = try_save(group(3), tables(3), place.url(), |_, save| save.policy(AllInOne::new()));
+    let outcomes: Vec<_> = outcomes.into_iter().map(|o| o.unwrap()).collect();
+    let (_, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
+    assert!(causes[&0].contains("gather"), "{causes:?}");
+    let policy = || AllInOne::new().gather();
+    let saved =
+        save(group(3), tables(3), place.url(), move |_, s| s.policy(policy()).coordinator(reshard::Rank(1)));
+    saved.into_iter().for_each(|o| drop(o.unwrap()));
+    let names: Vec<String> =
+        place.files().keys().map(|n| n.to_string()).filter(|n| n.ends_with("distcp")).collect();
+    assert_eq!(names, ["__1_0.distcp"]);
 }
