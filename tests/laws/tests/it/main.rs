@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod alike;
 mod bytes;
 mod contracts;
 mod groups;
