@@ -125,6 +125,24 @@ pub enum StorageError {
         #[source]
         source: io::Error,
     },
+    /// The new version is published and whole, but what others had put beside the old one could not follow it.
+    #[error(
+        "{path} holds the new checkpoint, but {count} of the files and directories of others that lay there could not be moved \
+         to it and stay in {kept}: {first}: {source}"
+    )]
+    NotCarried {
+        /// The place.
+        path: String,
+        /// Where they are now.
+        kept: String,
+        /// How many.
+        count: usize,
+        /// One of them.
+        first: String,
+        /// Why that one could not be moved.
+        #[source]
+        source: io::Error,
+    },
     /// Nothing that is linked into this program knows the scheme of a URL.
     #[error("no store for `{scheme}` (of {url}); linked: {linked}. {hint}")]
     UnknownScheme {
@@ -174,7 +192,9 @@ impl StorageError {
             Self::Exists { .. } => ErrorKind::Exists,
             Self::Short { .. } | Self::Check { .. } | Self::Record { .. } => ErrorKind::Corrupt,
             Self::Unsupported { .. } => ErrorKind::Unsupported,
-            Self::Io { .. } | Self::Source { .. } | Self::NotDurable { .. } => ErrorKind::Unavailable,
+            Self::Io { .. } | Self::Source { .. } | Self::NotDurable { .. } | Self::NotCarried { .. } => {
+                ErrorKind::Unavailable
+            }
             Self::Claim { source, .. } => source.kind(),
             Self::ExtentLength { .. }
             | Self::Internal { .. }

@@ -6,7 +6,7 @@
 /// The environment variable that names the step.
 pub const VARIABLE: &str = "RESHARD_CRASH_AT";
 
-/// All steps, in the order in which a save meets them. The last one only a save that replaces something.
+/// All steps, in the order in which a save meets them.
 pub const STEPS: &[&str] = &[
     "stage.created",
     "write.opened",
@@ -15,10 +15,15 @@ pub const STEPS: &[&str] = &[
     "write.synced",
     "publish.record",
     "publish.synced",
+    "publish.ready",
     "publish.renamed",
     "publish.parent_synced",
+    "publish.carried",
     "publish.old_removed",
 ];
+
+/// Those of them that only a save meets which replaces something.
+pub const REPLACING: &[&str] = &["publish.ready", "publish.carried", "publish.old_removed"];
 
 /// Dies here if the environment says so.
 #[inline]

@@ -2,7 +2,9 @@
 
 mod file;
 mod read;
+mod retire;
 mod root;
+mod site;
 mod stage;
 mod url;
 mod write;
@@ -15,14 +17,17 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use file::Input;
 use root::Root;
-use std::{ops::Range, path::Path, sync::Arc};
+use std::{ops::Range, path::Path, sync::Arc, time::SystemTime};
 
 /// A local directory, and what any mounted file system makes look like one.
 ///
 /// A new version is built in a hidden directory beside it, `.{name}.{attempt}.tmp`, and put into place by one `rename`
-/// onto nothing or an empty directory, or by an exchange with the old version in one step, which then is removed. A crash at
-/// any instant leaves the old version or the new one. A file system that can't exchange is not written to when there is
-/// something to replace.
+/// onto nothing or an empty directory, or by an exchange with the old version in one step. A crash at any instant leaves the
+/// old version or the new one. A file system that can't exchange is not written to when there is something to replace.
+///
+/// After the exchange the old version lies in `.{name}.{attempt}.old`. What is not of the checkpoint in it is renamed into the
+/// new version's directory, then the old version's files are removed. A crash between leaves that directory, and
+/// [`finish_replacing`](Store::finish_replacing) does the rest.
 ///
 /// A symbolic link to the directory stays; what it points to is written. All I/O runs on threads of the process that
 /// reshard starts, so futures may be polled by any executor.
@@ -100,7 +105,12 @@ impl Store for LocalStore {
 
     async fn remove(&self, names: &[Name]) -> Result<()> {
         let (root, names) = (self.root.clone(), names.to_vec());
-        pool::run_one(move || names.iter().try_for_each(|n| root.remove(n))).await
+        pool::run_one(move || root.remove(&names)).await
+    }
+
+    async fn modified(&self, name: &Name) -> Result<Option<SystemTime>> {
+        let (root, name) = (self.root.clone(), name.clone());
+        pool::run_one(move || root.modified(&name)).await
     }
 
     async fn len(&self, name: &Name) -> Result<Option<u64>> {
@@ -122,11 +132,16 @@ impl Store for LocalStore {
 
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         let place = self.path().to_path_buf();
-        pool::run_one(move || stage::leftovers(&place)).await
+        pool::run_one(move || site::leftovers(&place)).await
     }
 
     async fn remove_leftover(&self, attempt: &str) -> Result<()> {
         let (place, attempt) = (self.path().to_path_buf(), attempt.to_owned());
         pool::run_one(move || stage::remove_leftover(&place, &attempt)).await
+    }
+
+    async fn finish_replacing(&self, attempt: &str, files: &[Name]) -> Result<()> {
+        let (place, attempt, files) = (self.path().to_path_buf(), attempt.to_owned(), files.to_vec());
+        pool::run_one(move || stage::finish_replacing(&place, &attempt, &files)).await
     }
 }

@@ -1,7 +1,7 @@
 use crate::{Durability, Entry, FileBody, Gather, Name, Progress, ReadStats, Result, Written};
 use async_trait::async_trait;
 use bytes::Bytes;
-use std::{fmt, ops::Range, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc, time::SystemTime};
 
 /// What suits a store best. Numbers to tune by, not limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,13 +39,15 @@ impl Hints {
 }
 
 /// What to do when the place holds something already.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum IfExists {
     /// Fail; nothing is touched.
     #[default]
     Refuse,
-    /// All that lies there is replaced in the one step of publishing, and is whole until then.
-    Replace,
+    /// These files, the old version, are replaced in the one step of publishing, and are whole until then. Whatever else
+    /// lies there when the new version is published stays: files of others, also those that came meanwhile. Only the rank
+    /// that publishes needs the names.
+    Replace(Arc<[Name]>),
 }
 
 /// What an attempt that died has left beside the place.
@@ -56,12 +58,29 @@ pub struct Leftover {
     pub attempt: String,
     /// Where it lies: a path or a URL.
     pub path: String,
+    /// Whether it may be the version that the attempt replaced, with files of others in it. Else it holds nothing but what
+    /// the attempt wrote.
+    pub replaced: bool,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// When one of its files last changed; `None` when the store can't tell.
+    pub modified: Option<SystemTime>,
 }
 
 impl Leftover {
-    /// What `attempt` left at `path`.
+    /// What `attempt` wrote to `path`.
     pub fn new(attempt: impl Into<String>, path: impl Into<String>) -> Self {
-        Self { attempt: attempt.into(), path: path.into() }
+        Self { attempt: attempt.into(), path: path.into(), replaced: false, bytes: 0, modified: None }
+    }
+
+    /// With what is in it.
+    pub fn holding(self, bytes: u64, modified: Option<SystemTime>) -> Self {
+        Self { bytes, modified, ..self }
+    }
+
+    /// As the version that the attempt replaced.
+    pub fn replaced(self) -> Self {
+        Self { replaced: true, ..self }
     }
 }
 
@@ -113,6 +132,11 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Removes files. One that is not there is no error.
     async fn remove(&self, names: &[Name]) -> Result<()>;
 
+    /// When a file last changed; `None` when there is none, or the store can't tell.
+    async fn modified(&self, _name: &Name) -> Result<Option<SystemTime>> {
+        Ok(None)
+    }
+
     /// Length of a file; `None` when there is none.
     async fn len(&self, name: &Name) -> Result<Option<u64>>;
 
@@ -141,8 +165,18 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Removes what an attempt has left. Nothing left is no error.
+    /// Removes what an attempt wrote. Nothing left is no error.
     async fn remove_leftover(&self, _attempt: &str) -> Result<()> {
+        Ok(())
+    }
+
+    /// Finishes what an attempt was doing after it had replaced a version ([`Leftover::replaced`]): removes these files of
+    /// that version, and gives whatever else lies with them back to the place. Nothing left is no error.
+    ///
+    /// # Errors
+    /// [`NotCarried`](crate::StorageError::NotCarried) names what stays where it is, because its name is taken or the
+    /// system refuses.
+    async fn finish_replacing(&self, _attempt: &str, _files: &[Name]) -> Result<()> {
         Ok(())
     }
 }
@@ -171,7 +205,8 @@ pub trait Stage: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`Exists`](crate::StorageError::Exists) when the place was filled meanwhile and `if_exists` refuses that. Only after
-    /// [`NotDurable`](crate::StorageError::NotDurable) the new version is visible all the same.
+    /// [`NotDurable`](crate::StorageError::NotDurable) and [`NotCarried`](crate::StorageError::NotCarried) the new version is
+    /// visible all the same.
     async fn publish(&self, last: (Name, Bytes), durability: Durability) -> Result<()>;
 
     /// Removes what this attempt wrote, that of other ranks too. May be called again, by any rank; does nothing to what is

@@ -5,6 +5,7 @@
 use futures::executor::block_on;
 use reshard_storage::{Durability, FileBody, IfExists, LocalStore, Name, Progress, Store, failpoint};
 use std::{
+    fs,
     os::unix::process::ExitStatusExt,
     path::Path,
     process::{Command, ExitStatus},
@@ -13,12 +14,16 @@ use std::{
 const PLACE: &str = "RESHARD_TEST_PLACE";
 const BYTE: &str = "RESHARD_TEST_BYTE";
 
+fn name(s: &str) -> Name {
+    Name::new(s).unwrap()
+}
+
 /// Saves a version whose files are all of one byte.
 fn save(place: &Path, byte: u8) {
     let store = LocalStore::at(place).unwrap();
-    let name = |s: &str| Name::new(s).unwrap();
     block_on(async {
-        let stage = store.stage(&format!("by-{byte}"), IfExists::Replace).await.unwrap();
+        let if_exists = IfExists::Replace(["a", "d/b", "record"].map(name).into());
+        let stage = store.stage(&format!("by-{byte}"), if_exists).await.unwrap();
         let file = |n: &str| FileBody::from_bytes(name(n), vec![byte; 3 << 20].into());
         stage.write(vec![file("a"), file("d/b")], Durability::Machine, Progress::none()).await.unwrap();
         stage.publish((name("record"), vec![byte; 9].into()), Durability::Machine).await.unwrap();
@@ -44,10 +49,14 @@ fn save_and_crash(place: &Path, byte: u8, step: &str) -> ExitStatus {
         .status
 }
 
+/// What is not of the checkpoint.
+const OTHERS: [&str; 2] = ["d/notes", "logs/today"];
+
 /// The byte of the version that is there; `None` when there is none.
 fn version(place: &Path) -> Option<u8> {
     let store = LocalStore::at(place).unwrap();
-    let all = block_on(store.list()).unwrap();
+    let mut all = block_on(store.list()).unwrap();
+    all.retain(|e| !OTHERS.contains(&e.name.as_str()));
     if all.is_empty() {
         return None;
     }
@@ -71,9 +80,11 @@ fn a_crash_at_any_step_leaves_the_old_or_the_new_version() {
             let place = dir.path().join("ckpt");
             if replacing {
                 save(&place, 1);
+                fs::create_dir(place.join("logs")).unwrap();
+                OTHERS.iter().for_each(|f| fs::write(place.join(f), f).unwrap());
             }
             let status = save_and_crash(&place, 2, step);
-            if *step == "publish.old_removed" && !replacing {
+            if failpoint::REPLACING.contains(step) && !replacing {
                 assert!(status.success());
             } else {
                 assert_eq!(status.signal(), Some(9), "{step} was not met: {status}");
@@ -88,15 +99,31 @@ fn a_crash_at_any_step_leaves_the_old_or_the_new_version() {
             // What is left over shows, can be removed, and does not disturb the next save.
             let store = LocalStore::at(&place).unwrap();
             for left in block_on(store.leftovers()).unwrap() {
-                block_on(store.remove_leftover(&left.attempt)).unwrap();
+                match left.replaced {
+                    true => {
+                        block_on(store.finish_replacing(&left.attempt, &["a", "d/b", "record"].map(name)))
+                    }
+                    false => block_on(store.remove_leftover(&left.attempt)),
+                }
+                .unwrap();
             }
             assert!(block_on(store.leftovers()).unwrap().is_empty());
+            for other in OTHERS.iter().filter(|_| replacing) {
+                assert_eq!(fs::read_to_string(place.join(other)).unwrap(), *other, "{step}");
+            }
             save(&place, 3);
             assert_eq!(version(&place), Some(3));
-            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+            assert_eq!(
+                OTHERS.iter().filter(|f| place.join(f).exists()).count(),
+                if replacing { 2 } else { 0 }
+            );
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         }
-        // The new version is there from the rename on, and not before.
+        // The new version is there from the rename on, and not before; a save that never meets the step goes through.
         let renamed = failpoint::STEPS.iter().position(|s| *s == "publish.renamed").unwrap();
-        assert_eq!((before, after), (renamed, failpoint::STEPS.len() - renamed));
+        let early =
+            failpoint::STEPS[..renamed].iter().filter(|s| replacing || !failpoint::REPLACING.contains(s));
+        let early = early.count();
+        assert_eq!((before, after), (early, failpoint::STEPS.len() - early));
     }
 }

@@ -8,7 +8,12 @@ use reshard_model::ErrorKind;
 use reshard_storage::{
     Durability, Extent, FileBody, IfExists, LocalStore, Name, Progress, Result, StorageError, Store, wait,
 };
-use std::{fs, io, path::Path, sync::Arc};
+use std::{
+    fs, io,
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 fn name(s: &str) -> Name {
     Name::new(s).unwrap()
@@ -41,18 +46,21 @@ fn an_empty_directory_is_filled_and_missing_ones_above_are_made() {
     assert_eq!(listed(dir.path()), ["a", "empty"]);
 }
 
+/// Replaces what `save` saves.
+fn replace() -> IfExists {
+    IfExists::Replace([name("data"), name("record")].into())
+}
+
 #[test]
-fn replacing_leaves_nothing_of_the_old_one() {
+fn what_lies_there_is_refused_unless_it_is_to_be_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let store = LocalStore::at(dir.path().join("x")).unwrap();
     save(&store, "one", IfExists::Refuse, 1).unwrap();
-    fs::create_dir(dir.path().join("x/sub")).unwrap();
-    fs::write(dir.path().join("x/sub/more"), "old").unwrap();
     let e = save(&store, "two", IfExists::Refuse, 2).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Exists);
     assert!(e.to_string().contains(dir.path().join("x").to_str().unwrap()), "{e}");
     assert_eq!(listed(dir.path()), ["x"]);
-    save(&store, "three", IfExists::Replace, 3).unwrap();
+    save(&store, "three", replace(), 3).unwrap();
     assert_eq!(listed(dir.path()), ["x"]);
     assert_eq!(listed(store.path()), ["data", "record"]);
     assert_eq!(fs::read(dir.path().join("x/data")).unwrap(), [3; 10]);
@@ -63,7 +71,7 @@ fn a_file_in_the_way_is_refused_whatever_was_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("x"), "mine").unwrap();
     let store = LocalStore::at(dir.path().join("x")).unwrap();
-    for if_exists in [IfExists::Refuse, IfExists::Replace] {
+    for if_exists in [IfExists::Refuse, replace()] {
         let e = save(&store, "a", if_exists, 1).unwrap_err();
         assert!(matches!(e, StorageError::Unsupported { .. }), "{e}");
     }
@@ -78,7 +86,7 @@ fn a_link_stays_and_what_it_points_to_is_written() {
     std::os::unix::fs::symlink("real/ckpt", dir.path().join("latest")).unwrap();
     let store = LocalStore::at(dir.path().join("latest")).unwrap();
     for (i, attempt) in ["a", "b"].into_iter().enumerate() {
-        save(&store, attempt, IfExists::Replace, i as u8).unwrap();
+        save(&store, attempt, replace(), i as u8).unwrap();
         assert!(fs::symlink_metadata(dir.path().join("latest")).unwrap().is_symlink());
         assert_eq!(fs::read(dir.path().join("real/ckpt/record")).unwrap(), [i as u8]);
         assert_eq!(listed(&dir.path().join("real")), ["ckpt"]);
@@ -93,7 +101,7 @@ fn a_link_stays_and_what_it_points_to_is_written() {
 fn a_mounted_root_is_refused_before_anything_is_written() {
     for place in ["/", "/proc"] {
         let store = LocalStore::at(place).unwrap();
-        let e = block_on(store.stage("a", IfExists::Replace)).unwrap_err();
+        let e = block_on(store.stage("a", replace())).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
     }
 }
@@ -101,15 +109,27 @@ fn a_mounted_root_is_refused_before_anything_is_written() {
 #[test]
 fn leftovers_are_those_of_this_place_only() {
     let dir = tempfile::tempdir().unwrap();
-    for d in [".x.one.tmp", ".x.two.tmp", ".x.y.one.tmp", ".xx.one.tmp", ".x..tmp", "x.one.tmp"] {
+    for d in
+        [".x.one.tmp", ".x.two.tmp", ".x.three.old", ".x.y.one.tmp", ".xx.one.tmp", ".x..tmp", "x.one.tmp"]
+    {
         fs::create_dir(dir.path().join(d)).unwrap();
     }
+    let ours = dir.path().join(".x.one.tmp/data");
+    fs::write(&ours, [0; 7]).unwrap();
+    let when = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    fs::File::options().write(true).open(&ours).unwrap().set_modified(when).unwrap();
+    // What bears such a name and is no directory is not ours.
+    fs::write(dir.path().join(".x.four.tmp"), "").unwrap();
+    std::os::unix::fs::symlink(dir.path().join(".xx.one.tmp"), dir.path().join(".x.five.tmp")).unwrap();
     let store = LocalStore::at(dir.path().join("x")).unwrap();
     let left = block_on(store.leftovers()).unwrap();
-    assert_eq!(left.iter().map(|l| l.attempt.as_str()).collect::<Vec<_>>(), ["one", "two"]);
+    let told: Vec<_> = left.iter().map(|l| (l.attempt.as_str(), l.replaced, l.bytes)).collect();
+    assert_eq!(told, [("one", false, 7), ("three", true, 0), ("two", false, 0)]);
     assert!(left[0].path.ends_with("/.x.one.tmp"));
+    assert_eq!(left[0].modified, Some(when));
     block_on(store.remove_leftover("one")).unwrap();
-    assert_eq!(block_on(store.leftovers()).unwrap().len(), 1);
+    block_on(store.remove_leftover("three")).unwrap();
+    assert_eq!(block_on(store.leftovers()).unwrap().len(), 2, "a replaced version may hold files of others");
     for bad in ["", "../x", "a.b", "a/b"] {
         assert_eq!(block_on(store.remove_leftover(bad)).unwrap_err().kind(), ErrorKind::Invalid);
         assert_eq!(block_on(store.stage(bad, IfExists::Refuse)).unwrap_err().kind(), ErrorKind::Invalid);
@@ -125,6 +145,39 @@ fn a_named_pipe_does_not_block_a_reader() {
     assert_eq!(block_on(store.read(&name("p"), 0..1)).unwrap_err().kind(), ErrorKind::Unsupported);
     assert!(block_on(store.list()).unwrap().is_empty());
     assert_eq!(block_on(store.len(&name("p"))).unwrap(), None);
+}
+
+#[test]
+fn removing_follows_no_link() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir_all(dir.path().join("x")).unwrap();
+    fs::create_dir_all(dir.path().join("mine")).unwrap();
+    fs::write(dir.path().join("mine/data"), "mine").unwrap();
+    std::os::unix::fs::symlink("../mine", dir.path().join("x/d")).unwrap();
+    std::os::unix::fs::symlink("../mine/data", dir.path().join("x/link")).unwrap();
+    let store = LocalStore::at(dir.path().join("x")).unwrap();
+    // Whether that is an error or nothing at all: what lies behind the link stays.
+    let outcome = block_on(store.remove(&[name("d/data")]));
+    assert_eq!(fs::read(dir.path().join("mine/data")).unwrap(), b"mine", "{outcome:?}");
+    block_on(store.remove(&[name("link")])).unwrap();
+    assert_eq!(
+        (listed(&dir.path().join("x")), listed(&dir.path().join("mine"))),
+        (vec!["d".into()], vec!["data".into()])
+    );
+}
+
+#[test]
+fn when_a_file_changed_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let when = SystemTime::UNIX_EPOCH + Duration::new(1_234_567, 890);
+    fs::write(dir.path().join("a"), "a").unwrap();
+    fs::File::options().write(true).open(dir.path().join("a")).unwrap().set_modified(when).unwrap();
+    fs::create_dir(dir.path().join("d")).unwrap();
+    let store = LocalStore::at(dir.path()).unwrap();
+    assert_eq!(block_on(store.modified(&name("a"))).unwrap(), Some(when));
+    for nothing in ["b", "d", "a/b"] {
+        assert_eq!(block_on(store.modified(&name(nothing))).unwrap(), None);
+    }
 }
 
 #[test]
@@ -257,7 +310,7 @@ fn a_version_is_published_once() {
     let dir = tempfile::tempdir().unwrap();
     let store = LocalStore::at(dir.path().join("x")).unwrap();
     block_on(async {
-        let stage = store.stage("a", IfExists::Replace).await.unwrap();
+        let stage = store.stage("a", replace()).await.unwrap();
         stage.publish((name("r"), Bytes::new()), Durability::Process).await.unwrap();
         let e = stage.publish((name("r"), Bytes::new()), Durability::Process).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Invalid, "{e}");

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use reshard_model::{Claim, DType, Dialect, ObjectCodec, Payload, Region, Value};
 use reshard_plan::{ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, WriteData, WriteItem};
 use reshard_policy::ShardingPolicy;
-use reshard_storage::{FileBody, Name, Progress};
+use reshard_storage::{Entry, FileBody, Name, Progress};
 use serde::{Deserialize, Serialize};
 use std::{any::Any, fmt, sync::Arc};
 
@@ -121,6 +121,23 @@ pub struct ReadObject {
     pub object: ObjectId,
 }
 
+/// What a file in a checkpoint's directory is to the checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FileRole {
+    /// Items lie in it.
+    Items,
+    /// It belongs to the checkpoint, though no item lies in it.
+    Part,
+    /// A save of this format made it, and nothing needs it any more.
+    Leftover,
+    /// The commit record of another checkpoint of this format, of which no other trace is looked at. The earlier one of the
+    /// two is left over.
+    Record,
+    /// Nothing of this format.
+    Foreign,
+}
+
 /// Who wrote a checkpoint, as far as its bytes tell.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Producer {
@@ -186,6 +203,12 @@ pub trait StorageReader: Any + fmt::Debug + Send + Sync {
     /// Why a key can't be loaded as a template asks for it, where the format knows more than that shapes differ.
     fn why_not(&self, _key: &str) -> Option<String> {
         None
+    }
+
+    /// What a file is to the checkpoint in which none of its items lies; [`FileRole::Foreign`] by default. What is left over
+    /// may be removed, and what is not foreign goes when the checkpoint is replaced.
+    fn role(&self, _file: &Entry) -> FileRole {
+        FileRole::Foreign
     }
 
     /// A new load begins.

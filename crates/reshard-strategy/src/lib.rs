@@ -34,8 +34,8 @@ pub use context::{LoadCx, SaveCx};
 pub use elements::{Blocks, Elements, encode_object};
 pub use error::{Result, StrategyError, cause};
 pub use format::{
-    Damage, FileLayout, Placed, Producer, ReadObject, ReadTensor, Resolve, StorageReader, StorageWriter,
-    VerifyReport,
+    Damage, FileLayout, FileRole, Placed, Producer, ReadObject, ReadTensor, Resolve, StorageReader,
+    StorageWriter, VerifyReport,
 };
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};

@@ -26,6 +26,6 @@ mod writer;
 pub use common::{COMMON, COMMON_STATE, METADATA_JSON, MetadataJson, TorchCommon};
 pub use config::{ArchiveEra, Strides, TorchDistConfig, TorchDistLoadConfig};
 pub use flavour::Flavour;
-pub use names::{METADATA, NAME};
+pub use names::{METADATA, NAME, OwnFile, own_file};
 pub use table::parse_metadata;
 pub use writer::TorchDistWriter;

@@ -3,3 +3,90 @@ pub const NAME: &str = "torch_dist";
 
 /// The pickle that says what is stored and where; its presence makes a DCP checkpoint.
 pub const METADATA: &str = ".metadata";
+
+/// Digests of the files beside it, which Megatron Core 0.20 and later can write and check.
+const INTEGRITY: &str = "integrity.json";
+
+/// What a file is by its name, if programs that write this format call one so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OwnFile {
+    /// `.metadata`.
+    Metadata,
+    /// `__{rank}.metadata` of a rank-local save.
+    RankMetadata(u32),
+    /// `__{rank}_{n}.distcp`, with the separation hint of Megatron Core before it, if there is one.
+    Data,
+    /// A metadata file that was not renamed yet: `.metadata.tmp`.
+    Unfinished,
+    /// `common.pt`, `metadata.json` and `integrity.json` of Megatron Core. Other programs have files of these names too.
+    Megatron,
+}
+
+/// Tells a file by its name.
+///
+/// ```
+/// use reshard_torch_dist::{OwnFile, own_file};
+/// assert_eq!(own_file("__3.metadata"), Some(OwnFile::RankMetadata(3)));
+/// assert_eq!(own_file("optimizer.__0_2.distcp"), Some(OwnFile::Data));
+/// assert_eq!(own_file("README.md"), None);
+/// ```
+pub fn own_file(name: &str) -> Option<OwnFile> {
+    if name.contains('/') {
+        return None;
+    }
+    if [crate::COMMON, crate::METADATA_JSON, INTEGRITY].contains(&name) {
+        return Some(OwnFile::Megatron);
+    }
+    if let Some(of) = name.strip_suffix(".tmp") {
+        return metadata(of).map(|_| OwnFile::Unfinished);
+    }
+    let number = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
+    let data = || {
+        let (_, numbers) = name.strip_suffix(".distcp")?.rsplit_once("__")?;
+        let (rank, n) = numbers.split_once('_')?;
+        (number(rank) && number(n)).then_some(OwnFile::Data)
+    };
+    metadata(name).or_else(data)
+}
+
+fn metadata(name: &str) -> Option<OwnFile> {
+    if name == METADATA {
+        return Some(OwnFile::Metadata);
+    }
+    let rank = name.strip_prefix("__")?.strip_suffix(METADATA)?;
+    // As it is written: without a sign, without zeros before it.
+    rank.parse().ok().filter(|r: &u32| r.to_string() == rank).map(OwnFile::RankMetadata)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_told_by_their_names() {
+        for (name, want) in [
+            (".metadata", Some(OwnFile::Metadata)),
+            ("__0.metadata", Some(OwnFile::RankMetadata(0))),
+            ("__0_0.distcp", Some(OwnFile::Data)),
+            ("__17_204.distcp", Some(OwnFile::Data)),
+            ("optimizer.__0_2.distcp", Some(OwnFile::Data)),
+            (".metadata.tmp", Some(OwnFile::Unfinished)),
+            ("__12.metadata.tmp", Some(OwnFile::Unfinished)),
+            ("common.pt", Some(OwnFile::Megatron)),
+            ("integrity.json", Some(OwnFile::Megatron)),
+            ("distrib_optim.pt", None),
+            ("__0.distcp", None),
+            ("__a_0.distcp", None),
+            ("_0_0.distcp", None),
+            ("__+1.metadata", None),
+            ("__01.metadata", None),
+            ("__0_0.distcp.tmp", None),
+            ("logs/__0_0.distcp", None),
+            ("a/.metadata", None),
+            ("", None),
+        ] {
+            assert_eq!(own_file(name), want, "{name}");
+        }
+    }
+}

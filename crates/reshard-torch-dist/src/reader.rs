@@ -4,16 +4,16 @@ mod head;
 mod verify;
 
 use crate::{
-    NAME, producer,
+    NAME, OwnFile, own_file, producer,
     table::{Place, Table},
 };
 use async_trait::async_trait;
 use head::{Forms, Head, Wanted, reads_all};
 use reshard_model::{BoxError, Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, PieceId};
-use reshard_storage::{Check, Gather, Name, Part, Progress, StorageError, Store};
+use reshard_storage::{Check, Entry, Gather, Name, Part, Progress, StorageError, Store};
 use reshard_strategy::{
-    BackendVersion, Placed, Producer, ReadObject, ReadTensor, ReadTotals, Result, StorageReader,
+    BackendVersion, FileRole, Placed, Producer, ReadObject, ReadTensor, ReadTotals, Result, StorageReader,
     StrategyError, VerifyReport,
 };
 use reshard_torch_format::{
@@ -160,6 +160,21 @@ impl StorageReader for TorchDistReader {
     fn producer(&self) -> Producer {
         let common = self.table.metadata.object("common_state/shard_0_1").is_none();
         producer::producer(&self.table, self.dialect, self.rank_local, common)
+    }
+
+    fn role(&self, file: &Entry) -> FileRole {
+        // Replicas of a rank-local save are named by the metadata of their rank, though the first one counts.
+        if self.table.files.iter().flatten().any(|f| *f == file.name) {
+            return FileRole::Part;
+        }
+        match (own_file(file.name.as_str()), self.dialect) {
+            (None, _) | (Some(OwnFile::Megatron), Dialect::Dcp) => FileRole::Foreign,
+            (Some(OwnFile::RankMetadata(_)), _) if self.rank_local.is_none() => FileRole::Record,
+            (Some(OwnFile::Metadata | OwnFile::RankMetadata(_) | OwnFile::Megatron), _) => FileRole::Part,
+            // Some versions of PyTorch make a file without bytes for a rank that has nothing to save.
+            (Some(OwnFile::Data), _) if file.bytes == 0 => FileRole::Part,
+            (Some(OwnFile::Data | OwnFile::Unfinished), _) => FileRole::Leftover,
+        }
     }
 
     async fn read_tensors(

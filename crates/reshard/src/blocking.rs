@@ -7,7 +7,7 @@ use futures::executor::block_on;
 use reshard_model::{Payload, Plain, Select, StateDict, Tensor, Value};
 use reshard_plan::Metadata;
 use reshard_storage::{Entry, Leftover, Progress};
-use reshard_strategy::VerifyReport;
+use reshard_strategy::{FileRole, VerifyReport};
 use std::{collections::BTreeMap, future::IntoFuture, ops::Deref, sync::Arc};
 
 /// Waits for a save or load that was set up: `run(reshard::save(&state, url).overwrite(true))`.
@@ -140,6 +140,14 @@ impl Checkpoint {
     /// As there.
     pub fn files(&self) -> Result<Vec<Entry>> {
         block_on(self.0.files())
+    }
+
+    /// [`crate::Checkpoint::roles`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn roles(&self) -> Result<Vec<(Entry, FileRole)>> {
+        block_on(self.0.roles())
     }
 
     /// [`crate::Checkpoint::leftovers`].

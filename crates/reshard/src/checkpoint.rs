@@ -12,8 +12,8 @@ use reshard_model::{
 use reshard_plan::{DefaultLoadPlanner, Entry, Metadata, PlannerData, TensorRef};
 use reshard_storage::{Entry as FileEntry, Leftover, Progress, Stores};
 use reshard_strategy::{
-    BackendVersion, LoadCx, LoadShardedConfig, Placed, Producer, ReadObject, Registry, StrategyError,
-    VerifyReport,
+    BackendVersion, FileRole, LoadCx, LoadShardedConfig, Placed, Producer, ReadObject, Registry,
+    StrategyError, VerifyReport,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -247,11 +247,15 @@ impl Checkpoint {
 
     /// Names of the files that hold its items.
     pub fn item_files(&self) -> BTreeSet<String> {
-        let (reader, metadata) = (&self.opened.reader, self.metadata());
-        let chunks =
-            metadata.tensors().flat_map(|t| t.chunks()).filter_map(|(id, _)| reader.locate_chunk(id));
-        let objects = metadata.objects().filter_map(|(id, _)| reader.locate_object(id));
-        chunks.chain(objects).map(|p| p.file.to_string()).collect()
+        self.opened.item_files().into_iter().map(String::from).collect()
+    }
+
+    /// All files of its directory, and what each is to it.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn roles(&self) -> Result<Vec<(FileEntry, FileRole)>> {
+        self.opened.roles().await.during(ACT, &self.url)
     }
 
     /// Looks for damage: structure, coverage and sizes; with `full`, every checksum too.

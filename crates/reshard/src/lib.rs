@@ -42,6 +42,7 @@ mod opened;
 mod ranks;
 #[cfg(doctest)]
 mod readme;
+mod replace;
 mod report;
 mod save;
 mod sidecar;

@@ -1,14 +1,14 @@
 //! What loads and [`Checkpoint`](crate::Checkpoint) have in common: finding the strategies of what lies at a URL.
 
-use crate::sidecar::Sidecar;
+use crate::sidecar::{SIDECAR, Sidecar};
 use reshard_model::Plain;
-use reshard_storage::{Name, Store, Stores};
+use reshard_storage::{Entry, Name, Store, Stores};
 use reshard_strategy::{
-    BackendVersion, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, Registry, StorageReader,
-    StrategyError,
+    BackendVersion, FileRole, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, Registry,
+    StorageReader, StrategyError,
 };
 use reshard_torch_dist::{METADATA, METADATA_JSON, MetadataJson};
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 type Result<T, E = StrategyError> = std::result::Result<T, E>;
 
@@ -32,7 +32,18 @@ pub(crate) struct Opened {
 }
 
 impl HowToOpen {
+    pub(crate) fn store(&self, url: &str) -> Result<Arc<dyn Store>> {
+        Ok(match &self.stores {
+            Some(s) => s.open(url)?,
+            None => Stores::linked()?.open(url)?,
+        })
+    }
+
     pub(crate) async fn open(&self, url: &str) -> Result<Opened> {
+        self.open_store(self.store(url)?).await
+    }
+
+    pub(crate) async fn open_store(&self, store: Arc<dyn Store>) -> Result<Opened> {
         let linked;
         let registry = match &self.registry {
             Some(r) => r,
@@ -40,10 +51,6 @@ impl HowToOpen {
                 linked = Registry::linked()?;
                 &linked
             }
-        };
-        let store = match &self.stores {
-            Some(s) => s.open(url)?,
-            None => Stores::linked()?.open(url)?,
         };
         // What is there now stays readable, and of one save, while somebody replaces it.
         let store = store.pinned().await?.unwrap_or(store);
@@ -86,5 +93,43 @@ impl Opened {
 
     pub(crate) async fn sidecar(&self) -> (Option<Sidecar>, Option<String>) {
         Sidecar::read(&self.store).await
+    }
+
+    /// Names of the files that hold its items.
+    pub(crate) fn item_files(&self) -> BTreeSet<Name> {
+        let (reader, metadata) = (&self.reader, self.reader.metadata());
+        let chunks =
+            metadata.tensors().flat_map(|t| t.chunks()).filter_map(|(id, _)| reader.locate_chunk(id));
+        let objects = metadata.objects().filter_map(|(id, _)| reader.locate_object(id));
+        chunks.chain(objects).map(|p| p.file).collect()
+    }
+
+    /// What each file of its directory is to it.
+    pub(crate) async fn roles(&self) -> Result<Vec<(Entry, FileRole)>> {
+        let items = self.item_files();
+        let commit = self.sidecar().await.0.map(|s| s.commit.file);
+        let role = |file: &Entry| {
+            if items.contains(&file.name) {
+                return FileRole::Items;
+            }
+            match self.reader.role(file) {
+                // What this crate adds to every format.
+                FileRole::Foreign
+                    if [SIDECAR, METADATA_JSON].contains(&file.name.as_str())
+                        || commit.as_deref() == Some(file.name.as_str()) =>
+                {
+                    FileRole::Part
+                }
+                role => role,
+            }
+        };
+        Ok(self
+            .store
+            .list()
+            .await?
+            .into_iter()
+            .map(|file| (role(&file), file))
+            .map(|(r, f)| (f, r))
+            .collect())
     }
 }

@@ -2,20 +2,21 @@ use crate::{
     Error, Result, SaveReport,
     error::Context,
     ranks::{self, Ranks},
+    replace::replace,
     report::{Act, Clock},
     sidecar::{SIDECAR, Sidecar},
 };
 use bytes::Bytes;
-use reshard_comm::{Cause, Comm, ProcessGroup, Rank};
+use reshard_comm::{Comm, ProcessGroup, Rank};
 use reshard_model::{Dialect, Parts, Path, Plain, Sharded, ShardedObject, StateDict, Value, split};
 use reshard_plan::{DefaultSavePlanner, PlannerData, SavePlanner};
 use reshard_policy::ShardingPolicy;
-use reshard_storage::{Durability, FileBody, IfExists, Name, Progress, Stage, StorageError, Store, Stores};
+use reshard_storage::{Durability, FileBody, IfExists, Name, Progress, Stage, Store, Stores};
 use reshard_strategy::{
     BackendVersion, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved,
     StrategyError, agree, cause,
 };
-use reshard_torch_dist::{COMMON_STATE, METADATA, METADATA_JSON, MetadataJson, NAME};
+use reshard_torch_dist::{COMMON_STATE, METADATA_JSON, MetadataJson, NAME};
 use std::{
     future::{Future, IntoFuture},
     pin::Pin,
@@ -52,7 +53,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         config: None,
         planner: None,
         policy: None,
-        if_exists: IfExists::Refuse,
+        overwrite: false,
         durability: Durability::default(),
         rank_local: false,
         progress: Progress::default(),
@@ -88,7 +89,7 @@ pub struct Save<'a> {
     config: Option<Box<dyn SaveShardedConfig>>,
     planner: Option<Arc<dyn SavePlanner>>,
     policy: Option<Arc<dyn ShardingPolicy>>,
-    if_exists: IfExists,
+    overwrite: bool,
     durability: Durability,
     rank_local: bool,
     progress: Progress,
@@ -165,10 +166,10 @@ impl<'a> Save<'a> {
         self
     }
 
-    /// Whether a checkpoint that is there already may be replaced. It stays whole until the new one is; then everything that
-    /// lay in its directory is gone, files of others too.
+    /// Whether a checkpoint that is there already may be replaced. It stays whole until the new one is; then its files are
+    /// gone. What else lies in its directory stays: a README, logs, also what came while the save ran.
     pub fn overwrite(mut self, overwrite: bool) -> Self {
-        self.if_exists = if overwrite { IfExists::Replace } else { IfExists::Refuse };
+        self.overwrite = overwrite;
         self
     }
 
@@ -209,7 +210,7 @@ impl<'a> Save<'a> {
         let comm = self.ranks.comm();
         let guard = comm.guard("a save");
         let prepared = self.set_up();
-        let stage = begin(&comm, &prepared, url, self.if_exists).await;
+        let stage = begin(&comm, &prepared, url, self.overwrite).await;
         let stage = match stage {
             Ok(stage) => stage,
             Err(e) => {
@@ -267,7 +268,7 @@ impl<'a> Save<'a> {
             self.add_reserved(&mut parts)?;
         }
         let store = stores.open(self.url)?;
-        Ok(SetUp { store, sharded, common, parts })
+        Ok(SetUp { store, registry, sharded, common, parts })
     }
 
     /// Puts what has a reserved key into the state, after a look that the caller's state has no such key.
@@ -385,9 +386,19 @@ impl<'a> Save<'a> {
 
 struct SetUp {
     store: Arc<dyn Store>,
+    registry: Registry,
     sharded: Arc<dyn SaveShardedStrategy>,
     common: Arc<dyn SaveCommonStrategy>,
     parts: Parts,
+}
+
+impl SetUp {
+    /// Begins a new version.
+    async fn stage(&self, attempt: &str, overwrite: bool) -> Result<Arc<dyn Stage>, StrategyError> {
+        let if_exists =
+            if overwrite { replace(&self.store, &self.registry).await? } else { IfExists::Refuse };
+        Ok(self.store.stage(attempt, if_exists).await?)
+    }
 }
 
 fn default_planner(dialect: Dialect) -> DefaultSavePlanner {
@@ -402,7 +413,7 @@ async fn begin(
     comm: &Comm<'_>,
     setup: &Result<SetUp, StrategyError>,
     url: &str,
-    if_exists: IfExists,
+    overwrite: bool,
 ) -> Result<Arc<dyn Stage>, StrategyError> {
     let mut mine = None;
     let mut own = None;
@@ -410,10 +421,7 @@ async fn begin(
         Err(e) => Some(Err(cause(e))),
         Ok(setup) if comm.is_coordinator() => {
             let attempt = attempt();
-            let begun = match replaceable(&setup.store, if_exists).await {
-                Ok(if_exists) => setup.store.stage(&attempt, if_exists).await,
-                Err(e) => Err(e),
-            };
+            let begun = setup.stage(&attempt, overwrite).await;
             match begun {
                 Ok(stage) => {
                     mine = Some(stage);
@@ -424,8 +432,8 @@ async fn begin(
                     if let Err(e) = setup.store.remove_leftover(&attempt).await {
                         tracing::debug!(error = %e, url, "what a failed save may have left could not be removed");
                     }
-                    let cause = Cause::from_error(e.kind(), &e);
-                    own = Some(StrategyError::from(e));
+                    let cause = cause(&e);
+                    own = Some(e);
                     Some(Err(cause))
                 }
             }
@@ -437,6 +445,8 @@ async fn begin(
         (Ok(a), Ok(setup)) => match mine.clone() {
             Some(stage) => agree(comm, "begin", Ok(stage)).await,
             None => {
+                // Which files are replaced knows the coordinator, which publishes.
+                let if_exists = if overwrite { IfExists::Replace([].into()) } else { IfExists::Refuse };
                 agree(comm, "begin", setup.store.stage(&a, if_exists).await.map_err(StrategyError::from))
                     .await
             }
@@ -450,45 +460,6 @@ async fn begin(
         tracing::warn!(error = %e, url, "what a failed save left could not be removed");
     }
     joined
-}
-
-/// Replacing takes everything away that lies there: it must be a checkpoint itself, or what an unfinished save left of one.
-/// A folder of checkpoints is neither. Where no file is seen, there is nothing to replace.
-async fn replaceable(store: &Arc<dyn Store>, if_exists: IfExists) -> Result<IfExists, StorageError> {
-    if if_exists == IfExists::Refuse {
-        return Ok(IfExists::Refuse);
-    }
-    let files = match store.list().await {
-        Ok(files) => files,
-        Err(StorageError::NotFound { .. }) => return Ok(IfExists::Refuse),
-        Err(e) => return Err(e),
-    };
-    let sign = |n: &str| {
-        n == METADATA
-            || n == ".metadata.tmp"
-            || (n.starts_with("__") && (n.ends_with(".distcp") || n.ends_with(METADATA)))
-    };
-    // Many programs have a metadata.json; only its content tells whose it is.
-    let ours = async |name: &str, known: fn(&[u8]) -> bool| match Name::new(name) {
-        Ok(name) => match store.len(&name).await {
-            Ok(Some(len)) => store.read(&name, 0..len).await.is_ok_and(|bytes| known(&bytes)),
-            _ => false,
-        },
-        Err(_) => false,
-    };
-    let (below, own): (Vec<&str>, Vec<&str>) =
-        files.iter().map(|f| f.name.as_str()).partition(|n| n.contains('/'));
-    let checkpoint = own.iter().any(|n| sign(n))
-        || ours(METADATA_JSON, |b| MetadataJson::parse(b).is_ok()).await
-        || ours(SIDECAR, |b| serde_json::from_slice::<Sidecar>(b).is_ok()).await;
-    let why = match () {
-        () if files.is_empty() => return Ok(IfExists::Refuse),
-        () if !checkpoint => "it holds files, but is no checkpoint",
-        () if below.iter().any(|n| n.rsplit('/').next().is_some_and(sign)) => "other checkpoints lie in it",
-        () => return Ok(IfExists::Replace),
-    };
-    let what = format!("replacing {}, which would take away all of its {} files,", store.url(), files.len());
-    Err(StorageError::Unsupported { what, why: format!("{why}; name another place, or clear this one") })
 }
 
 /// A name that no other attempt has: it is in hidden names only, never in a checkpoint's bytes.

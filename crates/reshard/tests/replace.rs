@@ -1,4 +1,4 @@
-//! Overwriting takes away what lies there, so it must be a checkpoint and nothing more.
+//! Overwriting takes the files of the old checkpoint away, and nothing else.
 
 use reshard::{ErrorKind, StateDict, blocking};
 use std::path::Path;
@@ -45,6 +45,71 @@ fn what_an_unfinished_save_left_is_replaced() {
     std::fs::write(dir.join("__0_0.distcp"), "half").unwrap();
     save(&dir).unwrap();
     assert!(blocking::Checkpoint::open(&dir.display().to_string()).is_ok());
+}
+
+#[test]
+fn what_is_not_of_the_checkpoint_stays() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("step-1");
+    save(&dir).unwrap();
+    // Of an older save with more ranks, of Megatron Core, of others.
+    for file in ["__9_0.distcp", "optimizer.__0_2.distcp", "__3.metadata", ".metadata.tmp", "integrity.json"]
+    {
+        std::fs::write(dir.join(file), "old").unwrap();
+    }
+    std::fs::create_dir(dir.join("logs")).unwrap();
+    for file in ["README.md", "train_state.pt", "logs/today"] {
+        std::fs::write(dir.join(file), file).unwrap();
+    }
+    save(&dir).unwrap();
+    let url = dir.display().to_string();
+    let names: Vec<String> = blocking::Checkpoint::open(&url)
+        .unwrap()
+        .files()
+        .unwrap()
+        .into_iter()
+        .map(|f| f.name.to_string())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            ".metadata",
+            "README.md",
+            "common.pt",
+            "logs/today",
+            "metadata.json",
+            "reshard.json",
+            "train_state.pt"
+        ]
+    );
+    assert_eq!(std::fs::read(dir.join("logs/today")).unwrap(), b"logs/today");
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn of_a_damaged_checkpoint_too_only_its_own_files_go() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("step-1");
+    save(&dir).unwrap();
+    std::fs::write(dir.join(".metadata"), "no pickle").unwrap();
+    std::fs::write(dir.join("README.md"), "read me").unwrap();
+    save(&dir).unwrap();
+    assert!(blocking::Checkpoint::open(&dir.display().to_string()).is_ok());
+    assert_eq!(std::fs::read(dir.join("README.md")).unwrap(), b"read me");
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_checkpoint_of_a_format_that_is_not_linked_is_not_replaced() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("step-1");
+    std::fs::create_dir_all(dir.join("weight")).unwrap();
+    std::fs::write(dir.join("metadata.json"), r#"{"sharded_backend": "unheard_of"}"#).unwrap();
+    std::fs::write(dir.join("weight/0.0"), "a chunk").unwrap();
+    let e = save(&dir).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+    assert!(e.to_string().contains("unheard_of"), "{e}");
+    assert_eq!(std::fs::read(dir.join("weight/0.0")).unwrap(), b"a chunk");
 }
 
 #[cfg(unix)]

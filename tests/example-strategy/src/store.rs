@@ -164,9 +164,12 @@ impl Stage for ExampleStage {
         if self.if_exists == IfExists::Refuse && !place.files.is_empty() {
             return Err(StorageError::Exists { path: self.store.url.clone() });
         }
-        let mut files = place.staged.remove(&self.attempt).ok_or_else(|| self.gone())?;
-        files.insert(name, bytes);
-        place.files = files;
+        let new = place.staged.remove(&self.attempt).ok_or_else(|| self.gone())?;
+        if let IfExists::Replace(old) = &self.if_exists {
+            place.files.retain(|n, _| !old.contains(n));
+        }
+        place.files.extend(new);
+        place.files.insert(name, bytes);
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
+    time::{Duration, SystemTime},
 };
 
 #[derive(Clone, Debug)]
@@ -78,11 +79,21 @@ impl Root {
         }
     }
 
-    pub(super) fn remove(&self, name: &Name) -> Result<()> {
+    /// Removes files; no link is followed on the way.
+    pub(super) fn remove(&self, names: &[Name]) -> Result<()> {
+        let Some(root) = self.open()? else { return Ok(()) };
+        names.iter().try_for_each(|name| {
+            unlink(&root, name).map_err(|e| StorageError::io("remove", self.path_of(name), e))
+        })
+    }
+
+    /// When a file last changed; `None` when there is none.
+    pub(super) fn modified(&self, name: &Name) -> Result<Option<SystemTime>> {
         let (at, path) = self.locate(name);
-        match rustix::fs::unlinkat(at, path, AtFlags::empty()) {
-            Err(e) if !is_absent(e) => Err(StorageError::io("remove", self.path_of(name), e)),
-            _ => Ok(()),
+        match rustix::fs::statat(at, path, AtFlags::empty()) {
+            Ok(stat) => Ok(file_len(&stat).and_then(|_| changed(&stat))),
+            Err(e) if is_absent(e) => Ok(None),
+            Err(e) => Err(StorageError::io("look at", self.path_of(name), e)),
         }
     }
 
@@ -130,6 +141,23 @@ impl Root {
     }
 }
 
+/// Removes a file below an open directory, if it is there. The directories on the way must be ones, not links to them.
+pub(super) fn unlink(root: &OwnedFd, name: &Name) -> Result<(), Errno> {
+    let (dirs, file) = name.as_str().rsplit_once('/').map_or((None, name.as_str()), |(d, f)| (Some(d), f));
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let mut held: Option<OwnedFd> = None;
+    let mut walk = || {
+        for part in dirs.into_iter().flat_map(|d| d.split('/')) {
+            held = Some(rustix::fs::openat(held.as_ref().unwrap_or(root), part, flags, Mode::empty())?);
+        }
+        rustix::fs::unlinkat(held.as_ref().unwrap_or(root), file, AtFlags::empty())
+    };
+    match walk() {
+        Err(e) if is_absent(e) => Ok(()),
+        other => other,
+    }
+}
+
 fn utf8(name: &CStr) -> Option<&str> {
     name.to_str().ok().filter(|n| *n != "." && *n != "..")
 }
@@ -137,6 +165,12 @@ fn utf8(name: &CStr) -> Option<&str> {
 fn file_len(stat: &Stat) -> Option<u64> {
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     u64::try_from(stat.st_size).ok().filter(|_| is_file)
+}
+
+/// `None` before 1970.
+fn changed(stat: &Stat) -> Option<SystemTime> {
+    let (secs, nanos) = (u64::try_from(stat.st_mtime).ok()?, u32::try_from(stat.st_mtime_nsec).ok()?);
+    SystemTime::UNIX_EPOCH.checked_add(Duration::new(secs, nanos))
 }
 
 /// A part of the path that is a file makes the rest absent.

@@ -35,7 +35,7 @@ pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
     parts_that_do_not_fit_are_refused(make()).await;
     an_extent_of_another_length_than_promised_is_an_error(make()).await;
     a_place_that_holds_something_is_refused(make()).await;
-    a_version_replaces_all_of_the_old_one(make()).await;
+    a_version_replaces_the_named_files_of_the_old_one(make()).await;
     a_pinned_version_never_mixes_with_the_next(make()).await;
     an_abandoned_version_leaves_nothing(make()).await;
     many_ranks_write_one_version(make()).await;
@@ -53,6 +53,10 @@ fn pattern(len: usize, seed: usize) -> Bytes {
 
 fn file(n: &str, bytes: &Bytes) -> FileBody {
     FileBody::from_bytes(name(n), bytes.clone())
+}
+
+fn replace(files: &[&str]) -> IfExists {
+    IfExists::Replace(files.iter().map(|f| name(f)).collect())
 }
 
 async fn published(store: &Arc<dyn Store>, attempt: &str, if_exists: IfExists, files: &[(&str, Bytes)]) {
@@ -293,16 +297,22 @@ async fn a_place_that_holds_something_is_refused(store: Arc<dyn Store>) {
     assert!(store.leftovers().await.unwrap().is_empty());
 }
 
-async fn a_version_replaces_all_of_the_old_one(store: Arc<dyn Store>) {
+async fn a_version_replaces_the_named_files_of_the_old_one(store: Arc<dyn Store>) {
     let (old, new) = (pattern(1_000, 9), pattern(2_000, 10));
-    published(&store, "one", IfExists::Replace, &[("a", old.clone()), ("dir/b", old.clone())]).await;
-    let stage = store.stage("two", IfExists::Replace).await.unwrap();
+    published(&store, "one", replace(&[]), &[("a", old.clone()), ("dir/b", old.clone())]).await;
+    let others = [("dir/other", old.slice(..10)), ("other", old.slice(..20))];
+    published(&store, "two", replace(&["record", "nothing"]), &others).await;
+    assert_eq!(names(&store).await, ["a", "dir/b", "dir/other", "other", "record"]);
+    let stage = store.stage("three", replace(&["a", "dir/b", "record"])).await.unwrap();
     stage.write(vec![file("a", &new)], Durability::Machine, Progress::none()).await.unwrap();
-    assert_eq!(names(&store).await, ["a", "dir/b", "record"]);
+    assert_eq!(names(&store).await, ["a", "dir/b", "dir/other", "other", "record"]);
     assert_eq!(store.read(&name("a"), 0..1_000).await.unwrap(), old);
     stage.publish((name("record"), Bytes::from_static(b"new")), Durability::Machine).await.unwrap();
-    assert_eq!(names(&store).await, ["a", "record"]);
+    assert_eq!(names(&store).await, ["a", "dir/other", "other", "record"]);
     assert_eq!(store.read(&name("a"), 0..2_000).await.unwrap(), new);
+    assert_eq!(store.read(&name("dir/other"), 0..10).await.unwrap(), old.slice(..10));
+    store.finish_replacing("three", &[name("a")]).await.unwrap();
+    assert_eq!(store.read(&name("a"), 0..2_000).await.unwrap(), new, "nothing is left to do");
     assert!(store.leftovers().await.unwrap().is_empty());
 }
 
@@ -313,7 +323,7 @@ async fn a_pinned_version_never_mixes_with_the_next(store: Arc<dyn Store>) {
     assert_eq!(pinned.url(), store.url());
     assert_eq!(names(&pinned).await, ["a", "d/b", "record"]);
     assert_eq!(pinned.read(&name("d/b"), 0..1_000).await.unwrap(), old);
-    published(&store, "two", IfExists::Replace, &[("a", new.clone())]).await;
+    published(&store, "two", replace(&["a", "d/b", "record"]), &[("a", new.clone())]).await;
     match pinned.read(&name("a"), 0..1_000).await {
         Ok(bytes) => assert_eq!(bytes, old),
         Err(e) => assert_eq!(e.kind(), ErrorKind::NotFound),

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use std::{
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
+    time::SystemTime,
 };
 
 /// What went through a [`CountingStore`].
@@ -91,6 +92,10 @@ impl Store for CountingStore {
         self.inner.remove(names).await
     }
 
+    async fn modified(&self, name: &Name) -> Result<Option<SystemTime>> {
+        self.inner.modified(name).await
+    }
+
     async fn len(&self, name: &Name) -> Result<Option<u64>> {
         self.inner.len(name).await
     }
@@ -115,6 +120,10 @@ impl Store for CountingStore {
 
     async fn remove_leftover(&self, attempt: &str) -> Result<()> {
         self.inner.remove_leftover(attempt).await
+    }
+
+    async fn finish_replacing(&self, attempt: &str, files: &[Name]) -> Result<()> {
+        self.inner.finish_replacing(attempt, files).await
     }
 }
 

@@ -11,6 +11,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::SystemTime,
 };
 
 /// What a [`FaultStore`] can fail.
@@ -28,7 +29,9 @@ pub enum Op {
     Pinned,
     Stage,
     Leftovers,
+    Modified,
     RemoveLeftover,
+    FinishReplacing,
     Write,
     Publish,
     Abandon,
@@ -36,7 +39,7 @@ pub enum Op {
 
 impl Op {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Read,
         Self::ReadRanges,
         Self::Gather,
@@ -47,7 +50,9 @@ impl Op {
         Self::Pinned,
         Self::Stage,
         Self::Leftovers,
+        Self::Modified,
         Self::RemoveLeftover,
+        Self::FinishReplacing,
         Self::Write,
         Self::Publish,
         Self::Abandon,
@@ -60,11 +65,12 @@ impl Op {
             Self::Gather => "gather from",
             Self::List => "list",
             Self::Remove => "remove from",
-            Self::Len | Self::Exists => "look at",
+            Self::Len | Self::Exists | Self::Modified => "look at",
             Self::Pinned => "pin",
             Self::Stage => "stage",
             Self::Leftovers => "list leftovers of",
             Self::RemoveLeftover => "remove a leftover of",
+            Self::FinishReplacing => "finish replacing",
             Self::Write => "write to",
             Self::Publish => "publish",
             Self::Abandon => "abandon",
@@ -242,6 +248,10 @@ impl Store for FaultStore {
         self.with(Op::Remove, self.inner.remove(names)).await
     }
 
+    async fn modified(&self, name: &Name) -> Result<Option<SystemTime>> {
+        self.with(Op::Modified, self.inner.modified(name)).await
+    }
+
     async fn len(&self, name: &Name) -> Result<Option<u64>> {
         self.with(Op::Len, self.inner.len(name)).await
     }
@@ -266,6 +276,10 @@ impl Store for FaultStore {
 
     async fn remove_leftover(&self, attempt: &str) -> Result<()> {
         self.with(Op::RemoveLeftover, self.inner.remove_leftover(attempt)).await
+    }
+
+    async fn finish_replacing(&self, attempt: &str, files: &[Name]) -> Result<()> {
+        self.with(Op::FinishReplacing, self.inner.finish_replacing(attempt, files)).await
     }
 }
 

@@ -193,9 +193,12 @@ impl Stage for MemoryStage {
         if self.if_exists == IfExists::Refuse && !place.files.is_empty() {
             return Err(StorageError::Exists { path: self.store.url() });
         }
-        let mut files = place.staged.remove(&self.attempt).unwrap_or_default();
-        files.insert(name, bytes);
-        place.files = files;
+        let new = place.staged.remove(&self.attempt).unwrap_or_default();
+        if let IfExists::Replace(old) = &self.if_exists {
+            place.files.retain(|n, _| !old.contains(n));
+        }
+        place.files.extend(new);
+        place.files.insert(name, bytes);
         Ok(())
     }
 

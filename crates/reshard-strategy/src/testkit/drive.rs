@@ -39,7 +39,7 @@ pub fn save_on_ranks(
     let store = Arc::clone(store);
     let groups = LocalGroup::new(ranks.len() as u32).into_iter().zip(ranks).collect();
     on_ranks(groups, move |(group, rank)| {
-        let (store, attempt) = (Arc::clone(&store), attempt.clone());
+        let (store, attempt, if_exists) = (Arc::clone(&store), attempt.clone(), if_exists.clone());
         async move { save(&group, store, &attempt, if_exists, rank).await }
     })
 }

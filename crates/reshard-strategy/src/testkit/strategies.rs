@@ -225,7 +225,8 @@ impl Pair<'_> {
             outcome.unwrap();
         }
         let new = vec![sample(Cut::Rows, 0, 1, false)];
-        for outcome in self.save_flats(&store, IfExists::Replace, new) {
+        let replaced = files(&store).into_keys().collect();
+        for outcome in self.save_flats(&store, IfExists::Replace(replaced), new) {
             outcome.unwrap();
         }
         let reader = block_on(self.loader().open(&store)).unwrap();

@@ -1,5 +1,5 @@
 use crate::{
-    BackendVersion, FileLayout, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, Placed, Producer,
+    BackendVersion, FileLayout, FileRole, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, Placed, Producer,
     ReadObject, ReadTensor, ReadTotals, Resolve, Result, StorageReader, StorageWriter, VerifyReport,
     WriteData,
 };
@@ -11,7 +11,7 @@ use reshard_plan::{
     SaveContext, SavePlan, SavePlanner, WriteItem,
 };
 use reshard_policy::ShardingPolicy;
-use reshard_storage::{Extent, FileBody, Name, Progress, Store};
+use reshard_storage::{Entry, Extent, FileBody, Name, Progress, Store};
 use std::{fmt, io, sync::Arc};
 
 type Listen = dyn Fn(&'static str) -> Result<(), BoxError> + Send + Sync;
@@ -300,6 +300,10 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
 
     fn why_not(&self, key: &str) -> Option<String> {
         self.inner.why_not(key)
+    }
+
+    fn role(&self, file: &Entry) -> FileRole {
+        self.inner.role(file)
     }
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {

@@ -1,0 +1,185 @@
+//! Replacing takes the old version's files away and nothing else.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use futures::executor::block_on;
+use reshard_model::ErrorKind;
+use reshard_storage::{
+    Durability, FileBody, IfExists, LocalStore, Name, Progress, Stage, StorageError, Store,
+};
+use std::{
+    ffi::OsStr,
+    fs,
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{PermissionsExt, symlink},
+    },
+    path::Path,
+    process::Command,
+    sync::Arc,
+};
+use tempfile::TempDir;
+
+fn name(s: &str) -> Name {
+    Name::new(s).unwrap()
+}
+
+const FILES: [&str; 3] = ["data", "d/more", "record"];
+
+fn begin(store: &LocalStore, attempt: &str) -> Result<Arc<dyn Stage>, StorageError> {
+    block_on(store.stage(attempt, IfExists::Replace(FILES.map(name).into())))
+}
+
+/// Writes files of one byte and publishes.
+fn finish(stage: &Arc<dyn Stage>, byte: u8, files: &[&str]) -> Result<(), StorageError> {
+    let bodies = files.iter().map(|f| FileBody::from_bytes(name(f), vec![byte; 10].into())).collect();
+    block_on(async {
+        stage.write(bodies, Durability::Machine, Progress::none()).await?;
+        stage.publish((name("record"), vec![byte].into()), Durability::Machine).await
+    })
+}
+
+fn save(store: &LocalStore, attempt: &str, byte: u8) {
+    finish(&begin(store, attempt).unwrap(), byte, &["data", "d/more"]).unwrap();
+}
+
+/// A version in a directory `x` that has a parent of its own.
+fn saved() -> (TempDir, LocalStore) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalStore::at(dir.path().join("x")).unwrap();
+    save(&store, "first", 1);
+    (dir, store)
+}
+
+fn beside(dir: &Path) -> Vec<String> {
+    let mut all: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn what_is_of_others_stays_also_when_it_came_while_the_save_ran() {
+    let (dir, store) = saved();
+    let x = store.path();
+    let outside = dir.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("precious"), "precious").unwrap();
+    fs::write(x.join("README.md"), "read me").unwrap();
+    fs::create_dir_all(x.join("logs/deep/empty")).unwrap();
+    fs::write(x.join("logs/deep/today"), "today").unwrap();
+    fs::write(x.join("d/notes"), "notes").unwrap();
+    fs::write(x.join(OsStr::from_bytes(b"odd \xff\\")), "odd").unwrap();
+    symlink("../outside", x.join("link")).unwrap();
+    symlink("nowhere", x.join("dangling")).unwrap();
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, x.join("pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    fs::set_permissions(x.join("logs"), fs::Permissions::from_mode(0o711)).unwrap();
+
+    let stage = begin(&store, "second").unwrap();
+    fs::write(x.join("late"), "late").unwrap();
+    fs::write(x.join("logs/later"), "later").unwrap();
+    finish(&stage, 2, &["data"]).unwrap();
+
+    assert_eq!(beside(dir.path()), ["outside", "x"]);
+    assert_eq!(
+        (fs::read(x.join("data")).unwrap(), fs::read(x.join("record")).unwrap()),
+        (vec![2; 10], vec![2])
+    );
+    assert!(!x.join("d/more").exists(), "a file of the old version that the new one has not");
+    for (file, text) in [
+        ("README.md", "read me"),
+        ("logs/deep/today", "today"),
+        ("logs/later", "later"),
+        ("d/notes", "notes"),
+        ("late", "late"),
+        ("link/precious", "precious"),
+    ] {
+        assert_eq!(fs::read_to_string(x.join(file)).unwrap(), text);
+    }
+    assert_eq!(fs::read_to_string(x.join(OsStr::from_bytes(b"odd \xff\\"))).unwrap(), "odd");
+    assert!(x.join("logs/deep/empty").is_dir());
+    assert_eq!(fs::metadata(x.join("logs")).unwrap().permissions().mode() & 0o7777, 0o711);
+    assert!(fs::symlink_metadata(x.join("dangling")).unwrap().is_symlink());
+    assert!(fs::symlink_metadata(x.join("link")).unwrap().is_symlink());
+    assert_eq!(beside(&outside), ["precious"]);
+    assert!(!fs::metadata(x.join("pipe")).unwrap().is_file());
+}
+
+#[test]
+fn what_has_a_name_that_the_new_version_takes_is_kept_aside_and_told() {
+    let (dir, store) = saved();
+    let stage = begin(&store, "second").unwrap();
+    for file in ["new", "README.md"] {
+        fs::write(store.path().join(file), "mine").unwrap();
+    }
+    let e = finish(&stage, 2, &["data", "new"]).unwrap_err();
+    let StorageError::NotCarried { path, kept, count: 1, first, .. } = &e else { panic!("{e}") };
+    assert_eq!((path.as_str(), first.as_str()), (store.path().to_str().unwrap(), "new"));
+    // The new version is there, whole; giving it up comes too late.
+    block_on(stage.abandon()).unwrap();
+    assert_eq!(fs::read(store.path().join("new")).unwrap(), [2; 10]);
+    assert_eq!(fs::read(store.path().join("README.md")).unwrap(), b"mine");
+    assert_eq!(fs::read(Path::new(kept).join("new")).unwrap(), b"mine");
+    assert_eq!(beside(dir.path()), [".x.second.old", "x"]);
+    assert_eq!(beside(Path::new(kept)), ["new"], "the old version itself is gone");
+    // Nothing takes it away; when the name is free it goes where it was.
+    let again = block_on(store.finish_replacing("second", &FILES.map(name))).unwrap_err();
+    assert!(matches!(again, StorageError::NotCarried { .. }), "{again}");
+    fs::remove_file(store.path().join("new")).unwrap();
+    block_on(store.finish_replacing("second", &FILES.map(name))).unwrap();
+    assert_eq!(fs::read(store.path().join("new")).unwrap(), b"mine");
+    assert_eq!(beside(dir.path()), ["x"]);
+}
+
+#[test]
+fn a_directory_where_the_old_version_had_a_file_is_of_others() {
+    let (dir, store) = saved();
+    let stage = begin(&store, "second").unwrap();
+    fs::remove_file(store.path().join("data")).unwrap();
+    fs::create_dir(store.path().join("data")).unwrap();
+    fs::write(store.path().join("data/mine"), "mine").unwrap();
+    finish(&stage, 2, &[]).unwrap();
+    assert_eq!(fs::read(store.path().join("data/mine")).unwrap(), b"mine");
+    assert_eq!(beside(dir.path()), ["x"]);
+}
+
+#[test]
+fn two_that_replace_one_place_lose_nothing_of_others() {
+    let (dir, store) = saved();
+    fs::write(store.path().join("README.md"), "read me").unwrap();
+    let (a, b) = (begin(&store, "a").unwrap(), begin(&store, "b").unwrap());
+    finish(&a, 2, &["data", "d/more"]).unwrap();
+    finish(&b, 3, &["data"]).unwrap();
+    assert_eq!(fs::read(store.path().join("record")).unwrap(), [3]);
+    assert_eq!(beside(store.path()), ["README.md", "data", "record"]);
+    assert_eq!(beside(dir.path()), ["x"]);
+}
+
+const PLACE: &str = "RESHARD_TEST_HOME_PLACE";
+
+/// Run by the test below with a home of its own; by itself it has nothing to do.
+#[test]
+fn child() {
+    if let Some(place) = std::env::var_os(PLACE) {
+        let e = begin(&LocalStore::at(Path::new(&place)).unwrap(), "second").unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+        assert!(e.to_string().contains("home"), "{e}");
+    }
+}
+
+#[test]
+fn a_home_and_what_lies_above_it_are_never_replaced() {
+    let (dir, store) = saved();
+    let home = store.path().join("home");
+    fs::create_dir(&home).unwrap();
+    symlink(&home, dir.path().join("to-home")).unwrap();
+    for home in [store.path(), &home, &dir.path().join("to-home")] {
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", "child", "--test-threads=1"]).env("HOME", home).env(PLACE, store.path());
+        let out = again.output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+    }
+    assert_eq!(fs::read(store.path().join("record")).unwrap(), [1]);
+    assert_eq!(beside(dir.path()), ["to-home", "x"]);
+}

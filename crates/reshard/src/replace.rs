@@ -1,0 +1,94 @@
+//! What an overwriting save replaces: the files of the checkpoint that lies there, and nothing else.
+
+use crate::{
+    opened::HowToOpen,
+    sidecar::{SIDECAR, Sidecar},
+};
+use reshard_storage::{Entry, IfExists, Name, StorageError, Store};
+use reshard_strategy::{FileRole, Registry, StrategyError};
+use reshard_torch_dist::{METADATA_JSON, MetadataJson, OwnFile, own_file};
+use std::sync::Arc;
+
+type Result<T, E = StrategyError> = std::result::Result<T, E>;
+
+/// What to do with what lies at a place that is to be overwritten. That must be a checkpoint itself, or what an unfinished
+/// save left of one; a folder of checkpoints is neither. Where no file is seen, there is nothing to replace.
+pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Result<IfExists> {
+    let files = match store.list().await {
+        Ok(files) => files,
+        Err(StorageError::NotFound { .. }) => return Ok(IfExists::Refuse),
+        Err(e) => return Err(e.into()),
+    };
+    if files.is_empty() {
+        return Ok(IfExists::Refuse);
+    }
+    let refused = |why: &str| {
+        let what = format!("replacing {}", store.url());
+        StorageError::Unsupported { what, why: format!("{why}; name another place, or clear this one") }
+    };
+    let sign = |name: &str| own_file(name).is_some_and(|f| f != OwnFile::Megatron);
+    let (below, own): (Vec<&str>, Vec<&str>) =
+        files.iter().map(|f| f.name.as_str()).partition(|n| n.contains('/'));
+    // Many programs have a metadata.json; only its content tells whose it is.
+    let checkpoint = own.iter().any(|n| sign(n))
+        || read(store, METADATA_JSON).await.is_some_and(|b| MetadataJson::parse(&b).is_ok())
+        || sidecar(store).await.is_some();
+    if !checkpoint {
+        return Err(refused("it holds files, but is no checkpoint").into());
+    }
+    if below.iter().any(|n| n.rsplit('/').next().is_some_and(sign)) {
+        return Err(refused("other checkpoints lie in it").into());
+    }
+    match files_of(store, registry, files).await {
+        Ok(names) => Ok(IfExists::Replace(names.into())),
+        Err(StrategyError::Unknown { key, .. }) => {
+            let why = format!(
+                "it is a checkpoint of {}, whose files this program can't tell from those of others",
+                key.name.backend
+            );
+            Err(refused(&why).into())
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Which of these files are those of the checkpoint, whole or damaged or unfinished, that lies at a place.
+///
+/// # Errors
+/// [`StrategyError::Unknown`] when it is of a format that is not linked; what the store says.
+pub(crate) async fn files_of(
+    store: &Arc<dyn Store>,
+    registry: &Registry,
+    files: Vec<Entry>,
+) -> Result<Vec<Name>> {
+    let known = |name: &Name| own_file(name.as_str()).is_some() || name.as_str() == SIDECAR;
+    // As a rule names tell all, and nothing has to be opened.
+    if files.iter().all(|f| known(&f.name)) {
+        return Ok(files.into_iter().map(|f| f.name).collect());
+    }
+    let how = HowToOpen { registry: Some(registry.clone()), ..HowToOpen::default() };
+    match how.open_store(Arc::clone(store)).await {
+        Ok(opened) => {
+            let roles = opened.roles().await?;
+            Ok(roles.into_iter().filter(|(_, r)| *r != FileRole::Foreign).map(|(f, _)| f.name).collect())
+        }
+        Err(e @ (StrategyError::Unknown { .. } | StrategyError::Storage(StorageError::Io { .. }))) => Err(e),
+        // Damaged or unfinished: names have to do.
+        Err(_) => {
+            let commit = sidecar(store).await.map(|s| s.commit.file);
+            let ours = |name: &Name| known(name) || commit.as_deref() == Some(name.as_str());
+            Ok(files.into_iter().map(|f| f.name).filter(ours).collect())
+        }
+    }
+}
+
+async fn read(store: &Arc<dyn Store>, name: &str) -> Option<bytes::Bytes> {
+    let name = Name::new(name).ok()?;
+    let len = store.len(&name).await.ok()??;
+    store.read(&name, 0..len).await.ok()
+}
+
+/// Whatever it belongs to.
+async fn sidecar(store: &Arc<dyn Store>) -> Option<Sidecar> {
+    serde_json::from_slice(&read(store, SIDECAR).await?).ok()
+}
