@@ -1,12 +1,12 @@
 //! The command line.
 
-use crate::glob::Keys;
+use crate::{glob::Keys, units};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use reshard::{
     policy::{ByteSize, MaxShardSize, ShardingPolicy},
     torch_dist::Flavour,
 };
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 /// Inspect, digest, verify and convert distributed checkpoints, without Python.
 ///
@@ -46,6 +46,10 @@ pub(crate) enum Command {
                             In files of at most 500 MiB:\n  \
                             reshard convert /ckpt/step-1000 /ckpt/step-1000-files --max-shard-size 500MiB")]
     Convert(Convert),
+    /// Removes what older and unfinished saves have left at a checkpoint and beside it; never what is not the format's own.
+    #[command(after_help = "Example, look first:\n  reshard prune /ckpt/step-1000 --dry-run\n  \
+                            reshard prune /ckpt/step-1000")]
+    Prune(Prune),
     /// Lists the strategies and stores that are linked into this program.
     #[command(after_help = "Example:\n  reshard plugins --json | jq -r '.strategies[].backend' | sort -u")]
     Plugins(Plugins),
@@ -114,6 +118,22 @@ pub(crate) struct Verify {
     /// Structure, coverage and sizes only; no checksums.
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Print JSON, schema 1.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Prune {
+    /// The checkpoint.
+    pub(crate) dir: String,
+    /// Remove nothing, only tell.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// For how long a save must have changed nothing before what it wrote is removed: 90s, 45m, 12h, 7d. With 0s it goes in
+    /// any case; be sure that no save is at work.
+    #[arg(long, value_name = "AGE", default_value = "1d", value_parser = units::parse_age)]
+    pub(crate) older_than: Duration,
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,

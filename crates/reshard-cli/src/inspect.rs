@@ -66,6 +66,7 @@ impl Serialize for Report<'_> {
         m.serialize_entry("leftovers", &f.leftovers)?;
         m.serialize_entry("sidecar", &f.sidecar)?;
         m.serialize_entry("notes", &f.notes)?;
+        m.serialize_entry("foreign", &f.foreign)?;
         m.end()
     }
 }

@@ -26,6 +26,7 @@ mod json;
 mod list;
 mod plugins;
 mod program;
+mod prune;
 mod table;
 mod units;
 mod verify;

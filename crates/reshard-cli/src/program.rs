@@ -4,7 +4,7 @@ use crate::{
     args::{Cli, Command},
     convert, demo, digest,
     error::{CliError, FAILED, OK, Result},
-    inspect, list, plugins,
+    inspect, list, plugins, prune,
     table::{BAD, BOLD},
     verify,
 };
@@ -102,6 +102,7 @@ impl Program {
             Command::Digest(a) => digest::run(self, a, io),
             Command::Verify(a) => verify::run(self, a, io),
             Command::Convert(a) => convert::run(self, a, io),
+            Command::Prune(a) => prune::run(self, a, io),
             Command::Plugins(a) => plugins::run(self, a, io),
             Command::Demo(a) => demo::run(self, a, io),
         }

@@ -250,7 +250,7 @@ impl Checkpoint {
         self.opened.item_files().into_iter().map(String::from).collect()
     }
 
-    /// All files of its directory, and what each is to it.
+    /// All files of its directory, and what each is to it: [`prune`](crate::prune()) removes what is left over.
     ///
     /// # Errors
     /// What the store says.

@@ -39,6 +39,7 @@ mod checkpoint;
 mod error;
 mod load;
 mod opened;
+mod prune;
 mod ranks;
 #[cfg(doctest)]
 mod readme;
@@ -54,6 +55,7 @@ pub use checkpoint::{
 };
 pub use error::{Error, LoadError, Result};
 pub use load::{Load, load};
+pub use prune::{Kept, Prune, PruneReport, Remains, RemainsKind, prune};
 pub use report::{Act, LoadReport, SaveReport};
 pub use save::{CommonForm, Save, save};
 pub use sidecar::{SIDECAR, Sidecar};

@@ -1,7 +1,7 @@
 //! `SIGKILL` at every named step of a save, and at 300 random moments.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use reshard::Dialect;
+use reshard::{Dialect, ErrorKind};
 use reshard_crash::{look, save};
 use reshard_storage::failpoint;
 use std::{
@@ -23,17 +23,29 @@ fn saver(dir: &Path, step: u64, overwrite: bool, dialect: Dialect, crash_at: Opt
     command.stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// Nothing but whole checkpoints and hidden leftovers lie beside each other, and the leftovers can be cleared away.
-fn leftovers_can_be_removed(dir: &Path) {
+/// What is not of the checkpoint, in its directory.
+const OTHERS: [&str; 2] = ["README.md", "logs/today"];
+
+fn put_others(dir: &Path) {
+    std::fs::create_dir(dir.join("logs")).unwrap();
+    OTHERS.iter().for_each(|file| std::fs::write(dir.join(file), file).unwrap());
+}
+
+/// Nothing but whole checkpoints and hidden leftovers lie beside each other; pruning clears the leftovers away, and puts what is
+/// of others where it was. What a dead save was doing is not at work any more.
+fn pruning_clears_up(dir: &Path, others: bool) {
     let url = dir.display().to_string();
-    let store = reshard::Stores::linked().unwrap().open(&url).unwrap();
-    reshard::blocking::run(async {
-        for left in store.leftovers().await.unwrap() {
-            store.remove_leftover(&left.attempt).await.unwrap();
-        }
-    });
+    let prune = || reshard::blocking::run(reshard::prune(&url).older_than(Duration::ZERO));
+    // Where nothing was published and nothing is left there is nothing to prune.
+    match prune() {
+        Err(e) if e.kind() == ErrorKind::NotFound => assert!(!dir.exists(), "{e}"),
+        pruned => assert!(pruned.unwrap().kept.is_empty()),
+    }
     for entry in std::fs::read_dir(dir.parent().unwrap()).unwrap() {
         assert_eq!(entry.unwrap().path(), dir, "a killed save left something that is not cleared away");
+    }
+    for file in OTHERS.iter().filter(|_| others) {
+        assert_eq!(std::fs::read_to_string(dir.join(file)).unwrap(), *file);
     }
 }
 
@@ -47,6 +59,7 @@ fn a_save_killed_at_any_named_step_leaves_the_old_the_new_or_nothing() {
                 let dir = home.path().join("step");
                 if overwrite {
                     save(&dir, 1, false, dialect).unwrap();
+                    put_others(&dir);
                 }
                 let status = saver(&dir, 2, overwrite, dialect, Some(at)).wait().unwrap();
                 killed += u32::from(!status.success());
@@ -54,20 +67,25 @@ fn a_save_killed_at_any_named_step_leaves_the_old_the_new_or_nothing() {
                     look(&dir).unwrap_or_else(|e| panic!("killed at {at}, {dialect}, {overwrite}: {e:#}"));
                 let allowed: &[Option<u64>] = if overwrite { &[Some(1), Some(2)] } else { &[None, Some(2)] };
                 assert!(allowed.contains(&found), "killed at {at}: found {found:?}");
-                let published =
-                    at.starts_with("publish.") && !matches!(at, "publish.record" | "publish.synced");
+                let published = at.starts_with("publish.")
+                    && !matches!(at, "publish.record" | "publish.synced" | "publish.ready");
                 if !status.success() {
                     assert_eq!(found == Some(2), published, "killed at {at}: found {found:?}");
                 }
-                // The next save goes through, whatever lies around.
+                // The next save goes through, whatever lies around; before it is pruned, or after.
+                if dialect == Dialect::Dcp {
+                    pruning_clears_up(&dir, overwrite);
+                    assert_eq!(look(&dir).unwrap(), found);
+                }
                 save(&dir, 3, true, dialect).unwrap();
                 assert_eq!(look(&dir).unwrap(), Some(3));
-                leftovers_can_be_removed(&dir);
+                pruning_clears_up(&dir, overwrite);
+                assert_eq!(look(&dir).unwrap(), Some(3));
             }
         }
     }
-    // The last step is met only when something is replaced.
-    assert_eq!(killed as usize, 2 * (2 * failpoint::STEPS.len() - 1), "every named step must be met");
+    let met = 2 * failpoint::STEPS.len() - failpoint::REPLACING.len();
+    assert_eq!(killed as usize, 2 * met, "every named step must be met");
 }
 
 /// A number that is as good as random, and the same in each run.
@@ -98,6 +116,7 @@ fn a_save_killed_at_300_random_moments_leaves_the_old_the_new_or_nothing() {
         let dir = home.join("step");
         if overwrite {
             save(&dir, 1, false, dialect).unwrap();
+            put_others(&dir);
         }
         let mut child = saver(&dir, 2, overwrite, dialect, None);
         std::thread::sleep(longest.mul_f64(scattered(i) * 1.1));
@@ -111,6 +130,8 @@ fn a_save_killed_at_300_random_moments_leaves_the_old_the_new_or_nothing() {
         } else {
             before += 1
         }
+        pruning_clears_up(&dir, overwrite);
+        assert_eq!(look(&dir).unwrap(), found, "moment {i}");
         std::fs::remove_dir_all(&home).unwrap();
     }
     assert!(before > 0 && after > 0, "moments all on one side ({before} before, {after} after) prove little");

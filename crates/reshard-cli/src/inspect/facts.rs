@@ -1,7 +1,7 @@
 //! What is known of a checkpoint without loading a tensor.
 
 use crate::{error::Result, verify};
-use reshard::{SIDECAR, Sidecar, Value, blocking::Checkpoint, torch_dist};
+use reshard::{Sidecar, Value, blocking::Checkpoint, strategy::FileRole};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -22,8 +22,10 @@ pub(super) struct Facts {
     /// As a dict; or why it can't be read.
     pub(super) common: Result<Value, String>,
     pub(super) files: Vec<File>,
-    /// What no item owns: files in the directory, and what unfinished saves left beside it.
+    /// Files of older saves in the directory, and what unfinished saves left beside it.
     pub(super) leftovers: Vec<String>,
+    /// Files in the directory that are not of the checkpoint.
+    pub(super) foreign: Vec<String>,
     /// What a quick check found.
     pub(super) problems: Vec<String>,
     pub(super) sidecar: Option<Sidecar>,
@@ -37,6 +39,8 @@ pub(super) struct File {
     pub(super) items: u64,
     /// Bytes of them.
     pub(super) owned: u64,
+    /// What it is to the checkpoint.
+    pub(super) role: FileRole,
 }
 
 /// Numbers over the whole checkpoint, whatever keys are chosen.
@@ -65,10 +69,13 @@ impl Facts {
             notes.push(format!("the common state can't be read: {e}"));
         }
         let files = files(&checkpoint)?;
-        let mut leftovers: Vec<String> =
-            files.iter().filter(|f| f.is_leftover()).map(|f| f.name.clone()).collect();
+        let of = |roles: &[FileRole]| {
+            files.iter().filter(|f| roles.contains(&f.role)).map(|f| f.name.clone()).collect::<Vec<_>>()
+        };
+        let mut leftovers = of(&[FileRole::Leftover, FileRole::Record]);
         leftovers.extend(checkpoint.leftovers()?.into_iter().map(|l| l.path));
-        Ok(Self { checkpoint, common, files, leftovers, problems, sidecar, notes })
+        let foreign = of(&[FileRole::Foreign]);
+        Ok(Self { checkpoint, common, files, leftovers, foreign, problems, sidecar, notes })
     }
 
     pub(super) fn totals(&self) -> Totals {
@@ -108,16 +115,6 @@ impl Facts {
     }
 }
 
-impl File {
-    fn is_leftover(&self) -> bool {
-        let known = [torch_dist::METADATA, torch_dist::METADATA_JSON, torch_dist::COMMON, SIDECAR];
-        let rank_local = self.name.starts_with("__") && self.name.ends_with(".metadata");
-        // A rank that had nothing to save leaves a file without bytes in some versions of PyTorch.
-        let idle_rank = self.bytes == 0 && self.name.ends_with(".distcp");
-        self.items == 0 && !rank_local && !idle_rank && !known.contains(&self.name.as_str())
-    }
-}
-
 fn files(checkpoint: &Checkpoint) -> Result<Vec<File>> {
     let mut owned: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     let chunks = checkpoint.tensors().flat_map(|t| t.chunks()).filter_map(|c| c.place);
@@ -127,10 +124,10 @@ fn files(checkpoint: &Checkpoint) -> Result<Vec<File>> {
         *items += 1;
         *bytes = bytes.saturating_add(p.length);
     }
-    let file = |f: reshard::storage::Entry| {
+    let file = |(f, role): (reshard::storage::Entry, FileRole)| {
         let name = f.name.to_string();
         let (items, owned) = owned.get(&name).copied().unwrap_or_default();
-        File { name, bytes: f.bytes, items, owned }
+        File { name, bytes: f.bytes, items, owned, role }
     };
-    Ok(checkpoint.files()?.into_iter().map(file).collect())
+    Ok(checkpoint.roles()?.into_iter().map(file).collect())
 }

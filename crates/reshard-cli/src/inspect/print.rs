@@ -7,7 +7,7 @@ use crate::{
     table::{self, BAD, BOLD, GOOD, fact, styled_fact},
     units,
 };
-use reshard::{Value, blocking::TensorHandle};
+use reshard::{Value, blocking::TensorHandle, strategy::FileRole};
 use std::io::Write;
 
 /// Problems and leftovers that are listed; the rest is counted.
@@ -51,6 +51,10 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
     }
     few(out, "problem", &f.problems)?;
     few(out, "leftover", &f.leftovers)?;
+    if !f.leftovers.is_empty() {
+        fact(out, "", format!("`reshard prune {}` removes what no save is writing any more", c.url()))?;
+    }
+    few(out, "of others", &f.foreign)?;
     for note in producer.notes.iter().chain(&f.notes) {
         fact(out, "note", note)?;
     }
@@ -103,10 +107,11 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<bo
     let row = |f: &File| {
         let unowned = f.bytes.saturating_sub(f.owned);
         // Archives lie side by side; a file of items has no other bytes unless an older save left them.
-        let note = if f.items > 0 && unowned > 0 {
-            format!("{} of no item", units::bytes(unowned))
-        } else {
-            String::new()
+        let note = match f.role {
+            _ if f.items > 0 && unowned > 0 => format!("{} of no item", units::bytes(unowned)),
+            FileRole::Leftover | FileRole::Record => "left over".into(),
+            FileRole::Foreign => "of others".into(),
+            _ => String::new(),
         };
         let items = if f.items == 0 { String::new() } else { units::count(f.items) };
         [f.name.clone(), units::bytes(f.bytes), items, note]

@@ -10,7 +10,7 @@ fn program() -> Command {
 
 #[test]
 fn help_of_each_command_has_an_example_that_parses() {
-    for command in ["inspect", "ls", "digest", "verify", "convert", "plugins", "demo"] {
+    for command in ["inspect", "ls", "digest", "verify", "convert", "prune", "plugins", "demo"] {
         let ran = run(&[command, "--help"]);
         assert_eq!((ran.code, ran.err.as_str()), (0, ""));
         let lines: Vec<&str> = ran.out.lines().collect();

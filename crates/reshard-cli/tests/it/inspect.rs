@@ -85,13 +85,20 @@ fn a_glob_chooses_tensors_and_objects() {
 }
 
 #[test]
-fn files_that_no_item_owns_are_leftovers() {
+fn files_that_no_item_owns_are_leftovers_or_of_others() {
     let saved = states::dcp();
     std::fs::write(saved.path("__9_0.distcp"), b"stale").unwrap();
     std::fs::write(saved.path("notes.txt"), b"mine").unwrap();
+    std::fs::create_dir(saved.beside(".ckpt.1-2-3.tmp")).unwrap();
     let j = run(&["inspect", &saved.url, "--json"]).json();
-    assert_eq!((&j["leftovers"], &j["dialect"]), (&json!(["__9_0.distcp", "notes.txt"]), &json!("dcp")));
-    assert!(run(&["inspect", &saved.url]).ok().contains("leftover    notes.txt"));
+    assert_eq!(
+        (&j["leftovers"], &j["foreign"], &j["dialect"]),
+        (&json!(["__9_0.distcp", saved.beside(".ckpt.1-2-3.tmp")]), &json!(["notes.txt"]), &json!("dcp"))
+    );
+    let text = run(&["inspect", &saved.url]).ok();
+    for part in ["leftover    __9_0.distcp", "reshard prune", "of others   notes.txt"] {
+        assert!(text.contains(part), "{text}");
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod digest;
 mod help;
 mod inspect;
 mod memory;
+mod prune;
 mod states;
 mod verify;
 

@@ -1,0 +1,150 @@
+//! `reshard prune`.
+
+use crate::{
+    args::Prune,
+    error::{OK, Result},
+    program::{Io, Program},
+    table::{self, BOLD, GOOD, styled},
+    units,
+};
+use reshard::{Kept, PruneReport, Remains, RemainsKind, blocking, storage::Entry};
+use serde::Serialize;
+
+/// Files of others that are listed; the rest is counted.
+const FEW: usize = 5;
+
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: u32,
+    dry_run: bool,
+    removed: Vec<Row<'a>>,
+    kept: Vec<KeptRow<'a>>,
+    foreign: Vec<&'a str>,
+    /// Of what was removed.
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    path: &'a str,
+    kind: &'static str,
+    bytes: u64,
+    age_seconds: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct KeptRow<'a> {
+    #[serde(flatten)]
+    row: Row<'a>,
+    why: &'static str,
+}
+
+impl<'a> Row<'a> {
+    fn of(r: &'a Remains) -> Self {
+        let kind = match r.kind {
+            RemainsKind::File => "file",
+            RemainsKind::Unfinished => "unfinished",
+            RemainsKind::Replaced => "replaced",
+            _ => "other",
+        };
+        Self { path: &r.path, kind, bytes: r.bytes, age_seconds: r.age.map(|a| a.as_secs()) }
+    }
+}
+
+impl<'a> Report<'a> {
+    fn of(dry_run: bool, p: &'a PruneReport) -> Self {
+        let kept = |(r, why): &'a (Remains, Kept)| {
+            let why = match why {
+                Kept::Recent => "recent",
+                Kept::Disputed => "disputed",
+                Kept::Last => "last",
+                Kept::Stuck(_) => "stuck",
+                _ => "other",
+            };
+            KeptRow { row: Row::of(r), why }
+        };
+        Self {
+            schema: 1,
+            dry_run,
+            removed: p.removed.iter().map(Row::of).collect(),
+            kept: p.kept.iter().map(kept).collect(),
+            foreign: p.foreign.iter().map(|f| f.name.as_str()).collect(),
+            bytes: freed(p),
+        }
+    }
+}
+
+fn freed(p: &PruneReport) -> u64 {
+    p.removed.iter().map(|r| r.bytes).fold(0, u64::saturating_add)
+}
+
+pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8> {
+    let prune = reshard::prune(&args.dir).dry_run(args.dry_run).older_than(args.older_than);
+    let prune = prune.registry(program.registry.clone()).stores(program.stores.clone());
+    let report = blocking::run(prune)?;
+    if args.json {
+        serde_json::to_writer(&mut *io.out, &Report::of(args.dry_run, &report))?;
+        writeln!(io.out)?;
+        return Ok(OK);
+    }
+    print(args.dry_run, &report, io)?;
+    Ok(OK)
+}
+
+fn print(dry_run: bool, p: &PruneReport, io: &mut Io<'_>) -> Result<()> {
+    let out = &mut *io.out;
+    if !p.removed.is_empty() {
+        let row = |r: &Remains| [r.path.clone(), units::bytes(r.bytes), from(r.kind).into()];
+        let title = if dry_run { "WOULD BE REMOVED" } else { "REMOVED" };
+        table::rows(out, [title, ">SIZE", ""], p.removed.iter().map(row))?;
+        writeln!(out)?;
+    }
+    if !p.kept.is_empty() {
+        let row = |(r, why): &(Remains, Kept)| [r.path.clone(), units::bytes(r.bytes), reason(r, why)];
+        table::rows(out, ["KEPT", ">SIZE", "WHY"], p.kept.iter().map(row))?;
+        writeln!(out)?;
+    }
+    if !p.foreign.is_empty() {
+        let row = |f: &Entry| [f.name.to_string(), units::bytes(f.bytes)];
+        table::rows(out, ["OF OTHERS, LEFT ALONE", ">SIZE"], p.foreign.iter().take(FEW).map(row))?;
+        if p.foreign.len() > FEW {
+            writeln!(out, "and {} more", units::count((p.foreign.len() - FEW) as u64))?;
+        }
+        writeln!(out)?;
+    }
+    let size = units::bytes(freed(p));
+    match (p.removed.is_empty(), dry_run) {
+        (true, _) if p.kept.is_empty() => writeln!(out, "{}  nothing is left over", styled(GOOD, "clean"))?,
+        (true, _) => writeln!(out, "{}  nothing was removed", styled(BOLD, "kept"))?,
+        (false, true) => writeln!(out, "{}  {size} would be free again", styled(BOLD, "dry run"))?,
+        (false, false) => writeln!(out, "{}  {size} are free again", styled(GOOD, "pruned"))?,
+    }
+    Ok(())
+}
+
+fn from(kind: RemainsKind) -> &'static str {
+    match kind {
+        RemainsKind::File => "no item lies in it",
+        RemainsKind::Unfinished => "of a save that was never finished",
+        RemainsKind::Replaced => "replaced; what others had put there is back in the checkpoint's directory",
+        _ => "",
+    }
+}
+
+fn reason(r: &Remains, why: &Kept) -> String {
+    match why {
+        Kept::Recent => {
+            let when =
+                r.age.map_or_else(|| "at an unknown time".into(), |a| format!("{} ago", units::age(a)));
+            format!("changed {when}: a save may be at work; if none is, --older-than 0s")
+        }
+        Kept::Disputed => {
+            "a rank-local save later than .metadata is here too; remove the metadata of the one you don't \
+                           need, .metadata or all __*.metadata, and prune again"
+                .into()
+        }
+        Kept::Last => "nothing lies at the place: this is what lay there last".into(),
+        Kept::Stuck(why) => why.clone(),
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,88 @@
+use crate::{
+    run,
+    states::{self, Saved},
+};
+use serde_json::json;
+use std::{fs, path::Path, time::SystemTime};
+
+/// A checkpoint with a file of an older save, one that is new, one of others, and what an unfinished save left.
+fn cluttered() -> Saved {
+    let saved = states::dcp();
+    for (file, bytes) in [("__8_0.distcp", 1000), ("__9_0.distcp", 2000), ("README.md", 3000)] {
+        fs::write(saved.path(file), vec![0; bytes]).unwrap();
+    }
+    let old = fs::File::options().write(true).open(saved.path("__8_0.distcp")).unwrap();
+    old.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    let left = saved.beside(".ckpt.1-2-3.tmp");
+    fs::create_dir(&left).unwrap();
+    fs::write(Path::new(&left).join("__0_0.distcp"), vec![0; 4000]).unwrap();
+    saved
+}
+
+#[test]
+fn what_is_left_over_goes_and_the_rest_is_told() {
+    let saved = cluttered();
+    let digest = run(&["digest", &saved.url]).ok();
+    let dry = run(&["prune", &saved.url, "--dry-run"]).ok();
+    assert!(dry.starts_with("WOULD BE REMOVED") && dry.contains("1.00 kB would be free again"), "{dry}");
+    assert!(saved.path("__8_0.distcp").exists());
+    let text = run(&["prune", &saved.url]).ok();
+    for part in [
+        "REMOVED",
+        "__8_0.distcp",
+        "KEPT",
+        "__9_0.distcp",
+        "--older-than 0s",
+        "OF OTHERS",
+        "README.md",
+        "1.00 kB are free",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    assert!(!saved.path("__8_0.distcp").exists() && saved.path("__9_0.distcp").exists());
+    let all = run(&["prune", &saved.url, "--older-than", "0s"]).ok();
+    assert!(all.contains("6.00 kB are free again") && all.contains("never finished"), "{all}");
+    assert!(run(&["prune", &saved.url]).ok().ends_with("clean  nothing is left over\n"));
+    assert!(saved.path("README.md").exists());
+    assert_eq!((run(&["digest", &saved.url]).ok(), run(&["verify", &saved.url]).code), (digest, 0));
+}
+
+#[test]
+fn the_json_has_the_promised_form() {
+    let saved = cluttered();
+    let mut j = run(&["prune", &saved.url, "--json"]).json();
+    let age = j["removed"][0]["age_seconds"].take();
+    assert!(age.as_u64().unwrap() > 1_000_000, "{age}");
+    for kept in j["kept"].as_array_mut().unwrap() {
+        kept["age_seconds"] = json!(0);
+    }
+    let want = json!({
+        "schema": 1,
+        "dry_run": false,
+        "removed": [{ "path": "__8_0.distcp", "kind": "file", "bytes": 1000, "age_seconds": null }],
+        "kept": [
+            { "path": "__9_0.distcp", "kind": "file", "bytes": 2000, "age_seconds": 0, "why": "recent" },
+            { "path": saved.beside(".ckpt.1-2-3.tmp"), "kind": "unfinished", "bytes": 4000, "age_seconds": 0, "why": "recent" },
+        ],
+        "foreign": ["README.md"],
+        "bytes": 1000,
+    });
+    assert_eq!(j.to_string(), want.to_string(), "members in this order");
+}
+
+#[test]
+fn damaged_and_missing_checkpoints_are_left_alone() {
+    let saved = cluttered();
+    fs::remove_file(saved.path("__0_0.distcp")).unwrap();
+    let ran = run(&["prune", &saved.url]);
+    assert!(
+        ran.code == 1 && ran.err.contains("__0_0.distcp") && ran.err.contains("hint: "),
+        "{} {}",
+        ran.code,
+        ran.err
+    );
+    fs::remove_file(saved.path(".metadata")).unwrap();
+    assert_eq!(run(&["prune", &saved.url]).code, 3);
+    assert_eq!(run(&["prune", &saved.beside("nothing")]).code, 3);
+    assert!(saved.path("__8_0.distcp").exists());
+}
