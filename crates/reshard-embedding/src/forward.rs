@@ -33,7 +33,7 @@ macro_rules! forward_changes {
             /// What `task` loads: its parts, with their memory, which is filled in place, or without, when they have none. While
             /// they are away the parts have no data; [`fill`](Self::fill) brings them back.
             ///
-            /// A load that fails gives the template back, and with it the memory.
+            /// A load that fails gives the template back, and with it the memory, which [`reclaim_from`](Self::reclaim_from) takes.
             pub fn templates(&mut self, task: u32) -> Vec<ShardedTensor> {
                 self.variable.templates(task)
             }
@@ -46,17 +46,25 @@ macro_rules! forward_changes {
                 self.variable.fill(task, loaded)
             }
 
-            /// [`templates`](Self::templates) as a list that goes into a template.
-            pub fn template(&mut self, task: u32) -> StateDict {
-                self.variable.template(task)
+            /// Puts what `task` loads under a key of a template, as a list; nothing, if it has no parts.
+            pub fn template_into(&mut self, template: &mut StateDict, key: impl Into<Step>, task: u32) {
+                self.variable.template_into(template, key, task)
             }
 
-            /// [`fill`](Self::fill) with what a load returned in the place of [`template`](Self::template).
+            /// Takes what a load returned under the key of [`template_into`](Self::template_into).
             ///
             /// # Errors
-            /// As there; and when it is no list of tensors.
-            pub fn restore(&mut self, task: u32, loaded: Plain) -> Result<()> {
-                self.variable.restore(task, loaded)
+            /// As [`fill`](Self::fill); and when it is no list of tensors.
+            pub fn restore_from(&mut self, loaded: &mut Plain, key: &str, task: u32) -> Result<()> {
+                self.variable.restore_from(loaded, key, task)
+            }
+
+            /// Takes its memory back out of the template that a failed load gives back.
+            ///
+            /// # Errors
+            /// When that is not what [`template_into`](Self::template_into) had put there.
+            pub fn reclaim_from(&mut self, template: &mut StateDict, key: &str, task: u32) -> Result<()> {
+                self.variable.reclaim_from(template, key, task)
             }
         }
     };

@@ -4,7 +4,7 @@ use crate::{
     memory::filled,
     number::{Float, Real, elements, with_float},
 };
-use bytemuck::bytes_of;
+use bytemuck::{allocation::try_zeroed_vec, bytes_of};
 use reshard_model::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -172,7 +172,7 @@ fn combine<T: Float>(
         let taken = (at..end).filter(|&i| rules.takes(ids.ids[i], ids.weight(i)));
         return taken.into_iter().try_for_each(|i| reader.row(ids.ids[i], i).map(drop));
     }
-    let mut line = Line::<T>::new(reader);
+    let mut line = Line::<T>::new(reader)?;
     for (number, out) in lines.zip(out.chunks_exact_mut(reader.width)) {
         line.clear();
         while ids.line_of.get(at) == Some(&number) {
@@ -209,10 +209,12 @@ struct Line<'a, T: Float> {
 }
 
 impl<'a, T: Float> Line<'a, T> {
-    fn new(reader: &'a Reader<'a>) -> Self {
-        let zero = T::Wide::ZERO;
-        let sums = vec![zero; reader.width / size_of::<T>()];
-        Self { reader, sums, count: 0, weights: zero, squares: zero, clipped: Vec::new() }
+    fn new(reader: &'a Reader<'a>) -> Result<Self> {
+        let (zero, n) = (T::Wide::ZERO, reader.width / size_of::<T>());
+        let too_large =
+            || EmbeddingError::invalid(reader.table.name(), format!("no memory for sums of {n} elements"));
+        let sums = try_zeroed_vec(n).map_err(|()| too_large())?;
+        Ok(Self { reader, sums, count: 0, weights: zero, squares: zero, clipped: Vec::new() })
     }
 
     fn clear(&mut self) {

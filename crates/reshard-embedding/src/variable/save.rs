@@ -2,7 +2,7 @@
 
 use super::Variable;
 use crate::{EmbeddingError, Result};
-use reshard_model::{Leaf, Plain, ReplicaId, ShardedTensor, StateDict, Tensor, Tree, Value};
+use reshard_model::{Data, Leaf, Plain, ReplicaId, ShardedTensor, StateDict, Step, Tensor, Tree, Value};
 
 impl Variable {
     /// What `task` saves: its parts, as pieces of one tensor whose key is the variable's name. Parts without elements are left
@@ -49,30 +49,57 @@ impl Variable {
         Ok(())
     }
 
-    /// [`sharded_tensors`](Self::sharded_tensors) as a list that goes into a state dict.
+    /// Puts what `task` saves under a key of a state dict, as a list. A task without parts puts nothing there: an empty list would
+    /// be an object of its own to some dialects.
     ///
     /// # Errors
-    /// As there.
-    pub fn state(&self, task: u32) -> Result<StateDict> {
-        Ok(list(self.sharded_tensors(task)?))
+    /// As [`sharded_tensors`](Self::sharded_tensors).
+    pub fn save_into(&self, state: &mut StateDict, key: impl Into<Step>, task: u32) -> Result<()> {
+        insert(state, key, self.sharded_tensors(task)?);
+        Ok(())
     }
 
-    pub(crate) fn template(&mut self, task: u32) -> StateDict {
-        list(self.templates(task))
+    pub(crate) fn template_into(&mut self, template: &mut StateDict, key: impl Into<Step>, task: u32) {
+        insert(template, key, self.templates(task));
     }
 
-    pub(crate) fn restore(&mut self, task: u32, loaded: Plain) -> Result<()> {
-        let tensors = match loaded {
-            Tree::List(items) => items
-                .into_iter()
-                .map(|t| t.into_leaf().and_then(Value::into_tensor))
-                .collect::<Option<Vec<_>>>(),
-            // Of an empty list and of an empty dict a load gives back what was there.
-            other => (other == Plain::default()).then(Vec::new),
+    pub(crate) fn restore_from(&mut self, loaded: &mut Plain, key: &str, task: u32) -> Result<()> {
+        let tensors = match loaded.remove(key) {
+            None => Some(Vec::new()),
+            Some(Tree::List(items)) => {
+                items.into_iter().map(|t| t.into_leaf().and_then(Value::into_tensor)).collect()
+            }
+            Some(_) => None,
         };
-        let other = || EmbeddingError::invalid(&self.name, "what was loaded is no list of tensors");
+        let other =
+            || EmbeddingError::invalid(&self.name, format!("what was loaded as {key} is no list of tensors"));
         let tensors = tensors.ok_or_else(other)?;
         self.fill(task, tensors)
+    }
+
+    pub(crate) fn reclaim_from(&mut self, template: &mut StateDict, key: &str, task: u32) -> Result<()> {
+        let pieces: Vec<usize> = self.pieces(task).collect();
+        let leaves = match template.remove(key) {
+            Some(Tree::List(leaves)) => leaves,
+            _ => Vec::new(),
+        };
+        let leaves: Option<Vec<ShardedTensor>> = leaves
+            .into_iter()
+            .map(|leaf| match leaf.into_leaf()? {
+                Leaf::Tensor(t) => Some(t),
+                _ => None,
+            })
+            .collect();
+        let Some(leaves) = leaves.filter(|leaves| leaves.len() == pieces.len()) else {
+            let what = format!("{key} is not the template that it made for task {task}");
+            return Err(EmbeddingError::invalid(&self.name, what));
+        };
+        for (i, leaf) in pieces.into_iter().zip(leaves) {
+            if let Data::Host(data) = leaf.data {
+                self.put(i, data)?;
+            }
+        }
+        Ok(())
     }
 
     /// The parts of a task that a checkpoint has: those with elements. Of a variable without elements the first part stands for
@@ -92,6 +119,9 @@ impl Variable {
     }
 }
 
-fn list(tensors: Vec<ShardedTensor>) -> StateDict {
-    Tree::List(tensors.into_iter().map(|t| Tree::Leaf(Leaf::from(t))).collect())
+fn insert(state: &mut StateDict, key: impl Into<Step>, tensors: Vec<ShardedTensor>) {
+    if !tensors.is_empty() {
+        let list = tensors.into_iter().map(|t| Tree::Leaf(Leaf::from(t))).collect();
+        state.insert_tree(key, Tree::List(list));
+    }
 }

@@ -14,3 +14,4 @@ mod ranks_that_leave;
 mod round_trip;
 mod stores;
 mod templates;
+mod variables;

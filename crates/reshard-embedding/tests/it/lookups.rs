@@ -1,0 +1,243 @@
+//! A lookup in parts is a lookup in the whole.
+
+use crate::{rows, table};
+use half::{bf16, f16};
+use proptest::prelude::*;
+use reshard_embedding::{
+    Combiner, Ids, LookupOptions, Permutation, ShardedVariable, SparseIds, Strategy as Order,
+    embedding_lookup, embedding_lookup_sparse, lookup_gradients, safe_embedding_lookup_sparse,
+};
+use reshard_model::{Element, ErrorKind, Tensor};
+
+fn floats<T: Element>(rows: Vec<Vec<T>>) -> ShardedVariable {
+    let width = rows[0].len() as u64;
+    let parts = rows.into_iter().map(|row| Tensor::from_vec(&[1, width], row).unwrap());
+    ShardedVariable::from_parts("emb", parts).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn rows_come_in_the_order_asked_for_whatever_the_parts_and_threads(
+        rows in rows(), inner in prop::collection::vec(0u64..4, 0..3), threads in 1usize..4,
+        picks in prop::collection::vec(any::<prop::sample::Index>(), 0..30),
+    ) {
+        let total = rows.iter().sum::<u64>();
+        let ids: Vec<i64> = picks.iter().map(|i| i.index(total as usize) as i64).collect();
+        let got = embedding_lookup(&table(&rows, &inner), &ids, &LookupOptions::new().threads(threads)).unwrap();
+        let width = inner.iter().product::<u64>() as i64;
+        let want: Vec<i64> = ids.iter().flat_map(|id| id * width..(id + 1) * width).collect();
+        prop_assert_eq!(got.shape().to_vec(), [&[ids.len() as u64], inner.as_slice()].concat());
+        prop_assert_eq!(got.to_vec::<i64>().unwrap(), want);
+    }
+
+    #[test]
+    fn mod_lookups_are_lookups_through_the_order_of_mod(total in 1u64..40, parts in 1u64..9) {
+        let rows: Vec<u64> = (0..parts).map(|i| total / parts + u64::from(i < total % parts)).collect();
+        let (v, order) = (table(&rows, &[2]), Permutation::of_mod(total, parts).unwrap());
+        let ids: Vec<i64> = (0..total as i64).rev().collect();
+        let by_mod = embedding_lookup(&v, &ids, &LookupOptions::new().strategy(Order::Mod)).unwrap();
+        prop_assert_eq!(by_mod, embedding_lookup(&v, &ids, &LookupOptions::new().through(&order)).unwrap());
+    }
+
+    #[test]
+    fn dense_gradients_are_what_a_scatter_into_zeros_gives(
+        rows in rows(), picks in prop::collection::vec((any::<prop::sample::Index>(), -9i64..9), 0..30),
+    ) {
+        let total = rows.iter().sum::<u64>();
+        let ids: Vec<i64> = picks.iter().map(|(i, _)| i.index(total as usize) as i64).collect();
+        let upstream = Tensor::from_vec(&[ids.len() as u64], picks.iter().map(|p| p.1).collect()).unwrap();
+        let mut v = table(&rows, &[]);
+        let slices = lookup_gradients(&v, &ids, &upstream, &LookupOptions::new()).unwrap();
+        prop_assert_eq!(slices.iter().map(|s| s.indices.len()).sum::<usize>(), ids.len());
+        let dense: Vec<Tensor> = slices.iter().map(|s| s.to_dense().unwrap()).collect();
+        v.assign_sub(&v.to_tensor().unwrap()).unwrap();
+        v.scatter_add(&ids, &upstream).unwrap();
+        for (part, dense) in v.parts().iter().zip(dense) {
+            prop_assert_eq!(part.data().unwrap(), &dense);
+        }
+    }
+
+    #[test]
+    fn sparse_sums_are_sums_of_lookups(
+        rows in rows(), lines in prop::collection::vec(prop::collection::vec((any::<prop::sample::Index>(), 1u8..5), 0..4), 0..6),
+        combiner in prop_oneof![Just(Combiner::Sum), Just(Combiner::Mean), Just(Combiner::Sqrtn)], weighted: bool,
+    ) {
+        let total = rows.iter().sum::<u64>() as usize;
+        let mut at = 0u64;
+        let parts = rows.iter().map(|&n| {
+            at += n;
+            Tensor::from_vec(&[n, 2], (2 * (at - n)..2 * at).map(|i| i as f64).collect()).unwrap()
+        });
+        let v = ShardedVariable::from_parts("emb", parts).unwrap();
+        let picked: Vec<Vec<i64>> = lines.iter().map(|l| l.iter().map(|(i, _)| i.index(total) as i64).collect()).collect();
+        let borrowed: Vec<&[i64]> = picked.iter().map(Vec::as_slice).collect();
+        let weights: Vec<f32> = lines.iter().flatten().map(|(_, w)| if weighted { f32::from(*w) } else { 1.0 }).collect();
+        let mut ids = SparseIds::ragged(&borrowed);
+        if weighted {
+            ids = ids.with_weights(weights.clone()).unwrap();
+        }
+        let got = embedding_lookup_sparse(&v, &ids, combiner, &LookupOptions::new()).unwrap().to_vec::<f64>().unwrap();
+        let mut weights = weights.into_iter().map(f64::from);
+        for (line, got) in picked.iter().zip(got.chunks(2)) {
+            let weights: Vec<f64> = weights.by_ref().take(line.len()).collect();
+            let divisor = match combiner {
+                Combiner::Sum => 1.0,
+                Combiner::Mean => weights.iter().sum(),
+                Combiner::Sqrtn => weights.iter().map(|w| w * w).sum::<f64>().sqrt(),
+            };
+            for (column, &got) in got.iter().enumerate() {
+                let sum: f64 = line.iter().zip(&weights).map(|(id, w)| w * (2 * id + column as i64) as f64).sum();
+                let want = if line.is_empty() { 0.0 } else { sum / divisor };
+                prop_assert!((got - want).abs() <= 1e-12 * want.abs(), "{} for {}", got, want);
+            }
+        }
+        let safe = safe_embedding_lookup_sparse(&v, &ids, combiner, None, &LookupOptions::new()).unwrap();
+        prop_assert_eq!(safe.to_vec::<f64>().unwrap(), got);
+    }
+}
+
+#[test]
+fn an_id_without_a_row_is_named_with_its_place() {
+    let v = table(&[4, 0, 2], &[]);
+    let message = |ids: Ids<'_>, options: &LookupOptions<'_>| {
+        let e = embedding_lookup(&v, ids, options).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Invalid);
+        e.to_string()
+    };
+    let plain = LookupOptions::new();
+    let ids = Ids::shaped(vec![0, 5, 6, -1], &[2, 2]).unwrap();
+    assert_eq!(message(ids, &plain), "table: id 6 at position 2 is out of range: rows are 0 to 5");
+    assert!(message((&[i64::MIN]).into(), &plain).contains("-9223372036854775808"));
+    let by_mod = plain.strategy(Order::Mod);
+    let e = message((&[0, 3, 4]).into(), &by_mod);
+    assert_eq!(
+        e,
+        "table: id 4 at position 2 is out of range: in \"mod\" order it is row 1 of part 1, which has 0"
+    );
+    assert!(
+        embedding_lookup(&table(&[0], &[3]), &[0], &plain)
+            .unwrap_err()
+            .to_string()
+            .contains("there are no rows")
+    );
+}
+
+#[test]
+fn the_first_wrong_id_is_told_whatever_the_number_of_threads() {
+    // 8 MiB, so that several threads are at work
+    let v = table(&[1000], &[1024]);
+    let mut ids: Vec<i64> = (0..1000).collect();
+    (ids[400], ids[900]) = (1000, -3);
+    for threads in 1..5 {
+        let e = embedding_lookup(&v, &ids, &LookupOptions::new().threads(threads)).unwrap_err();
+        assert!(e.to_string().contains("id 1000 at position 400"), "{e}");
+    }
+    ids.truncate(400);
+    let got = embedding_lookup(&v, &ids, &LookupOptions::new().threads(3)).unwrap();
+    assert_eq!(got.into_vec::<i64>().unwrap(), (0..400 * 1024).collect::<Vec<i64>>());
+}
+
+#[test]
+fn options_that_do_not_go_together_are_refused() {
+    let (v, order) = (table(&[2, 1], &[]), Permutation::identity(3).unwrap());
+    let look =
+        |v: &ShardedVariable, o: LookupOptions<'_>| embedding_lookup(v, &[0], &o).unwrap_err().to_string();
+    assert!(
+        look(&v, LookupOptions::new().through(&order).strategy(Order::Mod)).contains("goes with \"div\"")
+    );
+    let other = table(&[2, 2], &[]);
+    assert!(look(&other, LookupOptions::new().through(&order)).contains("3 rows for a table of 4"));
+    assert!(look(&v, LookupOptions::new().max_norm(1.0)).contains("max_norm is not defined for int64"));
+    let f = floats(vec![vec![1f32]]);
+    assert!(look(&f, LookupOptions::new().max_norm(f64::NAN)).contains("not a number"));
+    let upstream = Tensor::from_vec(&[1, 1], vec![1f32]).unwrap();
+    assert!(lookup_gradients(&f, &[0], &upstream, &LookupOptions::new().max_norm(1.0)).is_err());
+    assert!(lookup_gradients(&f, &[0, 0], &upstream, &LookupOptions::new()).is_err());
+    let ids = SparseIds::ragged(&[&[0]]);
+    let e = embedding_lookup_sparse(&v, &ids, Combiner::Sum, &LookupOptions::new()).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn a_sparse_matrix_is_checked_when_it_is_made() {
+    let says = |r: Result<SparseIds, reshard_embedding::EmbeddingError>, what: &str| {
+        let message = r.unwrap_err().to_string();
+        assert!(message.contains(what), "{message}");
+    };
+    says(SparseIds::new(2, [0, 1], [5]), "1 ids with 2 lines");
+    says(SparseIds::new(2, [1, 0], [5, 5]), "line 0 comes after line 1");
+    says(SparseIds::new(2, [0, 2], [5, 5]), "line 2 of 2");
+    says(SparseIds::ragged(&[&[1], &[2]]).with_weights([1.0]), "1 weights for 2 ids");
+}
+
+#[test]
+fn safe_lookups_leave_out_what_means_nothing() {
+    let v = floats(vec![vec![1f32, 10.0], vec![2.0, 20.0], vec![3.0, 30.0]]);
+    let ids = SparseIds::ragged(&[&[0, -1, 2], &[-5], &[], &[1, 2]])
+        .with_weights([1.0, 9.0, -1.0, 1.0, 0.0, 2.0])
+        .unwrap();
+    let look = |combiner, default| {
+        let options = LookupOptions::new();
+        safe_embedding_lookup_sparse(&v, &ids, combiner, default, &options).unwrap().to_vec::<f32>().unwrap()
+    };
+    // weights that are not positive count in sums only
+    assert_eq!(look(Combiner::Sum, None), [-2.0, -20.0, 0.0, 0.0, 0.0, 0.0, 6.0, 60.0]);
+    assert_eq!(look(Combiner::Mean, Some(1)), [1.0, 10.0, 2.0, 20.0, 2.0, 20.0, 3.0, 30.0]);
+    let plain = embedding_lookup_sparse(&v, &ids, Combiner::Sum, &LookupOptions::new()).unwrap_err();
+    assert!(plain.to_string().contains("id -1 at position 1"), "{plain}");
+    let missing = safe_embedding_lookup_sparse(&v, &ids, Combiner::Mean, Some(3), &LookupOptions::new());
+    assert!(missing.unwrap_err().to_string().contains("id 3"));
+    // where no line needs it the default is not looked up
+    let full = SparseIds::ragged(&[&[0]]);
+    assert!(safe_embedding_lookup_sparse(&v, &full, Combiner::Mean, Some(3), &LookupOptions::new()).is_ok());
+}
+
+#[test]
+fn sixteen_bit_rows_are_added_up_in_float32() {
+    let ids = SparseIds::ragged(&[&[0, 1, 1, 1, 1]]);
+    let b = bf16::from_f32;
+    let got = embedding_lookup_sparse(
+        &floats(vec![vec![b(256.0)], vec![b(1.0)]]),
+        &ids,
+        Combiner::Sum,
+        &LookupOptions::new(),
+    );
+    assert_eq!(got.unwrap().to_vec::<bf16>().unwrap(), [b(260.0)]); // 256 + 1 is 256 in bfloat16
+    let h = f16::from_f32;
+    let got = embedding_lookup_sparse(
+        &floats(vec![vec![h(60000.0)], vec![h(60000.0)]]),
+        &ids,
+        Combiner::Mean,
+        &LookupOptions::new(),
+    );
+    assert_eq!(got.unwrap().to_vec::<f16>().unwrap(), [h(60000.0)]); // the sum is no float16
+}
+
+#[test]
+fn rows_are_clipped_before_they_are_combined() {
+    let v = floats(vec![vec![3f32, 4.0], vec![0.0, 10.0]]);
+    let ids = SparseIds::ragged(&[&[0, 1]]);
+    let got = embedding_lookup_sparse(&v, &ids, Combiner::Sum, &LookupOptions::new().max_norm(5.0)).unwrap();
+    assert_eq!(got.to_vec::<f32>().unwrap(), [3.0, 9.0]);
+}
+
+#[test]
+fn indexed_slices_are_checked_when_they_are_made_dense() {
+    let v = table(&[2], &[2]);
+    let upstream = Tensor::from_vec(&[1, 2], vec![1i64, 2]).unwrap();
+    let [good] = lookup_gradients(&v, &[1], &upstream, &LookupOptions::new()).unwrap().try_into().unwrap();
+    assert_eq!(good.to_dense().unwrap().to_vec::<i64>().unwrap(), [0, 0, 1, 2]);
+    for index in [2, -1, i64::MIN] {
+        let mut bad = good.clone();
+        bad.indices[0] = index;
+        assert!(bad.to_dense().is_err());
+    }
+    let mut bad = good.clone();
+    bad.dense_shape = [2, 3].into();
+    assert!(bad.to_dense().is_err());
+    bad.dense_shape = [].into();
+    assert!(bad.to_dense().is_err());
+    let mut bad = good;
+    bad.values = Tensor::from_vec(&[1, 2], vec![true, false]).unwrap();
+    assert_eq!(bad.to_dense().unwrap_err().kind(), ErrorKind::Unsupported);
+}
