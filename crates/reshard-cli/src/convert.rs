@@ -2,6 +2,7 @@
 
 mod planner;
 mod state;
+mod target;
 
 use crate::{
     args::Convert,
@@ -41,6 +42,7 @@ struct Report<'a> {
 pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<u8> {
     let checkpoint = program.open(&args.src)?;
     can_be_carried(&checkpoint, &args.src)?;
+    target::check(program, args)?;
     let keys = args.select.keys();
     if !args.no_verify {
         sound(&checkpoint, args, io)?;

@@ -10,11 +10,12 @@ use crate::{
 };
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use reshard::{OpenOptions, Registry, Stores, blocking::Checkpoint};
+use reshard::{OpenOptions, Registry, Stores, blocking::Checkpoint, storage::LocalStore};
 use std::{
     ffi::OsString,
     fmt,
     io::{self, Write},
+    path::PathBuf,
     process::ExitCode,
 };
 
@@ -120,6 +121,13 @@ impl Program {
         let code = self.run(std::env::args_os(), &mut Io { out: &mut out, err: &mut err, bars: true });
         ExitCode::from(code)
     }
+}
+
+/// Where a URL lies on this machine's file systems, if it does.
+pub(crate) fn local_path(program: &Program, url: &str) -> Option<PathBuf> {
+    let url = program.stores.open(url).ok()?.url();
+    let store = url.starts_with("file://").then(|| LocalStore::open(&url).ok())??;
+    Some(store.path().to_path_buf())
 }
 
 /// Runs the program with these strategies, and with the stores that are linked.

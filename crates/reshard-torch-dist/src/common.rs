@@ -136,11 +136,17 @@ impl LoadCommonStrategy for TorchCommon {
 
     async fn load_common(&self, store: &Arc<dyn Store>) -> Result<Plain> {
         let name = Name::new(COMMON)?;
-        let value = match store.len(&name).await? {
-            Some(len) => decode(COMMON, &store.read(&name, 0..len).await?)?,
-            None => from_object(store).await?,
+        let (file, value) = match store.len(&name).await? {
+            Some(len) => (COMMON, decode(COMMON, &store.read(&name, 0..len).await?)?),
+            None => (COMMON_STATE_CELL, from_object(store).await?),
         };
-        Ok(Plain::from(value))
+        match value {
+            Value::Dict(_) => Ok(Plain::from(value)),
+            other => {
+                let what = format!("the common state is no dict but of type {}", other.type_name());
+                Err(StrategyError::corrupt(file, None, what))
+            }
+        }
     }
 }
 

@@ -50,6 +50,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         dialect: Dialect::default(),
         common_form: CommonForm::File,
         content_metadata: None,
+        empty_dicts: Vec::new(),
         config: None,
         planner: None,
         policy: None,
@@ -86,6 +87,7 @@ pub struct Save<'a> {
     dialect: Dialect,
     common_form: CommonForm,
     content_metadata: Option<Value>,
+    empty_dicts: Vec<Path>,
     config: Option<Box<dyn SaveShardedConfig>>,
     planner: Option<Arc<dyn SavePlanner>>,
     policy: Option<Arc<dyn ShardingPolicy>>,
@@ -116,6 +118,13 @@ impl<'a> Save<'a> {
     /// What the checkpoint holds, in Megatron Core's words: kept as `content_metadata` in the common state.
     pub fn content_metadata(mut self, content: impl Into<Value>) -> Self {
         self.content_metadata = Some(content.into());
+        self
+    }
+
+    /// Paths of dicts without entries beside those of the state, in [`Dialect::Dcp`]: for who rewrites a checkpoint whose
+    /// [`Sidecar`] names them, and has no state of its form.
+    pub fn empty_dicts(mut self, paths: impl IntoIterator<Item = Path>) -> Self {
+        self.empty_dicts.extend(paths);
         self
     }
 
@@ -264,6 +273,7 @@ impl<'a> Save<'a> {
             });
         }
         let mut parts = split(self.state.clone(), self.dialect)?;
+        parts.dropped_empty.append(&mut self.empty_dicts);
         if self.dialect == Dialect::Megatron {
             self.add_reserved(&mut parts)?;
         }

@@ -68,6 +68,8 @@ impl Source {
     /// Sets up the save of a rank's state.
     pub(super) fn save<'s>(&self, state: &'s StateDict, url: &'s str) -> Save<'s> {
         let save = reshard::save(state, url).dialect(self.dialect).common_form(self.form);
+        // Their places in lists and dicts can't be told by a state that has each item under its key.
+        let save = save.empty_dicts(self.empty_dicts.iter().cloned());
         match &self.content_metadata {
             Some(content) => save.content_metadata(content.clone()),
             None => save,
@@ -115,12 +117,7 @@ impl Source {
         }
         Ok(match self.dialect {
             Dialect::Megatron => self.beside_common(sharded),
-            Dialect::Dcp => {
-                for path in &self.empty_dicts {
-                    sharded.insert_at(&path.0, StateDict::new());
-                }
-                sharded
-            }
+            Dialect::Dcp => sharded,
         })
     }
 

@@ -114,13 +114,51 @@ fn what_lies_there_is_replaced_only_when_asked() {
         (&again["schema"], &again["ranks"], &again["tensors"], &again["objects"]),
         (&json!(1), &json!(2), &json!(2), &json!(2))
     );
-    // In place too: the old one is read until the new one is whole.
-    let tensors = digest(&to);
-    assert_eq!(run(&["convert", &to, &to, "--ranks", "3", "--overwrite"]).code, 0);
-    assert_eq!(
-        (digest(&to), run(&["inspect", &to, "--json"]).json()["leftovers"].to_string()),
-        (tensors, "[]".into())
-    );
+    let facts = run(&["inspect", &to, "--json"]).json();
+    assert_eq!((&facts["leftovers"], facts["files"].as_array().unwrap().len()), (&json!([]), 4));
+}
+
+#[test]
+fn what_is_of_others_stays_when_a_checkpoint_is_replaced() {
+    let saved = states::dcp();
+    let to = converted(&saved, "to", &["--ranks", "5"]);
+    let path = std::path::Path::new(&to);
+    std::fs::create_dir(path.join("logs")).unwrap();
+    for file in ["README.md", "logs/today"] {
+        std::fs::write(path.join(file), file).unwrap();
+    }
+    assert_eq!(run(&["convert", &saved.url, &to, "--overwrite"]).code, 0);
+    let j = run(&["inspect", &to, "--json"]).json();
+    assert_eq!((&j["foreign"], &j["leftovers"]), (&json!(["README.md", "logs/today"]), &json!([])));
+}
+
+#[test]
+fn the_source_and_what_it_lies_in_are_never_written_over() {
+    let saved = states::dcp();
+    let before = digest(&saved.url);
+    let home = std::path::Path::new(&saved.url).parent().unwrap();
+    std::fs::write(home.join("metadata.json"), r#"{"sharded_backend": "torch_dist"}"#).unwrap();
+    std::os::unix::fs::symlink(&saved.url, home.join("link")).unwrap();
+    std::os::unix::fs::symlink(home, home.join("up")).unwrap();
+    let dot = format!("{}/.", saved.url);
+    let file = format!("file://{}", saved.url);
+    let (above, link, up) = (home.display().to_string(), saved.beside("link"), saved.beside("up"));
+    for (src, dst, what) in [
+        (&saved.url, &saved.url, "source itself"),
+        (&saved.url, &dot, "source itself"),
+        (&saved.url, &link, "source itself"),
+        (&link, &saved.url, "source itself"),
+        (&saved.url, &file, "source itself"),
+        (&saved.url, &above, "in which the source lies"),
+        (&saved.url, &up, "in which the source lies"),
+        (&saved.url, &"/".to_owned(), "in which the source lies"),
+    ] {
+        for more in [&["--overwrite"][..], &[]] {
+            let ran = run(&[&["convert", src, dst][..], more].concat());
+            assert!(ran.code == 2 && ran.err.contains(what), "{dst}: {} {}", ran.code, ran.err);
+        }
+    }
+    assert_eq!(digest(&saved.url), before);
 }
 
 #[test]
@@ -236,4 +274,38 @@ fn a_policy_that_cannot_be_read_says_how_to_write_it() {
     }
     let ran = run(&["convert", &saved.url, &saved.beside("to"), "--max-shard-size", "0"]);
     assert!(ran.code == 2 && !std::path::Path::new(&saved.beside("to")).exists(), "{}", ran.err);
+}
+
+#[test]
+fn empty_dicts_in_lists_are_kept() {
+    let tensor = Value::Tensor(reshard::Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap());
+    let dict = |entries: Vec<(Value, Value)>| Value::Dict(entries);
+    let layers = Value::List(vec![
+        dict(vec![("w".into(), tensor.clone())]),
+        dict(vec![]),
+        dict(vec![("w".into(), tensor), ("empty".into(), dict(vec![]))]),
+        Value::List(vec![]),
+    ]);
+    let mut state = reshard::StateDict::new();
+    state.insert("layers", layers);
+    let saved = states::save(&[state], reshard::Dialect::Dcp);
+    let state = |url: &str| Checkpoint::open(url).unwrap().state().unwrap();
+    let then = state(&saved.url);
+    assert_eq!(then.get("layers").and_then(|l| l.at(&[1.into()])), Some(&Plain::new()));
+    let to = converted(&saved, "to", &["--ranks", "3"]);
+    assert_eq!(state(&to), then);
+    let part = state(&converted(&saved, "part", &["--key", "layers.2.*"]));
+    assert!(part.get("layers").is_some());
+}
+
+#[test]
+fn common_state_that_is_no_dict_is_damage() {
+    let saved = states::megatron();
+    let list = objects(&states::dcp().url).into_iter().find(|(k, _)| k == "names").unwrap().1;
+    std::fs::write(saved.path("common.pt"), list).unwrap();
+    let ran = run(&["verify", &saved.url, "--quick"]);
+    assert!(ran.code == 1 && ran.out.contains("common.pt") && ran.out.contains("list"), "{}", ran.out);
+    let ran = run(&["convert", &saved.url, &saved.beside("to")]);
+    assert!(ran.code == 1 && ran.err.contains("common.pt"), "{}", ran.err);
+    assert!(run(&["inspect", &saved.url]).ok().contains("no dict but of type list"));
 }
