@@ -66,14 +66,14 @@ impl ShardingPolicy for ByOwner {
         let numbers: BTreeMap<&str, usize> = self.owners.iter().map(String::as_str).zip(0..).collect();
         for task in by_task(pieces) {
             let shards = if self.owners.is_empty() {
-                let owner = |i: u32| top(&pieces[i as usize]);
+                let owner = |i: usize| top(&pieces[i]);
                 let mut shards = groups(task, owner);
                 shards.sort_by_key(|shard| owner(shard[0]).is_none());
                 shards
             } else {
                 let mut shards = vec![Vec::new(); self.owners.len() + 1];
                 for i in task {
-                    let number = number(&numbers, &pieces[i as usize]).unwrap_or(self.owners.len());
+                    let number = number(&numbers, &pieces[i]).unwrap_or(self.owners.len());
                     shards[number].push(i);
                 }
                 shards

@@ -46,17 +46,17 @@ impl ShardingPolicy for ShardByDevice {
     }
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
-        let device = |i: u32| pieces[i as usize].device;
+        let device = |i: usize| pieces[i].device;
         by_task(pieces).into_iter().try_for_each(|task| put(pieces, groups(task, device), out))
     }
 }
 
 /// A shard for each group of whole pieces.
-pub(crate) fn put(pieces: &[Piece<'_>], shards: Vec<Vec<u32>>, out: &mut Shards) -> Result<()> {
+pub(crate) fn put(pieces: &[Piece<'_>], shards: Vec<Vec<usize>>, out: &mut Shards) -> Result<()> {
     for shard in shards {
         out.start();
         for i in shard {
-            out.push(i as usize, pieces[i as usize].region.clone())?;
+            out.push(i, pieces[i].region.clone())?;
         }
     }
     Ok(())

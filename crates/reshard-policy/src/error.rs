@@ -1,5 +1,8 @@
 use reshard_model::{ErrorKind, Region};
 
+/// Result of this crate's functions.
+pub type Result<T, E = PolicyError> = std::result::Result<T, E>;
+
 /// What can go wrong with a policy or a partitioner.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -1,12 +1,13 @@
 //! Policies that only count files: those of DCP's FileSystemWriter.
 
-use crate::{Content, Piece, PolicyError, Result, ShardingPolicy, Shards};
+use crate::{Content, Piece, PolicyError, Result, ShardingPolicy, Shards, by_task::put, tasks::by_task};
 use serde::{Deserialize, Serialize};
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::BinaryHeap};
 
 /// So many files for each task, over which its pieces are spread by size: DCP's `thread_count`. Nothing is cut.
 ///
-/// Objects go round robin; tensors, largest first, to the file with the fewest bytes of tensors, of equal ones the first.
+/// Objects go round robin; tensors, largest first, to the file with the fewest bytes of tensors, of equal ones the first. In
+/// one file objects come first, then tensors, both in their order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ByFiles {
@@ -31,32 +32,14 @@ impl ShardingPolicy for ByFiles {
     }
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
-        for (from, of_task) in by_task(pieces) {
-            let files = self.files_per_task() as usize;
-            if files > pieces.len().saturating_add(MAX_EMPTY) {
-                let what = format!("{files} files for {} pieces; take fewer", pieces.len());
-                return Err(PolicyError::invalid(what));
-            }
-            let (objects, mut tensors): (Vec<usize>, Vec<usize>) =
-                (0..of_task.len()).partition(|&i| of_task[i].content == Content::Object);
-            let mut buckets: Vec<(u64, Vec<usize>)> = vec![(0, Vec::new()); files];
-            for (n, i) in objects.into_iter().enumerate() {
-                buckets[n % files].1.push(i);
-            }
-            tensors.sort_by_key(|&i| Reverse(of_task[i].bytes));
-            for i in tensors {
-                let lightest = (0..files).min_by_key(|&f| buckets[f].0).unwrap_or(0);
-                buckets[lightest].0 += of_task[i].bytes;
-                buckets[lightest].1.push(i);
-            }
-            for (_, bucket) in buckets {
-                out.start();
-                for i in bucket {
-                    out.push(from + i, of_task[i].region.clone())?;
-                }
-            }
+        let files = self.files_per_task() as usize;
+        if files > pieces.len().saturating_add(MAX_EMPTY) {
+            return Err(PolicyError::invalid(format!(
+                "{files} files for {} pieces; take fewer",
+                pieces.len()
+            )));
         }
-        Ok(())
+        by_task(pieces).into_iter().try_for_each(|task| put(pieces, spread(pieces, task, files), out))
     }
 
     fn files_per_task(&self) -> u32 {
@@ -94,11 +77,57 @@ impl ShardingPolicy for ByItem {
     }
 }
 
-/// Runs of pieces of one task, each with the position of its first.
-fn by_task<'p, 'a>(pieces: &'p [Piece<'a>]) -> impl Iterator<Item = (usize, &'p [Piece<'a>])> {
-    let mut at = 0;
-    pieces.chunk_by(|a, b| a.task == b.task).map(move |run| {
-        at += run.len();
-        (at - run.len(), run)
-    })
+/// Files of one task. Nothing follows one that is empty.
+fn spread(pieces: &[Piece<'_>], task: Vec<usize>, files: usize) -> Vec<Vec<usize>> {
+    let piece = |i: usize| &pieces[i];
+    let (objects, mut tensors): (Vec<usize>, Vec<usize>) =
+        task.into_iter().partition(|&i| piece(i).content == Content::Object);
+    if files == 1 {
+        return vec![objects.into_iter().chain(tensors).collect()];
+    }
+    let mut out = vec![Vec::new(); files];
+    for (n, i) in objects.into_iter().enumerate() {
+        out[n % files].push(i);
+    }
+    tensors.sort_by_key(|&i| Reverse(piece(i).bytes));
+    let mut lightest: BinaryHeap<Reverse<(u64, usize)>> = (0..files).map(|file| Reverse((0, file))).collect();
+    for i in tensors {
+        if let Some(mut least) = lightest.peek_mut() {
+            let Reverse((bytes, file)) = &mut *least;
+            out[*file].push(i);
+            *bytes = bytes.saturating_add(piece(i).bytes);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Owned, decided, told};
+
+    #[test]
+    fn objects_go_round_robin_and_tensors_to_the_lightest_file_as_in_dcp() {
+        let state = [
+            Owned::f32("a", &[1]),
+            Owned::object("x", 900),
+            Owned::f32("b", &[5]),
+            Owned::object("y", 1),
+            Owned::f32("c", &[3]),
+            Owned::f32("d", &[3]),
+            Owned::object("z", 1),
+            Owned::f32("e", &[2]).task(1),
+        ];
+        assert_eq!(told(&ByFiles::new(2), &state), ["x z b a", "y c d", "e"]);
+        assert_eq!(told(&ByFiles::new(1), &state), ["x y z a b c d", "e"]);
+        assert_eq!(told(&ByFiles::new(0), &state), ["x y z a b c d", "e"]);
+        assert_eq!(told(&ByItem::new(), &state).len(), state.len());
+    }
+
+    #[test]
+    fn a_number_of_files_that_must_be_a_mistake_is_refused() {
+        assert_eq!(ByFiles::new(9).files_per_task(), 9);
+        assert!(decided(&ByFiles::new(65_537), &[]).is_err());
+        assert!(decided(&ByFiles::new(65_536), &[]).is_ok());
+    }
 }

@@ -46,10 +46,10 @@ impl ShardingPolicy for Importance {
             ranks.entry(key).or_insert(rank);
         }
         for task in by_task(pieces) {
-            let mut chosen: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+            let mut chosen: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
             let mut rest = Vec::new();
             for i in task {
-                let piece = &pieces[i as usize];
+                let piece = &pieces[i];
                 match ranks.get(piece.key).or_else(|| ranks.get(piece.name)) {
                     Some(&rank) => chosen.entry(rank).or_default().push(i),
                     None => rest.push(i),

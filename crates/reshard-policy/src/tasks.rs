@@ -1,17 +1,18 @@
 use crate::Piece;
 use std::collections::BTreeMap;
 
-/// Positions of the pieces of each task, tasks in the order in which they come first.
-pub(crate) fn by_task(pieces: &[Piece<'_>]) -> Vec<Vec<u32>> {
-    groups(0..pieces.len() as u32, |i| pieces[i as usize].task)
+/// Positions of the pieces of each task, tasks in the order in which they come first. A shard holds pieces of one task, so most
+/// policies begin with that.
+pub fn by_task(pieces: &[Piece<'_>]) -> Vec<Vec<usize>> {
+    groups(0..pieces.len(), |i| pieces[i].task)
 }
 
 /// Positions of the same group, groups in the order in which they come first.
 pub(crate) fn groups<G: Ord>(
-    positions: impl IntoIterator<Item = u32>,
-    group: impl Fn(u32) -> G,
-) -> Vec<Vec<u32>> {
-    let mut out: Vec<Vec<u32>> = Vec::new();
+    positions: impl IntoIterator<Item = usize>,
+    group: impl Fn(usize) -> G,
+) -> Vec<Vec<usize>> {
+    let mut out: Vec<Vec<usize>> = Vec::new();
     let mut numbers: BTreeMap<G, usize> = BTreeMap::new();
     for position in positions {
         let number = *numbers.entry(group(position)).or_insert(out.len());

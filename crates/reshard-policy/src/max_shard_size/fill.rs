@@ -14,14 +14,13 @@ use std::ops::Range;
 pub(super) fn fill(
     policy: &MaxShardSize,
     pieces: &[Piece<'_>],
-    task: &[u32],
+    task: &[usize],
     out: &mut Shards,
 ) -> Result<()> {
     let limit = policy.max_shard_size.0;
     // Objects, which can't be cut, come first, as PyTorch has it; then there are elements for what is left free.
-    let objects =
-        |of: bool| task.iter().filter(move |&&i| (pieces[i as usize].content == Content::Object) == of);
-    let rows = || objects(true).chain(objects(false)).map(|&i| Row::of(&pieces[i as usize], i, policy));
+    let objects = |of: bool| task.iter().filter(move |&&i| (pieces[i].content == Content::Object) == of);
+    let rows = || objects(true).chain(objects(false)).map(|&i| Row::of(&pieces[i], i, policy));
     let plan = Plan::of(rows(), limit);
     let mut shard = Filler { limit, plan, room: limit, empty: true, too_large: Vec::new(), out };
     for row in rows() {
@@ -42,7 +41,7 @@ pub(super) fn fill(
 #[derive(Clone, Copy, Debug)]
 struct Row<'p> {
     piece: &'p Piece<'p>,
-    number: u32,
+    number: usize,
     count: u64,
     size: Size<'p>,
     /// One element that is the whole piece, whatever its shape.
@@ -57,7 +56,7 @@ enum Size<'p> {
 }
 
 impl<'p> Row<'p> {
-    fn of(piece: &'p Piece<'p>, number: u32, policy: &MaxShardSize) -> Self {
+    fn of(piece: &'p Piece<'p>, number: usize, policy: &MaxShardSize) -> Self {
         let count = piece.region.volume().unwrap_or(0);
         let row = |count, size, whole| Self { piece, number, count, size, whole };
         match piece.content {
@@ -127,9 +126,9 @@ impl<'p> Row<'p> {
     fn push(&self, elements: Range<u64>, out: &mut Shards) -> Result<()> {
         let region = self.piece.region;
         if self.whole || elements == (0..self.count) {
-            return out.push(self.number as usize, region.clone());
+            return out.push(self.number, region.clone());
         }
-        boxes(region, elements).try_for_each(|part| out.push(self.number as usize, part))
+        boxes(region, elements).try_for_each(|part| out.push(self.number, part))
     }
 }
 

@@ -11,16 +11,16 @@ const OBJECT_GRAPH: &str = "_CHECKPOINTABLE_OBJECT_GRAPH";
 pub(super) fn fill(
     policy: &MaxShardSize,
     pieces: &[Piece<'_>],
-    task: &[u32],
+    task: &[usize],
     out: &mut Shards,
 ) -> Result<()> {
     let limit = policy.max_shard_size.0;
     let (mut room, mut too_large) = (limit, Vec::new());
     for &number in task {
-        let piece = &pieces[number as usize];
+        let piece = &pieces[number];
         let tensor = Tensor::of(piece)?;
         if piece.region.ndim() > 0 && !policy.keeps_whole(piece) {
-            room = tensor.cut(number as usize, limit, room, out)?;
+            room = tensor.cut(number, limit, room, out)?;
         } else if tensor.bytes > limit {
             warn_too_large(piece, tensor.bytes, limit);
             too_large.push(number);
@@ -29,13 +29,13 @@ pub(super) fn fill(
                 out.start();
                 room = limit;
             }
-            out.push(number as usize, piece.region.clone())?;
+            out.push(number, piece.region.clone())?;
             room -= tensor.bytes;
         }
     }
     for number in too_large {
         out.start();
-        out.push(number as usize, pieces[number as usize].region.clone())?;
+        out.push(number, pieces[number].region.clone())?;
     }
     Ok(())
 }
