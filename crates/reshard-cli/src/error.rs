@@ -1,6 +1,6 @@
 //! What can go wrong, what the program's exit code says of it, and what to do.
 
-use reshard::{ErrorKind, LoadError};
+use reshard::{ErrorKind, LoadError, StrategyError, storage::StorageError};
 use std::{error::Error, io};
 
 pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
@@ -21,7 +21,7 @@ pub(crate) enum CliError {
     Reshard(#[from] reshard::Error),
     /// The library's, of a registry or a store.
     #[error(transparent)]
-    Strategy(#[from] reshard::StrategyError),
+    Strategy(#[from] StrategyError),
     /// Output, or temporary files.
     #[error("{what}: {source}")]
     Io {
@@ -85,6 +85,15 @@ impl CliError {
         }
     }
 
+    fn storage(&self) -> Option<&StorageError> {
+        let e = match self {
+            Self::Reshard(e) => e.strategy_error(),
+            Self::Strategy(e) => e,
+            _ => return None,
+        };
+        if let StrategyError::Storage(e) = e { Some(e) } else { None }
+    }
+
     pub(crate) fn exit_code(&self) -> u8 {
         match (self, self.kind()) {
             (Self::Told { code, .. }, _) => *code,
@@ -98,6 +107,15 @@ impl CliError {
     pub(crate) fn hint(&self) -> &str {
         if let Self::Told { hint, .. } = self {
             return hint;
+        }
+        match self.storage() {
+            Some(StorageError::Unsupported { .. }) => {
+                return "do what the message says, or name another place";
+            }
+            Some(StorageError::NotCarried { .. }) => {
+                return "the checkpoint is in its place; free the name, and `reshard prune` moves what was kept aside";
+            }
+            _ => {}
         }
         match self.kind() {
             Some(ErrorKind::NotFound) => {

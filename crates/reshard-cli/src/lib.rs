@@ -30,5 +30,6 @@ mod prune;
 mod table;
 mod units;
 mod verify;
+mod whereabouts;
 
 pub use program::{Io, Program, main_linked, main_with, main_with_stores};

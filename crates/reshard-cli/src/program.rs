@@ -6,11 +6,11 @@ use crate::{
     error::{CliError, FAILED, OK, Result},
     inspect, list, plugins, prune,
     table::{BAD, BOLD},
-    verify,
+    verify, whereabouts,
 };
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use reshard::{OpenOptions, Registry, Stores, blocking::Checkpoint, storage::LocalStore};
+use reshard::{ErrorKind, OpenOptions, Registry, Stores, blocking::Checkpoint, storage::LocalStore};
 use std::{
     ffi::OsString,
     fmt,
@@ -111,7 +111,21 @@ impl Program {
 
     pub(crate) fn open(&self, url: &str) -> Result<Checkpoint> {
         let options = OpenOptions::new().registry(self.registry.clone()).stores(self.stores.clone());
-        Ok(Checkpoint::open_with(options, url)?)
+        Checkpoint::open_with(options, url).map_err(|e| self.explained(url, e))
+    }
+
+    /// An error of what is no checkpoint, with what lies there instead.
+    pub(crate) fn explained(&self, url: &str, e: reshard::Error) -> CliError {
+        let path = || local_path(self, url);
+        match e.kind() {
+            ErrorKind::NotFound => path().and_then(|p| whereabouts::explain(url, &p)),
+            // A file can't be opened as a directory.
+            ErrorKind::Unavailable => {
+                path().filter(|p| !p.is_dir()).and_then(|p| whereabouts::explain(url, &p))
+            }
+            _ => None,
+        }
+        .unwrap_or_else(|| e.into())
     }
 
     /// Runs with the process's own arguments and streams.

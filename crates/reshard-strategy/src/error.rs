@@ -59,6 +59,12 @@ pub enum StrategyError {
         /// What is missing.
         why: String,
     },
+    /// A checkpoint that has no tensor or object of a key.
+    #[error("{what}")]
+    NotStored {
+        /// What is missing.
+        what: String,
+    },
     /// A strategy that lacks what is asked of it.
     #[error("{what} is not supported by {strategy}")]
     Unsupported {
@@ -100,7 +106,7 @@ impl StrategyError {
             Self::Comm(e) => e.kind(),
             Self::Storage(e) => e.kind(),
             Self::Corrupt { .. } => ErrorKind::Corrupt,
-            Self::NotACheckpoint { .. } => ErrorKind::NotFound,
+            Self::NotACheckpoint { .. } | Self::NotStored { .. } => ErrorKind::NotFound,
             Self::Unsupported { .. } => ErrorKind::Unsupported,
             Self::Object { .. } | Self::Duplicate { .. } | Self::Unknown { .. } | Self::Invalid(_) => {
                 ErrorKind::Invalid

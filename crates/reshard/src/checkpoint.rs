@@ -133,11 +133,10 @@ impl Checkpoint {
         match self.metadata().tensor(key) {
             Some(t) => Ok(self.handle(&t)),
             None => {
-                let what = format!(
-                    "no tensor {key:?} is stored; `tensors` lists {}",
-                    self.metadata().tensor_count()
-                );
-                Err(Error::new(ACT, &self.url, StrategyError::NotACheckpoint { url: key.into(), why: what }))
+                let count = self.metadata().tensor_count();
+                let what =
+                    format!("no tensor {key:?} is stored; `Checkpoint::tensors` lists the {count} that are");
+                Err(Error::new(ACT, &self.url, StrategyError::NotStored { what }))
             }
         }
     }
@@ -176,8 +175,8 @@ impl Checkpoint {
     /// When there is none of that key, or it is damaged.
     pub async fn object_payload(&self, key: &str) -> Result<Payload> {
         let missing = || {
-            let why = format!("no object {key:?} is stored");
-            StrategyError::NotACheckpoint { url: key.into(), why }
+            let what = format!("no object {key:?} is stored; `Checkpoint::objects` lists those that are");
+            StrategyError::NotStored { what }
         };
         let id = self.metadata().object(key).ok_or_else(missing).during(ACT, &self.url)?;
         let reads = [ReadObject { object: id }];

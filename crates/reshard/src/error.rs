@@ -18,7 +18,14 @@ pub struct Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}: {}", self.act, self.url, self.source)
+        let (act, url) = (self.act, &self.url);
+        match &self.source {
+            // Its URL in another form would be no news.
+            StrategyError::NotACheckpoint { why, .. } => {
+                write!(f, "{act} {url}: it is not a checkpoint: {why}")
+            }
+            e => write!(f, "{act} {url}: {e}"),
+        }
     }
 }
 

@@ -299,9 +299,9 @@ impl Plan {
         self.older_than.is_zero() || self.age(modified).is_some_and(|a| a >= self.older_than)
     }
 
-    /// What was there when the checkpoint was committed is of an earlier save, and what is later may be of one at work.
+    /// What was there before the checkpoint was committed is of an earlier save, and what is later may be of one at work.
     fn is_settled(&self, modified: Option<SystemTime>) -> bool {
-        modified.is_some_and(|m| self.committed.is_some_and(|c| m <= c)) || self.is_old(modified)
+        modified.is_some_and(|m| self.committed.is_some_and(|c| m < c)) || self.is_old(modified)
     }
 
     async fn files(
@@ -328,7 +328,7 @@ impl Plan {
         self.committed = records.into_iter().min().flatten();
         for (modified, role, _) in &left {
             disputed |=
-                *role == FileRole::Record && modified.is_none_or(|m| self.committed.is_none_or(|c| m > c));
+                *role == FileRole::Record && modified.is_none_or(|m| self.committed.is_none_or(|c| m >= c));
         }
         for (modified, _, file) in left {
             let (path, age) = (file.name.to_string(), self.age(modified));

@@ -23,7 +23,7 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
         return Ok(IfExists::Refuse);
     }
     let refused = |why: &str| {
-        let what = format!("replacing {}", store.url());
+        let what = "replacing what lies there".into();
         StorageError::Unsupported { what, why: format!("{why}; name another place, or clear this one") }
     };
     let sign = |name: &str| own_file(name).is_some_and(|f| f != OwnFile::Megatron);

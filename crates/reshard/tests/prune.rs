@@ -313,6 +313,8 @@ fn replaced(dir: &Path) -> PathBuf {
     fs::write(dir.join("README.md"), "read me").unwrap();
     fs::create_dir(dir.join("logs")).unwrap();
     fs::write(dir.join("logs/today"), "today").unwrap();
+    // File systems tell times by ticks; the next save is surely later than this one.
+    files(dir).keys().for_each(|f| changed(f, DAY / 24));
     let old = dir.parent().unwrap().join(".step.4-5-6.old");
     fs::rename(dir, &old).unwrap();
     old

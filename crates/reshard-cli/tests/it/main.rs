@@ -10,6 +10,7 @@ mod memory;
 mod prune;
 mod states;
 mod verify;
+mod whereabouts;
 
 use reshard::{Registry, Stores};
 use reshard_cli::{Io, Program};

@@ -1,0 +1,202 @@
+//! What lies where no checkpoint does: a file of one, a folder of them, something of another program.
+
+use crate::{
+    error::{CliError, NO_CHECKPOINT},
+    table::shown,
+};
+use reshard::{
+    SIDECAR,
+    torch_dist::{COMMON, METADATA_JSON, OwnFile, own_file},
+};
+use std::{
+    fs,
+    io::{ErrorKind, Read},
+    os::unix::fs::FileTypeExt,
+    path::{Path, PathBuf},
+};
+
+/// Directories that are looked at, and checkpoints that are named.
+const LOOKED_AT: usize = 10_000;
+const NAMED: usize = 5;
+/// How deep checkpoints are looked for: `runs/one/checkpoints/iter_0000010`.
+const DEPTH: usize = 4;
+
+/// What lies at a path that is no checkpoint, and what to do. `None` when there is no more to say than the error did.
+pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
+    let told = |what: String, hint: String| Some(CliError::Told { what, hint, code: NO_CHECKPOINT });
+    let meta = match fs::metadata(path) {
+        Ok(meta) => meta,
+        Err(_) if fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink()) => {
+            let to = fs::read_link(path).map(|to| to.display().to_string()).unwrap_or_default();
+            let hint = "point the link at a checkpoint, or name one".into();
+            return told(format!("{named} is a link to {to}, and that leads nowhere"), hint);
+        }
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            let near = path.parent().map(|p| Checkpoints::below(p, 1)).unwrap_or_default();
+            return match near.found.first() {
+                Some(first) => {
+                    told(format!("nothing lies at {named}; beside it lie {}", near.names()), example(first))
+                }
+                None => told(format!("nothing lies at {named}"), "check the path".into()),
+            };
+        }
+        Err(_) => return None,
+    };
+    if !meta.is_dir() {
+        let (kind, hint) = file(path, &meta);
+        return told(format!("{named} is {kind}, and a checkpoint is a directory"), hint);
+    }
+    // Of the rest of a checkpoint the error itself says what it lacks.
+    if fs::read_dir(path)
+        .ok()?
+        .flatten()
+        .any(|e| e.file_name().to_str().is_some_and(|n| own_file(n).is_some()))
+    {
+        return None;
+    }
+    let below = Checkpoints::below(path, DEPTH);
+    if let Some(first) = below.found.first() {
+        let what = format!("{named} is not a checkpoint; it holds some: {}", below.names());
+        return told(what, example(first));
+    }
+    let (what, whose) = others(path)?;
+    let hint = format!("load it with {whose}; `reshard plugins` lists what this program can read");
+    told(format!("{named} holds {what}, no checkpoint that this program can read"), hint)
+}
+
+fn example(path: &Path) -> String {
+    format!("name one of them, as in  reshard inspect {}", shown(&path.display().to_string()))
+}
+
+/// What a file is, and what to name instead.
+fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
+    let kind = meta.file_type();
+    if !kind.is_file() {
+        let kind = match () {
+            () if kind.is_fifo() => "a named pipe",
+            () if kind.is_socket() => "a socket",
+            () => "a device",
+        };
+        return (kind, "check the path".into());
+    }
+    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let of = format!("name the directory, as in  reshard inspect {}", shown(&parent.display().to_string()));
+    let mut first = [0; 4];
+    let known = fs::File::open(path).and_then(|mut f| f.read_exact(&mut first)).is_ok();
+    match own_file(name) {
+        Some(OwnFile::Metadata | OwnFile::RankMetadata(_)) => ("the metadata of a checkpoint", of),
+        Some(OwnFile::Data) => ("a data file of a checkpoint", of),
+        Some(_) if is_checkpoint(parent) => ("a file of a checkpoint", of),
+        _ if name == SIDECAR => ("a file of a checkpoint", of),
+        _ if name.ends_with(".safetensors") => {
+            ("a file of safetensors", "`reshard plugins` lists what this program can read".into())
+        }
+        _ if known && first == *b"PK\x03\x04" => (
+            "a zip archive, as torch.save writes them",
+            "load it with torch.load, and save it as a distributed checkpoint".into(),
+        ),
+        _ => ("a file", "name a directory with a file .metadata in it".into()),
+    }
+}
+
+fn is_checkpoint(dir: &Path) -> bool {
+    [".metadata", "__0.metadata"].iter().any(|f| dir.join(f).is_file())
+        // Many programs have a metadata.json; Megatron Core has a common.pt beside it, or a .metadata.
+        || (dir.join(METADATA_JSON).is_file() && dir.join(COMMON).is_file())
+}
+
+/// What other programs leave.
+fn others(dir: &Path) -> Option<(&'static str, &'static str)> {
+    let names = fs::read_dir(dir).ok()?.take(LOOKED_AT).flatten().map(|e| e.file_name());
+    let names: Vec<String> = names.filter_map(|n| n.into_string().ok()).collect();
+    let any = |f: &dyn Fn(&str) -> bool| names.iter().any(|n| f(n));
+    match () {
+        () if any(&|n| n.ends_with(".safetensors")) => {
+            Some(("files of safetensors", "the program that saved it"))
+        }
+        () if any(&|n| n.starts_with("mp_rank_")) => {
+            Some(("a checkpoint of Megatron's format `torch`, with files of each rank", "Megatron"))
+        }
+        () if any(&|n| n.ends_with(".index")) && any(&|n| n.contains(".data-00000-of-")) => {
+            Some(("files of TensorFlow", "TensorFlow"))
+        }
+        () => None,
+    }
+}
+
+/// Checkpoints below a directory, the latest first.
+#[derive(Default)]
+struct Checkpoints {
+    found: Vec<PathBuf>,
+    /// Their names from that directory.
+    names: Vec<String>,
+    /// The first one is what Megatron calls the latest.
+    latest: bool,
+}
+
+impl Checkpoints {
+    /// As near to the top as there are some.
+    fn below(dir: &Path, depth: usize) -> Self {
+        let mut level = vec![dir.to_path_buf()];
+        let mut looked_at = 0;
+        for _ in 0..depth {
+            let mut next = Vec::new();
+            for dir in &level {
+                for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+                    looked_at += 1;
+                    if looked_at > LOOKED_AT {
+                        break;
+                    }
+                    let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+                    if !hidden && entry.file_type().is_ok_and(|t| t.is_dir()) {
+                        next.push(entry.path());
+                    }
+                }
+            }
+            let found: Vec<PathBuf> = next.iter().filter(|d| is_checkpoint(d)).cloned().collect();
+            if !found.is_empty() {
+                return Self::sorted(dir, found);
+            }
+            level = next;
+        }
+        Self::default()
+    }
+
+    fn sorted(dir: &Path, mut found: Vec<PathBuf>) -> Self {
+        let latest = latest(dir);
+        let name = |p: &Path| p.strip_prefix(dir).unwrap_or(p).display().to_string();
+        // Steps count up: the highest number comes first, whatever its width.
+        found.sort_by_cached_key(|p| {
+            let name = name(p);
+            let digits = name.trim_end_matches(|c: char| !c.is_ascii_digit());
+            let number =
+                digits.rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse::<u64>().ok());
+            (latest.as_deref() != Some(&name), std::cmp::Reverse(number), name)
+        });
+        let names: Vec<String> = found.iter().map(|p| name(p)).collect();
+        Self { latest: latest.is_some() && latest.as_ref() == names.first(), found, names }
+    }
+
+    fn names(&self) -> String {
+        let mut names: Vec<String> = self.names.iter().take(NAMED).map(|n| shown(n).into_owned()).collect();
+        if let (true, Some(first)) = (self.latest, names.first_mut()) {
+            first.push_str(" (the latest)");
+        }
+        let more = self.names.len().saturating_sub(NAMED);
+        names.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
+    }
+}
+
+/// The directory that Megatron's tracker names.
+fn latest(dir: &Path) -> Option<String> {
+    let mut text = String::new();
+    let tracker = dir.join("latest_checkpointed_iteration.txt");
+    // A named pipe would block.
+    fs::metadata(&tracker).ok().filter(fs::Metadata::is_file)?;
+    fs::File::open(tracker).ok()?.take(64).read_to_string(&mut text).ok()?;
+    match text.trim() {
+        "release" => Some("release".into()),
+        iteration => Some(format!("iter_{:07}", iteration.parse::<u64>().ok()?)),
+    }
+}
