@@ -232,6 +232,23 @@ impl Claim {
         self.layout.item()
     }
 
+    /// Two claims, on what lies before index `at` of an axis and on what lies from there on.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when there is no such axis or index.
+    pub fn split(self, axis: usize, at: u64) -> Result<(Self, Self)> {
+        let shape = self.layout.shape();
+        let Some(&extent) = shape.get(axis).filter(|n| at <= **n) else {
+            let what = format!("a region of shape {shape} can't be cut at {at} of axis {axis}");
+            return Err(ModelError::invalid(&self.landing.key, what));
+        };
+        let (mut low, mut high) = (Region::whole(shape), Region::whole(shape));
+        low.lengths[axis] = at;
+        (high.offsets[axis], high.lengths[axis]) = (at, extent - at);
+        let part = |region| Self { landing: Arc::clone(&self.landing), layout: self.layout.narrow(region) };
+        Ok((part(&low), part(&high)))
+    }
+
     /// Prepares to fill the claim from elements that lie elsewhere as `source` says.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 pub(crate) mod plan;
 pub(crate) mod reads;
+pub(crate) mod split;
 
 use crate::Name;
 use reshard_model::{BoxError, Claim, Layout};
@@ -14,6 +15,12 @@ pub trait Check: Send {
     /// # Errors
     /// What is wrong with them; it becomes [`StorageError::Check`](crate::StorageError::Check).
     fn finish(self: Box<Self>) -> Result<(), BoxError>;
+    /// A second check, for the bytes from byte `at` on of those that this one was to see, which keeps those before. Both are
+    /// used at the same time; what is wrong is said by the one that finishes last. `None` when one check has to see all.
+    fn split(&mut self, at: u64) -> Option<Box<dyn Check>> {
+        let _ = at;
+        None
+    }
 }
 
 /// Where wanted elements lie in a record of a file, and where they land.

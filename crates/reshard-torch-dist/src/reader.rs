@@ -1,5 +1,6 @@
 //! An opened checkpoint: reads regions of tensors, and objects.
 
+mod crc;
 mod head;
 mod verify;
 
@@ -8,8 +9,9 @@ use crate::{
     table::{Place, Table},
 };
 use async_trait::async_trait;
+use crc::Crc;
 use head::{Forms, Head, Wanted, reads_all};
-use reshard_model::{BoxError, Dialect, ObjectCodec, Payload};
+use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, PieceId};
 use reshard_storage::{Check, Entry, Gather, Name, Part, Progress, StorageError, Store};
 use reshard_strategy::{
@@ -87,31 +89,6 @@ fn overlaps(table: &Table) -> BTreeMap<(u32, u64), String> {
         }
     }
     out
-}
-
-/// Compares the CRC-32 of a record with what its archive says.
-struct Crc {
-    hasher: crc32fast::Hasher,
-    stored: u32,
-    metadata: Arc<Metadata>,
-    chunk: ChunkId,
-}
-
-impl Check for Crc {
-    fn update(&mut self, bytes: &[u8]) {
-        self.hasher.update(bytes);
-    }
-
-    fn finish(self: Box<Self>) -> std::result::Result<(), BoxError> {
-        let found = self.hasher.finalize();
-        if found == self.stored {
-            return Ok(());
-        }
-        let what = name_of(&self.metadata, self.chunk);
-        let stored = self.stored;
-        Err(format!("{what}: the CRC-32 of its elements is {found:08x}, the archive says {stored:08x}")
-            .into())
-    }
 }
 
 /// A chunk's name for messages.
@@ -276,12 +253,7 @@ impl TorchDistReader {
                     totals.verified += u64::from(all);
                     let check = all.then(|| -> Box<dyn Check> {
                         let metadata = Arc::clone(&self.table.metadata);
-                        Box::new(Crc {
-                            hasher: crc32fast::Hasher::new(),
-                            stored: s.crc32,
-                            metadata,
-                            chunk: w.chunk,
-                        })
+                        Box::new(Crc::new(s.record.end - s.record.start, s.crc32, metadata, w.chunk))
                     });
                     let parts = reads.into_iter().map(|r| part(&s.layout, r)).collect::<Result<_>>()?;
                     gathers.push(Gather { name: s.file, record: s.record, parts, check });

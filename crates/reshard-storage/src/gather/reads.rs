@@ -1,6 +1,9 @@
 //! Gathering through ranged reads alone: what a store does that has nothing better.
 
-use super::plan::{Prepared, join};
+use super::{
+    plan::{Prepared, join},
+    split::{Split, name_whole, split as cut_large},
+};
 use crate::{Gather, Name, Progress, ReadStats, Result, StorageError, Store};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -52,14 +55,17 @@ pub(crate) async fn gather<S: Store + ?Sized>(
     gathers: Vec<Gather>,
     progress: Progress,
 ) -> Result<ReadStats> {
+    let hints = store.hints();
+    let lanes = hints.concurrency.max(1);
+    let total: u64 = gathers.iter().map(Gather::weight).fold(0, u64::saturating_add);
+    // A large record is read through several lanes too, when there are few others.
+    let Split { gathers, cut } = cut_large(gathers, hints.part_size.max(total / (2 * lanes as u64)))?;
     let mut all = gathers.into_iter().map(Prepared::new).collect::<Result<Vec<_>>>()?;
     all.sort_by(|a, b| (&a.name, a.record.start).cmp(&(&b.name, b.record.start)));
-    let hints = store.hints();
     let progress = &progress;
     let work = all.into_iter().map(|p| one(store, p, hints.coalesce_gap, hints.part_size, progress));
-    let stats: Vec<ReadStats> =
-        stream::iter(work).buffer_unordered(hints.concurrency.max(1)).try_collect().await?;
-    Ok(stats.into_iter().sum())
+    let stats: Result<Vec<ReadStats>> = stream::iter(work).buffer_unordered(lanes).try_collect().await;
+    Ok(stats.map_err(|e| name_whole(e, &cut))?.into_iter().sum())
 }
 
 async fn one<S: Store + ?Sized>(

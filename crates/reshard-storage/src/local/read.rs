@@ -9,6 +9,7 @@ use crate::{
     gather::{
         plan::{Joined, Prepared, join},
         reads::split,
+        split::{Split, name_whole, split as split_large},
     },
     pool::{self, Batch, Turn},
 };
@@ -29,6 +30,8 @@ const SMALL: u64 = 16 << 10;
 const TASK: u64 = 4 << 20;
 /// What a read or a record costs beside its bytes, in bytes.
 const EACH: u64 = 4 << 10;
+/// Records up to this size are not cut.
+const PIECE: u64 = 64 << 20;
 /// Tasks from here on go first, so that the last one to run is a short one.
 const LARGE: u64 = 16 << 20;
 
@@ -105,8 +108,11 @@ fn read_group(root: &Root, group: Vec<Joined>, batch: &Arc<Batch<Together>>) -> 
 }
 
 pub(super) async fn gather(root: Root, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {
+    let total: u64 = gathers.iter().map(weight).fold(0, u64::saturating_add);
+    // A record that is most of the work is read by several threads.
+    let Split { gathers: mut all, cut } =
+        split_large(gathers, PIECE.max(total / (2 * pool::width() as u64)))?;
     let stats = pool::run(move |batch| {
-        let mut all = gathers;
         all.sort_by(|a, b| (&a.name, a.record.start).cmp(&(&b.name, b.record.start)));
         let same = |a: &Gather, b: &Gather| a.name == b.name;
         for (_, group) in tasks(all, same, weight) {
@@ -115,14 +121,12 @@ pub(super) async fn gather(root: Root, gathers: Vec<Gather>, progress: Progress)
         }
         Ok(ReadStats::default())
     });
-    Ok(stats.await?.into_iter().sum())
+    Ok(stats.await.map_err(|e| name_whole(e, &cut))?.into_iter().sum())
 }
 
 /// Bytes that a gather moves, roughly, with what it costs beside.
 fn weight(g: &Gather) -> u64 {
-    let wanted = g.parts.iter().map(|p| p.claim.bytes()).fold(0, u64::saturating_add);
-    let moved = if g.check.is_some() { g.record.end.saturating_sub(g.record.start) } else { wanted };
-    moved.saturating_add(EACH)
+    g.weight().saturating_add(EACH)
 }
 
 /// Reads records of one file, in the order of the file.
