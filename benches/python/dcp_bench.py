@@ -55,25 +55,29 @@ def run(rank, world, args, results):
     state = llama(args.gb, mesh, axis, rank, world) if args.state == "llama" else small(args.gb, rank, world)
     own = sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in state.values())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seconds = []
+    seconds, cpu = [], []
     for _ in range(args.iterations + 1):
         if args.mode == "save" and rank == 0:
             shutil.rmtree(args.dir, ignore_errors=True)
         dist.barrier()
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         if args.mode == "save":
             dcp.save(state, storage_writer=dcp.FileSystemWriter(args.dir, thread_count=args.threads, sync_files=False))
         else:
             dcp.load(state, storage_reader=dcp.FileSystemReader(args.dir))
         dist.barrier()
         seconds.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - used)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    cpu = torch.tensor(cpu)
+    dist.all_reduce(cpu)
     if args.mode != "save":
         local = [t.to_local() if isinstance(t, DTensor) else t for t in state.values()]
         assert all(bool((t == 1).all()) for t in local), "wrong values"
     if rank == 0:
         # The first run warms up.
-        print(json.dumps({"seconds": seconds[1:], "bytes": own * world, "grown": grown}), file=sys.stdout, flush=True)
+        out = {"seconds": seconds[1:], "cpu": cpu.tolist()[1:], "bytes": own * world, "grown": grown}
+        print(json.dumps(out), file=sys.stdout, flush=True)
     dist.destroy_process_group()
 
 

@@ -75,6 +75,8 @@ pub(crate) struct Args {
 #[serde(default)]
 pub(crate) struct Measured {
     pub(crate) seconds: Vec<f64>,
+    /// CPU seconds of each run, all ranks together. Where others use the machine too, they say more.
+    pub(crate) cpu: Vec<f64>,
     pub(crate) bytes: u64,
     /// Peak memory beyond what the state itself takes.
     pub(crate) grown: u64,
@@ -105,6 +107,19 @@ pub(crate) fn peak() -> u64 {
     line.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
+/// CPU seconds of this process.
+pub(crate) fn cpu() -> f64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
+}
+
+/// What a few runs took.
+#[derive(Debug, Default)]
+struct Runs {
+    seconds: Vec<f64>,
+    cpu: Vec<f64>,
+}
+
 fn nbytes(state: &StateDict) -> u64 {
     let mut sum = 0;
     state.visit(&mut |_, leaf| {
@@ -126,7 +141,7 @@ fn on_ranks<S: Send + 'static, T>(
     before: impl Fn() + Send + Sync + Clone + 'static,
     work: impl Fn(S, &LocalGroup) -> Result<T> + Send + Sync + Clone + 'static,
     after: impl Fn(T) -> Result<S> + Send + Sync + Clone + 'static,
-) -> Result<(Vec<f64>, Vec<S>)> {
+) -> Result<(Runs, Vec<S>)> {
     let barrier = Arc::new(Barrier::new(world as usize));
     let threads: Vec<_> = LocalGroup::new(world as u32)
         .into_iter()
@@ -134,23 +149,24 @@ fn on_ranks<S: Send + 'static, T>(
         .map(|(rank, group)| {
             let (build, before, barrier) = (build.clone(), before.clone(), Arc::clone(&barrier));
             let (work, after) = (work.clone(), after.clone());
-            std::thread::spawn(move || -> Result<(Vec<f64>, S)> {
+            std::thread::spawn(move || -> Result<(Runs, S)> {
                 let mut state = build(rank as u64)?;
-                let mut seconds = Vec::new();
+                let mut runs = Runs::default();
                 for _ in 0..=iterations {
                     barrier.wait();
                     if rank == 0 {
                         before();
                     }
                     barrier.wait();
-                    let start = Instant::now();
+                    let (start, used) = (Instant::now(), cpu());
                     let done = work(state, &group)?;
                     barrier.wait();
-                    seconds.push(start.elapsed().as_secs_f64());
+                    runs.seconds.push(start.elapsed().as_secs_f64());
+                    runs.cpu.push(cpu() - used);
                     state = after(done)?;
                 }
                 // The first run warms up.
-                Ok((seconds.split_off(1), state))
+                Ok((Runs { seconds: runs.seconds.split_off(1), cpu: runs.cpu.split_off(1) }, state))
             })
         })
         .collect();
@@ -158,14 +174,16 @@ fn on_ranks<S: Send + 'static, T>(
     for t in threads {
         all.push(t.join().map_err(|_| anyhow!("a rank panicked"))??);
     }
-    let seconds = (0..iterations).map(|i| all.iter().map(|(s, _)| s[i]).fold(0.0, f64::max)).collect();
-    Ok((seconds, all.into_iter().map(|(_, s)| s).collect()))
+    let slowest = |i: usize| all.iter().map(|(runs, _)| runs.seconds[i]).fold(0.0, f64::max);
+    let seconds = (0..iterations).map(slowest).collect();
+    let cpu = all.first().map(|(runs, _)| runs.cpu.clone()).unwrap_or_default();
+    Ok((Runs { seconds, cpu }, all.into_iter().map(|(_, s)| s).collect()))
 }
 
 fn save(a: &Args) -> Result<Measured> {
     let (b, url) = (a.clone(), a.dir.display().to_string());
     let dir = a.dir.clone();
-    let (seconds, states) = on_ranks(
+    let (runs, states) = on_ranks(
         2,
         a.iterations,
         move |rank| b.state.build(b.gb, rank, 2, Cut::Rows, 2),
@@ -178,14 +196,15 @@ fn save(a: &Args) -> Result<Measured> {
     )?;
     let bytes = states.iter().map(nbytes).sum();
     let peak = peak();
-    Ok(Measured { seconds, bytes, peak, grown: peak.saturating_sub(bytes), ..Measured::default() })
+    let (Runs { seconds, cpu }, grown) = (runs, peak.saturating_sub(bytes));
+    Ok(Measured { seconds, cpu, bytes, peak, grown, ..Measured::default() })
 }
 
 fn load(a: &Args, verify: bool, cut: Cut, parts: u64, world: u64) -> Result<Measured> {
     let (b, url) = (a.clone(), a.dir.display().to_string());
     let totals = Arc::new(std::sync::Mutex::new((0u64, 0u64, 0u64)));
     let sums = Arc::clone(&totals);
-    let (seconds, states) = on_ranks(
+    let (runs, states) = on_ranks(
         world,
         a.iterations,
         move |rank| {
@@ -211,9 +230,10 @@ fn load(a: &Args, verify: bool, cut: Cut, parts: u64, world: u64) -> Result<Meas
     let bytes = states.iter().map(nbytes).sum();
     let peak = peak();
     let t = totals.lock().map_err(|_| anyhow!("a rank panicked"))?;
-    let runs = (a.iterations + 1) as u64;
-    let (needed, read, headers) = (t.0 / runs, t.1 / runs, t.2 / runs);
-    Ok(Measured { seconds, bytes, peak, grown: peak.saturating_sub(bytes), needed, read, headers })
+    let times = (a.iterations + 1) as u64;
+    let (needed, read, headers) = (t.0 / times, t.1 / times, t.2 / times);
+    let (Runs { seconds, cpu }, grown) = (runs, peak.saturating_sub(bytes));
+    Ok(Measured { seconds, cpu, bytes, peak, grown, needed, read, headers })
 }
 
 /// The leaves without their data, to make the next template of what was loaded.
@@ -259,7 +279,7 @@ fn plain(a: &Args, write: bool) -> Result<Measured> {
     const BLOCK: usize = 1 << 20;
     let per_rank = (a.state.nbytes(a.gb) / 2) as usize;
     let (dir, make) = (a.dir.clone(), a.dir.clone());
-    let (seconds, _) = on_ranks(
+    let (runs, _) = on_ranks(
         2,
         a.iterations,
         move |rank| Ok((rank, vec![1u8; per_rank])),
@@ -280,5 +300,6 @@ fn plain(a: &Args, write: bool) -> Result<Measured> {
         },
         Ok,
     )?;
-    Ok(Measured { seconds, bytes: per_rank as u64 * 2, ..Measured::default() })
+    let Runs { seconds, cpu } = runs;
+    Ok(Measured { seconds, cpu, bytes: per_rank as u64 * 2, ..Measured::default() })
 }
