@@ -8,6 +8,7 @@
 //! position, where sweeps need trees.
 
 use reshard_model::{Region, first_overlap};
+use std::cmp::Ordering;
 
 /// Why boxes do not make up the whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,12 +28,11 @@ const MANY_CORNERS: usize = 1 << 24;
 pub(super) fn fault(whole: &Region, boxes: &[&Region]) -> Option<Fault> {
     let axes: Vec<usize> =
         (0..whole.ndim()).filter(|&a| boxes.iter().any(|b| b.lengths[a] != whole.lengths[a])).collect();
-    if axes.is_empty() {
-        return match boxes.len() {
-            0 => Some(Fault::Hole(whole.clone())),
-            1 => None,
-            _ => Some(Fault::Twice(0, 1)),
-        };
+    match axes[..] {
+        [] if boxes.is_empty() => return Some(Fault::Hole(whole.clone())),
+        [] => return (boxes.len() > 1).then_some(Fault::Twice(0, 1)),
+        [axis] => return along(whole, boxes, axis),
+        _ => {}
     }
     let corners =
         u32::try_from(axes.len()).ok().and_then(|n| (boxes.len() + 1).checked_mul(1usize.checked_shl(n)?));
@@ -40,6 +40,26 @@ pub(super) fn fault(whole: &Region, boxes: &[&Region]) -> Option<Fault> {
         Some(n) if n <= MANY_CORNERS || axes.len() <= 2 => by_corners(whole, boxes, &axes),
         _ => by_sweep(whole, boxes, &axes),
     }
+}
+
+/// Boxes that are cut along one axis: each begins where the one before ends.
+fn along(whole: &Region, boxes: &[&Region], axis: usize) -> Option<Fault> {
+    let mut order: Vec<usize> = (0..boxes.len()).collect();
+    order.sort_unstable_by_key(|&i| boxes[i].offsets[axis]);
+    let hole = |from: u64, to: u64| {
+        let mut hole = whole.clone();
+        (hole.offsets[axis], hole.lengths[axis]) = (from, to - from);
+        Some(Fault::Hole(hole))
+    };
+    let (mut reach, mut last) = (whole.offsets[axis], 0);
+    for i in order {
+        match boxes[i].offsets[axis].cmp(&reach) {
+            Ordering::Less => return Some(Fault::Twice(last, i)),
+            Ordering::Equal => (reach, last) = (boxes[i].end(axis), i),
+            Ordering::Greater => return hole(reach, boxes[i].offsets[axis]),
+        }
+    }
+    if reach < whole.end(axis) { hole(reach, whole.end(axis)) } else { None }
 }
 
 fn by_corners(whole: &Region, boxes: &[&Region], axes: &[usize]) -> Option<Fault> {
@@ -142,7 +162,7 @@ mod tests {
             let refs: Vec<&Region> = boxes.iter().collect();
             let once = elements(&whole).all(|e| boxes.iter().filter(|b| b.contains(&e)).count() == 1);
             let axes: Vec<usize> = (0..whole.ndim()).collect();
-            for found in [fault(&whole, &refs), by_sweep(&whole, &refs, &axes)] {
+            for found in [fault(&whole, &refs), by_corners(&whole, &refs, &axes), by_sweep(&whole, &refs, &axes)] {
                 prop_assert_eq!(found.is_none(), once);
                 match found {
                     None => {}

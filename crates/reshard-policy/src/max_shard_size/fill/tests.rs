@@ -1,5 +1,5 @@
 use crate::{
-    MaxShardSize,
+    Content, MaxShardSize,
     testing::{Owned, any_state, decided, pieces, told},
 };
 use proptest::prelude::*;
@@ -113,19 +113,37 @@ fn types_that_tensorflow_cannot_put_together_are_whole_when_it_is_to_read_them()
     assert_eq!(filled(8, &state), ["h[0:4]", "h[4:6] f[0:1]", "f[1:2] s[0:1]", "s[1:2]"]);
 }
 
-/// What the law says of one task: limit on the number of shards, the elements above the limit not counted.
-fn most_shards(owned: &[&Owned], limit: u64) -> u64 {
-    let all = owned.iter().map(|o| o.piece());
-    let sizes: Vec<u64> = all
+/// Sizes of the elements of one task, objects first, without those above the limit.
+fn sizes(owned: &[&Owned], limit: u64) -> Vec<u64> {
+    let objects =
+        |of: bool| owned.iter().map(|o| o.piece()).filter(move |p| (p.content == Content::Object) == of);
+    objects(true)
+        .chain(objects(false))
         .flat_map(|p| match p.content {
-            crate::Content::Tensor(d) => vec![d.size(); p.region.volume().unwrap() as usize],
-            crate::Content::Strings(lengths) => lengths.to_vec(),
-            crate::Content::Object => vec![p.bytes],
+            Content::Tensor(d) => vec![d.size(); p.region.volume().unwrap() as usize],
+            Content::Strings(lengths) => lengths.to_vec(),
+            Content::Object => vec![p.bytes],
         })
         .filter(|&n| n <= limit)
-        .collect();
+        .collect()
+}
+
+/// What the law says of one task.
+fn most_shards(sizes: &[u64], limit: u64) -> u64 {
     let largest = sizes.iter().copied().max().unwrap_or(0);
     sizes.iter().sum::<u64>().div_ceil(limit - largest + 1) + 1
+}
+
+/// Shards when each takes element after element as long as they fit.
+fn fewest_shards(sizes: &[u64], limit: u64) -> u64 {
+    let (mut shards, mut room) = (1, limit);
+    for &size in sizes {
+        if size > room {
+            (shards, room) = (shards + 1, limit);
+        }
+        room -= size;
+    }
+    shards
 }
 
 proptest! {
@@ -155,8 +173,10 @@ proptest! {
             tasks.entry(shard.task).or_default().0 += u64::from(bytes <= limit);
         }
         for (task, (shards, owned)) in tasks {
-            let most = most_shards(&owned, limit);
-            prop_assert!(shards < most || most == 1 && shards <= 1, "task {task}: {shards} shards, {most} allowed");
+            let sizes = sizes(&owned, limit);
+            let (fewest, most) = (fewest_shards(&sizes, limit), most_shards(&sizes, limit));
+            prop_assert!(shards <= most, "task {task}: {shards} shards, {most} allowed");
+            prop_assert!(shards <= fewest, "task {task}: {shards} shards, {fewest} would do");
         }
     }
 
