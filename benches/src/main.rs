@@ -3,6 +3,7 @@
 
 mod measure;
 mod plan;
+mod policy;
 mod state;
 mod table;
 

@@ -47,6 +47,16 @@ pub(crate) enum What {
         /// Items of each.
         items: u32,
     },
+    /// A policy's cuts of so many pieces, and their check: shards are `needed`, slices are `read`.
+    Policy {
+        /// Pieces of all ranks.
+        pieces: u32,
+        /// How often.
+        iterations: usize,
+        /// With shards so small that most pieces are cut.
+        #[arg(long)]
+        cut: bool,
+    },
     /// Reads the pickle of a `.metadata`.
     Parse {
         /// The file.
@@ -96,6 +106,7 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
         What::Pwrite(a) => plain(a, true),
         What::Pread(a) => plain(a, false),
         What::Plan { ranks, items } => crate::plan::plan(*ranks, *items),
+        What::Policy { pieces, iterations, cut } => crate::policy::policy(*pieces, *cut, *iterations),
         What::Parse { file, iterations } => crate::plan::parse(file, *iterations),
     }
 }
