@@ -33,23 +33,41 @@ use std::collections::BTreeMap;
 /// // the models that are named, in that order; the rest has a shard too, so that nothing is lost
 /// assert_eq!(shards(ByOwner::new(["critic", "generator.layers"])), [vec![1], vec![0], vec![2, 3]]);
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ByOwner {
     /// Tags, or paths in the state dict with what is below them; of several that fit the longest. If empty, every tag and
-    /// every entry at the top that holds others is an owner.
+    /// every path of `depth` steps is an owner.
     pub owners: Vec<String>,
+    /// How many steps of a path name an owner: 1 for the entries at the top of the state dict.
+    #[serde(skip_serializing_if = "is_one")]
+    pub depth: usize,
+}
+
+impl Default for ByOwner {
+    fn default() -> Self {
+        Self { owners: Vec::new(), depth: 1 }
+    }
+}
+
+fn is_one(depth: &usize) -> bool {
+    *depth == 1
 }
 
 impl ByOwner {
     /// These tags and paths.
     pub fn new(owners: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self { owners: owners.into_iter().map(Into::into).collect() }
+        Self { owners: owners.into_iter().map(Into::into).collect(), ..Self::default() }
     }
 
     /// Every tag, and every entry at the top of the state dict that holds others.
     pub fn each() -> Self {
         Self::default()
+    }
+
+    /// Every tag, and every path of so many steps in the state dict; of shorter ones the leaf's parent.
+    pub fn each_to_depth(depth: usize) -> Self {
+        Self { depth, ..Self::default() }
     }
 }
 
@@ -57,7 +75,8 @@ impl ByOwner {
 impl ShardingPolicy for ByOwner {
     fn description(&self) -> String {
         match self.owners.as_slice() {
-            [] => "a shard an owner".into(),
+            [] if self.depth <= 1 => "a shard an owner".into(),
+            [] => format!("a shard an owner, down to depth {}", self.depth),
             owners => format!("a shard each for {}, and one for the rest", owners.join(", ")),
         }
     }
@@ -66,7 +85,7 @@ impl ShardingPolicy for ByOwner {
         let numbers: BTreeMap<&str, usize> = self.owners.iter().map(String::as_str).zip(0..).collect();
         for task in by_task(pieces) {
             let shards = if self.owners.is_empty() {
-                let owner = |i: usize| top(&pieces[i]);
+                let owner = |i: usize| owner(&pieces[i], self.depth);
                 let mut shards = groups(task, owner);
                 shards.sort_by_key(|shard| owner(shard[0]).is_none());
                 shards
@@ -84,9 +103,11 @@ impl ShardingPolicy for ByOwner {
     }
 }
 
-/// The tag, or the first step of the path.
-fn top<'a>(piece: &Piece<'a>) -> Option<&'a str> {
-    piece.tag.or_else(|| piece.owner.split('.').next().filter(|step| !step.is_empty()))
+/// The tag, or the first steps of the path.
+fn owner<'a>(piece: &Piece<'a>, depth: usize) -> Option<&'a str> {
+    let end = piece.owner.match_indices('.').nth(depth.saturating_sub(1)).map(|(at, _)| at);
+    let path = &piece.owner[..end.unwrap_or(piece.owner.len())];
+    piece.tag.or(Some(path).filter(|path| !path.is_empty()))
 }
 
 /// Of the owners that are known by tag or by path, the one that fits; the longer paths are tried first.
@@ -110,6 +131,10 @@ mod tests {
             Owned::f32("ab.w", &[1]).tag("nobody"),
             Owned::f32("a.v", &[1]).task(1),
         ];
+        let deep = [Owned::f32("a.b.c.x", &[1]), Owned::f32("a.b.d.y", &[1]), Owned::f32("a.e.z", &[1])];
+        assert_eq!(told(&ByOwner::each(), &deep), ["a.b.c.x a.b.d.y a.e.z"]);
+        assert_eq!(told(&ByOwner::each_to_depth(2), &deep), ["a.b.c.x a.b.d.y", "a.e.z"]);
+        assert_eq!(told(&ByOwner::each_to_depth(9), &deep), ["a.b.c.x", "a.b.d.y", "a.e.z"]);
         assert_eq!(told(&ByOwner::each(), &state), ["a.x", "a.y.z", "ab.w", "step", "a.v"]);
         assert_eq!(told(&ByOwner::new(["a", "frozen"]), &state), ["a.y.z", "a.x", "step ab.w", "a.v"]);
         assert_eq!(told(&ByOwner::new(["a", "a.y"]), &state), ["a.x", "a.y.z", "step ab.w", "a.v"]);

@@ -8,7 +8,7 @@ pub type Result<T, E = PolicyError> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum PolicyError {
     /// More slices than allowed.
-    #[error("more than {limit} slices; raise the limit if that is meant")]
+    #[error("more than {limit} slices; if that is meant, raise `Limits::max_slices`")]
     TooMany {
         /// How many are allowed.
         limit: usize,

@@ -21,6 +21,17 @@ mod tensorflow;
 /// let json = r#"{ "type": "max_shard_size", "max_shard_size": "500 MiB" }"#;
 /// let same: Box<dyn ShardingPolicy> = serde_json::from_str(json).unwrap();
 /// assert_eq!(same.description(), policy.description());
+///
+/// # use reshard_model::{DType, Region};
+/// # use reshard_policy::{Content, Limits, Piece, decide};
+/// # let region = Region::whole(&[10_000_000_000]);
+/// # let table = Piece {
+/// #     key: "k", name: "k", content: Content::Tensor(DType::Float32), global_shape: &[10_000_000_000], region: &region,
+/// #     task: 0, device: "cpu", owner: "", tag: None, bytes: 40_000_000_000,
+/// # };
+/// let sharding = decide(&policy, &[table], Limits::default())?; // one tensor of 40 GB
+/// assert_eq!((sharding.metrics.shards, sharding.metrics.slices), (77, 77));
+/// # Ok::<(), reshard_policy::PolicyError>(())
 /// ```
 ///
 /// TensorFlow's policy of that name, cut by cut, is [`MaxShardSizeMode::TensorFlow`].

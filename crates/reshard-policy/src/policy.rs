@@ -5,7 +5,7 @@ use std::fmt::Debug;
 ///
 /// The answer is made of cuts of the given pieces, so that adding, renaming, reshaping and recasting can't be expressed;
 /// whether it is disjoint and complete is checked by [`decide`](crate::decide) after every call. Parameters are fields, and
-/// `typetag` names the type, so that configuration can hold it, a third party's too.
+/// `typetag` names the type, so that configuration can hold it, a third party's too. `docs/policies.md` shows how to write one.
 #[typetag::serde(tag = "type")]
 pub trait ShardingPolicy: Debug + Send + Sync + 'static {
     /// In a few words, for people who wonder later why files are as they are. Lies beside the checkpoint.

@@ -5,7 +5,11 @@ use crate::{
 };
 use proptest::prelude::*;
 use reshard_model::{ErrorKind, Region};
-use std::{collections::BTreeMap, error::Error};
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    sync::{Arc, Mutex},
+};
 
 /// A policy that answers what it is told to.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -128,7 +132,7 @@ fn slices_that_are_no_part_of_their_piece_are_named() {
 fn ten_million_slices_for_ten_pieces_are_stopped() {
     let state: Vec<Owned> = (0..10).map(|i| Owned::f32(&format!("w{i}"), &[1])).collect();
     let answer = Says { too_many: true, ..Says::default() };
-    refused(&answer, &state, &["more than 1000040 slices", "raise the limit"]);
+    refused(&answer, &state, &["more than 1000040 slices", "raise `Limits::max_slices`"]);
     let error = decide(&answer, &pieces(&state), Limits::default().with_max_slices(5)).unwrap_err();
     assert!(story(&error).contains("more than 5 slices"));
     assert_eq!(error.kind(), ErrorKind::Invalid);
@@ -194,6 +198,50 @@ fn figures_are_those_of_the_answer() {
     };
     assert_eq!(metrics, wanted);
     assert_eq!(decided(&ShardByTask::new(), &[]).unwrap().metrics.smallest, 0);
+}
+
+/// Keeps the fields of events.
+#[derive(Clone, Default)]
+struct Events(Arc<Mutex<Vec<String>>>);
+
+impl tracing::field::Visit for Events {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        self.0.lock().unwrap().push(format!("{field}={value:?}"));
+    }
+}
+
+impl tracing::Subscriber for Events {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn figures_and_warnings_are_told_to_tracing() {
+    let events = Events::default();
+    let state = [Owned::f32("a", &[5]), Owned::object("o", 99)];
+    tracing::subscriber::with_default(events.clone(), || decided(&MaxShardSize::new(12), &state).unwrap());
+    let told = events.0.lock().unwrap().join(" ");
+    let figures = "shards=3 slices=3 bytes=119 largest=99 smallest=8 split_tensors=1";
+    assert!(told.contains("policy=\"shards of at most 12 B\"") && told.contains(figures), "{told}");
+    assert!(told.contains("duration_us="), "{told}");
+    assert!(told.contains("key=\"o\" region=[] bytes=99 limit=12"), "{told}");
 }
 
 /// Policies that never fail.
