@@ -1,8 +1,8 @@
 """PyTorch DCP's side of the benchmarks: one measurement a call, as a line of JSON.
 
-    python dcp_bench.py save|load|reshard llama|small GB DIR ITERATIONS [--threads N] [--no-crc]
+    python dcp_bench.py save|load|reshard llama|small|one GB DIR ITERATIONS [--threads N] [--no-crc] [--world N]
 
-Two gloo ranks; every buffer is touched before the clock starts; each save goes into a fresh directory.
+Gloo ranks; every buffer is touched before the clock starts; each save goes into a fresh directory.
 """
 
 import argparse
@@ -45,6 +45,17 @@ def small(gb, rank, world):
     return {f"t{i}": torch.empty(128, 128).fill_(1) for i in range(count) if i % world == rank}
 
 
+def one(gb, rank):
+    return {"one": torch.empty(int(gb * 1e9) // (D * 4), D).fill_(1)} if rank == 0 else {}
+
+
+STATES = {
+    "llama": lambda args, mesh, axis, rank, world: llama(args.gb, mesh, axis, rank, world),
+    "small": lambda args, mesh, axis, rank, world: small(args.gb, rank, world),
+    "one": lambda args, mesh, axis, rank, world: one(args.gb, rank),
+}
+
+
 def run(rank, world, args, results):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(args.port), RANK=str(rank), WORLD_SIZE=str(world))
     torch.set_num_threads(1)
@@ -52,7 +63,7 @@ def run(rank, world, args, results):
     dist.init_process_group("gloo", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
     axis = 1 if args.mode == "reshard" else 0
-    state = llama(args.gb, mesh, axis, rank, world) if args.state == "llama" else small(args.gb, rank, world)
+    state = STATES[args.state](args, mesh, axis, rank, world)
     own = sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in state.values())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds, cpu = [], []
@@ -84,11 +95,13 @@ def run(rank, world, args, results):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("mode", choices=["save", "load", "reshard"])
-    parser.add_argument("state", choices=["llama", "small"])
+    parser.add_argument("state", choices=list(STATES))
     parser.add_argument("gb", type=float)
     parser.add_argument("dir")
     parser.add_argument("iterations", type=int)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-crc", action="store_true")
     parser.add_argument("--port", type=int, default=29513)
-    mp.spawn(run, args=(2, parser.parse_args(), None), nprocs=2)
+    parser.add_argument("--world", type=int, default=2)
+    args = parser.parse_args()
+    mp.spawn(run, args=(args.world, args, None), nprocs=args.world)

@@ -33,6 +33,8 @@ pub(crate) enum State {
     Llama,
     /// Tensors of 64 KiB, each on one rank.
     Small,
+    /// One tensor, all of it on rank 0: one chunk.
+    One,
 }
 
 /// Every element is 1, so that memory is touched and wrong values show.
@@ -59,7 +61,13 @@ impl State {
         match self {
             Self::Llama => layers(gb) * elements * 10,
             Self::Small => (gb * 1e9) as u64 / 65536 * 65536,
+            Self::One => Self::rows(gb) * D * 4,
         }
+    }
+
+    /// Rows of the one tensor.
+    fn rows(gb: f64) -> u64 {
+        (gb * 1e9) as u64 / (D * 4)
     }
 
     /// What rank `rank` of `world` holds, when each tensor is cut into `parts` of which it takes part `rank`.
@@ -93,6 +101,11 @@ impl State {
                     out.insert(key.as_str(), ShardedTensor::full(&key, data));
                 }
             }
+            Self::One if rank == 0 => {
+                let data = ones(DType::Float32, &[Self::rows(gb), D].into())?;
+                out.insert("one", ShardedTensor::full("one", data));
+            }
+            Self::One => {}
         }
         Ok(out)
     }

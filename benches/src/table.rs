@@ -221,6 +221,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 );
             }
         }
+        let one = at("one");
+        Peer::reshard("reshard", &["save", "one", &gb, &one, "1"]).run(args)?;
+        compare(
+            args,
+            &format!("load one tensor of {gb} GB, stored as one chunk, onto 1 rank, {place}"),
+            vec![
+                Peer::reshard("reshard", &["load", "one", &gb, &one, &n, "--parts", "1", "--world", "1"]),
+                dcp("DCP", "load", "one", &gb, &one, &["--world", "1"]),
+                Peer::reshard("pread", &["pread", "llama", &gb, &plain, &n]),
+            ],
+            &[],
+        )?;
+        std::fs::remove_dir_all(&one)?;
         compare(
             args,
             &format!("save 8,192 tensors of 64 KiB, {place}"),
