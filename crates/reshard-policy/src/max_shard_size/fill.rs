@@ -118,8 +118,11 @@ impl<'p> Row<'p> {
             return (to, bytes);
         }
         let strides = strides(&self.piece.region.lengths);
-        let mut cuts =
-            strides.iter().map(|s| to / s * s).filter(|&at| at > from).map(|at| (at, self.bytes(from..at)));
+        let mut cuts = strides
+            .iter()
+            .filter_map(|&s| Some(to.checked_div(s)? * s))
+            .filter(|&at| at > from)
+            .map(|at| (at, self.bytes(from..at)));
         cuts.find(|&(_, bytes)| bytes >= need).unwrap_or((to, bytes))
     }
 
