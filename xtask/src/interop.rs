@@ -58,6 +58,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if !options.only_drivers {
         run.knobs()?;
+        run.policies()?;
+        run.planners()?;
     }
     run.finish(options.keep)
 }
@@ -133,6 +135,50 @@ impl Run {
             let program = Program::new(&python).env("PYTHONDONTWRITEBYTECODE", "1").args([&script]);
             let program = program.args(load.iter().copied());
             self.check(&format!("torch-2.15 loads {dir}"), program, "dcp", &dir);
+        }
+        Ok(())
+    }
+
+    /// Tensors cut and spread over files as a sharding policy says: chunks like others.
+    fn policies(&mut self) -> Result<()> {
+        let Some(program) = self.reshard.clone() else { return Ok(()) };
+        let python = TORCH_215.python()?;
+        for bytes in ["4096", "300"] {
+            let dir = format!("dcp-shards-of-{bytes}");
+            let write = ["write", "--ranks", "2", "--max-shard-size", bytes];
+            self.check(&format!("reshard saves {dir}"), Program::new(&program).args(write), "dcp", &dir);
+            self.reshard("check", "dcp", 3, &dir);
+            for ranks in [1, 3] {
+                let what = format!("torch-2.15 loads {dir} on {ranks} rank(s)");
+                self.driver(&python, "dcp_load.py", "dcp", &dir, Some(ranks), &what);
+            }
+        }
+        Ok(())
+    }
+
+    /// The planners of PyTorch's page: what reshard saves with one is loaded by PyTorch, and the other way round.
+    fn planners(&mut self) -> Result<()> {
+        let Some(program) = self.reshard.clone() else { return Ok(()) };
+        let python = TORCH_215.python()?;
+        let torch = |driver: &str| {
+            let script = root().join("tests/interop/python").join(driver);
+            Program::new(&python).env("PYTHONDONTWRITEBYTECODE", "1").args([script])
+        };
+        for (planner, spec) in
+            [("rename", "planners"), ("fp16", "planners"), ("extra", "planners"), ("ddp", "ddp")]
+        {
+            let dir = format!("planner-{planner}");
+            let write = ["write", "--ranks", "2", "--planner", planner];
+            self.check(&format!("reshard saves {dir}"), Program::new(&program).args(write), spec, &dir);
+            let load = torch("dcp_load.py").args(["--ranks", "3", "--planner", planner]);
+            self.check(&format!("torch-2.15 loads {dir}"), load, spec, &dir);
+        }
+        for (planner, renames) in [("rename", &["--planner", "rename"][..]), ("materialize", &[])] {
+            let dir = format!("for-planner-{planner}");
+            let save = torch("dcp_save.py").args(["--ranks", "2"]).args(renames.iter().copied());
+            self.check(&format!("torch-2.15 saves {dir}"), save, "planners", &dir);
+            let check = ["check", "--ranks", "3", "--planner", planner];
+            self.check(&format!("reshard loads {dir}"), Program::new(&program).args(check), "planners", &dir);
         }
         Ok(())
     }

@@ -35,12 +35,12 @@ def tensor_bytes(seed, count):
 
 
 def full_tensor(entry):
-    """The whole tensor of a spec's entry."""
+    """The whole tensor of a spec's entry; `as` is the type that a planner stored it in."""
     tensor = torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]))
     body = raw(tensor)
     data = torch.from_numpy(tensor_bytes(entry["seed"], body.numel()))
     body.copy_(data & 1 if tensor.dtype == torch.bool else data)
-    return tensor
+    return tensor.to(getattr(torch, entry["as"])) if "as" in entry else tensor
 
 
 def value(coded):
@@ -126,11 +126,12 @@ def arguments(description, ranks):
     parser.add_argument("--spec", required=True)
     parser.add_argument("--dir", required=True)
     parser.add_argument("--cut", choices=["read", "write"], default="read", help="load as `read` or as `write` says")
+    parser.add_argument("--planner", help="the planner that reshard saved with, or will load with")
     if ranks:
         parser.add_argument("--ranks", type=int, default=ranks)
     parsed = parser.parse_args()
     with open(parsed.spec, encoding="utf-8") as file:
-        return parsed, {**json.load(file), "cut": parsed.cut}
+        return parsed, {**json.load(file), "cut": parsed.cut, "planner": parsed.planner}
 
 
 def _rank_main(rank, work, spec, directory, ranks, meeting):

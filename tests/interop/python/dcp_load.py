@@ -3,15 +3,18 @@
 import torch.distributed.checkpoint as dcp
 
 import common
+import dcp_planners
 import dcp_state
 
 
 def work(spec, directory, rank, ranks):
+    spec = dcp_planners.planned(spec)
     state = dcp_state.state_dict(spec, spec["cut"], rank, ranks, filled=False)
     # Before 2.2 it had another name.
     load = getattr(dcp, "load", None) or dcp.load_state_dict
     load(state, storage_reader=dcp.FileSystemReader(directory))
     dcp_state.check(spec, state, rank, ranks)
+    dcp_planners.check(spec, directory)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 import torch.distributed.checkpoint as dcp
 
 import common
+import dcp_planners
 import dcp_state
 
 
 def work(spec, directory, rank, ranks):
+    spec = dcp_planners.planned(spec)
     state = dcp_state.state_dict(spec, "write", rank, ranks, filled=True)
     # Before 2.2 it had another name.
     save = getattr(dcp, "save", None) or dcp.save_state_dict

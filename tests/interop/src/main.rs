@@ -1,11 +1,13 @@
 //! `reshard-interop`: saves and checks what a spec says, as the Python drivers beside it do. See `README.md`.
 #![expect(clippy::print_stdout, reason = "a program whose output is its result")]
 
+mod planners;
 mod spec;
 mod state;
 
 use anyhow::{Result, anyhow, bail};
 use clap::Parser;
+use planners::{Loading, Saving};
 use reshard::{LocalGroup, Plain, StateDict, Value, blocking};
 use spec::Spec;
 use std::path::PathBuf;
@@ -14,9 +16,9 @@ use std::path::PathBuf;
 #[command(about = "The Rust side of the interop tests")]
 enum Command {
     /// Saves the state of a spec from in-process ranks.
-    Write(Args),
+    Write(Write),
     /// Loads it and compares every bit.
-    Check(Args),
+    Check(Check),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -27,12 +29,33 @@ struct Args {
     dir: PathBuf,
     #[arg(long, default_value_t = 1)]
     ranks: u32,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+struct Write {
+    #[command(flatten)]
+    args: Args,
     /// For which versions of PyTorch to write: universal, 2.3, 2.4 or 2.15.
     #[arg(long, default_value = "universal")]
     flavour: String,
     /// Each rank writes metadata of its own.
     #[arg(long)]
     rank_local: bool,
+    /// With a planner of PyTorch's page.
+    #[arg(long)]
+    planner: Option<Saving>,
+    /// In files of so many bytes at most, cutting tensors that are larger.
+    #[arg(long)]
+    max_shard_size: Option<u64>,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+struct Check {
+    #[command(flatten)]
+    args: Args,
+    /// With a planner of PyTorch's page.
+    #[arg(long)]
+    planner: Option<Loading>,
 }
 
 fn main() -> Result<()> {
@@ -53,15 +76,26 @@ fn on_ranks(ranks: u32, work: impl Fn(u64, &LocalGroup) -> Result<()> + Send + S
     })
 }
 
-fn write(args: &Args) -> Result<()> {
+fn write(Write { args, flavour, rank_local, planner, max_shard_size }: &Write) -> Result<()> {
     let spec = Spec::read(&args.spec)?;
     let url = args.dir.display().to_string();
     on_ranks(args.ranks, |rank, group| {
         let state = state::to_save(&spec, rank, args.ranks.into())?;
         let config: Box<dyn reshard::SaveShardedConfig> =
-            serde_json::from_value(serde_json::json!({ "type": "torch_dist", "flavour": args.flavour }))?;
+            serde_json::from_value(serde_json::json!({ "type": "torch_dist", "flavour": flavour }))?;
         let save = reshard::save(&state, &url).group(group).dialect(spec.dialect).boxed_strategy(config);
-        let save = save.rank_local(args.rank_local);
+        let save = save.rank_local(*rank_local);
+        let save = match planner {
+            None => save,
+            Some(Saving::Rename) => save.planner(planners::RenamePlanner),
+            Some(Saving::Fp16) => save.planner(planners::FP16Planner),
+            Some(Saving::Ddp) => save.planner(planners::DDPLoadBalancingPlanner),
+            Some(Saving::Extra) => save.planner(planners::SaveExtraDataPlanner),
+        };
+        let save = match max_shard_size {
+            None => save,
+            Some(bytes) => save.policy(reshard::policy::MaxShardSize::new(*bytes)),
+        };
         blocking::run(save)?;
         Ok(())
     })?;
@@ -69,14 +103,20 @@ fn write(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn check(args: &Args) -> Result<()> {
+fn check(Check { args, planner }: &Check) -> Result<()> {
     let spec = Spec::read(&args.spec)?;
     let url = args.dir.display().to_string();
     on_ranks(args.ranks, |rank, group| {
         let world = args.ranks.into();
-        let template: StateDict = state::to_load(&spec, rank, world)?;
-        let loaded: Plain =
-            blocking::run(reshard::load(template, &url).group(group)).map_err(reshard::Error::from)?;
+        let bare = *planner == Some(Loading::Materialize);
+        let template: StateDict = state::to_load(&spec, rank, world, bare)?;
+        let load = reshard::load(template, &url).group(group);
+        let load = match planner {
+            None => load,
+            Some(Loading::Rename) => load.planner(planners::RenamedPlanner),
+            Some(Loading::Materialize) => load.planner(planners::MetaModelMaterialize),
+        };
+        let loaded: Plain = blocking::run(load).map_err(reshard::Error::from)?;
         for (path, want) in state::wanted(&spec, rank, world)? {
             let got = loaded.at(&path.0).ok_or_else(|| anyhow!("{path}: missing in what was loaded"))?;
             let got = Value::from(got.clone());

@@ -127,14 +127,19 @@ pub(crate) fn to_save(spec: &Spec, rank: u64, world: u64) -> Result<StateDict> {
     Ok(out)
 }
 
-/// What a rank asks for: buffers of zeros, places for objects.
-pub(crate) fn to_load(spec: &Spec, rank: u64, world: u64) -> Result<StateDict> {
+/// What a rank asks for: buffers of zeros, or none if the template is to be `bare`; places for objects.
+pub(crate) fn to_load(spec: &Spec, rank: u64, world: u64, bare: bool) -> Result<StateDict> {
     let mut out = StateDict::new();
     for t in &spec.tensors {
         for Piece { path, leaf, data } in pieces(t, t.read, rank, world)? {
-            let zeros = Tensor::zeros(&t.key(), t.dtype, data.shape())?;
-            let leaf = leaf.map_or_else(|| Leaf::from(zeros.clone()), |l| l.with_data(zeros.clone()).into());
-            drop(zeros);
+            let leaf = match leaf {
+                leaf if bare => {
+                    let plain = || ShardedTensor::template(&t.key(), t.dtype, data.shape());
+                    leaf.unwrap_or_else(plain).into()
+                }
+                None => Leaf::from(Tensor::zeros(&t.key(), t.dtype, data.shape())?),
+                Some(leaf) => leaf.with_data(Tensor::zeros(&t.key(), t.dtype, data.shape())?).into(),
+            };
             place(&mut out, &path.0, Tree::Leaf(leaf));
         }
     }
