@@ -157,11 +157,13 @@ mod tests {
         Name::new("a").unwrap()
     }
 
+    type Pieces = Vec<(u64, Vec<u8>)>;
+
     /// Remembers which bytes of a record were seen, and what they were.
     struct Seen {
         at: u64,
         bytes: Vec<u8>,
-        all: Arc<Mutex<Vec<(u64, Vec<u8>)>>>,
+        all: Arc<Mutex<Pieces>>,
     }
 
     impl Check for Seen {
