@@ -93,7 +93,7 @@ pub fn decide(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>], limits: Limits)
         return Err(PolicyError::invalid(format!("{} pieces are more than 2^32", pieces.len())));
     }
     pieces.iter().try_for_each(Piece::check)?;
-    let description = guarded("", || policy.description())?;
+    let description = describe(policy)?;
     let limit = limits.max_slices.unwrap_or_else(|| pieces.len().saturating_mul(4).saturating_add(1_000_000));
     let limit = limit.min(u32::MAX as usize);
     let mut out = Shards::with_limit(limit);
@@ -118,6 +118,14 @@ pub fn decide(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>], limits: Limits)
     let task = |cuts: &[Cut]| cuts.first().map_or(0, |c| pieces[c.piece as usize].task);
     let shards = answer.into_iter().map(|cuts| Shard { task: task(&cuts), cuts }).collect();
     Ok(Sharding { shards, metrics })
+}
+
+/// What a policy says of itself.
+///
+/// # Errors
+/// When it panics.
+pub fn describe(policy: &dyn ShardingPolicy) -> Result<String> {
+    guarded("", || policy.description())
 }
 
 /// A policy is somebody else's code: what it panics with is an error.

@@ -1,7 +1,7 @@
 use reshard_comm::{Comm, ProcessGroup};
 use reshard_model::Dialect;
 use reshard_plan::{LoadPlanner, PlannerData, SavePlanner};
-use reshard_policy::ShardingPolicy;
+use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, Progress, Stage, Store};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -22,6 +22,8 @@ pub struct SaveCx<'a> {
     /// Which item, or which part of it, goes into which file; every rank has the same, and only the coordinator asks it.
     /// Without one the format decides.
     pub policy: Option<Arc<dyn ShardingPolicy>>,
+    /// How much the policy may answer.
+    pub policy_limits: Limits,
     /// What a finished save survives.
     pub durability: Durability,
     /// Whose conventions: where common state goes, how objects are wrapped.
@@ -53,6 +55,7 @@ impl<'a> SaveCx<'a> {
             url,
             planner,
             policy: None,
+            policy_limits: Limits::default(),
             durability,
             dialect,
             rank_local: false,

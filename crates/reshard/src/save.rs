@@ -10,7 +10,7 @@ use bytes::Bytes;
 use reshard_comm::{Comm, ProcessGroup, Rank};
 use reshard_model::{Dialect, Parts, Path, Plain, Sharded, ShardedObject, StateDict, Value, split};
 use reshard_plan::{DefaultSavePlanner, PlannerData, SavePlanner};
-use reshard_policy::ShardingPolicy;
+use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, FileBody, IfExists, Name, Progress, Stage, Store, Stores};
 use reshard_strategy::{
     BackendVersion, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved,
@@ -54,6 +54,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         config: None,
         planner: None,
         policy: None,
+        policy_limits: Limits::default(),
         overwrite: false,
         durability: Durability::default(),
         rank_local: false,
@@ -91,6 +92,7 @@ pub struct Save<'a> {
     config: Option<Box<dyn SaveShardedConfig>>,
     planner: Option<Arc<dyn SavePlanner>>,
     policy: Option<Arc<dyn ShardingPolicy>>,
+    policy_limits: Limits,
     overwrite: bool,
     durability: Durability,
     rank_local: bool,
@@ -172,6 +174,12 @@ impl<'a> Save<'a> {
     /// A sharding policy out of configuration, in a `Box` or an `Arc`.
     pub fn boxed_policy(mut self, policy: impl Into<Arc<dyn ShardingPolicy>>) -> Self {
         self.policy = Some(policy.into());
+        self
+    }
+
+    /// How many slices the policy's answer may have; 4 for each piece and a million more by default.
+    pub fn max_slices(mut self, max_slices: usize) -> Self {
+        self.policy_limits = self.policy_limits.with_max_slices(max_slices);
         self
     }
 
@@ -318,7 +326,7 @@ impl<'a> Save<'a> {
         let mut cx = SaveCx::new(*comm, &groups, Arc::clone(stage), self.url, planner);
         (cx.durability, cx.dialect, cx.rank_local) = (self.durability, self.dialect, self.rank_local);
         cx.progress = self.progress.clone();
-        cx.policy = self.policy.take();
+        (cx.policy, cx.policy_limits) = (self.policy.take(), self.policy_limits);
         if self.dialect == Dialect::Dcp {
             cx.planner_data = Some(PlannerData::Paths(parts.paths));
         }

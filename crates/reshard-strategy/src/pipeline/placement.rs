@@ -3,7 +3,7 @@
 use crate::{Result, StrategyError};
 use reshard_model::{Data, Flat, Path, Region, Sharded};
 use reshard_plan::{ChunkId, Metadata, SavePlan, TensorWrite, WriteItem, WriteKind};
-use reshard_policy::{Content, Limits, Piece, PolicyMetrics, Sharding, ShardingPolicy, decide};
+use reshard_policy::{Content, Limits, Piece, PolicyMetrics, Sharding, ShardingPolicy, decide, describe};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -31,12 +31,12 @@ struct LeafInfo {
 }
 
 impl Offer {
-    pub(super) fn new(plan: SavePlan, state: &Flat, policy: Option<&dyn ShardingPolicy>) -> Self {
-        let about = policy.map(|p| About {
-            policy: p.description(),
-            leaves: state.iter().map(|(path, leaf)| LeafInfo::of(path, leaf)).collect(),
-        });
-        Self { plan, about }
+    pub(super) fn new(plan: SavePlan, state: &Flat, policy: Option<&dyn ShardingPolicy>) -> Result<Self> {
+        let about = |p| -> Result<About> {
+            let leaves = state.iter().map(|(path, leaf)| LeafInfo::of(path, leaf)).collect();
+            Ok(About { policy: describe(p)?, leaves })
+        };
+        Ok(Self { plan, about: policy.map(about).transpose()? })
     }
 }
 
@@ -99,6 +99,7 @@ pub(super) fn place(
     leaves: &Leaves,
     metadata: &mut Metadata,
     tasks: Tasks,
+    limits: Limits,
 ) -> Result<(Vec<Share>, Placement)> {
     same_policy(policy, leaves, tasks)?;
     let whole = |plan| Share { plan, give: Vec::new() };
@@ -121,7 +122,7 @@ pub(super) fn place(
         let own = leaves.0.get(root).and_then(Option::as_ref).map_or(0, |a| a.leaves.len());
         placement.taken = gather(&mut offered, &mut shares, tasks, own);
     }
-    let sharding = ask(policy, &offered)?;
+    let sharding = ask(policy, &offered, limits)?;
     cut_chunks(&offered, &sharding, metadata)?;
     for shard in sharding.shards {
         let Some(share) = shares.get_mut((shard.task - tasks.first) as usize) else { continue };
@@ -141,7 +142,7 @@ pub(super) fn place(
 
 /// A rank with another policy has another idea of the save.
 fn same_policy(policy: Option<&dyn ShardingPolicy>, leaves: &Leaves, tasks: Tasks) -> Result<()> {
-    let mine = policy.map(|p| p.description());
+    let mine = policy.map(describe).transpose()?;
     let other = leaves.0.iter().position(|a| a.as_ref().map(|a| &a.policy) != mine.as_ref());
     let Some(rank) = other else { return Ok(()) };
     let name = |p: Option<&str>| p.map_or("no policy".into(), |p| format!("the policy \"{p}\""));
@@ -162,18 +163,17 @@ fn gather(
     own: usize,
 ) -> Vec<Vec<WriteItem>> {
     let mut taken: Vec<Vec<WriteItem>> = vec![Vec::new(); shares.len()];
-    let mut next = own as u32;
-    for o in offered.iter_mut().filter(|o| o.task != tasks.coordinator) {
+    let others = offered.iter_mut().filter(|o| o.task != tasks.coordinator);
+    for (next, o) in (own as u32..).zip(others) {
         let rank = (o.task - tasks.first) as usize;
         shares[rank].give.push(o.item.clone());
         taken[rank].push(o.item.clone());
         (o.task, o.item.source) = (tasks.coordinator, next);
-        next += 1;
     }
     taken
 }
 
-fn ask(policy: &dyn ShardingPolicy, offered: &[Offered<'_>]) -> Result<Sharding> {
+fn ask(policy: &dyn ShardingPolicy, offered: &[Offered<'_>], limits: Limits) -> Result<Sharding> {
     let no_axes = Region::default();
     let pieces: Vec<Piece<'_>> = offered
         .iter()
@@ -199,7 +199,7 @@ fn ask(policy: &dyn ShardingPolicy, offered: &[Offered<'_>]) -> Result<Sharding>
             }
         })
         .collect();
-    Ok(decide(policy, &pieces, Limits::default())?)
+    Ok(decide(policy, &pieces, limits)?)
 }
 
 fn part(item: &WriteItem, region: Region) -> WriteItem {

@@ -15,7 +15,7 @@ use reshard_plan::{
     DefaultSavePlanner, Metadata, PieceId, SaveContext, SavePlan, SavePlanner as _, WriteData, WriteItem,
     WriteKind,
 };
-use reshard_policy::{PolicyMetrics, ShardingPolicy};
+use reshard_policy::{PolicyMetrics, ShardingPolicy, describe};
 use reshard_storage::{Durability, FileBody, Progress, Stage};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -49,7 +49,7 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
         let asked = policy.as_ref().ok().cloned().flatten();
         let offer = policy
             .and_then(|_| self.local_plan(&mut state, cx))
-            .map(|p| Offer::new(p, &state, asked.as_deref()));
+            .and_then(|p| Offer::new(p, &state, asked.as_deref()));
         let own = state.len();
         let mut decided = None;
         let Share { plan, give } = if cx.rank_local {
@@ -99,14 +99,14 @@ impl<W: StorageWriter> Planned<W> {
         if let Some(other) = configured {
             return Err(StrategyError::Invalid(format!(
                 "the settings of {strategy} say \"{}\" and the save's policy says \"{}\"; leave one of them, or combine policies by `Then`",
-                other.description(),
-                policy.description()
+                describe(&*other)?,
+                describe(&**policy)?
             )));
         }
         if cx.rank_local && policy.gathers() {
             return Err(StrategyError::Invalid(format!(
                 "the policy \"{}\" brings all items to one rank, which ranks that save without each other can't do",
-                policy.description()
+                describe(&**policy)?
             )));
         }
         Ok(Some(Arc::clone(policy)))
@@ -139,7 +139,8 @@ impl<W: StorageWriter> Planned<W> {
         let (plans, mut metadata) = cx.planner.create_global_plan(plans)?;
         let first = if cx.rank_local { cx.comm.rank().0 } else { 0 };
         let tasks = Tasks { first, coordinator: cx.comm.coordinator().0 };
-        let (mut shares, placement) = placement::place(policy, plans, &leaves, &mut metadata, tasks)?;
+        let (mut shares, placement) =
+            placement::place(policy, plans, &leaves, &mut metadata, tasks, cx.policy_limits)?;
         let plans = shares.iter_mut().map(|s| std::mem::take(&mut s.plan)).collect();
         let plans = self.writer.prepare_global_plan(plans)?;
         *decided = Some((metadata, placement));
