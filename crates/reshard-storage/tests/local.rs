@@ -9,7 +9,9 @@ use reshard_storage::{
     Durability, Extent, FileBody, IfExists, LocalStore, Name, Progress, Result, StorageError, Store, wait,
 };
 use std::{
+    ffi::OsStr,
     fs, io,
+    os::unix::ffi::OsStrExt,
     path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -145,6 +147,22 @@ fn a_named_pipe_does_not_block_a_reader() {
     assert_eq!(block_on(store.read(&name("p"), 0..1)).unwrap_err().kind(), ErrorKind::Unsupported);
     assert!(block_on(store.list()).unwrap().is_empty());
     assert_eq!(block_on(store.len(&name("p"))).unwrap(), None);
+}
+
+#[test]
+fn a_place_may_have_any_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = OsStr::from_bytes(b"odd \xff%");
+    let store = LocalStore::at(dir.path().join(name)).unwrap();
+    block_on(store.stage("dead", IfExists::Refuse)).unwrap();
+    save(&store, "one", IfExists::Refuse, 1).unwrap();
+    save(&store, "two", replace(), 2).unwrap();
+    assert_eq!(fs::read(dir.path().join(name).join("record")).unwrap(), [2]);
+    let left = block_on(store.leftovers()).unwrap();
+    assert_eq!(left.iter().map(|l| l.attempt.as_str()).collect::<Vec<_>>(), ["dead"]);
+    assert!(LocalStore::open(&left[0].path).unwrap().path().is_dir(), "{}", left[0].path);
+    block_on(store.remove_leftover("dead")).unwrap();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::root::Root;
 use crate::{Name, Result, StorageError};
 use bytes::Bytes;
-use rustix::io::Errno;
+use rustix::{buffer::spare_capacity, io::Errno};
 use std::{
     fs::File,
     io::{IoSlice, IoSliceMut},
@@ -64,8 +64,24 @@ impl Input {
     /// file makes us take more memory than the file has bytes.
     pub(super) fn read_bytes(&self, range: &Range<u64>) -> Result<Bytes> {
         self.expect(range)?;
-        let mut out = vec![0; (range.end - range.start) as usize];
-        self.read(range.start, &mut out)?;
+        let len = (range.end - range.start) as usize;
+        let mut out: Vec<u8> = Vec::new();
+        // A file with holes may be longer than all memory.
+        out.try_reserve_exact(len).map_err(|_| {
+            let e =
+                std::io::Error::new(std::io::ErrorKind::OutOfMemory, format!("no memory for {len} bytes"));
+            StorageError::io("read", &self.path, e)
+        })?;
+        while out.len() < len {
+            let at = range.start + out.len() as u64;
+            match rustix::io::pread(&self.file, spare_capacity(&mut out), at) {
+                Ok(0) => return Err(self.failed(range.clone(), std::io::ErrorKind::UnexpectedEof)),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => return Err(self.failed(range.clone(), e)),
+            }
+        }
+        // There may be room for more than was asked for.
+        out.truncate(len);
         Ok(out.into())
     }
 

@@ -1,13 +1,15 @@
 //! Where a version is built and put: a place, the directory that names it, and hidden siblings of the place.
 
+use super::url::url;
 use crate::{Leftover, Result, StorageError};
 use rustix::{
     fs::{CWD, RenameFlags},
     io::Errno,
 };
 use std::{
+    ffi::{OsStr, OsString},
     fs, io,
-    os::unix::fs::MetadataExt,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
     time::SystemTime,
@@ -30,7 +32,7 @@ pub(super) struct Site {
 
 /// What a place really is: symbolic links to it are followed, also to a directory that does not exist yet, so that the
 /// link stays and what it points to is replaced.
-fn resolve(place: &Path) -> Result<(PathBuf, PathBuf, String)> {
+fn resolve(place: &Path) -> Result<(PathBuf, PathBuf, OsString)> {
     let unsupported = |why: &str| StorageError::Unsupported {
         what: format!("writing a checkpoint at {}", place.display()),
         why: why.into(),
@@ -45,11 +47,10 @@ fn resolve(place: &Path) -> Result<(PathBuf, PathBuf, String)> {
             Err(_) => {
                 // `..` and the like are spelled out where that is possible.
                 let at = fs::canonicalize(&at).unwrap_or(at);
-                let name = at.file_name().and_then(|n| n.to_str()).map(str::to_owned);
-                return match (at.parent(), name) {
-                    (Some(parent), Some(name)) => Ok((at.clone(), parent.to_path_buf(), name)),
+                return match (at.parent(), at.file_name()) {
+                    (Some(parent), Some(name)) => Ok((at.clone(), parent.to_path_buf(), name.to_owned())),
                     (None, _) => Err(unsupported("it is the root directory")),
-                    _ => Err(unsupported("its last part is `..` or is not UTF-8")),
+                    _ => Err(unsupported("its last part is `..`")),
                 };
             }
         }
@@ -69,6 +70,20 @@ fn check_attempt(attempt: &str) -> Result<()> {
     Err(StorageError::invalid(what))
 }
 
+/// The hidden sibling of a place in which an attempt works.
+fn sibling(name: &OsStr, attempt: &str, kind: &str) -> OsString {
+    let mut out = OsString::from(".");
+    out.push(name);
+    out.push(format!(".{attempt}.{kind}"));
+    out
+}
+
+/// Which attempt a sibling is of, and its kind.
+fn attempt_of<'f>(found: &'f OsStr, name: &OsStr) -> Option<(&'f str, &'f str)> {
+    let rest = found.as_bytes().strip_prefix(b".")?.strip_prefix(name.as_bytes())?.strip_prefix(b".")?;
+    str::from_utf8(rest).ok()?.rsplit_once('.').filter(|(attempt, _)| is_attempt(attempt))
+}
+
 /// What attempts at this place have left beside it.
 pub(super) fn leftovers(place: &Path) -> Result<Vec<Leftover>> {
     let (_, parent, name) = resolve(place)?;
@@ -81,14 +96,16 @@ pub(super) fn leftovers(place: &Path) -> Result<Vec<Leftover>> {
     for entry in entries {
         let entry = entry.map_err(fail)?;
         let found = entry.file_name();
-        let rest = found.to_str().and_then(|f| f.strip_prefix('.')?.strip_prefix(&name)?.strip_prefix('.'));
-        let Some((attempt, kind)) = rest.and_then(|r| r.rsplit_once('.')) else { continue };
+        let Some((attempt, kind)) = attempt_of(&found, &name) else { continue };
         // A link of such a name is not ours.
-        if !is_attempt(attempt) || !entry.file_type().is_ok_and(|t| t.is_dir()) {
+        if !entry.file_type().is_ok_and(|t| t.is_dir()) {
             continue;
         }
-        let (bytes, modified) = extent_of(&entry.path());
-        let left = Leftover::new(attempt, entry.path().display().to_string()).holding(bytes, modified);
+        let path = entry.path();
+        let (bytes, modified) = extent_of(&path);
+        // Whatever it is called, it can be opened by what is said here.
+        let text = path.to_str().map_or_else(|| url(&path), str::to_owned);
+        let left = Leftover::new(attempt, text).holding(bytes, modified);
         match kind {
             "tmp" => out.push(left),
             "old" => out.push(left.replaced()),
@@ -143,7 +160,7 @@ impl Site {
     pub(super) fn new(place: &Path, attempt: &str) -> Result<Self> {
         check_attempt(attempt)?;
         let (place, parent, name) = resolve(place)?;
-        let [built, old] = ["tmp", "old"].map(|kind| parent.join(format!(".{name}.{attempt}.{kind}")));
+        let [built, old] = ["tmp", "old"].map(|kind| parent.join(sibling(&name, attempt, kind)));
         Ok(Self { place, parent, built, old })
     }
 
