@@ -305,7 +305,11 @@ fn paths_of(metadata: &Metadata) -> BTreeMap<&str, &Path> {
 }
 
 fn text(e: &StrategyError) -> String {
-    let mut out = e.to_string();
+    let mut out = match e {
+        // It is one: here it lacks a part.
+        StrategyError::NotACheckpoint { why, .. } => why.clone(),
+        e => e.to_string(),
+    };
     let mut source = std::error::Error::source(e);
     while let Some(s) = source {
         out = format!("{out}: {s}");

@@ -36,6 +36,7 @@
 //! process groups ([`ProcessGroup`]); crates of third parties add to each.
 
 mod checkpoint;
+mod control;
 mod error;
 mod load;
 mod opened;

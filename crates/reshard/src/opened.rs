@@ -1,6 +1,9 @@
 //! What loads and [`Checkpoint`](crate::Checkpoint) have in common: finding the strategies of what lies at a URL.
 
-use crate::sidecar::{SIDECAR, Sidecar};
+use crate::{
+    control::read_small,
+    sidecar::{SIDECAR, Sidecar},
+};
 use reshard_model::Plain;
 use reshard_storage::{Entry, Name, Store, Stores};
 use reshard_strategy::{
@@ -55,9 +58,9 @@ impl HowToOpen {
         // What is there now stays readable, and of one save, while somebody replaces it.
         let store = store.pinned().await?.unwrap_or(store);
         let json = Name::new(METADATA_JSON)?;
-        let (name, common) = match store.len(&json).await? {
-            Some(len) => {
-                let json = MetadataJson::parse(&store.read(&json, 0..len).await?)?;
+        let (name, common) = match read_small(&store, &json).await? {
+            Some(bytes) => {
+                let json = MetadataJson::parse(&bytes)?;
                 let common = registry.load_common(&json.common())?;
                 common.check_compatibility(&json.common())?;
                 (json.sharded(), Some(common))

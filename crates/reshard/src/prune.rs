@@ -2,6 +2,7 @@
 
 use crate::{
     Result,
+    control::sha256,
     error::Context,
     opened::{HowToOpen, Opened},
     replace::files_of,
@@ -10,9 +11,7 @@ use crate::{
 use reshard_storage::{Entry, Leftover, Name, Progress, StorageError, Store, Stores};
 use reshard_strategy::{FileRole, Registry, StrategyError};
 use reshard_torch_dist::{METADATA_JSON, OwnFile, own_file};
-use sha2::{Digest, Sha256};
 use std::{
-    collections::BTreeMap,
     future::{Future, IntoFuture},
     io,
     pin::Pin,
@@ -196,7 +195,14 @@ impl<'a> Prune<'a> {
         let opened = self.how.open_store(Arc::clone(store)).await?;
         let mut found = opened.reader.verify(false, &Progress::default()).await?;
         found.damage.append(&mut found.unchecked);
-        opened.common().await?;
+        match opened.common().await {
+            Ok(_) => {}
+            // It is one, as its metadata says.
+            Err(StrategyError::NotACheckpoint { why, .. }) => {
+                return Err(StrategyError::corrupt(self.url, None, why));
+            }
+            Err(e) => return Err(e),
+        }
         match found.damage.into_iter().next() {
             None => Ok(opened),
             Some(d) => {
@@ -232,14 +238,23 @@ impl<'a> IntoFuture for Prune<'a> {
     }
 }
 
-/// Digests of the files that commit a checkpoint.
-async fn records(store: &Arc<dyn Store>) -> Result<BTreeMap<Name, Vec<u8>>, StrategyError> {
+/// A file that commits a checkpoint, as it was at one time.
+#[derive(PartialEq, Eq)]
+struct Record {
+    file: Entry,
+    modified: Option<SystemTime>,
+    /// Where the store tells no times.
+    sha256: Option<String>,
+}
+
+async fn records(store: &Arc<dyn Store>) -> Result<Vec<Record>, StrategyError> {
     let commit = Sidecar::read(store).await.0.map(|s| s.commit.file);
-    let mut out = BTreeMap::new();
-    for entry in store.list().await? {
-        if is_record(&entry.name, commit.as_deref()) || entry.name.as_str() == METADATA_JSON {
-            let bytes = store.read(&entry.name, 0..entry.bytes).await?;
-            out.insert(entry.name, Sha256::digest(&bytes).to_vec());
+    let mut out = Vec::new();
+    for file in store.list().await? {
+        if is_record(&file.name, commit.as_deref()) || file.name.as_str() == METADATA_JSON {
+            let modified = store.modified(&file.name).await?;
+            let sha256 = if modified.is_none() { sha256(store, &file.name).await? } else { None };
+            out.push(Record { file, modified, sha256 });
         }
     }
     Ok(out)

@@ -1,6 +1,7 @@
 //! What an overwriting save replaces: the files of the checkpoint that lies there, and nothing else.
 
 use crate::{
+    control::read_small,
     opened::HowToOpen,
     sidecar::{SIDECAR, Sidecar},
 };
@@ -31,8 +32,8 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
         files.iter().map(|f| f.name.as_str()).partition(|n| n.contains('/'));
     // Many programs have a metadata.json; only its content tells whose it is.
     let checkpoint = own.iter().any(|n| sign(n))
-        || read(store, METADATA_JSON).await.is_some_and(|b| MetadataJson::parse(&b).is_ok())
-        || sidecar(store).await.is_some();
+        || json(store).await.is_some_and(|b| MetadataJson::parse(&b).is_ok())
+        || Sidecar::any(store).await.is_some();
     if !checkpoint {
         return Err(refused("it holds files, but is no checkpoint").into());
     }
@@ -75,20 +76,13 @@ pub(crate) async fn files_of(
         Err(e @ (StrategyError::Unknown { .. } | StrategyError::Storage(StorageError::Io { .. }))) => Err(e),
         // Damaged or unfinished: names have to do.
         Err(_) => {
-            let commit = sidecar(store).await.map(|s| s.commit.file);
+            let commit = Sidecar::any(store).await.map(|s| s.commit.file);
             let ours = |name: &Name| known(name) || commit.as_deref() == Some(name.as_str());
             Ok(files.into_iter().map(|f| f.name).filter(ours).collect())
         }
     }
 }
 
-async fn read(store: &Arc<dyn Store>, name: &str) -> Option<bytes::Bytes> {
-    let name = Name::new(name).ok()?;
-    let len = store.len(&name).await.ok()??;
-    store.read(&name, 0..len).await.ok()
-}
-
-/// Whatever it belongs to.
-async fn sidecar(store: &Arc<dyn Store>) -> Option<Sidecar> {
-    serde_json::from_slice(&read(store, SIDECAR).await?).ok()
+async fn json(store: &Arc<dyn Store>) -> Option<bytes::Bytes> {
+    read_small(store, &Name::new(METADATA_JSON).ok()?).await.ok()?
 }

@@ -1,5 +1,6 @@
 //! `reshard.json`: what reshard adds to a format of others, in a file that they ignore.
 
+use crate::control::{hex, read_small, sha256};
 use bytes::Bytes;
 use reshard_model::Path;
 use reshard_storage::{Name, Store};
@@ -41,17 +42,13 @@ pub struct Commit {
     pub sha256: String,
 }
 
-fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
-}
-
 impl Sidecar {
     /// Says nothing yet but whose it is.
     pub(crate) fn new(file: &Name, bytes: &[u8]) -> Self {
         Self {
             schema: 1,
             writer: concat!("reshard ", env!("CARGO_PKG_VERSION")).into(),
-            commit: Commit { file: file.to_string(), sha256: digest(bytes) },
+            commit: Commit { file: file.to_string(), sha256: hex(&Sha256::digest(bytes)) },
             strategy: None,
             empty_dicts: Vec::new(),
             policy: None,
@@ -62,23 +59,31 @@ impl Sidecar {
         serde_json::to_vec(self).unwrap_or_default().into()
     }
 
+    /// What lies there, whatever it belongs to.
+    pub(crate) async fn any(store: &Arc<dyn Store>) -> Option<Self> {
+        serde_json::from_slice(&bytes(store).await?).ok()
+    }
+
     /// The sidecar of a checkpoint, and why it was ignored if it was.
     pub(crate) async fn read(store: &Arc<dyn Store>) -> (Option<Self>, Option<String>) {
-        let all = async |name: &str| {
-            let name = Name::new(name).ok()?;
-            let len = store.len(&name).await.ok()??;
-            store.read(&name, 0..len).await.ok()
-        };
-        let Some(bytes) = all(SIDECAR).await else { return (None, None) };
+        let Some(bytes) = bytes(store).await else { return (None, None) };
         let Ok(me) = serde_json::from_slice::<Self>(&bytes) else {
             return (
                 None,
                 Some(format!("{SIDECAR} is ignored: it is not in a form that this version knows")),
             );
         };
-        match all(&me.commit.file).await {
-            Some(commit) if digest(&commit) == me.commit.sha256 => (Some(me), None),
+        let digest = match Name::new(&*me.commit.file) {
+            Ok(name) => sha256(store, &name).await.ok().flatten(),
+            Err(_) => None,
+        };
+        match digest {
+            Some(digest) if digest == me.commit.sha256 => (Some(me), None),
             _ => (None, Some(format!("{SIDECAR} is ignored: it belongs to another {}", me.commit.file))),
         }
     }
+}
+
+async fn bytes(store: &Arc<dyn Store>) -> Option<Bytes> {
+    read_small(store, &Name::new(SIDECAR).ok()?).await.ok()?
 }

@@ -1,0 +1,47 @@
+//! Reading what is not data: small files, and digests of files of any size, in bounded memory.
+
+use bytes::Bytes;
+use reshard_storage::{Name, Store};
+use reshard_strategy::{Result, StrategyError};
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+
+/// No JSON of a checkpoint is longer. A file with holes may say that it is as long as it likes.
+const SMALL: u64 = 64 << 20;
+/// Hashed at once.
+const BLOCK: u64 = 4 << 20;
+
+/// The bytes of a small file; `None` when there is none.
+///
+/// # Errors
+/// It is too long to be what it should be; what the store says.
+pub(crate) async fn read_small(store: &Arc<dyn Store>, name: &Name) -> Result<Option<Bytes>> {
+    match store.len(name).await? {
+        None => Ok(None),
+        Some(len) if len > SMALL => {
+            let what = format!("it has {len} bytes, and no such file has more than {SMALL}");
+            Err(StrategyError::corrupt(name, None, what))
+        }
+        Some(len) => Ok(Some(store.read(name, 0..len).await?)),
+    }
+}
+
+/// The SHA-256 of a file, in hexadecimal; `None` when there is none.
+///
+/// # Errors
+/// What the store says.
+pub(crate) async fn sha256(store: &Arc<dyn Store>, name: &Name) -> Result<Option<String>> {
+    let Some(len) = store.len(name).await? else { return Ok(None) };
+    let mut hasher = Sha256::new();
+    let mut at = 0;
+    while at < len {
+        let end = len.min(at + BLOCK);
+        hasher.update(store.read(name, at..end).await?);
+        at = end;
+    }
+    Ok(Some(hex(&hasher.finalize())))
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
