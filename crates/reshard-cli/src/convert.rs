@@ -13,7 +13,7 @@ use crate::{
 };
 use futures::{executor::block_on, future::join_all};
 use planner::Rewrite;
-use reshard::{LocalGroup, SaveReport, blocking::Checkpoint, policy::PolicyMetrics, torch_dist};
+use reshard::{ErrorKind, LocalGroup, SaveReport, blocking::Checkpoint, policy::PolicyMetrics, torch_dist};
 use serde::Serialize;
 use state::Source;
 use std::{
@@ -53,10 +53,13 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         return Err(CliError::told(format!("nothing in {} matches {}", args.src, keys.text()), hint));
     }
     let start = Instant::now();
-    let states = (0..args.ranks).map(|r| source.of_rank(r, args.ranks)).collect::<Result<Vec<_>>>()?;
+    let dealt = source.dealt(args.ranks);
+    let states =
+        (0..args.ranks).map(|r| source.of_rank(r, args.ranks, &dealt)).collect::<Result<Vec<_>>>()?;
     let strategy = torch_dist::TorchDistConfig::new()
         .with_files_per_rank(args.files_per_rank)
         .with_flavour(args.flavour.into());
+    let planner = Rewrite::of(&checkpoint, keys);
     let groups = LocalGroup::new(args.ranks);
     let bar = io.bar("writing", source.bytes());
     let saves = groups.iter().zip(&states).map(|(group, state)| {
@@ -68,7 +71,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         save.group(group)
             .deadline(PATIENCE)
             .strategy(strategy.clone())
-            .planner(Rewrite::of(&checkpoint, keys))
+            .planner(planner.clone())
             .overwrite(args.overwrite)
             .registry(program.registry.clone())
             .stores(program.stores.clone())
@@ -78,6 +81,13 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     // The bytes are read and written by I/O threads; one thread is enough to drive all ranks.
     let saved: Result<Vec<SaveReport>, _> = block_on(join_all(saves)).into_iter().collect();
     bar.finish_and_clear();
+    let saved = saved.map_err(|e| match e.kind() {
+        // Of the target, since the source is open: so nothing is said of a checkpoint.
+        ErrorKind::NotFound => {
+            CliError::told(CliError::from(e).text(), "check the path of DST and what lies above it")
+        }
+        _ => e.into(),
+    });
     let Some(saved) = saved?.into_iter().next() else {
         return Err(CliError::told("no rank saved anything", "please report this"));
     };

@@ -8,12 +8,13 @@ use reshard::{
 };
 use std::sync::Arc;
 
-/// Replicas are dealt out over all ranks; nesting, and what is kept of each tensor, are the source's.
-#[derive(Debug)]
+/// Nesting, and what is kept of each tensor, are the source's.
+#[derive(Clone, Debug)]
 pub(super) struct Rewrite {
     base: DefaultSavePlanner,
     source: Arc<Metadata>,
-    planner_data: Option<PlannerData>,
+    /// Long when there are many keys; all ranks' planners have the same.
+    planner_data: Arc<Option<PlannerData>>,
 }
 
 impl Rewrite {
@@ -28,7 +29,7 @@ impl Rewrite {
             }
             (_, other) => other.cloned(),
         };
-        Self { base: DefaultSavePlanner::DCP, source, planner_data }
+        Self { base: DefaultSavePlanner::DCP, source, planner_data: Arc::new(planner_data) }
     }
 }
 
@@ -51,6 +52,6 @@ impl SavePlanner for Rewrite {
 
     fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {
         let (plans, metadata) = self.base.create_global_plan(plans)?;
-        Ok((plans, metadata.with_planner_data(self.planner_data.clone())))
+        Ok((plans, metadata.with_planner_data(Option::clone(&self.planner_data))))
     }
 }

@@ -11,6 +11,7 @@ use reshard::{
     plan::Entry,
     torch_dist,
 };
+use std::{cmp::Reverse, collections::BinaryHeap};
 
 /// The object in which Megatron Core 0.19 and later keep common state, when there is no file of it.
 const COMMON_STATE: &str = "common_state/shard_0_1";
@@ -30,6 +31,24 @@ pub(super) struct Source {
 enum Item {
     Tensor(TensorHandle),
     Object(String, Payload),
+}
+
+impl Item {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Tensor(t) => t.nbytes(),
+            Self::Object(_, Payload::Encoded { bytes, .. }) => bytes.len() as u64,
+            Self::Object(..) => 0,
+        }
+    }
+
+    /// The tensor, if it is cut.
+    fn cut(&self) -> Option<&TensorHandle> {
+        match self {
+            Self::Tensor(t) if t.shape().first().is_some_and(|rows| *rows > 1) => Some(t),
+            _ => None,
+        }
+    }
 }
 
 impl Source {
@@ -90,19 +109,43 @@ impl Source {
 
     /// Bytes that are written, about.
     pub(super) fn bytes(&self) -> u64 {
-        let of = |i: &Item| match i {
-            Item::Tensor(t) => t.nbytes(),
-            Item::Object(_, Payload::Encoded { bytes, .. }) => bytes.len() as u64,
-            Item::Object(..) => 0,
-        };
-        self.items.iter().map(of).fold(0, u64::saturating_add)
+        self.items.iter().map(Item::bytes).fold(0, u64::saturating_add)
     }
 
-    /// What one rank has.
-    pub(super) fn of_rank(&self, rank: u32, ranks: u32) -> Result<StateDict> {
+    /// The rank that has each item which can't be cut: the least loaded one, the lowest of equals. If all ranks had it, as
+    /// ranks of a job would, memory would grow with ranks times items.
+    pub(super) fn dealt(&self, ranks: u32) -> Vec<u32> {
+        let mut loads = vec![0u64; ranks as usize];
+        for t in self.items.iter().filter_map(Item::cut) {
+            let row = t.nbytes() / t.shape().first().copied().unwrap_or(1).max(1);
+            for (load, rank) in loads.iter_mut().zip(0..) {
+                let rows = part(t.shape(), rank, ranks.into()).map_or(0, |r| r.lengths[0]);
+                *load = load.saturating_add(row.saturating_mul(rows));
+                if rows == 0 {
+                    break;
+                }
+            }
+        }
+        let mut least: BinaryHeap<_> = loads.into_iter().zip(0..ranks).map(Reverse).collect();
+        let deal = |item: &Item| match (item.cut(), least.pop()) {
+            (None, Some(Reverse((load, rank)))) => {
+                least.push(Reverse((load.saturating_add(item.bytes()), rank)));
+                rank
+            }
+            (_, top) => {
+                least.extend(top);
+                0
+            }
+        };
+        self.items.iter().map(deal).collect()
+    }
+
+    /// What one rank has, of what is [`dealt`](Self::dealt) too.
+    pub(super) fn of_rank(&self, rank: u32, ranks: u32, dealt: &[u32]) -> Result<StateDict> {
         let mut sharded = StateDict::new();
-        for item in &self.items {
+        for (item, to) in self.items.iter().zip(dealt) {
             match item {
+                _ if item.cut().is_none() && *to != rank => {}
                 // As it is named: a cell of an array of objects is not taken apart and put together again.
                 Item::Object(key, payload) => {
                     nest(&mut sharded, key, ShardedObject::item(key, payload.clone()).into());
@@ -116,6 +159,8 @@ impl Source {
             }
         }
         Ok(match self.dialect {
+            // The first rank's is saved; as an object it has a copy on each.
+            Dialect::Megatron if rank > 0 && self.form == CommonForm::File => sharded,
             Dialect::Megatron => self.beside_common(sharded),
             Dialect::Dcp => sharded,
         })
