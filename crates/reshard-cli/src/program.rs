@@ -111,7 +111,13 @@ impl Program {
 
     pub(crate) fn open(&self, url: &str) -> Result<Checkpoint> {
         let options = OpenOptions::new().registry(self.registry.clone()).stores(self.stores.clone());
-        Checkpoint::open_with(options, url).map_err(|e| self.explained(url, e))
+        Checkpoint::open_with(options, url).map_err(|e| match e.kind() {
+            ErrorKind::Corrupt => {
+                let hint = "restore that file from a copy, or save again; nothing can be read without it";
+                CliError::damaged(CliError::from(e).text(), hint)
+            }
+            _ => self.explained(url, e),
+        })
     }
 
     /// An error of what is no checkpoint, with what lies there instead.

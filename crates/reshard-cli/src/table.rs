@@ -11,13 +11,20 @@ pub(crate) const GOOD: Style =
 pub(crate) const BAD: Style =
     Style::new().bold().fg_color(Some(anstyle::Color::Ansi(anstyle::AnsiColor::Red)));
 
-/// Text that may come from a file: control characters, which could move a terminal's cursor, are written as escapes.
+/// Text that may come from a file: characters that could move a terminal's cursor, turn its direction or stay unseen are
+/// written as escapes.
 pub(crate) fn shown(text: &str) -> Cow<'_, str> {
-    if !text.contains(char::is_control) {
+    if !text.contains(steers) {
         return text.into();
     }
-    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    let escaped = |c: char| if steers(c) { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(escaped).collect()
+}
+
+fn steers(c: char) -> bool {
+    let unseen =
+        ['\u{200b}'..='\u{200f}', '\u{2028}'..='\u{202e}', '\u{2060}'..='\u{206f}', '\u{feff}'..='\u{feff}'];
+    c.is_control() || unseen.iter().any(|range| range.contains(&c))
 }
 
 /// Text in a style; who prints it to what is no terminal strips that.
@@ -75,7 +82,8 @@ mod tests {
     #[test]
     fn text_of_a_file_cannot_steer_the_terminal() {
         assert_eq!(shown("a\u{1b}[2Jb\n"), "a\\u{1b}[2Jb\\n");
-        assert_eq!(shown("größe.w"), "größe.w");
+        assert_eq!(shown("a\u{202e}gpj.exe"), "a\\u{202e}gpj.exe");
+        assert_eq!(shown("größe.データ"), "größe.データ");
     }
 
     #[test]

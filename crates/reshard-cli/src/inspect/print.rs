@@ -51,7 +51,8 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
     }
     few(out, "problem", &f.problems)?;
     few(out, "leftover", &f.leftovers)?;
-    if !f.leftovers.is_empty() {
+    // Of a damaged checkpoint they may be what is left of it.
+    if !f.leftovers.is_empty() && f.problems.is_empty() {
         fact(out, "", format!("`reshard prune {}` removes what no save is writing any more", c.url()))?;
     }
     few(out, "of others", &f.foreign)?;

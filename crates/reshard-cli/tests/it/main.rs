@@ -5,6 +5,7 @@
 mod convert;
 mod digest;
 mod help;
+mod hostile;
 mod inspect;
 mod memory;
 mod prune;

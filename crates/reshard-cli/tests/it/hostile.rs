@@ -1,0 +1,115 @@
+//! What lies in a checkpoint's directory is anybody's.
+
+use crate::states;
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::Path,
+    process::{Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+const COMMANDS: [&[&str]; 7] = [
+    &["inspect"],
+    &["inspect", "--json"],
+    &["ls"],
+    &["digest"],
+    &["verify"],
+    &["verify", "--quick"],
+    &["prune", "--dry-run"],
+];
+
+/// Runs a command in a process of its own, which must end soon and with one of our exit codes.
+fn ends(args: &[&str], url: &str) -> Output {
+    let program = || Command::new(env!("CARGO_BIN_EXE_reshard"));
+    let mut child = program()
+        .arg(args[0])
+        .arg(url)
+        .args(&args[1..])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < Duration::from_secs(30), "{args:?} hangs");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let out = child.wait_with_output().unwrap();
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert!((0..=3).contains(&out.status.code().unwrap()), "{args:?}: {} {err}", out.status);
+    assert!(!err.contains("panicked") && !err.contains("report this"), "{args:?}: {err}");
+    out
+}
+
+fn pipe(at: &Path) {
+    assert!(Command::new("mkfifo").arg(at).status().unwrap().success());
+}
+
+#[test]
+fn pipes_devices_loops_and_directories_in_place_of_files_hang_nobody() {
+    let kinds: [(&str, fn(&Path)); 5] = [
+        ("pipe", pipe),
+        ("device", |at| symlink("/dev/zero", at).unwrap()),
+        ("loop", |at| symlink(at, at).unwrap()),
+        ("directory", |at| fs::create_dir(at).unwrap()),
+        ("dangling link", |at| symlink("nothing", at).unwrap()),
+    ];
+    for file in [".metadata", "metadata.json", "common.pt", "__0_0.distcp", "reshard.json"] {
+        for (kind, make) in kinds {
+            let saved = states::megatron();
+            fs::remove_file(saved.path(file)).unwrap();
+            make(&saved.path(file));
+            for args in COMMANDS {
+                let out = ends(args, &saved.url);
+                // What reshard adds is not needed; without the others something is wrong.
+                if args[0] == "verify" {
+                    assert_eq!(out.status.success(), file == "reshard.json", "{kind} as {file}: {args:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn files_that_say_they_are_longer_than_all_memory_take_none() {
+    for file in ["metadata.json", "reshard.json"] {
+        let saved = states::megatron();
+        fs::File::create(saved.path(file)).unwrap().set_len(1 << 40).unwrap();
+        for args in COMMANDS {
+            ends(args, &saved.url);
+        }
+    }
+}
+
+#[test]
+fn a_note_that_names_any_file_reads_no_other() {
+    let saved = states::dcp();
+    let outside = saved.beside("outside");
+    fs::write(&outside, "outside").unwrap();
+    for file in ["../outside", &outside, "/dev/zero", "", "nothing"] {
+        let note =
+            serde_json::json!({ "schema": 1, "writer": "x", "commit": { "file": file, "sha256": "00" } });
+        fs::write(saved.path("reshard.json"), note.to_string()).unwrap();
+        for args in COMMANDS {
+            assert!(ends(args, &saved.url).status.success(), "{file}: {args:?}");
+        }
+    }
+}
+
+#[test]
+fn names_of_files_can_not_steer_the_terminal() {
+    let saved = states::dcp();
+    for name in ["a\u{1b}[2Jb", "a\nb", "a\u{202e}b"] {
+        fs::write(saved.path(name), "").unwrap();
+    }
+    for args in [&["inspect"][..], &["prune"]] {
+        let text = String::from_utf8(ends(args, &saved.url).stdout).unwrap();
+        assert!(!text.contains(['\u{1b}', '\u{202e}']), "{text}");
+        assert!(
+            text.contains("a\\u{1b}[2Jb") && text.contains("a\\nb") && text.contains("a\\u{202e}b"),
+            "{text}"
+        );
+    }
+}
