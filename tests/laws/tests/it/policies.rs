@@ -438,6 +438,7 @@ fn a_limit_of_slices_can_be_set() {
         saved.into_iter().next().unwrap()
     };
     let error = of(4).unwrap_err();
-    assert!(error.to_string().contains("4 slices"), "{error}");
+    let why = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source());
+    assert!(why.map(|e| e.to_string()).any(|e| e.contains("4 slices")), "{error:?}");
     assert_eq!(of(5).map(|saved| saved.policy.unwrap().slices).unwrap_or(0), 5);
 }
