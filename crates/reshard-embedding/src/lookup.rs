@@ -147,6 +147,9 @@ impl<'a> Places<'a> {
     }
 }
 
+/// So many rows are found before they are copied.
+const BLOCK: usize = 256;
+
 /// Clips the norm of a row.
 type Clip = fn(&mut [u8], f64);
 
@@ -177,19 +180,20 @@ impl<'a> Reader<'a> {
         Ok(Self { table, places: Places::new(table, options)?, parts, width: table.row_bytes(), clip })
     }
 
-    /// Where the row of an id lies. `at` is its position, for the message.
+    /// The row of an id, if it has one that lies here.
     #[inline]
-    fn row(&self, id: i64, at: usize) -> Result<&[u8]> {
-        let Some((part, row)) = self.places.locate(id) else {
-            return Err(self.places.refuse(self.table, id, at));
-        };
+    fn find(&self, id: i64) -> Option<&[u8]> {
+        let (part, row) = self.places.locate(id)?;
         let from = row as usize * self.width;
-        match self.parts[part].get(from..from + self.width) {
-            Some(row) => Ok(row),
-            None => {
-                Err(self.table.data(part).err().unwrap_or_else(|| self.places.refuse(self.table, id, at)))
-            }
-        }
+        self.parts[part].get(from..from + self.width)
+    }
+
+    /// The row of an id. `at` is its position, for the message.
+    fn row(&self, id: i64, at: usize) -> Result<&[u8]> {
+        self.find(id).ok_or_else(|| match self.places.locate(id) {
+            Some((part, _)) => self.table.data(part).err().unwrap_or_else(|| self.table.out_of_range(id, at)),
+            None => self.places.refuse(self.table, id, at),
+        })
     }
 
     /// Puts the rows of a run of ids one behind the other.
@@ -199,10 +203,21 @@ impl<'a> Reader<'a> {
         if self.width == 0 {
             return ids.iter().enumerate().try_for_each(|(i, &id)| self.row(id, first + i).map(drop));
         }
-        for ((i, &id), to) in ids.iter().enumerate().zip(to.chunks_exact_mut(self.width)) {
-            to.copy_from_slice(self.row(id, first + i)?);
-            if let Some((clip, bound)) = self.clip {
-                clip(to, bound);
+        // First where rows lie, then the rows: the processor then waits for many of them at once.
+        let mut rows: [&[u8]; BLOCK] = [&[]; BLOCK];
+        let blocks = ids.chunks(BLOCK).zip(to.chunks_mut(self.width.saturating_mul(BLOCK)));
+        for (block, (ids, to)) in blocks.enumerate() {
+            for ((i, &id), row) in ids.iter().enumerate().zip(&mut rows) {
+                *row = match self.find(id) {
+                    Some(row) => row,
+                    None => self.row(id, first + block * BLOCK + i)?,
+                };
+            }
+            for (row, to) in rows.iter().zip(to.chunks_exact_mut(self.width)) {
+                to.copy_from_slice(row);
+                if let Some((clip, bound)) = self.clip {
+                    clip(to, bound);
+                }
             }
         }
         Ok(())

@@ -1,7 +1,9 @@
 //! New memory that threads fill, and memory of others that is changed in place.
 
 use crate::{EmbeddingError, Result};
-use reshard_model::{Claim, DType, Dims, Landing, LandingView, Layout, ModelError, Region, Scatter, Tensor};
+use reshard_model::{
+    Claim, DType, Dims, Landing, LandingView, Layout, ModelError, Region, Scatter, Tensor, populate,
+};
 use std::{collections::BTreeMap, ops::Range, sync::Arc, thread};
 
 /// The row-major layout of a shape.
@@ -83,6 +85,8 @@ fn opened(lent: &[Lent], n: usize) -> Result<Vec<Option<Scatter>>> {
 
 /// Below so many bytes a thread costs more than it saves.
 const BYTES_PER_THREAD: u64 = 1 << 20;
+/// So many bytes are filled at a time: their pages come at once, and are still in the cache when they are filled.
+const BYTES_AT_A_TIME: u64 = 1 << 18;
 
 /// A new tensor that `f` fills, run by run of its first axis, several runs at once when there is much to do. `f` gets the
 /// indexes of a run and its memory; the runs together have all indexes, also when these have no bytes.
@@ -99,6 +103,7 @@ pub(crate) fn filled(
         f(0..rows, &mut [])?;
         return Ok(out);
     }
+    let width = out.nbytes() / rows;
     let most = threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)) as u64;
     let runs = (out.nbytes() / BYTES_PER_THREAD).min(most).min(rows).max(1);
     let start = |i: u64| rows / runs * i + i.min(rows % runs);
@@ -113,8 +118,18 @@ pub(crate) fn filled(
     let (landing, views) = Landing::new(name, vec![out]).map_err(|(e, _)| e)?;
     let wants: Vec<_> = views.iter().flat_map(|v| (0..runs).map(move |i| (v, region(i)))).collect();
     let claims = landing.claim(&wants)?;
-    let work = |i: u64, claim: Claim| f(indexes(i), run(&mut open(claim)?));
-    let work = &work;
+    let at_a_time = (BYTES_AT_A_TIME / width).max(1);
+    let work = &|i: u64, claim: Claim| {
+        let mut claim = open(claim)?;
+        let blocks = run(&mut claim).chunks_mut((at_a_time * width) as usize);
+        indexes(i).step_by(at_a_time as usize).zip(blocks).try_for_each(|(first, block)| {
+            // Of a wider row the pages come as they are written: it may have none, if its id is wrong.
+            if width <= BYTES_AT_A_TIME {
+                populate(block);
+            }
+            f(first..indexes(i).end.min(first + at_a_time), block)
+        })
+    };
     thread::scope(|scope| {
         let mut claims = (0..).zip(claims);
         let first = claims.next();
@@ -128,6 +143,13 @@ pub(crate) fn filled(
         outcome
     })?;
     reclaimed(name, landing, views)
+}
+
+/// A new tensor of zeros that `f` writes to, in one piece.
+pub(crate) fn written(name: &str, dtype: DType, shape: &Dims, f: impl FnOnce(&mut [u8])) -> Result<Tensor> {
+    let mut out = Some(Tensor::zeros(name, dtype, shape)?);
+    edit(name, vec![&mut out], |memory| memory.first_mut().map(|memory| f(memory)))?;
+    out.ok_or_else(|| not_back(name))
 }
 
 /// A new tensor of pieces, each with its box of it.
@@ -150,5 +172,9 @@ pub(crate) fn assembled(
 /// The one tensor that was lent.
 fn reclaimed(name: &str, landing: Arc<Landing>, views: Vec<LandingView>) -> Result<Tensor> {
     let out = landing.reclaim(views).ok().and_then(|mut tensors| tensors.pop());
-    out.ok_or_else(|| EmbeddingError::invalid(name, "memory that was lent did not come back"))
+    out.ok_or_else(|| not_back(name))
+}
+
+fn not_back(name: &str) -> EmbeddingError {
+    EmbeddingError::invalid(name, "memory that was lent did not come back")
 }

@@ -24,7 +24,9 @@ impl Rows {
         }
         let parts = starts.len() - 1;
         let mut shift = 0;
-        while total.checked_shr(shift).unwrap_or(0) > 4 * parts as u64 {
+        // Some for each part, and so many for few parts that hardly any has rows of two.
+        let most = 4 * parts as u64 + 1024;
+        while total.checked_shr(shift).unwrap_or(0) > most {
             shift += 1;
         }
         let runs = total.checked_shr(shift).unwrap_or(0);

@@ -15,6 +15,10 @@ use std::{
     },
 };
 
+mod pages;
+
+pub use pages::populate;
+
 /// Host memory that the caller may own: a `Vec`, `Bytes`, a memory map, pinned memory.
 ///
 /// # Contract

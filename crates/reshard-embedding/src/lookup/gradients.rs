@@ -1,7 +1,7 @@
 use super::{LookupOptions, Places, shape_of_rows};
 use crate::{
     EmbeddingError, Ids, Result, ShardedVariable,
-    memory::{edit, filled},
+    memory::{filled, written},
     number::{Op, kernel},
 };
 use reshard_model::{Dims, Tensor};
@@ -43,17 +43,15 @@ impl IndexedSlices {
         let dtype = self.values.dtype();
         let unsupported = || EmbeddingError::Unsupported { name: NAME.into(), op: Op::Add.name(), dtype };
         let add = kernel(Op::Add, dtype).ok_or_else(unsupported)?;
-        let mut out = Some(Tensor::zeros(NAME, dtype, &self.dense_shape)?);
         let bytes = self.values.to_bytes();
         let width = bytes.len() / self.indices.len().max(1);
-        edit(NAME, vec![&mut out], |memory| {
-            if let (Some(memory), 1..) = (memory.first_mut(), width) {
+        written(NAME, dtype, &self.dense_shape, |out| {
+            if width > 0 {
                 for (&i, from) in self.indices.iter().zip(bytes.chunks_exact(width)) {
-                    add(&mut memory[i as usize * width..][..width], from);
+                    add(&mut out[i as usize * width..][..width], from);
                 }
             }
-        })?;
-        out.ok_or_else(|| EmbeddingError::invalid(NAME, "memory that was lent did not come back"))
+        })
     }
 }
 

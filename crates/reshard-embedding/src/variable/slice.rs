@@ -1,7 +1,7 @@
 //! NumPy's basic slicing, over parts of any grid.
 
 use super::Variable;
-use crate::{EmbeddingError, Result, memory::filled};
+use crate::{EmbeddingError, Result, memory::written};
 use reshard_model::{Dims, Region, Tensor};
 use std::ops::{Range, RangeFrom, RangeFull, RangeTo};
 
@@ -126,17 +126,15 @@ impl Variable {
         let parts: Vec<(&Region, bytes::Bytes)> = cover.iter().map(|(r, t)| (*r, t.to_bytes())).collect();
         let item = self.dtype.size();
         let counts: Dims = selected.iter().map(|s| s.count).collect();
-        let out = filled(&self.name, self.dtype, &counts, Some(1), |_, out| {
-            if out.is_empty() {
-                return Ok(());
-            }
-            for (region, bytes) in &parts {
+        let out = written(&self.name, self.dtype, &counts, |out| {
+            // Of an empty one the strides may be anything.
+            let parts = if out.is_empty() { &[] } else { parts.as_slice() };
+            for (region, bytes) in parts {
                 let axes = walks(item, &selected, &counts, region);
                 if axes.iter().all(|axis| axis.count > 0) {
                     walk(&axes, bytes, 0, out, 0, item as usize);
                 }
             }
-            Ok(())
         })?;
         Ok(out.view(&shape)?)
     }

@@ -72,7 +72,7 @@ proptest! {
                 drop(lookup_gradients(&v, &ids, &rows, &LookupOptions::new()).unwrap());
                 drop(v.scatter_add(&ids, &rows));
             }
-// Two rows that fit the memory are really made.
+            // Two rows that fit the memory are really made.
             if v.row_shape().iter().product::<u64>() < 1 << 20 {
                 let ids = SparseIds::ragged(&[&ids, &[]]);
                 drop(embedding_lookup_sparse(&v, &ids, Combiner::Mean, &LookupOptions::new()));

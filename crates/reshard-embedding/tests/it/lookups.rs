@@ -138,6 +138,30 @@ fn the_first_wrong_id_is_told_whatever_the_number_of_threads() {
 }
 
 #[test]
+fn sparse_lookups_are_the_same_by_any_number_of_threads() {
+    let n = 3000u64;
+    let rows = Tensor::from_vec(&[n, 32], (0..n * 32).map(|i| (i % 1009) as f32).collect()).unwrap();
+    let v = ShardedVariable::from_parts("emb", [rows]).unwrap();
+    // 20,000 lines of 0 to 4 ids, 2.5 MB
+    let lines: Vec<Vec<i64>> =
+        (0..20_000).map(|i| (0..i % 5).map(|k| (i * 7 + k * 13) % n as i64).collect()).collect();
+    let borrowed: Vec<&[i64]> = lines.iter().map(Vec::as_slice).collect();
+    let ids = SparseIds::ragged(&borrowed);
+    let look = |threads| {
+        let options = LookupOptions::new().threads(threads);
+        embedding_lookup_sparse(&v, &ids, Combiner::Sum, &options).unwrap().to_vec::<f32>().unwrap()
+    };
+    let got = look(3);
+    assert!(got == look(1));
+    for (line, got) in lines.iter().zip(got.chunks(32)) {
+        for (column, &got) in got.iter().enumerate() {
+            let sum: u64 = line.iter().map(|&id| (id as u64 * 32 + column as u64) % 1009).sum();
+            assert_eq!(got, sum as f32);
+        }
+    }
+}
+
+#[test]
 fn options_that_do_not_go_together_are_refused() {
     let (v, order) = (table(&[2, 1], &[]), Permutation::identity(3).unwrap());
     let look =

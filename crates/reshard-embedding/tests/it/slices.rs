@@ -112,6 +112,14 @@ fn entries_of_all_kinds_go_together() {
 }
 
 #[test]
+fn slices_are_right_also_when_they_are_large() {
+    let v = table(&[70_000, 1, 60_000], &[3]);
+    let got = v.slice(&[Index::slice(None, None, -1), Index::slice(0, None, 2)]).unwrap();
+    let want: Vec<i64> = (0..130_001).rev().flat_map(|row| [3 * row, 3 * row + 2]).collect();
+    assert_eq!(got.to_vec::<i64>().unwrap(), want);
+}
+
+#[test]
 fn what_numpy_refuses_is_refused_with_its_reason() {
     let v = table(&[2, 1], &[2]);
     let says = |subscript: &[Index], what: &str| {
