@@ -1,12 +1,18 @@
-//! `reshard-saver DIR STEP new|overwrite megatron|dcp`: saves once, to be killed.
+//! `reshard-saver DIR STEP new|overwrite megatron|dcp` saves once, `reshard-saver DIR prune` prunes once, to be killed.
 
 use anyhow::{Context, Result};
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let dir = PathBuf::from(args.next().context("DIR is missing")?);
-    let step = args.next().context("STEP is missing")?.parse()?;
+    let step = args.next().context("STEP is missing")?;
+    if step == "prune" {
+        let url = dir.display().to_string();
+        reshard::blocking::run(reshard::prune(&url).older_than(Duration::ZERO))?;
+        return Ok(());
+    }
+    let step = step.parse()?;
     let overwrite = args.next().as_deref() == Some("overwrite");
     let dialect = args.next().context("the dialect is missing")?.parse()?;
     reshard_crash::save(&dir, step, overwrite, dialect)

@@ -88,6 +88,28 @@ fn a_save_killed_at_any_named_step_leaves_the_old_the_new_or_nothing() {
     assert_eq!(killed as usize, 2 * met, "every named step must be met");
 }
 
+#[test]
+fn a_prune_that_is_killed_is_taken_up_by_the_next() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("step");
+    save(&dir, 1, false, Dialect::Dcp).unwrap();
+    put_others(&dir);
+    // The old version lies aside, with what is of others.
+    assert!(!saver(&dir, 2, true, Dialect::Dcp, Some("publish.renamed")).wait().unwrap().success());
+    assert!(!dir.join(OTHERS[0]).exists());
+    let prune = Command::new(env!("CARGO_BIN_EXE_reshard-saver"))
+        .arg(&dir)
+        .arg("prune")
+        .env(failpoint::VARIABLE, "publish.carried")
+        .status()
+        .unwrap();
+    assert!(!prune.success(), "it was to be killed");
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 2, "the old version is still there");
+    assert_eq!(look(&dir).unwrap(), Some(2));
+    pruning_clears_up(&dir, true);
+    assert_eq!(look(&dir).unwrap(), Some(2));
+}
+
 /// A number that is as good as random, and the same in each run.
 fn scattered(i: u64) -> f64 {
     let mut x = i.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5851_F42D_4C95_7F2D;
