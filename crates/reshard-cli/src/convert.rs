@@ -140,17 +140,11 @@ fn can_be_carried(checkpoint: &Checkpoint, src: &str) -> Result<()> {
             "load it with the program that wrote it, and save it as torch_dist",
         ));
     }
-    if flattened(checkpoint).is_some() {
+    if checkpoint.producer().flattened > 0 {
         let what = format!("{src} holds flattened tensors, which can't be converted yet");
         return Err(CliError::told(what, "load it with Megatron Core 0.8 to 0.15 and save it unflattened"));
     }
     Ok(())
-}
-
-/// What the reader notes of tensors that Megatron Core 0.8 to 0.15 stored flattened, chunk by chunk: they can only be shown as
-/// they are stored.
-pub(crate) fn flattened(checkpoint: &Checkpoint) -> Option<String> {
-    checkpoint.producer().notes.into_iter().find(|n| n.contains("flattened"))
 }
 
 /// Tensors are read in blocks, of which none is a whole item with a checksum: damage would be carried over, and get a new

@@ -2,7 +2,6 @@
 
 use crate::{
     args::Digest,
-    convert::flattened,
     error::{CliError, DAMAGED, OK, Result},
     json::hex,
     program::{Io, Program},
@@ -31,8 +30,11 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     if chosen.is_empty() && !keys.all() {
         io.note(format!("no tensor matches {}; `reshard ls {}` lists the keys", keys.text(), args.dir));
     }
-    if let Some(note) = flattened(&checkpoint) {
-        io.note(note);
+    let flattened = checkpoint.producer().flattened;
+    if flattened > 0 {
+        io.note(format!(
+            "{flattened} tensors are stored flattened, chunk by chunk; their digests are of what is stored"
+        ));
     }
     // A tensor that is read in one go has its checksums checked by that; larger ones are read in blocks, of which none is a
     // whole item.

@@ -147,6 +147,9 @@ pub struct Producer {
     pub loadable_by: Vec<String>,
     /// What is peculiar about it.
     pub notes: Vec<String>,
+    /// Tensors that are stored flattened, chunk by chunk, and can only be shown as they are stored.
+    #[serde(default)]
+    pub flattened: u64,
 }
 
 /// One thing that is wrong with a checkpoint.

@@ -61,6 +61,7 @@ pub(crate) fn producer(
         });
         if flat {
             let n = table.flattened.len();
+            out.flattened = n as u64;
             out.notes.push(format!(
                 "{n} tensors are stored flattened, chunk by chunk; their shapes here are the stored ones"
             ));

@@ -86,6 +86,14 @@ fn a_flattened_tensor_is_not_taken_for_one_of_its_own_shape() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+#[test]
+fn flattened_tensors_are_counted() {
+    for f in fixtures().iter().filter(|f| f.expected.sound) {
+        let found = reshard::blocking::Checkpoint::open(&f.url()).unwrap().producer().flattened;
+        assert_eq!(found, f.expected.flattened.len() as u64, "{f}");
+    }
+}
+
 fn call(f: &Fixture, l: &Json, cast: Cast) -> Vec<Result<Plain, reshard::LoadError>> {
     let template = || {
         let mut s = StateDict::new();
