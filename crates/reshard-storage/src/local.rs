@@ -16,7 +16,7 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use file::Input;
-use root::Root;
+use root::{Depth, Root};
 use std::{ops::Range, path::Path, sync::Arc, time::SystemTime};
 
 /// A local directory, and what any mounted file system makes look like one.
@@ -100,7 +100,12 @@ impl Store for LocalStore {
 
     async fn list(&self) -> Result<Vec<Entry>> {
         let root = self.root.clone();
-        pool::run_one(move || root.list()).await
+        pool::run_one(move || root.list(Depth::All)).await
+    }
+
+    async fn top(&self) -> Result<Vec<Entry>> {
+        let root = self.root.clone();
+        pool::run_one(move || root.list(Depth::Top)).await
     }
 
     async fn remove(&self, names: &[Name]) -> Result<()> {

@@ -129,6 +129,13 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// All files, those in subdirectories too, sorted by name. Names that [`Name`] refuses are left out.
     async fn list(&self) -> Result<Vec<Entry>>;
 
+    /// Those of them that lie in no subdirectory: for looking at a place that may hold anything.
+    async fn top(&self) -> Result<Vec<Entry>> {
+        let mut all = self.list().await?;
+        all.retain(|e| !e.name.as_str().contains('/'));
+        Ok(all)
+    }
+
     /// Removes files. One that is not there is no error.
     async fn remove(&self, names: &[Name]) -> Result<()>;
 

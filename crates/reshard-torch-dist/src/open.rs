@@ -49,7 +49,7 @@ async fn rank_local(store: &Arc<dyn Store>) -> Result<(Table, u32)> {
     let not = |why: String| StrategyError::NotACheckpoint { url: store.url(), why };
     let mut ranks = BTreeSet::new();
     let mut tmp = false;
-    for entry in store.list().await? {
+    for entry in store.top().await? {
         let name = entry.name.as_str();
         tmp |= name == ".metadata.tmp";
         let rank = name

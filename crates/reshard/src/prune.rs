@@ -250,7 +250,7 @@ struct Record {
 async fn records(store: &Arc<dyn Store>) -> Result<Vec<Record>, StrategyError> {
     let commit = Sidecar::read(store).await.0.map(|s| s.commit.file);
     let mut out = Vec::new();
-    for file in store.list().await? {
+    for file in store.top().await? {
         if is_record(&file.name, commit.as_deref()) || file.name.as_str() == METADATA_JSON {
             let modified = store.modified(&file.name).await?;
             let sha256 = if modified.is_none() { sha256(store, &file.name).await? } else { None };

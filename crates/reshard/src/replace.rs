@@ -15,30 +15,25 @@ type Result<T, E = StrategyError> = std::result::Result<T, E>;
 /// What to do with what lies at a place that is to be overwritten. That must be a checkpoint itself, or what an unfinished
 /// save left of one; a folder of checkpoints is neither. Where no file is seen, there is nothing to replace.
 pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Result<IfExists> {
-    let files = match store.list().await {
+    // Most of what could be named by mistake holds more files than one wants to walk through.
+    let top = match store.top().await {
         Ok(files) => files,
         Err(StorageError::NotFound { .. }) => return Ok(IfExists::Refuse),
         Err(e) => return Err(e.into()),
     };
-    if files.is_empty() {
-        return Ok(IfExists::Refuse);
-    }
-    let refused = |why: &str| {
-        let what = "replacing what lies there".into();
-        StorageError::Unsupported { what, why: format!("{why}; name another place, or clear this one") }
-    };
     let sign = |name: &str| own_file(name).is_some_and(|f| f != OwnFile::Megatron);
-    let (below, own): (Vec<&str>, Vec<&str>) =
-        files.iter().map(|f| f.name.as_str()).partition(|n| n.contains('/'));
     // Many programs have a metadata.json; only its content tells whose it is.
-    let checkpoint = own.iter().any(|n| sign(n))
+    let checkpoint = top.iter().any(|f| sign(f.name.as_str()))
         || json(store).await.is_some_and(|b| MetadataJson::parse(&b).is_ok())
         || Sidecar::any(store).await.is_some();
     if !checkpoint {
-        return Err(refused("it holds files, but is no checkpoint").into());
+        // Whether there is something else than files, the store finds when it begins.
+        return if top.is_empty() { Ok(IfExists::Refuse) } else { Err(no_checkpoint()) };
     }
-    if below.iter().any(|n| n.rsplit('/').next().is_some_and(sign)) {
-        return Err(refused("other checkpoints lie in it").into());
+    let files = store.list().await?;
+    let below = files.iter().filter_map(|f| f.name.as_str().rsplit_once('/'));
+    if below.into_iter().any(|(_, name)| sign(name)) {
+        return Err(refused("other checkpoints lie in it"));
     }
     match files_of(store, registry, files).await {
         Ok(names) => Ok(IfExists::Replace(names.into())),
@@ -47,10 +42,20 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
                 "it is a checkpoint of {}, whose files this program can't tell from those of others",
                 key.name.backend
             );
-            Err(refused(&why).into())
+            Err(refused(&why))
         }
         Err(e) => Err(e),
     }
+}
+
+fn refused(why: &str) -> StrategyError {
+    let what = "replacing what lies there".into();
+    StorageError::Unsupported { what, why: format!("{why}; name another place, or clear this one") }.into()
+}
+
+/// Why what lies somewhere is not replaced.
+pub(crate) fn no_checkpoint() -> StrategyError {
+    refused("it holds files, but is no checkpoint")
 }
 
 /// Which of these files are those of the checkpoint, whole or damaged or unfinished, that lies at a place.

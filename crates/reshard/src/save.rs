@@ -2,7 +2,7 @@ use crate::{
     Error, Result, SaveReport,
     error::Context,
     ranks::{self, Ranks},
-    replace::replace,
+    replace::{no_checkpoint, replace},
     report::{Act, Clock},
     sidecar::{SIDECAR, Sidecar},
 };
@@ -11,7 +11,7 @@ use reshard_comm::{Comm, ProcessGroup, Rank};
 use reshard_model::{Dialect, Parts, Path, Plain, Sharded, ShardedObject, StateDict, Value, split};
 use reshard_plan::{DefaultSavePlanner, PlannerData, SavePlanner};
 use reshard_policy::{Limits, ShardingPolicy};
-use reshard_storage::{Durability, FileBody, IfExists, Name, Progress, Stage, Store, Stores};
+use reshard_storage::{Durability, FileBody, IfExists, Name, Progress, Stage, StorageError, Store, Stores};
 use reshard_strategy::{
     BackendVersion, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved,
     StrategyError, agree, cause,
@@ -415,7 +415,10 @@ impl SetUp {
     async fn stage(&self, attempt: &str, overwrite: bool) -> Result<Arc<dyn Stage>, StrategyError> {
         let if_exists =
             if overwrite { replace(&self.store, &self.registry).await? } else { IfExists::Refuse };
-        Ok(self.store.stage(attempt, if_exists).await?)
+        match self.store.stage(attempt, if_exists).await {
+            Err(StorageError::Exists { .. }) if overwrite => Err(no_checkpoint()),
+            other => Ok(other?),
+        }
     }
 }
 

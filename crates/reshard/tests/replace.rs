@@ -30,6 +30,19 @@ fn a_folder_of_checkpoints_is_not_replaced() {
 }
 
 #[test]
+fn a_folder_of_folders_is_not_replaced() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(home.path().join("a/b")).unwrap();
+    save(&home.path().join("a/step-1")).unwrap();
+    for place in [home.path(), &home.path().join("a")] {
+        let e = save(place).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+        assert!(e.to_string().contains("is no checkpoint"), "{e}");
+    }
+    assert!(blocking::Checkpoint::open(&home.path().join("a/step-1").display().to_string()).is_ok());
+}
+
+#[test]
 fn a_folder_of_other_files_is_not_replaced() {
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("thesis.tex"), "years of work").unwrap();

@@ -20,6 +20,15 @@ pub(super) struct Root {
     held: Option<Arc<OwnedFd>>,
 }
 
+/// Which files are listed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Depth {
+    /// Those in the directory itself.
+    Top,
+    /// Those in subdirectories too.
+    All,
+}
+
 impl Root {
     pub(super) fn new(path: PathBuf) -> Self {
         Self { path, held: None }
@@ -97,8 +106,8 @@ impl Root {
         }
     }
 
-    /// All files below, sorted.
-    pub(super) fn list(&self) -> Result<Vec<Entry>> {
+    /// Files below, sorted.
+    pub(super) fn list(&self, depth: Depth) -> Result<Vec<Entry>> {
         let fail = |e| StorageError::io("list", &self.path, e);
         let Some(root) = self.open()? else { return Ok(Vec::new()) };
         let mut out = Vec::new();
@@ -128,7 +137,7 @@ impl Root {
                 };
                 let name = format!("{prefix}{file}");
                 if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-                    if walk {
+                    if walk && depth == Depth::All {
                         waiting.push(name + "/");
                     }
                 } else if let (Some(bytes), Ok(name)) = (file_len(&stat), Name::new(name)) {

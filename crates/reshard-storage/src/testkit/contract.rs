@@ -111,6 +111,8 @@ async fn what_is_written_is_seen_only_when_published(store: Arc<dyn Store>) {
     assert_eq!(store.len(&name("b/c")).await.unwrap(), None);
     stage.publish((name("record"), Bytes::from_static(b"done")), Durability::Machine).await.unwrap();
     assert_eq!(names(&store).await, ["a", "b/c", "record"]);
+    let top: Vec<_> = store.top().await.unwrap().into_iter().map(|e| (e.name.to_string(), e.bytes)).collect();
+    assert_eq!(top, [("a".into(), 0), ("record".into(), 4)]);
     assert_eq!(store.len(&name("b/c")).await.unwrap(), Some(100_000));
     assert_eq!(store.len(&name("b")).await.unwrap(), None, "a directory is no file");
     assert_eq!(store.read(&name("b/c"), 0..100_000).await.unwrap(), bytes);

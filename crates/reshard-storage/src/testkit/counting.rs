@@ -88,6 +88,10 @@ impl Store for CountingStore {
         self.inner.list().await
     }
 
+    async fn top(&self) -> Result<Vec<Entry>> {
+        self.inner.top().await
+    }
+
     async fn remove(&self, names: &[Name]) -> Result<()> {
         self.inner.remove(names).await
     }

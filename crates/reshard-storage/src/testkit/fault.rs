@@ -244,6 +244,10 @@ impl Store for FaultStore {
         self.with(Op::List, self.inner.list()).await
     }
 
+    async fn top(&self) -> Result<Vec<Entry>> {
+        self.with(Op::List, self.inner.top()).await
+    }
+
     async fn remove(&self, names: &[Name]) -> Result<()> {
         self.with(Op::Remove, self.inner.remove(names)).await
     }
