@@ -61,6 +61,8 @@ dtypes! {
     Float64 "float64" 8,
     /// Two float16.
     Complex32 "complex32" 4,
+    /// Two bfloat16.
+    BComplex32 "bcomplex32" 4,
     /// Two float32.
     Complex64 "complex64" 8,
     /// Two float64.
@@ -83,14 +85,14 @@ impl DType {
     /// Bytes of the parts that byte order applies to: a complex number is two of them.
     pub const fn word(self) -> u64 {
         match self {
-            Self::Complex32 | Self::Complex64 | Self::Complex128 => self.size() / 2,
+            Self::Complex32 | Self::BComplex32 | Self::Complex64 | Self::Complex128 => self.size() / 2,
             _ => self.size(),
         }
     }
 
     /// Whether elements are complex numbers.
     pub const fn is_complex(self) -> bool {
-        matches!(self, Self::Complex32 | Self::Complex64 | Self::Complex128)
+        matches!(self, Self::Complex32 | Self::BComplex32 | Self::Complex64 | Self::Complex128)
     }
 
     /// Whether elements are real floating-point numbers.

@@ -58,7 +58,7 @@ elements! {
     u8 => UInt8, u16 => UInt16, u32 => UInt32, u64 => UInt64,
     i8 => Int8, i16 => Int16, i32 => Int32, i64 => Int64,
     f16 => Float16, bf16 => BFloat16, f32 => Float32, f64 => Float64,
-    [f16; 2] => Complex32, [f32; 2] => Complex64, [f64; 2] => Complex128,
+    [f16; 2] => Complex32, [bf16; 2] => BComplex32, [f32; 2] => Complex64, [f64; 2] => Complex128,
 }
 
 impl sealed::Sealed for bool {}
@@ -101,6 +101,7 @@ pub(crate) fn zeroed(key: &str, dtype: DType, elements: u64) -> Result<Arc<dyn H
         DType::Float32 => make::<f32>(n),
         DType::Float64 => make::<f64>(n),
         DType::Complex32 => make::<[f16; 2]>(n),
+        DType::BComplex32 => make::<[bf16; 2]>(n),
         DType::Complex64 => make::<[f32; 2]>(n),
         DType::Complex128 => make::<[f64; 2]>(n),
         _ => make::<u8>(n),

@@ -146,6 +146,7 @@ pub fn tensor(tensor: &Tensor, to: DType) -> Result<Tensor> {
 fn part(d: DType) -> Option<DType> {
     match d {
         DType::Complex32 => Some(DType::Float16),
+        DType::BComplex32 => Some(DType::BFloat16),
         DType::Complex64 => Some(DType::Float32),
         DType::Complex128 => Some(DType::Float64),
         _ => None,

@@ -297,6 +297,13 @@ impl<'a> Save<'a> {
                 format!("the key {key} at the top of a state dict is Megatron Core's own; take another one");
             return Err(StrategyError::Invalid(what));
         }
+        let is_common = |leaf: &Sharded| matches!(leaf, Sharded::Object(o) if &*o.key == COMMON_STATE);
+        if let Some((path, _)) = parts.flat.iter().find(|(_, leaf)| is_common(leaf)) {
+            let what = format!(
+                "the sharded object at {path} has the key {COMMON_STATE}, under which Megatron Core keeps common state; take another one"
+            );
+            return Err(StrategyError::Invalid(what));
+        }
         if let Some(content) = self.content_metadata.take() {
             parts.common.insert_tree("content_metadata", Plain::from(content));
         }

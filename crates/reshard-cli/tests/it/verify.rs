@@ -142,3 +142,32 @@ fn no_checkpoint_exits_with_3_in_both_forms() {
     assert_eq!((ran.code, &j["status"], &ran.err[..]), (3, &json!("not a checkpoint"), ""));
     assert!(j["damage"][0]["what"].as_str().unwrap().contains(".metadata"));
 }
+
+#[test]
+fn an_object_that_is_beyond_the_decoder_is_sound_and_carried_over() {
+    // A list of lists of lists …, as torch.save would write it; deeper than values may be here.
+    let mut pickle = b"\x80\x02".to_vec();
+    pickle.extend(std::iter::repeat_n(b"]".as_slice(), 400).flatten());
+    pickle.extend(std::iter::repeat_n(b"a".as_slice(), 399).flatten());
+    pickle.push(b'.');
+    let sound = reshard::Value::Int(7);
+    let codec = reshard_torch_format::TorchSave::default();
+    let whole = reshard::ObjectCodec::encode(&codec, &sound).unwrap();
+    // The same archive with another pickle.
+    let layout =
+        reshard_torch_format::archive::ArchiveLayout::new(&pickle, &[], &Default::default()).unwrap();
+    let mut bytes = layout.head().to_vec();
+    bytes.extend(layout.finish(&[]).unwrap());
+    assert_ne!(bytes[..], whole[..]);
+    let payload = reshard::Payload::Encoded { codec: "torch.save", bytes: bytes.into() };
+    let mut state = reshard::StateDict::new();
+    state.insert("deep", reshard::ShardedObject::item("deep", payload));
+    let saved = states::save(&[state], reshard::Dialect::Dcp);
+    assert_eq!(run(&["verify", &saved.url]).code, 0);
+    let to = saved.beside("to");
+    assert_eq!(run(&["convert", &saved.url, &to]).code, 0);
+    let object =
+        |url: &str| reshard::blocking::Checkpoint::open(url).unwrap().object_payload("deep").unwrap();
+    assert_eq!(object(&to), object(&saved.url));
+    assert!(reshard::blocking::Checkpoint::open(&to).unwrap().object("deep").is_err());
+}

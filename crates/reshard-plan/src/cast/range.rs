@@ -56,7 +56,7 @@ fn values(d: DType) -> Option<Values> {
             let float = Float { max: 127, min: -127, zero: false, negative_zero: false, infinite: false };
             Some(Values { digits: 1, signed: false, float: Some(float), complex: false })
         }
-        DType::Complex32 | DType::Complex64 | DType::Complex128 => {
+        DType::Complex32 | DType::BComplex32 | DType::Complex64 | DType::Complex128 => {
             super::part(d).and_then(values).map(|v| Values { complex: true, ..v })
         }
         _ => None,
