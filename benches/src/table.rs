@@ -31,6 +31,29 @@ pub(crate) struct Args {
     /// Turns that peers take.
     #[arg(long, default_value_t = 3)]
     turns: usize,
+    /// Before each measurement, wait so many seconds at most for others to leave the machine alone.
+    #[arg(long, default_value_t = 0)]
+    patience: u64,
+}
+
+/// Jiffies of all processors since the start: all, and idle ones.
+fn jiffies() -> Option<(u64, u64)> {
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
+    let numbers = stat.lines().next()?.split_whitespace().skip(1).map(|n| n.parse().unwrap_or(0));
+    let all: Vec<u64> = numbers.take(8).collect();
+    Some((all.iter().sum(), all.get(3)? + all.get(4)?))
+}
+
+/// Until the machine is idle for two seconds, nearly; for `patience` seconds at most.
+fn wait_for_quiet(patience: u64) {
+    for _ in 0..patience / 2 {
+        let before = jiffies();
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        match (before, jiffies()) {
+            (Some(a), Some(b)) if (b.1 - a.1) * 10 < (b.0 - a.0) * 9 => {}
+            _ => return,
+        }
+    }
 }
 
 /// One way to do a thing, and what it took.
@@ -70,6 +93,7 @@ impl Peer {
                 c
             }
         };
+        wait_for_quiet(args.patience);
         let out = command.output().with_context(|| format!("{} did not start", self.name))?;
         let text = String::from_utf8_lossy(&out.stdout);
         let Some(line) = text.lines().rev().find(|l| l.starts_with('{')).filter(|_| out.status.success())
