@@ -9,7 +9,7 @@ use crate::{
     sidecar::Sidecar,
 };
 use reshard_storage::{Entry, Leftover, Name, Progress, StorageError, Store, Stores};
-use reshard_strategy::{FileRole, Registry, StrategyError};
+use reshard_strategy::{Damage, FileRole, Registry, StrategyError};
 use reshard_torch_dist::{METADATA_JSON, OwnFile, own_file};
 use std::{
     future::{Future, IntoFuture},
@@ -193,8 +193,7 @@ impl<'a> Prune<'a> {
     /// Opens what is not damaged, as far as a quick look tells.
     async fn sound(&self, store: &Arc<dyn Store>) -> Result<Opened, StrategyError> {
         let opened = self.how.open_store(Arc::clone(store)).await?;
-        let mut found = opened.reader.verify(false, &Progress::default()).await?;
-        found.damage.append(&mut found.unchecked);
+        let found = opened.reader.verify(false, &Progress::default()).await?;
         match opened.common().await {
             Ok(_) => {}
             // It is one, as its metadata says.
@@ -203,13 +202,17 @@ impl<'a> Prune<'a> {
             }
             Err(e) => return Err(e),
         }
-        match found.damage.into_iter().next() {
-            None => Ok(opened),
+        let name = |d: &Damage| d.key.as_ref().map(|k| format!("{k}: ")).unwrap_or_default();
+        if let Some(d) = found.damage.into_iter().next() {
+            let what = format!("{}{}; nothing of a damaged checkpoint is removed", name(&d), d.what);
+            return Err(StrategyError::corrupt(d.file.unwrap_or_else(|| self.url.into()), d.offset, what));
+        }
+        match found.unchecked.first() {
             Some(d) => {
-                let key = d.key.map(|k| format!("{k}: ")).unwrap_or_default();
-                let what = format!("{key}{}; nothing of a damaged checkpoint is removed", d.what);
-                Err(StrategyError::corrupt(d.file.unwrap_or_else(|| self.url.into()), d.offset, what))
+                let source = io::Error::other(format!("{}{}", name(d), d.what));
+                Err(StorageError::io("check", self.url, source).into())
             }
+            None => Ok(opened),
         }
     }
 
