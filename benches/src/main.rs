@@ -1,6 +1,7 @@
 //! `reshard-bench`: measures reshard beside PyTorch's DCP and beside plain reads and writes, in one run, and prints a table.
 #![expect(clippy::print_stdout, reason = "a program whose output is its result")]
 
+mod lookup;
 mod measure;
 mod plan;
 mod policy;

@@ -57,6 +57,13 @@ pub(crate) enum What {
         #[arg(long)]
         cut: bool,
     },
+    /// A million rows of an embedding table of ten million.
+    Embedding {
+        /// What is done.
+        what: crate::lookup::Do,
+        /// How often.
+        iterations: usize,
+    },
     /// Reads the pickle of a `.metadata`.
     Parse {
         /// The file.
@@ -107,6 +114,7 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
         What::Pread(a) => plain(a, false),
         What::Plan { ranks, items } => crate::plan::plan(*ranks, *items),
         What::Policy { pieces, iterations, cut } => crate::policy::policy(*pieces, *cut, *iterations),
+        What::Embedding { what, iterations } => crate::lookup::lookup(*what, *iterations),
         What::Parse { file, iterations } => crate::plan::parse(file, *iterations),
     }
 }

@@ -13,9 +13,15 @@ pub(crate) struct Args {
     /// Python with torch 2.15; without it, PyTorch's columns stay empty.
     #[arg(long)]
     python: Option<PathBuf>,
+    /// Python with TensorFlow 2.21; without it, TensorFlow's columns stay empty.
+    #[arg(long)]
+    tensorflow: Option<PathBuf>,
     /// Folder of the Python scripts.
     #[arg(long, default_value = "benches/python")]
     scripts: PathBuf,
+    /// Only a part of the table.
+    #[arg(long)]
+    only: Option<Part>,
     /// Where to save: once for each, such as a tmpfs and a disk.
     #[arg(long, default_values_t = [String::from("/dev/shm"), String::from("target")])]
     on: Vec<String>,
@@ -34,6 +40,12 @@ pub(crate) struct Args {
     /// Before each measurement, wait so many seconds at most for others to leave the machine alone.
     #[arg(long, default_value_t = 0)]
     patience: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    Checkpoints,
+    Embeddings,
 }
 
 /// Jiffies of all processors since the start: all, and idle ones.
@@ -65,7 +77,8 @@ struct Peer {
 
 enum Program {
     Reshard(Vec<String>),
-    Python(&'static str, Vec<String>),
+    Torch(&'static str, Vec<String>),
+    TensorFlow(&'static str, Vec<String>),
 }
 
 impl Peer {
@@ -76,7 +89,12 @@ impl Peer {
 
     fn python(name: &'static str, script: &'static str, args: &[&str]) -> Self {
         let args = args.iter().map(|a| a.to_string()).collect();
-        Self { name, program: Program::Python(script, args), measured: Vec::new() }
+        Self { name, program: Program::Torch(script, args), measured: Vec::new() }
+    }
+
+    fn tensorflow(name: &'static str, script: &'static str, args: &[&str]) -> Self {
+        let args = args.iter().map(|a| a.to_string()).collect();
+        Self { name, program: Program::TensorFlow(script, args), measured: Vec::new() }
     }
 
     fn run(&mut self, args: &Args) -> Result<()> {
@@ -86,8 +104,11 @@ impl Peer {
                 c.arg("measure").args(a);
                 c
             }
-            Program::Python(script, a) => {
-                let Some(python) = &args.python else { return Ok(()) };
+            Program::Torch(script, a) | Program::TensorFlow(script, a) => {
+                let torch = matches!(self.program, Program::Torch(..));
+                let Some(python) = (if torch { &args.python } else { &args.tensorflow }) else {
+                    return Ok(());
+                };
                 let mut c = Command::new(python);
                 c.arg(args.scripts.join(script)).args(a).env("PYTHONWARNINGS", "ignore");
                 c
@@ -171,6 +192,16 @@ fn warm(place: &Path, gb: f64) -> Result<()> {
 pub(crate) fn run(args: &Args) -> Result<()> {
     println!("| what | who | median | speed | their time / ours | CPU | memory beyond the state |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
+    if args.only != Some(Part::Embeddings) {
+        checkpoints(args)?;
+    }
+    if args.only != Some(Part::Checkpoints) {
+        embeddings(args)?;
+    }
+    Ok(())
+}
+
+fn checkpoints(args: &Args) -> Result<()> {
     let (gb, small, n) = (args.gb.to_string(), args.small_gb.to_string(), args.iterations.to_string());
     for place in &args.on {
         let base = tempfile::tempdir_in(place).with_context(|| format!("{place} can't be written to"))?;
@@ -306,5 +337,52 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             &[Target { peer: "pickle.load", least: 5.0 }],
         )?;
     }
+    Ok(())
+}
+
+/// Lookups in a table of 10 million x 64 float32 in 8 parts, by two threads.
+fn embeddings(args: &Args) -> Result<()> {
+    const SCRIPT: &str = "embedding_bench.py";
+    let n = args.iterations.to_string();
+    let tensorflow = |name, who, what| Peer::tensorflow(name, SCRIPT, &[who, what, &n]);
+    compare(
+        args,
+        "look up 1 million ids, 256 MB of rows",
+        vec![
+            Peer::reshard("reshard", &["embedding", "lookup", &n]),
+            Peer::python("torch, table in one piece", SCRIPT, &["torch", "lookup", &n]),
+            tensorflow("TensorFlow, tf.function", "tensorflow", "lookup"),
+            tensorflow("TensorFlow, eager", "tensorflow-eager", "lookup"),
+        ],
+        &[
+            Target { peer: "torch, table in one piece", least: 1.0 },
+            Target { peer: "TensorFlow, tf.function", least: 3.0 },
+            Target { peer: "TensorFlow, eager", least: 3.0 },
+        ],
+    )?;
+    compare(
+        args,
+        "the same into the memory of the last rows",
+        vec![
+            Peer::reshard("reshard", &["embedding", "into", &n]),
+            Peer::python("torch, index_select(out=)", SCRIPT, &["torch", "into", &n]),
+            tensorflow("TensorFlow, tf.function", "tensorflow", "lookup"),
+            tensorflow("TensorFlow, eager", "tensorflow-eager", "lookup"),
+        ],
+        &[
+            Target { peer: "TensorFlow, tf.function", least: 3.0 },
+            Target { peer: "TensorFlow, eager", least: 3.0 },
+        ],
+    )?;
+    compare(
+        args,
+        "gradients of these rows for each part",
+        vec![
+            Peer::reshard("reshard", &["embedding", "gradients", &n]),
+            tensorflow("TensorFlow, tf.function", "tensorflow", "gradients"),
+            tensorflow("TensorFlow, eager", "tensorflow-eager", "gradients"),
+        ],
+        &[],
+    )?;
     Ok(())
 }

@@ -32,6 +32,10 @@ pub(crate) const MCORE_012: Venv = Venv {
     installs: &[&["torch==2.6.0", "numpy<2", "packaging", "psutil"], &["--no-deps", "megatron-core==0.12.3"]],
 };
 
+/// The TensorFlow whose embeddings ours are held to. Without support for GPUs, which is most of its size.
+pub(crate) const TENSORFLOW: Venv =
+    Venv { name: "tensorflow-2.21", installs: &[&["tensorflow-cpu==2.21.0"]] };
+
 impl Venv {
     /// Its Python, installed first if need be.
     pub(crate) fn python(&self) -> Result<PathBuf> {

@@ -1,4 +1,8 @@
-use crate::{EmbeddingError, Ids, Permutation, Result, ShardedVariable, memory::filled, rows::Rows};
+use crate::{
+    EmbeddingError, Ids, Permutation, Result, ShardedVariable,
+    memory::{filled, refilled},
+    rows::Rows,
+};
 use bytes::Bytes;
 use reshard_model::{Dims, Tensor};
 use serde::{Deserialize, Serialize};
@@ -91,6 +95,37 @@ pub fn embedding_lookup<'a>(
     let rows =
         filled(table.name(), table.dtype(), &list, options.threads, |run, to| reader.read(&ids, run, to))?;
     Ok(rows.view(&shape_of_rows(table, ids.shape()))?)
+}
+
+/// As [`embedding_lookup`], into a tensor that is there: one that an earlier lookup gave, so that no new memory has to be taken.
+///
+/// ```
+/// use reshard_embedding::{LookupOptions, ShardedVariable, embedding_lookup, embedding_lookup_into};
+/// use reshard_model::Tensor;
+/// let table = ShardedVariable::from_parts("emb", [Tensor::from_vec(&[3, 1], vec![0f32, 1., 2.])?])?;
+/// let mut rows = embedding_lookup(&table, &[0, 1], &LookupOptions::new())?;
+/// embedding_lookup_into(&table, &[2, 0], &LookupOptions::new(), &mut rows)?;
+/// assert_eq!(rows.to_vec::<f32>().unwrap(), [2., 0.]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As there; and when `out` has another shape or element type, has gaps, or shares its memory with somebody. What it holds after an
+/// error is not said.
+pub fn embedding_lookup_into<'a>(
+    table: &ShardedVariable,
+    ids: impl Into<Ids<'a>>,
+    options: &LookupOptions<'_>,
+    out: &mut Tensor,
+) -> Result<()> {
+    let ids = ids.into();
+    table.check_value("a lookup of these ids", out, &shape_of_rows(table, ids.shape()))?;
+    if !out.layout().is_contiguous() {
+        return Err(EmbeddingError::invalid(table.name(), "rows can't be put into a view with gaps"));
+    }
+    let reader = Reader::new(table, options)?;
+    let rows = ids.values().len() as u64;
+    refilled(table.name(), out, rows, options.threads, |run, to| reader.read(&ids, run, to))
 }
 
 /// These axes, and those of a row.

@@ -88,8 +88,8 @@ const BYTES_PER_THREAD: u64 = 1 << 20;
 /// So many bytes are filled at a time: their pages come at once, and are still in the cache when they are filled.
 const BYTES_AT_A_TIME: u64 = 1 << 18;
 
-/// A new tensor that `f` fills, run by run of its first axis, several runs at once when there is much to do. `f` gets the
-/// indexes of a run and its memory; the runs together have all indexes, also when these have no bytes.
+/// A new tensor that `f` fills, some indexes of its first axis at a time, by several threads when there is much to do. `f` gets
+/// indexes and their memory, and is called for all indexes also when these have no bytes.
 pub(crate) fn filled(
     name: &str,
     dtype: DType,
@@ -97,59 +97,82 @@ pub(crate) fn filled(
     threads: Option<usize>,
     f: impl Fn(Range<u64>, &mut [u8]) -> Result<()> + Sync,
 ) -> Result<Tensor> {
-    let out = Tensor::zeros(name, dtype, shape)?;
     let rows = shape.first().copied().unwrap_or(1);
-    if out.nbytes() == 0 {
-        f(0..rows, &mut [])?;
-        return Ok(out);
+    written(name, dtype, shape, |memory| fill(memory, rows, threads, true, f))
+}
+
+/// As [`filled`], into a tensor that is there.
+pub(crate) fn refilled(
+    name: &str,
+    out: &mut Tensor,
+    rows: u64,
+    threads: Option<usize>,
+    f: impl Fn(Range<u64>, &mut [u8]) -> Result<()> + Sync,
+) -> Result<()> {
+    let nothing = Tensor::zeros(name, out.dtype(), &[0])?;
+    let mut tensor = Some(std::mem::replace(out, nothing));
+    let outcome = edit(name, vec![&mut tensor], |memory| {
+        memory.first_mut().map_or(Ok(()), |memory| fill(memory, rows, threads, false, f))
+    });
+    if let Some(back) = tensor {
+        *out = back;
     }
-    let width = out.nbytes() / rows;
-    let most = threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)) as u64;
-    let runs = (out.nbytes() / BYTES_PER_THREAD).min(most).min(rows).max(1);
-    let start = |i: u64| rows / runs * i + i.min(rows % runs);
-    let indexes = |i: u64| start(i)..start(i + 1);
-    let region = |i: u64| {
-        let mut region = Region::whole(shape);
-        if let (Some(offset), Some(length)) = (region.offsets.first_mut(), region.lengths.first_mut()) {
-            (*offset, *length) = (start(i), start(i + 1) - start(i));
-        }
-        region
-    };
-    let (landing, views) = Landing::new(name, vec![out]).map_err(|(e, _)| e)?;
-    let wants: Vec<_> = views.iter().flat_map(|v| (0..runs).map(move |i| (v, region(i)))).collect();
-    let claims = landing.claim(&wants)?;
+    outcome?
+}
+
+/// A new tensor of zeros that `f` writes to, in one piece.
+pub(crate) fn written(
+    name: &str,
+    dtype: DType,
+    shape: &Dims,
+    f: impl FnOnce(&mut [u8]) -> Result<()>,
+) -> Result<Tensor> {
+    let mut out = Some(Tensor::zeros(name, dtype, shape)?);
+    edit(name, vec![&mut out], |memory| memory.first_mut().map_or(Ok(()), |memory| f(memory)))??;
+    out.ok_or_else(|| not_back(name))
+}
+
+/// `new` memory gets its pages in blocks, just before each is filled.
+fn fill(
+    memory: &mut [u8],
+    rows: u64,
+    threads: Option<usize>,
+    new: bool,
+    f: impl Fn(Range<u64>, &mut [u8]) -> Result<()> + Sync,
+) -> Result<()> {
+    let bytes = memory.len() as u64;
+    if bytes == 0 {
+        return f(0..rows, memory);
+    }
+    let width = bytes / rows;
     let at_a_time = (BYTES_AT_A_TIME / width).max(1);
-    let work = &|i: u64, claim: Claim| {
-        let mut claim = open(claim)?;
-        let blocks = run(&mut claim).chunks_mut((at_a_time * width) as usize);
-        indexes(i).step_by(at_a_time as usize).zip(blocks).try_for_each(|(first, block)| {
-            // Of a wider row the pages come as they are written: it may have none, if its id is wrong.
-            if width <= BYTES_AT_A_TIME {
+    let work = |rows: Range<u64>, memory: &mut [u8]| {
+        let blocks = memory.chunks_mut((at_a_time * width) as usize);
+        rows.clone().step_by(at_a_time as usize).zip(blocks).try_for_each(|(first, block)| {
+            // Of a wider row the pages come as they are written: it has none if its id is wrong.
+            if new && width <= BYTES_AT_A_TIME {
                 populate(block);
             }
-            f(first..indexes(i).end.min(first + at_a_time), block)
+            f(first..rows.end.min(first + at_a_time), block)
         })
     };
+    let most = threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)) as u64;
+    let each = rows.div_ceil((bytes / BYTES_PER_THREAD).min(most).max(1));
     thread::scope(|scope| {
-        let mut claims = (0..).zip(claims);
-        let first = claims.next();
-        let others: Vec<_> = claims.map(|(i, claim)| scope.spawn(move || work(i, claim))).collect();
-        let mut outcome = first.map_or(Ok(()), |(i, claim)| work(i, claim));
+        let runs = memory.chunks_mut((each * width) as usize);
+        let mut runs =
+            (0..rows).step_by(each as usize).zip(runs).map(|(i, run)| (i..rows.min(i + each), run));
+        let first = runs.next();
+        let work = &work;
+        let others: Vec<_> = runs.map(|(rows, run)| scope.spawn(move || work(rows, run))).collect();
+        let mut outcome = first.map_or(Ok(()), |(rows, run)| work(rows, run));
         for thread in others {
             let theirs = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             // The first error in the order of indexes is told, however many threads there are.
             outcome = outcome.and(theirs);
         }
         outcome
-    })?;
-    reclaimed(name, landing, views)
-}
-
-/// A new tensor of zeros that `f` writes to, in one piece.
-pub(crate) fn written(name: &str, dtype: DType, shape: &Dims, f: impl FnOnce(&mut [u8])) -> Result<Tensor> {
-    let mut out = Some(Tensor::zeros(name, dtype, shape)?);
-    edit(name, vec![&mut out], |memory| memory.first_mut().map(|memory| f(memory)))?;
-    out.ok_or_else(|| not_back(name))
+    })
 }
 
 /// A new tensor of pieces, each with its box of it.

@@ -51,6 +51,7 @@ impl IndexedSlices {
                     add(&mut out[i as usize * width..][..width], from);
                 }
             }
+            Ok(())
         })
     }
 }

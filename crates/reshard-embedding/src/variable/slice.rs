@@ -135,6 +135,7 @@ impl Variable {
                     walk(&axes, bytes, 0, out, 0, item as usize);
                 }
             }
+            Ok(())
         })?;
         Ok(out.view(&shape)?)
     }

@@ -5,9 +5,10 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use reshard_embedding::{
     Combiner, Ids, LookupOptions, Permutation, ShardedVariable, SparseIds, Strategy as Order,
-    embedding_lookup, embedding_lookup_sparse, lookup_gradients, safe_embedding_lookup_sparse,
+    embedding_lookup, embedding_lookup_into, embedding_lookup_sparse, lookup_gradients,
+    safe_embedding_lookup_sparse,
 };
-use reshard_model::{Element, ErrorKind, Tensor};
+use reshard_model::{Element, ErrorKind, Region, Tensor};
 
 fn floats<T: Element>(rows: Vec<Vec<T>>) -> ShardedVariable {
     let width = rows[0].len() as u64;
@@ -135,6 +136,30 @@ fn the_first_wrong_id_is_told_whatever_the_number_of_threads() {
     ids.truncate(400);
     let got = embedding_lookup(&v, &ids, &LookupOptions::new().threads(3)).unwrap();
     assert_eq!(got.into_vec::<i64>().unwrap(), (0..400 * 1024).collect::<Vec<i64>>());
+}
+
+#[test]
+fn a_lookup_fills_memory_that_is_there() {
+    let v = table(&[2, 1], &[2]);
+    let options = LookupOptions::new();
+    let mut out = embedding_lookup(&v, &[0, 1], &options).unwrap();
+    let memory = out.buffer_id();
+    embedding_lookup_into(&v, &[2, 0], &options, &mut out).unwrap();
+    assert_eq!((out.buffer_id(), out.to_vec::<i64>().unwrap()), (memory, vec![4, 5, 0, 1]));
+    let message = |ids: &[i64], out: &mut Tensor| {
+        embedding_lookup_into(&v, ids, &options, out).unwrap_err().to_string()
+    };
+    assert!(message(&[0], &mut out).contains("values of shape [1, 2] of int64, given were [2, 2]"));
+    assert!(message(&[0, 3], &mut out).contains("out of range"));
+    let other = out.clone();
+    assert!(message(&[0, 1], &mut out).contains("shared"));
+    // also after an error it has its memory
+    assert!(out.same_buffer(&other) && out.buffer_id() == memory);
+    drop(out);
+    let mut column =
+        Tensor::from_vec(&[1, 2, 4], vec![0i64; 8]).unwrap().narrow(&Region::new([0, 0, 0], [1, 2, 2]));
+    let ids = Ids::shaped(vec![0, 1], &[1, 2]).unwrap();
+    assert!(embedding_lookup_into(&v, ids, &options, &mut column).unwrap_err().to_string().contains("gaps"));
 }
 
 #[test]
