@@ -1,4 +1,4 @@
-use crate::{EmbeddingError, LookupOptions, Result, ShardedVariable, lookup::embedding_lookup};
+use crate::{EmbeddingError, Ids, LookupOptions, Result, ShardedVariable, lookup::embedding_lookup};
 use reshard_model::{DType, ReplicaId, ShardedTensor, Tensor};
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -186,6 +186,31 @@ impl Permutation {
     #[inline]
     pub fn row_of(&self, id: u64) -> Option<u64> {
         self.row_of_id.get(usize::try_from(id).ok()?).map(|&row| row as u64)
+    }
+
+    /// The rows of ids: where a scatter finds them.
+    ///
+    /// # Errors
+    /// When an id has no row.
+    ///
+    /// ```
+    /// use reshard_embedding::Permutation;
+    /// let order = Permutation::new(vec![2, 0, 1])?;
+    /// assert_eq!(order.rows_of(&[0, 2])?.values(), [2, 1]);
+    /// assert!(order.rows_of(&[3]).is_err());
+    /// # Ok::<(), reshard_embedding::EmbeddingError>(())
+    /// ```
+    pub fn rows_of<'a>(&self, ids: impl Into<Ids<'a>>) -> Result<Ids<'static>> {
+        let ids = ids.into();
+        let row = |(at, &id): (usize, &i64)| {
+            let row = usize::try_from(id).ok().and_then(|id| self.row_of_id.get(id));
+            row.copied().ok_or_else(|| {
+                let why = format!("the order has {} rows", self.len());
+                EmbeddingError::IdOutOfRange { name: NAME.into(), id, at, why }
+            })
+        };
+        let rows = ids.values().iter().enumerate().map(row).collect::<Result<Vec<_>>>()?;
+        Ids::shaped(rows, ids.shape())
     }
 
     /// Whether every id is its own row.
