@@ -208,6 +208,18 @@ fn options_that_do_not_go_together_are_refused() {
 }
 
 #[test]
+fn ids_are_whole_numbers_in_a_shape_that_they_fill() {
+    assert!(
+        Ids::shaped(vec![1, 2, 3], &[2, 2]).unwrap_err().to_string().contains("3 given for shape [2, 2]")
+    );
+    assert!(Ids::shaped(vec![], &[u64::MAX, u64::MAX]).is_err());
+    let e = Ids::of(&Tensor::from_vec(&[1], vec![1f32]).unwrap()).unwrap_err();
+    assert!(e.to_string().contains("elements are float32"), "{e}");
+    let got = embedding_lookup(&table(&[3], &[]), Ids::scalar(2), &LookupOptions::new()).unwrap();
+    assert_eq!((got.shape().len(), got.to_vec::<i64>().unwrap()), (0, vec![2]));
+}
+
+#[test]
 fn a_sparse_matrix_is_checked_when_it_is_made() {
     let says = |r: Result<SparseIds, reshard_embedding::EmbeddingError>, what: &str| {
         let message = r.unwrap_err().to_string();
@@ -232,6 +244,12 @@ fn safe_lookups_leave_out_what_means_nothing() {
     // weights that are not positive count in sums only
     assert_eq!(look(Combiner::Sum, None), [-2.0, -20.0, 0.0, 0.0, 0.0, 0.0, 6.0, 60.0]);
     assert_eq!(look(Combiner::Mean, Some(1)), [1.0, 10.0, 2.0, 20.0, 2.0, 20.0, 3.0, 30.0]);
+    // an id that weighs nothing is no id
+    let weightless = SparseIds::ragged(&[&[2]]).with_weights([0.0]).unwrap();
+    for (combiner, want) in [(Combiner::Sqrtn, [1.0, 10.0]), (Combiner::Sum, [0.0, 0.0])] {
+        let got = safe_embedding_lookup_sparse(&v, &weightless, combiner, Some(0), &LookupOptions::new());
+        assert_eq!(got.unwrap().to_vec::<f32>().unwrap(), want);
+    }
     let plain = embedding_lookup_sparse(&v, &ids, Combiner::Sum, &LookupOptions::new()).unwrap_err();
     assert!(plain.to_string().contains("id -1 at position 1"), "{plain}");
     let missing = safe_embedding_lookup_sparse(&v, &ids, Combiner::Mean, Some(3), &LookupOptions::new());

@@ -34,6 +34,7 @@ proptest! {
         parts.sort_by_key(|(offsets, _)| offsets.iter().fold(seed, |h, o| (h ^ o).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
         let again = PartitionedVariable::from_parts("w", v.shape(), parts.clone()).unwrap();
         prop_assert_eq!(again.to_tensor().unwrap(), v.to_tensor().unwrap());
+        prop_assert!(again.parts().is_sorted_by_key(|p| p.region().offsets.clone()));
         let (_, without) = parts.remove(lost.index(n));
         let incomplete = PartitionedVariable::from_parts("w", v.shape(), parts);
         prop_assert_eq!(incomplete.is_err(), without.nbytes() > 0 || n == 1);
