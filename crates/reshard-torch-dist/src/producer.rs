@@ -4,8 +4,9 @@ use crate::{
     Flavour,
     table::{Signs, Table},
 };
-use reshard_model::Dialect;
+use reshard_model::{DType, Dialect};
 use reshard_strategy::Producer;
+use std::collections::BTreeSet;
 
 /// The flavour of a `.metadata`, by what PyTorch's versions changed in it.
 pub(crate) fn flavour(s: &Signs) -> Flavour {
@@ -17,6 +18,63 @@ pub(crate) fn flavour(s: &Signs) -> Flavour {
     }
 }
 
+/// Minor version of the first PyTorch 2 that saves and loads tensors of an element type; the type itself may be older.
+fn since(dtype: DType) -> u8 {
+    match dtype {
+        DType::Float8E4M3Fn | DType::Float8E5M2 => 2,
+        DType::Complex32 | DType::Float8E4M3FnUz | DType::Float8E5M2FnUz => 3,
+        DType::UInt16 | DType::UInt32 | DType::UInt64 | DType::Float8E8M0Fnu => 7,
+        DType::Float4E2M1FnX2 => 14,
+        DType::BComplex32 => 15,
+        _ => 1,
+    }
+}
+
+/// The first PyTorch that saves and loads without collectives.
+const RANK_LOCAL: u8 = 9;
+
+/// Which PyTorch loads it: one that knows the flavour, the layout, and every element type in it.
+struct Needs {
+    minor: u8,
+    /// Element types that no earlier PyTorch loads, if it is they that ask for this one.
+    dtypes: BTreeSet<DType>,
+}
+
+impl Needs {
+    fn of(table: &Table, flavour: Flavour, rank_local: bool) -> Self {
+        let format = match flavour {
+            Flavour::Universal => 1,
+            Flavour::Torch23 => 3,
+            Flavour::Torch24 => 4,
+            Flavour::Torch215 => 15,
+        };
+        let format = if rank_local { RANK_LOCAL.max(format) } else { format };
+        let all: BTreeSet<DType> = table.metadata.tensors().map(|t| t.dtype()).collect();
+        let minor = all.iter().copied().map(since).fold(format, u8::max);
+        let dtypes = all.into_iter().filter(|d| since(*d) == minor && minor > format).collect();
+        Self { minor, dtypes }
+    }
+
+    /// `PyTorch 2.7 or later, for its uint16, uint32`.
+    fn text(&self) -> String {
+        let names: Vec<&str> = self.dtypes.iter().map(|d| d.name()).collect();
+        let why = if names.is_empty() { String::new() } else { format!(", for its {}", names.join(", ")) };
+        format!("PyTorch 2.{} or later{why}", self.minor)
+    }
+}
+
+/// Who writes a flavour: the first and the last minor version of PyTorch 2, in words.
+fn writers(s: &Signs, flavour: Flavour) -> (u8, &'static str) {
+    match flavour {
+        Flavour::Universal if !s.has_tensors && !s.storage_meta => (3, "PyTorch 2.1 to 2.3, or reshard"),
+        Flavour::Universal => (2, "PyTorch 2.1 or 2.2, or reshard for all versions"),
+        Flavour::Torch23 => (3, "PyTorch 2.3"),
+        Flavour::Torch24 if s.version.is_some() => (14, "PyTorch 2.9 to 2.14"),
+        Flavour::Torch24 => (8, "PyTorch 2.4 to 2.8"),
+        Flavour::Torch215 => (u8::MAX, "PyTorch 2.15"),
+    }
+}
+
 pub(crate) fn producer(
     table: &Table,
     dialect: Dialect,
@@ -25,18 +83,16 @@ pub(crate) fn producer(
 ) -> Producer {
     let s = &table.signs;
     let flavour = flavour(s);
-    let torch = match flavour {
-        Flavour::Universal if !s.has_tensors && !s.storage_meta => "PyTorch 2.1 to 2.3, or reshard",
-        Flavour::Universal => "PyTorch 2.1 or 2.2, or reshard for all versions",
-        Flavour::Torch23 => "PyTorch 2.3",
-        Flavour::Torch24 if s.version.is_some() => "PyTorch 2.9 to 2.14",
-        Flavour::Torch24 => "PyTorch 2.4 to 2.8",
-        Flavour::Torch215 => "PyTorch 2.15",
+    let needs = Needs::of(table, flavour, rank_local.is_some());
+    let torch = match writers(s, flavour) {
+        // A PyTorch of that flavour can't have saved this.
+        (last, _) if last < needs.minor => "reshard",
+        (_, names) => names,
     };
     let mut out = Producer { written_by: vec![torch.into()], ..Producer::default() };
     out.loadable_by.push(match rank_local {
-        Some(n) => format!("PyTorch 2.9 or later, on {n} ranks with the same layout"),
-        None => flavour.readers().into(),
+        Some(n) => format!("{}, on {n} ranks with the same layout", needs.text()),
+        None => needs.text(),
     });
     if let Some(n) = rank_local {
         out.notes.push(format!("rank-local: each of {n} ranks has metadata of its own"));
@@ -55,10 +111,13 @@ pub(crate) fn producer(
         };
         out.written_by.push(mcore.into());
         out.loadable_by.push(match () {
-            () if modern => "Megatron Core 0.19 or later".into(),
+            () if modern => "Megatron Core 0.19 or later".to_string(),
             () if flat => "Megatron Core 0.8 to 0.15 (flattened tensors)".into(),
             () => "Megatron Core 0.12 or later".into(),
         });
+        if let (false, Some(reads)) = (needs.dtypes.is_empty(), out.loadable_by.last_mut()) {
+            reads.push_str(" with such a PyTorch");
+        }
         if flat {
             let n = table.flattened.len();
             out.flattened = n as u64;
@@ -72,4 +131,86 @@ pub(crate) fn producer(
         out.notes.push(format!("items went through stream transforms: {}", names.join(", ")));
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use reshard_model::Region;
+    use reshard_plan::Metadata;
+
+    /// What is said of a checkpoint of these element types.
+    fn of(dtypes: &[DType], flavour: Flavour, dialect: Dialect, rank_local: Option<u32>) -> Producer {
+        let mut b = Metadata::builder();
+        for (i, d) in dtypes.iter().enumerate() {
+            let id = b.add_tensor(&i.to_string(), *d, &[0], Default::default()).unwrap();
+            b.add_chunk(id, &Region::new([0], [0])).unwrap();
+        }
+        let pickle = crate::metadata::write(&b.finish(None).unwrap(), &[], flavour, "here").unwrap();
+        producer(&Table::parse("m", &pickle).unwrap(), dialect, rank_local, true)
+    }
+
+    fn readers(dtypes: &[DType], flavour: Flavour, rank_local: Option<u32>) -> String {
+        of(dtypes, flavour, Dialect::Dcp, rank_local).loadable_by.join("; ")
+    }
+
+    #[test]
+    fn an_element_type_needs_a_pytorch_that_has_it() {
+        use DType::*;
+        for d in DType::ALL {
+            let want = match d {
+                Bool | UInt8 | Int8 | Int16 | Int32 | Int64 | Float16 | BFloat16 | Float32 | Float64
+                | Complex64 | Complex128 => "PyTorch 2.1 or later".into(),
+                Float8E4M3Fn | Float8E5M2 => format!("PyTorch 2.2 or later, for its {d}"),
+                Complex32 | Float8E4M3FnUz | Float8E5M2FnUz => format!("PyTorch 2.3 or later, for its {d}"),
+                UInt16 | UInt32 | UInt64 | Float8E8M0Fnu => format!("PyTorch 2.7 or later, for its {d}"),
+                Float4E2M1FnX2 => format!("PyTorch 2.14 or later, for its {d}"),
+                BComplex32 => format!("PyTorch 2.15 or later, for its {d}"),
+                _ => "a new element type: since when has PyTorch had it?".into(),
+            };
+            assert_eq!(readers(&[Float32, *d], Flavour::Universal, None), want);
+        }
+    }
+
+    #[test]
+    fn the_youngest_of_flavour_layout_and_element_types_decides() {
+        use DType::{BComplex32, Complex32, Float32, UInt16, UInt32};
+        assert_eq!(
+            readers(&[UInt16, Complex32, UInt32], Flavour::Torch23, None),
+            "PyTorch 2.7 or later, for its uint16, uint32"
+        );
+        assert_eq!(readers(&[Complex32], Flavour::Torch24, None), "PyTorch 2.4 or later");
+        assert_eq!(readers(&[BComplex32], Flavour::Torch215, None), "PyTorch 2.15 or later");
+        let local = |dtypes, flavour| readers(dtypes, flavour, Some(2));
+        let layout = ", on 2 ranks with the same layout";
+        assert_eq!(local(&[UInt16], Flavour::Universal), format!("PyTorch 2.9 or later{layout}"));
+        assert_eq!(local(&[Float32], Flavour::Torch215), format!("PyTorch 2.15 or later{layout}"));
+        let new = format!("PyTorch 2.15 or later, for its bcomplex32{layout}");
+        assert_eq!(local(&[BComplex32], Flavour::Universal), new);
+    }
+
+    #[test]
+    fn megatron_core_needs_that_pytorch_too() {
+        let said = of(&[DType::UInt16], Flavour::Universal, Dialect::Megatron, None).loadable_by;
+        assert_eq!(
+            said,
+            ["PyTorch 2.7 or later, for its uint16", "Megatron Core 0.12 or later with such a PyTorch"]
+        );
+        let said = of(&[DType::Int8], Flavour::Universal, Dialect::Megatron, None).loadable_by;
+        assert_eq!(said, ["PyTorch 2.1 or later", "Megatron Core 0.12 or later"]);
+    }
+
+    #[test]
+    fn a_pytorch_without_the_element_type_did_not_write_it() {
+        let by = |dtypes, flavour| of(dtypes, flavour, Dialect::Dcp, None).written_by;
+        assert_eq!(by(&[DType::UInt16], Flavour::Universal), ["reshard"]);
+        assert_eq!(by(&[DType::UInt16], Flavour::Torch23), ["reshard"]);
+        assert_eq!(by(&[DType::UInt16], Flavour::Torch24), ["PyTorch 2.9 to 2.14"]);
+        assert_eq!(by(&[DType::BComplex32], Flavour::Torch215), ["PyTorch 2.15"]);
+        assert_eq!(
+            by(&[DType::Float8E5M2], Flavour::Universal),
+            ["PyTorch 2.1 or 2.2, or reshard for all versions"]
+        );
+        assert_eq!(of(&[], Flavour::Universal, Dialect::Dcp, Some(2)).written_by, ["reshard"]);
+    }
 }
