@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 
 use crate::shell::{Program, cargo, root, say, target_dir};
-use crate::venv::{MCORE_012, TORCH_21, TORCH_215, Venv};
+use crate::venv::{MCORE_012, TORCH_21, TORCH_24, TORCH_215, Venv};
 
 #[derive(Debug)]
 pub(crate) struct Options {
@@ -17,24 +17,58 @@ pub(crate) struct Options {
     pub(crate) keep: bool,
     /// Only the drivers among themselves: tells whether a failure is theirs.
     pub(crate) only_drivers: bool,
+    /// Remove each Python when it has served: one at a time needs a third of the disk.
+    pub(crate) frugal: bool,
 }
 
 /// What one program is asked to do with one spec.
 struct Case {
     /// The program's name, as people and folders call it.
     who: &'static str,
-    venv: &'static Venv,
     spec: &'static str,
     /// Whether PyTorch's own converter has to manage as well.
     converts: bool,
 }
 
-const CASES: &[Case] = &[
-    Case { who: "torch-2.15", venv: &TORCH_215, spec: "dcp", converts: true },
-    Case { who: "torch-2.1", venv: &TORCH_21, spec: "dcp", converts: false },
-    Case { who: "torch-2.15", venv: &TORCH_215, spec: "dcp-new", converts: true },
-    Case { who: "mcore-0.16", venv: &TORCH_215, spec: "megatron", converts: false },
-    Case { who: "mcore-0.12", venv: &MCORE_012, spec: "megatron", converts: false },
+/// What is asked of the programs of one Python; its needs are met one after the other, so that no more than one is needed at a time.
+struct Guest {
+    venv: &'static Venv,
+    cases: &'static [Case],
+    /// The flavours besides the default that its PyTorch loads, and on how many ranks.
+    flavours: &'static [(&'static str, u32)],
+    /// Whether what only the newest PyTorch does is tried too: rank-local metadata, planners, policies.
+    newest: bool,
+}
+
+const GUESTS: &[Guest] = &[
+    Guest {
+        venv: &TORCH_215,
+        cases: &[
+            Case { who: "torch-2.15", spec: "dcp", converts: true },
+            Case { who: "torch-2.15", spec: "dcp-new", converts: true },
+            Case { who: "mcore-0.16", spec: "megatron", converts: false },
+        ],
+        flavours: &[("2.3", 1), ("2.4", 1), ("2.15", 3)],
+        newest: true,
+    },
+    Guest {
+        venv: &TORCH_24,
+        cases: &[Case { who: "torch-2.4", spec: "dcp", converts: true }],
+        flavours: &[("2.3", 1), ("2.4", 3)],
+        newest: false,
+    },
+    Guest {
+        venv: &TORCH_21,
+        cases: &[Case { who: "torch-2.1", spec: "dcp", converts: false }],
+        flavours: &[],
+        newest: false,
+    },
+    Guest {
+        venv: &MCORE_012,
+        cases: &[Case { who: "mcore-0.12", spec: "megatron", converts: false }],
+        flavours: &[],
+        newest: false,
+    },
 ];
 
 /// Ranks that reshard saves on and loads on; all specs can be cut so.
@@ -53,13 +87,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             run.reshard("check", spec, few, &format!("{spec}-by-reshard-{many}"));
         }
     }
-    for case in CASES {
-        run.case(case)?;
-    }
-    if !options.only_drivers {
-        run.knobs()?;
-        run.policies()?;
-        run.planners()?;
+    for guest in GUESTS {
+        run.guest(guest)?;
+        if options.frugal {
+            guest.venv.remove()?;
+        }
     }
     run.finish(options.keep)
 }
@@ -88,14 +120,30 @@ impl Run {
         Ok(Self { place, reshard, passed: 0, failed: Vec::new() })
     }
 
-    fn case(&mut self, case: &Case) -> Result<()> {
-        let Case { who, venv, spec, converts } = *case;
+    fn guest(&mut self, guest: &Guest) -> Result<()> {
+        let python = guest.venv.python()?;
+        for case in guest.cases {
+            self.case(case, &python);
+        }
+        let Some(program) = self.reshard.clone() else { return Ok(()) };
+        for (flavour, ranks) in guest.flavours {
+            self.flavour(&program, guest.venv, &python, flavour, *ranks);
+        }
+        if guest.newest {
+            self.rank_local(&program, &python);
+            self.policies(&program, &python);
+            self.planners(&program, &python);
+        }
+        Ok(())
+    }
+
+    fn case(&mut self, case: &Case, python: &Path) {
+        let Case { who, spec, converts } = *case;
         // The drivers, and on how many ranks they load; Megatron's grids need an even split.
         let (family, loads) = if spec == "megatron" { ("mcore", [1, 2]) } else { ("dcp", [1, 3]) };
-        let python = venv.python()?;
         let theirs = format!("{spec}-by-{who}");
         let save = format!("{family}_save.py");
-        self.driver(&python, &save, spec, &theirs, Some(SAVERS), &format!("{who} saves {theirs}"));
+        self.driver(python, &save, spec, &theirs, Some(SAVERS), &format!("{who} saves {theirs}"));
         let mut sources = vec![theirs.clone()];
         if self.reshard.is_some() {
             for ranks in RESHARD_RANKS {
@@ -106,87 +154,74 @@ impl Run {
         for source in &sources {
             for ranks in loads {
                 let what = format!("{who} loads {source} on {ranks} rank(s)");
-                self.driver(&python, &format!("{family}_load.py"), spec, source, Some(ranks), &what);
+                self.driver(python, &format!("{family}_load.py"), spec, source, Some(ranks), &what);
             }
             if converts {
                 let what = format!("{who} converts {source} to one file");
-                self.driver(&python, "dcp_to_torch.py", spec, source, None, &what);
+                self.driver(python, "dcp_to_torch.py", spec, source, None, &what);
             }
         }
-        Ok(())
     }
 
-    /// What isn't written by default: the flavours of newer PyTorch, and metadata of each rank's own.
-    fn knobs(&mut self) -> Result<()> {
-        let python = TORCH_215.python()?;
-        let script = root().join("tests/interop/python/dcp_load.py");
-        let ways: &[(&str, &[&str], &[&str])] = &[
-            ("flavour-2.3", &["--flavour", "2.3"], &["--ranks", "1"]),
-            ("flavour-2.4", &["--flavour", "2.4"], &["--ranks", "1"]),
-            ("flavour-2.15", &["--flavour", "2.15"], &["--ranks", "3"]),
-            ("rank-local", &["--rank-local"], &["--ranks", "2", "--cut", "write"]),
-        ];
-        for (name, write, load) in ways {
-            let dir = format!("dcp-{name}");
-            let Some(program) = &self.reshard else { return Ok(()) };
-            let program = Program::new(program).args(["write", "--ranks", "2"]).args(write.iter().copied());
-            self.check(&format!("reshard saves {dir}"), program, "dcp", &dir);
+    /// The flavours of newer PyTorch, which are not written by default.
+    fn flavour(&mut self, program: &Path, venv: &Venv, python: &Path, flavour: &str, ranks: u32) {
+        let dir = format!("dcp-flavour-{flavour}");
+        if !self.place.join(&dir).exists() {
+            let write = ["write", "--ranks", "2", "--flavour", flavour];
+            self.check(&format!("reshard saves {dir}"), Program::new(program).args(write), "dcp", &dir);
             self.reshard("check", "dcp", 3, &dir);
-            let program = Program::new(&python).env("PYTHONDONTWRITEBYTECODE", "1").args([&script]);
-            let program = program.args(load.iter().copied());
-            self.check(&format!("torch-2.15 loads {dir}"), program, "dcp", &dir);
         }
-        Ok(())
+        let what = format!("{} loads {dir} on {ranks} rank(s)", venv.name());
+        self.driver(python, "dcp_load.py", "dcp", &dir, Some(ranks), &what);
+    }
+
+    /// Metadata of each rank's own.
+    fn rank_local(&mut self, program: &Path, python: &Path) {
+        let dir = "dcp-rank-local";
+        let write = ["write", "--ranks", "2", "--rank-local"];
+        self.check(&format!("reshard saves {dir}"), Program::new(program).args(write), "dcp", dir);
+        self.reshard("check", "dcp", 3, dir);
+        let load = torch(python, "dcp_load.py").args(["--ranks", "2", "--cut", "write"]);
+        self.check(&format!("torch-2.15 loads {dir}"), load, "dcp", dir);
     }
 
     /// Tensors cut and spread over files as a sharding policy says: chunks like others.
-    fn policies(&mut self) -> Result<()> {
-        let Some(program) = self.reshard.clone() else { return Ok(()) };
-        let python = TORCH_215.python()?;
+    fn policies(&mut self, program: &Path, python: &Path) {
         for bytes in ["4096", "300"] {
             let dir = format!("dcp-shards-of-{bytes}");
             let write = ["write", "--ranks", "2", "--max-shard-size", bytes];
-            self.check(&format!("reshard saves {dir}"), Program::new(&program).args(write), "dcp", &dir);
+            self.check(&format!("reshard saves {dir}"), Program::new(program).args(write), "dcp", &dir);
             self.reshard("check", "dcp", 3, &dir);
             for ranks in [1, 3] {
                 let what = format!("torch-2.15 loads {dir} on {ranks} rank(s)");
-                self.driver(&python, "dcp_load.py", "dcp", &dir, Some(ranks), &what);
+                self.driver(python, "dcp_load.py", "dcp", &dir, Some(ranks), &what);
             }
         }
-        Ok(())
     }
 
     /// The planners of PyTorch's page: what reshard saves with one is loaded by PyTorch, and the other way round.
-    fn planners(&mut self) -> Result<()> {
-        let Some(program) = self.reshard.clone() else { return Ok(()) };
-        let python = TORCH_215.python()?;
-        let torch = |driver: &str| {
-            let script = root().join("tests/interop/python").join(driver);
-            Program::new(&python).env("PYTHONDONTWRITEBYTECODE", "1").args([script])
-        };
+    fn planners(&mut self, program: &Path, python: &Path) {
         for (planner, spec) in
             [("rename", "planners"), ("fp16", "planners"), ("extra", "planners"), ("ddp", "ddp")]
         {
             let dir = format!("planner-{planner}");
             let write = ["write", "--ranks", "2", "--planner", planner];
-            self.check(&format!("reshard saves {dir}"), Program::new(&program).args(write), spec, &dir);
-            let load = torch("dcp_load.py").args(["--ranks", "3", "--planner", planner]);
+            self.check(&format!("reshard saves {dir}"), Program::new(program).args(write), spec, &dir);
+            let load = torch(python, "dcp_load.py").args(["--ranks", "3", "--planner", planner]);
             self.check(&format!("torch-2.15 loads {dir}"), load, spec, &dir);
         }
         for (planner, renames) in [("rename", &["--planner", "rename"][..]), ("materialize", &[])] {
             let dir = format!("for-planner-{planner}");
-            let save = torch("dcp_save.py").args(["--ranks", "2"]).args(renames.iter().copied());
+            let save = torch(python, "dcp_save.py").args(["--ranks", "2"]).args(renames.iter().copied());
             self.check(&format!("torch-2.15 saves {dir}"), save, "planners", &dir);
             let check = ["check", "--ranks", "3", "--planner", planner];
-            self.check(&format!("reshard loads {dir}"), Program::new(&program).args(check), "planners", &dir);
+            self.check(&format!("reshard loads {dir}"), Program::new(program).args(check), "planners", &dir);
         }
-        Ok(())
     }
 
     fn driver(&mut self, python: &Path, driver: &str, spec: &str, dir: &str, ranks: Option<u32>, what: &str) {
-        let script = root().join("tests/interop/python").join(driver);
-        let program = Program::new(python).env("PYTHONDONTWRITEBYTECODE", "1").args([script]);
-        let program = program.args(ranks.iter().flat_map(|ranks| ["--ranks".to_owned(), ranks.to_string()]));
+        let program = torch(python, driver)
+            .args(ranks.iter().flat_map(|ranks| ["--ranks".to_owned(), ranks.to_string()]));
         self.check(what, program, spec, dir);
     }
 
@@ -233,4 +268,10 @@ impl Run {
         }
         Ok(())
     }
+}
+
+/// One of the Python drivers.
+fn torch(python: &Path, driver: &str) -> Program {
+    let script = root().join("tests/interop/python").join(driver);
+    Program::new(python).env("PYTHONDONTWRITEBYTECODE", "1").args([script])
 }

@@ -26,10 +26,11 @@ Usage: cargo xtask COMMAND
   interop   PyTorch and Megatron read what reshard wrote, and the other way round
             --keep    leaves the checkpoints in target/interop
             --self    only the drivers among themselves, without reshard
+            --frugal  removes each Python when it has served; 9 GB of disk are enough then
   bench     benchmarks beside torch DCP; further arguments go to the benchmark program
   ci        test, tidy, lint and interop, with the time that each took
 
-interop and bench install Python programs into target/venvs (about 16 GB, some minutes, once).
+interop and bench install Python programs into target/venvs (about 20 GB, some minutes, once).
 RESHARD_VENVS names another directory for them; PYTHON names the interpreter (3.10 or 3.11).";
 
 fn main() -> ExitCode {
@@ -51,7 +52,7 @@ fn run(args: &[String]) -> Result<()> {
     // Only the benchmarks have arguments of their own.
     let takes: &[&str] = match command {
         "tidy" => &["--bless"],
-        "interop" => &["--keep", "--self"],
+        "interop" => &["--keep", "--self", "--frugal"],
         _ => &[],
     };
     if let Some(odd) = rest.iter().find(|arg| command != "bench" && !takes.contains(&arg.as_str())) {
@@ -62,7 +63,10 @@ fn run(args: &[String]) -> Result<()> {
         "test" => test(),
         "tidy" => tidy::run(has("--bless")),
         "lint" => lint::run(),
-        "interop" => interop::run(&interop::Options { keep: has("--keep"), only_drivers: has("--self") }),
+        "interop" => {
+            let (keep, only_drivers, frugal) = (has("--keep"), has("--self"), has("--frugal"));
+            interop::run(&interop::Options { keep, only_drivers, frugal })
+        }
         "bench" => bench::run(rest),
         "ci" => ci(),
         "help" | "-h" | "--help" => {
@@ -78,7 +82,7 @@ fn test() -> Result<()> {
 }
 
 fn ci() -> Result<()> {
-    let interop = || interop::run(&interop::Options { keep: false, only_drivers: false });
+    let interop = || interop::run(&interop::Options { keep: false, only_drivers: false, frugal: false });
     let steps: [(&str, &dyn Fn() -> Result<()>); 4] =
         [("test", &test), ("tidy", &|| tidy::run(false)), ("lint", &lint::run), ("interop", &interop)];
     let mut times = Vec::new();

@@ -26,6 +26,9 @@ pub(crate) const TORCH_215: Venv = Venv {
 /// Oldest torch whose DCP is stable.
 pub(crate) const TORCH_21: Venv = Venv { name: "torch-2.1", installs: &[&["torch==2.1.2", "numpy<2"]] };
 
+/// The first torch that writes `storage_meta`, and lists as entries of their own.
+pub(crate) const TORCH_24: Venv = Venv { name: "torch-2.4", installs: &[&["torch==2.4.1", "numpy<2"]] };
+
 /// Oldest megatron-core that we promise to serve, with the torch of its time.
 pub(crate) const MCORE_012: Venv = Venv {
     name: "mcore-0.12",
@@ -37,11 +40,14 @@ pub(crate) const TENSORFLOW: Venv =
     Venv { name: "tensorflow-2.21", installs: &[&["tensorflow-cpu==2.21.0"]] };
 
 impl Venv {
+    pub(crate) const fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// Its Python, installed first if need be.
     pub(crate) fn python(&self) -> Result<PathBuf> {
-        let ready = std::env::var_os("RESHARD_VENVS").map(|dir| root().join(dir));
-        let trusted = ready.is_some();
-        let dir = ready.unwrap_or_else(|| target_dir().join("venvs")).join(self.name);
+        let trusted = given().is_some();
+        let dir = given().unwrap_or_else(own).join(self.name);
         let python = dir.join("bin").join("python");
         // Written last, so that an interrupted install or an older list of packages starts anew.
         let stamp = dir.join("reshard-installs.txt");
@@ -55,6 +61,15 @@ impl Venv {
         Ok(python)
     }
 
+    /// Takes its gigabytes off the disk, unless it is one that was given to us.
+    pub(crate) fn remove(&self) -> Result<()> {
+        let dir = own().join(self.name);
+        if given().is_some() || !dir.exists() {
+            return Ok(());
+        }
+        std::fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))
+    }
+
     fn install(&self, dir: &Path, python: &Path) -> Result<()> {
         say(format!("installing {} into {}", self.name, dir.display()));
         if dir.exists() {
@@ -64,12 +79,29 @@ impl Venv {
         for packages in self.installs {
             // pip's own cache would hold the gigabytes a second time.
             Program::new(python)
-                .args(["-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check"])
+                .args([
+                    "-m",
+                    "pip",
+                    "install",
+                    "--quiet",
+                    "--no-cache-dir",
+                    "--no-compile",
+                    "--disable-pip-version-check",
+                ])
                 .args(*packages)
                 .run()?;
         }
         Ok(())
     }
+}
+
+/// Where somebody else keeps environments for us.
+fn given() -> Option<PathBuf> {
+    std::env::var_os("RESHARD_VENVS").map(|dir| root().join(dir))
+}
+
+fn own() -> PathBuf {
+    target_dir().join("venvs")
 }
 
 /// A Python that all versions of torch in use here still have wheels for.
