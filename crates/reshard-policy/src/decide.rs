@@ -41,6 +41,8 @@ pub struct Shard {
 pub struct Sharding {
     /// Shards, in the policy's order.
     pub shards: Vec<Shard>,
+    /// Files that each task writes at least.
+    pub files_per_task: u32,
     /// Figures of the call.
     pub metrics: PolicyMetrics,
 }
@@ -94,6 +96,11 @@ pub fn decide(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>], limits: Limits)
     }
     pieces.iter().try_for_each(Piece::check)?;
     let description = describe(policy)?;
+    let files_per_task = guarded(&description, || policy.files_per_task())?;
+    if files_per_task as usize > pieces.len().saturating_add(MAX_EMPTY) {
+        let what = format!("{files_per_task} files a task for {} pieces; take fewer", pieces.len());
+        return Err(PolicyError::failed(&description, PolicyError::invalid(what)));
+    }
     let limit = limits.max_slices.unwrap_or_else(|| pieces.len().saturating_mul(4).saturating_add(1_000_000));
     let limit = limit.min(u32::MAX as usize);
     let mut out = Shards::with_limit(limit);
@@ -117,8 +124,11 @@ pub fn decide(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>], limits: Limits)
     );
     let task = |cuts: &[Cut]| cuts.first().map_or(0, |c| pieces[c.piece as usize].task);
     let shards = answer.into_iter().map(|cuts| Shard { task: task(&cuts), cuts }).collect();
-    Ok(Sharding { shards, metrics })
+    Ok(Sharding { shards, files_per_task, metrics })
 }
+
+/// More empty files than that are surely a mistake.
+const MAX_EMPTY: usize = 65_536;
 
 /// What a policy says of itself.
 ///
@@ -126,6 +136,14 @@ pub fn decide(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>], limits: Limits)
 /// When it panics.
 pub fn describe(policy: &dyn ShardingPolicy) -> Result<String> {
     guarded("", || policy.description())
+}
+
+/// Whether a policy wants all pieces on one task.
+///
+/// # Errors
+/// When it panics.
+pub fn gathers(policy: &dyn ShardingPolicy) -> Result<bool> {
+    guarded(&describe(policy)?, || policy.gathers())
 }
 
 /// A policy is somebody else's code: what it panics with is an error.

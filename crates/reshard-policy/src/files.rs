@@ -1,6 +1,6 @@
 //! Policies that only count files: those of DCP's FileSystemWriter.
 
-use crate::{Content, Piece, PolicyError, Result, ShardingPolicy, Shards, by_task::put, tasks::by_task};
+use crate::{Content, Piece, Result, ShardingPolicy, Shards, by_task::put, tasks::by_task};
 use serde::{Deserialize, Serialize};
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -33,12 +33,6 @@ impl ShardingPolicy for ByFiles {
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
         let files = self.files_per_task() as usize;
-        if files > pieces.len().saturating_add(MAX_EMPTY) {
-            return Err(PolicyError::invalid(format!(
-                "{files} files for {} pieces; take fewer",
-                pieces.len()
-            )));
-        }
         by_task(pieces).into_iter().try_for_each(|task| put(pieces, spread(pieces, task, files), out))
     }
 
@@ -46,9 +40,6 @@ impl ShardingPolicy for ByFiles {
         self.files.max(1)
     }
 }
-
-/// More empty files than that are surely a mistake.
-const MAX_EMPTY: usize = 65_536;
 
 /// A file for each piece: DCP's `single_file_per_rank=False`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,9 +68,10 @@ impl ShardingPolicy for ByItem {
     }
 }
 
-/// Files of one task. Nothing follows one that is empty.
+/// Files of one task. Nothing follows one that is empty, so that no more are needed than there are pieces.
 fn spread(pieces: &[Piece<'_>], task: Vec<usize>, files: usize) -> Vec<Vec<usize>> {
     let piece = |i: usize| &pieces[i];
+    let files = files.min(task.len());
     let (objects, mut tensors): (Vec<usize>, Vec<usize>) =
         task.into_iter().partition(|&i| piece(i).content == Content::Object);
     if files == 1 {
@@ -104,7 +96,10 @@ fn spread(pieces: &[Piece<'_>], task: Vec<usize>, files: usize) -> Vec<Vec<usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Owned, decided, told};
+    use crate::{
+        ShardByTask, Then,
+        testing::{Owned, decided, told},
+    };
 
     #[test]
     fn objects_go_round_robin_and_tensors_to_the_lightest_file_as_in_dcp() {
@@ -126,8 +121,10 @@ mod tests {
 
     #[test]
     fn a_number_of_files_that_must_be_a_mistake_is_refused() {
-        assert_eq!(ByFiles::new(9).files_per_task(), 9);
         assert!(decided(&ByFiles::new(65_537), &[]).is_err());
-        assert!(decided(&ByFiles::new(65_536), &[]).is_ok());
+        assert_eq!(decided(&ByFiles::new(65_536), &[]).unwrap().files_per_task, 65_536);
+        // In another policy nothing is promised, and no memory is taken for files that stay empty.
+        let most = Then::new(ShardByTask::new(), ByFiles::new(u32::MAX));
+        assert_eq!(told(&most, &[Owned::f32("a", &[1]), Owned::f32("b", &[2])]), ["b", "a"]);
     }
 }

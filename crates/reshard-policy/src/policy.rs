@@ -17,13 +17,13 @@ pub trait ShardingPolicy: Debug + Send + Sync + 'static {
     /// Whatever keeps it from an answer.
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()>;
 
-    /// Whether all pieces shall be brought to one task first.
+    /// Whether all pieces shall be brought to one task first. Asked on the coordinator.
     fn gathers(&self) -> bool {
         false
     }
 
     /// Files that each task writes at least, empty ones if it has no more shards: what readers that count on a number of
-    /// files are promised.
+    /// files are promised. At most 65,536 more than there are pieces.
     fn files_per_task(&self) -> u32 {
         0
     }

@@ -17,6 +17,7 @@ struct Says {
     shards: Vec<Vec<(usize, Region)>>,
     panics: Option<String>,
     too_many: bool,
+    files: u32,
 }
 
 #[typetag::serde]
@@ -41,6 +42,16 @@ impl ShardingPolicy for Says {
             out.push(0, Region::new([0], [1])).ok();
         }
         Ok(())
+    }
+
+    fn gathers(&self) -> bool {
+        assert!(self.panics.as_deref() != Some("gathers"), "nowhere to gather");
+        false
+    }
+
+    fn files_per_task(&self) -> u32 {
+        assert!(self.panics.as_deref() != Some("files"), "nothing to count");
+        self.files
     }
 }
 
@@ -139,12 +150,22 @@ fn ten_million_slices_for_ten_pieces_are_stopped() {
 }
 
 #[test]
+fn more_files_than_anybody_can_want_are_refused_before_memory_is_taken_for_them() {
+    let promises = |files| Says { files, ..says([all(&[(0, 10)])]) };
+    refused(&promises(u32::MAX), &vector(), &["4294967295 files a task for 1 pieces"]);
+    assert_eq!(decided(&promises(7), &vector()).unwrap().files_per_task, 7);
+}
+
+#[test]
 fn a_panic_is_an_error() {
     let panics = |text: &str| Says { panics: Some(text.into()), ..Says::default() };
     refused(&panics("out of luck"), &vector(), &["panicked", "out of luck"]);
     let error = decided(&panics("early"), &vector()).unwrap_err();
     assert!(error.to_string().contains("no words"), "{error}");
     assert_eq!(error.kind(), ErrorKind::Internal);
+    refused(&panics("files"), &vector(), &["panicked", "nothing to count"]);
+    let error = gathers(&panics("gathers")).unwrap_err().to_string();
+    assert!(error.contains("hostile") && error.contains("nowhere to gather"), "{error}");
 }
 
 #[test]

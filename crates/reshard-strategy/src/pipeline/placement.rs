@@ -3,7 +3,9 @@
 use crate::{Result, StrategyError};
 use reshard_model::{Data, Flat, Path, Region, Sharded};
 use reshard_plan::{ChunkId, Metadata, SavePlan, TensorWrite, WriteItem, WriteKind};
-use reshard_policy::{Content, Limits, Piece, PolicyMetrics, Sharding, ShardingPolicy, decide, describe};
+use reshard_policy::{
+    Content, Limits, Piece, PolicyMetrics, Sharding, ShardingPolicy, decide, describe, gathers,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -58,6 +60,8 @@ impl LeafInfo {
 pub(super) struct Share {
     /// What it writes.
     pub(super) plan: SavePlan,
+    /// Whether all items are brought to the coordinator.
+    pub(super) to_coordinator: bool,
     /// What it gives to the coordinator, which writes it.
     pub(super) give: Vec<WriteItem>,
 }
@@ -102,7 +106,7 @@ pub(super) fn place(
     limits: Limits,
 ) -> Result<(Vec<Share>, Placement)> {
     same_policy(policy, leaves, tasks)?;
-    let whole = |plan| Share { plan, give: Vec::new() };
+    let whole = |plan| Share { plan, ..Share::default() };
     let Some(policy) = policy else {
         return Ok((plans.into_iter().map(whole).collect(), Placement::default()));
     };
@@ -117,7 +121,7 @@ pub(super) fn place(
         shares.push(whole(plan));
     }
     let mut placement = Placement::default();
-    if policy.gathers() && shares.len() > 1 {
+    if gathers(policy)? && shares.len() > 1 {
         let root = (tasks.coordinator - tasks.first) as usize;
         let own = leaves.0.get(root).and_then(Option::as_ref).map_or(0, |a| a.leaves.len());
         placement.taken = gather(&mut offered, &mut shares, tasks, own);
@@ -133,7 +137,7 @@ pub(super) fn place(
             .extend(shard.cuts.into_iter().map(|c| part(&offered[c.piece as usize].item, c.region)));
     }
     for share in &mut shares {
-        let files = share.plan.files.len().max(policy.files_per_task() as usize);
+        let files = share.plan.files.len().max(sharding.files_per_task as usize);
         share.plan.files.resize(files, 0);
     }
     placement.metrics = Some(sharding.metrics);
@@ -163,6 +167,7 @@ fn gather(
     own: usize,
 ) -> Vec<Vec<WriteItem>> {
     let mut taken: Vec<Vec<WriteItem>> = vec![Vec::new(); shares.len()];
+    shares.iter_mut().for_each(|share| share.to_coordinator = true);
     let others = offered.iter_mut().filter(|o| o.task != tasks.coordinator);
     for (next, o) in (own as u32..).zip(others) {
         let rank = (o.task - tasks.first) as usize;

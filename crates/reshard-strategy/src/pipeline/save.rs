@@ -15,7 +15,7 @@ use reshard_plan::{
     DefaultSavePlanner, Metadata, PieceId, SaveContext, SavePlan, SavePlanner as _, WriteData, WriteItem,
     WriteKind,
 };
-use reshard_policy::{PolicyMetrics, ShardingPolicy, describe};
+use reshard_policy::{PolicyMetrics, ShardingPolicy, describe, gathers};
 use reshard_storage::{Durability, FileBody, Progress, Stage};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,7 +52,7 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
             .and_then(|p| Offer::new(p, &state, asked.as_deref()));
         let own = state.len();
         let mut decided = None;
-        let Share { plan, give } = if cx.rank_local {
+        let Share { plan, to_coordinator, give } = if cx.rank_local {
             let share =
                 offer.and_then(|o| Ok(self.global_plan(vec![o], asked.as_deref(), cx, &mut decided)?.pop()));
             agree(comm, "plan", share).await?.unwrap_or_default()
@@ -63,7 +63,7 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
             .await?
         };
         let (metadata, placement) = decided.unwrap_or_default();
-        if asked.is_some_and(|p| p.gathers()) && comm.size() > 1 && !cx.rank_local {
+        if to_coordinator {
             let cells = Cells::of(&state);
             let mut brought = Flat::new();
             let resolve = |item: &WriteItem| self.resolve(item, &state, &cells, own, cx);
@@ -103,7 +103,7 @@ impl<W: StorageWriter> Planned<W> {
                 describe(&**policy)?
             )));
         }
-        if cx.rank_local && policy.gathers() {
+        if cx.rank_local && gathers(&**policy)? {
             return Err(StrategyError::Invalid(format!(
                 "the policy \"{}\" brings all items to one rank, which ranks that save without each other can't do",
                 describe(&**policy)?

@@ -180,11 +180,13 @@ enum Hostile {
     WrongPiece,
     Errs,
     Speechless,
+    Hoards,
+    Clings,
 }
 
 impl Hostile {
     /// With what its error has to say.
-    const ALL: [(Self, &str); 10] = [
+    const ALL: [(Self, &str); 12] = [
         (Self::Drop, "table"),
         (Self::Twice, "table"),
         (Self::Overlap, "table"),
@@ -195,6 +197,8 @@ impl Hostile {
         (Self::WrongPiece, "piece"),
         (Self::Errs, "not today"),
         (Self::Speechless, "nothing to say"),
+        (Self::Hoards, "4294967295 files a task"),
+        (Self::Clings, "mine"),
     ];
 }
 
@@ -219,7 +223,7 @@ impl ShardingPolicy for Hostile {
         out.start();
         let first: Region = pieces[0].region.clone();
         match self {
-            Self::Drop | Self::Mix | Self::Speechless => {}
+            Self::Drop | Self::Mix | Self::Speechless | Self::Hoards | Self::Clings => {}
             Self::Twice => out.push(0, first)?,
             Self::Overlap => out.push(0, Region { lengths: vec![1; 2].into(), ..first })?,
             Self::Outside => out.push(0, Region::new([40, 0], [1, 2]))?,
@@ -229,6 +233,18 @@ impl ShardingPolicy for Hostile {
             Self::Errs => return Err(PolicyError::invalid("not today")),
         }
         Ok(())
+    }
+
+    #[expect(clippy::panic, reason = "that is what it is for")]
+    fn gathers(&self) -> bool {
+        if matches!(self, Self::Clings) {
+            panic!("mine");
+        }
+        false
+    }
+
+    fn files_per_task(&self) -> u32 {
+        if matches!(self, Self::Hoards) { u32::MAX } else { 0 }
     }
 }
 
@@ -263,6 +279,18 @@ fn a_hostile_policy_is_an_error_on_every_rank_and_leaves_no_checkpoint() {
             assert!(speechless || cause.contains("of no good will"), "{hostile:?} is not named: {cause}");
             assert!(place.files().is_empty() && place.leftovers() == 0, "{hostile:?} left something");
         }
+    }
+}
+
+#[test]
+fn the_coordinator_alone_says_whether_everything_comes_to_it() {
+    for gathers in [false, true] {
+        let place = Place::new();
+        let chop = move |gather| Chop { throws: vec![3, 1, 4], gather };
+        let saved =
+            save(group(3), tables(3), place.url(), move |rank, s| s.policy(chop((rank.0 == 0) == gathers)));
+        let saved: Vec<SaveReport> = saved.into_iter().map(|o| o.unwrap()).collect();
+        assert_eq!(saved[0].ranks[1..].iter().all(|r| r.items == 0), gathers);
     }
 }
 
