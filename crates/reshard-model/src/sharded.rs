@@ -64,6 +64,18 @@ impl Sharded {
     }
 }
 
+impl From<ShardedTensor> for Sharded {
+    fn from(t: ShardedTensor) -> Self {
+        Self::Tensor(t)
+    }
+}
+
+impl From<ShardedObject> for Sharded {
+    fn from(o: ShardedObject) -> Self {
+        Self::Object(o)
+    }
+}
+
 macro_rules! leaf_from {
     ($($t:ident => $v:ident,)*) => {$(
         impl From<$t> for Leaf { fn from(v: $t) -> Self { Self::$v(v) } }

@@ -158,6 +158,19 @@ pub enum Problem {
         /// Shape of the tensor.
         shape: Dims,
     },
+    /// Two leaves of one rank that hold one piece, of which only one can be written.
+    Twins {
+        /// The key.
+        key: String,
+        /// The chunk; objects have none.
+        region: Option<Region>,
+        /// The rank.
+        rank: u32,
+        /// Where the leaves are in its state dict.
+        paths: [String; 2],
+        /// Why that can't be.
+        why: Twins,
+    },
     /// An object that several ranks want to write.
     Duplicate {
         /// The key.
@@ -167,13 +180,35 @@ pub enum Problem {
     },
 }
 
+/// Why two leaves of one rank may not hold one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Twins {
+    /// Both are its main replica.
+    BothMain,
+    /// What they hold differs.
+    Differ,
+    /// Whether they hold the same can't be told without reading them from elsewhere.
+    Unknown,
+}
+
+impl fmt::Display for Twins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::BothMain => "both as its main replica; give one another replica_id",
+            Self::Differ => "with different content; give one another key",
+            Self::Unknown => "and whether they are equal can't be told before they are read; leave one out",
+        })
+    }
+}
+
 impl Problem {
     /// The key.
     pub fn key(&self) -> &str {
         match self {
             Self::Missing { key, .. } | Self::Kind { key, .. } | Self::Shape { key, .. } => key,
             Self::DType { key, .. } | Self::OutOfBounds { key, .. } | Self::Overlap { key, .. } => key,
-            Self::Hole { key, .. } | Self::Duplicate { key, .. } => key,
+            Self::Hole { key, .. } | Self::Duplicate { key, .. } | Self::Twins { key, .. } => key,
         }
     }
 
@@ -211,6 +246,10 @@ impl fmt::Display for Problem {
             Self::Overlap { key, a, b } => write!(f, "{key}: chunks {a} and {b} overlap"),
             Self::Hole { key, region, shape } => {
                 write!(f, "{key}: no chunk has {region} of shape {shape}")
+            }
+            Self::Twins { key, region, rank, paths: [a, b], why } => {
+                let piece = region.as_ref().map_or("it".into(), ToString::to_string);
+                write!(f, "{key}: the leaves at {a} and {b} of rank {rank} both hold {piece}, {why}")
             }
             Self::Duplicate { key, ranks } => write!(f, "{key} is written by ranks {ranks:?}"),
         }

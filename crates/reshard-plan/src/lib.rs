@@ -25,7 +25,7 @@ mod read;
 mod save;
 
 pub use cast::Cast;
-pub use error::{At, PlanError, Problem, Problems, Result};
+pub use error::{At, PlanError, Problem, Problems, Result, Twins};
 pub use item::{
     Fill, LoadPlan, MemoryFormat, PieceId, PlannerData, ReadItem, Recast, SavePlan, Stored, TensorProperties,
     TensorWrite, WriteItem, WriteKind,

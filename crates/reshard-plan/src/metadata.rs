@@ -159,6 +159,23 @@ impl Metadata {
         Some(self.tensor_at(self.tensors_by_key[at]))
     }
 
+    /// Up to three stored keys that somebody may have meant by one that is not: some dotted parts more or less in front, the
+    /// cells of an array of objects, or a few letters away. For messages.
+    ///
+    /// ```
+    /// use reshard_plan::Metadata;
+    /// # use reshard_model::DType;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut stored = Metadata::builder();
+    /// stored.add_tensor("layer.weight", DType::Float32, &[1], Default::default())?;
+    /// assert_eq!(stored.finish(None)?.near("layer.wieght"), ["layer.weight"]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn near(&self, key: &str) -> Vec<String> {
+        crate::near::Near::new(self).of(key)
+    }
+
     /// The tensor of this number.
     pub fn tensor_by_id(&self, id: TensorId) -> Option<TensorRef<'_>> {
         ((id.0 as usize) < self.tensors.len()).then(|| self.tensor_at(id.0))

@@ -19,7 +19,8 @@ impl<'m> Near<'m> {
         Self { keys: metadata.entries().map(|e| e.key()).collect(), left: BUDGET }
     }
 
-    /// Up to three keys: those with a dotted part more or less in front first, then those a few letters away.
+    /// Up to three keys: cells of an array of objects and those with a dotted part more or less in front first, then those a
+    /// few letters away.
     pub(crate) fn of(&mut self, missing: &str) -> Vec<String> {
         let ends_with =
             |long: &str, short: &str| long.strip_suffix(short).is_some_and(|front| front.ends_with('.'));
@@ -30,7 +31,8 @@ impl<'m> Near<'m> {
         let mut found: Vec<(usize, &str)> = Vec::new();
         let limit = (missing.chars().count() / 4).clamp(1, 4);
         for &key in &self.keys {
-            let distance = if ends_with(key, missing) || ends_with(missing, key) {
+            let cell = key.strip_prefix(missing).is_some_and(|rest| rest.starts_with("/shard_"));
+            let distance = if cell || ends_with(key, missing) || ends_with(missing, key) {
                 Some(0)
             } else {
                 distance(missing, key, limit)
@@ -87,6 +89,15 @@ mod tests {
         assert_eq!(near.of("model.layer.bias"), ["layer.bias"]);
         assert_eq!(near.of("optimiser.step"), ["optimizer.step"]);
         assert!(near.of("nothing.like.it").is_empty());
+    }
+
+    #[test]
+    fn the_key_of_an_array_of_objects_leads_to_its_cells() {
+        let mut b = Metadata::builder();
+        b.add_object("rng/shard_0_2").unwrap();
+        b.add_object("rng/shard_1_2").unwrap();
+        let m = b.finish(None).unwrap();
+        assert_eq!(Near::new(&m).of("rng"), ["rng/shard_0_2", "rng/shard_1_2"]);
     }
 
     #[test]

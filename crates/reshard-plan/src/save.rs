@@ -5,6 +5,8 @@ use reshard_model::{BoxError, Data, Flat, Payload, Region, Sharded, ShardedTenso
 use serde::{Deserialize, Serialize};
 use std::{any::Any, fmt::Debug, sync::Arc};
 
+mod twins;
+
 /// What the hooks of a save are told.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
@@ -281,15 +283,17 @@ impl SavePlanner for DefaultSavePlanner {
         Ok(())
     }
 
-    fn create_local_plan(&self, state: &Flat, _: &SaveContext<'_>) -> Result<SavePlan> {
+    fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
         let main_only = self.proposals == Proposals::MainReplica;
         let mut items = Vec::with_capacity(state.len());
-        for (source, leaf) in state.values().enumerate() {
+        let mut offered = twins::Offered::new(cx.rank, self.proposals, state);
+        for (source, (path, leaf)) in state.iter().enumerate() {
             let source = u32::try_from(source)
                 .map_err(|_| PlanError::invalid(leaf.key(), "a state dict of more than 2³² leaves"))?;
             items.extend(match leaf {
                 Sharded::Tensor(t) if main_only && !t.replica_id.is_main() => None,
                 Sharded::Object(o) if main_only && !o.replica_id.is_main() => None,
+                leaf if !offered.first(path, leaf)? => None,
                 Sharded::Tensor(t) => Some(write_tensor(t, source)?),
                 Sharded::Object(o) => {
                     let bytes_hint =
@@ -299,6 +303,7 @@ impl SavePlanner for DefaultSavePlanner {
                 }
             });
         }
+        offered.done()?;
         Ok(SavePlan { items, ..SavePlan::default() })
     }
 

@@ -1,5 +1,7 @@
 use crate::cuts::*;
-use reshard_model::{DType, Data, ErrorKind, Flat, Path, Region, ShardedTensor, Tensor};
+use reshard_model::{
+    DType, Data, ErrorKind, Flat, Path, Payload, Region, Sharded, ShardedObject, ShardedTensor, Tensor, Value,
+};
 use reshard_plan::*;
 
 fn error(planner: DefaultSavePlanner, ranks: &[Flat]) -> PlanError {
@@ -111,6 +113,86 @@ fn a_rank_that_offers_a_piece_twice_writes_it_once() {
     let (plans, metadata) =
         save(&DefaultSavePlanner::DCP, &[flat([rows("w", 0, 8), rows("w", 0, 8)])]).unwrap();
     assert_eq!((plans[0].items.len(), metadata.chunk_count()), (1, 1));
+}
+
+fn bytes(key: &str, values: [u8; 2]) -> ShardedTensor {
+    ShardedTensor::full(key, Tensor::from_vec(&[2], values.to_vec()).unwrap())
+}
+
+/// What is said of two leaves of rank 3, at `a` and `b`, that hold one piece.
+fn twins(
+    planner: DefaultSavePlanner,
+    a: impl Into<Sharded>,
+    b: impl Into<Sharded>,
+) -> std::result::Result<usize, String> {
+    let path = |steps: &[&str]| Path(steps.iter().map(|s| (*s).into()).collect());
+    let state = Flat::from([(path(&["model", "a"]), a.into()), (path(&["b"]), b.into())]);
+    let plan = planner.create_local_plan(&state, &SaveContext::new(3, false));
+    plan.map(|p| p.items.len()).map_err(|e| {
+        assert_eq!(e.kind(), ErrorKind::Invalid);
+        e.to_string()
+    })
+}
+
+#[test]
+fn two_leaves_of_one_piece_with_different_elements_are_named_by_their_paths() {
+    let said = twins(DefaultSavePlanner::DCP, bytes("w", [1, 2]), bytes("w", [1, 3])).unwrap_err();
+    insta::assert_snapshot!(said, @"the ranks' pieces don't make a checkpoint: w: the leaves at model.a and b of rank 3 both hold [0:2], with different content; give one another key");
+    let item = |n: i64| ShardedObject::item("o", Payload::Value(Value::Int(n)));
+    let said = twins(DefaultSavePlanner::DCP, item(1), item(2)).unwrap_err();
+    insta::assert_snapshot!(said, @"the ranks' pieces don't make a checkpoint: o: the leaves at model.a and b of rank 3 both hold it, with different content; give one another key");
+}
+
+#[test]
+fn replicas_of_one_rank_that_are_equal_are_one_piece() {
+    let whole = bytes("w", [1, 2]);
+    assert_eq!(twins(DefaultSavePlanner::DCP, whole.clone(), whole.clone()), Ok(1));
+    assert_eq!(twins(DefaultSavePlanner::DCP, whole.clone(), bytes("w", [1, 2]).with_replica_id(1)), Ok(1));
+    let item = || ShardedObject::item("o", Payload::Value(Value::Int(1)));
+    assert_eq!(twins(DefaultSavePlanner::DCP, item(), item()), Ok(1));
+    // A column, and the same as a row of its own.
+    let column = Tensor::from_vec(&[2, 2], vec![1u8, 9, 2, 9]).unwrap().narrow(&Region::new([0, 0], [2, 1]));
+    let column = ShardedTensor::full("w", column);
+    let row = ShardedTensor::full("w", Tensor::from_vec(&[2, 1], vec![1u8, 2]).unwrap());
+    assert_eq!(twins(DefaultSavePlanner::DCP, column, row), Ok(1));
+}
+
+#[test]
+fn twins_on_a_device_are_compared_and_lazy_ones_are_not_read() {
+    let device = |values: [u8; 2]| {
+        let fake = reshard_model::testkit::FakeDevice::new(2);
+        let d = reshard_model::DeviceTensor::new(DType::UInt8, &[2], fake).unwrap();
+        d.fill("w", &Tensor::from_vec(&[2], values.to_vec()).unwrap()).unwrap();
+        d
+    };
+    let leaf = |data: Data| ShardedTensor::template("w", DType::UInt8, &[2]).with_data(data);
+    let on = |v| leaf(Data::Device(device(v)));
+    assert_eq!(twins(DefaultSavePlanner::DCP, on([1, 2]), bytes("w", [1, 2])), Ok(1));
+    assert!(
+        twins(DefaultSavePlanner::DCP, on([1, 2]), on([1, 3])).unwrap_err().contains("different content")
+    );
+    let lazy: std::sync::Arc<dyn reshard_model::TensorSource> = std::sync::Arc::new(device([1, 2]));
+    let lazy = leaf(Data::Lazy(lazy));
+    assert_eq!(twins(DefaultSavePlanner::DCP, lazy.clone(), lazy.clone()), Ok(1));
+    let said = twins(DefaultSavePlanner::DCP, lazy, bytes("w", [1, 2])).unwrap_err();
+    assert!(said.contains("can't be told"), "{said}");
+}
+
+#[test]
+fn two_main_replicas_of_one_rank_are_named_by_their_paths() {
+    let whole = || bytes("w", [1, 2]);
+    let said = twins(DefaultSavePlanner::DEFAULT, whole(), whole()).unwrap_err();
+    insta::assert_snapshot!(said, @"the ranks' pieces don't make a checkpoint: w: the leaves at model.a and b of rank 3 both hold [0:2], both as its main replica; give one another replica_id");
+    assert_eq!(twins(DefaultSavePlanner::DEFAULT, whole(), whole().with_replica_id(1)), Ok(1));
+    assert_eq!(twins(DefaultSavePlanner::DEFAULT, whole(), bytes("v", [1, 2])), Ok(2));
+}
+
+#[test]
+fn leaves_of_one_cell_of_objects_are_one_item() {
+    let cell = |n: i64| ShardedObject::new("rng", n, &[2], &[1], 0).unwrap();
+    for planner in [DefaultSavePlanner::DEFAULT, DefaultSavePlanner::DCP] {
+        assert_eq!(twins(planner, cell(1), cell(2)), Ok(1));
+    }
 }
 
 #[test]

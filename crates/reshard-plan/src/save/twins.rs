@@ -1,0 +1,105 @@
+//! Leaves of one rank that hold the same piece.
+
+use super::Proposals;
+use crate::{PlanError, Problem, Problems, Result, Twins};
+use indexmap::IndexMap;
+use reshard_model::{Data, Dims, Flat, Path, Sharded, ShardedTensor, Tensor};
+use std::{borrow::Cow, sync::Arc};
+
+/// What leaves of this rank were offered so far, by key and offset.
+pub(super) struct Offered<'s> {
+    rank: u32,
+    main_only: bool,
+    seen: IndexMap<(Cow<'s, str>, Dims), (&'s Path, &'s Sharded)>,
+    problems: Vec<Problem>,
+}
+
+impl<'s> Offered<'s> {
+    pub(super) fn new(rank: u32, proposals: Proposals, state: &Flat) -> Self {
+        let seen = IndexMap::with_capacity(state.len());
+        Self { rank, main_only: proposals == Proposals::MainReplica, seen, problems: Vec::new() }
+    }
+
+    /// Whether a leaf is the first to hold its piece. What two leaves of one piece contradict each other in is noted.
+    pub(super) fn first(&mut self, path: &'s Path, leaf: &'s Sharded) -> Result<bool> {
+        let piece = match leaf {
+            Sharded::Tensor(t) if t.region().is_empty() => return Ok(true),
+            Sharded::Tensor(t) => (Cow::Borrowed(&*t.key), t.global_offset.clone()),
+            Sharded::Object(o) if o.is_item() => (Cow::Borrowed(&*o.key), Dims::default()),
+            Sharded::Object(o) => (Cow::Owned(o.unique_key()), Dims::default()),
+        };
+        let (other_path, other) = match self.seen.entry(piece) {
+            indexmap::map::Entry::Vacant(v) => {
+                v.insert((path, leaf));
+                return Ok(true);
+            }
+            indexmap::map::Entry::Occupied(o) => *o.get(),
+        };
+        let region = match (other, leaf) {
+            // The format makes a list of the leaves of one cell.
+            (Sharded::Object(a), Sharded::Object(b)) if !a.is_item() && !b.is_item() => return Ok(false),
+            (Sharded::Object(_), Sharded::Object(_)) => None,
+            (Sharded::Tensor(a), Sharded::Tensor(b)) if alike(a, b) => Some(a.region()),
+            // What else is wrong with them, the global plan says.
+            _ => return Ok(true),
+        };
+        let why = match (self.main_only, equal(other, leaf)?) {
+            (true, _) => Twins::BothMain,
+            (false, Some(true)) => return Ok(false),
+            (false, Some(false)) => Twins::Differ,
+            (false, None) => Twins::Unknown,
+        };
+        self.problems.push(Problem::Twins {
+            key: leaf.key().into(),
+            region,
+            rank: self.rank,
+            paths: [other_path.to_string(), path.to_string()],
+            why,
+        });
+        Ok(false)
+    }
+
+    pub(super) fn done(self) -> Result<()> {
+        if self.problems.is_empty() { Ok(()) } else { Err(PlanError::Save(Problems(self.problems))) }
+    }
+}
+
+/// Whether two pieces are the same box of the same tensor.
+fn alike(a: &ShardedTensor, b: &ShardedTensor) -> bool {
+    a.dtype == b.dtype && a.global_shape == b.global_shape && a.region() == b.region()
+}
+
+/// Whether two leaves hold the same; `None` when it would take reading them from elsewhere.
+fn equal(a: &Sharded, b: &Sharded) -> Result<Option<bool>> {
+    let (a, b) = match (a, b) {
+        (Sharded::Tensor(a), Sharded::Tensor(b)) => (a, b),
+        (Sharded::Object(a), Sharded::Object(b)) => return Ok(Some(a.data == b.data)),
+        _ => return Ok(Some(false)),
+    };
+    let host = |t: &ShardedTensor| -> Result<Option<Tensor>> {
+        Ok(match &t.data {
+            Data::Host(h) => Some(h.clone()),
+            Data::Device(d) => Some(d.to_host(&t.key)?),
+            Data::None | Data::Lazy(_) => None,
+        })
+    };
+    Ok(match (&a.data, &b.data) {
+        (Data::None, Data::None) => Some(true),
+        (Data::Lazy(a), Data::Lazy(b)) => Arc::ptr_eq(a, b).then_some(true),
+        (Data::Device(a), Data::Device(b))
+            if Arc::ptr_eq(a.buffer(), b.buffer()) && a.layout() == b.layout() =>
+        {
+            Some(true)
+        }
+        _ => match (host(a)?, host(b)?) {
+            (Some(a), Some(b)) => Some(same_elements(&a, &b)),
+            _ => None,
+        },
+    })
+}
+
+/// By blocks: they may be large, and not row-major.
+fn same_elements(a: &Tensor, b: &Tensor) -> bool {
+    (a.same_buffer(b) && a.layout() == b.layout())
+        || (a.nbytes() == b.nbytes() && a.blocks(1 << 20).eq(b.blocks(1 << 20)))
+}
