@@ -82,8 +82,8 @@ impl<'a> LookupOptions<'a> {
 /// ```
 ///
 /// # Errors
-/// An id without a row, a part that is needed and has no data here, a permutation of another number of rows, `max_norm` for other
-/// elements than float16, bfloat16, float32 and float64, and when there is no memory.
+/// An id without a row, a part that is needed and has no data here, a permutation of another number of rows, `max_norm` that is
+/// infinite or not a number, or for other elements than float16, bfloat16, float32 and float64, and when there is no memory.
 pub fn embedding_lookup<'a>(
     table: &ShardedVariable,
     ids: impl Into<Ids<'a>>,
@@ -183,7 +183,7 @@ impl<'a> Places<'a> {
 }
 
 /// So many rows are found before they are copied.
-const BLOCK: usize = 256;
+const BLOCK: usize = 64;
 
 /// Clips the norm of a row.
 type Clip = fn(&mut [u8], f64);
@@ -204,11 +204,9 @@ impl<'a> Reader<'a> {
             table.parts().iter().map(|p| p.data().map_or_else(Bytes::new, Tensor::to_bytes)).collect();
         let clip = match options.max_norm {
             None => None,
-            Some(bound) if bound.is_nan() => {
-                return Err(EmbeddingError::invalid(table.name(), "max_norm is not a number"));
-            }
             Some(bound) => {
                 let clip = norm::clip(table.dtype()).ok_or_else(|| table.unsupported("max_norm"))?;
+                norm::check(bound, table)?;
                 Some((clip, bound))
             }
         };

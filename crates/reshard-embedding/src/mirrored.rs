@@ -62,6 +62,10 @@ impl Mirrored {
         Ok(Self { variable: Variable::declare(name, dtype, shape, copies, true)? })
     }
 
+    pub(crate) fn variable_mut(&mut self) -> &mut Variable {
+        &mut self.variable
+    }
+
     /// The copy of a task.
     ///
     /// # Errors

@@ -2,7 +2,7 @@ use crate::{
     Cut, EmbeddingError, Mirrored, PartitionedVariable, Result, ShardedVariable, Tasks, Variable,
     memory::assembled,
 };
-use reshard_model::{DType, Dims, Region, Tensor};
+use reshard_model::{DType, Dims, Plain, Region, ShardedTensor, StateDict, Step, Tensor};
 use reshard_policy::partition::{Grid, PartitionSpec, Partitioner};
 use serde::{Deserialize, Serialize};
 use std::{fmt, ops::Deref};
@@ -56,7 +56,17 @@ impl AnyVariable {
     pub fn into_sharded(self) -> Option<ShardedVariable> {
         if let Self::Sharded(v) = self { Some(v) } else { None }
     }
+
+    fn variable_mut(&mut self) -> &mut Variable {
+        match self {
+            Self::Sharded(v) => v.variable_mut(),
+            Self::Partitioned(v) => v.variable_mut(),
+            Self::Mirrored(v) => v.variable_mut(),
+        }
+    }
 }
+
+forward_changes!(AnyVariable);
 
 type Chooser = dyn Fn(&str, &[u64], DType) -> Choice + Send + Sync;
 

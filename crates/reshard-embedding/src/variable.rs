@@ -4,7 +4,7 @@ use crate::{
     number::{Kernel, Op, kernel},
 };
 use reshard_model::{DType, Dims, Layout, Region, Segments, Tensor};
-use reshard_policy::partition::{Grid, PartitionSpec, Partitioner};
+use reshard_policy::partition::{Grid, MAX_PARTS, PartitionSpec, Partitioner};
 
 mod save;
 mod slice;
@@ -13,7 +13,8 @@ pub use slice::Index;
 
 /// Which tasks hold a variable's parts, and which of them this process is.
 ///
-/// A number stands for so many tasks whose parts all lie in this process, as those of one coordinator or of tests do.
+/// A number stands for so many tasks whose parts all lie in this process, as those of one coordinator or of tests do. There are at
+/// most as many tasks as a variable may have parts, [`MAX_PARTS`](reshard_policy::partition::MAX_PARTS).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tasks {
     count: u32,
@@ -40,6 +41,9 @@ impl Tasks {
         match self {
             Self { count: 0, .. } => {
                 Err(EmbeddingError::invalid(name, "no task to hold it; there is at least one"))
+            }
+            Self { count, .. } if u64::from(count) > MAX_PARTS => {
+                Err(EmbeddingError::invalid(name, format!("{count} tasks are more than {MAX_PARTS}")))
             }
             Self { count, here: Some(here) } if here >= count => {
                 Err(EmbeddingError::invalid(name, format!("task {here} of {count}: the first is 0")))

@@ -1,10 +1,23 @@
 use super::Clip;
-use crate::number::{Float, Real, elements, map, with_float};
+use crate::{
+    EmbeddingError, Result, ShardedVariable,
+    number::{Float, Real, elements, map, with_float},
+};
 use reshard_model::DType;
 
 /// How rows of this element type are clipped; `None` for types without norms.
 pub(super) fn clip(dtype: DType) -> Option<Clip> {
     with_float!(dtype, T => clip_row::<T> as Clip)
+}
+
+/// Whether rows can be multiplied by it: infinity would make each of them NaN.
+pub(super) fn check(bound: f64, table: &ShardedVariable) -> Result<()> {
+    let most = if table.dtype() == DType::Float64 { f64::MAX } else { f32::MAX.into() };
+    if bound.abs() <= most {
+        return Ok(());
+    }
+    let what = if bound.is_nan() { "not a number" } else { "more than can be computed with; leave it out" };
+    Err(EmbeddingError::invalid(table.name(), format!("max_norm {bound} is {what}")))
 }
 
 fn clip_row<T: Float>(row: &mut [u8], bound: f64) {

@@ -199,6 +199,11 @@ fn options_that_do_not_go_together_are_refused() {
     assert!(look(&v, LookupOptions::new().max_norm(1.0)).contains("max_norm is not defined for int64"));
     let f = floats(vec![vec![1f32]]);
     assert!(look(&f, LookupOptions::new().max_norm(f64::NAN)).contains("not a number"));
+    for bound in [f64::INFINITY, f64::NEG_INFINITY, 1e39] {
+        assert!(look(&f, LookupOptions::new().max_norm(bound)).contains("more than can be computed with"));
+    }
+    let wide = floats(vec![vec![1f64]]);
+    assert!(embedding_lookup(&wide, &[0], &LookupOptions::new().max_norm(1e39)).is_ok());
     let upstream = Tensor::from_vec(&[1, 1], vec![1f32]).unwrap();
     assert!(lookup_gradients(&f, &[0], &upstream, &LookupOptions::new().max_norm(1.0)).is_err());
     assert!(lookup_gradients(&f, &[0, 0], &upstream, &LookupOptions::new()).is_err());

@@ -71,6 +71,39 @@ fn a_variable_that_fails_takes_no_turn() {
     assert!(VariableScope::new(0).variable("v", &[4], DType::Float32, None, zeros).is_err());
 }
 
+#[test]
+fn whatever_a_scope_made_changes_and_is_loaded_alike() {
+    let ones = || Tensor::from_vec(&[2, 2], vec![1f32; 4]).unwrap();
+    let grid = PartitionSpec::partitions([2, 2]);
+    let mut scope = VariableScope::new(2)
+        .with_partitioner(FixedShardsPartitioner::new(2))
+        .with_chooser(|name, _, _| if name == "bias" { Choice::Mirror } else { Choice::Shard });
+    let specs = [("emb", None), ("bias", None), ("w", Some(&grid))];
+    for (name, spec) in specs {
+        let mut v = scope.variable(name, &[2, 2], DType::Float32, spec, zeros).unwrap();
+        v.assign_add(&ones()).unwrap();
+        assert_eq!(v.to_tensor().unwrap(), ones(), "{name}");
+        for task in 0..2 {
+            let lent = v.templates(task).into_iter().map(|t| t.data.host().unwrap().clone());
+            let lent: Vec<Tensor> = lent.collect();
+            assert!(v.parts().iter().all(|p| p.data().is_some() == (p.task() != task)), "{name}");
+            v.fill(task, lent).unwrap();
+        }
+        assert_eq!(v.to_tensor().unwrap(), ones(), "{name}");
+    }
+}
+
+#[test]
+fn more_tasks_than_anybody_has_are_refused_before_memory_is_taken_for_them() {
+    let many = Tasks::only(u32::MAX, 7);
+    let message = |e: reshard_embedding::EmbeddingError| e.to_string();
+    let said = [
+        message(VariableScope::new(many).variable("v", &[4], DType::Float32, None, zeros).unwrap_err()),
+        message(reshard_embedding::Mirrored::declare("v", &[4], DType::Float32, many).unwrap_err()),
+    ];
+    said.iter().for_each(|e| assert!(e.contains("4294967295 tasks are more than 1048576"), "{e}"));
+}
+
 proptest! {
     #[test]
     fn every_process_places_alike_and_makes_its_own(
