@@ -12,6 +12,7 @@ use crate::{
 use model::{Cut, Model};
 use reshard::{Act, LoadReport, LocalGroup, Plain, SaveReport, StateDict};
 use std::{
+    collections::BTreeSet,
     thread,
     time::{Duration, Instant},
 };
@@ -147,11 +148,22 @@ fn load(
     let (loaded, time) = timed(|| each(groups.iter().zip(templates), one));
     bar.finish_and_clear();
     let (loaded, reports): (Vec<Plain>, Vec<LoadReport>) = loaded?.into_iter().unzip();
+    let files: BTreeSet<&String> = reports.iter().flat_map(|r| &r.opened).collect();
     let sum = |of: fn(&LoadReport) -> u64| reports.iter().map(of).sum::<u64>();
     let per_byte = sum(|r| r.totals.read) as f64 / sum(|r| r.totals.needed).max(1) as f64;
     let what =
         format!("onto {}; {per_byte:.2} bytes read per byte needed", units::some(ranks.into(), "rank"));
     acts.done("load", bytes, time, what);
+    if let Some(report) = reports.first() {
+        acts.done("  decide", 0, report.time(Act::Decide), "open, and who needs what");
+        let what = format!(
+            "from {}; the busiest rank has {:.2} of the mean",
+            units::some(files.len() as u64, "file"),
+            report.imbalance()
+        );
+        acts.done("  move", report.bytes(), report.time(Act::Move), what);
+        acts.done("  agree", 0, report.time(Act::Agree), "all have read");
+    }
     Ok(loaded)
 }
 

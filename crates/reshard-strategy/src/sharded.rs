@@ -9,7 +9,7 @@ use reshard_model::Flat;
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
 use reshard_storage::{Name, Store};
-use std::{any::Any, fmt, sync::Arc};
+use std::{any::Any, fmt, sync::Arc, time::Duration};
 
 /// Saves sharded leaves in three acts. A plain save awaits them in a row; an asynchronous one runs `write` elsewhere.
 #[async_trait]
@@ -124,12 +124,17 @@ pub struct Loaded {
     pub notes: LoadNotes,
     /// What was read.
     pub totals: ReadTotals,
+    /// How long planning took; what is neither planning nor moving was spent on agreeing.
+    pub decided: Duration,
+    /// How long moving bytes took.
+    pub moved: Duration,
 }
 
 impl Loaded {
-    /// A result without notes.
+    /// A result that tells nothing besides.
     pub fn new(state: Flat) -> Self {
-        Self { state, notes: LoadNotes::default(), totals: ReadTotals::default() }
+        let (notes, totals) = (LoadNotes::default(), ReadTotals::default());
+        Self { state, notes, totals, decided: Duration::ZERO, moved: Duration::ZERO }
     }
 }
 

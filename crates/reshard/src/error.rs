@@ -8,6 +8,9 @@ use std::fmt;
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// The step of a load in which all ranks open the checkpoint.
+pub(crate) const OPEN: &str = "open";
+
 /// What went wrong, and where.
 #[derive(Debug)]
 pub struct Error {
@@ -44,6 +47,34 @@ impl Error {
     /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
         self.source.kind()
+    }
+
+    /// Whether no checkpoint lies there at all, so that a program may begin anew. A checkpoint that lacks what was asked for
+    /// is of the same [`kind`](Self::kind), and is not to be passed over.
+    ///
+    /// ```
+    /// use reshard::{DType, ShardedTensor, StateDict, blocking};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let url = dir.path().join("latest").display().to_string();
+    /// let mut template = StateDict::new();
+    /// template.insert("weight", ShardedTensor::template("weight", DType::Float32, &[2]));
+    /// match blocking::load(template, &url).map_err(reshard::Error::from) {
+    ///     Ok(state) => println!("going on with {state:?}"),
+    ///     Err(e) if e.is_no_checkpoint() => println!("starting anew"),
+    ///     Err(e) => panic!("{e}"),
+    /// }
+    /// ```
+    pub fn is_no_checkpoint(&self) -> bool {
+        match &self.source {
+            StrategyError::NotACheckpoint { .. } | StrategyError::Storage(StorageError::NotFound { .. }) => {
+                true
+            }
+            // Before a checkpoint is open nothing else can be missing.
+            StrategyError::Comm(CommError::Ranks { step: OPEN, causes }) => {
+                causes.values().all(|c| c.kind == ErrorKind::NotFound)
+            }
+            _ => false,
+        }
     }
 
     /// The checkpoint in question.

@@ -48,6 +48,7 @@ mod replace;
 mod report;
 mod save;
 mod sidecar;
+mod watched;
 
 pub mod blocking;
 
@@ -57,7 +58,7 @@ pub use checkpoint::{
 pub use error::{Error, LoadError, Result};
 pub use load::{Load, load};
 pub use prune::{Kept, Prune, PruneReport, Remains, RemainsKind, prune};
-pub use report::{Act, LoadReport, SaveReport};
+pub use report::{Act, LoadReport, RankReads, SaveReport};
 pub use save::{CommonForm, Save, save};
 pub use sidecar::{SIDECAR, Sidecar};
 

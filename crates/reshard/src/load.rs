@@ -1,8 +1,10 @@
 use crate::{
     Error, LoadError, LoadReport,
+    error::OPEN,
     opened::{HowToOpen, Opened},
     ranks::{self, Ranks},
     report::{Act, Clock},
+    watched::Watched,
 };
 use indexmap::IndexMap;
 use reshard_comm::{Comm, ProcessGroup, Rank};
@@ -11,7 +13,8 @@ use reshard_model::{
 };
 use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata};
 use reshard_storage::{Progress, Stores};
-use reshard_strategy::{LoadCx, LoadShardedConfig, Loaded, Registry, StrategyError, agree};
+use reshard_strategy::{LoadCx, LoadShardedConfig, Loaded, Registry, StrategyError, agree, cause};
+use serde::{Serialize, de::DeserializeOwned};
 use std::{
     future::{Future, IntoFuture},
     pin::Pin,
@@ -137,18 +140,26 @@ impl<'a> Load<'a> {
         out.map_err(|(e, template)| LoadError::new(Error::new(ACT, url, e), template))
     }
 
+    async fn open(&self) -> Result<(Watched, Opened), StrategyError> {
+        let watched = Watched::new(self.how.store(self.url)?);
+        let opened = self.how.open_store(Arc::new(watched.clone())).await?;
+        Ok((watched, opened))
+    }
+
     /// Opens, splits the template, reads common state; all ranks learn whether all could.
     async fn begin(&self, comm: &Comm<'_>, template: StateDict) -> Result<Begun, (StrategyError, StateDict)> {
-        let opened = self.how.open(self.url).await;
+        let opened = self.open().await;
         let (mine, template) = match opened {
             Err(e) => (Err(e), Some(template)),
-            Ok(opened) => match opened.common().await {
+            Ok((watched, opened)) => match opened.common().await {
                 Err(e) => (Err(e), Some(template)),
                 Ok(common) => {
                     // Handles to give back if the template can't be split; they must be gone before buffers are lent.
                     let spare = template.clone();
                     match split_for(template, opened.reader.dialect(), opened.reader.metadata()) {
-                        Ok((flat, frame, own)) => (Ok(Begun { opened, common, flat, frame, own }), None),
+                        Ok((flat, frame, own)) => {
+                            (Ok(Begun { watched, opened, common, flat, frame, own }), None)
+                        }
                         Err(e) => (Err(e), Some(spare)),
                     }
                 }
@@ -158,7 +169,7 @@ impl<'a> Load<'a> {
             Ok(begun) => (Ok(()), Some(begun)),
             Err(e) => (Err(e), None),
         };
-        match (agree(comm, "open", outcome).await, begun) {
+        match (agree(comm, OPEN, outcome).await, begun) {
             (Ok(()), Some(begun)) => Ok(begun),
             (Err(e), Some(begun)) => Err((e, begun.give_back())),
             (Err(e), None) => Err((e, template.unwrap_or_default())),
@@ -174,34 +185,58 @@ impl<'a> Load<'a> {
         begun: Begun,
         clock: &mut Clock,
     ) -> Result<(Plain, LoadReport), (StrategyError, StateDict)> {
-        let Begun { opened, common, flat, frame, own } = begun;
+        let Begun { watched, opened, common, flat, frame, own } = begun;
         let planner = self.planner.take().unwrap_or_else(|| Arc::new(self.default));
         let groups = std::mem::take(&mut self.ranks.groups);
         let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
         (cx.verify, cx.progress) = (self.verify, self.progress.clone());
         let metadata = Arc::clone(opened.reader.metadata());
         let loaded = opened.sharded.load(flat, Arc::clone(&opened.reader), &cx).await;
-        clock.done(Act::Move);
-        let Loaded { state, notes, totals, .. } = match loaded {
+        let Loaded { state, notes, totals, decided, moved, .. } = match loaded {
             Ok(loaded) => loaded,
             Err(failure) => {
                 let template = frame.restore(failure.template, own).unwrap_or_default();
                 return Err((failure.error, template));
             }
         };
+        clock.done_but(Act::Agree, [(Act::Decide, decided), (Act::Move, moved)]);
         let missing: std::collections::BTreeSet<&str> = notes.missing.iter().map(String::as_str).collect();
         // Handles to give back if what was loaded and the common state don't fit together; gone when they do.
         let (spare, handles) = (frame.clone(), state.clone());
-        let joined = frame.join(values(state, &missing), common);
+        let joined = frame.join(values(state, &missing), common).map_err(StrategyError::from);
+        let (reads, files) = watched.seen();
+        let joined = agree_all(comm, "join", joined, reads).await;
         clock.done(Act::Agree);
         match joined {
-            Ok(plain) => Ok((plain, LoadReport { metadata, totals, notes, acts: clock.acts() })),
-            Err(e) => Err((e.into(), spare.restore(handles, own).unwrap_or_default())),
+            Ok((plain, ranks)) => {
+                let acts = clock.acts();
+                Ok((plain, LoadReport { metadata, ranks, opened: files, totals, notes, acts }))
+            }
+            Err(e) => Err((e, spare.restore(handles, own).unwrap_or_default())),
         }
     }
 }
 
+/// As [`agree`]; all ranks learn a word of each, too.
+async fn agree_all<T, W: Serialize + DeserializeOwned + Send>(
+    comm: &Comm<'_>,
+    step: &'static str,
+    outcome: Result<T, StrategyError>,
+    word: W,
+) -> Result<(T, Vec<W>), StrategyError> {
+    let mine = outcome.as_ref().map(|_| word).map_err(cause);
+    let all = comm.all_gather(step, mine).await;
+    match (all, outcome) {
+        (Ok(words), Ok(mine)) => Ok((mine, words)),
+        (Err(e), Ok(_)) => Err(e.into()),
+        (_, Err(own)) if comm.size() == 1 => Err(own),
+        (Err(e), Err(_)) => Err(e.into()),
+        (Ok(_), Err(own)) => Err(own),
+    }
+}
+
 struct Begun {
+    watched: Watched,
     opened: Opened,
     common: Plain,
     flat: Flat,

@@ -1,7 +1,9 @@
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
 use reshard_strategy::{LoadNotes, RankTotals, ReadTotals};
+use serde::{Deserialize, Serialize};
 use std::{
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -35,8 +37,19 @@ impl Clock {
     }
 
     pub(crate) fn done(&mut self, act: Act) {
+        self.done_but(act, []);
+    }
+
+    /// All since the last act was this one, but for parts that somebody else has timed.
+    pub(crate) fn done_but(&mut self, act: Act, parts: impl IntoIterator<Item = (Act, Duration)>) {
         let now = Instant::now();
-        self.acts.0[act as usize] += now - self.last;
+        let mut left = now - self.last;
+        for (part, time) in parts {
+            let time = time.min(left);
+            self.acts.0[part as usize] += time;
+            left -= time;
+        }
+        self.acts.0[act as usize] += left;
         self.last = now;
     }
 
@@ -78,18 +91,36 @@ impl SaveReport {
 
     /// Bytes of the rank that wrote most, as a multiple of what each would have written if all had written equally much.
     pub fn imbalance(&self) -> f64 {
-        let most = self.ranks.iter().map(|r| r.bytes).max().unwrap_or(0);
-        if most == 0 { 1.0 } else { most as f64 * self.ranks.len() as f64 / self.bytes() as f64 }
+        imbalance(self.ranks.iter().map(|r| r.bytes))
     }
 }
 
-/// What a load did on this rank.
+fn imbalance(of_ranks: impl ExactSizeIterator<Item = u64> + Clone) -> f64 {
+    let (ranks, most) = (of_ranks.len() as f64, of_ranks.clone().max().unwrap_or(0));
+    if most == 0 { 1.0 } else { most as f64 * ranks / of_ranks.sum::<u64>() as f64 }
+}
+
+/// What one rank read: of metadata, common state and objects too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RankReads {
+    /// Bytes, with descriptions of items and short gaps between them.
+    pub bytes: u64,
+    /// Files.
+    pub files: u64,
+}
+
+/// What a load did.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LoadReport {
     /// What is stored.
     pub metadata: Arc<Metadata>,
-    /// Bytes that were needed and read.
+    /// What each rank read, by rank; on every rank.
+    pub ranks: Vec<RankReads>,
+    /// Names of the files that this rank opened.
+    pub opened: BTreeSet<String>,
+    /// Bytes of tensors that this rank needed, and that were read for them.
     pub totals: ReadTotals,
     /// Unexpected and missing keys, casts.
     pub notes: LoadNotes,
@@ -97,8 +128,23 @@ pub struct LoadReport {
 }
 
 impl LoadReport {
-    /// How long an act took on this rank. Planning is counted with moving: a strategy does both in one go.
+    /// How long an act took on this rank; reading metadata and common state is part of deciding.
     pub fn time(&self, act: Act) -> Duration {
         self.acts.0[act as usize]
+    }
+
+    /// Bytes that all ranks read.
+    pub fn bytes(&self) -> u64 {
+        self.ranks.iter().map(|r| r.bytes).sum()
+    }
+
+    /// Files that the ranks opened; one that several ranks opened counts for each.
+    pub fn files(&self) -> u64 {
+        self.ranks.iter().map(|r| r.files).sum()
+    }
+
+    /// Bytes of the rank that read most, as a multiple of what each would have read if all had read equally much.
+    pub fn imbalance(&self) -> f64 {
+        imbalance(self.ranks.iter().map(|r| r.bytes))
     }
 }

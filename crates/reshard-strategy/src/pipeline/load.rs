@@ -9,7 +9,7 @@ use reshard_model::{
 };
 use reshard_plan::{Destination, LoadContext, LoadPlan, PlanError, ReadItem, Stored, cast};
 use reshard_storage::Store;
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Instant};
 
 /// How a format opens a checkpoint.
 #[async_trait]
@@ -53,6 +53,7 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
         cx: &LoadCx<'_>,
     ) -> Result<Loaded, Box<LoadFailure>> {
         let guard = cx.comm.guard("loading");
+        let start = Instant::now();
         let plan = match decide(&mut template, &*from, cx).await {
             Ok(plan) => plan,
             Err(error) => {
@@ -60,11 +61,15 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
                 return Err(Box::new(LoadFailure { error, template }));
             }
         };
-        let (template, moved) = fill(template, &plan, &*from, cx).await;
-        let totals = agree(&cx.comm, "read", moved).await;
+        let decided = start.elapsed();
+        let (template, read) = fill(template, &plan, &*from, cx).await;
+        let moved = start.elapsed() - decided;
+        let totals = agree(&cx.comm, "read", read).await;
         guard.done();
         match totals {
-            Ok(totals) => Ok(Loaded { notes: notes(&plan, &template), totals, state: template }),
+            Ok(totals) => {
+                Ok(Loaded { notes: notes(&plan, &template), totals, state: template, decided, moved })
+            }
             Err(error) => Err(Box::new(LoadFailure { error, template })),
         }
     }

@@ -1,0 +1,124 @@
+//! What a load tells of itself.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+use futures::{executor::block_on, future::join_all};
+use reshard::{
+    Act, DType, DefaultLoadPlanner, ErrorKind, Flat, LoadError, LoadPlanner, LoadReport, LocalGroup, Plain,
+    Region, ShardedTensor, StateDict, Tensor,
+    plan::{Destination, LoadContext, LoadPlan, ReadItem},
+};
+use std::{thread::sleep, time::Duration};
+use tempfile::TempDir;
+
+/// Two ranks save half of a tensor each.
+fn saved() -> (TempDir, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    let groups = LocalGroup::new(2);
+    let states: Vec<StateDict> = (0..2u64)
+        .map(|rank| {
+            let rows = Tensor::from_vec(&[512, 8], vec![rank as f32; 4096]).unwrap();
+            let mut state = StateDict::new();
+            state.insert("w", ShardedTensor::from_rank_offsets("w", rows, &[(0, rank, 2)]).unwrap());
+            state.insert("step", 7);
+            state
+        })
+        .collect();
+    let saves = groups.iter().zip(&states).map(|(group, state)| {
+        let save = reshard::save(state, &url).group(group);
+        async { save.await }
+    });
+    block_on(join_all(saves)).into_iter().for_each(|saved| drop(saved.unwrap()));
+    (dir, url)
+}
+
+fn load(url: &str, templates: Vec<StateDict>) -> Vec<Result<(Plain, LoadReport), LoadError>> {
+    let groups = LocalGroup::new(templates.len() as u32);
+    let loads = groups.iter().zip(templates);
+    block_on(join_all(loads.map(|(group, template)| reshard::load(template, url).group(group).with_report())))
+}
+
+fn rows(from: u64, rows: u64) -> StateDict {
+    let mut template = StateDict::new();
+    let region = Region::new([from, 0], [rows, 8]);
+    template.insert("w", ShardedTensor::region_of("w", DType::Float32, &[1024, 8], region));
+    template
+}
+
+#[test]
+fn the_report_of_a_load_says_what_each_rank_read_of_which_files() {
+    let (_dir, url) = saved();
+    let loaded = load(&url, vec![rows(0, 512), rows(256, 768)]);
+    let reports: Vec<LoadReport> = loaded.into_iter().map(|l| l.unwrap().1).collect();
+    let beside = [".metadata", "common.pt", "metadata.json"];
+    let names = |r: &LoadReport| r.opened.iter().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&reports[0]), [&beside[..1], &["__0_0.distcp"], &beside[1..]].concat());
+    assert_eq!(names(&reports[1]), [&beside[..1], &["__0_0.distcp", "__1_0.distcp"], &beside[1..]].concat());
+    assert_eq!(reports[0].ranks, reports[1].ranks);
+    assert_eq!(reports[0].files(), 9);
+    for (r, rows) in reports.iter().zip([512, 768]) {
+        assert_eq!(r.totals.needed, rows * 32);
+    }
+    // Both the facade and the strategy look at `metadata.json`.
+    let small = [".metadata", "common.pt", "metadata.json", "metadata.json"]
+        .map(|f| std::fs::metadata(format!("{url}/{f}")).unwrap().len())
+        .iter()
+        .sum::<u64>();
+    let expected = reports.iter().map(|r| small + r.totals.read + r.totals.headers);
+    assert_eq!(reports[0].ranks.iter().map(|r| r.bytes).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    let most = reports[0].ranks[1].bytes as f64;
+    assert!((reports[0].imbalance() - 2.0 * most / reports[0].bytes() as f64).abs() < 1e-9);
+    assert!(reports[0].metadata.tensor("w").is_some());
+}
+
+#[derive(Debug)]
+struct Slow(Act);
+
+const LONG: Duration = Duration::from_millis(300);
+
+impl LoadPlanner for Slow {
+    fn base(&self) -> &dyn LoadPlanner {
+        &DefaultLoadPlanner::DEFAULT
+    }
+
+    fn create_local_plan(&self, template: &Flat, cx: &LoadContext<'_>) -> reshard::plan::Result<LoadPlan> {
+        if self.0 == Act::Decide {
+            sleep(LONG);
+        }
+        self.base().create_local_plan(template, cx)
+    }
+
+    fn lookup_tensor(&self, item: &ReadItem) -> reshard::plan::Result<Destination> {
+        if self.0 == Act::Move {
+            sleep(LONG);
+        }
+        self.base().lookup_tensor(item)
+    }
+}
+
+#[test]
+fn planning_counts_as_deciding_and_reading_as_moving() {
+    let (_dir, url) = saved();
+    for (slow, quick) in [(Act::Decide, Act::Move), (Act::Move, Act::Decide)] {
+        let load = reshard::load(rows(0, 512), &url).planner(Slow(slow));
+        let (_, report) = block_on(load.with_report()).unwrap();
+        let (slow, quick) = (report.time(slow), report.time(quick));
+        assert!(slow >= LONG && quick < LONG && report.time(Act::Agree) < LONG, "{report:?}");
+    }
+}
+
+#[test]
+fn a_rank_whose_state_does_not_fit_the_common_state_fails_the_load_of_all() {
+    let (_dir, url) = saved();
+    let mut clash = StateDict::new();
+    clash.insert_tree("step", rows(0, 4));
+    let loaded = load(&url, vec![rows(0, 4), clash]);
+    for (rank, outcome) in loaded.into_iter().enumerate() {
+        let Err(error) = outcome else { panic!("rank {rank} went on") };
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains("rank 1"), "{error}");
+        let (_, template) = error.into_parts();
+        assert!(template.get("w").or_else(|| template.get("step")).is_some());
+    }
+}
