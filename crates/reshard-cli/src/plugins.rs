@@ -30,6 +30,7 @@ struct Scheme {
     scheme: &'static str,
     #[serde(rename = "crate")]
     origin: &'static str,
+    crate_version: &'static str,
 }
 
 pub(crate) fn run(program: &Program, args: &Plugins, io: &mut Io<'_>) -> Result<u8> {
@@ -41,7 +42,12 @@ pub(crate) fn run(program: &Program, args: &Plugins, io: &mut Io<'_>) -> Result<
         crate_version: r.origin_version,
     };
     let strategies = program.registry.iter().map(strategy).collect();
-    let stores = program.stores.schemes().map(|s| Scheme { scheme: s.scheme, origin: s.origin }).collect();
+    let scheme = |s: &reshard::storage::StoreScheme| Scheme {
+        scheme: s.scheme,
+        origin: s.origin,
+        crate_version: s.origin_version,
+    };
+    let stores = program.stores.schemes().map(scheme).collect();
     let report = Report { schema: 1, strategies, stores };
     if args.json {
         serde_json::to_writer(&mut *io.out, &report)?;
@@ -58,7 +64,7 @@ pub(crate) fn run(program: &Program, args: &Plugins, io: &mut Io<'_>) -> Result<
     };
     table::rows(io.out, ["STRATEGY", "BACKEND", ">VERSION", "CRATE"], report.strategies.iter().map(row))?;
     writeln!(io.out)?;
-    let row = |s: &Scheme| [format!("{}://", s.scheme), s.origin.into()];
+    let row = |s: &Scheme| [format!("{}://", s.scheme), format!("{} {}", s.origin, s.crate_version)];
     table::rows(io.out, ["STORE", "CRATE"], report.stores.iter().map(row))?;
     Ok(OK)
 }

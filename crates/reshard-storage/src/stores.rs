@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 pub type OpenStore = fn(&str) -> Result<Arc<dyn Store>>;
 
 /// A URL scheme and the store that serves it. A crate announces its own with
-/// `reshard_storage::inventory::submit! { StoreScheme::new("s3", env!("CARGO_PKG_NAME"), open) }`.
+/// `reshard_storage::inventory::submit! { StoreScheme::new("s3", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"), open) }`.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct StoreScheme {
@@ -13,21 +13,30 @@ pub struct StoreScheme {
     pub scheme: &'static str,
     /// The crate that claims it.
     pub origin: &'static str,
+    /// That crate's version.
+    pub origin_version: &'static str,
     /// Opens a place; is given the whole URL. Does no I/O that could block for long.
     pub open: OpenStore,
 }
 
 impl StoreScheme {
-    /// `origin` is the crate's name: `env!("CARGO_PKG_NAME")`.
-    pub const fn new(scheme: &'static str, origin: &'static str, open: OpenStore) -> Self {
-        Self { scheme, origin, open }
+    /// `origin` is the crate's name, `env!("CARGO_PKG_NAME")`, `origin_version` its version, `env!("CARGO_PKG_VERSION")`.
+    pub const fn new(
+        scheme: &'static str,
+        origin: &'static str,
+        origin_version: &'static str,
+        open: OpenStore,
+    ) -> Self {
+        Self { scheme, origin, origin_version, open }
     }
 }
 
 inventory::collect!(StoreScheme);
 
 inventory::submit! {
-    StoreScheme::new("file", env!("CARGO_PKG_NAME"), |url| Ok(Arc::new(LocalStore::open(url)?)))
+    StoreScheme::new("file", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"), |url| {
+        Ok(Arc::new(LocalStore::open(url)?))
+    })
 }
 
 /// Which store a URL means: a checked value, made from what is linked into the program and what is registered by hand.
@@ -117,7 +126,7 @@ mod tests {
     #[test]
     fn two_claims_of_one_scheme_name_both_crates() {
         let mut s = Stores::linked().unwrap();
-        let mine = StoreScheme::new("file", "my-crate", |u| Ok(Arc::new(LocalStore::open(u)?)));
+        let mine = StoreScheme::new("file", "my-crate", "1.0.0", |u| Ok(Arc::new(LocalStore::open(u)?)));
         let e = s.register(mine).unwrap_err().to_string();
         assert!(e.contains("reshard-storage") && e.contains("my-crate"), "{e}");
     }

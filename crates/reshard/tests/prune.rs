@@ -416,7 +416,7 @@ fn nothing_is_removed_when_somebody_saves_meanwhile() {
         let path = url.trim_start_matches("busy://");
         Ok(Arc::new(Busy(Stores::linked()?.open(path)?, path.into())))
     };
-    stores.register(StoreScheme::new("busy", "this test", open)).unwrap();
+    stores.register(StoreScheme::new("busy", "this test", "0.0.0", open)).unwrap();
     let e = blocking::run(reshard::prune(&format!("busy://{}", url(&dir))).stores(stores)).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
     assert!(e.to_string().contains("meanwhile"), "{e}");

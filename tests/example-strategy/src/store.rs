@@ -15,7 +15,9 @@ use std::{
 };
 
 inventory::submit! {
-    StoreScheme::new(NAME, env!("CARGO_PKG_NAME"), |url| Ok(Arc::new(ExampleStore::open(url))))
+    StoreScheme::new(NAME, env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"), |url| {
+        Ok(Arc::new(ExampleStore::open(url)))
+    })
 }
 
 type Files = BTreeMap<Name, Bytes>;

@@ -17,7 +17,7 @@ inventory::submit! { Registration {
 } }
 
 inventory::submit! {
-    StoreScheme::new("example", "somebody-else", |url| Ok(Arc::new(LocalStore::open(url)?)))
+    StoreScheme::new("example", "somebody-else", "1.0.0", |url| Ok(Arc::new(LocalStore::open(url)?)))
 }
 
 #[test]

@@ -96,6 +96,6 @@ pub fn stores() -> Stores {
         Some(store) => Ok(Arc::clone(store)),
         None => Err(StorageError::NotFound { path: url.into() }),
     };
-    stores.register(StoreScheme::new("laws", "reshard-laws", open)).unwrap();
+    stores.register(StoreScheme::new("laws", "reshard-laws", env!("CARGO_PKG_VERSION"), open)).unwrap();
     stores
 }

@@ -40,6 +40,49 @@ fn a_wrong_command_line_exits_with_2_and_says_what_is_right() {
 }
 
 #[test]
+fn plugins_tells_crate_and_version_of_all_that_is_linked() {
+    let own = env!("CARGO_PKG_VERSION");
+    let j = run(&["plugins", "--json"]).json();
+    let store = serde_json::json!({ "scheme": "file", "crate": "reshard-storage", "crate_version": own });
+    assert_eq!((&j["schema"], &j["stores"][0]), (&1.into(), &store));
+    let s = &j["strategies"][0];
+    assert_eq!(
+        (&s["backend"], &s["version"], &s["crate"]),
+        (&"torch_dist".into(), &1.into(), &"reshard-torch-dist".into())
+    );
+    let rows = ["strategies", "stores"].map(|of| j[of].as_array().unwrap().clone()).concat();
+    assert!(rows.len() > 4, "{j}");
+    for row in &rows {
+        assert!(
+            row["crate"].as_str().unwrap().starts_with("reshard-") && row["crate_version"] == own,
+            "{row}"
+        );
+    }
+    let text = run(&["plugins"]).ok();
+    assert!(text.contains("save sharded  torch_dist") && text.contains("file://"), "{text}");
+    for line in text.lines().filter(|l| !l.is_empty() && !l.contains("CRATE")) {
+        assert!(line.ends_with(&format!(" {own}")), "{line}");
+    }
+}
+
+#[test]
+fn a_pattern_that_matches_nothing_is_told_with_what_may_have_been_meant() {
+    let saved = states::megatron();
+    for command in ["ls", "inspect", "digest"] {
+        let ran = run(&[command, &saved.url, "--key", "layer.wieght", "--key", "norm", "--key", "zzz"]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        assert!(ran.out.contains("norm"), "{}", ran.out);
+        let told: Vec<&str> = ran.err.lines().collect();
+        assert_eq!(told.len(), 2, "{}", ran.err);
+        assert!(told[0].contains("no key matches layer.wieght; did you mean layer.weight"), "{}", ran.err);
+        assert!(told[1].contains("no key matches zzz; `reshard ls"), "{}", ran.err);
+    }
+    let ran = run(&["convert", &saved.url, &saved.beside("copy"), "--key", "weight"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.err.contains("did you mean layer.weight") && ran.err.contains("hint: "), "{}", ran.err);
+}
+
+#[test]
 fn a_closed_pipe_ends_the_program_quietly() {
     // More than a pipe holds.
     let mut state = reshard::StateDict::new();

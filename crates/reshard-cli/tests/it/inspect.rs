@@ -119,15 +119,3 @@ fn what_is_no_checkpoint_says_so_and_what_to_do() {
         assert!(ran.err.contains("not a checkpoint") && ran.err.contains("hint: "), "{}", ran.err);
     }
 }
-
-#[test]
-fn plugins_names_strategies_and_stores_with_their_crates() {
-    let j = run(&["plugins", "--json"]).json();
-    assert_eq!(names(&j), ["schema", "strategies", "stores"]);
-    let s = &j["strategies"][0];
-    assert_eq!(names(s), ["action", "backend", "version", "crate", "crate_version"]);
-    assert_eq!((&s["backend"], &s["crate"]), (&json!("torch_dist"), &json!("reshard-torch-dist")));
-    assert_eq!(j["stores"][0], json!({ "scheme": "file", "crate": "reshard-storage" }));
-    let text = run(&["plugins"]).ok();
-    assert!(text.contains("save sharded  torch_dist") && text.contains("file://"), "{text}");
-}

@@ -76,7 +76,7 @@ fn what_could_not_be_checked_exits_with_2() {
     let saved = states::dcp();
     let url = format!("broken://{}", saved.url);
     let mut stores = Stores::linked().unwrap();
-    stores.register(StoreScheme::new("broken", "this test", Broken::open)).unwrap();
+    stores.register(StoreScheme::new("broken", "this test", "0.0.0", Broken::open)).unwrap();
     let run = |args: &[&str]| run_with(stores.clone(), args);
     let ran = run(&["verify", &url]);
     assert_eq!(ran.code, 2, "{}", ran.err);

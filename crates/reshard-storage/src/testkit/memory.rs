@@ -29,7 +29,9 @@ pub struct MemoryStore {
 static PLACES: Mutex<BTreeMap<String, Arc<Mutex<Place>>>> = Mutex::new(BTreeMap::new());
 
 inventory::submit! {
-    StoreScheme::new("memory", env!("CARGO_PKG_NAME"), |url| Ok(Arc::new(MemoryStore::named(url.trim_start_matches("memory://")))))
+    StoreScheme::new("memory", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"), |url| {
+        Ok(Arc::new(MemoryStore::named(url.trim_start_matches("memory://"))))
+    })
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
