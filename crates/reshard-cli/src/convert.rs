@@ -48,6 +48,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         sound(&checkpoint, args, io)?;
     }
     let source = Source::read(&checkpoint, keys)?;
+    io.note_idle(keys, &args.src, checkpoint.metadata().entries().map(|e| e.key()));
     if source.is_empty() && !keys.all() {
         let hint = format!("`reshard ls {}` lists the keys", args.src);
         return Err(CliError::told(format!("nothing in {} matches {}", args.src, keys.text()), hint));

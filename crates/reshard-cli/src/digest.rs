@@ -27,9 +27,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     let checkpoint = program.open(&args.dir)?;
     let keys = args.select.keys();
     let chosen: Vec<TensorHandle> = checkpoint.tensors().filter(|t| keys.has(t.key())).collect();
-    if chosen.is_empty() && !keys.all() {
-        io.note(format!("no tensor matches {}; `reshard ls {}` lists the keys", keys.text(), args.dir));
-    }
+    io.note_idle(keys, &args.dir, checkpoint.metadata().tensors().map(|t| t.key()));
     let flattened = checkpoint.producer().flattened;
     if flattened > 0 {
         io.note(format!(

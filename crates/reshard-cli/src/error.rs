@@ -85,6 +85,14 @@ impl CliError {
         }
     }
 
+    fn is_no_checkpoint(&self) -> bool {
+        match self {
+            Self::Reshard(e) => e.is_no_checkpoint(),
+            Self::Strategy(e) => matches!(e, StrategyError::NotACheckpoint { .. }),
+            _ => false,
+        }
+    }
+
     fn storage(&self) -> Option<&StorageError> {
         let e = match self {
             Self::Reshard(e) => e.strategy_error(),
@@ -98,7 +106,7 @@ impl CliError {
         match (self, self.kind()) {
             (Self::Told { code, .. }, _) => *code,
             (_, Some(ErrorKind::Corrupt)) => DAMAGED,
-            (_, Some(ErrorKind::NotFound)) => NO_CHECKPOINT,
+            _ if self.is_no_checkpoint() => NO_CHECKPOINT,
             _ => FAILED,
         }
     }
@@ -118,9 +126,10 @@ impl CliError {
             _ => {}
         }
         match self.kind() {
-            Some(ErrorKind::NotFound) => {
+            Some(ErrorKind::NotFound) if self.is_no_checkpoint() => {
                 "check the path: a checkpoint is a directory with a file .metadata in it (`ls -a` shows it)"
             }
+            Some(ErrorKind::NotFound) => "`reshard ls` lists the keys that are stored",
             Some(ErrorKind::Exists) => "choose another place, or replace what lies there with --overwrite",
             Some(ErrorKind::Corrupt) => {
                 "`reshard verify` lists all that is damaged; restore the files from a copy"

@@ -21,16 +21,14 @@ pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<
     if args.json {
         serde_json::to_writer(&mut *io.out, &Report { facts: &facts, keys, summary: args.summary })?;
         writeln!(io.out)?;
-        return Ok(OK);
-    }
-    print::summary(&facts, io.out)?;
-    if !args.summary {
-        let found = print::lists(&facts, keys, io.out)?;
-        io.out.flush()?;
-        if !found && !keys.all() {
-            io.note(format!("nothing matches {}; `reshard ls {}` lists the keys", keys.text(), args.dir));
+    } else {
+        print::summary(&facts, io.out)?;
+        if !args.summary {
+            print::lists(&facts, keys, io.out)?;
         }
     }
+    io.out.flush()?;
+    io.note_idle(keys, &args.dir, facts.checkpoint.metadata().entries().map(|e| e.key()));
     Ok(OK)
 }
 

@@ -19,5 +19,7 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
     } else {
         found.iter().try_for_each(|k| writeln!(io.out, "{}", shown(k)))?;
     }
+    io.out.flush()?;
+    io.note_idle(keys, &args.dir, checkpoint.metadata().entries().map(|e| e.key()));
     Ok(OK)
 }

@@ -4,6 +4,7 @@ use crate::{
     args::{Cli, Command},
     convert, demo, digest,
     error::{CliError, FAILED, OK, Result},
+    glob::Keys,
     inspect, list, plugins, prune,
     table::{BAD, BOLD},
     verify, whereabouts,
@@ -40,6 +41,17 @@ impl Io<'_> {
     pub(crate) fn note(&mut self, text: impl fmt::Display) {
         // Who can't be told can't be told that either.
         writeln!(self.err, "{BOLD}note:{BOLD:#} {text}").unwrap_or(());
+    }
+
+    /// Tells which patterns match none of the keys that are stored, and what may have been meant.
+    pub(crate) fn note_idle<'k>(&mut self, keys: Keys<'_>, dir: &str, stored: impl Iterator<Item = &'k str>) {
+        if keys.all() {
+            return;
+        }
+        let stored: Vec<&str> = stored.collect();
+        for idle in keys.idle(stored.iter().copied()) {
+            self.note(format!("{idle}; `reshard ls {dir}` lists the keys"));
+        }
     }
 
     /// A bar of bytes.

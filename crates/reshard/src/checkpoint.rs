@@ -130,15 +130,26 @@ impl Checkpoint {
     /// # Errors
     /// When there is none of that key.
     pub fn tensor(&self, key: &str) -> Result<TensorHandle> {
-        match self.metadata().tensor(key) {
-            Some(t) => Ok(self.handle(&t)),
-            None => {
-                let count = self.metadata().tensor_count();
-                let what =
-                    format!("no tensor {key:?} is stored; `Checkpoint::tensors` lists the {count} that are");
-                Err(Error::new(ACT, &self.url, StrategyError::NotStored { what }))
+        let missing = || {
+            let metadata = self.metadata();
+            match metadata.object(key) {
+                Some(_) => {
+                    not_stored(format!("{key:?} is an object, no tensor; `Checkpoint::object` reads it"))
+                }
+                None => self.unknown("tensor", key, metadata.tensor_count()),
             }
-        }
+        };
+        let found = self.metadata().tensor(key).ok_or_else(missing).during(ACT, &self.url)?;
+        Ok(self.handle(&found))
+    }
+
+    /// Says what may have been meant by a key that is not there.
+    fn unknown(&self, kind: &str, key: &str, count: usize) -> StrategyError {
+        let hint = match &*self.metadata().near(key) {
+            [] => format!("`Checkpoint::{kind}s` lists the {count} that are"),
+            near => format!("did you mean {}?", near.join(" or ")),
+        };
+        not_stored(format!("no {kind} {key:?} is stored; {hint}"))
     }
 
     /// All tensors, by key.
@@ -174,9 +185,9 @@ impl Checkpoint {
     /// # Errors
     /// When there is none of that key, or it is damaged.
     pub async fn object_payload(&self, key: &str) -> Result<Payload> {
-        let missing = || {
-            let what = format!("no object {key:?} is stored; `Checkpoint::objects` lists those that are");
-            StrategyError::NotStored { what }
+        let missing = || match self.metadata().tensor(key) {
+            Some(_) => not_stored(format!("{key:?} is a tensor, no object; `Checkpoint::tensor` reads it")),
+            None => self.unknown("object", key, self.metadata().object_count()),
         };
         let id = self.metadata().object(key).ok_or_else(missing).during(ACT, &self.url)?;
         let reads = [ReadObject { object: id }];
@@ -304,12 +315,12 @@ fn paths_of(metadata: &Metadata) -> BTreeMap<&str, &Path> {
     alone
 }
 
+fn not_stored(what: String) -> StrategyError {
+    StrategyError::NotStored { what }
+}
+
 fn text(e: &StrategyError) -> String {
-    let mut out = match e {
-        // It is one: here it lacks a part.
-        StrategyError::NotACheckpoint { why, .. } => why.clone(),
-        e => e.to_string(),
-    };
+    let mut out = e.to_string();
     let mut source = std::error::Error::source(e);
     while let Some(s) = source {
         out = format!("{out}: {s}");

@@ -88,10 +88,16 @@ async fn unnamed(store: &Arc<dyn Store>) -> Result<BackendVersion> {
 
 impl Opened {
     pub(crate) async fn common(&self) -> Result<Plain> {
-        match &self.common {
-            Some(c) => c.load_common(&self.store).await,
-            None => Ok(Plain::new()),
-        }
+        let Some(common) = &self.common else { return Ok(Plain::new()) };
+        common.load_common(&self.store).await.map_err(|e| match e {
+            // It is one, as its metadata says: here it lacks a part.
+            StrategyError::NotACheckpoint { why, .. } => StrategyError::corrupt(
+                METADATA_JSON,
+                None,
+                format!("it names common state, but {}", why.replace("it has", "there is")),
+            ),
+            e => e,
+        })
     }
 
     pub(crate) async fn sidecar(&self) -> (Option<Sidecar>, Option<String>) {

@@ -194,14 +194,7 @@ impl<'a> Prune<'a> {
     async fn sound(&self, store: &Arc<dyn Store>) -> Result<Opened, StrategyError> {
         let opened = self.how.open_store(Arc::clone(store)).await?;
         let found = opened.reader.verify(false, &Progress::default()).await?;
-        match opened.common().await {
-            Ok(_) => {}
-            // It is one, as its metadata says.
-            Err(StrategyError::NotACheckpoint { why, .. }) => {
-                return Err(StrategyError::corrupt(self.url, None, why));
-            }
-            Err(e) => return Err(e),
-        }
+        opened.common().await?;
         let name = |d: &Damage| d.key.as_ref().map(|k| format!("{k}: ")).unwrap_or_default();
         if let Some(d) = found.damage.into_iter().next() {
             let what = format!("{}{}; nothing of a damaged checkpoint is removed", name(&d), d.what);

@@ -73,7 +73,7 @@ fn few(out: &mut dyn Write, name: &str, all: &[String]) -> Result<()> {
 }
 
 /// Returns whether any key was chosen.
-pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<bool> {
+pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()> {
     let c = &f.checkpoint;
     let tensors: Vec<TensorHandle> = c.tensors().filter(|t| keys.has(t.key())).collect();
     let objects: Vec<&str> = c.objects().filter(|k| keys.has(k)).collect();
@@ -93,9 +93,8 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<bo
         };
         table::rows(out, ["OBJECT", ">SIZE", "FILE"], objects.iter().map(row))?;
     }
-    let found = !tensors.is_empty() || !objects.is_empty();
     if !keys.all() {
-        return Ok(found);
+        return Ok(());
     }
     if let Ok(Value::Dict(common)) = &f.common
         && !common.is_empty()
@@ -118,7 +117,7 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<bo
         [f.name.clone(), units::bytes(f.bytes), items, note]
     };
     table::rows(out, ["FILE", ">SIZE", ">ITEMS", ""], f.files.iter().map(row))?;
-    Ok(found)
+    Ok(())
 }
 
 /// A value in a few words.
