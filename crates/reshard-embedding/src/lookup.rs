@@ -183,7 +183,7 @@ impl<'a> Places<'a> {
 }
 
 /// So many rows are found before they are copied.
-const BLOCK: usize = 64;
+const BLOCK: usize = 256;
 
 /// Clips the norm of a row.
 type Clip = fn(&mut [u8], f64);
