@@ -7,6 +7,7 @@ mod bytes;
 mod contracts;
 mod groups;
 mod hooks;
+mod megatron;
 mod partial;
 mod policies;
 mod protocol;
