@@ -126,6 +126,14 @@ impl Checkpoint {
         block_on(self.0.common())
     }
 
+    /// [`crate::Checkpoint::stored_common`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn stored_common(&self) -> Result<Option<crate::StoredCommon>> {
+        block_on(self.0.stored_common())
+    }
+
     /// [`crate::Checkpoint::state`].
     ///
     /// # Errors

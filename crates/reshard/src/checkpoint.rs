@@ -1,5 +1,5 @@
 use crate::{
-    Error, Result, Sidecar,
+    Error, Result, Sidecar, StoredCommon,
     error::Context,
     opened::{HowToOpen, Opened},
 };
@@ -211,6 +211,14 @@ impl Checkpoint {
     /// When it is missing or damaged.
     pub async fn common(&self) -> Result<Plain> {
         self.opened.common().await.during(ACT, &self.url)
+    }
+
+    /// The common state as it is stored, not decoded, for who rewrites the checkpoint; `None` in PyTorch's dialect.
+    ///
+    /// # Errors
+    /// When it is missing, or of another strategy than `torch`.
+    pub async fn stored_common(&self) -> Result<Option<StoredCommon>> {
+        StoredCommon::of(&self.opened, self.verify).await.during(ACT, &self.url)
     }
 
     /// Everything, loaded whole and put back into the nesting that it was saved from, where the checkpoint tells it; else

@@ -36,6 +36,7 @@
 //! process groups ([`ProcessGroup`]); crates of third parties add to each.
 
 mod checkpoint;
+mod common;
 mod control;
 mod error;
 mod load;
@@ -55,11 +56,12 @@ pub mod blocking;
 pub use checkpoint::{
     Checkpoint, OpenOptions, StoredChunk, TensorHandle, load_common, load_metadata, load_plain_tensors,
 };
+pub use common::{CommonForm, StoredCommon};
 pub use error::{Error, LoadError, Result};
 pub use load::{Load, load};
 pub use prune::{Kept, Prune, PruneReport, Remains, RemainsKind, prune};
 pub use report::{Act, LoadReport, RankReads, SaveReport};
-pub use save::{CommonForm, Save, save};
+pub use save::{Save, save};
 pub use sidecar::{SIDECAR, Sidecar};
 
 pub use reshard_comm::{Cause, Comm, CommError, LocalGroup, ProcessGroup, Rank, SingleProcess};

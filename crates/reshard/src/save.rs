@@ -1,5 +1,5 @@
 use crate::{
-    Error, Result, SaveReport,
+    CommonForm, Error, Result, SaveReport, StoredCommon,
     error::Context,
     ranks::{self, Ranks},
     replace::{no_checkpoint, replace},
@@ -50,6 +50,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         dialect: Dialect::default(),
         common_form: CommonForm::File,
         content_metadata: None,
+        stored_common: None,
         empty_dicts: Vec::new(),
         config: None,
         planner: None,
@@ -62,17 +63,6 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         registry: None,
         stores: None,
     }
-}
-
-/// Where Megatron Core's dialect keeps common state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CommonForm {
-    /// In `common.pt`, which every version reads.
-    #[default]
-    File,
-    /// In the object `common_state` of the sharded part, as Megatron Core 0.19 and later write it and alone read it.
-    Object,
 }
 
 /// Keys that Megatron Core has for itself at the top of a state dict.
@@ -88,6 +78,7 @@ pub struct Save<'a> {
     dialect: Dialect,
     common_form: CommonForm,
     content_metadata: Option<Value>,
+    stored_common: Option<StoredCommon>,
     empty_dicts: Vec<Path>,
     config: Option<Box<dyn SaveShardedConfig>>,
     planner: Option<Arc<dyn SavePlanner>>,
@@ -120,6 +111,14 @@ impl<'a> Save<'a> {
     /// What the checkpoint holds, in Megatron Core's words: kept as `content_metadata` in the common state.
     pub fn content_metadata(mut self, content: impl Into<Value>) -> Self {
         self.content_metadata = Some(content.into());
+        self
+    }
+
+    /// Common state of another checkpoint, written as it was stored there, where it was; for who rewrites a checkpoint. The state
+    /// itself then has sharded leaves only.
+    pub fn stored_common(mut self, common: StoredCommon) -> Self {
+        self.common_form = common.form();
+        self.stored_common = Some(common);
         self
     }
 
@@ -282,11 +281,30 @@ impl<'a> Save<'a> {
         }
         let mut parts = split(self.state.clone(), self.dialect)?;
         parts.dropped_empty.append(&mut self.empty_dicts);
-        if self.dialect == Dialect::Megatron {
-            self.add_reserved(&mut parts)?;
+        match (&self.stored_common, self.dialect) {
+            (Some(stored), Dialect::Megatron) => self.add_stored(stored, &mut parts)?,
+            (Some(_), Dialect::Dcp) => {
+                let what = "PyTorch's dialect has no common state; save it as a part of the state";
+                return Err(StrategyError::Invalid(what.into()));
+            }
+            (None, Dialect::Megatron) => self.add_reserved(&mut parts)?,
+            (None, Dialect::Dcp) => {}
         }
         let store = stores.open(self.url)?;
         Ok(SetUp { store, registry, sharded, common, parts })
+    }
+
+    /// Puts common state that is stored as an object into the state.
+    fn add_stored(&self, stored: &StoredCommon, parts: &mut Parts) -> Result<(), StrategyError> {
+        if self.content_metadata.is_some() || parts.common != Plain::new() {
+            let what = "common state is to be written as it was stored, and the state has more of it; \
+                        take the leaves that are not sharded out of the state";
+            return Err(StrategyError::Invalid(what.into()));
+        }
+        if let (Some(object), true) = (stored.leaf(), self.ranks.group.rank() == self.ranks.coordinator) {
+            parts.flat.insert(Path(vec![(&*object.key).into()]), Sharded::Object(object));
+        }
+        Ok(())
     }
 
     /// Puts what has a reserved key into the state, after a look that the caller's state has no such key.
@@ -359,7 +377,10 @@ impl<'a> Save<'a> {
             && self.common_form == CommonForm::File
             && cx.comm.is_coordinator()
         {
-            strategy.save_common(common, cx).await?;
+            match &self.stored_common {
+                Some(stored) => stored.write(cx).await?,
+                None => strategy.save_common(common, cx).await?,
+            }
         }
         write.await
     }

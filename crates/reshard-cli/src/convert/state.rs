@@ -1,30 +1,19 @@
 //! A checkpoint as the state of N ranks, of which no tensor is loaded.
 
-use crate::{
-    error::{CliError, Result},
-    glob::Keys,
-};
+use crate::{error::Result, glob::Keys};
 use reshard::{
-    CommonForm, Data, Dialect, Leaf, Path, Payload, Plain, Region, Save, ShardedObject, ShardedTensor,
-    StateDict, Step, Tree, Value,
+    Data, Dialect, Leaf, Path, Payload, Region, Save, ShardedObject, ShardedTensor, StateDict, Step,
+    StoredCommon, Tree,
     blocking::{Checkpoint, TensorHandle},
     plan::Entry,
-    torch_dist,
 };
 use std::{cmp::Reverse, collections::BinaryHeap};
-
-/// The object in which Megatron Core 0.19 and later keep common state, when there is no file of it.
-const COMMON_STATE: &str = "common_state/shard_0_1";
-/// What Megatron Core keeps among common state, and a save takes apart from it.
-const CONTENT_METADATA: &str = "content_metadata";
 
 pub(super) struct Source {
     dialect: Dialect,
     items: Vec<Item>,
-    common: Plain,
-    content_metadata: Option<Value>,
-    /// Where the source keeps common state.
-    form: CommonForm,
+    /// Not decoded: what this program can't say of it is kept.
+    common: Option<StoredCommon>,
     empty_dicts: Vec<Path>,
 }
 
@@ -55,12 +44,9 @@ impl Source {
     /// Objects are read as they are stored, tensors not at all.
     pub(super) fn read(checkpoint: &Checkpoint, keys: Keys<'_>) -> Result<Self> {
         let dialect = checkpoint.dialect();
-        let has_file = checkpoint.files()?.iter().any(|f| f.name.as_str() == torch_dist::COMMON);
-        let is_common = |key: &str| dialect == Dialect::Megatron && !has_file && key == COMMON_STATE;
-        let form = match checkpoint.objects().any(is_common) {
-            true => CommonForm::Object,
-            false => CommonForm::File,
-        };
+        let common = checkpoint.stored_common()?;
+        let of_common = common.as_ref().and_then(StoredCommon::object_key);
+        let is_common = |key: &str| of_common.as_deref() == Some(key);
         let mut items = Vec::new();
         for entry in checkpoint.metadata().entries().filter(|e| keys.has(e.key()) && !is_common(e.key())) {
             let key = entry.key();
@@ -69,28 +55,19 @@ impl Source {
                 Entry::Object(..) => Item::Object(key.into(), checkpoint.object_payload(key)?),
             });
         }
-        let mut common = checkpoint.common()?;
-        let content_metadata = common.remove(CONTENT_METADATA).map(Value::from);
-        if !matches!(common, Tree::Dict(_)) {
-            let what = format!("the common state of {} is no dict", checkpoint.url());
-            return Err(CliError::told(
-                what,
-                "such a checkpoint can't be written; load and save it by a program",
-            ));
-        }
         let (sidecar, _) = checkpoint.sidecar();
         let mut empty_dicts = sidecar.map_or_else(Vec::new, |s| s.empty_dicts);
         empty_dicts.retain(|p| keys.has(&p.to_string()));
-        Ok(Self { dialect, items, common, content_metadata, form, empty_dicts })
+        Ok(Self { dialect, items, common, empty_dicts })
     }
 
     /// Sets up the save of a rank's state.
     pub(super) fn save<'s>(&self, state: &'s StateDict, url: &'s str) -> Save<'s> {
-        let save = reshard::save(state, url).dialect(self.dialect).common_form(self.form);
+        let save = reshard::save(state, url).dialect(self.dialect);
         // Their places in lists and dicts can't be told by a state that has each item under its key.
         let save = save.empty_dicts(self.empty_dicts.iter().cloned());
-        match &self.content_metadata {
-            Some(content) => save.content_metadata(content.clone()),
+        match &self.common {
+            Some(common) => save.stored_common(common.clone()),
             None => save,
         }
     }
@@ -158,30 +135,7 @@ impl Source {
                 }
             }
         }
-        Ok(match self.dialect {
-            // The first rank's is saved; as an object it has a copy on each.
-            Dialect::Megatron if rank > 0 && self.form == CommonForm::File => sharded,
-            Dialect::Megatron => self.beside_common(sharded),
-            Dialect::Dcp => sharded,
-        })
-    }
-
-    /// Where sharded leaves lie in the tree is not stored; they only must not be where common state is.
-    fn beside_common(&self, sharded: StateDict) -> StateDict {
-        let mut state = self.common.clone().map(&mut Leaf::Value);
-        let mut name = String::from("sharded");
-        while self.common.get(&name).is_some() || sharded.get(&name).is_some() {
-            name.push('_');
-        }
-        let Tree::Dict(sharded) = sharded else { return state };
-        for (step, tree) in sharded {
-            let path = match self.common.at(std::slice::from_ref(&step)) {
-                None => vec![step],
-                Some(_) => vec![Step::from(name.as_str()), step],
-            };
-            state.insert_at(&path, tree);
-        }
-        state
+        Ok(sharded)
     }
 }
 

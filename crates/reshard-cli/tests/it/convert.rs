@@ -309,3 +309,61 @@ fn common_state_that_is_no_dict_is_damage() {
     assert!(ran.code == 1 && ran.err.contains("common.pt"), "{}", ran.err);
     assert!(run(&["inspect", &saved.url]).ok().contains("no dict but of type list"));
 }
+
+/// Checkpoints of Megatron Core that real programs wrote: of `RESHARD_FIXTURES`, or of this repository.
+fn of_megatron() -> Vec<std::path::PathBuf> {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = match std::env::var_os("RESHARD_FIXTURES") {
+        Some(folder) => root.join(folder),
+        None => root.join("tests/fixtures"),
+    };
+    let all = std::fs::read_dir(root.join("megatron")).unwrap();
+    let mut all: Vec<_> = all.map(|e| e.unwrap().path().join("ckpt")).filter(|p| p.is_dir()).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn common_state_of_real_checkpoints_is_carried_over_byte_for_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut files, mut cells, mut opaque) = (0, 0, 0);
+    for from in of_megatron() {
+        let url = from.display().to_string();
+        let name = from.parent().unwrap().file_name().unwrap().to_str().unwrap();
+        let Ok(c) = Checkpoint::open(&url) else { continue };
+        if c.producer().flattened > 0 {
+            continue;
+        }
+        let to = dir.path().join(name).display().to_string();
+        let ran = run(&["convert", &url, &to, "--ranks", "3"]);
+        assert_eq!(ran.code, 0, "{name}: {}", ran.err);
+        let file = |url: &str| std::fs::read(std::path::Path::new(url).join("common.pt")).ok();
+        assert_eq!(file(&to), file(&url), "{name}");
+        assert_eq!(objects(&to), objects(&url), "{name}");
+        assert_eq!(digest(&to), digest(&url), "{name}");
+        let inspected = |url: &str| run(&["inspect", url, "--json"]).json()["common"].clone();
+        assert_eq!(inspected(&to), inspected(&url), "{name}");
+        files += usize::from(file(&url).is_some());
+        cells += usize::from(c.objects().any(|k| k == "common_state/shard_0_1"));
+        opaque += usize::from(inspected(&url).to_string().contains("$opaque"));
+    }
+    assert!(
+        files > 0 && cells > 0 && opaque > 0,
+        "{files} files, {cells} objects, {opaque} with opaque values"
+    );
+}
+
+#[test]
+fn common_state_that_was_not_decoded_is_not_mixed_with_other() {
+    let saved = states::megatron();
+    let common = Checkpoint::open(&saved.url).unwrap().stored_common().unwrap().unwrap();
+    let mut state = reshard::StateDict::new();
+    state.insert("step", 1);
+    let to = saved.beside("to");
+    for dialect in [reshard::Dialect::Megatron, reshard::Dialect::Dcp] {
+        let save = reshard::save(&state, &to).dialect(dialect).stored_common(common.clone());
+        let error = reshard::blocking::run(save).unwrap_err();
+        assert_eq!(error.kind(), reshard::ErrorKind::Invalid, "{error}");
+    }
+    assert!(Checkpoint::open(&states::dcp().url).unwrap().stored_common().unwrap().is_none());
+}
