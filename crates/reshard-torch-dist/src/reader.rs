@@ -5,7 +5,9 @@ mod head;
 mod verify;
 
 use crate::{
-    NAME, OwnFile, own_file, producer,
+    NAME, OwnFile,
+    lost::Lost,
+    own_file, producer,
     table::{Place, Table},
 };
 use async_trait::async_trait;
@@ -59,7 +61,7 @@ impl TorchDistReader {
         };
         let what = what
             .map_or_else(|| "stored bytes are lost or damaged".into(), |w| format!("{w} is lost or damaged"));
-        StrategyError::Corrupt { file, offset: None, what, source: Some(Box::new(e)) }
+        StrategyError::Corrupt { file, offset: None, what, source: Some(Box::new(Lost(e))) }
     }
 }
 
