@@ -4,27 +4,17 @@
 //! values that are ignored) the golden still holds its answer. Then the test knows the right one, and says that the two differ.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+mod tf_goldens;
+
 use reshard::{Element, Tensor};
 use reshard_embedding::{
     Combiner, EmbeddingError, Ids, Index, LookupOptions, Permutation, ShardedVariable, SparseIds, Strategy,
     embedding_lookup, embedding_lookup_sparse, lookup_gradients, safe_embedding_lookup_sparse,
 };
 use serde_json::Value;
-use std::{fs, path::Path};
+use tf_goldens::cases;
 
 type Result<T> = std::result::Result<T, EmbeddingError>;
-
-/// The cases of a golden file: of `RESHARD_FIXTURES` if it has such, else of this repository.
-fn cases(name: &str) -> Vec<Value> {
-    let path = |root: &Path| root.join("tf/goldens").join(name).with_extension("json");
-    let file = Some(path(&reshard_golden::root())).filter(|file| file.exists());
-    let file = file.unwrap_or_else(|| path(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures")));
-    let golden: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
-    let cases = golden["cases"].as_array().unwrap().clone();
-    assert_eq!(Some(cases.len() as u64), golden["n"].as_u64(), "{}", file.display());
-    assert!(!cases.is_empty());
-    cases
-}
 
 fn ints(v: &Value) -> Vec<i64> {
     v.as_array().unwrap().iter().map(|v| v.as_i64().unwrap()).collect()

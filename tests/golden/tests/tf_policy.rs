@@ -4,6 +4,8 @@
 //! the right answer. Where something else is done on purpose, the test says what, and holds that it is done nowhere else.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
+mod tf_goldens;
+
 use reshard::{
     DType, Dims, Region,
     policy::{
@@ -13,19 +15,7 @@ use reshard::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::{fs, path::Path};
-
-/// The cases of a golden file: of `RESHARD_FIXTURES` if it has such, else of this repository.
-fn cases(name: &str) -> Vec<Value> {
-    let path = |root: &Path| root.join("tf/goldens").join(name).with_extension("json");
-    let file = Some(path(&reshard_golden::root())).filter(|file| file.exists());
-    let file = file.unwrap_or_else(|| path(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures")));
-    let golden: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
-    let cases = golden["cases"].as_array().unwrap().clone();
-    assert_eq!(Some(cases.len() as u64), golden["n"].as_u64(), "{}", file.display());
-    assert!(!cases.is_empty());
-    cases
-}
+use tf_goldens::cases;
 
 fn list(v: &Value) -> &[Value] {
     v.as_array().unwrap()

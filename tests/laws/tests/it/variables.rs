@@ -225,3 +225,48 @@ fn a_failed_load_gives_a_variable_its_memory_back() {
     assert!(v.reclaim_from(&mut StateDict::new(), "emb", 0).is_err());
     assert_eq!(v.to_tensor().unwrap().narrow(&Region::new([0], [4])).to_vec::<i64>().unwrap(), [0; 4]);
 }
+
+/// An error, and why it came to it.
+fn story(e: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(e), |e| e.source()).map(|e| e.to_string()).collect::<Vec<_>>().join(": ")
+}
+
+/// TensorFlow 1 restores 13 rows into a variable of 12, which then has 13.
+#[test]
+fn a_table_of_another_length_or_type_is_not_loaded_whole_or_in_parts() {
+    let mut state = StateDict::new();
+    state.insert("w", ShardedTensor::full("emb", whole(&[13, 4])));
+    let place = saved(vec![state], Dialect::Dcp);
+    let refused = |rows: u64, dtype: DType, parts: u64, words: &[&str]| {
+        let spec = PartitionSpec::partitions([parts, 1]);
+        let mut v = ShardedVariable::declare("emb", &[rows, 4], dtype, &spec, 1).unwrap();
+        let template = with(|t| v.template_into(t, "emb", 0));
+        let e = blocking::run(reshard::load(template, place.url()).stores(stores())).unwrap_err();
+        let story = story(&e);
+        assert!(words.iter().all(|w| story.contains(w)), "{story} lacks one of {words:?}");
+    };
+    for parts in [1, 5] {
+        refused(12, DType::Int64, parts, &["emb", "[12, 4]", "[13, 4]"]);
+        refused(14, DType::Int64, parts, &["emb", "[14, 4]", "[13, 4]"]);
+        refused(13, DType::Int32, parts, &["emb", "int32", "int64"]);
+    }
+}
+
+#[test]
+fn a_lost_part_is_named_with_its_rows() {
+    let spec = PartitionSpec::partitions([3, 1]);
+    let make = |task| {
+        let tasks = Tasks::only(3, task);
+        ShardedVariable::create("emb", &[6, 2], DType::Int64, &spec, tasks, slices_of(&whole(&[6, 2])))
+            .unwrap()
+    };
+    // Task 1 saves nothing of it.
+    let states = [0, 2].map(|task| with(|s| make(task).save_into(s, "emb", task).unwrap()));
+    let place = Place::new();
+    let outcomes: Vec<_> =
+        save(group(2), states.into(), place.url(), |_, s| s).into_iter().map(|o| o.unwrap_err()).collect();
+    for e in &outcomes {
+        let story = story(e);
+        assert!(story.contains("emb") && story.contains("[2:4, 0:2]"), "{story}");
+    }
+}
