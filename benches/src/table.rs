@@ -344,28 +344,24 @@ fn checkpoints(args: &Args) -> Result<()> {
 fn embeddings(args: &Args) -> Result<()> {
     const SCRIPT: &str = "embedding_bench.py";
     let n = args.iterations.to_string();
+    let torch = |name, what| Peer::python(name, SCRIPT, &["torch", what, &n]);
     let tensorflow = |name, who, what| Peer::tensorflow(name, SCRIPT, &[who, what, &n]);
     compare(
         args,
-        "look up 1 million ids, 256 MB of rows",
+        "look up 1 million ids, into new memory",
         vec![
             Peer::reshard("reshard", &["embedding", "lookup", &n]),
-            Peer::python("torch, table in one piece", SCRIPT, &["torch", "lookup", &n]),
-            tensorflow("TensorFlow, tf.function", "tensorflow", "lookup"),
-            tensorflow("TensorFlow, eager", "tensorflow-eager", "lookup"),
+            torch("torch embedding, table in one piece", "lookup"),
         ],
-        &[
-            Target { peer: "torch, table in one piece", least: 1.0 },
-            Target { peer: "TensorFlow, tf.function", least: 3.0 },
-            Target { peer: "TensorFlow, eager", least: 3.0 },
-        ],
+        &[Target { peer: "torch embedding, table in one piece", least: 1.0 }],
     )?;
+    // TensorFlow keeps memory between calls.
     compare(
         args,
-        "the same into the memory of the last rows",
+        "look up 1 million ids, into memory that is kept",
         vec![
             Peer::reshard("reshard", &["embedding", "into", &n]),
-            Peer::python("torch, index_select(out=)", SCRIPT, &["torch", "into", &n]),
+            torch("torch index_select(out=), table in one piece", "into"),
             tensorflow("TensorFlow, tf.function", "tensorflow", "lookup"),
             tensorflow("TensorFlow, eager", "tensorflow-eager", "lookup"),
         ],

@@ -1,4 +1,4 @@
-use crate::{DType, HostBuffer, ModelError, Result};
+use crate::{DType, HostBuffer, ModelError, Result, buffer::prefer_huge_pages};
 use half::{bf16, f16};
 use std::{any::Any, sync::Arc};
 
@@ -79,11 +79,13 @@ impl Element for bool {
 /// A zeroed buffer of `elements`, typed so that it can be taken out as the vector of its element type. Pages are touched
 /// only when they are written.
 pub(crate) fn zeroed(key: &str, dtype: DType, elements: u64) -> Result<Arc<dyn HostBuffer>> {
-    fn make<T: bytemuck::Zeroable>(n: usize) -> Result<Arc<dyn HostBuffer>, ()>
+    fn make<T: bytemuck::Pod>(n: usize) -> Result<Arc<dyn HostBuffer>, ()>
     where
         Vec<T>: HostBuffer,
     {
-        Ok(Arc::new(bytemuck::allocation::try_zeroed_vec::<T>(n)?))
+        let mut memory = bytemuck::allocation::try_zeroed_vec::<T>(n)?;
+        prefer_huge_pages(bytemuck::cast_slice_mut(&mut memory));
+        Ok(Arc::new(memory))
     }
     let too_big = || ModelError::invalid(key, format!("no memory for {elements} elements of {dtype}"));
     let n = usize::try_from(elements).map_err(|_| too_big())?;
