@@ -2,6 +2,8 @@ use crate::{EmbeddingError, Ids, LookupOptions, Result, ShardedVariable, lookup:
 use reshard_model::{DType, ReplicaId, ShardedTensor, Tensor};
 use std::{cmp::Reverse, collections::BinaryHeap};
 
+mod load;
+
 /// In which order the rows of a table lie: id `i` is row `row_of_id[i]`.
 ///
 /// Rows are put into another order so that every part gets its share of the lookups ([`balanced`](Self::balanced)), and were put
@@ -262,13 +264,19 @@ impl Permutation {
         self.gather(table)
     }
 
+    fn check_rows(&self, table: &ShardedVariable) -> Result<()> {
+        let rows = table.rows().total();
+        if self.len() as u64 == rows {
+            return Ok(());
+        }
+        let what = format!("an order of {} rows for a table of {rows}", self.len());
+        Err(EmbeddingError::invalid(table.name(), what))
+    }
+
     /// A table whose row `i` is row `self[i]` of this one.
     fn gather(&self, table: &ShardedVariable) -> Result<ShardedVariable> {
+        self.check_rows(table)?;
         let rows = table.rows();
-        if self.len() as u64 != rows.total() {
-            let what = format!("an order of {} rows for a table of {}", self.len(), rows.total());
-            return Err(EmbeddingError::invalid(table.name(), what));
-        }
         let mut out = table.like(table.name(), table.dtype())?;
         for part in 0..rows.parts() {
             let (start, len) = (rows.start(part) as usize, rows.len(part) as usize);

@@ -9,6 +9,7 @@ use reshard_policy::partition::{Grid, MAX_PARTS, PartitionSpec, Partitioner};
 mod save;
 mod slice;
 
+pub(crate) use save::insert;
 pub use slice::Index;
 
 /// Which tasks hold a variable's parts, and which of them this process is.

@@ -64,6 +64,12 @@ impl Variable {
     }
 
     pub(crate) fn restore_from(&mut self, loaded: &mut Plain, key: &str, task: u32) -> Result<()> {
+        let tensors = self.loaded(loaded, key)?;
+        self.fill(task, tensors)
+    }
+
+    /// The list of tensors under a key of what was loaded; an empty one, if there is nothing.
+    pub(crate) fn loaded(&self, loaded: &mut Plain, key: &str) -> Result<Vec<Tensor>> {
         let tensors = match loaded.remove(key) {
             None => Some(Vec::new()),
             Some(Tree::List(items)) => {
@@ -73,8 +79,7 @@ impl Variable {
         };
         let other =
             || EmbeddingError::invalid(&self.name, format!("what was loaded as {key} is no list of tensors"));
-        let tensors = tensors.ok_or_else(other)?;
-        self.fill(task, tensors)
+        tensors.ok_or_else(other)
     }
 
     pub(crate) fn reclaim_from(&mut self, template: &mut StateDict, key: &str, task: u32) -> Result<()> {
@@ -104,7 +109,7 @@ impl Variable {
 
     /// The parts of a task that a checkpoint has: those with elements. Of a variable without elements the first part stands for
     /// the tensor.
-    fn pieces(&self, task: u32) -> impl Iterator<Item = usize> {
+    pub(crate) fn pieces(&self, task: u32) -> impl Iterator<Item = usize> {
         let none = self.shape.contains(&0);
         let stored =
             move |i: usize| if none { i == 0 || self.mirrored } else { !self.parts[i].region.is_empty() };
@@ -119,7 +124,7 @@ impl Variable {
     }
 }
 
-fn insert(state: &mut StateDict, key: impl Into<Step>, tensors: Vec<ShardedTensor>) {
+pub(crate) fn insert(state: &mut StateDict, key: impl Into<Step>, tensors: Vec<ShardedTensor>) {
     if !tensors.is_empty() {
         let list = tensors.into_iter().map(|t| Tree::Leaf(Leaf::from(t))).collect();
         state.insert_tree(key, Tree::List(list));

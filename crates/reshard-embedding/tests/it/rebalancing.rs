@@ -3,7 +3,7 @@
 use crate::{rows, table};
 use proptest::prelude::*;
 use reshard_embedding::{LookupOptions, Permutation, embedding_lookup};
-use reshard_model::Tensor;
+use reshard_model::{Leaf, Plain, StateDict, Tensor, Tree};
 
 proptest! {
     #[test]
@@ -133,4 +133,42 @@ fn what_is_no_order_is_refused() {
     let order = Permutation::identity(3).unwrap();
     assert!(order.apply(&table(&[4], &[])).is_err() && order.undo(&table(&[2], &[])).is_err());
     assert!(order.loads(&[], &[2]).is_err());
+}
+
+#[test]
+fn rows_that_were_not_asked_for_are_refused_and_change_nothing() {
+    let order = Permutation::of_mod(5, 2).unwrap();
+    let mut v = table(&[2, 3], &[1]);
+    let before = v.to_tensor().unwrap();
+    let mut template = StateDict::new();
+    order.undo_template_into(&mut v, &mut template, "emb", 0).unwrap();
+    let leaves = template.remove("emb").unwrap();
+    let regions: Vec<String> = match leaves {
+        Tree::List(leaves) => leaves
+            .into_iter()
+            .map(|l| match l.into_leaf() {
+                Some(Leaf::Tensor(t)) => t.region().to_string(),
+                other => panic!("{other:?}"),
+            })
+            .collect(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(regions, ["[0:1, 0:1]", "[3:4, 0:1]", "[1:2, 0:1]", "[4:5, 0:1]", "[2:3, 0:1]"]);
+    let row = || Tensor::from_vec(&[1, 1], vec![9i64]).unwrap();
+    let two = || Tensor::from_vec(&[2, 1], vec![9i64, 9]).unwrap();
+    let list = |rows: Vec<Tensor>| {
+        let mut loaded = Plain::new();
+        loaded.insert_tree("emb", Tree::List(rows.into_iter().map(|t| Tree::Leaf(t.into())).collect()));
+        loaded
+    };
+    for (rows, why) in [
+        (vec![row(); 4], "not the rows of part 1 [2:5, 0:1]"),
+        (vec![row(), two(), row(), row(), row()], "not the rows of part 0"),
+        (vec![row(); 6], "more rows than those of task 0"),
+    ] {
+        let e = order.undo_restore_from(&mut v, &mut list(rows), "emb", 0).unwrap_err().to_string();
+        assert!(e.contains(why), "{e}");
+        assert_eq!(v.to_tensor().unwrap(), before);
+    }
+    assert!(order.undo_template_into(&mut table(&[4], &[]), &mut StateDict::new(), "emb", 0).is_err());
 }

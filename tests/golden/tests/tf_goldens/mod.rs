@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::{fs, path::Path};
 
 /// The cases of a golden file: of `RESHARD_FIXTURES` if it has such, else of this repository.
-pub fn cases(name: &str) -> Vec<Value> {
+pub(super) fn cases(name: &str) -> Vec<Value> {
     let path = |root: &Path| root.join("tf/goldens").join(name).with_extension("json");
     let file = Some(path(&reshard_golden::root())).filter(|file| file.exists());
     let file = file.unwrap_or_else(|| path(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures")));

@@ -170,6 +170,39 @@ proptest! {
     }
 
     #[test]
+    fn the_order_of_rows_is_undone_by_tasks_that_load_their_own_parts_only(
+        (rows, width) in (0u64..20, 0u64..3), before in any::<[prop::sample::Index; 2]>(), after in any::<[prop::sample::Index; 3]>(),
+        order in prop_oneof![(1u64..5).prop_map(Ok), prop::collection::vec(0u64..9, 0..20).prop_map(Err)], m in 1u32..4,
+    ) {
+        let spec = |places: &[prop::sample::Index]| PartitionSpec::Splits(vec![cut(rows, places), [width].into()]);
+        let whole = whole(&[rows, width]);
+        let table = ShardedVariable::create("emb", &[rows, width], DType::Int64, &spec(&before), 1, slices_of(&whole)).unwrap();
+        let order = match order {
+            Ok(parts) => Permutation::of_mod(rows, parts).unwrap(),
+            Err(f) => Permutation::balanced(&f[..f.len().min(rows as usize)], &table.part_rows()).unwrap(),
+        };
+        let state = with(|s| order.apply(&table).unwrap().save_into(s, "emb", 0).unwrap());
+        let place = saved(vec![state], Dialect::Dcp);
+
+        let mut mine: Vec<ShardedVariable> = (0..m).map(|task| {
+            ShardedVariable::declare("emb", &[rows, width], DType::Int64, &spec(&after), Tasks::only(m, task)).unwrap()
+        }).collect();
+        let templates = (0..).zip(&mut mine)
+            .map(|(task, v)| with(|t| order.undo_template_into(v, t, "emb", task).unwrap()))
+            .collect();
+        for (task, mut plain) in (0..).zip(loaded(templates, &place)) {
+            let v = &mut mine[task as usize];
+            order.undo_restore_from(v, &mut plain, "emb", task).unwrap();
+            for part in v.parts() {
+                prop_assert_eq!(part.data().is_some(), part.task() == task);
+                if let Some(data) = part.data() {
+                    prop_assert_eq!(data, &whole.narrow(part.region()));
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_table_trained_by_mod_is_read_from_its_checkpoint(rows in 1u64..20, n in 1u64..5, m in 1u64..5) {
         let spec = |parts: u64| PartitionSpec::partitions([parts, 1]);
         let trained = ShardedVariable::create("emb", &[rows, 1], DType::Int64, &spec(n), 1, slices_of(&whole(&[rows, 1]))).unwrap();
