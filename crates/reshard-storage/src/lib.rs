@@ -19,6 +19,7 @@ mod store;
 mod stores;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+pub mod trail;
 mod wait;
 
 pub use body::{Durability, Entry, Extent, FileBody, Progress, Written};

@@ -98,10 +98,18 @@ impl Stores {
     }
 }
 
+/// What would add a scheme, as things stand.
 fn hint(scheme: &str) -> String {
+    const OWN: &str = "link a crate that registers it (`use that_crate as _;`; docs/strategies.md says how to write one) or call \
+                       `Stores::register`";
     match scheme {
-        "memory" => "The feature `testkit` of reshard-storage has it".into(),
-        _ => "Link a crate that registers it (`use that_crate as _;`), or `Stores::register` it".into(),
+        "memory" => format!("The feature `testkit` of reshard-storage adds it, for tests; else {OWN}"),
+        "s3" | "s3a" | "gs" | "gcs" | "az" | "azure" | "abfs" | "abfss" | "http" | "https" | "hdfs" => {
+            format!(
+                "No crate or feature of reshard serves it yet: use a directory, such as a mount of it, or {OWN}"
+            )
+        }
+        _ => format!("No crate or feature of reshard serves it; is it misspelt? Use a directory, or {OWN}"),
     }
 }
 
@@ -118,9 +126,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_scheme_lists_what_is_linked() {
-        let e = Stores::linked().unwrap().open("gopher://x").unwrap_err().to_string();
-        assert!(e.contains("`gopher`") && e.contains("file") && e.contains("register"), "{e}");
+    fn an_unknown_scheme_lists_what_is_linked_and_says_what_would_add_it() {
+        let said = |url: &str| Stores::linked().unwrap().open(url).unwrap_err().to_string();
+        let linked: Vec<_> = Stores::linked().unwrap().schemes().map(|s| s.scheme).collect();
+        assert_eq!(
+            said("s3://bucket/ckpt"),
+            format!(
+                "no store for `s3` (of s3://bucket/ckpt); linked: {}. No crate or feature of reshard serves it yet: use a \
+                 directory, such as a mount of it, or link a crate that registers it (`use that_crate as _;`; \
+                 docs/strategies.md says how to write one) or call `Stores::register`",
+                linked.join(", ")
+            )
+        );
+        assert!(said("flie:///x").contains("serves it; is it misspelt?"));
+        assert!(hint("memory").contains("`testkit` of reshard-storage"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! For tests, of this crate and of others: the contract that every [`Store`](crate::Store) keeps, a store in memory, and
-//! wrappers that count and that inject faults.
+//! For tests, of this crate and of others: the contract that every [`Store`](crate::Store) keeps, a store in memory, wrappers
+//! that count and that inject faults, and a trail of what is done to local files.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
@@ -14,3 +14,5 @@ pub use counting::{CountingStore, Counts};
 pub use fault::{Fault, FaultStore, Op};
 pub use memory::MemoryStore;
 pub use target::Target;
+
+pub use crate::trail::{Trace, Trail};

@@ -1,7 +1,10 @@
 //! Where a version is built and put: a place, the directory that names it, and hidden siblings of the place.
 
 use super::url::url;
-use crate::{Leftover, Result, StorageError};
+use crate::{
+    Leftover, Result, StorageError,
+    trail::{Trace, note},
+};
 use rustix::{
     fs::{CWD, RenameFlags},
     io::Errno,
@@ -254,7 +257,10 @@ impl Site {
     /// Puts the new version where nothing lies, or an empty directory. `false` when something lies there.
     pub(super) fn put(&self) -> Result<bool> {
         match rustix::fs::rename(&self.built, &self.place) {
-            Ok(()) => Ok(true),
+            Ok(()) => {
+                note(|| Trace::Renamed(self.built.clone(), self.place.clone()));
+                Ok(true)
+            }
             Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
             Err(Errno::BUSY | Errno::XDEV) => Err(self.unsupported(MOUNT)),
             Err(Errno::NOTDIR) => Err(self.unsupported("there is a file, not a directory")),
@@ -276,6 +282,8 @@ impl Site {
                 tracing::warn!(path = %self.old.display(), error = %e, "a version that was not published is left over");
             }
             self.not_exchanged(e)
-        })
+        })?;
+        note(|| Trace::Renamed(self.old.clone(), self.place.clone()));
+        Ok(())
     }
 }

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     Durability, FileBody, IfExists, Name, Progress, Result, Stage, StorageError, Written, failpoint, pool,
+    trail::{Trace, note},
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -60,7 +61,10 @@ fn remove_tree(path: &Path) -> Result<()> {
 fn make_directories(path: &Path) -> Result<()> {
     let fail = |e| StorageError::io("create", path, e);
     match fs::create_dir(path) {
-        Ok(()) => path.parent().map_or(Ok(()), sync_directory),
+        Ok(()) => {
+            note(|| Trace::Made(path.into()));
+            path.parent().map_or(Ok(()), sync_directory)
+        }
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             make_directories(path.parent().ok_or_else(|| fail(e))?)?;
             make_directories(path)
@@ -109,6 +113,7 @@ impl Site {
     fn write_last(&self, name: &Name, bytes: &[u8], durability: Durability) -> Result<()> {
         let (path, file) = create(&self.built, name, bytes.len() as u64)?;
         file.write_all_at(bytes, 0).map_err(|e| StorageError::io("write", &path, e))?;
+        note(|| Trace::Wrote(path.clone()));
         failpoint::hit("publish.record");
         if durability == Durability::Machine {
             sync_file(&file, &path)?;

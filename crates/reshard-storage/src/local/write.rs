@@ -4,6 +4,7 @@ use super::file::{MAX_VECTORS, write_vectored};
 use crate::{
     Durability, Extent, FileBody, Name, Progress, Result, StorageError, Written, failpoint,
     pool::{self, Batch, Turn},
+    trail::{Trace, note},
 };
 use bytes::Bytes;
 use std::{
@@ -216,6 +217,7 @@ impl Output {
 
     fn put(&self, at: u64, blocks: &[Bytes]) -> Result<()> {
         write_vectored(&self.file, &self.path, at, blocks)?;
+        note(|| Trace::Wrote(self.path.clone()));
         let len: u64 = blocks.iter().map(|b| b.len() as u64).sum();
         let before = self.shared.written.fetch_add(len, Ordering::Relaxed);
         let half = self.shared.total / 2;
@@ -268,11 +270,15 @@ impl Pending<'_> {
 }
 
 pub(super) fn sync_file(file: &File, path: &Path) -> Result<()> {
-    file.sync_data().map_err(|e| StorageError::io("sync", path, e))
+    file.sync_data().map_err(|e| StorageError::io("sync", path, e))?;
+    note(|| Trace::SyncedFile(path.into()));
+    Ok(())
 }
 
 pub(super) fn sync_directory(path: &Path) -> Result<()> {
-    File::open(path).and_then(|d| d.sync_all()).map_err(|e| StorageError::io("sync", path, e))
+    File::open(path).and_then(|d| d.sync_all()).map_err(|e| StorageError::io("sync", path, e))?;
+    note(|| Trace::SyncedDirectory(path.into()));
+    Ok(())
 }
 
 /// Syncs every directory of a stage that names one of these files, the stage's own too.

@@ -1,0 +1,124 @@
+//! What is on the disk, and when: a machine that stops at any moment keeps the old version or the new one.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+use futures::executor::block_on;
+use reshard_storage::{
+    Durability, FileBody, IfExists, LocalStore, Name, Progress, Store,
+    testkit::{Trace, Trail},
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+fn name(s: &str) -> Name {
+    Name::new(s).unwrap()
+}
+
+/// Two ranks write, one publishes; the steps that were seen, with paths as `stage/…`, `place/…` and `.` for the parent.
+fn save(parent: &Path, place: &str, if_exists: IfExists, durability: Durability) -> Vec<Trace> {
+    let trail = Trail::below(parent);
+    let store = LocalStore::at(parent.join(place)).unwrap();
+    block_on(async {
+        let body = |n: &str| {
+            // Several extents, taken by several threads.
+            let part =
+                || Box::new(bytes::Bytes::from(vec![7u8; 5 << 20])) as Box<dyn reshard_storage::Extent>;
+            FileBody { name: name(n), extents: vec![part(), part()] }
+        };
+        let ranks =
+            [store.stage("x", if_exists.clone()).await.unwrap(), store.stage("x", if_exists).await.unwrap()];
+        for (stage, files) in ranks.iter().zip([["a", "sub/b"], ["c", "sub/deep/d"]]) {
+            let files = files.into_iter().map(body).collect();
+            stage.write(files, durability, Progress::none()).await.unwrap();
+        }
+        ranks[0].publish((name("record"), vec![1].into()), durability).await.unwrap();
+    });
+    trail.seen()
+}
+
+/// Position of the last step that is so; `None` when none is.
+fn last(trail: &[Trace], is: impl Fn(&Trace) -> bool) -> Option<usize> {
+    trail.iter().rposition(is)
+}
+
+fn first(trail: &[Trace], is: impl Fn(&Trace) -> bool) -> Option<usize> {
+    trail.iter().position(is)
+}
+
+/// That a version that was built at `built` and went to its place by a rename is on the disk in the right order.
+fn check(trail: &[Trace], parent: &Path, built: &Path, place: &Path) {
+    let renamed = first(trail, |t| matches!(t, Trace::Renamed(_, to) if to == place)).unwrap();
+    let mut synced = Vec::new();
+    for file in ["a", "sub/b", "c", "sub/deep/d", "record"].map(|f| built.join(f)) {
+        let wrote = last(trail, |t| *t == Trace::Wrote(file.clone())).unwrap();
+        let sync = first(trail, |t| *t == Trace::SyncedFile(file.clone()))
+            .unwrap_or_else(|| panic!("{} was never synced", file.display()));
+        assert!(wrote < sync && sync < renamed, "{}: written, synced, then published", file.display());
+        synced.push((sync, file));
+    }
+    // The record comes when all others are on the disk.
+    let (record, others) = synced.split_last().unwrap();
+    assert!(others.iter().all(|(at, _)| *at < record.0));
+    let wrote_record = first(trail, |t| *t == Trace::Wrote(record.1.clone())).unwrap();
+    assert!(others.iter().all(|(at, _)| *at < wrote_record), "the record is written last");
+    for (at, file) in &synced {
+        // Every directory on the way to a file names it on the disk before anybody can see it.
+        for dir in file.ancestors().skip(1).take_while(|d| d.starts_with(built)) {
+            let sync = last(&trail[..renamed], |t| *t == Trace::SyncedDirectory(dir.into()));
+            assert!(sync.is_some_and(|s| s > *at), "{} is synced after {}", dir.display(), file.display());
+        }
+    }
+    let after = first(&trail[renamed..], |t| *t == Trace::SyncedDirectory(parent.into()));
+    assert!(after.is_some(), "the name of the new version is on the disk");
+}
+
+#[test]
+fn files_and_directories_are_on_the_disk_before_a_version_is_seen_and_its_name_after() {
+    let dir = tempfile::tempdir().unwrap();
+    let parent = fs::canonicalize(dir.path()).unwrap();
+    let place = parent.join("ckpt");
+    let trail = save(&parent, "ckpt", IfExists::Refuse, Durability::Machine);
+    check(&trail, &parent, &parent.join(".ckpt.x.tmp"), &place);
+}
+
+#[test]
+fn a_version_that_replaces_another_is_on_the_disk_before_the_old_one_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let parent = fs::canonicalize(dir.path()).unwrap();
+    let place = parent.join("ckpt");
+    fs::create_dir(&place).unwrap();
+    fs::write(place.join("old"), "old").unwrap();
+    fs::write(place.join("README"), "of others").unwrap();
+    let replace = IfExists::Replace([name("old")].into());
+    let trail = save(&parent, "ckpt", replace, Durability::Machine);
+    check(&trail, &parent, &parent.join(".ckpt.x.tmp"), &place);
+    // What was carried over to the new version has its name there, too.
+    let renamed = first(&trail, |t| matches!(t, Trace::Renamed(_, to) if *to == place)).unwrap();
+    assert!(trail[renamed..].contains(&Trace::SyncedDirectory(place.clone())), "{trail:?}");
+    assert!(place.join("README").exists() && !place.join("old").exists());
+}
+
+#[test]
+fn directories_made_for_a_place_are_named_on_the_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let parent = fs::canonicalize(dir.path()).unwrap();
+    let trail = save(&parent, "runs/7/ckpt", IfExists::Refuse, Durability::Machine);
+    for made in ["runs", "runs/7"].map(|d| parent.join(d)) {
+        let at = first(&trail, |t| *t == Trace::Made(made.clone())).unwrap();
+        let above: PathBuf = made.parent().unwrap().into();
+        assert!(trail[at..].contains(&Trace::SyncedDirectory(above)), "{}", made.display());
+    }
+}
+
+#[test]
+fn a_save_that_need_only_outlive_the_process_waits_for_no_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let parent = fs::canonicalize(dir.path()).unwrap();
+    let trail = save(&parent, "ckpt", IfExists::Refuse, Durability::Process);
+    assert!(trail.iter().any(|t| matches!(t, Trace::Wrote(_))));
+    let synced: Vec<_> =
+        trail.iter().filter(|t| matches!(t, Trace::SyncedFile(_) | Trace::SyncedDirectory(_))).collect();
+    assert!(synced.is_empty(), "{synced:?}");
+}
