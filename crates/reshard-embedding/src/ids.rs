@@ -1,5 +1,5 @@
 use crate::{EmbeddingError, Result};
-use reshard_model::{DType, Dims, Tensor};
+use reshard_model::{DType, Dims, Element, Tensor};
 use std::borrow::Cow;
 
 /// Ids of rows, in a tensor of any shape: what is looked up has that shape, with the axes of a row behind.
@@ -38,18 +38,23 @@ impl<'a> Ids<'a> {
         Self { values: Cow::Owned(vec![id]), shape: Dims::default() }
     }
 
-    /// The ids in a tensor of int32 or int64.
+    /// The ids in a tensor of integers, which may have up to 32 bits, or 64 with a sign.
     ///
     /// # Errors
     /// When its elements are something else.
     pub fn of(tensor: &Tensor) -> Result<Self> {
         let values = match tensor.dtype() {
-            DType::Int64 => tensor.to_vec::<i64>(),
-            DType::Int32 => tensor.to_vec::<i32>().map(|v| v.into_iter().map(i64::from).collect()),
+            DType::Int64 => tensor.to_vec(),
+            DType::Int32 => widened::<i32>(tensor),
+            DType::Int16 => widened::<i16>(tensor),
+            DType::Int8 => widened::<i8>(tensor),
+            DType::UInt32 => widened::<u32>(tensor),
+            DType::UInt16 => widened::<u16>(tensor),
+            DType::UInt8 => widened::<u8>(tensor),
             _ => None,
         };
         let Some(values) = values else {
-            let what = format!("elements are {}, ids are int32 or int64", tensor.dtype());
+            let what = format!("elements are {}; ids are int64, or integers of fewer bits", tensor.dtype());
             return Err(EmbeddingError::invalid("ids", what));
         };
         Ok(Self { values: values.into(), shape: tensor.shape().clone() })
@@ -64,6 +69,10 @@ impl<'a> Ids<'a> {
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
+}
+
+fn widened<T: Element + Into<i64>>(tensor: &Tensor) -> Option<Vec<i64>> {
+    Some(tensor.to_vec::<T>()?.into_iter().map(Into::into).collect())
 }
 
 impl<'a> From<&'a [i64]> for Ids<'a> {

@@ -41,6 +41,104 @@ proptest! {
     }
 
     #[test]
+    fn by_mod_id_i_is_row_i_div_n_of_part_i_mod_n_whatever_the_parts(rows in rows(), id in -2i64..40) {
+        let v = table(&rows, &[2]);
+        let n = rows.len() as i64;
+        let (part, row) = (id.rem_euclid(n) as usize, id.div_euclid(n));
+        let got = embedding_lookup(&v, &[id], &LookupOptions::new().strategy(Order::Mod));
+        let upstream = Tensor::from_vec(&[1, 2], vec![7i64, 8]).unwrap();
+        let gradients = lookup_gradients(&v, &[id], &upstream, &LookupOptions::new().strategy(Order::Mod));
+        if id < 0 || row as u64 >= rows[part] {
+            prop_assert!(got.is_err() && gradients.is_err());
+            return Ok(());
+        }
+        let at = rows[..part].iter().sum::<u64>() as i64 + row;
+        prop_assert_eq!(got.unwrap().to_vec::<i64>().unwrap(), [2 * at, 2 * at + 1]);
+        for (i, of_part) in gradients.unwrap().into_iter().enumerate() {
+            prop_assert_eq!(of_part.indices, if i == part { vec![row] } else { vec![] });
+        }
+    }
+
+    #[test]
+    fn gradients_through_an_order_are_those_of_the_rows_that_it_says(
+        rows in rows(), frequencies in prop::collection::vec(0u64..9, 0..6), picks in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
+    ) {
+        let (v, total) = (table(&rows, &[]), rows.iter().sum::<u64>() as usize);
+        let order = Permutation::balanced(&frequencies[..frequencies.len().min(total)], &rows).unwrap();
+        let ids: Vec<i64> = picks.iter().map(|i| i.index(total) as i64).collect();
+        let upstream = Tensor::from_vec(&[ids.len() as u64], ids.iter().map(|id| id * 3 + 1).collect()).unwrap();
+        let through = lookup_gradients(&v, &ids, &upstream, &LookupOptions::new().through(&order)).unwrap();
+        let at = order.rows_of(&ids).unwrap();
+        prop_assert_eq!(through, lookup_gradients(&v, at, &upstream, &LookupOptions::new()).unwrap());
+    }
+
+    #[test]
+    fn rows_are_clipped_by_the_norm_of_all_their_axes(
+        rows in rows(), inner in prop::collection::vec(0u64..5, 0..3), bound in prop_oneof![Just(0.0), Just(-1.0), 0.01f64..50.0],
+        seed in 1u64..1000, picks in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+    ) {
+        let (width, total) = (inner.iter().product::<u64>(), rows.iter().sum::<u64>());
+        // Never 0, of which TensorFlow's rule makes NaN when the bound is 0.
+        let element = |i: u64| (i * seed * 37 % 101) as f64 / 7.0 + 0.5;
+        let mut at = 0;
+        let parts = rows.iter().map(|&n| {
+            at += n * width;
+            Tensor::from_vec(&[&[n], inner.as_slice()].concat(), (at - n * width..at).map(element).collect::<Vec<f64>>()).unwrap()
+        });
+        let v = ShardedVariable::from_parts("emb", parts).unwrap();
+        let ids: Vec<i64> = picks.iter().map(|i| i.index(total as usize) as i64).collect();
+        let got = embedding_lookup(&v, &ids, &LookupOptions::new().max_norm(bound)).unwrap().to_vec::<f64>().unwrap();
+        prop_assert_eq!(got.len() as u64, ids.len() as u64 * width);
+        for (id, got) in ids.iter().zip(got.chunks(width.max(1) as usize)) {
+            let row: Vec<f64> = (0..width).map(|i| element(*id as u64 * width + i)).collect();
+            let norm = row.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let scale = bound.max(0.0) / norm.max(bound);
+            for (got, x) in got.iter().zip(&row) {
+                prop_assert!((got - x * scale).abs() <= 1e-12 * x, "{} for {} times {}", got, x, scale);
+            }
+        }
+    }
+
+    #[test]
+    fn safe_lookups_are_sums_of_what_means_something(
+        rows in rows(), combiner in prop_oneof![Just(Combiner::Sum), Just(Combiner::Mean), Just(Combiner::Sqrtn)],
+        lines in prop::collection::vec(prop::collection::vec((-3i64..9, prop::sample::select(vec![-1f32, 0.0, 0.5, 2.0, f32::NAN])), 0..4), 0..6),
+        weighted: bool, default_id in prop::option::of(Just(0i64)), threads in 1usize..4,
+    ) {
+        let total = rows.iter().sum::<u64>() as i64;
+        let mut at = 0;
+        let parts = rows.iter().map(|&n| {
+            at += n;
+            Tensor::from_vec(&[n], (at - n..at).map(|i| (i + 1) as f64).collect()).unwrap()
+        });
+        let v = ShardedVariable::from_parts("emb", parts).unwrap();
+        let ids: Vec<Vec<i64>> = lines.iter().map(|l| l.iter().map(|(id, _)| (*id).min(total - 1)).collect()).collect();
+        let borrowed: Vec<&[i64]> = ids.iter().map(Vec::as_slice).collect();
+        let mut sparse = SparseIds::ragged(&borrowed);
+        if weighted {
+            sparse = sparse.with_weights(lines.iter().flatten().map(|x| x.1).collect::<Vec<_>>()).unwrap();
+        }
+        let options = LookupOptions::new().threads(threads);
+        let got = safe_embedding_lookup_sparse(&v, &sparse, combiner, default_id, &options).unwrap();
+        for ((ids, line), got) in ids.iter().zip(&lines).zip(got.to_vec::<f64>().unwrap()) {
+            let weight = |w: f32| if weighted { f64::from(w) } else { 1.0 };
+            let mut taken: Vec<(i64, f64)> = ids.iter().zip(line).map(|(id, (_, w))| (*id, weight(*w))).collect();
+            taken.retain(|(id, w)| *id >= 0 && (combiner == Combiner::Sum || *w > 0.0));
+            if taken.is_empty() {
+                taken.extend(default_id.map(|id| (id, 1.0)));
+            }
+            let sum: f64 = taken.iter().map(|(id, w)| w * (id + 1) as f64).sum();
+            let want = match combiner {
+                _ if taken.is_empty() => 0.0,
+                Combiner::Sum => sum,
+                Combiner::Mean => sum / taken.iter().map(|t| t.1).sum::<f64>(),
+                Combiner::Sqrtn => sum / taken.iter().map(|t| t.1 * t.1).sum::<f64>().sqrt(),
+            };
+            prop_assert!((got - want).abs() <= 1e-12 * want.abs() || got.is_nan() && want.is_nan(), "{} for {}", got, want);
+        }
+    }
+
+    #[test]
     fn dense_gradients_are_what_a_scatter_into_zeros_gives(
         rows in rows(), picks in prop::collection::vec((any::<prop::sample::Index>(), -9i64..9), 0..30),
     ) {
@@ -220,6 +318,15 @@ fn ids_are_whole_numbers_in_a_shape_that_they_fill() {
     assert!(Ids::shaped(vec![], &[u64::MAX, u64::MAX]).is_err());
     let e = Ids::of(&Tensor::from_vec(&[1], vec![1f32]).unwrap()).unwrap_err();
     assert!(e.to_string().contains("elements are float32"), "{e}");
+    fn ids<T: Element>(values: Vec<T>) -> Result<Vec<i64>, reshard_embedding::EmbeddingError> {
+        Ok(Ids::of(&Tensor::from_vec(&[1], values).unwrap())?.values().to_vec())
+    }
+    assert_eq!(ids(vec![i64::MIN]).unwrap(), [i64::MIN]);
+    assert_eq!(ids(vec![u32::MAX]).unwrap(), [i64::from(u32::MAX)]);
+    assert_eq!((ids(vec![-7i32]).unwrap(), ids(vec![-7i16]).unwrap()), (vec![-7], vec![-7]));
+    assert_eq!((ids(vec![-7i8]).unwrap(), ids(vec![255u8]).unwrap()), (vec![-7], vec![255]));
+    assert_eq!(ids(vec![65_535u16]).unwrap(), [65_535]);
+    assert!(ids(vec![1u64]).is_err());
     let got = embedding_lookup(&table(&[3], &[]), Ids::scalar(2), &LookupOptions::new()).unwrap();
     assert_eq!((got.shape().len(), got.to_vec::<i64>().unwrap()), (0, vec![2]));
 }

@@ -71,6 +71,19 @@ fn the_same_id_again_sees_what_the_first_has_done() {
 }
 
 #[test]
+fn an_id_that_comes_a_million_times_is_added_a_million_times() {
+    let mut v = table(&[1, 2], &[]);
+    let n = 1_000_000;
+    let mut ids = vec![2i64; n];
+    ids[n / 2] = 0;
+    v.scatter_add(&ids, &Tensor::from_vec(&[n as u64], vec![1i64; n]).unwrap()).unwrap();
+    assert_eq!(v.to_tensor().unwrap().to_vec::<i64>().unwrap(), [1, 1, 2 + n as i64 - 1]);
+    let upstream = Tensor::from_vec(&[n as u64], vec![1i64; n]).unwrap();
+    let gradients = reshard_embedding::lookup_gradients(&v, &ids, &upstream, &Default::default()).unwrap();
+    assert_eq!(gradients[1].to_dense().unwrap().to_vec::<i64>().unwrap(), [0, n as i64 - 1]);
+}
+
+#[test]
 fn an_integer_is_not_divided_by_zero_and_a_float_is() {
     let mut v = table(&[1, 2], &[]);
     let before = v.to_tensor().unwrap();

@@ -12,7 +12,7 @@ fn message<T: std::fmt::Debug, E: ToString>(result: Result<T, E>) -> String {
 
 proptest! {
     #[test]
-    fn parts_together_are_the_whole_and_change_with_it(splits in splits(0..4)) {
+    fn parts_together_are_the_whole_and_change_with_it(splits in splits(0..6)) {
         let mut v = grid(&splits);
         let whole = counted(v.shape());
         prop_assert_eq!(&v.to_tensor().unwrap(), &whole);
