@@ -107,8 +107,12 @@ pub fn decide(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>], limits: Limits)
     let start = Instant::now();
     let said = guarded(&description, || policy.shard(pieces, &mut out))?;
     let duration = start.elapsed();
-    let answer =
-        said.and_then(|()| out.finish()).map_err(|source| PolicyError::failed(&description, source))?;
+    let answer = said.and_then(|()| out.finish()).and_then(|answer| {
+        // A policy may have put another list in the place of the one that counted.
+        let slices: usize = answer.iter().map(Vec::len).sum();
+        if slices > limit { Err(PolicyError::TooMany { limit }) } else { Ok(answer) }
+    });
+    let answer = answer.map_err(|source| PolicyError::failed(&description, source))?;
     check::check(&description, pieces, &answer)?;
     let metrics = PolicyMetrics { description, duration, ..metrics(pieces, &answer) };
     tracing::info!(

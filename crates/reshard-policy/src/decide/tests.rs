@@ -17,6 +17,7 @@ struct Says {
     shards: Vec<Vec<(usize, Region)>>,
     panics: Option<String>,
     too_many: bool,
+    swaps: bool,
     files: u32,
 }
 
@@ -36,6 +37,10 @@ impl ShardingPolicy for Says {
             for (piece, region) in shard {
                 out.push(*piece, region.clone())?;
             }
+        }
+        if self.swaps {
+            *out = Shards::with_limit(usize::MAX);
+            (0..2_000_000).try_for_each(|_| out.push(0, Region::new([0], [1])))?;
         }
         for _ in 0..if self.too_many { 10_000_000 } else { 0 } {
             // It makes nothing of an error.
@@ -144,6 +149,8 @@ fn ten_million_slices_for_ten_pieces_are_stopped() {
     let state: Vec<Owned> = (0..10).map(|i| Owned::f32(&format!("w{i}"), &[1])).collect();
     let answer = Says { too_many: true, ..Says::default() };
     refused(&answer, &state, &["more than 1000040 slices", "raise `Limits::max_slices`"]);
+    let swaps = Says { swaps: true, ..Says::default() };
+    refused(&swaps, &state, &["more than 1000040 slices"]);
     let error = decide(&answer, &pieces(&state), Limits::default().with_max_slices(5)).unwrap_err();
     assert!(story(&error).contains("more than 5 slices"));
     assert_eq!(error.kind(), ErrorKind::Invalid);
