@@ -1,14 +1,21 @@
 //! A store that fails: at any call, on any rank.
 
 use reshard::storage::Store;
-use reshard::{DType, Dialect, ErrorKind, StateDict, Value};
+use reshard::{
+    BoxError, DType, Data, Dialect, Durability, ErrorKind, Region, ShardedTensor, StateDict, TensorSource,
+    Value, torch_dist::TorchDistConfig,
+};
 use reshard_laws::{
     place::Place,
     ranks::{group, load, save, told},
     world::{Dice, Global, Watch, World},
 };
 use reshard_storage::testkit::{Fault, FaultStore, MemoryStore, Op};
-use std::sync::Arc;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    thread,
+};
 
 const RANKS: u32 = 3;
 
@@ -223,4 +230,65 @@ fn on_disk_a_failed_save_leaves_neither_the_place_nor_its_stage() {
         assert!(outcomes.iter().all(Result::is_err), "{op:?}");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{op:?} {nth}");
     }
+}
+
+/// Elements that are made while they are written; which threads asked for them is noted, and the first one of another thread
+/// than the first thread's gets a fault.
+struct OnThreads {
+    seen: Arc<Mutex<BTreeSet<String>>>,
+    faulty: bool,
+}
+
+impl TensorSource for OnThreads {
+    fn read(&self, _: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+        let me = format!("{:?}", thread::current().id());
+        let mut seen = self.seen.lock().unwrap();
+        seen.insert(me);
+        if self.faulty && seen.len() > 1 {
+            return Err("a fault on the second thread".into());
+        }
+        drop(seen);
+        // Long enough for another thread to take a file of its own.
+        thread::sleep(std::time::Duration::from_millis(2));
+        out.fill(1);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_fault_on_one_of_several_writer_threads_fails_the_save_on_all_ranks_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |place: &str, faulty: bool| {
+        let seen = Arc::new(Mutex::new(BTreeSet::new()));
+        let state = |rank: u32| {
+            let mut state = StateDict::new();
+            for i in 0..8u64 {
+                let region = Region::new([u64::from(rank) << 20], [1 << 20]);
+                let key = format!("w{i}");
+                let leaf = ShardedTensor::region_of(&key, DType::UInt8, &[3 << 20], region);
+                let source = OnThreads { seen: Arc::clone(&seen), faulty: faulty && rank == 1 };
+                state.insert(key, leaf.with_data(Data::Lazy(Arc::new(source))));
+            }
+            state
+        };
+        let url = dir.path().join(place).display().to_string();
+        let states = (0..RANKS).map(state).collect();
+        let outcomes = save(group(RANKS), states, &url, |_, s| {
+            s.strategy(TorchDistConfig::new().with_files_per_rank(4)).durability(Durability::Process)
+        });
+        (outcomes, seen.lock().unwrap().len())
+    };
+    let (outcomes, threads) = run("faulty", true);
+    assert!(threads > 1, "one thread wrote all");
+    let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
+    assert_eq!((step, causes.keys().copied().collect::<Vec<_>>()), ("write", vec![1]));
+    assert!(causes[&1].contains("a fault on the second thread"), "{causes:?}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "neither a checkpoint nor a stage is left");
+
+    // The same without a fault.
+    let (outcomes, _) = run("sound", false);
+    outcomes.into_iter().for_each(|o| drop(o.unwrap()));
+    let files = std::fs::read_dir(dir.path().join("sound")).unwrap();
+    let data = files.filter(|f| f.as_ref().unwrap().path().extension().is_some_and(|e| e == "distcp"));
+    assert_eq!(data.count(), 4 * RANKS as usize, "as many files as asked for");
 }
