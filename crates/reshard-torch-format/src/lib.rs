@@ -10,6 +10,23 @@
 //! The crate does no I/O. All input may be hostile: lengths are checked before memory is taken, nesting and expansion are
 //! [limited](Limits), and every error says at which byte.
 //!
+//! ```
+//! use reshard_model::{Tensor, Value};
+//! use reshard_torch_format::{load, save};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let weight = Value::Tensor(Tensor::from_vec(&[2], vec![0.5f32, 1.5])?);
+//! # let file = save(&Value::Dict(vec![("embed.weight".into(), weight), ("step".into(), 3.into())]))?;
+//! // let file = std::fs::read("model.pt")?;
+//! let Value::Dict(state) = load(file.into())? else { return Err("model.pt holds no dict".into()) };
+//! let (embed, rest): (Vec<_>, Vec<_>) =
+//!     state.into_iter().partition(|(key, _)| key.as_str().is_some_and(|key| key.starts_with("embed.")));
+//! assert_eq!((embed.len(), rest.len()), (1, 1));
+//! let file = save(&Value::Dict(embed))?; // std::fs::write("embed.pt", file)?, and `torch.load` reads it
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! The bytes written equal those of torch for the same tensors and simple values, down to `.data/serialization_id`.
 
 mod entry;
