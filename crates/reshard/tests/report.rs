@@ -1,6 +1,6 @@
 //! What a load tells of itself.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use futures::{executor::block_on, future::join_all};
 use reshard::{
