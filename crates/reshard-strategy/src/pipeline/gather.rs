@@ -33,8 +33,10 @@ pub(super) async fn bring<W: StorageWriter>(
     state: &mut Flat,
 ) -> Result<()> {
     let opened: Result<Vec<Blocks>> = give.iter().map(|item| blocks(writer, item, resolve(item)?)).collect();
-    let mut sources = agree(comm, "gather", opened).await?.into_iter().enumerate().peekable();
-    let mut whole: Vec<Vec<Vec<u8>>> = taken.iter().map(|items| vec![Vec::new(); items.len()]).collect();
+    let whole: Result<Vec<Vec<Vec<u8>>>> =
+        taken.iter().map(|items| items.iter().map(room).collect()).collect();
+    let ready = agree(comm, "gather", opened.and_then(|opened| Ok((opened, whole?)))).await?;
+    let (mut sources, mut whole) = (ready.0.into_iter().enumerate().peekable(), ready.1);
     let budget = (ROUND / comm.size().max(1) as usize).max(LEAST);
     loop {
         let mut round = Round { blocks: Vec::new(), more: false };
@@ -56,6 +58,18 @@ pub(super) async fn bring<W: StorageWriter>(
     }
     let added = add(state, writer, taken, whole);
     agree(comm, "gather", added).await
+}
+
+/// Memory for an item, as much as is known beforehand.
+fn room(item: &WriteItem) -> Result<Vec<u8>> {
+    let bytes = item.tensor().map_or(0, |t| t.bytes());
+    let mut out = Vec::new();
+    let reserved = usize::try_from(bytes).ok().and_then(|n| out.try_reserve_exact(n).ok());
+    let none = || {
+        let what = format!("{}: no memory on the coordinator for {bytes} bytes that are gathered", item.key);
+        StrategyError::Invalid(what)
+    };
+    reserved.map(|()| out).ok_or_else(none)
 }
 
 fn blocks<W: StorageWriter>(writer: &W, item: &WriteItem, data: WriteData) -> Result<Blocks> {

@@ -4,7 +4,8 @@
 use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard::{
-    Dialect, ErrorKind, OpenOptions, Region, Save, SaveReport, ShardedTensor, StateDict, Tensor,
+    BoxError, Data, Dialect, ErrorKind, OpenOptions, Region, Save, SaveReport, ShardedTensor, StateDict,
+    Tensor, TensorSource,
     plan::{DefaultSavePlanner, PlanError, SavePlanner, WriteData, WriteItem},
     policy::{
         AllInOne, ByFiles, ByItem, ByOwner, Importance, MaxShardSize, Piece, PolicyError, ShardByDevice,
@@ -20,7 +21,7 @@ use reshard_laws::{
     world::{Dice, World, dice, world},
 };
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 /// Cuts pieces anywhere, and throws the parts into files in any order: a policy of a third party.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -454,6 +455,32 @@ fn one_file_for_several_ranks_is_refused_unless_gathered() {
     let names: Vec<String> =
         place.files().keys().map(|n| n.to_string()).filter(|n| n.ends_with("distcp")).collect();
     assert_eq!(names, ["__1_0.distcp"]);
+}
+
+/// Never read.
+struct Vast;
+
+impl TensorSource for Vast {
+    fn read(&self, _: &Region, _: &mut [u8]) -> Result<(), BoxError> {
+        Err("nobody has room for that".into())
+    }
+}
+
+#[test]
+fn what_no_memory_can_hold_is_not_gathered() {
+    let place = Place::new();
+    let mut states = tables(2);
+    let vast = ShardedTensor::template("vast", reshard::DType::UInt8, &[1 << 62]);
+    states[1].insert("vast", ShardedTensor { data: Data::Lazy(Arc::new(Vast)), ..vast });
+    let outcomes = try_save(group(2), states, place.url(), |_, save| save.policy(AllInOne::new().gather()));
+    let outcomes: Vec<_> = outcomes.into_iter().map(|o| o.unwrap()).collect();
+    let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
+    assert_eq!((step, causes.len()), ("gather", 1));
+    assert!(
+        causes[&0].contains("vast: no memory on the coordinator for 4611686018427387904 bytes"),
+        "{causes:?}"
+    );
+    assert!(place.files().is_empty() && place.leftovers() == 0);
 }
 
 #[test]
