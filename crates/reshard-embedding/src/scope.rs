@@ -5,7 +5,7 @@ use crate::{
 use reshard_model::{DType, Dims, Plain, Region, ShardedTensor, StateDict, Step, Tensor};
 use reshard_policy::partition::{Grid, PartitionSpec, Partitioner};
 use serde::{Deserialize, Serialize};
-use std::{fmt, ops::Deref};
+use std::{cmp::Reverse, collections::BinaryHeap, fmt, ops::Deref};
 
 /// On which task a part goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -205,16 +205,20 @@ impl VariableScope {
     /// The task of each part, and what the scope remembers when they are placed.
     fn place(&self, grid: &Grid, dtype: DType) -> (Vec<u32>, u32, Vec<u64>) {
         let (mut next, mut bytes) = (self.next, self.bytes.clone());
+        let mut lightest: BinaryHeap<Reverse<(u64, u32)>> =
+            bytes.iter().copied().zip(0..).map(Reverse).collect();
         let place = |region: Region| {
-            let task = match self.placement {
-                Placement::RoundRobin => next,
-                Placement::ByBytes => {
-                    (0..).zip(&bytes).min_by_key(|&(task, &b)| (b, task)).map_or(0, |(t, _)| t)
+            let more = region.volume().unwrap_or(0).saturating_mul(dtype.size());
+            let task = match (self.placement, lightest.peek_mut()) {
+                (Placement::ByBytes, Some(mut least)) => {
+                    least.0.0 = least.0.0.saturating_add(more);
+                    least.0.1
                 }
+                _ => next,
             };
             next = (next + 1) % self.tasks.count();
             let of = &mut bytes[task as usize];
-            *of = of.saturating_add(region.volume().unwrap_or(0).saturating_mul(dtype.size()));
+            *of = of.saturating_add(more);
             task
         };
         let placed = grid.regions().map(place).collect();

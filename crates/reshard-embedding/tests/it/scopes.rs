@@ -36,6 +36,22 @@ fn by_bytes_the_emptiest_task_is_next() {
 }
 
 #[test]
+fn many_parts_are_placed_on_many_tasks_by_bytes() {
+    let n = 200_000;
+    let mut scope = VariableScope::new(Tasks::only(n, 7))
+        .with_placement(Placement::ByBytes)
+        .with_partitioner(FixedShardsPartitioner::per_task());
+    for rows in [u64::from(n) - 1, u64::from(n) + 1] {
+        scope
+            .variable("v", &[rows], DType::UInt8, None, |_, _, s| Tensor::zeros("v", DType::UInt8, s))
+            .unwrap();
+    }
+    // All but the last have a row; it is the emptiest then, and gets the longest part.
+    assert_eq!(scope.bytes().iter().sum::<u64>(), 2 * u64::from(n));
+    assert!(scope.bytes().iter().all(|&bytes| bytes == 2));
+}
+
+#[test]
 fn a_spec_of_its_own_goes_before_partitioner_and_chooser() {
     let mut scope = VariableScope::new(2)
         .with_partitioner(FixedShardsPartitioner::new(2))
