@@ -28,7 +28,8 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     let keys = args.select.keys();
     let chosen: Vec<TensorHandle> = checkpoint.tensors().filter(|t| keys.has(t.key())).collect();
     io.note_idle(keys, &args.dir, checkpoint.metadata().tensors().map(|t| t.key()));
-    let flattened = checkpoint.producer().flattened;
+    let producer = checkpoint.producer();
+    let flattened = producer.flattened;
     if flattened > 0 {
         io.note(format!(
             "{flattened} tensors are stored flattened, chunk by chunk; their digests are of what is stored"
@@ -52,6 +53,8 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         let what = damage.remove(t.key()).unwrap_or_default();
         errors.insert(t.key().into(), what.into());
     }
+    errors
+        .extend(producer.unknown.into_iter().filter(|(k, _)| keys.has(k)).map(|(k, what)| (k, what.into())));
     let mut code = if errors.is_empty() { OK } else { DAMAGED };
     let bar = io.bar("digesting", sound.iter().map(|t| t.nbytes()).fold(0, u64::saturating_add));
     let out = &mut *io.out;

@@ -8,7 +8,7 @@ use reshard_plan::{ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, Wri
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Entry, FileBody, Name, Progress};
 use serde::{Deserialize, Serialize};
-use std::{any::Any, fmt, sync::Arc};
+use std::{any::Any, collections::BTreeMap, fmt, sync::Arc};
 
 /// Where a stored item lies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,6 +150,10 @@ pub struct Producer {
     /// Tensors that are stored flattened, chunk by chunk, and can only be shown as they are stored.
     #[serde(default)]
     pub flattened: u64,
+    /// Keys of tensors and objects that are stored in a way that is not understood, and what it is about them. They are not in
+    /// the metadata, and can't be read.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub unknown: BTreeMap<String, String>,
 }
 
 /// One thing that is wrong with a checkpoint.

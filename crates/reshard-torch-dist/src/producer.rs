@@ -126,6 +126,16 @@ pub(crate) fn producer(
             ));
         }
     }
+    out.unknown.clone_from(&table.unknown);
+    if !table.unknown.is_empty() {
+        out.loadable_by.iter_mut().for_each(|l| l.push_str("; what is not understood may ask for more"));
+    }
+    let most = 20;
+    out.notes
+        .extend(table.unknown.iter().take(most).map(|(key, what)| format!("{key} can't be read: {what}")));
+    if let Some(more) = table.unknown.len().checked_sub(most).filter(|n| *n > 0) {
+        out.notes.push(format!("so it is with {more} more"));
+    }
     if table.transforms.len() > 1 {
         let names: Vec<&str> = table.transforms.iter().flatten().map(String::as_str).collect();
         out.notes.push(format!("items went through stream transforms: {}", names.join(", ")));

@@ -141,6 +141,11 @@ impl StorageReader for TorchDistReader {
         producer::producer(&self.table, self.dialect, self.rank_local, common)
     }
 
+    fn why_not(&self, key: &str) -> Option<String> {
+        let what = self.table.unknown.get(key)?;
+        Some(format!("reading {key} ({what})"))
+    }
+
     fn role(&self, file: &Entry) -> FileRole {
         // Replicas of a rank-local save are named by the metadata of their rank, though the first one counts.
         if self.table.files.iter().flatten().any(|f| *f == file.name) {

@@ -1,11 +1,11 @@
 //! An opened `.metadata`: the logical table, and where each chunk and object lies.
 
 use crate::{
-    metadata::build::{Columns, NONE, RawStorage, RawTensor, V},
+    metadata::build::{Columns, NONE, Props, RawStorage, RawTensor, V},
     transform,
 };
 use bytes::Bytes;
-use reshard_model::{Dims, Path, Region, Step};
+use reshard_model::{DType, Dims, Path, Region, Step};
 use reshard_plan::{
     ChunkId, MemoryFormat, Metadata, MetadataBuilder, ObjectId, PlannerData, TensorId, TensorProperties,
 };
@@ -58,6 +58,8 @@ pub(crate) struct Table {
     pub(crate) signs: Signs,
     /// Keys of tensors that Megatron Core stored flattened, with their original shape.
     pub(crate) flattened: BTreeMap<String, Dims>,
+    /// Keys that are described in a way that is not understood, and what it is about them. The logical table lacks them.
+    pub(crate) unknown: BTreeMap<String, String>,
 }
 
 impl Table {
@@ -74,9 +76,9 @@ impl Table {
             let (columns, storage) = b.add(file, pickle)?;
             parsed.push((file, columns, storage));
         }
-        let TableBuilder { logical, planner_data, signs, flattened, .. } = b;
+        let TableBuilder { logical, planner_data, signs, flattened, unknown, .. } = b;
         let metadata = Arc::new(logical.finish(planner_data)?);
-        let mut table = Self { metadata, signs, flattened, ..Self::default() };
+        let mut table = Self { metadata, signs, flattened, unknown, ..Self::default() };
         table.chunks = vec![NOWHERE; table.metadata.chunk_count()];
         table.objects = vec![NOWHERE; table.metadata.object_count()];
         table.transforms.push(Vec::new());
@@ -108,6 +110,9 @@ impl Table {
                 return Err(StrategyError::corrupt(file, None, what));
             }
             let place = self.place(columns, raw, &mut files, &mut transforms);
+            if self.unknown.contains_key(key) {
+                continue;
+            }
             match index.offset() {
                 None => match self.metadata.object(key) {
                     Some(id) => {
@@ -175,6 +180,7 @@ struct TableBuilder {
     planner_data: Option<PlannerData>,
     signs: Signs,
     flattened: BTreeMap<String, Dims>,
+    unknown: BTreeMap<String, String>,
     objects: BTreeSet<String>,
     /// Several files are put together; what they say twice counts once.
     merging: bool,
@@ -245,24 +251,28 @@ impl TableBuilder {
                 V::BytesItem if self.merging && !self.objects.insert(key.into()) => {}
                 V::BytesItem => drop(self.logical.add_object(key)?),
                 _ => {
-                    let what = format!("{key} is neither a tensor nor an object");
-                    return Err(StrategyError::corrupt(file, None, what));
+                    self.not_understood(key, "it is neither a tensor nor an object that reshard knows".into())
                 }
             }
         }
         Ok(())
     }
 
+    /// Fails only what wants the key.
+    fn not_understood(&mut self, key: &str, what: String) {
+        self.unknown.entry(key.into()).or_insert(what);
+    }
+
     fn tensor(&mut self, file: &str, columns: &Columns<'_>, key: &str, raw: &RawTensor) -> Result<()> {
         let corrupt = |what: String| StrategyError::corrupt(file, None, format!("tensor {key}: {what}"));
-        let Some((at, n)) = raw.size else { return Err(corrupt("it has no size".into())) };
+        let Description { size: (at, n), props, dtype } = match describe(columns, raw) {
+            Ok(described) => described,
+            Err(what) => {
+                self.not_understood(key, what);
+                return Ok(());
+            }
+        };
         let shape = &columns.ints(at, n);
-        let Some(props) = raw.props.map(|p| &columns.props[p as usize]) else {
-            return Err(corrupt("it has no properties".into()));
-        };
-        let Some(dtype) = props.dtype else {
-            return Err(corrupt("its dtype is not one that reshard knows".into()));
-        };
         self.signs.has_tensors = true;
         self.signs.old_module |= props.old_module;
         self.signs.arity = self.signs.arity.max(props.arity);
@@ -326,6 +336,31 @@ impl TableBuilder {
             paths.insert(key.as_str().into(), Path(steps.collect()));
         }
         self.planner_data = Some(PlannerData::Paths(paths));
+    }
+}
+
+/// What must be known of a tensor.
+struct Description<'c> {
+    size: (u32, u32),
+    props: &'c Props,
+    dtype: DType,
+}
+
+/// Or why a tensor can't be read: a later PyTorch may describe it in another way.
+fn describe<'c>(columns: &'c Columns<'_>, raw: &RawTensor) -> std::result::Result<Description<'c>, String> {
+    let other = |what: &str| format!("its {what} are of another form than in any version that reshard knows");
+    let props = raw.props.map(|p| &columns.props[p as usize]);
+    match (raw.odd, raw.size, props) {
+        (Some(field), ..) => Err(other(field)),
+        (None, Some(size), Some(props @ Props { dtype: Some(dtype), odd: false, .. })) => {
+            Ok(Description { size, props, dtype: *dtype })
+        }
+        (None, Some(_), Some(Props { unknown: Some(name), .. })) => {
+            let name = columns.text_at(*name).unwrap_or_default();
+            Err(format!("its element type torch.{name} is not one that reshard knows"))
+        }
+        (None, _, Some(_)) => Err(other("size or properties")),
+        (None, _, None) => Err("it has no properties".into()),
     }
 }
 

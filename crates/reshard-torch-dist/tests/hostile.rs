@@ -99,6 +99,21 @@ fn the_sound_one_is_read() {
     assert_eq!(parse_metadata(&sound()).unwrap(), (1, 2, 1));
 }
 
+/// A tensor of an unknown element type, with properties of an unknown class, or of a class of its own, is left out.
+#[test]
+fn what_is_described_in_an_unknown_way_leaves_the_rest() {
+    for (old, new) in [
+        ("float32", "float99"),
+        ("TensorProperties", "TensorPropertiex"),
+        ("TensorStorageMetadata", "TensorStorageMetadatb"),
+    ] {
+        let mut bytes = sound();
+        let at = bytes.windows(old.len()).position(|w| w == old.as_bytes()).unwrap();
+        bytes[at..at + old.len()].copy_from_slice(new.as_bytes());
+        assert_eq!(parse_metadata(&bytes).unwrap(), (0, 0, 1), "{new}");
+    }
+}
+
 #[test]
 fn cut_anywhere_it_is_an_error() {
     let sound = sound();

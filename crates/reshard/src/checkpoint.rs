@@ -145,11 +145,24 @@ impl Checkpoint {
 
     /// Says what may have been meant by a key that is not there.
     fn unknown(&self, kind: &str, key: &str, count: usize) -> StrategyError {
+        if let Some(what) = self.opened.reader.why_not(key) {
+            return self.unsupported(what);
+        }
         let hint = match &*self.metadata().near(key) {
-            [] => format!("`Checkpoint::{kind}s` lists the {count} that are"),
+            [] => {
+                let common = match self.opened.common {
+                    Some(_) => "; what was not sharded is in `Checkpoint::common`",
+                    None => "",
+                };
+                format!("`Checkpoint::{kind}s` lists the {count} that are{common}")
+            }
             near => format!("did you mean {}?", near.join(" or ")),
         };
         not_stored(format!("no {kind} {key:?} is stored; {hint}"))
+    }
+
+    fn unsupported(&self, what: String) -> StrategyError {
+        StrategyError::Unsupported { strategy: self.opened.name.to_string(), what }
     }
 
     /// All tensors, by key.
@@ -452,6 +465,9 @@ pub async fn load_metadata(url: &str) -> Result<Arc<Metadata>> {
 /// As [`Checkpoint::open`]; damage, or no memory.
 pub async fn load_plain_tensors(url: &str) -> Result<BTreeMap<String, Tensor>> {
     let checkpoint = Checkpoint::open(url).await?;
+    if let Some((key, what)) = checkpoint.producer().unknown.first_key_value() {
+        return Err(checkpoint.unsupported(format!("reading {key} ({what})"))).during(ACT, url);
+    }
     let mut template = Flat::new();
     for t in checkpoint.metadata().tensors() {
         let leaf = ShardedTensor::template(t.key(), t.dtype(), &t.shape());

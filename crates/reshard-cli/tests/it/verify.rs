@@ -171,3 +171,30 @@ fn an_object_that_is_beyond_the_decoder_is_sound_and_carried_over() {
     assert_eq!(object(&to), object(&saved.url));
     assert!(reshard::blocking::Checkpoint::open(&to).unwrap().object("deep").is_err());
 }
+
+#[test]
+fn an_element_type_that_nobody_knows_is_told_by_all_commands_and_stops_only_what_wants_it() {
+    let saved = states::megatron();
+    let metadata = std::fs::read(saved.path(".metadata")).unwrap();
+    let at = metadata.windows(5).position(|w| w == b"int64").unwrap();
+    let renamed = [&metadata[..at], b"int66", &metadata[at + 5..]].concat();
+    std::fs::write(saved.path(".metadata"), renamed).unwrap();
+
+    let ran = run(&["verify", &saved.url]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.out.contains("norm: its element type torch.int66"), "{}", ran.out);
+    let listed = run(&["inspect", &saved.url]).ok();
+    assert!(listed.contains("norm can't be read: its element type torch.int66"), "{listed}");
+    let j = run(&["inspect", &saved.url, "--json"]).json();
+    assert!(j["producer"]["unknown"]["norm"].as_str().unwrap().contains("torch.int66"), "{j}");
+
+    let ran = run(&["digest", &saved.url, "--json"]);
+    assert!(ran.code == 1 && ran.err.contains("norm"), "{} {}", ran.code, ran.err);
+    assert!(ran.out.contains("layer.weight"), "the others are digested: {}", ran.out);
+    assert_eq!(run(&["digest", &saved.url, "--key", "layer*"]).code, 0);
+
+    let ran = run(&["convert", &saved.url, &saved.beside("all")]);
+    assert!(ran.code == 1 && ran.err.contains("norm"), "{} {}", ran.code, ran.err);
+    assert!(!std::path::Path::new(&saved.beside("all")).exists());
+    assert_eq!(run(&["convert", &saved.url, &saved.beside("some"), "--key", "layer*"]).code, 0);
+}

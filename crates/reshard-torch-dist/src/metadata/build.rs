@@ -26,6 +26,8 @@ pub(crate) enum V<'a> {
     List(u32),
     Dict(u32),
     Class(Class),
+    /// A name in the module `torch` that is none of those: an index into `texts`.
+    OfTorch(u32),
     /// Result of `_get_layout`.
     Layout,
     /// Result of `MEM_FORMAT_ENCODING`.
@@ -84,7 +86,10 @@ impl Borrow<str> for Text<'_> {
 pub(crate) struct Props {
     pub(crate) old_module: bool,
     pub(crate) dtype: Option<DType>,
-    /// The dtype is a name that reshard doesn't know.
+    /// The name of a dtype that reshard doesn't know, an index into `texts`.
+    pub(crate) unknown: Option<u32>,
+    /// The state is not of a form that reshard knows.
+    pub(crate) odd: bool,
     pub(crate) requires_grad: bool,
     pub(crate) mem_format: u8,
     pub(crate) pin_memory: bool,
@@ -100,6 +105,8 @@ pub(crate) struct RawTensor {
     pub(crate) size: Option<(u32, u32)>,
     /// The list of its chunks.
     pub(crate) chunks: Option<u32>,
+    /// A field that is of another type than in any version that reshard knows.
+    pub(crate) odd: Option<&'static str>,
 }
 
 /// No such number.
@@ -329,18 +336,21 @@ impl<'a> Columns<'a> {
     }
 
     fn props_state(&mut self, i: u32, state: &V<'a>) -> Built<()> {
-        let Some(fields) = self.elements(state).map(Cow::into_owned) else {
-            return Err(Refusal::damaged("the state of TensorProperties is no tuple"));
-        };
+        let fields = self.elements(state).map(Cow::into_owned).unwrap_or_default();
         let [dtype, _layout, grad, mem, pin, rest @ ..] = fields.as_slice() else {
-            return Err(Refusal::damaged("the state of TensorProperties has fewer than 5 fields"));
+            self.props[i as usize].odd = true;
+            return Ok(());
         };
         let strides = match rest.first() {
             Some(V::Ints(at, n) | V::Size(at, n)) => Some(self.ints(*at, *n).to_vec()),
             _ => None,
         };
         let p = &mut self.props[i as usize];
-        p.dtype = if let V::Class(Class::DType(d)) = dtype { Some(*d) } else { None };
+        match dtype {
+            V::Class(Class::DType(d)) => p.dtype = Some(*d),
+            V::OfTorch(name) => p.unknown = Some(*name),
+            _ => p.odd = true,
+        }
         p.requires_grad = matches!(grad, V::Bool(true));
         p.pin_memory = matches!(pin, V::Bool(true));
         p.mem_format = if let V::MemFormat(m) = mem { *m } else { 0 };
@@ -380,11 +390,8 @@ impl<'a> Columns<'a> {
                     self.tensors[*i as usize].size = Some((*at, *n));
                 }
                 (V::Tensor(i), "chunks", V::List(l)) => self.tensors[*i as usize].chunks = Some(*l),
-                (V::Tensor(_), "properties" | "size" | "chunks", _) => {
-                    return Err(Refusal::damaged(format!(
-                        "field {:?} of TensorStorageMetadata is of another type",
-                        name.as_str()
-                    )));
+                (V::Tensor(i), field, _) if let Some(odd) = field_of_tensor(field) => {
+                    self.tensors[*i as usize].odd = Some(odd);
                 }
                 (V::Index(i), "fqn", V::Str(s)) => self.indices[*i as usize].key = self.text(s)?,
                 (V::Index(i), "index", V::Int(h)) => {
@@ -443,6 +450,10 @@ impl<'a> Columns<'a> {
     pub(crate) fn text_at(&self, i: u32) -> Option<&str> {
         self.texts.get_index(i as usize).map(Text::as_str)
     }
+}
+
+fn field_of_tensor(name: &str) -> Option<&'static str> {
+    ["properties", "size", "chunks"].into_iter().find(|f| *f == name)
 }
 
 fn is_name(s: &str) -> bool {
@@ -562,10 +573,14 @@ impl<'a> Build<'a> for Columns<'a> {
     }
     fn global(&mut self, module: &str, name: &str) -> Built<V<'a>> {
         let class = Class::of(module, name);
-        if class == Class::Other {
-            self.strangers.insert(format!("{module}.{name}"));
+        if class != Class::Other {
+            return Ok(V::Class(class));
         }
-        Ok(V::Class(class))
+        self.strangers.insert(format!("{module}.{name}"));
+        match module {
+            "torch" => Ok(V::OfTorch(self.text(&Text::Owned(name.into()))?)),
+            _ => Ok(V::Class(class)),
+        }
     }
     fn stack_global(&mut self, module: V<'a>, name: V<'a>) -> Built<V<'a>> {
         match (module, name) {

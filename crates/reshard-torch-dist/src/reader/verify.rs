@@ -52,6 +52,10 @@ pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress)
             }
         }
     }
+    for (key, what) in &r.table.unknown {
+        v.report.items += 1;
+        v.add(Some(key), None, None, format!("{what}, so it can't be read"));
+    }
     Ok(v.report)
 }
 

@@ -2,7 +2,7 @@
 
 use futures::executor::block_on;
 use reshard::{Checkpoint, ErrorKind, Progress, ShardedTensor, StateDict};
-use reshard_golden::{Fixture, chain, compare_tensor, fixtures, ours};
+use reshard_golden::{Fixture, Scratch, chain, compare_tensor, fixtures, ours};
 use std::time::{Duration, Instant};
 
 /// What the message about a kind of damage must say, by the name of the fixture in this repository. In other folders the same
@@ -130,6 +130,50 @@ impl Judge<'_> {
         if ours() && !missing.is_empty() {
             self.note(format!("what is said lacks {missing:?}: {all}"));
         }
+    }
+}
+
+/// An element type of a PyTorch to come: the tensor that has it can't be read, and everything else can.
+#[test]
+fn an_element_type_that_nobody_knows_fails_only_the_tensor_that_has_it() {
+    let f = fixtures().into_iter().find(|f| f.name == "dcp/all_dtypes");
+    let Some(f) = f.filter(|_| ours()) else { return };
+    let scratch = Scratch::of(&f.checkpoint()).unwrap();
+    let metadata = std::fs::read(scratch.file(".metadata")).unwrap();
+    let (old, new) = (b"complex64", b"complex96");
+    let at = metadata.windows(old.len()).rposition(|w| w == old).unwrap();
+    let renamed = [&metadata[..at], new, &metadata[at + old.len()..]].concat();
+    std::fs::write(scratch.file(".metadata"), renamed).unwrap();
+
+    let checkpoint = block_on(Checkpoint::open(&scratch.url())).unwrap();
+    let producer = checkpoint.producer();
+    let unknown: Vec<&str> = producer.unknown.keys().map(String::as_str).collect();
+    let (lost, sound): (Vec<_>, Vec<_>) =
+        f.expected.tensors.iter().partition(|(_, t)| t.dtype.name() == "complex64");
+    assert!(!lost.is_empty() && !sound.is_empty());
+    assert_eq!(unknown, lost.iter().map(|(k, _)| k.as_str()).collect::<Vec<_>>());
+    for (key, facts) in sound {
+        let got = block_on(checkpoint.tensor(key).unwrap().read(..)).unwrap();
+        assert_eq!(compare_tensor(facts, &got), None, "{key}");
+    }
+    let report = block_on(checkpoint.verify(true, Progress::default())).unwrap();
+    assert!(
+        report.damage.iter().map(|d| d.key.as_deref().unwrap()).eq(unknown.iter().copied()),
+        "{report:?}"
+    );
+    for (key, facts) in lost {
+        let mut template = StateDict::new();
+        template.insert("t", ShardedTensor::template(key, facts.dtype, &facts.shape));
+        let loaded: reshard::Error =
+            block_on(async { reshard::load(template, &scratch.url()).await }).unwrap_err().into();
+        let read = checkpoint.tensor(key).unwrap_err();
+        let all = block_on(reshard::load_plain_tensors(&scratch.url())).unwrap_err();
+        for e in [loaded, read, all] {
+            let said = chain(&e);
+            assert_eq!(e.kind(), ErrorKind::Unsupported, "{said}");
+            assert!(said.contains("torch.complex96") && said.contains(key), "{said}");
+        }
+        assert!(producer.notes.iter().any(|n| n.contains(key) && n.contains("torch.complex96")));
     }
 }
 
