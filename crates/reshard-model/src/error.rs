@@ -31,7 +31,7 @@ pub enum ErrorKind {
 #[non_exhaustive]
 pub enum ModelError {
     /// A declaration that contradicts itself.
-    #[error("{key}: {what}")]
+    #[error("{key}{}{what}", if key.is_empty() { "" } else { ": " })]
     Invalid {
         /// Key of the tensor or object, or an empty string.
         key: String,
@@ -98,3 +98,15 @@ impl ModelError {
 
 /// Result of this crate's functions.
 pub type Result<T, E = ModelError> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_key_is_told_without_one() {
+        let text = |key| ModelError::invalid(key, "3 elements given for shape [4]").to_string();
+        assert_eq!(text(""), "3 elements given for shape [4]");
+        assert_eq!(text("w"), "w: 3 elements given for shape [4]");
+    }
+}

@@ -41,7 +41,7 @@ fn a_key_that_is_not_stored_is_told_with_those_that_may_have_been_meant() {
         (tensor("rng/shard_0_1"), "is an object, no tensor; `Checkpoint::object` reads it"),
         (object("rng"), "did you mean rng/shard_0_1?"),
         (object("layers.0.bias"), "is a tensor, no object; `Checkpoint::tensor` reads it"),
-        (object("nothing like it"), "`Checkpoint::objects` lists the 1 that are"),
+        (object("step"), "lists the 1 that are; what was not sharded is in `Checkpoint::common`"),
     ] {
         assert!(error.to_string().contains(part), "{error}");
         assert_eq!(error.kind(), ErrorKind::NotFound);
