@@ -3,6 +3,7 @@
 
 mod lookup;
 mod measure;
+mod peer;
 mod plan;
 mod policy;
 mod state;

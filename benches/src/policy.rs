@@ -54,6 +54,8 @@ pub(crate) fn policy(pieces: u32, cut: bool, iterations: usize) -> Result<Measur
         out.cpu.push(cpu() - used);
         (out.needed, out.read) = (sharding.metrics.shards, sharding.metrics.slices);
     }
-    out.peak = peak();
+    // The pieces, too.
+    out.grown = peak();
+    out.peak = out.grown;
     Ok(out)
 }

@@ -1,24 +1,13 @@
 //! Runs every measurement in a process of its own, peers in turn, and prints medians and ratios beside their targets.
 
-use crate::measure::Measured;
-use anyhow::{Context, Result, bail};
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use crate::peer::{Peer, Pythons, Target, compare};
+use anyhow::{Context, Result};
+use std::{io::Write, path::Path};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Python with torch 2.15; without it, PyTorch's columns stay empty.
-    #[arg(long)]
-    python: Option<PathBuf>,
-    /// Python with TensorFlow 2.21; without it, TensorFlow's columns stay empty.
-    #[arg(long)]
-    tensorflow: Option<PathBuf>,
-    /// Folder of the Python scripts.
-    #[arg(long, default_value = "benches/python")]
-    scripts: PathBuf,
+    #[command(flatten)]
+    pythons: Pythons,
     /// Only a part of the table.
     #[arg(long)]
     only: Option<Part>,
@@ -34,143 +23,12 @@ pub(crate) struct Args {
     /// Counted runs of each measurement.
     #[arg(long, default_value_t = 5)]
     iterations: usize,
-    /// Turns that peers take.
-    #[arg(long, default_value_t = 3)]
-    turns: usize,
-    /// Before each measurement, wait so many seconds at most for others to leave the machine alone.
-    #[arg(long, default_value_t = 0)]
-    patience: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
     Checkpoints,
     Embeddings,
-}
-
-/// Jiffies of all processors since the start: all, and idle ones.
-fn jiffies() -> Option<(u64, u64)> {
-    let stat = std::fs::read_to_string("/proc/stat").ok()?;
-    let numbers = stat.lines().next()?.split_whitespace().skip(1).map(|n| n.parse().unwrap_or(0));
-    let all: Vec<u64> = numbers.take(8).collect();
-    Some((all.iter().sum(), all.get(3)? + all.get(4)?))
-}
-
-/// Until the machine is idle for two seconds, nearly; for `patience` seconds at most.
-fn wait_for_quiet(patience: u64) {
-    for _ in 0..patience / 2 {
-        let before = jiffies();
-        std::thread::sleep(std::time::Duration::from_secs(2));
-        match (before, jiffies()) {
-            (Some(a), Some(b)) if (b.1 - a.1) * 10 < (b.0 - a.0) * 9 => {}
-            _ => return,
-        }
-    }
-}
-
-/// One way to do a thing, and what it took.
-struct Peer {
-    name: &'static str,
-    program: Program,
-    measured: Vec<Measured>,
-}
-
-enum Program {
-    Reshard(Vec<String>),
-    Torch(&'static str, Vec<String>),
-    TensorFlow(&'static str, Vec<String>),
-}
-
-impl Peer {
-    fn reshard(name: &'static str, args: &[&str]) -> Self {
-        let args = args.iter().map(|a| a.to_string()).collect();
-        Self { name, program: Program::Reshard(args), measured: Vec::new() }
-    }
-
-    fn python(name: &'static str, script: &'static str, args: &[&str]) -> Self {
-        let args = args.iter().map(|a| a.to_string()).collect();
-        Self { name, program: Program::Torch(script, args), measured: Vec::new() }
-    }
-
-    fn tensorflow(name: &'static str, script: &'static str, args: &[&str]) -> Self {
-        let args = args.iter().map(|a| a.to_string()).collect();
-        Self { name, program: Program::TensorFlow(script, args), measured: Vec::new() }
-    }
-
-    fn run(&mut self, args: &Args) -> Result<()> {
-        let mut command = match &self.program {
-            Program::Reshard(a) => {
-                let mut c = Command::new(std::env::current_exe()?);
-                c.arg("measure").args(a);
-                c
-            }
-            Program::Torch(script, a) | Program::TensorFlow(script, a) => {
-                let torch = matches!(self.program, Program::Torch(..));
-                let Some(python) = (if torch { &args.python } else { &args.tensorflow }) else {
-                    return Ok(());
-                };
-                let mut c = Command::new(python);
-                c.arg(args.scripts.join(script)).args(a).env("PYTHONWARNINGS", "ignore");
-                c
-            }
-        };
-        wait_for_quiet(args.patience);
-        let out = command.output().with_context(|| format!("{} did not start", self.name))?;
-        let text = String::from_utf8_lossy(&out.stdout);
-        let Some(line) = text.lines().rev().find(|l| l.starts_with('{')).filter(|_| out.status.success())
-        else {
-            bail!("{}: {}", self.name, String::from_utf8_lossy(&out.stderr));
-        };
-        self.measured.push(serde_json::from_str(line)?);
-        Ok(())
-    }
-
-    fn median(&self, of: impl Fn(&Measured) -> &[f64]) -> Option<f64> {
-        let mut all: Vec<f64> = self.measured.iter().flat_map(|m| of(m).iter().copied()).collect();
-        all.sort_by(f64::total_cmp);
-        all.get(all.len() / 2).copied()
-    }
-
-    fn seconds(&self) -> Option<f64> {
-        self.median(|m| &m.seconds)
-    }
-
-    fn last(&self) -> Option<&Measured> {
-        self.measured.last()
-    }
-}
-
-/// A ratio to reach: seconds of the peer over seconds of ours.
-struct Target {
-    peer: &'static str,
-    least: f64,
-}
-
-fn compare(args: &Args, title: &str, mut peers: Vec<Peer>, targets: &[Target]) -> Result<Vec<Peer>> {
-    for _ in 0..args.turns {
-        for p in &mut peers {
-            p.run(args)?;
-        }
-    }
-    let ours = peers.iter().find(|p| p.name == "reshard").and_then(Peer::seconds);
-    for p in &peers {
-        let (Some(m), Some(last)) = (p.seconds(), p.last()) else { continue };
-        let gb = last.bytes as f64 / 1e9;
-        let speed = if gb > 0.0 { format!("{:.2} GB/s", gb / m) } else { String::new() };
-        let cpu = p.median(|m| &m.cpu).map_or(String::new(), |cpu| format!("{cpu:.2} s"));
-        let grown = if last.grown > 0 { format!("{} MiB", last.grown >> 20) } else { String::new() };
-        let target = targets.iter().find(|t| t.peer == p.name);
-        let ratio = match (ours, target) {
-            (Some(o), Some(t)) => {
-                let verdict = if m / o >= t.least { "reached" } else { "MISSED" };
-                format!("{:.2}x (target {:.2}x, {verdict})", m / o, t.least)
-            }
-            (Some(o), None) if p.name != "reshard" => format!("{:.2}x", m / o),
-            _ => String::new(),
-        };
-        println!("| {title} | {} | {m:.4} s | {speed} | {ratio} | {cpu} | {grown} |", p.name);
-    }
-    Ok(peers)
 }
 
 fn text(p: &Path) -> String {
@@ -201,7 +59,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// Memory that a save or load may take beside the state.
+const BESIDE: Target = Target::Memory(64 << 20);
+
 fn checkpoints(args: &Args) -> Result<()> {
+    let pythons = &args.pythons;
     let (gb, small, n) = (args.gb.to_string(), args.small_gb.to_string(), args.iterations.to_string());
     for place in &args.on {
         let base = tempfile::tempdir_in(place).with_context(|| format!("{place} can't be written to"))?;
@@ -215,7 +77,7 @@ fn checkpoints(args: &Args) -> Result<()> {
             Peer::python(name, "dcp_bench.py", &a)
         };
         compare(
-            args,
+            pythons,
             &format!("save {gb} GB, {place}"),
             vec![
                 Peer::reshard("reshard", &["save", "llama", &gb, &ours, &n]),
@@ -225,44 +87,45 @@ fn checkpoints(args: &Args) -> Result<()> {
                 Peer::reshard("pwrite", &["pwrite", "llama", &gb, &plain, &n]),
             ],
             &[
-                Target { peer: "DCP", least: 2.5 },
-                Target { peer: "DCP, CRC off", least: 1.0 },
-                Target { peer: "pwrite", least: 0.7 },
+                Target::Ratio("DCP", 2.5),
+                Target::Ratio("DCP, CRC off", 1.0),
+                Target::Ratio("pwrite", 0.7),
+                BESIDE,
             ],
         )?;
         compare(
-            args,
+            pythons,
             &format!("load same split, {place}"),
             vec![
                 Peer::reshard("reshard", &["load", "llama", &gb, &ours, &n]),
                 dcp("DCP", "load", "llama", &gb, &theirs, &[]),
             ],
-            &[Target { peer: "DCP", least: 1.5 }],
+            &[Target::Ratio("DCP", 1.5), BESIDE],
         )?;
         let unverified = Peer::reshard("reshard", &["load", "llama", &gb, &ours, &n, "--no-verify"]);
         compare(
-            args,
+            pythons,
             &format!("load same split, unverified, {place}"),
             vec![
                 unverified,
                 dcp("DCP", "load", "llama", &gb, &theirs, &[]),
                 Peer::reshard("pread", &["pread", "llama", &gb, &plain, &n]),
             ],
-            &[Target { peer: "DCP", least: 2.0 }, Target { peer: "pread", least: 0.85 }],
+            &[Target::Ratio("DCP", 2.0), Target::Ratio("pread", 0.85), BESIDE],
         )?;
         compare(
-            args,
+            pythons,
             &format!("load rows as columns, {place}"),
             vec![
                 Peer::reshard("reshard", &["load", "llama", &gb, &ours, &n, "--cut", "columns"]),
                 dcp("DCP", "reshard", "llama", &gb, &theirs, &[]),
             ],
-            &[Target { peer: "DCP", least: 2.5 }],
+            &[Target::Ratio("DCP", 2.5), BESIDE],
         )?;
         for (cut, least) in [("rows", 1.05), ("columns", f64::INFINITY)] {
             let args_of = ["load", "llama", &gb, &ours, &n, "--cut", cut, "--parts", "8", "--world", "1"];
             let title = format!("load an eighth of the {cut}, {place}");
-            let peers = compare(args, &title, vec![Peer::reshard("reshard", &args_of)], &[])?;
+            let peers = compare(pythons, &title, vec![Peer::reshard("reshard", &args_of)], &[BESIDE])?;
             if let Some(m) = peers.first().and_then(Peer::last) {
                 let ratio = m.read as f64 / m.needed as f64;
                 let verdict = match least.is_finite() {
@@ -277,9 +140,9 @@ fn checkpoints(args: &Args) -> Result<()> {
             }
         }
         let one = at("one");
-        Peer::reshard("reshard", &["save", "one", &gb, &one, "1"]).run(args)?;
+        Peer::reshard("reshard", &["save", "one", &gb, &one, "1"]).run(pythons)?;
         compare(
-            args,
+            pythons,
             &format!("load one tensor of {gb} GB, stored as one chunk, onto 1 rank, {place}"),
             vec![
                 Peer::reshard("reshard", &["load", "one", &gb, &one, &n, "--parts", "1", "--world", "1"]),
@@ -290,51 +153,51 @@ fn checkpoints(args: &Args) -> Result<()> {
         )?;
         std::fs::remove_dir_all(&one)?;
         compare(
-            args,
+            pythons,
             &format!("save 8,192 tensors of 64 KiB, {place}"),
             vec![
                 Peer::reshard("reshard", &["save", "small", &small, &ours_small, &n]),
                 dcp("DCP", "save", "small", &small, &theirs_small, &[]),
             ],
-            &[Target { peer: "DCP", least: 10.0 }],
+            &[Target::Ratio("DCP", 10.0), BESIDE],
         )?;
         compare(
-            args,
+            pythons,
             &format!("load 8,192 tensors of 64 KiB, {place}"),
             vec![
                 Peer::reshard("reshard", &["load", "small", &small, &ours_small, &n]),
                 dcp("DCP", "load", "small", &small, &theirs_small, &[]),
             ],
-            &[Target { peer: "DCP", least: 10.0 }],
+            &[Target::Ratio("DCP", 10.0), BESIDE],
         )?;
     }
     compare(
-        args,
+        pythons,
         "global plan, 1,024 ranks x 1,000 items",
         vec![
             Peer::reshard("reshard", &["plan", "1024", "1000"]),
             Peer::python("DCP", "dcp_plan_bench.py", &["plan", "1024", "1000"]),
         ],
-        &[Target { peer: "DCP", least: 20.0 }],
+        &[Target::Ratio("DCP", 20.0)],
     )?;
     compare(
-        args,
+        pythons,
         "1 million pieces in shards of 512 MiB",
         vec![Peer::reshard("reshard", &["policy", "1000000", &n])],
-        &[],
+        &[Target::Seconds(1.0), Target::Memory(500_000_000)],
     )?;
-    if args.python.is_some() {
+    if pythons.has_torch() {
         let dir = tempfile::tempdir()?;
         let file = text(&dir.path().join(".metadata"));
-        Peer::python("DCP", "dcp_plan_bench.py", &["write", "1000", "1000", &file]).run(args)?;
+        Peer::python("DCP", "dcp_plan_bench.py", &["write", "1000", "1000", &file]).run(pythons)?;
         compare(
-            args,
+            pythons,
             "parse .metadata of a million chunks",
             vec![
                 Peer::reshard("reshard", &["parse", &file, &n]),
                 Peer::python("pickle.load", "dcp_plan_bench.py", &["load", &file, "2"]),
             ],
-            &[Target { peer: "pickle.load", least: 5.0 }],
+            &[Target::Ratio("pickle.load", 5.0), Target::Memory(200_000_000)],
         )?;
     }
     Ok(())
@@ -342,22 +205,23 @@ fn checkpoints(args: &Args) -> Result<()> {
 
 /// Lookups in a table of 10 million x 64 float32 in 8 parts, by two threads.
 fn embeddings(args: &Args) -> Result<()> {
+    let pythons = &args.pythons;
     const SCRIPT: &str = "embedding_bench.py";
     let n = args.iterations.to_string();
     let torch = |name, what| Peer::python(name, SCRIPT, &["torch", what, &n]);
     let tensorflow = |name, who, what| Peer::tensorflow(name, SCRIPT, &[who, what, &n]);
     compare(
-        args,
+        pythons,
         "look up 1 million ids, into new memory",
         vec![
             Peer::reshard("reshard", &["embedding", "lookup", &n]),
             torch("torch embedding, table in one piece", "lookup"),
         ],
-        &[Target { peer: "torch embedding, table in one piece", least: 1.0 }],
+        &[Target::Ratio("torch embedding, table in one piece", 1.0)],
     )?;
     // TensorFlow keeps memory between calls.
     compare(
-        args,
+        pythons,
         "look up 1 million ids, into memory that is kept",
         vec![
             Peer::reshard("reshard", &["embedding", "into", &n]),
@@ -365,13 +229,10 @@ fn embeddings(args: &Args) -> Result<()> {
             tensorflow("TensorFlow, tf.function", "tensorflow", "lookup"),
             tensorflow("TensorFlow, eager", "tensorflow-eager", "lookup"),
         ],
-        &[
-            Target { peer: "TensorFlow, tf.function", least: 3.0 },
-            Target { peer: "TensorFlow, eager", least: 3.0 },
-        ],
+        &[Target::Ratio("TensorFlow, tf.function", 3.0), Target::Ratio("TensorFlow, eager", 3.0)],
     )?;
     compare(
-        args,
+        pythons,
         "gradients of these rows for each part",
         vec![
             Peer::reshard("reshard", &["embedding", "gradients", &n]),
