@@ -7,11 +7,11 @@ mod tensorflow;
 
 /// Shards of at most so many bytes of payload. Larger tensors are cut.
 ///
-/// Each task's pieces are taken in their order and fill as few shards as hold them, each up to the limit. A tensor is cut
-/// only where a shard would else stay so empty that one more is needed; then the cut lies between two indexes of its first
-/// axis if it can, else of the second, and so on. Every slice is contiguous in its piece, so that it is written without a
-/// copy. What can't be cut and is larger than the limit (one element, one string, an object) gets a shard of its own, behind
-/// the others, and a warning. Tensors without elements are kept.
+/// Each task's pieces are taken in their order and fill as few shards as hold them, each up to the limit. Of these shards as many
+/// as can be end between two tensors, so that few tensors are cut: of elements of one size, as few as possible. A cut lies
+/// between two indexes of the first axis if it can, else of the second, and so on. Every slice is contiguous in its piece, so
+/// that it is written without a copy. What can't be cut and is larger than the limit (one element, one string, an object) gets
+/// a shard of its own, behind the others, and a warning. Tensors without elements are kept.
 ///
 /// The limit counts elements and strings; what a format puts around them (heads, alignment, pickles) comes on top.
 ///

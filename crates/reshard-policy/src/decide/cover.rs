@@ -117,8 +117,8 @@ mod tests {
 
     /// Boxes that came from cutting, some of them moved, left out or taken twice.
     fn boxes() -> impl Strategy<Value = (Region, Vec<Region>)> {
-        let shape = prop::collection::vec(1u64..5, 1..4);
-        let cuts = prop::collection::vec((any::<prop::sample::Index>(), 0usize..3, 1u64..4), 0..6);
+        let shape = prop::collection::vec(1u64..5, 1..6);
+        let cuts = prop::collection::vec((any::<prop::sample::Index>(), 0usize..5, 1u64..4), 0..12);
         let spoil = prop::option::of((any::<prop::sample::Index>(), 0u8..3));
         (shape, cuts, spoil).prop_map(|(shape, cuts, spoil)| {
             let whole = Region::new(vec![7; shape.len()], shape);

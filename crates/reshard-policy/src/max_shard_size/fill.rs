@@ -1,8 +1,8 @@
 //! The default mode. All tensors of a task are one row of elements, and the question is only where to cut it.
 //!
 //! First it is counted how many shards that takes if each is filled as far as it goes. Since the last one is seldom full,
-//! some bytes may be left free without one more; each shard may use its part of them to end between two tensors, or else
-//! between two indexes of an axis.
+//! some bytes may be left free without one more: so that as many shards as can be end between two tensors, and what is still
+//! left of them so that the others end between two indexes of an axis.
 
 use super::{MaxShardSize, warn_too_large};
 use crate::{
@@ -20,11 +20,22 @@ pub(super) fn fill(
     let limit = policy.max_shard_size.0;
     // Objects, which can't be cut, come first, as PyTorch has it; then there are elements for what is left free.
     let objects = |of: bool| task.iter().filter(move |&&i| (pieces[i].content == Content::Object) == of);
-    let rows = || objects(true).chain(objects(false)).map(|&i| Row::of(&pieces[i], i, policy));
-    let plan = Plan::of(rows(), limit);
+    let rows = |of| objects(of).map(|&i| Row::of(&pieces[i], i, policy));
+    let plan = Plan::of(rows(true).chain(rows(false)), limit);
     let mut shard = Filler { limit, plan, room: limit, empty: true, too_large: Vec::new(), out };
-    for row in rows() {
+    for row in rows(true) {
         shard.put(&row)?;
+    }
+    let segments = shard.plan.segments(shard.room, limit, rows(false).map(|row| row.fitting(limit)));
+    let mut tensors = rows(false);
+    for (number, segment) in segments.into_iter().enumerate() {
+        if number > 0 {
+            shard.close();
+        }
+        (shard.plan.left, shard.plan.shards) = (segment.left, segment.shards);
+        for row in tensors.by_ref().take(segment.rows) {
+            shard.put(&row)?;
+        }
     }
     let Filler { too_large, out, .. } = shard;
     for (row, elements) in too_large {
@@ -74,6 +85,15 @@ impl<'p> Row<'p> {
                 let of = lengths.get(elements.start as usize..elements.end as usize).unwrap_or_default();
                 of.iter().fold(0, |sum, &n| sum.saturating_add(n))
             }
+        }
+    }
+
+    /// Bytes of the elements that are not too large.
+    fn fitting(&self, limit: u64) -> u128 {
+        match self.size {
+            Size::Even(item) if item > limit => 0,
+            Size::Even(item) => u128::from(self.count) * u128::from(item),
+            Size::Each(lengths) => lengths.iter().filter(|&&n| n <= limit).map(|&n| u128::from(n)).sum(),
         }
     }
 
@@ -184,6 +204,50 @@ impl Plan {
         plan
     }
 
+    /// Parts the rest, of which only tensors are left, where a shard shall end with a tensor: as often as can be.
+    ///
+    /// If every shard held just `sure` bytes, a shard that ends with a tensor would leave free what is between that and the end
+    /// of its `sure` bytes, and those behind it would begin so much later. So what is left free may only grow from one such end
+    /// to the next, up to what the last shard leaves free: they are a longest subsequence that does not decrease.
+    fn segments(&self, room: u64, limit: u64, rows: impl Iterator<Item = u128>) -> Vec<Segment> {
+        let sure = u128::from(self.sure);
+        let start = sure - u128::from(room.saturating_sub(limit - self.sure));
+        let end = start + self.left;
+        let Some(most) = (self.shards * sure).checked_sub(end) else {
+            return vec![Segment { rows: usize::MAX, left: self.left, shards: self.shards }];
+        };
+        let mut ends: Vec<End> = Vec::new();
+        // The last one of the best subsequence of each length, by its place in `ends`.
+        let mut best: Vec<usize> = Vec::new();
+        let (mut at, mut last) = (start, 0);
+        for (row, bytes) in rows.enumerate() {
+            let free = at.next_multiple_of(sure) - at;
+            if at > last && at < end && free <= most {
+                let length = best.partition_point(|&i| ends[i].free <= free);
+                let before = length.checked_sub(1).map(|i| best[i]);
+                match best.get_mut(length) {
+                    Some(other) => *other = ends.len(),
+                    None => best.push(ends.len()),
+                }
+                ends.push(End { row, at, free, before });
+            }
+            last = at.max(last);
+            at += bytes;
+        }
+        let mut chosen: Vec<&End> =
+            std::iter::successors(best.last().map(|&i| &ends[i]), |end| Some(&ends[end.before?])).collect();
+        chosen.reverse();
+        let (mut row, mut at, mut shards) = (0, start, 0);
+        let mut segments: Vec<Segment> = Vec::with_capacity(chosen.len() + 1);
+        for end in chosen {
+            let through = end.at.div_ceil(sure);
+            segments.push(Segment { rows: end.row - row, left: end.at - at, shards: through - shards });
+            (row, at, shards) = (end.row, end.at, through);
+        }
+        segments.push(Segment { rows: usize::MAX, left: end - at, shards: self.shards - shards });
+        segments
+    }
+
     /// How much a shard with so much room must still take, so that the others can take the rest and may leave as much free.
     fn need(&self, room: u64, limit: u64) -> u64 {
         let others = self.shards.saturating_sub(1);
@@ -198,6 +262,26 @@ impl Plan {
             }
         }
     }
+}
+
+/// Where a shard may end, before a row.
+#[derive(Debug)]
+struct End {
+    row: usize,
+    /// Bytes up to there, with what the first shard had already.
+    at: u128,
+    /// What is left free then.
+    free: u128,
+    /// The end before it in the best subsequence.
+    before: Option<usize>,
+}
+
+/// Rows that end with a shard, their bytes, and how many shards they may take.
+#[derive(Debug)]
+struct Segment {
+    rows: usize,
+    left: u128,
+    shards: u128,
 }
 
 fn gcd(a: u64, b: u64) -> u64 {

@@ -81,7 +81,9 @@ fn objects_come_first_and_elements_fill_what_they_leave_free() {
     let state = [Owned::f32("t", &[10]), Owned::object("a", 50), Owned::object("b", 60)];
     assert_eq!(filled(100, &state), ["a", "b t"]);
     let state = [Owned::f32("t", &[100]), Owned::object("a", 50)];
-    assert_eq!(filled(100, &state), ["a t[0:12]", "t[12:37]", "t[37:62]", "t[62:87]", "t[87:100]"]);
+    assert_eq!(filled(100, &state), ["a", "t[0:25]", "t[25:50]", "t[50:75]", "t[75:100]"]);
+    let state = [Owned::f32("t", &[101]), Owned::object("a", 50)];
+    assert_eq!(filled(100, &state), ["a t[0:12]", "t[12:37]", "t[37:62]", "t[62:87]", "t[87:101]"]);
 }
 
 #[test]
@@ -146,8 +148,43 @@ fn fewest_shards(sizes: &[u64], limit: u64) -> u64 {
     shards
 }
 
+/// Cuts of these tensors, in elements, when there are no more shards of so many elements than needed.
+fn fewest_cuts(counts: &[u64], each: usize) -> usize {
+    let of: Vec<usize> = (0..).zip(counts).flat_map(|(i, &n)| vec![i; n as usize]).collect();
+    let mut best = vec![None; of.len() + 1];
+    best[0] = Some(0);
+    for _ in 0..of.len().div_ceil(each) {
+        let to = |p: usize| {
+            let from = (p.saturating_sub(each)..=p)
+                .filter_map(|q| Some(best[q]? + usize::from(q > 0 && q < of.len() && of[q - 1] == of[q])));
+            from.min()
+        };
+        best = (0..=of.len()).map(to).collect();
+    }
+    best[of.len()].unwrap()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn no_more_is_cut_than_has_to_be(
+        counts in prop::collection::vec(0u64..10, 0..9), each in 1u64..16, over in 0u64..4, object in prop::option::of(0u64..30),
+    ) {
+        let mut state: Vec<Owned> =
+            counts.iter().enumerate().map(|(i, &n)| Owned::f32(&format!("t{i}"), &[n])).collect();
+        let mut all = counts.clone();
+        if let Some(n) = object {
+            let n = n.min(each);
+            state.push(Owned::object("o", 4 * n));
+            // It comes first, and is never worth a cut.
+            all.insert(0, n);
+        }
+        let sharding = decided(&MaxShardSize::new(4 * each + over), &state).unwrap();
+        let slices = sharding.shards.iter().flat_map(|s| &s.cuts).filter(|c| !c.region.is_empty() && c.region.ndim() > 0);
+        let tensors = counts.iter().filter(|&&n| n > 0).count();
+        prop_assert_eq!(slices.count() - tensors, fewest_cuts(&all, each as usize));
+    }
 
     #[test]
     fn no_shard_is_larger_than_the_limit_unless_one_element_is(state in any_state(true), limit in 1u64..200) {
