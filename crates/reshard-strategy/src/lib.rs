@@ -39,7 +39,7 @@ pub use format::{
 };
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
-pub use report::{LoadNotes, RankTotals, ReadTotals};
+pub use report::{LoadNotes, RankTotals, ReadTotals, SaveTotals};
 pub use reshard_plan::WriteData;
 pub use sharded::{LoadFailure, LoadShardedStrategy, Loaded, PreparedSave, SaveShardedStrategy, Saved};
 

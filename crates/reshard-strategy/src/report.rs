@@ -11,6 +11,40 @@ pub struct RankTotals {
     pub files: u64,
 }
 
+/// What all ranks wrote, in numbers that do not grow with them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SaveTotals {
+    /// Ranks.
+    pub ranks: u32,
+    /// Tensors' chunks and objects.
+    pub items: u64,
+    /// Bytes of them as stored.
+    pub bytes: u64,
+    /// Files that hold them.
+    pub files: u64,
+    /// Bytes of the rank that wrote most.
+    pub most: u64,
+}
+
+impl SaveTotals {
+    /// Of what each rank wrote.
+    pub fn of(ranks: &[RankTotals]) -> Self {
+        Self {
+            ranks: u32::try_from(ranks.len()).unwrap_or(u32::MAX),
+            items: ranks.iter().map(|r| r.items).sum(),
+            bytes: ranks.iter().map(|r| r.bytes).sum(),
+            files: ranks.iter().map(|r| r.files).sum(),
+            most: ranks.iter().map(|r| r.bytes).max().unwrap_or(0),
+        }
+    }
+
+    /// Bytes of the rank that wrote most, as a multiple of what each would have written if all had written equally much.
+    pub fn imbalance(&self) -> f64 {
+        if self.bytes == 0 { 1.0 } else { self.most as f64 * f64::from(self.ranks) / self.bytes as f64 }
+    }
+}
+
 /// What one rank read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadTotals {

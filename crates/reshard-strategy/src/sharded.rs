@@ -1,5 +1,6 @@
 use crate::{
-    BackendVersion, LoadCx, LoadNotes, RankTotals, ReadTotals, Result, SaveCx, StorageReader, StrategyError,
+    BackendVersion, LoadCx, LoadNotes, RankTotals, ReadTotals, Result, SaveCx, SaveTotals, StorageReader,
+    StrategyError,
     common::{compatible, unsupported},
 };
 use async_trait::async_trait;
@@ -60,8 +61,10 @@ pub struct Saved {
     pub records: Vec<(Name, Bytes)>,
     /// What was stored (on the coordinator).
     pub metadata: Option<Arc<Metadata>>,
-    /// Per rank, what it wrote.
+    /// Per rank, what it wrote (on the coordinator: a list on every rank would be as long as all ranks times all ranks).
     pub ranks: Vec<RankTotals>,
+    /// What all ranks wrote.
+    pub totals: SaveTotals,
     /// What a sharding policy did (on the coordinator; on every rank of a rank-local save).
     pub policy: Option<PolicyMetrics>,
 }

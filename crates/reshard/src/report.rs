@@ -1,6 +1,6 @@
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
-use reshard_strategy::{LoadNotes, RankTotals, ReadTotals};
+use reshard_strategy::{LoadNotes, RankTotals, ReadTotals, SaveTotals};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeSet,
@@ -64,8 +64,10 @@ impl Clock {
 pub struct SaveReport {
     /// What is stored; on the coordinator (on every rank of a rank-local save).
     pub metadata: Option<Arc<Metadata>>,
-    /// What each rank wrote, by rank.
+    /// What each rank wrote, by rank; on the coordinator.
     pub ranks: Vec<RankTotals>,
+    /// What all ranks wrote; on every rank.
+    pub totals: SaveTotals,
     /// What a sharding policy did, if there was one; on the coordinator (on every rank of a rank-local save).
     pub policy: Option<PolicyMetrics>,
     /// Dicts without entries that the format can't hold; they are kept in `reshard.json`.
@@ -81,17 +83,17 @@ impl SaveReport {
 
     /// Bytes that all ranks wrote.
     pub fn bytes(&self) -> u64 {
-        self.ranks.iter().map(|r| r.bytes).sum()
+        self.totals.bytes
     }
 
     /// Files that all ranks wrote.
     pub fn files(&self) -> u64 {
-        self.ranks.iter().map(|r| r.files).sum()
+        self.totals.files
     }
 
     /// Bytes of the rank that wrote most, as a multiple of what each would have written if all had written equally much.
     pub fn imbalance(&self) -> f64 {
-        imbalance(self.ranks.iter().map(|r| r.bytes))
+        self.totals.imbalance()
     }
 }
 

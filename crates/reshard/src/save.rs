@@ -250,6 +250,7 @@ impl<'a> Save<'a> {
         Ok(SaveReport {
             metadata: saved.metadata,
             ranks: saved.ranks,
+            totals: saved.totals,
             policy: saved.policy,
             empty_dicts,
             acts: clock.acts(),

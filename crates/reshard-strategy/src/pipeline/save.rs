@@ -1,6 +1,6 @@
 use crate::{
-    BackendVersion, FileLayout, Placed, PreparedSave, RankTotals, Result, SaveCx, SaveShardedStrategy, Saved,
-    StorageWriter, StrategyError,
+    BackendVersion, FileLayout, Placed, PreparedSave, RankTotals, Result, SaveCx, SaveShardedStrategy,
+    SaveTotals, Saved, StorageWriter, StrategyError,
     agree::{self, agree},
     cause,
     pipeline::{
@@ -282,18 +282,24 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
                 me.writer.finish(&me.metadata, std::slice::from_ref(&me.placed), Some(comm.rank().0))
             });
             let mine = records.as_ref().map(|_| totals(&me.placed)).map_err(cause);
-            let ranks = comm.all_gather("write", mine).await?;
+            let mut ranks = Vec::new();
+            let summed = comm.all_reduce("write", mine, |all: Vec<RankTotals>| {
+                ranks = all;
+                Ok(SaveTotals::of(&ranks))
+            });
+            let totals = summed.await?;
             let metadata = Some(Arc::new(me.metadata));
-            return Ok(Saved { records: records?, metadata, ranks, policy: me.policy });
+            return Ok(Saved { records: records?, metadata, ranks, totals, policy: me.policy });
         }
         let mut saved = Saved::default();
         let (writer, metadata) = (&me.writer, &me.metadata);
         let part = written.map(|()| me.placed).map_err(|e| cause(&e));
-        saved.ranks = comm
+        saved.totals = comm
             .all_reduce("write", part, |placed: Vec<Vec<Placed>>| {
                 check_written(metadata, &placed)?;
                 saved.records = writer.finish(metadata, &placed, None).map_err(|e| cause(&e))?;
-                Ok(placed.iter().map(|p| totals(p)).collect::<Vec<RankTotals>>())
+                saved.ranks = placed.iter().map(|p| totals(p)).collect();
+                Ok(SaveTotals::of(&saved.ranks))
             })
             .await?;
         if comm.is_coordinator() {

@@ -2,7 +2,10 @@
 
 use futures::executor::block_on;
 use proptest::prelude::*;
-use reshard::{Dialect, ErrorKind, LocalGroup, OpenOptions, ProcessGroup, Rank, storage::Name};
+use reshard::{
+    DType, Dialect, ErrorKind, LocalGroup, OpenOptions, ProcessGroup, Rank, Region, ShardedTensor, StateDict,
+    Tensor, storage::Name,
+};
 use reshard_comm::testkit::on_ranks;
 use reshard_laws::{
     cases,
@@ -29,7 +32,7 @@ fn sample() -> World {
     let tensor =
         |key: &str, dtype| Global { key: key.into(), dtype, shape: vec![9, 40], salt: 3, prepended: false };
     World {
-        tensors: vec![tensor("a", reshard::DType::Float32), tensor("b", reshard::DType::Int64)],
+        tensors: vec![tensor("a", DType::Float32), tensor("b", DType::Int64)],
         objects: true,
         extra: reshard::Value::Dict(Vec::new()),
     }
@@ -133,4 +136,33 @@ fn a_missing_rank_of_a_rank_local_checkpoint_is_named() {
     let e = block_on(opened.tensor("a").unwrap().read(..)).unwrap_err();
     assert!(e.strategy_error().to_string().contains("no chunk has [5:9, 0:40]"), "{e}");
     drop(Arc::clone(place.store()));
+}
+
+/// A list of all ranks on every rank would take the square of their number.
+#[test]
+fn what_ranks_are_told_of_a_save_grows_with_their_number_and_no_faster() {
+    const RANKS: u32 = 48;
+    for rank_local in [false, true] {
+        let place = Place::new();
+        let states = (0..RANKS).map(|r| {
+            let region = Region::new([u64::from(r)], [1]);
+            let leaf = ShardedTensor::region_of("w", DType::UInt8, &[u64::from(RANKS)], region);
+            let mut state = StateDict::new();
+            state.insert("w", leaf.with_data(Tensor::from_vec(&[1], vec![r as u8]).unwrap()));
+            state
+        });
+        let saved = save(group(RANKS), states.collect(), place.url(), move |_, s| {
+            s.coordinator(Rank(3)).rank_local(rank_local).dialect(Dialect::Dcp)
+        });
+        let reports: Vec<_> = saved.into_iter().map(Result::unwrap).collect();
+        let told: Vec<usize> = reports.iter().map(|r| r.ranks.len()).collect();
+        assert_eq!(told.iter().sum::<usize>(), RANKS as usize, "{told:?}");
+        let listed = &reports[3];
+        assert_eq!(listed.ranks.iter().map(|r| r.bytes).sum::<u64>(), listed.bytes());
+        for r in &reports {
+            assert_eq!(r.totals, listed.totals);
+            assert_eq!((r.totals.ranks, r.totals.items, r.files()), (RANKS, RANKS.into(), RANKS.into()));
+            assert!((r.imbalance() - 1.0).abs() < 1e-9, "{}", r.imbalance());
+        }
+    }
 }
