@@ -1,6 +1,10 @@
 //! Megatron Core's common state: `common.pt`, and `metadata.json`, which says which strategies a checkpoint is of.
 
-use crate::{METADATA, reader::TorchDistReader, table::Table};
+use crate::{
+    METADATA,
+    reader::{TorchDistReader, check_records, is_beyond_us},
+    table::Table,
+};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{Dialect, ObjectCodec, Payload, Plain, Value};
@@ -151,11 +155,18 @@ impl LoadCommonStrategy for TorchCommon {
 }
 
 fn decode(what: &str, bytes: &Bytes) -> Result<Value> {
-    TorchSave::default().decode(bytes).map_err(|source| StrategyError::Corrupt {
-        file: what.into(),
-        offset: None,
-        what: "the common state can't be decoded".into(),
-        source: Some(source),
+    TorchSave::default().decode(bytes).map_err(|source| {
+        // What is more than this program decodes is not damaged for that.
+        if is_beyond_us(&source) && check_records(bytes).is_ok() {
+            let what = format!("decoding common state such as that of {what} ({source})");
+            return StrategyError::Unsupported { strategy: "torch/1".into(), what };
+        }
+        StrategyError::Corrupt {
+            file: what.into(),
+            offset: None,
+            what: "the common state can't be decoded".into(),
+            source: Some(source),
+        }
     })
 }
 

@@ -13,6 +13,7 @@ use crate::{
 use async_trait::async_trait;
 use crc::Crc;
 use head::{Forms, Head, Wanted, reads_all};
+pub(crate) use verify::is_beyond_us;
 use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, PieceId};
 use reshard_storage::{Check, Entry, Gather, Name, Part, Progress, StorageError, Store};
@@ -217,7 +218,7 @@ impl StorageReader for TorchDistReader {
 }
 
 /// Every record of an archive has the checksum that the archive says.
-fn check_records(archive: &bytes::Bytes) -> reshard_torch_format::Result<()> {
+pub(crate) fn check_records(archive: &bytes::Bytes) -> reshard_torch_format::Result<()> {
     let archive = Archive::open(archive.clone(), &Limits::default())?;
     archive.directory().records().try_for_each(|record| archive.content(record, Verify::Crc).map(drop))
 }

@@ -299,6 +299,8 @@ impl Checkpoint {
             let damage = reshard_strategy::Damage { key: None, file: None, offset: None, what: text(&e) };
             match e.kind() {
                 reshard_model::ErrorKind::Unavailable => report.unchecked.push(damage),
+                // Whole, and more than this program decodes.
+                reshard_model::ErrorKind::Unsupported => {}
                 _ => report.damage.push(damage),
             }
         }

@@ -143,23 +143,22 @@ fn no_checkpoint_exits_with_3_in_both_forms() {
     assert!(j["damage"][0]["what"].as_str().unwrap().contains(".metadata"));
 }
 
-#[test]
-fn an_object_that_is_beyond_the_decoder_is_sound_and_carried_over() {
-    // A list of lists of lists …, as torch.save would write it; deeper than values may be here.
+/// A list of lists of lists …, as torch.save would write it; deeper than values may be here.
+fn beyond_the_decoder() -> Vec<u8> {
     let mut pickle = b"\x80\x02".to_vec();
     pickle.extend(std::iter::repeat_n(b"]".as_slice(), 400).flatten());
     pickle.extend(std::iter::repeat_n(b"a".as_slice(), 399).flatten());
     pickle.push(b'.');
-    let sound = reshard::Value::Int(7);
-    let codec = reshard_torch_format::TorchSave::default();
-    let whole = reshard::ObjectCodec::encode(&codec, &sound).unwrap();
-    // The same archive with another pickle.
     let layout =
         reshard_torch_format::archive::ArchiveLayout::new(&pickle, &[], &Default::default()).unwrap();
     let mut bytes = layout.head().to_vec();
     bytes.extend(layout.finish(&[]).unwrap());
-    assert_ne!(bytes[..], whole[..]);
-    let payload = reshard::Payload::Encoded { codec: "torch.save", bytes: bytes.into() };
+    bytes
+}
+
+#[test]
+fn an_object_that_is_beyond_the_decoder_is_sound_and_carried_over() {
+    let payload = reshard::Payload::Encoded { codec: "torch.save", bytes: beyond_the_decoder().into() };
     let mut state = reshard::StateDict::new();
     state.insert("deep", reshard::ShardedObject::item("deep", payload));
     let saved = states::save(&[state], reshard::Dialect::Dcp);
@@ -170,6 +169,26 @@ fn an_object_that_is_beyond_the_decoder_is_sound_and_carried_over() {
         |url: &str| reshard::blocking::Checkpoint::open(url).unwrap().object_payload("deep").unwrap();
     assert_eq!(object(&to), object(&saved.url));
     assert!(reshard::blocking::Checkpoint::open(&to).unwrap().object("deep").is_err());
+}
+
+#[test]
+fn common_state_that_is_beyond_the_decoder_is_sound_and_carried_over() {
+    let saved = states::megatron();
+    let mut bytes = beyond_the_decoder();
+    std::fs::write(saved.path("common.pt"), &bytes).unwrap();
+    assert!(run(&["verify", &saved.url]).ok().starts_with("sound"));
+    assert!(run(&["prune", &saved.url, "--dry-run"]).code == 0);
+    let to = saved.beside("to");
+    run(&["convert", &saved.url, &to, "--ranks", "3"]).ok();
+    assert_eq!(std::fs::read(std::path::Path::new(&to).join("common.pt")).unwrap(), bytes);
+    let text = run(&["inspect", &saved.url]).ok();
+    assert!(text.contains("the common state can't be read") && text.contains("256"), "{text}");
+    // A flipped bit in it is damage all the same.
+    let at = bytes.windows(4).position(|w| w == b"]]]]").unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(saved.path("common.pt"), &bytes).unwrap();
+    let ran = run(&["verify", &saved.url]);
+    assert!(ran.code == 1 && ran.out.contains("common.pt"), "{}", ran.out);
 }
 
 #[test]

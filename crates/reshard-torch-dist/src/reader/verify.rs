@@ -248,6 +248,6 @@ impl Verifier<'_> {
 const IN_MEMORY: u64 = 4 << 20;
 
 /// Of a kind, or a size, that the decoder refuses: cycles, depth, more nodes than its limits allow.
-fn is_beyond_us(e: &BoxError) -> bool {
+pub(crate) fn is_beyond_us(e: &BoxError) -> bool {
     matches!(e.downcast_ref(), Some(FormatError::Unsupported { .. } | FormatError::Limit { .. }))
 }
