@@ -2,7 +2,7 @@
 
 use futures::executor::block_on;
 use reshard::{Checkpoint, Progress, Value};
-use reshard_golden::{Depth, Says, chain, compare, compare_tensor, fixtures, python};
+use reshard_golden::{Depth, Family, Says, chain, compare, compare_tensor, fixtures, python};
 
 #[test]
 fn every_sound_checkpoint_is_read_bit_for_bit() {
@@ -70,4 +70,21 @@ fn calls_that_need_no_template_give_the_same() {
         }
     }
     assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// The PyTorch that wrote a checkpoint loads it, so `inspect` must not ask for a later one, whatever element types are in it.
+#[test]
+fn who_wrote_a_checkpoint_is_among_those_who_are_said_to_load_it() {
+    let mut count = 0;
+    for f in fixtures().iter().filter(|f| f.expected.sound && f.family == Family::Dcp) {
+        // Folders of a version are named after it; the rest is of PyTorch 2.15.
+        let wrote =
+            f.name.split('/').find_map(|part| part.strip_prefix("v2.")?.split('.').next()?.parse().ok());
+        let said = &block_on(Checkpoint::open(&f.url())).unwrap().producer().loadable_by[0];
+        let needs = said.strip_prefix("PyTorch 2.").and_then(|s| s.split(' ').next()?.parse::<u32>().ok());
+        let needs = needs.unwrap_or_else(|| panic!("{f}: {said}"));
+        assert!(needs <= wrote.unwrap_or(15), "{f}: {said}");
+        count += 1;
+    }
+    println!("{count} checkpoints were written by one of their readers");
 }
