@@ -2,7 +2,6 @@
 
 use super::Proposals;
 use crate::{PlanError, Problem, Problems, Result, Twins};
-use foldhash::fast::RandomState;
 use indexmap::IndexMap;
 use reshard_model::{Data, Dims, Flat, Path, Sharded, ShardedTensor, Tensor};
 use std::{borrow::Cow, sync::Arc};
@@ -11,13 +10,13 @@ use std::{borrow::Cow, sync::Arc};
 pub(super) struct Offered<'s> {
     rank: u32,
     main_only: bool,
-    seen: IndexMap<(Cow<'s, str>, Dims), (&'s Path, &'s Sharded), RandomState>,
+    seen: IndexMap<(Cow<'s, str>, Dims), (&'s Path, &'s Sharded)>,
     problems: Vec<Problem>,
 }
 
 impl<'s> Offered<'s> {
     pub(super) fn new(rank: u32, proposals: Proposals, state: &Flat) -> Self {
-        let seen = IndexMap::with_capacity_and_hasher(state.len(), RandomState::default());
+        let seen = IndexMap::with_capacity(state.len());
         Self { rank, main_only: proposals == Proposals::MainReplica, seen, problems: Vec::new() }
     }
 
