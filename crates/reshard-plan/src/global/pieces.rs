@@ -31,12 +31,13 @@ pub(super) struct Pieces<'p> {
 }
 
 impl<'p> Pieces<'p> {
+    /// As if every item were a piece: memory that is not written costs nothing, but growing does.
     pub(super) fn with_capacity(items: usize) -> Self {
         Self {
-            pieces: Vec::new(),
-            offsets: Vec::new(),
+            pieces: Vec::with_capacity(items),
+            offsets: Vec::with_capacity(2 * items),
             offers: Vec::with_capacity(items),
-            table: HashTable::new(),
+            table: HashTable::with_capacity(items),
             hasher: RandomState::default(),
         }
     }
