@@ -3,6 +3,7 @@
 
 mod damaged;
 mod loads;
+mod meshes;
 mod sound;
 mod templates;
 
