@@ -13,7 +13,6 @@ use crate::{
 use async_trait::async_trait;
 use crc::Crc;
 use head::{Forms, Head, Wanted, reads_all};
-pub(crate) use verify::is_beyond_us;
 use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, PieceId};
 use reshard_storage::{Check, Entry, Gather, Name, Part, Progress, StorageError, Store};
@@ -26,6 +25,7 @@ use reshard_torch_format::{
     archive::{Archive, Verify},
 };
 use std::{collections::BTreeMap, sync::Arc};
+pub(crate) use verify::is_beyond_us;
 
 /// A `torch_dist` checkpoint.
 #[derive(Debug)]

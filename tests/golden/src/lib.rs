@@ -7,15 +7,18 @@
 //! - [`fixtures`] finds them, [`Expected`] is what they say;
 //! - [`compare`] holds a checkpoint that reshard opened against that;
 //! - [`python`] compares values with Python's `repr`, and with the lossless form that Megatron's fixtures have;
-//! - [`Scratch`] makes copies to damage.
+//! - [`Scratch`] makes copies to damage;
+//! - [`cases`] are those of TensorFlow's goldens.
 
 mod compare;
 mod expected;
 mod fixtures;
 pub mod python;
 mod scratch;
+mod tensorflow;
 
 pub use compare::{Depth, chain, compare, compare_tensor, sha256};
 pub use expected::{Chunk, Expected, Object, Place, Says, TensorFacts};
 pub use fixtures::{Family, Fixture, fixtures, ours, root};
 pub use scratch::Scratch;
+pub use tensorflow::cases;

@@ -4,15 +4,13 @@
 //! values that are ignored) the golden still holds its answer. Then the test knows the right one, and says that the two differ.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-mod tf_goldens;
-
 use reshard::{Element, Tensor};
 use reshard_embedding::{
     Combiner, EmbeddingError, Ids, Index, LookupOptions, Permutation, ShardedVariable, SparseIds, Strategy,
     embedding_lookup, embedding_lookup_sparse, lookup_gradients, safe_embedding_lookup_sparse,
 };
+use reshard_golden::cases;
 use serde_json::Value;
-use tf_goldens::cases;
 
 type Result<T> = std::result::Result<T, EmbeddingError>;
 

@@ -4,8 +4,6 @@
 //! the right answer. Where something else is done on purpose, the test says what, and holds that it is done nowhere else.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
-mod tf_goldens;
-
 use reshard::{
     DType, Dims, Region,
     policy::{
@@ -13,9 +11,9 @@ use reshard::{
         partition::{ElementType, Grid, PartitionSpec, Partitioner},
     },
 };
+use reshard_golden::cases;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tf_goldens::cases;
 
 fn list(v: &Value) -> &[Value] {
     v.as_array().unwrap()
