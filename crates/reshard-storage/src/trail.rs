@@ -1,6 +1,6 @@
 //! What a local store does to files and directories, in order: durability can't be seen from outside.
 //!
-//! With the feature `testkit`, a [`Trail`] collects the steps below a directory while it lives. Without it [`note`] is empty.
+//! With the feature `testkit`, a [`Trail`] collects the steps below a directory while it lives. Without it `note` is empty.
 
 use std::path::{Path, PathBuf};
 
