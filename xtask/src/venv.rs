@@ -73,6 +73,10 @@ impl Venv {
     fn install(&self, dir: &Path, python: &Path) -> Result<()> {
         say(format!("installing {} into {}", self.name, dir.display()));
         if dir.exists() {
+            // In a directory that was given to us there may be somebody's folder of that name.
+            if !is_venv(dir) && given().is_some() {
+                bail!("{} is there and no virtual environment; move it away", dir.display());
+            }
             std::fs::remove_dir_all(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
         }
         Program::new(interpreter()?).args(["-m", "venv"]).args([dir]).run()?;
@@ -95,9 +99,14 @@ impl Venv {
     }
 }
 
+/// Python writes that file into each of them first. A folder without anything is as good.
+fn is_venv(dir: &Path) -> bool {
+    dir.join("pyvenv.cfg").is_file() || std::fs::read_dir(dir).is_ok_and(|mut all| all.next().is_none())
+}
+
 /// Where somebody else keeps environments for us.
 fn given() -> Option<PathBuf> {
-    std::env::var_os("RESHARD_VENVS").map(|dir| root().join(dir))
+    std::env::var_os("RESHARD_VENVS").filter(|dir| !dir.is_empty()).map(|dir| root().join(dir))
 }
 
 fn own() -> PathBuf {
@@ -121,4 +130,21 @@ fn interpreter() -> Result<String> {
         "needs Python 3.10 or 3.11 (torch 2.1 has no wheels for newer ones); none among {}; set PYTHON",
         candidates.join(", ")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_with_something_else_in_it_is_no_virtual_environment() -> Result<()> {
+        let dir = std::env::temp_dir().join(format!("reshard-xtask-{}", std::process::id()));
+        std::fs::create_dir(&dir)?;
+        assert!(is_venv(&dir));
+        std::fs::write(dir.join("thesis.tex"), "")?;
+        assert!(!is_venv(&dir));
+        std::fs::write(dir.join("pyvenv.cfg"), "")?;
+        assert!(is_venv(&dir));
+        Ok(std::fs::remove_dir_all(&dir)?)
+    }
 }

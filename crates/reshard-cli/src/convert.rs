@@ -8,7 +8,7 @@ use crate::{
     args::Convert,
     error::{CliError, OK, Result},
     program::{Io, Program},
-    table::{GOOD, fact, styled},
+    table::{GOOD, fact, shown, styled},
     units, verify,
 };
 use futures::{executor::block_on, future::join_all};
@@ -47,6 +47,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     if !args.no_verify {
         sound(&checkpoint, args, io)?;
     }
+    understood(&checkpoint, args)?;
     let source = Source::read(&checkpoint, keys)?;
     io.note_idle(keys, &args.src, checkpoint.metadata().entries().map(|e| e.key()));
     if source.is_empty() && !keys.all() {
@@ -146,6 +147,18 @@ fn can_be_carried(checkpoint: &Checkpoint, src: &str) -> Result<()> {
         return Err(CliError::told(what, "load it with Megatron Core 0.8 to 0.15 and save it unflattened"));
     }
     Ok(())
+}
+
+/// What is described in an unknown way would be missing in the copy, and nothing in it would say so.
+fn understood(checkpoint: &Checkpoint, args: &Convert) -> Result<()> {
+    let keys = args.select.keys();
+    match checkpoint.producer().unknown.into_iter().find(|(key, _)| keys.has(key)) {
+        None => Ok(()),
+        Some((key, why)) => Err(CliError::told(
+            format!("{} can't be carried over: {why}", shown(&key)),
+            format!("`reshard inspect {}` lists all such; --key chooses the others", args.src),
+        )),
+    }
 }
 
 /// Tensors are read in blocks, of which none is a whole item with a checksum: damage would be carried over, and get a new

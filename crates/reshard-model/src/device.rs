@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_the_device_is_refused() {
         let e = DeviceTensor::new(DType::Float32, &[3], FakeDevice::new(11)).unwrap_err();
-        assert_eq!(e.to_string(), ": shape [3] of float32 does not fit a device buffer of 11 bytes");
+        assert_eq!(e.to_string(), "shape [3] of float32 does not fit a device buffer of 11 bytes");
         let (memory, t) = tensor(&[2]);
         for host in
             [Tensor::from_vec(&[3], vec![1u8; 3]).unwrap(), Tensor::from_vec(&[2], vec![1i8; 2]).unwrap()]

@@ -159,7 +159,10 @@ impl PartialEq for Value {
             | (Self::Set(a), Self::Set(b)) => a == b,
             (Self::Dict(a), Self::Dict(b)) => a == b,
             (Self::Tensor(a), Self::Tensor(b)) => a == b,
-            (Self::Device(a), Self::Device(b)) => std::sync::Arc::ptr_eq(a.buffer(), b.buffer()),
+            (Self::Device(a), Self::Device(b)) => {
+                std::sync::Arc::ptr_eq(a.buffer(), b.buffer())
+                    && (a.dtype(), a.layout()) == (b.dtype(), b.layout())
+            }
             (Self::Opaque(a), Self::Opaque(b)) => a == b,
             (Self::Local(a), Self::Local(b)) => std::sync::Arc::ptr_eq(&a.0, &b.0),
             _ => false,
@@ -190,6 +193,14 @@ from! {
 mod tests {
     use super::*;
     use crate::{DType, testkit::FakeDevice};
+
+    #[test]
+    fn views_of_one_device_buffer_are_equal_when_they_show_the_same() {
+        let whole = crate::DeviceTensor::new(DType::UInt8, &[4], FakeDevice::new(4)).unwrap();
+        let view = |from| Value::Device(whole.narrow(&crate::Region::new([from], [2])));
+        assert_eq!(view(0), view(0));
+        assert_ne!(view(0), view(2));
+    }
 
     #[test]
     fn values_are_equal_by_content_and_floats_by_bits() {

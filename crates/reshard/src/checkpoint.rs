@@ -161,6 +161,14 @@ impl Checkpoint {
         not_stored(format!("no {kind} {key:?} is stored; {hint}"))
     }
 
+    /// Whether all of it is, which nobody shall take for all that lacks something.
+    fn is_understood(&self) -> Result<(), StrategyError> {
+        match self.producer().unknown.first_key_value() {
+            Some((key, what)) => Err(self.unsupported(format!("reading {key} ({what})"))),
+            None => Ok(()),
+        }
+    }
+
     fn unsupported(&self, what: String) -> StrategyError {
         StrategyError::Unsupported { strategy: self.opened.name.to_string(), what }
     }
@@ -238,8 +246,9 @@ impl Checkpoint {
     /// under its keys. Common state is merged in.
     ///
     /// # Errors
-    /// Damage, or no memory.
+    /// Damage, an item that is described in an unknown way, or no memory.
     pub async fn state(&self) -> Result<Plain> {
+        self.is_understood().during(ACT, &self.url)?;
         let metadata = self.metadata();
         let paths = paths_of(metadata);
         let mut entries = Vec::new();
@@ -346,7 +355,10 @@ fn text(e: &StrategyError) -> String {
     let mut out = e.to_string();
     let mut source = std::error::Error::source(e);
     while let Some(s) = source {
-        out = format!("{out}: {s}");
+        let said = s.to_string();
+        if !out.contains(&said) {
+            out = format!("{out}: {said}");
+        }
         source = s.source();
     }
     out
@@ -464,12 +476,10 @@ pub async fn load_metadata(url: &str) -> Result<Arc<Metadata>> {
 /// Every tensor, whole, by key; no objects and no common state.
 ///
 /// # Errors
-/// As [`Checkpoint::open`]; damage, or no memory.
+/// As [`Checkpoint::open`]; damage, an item that is described in an unknown way, or no memory.
 pub async fn load_plain_tensors(url: &str) -> Result<BTreeMap<String, Tensor>> {
     let checkpoint = Checkpoint::open(url).await?;
-    if let Some((key, what)) = checkpoint.producer().unknown.first_key_value() {
-        return Err(checkpoint.unsupported(format!("reading {key} ({what})"))).during(ACT, url);
-    }
+    checkpoint.is_understood().during(ACT, url)?;
     let mut template = Flat::new();
     for t in checkpoint.metadata().tensors() {
         let leaf = ShardedTensor::template(t.key(), t.dtype(), &t.shape());

@@ -214,6 +214,13 @@ fn an_element_type_that_nobody_knows_is_told_by_all_commands_and_stops_only_what
 
     let ran = run(&["convert", &saved.url, &saved.beside("all")]);
     assert!(ran.code == 1 && ran.err.contains("norm"), "{} {}", ran.code, ran.err);
+    for chosen in [&[][..], &["--key", "norm"]] {
+        let unchecked = ["convert", &saved.url, &saved.beside("all"), "--no-verify"];
+        let ran = run(&[&unchecked[..], chosen].concat());
+        assert!(ran.code == 2 && ran.err.contains("norm can't be carried over"), "{} {}", ran.code, ran.err);
+    }
     assert!(!std::path::Path::new(&saved.beside("all")).exists());
+    let error = reshard::blocking::Checkpoint::open(&saved.url).unwrap().state().unwrap_err();
+    assert!(error.to_string().contains("torch.int66"), "{error}");
     assert_eq!(run(&["convert", &saved.url, &saved.beside("some"), "--key", "layer*"]).code, 0);
 }

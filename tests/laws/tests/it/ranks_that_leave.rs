@@ -173,6 +173,47 @@ fn a_save_whose_future_one_rank_drops_fails_on_the_others() {
 }
 
 #[test]
+fn a_load_whose_future_one_rank_drops_ends_at_once_on_the_others() {
+    let world = world();
+    let place = Place::new();
+    save(group(RANKS), states(&world), place.url(), |_, s| s).into_iter().for_each(|o| drop(o.unwrap()));
+    let mut dropped = 0;
+    for who in [0, 2] {
+        for polls in 0..24 {
+            let url: Arc<str> = place.url().into();
+            let ranks: Vec<_> = group(RANKS).into_iter().zip(templates(&world).0).collect();
+            let outcomes = try_on_ranks(ranks, move |(group, template)| {
+                let url = Arc::clone(&url);
+                async move {
+                    let rank = group.rank().0;
+                    let load = reshard::load(template, &url).group(&*group).stores(stores());
+                    let mut load = Box::pin(load.with_report());
+                    if rank != who {
+                        return load.await.map_or_else(
+                            |e| (End::Failed, e.error().strategy_error().to_string()),
+                            |_| (End::Done, String::new()),
+                        );
+                    }
+                    let waker = noop_waker();
+                    for _ in 0..polls {
+                        if load.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+                            return (End::Done, String::new());
+                        }
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    (End::Dropped, String::new())
+                }
+            });
+            let ends: Vec<(End, String)> = outcomes.into_iter().map(|o| o.unwrap()).collect();
+            dropped += u32::from(ends[who as usize].0 == End::Dropped);
+            // They are told; no deadline had to pass.
+            assert!(ends.iter().all(|(_, said)| !said.contains("no answer within")), "{ends:?}");
+        }
+    }
+    assert!(dropped > 2);
+}
+
+#[test]
 fn a_silent_rank_is_named_when_the_deadline_has_passed() {
     let world = world();
     let place = Place::new();
