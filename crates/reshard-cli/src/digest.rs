@@ -27,8 +27,9 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     let checkpoint = program.open(&args.dir)?;
     let keys = args.select.keys();
     let chosen: Vec<TensorHandle> = checkpoint.tensors().filter(|t| keys.has(t.key())).collect();
-    io.note_idle(keys, &args.dir, checkpoint.metadata().tensors().map(|t| t.key()));
     let producer = checkpoint.producer();
+    let unknown = producer.unknown.keys().map(String::as_str);
+    io.note_idle(keys, &args.dir, checkpoint.metadata().tensors().map(|t| t.key()).chain(unknown));
     let flattened = producer.flattened;
     if flattened > 0 {
         io.note(format!(

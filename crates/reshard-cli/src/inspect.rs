@@ -28,7 +28,9 @@ pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<
         }
     }
     io.out.flush()?;
-    io.note_idle(keys, &args.dir, facts.checkpoint.metadata().entries().map(|e| e.key()));
+    let unknown = facts.checkpoint.producer().unknown;
+    let known = facts.checkpoint.metadata().entries().map(|e| e.key());
+    io.note_idle(keys, &args.dir, known.chain(unknown.keys().map(String::as_str)));
     Ok(OK)
 }
 

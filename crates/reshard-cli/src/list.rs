@@ -5,6 +5,7 @@ use crate::{
     error::{OK, Result},
     program::{Io, Program},
     table::shown,
+    units,
 };
 
 pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
@@ -20,6 +21,16 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
         found.iter().try_for_each(|k| writeln!(io.out, "{}", shown(k)))?;
     }
     io.out.flush()?;
-    io.note_idle(keys, &args.dir, checkpoint.metadata().entries().map(|e| e.key()));
+    let unknown = checkpoint.producer().unknown;
+    let known = checkpoint.metadata().entries().map(|e| e.key());
+    io.note_idle(keys, &args.dir, known.chain(unknown.keys().map(String::as_str)));
+    // What nothing but `inspect` can tell of is left out, and not in silence.
+    if let Some(first) = unknown.keys().find(|k| keys.has(k)) {
+        let all = units::some(unknown.keys().filter(|k| keys.has(k)).count() as u64, "key");
+        io.note(format!(
+            "left out: {all} that can't be read, such as {first}; `reshard inspect {}` says why",
+            args.dir
+        ));
+    }
     Ok(OK)
 }

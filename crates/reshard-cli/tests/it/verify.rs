@@ -212,6 +212,13 @@ fn an_element_type_that_nobody_knows_is_told_by_all_commands_and_stops_only_what
     assert!(ran.out.contains("layer.weight"), "the others are digested: {}", ran.out);
     assert_eq!(run(&["digest", &saved.url, "--key", "layer*"]).code, 0);
 
+    for command in ["digest", "inspect", "ls"] {
+        let ran = run(&[command, &saved.url, "--key", "norm"]);
+        assert!(!ran.err.contains("no key matches"), "{command}: {}", ran.err);
+    }
+    let listed = run(&["ls", &saved.url]);
+    assert!(!listed.out.contains("norm") && listed.err.contains("such as norm"), "{}", listed.err);
+
     let ran = run(&["convert", &saved.url, &saved.beside("all")]);
     assert!(ran.code == 1 && ran.err.contains("norm"), "{} {}", ran.code, ran.err);
     for chosen in [&[][..], &["--key", "norm"]] {
