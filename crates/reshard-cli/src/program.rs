@@ -6,7 +6,7 @@ use crate::{
     error::{CliError, FAILED, OK, Result},
     glob::Keys,
     inspect, list, plugins, prune,
-    table::{BAD, BOLD},
+    table::{BAD, BOLD, shown},
     verify, whereabouts,
 };
 use clap::Parser;
@@ -39,8 +39,9 @@ impl fmt::Debug for Io<'_> {
 impl Io<'_> {
     /// Something the user should know that is no result.
     pub(crate) fn note(&mut self, text: impl fmt::Display) {
+        let text = text.to_string();
         // Who can't be told can't be told that either.
-        writeln!(self.err, "{BOLD}note:{BOLD:#} {text}").unwrap_or(());
+        writeln!(self.err, "{BOLD}note:{BOLD:#} {}", shown(&text)).unwrap_or(());
     }
 
     /// Tells which patterns match none of the keys that are stored, and what may have been meant.

@@ -231,3 +231,22 @@ fn an_element_type_that_nobody_knows_is_told_by_all_commands_and_stops_only_what
     assert!(error.to_string().contains("torch.int66"), "{error}");
     assert_eq!(run(&["convert", &saved.url, &saved.beside("some"), "--key", "layer*"]).code, 0);
 }
+
+#[test]
+fn a_key_that_would_move_the_cursor_is_escaped_in_notes_too() {
+    let saved = states::megatron();
+    let mut metadata = std::fs::read(saved.path(".metadata")).unwrap();
+    for (old, new) in [(&b"norm"[..], &b"n\nrm"[..]), (b"int64", b"int66")] {
+        let places: Vec<usize> = (0..metadata.len()).filter(|&at| metadata[at..].starts_with(old)).collect();
+        assert!(!places.is_empty());
+        places.into_iter().for_each(|at| metadata[at..at + old.len()].copy_from_slice(new));
+    }
+    std::fs::write(saved.path(".metadata"), metadata).unwrap();
+    let ran = run(&["ls", &saved.url]);
+    assert!(ran.code == 0 && ran.err.contains("such as n\\nrm"), "{}", ran.err);
+    let listed = run(&["inspect", &saved.url]).ok();
+    assert!(listed.contains("n\\nrm can't be read"), "{listed}");
+    // Of a pattern, too.
+    let ran = run(&["ls", &saved.url, "--key", "a\u{1b}[31m"]);
+    assert!(!ran.err.contains('\u{1b}') && ran.err.contains("no key matches"), "{}", ran.err);
+}
