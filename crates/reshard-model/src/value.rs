@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn views_of_one_device_buffer_are_equal_when_they_show_the_same() {
-        let whole = crate::DeviceTensor::new(DType::UInt8, &[4], FakeDevice::new(4)).unwrap();
+        let whole = DeviceTensor::new(DType::UInt8, &[4], FakeDevice::new(4)).unwrap();
         let view = |from| Value::Device(whole.narrow(&crate::Region::new([from], [2])));
         assert_eq!(view(0), view(0));
         assert_ne!(view(0), view(2));
