@@ -158,6 +158,30 @@ fn replicas_of_one_rank_that_are_equal_are_one_piece() {
 }
 
 #[test]
+fn twins_of_odd_shapes_and_numbers_are_one_piece() {
+    let nan = || Tensor::from_vec(&[2], vec![f32::NAN, -0.0]).unwrap();
+    let of = |t: Tensor| ShardedTensor::full("w", t);
+    assert_eq!(twins(DefaultSavePlanner::DCP, of(nan()), of(nan())), Ok(1));
+    let zero = Tensor::from_vec(&[2], vec![f32::NAN, 0.0]).unwrap();
+    assert!(twins(DefaultSavePlanner::DCP, of(nan()), of(zero)).is_err());
+    let item = || ShardedObject::item("o", Payload::Value(Value::Float(f64::NAN)));
+    assert_eq!(twins(DefaultSavePlanner::DCP, item(), item()), Ok(1));
+    let scalar = |v: u8| of(Tensor::from_vec(&[], vec![v]).unwrap());
+    assert_eq!(twins(DefaultSavePlanner::DCP, scalar(1), scalar(1)), Ok(1));
+    assert!(twins(DefaultSavePlanner::DCP, scalar(1), scalar(2)).is_err());
+    // What has no elements has none to differ in, and none to write.
+    let empty = || of(Tensor::from_vec::<u8>(&[0, 3], vec![]).unwrap());
+    let path = |step: String| Path(vec![step.into()]);
+    let state: Flat = (0..3).map(|n| (path(n.to_string()), Sharded::Tensor(empty()))).collect();
+    let (plans, metadata) = save(&DefaultSavePlanner::DCP, &[state]).unwrap();
+    assert_eq!((plans[0].items.len(), metadata.tensor("w").unwrap().shape()), (0, [0, 3].into()));
+    // Many of one piece: each is compared with the first alone.
+    let many = (0..50_000).map(|n| (path(n.to_string()), Sharded::Tensor(of(nan())))).collect();
+    let plan = DefaultSavePlanner::DCP.create_local_plan(&many, &SaveContext::new(0, true)).unwrap();
+    assert_eq!(plan.items.len(), 1);
+}
+
+#[test]
 fn twins_on_a_device_are_compared_and_lazy_ones_are_not_read() {
     let device = |values: [u8; 2]| {
         let fake = reshard_model::testkit::FakeDevice::new(2);
