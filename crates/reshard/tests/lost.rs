@@ -70,6 +70,34 @@ fn a_tensor_that_a_checkpoint_lacks_is_no_lack_of_a_checkpoint() {
 }
 
 #[test]
+fn a_partial_load_does_not_take_what_it_can_not_read_for_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    let mut state = StateDict::new();
+    state.insert("w", ShardedTensor::full("w", Tensor::from_vec(&[2], vec![1f32, 1.]).unwrap()));
+    state.insert("n", ShardedTensor::full("n", Tensor::from_vec(&[2], vec![1i64, 2]).unwrap()));
+    blocking::run(reshard::save(&state, &url).dialect(Dialect::Dcp)).unwrap();
+    let mut metadata = std::fs::read(format!("{url}/.metadata")).unwrap();
+    let at = metadata.windows(5).position(|w| w == b"int64").unwrap();
+    metadata[at + 4] = b'6';
+    std::fs::write(format!("{url}/.metadata"), metadata).unwrap();
+    for (key, readable) in [("w", true), ("nowhere", true), ("n", false)] {
+        for ranks in [1, 2] {
+            let groups = LocalGroup::new(ranks);
+            let loads = groups.iter().map(|g| {
+                let load = reshard::load(template(key), &url).group(g).allow_partial_load(true);
+                async { load.await }
+            });
+            for outcome in block_on(join_all(loads)) {
+                let failed = outcome.err().map(|e| Error::from(e).to_string());
+                assert_eq!(failed.is_none(), readable, "{key}: {failed:?}");
+                assert!(failed.is_none_or(|e| e.contains("torch.int66")));
+            }
+        }
+    }
+}
+
+#[test]
 fn a_place_without_a_checkpoint_is_one_to_begin_at() {
     let dir = tempfile::tempdir().unwrap();
     for place in ["", "nothing"] {

@@ -86,6 +86,7 @@ async fn decide(template: &mut Flat, from: &dyn StorageReader, cx: &LoadCx<'_>) 
         cx.planner.set_up(template, &context)?;
         from.set_up(rank, is_coordinator)?;
         let plan = cx.planner.create_local_plan(template, &context).map_err(|e| explained(e, from))?;
+        not_lacking(&plan, template, from)?;
         from.prepare_local_plan(plan)
     })();
     let planned = agree::decide(&cx.comm, "plan", local, |plans| {
@@ -108,10 +109,21 @@ fn explained(e: PlanError, from: &dyn StorageReader) -> StrategyError {
         PlanError::Load(problems) => problems.0.iter().find_map(|p| from.why_not(p.key())),
         _ => None,
     };
-    match why {
-        Some(what) => StrategyError::Unsupported { strategy: from.key().to_string(), what },
-        None => e.into(),
-    }
+    why.map_or_else(|| e.into(), |what| unsupported(what, from))
+}
+
+/// A partial load leaves alone what is not stored; what is stored, and can't be loaded, is not that.
+fn not_lacking(plan: &LoadPlan, template: &Flat, from: &dyn StorageReader) -> Result<()> {
+    let missing = plan.missing.iter().filter_map(|i| template.get_index(*i as usize));
+    let mut whys = missing.filter_map(|(_, leaf)| match leaf {
+        Sharded::Tensor(t) => from.why_not(&t.key),
+        Sharded::Object(o) => from.why_not(&o.unique_key()),
+    });
+    whys.next().map_or(Ok(()), |what| Err(unsupported(what, from)))
+}
+
+fn unsupported(what: String, from: &dyn StorageReader) -> StrategyError {
+    StrategyError::Unsupported { strategy: from.key().to_string(), what }
 }
 
 fn notes(plan: &LoadPlan, template: &Flat) -> LoadNotes {
