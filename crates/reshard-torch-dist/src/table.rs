@@ -348,7 +348,7 @@ struct Description<'c> {
 
 /// Or why a tensor can't be read: a later PyTorch may describe it in another way.
 fn describe<'c>(columns: &'c Columns<'_>, raw: &RawTensor) -> std::result::Result<Description<'c>, String> {
-    let other = |what: &str| format!("its {what} are of another form than in any version that reshard knows");
+    let other = |what: &str| format!("the form of its {what} is not one that reshard knows");
     let props = raw.props.map(|p| &columns.props[p as usize]);
     match (raw.odd, raw.size, props) {
         (Some(field), ..) => Err(other(field)),
