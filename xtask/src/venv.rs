@@ -83,15 +83,7 @@ impl Venv {
         for packages in self.installs {
             // pip's own cache would hold the gigabytes a second time.
             Program::new(python)
-                .args([
-                    "-m",
-                    "pip",
-                    "install",
-                    "--quiet",
-                    "--no-cache-dir",
-                    "--no-compile",
-                    "--disable-pip-version-check",
-                ])
+                .args(["-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check"])
                 .args(*packages)
                 .run()?;
         }
