@@ -4,11 +4,13 @@
 //!   [`Gather`], which lands wanted elements of stored records straight in the claims of a load;
 //! - [`Stage`]: a version of that place that nobody can see yet; [`Stage::publish`] is the one atomic step;
 //! - [`LocalStore`]: local directories, with positional vectored I/O on threads of their own, so that any executor will do;
-//! - [`Stores`]: which store a URL means, by its scheme.
+//! - [`Stores`]: which store a URL means, by its scheme;
+//! - [`CountingStore`]: what is read and written through it.
 //!
 //! The crate knows names, ranges, durability and commit; it knows no tensors, plans or formats.
 
 mod body;
+mod counting;
 mod error;
 pub mod failpoint;
 mod gather;
@@ -23,6 +25,7 @@ pub mod trail;
 mod wait;
 
 pub use body::{Durability, Entry, Extent, FileBody, Progress, Written};
+pub use counting::{CountingStore, Counts};
 pub use error::{Result, StorageError};
 pub use gather::{Check, Gather, Part, ReadStats};
 pub use local::LocalStore;

@@ -4,8 +4,8 @@
 
 use futures::executor::block_on;
 use reshard_storage::{
-    Hints, LocalStore, Store, Stores,
-    testkit::{CountingStore, FaultStore, MemoryStore, store_contract},
+    CountingStore, Hints, LocalStore, Store, Stores,
+    testkit::{FaultStore, MemoryStore, store_contract},
 };
 use std::{
     cell::RefCell,

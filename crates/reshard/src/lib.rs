@@ -49,7 +49,6 @@ mod replace;
 mod report;
 mod save;
 mod sidecar;
-mod watched;
 
 pub mod blocking;
 

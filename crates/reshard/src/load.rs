@@ -3,8 +3,7 @@ use crate::{
     error::OPEN,
     opened::{HowToOpen, Opened},
     ranks::{self, Ranks},
-    report::{Act, Clock},
-    watched::Watched,
+    report::{Act, Clock, RankReads},
 };
 use indexmap::IndexMap;
 use reshard_comm::{Comm, ProcessGroup, Rank};
@@ -12,7 +11,7 @@ use reshard_model::{
     Data, Dialect, Flat, Flatten, Frame, Path, Payload, Plain, Sharded, StateDict, Value, split_as,
 };
 use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata};
-use reshard_storage::{Progress, Stores};
+use reshard_storage::{CountingStore, Progress, Stores};
 use reshard_strategy::{LoadCx, LoadShardedConfig, Loaded, Registry, StrategyError, agree, cause};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -140,10 +139,10 @@ impl<'a> Load<'a> {
         out.map_err(|(e, template)| LoadError::new(Error::new(ACT, url, e), template))
     }
 
-    async fn open(&self) -> Result<(Watched, Opened), StrategyError> {
-        let watched = Watched::new(self.how.store(self.url)?);
-        let opened = self.how.open_store(Arc::new(watched.clone())).await?;
-        Ok((watched, opened))
+    async fn open(&self) -> Result<(CountingStore, Opened), StrategyError> {
+        let store = CountingStore::new(self.how.store(self.url)?);
+        let opened = self.how.open_store(Arc::new(store.clone())).await?;
+        Ok((store, opened))
     }
 
     /// Opens, splits the template, reads common state; all ranks learn whether all could.
@@ -151,14 +150,14 @@ impl<'a> Load<'a> {
         let opened = self.open().await;
         let (mine, template) = match opened {
             Err(e) => (Err(e), Some(template)),
-            Ok((watched, opened)) => match opened.common().await {
+            Ok((store, opened)) => match opened.common().await {
                 Err(e) => (Err(e), Some(template)),
                 Ok(common) => {
                     // Handles to give back if the template can't be split; they must be gone before buffers are lent.
                     let spare = template.clone();
                     match split_for(template, opened.reader.dialect(), opened.reader.metadata()) {
                         Ok((flat, frame, own)) => {
-                            (Ok(Begun { watched, opened, common, flat, frame, own }), None)
+                            (Ok(Begun { store, opened, common, flat, frame, own }), None)
                         }
                         Err(e) => (Err(e), Some(spare)),
                     }
@@ -185,7 +184,7 @@ impl<'a> Load<'a> {
         begun: Begun,
         clock: &mut Clock,
     ) -> Result<(Plain, LoadReport), (StrategyError, StateDict)> {
-        let Begun { watched, opened, common, flat, frame, own } = begun;
+        let Begun { store, opened, common, flat, frame, own } = begun;
         let planner = self.planner.take().unwrap_or_else(|| Arc::new(self.default));
         let groups = std::mem::take(&mut self.ranks.groups);
         let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
@@ -204,13 +203,15 @@ impl<'a> Load<'a> {
         // Handles to give back if what was loaded and the common state don't fit together; gone when they do.
         let (spare, handles) = (frame.clone(), state.clone());
         let joined = frame.join(values(state, &missing), common).map_err(StrategyError::from);
-        let (reads, files) = watched.seen();
+        let counts = store.take();
+        let reads = RankReads { bytes: counts.read(), files: counts.opened.len() as u64 };
         let joined = agree_all(comm, "join", joined, reads).await;
         clock.done(Act::Agree);
         match joined {
             Ok((plain, ranks)) => {
                 let acts = clock.acts();
-                Ok((plain, LoadReport { metadata, ranks, opened: files, totals, notes, acts }))
+                let opened = counts.opened.iter().map(ToString::to_string).collect();
+                Ok((plain, LoadReport { metadata, ranks, opened, totals, notes, acts }))
             }
             Err(e) => Err((e, spare.restore(handles, own).unwrap_or_default())),
         }
@@ -236,7 +237,7 @@ async fn agree_all<T, W: Serialize + DeserializeOwned + Send>(
 }
 
 struct Begun {
-    watched: Watched,
+    store: CountingStore,
     opened: Opened,
     common: Plain,
     flat: Flat,

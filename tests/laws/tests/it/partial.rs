@@ -9,7 +9,7 @@ use reshard_laws::{
     ranks::{group, load, save},
     world::{Global, World, dice},
 };
-use reshard_storage::testkit::{CountingStore, MemoryStore};
+use reshard_storage::{CountingStore, testkit::MemoryStore};
 use std::sync::Arc;
 
 const HEADERS_PER_ITEM: u64 = 4 << 10;

@@ -5,15 +5,18 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::{
+    collections::BTreeSet,
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
     time::SystemTime,
 };
 
 /// What went through a [`CountingStore`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
+    /// Files that were read from.
+    pub opened: BTreeSet<Name>,
     /// Sum over all gathers.
     pub gathered: ReadStats,
     /// Ranges read by `read` and `read_ranges`.
@@ -26,7 +29,14 @@ pub struct Counts {
     pub written: u64,
 }
 
-/// Counts what goes through.
+impl Counts {
+    /// All bytes that were read, short gaps between those that were asked for too.
+    pub fn read(&self) -> u64 {
+        self.range_bytes + self.gathered.bytes_read + self.gathered.bytes_between
+    }
+}
+
+/// Counts what goes through: for reports, and for tests.
 #[derive(Clone, Debug)]
 pub struct CountingStore {
     inner: Arc<dyn Store>,
@@ -49,6 +59,17 @@ impl CountingStore {
     }
 }
 
+/// Names, each once: neighbours are mostly of one file.
+fn names<'n>(all: impl Iterator<Item = &'n Name>) -> BTreeSet<Name> {
+    let mut out = BTreeSet::new();
+    for name in all {
+        if !out.contains(name) {
+            out.insert(name.clone());
+        }
+    }
+    out
+}
+
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Store for CountingStore {
@@ -63,6 +84,7 @@ impl Store for CountingStore {
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
         let bytes = self.inner.read(name, range).await?;
         self.count(|c| {
+            c.opened.insert(name.clone());
             c.ranges += 1;
             c.range_bytes += bytes.len() as u64;
         });
@@ -70,8 +92,10 @@ impl Store for CountingStore {
     }
 
     async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
+        let opened = names(reads.iter().map(|(name, _)| name));
         let all = self.inner.read_ranges(reads).await?;
         self.count(|c| {
+            c.opened.extend(opened);
             c.ranges += all.len() as u64;
             c.range_bytes += all.iter().map(|b| b.len() as u64).sum::<u64>();
         });
@@ -79,8 +103,12 @@ impl Store for CountingStore {
     }
 
     async fn gather(&self, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {
+        let opened = names(gathers.iter().map(|g| &g.name));
         let stats = self.inner.gather(gathers, progress).await?;
-        self.count(|c| c.gathered = [c.gathered, stats].into_iter().sum());
+        self.count(|c| {
+            c.opened.extend(opened);
+            c.gathered = [c.gathered, stats].into_iter().sum();
+        });
         Ok(stats)
     }
 
