@@ -41,6 +41,6 @@ pub mod pickle;
 
 pub use entry::{LoadOptions, TorchSave, load, load_archive, load_with, save, save_with};
 pub use error::{Error, Result};
-pub use limits::Limits;
+pub use limits::{Budget, Limits};
 pub use tensor::{Location, StorageRef, TensorRef};
 pub use value::{Encoded, encode};

@@ -1,3 +1,5 @@
+use crate::pickle::{Built, Refusal};
+
 /// How much a pickle or an archive may ask for. What lies beyond is an error with the offset, never a panic.
 ///
 /// Working memory is bounded by the length of the input whatever these say; the limits bound what the input
@@ -19,6 +21,9 @@ pub struct Limits {
     pub bytes: u64,
     /// Highest memo index plus one; never more than the input has bytes. Default 2^30.
     pub memo: u64,
+    /// Most bytes of memory that everything made of one input may take, at its real size; `None` is 64 times the input's length
+    /// plus 64 MiB, and at most 4 GiB.
+    pub memory: Option<u64>,
     /// Most bytes that one compressed record of an archive may unpack to, and that a tensor may have whose elements share
     /// memory. Default 4 GiB.
     pub unpacked: u64,
@@ -26,6 +31,63 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { depth: 256, nodes: 10_000_000, bytes: 1 << 30, memo: 1 << 30, unpacked: 4 << 30 }
+        Self { depth: 256, nodes: 10_000_000, bytes: 1 << 30, memo: 1 << 30, memory: None, unpacked: 4 << 30 }
+    }
+}
+
+impl Limits {
+    /// The memory that what is made of an input of so many bytes may take.
+    pub fn budget(&self, input: u64) -> Budget {
+        let usual = input.saturating_mul(64).saturating_add(64 << 20).min(4 << 30);
+        Budget::new(self.memory.unwrap_or(usual))
+    }
+}
+
+/// Memory that one parse may still take. Whatever is built draws from it, before it is built and each time it is copied.
+///
+/// ```
+/// use reshard_torch_format::Budget;
+/// let mut budget = Budget::new(100);
+/// assert!(budget.take(60).is_ok());
+/// assert!(budget.take(60).is_err());
+/// ```
+#[derive(Clone, Debug)]
+pub struct Budget {
+    max: u64,
+    left: u64,
+}
+
+impl Budget {
+    /// So many bytes.
+    pub fn new(max: u64) -> Self {
+        Self { max, left: max }
+    }
+
+    /// Draws so many bytes; refuses what is not left.
+    #[inline]
+    pub fn take(&mut self, bytes: u64) -> Built<()> {
+        match self.left.checked_sub(bytes) {
+            Some(left) => {
+                self.left = left;
+                Ok(())
+            }
+            None => Err(Refusal::limit("bytes of memory", self.max)),
+        }
+    }
+
+    /// Puts back what was drawn for something that is gone.
+    #[inline]
+    pub fn give_back(&mut self, bytes: u64) {
+        self.left = self.left.saturating_add(bytes).min(self.max);
+    }
+
+    /// What is left.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// All that there was at the beginning.
+    pub fn max(&self) -> u64 {
+        self.max
     }
 }
