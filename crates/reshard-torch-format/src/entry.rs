@@ -1,6 +1,6 @@
 use crate::{
-    Error, Limits, Result,
-    archive::{Archive, ArchiveOptions, ByteOrder, Verify},
+    Budget, Error, Limits, Result, StorageRef,
+    archive::{Archive, ArchiveOptions, Verify},
     legacy,
     pickle::{Graph, run},
     value::{Decoder, encode},
@@ -83,19 +83,27 @@ pub fn load_with(bytes: Bytes, options: &LoadOptions) -> Result<Value> {
 /// # Errors
 /// As [`load`].
 pub fn load_archive(archive: &Archive, options: &LoadOptions) -> Result<Value> {
-    let pickle = archive.read("data.pkl", options.verify)?;
+    let len = archive.bytes().len() as u64;
+    let mut budget = options.limits.budget(len);
+    let pickle = archive.directory().get("data.pkl")?;
+    let pickle = archive.content_within(pickle, options.verify, &mut budget)?;
     let order = archive.byte_order()?;
-    let mut graph = Graph::default();
+    let mut graph = Graph::within(budget);
     let (root, _) = run(&pickle, &mut graph, &options.limits)?;
-    let fetch = |s: &crate::StorageRef| archive.read(&s.record(), options.verify);
-    Decoder::new(&graph, &pickle, &options.limits, order, fetch).value(root)
+    let fetch = |s: &StorageRef, budget: &mut Budget| {
+        let record = archive.directory().get(&s.record())?;
+        // Before it is unpacked.
+        s.check(record.size)?;
+        archive.content_within(record, options.verify, budget)
+    };
+    Decoder::new(&graph, &pickle, &options.limits, fetch).of_file(order, len).value(root)
 }
 
 fn load_pickle(bytes: &Bytes, limits: &Limits) -> Result<Value> {
     let mut graph = Graph::default();
     let (root, _) = run(bytes, &mut graph, limits)?;
-    let fetch = |s: &crate::StorageRef| Err(Error::tensor(&s.key, "a bare pickle has no storages"));
-    Decoder::new(&graph, bytes, limits, ByteOrder::Little, fetch).value(root)
+    let fetch = |s: &StorageRef, _: &mut Budget| Err(Error::tensor(&s.key, "a bare pickle has no storages"));
+    Decoder::new(&graph, bytes, limits, fetch).value(root)
 }
 
 /// Writes a value as `torch.save` does, in the layout of torch 2.7 and later.

@@ -15,13 +15,11 @@ pub enum Error {
         what: Box<str>,
     },
     /// A pickle that says more than it may.
-    #[error(
-        "byte {offset} of the pickle exceeds the limit of {max} {limit}; raise it in Limits if the file is trusted"
-    )]
+    #[error("what byte {offset} asks for exceeds the limit of {max} {limit}{}", way_out(limit))]
     Limit {
         /// Where.
         offset: u64,
-        /// Of what: `nodes`, `levels of nesting`, `bytes`, …
+        /// Of what: `bytes of memory`, `nodes`, `levels of nesting`, …
         limit: &'static str,
         /// How many are allowed.
         max: u64,
@@ -91,6 +89,20 @@ pub enum Error {
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// How a limit is raised, if it can be.
+fn way_out(limit: &str) -> String {
+    let field = match limit {
+        "bytes of memory" => "memory",
+        "nodes" => "nodes",
+        "levels of nesting" => "depth",
+        "bytes of text" => "bytes",
+        "memo entries" => "memo",
+        "unpacked bytes" | "bytes in a tensor" => "unpacked",
+        _ => return String::new(),
+    };
+    format!("; raise it in `Limits::{field}` if the file is trusted")
+}
+
 impl From<ModelError> for Error {
     fn from(e: ModelError) -> Self {
         Self::Model(Box::new(e))
@@ -101,7 +113,7 @@ impl Error {
     /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::Unsupported { .. } | Self::Limit { .. } => ErrorKind::Unsupported,
             Self::Encode { .. } => ErrorKind::Invalid,
             Self::Model(e) => e.kind(),
             _ => ErrorKind::Corrupt,

@@ -4,7 +4,7 @@
 //! then for each key the number of elements (64 bits, little-endian) and the elements, little-endian too.
 
 use crate::{
-    Error, Limits, Result,
+    Budget, Error, Limits, Result, StorageRef,
     archive::ByteOrder,
     pickle::{Graph, Id, Node, Op, Reader, run},
     tensor::{element_size, storage_of},
@@ -25,12 +25,14 @@ pub(crate) fn is_legacy(bytes: &[u8]) -> bool {
 
 /// Reads the object of such a file.
 pub(crate) fn load(bytes: &Bytes, limits: &Limits) -> Result<Value> {
+    let len = bytes.len() as u64;
+    let budget = limits.budget(len);
     let mut at = 0;
-    let (magic, root) = pickle(bytes, &mut at, limits)?;
+    let (magic, root) = pickle(bytes, &mut at, limits, budget.clone())?;
     if !matches!(magic.node(root), Node::Long(v) if **v == MAGIC) {
         return Err(Error::pickle(0, "the magic number of an old torch file is missing"));
     }
-    let (protocol, root) = pickle(bytes, &mut at, limits)?;
+    let (protocol, root) = pickle(bytes, &mut at, limits, magic.budget().clone())?;
     match protocol.as_int(root) {
         Some(PROTOCOL) => {}
         other => {
@@ -38,22 +40,24 @@ pub(crate) fn load(bytes: &Bytes, limits: &Limits) -> Result<Value> {
             return Err(Error::Unsupported { offset: at as u64, what: what.into() });
         }
     }
-    pickle(bytes, &mut at, limits)?;
+    drop((magic, protocol));
+    // What is not kept takes nothing of what follows.
+    pickle(bytes, &mut at, limits, budget.clone())?;
     let start = at;
-    let (object, root) = pickle(bytes, &mut at, limits)?;
+    let (object, root) = pickle(bytes, &mut at, limits, budget)?;
     let storages = storages(bytes, &mut at, &object, start, limits)?;
     let pickle = bytes.slice(start..);
-    let mut decoder =
-        Decoder::new(&object, &pickle, limits, ByteOrder::Little, |s| match storages.get(&*s.key) {
-            Some(range) => Ok(bytes.slice(range.clone())),
-            None => Err(Error::tensor(&s.key, "the file has no such storage")),
-        });
+    let fetch = |s: &StorageRef, _: &mut Budget| match storages.get(&*s.key) {
+        Some(range) => Ok(bytes.slice(range.clone())),
+        None => Err(Error::tensor(&s.key, "the file has no such storage")),
+    };
+    let mut decoder = Decoder::new(&object, &pickle, limits, fetch).of_file(ByteOrder::Little, len);
     decoder.value(root).map_err(|e| e.shifted(start as u64))
 }
 
 /// The next pickle of the file.
-fn pickle<'a>(bytes: &'a Bytes, at: &mut usize, limits: &Limits) -> Result<(Graph<'a>, Id)> {
-    let mut graph = Graph::default();
+fn pickle<'a>(bytes: &'a Bytes, at: &mut usize, limits: &Limits, budget: Budget) -> Result<(Graph<'a>, Id)> {
+    let mut graph = Graph::within(budget);
     let start = *at;
     let rest = bytes.get(start..).unwrap_or(&[]);
     let (root, len) = run(rest, &mut graph, limits).map_err(|e| e.shifted(start as u64))?;
@@ -76,7 +80,7 @@ fn storages(
             sizes.insert(stored.storage.key, element_size(stored.class).unwrap_or(1));
         }
     }
-    let (keys, root) = pickle(bytes, at, limits)?;
+    let (keys, root) = pickle(bytes, at, limits, object.budget().clone())?;
     let keys_at = *at;
     let bad = |at: usize, what: &str| Error::pickle(at, what);
     let list = keys.as_seq(root).ok_or_else(|| bad(keys_at, "the keys of the storages are no list"))?;

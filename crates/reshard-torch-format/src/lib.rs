@@ -33,6 +33,7 @@ mod entry;
 mod error;
 mod legacy;
 mod limits;
+mod memory;
 mod tensor;
 mod value;
 

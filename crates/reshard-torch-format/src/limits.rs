@@ -2,8 +2,8 @@ use crate::pickle::{Built, Refusal};
 
 /// How much a pickle or an archive may ask for. What lies beyond is an error with the offset, never a panic.
 ///
-/// Working memory is bounded by the length of the input whatever these say; the limits bound what the input
-/// may *expand* to, since a pickle of a kilobyte can name one list a billion times.
+/// What it takes to read the instructions is bounded by the length of the input whatever these say; the limits bound what the
+/// input may *expand* to, since a pickle of a kilobyte can name one list a billion times.
 ///
 /// ```
 /// use reshard_torch_format::{Limits, LoadOptions, load_with};
@@ -21,8 +21,9 @@ pub struct Limits {
     pub bytes: u64,
     /// Highest memo index plus one; never more than the input has bytes. Default 2^30.
     pub memo: u64,
-    /// Most bytes of memory that everything made of one input may take, at its real size; `None` is 64 times the input's length
-    /// plus 64 MiB, and at most 4 GiB.
+    /// Most bytes of memory that everything made of one input may take, at its real size and as often as it is copied; `None` is
+    /// 64 times the input's length plus 64 MiB, and at most 4 GiB. What is not copied, such as the elements of most tensors,
+    /// takes nothing. Of a pickle in an archive the input is the archive.
     pub memory: Option<u64>,
     /// Most bytes that one compressed record of an archive may unpack to, and that a tensor may have whose elements share
     /// memory. Default 4 GiB.

@@ -186,6 +186,8 @@ pub enum Tail {
 
 /// The end record, its comment, and what zip programs add.
 const SEARCH: u64 = 22 + 0xFFFF;
+/// Most directories that are tried: a comment can name thousands.
+const MAX_DIRECTORIES: u32 = 4;
 
 impl Tail {
     /// The range to fetch first: one KiB holds the directory of an archive of up to six storages.
@@ -205,11 +207,21 @@ impl Tail {
         let tail = &Window { bytes: tail, start };
         let searched = tail.bytes.len().saturating_sub(SEARCH as usize);
         let mut first_error = None;
+        let mut directories = 0;
         for at in (searched..(tail.bytes.len() + 1).saturating_sub(22)).rev() {
             if tail.bytes[at..].starts_with(&END.to_le_bytes()) {
-                match Self::at_end(archive_len, tail, start + at as u64) {
+                let end = start + at as u64;
+                let found = Self::at_end(archive_len, tail, end).and_then(|found| match found {
+                    Ok(found) => {
+                        directories += 1;
+                        found.directory(tail, end).map(Self::Done)
+                    }
+                    Err(need) => Ok(Self::Need(need)),
+                });
+                match found {
                     Ok(found) => return Ok(found),
-                    // A stray signature in trailing bytes: the true one lies before.
+                    // A stray signature in trailing bytes: the true one lies before. Few of them name a directory.
+                    Err(e) if directories == MAX_DIRECTORIES => return Err(first_error.unwrap_or(e)),
                     Err(e) => first_error = first_error.or(Some(e)),
                 }
             }
@@ -225,7 +237,8 @@ impl Tail {
         }
     }
 
-    fn at_end(archive_len: u64, tail: &Window<'_>, end: u64) -> Result<Self> {
+    /// What the end record says, or the bytes that are needed to tell.
+    fn at_end(archive_len: u64, tail: &Window<'_>, end: u64) -> Result<Result<End, Range<u64>>> {
         let mut f = tail.fields(end, 22)?;
         f.skip(4)?;
         let (disk, first_disk) = (f.u16()?, f.u16()?);
@@ -237,7 +250,7 @@ impl Tail {
         }
         if let Some(locator) = end.checked_sub(20) {
             if locator < tail.start {
-                return Ok(Self::Need(locator..archive_len));
+                return Ok(Err(locator..archive_len));
             }
             let mut f = tail.fields(locator, 20)?;
             if f.u32()? == LOCATOR64 {
@@ -250,7 +263,7 @@ impl Tail {
                     ));
                 }
                 if at < tail.start {
-                    return Ok(Self::Need(at..archive_len));
+                    return Ok(Err(at..archive_len));
                 }
                 found.read64(tail.fields(at, 56)?, at)?;
             }
@@ -263,9 +276,9 @@ impl Tail {
             return Err(Error::archive(end, what));
         }
         if found.offset < tail.start {
-            return Ok(Self::Need(found.offset..archive_len));
+            return Ok(Err(found.offset..archive_len));
         }
-        Ok(Self::Done(found.directory(tail, end)?))
+        Ok(Ok(found))
     }
 }
 

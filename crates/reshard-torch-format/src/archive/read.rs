@@ -1,5 +1,5 @@
-use super::{Directory, Record, Tail, check_crc, unpack};
-use crate::{Error, Limits, Result};
+use super::{Directory, Method, Record, Tail, check_crc, unpack};
+use crate::{Budget, Error, Limits, Result};
 use bytes::Bytes;
 
 /// Whether checksums are compared. PyTorch itself never does.
@@ -39,6 +39,9 @@ impl ByteOrder {
     }
 }
 
+/// Most bytes of the records that say the version and the byte order.
+const MAX_WORD: u64 = 1000;
+
 /// A whole archive in memory. Records that are not packed are handed out without a copy.
 ///
 /// ```
@@ -55,7 +58,7 @@ impl ByteOrder {
 pub struct Archive {
     bytes: Bytes,
     directory: Directory,
-    unpacked: u64,
+    limits: Limits,
 }
 
 impl Archive {
@@ -70,7 +73,7 @@ impl Archive {
             Tail::Done(directory) => directory,
             Tail::Need(_) => return Err(Error::archive(len, "its directory lies outside of it")),
         };
-        let archive = Self { bytes, directory, unpacked: limits.unpacked };
+        let archive = Self { bytes, directory, limits: *limits };
         archive.check_version()?;
         Ok(archive)
     }
@@ -88,7 +91,8 @@ impl Archive {
     /// The content of a record, named without the prefix.
     ///
     /// # Errors
-    /// [`Error::NoRecord`], [`Error::Archive`], and [`Error::Checksum`] unless told not to verify.
+    /// [`Error::NoRecord`], [`Error::Archive`], [`Error::Checksum`] unless told not to verify, and [`Error::Limit`] for a
+    /// packed record that unpacks to more than [`Limits`] allow for this archive.
     pub fn read(&self, name: &str, verify: Verify) -> Result<Bytes> {
         self.content(self.directory.get(name)?, verify)
     }
@@ -98,14 +102,41 @@ impl Archive {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn content(&self, record: &Record, verify: Verify) -> Result<Bytes> {
+        self.content_within(record, verify, &mut self.budget())
+    }
+
+    /// The memory that everything made of this archive may take.
+    pub(crate) fn budget(&self) -> Budget {
+        self.limits.budget(self.bytes.len() as u64)
+    }
+
+    /// As [`content`](Self::content); what is unpacked is drawn from the budget.
+    pub(crate) fn content_within(
+        &self,
+        record: &Record,
+        verify: Verify,
+        budget: &mut Budget,
+    ) -> Result<Bytes> {
         let range = record.data_range(self.slice(record.header_range())?)?;
         record.confirm(&range, self.slice(record.behind(&range))?)?;
         let at = range.start as usize..range.end as usize;
-        let content = unpack(record, self.bytes.slice(at), self.unpacked)?;
+        if record.method != Method::Stored && record.size <= self.limits.unpacked {
+            budget.take(record.size).map_err(|r| r.at(record.header as usize))?;
+        }
+        let content = unpack(record, self.bytes.slice(at), self.limits.unpacked)?;
         if verify == Verify::Crc {
             check_crc(record, &content)?;
         }
         Ok(content)
+    }
+
+    /// The content of a record of a few letters.
+    fn word(&self, record: &Record) -> Result<Bytes> {
+        if record.size > MAX_WORD {
+            let what = format!("{:?} has {} bytes, {MAX_WORD} are the most", record.name, record.size);
+            return Err(Error::archive(record.header, what));
+        }
+        self.content(record, Verify::Crc)
     }
 
     /// Order of the bytes in its storages.
@@ -115,7 +146,7 @@ impl Archive {
     pub fn byte_order(&self) -> Result<ByteOrder> {
         match self.directory.find("byteorder") {
             None => Ok(ByteOrder::Little),
-            Some(r) => ByteOrder::parse(Some(&self.content(r, Verify::Crc)?)),
+            Some(r) => ByteOrder::parse(Some(&self.word(r)?)),
         }
     }
 
@@ -124,7 +155,7 @@ impl Archive {
             Some(r) => r,
             None => self.directory.get("version")?,
         };
-        let text = self.content(record, Verify::Crc)?;
+        let text = self.word(record)?;
         let number = std::str::from_utf8(&text).ok().and_then(|t| t.trim().parse::<u64>().ok());
         match number {
             Some(1..=10) => Ok(()),

@@ -1,4 +1,4 @@
-use crate::Error;
+use crate::{Budget, Error};
 use reshard_model::BoxError;
 use std::borrow::Cow;
 
@@ -71,6 +71,11 @@ pub trait Build<'a> {
     /// A handle on something built; better small.
     type Value;
 
+    /// A pickle begins; what the builder keeps may take this much memory, as [`Limits`](crate::Limits) say for a pickle of this
+    /// length. Does nothing unless overridden.
+    fn begin(&mut self, budget: Budget) {
+        let _ = budget;
+    }
     /// The hooks that follow are those of the instruction at this byte. Does nothing unless overridden.
     #[inline(always)]
     fn at(&mut self, offset: usize) {

@@ -1,4 +1,8 @@
 use super::{Build, Built, Items, Refusal};
+use crate::{
+    Budget,
+    memory::{block, blocks_of, make_room},
+};
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 /// A node of a [`Graph`].
@@ -83,24 +87,59 @@ pub enum Node<'a> {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Graph<'a> {
-    nodes: Vec<Node<'a>>,
-    offsets: Vec<usize>,
+    /// Each with the byte of the pickle that makes it.
+    nodes: Vec<(Node<'a>, usize)>,
     at: usize,
     /// Each name once, however often the pickle spells it.
     names: BTreeSet<Arc<Name>>,
+    /// The one node of `None`, `False`, `True` and each int of a byte, if there is one: lists of many of these are usual.
+    common: [u32; 3 + 256],
+    budget: Budget,
+    /// Whether the budget is the caller's.
+    bounded: bool,
+}
+
+const NO_NODE: u32 = u32::MAX;
+const NONE: usize = 0;
+const FALSE: usize = 1;
+const TRUE: usize = 2;
+const ZERO: usize = 3;
+
+/// With the budget that the limits of [`run`](super::run) say.
+impl Default for Graph<'_> {
+    fn default() -> Self {
+        Self { bounded: false, ..Self::within(Budget::new(u64::MAX)) }
+    }
 }
 
 impl<'a> Graph<'a> {
-    /// What a node is.
-    pub fn node(&self, id: Id) -> &Node<'a> {
-        self.nodes.get(id.0 as usize).unwrap_or(&Node::None)
+    /// A graph that takes its memory of this budget, which other things may have been drawn from.
+    pub fn within(budget: Budget) -> Self {
+        Self {
+            nodes: Vec::new(),
+            at: 0,
+            names: BTreeSet::new(),
+            common: [NO_NODE; 3 + 256],
+            budget,
+            bounded: true,
+        }
     }
 
-    /// The byte of the pickle that makes a node.
+    /// What is left of its budget.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// What a node is.
+    pub fn node(&self, id: Id) -> &Node<'a> {
+        self.nodes.get(id.0 as usize).map_or(&Node::None, |(node, _)| node)
+    }
+
+    /// The byte of the pickle that makes a node; of a `None`, a bool or a small int, the first one that does.
     pub fn offset(&self, id: Id) -> u64 {
-        self.offsets.get(id.0 as usize).map_or(0, |&at| at as u64)
+        self.nodes.get(id.0 as usize).map_or(0, |(_, at)| *at as u64)
     }
 
     /// All nodes, in the order in which the pickle makes them.
@@ -144,15 +183,51 @@ impl<'a> Graph<'a> {
         }
     }
 
+    #[inline]
     fn add(&mut self, node: Node<'a>) -> Built<Id> {
-        let id = u32::try_from(self.nodes.len()).map_err(|_| Refusal::limit("nodes", u32::MAX.into()))?;
-        self.nodes.push(node);
-        self.offsets.push(self.at);
+        let id = u32::try_from(self.nodes.len()).unwrap_or(NO_NODE);
+        if id == NO_NODE {
+            return Err(Refusal::limit("nodes", NO_NODE.into()));
+        }
+        if self.nodes.len() == self.nodes.capacity() {
+            make_room(&mut self.nodes, 32, &mut self.budget)?;
+        }
+        self.nodes.push((node, self.at));
         Ok(Id(id))
     }
 
-    fn node_mut(&mut self, id: Id) -> Built<&mut Node<'a>> {
-        self.nodes.get_mut(id.0 as usize).ok_or_else(|| Refusal::damaged("a value is lost"))
+    /// The one node of a value that is often there.
+    #[inline]
+    fn common(&mut self, place: usize, node: Node<'a>) -> Built<Id> {
+        match self.common.get(place) {
+            Some(&id) if id != NO_NODE => return Ok(Id(id)),
+            _ => {}
+        }
+        let id = self.add(node)?;
+        if let Some(free) = self.common.get_mut(place) {
+            *free = id.0;
+        }
+        Ok(id)
+    }
+
+    /// Bytes that may be the builder's own; then they are drawn.
+    fn owned(&mut self, bytes: Cow<'a, [u8]>) -> Built<Cow<'a, [u8]>> {
+        if let Cow::Owned(bytes) = &bytes {
+            self.budget.take(block(bytes.capacity()))?;
+        }
+        Ok(bytes)
+    }
+
+    fn ids_of(&mut self, items: Items<'_, Id>) -> Built<Vec<Id>> {
+        self.budget.take(blocks_of::<Id>(items.len()))?;
+        Ok(items.collect())
+    }
+
+    fn node_mut(&mut self, id: Id) -> Built<(&mut Node<'a>, &mut Budget)> {
+        match self.nodes.get_mut(id.0 as usize) {
+            Some((node, _)) => Ok((node, &mut self.budget)),
+            None => Err(Refusal::damaged("a value is lost")),
+        }
     }
 
     fn make(&mut self, how: How, callable: Id, args: Id, kwargs: Option<Id>) -> Built<Id> {
@@ -165,6 +240,7 @@ impl<'a> Graph<'a> {
         if let Some((module, name)) = self.nested(callable, args) {
             return self.named(module, name);
         }
+        self.budget.take(blocks_of::<Call>(1))?;
         let call = Call { how, callable, args, kwargs, state: None, items: Vec::new(), pairs: Vec::new() };
         self.add(Node::Call(Box::new(call)))
     }
@@ -189,6 +265,9 @@ impl<'a> Graph<'a> {
         let name = match self.names.get(&name) {
             Some(known) => Arc::clone(known),
             None => {
+                // Two counters, the texts, and the place in the set.
+                let held = size_of::<Name>() + 4 * size_of::<usize>();
+                self.budget.take(block(held) + block(name.module.len()) + block(name.name.len()))?;
                 let new = Arc::new(name);
                 self.names.insert(Arc::clone(&new));
                 new
@@ -198,14 +277,26 @@ impl<'a> Graph<'a> {
     }
 }
 
-fn pairs(items: Items<'_, Id>) -> impl Iterator<Item = (Id, Id)> {
-    let mut items = items;
-    std::iter::from_fn(move || Some((items.next()?, items.next()?)))
+fn extend(list: &mut Vec<Id>, items: Items<'_, Id>, budget: &mut Budget) -> Built<()> {
+    make_room(list, items.len(), budget)?;
+    list.extend(items);
+    Ok(())
+}
+
+fn extend_pairs(list: &mut Vec<(Id, Id)>, mut items: Items<'_, Id>, budget: &mut Budget) -> Built<()> {
+    make_room(list, items.len() / 2, budget)?;
+    list.extend(std::iter::from_fn(|| Some((items.next()?, items.next()?))));
+    Ok(())
 }
 
 impl<'a> Build<'a> for Graph<'a> {
     type Value = Id;
 
+    fn begin(&mut self, budget: Budget) {
+        if !self.bounded {
+            (self.budget, self.bounded) = (budget, true);
+        }
+    }
     fn at(&mut self, offset: usize) {
         self.at = offset;
     }
@@ -213,21 +304,28 @@ impl<'a> Build<'a> for Graph<'a> {
         Ok(*value)
     }
     fn none(&mut self) -> Built<Id> {
-        self.add(Node::None)
+        self.common(NONE, Node::None)
     }
     fn bool(&mut self, v: bool) -> Built<Id> {
-        self.add(Node::Bool(v))
+        self.common(if v { TRUE } else { FALSE }, Node::Bool(v))
     }
     fn int(&mut self, v: i64) -> Built<Id> {
-        self.add(Node::Int(v))
+        match u8::try_from(v) {
+            Ok(small) => self.common(ZERO + usize::from(small), Node::Int(v)),
+            Err(_) => self.add(Node::Int(v)),
+        }
     }
     fn long(&mut self, le: Cow<'a, [u8]>) -> Built<Id> {
+        let le = self.owned(le)?;
         self.add(Node::Long(le))
     }
     fn float(&mut self, v: f64) -> Built<Id> {
         self.add(Node::Float(v))
     }
     fn str(&mut self, v: Cow<'a, str>) -> Built<Id> {
+        if let Cow::Owned(text) = &v {
+            self.budget.take(block(text.capacity()))?;
+        }
         self.add(Node::Str(v))
     }
     fn odd_str(&mut self, utf8: &'a [u8]) -> Built<Id> {
@@ -238,13 +336,15 @@ impl<'a> Build<'a> for Graph<'a> {
         }
     }
     fn bytes(&mut self, v: Cow<'a, [u8]>) -> Built<Id> {
+        let v = self.owned(v)?;
         self.add(Node::Bytes(v))
     }
     fn bytearray(&mut self, v: &'a [u8]) -> Built<Id> {
         self.add(Node::ByteArray(v))
     }
     fn tuple(&mut self, items: Items<'_, Id>) -> Built<Id> {
-        self.add(Node::Tuple(items.collect()))
+        let items = self.ids_of(items)?;
+        self.add(Node::Tuple(items))
     }
     fn list(&mut self) -> Built<Id> {
         self.add(Node::List(Vec::new()))
@@ -256,31 +356,29 @@ impl<'a> Build<'a> for Graph<'a> {
         self.add(Node::Set(Vec::new()))
     }
     fn frozenset(&mut self, items: Items<'_, Id>) -> Built<Id> {
-        self.add(Node::FrozenSet(items.collect()))
+        let items = self.ids_of(items)?;
+        self.add(Node::FrozenSet(items))
     }
     fn append(&mut self, list: &mut Id, items: Items<'_, Id>) -> Built<()> {
         match self.node_mut(*list)? {
-            Node::List(v) => v.extend(items),
-            Node::Call(c) => c.items.extend(items),
-            _ => return Err(Refusal::damaged("it appends to what is no list")),
+            (Node::List(v), budget) => extend(v, items, budget),
+            (Node::Call(c), budget) => extend(&mut c.items, items, budget),
+            _ => Err(Refusal::damaged("it appends to what is no list")),
         }
-        Ok(())
     }
     fn set_items(&mut self, dict: &mut Id, items: Items<'_, Id>) -> Built<()> {
         match self.node_mut(*dict)? {
-            Node::Dict(v) => v.extend(pairs(items)),
-            Node::Call(c) => c.pairs.extend(pairs(items)),
-            _ => return Err(Refusal::damaged("it sets items of what is no dict")),
+            (Node::Dict(v), budget) => extend_pairs(v, items, budget),
+            (Node::Call(c), budget) => extend_pairs(&mut c.pairs, items, budget),
+            _ => Err(Refusal::damaged("it sets items of what is no dict")),
         }
-        Ok(())
     }
     fn add_items(&mut self, set: &mut Id, items: Items<'_, Id>) -> Built<()> {
         match self.node_mut(*set)? {
-            Node::Set(v) => v.extend(items),
-            Node::Call(c) => c.items.extend(items),
-            _ => return Err(Refusal::damaged("it adds to what is no set")),
+            (Node::Set(v), budget) => extend(v, items, budget),
+            (Node::Call(c), budget) => extend(&mut c.items, items, budget),
+            _ => Err(Refusal::damaged("it adds to what is no set")),
         }
-        Ok(())
     }
     fn global(&mut self, module: &str, name: &str) -> Built<Id> {
         self.named(module.into(), name.into())
@@ -309,11 +407,11 @@ impl<'a> Build<'a> for Graph<'a> {
     }
     fn build(&mut self, object: &mut Id, state: Id) -> Built<()> {
         match self.node_mut(*object)? {
-            Node::Call(c) if c.state.is_none() => {
+            (Node::Call(c), _) if c.state.is_none() => {
                 c.state = Some(state);
                 Ok(())
             }
-            Node::Call(_) => Err(Refusal::unsupported("an object whose state is set twice")),
+            (Node::Call(_), _) => Err(Refusal::unsupported("an object whose state is set twice")),
             _ => Err(Refusal::damaged("it sets the state of what is no object")),
         }
     }

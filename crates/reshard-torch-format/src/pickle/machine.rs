@@ -25,6 +25,7 @@ use std::borrow::Cow;
 pub fn run<'a, B: Build<'a>>(bytes: &'a [u8], builder: &mut B, limits: &Limits) -> Result<(B::Value, usize)> {
     let plan = Plan::scan(bytes, limits)?;
     let end = plan.end;
+    builder.begin(limits.budget(bytes.len() as u64));
     let mut machine = Machine {
         builder,
         stack: Vec::new(),
@@ -174,6 +175,9 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
         let text = text.strip_suffix('L').unwrap_or(text);
         let v = match text.parse::<i64>() {
             Ok(v) => self.builder.int(v),
+            Err(_) if text.len() > text::MAX_DIGITS => {
+                return Err(Refusal::limit("decimal digits of an int", text::MAX_DIGITS as u64));
+            }
             Err(_) => self.builder.long(Cow::Owned(text::decimal(text).ok_or_else(bad)?)),
         };
         self.push(v)

@@ -27,28 +27,36 @@ pub(crate) fn small(le: &[u8]) -> Option<i64> {
     Some(i64::from_le_bytes(out))
 }
 
-/// A decimal number as text becomes two's complement, least significant byte first. Digits cost the square of their
-/// number, so there is a limit (the same that Python has set itself for this).
+/// Most decimal digits of an int that is longer than 64 bits: they cost the square of their number. Python has set itself the
+/// same limit for them.
+pub(crate) const MAX_DIGITS: usize = 4300;
+
+/// A decimal number as text becomes two's complement, least significant byte first.
 pub(crate) fn decimal(text: &str) -> Option<Vec<u8>> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
-    if digits.is_empty() || digits.len() > 4300 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+    if digits.is_empty() || digits.len() > MAX_DIGITS || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return None;
     }
-    let mut out: Vec<u8> = Vec::new();
-    for d in digits.bytes() {
-        let mut carry = u32::from(d - b'0');
-        for byte in &mut out {
-            carry += u32::from(*byte) * 10;
-            *byte = carry as u8;
-            carry >>= 8;
+    // Eighteen digits at a time fit a word.
+    let mut words: Vec<u64> = Vec::new();
+    for group in digits.as_bytes().chunks(18) {
+        let (mut scale, mut carry) = (1u128, 0u128);
+        for d in group {
+            (scale, carry) = (scale * 10, carry * 10 + u128::from(d - b'0'));
+        }
+        for word in &mut words {
+            carry += u128::from(*word) * scale;
+            *word = carry as u64;
+            carry >>= 64;
         }
         if carry > 0 {
-            out.push(carry as u8);
+            words.push(carry as u64);
         }
     }
+    let mut out: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
     out.push(0);
     if negative {
         let mut carry = true;
@@ -166,6 +174,22 @@ mod tests {
             let bytes = v.to_le_bytes();
             prop_assert_eq!(&le[..], shortest(&bytes));
             prop_assert_eq!(small(&le), i64::try_from(v).ok());
+        }
+
+        #[test]
+        fn long_decimals_are_what_digit_by_digit_gives(text in "[0-9]{1,400}") {
+            let mut bytes: Vec<u8> = Vec::new();
+            for d in text.bytes() {
+                let mut carry = u32::from(d - b'0');
+                for byte in &mut bytes {
+                    carry += u32::from(*byte) * 10;
+                    *byte = carry as u8;
+                    carry >>= 8;
+                }
+                bytes.extend((carry > 0).then_some(carry as u8));
+            }
+            bytes.push(0);
+            prop_assert_eq!(decimal(&text).unwrap(), shortest(&bytes));
         }
     }
 

@@ -79,6 +79,12 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
             None => return Err(bad(&key, "its storage has no element type")),
         }
     };
+    for &id in &args[2..4] {
+        if let Some(axes) = axes(graph, id).map(<[Id]>::len).filter(|n| *n > MAX_AXES) {
+            let what = format!("a tensor of {axes} axes (at most {MAX_AXES})");
+            return Err(unsupported(graph, id, what));
+        }
+    }
     let offset = graph.as_int(args[1]).and_then(|v| u64::try_from(v).ok()?.checked_add(stored.view));
     let (Some(offset), Some(shape), Some(strides)) = (offset, dims(graph, args[2]), dims(graph, args[3]))
     else {
@@ -94,6 +100,11 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
     match args.get(fixed).map(|&id| graph.node(id)) {
         None | Some(Node::None) => {}
         Some(Node::Dict(pairs)) => {
+            if pairs.len() > MAX_METADATA {
+                let what =
+                    format!("a tensor with {} notes in its metadata (at most {MAX_METADATA})", pairs.len());
+                return Err(unsupported(graph, args[fixed], what));
+            }
             for &(k, v) in pairs {
                 match (graph.as_str(k), graph.node(v)) {
                     (Some("conj"), Node::Bool(v)) => conj = *v,
@@ -111,16 +122,29 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
     Ok(Some(tensor))
 }
 
-/// A tuple of whole numbers, or a `torch.Size` of one.
-fn dims(graph: &Graph<'_>, id: Id) -> Option<Dims> {
-    let items = match graph.node(id) {
+/// Most axes of a tensor: PyTorch can make no more elements than an iterator over 64 axes goes through.
+const MAX_AXES: usize = 64;
+/// Most entries of a tensor's metadata, of which PyTorch itself has two. Tensors may share them.
+const MAX_METADATA: usize = 100;
+
+fn unsupported(graph: &Graph<'_>, id: Id, what: String) -> Error {
+    Error::Unsupported { offset: graph.offset(id), what: what.into() }
+}
+
+/// A tuple, or a `torch.Size` of one.
+fn axes<'g>(graph: &'g Graph<'_>, id: Id) -> Option<&'g [Id]> {
+    match graph.node(id) {
         Node::Call(call) if graph.as_global(call.callable) == Some(("torch", "Size")) => {
-            graph.as_seq(*graph.as_seq(call.args)?.first()?)?
+            graph.as_seq(*graph.as_seq(call.args)?.first()?)
         }
-        _ => graph.as_seq(id)?,
-    };
+        _ => graph.as_seq(id),
+    }
+}
+
+/// Whole numbers.
+fn dims(graph: &Graph<'_>, id: Id) -> Option<Dims> {
     let mut out = Dims::default();
-    for &item in items {
+    for &item in axes(graph, id)? {
         out.push(u64::try_from(graph.as_int(item)?).ok()?);
     }
     Some(out)

@@ -146,6 +146,9 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
     if key.is_empty() || key.len() > 1000 || key.contains(['\\', '\0']) || key.split('/').any(|p| p == "..") {
         return Err(bad("its key is no name"));
     }
+    if location.len() > 1000 {
+        return Err(bad("its location is longer than any"));
+    }
     let Some(size) = element_size(class) else {
         return Err(Error::Unsupported {
             offset: 0,

@@ -1,6 +1,7 @@
 use crate::{
-    Error, Limits, Result,
+    Budget, Error, Limits, Result, TensorRef,
     archive::ByteOrder,
+    memory::{block, blocks_of, list_of},
     pickle::{Call, Graph, How, Id, Node},
     tensor::{StorageRef, Stored, Wrapped, storage_of, tensor_of},
 };
@@ -8,37 +9,64 @@ use bytes::Bytes;
 use reshard_model::{Construct, DType, HostBuffer, Opaque, Tensor, Value};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    rc::Rc,
     sync::Arc,
 };
 
 /// Makes a tree of values of a graph; shared nodes are written out, within limits.
 pub(crate) struct Decoder<'g, 'a, F> {
-    pub(crate) graph: &'g Graph<'a>,
+    graph: &'g Graph<'a>,
     /// The pickle that the graph borrows from, so that byte strings need no copy.
-    pub(crate) pickle: &'g Bytes,
-    pub(crate) limits: &'g Limits,
-    pub(crate) order: ByteOrder,
+    pickle: &'g Bytes,
+    limits: &'g Limits,
+    order: ByteOrder,
     /// Where the bytes of a storage come from.
-    pub(crate) fetch: F,
+    fetch: F,
+    /// What the graph has left of its memory.
+    budget: Budget,
+    /// So many bytes of elements may be copied besides: the file is as long.
+    copies: u64,
     /// Storages fetched so far: tensors that shared one still do.
-    pub(crate) storages: BTreeMap<Box<str>, Arc<dyn HostBuffer>>,
-    pub(crate) path: Vec<Id>,
+    storages: BTreeMap<Box<str>, Arc<dyn HostBuffer>>,
+    /// Tensors whose elements had to be copied, for all places that name them.
+    resolved: BTreeMap<Id, Tensor>,
+    /// Large dicts seen so far: those that set a key twice with what remains of them.
+    unique: BTreeMap<Id, Option<Rc<[Pair]>>>,
+    path: Vec<Id>,
     /// What is being read, for errors.
-    pub(crate) at: Id,
-    pub(crate) nodes: u64,
-    pub(crate) bytes: u64,
+    at: Id,
+    nodes: u64,
+    bytes: u64,
 }
 
-impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
-    pub(crate) fn new(
-        graph: &'g Graph<'a>,
-        pickle: &'g Bytes,
-        limits: &'g Limits,
-        order: ByteOrder,
-        fetch: F,
-    ) -> Self {
-        let (storages, path, at) = (BTreeMap::new(), Vec::new(), Id::default());
-        Self { graph, pickle, limits, order, fetch, storages, path, at, nodes: 0, bytes: 0 }
+type Pair = (Id, Id);
+/// Dicts of up to so many pairs are searched for keys that are set twice each time they are written out.
+const SMALL_DICT: usize = 8;
+
+impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a, F> {
+    /// Of a graph in a file without byte order, of which nothing need be copied.
+    pub(crate) fn new(graph: &'g Graph<'a>, pickle: &'g Bytes, limits: &'g Limits, fetch: F) -> Self {
+        Self {
+            graph,
+            pickle,
+            limits,
+            order: ByteOrder::Little,
+            fetch,
+            budget: graph.budget().clone(),
+            copies: 0,
+            storages: BTreeMap::new(),
+            resolved: BTreeMap::new(),
+            unique: BTreeMap::new(),
+            path: Vec::new(),
+            at: Id::default(),
+            nodes: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Of a file of `len` bytes.
+    pub(crate) fn of_file(self, order: ByteOrder, len: u64) -> Self {
+        Self { order, copies: len, ..self }
     }
 
     fn offset(&self) -> u64 {
@@ -53,20 +81,28 @@ impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
             Node::None => Ok(Value::None),
             Node::Bool(v) => Ok(Value::Bool(*v)),
             Node::Int(v) => Ok(Value::Int(*v)),
-            Node::Long(le) => Ok(Value::BigInt(le.as_ref().into())),
+            Node::Long(le) => {
+                self.take(block(le.len()))?;
+                Ok(Value::BigInt(le.as_ref().into()))
+            }
             Node::Float(v) => Ok(Value::Float(*v)),
             Node::Str(s) => {
                 self.count(s.len())?;
+                self.take(block(s.len()))?;
                 Ok(Value::Str(s.as_ref().into()))
             }
             Node::OddStr(raw) => {
-                let args = vec![self.blob(raw)?, "utf-8".into(), "surrogatepass".into()];
-                Ok(plain_call("_codecs", "decode", args))
+                let raw = self.blob(raw)?;
+                self.take(2 * block(16))?;
+                self.plain_call("_codecs", "decode", [raw, "utf-8".into(), "surrogatepass".into()])
             }
             Node::Bytes(raw) => self.blob(raw),
-            Node::ByteArray(raw) => Ok(plain_call("builtins", "bytearray", vec![self.blob(raw)?])),
+            Node::ByteArray(raw) => {
+                let raw = self.blob(raw)?;
+                self.plain_call("builtins", "bytearray", [raw])
+            }
             Node::Persistent(_) => self.storage(id),
-            Node::Global(g) => Ok(opaque(&g.module, &g.name, Construct::Global)),
+            Node::Global(g) => self.opaque(&g.module, &g.name, Construct::Global),
             _ => self.nested(id),
         }
     }
@@ -94,9 +130,9 @@ impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
             Node::Set(v) => Value::Set(self.values(v)?),
             Node::FrozenSet(v) => {
                 let items = Value::List(self.values(v)?);
-                plain_call("builtins", "frozenset", vec![items])
+                self.plain_call("builtins", "frozenset", [items])?
             }
-            Node::Dict(v) => Value::Dict(self.pairs(v)?),
+            Node::Dict(v) => Value::Dict(self.pairs(id, v)?),
             Node::Call(call) => self.call(id, call)?,
             _ => Value::None,
         };
@@ -120,16 +156,35 @@ impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
         Ok(())
     }
 
-    fn values(&mut self, ids: &[Id]) -> Result<Vec<Value>> {
-        ids.iter().map(|&id| self.value(id)).collect()
+    /// Draws from the budget.
+    #[inline]
+    fn take(&mut self, bytes: u64) -> Result<()> {
+        self.budget.take(bytes).map_err(|r| r.at(self.offset() as usize))
     }
 
-    fn pairs(&mut self, pairs: &[(Id, Id)]) -> Result<Vec<(Value, Value)>> {
-        if self.repeats(pairs) {
-            let once = self.last_of_each(pairs);
-            return once.into_iter().map(|(k, v)| Ok((self.value(k)?, self.value(v)?))).collect();
+    /// A list for so many items.
+    #[inline]
+    fn list_of<T>(&mut self, items: usize) -> Result<Vec<T>> {
+        list_of(items, &mut self.budget).map_err(|r| r.at(self.offset() as usize))
+    }
+
+    fn values(&mut self, ids: &[Id]) -> Result<Vec<Value>> {
+        let mut out = self.list_of(ids.len())?;
+        for &id in ids {
+            out.push(self.value(id)?);
         }
-        pairs.iter().map(|&(k, v)| Ok((self.value(k)?, self.value(v)?))).collect()
+        Ok(out)
+    }
+
+    /// The pairs of a dict, or of an object like one; `id` is what has them.
+    fn pairs(&mut self, id: Id, pairs: &'g [Pair]) -> Result<Vec<(Value, Value)>> {
+        let once = self.once(id, pairs)?;
+        let pairs = once.as_deref().unwrap_or(pairs);
+        let mut out = self.list_of(pairs.len())?;
+        for &(k, v) in pairs {
+            out.push((self.value(k)?, self.value(v)?));
+        }
+        Ok(out)
     }
 
     fn key(&self, id: Id) -> Option<Key<'g>> {
@@ -141,44 +196,98 @@ impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
         }
     }
 
-    fn repeats(&self, pairs: &[(Id, Id)]) -> bool {
-        let mut seen = BTreeSet::new();
-        pairs.len() > 1 && pairs.iter().filter_map(|&(k, _)| self.key(k)).any(|k| !seen.insert(k))
+    /// What remains of pairs that set a key twice; `None` if they don't. A large dict is searched once, however often it is
+    /// written out.
+    fn once(&mut self, id: Id, pairs: &[Pair]) -> Result<Option<Rc<[Pair]>>> {
+        if pairs.len() < 2 {
+            return Ok(None);
+        }
+        if pairs.len() <= SMALL_DICT {
+            return self.last_of_each(pairs);
+        }
+        if let Some(known) = self.unique.get(&id) {
+            return Ok(known.clone());
+        }
+        let search = (pairs.len() * size_of::<(Key<'_>, usize, Pair)>() * 2) as u64;
+        self.take(search)?;
+        let once = self.last_of_each(pairs)?;
+        self.budget.give_back(search);
+        let kept = once.as_ref().map_or(0, |once| blocks_of::<Pair>(once.len() + 2));
+        self.take(kept + block(2 * size_of::<(Id, Option<Rc<[Pair]>>)>()))?;
+        self.unique.insert(id, once.clone());
+        Ok(once)
     }
 
     /// A key that is set twice keeps its place and takes the last value, as in Python.
-    fn last_of_each(&self, pairs: &[(Id, Id)]) -> Vec<(Id, Id)> {
+    fn last_of_each(&mut self, pairs: &[Pair]) -> Result<Option<Rc<[Pair]>>> {
         let mut place: BTreeMap<Key<'_>, usize> = BTreeMap::new();
-        let mut out: Vec<(Id, Id)> = Vec::new();
-        for &(k, v) in pairs {
-            match self.key(k).map(|key| place.entry(key).or_insert(out.len())) {
-                Some(at) if *at < out.len() => out[*at].1 = v,
-                _ => out.push((k, v)),
+        // Nothing is moved until a key comes again.
+        let mut out: Option<Vec<Pair>> = None;
+        for (i, &(k, v)) in pairs.iter().enumerate() {
+            let here = out.as_ref().map_or(i, Vec::len);
+            let at = match self.key(k) {
+                Some(key) => *place.entry(key).or_insert(here),
+                None => here,
+            };
+            if at == here {
+                if let Some(out) = &mut out {
+                    out.push((k, v));
+                }
+                continue;
             }
+            // Comparing took as long as writing it out.
+            if let Node::Str(s) = self.graph.node(k) {
+                self.count(s.len())?;
+            }
+            let out = out.get_or_insert_with(|| pairs[..i].to_vec());
+            out[at].1 = v;
         }
-        out
+        Ok(out.map(Rc::from))
     }
 
     fn blob(&mut self, raw: &[u8]) -> Result<Value> {
         self.count(raw.len())?;
         let range = self.pickle.as_ptr_range();
-        let inside = range.contains(&raw.as_ptr()) && raw.as_ptr_range().end <= range.end;
-        Ok(Value::Bytes(if inside { self.pickle.slice_ref(raw) } else { Bytes::copy_from_slice(raw) }))
+        if range.contains(&raw.as_ptr()) && raw.as_ptr_range().end <= range.end {
+            return Ok(Value::Bytes(self.pickle.slice_ref(raw)));
+        }
+        self.take(block(raw.len()) + block(size_of::<Bytes>()))?;
+        Ok(Value::Bytes(Bytes::copy_from_slice(raw)))
+    }
+
+    /// The tensor, over the bytes of its storage if that can be.
+    fn tensor(&mut self, id: Id, tensor: &TensorRef) -> Result<Value> {
+        let axes = tensor.shape.len();
+        if axes > 4 {
+            self.take(2 * blocks_of::<u64>(axes))?;
+        }
+        if let Some(known) = self.resolved.get(&id) {
+            return Ok(Value::Tensor(known.clone()));
+        }
+        let storage = self.fetch_storage(&tensor.storage)?;
+        let elements = tensor.layout()?.bytes();
+        // A view that repeats its elements can claim any size; it is not to be a bomb.
+        if elements > tensor.storage.len && elements > self.limits.unpacked {
+            return Err(Error::Limit {
+                offset: self.offset(),
+                limit: "bytes in a tensor",
+                max: self.limits.unpacked,
+            });
+        }
+        if !tensor.is_lazy(self.order) {
+            return Ok(Value::Tensor(tensor.tensor(storage, self.order)?));
+        }
+        let free = elements.min(self.copies);
+        self.copies -= free;
+        self.take(elements - free + block(2 * size_of::<(Id, Tensor)>()))?;
+        let copy = tensor.tensor(storage, self.order)?;
+        self.resolved.insert(id, copy.clone());
+        Ok(Value::Tensor(copy))
     }
 
     fn call(&mut self, id: Id, call: &'g Call) -> Result<Value> {
         if let Some(tensor) = tensor_of(self.graph, id, Wrapped::Plain)? {
-            let storage = self.fetch_storage(&tensor.storage)?;
-            let elements = tensor.layout()?.bytes();
-            // A view that repeats its elements can claim any size; it is not to be a bomb.
-            if elements > tensor.storage.len && elements > self.limits.unpacked {
-                return Err(Error::Limit {
-                    offset: self.offset(),
-                    limit: "bytes in a tensor",
-                    max: self.limits.unpacked,
-                });
-            }
-            return Ok(Value::Tensor(tensor.tensor(storage, self.order)?));
+            return self.tensor(id, &tensor);
         }
         let args = self.graph.as_seq(call.args).unwrap_or(&[]);
         let bare = call.state.is_none() && call.items.is_empty() && call.pairs.is_empty();
@@ -197,45 +306,71 @@ impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
                 (How::New, None) => Construct::NewObj(args),
                 (How::New, Some(kwargs)) => Construct::NewObjEx(args, self.dict(kwargs)?),
             };
-            return self.filled(module, name, construct, call);
+            return self.filled(module, name, construct, id, call);
         }
-        if let Some(new) = self.partial_new(call, args)? {
+        if let Some(new) = self.partial_new(id, call, args)? {
             return Ok(new);
         }
         // Something was made first, and is called then: Python has a name for that.
-        let mut all = vec![self.value(call.callable)?];
-        all.extend(self.values(args)?);
-        match (call.how, call.kwargs) {
-            (How::Call, _) => self.filled("operator", "call", Construct::Reduce(all), call),
-            (How::New, None) => self.filled("copyreg", "__newobj__", Construct::Reduce(all), call),
+        let mut all = self.list_of(1 + args.len().max(2))?;
+        all.push(self.value(call.callable)?);
+        let name = match (call.how, call.kwargs) {
             (How::New, Some(kwargs)) => {
-                all.truncate(1);
                 all.push(self.value(call.args)?);
                 all.push(Value::Dict(self.dict(kwargs)?));
-                self.filled("copyreg", "__newobj_ex__", Construct::Reduce(all), call)
+                ("copyreg", "__newobj_ex__")
             }
-        }
+            (how, _) => {
+                for &arg in args {
+                    all.push(self.value(arg)?);
+                }
+                if how == How::Call { ("operator", "call") } else { ("copyreg", "__newobj__") }
+            }
+        };
+        self.filled(name.0, name.1, Construct::Reduce(all), id, call)
     }
 
     fn dict(&mut self, id: Id) -> Result<Vec<(Value, Value)>> {
         match self.graph.node(id) {
-            Node::Dict(pairs) => self.pairs(pairs),
+            Node::Dict(pairs) => self.pairs(id, pairs),
             _ => Ok(Vec::new()),
         }
     }
 
-    fn filled(&mut self, module: &str, name: &str, construct: Construct, call: &'g Call) -> Result<Value> {
-        let state = call.state.map(|s| self.value(s)).transpose()?;
-        let items = self.values(&call.items)?;
-        let pairs = self.pairs(&call.pairs)?;
-        Ok(Value::Opaque(Box::new(Opaque {
+    fn filled(
+        &mut self,
+        module: &str,
+        name: &str,
+        construct: Construct,
+        id: Id,
+        call: &'g Call,
+    ) -> Result<Value> {
+        let mut made = self.bare(module, name, construct)?;
+        made.state = call.state.map(|s| self.value(s)).transpose()?;
+        made.items = self.values(&call.items)?;
+        made.pairs = self.pairs(id, &call.pairs)?;
+        Ok(Value::Opaque(made))
+    }
+
+    fn bare(&mut self, module: &str, name: &str, construct: Construct) -> Result<Box<Opaque>> {
+        self.take(blocks_of::<Opaque>(1) + block(module.len()) + block(name.len()))?;
+        Ok(Box::new(Opaque {
             module: module.into(),
             name: name.into(),
             construct,
-            state,
-            items,
-            pairs,
-        })))
+            state: None,
+            items: Vec::new(),
+            pairs: Vec::new(),
+        }))
+    }
+
+    fn opaque(&mut self, module: &str, name: &str, construct: Construct) -> Result<Value> {
+        self.bare(module, name, construct).map(Value::Opaque)
+    }
+
+    fn plain_call<const N: usize>(&mut self, module: &str, name: &str, args: [Value; N]) -> Result<Value> {
+        self.take(blocks_of::<Value>(N))?;
+        self.opaque(module, name, Construct::Reduce(args.into()))
     }
 
     /// Calls that old protocols spell plain values with.
@@ -244,6 +379,7 @@ impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
             (("_codecs", "encode"), &[text, codec]) if self.graph.as_str(codec) == Some("latin1") => {
                 let Some(text) = self.graph.as_str(text) else { return Ok(None) };
                 self.count(text.len())?;
+                self.take(block(text.len()) + block(size_of::<Bytes>()))?;
                 let bytes: Option<Vec<u8>> = text.chars().map(|c| u8::try_from(u32::from(c)).ok()).collect();
                 Ok(bytes.map(|b| Value::Bytes(b.into())))
             }
@@ -258,7 +394,7 @@ impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
     }
 
     /// `functools.partial(C.__new__, C, *args, **kwargs)()`: how protocol 2 makes an object with keyword arguments.
-    fn partial_new(&mut self, call: &'g Call, args: &[Id]) -> Result<Option<Value>> {
+    fn partial_new(&mut self, id: Id, call: &'g Call, args: &[Id]) -> Result<Option<Value>> {
         let graph = self.graph;
         let Node::Call(partial) = graph.node(call.callable) else { return Ok(None) };
         let is_partial = graph.as_global(partial.callable) == Some(("functools", "partial"))
@@ -277,21 +413,28 @@ impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
             return Ok(None);
         };
         let Some((module, name)) = graph.as_global(*class) else { return Ok(None) };
-        let (Node::Dict(kwargs), Node::None) = (graph.node(kwargs), graph.node(dict)) else {
+        let (Node::Dict(_), Node::None) = (graph.node(kwargs), graph.node(dict)) else {
             return Ok(None);
         };
         if function.0 != module || function.1.strip_suffix(".__new__") != Some(name) {
             return Ok(None);
         }
-        let construct = Construct::NewObjEx(self.values(args)?, self.pairs(kwargs)?);
-        self.filled(module, name, construct, call).map(Some)
+        let construct = Construct::NewObjEx(self.values(args)?, self.dict(kwargs)?);
+        self.filled(module, name, construct, id, call).map(Some)
     }
 
     fn fetch_storage(&mut self, storage: &StorageRef) -> Result<Arc<dyn HostBuffer>> {
         if let Some(known) = self.storages.get(&storage.key) {
             return Ok(Arc::clone(known));
         }
-        let buffer: Arc<dyn HostBuffer> = Arc::new((self.fetch)(storage)?);
+        // The key, the place in the map, and two counters beside the handle.
+        let handle = size_of::<Bytes>() + 2 * size_of::<usize>();
+        self.take(
+            block(storage.key.len())
+                + block(handle)
+                + block(2 * size_of::<(Box<str>, Arc<dyn HostBuffer>)>()),
+        )?;
+        let buffer: Arc<dyn HostBuffer> = Arc::new((self.fetch)(storage, &mut self.budget)?);
         self.storages.insert(storage.key.clone(), Arc::clone(&buffer));
         Ok(buffer)
     }
@@ -311,7 +454,7 @@ impl<'g, 'a, F: FnMut(&StorageRef) -> Result<Bytes>> Decoder<'g, 'a, F> {
         storage.check(buffer.as_bytes().len() as u64)?;
         let dtype = storage.dtype.unwrap_or(DType::UInt8);
         let flat = Tensor::with_layout(dtype, flat_layout(&storage, dtype)?, buffer)?;
-        Ok(plain_call(module, class, vec![Value::Tensor(flat)]))
+        self.plain_call(module, class, [Value::Tensor(flat)])
     }
 }
 
@@ -324,19 +467,4 @@ fn flat_layout(storage: &StorageRef, dtype: DType) -> Result<reshard_model::Layo
 enum Key<'g> {
     Str(&'g str),
     Int(i64),
-}
-
-fn opaque(module: &str, name: &str, construct: Construct) -> Value {
-    Value::Opaque(Box::new(Opaque {
-        module: module.into(),
-        name: name.into(),
-        construct,
-        state: None,
-        items: Vec::new(),
-        pairs: Vec::new(),
-    }))
-}
-
-fn plain_call(module: &str, name: &str, args: Vec<Value>) -> Value {
-    opaque(module, name, Construct::Reduce(args))
 }

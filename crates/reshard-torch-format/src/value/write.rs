@@ -57,7 +57,7 @@ type Group = (usize, DType);
 struct Encoder {
     e: Emitter,
     /// The parts of each buffer that tensors use, none within another.
-    hulls: BTreeMap<Group, Vec<Range<u64>>>,
+    hulls: BTreeMap<Group, Hulls>,
     storages: Vec<Bytes>,
     /// Number and start of each storage that was given one.
     known: BTreeMap<(Group, u64, u64), usize>,
@@ -78,7 +78,7 @@ impl Encoder {
         self.enter()?;
         match value {
             Value::Tensor(t) if shareable(t) => {
-                add_hull(self.hulls.entry((t.buffer_id(), t.dtype())).or_default(), t.layout().hull());
+                self.hulls.entry((t.buffer_id(), t.dtype())).or_default().add(t.layout().hull());
             }
             Value::List(v) | Value::Tuple(v) | Value::Set(v) => v.iter().try_for_each(|v| self.survey(v))?,
             Value::Dict(d) => d.iter().try_for_each(|(k, v)| self.survey(k).and_then(|()| self.survey(v)))?,
@@ -298,13 +298,10 @@ impl Encoder {
         let group = (t.buffer_id(), t.dtype());
         let hull = t.layout().hull();
         let around = self.hulls.get(&group).filter(|_| shareable(t));
-        let Some(whole) =
-            around.and_then(|all| all.iter().find(|h| h.start <= hull.start && hull.end <= h.end))
-        else {
+        let Some(whole) = around.and_then(|all| all.around(&hull)) else {
             let number = self.add(t.to_bytes());
             return Ok((StorageRef::new(&number.to_string(), Some(t.dtype()), t.nbytes()), 0));
         };
-        let whole = whole.clone();
         let key = (group, whole.start, whole.end);
         let number = match self.known.get(&key) {
             Some(&number) => number,
@@ -355,10 +352,26 @@ fn shareable(t: &Tensor) -> bool {
     t.layout().is_contiguous() && t.nbytes() > 0
 }
 
-/// Keeps the ranges that lie in no other.
-fn add_hull(hulls: &mut Vec<Range<u64>>, new: Range<u64>) {
-    if !hulls.iter().any(|h| h.start <= new.start && new.end <= h.end) {
-        hulls.retain(|h| !(new.start <= h.start && h.end <= new.end));
-        hulls.push(new);
+/// Ranges of which none lies in another, by their start: their ends have the same order.
+#[derive(Default)]
+struct Hulls(BTreeMap<u64, u64>);
+
+impl Hulls {
+    /// A range that covers this one.
+    fn around(&self, part: &Range<u64>) -> Option<Range<u64>> {
+        // Ends grow with starts, so if any range covers it, the last that starts early enough does.
+        let (start, end) = self.0.range(..=part.start).next_back()?;
+        (part.end <= *end).then_some(*start..*end)
+    }
+
+    /// Adds a range, unless it lies in one that is there, and takes away those that lie in it.
+    fn add(&mut self, new: Range<u64>) {
+        if self.around(&new).is_none() {
+            while let Some((&start, _)) = self.0.range(new.start..).next().filter(|(_, end)| **end <= new.end)
+            {
+                self.0.remove(&start);
+            }
+            self.0.insert(new.start, new.end);
+        }
     }
 }
