@@ -137,8 +137,14 @@ pub(crate) fn producer(
         out.notes.push(format!("so it is with {more} more"));
     }
     if table.transforms.len() > 1 {
-        let names: Vec<&str> = table.transforms.iter().flatten().map(String::as_str).collect();
-        out.notes.push(format!("items went through stream transforms: {}", names.join(", ")));
+        let names: BTreeSet<&str> = table.transforms.iter().flatten().map(String::as_str).collect();
+        let shown: Vec<&str> = names.iter().copied().take(most).collect();
+        let more = names.len().checked_sub(most).filter(|n| *n > 0).map(|n| format!(" and {n} more"));
+        out.notes.push(format!(
+            "items went through stream transforms: {}{}",
+            shown.join(", "),
+            more.unwrap_or_default()
+        ));
     }
     out
 }
