@@ -430,7 +430,8 @@ impl TableBuilder {
                 if let (V::Str(name), V::Ints(at, n) | V::Size(at, n)) = (name, shape)
                     && name.as_str() == "nd_reformulated_orig_global_shape"
                 {
-                    self.worth.take((*n as usize).saturating_mul(size_of::<u64>()))?;
+                    // Room is made for the next power of two.
+                    self.worth.take((*n as usize).saturating_mul(2 * size_of::<u64>()))?;
                     self.flattened.insert(key.as_str().into(), columns.ints(*at, *n));
                 }
             }

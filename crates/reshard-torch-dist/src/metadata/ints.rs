@@ -76,6 +76,7 @@ impl Ints {
         }
     }
 
+    /// The numbers of a tuple that was added.
     pub(crate) fn dims(&self, (at, n): Run) -> Dims {
         (at..at.saturating_add(n)).filter_map(|i| self.get(i)).collect()
     }
