@@ -4,19 +4,26 @@ use crate::Metadata;
 
 /// How many suggestions.
 const SHOWN: usize = 3;
-/// How many keys are compared letter by letter, for all missing keys together.
-const BUDGET: usize = 200_000;
+/// How many letters of keys are compared, for all missing keys together; what a key costs by itself counts too.
+const BUDGET: usize = 16 << 20;
+const EACH: usize = 40;
+/// Keys of more bytes are nobody's slip of the pen, and comparing them is slow.
+const LONGEST: usize = 1024;
 
 /// Finds stored keys that look like missing ones, in bounded time.
 #[derive(Debug)]
 pub(crate) struct Near<'m> {
     keys: Vec<&'m str>,
+    /// Of comparing a key with all of them.
+    cost: usize,
     left: usize,
 }
 
 impl<'m> Near<'m> {
     pub(crate) fn new(metadata: &'m Metadata) -> Self {
-        Self { keys: metadata.entries().map(|e| e.key()).collect(), left: BUDGET }
+        let keys: Vec<&str> = metadata.entries().map(|e| e.key()).filter(|k| k.len() <= LONGEST).collect();
+        let cost = keys.iter().map(|k| k.len() + EACH).sum();
+        Self { keys, cost, left: BUDGET }
     }
 
     /// Up to three keys: cells of an array of objects and those with a dotted part more or less in front first, then those a
@@ -24,10 +31,10 @@ impl<'m> Near<'m> {
     pub(crate) fn of(&mut self, missing: &str) -> Vec<String> {
         let ends_with =
             |long: &str, short: &str| long.strip_suffix(short).is_some_and(|front| front.ends_with('.'));
-        if self.left < self.keys.len() {
+        if self.left < self.cost || missing.len() > LONGEST {
             return Vec::new();
         }
-        self.left -= self.keys.len();
+        self.left -= self.cost;
         let mut found: Vec<(usize, &str)> = Vec::new();
         let limit = (missing.chars().count() / 4).clamp(1, 4);
         for &key in &self.keys {
@@ -98,6 +105,35 @@ mod tests {
         b.add_object("rng/shard_1_2").unwrap();
         let m = b.finish(None).unwrap();
         assert_eq!(Near::new(&m).of("rng"), ["rng/shard_0_2", "rng/shard_1_2"]);
+    }
+
+    #[test]
+    fn keys_of_100_kb_are_not_compared() {
+        let long = "x".repeat(100_000);
+        let mut b = Metadata::builder();
+        for i in 0..200 {
+            b.add_object(&format!("{long}{i}")).unwrap();
+        }
+        b.add_object("step").unwrap();
+        let m = b.finish(None).unwrap();
+        let mut near = Near::new(&m);
+        assert!(near.keys == ["step"] && near.cost < 100);
+        let left = near.left;
+        assert!(near.of(&format!("{long}y")).is_empty());
+        assert_eq!((near.left, near.of("stop")), (left, vec!["step".into()]));
+    }
+
+    #[test]
+    fn letters_compared_for_all_missing_keys_have_a_limit() {
+        let mut b = Metadata::builder();
+        for i in 0..1000 {
+            b.add_object(&format!("{i:0>1000}")).unwrap();
+        }
+        let m = b.finish(None).unwrap();
+        let mut near = Near::new(&m);
+        let missing = format!("{:0>1000}", "00x");
+        let hints: Vec<usize> = (0..30).map(|_| near.of(&missing).len()).collect();
+        assert!(hints[..16].iter().all(|n| *n == 3) && hints[16..].iter().all(|n| *n == 0), "{hints:?}");
     }
 
     #[test]

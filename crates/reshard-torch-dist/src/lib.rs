@@ -8,6 +8,7 @@
 //!   is linked and named. [`TorchDistConfig`] and [`TorchDistLoadConfig`] are their settings.
 //! - Reads what every PyTorch since 2.1 and every generation of Megatron Core wrote, and by default writes what all of them
 //!   load ([`Flavour`]).
+//! - Keys are what PyTorch allows: a lone surrogate is spelled in reshard's keys as Python's `repr` shows it (`\ud800`).
 //! - Nothing of a pickle is executed; only the bytes of the wanted regions are read; checksums are checked.
 
 mod blob;

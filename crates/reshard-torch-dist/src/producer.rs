@@ -137,8 +137,14 @@ pub(crate) fn producer(
         out.notes.push(format!("so it is with {more} more"));
     }
     if table.transforms.len() > 1 {
-        let names: Vec<&str> = table.transforms.iter().flatten().map(String::as_str).collect();
-        out.notes.push(format!("items went through stream transforms: {}", names.join(", ")));
+        let names: BTreeSet<&str> = table.transforms.iter().flatten().map(String::as_str).collect();
+        let shown: Vec<&str> = names.iter().copied().take(most).collect();
+        let more = names.len().checked_sub(most).filter(|n| *n > 0).map(|n| format!(" and {n} more"));
+        out.notes.push(format!(
+            "items went through stream transforms: {}{}",
+            shown.join(", "),
+            more.unwrap_or_default()
+        ));
     }
     out
 }
@@ -157,7 +163,7 @@ mod tests {
             b.add_chunk(id, &Region::new([0], [0])).unwrap();
         }
         let pickle = crate::metadata::write(&b.finish(None).unwrap(), &[], flavour, "here").unwrap();
-        producer(&Table::parse("m", &pickle).unwrap(), dialect, rank_local, true)
+        producer(&Table::parse("m", &pickle, &Default::default()).unwrap(), dialect, rank_local, true)
     }
 
     fn readers(dtypes: &[DType], flavour: Flavour, rank_local: Option<u32>) -> String {

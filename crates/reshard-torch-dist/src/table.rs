@@ -1,17 +1,22 @@
 //! An opened `.metadata`: the logical table, and where each chunk and object lies.
 
 use crate::{
-    metadata::build::{Columns, NONE, Props, RawStorage, RawTensor, V},
+    metadata::{
+        Text,
+        build::{Columns, NONE, Props, RawStorage, RawTensor, V},
+        worth::{Beyond, MEMORY, STEPS, Worth},
+    },
     transform,
 };
 use bytes::Bytes;
+use indexmap::IndexSet;
 use reshard_model::{DType, Dims, Path, Region, Step};
 use reshard_plan::{
     ChunkId, MemoryFormat, Metadata, MetadataBuilder, ObjectId, PlannerData, TensorId, TensorProperties,
 };
 use reshard_storage::Name;
 use reshard_strategy::{Result, StrategyError};
-use reshard_torch_format::{Limits, pickle::run};
+use reshard_torch_format::{Error, Limits, pickle::run};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -64,28 +69,48 @@ pub(crate) struct Table {
 
 impl Table {
     /// Reads one file.
-    pub(crate) fn parse(file: &str, pickle: &[u8]) -> Result<Self> {
-        Self::merge(&[(file, pickle)])
+    pub(crate) fn parse(file: &str, pickle: &[u8], limits: &Limits) -> Result<Self> {
+        Self::merge(&[(file, pickle)], limits)
     }
 
     /// Reads one file, or the files of all ranks of a rank-local checkpoint, whose tensors are put together.
-    pub(crate) fn merge(files: &[(&str, &[u8])]) -> Result<Self> {
-        let mut b = TableBuilder { merging: files.len() > 1, ..TableBuilder::default() };
+    pub(crate) fn merge(files: &[(&str, &[u8])], limits: &Limits) -> Result<Self> {
+        let bytes = files.iter().map(|(_, b)| b.len() as u64).fold(0, u64::saturating_add);
+        let worth = Worth::of(limits, bytes);
+        let mut b = TableBuilder { merging: files.len() > 1, worth, ..TableBuilder::default() };
         let mut parsed = Vec::new();
         for &(file, pickle) in files {
-            let (columns, storage) = b.add(file, pickle)?;
+            let (columns, storage) = b.add(file, pickle, limits)?;
             parsed.push((file, columns, storage));
         }
-        let TableBuilder { logical, planner_data, signs, flattened, unknown, .. } = b;
+        let TableBuilder { logical, planner_data, signs, flattened, unknown, mut worth, .. } = b;
         let metadata = Arc::new(logical.finish(planner_data)?);
         let mut table = Self { metadata, signs, flattened, unknown, ..Self::default() };
-        table.chunks = vec![NOWHERE; table.metadata.chunk_count()];
-        table.objects = vec![NOWHERE; table.metadata.object_count()];
-        table.transforms.push(Vec::new());
+        let first = files.first().map_or(crate::METADATA, |(file, _)| *file);
+        let mut nowhere = |n| worth.filled(n, NOWHERE).map_err(|b| beyond(first, b));
+        table.chunks = nowhere(table.metadata.chunk_count())?;
+        table.objects = nowhere(table.metadata.object_count())?;
+        let mut transforms = IndexSet::from([Vec::new()]);
         for (file, columns, storage) in parsed {
-            table.storage(file, &columns, storage)?;
+            Placing {
+                table: &mut table,
+                transforms: &mut transforms,
+                worth: &mut worth,
+                columns: &columns,
+                file,
+            }
+            .storage(storage)?;
         }
+        table.transforms = transforms.into_iter().collect();
         Ok(table)
+    }
+
+    fn stored(&self, key: &str) -> Stored {
+        if self.unknown.contains_key(key) {
+            return Stored::Unknown;
+        }
+        let tensor = || self.metadata.tensor(key).map(|t| Stored::Tensor(t.id()));
+        self.metadata.object(key).map(Stored::Object).or_else(tensor).unwrap_or(Stored::Nothing)
     }
 
     pub(crate) fn chunk(&self, id: ChunkId) -> Option<Place> {
@@ -95,11 +120,38 @@ impl Table {
     pub(crate) fn object(&self, id: ObjectId) -> Option<Place> {
         self.objects.get(id.0 as usize).copied().filter(|p| p.file != u32::MAX)
     }
+}
 
-    fn storage(&mut self, file: &str, columns: &Columns<'_>, dict: u32) -> Result<()> {
-        let first = self.files.len() as u32;
+/// What a key of one file is.
+#[derive(Clone, Copy)]
+enum Stored {
+    /// Not asked yet.
+    Unasked,
+    Nothing,
+    /// Not understood.
+    Unknown,
+    Object(ObjectId),
+    Tensor(TensorId),
+}
+
+/// Entering where the items of one file lie.
+struct Placing<'t, 'p> {
+    table: &'t mut Table,
+    /// Those of all files, by number.
+    transforms: &'t mut IndexSet<Vec<String>>,
+    worth: &'t mut Worth,
+    columns: &'t Columns<'p>,
+    file: &'t str,
+}
+
+impl Placing<'_, '_> {
+    fn storage(&mut self, dict: u32) -> Result<()> {
+        let (file, columns) = (self.file, self.columns);
+        let first = self.table.files.len() as u32;
         let (mut files, mut transforms) = (BTreeMap::new(), BTreeMap::new());
-        for &(index, storage) in &columns.dict(dict).storage {
+        // A key may be long and named by every item, so it is looked up once.
+        let mut stored = self.worth.filled(columns.texts(), Stored::Unasked).map_err(|b| beyond(file, b))?;
+        for (index, storage) in columns.dict(dict).storage() {
             let index = columns.indices[index as usize];
             let Some(key) = columns.text_at(index.key) else {
                 return Err(StrategyError::corrupt(file, None, "an entry of storage_data names no key"));
@@ -109,36 +161,37 @@ impl Table {
                 let what = format!("the place of {key:?} lacks its file, offset or length");
                 return Err(StrategyError::corrupt(file, None, what));
             }
-            let place = self.place(columns, raw, &mut files, &mut transforms);
-            if self.unknown.contains_key(key) {
-                continue;
+            let place = self.place(raw, &mut files, &mut transforms).map_err(|b| beyond(file, b))?;
+            let of = &mut stored[index.key as usize];
+            if let Stored::Unasked = of {
+                *of = self.table.stored(key);
             }
-            match index.offset() {
-                None => match self.metadata.object(key) {
-                    Some(id) => {
-                        set(&mut self.objects, id.0, place, first).map_err(|what| twice(file, key, what))?
-                    }
-                    None => {
-                        let what = format!("{key:?} has a place, but is no object");
-                        return Err(StrategyError::corrupt(file, None, what));
-                    }
-                },
-                Some((at, n)) => match self.metadata.tensor(key) {
+            match (index.offset(), *of) {
+                (_, Stored::Unknown) => {}
+                (None, Stored::Object(id)) => {
+                    set(&mut self.table.objects, id.0, place, first).map_err(|what| twice(file, key, what))?
+                }
+                (Some((at, n)), Stored::Tensor(id)) => {
+                    let hint = (index.hint != NONE).then_some(index.hint as usize);
+                    let tensor = self.table.metadata.tensor_by_id(id);
                     // Bytes that no chunk owns are ignored.
-                    Some(t) => {
-                        if let Some(id) = t.chunk_at(
-                            &columns.ints(at, n),
-                            (index.hint != NONE).then_some(index.hint as usize),
-                        ) {
-                            set(&mut self.chunks, id.0, place, first)
-                                .map_err(|what| twice(file, key, what))?;
-                        }
+                    if let Some(id) = tensor.and_then(|t| t.chunk_at(&columns.ints(at, n), hint)) {
+                        set(&mut self.table.chunks, id.0, place, first)
+                            .map_err(|what| twice(file, key, what))?;
+                    } else {
+                        // An entry that says this takes few bytes, and looking for the chunk many steps.
+                        let steps = tensor.map_or(0, |t| t.chunk_count().max(1).ilog2() * n);
+                        self.worth.steps(steps as usize).map_err(|b| beyond(file, b))?;
                     }
-                    None => {
-                        let what = format!("{key:?} has a place, but is no tensor");
-                        return Err(StrategyError::corrupt(file, None, what));
-                    }
-                },
+                }
+                (None, _) => {
+                    let what = format!("{key:?} has a place, but is no object");
+                    return Err(StrategyError::corrupt(file, None, what));
+                }
+                (Some(_), _) => {
+                    let what = format!("{key:?} has a place, but is no tensor");
+                    return Err(StrategyError::corrupt(file, None, what));
+                }
             }
         }
         Ok(())
@@ -146,30 +199,69 @@ impl Table {
 
     fn place(
         &mut self,
-        columns: &Columns<'_>,
         raw: RawStorage,
         files: &mut BTreeMap<u32, u32>,
         transforms: &mut BTreeMap<u32, u32>,
-    ) -> Place {
-        let file = columns.text_at(raw.file).map_or(u32::MAX, |name| {
-            *files.entry(raw.file).or_insert_with(|| {
-                self.files.push(Name::new(name).map_err(|e| e.to_string()));
-                self.files.len() as u32 - 1
-            })
-        });
-        let transforms = if raw.transforms == NONE {
-            0
-        } else {
-            *transforms.entry(raw.transforms).or_insert_with(|| {
-                let texts = columns.descriptors(raw.transforms);
-                let at = self.transforms.iter().position(|t| *t == texts);
-                at.unwrap_or_else(|| {
-                    self.transforms.push(texts);
-                    self.transforms.len() - 1
-                }) as u32
-            })
+    ) -> std::result::Result<Place, Beyond> {
+        let file = match (files.get(&raw.file), self.columns.text_at(raw.file)) {
+            (Some(&known), _) => known,
+            (None, None) => u32::MAX,
+            (None, Some(name)) => {
+                self.worth.take(name.len().saturating_mul(2).saturating_add(ENTRY))?;
+                let known = self.table.files.len() as u32;
+                self.table.files.push(file_name(name));
+                files.insert(raw.file, known);
+                known
+            }
         };
-        Place { file, transforms, offset: raw.offset, length: raw.length }
+        let transforms = match transforms.get(&raw.transforms) {
+            _ if raw.transforms == NONE => 0,
+            Some(&known) => known,
+            None => {
+                let texts = self.columns.descriptors(raw.transforms);
+                let bytes = texts.clone().map(|t| t.len().saturating_add(size_of::<String>()));
+                self.worth.take(bytes.fold(ENTRY, usize::saturating_add))?;
+                let known = self.transforms.insert_full(texts.map(String::from).collect()).0 as u32;
+                transforms.insert(raw.transforms, known);
+                known
+            }
+        };
+        Ok(Place { file, transforms, offset: raw.offset, length: raw.length })
+    }
+}
+
+/// No file system has longer names.
+const LONGEST_NAME: usize = 4096;
+
+fn file_name(name: &str) -> std::result::Result<Name, String> {
+    if name.len() > LONGEST_NAME {
+        return Err(format!("a name of {} bytes; no file system has more than {LONGEST_NAME}", name.len()));
+    }
+    Name::new(name).map_err(|e| e.to_string())
+}
+
+/// Room that an entry of a map takes, beside what it holds.
+const ENTRY: usize = 128;
+
+/// What asks for more than the file is worth is not shown to be damaged.
+fn beyond(file: &str, b: Beyond) -> StrategyError {
+    let Beyond { limit, max } = b;
+    let what = format!(
+        "reading {file}, which asks for more than the limit of {max} {limit} (raise the memory in Limits if the file is trusted),"
+    );
+    StrategyError::Unsupported { strategy: format!("{}/1", crate::NAME), what }
+}
+
+/// An error of the pickle.
+fn unreadable(file: &str, e: Error) -> StrategyError {
+    match e {
+        Error::Limit { limit: limit @ (MEMORY | STEPS), max, .. } => beyond(file, Beyond { limit, max }),
+        e => StrategyError::Corrupt {
+            file: file.into(),
+            offset: None,
+            what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
+            source: Some(Box::new(e)),
+        },
     }
 }
 
@@ -185,19 +277,16 @@ struct TableBuilder {
     /// Several files are put together; what they say twice counts once.
     merging: bool,
     seen: BTreeSet<(TensorId, Region)>,
+    /// What all of it is drawn from.
+    worth: Worth,
 }
 
 impl TableBuilder {
     /// Adds what one `.metadata` says. Tensors that are there already get more chunks. What says where items lie comes back.
-    fn add<'p>(&mut self, file: &str, pickle: &'p [u8]) -> Result<(Columns<'p>, u32)> {
-        let mut columns = Columns::default();
-        let (root, end) =
-            run(pickle, &mut columns, &Limits::default()).map_err(|e| StrategyError::Corrupt {
-                file: file.into(),
-                offset: None,
-                what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
-                source: Some(Box::new(e)),
-            })?;
+    fn add<'p>(&mut self, file: &str, pickle: &'p [u8], limits: &Limits) -> Result<(Columns<'p>, u32)> {
+        let mut columns = Columns::new(std::mem::take(&mut self.worth));
+        let (root, end) = run(pickle, &mut columns, limits).map_err(|e| unreadable(file, e))?;
+        self.worth = std::mem::take(&mut columns.worth);
         if end != pickle.len() {
             return Err(StrategyError::corrupt(
                 file,
@@ -210,48 +299,66 @@ impl TableBuilder {
             return Err(corrupt("it holds no torch.distributed.checkpoint.metadata.Metadata"));
         };
         let root = columns.roots[root as usize].clone();
-        let field = |name: &str| root.fields.iter().rev().find(|(k, _)| k.as_str() == name).map(|(_, v)| v);
         self.signs.mcore_class |= root.subclass;
-        self.signs.all_local_plans |= field("all_local_plans").is_some();
-        self.signs.mcore_data |= field("mcore_data").is_some();
-        if let Some(V::Meta(m)) = field("storage_meta") {
+        self.signs.all_local_plans |= root.field("all_local_plans").is_some();
+        self.signs.mcore_data |= root.field("mcore_data").is_some();
+        if let Some(V::Meta(m)) = root.field("storage_meta") {
             let m = &columns.metas[*m as usize];
             self.signs.storage_meta = true;
-            self.signs.save_id = m.save_id.is_some();
-            self.signs.checkpoint_id.clone_from(&m.checkpoint_id);
+            self.signs.save_id = m.save_id;
+            self.signs.checkpoint_id = m.checkpoint_id.as_ref().map(|id| id.as_str().into());
         }
-        if let Some(V::Str(v)) = field("version") {
+        if let Some(V::Str(v)) = root.field("version") {
             self.signs.version = Some(v.as_str().into());
         }
-        if let Some(V::Dict(d)) = field("mcore_data") {
-            self.mcore_data(&columns, *d);
+        if let Some(V::Dict(d)) = root.field("mcore_data") {
+            self.mcore_data(&columns, *d).map_err(|b| beyond(file, b))?;
         }
-        if let Some(V::Dict(d)) = field("planner_data") {
-            self.planner_data(&columns, *d);
+        if let Some(V::Dict(d)) = root.field("planner_data") {
+            self.planner_data(&columns, *d).map_err(|b| beyond(file, b))?;
         }
-        let Some(V::Dict(d)) = field("state_dict_metadata") else {
+        let Some(V::Dict(d)) = root.field("state_dict_metadata") else {
             return Err(corrupt("it has no state_dict_metadata"));
         };
-        self.entries(file, &columns, *d)?;
-        match field("storage_data") {
-            Some(V::Dict(d)) => Ok((columns, *d)),
-            _ => Err(corrupt("it has no storage_data, so nothing says where the items lie")),
-        }
+        let Some(V::Dict(storage)) = root.field("storage_data") else {
+            return Err(corrupt("it has no storage_data, so nothing says where the items lie"));
+        };
+        self.entries(file, &mut columns, *d)?;
+        columns.forget_tensors();
+        Ok((columns, *storage))
     }
 
-    fn entries(&mut self, file: &str, columns: &Columns<'_>, dict: u32) -> Result<()> {
-        for (key, value) in &columns.dict(dict).pairs {
-            let V::Str(key) = key else {
+    fn entries(&mut self, file: &str, columns: &mut Columns<'_>, dict: u32) -> Result<()> {
+        let beyond = |b: Beyond| beyond(file, b);
+        let mut seen: Vec<bool> = Vec::new();
+        for (key, value) in columns.take_pairs(dict) {
+            let Some(number) = columns.key(&key, &mut self.worth).map_err(beyond)? else {
                 return Err(StrategyError::corrupt(file, None, "a key of state_dict_metadata is no str"));
             };
-            let key = key.as_str();
+            let known = number as usize;
+            if known >= seen.len() {
+                let more = known + 1 - seen.len();
+                self.worth.room(&mut seen, more).map_err(beyond)?;
+                seen.resize(known + 1, false);
+            }
+            let key = columns.text_at(number).unwrap_or_default();
+            if std::mem::replace(&mut seen[known], true) {
+                return Err(twice(file, key, "is there twice"));
+            }
+            // Its text in the table and while that is built, and what is known of it.
+            let bytes = key.len().saturating_mul(4).saturating_add(2 * ENTRY);
+            self.worth.take(bytes).map_err(beyond)?;
             match value {
-                V::Tensor(t) => self.tensor(file, columns, key, &columns.tensors[*t as usize])?,
+                V::Tensor(t) => self.tensor(file, columns, key, &columns.tensors[t as usize])?,
                 // Every rank of a rank-local checkpoint has its own copy; the first one counts.
                 V::BytesItem if self.merging && !self.objects.insert(key.into()) => {}
                 V::BytesItem => drop(self.logical.add_object(key)?),
                 _ => {
-                    self.not_understood(key, "it is neither a tensor nor an object that reshard knows".into())
+                    self.not_understood(
+                        key,
+                        "it is neither a tensor nor an object that reshard knows".into(),
+                    )
+                    .map_err(beyond)?;
                 }
             }
         }
@@ -259,8 +366,11 @@ impl TableBuilder {
     }
 
     /// Fails only what wants the key.
-    fn not_understood(&mut self, key: &str, what: String) {
+    fn not_understood(&mut self, key: &str, what: String) -> std::result::Result<(), Beyond> {
+        // Its description is copied into messages.
+        self.worth.take(key.len().saturating_add(what.len()).saturating_mul(3).saturating_add(ENTRY))?;
         self.unknown.entry(key.into()).or_insert(what);
+        Ok(())
     }
 
     fn tensor(&mut self, file: &str, columns: &Columns<'_>, key: &str, raw: &RawTensor) -> Result<()> {
@@ -268,10 +378,14 @@ impl TableBuilder {
         let Description { size: (at, n), props, dtype } = match describe(columns, raw) {
             Ok(described) => described,
             Err(what) => {
-                self.not_understood(key, what);
-                return Ok(());
+                return self.not_understood(key, what).map_err(|b| beyond(file, b));
             }
         };
+        // Strides, shape, and of each chunk its coordinates, wide and while they are sorted, and its numbers.
+        let axes = (n as usize + 1).saturating_mul(4 * size_of::<u64>());
+        let each = axes.saturating_add(if self.merging { 2 * ENTRY } else { 64 });
+        let bytes = columns.chunks_in(raw).saturating_mul(each).saturating_add(axes);
+        self.worth.take(bytes).map_err(|b| beyond(file, b))?;
         let shape = &columns.ints(at, n);
         self.signs.has_tensors = true;
         self.signs.old_module |= props.old_module;
@@ -288,12 +402,12 @@ impl TableBuilder {
                         1 => MemoryFormat::ChannelsLast,
                         _ => MemoryFormat::Preserve,
                     },
-                    strides: props.strides.clone().filter(|s| s.len() == shape.len()).map(Into::into),
+                    strides: props.strides.filter(|s| s.1 == n).map(|(at, n)| columns.ints(at, n)[..].into()),
                 };
                 self.logical.add_tensor(key, dtype, shape, properties)?
             }
         };
-        for &c in columns.chunks_of(raw) {
+        for c in columns.chunks_of(raw) {
             let Some((offsets, sizes)) = columns.chunk(c) else {
                 return Err(corrupt("a chunk's offsets and sizes differ in length".into()));
             };
@@ -307,35 +421,66 @@ impl TableBuilder {
         Ok(())
     }
 
-    fn mcore_data(&mut self, columns: &Columns<'_>, dict: u32) {
+    fn mcore_data(&mut self, columns: &Columns<'_>, dict: u32) -> std::result::Result<(), Beyond> {
         for (key, value) in &columns.dict(dict).pairs {
-            let (V::Str(key), V::Dict(d)) = (key, value) else { continue };
-            for (name, shape) in &columns.dict(*d).pairs {
+            let (Some(key), V::Dict(d)) = (self.key(key)?, value) else { continue };
+            let fields = &columns.dict(*d).pairs;
+            self.worth.steps(fields.len())?;
+            for (name, shape) in fields {
                 if let (V::Str(name), V::Ints(at, n) | V::Size(at, n)) = (name, shape)
                     && name.as_str() == "nd_reformulated_orig_global_shape"
                 {
+                    // Room is made for the next power of two.
+                    self.worth.take((*n as usize).saturating_mul(2 * size_of::<u64>()))?;
                     self.flattened.insert(key.as_str().into(), columns.ints(*at, *n));
                 }
             }
         }
+        Ok(())
     }
 
-    fn planner_data(&mut self, columns: &Columns<'_>, dict: u32) {
+    fn planner_data(&mut self, columns: &Columns<'_>, dict: u32) -> std::result::Result<(), Beyond> {
         self.signs.planner_data = true;
         let mut paths = match self.planner_data.take() {
             Some(PlannerData::Paths(p)) => p,
             _ => Default::default(),
         };
         for (key, path) in &columns.dict(dict).pairs {
-            let (V::Str(key), Some(steps)) = (key, columns.elements(path)) else { continue };
-            let steps = steps.iter().filter_map(|s| match s {
-                V::Str(s) => Some(Step::Key(s.as_str().into())),
-                V::Int(i) => u64::try_from(*i).ok().map(Step::Index),
-                _ => None,
-            });
-            paths.insert(key.as_str().into(), Path(steps.collect()));
+            let mut steps = Vec::new();
+            match path {
+                V::Tuple(t) => {
+                    let items = columns.tuple_items(*t);
+                    self.worth.room(&mut steps, items.len())?;
+                    for step in items {
+                        match step {
+                            V::Int(i) => steps.extend(u64::try_from(*i).ok().map(Step::Index)),
+                            step => steps.extend(self.key(step)?.map(|k| Step::Key(k.as_str().into()))),
+                        }
+                    }
+                }
+                V::Ints(at, n) | V::Size(at, n) => {
+                    self.worth.room(&mut steps, *n as usize)?;
+                    steps.extend(columns.ints(*at, *n).iter().copied().map(Step::Index));
+                }
+                _ => continue,
+            }
+            if let Some(key) = self.key(key)? {
+                paths.insert(key.as_str().into(), Path(steps));
+            }
         }
         self.planner_data = Some(PlannerData::Paths(paths));
+        Ok(())
+    }
+
+    /// The spelling of a key that will be copied, if it is a str.
+    fn key<'p>(&mut self, key: &V<'p>) -> std::result::Result<Option<Text<'p>>, Beyond> {
+        let text = match key {
+            V::Str(s) => s.key(&mut self.worth)?,
+            V::Odd(s) => s.clone(),
+            _ => return Ok(None),
+        };
+        self.worth.take(text.as_str().len().saturating_add(ENTRY))?;
+        Ok(Some(text))
     }
 }
 
@@ -424,7 +569,7 @@ impl Table {
 /// # Errors
 /// What is wrong with it, and at which byte.
 pub fn parse_metadata(pickle: &[u8]) -> Result<(usize, usize, usize)> {
-    let table = Table::parse(crate::METADATA, pickle)?;
+    let table = Table::parse(crate::METADATA, pickle, &Limits::default())?;
     let m = &table.metadata;
     Ok((m.tensor_count(), m.chunk_count(), m.object_count()))
 }

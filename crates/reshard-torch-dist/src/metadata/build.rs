@@ -1,15 +1,16 @@
 //! Columns out of the pickle of a `.metadata` file: no object of it is ever made, and a million chunks stay small.
 
-use super::names::Class;
-use indexmap::IndexSet;
+use super::{
+    ints::{Ints, Run},
+    names::Class,
+    slots::Slots,
+    spelling::spell,
+    texts::{Text, Texts},
+    worth::{Beyond, Worth, number},
+};
 use reshard_model::{DType, Dims};
 use reshard_torch_format::pickle::{Build, Built, Items, Refusal};
-use std::{
-    borrow::{Borrow, Cow},
-    collections::BTreeMap,
-    hash::{Hash, Hasher},
-    rc::Rc,
-};
+use std::{borrow::Cow, ops::Range};
 
 /// A handle on something built.
 #[derive(Clone, Debug)]
@@ -18,6 +19,8 @@ pub(crate) enum V<'a> {
     Bool(bool),
     Int(i64),
     Str(Text<'a>),
+    /// A str with lone surrogates, spelled as a key.
+    Odd(Text<'a>),
     /// A tuple of ints that are not negative, or an empty one: a range of `ints`.
     Ints(u32, u32),
     /// The same as a torch.Size.
@@ -45,44 +48,8 @@ pub(crate) enum V<'a> {
     Inert,
 }
 
-/// A str of the pickle.
-#[derive(Clone, Debug)]
-pub(crate) enum Text<'a> {
-    Borrowed(&'a str),
-    Owned(Rc<str>),
-}
-
-impl Text<'_> {
-    pub(crate) fn as_str(&self) -> &str {
-        match self {
-            Self::Borrowed(s) => s,
-            Self::Owned(s) => s,
-        }
-    }
-}
-
-impl PartialEq for Text<'_> {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_str() == other.as_str()
-    }
-}
-
-impl Eq for Text<'_> {}
-
-impl Hash for Text<'_> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.as_str().hash(state);
-    }
-}
-
-impl Borrow<str> for Text<'_> {
-    fn borrow(&self) -> &str {
-        self.as_str()
-    }
-}
-
 /// `TensorProperties`.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Props {
     pub(crate) old_module: bool,
     pub(crate) dtype: Option<DType>,
@@ -95,7 +62,8 @@ pub(crate) struct Props {
     pub(crate) pin_memory: bool,
     /// Elements of the state tuple: 5, or 6 with strides.
     pub(crate) arity: u8,
-    pub(crate) strides: Option<Vec<u64>>,
+    /// A range of `ints`.
+    pub(crate) strides: Option<Run>,
 }
 
 /// `TensorStorageMetadata`.
@@ -145,99 +113,103 @@ pub(crate) struct RawStorage {
 
 /// `StorageMeta`.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct RawMeta {
-    pub(crate) checkpoint_id: Option<String>,
-    pub(crate) save_id: Option<String>,
+pub(crate) struct RawMeta<'a> {
+    pub(crate) checkpoint_id: Option<Text<'a>>,
+    pub(crate) save_id: bool,
 }
+
+/// Fields of `Metadata` that are looked at.
+const FIELDS: [&str; 7] = [
+    "state_dict_metadata",
+    "planner_data",
+    "storage_data",
+    "storage_meta",
+    "version",
+    "mcore_data",
+    "all_local_plans",
+];
 
 /// `Metadata`, by handles.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct RawRoot<'a> {
     pub(crate) subclass: bool,
-    pub(crate) fields: Vec<(Text<'a>, V<'a>)>,
+    fields: [Option<V<'a>>; FIELDS.len()],
 }
 
-/// Numbers of shapes and offsets: 4 bytes each, and those that need more aside.
-#[derive(Debug, Default)]
-struct Ints {
-    narrow: Vec<u32>,
-    wide: BTreeMap<u32, u64>,
-}
-
-impl Ints {
-    fn push(&mut self, v: u64) {
-        match u32::try_from(v) {
-            Ok(v) if v != u32::MAX => self.narrow.push(v),
-            _ => {
-                self.wide.insert(self.narrow.len() as u32, v);
-                self.narrow.push(u32::MAX);
-            }
-        }
+impl<'a> RawRoot<'a> {
+    pub(crate) fn field(&self, name: &str) -> Option<&V<'a>> {
+        self.fields[FIELDS.iter().position(|f| *f == name)?].as_ref()
     }
 
-    fn get(&self, at: u32) -> Option<u64> {
-        match *self.narrow.get(at as usize)? {
-            u32::MAX => self.wide.get(&at).copied(),
-            v => Some(v.into()),
+    fn set(&mut self, name: &str, value: &V<'a>) {
+        if let Some(i) = FIELDS.iter().position(|f| *f == name) {
+            self.fields[i] = Some(value.clone());
         }
     }
 }
 
-/// A container that is filled after it was made, and given up when it was consumed and nobody else names it.
-#[derive(Debug, Default)]
-struct Slots<T> {
-    all: Vec<T>,
-    shared: Vec<bool>,
-    free: Vec<u32>,
+/// Puts a new value into its column; gives its number.
+fn add<T>(column: &mut Vec<T>, value: T, worth: &mut Worth) -> Result<u32, Beyond> {
+    let i = number(column.len())?;
+    worth.push(column, value)?;
+    Ok(i)
 }
 
-impl<T: Default> Slots<T> {
-    fn new_slot(&mut self) -> Built<u32> {
-        if let Some(i) = self.free.pop() {
-            return Ok(i);
-        }
-        let i = id(self.all.len())?;
-        self.all.push(T::default());
-        self.shared.push(false);
-        Ok(i)
-    }
-
-    fn share(&mut self, i: u32) {
-        self.shared[i as usize] = true;
-    }
-
-    fn get(&self, i: u32) -> &T {
-        &self.all[i as usize]
-    }
-
-    fn get_mut(&mut self, i: u32) -> &mut T {
-        &mut self.all[i as usize]
-    }
-
-    /// `clear` empties it but may keep its memory.
-    fn release(&mut self, i: u32, clear: impl FnOnce(&mut T)) {
-        if !self.shared[i as usize] {
-            clear(&mut self.all[i as usize]);
-            self.free.push(i);
-        }
-    }
-}
-
-fn id(n: usize) -> Built<u32> {
-    u32::try_from(n).map_err(|_| Refusal::limit("values of one kind", u32::MAX.into()))
+/// Pairs of an index and a storage that follow each other: both numbers grow by one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pairs {
+    index: u32,
+    storage: u32,
+    n: u32,
 }
 
 /// Items of a dict; the two shapes that come by the million are columns.
 #[derive(Debug, Default)]
 pub(crate) struct RawDict<'a> {
     pub(crate) pairs: Vec<(V<'a>, V<'a>)>,
-    pub(crate) storage: Vec<(u32, u32)>,
+    storage: Vec<Pairs>,
 }
 
+impl RawDict<'_> {
+    /// Items of `storage_data`: numbers of an index and of a storage.
+    pub(crate) fn storage(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.storage.iter().flat_map(|p| (0..p.n).map(|i| (p.index + i, p.storage + i)))
+    }
+
+    fn push_storage(&mut self, index: u32, storage: u32, worth: &mut Worth) -> Built<()> {
+        match self.storage.last_mut() {
+            Some(p) if p.index + p.n == index && p.storage + p.n == storage => p.n += 1,
+            _ => worth.push(&mut self.storage, Pairs { index, storage, n: 1 })?,
+        }
+        Ok(())
+    }
+}
+
+/// Items of a list.
 #[derive(Debug, Default)]
 pub(crate) struct RawList<'a> {
     pub(crate) items: Vec<V<'a>>,
-    pub(crate) chunks: Vec<u32>,
+    /// Chunks whose numbers follow each other.
+    chunks: Vec<Range<u32>>,
+}
+
+impl<'a> RawList<'a> {
+    fn push(&mut self, value: V<'a>, worth: &mut Worth) -> Built<()> {
+        match value {
+            V::Chunk(c) if self.items.is_empty() => match self.chunks.last_mut() {
+                Some(run) if run.end == c => run.end += 1,
+                _ => worth.push(&mut self.chunks, c..c + 1)?,
+            },
+            v => {
+                // A list is of chunks only, or general.
+                for c in std::mem::take(&mut self.chunks).into_iter().flatten() {
+                    worth.push(&mut self.items, V::Chunk(c))?;
+                }
+                worth.push(&mut self.items, v)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Everything that the pickle of a `.metadata` file said.
@@ -250,15 +222,15 @@ pub(crate) struct Columns<'a> {
     pub(crate) tensors: Vec<RawTensor>,
     pub(crate) indices: Vec<RawIndex>,
     pub(crate) storages: Vec<RawStorage>,
-    pub(crate) metas: Vec<RawMeta>,
+    pub(crate) metas: Vec<RawMeta<'a>>,
     pub(crate) roots: Vec<RawRoot<'a>>,
     /// Keys and relative paths of stored items, each once.
-    texts: IndexSet<Text<'a>>,
+    texts: Texts<'a>,
     tuples: Slots<Vec<V<'a>>>,
     lists: Slots<RawList<'a>>,
     dicts: Slots<RawDict<'a>>,
-    /// Classes that are not of PyTorch's metadata, for messages and notes.
-    pub(crate) strangers: std::collections::BTreeSet<String>,
+    /// What all of it is drawn from.
+    pub(crate) worth: Worth,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -270,12 +242,22 @@ pub(crate) struct RawChunk {
 }
 
 impl<'a> Columns<'a> {
+    /// Columns that may take so much.
+    pub(crate) fn new(worth: Worth) -> Self {
+        Self { worth, ..Self::default() }
+    }
+
     pub(crate) fn ints(&self, at: u32, n: u32) -> Dims {
-        (at..at.saturating_add(n)).filter_map(|i| self.ints.get(i)).collect()
+        self.ints.dims((at, n))
     }
 
     pub(crate) fn dict(&self, i: u32) -> &RawDict<'a> {
         self.dicts.get(i)
+    }
+
+    /// Takes the items of a dict out.
+    pub(crate) fn take_pairs(&mut self, i: u32) -> Vec<(V<'a>, V<'a>)> {
+        std::mem::take(&mut self.dicts.get_mut(i).pairs)
     }
 
     pub(crate) fn list(&self, i: u32) -> &RawList<'a> {
@@ -286,66 +268,30 @@ impl<'a> Columns<'a> {
         self.tuples.get(i)
     }
 
-    /// Elements of a tuple of any kind as handles.
-    pub(crate) fn elements(&self, v: &V<'a>) -> Option<Cow<'_, [V<'a>]>> {
-        match v {
-            V::Tuple(i) => Some(Cow::Borrowed(self.tuple_items(*i))),
-            V::Ints(at, n) | V::Size(at, n) => Some(Cow::Owned(
-                self.ints(*at, *n).iter().map(|&i| V::Int(i64::try_from(i).unwrap_or(i64::MAX))).collect(),
-            )),
-            _ => None,
-        }
-    }
-
-    fn take_state(&mut self, state: &V<'a>) -> Option<Vec<(V<'a>, V<'a>)>> {
-        let V::Dict(i) = state else { return None };
-        if self.dicts.shared[*i as usize] {
-            return Some(self.dicts.get(*i).pairs.clone());
-        }
-        Some(std::mem::take(&mut self.dicts.get_mut(*i).pairs))
-    }
-
-    /// Gives the emptied state dict back for the next object.
-    fn give_back(&mut self, state: &V<'a>, mut pairs: Vec<(V<'a>, V<'a>)>) {
-        if let V::Dict(i) = state {
-            self.dicts.release(*i, |d| {
-                pairs.clear();
-                d.pairs = pairs;
-                d.storage.clear();
-            });
-        }
-    }
-
-    fn path_of(&mut self, args: &V<'a>) -> V<'a> {
-        let parts: Vec<String> = self
-            .elements(args)
-            .map(|e| {
-                e.iter()
-                    .map(|p| if let V::Str(s) = p { s.as_str().to_string() } else { String::new() })
-                    .collect()
-            })
-            .unwrap_or_default();
-        let mut out = String::new();
+    fn path_of(&mut self, args: &V<'a>) -> Built<V<'a>> {
+        let parts = if let V::Tuple(i) = args { self.tuples.get(*i).as_slice() } else { &[] };
+        let text = |p: &V<'a>| if let V::Str(s) = p { s.clone() } else { Text::Borrowed("") };
+        self.worth.steps(parts.len())?;
+        let long =
+            parts.iter().map(|p| text(p).as_str().len().saturating_add(1)).fold(0, usize::saturating_add);
+        self.worth.take(long.saturating_mul(2).saturating_add(32))?;
+        let mut out = String::with_capacity(long);
         for p in parts {
             if !out.is_empty() && !out.ends_with('/') {
                 out.push('/');
             }
-            out.push_str(&p);
+            out.push_str(text(p).as_str());
         }
-        V::Path(Text::Owned(out.into()))
+        Ok(V::Path(Text::Owned(out.into())))
     }
 
-    fn props_state(&mut self, i: u32, state: &V<'a>) -> Built<()> {
-        let fields = self.elements(state).map(Cow::into_owned).unwrap_or_default();
-        let [dtype, _layout, grad, mem, pin, rest @ ..] = fields.as_slice() else {
-            self.props[i as usize].odd = true;
-            return Ok(());
-        };
-        let strides = match rest.first() {
-            Some(V::Ints(at, n) | V::Size(at, n)) => Some(self.ints(*at, *n).to_vec()),
-            _ => None,
-        };
+    fn props_state(&mut self, i: u32, state: &V<'a>) {
         let p = &mut self.props[i as usize];
+        let fields = if let V::Tuple(t) = state { self.tuples.get(*t).as_slice() } else { &[] };
+        let [dtype, _layout, grad, mem, pin, rest @ ..] = fields else {
+            p.odd = true;
+            return;
+        };
         match dtype {
             V::Class(Class::DType(d)) => p.dtype = Some(*d),
             V::OfTorch(name) => p.unknown = Some(*name),
@@ -355,11 +301,13 @@ impl<'a> Columns<'a> {
         p.pin_memory = matches!(pin, V::Bool(true));
         p.mem_format = if let V::MemFormat(m) = mem { *m } else { 0 };
         p.arity = fields.len().min(255) as u8;
-        p.strides = strides;
+        p.strides = match rest.first() {
+            Some(V::Ints(at, n) | V::Size(at, n)) => Some((*at, *n)),
+            _ => None,
+        };
         if let V::Tuple(t) = state {
             self.tuples.release(*t, Vec::clear);
         }
-        Ok(())
     }
 
     fn set(&mut self, object: &mut V<'a>, pairs: &[(V<'a>, V<'a>)]) -> Built<()> {
@@ -393,7 +341,10 @@ impl<'a> Columns<'a> {
                 (V::Tensor(i), field, _) if let Some(odd) = field_of_tensor(field) => {
                     self.tensors[*i as usize].odd = Some(odd);
                 }
-                (V::Index(i), "fqn", V::Str(s)) => self.indices[*i as usize].key = self.text(s)?,
+                (V::Index(i), "fqn", V::Str(_) | V::Odd(_)) => {
+                    let key = key_in(&mut self.texts, v, &mut self.worth)?;
+                    self.indices[*i as usize].key = key.unwrap_or(NONE);
+                }
                 (V::Index(i), "index", V::Int(h)) => {
                     self.indices[*i as usize].hint = u32::try_from(*h).unwrap_or(NONE)
                 }
@@ -423,12 +374,10 @@ impl<'a> Columns<'a> {
                     )));
                 }
                 (V::Meta(i), "checkpoint_id", V::Str(s) | V::Path(s)) => {
-                    self.metas[*i as usize].checkpoint_id = Some(s.as_str().into());
+                    self.metas[*i as usize].checkpoint_id = Some(s.clone());
                 }
-                (V::Meta(i), "save_id", V::Str(s)) => {
-                    self.metas[*i as usize].save_id = Some(s.as_str().into())
-                }
-                (V::Root(i), _, _) => self.roots[*i as usize].fields.push((name.clone(), v.clone())),
+                (V::Meta(i), "save_id", V::Str(_)) => self.metas[*i as usize].save_id = true,
+                (V::Root(i), name, v) => self.roots[*i as usize].set(name, v),
                 // Versions to come may have more fields; a damaged pickle shall not look as if it were of one.
                 (V::Index(_) | V::Storage(_) | V::Chunk(_) | V::Tensor(_), name, _) if !is_name(name) => {
                     return Err(Refusal::damaged(format!("{name:?} can't be the name of a field")));
@@ -439,25 +388,43 @@ impl<'a> Columns<'a> {
         Ok(())
     }
 
-    fn text(&mut self, text: &Text<'a>) -> Built<u32> {
-        match self.texts.get_index_of(text.as_str()) {
-            Some(i) => id(i),
-            None => id(self.texts.insert_full(text.clone()).0),
-        }
+    fn text(&mut self, text: &Text<'a>) -> Result<u32, Beyond> {
+        self.texts.add(text, &mut self.worth)
+    }
+
+    /// The number of a key among the texts; `None` when it is no str.
+    pub(crate) fn key(&mut self, key: &V<'a>, worth: &mut Worth) -> Result<Option<u32>, Beyond> {
+        key_in(&mut self.texts, key, worth)
     }
 
     /// A key or path of a stored item.
     pub(crate) fn text_at(&self, i: u32) -> Option<&str> {
-        self.texts.get_index(i as usize).map(Text::as_str)
+        self.texts.get(i)
     }
+
+    /// How many texts there are.
+    pub(crate) fn texts(&self) -> usize {
+        self.texts.len()
+    }
+}
+
+fn key_in<'a>(texts: &mut Texts<'a>, key: &V<'a>, worth: &mut Worth) -> Result<Option<u32>, Beyond> {
+    Ok(match key {
+        V::Str(s) => Some(texts.add_key(s, worth)?),
+        V::Odd(s) => Some(texts.add(s, worth)?),
+        _ => None,
+    })
 }
 
 fn field_of_tensor(name: &str) -> Option<&'static str> {
     ["properties", "size", "chunks"].into_iter().find(|f| *f == name)
 }
 
+/// So long names are not read, since a file may name one again and again.
+const LONGEST_FIELD: usize = 255;
+
 fn is_name(s: &str) -> bool {
-    s.bytes().all(|b| b == b'_' || b.is_ascii_alphanumeric())
+    s.len() <= LONGEST_FIELD && s.bytes().all(|b| b == b'_' || b.is_ascii_alphanumeric())
 }
 
 fn axes(n: u32) -> Built<u8> {
@@ -500,8 +467,14 @@ impl<'a> Build<'a> for Columns<'a> {
     fn str(&mut self, v: Cow<'a, str>) -> Built<V<'a>> {
         Ok(V::Str(match v {
             Cow::Borrowed(s) => Text::Borrowed(s),
-            Cow::Owned(s) => Text::Owned(s.into()),
+            Cow::Owned(s) => Text::owned(&s, &mut self.worth)?,
         }))
+    }
+    fn odd_str(&mut self, python: &'a [u8]) -> Built<V<'a>> {
+        // A spelling is at most twice as long.
+        self.worth.take(python.len().saturating_mul(2))?;
+        let key = spell(python).ok_or_else(|| Refusal::damaged("a text is not UTF-8"))?;
+        Ok(V::Odd(Text::owned(&key, &mut self.worth)?))
     }
     fn bytes(&mut self, _: Cow<'a, [u8]>) -> Built<V<'a>> {
         Ok(V::Inert)
@@ -512,25 +485,22 @@ impl<'a> Build<'a> for Columns<'a> {
     fn tuple(&mut self, items: Items<'_, V<'a>>) -> Built<V<'a>> {
         let natural = |v: &V<'a>| matches!(v, V::Int(i) if *i >= 0);
         if items.as_slice().iter().all(natural) {
-            let (at, n) = (id(self.ints.narrow.len())?, id(items.len())?);
-            for v in items {
-                if let V::Int(i) = v {
-                    self.ints.push(u64::try_from(i).unwrap_or(0));
-                }
-            }
+            let natural = |v: &V<'a>| if let V::Int(i) = v { u64::try_from(*i).unwrap_or(0) } else { 0 };
+            let (at, n) = self.ints.add(items.as_slice().iter().map(natural), &mut self.worth)?;
             return Ok(V::Ints(at, n));
         }
-        let i = self.tuples.new_slot()?;
+        let i = self.tuples.new_slot(&mut self.worth)?;
         let slot = self.tuples.get_mut(i);
         slot.clear();
+        self.worth.room(slot, items.len())?;
         slot.extend(items);
         Ok(V::Tuple(i))
     }
     fn list(&mut self) -> Built<V<'a>> {
-        Ok(V::List(self.lists.new_slot()?))
+        Ok(V::List(self.lists.new_slot(&mut self.worth)?))
     }
     fn dict(&mut self) -> Built<V<'a>> {
-        Ok(V::Dict(self.dicts.new_slot()?))
+        Ok(V::Dict(self.dicts.new_slot(&mut self.worth)?))
     }
     fn set(&mut self) -> Built<V<'a>> {
         Ok(V::Inert)
@@ -541,16 +511,9 @@ impl<'a> Build<'a> for Columns<'a> {
     }
     fn append(&mut self, list: &mut V<'a>, items: Items<'_, V<'a>>) -> Built<()> {
         if let V::List(i) = list {
-            let l = self.lists.get_mut(*i);
+            let list = self.lists.get_mut(*i);
             for v in items {
-                match v {
-                    V::Chunk(c) if l.items.is_empty() => l.chunks.push(c),
-                    v => {
-                        // A list is of chunks only, or general.
-                        l.items.extend(l.chunks.drain(..).map(V::Chunk));
-                        l.items.push(v);
-                    }
-                }
+                list.push(v, &mut self.worth)?;
             }
         }
         Ok(())
@@ -560,8 +523,8 @@ impl<'a> Build<'a> for Columns<'a> {
             let d = self.dicts.get_mut(*i);
             while let (Some(k), Some(v)) = (pairs.next(), pairs.next()) {
                 match (k, v) {
-                    (V::Index(k), V::Storage(v)) => d.storage.push((k, v)),
-                    pair => d.pairs.push(pair),
+                    (V::Index(k), V::Storage(v)) => d.push_storage(k, v, &mut self.worth)?,
+                    pair => self.worth.push(&mut d.pairs, pair)?,
                 }
             }
         }
@@ -572,20 +535,21 @@ impl<'a> Build<'a> for Columns<'a> {
         Ok(())
     }
     fn global(&mut self, module: &str, name: &str) -> Built<V<'a>> {
-        let class = Class::of(module, name);
-        if class != Class::Other {
-            return Ok(V::Class(class));
-        }
-        self.strangers.insert(format!("{module}.{name}"));
-        match module {
-            "torch" => Ok(V::OfTorch(self.text(&Text::Owned(name.into()))?)),
-            _ => Ok(V::Class(class)),
+        match (Class::of(module, name), module) {
+            (Class::Other, "torch") => {
+                let name = Text::owned(name, &mut self.worth)?;
+                Ok(V::OfTorch(self.text(&name)?))
+            }
+            (class, _) => Ok(V::Class(class)),
         }
     }
     fn stack_global(&mut self, module: V<'a>, name: V<'a>) -> Built<V<'a>> {
-        match (module, name) {
-            (V::Str(m), V::Str(n)) => self.global(m.as_str(), n.as_str()),
-            _ => Err(Refusal::damaged("a class is not named by strs")),
+        let (V::Str(module), V::Str(name)) = (module, name) else {
+            return Err(Refusal::damaged("a class is not named by strs"));
+        };
+        match (Class::of(module.as_str(), name.as_str()), module.as_str()) {
+            (Class::Other, "torch") => Ok(V::OfTorch(self.text(&name)?)),
+            (class, _) => Ok(V::Class(class)),
         }
     }
     fn call(&mut self, callable: V<'a>, args: V<'a>) -> Built<V<'a>> {
@@ -603,7 +567,7 @@ impl<'a> Build<'a> for Columns<'a> {
             (V::Class(Class::MemFormat), V::Ints(at, 1)) => {
                 V::MemFormat(self.ints.get(*at).unwrap_or(0).min(255) as u8)
             }
-            (V::Class(Class::Path), _) => self.path_of(&args),
+            (V::Class(Class::Path), _) => self.path_of(&args)?,
             (V::Class(_), _) => return self.new_object(callable, args),
             _ => V::Inert,
         };
@@ -614,56 +578,54 @@ impl<'a> Build<'a> for Columns<'a> {
     }
     fn new_object(&mut self, class: V<'a>, _args: V<'a>) -> Built<V<'a>> {
         let V::Class(class) = class else { return Ok(V::Inert) };
+        let worth = &mut self.worth;
         Ok(match class {
             Class::Metadata | Class::MCoreMetadata => {
-                self.roots.push(RawRoot { subclass: class == Class::MCoreMetadata, fields: Vec::new() });
-                V::Root(id(self.roots.len() - 1)?)
+                let root = RawRoot { subclass: class == Class::MCoreMetadata, ..RawRoot::default() };
+                V::Root(add(&mut self.roots, root, worth)?)
             }
-            Class::TensorStorageMetadata => {
-                self.tensors.push(RawTensor::default());
-                V::Tensor(id(self.tensors.len() - 1)?)
-            }
+            Class::TensorStorageMetadata => V::Tensor(add(&mut self.tensors, RawTensor::default(), worth)?),
             Class::BytesStorageMetadata => V::BytesItem,
             Class::TensorProperties(old_module) => {
-                self.props.push(Props { old_module, ..Props::default() });
-                V::Props(id(self.props.len() - 1)?)
+                V::Props(add(&mut self.props, Props { old_module, ..Props::default() }, worth)?)
             }
-            Class::ChunkStorageMetadata => {
-                self.chunks.push(RawChunk::default());
-                V::Chunk(id(self.chunks.len() - 1)?)
-            }
+            Class::ChunkStorageMetadata => V::Chunk(add(&mut self.chunks, RawChunk::default(), worth)?),
             Class::MetadataIndex => {
-                self.indices.push(RawIndex { key: NONE, hint: NONE, at: 0, ndim: 0, has_offset: false });
-                V::Index(id(self.indices.len() - 1)?)
+                let index = RawIndex { key: NONE, hint: NONE, at: 0, ndim: 0, has_offset: false };
+                V::Index(add(&mut self.indices, index, worth)?)
             }
             Class::StorageInfo => {
-                self.storages.push(RawStorage {
-                    file: NONE,
-                    transforms: NONE,
-                    offset: u64::MAX,
-                    length: u64::MAX,
-                });
-                V::Storage(id(self.storages.len() - 1)?)
+                let nowhere = RawStorage { file: NONE, transforms: NONE, offset: u64::MAX, length: u64::MAX };
+                V::Storage(add(&mut self.storages, nowhere, worth)?)
             }
-            Class::StorageMeta => {
-                self.metas.push(RawMeta::default());
-                V::Meta(id(self.metas.len() - 1)?)
-            }
+            Class::StorageMeta => V::Meta(add(&mut self.metas, RawMeta::default(), worth)?),
             _ => V::Inert,
         })
     }
     fn build(&mut self, object: &mut V<'a>, state: V<'a>) -> Built<()> {
         if let V::Props(i) = object {
-            return self.props_state(*i, &state);
+            self.props_state(*i, &state);
+            return Ok(());
         }
         let state = match state {
             // A state and slots' state, as copyreg makes them: only the first can hold our fields.
             V::Tuple(t) => self.tuple_items(t).first().cloned().unwrap_or(V::None),
             s => s,
         };
-        if let Some(pairs) = self.take_state(&state) {
+        let V::Dict(i) = state else { return Ok(()) };
+        let mut pairs = self.take_pairs(i);
+        if self.dicts.is_shared(i) {
+            self.worth.steps(pairs.len())?;
             self.set(object, &pairs)?;
-            self.give_back(&state, pairs);
+            self.dicts.get_mut(i).pairs = pairs;
+        } else {
+            self.set(object, &pairs)?;
+            // Emptied, it is the state of the next object.
+            pairs.clear();
+            self.dicts.release(i, |d| {
+                d.pairs = pairs;
+                d.storage.clear();
+            });
         }
         Ok(())
     }
@@ -677,8 +639,20 @@ impl<'a> Build<'a> for Columns<'a> {
 
 impl Columns<'_> {
     /// The chunks of a tensor, in stored order.
-    pub(crate) fn chunks_of(&self, t: &RawTensor) -> &[u32] {
-        t.chunks.map_or(&[], |l| &self.list(l).chunks)
+    pub(crate) fn chunks_of(&self, t: &RawTensor) -> impl Iterator<Item = u32> {
+        t.chunks.map_or(&[][..], |l| &self.list(l).chunks).iter().cloned().flatten()
+    }
+
+    /// How many there are.
+    pub(crate) fn chunks_in(&self, t: &RawTensor) -> usize {
+        let runs = t.chunks.map_or(&[][..], |l| &self.list(l).chunks);
+        runs.iter().map(|r| r.len()).fold(0, usize::saturating_add)
+    }
+
+    /// Gives the memory of tensors and chunks back, once the logical table has them.
+    pub(crate) fn forget_tensors(&mut self) {
+        (self.chunks, self.tensors, self.props) = (Vec::new(), Vec::new(), Vec::new());
+        self.lists.iter_mut().for_each(|l| l.chunks = Vec::new());
     }
 
     /// Offsets and sizes of a chunk; `None` when their numbers of axes differ.
@@ -689,8 +663,7 @@ impl Columns<'_> {
     }
 
     /// The texts of a list of transform descriptors.
-    pub(crate) fn descriptors(&self, list: u32) -> Vec<String> {
-        let text = |v: &V<'_>| if let V::Str(s) = v { s.as_str().to_string() } else { "?".into() };
-        self.list(list).items.iter().map(text).collect()
+    pub(crate) fn descriptors(&self, list: u32) -> impl Iterator<Item = &str> + Clone {
+        self.list(list).items.iter().map(|v| if let V::Str(s) = v { s.as_str() } else { "?" })
     }
 }

@@ -7,6 +7,9 @@ pub(crate) const SH: &str = "torch.distributed._shard.sharded_tensor.metadata";
 pub(crate) const FS: &str = "torch.distributed.checkpoint.filesystem";
 const MCORE: &str = "megatron.core.dist_checkpointing.strategies.torch";
 
+/// No element type has a longer name.
+const LONGEST_DTYPE: usize = 64;
+
 /// A class or function that a `.metadata` file names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
@@ -51,7 +54,7 @@ impl Class {
                 "pathlib" | "pathlib._local",
                 "PosixPath" | "WindowsPath" | "PurePosixPath" | "PureWindowsPath" | "Path",
             ) => Self::Path,
-            ("torch", name) => name.parse().map_or(Self::Other, Self::DType),
+            ("torch", name) if name.len() <= LONGEST_DTYPE => name.parse().map_or(Self::Other, Self::DType),
             _ => Self::Other,
         }
     }

@@ -1,12 +1,15 @@
 //! The pickle of a `.metadata` file, in any flavour. Nothing in it depends on time, place or hash order.
 
-use super::names::{FS, MD, SH};
+use super::{
+    names::{FS, MD, SH},
+    spelling::unspell,
+};
 use crate::Flavour;
 use reshard_model::{DType, Step};
 use reshard_plan::{Entry, Metadata, PlannerData, TensorProperties};
 use reshard_strategy::{Placed, Result, StrategyError};
 use reshard_torch_format::pickle::{Emitter, Op};
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 /// As PyTorch does: dicts and lists are filled in batches of this many, which bounds a reader's stack.
 const BATCH: usize = 1000;
@@ -37,7 +40,7 @@ struct Writer<'m> {
     flavour: Flavour,
     /// Memo numbers of what comes again and again.
     constants: BTreeMap<Constant, u32>,
-    keys: BTreeMap<&'m str, u32>,
+    keys: BTreeMap<Cow<'m, [u8]>, u32>,
 }
 
 impl<'m> Writer<'m> {
@@ -168,7 +171,7 @@ impl<'m> Writer<'m> {
                     w.e.op(Op::Mark);
                     for step in &path.0 {
                         match step {
-                            Step::Key(k) => w.plain_text(k),
+                            Step::Key(k) => w.plain_bytes(&unspell(k)),
                             Step::Index(i) => w.e.uint(*i),
                         }
                     }
@@ -217,7 +220,7 @@ impl<'m> Writer<'m> {
             w.e.op(Op::EmptyDict);
             w.e.op(Op::Mark);
             w.text("relative_path");
-            w.key(p.file.as_str());
+            w.shared(p.file.as_str().as_bytes().into());
             w.text("offset");
             w.e.uint(p.offset);
             w.text("length");
@@ -294,20 +297,30 @@ impl<'m> Writer<'m> {
 
     /// A text that comes only once.
     fn plain_text(&mut self, s: &str) {
+        self.plain_bytes(s.as_bytes());
+    }
+
+    /// The same, in Python's UTF-8.
+    fn plain_bytes(&mut self, s: &[u8]) {
         match u8::try_from(s.len()) {
-            Ok(_) => self.e.op(Op::ShortBinUnicode(s.as_bytes())),
-            Err(_) => self.e.op(Op::BinUnicode(s.as_bytes())),
+            Ok(_) => self.e.op(Op::ShortBinUnicode(s)),
+            Err(_) => self.e.op(Op::BinUnicode(s)),
         }
     }
 
-    /// A key or file name: written at its first use, named after that.
+    /// A key, in which lone surrogates are spelled.
     fn key(&mut self, key: &'m str) {
-        match self.keys.get(key) {
+        self.shared(unspell(key));
+    }
+
+    /// A key or file name: written at its first use, named after that.
+    fn shared(&mut self, text: Cow<'m, [u8]>) {
+        match self.keys.get(&text) {
             Some(&id) => self.e.get(id),
             None => {
-                self.plain_text(key);
+                self.plain_bytes(&text);
                 let id = self.e.memoize();
-                self.keys.insert(key, id);
+                self.keys.insert(text, id);
             }
         }
     }

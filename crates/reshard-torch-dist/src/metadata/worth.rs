@@ -1,0 +1,109 @@
+//! What a file may ask for: memory and work, by its length.
+
+use reshard_torch_format::{Budget, Limits, pickle::Refusal};
+
+/// A limit that was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Beyond {
+    pub(crate) limit: &'static str,
+    pub(crate) max: u64,
+}
+
+pub(crate) const MEMORY: &str = "bytes of memory";
+pub(crate) const STEPS: &str = "steps over what it names again and again";
+
+impl From<Beyond> for Refusal {
+    fn from(b: Beyond) -> Self {
+        Self::limit(b.limit, b.max)
+    }
+}
+
+/// More of something than 32 bits can number.
+pub(crate) fn number(n: usize) -> Result<u32, Beyond> {
+    let beyond = Beyond { limit: "values of one kind", max: u32::MAX.into() };
+    u32::try_from(n).ok().filter(|n| *n != u32::MAX).ok_or(beyond)
+}
+
+type Within<T> = Result<T, Beyond>;
+
+/// What is left of it. Whatever is built draws from it before it is built, and each time it is copied.
+#[derive(Debug)]
+pub(crate) struct Worth {
+    memory: Budget,
+    steps: Budget,
+}
+
+impl Default for Worth {
+    fn default() -> Self {
+        Self { memory: Budget::new(0), steps: Budget::new(0) }
+    }
+}
+
+impl Worth {
+    /// Of files of so many bytes together.
+    pub(crate) fn of(limits: &Limits, input: u64) -> Self {
+        let memory = limits.budget(input);
+        // What is done once for each thing in the file needs less than a step a byte; the rest is for what is named twice.
+        let steps = Budget::new((memory.max() / 16).max(input.saturating_mul(4)));
+        Self { memory, steps }
+    }
+
+    /// Draws bytes of memory.
+    #[inline]
+    pub(crate) fn take(&mut self, bytes: usize) -> Within<()> {
+        let max = self.memory.max();
+        self.memory.take(bytes as u64).map_err(|_| Beyond { limit: MEMORY, max })
+    }
+
+    /// Draws steps of work, where what the file names often is gone through each time.
+    #[inline]
+    pub(crate) fn steps(&mut self, n: usize) -> Within<()> {
+        let max = self.steps.max();
+        self.steps.take(n as u64).map_err(|_| Beyond { limit: STEPS, max })
+    }
+
+    /// Makes room for `n` more.
+    #[inline]
+    pub(crate) fn room<T>(&mut self, v: &mut Vec<T>, n: usize) -> Within<()> {
+        if n <= v.capacity() - v.len() { Ok(()) } else { self.grow(v, n) }
+    }
+
+    #[cold]
+    fn grow<T>(&mut self, v: &mut Vec<T>, n: usize) -> Within<()> {
+        let want = v.len().saturating_add(n).max(v.capacity().saturating_mul(2)).max(4);
+        self.take((want - v.capacity()).saturating_mul(size_of::<T>()))?;
+        let none = |_| Beyond { limit: MEMORY, max: self.memory.max() };
+        v.try_reserve_exact(want - v.len()).map_err(none)
+    }
+
+    #[inline]
+    pub(crate) fn push<T>(&mut self, v: &mut Vec<T>, item: T) -> Within<()> {
+        self.room(v, 1)?;
+        v.push(item);
+        Ok(())
+    }
+
+    /// `n` times the same.
+    pub(crate) fn filled<T: Copy>(&mut self, n: usize, item: T) -> Within<Vec<T>> {
+        let mut out = Vec::new();
+        self.room(&mut out, n)?;
+        out.resize(n, item);
+        Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_drawn_by_what_is_really_reserved() {
+        let limits = Limits { memory: Some(1000), ..Limits::default() };
+        let mut w = Worth::of(&limits, 0);
+        let mut v: Vec<u64> = Vec::new();
+        while w.push(&mut v, 7).is_ok() {}
+        assert_eq!((v.len(), v.capacity()), (64, 64));
+        assert_eq!(w.filled(62, 1u64), Err(Beyond { limit: MEMORY, max: 1000 }));
+        assert_eq!(w.filled(61, 1u64).unwrap().len(), 61);
+    }
+}

@@ -1,0 +1,292 @@
+//! Small `.metadata` files that ask for absurd amounts of memory or time: refused before anything is built of that size,
+//! or read in time by what they are worth. Memory is measured where it is allocated.
+#![expect(unsafe_code, reason = "an allocator that counts can't be had without")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use reshard_torch_dist::parse_metadata;
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+struct Counting;
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: hands everything to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let live = LIVE.fetch_add(layout.size(), Relaxed) + layout.size();
+        PEAK.fetch_max(live, Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(p, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const MD: &str = "torch.distributed.checkpoint.metadata";
+const FS: &str = "torch.distributed.checkpoint.filesystem";
+
+/// Instructions put together by hand.
+#[derive(Clone, Default)]
+struct Asm(Vec<u8>);
+
+impl Asm {
+    fn new() -> Self {
+        Self(b"\x80\x04".to_vec())
+    }
+    fn op(mut self, raw: &[u8]) -> Self {
+        self.0.extend_from_slice(raw);
+        self
+    }
+    fn str(self, text: &str) -> Self {
+        self.op(b"X").op(&(text.len() as u32).to_le_bytes()).op(text.as_bytes())
+    }
+    fn int(self, n: u32) -> Self {
+        self.op(b"J").op(&n.to_le_bytes())
+    }
+    fn class(self, module: &str, name: &str) -> Self {
+        self.op(format!("c{module}\n{name}\n").as_bytes())
+    }
+    fn put(self, n: u32) -> Self {
+        self.op(b"r").op(&n.to_le_bytes())
+    }
+    fn get(self, n: u32) -> Self {
+        self.op(b"j").op(&n.to_le_bytes())
+    }
+    /// Remembers what was made last and takes it from the stack.
+    fn keep(self, n: u32) -> Self {
+        self.put(n).op(b"0")
+    }
+    fn many(mut self, n: u32, each: impl Fn(Self, u32) -> Self) -> Self {
+        for i in 0..n {
+            self = each(self, i);
+        }
+        self
+    }
+    fn object(self, module: &str, name: &str, fields: impl FnOnce(Self) -> Self) -> Self {
+        fields(self.class(module, name).op(b")\x81}(")).op(b"ub")
+    }
+    fn size(self, dims: &[u32]) -> Self {
+        let tuple = dims.iter().fold(self.class("torch", "Size").op(b"("), |a, d| a.int(*d));
+        tuple.op(b"t\x85R")
+    }
+    fn properties(self, rest: impl FnOnce(Self) -> Self) -> Self {
+        let state =
+            self.class(MD, "TensorProperties").op(b")\x81(").class("torch", "float32").op(b"N\x89N\x89");
+        rest(state).op(b"tb")
+    }
+    fn item(self, key: impl FnOnce(Self) -> Self, more: impl FnOnce(Self) -> Self) -> Self {
+        let index = self.object(MD, "MetadataIndex", |a| key(a.str("fqn")));
+        index.object(FS, "_StorageInfo", |a| {
+            more(a.str("relative_path").str("__0_0.distcp").str("offset").int(0).str("length").int(1))
+        })
+    }
+    /// The whole: entries, items and further fields.
+    fn metadata(
+        self,
+        entries: impl FnOnce(Self) -> Self,
+        items: impl FnOnce(Self) -> Self,
+        more: impl FnOnce(Self) -> Self,
+    ) -> Vec<u8> {
+        let whole = self.object(MD, "Metadata", |a| {
+            let a = entries(a.str("state_dict_metadata").op(b"}(")).op(b"u");
+            more(items(a.str("storage_data").op(b"}(")).op(b"u"))
+        });
+        whole.op(b".").0
+    }
+    fn empty(self) -> Vec<u8> {
+        self.metadata(same, same, same)
+    }
+}
+
+fn same(a: Asm) -> Asm {
+    a
+}
+
+fn bytes_item(a: Asm, key: &str) -> Asm {
+    a.str(key).class(MD, "BytesStorageMetadata").op(b")\x81")
+}
+
+/// What is said of it, with all sources; memory stays below what the file is worth.
+fn parse(name: &str, pickle: &[u8]) -> Result<(usize, usize, usize), String> {
+    let before = LIVE.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let result = parse_metadata(pickle);
+    let grown = PEAK.load(Relaxed) - before;
+    let worth = 64 * pickle.len() + (64 << 20);
+    assert!(grown <= worth + (8 << 20), "{name}: {grown} bytes for a file of {}", pickle.len());
+    result.map_err(|e| {
+        let mut text = e.to_string();
+        let mut source = std::error::Error::source(&e);
+        while let Some(s) = source {
+            text.push_str(&format!(": {s}"));
+            source = s.source();
+        }
+        text
+    })
+}
+
+fn refused(name: &str, limit: &str, pickle: &[u8]) {
+    let said = parse(name, pickle).unwrap_err();
+    assert!(said.contains(limit) && said.contains("Limits"), "{name}: {said}");
+}
+
+fn memory(name: &str, pickle: &[u8]) {
+    refused(name, "bytes of memory", pickle);
+}
+
+fn steps(name: &str, pickle: &[u8]) {
+    refused(name, "steps", pickle);
+}
+
+fn read(name: &str, found: (usize, usize, usize), pickle: &[u8]) {
+    assert_eq!(parse(name, pickle), Ok(found), "{name}");
+}
+
+fn shared_dict(n: u32) -> Asm {
+    Asm::new().op(b"}(").many(n, |a, i| a.str(&format!("f{i}")).op(b"N")).op(b"u").keep(0)
+}
+
+fn shared_text(len: usize) -> Asm {
+    Asm::new().str(&"x".repeat(len)).keep(0)
+}
+
+// One test, so that nothing else allocates meanwhile.
+#[test]
+fn what_asks_for_more_than_the_file_is_worth_is_refused() {
+    steps("a state of the root again and again", &{
+        let a = shared_dict(5000).class(MD, "Metadata").op(b")\x81").many(5000, |a, _| a.get(0).op(b"b"));
+        a.op(b"0").empty()
+    });
+    steps("a state of a chunk again and again", &{
+        let a = shared_dict(5000).class(MD, "ChunkStorageMetadata").op(b")\x81");
+        a.many(5000, |a, _| a.get(0).op(b"b")).op(b"0").empty()
+    });
+    read("strides that many properties share", (0, 0, 0), &{
+        let strides = Asm::new().op(b"(").many(20_000, |a, i| a.int(i)).op(b"t").keep(0);
+        strides.many(5000, |a, _| a.properties(|a| a.get(0)).op(b"0")).empty()
+    });
+    memory("a path of a text again and again", &{
+        let a = shared_text(50_000).class("pathlib", "PosixPath").op(b"(");
+        a.many(20_000, |a, _| a.get(0)).op(b"tR0").empty()
+    });
+    steps("a path of nothing again and again", &{
+        let a = Asm::new().str("").keep(0).op(b"(").many(5000, |a, _| a.get(0)).op(b"t").keep(1);
+        a.class("pathlib", "PosixPath").keep(2).many(5000, |a, _| a.get(2).get(1).op(b"R0")).empty()
+    });
+    memory("chunks that many tensors share", &{
+        let chunk = |a: Asm, i| {
+            a.object(MD, "ChunkStorageMetadata", |a| a.str("offsets").size(&[i]).str("sizes").size(&[1]))
+        };
+        let a = Asm::new().op(b"](").many(2000, chunk).op(b"e").keep(0).properties(same).keep(1);
+        a.metadata(
+            |a| {
+                a.many(2000, |a, i| {
+                    a.str(&format!("t{i}")).object(MD, "TensorStorageMetadata", |a| {
+                        a.str("properties").get(1).str("size").size(&[2000]).str("chunks").get(0)
+                    })
+                })
+            },
+            same,
+            same,
+        )
+    });
+    read("names of classes out of long texts", (0, 0, 0), &{
+        let text = |a: Asm, i| a.str(&format!("m{i}{}", "x".repeat(2000))).keep(i);
+        let a = Asm::new().many(200, text).str("torch").keep(200);
+        a.many(200, |a, i| a.many(200, |a, j| a.get(i).get(j).op(b"\x930")))
+            .many(20_000, |a, i| a.get(200).get(i % 200).op(b"\x930"))
+            .empty()
+    });
+    read(
+        "a list of transforms for each item",
+        (0, 0, 5000),
+        &Asm::new().metadata(
+            |a| a.many(5000, |a, i| bytes_item(a, &format!("o{i}"))),
+            |a| {
+                a.many(5000, |a, i| {
+                    a.item(
+                        |a| a.str(&format!("o{i}")),
+                        |a| {
+                            a.str("transform_descriptors").op(b"](").str(&format!("stream.zstd/{i}")).op(b"e")
+                        },
+                    )
+                })
+            },
+            same,
+        ),
+    );
+    memory(
+        "transforms of a text again and again",
+        &shared_text(50_000).metadata(
+            |a| a.many(50, |a, i| bytes_item(a, &format!("o{i}"))),
+            |a| {
+                a.many(50, |a, i| {
+                    a.item(
+                        |a| a.str(&format!("o{i}")),
+                        |a| {
+                            a.str("transform_descriptors")
+                                .op(b"](")
+                                .many(200, |a, _| a.get(0))
+                                .int(i)
+                                .op(b"e")
+                        },
+                    )
+                })
+            },
+            same,
+        ),
+    );
+    memory("a path of planner data that many keys share", &{
+        let a = shared_text(100).op(b"(").many(2000, |a, _| a.get(0)).op(b"t").keep(1);
+        a.metadata(same, same, |a| {
+            a.str("planner_data").op(b"}(").many(2000, |a, i| a.str(&format!("k{i}")).get(1)).op(b"u")
+        })
+    });
+    memory("ints of planner data that many keys share", &{
+        let a = Asm::new().op(b"(").many(5000, |a, i| a.int(i)).op(b"t").keep(1);
+        a.metadata(same, same, |a| {
+            a.str("planner_data").op(b"}(").many(2000, |a, i| a.str(&format!("k{i}")).get(1)).op(b"u")
+        })
+    });
+    memory("a shape of mcore_data that many keys share", &{
+        let a = Asm::new().op(b"(").many(5000, |a, i| a.int(i)).op(b"t").keep(1);
+        a.op(b"}(").str("nd_reformulated_orig_global_shape").get(1).op(b"u").keep(2).metadata(
+            same,
+            same,
+            |a| a.str("mcore_data").op(b"}(").many(5000, |a, i| a.str(&format!("k{i}")).get(2)).op(b"u"),
+        )
+    });
+    // 20 GB would be hashed or compared if each name of it were looked into.
+    read(
+        "a long key that each item names",
+        (0, 0, 1),
+        &shared_text(1 << 20).metadata(
+            |a| a.get(0).class(MD, "BytesStorageMetadata").op(b")\x81"),
+            |a| a.item(|a| a.get(0), same),
+            |a| {
+                a.str("x")
+                    .op(b"](")
+                    .many(20_000, |a, _| a.object(MD, "MetadataIndex", |a| a.str("fqn").get(0)))
+                    .op(b"e")
+            },
+        ),
+    );
+    let said = parse("a long name of a field", &{
+        let a = shared_text(1 << 20);
+        a.many(20_000, |a, _| a.object(MD, "MetadataIndex", |a| a.get(0).op(b"N")).op(b"0")).empty()
+    });
+    assert!(said.unwrap_err().contains("can't be the name of a field"));
+    let said = parse("a key again and again", &{
+        shared_text(1 << 20).metadata(|a| a.many(20_000, |a, _| a.get(0).op(b"N")), same, same)
+    });
+    assert!(said.unwrap_err().contains("is there twice"));
+}
