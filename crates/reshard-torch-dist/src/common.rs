@@ -13,7 +13,7 @@ use reshard_strategy::{
     BackendVersion, LoadCommonStrategy, ReadObject, Result, SaveCommonStrategy, SaveCx, StorageReader,
     StrategyError,
 };
-use reshard_torch_format::{LoadOptions, TorchSave, archive::ArchiveOptions};
+use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -177,7 +177,7 @@ async fn from_object(store: &Arc<dyn Store>) -> Result<Value> {
     let Some(len) = store.len(&name).await? else {
         return Err(missing("it has neither common.pt nor .metadata"));
     };
-    let table = Table::parse(METADATA, &store.read(&name, 0..len).await?)?;
+    let table = Table::parse(METADATA, &store.read(&name, 0..len).await?, &Limits::default())?;
     let Some(object) = table.metadata.object(COMMON_STATE_CELL) else {
         return Err(missing("it has neither common.pt nor the object common_state"));
     };

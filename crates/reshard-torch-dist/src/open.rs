@@ -5,6 +5,7 @@ use async_trait::async_trait;
 use reshard_model::Dialect;
 use reshard_storage::{Name, Store};
 use reshard_strategy::{BackendVersion, OpenFormat, Result, StorageReader, StrategyError};
+use reshard_torch_format::Limits;
 use std::{collections::BTreeSet, sync::Arc};
 
 /// The format.
@@ -20,7 +21,9 @@ impl OpenFormat for TorchDist {
     async fn open(&self, store: &Arc<dyn Store>) -> Result<Arc<dyn StorageReader>> {
         let name = Name::new(METADATA)?;
         let (table, rank_local) = match store.len(&name).await? {
-            Some(len) => (Table::parse(METADATA, &store.read(&name, 0..len).await?)?, None),
+            Some(len) => {
+                (Table::parse(METADATA, &store.read(&name, 0..len).await?, &Limits::default())?, None)
+            }
             None => {
                 let (table, ranks) = rank_local(store).await?;
                 (table, Some(ranks))
@@ -79,5 +82,5 @@ async fn rank_local(store: &Arc<dyn Store>) -> Result<(Table, u32)> {
         files.push((name.to_string(), store.read(&name, 0..len).await?));
     }
     let views: Vec<(&str, &[u8])> = files.iter().map(|(n, b)| (n.as_str(), &b[..])).collect();
-    Ok((Table::merge(&views)?, world))
+    Ok((Table::merge(&views, &Limits::default())?, world))
 }

@@ -64,16 +64,16 @@ pub(crate) struct Table {
 
 impl Table {
     /// Reads one file.
-    pub(crate) fn parse(file: &str, pickle: &[u8]) -> Result<Self> {
-        Self::merge(&[(file, pickle)])
+    pub(crate) fn parse(file: &str, pickle: &[u8], limits: &Limits) -> Result<Self> {
+        Self::merge(&[(file, pickle)], limits)
     }
 
     /// Reads one file, or the files of all ranks of a rank-local checkpoint, whose tensors are put together.
-    pub(crate) fn merge(files: &[(&str, &[u8])]) -> Result<Self> {
+    pub(crate) fn merge(files: &[(&str, &[u8])], limits: &Limits) -> Result<Self> {
         let mut b = TableBuilder { merging: files.len() > 1, ..TableBuilder::default() };
         let mut parsed = Vec::new();
         for &(file, pickle) in files {
-            let (columns, storage) = b.add(file, pickle)?;
+            let (columns, storage) = b.add(file, pickle, limits)?;
             parsed.push((file, columns, storage));
         }
         let TableBuilder { logical, planner_data, signs, flattened, unknown, .. } = b;
@@ -189,15 +189,14 @@ struct TableBuilder {
 
 impl TableBuilder {
     /// Adds what one `.metadata` says. Tensors that are there already get more chunks. What says where items lie comes back.
-    fn add<'p>(&mut self, file: &str, pickle: &'p [u8]) -> Result<(Columns<'p>, u32)> {
+    fn add<'p>(&mut self, file: &str, pickle: &'p [u8], limits: &Limits) -> Result<(Columns<'p>, u32)> {
         let mut columns = Columns::default();
-        let (root, end) =
-            run(pickle, &mut columns, &Limits::default()).map_err(|e| StrategyError::Corrupt {
-                file: file.into(),
-                offset: None,
-                what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
-                source: Some(Box::new(e)),
-            })?;
+        let (root, end) = run(pickle, &mut columns, limits).map_err(|e| StrategyError::Corrupt {
+            file: file.into(),
+            offset: None,
+            what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
+            source: Some(Box::new(e)),
+        })?;
         if end != pickle.len() {
             return Err(StrategyError::corrupt(
                 file,
@@ -424,7 +423,7 @@ impl Table {
 /// # Errors
 /// What is wrong with it, and at which byte.
 pub fn parse_metadata(pickle: &[u8]) -> Result<(usize, usize, usize)> {
-    let table = Table::parse(crate::METADATA, pickle)?;
+    let table = Table::parse(crate::METADATA, pickle, &Limits::default())?;
     let m = &table.metadata;
     Ok((m.tensor_count(), m.chunk_count(), m.object_count()))
 }
