@@ -35,11 +35,13 @@ mod form;
 mod id;
 mod layout;
 mod read;
+mod unpack;
 
 pub use directory::{Directory, Method, Record, Tail};
 pub use form::Form;
 pub use layout::{ArchiveLayout, ArchiveOptions, Era, write_archive};
-pub use read::{Archive, ByteOrder, Verify, check_crc, unpack};
+pub use read::{Archive, ByteOrder, Verify};
+pub use unpack::{Inflate, check_crc, unpack};
 
 /// Data of a record starts at a multiple of this many bytes from the start of the archive.
 pub const ALIGNMENT: u64 = 64;

@@ -1,4 +1,4 @@
-use super::{Directory, Method, Record, Tail};
+use super::{Directory, Record, Tail, check_crc, unpack};
 use crate::{Error, Limits, Result};
 use bytes::Bytes;
 
@@ -141,57 +141,4 @@ impl Archive {
             .get(range.start as usize..range.end as usize)
             .ok_or_else(|| Error::archive(range.start, "the archive is cut short"))
     }
-}
-
-/// Compares the content of a record with its checksum.
-///
-/// # Errors
-/// [`Error::Checksum`].
-pub fn check_crc(record: &Record, content: &[u8]) -> Result<()> {
-    let found = crc32fast::hash(content);
-    if found == record.crc32 {
-        Ok(())
-    } else {
-        Err(Error::Checksum { name: record.name.clone(), stored: record.crc32, found })
-    }
-}
-
-/// The content of a record, given its bytes as they lie in the archive; at most `max` bytes are unpacked.
-///
-/// # Errors
-/// [`Error::Archive`] when they do not unpack to the size that the directory says; [`Error::Limit`].
-pub fn unpack(record: &Record, stored: Bytes, max: u64) -> Result<Bytes> {
-    if stored.len() as u64 != record.stored {
-        let what = format!("{:?} has {} bytes, {} were given", record.name, record.stored, stored.len());
-        return Err(Error::archive(record.header, what));
-    }
-    match record.method {
-        Method::Stored => Ok(stored),
-        Method::Deflated => inflate(record, &stored, max).map(Bytes::from),
-    }
-}
-
-/// Deflate never packs better than 1032 to 1; a claim beyond that is a lie, and memory is not taken for it.
-const MAX_RATIO: u64 = 1032;
-
-fn inflate(record: &Record, stored: &[u8], max: u64) -> Result<Vec<u8>> {
-    let bad = || {
-        Error::archive(record.header, format!("{:?} does not unpack to {} bytes", record.name, record.size))
-    };
-    if record.size > max {
-        return Err(Error::Limit { offset: record.header, limit: "unpacked bytes", max });
-    }
-    if record.size > (stored.len() as u64).saturating_mul(MAX_RATIO) {
-        return Err(bad());
-    }
-    let size = usize::try_from(record.size).map_err(|_| bad())?;
-    let mut out = Vec::new();
-    out.try_reserve_exact(size + 1).map_err(|_| bad())?;
-    let mut stream = flate2::Decompress::new(false);
-    let status =
-        stream.decompress_vec(stored, &mut out, flate2::FlushDecompress::Finish).map_err(|_| bad())?;
-    if status != flate2::Status::StreamEnd || out.len() != size {
-        return Err(bad());
-    }
-    Ok(out)
 }

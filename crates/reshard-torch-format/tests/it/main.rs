@@ -7,4 +7,5 @@ mod forms;
 mod hostile;
 mod python;
 mod samples;
+mod unpack;
 mod values;

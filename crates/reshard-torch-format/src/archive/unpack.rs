@@ -1,0 +1,217 @@
+//! Packed records, unpacked block by block.
+
+use super::{Method, Record};
+use crate::{Error, Result};
+use bytes::Bytes;
+use std::io;
+
+/// Deflate never packs better than 1032 to 1; a claim beyond that is a lie, and memory is not taken for it.
+const MAX_RATIO: u64 = 1032;
+/// Memory is taken for a record in steps of this many bytes, as they are really unpacked.
+const STEP: usize = 1 << 20;
+
+/// The content of a record in blocks, unpacked on the way: memory stays that of one block whatever the record unpacks to.
+///
+/// It never gives more than [`Record::size`] bytes. Records that are not packed are given as they are.
+///
+/// ```
+/// use reshard_torch_format::archive::{Archive, ArchiveOptions, Inflate, write_archive};
+/// # fn main() -> Result<(), reshard_torch_format::Error> {
+/// let file = write_archive(b"\x80\x02N.", &[&[7; 100]], &ArchiveOptions::default())?;
+/// let archive = Archive::open(file.into(), &Default::default())?;
+/// let record = archive.directory().get("data/0")?;
+/// // `stored` are the bytes of `record.data_range(…)`
+/// # let stored = archive.read("data/0", Default::default())?;
+/// let mut content = Inflate::new(record, stored)?;
+/// let mut block = [0; 64];
+/// let mut sum = 0u64;
+/// loop {
+///     match content.next_block(&mut block)? {
+///         0 => break,
+///         n => sum += block[..n].iter().map(|b| u64::from(*b)).sum::<u64>(),
+///     }
+/// }
+/// content.verify()?;
+/// assert_eq!(sum, 700);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Inflate<B> {
+    stored: B,
+    record: Record,
+    /// None for a record that is not packed.
+    stream: Option<flate2::Decompress>,
+    /// Packed bytes used so far.
+    used: usize,
+    /// Bytes of the content that were not given yet.
+    left: u64,
+    /// Whether the packed bytes were seen to end where the content does.
+    ended: bool,
+    crc: crc32fast::Hasher,
+}
+
+impl<B: AsRef<[u8]>> Inflate<B> {
+    /// Starts at the first byte, given all bytes of a record as they lie in the archive.
+    ///
+    /// # Errors
+    /// [`Error::Archive`] when these are not as many as the directory says, or can't unpack to as many as it says.
+    pub fn new(record: &Record, stored: B) -> Result<Self> {
+        let len = stored.as_ref().len() as u64;
+        if len != record.stored {
+            let what = format!("{:?} has {} bytes, {len} were given", record.name, record.stored);
+            return Err(Error::archive(record.header, what));
+        }
+        let stream = match record.method {
+            Method::Stored => None,
+            Method::Deflated => Some(flate2::Decompress::new(false)),
+        };
+        let inflate = Self {
+            stored,
+            record: record.clone(),
+            stream,
+            used: 0,
+            left: record.size,
+            ended: false,
+            crc: crc32fast::Hasher::new(),
+        };
+        if record.size > len.saturating_mul(MAX_RATIO) {
+            return Err(inflate.bad());
+        }
+        Ok(inflate)
+    }
+
+    /// The next bytes of the content: as many as the block is long, fewer only at the end, none behind it.
+    ///
+    /// # Errors
+    /// [`Error::Archive`] when the record unpacks to fewer or to more bytes than the directory says.
+    pub fn next_block(&mut self, block: &mut [u8]) -> Result<usize> {
+        let n = self.fill(block)?;
+        self.crc.update(&block[..n]);
+        Ok(n)
+    }
+
+    /// Bytes of the content that were not given yet.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Compares the checksum of what was given so far with that of the record; call it when nothing is left.
+    ///
+    /// # Errors
+    /// [`Error::Checksum`].
+    pub fn verify(&self) -> Result<()> {
+        compare(&self.record, self.crc.clone().finalize())
+    }
+
+    fn bad(&self) -> Error {
+        let what = format!("{:?} does not unpack to {} bytes", self.record.name, self.record.size);
+        Error::archive(self.record.header, what)
+    }
+
+    fn fill(&mut self, block: &mut [u8]) -> Result<usize> {
+        let wanted = block.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let block = &mut block[..wanted];
+        let mut filled = 0;
+        while filled < wanted {
+            let (n, end) = self.step(&mut block[filled..])?;
+            filled += n;
+            if end && filled < wanted {
+                return Err(self.bad());
+            }
+        }
+        self.left -= wanted as u64;
+        if self.left == 0 && !self.ended {
+            let (more, end) = self.step(&mut [0])?;
+            if more > 0 || !end {
+                return Err(self.bad());
+            }
+        }
+        Ok(wanted)
+    }
+
+    /// Unpacks some bytes, and says whether they were the last. Either at least one byte is given, or it was the end.
+    fn step(&mut self, block: &mut [u8]) -> Result<(usize, bool)> {
+        let rest = self.stored.as_ref().get(self.used..).unwrap_or(&[]);
+        let Some(stream) = &mut self.stream else {
+            let n = rest.len().min(block.len());
+            block[..n].copy_from_slice(&rest[..n]);
+            self.used += n;
+            self.ended = self.used as u64 == self.record.stored;
+            return Ok((n, self.ended));
+        };
+        if self.ended {
+            return Ok((0, true));
+        }
+        loop {
+            let rest = self.stored.as_ref().get(self.used..).unwrap_or(&[]);
+            let (used, given) = (stream.total_in(), stream.total_out());
+            let status = stream.decompress(rest, block, flate2::FlushDecompress::None);
+            let (used, given) = (stream.total_in() - used, stream.total_out() - given);
+            self.used += used as usize;
+            match status {
+                Ok(flate2::Status::StreamEnd) => {
+                    self.ended = true;
+                    return Ok((given as usize, true));
+                }
+                Ok(_) if given > 0 => return Ok((given as usize, false)),
+                Ok(_) if used > 0 => {}
+                _ => return Err(self.bad()),
+            }
+        }
+    }
+}
+
+/// Errors are those of [`next_block`](Inflate::next_block), wrapped as [`io::ErrorKind::InvalidData`].
+impl<B: AsRef<[u8]>> io::Read for Inflate<B> {
+    fn read(&mut self, block: &mut [u8]) -> io::Result<usize> {
+        self.next_block(block).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+    }
+}
+
+/// Compares the content of a record with its checksum.
+///
+/// # Errors
+/// [`Error::Checksum`].
+pub fn check_crc(record: &Record, content: &[u8]) -> Result<()> {
+    compare(record, crc32fast::hash(content))
+}
+
+fn compare(record: &Record, found: u32) -> Result<()> {
+    if found == record.crc32 {
+        Ok(())
+    } else {
+        Err(Error::Checksum { name: record.name.clone(), stored: record.crc32, found })
+    }
+}
+
+/// The content of a record, given its bytes as they lie in the archive; at most `max` bytes are unpacked.
+///
+/// # Errors
+/// [`Error::Archive`] when they do not unpack to the size that the directory says; [`Error::Limit`].
+pub fn unpack(record: &Record, stored: Bytes, max: u64) -> Result<Bytes> {
+    let mut stream = Inflate::new(record, stored)?;
+    if record.method == Method::Stored {
+        return Ok(stream.stored);
+    }
+    if record.size > max {
+        return Err(Error::Limit { offset: record.header, limit: "unpacked bytes", max });
+    }
+    let no_memory = || {
+        Error::archive(
+            record.header,
+            format!("there is no memory for the {} bytes of {:?}", record.size, record.name),
+        )
+    };
+    let size = usize::try_from(record.size).map_err(|_| no_memory())?;
+    let mut out = Vec::new();
+    out.try_reserve_exact(size).map_err(|_| no_memory())?;
+    loop {
+        let from = out.len();
+        out.resize(size.min(from + STEP), 0);
+        stream.fill(&mut out[from..])?;
+        if out.len() == size {
+            return Ok(out.into());
+        }
+    }
+}
