@@ -14,6 +14,7 @@ mod blob;
 mod common;
 mod config;
 mod flavour;
+mod limits;
 mod lost;
 mod metadata;
 mod names;

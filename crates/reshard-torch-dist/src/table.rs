@@ -1,10 +1,9 @@
 //! An opened `.metadata`: the logical table, and where each chunk and object lies.
 
 use crate::{
+    limits::too_much,
     metadata::build::{Columns, NONE, Props, RawStorage, RawTensor, V},
-    transform,
 };
-use bytes::Bytes;
 use reshard_model::{DType, Dims, Path, Region, Step};
 use reshard_plan::{
     ChunkId, MemoryFormat, Metadata, MetadataBuilder, ObjectId, PlannerData, TensorId, TensorProperties,
@@ -191,11 +190,13 @@ impl TableBuilder {
     /// Adds what one `.metadata` says. Tensors that are there already get more chunks. What says where items lie comes back.
     fn add<'p>(&mut self, file: &str, pickle: &'p [u8], limits: &Limits) -> Result<(Columns<'p>, u32)> {
         let mut columns = Columns::default();
-        let (root, end) = run(pickle, &mut columns, limits).map_err(|e| StrategyError::Corrupt {
-            file: file.into(),
-            offset: None,
-            what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
-            source: Some(Box::new(e)),
+        let (root, end) = run(pickle, &mut columns, limits).map_err(|e| {
+            too_much(&e, file).unwrap_or_else(|| StrategyError::Corrupt {
+                file: file.into(),
+                offset: None,
+                what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
+                source: Some(Box::new(e)),
+            })
         })?;
         if end != pickle.len() {
             return Err(StrategyError::corrupt(
@@ -399,18 +400,9 @@ impl Table {
         Ok(place.offset..end)
     }
 
-    /// The archive of an item whose stored bytes may have gone through stream transforms.
-    pub(crate) fn untransform(&self, place: Place, stored: Bytes) -> Result<Bytes> {
-        let none = Vec::new();
-        let descriptors = self.transforms.get(place.transforms as usize).unwrap_or(&none);
-        let mut bytes = stored;
-        for d in descriptors {
-            bytes = transform::decode(d, bytes).map_err(|what| {
-                let file = self.file(place).map_or_else(|_| crate::METADATA.into(), |f| f.to_string());
-                StrategyError::corrupt(file, Some(place.offset), what)
-            })?;
-        }
-        Ok(bytes)
+    /// What was done to an item's archive, in the order of undoing it.
+    pub(crate) fn descriptors(&self, place: Place) -> &[String] {
+        self.transforms.get(place.transforms as usize).map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn is_transformed(&self, place: Place) -> bool {
