@@ -3,6 +3,7 @@
 use crate::{glob::Keys, units};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use reshard::{
+    ReadLimits,
     policy::{ByteSize, MaxShardSize, ShardingPolicy},
     torch_dist::Flavour,
 };
@@ -37,8 +38,10 @@ pub(crate) enum Command {
                             diff <(reshard digest /ckpt/a) <(reshard digest /ckpt/b)")]
     Digest(Digest),
     /// Looks for damage: structure, coverage, sizes and every checksum.
-    #[command(after_help = "Exit codes: 0 sound, 1 damaged, 2 could not be checked, 3 not a checkpoint.\n\n\
-                            Example:\n  reshard verify /ckpt/step-1000 && rm -r /ckpt/step-0900")]
+    #[command(
+        after_help = "Exit codes: 0 sound, 1 damaged, 2 not understood, beyond a limit or not checked, 3 not a checkpoint.\n\n\
+                            Example:\n  reshard verify /ckpt/step-1000 && rm -r /ckpt/step-0900"
+    )]
     Verify(Verify),
     /// Rewrites a checkpoint as another number of ranks would have saved it, in bounded memory.
     #[command(after_help = "Example, for eight ranks, as PyTorch 2.15 writes it:\n  \
@@ -72,6 +75,33 @@ impl Select {
     }
 }
 
+/// How much the checkpoint may ask for.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Limits, for checkpoints that you trust")]
+pub(crate) struct Limits {
+    /// Most memory for what is made of one file or object when it is parsed; by default 64 times its length and 64 MiB, at
+    /// most 4 GiB.
+    #[arg(long, value_name = "SIZE")]
+    max_memory: Option<ByteSize>,
+    /// Most bytes of what can only be read as a whole, such as metadata, common state or an object; by default 4GiB.
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", hide_default_value = true)]
+    max_whole: ByteSize,
+    /// Read tensors whose elements share memory, however many elements few stored bytes are.
+    #[arg(long)]
+    allow_repeated: bool,
+}
+
+impl Limits {
+    pub(crate) fn get(&self) -> ReadLimits {
+        let limits =
+            ReadLimits::default().with_max_whole(self.max_whole.0).with_allow_repeated(self.allow_repeated);
+        match self.max_memory {
+            Some(max) => limits.with_max_memory(max.0),
+            None => limits,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Inspect {
     /// The checkpoint.
@@ -84,6 +114,8 @@ pub(crate) struct Inspect {
     /// Only the facts about the whole, no lists.
     #[arg(long)]
     pub(crate) summary: bool,
+    #[command(flatten)]
+    pub(crate) limits: Limits,
 }
 
 #[derive(Debug, Args)]
@@ -95,6 +127,8 @@ pub(crate) struct Ls {
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) limits: Limits,
 }
 
 #[derive(Debug, Args)]
@@ -109,6 +143,8 @@ pub(crate) struct Digest {
     /// Don't check checksums; large tensors are read once instead of twice.
     #[arg(long)]
     pub(crate) no_verify: bool,
+    #[command(flatten)]
+    pub(crate) limits: Limits,
 }
 
 #[derive(Debug, Args)]
@@ -121,6 +157,8 @@ pub(crate) struct Verify {
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) limits: Limits,
 }
 
 #[derive(Debug, Args)]
@@ -137,6 +175,8 @@ pub(crate) struct Prune {
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) limits: Limits,
 }
 
 #[derive(Debug, Args)]
@@ -171,6 +211,8 @@ pub(crate) struct Convert {
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) limits: Limits,
 }
 
 impl Convert {

@@ -6,7 +6,7 @@ mod target;
 
 use crate::{
     args::Convert,
-    error::{CliError, OK, Result},
+    error::{CliError, OK, RAISE, Result},
     program::{Io, Program},
     table::{GOOD, fact, shown, styled},
     units, verify,
@@ -40,7 +40,7 @@ struct Report<'a> {
 }
 
 pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<u8> {
-    let checkpoint = program.open(&args.src)?;
+    let checkpoint = program.open(&args.src, args.limits.get())?;
     can_be_carried(&checkpoint, &args.src)?;
     target::check(program, args)?;
     let keys = args.select.keys();
@@ -172,6 +172,13 @@ fn sound(checkpoint: &Checkpoint, args: &Convert, io: &Io<'_>) -> Result<()> {
     }
     if let Some(d) = verify::concerning(&found.unchecked, keys).next() {
         return Err(CliError::told(format!("{} could not be checked: {}", args.src, verify::line(d)), hint));
+    }
+    if let Some(d) = verify::concerning(&found.not_understood, keys).next() {
+        let hint = format!("`reshard verify {}` lists all such; --key chooses the others", args.src);
+        return Err(CliError::told(format!("{} is not understood: {}", args.src, verify::line(d)), hint));
+    }
+    if let Some(d) = verify::concerning(&found.not_read, keys).next() {
+        return Err(CliError::told(format!("{} is not read: {}", args.src, verify::line(d)), RAISE));
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use crate::{
     units,
 };
 use model::{Cut, Model};
-use reshard::{Act, LoadReport, LocalGroup, Plain, SaveReport, StateDict};
+use reshard::{Act, LoadReport, LocalGroup, Plain, ReadLimits, SaveReport, StateDict};
 use std::{
     collections::BTreeSet,
     thread,
@@ -117,7 +117,7 @@ fn save(program: &Program, states: &[StateDict], url: &str, io: &Io<'_>, acts: &
 }
 
 fn verify(program: &Program, url: &str, io: &Io<'_>, acts: &mut Acts) -> Result<()> {
-    let checkpoint = program.open(url)?;
+    let checkpoint = program.open(url, ReadLimits::default())?;
     let (found, time) = timed(|| crate::verify::check(&checkpoint, true, io));
     let found = found?;
     if let Some(d) = found.damage.iter().chain(&found.unchecked).next() {

@@ -2,7 +2,7 @@
 
 use crate::{
     args::Digest,
-    error::{CliError, DAMAGED, OK, Result},
+    error::{CliError, DAMAGED, FAILED, OK, Result, worse},
     json::hex,
     program::{Io, Program},
     table::shown,
@@ -24,7 +24,7 @@ enum Read {
 }
 
 pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u8> {
-    let checkpoint = program.open(&args.dir)?;
+    let checkpoint = program.open(&args.dir, args.limits.get())?;
     let keys = args.select.keys();
     let chosen: Vec<TensorHandle> = checkpoint.tensors().filter(|t| keys.has(t.key())).collect();
     let producer = checkpoint.producer();
@@ -54,9 +54,11 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         let what = damage.remove(t.key()).unwrap_or_default();
         errors.insert(t.key().into(), what.into());
     }
-    errors
-        .extend(producer.unknown.into_iter().filter(|(k, _)| keys.has(k)).map(|(k, what)| (k, what.into())));
     let mut code = if errors.is_empty() { OK } else { DAMAGED };
+    for (key, what) in producer.unknown.into_iter().filter(|(k, _)| keys.has(k)) {
+        errors.insert(key, format!("not understood: {what}").into());
+        code = worse(code, FAILED);
+    }
     let bar = io.bar("digesting", sound.iter().map(|t| t.nbytes()).fold(0, u64::saturating_add));
     let out = &mut *io.out;
     hash_all(&sound, |t, hash, step| {
@@ -70,7 +72,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
             Some(Ok(sha256)) => bar.suspend(|| writeln!(out, "{sha256}  {}", shown(t.key())))?,
             Some(Err(e)) => {
                 let e = CliError::from(e);
-                code = code.max(e.exit_code());
+                code = worse(code, e.exit_code());
                 errors.insert(t.key().into(), e.text().into());
             }
         }
@@ -93,7 +95,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         let what = format!("no digest of {key}: {}", what.as_str().unwrap_or_default());
         return Err(CliError::Told {
             what,
-            hint: format!("`reshard verify {}` lists all that is wrong", args.dir),
+            hint: format!("`reshard verify {}` lists all that is wrong, or can't be read", args.dir),
             code,
         });
     }

@@ -1,6 +1,6 @@
 //! What can go wrong, what the program's exit code says of it, and what to do.
 
-use reshard::{ErrorKind, LoadError, StrategyError, storage::StorageError};
+use reshard::{ErrorKind, LoadError, StrategyError, storage::StorageError, strategy::LimitOption};
 use std::{error::Error, io};
 
 pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
@@ -9,7 +9,7 @@ pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
 pub(crate) const OK: u8 = 0;
 /// The checkpoint is damaged.
 pub(crate) const DAMAGED: u8 = 1;
-/// I/O, or a request that can't be carried out.
+/// I/O, what is not understood or beyond a limit, or a request that can't be carried out.
 pub(crate) const FAILED: u8 = 2;
 /// No checkpoint lies there.
 pub(crate) const NO_CHECKPOINT: u8 = 3;
@@ -76,7 +76,7 @@ impl CliError {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    fn kind(&self) -> Option<ErrorKind> {
+    pub(crate) fn kind(&self) -> Option<ErrorKind> {
         match self {
             Self::Reshard(e) => Some(e.kind()),
             Self::Strategy(e) => Some(e.kind()),
@@ -93,13 +93,16 @@ impl CliError {
         }
     }
 
+    fn strategy(&self) -> Option<&StrategyError> {
+        match self {
+            Self::Reshard(e) => Some(e.strategy_error()),
+            Self::Strategy(e) => Some(e),
+            _ => None,
+        }
+    }
+
     fn storage(&self) -> Option<&StorageError> {
-        let e = match self {
-            Self::Reshard(e) => e.strategy_error(),
-            Self::Strategy(e) => e,
-            _ => return None,
-        };
-        if let StrategyError::Storage(e) = e { Some(e) } else { None }
+        if let Some(StrategyError::Storage(e)) = self.strategy() { Some(e) } else { None }
     }
 
     pub(crate) fn exit_code(&self) -> u8 {
@@ -115,6 +118,9 @@ impl CliError {
     pub(crate) fn hint(&self) -> &str {
         if let Self::Told { hint, .. } = self {
             return hint;
+        }
+        if let Some(StrategyError::Limit { option, .. }) = self.strategy() {
+            return raise(*option);
         }
         match self.storage() {
             Some(StorageError::Unsupported { .. }) => {
@@ -137,6 +143,7 @@ impl CliError {
             Some(ErrorKind::Invalid | ErrorKind::Unsupported) => {
                 "`reshard plugins` lists what this program can read and write; `--help` what it can be asked"
             }
+            Some(ErrorKind::Limit) => RAISE,
             Some(ErrorKind::Unavailable) => "check the disk, the mount and the permissions, then try again",
             _ => "this should not happen; please report it with the message above",
         }
@@ -146,6 +153,23 @@ impl CliError {
     pub(crate) fn text(&self) -> String {
         crate::table::shown(&chain(self)).into_owned()
     }
+}
+
+/// What to do about something that asks for too much.
+pub(crate) const RAISE: &str = "if you trust the checkpoint, --max-memory SIZE, --max-whole SIZE or --allow-repeated raises the limit that is named";
+
+fn raise(option: LimitOption) -> &'static str {
+    match option {
+        LimitOption::MaxMemory => "if you trust the checkpoint, `--max-memory SIZE` raises that limit",
+        LimitOption::MaxWhole => "if you trust the checkpoint, `--max-whole SIZE` raises that limit",
+        LimitOption::AllowRepeated => "if you trust the checkpoint, `--allow-repeated` reads it",
+        _ => RAISE,
+    }
+}
+
+/// Exit code of two findings: damage comes before all else.
+pub(crate) fn worse(a: u8, b: u8) -> u8 {
+    if a == DAMAGED || b == DAMAGED { DAMAGED } else { a.max(b) }
 }
 
 /// An error with its sources, without repetitions.

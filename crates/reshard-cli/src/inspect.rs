@@ -15,7 +15,7 @@ use reshard::{StoredChunk, blocking::TensorHandle};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<u8> {
-    let checkpoint = program.open(&args.dir)?;
+    let checkpoint = program.open(&args.dir, args.limits.get())?;
     let facts = Facts::of(checkpoint)?;
     let keys = args.select.keys();
     if args.json {
@@ -67,6 +67,8 @@ impl Serialize for Report<'_> {
         m.serialize_entry("sidecar", &f.sidecar)?;
         m.serialize_entry("notes", &f.notes)?;
         m.serialize_entry("foreign", &f.foreign)?;
+        m.serialize_entry("not_understood", &f.not_understood)?;
+        m.serialize_entry("not_read", &f.not_read)?;
         m.end()
     }
 }

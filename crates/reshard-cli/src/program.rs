@@ -11,7 +11,9 @@ use crate::{
 };
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use reshard::{ErrorKind, OpenOptions, Registry, Stores, blocking::Checkpoint, storage::LocalStore};
+use reshard::{
+    ErrorKind, OpenOptions, ReadLimits, Registry, Stores, blocking::Checkpoint, storage::LocalStore,
+};
 use std::{
     ffi::OsString,
     fmt,
@@ -122,8 +124,9 @@ impl Program {
         }
     }
 
-    pub(crate) fn open(&self, url: &str) -> Result<Checkpoint> {
+    pub(crate) fn open(&self, url: &str, limits: ReadLimits) -> Result<Checkpoint> {
         let options = OpenOptions::new().registry(self.registry.clone()).stores(self.stores.clone());
+        let options = options.limits(limits);
         Checkpoint::open_with(options, url).map_err(|e| match e.kind() {
             ErrorKind::Corrupt => {
                 let hint = "restore that file from a copy, or save again; nothing can be read without it";

@@ -2,13 +2,13 @@
 
 use crate::{
     args::Verify,
-    error::{CliError, DAMAGED, FAILED, NO_CHECKPOINT, OK, Result},
+    error::{CliError, DAMAGED, FAILED, NO_CHECKPOINT, OK, RAISE, Result},
     glob::Keys,
     program::{Io, Program},
     table::{BAD, GOOD, shown, styled},
     units,
 };
-use reshard::{Damage, Progress, VerifyReport, blocking::Checkpoint};
+use reshard::{Damage, ErrorKind, Progress, VerifyReport, blocking::Checkpoint};
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -20,15 +20,19 @@ struct Report {
     unchecked: Vec<Damage>,
     items: u64,
     bytes: u64,
+    not_understood: Vec<Damage>,
+    not_read: Vec<Damage>,
 }
 
 impl Report {
     fn of(quick: bool, v: VerifyReport) -> Self {
-        let status = match (v.damage.is_empty(), v.unchecked.is_empty()) {
-            (false, _) => "damaged",
-            (true, false) => "unchecked",
-            (true, true) => "sound",
-        };
+        let all = [
+            ("damaged", &v.damage),
+            ("unchecked", &v.unchecked),
+            ("not understood", &v.not_understood),
+            ("not read", &v.not_read),
+        ];
+        let status = all.iter().find(|(_, found)| !found.is_empty()).map_or("sound", |(status, _)| status);
         Self {
             schema: 1,
             status,
@@ -37,6 +41,8 @@ impl Report {
             unchecked: v.unchecked,
             items: v.items,
             bytes: v.bytes,
+            not_understood: v.not_understood,
+            not_read: v.not_read,
         }
     }
 
@@ -44,8 +50,10 @@ impl Report {
     fn failed(quick: bool, e: &CliError) -> Self {
         let what = Damage { key: None, file: None, offset: None, what: e.text() };
         let mut v = VerifyReport::default();
-        match e.exit_code() {
-            FAILED => v.unchecked.push(what),
+        match (e.exit_code(), e.kind()) {
+            (_, Some(ErrorKind::Limit)) => v.not_read.push(what),
+            (_, Some(ErrorKind::Unsupported)) => v.not_understood.push(what),
+            (FAILED, _) => v.unchecked.push(what),
             _ => v.damage.push(what),
         }
         let status = if e.exit_code() == NO_CHECKPOINT { Some("not a checkpoint") } else { None };
@@ -57,14 +65,14 @@ impl Report {
         match self.status {
             "sound" => OK,
             "damaged" => DAMAGED,
-            "unchecked" => FAILED,
-            _ => NO_CHECKPOINT,
+            "not a checkpoint" => NO_CHECKPOINT,
+            _ => FAILED,
         }
     }
 }
 
 pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u8> {
-    let checked = program.open(&args.dir).and_then(|c| check(&c, !args.quick, io));
+    let checked = program.open(&args.dir, args.limits.get()).and_then(|c| check(&c, !args.quick, io));
     let report = match checked {
         Ok(v) => Report::of(args.quick, v),
         // JSON tells it itself; people get the error as of any command.
@@ -88,8 +96,14 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
     for d in &report.damage {
         writeln!(io.out, "{}  {}", styled(BAD, "damaged"), line(d))?;
     }
-    for d in &report.unchecked {
-        writeln!(io.out, "{}  {}", styled(BAD, "unchecked"), line(d))?;
+    for (word, found) in [
+        ("unchecked", &report.unchecked),
+        ("not understood", &report.not_understood),
+        ("not read", &report.not_read),
+    ] {
+        for d in found {
+            writeln!(io.out, "{}  {}", styled(BAD, word), line(d))?;
+        }
     }
     let looked = match args.quick {
         true => format!("{}: structure, coverage and sizes", units::some(report.items, "item")),
@@ -106,9 +120,16 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             let hint = "what is not listed can still be loaded; restore the rest from a copy, or save again";
             writeln!(io.err, "hint: {hint}")?;
         }
-        _ => {
+        status => {
             io.out.flush()?;
-            writeln!(io.err, "hint: check the disk, the mount and the permissions, then try again")?;
+            let hint = match status {
+                "not understood" => {
+                    "all else was checked; a later version may know it, or the program that wrote it"
+                }
+                "not read" => RAISE,
+                _ => "check the disk, the mount and the permissions, then try again",
+            };
+            writeln!(io.err, "hint: {hint}")?;
         }
     }
     io.out.flush()?;

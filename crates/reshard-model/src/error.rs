@@ -18,6 +18,8 @@ pub enum ErrorKind {
     Corrupt,
     /// A known thing that this version, or this place, can't do.
     Unsupported,
+    /// More than a limit allows; the message names the option that raises it.
+    Limit,
     /// I/O failed; trying again later may work. Nothing was published.
     Unavailable,
     /// Another rank failed and the collective was called off.

@@ -1,8 +1,7 @@
-use crate::{BackendVersion, Result, SaveCx, StrategyError};
+use crate::{BackendVersion, OpenCx, Result, SaveCx, StrategyError};
 use async_trait::async_trait;
 use reshard_model::{Plain, ShardedObject};
-use reshard_storage::Store;
-use std::{any::Any, fmt, sync::Arc};
+use std::{any::Any, fmt};
 
 /// Saves common state: what is equal on all ranks. Called on the coordinator only.
 #[async_trait]
@@ -36,7 +35,7 @@ pub trait LoadCommonStrategy: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// A missing or damaged file.
-    async fn load_common(&self, store: &Arc<dyn Store>) -> Result<Plain>;
+    async fn load_common(&self, cx: &OpenCx) -> Result<Plain>;
     /// Whether it can load what was stored under another name or version; an error that says why not.
     ///
     /// # Errors
@@ -55,7 +54,7 @@ pub trait LoadCommonStrategy: Any + fmt::Debug + Send + Sync {
     async fn load_sharded_objects(
         &self,
         _objects: Vec<ShardedObject>,
-        _store: &Arc<dyn Store>,
+        _cx: &OpenCx,
     ) -> Result<Vec<ShardedObject>> {
         Err(unsupported(&self.key(), "loading sharded objects"))
     }
@@ -63,7 +62,7 @@ pub trait LoadCommonStrategy: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// By default: not supported.
-    async fn load_sharded_metadata(&self, _store: &Arc<dyn Store>) -> Result<Vec<ShardedObject>> {
+    async fn load_sharded_metadata(&self, _cx: &OpenCx) -> Result<Vec<ShardedObject>> {
         Err(unsupported(&self.key(), "listing sharded objects"))
     }
 }

@@ -1,3 +1,4 @@
+use crate::ReadLimits;
 use reshard_comm::{Comm, ProcessGroup};
 use reshard_model::Dialect;
 use reshard_plan::{LoadPlanner, PlannerData, SavePlanner};
@@ -62,6 +63,29 @@ impl<'a> SaveCx<'a> {
             planner_data: None,
             progress,
         }
+    }
+}
+
+/// What a checkpoint is opened with.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct OpenCx {
+    /// Where the checkpoint lies.
+    pub store: Arc<dyn Store>,
+    /// How much it may ask for. What is opened keeps to them in all that it reads.
+    pub limits: ReadLimits,
+}
+
+impl OpenCx {
+    /// A context with the default limits.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self { store, limits: ReadLimits::default() }
+    }
+
+    /// With other limits.
+    pub fn with_limits(mut self, limits: ReadLimits) -> Self {
+        self.limits = limits;
+        self
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{Result, StrategyError};
 use bytes::Bytes;
-use reshard_model::{BoxError, Data, Dims, ObjectCodec, Payload, Region, Tensor, TensorSource};
+use reshard_model::{BoxError, Data, Dims, ObjectCodec, Payload, Region, Tensor, TensorSource, Value};
 use reshard_plan::{TensorWrite, WriteItem};
 use std::{fmt, io, sync::Arc};
 
@@ -106,4 +106,25 @@ pub fn encode_object(codec: &dyn ObjectCodec, key: &str, payload: Payload) -> Re
         }
         Payload::None => Err(StrategyError::Invalid(format!("object {key} has no data to save"))),
     }
+}
+
+/// An object's value. A codec that knows more of what stopped it than that it can't be decoded gives a [`StrategyError`].
+///
+/// # Errors
+/// When it can't be decoded, or asks for too much.
+pub fn decode_object(codec: &dyn ObjectCodec, key: &str, payload: Payload) -> Result<Value> {
+    let bytes = match payload {
+        Payload::Value(v) => return Ok(v),
+        Payload::None => return Ok(Value::None),
+        Payload::Encoded { bytes, .. } => bytes,
+    };
+    codec.decode(&bytes).map_err(|source| match source.downcast() {
+        Ok(told) => match *told {
+            StrategyError::Limit { what, option, max } => {
+                StrategyError::Limit { what: format!("object {key}: {what}"), option, max }
+            }
+            told => told,
+        },
+        Err(source) => StrategyError::Object { key: key.into(), what: "it can't be decoded", source },
+    })
 }

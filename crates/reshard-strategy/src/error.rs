@@ -1,4 +1,4 @@
-use crate::StrategyKey;
+use crate::{LimitOption, StrategyKey};
 use reshard_comm::{Cause, CommError};
 use reshard_model::{BoxError, ErrorKind, ModelError};
 use reshard_plan::PlanError;
@@ -73,6 +73,16 @@ pub enum StrategyError {
         /// What it lacks, and what to do instead.
         what: String,
     },
+    /// More than is read without being asked for.
+    #[error("{what}; {}", option.advice(*max))]
+    Limit {
+        /// What is too much, with its key or file.
+        what: String,
+        /// Which limit it exceeds.
+        option: LimitOption,
+        /// The limit, in bytes.
+        max: u64,
+    },
     /// Two crates claim one key.
     #[error("{key} is registered by both {a} and {b}; link only one of them")]
     Duplicate {
@@ -108,6 +118,7 @@ impl StrategyError {
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             Self::NotACheckpoint { .. } | Self::NotStored { .. } => ErrorKind::NotFound,
             Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::Limit { .. } => ErrorKind::Limit,
             Self::Object { .. } | Self::Duplicate { .. } | Self::Unknown { .. } | Self::Invalid(_) => {
                 ErrorKind::Invalid
             }

@@ -156,7 +156,7 @@ pub struct Producer {
     pub unknown: BTreeMap<String, String>,
 }
 
-/// One thing that is wrong with a checkpoint.
+/// One thing that is wrong with a checkpoint, or that is not known to be right.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Damage {
     /// Which key, if one is concerned.
@@ -172,10 +172,16 @@ pub struct Damage {
 /// What a check of a checkpoint found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerifyReport {
-    /// What is wrong; nothing when it is sound.
+    /// What is wrong; it is sound when this and the next three are empty.
     pub damage: Vec<Damage>,
     /// What could not be checked, because of I/O.
     pub unchecked: Vec<Damage>,
+    /// What is stored in a way that this version does not understand. It may be sound.
+    #[serde(default)]
+    pub not_understood: Vec<Damage>,
+    /// What asks for more than the [`ReadLimits`](crate::ReadLimits) allow. It may be sound.
+    #[serde(default)]
+    pub not_read: Vec<Damage>,
     /// Stored items that were looked at.
     pub items: u64,
     /// Bytes that were read.
@@ -210,6 +216,14 @@ pub trait StorageReader: Any + fmt::Debug + Send + Sync {
     /// Why a key can't be loaded as a template asks for it, where the format knows more than that shapes differ.
     fn why_not(&self, _key: &str) -> Option<String> {
         None
+    }
+
+    /// Whether the limits allow that a tensor is read; asked before memory is taken for one.
+    ///
+    /// # Errors
+    /// [`StrategyError::Limit`](crate::StrategyError::Limit).
+    fn permits(&self, _key: &str) -> Result<()> {
+        Ok(())
     }
 
     /// What a file is to the checkpoint in which none of its items lies; [`FileRole::Foreign`] by default. What is left over

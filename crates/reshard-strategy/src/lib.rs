@@ -22,6 +22,7 @@ mod context;
 mod elements;
 mod error;
 mod format;
+mod limits;
 mod pipeline;
 mod registry;
 mod report;
@@ -30,13 +31,14 @@ mod sharded;
 pub use agree::agree;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
 pub use config::{LoadShardedConfig, SaveShardedConfig};
-pub use context::{LoadCx, SaveCx};
-pub use elements::{Blocks, Elements, encode_object};
+pub use context::{LoadCx, OpenCx, SaveCx};
+pub use elements::{Blocks, Elements, decode_object, encode_object};
 pub use error::{Result, StrategyError, cause};
 pub use format::{
     Damage, FileLayout, FileRole, Placed, Producer, ReadObject, ReadTensor, Resolve, StorageReader,
     StorageWriter, VerifyReport,
 };
+pub use limits::{LimitOption, REPEATED, ReadLimits, repeats};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, RankTotals, ReadTotals, SaveTotals};

@@ -1,6 +1,6 @@
 use crate::{
-    BackendVersion, LoadCx, LoadNotes, RankTotals, ReadTotals, Result, SaveCx, SaveTotals, StorageReader,
-    StrategyError,
+    BackendVersion, LoadCx, LoadNotes, OpenCx, RankTotals, ReadTotals, Result, SaveCx, SaveTotals,
+    StorageReader, StrategyError,
     common::{compatible, unsupported},
 };
 use async_trait::async_trait;
@@ -79,7 +79,7 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// When it is not a checkpoint of this format, or damaged.
-    async fn open(&self, store: &Arc<dyn Store>) -> Result<Arc<dyn StorageReader>>;
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>>;
 
     /// Fills the template.
     ///

@@ -2,20 +2,20 @@
 
 use crate::{
     METADATA,
+    limits::{Objects, parsing},
     reader::{TorchDistReader, check_records, is_beyond_us},
     table::Table,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{Dialect, ObjectCodec, Payload, Plain, Value};
-use reshard_storage::{FileBody, Name, Store};
+use reshard_storage::{FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, LoadCommonStrategy, ReadObject, Result, SaveCommonStrategy, SaveCx, StorageReader,
-    StrategyError,
+    BackendVersion, LoadCommonStrategy, OpenCx, ReadLimits, ReadObject, Result, SaveCommonStrategy, SaveCx,
+    StorageReader, StrategyError, decode_object,
 };
-use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
+use reshard_torch_format::{LoadOptions, TorchSave, archive::ArchiveOptions};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 /// The file of common state.
 pub const COMMON: &str = "common.pt";
@@ -138,11 +138,10 @@ impl LoadCommonStrategy for TorchCommon {
         BackendVersion::new("torch", 1)
     }
 
-    async fn load_common(&self, store: &Arc<dyn Store>) -> Result<Plain> {
-        let name = Name::new(COMMON)?;
-        let (file, value) = match store.len(&name).await? {
-            Some(len) => (COMMON, decode(COMMON, &store.read(&name, 0..len).await?)?),
-            None => (COMMON_STATE_CELL, from_object(store).await?),
+    async fn load_common(&self, cx: &OpenCx) -> Result<Plain> {
+        let (file, value) = match cx.limits.read(&cx.store, &Name::new(COMMON)?).await? {
+            Some(bytes) => (COMMON, decode(COMMON, bytes, &cx.limits)?),
+            None => (COMMON_STATE_CELL, from_object(cx).await?),
         };
         match value {
             Value::Dict(_) => Ok(Plain::from(value)),
@@ -154,39 +153,42 @@ impl LoadCommonStrategy for TorchCommon {
     }
 }
 
-fn decode(what: &str, bytes: &Bytes) -> Result<Value> {
-    TorchSave::default().decode(bytes).map_err(|source| {
+fn decode(what: &str, bytes: Bytes, limits: &ReadLimits) -> Result<Value> {
+    let payload = Payload::Encoded { codec: TorchSave::NAME, bytes: bytes.clone() };
+    decode_object(&Objects::new(limits), what, payload).map_err(|e| match e {
         // What is more than this program decodes is not damaged for that.
-        if is_beyond_us(&source) && check_records(bytes).is_ok() {
+        StrategyError::Object { source, .. }
+            if is_beyond_us(&source) && check_records(&bytes, limits).is_ok() =>
+        {
             let what = format!("decoding common state such as that of {what} ({source})");
-            return StrategyError::Unsupported { strategy: "torch/1".into(), what };
+            StrategyError::Unsupported { strategy: "torch/1".into(), what }
         }
-        StrategyError::Corrupt {
+        StrategyError::Object { source, .. } => StrategyError::Corrupt {
             file: what.into(),
             offset: None,
             what: "the common state can't be decoded".into(),
             source: Some(source),
-        }
+        },
+        e => e,
     })
 }
 
 /// The form of Megatron Core 0.19 and later.
-async fn from_object(store: &Arc<dyn Store>) -> Result<Value> {
-    let missing = |why: &str| StrategyError::NotACheckpoint { url: store.url(), why: why.into() };
-    let name = Name::new(METADATA)?;
-    let Some(len) = store.len(&name).await? else {
+async fn from_object(cx: &OpenCx) -> Result<Value> {
+    let missing = |why: &str| StrategyError::NotACheckpoint { url: cx.store.url(), why: why.into() };
+    let Some(bytes) = cx.limits.read(&cx.store, &Name::new(METADATA)?).await? else {
         return Err(missing("it has neither common.pt nor .metadata"));
     };
-    let table = Table::parse(METADATA, &store.read(&name, 0..len).await?, &Limits::default())?;
+    let table = Table::parse(METADATA, &bytes, &parsing(&cx.limits))?;
     let Some(object) = table.metadata.object(COMMON_STATE_CELL) else {
         return Err(missing("it has neither common.pt nor the object common_state"));
     };
-    let reader = TorchDistReader::new(Arc::clone(store), table, Dialect::Megatron, None);
+    let reader = TorchDistReader::new(cx, table, Dialect::Megatron, None);
     let read = reader.read_objects(&[ReadObject { object }], true).await?.pop();
     let Some(Payload::Encoded { bytes, .. }) = read else {
         return Err(StrategyError::corrupt(METADATA, None, "common_state was not read"));
     };
-    match decode(COMMON_STATE_CELL, &bytes)? {
+    match decode(COMMON_STATE_CELL, bytes, &cx.limits)? {
         Value::List(mut v) if v.len() == 1 => Ok(v.remove(0)),
         _ => Err(StrategyError::corrupt(COMMON_STATE_CELL, None, "it is no list of one element")),
     }

@@ -15,6 +15,7 @@ mod blob;
 mod common;
 mod config;
 mod flavour;
+mod limits;
 mod lost;
 mod metadata;
 mod names;

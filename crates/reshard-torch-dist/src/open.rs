@@ -1,11 +1,15 @@
 //! Opening a directory: `.metadata`, or the `__{rank}.metadata` of all ranks.
 
-use crate::{COMMON, METADATA, METADATA_JSON, MetadataJson, NAME, reader::TorchDistReader, table::Table};
+use crate::{
+    COMMON, METADATA, METADATA_JSON, MetadataJson, NAME, limits::parsing, reader::TorchDistReader,
+    table::Table,
+};
 use async_trait::async_trait;
 use reshard_model::Dialect;
 use reshard_storage::{Name, Store};
-use reshard_strategy::{BackendVersion, OpenFormat, Result, StorageReader, StrategyError};
-use reshard_torch_format::Limits;
+use reshard_strategy::{
+    BackendVersion, OpenCx, OpenFormat, ReadLimits, Result, StorageReader, StrategyError,
+};
 use std::{collections::BTreeSet, sync::Arc};
 
 /// The format.
@@ -18,37 +22,35 @@ impl OpenFormat for TorchDist {
         BackendVersion::new(NAME, 1)
     }
 
-    async fn open(&self, store: &Arc<dyn Store>) -> Result<Arc<dyn StorageReader>> {
-        let name = Name::new(METADATA)?;
-        let (table, rank_local) = match store.len(&name).await? {
-            Some(len) => {
-                (Table::parse(METADATA, &store.read(&name, 0..len).await?, &Limits::default())?, None)
-            }
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+        let OpenCx { store, limits, .. } = cx;
+        let (table, rank_local) = match limits.read(store, &Name::new(METADATA)?).await? {
+            Some(bytes) => (Table::parse(METADATA, &bytes, &parsing(limits))?, None),
             None => {
-                let (table, ranks) = rank_local(store).await?;
+                let (table, ranks) = rank_local(store, limits).await?;
                 (table, Some(ranks))
             }
         };
         let json = Name::new(METADATA_JSON)?;
-        let dialect = match store.len(&json).await? {
+        let dialect = match limits.read(store, &json).await? {
             // Megatron Core writes it last. Read as PyTorch's, the checkpoint would have lost its common state.
             None if store.len(&Name::new(COMMON)?).await?.is_some() => {
                 let why = "there is a common.pt, but no metadata.json, so the save of Megatron Core was never finished";
                 return Err(StrategyError::NotACheckpoint { url: store.url(), why: why.into() });
             }
             None => Dialect::Dcp,
-            Some(len) => {
-                MetadataJson::parse(&store.read(&json, 0..len).await?)?;
+            Some(bytes) => {
+                MetadataJson::parse(&bytes)?;
                 Dialect::Megatron
             }
         };
-        Ok(Arc::new(TorchDistReader::new(Arc::clone(store), table, dialect, rank_local)))
+        Ok(Arc::new(TorchDistReader::new(cx, table, dialect, rank_local)))
     }
 }
 
 /// Puts the files of all ranks together. Which ranks there were is told by the names alone, so a missing last rank shows
 /// only as a hole; one in between is named.
-async fn rank_local(store: &Arc<dyn Store>) -> Result<(Table, u32)> {
+async fn rank_local(store: &Arc<dyn Store>, limits: &ReadLimits) -> Result<(Table, u32)> {
     let not = |why: String| StrategyError::NotACheckpoint { url: store.url(), why };
     let mut ranks = BTreeSet::new();
     let mut tmp = false;
@@ -75,12 +77,15 @@ async fn rank_local(store: &Arc<dyn Store>) -> Result<(Table, u32)> {
             world - 1
         )));
     }
-    let mut files = Vec::new();
+    let (mut files, mut all) = (Vec::new(), 0u64);
     for r in ranks {
         let name = Name::new(format!("__{r}.metadata"))?;
         let len = store.len(&name).await?.unwrap_or(0);
+        // They are in memory together.
+        all = all.saturating_add(len);
+        limits.whole(format_args!("metadata of ranks 0 to {r}, together,"), all)?;
         files.push((name.to_string(), store.read(&name, 0..len).await?));
     }
     let views: Vec<(&str, &[u8])> = files.iter().map(|(n, b)| (n.as_str(), &b[..])).collect();
-    Ok((Table::merge(&views, &Limits::default())?, world))
+    Ok((Table::merge(&views, &parsing(limits))?, world))
 }

@@ -2,10 +2,13 @@
 
 mod crc;
 mod head;
+mod packed;
+mod repeats;
 mod verify;
 
 use crate::{
     NAME, OwnFile,
+    limits::{Objects, parsing, too_much},
     lost::Lost,
     own_file, producer,
     table::{Place, Table},
@@ -13,16 +16,18 @@ use crate::{
 use async_trait::async_trait;
 use crc::Crc;
 use head::{Forms, Head, Wanted, reads_all};
+use packed::Kept;
+use repeats::{Repeats, repeated};
 use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, PieceId};
 use reshard_storage::{Check, Entry, Gather, Name, Part, Progress, StorageError, Store};
 use reshard_strategy::{
-    BackendVersion, FileRole, Placed, Producer, ReadObject, ReadTensor, ReadTotals, Result, StorageReader,
-    StrategyError, VerifyReport,
+    BackendVersion, FileRole, LimitOption, OpenCx, Placed, Producer, ReadLimits, ReadObject, ReadTensor,
+    ReadTotals, Result, StorageReader, StrategyError, VerifyReport,
 };
 use reshard_torch_format::{
-    Limits, TorchSave,
-    archive::{Archive, Verify},
+    TorchSave,
+    archive::{Archive, Inflate, Method, Record, Verify},
 };
 use std::{collections::BTreeMap, sync::Arc};
 pub(crate) use verify::is_beyond_us;
@@ -36,17 +41,17 @@ pub(crate) struct TorchDistReader {
     rank_local: Option<u32>,
     /// Places whose bytes another item claims too, by (file, offset).
     overlaps: BTreeMap<(u32, u64), String>,
+    pub(crate) limits: ReadLimits,
+    repeats: Repeats,
+    kept: Kept,
 }
 
 impl TorchDistReader {
-    pub(crate) fn new(
-        store: Arc<dyn Store>,
-        table: Table,
-        dialect: Dialect,
-        rank_local: Option<u32>,
-    ) -> Self {
+    pub(crate) fn new(cx: &OpenCx, table: Table, dialect: Dialect, rank_local: Option<u32>) -> Self {
+        let (store, limits) = (Arc::clone(&cx.store), cx.limits);
         let overlaps = overlaps(&table);
-        Self { store, table, dialect, rank_local, overlaps }
+        let repeats = if limits.allow_repeated { Repeats::new() } else { repeated(&table) };
+        Self { store, table, dialect, rank_local, overlaps, limits, repeats, kept: Kept::default() }
     }
 
     pub(crate) fn overlapping(&self, place: Place) -> Option<&str> {
@@ -134,7 +139,7 @@ impl StorageReader for TorchDistReader {
     }
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
-        Arc::new(TorchSave::default())
+        Arc::new(Objects::new(&self.limits))
     }
 
     fn producer(&self) -> Producer {
@@ -145,6 +150,13 @@ impl StorageReader for TorchDistReader {
     fn why_not(&self, key: &str) -> Option<String> {
         let what = self.table.unknown.get(key)?;
         Some(format!("reading {key} ({what})"))
+    }
+
+    fn permits(&self, key: &str) -> Result<()> {
+        match self.repeats.get(key) {
+            None => Ok(()),
+            Some((bytes, stored)) => Err(ReadLimits::refused(format_args!("tensor {key}"), *bytes, *stored)),
+        }
     }
 
     fn role(&self, file: &Entry) -> FileRole {
@@ -197,17 +209,18 @@ impl StorageReader for TorchDistReader {
                 let what = format!("object {key} and another item claim the same bytes ({other})");
                 return Err(StrategyError::corrupt(crate::METADATA, None, what));
             }
+            self.limits.whole(format_args!("object {key}"), place.length)?;
             ranges.push((self.table.file(place)?, self.table.range(place)?));
             places.push((place, key));
         }
         let stored = self.store.read_ranges(ranges).await.map_err(|e| self.lost(e, None))?;
         let mut out = Vec::with_capacity(stored.len());
         for ((place, key), bytes) in places.into_iter().zip(stored) {
-            let bytes = self.table.untransform(place, bytes)?;
+            let bytes = self.object_archive(place, key, bytes)?;
             if verify {
                 self.check_archive(place, key, &bytes)?;
             }
-            out.push(Payload::Encoded { codec: TorchSave::default().name(), bytes });
+            out.push(Payload::Encoded { codec: TorchSave::NAME, bytes });
         }
         Ok(out)
     }
@@ -217,10 +230,45 @@ impl StorageReader for TorchDistReader {
     }
 }
 
-/// Every record of an archive has the checksum that the archive says.
-pub(crate) fn check_records(archive: &bytes::Bytes) -> reshard_torch_format::Result<()> {
-    let archive = Archive::open(archive.clone(), &Limits::default())?;
-    archive.directory().records().try_for_each(|record| archive.content(record, Verify::Crc).map(drop))
+/// Every record of an archive has the checksum that the archive says. Together they unpack to no more than is made of an input of
+/// that length.
+pub(crate) fn check_records(archive: &bytes::Bytes, limits: &ReadLimits) -> reshard_torch_format::Result<()> {
+    let mut parsing = parsing(limits);
+    let mut budget = parsing.budget(archive.len() as u64);
+    parsing.unpacked = parsing.unpacked.min(budget.max());
+    let archive = Archive::open(archive.clone(), &parsing)?;
+    archive.directory().records().try_for_each(|record| {
+        if record.method != Method::Stored && budget.take(record.size).is_err() {
+            let (offset, limit, max) = (record.header, "bytes of memory", budget.max());
+            return Err(reshard_torch_format::Error::Limit { offset, limit, max });
+        }
+        check_record(&archive, record)
+    })
+}
+
+/// A record has the checksum that the archive says. What is packed takes the memory of a block.
+fn check_record(archive: &Archive, record: &Record) -> reshard_torch_format::Result<()> {
+    if record.method == Method::Stored {
+        return archive.content(record, Verify::Crc).map(drop);
+    }
+    let bytes = archive.bytes();
+    let at = |r: std::ops::Range<u64>| {
+        let found = bytes.get(r.start as usize..r.end as usize);
+        found.ok_or_else(|| reshard_torch_format::Error::Archive {
+            offset: r.start,
+            what: "the archive is cut short".into(),
+        })
+    };
+    let data = record.data_range(at(record.header_range())?)?;
+    record.confirm(&data, at(record.behind(&data))?)?;
+    checked(Inflate::new(record, at(data)?)?)
+}
+
+/// Unpacks all of a record, and compares its checksum.
+pub(crate) fn checked<B: AsRef<[u8]>>(mut content: Inflate<B>) -> reshard_torch_format::Result<()> {
+    let mut block = vec![0; 64 << 10];
+    while content.next_block(&mut block)? > 0 {}
+    content.verify()
 }
 
 /// Chunks whose descriptions are read, and kept in memory, at once.
@@ -246,15 +294,10 @@ impl TorchDistReader {
             match head {
                 Head::Memory(tensor) => {
                     totals.verified += u64::from(verify);
-                    for r in reads {
-                        let part = tensor.narrow(&r.region).to_bytes();
-                        totals.needed += part.len() as u64;
-                        totals.read += part.len() as u64;
-                        totals.headers = totals.headers.saturating_sub(part.len() as u64);
-                        progress.add(part.len() as u64);
-                        fill(r, &part)?;
-                    }
+                    packed::land(&tensor, reads, progress, totals)?;
                 }
+                Head::Packed => self.read_packed(w, reads, verify, progress, totals).await?,
+                Head::Deflated(d) => self.read_deflated(w, *d, reads, verify, progress, totals).await?,
                 Head::Stored(s) => {
                     let regions: Vec<_> = reads.iter().map(|r| &r.region).collect();
                     let all = verify && reads_all(&s.layout, s.record.end - s.record.start, &regions);
@@ -275,14 +318,30 @@ impl TorchDistReader {
         Ok(())
     }
 
+    /// The archive of an object whose stored bytes may have gone through stream transforms.
+    fn object_archive(&self, place: Place, key: &str, stored: bytes::Bytes) -> Result<bytes::Bytes> {
+        let (what, budget) = (format!("object {key}"), parsing(&self.limits).budget(place.length).max());
+        let most = budget.min(self.limits.max_whole);
+        self.untransform(place, &what, stored, most)?.ok_or_else(|| match budget == most {
+            true => {
+                let what =
+                    format!("{what} unpacks to more than what is made of {} stored bytes", place.length);
+                StrategyError::Limit { what, option: LimitOption::MaxMemory, max: budget }
+            }
+            false => self.too_large(&what),
+        })
+    }
+
     /// Every record of an object's archive has the checksum that the archive says.
     pub(crate) fn check_archive(&self, place: Place, key: &str, bytes: &bytes::Bytes) -> Result<()> {
         let file = self.table.file(place)?;
-        check_records(bytes).map_err(|e| StrategyError::Corrupt {
-            file: file.to_string(),
-            offset: Some(place.offset),
-            what: format!("object {key} can't be read"),
-            source: Some(Box::new(e)),
+        check_records(bytes, &self.limits).map_err(|e| {
+            too_much(&e, format_args!("object {key}")).unwrap_or_else(|| StrategyError::Corrupt {
+                file: file.to_string(),
+                offset: Some(place.offset),
+                what: format!("object {key} can't be read"),
+                source: Some(Box::new(e)),
+            })
         })
     }
 }

@@ -1,21 +1,20 @@
 //! An opened `.metadata`: the logical table, and where each chunk and object lies.
 
 use crate::{
+    limits::too_much,
     metadata::{
         Text,
         build::{Columns, NONE, Props, RawStorage, RawTensor, V},
         worth::{Beyond, MEMORY, STEPS, Worth},
     },
-    transform,
 };
-use bytes::Bytes;
 use indexmap::IndexSet;
 use reshard_model::{DType, Dims, Path, Region, Step};
 use reshard_plan::{
     ChunkId, MemoryFormat, Metadata, MetadataBuilder, ObjectId, PlannerData, TensorId, TensorProperties,
 };
 use reshard_storage::Name;
-use reshard_strategy::{Result, StrategyError};
+use reshard_strategy::{LimitOption, Result, StrategyError};
 use reshard_torch_format::{Error, Limits, pickle::run};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -245,23 +244,27 @@ const ENTRY: usize = 128;
 
 /// What asks for more than the file is worth is not shown to be damaged.
 fn beyond(file: &str, b: Beyond) -> StrategyError {
-    let Beyond { limit, max } = b;
-    let what = format!(
-        "reading {file}, which asks for more than the limit of {max} {limit} (raise the memory in Limits if the file is trusted),"
-    );
-    StrategyError::Unsupported { strategy: format!("{}/1", crate::NAME), what }
+    let what = match b.limit {
+        MEMORY => format!("{file} asks for more memory than what is made of a file of its length"),
+        STEPS => format!("{file} names more things again and again than a file of its length"),
+        other => {
+            let what = format!("reading {file}, which has more than {} {other},", b.max);
+            return StrategyError::Unsupported { strategy: format!("{}/1", crate::NAME), what };
+        }
+    };
+    StrategyError::Limit { what, option: LimitOption::MaxMemory, max: b.max }
 }
 
 /// An error of the pickle.
 fn unreadable(file: &str, e: Error) -> StrategyError {
     match e {
         Error::Limit { limit: limit @ (MEMORY | STEPS), max, .. } => beyond(file, Beyond { limit, max }),
-        e => StrategyError::Corrupt {
+        e => too_much(&e, file).unwrap_or_else(|| StrategyError::Corrupt {
             file: file.into(),
             offset: None,
             what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
             source: Some(Box::new(e)),
-        },
+        }),
     }
 }
 
@@ -545,18 +548,9 @@ impl Table {
         Ok(place.offset..end)
     }
 
-    /// The archive of an item whose stored bytes may have gone through stream transforms.
-    pub(crate) fn untransform(&self, place: Place, stored: Bytes) -> Result<Bytes> {
-        let none = Vec::new();
-        let descriptors = self.transforms.get(place.transforms as usize).unwrap_or(&none);
-        let mut bytes = stored;
-        for d in descriptors {
-            bytes = transform::decode(d, bytes).map_err(|what| {
-                let file = self.file(place).map_or_else(|_| crate::METADATA.into(), |f| f.to_string());
-                StrategyError::corrupt(file, Some(place.offset), what)
-            })?;
-        }
-        Ok(bytes)
+    /// What was done to an item's archive, in the order of undoing it.
+    pub(crate) fn descriptors(&self, place: Place) -> &[String] {
+        self.transforms.get(place.transforms as usize).map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn is_transformed(&self, place: Place) -> bool {

@@ -1,27 +1,45 @@
 //! DCP's stream transforms: what was done to an item's archive before it was stored.
 
 use bytes::Bytes;
-use std::io::Read;
+use std::{fmt::Display, io::Read};
 
-/// A frame may claim to hold far more than it has; this many bytes for one of them is what the format's best ratio gives.
-const MAX_RATIO: u64 = 1 << 15;
+/// Why a transform is not undone.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// It is not one that this version knows.
+    Unknown(String),
+    /// The stream is damaged.
+    Damaged(String),
+    /// It gives more than was allowed.
+    More,
+}
 
-/// Undoes one transform, named as `name[@domain]/version`.
-pub(crate) fn decode(descriptor: &str, stored: Bytes) -> Result<Bytes, String> {
+/// Undoes one transform, named as `name[@domain]/version`; at most `most` bytes come out.
+pub(crate) fn decode(descriptor: &str, stored: &[u8], most: u64) -> Result<Bytes, Refused> {
     match descriptor.split_once('/') {
-        Some(("stream.zstd", version)) if version.split('.').next() == Some("1") => zstd(&stored),
-        _ => Err(format!("the stream transform {descriptor:?} is not known; known is stream.zstd/1")),
+        Some(("stream.zstd", version)) if version.split('.').next() == Some("1") => zstd(stored, most),
+        _ => Err(Refused::Unknown(format!(
+            "the stream transform {descriptor:?} is not known; known is stream.zstd/1"
+        ))),
     }
 }
 
-fn zstd(stored: &[u8]) -> Result<Bytes, String> {
-    let bad = |e: &dyn std::fmt::Display| format!("a zstd stream can't be decoded: {e}");
-    let decoder = ruzstd::decoding::StreamingDecoder::new(stored).map_err(|e| bad(&e))?;
-    let most = (stored.len() as u64).saturating_mul(MAX_RATIO).saturating_add(1 << 16);
-    let mut out = Vec::new();
-    decoder.take(most).read_to_end(&mut out).map_err(|e| bad(&e))?;
-    if out.len() as u64 == most {
-        return Err(bad(&"it unpacks to more than any archive does"));
+/// Memory is taken for what really came out, never for what a header says.
+const BLOCK: usize = 256 << 10;
+
+fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Refused> {
+    let bad = |e: &dyn Display| Refused::Damaged(format!("a zstd stream can't be decoded: {e}"));
+    let mut decoder = ruzstd::decoding::StreamingDecoder::new(stored).map_err(|e| bad(&e))?;
+    let (mut out, mut block) = (Vec::new(), vec![0; BLOCK]);
+    loop {
+        let n = decoder.read(&mut block).map_err(|e| bad(&e))?;
+        if n == 0 {
+            return Ok(out.into());
+        }
+        if (out.len() + n) as u64 > most {
+            return Err(Refused::More);
+        }
+        out.try_reserve(n).map_err(|e| bad(&e))?;
+        out.extend_from_slice(&block[..n]);
     }
-    Ok(out.into())
 }

@@ -12,8 +12,8 @@ use reshard_model::{
 use reshard_plan::{DefaultLoadPlanner, Entry, Metadata, PlannerData, TensorRef};
 use reshard_storage::{Entry as FileEntry, Leftover, Progress, Stores};
 use reshard_strategy::{
-    BackendVersion, FileRole, LoadCx, LoadShardedConfig, Placed, Producer, ReadObject, Registry,
-    StrategyError, VerifyReport,
+    BackendVersion, FileRole, LoadCx, LoadShardedConfig, Placed, Producer, ReadLimits, ReadObject, Registry,
+    StrategyError, VerifyReport, decode_object,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -64,6 +64,12 @@ impl OpenOptions {
     /// Whether checksums of wholly read items are checked.
     pub fn verify(mut self, verify: bool) -> Self {
         self.skip_verify = !verify;
+        self
+    }
+
+    /// How much the checkpoint may ask for; see there.
+    pub fn limits(mut self, limits: ReadLimits) -> Self {
+        self.how.limits = limits;
         self
     }
 
@@ -217,13 +223,7 @@ impl Checkpoint {
     }
 
     fn decode(&self, key: &str, payload: Payload) -> Result<Value, StrategyError> {
-        match payload {
-            Payload::Value(v) => Ok(v),
-            Payload::None => Ok(Value::None),
-            Payload::Encoded { bytes, .. } => self.opened.reader.codec().decode(&bytes).map_err(|source| {
-                StrategyError::Object { key: key.into(), what: "it can't be decoded", source }
-            }),
-        }
+        decode_object(&*self.opened.reader.codec(), key, payload)
     }
 
     /// The common state; empty in checkpoints of PyTorch's dialect.
@@ -310,6 +310,7 @@ impl Checkpoint {
                 reshard_model::ErrorKind::Unavailable => report.unchecked.push(damage),
                 // Whole, and more than this program decodes.
                 reshard_model::ErrorKind::Unsupported => {}
+                reshard_model::ErrorKind::Limit => report.not_read.push(damage),
                 _ => report.damage.push(damage),
             }
         }
@@ -430,9 +431,10 @@ impl TensorHandle {
     /// A region as a source that is read when it is written: for copying checkpoints in bounded memory.
     ///
     /// # Errors
-    /// A region outside of the shape.
+    /// A region outside of the shape, a tensor that the limits don't allow.
     pub fn source(&self, what: impl Select) -> Result<Arc<dyn TensorSource>> {
         let region = what.resolve(&self.key, &self.shape).during(ACT, &self.checkpoint.url)?;
+        self.checkpoint.opened.reader.permits(&self.key).during(ACT, &self.checkpoint.url)?;
         Ok(Arc::new(Lazy { tensor: self.clone(), offsets: region.offsets }))
     }
 }

@@ -50,8 +50,7 @@ impl StoredCommon {
             return Err(StrategyError::Unsupported { strategy: common.key().to_string(), what });
         }
         let name = Name::new(COMMON)?;
-        if let Some(len) = opened.store.len(&name).await? {
-            let bytes = opened.store.read(&name, 0..len).await?;
+        if let Some(bytes) = opened.limits.read(&opened.store, &name).await? {
             let payload = Payload::Encoded { codec: opened.reader.codec().name(), bytes };
             return Ok(Some(Self { form: CommonForm::File, payload }));
         }

@@ -71,8 +71,8 @@ pub use reshard_plan::{
 pub use reshard_policy::{self as policy, ShardingPolicy};
 pub use reshard_storage::{self as storage, Durability, IfExists, Progress, Stores};
 pub use reshard_strategy::{
-    self as strategy, BackendVersion, Damage, LoadShardedConfig, Producer, Registry, SaveShardedConfig,
-    StrategyError, VerifyReport,
+    self as strategy, BackendVersion, Damage, LoadShardedConfig, Producer, ReadLimits, Registry,
+    SaveShardedConfig, StrategyError, VerifyReport,
 };
 /// The `torch_dist` format and its settings.
 pub use reshard_torch_dist as torch_dist;

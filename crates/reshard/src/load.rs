@@ -12,7 +12,9 @@ use reshard_model::{
 };
 use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata};
 use reshard_storage::{CountingStore, Progress, Stores};
-use reshard_strategy::{LoadCx, LoadShardedConfig, Loaded, Registry, StrategyError, agree, cause};
+use reshard_strategy::{
+    LoadCx, LoadShardedConfig, Loaded, ReadLimits, Registry, StrategyError, agree, cause,
+};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     future::{Future, IntoFuture},
@@ -116,6 +118,12 @@ impl<'a> Load<'a> {
     /// Stores to find the URL's in; those that are linked by default.
     pub fn stores(mut self, stores: Stores) -> Self {
         self.how.stores = Some(stores);
+        self
+    }
+
+    /// How much the checkpoint may ask for; see there.
+    pub fn limits(mut self, limits: ReadLimits) -> Self {
+        self.how.limits = limits;
         self
     }
 

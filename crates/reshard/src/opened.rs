@@ -7,8 +7,8 @@ use crate::{
 use reshard_model::Plain;
 use reshard_storage::{Entry, Name, Store, Stores};
 use reshard_strategy::{
-    BackendVersion, FileRole, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, Registry,
-    StorageReader, StrategyError,
+    BackendVersion, FileRole, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, OpenCx, ReadLimits,
+    Registry, StorageReader, StrategyError,
 };
 use reshard_torch_dist::{METADATA, METADATA_JSON, MetadataJson};
 use std::{collections::BTreeSet, sync::Arc};
@@ -21,12 +21,14 @@ pub(crate) struct HowToOpen {
     pub(crate) registry: Option<Registry>,
     pub(crate) stores: Option<Stores>,
     pub(crate) config: Option<Box<dyn LoadShardedConfig>>,
+    pub(crate) limits: ReadLimits,
 }
 
 /// A checkpoint of which nothing is loaded.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) store: Arc<dyn Store>,
+    pub(crate) limits: ReadLimits,
     pub(crate) sharded: Arc<dyn LoadShardedStrategy>,
     pub(crate) reader: Arc<dyn StorageReader>,
     /// Only Megatron Core's checkpoints have it.
@@ -72,8 +74,9 @@ impl HowToOpen {
             None => registry.load_sharded(&name)?.build()?,
         };
         sharded.check_compatibility(&name)?;
-        let reader = sharded.open(&store).await?;
-        Ok(Opened { store, sharded, reader, common, name })
+        let limits = self.limits;
+        let reader = sharded.open(&OpenCx::new(Arc::clone(&store)).with_limits(limits)).await?;
+        Ok(Opened { store, limits, sharded, reader, common, name })
     }
 }
 
@@ -89,7 +92,8 @@ async fn unnamed(store: &Arc<dyn Store>) -> Result<BackendVersion> {
 impl Opened {
     pub(crate) async fn common(&self) -> Result<Plain> {
         let Some(common) = &self.common else { return Ok(Plain::new()) };
-        common.load_common(&self.store).await.map_err(|e| match e {
+        let cx = OpenCx::new(Arc::clone(&self.store)).with_limits(self.limits);
+        common.load_common(&cx).await.map_err(|e| match e {
             // It is one, as its metadata says: here it lacks a part.
             StrategyError::NotACheckpoint { why, .. } => StrategyError::corrupt(
                 METADATA_JSON,

@@ -9,7 +9,7 @@ use crate::{
     sidecar::Sidecar,
 };
 use reshard_storage::{Entry, Leftover, Name, Progress, StorageError, Store, Stores};
-use reshard_strategy::{Damage, FileRole, Registry, StrategyError};
+use reshard_strategy::{Damage, FileRole, ReadLimits, Registry, StrategyError};
 use reshard_torch_dist::{METADATA_JSON, OwnFile, own_file};
 use std::{
     future::{Future, IntoFuture},
@@ -141,6 +141,12 @@ impl<'a> Prune<'a> {
         self
     }
 
+    /// How much the checkpoint may ask for; see there.
+    pub fn limits(mut self, limits: ReadLimits) -> Self {
+        self.how.limits = limits;
+        self
+    }
+
     /// Stores to find the URL's in.
     pub fn stores(mut self, stores: Stores) -> Self {
         self.how.stores = Some(stores);
@@ -203,6 +209,10 @@ impl<'a> Prune<'a> {
         if let Some(d) = found.damage.into_iter().next() {
             let what = format!("{}{}; nothing of a damaged checkpoint is removed", name(&d), d.what);
             return Err(StrategyError::corrupt(d.file.unwrap_or_else(|| self.url.into()), d.offset, what));
+        }
+        if let Some(d) = found.not_understood.first() {
+            let what = format!("pruning a checkpoint of which not all is understood ({}{})", name(d), d.what);
+            return Err(StrategyError::Unsupported { strategy: opened.name.to_string(), what });
         }
         match found.unchecked.first() {
             Some(d) => {

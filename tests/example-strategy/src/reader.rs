@@ -10,10 +10,10 @@ use reshard_model::{BoxError, Dialect, Dims, Layout, ObjectCodec, Payload, Regio
 use reshard_plan::{ChunkId, Metadata, ObjectId, PieceId, TensorProperties};
 use reshard_storage::{Check, Gather, Name, Part, Progress, Store};
 use reshard_strategy::{
-    BackendVersion, Damage, OpenFormat, Placed, ReadObject, ReadTensor, ReadTotals, Result, StorageReader,
-    StrategyError, VerifyReport,
+    BackendVersion, Damage, OpenCx, OpenFormat, Placed, ReadLimits, ReadObject, ReadTensor, ReadTotals,
+    Result, StorageReader, StrategyError, VerifyReport,
 };
-use reshard_torch_format::TorchSave;
+use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 /// Opens checkpoints of this format.
@@ -26,28 +26,27 @@ impl OpenFormat for ExampleFormat {
         BackendVersion::new(NAME, 1)
     }
 
-    async fn open(&self, store: &Arc<dyn Store>) -> Result<Arc<dyn StorageReader>> {
-        let name = Name::new(INDEX)?;
-        let Some(len) = store.len(&name).await? else {
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+        let OpenCx { store, limits, .. } = cx;
+        // Its length is looked at before memory is taken for it.
+        let Some(index) = limits.read(store, &Name::new(INDEX)?).await? else {
             return Err(StrategyError::NotACheckpoint {
                 url: store.url(),
                 why: format!("it has no {INDEX}"),
             });
         };
-        let index: Index = serde_json::from_slice(&store.read(&name, 0..len).await?).map_err(|e| {
-            StrategyError::Corrupt {
-                file: INDEX.into(),
-                offset: None,
-                what: "it is no index".into(),
-                source: Some(Box::new(e)),
-            }
+        let index: Index = serde_json::from_slice(&index).map_err(|e| StrategyError::Corrupt {
+            file: INDEX.into(),
+            offset: None,
+            what: "it is no index".into(),
+            source: Some(Box::new(e)),
         })?;
         // Whose conventions a checkpoint follows is told by the file that Megatron Core adds, whatever the format is.
         let dialect = match store.exists(&Name::new("metadata.json")?).await? {
             true => Dialect::Megatron,
             false => Dialect::Dcp,
         };
-        Ok(Arc::new(ExampleReader::new(Arc::clone(store), index, dialect)?))
+        Ok(Arc::new(ExampleReader::new(Arc::clone(store), *limits, index, dialect)?))
     }
 }
 
@@ -55,6 +54,7 @@ impl OpenFormat for ExampleFormat {
 #[derive(Debug)]
 struct ExampleReader {
     store: Arc<dyn Store>,
+    limits: ReadLimits,
     dialect: Dialect,
     metadata: Arc<Metadata>,
     chunks: Vec<Place>,
@@ -62,7 +62,7 @@ struct ExampleReader {
 }
 
 impl ExampleReader {
-    fn new(store: Arc<dyn Store>, index: Index, dialect: Dialect) -> Result<Self> {
+    fn new(store: Arc<dyn Store>, limits: ReadLimits, index: Index, dialect: Dialect) -> Result<Self> {
         // Files may be damaged or hostile. The builder refuses tables that contradict themselves; what it does not look at,
         // lengths of chunks, is checked here. That chunks cover what is wanted of a tensor is checked by each load.
         let (mut builder, mut chunks, mut objects) = (Metadata::builder(), Vec::new(), Vec::new());
@@ -91,7 +91,7 @@ impl ExampleReader {
             objects.push(o.place);
         }
         let metadata = Arc::new(builder.finish(index.planner_data)?);
-        Ok(Self { store, dialect, metadata, chunks, objects })
+        Ok(Self { store, limits, dialect, metadata, chunks, objects })
     }
 
     fn chunk(&self, id: ChunkId) -> Result<&Place> {
@@ -187,7 +187,8 @@ impl StorageReader for ExampleReader {
     }
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
-        Arc::new(TorchSave::default())
+        let limits = Limits { memory: self.limits.max_memory, ..Limits::default() };
+        Arc::new(TorchSave::new(LoadOptions::default().with_limits(limits), ArchiveOptions::default()))
     }
 
     // The store does the work: it coalesces, reads in parallel and lands elements in the claims. The format says where the
@@ -233,6 +234,7 @@ impl StorageReader for ExampleReader {
         for read in reads {
             let unknown = || StrategyError::corrupt(INDEX, None, "it lacks an object");
             let place = self.objects.get(read.object.0 as usize).ok_or_else(unknown)?;
+            self.limits.whole(&place.file, place.length)?;
             let bytes = self.store.read(&place.file, split(place)?.0).await?;
             if verify {
                 let mut sum = Sum::new(self.sums(&[place]).await?[0]);

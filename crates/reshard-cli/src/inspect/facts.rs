@@ -28,6 +28,9 @@ pub(super) struct Facts {
     pub(super) foreign: Vec<String>,
     /// What a quick check found.
     pub(super) problems: Vec<String>,
+    /// What is not known to be wrong, and can't be read.
+    pub(super) not_understood: Vec<String>,
+    pub(super) not_read: Vec<String>,
     pub(super) sidecar: Option<Sidecar>,
     pub(super) notes: Vec<String>,
 }
@@ -62,6 +65,8 @@ impl Facts {
     pub(super) fn of(checkpoint: Checkpoint) -> Result<Self> {
         let quick = checkpoint.verify(false, reshard::Progress::default())?;
         let problems = quick.damage.iter().chain(&quick.unchecked).map(verify::line).collect();
+        let not_understood = quick.not_understood.iter().map(verify::line).collect();
+        let not_read = quick.not_read.iter().map(verify::line).collect();
         let common = checkpoint.common().map(Value::from).map_err(|e| crate::error::chain(&e));
         let (sidecar, note) = checkpoint.sidecar();
         let mut notes: Vec<String> = note.into_iter().collect();
@@ -75,7 +80,18 @@ impl Facts {
         let mut leftovers = of(&[FileRole::Leftover, FileRole::Record]);
         leftovers.extend(checkpoint.leftovers()?.into_iter().map(|l| l.path));
         let foreign = of(&[FileRole::Foreign]);
-        Ok(Self { checkpoint, common, files, leftovers, foreign, problems, sidecar, notes })
+        Ok(Self {
+            checkpoint,
+            common,
+            files,
+            leftovers,
+            foreign,
+            problems,
+            not_understood,
+            not_read,
+            sidecar,
+            notes,
+        })
     }
 
     pub(super) fn totals(&self) -> Totals {

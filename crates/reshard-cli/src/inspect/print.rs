@@ -50,6 +50,9 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
         n => styled_fact(out, "coverage", BAD, units::some(n as u64, "problem"))?,
     }
     few(out, "problem", &f.problems)?;
+    let unread = [("not understood", &f.not_understood), ("not read", &f.not_read)];
+    let unread = unread.iter().flat_map(|(word, found)| found.iter().map(move |f| format!("{word}: {f}")));
+    few(out, "unread", &unread.collect::<Vec<_>>())?;
     few(out, "leftover", &f.leftovers)?;
     // Of a damaged checkpoint they may be what is left of it.
     if !f.leftovers.is_empty() && f.problems.is_empty() {

@@ -4,9 +4,11 @@
 
 mod convert;
 mod digest;
+mod handmade;
 mod help;
 mod hostile;
 mod inspect;
+mod limits;
 mod memory;
 mod prune;
 mod states;

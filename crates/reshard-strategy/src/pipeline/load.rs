@@ -1,14 +1,14 @@
 use crate::{
-    BackendVersion, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, ReadObject, ReadTensor,
-    ReadTotals, Result, StorageReader, StrategyError,
+    BackendVersion, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, OpenCx, ReadObject,
+    ReadTensor, ReadTotals, Result, StorageReader, StrategyError,
     agree::{self, agree},
+    decode_object,
 };
 use async_trait::async_trait;
 use reshard_model::{
-    Data, Flat, Landing, LandingView, ObjectCodec, Payload, Region, Sharded, ShardedTensor, Tensor, Value,
+    Data, Flat, Landing, LandingView, Payload, Region, Sharded, ShardedTensor, Tensor, Value,
 };
 use reshard_plan::{Destination, LoadContext, LoadPlan, PlanError, ReadItem, Stored, cast};
-use reshard_storage::Store;
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Instant};
 
 /// How a format opens a checkpoint.
@@ -20,7 +20,7 @@ pub trait OpenFormat: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When it is not a checkpoint of this format, or damaged.
-    async fn open(&self, store: &Arc<dyn Store>) -> Result<Arc<dyn StorageReader>>;
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>>;
 }
 
 /// The load strategy of any format that can be opened.
@@ -42,8 +42,8 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
         self.format.key()
     }
 
-    async fn open(&self, store: &Arc<dyn Store>) -> Result<Arc<dyn StorageReader>> {
-        self.format.open(store).await
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+        self.format.open(cx).await
     }
 
     async fn load(
@@ -87,6 +87,8 @@ async fn decide(template: &mut Flat, from: &dyn StorageReader, cx: &LoadCx<'_>) 
         from.set_up(rank, is_coordinator)?;
         let plan = cx.planner.create_local_plan(template, &context).map_err(|e| explained(e, from))?;
         not_lacking(&plan, template, from)?;
+        let mut tensors = plan.items.iter().filter(|i| matches!(i.stored, Stored::Chunk(_)));
+        tensors.try_for_each(|i| from.permits(&i.piece.key))?;
         from.prepare_local_plan(plan)
     })();
     let planned = agree::decide(&cx.comm, "plan", local, |plans| {
@@ -469,7 +471,7 @@ async fn objects(
             let payload = if cell && from.object_lists() {
                 if parts.is_none() {
                     parts = Some(elements(
-                        decode(&*codec, &item.piece.key, payload.clone())?,
+                        decode_object(&*codec, &item.piece.key, payload.clone())?,
                         items.len(),
                         item,
                     )?);
@@ -480,7 +482,7 @@ async fn objects(
             } else {
                 payload.clone()
             };
-            let value = decode(&*codec, &item.piece.key, cx.planner.load_object(item, payload)?)?;
+            let value = decode_object(&*codec, &item.piece.key, cx.planner.load_object(item, payload)?)?;
             if let Some((_, leaf)) = template.get_index_mut(item.dest as usize) {
                 match leaf {
                     Sharded::Object(o) => o.data = Payload::Value(value),
@@ -510,17 +512,5 @@ fn elements(value: Value, leaves: usize, item: &ReadItem) -> Result<Vec<Value>> 
             None,
             "the cell of an object array is stored without its list",
         )),
-    }
-}
-
-fn decode(codec: &dyn ObjectCodec, key: &str, payload: Payload) -> Result<Value> {
-    match payload {
-        Payload::Value(v) => Ok(v),
-        Payload::Encoded { bytes, .. } => codec.decode(&bytes).map_err(|source| StrategyError::Object {
-            key: key.into(),
-            what: "it can't be decoded",
-            source,
-        }),
-        Payload::None => Ok(Value::None),
     }
 }

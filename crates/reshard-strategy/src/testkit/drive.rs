@@ -1,5 +1,5 @@
 use crate::{
-    LoadCx, LoadFailure, LoadShardedStrategy, Loaded, Result, SaveCx, SaveShardedStrategy, Saved,
+    LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Result, SaveCx, SaveShardedStrategy, Saved,
     StrategyError, agree,
 };
 use reshard_comm::{Comm, LocalGroup, ProcessGroup, testkit::on_ranks};
@@ -93,7 +93,7 @@ pub fn load_on_ranks(
         let store = Arc::clone(&store);
         async move {
             let (comm, groups) = (Comm::new(&group), BTreeMap::new());
-            let opened = rank.strategy.open(&store).await;
+            let opened = rank.strategy.open(&OpenCx::new(Arc::clone(&store))).await;
             let reader = match agree(&comm, "open", opened).await {
                 Ok(reader) => reader,
                 Err(error) => return Err(LoadFailure { error, template: rank.flat }),

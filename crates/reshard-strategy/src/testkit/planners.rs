@@ -1,5 +1,5 @@
 use super::{Cut, Rank, Tap, check_sample, load_on_ranks, sample, sample_template, save_on_ranks};
-use crate::{LoadShardedConfig, Result, SaveShardedConfig, StrategyError};
+use crate::{LoadShardedConfig, OpenCx, Result, SaveShardedConfig, StrategyError};
 use reshard_model::{DType, Data, ErrorKind, Flat, Path, Region, Sharded, ShardedTensor, Tensor};
 use reshard_plan::{
     DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlanner, SaveContext, SavePlan, SavePlanner,
@@ -204,7 +204,8 @@ fn read_plans_depend_on_their_input_alone<P: LoadPlanner>(
     store: &Arc<dyn Store>,
     load: &dyn LoadShardedConfig,
 ) {
-    let reader = futures::executor::block_on(load.build().unwrap().open(store)).unwrap();
+    let reader =
+        futures::executor::block_on(load.build().unwrap().open(&OpenCx::new(Arc::clone(store)))).unwrap();
     let plan = || {
         let planner = make();
         let cx = LoadContext::new(reader.metadata(), 0, true);

@@ -1,7 +1,7 @@
 use super::{Cut, Rank, Tap, check_sample, drive::save_on_ranks, load_on_ranks, sample, sample_template};
 use crate::{
-    BackendVersion, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, Result, SaveShardedConfig,
-    SaveShardedStrategy, Saved, StrategyError,
+    BackendVersion, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, OpenCx, Result,
+    SaveShardedConfig, SaveShardedStrategy, Saved, StrategyError,
 };
 use bytes::Bytes;
 use futures::executor::block_on;
@@ -182,7 +182,7 @@ impl Pair<'_> {
     fn what_is_stored_is_told(&self) {
         let store = store();
         self.save(&store, Cut::Rows, 2);
-        let reader = block_on(self.loader().open(&store)).unwrap();
+        let reader = block_on(self.loader().open(&OpenCx::new(Arc::clone(&store)))).unwrap();
         assert_eq!(reader.key(), self.saver().key());
         let metadata = reader.metadata();
         for (path, leaf) in sample(Cut::Replicated, 0, 1, false) {
@@ -229,7 +229,7 @@ impl Pair<'_> {
         for outcome in self.save_flats(&store, IfExists::Replace(replaced), new) {
             outcome.unwrap();
         }
-        let reader = block_on(self.loader().open(&store)).unwrap();
+        let reader = block_on(self.loader().open(&OpenCx::new(Arc::clone(&store)))).unwrap();
         assert!(reader.metadata().tensor("old").is_none());
         let loaded = self.load_flats(&store, vec![sample_template(Cut::Columns, 0, 1, None)]);
         loaded.into_iter().for_each(|l| check_sample(&l.map_err(|f| f.error).unwrap().state));
@@ -353,7 +353,7 @@ impl Pair<'_> {
     }
 
     fn a_place_without_a_checkpoint_says_so(&self) {
-        let e = block_on(self.loader().open(&store())).unwrap_err();
+        let e = block_on(self.loader().open(&OpenCx::new(store()))).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
     }
 }

@@ -1,7 +1,7 @@
 use crate::{
-    BackendVersion, FileLayout, FileRole, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, Placed, Producer,
-    ReadObject, ReadTensor, ReadTotals, Resolve, Result, StorageReader, StorageWriter, VerifyReport,
-    WriteData,
+    BackendVersion, FileLayout, FileRole, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Placed,
+    Producer, ReadObject, ReadTensor, ReadTotals, Resolve, Result, StorageReader, StorageWriter,
+    VerifyReport, WriteData,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -247,9 +247,9 @@ impl LoadShardedStrategy for Tapped<Arc<dyn LoadShardedStrategy>> {
         self.inner.key()
     }
 
-    async fn open(&self, store: &Arc<dyn Store>) -> Result<Arc<dyn StorageReader>> {
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
         self.tap.format("reader.open")?;
-        let inner = self.inner.open(store).await?;
+        let inner = self.inner.open(cx).await?;
         Ok(Arc::new(Tapped { inner, tap: self.tap.clone() }))
     }
 
@@ -300,6 +300,10 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
 
     fn why_not(&self, key: &str) -> Option<String> {
         self.inner.why_not(key)
+    }
+
+    fn permits(&self, key: &str) -> Result<()> {
+        self.inner.permits(key)
     }
 
     fn role(&self, file: &Entry) -> FileRole {

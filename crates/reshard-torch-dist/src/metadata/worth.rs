@@ -58,7 +58,8 @@ impl Worth {
     /// Draws steps of work, where what the file names often is gone through each time.
     #[inline]
     pub(crate) fn steps(&mut self, n: usize) -> Within<()> {
-        let max = self.steps.max();
+        // More memory brings more steps, so that one option raises both.
+        let max = self.memory.max();
         self.steps.take(n as u64).map_err(|_| Beyond { limit: STEPS, max })
     }
 

@@ -1,13 +1,17 @@
 //! What the archive of a chunk says of its tensor: a few hundred bytes at its start and at its end.
 
-use crate::{reader::TorchDistReader, table::Place};
+use crate::{
+    limits::{not_understood, parsing, too_much},
+    reader::TorchDistReader,
+    table::Place,
+};
 use bytes::Bytes;
-use reshard_model::{Layout, Region};
+use reshard_model::{Layout, Region, Tensor};
 use reshard_plan::ChunkId;
 use reshard_storage::Name;
 use reshard_strategy::{Result, StrategyError};
 use reshard_torch_format::{
-    Limits, TensorRef,
+    Error as FormatError, Limits, TensorRef,
     archive::{Archive, ByteOrder, Form, Method, Record, Tail, Verify},
 };
 use std::{collections::VecDeque, ops::Range, sync::Arc};
@@ -23,8 +27,21 @@ pub(crate) const SMALL: u64 = 4 << 10;
 pub(crate) enum Head {
     /// Its elements lie in a file as the layout says.
     Stored(Stored),
-    /// They are in memory: the archive was small, compressed or transformed, or elements need a change.
-    Memory(reshard_model::Tensor),
+    /// They are in memory: the archive was small.
+    Memory(Tensor),
+    /// The archive has to be in memory as a whole: it was transformed, or elements need a change.
+    Packed,
+    /// They lie in a deflated record.
+    Deflated(Box<Deflated>),
+}
+
+#[derive(Debug)]
+pub(crate) struct Deflated {
+    pub(crate) record: Record,
+    /// Its bytes in the archive.
+    pub(crate) data: Range<u64>,
+    /// Elements in what it unpacks to.
+    pub(crate) layout: Layout,
 }
 
 #[derive(Debug)]
@@ -103,7 +120,10 @@ impl TorchDistReader {
         let mut ranges = Vec::with_capacity(wanted.len() * 2);
         for w in wanted {
             let Range { start, end } = w.range;
-            if self.table.is_transformed(w.place) || end - start <= SMALL {
+            if self.table.is_transformed(w.place) {
+                continue;
+            }
+            if end - start <= SMALL {
                 ranges.push((w.file.clone(), w.range.clone()));
             } else {
                 ranges.push((w.file.clone(), start..start + END));
@@ -115,10 +135,13 @@ impl TorchDistReader {
         let mut got = self.read_ranges(ranges, wanted).await?.into_iter();
         let mut heads = Vec::with_capacity(wanted.len());
         for w in wanted {
+            if self.table.is_transformed(w.place) {
+                heads.push(Head::Packed);
+                continue;
+            }
             let first = got.next().unwrap_or_default();
-            if self.table.is_transformed(w.place) || w.range.end - w.range.start <= SMALL {
-                let archive = self.table.untransform(w.place, first)?;
-                heads.push(Head::Memory(self.in_memory(w, archive, verify)?));
+            if w.range.end - w.range.start <= SMALL {
+                heads.push(self.small(w, first, verify)?);
                 continue;
             }
             let tail = got.next().unwrap_or_default();
@@ -126,7 +149,7 @@ impl TorchDistReader {
                 heads.push(head);
                 continue;
             }
-            let (head, more) = self.head(w, first, tail, verify, forms).await?;
+            let (head, more) = self.head(w, first, tail, forms).await?;
             (bytes, requests) = (bytes + more.0, requests + more.1);
             heads.push(head);
         }
@@ -156,7 +179,6 @@ impl TorchDistReader {
         w: &Wanted,
         first: Bytes,
         tail: Bytes,
-        verify: bool,
         forms: &mut Forms,
     ) -> Result<(Head, (u64, u64))> {
         let len = w.range.end - w.range.start;
@@ -173,11 +195,12 @@ impl TorchDistReader {
                 }
             }
         };
+        self.unpacks_to_its_shape(w, &directory)?;
         let pickle = directory.get("data.pkl").map_err(corrupt)?;
         let mut described = vec![pickle];
         let mut known = Known { reader: self, w, first, tail, len, more };
         let pickle = known.content(pickle).await?;
-        let tensor = TensorRef::parse(&pickle, &Limits::default()).map_err(corrupt)?;
+        let tensor = self.description(w, &pickle)?;
         self.check_described(w, &tensor)?;
         let order = match directory.find("byteorder") {
             None => ByteOrder::Little,
@@ -190,16 +213,13 @@ impl TorchDistReader {
         let data = known.data_range(record).await?;
         let more = known.more;
         tensor.check_storage(record.size).map_err(corrupt)?;
-        if record.method != Method::Stored || tensor.is_lazy(order) {
-            let whole = self
-                .store
-                .read(&w.file, w.range.clone())
-                .await
-                .map_err(|e| self.lost(e, Some(self.name_of(w.chunk))))?;
-            let tensor = self.in_memory(w, whole, verify)?;
-            return Ok((Head::Memory(tensor), (more.0 + len, more.1 + 1)));
-        }
         let layout = tensor.layout().map_err(corrupt)?;
+        if tensor.is_lazy(order) || (record.method != Method::Stored && !layout.is_injective()) {
+            return Ok((Head::Packed, more));
+        }
+        if record.method != Method::Stored {
+            return Ok((Head::Deflated(Box::new(Deflated { record: record.clone(), data, layout })), more));
+        }
         let stored = w.stored(&data, layout.clone(), record.crc32);
         let ends = (&*known.first, &*known.tail);
         if let Some(form) = Form::new(len, ends, &directory, &described, (record, &data)) {
@@ -208,22 +228,70 @@ impl TorchDistReader {
         Ok((Head::Stored(stored), more))
     }
 
+    /// A small archive, read whole.
+    fn small(&self, w: &Wanted, bytes: Bytes, verify: bool) -> Result<Head> {
+        let archive = Archive::open(bytes, &parsing(&self.limits)).map_err(|e| self.corrupt(w, e))?;
+        // Many of them are in memory at once, and four KiB may be four MiB.
+        if archive.directory().records().any(|r| r.method != Method::Stored) {
+            return Ok(Head::Packed);
+        }
+        self.tensor_of(w, &archive, verify).map(Head::Memory)
+    }
+
     /// A tensor out of an archive that is in memory as a whole.
-    pub(crate) fn in_memory(
-        &self,
-        w: &Wanted,
-        archive: Bytes,
-        verify: bool,
-    ) -> Result<reshard_model::Tensor> {
+    pub(crate) fn in_memory(&self, w: &Wanted, archive: Bytes, verify: bool) -> Result<Tensor> {
+        let archive = Archive::open(archive, &self.parsing(w)).map_err(|e| self.corrupt(w, e))?;
+        self.unpacks_to_its_shape(w, archive.directory())?;
+        self.tensor_of(w, &archive, verify)
+    }
+
+    /// The same, of which no element is looked at but by checksums.
+    pub(crate) fn check_in_memory(&self, w: &Wanted, stored: Bytes) -> Result<()> {
+        let corrupt = |e| self.corrupt(w, e);
+        let archive = Archive::open(self.archive_of(w, stored)?, &self.parsing(w)).map_err(corrupt)?;
+        self.unpacks_to_its_shape(w, archive.directory())?;
+        archive.directory().records().try_for_each(|r| super::check_record(&archive, r)).map_err(corrupt)?;
+        let tensor = self.description(w, &archive.read("data.pkl", Verify::No).map_err(corrupt)?)?;
+        self.check_described(w, &tensor)?;
+        let record = archive.directory().get(&tensor.storage.record()).map_err(corrupt)?;
+        tensor.check_storage(record.size).map_err(corrupt)?;
+        // No bytes, only whether such elements can be.
+        tensor.resolve(&mut [], archive.byte_order().map_err(corrupt)?).map_err(corrupt)
+    }
+
+    fn tensor_of(&self, w: &Wanted, archive: &Archive, verify: bool) -> Result<Tensor> {
         let corrupt = |e| self.corrupt(w, e);
         let check = if verify { Verify::Crc } else { Verify::No };
-        let archive = Archive::open(archive, &Limits::default()).map_err(corrupt)?;
         let pickle = archive.read("data.pkl", Verify::Crc).map_err(corrupt)?;
-        let tensor = TensorRef::parse(&pickle, &Limits::default()).map_err(corrupt)?;
+        let tensor = self.description(w, &pickle)?;
         self.check_described(w, &tensor)?;
         let order = archive.byte_order().map_err(corrupt)?;
+        if tensor.is_lazy(order) {
+            let elements = tensor.layout().map_err(corrupt)?.bytes();
+            self.limits.whole(self.name_of(w.chunk), elements)?;
+        }
         let storage = archive.read(&tensor.storage.record(), check).map_err(corrupt)?;
         tensor.tensor(Arc::new(storage), order).map_err(corrupt)
+    }
+
+    /// What a pickle says of its tensor. The checksum of the pickle was right, so what is not known in it is not damaged.
+    pub(crate) fn description(&self, w: &Wanted, pickle: &[u8]) -> Result<TensorRef> {
+        TensorRef::parse(pickle, &parsing(&self.limits)).map_err(|e| match e {
+            FormatError::Unsupported { what, .. } => not_understood(format!(
+                "reading {} at byte {} of {} ({what})",
+                self.name_of(w.chunk),
+                w.range.start,
+                w.file
+            )),
+            e => self.corrupt(w, e),
+        })
+    }
+
+    /// For the archive of a chunk.
+    fn parsing(&self, w: &Wanted) -> Limits {
+        let (limits, most) = (parsing(&self.limits), self.unpacks_to_at_most(w));
+        let memory = limits.budget(w.range.end - w.range.start).max().max(most);
+        Limits { unpacked: limits.unpacked.min(most), memory: Some(memory), ..limits }
     }
 
     /// The archive holds what the metadata says.
@@ -241,18 +309,20 @@ impl TorchDistReader {
         Ok(())
     }
 
-    async fn at(&self, w: &Wanted, range: Range<u64>) -> Result<Bytes> {
+    /// Bytes of a chunk's archive.
+    pub(crate) async fn at(&self, w: &Wanted, range: Range<u64>) -> Result<Bytes> {
         let range = w.range.start + range.start..w.range.start + range.end;
         self.store.read(&w.file, range).await.map_err(|e| self.lost(e, Some(self.name_of(w.chunk))))
     }
 
-    pub(crate) fn corrupt(&self, w: &Wanted, e: reshard_torch_format::Error) -> StrategyError {
-        StrategyError::Corrupt {
+    pub(crate) fn corrupt(&self, w: &Wanted, e: FormatError) -> StrategyError {
+        let name = self.name_of(w.chunk);
+        too_much(&e, &name).unwrap_or_else(|| StrategyError::Corrupt {
             file: w.file.to_string(),
             offset: Some(w.range.start),
-            what: format!("{} can't be read", self.name_of(w.chunk)),
+            what: format!("{name} can't be read"),
             source: Some(Box::new(e)),
-        }
+        })
     }
 
     pub(crate) fn bad(&self, w: &Wanted, what: &str) -> StrategyError {

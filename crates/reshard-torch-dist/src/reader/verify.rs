@@ -2,13 +2,15 @@
 
 use super::TorchDistReader;
 use crate::reader::head::{SMALL, Wanted};
-use reshard_model::{BoxError, ErrorKind, ObjectCodec, Region, first_hole, first_overlap};
+use reshard_model::{BoxError, ErrorKind, Payload, Region, first_hole, first_overlap};
 use reshard_plan::TensorRef;
 use reshard_storage::{Name, Progress};
-use reshard_strategy::{Damage, ReadObject, Result, StrategyError, VerifyReport};
+use reshard_strategy::{
+    Damage, ReadObject, Result, StorageReader, StrategyError, VerifyReport, decode_object,
+};
 use reshard_torch_format::{
-    Error as FormatError, Limits, TorchSave,
-    archive::{Directory, Method, Record, Tail},
+    Error as FormatError, TorchSave,
+    archive::{Directory, Inflate, Method, Record, Tail, check_crc, unpack},
 };
 use std::collections::BTreeMap;
 
@@ -17,6 +19,9 @@ pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress)
     let mut v = Verifier { r, sizes, report: VerifyReport::default(), progress };
     for tensor in r.table.metadata.tensors() {
         v.cover(&tensor);
+        if let Err(e) = r.permits(tensor.key()) {
+            v.damaged(Some(tensor.key()), &e);
+        }
         for (chunk, region) in tensor.chunks() {
             v.report.items += 1;
             if region.is_empty() && r.table.chunk(chunk).is_none() {
@@ -54,7 +59,8 @@ pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress)
     }
     for (key, what) in &r.table.unknown {
         v.report.items += 1;
-        v.add(Some(key), None, None, format!("{what}, so it can't be read"));
+        let what = format!("{what}, so it can't be read");
+        v.report.not_understood.push(Damage { key: Some(key.clone()), file: None, offset: None, what });
     }
     Ok(v.report)
 }
@@ -89,6 +95,8 @@ impl Verifier<'_> {
         let found = Damage { key: key.map(Into::into), file, offset, what };
         match e.kind() {
             ErrorKind::Unavailable => self.report.unchecked.push(found),
+            ErrorKind::Unsupported => self.report.not_understood.push(found),
+            ErrorKind::Limit => self.report.not_read.push(found),
             _ => self.report.damage.push(found),
         }
     }
@@ -140,11 +148,9 @@ impl Verifier<'_> {
     async fn chunk(&mut self, w: &Wanted) -> Result<u64> {
         let len = w.range.end - w.range.start;
         if len <= SMALL.max(IN_MEMORY) || self.r.table.is_transformed(w.place) {
+            self.r.limits.whole(self.r.name_of(w.chunk), len)?;
             let stored = self.read(w, 0..len).await?;
-            let archive = self.r.table.untransform(w.place, stored)?;
-            super::check_records(&archive).map_err(|e| self.r.corrupt(w, e))?;
-            self.r.in_memory(w, archive, true)?;
-            return Ok(len);
+            return self.r.check_in_memory(w, stored).map(|()| len);
         }
         let corrupt = |e| self.r.corrupt(w, e);
         let first = Tail::first_range(len);
@@ -155,6 +161,7 @@ impl Verifier<'_> {
                 Tail::Need(_) => return Err(self.r.bad(w, "its zip directory has no end")),
             },
         };
+        self.r.unpacks_to_its_shape(w, &directory)?;
         self.described(w, &directory).await?;
         for record in directory.records() {
             self.record(w, record).await?;
@@ -179,8 +186,9 @@ impl Verifier<'_> {
         let record = directory.get("data.pkl").map_err(corrupt)?;
         let range = self.data_range(w, record).await?;
         let stored = self.read(w, range).await?;
-        let pickle = reshard_torch_format::archive::unpack(record, stored, 1 << 20).map_err(corrupt)?;
-        let tensor = reshard_torch_format::TensorRef::parse(&pickle, &Limits::default()).map_err(corrupt)?;
+        let pickle = unpack(record, stored, 1 << 20).map_err(corrupt)?;
+        check_crc(record, &pickle).map_err(corrupt)?;
+        let tensor = self.r.description(w, &pickle)?;
         self.r.check_described(w, &tensor)?;
         let storage = directory.get(&tensor.storage.record()).map_err(corrupt)?;
         tensor.check_storage(storage.size).map_err(corrupt)
@@ -199,11 +207,11 @@ impl Verifier<'_> {
         let corrupt = |e| self.r.corrupt(w, e);
         let range = self.data_range(w, record).await?;
         if record.method != Method::Stored {
+            self.r
+                .limits
+                .whole(format_args!("{} of {}", record.name, self.r.name_of(w.chunk)), record.stored)?;
             let stored = self.read(w, range).await?;
-            let content = reshard_torch_format::archive::unpack(record, stored, Limits::default().unpacked);
-            return content
-                .and_then(|c| reshard_torch_format::archive::check_crc(record, &c))
-                .map_err(corrupt);
+            return Inflate::new(record, stored).and_then(super::checked).map_err(corrupt);
         }
         let mut hasher = crc32fast::Hasher::new();
         let mut at = range.start;
@@ -224,18 +232,16 @@ impl Verifier<'_> {
     }
 
     async fn object(&self, object: ReadObject, len: u64) -> Result<u64> {
-        use reshard_strategy::StorageReader;
         let payloads = self.r.read_objects(&[object], true).await?;
         for p in payloads {
-            if let reshard_model::Payload::Encoded { bytes, .. } = p {
+            if let Payload::Encoded { bytes, .. } = p {
                 let key = self.r.table.metadata.object_key(object.object).unwrap_or_default();
                 // Checksums are right by now; what is more than this program decodes is not damaged for that.
-                match TorchSave::default().decode(&bytes) {
-                    Err(e) if !is_beyond_us(&e) => {
-                        let what = "it can't be decoded";
-                        return Err(StrategyError::Object { key: key.into(), what, source: e });
-                    }
-                    _ => {}
+                match decode_object(&*self.r.codec(), key, Payload::Encoded { codec: TorchSave::NAME, bytes })
+                {
+                    Err(StrategyError::Object { source, .. }) if is_beyond_us(&source) => {}
+                    Err(e) => return Err(e),
+                    Ok(_) => {}
                 }
             }
         }

@@ -158,7 +158,7 @@ fn an_element_type_that_nobody_knows_fails_only_the_tensor_that_has_it() {
     }
     let report = block_on(checkpoint.verify(true, Progress::default())).unwrap();
     assert!(
-        report.damage.iter().map(|d| d.key.as_deref().unwrap()).eq(unknown.iter().copied()),
+        report.not_understood.iter().map(|d| d.key.as_deref().unwrap()).eq(unknown.iter().copied()),
         "{report:?}"
     );
     for (key, facts) in lost {

@@ -1,0 +1,235 @@
+//! What asks for too much, and what is not understood: neither is damage.
+
+use crate::{
+    handmade::{Item, archive, pickle, view, write, zstd},
+    run,
+};
+use serde_json::{Value as Json, json};
+use tempfile::TempDir;
+
+struct Made {
+    dir: TempDir,
+    url: String,
+}
+
+fn made(items: &[Item]) -> Made {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ckpt");
+    write(&path, items);
+    Made { url: path.display().to_string(), dir }
+}
+
+impl Made {
+    fn beside(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+
+    /// Exit code and status of `verify`.
+    fn verified(&self, flags: &[&str]) -> (u8, Json) {
+        let ran = run(&[&["verify", &self.url, "--json"][..], flags].concat());
+        (ran.code, serde_json::from_str(&ran.out).unwrap())
+    }
+}
+
+/// Floats that count, and the tensor of them.
+fn sound(key: &str, n: u64, packed: bool) -> Item {
+    let storage: Vec<u8> = (0..n).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    Item::tensor(key, &[n], archive(&pickle(view(&[n], &[1], n)), &storage, packed))
+}
+
+fn repeated(key: &str, n: u64) -> Item {
+    Item::tensor(key, &[n], archive(&pickle(view(&[n], &[0], 1)), &[0; 4], false))
+}
+
+#[test]
+fn a_terabyte_out_of_four_bytes_is_read_by_nobody_who_did_not_ask_for_it() {
+    let made = made(&[repeated("huge", 1 << 38), sound("w", 4, false)]);
+    let ran = run(&["digest", &made.url]);
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    assert!(ran.out.contains("  w") && !ran.out.contains("huge"), "the others are digested: {}", ran.out);
+    assert!(ran.err.contains("huge") && ran.err.contains("1099511627776 bytes"), "{}", ran.err);
+    assert!(ran.err.contains("allow_repeated"), "{}", ran.err);
+
+    for flags in [&[][..], &["--quick"]] {
+        let (code, j) = made.verified(flags);
+        assert_eq!((code, &j["status"], &j["damage"]), (2, &json!("not read"), &json!([])), "{j}");
+        assert_eq!((&j["not_read"][0]["key"], j["not_read"].as_array().unwrap().len()), (&json!("huge"), 1));
+    }
+    let ran = run(&["verify", &made.url]);
+    assert!(
+        ran.out.contains("not read  ") && ran.err.contains("--allow-repeated"),
+        "{} {}",
+        ran.out,
+        ran.err
+    );
+    assert_eq!(made.verified(&["--allow-repeated"]).0, 0);
+
+    for flags in [&[][..], &["--no-verify"]] {
+        let ran = run(&[&["convert", &made.url, &made.beside("to")][..], flags].concat());
+        assert!(ran.code == 2 && ran.err.contains("huge"), "{} {}", ran.code, ran.err);
+        assert!(ran.err.contains("--allow-repeated"), "{}", ran.err);
+    }
+    assert_eq!(run(&["convert", &made.url, &made.beside("to"), "--key", "w"]).code, 0);
+    assert!(run(&["inspect", &made.url]).ok().contains("not read: tensor huge"));
+
+    let checkpoint = reshard::blocking::Checkpoint::open(&made.url).unwrap();
+    let e = checkpoint.state().unwrap_err();
+    assert_eq!(e.kind(), reshard::ErrorKind::Limit, "{e}");
+    let mut template = reshard::StateDict::new();
+    template.insert("t", reshard::ShardedTensor::template("huge", reshard::DType::Float32, &[1 << 38]));
+    let e = reshard::blocking::load(template, &made.url).unwrap_err();
+    assert!(e.kind() == reshard::ErrorKind::Limit && e.to_string().contains("allow_repeated"), "{e}");
+}
+
+#[test]
+fn repeated_elements_are_read_up_to_a_gigabyte_in_all() {
+    let few = made(&[repeated("a", 1 << 20), repeated("b", 1 << 20)]);
+    assert_eq!(few.verified(&[]).0, 0);
+    let text = run(&["digest", &few.url]).ok();
+    assert_eq!(text.lines().count(), 2);
+
+    let many: Vec<Item> = (0..5).map(|i| repeated(&format!("t{i}"), 1 << 26)).collect();
+    let many = made(&many);
+    assert_eq!(run(&["digest", &many.url]).code, 2, "five tensors of 256 MiB each, of 20 bytes");
+    let (code, j) = many.verified(&[]);
+    assert_eq!((code, j["not_read"].as_array().unwrap().len()), (2, 5));
+
+    // The option does read them.
+    let options =
+        reshard::OpenOptions::new().limits(reshard::ReadLimits::default().with_allow_repeated(true));
+    let checkpoint = reshard::blocking::Checkpoint::open_with(options, &many.url).unwrap();
+    let rows = checkpoint.tensor("t3").unwrap().read(reshard::Region::rows(5..8)).unwrap();
+    assert_eq!(rows.to_vec::<f32>().unwrap(), [0.0; 3]);
+}
+
+#[test]
+fn an_object_whose_tensors_share_memory_is_shown_and_carried_over_and_not_decoded() {
+    let tensor = view(&[1 << 28], &[0], 1);
+    let list = [&b"]("[..], &tensor, b"q\x01h\x01h\x01h\x01e"].concat();
+    let made = made(&[Item::object("o", archive(&pickle(list), &[0; 4], false))]);
+    let (code, j) = made.verified(&[]);
+    assert_eq!((code, &j["status"]), (2, &json!("not read")), "{j}");
+    let checkpoint = reshard::blocking::Checkpoint::open(&made.url).unwrap();
+    let e = checkpoint.object("o").unwrap_err();
+    assert!(e.kind() == reshard::ErrorKind::Limit && e.to_string().contains("allow_repeated"), "{e}");
+    assert_eq!(made.verified(&["--allow-repeated"]).0, 0);
+    assert_eq!(run(&["convert", &made.url, &made.beside("to"), "--no-verify"]).code, 0);
+}
+
+#[test]
+fn a_compressed_tensor_unpacks_to_what_its_shape_says_and_to_no_more() {
+    let zeros = vec![0; 64 << 20];
+    let bomb = archive(&pickle(view(&[1], &[1], 1 << 24)), &zeros, true);
+    let small = archive(&pickle(view(&[1], &[1], 1)), &[0; 4], false);
+    let items = [
+        sound("packed", 5_000_000, true),
+        sound("w", 4, false),
+        Item::tensor("deflated", &[1], bomb),
+        Item::tensor("zstd", &[1], zstd(&small, 65_536)).transformed("stream.zstd/1"),
+    ];
+    let made = made(&items);
+    let (code, j) = made.verified(&[]);
+    assert_eq!((code, &j["status"], &j["damage"]), (2, &json!("not understood"), &json!([])), "{j}");
+    let keys: Vec<&str> =
+        j["not_understood"].as_array().unwrap().iter().map(|d| d["key"].as_str().unwrap()).collect();
+    assert_eq!(keys, ["deflated", "zstd"]);
+    let ran = run(&["digest", &made.url, "--json"]);
+    let j: Json = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((ran.code, j["errors"].as_object().unwrap().len()), (2, 2), "{j}");
+
+    // In blocks, in whatever order, and whole.
+    let checkpoint = reshard::blocking::Checkpoint::open(&made.url).unwrap();
+    let packed = checkpoint.tensor("packed").unwrap();
+    for rows in [0..3, 4_000_000..4_000_002, 1_000_000..1_000_003, 0..5_000_000] {
+        let got = packed.read(reshard::Region::rows(rows.clone())).unwrap().to_vec::<f32>().unwrap();
+        assert!(got.into_iter().eq(rows.map(|i| i as f32)));
+    }
+    let to = made.beside("to");
+    run(&["convert", &made.url, &to, "--ranks", "3", "--key", "packed", "--no-verify"]).ok();
+    let digest = |url: &str| run(&["digest", url, "--key", "packed"]).ok();
+    assert_eq!(digest(&made.url), digest(&to));
+}
+
+#[test]
+fn a_flipped_bit_in_a_packed_storage_is_damage() {
+    let mut item = sound("packed", 100_000, true);
+    let at = item.stored.len() / 2;
+    item.stored[at] ^= 4;
+    let made = made(&[item]);
+    assert_eq!(made.verified(&[]).0, 1);
+    assert_eq!(run(&["digest", &made.url]).code, 1);
+}
+
+#[test]
+fn an_object_in_a_stream_unpacks_to_what_its_budget_allows() {
+    let list = archive(&pickle(b"]".to_vec()), &[], false);
+    let made = made(&[
+        Item::object("sound", zstd(&list, 0)).transformed("stream.zstd/1"),
+        Item::object("bomb", zstd(&list, 65_536)).transformed("stream.zstd/1"),
+    ]);
+    let (code, j) = made.verified(&[]);
+    assert_eq!((code, &j["not_read"][0]["key"], &j["damage"]), (2, &json!("bomb"), &json!([])), "{j}");
+    let ran = run(&["convert", &made.url, &made.beside("to"), "--no-verify"]);
+    assert!(ran.code == 2 && ran.err.contains("--max-memory"), "{} {}", ran.code, ran.err);
+    assert_eq!(run(&["convert", &made.url, &made.beside("to"), "--key", "sound"]).code, 0);
+}
+
+#[test]
+fn what_is_not_understood_has_its_own_word_and_exits_with_2_unless_something_is_damaged() {
+    let quantized = [
+        b"ctorch._utils\n_rebuild_qtensor\n".to_vec(),
+        view(&[4], &[1], 4).split_off("ctorch._utils\n_rebuild_tensor_v2\n".len()),
+    ];
+    let mut items = vec![
+        sound("w", 4, false),
+        Item::tensor("q", &[4], archive(&pickle(quantized.concat()), &[0; 16], false)),
+        sound("t", 4, false).transformed("stream.brotli/1"),
+    ];
+    let made = made(&items);
+    let (code, j) = made.verified(&[]);
+    assert_eq!((code, &j["status"], &j["damage"]), (2, &json!("not understood"), &json!([])), "{j}");
+    let ran = run(&["verify", &made.url]);
+    assert!(ran.out.contains("not understood  ") && ran.out.contains("stream.brotli/1"), "{}", ran.out);
+    assert!(!ran.err.contains("restore"), "{}", ran.err);
+    for command in [&["digest", &made.url][..], &["convert", &made.url, &made.beside("to")]] {
+        let ran = run(command);
+        assert!(ran.code == 2 && !ran.err.contains("damaged"), "{command:?}: {} {}", ran.code, ran.err);
+    }
+    assert_eq!(run(&["digest", &made.url, "--key", "w"]).code, 0);
+    assert_eq!(run(&["convert", &made.url, &made.beside("to"), "--key", "w"]).code, 0);
+    let checkpoint = reshard::blocking::Checkpoint::open(&made.url).unwrap();
+    for key in ["q", "t"] {
+        let e = checkpoint.tensor(key).unwrap().read(..).unwrap_err();
+        assert_eq!(e.kind(), reshard::ErrorKind::Unsupported, "{key}: {e}");
+    }
+
+    let last = items.len() - 3;
+    let at = items[last].stored.windows(4).position(|w| w == 1f32.to_le_bytes()).unwrap();
+    items[last].stored[at] ^= 1;
+    let both = self::made(&items);
+    let (code, j) = both.verified(&[]);
+    assert_eq!((code, &j["status"]), (1, &json!("damaged")), "{j}");
+    assert_eq!(run(&["digest", &both.url]).code, 1);
+    assert_eq!(run(&["convert", &both.url, &both.beside("to")]).code, 1);
+}
+
+#[test]
+fn what_is_read_whole_is_measured_before_it_is_read() {
+    let large = 5 << 30;
+    for file in [".metadata", "common.pt"] {
+        let saved = crate::states::megatron();
+        // A hole takes no room on the disk.
+        std::fs::File::create(saved.path(file)).unwrap().set_len(large).unwrap();
+        let ran = run(&["verify", &saved.url]);
+        assert_eq!(ran.code, 2, "{} {}", ran.out, ran.err);
+        let told = ran.out + &ran.err;
+        assert!(told.contains(file) && told.contains("max_whole") && told.contains("--max-whole"), "{told}");
+    }
+    let saved = crate::states::dcp();
+    let ran = run(&["verify", &saved.url, "--max-whole", "100"]);
+    assert!(ran.code == 2 && ran.err.contains("--max-whole"), "{}", ran.err);
+    for command in ["inspect", "ls", "digest", "verify", "prune"] {
+        let ran = run(&[command, &saved.url, "--max-whole", "1GiB", "--max-memory", "1GiB"]);
+        assert_eq!(ran.code, 0, "{command}: {}", ran.err);
+    }
+}

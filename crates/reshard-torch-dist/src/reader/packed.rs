@@ -1,0 +1,266 @@
+//! Chunks whose elements do not lie in a file as they are: deflated, gone through a stream transform, or to be changed.
+//!
+//! Each takes memory of its own, so they are read one after the other. What was unpacked for one part of a chunk is kept for the
+//! part that comes next: who reads a tensor in blocks unpacks it once.
+
+use super::{
+    TorchDistReader, fill,
+    head::{Deflated, Wanted},
+};
+use crate::{
+    limits::not_understood,
+    table::Place,
+    transform::{self, Refused},
+};
+use bytes::Bytes;
+use reshard_model::{Scatter, Tensor};
+use reshard_plan::ChunkId;
+use reshard_storage::Progress;
+use reshard_strategy::{LimitOption, ReadTensor, ReadTotals, Result, StrategyError};
+use reshard_torch_format::archive::{Directory, Inflate, Method};
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+};
+
+/// Bytes of an archive beside the elements of its tensor: more than any description takes.
+const DESCRIPTION: u64 = 4 << 20;
+/// What is kept at most, unless one chunk alone is larger.
+const KEPT: u64 = 256 << 20;
+/// Inflated at once.
+const BLOCK: usize = 256 << 10;
+
+/// What was unpacked of chunks of which only a part was wanted.
+#[derive(Debug, Default)]
+pub(crate) struct Kept(Mutex<VecDeque<(ChunkId, bool, Unpacked)>>);
+
+enum Unpacked {
+    /// All of it.
+    Tensor(Tensor),
+    /// How far a deflated record was read.
+    Stream(Box<Stream>),
+}
+
+impl std::fmt::Debug for Unpacked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.bytes())
+    }
+}
+
+struct Stream {
+    content: Inflate<Bytes>,
+    packed: u64,
+    /// Bytes of the record that were given.
+    at: u64,
+}
+
+impl Unpacked {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Tensor(t) => t.nbytes(),
+            Self::Stream(s) => s.packed,
+        }
+    }
+}
+
+impl Kept {
+    fn take(&self, chunk: ChunkId, verified: bool) -> Option<Unpacked> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = all.iter().position(|(c, v, _)| (*c, *v) == (chunk, verified))?;
+        all.remove(at).map(|(.., unpacked)| unpacked)
+    }
+
+    /// Lets go of what has to make room for so many bytes.
+    fn make_room(&self, bytes: u64) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept: u64 = all.iter().map(|(.., u)| u.bytes()).sum();
+        while kept.saturating_add(bytes) > KEPT
+            && let Some((.., gone)) = all.pop_front()
+        {
+            kept -= gone.bytes();
+        }
+    }
+
+    fn keep(&self, chunk: ChunkId, verified: bool, unpacked: Unpacked) {
+        self.make_room(unpacked.bytes());
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push_back((chunk, verified, unpacked));
+    }
+}
+
+impl TorchDistReader {
+    /// Bytes of a chunk's elements.
+    pub(crate) fn chunk_bytes(&self, chunk: ChunkId) -> u64 {
+        let Some((tensor, region)) = self.table.metadata.chunk(chunk) else { return 0 };
+        region.volume().unwrap_or(u64::MAX).saturating_mul(tensor.dtype().size())
+    }
+
+    pub(crate) fn unpacks_to_at_most(&self, w: &Wanted) -> u64 {
+        self.chunk_bytes(w.chunk).saturating_add(DESCRIPTION)
+    }
+
+    /// The archive of a chunk may unpack to what its shape says, and to no more.
+    pub(crate) fn unpacks_to_its_shape(&self, w: &Wanted, directory: &Directory) -> Result<()> {
+        let packed = directory.records().filter(|r| r.method != Method::Stored);
+        let size = packed.map(|r| r.size).fold(0, u64::saturating_add);
+        match size > self.unpacks_to_at_most(w) {
+            true => Err(self.unpacks_to_more(w)),
+            false => Ok(()),
+        }
+    }
+
+    fn unpacks_to_more(&self, w: &Wanted) -> StrategyError {
+        not_understood(format!(
+            "reading {} at byte {} of {} (it unpacks to far more than the {} bytes of its elements)",
+            self.name_of(w.chunk),
+            w.range.start,
+            w.file,
+            self.chunk_bytes(w.chunk)
+        ))
+    }
+
+    /// The archive of a chunk whose stored bytes may have gone through stream transforms.
+    pub(crate) fn archive_of(&self, w: &Wanted, stored: Bytes) -> Result<Bytes> {
+        let shape = self.unpacks_to_at_most(w);
+        let most = shape.min(self.limits.max_whole);
+        self.untransform(w.place, &self.name_of(w.chunk), stored, most)?.ok_or_else(|| match most < shape {
+            true => self.too_large(&self.name_of(w.chunk)),
+            false => self.unpacks_to_more(w),
+        })
+    }
+
+    pub(crate) fn too_large(&self, what: &str) -> StrategyError {
+        let what = format!("{what} unpacks to more than is read as a whole");
+        StrategyError::Limit { what, option: LimitOption::MaxWhole, max: self.limits.max_whole }
+    }
+
+    /// Undoes the transforms of an item; `None` when more than `most` bytes come out.
+    pub(crate) fn untransform(
+        &self,
+        place: Place,
+        what: &str,
+        stored: Bytes,
+        most: u64,
+    ) -> Result<Option<Bytes>> {
+        let mut bytes = stored;
+        for descriptor in self.table.descriptors(place) {
+            let file = || self.table.file(place).map_or_else(|_| crate::METADATA.into(), |f| f.to_string());
+            bytes = match transform::decode(descriptor, &bytes, most) {
+                Ok(bytes) => bytes,
+                Err(Refused::More) => return Ok(None),
+                Err(Refused::Unknown(why)) => {
+                    return Err(not_understood(format!(
+                        "reading {what} at byte {} of {} ({why})",
+                        place.offset,
+                        file()
+                    )));
+                }
+                Err(Refused::Damaged(why)) => {
+                    let what = format!("{what}: {why}");
+                    return Err(StrategyError::corrupt(file(), Some(place.offset), what));
+                }
+            };
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Fills claims from a chunk whose archive has to be in memory as a whole.
+    pub(super) async fn read_packed(
+        &self,
+        w: &Wanted,
+        reads: Vec<ReadTensor>,
+        verify: bool,
+        progress: &Progress,
+        totals: &mut ReadTotals,
+    ) -> Result<()> {
+        let tensor = match self.kept.take(w.chunk, verify) {
+            Some(Unpacked::Tensor(tensor)) => tensor,
+            _ => {
+                let (name, len) = (self.name_of(w.chunk), w.range.end - w.range.start);
+                self.limits.whole(format_args!("the archive of {name}"), len)?;
+                self.kept.make_room(self.chunk_bytes(w.chunk));
+                let stored = self.at(w, 0..len).await?;
+                (totals.headers, totals.requests) = (totals.headers + len, totals.requests + 1);
+                totals.verified += u64::from(verify);
+                self.in_memory(w, self.archive_of(w, stored)?, verify)?
+            }
+        };
+        let wanted: u64 = reads.iter().filter_map(|r| r.region.volume()).fold(0, u64::saturating_add);
+        land(&tensor, reads, progress, totals)?;
+        if wanted < tensor.layout().elements() {
+            self.kept.keep(w.chunk, verify, Unpacked::Tensor(tensor));
+        }
+        Ok(())
+    }
+
+    /// Fills claims from a deflated record, of which no more than a block is in memory. Its checksum is checked when its end is
+    /// reached.
+    pub(super) async fn read_deflated(
+        &self,
+        w: &Wanted,
+        d: Deflated,
+        reads: Vec<ReadTensor>,
+        verify: bool,
+        progress: &Progress,
+        totals: &mut ReadTotals,
+    ) -> Result<()> {
+        let mut parts: Vec<Scatter> = Vec::with_capacity(reads.len());
+        let (mut start, mut end) = (u64::MAX, 0);
+        for r in reads {
+            let part = super::part(&d.layout, r)?;
+            let hull = part.source.hull();
+            (start, end) = (start.min(hull.start), end.max(hull.end));
+            totals.needed += part.claim.bytes();
+            totals.read += part.claim.bytes();
+            progress.add(part.claim.bytes());
+            parts.push(part.claim.scatter(&part.source)?);
+        }
+        let corrupt = |e| self.corrupt(w, e);
+        let mut stream = match self.kept.take(w.chunk, verify) {
+            Some(Unpacked::Stream(stream)) if stream.at <= start => stream,
+            _ => {
+                let packed = d.data.end - d.data.start;
+                self.limits.whole(format_args!("the packed storage of {}", self.name_of(w.chunk)), packed)?;
+                let stored = self.at(w, d.data.clone()).await?;
+                (totals.headers, totals.requests) = (totals.headers + packed, totals.requests + 1);
+                Box::new(Stream { content: Inflate::new(&d.record, stored).map_err(corrupt)?, packed, at: 0 })
+            }
+        };
+        let mut block = vec![0; BLOCK];
+        while stream.at < end {
+            let n = stream.content.next_block(&mut block).map_err(corrupt)?;
+            if n == 0 {
+                return Err(self.bad(w, "its storage ends before its elements do"));
+            }
+            parts.iter_mut().for_each(|p| p.feed(stream.at, &block[..n]));
+            stream.at += n as u64;
+        }
+        if parts.iter().any(|p| p.next_at().is_some()) {
+            return Err(self.bad(w, "its storage ends before its elements do"));
+        }
+        if stream.content.left() > 0 {
+            self.kept.keep(w.chunk, verify, Unpacked::Stream(stream));
+        } else if verify {
+            stream.content.verify().map_err(corrupt)?;
+            totals.verified += 1;
+        }
+        Ok(())
+    }
+}
+
+/// Fills claims from a tensor in memory.
+pub(super) fn land(
+    tensor: &Tensor,
+    reads: Vec<ReadTensor>,
+    progress: &Progress,
+    totals: &mut ReadTotals,
+) -> Result<()> {
+    for r in reads {
+        let part = tensor.narrow(&r.region).to_bytes();
+        let bytes = part.len() as u64;
+        (totals.needed, totals.read) = (totals.needed + bytes, totals.read + bytes);
+        totals.headers = totals.headers.saturating_sub(bytes);
+        progress.add(bytes);
+        fill(r, &part)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,39 @@
+//! Tensors whose elements share memory, so that few stored bytes are very many elements.
+
+use crate::table::Table;
+use reshard_plan::TensorRef;
+use reshard_strategy::{REPEATED, repeats};
+use std::collections::BTreeMap;
+
+/// Such tensors by key: bytes of their elements, and bytes that are stored of them.
+pub(super) type Repeats = BTreeMap<Box<str>, (u64, u64)>;
+
+/// All of a checkpoint; none when they are together not more than anybody may read.
+pub(super) fn repeated(table: &Table) -> Repeats {
+    let found: Repeats =
+        table.metadata.tensors().filter_map(|t| Some((t.key().into(), of(table, &t)?))).collect();
+    let all = found.values().map(|(bytes, _)| *bytes).fold(0, u64::saturating_add);
+    if all > REPEATED { found } else { Repeats::new() }
+}
+
+fn of(table: &Table, tensor: &TensorRef<'_>) -> Option<(u64, u64)> {
+    // No archive is shorter than that.
+    const ARCHIVE: u64 = 128;
+    let (whole, mut bytes, mut stored) = (tensor.bytes(), 0u64, 0u64);
+    if !repeats(whole, ARCHIVE) {
+        return None;
+    }
+    for (id, region) in tensor.chunks() {
+        let Some(place) = table.chunk(id) else { continue };
+        // What is packed may be far shorter than its elements; it unpacks to no more than its shape says.
+        if table.is_transformed(place) {
+            return None;
+        }
+        stored = stored.saturating_add(place.length);
+        bytes = bytes.saturating_add(region.volume().unwrap_or(0).saturating_mul(tensor.dtype().size()));
+        if !repeats(whole.max(bytes), stored) {
+            return None;
+        }
+    }
+    repeats(bytes, stored).then_some((bytes, stored))
+}
