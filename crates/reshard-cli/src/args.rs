@@ -58,6 +58,22 @@ pub(crate) enum Command {
     Demo(Demo),
 }
 
+impl Command {
+    /// The checkpoint that it is about; of a conversion the source.
+    pub(crate) fn place(&self) -> Option<&str> {
+        match self {
+            Self::Inspect(a) => Some(&a.dir),
+            Self::Ls(a) => Some(&a.dir),
+            Self::Digest(a) => Some(&a.dir),
+            Self::Verify(a) => Some(&a.dir),
+            Self::Convert(a) => Some(&a.src),
+            Self::Prune(a) => Some(&a.dir),
+            Self::Demo(a) => a.dir.as_deref(),
+            Self::Plugins(_) => None,
+        }
+    }
+}
+
 /// Which keys.
 #[derive(Debug, Args)]
 pub(crate) struct Select {
