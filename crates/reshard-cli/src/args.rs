@@ -1,6 +1,9 @@
 //! The command line.
 
-use crate::{glob::Keys, units};
+use crate::{
+    glob::{self, Keys},
+    units,
+};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use reshard::{
     policy::{ByteSize, MaxShardSize, ShardingPolicy},
@@ -78,7 +81,7 @@ impl Command {
 #[derive(Debug, Args)]
 pub(crate) struct Select {
     /// Only keys that match; `*` stands for any text, `?` for one character. May be given several times.
-    #[arg(long = "key", value_name = "GLOB")]
+    #[arg(long = "key", value_name = "GLOB", value_parser = glob::parse)]
     globs: Vec<String>,
 }
 

@@ -45,6 +45,19 @@ impl fmt::Display for Idle<'_> {
     }
 }
 
+/// Characters of a pattern; what is longer looks for nothing that a shorter one would not find.
+const LONGEST: usize = 4_096;
+
+/// A pattern of the command line.
+pub(crate) fn parse(text: &str) -> Result<String, String> {
+    match text.chars().count() {
+        n if n > LONGEST => {
+            Err(format!("a pattern has at most {LONGEST} characters, not {n}; * stands for the rest"))
+        }
+        _ => Ok(text.into()),
+    }
+}
+
 /// How many keys are suggested, and how many are looked at.
 const SHOWN: usize = 3;
 const LOOKED_AT: usize = 20_000;
@@ -107,13 +120,14 @@ fn matches(glob: &str, key: &str) -> bool {
 /// What follows the part of a pattern where a text begins with it.
 fn behind<'t>(part: &str, text: &'t str) -> Option<&'t str> {
     let mut rest = text.chars();
-    part.chars().all(|want| rest.next().is_some_and(|c| want == '?' || want == c)).then(|| rest.as_str())
+    part.chars().all(|want| rest.next().is_some_and(|c| want == '?' || want == c)).then_some(rest.as_str())
 }
 
 /// What follows the first place of a part.
 fn find<'t>(part: &str, text: &'t str) -> Option<&'t str> {
     if !part.contains('?') {
-        return text.find(part).map(|at| &text[at + part.len()..]);
+        // What is longer is not looked for: to prepare a search takes time of its own.
+        return Some(text).filter(|t| t.len() >= part.len())?.find(part).map(|at| &text[at + part.len()..]);
     }
     text.char_indices().find_map(|(at, _)| behind(part, &text[at..]))
 }

@@ -31,8 +31,14 @@ fn failures(dir: &str) -> usize {
     };
     told("common", blocking::load_common(dir).map(drop).map_err(Into::into));
     told("plain tensors", blocking::load_plain_tensors(dir).map(drop).map_err(Into::into));
-    told("state", opened.as_ref().map_err(|e| anyhow::anyhow!("{e}")).and_then(|c| Ok(drop(c.state()?))));
-    let Ok(checkpoint) = opened else { return failed };
+    let checkpoint = match opened {
+        Ok(checkpoint) => checkpoint,
+        Err(e) => {
+            told("open", Err(e.into()));
+            return failed;
+        }
+    };
+    told("state", checkpoint.state().map(drop).map_err(Into::into));
     for key in checkpoint.objects().take(FEW) {
         told("object", checkpoint.object(key).map(drop).map_err(Into::into));
     }

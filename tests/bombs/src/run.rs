@@ -42,14 +42,16 @@ const COMMANDS: [&[&str]; 14] = [
     &["library", "DIR"],
 ];
 
-/// Runs all commands on all bombs of a list, those whose names begin with one in `RESHARD_BOMBS` if that is set. What fails is
-/// told at once, and counted.
+/// Runs all commands on all bombs of a list, those whose names begin with one in `RESHARD_BOMBS` if that is set, and of the
+/// commands those that `RESHARD_COMMANDS` names. What fails is told at once, and counted.
 ///
 /// # Errors
 /// The failures; or a bomb could not be made.
 pub fn all(program: &str, bombs: &[Bomb]) -> Result<()> {
-    let only = std::env::var("RESHARD_BOMBS").unwrap_or_default();
-    let chosen = |b: &&Bomb| only.is_empty() || only.split(',').any(|name| b.name.starts_with(name));
+    let only = |variable: &str| std::env::var(variable).unwrap_or_default();
+    let (bombs_only, commands_only) = (only("RESHARD_BOMBS"), only("RESHARD_COMMANDS"));
+    let is_one = |only: &str, name: &str| only.is_empty() || only.split(',').any(|o| name.starts_with(o));
+    let chosen = |b: &&Bomb| is_one(&bombs_only, &b.name);
     let mut failures = Vec::new();
     let (mut ran, mut slowest) = (0, (Duration::ZERO, String::new()));
     for bomb in bombs.iter().filter(chosen) {
@@ -59,7 +61,9 @@ pub fn all(program: &str, bombs: &[Bomb]) -> Result<()> {
         (bomb.make)(&dir).with_context(|| format!("{} can't be made", bomb.name))?;
         let more = bomb.commands.iter().map(|c| c.iter().map(String::as_str).collect::<Vec<_>>());
         let mut deaths = 0;
-        for command in COMMANDS.iter().map(|c| c.to_vec()).chain(more) {
+        for command in
+            COMMANDS.iter().map(|c| c.to_vec()).chain(more).filter(|c| is_one(&commands_only, &text(c)))
+        {
             let to = home.path().join("to");
             if deaths == DEATHS {
                 writeln!(stderr(), "{}: the other commands were not tried", bomb.name)?;

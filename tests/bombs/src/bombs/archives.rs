@@ -162,7 +162,7 @@ pub fn archives() -> Vec<Bomb> {
             tensor(dir, |_, storage| {
                 Ok(torch_of(
                     &Record::blown_up("archive/data.pkl", b"\x80\x02](", b'N', 1 << 10, b"e.")?,
-                    &[storage.clone()],
+                    std::slice::from_ref(storage),
                 ))
             })
         }),

@@ -38,29 +38,29 @@ fn named(key: &[u8]) -> Vec<u8> {
 
 /// Bombs.
 pub fn keys() -> Vec<Bomb> {
-    let long = "layers.".repeat(14_000);
+    let long = format!("{}x", "layers.".repeat(570));
     vec![
         Bomb::new("keys of 100 kB with near misses", move |dir| {
             let key = |k: usize| format!("{}{k}", "layers.".repeat(14_000));
             under(dir, (0..100).map(key))
         })
-        .with(&["ls", "DIR", "--key", &format!("{long}x")])
-        .with(&["digest", "DIR", "--key", &format!("{long}x")])
-        .with(&["convert", "DIR", "TO", "--key", &format!("{long}x")]),
+        .with(&["ls", "DIR", "--key", &long])
+        .with(&["digest", "DIR", "--key", &long])
+        .with(&["convert", "DIR", "TO", "--key", &long]),
         Bomb::new("keys for patterns of many stars", |dir| {
             under(dir, (0..50).map(|k| format!("{}{k}", "a".repeat(100_000))))
         })
-        .with(&["ls", "DIR", "--key", &"*a".repeat(50_000)])
-        .with(&["ls", "DIR", "--key", &format!("{}b", "*a".repeat(50_000))])
-        .with(&["ls", "DIR", "--key", &"*".repeat(100_000)])
-        .with(&["ls", "DIR", "--key", &format!("*{}b", "a".repeat(50_000))])
-        .with(&["ls", "DIR", "--key", &format!("*{}b*", "a?".repeat(25_000))])
-        .with(&["ls", "DIR", "--key", &format!("*{}b", "?".repeat(50_000))]),
+        .with(&["ls", "DIR", "--key", &"*a".repeat(2_000)])
+        .with(&["ls", "DIR", "--key", &format!("{}b", "*a".repeat(2_000))])
+        .with(&["ls", "DIR", "--key", &"*".repeat(4_000)])
+        .with(&["ls", "DIR", "--key", &format!("*{}b", "a".repeat(4_000))])
+        .with(&["ls", "DIR", "--key", &format!("*{}b*", "a?".repeat(20))])
+        .with(&["ls", "DIR", "--key", &format!("*{}b", "?".repeat(100))]),
         Bomb::new("many short keys and long patterns", |dir| {
             under(dir, (0..20_000).map(|k| format!("layers.{k}.weight")))
         })
-        .with(&["ls", "DIR", "--key", &"layers.".repeat(10_000)])
-        .with(&["inspect", "DIR", "--key", &"?*".repeat(50_000)]),
+        .with(&["ls", "DIR", "--key", &"layers.".repeat(500)])
+        .with(&["inspect", "DIR", "--key", &"?*".repeat(2_000)]),
         Bomb::new("a lone surrogate", |dir| {
             put(dir, "__0_0.distcp", &element())?;
             put(dir, ".metadata", &named(b"a\xed\xa0\x80b"))
