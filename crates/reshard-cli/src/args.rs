@@ -1,6 +1,9 @@
 //! The command line.
 
-use crate::{glob::Keys, units};
+use crate::{
+    glob::{self, Keys},
+    units,
+};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use reshard::{
     ReadLimits,
@@ -61,11 +64,27 @@ pub(crate) enum Command {
     Demo(Demo),
 }
 
+impl Command {
+    /// The checkpoint that it is about; of a conversion the source.
+    pub(crate) fn place(&self) -> Option<&str> {
+        match self {
+            Self::Inspect(a) => Some(&a.dir),
+            Self::Ls(a) => Some(&a.dir),
+            Self::Digest(a) => Some(&a.dir),
+            Self::Verify(a) => Some(&a.dir),
+            Self::Convert(a) => Some(&a.src),
+            Self::Prune(a) => Some(&a.dir),
+            Self::Demo(a) => a.dir.as_deref(),
+            Self::Plugins(_) => None,
+        }
+    }
+}
+
 /// Which keys.
 #[derive(Debug, Args)]
 pub(crate) struct Select {
     /// Only keys that match; `*` stands for any text, `?` for one character. May be given several times.
-    #[arg(long = "key", value_name = "GLOB")]
+    #[arg(long = "key", value_name = "GLOB", value_parser = glob::parse)]
     globs: Vec<String>,
 }
 

@@ -7,6 +7,7 @@ mod target;
 use crate::{
     args::Convert,
     error::{CliError, OK, RAISE, Result},
+    json,
     program::{Io, Program},
     table::{GOOD, fact, shown, styled},
     units, verify,
@@ -24,6 +25,9 @@ use std::{
 /// Ranks of one process are not silent, only busy: one of them may write for hours while the others have nothing to do.
 const PATIENCE: Duration = Duration::from_secs(30 * 24 * 3600);
 
+/// Files of one conversion.
+const MAX_FILES: u64 = 65_536;
+
 #[derive(Serialize)]
 struct Report<'a> {
     schema: u32,
@@ -40,6 +44,8 @@ struct Report<'a> {
 }
 
 pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<u8> {
+    let each_rank = u64::from(args.files_per_rank);
+    few_enough(u64::from(args.ranks) * each_rank, "name fewer --ranks or --files-per-rank")?;
     let checkpoint = program.open(&args.src, args.limits.get())?;
     can_be_carried(&checkpoint, &args.src)?;
     target::check(program, args)?;
@@ -50,6 +56,9 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     understood(&checkpoint, args)?;
     let source = Source::read(&checkpoint, keys)?;
     io.note_idle(keys, &args.src, checkpoint.metadata().entries().map(|e| e.key()));
+    if let Some(max) = args.max_shard_size {
+        few_enough(source.bytes() / max.0.max(1), "name a larger --max-shard-size")?;
+    }
     if source.is_empty() && !keys.all() {
         let hint = format!("`reshard ls {}` lists the keys", args.src);
         return Err(CliError::told(format!("nothing in {} matches {}", args.src, keys.text()), hint));
@@ -109,10 +118,9 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     Ok(OK)
 }
 
-fn print(report: &Report<'_>, saved: &SaveReport, json: bool, io: &mut Io<'_>) -> Result<()> {
-    if json {
-        serde_json::to_writer(&mut *io.out, report)?;
-        writeln!(io.out)?;
+fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>) -> Result<()> {
+    if as_json {
+        json::write(io.out, report)?;
         return Ok(());
     }
     let (out, time) = (&mut *io.out, Duration::from_secs_f64(report.seconds));
@@ -130,6 +138,15 @@ fn print(report: &Report<'_>, saved: &SaveReport, json: bool, io: &mut Io<'_>) -
     fact(out, "balance", format!("the fullest rank has {:.2} of the mean", saved.imbalance()))?;
     fact(out, "took", format!("{}  {}", units::seconds(time), units::rate(report.bytes, time)))?;
     Ok(())
+}
+
+/// Refuses what no directory should hold.
+fn few_enough(files: u64, hint: &str) -> Result<()> {
+    if files <= MAX_FILES {
+        return Ok(());
+    }
+    let (files, max) = (units::count(files), units::count(MAX_FILES));
+    Err(CliError::told(format!("that would be {files} files, and a conversion writes at most {max}"), hint))
 }
 
 /// Only what is understood as a whole is rewritten.

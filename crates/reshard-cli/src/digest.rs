@@ -3,7 +3,7 @@
 use crate::{
     args::Digest,
     error::{CliError, DAMAGED, FAILED, OK, Result, worse},
-    json::hex,
+    json::{self, hex},
     program::{Io, Program},
     table::shown,
     verify,
@@ -43,7 +43,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         let report = verify::check(&checkpoint, true, io)?;
         for d in verify::concerning(&report.damage, keys) {
             if let Some(key) = &d.key {
-                damage.entry(key.clone()).or_insert_with(|| verify::line(d));
+                damage.entry(key.clone()).or_insert_with(|| verify::below_key(d));
             }
         }
     }
@@ -84,8 +84,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         if !errors.is_empty() {
             report["errors"] = Json::Object(errors.clone());
         }
-        serde_json::to_writer(&mut *io.out, &report)?;
-        writeln!(io.out)?;
+        json::write(io.out, &report)?;
     }
     if let Some((key, what)) = errors.iter().next() {
         io.out.flush()?;
@@ -93,11 +92,13 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
             io.note(format!("no digest of {key}: {}", what.as_str().unwrap_or_default()));
         }
         let what = format!("no digest of {key}: {}", what.as_str().unwrap_or_default());
-        return Err(CliError::Told {
-            what,
-            hint: format!("`reshard verify {}` lists all that is wrong, or can't be read", args.dir),
-            code,
-        });
+        let hint = format!("`reshard verify {}` lists all that is wrong, or can't be read", args.dir);
+        let failed = CliError::Told { what, hint, code };
+        if !args.json {
+            return Err(failed);
+        }
+        // The JSON says it already, and there is one of it.
+        io.error(&failed);
     }
     Ok(code)
 }

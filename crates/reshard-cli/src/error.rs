@@ -149,9 +149,31 @@ impl CliError {
         }
     }
 
+    /// What is wrong, in a word for programs.
+    pub(crate) fn word(&self) -> &'static str {
+        match self.exit_code() {
+            DAMAGED => return "corrupt",
+            NO_CHECKPOINT => return "not_a_checkpoint",
+            _ => {}
+        }
+        match self.kind() {
+            Some(ErrorKind::NotFound) => "not_found",
+            Some(ErrorKind::Exists) => "exists",
+            Some(ErrorKind::Unsupported) => "unsupported",
+            Some(ErrorKind::Unavailable) => "unavailable",
+            Some(ErrorKind::PeerFailed | ErrorKind::Internal) => "internal",
+            _ => "invalid",
+        }
+    }
+
     /// The whole chain, without what an error and its source both say.
     pub(crate) fn text(&self) -> String {
-        crate::table::shown(&chain(self)).into_owned()
+        crate::table::shown(&self.message()).into_owned()
+    }
+
+    /// The same, for what escapes it itself.
+    pub(crate) fn message(&self) -> String {
+        chain(self)
     }
 }
 

@@ -45,9 +45,24 @@ impl fmt::Display for Idle<'_> {
     }
 }
 
+/// Characters of a pattern; what is longer looks for nothing that a shorter one would not find.
+const LONGEST: usize = 4_096;
+
+/// A pattern of the command line.
+pub(crate) fn parse(text: &str) -> Result<String, String> {
+    match text.chars().count() {
+        n if n > LONGEST => {
+            Err(format!("a pattern has at most {LONGEST} characters, not {n}; * stands for the rest"))
+        }
+        _ => Ok(text.into()),
+    }
+}
+
 /// How many keys are suggested, and how many are looked at.
 const SHOWN: usize = 3;
 const LOOKED_AT: usize = 20_000;
+/// Pairs of letters that are compared for suggestions at most: a moment's work.
+const COMPARED: usize = 20_000_000;
 
 /// Keys that a pattern nearly matches: as a part of them, or but for some letters.
 fn near<'k>(glob: &str, keys: impl Iterator<Item = &'k str>) -> Vec<&'k str> {
@@ -56,9 +71,13 @@ fn near<'k>(glob: &str, keys: impl Iterator<Item = &'k str>) -> Vec<&'k str> {
         return Vec::new();
     }
     let (inside, limit) = (format!("*{glob}*"), (letters / 4).clamp(1, 4));
-    let score = |key: &str| match matches(&inside, key) {
-        true => Some(0),
-        false => Some(distance(glob, key)).filter(|d| *d <= limit),
+    let mut left = COMPARED;
+    let mut score = |key: &str| {
+        if matches(&inside, key) {
+            return Some(0);
+        }
+        left = left.checked_sub(glob.len().saturating_mul(key.len()))?;
+        Some(distance(glob, key)).filter(|d| *d <= limit)
     };
     let mut found: Vec<(usize, &str)> =
         keys.take(LOOKED_AT).filter_map(|key| Some((score(key)?, key))).collect();
@@ -88,28 +107,36 @@ fn distance(glob: &str, key: &str) -> usize {
 }
 
 /// `*` stands for any text, dots and slashes too, `?` for one character, all else for itself.
+///
+/// What stands between two stars is looked for once, as near to the beginning as it lies: a later place would leave less for
+/// the rest. So no step is taken twice, however many stars there are.
 fn matches(glob: &str, key: &str) -> bool {
-    let (glob, key): (Vec<char>, Vec<char>) = (glob.chars().collect(), key.chars().collect());
-    let (mut g, mut k) = (0, 0);
-    // The last star, and up to where of the key it stands.
-    let mut star: Option<(usize, usize)> = None;
-    while k < key.len() {
-        match glob.get(g) {
-            Some('*') => {
-                star = Some((g, k));
-                g += 1;
-            }
-            Some(&c) if c == '?' || c == key[k] => (g, k) = (g + 1, k + 1),
-            _ => match star {
-                Some((at, upto)) => {
-                    star = Some((at, upto + 1));
-                    (g, k) = (at + 1, upto + 1);
-                }
-                None => return false,
-            },
-        }
+    let mut parts = glob.split('*');
+    let Some(rest) = parts.next().and_then(|first| behind(first, key)) else { return false };
+    let Some(last) = parts.next_back() else { return rest.is_empty() };
+    parts.try_fold(rest, |rest, part| find(part, rest)).is_some_and(|rest| ends(last, rest))
+}
+
+/// What follows the part of a pattern where a text begins with it.
+fn behind<'t>(part: &str, text: &'t str) -> Option<&'t str> {
+    let mut rest = text.chars();
+    part.chars().all(|want| rest.next().is_some_and(|c| want == '?' || want == c)).then_some(rest.as_str())
+}
+
+/// What follows the first place of a part.
+fn find<'t>(part: &str, text: &'t str) -> Option<&'t str> {
+    if !part.contains('?') {
+        // What is longer is not looked for: to prepare a search takes time of its own.
+        return Some(text).filter(|t| t.len() >= part.len())?.find(part).map(|at| &text[at + part.len()..]);
     }
-    glob[g..].iter().all(|c| *c == '*')
+    text.char_indices().find_map(|(at, _)| behind(part, &text[at..]))
+}
+
+fn ends(part: &str, text: &str) -> bool {
+    match part.chars().count() {
+        0 => true,
+        n => text.char_indices().nth_back(n - 1).is_some_and(|(at, _)| behind(part, &text[at..]).is_some()),
+    }
 }
 
 #[cfg(test)]
@@ -129,9 +156,35 @@ mod tests {
             ("a[0]", "a[0]", true),
             ("?", "é", true),
             ("", "a", false),
+            ("", "", true),
+            ("a*a", "a", false),
+            ("*?", "", false),
+            ("a*?c*?", "abcbcé", true),
+            ("a*bc?", "abcbcé", true),
+            ("a*bc?", "abcbc", false),
+            ("**b", "ab", true),
         ] {
             assert_eq!(matches(glob, key), want, "{glob} on {key}");
         }
+    }
+
+    #[test]
+    fn many_stars_and_long_keys_end() {
+        let key = "a".repeat(100_000);
+        assert!(matches(&"*a".repeat(50_000), &key));
+        assert!(!matches(&format!("{}b", "*a".repeat(50_000)), &key));
+        assert!(!matches(&format!("*{}b*", "a".repeat(50_000)), &key));
+        assert!(matches(&"*".repeat(100_000), &key));
+    }
+
+    #[test]
+    fn suggestions_of_long_keys_end_with_what_is_found_until_then() {
+        let keys: Vec<String> =
+            (0..1_000).map(|k| format!("{}{k}", "layers.".repeat(5_000))).chain(["step".into()]).collect();
+        let glob = |g: String| Keys(&[g]).idle(keys.iter().map(String::as_str)).remove(0).near.len();
+        assert_eq!(glob(format!("{}x", "layers.".repeat(5_000))), 0);
+        assert_eq!(glob("stp".into()), 1);
+        assert_eq!(glob("layers.layers.7".into()), SHOWN);
     }
 
     #[test]

@@ -19,8 +19,7 @@ pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<
     let facts = Facts::of(checkpoint)?;
     let keys = args.select.keys();
     if args.json {
-        serde_json::to_writer(&mut *io.out, &Report { facts: &facts, keys, summary: args.summary })?;
-        writeln!(io.out)?;
+        json::write(io.out, &Report { facts: &facts, keys, summary: args.summary })?;
     } else {
         print::summary(&facts, io.out)?;
         if !args.summary {

@@ -1,10 +1,36 @@
 //! Python's values as JSON. What JSON can't say is tagged: an object with one member whose name starts with `$`.
 //! `docs/cli.md` lists the tags.
 
+use crate::{error::Result as CliResult, table::steers};
 use reshard::{Construct, DType, Opaque, Tensor, Value, plan::cast};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json, json};
 use sha2::{Digest, Sha256};
+use std::io::{self, Write};
+
+/// Writes a line of JSON that can't steer a terminal.
+pub(crate) fn write(out: &mut dyn Write, value: &(impl Serialize + ?Sized)) -> CliResult<()> {
+    value.serialize(&mut serde_json::Serializer::with_formatter(&mut *out, Inert))?;
+    Ok(writeln!(out)?)
+}
+
+/// Compact, and what text for people escapes is escaped in strings too.
+struct Inert;
+
+impl serde_json::ser::Formatter for Inert {
+    fn write_string_fragment<W: ?Sized + Write>(&mut self, out: &mut W, text: &str) -> io::Result<()> {
+        let mut rest = text;
+        while let Some(at) = rest.find(steers) {
+            out.write_all(&rest.as_bytes()[..at])?;
+            let mut behind = rest[at..].chars();
+            for unit in behind.next().into_iter().flat_map(|c| c.encode_utf16(&mut [0; 2]).to_vec()) {
+                write!(out, "\\u{unit:04x}")?;
+            }
+            rest = behind.as_str();
+        }
+        out.write_all(rest.as_bytes())
+    }
+}
 
 /// Tensors up to so many elements are written out.
 const SMALL: u64 = 32;
@@ -194,6 +220,17 @@ impl<F: Fn() -> I, I: IntoIterator<Item: Serialize>> Serialize for Seq<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_of_a_file_cannot_steer_the_terminal_in_json() {
+        let odd = "a\u{9b}31m\u{202e}b\u{e0041}\u{7f}é\u{1b}";
+        let mut out = Vec::new();
+        write(&mut out, &json!({ odd: odd })).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let inert = r"a\u009b31m\u202eb\udb40\udc41\u007fé\u001b";
+        assert_eq!(text, format!("{{\"{inert}\":\"{inert}\"}}\n"));
+        assert_eq!(serde_json::from_str::<Json>(&text).unwrap(), json!({ odd: odd }));
+    }
 
     #[test]
     fn what_json_has_is_written_as_it_is() {

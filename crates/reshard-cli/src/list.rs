@@ -3,6 +3,7 @@
 use crate::{
     args::Ls,
     error::{OK, Result},
+    json,
     program::{Io, Program},
     table::shown,
     units,
@@ -15,8 +16,7 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
     let mut found: Vec<&str> = entries.filter(|k| keys.has(k)).collect();
     found.sort_unstable();
     if args.json {
-        serde_json::to_writer(&mut *io.out, &serde_json::json!({ "schema": 1, "keys": found }))?;
-        writeln!(io.out)?;
+        json::write(io.out, &serde_json::json!({ "schema": 1, "keys": found }))?;
     } else {
         found.iter().try_for_each(|k| writeln!(io.out, "{}", shown(k)))?;
     }

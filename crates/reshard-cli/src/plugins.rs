@@ -3,6 +3,7 @@
 use crate::{
     args::Plugins,
     error::{OK, Result},
+    json,
     program::{Io, Program},
     table,
 };
@@ -50,8 +51,7 @@ pub(crate) fn run(program: &Program, args: &Plugins, io: &mut Io<'_>) -> Result<
     let stores = program.stores.schemes().map(scheme).collect();
     let report = Report { schema: 1, strategies, stores };
     if args.json {
-        serde_json::to_writer(&mut *io.out, &report)?;
-        writeln!(io.out)?;
+        json::write(io.out, &report)?;
         return Ok(OK);
     }
     let row = |s: &Strategy| {

@@ -5,7 +5,7 @@ use crate::{
     convert, demo, digest,
     error::{CliError, FAILED, OK, Result},
     glob::Keys,
-    inspect, list, plugins, prune,
+    inspect, json, list, plugins, prune,
     table::{BAD, BOLD, shown},
     verify, whereabouts,
 };
@@ -14,6 +14,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use reshard::{
     ErrorKind, OpenOptions, ReadLimits, Registry, Stores, blocking::Checkpoint, storage::LocalStore,
 };
+use serde_json::json;
 use std::{
     ffi::OsString,
     fmt,
@@ -44,6 +45,19 @@ impl Io<'_> {
         let text = text.to_string();
         // Who can't be told can't be told that either.
         writeln!(self.err, "{BOLD}note:{BOLD:#} {}", shown(&text)).unwrap_or(());
+    }
+
+    /// What went wrong, and what to do.
+    pub(crate) fn error(&mut self, e: &CliError) {
+        let (text, hint) = (e.text(), e.hint());
+        writeln!(self.err, "{BAD}error:{BAD:#} {text}\n{BOLD}hint:{BOLD:#} {}", shown(hint)).unwrap_or(());
+    }
+
+    /// The same for programs, on stdout; a closed pipe is no news any more.
+    fn error_json(&mut self, kind: &str, url: Option<&str>, message: &str, hint: &str) {
+        let error = json!({ "kind": kind, "url": url, "message": message, "hint": hint });
+        drop(json::write(self.out, &json!({ "schema": 1, "error": error })));
+        self.out.flush().unwrap_or(());
     }
 
     /// Tells which patterns match none of the keys that are stored, and what may have been meant.
@@ -84,9 +98,16 @@ impl Program {
     /// Runs a command line, the program's name first. Returns the exit code: 0 done, 1 damaged, 2 could not be done, 3 not a
     /// checkpoint.
     pub fn run<A: Into<OsString> + Clone>(&self, args: impl IntoIterator<Item = A>, io: &mut Io<'_>) -> u8 {
+        let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+        let asked_for_json = args.iter().any(|a| a == "--json");
         let cli = match Cli::try_parse_from(args) {
             Ok(cli) => cli,
             Err(e) => {
+                if asked_for_json && e.use_stderr() {
+                    let message = e.render().to_string();
+                    let message = message.trim_start_matches("error: ").trim_end();
+                    io.error_json("invalid", None, message, "`reshard help` says what it can be asked");
+                }
                 let text = e.render().ansi().to_string();
                 let to = if e.use_stderr() { &mut *io.err } else { &mut *io.out };
                 // A closed pipe keeps nobody from having asked for help.
@@ -104,8 +125,10 @@ impl Program {
             Err(e) => {
                 // What was found before the failure comes before its message.
                 io.out.flush().unwrap_or(());
-                let (text, hint) = (e.text(), e.hint());
-                writeln!(io.err, "{BAD}error:{BAD:#} {text}\n{BOLD}hint:{BOLD:#} {hint}").unwrap_or(());
+                if asked_for_json {
+                    io.error_json(e.word(), cli.command.place(), &e.message(), e.hint());
+                }
+                io.error(&e);
                 e.exit_code()
             }
         }

@@ -3,6 +3,7 @@
 use crate::{
     args::Prune,
     error::{OK, Result},
+    json,
     program::{Io, Program},
     table::{self, BOLD, GOOD, styled},
     units,
@@ -84,8 +85,7 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
         prune.registry(program.registry.clone()).stores(program.stores.clone()).limits(args.limits.get());
     let report = blocking::run(prune).map_err(|e| program.explained(&args.dir, e))?;
     if args.json {
-        serde_json::to_writer(&mut *io.out, &Report::of(args.dry_run, &report))?;
-        writeln!(io.out)?;
+        json::write(io.out, &Report::of(args.dry_run, &report))?;
         return Ok(OK);
     }
     print(args.dry_run, &report, io)?;

@@ -21,10 +21,16 @@ pub(crate) fn shown(text: &str) -> Cow<'_, str> {
     text.chars().map(escaped).collect()
 }
 
-fn steers(c: char) -> bool {
-    let unseen =
-        ['\u{200b}'..='\u{200f}', '\u{2028}'..='\u{202e}', '\u{2060}'..='\u{206f}', '\u{feff}'..='\u{feff}'];
-    c.is_control() || unseen.iter().any(|range| range.contains(&c))
+/// What moves a cursor, turns the direction of text, or is not seen.
+pub(crate) fn steers(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
+            | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}'
+            | '\u{fff0}'..='\u{fffb}' | '\u{1d173}'..='\u{1d17a}'
+            // Tags, and what else lies in their plane.
+            | '\u{e0000}'..='\u{e0fff}')
 }
 
 /// Text in a style; who prints it to what is no terminal strips that.
@@ -83,6 +89,7 @@ mod tests {
     fn text_of_a_file_cannot_steer_the_terminal() {
         assert_eq!(shown("a\u{1b}[2Jb\n"), "a\\u{1b}[2Jb\\n");
         assert_eq!(shown("a\u{202e}gpj.exe"), "a\\u{202e}gpj.exe");
+        assert_eq!(shown("a\u{9b}b\u{e0041}\u{e0100}"), "a\\u{9b}b\\u{e0041}\\u{e0100}");
         assert_eq!(shown("größe.データ"), "größe.データ");
     }
 

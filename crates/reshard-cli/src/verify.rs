@@ -4,6 +4,7 @@ use crate::{
     args::Verify,
     error::{CliError, DAMAGED, FAILED, NO_CHECKPOINT, OK, RAISE, Result},
     glob::Keys,
+    json,
     program::{Io, Program},
     table::{BAD, GOOD, shown, styled},
     units,
@@ -89,9 +90,7 @@ pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u
 
 fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
     if args.json {
-        serde_json::to_writer(&mut *io.out, report)?;
-        writeln!(io.out)?;
-        return Ok(());
+        return json::write(io.out, report);
     }
     for d in &report.damage {
         writeln!(io.out, "{}  {}", styled(BAD, "damaged"), line(d))?;
@@ -136,32 +135,22 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
     Ok(())
 }
 
-/// One finding, in a line.
+/// One finding, in a line: key, place, and what is wrong.
 pub(crate) fn line(d: &Damage) -> String {
-    let mut out = String::new();
-    if let Some(key) = d.key.as_ref().filter(|k| !mentions(&d.what, k)) {
-        out += &format!("{key}: ");
+    match &d.key {
+        Some(key) => format!("{}: {}", shown(key), below_key(d)),
+        None => below_key(d),
     }
-    let place = match (&d.file, d.offset) {
-        (Some(f), Some(at)) => Some(format!("{f} at byte {at}")),
-        (Some(f), None) => Some(f.clone()),
-        _ => None,
-    };
-    if let (Some(place), Some(file)) = (place, &d.file)
-        && !d.what.contains(file.as_str())
-    {
-        out += &format!("{place}: ");
-    }
-    shown(&(out + &d.what)).into_owned()
 }
 
-/// Whether a text names a key, not just has its letters.
-fn mentions(text: &str, key: &str) -> bool {
-    let inside = |c: char| c.is_alphanumeric() || "_./-".contains(c);
-    text.match_indices(key).any(|(at, _)| {
-        let (before, after) = (text[..at].chars().next_back(), text[at + key.len()..].chars().next());
-        !before.is_some_and(inside) && !after.is_some_and(inside)
-    })
+/// The same without its key.
+pub(crate) fn below_key(d: &Damage) -> String {
+    let place = match (&d.file, d.offset) {
+        (Some(f), Some(at)) => format!("{f} at byte {at}: "),
+        (Some(f), None) => format!("{f}: "),
+        _ => String::new(),
+    };
+    shown(&(place + &d.what)).into_owned()
 }
 
 /// Checks with a bar.
@@ -204,8 +193,12 @@ mod tests {
             })
         };
         assert_eq!(found("w", None, "nothing was found"), "w: nothing was found");
-        assert_eq!(found("w", None, "tensor w is lost"), "tensor w is lost");
         assert_eq!(found("w", Some("__0_0.distcp"), "it is short"), "w: __0_0.distcp at byte 7: it is short");
-        assert_eq!(found("w", Some("a"), "tensor w: a is lost"), "tensor w: a is lost");
+        // Letters of a message, and whole words of it, are no key, and no file.
+        for name in ["t", "a", "can't", "it"] {
+            let want = format!("{name}: it can't have a tail");
+            assert_eq!(found(name, None, "it can't have a tail"), want);
+            assert_eq!(found("w", Some(name), "it can't be"), format!("w: {name} at byte 7: it can't be"));
+        }
     }
 }

@@ -102,9 +102,14 @@ fn overlaps(table: &Table) -> BTreeMap<(u32, u64), String> {
 /// A chunk's name for messages.
 pub(crate) fn name_of(metadata: &Metadata, chunk: ChunkId) -> String {
     match metadata.chunk(chunk) {
-        Some((t, region)) => format!("tensor {} chunk {region}", t.key()),
+        Some((t, region)) => format!("{}chunk {region}", named(t.key())),
         None => "an unknown chunk".into(),
     }
+}
+
+/// How the name of a tensor's chunk begins.
+fn named(key: &str) -> String {
+    format!("tensor {key} ")
 }
 
 #[async_trait]

@@ -139,8 +139,15 @@ impl Source {
     }
 }
 
+/// Trees are walked by functions that call themselves; a key of a million dots is a name, and no place.
+const DEEPEST: usize = 64;
+
 /// Puts a leaf where its key's dots say, for policies that ask where leaves belong; where that is taken, under the key itself.
 fn nest(state: &mut StateDict, key: &str, leaf: Tree<Leaf>) {
+    if key.matches('.').count() >= DEEPEST {
+        state.insert_tree(key, leaf);
+        return;
+    }
     let path: Vec<Step> = key.split('.').map(Step::from).collect();
     if state.at(&path).is_none() {
         state.insert_at(&path, leaf.clone());

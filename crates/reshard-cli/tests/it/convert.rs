@@ -367,3 +367,42 @@ fn common_state_that_was_not_decoded_is_not_mixed_with_other() {
     }
     assert!(Checkpoint::open(&states::dcp().url).unwrap().stored_common().unwrap().is_none());
 }
+
+#[test]
+fn more_files_than_a_directory_should_hold_are_refused_before_anything_is_read() {
+    let saved = states::dcp();
+    let to = saved.beside("to");
+    let convert = |more: &[&str]| run(&[&["convert", &saved.url, &to][..], more].concat());
+    let ran = convert(&["--ranks", "4096", "--files-per-rank", "65536"]);
+    assert!(
+        ran.code == 2 && ran.err.contains("268,435,456 files") && ran.err.contains("65,536"),
+        "{}",
+        ran.err
+    );
+    assert!(ran.err.contains("hint: name fewer --ranks or --files-per-rank"), "{}", ran.err);
+    let nowhere = run(&["convert", "nowhere", &to, "--ranks", "2", "--files-per-rank", "65536"]);
+    assert!(nowhere.err.contains("131,072 files"), "{}", nowhere.err);
+    assert!(!std::path::Path::new(&to).exists());
+    assert_eq!(convert(&["--ranks", "2", "--files-per-rank", "16"]).code, 0);
+}
+
+#[test]
+fn files_of_a_byte_each_are_refused_where_they_are_too_many() {
+    let mut state = reshard::StateDict::new();
+    let data = reshard::Tensor::from_vec(&[70_000], vec![1u8; 70_000]).unwrap();
+    state.insert("w", reshard::ShardedTensor::replicated("w", data, 0));
+    let saved = states::save(&[state], reshard::Dialect::Dcp);
+    let ran = run(&["convert", &saved.url, &saved.beside("to"), "--max-shard-size", "1"]);
+    assert!(ran.code == 2 && ran.err.contains("larger --max-shard-size"), "{}", ran.err);
+}
+
+#[test]
+fn a_key_of_more_dots_than_a_stack_is_deep_is_carried_over() {
+    let key = "x.".repeat(100_000);
+    let mut state = reshard::StateDict::new();
+    let data = reshard::Tensor::from_vec(&[2], vec![1u8, 2]).unwrap();
+    state.insert(&*key, reshard::ShardedTensor::replicated(&key, data, 0));
+    let saved = states::save(&[state], reshard::Dialect::Dcp);
+    let to = converted(&saved, "to", &["--ranks", "2"]);
+    assert_eq!(digest(&to), digest(&saved.url));
+}

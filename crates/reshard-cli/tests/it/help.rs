@@ -127,3 +127,53 @@ fn the_demo_checks_every_byte_and_shows_its_acts() {
     let again = run(&["demo", "--size", "1MiB", "--dir", &kept]);
     assert!(again.code == 2 && again.err.contains("hint: "), "{}", again.err);
 }
+
+#[test]
+fn a_command_that_fails_prints_its_error_as_json_when_that_is_asked_for() {
+    let saved = states::megatron();
+    let nowhere = saved.beside("nowhere");
+    let unfinished = saved.beside("unfinished");
+    std::fs::create_dir(&unfinished).unwrap();
+    std::fs::write(format!("{unfinished}/.metadata"), "no pickle").unwrap();
+    let cases: [(&[&str], u8, &str); 9] = [
+        (&["inspect", &nowhere], 3, "not_a_checkpoint"),
+        (&["ls", &nowhere], 3, "not_a_checkpoint"),
+        (&["digest", &unfinished], 1, "corrupt"),
+        (&["prune", &unfinished], 1, "corrupt"),
+        (&["convert", &saved.url, &unfinished], 2, "exists"),
+        (&["convert", &saved.url, &saved.url], 2, "invalid"),
+        (
+            &["convert", &saved.url, &saved.beside("to"), "--ranks", "4096", "--files-per-rank", "17"],
+            2,
+            "invalid",
+        ),
+        (&["inspect", "gopher://somewhere"], 2, "invalid"),
+        (&["digest"], 2, "invalid"),
+    ];
+    for (args, code, kind) in cases {
+        let plain = run(args);
+        let ran = run(&[args, &["--json"]].concat());
+        let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+        let error = &j["error"];
+        assert_eq!((ran.code, plain.code, plain.out.as_str()), (code, code, ""), "{args:?}");
+        assert_eq!(
+            (&j["schema"], &error["kind"]),
+            (&serde_json::json!(1), &serde_json::json!(kind)),
+            "{args:?} {error}"
+        );
+        let url = args.get(1).map_or(serde_json::Value::Null, |url| (*url).into());
+        assert_eq!(error["url"], url);
+        assert!(ran.err.contains(error["message"].as_str().unwrap()), "{error} {}", ran.err);
+        assert!(!error["hint"].as_str().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_failed_digest_is_one_json() {
+    let saved = states::dcp();
+    std::fs::write(saved.path("__0_0.distcp"), vec![0; 100_000]).unwrap();
+    let ran = run(&["digest", &saved.url, "--json"]);
+    let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert!(ran.code == 1 && j["errors"].is_object() && j["error"].is_null(), "{j}");
+    assert!(ran.err.contains("error: no digest of") && ran.err.contains("hint: "), "{}", ran.err);
+}

@@ -250,3 +250,32 @@ fn a_key_that_would_move_the_cursor_is_escaped_in_notes_too() {
     let ran = run(&["ls", &saved.url, "--key", "a\u{1b}[31m"]);
     assert!(!ran.err.contains('\u{1b}') && ran.err.contains("no key matches"), "{}", ran.err);
 }
+
+#[test]
+fn a_line_of_damage_begins_with_its_key_even_where_the_message_has_its_letters() {
+    for key in ["t", "a", "e", "read", "can't"] {
+        let mut state = reshard::StateDict::new();
+        let data = reshard::Tensor::from_vec(&[4_000], vec![1.5f32; 4_000]).unwrap();
+        state.insert(key, reshard::ShardedTensor::replicated(key, data, 0));
+        let saved = states::save(&[state], reshard::Dialect::Dcp);
+        // In the elements, in the pickle's checksum, and the file gone.
+        for damage in 0..3 {
+            let path = saved.path("__0_0.distcp");
+            let whole = std::fs::read(&path).unwrap();
+            let mut bytes = whole.clone();
+            match damage {
+                0 => bytes[8_000] ^= 1,
+                1 => bytes.iter_mut().take(300).for_each(|b| *b = !*b),
+                _ => bytes.truncate(100),
+            }
+            std::fs::write(&path, bytes).unwrap();
+            let ran = run(&["verify", &saved.url]);
+            let begin = format!("damaged  {key}: __0_0.distcp at byte 0: ");
+            assert!(ran.code == 1 && ran.out.starts_with(&begin), "{}", ran.out);
+            let listed = run(&["inspect", &saved.url]).ok();
+            let problem = format!("problem     {key}: __0_0.distcp");
+            assert_eq!(listed.contains(&problem), damage == 2, "{listed}");
+            std::fs::write(&path, whole).unwrap();
+        }
+    }
+}

@@ -79,7 +79,15 @@ impl Verifier<'_> {
     }
 
     fn damaged(&mut self, key: Option<&str>, e: &StrategyError) {
-        let mut what = e.to_string();
+        // Key and place have members of their own, so what is wrong does not name them again.
+        let (file, offset, mut what) = match e {
+            StrategyError::Corrupt { file, offset, what, .. } => (Some(file.clone()), *offset, what.clone()),
+            StrategyError::Object { what, .. } => (None, None, (*what).into()),
+            e => (None, None, e.to_string()),
+        };
+        if let Some(rest) = key.and_then(|key| what.strip_prefix(&*super::named(key))) {
+            what = rest.into();
+        }
         let mut source = std::error::Error::source(e);
         while let Some(s) = source {
             let text = s.to_string();
@@ -88,10 +96,6 @@ impl Verifier<'_> {
             }
             source = s.source();
         }
-        let (file, offset) = match e {
-            StrategyError::Corrupt { file, offset, .. } => (Some(file.clone()), *offset),
-            _ => (None, None),
-        };
         let found = Damage { key: key.map(Into::into), file, offset, what };
         match e.kind() {
             ErrorKind::Unavailable => self.report.unchecked.push(found),

@@ -1,0 +1,91 @@
+//! The bombs, by where they lie.
+
+mod archives;
+mod built;
+mod chunks;
+mod files;
+mod keys;
+mod metadata;
+mod spread;
+mod tensors;
+mod values;
+
+use crate::{
+    checkpoint::{Item, put, put_common, put_items},
+    pickle::Type,
+    zip,
+};
+use anyhow::Result;
+use std::{fmt, path::Path};
+
+pub use archives::archives;
+pub use chunks::chunks;
+pub use files::files;
+pub use keys::keys;
+pub use metadata::metadata;
+pub use spread::spread;
+pub use tensors::tensors;
+
+type Make = Box<dyn Fn(&Path) -> Result<()>>;
+
+/// A checkpoint that asks for too much.
+pub struct Bomb {
+    /// Its name.
+    pub name: String,
+    /// Writes it into an empty directory.
+    pub make: Make,
+    /// Commands that are tried besides the usual ones.
+    pub commands: Vec<Vec<String>>,
+}
+
+impl fmt::Debug for Bomb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bomb").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Bomb {
+    fn new(name: &str, make: impl Fn(&Path) -> Result<()> + 'static) -> Self {
+        Self { name: name.into(), make: Box::new(make), commands: Vec::new() }
+    }
+
+    /// A `.metadata`, and nothing else.
+    fn metadata(name: &str, make: impl Fn() -> Vec<u8> + 'static) -> Self {
+        Self::new(name, move |dir| put(dir, ".metadata", &make()))
+    }
+
+    fn with(mut self, command: &[&str]) -> Self {
+        self.commands.push(command.iter().map(ToString::to_string).collect());
+        self
+    }
+}
+
+/// Storages that most pickles refer to, if to any.
+const STORAGES: [(&str, &[u8]); 1] = [("0", &[0; 4])];
+
+/// Pickles as objects.
+pub fn objects() -> Vec<Bomb> {
+    home("object", |dir, pickle| put_items(dir, &[Item::object("o", zip::torch(&pickle, &STORAGES))]))
+}
+
+/// Pickles as common state.
+pub fn common() -> Vec<Bomb> {
+    home("common", |dir, pickle| put_common(dir, &zip::torch(&pickle, &STORAGES)))
+}
+
+/// Pickles as common state, without an archive around them.
+pub fn bare() -> Vec<Bomb> {
+    home("bare", |dir, pickle| put_common(dir, &pickle))
+}
+
+/// Pickles where that of a tensor is.
+pub fn in_tensors() -> Vec<Bomb> {
+    home("tensor", |dir, pickle| {
+        put_items(dir, &[Item::tensor("t", Type::F32, &[1], zip::torch(&pickle, &STORAGES))])
+    })
+}
+
+fn home(place: &str, put: impl Fn(&Path, Vec<u8>) -> Result<()> + Copy + 'static) -> Vec<Bomb> {
+    let all = values::values().into_iter().chain(built::built());
+    all.map(|(name, make)| Bomb::new(&format!("{name}/{place}"), move |dir| put(dir, make()))).collect()
+}

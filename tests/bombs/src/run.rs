@@ -1,0 +1,193 @@
+//! Each command on a bomb, in a process of its own, under limits.
+
+use crate::Bomb;
+use anyhow::{Context, Result};
+use std::{
+    io::{Read, Write, stderr},
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::{Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Of address space.
+const MEMORY: u64 = 1_500_000_000;
+/// Of both CPUs' time.
+const CPU_SECONDS: u64 = 10;
+/// Of one file that is written.
+const FILE: u64 = 2 << 30;
+/// A command that waits for nothing is killed after this.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// What has killed so many commands would kill the others too, and each may take all its time.
+const DEATHS: u32 = 2;
+/// What is kept of a command's output.
+const KEPT: usize = 1 << 20;
+
+/// The commands, `DIR` and `TO` standing for places. With `--json` stdout must be one JSON.
+const COMMANDS: [&[&str]; 14] = [
+    &["inspect", "DIR"],
+    &["inspect", "DIR", "--json"],
+    &["inspect", "DIR", "--summary"],
+    &["ls", "DIR"],
+    &["ls", "DIR", "--json", "--key", "nothing"],
+    &["digest", "DIR"],
+    &["digest", "DIR", "--json", "--no-verify"],
+    &["verify", "DIR"],
+    &["verify", "DIR", "--json"],
+    &["verify", "DIR", "--quick"],
+    &["convert", "DIR", "TO"],
+    &["convert", "DIR", "TO", "--ranks", "3", "--no-verify", "--json"],
+    &["prune", "DIR", "--dry-run"],
+    &["library", "DIR"],
+];
+
+/// Runs all commands on all bombs of a list, those whose names begin with one in `RESHARD_BOMBS` if that is set, and of the
+/// commands those that `RESHARD_COMMANDS` names. What fails is told at once, and counted.
+///
+/// # Errors
+/// The failures; or a bomb could not be made.
+pub fn all(program: &str, bombs: &[Bomb]) -> Result<()> {
+    let only = |variable: &str| std::env::var(variable).unwrap_or_default();
+    let (bombs_only, commands_only) = (only("RESHARD_BOMBS"), only("RESHARD_COMMANDS"));
+    let is_one = |only: &str, name: &str| only.is_empty() || only.split(',').any(|o| name.starts_with(o));
+    let chosen = |b: &&Bomb| is_one(&bombs_only, &b.name);
+    let mut failures = Vec::new();
+    let (mut ran, mut slowest) = (0, (Duration::ZERO, String::new()));
+    for bomb in bombs.iter().filter(chosen) {
+        let home = tempfile::tempdir()?;
+        let dir = home.path().join("bomb");
+        std::fs::create_dir(&dir)?;
+        (bomb.make)(&dir).with_context(|| format!("{} can't be made", bomb.name))?;
+        let more = bomb.commands.iter().map(|c| c.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut deaths = 0;
+        for command in
+            COMMANDS.iter().map(|c| c.to_vec()).chain(more).filter(|c| is_one(&commands_only, &text(c)))
+        {
+            let to = home.path().join("to");
+            if deaths == DEATHS {
+                writeln!(stderr(), "{}: the other commands were not tried", bomb.name)?;
+                break;
+            }
+            let ended = command_on(program, &command, &dir, &to)?;
+            deaths += u32::from(ended.status.signal().is_some());
+            if to.exists() {
+                std::fs::remove_dir_all(&to)?;
+            }
+            let name = format!("{} {}", bomb.name, text(&command));
+            for problem in ended.problems(&command) {
+                writeln!(stderr(), "{name}: {problem}")?;
+                failures.push(format!("{name}: {problem}"));
+            }
+            if ended.took > slowest.0 {
+                slowest = (ended.took, name);
+            }
+            ran += 1;
+        }
+    }
+    writeln!(stderr(), "{ran} commands; the slowest took {:.1} s: {}", slowest.0.as_secs_f64(), slowest.1)?;
+    if failures.is_empty() {
+        return Ok(());
+    }
+    anyhow::bail!("{} of {ran} commands failed:\n{}", failures.len(), failures.join("\n"))
+}
+
+fn text(command: &[&str]) -> String {
+    command.join(" ").chars().take(80).collect()
+}
+
+/// What a command left.
+struct Ended {
+    status: ExitStatus,
+    out: Vec<u8>,
+    /// Nothing of the output was left out.
+    whole: bool,
+    err: String,
+    took: Duration,
+    hung: bool,
+}
+
+impl Ended {
+    fn problems(&self, command: &[&str]) -> Vec<String> {
+        let mut found = Vec::new();
+        let took = self.took.as_secs_f64();
+        let first: String = self.err.lines().next().unwrap_or_default().chars().take(200).collect();
+        match (self.hung, self.status.signal(), self.status.code()) {
+            (true, ..) => found.push(format!("still at work after {took:.0} s")),
+            (_, Some(signal), _) => found.push(format!("signal {signal} after {took:.1} s: {first}")),
+            (_, _, Some(0..=3)) => {}
+            (_, _, code) => found.push(format!("exit code {code:?}: {first}")),
+        }
+        for odd in ["panicked", "report this", "File too large", "memory allocation"] {
+            if self.err.contains(odd) && self.status.signal().is_none() {
+                found.push(format!("says {odd:?}: {first}"));
+            }
+        }
+        let failed = self.status.code().is_some_and(|code| code != 0);
+        let json = command.contains(&"--json");
+        if failed && self.err.is_empty() && !json {
+            found.push("failed without a word".into());
+        }
+        if json && self.whole && self.status.signal().is_none() {
+            match serde_json::from_slice::<serde_json::Value>(&self.out) {
+                Ok(_) => {}
+                // Deeper than the parser goes is not wrong.
+                Err(e) if e.to_string().contains("recursion limit") => {}
+                Err(e) => found.push(format!("stdout is no JSON: {e}")),
+            }
+        }
+        found
+    }
+}
+
+fn command_on(program: &str, command: &[&str], dir: &Path, to: &Path) -> Result<Ended> {
+    let limits = format!(
+        "trap '' XFSZ; ulimit -c 0; ulimit -v {}; ulimit -t {CPU_SECONDS}; ulimit -f {}; exec \"$@\"",
+        MEMORY / 1024,
+        FILE / 512
+    );
+    let mut child = Command::new("sh");
+    child.args(["-c", &limits, "sh", program]);
+    for arg in command {
+        match *arg {
+            "DIR" => child.arg(dir),
+            "TO" => child.arg(to),
+            arg => child.arg(arg),
+        };
+    }
+    let start = Instant::now();
+    let mut child =
+        child.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("sh")?;
+    let out = child.stdout.take().map(|s| thread::spawn(|| first_of(s)));
+    let err = child.stderr.take().map(|s| thread::spawn(|| first_of(s)));
+    let (mut hung, mut pause) = (false, Duration::from_millis(1));
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if start.elapsed() > PATIENCE {
+            hung = true;
+            child.kill()?;
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    };
+    let took = start.elapsed();
+    let read = |t: Option<thread::JoinHandle<_>>| t.and_then(|t| t.join().ok()).unwrap_or_default();
+    let ((out, whole), (err, _)) = (read(out), read(err));
+    Ok(Ended { status, out, whole, err: String::from_utf8_lossy(&err).into_owned(), took, hung })
+}
+
+/// The beginning of a stream that is read to its end, and whether that is all of it.
+fn first_of(mut stream: impl Read) -> (Vec<u8>, bool) {
+    let (mut kept, mut block, mut whole) = (Vec::new(), vec![0; 64 << 10], true);
+    while let Ok(n) = stream.read(&mut block) {
+        if n == 0 {
+            break;
+        }
+        let room = (KEPT - kept.len()).min(n);
+        whole &= room == n;
+        kept.extend_from_slice(&block[..room]);
+    }
+    (kept, whole)
+}

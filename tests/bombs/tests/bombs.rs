@@ -1,0 +1,66 @@
+//! Every command on every bomb ends by itself: within 10 seconds of CPU time and 1.5 GB of address space, without a signal, with
+//! an exit code of ours, and with a word on what is wrong.
+//!
+//! `RESHARD_BOMBS=a1,b2` runs those whose names begin so, `RESHARD_COMMANDS=ls,digest` only these commands.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use reshard_bombs::{Bomb, bombs, run};
+
+fn every_command_ends_on(bombs: Vec<Bomb>) {
+    run::all(env!("CARGO_BIN_EXE_reshard-bombed"), &bombs).unwrap();
+}
+
+#[test]
+fn every_command_ends_on_metadata() {
+    every_command_ends_on(bombs::metadata());
+}
+
+#[test]
+fn every_command_ends_on_chunks() {
+    every_command_ends_on(bombs::chunks());
+}
+
+#[test]
+fn every_command_ends_on_keys() {
+    every_command_ends_on(bombs::keys());
+}
+
+#[test]
+fn every_command_ends_on_objects() {
+    every_command_ends_on(bombs::objects());
+}
+
+#[test]
+fn every_command_ends_on_common_state() {
+    every_command_ends_on(bombs::common());
+}
+
+#[test]
+fn every_command_ends_on_bare_common_state() {
+    every_command_ends_on(bombs::bare());
+}
+
+#[test]
+fn every_command_ends_on_pickles_of_tensors() {
+    every_command_ends_on(bombs::in_tensors());
+}
+
+#[test]
+fn every_command_ends_on_tensors() {
+    every_command_ends_on(bombs::tensors());
+}
+
+#[test]
+fn every_command_ends_on_archives() {
+    every_command_ends_on(bombs::archives());
+}
+
+#[test]
+fn every_command_ends_on_files() {
+    every_command_ends_on(bombs::files());
+}
+
+#[test]
+fn every_command_ends_on_conversions_that_are_spread_thin() {
+    every_command_ends_on(bombs::spread());
+}
