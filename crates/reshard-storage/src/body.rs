@@ -1,4 +1,4 @@
-use crate::Name;
+use crate::{Name, Result, StorageError};
 use bytes::Bytes;
 use std::{fmt, io, sync::Arc};
 
@@ -76,6 +76,23 @@ pub struct Written {
     pub name: Name,
     /// Its length.
     pub bytes: u64,
+}
+
+impl Written {
+    /// That it lies in a version with its length, before that is published. `found` is the length of what lies there; `None` when
+    /// nothing does.
+    ///
+    /// # Errors
+    /// [`StorageError::Incomplete`].
+    pub fn check(&self, version: impl fmt::Display, found: Option<u64>) -> Result<()> {
+        let Self { name, bytes } = self;
+        let what = match found {
+            Some(n) if n == *bytes => return Ok(()),
+            Some(n) => format!("{name} was written with {bytes} bytes and has {n} now"),
+            None => format!("{name}, which was written with {bytes} bytes, is not there any more"),
+        };
+        Err(StorageError::Incomplete { path: version.to_string(), what })
+    }
 }
 
 /// A file that a store holds.

@@ -35,7 +35,7 @@ fn finish(stage: &Arc<dyn Stage>, byte: u8, files: &[&str]) -> Result<(), Storag
     let bodies = files.iter().map(|f| FileBody::from_bytes(name(f), vec![byte; 10].into())).collect();
     block_on(async {
         stage.write(bodies, Durability::Machine, Progress::none()).await?;
-        stage.publish((name("record"), vec![byte].into()), Durability::Machine).await
+        stage.publish(&[], (name("record"), vec![byte].into()), Durability::Machine).await
     })
 }
 
