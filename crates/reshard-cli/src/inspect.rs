@@ -67,6 +67,7 @@ impl Serialize for Report<'_> {
         m.serialize_entry("sidecar", &f.sidecar)?;
         m.serialize_entry("notes", &f.notes)?;
         m.serialize_entry("foreign", &f.foreign)?;
+        m.serialize_entry("links", &f.links)?;
         m.end()
     }
 }

@@ -1,5 +1,6 @@
 use crate::{Name, Result, StorageError};
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use std::{fmt, io, sync::Arc};
 
 /// What "saved" promises.
@@ -70,7 +71,7 @@ impl fmt::Debug for FileBody {
 }
 
 /// A file that was written.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
     /// Which.
     pub name: Name,

@@ -138,6 +138,15 @@ pub enum StorageError {
         /// What it lacks.
         what: String,
     },
+    /// What lies at the place is not what was to be replaced.
+    #[error(
+        "{path}: somebody has put something else there since this save began; nothing is published, and what is there stays; \
+         save again, and let no other save to this place run at the same time"
+    )]
+    Changed {
+        /// The place.
+        path: String,
+    },
     /// A version that another rank has begun is not where this rank looks for it.
     #[error(
         "{path}: the save that the coordinator has begun here, attempt {attempt}, is not to be seen from this rank; all ranks \
@@ -228,6 +237,7 @@ impl StorageError {
             Self::Io { .. }
             | Self::Source { .. }
             | Self::Incomplete { .. }
+            | Self::Changed { .. }
             | Self::NotJoined { .. }
             | Self::NotDurable { .. }
             | Self::NotCarried { .. } => ErrorKind::Unavailable,

@@ -143,7 +143,7 @@ impl Store for LocalStore {
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
         let place = self.path().to_path_buf();
         let found = pool::run_one(move || {
-            let home = Home::find(&place)?;
+            let mut home = Home::find(&place)?;
             let root = Root::held(home.place.clone(), home.open()?);
             Ok(Self { root, home: Some(Arc::new(home)) })
         });

@@ -250,7 +250,9 @@ pub trait Stage: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`Incomplete`](crate::StorageError::Incomplete) when one of `files` is missing, or of another length.
-    /// [`Exists`](crate::StorageError::Exists) when the place was filled meanwhile and `if_exists` refuses that. Only after
+    /// [`Exists`](crate::StorageError::Exists) when the place was filled meanwhile and `if_exists` refuses that;
+    /// [`Changed`](crate::StorageError::Changed) when it was filled with something else than what was to be replaced, if the store
+    /// can tell. Only after
     /// [`NotDurable`](crate::StorageError::NotDurable) and [`NotCarried`](crate::StorageError::NotCarried) the new version is
     /// visible all the same.
     async fn publish(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()>;

@@ -6,7 +6,7 @@ use crate::{
     trail::{Trace, note},
 };
 use rustix::{
-    fs::{AtFlags, Dir as Entries, FileType, Mode, OFlags},
+    fs::{AtFlags, Dir as Entries, FileType, Mode, OFlags, Stat},
     io::Errno,
     path::Arg,
 };
@@ -50,6 +50,34 @@ pub(super) fn names(dir: impl AsFd) -> Result<Vec<CString>, Errno> {
         }
     }
     Ok(out)
+}
+
+/// What tells a directory from all others, whatever it is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity(Device, u64);
+
+#[cfg(target_os = "linux")]
+type Device = u64;
+#[cfg(not(target_os = "linux"))]
+type Device = i32;
+
+impl Identity {
+    fn new(stat: &Stat) -> Self {
+        Self(stat.st_dev, stat.st_ino)
+    }
+
+    /// Of an open directory.
+    pub(super) fn of(fd: &OwnedFd) -> Result<Self, Errno> {
+        Ok(Self::new(&rustix::fs::fstat(fd)?))
+    }
+
+    /// Of what bears a name in a directory; `None` when nothing does.
+    pub(super) fn named(at: impl AsFd, name: &OsStr) -> Result<Option<Self>, Errno> {
+        match rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(None),
+            other => Ok(Some(Self::new(&other?))),
+        }
+    }
 }
 
 /// Whether nothing lies in a directory.
@@ -162,13 +190,6 @@ impl Dir {
 
     pub(super) fn fd(&self) -> &OwnedFd {
         &self.fd
-    }
-
-    /// Whether a directory's entry means this directory.
-    pub(super) fn is(&self, at: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
-        let (me, other) =
-            (rustix::fs::fstat(&self.fd)?, rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW)?);
-        Ok((me.st_dev, me.st_ino) == (other.st_dev, other.st_ino))
     }
 
     /// Makes a file, so long as it is to be. Writing into a file that has its length is faster than growing it.

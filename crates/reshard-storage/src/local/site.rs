@@ -1,7 +1,7 @@
 //! Where a version is built and put: a place, the directory that names it, and hidden siblings of the place.
 
 use super::{
-    dir::{self, Dir},
+    dir::{self, Dir, Identity},
     url::url,
 };
 use crate::{
@@ -40,6 +40,8 @@ pub(super) struct Home {
     name: OsString,
     /// `None` when it does not exist yet.
     up: Option<Arc<OwnedFd>>,
+    /// The directory of which the files are known that are to be replaced.
+    pub(super) known: Option<Identity>,
 }
 
 /// A place, and one attempt to fill it.
@@ -198,16 +200,19 @@ impl Home {
             Err(Errno::NOENT) => None,
             other => Some(Arc::new(other.map_err(|e| StorageError::io("open", &parent, e))?)),
         };
-        Ok(Self { place, parent, name, up })
+        Ok(Self { place, parent, name, up, known: None })
     }
 
-    /// The place's directory; `None` when there is none.
-    pub(super) fn open(&self) -> Result<Option<OwnedFd>> {
+    /// Opens the place's directory, and keeps in mind which it is; `None` when there is none.
+    pub(super) fn open(&mut self) -> Result<Option<OwnedFd>> {
         let Some(up) = &self.up else { return Ok(None) };
-        match dir::open(up, &self.name) {
-            Err(Errno::NOENT) => Ok(None),
-            other => other.map(Some).map_err(|e| StorageError::io("open", &self.place, e)),
-        }
+        let fd = match dir::open(up, &self.name) {
+            // What is there instead of a directory is told when it is to be written to.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+            other => other.map_err(|e| StorageError::io("open", &self.place, e))?,
+        };
+        self.known = Some(Identity::of(&fd).map_err(|e| StorageError::io("look at", &self.place, e))?);
+        Ok(Some(fd))
     }
 
     /// The site of an attempt. `None` when the directory that names the place does not exist.
@@ -267,6 +272,11 @@ impl Site {
     pub(super) fn unsupported(&self, why: impl Into<String>) -> StorageError {
         let what = format!("writing a checkpoint at {}", self.place.display());
         StorageError::Unsupported { what, why: why.into() }
+    }
+
+    /// Somebody has put something else at the place since it was looked at.
+    pub(super) fn changed(&self) -> StorageError {
+        StorageError::Changed { path: self.place.display().to_string() }
     }
 
     /// The directory at the place, which can be renamed; `None` when there is nothing.
@@ -388,17 +398,28 @@ impl Site {
         renamed.map_err(|e| StorageError::io("rename", &self.built, e))
     }
 
-    /// Puts the new version, which is [`ready`](Self::ready), where the old one lies.
-    pub(super) fn replace(&self) -> Result<()> {
-        exchange(&self.up, &self.old_name, &self.name).map_err(|e| {
-            // As it was before, so that it is removed with what the attempt has written.
-            if let Err(e) = self.rename(&self.old_name, &self.built_name) {
-                tracing::warn!(path = %self.old.display(), error = %e, "a version that was not published is left over");
+    /// Puts the new version, which is [`ready`](Self::ready), where the old one lies, which is this one.
+    pub(super) fn replace(&self, old: Option<Identity>) -> Result<()> {
+        let exchanged = exchange(&self.up, &self.old_name, &self.name).map_err(|e| self.not_exchanged(e));
+        let outcome = exchanged.and_then(|()| match Identity::named(&self.up, &self.old_name) {
+            Ok(found) if found == old => Ok(()),
+            // Another one came in the last instant, and goes back: nobody knows which of its files are a checkpoint's.
+            Ok(_) => {
+                exchange(&self.up, &self.old_name, &self.name).map_err(|e| self.not_exchanged(e))?;
+                Err(self.changed())
             }
-            self.not_exchanged(e)
-        })?;
-        note(|| Trace::Renamed(self.old.clone(), self.place.clone()));
-        Ok(())
+            Err(e) => Err(StorageError::io("look at", &self.old, e)),
+        });
+        match &outcome {
+            Ok(()) => note(|| Trace::Renamed(self.old.clone(), self.place.clone())),
+            // As it was before, so that it is removed with what the attempt has written.
+            Err(_) => {
+                if let Err(e) = self.rename(&self.old_name, &self.built_name) {
+                    tracing::warn!(path = %self.old.display(), error = %e, "a version that was not published is left over");
+                }
+            }
+        }
+        outcome
     }
 
     /// The names of the place and its siblings are on the disk after this.

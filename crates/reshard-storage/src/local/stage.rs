@@ -1,7 +1,7 @@
 //! A new version of a directory: built beside it, put into its place by one rename.
 
 use super::{
-    dir::{self, Dir},
+    dir::{self, Dir, Identity},
     retire::retire,
     site::{Home, Site},
     url::url,
@@ -28,6 +28,8 @@ pub(super) struct LocalStage {
     site: Site,
     built: Dir,
     if_exists: IfExists,
+    /// What is replaced, if something is.
+    old: Option<Identity>,
     published: AtomicBool,
 }
 
@@ -49,11 +51,16 @@ impl LocalStage {
     pub(super) fn begin(home: &Home, attempt: &str, if_exists: IfExists) -> Result<Self> {
         let site = home.made_site(attempt)?;
         let fail = |e| StorageError::io("list", &site.place, e);
+        let mut old = None;
         if let Some(place) = site.standing()?
             && !dir::is_empty(&place).map_err(fail)?
         {
+            old = Some(Identity::of(&place).map_err(fail)?);
             if if_exists == IfExists::Refuse {
                 return Err(site.exists());
+            }
+            if home.known.is_some() && home.known != old {
+                return Err(site.changed());
             }
             site.check_replaceable(&place)?;
             let built = site.make()?;
@@ -66,7 +73,7 @@ impl LocalStage {
         }
         let built = site.make()?;
         failpoint::hit("stage.created");
-        Ok(Self { site, built, if_exists, published: AtomicBool::new(false) })
+        Ok(Self { site, built, if_exists, old, published: AtomicBool::new(false) })
     }
 
     /// What another rank has begun. `None` when it is not there.
@@ -76,7 +83,7 @@ impl LocalStage {
             // Nothing is replaced by a rank that joins: the one that has begun it publishes.
             Ok(built) => {
                 let (if_exists, published) = (IfExists::Refuse, AtomicBool::new(false));
-                Ok(Some(Self { site, built, if_exists, published }))
+                Ok(Some(Self { site, built, if_exists, old: None, published }))
             }
             Err(StorageError::NotFound { .. }) => Ok(None),
             Err(e) => Err(e),
@@ -100,13 +107,11 @@ impl Site {
 
     /// That the directory that is to be renamed is the one that was written to, and that all files lie in it, whole.
     fn check(&self, built: &Dir, files: &[Written]) -> Result<()> {
-        match built.is(&self.up, &self.built_name) {
-            Ok(true) => {}
-            Ok(false) => {
-                let what = "it is not the directory any more that was written to".into();
-                return Err(StorageError::Incomplete { path: self.built.display().to_string(), what });
-            }
-            Err(e) => return Err(StorageError::io("look at", &self.built, e)),
+        let fail = |e| StorageError::io("look at", &self.built, e);
+        let found = Identity::named(&self.up, &self.built_name).map_err(fail)?;
+        if found != Some(Identity::of(built.fd()).map_err(fail)?) {
+            let what = "it is not the directory any more that was written to".into();
+            return Err(StorageError::Incomplete { path: self.built.display().to_string(), what });
         }
         for file in files {
             file.check(&self.built.display(), built.len(&file.name)?)?;
@@ -115,7 +120,12 @@ impl Site {
     }
 
     /// Puts the new version into its place. Returns the files of the version that it replaced, if it did.
-    fn put_into_place(&self, built: &Dir, if_exists: IfExists) -> Result<Option<Arc<[Name]>>> {
+    fn put_into_place(
+        &self,
+        built: &Dir,
+        if_exists: IfExists,
+        old: Option<Identity>,
+    ) -> Result<Option<Arc<[Name]>>> {
         // Who could reach the old directory can reach the new one, and nobody else.
         if let Ok(old) = rustix::fs::statat(&self.up, &self.name, AtFlags::SYMLINK_NOFOLLOW)
             && let Err(e) = rustix::fs::fchmod(built.fd(), Mode::from_raw_mode(old.st_mode))
@@ -127,9 +137,13 @@ impl Site {
             return Ok(None);
         }
         let IfExists::Replace(files) = if_exists else { return Err(self.exists()) };
+        let now = Identity::named(&self.up, &self.name);
+        if now.map_err(|e| StorageError::io("look at", &self.place, e))? != old {
+            return Err(self.changed());
+        }
         self.ready()?;
         failpoint::hit("publish.ready");
-        self.replace()?;
+        self.replace(old)?;
         Ok(Some(files))
     }
 
@@ -139,11 +153,11 @@ impl Site {
         files: &[Written],
         (name, bytes): (Name, Bytes),
         durability: Durability,
-        if_exists: IfExists,
+        (if_exists, old): (IfExists, Option<Identity>),
     ) -> Result<()> {
         self.write_last(built, &name, &bytes, durability)?;
         self.check(built, files)?;
-        let replaced = self.put_into_place(built, if_exists)?;
+        let replaced = self.put_into_place(built, if_exists, old)?;
         failpoint::hit("publish.renamed");
         let durable = match durability {
             Durability::Machine => self.sync_parent().map_err(|e| match e {
@@ -188,9 +202,9 @@ impl Stage for LocalStage {
         if self.published.load(Ordering::Relaxed) {
             return Err(StorageError::invalid(format!("{} is published already", self.site.place.display())));
         }
-        let (site, built, if_exists) = (self.site.clone(), self.built.clone(), self.if_exists.clone());
+        let (site, built, old) = (self.site.clone(), self.built.clone(), (self.if_exists.clone(), self.old));
         let files = files.to_vec();
-        let work = move || site.publish(&built, &files, last, durability, if_exists);
+        let work = move || site.publish(&built, &files, last, durability, old);
         let outcome = pool::run_one(work).await;
         if matches!(outcome, Ok(()) | Err(StorageError::NotDurable { .. } | StorageError::NotCarried { .. }))
         {

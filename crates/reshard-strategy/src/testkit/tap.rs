@@ -302,6 +302,10 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
         self.inner.why_not(key)
     }
 
+    fn owns(&self, name: &Name) -> bool {
+        self.inner.owns(name)
+    }
+
     fn role(&self, file: &Entry) -> FileRole {
         self.inner.role(file)
     }
