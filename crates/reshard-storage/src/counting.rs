@@ -1,6 +1,6 @@
 use crate::{
-    Durability, Entry, FileBody, Gather, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, Result, Stage,
-    Store, Written,
+    Durability, Entry, FileBody, Gather, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, Result,
+    Stage, Store, Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;

@@ -11,8 +11,8 @@ mod url;
 mod write;
 
 use crate::{
-    Entry, Gather, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, Result, Stage, StorageError, Store,
-    pool,
+    Entry, Gather, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, Result, Stage, StorageError,
+    Store, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;

@@ -84,8 +84,5 @@ fn a_first_version_comes_to_its_place_by_one_rename() {
     let dir = tempfile::tempdir().unwrap();
     let parent = fs::canonicalize(dir.path()).unwrap();
     let events = seen(&parent, || save(&parent.join("x"), "first", 1));
-    assert_eq!(
-        told(&events),
-        [(".x.first.tmp", "made", 0), (".x.first.tmp", "from", 1), ("x", "to", 1)]
-    );
+    assert_eq!(told(&events), [(".x.first.tmp", "made", 0), (".x.first.tmp", "from", 1), ("x", "to", 1)]);
 }

@@ -37,7 +37,8 @@ impl Stage for Tally {
         // What was asked for, not what the store says of it.
         let mut asked = Vec::with_capacity(files.len());
         for file in &files {
-            let too_long = || StorageError::invalid(format!("{}: its length does not fit 64 bits", file.name));
+            let too_long =
+                || StorageError::invalid(format!("{}: its length does not fit 64 bits", file.name));
             asked.push(Written { name: file.name.clone(), bytes: file.bytes().ok_or_else(too_long)? });
         }
         let written = self.inner.write(files, durability, progress).await?;

@@ -7,6 +7,7 @@ mod digest;
 mod help;
 mod hostile;
 mod inspect;
+mod links;
 mod memory;
 mod prune;
 mod states;

@@ -46,7 +46,9 @@ pub(super) fn retire(site: &Site, files: &[Name], durability: Durability) -> Res
             source: (*e).into(),
         });
     }
-    removed.and_then(|()| rmdir(&site.up, &site.old_name)).map_err(|e| StorageError::io("remove", &site.old, e))
+    removed
+        .and_then(|()| rmdir(&site.up, &site.old_name))
+        .map_err(|e| StorageError::io("remove", &site.old, e))
 }
 
 /// Moves what is of others, link for link: no link is followed.

@@ -104,7 +104,8 @@ impl Root {
         let dirs = name.as_str().match_indices('/').map(|(end, _)| &name.as_str()[..end]);
         let is_link = |dir: &&str| {
             let Ok(name) = Name::new(*dir) else { return false };
-            let stat = self.at(&name, |above, part| rustix::fs::statat(above, part, AtFlags::SYMLINK_NOFOLLOW));
+            let stat =
+                self.at(&name, |above, part| rustix::fs::statat(above, part, AtFlags::SYMLINK_NOFOLLOW));
             stat.is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Symlink)
         };
         dirs.into_iter().find(is_link).map(str::to_owned)

@@ -355,7 +355,10 @@ async fn many_ranks_write_one_version(store: Arc<dyn Store>) {
     });
     let written: Vec<Written> = join_all(writes).await.into_iter().flat_map(Result::unwrap).collect();
     assert_eq!(written.len(), 24);
-    stages[0].publish(&written, (name("record"), Bytes::from_static(b"done")), Durability::Machine).await.unwrap();
+    stages[0]
+        .publish(&written, (name("record"), Bytes::from_static(b"done")), Durability::Machine)
+        .await
+        .unwrap();
     drop(stages);
     assert_eq!(names(&store).await.len(), 25);
     for rank in 0..8 {

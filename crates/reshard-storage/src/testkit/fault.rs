@@ -1,6 +1,6 @@
 use crate::{
-    Durability, Entry, FileBody, Gather, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, Result, Stage,
-    StorageError, Store, Written, gather::reads,
+    Durability, Entry, FileBody, Gather, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, Result,
+    Stage, StorageError, Store, Written, gather::reads,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -361,7 +361,9 @@ impl Stage for FaultStage {
         progress: Progress,
     ) -> Result<Vec<Written>> {
         match self.store.due(Op::Write) {
-            Some(fault @ (Fault::Lost | Fault::Cut)) => self.damaged(fault, files, durability, progress).await,
+            Some(fault @ (Fault::Lost | Fault::Cut)) => {
+                self.damaged(fault, files, durability, progress).await
+            }
             fault => {
                 let work = self.inner.write(files, durability, progress);
                 self.store.faulty(fault, Op::Write, work).await
