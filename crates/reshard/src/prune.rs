@@ -185,8 +185,9 @@ impl<'a> Prune<'a> {
         if self.dry_run {
             return Ok(plan.report());
         }
-        // A save that is done meanwhile knows better what it needs.
-        if records(&place).await? != records_then {
+        // A save that is done meanwhile knows better what it needs. What it has put there is another directory.
+        let now = place.resolved().await?.unwrap_or_else(|| Arc::clone(&place));
+        if records(&now).await? != records_then {
             let source = io::Error::new(io::ErrorKind::ResourceBusy, "somebody saved to it meanwhile");
             return Err(StorageError::io("prune", self.url, source).into());
         }
