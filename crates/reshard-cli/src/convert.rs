@@ -115,6 +115,12 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         policy: saved.policy.as_ref(),
     };
     print(&report, &saved, args.json, io)?;
+    for name in &saved.stays {
+        io.note(format!(
+            "{name} stays in {}: the checkpoint that was there names it, but no program names its own files so",
+            args.dst
+        ));
+    }
     Ok(OK)
 }
 

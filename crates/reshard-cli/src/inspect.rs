@@ -68,6 +68,7 @@ impl Serialize for Report<'_> {
         m.serialize_entry("foreign", &f.foreign)?;
         m.serialize_entry("not_understood", &f.not_understood)?;
         m.serialize_entry("not_read", &f.not_read)?;
+        m.serialize_entry("links", &f.links)?;
         m.end()
     }
 }

@@ -257,7 +257,9 @@ fn save(store: &LocalStore, memory: &Bytes, case: &Case, hashed: bool) -> Result
             files.push(FileBody { name: name(f)?, extents });
         }
         stage.write(files, Durability::Process, Progress::none()).await?;
-        stage.publish((Name::new(".metadata")?, Bytes::from_static(b"done")), Durability::Process).await?;
+        stage
+            .publish(&[], (Name::new(".metadata")?, Bytes::from_static(b"done")), Durability::Process)
+            .await?;
         Ok(())
     })
 }

@@ -1,5 +1,6 @@
-use crate::Name;
+use crate::{Name, Result, StorageError};
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use std::{fmt, io, sync::Arc};
 
 /// What "saved" promises.
@@ -70,12 +71,29 @@ impl fmt::Debug for FileBody {
 }
 
 /// A file that was written.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
     /// Which.
     pub name: Name,
     /// Its length.
     pub bytes: u64,
+}
+
+impl Written {
+    /// That it lies in a version with its length, before that is published. `found` is the length of what lies there; `None` when
+    /// nothing does.
+    ///
+    /// # Errors
+    /// [`StorageError::Incomplete`].
+    pub fn check(&self, version: impl fmt::Display, found: Option<u64>) -> Result<()> {
+        let Self { name, bytes } = self;
+        let what = match found {
+            Some(n) if n == *bytes => return Ok(()),
+            Some(n) => format!("{name} was written with {bytes} bytes and has {n} now"),
+            None => format!("{name}, which was written with {bytes} bytes, is not there any more"),
+        };
+        Err(StorageError::Incomplete { path: version.to_string(), what })
+    }
 }
 
 /// A file that a store holds.

@@ -1,6 +1,6 @@
 use crate::{
-    Durability, Entry, FileBody, Gather, Hints, IfExists, Leftover, Name, Progress, ReadStats, Result, Stage,
-    Store, Written,
+    Durability, Entry, FileBody, Gather, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, Result,
+    Stage, Store, Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -146,6 +146,20 @@ impl Store for CountingStore {
         Ok(Arc::new(CountingStage { inner, store: self.clone() }))
     }
 
+    async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
+        let inner = self.inner.resolved().await?;
+        Ok(inner.map(|inner| Arc::new(Self { inner, counts: Arc::clone(&self.counts) }) as _))
+    }
+
+    async fn links(&self) -> Result<Vec<Link>> {
+        self.inner.links().await
+    }
+
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Stage>> {
+        let inner = self.inner.join(attempt, place).await?;
+        Ok(Arc::new(CountingStage { inner, store: self.clone() }))
+    }
+
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         self.inner.leftovers().await
     }
@@ -182,9 +196,13 @@ impl Stage for CountingStage {
         Ok(all)
     }
 
-    async fn publish(&self, last: (Name, Bytes), durability: Durability) -> Result<()> {
+    fn place(&self) -> Option<String> {
+        self.inner.place()
+    }
+
+    async fn publish(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
         let bytes = last.1.len() as u64;
-        self.inner.publish(last, durability).await?;
+        self.inner.publish(files, last, durability).await?;
         self.store.count(|c| {
             c.files += 1;
             c.written += bytes;

@@ -116,6 +116,48 @@ pub enum StorageError {
         #[source]
         source: ModelError,
     },
+    /// A file that lies behind a link to a directory.
+    #[error(
+        "{path}: {directory} is a link to a directory, which is not followed inside of a checkpoint; put the directory itself \
+         there, or links to its files"
+    )]
+    LinkedDirectory {
+        /// The file.
+        path: String,
+        /// The link, as a name in the checkpoint.
+        directory: String,
+    },
+    /// A new version lacks something that was written, and is not published.
+    #[error(
+        "{path}: {what}; nothing is published, and what was there stays. Somebody changes what ranks have written, or ranks write \
+         to different places: give all of them the same directory, then save again"
+    )]
+    Incomplete {
+        /// Where the new version was built.
+        path: String,
+        /// What it lacks.
+        what: String,
+    },
+    /// What lies at the place is not what was to be replaced.
+    #[error(
+        "{path}: somebody has put something else there since this save began; nothing is published, and what is there stays; \
+         save again, and let no other save to this place run at the same time"
+    )]
+    Changed {
+        /// The place.
+        path: String,
+    },
+    /// A version that another rank has begun is not where this rank looks for it.
+    #[error(
+        "{path}: the save that the coordinator has begun here, attempt {attempt}, is not to be seen from this rank; all ranks \
+         have to see one directory under this path, and nobody may rename it meanwhile"
+    )]
+    NotJoined {
+        /// The place, as this rank knows it.
+        path: String,
+        /// The attempt.
+        attempt: String,
+    },
     /// The new version is published and whole, but a crash of the machine may still undo it.
     #[error("{path} is published, but making that durable failed: {source}")]
     NotDurable {
@@ -188,13 +230,17 @@ impl StorageError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Name { .. } | Self::Invalid { .. } | Self::UnknownScheme { .. } => ErrorKind::Invalid,
-            Self::NotFound { .. } => ErrorKind::NotFound,
+            Self::NotFound { .. } | Self::LinkedDirectory { .. } => ErrorKind::NotFound,
             Self::Exists { .. } => ErrorKind::Exists,
             Self::Short { .. } | Self::Check { .. } | Self::Record { .. } => ErrorKind::Corrupt,
             Self::Unsupported { .. } => ErrorKind::Unsupported,
-            Self::Io { .. } | Self::Source { .. } | Self::NotDurable { .. } | Self::NotCarried { .. } => {
-                ErrorKind::Unavailable
-            }
+            Self::Io { .. }
+            | Self::Source { .. }
+            | Self::Incomplete { .. }
+            | Self::Changed { .. }
+            | Self::NotJoined { .. }
+            | Self::NotDurable { .. }
+            | Self::NotCarried { .. } => ErrorKind::Unavailable,
             Self::Claim { source, .. } => source.kind(),
             Self::ExtentLength { .. }
             | Self::Internal { .. }

@@ -30,7 +30,7 @@ pub use error::{Result, StorageError};
 pub use gather::{Check, Gather, Part, ReadStats};
 pub use local::LocalStore;
 pub use name::Name;
-pub use store::{Hints, IfExists, Leftover, Stage, Store};
+pub use store::{Hints, IfExists, Leftover, Link, Stage, Store};
 pub use stores::{OpenStore, StoreScheme, Stores};
 pub use wait::wait;
 

@@ -1,5 +1,6 @@
 //! Local directories.
 
+mod dir;
 mod file;
 mod read;
 mod retire;
@@ -10,13 +11,15 @@ mod url;
 mod write;
 
 use crate::{
-    Entry, Gather, Hints, IfExists, Leftover, Name, Progress, ReadStats, Result, Stage, StorageError, Store,
-    pool,
+    Entry, Gather, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, Result, Stage, StorageError,
+    Store, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use file::Input;
 use root::{Depth, Root};
+use site::Home;
+use stage::LocalStage;
 use std::{ops::Range, path::Path, sync::Arc, time::SystemTime};
 
 /// A local directory, and what any mounted file system makes look like one.
@@ -29,11 +32,19 @@ use std::{ops::Range, path::Path, sync::Arc, time::SystemTime};
 /// new version's directory, then the old version's files are removed. A crash between leaves that directory, and
 /// [`finish_replacing`](Store::finish_replacing) does the rest.
 ///
-/// A symbolic link to the directory stays; what it points to is written. All I/O runs on threads of the process that
+/// A symbolic link to the directory stays; what it points to is written. Where that is, is found out once for a save: the
+/// directory above it is held open, and links or directories that are changed meanwhile change nothing.
+///
+/// In the directory, a file that is a link to a file is read as that file, wherever it lies. A directory that is a link is never
+/// entered. What removes or replaces a link leaves alone what it points to.
+///
+/// All I/O runs on threads of the process that
 /// reshard starts, so futures may be polled by any executor.
 #[derive(Clone, Debug)]
 pub struct LocalStore {
     root: Root,
+    /// What the place really is, once that was found out for good.
+    home: Option<Arc<Home>>,
 }
 
 impl LocalStore {
@@ -60,7 +71,7 @@ impl LocalStore {
             return Err(StorageError::invalid("the path of a checkpoint is empty"));
         }
         let place = std::path::absolute(path).map_err(|e| StorageError::io("find", path, e))?;
-        Ok(Self { root: Root::new(place) })
+        Ok(Self { root: Root::new(place), home: None })
     }
 
     /// The directory.
@@ -126,13 +137,46 @@ impl Store for LocalStore {
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
         let root = self.root.clone();
         let held = pool::run_one(move || root.hold()).await?;
-        Ok(held.map(|root| Arc::new(Self { root }) as _))
+        Ok(held.map(|root| Arc::new(Self { root, home: self.home.clone() }) as _))
+    }
+
+    async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
+        let place = self.path().to_path_buf();
+        let found = pool::run_one(move || {
+            let mut home = Home::find(&place)?;
+            let root = Root::held(home.place.clone(), home.open()?);
+            Ok(Self { root, home: Some(Arc::new(home)) })
+        });
+        Ok(Some(Arc::new(found.await?)))
+    }
+
+    async fn links(&self) -> Result<Vec<Link>> {
+        let root = self.root.clone();
+        pool::run_one(move || root.links()).await
     }
 
     async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
-        let (place, attempt) = (self.path().to_path_buf(), attempt.to_owned());
-        let stage = pool::run_one(move || stage::LocalStage::begin(&place, &attempt, if_exists)).await?;
-        Ok(Arc::new(stage))
+        let (place, home, attempt) = (self.path().to_path_buf(), self.home.clone(), attempt.to_owned());
+        let begin = move || match home {
+            Some(home) => LocalStage::begin(&home, &attempt, if_exists),
+            None => LocalStage::begin(&Home::find(&place)?, &attempt, if_exists),
+        };
+        Ok(Arc::new(pool::run_one(begin).await?))
+    }
+
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Stage>> {
+        let (mine, attempt) = (self.path().to_path_buf(), attempt.to_owned());
+        let theirs = place.and_then(|url| url::path(url.strip_prefix("file://")?));
+        let join = move || {
+            // Where the other rank says. Another machine may know that directory by another path: then as the URL says.
+            for place in theirs.iter().chain([&mine]) {
+                if let Some(stage) = LocalStage::join(place, &attempt)? {
+                    return Ok(stage);
+                }
+            }
+            Err(StorageError::NotJoined { path: mine.display().to_string(), attempt })
+        };
+        Ok(Arc::new(pool::run_one(join).await?))
     }
 
     async fn leftovers(&self) -> Result<Vec<Leftover>> {

@@ -84,6 +84,17 @@ impl Leftover {
     }
 }
 
+/// A link to a file or directory, among the files of a place.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Link {
+    /// Its name.
+    pub name: Name,
+    /// Where it leads, as it is written there.
+    pub target: String,
+    /// Whether it leads to a file, which is read under its name. What leads to a directory, or to nothing, is not followed.
+    pub followed: bool,
+}
+
 /// A place that holds the files of one checkpoint.
 ///
 /// # Contract
@@ -159,13 +170,33 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Begins a new version of what lies at this place. Several ranks that write one version call it with the same
-    /// `attempt`, which is new for every version: letters, digits, `-` and `_`.
+    /// This place by what it really is, when its URL can come to mean another one: a symbolic link that somebody changes. What is
+    /// read from the store that is returned, and staged in it, is of one place. `None` when the URL can only mean one.
+    async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
+        Ok(None)
+    }
+
+    /// Links among the files. None by default: most stores have no such thing.
+    async fn links(&self) -> Result<Vec<Link>> {
+        Ok(Vec::new())
+    }
+
+    /// Begins a new version of what lies at this place. Each version has another `attempt`: letters, digits, `-` and `_`. Other
+    /// ranks that write the same version [`join`](Self::join).
     ///
     /// # Errors
     /// [`Exists`](crate::StorageError::Exists) when the place holds something and `if_exists` refuses that;
     /// [`Unsupported`](crate::StorageError::Unsupported) when it can't be replaced in one step.
     async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>>;
+
+    /// Joins a version that another rank has begun, under the `attempt` and the [`Stage::place`] of that rank. Nothing is made.
+    /// By default it is begun again, which does for stores whose URL can only mean one place.
+    ///
+    /// # Errors
+    /// [`NotJoined`](crate::StorageError::NotJoined) when this rank doesn't find it.
+    async fn join(&self, attempt: &str, _place: Option<&str>) -> Result<Arc<dyn Stage>> {
+        self.stage(attempt, IfExists::Replace([].into())).await
+    }
 
     /// What attempts that are not published have left beside this place; those that are still at work too.
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
@@ -207,14 +238,24 @@ pub trait Stage: fmt::Debug + Send + Sync {
         progress: Progress,
     ) -> Result<Vec<Written>>;
 
+    /// Where it is, for other ranks to [`join`](Store::join), when their URL may lead them elsewhere.
+    fn place(&self) -> Option<String> {
+        None
+    }
+
     /// The one atomic step, called once, by one rank, after all ranks have written: `last`, the commit record, is written
-    /// last; then all of it becomes visible, or nothing has changed.
+    /// last; then all of it becomes visible, or nothing has changed. Before that it is looked whether each of `files`, which are
+    /// those that all ranks have written, lies in the stage with its length ([`Written::check`]), so that nothing incomplete is
+    /// published, whatever has become of the files meanwhile.
     ///
     /// # Errors
-    /// [`Exists`](crate::StorageError::Exists) when the place was filled meanwhile and `if_exists` refuses that. Only after
+    /// [`Incomplete`](crate::StorageError::Incomplete) when one of `files` is missing, or of another length.
+    /// [`Exists`](crate::StorageError::Exists) when the place was filled meanwhile and `if_exists` refuses that;
+    /// [`Changed`](crate::StorageError::Changed) when it was filled with something else than what was to be replaced, if the store
+    /// can tell. Only after
     /// [`NotDurable`](crate::StorageError::NotDurable) and [`NotCarried`](crate::StorageError::NotCarried) the new version is
     /// visible all the same.
-    async fn publish(&self, last: (Name, Bytes), durability: Durability) -> Result<()>;
+    async fn publish(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()>;
 
     /// Removes what this attempt wrote, that of other ranks too. May be called again, by any rank; does nothing to what is
     /// published.

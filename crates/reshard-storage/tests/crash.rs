@@ -26,7 +26,7 @@ fn save(place: &Path, byte: u8) {
         let stage = store.stage(&format!("by-{byte}"), if_exists).await.unwrap();
         let file = |n: &str| FileBody::from_bytes(name(n), vec![byte; 3 << 20].into());
         stage.write(vec![file("a"), file("d/b")], Durability::Machine, Progress::none()).await.unwrap();
-        stage.publish((name("record"), vec![byte; 9].into()), Durability::Machine).await.unwrap();
+        stage.publish(&[], (name("record"), vec![byte; 9].into()), Durability::Machine).await.unwrap();
     });
 }
 

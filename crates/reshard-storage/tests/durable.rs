@@ -33,7 +33,7 @@ fn save(parent: &Path, place: &str, if_exists: IfExists, durability: Durability)
             let files = files.into_iter().map(body).collect();
             stage.write(files, durability, Progress::none()).await.unwrap();
         }
-        ranks[0].publish((name("record"), vec![1].into()), durability).await.unwrap();
+        ranks[0].publish(&[], (name("record"), vec![1].into()), durability).await.unwrap();
     });
     trail.seen()
 }

@@ -34,7 +34,7 @@ fn place(bytes: &Bytes) -> Place {
         let stage = store.stage("x", IfExists::Refuse).await.unwrap();
         let body = FileBody::from_bytes(name("a"), bytes.clone());
         stage.write(vec![body], Durability::Process, Progress::none()).await.unwrap();
-        stage.publish((name("record"), Bytes::new()), Durability::Process).await.unwrap();
+        stage.publish(&[], (name("record"), Bytes::new()), Durability::Process).await.unwrap();
     });
     Place { _dir: dir, store }
 }

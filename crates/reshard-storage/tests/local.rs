@@ -26,7 +26,7 @@ fn save(store: &LocalStore, attempt: &str, if_exists: IfExists, byte: u8) -> Res
         let stage = store.stage(attempt, if_exists).await?;
         let body = FileBody::from_bytes(name("data"), vec![byte; 10].into());
         stage.write(vec![body], Durability::Machine, Progress::none()).await?;
-        stage.publish((name("record"), vec![byte].into()), Durability::Machine).await
+        stage.publish(&[], (name("record"), vec![byte].into()), Durability::Machine).await
     })
 }
 
@@ -248,7 +248,7 @@ fn many_ranks_whose_bytes_come_from_another_store_do_not_wait_for_each_other() {
             stage.write(vec![body], Durability::Process, Progress::none())
         });
         join_all(writes).await.into_iter().for_each(|w| assert_eq!(w.unwrap()[0].bytes, 100_000));
-        stage.publish((name("record"), Bytes::new()), Durability::Process).await.unwrap();
+        stage.publish(&[], (name("record"), Bytes::new()), Durability::Process).await.unwrap();
         for rank in 0..16 {
             assert_eq!(copy.read(&name(&format!("{rank}")), 0..100_000).await.unwrap(), bytes);
         }
@@ -292,7 +292,7 @@ fn blocks_of_any_size_arrive_whole() {
             .await
             .unwrap();
         assert_eq!(written[0].bytes, want.len() as u64);
-        stage.publish((name("record"), Bytes::new()), Durability::Process).await.unwrap();
+        stage.publish(&[], (name("record"), Bytes::new()), Durability::Process).await.unwrap();
         assert!(store.read(&name("a"), 0..want.len() as u64).await.unwrap() == want);
     });
 }
@@ -329,8 +329,8 @@ fn a_version_is_published_once() {
     let store = LocalStore::at(dir.path().join("x")).unwrap();
     block_on(async {
         let stage = store.stage("a", replace()).await.unwrap();
-        stage.publish((name("r"), Bytes::new()), Durability::Process).await.unwrap();
-        let e = stage.publish((name("r"), Bytes::new()), Durability::Process).await.unwrap_err();
+        stage.publish(&[], (name("r"), Bytes::new()), Durability::Process).await.unwrap();
+        let e = stage.publish(&[], (name("r"), Bytes::new()), Durability::Process).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Invalid, "{e}");
     });
 }

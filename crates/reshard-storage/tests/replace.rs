@@ -35,7 +35,7 @@ fn finish(stage: &Arc<dyn Stage>, byte: u8, files: &[&str]) -> Result<(), Storag
     let bodies = files.iter().map(|f| FileBody::from_bytes(name(f), vec![byte; 10].into())).collect();
     block_on(async {
         stage.write(bodies, Durability::Machine, Progress::none()).await?;
-        stage.publish((name("record"), vec![byte].into()), Durability::Machine).await
+        stage.publish(&[], (name("record"), vec![byte].into()), Durability::Machine).await
     })
 }
 
@@ -145,14 +145,17 @@ fn a_directory_where_the_old_version_had_a_file_is_of_others() {
 }
 
 #[test]
-fn two_that_replace_one_place_lose_nothing_of_others() {
+fn of_two_that_replace_one_place_the_later_one_fails_and_nothing_is_lost() {
     let (dir, store) = saved();
     fs::write(store.path().join("README.md"), "read me").unwrap();
     let (a, b) = (begin(&store, "a").unwrap(), begin(&store, "b").unwrap());
     finish(&a, 2, &["data", "d/more"]).unwrap();
-    finish(&b, 3, &["data"]).unwrap();
-    assert_eq!(fs::read(store.path().join("record")).unwrap(), [3]);
-    assert_eq!(beside(store.path()), ["README.md", "data", "record"]);
+    // Of what lies there now it does not know which files are a checkpoint's.
+    let e = finish(&b, 3, &["data"]).unwrap_err();
+    assert!(matches!(e, StorageError::Changed { .. }), "{e}");
+    block_on(b.abandon()).unwrap();
+    assert_eq!(fs::read(store.path().join("record")).unwrap(), [2]);
+    assert_eq!(beside(store.path()), ["README.md", "d", "data", "record"]);
     assert_eq!(beside(dir.path()), ["x"]);
 }
 

@@ -226,8 +226,15 @@ pub trait StorageReader: Any + fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// Whether saves of this format name their files so. When a checkpoint is replaced, its files go that are named so, and no
+    /// others: what metadata say of files may have been written to make somebody remove them. Without this nothing goes but
+    /// what the facade adds, and files of one name stand in the way of those of the new checkpoint.
+    fn owns(&self, _name: &Name) -> bool {
+        false
+    }
+
     /// What a file is to the checkpoint in which none of its items lies; [`FileRole::Foreign`] by default. What is left over
-    /// may be removed, and what is not foreign goes when the checkpoint is replaced.
+    /// may be removed, and what is not foreign goes when the checkpoint is replaced, if the format [`owns`](Self::owns) its name.
     fn role(&self, _file: &Entry) -> FileRole {
         FileRole::Foreign
     }

@@ -164,6 +164,10 @@ impl StorageReader for TorchDistReader {
         }
     }
 
+    fn owns(&self, name: &Name) -> bool {
+        own_file(name.as_str()).is_some()
+    }
+
     fn role(&self, file: &Entry) -> FileRole {
         // Replicas of a rank-local save are named by the metadata of their rank, though the first one counts.
         if self.table.files.iter().flatten().any(|f| *f == file.name) {

@@ -6,7 +6,7 @@ use crate::{LoadError, Result, SaveReport};
 use futures::executor::block_on;
 use reshard_model::{Payload, Plain, Select, StateDict, Tensor, Value};
 use reshard_plan::Metadata;
-use reshard_storage::{Entry, Leftover, Progress};
+use reshard_storage::{Entry, Leftover, Link, Progress};
 use reshard_strategy::{FileRole, VerifyReport};
 use std::{collections::BTreeMap, future::IntoFuture, ops::Deref, sync::Arc};
 
@@ -156,6 +156,14 @@ impl Checkpoint {
     /// As there.
     pub fn roles(&self) -> Result<Vec<(Entry, FileRole)>> {
         block_on(self.0.roles())
+    }
+
+    /// [`crate::Checkpoint::links`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn links(&self) -> Result<Vec<Link>> {
+        block_on(self.0.links())
     }
 
     /// [`crate::Checkpoint::leftovers`].

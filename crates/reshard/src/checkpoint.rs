@@ -1,5 +1,6 @@
 use crate::{
     Error, Result, Sidecar, StoredCommon,
+    attempt::is_of_a_save,
     error::Context,
     opened::{HowToOpen, Opened},
 };
@@ -10,7 +11,7 @@ use reshard_model::{
     Tensor, TensorSource, Value, unflatten,
 };
 use reshard_plan::{DefaultLoadPlanner, Entry, Metadata, PlannerData, TensorRef};
-use reshard_storage::{Entry as FileEntry, Leftover, Progress, Stores};
+use reshard_storage::{Entry as FileEntry, Leftover, Link, Progress, Stores};
 use reshard_strategy::{
     BackendVersion, FileRole, LoadCx, LoadShardedConfig, Placed, Producer, ReadLimits, ReadObject, Registry,
     StrategyError, VerifyReport, decode_object,
@@ -277,12 +278,23 @@ impl Checkpoint {
         self.opened.store.list().await.during(ACT, &self.url)
     }
 
+    /// Links in its directory. A file that is a link to a file is one of [`files`](Self::files), wherever that lies; what leads to
+    /// a directory or to nothing is not followed, and what lies there is missing.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn links(&self) -> Result<Vec<Link>> {
+        self.opened.store.links().await.during(ACT, &self.url)
+    }
+
     /// What saves that were never finished have left beside its directory; those that are still at work too.
     ///
     /// # Errors
     /// What the store says.
     pub async fn leftovers(&self) -> Result<Vec<Leftover>> {
-        self.opened.store.leftovers().await.during(ACT, &self.url)
+        let mut all = self.opened.store.leftovers().await.during(ACT, &self.url)?;
+        all.retain(is_of_a_save);
+        Ok(all)
     }
 
     /// Names of the files that hold its items.

@@ -35,6 +35,7 @@
 //! This crate composes and decides nothing: formats are strategies ([`Registry`]), places are stores ([`Stores`]), ranks are
 //! process groups ([`ProcessGroup`]); crates of third parties add to each.
 
+mod attempt;
 mod checkpoint;
 mod common;
 mod control;
@@ -49,6 +50,7 @@ mod replace;
 mod report;
 mod save;
 mod sidecar;
+mod tally;
 
 pub mod blocking;
 

@@ -117,6 +117,12 @@ impl Opened {
         chunks.chain(objects).map(|p| p.file).collect()
     }
 
+    /// Whether a save of its format, or of this crate, names a file like this. What a record says of files can be wrong, or be
+    /// written to make somebody remove them.
+    pub(crate) fn owns(&self, name: &Name) -> bool {
+        [SIDECAR, METADATA_JSON].contains(&name.as_str()) || self.reader.owns(name)
+    }
+
     /// What each file of its directory is to it.
     pub(crate) async fn roles(&self) -> Result<Vec<(Entry, FileRole)>> {
         let items = self.item_files();

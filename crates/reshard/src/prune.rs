@@ -2,6 +2,7 @@
 
 use crate::{
     Result,
+    attempt::is_of_a_save,
     control::sha256,
     error::Context,
     opened::{HowToOpen, Opened},
@@ -165,10 +166,12 @@ impl<'a> Prune<'a> {
         };
         self.how.registry = Some(registry.clone());
         let place = self.how.store(self.url)?;
+        // A link that is changed meanwhile must not lead to another place.
+        let place = place.resolved().await?.unwrap_or(place);
         // What is found is removed from the directory in which it was found, whatever comes to its place.
         let held = place.pinned().await?.unwrap_or_else(|| Arc::clone(&place));
         let records_then = records(&held).await?;
-        let leftovers = place.leftovers().await?;
+        let leftovers = left_by_saves(&place).await?;
         let mut plan = Plan::new(self.older_than);
         let is_there = leftovers.is_empty() || !held.list().await?.is_empty();
         if is_there {
@@ -188,8 +191,9 @@ impl<'a> Prune<'a> {
         if self.dry_run {
             return Ok(plan.report());
         }
-        // A save that is done meanwhile knows better what it needs.
-        if records(&place).await? != records_then {
+        // A save that is done meanwhile knows better what it needs. What it has put there is another directory.
+        let now = place.resolved().await?.unwrap_or_else(|| Arc::clone(&place));
+        if records(&now).await? != records_then {
             let source = io::Error::new(io::ErrorKind::ResourceBusy, "somebody saved to it meanwhile");
             return Err(StorageError::io("prune", self.url, source).into());
         }
@@ -230,7 +234,8 @@ impl<'a> Prune<'a> {
         registry: &Registry,
     ) -> Result<(Vec<Name>, Option<SystemTime>), StrategyError> {
         let store = self.how.store(&left.path)?;
-        let files = files_of(&store, registry, store.list().await?).await?;
+        let store = store.resolved().await?.unwrap_or(store);
+        let files = files_of(&store, registry, store.list().await?).await?.files;
         let mut modified = None;
         for name in &files {
             modified = modified.max(store.modified(name).await?);
@@ -248,6 +253,12 @@ impl<'a> IntoFuture for Prune<'a> {
     }
 }
 
+async fn left_by_saves(place: &Arc<dyn Store>) -> Result<Vec<Leftover>, StrategyError> {
+    let mut all = place.leftovers().await?;
+    all.retain(is_of_a_save);
+    Ok(all)
+}
+
 /// A file that commits a checkpoint, as it was at one time.
 #[derive(PartialEq, Eq)]
 struct Record {
@@ -258,7 +269,8 @@ struct Record {
 }
 
 async fn records(store: &Arc<dyn Store>) -> Result<Vec<Record>, StrategyError> {
-    let commit = Sidecar::read(store).await.0.map(|s| s.commit.file);
+    // Whether the sidecar is right doesn't matter: at worst a file more is looked at.
+    let commit = Sidecar::any(store).await.map(|s| s.commit.file);
     let mut out = Vec::new();
     for file in store.top().await? {
         if is_record(&file.name, commit.as_deref()) || file.name.as_str() == METADATA_JSON {
@@ -389,7 +401,7 @@ impl Plan {
         held: &Arc<dyn Store>,
         place: &Arc<dyn Store>,
     ) -> Result<PruneReport, StrategyError> {
-        let now = place.leftovers().await?;
+        let now = left_by_saves(place).await?;
         for (what, removal) in std::mem::take(&mut self.removals) {
             let outcome = match removal {
                 // What changed since it was looked at is somebody's who is at work.

@@ -12,13 +12,21 @@ use std::sync::Arc;
 
 type Result<T, E = StrategyError> = std::result::Result<T, E>;
 
+/// What an overwriting save finds.
+#[derive(Debug, Default)]
+pub(crate) struct Replaced {
+    pub(crate) if_exists: IfExists,
+    /// Files that stay though the checkpoint says that it is made of them.
+    pub(crate) stays: Vec<Name>,
+}
+
 /// What to do with what lies at a place that is to be overwritten. That must be a checkpoint itself, or what an unfinished
 /// save left of one; a folder of checkpoints is neither. Where no file is seen, there is nothing to replace.
-pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Result<IfExists> {
+pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Result<Replaced> {
     // Most of what could be named by mistake holds more files than one wants to walk through.
     let top = match store.top().await {
         Ok(files) => files,
-        Err(StorageError::NotFound { .. }) => return Ok(IfExists::Refuse),
+        Err(StorageError::NotFound { .. }) => return Ok(Replaced::default()),
         Err(e) => return Err(e.into()),
     };
     let sign = |name: &str| own_file(name).is_some_and(|f| f != OwnFile::Megatron);
@@ -28,7 +36,7 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
         || Sidecar::any(store).await.is_some();
     if !checkpoint {
         // Whether there is something else than files, the store finds when it begins.
-        return if top.is_empty() { Ok(IfExists::Refuse) } else { Err(no_checkpoint()) };
+        return if top.is_empty() { Ok(Replaced::default()) } else { Err(no_checkpoint()) };
     }
     let files = store.list().await?;
     let below = files.iter().filter_map(|f| f.name.as_str().rsplit_once('/'));
@@ -36,7 +44,7 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
         return Err(refused("other checkpoints lie in it"));
     }
     match files_of(store, registry, files).await {
-        Ok(names) => Ok(IfExists::Replace(names.into())),
+        Ok(Owned { files, stays }) => Ok(Replaced { if_exists: IfExists::Replace(files.into()), stays }),
         Err(StrategyError::Unknown { key, .. }) => {
             let why = format!(
                 "it is a checkpoint of {}, whose files this program can't tell from those of others",
@@ -58,7 +66,18 @@ pub(crate) fn no_checkpoint() -> StrategyError {
     refused("it holds files, but is no checkpoint")
 }
 
-/// Which of these files are those of the checkpoint, whole or damaged or unfinished, that lies at a place.
+/// The files of a checkpoint.
+#[derive(Debug, Default)]
+pub(crate) struct Owned {
+    /// Those that are surely its own.
+    pub(crate) files: Vec<Name>,
+    /// Those of which only the checkpoint says that they are.
+    pub(crate) stays: Vec<Name>,
+}
+
+/// Which of these files are those of the checkpoint, whole or damaged or unfinished, that lies at a place. All of them have
+/// names that programs give which write its format. A name that only a record gives doesn't count, since whoever wrote the
+/// record may have wanted a file of others removed; and what is no record that can be read gives none.
 ///
 /// # Errors
 /// [`StrategyError::Unknown`] when it is of a format that is not linked; what the store says.
@@ -66,24 +85,36 @@ pub(crate) async fn files_of(
     store: &Arc<dyn Store>,
     registry: &Registry,
     files: Vec<Entry>,
-) -> Result<Vec<Name>> {
-    let known = |name: &Name| own_file(name.as_str()).is_some() || name.as_str() == SIDECAR;
+) -> Result<Owned> {
+    // Other programs write files of Megatron's names; only this one tells whose they are.
+    let json = json(store).await;
+    let is_megatron = json.as_ref().is_some_and(|b| MetadataJson::parse(b).is_ok());
+    let is_json = json.is_some_and(|b| serde_json::from_slice::<serde::de::IgnoredAny>(&b).is_ok());
+    let known = |name: &Name| match own_file(name.as_str()) {
+        None => name.as_str() == SIDECAR,
+        Some(OwnFile::Megatron) => is_megatron,
+        Some(_) => true,
+    };
     // As a rule names tell all, and nothing has to be opened.
     if files.iter().all(|f| known(&f.name)) {
-        return Ok(files.into_iter().map(|f| f.name).collect());
+        return Ok(Owned { files: files.into_iter().map(|f| f.name).collect(), stays: Vec::new() });
     }
     let how = HowToOpen { registry: Some(registry.clone()), ..HowToOpen::default() };
     match how.open_store(Arc::clone(store)).await {
         Ok(opened) => {
-            let roles = opened.roles().await?;
-            Ok(roles.into_iter().filter(|(_, r)| *r != FileRole::Foreign).map(|(f, _)| f.name).collect())
+            let roles = opened.roles().await?.into_iter().filter(|(_, r)| *r != FileRole::Foreign);
+            let (files, stays) = roles.map(|(f, _)| f.name).partition(|name| opened.owns(name));
+            Ok(Owned { files, stays })
         }
         Err(e @ (StrategyError::Unknown { .. } | StrategyError::Storage(StorageError::Io { .. }))) => Err(e),
-        // Damaged or unfinished: names have to do.
+        // Damaged or unfinished: names have to do. JSON that is whole and says nothing of Megatron is of another program.
         Err(_) => {
-            let commit = Sidecar::any(store).await.map(|s| s.commit.file);
-            let ours = |name: &Name| known(name) || commit.as_deref() == Some(name.as_str());
-            Ok(files.into_iter().map(|f| f.name).filter(ours).collect())
+            let ours = |name: &Name| match name.as_str() {
+                METADATA_JSON => is_megatron || !is_json,
+                name => name == SIDECAR || own_file(name).is_some(),
+            };
+            let files = files.into_iter().map(|f| f.name).filter(ours).collect();
+            Ok(Owned { files, stays: Vec::new() })
         }
     }
 }

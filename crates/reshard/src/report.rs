@@ -1,5 +1,6 @@
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
+use reshard_storage::Name;
 use reshard_strategy::{LoadNotes, RankTotals, ReadTotals, SaveTotals};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -72,6 +73,9 @@ pub struct SaveReport {
     pub policy: Option<PolicyMetrics>,
     /// Dicts without entries that the format can't hold; they are kept in `reshard.json`.
     pub empty_dicts: usize,
+    /// Files that stay though the checkpoint that was replaced says that it is made of them, because programs that write its
+    /// format name none so; on the coordinator. Remove them yourself when nobody needs them.
+    pub stays: Vec<Name>,
     pub(crate) acts: Acts,
 }
 

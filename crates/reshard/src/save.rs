@@ -1,17 +1,19 @@
 use crate::{
     CommonForm, Error, Result, SaveReport, StoredCommon,
+    attempt::attempt,
     error::Context,
     ranks::{self, Ranks},
-    replace::{no_checkpoint, replace},
+    replace::{Replaced, no_checkpoint, replace},
     report::{Act, Clock},
     sidecar::{SIDECAR, Sidecar},
+    tally::{Tally, gather},
 };
 use bytes::Bytes;
 use reshard_comm::{Comm, ProcessGroup, Rank};
 use reshard_model::{Dialect, Parts, Path, Plain, Sharded, ShardedObject, StateDict, Value, split};
 use reshard_plan::{DefaultSavePlanner, PlannerData, SavePlanner};
 use reshard_policy::{Limits, ShardingPolicy};
-use reshard_storage::{Durability, FileBody, IfExists, Name, Progress, Stage, StorageError, Store, Stores};
+use reshard_storage::{Durability, FileBody, Name, Progress, Stage, StorageError, Store, Stores};
 use reshard_strategy::{
     BackendVersion, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved,
     StrategyError, agree, cause,
@@ -20,11 +22,8 @@ use reshard_torch_dist::{COMMON_STATE, METADATA_JSON, MetadataJson, NAME};
 use std::{
     future::{Future, IntoFuture},
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    sync::Arc,
+    time::Duration,
 };
 
 const ACT: &str = "saving to";
@@ -227,8 +226,8 @@ impl<'a> Save<'a> {
         let guard = comm.guard("a save");
         let prepared = self.set_up();
         let stage = begin(&comm, &prepared, url, self.overwrite).await;
-        let stage = match stage {
-            Ok(stage) => stage,
+        let Begun { stage, stays } = match stage {
+            Ok(begun) => begun,
             Err(e) => {
                 guard.done();
                 let own = prepared.err().filter(|_| comm.size() == 1);
@@ -236,6 +235,7 @@ impl<'a> Save<'a> {
             }
         };
         let setup = prepared.during(ACT, url)?;
+        let stage = Arc::new(Tally::new(stage));
         let saved = self.write(&comm, setup, &stage, &mut clock).await;
         if saved.is_err() && comm.is_coordinator() {
             // Nothing was published; what was written is of no use to anybody. A failure to remove it must not hide the cause.
@@ -253,6 +253,7 @@ impl<'a> Save<'a> {
             totals: saved.totals,
             policy: saved.policy,
             empty_dicts,
+            stays,
             acts: clock.acts(),
         })
     }
@@ -340,7 +341,7 @@ impl<'a> Save<'a> {
         &mut self,
         comm: &Comm<'_>,
         setup: SetUp,
-        stage: &Arc<dyn Stage>,
+        stage: &Arc<Tally>,
         clock: &mut Clock,
     ) -> Result<(Saved, usize), StrategyError> {
         let SetUp { sharded, common, parts, .. } = setup;
@@ -349,7 +350,7 @@ impl<'a> Save<'a> {
             .take()
             .unwrap_or_else(|| Arc::new(default_planner(self.dialect).with_partial(self.rank_local)));
         let groups = std::mem::take(&mut self.ranks.groups);
-        let mut cx = SaveCx::new(*comm, &groups, Arc::clone(stage), self.url, planner);
+        let mut cx = SaveCx::new(*comm, &groups, Arc::<Tally>::clone(stage), self.url, planner);
         (cx.durability, cx.dialect, cx.rank_local) = (self.durability, self.dialect, self.rank_local);
         cx.progress = self.progress.clone();
         (cx.policy, cx.policy_limits) = (self.policy.take(), self.policy_limits);
@@ -361,7 +362,17 @@ impl<'a> Save<'a> {
         let written = self.move_bytes(&*common, &parts.common, prepared.write(), &cx).await;
         clock.done(Act::Move);
         let saved = prepared.finish(written, comm).await?;
-        let published = self.publish(&saved, &*sharded, &*common, &parts.dropped_empty, &cx).await;
+        let last = self.write_records(&saved, &*sharded, &*common, &parts.dropped_empty, &cx).await;
+        // Every rank's records lie there before the coordinator publishes, and it knows of every file of every rank.
+        let (last, written) = match last {
+            Ok(last) => (last, Ok(stage.take())),
+            Err(e) => (None, Err(e)),
+        };
+        let files = gather(comm, written).await?;
+        let published = match last {
+            Some(last) => stage.publish(&files, last, self.durability).await.map_err(StrategyError::from),
+            None => Ok(()),
+        };
         agree(comm, "publish", published).await?;
         Ok((saved, parts.dropped_empty.len()))
     }
@@ -386,15 +397,15 @@ impl<'a> Save<'a> {
         write.await
     }
 
-    /// Writes the records that describe what was written; on the coordinator the last of them publishes all.
-    async fn publish(
+    /// Writes the records that describe what was written, but for the one that publishes all, which the coordinator gets back.
+    async fn write_records(
         &self,
         saved: &Saved,
         sharded: &dyn SaveShardedStrategy,
         common: &dyn SaveCommonStrategy,
         empty: &[Path],
         cx: &SaveCx<'_>,
-    ) -> Result<(), StrategyError> {
+    ) -> Result<Option<(Name, Bytes)>, StrategyError> {
         let mut records: Vec<(Name, Bytes)> = saved.records.clone();
         let me = cx.comm.is_coordinator();
         if me && let Some((name, bytes)) = records.last() {
@@ -413,21 +424,10 @@ impl<'a> Save<'a> {
         }
         let last = if me { records.pop() } else { None };
         let files: Vec<FileBody> = records.into_iter().map(|(n, b)| FileBody::from_bytes(n, b)).collect();
-        // A rank without records leaves the stage alone: the coordinator may have published it already, and then it is gone.
-        let written = match files.is_empty() {
-            true => Ok(()),
-            false => cx.stage.write(files, self.durability, Progress::default()).await.map(drop),
-        };
-        if self.rank_local {
-            // Other ranks' records must lie there before the coordinator publishes.
-            agree(&cx.comm, "write", written.map_err(StrategyError::from)).await?;
-        } else {
-            written?;
+        if !files.is_empty() {
+            cx.stage.write(files, self.durability, Progress::default()).await?;
         }
-        match last {
-            Some(last) => Ok(cx.stage.publish(last, self.durability).await?),
-            None => Ok(()),
-        }
+        Ok(last)
     }
 }
 
@@ -439,15 +439,36 @@ struct SetUp {
     parts: Parts,
 }
 
+/// A new version that nothing is written to yet.
+struct Begun {
+    stage: Arc<dyn Stage>,
+    /// What stays though the checkpoint that is replaced says that it is its own; on the coordinator.
+    stays: Vec<Name>,
+}
+
 impl SetUp {
-    /// Begins a new version.
-    async fn stage(&self, attempt: &str, overwrite: bool) -> Result<Arc<dyn Stage>, StrategyError> {
-        let if_exists =
-            if overwrite { replace(&self.store, &self.registry).await? } else { IfExists::Refuse };
-        match self.store.stage(attempt, if_exists).await {
-            Err(StorageError::Exists { .. }) if overwrite => Err(no_checkpoint()),
-            other => Ok(other?),
+    /// Begins a new version. What the place is, is found out here, once for all ranks.
+    async fn stage(&self, attempt: &str, overwrite: bool) -> Result<Begun, StrategyError> {
+        let store = self.store.resolved().await?.unwrap_or_else(|| Arc::clone(&self.store));
+        let Replaced { if_exists, stays } =
+            if overwrite { replace(&store, &self.registry).await? } else { Replaced::default() };
+        match store.stage(attempt, if_exists).await {
+            Ok(stage) => Ok(Begun { stage, stays }),
+            Err(e) => {
+                // Perhaps it was begun all the same, and only the answer is lost.
+                if let Err(e) = store.remove_leftover(attempt).await {
+                    tracing::debug!(error = %e, "what a failed save may have left could not be removed");
+                }
+                let exists = matches!(e, StorageError::Exists { .. });
+                Err(if exists && overwrite { no_checkpoint() } else { e.into() })
+            }
         }
+    }
+
+    /// Joins the version that the coordinator has begun.
+    async fn join(&self, (attempt, place): (String, Option<String>)) -> Result<Begun, StrategyError> {
+        let stage = self.store.join(&attempt, place.as_deref()).await?;
+        Ok(Begun { stage, stays: Vec::new() })
     }
 }
 
@@ -458,65 +479,53 @@ fn default_planner(dialect: Dialect) -> DefaultSavePlanner {
     }
 }
 
-/// The coordinator begins a new version, then the others join it under the same name.
+/// The coordinator begins a new version, then the others join it where it is, under the same name.
 async fn begin(
     comm: &Comm<'_>,
     setup: &Result<SetUp, StrategyError>,
     url: &str,
     overwrite: bool,
-) -> Result<Arc<dyn Stage>, StrategyError> {
+) -> Result<Begun, StrategyError> {
     let mut mine = None;
     let mut own = None;
     let part = match setup {
         Err(e) => Some(Err(cause(e))),
         Ok(setup) if comm.is_coordinator() => {
             let attempt = attempt();
-            let begun = setup.stage(&attempt, overwrite).await;
-            match begun {
-                Ok(stage) => {
-                    mine = Some(stage);
-                    Some(Ok(attempt))
+            Some(match setup.stage(&attempt, overwrite).await {
+                Ok(begun) => {
+                    let place = begun.stage.place();
+                    mine = Some(begun);
+                    Ok((attempt, place))
                 }
                 Err(e) => {
-                    // Perhaps it was begun all the same, and only the answer is lost.
-                    if let Err(e) = setup.store.remove_leftover(&attempt).await {
-                        tracing::debug!(error = %e, url, "what a failed save may have left could not be removed");
-                    }
                     let cause = cause(&e);
                     own = Some(e);
-                    Some(Err(cause))
+                    Err(cause)
                 }
-            }
+            })
         }
         Ok(_) => None,
     };
-    let attempt: Result<String, _> = comm.broadcast("begin", part).await;
-    let joined = match (attempt, setup) {
-        (Ok(a), Ok(setup)) => match mine.clone() {
-            Some(stage) => agree(comm, "begin", Ok(stage)).await,
-            None => {
-                // Which files are replaced knows the coordinator, which publishes.
-                let if_exists = if overwrite { IfExists::Replace([].into()) } else { IfExists::Refuse };
-                agree(comm, "begin", setup.store.stage(&a, if_exists).await.map_err(StrategyError::from))
-                    .await
-            }
-        },
+    let begun: Result<(String, Option<String>), _> = comm.broadcast("begin", part).await;
+    let stage = mine.as_ref().map(|b| Arc::clone(&b.stage));
+    let joined = match (begun, setup) {
+        (Ok(theirs), Ok(setup)) => {
+            let begun = match mine {
+                Some(begun) => Ok(begun),
+                None => setup.join(theirs).await,
+            };
+            agree(comm, "begin", begun).await
+        }
         (Err(e), _) => Err(own.filter(|_| comm.size() == 1).unwrap_or_else(|| e.into())),
         (Ok(_), Err(_)) => Err(StrategyError::Invalid("a rank that failed was not heard".into())),
     };
-    if let (Some(stage), Err(_)) = (&mine, &joined)
+    if let (Some(stage), Err(_)) = (stage, &joined)
         && let Err(e) = stage.abandon().await
     {
         tracing::warn!(error = %e, url, "what a failed save left could not be removed");
     }
     joined
-}
-
-/// A name that no other attempt has: it is in hidden names only, never in a checkpoint's bytes.
-fn attempt() -> String {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
-    format!("{:x}-{:x}-{:x}", std::process::id(), nanos, COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 impl<'a> IntoFuture for Save<'a> {

@@ -8,7 +8,7 @@ use std::path::Path;
 const TENSORS: u64 = 12;
 const ROWS: u64 = 64;
 const COLUMNS: u64 = 256;
-const RANKS: u32 = 2;
+const RANKS: u32 = 4;
 
 fn key(i: u64) -> String {
     format!("layers.{i}.weight")
@@ -27,7 +27,7 @@ fn state(step: u64, rank: u64) -> Result<StateDict> {
     Ok(out)
 }
 
-/// Saves step `step` from two in-process ranks.
+/// Saves step `step` from four in-process ranks.
 ///
 /// # Errors
 /// What the save says.

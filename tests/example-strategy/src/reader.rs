@@ -181,6 +181,11 @@ impl StorageReader for ExampleReader {
         Some(placed(id, self.chunks.get(chunk.0 as usize)?))
     }
 
+    fn owns(&self, name: &Name) -> bool {
+        let of_a_rank = |name: &str| name.strip_prefix("rank-")?.strip_suffix(".bin")?.parse::<u32>().ok();
+        name.as_str() == INDEX || of_a_rank(name.as_str()).is_some()
+    }
+
     fn locate_object(&self, object: ObjectId) -> Option<Placed> {
         let id = PieceId { key: self.metadata.object_key(object)?.into(), offset: None };
         Some(placed(id, self.objects.get(object.0 as usize)?))

@@ -93,9 +93,17 @@ impl Store for ExampleStore {
         if if_exists == IfExists::Refuse && !place.files.is_empty() {
             return Err(StorageError::Exists { path: self.url.clone() });
         }
-        // Other ranks may have begun it.
         place.staged.entry(attempt.into()).or_default();
         Ok(Arc::new(ExampleStage { store: self.clone(), attempt: attempt.into(), if_exists }))
+    }
+
+    // Who joins a version that nobody has begun would write what nobody publishes.
+    async fn join(&self, attempt: &str, _: Option<&str>) -> Result<Arc<dyn Stage>> {
+        if !lock(&self.place).staged.contains_key(attempt) {
+            return Err(StorageError::NotJoined { path: self.url.clone(), attempt: attempt.into() });
+        }
+        let (store, if_exists) = (self.clone(), IfExists::Refuse);
+        Ok(Arc::new(ExampleStage { store, attempt: attempt.into(), if_exists }))
     }
 
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
@@ -161,8 +169,12 @@ impl Stage for ExampleStage {
     }
 
     // Under one lock, so that others see all of the new version or nothing of it.
-    async fn publish(&self, (name, bytes): (Name, Bytes), _: Durability) -> Result<()> {
+    async fn publish(&self, files: &[Written], (name, bytes): (Name, Bytes), _: Durability) -> Result<()> {
         let mut place = lock(&self.store.place);
+        let staged = place.staged.get(&self.attempt).ok_or_else(|| self.gone())?;
+        for file in files {
+            file.check(&self.store.url, staged.get(&file.name).map(|b| b.len() as u64))?;
+        }
         if self.if_exists == IfExists::Refuse && !place.files.is_empty() {
             return Err(StorageError::Exists { path: self.store.url.clone() });
         }

@@ -33,6 +33,7 @@ pub(super) struct Facts {
     pub(super) not_read: Vec<String>,
     pub(super) sidecar: Option<Sidecar>,
     pub(super) notes: Vec<String>,
+    pub(super) links: Vec<Link>,
 }
 
 pub(super) struct File {
@@ -44,6 +45,22 @@ pub(super) struct File {
     pub(super) owned: u64,
     /// What it is to the checkpoint.
     pub(super) role: FileRole,
+    /// Where it leads, if it is a link.
+    pub(super) target: Option<String>,
+}
+
+/// A link in the directory.
+#[derive(Serialize)]
+pub(super) struct Link {
+    pub(super) name: String,
+    pub(super) target: String,
+    pub(super) followed: bool,
+}
+
+impl From<reshard::storage::Link> for Link {
+    fn from(l: reshard::storage::Link) -> Self {
+        Self { name: l.name.into(), target: l.target, followed: l.followed }
+    }
 }
 
 /// Numbers over the whole checkpoint, whatever keys are chosen.
@@ -73,7 +90,8 @@ impl Facts {
         if let Err(e) = &common {
             notes.push(format!("the common state can't be read: {e}"));
         }
-        let files = files(&checkpoint)?;
+        let links: Vec<Link> = checkpoint.links()?.into_iter().map(Link::from).collect();
+        let files = files(&checkpoint, &links)?;
         let of = |roles: &[FileRole]| {
             files.iter().filter(|f| roles.contains(&f.role)).map(|f| f.name.clone()).collect::<Vec<_>>()
         };
@@ -91,6 +109,7 @@ impl Facts {
             not_read,
             sidecar,
             notes,
+            links,
         })
     }
 
@@ -131,7 +150,8 @@ impl Facts {
     }
 }
 
-fn files(checkpoint: &Checkpoint) -> Result<Vec<File>> {
+fn files(checkpoint: &Checkpoint, links: &[Link]) -> Result<Vec<File>> {
+    let links: BTreeMap<&str, &Link> = links.iter().map(|l| (&*l.name, l)).collect();
     let mut owned: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     let chunks = checkpoint.tensors().flat_map(|t| t.chunks()).filter_map(|c| c.place);
     let objects = checkpoint.objects().filter_map(|k| checkpoint.object_place(k));
@@ -143,7 +163,8 @@ fn files(checkpoint: &Checkpoint) -> Result<Vec<File>> {
     let file = |(f, role): (reshard::storage::Entry, FileRole)| {
         let name = f.name.to_string();
         let (items, owned) = owned.get(&name).copied().unwrap_or_default();
-        File { name, bytes: f.bytes, items, owned, role }
+        let target = links.get(&*name).map(|l| l.target.clone());
+        File { name, bytes: f.bytes, items, owned, role, target }
     };
     Ok(checkpoint.roles()?.into_iter().map(file).collect())
 }

@@ -59,6 +59,13 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
         fact(out, "", format!("`reshard prune {}` removes what no save is writing any more", c.url()))?;
     }
     few(out, "of others", &f.foreign)?;
+    let (followed, not): (Vec<_>, Vec<_>) = f.links.iter().partition(|l| l.followed);
+    if !followed.is_empty() {
+        let what = format!("{}, followed to where they lead", units::some(followed.len() as u64, "file"));
+        fact(out, "links", what)?;
+    }
+    let not: Vec<String> = not.iter().map(|l| format!("{} leads to {}", l.name, l.target)).collect();
+    few(out, "not followed", &not)?;
     for note in producer.notes.iter().chain(&f.notes) {
         fact(out, "note", note)?;
     }
@@ -115,6 +122,11 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
             FileRole::Leftover | FileRole::Record => "left over".into(),
             FileRole::Foreign => "of others".into(),
             _ => String::new(),
+        };
+        let note = match &f.target {
+            Some(target) if note.is_empty() => format!("link to {target}"),
+            Some(target) => format!("{note}, link to {target}"),
+            None => note,
         };
         let items = if f.items == 0 { String::new() } else { units::count(f.items) };
         [f.name.clone(), units::bytes(f.bytes), items, note]

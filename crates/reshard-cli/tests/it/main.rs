@@ -9,6 +9,7 @@ mod help;
 mod hostile;
 mod inspect;
 mod limits;
+mod links;
 mod memory;
 mod prune;
 mod states;

@@ -1,34 +1,34 @@
 //! What becomes of a replaced version: what others had put there goes over to the new one, its own files are removed.
 
-use super::{root::unlink, site::Site, write::sync_directory};
+use super::{
+    dir::{self, names, open, rmdir, unlink},
+    site::Site,
+};
 use crate::{Durability, Name, Result, StorageError, failpoint};
 use rustix::{
-    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RawMode, RenameFlags},
+    fs::{AtFlags, FileType, Mode, RawMode, RenameFlags},
     io::Errno,
 };
 use std::{
     collections::BTreeSet,
-    ffi::{CStr, CString, OsStr},
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::ffi::OsStrExt,
-    },
+    ffi::{CStr, OsStr},
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
 };
 
 /// Moves all that is not among `files` from the old version, at `site.old`, to the new one, at the place; then removes `files`.
 /// In this order: while something of others is with the old version, that is whole, and can be told from it.
 pub(super) fn retire(site: &Site, files: &[Name], durability: Durability) -> Result<()> {
-    let old = match open(CWD, &site.old) {
+    let old = match open(&site.up, &site.old_name) {
         Err(Errno::NOENT) => return Ok(()),
         other => other.map_err(|e| StorageError::io("open", &site.old, e))?,
     };
-    let new = open(CWD, &site.place).map_err(|e| StorageError::io("open", &site.place, e))?;
+    let new = open(&site.up, &site.name).map_err(|e| StorageError::io("open", &site.place, e))?;
     let mut carry =
         Carry { files: files.iter().map(Name::as_str).collect(), moved: false, stuck: Vec::new() };
     carry.all(&old, &new, Path::new(""));
     if carry.moved && durability == Durability::Machine {
-        sync_directory(&site.place)?;
+        dir::sync(&new, &site.place)?;
     }
     failpoint::hit("publish.carried");
     let removed = files.iter().try_for_each(|name| unlink(&old, name)).and_then(|()| {
@@ -46,20 +46,9 @@ pub(super) fn retire(site: &Site, files: &[Name], durability: Durability) -> Res
             source: (*e).into(),
         });
     }
-    removed.and_then(|()| rmdir(CWD, &site.old)).map_err(|e| StorageError::io("remove", &site.old, e))
-}
-
-fn open(at: impl AsFd, path: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    rustix::fs::openat(at, path, flags, Mode::empty())
-}
-
-/// Removes a directory, unless something is in it: that came while we were at work, and stays.
-fn rmdir(at: impl AsFd, path: &Path) -> Result<(), Errno> {
-    match rustix::fs::unlinkat(at, path, AtFlags::REMOVEDIR) {
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
-        other => other,
-    }
+    removed
+        .and_then(|()| rmdir(&site.up, &site.old_name))
+        .map_err(|e| StorageError::io("remove", &site.old, e))
 }
 
 /// Moves what is of others, link for link: no link is followed.
@@ -132,15 +121,4 @@ impl Carry<'_> {
         rmdir(old, name)?;
         rmdir(new, name)
     }
-}
-
-fn names(dir: &OwnedFd) -> Result<Vec<CString>, Errno> {
-    let mut out = Vec::new();
-    for entry in Dir::read_from(dir)? {
-        let name = entry?.file_name().to_owned();
-        if !matches!(name.to_bytes(), b"." | b"..") {
-            out.push(name);
-        }
-    }
-    Ok(out)
 }

@@ -1,14 +1,17 @@
 //! The directory of a store: by its path, or held open, so that it stays the same one when another takes its place.
+//!
+//! Links in it have one rule. A file that is a link to a file is that file, wherever it lies: caches of model hubs are made of
+//! such links. A directory that is a link is not entered. What is removed is the link.
 
-use crate::{Entry, Name, Result, StorageError};
+use super::dir::{below, is_absent, unlink, utf8};
+use crate::{Entry, Link, Name, Result, StorageError};
 use rustix::{
     fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat},
     io::Errno,
 };
 use std::{
-    ffi::CStr,
     fs::File,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -32,6 +35,11 @@ pub(super) enum Depth {
 impl Root {
     pub(super) fn new(path: PathBuf) -> Self {
         Self { path, held: None }
+    }
+
+    /// A directory that is open already. `None` when there is none.
+    pub(super) fn held(path: PathBuf, fd: Option<OwnedFd>) -> Self {
+        Self { path, held: fd.map(Arc::new) }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -62,30 +70,59 @@ impl Root {
         self.path.join(name.as_str())
     }
 
-    /// Where a file lies, for the system.
-    fn locate(&self, name: &Name) -> (BorrowedFd<'_>, PathBuf) {
+    /// Does something with a file by where it lies, for the system. Directories on the way that are links are not entered.
+    fn at<T>(
+        &self,
+        name: &Name,
+        f: impl FnOnce(BorrowedFd<'_>, &Path) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
         match &self.held {
-            Some(fd) => (fd.as_fd(), name.as_str().into()),
-            None => (CWD, self.path_of(name)),
+            Some(fd) => below(fd, name, |dir, file| f(dir, file.as_ref())),
+            None if name.as_str().contains('/') => {
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let root = rustix::fs::open(&self.path, flags, Mode::empty())?;
+                below(root, name, |dir, file| f(dir, file.as_ref()))
+            }
+            None => f(CWD, &self.path_of(name)),
         }
     }
 
     pub(super) fn open_file(&self, name: &Name) -> Result<File> {
-        let (at, path) = self.locate(name);
         // A named pipe in a hostile checkpoint must not block us.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let opened = rustix::fs::openat(at, path, flags, Mode::empty());
-        opened.map(File::from).map_err(|e| StorageError::io("open", self.path_of(name), e))
+        let opened = self.at(name, |dir, file| rustix::fs::openat(dir, file, flags, Mode::empty()));
+        opened.map(File::from).map_err(|e| match self.linked_directory(name) {
+            Some(directory) if matches!(e, Errno::NOTDIR | Errno::LOOP) => {
+                StorageError::LinkedDirectory { path: self.path_of(name).display().to_string(), directory }
+            }
+            _ => StorageError::io("open", self.path_of(name), e),
+        })
+    }
+
+    /// The directory on the way to a file that is a link, if one is.
+    fn linked_directory(&self, name: &Name) -> Option<String> {
+        let dirs = name.as_str().match_indices('/').map(|(end, _)| &name.as_str()[..end]);
+        let is_link = |dir: &&str| {
+            let Ok(name) = Name::new(*dir) else { return false };
+            let stat =
+                self.at(&name, |above, part| rustix::fs::statat(above, part, AtFlags::SYMLINK_NOFOLLOW));
+            stat.is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Symlink)
+        };
+        dirs.into_iter().find(is_link).map(str::to_owned)
+    }
+
+    /// What there is about a file, or what it is a link to; `None` when there is none.
+    fn stat(&self, name: &Name) -> Result<Option<Stat>> {
+        match self.at(name, |dir, file| rustix::fs::statat(dir, file, AtFlags::empty())) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(e) if is_absent(e) || e == Errno::LOOP => Ok(None),
+            Err(e) => Err(StorageError::io("look at", self.path_of(name), e)),
+        }
     }
 
     /// Length of a file; `None` when there is none.
     pub(super) fn len(&self, name: &Name) -> Result<Option<u64>> {
-        let (at, path) = self.locate(name);
-        match rustix::fs::statat(at, path, AtFlags::empty()) {
-            Ok(stat) => Ok(file_len(&stat)),
-            Err(e) if is_absent(e) => Ok(None),
-            Err(e) => Err(StorageError::io("look at", self.path_of(name), e)),
-        }
+        Ok(self.stat(name)?.as_ref().and_then(file_len))
     }
 
     /// Removes files; no link is followed on the way.
@@ -98,19 +135,38 @@ impl Root {
 
     /// When a file last changed; `None` when there is none.
     pub(super) fn modified(&self, name: &Name) -> Result<Option<SystemTime>> {
-        let (at, path) = self.locate(name);
-        match rustix::fs::statat(at, path, AtFlags::empty()) {
-            Ok(stat) => Ok(file_len(&stat).and_then(|_| changed(&stat))),
-            Err(e) if is_absent(e) => Ok(None),
-            Err(e) => Err(StorageError::io("look at", self.path_of(name), e)),
-        }
+        Ok(self.stat(name)?.filter(|s| file_len(s).is_some()).as_ref().and_then(changed))
     }
 
     /// Files below, sorted.
     pub(super) fn list(&self, depth: Depth) -> Result<Vec<Entry>> {
-        let fail = |e| StorageError::io("list", &self.path, e);
-        let Some(root) = self.open()? else { return Ok(Vec::new()) };
         let mut out = Vec::new();
+        self.walk(depth, |found| {
+            if let Some(bytes) = found.stat.as_ref().and_then(file_len) {
+                out.push(Entry { name: found.name, bytes });
+            }
+        })?;
+        out.sort();
+        Ok(out)
+    }
+
+    /// Links below, sorted.
+    pub(super) fn links(&self) -> Result<Vec<Link>> {
+        let mut out = Vec::new();
+        self.walk(Depth::All, |found| {
+            if let Some(target) = found.target {
+                let followed = found.stat.as_ref().and_then(file_len).is_some();
+                out.push(Link { name: found.name, target, followed });
+            }
+        })?;
+        out.sort();
+        Ok(out)
+    }
+
+    /// Everything below but directories.
+    fn walk(&self, depth: Depth, mut each: impl FnMut(Found)) -> Result<()> {
+        let fail = |e| StorageError::io("list", &self.path, e);
+        let Some(root) = self.open()? else { return Ok(()) };
         // Directories that are still to be looked at: what stands before the names in them.
         let mut waiting = vec![String::new()];
         while let Some(prefix) = waiting.pop() {
@@ -125,50 +181,39 @@ impl Root {
                 let entry = entry.map_err(fail)?;
                 let Some(file) = utf8(entry.file_name()) else { continue };
                 let stat = match rustix::fs::statat(&dir, file, AtFlags::SYMLINK_NOFOLLOW) {
-                    // What a link points to counts, unless that is a directory: those may lead in circles.
-                    Ok(s) if FileType::from_raw_mode(s.st_mode) == FileType::Symlink => {
-                        rustix::fs::statat(&dir, file, AtFlags::empty()).map(|s| (s, false))
-                    }
-                    other => other.map(|s| (s, true)),
-                };
-                let (stat, walk) = match stat {
-                    Err(e) if is_absent(e) || e == Errno::LOOP => continue,
+                    Err(e) if is_absent(e) => continue,
                     other => other.map_err(fail)?,
                 };
                 let name = format!("{prefix}{file}");
-                if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-                    if walk && depth == Depth::All {
-                        waiting.push(name + "/");
+                match (FileType::from_raw_mode(stat.st_mode), Name::new(&*name)) {
+                    (FileType::Directory, _) if depth == Depth::All => waiting.push(name + "/"),
+                    (FileType::Directory, _) | (_, Err(_)) => {}
+                    (FileType::Symlink, Ok(name)) => {
+                        let stat = match rustix::fs::statat(&dir, file, AtFlags::empty()) {
+                            Err(e) if is_absent(e) || e == Errno::LOOP => None,
+                            other => Some(other.map_err(fail)?),
+                        };
+                        let target = match rustix::fs::readlinkat(&dir, file, Vec::new()) {
+                            Err(e) if is_absent(e) || e == Errno::INVAL => continue,
+                            other => other.map_err(fail)?.to_string_lossy().into_owned(),
+                        };
+                        each(Found { name, stat, target: Some(target) });
                     }
-                } else if let (Some(bytes), Ok(name)) = (file_len(&stat), Name::new(name)) {
-                    out.push(Entry { name, bytes });
+                    (_, Ok(name)) => each(Found { name, stat: Some(stat), target: None }),
                 }
             }
         }
-        out.sort();
-        Ok(out)
+        Ok(())
     }
 }
 
-/// Removes a file below an open directory, if it is there. The directories on the way must be ones, not links to them.
-pub(super) fn unlink(root: &OwnedFd, name: &Name) -> Result<(), Errno> {
-    let (dirs, file) = name.as_str().rsplit_once('/').map_or((None, name.as_str()), |(d, f)| (Some(d), f));
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let mut held: Option<OwnedFd> = None;
-    let mut walk = || {
-        for part in dirs.into_iter().flat_map(|d| d.split('/')) {
-            held = Some(rustix::fs::openat(held.as_ref().unwrap_or(root), part, flags, Mode::empty())?);
-        }
-        rustix::fs::unlinkat(held.as_ref().unwrap_or(root), file, AtFlags::empty())
-    };
-    match walk() {
-        Err(e) if is_absent(e) => Ok(()),
-        other => other,
-    }
-}
-
-fn utf8(name: &CStr) -> Option<&str> {
-    name.to_str().ok().filter(|n| *n != "." && *n != "..")
+/// Something that lies in a directory, and is none itself.
+struct Found {
+    name: Name,
+    /// Of what a link points to; `None` when that is nothing.
+    stat: Option<Stat>,
+    /// Where a link points to.
+    target: Option<String>,
 }
 
 fn file_len(stat: &Stat) -> Option<u64> {
@@ -180,9 +225,4 @@ fn file_len(stat: &Stat) -> Option<u64> {
 fn changed(stat: &Stat) -> Option<SystemTime> {
     let (secs, nanos) = (u64::try_from(stat.st_mtime).ok()?, u32::try_from(stat.st_mtime_nsec).ok()?);
     SystemTime::UNIX_EPOCH.checked_add(Duration::new(secs, nanos))
-}
-
-/// A part of the path that is a file makes the rest absent.
-fn is_absent(e: Errno) -> bool {
-    matches!(e, Errno::NOENT | Errno::NOTDIR)
 }

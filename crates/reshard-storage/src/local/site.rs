@@ -1,36 +1,64 @@
 //! Where a version is built and put: a place, the directory that names it, and hidden siblings of the place.
 
-use super::url::url;
+use super::{
+    dir::{self, Dir, Identity},
+    url::url,
+};
 use crate::{
     Leftover, Result, StorageError,
     trail::{Trace, note},
 };
 use rustix::{
-    fs::{CWD, RenameFlags},
+    fs::{AtFlags, FileType, RenameFlags},
     io::Errno,
+    path::Arg,
 };
 use std::{
     ffi::{OsStr, OsString},
     fs, io,
-    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::SystemTime,
 };
 
 const MOUNT: &str =
     "it is the root of a mounted file system, which can't be renamed; choose a directory inside of it";
 
+/// A place by what it really is: the directory that names it, held open. Whatever becomes of the links and directories on the
+/// way to it, what is done at the place is done in this one.
+#[derive(Clone, Debug)]
+pub(super) struct Home {
+    pub(super) place: PathBuf,
+    parent: PathBuf,
+    name: OsString,
+    /// `None` when it does not exist yet.
+    up: Option<Arc<OwnedFd>>,
+    /// The directory of which the files are known that are to be replaced.
+    pub(super) known: Option<Identity>,
+}
+
 /// A place, and one attempt to fill it.
 #[derive(Clone, Debug)]
 pub(super) struct Site {
     pub(super) place: PathBuf,
     /// The directory that names the place.
-    pub(super) parent: PathBuf,
+    parent: PathBuf,
     /// Where the new version is built: holds nothing but what this attempt writes.
     pub(super) built: PathBuf,
     /// Where the new version waits for the exchange with the old one, and the old one lies after it.
     pub(super) old: PathBuf,
+    /// The parent. Names below are names in it; paths are only for messages.
+    pub(super) up: Arc<OwnedFd>,
+    pub(super) name: OsString,
+    pub(super) built_name: OsString,
+    pub(super) old_name: OsString,
 }
 
 /// What a place really is: symbolic links to it are followed, also to a directory that does not exist yet, so that the
@@ -48,8 +76,7 @@ fn resolve(place: &Path) -> Result<(PathBuf, PathBuf, OsString)> {
                 at = base.join(target);
             }
             Err(_) => {
-                // `..` and the like are spelled out where that is possible.
-                let at = fs::canonicalize(&at).unwrap_or(at);
+                let at = canonical(at);
                 return match (at.parent(), at.file_name()) {
                     (Some(parent), Some(name)) => Ok((at.clone(), parent.to_path_buf(), name.to_owned())),
                     (None, _) => Err(unsupported("it is the root directory")),
@@ -59,6 +86,17 @@ fn resolve(place: &Path) -> Result<(PathBuf, PathBuf, OsString)> {
         }
     }
     Err(unsupported("too many symbolic links"))
+}
+
+/// `..` and the like are spelled out where that is possible, and links on the way are followed once and for all.
+fn canonical(at: PathBuf) -> PathBuf {
+    if let Ok(at) = fs::canonicalize(&at) {
+        return at;
+    }
+    match (at.parent().map(fs::canonicalize), at.file_name()) {
+        (Some(Ok(parent)), Some(name)) => parent.join(name),
+        _ => at,
+    }
 }
 
 fn is_attempt(s: &str) -> bool {
@@ -139,34 +177,94 @@ fn extent_of(dir: &Path) -> (u64, Option<SystemTime>) {
     (bytes, last.or_else(|| fs::metadata(dir).ok()?.modified().ok()))
 }
 
-/// Exchanges two directories in one step.
-fn exchange(a: &Path, b: &Path) -> Result<(), Errno> {
-    rustix::fs::renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)
-}
-
 /// Whether a directory is the root of a mounted file system. Bind mounts have the device of what is around them; the kernel
 /// knows them all the same.
-fn is_mount(path: &Path, parent: &Path) -> io::Result<bool> {
+fn is_mount(parent: impl AsFd, name: impl Arg + Copy) -> Result<bool, Errno> {
     #[cfg(target_os = "linux")]
     {
-        use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
-        if let Ok(s) = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)
+        use rustix::fs::{StatxAttributes, StatxFlags, statx};
+        if let Ok(s) = statx(&parent, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)
             && s.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT)
         {
             return Ok(s.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
         }
     }
-    Ok(fs::symlink_metadata(path)?.dev() != fs::symlink_metadata(parent)?.dev())
+    let here = rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(here.st_dev != rustix::fs::fstat(&parent)?.st_dev)
+}
+
+impl Home {
+    pub(super) fn find(place: &Path) -> Result<Self> {
+        let (place, parent, name) = resolve(place)?;
+        let up = match dir::hold(&parent) {
+            Err(Errno::NOENT) => None,
+            other => Some(Arc::new(other.map_err(|e| StorageError::io("open", &parent, e))?)),
+        };
+        Ok(Self { place, parent, name, up, known: None })
+    }
+
+    /// Opens the place's directory, and keeps in mind which it is; `None` when there is none.
+    pub(super) fn open(&mut self) -> Result<Option<OwnedFd>> {
+        let Some(up) = &self.up else { return Ok(None) };
+        let fd = match dir::open(up, &self.name) {
+            // What is there instead of a directory is told when it is to be written to.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+            other => other.map_err(|e| StorageError::io("open", &self.place, e))?,
+        };
+        self.known = Some(Identity::of(&fd).map_err(|e| StorageError::io("look at", &self.place, e))?);
+        Ok(Some(fd))
+    }
+
+    /// The site of an attempt. `None` when the directory that names the place does not exist.
+    pub(super) fn site(&self, attempt: &str) -> Result<Option<Site>> {
+        check_attempt(attempt)?;
+        let Some(up) = &self.up else { return Ok(None) };
+        let [built_name, old_name] = ["tmp", "old"].map(|kind| sibling(&self.name, attempt, kind));
+        Ok(Some(Site {
+            place: self.place.clone(),
+            built: self.parent.join(&built_name),
+            old: self.parent.join(&old_name),
+            parent: self.parent.clone(),
+            up: Arc::clone(up),
+            name: self.name.clone(),
+            built_name,
+            old_name,
+        }))
+    }
+
+    /// The same, when the directories above the place are made.
+    pub(super) fn made_site(&self, attempt: &str) -> Result<Site> {
+        if let Some(site) = self.site(attempt)? {
+            return Ok(site);
+        }
+        make_directories(&self.parent)?;
+        let up = dir::hold(&self.parent).map_err(|e| StorageError::io("open", &self.parent, e))?;
+        let me = Self { up: Some(Arc::new(up)), ..self.clone() };
+        me.site(attempt)?.ok_or_else(|| StorageError::NotFound { path: self.parent.display().to_string() })
+    }
+}
+
+/// Makes a directory and those above it that are missing, for good.
+fn make_directories(path: &Path) -> Result<()> {
+    let fail = |e| StorageError::io("create", path, e);
+    match fs::create_dir(path) {
+        Ok(()) => {
+            note(|| Trace::Made(path.into()));
+            path.parent().map_or(Ok(()), |above| {
+                let fd = dir::hold(above).map_err(|e| StorageError::io("open", above, e))?;
+                dir::sync_held(fd, above)
+            })
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            make_directories(path.parent().ok_or_else(|| fail(e))?)?;
+            make_directories(path)
+        }
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(e) => Err(fail(e)),
+    }
 }
 
 impl Site {
-    pub(super) fn new(place: &Path, attempt: &str) -> Result<Self> {
-        check_attempt(attempt)?;
-        let (place, parent, name) = resolve(place)?;
-        let [built, old] = ["tmp", "old"].map(|kind| parent.join(sibling(&name, attempt, kind)));
-        Ok(Self { place, parent, built, old })
-    }
-
     pub(super) fn exists(&self) -> StorageError {
         StorageError::Exists { path: self.place.display().to_string() }
     }
@@ -176,41 +274,59 @@ impl Site {
         StorageError::Unsupported { what, why: why.into() }
     }
 
-    /// That the place, which exists, can be renamed.
-    pub(super) fn check_no_mount(&self) -> Result<()> {
-        match is_mount(&self.place, &self.parent) {
-            Ok(false) => Ok(()),
-            Ok(true) => Err(self.unsupported(MOUNT)),
-            Err(e) => Err(StorageError::io("look at", &self.place, e)),
+    /// Somebody has put something else at the place since it was looked at.
+    pub(super) fn changed(&self) -> StorageError {
+        StorageError::Changed { path: self.place.display().to_string() }
+    }
+
+    /// The directory at the place, which can be renamed; `None` when there is nothing.
+    pub(super) fn standing(&self) -> Result<Option<OwnedFd>> {
+        let stat = match rustix::fs::statat(&self.up, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(None),
+            other => other.map_err(|e| StorageError::io("look at", &self.place, e))?,
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {}
+            FileType::Symlink => {
+                return Err(self.unsupported("it has become a symbolic link just now; try again"));
+            }
+            _ => return Err(self.unsupported("there is a file, not a directory")),
         }
+        match is_mount(&self.up, &*self.name) {
+            Ok(false) => {}
+            Ok(true) => return Err(self.unsupported(MOUNT)),
+            Err(e) => return Err(StorageError::io("look at", &self.place, e)),
+        }
+        let fd = dir::open(&self.up, &self.name);
+        fd.map(Some).map_err(|e| StorageError::io("open", &self.place, e))
     }
 
     /// That the place, which holds something, is one to be replaced, and that what is not the checkpoint's can be moved over
     /// to the new one. What can't be undone is refused before anything is written.
-    pub(super) fn check_replaceable(&self) -> Result<()> {
+    pub(super) fn check_replaceable(&self, place: &OwnedFd) -> Result<()> {
         let home = std::env::home_dir().and_then(|h| fs::canonicalize(h).ok());
         if home.is_some_and(|h| h.starts_with(&self.place)) {
             return Err(self.unsupported(
                 "your home directory is it or lies in it, and nothing that holds more than a checkpoint is replaced",
             ));
         }
-        let fail = |e| StorageError::io("list", &self.place, e);
-        for entry in fs::read_dir(&self.place).map_err(fail)? {
-            let entry = entry.map_err(fail)?;
-            if !entry.file_type().is_ok_and(|t| t.is_dir()) {
+        for name in dir::names(place).map_err(|e| StorageError::io("list", &self.place, e))? {
+            let stat = rustix::fs::statat(place, &*name, AtFlags::SYMLINK_NOFOLLOW);
+            if !stat.is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Directory) {
                 continue;
             }
-            let (path, name) = (entry.path(), entry.file_name().display().to_string());
-            if is_mount(&path, &self.place).unwrap_or(false) {
+            let text = OsStr::from_bytes(name.to_bytes()).display().to_string();
+            if is_mount(place, &*name).unwrap_or(false) {
                 return Err(self.unsupported(format!(
-                    "{name} in it is the root of a mounted file system, which can't be moved to the new version; unmount it, \
+                    "{text} in it is the root of a mounted file system, which can't be moved to the new version; unmount it, \
                      or save to a new place"
                 )));
             }
             // A directory that gets another parent is written to.
-            if rustix::fs::access(&path, rustix::fs::Access::WRITE_OK) == Err(Errno::ACCESS) {
+            let access = rustix::fs::Access::WRITE_OK;
+            if rustix::fs::accessat(place, &*name, access, AtFlags::empty()) == Err(Errno::ACCESS) {
                 return Err(self.unsupported(format!(
-                    "you have no right to move the directory {name} in it to the new version; get it, move {name} away, or \
+                    "you have no right to move the directory {text} in it to the new version; get it, move {text} away, or \
                      save to a new place"
                 )));
             }
@@ -218,25 +334,28 @@ impl Site {
         Ok(())
     }
 
-    /// Makes the directory where the version is built, unless another rank has.
-    pub(super) fn make(&self) -> Result<()> {
-        match fs::create_dir(&self.built) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            other => other.map_err(|e| StorageError::io("create", &self.built, e)),
-        }
+    /// Makes the directory where the version is built, unless another rank has, and opens it.
+    pub(super) fn make(&self) -> Result<Dir> {
+        dir::make(&self.up, &self.built_name).map_err(|e| StorageError::io("create", &self.built, e))?;
+        self.join()
+    }
+
+    /// Opens the directory where the version is built, which another rank has made.
+    pub(super) fn join(&self) -> Result<Dir> {
+        Dir::open(&self.up, &self.built_name, &self.built)
     }
 
     /// Finds out whether the file system can exchange two directories, before much is written in vain.
-    pub(super) fn probe_exchange(&self) -> Result<()> {
+    pub(super) fn probe_exchange(&self, built: &Dir) -> Result<()> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let [a, b] = ["a", "b"].map(|s| self.built.join(format!(".probe-{}-{n}-{s}", std::process::id())));
-        let io = |e| StorageError::io("create", &self.built, e);
-        fs::create_dir(&a).map_err(io)?;
-        fs::create_dir(&b).map_err(io)?;
-        let outcome = exchange(&a, &b);
+        let [a, b] = ["a", "b"].map(|s| format!(".probe-{}-{n}-{s}", std::process::id()));
         for d in [&a, &b] {
-            fs::remove_dir(d).map_err(|e| StorageError::io("remove", d, e))?;
+            dir::make(built.fd(), d.as_ref()).map_err(|e| StorageError::io("create", &self.built, e))?;
+        }
+        let outcome = exchange(built.fd(), a.as_ref(), b.as_ref());
+        for d in [&a, &b] {
+            dir::rmdir(built.fd(), d).map_err(|e| StorageError::io("remove", self.built.join(d), e))?;
         }
         outcome.map_err(|e| self.not_exchanged(e))
     }
@@ -254,9 +373,13 @@ impl Site {
         }
     }
 
+    fn rename(&self, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
+        rustix::fs::renameat(&self.up, from, &self.up, to)
+    }
+
     /// Puts the new version where nothing lies, or an empty directory. `false` when something lies there.
     pub(super) fn put(&self) -> Result<bool> {
-        match rustix::fs::rename(&self.built, &self.place) {
+        match self.rename(&self.built_name, &self.name) {
             Ok(()) => {
                 note(|| Trace::Renamed(self.built.clone(), self.place.clone()));
                 Ok(true)
@@ -271,19 +394,41 @@ impl Site {
     /// Gives the new version the name that the old one is to get: what bears it may hold files of others, and is never
     /// removed as a whole.
     pub(super) fn ready(&self) -> Result<()> {
-        rustix::fs::rename(&self.built, &self.old).map_err(|e| StorageError::io("rename", &self.built, e))
+        let renamed = self.rename(&self.built_name, &self.old_name);
+        renamed.map_err(|e| StorageError::io("rename", &self.built, e))
     }
 
-    /// Puts the new version, which is [`ready`](Self::ready), where the old one lies.
-    pub(super) fn replace(&self) -> Result<()> {
-        exchange(&self.old, &self.place).map_err(|e| {
-            // As it was before, so that it is removed with what the attempt has written.
-            if let Err(e) = rustix::fs::rename(&self.old, &self.built) {
-                tracing::warn!(path = %self.old.display(), error = %e, "a version that was not published is left over");
+    /// Puts the new version, which is [`ready`](Self::ready), where the old one lies, which is this one.
+    pub(super) fn replace(&self, old: Option<Identity>) -> Result<()> {
+        let exchanged = exchange(&self.up, &self.old_name, &self.name).map_err(|e| self.not_exchanged(e));
+        let outcome = exchanged.and_then(|()| match Identity::named(&self.up, &self.old_name) {
+            Ok(found) if found == old => Ok(()),
+            // Another one came in the last instant, and goes back: nobody knows which of its files are a checkpoint's.
+            Ok(_) => {
+                exchange(&self.up, &self.old_name, &self.name).map_err(|e| self.not_exchanged(e))?;
+                Err(self.changed())
             }
-            self.not_exchanged(e)
-        })?;
-        note(|| Trace::Renamed(self.old.clone(), self.place.clone()));
-        Ok(())
+            Err(e) => Err(StorageError::io("look at", &self.old, e)),
+        });
+        match &outcome {
+            Ok(()) => note(|| Trace::Renamed(self.old.clone(), self.place.clone())),
+            // As it was before, so that it is removed with what the attempt has written.
+            Err(_) => {
+                if let Err(e) = self.rename(&self.old_name, &self.built_name) {
+                    tracing::warn!(path = %self.old.display(), error = %e, "a version that was not published is left over");
+                }
+            }
+        }
+        outcome
     }
+
+    /// The names of the place and its siblings are on the disk after this.
+    pub(super) fn sync_parent(&self) -> Result<()> {
+        dir::sync_held(&self.up, &self.parent)
+    }
+}
+
+/// Exchanges two directories in one step.
+fn exchange(at: &OwnedFd, a: &OsStr, b: &OsStr) -> Result<(), Errno> {
+    rustix::fs::renameat_with(at, a, at, b, RenameFlags::EXCHANGE)
 }

@@ -1,9 +1,11 @@
 //! A new version of a directory: built beside it, put into its place by one rename.
 
 use super::{
+    dir::{self, Dir, Identity},
     retire::retire,
-    site::Site,
-    write::{self, create, sync_directory, sync_file},
+    site::{Home, Site},
+    url::url,
+    write::{self, sync_file},
 };
 use crate::{
     Durability, FileBody, IfExists, Name, Progress, Result, Stage, StorageError, Written, failpoint, pool,
@@ -11,8 +13,8 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
+use rustix::fs::{AtFlags, Mode};
 use std::{
-    fs, io,
     os::unix::fs::FileExt,
     path::Path,
     sync::{
@@ -24,110 +26,109 @@ use std::{
 #[derive(Debug)]
 pub(super) struct LocalStage {
     site: Site,
+    built: Dir,
     if_exists: IfExists,
+    /// What is replaced, if something is.
+    old: Option<Identity>,
     published: AtomicBool,
 }
 
 pub(super) fn remove_leftover(place: &Path, attempt: &str) -> Result<()> {
-    remove_tree(&Site::new(place, attempt)?.built)
+    match Home::find(place)?.site(attempt)? {
+        Some(site) => dir::remove_tree(&site.up, &site.built_name, &site.built),
+        None => Ok(()),
+    }
 }
 
 pub(super) fn finish_replacing(place: &Path, attempt: &str, files: &[Name]) -> Result<()> {
-    retire(&Site::new(place, attempt)?, files, Durability::Machine)
-}
-
-/// Removes a directory with all that is in it. One that is not there is no error.
-fn remove_tree(path: &Path) -> Result<()> {
-    // Another rank may remove it too, or still be adding a file.
-    let mut tries = 0;
-    loop {
-        match fs::remove_dir_all(path) {
-            Ok(()) => return Ok(()),
-            Err(_) if fs::symlink_metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) => {
-                return Ok(());
-            }
-            Err(e)
-                if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty)
-                    && tries < 100 =>
-            {
-                tries += 1;
-            }
-            Err(e) => return Err(StorageError::io("remove", path, e)),
-        }
+    match Home::find(place)?.site(attempt)? {
+        Some(site) => retire(&site, files, Durability::Machine),
+        None => Ok(()),
     }
-}
-
-/// Makes a directory and those above it that are missing, for good.
-fn make_directories(path: &Path) -> Result<()> {
-    let fail = |e| StorageError::io("create", path, e);
-    match fs::create_dir(path) {
-        Ok(()) => {
-            note(|| Trace::Made(path.into()));
-            path.parent().map_or(Ok(()), sync_directory)
-        }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            make_directories(path.parent().ok_or_else(|| fail(e))?)?;
-            make_directories(path)
-        }
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-        Err(e) => Err(fail(e)),
-    }
-}
-
-fn is_empty(path: &Path) -> Result<bool> {
-    let fail = |e| StorageError::io("list", path, e);
-    Ok(fs::read_dir(path).map_err(fail)?.next().is_none())
 }
 
 impl LocalStage {
-    pub(super) fn begin(place: &Path, attempt: &str, if_exists: IfExists) -> Result<Self> {
-        let site = Site::new(place, attempt)?;
-        match fs::metadata(&site.place) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => make_directories(&site.parent)?,
-            Err(e) => return Err(StorageError::io("look at", &site.place, e)),
-            Ok(meta) if !meta.is_dir() => return Err(site.unsupported("there is a file, not a directory")),
-            Ok(_) => {
-                site.check_no_mount()?;
-                if !is_empty(&site.place)? {
-                    if if_exists == IfExists::Refuse {
-                        return Err(site.exists());
-                    }
-                    site.check_replaceable()?;
-                    site.make()?;
-                    site.probe_exchange().inspect_err(|_| {
-                        // Another rank may have files there already, and will find the same.
-                        if let Err(e) = fs::remove_dir(&site.built) {
-                            tracing::debug!(path = %site.built.display(), error = %e, "stage not removed");
-                        }
-                    })?;
-                }
+    pub(super) fn begin(home: &Home, attempt: &str, if_exists: IfExists) -> Result<Self> {
+        let site = home.made_site(attempt)?;
+        let fail = |e| StorageError::io("list", &site.place, e);
+        let mut old = None;
+        if let Some(place) = site.standing()?
+            && !dir::is_empty(&place).map_err(fail)?
+        {
+            old = Some(Identity::of(&place).map_err(fail)?);
+            if if_exists == IfExists::Refuse {
+                return Err(site.exists());
             }
+            if home.known.is_some() && home.known != old {
+                return Err(site.changed());
+            }
+            site.check_replaceable(&place)?;
+            let built = site.make()?;
+            site.probe_exchange(&built).inspect_err(|_| {
+                // Another rank may have files there already, and will find the same.
+                if let Err(e) = dir::rmdir(&site.up, &site.built_name) {
+                    tracing::debug!(path = %site.built.display(), error = %e, "stage not removed");
+                }
+            })?;
         }
-        site.make()?;
+        let built = site.make()?;
         failpoint::hit("stage.created");
-        Ok(Self { site, if_exists, published: AtomicBool::new(false) })
+        Ok(Self { site, built, if_exists, old, published: AtomicBool::new(false) })
+    }
+
+    /// What another rank has begun. `None` when it is not there.
+    pub(super) fn join(place: &Path, attempt: &str) -> Result<Option<Self>> {
+        let Some(site) = Home::find(place)?.site(attempt)? else { return Ok(None) };
+        match site.join() {
+            // Nothing is replaced by a rank that joins: the one that has begun it publishes.
+            Ok(built) => {
+                let (if_exists, published) = (IfExists::Refuse, AtomicBool::new(false));
+                Ok(Some(Self { site, built, if_exists, old: None, published }))
+            }
+            Err(StorageError::NotFound { .. }) => Ok(None),
+            Err(e) => Err(e),
+        }
     }
 }
 
 impl Site {
-    fn write_last(&self, name: &Name, bytes: &[u8], durability: Durability) -> Result<()> {
-        let (path, file) = create(&self.built, name, bytes.len() as u64)?;
+    fn write_last(&self, built: &Dir, name: &Name, bytes: &[u8], durability: Durability) -> Result<()> {
+        let (path, file) = built.create(name, bytes.len() as u64)?;
         file.write_all_at(bytes, 0).map_err(|e| StorageError::io("write", &path, e))?;
         note(|| Trace::Wrote(path.clone()));
         failpoint::hit("publish.record");
         if durability == Durability::Machine {
             sync_file(&file, &path)?;
-            write::sync_directories(&self.built, std::slice::from_ref(name))?;
+            built.sync_directories(std::slice::from_ref(name))?;
         }
         failpoint::hit("publish.synced");
         Ok(())
     }
 
+    /// That the directory that is to be renamed is the one that was written to, and that all files lie in it, whole.
+    fn check(&self, built: &Dir, files: &[Written]) -> Result<()> {
+        let fail = |e| StorageError::io("look at", &self.built, e);
+        let found = Identity::named(&self.up, &self.built_name).map_err(fail)?;
+        if found != Some(Identity::of(built.fd()).map_err(fail)?) {
+            let what = "it is not the directory any more that was written to".into();
+            return Err(StorageError::Incomplete { path: self.built.display().to_string(), what });
+        }
+        for file in files {
+            file.check(&self.built.display(), built.len(&file.name)?)?;
+        }
+        Ok(())
+    }
+
     /// Puts the new version into its place. Returns the files of the version that it replaced, if it did.
-    fn put_into_place(&self, if_exists: IfExists) -> Result<Option<Arc<[Name]>>> {
+    fn put_into_place(
+        &self,
+        built: &Dir,
+        if_exists: IfExists,
+        old: Option<Identity>,
+    ) -> Result<Option<Arc<[Name]>>> {
         // Who could reach the old directory can reach the new one, and nobody else.
-        if let Ok(old) = fs::metadata(&self.place)
-            && let Err(e) = fs::set_permissions(&self.built, old.permissions())
+        if let Ok(old) = rustix::fs::statat(&self.up, &self.name, AtFlags::SYMLINK_NOFOLLOW)
+            && let Err(e) = rustix::fs::fchmod(built.fd(), Mode::from_raw_mode(old.st_mode))
         {
             tracing::warn!(path = %self.place.display(), error = %e, "the new directory has other permissions");
         }
@@ -136,18 +137,30 @@ impl Site {
             return Ok(None);
         }
         let IfExists::Replace(files) = if_exists else { return Err(self.exists()) };
+        let now = Identity::named(&self.up, &self.name);
+        if now.map_err(|e| StorageError::io("look at", &self.place, e))? != old {
+            return Err(self.changed());
+        }
         self.ready()?;
         failpoint::hit("publish.ready");
-        self.replace()?;
+        self.replace(old)?;
         Ok(Some(files))
     }
 
-    fn publish(&self, name: &Name, bytes: &[u8], durability: Durability, if_exists: IfExists) -> Result<()> {
-        self.write_last(name, bytes, durability)?;
-        let replaced = self.put_into_place(if_exists)?;
+    fn publish(
+        &self,
+        built: &Dir,
+        files: &[Written],
+        (name, bytes): (Name, Bytes),
+        durability: Durability,
+        (if_exists, old): (IfExists, Option<Identity>),
+    ) -> Result<()> {
+        self.write_last(built, &name, &bytes, durability)?;
+        self.check(built, files)?;
+        let replaced = self.put_into_place(built, if_exists, old)?;
         failpoint::hit("publish.renamed");
         let durable = match durability {
-            Durability::Machine => sync_directory(&self.parent).map_err(|e| match e {
+            Durability::Machine => self.sync_parent().map_err(|e| match e {
                 StorageError::Io { source, .. } => {
                     StorageError::NotDurable { path: self.place.display().to_string(), source }
                 }
@@ -178,15 +191,21 @@ impl Stage for LocalStage {
         durability: Durability,
         progress: Progress,
     ) -> Result<Vec<Written>> {
-        write::write(self.site.built.clone(), files, durability, progress).await
+        write::write(self.built.clone(), files, durability, progress).await
     }
 
-    async fn publish(&self, (name, bytes): (Name, Bytes), durability: Durability) -> Result<()> {
+    fn place(&self) -> Option<String> {
+        Some(url(&self.site.place))
+    }
+
+    async fn publish(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
         if self.published.load(Ordering::Relaxed) {
             return Err(StorageError::invalid(format!("{} is published already", self.site.place.display())));
         }
-        let (site, if_exists) = (self.site.clone(), self.if_exists.clone());
-        let outcome = pool::run_one(move || site.publish(&name, &bytes, durability, if_exists)).await;
+        let (site, built, old) = (self.site.clone(), self.built.clone(), (self.if_exists.clone(), self.old));
+        let files = files.to_vec();
+        let work = move || site.publish(&built, &files, last, durability, old);
+        let outcome = pool::run_one(work).await;
         if matches!(outcome, Ok(()) | Err(StorageError::NotDurable { .. } | StorageError::NotCarried { .. }))
         {
             self.published.store(true, Ordering::Relaxed);
@@ -198,7 +217,7 @@ impl Stage for LocalStage {
         if self.published.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let built = self.site.built.clone();
-        pool::run_one(move || remove_tree(&built)).await
+        let site = self.site.clone();
+        pool::run_one(move || dir::remove_tree(&site.up, &site.built_name, &site.built)).await
     }
 }

@@ -1,6 +1,9 @@
 //! Writing the files of a stage: by position, several threads at once, without locks on the data and without copies.
 
-use super::file::{MAX_VECTORS, write_vectored};
+use super::{
+    dir::Dir,
+    file::{MAX_VECTORS, write_vectored},
+};
 use crate::{
     Durability, Extent, FileBody, Name, Progress, Result, StorageError, Written, failpoint,
     pool::{self, Batch, Turn},
@@ -8,8 +11,8 @@ use crate::{
 };
 use bytes::Bytes;
 use std::{
-    collections::{BTreeSet, VecDeque},
-    fs::{self, File, OpenOptions},
+    collections::VecDeque,
+    fs::File,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -50,7 +53,7 @@ struct Output {
 }
 
 pub(super) async fn write(
-    root: PathBuf,
+    built: Dir,
     files: Vec<FileBody>,
     durability: Durability,
     progress: Progress,
@@ -66,12 +69,12 @@ pub(super) async fn write(
     }
     let names: Vec<Name> = out.iter().map(|w| w.name.clone()).collect();
     let shared = Arc::new(Shared { durability, progress, written: AtomicU64::new(0), total });
-    let place = root.clone();
+    let dir = built.clone();
     let written = out.clone();
     pool::run(move |batch| {
         for (body, written) in files.into_iter().zip(written) {
-            let (place, shared) = (place.clone(), Arc::clone(&shared));
-            batch.spawn(Turn::Main, move |batch| main(&place, body, written, shared, batch));
+            let (dir, shared) = (dir.clone(), Arc::clone(&shared));
+            batch.spawn(Turn::Main, move |batch| main(&dir, body, written, shared, batch));
         }
         Ok(())
     })
@@ -79,7 +82,7 @@ pub(super) async fn write(
     pool::run_one(move || {
         failpoint::hit("write.done");
         if durability == Durability::Machine {
-            sync_directories(&root, &names)?;
+            built.sync_directories(&names)?;
         }
         failpoint::hit("write.synced");
         Ok(())
@@ -88,31 +91,15 @@ pub(super) async fn write(
     Ok(out)
 }
 
-/// Makes a file, so long as it is to be. Writing into a file that has its length is faster than growing it.
-pub(super) fn create(root: &Path, name: &Name, bytes: u64) -> Result<(PathBuf, File)> {
-    let path = root.join(name.as_str());
-    if let Some(parent) = path.parent()
-        && parent != root
-    {
-        fs::create_dir_all(parent).map_err(|e| StorageError::io("create", parent, e))?;
-    }
-    let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(|e| match e.kind() {
-        std::io::ErrorKind::AlreadyExists => StorageError::invalid(format!("{name} is written twice")),
-        _ => StorageError::io("create", &path, e),
-    })?;
-    file.set_len(bytes).map_err(|e| StorageError::io("set the length of", &path, e))?;
-    Ok((path, file))
-}
-
 /// Opens a file, asks others to help, and writes.
 fn main(
-    root: &Path,
+    dir: &Dir,
     body: FileBody,
     written: Written,
     shared: Arc<Shared>,
     batch: &Arc<Batch<()>>,
 ) -> Result<()> {
-    let (path, file) = create(root, &written.name, written.bytes)?;
+    let (path, file) = dir.create(&written.name, written.bytes)?;
     failpoint::hit("write.opened");
     let waiting = units(body.extents);
     let left = AtomicUsize::new(waiting.len());
@@ -273,20 +260,4 @@ pub(super) fn sync_file(file: &File, path: &Path) -> Result<()> {
     file.sync_data().map_err(|e| StorageError::io("sync", path, e))?;
     note(|| Trace::SyncedFile(path.into()));
     Ok(())
-}
-
-pub(super) fn sync_directory(path: &Path) -> Result<()> {
-    File::open(path).and_then(|d| d.sync_all()).map_err(|e| StorageError::io("sync", path, e))?;
-    note(|| Trace::SyncedDirectory(path.into()));
-    Ok(())
-}
-
-/// Syncs every directory of a stage that names one of these files, the stage's own too.
-pub(super) fn sync_directories(root: &Path, names: &[Name]) -> Result<()> {
-    let mut all = BTreeSet::from([root.to_path_buf()]);
-    for name in names {
-        let path = root.join(name.as_str());
-        all.extend(path.ancestors().skip(1).take_while(|p| *p != root).map(Path::to_path_buf));
-    }
-    all.iter().try_for_each(|d| sync_directory(d))
 }

@@ -1,7 +1,7 @@
 use super::Target;
 use crate::{
     Check, Durability, Extent, FileBody, Gather, IfExists, Name, Part, Progress, Result, Stage, StorageError,
-    Store,
+    Store, Written,
 };
 use bytes::Bytes;
 use futures::future::join_all;
@@ -39,6 +39,7 @@ pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
     a_pinned_version_never_mixes_with_the_next(make()).await;
     an_abandoned_version_leaves_nothing(make()).await;
     many_ranks_write_one_version(make()).await;
+    a_version_that_lacks_a_file_is_not_published(make()).await;
     what_was_not_published_shows_and_can_be_removed(make()).await;
     removed_files_are_gone(make()).await;
 }
@@ -64,12 +65,10 @@ async fn published(store: &Arc<dyn Store>, attempt: &str, if_exists: IfExists, f
     let bodies = files.iter().map(|(n, b)| file(n, b)).collect();
     let written = stage.write(bodies, Durability::Process, Progress::none()).await.unwrap();
     let want: Vec<_> = files.iter().map(|(n, b)| (name(n), b.len() as u64)).collect();
-    assert_eq!(
-        written.into_iter().map(|w| (w.name, w.bytes)).collect::<Vec<_>>(),
-        want,
-        "in the order given"
-    );
-    stage.publish((name("record"), Bytes::from_static(b"done")), Durability::Process).await.unwrap();
+    let got: Vec<_> = written.iter().map(|w| (w.name.clone(), w.bytes)).collect();
+    assert_eq!(got, want, "in the order given");
+    let record = (name("record"), Bytes::from_static(b"done"));
+    stage.publish(&written, record, Durability::Process).await.unwrap();
 }
 
 async fn names(store: &Arc<dyn Store>) -> Vec<String> {
@@ -109,7 +108,7 @@ async fn what_is_written_is_seen_only_when_published(store: Arc<dyn Store>) {
     assert_eq!(moved.load(Ordering::Relaxed), 100_000);
     assert!(names(&store).await.is_empty());
     assert_eq!(store.len(&name("b/c")).await.unwrap(), None);
-    stage.publish((name("record"), Bytes::from_static(b"done")), Durability::Machine).await.unwrap();
+    stage.publish(&[], (name("record"), Bytes::from_static(b"done")), Durability::Machine).await.unwrap();
     assert_eq!(names(&store).await, ["a", "b/c", "record"]);
     let top: Vec<_> = store.top().await.unwrap().into_iter().map(|e| (e.name.to_string(), e.bytes)).collect();
     assert_eq!(top, [("a".into(), 0), ("record".into(), 4)]);
@@ -292,7 +291,7 @@ async fn a_place_that_holds_something_is_refused(store: Arc<dyn Store>) {
     // It was filled after the stage had begun.
     late.write(vec![file("b", &pattern(10, 8))], Durability::Process, Progress::none()).await.unwrap();
     let record = (name("record"), Bytes::from_static(b"late"));
-    assert_eq!(kind(late.publish(record, Durability::Process).await), ErrorKind::Exists);
+    assert_eq!(kind(late.publish(&[], record, Durability::Process).await), ErrorKind::Exists);
     late.abandon().await.unwrap();
     assert_eq!(names(&store).await, ["a", "record"]);
     assert_eq!(store.read(&name("record"), 0..4).await.unwrap(), "done");
@@ -309,7 +308,7 @@ async fn a_version_replaces_the_named_files_of_the_old_one(store: Arc<dyn Store>
     stage.write(vec![file("a", &new)], Durability::Machine, Progress::none()).await.unwrap();
     assert_eq!(names(&store).await, ["a", "dir/b", "dir/other", "other", "record"]);
     assert_eq!(store.read(&name("a"), 0..1_000).await.unwrap(), old);
-    stage.publish((name("record"), Bytes::from_static(b"new")), Durability::Machine).await.unwrap();
+    stage.publish(&[], (name("record"), Bytes::from_static(b"new")), Durability::Machine).await.unwrap();
     assert_eq!(names(&store).await, ["a", "dir/other", "other", "record"]);
     assert_eq!(store.read(&name("a"), 0..2_000).await.unwrap(), new);
     assert_eq!(store.read(&name("dir/other"), 0..10).await.unwrap(), old.slice(..10));
@@ -346,14 +345,20 @@ async fn an_abandoned_version_leaves_nothing(store: Arc<dyn Store>) {
 }
 
 async fn many_ranks_write_one_version(store: Arc<dyn Store>) {
-    let stages = join_all((0..8).map(|_| store.stage("together", IfExists::Refuse))).await;
-    let stages: Vec<Arc<dyn Stage>> = stages.into_iter().map(Result::unwrap).collect();
+    let first = store.stage("together", IfExists::Refuse).await.unwrap();
+    let place = first.place();
+    let joined = join_all((1..8).map(|_| store.join("together", place.as_deref()))).await;
+    let stages: Vec<Arc<dyn Stage>> = [Ok(first)].into_iter().chain(joined).map(Result::unwrap).collect();
     let writes = stages.iter().enumerate().map(|(rank, stage)| {
         let files = (0..3).map(|f| file(&format!("__{rank}_{f}"), &pattern(70_000, rank * 3 + f))).collect();
         stage.write(files, Durability::Machine, Progress::none())
     });
-    join_all(writes).await.into_iter().for_each(|w| assert_eq!(w.unwrap().len(), 3));
-    stages[3].publish((name("record"), Bytes::from_static(b"done")), Durability::Machine).await.unwrap();
+    let written: Vec<Written> = join_all(writes).await.into_iter().flat_map(Result::unwrap).collect();
+    assert_eq!(written.len(), 24);
+    stages[0]
+        .publish(&written, (name("record"), Bytes::from_static(b"done")), Durability::Machine)
+        .await
+        .unwrap();
     drop(stages);
     assert_eq!(names(&store).await.len(), 25);
     for rank in 0..8 {
@@ -362,6 +367,29 @@ async fn many_ranks_write_one_version(store: Arc<dyn Store>) {
             assert_eq!(got, pattern(70_000, rank * 3 + f));
         }
     }
+}
+
+async fn a_version_that_lacks_a_file_is_not_published(store: Arc<dyn Store>) {
+    let (old, new) = (pattern(100, 17), pattern(200, 18));
+    published(&store, "old", IfExists::Refuse, &[("a", old.clone()), ("d/b", old.clone())]).await;
+    let said = |n: &str, bytes| Written { name: name(n), bytes };
+    // Missing, too short, too long, below a directory that is there and one that is not, what is a directory.
+    let wrong = [("c", 200), ("a", 201), ("a", 199), ("d/b", 0), ("d/c", 200), ("e/f/g", 200), ("d", 0)];
+    for (i, (file_name, bytes)) in wrong.into_iter().enumerate() {
+        let stage = store.stage(&format!("new-{i}"), replace(&["a", "d/b", "record"])).await.unwrap();
+        let files = vec![file("a", &new), file("d/b", &new)];
+        let mut written = stage.write(files, Durability::Process, Progress::none()).await.unwrap();
+        written.push(said(file_name, bytes));
+        let record = (name("record"), Bytes::from_static(b"new"));
+        let e = stage.publish(&written, record, Durability::Process).await.unwrap_err();
+        assert!(matches!(e, StorageError::Incomplete { .. }), "{file_name}: {e}");
+        assert!(e.to_string().contains(file_name), "{e}");
+        assert_eq!(names(&store).await, ["a", "d/b", "record"]);
+        assert_eq!(store.read(&name("a"), 0..100).await.unwrap(), old, "the old version is whole");
+        assert_eq!(store.read(&name("record"), 0..4).await.unwrap(), "done");
+        stage.abandon().await.unwrap();
+    }
+    assert!(store.leftovers().await.unwrap().is_empty());
 }
 
 async fn what_was_not_published_shows_and_can_be_removed(store: Arc<dyn Store>) {

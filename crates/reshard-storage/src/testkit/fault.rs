@@ -1,6 +1,6 @@
 use crate::{
-    Durability, Entry, FileBody, Gather, Hints, IfExists, Leftover, Name, Progress, ReadStats, Result, Stage,
-    StorageError, Store, Written, gather::reads,
+    Durability, Entry, FileBody, Gather, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, Result,
+    Stage, StorageError, Store, Written, gather::reads,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -27,6 +27,7 @@ pub enum Op {
     Len,
     Exists,
     Pinned,
+    Resolved,
     Stage,
     Leftovers,
     Modified,
@@ -39,7 +40,7 @@ pub enum Op {
 
 impl Op {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Read,
         Self::ReadRanges,
         Self::Gather,
@@ -48,6 +49,7 @@ impl Op {
         Self::Len,
         Self::Exists,
         Self::Pinned,
+        Self::Resolved,
         Self::Stage,
         Self::Leftovers,
         Self::Modified,
@@ -67,6 +69,7 @@ impl Op {
             Self::Remove => "remove from",
             Self::Len | Self::Exists | Self::Modified => "look at",
             Self::Pinned => "pin",
+            Self::Resolved => "resolve",
             Self::Stage => "stage",
             Self::Leftovers => "list leftovers of",
             Self::RemoveLeftover => "remove a leftover of",
@@ -90,6 +93,10 @@ pub enum Fault {
     Short,
     /// Reads succeed, and one bit of what they read is wrong. Other calls succeed.
     FlippedBit,
+    /// Writes say that they succeeded, and the last of their files is not there. Other calls succeed.
+    Lost,
+    /// Writes say that they succeeded, and the last of their files lacks its last byte. Other calls succeed.
+    Cut,
 }
 
 #[derive(Debug)]
@@ -145,13 +152,22 @@ impl FaultStore {
     }
 
     async fn with<T>(&self, op: Op, work: impl Future<Output = Result<T>>) -> Result<T> {
-        match self.due(op) {
+        self.faulty(self.due(op), op, work).await
+    }
+
+    async fn faulty<T>(
+        &self,
+        fault: Option<Fault>,
+        op: Op,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        match fault {
             Some(Fault::Before | Fault::Short) => Err(self.error(op)),
             Some(Fault::After) => {
                 work.await?;
                 Err(self.error(op))
             }
-            Some(Fault::FlippedBit) | None => work.await,
+            Some(Fault::FlippedBit | Fault::Lost | Fault::Cut) | None => work.await,
         }
     }
 
@@ -274,6 +290,20 @@ impl Store for FaultStore {
         Ok(Arc::new(FaultStage { inner, store: self.clone() }))
     }
 
+    async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
+        let inner = self.with(Op::Resolved, self.inner.resolved()).await?;
+        Ok(inner.map(|inner| Arc::new(Self { inner, ..self.clone() }) as _))
+    }
+
+    async fn links(&self) -> Result<Vec<Link>> {
+        self.with(Op::List, self.inner.links()).await
+    }
+
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Stage>> {
+        let inner = self.with(Op::Stage, self.inner.join(attempt, place)).await?;
+        Ok(Arc::new(FaultStage { inner, store: self.clone() }))
+    }
+
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         self.with(Op::Leftovers, self.inner.leftovers()).await
     }
@@ -293,6 +323,34 @@ struct FaultStage {
     store: FaultStore,
 }
 
+impl FaultStage {
+    /// Writes less than was asked for, and says that it was all.
+    async fn damaged(
+        &self,
+        fault: Fault,
+        mut files: Vec<FileBody>,
+        durability: Durability,
+        progress: Progress,
+    ) -> Result<Vec<Written>> {
+        let said = |f: &FileBody| Written { name: f.name.clone(), bytes: f.bytes().unwrap_or_default() };
+        let said = files.iter().map(said).collect();
+        if let Some(last) = files.pop()
+            && fault == Fault::Cut
+        {
+            let mut bytes = BytesMut::new();
+            for mut extent in last.extents {
+                while let Some(block) = extent.next_block() {
+                    bytes.extend_from_slice(&block.unwrap());
+                }
+            }
+            bytes.truncate(bytes.len().saturating_sub(1));
+            files.push(FileBody::from_bytes(last.name, bytes.freeze()));
+        }
+        self.inner.write(files, durability, progress).await?;
+        Ok(said)
+    }
+}
+
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Stage for FaultStage {
@@ -302,11 +360,23 @@ impl Stage for FaultStage {
         durability: Durability,
         progress: Progress,
     ) -> Result<Vec<Written>> {
-        self.store.with(Op::Write, self.inner.write(files, durability, progress)).await
+        match self.store.due(Op::Write) {
+            Some(fault @ (Fault::Lost | Fault::Cut)) => {
+                self.damaged(fault, files, durability, progress).await
+            }
+            fault => {
+                let work = self.inner.write(files, durability, progress);
+                self.store.faulty(fault, Op::Write, work).await
+            }
+        }
     }
 
-    async fn publish(&self, last: (Name, Bytes), durability: Durability) -> Result<()> {
-        self.store.with(Op::Publish, self.inner.publish(last, durability)).await
+    fn place(&self) -> Option<String> {
+        self.inner.place()
+    }
+
+    async fn publish(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
+        self.store.with(Op::Publish, self.inner.publish(files, last, durability)).await
     }
 
     async fn abandon(&self) -> Result<()> {

@@ -124,6 +124,14 @@ impl Store for MemoryStore {
         Ok(Arc::new(MemoryStage { store: self.clone(), attempt: attempt.into(), if_exists }))
     }
 
+    async fn join(&self, attempt: &str, _: Option<&str>) -> Result<Arc<dyn Stage>> {
+        if !lock(&self.place).staged.contains_key(attempt) {
+            return Err(StorageError::NotJoined { path: self.url(), attempt: attempt.into() });
+        }
+        let (store, if_exists) = (self.clone(), IfExists::Refuse);
+        Ok(Arc::new(MemoryStage { store, attempt: attempt.into(), if_exists }))
+    }
+
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         let url = self.url();
         Ok(lock(&self.place).staged.keys().map(|a| Leftover::new(a.clone(), format!("{url}#{a}"))).collect())
@@ -187,10 +195,11 @@ impl Stage for MemoryStage {
         Ok(out)
     }
 
-    async fn publish(&self, (name, bytes): (Name, Bytes), _: Durability) -> Result<()> {
+    async fn publish(&self, files: &[Written], (name, bytes): (Name, Bytes), _: Durability) -> Result<()> {
         let mut place = lock(&self.store.place);
-        if !place.staged.contains_key(&self.attempt) {
-            return Err(self.gone());
+        let staged = place.staged.get(&self.attempt).ok_or_else(|| self.gone())?;
+        for file in files {
+            file.check(self.store.url(), staged.get(&file.name).map(|b| b.len() as u64))?;
         }
         if self.if_exists == IfExists::Refuse && !place.files.is_empty() {
             return Err(StorageError::Exists { path: self.store.url() });

@@ -76,7 +76,7 @@ async fn publish(stage: &Arc<dyn Stage>, saved: &Saved) -> Result<()> {
     let files =
         others.iter().map(|(name, bytes)| FileBody::from_bytes(name.clone(), bytes.clone())).collect();
     stage.write(files, Durability::Process, Progress::none()).await?;
-    Ok(stage.publish(last.clone(), Durability::Process).await?)
+    Ok(stage.publish(&[], last.clone(), Durability::Process).await?)
 }
 
 /// Loads onto as many ranks as are given, each a thread.

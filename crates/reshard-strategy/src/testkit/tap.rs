@@ -306,6 +306,10 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
         self.inner.permits(key)
     }
 
+    fn owns(&self, name: &Name) -> bool {
+        self.inner.owns(name)
+    }
+
     fn role(&self, file: &Entry) -> FileRole {
         self.inner.role(file)
     }

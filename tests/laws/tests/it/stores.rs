@@ -2,8 +2,10 @@
 
 use reshard::storage::Store;
 use reshard::{
-    BoxError, DType, Data, Dialect, Durability, ErrorKind, Region, ShardedTensor, StateDict, TensorSource,
-    Value, torch_dist::TorchDistConfig,
+    BoxError, DType, Data, DefaultSavePlanner, Dialect, Durability, ErrorKind, Region, SavePlanner,
+    ShardedTensor, StateDict, TensorSource, Value,
+    plan::{PlanError, SavePlan},
+    torch_dist::TorchDistConfig,
 };
 use reshard_laws::{
     place::Place,
@@ -103,6 +105,81 @@ fn an_old_checkpoint_outlives_every_failed_save() {
                 assert_eq!(old.leftovers(), 0, "{op:?} {nth}");
             }
         }
+    }
+}
+
+#[test]
+fn a_file_that_is_not_whole_in_the_stage_is_never_published_whoever_wrote_it() {
+    let world = world();
+    let modes =
+        [(RANKS, Dialect::Megatron, false), (RANKS, Dialect::Dcp, true), (1, Dialect::Megatron, false)];
+    for (ranks, dialect, local) in modes {
+        let states = || world.states(&world.rows(ranks), &mut Dice::of([0, 1, 3, 2]));
+        let save = |place: &Place| {
+            save(group(ranks), states(), place.url(), move |_, s| {
+                s.overwrite(true).dialect(dialect).rank_local(local)
+            })
+        };
+        let old = Place::new();
+        save(&old).into_iter().for_each(|o| drop(o.unwrap()));
+        let before = old.files();
+        let mut met = BTreeSet::new();
+        for fault in [Fault::Lost, Fault::Cut] {
+            for nth in 0..3 * u64::from(ranks) {
+                let outcomes = save(&faulty(&old, Op::Write, nth, fault));
+                assert_eq!(old.files(), before, "{dialect} {nth} {fault:?}");
+                assert_eq!(old.leftovers(), 0, "{dialect} {nth} {fault:?}");
+                // A call that wrote nothing, or that is never made, can't lose anything.
+                if outcomes.iter().all(Result::is_ok) {
+                    continue;
+                }
+                let text = outcomes[0].as_ref().unwrap_err().to_string();
+                assert!(text.contains("nothing is published"), "{text}");
+                let told = ["__", "common.pt", "reshard.json", ".metadata"].map(|f| text.contains(f));
+                met.insert(told.into_iter().position(|t| t).unwrap_or_else(|| panic!("{text}")));
+                if ranks > 1 {
+                    assert_eq!(self::told(outcomes.iter().map(|o| o.as_ref().err())).0, "publish");
+                }
+            }
+        }
+        assert!(met.contains(&0) && met.len() >= 2, "data and records: {met:?}");
+    }
+}
+
+/// Loses an item after all ranks have agreed upon it.
+#[derive(Debug)]
+struct Forgetful(u32);
+
+impl SavePlanner for Forgetful {
+    fn base(&self) -> &dyn SavePlanner {
+        &DefaultSavePlanner::DEFAULT
+    }
+
+    fn finish_plan(&self, plan: SavePlan) -> Result<SavePlan, PlanError> {
+        let mut plan = self.base().finish_plan(plan)?;
+        if self.0 == 0 {
+            plan.items.pop();
+        }
+        Ok(plan)
+    }
+}
+
+#[test]
+fn a_checkpoint_that_lacks_a_planned_item_is_not_committed() {
+    let world = world();
+    for ranks in [1, RANKS] {
+        let states = world.states(&world.rows(ranks), &mut Dice::of([0, 1, 3, 2]));
+        let place = Place::new();
+        let outcomes = save(group(ranks), states, place.url(), |rank, s| s.planner(Forgetful(rank.0)));
+        for outcome in outcomes {
+            let e = outcome.err().unwrap_or_else(|| panic!("a checkpoint with a hole was published"));
+            let text = e.to_string();
+            assert!(
+                text.contains("items were written where") && text.contains("nothing is published"),
+                "{text}"
+            );
+        }
+        assert!(place.files().is_empty() && place.leftovers() == 0);
     }
 }
 

@@ -1,0 +1,269 @@
+//! A directory that is held open, and what is done below it. It stays the same one whatever its path comes to mean, and no
+//! link is followed on the way down, so that nothing is read, written or removed elsewhere.
+
+use crate::{
+    Name, Result, StorageError,
+    trail::{Trace, note},
+};
+use rustix::{
+    fs::{AtFlags, Dir as Entries, FileType, Mode, OFlags, Stat},
+    io::Errno,
+    path::Arg,
+};
+use std::{
+    collections::BTreeSet,
+    ffi::{CStr, CString, OsStr},
+    fs::File,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// What a directory that is made may be used for; the process's mask takes some of it away.
+const ANY: Mode = Mode::from_raw_mode(0o777);
+
+/// Opens a directory that is not a link to one.
+pub(super) fn open(at: impl AsFd, path: impl Arg) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    rustix::fs::openat(at, path, flags, Mode::empty())
+}
+
+/// Holds a directory only to find names in it, for which no right to list it is needed. Links are followed.
+pub(super) fn hold(path: &Path) -> Result<OwnedFd, Errno> {
+    #[cfg(target_os = "linux")]
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    #[cfg(not(target_os = "linux"))]
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty())
+}
+
+/// Names of all that lies in a directory.
+pub(super) fn names(dir: impl AsFd) -> Result<Vec<CString>, Errno> {
+    let mut out = Vec::new();
+    for entry in Entries::read_from(dir)? {
+        let name = entry?.file_name().to_owned();
+        if !matches!(name.to_bytes(), b"." | b"..") {
+            out.push(name);
+        }
+    }
+    Ok(out)
+}
+
+/// What tells a directory from all others, whatever it is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity(Device, u64);
+
+#[cfg(target_os = "linux")]
+type Device = u64;
+#[cfg(not(target_os = "linux"))]
+type Device = i32;
+
+impl Identity {
+    fn new(stat: &Stat) -> Self {
+        Self(stat.st_dev, stat.st_ino)
+    }
+
+    /// Of an open directory.
+    pub(super) fn of(fd: &OwnedFd) -> Result<Self, Errno> {
+        Ok(Self::new(&rustix::fs::fstat(fd)?))
+    }
+
+    /// Of what bears a name in a directory; `None` when nothing does.
+    pub(super) fn named(at: impl AsFd, name: &OsStr) -> Result<Option<Self>, Errno> {
+        match rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(None),
+            other => Ok(Some(Self::new(&other?))),
+        }
+    }
+}
+
+/// Whether nothing lies in a directory.
+pub(super) fn is_empty(dir: impl AsFd) -> Result<bool, Errno> {
+    for entry in Entries::read_from(dir)? {
+        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A part of the path that is a file makes the rest absent.
+pub(super) fn is_absent(e: Errno) -> bool {
+    matches!(e, Errno::NOENT | Errno::NOTDIR)
+}
+
+/// Removes a directory, unless something is in it: that came while we were at work, and stays.
+pub(super) fn rmdir(at: impl AsFd, path: impl Arg) -> Result<(), Errno> {
+    match rustix::fs::unlinkat(at, path, AtFlags::REMOVEDIR) {
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
+        other => other,
+    }
+}
+
+/// Does something in the directory of a file, which is given its name there. The directories on the way must be ones, not
+/// links to them.
+pub(super) fn below<T>(
+    root: impl AsFd,
+    name: &Name,
+    f: impl FnOnce(BorrowedFd<'_>, &str) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    let Some((dirs, file)) = name.as_str().rsplit_once('/') else { return f(root.as_fd(), name.as_str()) };
+    let mut held: Option<OwnedFd> = None;
+    for part in dirs.split('/') {
+        held = Some(match &held {
+            Some(fd) => open(fd, part)?,
+            None => open(&root, part)?,
+        });
+    }
+    match &held {
+        Some(fd) => f(fd.as_fd(), file),
+        None => f(root.as_fd(), file),
+    }
+}
+
+/// Removes a file below an open directory, if it is there.
+pub(super) fn unlink(root: impl AsFd, name: &Name) -> Result<(), Errno> {
+    match below(root, name, |dir, file| rustix::fs::unlinkat(dir, file, AtFlags::empty())) {
+        Err(e) if is_absent(e) => Ok(()),
+        other => other,
+    }
+}
+
+/// Removes a directory with all that is in it. One that is not there is no error.
+pub(super) fn remove_tree(at: impl AsFd, name: &OsStr, path: &Path) -> Result<()> {
+    // Another rank may remove it too, or still be adding a file.
+    let mut tries = 0;
+    loop {
+        match remove_all(at.as_fd(), name) {
+            Ok(()) | Err(Errno::NOENT) => return Ok(()),
+            Err(Errno::NOTEMPTY | Errno::EXIST) if tries < 100 => tries += 1,
+            Err(e) => return Err(StorageError::io("remove", path, e)),
+        }
+    }
+}
+
+fn remove_all(at: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+    let dir = match open(at, name) {
+        // No directory, or a link.
+        Err(Errno::NOTDIR | Errno::LOOP) => return gone(rustix::fs::unlinkat(at, name, AtFlags::empty())),
+        other => other?,
+    };
+    for name in names(&dir)? {
+        match rustix::fs::unlinkat(&dir, &name, AtFlags::empty()) {
+            // How systems say that it is a directory.
+            Err(Errno::ISDIR | Errno::PERM) => {
+                gone(remove_all(dir.as_fd(), OsStr::from_bytes(name.to_bytes())))?;
+            }
+            other => gone(other)?,
+        }
+    }
+    gone(rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR))
+}
+
+fn gone(outcome: Result<(), Errno>) -> Result<(), Errno> {
+    if outcome == Err(Errno::NOENT) { Ok(()) } else { outcome }
+}
+
+/// Length of a file that is no link; `None` when there is none.
+fn len(dir: BorrowedFd<'_>, file: &str) -> Result<Option<u64>, Errno> {
+    let stat = rustix::fs::statat(dir, file, AtFlags::SYMLINK_NOFOLLOW)?;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    Ok(u64::try_from(stat.st_size).ok().filter(|_| is_file))
+}
+
+/// A directory that is written to.
+#[derive(Clone, Debug)]
+pub(super) struct Dir {
+    fd: Arc<OwnedFd>,
+    path: PathBuf,
+}
+
+impl Dir {
+    /// Opens a directory, which lies at `path`; that is only for messages.
+    pub(super) fn open(at: impl AsFd, name: &OsStr, path: &Path) -> Result<Self> {
+        let fd = open(at, name).map_err(|e| StorageError::io("open", path, e))?;
+        Ok(Self { fd: Arc::new(fd), path: path.into() })
+    }
+
+    pub(super) fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// Makes a file, so long as it is to be. Writing into a file that has its length is faster than growing it.
+    pub(super) fn create(&self, name: &Name, bytes: u64) -> Result<(PathBuf, File)> {
+        let path = self.path.join(name.as_str());
+        self.make_parents(name)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let mode = Mode::from_raw_mode(0o666);
+        let file = below(&self.fd, name, |dir, file| rustix::fs::openat(dir, file, flags, mode));
+        let file = File::from(file.map_err(|e| match e {
+            Errno::EXIST => StorageError::invalid(format!("{name} is written twice")),
+            e => StorageError::io("create", &path, e),
+        })?);
+        file.set_len(bytes).map_err(|e| StorageError::io("set the length of", &path, e))?;
+        Ok((path, file))
+    }
+
+    fn make_parents(&self, name: &Name) -> Result<()> {
+        for (end, _) in name.as_str().match_indices('/') {
+            let above = Name::new(&name.as_str()[..end])?;
+            match below(&self.fd, &above, |dir, part| rustix::fs::mkdirat(dir, part, ANY)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(e) => return Err(StorageError::io("create", self.path.join(above.as_str()), e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Length of a file; `None` when there is none.
+    pub(super) fn len(&self, name: &Name) -> Result<Option<u64>> {
+        match below(&self.fd, name, len) {
+            Err(e) if is_absent(e) || e == Errno::LOOP => Ok(None),
+            other => other.map_err(|e| StorageError::io("look at", self.path.join(name.as_str()), e)),
+        }
+    }
+
+    /// Syncs every directory that names one of these files, this one too.
+    pub(super) fn sync_directories(&self, names: &[Name]) -> Result<()> {
+        sync(self.fd(), &self.path)?;
+        let all: BTreeSet<&str> = names
+            .iter()
+            .flat_map(|n| n.as_str().match_indices('/').map(|(end, _)| &n.as_str()[..end]))
+            .collect();
+        for dir in all {
+            let path = self.path.join(dir);
+            let fd = below(&self.fd, &Name::new(dir)?, |above, part| open(above, part));
+            sync(&fd.map_err(|e| StorageError::io("open", &path, e))?, &path)?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes a directory in another, unless it is there.
+pub(super) fn make(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
+    match rustix::fs::mkdirat(at, name, ANY) {
+        Err(Errno::EXIST) => Ok(()),
+        other => other,
+    }
+}
+
+/// The names in a directory are on the disk after this. It may be one that is only held.
+pub(super) fn sync_held(fd: impl AsFd, path: &Path) -> Result<()> {
+    let fd = open(fd, c".").map_err(|e| StorageError::io("open", path, e))?;
+    sync(&fd, path)
+}
+
+/// The names in an open directory are on the disk after this.
+pub(super) fn sync(fd: &OwnedFd, path: &Path) -> Result<()> {
+    rustix::fs::fsync(fd).map_err(|e| StorageError::io("sync", path, e))?;
+    note(|| Trace::SyncedDirectory(path.into()));
+    Ok(())
+}
+
+/// A name as text.
+pub(super) fn utf8(name: &CStr) -> Option<&str> {
+    name.to_str().ok().filter(|n| *n != "." && *n != "..")
+}

@@ -1,0 +1,78 @@
+//! What ranks write in a save, so that publishing can look whether all of it is there.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use reshard_comm::Comm;
+use reshard_storage::{Durability, FileBody, Name, Progress, Result, Stage, StorageError, Written};
+use reshard_strategy::{StrategyError, cause};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A stage that remembers the files that were written through it, whoever has written them: the strategy, common state, the
+/// records.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    inner: Arc<dyn Stage>,
+    files: Mutex<Vec<Written>>,
+}
+
+impl Tally {
+    pub(crate) fn new(inner: Arc<dyn Stage>) -> Self {
+        Self { inner, files: Mutex::default() }
+    }
+
+    /// The files that this rank has written; none are left here.
+    pub(crate) fn take(&self) -> Vec<Written> {
+        std::mem::take(&mut self.files.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[async_trait]
+impl Stage for Tally {
+    async fn write(
+        &self,
+        files: Vec<FileBody>,
+        durability: Durability,
+        progress: Progress,
+    ) -> Result<Vec<Written>> {
+        // What was asked for, not what the store says of it.
+        let mut asked = Vec::with_capacity(files.len());
+        for file in &files {
+            let too_long =
+                || StorageError::invalid(format!("{}: its length does not fit 64 bits", file.name));
+            asked.push(Written { name: file.name.clone(), bytes: file.bytes().ok_or_else(too_long)? });
+        }
+        let written = self.inner.write(files, durability, progress).await?;
+        self.files.lock().unwrap_or_else(PoisonError::into_inner).append(&mut asked);
+        Ok(written)
+    }
+
+    fn place(&self) -> Option<String> {
+        self.inner.place()
+    }
+
+    async fn publish(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
+        self.inner.publish(files, last, durability).await
+    }
+
+    async fn abandon(&self) -> Result<()> {
+        self.inner.abandon().await
+    }
+}
+
+/// Tells the coordinator what all ranks have written; the others get nothing. A rank that failed fails all.
+pub(crate) async fn gather(
+    comm: &Comm<'_>,
+    mine: Result<Vec<Written>, StrategyError>,
+) -> Result<Vec<Written>, StrategyError> {
+    let mut all = Vec::new();
+    let part = mine.as_ref().map(Clone::clone).map_err(cause);
+    let told = comm.all_reduce("write", part, |ranks: Vec<Vec<Written>>| {
+        all = ranks.into_iter().flatten().collect();
+        Ok(())
+    });
+    match (told.await, mine) {
+        (Ok(()), _) => Ok(all),
+        (Err(_), Err(own)) if comm.size() == 1 => Err(own),
+        (Err(e), _) => Err(e.into()),
+    }
+}

@@ -1,0 +1,165 @@
+//! Links and directories on the way to a checkpoint are changed for others while it is saved: what lies anywhere is whole all
+//! the same.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+use reshard::Dialect;
+use reshard_crash::{look, save};
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+/// How often each is tried: by every `cargo test`, and by those that are run with `--ignored`.
+const FEW: u64 = 20;
+const MANY: u64 = 500;
+
+/// All directories that are, or look like, checkpoints, however deep; those that are still hidden are not.
+fn checkpoints(dir: &Path, out: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+        if !entry.file_type().unwrap().is_dir() || entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        let path = entry.path();
+        match fs::read_dir(&path).unwrap().any(|e| e.unwrap().file_type().unwrap().is_file()) {
+            true => out.push(path),
+            false => checkpoints(&path, out),
+        }
+    }
+}
+
+/// What attempts have left in a directory and those below.
+fn hidden(dir: &Path) -> Vec<PathBuf> {
+    let mut out = Vec::new();
+    for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+        match entry.file_name().as_encoded_bytes() {
+            [b'.', .., b't', b'm', b'p'] | [b'.', .., b'o', b'l', b'd'] => out.push(entry.path()),
+            _ if entry.file_type().unwrap().is_dir() => out.extend(hidden(&entry.path())),
+            _ => {}
+        }
+    }
+    out
+}
+
+/// Saves to `url` again and again while `swap` is called all the time. Returns how many saves succeeded.
+fn race(home: &Path, url: &Path, rounds: u64, swap: impl Fn() + Sync) -> u64 {
+    let [stop, pause, paused] = [(); 3].map(|()| AtomicBool::new(false));
+    let mut done = 0;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Acquire) {
+                paused.store(pause.load(Ordering::Acquire), Ordering::Release);
+                if paused.load(Ordering::Acquire) {
+                    thread::yield_now();
+                } else {
+                    swap();
+                }
+            }
+        });
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for step in 10..10 + rounds {
+                let dialect = if step % 2 == 0 { Dialect::Megatron } else { Dialect::Dcp };
+                let saved = save(url, step, true, dialect);
+                done += u64::from(saved.is_ok());
+                pause.store(true, Ordering::Release);
+                while !paused.load(Ordering::Acquire) {
+                    thread::yield_now();
+                }
+                let mut all = Vec::new();
+                checkpoints(home, &mut all);
+                assert!(all.len() >= 2, "{all:?}");
+                let mut found = Vec::new();
+                for dir in all {
+                    match look(&dir) {
+                        Ok(of) => found.push(of),
+                        Err(e) => panic!("{} after step {step} ({saved:?}): {e:#}", dir.display()),
+                    }
+                }
+                // What is said to be saved is there.
+                assert!(saved.is_err() || found.contains(&Some(step)), "{step} is not among {found:?}");
+                pause.store(false, Ordering::Release);
+                while paused.load(Ordering::Acquire) {
+                    thread::yield_now();
+                }
+            }
+        }));
+        stop.store(true, Ordering::Release);
+        outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    done
+}
+
+fn a_link_that_is_repointed(rounds: u64) {
+    let home = tempfile::tempdir().unwrap();
+    let [one, two, link, new] = ["one", "two", "latest", "new"].map(|n| home.path().join(n));
+    for (dir, step) in [(&one, 1), (&two, 2)] {
+        save(dir, step, false, Dialect::Megatron).unwrap();
+    }
+    symlink("one", &link).unwrap();
+    let done = race(home.path(), &link, rounds, || {
+        for to in ["two", "one"] {
+            symlink(to, &new).unwrap();
+            fs::rename(&new, &link).unwrap();
+        }
+    });
+    // Where it leads is looked at once, so nothing stands in the way of any save.
+    assert_eq!(done, rounds);
+    assert_eq!(hidden(home.path()), Vec::<PathBuf>::new());
+}
+
+/// Puts `b` where `a` is, and the other way round; for a moment nothing is at either. What a save has put there meanwhile goes
+/// out of the way.
+fn swap(a: &Path, b: &Path, count: &std::sync::atomic::AtomicU64) {
+    let aside = a.with_extension("aside");
+    let away = || {
+        let n = count.fetch_add(1, Ordering::Relaxed);
+        a.with_extension(format!("away-{n}"))
+    };
+    if fs::rename(a, &aside).is_err() {
+        return;
+    }
+    while fs::rename(b, a).is_err() && b.exists() {
+        fs::rename(a, away()).unwrap_or(());
+    }
+    while fs::rename(&aside, b).is_err() {
+        fs::rename(b, away()).unwrap_or(());
+    }
+}
+
+fn a_directory_that_is_swapped(rounds: u64, place_itself: bool) {
+    let home = tempfile::tempdir().unwrap();
+    let [one, two] = ["one", "two"].map(|n| home.path().join(n));
+    let at = |dir: &Path| if place_itself { dir.to_path_buf() } else { dir.join("ckpt") };
+    for (dir, step) in [(&one, 1), (&two, 2)] {
+        save(&at(dir), step, false, Dialect::Megatron).unwrap();
+    }
+    let count = std::sync::atomic::AtomicU64::new(0);
+    let done = race(home.path(), &at(&one), rounds, || swap(&one, &two, &count));
+    assert!(done > 0, "no save of {rounds} succeeded");
+}
+
+#[test]
+fn a_save_to_a_link_that_is_repointed_is_whole() {
+    a_link_that_is_repointed(FEW);
+}
+
+#[test]
+fn a_save_below_a_directory_that_is_swapped_for_another_is_whole_or_an_error() {
+    a_directory_that_is_swapped(FEW, false);
+}
+
+#[test]
+fn a_save_to_a_directory_that_is_swapped_for_another_is_whole_or_an_error() {
+    a_directory_that_is_swapped(FEW, true);
+}
+
+#[test]
+#[ignore = "takes minutes; a few rounds are run always"]
+fn many_saves_to_links_and_directories_that_are_changed_are_whole_or_errors() {
+    a_link_that_is_repointed(MANY);
+    a_directory_that_is_swapped(MANY, false);
+    a_directory_that_is_swapped(MANY, true);
+}
