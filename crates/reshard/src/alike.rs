@@ -12,7 +12,6 @@ use reshard_strategy::{Result, StrategyError, agree as all_agree, cause};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
     sync::Arc,
 };
 
@@ -24,6 +23,8 @@ const TASK: u64 = 4 << 20;
 const FROM_DEVICE: u64 = 64 << 20;
 /// So many tensors are named in a message.
 const SHOWN: usize = 20;
+/// So many ways in which ranks differ are told of one tensor.
+const WAYS: usize = 4;
 
 /// What is to be done with plain tensors.
 #[derive(Clone, Copy, Debug)]
@@ -254,10 +255,12 @@ fn problem(path: &Path, first: Rank, is: Option<&Print>, others: &Holders<'_>) -
         ways.entry(way).or_default().push(*rank);
     }
     let mut out = format!("{path}: rank {first} has {}", is.map_or("none".to_owned(), spec));
-    for (way, ranks) in ways {
-        // Writing to a String does not fail.
-        write!(out, ", {} {} {way}", Rank::list(&ranks), if ranks.len() == 1 { "has" } else { "have" })
-            .unwrap_or(());
+    for (way, ranks) in ways.iter().take(WAYS) {
+        let have = if ranks.len() == 1 { "has" } else { "have" };
+        out = format!("{out}, {} {have} {way}", Rank::list(ranks));
+    }
+    if ways.len() > WAYS {
+        out += ", others have yet others";
     }
     out
 }
