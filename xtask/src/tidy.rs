@@ -1,5 +1,6 @@
 //! House rules that no compiler checks.
 
+mod examples;
 mod files;
 mod floors;
 mod pages;
@@ -17,6 +18,7 @@ pub(crate) fn run(bless: bool) -> Result<()> {
     floors::check(&mut complaints)?;
     files::check(&files, &mut complaints)?;
     pages::check(&files, bless, &mut complaints)?;
+    examples::check(&files, &mut complaints)?;
     if complaints.is_empty() {
         say(format!("tidy: {} files, nothing to complain about", files.len()));
         return Ok(());

@@ -12,6 +12,11 @@ impl Rank {
         self.0 as usize
     }
 
+    /// Several ranks in a message: `rank 3`, `ranks 0, 2, 5`, and not a thousand of them.
+    pub fn list(ranks: &[Self]) -> impl fmt::Display + '_ {
+        Ranks(ranks)
+    }
+
     /// The rank at this place of a `Vec` that has one element per rank.
     pub(crate) fn at(index: usize) -> Self {
         Self(u32::try_from(index).unwrap_or(u32::MAX))

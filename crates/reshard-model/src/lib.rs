@@ -58,7 +58,8 @@ pub use sharded::{
     add_prefix_for_sharding, apply_prefix_mapping, local_chunk, replace_prefix_for_sharding,
 };
 pub use stages::{
-    Flatten, Frame, Parts, PathOfKey, expand_factories, merge_factories, split, split_as, unflatten,
+    Flatten, Frame, Parts, PathOfKey, PlainTensor, expand_factories, merge_factories, split, split_as,
+    unflatten,
 };
 pub use tensor::Tensor;
 pub use tree::{Difference, Path, Plain, Step, Tree, diff};

@@ -13,9 +13,11 @@ use std::collections::BTreeMap;
 mod dcp;
 mod factories;
 mod megatron;
+mod plain;
 mod unflatten;
 
 pub use factories::{expand_factories, merge_factories};
+pub use plain::PlainTensor;
 pub use unflatten::unflatten;
 
 /// Under which path a key was saved: PyTorch's `planner_data`. Here a [`Step::Index`] is an index of a list and nothing else;

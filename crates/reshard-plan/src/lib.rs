@@ -12,6 +12,8 @@
 //! planners, return the inner one from `base`. [`SavePlanner`] and [`LoadPlanner`] have examples;
 //! `docs/planners.md` says which hook of PyTorch is which of ours.
 
+#[cfg(doctest)]
+mod book;
 pub mod cast;
 mod error;
 mod geometry;

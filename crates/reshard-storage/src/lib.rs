@@ -17,6 +17,7 @@ mod gather;
 mod local;
 mod name;
 mod pool;
+mod run;
 mod store;
 mod stores;
 #[cfg(feature = "testkit")]
@@ -30,6 +31,7 @@ pub use error::{Result, StorageError};
 pub use gather::{Check, Gather, Part, ReadStats};
 pub use local::LocalStore;
 pub use name::Name;
+pub use run::run_blocking;
 pub use store::{Hints, IfExists, Leftover, Link, Stage, Store};
 pub use stores::{OpenStore, StoreScheme, Stores};
 pub use wait::wait;

@@ -35,6 +35,7 @@
 //! This crate composes and decides nothing: formats are strategies ([`Registry`]), places are stores ([`Stores`]), ranks are
 //! process groups ([`ProcessGroup`]); crates of third parties add to each.
 
+mod alike;
 mod attempt;
 mod checkpoint;
 mod common;

@@ -1,5 +1,6 @@
 use crate::{
     CommonForm, Error, Result, SaveReport, StoredCommon,
+    alike::{self, Rule},
     attempt::attempt,
     error::Context,
     ranks::{self, Ranks},
@@ -10,7 +11,9 @@ use crate::{
 };
 use bytes::Bytes;
 use reshard_comm::{Comm, ProcessGroup, Rank};
-use reshard_model::{Dialect, Parts, Path, Plain, Sharded, ShardedObject, StateDict, Value, split};
+use reshard_model::{
+    Dialect, Parts, Path, Plain, PlainTensor, Sharded, ShardedObject, StateDict, Value, split,
+};
 use reshard_plan::{DefaultSavePlanner, PlannerData, SavePlanner};
 use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, FileBody, Name, Progress, Stage, StorageError, Store, Stores};
@@ -40,7 +43,8 @@ const ACT: &str = "saving to";
 ///
 /// # Errors
 /// Something exists there already ([`reshard_model::ErrorKind::Exists`], unless [`Save::overwrite`]); pieces of the ranks that
-/// do not make up their tensors; I/O.
+/// do not make up their tensors; tensors that are not declared and differ between ranks
+/// ([`Save::coordinators_plain_tensors`]); I/O.
 pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
     Save {
         state,
@@ -58,6 +62,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         overwrite: false,
         durability: Durability::default(),
         rank_local: false,
+        coordinators_plain_tensors: false,
         progress: Progress::default(),
         registry: None,
         stores: None,
@@ -86,6 +91,7 @@ pub struct Save<'a> {
     overwrite: bool,
     durability: Durability,
     rank_local: bool,
+    coordinators_plain_tensors: bool,
     progress: Progress,
     registry: Option<Registry>,
     stores: Option<Stores>,
@@ -201,6 +207,51 @@ impl<'a> Save<'a> {
         self
     }
 
+    /// Says that of plain tensors which differ between ranks the coordinator's is meant; every rank must give the same.
+    ///
+    /// A plain tensor is a leaf, or lies in one, that is not declared as a [`ShardedTensor`](crate::ShardedTensor). The
+    /// checkpoint holds it once, so by default it must have the same type, shape and bytes on all ranks, or the save fails on
+    /// all of them. For that each rank computes a CRC-32 of its plain tensors; those in device memory are copied to the host
+    /// once more. A rank that is alone computes nothing. Values other than tensors are not compared.
+    ///
+    /// - In [`Dialect::Megatron`] plain tensors are common state, of which the coordinator's is saved. A tensor that the
+    ///   coordinator lacks and another rank has would be lost, so that it fails the save, too. With this option nothing is
+    ///   compared.
+    /// - In [`Dialect::Dcp`] a tensor that only some ranks have is saved, and these must agree. With this option the others
+    ///   leave those that differ to the coordinator; one that the coordinator lacks fails the save all the same.
+    /// - With [`rank_local`](Self::rank_local) the rules are the same, since reshard opens the files of all ranks as one
+    ///   checkpoint. PyTorch reads what a rank itself has written, so it misses what was left to the coordinator.
+    ///
+    /// ```
+    /// use futures::{executor::block_on, future::join_all};
+    /// use reshard::{LocalGroup, StateDict, Tensor};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let url = dir.path().join("ckpt").display().to_string();
+    /// let mut states = vec![StateDict::new(), StateDict::new()];
+    /// for (rank, state) in states.iter_mut().enumerate() {
+    ///     state.insert("seed", Tensor::from_vec(&[1], vec![rank as i64])?);
+    /// }
+    /// let groups = LocalGroup::new(2);
+    /// let save = |meant: bool| {
+    ///     let ranks = groups.iter().zip(&states);
+    ///     let each = ranks.map(|(group, state)| {
+    ///         let save = reshard::save(state, &url).group(group).coordinators_plain_tensors(meant);
+    ///         async { save.await }
+    ///     });
+    ///     block_on(join_all(each))
+    /// };
+    /// assert!(save(false).iter().all(|saved| saved.is_err()));
+    /// assert!(save(true).iter().all(|saved| saved.is_ok()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn coordinators_plain_tensors(mut self, meant: bool) -> Self {
+        self.coordinators_plain_tensors = meant;
+        self
+    }
+
     /// Told of written bytes, from any thread.
     pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
         self.progress = Progress::new(f);
@@ -225,8 +276,8 @@ impl<'a> Save<'a> {
         let comm = self.ranks.comm();
         let guard = comm.guard("a save");
         let prepared = self.set_up();
-        let stage = begin(&comm, &prepared, url, self.overwrite).await;
-        let Begun { stage, stays } = match stage {
+        let begun = begin(&comm, &prepared, url, self.overwrite, self.rule()).await;
+        let (Begun { stage, stays }, coordinators) = match begun {
             Ok(begun) => begun,
             Err(e) => {
                 guard.done();
@@ -234,7 +285,10 @@ impl<'a> Save<'a> {
                 return Err(Error::new(ACT, url, own.unwrap_or(e)));
             }
         };
-        let setup = prepared.during(ACT, url)?;
+        let mut setup = prepared.during(ACT, url)?;
+        if !comm.is_coordinator() {
+            alike::leave_to_coordinator(&coordinators, &setup.plain, &mut setup.parts.flat);
+        }
         let stage = Arc::new(Tally::new(stage));
         let saved = self.write(&comm, setup, &stage, &mut clock).await;
         if saved.is_err() && comm.is_coordinator() {
@@ -283,6 +337,8 @@ impl<'a> Save<'a> {
         }
         let mut parts = split(self.state.clone(), self.dialect)?;
         parts.dropped_empty.append(&mut self.empty_dicts);
+        let alone = self.ranks.group.size() == 1;
+        let plain = if alone { Vec::new() } else { parts.plain_tensors() };
         match (&self.stored_common, self.dialect) {
             (Some(stored), Dialect::Megatron) => self.add_stored(stored, &mut parts)?,
             (Some(_), Dialect::Dcp) => {
@@ -293,7 +349,11 @@ impl<'a> Save<'a> {
             (None, Dialect::Dcp) => {}
         }
         let store = stores.open(self.url)?;
-        Ok(SetUp { store, registry, sharded, common, parts })
+        Ok(SetUp { store, registry, sharded, common, parts, plain })
+    }
+
+    fn rule(&self) -> Rule {
+        Rule { dialect: self.dialect, coordinators: self.coordinators_plain_tensors }
     }
 
     /// Puts common state that is stored as an object into the state.
@@ -437,6 +497,8 @@ struct SetUp {
     sharded: Arc<dyn SaveShardedStrategy>,
     common: Arc<dyn SaveCommonStrategy>,
     parts: Parts,
+    /// What all ranks must have alike; nothing where a rank is alone.
+    plain: Vec<PlainTensor>,
 }
 
 /// A new version that nothing is written to yet.
@@ -479,13 +541,15 @@ fn default_planner(dialect: Dialect) -> DefaultSavePlanner {
     }
 }
 
-/// The coordinator begins a new version, then the others join it where it is, under the same name.
+/// The coordinator begins a new version, then the others join it where it is, under the same name. With it come the keys of plain
+/// tensors that are left to the coordinator.
 async fn begin(
     comm: &Comm<'_>,
     setup: &Result<SetUp, StrategyError>,
     url: &str,
     overwrite: bool,
-) -> Result<Begun, StrategyError> {
+    rule: Rule,
+) -> Result<(Begun, Vec<String>), StrategyError> {
     let mut mine = None;
     let mut own = None;
     let part = match setup {
@@ -515,7 +579,7 @@ async fn begin(
                 Some(begun) => Ok(begun),
                 None => setup.join(theirs).await,
             };
-            agree(comm, "begin", begun).await
+            alike::agree(comm, "begin", begun, &setup.plain, rule).await
         }
         (Err(e), _) => Err(own.filter(|_| comm.size() == 1).unwrap_or_else(|| e.into())),
         (Ok(_), Err(_)) => Err(StrategyError::Invalid("a rank that failed was not heard".into())),

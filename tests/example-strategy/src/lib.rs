@@ -40,5 +40,10 @@ pub use writer::ExampleWriter;
 #[doc = include_str!("../../../docs/strategies.md")]
 struct Guide;
 
+/// A program with this crate in it.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/cli.md")]
+struct WithProgram;
+
 /// Name of the format, of its configuration's tag, and of the store's scheme.
 pub const NAME: &str = "example";

@@ -9,6 +9,7 @@ mod groups;
 mod hooks;
 mod megatron;
 mod partial;
+mod plain;
 mod policies;
 mod protocol;
 mod ranks_that_leave;

@@ -1,0 +1,32 @@
+use crate::{
+    Result,
+    pool::{self, Turn},
+};
+
+/// Runs tasks that compute or block on the I/O threads of the process, several at a time, so that the executor's threads stay
+/// free. The values come in the order of the tasks. Tasks that have not begun when the future is dropped never run.
+///
+/// # Errors
+/// [`StorageError::Panicked`](crate::StorageError::Panicked) when a task panics.
+///
+/// ```
+/// let squares = reshard_storage::run_blocking((1..4).map(|n| move || n * n));
+/// assert_eq!(reshard_storage::wait(squares).unwrap(), [1, 4, 9]);
+/// ```
+pub async fn run_blocking<T, F>(tasks: impl IntoIterator<Item = F>) -> Result<Vec<T>>
+where
+    T: Send + 'static,
+    F: FnOnce() -> T + Send + 'static,
+{
+    let tasks: Vec<F> = tasks.into_iter().collect();
+    if tasks.is_empty() {
+        return Ok(Vec::new());
+    }
+    let values = pool::run(|batch| {
+        for task in tasks {
+            batch.spawn(Turn::Main, move |_| Ok(Some(task())));
+        }
+        Ok(None)
+    });
+    Ok(values.await?.into_iter().flatten().collect())
+}

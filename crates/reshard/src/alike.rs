@@ -1,0 +1,266 @@
+//! Plain tensors that differ between ranks. A checkpoint holds such a tensor once, so a save that chose one of them would
+//! lose the others without a word; it fails instead.
+//!
+//! Each rank computes a CRC-32 of each of its plain tensors, and the coordinator compares them, with types and shapes. That
+//! finds every difference within 32 neighbouring bits, and of others all but one in 2^32.
+
+use indexmap::IndexMap;
+use reshard_comm::{Cause, Comm, Rank};
+use reshard_model::{DType, Data, Dialect, Dims, Flat, Layout, Path, PlainTensor, Region, Step, Tensor};
+use reshard_storage::run_blocking;
+use reshard_strategy::{Result, StrategyError, agree as all_agree, cause};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// So many bytes are hashed before the next: they come from memory once.
+const BLOCK: u64 = 256 << 10;
+/// Smaller tensors are hashed together, up to so many bytes.
+const TASK: u64 = 4 << 20;
+/// So many bytes of a device's tensor are in host memory at a time, or one row.
+const FROM_DEVICE: u64 = 64 << 20;
+/// So many tensors are named in a message.
+const SHOWN: usize = 20;
+/// So many ways in which ranks differ are told of one tensor.
+const WAYS: usize = 4;
+
+/// What is to be done with plain tensors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rule {
+    pub(crate) dialect: Dialect,
+    /// Where they differ, the coordinator's are meant.
+    pub(crate) coordinators: bool,
+}
+
+/// What is compared of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Print {
+    dtype: DType,
+    shape: Dims,
+    crc: u32,
+}
+
+/// What a rank tells.
+#[derive(Debug, Serialize, Deserialize)]
+struct Told {
+    coordinators: bool,
+    prints: Vec<(Path, Print)>,
+}
+
+/// [`agree`](all_agree), and in the same step the plain tensors of all ranks are compared. Gives the keys of those that are
+/// left to the coordinator, too.
+///
+/// # Errors
+/// On every rank, when any of them failed, or when tensors differ.
+pub(crate) async fn agree<T>(
+    comm: &Comm<'_>,
+    step: &'static str,
+    outcome: Result<T>,
+    plain: &[PlainTensor],
+    rule: Rule,
+) -> Result<(T, Vec<String>)> {
+    if comm.size() == 1 {
+        return Ok((all_agree(comm, step, outcome).await?, Vec::new()));
+    }
+    let told = match &outcome {
+        Err(e) => Err(cause(e)),
+        Ok(_) if !rule.compares() => Ok(Vec::new()),
+        Ok(_) => prints(plain).await.map_err(|e| cause(&e)),
+    };
+    let told = told.map(|prints| Told { coordinators: rule.coordinators, prints });
+    let left = comm.all_reduce(step, told, |all| rule.compare(&all, comm.coordinator())).await?;
+    Ok((outcome?, left))
+}
+
+/// Takes plain leaves away that are left to the coordinator.
+pub(crate) fn leave_to_coordinator(keys: &[String], plain: &[PlainTensor], flat: &mut Flat) {
+    let keys: BTreeSet<Step> = keys.iter().map(|k| k.as_str().into()).collect();
+    let left: BTreeSet<Step> =
+        plain.iter().filter_map(|t| t.path.0.first()).filter(|k| keys.contains(*k)).cloned().collect();
+    if !left.is_empty() {
+        flat.retain(|_, leaf| !left.contains(&leaf.key().into()));
+    }
+}
+
+/// The prints of this rank's tensors. Views of the same elements are hashed once.
+async fn prints(plain: &[PlainTensor]) -> Result<Vec<(Path, Print)>> {
+    let mut views: IndexMap<_, &PlainTensor> = IndexMap::new();
+    let mut of_view = Vec::with_capacity(plain.len());
+    for t in plain {
+        let (buffer, dtype, layout) = match &t.data {
+            Data::Host(h) => (h.buffer_id(), h.dtype(), h.layout()),
+            Data::Device(d) => (Arc::as_ptr(d.buffer()).cast::<u8>() as usize, d.dtype(), d.layout()),
+            // No plain tensor is anywhere else.
+            Data::None | Data::Lazy(_) => continue,
+        };
+        let view = (buffer, dtype, layout.start(), layout.shape().clone(), layout.strides().clone());
+        let entry = views.entry(view);
+        of_view.push((t.path.clone(), dtype, layout.shape().clone(), entry.index()));
+        entry.or_insert(t);
+    }
+    let mut tasks: Vec<Vec<PlainTensor>> = Vec::new();
+    let mut room = 0;
+    for t in views.into_values() {
+        let bytes = bytes(&t.data);
+        match tasks.last_mut() {
+            Some(task) if bytes <= room => {
+                task.push(t.clone());
+                room -= bytes;
+            }
+            _ => {
+                tasks.push(vec![t.clone()]);
+                room = TASK.saturating_sub(bytes);
+            }
+        }
+    }
+    let hashed = run_blocking(tasks.into_iter().map(|task| move || task.iter().map(crc).collect()));
+    let hashed: Vec<Vec<Result<u32>>> = hashed.await?;
+    let crcs = hashed.into_iter().flatten().collect::<Result<Vec<u32>>>()?;
+    let print = |(path, dtype, shape, view): (Path, DType, Dims, usize)| {
+        Some((path, Print { dtype, shape, crc: *crcs.get(view)? }))
+    };
+    Ok(of_view.into_iter().filter_map(print).collect())
+}
+
+fn bytes(data: &Data) -> u64 {
+    match data {
+        Data::Host(t) => t.nbytes(),
+        Data::Device(t) => t.layout().bytes(),
+        Data::None | Data::Lazy(_) => 0,
+    }
+}
+
+fn crc(t: &PlainTensor) -> Result<u32> {
+    let mut crc = crc32fast::Hasher::new();
+    let mut update = |t: &Tensor| t.blocks(BLOCK).for_each(|block| crc.update(&block));
+    match &t.data {
+        Data::Host(t) => update(t),
+        Data::Device(d) => {
+            let key = t.path.to_string();
+            for rows in rows(d.layout()) {
+                update(&d.narrow(&rows).to_host(&key)?);
+            }
+        }
+        Data::None | Data::Lazy(_) => {}
+    }
+    Ok(crc.finalize())
+}
+
+/// A tensor in parts along its first axis.
+fn rows(layout: &Layout) -> Vec<Region> {
+    let whole = Region::whole(layout.shape());
+    let Some(&n) = layout.shape().first().filter(|_| layout.bytes() > FROM_DEVICE) else {
+        return vec![whole];
+    };
+    let step = (FROM_DEVICE / (layout.bytes() / n)).max(1);
+    (0..n)
+        .step_by(usize::try_from(step).unwrap_or(usize::MAX))
+        .map(|from| {
+            let mut part = whole.clone();
+            (part.offsets[0], part.lengths[0]) = (from, step.min(n - from));
+            part
+        })
+        .collect()
+}
+
+/// What the ranks have under one path. Those that have the item but not this tensor in it have nothing.
+type Holders<'a> = BTreeMap<Rank, Option<&'a Print>>;
+
+impl Rule {
+    fn compares(self) -> bool {
+        // Where they are common state, nothing but the coordinator's is saved anyway.
+        self.dialect == Dialect::Dcp || !self.coordinators
+    }
+
+    /// On the coordinator: the keys that are left to it.
+    fn compare(self, all: &[Told], coordinator: Rank) -> Result<Vec<String>, Cause> {
+        let ranks = || (0..).map(Rank).zip(all);
+        if let Some((rank, _)) = ranks().find(|(_, told)| told.coordinators != self.coordinators) {
+            let what = format!(
+                "rank {rank} and the coordinator, rank {coordinator}, were told different things by \
+                 `coordinators_plain_tensors`; give all ranks the same"
+            );
+            return Err(cause(&StrategyError::Invalid(what)));
+        }
+        if all.iter().all(|told| told.prints == all[0].prints) {
+            return Ok(Vec::new());
+        }
+        let mut paths: BTreeMap<&Path, Holders<'_>> = BTreeMap::new();
+        let mut items: BTreeMap<&Step, BTreeSet<Rank>> = BTreeMap::new();
+        for (rank, told) in ranks() {
+            for (path, print) in &told.prints {
+                paths.entry(path).or_default().insert(rank, Some(print));
+                if let Some(item) = path.0.first() {
+                    items.entry(item).or_default().insert(rank);
+                }
+            }
+        }
+        let mut left = BTreeSet::new();
+        let mut problems = Vec::new();
+        for (path, mut holders) in paths {
+            let item = path.0.first();
+            match self.dialect {
+                // What the others lack is saved all the same.
+                Dialect::Megatron => drop(holders.entry(coordinator).or_insert(None)),
+                Dialect::Dcp => {
+                    for rank in item.and_then(|item| items.get(item)).into_iter().flatten() {
+                        holders.entry(*rank).or_insert(None);
+                    }
+                }
+            }
+            let meant = if holders.contains_key(&coordinator) { Some(coordinator) } else { None };
+            let first = meant.or_else(|| holders.keys().next().copied());
+            let Some((first, is)) = first.and_then(|r| Some((r, *holders.get(&r)?))) else { continue };
+            holders.retain(|_, print| *print != is);
+            match (holders.is_empty(), self.coordinators && meant.is_some(), item) {
+                (true, ..) => {}
+                (false, true, Some(item)) => drop(left.insert(item.to_string())),
+                _ => problems.push(problem(path, first, is, &holders)),
+            }
+        }
+        if problems.is_empty() { Ok(left.into_iter().collect()) } else { Err(self.refused(&problems)) }
+    }
+
+    fn refused(self, problems: &[String]) -> Cause {
+        let mut what =
+            "plain tensors are not the same on all ranks, and a checkpoint holds each of them once:"
+                .to_owned();
+        problems.iter().take(SHOWN).for_each(|p| what = format!("{what}\n  {p}"));
+        if let Some(more @ 1..) = problems.len().checked_sub(SHOWN) {
+            what = format!("{what}\n  and {more} more");
+        }
+        what += "\ndeclare pieces of one tensor by `ShardedTensor`, or copies, of which the main one is saved, by \
+                 `ShardedTensor::replicated`; or give each rank's tensor a key of its own";
+        what += match self.coordinators {
+            true => "; the coordinator's can't be meant where it has none",
+            false => "; or, if the coordinator's is meant, save with `.coordinators_plain_tensors(true)`",
+        };
+        cause(&StrategyError::Invalid(what))
+    }
+}
+
+/// In what the tensors of one path differ, and on which ranks.
+fn problem(path: &Path, first: Rank, is: Option<&Print>, others: &Holders<'_>) -> String {
+    let spec = |p: &Print| format!("{} of shape {}", p.dtype, p.shape);
+    // Ranks that differ in the same way are named together.
+    let mut ways: IndexMap<String, Vec<Rank>> = IndexMap::new();
+    for (rank, other) in others {
+        let way = match (is, other) {
+            (Some(a), Some(b)) if (a.dtype, &a.shape) == (b.dtype, &b.shape) => "other elements".to_owned(),
+            (_, Some(b)) => spec(b),
+            (_, None) => "none".to_owned(),
+        };
+        ways.entry(way).or_default().push(*rank);
+    }
+    let mut out = format!("{path}: rank {first} has {}", is.map_or("none".to_owned(), spec));
+    for (way, ranks) in ways.iter().take(WAYS) {
+        let have = if ranks.len() == 1 { "has" } else { "have" };
+        out = format!("{out}, {} {have} {way}", Rank::list(ranks));
+    }
+    if ways.len() > WAYS {
+        out += ", others have yet others";
+    }
+    out
+}
