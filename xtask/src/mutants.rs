@@ -139,7 +139,11 @@ fn list(program: &Path, tree: &Path, core: &Core) -> Result<Vec<Mutant>> {
         .args(files)
         .read()?;
     let listed: Vec<Value> = serde_json::from_str(&listed).context("cargo-mutants listed no JSON")?;
-    listed.iter().map(|mutant| parse(tree, mutant)).collect()
+    let mut mutants = listed.iter().map(|mutant| parse(tree, mutant)).collect::<Result<Vec<_>>>()?;
+    // Two of one name are tried together.
+    mutants.sort_by(|a, b| a.name.cmp(&b.name));
+    mutants.dedup();
+    Ok(mutants)
 }
 
 fn parse(tree: &Path, mutant: &Value) -> Result<Mutant> {
@@ -188,7 +192,14 @@ fn try_all(
                     "Timeout" => tally.timeout += 1,
                     "Unviable" => tally.unviable += 1,
                     _ if known.iter().any(|known| known.is(&mutant)) => tally.known += 1,
-                    _ => tally.missed.push(mutant),
+                    _ => {
+                        // At once, so that work on it can begin.
+                        say(format!(
+                            "SURVIVES  {}\n- ``{}`` at ``{}``: WHY",
+                            mutant.name, mutant.what, mutant.line
+                        ));
+                        tally.missed.push(mutant);
+                    }
                 }
             }
         }
@@ -254,7 +265,11 @@ fn try_batch(program: &Path, home: &Path, batch: &Batch, limit: Duration) -> Res
     for outcome in outcomes["outcomes"].as_array().into_iter().flatten() {
         let name = outcome["scenario"]["Mutant"]["name"].as_str();
         if let (Some(name), Some(summary)) = (name, outcome["summary"].as_str()) {
-            summaries.insert(name.to_owned(), summary.to_owned());
+            // Two may have one name: what survives counts.
+            let known = summaries.entry(name.to_owned()).or_insert_with(|| summary.to_owned());
+            if summary == "MissedMutant" {
+                summary.clone_into(known);
+            }
         }
     }
     let of = |mutant: &Mutant| {
@@ -294,7 +309,7 @@ fn report(tallies: &BTreeMap<&'static str, Tally>, took: Duration) -> Result<()>
     say(format!("{:.0} s in all", took.as_secs_f64()));
     let missed: Vec<&Mutant> = tallies.values().flat_map(|tally| &tally.missed).collect();
     for mutant in &missed {
-        say(format!("SURVIVES  {}\n- ``{}`` at ``{}``: WHY", mutant.name, mutant.what, mutant.line));
+        say(format!("SURVIVES  {}", mutant.name));
     }
     if !missed.is_empty() {
         bail!(
