@@ -33,7 +33,7 @@ Usage: cargo xtask COMMAND
   bench     benchmarks beside torch DCP; further arguments go to the benchmark program
   ci        test, tidy, lint and interop, with the time that each took
   mutants   small changes of the code that must not be wrong: does a test notice each?
-            --core NAME   only this one (geometry, plan, comm, reader, commit, pickle); more than once
+            --core NAME   only this one (geometry, plan, comm, reader, commit, save, pickle); more than once
             --sample N    only N of them, chosen by --seed S (by the clock, unless given)
             --jobs N      so many at a time, each in a copy of its own; one for each CPU, unless given
             --list        only says how many there are

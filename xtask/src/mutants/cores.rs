@@ -52,17 +52,19 @@ pub(crate) const CORES: &[Core] = &[
             "crates/reshard-torch-dist/src/reader/*.rs",
             "crates/reshard-torch-dist/src/table.rs",
         ],
-        judges: &["reshard-torch-dist", "reshard-golden"],
-        tests: &["--tests"],
+        judges: &["reshard-torch-dist", "reshard", "reshard-golden"],
+        tests: &["--lib", "--test", "hostile", "--test", "verify", "--test", "counted", "--test", "it"],
     },
     Core {
         name: "commit",
-        files: &[
-            "crates/reshard-storage/src/local.rs",
-            "crates/reshard-storage/src/local/*.rs",
-            "crates/reshard-strategy/src/pipeline/save.rs",
-        ],
-        judges: &["reshard-storage", "reshard", "reshard-laws"],
+        files: &["crates/reshard-storage/src/local.rs", "crates/reshard-storage/src/local/*.rs"],
+        judges: &["reshard-storage"],
+        tests: &["--tests"],
+    },
+    Core {
+        name: "save",
+        files: &["crates/reshard-strategy/src/pipeline/save.rs"],
+        judges: &["reshard", "reshard-laws"],
         tests: &["--tests"],
     },
     Core {
