@@ -36,7 +36,9 @@ struct Guest {
     cases: &'static [Case],
     /// The flavours besides the default that its PyTorch loads, and on how many ranks.
     flavours: &'static [(&'static str, u32)],
-    /// Whether what only the newest PyTorch does is tried too: rank-local metadata, planners, policies.
+    /// Whether it loads what a sharding policy cut and spread over files.
+    policies: bool,
+    /// Whether what only the newest PyTorch does is tried too: rank-local metadata, planners.
     newest: bool,
 }
 
@@ -45,28 +47,37 @@ const GUESTS: &[Guest] = &[
         venv: &TORCH_215,
         cases: &[
             Case { who: "torch-2.15", spec: "dcp", converts: true },
+            Case { who: "torch-2.15", spec: "dcp-2.4", converts: true },
             Case { who: "torch-2.15", spec: "dcp-new", converts: true },
             Case { who: "mcore-0.16", spec: "megatron", converts: false },
+            Case { who: "mcore-0.16", spec: "megatron-new", converts: false },
         ],
         flavours: &[("2.3", 1), ("2.4", 1), ("2.15", 3)],
+        policies: true,
         newest: true,
     },
     Guest {
         venv: &TORCH_24,
-        cases: &[Case { who: "torch-2.4", spec: "dcp", converts: true }],
+        cases: &[
+            Case { who: "torch-2.4", spec: "dcp", converts: true },
+            Case { who: "torch-2.4", spec: "dcp-2.4", converts: true },
+        ],
         flavours: &[("2.3", 1), ("2.4", 3)],
+        policies: true,
         newest: false,
     },
     Guest {
         venv: &TORCH_21,
         cases: &[Case { who: "torch-2.1", spec: "dcp", converts: false }],
         flavours: &[],
+        policies: true,
         newest: false,
     },
     Guest {
         venv: &MCORE_012,
         cases: &[Case { who: "mcore-0.12", spec: "megatron", converts: false }],
         flavours: &[],
+        policies: false,
         newest: false,
     },
 ];
@@ -79,7 +90,7 @@ const SAVERS: u32 = 2;
 pub(crate) fn run(options: &Options) -> Result<()> {
     let mut run = Run::start(options.only_drivers)?;
     if !options.only_drivers {
-        for spec in ["dcp", "dcp-new", "megatron"] {
+        for spec in ["dcp", "dcp-2.4", "dcp-new", "megatron", "megatron-new"] {
             for ranks in RESHARD_RANKS {
                 run.reshard("write", spec, *ranks, &format!("{spec}-by-reshard-{ranks}"));
             }
@@ -129,9 +140,11 @@ impl Run {
         for (flavour, ranks) in guest.flavours {
             self.flavour(&program, guest.venv, &python, flavour, *ranks);
         }
+        if guest.policies {
+            self.policies(&program, guest.venv, &python);
+        }
         if guest.newest {
             self.rank_local(&program, &python);
-            self.policies(&program, &python);
             self.planners(&program, &python);
         }
         Ok(())
@@ -140,7 +153,7 @@ impl Run {
     fn case(&mut self, case: &Case, python: &Path) {
         let Case { who, spec, converts } = *case;
         // The drivers, and on how many ranks they load; Megatron's grids need an even split.
-        let (family, loads) = if spec == "megatron" { ("mcore", [1, 2]) } else { ("dcp", [1, 3]) };
+        let (family, loads) = if spec.starts_with("megatron") { ("mcore", [1, 2]) } else { ("dcp", [1, 3]) };
         let theirs = format!("{spec}-by-{who}");
         let save = format!("{family}_save.py");
         self.driver(python, &save, spec, &theirs, Some(SAVERS), &format!("{who} saves {theirs}"));
@@ -186,14 +199,16 @@ impl Run {
     }
 
     /// Tensors cut and spread over files as a sharding policy says: chunks like others.
-    fn policies(&mut self, program: &Path, python: &Path) {
+    fn policies(&mut self, program: &Path, venv: &Venv, python: &Path) {
         for bytes in ["4096", "300"] {
             let dir = format!("dcp-shards-of-{bytes}");
-            let write = ["write", "--ranks", "2", "--max-shard-size", bytes];
-            self.check(&format!("reshard saves {dir}"), Program::new(program).args(write), "dcp", &dir);
-            self.reshard("check", "dcp", 3, &dir);
+            if !self.place.join(&dir).exists() {
+                let write = ["write", "--ranks", "2", "--max-shard-size", bytes];
+                self.check(&format!("reshard saves {dir}"), Program::new(program).args(write), "dcp", &dir);
+                self.reshard("check", "dcp", 3, &dir);
+            }
             for ranks in [1, 3] {
-                let what = format!("torch-2.15 loads {dir} on {ranks} rank(s)");
+                let what = format!("{} loads {dir} on {ranks} rank(s)", venv.name());
                 self.driver(python, "dcp_load.py", "dcp", &dir, Some(ranks), &what);
             }
         }

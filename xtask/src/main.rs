@@ -5,16 +5,19 @@
 mod bench;
 mod interop;
 mod lint;
+mod mutants;
+mod nightly;
 mod shell;
 mod tidy;
 mod venv;
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::str::FromStr;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
-use crate::shell::{cargo, say};
+use crate::shell::{cargo, say, steps};
 
 const HELP: &str = "\
 Usage: cargo xtask COMMAND
@@ -29,6 +32,13 @@ Usage: cargo xtask COMMAND
             --frugal  removes each Python when it has served; 9 GB of disk are enough then
   bench     benchmarks beside torch DCP; further arguments go to the benchmark program
   ci        test, tidy, lint and interop, with the time that each took
+  mutants   small changes of the code that must not be wrong: does a test notice each?
+            --core NAME   only this one (geometry, plan, comm, reader, commit, save, pickle); more than once
+            --sample N    only N of them, chosen by --seed S (by the clock, unless given)
+            --jobs N      so many at a time, each in a copy of its own; one for each CPU, unless given
+            --list        only says how many there are
+  nightly   what is too slow for every change: all tests with more cases, those that are ignored too; each
+            fuzz target for --fuzz SECONDS (300, unless given; a nightly compiler); 300 mutants by --seed S
 
 interop and bench install Python programs into target/venvs (about 20 GB, some minutes, once).
 RESHARD_VENVS names another directory for them; PYTHON names the interpreter (3.10 or 3.11).";
@@ -49,16 +59,29 @@ fn run(args: &[String]) -> Result<()> {
         Some((command, rest)) => (command.as_str(), rest),
         None => ("help", args),
     };
-    // Only the benchmarks have arguments of their own.
-    let takes: &[&str] = match command {
-        "tidy" => &["--bless"],
-        "interop" => &["--keep", "--self", "--frugal"],
-        _ => &[],
+    let (flags, settings): (&[&str], &[&str]) = match command {
+        "tidy" => (&["--bless"], &[]),
+        "interop" => (&["--keep", "--self", "--frugal"], &[]),
+        "mutants" => (&["--list"], &["--core", "--sample", "--seed", "--jobs"]),
+        "nightly" => (&[], &["--fuzz", "--seed"]),
+        // The benchmarks have arguments of their own.
+        "bench" => return bench::run(rest),
+        _ => (&[], &[]),
     };
-    if let Some(odd) = rest.iter().find(|arg| command != "bench" && !takes.contains(&arg.as_str())) {
-        bail!("`{command}` does not take `{odd}`\n\n{HELP}");
+    let mut given: Vec<(&str, &str)> = Vec::new();
+    let mut words = rest.iter();
+    while let Some(word) = words.next() {
+        match words.as_slice().first() {
+            _ if flags.contains(&word.as_str()) => given.push((word, "")),
+            Some(value) if settings.contains(&word.as_str()) => {
+                given.push((word, value));
+                words.next();
+            }
+            _ => bail!("`{command}` does not take `{word}`, or not so\n\n{HELP}"),
+        }
     }
-    let has = |flag: &str| rest.iter().any(|arg| arg == flag);
+    let has = |flag: &str| given.iter().any(|(name, _)| *name == flag);
+    let seed = || Ok::<_, anyhow::Error>(number(&given, "--seed")?.unwrap_or_else(clock));
     match command {
         "test" => test(),
         "tidy" => tidy::run(has("--bless")),
@@ -67,8 +90,22 @@ fn run(args: &[String]) -> Result<()> {
             let (keep, only_drivers, frugal) = (has("--keep"), has("--self"), has("--frugal"));
             interop::run(&interop::Options { keep, only_drivers, frugal })
         }
-        "bench" => bench::run(rest),
         "ci" => ci(),
+        "mutants" => mutants::run(&mutants::Options {
+            cores: given
+                .iter()
+                .filter(|(name, _)| *name == "--core")
+                .map(|(_, core)| (*core).into())
+                .collect(),
+            sample: number(&given, "--sample")?,
+            seed: seed()?,
+            jobs: number(&given, "--jobs")?.unwrap_or_else(mutants::all_cpus),
+            list: has("--list"),
+        }),
+        "nightly" => {
+            let fuzz = number(&given, "--fuzz")?.unwrap_or(300);
+            nightly::run(&nightly::Options { fuzz, seed: seed()? })
+        }
         "help" | "-h" | "--help" => {
             say(HELP);
             Ok(())
@@ -83,18 +120,20 @@ fn test() -> Result<()> {
 
 fn ci() -> Result<()> {
     let interop = || interop::run(&interop::Options { keep: false, only_drivers: false, frugal: false });
-    let steps: [(&str, &dyn Fn() -> Result<()>); 4] =
-        [("test", &test), ("tidy", &|| tidy::run(false)), ("lint", &lint::run), ("interop", &interop)];
-    let mut times = Vec::new();
-    for (name, step) in steps {
-        let begin = Instant::now();
-        let outcome = step();
-        times.push(format!("{name:<8} {:>5.0} s", begin.elapsed().as_secs_f64()));
-        if outcome.is_err() {
-            say(times.join("\n"));
-            return outcome;
-        }
-    }
-    say(times.join("\n"));
-    Ok(())
+    steps(&[("test", &test), ("tidy", &|| tidy::run(false)), ("lint", &lint::run), ("interop", &interop)])
+}
+
+/// The number that was given for a setting, the last one if there are several.
+fn number<T: FromStr<Err: std::error::Error + Send + Sync + 'static>>(
+    given: &[(&str, &str)],
+    setting: &str,
+) -> Result<Option<T>> {
+    let last = given.iter().rfind(|(name, _)| *name == setting);
+    last.map(|(_, value)| value.parse().with_context(|| format!("{setting} is no number: `{value}`")))
+        .transpose()
+}
+
+/// A seed that nobody chose.
+fn clock() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -27,6 +28,60 @@ pub(crate) fn target_dir() -> PathBuf {
         Some(dir) => std::path::absolute(&dir).unwrap_or_else(|_| dir.into()),
         None => root().join("target"),
     }
+}
+
+/// A chore that consists of others, by name.
+type Step<'a> = (&'a str, &'a dyn Fn() -> Result<()>);
+
+/// One after the other until one fails; then the time that each took.
+pub(crate) fn steps(steps: &[Step<'_>]) -> Result<()> {
+    let mut times = Vec::new();
+    for (name, step) in steps {
+        let begin = Instant::now();
+        let outcome = step();
+        times.push(format!("{name:<8} {:>5.0} s", begin.elapsed().as_secs_f64()));
+        if outcome.is_err() {
+            say(times.join("\n"));
+            return outcome;
+        }
+    }
+    say(times.join("\n"));
+    Ok(())
+}
+
+/// Files of the project, relative to its root: what git tracks or would track.
+pub(crate) fn project_files() -> Result<Vec<PathBuf>> {
+    let listed =
+        Program::new("git").args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).read()?;
+    let mut files: Vec<PathBuf> = listed.split_terminator('\0').map(PathBuf::from).collect();
+    // A deleted file stays in the index until the deletion is staged.
+    files.retain(|file| root().join(file).is_file());
+    files.sort();
+    files.dedup();
+    Ok(files)
+}
+
+/// A program of the crates' registry, such as cargo-deny: the one at hand if its version is ours, else our own, built once.
+pub(crate) fn tool(name: &str, version: &str) -> Result<PathBuf> {
+    let tools = target_dir().join("tools");
+    let own = tools.join("bin").join(name);
+    let wanted = format!("{name} {version}");
+    // `cargo NAME` gives its own name as the first argument, and some want to hear it.
+    let ask = name.strip_prefix("cargo-").filter(|_| name != "cargo-deny");
+    for program in [own.clone(), PathBuf::from(name)] {
+        if Program::new(&program)
+            .args(ask)
+            .args(["--version"])
+            .read()
+            .is_ok_and(|version| version.trim() == wanted)
+        {
+            return Ok(program);
+        }
+    }
+    say(format!("{name} is built once into target/tools; this takes some minutes"));
+    let package = format!("{name}@{version}");
+    cargo(&["install", "--quiet", "--locked", "--root"]).args([tools.as_os_str(), package.as_ref()]).run()?;
+    Ok(own)
 }
 
 /// A program and its arguments, run in the root folder of the workspace.
@@ -68,9 +123,14 @@ impl Program {
     }
 
     /// Runs it and returns what it printed on standard output.
-    pub(crate) fn read(mut self) -> Result<String> {
+    pub(crate) fn read(self) -> Result<String> {
+        self.read_unless(&[])
+    }
+
+    /// The same, for a program that says something by these exit codes too.
+    pub(crate) fn read_unless(mut self, codes: &[i32]) -> Result<String> {
         let output = self.command.output().with_context(|| format!("cannot run `{}`", self.line()))?;
-        if !output.status.success() {
+        if !output.status.success() && !output.status.code().is_some_and(|code| codes.contains(&code)) {
             let (out, err) =
                 (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
             bail!("`{}` failed ({})\n{out}{err}", self.line(), output.status);

@@ -5,11 +5,9 @@ mod files;
 mod floors;
 mod pages;
 
-use std::path::PathBuf;
-
 use anyhow::{Result, bail};
 
-use crate::shell::{Program, root, say};
+use crate::shell::{project_files, say};
 
 /// Checks all rules, and names everything that is wrong at once.
 pub(crate) fn run(bless: bool) -> Result<()> {
@@ -27,16 +25,4 @@ pub(crate) fn run(bless: bool) -> Result<()> {
         say(format!("tidy: {complaint}"));
     }
     bail!("tidy found {} breaches of the house rules", complaints.len())
-}
-
-/// Files of the project, relative to its root: what git tracks or would track.
-fn project_files() -> Result<Vec<PathBuf>> {
-    let listed =
-        Program::new("git").args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).read()?;
-    let mut files: Vec<PathBuf> = listed.split_terminator('\0').map(PathBuf::from).collect();
-    // A deleted file stays in the index until the deletion is staged.
-    files.retain(|file| root().join(file).is_file());
-    files.sort();
-    files.dedup();
-    Ok(files)
 }

@@ -63,6 +63,11 @@ impl<'g> Comm<'g> {
         Self { deadline, ..self }
     }
 
+    /// How long each step waits: [`DEFAULT_DEADLINE`], or what [`with_deadline`](Self::with_deadline) said.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
     /// The group underneath.
     pub fn group(&self) -> &'g dyn ProcessGroup {
         self.group

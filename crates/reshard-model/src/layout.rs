@@ -232,7 +232,7 @@ impl Segments {
         self.run
     }
 
-    /// How many runs are left, in all.
+    /// How many runs there are in all, those that were taken already too; 0 when all were.
     pub fn count(&self) -> u64 {
         if self.done { 0 } else { self.axes.iter().map(|a| a.len).product::<u64>() }
     }
@@ -302,6 +302,9 @@ mod tests {
             prop_assert!(src.is_injective());
             let (from, to) = (elements(&src), elements(&dst));
             for segments in [Segments::row_major(&src, &dst), Segments::source_order(&src, &dst)] {
+                let lengths: Vec<u64> = segments.clone().map(|(_, _, n)| n).collect();
+                prop_assert_eq!(segments.count(), lengths.len() as u64);
+                prop_assert!(lengths.iter().all(|&n| n == segments.run()));
                 let mut pairs: Vec<(u64, u64)> = segments.clone()
                     .flat_map(|(s, d, n)| (0..n / 2).map(move |k| (s / 2 + k, d / 2 + k))).collect();
                 prop_assert_eq!(pairs.len() as u64, src.elements());
@@ -321,6 +324,14 @@ mod tests {
         assert_eq!(Segments::row_major(&l, &l).collect::<Vec<_>>(), [(0, 0, 60)]);
         let rows = l.narrow(&Region::new([1, 0, 0], [2, 1, 5]));
         assert_eq!(rows.hull(), 20..60);
+    }
+
+    #[test]
+    fn a_layout_tells_what_it_was_made_of() {
+        let l = Layout::new(2, 5, [3, 4].into(), [9, 2].into()).unwrap();
+        assert_eq!((l.item(), l.start(), l.elements(), l.bytes()), (2, 5, 12, 24));
+        assert_eq!((&l.shape()[..], &l.strides()[..]), (&[3, 4][..], &[9, 2][..]));
+        assert_eq!(l.hull(), 10..2 * (5 + 18 + 6 + 1));
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub struct Counts {
     pub gathered: ReadStats,
     /// Ranges read by `read` and `read_ranges`.
     pub ranges: u64,
-    /// Bytes of them.
+    /// Bytes that were read for them, with the short gaps between those that were read together.
     pub range_bytes: u64,
     /// Files written, commit records too.
     pub files: u64,
@@ -91,15 +91,15 @@ impl Store for CountingStore {
         Ok(bytes)
     }
 
-    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, ReadStats)> {
         let opened = names(reads.iter().map(|(name, _)| name));
-        let all = self.inner.read_ranges(reads).await?;
+        let (all, stats) = self.inner.read_ranges(reads).await?;
         self.count(|c| {
             c.opened.extend(opened);
             c.ranges += all.len() as u64;
-            c.range_bytes += all.iter().map(|b| b.len() as u64).sum::<u64>();
+            c.range_bytes += stats.bytes_read + stats.bytes_between;
         });
-        Ok(all)
+        Ok((all, stats))
     }
 
     async fn gather(&self, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {

@@ -101,7 +101,7 @@ impl Store for LocalStore {
         pool::run_one(move || Input::open(&root, &name)?.read_bytes(&range)).await
     }
 
-    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, ReadStats)> {
         read::read_ranges(self.root.clone(), reads).await
     }
 

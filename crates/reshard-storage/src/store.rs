@@ -119,11 +119,12 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// [`NotFound`](crate::StorageError::NotFound); [`Short`](crate::StorageError::Short) when the file ends earlier.
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes>;
 
-    /// Many ranges at once, in the order asked. Ranges that are near each other are read together.
+    /// Many ranges at once, in the order asked, and what was read for them. Ranges that are near each other are read together;
+    /// the gaps between them count as [`bytes_between`](ReadStats::bytes_between).
     ///
     /// # Errors
     /// As [`read`](Self::read); the error is that of one of the ranges.
-    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, ReadStats)> {
         crate::gather::reads::read_ranges(self, reads).await
     }
 

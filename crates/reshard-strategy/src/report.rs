@@ -52,7 +52,7 @@ pub struct ReadTotals {
     pub needed: u64,
     /// Payload bytes that were read for them.
     pub read: u64,
-    /// Bytes of headers: pickles, zip directories.
+    /// Bytes of headers (pickles, zip directories) and of short gaps that were read along.
     pub headers: u64,
     /// Requests to the store.
     pub requests: u64,

@@ -222,7 +222,7 @@ impl StorageReader for TorchDistReader {
             ranges.push((self.table.file(place)?, self.table.range(place)?));
             places.push((place, key));
         }
-        let stored = self.store.read_ranges(ranges).await.map_err(|e| self.lost(e, None))?;
+        let (stored, _) = self.store.read_ranges(ranges).await.map_err(|e| self.lost(e, None))?;
         let mut out = Vec::with_capacity(stored.len());
         for ((place, key), bytes) in places.into_iter().zip(stored) {
             let bytes = self.object_archive(place, key, bytes)?;
@@ -323,6 +323,7 @@ impl TorchDistReader {
         let stats = self.store.gather(gathers, progress.clone()).await.map_err(|e| self.lost(e, None))?;
         totals.needed += stats.bytes_needed;
         totals.read += stats.bytes_read;
+        totals.headers += stats.bytes_between;
         totals.requests += stats.reads;
         Ok(())
     }

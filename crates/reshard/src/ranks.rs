@@ -57,3 +57,15 @@ macro_rules! options {
     };
 }
 pub(crate) use options;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_waits_half_an_hour_unless_told_otherwise() {
+        assert_eq!(Ranks::default().comm().deadline(), Duration::from_secs(1800));
+        let hasty = Ranks { deadline: Some(Duration::from_secs(7)), ..Ranks::default() };
+        assert_eq!(hasty.comm().deadline(), Duration::from_secs(7));
+    }
+}

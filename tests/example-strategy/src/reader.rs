@@ -103,7 +103,7 @@ impl ExampleReader {
     async fn sums(&self, places: &[&Place]) -> Result<Vec<u32>> {
         let ranges = places.iter().map(|p| Ok((p.file.clone(), split(p)?.1))).collect::<Result<_>>()?;
         let sum = |b: Bytes| b.iter().rev().fold(0, |sum, &b| sum << 8 | u32::from(b));
-        Ok(self.store.read_ranges(ranges).await?.into_iter().map(sum).collect())
+        Ok(self.store.read_ranges(ranges).await?.0.into_iter().map(sum).collect())
     }
 
     /// Whether an item's bytes are those that were written, without taking memory for all of them at once.

@@ -2,7 +2,7 @@
 //!
 //! A fixture is a folder with a checkpoint (`ckpt`) and what the program that wrote it says of it (`expected.json`). Those in
 //! `tests/fixtures` are read by default; `RESHARD_FIXTURES` names another folder of the same layout: `dcp/NAME`,
-//! `dcp/VERSION/NAME` and `megatron/NAME`.
+//! `dcp/VERSION/NAME`, `megatron/NAME` and `tf/goldens/NAME.json`. What a test looks for and does not find there is an error.
 //!
 //! - [`fixtures`] finds them, [`Expected`] is what they say;
 //! - [`compare`] holds a checkpoint that reshard opened against that;

@@ -6,7 +6,10 @@ use bytes::Bytes;
 use futures::FutureExt;
 use reshard_model::ErrorKind;
 use std::{
-    sync::{Arc, Barrier},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -238,16 +241,22 @@ fn a_dropped_future_breaks_the_group(groups: Vec<Group>) {
 }
 
 fn a_silent_rank_breaks_the_group_at_the_deadline(groups: Vec<Group>) {
-    on_ranks(groups, |group| async move {
-        let deadline = Duration::from_millis(100);
-        if group.rank() == Rank(1) {
-            std::thread::sleep(5 * deadline);
+    let ended = Arc::new(AtomicU32::new(0));
+    on_ranks(groups, move |group| {
+        let ended = Arc::clone(&ended);
+        async move {
+            let deadline = Duration::from_millis(100);
+            // Silent until the others have given up, however long that takes here.
+            while group.rank() == Rank(1) && ended.load(Ordering::SeqCst) + 1 < group.size() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let outcome = Comm::new(&*group).with_deadline(deadline).agree("meet", Ok(())).await;
+            assert!(
+                matches!(outcome, Err(CommError::Deadline { .. } | CommError::Broken(_))),
+                "rank {}: {outcome:?}",
+                group.rank()
+            );
+            ended.fetch_add(1, Ordering::SeqCst);
         }
-        let outcome = Comm::new(&*group).with_deadline(deadline).agree("meet", Ok(())).await;
-        assert!(
-            matches!(outcome, Err(CommError::Deadline { .. } | CommError::Broken(_))),
-            "rank {}: {outcome:?}",
-            group.rank()
-        );
     });
 }

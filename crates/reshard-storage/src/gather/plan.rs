@@ -1,6 +1,6 @@
 //! What is to be read of one record, and in which blocks.
 
-use crate::{Check, Gather, Name, Part, Result, StorageError};
+use crate::{Check, Gather, Name, Part, ReadStats, Result, StorageError};
 use reshard_model::{Layout, Scatter, Segments};
 use std::{
     cmp::Reverse,
@@ -186,6 +186,21 @@ pub(crate) struct Joined {
     pub(crate) range: Range<u64>,
     /// Which of the ranges lie in it.
     pub(crate) members: Vec<usize>,
+    /// Bytes of it that none of them wants.
+    pub(crate) between: u64,
+}
+
+impl Joined {
+    /// What reading it takes.
+    pub(crate) fn stats(&self, reads: &[(Name, Range<u64>)]) -> ReadStats {
+        let asked = self.members.iter().map(|&i| reads[i].1.end - reads[i].1.start);
+        ReadStats {
+            bytes_needed: asked.fold(0, u64::saturating_add),
+            bytes_read: self.range.end - self.range.start - self.between,
+            bytes_between: self.between,
+            reads: 1,
+        }
+    }
 }
 
 /// Joins ranges that are at most `gap` apart, as long as the whole has at most `max` bytes.
@@ -207,10 +222,11 @@ pub(crate) fn join(reads: &[(Name, Range<u64>)], gap: u64, max: u64) -> Result<V
                     && r.start <= j.range.end.saturating_add(gap)
                     && r.end.max(j.range.end) - j.range.start <= max.max(j.range.end - j.range.start) =>
             {
+                j.between += r.start.saturating_sub(j.range.end);
                 j.range.end = j.range.end.max(r.end);
                 j.members.push(i);
             }
-            _ => out.push(Joined { name: name.clone(), range: r.clone(), members: vec![i] }),
+            _ => out.push(Joined { name: name.clone(), range: r.clone(), members: vec![i], between: 0 }),
         }
     }
     Ok(out)
@@ -271,6 +287,12 @@ mod tests {
             (a.clone(), 5..6),
         ];
         let joined = join(&reads, 10, 35).unwrap();
+        let stats: Vec<_> = joined
+            .iter()
+            .map(|j| j.stats(&reads))
+            .map(|s| (s.bytes_needed, s.bytes_read, s.bytes_between))
+            .collect();
+        assert_eq!(stats, [(21, 20, 10), (20, 20, 0), (5, 5, 0)]);
         let got: Vec<_> = joined.into_iter().map(|j| (j.name.to_string(), j.range, j.members)).collect();
         assert_eq!(
             got,

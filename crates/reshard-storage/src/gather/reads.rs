@@ -13,17 +13,19 @@ use std::ops::Range;
 pub(crate) async fn read_ranges<S: Store + ?Sized>(
     store: &S,
     reads: Vec<(Name, Range<u64>)>,
-) -> Result<Vec<Bytes>> {
+) -> Result<(Vec<Bytes>, ReadStats)> {
     let hints = store.hints();
     let joined = join(&reads, hints.coalesce_gap, hints.part_size)?;
     let mut out = vec![Bytes::new(); reads.len()];
+    let mut stats = ReadStats::default();
     let mut answers = stream::iter(joined)
         .map(|j| async move { store.read(&j.name, j.range.clone()).await.map(|bytes| (j, bytes)) })
         .buffered(hints.concurrency.max(1));
     while let Some((j, bytes)) = answers.try_next().await? {
         split(&reads, &j.members, &j.range, &bytes, &mut out)?;
+        stats = [stats, j.stats(&reads)].into_iter().sum();
     }
-    Ok(out)
+    Ok((out, stats))
 }
 
 /// Gives each range its share of what was read together.

@@ -71,7 +71,10 @@ fn tasks<T>(
     out
 }
 
-pub(super) async fn read_ranges(root: Root, reads: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
+pub(super) async fn read_ranges(
+    root: Root,
+    reads: Vec<(Name, Range<u64>)>,
+) -> Result<(Vec<Bytes>, ReadStats)> {
     let n = reads.len();
     let reads = Arc::new(reads);
     let all = Arc::clone(&reads);
@@ -84,11 +87,12 @@ pub(super) async fn read_ranges(root: Root, reads: Vec<(Name, Range<u64>)>) -> R
         }
         Ok(Vec::new())
     });
-    let mut out = vec![Bytes::new(); n];
+    let (mut out, mut stats) = (vec![Bytes::new(); n], ReadStats::default());
     for (joined, bytes) in done.await?.into_iter().flatten() {
         split(&reads, &joined.members, &joined.range, &bytes, &mut out)?;
+        stats = [stats, joined.stats(&reads)].into_iter().sum();
     }
-    Ok(out)
+    Ok((out, stats))
 }
 
 type Together = Vec<(Joined, Bytes)>;

@@ -90,7 +90,7 @@ async fn a_place_that_does_not_exist_is_empty(store: Arc<dyn Store>) {
     assert_eq!(kind(store.read_ranges(vec![(name("a"), 0..1)]).await), ErrorKind::NotFound);
     assert!(store.leftovers().await.unwrap().is_empty());
     store.remove(&[name("a")]).await.unwrap();
-    assert!(store.read_ranges(Vec::new()).await.unwrap().is_empty());
+    assert!(store.read_ranges(Vec::new()).await.unwrap().0.is_empty());
     assert_eq!(store.gather(Vec::new(), Progress::none()).await.unwrap().reads, 0);
     assert!(!store.url().is_empty());
 }
@@ -129,11 +129,14 @@ async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {
     published(&store, "one", IfExists::Refuse, &[("a", bytes.clone()), ("b", bytes.slice(7..))]).await;
     let ranges = [100..200, 0..0, 49_990..50_000, 150..400, 20_000..20_001, 0..50_000];
     let reads = ranges.iter().map(|r| (name("a"), r.clone())).chain([(name("b"), 3..5)]).collect();
-    let got = store.read_ranges(reads).await.unwrap();
+    let (got, stats) = store.read_ranges(reads).await.unwrap();
     for (r, g) in ranges.iter().zip(&got) {
         assert_eq!(*g, bytes.slice(r.start as usize..r.end as usize));
     }
     assert_eq!(got[6], bytes.slice(10..12));
+    // One of them is the whole file: no gaps, and no byte has to be read twice.
+    assert_eq!((stats.bytes_needed, stats.bytes_between), (50_363, 0));
+    assert!((50_002..=50_363).contains(&stats.bytes_read) && stats.reads >= 2, "{stats:?}");
     for range in [49_999..50_001, 60_000..60_001, 0..u64::MAX] {
         let e = store.read(&name("a"), range.clone()).await.unwrap_err();
         let StorageError::Short { path, range: of, size } = &e else { panic!("{e}") };

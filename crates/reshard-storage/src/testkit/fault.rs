@@ -213,7 +213,7 @@ impl Store for FaultStore {
         Ok(if flip { flipped(&bytes) } else { bytes })
     }
 
-    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<Vec<Bytes>> {
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, ReadStats)> {
         let fault = self.due(Op::ReadRanges);
         if let (Some(Fault::Short), Some((name, range))) = (fault, reads.first()) {
             return Err(self.short(name, range.clone()));
@@ -221,7 +221,7 @@ impl Store for FaultStore {
         if fault == Some(Fault::Before) {
             return Err(self.error(Op::ReadRanges));
         }
-        let mut all = self.inner.read_ranges(reads).await?;
+        let (mut all, stats) = self.inner.read_ranges(reads).await?;
         match fault {
             Some(Fault::After) => return Err(self.error(Op::ReadRanges)),
             Some(Fault::FlippedBit) => {
@@ -231,7 +231,7 @@ impl Store for FaultStore {
             }
             _ => {}
         }
-        Ok(all)
+        Ok((all, stats))
     }
 
     async fn gather(&self, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {

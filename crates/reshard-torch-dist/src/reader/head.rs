@@ -8,7 +8,7 @@ use crate::{
 use bytes::Bytes;
 use reshard_model::{Layout, Region, Tensor};
 use reshard_plan::ChunkId;
-use reshard_storage::Name;
+use reshard_storage::{Name, ReadStats};
 use reshard_strategy::{Result, StrategyError};
 use reshard_torch_format::{
     Error as FormatError, Limits, TensorRef,
@@ -130,9 +130,9 @@ impl TorchDistReader {
                 ranges.push((w.file.clone(), end - END..end));
             }
         }
-        let mut bytes: u64 = ranges.iter().map(|(_, r)| r.end - r.start).sum();
         let mut requests = ranges.len() as u64;
-        let mut got = self.read_ranges(ranges, wanted).await?.into_iter();
+        let (got, stats) = self.read_ranges(ranges, wanted).await?;
+        let (mut got, mut bytes) = (got.into_iter(), stats.bytes_read + stats.bytes_between);
         let mut heads = Vec::with_capacity(wanted.len());
         for w in wanted {
             if self.table.is_transformed(w.place) {
@@ -156,7 +156,11 @@ impl TorchDistReader {
         Ok((heads, bytes, requests))
     }
 
-    async fn read_ranges(&self, ranges: Vec<(Name, Range<u64>)>, wanted: &[Wanted]) -> Result<Vec<Bytes>> {
+    async fn read_ranges(
+        &self,
+        ranges: Vec<(Name, Range<u64>)>,
+        wanted: &[Wanted],
+    ) -> Result<(Vec<Bytes>, ReadStats)> {
         self.store.read_ranges(ranges).await.map_err(|e| {
             // The store names the file; the reader of the message wants to know whose bytes are lost.
             let text = e.to_string();

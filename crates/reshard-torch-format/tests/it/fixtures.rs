@@ -1,4 +1,4 @@
-//! Every stored item of a folder of checkpoints that PyTorch and Megatron wrote: set `RESHARD_FIXTURES` to it.
+//! Every stored item of the checkpoints in `tests/fixtures`, or in the folder that `RESHARD_FIXTURES` names.
 
 use crate::python::{repr, sha256, typed};
 use bytes::Bytes;
@@ -10,13 +10,14 @@ use reshard_torch_format::{
 use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
 
-/// `(folder, expected.json)` of every sound checkpoint of one kind.
+/// `(folder, expected.json)` of every sound checkpoint of one kind. A relative path starts at the root of the repository.
 fn checkpoints(kind: &str) -> Vec<(PathBuf, Json)> {
-    let Some(root) = std::env::var_os("RESHARD_FIXTURES") else { return Vec::new() };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = root.join(std::env::var_os("RESHARD_FIXTURES").unwrap_or_else(|| "tests/fixtures".into()));
     let mut out: Vec<(PathBuf, Json)> = Vec::new();
-    let mut folders = vec![PathBuf::from(root).join(kind)];
+    let mut folders = vec![folder.join(kind)];
     while let Some(folder) = folders.pop() {
-        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
+        let entries = std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
         for entry in entries.map(|e| e.unwrap().path()).filter(|p| p.is_dir()) {
             match std::fs::read(entry.join("expected.json")) {
                 Ok(text) => out.push((entry, serde_json::from_slice(&text).unwrap())),
@@ -31,7 +32,8 @@ fn checkpoints(kind: &str) -> Vec<(PathBuf, Json)> {
 
 /// A stored item, if it is an archive (and not compressed, and not safetensors).
 fn blob(folder: &Path, file: &Json, offset: &Json, len: &Json) -> Option<Bytes> {
-    let file = std::fs::read(folder.join("ckpt").join(file.as_str()?)).ok()?;
+    let path = folder.join("ckpt").join(file.as_str()?);
+    let file = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let (from, len) = (offset.as_u64()? as usize, len.as_u64()? as usize);
     file.get(from..from + len).map(Bytes::copy_from_slice).filter(|b| b.starts_with(b"PK"))
 }
@@ -44,12 +46,9 @@ fn options(archive: &Archive) -> ArchiveOptions {
     ArchiveOptions::default().with_era(era).with_prefix(archive.directory().prefix())
 }
 
-/// A folder that was named and holds nothing would make these tests pass for the wrong reason.
-fn some_or_no_folder(count: usize) {
-    assert!(
-        count > 0 || std::env::var_os("RESHARD_FIXTURES").is_none(),
-        "no checkpoints in RESHARD_FIXTURES"
-    );
+/// A folder that holds nothing of a kind would make these tests pass for the wrong reason.
+fn looked_at(count: usize) {
+    assert!(count > 0, "nothing to look at: RESHARD_FIXTURES names a folder without such checkpoints");
 }
 
 #[test]
@@ -80,7 +79,7 @@ fn every_tensor_is_read_and_written_again_byte_for_byte() {
             }
         }
     }
-    some_or_no_folder(count);
+    looked_at(count);
 }
 
 #[test]
@@ -106,7 +105,7 @@ fn every_object_is_what_python_says_it_is_and_nearly_all_are_written_again_byte_
         }
     }
     // The others hold objects that Python shared and a tree can't share, and views of larger storages.
-    some_or_no_folder(count);
+    looked_at(count);
     assert!(equal * 20 >= count * 19, "{equal} of {count} objects are written as torch wrote them");
 }
 
@@ -161,5 +160,5 @@ fn megatrons_objects_and_common_states_are_what_python_says() {
             count += 1;
         }
     }
-    some_or_no_folder(count);
+    looked_at(count);
 }

@@ -4,6 +4,7 @@
 mod damaged;
 mod loads;
 mod meshes;
+mod read;
 mod sound;
 mod templates;
 

@@ -172,6 +172,8 @@ proptest! {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Hostile {
     Drop,
+    Hole,
+    Crumb,
     Twice,
     Overlap,
     Outside,
@@ -187,8 +189,10 @@ enum Hostile {
 
 impl Hostile {
     /// With what its error has to say.
-    const ALL: [(Self, &str); 12] = [
+    const ALL: [(Self, &str); 14] = [
         (Self::Drop, "table"),
+        (Self::Hole, "of the piece"),
+        (Self::Crumb, "of the piece"),
         (Self::Twice, "table"),
         (Self::Overlap, "table"),
         (Self::Outside, "table"),
@@ -201,6 +205,19 @@ impl Hostile {
         (Self::Hoards, "4294967295 files a task"),
         (Self::Clings, "mine"),
     ];
+
+    /// What it places of a piece: all, but for those who leave out rows of the first one, or one element.
+    fn parts(self, piece: usize, region: &Region) -> Vec<Region> {
+        let of = |offsets: [u64; 2], lengths: [u64; 2]| {
+            let offsets: Vec<u64> = region.offsets.iter().zip(offsets).map(|(o, by)| o + by).collect();
+            Region::new(offsets, lengths)
+        };
+        match self {
+            Self::Hole if piece == 0 => vec![of([0, 0], [1, 2]), of([3, 0], [1, 2])],
+            Self::Crumb if piece == 0 => vec![of([0, 0], [4, 1]), of([0, 1], [3, 1])],
+            _ => vec![region.clone()],
+        }
+    }
 }
 
 #[typetag::serde(name = "laws_hostile")]
@@ -219,12 +236,20 @@ impl ShardingPolicy for Hostile {
             if i == 0 || !matches!(self, Self::Mix) && pieces[i - 1].task != p.task {
                 out.start();
             }
-            out.push(i, p.region.clone())?;
+            for part in self.parts(i, p.region) {
+                out.push(i, part)?;
+            }
         }
         out.start();
         let first: Region = pieces[0].region.clone();
         match self {
-            Self::Drop | Self::Mix | Self::Speechless | Self::Hoards | Self::Clings => {}
+            Self::Drop
+            | Self::Hole
+            | Self::Crumb
+            | Self::Mix
+            | Self::Speechless
+            | Self::Hoards
+            | Self::Clings => {}
             Self::Twice => out.push(0, first)?,
             Self::Overlap => out.push(0, Region { lengths: vec![1; 2].into(), ..first })?,
             Self::Outside => out.push(0, Region::new([40, 0], [1, 2]))?,

@@ -15,7 +15,7 @@ use reshard_laws::{
 use reshard_storage::testkit::{Fault, FaultStore, MemoryStore, Op};
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex},
+    sync::{Arc, Condvar, Mutex},
     thread,
 };
 
@@ -312,21 +312,29 @@ fn on_disk_a_failed_save_leaves_neither_the_place_nor_its_stage() {
 /// Elements that are made while they are written; which threads asked for them is noted, and the first one of another thread
 /// than the first thread's gets a fault.
 struct OnThreads {
-    seen: Arc<Mutex<BTreeSet<String>>>,
+    seen: Arc<Seen>,
     faulty: bool,
+}
+
+#[derive(Default)]
+struct Seen {
+    threads: Mutex<BTreeSet<String>>,
+    more: Condvar,
 }
 
 impl TensorSource for OnThreads {
     fn read(&self, _: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let me = format!("{:?}", thread::current().id());
-        let mut seen = self.seen.lock().unwrap();
-        seen.insert(me);
+        let mut seen = self.seen.threads.lock().unwrap();
+        if seen.insert(me) {
+            self.seen.more.notify_all();
+        }
         if self.faulty && seen.len() > 1 {
             return Err("a fault on the second thread".into());
         }
-        drop(seen);
-        // Long enough for another thread to take a file of its own.
-        thread::sleep(std::time::Duration::from_millis(2));
+        // Until another thread has taken a file of its own; there is one, unless something is wrong.
+        let patience = std::time::Duration::from_secs(60);
+        drop(self.seen.more.wait_timeout_while(seen, patience, |seen| seen.len() < 2));
         out.fill(1);
         Ok(())
     }
@@ -336,7 +344,7 @@ impl TensorSource for OnThreads {
 fn a_fault_on_one_of_several_writer_threads_fails_the_save_on_all_ranks_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let run = |place: &str, faulty: bool| {
-        let seen = Arc::new(Mutex::new(BTreeSet::new()));
+        let seen = Arc::new(Seen::default());
         let state = |rank: u32| {
             let mut state = StateDict::new();
             for i in 0..8u64 {
@@ -353,7 +361,7 @@ fn a_fault_on_one_of_several_writer_threads_fails_the_save_on_all_ranks_and_leav
         let outcomes = save(group(RANKS), states, &url, |_, s| {
             s.strategy(TorchDistConfig::new().with_files_per_rank(4)).durability(Durability::Process)
         });
-        (outcomes, seen.lock().unwrap().len())
+        (outcomes, seen.threads.lock().unwrap().len())
     };
     let (outcomes, threads) = run("faulty", true);
     assert!(threads > 1, "one thread wrote all");

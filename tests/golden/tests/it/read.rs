@@ -1,0 +1,96 @@
+//! No fixture lies there for nothing: each file is read by a test, or stands on a list of those that are not.
+
+use futures::executor::block_on;
+use reshard::{
+    Checkpoint, OpenOptions, Progress,
+    storage::{CountingStore, LocalStore, Store, StoreScheme, Stores},
+};
+use reshard_golden::{fixtures, ours, root};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+/// Files below `tests/fixtures` that no test reads, and why not. A folder stands for all in it.
+const UNREAD: &[(&str, &str)] = &[
+    ("README.md", "for people"),
+    (".gitattributes", "for git"),
+    ("make", "the programs that made the fixtures"),
+    ("tf/goldens/v1_partition_list_checks.json", "not yet: lists of partitions of TensorFlow 1"),
+];
+
+/// The sources with the names of TensorFlow's cases.
+const OF_TENSORFLOW: [&str; 2] = [include_str!("../tf_embedding.rs"), include_str!("../tf_policy.rs")];
+
+static STORE: Mutex<Option<CountingStore>> = Mutex::new(None);
+
+/// Opens a checkpoint, and counts what is read of it.
+fn counted(dir: &Path) -> (Stores, CountingStore) {
+    let store = CountingStore::new(Arc::new(LocalStore::at(dir).unwrap()));
+    *STORE.lock().unwrap() = Some(store.clone());
+    let mut stores = Stores::linked().unwrap();
+    let open = |_: &str| Ok(Arc::new(STORE.lock().unwrap().clone().unwrap()) as Arc<dyn Store>);
+    stores.register(StoreScheme::new("counted", "reshard-golden", env!("CARGO_PKG_VERSION"), open)).unwrap();
+    (stores, store)
+}
+
+/// What the tests beside this one ask of a checkpoint.
+fn read_all(checkpoint: &Checkpoint) {
+    drop(block_on(checkpoint.verify(true, Progress::default())));
+    drop(block_on(checkpoint.common()));
+    drop(block_on(checkpoint.sidecar()));
+    checkpoint.objects().for_each(|key| drop(block_on(checkpoint.object(key))));
+}
+
+fn files_below(dir: &Path, out: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { files_below(&path, out) } else { out.push(path) }
+    }
+}
+
+#[test]
+fn every_file_of_the_fixtures_is_read_or_on_the_list_of_those_that_are_not() {
+    if !ours() {
+        // The list is of this repository's.
+        return;
+    }
+    let mut read: BTreeSet<String> = BTreeSet::new();
+    for f in fixtures() {
+        read.insert(format!("{}/expected.json", f.name));
+        let (stores, store) = counted(&f.checkpoint());
+        if let Ok(opened) = block_on(OpenOptions::new().stores(stores).open("counted://it")) {
+            read_all(&opened);
+        }
+        read.extend(store.take().opened.iter().map(|file| format!("{}/ckpt/{file}", f.name)));
+    }
+    for name in OF_TENSORFLOW.iter().flat_map(|source| source.split("cases(\"").skip(1)) {
+        read.insert(format!("tf/goldens/{}.json", name.split('"').next().unwrap()));
+    }
+    let mut files = Vec::new();
+    files_below(&root(), &mut files);
+    let name = |file: &PathBuf| file.strip_prefix(root()).unwrap().display().to_string();
+    let files: BTreeSet<String> = files.iter().map(name).collect();
+    let covers = |entry: &str, file: &str| {
+        file.strip_prefix(entry).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let mut wrong: Vec<String> = Vec::new();
+    for file in &files {
+        let listed = UNREAD.iter().any(|(entry, _)| covers(entry, file));
+        match (read.contains(file), listed) {
+            (false, false) => wrong.push(format!("{file}: no test reads it")),
+            (true, true) => wrong.push(format!("{file}: is read, and on the list of those that are not")),
+            _ => {}
+        }
+    }
+    for (entry, _) in UNREAD {
+        if !files.iter().any(|file| covers(entry, file)) {
+            wrong.push(format!("{entry}: is on the list, but not there"));
+        }
+    }
+    wrong.extend(
+        read.difference(&files).map(|file| format!("{file}: a test looks for it, but it is not there")),
+    );
+    assert!(wrong.is_empty(), "{} findings:\n{}", wrong.len(), wrong.join("\n"));
+}
