@@ -23,17 +23,17 @@ fn quick(file: Vec<u8>, refused: Option<&str>) {
 
 #[test]
 fn a_dict_of_one_key_is_searched_once_however_often_it_is_named() {
-    let dict = [b"}(", &b"K\x01N".repeat(50_000)[..], b"u", &keep(0)].concat();
-    quick(program(&[&dict, b"](", &get(0).repeat(300_000), b"e"]), None);
+    let dict = [b"}(", &b"K\x01N".repeat(20_000)[..], b"u", &keep(0)].concat();
+    quick(program(&[&dict, b"](", &get(0).repeat(50_000), b"e"]), None);
     // The pairs of an object likewise.
-    let object = [&global("a", "B")[..], b")R(", &b"K\x01N".repeat(50_000), b"u", &keep(0)].concat();
-    quick(program(&[&object, b"](", &get(0).repeat(300_000), b"e"]), None);
+    let object = [&global("a", "B")[..], b")R(", &b"K\x01N".repeat(20_000), b"u", &keep(0)].concat();
+    quick(program(&[&object, b"](", &get(0).repeat(50_000), b"e"]), None);
 }
 
 #[test]
 fn a_long_key_that_is_set_again_and_again_counts_as_text() {
     let key = [text(&"k".repeat(1_000_000)), keep(0)].concat();
-    let pairs = [&get(0)[..], b"N"].concat().repeat(300_000);
+    let pairs = [&get(0)[..], b"N"].concat().repeat(100_000);
     quick(program(&[&key, b"}(", &pairs, b"u"]), Some("bytes of text"));
 }
 
@@ -43,7 +43,7 @@ fn what_tensors_share_is_bounded_before_it_is_read_for_each() {
         tuple(&[&text("storage"), &global("torch", "FloatStorage"), &text("0"), location, &int(1)])
     };
     let far = [&text(&"l".repeat(1_000_000))[..], &keep(0), &storage(&get(0)), &keep(1)].concat();
-    let many = [&get(1)[..], b"Q"].concat().repeat(300_000);
+    let many = [&get(1)[..], b"Q"].concat().repeat(20_000);
     quick(archive(&program(&[&far, b"(", &many, b"t"])), Some("its location is longer than any"));
 
     let notes: Vec<u8> =
@@ -53,7 +53,7 @@ fn what_tensors_share_is_bounded_before_it_is_read_for_each() {
     let args = tensor(&one, &one, 1, &get(0));
     // The arguments are made once, and the tensor is made of them many times.
     let args = &args[global("torch._utils", "_rebuild_tensor_v2").len()..args.len() - 1];
-    let again = [&get(2)[..], &get(1), b"R"].concat().repeat(100_000);
+    let again = [&get(2)[..], &get(1), b"R"].concat().repeat(5_000);
     let function = global("torch._utils", "_rebuild_tensor_v2");
     let pickle = program(&[&notes, args, &keep(1), &function, &keep(2), b"(", &again, b"t"]);
     quick(archive(&pickle), Some("50000 notes in its metadata"));
