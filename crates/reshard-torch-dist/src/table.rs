@@ -155,7 +155,7 @@ impl Placing<'_, '_> {
             let Some(key) = columns.text_at(index.key) else {
                 return Err(StrategyError::corrupt(file, None, "an entry of storage_data names no key"));
             };
-            let raw = columns.storages[storage as usize];
+            let raw = columns.storage(storage);
             if columns.text_at(raw.file).is_none() || raw.offset == u64::MAX || raw.length == u64::MAX {
                 let what = format!("the place of {key:?} lacks its file, offset or length");
                 return Err(StrategyError::corrupt(file, None, what));
@@ -566,4 +566,70 @@ pub fn parse_metadata(pickle: &[u8]) -> Result<(usize, usize, usize)> {
     let table = Table::parse(crate::METADATA, pickle, &Limits::default())?;
     let m = &table.metadata;
     Ok((m.tensor_count(), m.chunk_count(), m.object_count()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Flavour, metadata::write};
+    use reshard_plan::PieceId;
+    use reshard_strategy::Placed;
+
+    /// A `.metadata` of objects of these keys and lengths.
+    fn objects(items: &[(&str, u64)], planner_data: Option<PlannerData>) -> Vec<u8> {
+        let mut b = Metadata::builder();
+        let mut placed = Vec::new();
+        for &(key, length) in items {
+            b.add_object(key).unwrap();
+            let id = PieceId { key: key.into(), offset: None };
+            placed.push(Placed { id, file: Name::new("__0_0.distcp").unwrap(), offset: 7, length });
+        }
+        write(&b.finish(planner_data).unwrap(), &[placed], Flavour::Universal, "").unwrap()
+    }
+
+    #[test]
+    fn lengths_of_all_sizes_are_kept() {
+        let lengths = [0, 1, (1 << 32) - 2, (1 << 32) - 1, 1 << 32, i64::MAX as u64];
+        let keys: Vec<String> = (0..lengths.len()).map(|i| i.to_string()).collect();
+        let items: Vec<(&str, u64)> = keys.iter().map(String::as_str).zip(lengths).collect();
+        let table = Table::parse("m", &objects(&items, None), &Limits::default()).unwrap();
+        assert_eq!(
+            table.objects.iter().map(|p| (p.offset, p.length)).collect::<Vec<_>>(),
+            lengths.map(|l| (7, l))
+        );
+    }
+
+    #[test]
+    fn lone_surrogates_are_spelled_when_read_and_surrogates_when_written() {
+        let keys = ["a\\ud800b", "a\\\\ud800b", "\\\\\\udfff", "plain\\x"];
+        let python: [&[u8]; 4] = [b"a\xed\xa0\x80b", b"a\\ud800b", b"\\\xed\xbf\xbf", b"plain\\x"];
+        let paths = keys.iter().map(|k| ((*k).into(), Path(vec![Step::Key((*k).into()), Step::Index(1)])));
+        let paths = PlannerData::Paths(paths.collect());
+        let pickle = objects(&keys.map(|k| (k, 1)), Some(paths.clone()));
+        for key in python {
+            assert!(
+                pickle.windows(key.len() + 1).any(|w| w[0] == key.len() as u8 && &w[1..] == key),
+                "{key:?}"
+            );
+        }
+        let table = Table::parse("m", &pickle, &Limits::default()).unwrap();
+        for (i, key) in keys.into_iter().enumerate() {
+            assert_eq!(table.metadata.object(key), Some(ObjectId(i as u32)), "{key}");
+        }
+        assert_eq!(table.metadata.planner_data(), Some(&paths));
+        assert!(table.objects.iter().all(|p| p.length == 1));
+    }
+
+    #[test]
+    fn ranks_together_have_one_budget() {
+        let long = "x".repeat(100_000);
+        let file = objects(&[(&long, 1)], None);
+        let files: Vec<(&str, &[u8])> = ["0", "1", "2"].iter().map(|name| (*name, &file[..])).collect();
+        let limits = |memory| Limits { memory: Some(memory), ..Limits::default() };
+        assert!(Table::merge(&files[..1], &limits(600_000)).is_ok());
+        assert!(Table::merge(&files, &limits(6_000_000)).is_ok());
+        let e = Table::merge(&files, &limits(600_000)).unwrap_err();
+        assert_eq!(e.kind(), reshard_model::ErrorKind::Unsupported);
+        assert!(e.to_string().contains("the limit of 600000 bytes of memory"), "{e}");
+    }
 }

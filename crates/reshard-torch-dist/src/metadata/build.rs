@@ -10,7 +10,7 @@ use super::{
 };
 use reshard_model::{DType, Dims};
 use reshard_torch_format::pickle::{Build, Built, Items, Refusal};
-use std::{borrow::Cow, ops::Range};
+use std::{borrow::Cow, collections::BTreeMap, ops::Range};
 
 /// A handle on something built.
 #[derive(Clone, Debug)]
@@ -80,6 +80,9 @@ pub(crate) struct RawTensor {
 /// No such number.
 pub(crate) const NONE: u32 = u32::MAX;
 
+/// Room of an entry of a map of numbers.
+const ASIDE: usize = 48;
+
 /// `MetadataIndex`, in 16 bytes: there is one for every stored item.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawIndex {
@@ -99,7 +102,16 @@ impl RawIndex {
     }
 }
 
-/// `_StorageInfo`, in 24 bytes.
+/// `_StorageInfo` as it is kept, in 16 bytes.
+#[derive(Clone, Copy, Debug)]
+struct NarrowStorage {
+    offset: u64,
+    /// `NONE` when it does not fit, and lies aside, or the object had none.
+    length: u32,
+    file: u32,
+}
+
+/// `_StorageInfo`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawStorage {
     /// Index into `texts`; none when the object had no path.
@@ -221,7 +233,11 @@ pub(crate) struct Columns<'a> {
     pub(crate) chunks: Vec<RawChunk>,
     pub(crate) tensors: Vec<RawTensor>,
     pub(crate) indices: Vec<RawIndex>,
-    pub(crate) storages: Vec<RawStorage>,
+    storages: Vec<NarrowStorage>,
+    /// Lengths of 4 GiB and more.
+    lengths: BTreeMap<u32, u64>,
+    /// Lists of transform descriptors.
+    transforms: BTreeMap<u32, u32>,
     pub(crate) metas: Vec<RawMeta<'a>>,
     pub(crate) roots: Vec<RawRoot<'a>>,
     /// Keys and relative paths of stored items, each once.
@@ -363,9 +379,18 @@ impl<'a> Columns<'a> {
                     self.storages[*i as usize].file = self.text(s)?;
                 }
                 (V::Storage(i), "offset", V::Int(n)) => self.storages[*i as usize].offset = natural(*n)?,
-                (V::Storage(i), "length", V::Int(n)) => self.storages[*i as usize].length = natural(*n)?,
+                (V::Storage(i), "length", V::Int(n)) => {
+                    let n = natural(*n)?;
+                    let narrow = u32::try_from(n).unwrap_or(NONE);
+                    if narrow == NONE {
+                        self.worth.take(ASIDE)?;
+                        self.lengths.insert(*i, n);
+                    }
+                    self.storages[*i as usize].length = narrow;
+                }
                 (V::Storage(i), "transform_descriptors", V::List(l)) => {
-                    self.storages[*i as usize].transforms = *l;
+                    self.worth.take(ASIDE)?;
+                    self.transforms.insert(*i, *l);
                 }
                 (V::Storage(_), "relative_path" | "offset" | "length", _) => {
                     return Err(Refusal::damaged(format!(
@@ -595,7 +620,7 @@ impl<'a> Build<'a> for Columns<'a> {
                 V::Index(add(&mut self.indices, index, worth)?)
             }
             Class::StorageInfo => {
-                let nowhere = RawStorage { file: NONE, transforms: NONE, offset: u64::MAX, length: u64::MAX };
+                let nowhere = NarrowStorage { file: NONE, offset: u64::MAX, length: NONE };
                 V::Storage(add(&mut self.storages, nowhere, worth)?)
             }
             Class::StorageMeta => V::Meta(add(&mut self.metas, RawMeta::default(), worth)?),
@@ -638,6 +663,16 @@ impl<'a> Build<'a> for Columns<'a> {
 }
 
 impl Columns<'_> {
+    /// What a `_StorageInfo` says.
+    pub(crate) fn storage(&self, i: u32) -> RawStorage {
+        let NarrowStorage { offset, length, file } = self.storages[i as usize];
+        let length = match length {
+            NONE => self.lengths.get(&i).copied().unwrap_or(u64::MAX),
+            length => length.into(),
+        };
+        RawStorage { file, transforms: self.transforms.get(&i).copied().unwrap_or(NONE), offset, length }
+    }
+
     /// The chunks of a tensor, in stored order.
     pub(crate) fn chunks_of(&self, t: &RawTensor) -> impl Iterator<Item = u32> {
         t.chunks.map_or(&[][..], |l| &self.list(l).chunks).iter().cloned().flatten()

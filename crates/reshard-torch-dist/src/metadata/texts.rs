@@ -7,7 +7,7 @@ use super::{
 use indexmap::IndexSet;
 use std::{
     borrow::Borrow,
-    collections::HashMap,
+    collections::BTreeMap,
     hash::{Hash, Hasher},
     rc::Rc,
 };
@@ -74,7 +74,7 @@ const ENTRY: usize = 96;
 pub(crate) struct Texts<'a> {
     all: IndexSet<Text<'a>>,
     /// By address and length, and whether it is a key. Holds the texts, so that no address comes twice.
-    long: HashMap<(usize, usize, bool), (Text<'a>, u32)>,
+    long: BTreeMap<(usize, usize, bool), (Text<'a>, u32)>,
 }
 
 impl<'a> Texts<'a> {
