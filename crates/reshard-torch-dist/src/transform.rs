@@ -12,6 +12,8 @@ pub(crate) enum Refused {
     Damaged(String),
     /// It gives more than was allowed.
     More,
+    /// There is no memory for what it gives, of which there were so many bytes so far.
+    NoMemory(usize),
 }
 
 /// Undoes one transform, named as `name[@domain]/version`; at most `most` bytes come out.
@@ -39,7 +41,7 @@ fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Refused> {
         if (out.len() + n) as u64 > most {
             return Err(Refused::More);
         }
-        out.try_reserve(n).map_err(|e| bad(&e))?;
+        out.try_reserve(n).map_err(|_| Refused::NoMemory(out.len()))?;
         out.extend_from_slice(&block[..n]);
     }
 }

@@ -15,11 +15,12 @@ use crate::{
 use bytes::Bytes;
 use reshard_model::{Scatter, Tensor};
 use reshard_plan::ChunkId;
-use reshard_storage::Progress;
+use reshard_storage::{Progress, StorageError};
 use reshard_strategy::{LimitOption, ReadTensor, ReadTotals, Result, StrategyError};
 use reshard_torch_format::archive::{Directory, Inflate, Method};
 use std::{
     collections::VecDeque,
+    io,
     sync::{Mutex, PoisonError},
 };
 
@@ -147,6 +148,11 @@ impl TorchDistReader {
             bytes = match transform::decode(descriptor, &bytes, most) {
                 Ok(bytes) => bytes,
                 Err(Refused::More) => return Ok(None),
+                Err(Refused::NoMemory(had)) => {
+                    let why = format!("no memory for {what}, of which {had} bytes are unpacked");
+                    let source = io::Error::new(io::ErrorKind::OutOfMemory, why);
+                    return Err(StorageError::io("unpack", file(), source).into());
+                }
                 Err(Refused::Unknown(why)) => {
                     return Err(not_understood(format!(
                         "reading {what} at byte {} of {} ({why})",
