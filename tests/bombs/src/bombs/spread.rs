@@ -20,7 +20,7 @@ pub fn spread() -> Vec<Bomb> {
         })
         .with(&["convert", "DIR", "TO", "--ranks", "4096", "--files-per-rank", "65536"])
         .with(&["convert", "DIR", "TO", "--ranks", "4096", "--files-per-rank", "65536", "--json"])
-        .with(&["convert", "DIR", "TO", "--ranks", "1", "--files-per-rank", "65536"])
+        .with(&["convert", "DIR", "TO", "--ranks", "1", "--files-per-rank", "2048"])
         .with(&["convert", "DIR", "TO", "--ranks", "4096"])
         .with(&["convert", "DIR", "TO", "--ranks", "64", "--max-shard-size", "1"])
         .with(&[
