@@ -230,9 +230,12 @@ impl StorageError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Name { .. } | Self::Invalid { .. } | Self::UnknownScheme { .. } => ErrorKind::Invalid,
-            Self::NotFound { .. } | Self::LinkedDirectory { .. } => ErrorKind::NotFound,
+            Self::NotFound { .. } => ErrorKind::NotFound,
             Self::Exists { .. } => ErrorKind::Exists,
-            Self::Short { .. } | Self::Check { .. } | Self::Record { .. } => ErrorKind::Corrupt,
+            // The file is missing where it should be.
+            Self::Short { .. } | Self::Check { .. } | Self::Record { .. } | Self::LinkedDirectory { .. } => {
+                ErrorKind::Corrupt
+            }
             Self::Unsupported { .. } => ErrorKind::Unsupported,
             Self::Io { .. }
             | Self::Source { .. }

@@ -166,6 +166,8 @@ impl<'a> Prune<'a> {
         };
         self.how.registry = Some(registry.clone());
         let place = self.how.store(self.url)?;
+        // What can't be opened is told as by every reader.
+        drop(place.pinned().await?);
         // A link that is changed meanwhile must not lead to another place.
         let place = place.resolved().await?.unwrap_or(place);
         // What is found is removed from the directory in which it was found, whatever comes to its place.
