@@ -218,7 +218,7 @@ mod tests {
         let shape = [5, 3];
         let inner = Region::new([1, 0], [4, 2]);
         assert_eq!(inner.resolve("w", &shape).unwrap(), inner);
-        assert_eq!((&inner).resolve("w", &shape).unwrap(), inner);
+        assert_eq!(<&Region as Select>::resolve(&&inner, "w", &shape).unwrap(), inner);
         assert_eq!((..).resolve("w", &shape).unwrap(), Region::whole(&shape));
         for outer in [Region::new([1, 0], [5, 2]), Region::new([1], [4])] {
             let error = outer.resolve("w", &shape).unwrap_err().to_string();
