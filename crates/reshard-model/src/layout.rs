@@ -303,7 +303,7 @@ mod tests {
             let (from, to) = (elements(&src), elements(&dst));
             for segments in [Segments::row_major(&src, &dst), Segments::source_order(&src, &dst)] {
                 let lengths: Vec<u64> = segments.clone().map(|(_, _, n)| n).collect();
-                prop_assert_eq!(segments.count(), lengths.len() as u64);
+                prop_assert_eq!(Segments::count(&segments), lengths.len() as u64);
                 prop_assert!(lengths.iter().all(|&n| n == segments.run()));
                 let mut pairs: Vec<(u64, u64)> = segments.clone()
                     .flat_map(|(s, d, n)| (0..n / 2).map(move |k| (s / 2 + k, d / 2 + k))).collect();
