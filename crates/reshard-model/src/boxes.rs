@@ -222,4 +222,17 @@ mod tests {
         assert_eq!(boxes.len(), 90_000);
         assert_eq!(overlap(&boxes), None);
     }
+
+    #[test]
+    fn boxes_beside_each_other_are_asked_few_times_whichever_axis_parts_them() {
+        for cuts in [[1, 10_000], [10_000, 1]] {
+            let (boxes, asked) = (grid(&[10_000, 10_000], &cuts), std::cell::Cell::new(0));
+            let range = |i: usize, a: usize| {
+                asked.set(asked.get() + 1);
+                boxes[i].offsets[a]..boxes[i].end(a)
+            };
+            assert_eq!(first_overlap(boxes.len(), 2, range), None);
+            assert!(asked.get() < 1_000_000, "{} questions", asked.get());
+        }
+    }
 }

@@ -90,3 +90,14 @@ impl fmt::Display for Dims {
         f.debug_list().entries(self.0.iter()).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_shown_as_python_shows_them() {
+        let dims = Dims::from([2, 3]);
+        assert_eq!((format!("{dims}"), format!("{dims:?}")), ("[2, 3]".into(), "[2, 3]".into()));
+    }
+}

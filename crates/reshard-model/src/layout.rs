@@ -303,7 +303,7 @@ mod tests {
             let (from, to) = (elements(&src), elements(&dst));
             for segments in [Segments::row_major(&src, &dst), Segments::source_order(&src, &dst)] {
                 let lengths: Vec<u64> = segments.clone().map(|(_, _, n)| n).collect();
-                prop_assert_eq!(segments.count(), lengths.len() as u64);
+                prop_assert_eq!(Segments::count(&segments), lengths.len() as u64);
                 prop_assert!(lengths.iter().all(|&n| n == segments.run()));
                 let mut pairs: Vec<(u64, u64)> = segments.clone()
                     .flat_map(|(s, d, n)| (0..n / 2).map(move |k| (s / 2 + k, d / 2 + k))).collect();
@@ -335,6 +335,37 @@ mod tests {
     }
 
     #[test]
+    fn axes_of_extent_1_come_and_go() {
+        let l = Layout::new(2, 7, [2, 1, 3].into(), [9, 5, 2].into()).unwrap();
+        for shape in [&[2, 3][..], &[2, 1, 3], &[1, 2, 3, 1]] {
+            let other = l.squeeze_to(shape).unwrap();
+            assert_eq!((other.item(), other.start(), &other.shape()[..]), (2, 7, shape));
+            assert_eq!(elements(&other), elements(&l));
+        }
+        for shape in [&[3, 2][..], &[2], &[2, 3, 2], &[6], &[]] {
+            assert_eq!(l.squeeze_to(shape), None);
+        }
+    }
+
+    #[test]
+    fn only_parts_of_one_arrangement_are_stacked() {
+        let part = |item, start, shape: [u64; 2], strides: [u64; 2]| {
+            Layout::new(item, start, shape.into(), strides.into()).unwrap()
+        };
+        let first = part(2, 0, [2, 3], [3, 1]);
+        let whole = Layout::stacked([&first, &part(2, 6, [1, 3], [3, 1])]);
+        assert_eq!(whole, Some(part(2, 0, [3, 3], [3, 1])));
+        for other in [
+            part(4, 6, [2, 3], [3, 1]),
+            part(2, 6, [2, 3], [6, 1]),
+            part(2, 6, [2, 2], [3, 1]),
+            part(2, 7, [2, 3], [3, 1]),
+        ] {
+            assert_eq!(Layout::stacked([&first, &other]), None, "{other:?}");
+        }
+    }
+
+    #[test]
     fn sizes_that_do_not_fit_are_refused() {
         assert!(Layout::contiguous(8, &[u64::MAX / 4, 3]).is_none());
         assert!(Layout::contiguous(1, &[1 << 62]).is_some());
@@ -344,6 +375,10 @@ mod tests {
 
     #[test]
     fn an_expanded_tensor_is_not_injective() {
+        assert!(
+            Layout::new(4, 0, [1, 3].into(), [0, 1].into()).unwrap().is_injective(),
+            "nothing is expanded"
+        );
         assert!(!Layout::new(4, 0, [3, 2].into(), [0, 1].into()).unwrap().is_injective());
         assert!(!Layout::new(4, 0, [3, 2].into(), [1, 1].into()).unwrap().is_injective());
     }

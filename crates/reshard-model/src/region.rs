@@ -212,4 +212,44 @@ mod tests {
             prop_assert!(seen.is_sorted_by(|a, b| a < b));
         }
     }
+
+    #[test]
+    fn a_selection_is_a_region_of_the_shape_or_an_error() {
+        let shape = [5, 3];
+        let inner = Region::new([1, 0], [4, 2]);
+        assert_eq!(inner.resolve("w", &shape).unwrap(), inner);
+        assert_eq!(<&Region as Select>::resolve(&&inner, "w", &shape).unwrap(), inner);
+        assert_eq!((..).resolve("w", &shape).unwrap(), Region::whole(&shape));
+        for outer in [Region::new([1, 0], [5, 2]), Region::new([1], [4])] {
+            let error = outer.resolve("w", &shape).unwrap_err().to_string();
+            assert!(error.contains("does not lie in shape [5, 3]"), "{error}");
+        }
+        for (from, to) in [(0, 5), (1, 3), (2, 2), (5, 5), (4, 5)] {
+            let rows = Region::rows(from..to).resolve("w", &shape).unwrap();
+            assert_eq!(rows, Region::new([from, 0], [to - from, 3]));
+        }
+        #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
+        for rows in [3..2, 0..6, 6..6] {
+            let error = Region::rows(rows).resolve("w", &shape).unwrap_err().to_string();
+            assert!(error.contains("do not lie in shape [5, 3]"), "{error}");
+        }
+        assert!(Region::rows(0..0).resolve("w", &[]).is_err(), "a scalar has no rows");
+    }
+
+    #[test]
+    fn a_box_is_counted_from_the_start_of_another() {
+        let inner = Region::new([4, 7], [2, 1]).within(&Region::new([3, 5], [9, 9]));
+        assert_eq!(inner, Region::new([1, 2], [2, 1]));
+    }
+
+    #[test]
+    fn a_box_holds_what_lies_in_it_on_every_axis() {
+        let outer = Region::new([2, 2], [4, 4]);
+        assert!(outer.contains(&outer) && outer.contains(&Region::new([3, 4], [3, 1])));
+        for (offsets, lengths) in [([1, 3], [2, 1]), ([3, 1], [1, 2]), ([5, 3], [2, 1]), ([3, 5], [1, 2])] {
+            let outside = Region::new(offsets, lengths);
+            assert!(!outer.contains(&outside), "{outer} holds {outside}");
+        }
+        assert!(!outer.contains(&Region::new([3], [1])), "another number of axes");
+    }
 }

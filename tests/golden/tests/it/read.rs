@@ -17,8 +17,32 @@ const UNREAD: &[(&str, &str)] = &[
     ("README.md", "for people"),
     (".gitattributes", "for git"),
     ("make", "the programs that made the fixtures"),
-    ("tf/goldens/v1_partition_list_checks.json", "not yet: lists of partitions of TensorFlow 1"),
+    ("dcp/bad_empty_metadata/ckpt/__0_0.distcp", BEHIND),
+    ("dcp/bad_empty_metadata/ckpt/__1_0.distcp", BEHIND),
+    ("dcp/bad_no_metadata/ckpt/__0_0.distcp", BEHIND),
+    ("dcp/bad_no_metadata/ckpt/__1_0.distcp", BEHIND),
+    ("dcp/bad_tmp_only/ckpt", BEHIND),
+    ("dcp/bad_truncated_metadata/ckpt/__0_0.distcp", BEHIND),
+    ("dcp/bad_truncated_metadata/ckpt/__1_0.distcp", BEHIND),
+    ("dcp/evil_deep_metadata/ckpt/__0_0.distcp", BEHIND),
+    ("dcp/evil_deep_metadata/ckpt/__1_0.distcp", BEHIND),
+    ("dcp/evil_metadata/ckpt/__0_0.distcp", BEHIND),
+    ("dcp/evil_metadata/ckpt/__1_0.distcp", BEHIND),
+    ("dcp/bad_abs_path/ckpt/__1_0.distcp", "the metadata name another file instead, which must not be read"),
+    ("dcp/bad_path_traversal/ckpt/__1_0.distcp", "the metadata name another file instead"),
+    ("dcp/bad_path_traversal/outside.distcp", "that is the other file, which must not be read"),
+    ("dcp/bad_hole/ckpt/__1_0.distcp", "the metadata lost what lies in it"),
+    ("dcp/bad_zero_data/ckpt/__1_0.distcp", "it is empty, and that is seen by its length"),
+    ("dcp/empty/ckpt/__0_0.distcp", "a checkpoint without items, and its file without bytes"),
+    ("dcp/replicated_lowest_w4/ckpt/__1_0.distcp", "empty: rank 0 saved everything"),
+    ("dcp/replicated_lowest_w4/ckpt/__2_0.distcp", "empty: rank 0 saved everything"),
+    ("dcp/replicated_lowest_w4/ckpt/__3_0.distcp", "empty: rank 0 saved everything"),
+    ("dcp/stale_files/ckpt/__0_1.distcp", "of an earlier save; no item lies in it"),
+    ("dcp/stale_files/ckpt/__0_2.distcp", "of an earlier save; no item lies in it"),
+    ("megatron/mc020_integrity_w2/ckpt/integrity.json", "not yet: Megatron's digests of files"),
 ];
+
+const BEHIND: &str = "its metadata are damaged or missing, so that nobody knows what lies in it";
 
 /// The sources with the names of TensorFlow's cases.
 const OF_TENSORFLOW: [&str; 2] = [include_str!("../tf_embedding.rs"), include_str!("../tf_policy.rs")];
