@@ -43,8 +43,9 @@ def plan(ranks, items, replicas):
     start, used = time.perf_counter(), time.process_time()
     deduped = dedup_save_plans(plans, False)
     final, metadata = create_default_global_save_plan(deduped)
-    assert _validate_global_plan(final, metadata)
+    problems = _validate_global_plan(final, metadata)
     out = {"seconds": [time.perf_counter() - start], "cpu": [time.process_time() - used]}
+    assert not problems, problems
     return out | {"grown": peak() - before}
 
 
