@@ -1,8 +1,18 @@
 """PyTorch DCP's side of the benchmarks: one measurement a call, as a line of JSON.
 
-    python dcp_bench.py save|load|reshard llama|small|one GB DIR ITERATIONS [--threads N] [--no-crc] [--world N]
+    python dcp_bench.py save|load|reshard llama|small|one GB DIR ITERATIONS [SETTING] [--world N] [--overwrite]
+    python dcp_bench.py save|load|reshard llama|small|one GB DIR ITERATIONS SETTING SETTING ... --choose
 
-Gloo ranks; every buffer is touched before the clock starts; each save goes into a fresh directory.
+A SETTING is a list like `cached,threads=2,no-crc,ops=2,sync`, or `plain`. With --choose each of them is tried, and the fastest
+is named as `{"best": ...}`.
+
+    cached      the planner keeps its plan from one save to the next (enable_plan_caching)
+    threads=N   writer threads of each rank
+    no-crc      archives without checksums
+    ops=N       torch's own threads of each rank; without it as many as torch takes by itself
+    sync        files are synced, which is DCP's default; without it they are not
+
+Gloo ranks; every buffer is touched before the clock starts; each save goes into a fresh directory, unless it overwrites.
 """
 
 import argparse
@@ -10,6 +20,7 @@ import json
 import os
 import resource
 import shutil
+import statistics
 import sys
 import time
 
@@ -17,6 +28,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -56,29 +68,62 @@ STATES = {
 }
 
 
-def run(rank, world, args, results):
+class Setting:
+    def __init__(self, text, own_threads):
+        parts = dict((part.split("=") + [None])[:2] for part in text.split(",") if part != "plain")
+        self.text = text
+        self.cached = "cached" in parts
+        self.crc = "no-crc" not in parts
+        self.sync = "sync" in parts
+        self.threads = int(parts.get("threads", 1))
+        self.ops = int(parts.get("ops", own_threads))
+        unknown = set(parts) - {"cached", "no-crc", "sync", "threads", "ops"}
+        assert not unknown, unknown
+
+    def run(self, mode, state, path):
+        torch.set_num_threads(self.ops)
+        torch.serialization.set_crc32_options(self.crc)
+        if mode == "save":
+            writer = dcp.FileSystemWriter(path, thread_count=self.threads, sync_files=self.sync)
+            dcp.save(state, storage_writer=writer, planner=DefaultSavePlanner(enable_plan_caching=self.cached))
+        else:
+            dcp.load(state, storage_reader=dcp.FileSystemReader(path))
+
+
+def timed(setting, runs, rank, state, args):
+    """Seconds and CPU seconds of this rank for each run; the first warms up, and is no part of it."""
+    seconds, cpu = [], []
+    for _ in range(runs + 1):
+        if args.mode == "save" and rank == 0 and not args.overwrite:
+            shutil.rmtree(args.dir, ignore_errors=True)
+        if args.mode == "save" and rank == 0 and setting.sync:
+            # What earlier runs left for the disk is not this one's to wait for.
+            os.sync()
+        dist.barrier()
+        start, used = time.perf_counter(), time.process_time()
+        setting.run(args.mode, state, args.dir)
+        dist.barrier()
+        seconds.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - used)
+    return seconds[1:], cpu[1:]
+
+
+def run(rank, world, args, own_threads):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(args.port), RANK=str(rank), WORLD_SIZE=str(world))
-    torch.set_num_threads(1)
-    torch.serialization.set_crc32_options(not args.no_crc)
     dist.init_process_group("gloo", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
     axis = 1 if args.mode == "reshard" else 0
     state = STATES[args.state](args, mesh, axis, rank, world)
     own = sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in state.values())
+    settings = [Setting(text, own_threads) for text in args.settings or ["plain"]]
+    if args.choose:
+        tried = {s.text: statistics.median(timed(s, args.iterations, rank, state, args)[0]) for s in settings}
+        if rank == 0:
+            print(json.dumps({"best": min(tried, key=tried.get), "tried": tried}), flush=True)
+        dist.destroy_process_group()
+        return
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seconds, cpu = [], []
-    for _ in range(args.iterations + 1):
-        if args.mode == "save" and rank == 0:
-            shutil.rmtree(args.dir, ignore_errors=True)
-        dist.barrier()
-        start, used = time.perf_counter(), time.process_time()
-        if args.mode == "save":
-            dcp.save(state, storage_writer=dcp.FileSystemWriter(args.dir, thread_count=args.threads, sync_files=False))
-        else:
-            dcp.load(state, storage_reader=dcp.FileSystemReader(args.dir))
-        dist.barrier()
-        seconds.append(time.perf_counter() - start)
-        cpu.append(time.process_time() - used)
+    seconds, cpu = timed(settings[0], args.iterations, rank, state, args)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     cpu = torch.tensor(cpu)
     dist.all_reduce(cpu)
@@ -86,8 +131,7 @@ def run(rank, world, args, results):
         local = [t.to_local() if isinstance(t, DTensor) else t for t in state.values()]
         assert all(bool((t == 1).all()) for t in local), "wrong values"
     if rank == 0:
-        # The first run warms up.
-        out = {"seconds": seconds[1:], "cpu": cpu.tolist()[1:], "bytes": own * world, "grown": grown}
+        out = {"seconds": seconds, "cpu": cpu.tolist(), "bytes": own * world, "grown": grown}
         print(json.dumps(out), file=sys.stdout, flush=True)
     dist.destroy_process_group()
 
@@ -99,9 +143,11 @@ if __name__ == "__main__":
     parser.add_argument("gb", type=float)
     parser.add_argument("dir")
     parser.add_argument("iterations", type=int)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--no-crc", action="store_true")
+    parser.add_argument("settings", nargs="*")
+    parser.add_argument("--choose", action="store_true")
+    parser.add_argument("--overwrite", action="store_true")
     parser.add_argument("--port", type=int, default=29513)
     parser.add_argument("--world", type=int, default=2)
     args = parser.parse_args()
-    mp.spawn(run, args=(args.world, args, None), nprocs=args.world)
+    # Forked, so that torch is imported once; nothing of it has run yet.
+    mp.start_processes(run, args=(args.world, args, torch.get_num_threads()), nprocs=args.world, start_method="fork")

@@ -1,8 +1,8 @@
 """DCP's global plan without a network, and `pickle.load` of a large `.metadata`.
 
-    python dcp_plan_bench.py plan RANKS ITEMS       seconds of dedup, metadata and validation
+    python dcp_plan_bench.py plan RANKS ITEMS REPLICAS    seconds of dedup, metadata and validation
     python dcp_plan_bench.py write TENSORS CHUNKS FILE    writes a .metadata as DCP does
-    python dcp_plan_bench.py load FILE ITERATIONS   seconds of pickle.load
+    python dcp_plan_bench.py load FILE ITERATIONS         seconds of pickle.load
 """
 
 import gc
@@ -21,21 +21,32 @@ from torch.distributed.checkpoint.metadata import (ChunkStorageMetadata, Metadat
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 
-def plan(ranks, items):
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def plan(ranks, items, replicas):
+    """Each rank holds rows of every tensor, and `replicas` ranks hold the same ones."""
     properties = TensorProperties(dtype=torch.bfloat16)
+    shards = ranks // replicas
     plans = []
     for r in range(ranks):
-        offset, size = torch.Size([r * 4, 0]), torch.Size([4, 1024])
+        shard = r % shards
+        offset, size = torch.Size([shard * 4, 0]), torch.Size([4, 1024])
         plans.append(SavePlan([
-            WriteItem(index=MetadataIndex(f"layers.{k}.w", offset, r), type=WriteItemType.SHARD,
+            WriteItem(index=MetadataIndex(f"layers.{k}.w", offset, shard), type=WriteItemType.SHARD,
                       tensor_data=TensorWriteData(chunk=ChunkStorageMetadata(offset, size), properties=properties,
-                                                  size=torch.Size([ranks * 4, 1024])))
+                                                  size=torch.Size([shards * 4, 1024])))
             for k in range(items)]))
-    start = time.perf_counter()
+    before = peak()
+    gc.collect()
+    start, used = time.perf_counter(), time.process_time()
     deduped = dedup_save_plans(plans, False)
     final, metadata = create_default_global_save_plan(deduped)
-    _validate_global_plan(final, metadata)
-    return {"seconds": [time.perf_counter() - start]}
+    problems = _validate_global_plan(final, metadata)
+    out = {"seconds": [time.perf_counter() - start], "cpu": [time.process_time() - used]}
+    assert not problems, problems
+    return out | {"grown": peak() - before}
 
 
 def write(tensors, chunks, path):
@@ -54,21 +65,24 @@ def write(tensors, chunks, path):
 
 
 def load(path, iterations):
-    seconds = []
+    out = {"seconds": [], "cpu": []}
+    before = peak()
     for _ in range(iterations):
         gc.collect()
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         with open(path, "rb") as f:
             metadata = pickle.load(f)
-        seconds.append(time.perf_counter() - start)
+            out["bytes"] = f.tell()
+        out["seconds"].append(time.perf_counter() - start)
+        out["cpu"].append(time.process_time() - used)
         assert metadata.storage_data
         del metadata
-    return {"seconds": seconds, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    return out | {"grown": peak() - before}
 
 
 if __name__ == "__main__":
     what, args = sys.argv[1], sys.argv[2:]
-    out = {"plan": lambda: plan(int(args[0]), int(args[1])),
+    out = {"plan": lambda: plan(int(args[0]), int(args[1]), int(args[2])),
            "write": lambda: write(int(args[0]), int(args[1]), args[2]),
            "load": lambda: load(args[0], int(args[1]))}[what]()
     print(json.dumps(out))

@@ -1,7 +1,10 @@
 """PyTorch's and TensorFlow's side of the benchmarks of embedding lookups: one measurement a call, as a line of JSON.
 
     python embedding_bench.py torch lookup|into ITERATIONS
-    python embedding_bench.py tensorflow|tensorflow-eager lookup|gradients ITERATIONS
+    python embedding_bench.py tensorflow|tensorflow-eager new|lookup|gradients ITERATIONS
+
+`lookup` of TensorFlow takes the memory of the last result, which is free again; for `new` all results are kept, so that there is
+none.
 
 A million rows of a table of 10 million x 64 float32, by two threads. PyTorch's table is in one piece, TensorFlow's a ShardedVariable
 of eight parts. Ids are those of the Rust side; one run warms up.
@@ -15,7 +18,7 @@ import time
 ROWS, WIDTH, PARTS, IDS = 10_000_000, 64, 8, 1_000_000
 
 
-def timed(iterations, work, check):
+def timed(iterations, work, check, keep=None):
     check(work())
     out = {"seconds": [], "cpu": [], "bytes": IDS * WIDTH * 4}
     for _ in range(iterations):
@@ -24,6 +27,8 @@ def timed(iterations, work, check):
         out["seconds"].append(time.perf_counter() - start)
         out["cpu"].append(time.process_time() - before)
         check(result)
+        if keep is not None:
+            keep.append(result)
         del result
     return out
 
@@ -77,13 +82,13 @@ def in_tensorflow(what, iterations, eager):
         return [(g.indices, g.values) for g in tape.gradient(rows, variables, output_gradients=upstream)]
 
     def check(result):
-        if what == "lookup":
+        if what != "gradients":
             assert bool(tf.reduce_all(result == upstream))
         else:
             assert sum(len(indices) for indices, _ in result) == IDS
 
-    work = {"lookup": lookup, "gradients": gradients}[what]
-    return timed(iterations, work if eager else tf.function(work), check)
+    work = {"new": lookup, "lookup": lookup, "gradients": gradients}[what]
+    return timed(iterations, work if eager else tf.function(work), check, [] if what == "new" else None)
 
 
 if __name__ == "__main__":

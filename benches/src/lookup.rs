@@ -2,7 +2,8 @@
 
 use crate::measure::{Measured, cpu};
 use anyhow::{Context, Result, ensure};
-use reshard::{DType, Tensor, policy::partition::PartitionSpec};
+use bytes::Bytes;
+use reshard::{DType, Landing, Region, Tensor, policy::partition::PartitionSpec};
 use reshard_embedding::{
     LookupOptions, ShardedVariable, embedding_lookup, embedding_lookup_into, lookup_gradients,
 };
@@ -42,6 +43,10 @@ pub(crate) enum Do {
     Lookup,
     /// Rows into the memory of the last ones.
     Into,
+    /// As a plain loop does it, into new memory.
+    Loop,
+    /// As a plain loop does it, into memory that is there.
+    LoopInto,
     /// What a gradient of rows is for each part.
     Gradients,
 }
@@ -52,25 +57,68 @@ pub(crate) fn lookup(what: Do, iterations: usize) -> Result<Measured> {
     let options = LookupOptions::new().threads(2);
     let mut rows = embedding_lookup(&table, &ids, &options)?;
     check(&rows, &ids)?;
+    let parts: Vec<Bytes> =
+        table.parts().iter().map(|p| p.data().map_or_else(Bytes::new, Tensor::to_bytes)).collect();
+    let mut kept = Some(zeros()?);
     let mut out = Measured { bytes: IDS * WIDTH * 4, ..Measured::default() };
     // The first run warms up.
     for turn in 0..=iterations {
         let (start, before) = (Instant::now(), cpu());
-        let (mut new, mut gradients) = (None, None);
+        let (mut new, mut gradients, mut copied) = (None, None, None);
         match what {
             Do::Lookup => new = Some(embedding_lookup(&table, &ids, &options)?),
             Do::Into => embedding_lookup_into(&table, &ids, &options, &mut rows)?,
+            Do::Loop => copied = Some(copy(&parts, &ids, zeros()?)?),
+            Do::LoopInto => copied = kept.take().map(|rows| copy(&parts, &ids, rows)).transpose()?,
             Do::Gradients => gradients = Some(lookup_gradients(&table, &ids, &rows, &options)?),
         }
         if turn > 0 {
             out.seconds.push(start.elapsed().as_secs_f64());
             out.cpu.push(cpu() - before);
         }
+        if let Some(copied) = copied {
+            check(&copied, &ids)?;
+            kept = Some(copied);
+        }
         check(new.as_ref().unwrap_or(&rows), &ids)?;
         let counted = gradients.map_or(ids.len(), |parts| parts.iter().map(|p| p.indices.len()).sum());
         ensure!(counted == ids.len(), "gradients are lost");
     }
     Ok(out)
+}
+
+/// The bytes of a row.
+const ROW: usize = WIDTH as usize * 4;
+
+/// Memory for all rows, as the lookup takes it.
+fn zeros() -> Result<Tensor> {
+    Ok(Tensor::zeros("rows", DType::Float32, &[IDS, WIDTH])?)
+}
+
+/// What a lookup can't do without: for each id a division, and a copy of a row whose size the compiler knows. The same memory, and
+/// as many threads; no table of parts of any sizes, no errors, nothing that is fetched ahead.
+fn copy(parts: &[Bytes], ids: &[i64], rows: Tensor) -> Result<Tensor> {
+    const EACH: usize = (ROWS / PARTS) as usize;
+    let parts: Vec<&[[u8; ROW]]> = parts.iter().map(|p| p.as_chunks().0).collect();
+    let half = ids.len() / 2;
+    let work = |ids: &[i64], to: &mut [[u8; ROW]]| {
+        for (id, to) in ids.iter().zip(to) {
+            *to = parts[*id as usize / EACH][*id as usize % EACH];
+        }
+    };
+    let layout = rows.layout().clone();
+    let (landing, views) = Landing::new("rows", vec![rows]).map_err(|(e, _)| e)?;
+    let whole = Region::whole(layout.shape());
+    let claim = landing.claim(&[(&views[0], whole)])?.pop().context("one claim was asked for")?;
+    let mut memory = claim.scatter(&layout)?;
+    let (_, memory_of_rows) = memory.take_runs(1).pop().context("there is one run")?;
+    let (first, second) = memory_of_rows.as_chunks_mut().0.split_at_mut(half);
+    std::thread::scope(|scope| {
+        scope.spawn(|| work(&ids[half..], second));
+        work(&ids[..half], first);
+    });
+    drop(memory);
+    landing.reclaim(views).ok().and_then(|mut rows| rows.pop()).context("a claim is left")
 }
 
 fn check(rows: &Tensor, ids: &[i64]) -> Result<()> {

@@ -1,11 +1,11 @@
 //! `reshard-bench`: measures reshard beside PyTorch's DCP and beside plain reads and writes, in one run, and prints a table.
-#![expect(clippy::print_stdout, reason = "a program whose output is its result")]
 
 mod lookup;
 mod measure;
 mod peer;
 mod plan;
 mod policy;
+mod row;
 mod state;
 mod table;
 
@@ -22,6 +22,7 @@ enum Command {
     Table(table::Args),
 }
 
+#[expect(clippy::print_stdout, reason = "a program whose output is its result")]
 fn main() -> Result<()> {
     match Command::parse() {
         Command::Measure(what) => println!("{}", serde_json::to_string(&measure::run(&what)?)?),

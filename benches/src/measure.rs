@@ -17,8 +17,13 @@ use std::{
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub(crate) enum What {
-    /// Save from two ranks, without fsync.
-    Save(Args),
+    /// Save from two ranks.
+    Save {
+        #[command(flatten)]
+        args: Args,
+        #[command(flatten)]
+        how: How,
+    },
     /// Load the same split onto two ranks.
     Load {
         #[command(flatten)]
@@ -37,7 +42,12 @@ pub(crate) enum What {
         world: u64,
     },
     /// As many bytes with plain pwrite by two threads.
-    Pwrite(Args),
+    Pwrite {
+        #[command(flatten)]
+        args: Args,
+        #[command(flatten)]
+        how: How,
+    },
     /// As many bytes with plain pread by two threads.
     Pread(Args),
     /// Dedup, metadata and validation of a global plan.
@@ -46,6 +56,8 @@ pub(crate) enum What {
         ranks: u32,
         /// Items of each.
         items: u32,
+        /// How many ranks hold the same.
+        replicas: u32,
     },
     /// A policy's cuts of so many pieces, and their check: shards are `needed`, slices are `read`.
     Policy {
@@ -87,6 +99,29 @@ pub(crate) struct Args {
     iterations: usize,
 }
 
+/// How files are written.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct How {
+    /// They are on the disk when it returns.
+    #[arg(long)]
+    synced: bool,
+    /// What is there stays until it is replaced; otherwise it is removed before the clock starts.
+    #[arg(long)]
+    overwrite: bool,
+}
+
+impl How {
+    /// What happens off the clock: nothing is there, and nothing of earlier runs waits for the disk.
+    fn prepare(self, dir: &std::path::Path) {
+        if !self.overwrite {
+            drop(std::fs::remove_dir_all(dir));
+        }
+        if self.synced {
+            rustix::fs::sync();
+        }
+    }
+}
+
 /// What a measurement gives; DCP's scripts print the same.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -105,14 +140,14 @@ pub(crate) struct Measured {
 
 pub(crate) fn run(what: &What) -> Result<Measured> {
     match what {
-        What::Save(a) => save(a),
+        What::Save { args, how } => save(args, *how),
         What::Load { args, no_verify, cut, parts, world } => {
             let cut = if matches!(cut, CutArg::Rows) { Cut::Rows } else { Cut::Columns };
             load(args, !no_verify, cut, *parts, *world)
         }
-        What::Pwrite(a) => plain(a, true),
-        What::Pread(a) => plain(a, false),
-        What::Plan { ranks, items } => crate::plan::plan(*ranks, *items),
+        What::Pwrite { args, how } => plain(args, Some(*how)),
+        What::Pread(a) => plain(a, None),
+        What::Plan { ranks, items, replicas } => crate::plan::plan(*ranks, *items, *replicas),
         What::Policy { pieces, iterations, cut } => crate::policy::policy(*pieces, *cut, *iterations),
         What::Embedding { what, iterations } => crate::lookup::lookup(*what, *iterations),
         What::Parse { file, iterations } => crate::plan::parse(file, *iterations),
@@ -199,16 +234,18 @@ fn on_ranks<S: Send + 'static, T>(
     Ok((Runs { seconds, cpu }, all.into_iter().map(|(_, s)| s).collect()))
 }
 
-fn save(a: &Args) -> Result<Measured> {
+fn save(a: &Args, how: How) -> Result<Measured> {
     let (b, url) = (a.clone(), a.dir.display().to_string());
     let dir = a.dir.clone();
     let (runs, states) = on_ranks(
         2,
         a.iterations,
         move |rank| b.state.build(b.gb, rank, 2, Cut::Rows, 2),
-        move || drop(std::fs::remove_dir_all(&dir)),
+        move || how.prepare(&dir),
         move |state, group| {
-            blocking::run(reshard::save(&state, &url).group(group).durability(Durability::Process))?;
+            let save = reshard::save(&state, &url).group(group).overwrite(how.overwrite);
+            let save = if how.synced { save } else { save.durability(Durability::Process) };
+            blocking::run(save)?;
             Ok(state)
         },
         Ok,
@@ -293,8 +330,8 @@ fn check(state: &StateDict) -> Result<()> {
     wrong.map_or(Ok(()), |key| Err(anyhow!("{key} has wrong values")))
 }
 
-/// Two threads, a file each, from or into touched memory, 1 MiB at a time.
-fn plain(a: &Args, write: bool) -> Result<Measured> {
+/// Two threads, a file each, from or into touched memory, 1 MiB at a time. What replaces a file is written beside it.
+fn plain(a: &Args, write: Option<How>) -> Result<Measured> {
     const BLOCK: usize = 1 << 20;
     let per_rank = (a.state.nbytes(a.gb) / 2) as usize;
     let (dir, make) = (a.dir.clone(), a.dir.clone());
@@ -303,17 +340,24 @@ fn plain(a: &Args, write: bool) -> Result<Measured> {
         a.iterations,
         move |rank| Ok((rank, vec![1u8; per_rank])),
         move || {
-            if write {
-                drop(std::fs::remove_dir_all(&make));
+            if let Some(how) = write {
+                how.prepare(&make);
                 drop(std::fs::create_dir_all(&make));
             }
         },
         move |(rank, mut memory), _| {
             let path = dir.join(format!("plain{rank}"));
-            let file = if write { File::create(&path)? } else { File::open(&path)? };
+            let new = path.with_extension("new");
+            let file = if write.is_some() { File::create(&new)? } else { File::open(&path)? };
             for (i, block) in memory.chunks_mut(BLOCK).enumerate() {
                 let at = (i * BLOCK) as u64;
-                if write { file.write_all_at(block, at)? } else { file.read_exact_at(block, at)? }
+                if write.is_some() { file.write_all_at(block, at)? } else { file.read_exact_at(block, at)? }
+            }
+            if write.is_some_and(|how| how.synced) {
+                file.sync_data()?;
+            }
+            if write.is_some() {
+                std::fs::rename(&new, &path)?;
             }
             Ok((rank, memory))
         },

@@ -1,10 +1,11 @@
-//! Those that are compared: each measurement is a process of its own, and they take turns.
+//! Those that are compared: each measurement is a process of its own.
 
 use crate::measure::Measured;
 use anyhow::{Context, Result, bail};
+use serde::Deserialize;
 use std::{path::PathBuf, process::Command};
 
-/// Where the others run, and how often all do.
+/// Where the others run.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Pythons {
     /// Python with torch 2.15; without it, PyTorch's rows are left out.
@@ -16,22 +17,17 @@ pub(crate) struct Pythons {
     /// Folder of the Python scripts.
     #[arg(long, default_value = "benches/python")]
     scripts: PathBuf,
-    /// Turns that peers take.
-    #[arg(long, default_value_t = 3)]
-    turns: usize,
     /// Before each measurement, wait so many seconds at most for others to leave the machine alone.
     #[arg(long, default_value_t = 0)]
     patience: u64,
 }
 
-impl Pythons {
-    pub(crate) fn has_torch(&self) -> bool {
-        self.python.is_some()
-    }
-}
-
 /// What our measurement is called.
-const OURS: &str = "reshard";
+pub(crate) const OURS: &str = "reshard";
+
+/// Large memory of torch, and of what takes its memory from glibc, in huge pages: as large tensors of reshard are.
+const HUGE_PAGES: [(&str, &str); 2] =
+    [("THP_MEM_ALLOC_ENABLE", "1"), ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")];
 
 /// Jiffies of all processors since the start: all, and idle ones.
 fn jiffies() -> Option<(u64, u64)> {
@@ -55,131 +51,212 @@ fn wait_for_quiet(patience: u64) {
 
 /// One way to do a thing, and what it took.
 pub(crate) struct Peer {
+    /// What targets call it.
     name: &'static str,
     program: Program,
+    args: Vec<String>,
+    /// Settings of which the fastest is measured; they come last among the arguments.
+    settings: Vec<&'static str>,
+    huge_pages: bool,
+    /// What it says of the bytes: whether they are checked, or come with a checksum.
+    checks: &'static str,
+    /// Seconds that one process takes before and after its runs, and for each run, roughly, on two cores.
+    cost: (f64, f64),
     measured: Vec<Measured>,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Program {
-    Reshard(Vec<String>),
-    Torch(&'static str, Vec<String>),
-    TensorFlow(&'static str, Vec<String>),
+    Reshard,
+    Torch(&'static str),
+    TensorFlow(&'static str),
+}
+
+/// Which of several settings was the fastest.
+#[derive(Deserialize)]
+struct Choice {
+    best: String,
 }
 
 impl Peer {
+    fn new(name: &'static str, program: Program, args: &[&str], cost: (f64, f64)) -> Self {
+        Self {
+            name,
+            program,
+            args: args.iter().map(|a| a.to_string()).collect(),
+            settings: Vec::new(),
+            huge_pages: false,
+            checks: "",
+            cost,
+            measured: Vec::new(),
+        }
+    }
+
+    /// This program's own measurement.
     pub(crate) fn reshard(name: &'static str, args: &[&str]) -> Self {
-        let args = args.iter().map(|a| a.to_string()).collect();
-        Self { name, program: Program::Reshard(args), measured: Vec::new() }
+        Self::new(name, Program::Reshard, args, (1.5, 0.4))
     }
 
-    pub(crate) fn python(name: &'static str, script: &'static str, args: &[&str]) -> Self {
-        let args = args.iter().map(|a| a.to_string()).collect();
-        Self { name, program: Program::Torch(script, args), measured: Vec::new() }
+    /// A script in the Python with torch.
+    pub(crate) fn torch(name: &'static str, script: &'static str, args: &[&str]) -> Self {
+        Self::new(name, Program::Torch(script), args, (5.0, 1.0))
     }
 
+    /// A script in the Python with TensorFlow.
     pub(crate) fn tensorflow(name: &'static str, script: &'static str, args: &[&str]) -> Self {
-        let args = args.iter().map(|a| a.to_string()).collect();
-        Self { name, program: Program::TensorFlow(script, args), measured: Vec::new() }
+        Self::new(name, Program::TensorFlow(script), args, (10.0, 0.6))
     }
 
-    pub(crate) fn run(&mut self, pythons: &Pythons) -> Result<()> {
-        let mut command = match &self.program {
-            Program::Reshard(a) => {
-                let mut c = Command::new(std::env::current_exe()?);
-                c.arg("measure").args(a);
-                c
-            }
-            Program::Torch(script, a) | Program::TensorFlow(script, a) => {
-                let torch = matches!(self.program, Program::Torch(..));
-                let Some(python) = (if torch { &pythons.python } else { &pythons.tensorflow }) else {
-                    return Ok(());
-                };
-                let mut c = Command::new(python);
-                c.arg(pythons.scripts.join(script)).args(a).env("PYTHONWARNINGS", "ignore");
-                c
-            }
+    /// Seconds of a process, and of each of its runs.
+    pub(crate) fn costs(self, process: f64, run: f64) -> Self {
+        Self { cost: (process, run), ..self }
+    }
+
+    /// What is checked, or written to be checked.
+    pub(crate) fn checks(self, checks: &'static str) -> Self {
+        Self { checks, ..self }
+    }
+
+    /// The fastest of these is measured, and named.
+    pub(crate) fn best_of(self, settings: &[&'static str]) -> Self {
+        Self { settings: settings.to_vec(), ..self }
+    }
+
+    /// With its large memory in huge pages.
+    pub(crate) fn huge_pages(self) -> Self {
+        Self { huge_pages: true, ..self }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub(crate) fn is_ours(&self) -> bool {
+        self.name == OURS
+    }
+
+    /// Its name, with its setting.
+    pub(crate) fn title(&self) -> String {
+        let setting = match self.settings.as_slice() {
+            [one] if *one != "plain" => format!(" ({})", one.replace(',', ", ")),
+            _ => String::new(),
         };
-        wait_for_quiet(pythons.patience);
-        let out = command.output().with_context(|| format!("{} did not start", self.name))?;
-        let text = String::from_utf8_lossy(&out.stdout);
-        let Some(line) = text.lines().rev().find(|l| l.starts_with('{')).filter(|_| out.status.success())
-        else {
-            bail!("{}: {}", self.name, String::from_utf8_lossy(&out.stderr));
+        let pages = if self.huge_pages { ", huge pages" } else { "" };
+        format!("{}{setting}{pages}", self.name)
+    }
+
+    pub(crate) fn what_it_checks(&self) -> &'static str {
+        self.checks
+    }
+
+    /// Whether there is a program to run it.
+    pub(crate) fn is_there(&self, pythons: &Pythons) -> bool {
+        match self.program {
+            Program::Reshard => true,
+            Program::Torch(_) => pythons.python.is_some(),
+            Program::TensorFlow(_) => pythons.tensorflow.is_some(),
+        }
+    }
+
+    /// Seconds that so many processes of so many runs take, roughly.
+    pub(crate) fn estimate(&self, turns: usize, runs: usize) -> f64 {
+        let tried = if self.settings.len() > 1 {
+            self.cost.0 + self.cost.1 * (self.settings.len() * (TRIED + 1)) as f64
+        } else {
+            0.0
         };
-        self.measured.push(serde_json::from_str(line)?);
+        tried + turns as f64 * (self.cost.0 + self.cost.1 * (runs + 1) as f64)
+    }
+
+    /// Finds out which setting is the fastest.
+    pub(crate) fn choose(&mut self, pythons: &Pythons) -> Result<()> {
+        if self.settings.len() < 2 {
+            return Ok(());
+        }
+        let mut command = self.command(pythons, TRIED)?;
+        command.args(&self.settings).arg("--choose");
+        let Choice { best } = serde_json::from_str(&self.answer(command, pythons)?)?;
+        self.settings.retain(|s| *s == best);
         Ok(())
     }
 
-    fn median(&self, of: impl Fn(&Measured) -> &[f64]) -> Option<f64> {
-        let mut all: Vec<f64> = self.measured.iter().flat_map(|m| of(m).iter().copied()).collect();
-        all.sort_by(f64::total_cmp);
-        all.get(all.len() / 2).copied()
+    /// One process with so many runs.
+    pub(crate) fn run(&mut self, pythons: &Pythons, runs: usize) -> Result<()> {
+        let mut command = self.command(pythons, runs)?;
+        command.args(self.settings.first());
+        self.measured.push(serde_json::from_str(&self.answer(command, pythons)?)?);
+        Ok(())
     }
 
-    fn seconds(&self) -> Option<f64> {
-        self.median(|m| &m.seconds)
+    fn command(&self, pythons: &Pythons, runs: usize) -> Result<Command> {
+        let runs = runs.to_string();
+        let args = self.args.iter().map(|a| if a == RUNS { &runs } else { a });
+        let (python, script) = match self.program {
+            Program::Reshard => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.arg("measure").args(args);
+                return Ok(command);
+            }
+            Program::Torch(script) => (&pythons.python, script),
+            Program::TensorFlow(script) => (&pythons.tensorflow, script),
+        };
+        let python = python.as_ref().with_context(|| format!("there is no Python for {}", self.name))?;
+        let mut command = Command::new(python);
+        command.arg(pythons.scripts.join(script)).args(args).env("PYTHONWARNINGS", "ignore");
+        if self.huge_pages {
+            command.envs(HUGE_PAGES);
+        }
+        Ok(command)
+    }
+
+    /// The last line of JSON that it prints.
+    fn answer(&self, mut command: Command, pythons: &Pythons) -> Result<String> {
+        wait_for_quiet(pythons.patience);
+        let out = command.output().with_context(|| format!("{} did not start", self.name))?;
+        let text = String::from_utf8_lossy(&out.stdout);
+        match text.lines().rev().find(|l| l.starts_with('{')).filter(|_| out.status.success()) {
+            Some(line) => Ok(line.to_string()),
+            None => bail!("{}: {}", self.name, String::from_utf8_lossy(&out.stderr)),
+        }
+    }
+
+    fn all(&self, of: impl Fn(&Measured) -> &[f64]) -> Vec<f64> {
+        let mut all: Vec<f64> = self.measured.iter().flat_map(|m| of(m).iter().copied()).collect();
+        all.sort_by(f64::total_cmp);
+        all
+    }
+
+    /// Runs that were counted.
+    pub(crate) fn runs(&self) -> usize {
+        self.all(|m| &m.seconds).len()
+    }
+
+    /// Median of its seconds.
+    pub(crate) fn seconds(&self) -> Option<f64> {
+        median(&self.all(|m| &m.seconds))
+    }
+
+    /// Median of its CPU seconds, those of all ranks together.
+    pub(crate) fn cpu(&self) -> Option<f64> {
+        median(&self.all(|m| &m.cpu))
     }
 
     pub(crate) fn last(&self) -> Option<&Measured> {
         self.measured.last()
     }
-}
 
-/// What is to be reached.
-pub(crate) enum Target {
-    /// Seconds of this peer over seconds of ours, at least.
-    Ratio(&'static str, f64),
-    /// Our seconds, at most.
-    Seconds(f64),
-    /// Our memory beyond the state in bytes, at most.
-    Memory(u64),
-}
-
-fn verdict(reached: bool) -> &'static str {
-    if reached { "reached" } else { "MISSED" }
-}
-
-/// Runs the peers in turns, and prints a row for each. Ours is called "reshard".
-pub(crate) fn compare(
-    pythons: &Pythons,
-    title: &str,
-    mut peers: Vec<Peer>,
-    targets: &[Target],
-) -> Result<Vec<Peer>> {
-    for _ in 0..pythons.turns {
-        for p in &mut peers {
-            p.run(pythons)?;
-        }
+    /// The most memory that it took in any of its processes.
+    pub(crate) fn grown(&self) -> u64 {
+        self.measured.iter().map(|m| m.grown).max().unwrap_or(0)
     }
-    let ours = peers.iter().find(|p| p.name == OURS).and_then(Peer::seconds);
-    for p in &peers {
-        let (Some(m), Some(last)) = (p.seconds(), p.last()) else { continue };
-        let gb = last.bytes as f64 / 1e9;
-        let speed = if gb > 0.0 { format!("{:.2} GB/s", gb / m) } else { String::new() };
-        let cpu = p.median(|m| &m.cpu).map_or(String::new(), |cpu| format!("{cpu:.2} s"));
-        let (mut ratio, mut memory) = (String::new(), String::new());
-        if last.grown > 0 {
-            memory = format!("{} MiB", last.grown >> 20);
-        }
-        if let Some(ours) = ours.filter(|_| p.name != OURS) {
-            ratio = format!("{:.2}x", m / ours);
-        }
-        for target in targets {
-            match target {
-                Target::Ratio(peer, least) if *peer == p.name => {
-                    let reached = ours.is_some_and(|ours| m / ours >= *least);
-                    ratio += &format!(" (target {least:.2}x, {})", verdict(reached));
-                }
-                Target::Seconds(most) if p.name == OURS => {
-                    ratio = format!("(target {most} s, {})", verdict(m <= *most));
-                }
-                Target::Memory(most) if p.name == OURS => {
-                    memory += &format!(" (target {} MiB, {})", most >> 20, verdict(last.grown <= *most));
-                }
-                _ => {}
-            }
-        }
-        println!("| {title} | {} | {m:.4} s | {speed} | {ratio} | {cpu} | {memory} |", p.name);
-    }
-    Ok(peers)
+}
+
+/// Stands among the arguments for the number of runs.
+pub(crate) const RUNS: &str = "RUNS";
+
+/// Runs by which one setting is chosen among several.
+const TRIED: usize = 2;
+
+fn median(sorted: &[f64]) -> Option<f64> {
+    sorted.get(sorted.len() / 2).copied()
 }

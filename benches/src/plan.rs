@@ -1,6 +1,6 @@
 //! Planning and metadata, without files or ranks.
 
-use crate::measure::{Measured, peak};
+use crate::measure::{Measured, cpu, peak};
 use anyhow::{Context, Result};
 use reshard::{
     DType, DefaultSavePlanner, Region, SavePlanner,
@@ -8,9 +8,10 @@ use reshard::{
 };
 use std::{path::Path, time::Instant};
 
-/// Every rank holds its rows of every tensor.
-pub(crate) fn plan(ranks: u32, items: u32) -> Result<Measured> {
-    let shape = [u64::from(ranks) * 4, 1024];
+/// Every rank holds rows of every tensor, and `replicas` ranks hold the same ones.
+pub(crate) fn plan(ranks: u32, items: u32, replicas: u32) -> Result<Measured> {
+    let shards = ranks / replicas;
+    let shape = [u64::from(shards) * 4, 1024];
     let plans = (0..ranks).map(|r| {
         let item = |k| WriteItem {
             key: format!("layers.{k}.w").into(),
@@ -18,7 +19,7 @@ pub(crate) fn plan(ranks: u32, items: u32) -> Result<Measured> {
             kind: WriteKind::Tensor(TensorWrite {
                 dtype: DType::BFloat16,
                 global_shape: shape.into(),
-                region: Region::new([u64::from(r) * 4, 0], [4, 1024]),
+                region: Region::new([u64::from(r % shards) * 4, 0], [4, 1024]),
                 properties: TensorProperties::default(),
             }),
         };
@@ -26,22 +27,23 @@ pub(crate) fn plan(ranks: u32, items: u32) -> Result<Measured> {
     });
     let plans: Vec<SavePlan> = plans.collect();
     let before = peak();
-    let start = Instant::now();
+    let (start, used) = (Instant::now(), cpu());
     let (plans, metadata) = DefaultSavePlanner::DCP.create_global_plan(plans)?;
-    let seconds = vec![start.elapsed().as_secs_f64()];
+    let (seconds, cpu) = (vec![start.elapsed().as_secs_f64()], vec![cpu() - used]);
     drop((plans, metadata));
-    Ok(Measured { seconds, grown: peak().saturating_sub(before), ..Measured::default() })
+    Ok(Measured { seconds, cpu, grown: peak().saturating_sub(before), ..Measured::default() })
 }
 
-/// Reads a `.metadata` as a checkpoint's opening does.
+/// Reads a `.metadata` as a checkpoint's opening does. Its memory is all that this takes, the file's own bytes too.
 pub(crate) fn parse(file: &Path, iterations: usize) -> Result<Measured> {
     let mut out = Measured::default();
+    let before = peak();
     for _ in 0..iterations {
-        let start = Instant::now();
+        let (start, used) = (Instant::now(), cpu());
         let bytes = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
-        let before = peak();
         let (_, chunks, _) = reshard::torch_dist::parse_metadata(&bytes)?;
         out.seconds.push(start.elapsed().as_secs_f64());
+        out.cpu.push(cpu() - used);
         if out.grown == 0 {
             (out.grown, out.needed) = (peak().saturating_sub(before), chunks as u64);
         }

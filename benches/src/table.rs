@@ -1,38 +1,43 @@
-//! Runs every measurement in a process of its own, peers in turn, and prints medians and ratios beside their targets.
+//! The table: every comparison, with its targets, in the order in which it is printed.
 
-use crate::peer::{Peer, Pythons, Target, compare};
+use crate::{
+    peer::{OURS, Peer, Pythons, RUNS},
+    row::{Row, Runs, Target},
+};
 use anyhow::{Context, Result};
-use std::{io::Write, path::Path};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     pythons: Pythons,
-    /// Only a part of the table.
+    /// Only rows whose name holds this text, such as "64 KiB" or "disk".
     #[arg(long)]
-    only: Option<Part>,
-    /// Where to save: once for each, such as a tmpfs and a disk.
-    #[arg(long, default_values_t = [String::from("/dev/shm"), String::from("target")])]
-    on: Vec<String>,
+    only: Option<String>,
+    /// Where to save, and what that is called.
+    #[arg(long, value_parser = place, default_values = ["tmpfs=/dev/shm", "disk=target"])]
+    on: Vec<(String, PathBuf)>,
     /// Size of the Llama-like state in GB.
     #[arg(long, default_value_t = 1.6)]
     gb: f64,
     /// Size of the many small tensors in GB: 8,192 of 64 KiB.
     #[arg(long, default_value_t = 0.5368709)]
     small_gb: f64,
-    /// Counted runs of each measurement.
-    #[arg(long, default_value_t = 5)]
-    iterations: usize,
+    /// Size of the state that is synced in GB.
+    #[arg(long, default_value_t = 0.51)]
+    synced_gb: f64,
+    /// Counted runs of each measurement, in three processes that take turns with the others.
+    #[arg(long, default_value_t = 15)]
+    runs: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
-    Checkpoints,
-    Embeddings,
-}
-
-fn text(p: &Path) -> String {
-    p.display().to_string()
+fn place(text: &str) -> Result<(String, PathBuf), String> {
+    let (name, path) = text.split_once('=').ok_or("a place is written as name=directory")?;
+    Ok((name.into(), path.into()))
 }
 
 /// Takes as much memory for files of a place as will lie there at once, and gives it back: memory that a machine touches for
@@ -47,199 +52,295 @@ fn warm(place: &Path, gb: f64) -> Result<()> {
     std::fs::remove_file(file).with_context(|| format!("warming up {}", place.display()))
 }
 
+/// A file system that loses everything with the machine.
+fn is_in_memory(path: &Path) -> Result<bool> {
+    const TMPFS: u64 = 0x0102_1994;
+    Ok(rustix::fs::statfs(path)?.f_type as u64 == TMPFS)
+}
+
+/// Rows that need the same folder.
+struct Group {
+    folder: Option<tempfile::TempDir>,
+    rows: Vec<Row>,
+}
+
+/// Prints the table, and on the standard error how long it will take.
+#[expect(clippy::print_stdout, clippy::print_stderr, reason = "a program whose output is its result")]
 pub(crate) fn run(args: &Args) -> Result<()> {
-    println!("| what | who | median | speed | their time / ours | CPU | memory beyond the state |");
-    println!("| --- | --- | --- | --- | --- | --- | --- |");
-    if args.only != Some(Part::Embeddings) {
-        checkpoints(args)?;
+    let turns = args.runs.clamp(1, 3);
+    let runs = Runs { turns, each: args.runs.div_ceil(turns) };
+    let mut groups = Vec::new();
+    for (name, path) in &args.on {
+        let folder =
+            tempfile::tempdir_in(path).with_context(|| format!("{} can't be written to", path.display()))?;
+        let mut rows = checkpoints(args, name, folder.path());
+        if !is_in_memory(path)? {
+            rows.extend(synced(args, name, folder.path()));
+        }
+        groups.push(Group { folder: Some(folder), rows });
     }
-    if args.only != Some(Part::Checkpoints) {
-        embeddings(args)?;
+    let folder = tempfile::tempdir()?;
+    let rows = planning(folder.path());
+    groups.push(Group { folder: None, rows });
+    groups.push(Group { folder: None, rows: embeddings() });
+    for group in &mut groups {
+        group.rows.retain(|row| args.only.as_ref().is_none_or(|text| row.title.contains(text)));
     }
+    let rows = || groups.iter().flat_map(|g| &g.rows);
+    let warming = groups.iter().filter(|g| g.folder.is_some() && !g.rows.is_empty()).count() as f64 * 10.0;
+    let seconds: f64 = rows().map(|row| row.estimate(runs, &args.pythons)).sum::<f64>() + warming;
+    eprintln!("{} comparisons, about {:.0} minutes on a quiet machine", rows().count(), seconds / 60.0);
+    println!(
+        "| what | who | checks | runs | median | speed | their time / ours | CPU | memory beyond the state |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    let start = Instant::now();
+    for Group { folder, rows } in groups {
+        if let Some(folder) = &folder
+            && !rows.is_empty()
+        {
+            warm(folder.path(), args.gb)?;
+        }
+        for row in rows {
+            for line in row.run(runs, &args.pythons)? {
+                println!("{line}");
+            }
+        }
+    }
+    eprintln!("it took {:.1} minutes", start.elapsed().as_secs_f64() / 60.0);
     Ok(())
 }
 
 /// Memory that a save or load may take beside the state.
 const BESIDE: Target = Target::Memory(64 << 20);
 
-fn checkpoints(args: &Args) -> Result<()> {
-    let pythons = &args.pythons;
-    let (gb, small, n) = (args.gb.to_string(), args.small_gb.to_string(), args.iterations.to_string());
-    for place in &args.on {
-        let base = tempfile::tempdir_in(place).with_context(|| format!("{place} can't be written to"))?;
-        warm(base.path(), args.gb)?;
-        let at = |name: &str| text(&base.path().join(name));
-        let (ours, theirs, plain) = (at("ours"), at("theirs"), at("plain"));
-        let (ours_small, theirs_small) = (at("ours-small"), at("theirs-small"));
-        let dcp = |name, mode, state, gb: &str, dir: &str, more: &[&str]| {
-            let mut a = vec![mode, state, gb, dir, n.as_str()];
-            a.extend(more);
-            Peer::python(name, "dcp_bench.py", &a)
-        };
-        compare(
-            pythons,
-            &format!("save {gb} GB, {place}"),
+const WRITES: &str = "writes CRC-32";
+const WITHOUT: &str = "writes no CRC-32";
+const VERIFIED: &str = "CRC-32 of all";
+const NOTHING: &str = "nothing";
+
+/// DCP's settings, of which the fastest is measured in each row.
+const SAVES: [&str; 4] = ["plain", "cached", "cached,threads=2", "cached,ops=1"];
+const SAVES_WITHOUT_CRC: [&str; 3] = ["cached,no-crc", "cached,threads=2,no-crc", "cached,no-crc,ops=1"];
+const SMALL_SAVES: [&str; 6] = [
+    "plain",
+    "cached",
+    "cached,threads=2",
+    "cached,no-crc",
+    "cached,threads=2,no-crc",
+    "cached,no-crc,ops=1",
+];
+const SYNCED_SAVES: [&str; 3] = ["sync,cached", "sync,cached,threads=2", "sync,cached,ops=1"];
+const LOADS: [&str; 2] = ["plain", "ops=1"];
+
+/// A measurement of DCP's script.
+fn dcp(name: &'static str, mode: &str, state: &str, gb: &str, dir: &str, more: &[&str]) -> Peer {
+    let args: Vec<&str> = [mode, state, gb, dir, RUNS].iter().chain(more).copied().collect();
+    let seconds = if state == "small" { 1.9 } else { 0.9 };
+    Peer::torch(name, "dcp_bench.py", &args).costs(5.0, seconds)
+}
+
+fn checkpoints(args: &Args, place: &str, base: &Path) -> Vec<Row> {
+    let (gb, small) = (&*args.gb.to_string(), &*args.small_gb.to_string());
+    let at = |name: &str| base.join(name).display().to_string();
+    let (ours, theirs, plain, one) = (&*at("ours"), &*at("theirs"), &*at("plain"), &*at("one"));
+    let (ours_small, theirs_small) = (&*at("ours-small"), &*at("theirs-small"));
+    let save = || Peer::reshard(OURS, &["save", "llama", gb, ours, RUNS]).checks(WRITES);
+    let save_theirs = || dcp("DCP", "save", "llama", gb, theirs, &[]).checks(WRITES);
+    let save_small = || Peer::reshard(OURS, &["save", "small", small, ours_small, RUNS]).checks(WRITES);
+    let save_small_theirs = || dcp("DCP", "save", "small", small, theirs_small, &[]);
+    let pwrite = || Peer::reshard("pwrite", &["pwrite", "llama", gb, plain, RUNS]);
+    let pread = || Peer::reshard("pread", &["pread", "llama", gb, plain, RUNS]).checks(NOTHING);
+    let load = |more: &[&str]| {
+        let all: Vec<&str> = ["load", "llama", gb, ours, RUNS].iter().chain(more).copied().collect();
+        Peer::reshard(OURS, &all)
+    };
+    let load_theirs =
+        |mode| dcp("DCP", mode, "llama", gb, theirs, &[]).best_of(&LOADS).checks(NOTHING).costs(5.0, 0.5);
+    let mut rows = vec![
+        Row::new(
+            format!("save {gb} GB, {place}"),
             vec![
-                Peer::reshard("reshard", &["save", "llama", &gb, &ours, &n]),
-                dcp("DCP", "save", "llama", &gb, &theirs, &[]),
-                dcp("DCP, 2 threads", "save", "llama", &gb, &theirs, &["--threads", "2"]),
-                dcp("DCP, CRC off", "save", "llama", &gb, &theirs, &["--no-crc"]),
-                Peer::reshard("pwrite", &["pwrite", "llama", &gb, &plain, &n]),
+                save(),
+                save_theirs().best_of(&SAVES),
+                dcp("DCP, CRC off", "save", "llama", gb, theirs, &[])
+                    .best_of(&SAVES_WITHOUT_CRC)
+                    .checks(WITHOUT),
+                pwrite(),
             ],
-            &[
+            vec![
                 Target::Ratio("DCP", 2.5),
                 Target::Ratio("DCP, CRC off", 1.0),
                 Target::Ratio("pwrite", 0.7),
                 BESIDE,
             ],
-        )?;
-        compare(
-            pythons,
-            &format!("load same split, {place}"),
+        ),
+        Row::new(
+            format!("load same split, {place}"),
+            vec![load(&[]).checks(VERIFIED), load_theirs("load")],
+            vec![Target::Ratio("DCP", 1.5), BESIDE],
+        )
+        .needs(ours, save())
+        .needs(theirs, save_theirs()),
+        Row::new(
+            format!("load same split, unverified, {place}"),
+            vec![load(&["--no-verify"]).checks(NOTHING), load_theirs("load"), pread()],
+            vec![Target::Ratio("DCP", 2.0), Target::Ratio("pread", 0.85), BESIDE],
+        )
+        .needs(ours, save())
+        .needs(theirs, save_theirs())
+        .needs(plain, pwrite()),
+        Row::new(
+            format!("load rows as columns, {place}"),
             vec![
-                Peer::reshard("reshard", &["load", "llama", &gb, &ours, &n]),
-                dcp("DCP", "load", "llama", &gb, &theirs, &[]),
+                load(&["--cut", "columns"]).checks("nothing: no rank reads all of a chunk"),
+                load_theirs("reshard").costs(5.0, 0.8),
             ],
-            &[Target::Ratio("DCP", 1.5), BESIDE],
-        )?;
-        let unverified = Peer::reshard("reshard", &["load", "llama", &gb, &ours, &n, "--no-verify"]);
-        compare(
-            pythons,
-            &format!("load same split, unverified, {place}"),
-            vec![
-                unverified,
-                dcp("DCP", "load", "llama", &gb, &theirs, &[]),
-                Peer::reshard("pread", &["pread", "llama", &gb, &plain, &n]),
-            ],
-            &[Target::Ratio("DCP", 2.0), Target::Ratio("pread", 0.85), BESIDE],
-        )?;
-        compare(
-            pythons,
-            &format!("load rows as columns, {place}"),
-            vec![
-                Peer::reshard("reshard", &["load", "llama", &gb, &ours, &n, "--cut", "columns"]),
-                dcp("DCP", "reshard", "llama", &gb, &theirs, &[]),
-            ],
-            &[Target::Ratio("DCP", 2.5), BESIDE],
-        )?;
-        for (cut, least) in [("rows", 1.05), ("columns", f64::INFINITY)] {
-            let args_of = ["load", "llama", &gb, &ours, &n, "--cut", cut, "--parts", "8", "--world", "1"];
-            let title = format!("load an eighth of the {cut}, {place}");
-            let peers = compare(pythons, &title, vec![Peer::reshard("reshard", &args_of)], &[BESIDE])?;
-            if let Some(m) = peers.first().and_then(Peer::last) {
-                let ratio = m.read as f64 / m.needed as f64;
-                let verdict = match least.is_finite() {
-                    true if ratio <= least => "(target 1.05, reached)",
-                    true => "(target 1.05, MISSED)",
-                    false => "",
-                };
-                let headers = m.headers >> 10;
-                println!(
-                    "| {title} | bytes read per byte needed | {ratio:.3} {verdict} | | | headers {headers} KiB | |"
-                );
-            }
-        }
-        let one = at("one");
-        Peer::reshard("reshard", &["save", "one", &gb, &one, "1"]).run(pythons)?;
-        compare(
-            pythons,
-            &format!("load one tensor of {gb} GB, stored as one chunk, onto 1 rank, {place}"),
-            vec![
-                Peer::reshard("reshard", &["load", "one", &gb, &one, &n, "--parts", "1", "--world", "1"]),
-                dcp("DCP", "load", "one", &gb, &one, &["--world", "1"]),
-                Peer::reshard("pread", &["pread", "llama", &gb, &plain, &n]),
-            ],
-            &[],
-        )?;
-        std::fs::remove_dir_all(&one)?;
-        compare(
-            pythons,
-            &format!("save 8,192 tensors of 64 KiB, {place}"),
-            vec![
-                Peer::reshard("reshard", &["save", "small", &small, &ours_small, &n]),
-                dcp("DCP", "save", "small", &small, &theirs_small, &[]),
-            ],
-            &[Target::Ratio("DCP", 10.0), BESIDE],
-        )?;
-        compare(
-            pythons,
-            &format!("load 8,192 tensors of 64 KiB, {place}"),
-            vec![
-                Peer::reshard("reshard", &["load", "small", &small, &ours_small, &n]),
-                dcp("DCP", "load", "small", &small, &theirs_small, &[]),
-            ],
-            &[Target::Ratio("DCP", 10.0), BESIDE],
-        )?;
+            vec![Target::Ratio("DCP", 2.5), BESIDE],
+        )
+        .needs(ours, save())
+        .needs(theirs, save_theirs()),
+    ];
+    for (cut, most) in [("rows", 1.05), ("columns", f64::INFINITY)] {
+        let part = load(&["--cut", cut, "--parts", "8", "--world", "1"]).checks("nothing: parts of chunks");
+        let row = Row::new(format!("load an eighth of the {cut}, {place}"), vec![part], vec![BESIDE]);
+        rows.push(row.needs(ours, save()).amplification(most));
     }
-    compare(
-        pythons,
-        "global plan, 1,024 ranks x 1,000 items",
+    rows.push(
+        Row::new(
+            format!("load one tensor of {gb} GB, stored as one chunk, onto 1 rank, {place}"),
+            vec![
+                Peer::reshard(OURS, &["load", "one", gb, one, RUNS, "--parts", "1", "--world", "1"])
+                    .checks(VERIFIED),
+                dcp("DCP", "load", "one", gb, one, &["--world", "1"]).best_of(&LOADS).checks(NOTHING),
+                pread(),
+            ],
+            vec![],
+        )
+        .needs(one, Peer::reshard(OURS, &["save", "one", gb, one, "1"]))
+        .needs(plain, pwrite())
+        .removes(one),
+    );
+    rows.push(Row::new(
+        format!("save 8,192 tensors of 64 KiB, {place}"),
+        vec![save_small(), save_small_theirs().best_of(&SMALL_SAVES).checks("as it says")],
+        vec![Target::Ratio("DCP", 10.0), BESIDE],
+    ));
+    rows.push(
+        Row::new(
+            format!("load 8,192 tensors of 64 KiB, {place}"),
+            vec![
+                Peer::reshard(OURS, &["load", "small", small, ours_small, RUNS]).checks(VERIFIED),
+                dcp("DCP", "load", "small", small, theirs_small, &[]).best_of(&LOADS).checks(NOTHING),
+            ],
+            vec![Target::Ratio("DCP", 10.0), BESIDE],
+        )
+        .needs(ours_small, save_small())
+        .needs(theirs_small, save_small_theirs()),
+    );
+    rows
+}
+
+/// What users get who set nothing: every file is on the disk when a save returns.
+fn synced(args: &Args, place: &str, base: &Path) -> Vec<Row> {
+    let gb = &*args.synced_gb.to_string();
+    let at = |name: &str| base.join(name).display().to_string();
+    let (ours, theirs, plain) = (&*at("ours-synced"), &*at("theirs-synced"), &*at("plain-synced"));
+    let rows = [("save", None), ("overwrite", Some("--overwrite"))].map(|(what, overwrite)| {
+        let ours: Vec<&str> =
+            ["save", "llama", gb, ours, RUNS, "--synced"].into_iter().chain(overwrite).collect();
+        let plain: Vec<&str> =
+            ["pwrite", "llama", gb, plain, RUNS, "--synced"].into_iter().chain(overwrite).collect();
+        let theirs = dcp("DCP", "save", "llama", gb, theirs, overwrite.as_slice());
+        let peers = vec![
+            Peer::reshard(OURS, &ours).checks(WRITES).costs(1.5, 1.5),
+            theirs.best_of(&SYNCED_SAVES).checks(WRITES).costs(5.0, 1.5),
+            Peer::reshard("pwrite and fsync", &plain).costs(1.5, 1.5),
+        ];
+        Row::new(format!("{what} {gb} GB and fsync, as by default, {place}"), peers, vec![]).turns(2)
+    });
+    rows.into()
+}
+
+fn planning(folder: &Path) -> Vec<Row> {
+    const SCRIPT: &str = "dcp_plan_bench.py";
+    let plans = ["1", "8"].map(|replicas| {
+        Row::new(
+            format!("global plan, 1,024 ranks x 1,000 items, {replicas} of each"),
+            vec![
+                Peer::reshard(OURS, &["plan", "1024", "1000", replicas]).costs(2.5, 0.0),
+                Peer::torch("DCP", SCRIPT, &["plan", "1024", "1000", replicas]).costs(25.0, 0.0),
+            ],
+            vec![Target::Ratio("DCP", 20.0)],
+        )
+    });
+    let file = &*folder.join(".metadata").display().to_string();
+    let parse = Row::new(
+        "parse .metadata of a million chunks",
         vec![
-            Peer::reshard("reshard", &["plan", "1024", "1000"]),
-            Peer::python("DCP", "dcp_plan_bench.py", &["plan", "1024", "1000"]),
+            Peer::reshard(OURS, &["parse", file, RUNS]).costs(0.5, 1.5),
+            Peer::torch("pickle.load", SCRIPT, &["load", file, "2"]).costs(20.0, 0.0),
         ],
-        &[Target::Ratio("DCP", 20.0)],
-    )?;
-    compare(
-        pythons,
+        vec![Target::Ratio("pickle.load", 5.0), Target::Memory(200_000_000)],
+    )
+    .needs(file, Peer::torch("DCP", SCRIPT, &["write", "1000", "1000", file]));
+    let pieces = Row::new(
         "1 million pieces in shards of 512 MiB",
-        vec![Peer::reshard("reshard", &["policy", "1000000", &n])],
-        &[Target::Seconds(1.0), Target::Memory(500_000_000)],
-    )?;
-    if pythons.has_torch() {
-        let dir = tempfile::tempdir()?;
-        let file = text(&dir.path().join(".metadata"));
-        Peer::python("DCP", "dcp_plan_bench.py", &["write", "1000", "1000", &file]).run(pythons)?;
-        compare(
-            pythons,
-            "parse .metadata of a million chunks",
-            vec![
-                Peer::reshard("reshard", &["parse", &file, &n]),
-                Peer::python("pickle.load", "dcp_plan_bench.py", &["load", &file, "2"]),
-            ],
-            &[Target::Ratio("pickle.load", 5.0), Target::Memory(200_000_000)],
-        )?;
-    }
-    Ok(())
+        vec![Peer::reshard(OURS, &["policy", "1000000", RUNS])],
+        vec![Target::Seconds(1.0), Target::Memory(500_000_000)],
+    );
+    plans.into_iter().chain([pieces, parse]).collect()
 }
 
 /// Lookups in a table of 10 million x 64 float32 in 8 parts, by two threads.
-fn embeddings(args: &Args) -> Result<()> {
-    let pythons = &args.pythons;
+fn embeddings() -> Vec<Row> {
     const SCRIPT: &str = "embedding_bench.py";
-    let n = args.iterations.to_string();
-    let torch = |name, what| Peer::python(name, SCRIPT, &["torch", what, &n]);
-    let tensorflow = |name, who, what| Peer::tensorflow(name, SCRIPT, &[who, what, &n]);
-    compare(
-        pythons,
-        "look up 1 million ids, into new memory",
+    let ours = |name, what| Peer::reshard(name, &["embedding", what, RUNS]).costs(6.0, 0.15).huge_pages();
+    let torch = |name, what| Peer::torch(name, SCRIPT, &["torch", what, RUNS]).costs(8.0, 0.15).huge_pages();
+    let tensorflow = |name, who, what| Peer::tensorflow(name, SCRIPT, &[who, what, RUNS]).huge_pages();
+    const LOOP: &str = "a plain loop";
+    const FUNCTION: &str = "TensorFlow, tf.function";
+    const EAGER: &str = "TensorFlow, eager";
+    let targets = |torch| {
         vec![
-            Peer::reshard("reshard", &["embedding", "lookup", &n]),
-            torch("torch embedding, table in one piece", "lookup"),
-        ],
-        &[Target::Ratio("torch embedding, table in one piece", 1.0)],
-    )?;
-    // TensorFlow keeps memory between calls.
-    compare(
-        pythons,
-        "look up 1 million ids, into memory that is kept",
-        vec![
-            Peer::reshard("reshard", &["embedding", "into", &n]),
-            torch("torch index_select(out=), table in one piece", "into"),
-            tensorflow("TensorFlow, tf.function", "tensorflow", "lookup"),
-            tensorflow("TensorFlow, eager", "tensorflow-eager", "lookup"),
-        ],
-        &[Target::Ratio("TensorFlow, tf.function", 3.0), Target::Ratio("TensorFlow, eager", 3.0)],
-    )?;
-    compare(
-        pythons,
-        "gradients of these rows for each part",
-        vec![
-            Peer::reshard("reshard", &["embedding", "gradients", &n]),
-            tensorflow("TensorFlow, tf.function", "tensorflow", "gradients"),
-            tensorflow("TensorFlow, eager", "tensorflow-eager", "gradients"),
-        ],
-        &[],
-    )?;
-    Ok(())
+            Target::Ratio(torch, 1.0),
+            Target::Either((FUNCTION, 3.0), (LOOP, 0.95)),
+            Target::Either((EAGER, 3.0), (LOOP, 0.95)),
+        ]
+    };
+    const EMBEDDING: &str = "torch embedding, table in one piece";
+    const SELECT: &str = "torch index_select(out=), table in one piece";
+    vec![
+        Row::new(
+            "look up 1 million ids, into new memory",
+            vec![
+                ours(OURS, "lookup"),
+                ours(LOOP, "loop"),
+                torch(EMBEDDING, "lookup"),
+                tensorflow(FUNCTION, "tensorflow", "new"),
+                tensorflow(EAGER, "tensorflow-eager", "new"),
+            ],
+            targets(EMBEDDING),
+        ),
+        Row::new(
+            "look up 1 million ids, into memory that is kept",
+            vec![
+                ours(OURS, "into"),
+                ours(LOOP, "loop-into"),
+                torch(SELECT, "into"),
+                tensorflow(FUNCTION, "tensorflow", "lookup"),
+                tensorflow(EAGER, "tensorflow-eager", "lookup"),
+            ],
+            targets(SELECT),
+        ),
+        Row::new(
+            "gradients of these rows for each part",
+            vec![
+                ours(OURS, "gradients"),
+                tensorflow(FUNCTION, "tensorflow", "gradients"),
+                tensorflow(EAGER, "tensorflow-eager", "gradients"),
+            ],
+            vec![],
+        ),
+    ]
 }

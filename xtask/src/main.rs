@@ -30,7 +30,9 @@ Usage: cargo xtask COMMAND
             --keep    leaves the checkpoints in target/interop
             --self    only the drivers among themselves, without reshard
             --frugal  removes each Python when it has served; 9 GB of disk are enough then
-  bench     benchmarks beside torch DCP; further arguments go to the benchmark program
+  bench     benchmarks beside torch DCP and TensorFlow, as a table; says how long it takes
+            --only TEXT   rows whose name holds this text
+            --runs N      so many counted runs of each measurement; 15 unless set
   ci        test, tidy, lint and interop, with the time that each took
   mutants   small changes of the code that must not be wrong: does a test notice each?
             --core NAME   only this one (geometry, plan, comm, reader, commit, save, pickle); more than once

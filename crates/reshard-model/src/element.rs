@@ -14,7 +14,8 @@ pub trait Element: sealed::Sealed + Sized + Copy + Send + Sync + 'static {
     const DTYPE: DType;
     /// The vector as a buffer, without a copy.
     fn into_buffer(v: Vec<Self>) -> Arc<dyn HostBuffer>;
-    /// The vector again, if this is the last handle on a buffer that was made by [`into_buffer`](Self::into_buffer).
+    /// The vector again, if this is the last handle on a buffer that was made by [`into_buffer`](Self::into_buffer) or by
+    /// [`Tensor::zeros`](crate::Tensor::zeros), of whose elements a large one moves by some bytes.
     ///
     /// # Errors
     /// The buffer comes back.
@@ -38,6 +39,55 @@ fn unwrap<T: HostBuffer>(buffer: Arc<dyn HostBuffer>) -> Result<T, Arc<dyn HostB
     }
 }
 
+/// Where the first element of a large buffer lies: rows of a table then share no line of the processor's cache with others, and
+/// lines are what memory is read and written in.
+const ALIGNMENT: usize = 64;
+/// Smaller buffers gain nothing by it.
+const LARGE: usize = 4 << 20;
+
+/// A vector that has room for its elements to begin at an aligned address.
+struct Aligned<T> {
+    memory: Vec<T>,
+    from: usize,
+    len: usize,
+}
+
+impl<T: bytemuck::Pod> Aligned<T> {
+    /// `len` zeros.
+    fn zeros(len: usize) -> Result<Self, ()> {
+        let room = ALIGNMENT / size_of::<T>();
+        let memory = bytemuck::allocation::try_zeroed_vec::<T>(len.checked_add(room).ok_or(())?)?;
+        let from = memory.as_ptr().align_offset(ALIGNMENT).min(room);
+        Ok(Self { memory, from, len })
+    }
+
+    /// The elements as a vector of nothing else, which moves them by some bytes.
+    fn into_vec(self) -> Vec<T> {
+        let Self { mut memory, from, len } = self;
+        memory.truncate(from + len);
+        memory.drain(..from);
+        memory
+    }
+}
+
+impl<T: bytemuck::Pod + Send + Sync> HostBuffer for Aligned<T> {
+    fn as_bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.memory[self.from..self.from + self.len])
+    }
+
+    fn as_bytes_mut(&mut self) -> Option<&mut [u8]> {
+        Some(bytemuck::cast_slice_mut(&mut self.memory[self.from..self.from + self.len]))
+    }
+}
+
+/// The vector of a buffer, if nobody else holds that, and if it is one of such elements.
+fn take<T: bytemuck::Pod + Send + Sync>(buffer: Arc<dyn HostBuffer>) -> Result<Vec<T>, Arc<dyn HostBuffer>>
+where
+    Vec<T>: HostBuffer,
+{
+    unwrap::<Vec<T>>(buffer).or_else(|buffer| unwrap::<Aligned<T>>(buffer).map(Aligned::into_vec))
+}
+
 macro_rules! elements {
     ($($t:ty => $dtype:ident,)*) => {$(
         impl HostBuffer for Vec<$t> {
@@ -48,7 +98,7 @@ macro_rules! elements {
         impl Element for $t {
             const DTYPE: DType = DType::$dtype;
             fn into_buffer(v: Vec<Self>) -> Arc<dyn HostBuffer> { Arc::new(v) }
-            fn from_buffer(buffer: Arc<dyn HostBuffer>) -> Result<Vec<Self>, Arc<dyn HostBuffer>> { unwrap(buffer) }
+            fn from_buffer(buffer: Arc<dyn HostBuffer>) -> Result<Vec<Self>, Arc<dyn HostBuffer>> { take(buffer) }
             fn from_bytes(bytes: &[u8]) -> Vec<Self> { bytemuck::pod_collect_to_vec(bytes) }
         }
     )*};
@@ -69,7 +119,7 @@ impl Element for bool {
         Arc::new(v.into_iter().map(u8::from).collect::<Vec<u8>>())
     }
     fn from_buffer(buffer: Arc<dyn HostBuffer>) -> Result<Vec<Self>, Arc<dyn HostBuffer>> {
-        unwrap::<Vec<u8>>(buffer).map(|v| v.into_iter().map(|b| b != 0).collect())
+        take::<u8>(buffer).map(|v| v.into_iter().map(|b| b != 0).collect())
     }
     fn from_bytes(bytes: &[u8]) -> Vec<Self> {
         bytes.iter().map(|&b| b != 0).collect()
@@ -79,12 +129,15 @@ impl Element for bool {
 /// A zeroed buffer of `elements`, typed so that it can be taken out as the vector of its element type. Pages are touched
 /// only when they are written.
 pub(crate) fn zeroed(key: &str, dtype: DType, elements: u64) -> Result<Arc<dyn HostBuffer>> {
-    fn make<T: bytemuck::Pod>(n: usize) -> Result<Arc<dyn HostBuffer>, ()>
+    fn make<T: bytemuck::Pod + Send + Sync>(n: usize) -> Result<Arc<dyn HostBuffer>, ()>
     where
         Vec<T>: HostBuffer,
     {
-        let mut memory = bytemuck::allocation::try_zeroed_vec::<T>(n)?;
-        prefer_huge_pages(bytemuck::cast_slice_mut(&mut memory));
+        if n < LARGE / size_of::<T>() {
+            return Ok(Arc::new(bytemuck::allocation::try_zeroed_vec::<T>(n)?));
+        }
+        let mut memory = Aligned::<T>::zeros(n)?;
+        prefer_huge_pages(bytemuck::cast_slice_mut(&mut memory.memory));
         Ok(Arc::new(memory))
     }
     let too_big = || ModelError::invalid(key, format!("no memory for {elements} elements of {dtype}"));
@@ -109,4 +162,27 @@ pub(crate) fn zeroed(key: &str, dtype: DType, elements: u64) -> Result<Arc<dyn H
         _ => make::<u8>(n),
     }
     .map_err(|()| too_big())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_buffer_is_aligned_and_can_be_taken_out() {
+        for (dtype, size) in [(DType::UInt8, 1), (DType::BFloat16, 2), (DType::Complex128, 16)] {
+            for n in [1, LARGE as u64 / size - 1, LARGE as u64 / size, LARGE as u64 / size + 3] {
+                let buffer = zeroed("t", dtype, n).unwrap();
+                assert_eq!(buffer.as_bytes().len() as u64, n * size);
+                let is_aligned = buffer.as_bytes().as_ptr().align_offset(ALIGNMENT) == 0;
+                assert!(is_aligned || n * size < LARGE as u64, "{dtype} {n}");
+            }
+        }
+        let mut buffer = zeroed("t", DType::Float32, LARGE as u64).unwrap();
+        let memory = Arc::get_mut(&mut buffer).and_then(|b| b.as_bytes_mut()).unwrap();
+        memory[..4].copy_from_slice(&1f32.to_le_bytes());
+        memory[4 * LARGE - 4..].copy_from_slice(&2f32.to_le_bytes());
+        let vector = f32::from_buffer(buffer).ok().unwrap();
+        assert_eq!((vector.len(), vector[0], vector[1], vector[LARGE - 1]), (LARGE, 1.0, 0.0, 2.0));
+    }
 }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use reshard_storage::Extent;
 use reshard_strategy::{Blocks, Elements};
 use reshard_torch_format::archive::ArchiveLayout;
-use std::{collections::VecDeque, io};
+use std::{collections::VecDeque, io, sync::Arc};
 
 /// The checksum stays so many bytes behind: a store writes half a MiB at once, whereby it comes into the core's cache. So each
 /// byte is fetched from memory once, by the write, which can overlap that with storing it; a checksum can't. Measured.
@@ -17,16 +17,28 @@ enum State {
     Done,
 }
 
+/// The archive of a tensor but for its elements: that of all tensors of one type, shape and strides.
+pub(crate) struct Form {
+    layout: ArchiveLayout,
+    head: Bytes,
+}
+
+impl Form {
+    pub(crate) fn new(layout: ArchiveLayout) -> Self {
+        Self { head: Bytes::copy_from_slice(layout.head()), layout }
+    }
+}
+
 /// One tensor's archive.
 pub(crate) struct Blob {
-    layout: ArchiveLayout,
+    form: Arc<Form>,
     checksum: Checksum,
     state: State,
 }
 
 impl Blob {
-    pub(crate) fn new(layout: ArchiveLayout, elements: Elements) -> Self {
-        Self { layout, checksum: Checksum::default(), state: State::Head(elements) }
+    pub(crate) fn new(form: Arc<Form>, elements: Elements) -> Self {
+        Self { form, checksum: Checksum::default(), state: State::Head(elements) }
     }
 }
 
@@ -59,14 +71,14 @@ impl Checksum {
 
 impl Extent for Blob {
     fn len(&self) -> u64 {
-        self.layout.len()
+        self.form.layout.len()
     }
 
     fn next_block(&mut self) -> Option<io::Result<Bytes>> {
         match std::mem::replace(&mut self.state, State::Done) {
             State::Head(elements) => {
                 self.state = State::Elements(elements.blocks());
-                Some(Ok(Bytes::copy_from_slice(self.layout.head())))
+                Some(Ok(self.form.head.clone()))
             }
             State::Elements(mut blocks) => match blocks.next() {
                 Some(Ok(block)) => {
@@ -77,7 +89,7 @@ impl Extent for Blob {
                 Some(Err(e)) => Some(Err(e)),
                 None => {
                     let crc = self.checksum.finish();
-                    Some(self.layout.finish(&[crc]).map(Bytes::from).map_err(io::Error::other))
+                    Some(self.form.layout.finish(&[crc]).map(Bytes::from).map_err(io::Error::other))
                 }
             },
             State::Done => None,

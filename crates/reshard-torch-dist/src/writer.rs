@@ -1,8 +1,12 @@
 //! Layout of `.distcp` files.
 
-use crate::{Flavour, NAME, blob::Blob, metadata};
+use crate::{
+    Flavour, NAME,
+    blob::{Blob, Form},
+    metadata,
+};
 use bytes::Bytes;
-use reshard_model::{Data, Layout, ObjectCodec};
+use reshard_model::{DType, Data, Dims, Layout, ObjectCodec};
 use reshard_plan::{Metadata, SavePlan, TensorWrite, WriteItem, WriteKind};
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Extent, FileBody, Name};
@@ -14,7 +18,10 @@ use reshard_torch_format::{
     TensorRef, TorchSave,
     archive::{ArchiveLayout, ArchiveOptions},
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 /// Writes what PyTorch's FileSystemWriter writes; made by [`TorchDistConfig::writer`](crate::TorchDistConfig::writer).
 #[derive(Debug)]
@@ -54,11 +61,12 @@ impl StorageWriter for TorchDistWriter {
 
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
         let mut out = FileLayout::default();
+        let mut forms = Forms::default();
         for (n, items) in plan.by_file()?.into_iter().enumerate() {
             let name = Name::new(format!("__{rank}_{n}.distcp"))?;
             let (mut at, mut extents) = (0u64, Vec::with_capacity(items.len()));
             for item in objects_first(items) {
-                let extent = self.extent(item, resolve(item)?)?;
+                let extent = self.extent(item, resolve(item)?, &mut forms)?;
                 let length = extent.len();
                 out.placed.push(Placed { id: item.id(), file: name.clone(), offset: at, length });
                 extents.push(extent);
@@ -82,10 +90,13 @@ impl StorageWriter for TorchDistWriter {
     }
 }
 
+/// By element type, shape and strides: a model has few of them, and many tensors.
+type Forms = BTreeMap<(DType, Dims, Dims), Arc<Form>>;
+
 impl TorchDistWriter {
-    fn extent(&self, item: &WriteItem, data: WriteData) -> Result<Box<dyn Extent>> {
+    fn extent(&self, item: &WriteItem, data: WriteData, forms: &mut Forms) -> Result<Box<dyn Extent>> {
         match (&item.kind, data) {
-            (WriteKind::Tensor(t), WriteData::Tensor(data)) => self.tensor(item, t, data),
+            (WriteKind::Tensor(t), WriteData::Tensor(data)) => self.tensor(item, t, data, forms),
             (WriteKind::Object { .. }, WriteData::Object(payload)) => {
                 Ok(Box::new(encode_object(&TorchSave::default(), &item.key, payload)?))
             }
@@ -96,7 +107,13 @@ impl TorchDistWriter {
         }
     }
 
-    fn tensor(&self, item: &WriteItem, t: &TensorWrite, data: Data) -> Result<Box<dyn Extent>> {
+    fn tensor(
+        &self,
+        item: &WriteItem,
+        t: &TensorWrite,
+        data: Data,
+        forms: &mut Forms,
+    ) -> Result<Box<dyn Extent>> {
         let too_large = || StrategyError::Invalid(format!("{}: the chunk is too large", item.key));
         let shape = &t.region.lengths;
         let elements = Elements::of(item, t, data)?;
@@ -107,19 +124,31 @@ impl TorchDistWriter {
         {
             let strides = host.layout().strides().clone();
             let layout = Layout::new(t.dtype.size(), 0, shape.clone(), strides).ok_or_else(too_large)?;
-            return self.blob(t, &layout, flat.into());
+            return self.blob(t, &layout, flat.into(), forms);
         }
         let layout = Layout::contiguous(t.dtype.size(), shape).ok_or_else(too_large)?;
-        self.blob(t, &layout, elements)
+        self.blob(t, &layout, elements, forms)
     }
 
-    fn blob(&self, t: &TensorWrite, layout: &Layout, elements: Elements) -> Result<Box<dyn Extent>> {
+    fn blob(
+        &self,
+        t: &TensorWrite,
+        layout: &Layout,
+        elements: Elements,
+        forms: &mut Forms,
+    ) -> Result<Box<dyn Extent>> {
+        let which = (t.dtype, layout.shape().clone(), layout.strides().clone());
+        if let Some(form) = forms.get(&which) {
+            return Ok(Box::new(Blob::new(Arc::clone(form), elements)));
+        }
         let format_error = |e: reshard_torch_format::Error| StrategyError::Invalid(e.to_string());
         let mut described = TensorRef::contiguous(t.dtype, layout.shape()).map_err(format_error)?;
         described.strides = layout.strides().clone();
         let pickle = described.pickle().map_err(format_error)?;
-        let layout = ArchiveLayout::new(&pickle, &[layout.bytes()], &self.archive).map_err(format_error)?;
-        Ok(Box::new(Blob::new(layout, elements)))
+        let archive = ArchiveLayout::new(&pickle, &[layout.bytes()], &self.archive).map_err(format_error)?;
+        let form = Arc::new(Form::new(archive));
+        forms.insert(which, Arc::clone(&form));
+        Ok(Box::new(Blob::new(form, elements)))
     }
 }
 

@@ -3,12 +3,14 @@
 //! The first folds the hashes of the record names, in the order in which libstdc++'s hash set keeps them; the second
 //! folds the CRC-32s. Both are reproduced here, so that an archive equals torch's to the last byte.
 
-/// Forty digits for records of these names (in order of writing) and CRC-32s.
-pub(super) fn serialization_id<'a>(
-    names: impl Iterator<Item = &'a str>,
-    crcs: impl Iterator<Item = u32>,
-) -> String {
-    format!("{:020}{:020}", fold(set_order(names)), fold(crcs.map(u64::from)))
+/// The first half, for records of these names, in the order in which they are written.
+pub(super) fn fold_names<'a>(names: impl Iterator<Item = &'a str>) -> u64 {
+    fold(set_order(names))
+}
+
+/// Forty digits: the folded names, and the CRC-32s in the order of the records.
+pub(super) fn serialization_id(names: u64, crcs: impl Iterator<Item = u32>) -> String {
+    format!("{names:020}{:020}", fold(crcs.map(u64::from)))
 }
 
 fn fold(values: impl IntoIterator<Item = u64>) -> u64 {

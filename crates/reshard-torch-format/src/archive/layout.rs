@@ -1,5 +1,6 @@
 use super::{
-    ALIGNMENT, CENTRAL_HEADER, DESCRIPTOR, END, END64, LOCAL_HEADER, LOCATOR64, MAX32, id::serialization_id,
+    ALIGNMENT, CENTRAL_HEADER, DESCRIPTOR, END, END64, LOCAL_HEADER, LOCATOR64, MAX32,
+    id::{fold_names, serialization_id},
 };
 use crate::{Error, Result};
 use std::ops::Range;
@@ -53,7 +54,8 @@ impl ArchiveOptions {
 /// What stands in a record.
 #[derive(Clone, Debug)]
 enum Body {
-    Inline(Vec<u8>),
+    /// With its CRC-32.
+    Inline(Vec<u8>, u32),
     Storage,
     /// `.data/serialization_id`, known when all checksums are.
     Id,
@@ -88,6 +90,14 @@ impl Part {
     }
 }
 
+/// Checksums of the storages, and what follows from them.
+#[derive(Default)]
+struct Sums<'a> {
+    storages: &'a [u32],
+    id: String,
+    id_crc: u32,
+}
+
 /// Where every byte of an archive goes, computed before the first one is written.
 ///
 /// An archive is: the [`head`](Self::head); the bytes of the first storage in [`order`](Self::order); the
@@ -113,7 +123,6 @@ impl Part {
 #[derive(Clone, Debug)]
 pub struct ArchiveLayout {
     era: Era,
-    prefix_len: usize,
     parts: Vec<Part>,
     /// Index of the part of the storage that comes first; the others follow it.
     first: usize,
@@ -121,6 +130,8 @@ pub struct ArchiveLayout {
     order: Vec<usize>,
     /// Place of each storage in that order.
     places: Vec<usize>,
+    /// The names of all records but the last, folded: half of what that one holds.
+    names: u64,
     head: Vec<u8>,
     directory: u64,
     directory_len: u64,
@@ -137,8 +148,10 @@ impl ArchiveLayout {
         if prefix.is_empty() || prefix.len() > 60_000 || prefix.contains('/') {
             return Err(Error::encode(format!("{prefix:?} can't be the folder of an archive's records")));
         }
-        let inline =
-            |name: &str, bytes: &[u8]| (name.to_string(), Body::Inline(bytes.into()), bytes.len() as u64);
+        let inline = |name: &str, bytes: &[u8]| {
+            let body = Body::Inline(bytes.into(), crc32fast::hash(bytes));
+            (name.to_string(), body, bytes.len() as u64)
+        };
         let mut records = vec![inline("data.pkl", pickle)];
         if options.era == Era::Torch27 {
             records.push(inline(".format_version", b"1"));
@@ -164,9 +177,11 @@ impl ArchiveLayout {
             directory_len += 46 + part.name.len() as u64 + central_extra(&part).len() as u64;
             parts.push(part);
         }
+        let others = &parts[..parts.len() - 1];
+        let names = fold_names(others.iter().map(|p| &p.name[prefix.len() + 1..]));
         let mut layout = Self {
             era: options.era,
-            prefix_len: prefix.len() + 1,
+            names,
             parts,
             first,
             places: inverse(&order),
@@ -178,7 +193,7 @@ impl ArchiveLayout {
         };
         let mut head = Vec::new();
         for i in 0..first {
-            layout.put_whole(&mut head, i, &[]);
+            layout.put_whole(&mut head, i, &Sums::default());
         }
         if !layout.order.is_empty() {
             put_local_header(&mut head, &layout.parts[first]);
@@ -259,49 +274,55 @@ impl ArchiveLayout {
             let what = format!("{} checksums were given for {} storages", crcs.len(), self.order.len());
             return Err(Error::encode(what));
         }
-        let mut out = Vec::new();
+        let behind = self.order.last().map_or(0, |&last| self.storage(last).end);
+        let mut out = Vec::with_capacity((self.len - behind) as usize);
+        let sums = self.sums(crcs);
         if let Some(&last) = self.order.last() {
             put_descriptor(&mut out, &self.parts[self.first + self.order.len() - 1], crcs[last]);
         }
         for i in self.first + self.order.len()..self.parts.len() {
-            self.put_whole(&mut out, i, crcs);
+            self.put_whole(&mut out, i, &sums);
         }
         for i in 0..self.parts.len() {
-            put_central_header(&mut out, &self.parts[i], self.crc(i, crcs));
+            put_central_header(&mut out, &self.parts[i], self.crc(i, &sums));
         }
         self.put_end(&mut out);
         Ok(out)
     }
 
     /// CRC-32 of a part's data; of none for an empty one, as torch has it.
-    fn crc(&self, part: usize, crcs: &[u32]) -> u32 {
+    fn crc(&self, part: usize, sums: &Sums<'_>) -> u32 {
         let p = &self.parts[part];
         match &p.body {
             _ if p.len == 0 => 0,
-            Body::Inline(bytes) => crc32fast::hash(bytes),
+            Body::Inline(_, crc) => *crc,
             Body::Storage => {
-                self.order.get(part - self.first).and_then(|&i| crcs.get(i)).copied().unwrap_or(0)
+                self.order.get(part - self.first).and_then(|&i| sums.storages.get(i)).copied().unwrap_or(0)
             }
-            Body::Id => crc32fast::hash(self.id(crcs).as_bytes()),
+            Body::Id => sums.id_crc,
         }
     }
 
-    fn id(&self, crcs: &[u32]) -> String {
-        let others = self.parts.len() - 1;
-        let names = self.parts[..others].iter().map(|p| &p.name[self.prefix_len..]);
-        let sums = (0..others).filter(|&i| self.parts[i].has_descriptor()).map(|i| self.crc(i, crcs));
-        serialization_id(names, sums)
+    /// What depends on the storages' checksums.
+    fn sums<'a>(&self, storages: &'a [u32]) -> Sums<'a> {
+        let mut sums = Sums { storages, ..Sums::default() };
+        let others = 0..self.parts.len() - 1;
+        let crcs = others.filter(|&i| self.parts[i].has_descriptor()).map(|i| self.crc(i, &sums));
+        let id = serialization_id(self.names, crcs);
+        sums.id_crc = crc32fast::hash(id.as_bytes());
+        sums.id = id;
+        sums
     }
 
-    fn put_whole(&self, out: &mut Vec<u8>, i: usize, crcs: &[u32]) {
+    fn put_whole(&self, out: &mut Vec<u8>, i: usize, sums: &Sums<'_>) {
         let part = &self.parts[i];
         put_local_header(out, part);
         match &part.body {
-            Body::Inline(bytes) => out.extend_from_slice(bytes),
+            Body::Inline(bytes, _) => out.extend_from_slice(bytes),
             Body::Storage => {}
-            Body::Id => out.extend_from_slice(self.id(crcs).as_bytes()),
+            Body::Id => out.extend_from_slice(sums.id.as_bytes()),
         }
-        put_descriptor(out, part, self.crc(i, crcs));
+        put_descriptor(out, part, self.crc(i, sums));
     }
 
     fn put_end(&self, out: &mut Vec<u8>) {
