@@ -39,7 +39,7 @@ fn a_load_counts_all_that_the_system_read_the_gaps_between_ranges_too() {
     // Large ones are read by head and tail; others are so small that they are read along when their neighbours are wanted.
     let rows = |i: u64| match i {
         _ if i % 50 == 7 => 3000,
-        _ if i % 3 == 0 => 4,
+        _ if i.is_multiple_of(3) => 4,
         _ => 40,
     };
     for i in 0..200u64 {
