@@ -1,7 +1,5 @@
 //! What `verify` says of records that it checks in pieces.
 
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
-
 use reshard::{Dialect, Progress, StateDict, Tensor, blocking};
 use std::os::unix::fs::FileExt;
 
