@@ -629,7 +629,10 @@ mod tests {
         assert!(Table::merge(&files[..1], &limits(600_000)).is_ok());
         assert!(Table::merge(&files, &limits(6_000_000)).is_ok());
         let e = Table::merge(&files, &limits(600_000)).unwrap_err();
-        assert_eq!(e.kind(), reshard_model::ErrorKind::Unsupported);
-        assert!(e.to_string().contains("the limit of 600000 bytes of memory"), "{e}");
+        assert_eq!(e.kind(), reshard_model::ErrorKind::Limit);
+        assert!(
+            e.to_string().contains("asks for more memory") && e.to_string().contains("max_memory"),
+            "{e}"
+        );
     }
 }

@@ -136,15 +136,15 @@ fn parse(name: &str, pickle: &[u8]) -> Result<(usize, usize, usize), String> {
 
 fn refused(name: &str, limit: &str, pickle: &[u8]) {
     let said = parse(name, pickle).unwrap_err();
-    assert!(said.contains(limit) && said.contains("Limits"), "{name}: {said}");
+    assert!(said.contains(limit) && said.contains("max_memory"), "{name}: {said}");
 }
 
 fn memory(name: &str, pickle: &[u8]) {
-    refused(name, "bytes of memory", pickle);
+    refused(name, "asks for more memory", pickle);
 }
 
 fn steps(name: &str, pickle: &[u8]) {
-    refused(name, "steps", pickle);
+    refused(name, "names more things again and again", pickle);
 }
 
 fn read(name: &str, found: (usize, usize, usize), pickle: &[u8]) {

@@ -1,7 +1,7 @@
 //! Checkpoints that somebody damaged, or made to do harm.
 
 use futures::executor::block_on;
-use reshard::{Checkpoint, ErrorKind, Progress, ShardedTensor, StateDict};
+use reshard::{Checkpoint, Damage, ErrorKind, Progress, ShardedTensor, StateDict};
 use reshard_golden::{Fixture, Scratch, chain, compare_tensor, fixtures, ours};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
@@ -9,8 +9,8 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 /// kind of damage may be at another place, and any message will do.
 const FACTS: &[(&str, &[&str])] = &[
     ("bad_abs_path", &["/etc/hostname", "absolute"]),
-    ("bad_bitflip", &["CRC-32", "tensor w chunk [0:2, 0:3]", "__0_0.distcp at byte 1261"]),
-    ("bad_dtype", &["tensor v", "float32", "float64"]),
+    ("bad_bitflip", &["CRC-32", "w: __0_0.distcp at byte 1261: chunk [0:2, 0:3]"]),
+    ("bad_dtype", &["v: ", "float32", "float64"]),
     ("bad_empty_metadata", &[".metadata", "byte 0"]),
     ("bad_hole", &["[2:4, 0:3]", "[4, 3]"]),
     ("bad_missing_file", &["__1_0.distcp", "missing"]),
@@ -18,7 +18,7 @@ const FACTS: &[(&str, &[&str])] = &[
     ("bad_out_of_bounds", &["[3:5, 0:3]", "[4, 3]"]),
     ("bad_overlap", &["[0:2, 0:3]", "[1:3, 0:3]", "overlap"]),
     ("bad_path_traversal", &["../outside.distcp", "out of the checkpoint's directory"]),
-    ("bad_shape", &["tensor v", "[3]", "[4]"]),
+    ("bad_shape", &["v: ", "[3]", "[4]"]),
     ("bad_tmp_only", &[".metadata.tmp", "never finished"]),
     ("bad_truncated_metadata", &[".metadata", "the input ends"]),
     ("bad_zero_data", &["__1_0.distcp", "which has 0"]),
@@ -122,7 +122,9 @@ impl Judge<'_> {
                 self.note(format!("object {key}: verify says damaged: {damaged}, reading does not agree"));
             }
         }
-        report.damage.iter().map(|d| format!("{} {} {}", text(&d.key), text(&d.file), d.what)).collect()
+        let at = |offset: Option<u64>| offset.map_or(String::new(), |at| format!(" at byte {at}"));
+        let line = |d: &Damage| format!("{}: {}{}: {}", text(&d.key), text(&d.file), at(d.offset), d.what);
+        report.damage.iter().map(line).collect()
     }
 
     fn message(&mut self, said: &[String]) {
