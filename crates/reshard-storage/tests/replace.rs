@@ -159,6 +159,33 @@ fn of_two_that_replace_one_place_the_later_one_fails_and_nothing_is_lost() {
     assert_eq!(beside(dir.path()), ["x"]);
 }
 
+#[test]
+fn what_came_where_nothing_was_when_it_was_looked_at_is_not_replaced() {
+    let (dir, store) = saved();
+    let aside = dir.path().join("aside");
+    fs::rename(store.path(), &aside).unwrap();
+    let looked = block_on(store.resolved()).unwrap().unwrap();
+    fs::rename(&aside, store.path()).unwrap();
+    let e = block_on(looked.stage("a", IfExists::Replace([].into()))).unwrap_err();
+    assert!(matches!(e, StorageError::Changed { .. }), "{e}");
+    assert_eq!(beside(store.path()), ["d", "data", "record"]);
+    assert_eq!(beside(dir.path()), ["x"]);
+}
+
+#[test]
+fn another_directory_under_the_name_of_the_stage_is_not_published() {
+    let (dir, store) = saved();
+    let stage = begin(&store, "a").unwrap();
+    // What is written goes to the directory that was made, wherever it is now.
+    let built = dir.path().join(".x.a.tmp");
+    fs::rename(&built, dir.path().join("aside")).unwrap();
+    fs::create_dir(&built).unwrap();
+    let e = finish(&stage, 2, &["data", "d/more"]).unwrap_err();
+    assert!(matches!(e, StorageError::Incomplete { .. }), "{e}");
+    assert_eq!(fs::read(store.path().join("record")).unwrap(), [1]);
+    assert_eq!(fs::read(dir.path().join("aside/record")).unwrap(), [2]);
+}
+
 const PLACE: &str = "RESHARD_TEST_HOME_PLACE";
 
 /// Run by the test below with a home of its own; by itself it has nothing to do.

@@ -40,8 +40,8 @@ pub(super) struct Home {
     name: OsString,
     /// `None` when it does not exist yet.
     up: Option<Arc<OwnedFd>>,
-    /// The directory of which the files are known that are to be replaced.
-    pub(super) known: Option<Identity>,
+    /// The directory of which the files are known that are to be replaced; `Some(None)` when there was none to know.
+    pub(super) known: Option<Option<Identity>>,
 }
 
 /// A place, and one attempt to fill it.
@@ -205,13 +205,14 @@ impl Home {
 
     /// Opens the place's directory, and keeps in mind which it is; `None` when there is none.
     pub(super) fn open(&mut self) -> Result<Option<OwnedFd>> {
+        self.known = Some(None);
         let Some(up) = &self.up else { return Ok(None) };
         let fd = match dir::open(up, &self.name) {
             // What is there instead of a directory is told when it is to be written to.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
             other => other.map_err(|e| StorageError::io("open", &self.place, e))?,
         };
-        self.known = Some(Identity::of(&fd).map_err(|e| StorageError::io("look at", &self.place, e))?);
+        self.known = Some(Some(Identity::of(&fd).map_err(|e| StorageError::io("look at", &self.place, e))?));
         Ok(Some(fd))
     }
 

@@ -59,7 +59,8 @@ impl LocalStage {
             if if_exists == IfExists::Refuse {
                 return Err(site.exists());
             }
-            if home.known.is_some() && home.known != old {
+            // Nobody knows the files of what came since, also when nothing was there.
+            if home.known.is_some_and(|known| known != old) {
                 return Err(site.changed());
             }
             site.check_replaceable(&place)?;
