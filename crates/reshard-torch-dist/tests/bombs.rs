@@ -265,6 +265,44 @@ fn what_asks_for_more_than_the_file_is_worth_is_refused() {
             |a| a.str("mcore_data").op(b"}(").many(5000, |a, i| a.str(&format!("k{i}")).get(2)).op(b"u"),
         )
     });
+    steps("fields of mcore_data that many keys share", &{
+        shared_dict(5000).metadata(same, same, |a| {
+            a.str("mcore_data").op(b"}(").many(5000, |a, i| a.str(&format!("k{i}")).get(0)).op(b"u")
+        })
+    });
+    steps("a place of a chunk that nobody has, again and again", &{
+        let at = |n: u32| [&[n][..], &[0; 59]].concat();
+        let one = [1; 60];
+        let chunk = |a: Asm, i| {
+            a.object(MD, "ChunkStorageMetadata", |a| a.str("offsets").size(&at(i)).str("sizes").size(&one))
+        };
+        let tensor = |a: Asm| {
+            a.str("properties")
+                .properties(same)
+                .str("size")
+                .size(&[&[64][..], &[1; 59]].concat())
+                .str("chunks")
+        };
+        Asm::new().item(|a| a.str("w").str("offset").size(&at(99)), same).keep(0).keep(1).metadata(
+            |a| {
+                a.str("w")
+                    .object(MD, "TensorStorageMetadata", |a| tensor(a).op(b"](").many(64, chunk).op(b"e"))
+            },
+            |a| a.many(40_000, |a, _| a.get(1).get(0)),
+            same,
+        )
+    });
+    memory("a long name of an element type that many tensors share", &{
+        let dtype = format!("ctorch\n{}\n", "x".repeat(1 << 20));
+        let a = Asm::new().class(MD, "TensorProperties").op(b")\x81(").op(dtype.as_bytes());
+        let a = a.op(b"N\x89N\x89tb").keep(0);
+        let tensor = |a: Asm, i| {
+            a.str(&format!("t{i}")).object(MD, "TensorStorageMetadata", |a| {
+                a.str("properties").get(0).str("size").size(&[1]).str("chunks").op(b"]")
+            })
+        };
+        a.metadata(|a| a.many(200, tensor), same, same)
+    });
     // 20 GB would be hashed or compared if each name of it were looked into.
     read(
         "a long key that each item names",

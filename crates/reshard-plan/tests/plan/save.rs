@@ -76,6 +76,23 @@ fn two_main_replicas_are_refused_and_none_is_a_hole() {
 }
 
 #[test]
+fn replicas_that_are_not_main_are_offered_by_the_dcp_planner_alone() {
+    let replica = |id: u32| -> [Sharded; 3] {
+        let cell = ShardedObject::new("rng", 1, &[2], &[1], id).unwrap();
+        let item = ShardedObject::item("step", Payload::Value(Value::Int(1)));
+        let item = ShardedObject { replica_id: id.into(), ..item };
+        [bytes("w", [1, 2]).with_replica_id(id).into(), cell.into(), item.into()]
+    };
+    let offered = |planner: DefaultSavePlanner, id| {
+        let named = |(n, leaf)| (Path(vec![format!("leaf{n}").into()]), leaf);
+        let state: Flat = replica(id).into_iter().enumerate().map(named).collect();
+        planner.create_local_plan(&state, &SaveContext::new(1, false)).unwrap().items.len()
+    };
+    assert_eq!([0, 1].map(|id| offered(DefaultSavePlanner::DEFAULT, id)), [3, 0]);
+    assert_eq!([0, 1].map(|id| offered(DefaultSavePlanner::DCP, id)), [3, 3]);
+}
+
+#[test]
 fn empty_chunks_are_not_written_but_their_tensor_is_known() {
     // ranks past the end of torch.chunk's rule hold empty shards, which may start where a real one does
     let ranks = [
