@@ -49,6 +49,7 @@ const GUESTS: &[Guest] = &[
             Case { who: "torch-2.15", spec: "dcp", converts: true },
             Case { who: "torch-2.15", spec: "dcp-2.4", converts: true },
             Case { who: "torch-2.15", spec: "dcp-new", converts: true },
+            Case { who: "torch-2.15", spec: "surrogates", converts: true },
             Case { who: "mcore-0.16", spec: "megatron", converts: false },
             Case { who: "mcore-0.16", spec: "megatron-new", converts: false },
         ],
@@ -61,6 +62,7 @@ const GUESTS: &[Guest] = &[
         cases: &[
             Case { who: "torch-2.4", spec: "dcp", converts: true },
             Case { who: "torch-2.4", spec: "dcp-2.4", converts: true },
+            Case { who: "torch-2.4", spec: "surrogates", converts: true },
         ],
         flavours: &[("2.3", 1), ("2.4", 3)],
         policies: true,
@@ -68,7 +70,10 @@ const GUESTS: &[Guest] = &[
     },
     Guest {
         venv: &TORCH_21,
-        cases: &[Case { who: "torch-2.1", spec: "dcp", converts: false }],
+        cases: &[
+            Case { who: "torch-2.1", spec: "dcp", converts: false },
+            Case { who: "torch-2.1", spec: "surrogates", converts: false },
+        ],
         flavours: &[],
         policies: true,
         newest: false,
@@ -82,6 +87,8 @@ const GUESTS: &[Guest] = &[
     },
 ];
 
+const SPECS: &[&str] = &["dcp", "dcp-2.4", "dcp-new", "surrogates", "megatron", "megatron-new"];
+
 /// Ranks that reshard saves on and loads on; all specs can be cut so.
 const RESHARD_RANKS: &[u32] = &[1, 4];
 
@@ -90,7 +97,7 @@ const SAVERS: u32 = 2;
 pub(crate) fn run(options: &Options) -> Result<()> {
     let mut run = Run::start(options.only_drivers)?;
     if !options.only_drivers {
-        for spec in ["dcp", "dcp-2.4", "dcp-new", "megatron", "megatron-new"] {
+        for spec in SPECS {
             for ranks in RESHARD_RANKS {
                 run.reshard("write", spec, *ranks, &format!("{spec}-by-reshard-{ranks}"));
             }
@@ -112,6 +119,8 @@ struct Run {
     place: PathBuf,
     /// The Rust side, if it takes part.
     reshard: Option<PathBuf>,
+    /// The command `reshard`, which lies beside it.
+    command: PathBuf,
     passed: u32,
     failed: Vec<String>,
 }
@@ -123,12 +132,13 @@ impl Run {
             std::fs::remove_dir_all(&place).with_context(|| format!("cannot remove {}", place.display()))?;
         }
         std::fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
-        let mut reshard = None;
+        let (mut reshard, programs) = (None, target_dir().join("debug"));
         if !only_drivers {
-            cargo(&["build", "--locked", "--package", "reshard-interop"]).run()?;
-            reshard = Some(target_dir().join("debug").join("reshard-interop"));
+            cargo(&["build", "--locked", "--package", "reshard-interop", "--package", "reshard-cli"])
+                .run()?;
+            reshard = Some(programs.join("reshard-interop"));
         }
-        Ok(Self { place, reshard, passed: 0, failed: Vec::new() })
+        Ok(Self { place, reshard, command: programs.join("reshard"), passed: 0, failed: Vec::new() })
     }
 
     fn guest(&mut self, guest: &Guest) -> Result<()> {
@@ -163,6 +173,9 @@ impl Run {
                 self.reshard("check", spec, *ranks, &theirs);
             }
             sources = RESHARD_RANKS.iter().map(|ranks| format!("{spec}-by-reshard-{ranks}")).collect();
+            let converted = self.convert(&theirs);
+            let what = format!("{who} loads {converted} on {} ranks", loads[1]);
+            self.driver(python, &format!("{family}_load.py"), spec, &converted, Some(loads[1]), &what);
         }
         for source in &sources {
             for ranks in loads {
@@ -234,6 +247,16 @@ impl Run {
         }
     }
 
+    /// What another program saved, as three ranks of reshard would have.
+    fn convert(&mut self, source: &str) -> String {
+        let converted = format!("{source}-converted");
+        let program = Program::new(&self.command)
+            .args(["convert", "--ranks", "3"])
+            .args([self.place.join(source), self.place.join(&converted)]);
+        self.timed(&format!("reshard converts {source}"), program);
+        converted
+    }
+
     fn driver(&mut self, python: &Path, driver: &str, spec: &str, dir: &str, ranks: Option<u32>, what: &str) {
         let program = torch(python, driver)
             .args(ranks.iter().flat_map(|ranks| ["--ranks".to_owned(), ranks.to_string()]));
@@ -247,13 +270,18 @@ impl Run {
         self.check(&format!("reshard {verb} {dir} on {ranks} rank(s)"), program, spec, dir);
     }
 
-    /// Runs one program; what it says is shown if it fails.
+    /// Runs one of the programs that know specs.
     fn check(&mut self, what: &str, program: Program, spec: &str, dir: &str) {
         let spec = root().join("tests/interop/specs").join(format!("{spec}.json"));
         let dir = self.place.join(dir);
+        let arguments = ["--spec".as_ref(), spec.as_os_str(), "--dir".as_ref(), dir.as_os_str()];
+        self.timed(what, program.args(arguments));
+    }
+
+    /// Runs one program; what it says is shown if it fails.
+    fn timed(&mut self, what: &str, program: Program) {
         let begin = Instant::now();
-        let outcome =
-            program.args(["--spec".as_ref(), spec.as_os_str(), "--dir".as_ref(), dir.as_os_str()]).read();
+        let outcome = program.read();
         let seconds = begin.elapsed().as_secs_f64();
         match outcome {
             Ok(_) => {

@@ -55,6 +55,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     }
     understood(&checkpoint, args)?;
     let source = Source::read(&checkpoint, keys)?;
+    source.has_places()?;
     io.note_idle(keys, &args.src, checkpoint.metadata().entries().map(|e| e.key()));
     if let Some(max) = args.max_shard_size {
         few_enough(source.bytes() / max.0.max(1), "name a larger --max-shard-size")?;

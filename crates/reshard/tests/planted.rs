@@ -55,7 +55,7 @@ fn name_in_metadata(dir: &Path, name: &str) {
 
 /// Writes a `reshard.json` that calls a file the commit record, with its right digest.
 fn name_in_sidecar(dir: &Path, name: &str) {
-    let digest = fs::read(dir.join(name)).map(|b| Sha256::digest(b)).unwrap_or_default();
+    let digest = fs::read(dir.join(name)).map(Sha256::digest).unwrap_or_default();
     let hex: String = digest.iter().map(|b| format!("{b:02x}")).collect();
     let json = format!(
         r#"{{"schema": 1, "writer": "reshard 0.1.0", "commit": {{"file": "{name}", "sha256": "{hex}"}}}}"#

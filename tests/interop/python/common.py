@@ -1,6 +1,7 @@
 """What all drivers share: specs, the bytes of a tensor, values in JSON, exact comparison, ranks as processes."""
 
 import argparse
+import ast
 import base64
 import json
 import os
@@ -99,6 +100,11 @@ def same(where, got, want):
         raise Mismatch(f"{where}: {got!r} instead of {want!r}")
 
 
+def path(parts):
+    """The parts of a path in Python; what JSON can't say is given as a literal."""
+    return [ast.literal_eval(part["python"]) if isinstance(part, dict) else part for part in parts]
+
+
 def place(tree, path, leaf):
     """Puts a leaf into nested dicts and lists; an int in the path is an index of a list."""
     for part, follower in zip(path, path[1:]):
@@ -131,7 +137,11 @@ def arguments(description, ranks):
         parser.add_argument("--ranks", type=int, default=ranks)
     parsed = parser.parse_args()
     with open(parsed.spec, encoding="utf-8") as file:
-        return parsed, {**json.load(file), "cut": parsed.cut, "planner": parsed.planner}
+        spec = json.load(file)
+    for entry in spec["tensors"] + spec.get("values", []):
+        if "path" in entry:
+            entry["path"] = path(entry["path"])
+    return parsed, {**spec, "cut": parsed.cut, "planner": parsed.planner}
 
 
 def _rank_main(rank, work, spec, directory, ranks, meeting):

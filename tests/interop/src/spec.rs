@@ -68,6 +68,7 @@ impl TryFrom<Json> for Cut {
 fn path(parts: &[Json]) -> Path {
     let step = |p: &Json| match p {
         Json::Number(n) => Step::Index(n.as_u64().unwrap_or(0)),
+        p @ Json::Object(_) => Step::from(p["reshard"].as_str().unwrap_or_default()),
         p => Step::from(p.as_str().unwrap_or_default()),
     };
     Path(parts.iter().map(step).collect())

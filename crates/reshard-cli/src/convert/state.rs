@@ -1,6 +1,10 @@
 //! A checkpoint as the state of N ranks, of which no tensor is loaded.
 
-use crate::{error::Result, glob::Keys};
+use crate::{
+    error::{CliError, DAMAGED, Result},
+    glob::Keys,
+    table::shown,
+};
 use reshard::{
     Data, Dialect, Leaf, Path, Payload, Region, Save, ShardedObject, ShardedTensor, StateDict, Step,
     StoredCommon, Tree,
@@ -41,6 +45,21 @@ impl Item {
 }
 
 impl Source {
+    /// Whether all chunks lie somewhere: a file is as long as its tensors say before the first of their bytes is read.
+    pub(super) fn has_places(&self) -> Result<()> {
+        for item in &self.items {
+            let Item::Tensor(tensor) = item else { continue };
+            let lost = tensor.chunks().into_iter().find(|c| c.place.is_none() && !c.region.is_empty());
+            if let Some(chunk) = lost {
+                let what =
+                    format!("{}: chunk {} has no place in any file", shown(tensor.key()), chunk.region);
+                let hint = "`reshard verify` lists all that is wrong; `--key` chooses other tensors";
+                return Err(CliError::Told { what, hint: hint.into(), code: DAMAGED });
+            }
+        }
+        Ok(())
+    }
+
     /// Objects are read as they are stored, tensors not at all.
     pub(super) fn read(checkpoint: &Checkpoint, keys: Keys<'_>) -> Result<Self> {
         let dialect = checkpoint.dialect();

@@ -16,6 +16,8 @@ struct Piece<'p> {
     /// Its offset in the column of offsets; objects have none.
     offset: usize,
     ndim: u32,
+    /// The piece that was offered after this one last time.
+    next: u32,
     object: bool,
 }
 
@@ -28,6 +30,7 @@ pub(super) struct Pieces<'p> {
     offers: Vec<(u32, u32)>,
     table: HashTable<u32>,
     hasher: RandomState,
+    last: Option<u32>,
 }
 
 impl<'p> Pieces<'p> {
@@ -39,6 +42,7 @@ impl<'p> Pieces<'p> {
             offers: Vec::with_capacity(items),
             table: HashTable::with_capacity(items),
             hasher: RandomState::default(),
+            last: None,
         }
     }
 
@@ -50,8 +54,33 @@ impl<'p> Pieces<'p> {
         self.offer(key, item, &t.region.offsets, rank, false)
     }
 
+    /// Replicas mostly offer equal pieces in equal order, so the piece that followed the last one before is tried first.
     fn offer(&mut self, key: u32, item: &'p WriteItem, offset: &[u64], rank: u32, object: bool) -> u32 {
-        let Self { pieces, offsets, table, hasher, offers } = self;
+        let guess = self.last.map_or(NONE, |last| self.pieces[last as usize].next);
+        let piece = match self.pieces.get_mut(guess as usize) {
+            Some(p) if p.key == key && self.offsets[p.offset..p.offset + p.ndim as usize] == *offset => {
+                p.offers += 1;
+                guess
+            }
+            _ => self.find_or_insert(key, item, offset, rank, object),
+        };
+        if let Some(last) = self.last {
+            self.pieces[last as usize].next = piece;
+        }
+        self.last = Some(piece);
+        self.offers.push((piece, rank));
+        piece
+    }
+
+    fn find_or_insert(
+        &mut self,
+        key: u32,
+        item: &'p WriteItem,
+        offset: &[u64],
+        rank: u32,
+        object: bool,
+    ) -> u32 {
+        let Self { pieces, offsets, table, hasher, .. } = self;
         let hash = |key: u32, offset: &[u64]| {
             let mut h = hasher.build_hasher();
             h.write_u32(key);
@@ -70,7 +99,7 @@ impl<'p> Pieces<'p> {
                 hash(p.key, of(p))
             },
         );
-        let piece = match found {
+        match found {
             Entry::Occupied(o) => {
                 let n = *o.get();
                 pieces[n as usize].offers += 1;
@@ -87,14 +116,13 @@ impl<'p> Pieces<'p> {
                     cost: item.cost(),
                     offset: offsets.len(),
                     ndim: offset.len() as u32,
+                    next: NONE,
                     object,
                 });
                 offsets.extend_from_slice(offset);
                 n
             }
-        };
-        offers.push((piece, rank));
-        piece
+        }
     }
 
     /// How often a piece is offered.

@@ -66,6 +66,13 @@ struct Machine<'b, B, V> {
     protocol: u8,
 }
 
+/// Twice the room. Where there is no memory for it that is an error and no end of the process.
+#[cold]
+fn grow<T>(v: &mut Vec<T>) -> Built<()> {
+    v.try_reserve_exact(v.len().max(64))
+        .map_err(|_| Refusal::unsupported("to hold more values at a time than there is memory for"))
+}
+
 #[cold]
 fn underflow() -> Refusal {
     Refusal::damaged("an instruction finds too few values")
@@ -85,7 +92,11 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
 
     #[inline(always)]
     fn push(&mut self, v: Built<B::Value>) -> Built<()> {
-        self.stack.push(v?);
+        let v = v?;
+        if self.stack.len() == self.stack.capacity() {
+            grow(&mut self.stack)?;
+        }
+        self.stack.push(v);
         Ok(())
     }
 
@@ -133,8 +144,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
             Some(v) => self.builder.share(v)?,
             None => return Err(Refusal::damaged("it names a memo entry that is not there")),
         };
-        self.stack.push(v);
-        Ok(())
+        self.push(Ok(v))
     }
 
     #[inline(always)]
@@ -210,6 +220,9 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
         match op {
             Op::Mark => {
                 self.base = self.stack.len();
+                if self.marks.len() == self.marks.capacity() {
+                    grow(&mut self.marks)?;
+                }
                 self.marks.push(self.base);
                 Ok(())
             }

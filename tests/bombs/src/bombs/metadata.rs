@@ -288,8 +288,8 @@ pub fn metadata() -> Vec<Bomb> {
         Bomb::metadata("nothing but empty lists, 100 MB", || {
             with_field("further", |p| done(p.list(|p| done(p.times(100_000_000, b"]")))))
         }),
-        Bomb::metadata("nothing but tuples, 100 MB", || {
-            with_field("further", |p| done(p.list(|p| done(p.times(25_000_000, b"K\x01K\x01\x86")))))
+        Bomb::metadata("nothing but tuples, 60 MB", || {
+            with_field("further", |p| done(p.list(|p| done(p.times(15_000_000, b"K\x01K\x01\x86")))))
         }),
         Bomb::metadata("copies of the top, 9 MB", || {
             behind(|p| done(p.raw(b"(").none().times(9_000_000, b"2").raw(b"l0")))
