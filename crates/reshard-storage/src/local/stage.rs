@@ -114,7 +114,7 @@ impl Site {
             return Err(StorageError::Incomplete { path: self.built.display().to_string(), what });
         }
         for file in files {
-            file.check(&self.built.display(), built.len(&file.name)?)?;
+            file.check(self.built.display(), built.len(&file.name)?)?;
         }
         Ok(())
     }
