@@ -29,7 +29,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         jobs: mutants::all_cpus(),
         list: false,
     };
-    steps(&[("long", &long), ("fuzz", &|| fuzz(options.fuzz)), ("mutants", &|| mutants::run(&sample))])
+    steps(&[
+        ("long", &long),
+        ("bombs", &bombs),
+        ("fuzz", &|| fuzz(options.fuzz)),
+        ("mutants", &|| mutants::run(&sample)),
+    ])
 }
 
 /// All tests, those that are ignored by default too, with more cases and more damage.
@@ -38,6 +43,11 @@ fn long() -> Result<()> {
         .env("PROPTEST_CASES", CASES)
         .env("RESHARD_THOROUGH", "1")
         .run()
+}
+
+/// Hostile checkpoints, with the time that the program has as users get it.
+fn bombs() -> Result<()> {
+    cargo(&["test", "--release", "--package", "reshard-bombs", "--locked", "--no-fail-fast"]).run()
 }
 
 /// Each target for a while, from what it found before.

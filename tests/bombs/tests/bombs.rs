@@ -1,4 +1,4 @@
-//! Every command on every bomb ends by itself: within 10 seconds of CPU time and 1.5 GB of address space, without a signal, with
+//! Every command on every bomb ends by itself: within 10 seconds of CPU time (40 in a build for tests) and 1.5 GB of address space, without a signal, with
 //! an exit code of ours, and with a word on what is wrong.
 //!
 //! `RESHARD_BOMBS=a1,b2` runs those whose names begin so, `RESHARD_COMMANDS=ls,digest` only these commands.
