@@ -6,7 +6,7 @@
 
 use indexmap::IndexMap;
 use reshard_comm::{Cause, Comm, Rank};
-use reshard_model::{DType, Data, Dialect, Dims, Flat, Layout, Path, PlainTensor, Region, Step, Tensor};
+use reshard_model::{DType, Data, Dialect, Dims, Flat, Path, PlainTensor, Region, Step, Tensor};
 use reshard_storage::run_blocking;
 use reshard_strategy::{Result, StrategyError, agree as all_agree, cause};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ use std::{
 const BLOCK: u64 = 256 << 10;
 /// Smaller tensors are hashed together, up to so many bytes.
 const TASK: u64 = 4 << 20;
-/// So many bytes of a device's tensor are in host memory at a time, or one row.
+/// So many bytes of a device's tensor are in host memory at a time.
 const FROM_DEVICE: u64 = 64 << 20;
 /// So many tensors are named in a message.
 const SHOWN: usize = 20;
@@ -139,30 +139,14 @@ fn crc(t: &PlainTensor) -> Result<u32> {
         Data::Host(t) => update(t),
         Data::Device(d) => {
             let key = t.path.to_string();
-            for rows in rows(d.layout()) {
-                update(&d.narrow(&rows).to_host(&key)?);
+            let (whole, item) = (Region::whole(d.layout().shape()), d.layout().item());
+            for part in whole.blocks(FROM_DEVICE / item.max(1)) {
+                update(&d.narrow(&part).to_host(&key)?);
             }
         }
         Data::None | Data::Lazy(_) => {}
     }
     Ok(crc.finalize())
-}
-
-/// A tensor in parts along its first axis.
-fn rows(layout: &Layout) -> Vec<Region> {
-    let whole = Region::whole(layout.shape());
-    let Some(&n) = layout.shape().first().filter(|_| layout.bytes() > FROM_DEVICE) else {
-        return vec![whole];
-    };
-    let step = (FROM_DEVICE / (layout.bytes() / n)).max(1);
-    (0..n)
-        .step_by(usize::try_from(step).unwrap_or(usize::MAX))
-        .map(|from| {
-            let mut part = whole.clone();
-            (part.offsets[0], part.lengths[0]) = (from, step.min(n - from));
-            part
-        })
-        .collect()
 }
 
 /// What the ranks have under one path. Those that have the item but not this tensor in it have nothing.
