@@ -182,7 +182,19 @@ fn try_all(
                 }
             };
             let begin = Instant::now();
-            let outcomes = try_batch(program, home, &batch, limit)?;
+            let mut outcomes = try_batch(program, home, batch.core, batch.core.tests, &batch.mutants, limit)?;
+            let survive = |outcome: &String| outcome == MISSED;
+            if !batch.core.slow.is_empty() && outcomes.iter().any(survive) {
+                let left: Vec<Mutant> = batch
+                    .mutants
+                    .iter()
+                    .zip(&outcomes)
+                    .filter(|(_, o)| survive(o))
+                    .map(|(m, _)| m.clone())
+                    .collect();
+                let judged = try_batch(program, home, batch.core, batch.core.slow, &left, limit * 4)?;
+                outcomes.iter_mut().filter(|o| survive(o)).zip(judged).for_each(|(old, new)| *old = new);
+            }
             let mut tallies = tallies.lock().unwrap_or_else(PoisonError::into_inner);
             let tally = tallies.entry(batch.core.name).or_default();
             tally.spent += begin.elapsed();
@@ -215,25 +227,32 @@ fn try_all(
 
 /// The judges are green where nothing is broken; how long a broken one may take is several times what they took.
 fn baseline(home: &Path, core: &Core) -> Result<Duration> {
-    let judge = |more: &[&str]| {
+    let judge = |how: &[&str], tests: &[&str]| {
         let judges = core.judges.iter().flat_map(|judge| ["--package", judge]);
         // Batches that were stopped may have left a broken source; then cargo must see it mended.
         surroundings(cargo(&["test", "--quiet", "--locked", "--profile", PROFILE]), home)
             .args(["--manifest-path".as_ref(), home.join("tree/Cargo.toml").as_os_str()])
             .args(judges)
-            .args(core.tests)
-            .args(more)
+            .args(how)
+            .args(tests)
             .read()
+            .with_context(|| format!("the judges of {} are red before anything is broken", core.name))
     };
-    judge(&["--no-run"])?;
+    judge(&["--no-run"], core.tests)?;
     let begin = Instant::now();
-    judge(&[]).with_context(|| format!("the judges of {} are red before anything is broken", core.name))?;
+    judge(&[], core.tests)?;
     let took = begin.elapsed();
+    if !core.slow.is_empty() {
+        judge(&[], core.slow)?;
+    }
     say(format!("{:<10} its tests take {:.1} s", core.name, took.as_secs_f64()));
-    Ok(took * 4 + Duration::from_secs(20))
+    Ok(took * 3 + Duration::from_secs(5))
 }
 
 const PROFILE: &str = "mutants";
+
+/// What cargo-mutants calls one that no test noticed.
+const MISSED: &str = "MissedMutant";
 
 fn surroundings(program: Program, home: &Path) -> Program {
     // The same cases for all, so that a survivor is one tomorrow too; and a failure need not be made small.
@@ -243,16 +262,22 @@ fn surroundings(program: Program, home: &Path) -> Program {
 }
 
 /// Tries each mutant of a batch, and says what became of them, in their order.
-fn try_batch(program: &Path, home: &Path, batch: &Batch, limit: Duration) -> Result<Vec<String>> {
-    let core = batch.core;
-    let names = batch.mutants.iter().flat_map(|m| ["--re".to_owned(), format!("^{}$", escape(&m.name))]);
+fn try_batch(
+    program: &Path,
+    home: &Path,
+    core: &Core,
+    tests: &[&str],
+    mutants: &[Mutant],
+    limit: Duration,
+) -> Result<Vec<String>> {
+    let names = mutants.iter().flat_map(|m| ["--re".to_owned(), format!("^{}$", escape(&m.name))]);
     let ended = surroundings(Program::new(program), home)
         .args(["mutants", "--in-place", "--no-config", "--baseline=skip", "--colors=never", "--dir"])
         .args([home.join("tree")])
         .args(["--output".as_ref(), home.as_os_str()])
         .args(["--timeout", &limit.as_secs().to_string(), "--build-timeout", "900"])
         .args(["--profile", PROFILE, "--cargo-arg=--locked"])
-        .args(core.tests.iter().map(|arg| format!("--cargo-test-arg={arg}")))
+        .args(tests.iter().map(|arg| format!("--cargo-test-arg={arg}")))
         .args(["--test-package", &core.judges.join(",")])
         .args(core.files.iter().flat_map(|file| ["--file", file]))
         .args(names)
@@ -267,7 +292,7 @@ fn try_batch(program: &Path, home: &Path, batch: &Batch, limit: Duration) -> Res
         if let (Some(name), Some(summary)) = (name, outcome["summary"].as_str()) {
             // Two may have one name: what survives counts.
             let known = summaries.entry(name.to_owned()).or_insert_with(|| summary.to_owned());
-            if summary == "MissedMutant" {
+            if summary == MISSED {
                 summary.clone_into(known);
             }
         }
@@ -275,7 +300,7 @@ fn try_batch(program: &Path, home: &Path, batch: &Batch, limit: Duration) -> Res
     let of = |mutant: &Mutant| {
         summaries.get(&mutant.name).cloned().with_context(|| format!("{} was not tried", mutant.name))
     };
-    batch.mutants.iter().map(of).collect()
+    mutants.iter().map(of).collect()
 }
 
 /// A regular expression that means the text itself.

@@ -90,7 +90,8 @@ pub fn embedding_lookup<'a>(
     options: &LookupOptions<'_>,
 ) -> Result<Tensor> {
     let ids = ids.into();
-    let reader = Reader::new(table, options)?;
+    let elements = elements_of(table);
+    let reader = Reader::new(table, &elements, options)?;
     let list = shape_of_rows(table, &[ids.values().len() as u64]);
     let rows =
         filled(table.name(), table.dtype(), &list, options.threads, |run, to| reader.read(&ids, run, to))?;
@@ -123,7 +124,8 @@ pub fn embedding_lookup_into<'a>(
     if !out.layout().is_contiguous() {
         return Err(EmbeddingError::invalid(table.name(), "rows can't be put into a view with gaps"));
     }
-    let reader = Reader::new(table, options)?;
+    let elements = elements_of(table);
+    let reader = Reader::new(table, &elements, options)?;
     let rows = ids.values().len() as u64;
     refilled(table.name(), out, rows, options.threads, |run, to| reader.read(&ids, run, to))
 }
@@ -182,26 +184,27 @@ impl<'a> Places<'a> {
     }
 }
 
-/// So many rows are found before they are copied.
-const BLOCK: usize = 256;
-
 /// Clips the norm of a row.
 type Clip = fn(&mut [u8], f64);
+
+/// The elements of each part; none of those that do not lie here.
+fn elements_of(table: &ShardedVariable) -> Vec<Bytes> {
+    table.parts().iter().map(|p| p.data().map_or_else(Bytes::new, Tensor::to_bytes)).collect()
+}
 
 /// A table that is read.
 struct Reader<'a> {
     table: &'a ShardedVariable,
     places: Places<'a>,
-    /// The elements of each part; none of those that do not lie here.
-    parts: Vec<Bytes>,
+    parts: Vec<&'a [u8]>,
     width: usize,
     clip: Option<(Clip, f64)>,
 }
 
 impl<'a> Reader<'a> {
-    fn new(table: &'a ShardedVariable, options: &LookupOptions<'a>) -> Result<Self> {
-        let parts =
-            table.parts().iter().map(|p| p.data().map_or_else(Bytes::new, Tensor::to_bytes)).collect();
+    /// Of a table with these [elements](elements_of).
+    fn new(table: &'a ShardedVariable, parts: &'a [Bytes], options: &LookupOptions<'a>) -> Result<Self> {
+        let parts = parts.iter().map(|part| &part[..]).collect();
         let clip = match options.max_norm {
             None => None,
             Some(bound) => {
@@ -213,46 +216,66 @@ impl<'a> Reader<'a> {
         Ok(Self { table, places: Places::new(table, options)?, parts, width: table.row_bytes(), clip })
     }
 
-    /// The row of an id, if it has one that lies here.
-    #[inline]
-    fn find(&self, id: i64) -> Option<&[u8]> {
-        let (part, row) = self.places.locate(id)?;
-        let from = row as usize * self.width;
-        self.parts[part].get(from..from + self.width)
+    /// The row of an id. `at` is its position, for the message.
+    fn row(&self, id: i64, at: usize) -> Result<&'a [u8]> {
+        let row = self.places.locate(id).and_then(|place| stored(&self.parts, place, self.width));
+        row.ok_or_else(|| self.refuse(id, at))
     }
 
-    /// The row of an id. `at` is its position, for the message.
-    fn row(&self, id: i64, at: usize) -> Result<&[u8]> {
-        self.find(id).ok_or_else(|| match self.places.locate(id) {
+    /// Why an id has no row here. `at` is its position.
+    fn refuse(&self, id: i64, at: usize) -> EmbeddingError {
+        match self.places.locate(id) {
             Some((part, _)) => self.table.data(part).err().unwrap_or_else(|| self.table.out_of_range(id, at)),
             None => self.places.refuse(self.table, id, at),
-        })
+        }
     }
 
     /// Puts the rows of a run of ids one behind the other.
     fn read(&self, ids: &Ids<'_>, run: Range<u64>, to: &mut [u8]) -> Result<()> {
+        let Self { places, parts, width, .. } = self;
         let first = run.start as usize;
         let ids = &ids.values()[first..run.end as usize];
-        if self.width == 0 {
+        if *width == 0 {
             return ids.iter().enumerate().try_for_each(|(i, &id)| self.row(id, first + i).map(drop));
         }
-        // First where rows lie, then the rows: the processor then waits for many of them at once.
-        let mut rows: [&[u8]; BLOCK] = [&[]; BLOCK];
-        let blocks = ids.chunks(BLOCK).zip(to.chunks_mut(self.width.saturating_mul(BLOCK)));
-        for (block, (ids, to)) in blocks.enumerate() {
-            for ((i, &id), row) in ids.iter().enumerate().zip(&mut rows) {
-                *row = match self.find(id) {
-                    Some(row) => row,
-                    None => self.row(id, first + block * BLOCK + i)?,
-                };
-            }
-            for (row, to) in rows.iter().zip(to.chunks_exact_mut(self.width)) {
-                to.copy_from_slice(row);
-                if let Some((clip, bound)) = self.clip {
-                    clip(to, bound);
-                }
-            }
+        let copied = match places {
+            Places::Div(rows) => copy(parts, ids, *width, to, |id| rows.locate(u64::try_from(id).ok()?)),
+            places => copy(parts, ids, *width, to, |id| places.locate(id)),
+        };
+        if let Some(&id) = ids.get(copied) {
+            return Err(self.refuse(id, first + copied));
+        }
+        if let Some((clip, bound)) = self.clip {
+            to.chunks_exact_mut(*width).for_each(|row| clip(row, bound));
         }
         Ok(())
     }
+}
+
+/// The row at a place, if it lies here.
+#[inline]
+fn stored<'a>(parts: &[&'a [u8]], (part, row): (usize, u64), width: usize) -> Option<&'a [u8]> {
+    let from = row as usize * width;
+    parts.get(part)?.get(from..from + width)
+}
+
+/// Copies rows until an id has none here; gives how many were copied.
+///
+/// It does nothing else. Its time is that of waiting for memory, and the less the processor has to do for a row, the more rows
+/// it waits for at a time.
+#[inline(never)]
+fn copy(
+    parts: &[&[u8]],
+    ids: &[i64],
+    width: usize,
+    to: &mut [u8],
+    locate: impl Fn(i64) -> Option<(usize, u64)>,
+) -> usize {
+    for (i, (&id, to)) in ids.iter().zip(to.chunks_exact_mut(width)).enumerate() {
+        match locate(id).and_then(|place| stored(parts, place, width)) {
+            Some(row) => to.copy_from_slice(row),
+            None => return i,
+        }
+    }
+    ids.len()
 }

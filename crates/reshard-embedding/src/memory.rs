@@ -1,9 +1,7 @@
 //! New memory that threads fill, and memory of others that is changed in place.
 
 use crate::{EmbeddingError, Result};
-use reshard_model::{
-    Claim, DType, Dims, Landing, LandingView, Layout, ModelError, Region, Scatter, Tensor, populate,
-};
+use reshard_model::{Claim, DType, Dims, Landing, LandingView, Layout, ModelError, Region, Scatter, Tensor};
 use std::{collections::BTreeMap, ops::Range, sync::Arc, thread};
 
 /// The row-major layout of a shape.
@@ -85,7 +83,7 @@ fn opened(lent: &[Lent], n: usize) -> Result<Vec<Option<Scatter>>> {
 
 /// Below so many bytes a thread costs more than it saves.
 const BYTES_PER_THREAD: u64 = 1 << 20;
-/// So many bytes are filled at a time: their pages come at once, and are still in the cache when they are filled.
+/// So many bytes are filled at a time: they are still in the processor's cache when they are gone through again.
 const BYTES_AT_A_TIME: u64 = 1 << 18;
 
 /// A new tensor that `f` fills, some indexes of its first axis at a time, by several threads when there is much to do. `f` gets
@@ -98,7 +96,7 @@ pub(crate) fn filled(
     f: impl Fn(Range<u64>, &mut [u8]) -> Result<()> + Sync,
 ) -> Result<Tensor> {
     let rows = shape.first().copied().unwrap_or(1);
-    written(name, dtype, shape, |memory| fill(memory, rows, threads, true, f))
+    written(name, dtype, shape, |memory| fill(memory, rows, threads, f))
 }
 
 /// As [`filled`], into a tensor that is there.
@@ -112,7 +110,7 @@ pub(crate) fn refilled(
     let nothing = Tensor::zeros(name, out.dtype(), &[0])?;
     let mut tensor = Some(std::mem::replace(out, nothing));
     let outcome = edit(name, vec![&mut tensor], |memory| {
-        memory.first_mut().map_or(Ok(()), |memory| fill(memory, rows, threads, false, f))
+        memory.first_mut().map_or(Ok(()), |memory| fill(memory, rows, threads, f))
     });
     if let Some(back) = tensor {
         *out = back;
@@ -132,12 +130,10 @@ pub(crate) fn written(
     out.ok_or_else(|| not_back(name))
 }
 
-/// `new` memory gets its pages in blocks, just before each is filled.
 fn fill(
     memory: &mut [u8],
     rows: u64,
     threads: Option<usize>,
-    new: bool,
     f: impl Fn(Range<u64>, &mut [u8]) -> Result<()> + Sync,
 ) -> Result<()> {
     let bytes = memory.len() as u64;
@@ -148,13 +144,8 @@ fn fill(
     let at_a_time = (BYTES_AT_A_TIME / width).max(1);
     let work = |rows: Range<u64>, memory: &mut [u8]| {
         let blocks = memory.chunks_mut((at_a_time * width) as usize);
-        rows.clone().step_by(at_a_time as usize).zip(blocks).try_for_each(|(first, block)| {
-            // Of a wider row the pages come as they are written: it has none if its id is wrong.
-            if new && width <= BYTES_AT_A_TIME {
-                populate(block);
-            }
-            f(first..rows.end.min(first + at_a_time), block)
-        })
+        let firsts = rows.clone().step_by(at_a_time as usize);
+        firsts.zip(blocks).try_for_each(|(first, block)| f(first..rows.end.min(first + at_a_time), block))
     };
     let most = threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)) as u64;
     let each = rows.div_ceil((bytes / BYTES_PER_THREAD).min(most).max(1));

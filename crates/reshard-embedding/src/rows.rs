@@ -1,46 +1,44 @@
 //! Which part has a row.
 
-/// Where the parts of a table begin, with a way to find the part of a row in a few steps whatever their sizes are.
+/// Where the parts of a table begin, with a way to find the part of a row in one step, whatever their sizes are.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows {
     /// First row of each part, and the number of rows.
     starts: Vec<u64>,
-    /// For each run of `1 << shift` rows the part that has the first of them, and the last part at the end.
+    /// First row and number of rows of each part.
+    parts: Vec<(u64, u64)>,
+    /// For each run of `1 << shift` rows the part that has the first of them.
     hints: Vec<u32>,
     shift: u32,
 }
 
-/// More than so many parts in one run are searched by halving.
-const FEW: usize = 4;
-
 impl Rows {
     /// Parts of so many rows, in order. The sum must fit 64 bits, and there are fewer than 2^32 parts.
     pub(crate) fn new(lengths: impl IntoIterator<Item = u64>) -> Self {
-        let mut starts = vec![0];
+        let (mut starts, mut parts) = (vec![0], Vec::new());
         let mut total = 0u64;
         for n in lengths {
+            parts.push((total, n));
             total = total.saturating_add(n);
             starts.push(total);
         }
-        let parts = starts.len() - 1;
         let mut shift = 0;
         // Some for each part, and so many for few parts that hardly any has rows of two.
-        let most = 4 * parts as u64 + 1024;
+        let most = 4 * parts.len() as u64 + 1024;
         while total.checked_shr(shift).unwrap_or(0) > most {
             shift += 1;
         }
         let runs = total.checked_shr(shift).unwrap_or(0);
         let mut part = 0;
-        let mut hints: Vec<u32> = (0..=runs)
+        let hints = (0..=runs)
             .map(|run| {
-                while part + 1 < parts && starts[part + 1] <= run << shift {
+                while part + 1 < parts.len() && starts[part + 1] <= run << shift {
                     part += 1;
                 }
                 part as u32
             })
             .collect();
-        hints.push(parts.saturating_sub(1) as u32);
-        Self { starts, hints, shift }
+        Self { starts, parts, hints, shift }
     }
 
     /// Number of rows.
@@ -50,34 +48,39 @@ impl Rows {
 
     /// Number of parts.
     pub(crate) fn parts(&self) -> usize {
-        self.starts.len() - 1
+        self.parts.len()
     }
 
     /// Rows of a part.
     pub(crate) fn len(&self, part: usize) -> u64 {
-        self.starts[part + 1] - self.starts[part]
+        self.parts[part].1
     }
 
     /// Where a part begins.
     pub(crate) fn start(&self, part: usize) -> u64 {
-        self.starts[part]
+        self.parts[part].0
     }
 
     /// The part that has a row, and which of its rows it is.
     #[inline]
     pub(crate) fn locate(&self, row: u64) -> Option<(usize, u64)> {
+        // Lookups wait for memory, so each instruction here is one less that the processor can look ahead.
+        let part = *self.hints.get(usize::try_from(row >> self.shift).ok()?)? as usize;
+        let (start, len) = *self.parts.get(part)?;
+        match row.checked_sub(start) {
+            Some(i) if i < len => Some((part, i)),
+            _ => self.search(row),
+        }
+    }
+
+    /// A run has rows of several parts.
+    #[cold]
+    fn search(&self, row: u64) -> Option<(usize, u64)> {
         if row >= self.total() {
             return None;
         }
-        let run = (row >> self.shift) as usize;
-        let (mut part, last) = (self.hints[run] as usize, self.hints[run + 1] as usize);
-        if last - part > FEW {
-            part += self.starts[part + 1..=last].partition_point(|&start| start <= row);
-        } else {
-            while self.starts[part + 1] <= row {
-                part += 1;
-            }
-        }
+        // Parts without rows begin where the next one does.
+        let part = self.starts.partition_point(|&start| start <= row).checked_sub(1)?;
         Some((part, row - self.starts[part]))
     }
 }

@@ -17,7 +17,6 @@ use std::{
 
 mod pages;
 
-pub use pages::populate;
 pub(crate) use pages::prefer_huge_pages;
 
 /// Host memory that the caller may own: a `Vec`, `Bytes`, a memory map, pinned memory.

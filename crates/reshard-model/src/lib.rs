@@ -42,7 +42,7 @@ mod tree;
 mod value;
 
 pub use boxes::{first_hole, first_overlap};
-pub use buffer::{Claim, HostBuffer, Landing, LandingView, Scatter, populate};
+pub use buffer::{Claim, HostBuffer, Landing, LandingView, Scatter};
 pub use device::{DeviceBuffer, DeviceTensor};
 pub use dialect::{Dialect, ParseDialectError};
 pub use dims::Dims;

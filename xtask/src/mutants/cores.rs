@@ -8,8 +8,10 @@ pub(crate) struct Core {
     pub(crate) files: &'static [&'static str],
     /// As few as can judge: all their tests are built and run for each mutant.
     pub(crate) judges: &'static [&'static str],
-    /// Which tests of the judges: arguments of `cargo test`. Doc tests are left out, as they take longer than all others.
+    /// Which tests of the judges: arguments of `cargo test`. Those that take seconds are left out, and doc tests.
     pub(crate) tests: &'static [&'static str],
+    /// The tests that judge what has survived those.
+    pub(crate) slow: &'static [&'static str],
 }
 
 pub(crate) const CORES: &[Core] = &[
@@ -23,6 +25,7 @@ pub(crate) const CORES: &[Core] = &[
         ],
         judges: &["reshard-model"],
         tests: &["--tests"],
+        slow: &[],
     },
     Core {
         name: "plan",
@@ -37,13 +40,15 @@ pub(crate) const CORES: &[Core] = &[
             "crates/reshard-plan/src/metadata/builder.rs",
         ],
         judges: &["reshard-plan"],
-        tests: &["--tests"],
+        tests: &["--lib", "--test", "plan", "--", "--skip", "cast::", "--skip", "near::"],
+        slow: &["--tests"],
     },
     Core {
         name: "comm",
         files: &["crates/reshard-comm/src/*.rs", "crates/reshard-comm/src/local/*.rs"],
         judges: &["reshard-comm"],
         tests: &["--tests"],
+        slow: &[],
     },
     Core {
         name: "reader",
@@ -54,18 +59,24 @@ pub(crate) const CORES: &[Core] = &[
         ],
         judges: &["reshard-torch-dist", "reshard", "reshard-golden"],
         tests: &["--lib", "--test", "hostile", "--test", "verify", "--test", "counted", "--test", "it"],
+        slow: &["--tests"],
     },
     Core {
         name: "commit",
         files: &["crates/reshard-storage/src/local.rs", "crates/reshard-storage/src/local/*.rs"],
         judges: &["reshard-storage"],
-        tests: &["--tests"],
+        tests: &[
+            "--lib", "--test", "contract", "--test", "durable", "--test", "exchange", "--test", "gather",
+            "--test", "local", "--test", "replace",
+        ],
+        slow: &["--test", "crash"],
     },
     Core {
         name: "save",
         files: &["crates/reshard-strategy/src/pipeline/save.rs"],
         judges: &["reshard", "reshard-laws"],
         tests: &["--tests"],
+        slow: &[],
     },
     Core {
         name: "pickle",
@@ -77,6 +88,7 @@ pub(crate) const CORES: &[Core] = &[
         ],
         judges: &["reshard-torch-format"],
         tests: &["--tests"],
+        slow: &[],
     },
 ];
 

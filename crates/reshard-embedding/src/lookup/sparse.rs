@@ -1,4 +1,4 @@
-use super::{LookupOptions, Reader, shape_of_rows};
+use super::{LookupOptions, Reader, elements_of, shape_of_rows};
 use crate::{
     EmbeddingError, Result, ShardedVariable,
     memory::filled,
@@ -146,7 +146,8 @@ fn lookup(
     options: &LookupOptions<'_>,
     rules: Rules,
 ) -> Result<Tensor> {
-    let reader = Reader::new(table, options)?;
+    let elements = elements_of(table);
+    let reader = Reader::new(table, &elements, options)?;
     let combine = with_float!(table.dtype(), T => combine::<T> as Combine);
     let combine = combine.ok_or_else(|| table.unsupported("a combination of rows"))?;
     let shape = shape_of_rows(table, &[ids.lines]);
