@@ -641,6 +641,15 @@ mod tests {
     }
 
     #[test]
+    fn copies_of_a_key_are_drawn_from_the_budget() {
+        let file = objects(&[(&"x".repeat(100_000), 1)], None);
+        let read = |memory| Table::parse("m", file.clone(), &limits(memory)).map(drop);
+        assert!(read(700_000).is_ok());
+        // The columns have its text once, in twice the room. The table has more copies of it while it is built.
+        assert_eq!(read(400_000).unwrap_err().kind(), reshard_model::ErrorKind::Limit);
+    }
+
+    #[test]
     fn ranks_together_have_one_budget() {
         let long = "x".repeat(100_000);
         let file = objects(&[(&long, 1)], None);
