@@ -41,13 +41,13 @@ pub(crate) fn parse(file: &Path, iterations: usize) -> Result<Measured> {
     for _ in 0..iterations {
         let (start, used) = (Instant::now(), cpu());
         let bytes = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
-        let (_, chunks, _) = reshard::torch_dist::parse_metadata(&bytes)?;
+        out.bytes = bytes.len() as u64;
+        let (_, chunks, _) = reshard::torch_dist::parse_metadata(bytes)?;
         out.seconds.push(start.elapsed().as_secs_f64());
         out.cpu.push(cpu() - used);
         if out.grown == 0 {
             (out.grown, out.needed) = (peak().saturating_sub(before), chunks as u64);
         }
-        out.bytes = bytes.len() as u64;
     }
     out.peak = peak();
     Ok(out)

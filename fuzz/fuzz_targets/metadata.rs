@@ -4,5 +4,5 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    drop(reshard_torch_dist::parse_metadata(bytes));
+    drop(reshard_torch_dist::parse_metadata(bytes.to_vec()));
 });

@@ -179,7 +179,7 @@ async fn from_object(cx: &OpenCx) -> Result<Value> {
     let Some(bytes) = cx.limits.read(&cx.store, &Name::new(METADATA)?).await? else {
         return Err(missing("it has neither common.pt nor .metadata"));
     };
-    let table = Table::parse(METADATA, &bytes, &parsing(&cx.limits))?;
+    let table = Table::parse(METADATA, bytes, &parsing(&cx.limits))?;
     let Some(object) = table.metadata.object(COMMON_STATE_CELL) else {
         return Err(missing("it has neither common.pt nor the object common_state"));
     };

@@ -1,6 +1,7 @@
 //! The pickle of a `.metadata` file, both ways.
 
 pub(crate) mod build;
+pub(crate) mod fields;
 mod ints;
 mod names;
 mod slots;
@@ -9,5 +10,4 @@ mod texts;
 pub(crate) mod worth;
 mod write;
 
-pub(crate) use texts::Text;
 pub(crate) use write::write;

@@ -1,8 +1,10 @@
 //! Opening a directory: `.metadata`, or the `__{rank}.metadata` of all ranks.
 
 use crate::{
-    COMMON, METADATA, METADATA_JSON, MetadataJson, NAME, limits::parsing, reader::TorchDistReader,
-    table::Table,
+    COMMON, METADATA, METADATA_JSON, MetadataJson, NAME,
+    limits::parsing,
+    reader::TorchDistReader,
+    table::{Table, TableBuilder},
 };
 use async_trait::async_trait;
 use reshard_model::Dialect;
@@ -25,7 +27,7 @@ impl OpenFormat for TorchDist {
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
         let OpenCx { store, limits, .. } = cx;
         let (table, rank_local) = match limits.read(store, &Name::new(METADATA)?).await? {
-            Some(bytes) => (Table::parse(METADATA, &bytes, &parsing(limits))?, None),
+            Some(bytes) => (Table::parse(METADATA, bytes, &parsing(limits))?, None),
             None => {
                 let (table, ranks) = rank_local(store, limits).await?;
                 (table, Some(ranks))
@@ -77,15 +79,19 @@ async fn rank_local(store: &Arc<dyn Store>, limits: &ReadLimits) -> Result<(Tabl
             world - 1
         )));
     }
-    let (mut files, mut all) = (Vec::new(), 0u64);
+    let (mut files, mut all) = (Vec::with_capacity(ranks.len()), 0u64);
     for r in ranks {
         let name = Name::new(format!("__{r}.metadata"))?;
         let len = store.len(&name).await?.unwrap_or(0);
-        // They are in memory together.
+        // What is made of them is in memory together.
         all = all.saturating_add(len);
         limits.whole(format_args!("metadata of ranks 0 to {r}, together,"), all)?;
-        files.push((name.to_string(), store.read(&name, 0..len).await?));
+        files.push((name, len));
     }
-    let views: Vec<(&str, &[u8])> = files.iter().map(|(n, b)| (n.as_str(), &b[..])).collect();
-    Ok((Table::merge(&views, &parsing(limits))?, world))
+    let mut table = TableBuilder::new(files.len(), all, &parsing(limits));
+    for (name, len) in files {
+        let bytes = store.read(&name, 0..len).await?;
+        table.add(name.as_str(), bytes)?;
+    }
+    Ok((table.finish()?, world))
 }

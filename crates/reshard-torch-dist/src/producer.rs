@@ -163,7 +163,7 @@ mod tests {
             b.add_chunk(id, &Region::new([0], [0])).unwrap();
         }
         let pickle = crate::metadata::write(&b.finish(None).unwrap(), &[], flavour, "here").unwrap();
-        producer(&Table::parse("m", &pickle, &Default::default()).unwrap(), dialect, rank_local, true)
+        producer(&Table::parse("m", pickle.into(), &Default::default()).unwrap(), dialect, rank_local, true)
     }
 
     fn readers(dtypes: &[DType], flavour: Flavour, rank_local: Option<u32>) -> String {

@@ -3,11 +3,12 @@
 use crate::{
     limits::too_much,
     metadata::{
-        Text,
         build::{Columns, NONE, Props, RawStorage, RawTensor, V},
+        fields::Field,
         worth::{Beyond, MEMORY, STEPS, Worth},
     },
 };
+use bytes::Bytes;
 use indexmap::IndexSet;
 use reshard_model::{DType, Dims, Path, Region, Step};
 use reshard_plan::{
@@ -68,40 +69,10 @@ pub(crate) struct Table {
 
 impl Table {
     /// Reads one file.
-    pub(crate) fn parse(file: &str, pickle: &[u8], limits: &Limits) -> Result<Self> {
-        Self::merge(&[(file, pickle)], limits)
-    }
-
-    /// Reads one file, or the files of all ranks of a rank-local checkpoint, whose tensors are put together.
-    pub(crate) fn merge(files: &[(&str, &[u8])], limits: &Limits) -> Result<Self> {
-        let bytes = files.iter().map(|(_, b)| b.len() as u64).fold(0, u64::saturating_add);
-        let worth = Worth::of(limits, bytes);
-        let mut b = TableBuilder { merging: files.len() > 1, worth, ..TableBuilder::default() };
-        let mut parsed = Vec::new();
-        for &(file, pickle) in files {
-            let (columns, storage) = b.add(file, pickle, limits)?;
-            parsed.push((file, columns, storage));
-        }
-        let TableBuilder { logical, planner_data, signs, flattened, unknown, mut worth, .. } = b;
-        let metadata = Arc::new(logical.finish(planner_data)?);
-        let mut table = Self { metadata, signs, flattened, unknown, ..Self::default() };
-        let first = files.first().map_or(crate::METADATA, |(file, _)| *file);
-        let mut nowhere = |n| worth.filled(n, NOWHERE).map_err(|b| beyond(first, b));
-        table.chunks = nowhere(table.metadata.chunk_count())?;
-        table.objects = nowhere(table.metadata.object_count())?;
-        let mut transforms = IndexSet::from([Vec::new()]);
-        for (file, columns, storage) in parsed {
-            Placing {
-                table: &mut table,
-                transforms: &mut transforms,
-                worth: &mut worth,
-                columns: &columns,
-                file,
-            }
-            .storage(storage)?;
-        }
-        table.transforms = transforms.into_iter().collect();
-        Ok(table)
+    pub(crate) fn parse(file: &str, pickle: Bytes, limits: &Limits) -> Result<Self> {
+        let mut b = TableBuilder::new(1, pickle.len() as u64, limits);
+        b.add(file, pickle)?;
+        b.finish()
     }
 
     fn stored(&self, key: &str) -> Stored {
@@ -134,16 +105,16 @@ enum Stored {
 }
 
 /// Entering where the items of one file lie.
-struct Placing<'t, 'p> {
+struct Placing<'t> {
     table: &'t mut Table,
     /// Those of all files, by number.
     transforms: &'t mut IndexSet<Vec<String>>,
     worth: &'t mut Worth,
-    columns: &'t Columns<'p>,
+    columns: &'t Columns,
     file: &'t str,
 }
 
-impl Placing<'_, '_> {
+impl Placing<'_> {
     fn storage(&mut self, dict: u32) -> Result<()> {
         let (file, columns) = (self.file, self.columns);
         let first = self.table.files.len() as u32;
@@ -268,9 +239,10 @@ fn unreadable(file: &str, e: Error) -> StrategyError {
     }
 }
 
-/// The logical half, while files are read.
+/// Reads one file, or one after another those of all ranks of a rank-local checkpoint, whose tensors are put together.
 #[derive(Debug, Default)]
-struct TableBuilder {
+pub(crate) struct TableBuilder {
+    limits: Limits,
     logical: MetadataBuilder,
     planner_data: Option<PlannerData>,
     signs: Signs,
@@ -280,15 +252,55 @@ struct TableBuilder {
     /// Several files are put together; what they say twice counts once.
     merging: bool,
     seen: BTreeSet<(TensorId, Region)>,
+    /// What says where items lie, of each file by its name: columns, and the dict of it.
+    parsed: Vec<(String, Columns, u32)>,
     /// What all of it is drawn from.
     worth: Worth,
 }
 
 impl TableBuilder {
-    /// Adds what one `.metadata` says. Tensors that are there already get more chunks. What says where items lie comes back.
-    fn add<'p>(&mut self, file: &str, pickle: &'p [u8], limits: &Limits) -> Result<(Columns<'p>, u32)> {
-        let mut columns = Columns::new(std::mem::take(&mut self.worth));
-        let (root, end) = run(pickle, &mut columns, limits).map_err(|e| unreadable(file, e))?;
+    /// Of so many files, of so many bytes together.
+    pub(crate) fn new(files: usize, bytes: u64, limits: &Limits) -> Self {
+        Self { limits: *limits, merging: files > 1, worth: Worth::of(limits, bytes), ..Self::default() }
+    }
+
+    /// The table of what was added.
+    pub(crate) fn finish(self) -> Result<Table> {
+        let Self { logical, planner_data, signs, flattened, unknown, parsed, mut worth, .. } = self;
+        let metadata = Arc::new(logical.finish(planner_data)?);
+        let mut table = Table { metadata, signs, flattened, unknown, ..Table::default() };
+        let first = parsed.first().map_or(crate::METADATA, |(file, ..)| file);
+        let mut nowhere = |n| worth.filled(n, NOWHERE).map_err(|b| beyond(first, b));
+        table.chunks = nowhere(table.metadata.chunk_count())?;
+        table.objects = nowhere(table.metadata.object_count())?;
+        let mut transforms = IndexSet::from([Vec::new()]);
+        for (file, columns, storage) in parsed {
+            Placing {
+                table: &mut table,
+                transforms: &mut transforms,
+                worth: &mut worth,
+                columns: &columns,
+                file: &file,
+            }
+            .storage(storage)?;
+        }
+        table.transforms = transforms.into_iter().collect();
+        Ok(table)
+    }
+
+    /// Adds what one `.metadata` says. Tensors that are there already get more chunks.
+    pub(crate) fn add(&mut self, file: &str, pickle: Bytes) -> Result<()> {
+        let columns = Columns::new(std::mem::take(&mut self.worth)).map_err(|b| beyond(file, b))?;
+        let (root, mut columns) = self.columns(file, pickle, columns)?;
+        let storage = self.logical(file, root, &mut columns)?;
+        columns.forget_tensors();
+        self.parsed.push((file.into(), columns, storage));
+        Ok(())
+    }
+
+    /// Runs the pickle. Its bytes are given back here, before anything is made of the columns: they are most of the memory.
+    fn columns(&mut self, file: &str, pickle: Bytes, mut columns: Columns) -> Result<(V, Columns)> {
+        let (root, end) = run(&pickle, &mut columns, &self.limits).map_err(|e| unreadable(file, e))?;
         self.worth = std::mem::take(&mut columns.worth);
         if end != pickle.len() {
             return Err(StrategyError::corrupt(
@@ -297,45 +309,49 @@ impl TableBuilder {
                 "bytes follow the end of the metadata",
             ));
         }
+        Ok((root, columns))
+    }
+
+    /// Adds to the logical half. The dict that says where items lie comes back.
+    fn logical(&mut self, file: &str, root: V, columns: &mut Columns) -> Result<u32> {
         let corrupt = |what: &str| StrategyError::corrupt(file, None, what);
         let V::Root(root) = root else {
             return Err(corrupt("it holds no torch.distributed.checkpoint.metadata.Metadata"));
         };
         let root = columns.roots[root as usize].clone();
         self.signs.mcore_class |= root.subclass;
-        self.signs.all_local_plans |= root.field("all_local_plans").is_some();
-        self.signs.mcore_data |= root.field("mcore_data").is_some();
-        if let Some(V::Meta(m)) = root.field("storage_meta") {
-            let m = &columns.metas[*m as usize];
+        self.signs.all_local_plans |= root.field(Field::AllLocalPlans).is_some();
+        self.signs.mcore_data |= root.field(Field::McoreData).is_some();
+        if let Some(V::Meta(m)) = root.field(Field::StorageMeta) {
+            let m = &columns.metas[m as usize];
             self.signs.storage_meta = true;
             self.signs.save_id = m.save_id;
-            self.signs.checkpoint_id = m.checkpoint_id.as_ref().map(|id| id.as_str().into());
+            self.signs.checkpoint_id = m.checkpoint_id.and_then(|id| columns.text_at(id)).map(Into::into);
         }
-        if let Some(V::Str(v)) = root.field("version") {
-            self.signs.version = Some(v.as_str().into());
+        if let Some(V::Str(v)) = root.field(Field::Version) {
+            self.signs.version = columns.text_at(v).map(Into::into);
         }
-        if let Some(V::Dict(d)) = root.field("mcore_data") {
-            self.mcore_data(&columns, *d).map_err(|b| beyond(file, b))?;
+        if let Some(V::Dict(d)) = root.field(Field::McoreData) {
+            self.mcore_data(columns, d).map_err(|b| beyond(file, b))?;
         }
-        if let Some(V::Dict(d)) = root.field("planner_data") {
-            self.planner_data(&columns, *d).map_err(|b| beyond(file, b))?;
+        if let Some(V::Dict(d)) = root.field(Field::PlannerData) {
+            self.planner_data(columns, d).map_err(|b| beyond(file, b))?;
         }
-        let Some(V::Dict(d)) = root.field("state_dict_metadata") else {
+        let Some(V::Dict(d)) = root.field(Field::StateDictMetadata) else {
             return Err(corrupt("it has no state_dict_metadata"));
         };
-        let Some(V::Dict(storage)) = root.field("storage_data") else {
+        let Some(V::Dict(storage)) = root.field(Field::StorageData) else {
             return Err(corrupt("it has no storage_data, so nothing says where the items lie"));
         };
-        self.entries(file, &mut columns, *d)?;
-        columns.forget_tensors();
-        Ok((columns, *storage))
+        self.entries(file, columns, d)?;
+        Ok(storage)
     }
 
-    fn entries(&mut self, file: &str, columns: &mut Columns<'_>, dict: u32) -> Result<()> {
+    fn entries(&mut self, file: &str, columns: &mut Columns, dict: u32) -> Result<()> {
         let beyond = |b: Beyond| beyond(file, b);
         let mut seen: Vec<bool> = Vec::new();
         for (key, value) in columns.take_pairs(dict) {
-            let Some(number) = columns.key(&key, &mut self.worth).map_err(beyond)? else {
+            let Some(number) = columns.key(key, &mut self.worth).map_err(beyond)? else {
                 return Err(StrategyError::corrupt(file, None, "a key of state_dict_metadata is no str"));
             };
             let known = number as usize;
@@ -376,7 +392,7 @@ impl TableBuilder {
         Ok(())
     }
 
-    fn tensor(&mut self, file: &str, columns: &Columns<'_>, key: &str, raw: &RawTensor) -> Result<()> {
+    fn tensor(&mut self, file: &str, columns: &Columns, key: &str, raw: &RawTensor) -> Result<()> {
         let corrupt = |what: String| StrategyError::corrupt(file, None, format!("tensor {key}: {what}"));
         let Description { size: (at, n), props, dtype } = match describe(columns, raw) {
             Ok(described) => described,
@@ -424,66 +440,65 @@ impl TableBuilder {
         Ok(())
     }
 
-    fn mcore_data(&mut self, columns: &Columns<'_>, dict: u32) -> std::result::Result<(), Beyond> {
-        for (key, value) in &columns.dict(dict).pairs {
-            let (Some(key), V::Dict(d)) = (self.key(key)?, value) else { continue };
-            let fields = &columns.dict(*d).pairs;
+    fn mcore_data(&mut self, columns: &mut Columns, dict: u32) -> std::result::Result<(), Beyond> {
+        for i in 0..columns.dict(dict).pairs.len() {
+            let (key, value) = columns.dict(dict).pairs[i];
+            let (Some(key), V::Dict(d)) = (self.key(columns, key)?, value) else { continue };
+            let fields = &columns.dict(d).pairs;
             self.worth.steps(fields.len())?;
-            for (name, shape) in fields {
+            for &(name, shape) in fields {
                 if let (V::Str(name), V::Ints(at, n) | V::Size(at, n)) = (name, shape)
-                    && name.as_str() == "nd_reformulated_orig_global_shape"
+                    && columns.text_at(name) == Some("nd_reformulated_orig_global_shape")
                 {
                     // Room is made for the next power of two.
-                    self.worth.take((*n as usize).saturating_mul(2 * size_of::<u64>()))?;
-                    self.flattened.insert(key.as_str().into(), columns.ints(*at, *n));
+                    self.worth.take((n as usize).saturating_mul(2 * size_of::<u64>()))?;
+                    self.flattened.insert(key.clone(), columns.ints(at, n));
                 }
             }
         }
         Ok(())
     }
 
-    fn planner_data(&mut self, columns: &Columns<'_>, dict: u32) -> std::result::Result<(), Beyond> {
+    fn planner_data(&mut self, columns: &mut Columns, dict: u32) -> std::result::Result<(), Beyond> {
         self.signs.planner_data = true;
         let mut paths = match self.planner_data.take() {
             Some(PlannerData::Paths(p)) => p,
             _ => Default::default(),
         };
-        for (key, path) in &columns.dict(dict).pairs {
+        for i in 0..columns.dict(dict).pairs.len() {
+            let (key, path) = columns.dict(dict).pairs[i];
             let mut steps = Vec::new();
             match path {
                 V::Tuple(t) => {
-                    let items = columns.tuple_items(*t);
-                    self.worth.room(&mut steps, items.len())?;
-                    for step in items {
-                        match step {
-                            V::Int(i) => steps.extend(u64::try_from(*i).ok().map(Step::Index)),
-                            step => steps.extend(self.key(step)?.map(|k| Step::Key(k.as_str().into()))),
+                    let items = columns.tuple_items(t).len();
+                    self.worth.room(&mut steps, items)?;
+                    for i in 0..items {
+                        match columns.tuple_items(t)[i] {
+                            V::Int(i) => steps.extend(u64::try_from(i).ok().map(Step::Index)),
+                            step => steps.extend(self.key(columns, step)?.map(|k| Step::Key(k.into()))),
                         }
                     }
                 }
                 V::Ints(at, n) | V::Size(at, n) => {
-                    self.worth.room(&mut steps, *n as usize)?;
-                    steps.extend(columns.ints(*at, *n).iter().copied().map(Step::Index));
+                    self.worth.room(&mut steps, n as usize)?;
+                    steps.extend(columns.ints(at, n).iter().copied().map(Step::Index));
                 }
                 _ => continue,
             }
-            if let Some(key) = self.key(key)? {
-                paths.insert(key.as_str().into(), Path(steps));
+            if let Some(key) = self.key(columns, key)? {
+                paths.insert(key.into(), Path(steps));
             }
         }
         self.planner_data = Some(PlannerData::Paths(paths));
         Ok(())
     }
 
-    /// The spelling of a key that will be copied, if it is a str.
-    fn key<'p>(&mut self, key: &V<'p>) -> std::result::Result<Option<Text<'p>>, Beyond> {
-        let text = match key {
-            V::Str(s) => s.key(&mut self.worth)?,
-            V::Odd(s) => s.clone(),
-            _ => return Ok(None),
-        };
-        self.worth.take(text.as_str().len().saturating_add(ENTRY))?;
-        Ok(Some(text))
+    /// A copy of a key's spelling, if it is a str.
+    fn key(&mut self, columns: &mut Columns, key: V) -> std::result::Result<Option<String>, Beyond> {
+        let Some(key) = columns.key(key, &mut self.worth)? else { return Ok(None) };
+        let text = columns.text_at(key).unwrap_or_default();
+        self.worth.take(text.len().saturating_add(ENTRY))?;
+        Ok(Some(text.into()))
     }
 }
 
@@ -495,7 +510,7 @@ struct Description<'c> {
 }
 
 /// Or why a tensor can't be read: a later PyTorch may describe it in another way.
-fn describe<'c>(columns: &'c Columns<'_>, raw: &RawTensor) -> std::result::Result<Description<'c>, String> {
+fn describe<'c>(columns: &'c Columns, raw: &RawTensor) -> std::result::Result<Description<'c>, String> {
     let other = |what: &str| format!("the form of its {what} is not one that reshard knows");
     let props = raw.props.map(|p| &columns.props[p as usize]);
     match (raw.odd, raw.size, props) {
@@ -558,12 +573,13 @@ impl Table {
     }
 }
 
-/// Reads the pickle of a `.metadata` file, for fuzzing and measuring: the number of tensors, chunks and objects.
+/// Reads the pickle of a `.metadata` file, for fuzzing and measuring: the number of tensors, chunks and objects. The file's bytes
+/// are given back before the table is made, if nobody else has them.
 ///
 /// # Errors
 /// What is wrong with it, and at which byte.
-pub fn parse_metadata(pickle: &[u8]) -> Result<(usize, usize, usize)> {
-    let table = Table::parse(crate::METADATA, pickle, &Limits::default())?;
+pub fn parse_metadata(pickle: impl Into<Bytes>) -> Result<(usize, usize, usize)> {
+    let table = Table::parse(crate::METADATA, pickle.into(), &Limits::default())?;
     let m = &table.metadata;
     Ok((m.tensor_count(), m.chunk_count(), m.object_count()))
 }
@@ -576,7 +592,7 @@ mod tests {
     use reshard_strategy::Placed;
 
     /// A `.metadata` of objects of these keys and lengths.
-    fn objects(items: &[(&str, u64)], planner_data: Option<PlannerData>) -> Vec<u8> {
+    fn objects(items: &[(&str, u64)], planner_data: Option<PlannerData>) -> Bytes {
         let mut b = Metadata::builder();
         let mut placed = Vec::new();
         for &(key, length) in items {
@@ -584,7 +600,7 @@ mod tests {
             let id = PieceId { key: key.into(), offset: None };
             placed.push(Placed { id, file: Name::new("__0_0.distcp").unwrap(), offset: 7, length });
         }
-        write(&b.finish(planner_data).unwrap(), &[placed], Flavour::Universal, "").unwrap()
+        write(&b.finish(planner_data).unwrap(), &[placed], Flavour::Universal, "").unwrap().into()
     }
 
     #[test]
@@ -592,7 +608,7 @@ mod tests {
         let lengths = [0, 1, (1 << 32) - 2, (1 << 32) - 1, 1 << 32, i64::MAX as u64];
         let keys: Vec<String> = (0..lengths.len()).map(|i| i.to_string()).collect();
         let items: Vec<(&str, u64)> = keys.iter().map(String::as_str).zip(lengths).collect();
-        let table = Table::parse("m", &objects(&items, None), &Limits::default()).unwrap();
+        let table = Table::parse("m", objects(&items, None), &Limits::default()).unwrap();
         assert_eq!(
             table.objects.iter().map(|p| (p.offset, p.length)).collect::<Vec<_>>(),
             lengths.map(|l| (7, l))
@@ -612,7 +628,7 @@ mod tests {
                 "{key:?}"
             );
         }
-        let table = Table::parse("m", &pickle, &Limits::default()).unwrap();
+        let table = Table::parse("m", pickle, &Limits::default()).unwrap();
         for (i, key) in keys.into_iter().enumerate() {
             assert_eq!(table.metadata.object(key), Some(ObjectId(i as u32)), "{key}");
         }
@@ -620,15 +636,31 @@ mod tests {
         assert!(table.objects.iter().all(|p| p.length == 1));
     }
 
+    fn limits(memory: u64) -> Limits {
+        Limits { memory: Some(memory), ..Limits::default() }
+    }
+
+    #[test]
+    fn copies_of_a_key_are_drawn_from_the_budget() {
+        let file = objects(&[(&"x".repeat(100_000), 1)], None);
+        let read = |memory| Table::parse("m", file.clone(), &limits(memory)).map(drop);
+        assert!(read(700_000).is_ok());
+        // The columns have its text once, in twice the room. The table has more copies of it while it is built.
+        assert_eq!(read(400_000).unwrap_err().kind(), reshard_model::ErrorKind::Limit);
+    }
+
     #[test]
     fn ranks_together_have_one_budget() {
         let long = "x".repeat(100_000);
         let file = objects(&[(&long, 1)], None);
-        let files: Vec<(&str, &[u8])> = ["0", "1", "2"].iter().map(|name| (*name, &file[..])).collect();
-        let limits = |memory| Limits { memory: Some(memory), ..Limits::default() };
-        assert!(Table::merge(&files[..1], &limits(600_000)).is_ok());
-        assert!(Table::merge(&files, &limits(6_000_000)).is_ok());
-        let e = Table::merge(&files, &limits(600_000)).unwrap_err();
+        let merge = |ranks: usize, memory| {
+            let mut table = TableBuilder::new(ranks, (ranks * file.len()) as u64, &limits(memory));
+            (0..ranks).try_for_each(|r| table.add(&format!("__{r}.metadata"), file.clone()))?;
+            table.finish()
+        };
+        assert!(merge(1, 700_000).is_ok());
+        assert!(merge(3, 7_000_000).is_ok());
+        let e = merge(3, 700_000).unwrap_err();
         assert_eq!(e.kind(), reshard_model::ErrorKind::Limit);
         assert!(
             e.to_string().contains("asks for more memory") && e.to_string().contains("max_memory"),

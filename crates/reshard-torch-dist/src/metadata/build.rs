@@ -1,26 +1,27 @@
 //! Columns out of the pickle of a `.metadata` file: no object of it is ever made, and a million chunks stay small.
 
 use super::{
+    fields::{Field, OF_ROOT},
     ints::{Ints, Run},
     names::Class,
     slots::Slots,
     spelling::spell,
-    texts::{Text, Texts},
+    texts::Texts,
     worth::{Beyond, Worth, number},
 };
 use reshard_model::{DType, Dims};
 use reshard_torch_format::pickle::{Build, Built, Items, Refusal};
 use std::{borrow::Cow, collections::BTreeMap, ops::Range};
 
-/// A handle on something built.
-#[derive(Clone, Debug)]
-pub(crate) enum V<'a> {
+/// A handle on something built. Texts are indices into `texts`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum V {
     None,
     Bool(bool),
     Int(i64),
-    Str(Text<'a>),
+    Str(u32),
     /// A str with lone surrogates, spelled as a key.
-    Odd(Text<'a>),
+    Odd(u32),
     /// A tuple of ints that are not negative, or an empty one: a range of `ints`.
     Ints(u32, u32),
     /// The same as a torch.Size.
@@ -29,13 +30,13 @@ pub(crate) enum V<'a> {
     List(u32),
     Dict(u32),
     Class(Class),
-    /// A name in the module `torch` that is none of those: an index into `texts`.
+    /// A name in the module `torch` that is none of those.
     OfTorch(u32),
     /// Result of `_get_layout`.
     Layout,
     /// Result of `MEM_FORMAT_ENCODING`.
     MemFormat(u8),
-    Path(Text<'a>),
+    Path(u32),
     Props(u32),
     Chunk(u32),
     Tensor(u32),
@@ -125,37 +126,26 @@ pub(crate) struct RawStorage {
 
 /// `StorageMeta`.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct RawMeta<'a> {
-    pub(crate) checkpoint_id: Option<Text<'a>>,
+pub(crate) struct RawMeta {
+    pub(crate) checkpoint_id: Option<u32>,
     pub(crate) save_id: bool,
 }
 
-/// Fields of `Metadata` that are looked at.
-const FIELDS: [&str; 7] = [
-    "state_dict_metadata",
-    "planner_data",
-    "storage_data",
-    "storage_meta",
-    "version",
-    "mcore_data",
-    "all_local_plans",
-];
-
 /// `Metadata`, by handles.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct RawRoot<'a> {
+pub(crate) struct RawRoot {
     pub(crate) subclass: bool,
-    fields: [Option<V<'a>>; FIELDS.len()],
+    fields: [Option<V>; OF_ROOT],
 }
 
-impl<'a> RawRoot<'a> {
-    pub(crate) fn field(&self, name: &str) -> Option<&V<'a>> {
-        self.fields[FIELDS.iter().position(|f| *f == name)?].as_ref()
+impl RawRoot {
+    pub(crate) fn field(&self, field: Field) -> Option<V> {
+        self.fields.get(field as usize).copied().flatten()
     }
 
-    fn set(&mut self, name: &str, value: &V<'a>) {
-        if let Some(i) = FIELDS.iter().position(|f| *f == name) {
-            self.fields[i] = Some(value.clone());
+    fn set(&mut self, field: Field, value: V) {
+        if let Some(f) = self.fields.get_mut(field as usize) {
+            *f = Some(value);
         }
     }
 }
@@ -177,12 +167,12 @@ pub(crate) struct Pairs {
 
 /// Items of a dict; the two shapes that come by the million are columns.
 #[derive(Debug, Default)]
-pub(crate) struct RawDict<'a> {
-    pub(crate) pairs: Vec<(V<'a>, V<'a>)>,
+pub(crate) struct RawDict {
+    pub(crate) pairs: Vec<(V, V)>,
     storage: Vec<Pairs>,
 }
 
-impl RawDict<'_> {
+impl RawDict {
     /// Items of `storage_data`: numbers of an index and of a storage.
     pub(crate) fn storage(&self) -> impl Iterator<Item = (u32, u32)> {
         self.storage.iter().flat_map(|p| (0..p.n).map(|i| (p.index + i, p.storage + i)))
@@ -199,14 +189,14 @@ impl RawDict<'_> {
 
 /// Items of a list.
 #[derive(Debug, Default)]
-pub(crate) struct RawList<'a> {
-    pub(crate) items: Vec<V<'a>>,
+pub(crate) struct RawList {
+    pub(crate) items: Vec<V>,
     /// Chunks whose numbers follow each other.
     chunks: Vec<Range<u32>>,
 }
 
-impl<'a> RawList<'a> {
-    fn push(&mut self, value: V<'a>, worth: &mut Worth) -> Built<()> {
+impl RawList {
+    fn push(&mut self, value: V, worth: &mut Worth) -> Built<()> {
         match value {
             V::Chunk(c) if self.items.is_empty() => match self.chunks.last_mut() {
                 Some(run) if run.end == c => run.end += 1,
@@ -226,7 +216,7 @@ impl<'a> RawList<'a> {
 
 /// Everything that the pickle of a `.metadata` file said.
 #[derive(Debug, Default)]
-pub(crate) struct Columns<'a> {
+pub(crate) struct Columns {
     ints: Ints,
     pub(crate) props: Vec<Props>,
     /// Offsets and sizes, each a range of `ints`; the number of axes is that of the offsets.
@@ -238,13 +228,13 @@ pub(crate) struct Columns<'a> {
     lengths: BTreeMap<u32, u64>,
     /// Lists of transform descriptors.
     transforms: BTreeMap<u32, u32>,
-    pub(crate) metas: Vec<RawMeta<'a>>,
-    pub(crate) roots: Vec<RawRoot<'a>>,
-    /// Keys and relative paths of stored items, each once.
-    texts: Texts<'a>,
-    tuples: Slots<Vec<V<'a>>>,
-    lists: Slots<RawList<'a>>,
-    dicts: Slots<RawDict<'a>>,
+    pub(crate) metas: Vec<RawMeta>,
+    pub(crate) roots: Vec<RawRoot>,
+    /// All strs, each once.
+    texts: Texts,
+    tuples: Slots<Vec<V>>,
+    lists: Slots<RawList>,
+    dicts: Slots<RawDict>,
     /// What all of it is drawn from.
     pub(crate) worth: Worth,
 }
@@ -257,53 +247,52 @@ pub(crate) struct RawChunk {
     pub(crate) sizes_ndim: u8,
 }
 
-impl<'a> Columns<'a> {
+impl Columns {
     /// Columns that may take so much.
-    pub(crate) fn new(worth: Worth) -> Self {
-        Self { worth, ..Self::default() }
+    pub(crate) fn new(mut worth: Worth) -> Result<Self, Beyond> {
+        Ok(Self { texts: Texts::new(&mut worth)?, worth, ..Self::default() })
     }
 
     pub(crate) fn ints(&self, at: u32, n: u32) -> Dims {
         self.ints.dims((at, n))
     }
 
-    pub(crate) fn dict(&self, i: u32) -> &RawDict<'a> {
+    pub(crate) fn dict(&self, i: u32) -> &RawDict {
         self.dicts.get(i)
     }
 
     /// Takes the items of a dict out.
-    pub(crate) fn take_pairs(&mut self, i: u32) -> Vec<(V<'a>, V<'a>)> {
+    pub(crate) fn take_pairs(&mut self, i: u32) -> Vec<(V, V)> {
         std::mem::take(&mut self.dicts.get_mut(i).pairs)
     }
 
-    pub(crate) fn list(&self, i: u32) -> &RawList<'a> {
+    pub(crate) fn list(&self, i: u32) -> &RawList {
         self.lists.get(i)
     }
 
-    pub(crate) fn tuple_items(&self, i: u32) -> &[V<'a>] {
+    pub(crate) fn tuple_items(&self, i: u32) -> &[V] {
         self.tuples.get(i)
     }
 
-    fn path_of(&mut self, args: &V<'a>) -> Built<V<'a>> {
-        let parts = if let V::Tuple(i) = args { self.tuples.get(*i).as_slice() } else { &[] };
-        let text = |p: &V<'a>| if let V::Str(s) = p { s.clone() } else { Text::Borrowed("") };
+    fn path_of(&mut self, args: V) -> Built<V> {
+        let parts = if let V::Tuple(i) = args { self.tuples.get(i).as_slice() } else { &[] };
+        let text = |p: &V| if let V::Str(s) = p { self.texts.get(*s).unwrap_or_default() } else { "" };
         self.worth.steps(parts.len())?;
-        let long =
-            parts.iter().map(|p| text(p).as_str().len().saturating_add(1)).fold(0, usize::saturating_add);
+        let long = parts.iter().map(|p| text(p).len().saturating_add(1)).fold(0, usize::saturating_add);
         self.worth.take(long.saturating_mul(2).saturating_add(32))?;
         let mut out = String::with_capacity(long);
         for p in parts {
             if !out.is_empty() && !out.ends_with('/') {
                 out.push('/');
             }
-            out.push_str(text(p).as_str());
+            out.push_str(text(p));
         }
-        Ok(V::Path(Text::Owned(out.into())))
+        Ok(V::Path(self.texts.add(&out, &mut self.worth)?))
     }
 
-    fn props_state(&mut self, i: u32, state: &V<'a>) {
+    fn props_state(&mut self, i: u32, state: V) {
         let p = &mut self.props[i as usize];
-        let fields = if let V::Tuple(t) = state { self.tuples.get(*t).as_slice() } else { &[] };
+        let fields = if let V::Tuple(t) = state { self.tuples.get(t).as_slice() } else { &[] };
         let [dtype, _layout, grad, mem, pin, rest @ ..] = fields else {
             p.odd = true;
             return;
@@ -322,107 +311,110 @@ impl<'a> Columns<'a> {
             _ => None,
         };
         if let V::Tuple(t) = state {
-            self.tuples.release(*t, Vec::clear);
+            self.tuples.release(t, Vec::clear);
         }
     }
 
-    fn set(&mut self, object: &mut V<'a>, pairs: &[(V<'a>, V<'a>)]) -> Built<()> {
-        for (k, v) in pairs {
+    fn set(&mut self, object: V, pairs: &[(V, V)]) -> Built<()> {
+        for &(k, v) in pairs {
             let V::Str(name) = k else {
                 match object {
                     V::Inert => continue,
                     _ => return Err(Refusal::damaged("a field's name is no str")),
                 }
             };
-            match (&mut *object, name.as_str(), v) {
-                (V::Chunk(i), "offsets", V::Size(at, n) | V::Ints(at, n)) => {
-                    let c = &mut self.chunks[*i as usize];
-                    (c.offsets, c.ndim) = (*at, axes(*n)?);
-                }
-                (V::Chunk(i), "sizes", V::Size(at, n) | V::Ints(at, n)) => {
-                    let c = &mut self.chunks[*i as usize];
-                    (c.sizes, c.sizes_ndim) = (*at, axes(*n)?);
-                }
-                (V::Chunk(_), "offsets" | "sizes", _) => {
-                    return Err(Refusal::damaged(
-                        "offsets and sizes of a chunk must be tuples of ints that are not negative",
-                    ));
-                }
-                (V::Tensor(i), "properties", V::Props(p)) => self.tensors[*i as usize].props = Some(*p),
-                (V::Tensor(i), "size", V::Size(at, n) | V::Ints(at, n)) => {
-                    axes(*n)?;
-                    self.tensors[*i as usize].size = Some((*at, *n));
-                }
-                (V::Tensor(i), "chunks", V::List(l)) => self.tensors[*i as usize].chunks = Some(*l),
-                (V::Tensor(i), field, _) if let Some(odd) = field_of_tensor(field) => {
-                    self.tensors[*i as usize].odd = Some(odd);
-                }
-                (V::Index(i), "fqn", V::Str(_) | V::Odd(_)) => {
-                    let key = key_in(&mut self.texts, v, &mut self.worth)?;
-                    self.indices[*i as usize].key = key.unwrap_or(NONE);
-                }
-                (V::Index(i), "index", V::Int(h)) => {
-                    self.indices[*i as usize].hint = u32::try_from(*h).unwrap_or(NONE)
-                }
-                (V::Index(i), "offset", V::Size(at, n) | V::Ints(at, n)) => {
-                    let index = &mut self.indices[*i as usize];
-                    (index.at, index.ndim, index.has_offset) = (*at, axes(*n)?, true);
-                }
-                (V::Index(_), "offset", V::None) | (V::Index(_), "index", _) => {}
-                (V::Index(_), "fqn" | "offset", _) => {
-                    return Err(Refusal::damaged(format!(
-                        "field {:?} of MetadataIndex is of another type",
-                        name.as_str()
-                    )));
-                }
-                (V::Storage(i), "relative_path", V::Str(s)) => {
-                    self.storages[*i as usize].file = self.text(s)?;
-                }
-                (V::Storage(i), "offset", V::Int(n)) => self.storages[*i as usize].offset = natural(*n)?,
-                (V::Storage(i), "length", V::Int(n)) => {
-                    let n = natural(*n)?;
-                    let narrow = u32::try_from(n).unwrap_or(NONE);
-                    if narrow == NONE {
-                        self.worth.take(ASIDE)?;
-                        self.lengths.insert(*i, n);
-                    }
-                    self.storages[*i as usize].length = narrow;
-                }
-                (V::Storage(i), "transform_descriptors", V::List(l)) => {
-                    self.worth.take(ASIDE)?;
-                    self.transforms.insert(*i, *l);
-                }
-                (V::Storage(_), "relative_path" | "offset" | "length", _) => {
-                    return Err(Refusal::damaged(format!(
-                        "field {:?} of _StorageInfo is of another type",
-                        name.as_str()
-                    )));
-                }
-                (V::Meta(i), "checkpoint_id", V::Str(s) | V::Path(s)) => {
-                    self.metas[*i as usize].checkpoint_id = Some(s.clone());
-                }
-                (V::Meta(i), "save_id", V::Str(_)) => self.metas[*i as usize].save_id = true,
-                (V::Root(i), name, v) => self.roots[*i as usize].set(name, v),
-                // Versions to come may have more fields; a damaged pickle shall not look as if it were of one.
-                (V::Index(_) | V::Storage(_) | V::Chunk(_) | V::Tensor(_), name, _) if !is_name(name) => {
-                    return Err(Refusal::damaged(format!("{name:?} can't be the name of a field")));
-                }
-                _ => {}
-            }
+            self.set_field(object, name, v)?;
         }
         Ok(())
     }
 
-    fn text(&mut self, text: &Text<'a>) -> Result<u32, Beyond> {
-        self.texts.add(text, &mut self.worth)
+    #[inline(always)]
+    fn set_field(&mut self, object: V, name: u32, value: V) -> Built<()> {
+        use Field::{
+            CheckpointId, Chunks, Fqn, Index, Length, Offset, Offsets, Properties, RelativePath, SaveId,
+            Size, Sizes, TransformDescriptors,
+        };
+        let Some(field) = Field::at(name) else {
+            return match (object, self.texts.get(name).unwrap_or_default()) {
+                // Versions to come may have more fields; a damaged pickle shall not look as if it were of one.
+                (V::Index(_) | V::Storage(_) | V::Chunk(_) | V::Tensor(_), name) if !is_name(name) => {
+                    Err(Refusal::damaged(format!("{name:?} can't be the name of a field")))
+                }
+                _ => Ok(()),
+            };
+        };
+        let another_type = |class: &str| {
+            let what = format!("field {:?} of {class} is of another type", field.name());
+            Err(Refusal::damaged(what))
+        };
+        match (object, field, value) {
+            (V::Chunk(i), Offsets, V::Size(at, n) | V::Ints(at, n)) => {
+                let c = &mut self.chunks[i as usize];
+                (c.offsets, c.ndim) = (at, axes(n)?);
+            }
+            (V::Chunk(i), Sizes, V::Size(at, n) | V::Ints(at, n)) => {
+                let c = &mut self.chunks[i as usize];
+                (c.sizes, c.sizes_ndim) = (at, axes(n)?);
+            }
+            (V::Chunk(_), Offsets | Sizes, _) => {
+                return Err(Refusal::damaged(
+                    "offsets and sizes of a chunk must be tuples of ints that are not negative",
+                ));
+            }
+            (V::Tensor(i), Properties, V::Props(p)) => self.tensors[i as usize].props = Some(p),
+            (V::Tensor(i), Size, V::Size(at, n) | V::Ints(at, n)) => {
+                axes(n)?;
+                self.tensors[i as usize].size = Some((at, n));
+            }
+            (V::Tensor(i), Chunks, V::List(l)) => self.tensors[i as usize].chunks = Some(l),
+            (V::Tensor(i), Properties | Size | Chunks, _) => {
+                self.tensors[i as usize].odd = Some(field.name());
+            }
+            (V::Index(i), Fqn, V::Str(_) | V::Odd(_)) => {
+                let key = key_in(&mut self.texts, value, &mut self.worth)?;
+                self.indices[i as usize].key = key.unwrap_or(NONE);
+            }
+            (V::Index(i), Index, V::Int(h)) => {
+                self.indices[i as usize].hint = u32::try_from(h).unwrap_or(NONE)
+            }
+            (V::Index(i), Offset, V::Size(at, n) | V::Ints(at, n)) => {
+                let index = &mut self.indices[i as usize];
+                (index.at, index.ndim, index.has_offset) = (at, axes(n)?, true);
+            }
+            (V::Index(_), Offset, V::None) | (V::Index(_), Index, _) => {}
+            (V::Index(_), Fqn | Offset, _) => return another_type("MetadataIndex"),
+            (V::Storage(i), RelativePath, V::Str(s)) => self.storages[i as usize].file = s,
+            (V::Storage(i), Offset, V::Int(n)) => self.storages[i as usize].offset = natural(n)?,
+            (V::Storage(i), Length, V::Int(n)) => {
+                let n = natural(n)?;
+                let narrow = u32::try_from(n).unwrap_or(NONE);
+                if narrow == NONE {
+                    self.worth.take(ASIDE)?;
+                    self.lengths.insert(i, n);
+                }
+                self.storages[i as usize].length = narrow;
+            }
+            (V::Storage(i), TransformDescriptors, V::List(l)) => {
+                self.worth.take(ASIDE)?;
+                self.transforms.insert(i, l);
+            }
+            (V::Storage(_), RelativePath | Offset | Length, _) => return another_type("_StorageInfo"),
+            (V::Meta(i), CheckpointId, V::Str(s) | V::Path(s)) => {
+                self.metas[i as usize].checkpoint_id = Some(s);
+            }
+            (V::Meta(i), SaveId, V::Str(_)) => self.metas[i as usize].save_id = true,
+            (V::Root(i), field, value) => self.roots[i as usize].set(field, value),
+            _ => {}
+        }
+        Ok(())
     }
 
-    /// The number of a key among the texts; `None` when it is no str.
-    pub(crate) fn key(&mut self, key: &V<'a>, worth: &mut Worth) -> Result<Option<u32>, Beyond> {
+    /// The number of a key's spelling; `None` when it is no str.
+    pub(crate) fn key(&mut self, key: V, worth: &mut Worth) -> Result<Option<u32>, Beyond> {
         key_in(&mut self.texts, key, worth)
     }
 
-    /// A key or path of a stored item.
+    /// A text by its number.
     pub(crate) fn text_at(&self, i: u32) -> Option<&str> {
         self.texts.get(i)
     }
@@ -433,16 +425,12 @@ impl<'a> Columns<'a> {
     }
 }
 
-fn key_in<'a>(texts: &mut Texts<'a>, key: &V<'a>, worth: &mut Worth) -> Result<Option<u32>, Beyond> {
+fn key_in(texts: &mut Texts, key: V, worth: &mut Worth) -> Result<Option<u32>, Beyond> {
     Ok(match key {
-        V::Str(s) => Some(texts.add_key(s, worth)?),
-        V::Odd(s) => Some(texts.add(s, worth)?),
+        V::Str(s) => Some(texts.key(s, worth)?),
+        V::Odd(s) => Some(s),
         _ => None,
     })
-}
-
-fn field_of_tensor(name: &str) -> Option<&'static str> {
-    ["properties", "size", "chunks"].into_iter().find(|f| *f == name)
 }
 
 /// So long names are not read, since a file may name one again and again.
@@ -460,57 +448,54 @@ fn natural(n: i64) -> Built<u64> {
     u64::try_from(n).map_err(|_| Refusal::damaged("a negative offset or length"))
 }
 
-impl<'a> Build<'a> for Columns<'a> {
-    type Value = V<'a>;
+impl<'p> Build<'p> for Columns {
+    type Value = V;
 
-    fn share(&mut self, value: &V<'a>) -> Built<V<'a>> {
+    fn share(&mut self, value: &V) -> Built<V> {
         match value {
             V::Tuple(i) => self.tuples.share(*i),
             V::List(i) => self.lists.share(*i),
             V::Dict(i) => self.dicts.share(*i),
             _ => {}
         }
-        Ok(value.clone())
+        Ok(*value)
     }
-    fn none(&mut self) -> Built<V<'a>> {
+    fn none(&mut self) -> Built<V> {
         Ok(V::None)
     }
-    fn bool(&mut self, v: bool) -> Built<V<'a>> {
+    fn bool(&mut self, v: bool) -> Built<V> {
         Ok(V::Bool(v))
     }
-    fn int(&mut self, v: i64) -> Built<V<'a>> {
+    fn int(&mut self, v: i64) -> Built<V> {
         Ok(V::Int(v))
     }
-    fn long(&mut self, le: Cow<'a, [u8]>) -> Built<V<'a>> {
+    fn long(&mut self, le: Cow<'p, [u8]>) -> Built<V> {
         // An extent of 2^63 and more is no error here: the checks of shapes name the key.
         drop(le);
         Ok(V::Inert)
     }
-    fn float(&mut self, _: f64) -> Built<V<'a>> {
+    fn float(&mut self, _: f64) -> Built<V> {
         Ok(V::Inert)
     }
-    fn str(&mut self, v: Cow<'a, str>) -> Built<V<'a>> {
-        Ok(V::Str(match v {
-            Cow::Borrowed(s) => Text::Borrowed(s),
-            Cow::Owned(s) => Text::owned(&s, &mut self.worth)?,
-        }))
+    fn str(&mut self, v: Cow<'p, str>) -> Built<V> {
+        Ok(V::Str(self.texts.add(&v, &mut self.worth)?))
     }
-    fn odd_str(&mut self, python: &'a [u8]) -> Built<V<'a>> {
+    fn odd_str(&mut self, python: &'p [u8]) -> Built<V> {
         // A spelling is at most twice as long.
         self.worth.take(python.len().saturating_mul(2))?;
         let key = spell(python).ok_or_else(|| Refusal::damaged("a text is not UTF-8"))?;
-        Ok(V::Odd(Text::owned(&key, &mut self.worth)?))
+        Ok(V::Odd(self.texts.add(&key, &mut self.worth)?))
     }
-    fn bytes(&mut self, _: Cow<'a, [u8]>) -> Built<V<'a>> {
+    fn bytes(&mut self, _: Cow<'p, [u8]>) -> Built<V> {
         Ok(V::Inert)
     }
-    fn bytearray(&mut self, _: &'a [u8]) -> Built<V<'a>> {
+    fn bytearray(&mut self, _: &'p [u8]) -> Built<V> {
         Ok(V::Inert)
     }
-    fn tuple(&mut self, items: Items<'_, V<'a>>) -> Built<V<'a>> {
-        let natural = |v: &V<'a>| matches!(v, V::Int(i) if *i >= 0);
+    fn tuple(&mut self, items: Items<'_, V>) -> Built<V> {
+        let natural = |v: &V| matches!(v, V::Int(i) if *i >= 0);
         if items.as_slice().iter().all(natural) {
-            let natural = |v: &V<'a>| if let V::Int(i) = v { u64::try_from(*i).unwrap_or(0) } else { 0 };
+            let natural = |v: &V| if let V::Int(i) = v { u64::try_from(*i).unwrap_or(0) } else { 0 };
             let (at, n) = self.ints.add(items.as_slice().iter().map(natural), &mut self.worth)?;
             return Ok(V::Ints(at, n));
         }
@@ -521,20 +506,20 @@ impl<'a> Build<'a> for Columns<'a> {
         slot.extend(items);
         Ok(V::Tuple(i))
     }
-    fn list(&mut self) -> Built<V<'a>> {
+    fn list(&mut self) -> Built<V> {
         Ok(V::List(self.lists.new_slot(&mut self.worth)?))
     }
-    fn dict(&mut self) -> Built<V<'a>> {
+    fn dict(&mut self) -> Built<V> {
         Ok(V::Dict(self.dicts.new_slot(&mut self.worth)?))
     }
-    fn set(&mut self) -> Built<V<'a>> {
+    fn set(&mut self) -> Built<V> {
         Ok(V::Inert)
     }
-    fn frozenset(&mut self, items: Items<'_, V<'a>>) -> Built<V<'a>> {
+    fn frozenset(&mut self, items: Items<'_, V>) -> Built<V> {
         drop(items);
         Ok(V::Inert)
     }
-    fn append(&mut self, list: &mut V<'a>, items: Items<'_, V<'a>>) -> Built<()> {
+    fn append(&mut self, list: &mut V, items: Items<'_, V>) -> Built<()> {
         if let V::List(i) = list {
             let list = self.lists.get_mut(*i);
             for v in items {
@@ -543,7 +528,7 @@ impl<'a> Build<'a> for Columns<'a> {
         }
         Ok(())
     }
-    fn set_items(&mut self, dict: &mut V<'a>, mut pairs: Items<'_, V<'a>>) -> Built<()> {
+    fn set_items(&mut self, dict: &mut V, mut pairs: Items<'_, V>) -> Built<()> {
         if let V::Dict(i) = dict {
             let d = self.dicts.get_mut(*i);
             while let (Some(k), Some(v)) = (pairs.next(), pairs.next()) {
@@ -555,29 +540,27 @@ impl<'a> Build<'a> for Columns<'a> {
         }
         Ok(())
     }
-    fn add_items(&mut self, _: &mut V<'a>, items: Items<'_, V<'a>>) -> Built<()> {
+    fn add_items(&mut self, _: &mut V, items: Items<'_, V>) -> Built<()> {
         drop(items);
         Ok(())
     }
-    fn global(&mut self, module: &str, name: &str) -> Built<V<'a>> {
+    fn global(&mut self, module: &str, name: &str) -> Built<V> {
         match (Class::of(module, name), module) {
-            (Class::Other, "torch") => {
-                let name = Text::owned(name, &mut self.worth)?;
-                Ok(V::OfTorch(self.text(&name)?))
-            }
+            (Class::Other, "torch") => Ok(V::OfTorch(self.texts.add(name, &mut self.worth)?)),
             (class, _) => Ok(V::Class(class)),
         }
     }
-    fn stack_global(&mut self, module: V<'a>, name: V<'a>) -> Built<V<'a>> {
+    fn stack_global(&mut self, module: V, name: V) -> Built<V> {
         let (V::Str(module), V::Str(name)) = (module, name) else {
             return Err(Refusal::damaged("a class is not named by strs"));
         };
-        match (Class::of(module.as_str(), name.as_str()), module.as_str()) {
-            (Class::Other, "torch") => Ok(V::OfTorch(self.text(&name)?)),
+        let text = |i| self.texts.get(i).unwrap_or_default();
+        match (Class::of(text(module), text(name)), text(module)) {
+            (Class::Other, "torch") => Ok(V::OfTorch(name)),
             (class, _) => Ok(V::Class(class)),
         }
     }
-    fn call(&mut self, callable: V<'a>, args: V<'a>) -> Built<V<'a>> {
+    fn call(&mut self, callable: V, args: V) -> Built<V> {
         let out = match (&callable, &args) {
             (V::Class(Class::Size), V::Tuple(t)) => match self.tuple_items(*t) {
                 [V::Ints(at, n) | V::Size(at, n)] => V::Size(*at, *n),
@@ -592,7 +575,7 @@ impl<'a> Build<'a> for Columns<'a> {
             (V::Class(Class::MemFormat), V::Ints(at, 1)) => {
                 V::MemFormat(self.ints.get(*at).unwrap_or(0).min(255) as u8)
             }
-            (V::Class(Class::Path), _) => self.path_of(&args)?,
+            (V::Class(Class::Path), _) => self.path_of(args)?,
             (V::Class(_), _) => return self.new_object(callable, args),
             _ => V::Inert,
         };
@@ -601,7 +584,7 @@ impl<'a> Build<'a> for Columns<'a> {
         }
         Ok(out)
     }
-    fn new_object(&mut self, class: V<'a>, _args: V<'a>) -> Built<V<'a>> {
+    fn new_object(&mut self, class: V, _args: V) -> Built<V> {
         let V::Class(class) = class else { return Ok(V::Inert) };
         let worth = &mut self.worth;
         Ok(match class {
@@ -627,24 +610,24 @@ impl<'a> Build<'a> for Columns<'a> {
             _ => V::Inert,
         })
     }
-    fn build(&mut self, object: &mut V<'a>, state: V<'a>) -> Built<()> {
+    fn build(&mut self, object: &mut V, state: V) -> Built<()> {
         if let V::Props(i) = object {
-            self.props_state(*i, &state);
+            self.props_state(*i, state);
             return Ok(());
         }
         let state = match state {
             // A state and slots' state, as copyreg makes them: only the first can hold our fields.
-            V::Tuple(t) => self.tuple_items(t).first().cloned().unwrap_or(V::None),
+            V::Tuple(t) => self.tuple_items(t).first().copied().unwrap_or(V::None),
             s => s,
         };
         let V::Dict(i) = state else { return Ok(()) };
         let mut pairs = self.take_pairs(i);
         if self.dicts.is_shared(i) {
             self.worth.steps(pairs.len())?;
-            self.set(object, &pairs)?;
+            self.set(*object, &pairs)?;
             self.dicts.get_mut(i).pairs = pairs;
         } else {
-            self.set(object, &pairs)?;
+            self.set(*object, &pairs)?;
             // Emptied, it is the state of the next object.
             pairs.clear();
             self.dicts.release(i, |d| {
@@ -654,15 +637,13 @@ impl<'a> Build<'a> for Columns<'a> {
         }
         Ok(())
     }
-    fn persistent(&mut self, _: V<'a>) -> Built<V<'a>> {
+    fn persistent(&mut self, _: V) -> Built<V> {
         Ok(V::Inert)
     }
-    fn discard(&mut self, value: V<'a>) {
-        drop(value);
-    }
+    fn discard(&mut self, _: V) {}
 }
 
-impl Columns<'_> {
+impl Columns {
     /// What a `_StorageInfo` says.
     pub(crate) fn storage(&self, i: u32) -> RawStorage {
         let NarrowStorage { offset, length, file } = self.storages[i as usize];
@@ -699,6 +680,9 @@ impl Columns<'_> {
 
     /// The texts of a list of transform descriptors.
     pub(crate) fn descriptors(&self, list: u32) -> impl Iterator<Item = &str> + Clone {
-        self.list(list).items.iter().map(|v| if let V::Str(s) = v { s.as_str() } else { "?" })
+        self.list(list).items.iter().map(|v| match v {
+            V::Str(s) => self.texts.get(*s).unwrap_or_default(),
+            _ => "?",
+        })
     }
 }

@@ -1,125 +1,156 @@
-//! Strs of a `.metadata` file: keys and relative paths, each kept once.
+//! Strs of a `.metadata` file, each kept once. What is built names them by number, so that none of it holds on to the file.
 
 use super::{
+    fields::FIELDS,
     spelling::{has_letters, spell},
     worth::{Beyond, Worth, number},
 };
-use indexmap::IndexSet;
-use std::{
-    borrow::Borrow,
-    collections::BTreeMap,
-    hash::{Hash, Hasher},
-    rc::Rc,
-};
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+use std::{collections::BTreeMap, hash::BuildHasher};
 
-/// A str of the pickle.
-#[derive(Clone, Debug)]
-pub(crate) enum Text<'a> {
-    Borrowed(&'a str),
-    Owned(Rc<str>),
+/// Room that one text takes in the table of hashes, which is made anew as it grows.
+const ENTRY: usize = 24;
+/// An entry of the map of spellings.
+const SPELLED: usize = 48;
+/// No such number.
+const NONE: u32 = u32::MAX;
+
+/// Texts by number. Those of [`FIELDS`] come first.
+#[derive(Default)]
+pub(crate) struct Texts {
+    /// All of them, one after the other.
+    all: String,
+    ends: Vec<End>,
+    numbers: HashTable<u32>,
+    hasher: RandomState,
+    /// Of each text that may be another one as a key: that one, or `NONE` while nobody asked. Others are keys as they are.
+    keys: BTreeMap<u32, u32>,
 }
 
-impl Text<'_> {
-    pub(crate) fn as_str(&self) -> &str {
-        match self {
-            Self::Borrowed(s) => s,
-            Self::Owned(s) => s,
+#[derive(Clone, Copy)]
+struct End {
+    at: usize,
+    hash: u64,
+}
+
+impl std::fmt::Debug for Texts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Texts").field("texts", &self.ends.len()).finish_non_exhaustive()
+    }
+}
+
+fn text<'t>(all: &'t str, ends: &[End], i: u32) -> Option<&'t str> {
+    let i = i as usize;
+    let start = if i == 0 { 0 } else { ends.get(i - 1)?.at };
+    all.get(start..ends.get(i)?.at)
+}
+
+impl Texts {
+    /// Those of the fields.
+    pub(crate) fn new(worth: &mut Worth) -> Result<Self, Beyond> {
+        let mut texts = Self::default();
+        for (_, name) in FIELDS {
+            texts.add(name, worth)?;
         }
-    }
-}
-
-impl PartialEq for Text<'_> {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_str() == other.as_str()
-    }
-}
-
-impl Eq for Text<'_> {}
-
-impl Hash for Text<'_> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.as_str().hash(state);
-    }
-}
-
-impl Borrow<str> for Text<'_> {
-    fn borrow(&self) -> &str {
-        self.as_str()
-    }
-}
-
-impl<'a> Text<'a> {
-    /// The same as a key, in which lone surrogates are spelled.
-    pub(crate) fn key(&self, worth: &mut Worth) -> Result<Self, Beyond> {
-        if !has_letters(self.as_str().as_bytes()) {
-            return Ok(self.clone());
-        }
-        let spelled = spell(self.as_str().as_bytes()).unwrap_or_default();
-        Self::owned(&spelled, worth)
+        Ok(texts)
     }
 
-    pub(crate) fn owned(text: &str, worth: &mut Worth) -> Result<Self, Beyond> {
-        worth.take(text.len().saturating_mul(2).saturating_add(32))?;
-        Ok(Self::Owned(text.into()))
-    }
-}
-
-/// Texts from this length on are known by their address first: a file of 10 MB may name one of 1 MB a million times.
-const LONG: usize = 256;
-/// Room that one text takes, beside itself.
-const ENTRY: usize = 96;
-
-/// Texts by number.
-#[derive(Debug, Default)]
-pub(crate) struct Texts<'a> {
-    all: IndexSet<Text<'a>>,
-    /// By address and length, and whether it is a key. Holds the texts, so that no address comes twice.
-    long: BTreeMap<(usize, usize, bool), (Text<'a>, u32)>,
-}
-
-impl<'a> Texts<'a> {
-    /// The number of a text.
-    pub(crate) fn add(&mut self, text: &Text<'a>, worth: &mut Worth) -> Result<u32, Beyond> {
-        self.known_or(text, false, worth)
-    }
-
-    /// The number of a key's spelling.
-    pub(crate) fn add_key(&mut self, key: &Text<'a>, worth: &mut Worth) -> Result<u32, Beyond> {
-        self.known_or(key, true, worth)
-    }
-
-    fn known_or(&mut self, text: &Text<'a>, key: bool, worth: &mut Worth) -> Result<u32, Beyond> {
-        let s = text.as_str();
-        let address = (s.as_ptr().addr(), s.len(), key);
-        if s.len() >= LONG
-            && let Some((_, i)) = self.long.get(&address)
-        {
+    /// The number of a text. Looking for it takes steps by its length, so it is done once for each time that the file holds it.
+    pub(crate) fn add(&mut self, new: &str, worth: &mut Worth) -> Result<u32, Beyond> {
+        let hash = self.hasher.hash_one(new);
+        let Self { all, ends, numbers, keys, .. } = self;
+        if let Some(i) = numbers.find(hash, |i| text(all, ends, *i) == Some(new)) {
             return Ok(*i);
         }
-        let i = if key { self.enter(text.key(worth)?, worth)? } else { self.enter(text.clone(), worth)? };
-        if s.len() >= LONG {
-            worth.take(ENTRY)?;
-            self.long.insert(address, (text.clone(), i));
+        let i = number(ends.len())?;
+        worth.take(ENTRY)?;
+        worth.push_str(all, new)?;
+        worth.push(ends, End { at: all.len(), hash })?;
+        let rehash = |i: &u32| ends.get(*i as usize).map_or(0, |e| e.hash);
+        numbers.try_reserve(1, rehash).map_err(|_| worth.none())?;
+        numbers.insert_unique(hash, i, rehash);
+        if has_letters(new.as_bytes()) {
+            worth.take(SPELLED)?;
+            keys.insert(i, NONE);
         }
         Ok(i)
     }
 
-    fn enter(&mut self, text: Text<'a>, worth: &mut Worth) -> Result<u32, Beyond> {
-        let i = match self.all.get_index_of(text.as_str()) {
-            Some(i) => i,
-            None => {
-                worth.take(ENTRY)?;
-                self.all.insert_full(text).0
+    /// The number of a text's spelling as a key, in which lone surrogates are told from letters.
+    pub(crate) fn key(&mut self, i: u32, worth: &mut Worth) -> Result<u32, Beyond> {
+        match self.keys.get(&i) {
+            None => Ok(i),
+            Some(&NONE) => {
+                let plain = self.get(i).unwrap_or_default().as_bytes();
+                // A spelling is at most twice as long.
+                worth.take(plain.len().saturating_mul(2))?;
+                let spelled = spell(plain).unwrap_or_default().into_owned();
+                let key = self.add(&spelled, worth)?;
+                self.keys.insert(i, key);
+                Ok(key)
             }
-        };
-        number(i)
+            Some(&key) => Ok(key),
+        }
     }
 
     pub(crate) fn get(&self, i: u32) -> Option<&str> {
-        self.all.get_index(i as usize).map(Text::as_str)
+        text(&self.all, &self.ends, i)
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.all.len()
+        self.ends.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use reshard_torch_format::Limits;
+
+    fn texts(memory: u64) -> (Texts, Worth) {
+        let mut worth = Worth::of(&Limits { memory: Some(memory), ..Limits::default() }, 0);
+        (Texts::new(&mut worth).unwrap(), worth)
+    }
+
+    #[test]
+    fn equal_texts_are_kept_once() {
+        let (mut texts, mut worth) = texts(1 << 20);
+        let all: Vec<String> = (0..1000).map(|i| format!("{}{i}", "é".repeat(i % 7))).collect();
+        let numbers: Vec<u32> = all.iter().map(|t| texts.add(t, &mut worth).unwrap()).collect();
+        let len = texts.all.len();
+        for (text, i) in all.iter().zip(&numbers) {
+            assert_eq!(texts.add(text, &mut worth), Ok(*i));
+            assert_eq!(texts.get(*i), Some(&text[..]));
+        }
+        assert_eq!((texts.all.len(), texts.len()), (len, 1000 + FIELDS.len()));
+        assert_eq!(texts.get(texts.len() as u32), None);
+        let known = texts.len();
+        let field = texts.add("offsets", &mut worth).unwrap() as usize;
+        assert_eq!((FIELDS[field].1, texts.len()), ("offsets", known));
+    }
+
+    #[test]
+    fn what_is_kept_of_a_text_is_drawn_from_the_budget() {
+        let (mut texts, mut worth) = texts(100_000);
+        let long = "x".repeat(60_000);
+        texts.add(&long, &mut worth).unwrap();
+        texts.add(&long, &mut worth).unwrap();
+        assert!(texts.add(&"y".repeat(60_000), &mut worth).is_err());
+    }
+
+    #[test]
+    fn a_key_is_spelled_once() {
+        let (mut texts, mut worth) = texts(100_000);
+        let raw = texts.add(&"\\ud800".repeat(2000), &mut worth).unwrap();
+        let key = texts.key(raw, &mut worth).unwrap();
+        assert_eq!(texts.get(key), Some(&"\\\\ud800".repeat(2000)[..]));
+        for _ in 0..100 {
+            assert_eq!(texts.key(raw, &mut worth), Ok(key));
+        }
+        let plain = texts.add("a\\b", &mut worth).unwrap();
+        assert_eq!(texts.key(plain, &mut worth), Ok(plain));
+        // What is a key of one text is a text itself, and as such has another key.
+        assert_ne!(texts.key(key, &mut worth), Ok(key));
     }
 }

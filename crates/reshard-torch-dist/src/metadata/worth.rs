@@ -26,6 +26,11 @@ pub(crate) fn number(n: usize) -> Result<u32, Beyond> {
 
 type Within<T> = Result<T, Beyond>;
 
+/// The room for `n` more beside `len` where there is `capacity`: what is kept is moved seldom.
+fn wanted(len: usize, capacity: usize, n: usize) -> usize {
+    len.saturating_add(n).max(capacity.saturating_mul(2)).max(4)
+}
+
 /// What is left of it. Whatever is built draws from it before it is built, and each time it is copied.
 #[derive(Debug)]
 pub(crate) struct Worth {
@@ -71,10 +76,26 @@ impl Worth {
 
     #[cold]
     fn grow<T>(&mut self, v: &mut Vec<T>, n: usize) -> Within<()> {
-        let want = v.len().saturating_add(n).max(v.capacity().saturating_mul(2)).max(4);
+        let want = wanted(v.len(), v.capacity(), n);
         self.take((want - v.capacity()).saturating_mul(size_of::<T>()))?;
-        let none = |_| Beyond { limit: MEMORY, max: self.memory.max() };
-        v.try_reserve_exact(want - v.len()).map_err(none)
+        v.try_reserve_exact(want - v.len()).map_err(|_| self.none())
+    }
+
+    /// There is no memory for that.
+    #[cold]
+    pub(crate) fn none(&self) -> Beyond {
+        Beyond { limit: MEMORY, max: self.memory.max() }
+    }
+
+    /// Appends a text to others.
+    pub(crate) fn push_str(&mut self, to: &mut String, text: &str) -> Within<()> {
+        if text.len() > to.capacity() - to.len() {
+            let want = wanted(to.len(), to.capacity(), text.len());
+            self.take(want - to.capacity())?;
+            to.try_reserve_exact(want - to.len()).map_err(|_| self.none())?;
+        }
+        to.push_str(text);
+        Ok(())
     }
 
     #[inline]
