@@ -22,6 +22,9 @@ use crate::shell::{Program, cargo, say, target_dir, tool};
 /// Known by its list of mutants: another version may have others.
 const VERSION: &str = "27.1.0";
 
+/// It stops at the first test that fails.
+const NEXTEST: (&str, &str) = ("cargo-nextest", "0.9.143");
+
 /// Mutants that one call of cargo-mutants tries. Calls are dealt out to the jobs.
 const BATCH: usize = 40;
 
@@ -62,6 +65,12 @@ struct Tally {
     spent: Duration,
 }
 
+/// The programs that change and judge.
+struct Tools {
+    mutants: PathBuf,
+    nextest: PathBuf,
+}
+
 /// Some mutants of one core.
 struct Batch {
     core: &'static Core,
@@ -70,7 +79,7 @@ struct Batch {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let cores = chosen(&options.cores)?;
-    let program = tool("cargo-mutants", VERSION)?;
+    let tools = Tools { mutants: tool("cargo-mutants", VERSION)?, nextest: tool(NEXTEST.0, NEXTEST.1)? };
     let home = target_dir().join("mutants");
     let trees: Vec<PathBuf> = (0..options.jobs.max(1)).map(|job| home.join(job.to_string())).collect();
     for tree in &trees {
@@ -79,7 +88,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let known = known::read()?;
     let mut all: Vec<(&'static Core, Mutant)> = Vec::new();
     for core in cores {
-        let mutants = list(&program, &trees[0].join("tree"), core)?;
+        let mutants = list(&tools.mutants, &trees[0].join("tree"), core)?;
         say(format!("{:<10} {:>5} mutants", core.name, mutants.len()));
         all.extend(mutants.into_iter().map(|mutant| (core, mutant)));
     }
@@ -97,7 +106,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         all.truncate(sample);
     }
     let begin = Instant::now();
-    let tallies = try_all(&program, &trees, batches(all), &known)?;
+    let tallies = try_all(&tools, &trees, batches(all), &known)?;
     report(&tallies, begin.elapsed())
 }
 
@@ -162,7 +171,7 @@ fn parse(tree: &Path, mutant: &Value) -> Result<Mutant> {
 
 /// Deals the batches out to the jobs.
 fn try_all(
-    program: &Path,
+    tools: &Tools,
     trees: &[PathBuf],
     batches: VecDeque<Batch>,
     known: &[known::Known],
@@ -177,12 +186,12 @@ fn try_all(
             let limit = match limits.get(batch.core.name) {
                 Some(limit) => *limit,
                 None => {
-                    let limit = baseline(home, batch.core)?;
+                    let limit = baseline(tools, home, batch.core)?;
                     *limits.entry(batch.core.name).or_insert(limit)
                 }
             };
             let begin = Instant::now();
-            let mut outcomes = try_batch(program, home, batch.core, batch.core.tests, &batch.mutants, limit)?;
+            let mut outcomes = try_batch(tools, home, batch.core, batch.core.tests, &batch.mutants, limit)?;
             let survive = |outcome: &String| outcome == MISSED;
             if !batch.core.slow.is_empty() && outcomes.iter().any(survive) {
                 let left: Vec<Mutant> = batch
@@ -192,7 +201,7 @@ fn try_all(
                     .filter(|(_, o)| survive(o))
                     .map(|(m, _)| m.clone())
                     .collect();
-                let judged = try_batch(program, home, batch.core, batch.core.slow, &left, limit * 4)?;
+                let judged = try_batch(tools, home, batch.core, batch.core.slow, &left, limit * 4)?;
                 outcomes.iter_mut().filter(|o| survive(o)).zip(judged).for_each(|(old, new)| *old = new);
             }
             let mut tallies = tallies.lock().unwrap_or_else(PoisonError::into_inner);
@@ -226,11 +235,11 @@ fn try_all(
 }
 
 /// The judges are green where nothing is broken; how long a broken one may take is several times what they took.
-fn baseline(home: &Path, core: &Core) -> Result<Duration> {
+fn baseline(tools: &Tools, home: &Path, core: &Core) -> Result<Duration> {
     let judge = |how: &[&str], tests: &[&str]| {
         let judges = core.judges.iter().flat_map(|judge| ["--package", judge]);
         // Batches that were stopped may have left a broken source; then cargo must see it mended.
-        surroundings(cargo(&["test", "--quiet", "--locked", "--profile", PROFILE]), home)
+        surroundings(tools, cargo(&["nextest", "run", "--locked", "--cargo-profile", PROFILE]), home)?
             .args(["--manifest-path".as_ref(), home.join("tree/Cargo.toml").as_os_str()])
             .args(judges)
             .args(how)
@@ -254,16 +263,20 @@ const PROFILE: &str = "mutants";
 /// What cargo-mutants calls one that no test noticed.
 const MISSED: &str = "MissedMutant";
 
-fn surroundings(program: Program, home: &Path) -> Program {
+fn surroundings(tools: &Tools, program: Program, home: &Path) -> Result<Program> {
     // The same cases for all, so that a survivor is one tomorrow too; and a failure need not be made small.
     let proptest = program.env("PROPTEST_RNG_SEED", "1").env("PROPTEST_MAX_SHRINK_ITERS", "0");
     let quiet = proptest.env("INSTA_UPDATE", "no").env("CARGO_INCREMENTAL", "1");
-    quiet.env("CARGO_TARGET_DIR", home.join("target"))
+    // Cargo finds nextest where all programs are found.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = tools.nextest.parent().map(Path::to_owned).into_iter().chain(std::env::split_paths(&path));
+    let path = std::env::join_paths(dirs.filter(|dir| !dir.as_os_str().is_empty()))?;
+    Ok(quiet.env("PATH", path).env("CARGO_TARGET_DIR", home.join("target")))
 }
 
 /// Tries each mutant of a batch, and says what became of them, in their order.
 fn try_batch(
-    program: &Path,
+    tools: &Tools,
     home: &Path,
     core: &Core,
     tests: &[&str],
@@ -271,8 +284,16 @@ fn try_batch(
     limit: Duration,
 ) -> Result<Vec<String>> {
     let names = mutants.iter().flat_map(|m| ["--re".to_owned(), format!("^{}$", escape(&m.name))]);
-    let ended = surroundings(Program::new(program), home)
-        .args(["mutants", "--in-place", "--no-config", "--baseline=skip", "--colors=never", "--dir"])
+    let ended = surroundings(tools, Program::new(&tools.mutants), home)?
+        .args([
+            "mutants",
+            "--in-place",
+            "--no-config",
+            "--baseline=skip",
+            "--colors=never",
+            "--test-tool=nextest",
+            "--dir",
+        ])
         .args([home.join("tree")])
         .args(["--output".as_ref(), home.as_os_str()])
         .args(["--timeout", &limit.as_secs().to_string(), "--build-timeout", "900"])

@@ -65,16 +65,14 @@ pub(crate) fn project_files() -> Result<Vec<PathBuf>> {
 pub(crate) fn tool(name: &str, version: &str) -> Result<PathBuf> {
     let tools = target_dir().join("tools");
     let own = tools.join("bin").join(name);
-    let wanted = format!("{name} {version}");
+    let is_ours = |said: &str| {
+        let mut words = said.split_whitespace();
+        (words.next(), words.next()) == (Some(name), Some(version))
+    };
     // `cargo NAME` gives its own name as the first argument, and some want to hear it.
     let ask = name.strip_prefix("cargo-").filter(|_| name != "cargo-deny");
     for program in [own.clone(), PathBuf::from(name)] {
-        if Program::new(&program)
-            .args(ask)
-            .args(["--version"])
-            .read()
-            .is_ok_and(|version| version.trim() == wanted)
-        {
+        if Program::new(&program).args(ask).args(["--version"]).read().is_ok_and(|said| is_ours(&said)) {
             return Ok(program);
         }
     }

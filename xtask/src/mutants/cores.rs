@@ -8,7 +8,7 @@ pub(crate) struct Core {
     pub(crate) files: &'static [&'static str],
     /// As few as can judge: all their tests are built and run for each mutant.
     pub(crate) judges: &'static [&'static str],
-    /// Which tests of the judges: arguments of `cargo test`. Those that take seconds are left out, and doc tests.
+    /// Which tests of the judges: arguments of `cargo nextest run`. What takes long to build or to run is left out.
     pub(crate) tests: &'static [&'static str],
     /// The tests that judge what has survived those.
     pub(crate) slow: &'static [&'static str],
@@ -40,7 +40,7 @@ pub(crate) const CORES: &[Core] = &[
             "crates/reshard-plan/src/metadata/builder.rs",
         ],
         judges: &["reshard-plan"],
-        tests: &["--lib", "--test", "plan", "--", "--skip", "cast::", "--skip", "near::"],
+        tests: &["--test", "plan"],
         slow: &["--tests"],
     },
     Core {

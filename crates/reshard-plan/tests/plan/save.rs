@@ -44,6 +44,17 @@ fn everything_wrong_is_said_at_once_with_boxes_and_ranks() {
 }
 
 #[test]
+fn boxes_and_ranks_are_those_of_the_tensor_that_is_wrong() {
+    let ranks = [
+        flat([rows("a", 0, 4), rows("b", 0, 2)]),
+        flat([rows("a", 4, 4), rows("b", 2, 4)]),
+        flat([rows("b", 5, 3)]),
+    ];
+    let e = error(DefaultSavePlanner::DCP, &ranks).to_string();
+    assert!(e.ends_with(": b: chunks [2:6, 0:2] of rank 1 and [5:8, 0:2] of rank 2 overlap"), "{e}");
+}
+
+#[test]
 fn a_key_that_is_tensor_and_object_is_refused() {
     let e = error(DefaultSavePlanner::DCP, &[objects(&["w"]), flat([leaf("w", &[1], Region::whole(&[1]))])]);
     insta::assert_snapshot!(e, @"the ranks' pieces don't make a checkpoint: w is an object on rank 0, and a tensor on rank 1");
