@@ -201,7 +201,7 @@ fn try_all(
                     .filter(|(_, o)| survive(o))
                     .map(|(m, _)| m.clone())
                     .collect();
-                let judged = try_batch(tools, home, batch.core, batch.core.slow, &left, limit * 4)?;
+                let judged = try_batch(tools, home, batch.core, batch.core.slow, &left, limit * 3)?;
                 outcomes.iter_mut().filter(|o| survive(o)).zip(judged).for_each(|(old, new)| *old = new);
             }
             let mut tallies = tallies.lock().unwrap_or_else(PoisonError::into_inner);
@@ -255,7 +255,8 @@ fn baseline(tools: &Tools, home: &Path, core: &Core) -> Result<Duration> {
         judge(&[], core.slow)?;
     }
     say(format!("{:<10} its tests take {:.1} s", core.name, took.as_secs_f64()));
-    Ok(took * 3 + Duration::from_secs(5))
+    // Beside other work tests take longer, and a timeout counts as noticed.
+    Ok(took * 8 + Duration::from_secs(10))
 }
 
 const PROFILE: &str = "mutants";
