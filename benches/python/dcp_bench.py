@@ -148,6 +148,7 @@ if __name__ == "__main__":
     parser.add_argument("--overwrite", action="store_true")
     parser.add_argument("--port", type=int, default=29513)
     parser.add_argument("--world", type=int, default=2)
-    args = parser.parse_args()
+    # Settings may stand behind options, too.
+    args = parser.parse_intermixed_args()
     # Forked, so that torch is imported once; nothing of it has run yet.
     mp.start_processes(run, args=(args.world, args, torch.get_num_threads()), nprocs=args.world, start_method="fork")
