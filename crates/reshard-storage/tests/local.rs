@@ -100,6 +100,40 @@ fn a_link_stays_and_what_it_points_to_is_written() {
 }
 
 #[test]
+fn a_rank_joins_where_the_version_was_begun_wherever_a_link_leads_by_now() {
+    let dir = tempfile::tempdir().unwrap();
+    let link = dir.path().join("latest");
+    ["one", "two"].iter().for_each(|d| fs::create_dir(dir.path().join(d)).unwrap());
+    for place in ["latest", "latest/ckpt"] {
+        std::os::unix::fs::symlink("one", &link).unwrap();
+        let store = LocalStore::at(dir.path().join(place)).unwrap();
+        block_on(async {
+            let begun = store.stage("a", IfExists::Refuse).await.unwrap();
+            fs::remove_file(&link).unwrap();
+            std::os::unix::fs::symlink("two", &link).unwrap();
+            // Where the link leads by now there is nothing to join, and nothing is made.
+            let e = store.join("a", None).await.unwrap_err();
+            assert!(matches!(e, StorageError::NotJoined { .. }), "{e}");
+            let joined = store.join("a", begun.place().as_deref()).await.unwrap();
+            assert_eq!(joined.place(), begun.place());
+            let mut written = Vec::new();
+            for (stage, file) in [(&begun, "mine"), (&joined, "theirs")] {
+                let body = FileBody::from_bytes(name(file), vec![1; 10].into());
+                written.extend(stage.write(vec![body], Durability::Process, Progress::none()).await.unwrap());
+            }
+            begun.publish(&written, (name("record"), vec![1].into()), Durability::Process).await.unwrap();
+        });
+        fs::remove_file(&link).unwrap();
+        let made = dir.path().join(place.replace("latest", "one"));
+        assert_eq!(listed(&made), ["mine", "record", "theirs"]);
+        assert!(listed(&dir.path().join("two")).is_empty());
+        fs::remove_dir_all(made).unwrap();
+        fs::create_dir_all(dir.path().join("one")).unwrap();
+        assert_eq!(listed(dir.path()), ["one", "two"]);
+    }
+}
+
+#[test]
 fn a_mounted_root_is_refused_before_anything_is_written() {
     for place in ["/", "/proc"] {
         let store = LocalStore::at(place).unwrap();

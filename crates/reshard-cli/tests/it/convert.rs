@@ -373,15 +373,21 @@ fn more_files_than_a_directory_should_hold_are_refused_before_anything_is_read()
     let saved = states::dcp();
     let to = saved.beside("to");
     let convert = |more: &[&str]| run(&[&["convert", &saved.url, &to][..], more].concat());
-    let ran = convert(&["--ranks", "4096", "--files-per-rank", "65536"]);
+    let nowhere =
+        |ranks, files| run(&["convert", "nowhere", &to, "--ranks", ranks, "--files-per-rank", files]);
+    let ran = nowhere("4096", "65536");
     assert!(
         ran.code == 2 && ran.err.contains("268,435,456 files") && ran.err.contains("65,536"),
         "{}",
         ran.err
     );
     assert!(ran.err.contains("hint: name fewer --ranks or --files-per-rank"), "{}", ran.err);
-    let nowhere = run(&["convert", "nowhere", &to, "--ranks", "2", "--files-per-rank", "65536"]);
-    assert!(nowhere.err.contains("131,072 files"), "{}", nowhere.err);
+    assert!(nowhere("241", "272").err.contains("65,552 files"));
+    assert!(nowhere("3", "21846").err.contains("65,538 files"));
+    for (ranks, files) in [("4096", "16"), ("1", "65536"), ("16", "4096")] {
+        assert_eq!(nowhere(ranks, files).code, 3, "so many files may be, but nowhere is no checkpoint");
+    }
+    assert_eq!(convert(&["--ranks", "2", "--files-per-rank", "65536"]).code, 2);
     assert!(!std::path::Path::new(&to).exists());
     assert_eq!(convert(&["--ranks", "2", "--files-per-rank", "16"]).code, 0);
 }

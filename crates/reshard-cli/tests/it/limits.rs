@@ -150,6 +150,41 @@ fn a_compressed_tensor_unpacks_to_what_its_shape_says_and_to_no_more() {
     assert_eq!(digest(&made.url), digest(&to));
 }
 
+/// Bytes that no compression makes shorter.
+fn noise(n: usize) -> Vec<u8> {
+    let mut x = 1u32;
+    let mut next = || {
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+        x as u8
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+#[test]
+fn whatever_a_chunk_is_read_through_it_unpacks_to_what_its_shape_says() {
+    // More than its four bytes and what a description may take; as long as it is stored, it is read in pieces, or as a whole,
+    // and behind a stream as a whole.
+    let bomb = |storage: &[u8]| archive(&pickle(view(&[1], &[1], storage.len() as u64 / 4)), storage, true);
+    let (long, short) = (bomb(&noise(5 << 20)), bomb(&vec![0; 5 << 20]));
+    assert!(long.len() > 4 << 20 && short.len() < 1 << 20);
+    let made = made(&[
+        Item::tensor("long", &[1], long),
+        Item::tensor("short", &[1], short.clone()),
+        Item::tensor("streamed", &[1], zstd(&short, 0)).transformed("stream.zstd/1"),
+    ]);
+    let why = "unpacks to far more than the 4 bytes of its elements";
+    let (code, j) = made.verified(&[]);
+    let told: Vec<_> =
+        j["not_understood"].as_array().unwrap().iter().map(|d| d["what"].to_string()).collect();
+    assert!((code, told.len()) == (2, 3) && told.iter().all(|what| what.contains(why)), "{j}");
+    let j: Json = serde_json::from_str(&run(&["digest", &made.url, "--json"]).out).unwrap();
+    for key in ["long", "short", "streamed"] {
+        assert!(j["errors"][key].as_str().is_some_and(|e| e.contains(why)), "{j}");
+    }
+}
+
 #[test]
 fn a_flipped_bit_in_a_packed_storage_is_damage() {
     let mut item = sound("packed", 100_000, true);
@@ -209,6 +244,9 @@ fn what_is_not_understood_has_its_own_word_and_exits_with_2_unless_something_is_
     let both = self::made(&items);
     let (code, j) = both.verified(&[]);
     assert_eq!((code, &j["status"]), (1, &json!("damaged")), "{j}");
+    let ran = run(&["verify", &both.url]);
+    let words: Vec<_> = ran.out.lines().map(|line| line.split_once("  ").unwrap().0).collect();
+    assert_eq!(words, ["damaged", "not understood", "not understood"], "the worst comes first");
     assert_eq!(run(&["digest", &both.url]).code, 1);
     assert_eq!(run(&["convert", &both.url, &both.beside("to")]).code, 1);
 }
@@ -232,4 +270,58 @@ fn what_is_read_whole_is_measured_before_it_is_read() {
         let ran = run(&[command, &saved.url, "--max-whole", "1GiB", "--max-memory", "1GiB"]);
         assert_eq!(ran.code, 0, "{command}: {}", ran.err);
     }
+}
+
+#[test]
+fn the_cap_of_what_is_read_whole_is_that_of_each_thing_that_is() {
+    // Each is longer than `.metadata`, which is read first.
+    let text = "x".repeat(20_000);
+    let list = archive(&pickle([&b"X\x20\x4e\0\0"[..], text.as_bytes()].concat()), &[], false);
+    let floats = |packed| archive(&pickle(view(&[50_000], &[1], 50_000)), &noise(200_000), packed);
+    let made = made(&[
+        Item::object("object", list),
+        Item::tensor("deflated", &[50_000], floats(true)),
+        Item::tensor("streamed", &[50_000], zstd(&floats(false), 0)).transformed("stream.zstd/1"),
+    ]);
+    let max = "10000";
+    let (code, j) = made.verified(&["--max-whole", max]);
+    let told: Vec<_> = j["not_read"].as_array().unwrap().iter().map(|d| d.to_string()).collect();
+    assert!(
+        (code, told.len()) == (2, 3) && told.iter().all(|d| d.contains("too much to be read as a whole")),
+        "{j}"
+    );
+    let ran = run(&["digest", &made.url, "--json", "--max-whole", max]);
+    let j: Json = serde_json::from_str(&ran.out).unwrap();
+    for key in ["deflated", "streamed"] {
+        let e = j["errors"][key].as_str().unwrap_or_default();
+        assert!(e.contains(key) && e.contains("too much to be read as a whole"), "{j}");
+    }
+    assert_eq!(ran.code, 2);
+    assert_eq!(made.verified(&[]).0, 0);
+}
+
+#[test]
+fn the_cap_of_what_is_read_whole_is_that_of_common_state_and_of_the_metadata_of_all_ranks() {
+    let saved = crate::states::megatron();
+    let metadata = std::fs::metadata(saved.path(".metadata")).unwrap().len();
+    let text = "x".repeat(2 * metadata as usize);
+    let common =
+        pickle([&b"}X\x01\0\0\0aX"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes(), b"s"].concat());
+    std::fs::write(saved.path("common.pt"), archive(&common, &[], false)).unwrap();
+    assert_eq!(run(&["verify", &saved.url]).code, 0);
+    let ran = run(&["verify", &saved.url, "--max-whole", &metadata.to_string()]);
+    assert!(ran.code == 2 && ran.out.contains("common.pt has "), "{} {}", ran.out, ran.err);
+
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/dcp/rank_local_w2/ckpt");
+    let each = [0, 1].map(|r| std::fs::metadata(format!("{fixture}/__{r}.metadata")).unwrap().len());
+    let max = |bytes: u64| run(&["verify", fixture, "--max-whole", &bytes.to_string()]);
+    let all = each.iter().sum();
+    assert_eq!(max(all).code, 0);
+    let ran = max(all - 1);
+    assert!(
+        ran.code == 2 && ran.err.contains("metadata of ranks 0 to 1, together, has "),
+        "{} {}",
+        ran.out,
+        ran.err
+    );
 }
