@@ -3,8 +3,6 @@
 /// Where the parts of a table begin, with a way to find the part of a row in one step, whatever their sizes are.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows {
-    /// First row of each part, and the number of rows.
-    starts: Vec<u64>,
     /// First row and number of rows of each part.
     parts: Vec<(u64, u64)>,
     /// For each run of `1 << shift` rows the part that has the first of them.
@@ -15,12 +13,10 @@ pub(crate) struct Rows {
 impl Rows {
     /// Parts of so many rows, in order. The sum must fit 64 bits, and there are fewer than 2^32 parts.
     pub(crate) fn new(lengths: impl IntoIterator<Item = u64>) -> Self {
-        let (mut starts, mut parts) = (vec![0], Vec::new());
-        let mut total = 0u64;
+        let (mut parts, mut total) = (Vec::new(), 0u64);
         for n in lengths {
             parts.push((total, n));
             total = total.saturating_add(n);
-            starts.push(total);
         }
         let mut shift = 0;
         // Some for each part, and so many for few parts that hardly any has rows of two.
@@ -32,18 +28,18 @@ impl Rows {
         let mut part = 0;
         let hints = (0..=runs)
             .map(|run| {
-                while part + 1 < parts.len() && starts[part + 1] <= run << shift {
+                while part + 1 < parts.len() && parts[part + 1].0 <= run << shift {
                     part += 1;
                 }
                 part as u32
             })
             .collect();
-        Self { starts, parts, hints, shift }
+        Self { parts, hints, shift }
     }
 
     /// Number of rows.
     pub(crate) fn total(&self) -> u64 {
-        self.starts.last().copied().unwrap_or(0)
+        self.parts.last().map_or(0, |(start, len)| start.saturating_add(*len))
     }
 
     /// Number of parts.
@@ -80,8 +76,8 @@ impl Rows {
             return None;
         }
         // Parts without rows begin where the next one does.
-        let part = self.starts.partition_point(|&start| start <= row).checked_sub(1)?;
-        Some((part, row - self.starts[part]))
+        let part = self.parts.partition_point(|&(start, _)| start <= row).checked_sub(1)?;
+        Some((part, row - self.start(part)))
     }
 }
 

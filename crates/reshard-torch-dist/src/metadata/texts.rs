@@ -13,8 +13,6 @@ use std::{collections::BTreeMap, hash::BuildHasher};
 const ENTRY: usize = 24;
 /// An entry of the map of spellings.
 const SPELLED: usize = 48;
-/// No such number.
-const NONE: u32 = u32::MAX;
 
 /// Texts by number. Those of [`FIELDS`] come first.
 #[derive(Default)]
@@ -24,8 +22,8 @@ pub(crate) struct Texts {
     ends: Vec<End>,
     numbers: HashTable<u32>,
     hasher: RandomState,
-    /// Of each text that may be another one as a key: that one, or `NONE` while nobody asked. Others are keys as they are.
-    keys: BTreeMap<u32, u32>,
+    /// Of each text that may be another one as a key: that one, once somebody has asked. Others are keys as they are.
+    keys: BTreeMap<u32, Option<u32>>,
 }
 
 #[derive(Clone, Copy)]
@@ -72,7 +70,7 @@ impl Texts {
         numbers.insert_unique(hash, i, rehash);
         if has_letters(new.as_bytes()) {
             worth.take(SPELLED)?;
-            keys.insert(i, NONE);
+            keys.insert(i, None);
         }
         Ok(i)
     }
@@ -81,16 +79,16 @@ impl Texts {
     pub(crate) fn key(&mut self, i: u32, worth: &mut Worth) -> Result<u32, Beyond> {
         match self.keys.get(&i) {
             None => Ok(i),
-            Some(&NONE) => {
+            Some(None) => {
                 let plain = self.get(i).unwrap_or_default().as_bytes();
                 // A spelling is at most twice as long.
                 worth.take(plain.len().saturating_mul(2))?;
                 let spelled = spell(plain).unwrap_or_default().into_owned();
                 let key = self.add(&spelled, worth)?;
-                self.keys.insert(i, key);
+                self.keys.insert(i, Some(key));
                 Ok(key)
             }
-            Some(&key) => Ok(key),
+            Some(Some(key)) => Ok(*key),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What is in memory of files that are sound.
 
 use crate::{
-    asm::{Asm, FS, MD, same},
+    asm::{Asm, FS, MD, bytes_item, same},
     counting::{peak_of, turn},
 };
 use reshard_storage::LocalStore;
@@ -57,7 +57,7 @@ fn a_file_is_given_back_before_the_table_is_built() {
 /// A file of one object, with a megabyte that means nothing.
 fn rank(r: u32) -> Vec<u8> {
     let a = Asm::new().op(b"B").op(&MIB.to_le_bytes()).op(&vec![0; MIB as usize]).op(b"0");
-    a.metadata(|a| a.str(&format!("o{r}")).class(MD, "BytesStorageMetadata").op(b")\x81"), same, same)
+    a.metadata(|a| bytes_item(a, &format!("o{r}")), same, same)
 }
 
 const MIB: u32 = 1 << 20;

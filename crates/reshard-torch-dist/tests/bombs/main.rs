@@ -53,6 +53,21 @@ fn shared_text(len: usize) -> Asm {
     Asm::new().str(&"x".repeat(len)).keep(0)
 }
 
+/// Objects, each with such a list of transforms.
+fn transformed(start: Asm, n: u32, list: impl Fn(Asm, u32) -> Asm) -> Vec<u8> {
+    let key = |i| format!("o{i}");
+    start.metadata(
+        |a| a.many(n, |a, i| bytes_item(a, &key(i))),
+        |a| {
+            a.many(n, |a, i| {
+                let transforms = |a: Asm| list(a.str("transform_descriptors").op(b"]("), i).op(b"e");
+                a.item(|a| a.str(&key(i)), transforms)
+            })
+        },
+        same,
+    )
+}
+
 #[test]
 fn what_asks_for_more_than_the_file_is_worth_is_refused() {
     let _turn = turn();
@@ -103,41 +118,11 @@ fn what_asks_for_more_than_the_file_is_worth_is_refused() {
     read(
         "a list of transforms for each item",
         (0, 0, 5000),
-        &Asm::new().metadata(
-            |a| a.many(5000, |a, i| bytes_item(a, &format!("o{i}"))),
-            |a| {
-                a.many(5000, |a, i| {
-                    a.item(
-                        |a| a.str(&format!("o{i}")),
-                        |a| {
-                            a.str("transform_descriptors").op(b"](").str(&format!("stream.zstd/{i}")).op(b"e")
-                        },
-                    )
-                })
-            },
-            same,
-        ),
+        &transformed(Asm::new(), 5000, |a, i| a.str(&format!("stream.zstd/{i}"))),
     );
     memory(
         "transforms of a text again and again",
-        &shared_text(50_000).metadata(
-            |a| a.many(50, |a, i| bytes_item(a, &format!("o{i}"))),
-            |a| {
-                a.many(50, |a, i| {
-                    a.item(
-                        |a| a.str(&format!("o{i}")),
-                        |a| {
-                            a.str("transform_descriptors")
-                                .op(b"](")
-                                .many(200, |a, _| a.get(0))
-                                .int(i)
-                                .op(b"e")
-                        },
-                    )
-                })
-            },
-            same,
-        ),
+        &transformed(shared_text(50_000), 50, |a, i| a.many(200, |a, _| a.get(0)).int(i)),
     );
     memory("a path of planner data that many keys share", &{
         let a = shared_text(100).op(b"(").many(2000, |a, _| a.get(0)).op(b"t").keep(1);
