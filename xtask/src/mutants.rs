@@ -8,7 +8,7 @@ mod dice;
 mod known;
 mod tree;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque, btree_map::Entry};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use crate::mutants::cores::{CORES, Core};
+use crate::mutants::cores::{CORES, Core, Judge};
 use crate::shell::{Program, cargo, say, target_dir, tool};
 
 /// Known by its list of mutants: another version may have others.
@@ -178,32 +178,17 @@ fn try_all(
 ) -> Result<BTreeMap<&'static str, Tally>> {
     let (queue, tallies) = (Mutex::new(batches), Mutex::new(BTreeMap::<&'static str, Tally>::new()));
     let job = |home: &PathBuf| -> Result<()> {
-        let mut limits: BTreeMap<&str, Duration> = BTreeMap::new();
+        let mut limits: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
         loop {
             let Some(batch) = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front() else {
                 return Ok(());
             };
-            let limit = match limits.get(batch.core.name) {
-                Some(limit) => *limit,
-                None => {
-                    let limit = baseline(tools, home, batch.core)?;
-                    *limits.entry(batch.core.name).or_insert(limit)
-                }
+            let limits = match limits.entry(batch.core.name) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(baseline(tools, home, batch.core)?),
             };
             let begin = Instant::now();
-            let mut outcomes = try_batch(tools, home, batch.core, batch.core.tests, &batch.mutants, limit)?;
-            let survive = |outcome: &String| outcome == MISSED;
-            if !batch.core.slow.is_empty() && outcomes.iter().any(survive) {
-                let left: Vec<Mutant> = batch
-                    .mutants
-                    .iter()
-                    .zip(&outcomes)
-                    .filter(|(_, o)| survive(o))
-                    .map(|(m, _)| m.clone())
-                    .collect();
-                let judged = try_batch(tools, home, batch.core, batch.core.slow, &left, limit * 3)?;
-                outcomes.iter_mut().filter(|o| survive(o)).zip(judged).for_each(|(old, new)| *old = new);
-            }
+            let outcomes = judge(tools, home, &batch, limits)?;
             let mut tallies = tallies.lock().unwrap_or_else(PoisonError::into_inner);
             let tally = tallies.entry(batch.core.name).or_default();
             tally.spent += begin.elapsed();
@@ -234,29 +219,30 @@ fn try_all(
     Ok(tallies.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The judges are green where nothing is broken; how long a broken one may take is several times what they took.
-fn baseline(tools: &Tools, home: &Path, core: &Core) -> Result<Duration> {
-    let judge = |how: &[&str], tests: &[&str]| {
-        let judges = core.judges.iter().flat_map(|judge| ["--package", judge]);
+/// The judges are green where nothing is broken; how long each may take where something is, is several times what it took.
+fn baseline(tools: &Tools, home: &Path, core: &Core) -> Result<Vec<Duration>> {
+    let judge = |judge: &Judge, how: &[&str]| {
+        let packages = judge.packages.iter().flat_map(|package| ["--package", package]);
         // Batches that were stopped may have left a broken source; then cargo must see it mended.
         surroundings(tools, cargo(&["nextest", "run", "--locked", "--cargo-profile", PROFILE]), home)?
             .args(["--manifest-path".as_ref(), home.join("tree/Cargo.toml").as_os_str()])
-            .args(judges)
+            .args(packages)
             .args(how)
-            .args(tests)
+            .args(judge.tests)
             .read()
             .with_context(|| format!("the judges of {} are red before anything is broken", core.name))
     };
-    judge(&["--no-run"], core.tests)?;
-    let begin = Instant::now();
-    judge(&[], core.tests)?;
-    let took = begin.elapsed();
-    if !core.slow.is_empty() {
-        judge(&[], core.slow)?;
+    let mut limits = Vec::new();
+    for one in core.judges {
+        judge(one, &["--no-run"])?;
+        let begin = Instant::now();
+        judge(one, &[])?;
+        let took = begin.elapsed();
+        say(format!("{:<10} {} take {:.1} s", core.name, one.tests.join(" "), took.as_secs_f64()));
+        // Beside other work tests take longer, and a timeout counts as noticed.
+        limits.push(took * 8 + Duration::from_secs(10));
     }
-    say(format!("{:<10} its tests take {:.1} s", core.name, took.as_secs_f64()));
-    // Beside other work tests take longer, and a timeout counts as noticed.
-    Ok(took * 8 + Duration::from_secs(10))
+    Ok(limits)
 }
 
 const PROFILE: &str = "mutants";
@@ -275,12 +261,27 @@ fn surroundings(tools: &Tools, program: Program, home: &Path) -> Result<Program>
     Ok(quiet.env("PATH", path).env("CARGO_TARGET_DIR", home.join("target")))
 }
 
-/// Tries each mutant of a batch, and says what became of them, in their order.
-fn try_batch(
+/// What became of each mutant of a batch, in their order. Each judge is asked about what those before it have not noticed.
+fn judge(tools: &Tools, home: &Path, batch: &Batch, limits: &[Duration]) -> Result<Vec<String>> {
+    let Batch { core, mutants } = batch;
+    let mut outcomes = vec![MISSED.to_owned(); mutants.len()];
+    for (judge, limit) in core.judges.iter().zip(limits) {
+        let left = mutants.iter().zip(&outcomes).filter(|(_, outcome)| *outcome == MISSED);
+        let left: Vec<Mutant> = left.map(|(mutant, _)| mutant.clone()).collect();
+        if !left.is_empty() {
+            let judged = try_mutants(tools, home, core, judge, &left, *limit)?;
+            outcomes.iter_mut().filter(|old| *old == MISSED).zip(judged).for_each(|(old, new)| *old = new);
+        }
+    }
+    Ok(outcomes)
+}
+
+/// Tries each of these, and says what became of them, in their order.
+fn try_mutants(
     tools: &Tools,
     home: &Path,
     core: &Core,
-    tests: &[&str],
+    judge: &Judge,
     mutants: &[Mutant],
     limit: Duration,
 ) -> Result<Vec<String>> {
@@ -299,8 +300,8 @@ fn try_batch(
         .args(["--output".as_ref(), home.as_os_str()])
         .args(["--timeout", &limit.as_secs().to_string(), "--build-timeout", "900"])
         .args(["--profile", PROFILE, "--cargo-arg=--locked"])
-        .args(tests.iter().map(|arg| format!("--cargo-test-arg={arg}")))
-        .args(["--test-package", &core.judges.join(",")])
+        .args(judge.tests.iter().map(|arg| format!("--cargo-test-arg={arg}")))
+        .args(["--test-package", &judge.packages.join(",")])
         .args(core.files.iter().flat_map(|file| ["--file", file]))
         .args(names)
         .read_unless(&[2, 3])?; // Missed mutants and timeouts are no failures of the program.

@@ -6,12 +6,16 @@ pub(crate) struct Core {
     pub(crate) name: &'static str,
     /// Files and patterns, from the root of the workspace.
     pub(crate) files: &'static [&'static str],
-    /// As few as can judge: all their tests are built and run for each mutant.
-    pub(crate) judges: &'static [&'static str],
-    /// Which tests of the judges: arguments of `cargo nextest run`. What takes long to build or to run is left out.
+    /// Each judges what those before it have not noticed, so the quickest to build and to run comes first.
+    pub(crate) judges: &'static [Judge],
+}
+
+/// Tests of some packages.
+#[derive(Debug)]
+pub(crate) struct Judge {
+    pub(crate) packages: &'static [&'static str],
+    /// Which of their tests: arguments of `cargo nextest run`.
     pub(crate) tests: &'static [&'static str],
-    /// The tests that judge what has survived those.
-    pub(crate) slow: &'static [&'static str],
 }
 
 pub(crate) const CORES: &[Core] = &[
@@ -23,9 +27,7 @@ pub(crate) const CORES: &[Core] = &[
             "crates/reshard-model/src/layout.rs",
             "crates/reshard-model/src/dims.rs",
         ],
-        judges: &["reshard-model"],
-        tests: &["--tests"],
-        slow: &[],
+        judges: &[Judge { packages: &["reshard-model"], tests: &["--tests"] }],
     },
     Core {
         name: "plan",
@@ -39,16 +41,18 @@ pub(crate) const CORES: &[Core] = &[
             "crates/reshard-plan/src/index.rs",
             "crates/reshard-plan/src/metadata/builder.rs",
         ],
-        judges: &["reshard-plan"],
-        tests: &["--test", "plan"],
-        slow: &["--tests"],
+        judges: &[
+            Judge { packages: &["reshard-plan"], tests: &["--test", "plan"] },
+            Judge { packages: &["reshard-plan"], tests: &["--tests"] },
+        ],
     },
     Core {
         name: "comm",
         files: &["crates/reshard-comm/src/*.rs", "crates/reshard-comm/src/local/*.rs"],
-        judges: &["reshard-comm"],
-        tests: &["--tests"],
-        slow: &[],
+        judges: &[
+            Judge { packages: &["reshard-comm"], tests: &["--test", "protocol"] },
+            Judge { packages: &["reshard-comm"], tests: &["--tests"] },
+        ],
     },
     Core {
         name: "reader",
@@ -57,26 +61,26 @@ pub(crate) const CORES: &[Core] = &[
             "crates/reshard-torch-dist/src/reader/*.rs",
             "crates/reshard-torch-dist/src/table.rs",
         ],
-        judges: &["reshard-torch-dist", "reshard", "reshard-golden"],
-        tests: &["--lib", "--test", "hostile", "--test", "verify", "--test", "counted", "--test", "it"],
-        slow: &["--tests"],
+        judges: &[
+            Judge { packages: &["reshard-golden"], tests: &["--test", "it"] },
+            Judge { packages: &["reshard-torch-dist", "reshard"], tests: &["--tests"] },
+        ],
     },
     Core {
         name: "commit",
         files: &["crates/reshard-storage/src/local.rs", "crates/reshard-storage/src/local/*.rs"],
-        judges: &["reshard-storage"],
-        tests: &[
-            "--lib", "--test", "contract", "--test", "durable", "--test", "exchange", "--test", "gather",
-            "--test", "local", "--test", "replace",
+        judges: &[
+            Judge { packages: &["reshard-storage"], tests: &["--test", "contract", "--test", "local"] },
+            Judge { packages: &["reshard-storage"], tests: &["--tests"] },
         ],
-        slow: &["--test", "crash"],
     },
     Core {
         name: "save",
         files: &["crates/reshard-strategy/src/pipeline/save.rs"],
-        judges: &["reshard", "reshard-laws"],
-        tests: &["--tests"],
-        slow: &[],
+        judges: &[
+            Judge { packages: &["reshard-laws"], tests: &["--test", "it"] },
+            Judge { packages: &["reshard", "reshard-laws"], tests: &["--tests"] },
+        ],
     },
     Core {
         name: "pickle",
@@ -86,9 +90,10 @@ pub(crate) const CORES: &[Core] = &[
             "crates/reshard-torch-format/src/pickle/memo.rs",
             "crates/reshard-torch-format/src/value/read.rs",
         ],
-        judges: &["reshard-torch-format"],
-        tests: &["--tests"],
-        slow: &[],
+        judges: &[
+            Judge { packages: &["reshard-torch-format"], tests: &["--test", "it"] },
+            Judge { packages: &["reshard-torch-format"], tests: &["--tests"] },
+        ],
     },
 ];
 
