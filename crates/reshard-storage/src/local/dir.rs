@@ -124,6 +124,22 @@ pub(super) fn below<T>(
     }
 }
 
+/// Opens a directory below; neither it nor one on the way is a link.
+pub(super) fn open_below(root: impl AsFd, name: &Name) -> Result<OwnedFd, Errno> {
+    // One call, as deep as it may be.
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{ResolveFlags, openat2};
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match openat2(&root, name.as_str(), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+            // Not on this kernel, or not in this sandbox.
+            Err(Errno::NOSYS | Errno::PERM) => {}
+            other => return other,
+        }
+    }
+    below(root, name, |above, part| open(above, part))
+}
+
 /// Removes a file below an open directory, if it is there.
 pub(super) fn unlink(root: impl AsFd, name: &Name) -> Result<(), Errno> {
     match below(root, name, |dir, file| rustix::fs::unlinkat(dir, file, AtFlags::empty())) {

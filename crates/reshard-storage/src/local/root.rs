@@ -3,7 +3,7 @@
 //! Links in it have one rule. A file that is a link to a file is that file, wherever it lies: caches of model hubs are made of
 //! such links. A directory that is a link is not entered. What is removed is the link.
 
-use super::dir::{below, is_absent, unlink, utf8};
+use super::dir::{self, below, is_absent, unlink, utf8};
 use crate::{Entry, Link, Name, Result, StorageError};
 use rustix::{
     fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat},
@@ -167,16 +167,19 @@ impl Root {
     fn walk(&self, depth: Depth, mut each: impl FnMut(Found)) -> Result<()> {
         let fail = |e| StorageError::io("list", &self.path, e);
         let Some(root) = self.open()? else { return Ok(()) };
-        // Directories that are still to be looked at: what stands before the names in them.
-        let mut waiting = vec![String::new()];
-        while let Some(prefix) = waiting.pop() {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let here = if prefix.is_empty() { "." } else { prefix.trim_end_matches('/') };
-            let dir = match rustix::fs::openat(&root, here, flags, Mode::empty()) {
-                // It was removed meanwhile.
-                Err(e) if is_absent(e) && !prefix.is_empty() => continue,
+        // Directories that are still to be looked at; the first is the root.
+        let mut waiting = vec![None];
+        while let Some(at) = waiting.pop() {
+            let dir = match &at {
+                None => dir::open(&root, "."),
+                Some(name) => dir::open_below(&root, name),
+            };
+            let dir = match dir {
+                // It was removed meanwhile, or has become a link.
+                Err(e) if (is_absent(e) || e == Errno::LOOP) && at.is_some() => continue,
                 other => other.map_err(fail)?,
             };
+            let prefix = at.map(|name| format!("{name}/")).unwrap_or_default();
             for entry in Dir::read_from(&dir).map_err(fail)? {
                 let entry = entry.map_err(fail)?;
                 let Some(file) = utf8(entry.file_name()) else { continue };
@@ -186,8 +189,9 @@ impl Root {
                 };
                 let name = format!("{prefix}{file}");
                 match (FileType::from_raw_mode(stat.st_mode), Name::new(&*name)) {
-                    (FileType::Directory, _) if depth == Depth::All => waiting.push(name + "/"),
-                    (FileType::Directory, _) | (_, Err(_)) => {}
+                    (_, Err(_)) => {}
+                    (FileType::Directory, Ok(name)) if depth == Depth::All => waiting.push(Some(name)),
+                    (FileType::Directory, Ok(_)) => {}
                     (FileType::Symlink, Ok(name)) => {
                         let stat = match rustix::fs::statat(&dir, file, AtFlags::empty()) {
                             Err(e) if is_absent(e) || e == Errno::LOOP => None,
@@ -225,4 +229,63 @@ fn file_len(stat: &Stat) -> Option<u64> {
 fn changed(stat: &Stat) -> Option<SystemTime> {
     let (secs, nanos) = (u64::try_from(stat.st_mtime).ok()?, u32::try_from(stat.st_mtime_nsec).ok()?);
     SystemTime::UNIX_EPOCH.checked_add(Duration::new(secs, nanos))
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use std::{fs, os::unix::fs::symlink};
+
+    /// Names of all that a walk tells; `change` is called with the first of them.
+    fn walked(dir: &Path, depth: Depth, change: impl FnOnce(&str)) -> Vec<String> {
+        let (mut change, mut names) = (Some(change), Vec::new());
+        let told = Root::new(dir.into()).walk(depth, |found| {
+            if let Some(change) = change.take() {
+                change(found.name.as_str());
+            }
+            names.push(found.name.as_str().to_owned());
+        });
+        told.unwrap();
+        names.sort();
+        names
+    }
+
+    fn file(at: PathBuf) {
+        fs::create_dir_all(at.parent().unwrap()).unwrap();
+        fs::write(at, "").unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_is_a_link_is_told_and_not_entered() {
+        let home = tempfile::tempdir().unwrap();
+        let [dir, other] = ["ckpt", "other"].map(|d| home.path().join(d));
+        [dir.join("d/a"), other.join("b")].into_iter().for_each(file);
+        symlink(&other, dir.join("link")).unwrap();
+        symlink(&other, dir.join("d/link")).unwrap();
+        assert_eq!(walked(&dir, Depth::All, |_| ()), ["d/a", "d/link", "link"]);
+        assert_eq!(walked(&dir, Depth::Top, |_| ()), ["link"]);
+    }
+
+    #[test]
+    fn a_directory_that_becomes_a_link_while_it_is_walked_is_not_entered() {
+        for on_the_way in [false, true] {
+            let home = tempfile::tempdir().unwrap();
+            let [dir, other] = ["ckpt", "other"].map(|d| home.path().join(d));
+            ["ckpt/d/e/a", "ckpt/d/f/a", "other/b", "other/e/b", "other/f/b"]
+                .map(|f| home.path().join(f))
+                .into_iter()
+                .for_each(file);
+            let mut first = String::new();
+            // One of two directories is being listed; the other one is known, and comes next.
+            let names = walked(&dir, Depth::All, |name| {
+                first = name.into();
+                let next = if name == "d/e/a" { "d/f" } else { "d/e" };
+                let swapped = dir.join(if on_the_way { "d" } else { next });
+                fs::rename(&swapped, home.path().join("away")).unwrap();
+                symlink(&other, swapped).unwrap();
+            });
+            assert_eq!(names, [first], "{on_the_way}");
+        }
+    }
 }

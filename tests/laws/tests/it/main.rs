@@ -13,6 +13,7 @@ mod plain;
 mod policies;
 mod protocol;
 mod ranks_that_leave;
+mod repointed;
 mod round_trip;
 mod stores;
 mod templates;
