@@ -201,4 +201,26 @@ mod tests {
             assert_eq!(found("w", Some(name), "it can't be"), format!("w: {name} at byte 7: it can't be"));
         }
     }
+
+    #[test]
+    fn the_worst_of_all_findings_gives_the_status_and_damage_alone_exits_with_1() {
+        let words = ["damaged", "unchecked", "not understood", "not read"];
+        for found in 0u32..16 {
+            let finding = |i: usize| {
+                let one = Damage { key: None, file: None, offset: None, what: words[i].into() };
+                if found & (1 << i) == 0 { Vec::new() } else { vec![one] }
+            };
+            let mut v = VerifyReport::default();
+            (v.damage, v.unchecked) = (finding(0), finding(1));
+            (v.not_understood, v.not_read) = (finding(2), finding(3));
+            let report = Report::of(false, v);
+            let worst = words.get(found.trailing_zeros() as usize).copied().unwrap_or("sound");
+            let code = match worst {
+                "sound" => 0,
+                "damaged" => 1,
+                _ => 2,
+            };
+            assert_eq!((report.status, report.exit_code()), (worst, code), "{found:04b}");
+        }
+    }
 }

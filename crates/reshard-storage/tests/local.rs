@@ -219,6 +219,40 @@ fn removing_follows_no_link() {
 }
 
 #[test]
+fn a_link_to_a_file_is_that_file_and_one_to_a_directory_is_not_entered() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("x");
+    for d in ["x/sub", "other"] {
+        fs::create_dir_all(dir.path().join(d)).unwrap();
+        fs::write(dir.path().join(d).join("data"), d).unwrap();
+    }
+    std::os::unix::fs::symlink("../other/data", place.join("file")).unwrap();
+    std::os::unix::fs::symlink("../../other/data", place.join("sub/file")).unwrap();
+    std::os::unix::fs::symlink("../other", place.join("dir")).unwrap();
+    let store = LocalStore::at(&place).unwrap();
+    block_on(async {
+        let pinned = store.pinned().await.unwrap().unwrap();
+        for store in [&store as &dyn Store, &*pinned] {
+            for file in ["file", "sub/file"].map(name) {
+                assert_eq!(&store.read(&file, 0..5).await.unwrap()[..], b"other");
+                assert_eq!(store.len(&file).await.unwrap(), Some(5));
+                assert!(store.modified(&file).await.unwrap().is_some());
+            }
+            let behind = name("dir/data");
+            let e = store.read(&behind, 0..5).await.unwrap_err();
+            assert!(
+                matches!(&e, StorageError::LinkedDirectory { directory, .. } if directory == "dir"),
+                "{e}"
+            );
+            assert_eq!(store.len(&behind).await.unwrap(), None);
+            assert_eq!(store.modified(&behind).await.unwrap(), None);
+            let all: Vec<_> = store.list().await.unwrap().into_iter().map(|e| (e.name, e.bytes)).collect();
+            assert_eq!(all, [("file", 5), ("sub/data", 5), ("sub/file", 5)].map(|(n, b)| (name(n), b)));
+        }
+    });
+}
+
+#[test]
 fn when_a_file_changed_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let when = SystemTime::UNIX_EPOCH + Duration::new(1_234_567, 890);

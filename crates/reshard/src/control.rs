@@ -54,3 +54,67 @@ pub(crate) async fn sha256(store: &Arc<dyn Store>, name: &Name) -> Result<Option
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+mod tests {
+    use super::*;
+    use async_trait::async_trait;
+    use futures::executor::block_on;
+    use reshard_storage::{Entry, Hints, IfExists, Stage, StorageError};
+    use std::{io, ops::Range};
+
+    /// All its files are so long, and none can be read.
+    #[derive(Debug)]
+    struct Long(u64);
+
+    #[async_trait]
+    impl Store for Long {
+        fn url(&self) -> String {
+            "long://".into()
+        }
+        fn hints(&self) -> Hints {
+            Hints::default()
+        }
+        async fn read(&self, name: &Name, _: Range<u64>) -> reshard_storage::Result<Bytes> {
+            Err(StorageError::io("read", name.as_str(), io::Error::other("nothing is read here")))
+        }
+        async fn list(&self) -> reshard_storage::Result<Vec<Entry>> {
+            Ok(Vec::new())
+        }
+        async fn remove(&self, _: &[Name]) -> reshard_storage::Result<()> {
+            Ok(())
+        }
+        async fn len(&self, _: &Name) -> reshard_storage::Result<Option<u64>> {
+            Ok(Some(self.0))
+        }
+        async fn stage(&self, _: &str, _: IfExists) -> reshard_storage::Result<Arc<dyn Stage>> {
+            Err(StorageError::invalid("nothing is written here"))
+        }
+    }
+
+    fn file(name: &str, len: u64) -> (Arc<dyn Store>, Name) {
+        (Arc::new(Long(len)), Name::new(name).unwrap())
+    }
+
+    #[test]
+    fn no_byte_is_hashed_of_what_is_longer_than_a_commit_record() {
+        for (name, most) in [(".metadata", RECORD), ("__3.metadata", RECORD), ("manifest", OTHER_RECORD)] {
+            for len in [most + 1, 8 << 40, u64::MAX] {
+                let (store, name) = file(name, len);
+                assert!(block_on(sha256(&store, &name)).unwrap().is_none(), "{name} of {len} bytes");
+            }
+            let (store, name) = file(name, most);
+            assert!(block_on(sha256(&store, &name)).is_err(), "{name} may be so long, so it is read");
+        }
+    }
+
+    #[test]
+    fn no_byte_is_read_of_what_is_longer_than_a_small_file() {
+        for (len, why) in [(SMALL + 1, "it has 67108865 bytes"), (SMALL, "nothing is read here")] {
+            let (store, name) = file("metadata.json", len);
+            let e = block_on(read_small(&store, &name)).unwrap_err();
+            assert!(format!("{e:?}").contains(why), "{e:?}");
+        }
+    }
+}

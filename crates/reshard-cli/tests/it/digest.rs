@@ -48,3 +48,31 @@ fn damaged_tensors_have_no_digest_and_the_others_have() {
     assert!(ran.err.contains("norm") && ran.err.contains("reshard verify"), "{}", ran.err);
     assert_eq!(run(&["digest", &saved.url, "--key", "scale"]).code, 0);
 }
+
+#[test]
+fn a_tensor_that_is_digested_in_blocks_is_checked_as_a_whole_before() {
+    let mut state = reshard::StateDict::new();
+    for (key, n) in [("large", 3 << 20), ("small", 3)] {
+        let data = reshard::Tensor::from_vec(&[n], vec![1.5f32; n as usize]).unwrap();
+        state.insert(key, reshard::ShardedTensor::replicated(key, data, 0));
+    }
+    let saved = states::save(&[state], reshard::Dialect::Dcp);
+    let elements = |n| 1.5f32.to_le_bytes().repeat(n);
+    let small = json!({ "dtype": "float32", "shape": [3], "sha256": sha(&elements(3)) });
+    let large = json!({ "dtype": "float32", "shape": [3 << 20], "sha256": sha(&elements(3 << 20)) });
+    let j = run(&["digest", &saved.url, "--json"]).json();
+    assert_eq!(j, json!({ "schema": 1, "tensors": { "large": large, "small": small } }));
+
+    let file = saved.path("__0_0.distcp");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[6 << 20] ^= 4;
+    std::fs::write(&file, bytes).unwrap();
+    let ran = run(&["digest", &saved.url, "--json"]);
+    let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((ran.code, &j["tensors"]), (1, &json!({ "small": small })), "{j}");
+    let errors = j["errors"].as_object().unwrap();
+    assert!(errors.len() == 1 && errors["large"].as_str().unwrap().contains("CRC-32"), "{j}");
+    let ran = run(&["digest", &saved.url]);
+    assert_eq!((ran.code, ran.out), (1, format!("{}  small\n", sha(&elements(3)))));
+    assert_eq!(run(&["digest", &saved.url, "--no-verify"]).code, 0, "nobody looks");
+}

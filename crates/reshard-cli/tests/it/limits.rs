@@ -44,6 +44,11 @@ fn repeated(key: &str, n: u64) -> Item {
 #[test]
 fn a_terabyte_out_of_four_bytes_is_read_by_nobody_who_did_not_ask_for_it() {
     let made = made(&[repeated("huge", 1 << 38), sound("w", 4, false)]);
+    // Not even a little of it: before others read it all, and do not end.
+    let huge = reshard::blocking::Checkpoint::open(&made.url).unwrap().tensor("huge").unwrap();
+    for e in [huge.read(reshard::Region::rows(0..2)).err(), huge.source(reshard::Region::rows(0..2)).err()] {
+        assert_eq!(e.unwrap().kind(), reshard::ErrorKind::Limit);
+    }
     let ran = run(&["digest", &made.url]);
     assert_eq!(ran.code, 2, "{}", ran.err);
     assert!(ran.out.contains("  w") && !ran.out.contains("huge"), "the others are digested: {}", ran.out);
@@ -277,22 +282,28 @@ fn the_cap_of_what_is_read_whole_is_that_of_each_thing_that_is() {
     // Each is longer than `.metadata`, which is read first.
     let text = "x".repeat(20_000);
     let list = archive(&pickle([&b"X\x20\x4e\0\0"[..], text.as_bytes()].concat()), &[], false);
-    let floats = |packed| archive(&pickle(view(&[50_000], &[1], 50_000)), &noise(200_000), packed);
+    let floats = |n: u64, packed| archive(&pickle(view(&[n], &[1], n)), &noise(4 * n as usize), packed);
+    // Its elements have to be changed, so they are in memory together.
+    let mut negated = view(&[50_000], &[0], 1);
+    negated.truncate(negated.len() - b"tR".len());
+    negated.extend(b"}X\x03\0\0\0neg\x88stR");
     let made = made(&[
         Item::object("object", list),
-        Item::tensor("deflated", &[50_000], floats(true)),
-        Item::tensor("streamed", &[50_000], zstd(&floats(false), 0)).transformed("stream.zstd/1"),
+        Item::tensor("deflated", &[50_000], floats(50_000, true)),
+        Item::tensor("long", &[1_250_000], floats(1_250_000, true)),
+        Item::tensor("negated", &[50_000], archive(&pickle(negated), &[0; 4], false)),
+        Item::tensor("streamed", &[50_000], zstd(&floats(50_000, false), 0)).transformed("stream.zstd/1"),
     ]);
     let max = "10000";
     let (code, j) = made.verified(&["--max-whole", max]);
     let told: Vec<_> = j["not_read"].as_array().unwrap().iter().map(|d| d.to_string()).collect();
     assert!(
-        (code, told.len()) == (2, 3) && told.iter().all(|d| d.contains("too much to be read as a whole")),
+        (code, told.len()) == (2, 4) && told.iter().all(|d| d.contains("too much to be read as a whole")),
         "{j}"
     );
     let ran = run(&["digest", &made.url, "--json", "--max-whole", max]);
     let j: Json = serde_json::from_str(&ran.out).unwrap();
-    for key in ["deflated", "streamed"] {
+    for key in ["deflated", "long", "negated", "streamed"] {
         let e = j["errors"][key].as_str().unwrap_or_default();
         assert!(e.contains(key) && e.contains("too much to be read as a whole"), "{j}");
     }

@@ -50,6 +50,24 @@ fn every_command_follows_a_link_to_a_file() {
     assert_eq!(run(&["digest", &saved.url]).ok(), digest);
 }
 
+#[test]
+fn a_checkpoint_may_be_all_links_to_files() {
+    for saved in [states::dcp(), states::megatron()] {
+        let digest = run(&["digest", &saved.url]).ok();
+        let inspected = run(&["inspect", &saved.url, "--json"]).json()["common"].clone();
+        let cache = PathBuf::from(saved.beside("cache"));
+        fs::create_dir(&cache).unwrap();
+        for file in fs::read_dir(&saved.url).unwrap().map(|e| e.unwrap().file_name()) {
+            let at = Path::new(&saved.url).join(&file);
+            fs::rename(&at, cache.join(&file)).unwrap();
+            symlink(cache.join(&file), at).unwrap();
+        }
+        assert!(run(&["verify", &saved.url]).ok().starts_with("sound"));
+        assert_eq!(run(&["digest", &saved.url]).ok(), digest);
+        assert_eq!(run(&["inspect", &saved.url, "--json"]).json()["common"], inspected);
+    }
+}
+
 /// A checkpoint whose data lie in a directory `sub` in it.
 fn nested() -> states::Saved {
     let saved = states::dcp();
