@@ -2,10 +2,12 @@
 
 #![expect(clippy::panic, reason = "what tests share fails by panicking too")]
 
+use async_trait::async_trait;
+use bytes::Bytes;
 use futures::{FutureExt, executor::block_on, future::join_all};
 use futures_timer::Delay;
 use reshard_comm::{
-    Cause, Comm, CommError, LocalGroup, ProcessGroup, Rank, Result,
+    Cause, Comm, CommError, LocalGroup, ProcessGroup, Rank, Result, SingleProcess,
     testkit::{Fault, FaultGroup, on_ranks, try_on_ranks},
 };
 use reshard_model::ErrorKind;
@@ -15,7 +17,7 @@ use std::{
     io,
     panic::AssertUnwindSafe,
     sync::{
-        Arc, Barrier,
+        Arc, Barrier, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -510,6 +512,56 @@ fn one_rank_needs_no_group() {
         let panics = comm.all_reduce("plan", Ok(()), |_| -> Result<(), Cause> { panic!("oh") }).await;
         assert_eq!(panics.unwrap_err().to_string(), "step `plan` failed on 1 rank: rank 0: panicked: oh");
     });
+}
+
+#[test]
+fn one_rank_sends_nothing() {
+    let group = FaultGroup::counting(Arc::new(SingleProcess));
+    for operation in OPERATIONS {
+        block_on(take(Comm::new(&group), operation, Ok(()))).unwrap();
+    }
+    assert_eq!(group.calls(), 0);
+}
+
+/// A transport that delivers its first broadcast again and again.
+#[derive(Debug)]
+struct Stale(LocalGroup, OnceLock<Bytes>);
+
+#[async_trait]
+impl ProcessGroup for Stale {
+    fn rank(&self) -> Rank {
+        self.0.rank()
+    }
+    fn size(&self) -> u32 {
+        self.0.size()
+    }
+    fn abort(&self, cause: Cause) {
+        self.0.abort(cause);
+    }
+    async fn all_to_all(&self, to: Vec<Bytes>) -> Result<Vec<Bytes>> {
+        self.0.all_to_all(to).await
+    }
+    async fn split(&self, color: Option<u32>, order: u32) -> Result<Option<Arc<dyn ProcessGroup>>> {
+        self.0.split(color, order).await
+    }
+    async fn broadcast(&self, data: Option<Bytes>, root: Rank) -> Result<Bytes> {
+        let new = self.0.broadcast(data, root).await?;
+        Ok(self.1.get_or_init(|| new).clone())
+    }
+}
+
+#[test]
+fn an_answer_to_another_step_is_none_to_this_one() {
+    let stale: Vec<_> = LocalGroup::new(2).into_iter().map(|group| Stale(group, OnceLock::new())).collect();
+    let outcomes = block_on(join_all(stale.iter().map(|group| async move {
+        Comm::new(group).agree("plan", Ok(())).await.unwrap();
+        Comm::new(group).agree("write", Ok(())).await
+    })));
+    for (me, e) in errors(outcomes).into_iter().enumerate() {
+        assert!(matches!(e, CommError::OutOfStep(_)), "{e:?}");
+        let told = e.to_string();
+        assert!(["`plan`", "`write`"].iter().all(|step| told.contains(step)), "as rank {me} sees it: {told}");
+    }
 }
 
 #[test]

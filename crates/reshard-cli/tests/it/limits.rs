@@ -4,6 +4,7 @@ use crate::{
     handmade::{Item, archive, pickle, view, write, zstd},
     run,
 };
+use reshard::{Region, ShardedTensor};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
@@ -46,9 +47,14 @@ fn a_terabyte_out_of_four_bytes_is_read_by_nobody_who_did_not_ask_for_it() {
     let made = made(&[repeated("huge", 1 << 38), sound("w", 4, false)]);
     // Not even a little of it: before others read it all, and do not end.
     let huge = reshard::blocking::Checkpoint::open(&made.url).unwrap().tensor("huge").unwrap();
-    for e in [huge.read(reshard::Region::rows(0..2)).err(), huge.source(reshard::Region::rows(0..2)).err()] {
+    for e in [huge.read(Region::rows(0..2)).err(), huge.source(Region::rows(0..2)).err()] {
         assert_eq!(e.unwrap().kind(), reshard::ErrorKind::Limit);
     }
+    let mut template = reshard::StateDict::new();
+    let leaf = ShardedTensor::region_of("huge", reshard::DType::Float32, &[1 << 38], Region::new([0], [2]));
+    template.insert("huge", leaf);
+    let e = reshard::blocking::load(template, &made.url).unwrap_err();
+    assert!(e.to_string().contains("allow_repeated"), "{e}");
     let ran = run(&["digest", &made.url]);
     assert_eq!(ran.code, 2, "{}", ran.err);
     assert!(ran.out.contains("  w") && !ran.out.contains("huge"), "the others are digested: {}", ran.out);
@@ -81,7 +87,7 @@ fn a_terabyte_out_of_four_bytes_is_read_by_nobody_who_did_not_ask_for_it() {
     let e = checkpoint.state().unwrap_err();
     assert_eq!(e.kind(), reshard::ErrorKind::Limit, "{e}");
     let mut template = reshard::StateDict::new();
-    template.insert("t", reshard::ShardedTensor::template("huge", reshard::DType::Float32, &[1 << 38]));
+    template.insert("t", ShardedTensor::template("huge", reshard::DType::Float32, &[1 << 38]));
     let e = reshard::blocking::load(template, &made.url).unwrap_err();
     assert!(e.kind() == reshard::ErrorKind::Limit && e.to_string().contains("allow_repeated"), "{e}");
 }
@@ -103,7 +109,7 @@ fn repeated_elements_are_read_up_to_a_gigabyte_in_all() {
     let options =
         reshard::OpenOptions::new().limits(reshard::ReadLimits::default().with_allow_repeated(true));
     let checkpoint = reshard::blocking::Checkpoint::open_with(options, &many.url).unwrap();
-    let rows = checkpoint.tensor("t3").unwrap().read(reshard::Region::rows(5..8)).unwrap();
+    let rows = checkpoint.tensor("t3").unwrap().read(Region::rows(5..8)).unwrap();
     assert_eq!(rows.to_vec::<f32>().unwrap(), [0.0; 3]);
 }
 
@@ -146,7 +152,7 @@ fn a_compressed_tensor_unpacks_to_what_its_shape_says_and_to_no_more() {
     let checkpoint = reshard::blocking::Checkpoint::open(&made.url).unwrap();
     let packed = checkpoint.tensor("packed").unwrap();
     for rows in [0..3, 4_000_000..4_000_002, 1_000_000..1_000_003, 0..5_000_000] {
-        let got = packed.read(reshard::Region::rows(rows.clone())).unwrap().to_vec::<f32>().unwrap();
+        let got = packed.read(Region::rows(rows.clone())).unwrap().to_vec::<f32>().unwrap();
         assert!(got.into_iter().eq(rows.map(|i| i as f32)));
     }
     let to = made.beside("to");
