@@ -162,3 +162,8 @@ fn the_kind_of_an_error_is_the_one_its_causes_share() {
     assert_eq!(of(&[Corrupt, Invalid]), PeerFailed);
     assert_eq!(of(&[PeerFailed]), PeerFailed);
 }
+
+#[test]
+fn a_group_shows_which_rank_it_is() {
+    assert_eq!(format!("{:?}", LocalGroup::new(3)[1]), "LocalGroup(rank 1 of 3)");
+}

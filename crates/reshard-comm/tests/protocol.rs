@@ -521,6 +521,8 @@ fn one_rank_sends_nothing() {
         block_on(take(Comm::new(&group), operation, Ok(()))).unwrap();
     }
     assert_eq!(group.calls(), 0);
+    let wrong = block_on(SingleProcess.scatter(Some(Vec::new()), Rank(0))).unwrap_err().to_string();
+    assert!(wrong.contains("scatter of 0 parts"), "{wrong}");
 }
 
 /// A transport that delivers its first broadcast again and again.
@@ -557,6 +559,7 @@ fn an_answer_to_another_step_is_none_to_this_one() {
         Comm::new(group).agree("plan", Ok(())).await.unwrap();
         Comm::new(group).agree("write", Ok(())).await
     })));
+    assert_eq!(stale[0].silent(), [], "nobody is blamed by a transport that can't tell");
     for (me, e) in errors(outcomes).into_iter().enumerate() {
         assert!(matches!(e, CommError::OutOfStep(_)), "{e:?}");
         let told = e.to_string();
