@@ -1,0 +1,265 @@
+//! Mutants that are built all at once, and chosen when the tests run: a build takes much longer than most tests.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use super::cores::{Core, Judge};
+use super::weave::{CHOICE, CHOOSER, Woven, weave};
+use super::{Mutant, Outcome, PROFILE, Tools, tree};
+use crate::shell::{Program, cargo, say};
+
+/// Builds without those that did not compile, until all that is left does.
+const BUILDS: usize = 20;
+
+/// A test that takes more memory than this has gone wrong. In KiB.
+const MEMORY: u64 = 8 << 20;
+
+/// Of a test's thread, in bytes.
+const STACK: u64 = 256 << 20;
+
+/// What became of each mutant, in their order. `None`: it can't be built with the others, because it lies in no function that
+/// can ask which one is meant, or because it does not compile there.
+pub(crate) fn judge(
+    tools: &Tools,
+    home: &Path,
+    jobs: usize,
+    core: &Core,
+    mutants: &[&Mutant],
+) -> Result<Vec<Option<Outcome>>> {
+    let woven = build(tools, home, core, mutants)?;
+    let mut outcomes: Vec<Option<Outcome>> = vec![None; mutants.len()];
+    for id in &woven {
+        outcomes[id - 1] = Some(Outcome::Missed);
+    }
+    say(format!("{:<10} {} of {} mutants are in one build", core.name, woven.len(), mutants.len()));
+    for (number, judge) in core.judges.iter().enumerate() {
+        let run = Run::prepare(tools, home, core, judge, number)?;
+        let left: VecDeque<usize> =
+            woven.iter().copied().filter(|id| outcomes[id - 1] == Some(Outcome::Missed)).collect();
+        let (queue, done) = (Mutex::new(left), Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            let job = || -> Result<()> {
+                loop {
+                    let Some(id) = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front() else {
+                        return Ok(());
+                    };
+                    let outcome = outcome(&run.with(tools, id)?);
+                    done.lock().unwrap_or_else(PoisonError::into_inner).push((id, outcome));
+                }
+            };
+            let jobs: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(job)).collect();
+            jobs.into_iter().try_for_each(|job| {
+                job.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a job of `mutants` panicked")))
+            })
+        })?;
+        for (id, outcome) in done.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            outcomes[id - 1] = Some(outcome);
+        }
+    }
+    // Others find the sources as they are.
+    tree::copy(&home.join("tree"))?;
+    Ok(outcomes)
+}
+
+/// Numbers of the mutants that are in the build, from 1.
+fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result<Vec<usize>> {
+    let tree = home.join("tree");
+    let packages: BTreeSet<&str> = mutants.iter().map(|mutant| &*mutant.package).collect();
+    for package in &packages {
+        let lib = tree.join("crates").join(package).join("src/lib.rs");
+        let mut text = read(&lib)?;
+        text.push_str(CHOOSER);
+        std::fs::write(&lib, text)?;
+    }
+    let mut of_file: BTreeMap<&str, Vec<(usize, &Mutant)>> = BTreeMap::new();
+    for (id, mutant) in (1..).zip(mutants) {
+        of_file.entry(&mutant.file).or_default().push((id, mutant));
+    }
+    let sources: BTreeMap<&str, String> =
+        of_file.keys().map(|file| Ok((*file, read(&tree.join(file))?))).collect::<Result<_>>()?;
+    for _ in 0..BUILDS {
+        let mut woven: BTreeMap<&str, Woven> = BTreeMap::new();
+        for (file, mutants) in &of_file {
+            let one = weave(&sources[file], mutants).with_context(|| (*file).to_owned())?;
+            std::fs::write(tree.join(file), &one.text)?;
+            woven.insert(file, one);
+        }
+        let mut errors = BTreeSet::new();
+        for judge in core.judges {
+            errors.append(&mut errors_of(tools, home, judge)?);
+        }
+        if errors.is_empty() {
+            return Ok(woven.into_values().flat_map(|one| one.bodies).map(|(id, _)| id).collect());
+        }
+        let hit = |id: &usize| {
+            let at = woven.iter().flat_map(|(file, one)| one.bodies.iter().map(move |body| (*file, body)));
+            at.into_iter().any(|(file, (other, lines))| {
+                other == id && errors.iter().any(|(name, line)| name == file && lines.contains(line))
+            })
+        };
+        let before: usize = of_file.values().map(Vec::len).sum();
+        of_file.values_mut().for_each(|mutants| mutants.retain(|(id, _)| !hit(id)));
+        if of_file.values().map(Vec::len).sum::<usize>() == before {
+            bail!("the mutants of {} can't be built together: {errors:?}", core.name);
+        }
+    }
+    bail!("some mutants of {} still don't compile after {BUILDS} builds", core.name)
+}
+
+/// What keeps the tests of a judge from being built.
+fn errors_of(tools: &Tools, home: &Path, judge: &Judge) -> Result<BTreeSet<(String, usize)>> {
+    let built = tools
+        .surround(cargo(&["test", "--no-run", "--locked", "--message-format", "json"]), home)?
+        .args(["--profile", PROFILE, "--manifest-path"])
+        .args([home.join("tree/Cargo.toml")])
+        .args(judge.packages.iter().flat_map(|package| ["--package", package]))
+        .args(judge.tests)
+        .read_unless(&[101])?;
+    Ok(errors(&built))
+}
+
+fn read(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Files and lines of the errors that the compiler found.
+fn errors(messages: &str) -> BTreeSet<(String, usize)> {
+    let mut out = BTreeSet::new();
+    for message in messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        let message = &message["message"];
+        if message["level"] == "error" {
+            let mut spans: Vec<&Value> = message["spans"].as_array().into_iter().flatten().collect();
+            while let Some(span) = spans.pop() {
+                // What a macro made is where it was called.
+                spans.extend(span["expansion"].get("span"));
+                let line = span["line_start"].as_u64().and_then(|line| usize::try_from(line).ok());
+                if let (true, Some(file), Some(line)) =
+                    (span["is_primary"] == true, span["file_name"].as_str(), line)
+                {
+                    out.insert((file.to_owned(), line));
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Tests that are built, and can be run again and again.
+struct Run {
+    home: PathBuf,
+    binaries: PathBuf,
+    metadata: PathBuf,
+    config: PathBuf,
+}
+
+impl Run {
+    /// Builds the tests of a judge. They are green while no mutant is chosen.
+    fn prepare(tools: &Tools, home: &Path, core: &Core, judge: &Judge, number: usize) -> Result<Self> {
+        let file = |what: &str| home.join(format!("{}.{number}.{what}", core.name));
+        let run = Self {
+            home: home.to_owned(),
+            binaries: file("binaries.json"),
+            metadata: file("metadata.json"),
+            config: file("nextest.toml"),
+        };
+        let manifest = home.join("tree/Cargo.toml");
+        let list =
+            ["nextest", "list", "--locked", "--list-type", "binaries-only", "--message-format", "json"];
+        let listed = tools
+            .surround(cargo(&list), home)?
+            .args(["--cargo-profile", PROFILE, "--manifest-path"])
+            .args([&manifest])
+            .args(judge.packages.iter().flat_map(|package| ["--package", package]))
+            .args(judge.tests)
+            .read()?;
+        std::fs::write(&run.binaries, listed)?;
+        let metadata = tools
+            .surround(cargo(&["metadata", "--locked", "--format-version", "1", "--manifest-path"]), home)?
+            .args([&manifest])
+            .read()?;
+        std::fs::write(&run.metadata, metadata)?;
+        run.limit(Duration::from_secs(600))?;
+        let begin = Instant::now();
+        let said = run.with(tools, 0)?;
+        if outcome(&said) != Outcome::Missed {
+            bail!("the judges of {} are red before anything is broken\n{said}", core.name);
+        }
+        let took = begin.elapsed();
+        // Beside other work tests take longer, and a timeout counts as noticed.
+        run.limit(took * 4 + Duration::from_secs(10))?;
+        say(format!("{:<10} {} take {:.1} s", core.name, judge.tests.join(" "), took.as_secs_f64()));
+        Ok(run)
+    }
+
+    /// How long one test may take.
+    fn limit(&self, limit: Duration) -> Result<()> {
+        let seconds = limit.as_secs();
+        let text = format!(
+            "[profile.default]\nfail-fast = true\n\
+             slow-timeout = {{ period = \"{seconds}s\", terminate-after = 1, grace-period = \"0s\" }}\n"
+        );
+        Ok(std::fs::write(&self.config, text)?)
+    }
+
+    /// Runs the tests while this mutant is chosen, and returns what is printed.
+    fn with(&self, tools: &Tools, id: usize) -> Result<String> {
+        let limited = format!("ulimit -v {MEMORY}; exec \"$@\" 2>&1");
+        tools
+            .surround(Program::new("sh"), &self.home)?
+            .env(CHOICE, id.to_string())
+            // A function with many bodies needs much of it.
+            .env("RUST_MIN_STACK", STACK.to_string())
+            .args(["-c", &limited, "sh"])
+            .args([&tools.nextest])
+            .args(["nextest", "run", "--color", "never", "--test-threads", "2", "--config-file"])
+            .args([&self.config])
+            .args(["--binaries-metadata".as_ref(), self.binaries.as_os_str()])
+            .args(["--cargo-metadata".as_ref(), self.metadata.as_os_str()])
+            .read_unless(&[100, 104]) // Tests that fail, or can't even be listed.
+    }
+}
+
+/// What the tests have noticed, by what nextest prints.
+fn outcome(said: &str) -> Outcome {
+    let summary = said.lines().rev().find(|line| line.trim_start().starts_with("Summary ["));
+    match summary {
+        Some(summary) if !summary.contains("failed") && !summary.contains("timed out") => Outcome::Missed,
+        Some(summary) if !summary.contains("failed") => Outcome::Timeout,
+        _ => Outcome::Caught,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_have_lines_in_files_also_in_macros() {
+        let macros = r#"{"is_primary":true,"file_name":"/std/macros.rs","line_start":9,"expansion":{"span":{"is_primary":true,"file_name":"a.rs","line_start":7,"expansion":null}}}"#;
+        let second = r#"{"is_primary":false,"file_name":"a.rs","line_start":1}"#;
+        let message = |level: &str| {
+            format!(
+                r#"{{"reason":"compiler-message","message":{{"level":"{level}","spans":[{macros},{second}]}}}}"#
+            )
+        };
+        assert!(errors(&format!("{}\nnoise\n", message("warning"))).is_empty());
+        let found = errors(&message("error"));
+        assert_eq!(found, BTreeSet::from([("/std/macros.rs".into(), 9), ("a.rs".into(), 7)]));
+    }
+
+    #[test]
+    fn the_summary_says_what_was_noticed() {
+        let said = |end: &str| {
+            outcome(&format!("  PASS [ 0.1s] a b\n────\n  Summary [  1.2s] 9 tests run: {end}\n"))
+        };
+        assert_eq!(said("9 passed, 1 skipped"), Outcome::Missed);
+        assert_eq!(said("8 passed, 1 failed, 0 skipped"), Outcome::Caught);
+        assert_eq!(said("8 passed, 1 timed out, 0 skipped"), Outcome::Timeout);
+        assert_eq!(outcome("error: creating test list failed"), Outcome::Caught);
+    }
+}
