@@ -167,3 +167,22 @@ fn the_kind_of_an_error_is_the_one_its_causes_share() {
 fn a_group_shows_which_rank_it_is() {
     assert_eq!(format!("{:?}", LocalGroup::new(3)[1]), "LocalGroup(rank 1 of 3)");
 }
+
+#[test]
+fn a_root_that_is_no_rank_and_a_wrong_number_of_parts_are_told_at_once() {
+    let none = || Bytes::new();
+    for case in 0..5 {
+        let ranks = LocalGroup::new(2);
+        let group = &ranks[0];
+        let outcome = match case {
+            0 => group.gather(none(), Rank(2)).now_or_never().map(|outcome| outcome.map(drop)),
+            1 => group.scatter(None, Rank(2)).now_or_never().map(|outcome| outcome.map(drop)),
+            2 => group.broadcast(None, Rank(2)).now_or_never().map(|outcome| outcome.map(drop)),
+            3 => group.scatter(Some(vec![none()]), Rank(0)).now_or_never().map(|outcome| outcome.map(drop)),
+            _ => group.broadcast(None, Rank(0)).now_or_never().map(|outcome| outcome.map(drop)),
+        };
+        let told = outcome.expect("it waits for others").unwrap_err();
+        assert!(matches!(&told, CommError::OutOfStep(_)), "case {case}: {told}");
+    }
+    assert_eq!(Rank::from(3), Rank(3));
+}

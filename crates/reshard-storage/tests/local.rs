@@ -11,6 +11,7 @@ use reshard_storage::{
 use std::{
     ffi::OsStr,
     fs, io,
+    ops::Range,
     os::unix::ffi::OsStrExt,
     path::Path,
     sync::Arc,
@@ -248,6 +249,10 @@ fn a_link_to_a_file_is_that_file_and_one_to_a_directory_is_not_entered() {
             assert_eq!(store.modified(&behind).await.unwrap(), None);
             let all: Vec<_> = store.list().await.unwrap().into_iter().map(|e| (e.name, e.bytes)).collect();
             assert_eq!(all, [("file", 5), ("sub/data", 5), ("sub/file", 5)].map(|(n, b)| (name(n), b)));
+            let links = store.links().await.unwrap();
+            let links: Vec<_> = links.iter().map(|l| (l.name.as_str(), &*l.target, l.followed)).collect();
+            let dir = ("dir", "../other", false);
+            assert_eq!(links, [dir, ("file", "../other/data", true), ("sub/file", "../../other/data", true)]);
         }
     });
 }
@@ -418,4 +423,22 @@ fn of_attempts_that_race_for_a_free_place_one_wins() {
     assert_eq!(winners.len(), 1);
     assert!(outcomes.iter().filter_map(|o| o.as_ref().err()).all(|e| e.kind() == ErrorKind::Exists));
     assert_eq!(fs::read(dir.path().join("x/data")).unwrap(), [winners[0]; 10]);
+}
+
+#[test]
+fn a_range_may_be_empty_and_not_end_before_it_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("a"), "bytes").unwrap();
+    let store = LocalStore::at(dir.path()).unwrap();
+    let read = |range| block_on(store.read(&name("a"), range)).map(|b| b.to_vec());
+    assert_eq!((read(3..3).unwrap(), read(3..4).unwrap()), (vec![], b"e".to_vec()));
+    let backwards = Range { start: 4, end: 3 };
+    assert!(read(backwards).unwrap_err().to_string().contains("4..3"));
+}
+
+#[test]
+fn parts_of_8_mib_suit_it_and_gaps_of_2_kib_are_read_along() {
+    let hints = LocalStore::at("/").unwrap().hints();
+    assert_eq!((hints.part_size, hints.coalesce_gap), (8 << 20, 2 << 10));
+    assert!(hints.concurrency > 0);
 }

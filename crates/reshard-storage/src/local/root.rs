@@ -268,8 +268,8 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_becomes_a_link_while_it_is_walked_is_not_entered() {
-        for on_the_way in [false, true] {
+    fn a_directory_that_becomes_a_link_or_a_file_while_it_is_walked_is_not_entered() {
+        for (on_the_way, link) in [(false, true), (true, true), (false, false), (true, false)] {
             let home = tempfile::tempdir().unwrap();
             let [dir, other] = ["ckpt", "other"].map(|d| home.path().join(d));
             ["ckpt/d/e/a", "ckpt/d/f/a", "other/b", "other/e/b", "other/f/b"]
@@ -283,9 +283,9 @@ mod tests {
                 let next = if name == "d/e/a" { "d/f" } else { "d/e" };
                 let swapped = dir.join(if on_the_way { "d" } else { next });
                 fs::rename(&swapped, home.path().join("away")).unwrap();
-                symlink(&other, swapped).unwrap();
+                if link { symlink(&other, swapped) } else { fs::write(swapped, "") }.unwrap();
             });
-            assert_eq!(names, [first], "{on_the_way}");
+            assert_eq!(names, [first], "{on_the_way} {link}");
         }
     }
 }
