@@ -3,7 +3,7 @@
 use crate::measure::{Measured, cpu};
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use reshard::{DType, Landing, Region, Tensor, policy::partition::PartitionSpec};
+use reshard::{DType, LentBuffer, Region, Tensor, policy::partition::PartitionSpec};
 use reshard_embedding::{
     LookupOptions, ShardedVariable, embedding_lookup, embedding_lookup_into, lookup_gradients,
 };
@@ -107,10 +107,10 @@ fn copy(parts: &[Bytes], ids: &[i64], rows: Tensor) -> Result<Tensor> {
         }
     };
     let layout = rows.layout().clone();
-    let (landing, views) = Landing::new("rows", vec![rows]).map_err(|(e, _)| e)?;
+    let (lent, views) = LentBuffer::new("rows", vec![rows]).map_err(|(e, _)| e)?;
     let whole = Region::whole(layout.shape());
-    let claim = landing.claim(&[(&views[0], whole)])?.pop().context("one claim was asked for")?;
-    let mut memory = claim.scatter(&layout)?;
+    let into = lent.regions_mut(&[(&views[0], whole)])?.pop().context("one region was asked for")?;
+    let mut memory = into.strided_copy(&layout)?;
     let (_, memory_of_rows) = memory.take_runs(1).pop().context("there is one run")?;
     let (first, second) = memory_of_rows.as_chunks_mut().0.split_at_mut(half);
     std::thread::scope(|scope| {
@@ -118,7 +118,7 @@ fn copy(parts: &[Bytes], ids: &[i64], rows: Tensor) -> Result<Tensor> {
         work(&ids[..half], first);
     });
     drop(memory);
-    landing.reclaim(views).ok().and_then(|mut rows| rows.pop()).context("a claim is left")
+    lent.reclaim(views).ok().and_then(|mut rows| rows.pop()).context("a region is left")
 }
 
 fn check(rows: &Tensor, ids: &[i64]) -> Result<()> {

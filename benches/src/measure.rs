@@ -3,7 +3,7 @@
 use crate::state::{Cut, State};
 use anyhow::{Context, Result, anyhow, bail};
 use reshard::{
-    Data, Durability, Leaf, LocalGroup, Plain, ShardedTensor, StateDict, Step, Tree, Value,
+    Data, Durability, Leaf, LocalGroup, ShardedTensor, StateDict, Step, Tree, Value, ValueTree,
     blocking::{self, run as block_on},
 };
 use serde::{Deserialize, Serialize};
@@ -304,7 +304,7 @@ fn blueprint(state: &StateDict) -> Vec<(String, ShardedTensor)> {
 }
 
 /// What was loaded, as the template of the next load.
-fn template(plain: Plain, leaves: &[(String, ShardedTensor)]) -> Result<StateDict> {
+fn template(plain: ValueTree, leaves: &[(String, ShardedTensor)]) -> Result<StateDict> {
     let Tree::Dict(mut loaded) = plain else { bail!("what was loaded is no dict") };
     let mut out = StateDict::new();
     for (key, leaf) in leaves {

@@ -10,7 +10,7 @@ use crate::{
     units,
 };
 use model::{Cut, Model};
-use reshard::{Act, LoadReport, LocalGroup, Plain, ReadLimits, SaveReport, StateDict};
+use reshard::{LoadReport, LocalGroup, Phase, ReadLimits, SaveReport, StateDict, ValueTree};
 use std::{
     collections::BTreeSet,
     thread,
@@ -22,12 +22,12 @@ const LARGEST: u64 = 1 << 40;
 
 /// What was done, as rows of the table.
 #[derive(Default)]
-struct Acts(Vec<[String; 5]>);
+struct Phases(Vec<[String; 5]>);
 
-impl Acts {
-    fn done(&mut self, act: &str, bytes: u64, time: Duration, what: impl Into<String>) {
+impl Phases {
+    fn done(&mut self, phase: &str, bytes: u64, time: Duration, what: impl Into<String>) {
         let size = if bytes == 0 { String::new() } else { units::bytes(bytes) };
-        self.0.push([act.into(), size, units::seconds(time), units::rate(bytes, time), what.into()]);
+        self.0.push([phase.into(), size, units::seconds(time), units::rate(bytes, time), what.into()]);
     }
 }
 
@@ -54,25 +54,25 @@ pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8>
     writeln!(io.out, "{DIM}{plan}{DIM:#}\n")?;
     io.out.flush()?;
 
-    let mut acts = Acts::default();
+    let mut phases = Phases::default();
     let (states, time) = timed(|| each(0..n, |r| model.state(Cut::SAVED, r, n)));
-    acts.done("build", model.bytes(), time, format!("state of {}", units::some(n.into(), "rank")));
-    save(program, &states?, &url, io, &mut acts)?;
-    verify(program, &url, io, &mut acts)?;
+    phases.done("build", model.bytes(), time, format!("state of {}", units::some(n.into(), "rank")));
+    save(program, &states?, &url, io, &mut phases)?;
+    verify(program, &url, io, &mut phases)?;
 
     let (templates, time) = timed(|| each(0..m, |r| model.template(Cut::LOADED, r, m)));
     let what = format!("memory of {}, filled with something else", units::some(m.into(), "rank"));
-    acts.done("prepare", model.bytes_on(m), time, what);
-    let loaded = load(program, templates?, &url, model.bytes_on(m), io, &mut acts)?;
+    phases.done("prepare", model.bytes_on(m), time, what);
+    let loaded = load(program, templates?, &url, model.bytes_on(m), io, &mut phases)?;
 
     let bar = io.bar("checking", model.bytes_on(m));
     let check = |(r, plain)| model.check(Cut::LOADED, r, m, n, plain, &bar);
     let (checked, time) = timed(|| each((0..m).zip(&loaded), check));
     bar.finish_and_clear();
     let bytes: u64 = checked?.iter().sum();
-    acts.done("check", bytes, time, "every byte against what it must be");
+    phases.done("check", bytes, time, "every byte against what it must be");
 
-    table::rows(io.out, ["ACT", ">BYTES", ">TIME", ">RATE", ""], acts.0)?;
+    table::rows(io.out, ["PHASE", ">BYTES", ">TIME", ">RATE", ""], phases.0)?;
     writeln!(io.out, "\n{}  all {} bytes are right", styled(GOOD, "ok"), units::count(bytes))?;
     match &args.dir {
         Some(dir) => writeln!(io.out, "Look at it:  reshard inspect {dir}")?,
@@ -90,7 +90,7 @@ fn timed<T>(f: impl FnOnce() -> T) -> (T, Duration) {
     (out, start.elapsed())
 }
 
-fn save(program: &Program, states: &[StateDict], url: &str, io: &Io<'_>, acts: &mut Acts) -> Result<()> {
+fn save(program: &Program, states: &[StateDict], url: &str, io: &Io<'_>, phases: &mut Phases) -> Result<()> {
     let groups = LocalGroup::new(states.len() as u32);
     let bar = io.bar("saving", states.iter().map(model::held_by).sum());
     let one = |(group, state): (&LocalGroup, _)| {
@@ -103,20 +103,20 @@ fn save(program: &Program, states: &[StateDict], url: &str, io: &Io<'_>, acts: &
     bar.finish_and_clear();
     let saved: Vec<SaveReport> = saved?;
     let Some(report) = saved.first() else { return Ok(()) };
-    let what = format!("{}, fsynced, published in one step", units::some(report.files(), "file"));
-    acts.done("save", report.bytes(), time, what);
-    acts.done("  decide", 0, report.time(Act::Decide), "who writes what; replicas once");
-    acts.done(
-        "  move",
+    let what = format!("{}, fsynced, committed in one step", units::some(report.files(), "file"));
+    phases.done("save", report.bytes(), time, what);
+    phases.done("  plan", 0, report.time(Phase::Plan), "who writes what; replicas once");
+    phases.done(
+        "  write",
         report.bytes(),
-        report.time(Act::Move),
+        report.time(Phase::Write),
         "from the buffers to the disk, with a CRC-32 each",
     );
-    acts.done("  agree", 0, report.time(Act::Agree), "all have written: publish");
+    phases.done("  commit", 0, report.time(Phase::Commit), "all have written; one atomic step");
     Ok(())
 }
 
-fn verify(program: &Program, url: &str, io: &Io<'_>, acts: &mut Acts) -> Result<()> {
+fn verify(program: &Program, url: &str, io: &Io<'_>, phases: &mut Phases) -> Result<()> {
     let checkpoint = program.open(url, ReadLimits::default())?;
     let (found, time) = timed(|| crate::verify::check(&checkpoint, true, io));
     let found = found?;
@@ -124,7 +124,7 @@ fn verify(program: &Program, url: &str, io: &Io<'_>, acts: &mut Acts) -> Result<
         let what = format!("what was just saved is damaged: {}", crate::verify::line(d));
         return Err(CliError::damaged(what, "check the disk and the memory of this machine"));
     }
-    acts.done("verify", found.bytes, time, format!("every CRC-32 of {}", units::some(found.items, "item")));
+    phases.done("verify", found.bytes, time, format!("every CRC-32 of {}", units::some(found.items, "item")));
     Ok(())
 }
 
@@ -134,8 +134,8 @@ fn load(
     url: &str,
     bytes: u64,
     io: &Io<'_>,
-    acts: &mut Acts,
-) -> Result<Vec<Plain>> {
+    phases: &mut Phases,
+) -> Result<Vec<ValueTree>> {
     let ranks = templates.len() as u32;
     let groups = LocalGroup::new(ranks);
     let bar = io.bar("loading", bytes);
@@ -147,23 +147,23 @@ fn load(
     };
     let (loaded, time) = timed(|| each(groups.iter().zip(templates), one));
     bar.finish_and_clear();
-    let (loaded, reports): (Vec<Plain>, Vec<LoadReport>) = loaded?.into_iter().unzip();
+    let (loaded, reports): (Vec<ValueTree>, Vec<LoadReport>) = loaded?.into_iter().unzip();
     let files: BTreeSet<&String> = reports.iter().flat_map(|r| &r.opened).collect();
     let sum = |of: fn(&LoadReport) -> u64| reports.iter().map(of).sum::<u64>();
     let per_byte = sum(|r| r.totals.read) as f64 / sum(|r| r.totals.needed).max(1) as f64;
     // Rows of a small model are short, and so are the gaps between parts of them.
     let gaps = if per_byte >= 1.005 { ", with short gaps" } else { "" };
     let onto = units::some(ranks.into(), "rank");
-    acts.done("load", bytes, time, format!("onto {onto}; {per_byte:.2} bytes read per byte needed{gaps}"));
+    phases.done("load", bytes, time, format!("onto {onto}; {per_byte:.2} bytes read per byte needed{gaps}"));
     if let Some(report) = reports.first() {
-        acts.done("  decide", 0, report.time(Act::Decide), "open, and who needs what");
+        phases.done("  plan", 0, report.time(Phase::Plan), "open, and who needs what");
         let what = format!(
             "from {}; the busiest rank has {:.2} of the mean",
             units::some(files.len() as u64, "file"),
             report.imbalance()
         );
-        acts.done("  move", report.bytes(), report.time(Act::Move), what);
-        acts.done("  agree", 0, report.time(Act::Agree), "all have read");
+        phases.done("  read", report.bytes(), report.time(Phase::Read), what);
+        phases.done("  finish", 0, report.time(Phase::Finish), "all have read");
     }
     Ok(loaded)
 }

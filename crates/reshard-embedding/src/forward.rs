@@ -55,7 +55,7 @@ macro_rules! forward_changes {
             ///
             /// # Errors
             /// As [`fill`](Self::fill); and when it is no list of tensors.
-            pub fn restore_from(&mut self, loaded: &mut Plain, key: &str, task: u32) -> Result<()> {
+            pub fn restore_from(&mut self, loaded: &mut ValueTree, key: &str, task: u32) -> Result<()> {
                 self.variable_mut().restore_from(loaded, key, task)
             }
 

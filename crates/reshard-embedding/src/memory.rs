@@ -1,7 +1,9 @@
 //! New memory that threads fill, and memory of others that is changed in place.
 
 use crate::{EmbeddingError, Result};
-use reshard_model::{Claim, DType, Dims, Landing, LandingView, Layout, ModelError, Region, Scatter, Tensor};
+use reshard_model::{
+    DType, Dims, Layout, LentBuffer, LentView, ModelError, Region, RegionMut, StridedCopy, Tensor,
+};
 use std::{collections::BTreeMap, ops::Range, sync::Arc, thread};
 
 /// The row-major layout of a shape.
@@ -11,19 +13,19 @@ pub(crate) fn contiguous(name: &str, item: u64, shape: &[u64]) -> Result<Layout>
     Ok(Layout::contiguous(item, shape).ok_or_else(too_large)?)
 }
 
-/// A claim of row-major memory, to be changed as one run.
-fn open(claim: Claim) -> Result<Scatter> {
-    let layout = contiguous("", claim.item(), claim.shape())?;
-    Ok(claim.scatter(&layout)?)
+/// A region of row-major memory, to be changed as one run.
+fn open(into: RegionMut) -> Result<StridedCopy> {
+    let layout = contiguous("", into.item(), into.shape())?;
+    Ok(into.strided_copy(&layout)?)
 }
 
-/// The memory of an [open](open) claim.
-fn run(claim: &mut Scatter) -> &mut [u8] {
-    claim.take_runs(1).pop().map_or_else(Default::default, |(_, run)| run)
+/// The memory of an [open](open) region.
+fn run(into: &mut StridedCopy) -> &mut [u8] {
+    into.take_runs(1).pop().map_or_else(Default::default, |(_, run)| run)
 }
 
 /// A buffer that is lent: the tensors that it has, by their numbers.
-type Lent = (Vec<usize>, Arc<Landing>, Vec<LandingView>);
+type Lent = (Vec<usize>, Arc<LentBuffer>, Vec<LentView>);
 
 /// Lends the memory of row-major tensors to `f`, in their order; of those that are missing an empty piece. They may share a
 /// buffer, but no memory, and nobody else may hold one.
@@ -42,8 +44,8 @@ pub(crate) fn edit<R>(
     let mut refused = None;
     for members in buffers.into_values() {
         let handles = members.iter().filter_map(|&i| tensors[i].take()).collect();
-        match Landing::new(name, handles) {
-            Ok((landing, views)) => lent.push((members, landing, views)),
+        match LentBuffer::new(name, handles) {
+            Ok((buffer, views)) => lent.push((members, buffer, views)),
             Err((e, handles)) => {
                 members.iter().zip(handles).for_each(|(&i, t)| *tensors[i] = Some(t));
                 refused = Some(e.into());
@@ -59,22 +61,22 @@ pub(crate) fn edit<R>(
             f(&mut runs)
         }),
     };
-    for (members, landing, views) in lent {
-        // No claim is left, so that the buffers come back.
-        if let Ok(handles) = landing.reclaim(views) {
+    for (members, buffer, views) in lent {
+        // No region is left, so that the buffers come back.
+        if let Ok(handles) = buffer.reclaim(views) {
             members.iter().zip(handles).for_each(|(&i, t)| *tensors[i] = Some(t));
         }
     }
     outcome
 }
 
-fn opened(lent: &[Lent], n: usize) -> Result<Vec<Option<Scatter>>> {
-    let mut out: Vec<Option<Scatter>> = (0..n).map(|_| None).collect();
-    for (members, landing, views) in lent {
+fn opened(lent: &[Lent], n: usize) -> Result<Vec<Option<StridedCopy>>> {
+    let mut out: Vec<Option<StridedCopy>> = (0..n).map(|_| None).collect();
+    for (members, buffer, views) in lent {
         let wants: Vec<_> = views.iter().map(|v| (v, Region::whole(v.layout().shape()))).collect();
-        for (&i, claim) in members.iter().zip(landing.claim(&wants)?) {
-            if claim.bytes() > 0 {
-                out[i] = Some(open(claim)?);
+        for (&i, into) in members.iter().zip(buffer.regions_mut(&wants)?) {
+            if into.bytes() > 0 {
+                out[i] = Some(open(into)?);
             }
         }
     }
@@ -173,19 +175,19 @@ pub(crate) fn assembled(
     shape: &Dims,
     pieces: &[(&Region, &Tensor)],
 ) -> Result<Tensor> {
-    let (landing, views) =
-        Landing::new(name, vec![Tensor::zeros(name, dtype, shape)?]).map_err(|(e, _)| e)?;
+    let (lent, views) =
+        LentBuffer::new(name, vec![Tensor::zeros(name, dtype, shape)?]).map_err(|(e, _)| e)?;
     let pieces = || pieces.iter().filter(|(to, _)| !to.is_empty());
     let wants: Vec<_> = views.iter().flat_map(|v| pieces().map(move |(to, _)| (v, (*to).clone()))).collect();
-    for (claim, (_, piece)) in landing.claim(&wants)?.into_iter().zip(pieces()) {
-        claim.fill(&piece.to_bytes())?;
+    for (into, (_, piece)) in lent.regions_mut(&wants)?.into_iter().zip(pieces()) {
+        into.fill(&piece.to_bytes())?;
     }
-    reclaimed(name, landing, views)
+    reclaimed(name, lent, views)
 }
 
 /// The one tensor that was lent.
-fn reclaimed(name: &str, landing: Arc<Landing>, views: Vec<LandingView>) -> Result<Tensor> {
-    let out = landing.reclaim(views).ok().and_then(|mut tensors| tensors.pop());
+fn reclaimed(name: &str, lent: Arc<LentBuffer>, views: Vec<LentView>) -> Result<Tensor> {
+    let out = lent.reclaim(views).ok().and_then(|mut tensors| tensors.pop());
     out.ok_or_else(|| not_back(name))
 }
 

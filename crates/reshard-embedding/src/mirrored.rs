@@ -1,5 +1,5 @@
 use crate::{EmbeddingError, Result, Tasks, Variable, memory::assembled};
-use reshard_model::{DType, Plain, Region, ShardedTensor, StateDict, Step, Tensor};
+use reshard_model::{DType, Region, ShardedTensor, StateDict, Step, Tensor, ValueTree};
 use std::ops::Deref;
 
 /// One variable of which every task has a copy. All copies change together; one of them is saved.

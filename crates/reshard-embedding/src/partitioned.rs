@@ -1,6 +1,6 @@
 use crate::{Cut, EmbeddingError, Result, ShardedVariable, Tasks, Variable};
 use reshard_model::{
-    DType, Dims, Plain, Region, ShardedTensor, StateDict, Step, Tensor, first_hole, first_overlap,
+    DType, Dims, Region, ShardedTensor, StateDict, Step, Tensor, ValueTree, first_hole, first_overlap,
 };
 use reshard_policy::partition::Grid;
 use std::ops::Deref;

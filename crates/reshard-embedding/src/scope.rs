@@ -2,7 +2,7 @@ use crate::{
     Cut, EmbeddingError, Mirrored, PartitionedVariable, Result, ShardedVariable, Tasks, Variable,
     memory::assembled,
 };
-use reshard_model::{DType, Dims, Plain, Region, ShardedTensor, StateDict, Step, Tensor};
+use reshard_model::{DType, Dims, Region, ShardedTensor, StateDict, Step, Tensor, ValueTree};
 use reshard_policy::partition::{Grid, PartitionSpec, Partitioner};
 use serde::{Deserialize, Serialize};
 use std::{cmp::Reverse, collections::BinaryHeap, fmt, ops::Deref};

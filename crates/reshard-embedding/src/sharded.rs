@@ -4,7 +4,7 @@ use crate::{
     number::{Op, first_zero},
     rows::Rows,
 };
-use reshard_model::{DType, Dims, Plain, Region, ShardedTensor, StateDict, Step, Tensor};
+use reshard_model::{DType, Dims, Region, ShardedTensor, StateDict, Step, Tensor, ValueTree};
 use reshard_policy::partition::Grid;
 use std::ops::Deref;
 

@@ -1,7 +1,7 @@
 //! Host memory of the caller, and the only `unsafe` of reshard: owned, disjoint, mutable parts of one buffer.
 #![expect(
     unsafe_code,
-    reason = "claims are disjoint parts of one buffer that several threads fill at once; checked in Landing::claim"
+    reason = "regions are disjoint parts of one buffer that several threads fill at once; checked in LentBuffer::regions_mut"
 )]
 
 use crate::{DType, Layout, ModelError, Region, Result, Segments, Tensor, first_overlap};
@@ -47,8 +47,8 @@ impl AsRef<[u8]> for Shared {
     }
 }
 
-/// A buffer on loan to a load. [`Claim`]s are carved out of it; it comes back when the last claim is gone.
-pub struct Landing {
+/// A buffer on loan to a load. [`RegionMut`]s are carved out of it; it comes back when the last region is gone.
+pub struct LentBuffer {
     key: String,
     buffer: Arc<dyn HostBuffer>,
     ptr: NonNull<u8>,
@@ -56,26 +56,26 @@ pub struct Landing {
     claimed: AtomicBool,
 }
 
-// SAFETY: the memory behind `ptr` is reached only through claims, which are disjoint; `buffer` itself is Send and Sync, and
-// nobody reads it while claims live, because `Landing::new` made sure that this is the only handle to it.
-unsafe impl Send for Landing {}
+// SAFETY: the memory behind `ptr` is reached only through regions, which are disjoint; `buffer` itself is Send and Sync, and
+// nobody reads it while regions live, because `LentBuffer::new` made sure that this is the only handle to it.
+unsafe impl Send for LentBuffer {}
 // SAFETY: as for Send.
-unsafe impl Sync for Landing {}
+unsafe impl Sync for LentBuffer {}
 
-impl fmt::Debug for Landing {
+impl fmt::Debug for LentBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Landing").field("key", &self.key).field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("LentBuffer").field("key", &self.key).field("len", &self.len).finish_non_exhaustive()
     }
 }
 
-/// What a tensor handle was before its buffer was lent to a [`Landing`].
+/// What a tensor handle was before its buffer was lent to a [`LentBuffer`].
 #[derive(Clone, Debug)]
-pub struct LandingView {
+pub struct LentView {
     dtype: DType,
     layout: Layout,
 }
 
-impl LandingView {
+impl LentView {
     pub(crate) fn of(t: &Tensor) -> Self {
         Self { dtype: t.dtype(), layout: t.layout().clone() }
     }
@@ -90,7 +90,7 @@ impl LandingView {
     }
 }
 
-impl Landing {
+impl LentBuffer {
     /// Takes the buffer of `handles`, which are *all* handles that exist on it (views of a flat buffer come together).
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl Landing {
     pub fn new(
         key: &str,
         mut handles: Vec<Tensor>,
-    ) -> Result<(Arc<Self>, Vec<LandingView>), (ModelError, Vec<Tensor>)> {
+    ) -> Result<(Arc<Self>, Vec<LentView>), (ModelError, Vec<Tensor>)> {
         let Some(first) = handles.first() else {
             return Err((ModelError::invalid(key, "no tensor to load into"), handles));
         };
@@ -117,8 +117,8 @@ impl Landing {
             return Err((ModelError::invalid(key, what), handles));
         }
         let mut only = first.buffer();
-        let views: Vec<LandingView> = handles.drain(..).map(|t| LandingView::of(&t)).collect();
-        let back = |buffer: &Arc<dyn HostBuffer>, views: Vec<LandingView>| -> Vec<Tensor> {
+        let views: Vec<LentView> = handles.drain(..).map(|t| LentView::of(&t)).collect();
+        let back = |buffer: &Arc<dyn HostBuffer>, views: Vec<LentView>| -> Vec<Tensor> {
             views.into_iter().map(|v| v.handle(buffer)).collect()
         };
         let Some(unique) = Arc::get_mut(&mut only) else {
@@ -138,12 +138,12 @@ impl Landing {
         ))
     }
 
-    /// Carves out regions of views, all at once: that they are disjoint is checked here, which is what makes claims safe.
-    /// May be called once for a landing.
+    /// Carves out regions of views, all at once: that they are disjoint is checked here, which is what makes regions safe.
+    /// May be called once for a lent buffer.
     ///
     /// # Errors
     /// [`ModelError::Overlap`] when two regions share memory, [`ModelError::Invalid`] when one does not fit its view.
-    pub fn claim(self: &Arc<Self>, wants: &[(&LandingView, Region)]) -> Result<Vec<Claim>> {
+    pub fn regions_mut(self: &Arc<Self>, wants: &[(&LentView, Region)]) -> Result<Vec<RegionMut>> {
         for (view, region) in wants {
             if !region.fits(view.layout.shape()) || view.layout.hull().end > self.len {
                 let what = format!("region {region} does not lie in a view of shape {}", view.layout.shape());
@@ -151,17 +151,17 @@ impl Landing {
             }
         }
         self.check_disjoint(wants)?;
-        // A second round of claims could overlap the first.
+        // A second round of regions could overlap the first.
         if self.claimed.swap(true, Ordering::Relaxed) {
             return Err(ModelError::invalid(&self.key, "the buffer is claimed already"));
         }
         Ok(wants
             .iter()
-            .map(|(view, region)| Claim { landing: Arc::clone(self), layout: view.layout.narrow(region) })
+            .map(|(view, region)| RegionMut { lent: Arc::clone(self), layout: view.layout.narrow(region) })
             .collect())
     }
 
-    fn check_disjoint(&self, wants: &[(&LandingView, Region)]) -> Result<()> {
+    fn check_disjoint(&self, wants: &[(&LentView, Region)]) -> Result<()> {
         let overlap = |i: usize, j: usize| ModelError::Overlap {
             a: Box::new(wants[i].1.clone()),
             b: Box::new(wants[j].1.clone()),
@@ -200,11 +200,8 @@ impl Landing {
     /// The tensors again, over the same memory at the same address.
     ///
     /// # Errors
-    /// Both arguments come back while a claim lives.
-    pub fn reclaim(
-        self: Arc<Self>,
-        views: Vec<LandingView>,
-    ) -> Result<Vec<Tensor>, (Arc<Self>, Vec<LandingView>)> {
+    /// Both arguments come back while a region lives.
+    pub fn reclaim(self: Arc<Self>, views: Vec<LentView>) -> Result<Vec<Tensor>, (Arc<Self>, Vec<LentView>)> {
         match Arc::try_unwrap(self) {
             Ok(me) => Ok(views.into_iter().map(|v| v.handle(&me.buffer)).collect()),
             Err(me) => Err((me, views)),
@@ -212,15 +209,15 @@ impl Landing {
     }
 }
 
-/// One region of a landing buffer: owned, `Send`, `'static`; no other claim reaches its bytes.
+/// One region of a lent buffer: owned, `Send`, `'static`; no other region reaches its bytes.
 /// Being owned, it outlives a cancelled future: a read that is under way never writes into freed memory.
 #[derive(Debug)]
-pub struct Claim {
-    landing: Arc<Landing>,
+pub struct RegionMut {
+    lent: Arc<LentBuffer>,
     layout: Layout,
 }
 
-impl Claim {
+impl RegionMut {
     /// Elements per axis of the region.
     pub fn shape(&self) -> &[u64] {
         self.layout.shape()
@@ -236,7 +233,7 @@ impl Claim {
         self.layout.item()
     }
 
-    /// Two claims, on what lies before index `at` of an axis and on what lies from there on.
+    /// Two regions, on what lies before index `at` of an axis and on what lies from there on.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] when there is no such axis or index.
@@ -244,20 +241,20 @@ impl Claim {
         let shape = self.layout.shape();
         let Some(&extent) = shape.get(axis).filter(|n| at <= **n) else {
             let what = format!("a region of shape {shape} can't be cut at {at} of axis {axis}");
-            return Err(ModelError::invalid(&self.landing.key, what));
+            return Err(ModelError::invalid(&self.lent.key, what));
         };
         let (mut low, mut high) = (Region::whole(shape), Region::whole(shape));
         low.lengths[axis] = at;
         (high.offsets[axis], high.lengths[axis]) = (at, extent - at);
-        let part = |region| Self { landing: Arc::clone(&self.landing), layout: self.layout.narrow(region) };
+        let part = |region| Self { lent: Arc::clone(&self.lent), layout: self.layout.narrow(region) };
         Ok((part(&low), part(&high)))
     }
 
-    /// Prepares to fill the claim from elements that lie elsewhere as `source` says.
+    /// Prepares to fill the region from elements that lie elsewhere as `source` says.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] when shapes or element sizes differ.
-    pub fn scatter(self, source: &Layout) -> Result<Scatter> {
+    pub fn strided_copy(self, source: &Layout) -> Result<StridedCopy> {
         if source.shape() != self.layout.shape() || source.item() != self.layout.item() {
             let what = format!(
                 "a source of shape {} and {} bytes an element can't fill a region of shape {} and {} bytes",
@@ -266,10 +263,10 @@ impl Claim {
                 self.layout.shape(),
                 self.layout.item()
             );
-            return Err(ModelError::invalid(&self.landing.key, what));
+            return Err(ModelError::invalid(&self.lent.key, what));
         }
         let segments = Segments::source_order(source, &self.layout);
-        Ok(Scatter { segments, taken: 0, claim: self })
+        Ok(StridedCopy { segments, taken: 0, into: self })
     }
 
     /// Fills the region from its elements in row-major order.
@@ -282,31 +279,31 @@ impl Claim {
         else {
             let what =
                 format!("{} bytes given for a region of {} bytes", elements.len(), self.layout.bytes());
-            return Err(ModelError::invalid(&self.landing.key, what));
+            return Err(ModelError::invalid(&self.lent.key, what));
         };
-        self.scatter(&source)?.feed(0, elements);
+        self.strided_copy(&source)?.feed(0, elements);
         Ok(())
     }
 
     /// The memory from `at` on, `len` bytes. The caller passes only runs of its own layout, which lie in the buffer.
     fn run(&mut self, at: u64, len: u64) -> &mut [u8] {
-        debug_assert!(at + len <= self.landing.len);
+        debug_assert!(at + len <= self.lent.len);
         // SAFETY: `at..at + len` is a run of `self.layout`, whose hull was checked against the buffer's length in
-        // `Landing::claim`; no other claim has a byte of it, and `&mut self` is held.
-        unsafe { std::slice::from_raw_parts_mut(self.landing.ptr.as_ptr().add(at as usize), len as usize) }
+        // `LentBuffer::regions_mut`; no other region has a byte of it, and `&mut self` is held.
+        unsafe { std::slice::from_raw_parts_mut(self.lent.ptr.as_ptr().add(at as usize), len as usize) }
     }
 }
 
-/// Fills a [`Claim`] from bytes that come in ascending order, in blocks of any size.
+/// Fills a [`RegionMut`] from bytes that come in ascending order, in blocks of any size.
 #[derive(Debug)]
-pub struct Scatter {
+pub struct StridedCopy {
     segments: Segments,
     /// How much of the segment that comes next is filled.
     taken: u64,
-    claim: Claim,
+    into: RegionMut,
 }
 
-impl Scatter {
+impl StridedCopy {
     /// Length of the runs that are contiguous in both source and destination, in bytes.
     pub fn run(&self) -> u64 {
         self.segments.run()
@@ -326,11 +323,11 @@ impl Scatter {
             let t = std::mem::take(&mut self.taken);
             spans.push((s + t, d + t, n - t));
         }
-        let base = self.claim.landing.ptr;
+        let base = self.into.lent.ptr;
         spans
             .into_iter()
             .map(|(s, d, n)| {
-                // SAFETY: as in `Claim::run`; the runs of one injective layout are disjoint from each other.
+                // SAFETY: as in `RegionMut::run`; the runs of one injective layout are disjoint from each other.
                 (s, unsafe { std::slice::from_raw_parts_mut(base.as_ptr().add(d as usize), n as usize) })
             })
             .collect()
@@ -348,7 +345,7 @@ impl Scatter {
             let len = (n - self.taken).min(end - from);
             let piece = &block[(from - at) as usize..(from - at + len) as usize];
             let taken = self.taken;
-            self.claim.run(d + taken, len).copy_from_slice(piece);
+            self.into.run(d + taken, len).copy_from_slice(piece);
             if taken + len == n {
                 self.taken = 0;
                 self.segments.next();
@@ -363,25 +360,25 @@ impl Scatter {
 mod tests {
     use super::*;
 
-    fn land(t: Tensor) -> (Arc<Landing>, Vec<LandingView>) {
-        Landing::new("w", vec![t]).unwrap()
+    fn land(t: Tensor) -> (Arc<LentBuffer>, Vec<LentView>) {
+        LentBuffer::new("w", vec![t]).unwrap()
     }
 
     #[test]
     fn two_threads_fill_interleaved_columns_and_the_same_memory_comes_back() {
         let v = vec![0f32; 12];
         let address = v.as_ptr() as usize;
-        let (landing, views) = land(Tensor::from_vec(&[3, 4], v).unwrap());
+        let (lent, views) = land(Tensor::from_vec(&[3, 4], v).unwrap());
         let left = Region::new([0, 0], [3, 2]);
         let right = Region::new([0, 2], [3, 2]);
-        let claims = landing.claim(&[(&views[0], left), (&views[0], right)]).unwrap();
-        let threads: Vec<_> = claims
+        let lent_regions = lent.regions_mut(&[(&views[0], left), (&views[0], right)]).unwrap();
+        let threads: Vec<_> = lent_regions
             .into_iter()
             .enumerate()
             .map(|(i, c)| std::thread::spawn(move || c.fill(&[i as u8 + 1; 24]).unwrap()))
             .collect();
         threads.into_iter().for_each(|t| t.join().unwrap());
-        let v: Vec<f32> = landing.reclaim(views).ok().unwrap().pop().unwrap().into_vec().unwrap();
+        let v: Vec<f32> = lent.reclaim(views).ok().unwrap().pop().unwrap().into_vec().unwrap();
         assert_eq!(v.as_ptr() as usize, address);
         assert_eq!((v[0].to_bits(), v[2].to_bits()), (0x0101_0101, 0x0202_0202));
     }
@@ -390,7 +387,7 @@ mod tests {
     fn a_shared_buffer_is_refused_and_given_back() {
         let t = Tensor::from_vec(&[4], vec![7u8; 4]).unwrap();
         let other = t.clone();
-        let (e, back) = Landing::new("w", vec![t]).unwrap_err();
+        let (e, back) = LentBuffer::new("w", vec![t]).unwrap_err();
         assert!(e.to_string().contains("w is shared"), "{e}");
         assert!(back[0].same_buffer(&other));
     }
@@ -400,16 +397,16 @@ mod tests {
         let t = Tensor::from_vec(&[2, 4], vec![0u8; 8]).unwrap();
         let (l, v) = land(t);
         let boxes = [Region::new([0, 0], [2, 3]), Region::new([1, 2], [1, 1])];
-        assert!(l.claim(&[(&v[0], boxes[0].clone()), (&v[0], boxes[1].clone())]).is_err());
+        assert!(l.regions_mut(&[(&v[0], boxes[0].clone()), (&v[0], boxes[1].clone())]).is_err());
         let flat = Tensor::from_vec(&[2, 4], vec![0u8; 8]).unwrap();
         let (even, odd) =
             (flat.narrow(&Region::new([0, 0], [2, 2])), flat.narrow(&Region::new([0, 2], [2, 2])));
         drop(flat);
-        let (l, v) = Landing::new("flat", vec![even, odd]).unwrap();
+        let (l, v) = LentBuffer::new("flat", vec![even, odd]).unwrap();
         let whole = Region::whole(&[2, 2]);
-        let claims = l.claim(&[(&v[0], whole.clone()), (&v[1], whole.clone())]).unwrap();
-        assert!(l.claim(&[(&v[0], whole)]).is_err(), "a buffer is claimed once");
-        drop(claims);
+        let lent_regions = l.regions_mut(&[(&v[0], whole.clone()), (&v[1], whole.clone())]).unwrap();
+        assert!(l.regions_mut(&[(&v[0], whole)]).is_err(), "a buffer is lent once");
+        drop(lent_regions);
         let t = l.reclaim(v).ok().unwrap();
         assert!(t[0].same_buffer(&t[1]));
     }
@@ -418,16 +415,16 @@ mod tests {
     fn feeding_in_blocks_of_any_size_gives_the_same() {
         for block in 1..=24usize {
             let (l, v) = land(Tensor::from_vec(&[3, 4], vec![0u16; 12]).unwrap());
-            let claim = l.claim(&[(&v[0], Region::new([0, 1], [3, 2]))]).unwrap().pop().unwrap();
+            let into = l.regions_mut(&[(&v[0], Region::new([0, 1], [3, 2]))]).unwrap().pop().unwrap();
             // the source is the transpose, so that its order is not the destination's
             let source = Layout::new(2, 3, [3, 2].into(), [1, 3].into()).unwrap();
             let stored: Vec<u8> = (0..9u16).flat_map(|i| i.to_le_bytes()).collect();
-            let mut scatter = claim.scatter(&source).unwrap();
+            let mut copy = into.strided_copy(&source).unwrap();
             for (i, b) in stored.chunks(block).enumerate() {
-                scatter.feed((i * block) as u64, b);
+                copy.feed((i * block) as u64, b);
             }
-            assert_eq!(scatter.next_at(), None);
-            drop(scatter);
+            assert_eq!(copy.next_at(), None);
+            drop(copy);
             let got: Vec<u16> = l.reclaim(v).ok().unwrap().pop().unwrap().into_vec().unwrap();
             assert_eq!(got, [0, 3, 6, 0, 0, 4, 7, 0, 0, 5, 8, 0]);
         }

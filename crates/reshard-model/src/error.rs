@@ -20,7 +20,7 @@ pub enum ErrorKind {
     Unsupported,
     /// More than a limit allows; the message names the option that raises it.
     Limit,
-    /// I/O failed; trying again later may work. Nothing was published.
+    /// I/O failed; trying again later may work. Nothing was committed.
     Unavailable,
     /// Another rank failed and the collective was called off.
     PeerFailed,

@@ -2,11 +2,11 @@
 //!
 //! - [`DType`], [`Dims`], [`Region`], [`Layout`]: element types and n-dimensional boxes;
 //! - [`Tensor`] over a [`HostBuffer`] that the caller may own, [`DeviceTensor`] over a [`DeviceBuffer`];
-//! - [`Landing`] and [`Claim`]: how a load fills a caller's buffers in place, from several threads, and gives them back;
+//! - [`LentBuffer`] and [`RegionMut`]: how a load fills a caller's buffers in place, from several threads, and gives them back;
 //! - [`Value`] and [`Tree`]: plain Python-like data, and one tree shape for every stage of a state dict;
 //! - [`ShardedTensor`], [`ShardedObject`], [`ShardedTensorFactory`], [`LocalNonpersistent`]: Megatron Core's sharded
 //!   state dict, field by field; [`DeviceMesh`] and [`Placement`]: DTensor's way to say the same;
-//! - [`split`] and [`Frame::join`]: a state dict taken apart into what a checkpoint holds, and put together again, in both
+//! - [`split`] and [`Skeleton::join`]: a state dict taken apart into what a checkpoint holds, and put together again, in both
 //!   [`Dialect`]s.
 //!
 //! The crate is pure: no I/O, no async, no clock. Its one module with `unsafe` is `buffer`.
@@ -36,13 +36,13 @@ mod layout;
 mod mesh;
 mod region;
 mod sharded;
-mod stages;
+mod split;
 mod tensor;
 mod tree;
 mod value;
 
 pub use boxes::{first_hole, first_overlap};
-pub use buffer::{Claim, HostBuffer, Landing, LandingView, Scatter};
+pub use buffer::{HostBuffer, LentBuffer, LentView, RegionMut, StridedCopy};
 pub use device::{DeviceBuffer, DeviceTensor};
 pub use dialect::{Dialect, ParseDialectError};
 pub use dims::Dims;
@@ -53,16 +53,16 @@ pub use layout::{Layout, Segments};
 pub use mesh::{DeviceMesh, Placement};
 pub use region::{Region, Rows, Select};
 pub use sharded::{
-    AxisCoordinates, AxisSlice, BuildFn, Data, Flat, Leaf, LocalNonpersistent, MergeFn, ObjectCodec, Payload,
-    ReplicaId, Sharded, ShardedObject, ShardedTensor, ShardedTensorFactory, StateDict, Swiglu, TensorSource,
-    add_prefix_for_sharding, apply_prefix_mapping, local_chunk, replace_prefix_for_sharding,
+    AxisCoordinates, AxisSlice, BuildFn, Data, FlatStateDict, Leaf, LocalNonpersistent, MergeFn, ObjectCodec,
+    Payload, ReplicaId, Sharded, ShardedObject, ShardedTensor, ShardedTensorFactory, StateDict, Swiglu,
+    TensorSource, add_prefix_for_sharding, apply_prefix_mapping, local_chunk, replace_prefix_for_sharding,
 };
-pub use stages::{
-    Flatten, Frame, Parts, PathOfKey, PlainTensor, expand_factories, merge_factories, split, split_as,
+pub use split::{
+    Flatten, Parts, PathOfKey, PlainTensor, Skeleton, expand_factories, merge_factories, split, split_as,
     unflatten,
 };
 pub use tensor::Tensor;
-pub use tree::{Difference, Path, Plain, Step, Tree, diff};
+pub use tree::{Difference, Path, Step, Tree, ValueTree, diff};
 pub use value::{Construct, Opaque, Value};
 
 #[cfg(any(test, feature = "testkit"))]

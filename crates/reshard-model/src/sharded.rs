@@ -20,7 +20,7 @@ pub use tensor::{AxisCoordinates, AxisSlice, local_chunk};
 pub type StateDict = Tree<Leaf>;
 
 /// What planners see: every sharded leaf with its path; factories are expanded, local and common leaves are gone.
-pub type Flat = IndexMap<Path, Sharded>;
+pub type FlatStateDict = IndexMap<Path, Sharded>;
 
 /// A leaf of a [`StateDict`].
 #[derive(Clone, Debug)]

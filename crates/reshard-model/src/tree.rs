@@ -87,7 +87,7 @@ pub enum Tree<L> {
 }
 
 /// Nothing but values: what a load returns, and what common state is.
-pub type Plain = Tree<Value>;
+pub type ValueTree = Tree<Value>;
 
 impl<L> Default for Tree<L> {
     fn default() -> Self {
@@ -317,7 +317,7 @@ impl<L> Tree<L> {
 }
 
 /// Dicts with str or non-negative int keys and lists become nodes; everything else is a leaf.
-impl From<Value> for Plain {
+impl From<Value> for ValueTree {
     fn from(value: Value) -> Self {
         let step = |k: &Value| match k {
             Value::Str(s) => Some(Step::Key(s.clone())),
@@ -340,12 +340,12 @@ impl From<Value> for Plain {
     }
 }
 
-impl From<Plain> for Value {
-    fn from(tree: Plain) -> Self {
+impl From<ValueTree> for Value {
+    fn from(tree: ValueTree) -> Self {
         match tree {
-            Plain::Leaf(v) => v,
-            Plain::List(v) => Self::List(v.into_iter().map(Self::from).collect()),
-            Plain::Dict(d) => Self::Dict(
+            ValueTree::Leaf(v) => v,
+            ValueTree::List(v) => Self::List(v.into_iter().map(Self::from).collect()),
+            ValueTree::Dict(d) => Self::Dict(
                 d.into_iter()
                     .map(|(k, v)| {
                         let k = match k {
@@ -368,12 +368,12 @@ mod tests {
 
     #[test]
     fn what_insert_displaces_comes_back() {
-        let mut t = Plain::new();
+        let mut t = ValueTree::new();
         assert_eq!(t.insert("a", 1), None);
-        assert_eq!(t.insert("a", 2), Some(Plain::Leaf(Value::Int(1))));
-        let mut leaf = Plain::Leaf(Value::Int(7));
-        assert_eq!(leaf.insert("a", 1), Some(Plain::Leaf(Value::Int(7))));
-        assert_eq!(leaf.get("a").and_then(Plain::leaf), Some(&Value::Int(1)));
+        assert_eq!(t.insert("a", 2), Some(ValueTree::Leaf(Value::Int(1))));
+        let mut leaf = ValueTree::Leaf(Value::Int(7));
+        assert_eq!(leaf.insert("a", 1), Some(ValueTree::Leaf(Value::Int(7))));
+        assert_eq!(leaf.get("a").and_then(ValueTree::leaf), Some(&Value::Int(1)));
     }
 
     #[test]
@@ -382,14 +382,14 @@ mod tests {
             ("a".into(), Value::List(vec![Value::Int(1), Value::Dict(vec![])])),
             (Value::Int(0), Value::Dict(vec![(Value::Float(0.5), Value::None)])),
         ]);
-        let t = Plain::from(v.clone());
-        assert_eq!(t.at(&["a".into(), 0.into()]).and_then(Plain::leaf), Some(&Value::Int(1)));
+        let t = ValueTree::from(v.clone());
+        assert_eq!(t.at(&["a".into(), 0.into()]).and_then(ValueTree::leaf), Some(&Value::Int(1)));
         assert_eq!(Value::from(t), v);
     }
 
-    fn sample() -> Plain {
+    fn sample() -> ValueTree {
         let list = Value::List(vec![Value::Int(2), Value::Dict(vec![("c".into(), Value::Int(3))])]);
-        Plain::from(Value::Dict(vec![("a".into(), Value::Int(1)), ("b".into(), list)]))
+        ValueTree::from(Value::Dict(vec![("a".into(), Value::Int(1)), ("b".into(), list)]))
     }
 
     #[test]
@@ -406,11 +406,11 @@ mod tests {
     #[test]
     fn a_walk_drops_what_it_empties_and_keeps_what_was_empty() {
         let mut t = sample();
-        t.insert_tree("empty", Plain::new());
-        let odd = |_: &[Step], v: Value| Ok::<_, ()>((v.as_int() != Some(3)).then_some(Plain::Leaf(v)));
+        t.insert_tree("empty", ValueTree::new());
+        let odd = |_: &[Step], v: Value| Ok::<_, ()>((v.as_int() != Some(3)).then_some(ValueTree::Leaf(v)));
         let t = t.try_map(&mut { odd }).unwrap().unwrap();
-        assert_eq!(t.at(&["b".into()]), Some(&Plain::List(vec![Plain::Leaf(Value::Int(2))])));
-        assert_eq!(t.get("empty"), Some(&Plain::new()));
+        assert_eq!(t.at(&["b".into()]), Some(&ValueTree::List(vec![ValueTree::Leaf(Value::Int(2))])));
+        assert_eq!(t.get("empty"), Some(&ValueTree::new()));
         let nothing = sample().try_map::<Value, ()>(&mut |_, _| Ok(None)).unwrap();
         assert_eq!(nothing, None);
         assert_eq!(sample().try_map::<Value, _>(&mut |p, _| Err(p.len())), Err(1));
@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(t.at(&["a".into(), "x".into()]), None);
         assert_eq!(t.at(&["b".into(), u64::MAX.into()]), None);
         assert_eq!(t.remove("x"), None);
-        assert_eq!(t.remove("a"), Some(Plain::Leaf(Value::Int(1))));
+        assert_eq!(t.remove("a"), Some(ValueTree::Leaf(Value::Int(1))));
         assert_eq!(t.leaf(), None);
     }
 
@@ -439,11 +439,11 @@ mod tests {
     fn what_is_missing_on_the_way_is_made_and_nothing_else_changes() {
         let at = |steps: &[Step]| Path::from(steps);
         let mut t = sample();
-        t.insert_at(&at(&["new".into(), "x".into(), 0.into(), "y".into()]).0, Plain::new());
-        t.insert_at(&at(&["new".into(), "x".into(), 1.into()]).0, Plain::new());
-        let list = Plain::List(vec![
-            Plain::from(Value::Dict(vec![("y".into(), Value::Dict(vec![]))])),
-            Plain::new(),
+        t.insert_at(&at(&["new".into(), "x".into(), 0.into(), "y".into()]).0, ValueTree::new());
+        t.insert_at(&at(&["new".into(), "x".into(), 1.into()]).0, ValueTree::new());
+        let list = ValueTree::List(vec![
+            ValueTree::from(Value::Dict(vec![("y".into(), Value::Dict(vec![]))])),
+            ValueTree::new(),
         ]);
         assert_eq!(t.at(&["new".into(), "x".into()]), Some(&list));
         let before = t.clone();
@@ -453,21 +453,21 @@ mod tests {
             &["b".into(), 9.into()],
             &["hole".into(), 1.into()],
         ] {
-            t.insert_at(steps, Plain::new());
+            t.insert_at(steps, ValueTree::new());
         }
         assert_eq!(t, before);
     }
 
     #[test]
     fn parting_needs_a_container() {
-        let e = Plain::Leaf(Value::None).extract_matching_values(false, &mut |_| true).unwrap_err();
+        let e = ValueTree::Leaf(Value::None).extract_matching_values(false, &mut |_| true).unwrap_err();
         assert_eq!(e.to_string(), "at : only a dict or a list can be parted");
     }
 
     #[test]
     fn lists_of_other_lengths_differ_where_one_has_more() {
         let list = |n: i64| {
-            Plain::from(Value::Dict(vec![("a".into(), Value::List((0..n).map(Value::Int).collect()))]))
+            ValueTree::from(Value::Dict(vec![("a".into(), Value::List((0..n).map(Value::Int).collect()))]))
         };
         let d = diff(&list(1), &list(3));
         let names: Vec<String> = d.only_right.iter().map(ToString::to_string).collect();

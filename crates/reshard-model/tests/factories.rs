@@ -4,8 +4,8 @@
 use indexmap::IndexMap;
 use proptest::prelude::*;
 use reshard_model::{
-    DType, Data, Dialect, Landing, Leaf, Path, Plain, Region, Sharded, ShardedTensor, ShardedTensorFactory,
-    StateDict, Step, Swiglu, Tensor, Tree, Value, expand_factories, merge_factories, split,
+    DType, Data, Dialect, Leaf, LentBuffer, Path, Region, Sharded, ShardedTensor, ShardedTensorFactory,
+    StateDict, Step, Swiglu, Tensor, Tree, Value, ValueTree, expand_factories, merge_factories, split,
 };
 
 fn ints(shape: &[u64]) -> Tensor {
@@ -138,7 +138,7 @@ fn state(factory: ShardedTensorFactory) -> StateDict {
 }
 
 /// What a load would hand in: the tensors of the template, or its key.
-fn loaded(flat: reshard_model::Flat) -> IndexMap<Path, Value> {
+fn loaded(flat: reshard_model::FlatStateDict) -> IndexMap<Path, Value> {
     let value = |s| match s {
         Sharded::Tensor(ShardedTensor { data: Data::Host(t), .. }) => Value::Tensor(t),
         other => Value::from(other.key()),
@@ -167,13 +167,13 @@ fn a_factorys_buffer_is_loaded_into_and_comes_back_whole_without_a_copy() {
                 Sharded::Object(_) => None,
             })
             .collect();
-        let (landing, views) = Landing::new("fc1", halves).unwrap();
+        let (lent, views) = LentBuffer::new("fc1", halves).unwrap();
         let whole = Region::whole(&[2, 2]);
-        let claims = landing.claim(&[(&views[0], whole.clone()), (&views[1], whole)]).unwrap();
-        for (i, claim) in claims.into_iter().enumerate() {
-            claim.fill(&[i as u8 + 1; 16]).unwrap();
+        let lent_regions = lent.regions_mut(&[(&views[0], whole.clone()), (&views[1], whole)]).unwrap();
+        for (i, into) in lent_regions.into_iter().enumerate() {
+            into.fill(&[i as u8 + 1; 16]).unwrap();
         }
-        let mut halves = landing.reclaim(views).ok().unwrap().into_iter();
+        let mut halves = lent.reclaim(views).ok().unwrap().into_iter();
         for s in parts.flat.values_mut().filter(|s| s.key().starts_with("fc1")) {
             let Sharded::Tensor(t) = s else { panic!() };
             t.data = Data::Host(halves.next().unwrap());
@@ -181,7 +181,7 @@ fn a_factorys_buffer_is_loaded_into_and_comes_back_whole_without_a_copy() {
         drop(halves);
 
         let loaded = loaded(parts.flat);
-        let mut result = parts.frame.join(loaded, parts.common).unwrap();
+        let mut result = parts.skeleton.join(loaded, parts.common).unwrap();
         let Some(Tree::List(layers)) = result.remove("layers") else { panic!() };
         let merged = layers[1].get("fc1").unwrap().leaf().unwrap().clone();
         drop(layers);
@@ -198,7 +198,7 @@ fn a_factory_gets_its_buffer_back_when_a_load_failed() {
     let whole = ShardedTensor::full("fc1", Tensor::from_vec(&[4, 2], v).unwrap());
     let parts = split(state(ShardedTensorFactory::swiglu(whole, Swiglu::OneKey).unwrap()), Dialect::Megatron)
         .unwrap();
-    let restored = parts.frame.restore(parts.flat, parts.common).unwrap();
+    let restored = parts.skeleton.restore(parts.flat, parts.common).unwrap();
     let mut tensors = restored.into_nested_values().into_iter().filter_map(|l| match l {
         Leaf::Factory(f) => match f.data {
             Data::Host(t) => Some(t),
@@ -218,7 +218,7 @@ fn a_half_that_was_not_loaded_is_an_error_and_not_half_a_tensor() {
     let parts = split(state(f), Dialect::Megatron).unwrap();
     let mut loaded = loaded(parts.flat);
     loaded.retain(|p, _| p.to_string() != "layers.1.fc1.0");
-    let e = parts.frame.join(loaded, parts.common).unwrap_err();
+    let e = parts.skeleton.join(loaded, parts.common).unwrap_err();
     assert_eq!(e.to_string(), "fc1: the parts that were loaded have 4 elements, 8 are needed");
 }
 
@@ -246,16 +246,16 @@ fn subtrees_that_do_not_fit_their_factories_are_errors_with_the_path() {
     fn tree<L>(steps: &[Step], leaf: L) -> Tree<L> {
         steps.iter().rev().fold(Tree::Leaf(leaf), |t, s| Tree::Dict([(s.clone(), t)].into_iter().collect()))
     }
-    let list = |n: i64| Plain::List((0..n).map(|i| Plain::Leaf(Value::Int(i))).collect());
-    let under = |t: Plain| {
-        let mut d = Plain::new();
+    let list = |n: i64| ValueTree::List((0..n).map(|i| ValueTree::Leaf(Value::Int(i))).collect());
+    let under = |t: ValueTree| {
+        let mut d = ValueTree::new();
         d.insert_tree("a", t);
         d
     };
     let error = |loaded, factories: &Tree<_>| merge_factories(loaded, factories).unwrap_err().to_string();
     let at = |step: Step| tree(&["a".into(), step], echo());
     assert_eq!(
-        error(under(Plain::new()), &at("b".into())),
+        error(under(ValueTree::new()), &at("b".into())),
         "at a: what the factory at key b built was not loaded"
     );
     assert_eq!(
@@ -266,21 +266,23 @@ fn subtrees_that_do_not_fit_their_factories_are_errors_with_the_path() {
         error(under(list(2)), &at("b".into()))
             .starts_with("at a: invalid key Key(\"b\") of a factory in a list")
     );
-    assert!(error(under(Plain::Leaf(Value::None)), &at("b".into())).starts_with("at a: a value lies where"));
+    assert!(
+        error(under(ValueTree::Leaf(Value::None)), &at("b".into())).starts_with("at a: a value lies where")
+    );
     let mut lists = Tree::new();
     lists.insert_tree("a", Tree::List(vec![Tree::Leaf(echo())]));
     assert_eq!(
         error(under(list(2)), &lists),
         "at a: cannot merge two lists with different lengths (2 and 1)"
     );
-    assert!(error(under(Plain::new()), &lists).starts_with("at a: a dict lies where"));
+    assert!(error(under(ValueTree::new()), &lists).starts_with("at a: a dict lies where"));
     let merged = merge_factories(under(list(1)), &lists).unwrap();
     assert_eq!(
         Value::from(merged.get("a").unwrap().clone()),
         Value::List(vec![Value::List(vec![Value::Int(0)])])
     );
     let merged = merge_factories(under(list(2)), &at(1.into())).unwrap();
-    assert_eq!(merged.at(&["a".into(), 0.into()]), Some(&Plain::Leaf(Value::Int(0))));
+    assert_eq!(merged.at(&["a".into(), 0.into()]), Some(&ValueTree::Leaf(Value::Int(0))));
 }
 
 proptest! {
@@ -299,10 +301,10 @@ proptest! {
         let (mut seen, mut kept) = (Vec::new(), Vec::new());
         for p in parts(&f) {
             seen.push(p.flattened_range.clone().unwrap());
-            kept.push(Plain::Leaf(Value::Tensor(p.data.host().unwrap().clone())));
+            kept.push(ValueTree::Leaf(Value::Tensor(p.data.host().unwrap().clone())));
         }
         prop_assert_eq!(seen.iter().map(|r| r.end - r.start).sum::<u64>(), range.end - range.start);
-        let merged = (f.merge)(&f, Plain::List(kept)).unwrap().into_tensor().unwrap();
+        let merged = (f.merge)(&f, ValueTree::List(kept)).unwrap().into_tensor().unwrap();
         prop_assert!(merged.same_buffer(&data));
         prop_assert_eq!(merged, data);
     }

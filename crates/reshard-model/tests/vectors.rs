@@ -2,8 +2,8 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 use reshard_model::{
-    AxisCoordinates, DType, Dims, Leaf, Path, Plain, ReplicaId, ShardedObject, ShardedTensor, StateDict,
-    Step, Tensor, Tree, Value, apply_prefix_mapping, diff,
+    AxisCoordinates, DType, Dims, Leaf, Path, ReplicaId, ShardedObject, ShardedTensor, StateDict, Step,
+    Tensor, Tree, Value, ValueTree, apply_prefix_mapping, diff,
 };
 use serde_json::{Value as Json, json};
 use std::ops::Range;
@@ -255,7 +255,7 @@ fn empty_from_unique_key() {
     }
 }
 
-fn tree(v: &Json) -> Plain {
+fn tree(v: &Json) -> ValueTree {
     match v {
         Json::Object(d) => Tree::Dict(d.iter().map(|(k, v)| (step(k), tree(v))).collect()),
         Json::Array(v) => Tree::List(v.iter().map(tree).collect()),

@@ -159,7 +159,7 @@ pub enum Problem {
         shape: Dims,
     },
     /// Two leaves of one rank that hold one piece, of which only one can be written.
-    Twins {
+    DuplicatePieces {
         /// The key.
         key: String,
         /// The chunk; objects have none.
@@ -169,7 +169,7 @@ pub enum Problem {
         /// Where the leaves are in its state dict.
         paths: [String; 2],
         /// Why that can't be.
-        why: Twins,
+        why: DuplicatePieces,
     },
     /// An object that several ranks want to write.
     Duplicate {
@@ -183,7 +183,7 @@ pub enum Problem {
 /// Why two leaves of one rank may not hold one piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Twins {
+pub enum DuplicatePieces {
     /// Both are its main replica.
     BothMain,
     /// What they hold differs.
@@ -192,7 +192,7 @@ pub enum Twins {
     Unknown,
 }
 
-impl fmt::Display for Twins {
+impl fmt::Display for DuplicatePieces {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::BothMain => "both as its main replica; give one another replica_id",
@@ -208,7 +208,7 @@ impl Problem {
         match self {
             Self::Missing { key, .. } | Self::Kind { key, .. } | Self::Shape { key, .. } => key,
             Self::DType { key, .. } | Self::OutOfBounds { key, .. } | Self::Overlap { key, .. } => key,
-            Self::Hole { key, .. } | Self::Duplicate { key, .. } | Self::Twins { key, .. } => key,
+            Self::Hole { key, .. } | Self::Duplicate { key, .. } | Self::DuplicatePieces { key, .. } => key,
         }
     }
 
@@ -247,7 +247,7 @@ impl fmt::Display for Problem {
             Self::Hole { key, region, shape } => {
                 write!(f, "{key}: no chunk has {region} of shape {shape}")
             }
-            Self::Twins { key, region, rank, paths: [a, b], why } => {
+            Self::DuplicatePieces { key, region, rank, paths: [a, b], why } => {
                 let piece = region.as_ref().map_or("it".into(), ToString::to_string);
                 write!(f, "{key}: the leaves at {a} and {b} of rank {rank} both hold {piece}, {why}")
             }

@@ -1,7 +1,7 @@
 //! From the plans of all ranks to one: who writes what, and what the checkpoint then holds.
 
 use crate::{
-    At, DefaultSavePlanner, Metadata, PlanError, PlannerData, Problem, Problems, Proposals, Result, SavePlan,
+    At, DefaultSavePlanner, Metadata, Offer, PlanError, PlannerData, Problem, Problems, Result, SavePlan,
     TensorWrite, WriteItem, WriteKind,
     geometry::{self, Fault},
 };
@@ -67,7 +67,7 @@ struct Survey<'p> {
     pieces: Pieces<'p>,
     /// Key and piece of each item, rank by rank. Items that are not written have no piece.
     of_item: Vec<(u32, u32)>,
-    partial: bool,
+    allow_holes: bool,
     problems: Vec<Problem>,
 }
 
@@ -78,13 +78,13 @@ impl<'p> Survey<'p> {
             keys: Keys::default(),
             pieces: Pieces::with_capacity(items),
             of_item: Vec::with_capacity(items),
-            partial: how.partial,
+            allow_holes: how.allow_holes,
             problems: Vec::new(),
         };
         for (rank, plan) in plans.iter().enumerate() {
             for item in &plan.items {
                 let key = this.keys.intern(item, rank as u32);
-                let piece = this.piece(key, item, rank as u32, how.proposals);
+                let piece = this.piece(key, item, rank as u32, how.offer);
                 this.of_item.push((key, piece));
             }
         }
@@ -92,7 +92,7 @@ impl<'p> Survey<'p> {
     }
 
     /// The piece of an item that is to be written; what is wrong with it is noted, once a key.
-    fn piece(&mut self, key: u32, item: &'p WriteItem, rank: u32, proposals: Proposals) -> u32 {
+    fn piece(&mut self, key: u32, item: &'p WriteItem, rank: u32, offer: Offer) -> u32 {
         let first = self.keys.get(key);
         let mut wrong = None;
         let mut piece = NONE;
@@ -100,7 +100,7 @@ impl<'p> Survey<'p> {
             (WriteKind::Object { .. }, WriteKind::Object { .. }) => {
                 piece = self.pieces.object(key, item, rank);
                 let count = self.pieces.count(piece);
-                if proposals == Proposals::MainReplica && count > 1 {
+                if offer == Offer::MainReplica && count > 1 {
                     wrong = Some(Problem::Duplicate {
                         key: item.key.to_string(),
                         ranks: vec![self.pieces.rank(piece), rank],
@@ -112,7 +112,7 @@ impl<'p> Survey<'p> {
                 if wrong.is_none() && !b.region.is_empty() && b.region.fits(&b.global_shape) {
                     piece = self.pieces.chunk(key, item, b, rank);
                     let other = self.pieces.region(piece);
-                    let twice = proposals == Proposals::MainReplica && self.pieces.count(piece) > 1;
+                    let twice = offer == Offer::MainReplica && self.pieces.count(piece) > 1;
                     if let Some(other) = other.filter(|o| twice || o.lengths != b.region.lengths) {
                         wrong = Some(Problem::Overlap {
                             key: item.key.to_string(),
@@ -222,7 +222,8 @@ impl<'p> Survey<'p> {
                 continue;
             }
             let Some(tensor) = metadata.tensor(&item.key) else { continue };
-            let fault = geometry::fault(tensor).filter(|f| !(self.partial && matches!(f, Fault::Hole(_))));
+            let fault =
+                geometry::fault(tensor).filter(|f| !(self.allow_holes && matches!(f, Fault::Hole(_))));
             if let Some(fault) = fault {
                 let place = |i: usize| At {
                     region: tensor.region(tensor.positions().start + i as u32),

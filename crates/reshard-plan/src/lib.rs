@@ -27,11 +27,11 @@ mod read;
 mod save;
 
 pub use cast::Cast;
-pub use error::{At, PlanError, Problem, Problems, Result, Twins};
+pub use error::{At, DuplicatePieces, PlanError, Problem, Problems, Result};
 pub use item::{
     Fill, LoadPlan, MemoryFormat, PieceId, PlannerData, ReadItem, Recast, SavePlan, Stored, TensorProperties,
     TensorWrite, WriteItem, WriteKind,
 };
 pub use load::{DefaultLoadPlanner, Destination, LoadContext, LoadPlanner};
 pub use metadata::{ChunkId, Entry, Metadata, MetadataBuilder, ObjectId, TensorId, TensorRef};
-pub use save::{Dedup, DefaultSavePlanner, Proposals, SaveContext, SavePlanner, WriteData};
+pub use save::{Dedup, DefaultSavePlanner, Offer, SaveContext, SavePlanner, WriteData};

@@ -1,7 +1,7 @@
 //! The hooks of a load, and what they do by default.
 
 use crate::{Cast, LoadPlan, Metadata, ReadItem, Result};
-use reshard_model::{Flat, Payload, Tensor};
+use reshard_model::{FlatStateDict, Payload, Tensor};
 use serde::{Deserialize, Serialize};
 use std::{any::Any, fmt::Debug};
 
@@ -48,7 +48,7 @@ pub enum Destination {
 /// #[derive(Debug)]
 /// struct RenamePlanner;
 /// impl LoadPlanner for RenamePlanner {
-///     fn set_up(&self, template: &mut Flat, _: &LoadContext<'_>) -> Result<()> {
+///     fn set_up(&self, template: &mut FlatStateDict, _: &LoadContext<'_>) -> Result<()> {
 ///         for leaf in template.values_mut() {
 ///             let (Sharded::Tensor(ShardedTensor { key, .. }) | Sharded::Object(ShardedObject { key, .. })) = leaf;
 ///             *key = format!("foo_{key}").into();
@@ -60,7 +60,7 @@ pub enum Destination {
 /// # let w = builder.add_tensor("foo_w", DType::Int8, &[2], Default::default()).unwrap();
 /// # builder.add_chunk(w, &Region::whole(&[2])).unwrap();
 /// # let metadata = builder.finish(None).unwrap();
-/// # let mut template: Flat = [(Path(vec!["w".into()]), Sharded::Tensor(ShardedTensor::template("w", DType::Int8, &[2])))].into();
+/// # let mut template: FlatStateDict = [(Path(vec!["w".into()]), Sharded::Tensor(ShardedTensor::template("w", DType::Int8, &[2])))].into();
 /// # let cx = LoadContext::new(&metadata, 0, true);
 /// # RenamePlanner.set_up(&mut template, &cx).unwrap();
 /// # assert_eq!(RenamePlanner.create_local_plan(&template, &cx).unwrap().items[0].piece.to_string(), "foo_w[0]");
@@ -71,7 +71,7 @@ pub enum Destination {
 /// #[derive(Debug)]
 /// struct MetaModelMaterialize;
 /// impl LoadPlanner for MetaModelMaterialize {
-///     fn set_up(&self, template: &mut Flat, cx: &LoadContext<'_>) -> Result<()> {
+///     fn set_up(&self, template: &mut FlatStateDict, cx: &LoadContext<'_>) -> Result<()> {
 ///         self.base().set_up(template, cx)?;
 ///         for leaf in template.values_mut() {
 ///             if let Sharded::Tensor(t) = leaf {
@@ -82,7 +82,7 @@ pub enum Destination {
 ///     }
 /// }
 /// # let metadata = Metadata::default();
-/// # let mut template: Flat = [(Path(vec!["w".into()]), Sharded::Tensor(ShardedTensor::template("w", DType::Int8, &[2])))].into();
+/// # let mut template: FlatStateDict = [(Path(vec!["w".into()]), Sharded::Tensor(ShardedTensor::template("w", DType::Int8, &[2])))].into();
 /// # MetaModelMaterialize.set_up(&mut template, &LoadContext::new(&metadata, 0, true)).unwrap();
 /// # let Sharded::Tensor(t) = &template[0] else { panic!() };
 /// # assert!(matches!(t.data, Data::Host(_)));
@@ -120,7 +120,7 @@ pub trait LoadPlanner: Any + Debug + Send + Sync {
     ///
     /// # Errors
     /// Whatever keeps this rank from loading.
-    fn set_up(&self, template: &mut Flat, cx: &LoadContext<'_>) -> Result<()> {
+    fn set_up(&self, template: &mut FlatStateDict, cx: &LoadContext<'_>) -> Result<()> {
         self.base().set_up(template, cx)
     }
 
@@ -128,7 +128,7 @@ pub trait LoadPlanner: Any + Debug + Send + Sync {
     ///
     /// # Errors
     /// [`PlanError::Load`](crate::PlanError::Load) when the checkpoint can't fill the template.
-    fn create_local_plan(&self, template: &Flat, cx: &LoadContext<'_>) -> Result<LoadPlan> {
+    fn create_local_plan(&self, template: &FlatStateDict, cx: &LoadContext<'_>) -> Result<LoadPlan> {
         self.base().create_local_plan(template, cx)
     }
 
@@ -225,11 +225,11 @@ impl LoadPlanner for DefaultLoadPlanner {
         self
     }
 
-    fn set_up(&self, _: &mut Flat, _: &LoadContext<'_>) -> Result<()> {
+    fn set_up(&self, _: &mut FlatStateDict, _: &LoadContext<'_>) -> Result<()> {
         Ok(())
     }
 
-    fn create_local_plan(&self, template: &Flat, cx: &LoadContext<'_>) -> Result<LoadPlan> {
+    fn create_local_plan(&self, template: &FlatStateDict, cx: &LoadContext<'_>) -> Result<LoadPlan> {
         crate::read::plan(self, template, cx.metadata)
     }
 

@@ -4,11 +4,17 @@ use crate::{
     At, DefaultLoadPlanner, Fill, LoadPlan, Metadata, PieceId, PlanError, Problem, Problems, ReadItem,
     Recast, Result, Stored, TensorRef, index::Index, near::Near,
 };
-use reshard_model::{Flat, Region, Sharded, ShardedObject, ShardedTensor, first_hole, first_overlap};
+use reshard_model::{
+    FlatStateDict, Region, Sharded, ShardedObject, ShardedTensor, first_hole, first_overlap,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What one rank reads. All that is wrong is found before anything is given up.
-pub(crate) fn plan(options: &DefaultLoadPlanner, template: &Flat, metadata: &Metadata) -> Result<LoadPlan> {
+pub(crate) fn plan(
+    options: &DefaultLoadPlanner,
+    template: &FlatStateDict,
+    metadata: &Metadata,
+) -> Result<LoadPlan> {
     let mut reader = Reader {
         options,
         metadata,
@@ -48,7 +54,7 @@ fn suggest(problems: &mut [Problem], metadata: &Metadata) {
 }
 
 /// Stored keys that no leaf asks for, in stored order.
-fn unexpected(template: &Flat, metadata: &Metadata) -> Vec<Box<str>> {
+fn unexpected(template: &FlatStateDict, metadata: &Metadata) -> Vec<Box<str>> {
     let (mut tensors, mut objects) = (BTreeSet::new(), BTreeSet::new());
     for leaf in template.values() {
         match leaf {

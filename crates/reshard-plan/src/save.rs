@@ -1,11 +1,13 @@
 //! The hooks of a save, and what they do by default.
 
 use crate::{Metadata, PlanError, Result, SavePlan, TensorProperties, TensorWrite, WriteItem, WriteKind};
-use reshard_model::{BoxError, Data, Flat, Payload, Region, Sharded, ShardedTensor, TensorSource, Value};
+use reshard_model::{
+    BoxError, Data, FlatStateDict, Payload, Region, Sharded, ShardedTensor, TensorSource, Value,
+};
 use serde::{Deserialize, Serialize};
 use std::{any::Any, fmt::Debug, sync::Arc};
 
-mod twins;
+mod duplicates;
 
 /// What the hooks of a save are told.
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,13 +57,13 @@ pub enum WriteData {
 /// #[derive(Debug)]
 /// struct RenamePlanner;
 /// impl SavePlanner for RenamePlanner {
-///     fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+///     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
 ///         let mut plan = self.base().create_local_plan(state, cx)?;
 ///         plan.items.iter_mut().for_each(|item| item.key = format!("foo_{}", item.key).into());
 ///         Ok(plan)
 ///     }
 /// }
-/// # let mut state = Flat::new();
+/// # let mut state = FlatStateDict::new();
 /// # state.insert(Path(vec!["w".into()]), Sharded::Tensor(ShardedTensor::template("w", DType::Int8, &[2])));
 /// # let plan = RenamePlanner.create_local_plan(&state, &SaveContext::new(0, true)).unwrap();
 /// # assert_eq!(RenamePlanner.create_global_plan(vec![plan]).unwrap().1.tensor("foo_w").unwrap().bytes(), 2);
@@ -72,7 +74,7 @@ pub enum WriteData {
 /// #[derive(Debug)]
 /// struct FP16Planner;
 /// impl SavePlanner for FP16Planner {
-///     fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+///     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
 ///         let mut plan = self.base().create_local_plan(state, cx)?;
 ///         for item in &mut plan.items {
 ///             if let WriteKind::Tensor(t) = &mut item.kind {
@@ -89,7 +91,7 @@ pub enum WriteData {
 ///     }
 /// }
 /// # let t = ShardedTensor::full("w", Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap());
-/// # let state: Flat = [(Path(vec!["w".into()]), Sharded::Tensor(t))].into();
+/// # let state: FlatStateDict = [(Path(vec!["w".into()]), Sharded::Tensor(t))].into();
 /// # let plan = FP16Planner.create_local_plan(&state, &SaveContext::new(0, true)).unwrap();
 /// # let (plans, metadata) = FP16Planner.create_global_plan(vec![plan]).unwrap();
 /// # assert_eq!(metadata.tensor("w").unwrap().dtype(), DType::Float16);
@@ -113,18 +115,18 @@ pub enum WriteData {
 ///     }
 /// }
 /// # let leaf = |k: &str| (Path(vec![k.into()]), Sharded::Tensor(ShardedTensor::template(k, DType::Int8, &[2])));
-/// # let state: Flat = ["a", "b", "c"].map(leaf).into();
+/// # let state: FlatStateDict = ["a", "b", "c"].map(leaf).into();
 /// # let plan = DDPLoadBalancingPlanner.create_local_plan(&state, &SaveContext::new(0, true)).unwrap();
 /// # let (plans, _) = DDPLoadBalancingPlanner.create_global_plan(vec![plan.clone(), plan]).unwrap();
 /// # assert_eq!(plans.iter().map(|p| p.items.len()).collect::<Vec<_>>(), [2, 1]);
 /// ```
 /// Every rank says something, and the checkpoint keeps it:
 /// ```
-/// # use {reshard_model::Flat, reshard_plan::{*, Result}};
+/// # use {reshard_model::FlatStateDict, reshard_plan::{*, Result}};
 /// #[derive(Debug)]
 /// struct SaveExtraDataPlanner;
 /// impl SavePlanner for SaveExtraDataPlanner {
-///     fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+///     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
 ///         let plan = self.base().create_local_plan(state, cx)?;
 ///         Ok(SavePlan { planner_data: Some(PlannerData::Str("per-rank-data".into())), ..plan })
 ///     }
@@ -134,7 +136,7 @@ pub enum WriteData {
 ///         Ok((plans, metadata.with_planner_data(Some(PlannerData::List(all)))))
 ///     }
 /// }
-/// # let plan = SaveExtraDataPlanner.create_local_plan(&Flat::new(), &SaveContext::new(0, true)).unwrap();
+/// # let plan = SaveExtraDataPlanner.create_local_plan(&FlatStateDict::new(), &SaveContext::new(0, true)).unwrap();
 /// # let (_, metadata) = SaveExtraDataPlanner.create_global_plan(vec![plan.clone(), plan]).unwrap();
 /// # let said = PlannerData::Str("per-rank-data".into());
 /// # assert_eq!(metadata.planner_data(), Some(&PlannerData::List(vec![said.clone(), said])));
@@ -149,7 +151,7 @@ pub enum WriteData {
 ///     fn base(&self) -> &dyn SavePlanner {
 ///         &self.1
 ///     }
-///     fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+///     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
 ///         let mut plan = self.base().create_local_plan(state, cx)?;
 ///         plan.items.iter_mut().for_each(|item| item.key = format!("{}{}", self.0, item.key).into());
 ///         Ok(plan)
@@ -157,7 +159,7 @@ pub enum WriteData {
 /// }
 /// let planner = Prefix("a.", Prefix("b.", DefaultSavePlanner::DCP));
 /// # let t = ShardedTensor::template("w", DType::Int8, &[2]).with_replica_id(1); // a replica: only DCP's offers it
-/// # let state: Flat = [(Path(vec!["w".into()]), Sharded::Tensor(t))].into();
+/// # let state: FlatStateDict = [(Path(vec!["w".into()]), Sharded::Tensor(t))].into();
 /// # let plan = planner.create_local_plan(&state, &SaveContext::new(0, true)).unwrap();
 /// # assert_eq!(&*plan.items[0].key, "a.b.w");
 /// ```
@@ -171,7 +173,7 @@ pub trait SavePlanner: Any + Debug + Send + Sync {
     ///
     /// # Errors
     /// Whatever keeps this rank from saving.
-    fn set_up(&self, state: &mut Flat, cx: &SaveContext<'_>) -> Result<()> {
+    fn set_up(&self, state: &mut FlatStateDict, cx: &SaveContext<'_>) -> Result<()> {
         self.base().set_up(state, cx)
     }
 
@@ -179,7 +181,7 @@ pub trait SavePlanner: Any + Debug + Send + Sync {
     ///
     /// # Errors
     /// Whatever keeps this rank from saving.
-    fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+    fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
         self.base().create_local_plan(state, cx)
     }
 
@@ -204,7 +206,7 @@ pub trait SavePlanner: Any + Debug + Send + Sync {
     ///
     /// # Errors
     /// Whatever keeps the item from being written.
-    fn lookup_object(&self, item: &WriteItem, state: &Flat) -> Result<WriteData> {
+    fn lookup_object(&self, item: &WriteItem, state: &FlatStateDict) -> Result<WriteData> {
         self.base().lookup_object(item, state)
     }
 
@@ -232,7 +234,7 @@ pub enum Dedup {
 /// Who offers a piece that several ranks have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub enum Proposals {
+pub enum Offer {
     /// The rank with the main replica, as in Megatron Core. A second one is an error.
     #[default]
     MainReplica,
@@ -245,20 +247,20 @@ pub enum Proposals {
 #[non_exhaustive]
 pub struct DefaultSavePlanner {
     /// Who offers.
-    pub proposals: Proposals,
+    pub offer: Offer,
     /// Who writes.
     pub dedup: Dedup,
     /// Whether pieces needn't make up their tensors: those of one rank of a rank-local save, where others have the rest.
-    pub partial: bool,
+    pub allow_holes: bool,
 }
 
 impl DefaultSavePlanner {
     /// Megatron Core's.
     pub const DEFAULT: Self =
-        Self { proposals: Proposals::MainReplica, dedup: Dedup::LeastLoaded, partial: false };
+        Self { offer: Offer::MainReplica, dedup: Dedup::LeastLoaded, allow_holes: false };
 
     /// DCP's: all replicas are offered.
-    pub const DCP: Self = Self { proposals: Proposals::AllReplicas, ..Self::DEFAULT };
+    pub const DCP: Self = Self { offer: Offer::AllReplicas, ..Self::DEFAULT };
 
     /// With another choice among ranks.
     pub fn with_dedup(mut self, dedup: Dedup) -> Self {
@@ -267,8 +269,8 @@ impl DefaultSavePlanner {
     }
 
     /// For ranks that save without each other.
-    pub fn with_partial(mut self, partial: bool) -> Self {
-        self.partial = partial;
+    pub fn with_allow_holes(mut self, allow_holes: bool) -> Self {
+        self.allow_holes = allow_holes;
         self
     }
 }
@@ -279,14 +281,14 @@ impl SavePlanner for DefaultSavePlanner {
         self
     }
 
-    fn set_up(&self, _: &mut Flat, _: &SaveContext<'_>) -> Result<()> {
+    fn set_up(&self, _: &mut FlatStateDict, _: &SaveContext<'_>) -> Result<()> {
         Ok(())
     }
 
-    fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
-        let main_only = self.proposals == Proposals::MainReplica;
+    fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
+        let main_only = self.offer == Offer::MainReplica;
         let mut items = Vec::with_capacity(state.len());
-        let mut offered = twins::Offered::new(cx.rank, self.proposals, state);
+        let mut offered = duplicates::Offered::new(cx.rank, self.offer, state);
         for (source, (path, leaf)) in state.iter().enumerate() {
             let source = u32::try_from(source)
                 .map_err(|_| PlanError::invalid(leaf.key(), "a state dict of more than 2³² leaves"))?;
@@ -315,7 +317,7 @@ impl SavePlanner for DefaultSavePlanner {
         Ok(plan)
     }
 
-    fn lookup_object(&self, item: &WriteItem, state: &Flat) -> Result<WriteData> {
+    fn lookup_object(&self, item: &WriteItem, state: &FlatStateDict) -> Result<WriteData> {
         match (state.get_index(item.source as usize), &item.kind) {
             (Some((_, Sharded::Object(o))), WriteKind::Object { .. }) => {
                 Ok(WriteData::Object(o.data.clone()))

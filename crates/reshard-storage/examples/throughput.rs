@@ -4,10 +4,10 @@
 //! (default: `/dev/shm` and the working directory, 768 MiB, 7 rounds; medians of rounds that take turns).
 
 use bytes::Bytes;
-use reshard_model::{BoxError, Claim, DType, Landing, LandingView, Layout, Region, Tensor};
+use reshard_model::{BoxError, DType, Layout, LentBuffer, LentView, Region, RegionMut, Tensor};
 use reshard_storage::{
-    Check, Durability, Extent, FileBody, Gather, IfExists, LocalStore, Name, Part, Progress, ReadStats,
-    Store, wait,
+    Checksum, Durability, Extent, FileBody, IfExists, LocalStore, Name, Part, Progress, ReadStats,
+    RecordRead, Store, wait,
 };
 use rustix::time::{ClockId, clock_gettime};
 use std::{
@@ -45,7 +45,7 @@ impl Extent for Hashed {
 
 struct Crc(crc32fast::Hasher);
 
-impl Check for Crc {
+impl Checksum for Crc {
     fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
@@ -66,20 +66,20 @@ struct Case {
 const GAP: usize = 1088;
 
 struct Buffer {
-    landing: Arc<Landing>,
-    views: Vec<LandingView>,
+    lent: Arc<LentBuffer>,
+    views: Vec<LentView>,
 }
 
-fn take(tensor: Tensor, regions: &[Region]) -> Result<(Buffer, Vec<Claim>)> {
-    let (landing, views) = Landing::new("x", vec![tensor]).map_err(|(e, _)| e)?;
+fn take(tensor: Tensor, regions: &[Region]) -> Result<(Buffer, Vec<RegionMut>)> {
+    let (lent, views) = LentBuffer::new("x", vec![tensor]).map_err(|(e, _)| e)?;
     let view = views.first().ok_or("no view")?;
     let wants: Vec<_> = regions.iter().map(|r| (view, r.clone())).collect();
-    let claims = landing.claim(&wants)?;
-    Ok((Buffer { landing, views }, claims))
+    let lent_regions = lent.regions_mut(&wants)?;
+    Ok((Buffer { lent, views }, lent_regions))
 }
 
 fn give(b: Buffer) -> Result<Tensor> {
-    let all = b.landing.reclaim(b.views).map_err(|_| "claims are alive")?;
+    let all = b.lent.reclaim(b.views).map_err(|_| "regions are alive")?;
     Ok(all.into_iter().next().ok_or("no tensor")?)
 }
 
@@ -189,8 +189,9 @@ fn run(dir: &Path, case: &Case, memory: &Bytes, rounds: usize) -> Result {
             let regions: Vec<Region> = (0..total / case.item)
                 .map(|i| Region::new([(i * case.item) as u64], [case.item as u64]))
                 .collect();
-            let (buffer, claims) = take(tensor, &regions)?;
-            let parts = claims.into_iter().map(|c| vec![(Layout::contiguous(1, c.shape()), c)]).collect();
+            let (buffer, lent_regions) = take(tensor, &regions)?;
+            let parts =
+                lent_regions.into_iter().map(|c| vec![(Layout::contiguous(1, c.shape()), c)]).collect();
             table.time(what, total, || load(&store, case, parts, checked).map(drop))?;
             tensor = give(buffer)?;
             if tensor.to_bytes() != *memory {
@@ -202,9 +203,9 @@ fn run(dir: &Path, case: &Case, memory: &Bytes, rounds: usize) -> Result {
             let per = (case.item / 8192) as u64;
             let regions: Vec<Region> =
                 (0..(total / case.item) as u64).map(|i| Region::new([i * per, 0], [per, 4096])).collect();
-            let (buffer, claims) = take(rows, &regions)?;
+            let (buffer, lent_regions) = take(rows, &regions)?;
             let source = Layout::new(1, 0, [per, 4096].into(), [8192, 1].into());
-            let parts = claims.into_iter().map(|c| vec![(source.clone(), c)]).collect();
+            let parts = lent_regions.into_iter().map(|c| vec![(source.clone(), c)]).collect();
             table.time("read half of each 8 KiB row (bytes needed)", total / 2, || {
                 load(&store, case, parts, false).map(drop)
             })?;
@@ -218,8 +219,9 @@ fn run(dir: &Path, case: &Case, memory: &Bytes, rounds: usize) -> Result {
             let per = (case.item / 4096) as u64;
             let regions: Vec<Region> =
                 (0..(total / case.item / 2) as u64).map(|i| Region::new([i * per, 0], [per, 4096])).collect();
-            let (buffer, claims) = take(wide, &regions)?;
-            let parts = claims.into_iter().map(|c| vec![(Layout::contiguous(1, c.shape()), c)]).collect();
+            let (buffer, lent_regions) = take(wide, &regions)?;
+            let parts =
+                lent_regions.into_iter().map(|c| vec![(Layout::contiguous(1, c.shape()), c)]).collect();
             table.time("read 4 KiB rows into columns", total / 2, || {
                 load(&store, case, parts, false).map(drop)
             })?;
@@ -242,7 +244,7 @@ fn name(i: usize) -> Result<Name> {
 
 fn save(store: &LocalStore, memory: &Bytes, case: &Case, hashed: bool) -> Result {
     wait(async {
-        let stage = store.stage("x", IfExists::Refuse).await?;
+        let transaction = store.begin("x", IfExists::Refuse).await?;
         let header = Bytes::from(vec![7; GAP]);
         let mut files = Vec::new();
         for f in 0..case.files {
@@ -256,9 +258,9 @@ fn save(store: &LocalStore, memory: &Bytes, case: &Case, hashed: bool) -> Result
             }
             files.push(FileBody { name: name(f)?, extents });
         }
-        stage.write(files, Durability::Process, Progress::none()).await?;
-        stage
-            .publish(&[], (Name::new(".metadata")?, Bytes::from_static(b"done")), Durability::Process)
+        transaction.write(files, Durability::Process, Progress::none()).await?;
+        transaction
+            .commit(&[], (Name::new(".metadata")?, Bytes::from_static(b"done")), Durability::Process)
             .await?;
         Ok(())
     })
@@ -267,7 +269,7 @@ fn save(store: &LocalStore, memory: &Bytes, case: &Case, hashed: bool) -> Result
 fn load(
     store: &LocalStore,
     case: &Case,
-    items: Vec<Vec<(Option<Layout>, Claim)>>,
+    items: Vec<Vec<(Option<Layout>, RegionMut)>>,
     checked: bool,
 ) -> Result<ReadStats> {
     let per = {
@@ -275,17 +277,22 @@ fn load(
         let bytes: u64 = entries.iter().filter(|e| e.name.as_str().starts_with("__")).map(|e| e.bytes).sum();
         (bytes as usize / (case.item + GAP)).div_ceil(case.files)
     };
-    let mut gathers = Vec::new();
+    let mut reads = Vec::new();
     for (i, parts) in items.into_iter().enumerate() {
         let start = ((i % per) * (case.item + GAP) + GAP) as u64;
         let parts = parts
             .into_iter()
-            .map(|(source, claim)| Ok(Part { source: source.ok_or("too large")?, claim }))
+            .map(|(source, into)| Ok(Part { source: source.ok_or("too large")?, into }))
             .collect::<Result<_>>()?;
-        let check = checked.then(|| Box::new(Crc(crc32fast::Hasher::new())) as Box<dyn Check>);
-        gathers.push(Gather { name: name(i / per)?, record: start..start + case.item as u64, parts, check });
+        let check = checked.then(|| Box::new(Crc(crc32fast::Hasher::new())) as Box<dyn Checksum>);
+        reads.push(RecordRead {
+            name: name(i / per)?,
+            record: start..start + case.item as u64,
+            parts,
+            check,
+        });
     }
-    Ok(wait(store.gather(gathers, Progress::none()))?)
+    Ok(wait(store.read_into(reads, Progress::none()))?)
 }
 
 fn plain_write(dir: &Path, memory: &Bytes, case: &Case, table: &mut Table) -> Result {

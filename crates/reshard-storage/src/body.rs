@@ -80,7 +80,7 @@ pub struct Written {
 }
 
 impl Written {
-    /// That it lies in a version with its length, before that is published. `found` is the length of what lies there; `None` when
+    /// That it lies in a version with its length, before that is committed. `found` is the length of what lies there; `None` when
     /// nothing does.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 use crate::{
-    Durability, Entry, FileBody, Gather, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, Result,
-    Stage, Store, Written,
+    Durability, Entry, FileBody, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, RecordRead,
+    Result, Store, Transaction, Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -17,8 +17,8 @@ use std::{
 pub struct Counts {
     /// Files that were read from.
     pub opened: BTreeSet<Name>,
-    /// Sum over all gathers.
-    pub gathered: ReadStats,
+    /// Sum over all reads.
+    pub records: ReadStats,
     /// Ranges read by `read` and `read_ranges`.
     pub ranges: u64,
     /// Bytes that were read for them, with the short gaps between those that were read together.
@@ -32,7 +32,7 @@ pub struct Counts {
 impl Counts {
     /// All bytes that were read, short gaps between those that were asked for too.
     pub fn read(&self) -> u64 {
-        self.range_bytes + self.gathered.bytes_read + self.gathered.bytes_between
+        self.range_bytes + self.records.bytes_read + self.records.bytes_between
     }
 }
 
@@ -102,12 +102,12 @@ impl Store for CountingStore {
         Ok((all, stats))
     }
 
-    async fn gather(&self, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {
-        let opened = names(gathers.iter().map(|g| &g.name));
-        let stats = self.inner.gather(gathers, progress).await?;
+    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
+        let opened = names(reads.iter().map(|g| &g.name));
+        let stats = self.inner.read_into(reads, progress).await?;
         self.count(|c| {
             c.opened.extend(opened);
-            c.gathered = [c.gathered, stats].into_iter().sum();
+            c.records = [c.records, stats].into_iter().sum();
         });
         Ok(stats)
     }
@@ -141,9 +141,9 @@ impl Store for CountingStore {
         Ok(inner.map(|inner| Arc::new(Self { inner, counts: Arc::clone(&self.counts) }) as _))
     }
 
-    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
-        let inner = self.inner.stage(attempt, if_exists).await?;
-        Ok(Arc::new(CountingStage { inner, store: self.clone() }))
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
+        let inner = self.inner.begin(attempt, if_exists).await?;
+        Ok(Arc::new(CountingTransaction { inner, store: self.clone() }))
     }
 
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
@@ -155,9 +155,9 @@ impl Store for CountingStore {
         self.inner.links().await
     }
 
-    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Stage>> {
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         let inner = self.inner.join(attempt, place).await?;
-        Ok(Arc::new(CountingStage { inner, store: self.clone() }))
+        Ok(Arc::new(CountingTransaction { inner, store: self.clone() }))
     }
 
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
@@ -174,14 +174,14 @@ impl Store for CountingStore {
 }
 
 #[derive(Debug)]
-struct CountingStage {
-    inner: Arc<dyn Stage>,
+struct CountingTransaction {
+    inner: Arc<dyn Transaction>,
     store: CountingStore,
 }
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl Stage for CountingStage {
+impl Transaction for CountingTransaction {
     async fn write(
         &self,
         files: Vec<FileBody>,
@@ -200,9 +200,9 @@ impl Stage for CountingStage {
         self.inner.place()
     }
 
-    async fn publish(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
+    async fn commit(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
         let bytes = last.1.len() as u64;
-        self.inner.publish(files, last, durability).await?;
+        self.inner.commit(files, last, durability).await?;
         self.store.count(|c| {
             c.files += 1;
             c.written += bytes;
@@ -210,7 +210,7 @@ impl Stage for CountingStage {
         Ok(())
     }
 
-    async fn abandon(&self) -> Result<()> {
-        self.inner.abandon().await
+    async fn rollback(&self) -> Result<()> {
+        self.inner.rollback().await
     }
 }

@@ -33,10 +33,10 @@ pub enum StorageError {
         path: String,
     },
     /// The operating system refused.
-    #[error("could not {act} {path}: {source}")]
+    #[error("could not {action} {path}: {source}")]
     Io {
         /// What was being done.
-        act: &'static str,
+        action: &'static str,
         /// To what: a path or a URL.
         path: String,
         /// Why it failed.
@@ -105,9 +105,9 @@ pub enum StorageError {
         #[source]
         source: io::Error,
     },
-    /// A part of a record can't land in its claim.
+    /// A part of a record does not fit the region that it goes to.
     #[error("{name}, bytes {}..{}: {source}", range.start, range.end)]
-    Claim {
+    Region {
         /// The file.
         name: Name,
         /// The record, in bytes of the file.
@@ -127,9 +127,9 @@ pub enum StorageError {
         /// The link, as a name in the checkpoint.
         directory: String,
     },
-    /// A new version lacks something that was written, and is not published.
+    /// A new version lacks something that was written, and is not committed.
     #[error(
-        "{path}: {what}; nothing is published, and what was there stays. Somebody changes what ranks have written, or ranks write \
+        "{path}: {what}; nothing is committed, and what was there stays. Somebody changes what ranks have written, or ranks write \
          to different places: give all of them the same directory, then save again"
     )]
     Incomplete {
@@ -140,7 +140,7 @@ pub enum StorageError {
     },
     /// What lies at the place is not what was to be replaced.
     #[error(
-        "{path}: somebody has put something else there since this save began; nothing is published, and what is there stays; \
+        "{path}: somebody has put something else there since this save began; nothing is committed, and what is there stays; \
          save again, and let no other save to this place run at the same time"
     )]
     Changed {
@@ -158,8 +158,8 @@ pub enum StorageError {
         /// The attempt.
         attempt: String,
     },
-    /// The new version is published and whole, but a crash of the machine may still undo it.
-    #[error("{path} is published, but making that durable failed: {source}")]
+    /// The new version is committed and whole, but a crash of the machine may still undo it.
+    #[error("{path} is committed, but making that durable failed: {source}")]
     NotDurable {
         /// The place.
         path: String,
@@ -167,7 +167,7 @@ pub enum StorageError {
         #[source]
         source: io::Error,
     },
-    /// The new version is published and whole, but what others had put beside the old one could not follow it.
+    /// The new version is committed and whole, but what others had put beside the old one could not follow it.
     #[error(
         "{path} holds the new checkpoint, but {count} of the files and directories of others that lay there could not be moved \
          to it and stay in {kept}: {first}: {source}"
@@ -244,7 +244,7 @@ impl StorageError {
             | Self::NotJoined { .. }
             | Self::NotDurable { .. }
             | Self::NotCarried { .. } => ErrorKind::Unavailable,
-            Self::Claim { source, .. } => source.kind(),
+            Self::Region { source, .. } => source.kind(),
             Self::ExtentLength { .. }
             | Self::Internal { .. }
             | Self::Panicked { .. }
@@ -253,11 +253,11 @@ impl StorageError {
     }
 
     /// An I/O error with what was being done to which path; a missing file becomes [`NotFound`](Self::NotFound).
-    pub fn io(act: &'static str, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
+    pub fn io(action: &'static str, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
         let (path, source) = (path.into().display().to_string(), source.into());
         match source.kind() {
             io::ErrorKind::NotFound => Self::NotFound { path },
-            _ => Self::Io { act, path, source },
+            _ => Self::Io { action, path, source },
         }
     }
 

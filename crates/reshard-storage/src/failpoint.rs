@@ -8,22 +8,22 @@ pub const VARIABLE: &str = "RESHARD_CRASH_AT";
 
 /// All steps, in the order in which a save meets them.
 pub const STEPS: &[&str] = &[
-    "stage.created",
+    "transaction.created",
     "write.opened",
     "write.half",
     "write.done",
     "write.synced",
-    "publish.record",
-    "publish.synced",
-    "publish.ready",
-    "publish.renamed",
-    "publish.parent_synced",
-    "publish.carried",
-    "publish.old_removed",
+    "commit.record",
+    "commit.synced",
+    "commit.ready",
+    "commit.renamed",
+    "commit.parent_synced",
+    "commit.carried",
+    "commit.old_removed",
 ];
 
 /// Those of them that only a save meets which replaces something.
-pub const REPLACING: &[&str] = &["publish.ready", "publish.carried", "publish.old_removed"];
+pub const REPLACING: &[&str] = &["commit.ready", "commit.carried", "commit.old_removed"];
 
 /// Dies here if the environment says so.
 #[inline]

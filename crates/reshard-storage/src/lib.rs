@@ -1,8 +1,8 @@
-//! Bytes in places: the files of a checkpoint, written and published in one atomic step, read in ranges.
+//! Bytes in places: the files of a checkpoint, written and committed in one atomic step, read in ranges.
 //!
 //! - [`Store`]: a place (a directory, later a prefix of an object store) that holds files by [`Name`]; ranged reads, and
-//!   [`Gather`], which lands wanted elements of stored records straight in the claims of a load;
-//! - [`Stage`]: a version of that place that nobody can see yet; [`Stage::publish`] is the one atomic step;
+//!   [`RecordRead`], which lands wanted elements of stored records straight in the regions of a load;
+//! - [`Transaction`]: a version of that place that nobody can see yet; [`Transaction::commit`] is the one atomic step;
 //! - [`LocalStore`]: local directories, with positional vectored I/O on threads of their own, so that any executor will do;
 //! - [`Stores`]: which store a URL means, by its scheme;
 //! - [`CountingStore`]: what is read and written through it.
@@ -13,10 +13,10 @@ mod body;
 mod counting;
 mod error;
 pub mod failpoint;
-mod gather;
 mod local;
 mod name;
 mod pool;
+mod record_read;
 mod run;
 mod store;
 mod stores;
@@ -28,11 +28,11 @@ mod wait;
 pub use body::{Durability, Entry, Extent, FileBody, Progress, Written};
 pub use counting::{CountingStore, Counts};
 pub use error::{Result, StorageError};
-pub use gather::{Check, Gather, Part, ReadStats};
 pub use local::LocalStore;
 pub use name::Name;
+pub use record_read::{Checksum, Part, ReadStats, RecordRead};
 pub use run::run_blocking;
-pub use store::{Hints, IfExists, Leftover, Link, Stage, Store};
+pub use store::{Hints, IfExists, Leftover, Link, Store, Transaction};
 pub use stores::{OpenStore, StoreScheme, Stores};
 pub use wait::wait;
 

@@ -6,21 +6,21 @@ mod read;
 mod retire;
 mod root;
 mod site;
-mod stage;
+mod transaction;
 mod url;
 mod write;
 
 use crate::{
-    Entry, Gather, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, Result, Stage, StorageError,
-    Store, pool,
+    Entry, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, RecordRead, Result, StorageError,
+    Store, Transaction, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use file::Input;
 use root::{Depth, Root};
 use site::Home;
-use stage::LocalStage;
 use std::{ops::Range, path::Path, sync::Arc, time::SystemTime};
+use transaction::LocalTransaction;
 
 /// A local directory, and what any mounted file system makes look like one.
 ///
@@ -105,8 +105,8 @@ impl Store for LocalStore {
         read::read_ranges(self.root.clone(), reads).await
     }
 
-    async fn gather(&self, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {
-        read::gather(self.root.clone(), gathers, progress).await
+    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
+        read::read_into(self.root.clone(), reads, progress).await
     }
 
     async fn list(&self) -> Result<Vec<Entry>> {
@@ -155,23 +155,23 @@ impl Store for LocalStore {
         pool::run_one(move || root.links()).await
     }
 
-    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
         let (place, home, attempt) = (self.path().to_path_buf(), self.home.clone(), attempt.to_owned());
         let begin = move || match home {
-            Some(home) => LocalStage::begin(&home, &attempt, if_exists),
-            None => LocalStage::begin(&Home::find(&place)?, &attempt, if_exists),
+            Some(home) => LocalTransaction::begin(&home, &attempt, if_exists),
+            None => LocalTransaction::begin(&Home::find(&place)?, &attempt, if_exists),
         };
         Ok(Arc::new(pool::run_one(begin).await?))
     }
 
-    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Stage>> {
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         let (mine, attempt) = (self.path().to_path_buf(), attempt.to_owned());
         let theirs = place.and_then(|url| url::path(url.strip_prefix("file://")?));
         let join = move || {
             // Where the other rank says. Another machine may know that directory by another path: then as the URL says.
             for place in theirs.iter().chain([&mine]) {
-                if let Some(stage) = LocalStage::join(place, &attempt)? {
-                    return Ok(stage);
+                if let Some(transaction) = LocalTransaction::join(place, &attempt)? {
+                    return Ok(transaction);
                 }
             }
             Err(StorageError::NotJoined { path: mine.display().to_string(), attempt })
@@ -186,11 +186,11 @@ impl Store for LocalStore {
 
     async fn remove_leftover(&self, attempt: &str) -> Result<()> {
         let (place, attempt) = (self.path().to_path_buf(), attempt.to_owned());
-        pool::run_one(move || stage::remove_leftover(&place, &attempt)).await
+        pool::run_one(move || transaction::remove_leftover(&place, &attempt)).await
     }
 
     async fn finish_replacing(&self, attempt: &str, files: &[Name]) -> Result<()> {
         let (place, attempt, files) = (self.path().to_path_buf(), attempt.to_owned(), files.to_vec());
-        pool::run_one(move || stage::finish_replacing(&place, &attempt, &files)).await
+        pool::run_one(move || transaction::finish_replacing(&place, &attempt, &files)).await
     }
 }

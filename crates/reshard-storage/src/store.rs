@@ -1,4 +1,4 @@
-use crate::{Durability, Entry, FileBody, Gather, Name, Progress, ReadStats, Result, Written};
+use crate::{Durability, Entry, FileBody, Name, Progress, ReadStats, RecordRead, Result, Written};
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::{fmt, ops::Range, sync::Arc, time::SystemTime};
@@ -44,9 +44,9 @@ pub enum IfExists {
     /// Fail; nothing is touched.
     #[default]
     Refuse,
-    /// These files, the old version, are replaced in the one step of publishing, and are whole until then. Whatever else
-    /// lies there when the new version is published stays: files of others, also those that came meanwhile. Only the rank
-    /// that publishes needs the names.
+    /// These files, the old version, are replaced in the one step of committing, and are whole until then. Whatever else
+    /// lies there when the new version is committed stays: files of others, also those that came meanwhile. Only the rank
+    /// that commits needs the names.
     Replace(Arc<[Name]>),
 }
 
@@ -98,12 +98,12 @@ pub struct Link {
 /// A place that holds the files of one checkpoint.
 ///
 /// # Contract
-/// A place that does not exist is a place without files. A name is a file or it is not there; what a published version
+/// A place that does not exist is a place without files. A name is a file or it is not there; what a committed version
 /// holds is seen wholly or not at all. When a future is ready, with success or failure, nothing that it was given is in use any
 /// more. Implementations pass `testkit::store_contract`.
 ///
 /// # Cancellation
-/// Every future may be dropped at any time. Bytes that are on their way then still land in their claims, which are owned,
+/// Every future may be dropped at any time. Bytes that are on their way then still land in their regions, which are owned,
 /// and never elsewhere.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync {
@@ -125,17 +125,17 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`read`](Self::read); the error is that of one of the ranges.
     async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, ReadStats)> {
-        crate::gather::reads::read_ranges(self, reads).await
+        crate::record_read::reads::read_ranges(self, reads).await
     }
 
-    /// Reads the wanted elements of records into their claims: nothing outside of a record but short gaps between small
+    /// Reads the wanted elements of records into their regions: nothing outside of a record but short gaps between small
     /// neighbours, no byte twice.
     ///
     /// # Errors
     /// As [`read`](Self::read); [`Check`](crate::StorageError::Check) when the bytes of a record are wrong, which then
-    /// have landed all the same; [`Claim`](crate::StorageError::Claim) when a part does not fit record or claim.
-    async fn gather(&self, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {
-        crate::gather::reads::gather(self, gathers, progress).await
+    /// have landed all the same; [`Region`](crate::StorageError::Region) when a part does not fit its record or its region.
+    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
+        crate::record_read::reads::read_into(self, reads, progress).await
     }
 
     /// All files, those in subdirectories too, sorted by name. Names that [`Name`] refuses are left out.
@@ -164,7 +164,7 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(self.len(name).await?.is_some())
     }
 
-    /// The version that is there now, and stays what it is when another one is published: a reader of it never sees bytes of
+    /// The version that is there now, and stays what it is when another one is committed: a reader of it never sees bytes of
     /// both. When it is replaced, what was not read yet is [`NotFound`](crate::StorageError::NotFound). `None` when the store
     /// can't do that, or nothing is there.
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
@@ -188,18 +188,18 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Exists`](crate::StorageError::Exists) when the place holds something and `if_exists` refuses that;
     /// [`Unsupported`](crate::StorageError::Unsupported) when it can't be replaced in one step.
-    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>>;
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>>;
 
-    /// Joins a version that another rank has begun, under the `attempt` and the [`Stage::place`] of that rank. Nothing is made.
+    /// Joins a version that another rank has begun, under the `attempt` and the [`Transaction::place`] of that rank. Nothing is made.
     /// By default it is begun again, which does for stores whose URL can only mean one place.
     ///
     /// # Errors
     /// [`NotJoined`](crate::StorageError::NotJoined) when this rank doesn't find it.
-    async fn join(&self, attempt: &str, _place: Option<&str>) -> Result<Arc<dyn Stage>> {
-        self.stage(attempt, IfExists::Replace([].into())).await
+    async fn join(&self, attempt: &str, _place: Option<&str>) -> Result<Arc<dyn Transaction>> {
+        self.begin(attempt, IfExists::Replace([].into())).await
     }
 
-    /// What attempts that are not published have left beside this place; those that are still at work too.
+    /// What attempts that are not committed have left beside this place; those that are still at work too.
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         Ok(Vec::new())
     }
@@ -223,10 +223,10 @@ pub trait Store: fmt::Debug + Send + Sync {
 /// A version of a place that nobody can see yet.
 ///
 /// # Contract
-/// Dropping a stage removes nothing, because another rank may be about to publish what this one wrote: on failure somebody
-/// calls [`abandon`](Self::abandon); what a killed process leaves shows in [`Store::leftovers`].
+/// Dropping a transaction removes nothing, because another rank may be about to commit what this one wrote: on failure somebody
+/// calls [`rollback`](Self::rollback); what a killed process leaves shows in [`Store::leftovers`].
 #[async_trait]
-pub trait Stage: fmt::Debug + Send + Sync {
+pub trait Transaction: fmt::Debug + Send + Sync {
     /// Writes files of this rank. Many ranks and calls may write at once, files of different names.
     ///
     /// # Errors
@@ -246,8 +246,8 @@ pub trait Stage: fmt::Debug + Send + Sync {
 
     /// The one atomic step, called once, by one rank, after all ranks have written: `last`, the commit record, is written
     /// last; then all of it becomes visible, or nothing has changed. Before that it is looked whether each of `files`, which are
-    /// those that all ranks have written, lies in the stage with its length ([`Written::check`]), so that nothing incomplete is
-    /// published, whatever has become of the files meanwhile.
+    /// those that all ranks have written, lies in the transaction with its length ([`Written::check`]), so that nothing incomplete is
+    /// committed, whatever has become of the files meanwhile.
     ///
     /// # Errors
     /// [`Incomplete`](crate::StorageError::Incomplete) when one of `files` is missing, or of another length.
@@ -256,9 +256,9 @@ pub trait Stage: fmt::Debug + Send + Sync {
     /// can tell. Only after
     /// [`NotDurable`](crate::StorageError::NotDurable) and [`NotCarried`](crate::StorageError::NotCarried) the new version is
     /// visible all the same.
-    async fn publish(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()>;
+    async fn commit(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()>;
 
     /// Removes what this attempt wrote, that of other ranks too. May be called again, by any rank; does nothing to what is
-    /// published.
-    async fn abandon(&self) -> Result<()>;
+    /// committed.
+    async fn rollback(&self) -> Result<()>;
 }

@@ -23,10 +23,10 @@ fn save(place: &Path, byte: u8) {
     let store = LocalStore::at(place).unwrap();
     block_on(async {
         let if_exists = IfExists::Replace(["a", "d/b", "record"].map(name).into());
-        let stage = store.stage(&format!("by-{byte}"), if_exists).await.unwrap();
+        let transaction = store.begin(&format!("by-{byte}"), if_exists).await.unwrap();
         let file = |n: &str| FileBody::from_bytes(name(n), vec![byte; 3 << 20].into());
-        stage.write(vec![file("a"), file("d/b")], Durability::Machine, Progress::none()).await.unwrap();
-        stage.publish(&[], (name("record"), vec![byte; 9].into()), Durability::Machine).await.unwrap();
+        transaction.write(vec![file("a"), file("d/b")], Durability::Machine, Progress::none()).await.unwrap();
+        transaction.commit(&[], (name("record"), vec![byte; 9].into()), Durability::Machine).await.unwrap();
     });
 }
 
@@ -120,7 +120,7 @@ fn a_crash_at_any_step_leaves_the_old_or_the_new_version() {
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         }
         // The new version is there from the rename on, and not before; a save that never meets the step goes through.
-        let renamed = failpoint::STEPS.iter().position(|s| *s == "publish.renamed").unwrap();
+        let renamed = failpoint::STEPS.iter().position(|s| *s == "commit.renamed").unwrap();
         let early =
             failpoint::STEPS[..renamed].iter().filter(|s| replacing || !failpoint::REPLACING.contains(s));
         let early = early.count();

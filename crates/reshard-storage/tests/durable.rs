@@ -16,7 +16,7 @@ fn name(s: &str) -> Name {
     Name::new(s).unwrap()
 }
 
-/// Two ranks write, one publishes; the steps that were seen, with paths as `stage/…`, `place/…` and `.` for the parent.
+/// Two ranks write, one commits; the steps that were seen, with paths as `transaction/…`, `place/…` and `.` for the parent.
 fn save(parent: &Path, place: &str, if_exists: IfExists, durability: Durability) -> Vec<Trace> {
     let trail = Trail::below(parent);
     let store = LocalStore::at(parent.join(place)).unwrap();
@@ -28,12 +28,12 @@ fn save(parent: &Path, place: &str, if_exists: IfExists, durability: Durability)
             FileBody { name: name(n), extents: vec![part(), part()] }
         };
         let ranks =
-            [store.stage("x", if_exists.clone()).await.unwrap(), store.stage("x", if_exists).await.unwrap()];
-        for (stage, files) in ranks.iter().zip([["a", "sub/b"], ["c", "sub/deep/d"]]) {
+            [store.begin("x", if_exists.clone()).await.unwrap(), store.begin("x", if_exists).await.unwrap()];
+        for (transaction, files) in ranks.iter().zip([["a", "sub/b"], ["c", "sub/deep/d"]]) {
             let files = files.into_iter().map(body).collect();
-            stage.write(files, durability, Progress::none()).await.unwrap();
+            transaction.write(files, durability, Progress::none()).await.unwrap();
         }
-        ranks[0].publish(&[], (name("record"), vec![1].into()), durability).await.unwrap();
+        ranks[0].commit(&[], (name("record"), vec![1].into()), durability).await.unwrap();
     });
     trail.seen()
 }
@@ -55,7 +55,7 @@ fn check(trail: &[Trace], parent: &Path, built: &Path, place: &Path) {
         let wrote = last(trail, |t| *t == Trace::Wrote(file.clone())).unwrap();
         let sync = first(trail, |t| *t == Trace::SyncedFile(file.clone()))
             .unwrap_or_else(|| panic!("{} was never synced", file.display()));
-        assert!(wrote < sync && sync < renamed, "{}: written, synced, then published", file.display());
+        assert!(wrote < sync && sync < renamed, "{}: written, synced, then committed", file.display());
         synced.push((sync, file));
     }
     // The record comes when all others are on the disk.

@@ -17,10 +17,10 @@ fn save(place: &Path, attempt: &str, byte: u8) {
     let store = LocalStore::at(place).unwrap();
     block_on(async {
         let if_exists = IfExists::Replace([name("data"), name("record")].into());
-        let stage = store.stage(attempt, if_exists).await.unwrap();
+        let transaction = store.begin(attempt, if_exists).await.unwrap();
         let body = FileBody::from_bytes(name("data"), vec![byte; 10].into());
-        let written = stage.write(vec![body], Durability::Machine, Progress::none()).await.unwrap();
-        stage.publish(&written, (name("record"), vec![byte].into()), Durability::Machine).await.unwrap();
+        let written = transaction.write(vec![body], Durability::Machine, Progress::none()).await.unwrap();
+        transaction.commit(&written, (name("record"), vec![byte].into()), Durability::Machine).await.unwrap();
     });
 }
 

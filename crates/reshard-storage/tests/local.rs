@@ -24,10 +24,10 @@ fn name(s: &str) -> Name {
 
 fn save(store: &LocalStore, attempt: &str, if_exists: IfExists, byte: u8) -> Result<()> {
     block_on(async {
-        let stage = store.stage(attempt, if_exists).await?;
+        let transaction = store.begin(attempt, if_exists).await?;
         let body = FileBody::from_bytes(name("data"), vec![byte; 10].into());
-        stage.write(vec![body], Durability::Machine, Progress::none()).await?;
-        stage.publish(&[], (name("record"), vec![byte].into()), Durability::Machine).await
+        transaction.write(vec![body], Durability::Machine, Progress::none()).await?;
+        transaction.commit(&[], (name("record"), vec![byte].into()), Durability::Machine).await
     })
 }
 
@@ -109,7 +109,7 @@ fn a_rank_joins_where_the_version_was_begun_wherever_a_link_leads_by_now() {
         std::os::unix::fs::symlink("one", &link).unwrap();
         let store = LocalStore::at(dir.path().join(place)).unwrap();
         block_on(async {
-            let begun = store.stage("a", IfExists::Refuse).await.unwrap();
+            let begun = store.begin("a", IfExists::Refuse).await.unwrap();
             fs::remove_file(&link).unwrap();
             std::os::unix::fs::symlink("two", &link).unwrap();
             // Where the link leads by now there is nothing to join, and nothing is made.
@@ -118,11 +118,13 @@ fn a_rank_joins_where_the_version_was_begun_wherever_a_link_leads_by_now() {
             let joined = store.join("a", begun.place().as_deref()).await.unwrap();
             assert_eq!(joined.place(), begun.place());
             let mut written = Vec::new();
-            for (stage, file) in [(&begun, "mine"), (&joined, "theirs")] {
+            for (transaction, file) in [(&begun, "mine"), (&joined, "theirs")] {
                 let body = FileBody::from_bytes(name(file), vec![1; 10].into());
-                written.extend(stage.write(vec![body], Durability::Process, Progress::none()).await.unwrap());
+                written.extend(
+                    transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap(),
+                );
             }
-            begun.publish(&written, (name("record"), vec![1].into()), Durability::Process).await.unwrap();
+            begun.commit(&written, (name("record"), vec![1].into()), Durability::Process).await.unwrap();
         });
         fs::remove_file(&link).unwrap();
         let made = dir.path().join(place.replace("latest", "one"));
@@ -138,7 +140,7 @@ fn a_rank_joins_where_the_version_was_begun_wherever_a_link_leads_by_now() {
 fn a_mounted_root_is_refused_before_anything_is_written() {
     for place in ["/", "/proc"] {
         let store = LocalStore::at(place).unwrap();
-        let e = block_on(store.stage("a", replace())).unwrap_err();
+        let e = block_on(store.begin("a", replace())).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
     }
 }
@@ -169,7 +171,7 @@ fn leftovers_are_those_of_this_place_only() {
     assert_eq!(block_on(store.leftovers()).unwrap().len(), 2, "a replaced version may hold files of others");
     for bad in ["", "../x", "a.b", "a/b"] {
         assert_eq!(block_on(store.remove_leftover(bad)).unwrap_err().kind(), ErrorKind::Invalid);
-        assert_eq!(block_on(store.stage(bad, IfExists::Refuse)).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(block_on(store.begin(bad, IfExists::Refuse)).unwrap_err().kind(), ErrorKind::Invalid);
     }
 }
 
@@ -189,7 +191,7 @@ fn a_place_may_have_any_name() {
     let dir = tempfile::tempdir().unwrap();
     let name = OsStr::from_bytes(b"odd \xff%");
     let store = LocalStore::at(dir.path().join(name)).unwrap();
-    block_on(store.stage("dead", IfExists::Refuse)).unwrap();
+    block_on(store.begin("dead", IfExists::Refuse)).unwrap();
     save(&store, "one", IfExists::Refuse, 1).unwrap();
     save(&store, "two", replace(), 2).unwrap();
     assert_eq!(fs::read(dir.path().join(name).join("record")).unwrap(), [2]);
@@ -313,15 +315,15 @@ fn many_ranks_whose_bytes_come_from_another_store_do_not_wait_for_each_other() {
     fs::write(source.path().join("data"), &bytes).unwrap();
     let copy = LocalStore::at(dir.path().join("copy")).unwrap();
     block_on(async {
-        let stage = copy.stage("a", IfExists::Refuse).await.unwrap();
+        let transaction = copy.begin("a", IfExists::Refuse).await.unwrap();
         let writes = (0..16).map(|rank| {
             let extents =
                 (0..100).map(|i| Box::new(Lazy(source.clone(), i * 1_000, (i + 1) * 1_000)) as _).collect();
             let body = FileBody { name: name(&format!("{rank}")), extents };
-            stage.write(vec![body], Durability::Process, Progress::none())
+            transaction.write(vec![body], Durability::Process, Progress::none())
         });
         join_all(writes).await.into_iter().for_each(|w| assert_eq!(w.unwrap()[0].bytes, 100_000));
-        stage.publish(&[], (name("record"), Bytes::new()), Durability::Process).await.unwrap();
+        transaction.commit(&[], (name("record"), Bytes::new()), Durability::Process).await.unwrap();
         for rank in 0..16 {
             assert_eq!(copy.read(&name(&format!("{rank}")), 0..100_000).await.unwrap(), bytes);
         }
@@ -350,7 +352,7 @@ fn blocks_of_any_size_arrive_whole() {
     let store = LocalStore::at(dir.path().join("x")).unwrap();
     let bytes: Bytes = (0..30_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
     block_on(async {
-        let stage = store.stage("a", IfExists::Refuse).await.unwrap();
+        let transaction = store.begin("a", IfExists::Refuse).await.unwrap();
         let mut extents: Vec<Box<dyn Extent>> = vec![Box::new(Odd(bytes.clone(), 0)), Box::new(Bytes::new())];
         extents.extend((0..5_000).map(|i| Box::new(bytes.slice(i * 7..i * 7 + i % 300)) as _));
         extents.push(Box::new(Odd(bytes.slice(..2_000_000), 3)));
@@ -360,12 +362,12 @@ fn blocks_of_any_size_arrive_whole() {
             .chain((0..5_000).flat_map(|i| bytes.slice(i * 7..i * 7 + i % 300)))
             .chain(bytes.slice(..2_000_000))
             .collect();
-        let written = stage
+        let written = transaction
             .write(vec![FileBody { name: name("a"), extents }], Durability::Process, Progress::none())
             .await
             .unwrap();
         assert_eq!(written[0].bytes, want.len() as u64);
-        stage.publish(&[], (name("record"), Bytes::new()), Durability::Process).await.unwrap();
+        transaction.commit(&[], (name("record"), Bytes::new()), Durability::Process).await.unwrap();
         assert!(store.read(&name("a"), 0..want.len() as u64).await.unwrap() == want);
     });
 }
@@ -383,27 +385,27 @@ impl Extent for Panics {
 }
 
 #[test]
-fn an_extent_that_panics_is_an_error_and_nothing_is_published() {
+fn an_extent_that_panics_is_an_error_and_nothing_is_committed() {
     let dir = tempfile::tempdir().unwrap();
     let store = LocalStore::at(dir.path().join("x")).unwrap();
     block_on(async {
-        let stage = store.stage("a", IfExists::Refuse).await.unwrap();
+        let transaction = store.begin("a", IfExists::Refuse).await.unwrap();
         let body = FileBody { name: name("a"), extents: vec![Box::new(Panics)] };
-        let e = stage.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
+        let e = transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
         assert_eq!(e.to_string(), "an I/O task panicked: a broken extent");
-        stage.abandon().await.unwrap();
+        transaction.rollback().await.unwrap();
     });
     assert!(listed(dir.path()).is_empty());
 }
 
 #[test]
-fn a_version_is_published_once() {
+fn a_version_is_committed_once() {
     let dir = tempfile::tempdir().unwrap();
     let store = LocalStore::at(dir.path().join("x")).unwrap();
     block_on(async {
-        let stage = store.stage("a", replace()).await.unwrap();
-        stage.publish(&[], (name("r"), Bytes::new()), Durability::Process).await.unwrap();
-        let e = stage.publish(&[], (name("r"), Bytes::new()), Durability::Process).await.unwrap_err();
+        let transaction = store.begin("a", replace()).await.unwrap();
+        transaction.commit(&[], (name("r"), Bytes::new()), Durability::Process).await.unwrap();
+        let e = transaction.commit(&[], (name("r"), Bytes::new()), Durability::Process).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Invalid, "{e}");
     });
 }

@@ -5,7 +5,7 @@
 use futures::executor::block_on;
 use reshard_model::ErrorKind;
 use reshard_storage::{
-    Durability, FileBody, IfExists, LocalStore, Name, Progress, Stage, StorageError, Store,
+    Durability, FileBody, IfExists, LocalStore, Name, Progress, StorageError, Store, Transaction,
 };
 use std::{
     ffi::OsStr,
@@ -26,16 +26,16 @@ fn name(s: &str) -> Name {
 
 const FILES: [&str; 3] = ["data", "d/more", "record"];
 
-fn begin(store: &LocalStore, attempt: &str) -> Result<Arc<dyn Stage>, StorageError> {
-    block_on(store.stage(attempt, IfExists::Replace(FILES.map(name).into())))
+fn begin(store: &LocalStore, attempt: &str) -> Result<Arc<dyn Transaction>, StorageError> {
+    block_on(store.begin(attempt, IfExists::Replace(FILES.map(name).into())))
 }
 
-/// Writes files of one byte and publishes.
-fn finish(stage: &Arc<dyn Stage>, byte: u8, files: &[&str]) -> Result<(), StorageError> {
+/// Writes files of one byte and commits.
+fn finish(transaction: &Arc<dyn Transaction>, byte: u8, files: &[&str]) -> Result<(), StorageError> {
     let bodies = files.iter().map(|f| FileBody::from_bytes(name(f), vec![byte; 10].into())).collect();
     block_on(async {
-        stage.write(bodies, Durability::Machine, Progress::none()).await?;
-        stage.publish(&[], (name("record"), vec![byte].into()), Durability::Machine).await
+        transaction.write(bodies, Durability::Machine, Progress::none()).await?;
+        transaction.commit(&[], (name("record"), vec![byte].into()), Durability::Machine).await
     })
 }
 
@@ -76,10 +76,10 @@ fn what_is_of_others_stays_also_when_it_came_while_the_save_ran() {
     rustix::fs::mknodat(rustix::fs::CWD, x.join("pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
     fs::set_permissions(x.join("logs"), fs::Permissions::from_mode(0o711)).unwrap();
 
-    let stage = begin(&store, "second").unwrap();
+    let transaction = begin(&store, "second").unwrap();
     fs::write(x.join("late"), "late").unwrap();
     fs::write(x.join("logs/later"), "later").unwrap();
-    finish(&stage, 2, &["data"]).unwrap();
+    finish(&transaction, 2, &["data"]).unwrap();
 
     assert_eq!(beside(dir.path()), ["outside", "x"]);
     assert_eq!(
@@ -109,15 +109,15 @@ fn what_is_of_others_stays_also_when_it_came_while_the_save_ran() {
 #[test]
 fn what_has_a_name_that_the_new_version_takes_is_kept_aside_and_told() {
     let (dir, store) = saved();
-    let stage = begin(&store, "second").unwrap();
+    let transaction = begin(&store, "second").unwrap();
     for file in ["new", "README.md"] {
         fs::write(store.path().join(file), "mine").unwrap();
     }
-    let e = finish(&stage, 2, &["data", "new"]).unwrap_err();
+    let e = finish(&transaction, 2, &["data", "new"]).unwrap_err();
     let StorageError::NotCarried { path, kept, count: 1, first, .. } = &e else { panic!("{e}") };
     assert_eq!((path.as_str(), first.as_str()), (store.path().to_str().unwrap(), "new"));
     // The new version is there, whole; giving it up comes too late.
-    block_on(stage.abandon()).unwrap();
+    block_on(transaction.rollback()).unwrap();
     assert_eq!(fs::read(store.path().join("new")).unwrap(), [2; 10]);
     assert_eq!(fs::read(store.path().join("README.md")).unwrap(), b"mine");
     assert_eq!(fs::read(Path::new(kept).join("new")).unwrap(), b"mine");
@@ -135,11 +135,11 @@ fn what_has_a_name_that_the_new_version_takes_is_kept_aside_and_told() {
 #[test]
 fn a_directory_where_the_old_version_had_a_file_is_of_others() {
     let (dir, store) = saved();
-    let stage = begin(&store, "second").unwrap();
+    let transaction = begin(&store, "second").unwrap();
     fs::remove_file(store.path().join("data")).unwrap();
     fs::create_dir(store.path().join("data")).unwrap();
     fs::write(store.path().join("data/mine"), "mine").unwrap();
-    finish(&stage, 2, &[]).unwrap();
+    finish(&transaction, 2, &[]).unwrap();
     assert_eq!(fs::read(store.path().join("data/mine")).unwrap(), b"mine");
     assert_eq!(beside(dir.path()), ["x"]);
 }
@@ -153,7 +153,7 @@ fn of_two_that_replace_one_place_the_later_one_fails_and_nothing_is_lost() {
     // Of what lies there now it does not know which files are a checkpoint's.
     let e = finish(&b, 3, &["data"]).unwrap_err();
     assert!(matches!(e, StorageError::Changed { .. }), "{e}");
-    block_on(b.abandon()).unwrap();
+    block_on(b.rollback()).unwrap();
     assert_eq!(fs::read(store.path().join("record")).unwrap(), [2]);
     assert_eq!(beside(store.path()), ["README.md", "d", "data", "record"]);
     assert_eq!(beside(dir.path()), ["x"]);
@@ -166,21 +166,21 @@ fn what_came_where_nothing_was_when_it_was_looked_at_is_not_replaced() {
     fs::rename(store.path(), &aside).unwrap();
     let looked = block_on(store.resolved()).unwrap().unwrap();
     fs::rename(&aside, store.path()).unwrap();
-    let e = block_on(looked.stage("a", IfExists::Replace([].into()))).unwrap_err();
+    let e = block_on(looked.begin("a", IfExists::Replace([].into()))).unwrap_err();
     assert!(matches!(e, StorageError::Changed { .. }), "{e}");
     assert_eq!(beside(store.path()), ["d", "data", "record"]);
     assert_eq!(beside(dir.path()), ["x"]);
 }
 
 #[test]
-fn another_directory_under_the_name_of_the_stage_is_not_published() {
+fn another_directory_under_the_name_of_the_transaction_is_not_committed() {
     let (dir, store) = saved();
-    let stage = begin(&store, "a").unwrap();
+    let transaction = begin(&store, "a").unwrap();
     // What is written goes to the directory that was made, wherever it is now.
     let built = dir.path().join(".x.a.tmp");
     fs::rename(&built, dir.path().join("aside")).unwrap();
     fs::create_dir(&built).unwrap();
-    let e = finish(&stage, 2, &["data", "d/more"]).unwrap_err();
+    let e = finish(&transaction, 2, &["data", "d/more"]).unwrap_err();
     assert!(matches!(e, StorageError::Incomplete { .. }), "{e}");
     assert_eq!(fs::read(store.path().join("record")).unwrap(), [1]);
     assert_eq!(fs::read(dir.path().join("aside/record")).unwrap(), [2]);

@@ -1,6 +1,6 @@
 use crate::{BackendVersion, OpenCx, Result, SaveCx, StrategyError};
 use async_trait::async_trait;
-use reshard_model::{Plain, ShardedObject};
+use reshard_model::{ShardedObject, ValueTree};
 use std::{any::Any, fmt};
 
 /// Saves common state: what is equal on all ranks. Called on the coordinator only.
@@ -8,11 +8,11 @@ use std::{any::Any, fmt};
 pub trait SaveCommonStrategy: Any + fmt::Debug + Send + Sync {
     /// Its name.
     fn key(&self) -> BackendVersion;
-    /// Writes the common state into the stage.
+    /// Writes the common state into the transaction.
     ///
     /// # Errors
     /// What can't be encoded or written.
-    async fn save_common(&self, common: &Plain, cx: &SaveCx<'_>) -> Result<()>;
+    async fn save_common(&self, common: &ValueTree, cx: &SaveCx<'_>) -> Result<()>;
     /// Whether it can store sharded objects for a sharded strategy that can't.
     fn can_handle_sharded_objects(&self) -> bool {
         false
@@ -35,7 +35,7 @@ pub trait LoadCommonStrategy: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// A missing or damaged file.
-    async fn load_common(&self, cx: &OpenCx) -> Result<Plain>;
+    async fn load_common(&self, cx: &OpenCx) -> Result<ValueTree>;
     /// Whether it can load what was stored under another name or version; an error that says why not.
     ///
     /// # Errors

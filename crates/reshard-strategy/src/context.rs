@@ -3,7 +3,7 @@ use reshard_comm::{Comm, ProcessGroup};
 use reshard_model::Dialect;
 use reshard_plan::{LoadPlanner, PlannerData, SavePlanner};
 use reshard_policy::{Limits, ShardingPolicy};
-use reshard_storage::{Durability, Progress, Stage, Store};
+use reshard_storage::{Durability, Progress, Store, Transaction};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// The live things of one save. Configuration never holds them; it names groups, which are found here.
@@ -15,7 +15,7 @@ pub struct SaveCx<'a> {
     /// Sub-groups by name, for strategies that want them.
     pub groups: &'a BTreeMap<String, Arc<dyn ProcessGroup>>,
     /// Where the new version is built.
-    pub stage: Arc<dyn Stage>,
+    pub transaction: Arc<dyn Transaction>,
     /// Where the checkpoint will be, for messages and metadata.
     pub url: &'a str,
     /// DCP's planner.
@@ -43,7 +43,7 @@ impl<'a> SaveCx<'a> {
     pub fn new(
         comm: Comm<'a>,
         groups: &'a BTreeMap<String, Arc<dyn ProcessGroup>>,
-        stage: Arc<dyn Stage>,
+        transaction: Arc<dyn Transaction>,
         url: &'a str,
         planner: Arc<dyn SavePlanner>,
     ) -> Self {
@@ -52,7 +52,7 @@ impl<'a> SaveCx<'a> {
         Self {
             comm,
             groups,
-            stage,
+            transaction,
             url,
             planner,
             policy: None,

@@ -3,7 +3,7 @@
 use crate::{BackendVersion, ReadTotals, Result};
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_model::{Claim, DType, Dialect, ObjectCodec, Payload, Region, Value};
+use reshard_model::{DType, Dialect, ObjectCodec, Payload, Region, RegionMut, Value};
 use reshard_plan::{ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, WriteData, WriteItem};
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Entry, FileBody, Name, Progress};
@@ -12,7 +12,7 @@ use std::{any::Any, collections::BTreeMap, fmt, sync::Arc};
 
 /// Where a stored item lies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Placed {
+pub struct WriteResult {
     /// Which item.
     pub id: PieceId,
     /// In which file.
@@ -29,7 +29,7 @@ pub struct FileLayout {
     /// The files, with exact lengths.
     pub files: Vec<FileBody>,
     /// Where each item lies in them.
-    pub placed: Vec<Placed>,
+    pub results: Vec<WriteResult>,
 }
 
 /// What a planned item is made of: tensor elements of exactly its region, or an object.
@@ -96,7 +96,7 @@ pub trait StorageWriter: fmt::Debug + Send + Sync + 'static {
     fn finish(
         &self,
         metadata: &Metadata,
-        placed: &[Vec<Placed>],
+        results: &[Vec<WriteResult>],
         rank: Option<u32>,
     ) -> Result<Vec<(Name, Bytes)>>;
 }
@@ -108,10 +108,10 @@ pub struct ReadTensor {
     pub chunk: ChunkId,
     /// What of it, from the chunk's start.
     pub region: Region,
-    /// Element type of the claim; that of the stored tensor.
+    /// Element type of the region; that of the stored tensor.
     pub dtype: DType,
     /// The place for the elements.
-    pub claim: Claim,
+    pub into: RegionMut,
 }
 
 /// A stored object to read.
@@ -199,9 +199,9 @@ pub trait StorageReader: Any + fmt::Debug + Send + Sync {
     /// Whose conventions it follows.
     fn dialect(&self) -> Dialect;
     /// Where a chunk lies; `None` when the checkpoint does not say.
-    fn locate_chunk(&self, chunk: ChunkId) -> Option<Placed>;
+    fn locate_chunk(&self, chunk: ChunkId) -> Option<WriteResult>;
     /// Where an object lies; `None` when the checkpoint does not say.
-    fn locate_object(&self, object: ObjectId) -> Option<Placed>;
+    fn locate_object(&self, object: ObjectId) -> Option<WriteResult>;
     /// How objects are encoded.
     fn codec(&self) -> Arc<dyn ObjectCodec>;
     /// Whether a cell of an object array is stored as a list of what all leaves of that cell on one rank held.
@@ -262,7 +262,7 @@ pub trait StorageReader: Any + fmt::Debug + Send + Sync {
     fn prepare_global_plan(&self, plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>> {
         Ok(plans)
     }
-    /// Fills the claims; no byte outside of the wanted regions is read, save what lies between near ranges.
+    /// Fills the regions; no byte outside of the wanted regions is read, save what lies between near ranges.
     /// With `verify`, the checksum of every item that is read as a whole is checked.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! four kinds: [`SaveShardedStrategy`], [`LoadShardedStrategy`], [`SaveCommonStrategy`], [`LoadCommonStrategy`].
 //!
 //! Most formats need not implement the first two: who can say where an item goes ([`StorageWriter`]) and get it back
-//! ([`StorageReader`], PyTorch DCP's names) gets them from [`Planned`], which runs the three acts once for all of them:
+//! ([`StorageReader`], PyTorch DCP's names) gets them from [`Planned`], which runs the three phases once for all of them:
 //!
 //! ```text
 //! decide (collective)  local plan -> gather -> global plan, sharding policy -> scatter -> finish_plan -> layout of files
@@ -35,8 +35,8 @@ pub use context::{LoadCx, OpenCx, SaveCx};
 pub use elements::{Blocks, Elements, decode_object, encode_object};
 pub use error::{Result, StrategyError, cause};
 pub use format::{
-    Damage, FileLayout, FileRole, Placed, Producer, ReadObject, ReadTensor, Resolve, StorageReader,
-    StorageWriter, VerifyReport,
+    Damage, FileLayout, FileRole, Producer, ReadObject, ReadTensor, Resolve, StorageReader, StorageWriter,
+    VerifyReport, WriteResult,
 };
 pub use limits::{LimitOption, REPEATED, ReadLimits, repeats};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};

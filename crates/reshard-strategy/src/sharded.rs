@@ -6,13 +6,13 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_comm::Comm;
-use reshard_model::Flat;
+use reshard_model::FlatStateDict;
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
 use reshard_storage::{Name, Store};
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
-/// Saves sharded leaves in three acts. A plain save awaits them in a row; an asynchronous one runs `write` elsewhere.
+/// Saves sharded leaves in three phases. A plain save awaits them in a row; an asynchronous one runs `write` elsewhere.
 #[async_trait]
 pub trait SaveShardedStrategy: Any + fmt::Debug + Send + Sync {
     /// Its name.
@@ -22,7 +22,7 @@ pub trait SaveShardedStrategy: Any + fmt::Debug + Send + Sync {
     ///
     /// # Collective
     /// Every rank calls it. If one fails, all of them get an error that names it.
-    async fn prepare(&self, state: Flat, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>>;
+    async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>>;
 
     /// Whether it stores sharded objects; if not, the common strategy does.
     fn can_handle_sharded_objects(&self) -> bool {
@@ -46,7 +46,7 @@ pub trait PreparedSave: Send + 'static {
     async fn write(&mut self) -> Result<()>;
 
     /// Takes the outcome of [`write`](Self::write), so that no failure is kept from the others; makes the commit record and
-    /// publishes nothing.
+    /// commits nothing.
     ///
     /// # Collective
     /// Every rank calls it, also after a failed write.
@@ -90,7 +90,7 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
     /// The template comes back with the error, its buffers unharmed or partly filled.
     async fn load(
         &self,
-        template: Flat,
+        template: FlatStateDict,
         from: Arc<dyn StorageReader>,
         cx: &LoadCx<'_>,
     ) -> Result<Loaded, Box<LoadFailure>>;
@@ -122,7 +122,7 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
 #[non_exhaustive]
 pub struct Loaded {
     /// The leaves, with data.
-    pub state: Flat,
+    pub state: FlatStateDict,
     /// What the caller should know.
     pub notes: LoadNotes,
     /// What was read.
@@ -135,7 +135,7 @@ pub struct Loaded {
 
 impl Loaded {
     /// A result that tells nothing besides.
-    pub fn new(state: Flat) -> Self {
+    pub fn new(state: FlatStateDict) -> Self {
         let (notes, totals) = (LoadNotes::default(), ReadTotals::default());
         Self { state, notes, totals, decided: Duration::ZERO, moved: Duration::ZERO }
     }
@@ -147,5 +147,5 @@ pub struct LoadFailure {
     /// Why.
     pub error: StrategyError,
     /// The template; a leaf whose buffer could not be taken back yet has no data.
-    pub template: Flat,
+    pub template: FlatStateDict,
 }

@@ -8,7 +8,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_model::{Dialect, ObjectCodec, Payload, Plain, Value};
+use reshard_model::{Dialect, ObjectCodec, Payload, Value, ValueTree};
 use reshard_storage::{FileBody, Name};
 use reshard_strategy::{
     BackendVersion, LoadCommonStrategy, OpenCx, ReadLimits, ReadObject, Result, SaveCommonStrategy, SaveCx,
@@ -119,7 +119,7 @@ impl SaveCommonStrategy for TorchCommon {
         BackendVersion::new("torch", 1)
     }
 
-    async fn save_common(&self, common: &Plain, cx: &SaveCx<'_>) -> Result<()> {
+    async fn save_common(&self, common: &ValueTree, cx: &SaveCx<'_>) -> Result<()> {
         let codec = TorchSave::new(LoadOptions::default(), ArchiveOptions::default().with_prefix("common"));
         let bytes = codec.encode(&Value::from(common.clone())).map_err(|source| StrategyError::Object {
             key: COMMON.into(),
@@ -127,7 +127,7 @@ impl SaveCommonStrategy for TorchCommon {
             source,
         })?;
         let file = FileBody::from_bytes(Name::new(COMMON)?, bytes);
-        cx.stage.write(vec![file], cx.durability, cx.progress.clone()).await?;
+        cx.transaction.write(vec![file], cx.durability, cx.progress.clone()).await?;
         Ok(())
     }
 }
@@ -138,13 +138,13 @@ impl LoadCommonStrategy for TorchCommon {
         BackendVersion::new("torch", 1)
     }
 
-    async fn load_common(&self, cx: &OpenCx) -> Result<Plain> {
+    async fn load_common(&self, cx: &OpenCx) -> Result<ValueTree> {
         let (file, value) = match cx.limits.read(&cx.store, &Name::new(COMMON)?).await? {
             Some(bytes) => (COMMON, decode(COMMON, bytes, &cx.limits)?),
             None => (COMMON_STATE_CELL, from_object(cx).await?),
         };
         match value {
-            Value::Dict(_) => Ok(Plain::from(value)),
+            Value::Dict(_) => Ok(ValueTree::from(value)),
             other => {
                 let what = format!("the common state is no dict but of type {}", other.type_name());
                 Err(StrategyError::corrupt(file, None, what))

@@ -20,10 +20,10 @@ use packed::Kept;
 use repeats::{Repeats, repeated};
 use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, PieceId};
-use reshard_storage::{Check, Entry, Gather, Name, Part, Progress, StorageError, Store};
+use reshard_storage::{Checksum, Entry, Name, Part, Progress, RecordRead, StorageError, Store};
 use reshard_strategy::{
-    BackendVersion, FileRole, LimitOption, OpenCx, Placed, Producer, ReadLimits, ReadObject, ReadTensor,
-    ReadTotals, Result, StorageReader, StrategyError, VerifyReport,
+    BackendVersion, FileRole, LimitOption, OpenCx, Producer, ReadLimits, ReadObject, ReadTensor, ReadTotals,
+    Result, StorageReader, StrategyError, VerifyReport, WriteResult,
 };
 use reshard_torch_format::{
     TorchSave,
@@ -130,17 +130,27 @@ impl StorageReader for TorchDistReader {
         true
     }
 
-    fn locate_chunk(&self, chunk: ChunkId) -> Option<Placed> {
+    fn locate_chunk(&self, chunk: ChunkId) -> Option<WriteResult> {
         let (tensor, region) = self.table.metadata.chunk(chunk)?;
         let place = self.table.chunk(chunk)?;
         let id = PieceId { key: tensor.key().into(), offset: Some(region.offsets) };
-        Some(Placed { id, file: self.table.file(place).ok()?, offset: place.offset, length: place.length })
+        Some(WriteResult {
+            id,
+            file: self.table.file(place).ok()?,
+            offset: place.offset,
+            length: place.length,
+        })
     }
 
-    fn locate_object(&self, object: ObjectId) -> Option<Placed> {
+    fn locate_object(&self, object: ObjectId) -> Option<WriteResult> {
         let place = self.table.object(object)?;
         let id = PieceId { key: self.table.metadata.object_key(object)?.into(), offset: None };
-        Some(Placed { id, file: self.table.file(place).ok()?, offset: place.offset, length: place.length })
+        Some(WriteResult {
+            id,
+            file: self.table.file(place).ok()?,
+            offset: place.offset,
+            length: place.length,
+        })
     }
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
@@ -296,7 +306,7 @@ impl TorchDistReader {
         let (heads, header_bytes, header_requests) = self.heads(&wanted, verify, forms).await?;
         totals.headers += header_bytes;
         totals.requests += header_requests;
-        let mut gathers = Vec::with_capacity(heads.len());
+        let mut records = Vec::with_capacity(heads.len());
         for ((head, w), reads) in
             heads.into_iter().zip(&wanted).zip(window.into_iter().map(|(_, reads)| reads))
         {
@@ -311,16 +321,16 @@ impl TorchDistReader {
                     let regions: Vec<_> = reads.iter().map(|r| &r.region).collect();
                     let all = verify && reads_all(&s.layout, s.record.end - s.record.start, &regions);
                     totals.verified += u64::from(all);
-                    let check = all.then(|| -> Box<dyn Check> {
+                    let check = all.then(|| -> Box<dyn Checksum> {
                         let metadata = Arc::clone(&self.table.metadata);
                         Box::new(Crc::new(s.record.end - s.record.start, s.crc32, metadata, w.chunk))
                     });
                     let parts = reads.into_iter().map(|r| part(&s.layout, r)).collect::<Result<_>>()?;
-                    gathers.push(Gather { name: s.file, record: s.record, parts, check });
+                    records.push(RecordRead { name: s.file, record: s.record, parts, check });
                 }
             }
         }
-        let stats = self.store.gather(gathers, progress.clone()).await.map_err(|e| self.lost(e, None))?;
+        let stats = self.store.read_into(records, progress.clone()).await.map_err(|e| self.lost(e, None))?;
         totals.needed += stats.bytes_needed;
         totals.read += stats.bytes_read;
         totals.headers += stats.bytes_between;
@@ -356,16 +366,16 @@ impl TorchDistReader {
     }
 }
 
-/// Regions have the axes of the stored chunk; the claim lacks prepended ones, which have extent 1.
+/// A region has the axes of the stored chunk; that of the template lacks prepended ones, which have extent 1.
 fn part(layout: &reshard_model::Layout, r: ReadTensor) -> Result<Part> {
     let source = layout.narrow(&r.region);
-    let source = source.squeeze_to(r.claim.shape()).ok_or_else(|| {
-        let (have, want) = (&r.region.lengths, reshard_model::Dims::from(r.claim.shape()));
+    let source = source.squeeze_to(r.into.shape()).ok_or_else(|| {
+        let (have, want) = (&r.region.lengths, reshard_model::Dims::from(r.into.shape()));
         StrategyError::Invalid(format!("a region of shape {have} can't fill one of shape {want}"))
     })?;
-    Ok(Part { source, claim: r.claim })
+    Ok(Part { source, into: r.into })
 }
 
 fn fill(r: ReadTensor, elements: &[u8]) -> Result<()> {
-    Ok(r.claim.fill(elements)?)
+    Ok(r.into.fill(elements)?)
 }

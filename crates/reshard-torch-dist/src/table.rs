@@ -589,18 +589,18 @@ mod tests {
     use super::*;
     use crate::{Flavour, metadata::write};
     use reshard_plan::PieceId;
-    use reshard_strategy::Placed;
+    use reshard_strategy::WriteResult;
 
     /// A `.metadata` of objects of these keys and lengths.
     fn objects(items: &[(&str, u64)], planner_data: Option<PlannerData>) -> Bytes {
         let mut b = Metadata::builder();
-        let mut placed = Vec::new();
+        let mut results = Vec::new();
         for &(key, length) in items {
             b.add_object(key).unwrap();
             let id = PieceId { key: key.into(), offset: None };
-            placed.push(Placed { id, file: Name::new("__0_0.distcp").unwrap(), offset: 7, length });
+            results.push(WriteResult { id, file: Name::new("__0_0.distcp").unwrap(), offset: 7, length });
         }
-        write(&b.finish(planner_data).unwrap(), &[placed], Flavour::Universal, "").unwrap().into()
+        write(&b.finish(planner_data).unwrap(), &[results], Flavour::Universal, "").unwrap().into()
     }
 
     #[test]

@@ -11,8 +11,8 @@ use reshard_plan::{Metadata, SavePlan, TensorWrite, WriteItem, WriteKind};
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Extent, FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, Elements, FileLayout, Placed, Resolve, Result, StorageWriter, StrategyError, WriteData,
-    encode_object,
+    BackendVersion, Elements, FileLayout, Resolve, Result, StorageWriter, StrategyError, WriteData,
+    WriteResult, encode_object,
 };
 use reshard_torch_format::{
     TensorRef, TorchSave,
@@ -68,7 +68,7 @@ impl StorageWriter for TorchDistWriter {
             for item in objects_first(items) {
                 let extent = self.extent(item, resolve(item)?, &mut forms)?;
                 let length = extent.len();
-                out.placed.push(Placed { id: item.id(), file: name.clone(), offset: at, length });
+                out.results.push(WriteResult { id: item.id(), file: name.clone(), offset: at, length });
                 extents.push(extent);
                 at = at
                     .checked_add(length)
@@ -79,13 +79,18 @@ impl StorageWriter for TorchDistWriter {
         Ok(out)
     }
 
-    fn finish(&self, md: &Metadata, placed: &[Vec<Placed>], rank: Option<u32>) -> Result<Vec<(Name, Bytes)>> {
+    fn finish(
+        &self,
+        md: &Metadata,
+        results: &[Vec<WriteResult>],
+        rank: Option<u32>,
+    ) -> Result<Vec<(Name, Bytes)>> {
         let name = match rank {
             None => crate::METADATA.to_string(),
             Some(r) => format!("__{r}.metadata"),
         };
         let url = self.url.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let bytes = metadata::write(md, placed, self.flavour, &url)?;
+        let bytes = metadata::write(md, results, self.flavour, &url)?;
         Ok(vec![(Name::new(name)?, bytes.into())])
     }
 }

@@ -6,7 +6,7 @@
 
 use indexmap::IndexMap;
 use reshard_comm::{Cause, Comm, Rank};
-use reshard_model::{DType, Data, Dialect, Dims, Flat, Path, PlainTensor, Region, Step, Tensor};
+use reshard_model::{DType, Data, Dialect, Dims, FlatStateDict, Path, PlainTensor, Region, Step, Tensor};
 use reshard_storage::run_blocking;
 use reshard_strategy::{Result, StrategyError, agree as all_agree, cause};
 use serde::{Deserialize, Serialize};
@@ -75,7 +75,7 @@ pub(crate) async fn agree<T>(
 }
 
 /// Takes plain leaves away that are left to the coordinator.
-pub(crate) fn leave_to_coordinator(keys: &[String], plain: &[PlainTensor], flat: &mut Flat) {
+pub(crate) fn leave_to_coordinator(keys: &[String], plain: &[PlainTensor], flat: &mut FlatStateDict) {
     let keys: BTreeSet<Step> = keys.iter().map(|k| k.as_str().into()).collect();
     let left: BTreeSet<Step> =
         plain.iter().filter_map(|t| t.path.0.first()).filter(|k| keys.contains(*k)).cloned().collect();

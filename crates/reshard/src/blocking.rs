@@ -4,7 +4,7 @@
 
 use crate::{LoadError, Result, SaveReport};
 use futures::executor::block_on;
-use reshard_model::{Payload, Plain, Select, StateDict, Tensor, Value};
+use reshard_model::{Payload, Select, StateDict, Tensor, Value, ValueTree};
 use reshard_plan::Metadata;
 use reshard_storage::{Entry, Leftover, Link, Progress};
 use reshard_strategy::{FileRole, VerifyReport};
@@ -27,7 +27,7 @@ pub fn save(state: &StateDict, url: &str) -> Result<SaveReport> {
 ///
 /// # Errors
 /// As [`crate::load`].
-pub fn load(template: StateDict, url: &str) -> Result<Plain, LoadError> {
+pub fn load(template: StateDict, url: &str) -> Result<ValueTree, LoadError> {
     run(crate::load(template, url))
 }
 
@@ -35,7 +35,7 @@ pub fn load(template: StateDict, url: &str) -> Result<Plain, LoadError> {
 ///
 /// # Errors
 /// As [`crate::load_common`].
-pub fn load_common(url: &str) -> Result<Plain> {
+pub fn load_common(url: &str) -> Result<ValueTree> {
     block_on(crate::load_common(url))
 }
 
@@ -122,7 +122,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As there.
-    pub fn common(&self) -> Result<Plain> {
+    pub fn common(&self) -> Result<ValueTree> {
         block_on(self.0.common())
     }
 
@@ -138,7 +138,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As there.
-    pub fn state(&self) -> Result<Plain> {
+    pub fn state(&self) -> Result<ValueTree> {
         block_on(self.0.state())
     }
 

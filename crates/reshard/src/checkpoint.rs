@@ -7,14 +7,14 @@ use crate::{
 use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_model::{
-    BoxError, DType, Data, Dialect, Dims, Flat, Path, Payload, Plain, Region, Select, Sharded, ShardedTensor,
-    Tensor, TensorSource, Value, unflatten,
+    BoxError, DType, Data, Dialect, Dims, FlatStateDict, Path, Payload, Region, Select, Sharded,
+    ShardedTensor, Tensor, TensorSource, Value, ValueTree, unflatten,
 };
 use reshard_plan::{DefaultLoadPlanner, Entry, Metadata, PlannerData, TensorRef};
 use reshard_storage::{Entry as FileEntry, Leftover, Link, Progress, Stores};
 use reshard_strategy::{
-    BackendVersion, FileRole, LoadCx, LoadShardedConfig, Placed, Producer, ReadLimits, ReadObject, Registry,
-    StrategyError, VerifyReport, decode_object,
+    BackendVersion, FileRole, LoadCx, LoadShardedConfig, Producer, ReadLimits, ReadObject, Registry,
+    StrategyError, VerifyReport, WriteResult, decode_object,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -90,7 +90,7 @@ pub struct StoredChunk {
     /// The box of the tensor that it holds.
     pub region: Region,
     /// Where the stored item lies; `None` when the checkpoint does not say.
-    pub place: Option<Placed>,
+    pub place: Option<WriteResult>,
 }
 
 impl Checkpoint {
@@ -195,7 +195,7 @@ impl Checkpoint {
     }
 
     /// Where an object lies; `None` when it isn't stored, or the checkpoint does not say.
-    pub fn object_place(&self, key: &str) -> Option<Placed> {
+    pub fn object_place(&self, key: &str) -> Option<WriteResult> {
         self.metadata().object(key).and_then(|id| self.opened.reader.locate_object(id))
     }
 
@@ -231,7 +231,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// When it is missing or damaged.
-    pub async fn common(&self) -> Result<Plain> {
+    pub async fn common(&self) -> Result<ValueTree> {
         self.opened.common().await.during(ACT, &self.url)
     }
 
@@ -248,7 +248,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Damage, an item that is described in an unknown way, or no memory.
-    pub async fn state(&self) -> Result<Plain> {
+    pub async fn state(&self) -> Result<ValueTree> {
         self.is_understood().during(ACT, &self.url)?;
         let metadata = self.metadata();
         let paths = paths_of(metadata);
@@ -329,7 +329,7 @@ impl Checkpoint {
         Ok(report)
     }
 
-    async fn fill(&self, template: Flat) -> Result<Flat, StrategyError> {
+    async fn fill(&self, template: FlatStateDict) -> Result<FlatStateDict, StrategyError> {
         let groups = BTreeMap::new();
         let planner = Arc::new(DefaultLoadPlanner::DEFAULT);
         let mut cx = LoadCx::new(Comm::single(), &groups, Arc::clone(&self.opened.store), planner);
@@ -424,7 +424,7 @@ impl TensorHandle {
     pub async fn read(&self, what: impl Select) -> Result<Tensor> {
         let url = &self.checkpoint.url;
         let region = what.resolve(&self.key, &self.shape).during(ACT, url)?;
-        let mut template = Flat::new();
+        let mut template = FlatStateDict::new();
         let leaf = ShardedTensor::region_of(&self.key, self.dtype, &self.shape, region);
         template.insert(Path(vec![(&*self.key).into()]), Sharded::Tensor(leaf));
         let state = self.checkpoint.fill(template).await.during(ACT, url)?;
@@ -475,7 +475,7 @@ impl TensorSource for Lazy {
 ///
 /// # Errors
 /// As [`Checkpoint::open`] and [`Checkpoint::common`].
-pub async fn load_common(url: &str) -> Result<Plain> {
+pub async fn load_common(url: &str) -> Result<ValueTree> {
     Checkpoint::open(url).await?.common().await
 }
 
@@ -494,7 +494,7 @@ pub async fn load_metadata(url: &str) -> Result<Arc<Metadata>> {
 pub async fn load_plain_tensors(url: &str) -> Result<BTreeMap<String, Tensor>> {
     let checkpoint = Checkpoint::open(url).await?;
     checkpoint.is_understood().during(ACT, url)?;
-    let mut template = Flat::new();
+    let mut template = FlatStateDict::new();
     for t in checkpoint.metadata().tensors() {
         let leaf = ShardedTensor::template(t.key(), t.dtype(), &t.shape());
         template.insert(Path(vec![t.key().into()]), Sharded::Tensor(leaf));

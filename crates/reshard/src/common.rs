@@ -72,7 +72,7 @@ impl StoredCommon {
     pub(crate) async fn write(&self, cx: &SaveCx<'_>) -> Result<(), StrategyError> {
         if let (CommonForm::File, Payload::Encoded { bytes, .. }) = (self.form, &self.payload) {
             let file = FileBody::from_bytes(Name::new(COMMON)?, bytes.clone());
-            cx.stage.write(vec![file], cx.durability, cx.progress.clone()).await?;
+            cx.transaction.write(vec![file], cx.durability, cx.progress.clone()).await?;
         }
         Ok(())
     }

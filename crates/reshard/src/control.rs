@@ -61,7 +61,7 @@ mod tests {
     use super::*;
     use async_trait::async_trait;
     use futures::executor::block_on;
-    use reshard_storage::{Entry, Hints, IfExists, Stage, StorageError};
+    use reshard_storage::{Entry, Hints, IfExists, StorageError, Transaction};
     use std::{io, ops::Range};
 
     /// All its files are so long, and none can be read.
@@ -88,7 +88,7 @@ mod tests {
         async fn len(&self, _: &Name) -> reshard_storage::Result<Option<u64>> {
             Ok(Some(self.0))
         }
-        async fn stage(&self, _: &str, _: IfExists) -> reshard_storage::Result<Arc<dyn Stage>> {
+        async fn begin(&self, _: &str, _: IfExists) -> reshard_storage::Result<Arc<dyn Transaction>> {
             Err(StorageError::invalid("nothing is written here"))
         }
     }

@@ -14,20 +14,20 @@ pub(crate) const OPEN: &str = "open";
 /// What went wrong, and where.
 #[derive(Debug)]
 pub struct Error {
-    act: &'static str,
+    doing: &'static str,
     url: String,
     source: StrategyError,
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (act, url) = (self.act, &self.url);
+        let (doing, url) = (self.doing, &self.url);
         match &self.source {
             // Its URL in another form would be no news.
             StrategyError::NotACheckpoint { why, .. } => {
-                write!(f, "{act} {url}: it is not a checkpoint: {why}")
+                write!(f, "{doing} {url}: it is not a checkpoint: {why}")
             }
-            e => write!(f, "{act} {url}: {e}"),
+            e => write!(f, "{doing} {url}: {e}"),
         }
     }
 }
@@ -40,8 +40,8 @@ impl std::error::Error for Error {
 }
 
 impl Error {
-    pub(crate) fn new(act: &'static str, url: &str, source: impl Into<StrategyError>) -> Self {
-        Self { act, url: url.into(), source: source.into() }
+    pub(crate) fn new(doing: &'static str, url: &str, source: impl Into<StrategyError>) -> Self {
+        Self { doing, url: url.into(), source: source.into() }
     }
 
     /// What the caller can do.
@@ -90,14 +90,14 @@ impl Error {
 
 /// Attaches what was being done with which checkpoint.
 pub(crate) trait Context<T> {
-    fn during(self, act: &'static str, url: &str) -> Result<T>;
+    fn during(self, doing: &'static str, url: &str) -> Result<T>;
 }
 
 macro_rules! context {
     ($($e:ty),*) => {$(
         impl<T> Context<T> for Result<T, $e> {
-            fn during(self, act: &'static str, url: &str) -> Result<T> {
-                self.map_err(|e| Error::new(act, url, e))
+            fn during(self, doing: &'static str, url: &str) -> Result<T> {
+                self.map_err(|e| Error::new(doing, url, e))
             }
         }
     )*};

@@ -3,12 +3,13 @@ use crate::{
     error::OPEN,
     opened::{HowToOpen, Opened},
     ranks::{self, Ranks},
-    report::{Act, Clock, RankReads},
+    report::{Clock, Phase, RankReads},
 };
 use indexmap::IndexMap;
 use reshard_comm::{Comm, ProcessGroup, Rank};
 use reshard_model::{
-    Data, Dialect, Flat, Flatten, Frame, Path, Payload, Plain, Sharded, StateDict, Value, split_as,
+    Data, Dialect, FlatStateDict, Flatten, Path, Payload, Sharded, Skeleton, StateDict, Value, ValueTree,
+    split_as,
 };
 use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata};
 use reshard_storage::{CountingStore, Progress, Stores};
@@ -131,14 +132,14 @@ impl<'a> Load<'a> {
     ///
     /// # Errors
     /// As [`load`].
-    pub async fn with_report(mut self) -> Result<(Plain, LoadReport), LoadError> {
+    pub async fn with_report(mut self) -> Result<(ValueTree, LoadReport), LoadError> {
         let mut clock = Clock::start();
         let url = self.url;
         let comm = self.ranks.comm();
         let guard = comm.guard("a load");
         let template = std::mem::take(&mut self.template);
         let begun = self.begin(&comm, template).await;
-        clock.done(Act::Decide);
+        clock.done(Phase::Plan);
         let out = match begun {
             Err((e, template)) => Err((e, template)),
             Ok(begun) => self.run(&comm, begun, &mut clock).await,
@@ -164,8 +165,8 @@ impl<'a> Load<'a> {
                     // Handles to give back if the template can't be split; they must be gone before buffers are lent.
                     let spare = template.clone();
                     match split_for(template, opened.reader.dialect(), opened.reader.metadata()) {
-                        Ok((flat, frame, own)) => {
-                            (Ok(Begun { store, opened, common, flat, frame, own }), None)
+                        Ok((flat, skeleton, own)) => {
+                            (Ok(Begun { store, opened, common, flat, skeleton, own }), None)
                         }
                         Err(e) => (Err(e), Some(spare)),
                     }
@@ -191,8 +192,8 @@ impl<'a> Load<'a> {
         comm: &Comm<'_>,
         begun: Begun,
         clock: &mut Clock,
-    ) -> Result<(Plain, LoadReport), (StrategyError, StateDict)> {
-        let Begun { store, opened, common, flat, frame, own } = begun;
+    ) -> Result<(ValueTree, LoadReport), (StrategyError, StateDict)> {
+        let Begun { store, opened, common, flat, skeleton, own } = begun;
         let planner = self.planner.take().unwrap_or_else(|| Arc::new(self.default));
         let groups = std::mem::take(&mut self.ranks.groups);
         let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
@@ -202,24 +203,24 @@ impl<'a> Load<'a> {
         let Loaded { state, notes, totals, decided, moved, .. } = match loaded {
             Ok(loaded) => loaded,
             Err(failure) => {
-                let template = frame.restore(failure.template, own).unwrap_or_default();
+                let template = skeleton.restore(failure.template, own).unwrap_or_default();
                 return Err((failure.error, template));
             }
         };
-        clock.done_but(Act::Agree, [(Act::Decide, decided), (Act::Move, moved)]);
+        clock.done_but(Phase::Finish, [(Phase::Plan, decided), (Phase::Read, moved)]);
         let missing: std::collections::BTreeSet<&str> = notes.missing.iter().map(String::as_str).collect();
         // Handles to give back if what was loaded and the common state don't fit together; gone when they do.
-        let (spare, handles) = (frame.clone(), state.clone());
-        let joined = frame.join(values(state, &missing), common).map_err(StrategyError::from);
+        let (spare, handles) = (skeleton.clone(), state.clone());
+        let joined = skeleton.join(values(state, &missing), common).map_err(StrategyError::from);
         let counts = store.take();
         let reads = RankReads { bytes: counts.read(), files: counts.opened.len() as u64 };
         let joined = agree_all(comm, "join", joined, reads).await;
-        clock.done(Act::Agree);
+        clock.done(Phase::Finish);
         match joined {
             Ok((plain, ranks)) => {
-                let acts = clock.acts();
+                let phases = clock.phases();
                 let opened = counts.opened.iter().map(ToString::to_string).collect();
-                Ok((plain, LoadReport { metadata, ranks, opened, totals, notes, acts }))
+                Ok((plain, LoadReport { metadata, ranks, opened, totals, notes, phases }))
             }
             Err(e) => Err((e, spare.restore(handles, own).unwrap_or_default())),
         }
@@ -247,16 +248,16 @@ async fn agree_all<T, W: Serialize + DeserializeOwned + Send>(
 struct Begun {
     store: CountingStore,
     opened: Opened,
-    common: Plain,
-    flat: Flat,
-    frame: Frame,
+    common: ValueTree,
+    flat: FlatStateDict,
+    skeleton: Skeleton,
     /// The template's own common leaves.
-    own: Plain,
+    own: ValueTree,
 }
 
 impl Begun {
     fn give_back(self) -> StateDict {
-        self.frame.restore(self.flat, self.own).unwrap_or_default()
+        self.skeleton.restore(self.flat, self.own).unwrap_or_default()
     }
 }
 
@@ -265,19 +266,19 @@ fn split_for(
     template: StateDict,
     dialect: Dialect,
     metadata: &Metadata,
-) -> Result<(Flat, Frame, Plain), StrategyError> {
-    let found = |flat: &Flat| flat.values().filter(|s| has(metadata, s)).count();
+) -> Result<(FlatStateDict, Skeleton, ValueTree), StrategyError> {
+    let found = |flat: &FlatStateDict| flat.values().filter(|s| has(metadata, s)).count();
     let parts = split_as(template, dialect, Flatten::Torch2_4)?;
     let now = found(&parts.flat);
     if dialect == Dialect::Megatron || now == parts.flat.len() {
-        return Ok((parts.flat, parts.frame, parts.common));
+        return Ok((parts.flat, parts.skeleton, parts.common));
     }
-    let again = parts.frame.restore(parts.flat, parts.common)?;
+    let again = parts.skeleton.restore(parts.flat, parts.common)?;
     // Counted on a copy of the handles, which is gone before buffers are taken.
     let before = split_as(again.clone(), dialect, Flatten::Torch2_3).map_or(0, |p| found(&p.flat));
     let rules = if before > now { Flatten::Torch2_3 } else { Flatten::Torch2_4 };
     let parts = split_as(again, dialect, rules)?;
-    Ok((parts.flat, parts.frame, parts.common))
+    Ok((parts.flat, parts.skeleton, parts.common))
 }
 
 fn has(metadata: &Metadata, leaf: &Sharded) -> bool {
@@ -291,7 +292,7 @@ fn has(metadata: &Metadata, leaf: &Sharded) -> bool {
 }
 
 /// Leaves as values. A leaf that a partial load did not find keeps what the template had.
-fn values(state: Flat, missing: &std::collections::BTreeSet<&str>) -> IndexMap<Path, Value> {
+fn values(state: FlatStateDict, missing: &std::collections::BTreeSet<&str>) -> IndexMap<Path, Value> {
     let mut out = IndexMap::with_capacity(state.len());
     for (path, leaf) in state {
         let lost = missing.contains(leaf.key());
@@ -313,7 +314,7 @@ fn values(state: Flat, missing: &std::collections::BTreeSet<&str>) -> IndexMap<P
 }
 
 impl<'a> IntoFuture for Load<'a> {
-    type Output = Result<Plain, LoadError>;
+    type Output = Result<ValueTree, LoadError>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {

@@ -4,7 +4,7 @@ use crate::{
     control::read_small,
     sidecar::{SIDECAR, Sidecar},
 };
-use reshard_model::Plain;
+use reshard_model::ValueTree;
 use reshard_storage::{Entry, Name, Store, Stores};
 use reshard_strategy::{
     BackendVersion, FileRole, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, OpenCx, ReadLimits,
@@ -90,8 +90,8 @@ async fn unnamed(store: &Arc<dyn Store>) -> Result<BackendVersion> {
 }
 
 impl Opened {
-    pub(crate) async fn common(&self) -> Result<Plain> {
-        let Some(common) = &self.common else { return Ok(Plain::new()) };
+    pub(crate) async fn common(&self) -> Result<ValueTree> {
+        let Some(common) = &self.common else { return Ok(ValueTree::new()) };
         let cx = OpenCx::new(Arc::clone(&self.store)).with_limits(self.limits);
         common.load_common(&cx).await.map_err(|e| match e {
             // It is one, as its metadata says: here it lacks a part.

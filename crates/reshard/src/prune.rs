@@ -102,7 +102,7 @@ pub struct Remains {
 pub enum RemainsKind {
     /// A file of an older save, in which no item lies.
     File,
-    /// What a save wrote that was not published.
+    /// What a save wrote that was not committed.
     Unfinished,
     /// The version that a save replaced, and could not remove any more.
     Replaced,

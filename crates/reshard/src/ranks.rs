@@ -43,7 +43,7 @@ macro_rules! options {
             self
         }
 
-        /// The rank that decides, counted in the group, and publishes a save; 0 by default. DCP's `coordinator_rank`.
+        /// The rank that decides, counted in the group, and commits a save; 0 by default. DCP's `coordinator_rank`.
         pub fn coordinator(mut self, rank: Rank) -> Self {
             self.ranks.coordinator = rank;
             self

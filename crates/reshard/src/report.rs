@@ -12,50 +12,54 @@ use std::{
 /// A part of a save or load, in the order in which they happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Act {
-    /// Planning, on all ranks.
-    Decide,
-    /// Moving bytes, on this rank.
-    Move,
-    /// Agreeing on the outcome, and publishing.
-    Agree,
+pub enum Phase {
+    /// Planning, on all ranks; for a load, opening the checkpoint too.
+    Plan,
+    /// Writing bytes, on this rank. Only a save has it.
+    Write,
+    /// Agreeing that all ranks have written, and committing. Only a save has it.
+    Commit,
+    /// Reading bytes, on this rank. Only a load has it.
+    Read,
+    /// Agreeing that all ranks have read, and putting the state together. Only a load has it.
+    Finish,
 }
 
-/// Seconds of each act.
+/// How long each phase took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Acts([Duration; 3]);
+pub(crate) struct Phases([Duration; 5]);
 
-/// Times acts one after the other.
+/// Times phases one after the other.
 #[derive(Debug)]
 pub(crate) struct Clock {
     last: Instant,
-    acts: Acts,
+    phases: Phases,
 }
 
 impl Clock {
     pub(crate) fn start() -> Self {
-        Self { last: Instant::now(), acts: Acts::default() }
+        Self { last: Instant::now(), phases: Phases::default() }
     }
 
-    pub(crate) fn done(&mut self, act: Act) {
-        self.done_but(act, []);
+    pub(crate) fn done(&mut self, phase: Phase) {
+        self.done_but(phase, []);
     }
 
-    /// All since the last act was this one, but for parts that somebody else has timed.
-    pub(crate) fn done_but(&mut self, act: Act, parts: impl IntoIterator<Item = (Act, Duration)>) {
+    /// All since the last phase was this one, but for parts that somebody else has timed.
+    pub(crate) fn done_but(&mut self, phase: Phase, parts: impl IntoIterator<Item = (Phase, Duration)>) {
         let now = Instant::now();
         let mut left = now - self.last;
         for (part, time) in parts {
             let time = time.min(left);
-            self.acts.0[part as usize] += time;
+            self.phases.0[part as usize] += time;
             left -= time;
         }
-        self.acts.0[act as usize] += left;
+        self.phases.0[phase as usize] += left;
         self.last = now;
     }
 
-    pub(crate) fn acts(&self) -> Acts {
-        self.acts
+    pub(crate) fn phases(&self) -> Phases {
+        self.phases
     }
 }
 
@@ -76,13 +80,13 @@ pub struct SaveReport {
     /// Files that stay though the checkpoint that was replaced says that it is made of them, because programs that write its
     /// format name none so; on the coordinator. Remove them yourself when nobody needs them.
     pub stays: Vec<Name>,
-    pub(crate) acts: Acts,
+    pub(crate) phases: Phases,
 }
 
 impl SaveReport {
-    /// How long an act took on this rank.
-    pub fn time(&self, act: Act) -> Duration {
-        self.acts.0[act as usize]
+    /// How long an phase took on this rank.
+    pub fn time(&self, phase: Phase) -> Duration {
+        self.phases.0[phase as usize]
     }
 
     /// Bytes that all ranks wrote.
@@ -130,13 +134,13 @@ pub struct LoadReport {
     pub totals: ReadTotals,
     /// Unexpected and missing keys, casts.
     pub notes: LoadNotes,
-    pub(crate) acts: Acts,
+    pub(crate) phases: Phases,
 }
 
 impl LoadReport {
-    /// How long an act took on this rank; reading metadata and common state is part of deciding.
-    pub fn time(&self, act: Act) -> Duration {
-        self.acts.0[act as usize]
+    /// How long an phase took on this rank; reading metadata and common state is part of deciding.
+    pub fn time(&self, phase: Phase) -> Duration {
+        self.phases.0[phase as usize]
     }
 
     /// Bytes that all ranks read.

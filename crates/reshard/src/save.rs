@@ -5,18 +5,18 @@ use crate::{
     error::Context,
     ranks::{self, Ranks},
     replace::{Replaced, no_checkpoint, replace},
-    report::{Act, Clock},
+    report::{Clock, Phase},
     sidecar::{SIDECAR, Sidecar},
     tally::{Tally, gather},
 };
 use bytes::Bytes;
 use reshard_comm::{Comm, ProcessGroup, Rank};
 use reshard_model::{
-    Dialect, Parts, Path, Plain, PlainTensor, Sharded, ShardedObject, StateDict, Value, split,
+    Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, StateDict, Value, ValueTree, split,
 };
 use reshard_plan::{DefaultSavePlanner, PlannerData, SavePlanner};
 use reshard_policy::{Limits, ShardingPolicy};
-use reshard_storage::{Durability, FileBody, Name, Progress, Stage, StorageError, Store, Stores};
+use reshard_storage::{Durability, FileBody, Name, Progress, StorageError, Store, Stores, Transaction};
 use reshard_strategy::{
     BackendVersion, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved,
     StrategyError, agree, cause,
@@ -35,7 +35,7 @@ const ACT: &str = "saving to";
 ///
 /// # Collective
 /// Every rank of the group must await it, in the same order as other collectives. If any rank fails, all of them get the step,
-/// the ranks and the causes, and nothing is published.
+/// the ranks and the causes, and nothing is committed.
 ///
 /// # Cancellation
 /// Dropping the future on one rank counts as a failure of that rank. What was written so far stays in a hidden directory beside
@@ -277,7 +277,7 @@ impl<'a> Save<'a> {
         let guard = comm.guard("a save");
         let prepared = self.set_up();
         let begun = begin(&comm, &prepared, url, self.overwrite, self.rule()).await;
-        let (Begun { stage, stays }, coordinators) = match begun {
+        let (Begun { transaction, stays }, coordinators) = match begun {
             Ok(begun) => begun,
             Err(e) => {
                 guard.done();
@@ -289,18 +289,18 @@ impl<'a> Save<'a> {
         if !comm.is_coordinator() {
             alike::leave_to_coordinator(&coordinators, &setup.plain, &mut setup.parts.flat);
         }
-        let stage = Arc::new(Tally::new(stage));
-        let saved = self.write(&comm, setup, &stage, &mut clock).await;
+        let transaction = Arc::new(Tally::new(transaction));
+        let saved = self.write(&comm, setup, &transaction, &mut clock).await;
         if saved.is_err() && comm.is_coordinator() {
-            // Nothing was published; what was written is of no use to anybody. A failure to remove it must not hide the cause.
-            let cleared = stage.abandon().await;
+            // Nothing was committed; what was written is of no use to anybody. A failure to remove it must not hide the cause.
+            let cleared = transaction.rollback().await;
             if let Err(e) = cleared {
                 tracing::warn!(error = %e, url, "what a failed save wrote could not be removed");
             }
         }
         guard.done();
         let (saved, empty_dicts) = saved.during(ACT, url)?;
-        clock.done(Act::Agree);
+        clock.done(Phase::Commit);
         Ok(SaveReport {
             metadata: saved.metadata,
             ranks: saved.ranks,
@@ -308,7 +308,7 @@ impl<'a> Save<'a> {
             policy: saved.policy,
             empty_dicts,
             stays,
-            acts: clock.acts(),
+            phases: clock.phases(),
         })
     }
 
@@ -358,7 +358,7 @@ impl<'a> Save<'a> {
 
     /// Puts common state that is stored as an object into the state.
     fn add_stored(&self, stored: &StoredCommon, parts: &mut Parts) -> Result<(), StrategyError> {
-        if self.content_metadata.is_some() || parts.common != Plain::new() {
+        if self.content_metadata.is_some() || parts.common != ValueTree::new() {
             let what = "common state is to be written as it was stored, and the state has more of it; \
                         take the leaves that are not sharded out of the state";
             return Err(StrategyError::Invalid(what.into()));
@@ -385,7 +385,7 @@ impl<'a> Save<'a> {
             return Err(StrategyError::Invalid(what));
         }
         if let Some(content) = self.content_metadata.take() {
-            parts.common.insert_tree("content_metadata", Plain::from(content));
+            parts.common.insert_tree("content_metadata", ValueTree::from(content));
         }
         if self.common_form == CommonForm::Object {
             let common = Value::from(std::mem::take(&mut parts.common));
@@ -401,16 +401,16 @@ impl<'a> Save<'a> {
         &mut self,
         comm: &Comm<'_>,
         setup: SetUp,
-        stage: &Arc<Tally>,
+        transaction: &Arc<Tally>,
         clock: &mut Clock,
     ) -> Result<(Saved, usize), StrategyError> {
         let SetUp { sharded, common, parts, .. } = setup;
         let planner = self
             .planner
             .take()
-            .unwrap_or_else(|| Arc::new(default_planner(self.dialect).with_partial(self.rank_local)));
+            .unwrap_or_else(|| Arc::new(default_planner(self.dialect).with_allow_holes(self.rank_local)));
         let groups = std::mem::take(&mut self.ranks.groups);
-        let mut cx = SaveCx::new(*comm, &groups, Arc::<Tally>::clone(stage), self.url, planner);
+        let mut cx = SaveCx::new(*comm, &groups, Arc::<Tally>::clone(transaction), self.url, planner);
         (cx.durability, cx.dialect, cx.rank_local) = (self.durability, self.dialect, self.rank_local);
         cx.progress = self.progress.clone();
         (cx.policy, cx.policy_limits) = (self.policy.take(), self.policy_limits);
@@ -418,22 +418,24 @@ impl<'a> Save<'a> {
             cx.planner_data = Some(PlannerData::Paths(parts.paths));
         }
         let mut prepared = sharded.prepare(parts.flat, &cx).await?;
-        clock.done(Act::Decide);
+        clock.done(Phase::Plan);
         let written = self.move_bytes(&*common, &parts.common, prepared.write(), &cx).await;
-        clock.done(Act::Move);
+        clock.done(Phase::Write);
         let saved = prepared.finish(written, comm).await?;
         let last = self.write_records(&saved, &*sharded, &*common, &parts.dropped_empty, &cx).await;
-        // Every rank's records lie there before the coordinator publishes, and it knows of every file of every rank.
+        // Every rank's records lie there before the coordinator commits, and it knows of every file of every rank.
         let (last, written) = match last {
-            Ok(last) => (last, Ok(stage.take())),
+            Ok(last) => (last, Ok(transaction.take())),
             Err(e) => (None, Err(e)),
         };
         let files = gather(comm, written).await?;
-        let published = match last {
-            Some(last) => stage.publish(&files, last, self.durability).await.map_err(StrategyError::from),
+        let committed = match last {
+            Some(last) => {
+                transaction.commit(&files, last, self.durability).await.map_err(StrategyError::from)
+            }
             None => Ok(()),
         };
-        agree(comm, "publish", published).await?;
+        agree(comm, "commit", committed).await?;
         Ok((saved, parts.dropped_empty.len()))
     }
 
@@ -441,7 +443,7 @@ impl<'a> Save<'a> {
     async fn move_bytes(
         &self,
         strategy: &dyn SaveCommonStrategy,
-        common: &Plain,
+        common: &ValueTree,
         write: impl Future<Output = Result<(), StrategyError>>,
         cx: &SaveCx<'_>,
     ) -> Result<(), StrategyError> {
@@ -457,7 +459,7 @@ impl<'a> Save<'a> {
         write.await
     }
 
-    /// Writes the records that describe what was written, but for the one that publishes all, which the coordinator gets back.
+    /// Writes the records that describe what was written, but for the one that commits all, which the coordinator gets back.
     async fn write_records(
         &self,
         saved: &Saved,
@@ -485,7 +487,7 @@ impl<'a> Save<'a> {
         let last = if me { records.pop() } else { None };
         let files: Vec<FileBody> = records.into_iter().map(|(n, b)| FileBody::from_bytes(n, b)).collect();
         if !files.is_empty() {
-            cx.stage.write(files, self.durability, Progress::default()).await?;
+            cx.transaction.write(files, self.durability, Progress::default()).await?;
         }
         Ok(last)
     }
@@ -503,19 +505,19 @@ struct SetUp {
 
 /// A new version that nothing is written to yet.
 struct Begun {
-    stage: Arc<dyn Stage>,
+    transaction: Arc<dyn Transaction>,
     /// What stays though the checkpoint that is replaced says that it is its own; on the coordinator.
     stays: Vec<Name>,
 }
 
 impl SetUp {
     /// Begins a new version. What the place is, is found out here, once for all ranks.
-    async fn stage(&self, attempt: &str, overwrite: bool) -> Result<Begun, StrategyError> {
+    async fn begin(&self, attempt: &str, overwrite: bool) -> Result<Begun, StrategyError> {
         let store = self.store.resolved().await?.unwrap_or_else(|| Arc::clone(&self.store));
         let Replaced { if_exists, stays } =
             if overwrite { replace(&store, &self.registry).await? } else { Replaced::default() };
-        match store.stage(attempt, if_exists).await {
-            Ok(stage) => Ok(Begun { stage, stays }),
+        match store.begin(attempt, if_exists).await {
+            Ok(transaction) => Ok(Begun { transaction, stays }),
             Err(e) => {
                 // Perhaps it was begun all the same, and only the answer is lost.
                 if let Err(e) = store.remove_leftover(attempt).await {
@@ -529,8 +531,8 @@ impl SetUp {
 
     /// Joins the version that the coordinator has begun.
     async fn join(&self, (attempt, place): (String, Option<String>)) -> Result<Begun, StrategyError> {
-        let stage = self.store.join(&attempt, place.as_deref()).await?;
-        Ok(Begun { stage, stays: Vec::new() })
+        let transaction = self.store.join(&attempt, place.as_deref()).await?;
+        Ok(Begun { transaction, stays: Vec::new() })
     }
 }
 
@@ -556,9 +558,9 @@ async fn begin(
         Err(e) => Some(Err(cause(e))),
         Ok(setup) if comm.is_coordinator() => {
             let attempt = attempt();
-            Some(match setup.stage(&attempt, overwrite).await {
+            Some(match setup.begin(&attempt, overwrite).await {
                 Ok(begun) => {
-                    let place = begun.stage.place();
+                    let place = begun.transaction.place();
                     mine = Some(begun);
                     Ok((attempt, place))
                 }
@@ -572,7 +574,7 @@ async fn begin(
         Ok(_) => None,
     };
     let begun: Result<(String, Option<String>), _> = comm.broadcast("begin", part).await;
-    let stage = mine.as_ref().map(|b| Arc::clone(&b.stage));
+    let transaction = mine.as_ref().map(|b| Arc::clone(&b.transaction));
     let joined = match (begun, setup) {
         (Ok(theirs), Ok(setup)) => {
             let begun = match mine {
@@ -584,8 +586,8 @@ async fn begin(
         (Err(e), _) => Err(own.filter(|_| comm.size() == 1).unwrap_or_else(|| e.into())),
         (Ok(_), Err(_)) => Err(StrategyError::Invalid("a rank that failed was not heard".into())),
     };
-    if let (Some(stage), Err(_)) = (stage, &joined)
-        && let Err(e) = stage.abandon().await
+    if let (Some(transaction), Err(_)) = (transaction, &joined)
+        && let Err(e) = transaction.rollback().await
     {
         tracing::warn!(error = %e, url, "what a failed save left could not be removed");
     }

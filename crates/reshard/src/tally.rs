@@ -1,22 +1,22 @@
-//! What ranks write in a save, so that publishing can look whether all of it is there.
+//! What ranks write in a save, so that committing can look whether all of it is there.
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_comm::Comm;
-use reshard_storage::{Durability, FileBody, Name, Progress, Result, Stage, StorageError, Written};
+use reshard_storage::{Durability, FileBody, Name, Progress, Result, StorageError, Transaction, Written};
 use reshard_strategy::{StrategyError, cause};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A stage that remembers the files that were written through it, whoever has written them: the strategy, common state, the
+/// A transaction that remembers the files that were written through it, whoever has written them: the strategy, common state, the
 /// records.
 #[derive(Debug)]
 pub(crate) struct Tally {
-    inner: Arc<dyn Stage>,
+    inner: Arc<dyn Transaction>,
     files: Mutex<Vec<Written>>,
 }
 
 impl Tally {
-    pub(crate) fn new(inner: Arc<dyn Stage>) -> Self {
+    pub(crate) fn new(inner: Arc<dyn Transaction>) -> Self {
         Self { inner, files: Mutex::default() }
     }
 
@@ -27,7 +27,7 @@ impl Tally {
 }
 
 #[async_trait]
-impl Stage for Tally {
+impl Transaction for Tally {
     async fn write(
         &self,
         files: Vec<FileBody>,
@@ -50,12 +50,12 @@ impl Stage for Tally {
         self.inner.place()
     }
 
-    async fn publish(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
-        self.inner.publish(files, last, durability).await
+    async fn commit(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
+        self.inner.commit(files, last, durability).await
     }
 
-    async fn abandon(&self) -> Result<()> {
-        self.inner.abandon().await
+    async fn rollback(&self) -> Result<()> {
+        self.inner.rollback().await
     }
 }
 

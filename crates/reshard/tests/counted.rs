@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use reshard::{Act, DType, Dialect, LoadReport, Region, ShardedTensor, StateDict, Tensor, blocking};
+use reshard::{DType, Dialect, LoadReport, Phase, Region, ShardedTensor, StateDict, Tensor, blocking};
 
 /// Bytes that this process has read, and how many of them this question takes.
 fn read_so_far() -> (u64, u64) {
@@ -70,7 +70,7 @@ fn a_load_counts_all_that_the_system_read_the_gaps_between_ranges_too() {
         let same = few.into_iter().any(|questions| told + questions * own == system);
         assert!(same, "each {step}th, {columns} columns: told {told}, but the system read {system}");
         gaps += report.totals.headers;
-        assert!(report.time(Act::Move) > std::time::Duration::ZERO);
+        assert!(report.time(Phase::Read) > std::time::Duration::ZERO);
     }
     assert!(gaps > 0);
 }

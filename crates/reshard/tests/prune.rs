@@ -8,7 +8,7 @@ use reshard::{
     Dialect, ErrorKind, IfExists, Kept, LocalGroup, Progress, PruneReport, RemainsKind, ShardedTensor,
     StateDict, Stores, Tensor,
     blocking::{self, Checkpoint},
-    storage::{Entry, Hints, Name, Stage, StorageError, Store, StoreScheme},
+    storage::{Entry, Hints, Name, StorageError, Store, StoreScheme, Transaction},
 };
 use std::{
     collections::BTreeMap,
@@ -299,7 +299,7 @@ fn what_unfinished_saves_left_goes_when_it_is_old_or_asked_for() {
 }
 
 #[test]
-fn where_nothing_was_ever_published_unfinished_saves_are_removed_too() {
+fn where_nothing_was_ever_committed_unfinished_saves_are_removed_too() {
     let (_home, dir) = place();
     let left = unfinished(&dir, 2 * DAY);
     let report = prune(&dir).unwrap();
@@ -403,8 +403,8 @@ impl Store for Busy {
     async fn len(&self, name: &Name) -> Result<Option<u64>, StorageError> {
         self.0.len(name).await
     }
-    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>, StorageError> {
-        self.0.stage(attempt, if_exists).await
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>, StorageError> {
+        self.0.begin(attempt, if_exists).await
     }
 }
 

@@ -4,8 +4,8 @@
 
 use futures::{executor::block_on, future::join_all};
 use reshard::{
-    Act, DType, DefaultLoadPlanner, ErrorKind, Flat, LoadError, LoadPlanner, LoadReport, LocalGroup, Plain,
-    Region, ShardedTensor, StateDict, Tensor,
+    DType, DefaultLoadPlanner, ErrorKind, FlatStateDict, LoadError, LoadPlanner, LoadReport, LocalGroup,
+    Phase, Region, ShardedTensor, StateDict, Tensor, ValueTree,
     plan::{Destination, LoadContext, LoadPlan, ReadItem},
 };
 use std::{
@@ -37,7 +37,7 @@ fn saved() -> (TempDir, String) {
     (dir, url)
 }
 
-fn load(url: &str, templates: Vec<StateDict>) -> Vec<Result<(Plain, LoadReport), LoadError>> {
+fn load(url: &str, templates: Vec<StateDict>) -> Vec<Result<(ValueTree, LoadReport), LoadError>> {
     let groups = LocalGroup::new(templates.len() as u32);
     let loads = groups.iter().zip(templates);
     block_on(join_all(loads.map(|(group, template)| reshard::load(template, url).group(group).with_report())))
@@ -76,16 +76,16 @@ fn the_report_of_a_load_says_what_each_rank_read_of_which_files() {
     assert!(reports[0].metadata.tensor("w").is_some());
 }
 
-/// Sleeps in one act, and keeps the time for how long.
+/// Sleeps in one phase, and keeps the time for how long.
 #[derive(Debug)]
 struct Slow {
-    act: Act,
+    phase: Phase,
     slept: Arc<Mutex<Duration>>,
 }
 
 impl Slow {
-    fn sleep_in(&self, act: Act) {
-        if act == self.act {
+    fn sleep_in(&self, phase: Phase) {
+        if phase == self.phase {
             let before = Instant::now();
             sleep(Duration::from_millis(300));
             *self.slept.lock().unwrap() += before.elapsed();
@@ -98,30 +98,38 @@ impl LoadPlanner for Slow {
         &DefaultLoadPlanner::DEFAULT
     }
 
-    fn create_local_plan(&self, template: &Flat, cx: &LoadContext<'_>) -> reshard::plan::Result<LoadPlan> {
-        self.sleep_in(Act::Decide);
+    fn create_local_plan(
+        &self,
+        template: &FlatStateDict,
+        cx: &LoadContext<'_>,
+    ) -> reshard::plan::Result<LoadPlan> {
+        self.sleep_in(Phase::Plan);
         self.base().create_local_plan(template, cx)
     }
 
     fn lookup_tensor(&self, item: &ReadItem) -> reshard::plan::Result<Destination> {
-        self.sleep_in(Act::Move);
+        self.sleep_in(Phase::Read);
         self.base().lookup_tensor(item)
     }
 }
 
 #[test]
-fn planning_counts_as_deciding_and_reading_as_moving() {
+fn planning_counts_as_planning_and_reading_as_reading() {
     let (_dir, url) = saved();
-    for act in [Act::Decide, Act::Move] {
+    for phase in [Phase::Plan, Phase::Read] {
         let slept = Arc::new(Mutex::new(Duration::ZERO));
         let before = Instant::now();
-        let load = reshard::load(rows(0, 512), &url).planner(Slow { act, slept: Arc::clone(&slept) });
+        let load = reshard::load(rows(0, 512), &url).planner(Slow { phase, slept: Arc::clone(&slept) });
         let (_, report) = block_on(load.with_report()).unwrap();
-        // A busy machine makes any act long. But what was slept is in its own act; and no time is in two of them, so it is in
+        // A busy machine makes any phase long. But what was slept is in its own phase; and no time is in two of them, so it is in
         // no other.
         let (slept, all) = (*slept.lock().unwrap(), before.elapsed());
-        assert!(slept > Duration::ZERO && report.time(act) >= slept, "{act:?}, slept {slept:?}: {report:?}");
-        let sum: Duration = [Act::Decide, Act::Move, Act::Agree].map(|act| report.time(act)).iter().sum();
+        assert!(
+            slept > Duration::ZERO && report.time(phase) >= slept,
+            "{phase:?}, slept {slept:?}: {report:?}"
+        );
+        let sum: Duration =
+            [Phase::Plan, Phase::Read, Phase::Finish].map(|phase| report.time(phase)).iter().sum();
         assert!(sum <= all, "{sum:?} of {all:?}: {report:?}");
     }
 }

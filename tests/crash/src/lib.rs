@@ -2,7 +2,7 @@
 //! nothing; and tensors and common state are always of one save.
 
 use anyhow::{Context, Result, anyhow, bail};
-use reshard::{DType, Dialect, LocalGroup, Plain, ShardedTensor, StateDict, Tensor, Value, blocking};
+use reshard::{DType, Dialect, LocalGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking};
 use std::path::Path;
 
 const TENSORS: u64 = 12;
@@ -72,11 +72,11 @@ pub fn look(dir: &Path) -> Result<Option<u64>> {
     }
     template.insert("step", Value::None);
     let loaded = blocking::load(template, &url).map_err(|e| e.into_parts().0)?;
-    let step = loaded.get("step").and_then(Plain::leaf).and_then(Value::as_int).context("no step")?;
+    let step = loaded.get("step").and_then(ValueTree::leaf).and_then(Value::as_int).context("no step")?;
     let step = u64::try_from(step)?;
     for i in 0..TENSORS {
         let leaf =
-            loaded.get(&key(i)).and_then(Plain::leaf).and_then(Value::as_tensor).context("no tensor")?;
+            loaded.get(&key(i)).and_then(ValueTree::leaf).and_then(Value::as_tensor).context("no tensor")?;
         let elements = leaf.to_vec::<f32>().context("another element type")?;
         if elements.iter().any(|e| *e != (step * 100 + i) as f32) {
             bail!("{} is not of step {step}, as the common state is", key(i));

@@ -36,7 +36,7 @@ fn put_others(dir: &Path) {
 fn pruning_clears_up(dir: &Path, others: bool) {
     let url = dir.display().to_string();
     let prune = || reshard::blocking::run(reshard::prune(&url).older_than(Duration::ZERO));
-    // Where nothing was published and nothing is left there is nothing to prune.
+    // Where nothing was committed and nothing is left there is nothing to prune.
     match prune() {
         Err(e) if e.kind() == ErrorKind::NotFound => assert!(!dir.exists(), "{e}"),
         pruned => assert!(pruned.unwrap().kept.is_empty()),
@@ -67,10 +67,10 @@ fn a_save_killed_at_any_named_step_leaves_the_old_the_new_or_nothing() {
                     look(&dir).unwrap_or_else(|e| panic!("killed at {at}, {dialect}, {overwrite}: {e:#}"));
                 let allowed: &[Option<u64>] = if overwrite { &[Some(1), Some(2)] } else { &[None, Some(2)] };
                 assert!(allowed.contains(&found), "killed at {at}: found {found:?}");
-                let published = at.starts_with("publish.")
-                    && !matches!(at, "publish.record" | "publish.synced" | "publish.ready");
+                let committed = at.starts_with("commit.")
+                    && !matches!(at, "commit.record" | "commit.synced" | "commit.ready");
                 if !status.success() {
-                    assert_eq!(found == Some(2), published, "killed at {at}: found {found:?}");
+                    assert_eq!(found == Some(2), committed, "killed at {at}: found {found:?}");
                 }
                 // The next save goes through, whatever lies around; before it is pruned, or after.
                 if dialect == Dialect::Dcp {
@@ -95,12 +95,12 @@ fn a_prune_that_is_killed_is_taken_up_by_the_next() {
     save(&dir, 1, false, Dialect::Dcp).unwrap();
     put_others(&dir);
     // The old version lies aside, with what is of others.
-    assert!(!saver(&dir, 2, true, Dialect::Dcp, Some("publish.renamed")).wait().unwrap().success());
+    assert!(!saver(&dir, 2, true, Dialect::Dcp, Some("commit.renamed")).wait().unwrap().success());
     assert!(!dir.join(OTHERS[0]).exists());
     let prune = Command::new(env!("CARGO_BIN_EXE_reshard-saver"))
         .arg(&dir)
         .arg("prune")
-        .env(failpoint::VARIABLE, "publish.carried")
+        .env(failpoint::VARIABLE, "commit.carried")
         .status()
         .unwrap();
     assert!(!prune.success(), "it was to be killed");

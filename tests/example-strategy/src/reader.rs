@@ -8,10 +8,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, Dialect, Dims, Layout, ObjectCodec, Payload, Region};
 use reshard_plan::{ChunkId, Metadata, ObjectId, PieceId, TensorProperties};
-use reshard_storage::{Check, Gather, Name, Part, Progress, Store};
+use reshard_storage::{Checksum, Name, Part, Progress, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, Damage, OpenCx, OpenFormat, Placed, ReadLimits, ReadObject, ReadTensor, ReadTotals,
-    Result, StorageReader, StrategyError, VerifyReport,
+    BackendVersion, Damage, OpenCx, OpenFormat, ReadLimits, ReadObject, ReadTensor, ReadTotals, Result,
+    StorageReader, StrategyError, VerifyReport, WriteResult,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
@@ -148,7 +148,7 @@ impl Sum {
     }
 }
 
-impl Check for Sum {
+impl Checksum for Sum {
     fn update(&mut self, bytes: &[u8]) {
         self.hasher.update(bytes);
     }
@@ -175,10 +175,10 @@ impl StorageReader for ExampleReader {
         self.dialect
     }
 
-    fn locate_chunk(&self, chunk: ChunkId) -> Option<Placed> {
+    fn locate_chunk(&self, chunk: ChunkId) -> Option<WriteResult> {
         let (tensor, region) = self.metadata.chunk(chunk)?;
         let id = PieceId { key: tensor.key().into(), offset: Some(region.offsets) };
-        Some(placed(id, self.chunks.get(chunk.0 as usize)?))
+        Some(result(id, self.chunks.get(chunk.0 as usize)?))
     }
 
     fn owns(&self, name: &Name) -> bool {
@@ -186,9 +186,9 @@ impl StorageReader for ExampleReader {
         name.as_str() == INDEX || of_a_rank(name.as_str()).is_some()
     }
 
-    fn locate_object(&self, object: ObjectId) -> Option<Placed> {
+    fn locate_object(&self, object: ObjectId) -> Option<WriteResult> {
         let id = PieceId { key: self.metadata.object_key(object)?.into(), offset: None };
-        Some(placed(id, self.objects.get(object.0 as usize)?))
+        Some(result(id, self.objects.get(object.0 as usize)?))
     }
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
@@ -196,7 +196,7 @@ impl StorageReader for ExampleReader {
         Arc::new(TorchSave::new(LoadOptions::default().with_limits(limits), ArchiveOptions::default()))
     }
 
-    // The store does the work: it coalesces, reads in parallel and lands elements in the claims. The format says where the
+    // The store does the work: it coalesces, reads in parallel and puts elements into the regions. The format says where the
     // elements lie, and which checksum a record that is read as a whole must have.
     async fn read_tensors(
         &self,
@@ -209,25 +209,25 @@ impl StorageReader for ExampleReader {
             by_chunk.entry(read.chunk).or_default().push(read);
         }
         let mut totals = ReadTotals::default();
-        let (mut gathers, mut whole) = (Vec::new(), Vec::new());
+        let (mut records, mut whole) = (Vec::new(), Vec::new());
         for (id, reads) in by_chunk {
             let place = self.chunk(id)?;
             let shape = self.metadata.chunk(id).map(|(_, region)| region.lengths).unwrap_or_default();
             if verify && reads.iter().any(|r| r.region == Region::whole(&shape)) {
-                whole.push((gathers.len(), place));
+                whole.push((records.len(), place));
             }
             let parts = reads.into_iter().map(|read| part(read, &shape)).collect::<Result<_>>()?;
             let (record, _) = split(place)?;
-            gathers.push(Gather { name: place.file.clone(), record, parts, check: None });
+            records.push(RecordRead { name: place.file.clone(), record, parts, check: None });
         }
         let places: Vec<&Place> = whole.iter().map(|(_, place)| *place).collect();
-        for ((gather, _), sum) in whole.iter().zip(self.sums(&places).await?) {
-            gathers[*gather].check = Some(Box::new(Sum::new(sum)));
+        for ((record, _), sum) in whole.iter().zip(self.sums(&places).await?) {
+            records[*record].check = Some(Box::new(Sum::new(sum)));
             totals.headers += crate::index::CRC;
             totals.requests += 1;
             totals.verified += 1;
         }
-        let stats = self.store.gather(gathers, progress.clone()).await?;
+        let stats = self.store.read_into(records, progress.clone()).await?;
         totals.needed += stats.bytes_needed;
         totals.read += stats.bytes_read;
         totals.requests += stats.reads;
@@ -281,17 +281,17 @@ impl StorageReader for ExampleReader {
     }
 }
 
-fn placed(id: PieceId, place: &Place) -> Placed {
-    Placed { id, file: place.file.clone(), offset: place.offset, length: place.length }
+fn result(id: PieceId, place: &Place) -> WriteResult {
+    WriteResult { id, file: place.file.clone(), offset: place.offset, length: place.length }
 }
 
-/// A region has the axes of the stored chunk; a claim lacks those that its leaf prepends, which have extent 1.
+/// A region has the axes of the stored chunk; that of a template lacks those that its leaf prepends, which have extent 1.
 fn part(read: ReadTensor, chunk: &Dims) -> Result<Part> {
     let misfit = || StrategyError::Invalid(format!("region {} does not lie in its chunk", read.region));
     if !read.region.fits(chunk) {
         return Err(misfit());
     }
     let layout = Layout::contiguous(read.dtype.size(), chunk).ok_or_else(misfit)?;
-    let source = layout.narrow(&read.region).squeeze_to(read.claim.shape()).ok_or_else(misfit)?;
-    Ok(Part { source, claim: read.claim })
+    let source = layout.narrow(&read.region).squeeze_to(read.into.shape()).ok_or_else(misfit)?;
+    Ok(Part { source, into: read.into })
 }

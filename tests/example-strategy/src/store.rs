@@ -1,12 +1,12 @@
-//! `example://NAME`: files in the memory of the process. What a store must do, and nothing else: reads that land in claims,
+//! `example://NAME`: files in the memory of the process. What a store must do, and nothing else: reads that land in regions,
 //! ranges read together and the like have default bodies.
 
 use crate::NAME;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use reshard_storage::{
-    Durability, Entry, FileBody, Hints, IfExists, Leftover, Name, Progress, Result, Stage, StorageError,
-    Store, StoreScheme, Written,
+    Durability, Entry, FileBody, Hints, IfExists, Leftover, Name, Progress, Result, StorageError, Store,
+    StoreScheme, Transaction, Written,
 };
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ type Files = BTreeMap<Name, Bytes>;
 struct Place {
     files: Files,
     /// Versions that nobody sees yet, by attempt.
-    staged: BTreeMap<String, Files>,
+    begun: BTreeMap<String, Files>,
 }
 
 static PLACES: Mutex<BTreeMap<String, Arc<Mutex<Place>>>> = Mutex::new(BTreeMap::new());
@@ -88,54 +88,54 @@ impl Store for ExampleStore {
         Ok(lock(&self.place).files.get(name).map(|b| b.len() as u64))
     }
 
-    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
         let mut place = lock(&self.place);
         if if_exists == IfExists::Refuse && !place.files.is_empty() {
             return Err(StorageError::Exists { path: self.url.clone() });
         }
-        place.staged.entry(attempt.into()).or_default();
-        Ok(Arc::new(ExampleStage { store: self.clone(), attempt: attempt.into(), if_exists }))
+        place.begun.entry(attempt.into()).or_default();
+        Ok(Arc::new(ExampleTransaction { store: self.clone(), attempt: attempt.into(), if_exists }))
     }
 
-    // Who joins a version that nobody has begun would write what nobody publishes.
-    async fn join(&self, attempt: &str, _: Option<&str>) -> Result<Arc<dyn Stage>> {
-        if !lock(&self.place).staged.contains_key(attempt) {
+    // Who joins a version that nobody has begun would write what nobody commits.
+    async fn join(&self, attempt: &str, _: Option<&str>) -> Result<Arc<dyn Transaction>> {
+        if !lock(&self.place).begun.contains_key(attempt) {
             return Err(StorageError::NotJoined { path: self.url.clone(), attempt: attempt.into() });
         }
         let (store, if_exists) = (self.clone(), IfExists::Refuse);
-        Ok(Arc::new(ExampleStage { store, attempt: attempt.into(), if_exists }))
+        Ok(Arc::new(ExampleTransaction { store, attempt: attempt.into(), if_exists }))
     }
 
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         let place = lock(&self.place);
-        Ok(place.staged.keys().map(|a| Leftover::new(a.clone(), format!("{}#{a}", self.url))).collect())
+        Ok(place.begun.keys().map(|a| Leftover::new(a.clone(), format!("{}#{a}", self.url))).collect())
     }
 
     async fn remove_leftover(&self, attempt: &str) -> Result<()> {
-        lock(&self.place).staged.remove(attempt);
+        lock(&self.place).begun.remove(attempt);
         Ok(())
     }
 }
 
 /// A version that nobody sees yet.
 #[derive(Debug)]
-struct ExampleStage {
+struct ExampleTransaction {
     store: ExampleStore,
     attempt: String,
     if_exists: IfExists,
 }
 
-impl ExampleStage {
+impl ExampleTransaction {
     fn gone(&self) -> StorageError {
         StorageError::invalid(format!(
-            "attempt {} at {} is published or abandoned",
+            "attempt {} at {} is committed or rolled back",
             self.attempt, self.store.url
         ))
     }
 }
 
 #[async_trait]
-impl Stage for ExampleStage {
+impl Transaction for ExampleTransaction {
     async fn write(&self, files: Vec<FileBody>, _: Durability, progress: Progress) -> Result<Vec<Written>> {
         let mut written = Vec::new();
         for FileBody { name, extents } in files {
@@ -159,26 +159,26 @@ impl Stage for ExampleStage {
             progress.add(bytes.len() as u64);
             written.push(Written { name: name.clone(), bytes: bytes.len() as u64 });
             let mut place = lock(&self.store.place);
-            let staged = place.staged.get_mut(&self.attempt).ok_or_else(|| self.gone())?;
-            if staged.contains_key(&name) {
+            let begun = place.begun.get_mut(&self.attempt).ok_or_else(|| self.gone())?;
+            if begun.contains_key(&name) {
                 return Err(StorageError::invalid(format!("{name} is written twice")));
             }
-            staged.insert(name, bytes.freeze());
+            begun.insert(name, bytes.freeze());
         }
         Ok(written)
     }
 
     // Under one lock, so that others see all of the new version or nothing of it.
-    async fn publish(&self, files: &[Written], (name, bytes): (Name, Bytes), _: Durability) -> Result<()> {
+    async fn commit(&self, files: &[Written], (name, bytes): (Name, Bytes), _: Durability) -> Result<()> {
         let mut place = lock(&self.store.place);
-        let staged = place.staged.get(&self.attempt).ok_or_else(|| self.gone())?;
+        let begun = place.begun.get(&self.attempt).ok_or_else(|| self.gone())?;
         for file in files {
-            file.check(&self.store.url, staged.get(&file.name).map(|b| b.len() as u64))?;
+            file.check(&self.store.url, begun.get(&file.name).map(|b| b.len() as u64))?;
         }
         if self.if_exists == IfExists::Refuse && !place.files.is_empty() {
             return Err(StorageError::Exists { path: self.store.url.clone() });
         }
-        let new = place.staged.remove(&self.attempt).ok_or_else(|| self.gone())?;
+        let new = place.begun.remove(&self.attempt).ok_or_else(|| self.gone())?;
         if let IfExists::Replace(old) = &self.if_exists {
             place.files.retain(|n, _| !old.contains(n));
         }
@@ -187,8 +187,8 @@ impl Stage for ExampleStage {
         Ok(())
     }
 
-    async fn abandon(&self) -> Result<()> {
-        lock(&self.store.place).staged.remove(&self.attempt);
+    async fn rollback(&self) -> Result<()> {
+        lock(&self.store.place).begun.remove(&self.attempt);
         Ok(())
     }
 }

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use reshard_plan::{Metadata, PieceId, SavePlan, WriteItem, WriteKind};
 use reshard_storage::{Extent, FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, Blocks, Elements, FileLayout, Placed, Resolve, Result, StorageWriter, StrategyError,
-    WriteData, encode_object,
+    BackendVersion, Blocks, Elements, FileLayout, Resolve, Result, StorageWriter, StrategyError, WriteData,
+    WriteResult, encode_object,
 };
 use reshard_torch_format::TorchSave;
 use std::{collections::BTreeMap, io};
@@ -31,7 +31,7 @@ impl StorageWriter for ExampleWriter {
         for item in &plan.items {
             let extent = Summed::new(item, resolve(item)?)?;
             let length = extent.len();
-            out.placed.push(Placed { id: item.id(), file: name.clone(), offset: at, length });
+            out.results.push(WriteResult { id: item.id(), file: name.clone(), offset: at, length });
             extents.push(Box::new(extent) as Box<dyn Extent>);
             at += length;
         }
@@ -45,14 +45,14 @@ impl StorageWriter for ExampleWriter {
     fn finish(
         &self,
         metadata: &Metadata,
-        placed: &[Vec<Placed>],
+        results: &[Vec<WriteResult>],
         rank: Option<u32>,
     ) -> Result<Vec<(Name, Bytes)>> {
         if rank.is_some() {
             let what = "a rank-local checkpoint".into();
             return Err(StrategyError::Unsupported { strategy: self.key().to_string(), what });
         }
-        let places: BTreeMap<&PieceId, &Placed> = placed.iter().flatten().map(|p| (&p.id, p)).collect();
+        let places: BTreeMap<&PieceId, &WriteResult> = results.iter().flatten().map(|p| (&p.id, p)).collect();
         let place = |id: &PieceId| match places.get(id) {
             Some(p) => Ok(Place { file: p.file.clone(), offset: p.offset, length: p.length }),
             None => Err(StrategyError::Invalid(format!("{id} was not written"))),

@@ -2,7 +2,7 @@
 
 use crate::{Chunk, Expected, Place, Says, TensorFacts, ours, python};
 use futures::executor::block_on;
-use reshard::{Checkpoint, Plain, Tensor, Value, plan::PlannerData, strategy::Placed};
+use reshard::{Checkpoint, Tensor, Value, ValueTree, plan::PlannerData, strategy::WriteResult};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -159,7 +159,7 @@ impl Comparison<'_> {
         }
     }
 
-    fn place(&mut self, key: &str, want: Option<&Place>, got: Option<Placed>) {
+    fn place(&mut self, key: &str, want: Option<&Place>, got: Option<WriteResult>) {
         let got = got.map(|p| place(&p));
         if got.as_ref() != want {
             self.note(key, &format!("expected at {want:?}, got {got:?}"));
@@ -199,7 +199,7 @@ impl Comparison<'_> {
             let facts = self.expected.tensors.get(key);
             let object = self.expected.objects.get(key);
             match (at, facts, object) {
-                (Some(Plain::Leaf(Value::Tensor(t))), Some(facts), _) => {
+                (Some(ValueTree::Leaf(Value::Tensor(t))), Some(facts), _) => {
                     if let Some(what) = compare_tensor(facts, t) {
                         self.note(key, &format!("in the nested state: {what}"));
                     }
@@ -226,6 +226,6 @@ impl Comparison<'_> {
     }
 }
 
-fn place(p: &Placed) -> Place {
+fn place(p: &WriteResult) -> Place {
     Place { file: p.file.to_string(), offset: p.offset, length: p.length }
 }

@@ -4,8 +4,8 @@
 
 use futures::executor::block_on;
 use reshard::{
-    Checkpoint, Data, Dialect, ErrorKind, Payload, Plain, Progress, Region, ShardedObject, ShardedTensor,
-    StateDict, Tensor, Value,
+    Checkpoint, Data, Dialect, ErrorKind, Payload, Progress, Region, ShardedObject, ShardedTensor, StateDict,
+    Tensor, Value, ValueTree,
 };
 use reshard_golden::{Family, Fixture, Place, Scratch, TensorFacts, chain, compare_tensor, fixtures, ours};
 use std::{
@@ -220,7 +220,7 @@ struct Subject {
     files: Vec<(String, Vec<u8>)>,
     dialect: Dialect,
     objects: BTreeMap<String, Value>,
-    common: Plain,
+    common: ValueTree,
 }
 
 fn subjects() -> Vec<Subject> {

@@ -8,7 +8,7 @@ mod state;
 use anyhow::{Result, anyhow, bail};
 use clap::Parser;
 use planners::{Loading, Saving};
-use reshard::{LocalGroup, Plain, StateDict, Value, blocking};
+use reshard::{LocalGroup, StateDict, Value, ValueTree, blocking};
 use spec::Spec;
 use std::path::PathBuf;
 
@@ -116,7 +116,7 @@ fn check(Check { args, planner }: &Check) -> Result<()> {
             Some(Loading::Rename) => load.planner(planners::RenamedPlanner),
             Some(Loading::Materialize) => load.planner(planners::MetaModelMaterialize),
         };
-        let loaded: Plain = blocking::run(load).map_err(reshard::Error::from)?;
+        let loaded: ValueTree = blocking::run(load).map_err(reshard::Error::from)?;
         for (path, want) in state::wanted(&spec, rank, world)? {
             let got = loaded.at(&path.0).ok_or_else(|| anyhow!("{path}: missing in what was loaded"))?;
             let got = Value::from(got.clone());

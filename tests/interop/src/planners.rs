@@ -2,8 +2,8 @@
 //! the other way round.
 
 use reshard::{
-    DType, Data, DefaultSavePlanner, Flat, LoadPlanner, Metadata, SavePlanner, Sharded, ShardedObject,
-    ShardedTensor, Tensor,
+    DType, Data, DefaultSavePlanner, FlatStateDict, LoadPlanner, Metadata, SavePlanner, Sharded,
+    ShardedObject, ShardedTensor, Tensor,
     plan::{LoadContext, PlannerData, Result, SaveContext, SavePlan, WriteData, WriteItem, WriteKind, cast},
 };
 
@@ -32,7 +32,7 @@ impl SavePlanner for RenamePlanner {
         &DefaultSavePlanner::DCP
     }
 
-    fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+    fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
         let mut plan = self.base().create_local_plan(state, cx)?;
         plan.items.iter_mut().for_each(|item| item.key = format!("foo_{}", item.key).into());
         Ok(plan)
@@ -44,7 +44,7 @@ impl SavePlanner for RenamePlanner {
 pub(crate) struct RenamedPlanner;
 
 impl LoadPlanner for RenamedPlanner {
-    fn set_up(&self, template: &mut Flat, _: &LoadContext<'_>) -> Result<()> {
+    fn set_up(&self, template: &mut FlatStateDict, _: &LoadContext<'_>) -> Result<()> {
         for leaf in template.values_mut() {
             let (Sharded::Tensor(ShardedTensor { key, .. }) | Sharded::Object(ShardedObject { key, .. })) =
                 leaf;
@@ -63,7 +63,7 @@ impl SavePlanner for FP16Planner {
         &DefaultSavePlanner::DCP
     }
 
-    fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+    fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
         let mut plan = self.base().create_local_plan(state, cx)?;
         for item in &mut plan.items {
             if let WriteKind::Tensor(t) = &mut item.kind {
@@ -108,7 +108,7 @@ impl SavePlanner for SaveExtraDataPlanner {
         &DefaultSavePlanner::DCP
     }
 
-    fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+    fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
         let plan = self.base().create_local_plan(state, cx)?;
         Ok(SavePlan { planner_data: Some(PlannerData::Str("per-rank-data".into())), ..plan })
     }
@@ -125,7 +125,7 @@ impl SavePlanner for SaveExtraDataPlanner {
 pub(crate) struct MetaModelMaterialize;
 
 impl LoadPlanner for MetaModelMaterialize {
-    fn set_up(&self, template: &mut Flat, cx: &LoadContext<'_>) -> Result<()> {
+    fn set_up(&self, template: &mut FlatStateDict, cx: &LoadContext<'_>) -> Result<()> {
         self.base().set_up(template, cx)?;
         for leaf in template.values_mut() {
             if let Sharded::Tensor(t) = leaf {

@@ -3,8 +3,8 @@
 use crate::spec::{Cut, Spec, TensorSpec};
 use anyhow::Result;
 use reshard::{
-    Dialect, Leaf, Path, Payload, Plain, Region, ShardedObject, ShardedTensor, StateDict, Step, Tensor, Tree,
-    Value, local_chunk,
+    Dialect, Leaf, Path, Payload, Region, ShardedObject, ShardedTensor, StateDict, Step, Tensor, Tree, Value,
+    ValueTree, local_chunk,
 };
 
 /// One leaf of a tensor on one rank.
@@ -89,11 +89,11 @@ fn place(tree: &mut StateDict, path: &[Step], leaf: Tree<Leaf>) {
     place(child, rest, leaf);
 }
 
-fn leaves(value: Plain) -> Tree<Leaf> {
+fn leaves(value: ValueTree) -> Tree<Leaf> {
     match value {
-        Plain::Leaf(v) => Tree::Leaf(Leaf::Value(v)),
-        Plain::List(v) => Tree::List(v.into_iter().map(leaves).collect()),
-        Plain::Dict(d) => Tree::Dict(d.into_iter().map(|(k, v)| (k, leaves(v))).collect()),
+        ValueTree::Leaf(v) => Tree::Leaf(Leaf::Value(v)),
+        ValueTree::List(v) => Tree::List(v.into_iter().map(leaves).collect()),
+        ValueTree::Dict(d) => Tree::Dict(d.into_iter().map(|(k, v)| (k, leaves(v))).collect()),
     }
 }
 
@@ -111,7 +111,7 @@ pub(crate) fn to_save(spec: &Spec, rank: u64, world: u64) -> Result<StateDict> {
         }
     }
     for v in &spec.values {
-        place(&mut out, &v.path().0, leaves(Plain::from(v.value()?)));
+        place(&mut out, &v.path().0, leaves(ValueTree::from(v.value()?)));
     }
     for o in &spec.objects {
         let cells = o.cells()?;
@@ -122,7 +122,7 @@ pub(crate) fn to_save(spec: &Spec, rank: u64, world: u64) -> Result<StateDict> {
         }
     }
     for (key, body) in &spec.common {
-        place(&mut out, &[key.as_str().into()], leaves(Plain::from(crate::spec::value(body)?)));
+        place(&mut out, &[key.as_str().into()], leaves(ValueTree::from(crate::spec::value(body)?)));
     }
     Ok(out)
 }

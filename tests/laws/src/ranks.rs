@@ -2,8 +2,8 @@
 
 use crate::place::stores;
 use reshard::{
-    Load, LoadError, LoadReport, LocalGroup, Plain, ProcessGroup, Rank, Result, Save, SaveReport, StateDict,
-    StrategyError,
+    Load, LoadError, LoadReport, LocalGroup, ProcessGroup, Rank, Result, Save, SaveReport, StateDict,
+    StrategyError, ValueTree,
 };
 use reshard_comm::testkit::try_on_ranks;
 use std::{collections::BTreeMap, sync::Arc, thread};
@@ -17,7 +17,7 @@ pub fn group(ranks: u32) -> Groups {
 }
 
 /// What a rank of a load gets.
-pub type Loaded = Result<(Plain, LoadReport), LoadError>;
+pub type Loaded = Result<(ValueTree, LoadReport), LoadError>;
 
 /// Each of `groups` saves its state with the options that `set` adds.
 pub fn save(

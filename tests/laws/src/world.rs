@@ -7,8 +7,8 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use reshard::{
     BoxError, DType, Data, DeviceBuffer, DeviceMesh, DeviceTensor, Dialect, Dims, HostBuffer, Layout, Leaf,
-    LocalNonpersistent, Path, Payload, Placement, Plain, Region, Segments, ShardedObject, ShardedTensor,
-    StateDict, Step, Tensor, TensorSource, Tree, Value,
+    LocalNonpersistent, Path, Payload, Placement, Region, Segments, ShardedObject, ShardedTensor, StateDict,
+    Step, Tensor, TensorSource, Tree, Value, ValueTree,
 };
 use reshard_model::testkit::FakeDevice;
 use std::sync::{Arc, Mutex};
@@ -537,7 +537,7 @@ impl World {
             state.insert("shared", shared);
         }
         state.insert("local", LocalNonpersistent::new(rank));
-        let extra = Plain::from(self.extra.clone()).map(&mut Leaf::Value);
+        let extra = ValueTree::from(self.extra.clone()).map(&mut Leaf::Value);
         state.insert_tree("extra", extra);
         state
     }
@@ -568,7 +568,7 @@ impl World {
         }
         template.insert("local", LocalNonpersistent::new(1000 + rank));
         if dialect == Dialect::Dcp {
-            let extra = Plain::from(self.extra.clone());
+            let extra = ValueTree::from(self.extra.clone());
             template.insert_tree("extra", extra.map(&mut |v| Leaf::Value(blank(v))));
         }
         (template, watch)
@@ -578,12 +578,12 @@ impl World {
     ///
     /// # Panics
     /// When one isn't.
-    pub fn check(&self, cut: &Cut, rank: u32, saved: u32, loaded: &Plain) {
+    pub fn check(&self, cut: &Cut, rank: u32, saved: u32, loaded: &ValueTree) {
         for (i, j, t) in self.pieces(cut, rank) {
             let path = path_of(i, j);
             let want = self.tensors[i].part(&t.region());
             let what = || format!("{} {} of rank {rank}", t.key, t.region());
-            let got = match loaded.at(&path.0).and_then(Plain::leaf) {
+            let got = match loaded.at(&path.0).and_then(ValueTree::leaf) {
                 Some(Value::Tensor(got)) => {
                     assert_eq!((got.dtype(), got.shape()), (t.dtype, &t.local_shape), "{}", what());
                     got.to_bytes()
@@ -593,7 +593,7 @@ impl World {
             };
             assert!(got == want, "{} is {got:?}, saved was {want:?}", what());
         }
-        let leaf = |key: &str| loaded.get(key).and_then(Plain::leaf);
+        let leaf = |key: &str| loaded.get(key).and_then(ValueTree::leaf);
         if self.objects {
             let theirs = Value::Tuple(vec![Value::Int((rank % saved).into()), "rng".into()]);
             assert_eq!(leaf("rng"), Some(&theirs));
@@ -601,7 +601,7 @@ impl World {
         }
         let Some(Value::Local(local)) = leaf("local") else { panic!("the local leaf is gone") };
         assert_eq!(local.0.downcast_ref::<u32>(), Some(&(1000 + rank)));
-        assert_eq!(loaded.get("extra"), Some(&Plain::from(self.extra.clone())));
+        assert_eq!(loaded.get("extra"), Some(&ValueTree::from(self.extra.clone())));
     }
 }
 

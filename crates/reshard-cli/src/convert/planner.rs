@@ -2,7 +2,7 @@
 
 use crate::glob::Keys;
 use reshard::{
-    DefaultSavePlanner, Flat, Metadata, SavePlanner,
+    DefaultSavePlanner, FlatStateDict, Metadata, SavePlanner,
     blocking::Checkpoint,
     plan::{PlannerData, Result, SaveContext, SavePlan, TensorProperties, WriteKind},
 };
@@ -38,7 +38,7 @@ impl SavePlanner for Rewrite {
         &self.base
     }
 
-    fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan> {
+    fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
         let mut plan = self.base.create_local_plan(state, cx)?;
         for item in &mut plan.items {
             if let (Some(from), WriteKind::Tensor(to)) = (self.source.tensor(&item.key), &mut item.kind) {

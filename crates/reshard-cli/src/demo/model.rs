@@ -6,7 +6,7 @@ use crate::{
 };
 use indicatif::ProgressBar;
 use reshard::{
-    DType, Leaf, ModelError, Plain, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
+    DType, Leaf, ModelError, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
 };
 
 /// Bytes a parameter takes: a bf16 weight, and two fp32 moments.
@@ -148,7 +148,7 @@ impl Model {
         rank: u32,
         ranks: u32,
         saved_by: u32,
-        loaded: &Plain,
+        loaded: &ValueTree,
         bar: &ProgressBar,
     ) -> Result<u64> {
         let mut seen = 0;

@@ -2,7 +2,7 @@ use crate::{
     run,
     states::{self, Saved},
 };
-use reshard::{CommonForm, Plain, Tree, Value, blocking::Checkpoint};
+use reshard::{CommonForm, Tree, Value, ValueTree, blocking::Checkpoint};
 use serde_json::json;
 
 fn digest(url: &str) -> String {
@@ -55,7 +55,7 @@ fn content_is_kept_from_any_number_of_ranks_to_any_other() {
 fn nesting_and_empty_dicts_are_kept() {
     let saved = states::dcp();
     let state = |url: &str| Checkpoint::open(url).unwrap().state().unwrap();
-    let sorted = |plain: Plain| match plain {
+    let sorted = |plain: ValueTree| match plain {
         Tree::Dict(mut d) => {
             d.sort_keys();
             Tree::Dict(d)
@@ -291,7 +291,7 @@ fn empty_dicts_in_lists_are_kept() {
     let saved = states::save(&[state], reshard::Dialect::Dcp);
     let state = |url: &str| Checkpoint::open(url).unwrap().state().unwrap();
     let then = state(&saved.url);
-    assert_eq!(then.get("layers").and_then(|l| l.at(&[1.into()])), Some(&Plain::new()));
+    assert_eq!(then.get("layers").and_then(|l| l.at(&[1.into()])), Some(&ValueTree::new()));
     let to = converted(&saved, "to", &["--ranks", "3"]);
     assert_eq!(state(&to), then);
     let part = state(&converted(&saved, "part", &["--key", "layers.2.*"]));

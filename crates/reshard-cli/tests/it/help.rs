@@ -119,7 +119,7 @@ fn the_demo_checks_every_byte_and_shows_its_acts() {
     assert!(out.status.success());
     let text: Vec<String> = BufReader::new(&out.stdout[..]).lines().map(Result::unwrap).collect();
     let text = text.join("\n");
-    for act in ["build", "save", "  move", "verify", "load", "check"] {
+    for act in ["build", "save", "  write", "verify", "load", "check"] {
         assert!(text.lines().any(|l| l.starts_with(act)), "{act} is not in\n{text}");
     }
     assert!(text.contains("bytes are right") && !text.contains('\u{1b}'), "{text}");

@@ -3,7 +3,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use reshard::{
     IfExists, Stores,
-    storage::{Entry, Hints, Name, Result, Stage, StorageError, Store, StoreScheme},
+    storage::{Entry, Hints, Name, Result, StorageError, Store, StoreScheme, Transaction},
 };
 use serde_json::json;
 use std::{ops::Range, sync::Arc};
@@ -126,8 +126,8 @@ impl Store for Broken {
     async fn len(&self, name: &Name) -> Result<Option<u64>> {
         self.0.len(name).await
     }
-    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
-        self.0.stage(attempt, if_exists).await
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
+        self.0.begin(attempt, if_exists).await
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Permutation;
 use crate::{EmbeddingError, Result, ShardedVariable, memory::assembled, variable::insert};
-use reshard_model::{Plain, Region, ShardedTensor, StateDict, Step, Tensor};
+use reshard_model::{Region, ShardedTensor, StateDict, Step, Tensor, ValueTree};
 
 impl Permutation {
     /// Puts what `task` loads of a table that is stored in this order, and shall not be in it any more, under a key of a template:
@@ -36,7 +36,7 @@ impl Permutation {
     pub fn undo_restore_from(
         &self,
         table: &mut ShardedVariable,
-        loaded: &mut Plain,
+        loaded: &mut ValueTree,
         key: &str,
         task: u32,
     ) -> Result<()> {

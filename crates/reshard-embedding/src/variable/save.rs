@@ -2,7 +2,7 @@
 
 use super::Variable;
 use crate::{EmbeddingError, Result};
-use reshard_model::{Data, Leaf, Plain, ReplicaId, ShardedTensor, StateDict, Step, Tensor, Tree, Value};
+use reshard_model::{Data, Leaf, ReplicaId, ShardedTensor, StateDict, Step, Tensor, Tree, Value, ValueTree};
 
 impl Variable {
     /// What `task` saves: its parts, as pieces of one tensor whose key is the variable's name. Parts without elements are left
@@ -63,13 +63,13 @@ impl Variable {
         insert(template, key, self.templates(task));
     }
 
-    pub(crate) fn restore_from(&mut self, loaded: &mut Plain, key: &str, task: u32) -> Result<()> {
+    pub(crate) fn restore_from(&mut self, loaded: &mut ValueTree, key: &str, task: u32) -> Result<()> {
         let tensors = self.loaded(loaded, key)?;
         self.fill(task, tensors)
     }
 
     /// The list of tensors under a key of what was loaded; an empty one, if there is nothing.
-    pub(crate) fn loaded(&self, loaded: &mut Plain, key: &str) -> Result<Vec<Tensor>> {
+    pub(crate) fn loaded(&self, loaded: &mut ValueTree, key: &str) -> Result<Vec<Tensor>> {
         let tensors = match loaded.remove(key) {
             None => Some(Vec::new()),
             Some(Tree::List(items)) => {

@@ -3,7 +3,7 @@
 use crate::{rows, table};
 use proptest::prelude::*;
 use reshard_embedding::{LookupOptions, Permutation, embedding_lookup};
-use reshard_model::{Leaf, Plain, StateDict, Tensor, Tree};
+use reshard_model::{Leaf, StateDict, Tensor, Tree, ValueTree};
 
 proptest! {
     #[test]
@@ -157,7 +157,7 @@ fn rows_that_were_not_asked_for_are_refused_and_change_nothing() {
     let row = || Tensor::from_vec(&[1, 1], vec![9i64]).unwrap();
     let two = || Tensor::from_vec(&[2, 1], vec![9i64, 9]).unwrap();
     let list = |rows: Vec<Tensor>| {
-        let mut loaded = Plain::new();
+        let mut loaded = ValueTree::new();
         loaded.insert_tree("emb", Tree::List(rows.into_iter().map(|t| Tree::Leaf(t.into())).collect()));
         loaded
     };

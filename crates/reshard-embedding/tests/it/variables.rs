@@ -3,7 +3,7 @@
 use crate::{counted, cut, grid, splits, table};
 use proptest::prelude::*;
 use reshard_embedding::{Cut, Mirrored, PartitionedVariable, ShardedVariable, Tasks, slices_of};
-use reshard_model::{DType, Dims, Plain, Region, Tensor};
+use reshard_model::{DType, Dims, Region, Tensor, ValueTree};
 use reshard_policy::partition::{FixedShardsPartitioner, PartitionSpec};
 
 fn message<T: std::fmt::Debug, E: ToString>(result: Result<T, E>) -> String {
@@ -190,7 +190,7 @@ fn templates_lend_the_memory_of_parts_and_fill_brings_it_back() {
     tensors.reverse();
     v.fill(0, tensors).unwrap();
     assert_eq!(address(&v), before);
-    let mut loaded = Plain::new();
+    let mut loaded = ValueTree::new();
     assert!(message(v.restore_from(&mut loaded, "v", 0)).contains("0 tensors for the 2 parts"));
     loaded.insert("v", 1);
     assert!(message(v.restore_from(&mut loaded, "v", 0)).contains("no list of tensors"));

@@ -1,7 +1,7 @@
 //! Leaves that become several on save, and one again after a load.
 
 use super::{Data, ReplicaId, Sharded, ShardedTensor};
-use crate::{DeviceTensor, ModelError, Plain, Region, Result, Tensor, Tree, Value};
+use crate::{DeviceTensor, ModelError, Region, Result, Tensor, Tree, Value, ValueTree};
 use std::{fmt, ops::Range, sync::Arc};
 
 /// Builds the sharded leaves of a factory.
@@ -9,7 +9,7 @@ pub type BuildFn = dyn Fn(&ShardedTensorFactory) -> Result<Tree<Sharded>> + Send
 
 /// Makes one value of what was loaded for a factory. It gets the factory too, whose data may be gone: a load takes all handles
 /// on a buffer. Parts that are views of one buffer come back as such, so [`Tensor::concat`] of them copies nothing.
-pub type MergeFn = dyn Fn(&ShardedTensorFactory, Plain) -> Result<Value> + Send + Sync;
+pub type MergeFn = dyn Fn(&ShardedTensorFactory, ValueTree) -> Result<Value> + Send + Sync;
 
 /// A leaf that becomes a subtree of sharded leaves on save and load, and one value again after a load.
 ///
@@ -51,7 +51,7 @@ impl ShardedTensorFactory {
         key: &str,
         data: impl Into<Data>,
         build: impl Fn(&Self) -> Result<Tree<Sharded>> + Send + Sync + 'static,
-        merge: impl Fn(&Self, Plain) -> Result<Value> + Send + Sync + 'static,
+        merge: impl Fn(&Self, ValueTree) -> Result<Value> + Send + Sync + 'static,
     ) -> Self {
         Self {
             key: key.into(),
@@ -187,7 +187,7 @@ fn halves(whole: &ShardedTensor, form: Swiglu, f: &ShardedTensorFactory) -> Resu
 }
 
 /// Loaded parts as one tensor of so many elements.
-fn concat(key: &str, parts: Plain, elements: Option<u64>) -> Result<Value> {
+fn concat(key: &str, parts: ValueTree, elements: Option<u64>) -> Result<Value> {
     let (mut host, mut device, mut others) = (Vec::new(), Vec::new(), 0);
     for value in parts.into_nested_values() {
         match value {

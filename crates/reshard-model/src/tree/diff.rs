@@ -1,6 +1,6 @@
 //! How two trees differ.
 
-use super::{Path, Plain, Step, Tree};
+use super::{Path, Step, Tree, ValueTree};
 
 /// What [`diff`] found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,8 +24,8 @@ impl Difference {
 /// than the other are named with their whole path.
 ///
 /// ```
-/// use reshard_model::{Plain, diff};
-/// let (mut a, mut b) = (Plain::new(), Plain::new());
+/// use reshard_model::{ValueTree, diff};
+/// let (mut a, mut b) = (ValueTree::new(), ValueTree::new());
 /// a.insert("lr", 0.1);
 /// a.insert("step", 7);
 /// b.insert("lr", "0.1");
@@ -33,13 +33,13 @@ impl Difference {
 /// assert_eq!(d.only_left[0].to_string(), "step");
 /// assert_eq!((&*d.mismatch[0].1, &*d.mismatch[0].2), ("float", "str"));
 /// ```
-pub fn diff(left: &Plain, right: &Plain) -> Difference {
+pub fn diff(left: &ValueTree, right: &ValueTree) -> Difference {
     let mut out = Difference::default();
     go(left, right, &mut Vec::new(), &mut out);
     out
 }
 
-fn go(left: &Plain, right: &Plain, path: &mut Vec<Step>, out: &mut Difference) {
+fn go(left: &ValueTree, right: &ValueTree, path: &mut Vec<Step>, out: &mut Difference) {
     let at = |path: &[Step], step: Step| Path(path.iter().cloned().chain([step]).collect());
     match (left, right) {
         (Tree::Dict(a), Tree::Dict(b)) => {
@@ -69,7 +69,7 @@ fn go(left: &Plain, right: &Plain, path: &mut Vec<Step>, out: &mut Difference) {
     }
 }
 
-fn type_name(tree: &Plain) -> String {
+fn type_name(tree: &ValueTree) -> String {
     match tree {
         Tree::Dict(_) => "dict".into(),
         Tree::List(_) => "list".into(),

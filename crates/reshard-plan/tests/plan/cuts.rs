@@ -1,7 +1,7 @@
 //! Tensors cut at random, and small things that tests share.
 
 use proptest::prelude::*;
-use reshard_model::{DType, Dims, Flat, Path, Region, Sharded, ShardedObject, ShardedTensor};
+use reshard_model::{DType, Dims, FlatStateDict, Path, Region, Sharded, ShardedObject, ShardedTensor};
 use reshard_plan::{
     DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, Metadata, Result,
     SaveContext, SavePlan, SavePlanner,
@@ -40,30 +40,34 @@ pub(crate) fn leaf(key: &str, shape: &[u64], region: Region) -> ShardedTensor {
 }
 
 /// A flat state whose paths are numbers.
-pub(crate) fn flat(leaves: impl IntoIterator<Item = ShardedTensor>) -> Flat {
+pub(crate) fn flat(leaves: impl IntoIterator<Item = ShardedTensor>) -> FlatStateDict {
     let path = |i: usize| Path(vec![(i as u64).into()]);
     leaves.into_iter().enumerate().map(|(i, t)| (path(i), Sharded::Tensor(t))).collect()
 }
 
-pub(crate) fn objects(keys: &[&str]) -> Flat {
+pub(crate) fn objects(keys: &[&str]) -> FlatStateDict {
     let item = |k: &&str| Sharded::Object(ShardedObject::item(k, Default::default()));
     keys.iter().map(|k| (Path(vec![(*k).into()]), item(k))).collect()
 }
 
 /// Local plans of all ranks, and the global one.
-pub(crate) fn save(planner: &dyn SavePlanner, ranks: &[Flat]) -> Result<(Vec<SavePlan>, Metadata)> {
-    let local = |(rank, state): (usize, &Flat)| {
+pub(crate) fn save(planner: &dyn SavePlanner, ranks: &[FlatStateDict]) -> Result<(Vec<SavePlan>, Metadata)> {
+    let local = |(rank, state): (usize, &FlatStateDict)| {
         planner.create_local_plan(state, &SaveContext::new(rank as u32, rank == 0))
     };
     planner.create_global_plan(ranks.iter().enumerate().map(local).collect::<Result<_>>()?)
 }
 
 /// What a save of these ranks as DCP does it would store.
-pub(crate) fn stored(ranks: &[Flat]) -> Metadata {
+pub(crate) fn stored(ranks: &[FlatStateDict]) -> Metadata {
     save(&DefaultSavePlanner::DCP, ranks).unwrap().1
 }
 
-pub(crate) fn load(planner: DefaultLoadPlanner, template: &Flat, metadata: &Metadata) -> Result<LoadPlan> {
+pub(crate) fn load(
+    planner: DefaultLoadPlanner,
+    template: &FlatStateDict,
+    metadata: &Metadata,
+) -> Result<LoadPlan> {
     planner.create_local_plan(template, &LoadContext::new(metadata, 0, true))
 }
 

@@ -1,11 +1,11 @@
 use crate::cuts::*;
 use proptest::prelude::*;
-use reshard_model::{Dims, Flat, Region};
+use reshard_model::{Dims, FlatStateDict, Region};
 use reshard_plan::*;
 use std::collections::BTreeMap;
 
 /// A tensor cut into boxes, each offered by some of the ranks.
-fn ranks() -> impl Strategy<Value = (Vec<u64>, Vec<Flat>)> {
+fn ranks() -> impl Strategy<Value = (Vec<u64>, Vec<FlatStateDict>)> {
     (shapes(), seeds(), prop::collection::vec(prop::collection::vec(0usize..5, 1..4), 10)).prop_map(
         |(shape, seeds, holders)| {
             let mut ranks = vec![Vec::new(); 5];
@@ -63,7 +63,7 @@ proptest! {
     #[test]
     fn replicas_are_spread_by_bytes(weights in prop::collection::vec(1u64..100, 1..40), n in 1usize..6) {
         let state = || flat(weights.iter().enumerate().map(|(i, w)| leaf(&format!("w{i}"), &[*w], Region::whole(&[*w]))));
-        let ranks: Vec<Flat> = (0..n).map(|_| state()).collect();
+        let ranks: Vec<FlatStateDict> = (0..n).map(|_| state()).collect();
         let (plans, _) = save(&DefaultSavePlanner::DCP, &ranks).unwrap();
         let load = |p: &SavePlan| p.items.iter().map(WriteItem::cost).sum::<u64>();
         let (least, most) = (plans.iter().map(load).min().unwrap(), plans.iter().map(load).max().unwrap());

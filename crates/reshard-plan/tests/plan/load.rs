@@ -1,11 +1,11 @@
 use crate::cuts::*;
-use reshard_model::{DType, ErrorKind, Flat, Region, ShardedTensor};
+use reshard_model::{DType, ErrorKind, FlatStateDict, Region, ShardedTensor};
 use reshard_plan::*;
 
 const PLAIN: DefaultLoadPlanner = DefaultLoadPlanner::DEFAULT;
 
 /// Rank `rank` of `world` of a vector of `n` elements.
-fn part(n: u64, rank: u64, world: u64) -> Flat {
+fn part(n: u64, rank: u64, world: u64) -> FlatStateDict {
     let each = n / world;
     flat([leaf("st", &[n], Region::new([rank * each], [each]))])
 }

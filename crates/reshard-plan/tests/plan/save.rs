@@ -1,10 +1,11 @@
 use crate::cuts::*;
 use reshard_model::{
-    DType, Data, ErrorKind, Flat, Path, Payload, Region, Sharded, ShardedObject, ShardedTensor, Tensor, Value,
+    DType, Data, ErrorKind, FlatStateDict, Path, Payload, Region, Sharded, ShardedObject, ShardedTensor,
+    Tensor, Value,
 };
 use reshard_plan::*;
 
-fn error(planner: DefaultSavePlanner, ranks: &[Flat]) -> PlanError {
+fn error(planner: DefaultSavePlanner, ranks: &[FlatStateDict]) -> PlanError {
     let e = save(&planner, ranks).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Invalid);
     e
@@ -96,7 +97,7 @@ fn replicas_that_are_not_main_are_offered_by_the_dcp_planner_alone() {
     };
     let offered = |planner: DefaultSavePlanner, id| {
         let named = |(n, leaf)| (Path(vec![format!("leaf{n}").into()]), leaf);
-        let state: Flat = replica(id).into_iter().enumerate().map(named).collect();
+        let state: FlatStateDict = replica(id).into_iter().enumerate().map(named).collect();
         planner.create_local_plan(&state, &SaveContext::new(1, false)).unwrap().items.len()
     };
     assert_eq!([0, 1].map(|id| offered(DefaultSavePlanner::DEFAULT, id)), [3, 0]);
@@ -148,13 +149,13 @@ fn bytes(key: &str, values: [u8; 2]) -> ShardedTensor {
 }
 
 /// What is said of two leaves of rank 3, at `a` and `b`, that hold one piece.
-fn twins(
+fn duplicates(
     planner: DefaultSavePlanner,
     a: impl Into<Sharded>,
     b: impl Into<Sharded>,
 ) -> std::result::Result<usize, String> {
     let path = |steps: &[&str]| Path(steps.iter().map(|s| (*s).into()).collect());
-    let state = Flat::from([(path(&["model", "a"]), a.into()), (path(&["b"]), b.into())]);
+    let state = FlatStateDict::from([(path(&["model", "a"]), a.into()), (path(&["b"]), b.into())]);
     let plan = planner.create_local_plan(&state, &SaveContext::new(3, false));
     plan.map(|p| p.items.len()).map_err(|e| {
         assert_eq!(e.kind(), ErrorKind::Invalid);
@@ -164,43 +165,46 @@ fn twins(
 
 #[test]
 fn two_leaves_of_one_piece_with_different_elements_are_named_by_their_paths() {
-    let said = twins(DefaultSavePlanner::DCP, bytes("w", [1, 2]), bytes("w", [1, 3])).unwrap_err();
+    let said = duplicates(DefaultSavePlanner::DCP, bytes("w", [1, 2]), bytes("w", [1, 3])).unwrap_err();
     insta::assert_snapshot!(said, @"the ranks' pieces don't make a checkpoint: w: the leaves at model.a and b of rank 3 both hold [0:2], with different content; give one another key");
     let item = |n: i64| ShardedObject::item("o", Payload::Value(Value::Int(n)));
-    let said = twins(DefaultSavePlanner::DCP, item(1), item(2)).unwrap_err();
+    let said = duplicates(DefaultSavePlanner::DCP, item(1), item(2)).unwrap_err();
     insta::assert_snapshot!(said, @"the ranks' pieces don't make a checkpoint: o: the leaves at model.a and b of rank 3 both hold it, with different content; give one another key");
 }
 
 #[test]
 fn replicas_of_one_rank_that_are_equal_are_one_piece() {
     let whole = bytes("w", [1, 2]);
-    assert_eq!(twins(DefaultSavePlanner::DCP, whole.clone(), whole.clone()), Ok(1));
-    assert_eq!(twins(DefaultSavePlanner::DCP, whole.clone(), bytes("w", [1, 2]).with_replica_id(1)), Ok(1));
+    assert_eq!(duplicates(DefaultSavePlanner::DCP, whole.clone(), whole.clone()), Ok(1));
+    assert_eq!(
+        duplicates(DefaultSavePlanner::DCP, whole.clone(), bytes("w", [1, 2]).with_replica_id(1)),
+        Ok(1)
+    );
     let item = || ShardedObject::item("o", Payload::Value(Value::Int(1)));
-    assert_eq!(twins(DefaultSavePlanner::DCP, item(), item()), Ok(1));
+    assert_eq!(duplicates(DefaultSavePlanner::DCP, item(), item()), Ok(1));
     // A column, and the same as a row of its own.
     let column = Tensor::from_vec(&[2, 2], vec![1u8, 9, 2, 9]).unwrap().narrow(&Region::new([0, 0], [2, 1]));
     let column = ShardedTensor::full("w", column);
     let row = ShardedTensor::full("w", Tensor::from_vec(&[2, 1], vec![1u8, 2]).unwrap());
-    assert_eq!(twins(DefaultSavePlanner::DCP, column, row), Ok(1));
+    assert_eq!(duplicates(DefaultSavePlanner::DCP, column, row), Ok(1));
 }
 
 #[test]
-fn twins_of_odd_shapes_and_numbers_are_one_piece() {
+fn duplicate_pieces_of_odd_shapes_and_numbers_are_one_piece() {
     let nan = || Tensor::from_vec(&[2], vec![f32::NAN, -0.0]).unwrap();
     let of = |t: Tensor| ShardedTensor::full("w", t);
-    assert_eq!(twins(DefaultSavePlanner::DCP, of(nan()), of(nan())), Ok(1));
+    assert_eq!(duplicates(DefaultSavePlanner::DCP, of(nan()), of(nan())), Ok(1));
     let zero = Tensor::from_vec(&[2], vec![f32::NAN, 0.0]).unwrap();
-    assert!(twins(DefaultSavePlanner::DCP, of(nan()), of(zero)).is_err());
+    assert!(duplicates(DefaultSavePlanner::DCP, of(nan()), of(zero)).is_err());
     let item = || ShardedObject::item("o", Payload::Value(Value::Float(f64::NAN)));
-    assert_eq!(twins(DefaultSavePlanner::DCP, item(), item()), Ok(1));
+    assert_eq!(duplicates(DefaultSavePlanner::DCP, item(), item()), Ok(1));
     let scalar = |v: u8| of(Tensor::from_vec(&[], vec![v]).unwrap());
-    assert_eq!(twins(DefaultSavePlanner::DCP, scalar(1), scalar(1)), Ok(1));
-    assert!(twins(DefaultSavePlanner::DCP, scalar(1), scalar(2)).is_err());
+    assert_eq!(duplicates(DefaultSavePlanner::DCP, scalar(1), scalar(1)), Ok(1));
+    assert!(duplicates(DefaultSavePlanner::DCP, scalar(1), scalar(2)).is_err());
     // What has no elements has none to differ in, and none to write.
     let empty = || of(Tensor::from_vec::<u8>(&[0, 3], vec![]).unwrap());
     let path = |step: String| Path(vec![step.into()]);
-    let state: Flat = (0..3).map(|n| (path(n.to_string()), Sharded::Tensor(empty()))).collect();
+    let state: FlatStateDict = (0..3).map(|n| (path(n.to_string()), Sharded::Tensor(empty()))).collect();
     let (plans, metadata) = save(&DefaultSavePlanner::DCP, &[state]).unwrap();
     assert_eq!((plans[0].items.len(), metadata.tensor("w").unwrap().shape()), (0, [0, 3].into()));
     // Many of one piece: each is compared with the first alone.
@@ -219,31 +223,33 @@ fn twins_on_a_device_are_compared_and_lazy_ones_are_not_read() {
     };
     let leaf = |data: Data| ShardedTensor::template("w", DType::UInt8, &[2]).with_data(data);
     let on = |v| leaf(Data::Device(device(v)));
-    assert_eq!(twins(DefaultSavePlanner::DCP, on([1, 2]), bytes("w", [1, 2])), Ok(1));
+    assert_eq!(duplicates(DefaultSavePlanner::DCP, on([1, 2]), bytes("w", [1, 2])), Ok(1));
     assert!(
-        twins(DefaultSavePlanner::DCP, on([1, 2]), on([1, 3])).unwrap_err().contains("different content")
+        duplicates(DefaultSavePlanner::DCP, on([1, 2]), on([1, 3]))
+            .unwrap_err()
+            .contains("different content")
     );
     let lazy: std::sync::Arc<dyn reshard_model::TensorSource> = std::sync::Arc::new(device([1, 2]));
     let lazy = leaf(Data::Lazy(lazy));
-    assert_eq!(twins(DefaultSavePlanner::DCP, lazy.clone(), lazy.clone()), Ok(1));
-    let said = twins(DefaultSavePlanner::DCP, lazy, bytes("w", [1, 2])).unwrap_err();
+    assert_eq!(duplicates(DefaultSavePlanner::DCP, lazy.clone(), lazy.clone()), Ok(1));
+    let said = duplicates(DefaultSavePlanner::DCP, lazy, bytes("w", [1, 2])).unwrap_err();
     assert!(said.contains("can't be told"), "{said}");
 }
 
 #[test]
 fn two_main_replicas_of_one_rank_are_named_by_their_paths() {
     let whole = || bytes("w", [1, 2]);
-    let said = twins(DefaultSavePlanner::DEFAULT, whole(), whole()).unwrap_err();
+    let said = duplicates(DefaultSavePlanner::DEFAULT, whole(), whole()).unwrap_err();
     insta::assert_snapshot!(said, @"the ranks' pieces don't make a checkpoint: w: the leaves at model.a and b of rank 3 both hold [0:2], both as its main replica; give one another replica_id");
-    assert_eq!(twins(DefaultSavePlanner::DEFAULT, whole(), whole().with_replica_id(1)), Ok(1));
-    assert_eq!(twins(DefaultSavePlanner::DEFAULT, whole(), bytes("v", [1, 2])), Ok(2));
+    assert_eq!(duplicates(DefaultSavePlanner::DEFAULT, whole(), whole().with_replica_id(1)), Ok(1));
+    assert_eq!(duplicates(DefaultSavePlanner::DEFAULT, whole(), bytes("v", [1, 2])), Ok(2));
 }
 
 #[test]
 fn leaves_of_one_cell_of_objects_are_one_item() {
     let cell = |n: i64| ShardedObject::new("rng", n, &[2], &[1], 0).unwrap();
     for planner in [DefaultSavePlanner::DEFAULT, DefaultSavePlanner::DCP] {
-        assert_eq!(twins(planner, cell(1), cell(2)), Ok(1));
+        assert_eq!(duplicates(planner, cell(1), cell(2)), Ok(1));
     }
 }
 
@@ -339,7 +345,7 @@ fn a_rank_that_saves_alone_needs_not_have_all_of_a_tensor() {
         |planner| save(&planner, &half).map(|(_, metadata)| metadata.tensor("w").unwrap().chunk_count());
     let e = plan(DefaultSavePlanner::DEFAULT).unwrap_err().to_string();
     assert!(e.contains("no chunk has"), "{e}");
-    assert_eq!(plan(DefaultSavePlanner::DEFAULT.with_partial(true)).unwrap(), 1);
+    assert_eq!(plan(DefaultSavePlanner::DEFAULT.with_allow_holes(true)).unwrap(), 1);
 }
 
 #[test]

@@ -1,17 +1,17 @@
-//! Reading local files: straight into claims where runs are long enough, through a small block where they are not.
+//! Reading local files: straight into regions where runs are long enough, through a small block where they are not.
 
 use super::{
     file::{Input, MAX_VECTORS},
     root::Root,
 };
 use crate::{
-    Gather, Name, Progress, ReadStats, Result,
-    gather::{
+    Name, Progress, ReadStats, RecordRead, Result,
+    pool::{self, Batch, Turn},
+    record_read::{
         plan::{Joined, Prepared, join},
         reads::split,
         split::{Split, name_whole, split as split_large},
     },
-    pool::{self, Batch, Turn},
 };
 use bytes::Bytes;
 use std::{cell::RefCell, ops::Range, sync::Arc};
@@ -83,7 +83,7 @@ pub(super) async fn read_ranges(
         let same = |a: &Joined, b: &Joined| a.name == b.name;
         for (_, group) in tasks(joined, same, |j| (j.range.end - j.range.start).saturating_add(EACH)) {
             let root = root.clone();
-            batch.spawn(Turn::Main, move |batch| read_group(&root, group, batch));
+            batch.spawn(Turn::Main, move |batch| read_joined(&root, group, batch));
         }
         Ok(Vec::new())
     });
@@ -97,7 +97,7 @@ pub(super) async fn read_ranges(
 
 type Together = Vec<(Joined, Bytes)>;
 
-fn read_group(root: &Root, group: Vec<Joined>, batch: &Arc<Batch<Together>>) -> Result<Together> {
+fn read_joined(root: &Root, group: Vec<Joined>, batch: &Arc<Batch<Together>>) -> Result<Together> {
     let Some(first) = group.first() else { return Ok(Vec::new()) };
     let input = Input::open(root, &first.name)?;
     let mut out = Vec::with_capacity(group.len());
@@ -111,41 +111,40 @@ fn read_group(root: &Root, group: Vec<Joined>, batch: &Arc<Batch<Together>>) -> 
     Ok(out)
 }
 
-pub(super) async fn gather(root: Root, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {
-    let total: u64 = gathers.iter().map(weight).fold(0, u64::saturating_add);
+pub(super) async fn read_into(root: Root, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
+    let total: u64 = reads.iter().map(weight).fold(0, u64::saturating_add);
     // A record that is most of the work is read by several threads.
-    let Split { gathers: mut all, cut } =
-        split_large(gathers, PIECE.max(total / (2 * pool::width() as u64)))?;
+    let Split { reads: mut all, cut } = split_large(reads, PIECE.max(total / (2 * pool::width() as u64)))?;
     let stats = pool::run(move |batch| {
         all.sort_by(|a, b| (&a.name, a.record.start).cmp(&(&b.name, b.record.start)));
-        let same = |a: &Gather, b: &Gather| a.name == b.name;
+        let same = |a: &RecordRead, b: &RecordRead| a.name == b.name;
         for (_, group) in tasks(all, same, weight) {
             let (root, progress) = (root.clone(), progress.clone());
-            batch.spawn(Turn::Main, move |batch| gather_group(&root, group, &progress, batch));
+            batch.spawn(Turn::Main, move |batch| read_group(&root, group, &progress, batch));
         }
         Ok(ReadStats::default())
     });
     Ok(stats.await.map_err(|e| name_whole(e, &cut))?.into_iter().sum())
 }
 
-/// Bytes that a gather moves, roughly, with what it costs beside.
-fn weight(g: &Gather) -> u64 {
+/// Bytes that a read moves, roughly, with what it costs beside.
+fn weight(g: &RecordRead) -> u64 {
     g.weight().saturating_add(EACH)
 }
 
 /// Reads records of one file, in the order of the file.
-fn gather_group(
+fn read_group(
     root: &Root,
-    group: Vec<Gather>,
+    group: Vec<RecordRead>,
     progress: &Progress,
     batch: &Arc<Batch<ReadStats>>,
 ) -> Result<ReadStats> {
     let Some(first) = group.first() else { return Ok(ReadStats::default()) };
     let input = Input::open(root, &first.name)?;
     let mut prepared = Vec::with_capacity(group.len());
-    for gather in group {
-        input.expect(&gather.record)?;
-        prepared.push(Prepared::new(gather)?);
+    for read in group {
+        input.expect(&read.record)?;
+        prepared.push(Prepared::new(read)?);
     }
     let mut group = prepared.into_iter().peekable();
     let mut reader = Reader { input, progress, batch, stats: ReadStats::default() };
@@ -267,7 +266,7 @@ impl Reader<'_> {
         loop {
             let mut runs: Vec<(u64, &mut [u8])> = Vec::new();
             for p in &mut parts[filled..] {
-                runs.append(&mut p.scatter.take_runs(MAX_VECTORS - runs.len()));
+                runs.append(&mut p.copy.take_runs(MAX_VECTORS - runs.len()));
                 if runs.len() == MAX_VECTORS {
                     break;
                 }

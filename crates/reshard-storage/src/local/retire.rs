@@ -30,7 +30,7 @@ pub(super) fn retire(site: &Site, files: &[Name], durability: Durability) -> Res
     if carry.moved && durability == Durability::Machine {
         dir::sync(&new, &site.place)?;
     }
-    failpoint::hit("publish.carried");
+    failpoint::hit("commit.carried");
     let removed = files.iter().try_for_each(|name| unlink(&old, name)).and_then(|()| {
         let parents = files.iter().flat_map(|n| Path::new(n.as_str()).ancestors().skip(1));
         // Longer ones first: a directory is removed after those in it.

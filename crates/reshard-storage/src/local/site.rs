@@ -416,7 +416,7 @@ impl Site {
             // As it was before, so that it is removed with what the attempt has written.
             Err(_) => {
                 if let Err(e) = self.rename(&self.old_name, &self.built_name) {
-                    tracing::warn!(path = %self.old.display(), error = %e, "a version that was not published is left over");
+                    tracing::warn!(path = %self.old.display(), error = %e, "a version that was not committed is left over");
                 }
             }
         }

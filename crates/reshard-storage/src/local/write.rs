@@ -1,4 +1,4 @@
-//! Writing the files of a stage: by position, several threads at once, without locks on the data and without copies.
+//! Writing the files of a transaction: by position, several threads at once, without locks on the data and without copies.
 
 use super::{
     dir::Dir,

@@ -1,7 +1,7 @@
 use super::Target;
 use crate::{
-    Check, Durability, Extent, FileBody, Gather, IfExists, Name, Part, Progress, Result, Stage, StorageError,
-    Store, Written,
+    Checksum, Durability, Extent, FileBody, IfExists, Name, Part, Progress, RecordRead, Result, StorageError,
+    Store, Transaction, Written,
 };
 use bytes::Bytes;
 use futures::future::join_all;
@@ -14,7 +14,7 @@ use std::{
     },
 };
 
-/// Runs every rule of [`Store`] and [`Stage`] against stores that `make` makes: each time one of a place that nobody has
+/// Runs every rule of [`Store`] and [`Transaction`] against stores that `make` makes: each time one of a place that nobody has
 /// used and that holds nothing.
 ///
 /// ```
@@ -28,7 +28,7 @@ use std::{
 /// When a rule is broken.
 pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
     a_place_that_does_not_exist_is_empty(make()).await;
-    what_is_written_is_seen_only_when_published(make()).await;
+    what_is_written_is_seen_only_when_committed(make()).await;
     ranges_are_exact_or_an_error(make()).await;
     wanted_elements_land_and_nothing_else_changes(make()).await;
     a_failed_check_names_the_record(make()).await;
@@ -39,8 +39,8 @@ pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
     a_pinned_version_never_mixes_with_the_next(make()).await;
     an_abandoned_version_leaves_nothing(make()).await;
     many_ranks_write_one_version(make()).await;
-    a_version_that_lacks_a_file_is_not_published(make()).await;
-    what_was_not_published_shows_and_can_be_removed(make()).await;
+    a_version_that_lacks_a_file_is_not_committed(make()).await;
+    what_was_not_committed_shows_and_can_be_removed(make()).await;
     removed_files_are_gone(make()).await;
 }
 
@@ -60,15 +60,15 @@ fn replace(files: &[&str]) -> IfExists {
     IfExists::Replace(files.iter().map(|f| name(f)).collect())
 }
 
-async fn published(store: &Arc<dyn Store>, attempt: &str, if_exists: IfExists, files: &[(&str, Bytes)]) {
-    let stage = store.stage(attempt, if_exists).await.unwrap();
+async fn committed(store: &Arc<dyn Store>, attempt: &str, if_exists: IfExists, files: &[(&str, Bytes)]) {
+    let transaction = store.begin(attempt, if_exists).await.unwrap();
     let bodies = files.iter().map(|(n, b)| file(n, b)).collect();
-    let written = stage.write(bodies, Durability::Process, Progress::none()).await.unwrap();
+    let written = transaction.write(bodies, Durability::Process, Progress::none()).await.unwrap();
     let want: Vec<_> = files.iter().map(|(n, b)| (name(n), b.len() as u64)).collect();
     let got: Vec<_> = written.iter().map(|w| (w.name.clone(), w.bytes)).collect();
     assert_eq!(got, want, "in the order given");
     let record = (name("record"), Bytes::from_static(b"done"));
-    stage.publish(&written, record, Durability::Process).await.unwrap();
+    transaction.commit(&written, record, Durability::Process).await.unwrap();
 }
 
 async fn names(store: &Arc<dyn Store>) -> Vec<String> {
@@ -91,12 +91,12 @@ async fn a_place_that_does_not_exist_is_empty(store: Arc<dyn Store>) {
     assert!(store.leftovers().await.unwrap().is_empty());
     store.remove(&[name("a")]).await.unwrap();
     assert!(store.read_ranges(Vec::new()).await.unwrap().0.is_empty());
-    assert_eq!(store.gather(Vec::new(), Progress::none()).await.unwrap().reads, 0);
+    assert_eq!(store.read_into(Vec::new(), Progress::none()).await.unwrap().reads, 0);
     assert!(!store.url().is_empty());
 }
 
-async fn what_is_written_is_seen_only_when_published(store: Arc<dyn Store>) {
-    let stage = store.stage("one", IfExists::Refuse).await.unwrap();
+async fn what_is_written_is_seen_only_when_committed(store: Arc<dyn Store>) {
+    let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
     let bytes = pattern(100_000, 1);
     let moved = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&moved);
@@ -104,11 +104,14 @@ async fn what_is_written_is_seen_only_when_published(store: Arc<dyn Store>) {
         count.fetch_add(n, Ordering::Relaxed);
     });
     let bodies = vec![file("b/c", &bytes), file("a", &Bytes::new())];
-    stage.write(bodies, Durability::Machine, progress).await.unwrap();
+    transaction.write(bodies, Durability::Machine, progress).await.unwrap();
     assert_eq!(moved.load(Ordering::Relaxed), 100_000);
     assert!(names(&store).await.is_empty());
     assert_eq!(store.len(&name("b/c")).await.unwrap(), None);
-    stage.publish(&[], (name("record"), Bytes::from_static(b"done")), Durability::Machine).await.unwrap();
+    transaction
+        .commit(&[], (name("record"), Bytes::from_static(b"done")), Durability::Machine)
+        .await
+        .unwrap();
     assert_eq!(names(&store).await, ["a", "b/c", "record"]);
     let top: Vec<_> = store.top().await.unwrap().into_iter().map(|e| (e.name.to_string(), e.bytes)).collect();
     assert_eq!(top, [("a".into(), 0), ("record".into(), 4)]);
@@ -117,16 +120,16 @@ async fn what_is_written_is_seen_only_when_published(store: Arc<dyn Store>) {
     assert_eq!(store.read(&name("b/c"), 0..100_000).await.unwrap(), bytes);
     assert_eq!(store.read(&name("record"), 0..4).await.unwrap(), "done");
     assert!(store.leftovers().await.unwrap().is_empty());
-    // To give a version up after it is published is too late.
-    if let Err(e) = stage.abandon().await {
-        panic!("abandon after publish: {e}");
+    // To give a version up after it is committed is too late.
+    if let Err(e) = transaction.rollback().await {
+        panic!("rollback after commit: {e}");
     }
     assert_eq!(names(&store).await, ["a", "b/c", "record"]);
 }
 
 async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {
     let bytes = pattern(50_000, 2);
-    published(&store, "one", IfExists::Refuse, &[("a", bytes.clone()), ("b", bytes.slice(7..))]).await;
+    committed(&store, "one", IfExists::Refuse, &[("a", bytes.clone()), ("b", bytes.slice(7..))]).await;
     let ranges = [100..200, 0..0, 49_990..50_000, 150..400, 20_000..20_001, 0..50_000];
     let reads = ranges.iter().map(|r| (name("a"), r.clone())).chain([(name("b"), 3..5)]).collect();
     let (got, stats) = store.read_ranges(reads).await.unwrap();
@@ -160,12 +163,12 @@ struct Equals {
 }
 
 impl Equals {
-    fn boxed(want: Bytes) -> Option<Box<dyn Check>> {
+    fn boxed(want: Bytes) -> Option<Box<dyn Checksum>> {
         Some(Box::new(Self { want, right: true }))
     }
 }
 
-impl Check for Equals {
+impl Checksum for Equals {
     fn update(&mut self, bytes: &[u8]) {
         let n = bytes.len().min(self.want.len());
         self.right &= n == bytes.len() && self.want.split_to(n) == bytes;
@@ -182,7 +185,7 @@ fn rows(item: u64, shape: &[u64]) -> Layout {
 
 async fn wanted_elements_land_and_nothing_else_changes(store: Arc<dyn Store>) {
     let bytes = pattern(3000 + 64 * 128, 3);
-    published(&store, "one", IfExists::Refuse, &[("a", bytes.clone())]).await;
+    committed(&store, "one", IfExists::Refuse, &[("a", bytes.clone())]).await;
     let record = 3000..3000 + 64 * 128;
     let stored = rows(1, &[64, 128]);
     for checked in [false, true] {
@@ -192,15 +195,15 @@ async fn wanted_elements_land_and_nothing_else_changes(store: Arc<dyn Store>) {
         let (a, mut into_a) = Target::new::<u8>(&[50, 22], &[Region::new([3, 1], [40, 20])]);
         let (b, mut into_b) = Target::new::<u8>(&[1, 128], &[Region::whole(&[1, 128])]);
         let parts = vec![
-            Part { source: stored.narrow(&want), claim: into_a.pop().unwrap() },
-            Part { source: stored.narrow(&last), claim: into_b.pop().unwrap() },
+            Part { source: stored.narrow(&want), into: into_a.pop().unwrap() },
+            Part { source: stored.narrow(&last), into: into_b.pop().unwrap() },
         ];
         let check = if checked { Equals::boxed(bytes.slice(3000..)) } else { None };
-        let gathers = vec![Gather { name: name("a"), record: record.clone(), parts, check }];
-        let stats = store.gather(gathers, Progress::none()).await.unwrap();
+        let reads = vec![RecordRead { name: name("a"), record: record.clone(), parts, check }];
+        let stats = store.read_into(reads, Progress::none()).await.unwrap();
         assert_eq!(stats.bytes_needed, 40 * 20 + 128);
         assert!(stats.bytes_read >= stats.bytes_needed && stats.bytes_read <= 64 * 128);
-        assert!(a.is_free() && b.is_free(), "claims are given back");
+        assert!(a.is_free() && b.is_free(), "regions are given back");
         let (a, b) = (a.into_vec::<u8>(), b.into_vec::<u8>());
         assert_eq!(b, bytes[3000 + 63 * 128..]);
         for (i, got) in a.iter().enumerate() {
@@ -214,13 +217,13 @@ async fn wanted_elements_land_and_nothing_else_changes(store: Arc<dyn Store>) {
 
 async fn a_failed_check_names_the_record(store: Arc<dyn Store>) {
     let bytes = pattern(10_000, 4);
-    published(&store, "one", IfExists::Refuse, &[("a", bytes.clone())]).await;
+    committed(&store, "one", IfExists::Refuse, &[("a", bytes.clone())]).await;
     for (good, of) in [(true, bytes.slice(100..9_000)), (false, bytes.slice(99..8_999))] {
-        let (target, claim) = Target::bytes(10);
+        let (target, into) = Target::bytes(10);
         let source = rows(1, &[8_900]).narrow(&Region::new([50], [10]));
-        let parts = vec![Part { source, claim }];
-        let gathers = vec![Gather { name: name("a"), record: 100..9_000, parts, check: Equals::boxed(of) }];
-        let outcome = store.gather(gathers, Progress::none()).await;
+        let parts = vec![Part { source, into }];
+        let reads = vec![RecordRead { name: name("a"), record: 100..9_000, parts, check: Equals::boxed(of) }];
+        let outcome = store.read_into(reads, Progress::none()).await;
         assert!(target.is_free());
         if good {
             assert_eq!(outcome.unwrap().bytes_read, 8_900);
@@ -235,7 +238,7 @@ async fn a_failed_check_names_the_record(store: Arc<dyn Store>) {
 
 async fn parts_that_do_not_fit_are_refused(store: Arc<dyn Store>) {
     let bytes = pattern(1_000, 5);
-    published(&store, "one", IfExists::Refuse, &[("a", bytes)]).await;
+    committed(&store, "one", IfExists::Refuse, &[("a", bytes)]).await;
     let cases = [
         // the record can't hold what is said to lie in it
         (0..100, rows(1, &[101]), 101, ErrorKind::Corrupt),
@@ -245,10 +248,10 @@ async fn parts_that_do_not_fit_are_refused(store: Arc<dyn Store>) {
         (0..100, rows(1, &[100]), 99, ErrorKind::Invalid),
     ];
     for (record, source, len, want) in cases {
-        let (target, claim) = Target::bytes(len);
-        let gathers =
-            vec![Gather { name: name("a"), record, parts: vec![Part { source, claim }], check: None }];
-        assert_eq!(kind(store.gather(gathers, Progress::none()).await), want);
+        let (target, into) = Target::bytes(len);
+        let reads =
+            vec![RecordRead { name: name("a"), record, parts: vec![Part { source, into }], check: None }];
+        assert_eq!(kind(store.read_into(reads, Progress::none()).await), want);
         assert!(target.is_free());
     }
 }
@@ -268,34 +271,37 @@ impl Extent for Blocks {
 
 async fn an_extent_of_another_length_than_promised_is_an_error(store: Arc<dyn Store>) {
     let bytes = pattern(100, 6);
-    let stage = store.stage("one", IfExists::Refuse).await.unwrap();
+    let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
     for (i, (says, len)) in [(100, 99), (100, 0), (99, 100), (0, 1)].into_iter().enumerate() {
         let blocks = vec![Ok(bytes.slice(..len / 2)), Ok(bytes.slice(len / 2..len))];
         let extents: Vec<Box<dyn Extent>> = vec![Box::new(bytes.clone()), Box::new(Blocks(says, blocks))];
         let body = FileBody { name: name(&format!("f{i}")), extents };
-        let e = stage.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
+        let e = transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
         let StorageError::ExtentLength { name: n, offset, want, .. } = &e else { panic!("{e}") };
         assert_eq!((n.as_str(), *offset, *want), (format!("f{i}").as_str(), 100, says));
     }
     let blocks = vec![Ok(bytes.clone()), Err(io::Error::other("no more memory"))];
     let body = FileBody { name: name("g"), extents: vec![Box::new(Blocks(200, blocks))] };
-    let e = stage.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
+    let e = transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
     let StorageError::Source { name: n, offset, source } = &e else { panic!("{e}") };
     assert_eq!((n.as_str(), *offset, source.to_string().as_str()), ("g", 100, "no more memory"));
     let twice = vec![file("twice", &bytes), file("twice", &bytes)];
-    assert_eq!(kind(stage.write(twice, Durability::Process, Progress::none()).await), ErrorKind::Invalid);
-    stage.abandon().await.unwrap();
+    assert_eq!(
+        kind(transaction.write(twice, Durability::Process, Progress::none()).await),
+        ErrorKind::Invalid
+    );
+    transaction.rollback().await.unwrap();
 }
 
 async fn a_place_that_holds_something_is_refused(store: Arc<dyn Store>) {
-    let late = store.stage("late", IfExists::Refuse).await.unwrap();
-    published(&store, "one", IfExists::Refuse, &[("a", pattern(10, 7))]).await;
-    assert_eq!(kind(store.stage("two", IfExists::Refuse).await), ErrorKind::Exists);
-    // It was filled after the stage had begun.
+    let late = store.begin("late", IfExists::Refuse).await.unwrap();
+    committed(&store, "one", IfExists::Refuse, &[("a", pattern(10, 7))]).await;
+    assert_eq!(kind(store.begin("two", IfExists::Refuse).await), ErrorKind::Exists);
+    // It was filled after the transaction had begun.
     late.write(vec![file("b", &pattern(10, 8))], Durability::Process, Progress::none()).await.unwrap();
     let record = (name("record"), Bytes::from_static(b"late"));
-    assert_eq!(kind(late.publish(&[], record, Durability::Process).await), ErrorKind::Exists);
-    late.abandon().await.unwrap();
+    assert_eq!(kind(late.commit(&[], record, Durability::Process).await), ErrorKind::Exists);
+    late.rollback().await.unwrap();
     assert_eq!(names(&store).await, ["a", "record"]);
     assert_eq!(store.read(&name("record"), 0..4).await.unwrap(), "done");
     assert!(store.leftovers().await.unwrap().is_empty());
@@ -303,15 +309,15 @@ async fn a_place_that_holds_something_is_refused(store: Arc<dyn Store>) {
 
 async fn a_version_replaces_the_named_files_of_the_old_one(store: Arc<dyn Store>) {
     let (old, new) = (pattern(1_000, 9), pattern(2_000, 10));
-    published(&store, "one", replace(&[]), &[("a", old.clone()), ("dir/b", old.clone())]).await;
+    committed(&store, "one", replace(&[]), &[("a", old.clone()), ("dir/b", old.clone())]).await;
     let others = [("dir/other", old.slice(..10)), ("other", old.slice(..20))];
-    published(&store, "two", replace(&["record", "nothing"]), &others).await;
+    committed(&store, "two", replace(&["record", "nothing"]), &others).await;
     assert_eq!(names(&store).await, ["a", "dir/b", "dir/other", "other", "record"]);
-    let stage = store.stage("three", replace(&["a", "dir/b", "record"])).await.unwrap();
-    stage.write(vec![file("a", &new)], Durability::Machine, Progress::none()).await.unwrap();
+    let transaction = store.begin("three", replace(&["a", "dir/b", "record"])).await.unwrap();
+    transaction.write(vec![file("a", &new)], Durability::Machine, Progress::none()).await.unwrap();
     assert_eq!(names(&store).await, ["a", "dir/b", "dir/other", "other", "record"]);
     assert_eq!(store.read(&name("a"), 0..1_000).await.unwrap(), old);
-    stage.publish(&[], (name("record"), Bytes::from_static(b"new")), Durability::Machine).await.unwrap();
+    transaction.commit(&[], (name("record"), Bytes::from_static(b"new")), Durability::Machine).await.unwrap();
     assert_eq!(names(&store).await, ["a", "dir/other", "other", "record"]);
     assert_eq!(store.read(&name("a"), 0..2_000).await.unwrap(), new);
     assert_eq!(store.read(&name("dir/other"), 0..10).await.unwrap(), old.slice(..10));
@@ -322,12 +328,12 @@ async fn a_version_replaces_the_named_files_of_the_old_one(store: Arc<dyn Store>
 
 async fn a_pinned_version_never_mixes_with_the_next(store: Arc<dyn Store>) {
     let (old, new) = (pattern(1_000, 15), pattern(1_000, 16));
-    published(&store, "one", IfExists::Refuse, &[("a", old.clone()), ("d/b", old.clone())]).await;
+    committed(&store, "one", IfExists::Refuse, &[("a", old.clone()), ("d/b", old.clone())]).await;
     let Some(pinned) = store.pinned().await.unwrap() else { return };
     assert_eq!(pinned.url(), store.url());
     assert_eq!(names(&pinned).await, ["a", "d/b", "record"]);
     assert_eq!(pinned.read(&name("d/b"), 0..1_000).await.unwrap(), old);
-    published(&store, "two", replace(&["a", "d/b", "record"]), &[("a", new.clone())]).await;
+    committed(&store, "two", replace(&["a", "d/b", "record"]), &[("a", new.clone())]).await;
     match pinned.read(&name("a"), 0..1_000).await {
         Ok(bytes) => assert_eq!(bytes, old),
         Err(e) => assert_eq!(e.kind(), ErrorKind::NotFound),
@@ -337,32 +343,33 @@ async fn a_pinned_version_never_mixes_with_the_next(store: Arc<dyn Store>) {
 }
 
 async fn an_abandoned_version_leaves_nothing(store: Arc<dyn Store>) {
-    let stage = store.stage("one", IfExists::Refuse).await.unwrap();
+    let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
     let files = vec![file("a", &pattern(10, 11)), file("b/c/d", &pattern(10, 11))];
-    stage.write(files, Durability::Process, Progress::none()).await.unwrap();
-    stage.abandon().await.unwrap();
-    stage.abandon().await.unwrap();
+    transaction.write(files, Durability::Process, Progress::none()).await.unwrap();
+    transaction.rollback().await.unwrap();
+    transaction.rollback().await.unwrap();
     assert!(names(&store).await.is_empty() && store.leftovers().await.unwrap().is_empty());
     // After that the place is as free as before.
-    published(&store, "two", IfExists::Refuse, &[("a", pattern(10, 12))]).await;
+    committed(&store, "two", IfExists::Refuse, &[("a", pattern(10, 12))]).await;
 }
 
 async fn many_ranks_write_one_version(store: Arc<dyn Store>) {
-    let first = store.stage("together", IfExists::Refuse).await.unwrap();
+    let first = store.begin("together", IfExists::Refuse).await.unwrap();
     let place = first.place();
     let joined = join_all((1..8).map(|_| store.join("together", place.as_deref()))).await;
-    let stages: Vec<Arc<dyn Stage>> = [Ok(first)].into_iter().chain(joined).map(Result::unwrap).collect();
-    let writes = stages.iter().enumerate().map(|(rank, stage)| {
+    let transactions: Vec<Arc<dyn Transaction>> =
+        [Ok(first)].into_iter().chain(joined).map(Result::unwrap).collect();
+    let writes = transactions.iter().enumerate().map(|(rank, transaction)| {
         let files = (0..3).map(|f| file(&format!("__{rank}_{f}"), &pattern(70_000, rank * 3 + f))).collect();
-        stage.write(files, Durability::Machine, Progress::none())
+        transaction.write(files, Durability::Machine, Progress::none())
     });
     let written: Vec<Written> = join_all(writes).await.into_iter().flat_map(Result::unwrap).collect();
     assert_eq!(written.len(), 24);
-    stages[0]
-        .publish(&written, (name("record"), Bytes::from_static(b"done")), Durability::Machine)
+    transactions[0]
+        .commit(&written, (name("record"), Bytes::from_static(b"done")), Durability::Machine)
         .await
         .unwrap();
-    drop(stages);
+    drop(transactions);
     assert_eq!(names(&store).await.len(), 25);
     for rank in 0..8 {
         for f in 0..3 {
@@ -372,33 +379,36 @@ async fn many_ranks_write_one_version(store: Arc<dyn Store>) {
     }
 }
 
-async fn a_version_that_lacks_a_file_is_not_published(store: Arc<dyn Store>) {
+async fn a_version_that_lacks_a_file_is_not_committed(store: Arc<dyn Store>) {
     let (old, new) = (pattern(100, 17), pattern(200, 18));
-    published(&store, "old", IfExists::Refuse, &[("a", old.clone()), ("d/b", old.clone())]).await;
+    committed(&store, "old", IfExists::Refuse, &[("a", old.clone()), ("d/b", old.clone())]).await;
     let said = |n: &str, bytes| Written { name: name(n), bytes };
     // Missing, too short, too long, below a directory that is there and one that is not, what is a directory.
     let wrong = [("c", 200), ("a", 201), ("a", 199), ("d/b", 0), ("d/c", 200), ("e/f/g", 200), ("d", 0)];
     for (i, (file_name, bytes)) in wrong.into_iter().enumerate() {
-        let stage = store.stage(&format!("new-{i}"), replace(&["a", "d/b", "record"])).await.unwrap();
+        let transaction = store.begin(&format!("new-{i}"), replace(&["a", "d/b", "record"])).await.unwrap();
         let files = vec![file("a", &new), file("d/b", &new)];
-        let mut written = stage.write(files, Durability::Process, Progress::none()).await.unwrap();
+        let mut written = transaction.write(files, Durability::Process, Progress::none()).await.unwrap();
         written.push(said(file_name, bytes));
         let record = (name("record"), Bytes::from_static(b"new"));
-        let e = stage.publish(&written, record, Durability::Process).await.unwrap_err();
+        let e = transaction.commit(&written, record, Durability::Process).await.unwrap_err();
         assert!(matches!(e, StorageError::Incomplete { .. }), "{file_name}: {e}");
         assert!(e.to_string().contains(file_name), "{e}");
         assert_eq!(names(&store).await, ["a", "d/b", "record"]);
         assert_eq!(store.read(&name("a"), 0..100).await.unwrap(), old, "the old version is whole");
         assert_eq!(store.read(&name("record"), 0..4).await.unwrap(), "done");
-        stage.abandon().await.unwrap();
+        transaction.rollback().await.unwrap();
     }
     assert!(store.leftovers().await.unwrap().is_empty());
 }
 
-async fn what_was_not_published_shows_and_can_be_removed(store: Arc<dyn Store>) {
-    let stage = store.stage("dead", IfExists::Refuse).await.unwrap();
-    stage.write(vec![file("a", &pattern(10, 13))], Durability::Process, Progress::none()).await.unwrap();
-    drop(stage);
+async fn what_was_not_committed_shows_and_can_be_removed(store: Arc<dyn Store>) {
+    let transaction = store.begin("dead", IfExists::Refuse).await.unwrap();
+    transaction
+        .write(vec![file("a", &pattern(10, 13))], Durability::Process, Progress::none())
+        .await
+        .unwrap();
+    drop(transaction);
     // A store that keeps what is staged where nobody can find it may say that there is nothing.
     for left in store.leftovers().await.unwrap() {
         assert_eq!(left.attempt, "dead");
@@ -410,7 +420,7 @@ async fn what_was_not_published_shows_and_can_be_removed(store: Arc<dyn Store>) 
 
 async fn removed_files_are_gone(store: Arc<dyn Store>) {
     let b = pattern(10, 14);
-    published(&store, "one", IfExists::Refuse, &[("a", b.clone()), ("d/b", b.clone()), ("c", b)]).await;
+    committed(&store, "one", IfExists::Refuse, &[("a", b.clone()), ("d/b", b.clone()), ("c", b)]).await;
     store.remove(&[name("a"), name("d/b"), name("nothing"), name("c/nothing")]).await.unwrap();
     assert_eq!(names(&store).await, ["c", "record"]);
     assert!(!store.exists(&name("d/b")).await.unwrap());

@@ -1,6 +1,6 @@
 use crate::{
-    Durability, Entry, FileBody, Gather, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, Result,
-    Stage, StorageError, Store, Written, gather::reads,
+    Durability, Entry, FileBody, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, RecordRead,
+    Result, StorageError, Store, Transaction, Written, record_read::reads,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -17,25 +17,25 @@ use std::{
 /// What a [`FaultStore`] can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "they are the methods of Store and Stage")]
+#[expect(missing_docs, reason = "they are the methods of Store and Transaction")]
 pub enum Op {
     Read,
     ReadRanges,
-    Gather,
+    ReadInto,
     List,
     Remove,
     Len,
     Exists,
     Pinned,
     Resolved,
-    Stage,
+    Begin,
     Leftovers,
     Modified,
     RemoveLeftover,
     FinishReplacing,
     Write,
-    Publish,
-    Abandon,
+    Commit,
+    Rollback,
 }
 
 impl Op {
@@ -43,40 +43,40 @@ impl Op {
     pub const ALL: [Self; 17] = [
         Self::Read,
         Self::ReadRanges,
-        Self::Gather,
+        Self::ReadInto,
         Self::List,
         Self::Remove,
         Self::Len,
         Self::Exists,
         Self::Pinned,
         Self::Resolved,
-        Self::Stage,
+        Self::Begin,
         Self::Leftovers,
         Self::Modified,
         Self::RemoveLeftover,
         Self::FinishReplacing,
         Self::Write,
-        Self::Publish,
-        Self::Abandon,
+        Self::Commit,
+        Self::Rollback,
     ];
 
     fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
             Self::ReadRanges => "read ranges of",
-            Self::Gather => "gather from",
+            Self::ReadInto => "read into",
             Self::List => "list",
             Self::Remove => "remove from",
             Self::Len | Self::Exists | Self::Modified => "look at",
             Self::Pinned => "pin",
             Self::Resolved => "resolve",
-            Self::Stage => "stage",
+            Self::Begin => "begin",
             Self::Leftovers => "list leftovers of",
             Self::RemoveLeftover => "remove a leftover of",
             Self::FinishReplacing => "finish replacing",
             Self::Write => "write to",
-            Self::Publish => "publish",
-            Self::Abandon => "abandon",
+            Self::Commit => "commit",
+            Self::Rollback => "rollback",
         }
     }
 }
@@ -145,7 +145,7 @@ impl FaultStore {
 
     fn error(&self, op: Op) -> StorageError {
         StorageError::Io {
-            act: op.name(),
+            action: op.name(),
             path: self.inner.url(),
             source: io::Error::other("injected fault"),
         }
@@ -234,25 +234,25 @@ impl Store for FaultStore {
         Ok((all, stats))
     }
 
-    async fn gather(&self, gathers: Vec<Gather>, progress: Progress) -> Result<ReadStats> {
-        let fault = self.due(Op::Gather);
-        if let (Some(Fault::Short), Some(g)) = (fault, gathers.first()) {
+    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
+        let fault = self.due(Op::ReadInto);
+        if let (Some(Fault::Short), Some(g)) = (fault, reads.first()) {
             return Err(self.short(&g.name, g.record.clone()));
         }
         match fault {
-            Some(Fault::Before) => Err(self.error(Op::Gather)),
+            Some(Fault::Before) => Err(self.error(Op::ReadInto)),
             Some(Fault::After) => {
-                self.inner.gather(gathers, progress).await?;
-                Err(self.error(Op::Gather))
+                self.inner.read_into(reads, progress).await?;
+                Err(self.error(Op::ReadInto))
             }
             Some(Fault::FlippedBit) => {
                 // By reads, which pass here.
                 self.flip.store(true, Ordering::Relaxed);
-                let outcome = reads::gather(self, gathers, progress).await;
+                let outcome = reads::read_into(self, reads, progress).await;
                 self.flip.store(false, Ordering::Relaxed);
                 outcome
             }
-            _ => self.inner.gather(gathers, progress).await,
+            _ => self.inner.read_into(reads, progress).await,
         }
     }
 
@@ -285,9 +285,9 @@ impl Store for FaultStore {
         Ok(inner.map(|inner| Arc::new(Self { inner, ..self.clone() }) as _))
     }
 
-    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
-        let inner = self.with(Op::Stage, self.inner.stage(attempt, if_exists)).await?;
-        Ok(Arc::new(FaultStage { inner, store: self.clone() }))
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
+        let inner = self.with(Op::Begin, self.inner.begin(attempt, if_exists)).await?;
+        Ok(Arc::new(FaultTransaction { inner, store: self.clone() }))
     }
 
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
@@ -299,9 +299,9 @@ impl Store for FaultStore {
         self.with(Op::List, self.inner.links()).await
     }
 
-    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Stage>> {
-        let inner = self.with(Op::Stage, self.inner.join(attempt, place)).await?;
-        Ok(Arc::new(FaultStage { inner, store: self.clone() }))
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
+        let inner = self.with(Op::Begin, self.inner.join(attempt, place)).await?;
+        Ok(Arc::new(FaultTransaction { inner, store: self.clone() }))
     }
 
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
@@ -318,12 +318,12 @@ impl Store for FaultStore {
 }
 
 #[derive(Debug)]
-struct FaultStage {
-    inner: Arc<dyn Stage>,
+struct FaultTransaction {
+    inner: Arc<dyn Transaction>,
     store: FaultStore,
 }
 
-impl FaultStage {
+impl FaultTransaction {
     /// Writes less than was asked for, and says that it was all.
     async fn damaged(
         &self,
@@ -353,7 +353,7 @@ impl FaultStage {
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl Stage for FaultStage {
+impl Transaction for FaultTransaction {
     async fn write(
         &self,
         files: Vec<FileBody>,
@@ -375,11 +375,11 @@ impl Stage for FaultStage {
         self.inner.place()
     }
 
-    async fn publish(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
-        self.store.with(Op::Publish, self.inner.publish(files, last, durability)).await
+    async fn commit(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
+        self.store.with(Op::Commit, self.inner.commit(files, last, durability)).await
     }
 
-    async fn abandon(&self) -> Result<()> {
-        self.store.with(Op::Abandon, self.inner.abandon()).await
+    async fn rollback(&self) -> Result<()> {
+        self.store.with(Op::Rollback, self.inner.rollback()).await
     }
 }

@@ -1,6 +1,6 @@
 use crate::{
-    Durability, Entry, FileBody, Hints, IfExists, Leftover, Name, Progress, Result, Stage, StorageError,
-    Store, StoreScheme, Written,
+    Durability, Entry, FileBody, Hints, IfExists, Leftover, Name, Progress, Result, StorageError, Store,
+    StoreScheme, Transaction, Written,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -15,7 +15,7 @@ type Files = BTreeMap<Name, Bytes>;
 #[derive(Debug, Default)]
 struct Place {
     files: Files,
-    staged: BTreeMap<String, Files>,
+    begun: BTreeMap<String, Files>,
 }
 
 /// A place in the memory of this process; scheme `memory`.
@@ -115,45 +115,45 @@ impl Store for MemoryStore {
         Ok(Some(Arc::new(Self { place, ..self.clone() })))
     }
 
-    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
         let mut place = lock(&self.place);
         if if_exists == IfExists::Refuse && !place.files.is_empty() {
             return Err(StorageError::Exists { path: self.url() });
         }
-        place.staged.entry(attempt.into()).or_default();
-        Ok(Arc::new(MemoryStage { store: self.clone(), attempt: attempt.into(), if_exists }))
+        place.begun.entry(attempt.into()).or_default();
+        Ok(Arc::new(MemoryTransaction { store: self.clone(), attempt: attempt.into(), if_exists }))
     }
 
-    async fn join(&self, attempt: &str, _: Option<&str>) -> Result<Arc<dyn Stage>> {
-        if !lock(&self.place).staged.contains_key(attempt) {
+    async fn join(&self, attempt: &str, _: Option<&str>) -> Result<Arc<dyn Transaction>> {
+        if !lock(&self.place).begun.contains_key(attempt) {
             return Err(StorageError::NotJoined { path: self.url(), attempt: attempt.into() });
         }
         let (store, if_exists) = (self.clone(), IfExists::Refuse);
-        Ok(Arc::new(MemoryStage { store, attempt: attempt.into(), if_exists }))
+        Ok(Arc::new(MemoryTransaction { store, attempt: attempt.into(), if_exists }))
     }
 
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         let url = self.url();
-        Ok(lock(&self.place).staged.keys().map(|a| Leftover::new(a.clone(), format!("{url}#{a}"))).collect())
+        Ok(lock(&self.place).begun.keys().map(|a| Leftover::new(a.clone(), format!("{url}#{a}"))).collect())
     }
 
     async fn remove_leftover(&self, attempt: &str) -> Result<()> {
-        lock(&self.place).staged.remove(attempt);
+        lock(&self.place).begun.remove(attempt);
         Ok(())
     }
 }
 
 #[derive(Debug)]
-struct MemoryStage {
+struct MemoryTransaction {
     store: MemoryStore,
     attempt: String,
     if_exists: IfExists,
 }
 
-impl MemoryStage {
+impl MemoryTransaction {
     fn gone(&self) -> StorageError {
         StorageError::invalid(format!(
-            "{}: attempt {} is published or abandoned",
+            "{}: attempt {} is committed or rolled back",
             self.store.url(),
             self.attempt
         ))
@@ -161,7 +161,7 @@ impl MemoryStage {
 }
 
 #[async_trait]
-impl Stage for MemoryStage {
+impl Transaction for MemoryTransaction {
     async fn write(&self, files: Vec<FileBody>, _: Durability, progress: Progress) -> Result<Vec<Written>> {
         let mut out = Vec::new();
         for FileBody { name, extents } in files {
@@ -184,8 +184,8 @@ impl Stage for MemoryStage {
             let bytes = bytes.freeze();
             let len = bytes.len() as u64;
             let mut place = lock(&self.store.place);
-            let staged = place.staged.get_mut(&self.attempt).ok_or_else(|| self.gone())?;
-            if staged.insert(name.clone(), bytes).is_some() {
+            let begun = place.begun.get_mut(&self.attempt).ok_or_else(|| self.gone())?;
+            if begun.insert(name.clone(), bytes).is_some() {
                 return Err(StorageError::invalid(format!("{name} is written twice")));
             }
             drop(place);
@@ -195,16 +195,16 @@ impl Stage for MemoryStage {
         Ok(out)
     }
 
-    async fn publish(&self, files: &[Written], (name, bytes): (Name, Bytes), _: Durability) -> Result<()> {
+    async fn commit(&self, files: &[Written], (name, bytes): (Name, Bytes), _: Durability) -> Result<()> {
         let mut place = lock(&self.store.place);
-        let staged = place.staged.get(&self.attempt).ok_or_else(|| self.gone())?;
+        let begun = place.begun.get(&self.attempt).ok_or_else(|| self.gone())?;
         for file in files {
-            file.check(self.store.url(), staged.get(&file.name).map(|b| b.len() as u64))?;
+            file.check(self.store.url(), begun.get(&file.name).map(|b| b.len() as u64))?;
         }
         if self.if_exists == IfExists::Refuse && !place.files.is_empty() {
             return Err(StorageError::Exists { path: self.store.url() });
         }
-        let new = place.staged.remove(&self.attempt).unwrap_or_default();
+        let new = place.begun.remove(&self.attempt).unwrap_or_default();
         if let IfExists::Replace(old) = &self.if_exists {
             place.files.retain(|n, _| !old.contains(n));
         }
@@ -213,8 +213,8 @@ impl Stage for MemoryStage {
         Ok(())
     }
 
-    async fn abandon(&self) -> Result<()> {
-        lock(&self.store.place).staged.remove(&self.attempt);
+    async fn rollback(&self) -> Result<()> {
+        lock(&self.store.place).begun.remove(&self.attempt);
         Ok(())
     }
 }

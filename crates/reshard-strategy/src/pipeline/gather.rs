@@ -3,7 +3,7 @@
 use crate::{Blocks, Elements, Result, StorageWriter, StrategyError, agree, cause, encode_object};
 use bytes::Bytes;
 use reshard_comm::Comm;
-use reshard_model::{Flat, Path, Payload, Sharded, ShardedObject, ShardedTensor, Step, Tensor};
+use reshard_model::{FlatStateDict, Path, Payload, Sharded, ShardedObject, ShardedTensor, Step, Tensor};
 use reshard_plan::{WriteData, WriteItem, WriteKind};
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +30,7 @@ pub(super) async fn bring<W: StorageWriter>(
     give: &[WriteItem],
     resolve: &(dyn Fn(&WriteItem) -> Result<WriteData> + Sync),
     taken: &[Vec<WriteItem>],
-    state: &mut Flat,
+    state: &mut FlatStateDict,
 ) -> Result<()> {
     let opened: Result<Vec<Blocks>> = give.iter().map(|item| blocks(writer, item, resolve(item)?)).collect();
     let whole: Result<Vec<Vec<Vec<u8>>>> =
@@ -116,7 +116,7 @@ fn fill(round: &mut Round, sources: &mut Sources, budget: usize) -> Result<()> {
 }
 
 fn add<W: StorageWriter>(
-    state: &mut Flat,
+    state: &mut FlatStateDict,
     writer: &W,
     taken: &[Vec<WriteItem>],
     whole: Vec<Vec<Vec<u8>>>,

@@ -6,7 +6,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use reshard_model::{
-    Data, Flat, Landing, LandingView, Payload, Region, Sharded, ShardedTensor, Tensor, Value,
+    Data, FlatStateDict, LentBuffer, LentView, Payload, Region, Sharded, ShardedTensor, Tensor, Value,
 };
 use reshard_plan::{Destination, LoadContext, LoadPlan, PlanError, ReadItem, Stored, cast};
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Instant};
@@ -48,7 +48,7 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
 
     async fn load(
         &self,
-        mut template: Flat,
+        mut template: FlatStateDict,
         from: Arc<dyn StorageReader>,
         cx: &LoadCx<'_>,
     ) -> Result<Loaded, Box<LoadFailure>> {
@@ -76,7 +76,7 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
 }
 
 /// DCP's calls up to `finish_plan`, in its order.
-async fn decide(template: &mut Flat, from: &dyn StorageReader, cx: &LoadCx<'_>) -> Result<LoadPlan> {
+async fn decide(template: &mut FlatStateDict, from: &dyn StorageReader, cx: &LoadCx<'_>) -> Result<LoadPlan> {
     let (rank, is_coordinator) = (cx.comm.rank().0, cx.comm.is_coordinator());
     let context = LoadContext::new(from.metadata(), rank, is_coordinator);
     // What `set_up` changes, a failed load must not keep: the caller gets back what it gave.
@@ -115,7 +115,7 @@ fn explained(e: PlanError, from: &dyn StorageReader) -> StrategyError {
 }
 
 /// A partial load leaves alone what is not stored; what is stored, and can't be loaded, is not that.
-fn not_lacking(plan: &LoadPlan, template: &Flat, from: &dyn StorageReader) -> Result<()> {
+fn not_lacking(plan: &LoadPlan, template: &FlatStateDict, from: &dyn StorageReader) -> Result<()> {
     let missing = plan.missing.iter().filter_map(|i| template.get_index(*i as usize));
     let mut whys = missing.filter_map(|(_, leaf)| match leaf {
         Sharded::Tensor(t) => from.why_not(&t.key),
@@ -128,7 +128,7 @@ fn unsupported(what: String, from: &dyn StorageReader) -> StrategyError {
     StrategyError::Unsupported { strategy: from.key().to_string(), what }
 }
 
-fn notes(plan: &LoadPlan, template: &Flat) -> LoadNotes {
+fn notes(plan: &LoadPlan, template: &FlatStateDict) -> LoadNotes {
     let key = |i: &u32| template.get_index(*i as usize).map_or_else(String::new, |(_, s)| s.key().into());
     LoadNotes {
         unexpected: plan.unexpected.iter().map(|k| k.to_string()).collect(),
@@ -142,11 +142,11 @@ const SCRATCH: u64 = 64 << 20;
 
 /// Moves bytes; the template comes back whatever happens.
 async fn fill(
-    mut template: Flat,
+    mut template: FlatStateDict,
     plan: &LoadPlan,
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
-) -> (Flat, Result<ReadTotals>) {
+) -> (FlatStateDict, Result<ReadTotals>) {
     if let Err(e) = allocate(&mut template, plan) {
         return (template, Err(e));
     }
@@ -190,7 +190,7 @@ fn wanted(plan: &LoadPlan) -> std::collections::BTreeSet<u32> {
     read.chain(plan.fills.iter().map(|f| f.dest)).collect()
 }
 
-fn tensor_mut(template: &mut Flat, i: u32) -> Option<&mut ShardedTensor> {
+fn tensor_mut(template: &mut FlatStateDict, i: u32) -> Option<&mut ShardedTensor> {
     match template.get_index_mut(i as usize) {
         Some((_, Sharded::Tensor(t))) => Some(t),
         _ => None,
@@ -198,7 +198,7 @@ fn tensor_mut(template: &mut Flat, i: u32) -> Option<&mut ShardedTensor> {
 }
 
 /// Leaves without a buffer get one; those that are empty or missing too, so that every leaf of the result has data.
-fn allocate(template: &mut Flat, plan: &LoadPlan) -> Result<()> {
+fn allocate(template: &mut FlatStateDict, plan: &LoadPlan) -> Result<()> {
     let missing: std::collections::BTreeSet<u32> = plan.missing.iter().copied().collect();
     for (i, leaf) in template.values_mut().enumerate() {
         if let Sharded::Tensor(t) = leaf
@@ -214,7 +214,7 @@ fn allocate(template: &mut Flat, plan: &LoadPlan) -> Result<()> {
 type Devices = BTreeMap<u32, Data>;
 
 /// Device leaves are filled through a host copy.
-fn to_host(template: &mut Flat, plan: &LoadPlan) -> Result<Devices> {
+fn to_host(template: &mut FlatStateDict, plan: &LoadPlan) -> Result<Devices> {
     let mut out = Devices::new();
     for i in wanted(plan) {
         let Some(t) = tensor_mut(template, i) else { continue };
@@ -227,7 +227,7 @@ fn to_host(template: &mut Flat, plan: &LoadPlan) -> Result<Devices> {
     Ok(out)
 }
 
-fn copy_to_devices(template: &mut Flat, devices: Devices) -> Result<()> {
+fn copy_to_devices(template: &mut FlatStateDict, devices: Devices) -> Result<()> {
     let mut first = Ok(());
     for (i, device) in devices {
         let Some(t) = tensor_mut(template, i) else { continue };
@@ -241,7 +241,7 @@ fn copy_to_devices(template: &mut Flat, devices: Devices) -> Result<()> {
     Ok(first?)
 }
 
-fn back_to_devices(template: &mut Flat, devices: Devices) {
+fn back_to_devices(template: &mut FlatStateDict, devices: Devices) {
     for (i, device) in devices {
         if let Some(t) = tensor_mut(template, i) {
             t.data = device;
@@ -249,13 +249,13 @@ fn back_to_devices(template: &mut Flat, devices: Devices) {
     }
 }
 
-/// The template's buffers, on loan. Leaves that are views of one buffer lie in one landing.
+/// The template's buffers, on loan. Leaves that are views of one buffer lie in one [`LentBuffer`].
 struct Lent {
-    landings: Vec<(Arc<Landing>, Vec<LandingView>, Vec<u32>)>,
+    buffers: Vec<(Arc<LentBuffer>, Vec<LentView>, Vec<u32>)>,
 }
 
 impl Lent {
-    fn take(template: &mut Flat, plan: &LoadPlan) -> Result<Self> {
+    fn take(template: &mut FlatStateDict, plan: &LoadPlan) -> Result<Self> {
         let mut groups: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
         for (i, leaf) in template.values().enumerate() {
             if let Sharded::Tensor(ShardedTensor { data: Data::Host(h), .. }) = leaf {
@@ -263,7 +263,7 @@ impl Lent {
             }
         }
         let wanted = wanted(plan);
-        let mut out = Self { landings: Vec::new() };
+        let mut out = Self { buffers: Vec::new() };
         for (_, leaves) in groups {
             if !leaves.iter().any(|i| wanted.contains(i)) {
                 continue;
@@ -279,8 +279,8 @@ impl Lent {
                     key = t.key.to_string();
                 }
             }
-            match Landing::new(&key, handles) {
-                Ok((landing, views)) => out.landings.push((landing, views, leaves)),
+            match LentBuffer::new(&key, handles) {
+                Ok((lent, views)) => out.buffers.push((lent, views, leaves)),
                 Err((e, handles)) => {
                     restore(template, &leaves, handles);
                     out.give_back(template)?;
@@ -291,10 +291,10 @@ impl Lent {
         Ok(out)
     }
 
-    fn give_back(&mut self, template: &mut Flat) -> Result<()> {
+    fn give_back(&mut self, template: &mut FlatStateDict) -> Result<()> {
         let mut lost = Vec::new();
-        for (landing, views, leaves) in self.landings.drain(..) {
-            match landing.reclaim(views) {
+        for (lent, views, leaves) in self.buffers.drain(..) {
+            match lent.reclaim(views) {
                 Ok(handles) => restore(template, &leaves, handles),
                 Err(_) => lost.extend(leaves),
             }
@@ -309,7 +309,7 @@ impl Lent {
     }
 }
 
-fn restore(template: &mut Flat, leaves: &[u32], handles: Vec<Tensor>) {
+fn restore(template: &mut FlatStateDict, leaves: &[u32], handles: Vec<Tensor>) {
     for (&i, h) in leaves.iter().zip(handles) {
         if let Some(t) = tensor_mut(template, i) {
             t.data = Data::Host(h);
@@ -318,7 +318,7 @@ fn restore(template: &mut Flat, leaves: &[u32], handles: Vec<Tensor>) {
 }
 
 /// The part of a leaf's local tensor that a region of the plan means: prepended axes are of extent 1 and not in it.
-fn local(template: &Flat, item: u32, region: &Region) -> Region {
+fn local(template: &FlatStateDict, item: u32, region: &Region) -> Region {
     let prepended = match template.get_index(item as usize) {
         Some((_, Sharded::Tensor(t))) => t.prepend_axis_num,
         _ => 0,
@@ -330,24 +330,24 @@ fn local(template: &Flat, item: u32, region: &Region) -> Region {
 async fn read_all(
     lent: &mut Lent,
     plan: &LoadPlan,
-    template: &Flat,
+    template: &FlatStateDict,
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
 ) -> Result<ReadTotals> {
     let mut direct: Vec<ReadTensor> = Vec::new();
-    let mut scratch: Vec<(&ReadItem, reshard_model::Claim)> = Vec::new();
+    let mut scratch: Vec<(&ReadItem, reshard_model::RegionMut)> = Vec::new();
     let place: BTreeMap<u32, (usize, usize)> = lent
-        .landings
+        .buffers
         .iter()
         .enumerate()
         .flat_map(|(l, (_, _, leaves))| leaves.iter().enumerate().map(move |(v, &leaf)| (leaf, (l, v))))
         .collect();
-    // All claims on a landing are made at once; fills claim too, so that a fill and a read never meet.
+    // All regions of a buffer are asked for at once, those of fills too, so that a fill and a read never meet.
     enum Want<'p> {
         Read(&'p ReadItem),
         Fill,
     }
-    let mut wants: Vec<Vec<(usize, Region, Want<'_>)>> = lent.landings.iter().map(|_| Vec::new()).collect();
+    let mut wants: Vec<Vec<(usize, Region, Want<'_>)>> = lent.buffers.iter().map(|_| Vec::new()).collect();
     for item in plan.items.iter().filter(|i| matches!(i.stored, Stored::Chunk(_))) {
         if let Some(&(l, v)) = place.get(&item.dest) {
             wants[l].push((v, local(template, item.dest, &item.dest_region), Want::Read(item)));
@@ -359,14 +359,14 @@ async fn read_all(
         }
     }
     let metadata = from.metadata();
-    for ((landing, views, _), wants) in lent.landings.iter().zip(wants) {
-        let regions: Vec<(&LandingView, Region)> =
+    for ((lent, views, _), wants) in lent.buffers.iter().zip(wants) {
+        let regions: Vec<(&LentView, Region)> =
             wants.iter().map(|(v, r, _)| (&views[*v], r.clone())).collect();
-        let claims = landing.claim(&regions)?;
-        for ((_, _, want), claim) in wants.into_iter().zip(claims) {
+        let lent_regions = lent.regions_mut(&regions)?;
+        for ((_, _, want), into) in wants.into_iter().zip(lent_regions) {
             let Want::Read(item) = want else {
-                let zeros = vec![0; claim.bytes() as usize];
-                claim.fill(&zeros)?;
+                let zeros = vec![0; into.bytes() as usize];
+                into.fill(&zeros)?;
                 continue;
             };
             let Stored::Chunk(chunk) = item.stored else { continue };
@@ -378,9 +378,9 @@ async fn read_all(
             let same = stored == Some(dtype);
             if same && cx.planner.lookup_tensor(item)? == Destination::Leaf {
                 let region = item.stored_region.clone();
-                direct.push(ReadTensor { chunk, region, dtype, claim });
+                direct.push(ReadTensor { chunk, region, dtype, into });
             } else {
-                scratch.push((item, claim));
+                scratch.push((item, into));
             }
         }
     }
@@ -405,31 +405,31 @@ fn add(a: &mut ReadTotals, b: &ReadTotals) {
     a.verified += b.verified;
 }
 
-/// Reads into memory of its own, lets the planner transform and casts, then fills the claims.
+/// Reads into memory of its own, lets the planner transform and casts, then fills the regions.
 async fn through_scratch(
-    part: Vec<(&ReadItem, reshard_model::Claim)>,
-    template: &Flat,
+    part: Vec<(&ReadItem, reshard_model::RegionMut)>,
+    template: &FlatStateDict,
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
 ) -> Result<ReadTotals> {
     let metadata = from.metadata();
     let (mut reads, mut waiting) = (Vec::new(), Vec::new());
-    for (item, claim) in part {
+    for (item, into) in part {
         let Stored::Chunk(chunk) = item.stored else { continue };
         let Some((tensor, _)) = metadata.chunk(chunk) else { continue };
-        let scratch = Tensor::zeros(&item.piece.key, tensor.dtype(), claim.shape())?;
-        let (landing, views) = Landing::new(&item.piece.key, vec![scratch]).map_err(|(e, _)| e)?;
-        let whole = Region::whole(claim.shape());
-        for inner in landing.claim(&[(&views[0], whole)])? {
+        let scratch = Tensor::zeros(&item.piece.key, tensor.dtype(), into.shape())?;
+        let (lent, views) = LentBuffer::new(&item.piece.key, vec![scratch]).map_err(|(e, _)| e)?;
+        let whole = Region::whole(into.shape());
+        for inner in lent.regions_mut(&[(&views[0], whole)])? {
             let region = item.stored_region.clone();
-            reads.push(ReadTensor { chunk, region, dtype: tensor.dtype(), claim: inner });
+            reads.push(ReadTensor { chunk, region, dtype: tensor.dtype(), into: inner });
         }
-        waiting.push((item, claim, landing, views));
+        waiting.push((item, into, lent, views));
     }
     let totals = from.read_tensors(reads, cx.verify, &cx.progress).await?;
-    for (item, claim, landing, views) in waiting {
+    for (item, into, lent, views) in waiting {
         let mut got =
-            landing.reclaim(views).map_err(|_| StrategyError::Invalid("a store kept a buffer".into()))?;
+            lent.reclaim(views).map_err(|_| StrategyError::Invalid("a store kept a buffer".into()))?;
         let Some(tensor) = got.pop() else { continue };
         let tensor = cx.planner.transform_tensor(item, tensor)?;
         let dtype = match template.get_index(item.dest as usize) {
@@ -439,18 +439,18 @@ async fn through_scratch(
         let elements = if tensor.dtype() == dtype {
             tensor.to_bytes().to_vec()
         } else {
-            let mut out = vec![0; claim.bytes() as usize];
+            let mut out = vec![0; into.bytes() as usize];
             cast::convert(tensor.dtype(), &tensor.to_bytes(), dtype, &mut out)?;
             out
         };
-        claim.fill(&elements)?;
+        into.fill(&elements)?;
     }
     Ok(totals)
 }
 
 /// Reads the objects of the plan, each once, and puts the decoded values into their leaves.
 async fn objects(
-    template: &mut Flat,
+    template: &mut FlatStateDict,
     plan: &LoadPlan,
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,

@@ -1,7 +1,7 @@
 //! A sharding policy's place in a save: after the global plan, before the layout of files.
 
 use crate::{Result, StrategyError};
-use reshard_model::{Data, Flat, Path, Region, Sharded};
+use reshard_model::{Data, FlatStateDict, Path, Region, Sharded};
 use reshard_plan::{ChunkId, Metadata, SavePlan, TensorWrite, WriteItem, WriteKind};
 use reshard_policy::{
     Content, Limits, Piece, PolicyMetrics, Sharding, ShardingPolicy, decide, describe, gathers,
@@ -33,7 +33,11 @@ struct LeafInfo {
 }
 
 impl Offer {
-    pub(super) fn new(plan: SavePlan, state: &Flat, policy: Option<&dyn ShardingPolicy>) -> Result<Self> {
+    pub(super) fn new(
+        plan: SavePlan,
+        state: &FlatStateDict,
+        policy: Option<&dyn ShardingPolicy>,
+    ) -> Result<Self> {
         let about = |p| -> Result<About> {
             let leaves = state.iter().map(|(path, leaf)| LeafInfo::of(path, leaf)).collect();
             Ok(About { policy: describe(p)?, leaves })

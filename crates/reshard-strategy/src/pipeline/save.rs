@@ -1,6 +1,6 @@
 use crate::{
-    BackendVersion, FileLayout, Placed, PreparedSave, RankTotals, Result, SaveCx, SaveShardedStrategy,
-    SaveTotals, Saved, StorageWriter, StrategyError,
+    BackendVersion, FileLayout, PreparedSave, RankTotals, Result, SaveCx, SaveShardedStrategy, SaveTotals,
+    Saved, StorageWriter, StrategyError, WriteResult,
     agree::{self, agree},
     cause,
     pipeline::{
@@ -10,13 +10,13 @@ use crate::{
 };
 use async_trait::async_trait;
 use reshard_comm::{Cause, Comm};
-use reshard_model::{ErrorKind, Flat, Payload, Sharded, Value};
+use reshard_model::{ErrorKind, FlatStateDict, Payload, Sharded, Value};
 use reshard_plan::{
     DefaultSavePlanner, Metadata, PieceId, SaveContext, SavePlan, SavePlanner as _, WriteData, WriteItem,
     WriteKind,
 };
 use reshard_policy::{PolicyMetrics, ShardingPolicy, describe, gathers};
-use reshard_storage::{Durability, FileBody, Progress, Stage};
+use reshard_storage::{Durability, FileBody, Progress, Transaction};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -41,7 +41,7 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
         self.writer.key()
     }
 
-    async fn prepare(&self, state: Flat, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>> {
+    async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>> {
         let comm = &cx.comm;
         let guard = comm.guard("planning a save");
         let mut state = state;
@@ -65,22 +65,22 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
         let (metadata, placement) = decided.unwrap_or_default();
         if to_coordinator {
             let cells = Cells::of(&state);
-            let mut brought = Flat::new();
+            let mut brought = FlatStateDict::new();
             let resolve = |item: &WriteItem| self.resolve(item, &state, &cells, own, cx);
             gather::bring(comm, &*self.writer, &give, &resolve, &placement.taken, &mut brought).await?;
             state.extend(brought);
         }
         let laid_out = agree(comm, "layout", self.lay_out(plan, state, own, cx)).await;
         guard.done();
-        let FileLayout { files, placed } = laid_out?;
+        let FileLayout { files, results } = laid_out?;
         Ok(Box::new(Prepared {
             writer: Arc::clone(&self.writer),
-            stage: Arc::clone(&cx.stage),
+            transaction: Arc::clone(&cx.transaction),
             durability: cx.durability,
             progress: cx.progress.clone(),
             rank_local: cx.rank_local,
             files,
-            placed,
+            results,
             metadata,
             policy: placement.metrics,
         }))
@@ -113,7 +113,7 @@ impl<W: StorageWriter> Planned<W> {
     }
 
     /// DCP's calls up to the exchange of plans, in its order.
-    fn local_plan(&self, state: &mut Flat, cx: &SaveCx<'_>) -> Result<SavePlan> {
+    fn local_plan(&self, state: &mut FlatStateDict, cx: &SaveCx<'_>) -> Result<SavePlan> {
         let (rank, is_coordinator) = (cx.comm.rank().0, cx.comm.is_coordinator());
         self.writer.reset(cx.url);
         let meta = self.writer.storage_meta();
@@ -158,7 +158,7 @@ impl<W: StorageWriter> Planned<W> {
     fn resolve(
         &self,
         item: &WriteItem,
-        state: &Flat,
+        state: &FlatStateDict,
         cells: &Cells,
         own: usize,
         cx: &SaveCx<'_>,
@@ -175,7 +175,13 @@ impl<W: StorageWriter> Planned<W> {
         }
     }
 
-    fn lay_out(&self, plan: SavePlan, state: Flat, own: usize, cx: &SaveCx<'_>) -> Result<FileLayout> {
+    fn lay_out(
+        &self,
+        plan: SavePlan,
+        state: FlatStateDict,
+        own: usize,
+        cx: &SaveCx<'_>,
+    ) -> Result<FileLayout> {
         let plan = cx.planner.finish_plan(plan)?;
         let cells = Cells::of(&state);
         let resolve = |item: &WriteItem| self.resolve(item, &state, &cells, own, cx);
@@ -189,7 +195,7 @@ impl<W: StorageWriter> Planned<W> {
 struct Cells(BTreeMap<String, Vec<u32>>);
 
 impl Cells {
-    fn of(state: &Flat) -> Self {
+    fn of(state: &FlatStateDict) -> Self {
         let mut out: BTreeMap<String, Vec<u32>> = BTreeMap::new();
         for (i, leaf) in state.values().enumerate() {
             if let Sharded::Object(o) = leaf
@@ -222,7 +228,7 @@ impl Cells {
 
 /// Every planned item has a place, and nothing else has.
 fn check_layout(plan: &SavePlan, layout: &FileLayout) -> Result<()> {
-    let mut places: BTreeSet<&PieceId> = layout.placed.iter().map(|p| &p.id).collect();
+    let mut places: BTreeSet<&PieceId> = layout.results.iter().map(|p| &p.id).collect();
     for item in &plan.items {
         if !places.remove(&item.id()) {
             return Err(StrategyError::Invalid(format!("the format gave no place to {}", item.id())));
@@ -238,12 +244,12 @@ fn check_layout(plan: &SavePlan, layout: &FileLayout) -> Result<()> {
 
 struct Prepared<W> {
     writer: Arc<W>,
-    stage: Arc<dyn Stage>,
+    transaction: Arc<dyn Transaction>,
     durability: Durability,
     progress: Progress,
     rank_local: bool,
     files: Vec<FileBody>,
-    placed: Vec<Placed>,
+    results: Vec<WriteResult>,
     metadata: Metadata,
     policy: Option<PolicyMetrics>,
 }
@@ -258,7 +264,7 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
         let files = std::mem::take(&mut self.files);
         let planned: BTreeMap<String, Option<u64>> =
             files.iter().map(|f| (f.name.to_string(), f.bytes())).collect();
-        let written = self.stage.write(files, self.durability, self.progress.clone()).await?;
+        let written = self.transaction.write(files, self.durability, self.progress.clone()).await?;
         for w in &written {
             if planned.get(w.name.as_str()).copied().flatten() != Some(w.bytes) {
                 return Err(StrategyError::corrupt(
@@ -279,9 +285,9 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
         let me = *self;
         if me.rank_local {
             let records = written.and_then(|()| {
-                me.writer.finish(&me.metadata, std::slice::from_ref(&me.placed), Some(comm.rank().0))
+                me.writer.finish(&me.metadata, std::slice::from_ref(&me.results), Some(comm.rank().0))
             });
-            let mine = records.as_ref().map(|_| totals(&me.placed)).map_err(cause);
+            let mine = records.as_ref().map(|_| totals(&me.results)).map_err(cause);
             let mut ranks = Vec::new();
             let summed = comm.all_reduce("write", mine, |all: Vec<RankTotals>| {
                 ranks = all;
@@ -293,12 +299,12 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
         }
         let mut saved = Saved::default();
         let (writer, metadata) = (&me.writer, &me.metadata);
-        let part = written.map(|()| me.placed).map_err(|e| cause(&e));
+        let part = written.map(|()| me.results).map_err(|e| cause(&e));
         saved.totals = comm
-            .all_reduce("write", part, |placed: Vec<Vec<Placed>>| {
-                check_written(metadata, &placed)?;
-                saved.records = writer.finish(metadata, &placed, None).map_err(|e| cause(&e))?;
-                saved.ranks = placed.iter().map(|p| totals(p)).collect();
+            .all_reduce("write", part, |results: Vec<Vec<WriteResult>>| {
+                check_written(metadata, &results)?;
+                saved.records = writer.finish(metadata, &results, None).map_err(|e| cause(&e))?;
+                saved.ranks = results.iter().map(|p| totals(p)).collect();
                 Ok(SaveTotals::of(&saved.ranks))
             })
             .await?;
@@ -310,19 +316,19 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
     }
 }
 
-fn totals(placed: &[Placed]) -> RankTotals {
-    let files: BTreeSet<&str> = placed.iter().map(|p| p.file.as_str()).collect();
-    let bytes = placed.iter().map(|p| p.length).sum();
-    RankTotals { items: placed.len() as u64, bytes, files: files.len() as u64 }
+fn totals(results: &[WriteResult]) -> RankTotals {
+    let files: BTreeSet<&str> = results.iter().map(|p| p.file.as_str()).collect();
+    let bytes = results.iter().map(|p| p.length).sum();
+    RankTotals { items: results.len() as u64, bytes, files: files.len() as u64 }
 }
 
 /// Commit only if every planned item was written: a lost writer must not become a checkpoint with holes.
-fn check_written(metadata: &Metadata, placed: &[Vec<Placed>]) -> Result<(), Cause> {
+fn check_written(metadata: &Metadata, results: &[Vec<WriteResult>]) -> Result<(), Cause> {
     let planned = metadata.chunk_count() + metadata.object_count();
-    let written: usize = placed.iter().map(Vec::len).sum();
+    let written: usize = results.iter().map(Vec::len).sum();
     if planned == written {
         return Ok(());
     }
-    let what = format!("{written} items were written where {planned} were planned; nothing is published");
+    let what = format!("{written} items were written where {planned} were planned; nothing is committed");
     Err(Cause::new(ErrorKind::Internal, what))
 }

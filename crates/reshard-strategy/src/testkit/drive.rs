@@ -3,9 +3,9 @@ use crate::{
     StrategyError, agree,
 };
 use reshard_comm::{Comm, LocalGroup, ProcessGroup, testkit::on_ranks};
-use reshard_model::Flat;
+use reshard_model::FlatStateDict;
 use reshard_plan::{LoadPlanner, SavePlanner};
-use reshard_storage::{Durability, FileBody, IfExists, Progress, Stage, Store};
+use reshard_storage::{Durability, FileBody, IfExists, Progress, Store, Transaction};
 use std::{
     collections::BTreeMap,
     sync::{
@@ -22,10 +22,10 @@ pub struct Rank<S: ?Sized, P: ?Sized> {
     /// The planner.
     pub planner: Arc<P>,
     /// What to save, or the template.
-    pub flat: Flat,
+    pub flat: FlatStateDict,
 }
 
-/// Saves from as many ranks as are given, each a thread, and publishes. What a failed save wrote is removed.
+/// Saves from as many ranks as are given, each a thread, and commits. What a failed save wrote is removed.
 ///
 /// # Panics
 /// When a rank panics, or hangs for a minute.
@@ -52,31 +52,31 @@ async fn save(
     rank: Rank<dyn SaveShardedStrategy, dyn SavePlanner>,
 ) -> Result<Saved> {
     let comm = Comm::new(group);
-    let stage = store.stage(attempt, if_exists).await.map_err(StrategyError::from);
-    let stage = agree(&comm, "begin", stage).await?;
+    let transaction = store.begin(attempt, if_exists).await.map_err(StrategyError::from);
+    let transaction = agree(&comm, "begin", transaction).await?;
     let (groups, url) = (BTreeMap::new(), store.url());
-    let cx = SaveCx::new(comm, &groups, Arc::clone(&stage), &url, rank.planner);
+    let cx = SaveCx::new(comm, &groups, Arc::clone(&transaction), &url, rank.planner);
     let saved = async {
         let mut prepared = rank.strategy.prepare(rank.flat, &cx).await?;
         let written = prepared.write().await;
         let saved = prepared.finish(written, &comm).await?;
-        let published = publish(&stage, &saved).await;
-        agree(&comm, "publish", published).await?;
+        let committed = commit(&transaction, &saved).await;
+        agree(&comm, "commit", committed).await?;
         Ok(saved)
     };
     let saved: Result<Saved> = saved.await;
     if saved.is_err() && comm.is_coordinator() {
-        stage.abandon().await?;
+        transaction.rollback().await?;
     }
     saved
 }
 
-async fn publish(stage: &Arc<dyn Stage>, saved: &Saved) -> Result<()> {
+async fn commit(transaction: &Arc<dyn Transaction>, saved: &Saved) -> Result<()> {
     let Some((last, others)) = saved.records.split_last() else { return Ok(()) };
     let files =
         others.iter().map(|(name, bytes)| FileBody::from_bytes(name.clone(), bytes.clone())).collect();
-    stage.write(files, Durability::Process, Progress::none()).await?;
-    Ok(stage.publish(&[], last.clone(), Durability::Process).await?)
+    transaction.write(files, Durability::Process, Progress::none()).await?;
+    Ok(transaction.commit(&[], last.clone(), Durability::Process).await?)
 }
 
 /// Loads onto as many ranks as are given, each a thread.

@@ -1,6 +1,6 @@
 use super::{Cut, Rank, Tap, check_sample, load_on_ranks, sample, sample_template, save_on_ranks};
 use crate::{LoadShardedConfig, OpenCx, Result, SaveShardedConfig, StrategyError};
-use reshard_model::{DType, Data, ErrorKind, Flat, Path, Region, Sharded, ShardedTensor, Tensor};
+use reshard_model::{DType, Data, ErrorKind, FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor};
 use reshard_plan::{
     DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlanner, SaveContext, SavePlan, SavePlanner,
     WriteData, WriteKind,
@@ -84,8 +84,8 @@ pub fn save_planner_contract<P: SavePlanner>(
     }
 }
 
-fn plans_of(planner: &impl SavePlanner, ranks: u32) -> (Vec<Flat>, Vec<SavePlan>) {
-    let mut flats: Vec<Flat> = (0..ranks).map(|r| sample(Cut::Replicated, r, ranks, true)).collect();
+fn plans_of(planner: &impl SavePlanner, ranks: u32) -> (Vec<FlatStateDict>, Vec<SavePlan>) {
+    let mut flats: Vec<FlatStateDict> = (0..ranks).map(|r| sample(Cut::Replicated, r, ranks, true)).collect();
     let local = flats.iter_mut().zip(0..).map(|(flat, r)| {
         let cx = SaveContext::new(r, r == 0);
         planner.set_up(flat, &cx).unwrap();
@@ -229,7 +229,7 @@ fn what_is_missing_is_an_error<P: LoadPlanner>(
 ) {
     let leaf = ShardedTensor::region_of("nowhere", DType::Int8, &[2], Region::whole(&[2]))
         .with_data(Tensor::from_vec(&[2], vec![5i8; 2]).unwrap());
-    let flat: Flat = [(Path(vec!["nowhere".into()]), Sharded::Tensor(leaf))].into();
+    let flat: FlatStateDict = [(Path(vec!["nowhere".into()]), Sharded::Tensor(leaf))].into();
     let rank =
         Rank { strategy: load.build().unwrap(), planner: Arc::new(make()) as Arc<dyn LoadPlanner>, flat };
     for outcome in load_on_ranks(store, vec![rank]) {

@@ -1,5 +1,5 @@
 use reshard_model::{
-    DType, Data, Flat, Path, Payload, Region, Sharded, ShardedObject, ShardedTensor, Tensor, Value,
+    DType, Data, FlatStateDict, Path, Payload, Region, Sharded, ShardedObject, ShardedTensor, Tensor, Value,
     local_chunk,
 };
 
@@ -63,7 +63,7 @@ fn object(rank: u32, ranks: u32) -> ShardedObject {
 }
 
 /// What a rank of several saves: tensors of many kinds, as views of larger buffers, and an object if `objects`.
-pub fn sample(cut: Cut, rank: u32, ranks: u32, objects: bool) -> Flat {
+pub fn sample(cut: Cut, rank: u32, ranks: u32, objects: bool) -> FlatStateDict {
     let mut out = leaves(cut, rank, ranks, |t, all| {
         let part = all.narrow(&Region { offsets: t.global_offset.clone(), lengths: t.local_shape.clone() });
         t.with_data(part)
@@ -76,7 +76,7 @@ pub fn sample(cut: Cut, rank: u32, ranks: u32, objects: bool) -> Flat {
 
 /// The template that loads the same onto any ranks. Every second leaf has a buffer, the others are allocated by the load. With
 /// `objects`, each rank asks for that of a rank that saved.
-pub fn sample_template(cut: Cut, rank: u32, ranks: u32, objects: Option<u32>) -> Flat {
+pub fn sample_template(cut: Cut, rank: u32, ranks: u32, objects: Option<u32>) -> FlatStateDict {
     let mut n = 0;
     let mut out = leaves(cut, rank, ranks, |t, _| {
         n += 1;
@@ -100,7 +100,7 @@ fn leaves(
     rank: u32,
     ranks: u32,
     mut with: impl FnMut(ShardedTensor, &Tensor) -> ShardedTensor,
-) -> Flat {
+) -> FlatStateDict {
     let leaf = |&(key, dtype, shape): &(&str, DType, &[u64])| {
         let region = cut.region(shape, rank, ranks);
         // Ranks that hold the same are copies of each other.
@@ -115,7 +115,7 @@ fn leaves(
 ///
 /// # Panics
 /// When one isn't.
-pub fn check_sample(loaded: &Flat) {
+pub fn check_sample(loaded: &FlatStateDict) {
     for leaf in loaded.values() {
         match leaf {
             Sharded::Tensor(t) => {

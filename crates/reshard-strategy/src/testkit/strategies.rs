@@ -6,7 +6,7 @@ use crate::{
 use bytes::Bytes;
 use futures::executor::block_on;
 use reshard_comm::CommError;
-use reshard_model::{DType, Data, ErrorKind, Flat, Path, Sharded, ShardedTensor, Tensor};
+use reshard_model::{DType, Data, ErrorKind, FlatStateDict, Path, Sharded, ShardedTensor, Tensor};
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, SavePlanner};
 use reshard_storage::{
     IfExists, Name, Progress, Store,
@@ -73,7 +73,7 @@ fn failed<T>(outcomes: Vec<Result<T>>) -> CommError {
 }
 
 /// Where the elements of leaves with buffers are.
-fn addresses(flat: &Flat) -> BTreeMap<Path, usize> {
+fn addresses(flat: &FlatStateDict) -> BTreeMap<Path, usize> {
     flat.iter()
         .filter_map(|(path, leaf)| match leaf {
             Sharded::Tensor(ShardedTensor { data: Data::Host(t), .. }) => Some((path.clone(), t.buffer_id())),
@@ -95,7 +95,12 @@ impl Pair<'_> {
         self.saver().can_handle_sharded_objects() && self.loader().can_handle_sharded_objects()
     }
 
-    fn save_flats(&self, store: &Arc<dyn Store>, how: IfExists, flats: Vec<Flat>) -> Vec<Result<Saved>> {
+    fn save_flats(
+        &self,
+        store: &Arc<dyn Store>,
+        how: IfExists,
+        flats: Vec<FlatStateDict>,
+    ) -> Vec<Result<Saved>> {
         let planner: Arc<dyn SavePlanner> = Arc::new(DefaultSavePlanner::DEFAULT);
         let rank = |flat| Rank { strategy: self.saver(), planner: Arc::clone(&planner), flat };
         save_on_ranks(store, how, flats.into_iter().map(rank).collect())
@@ -108,13 +113,17 @@ impl Pair<'_> {
         }
     }
 
-    fn load_flats(&self, store: &Arc<dyn Store>, flats: Vec<Flat>) -> Vec<Result<Loaded, LoadFailure>> {
+    fn load_flats(
+        &self,
+        store: &Arc<dyn Store>,
+        flats: Vec<FlatStateDict>,
+    ) -> Vec<Result<Loaded, LoadFailure>> {
         let planner: Arc<dyn LoadPlanner> = Arc::new(DefaultLoadPlanner::DEFAULT);
         let rank = |flat| Rank { strategy: self.loader(), planner: Arc::clone(&planner), flat };
         load_on_ranks(store, flats.into_iter().map(rank).collect())
     }
 
-    fn template(&self, cut: Cut, rank: u32, ranks: u32, saved: u32) -> Flat {
+    fn template(&self, cut: Cut, rank: u32, ranks: u32, saved: u32) -> FlatStateDict {
         sample_template(cut, rank, ranks, self.objects().then_some(saved))
     }
 
@@ -143,7 +152,8 @@ impl Pair<'_> {
             let store = store();
             self.save(&store, saved_by, from);
             for (cut, ranks) in [(Cut::Rows, 2), (Cut::Columns, 3), (Cut::Replicated, 1), (Cut::Rows, 1)] {
-                let templates: Vec<Flat> = (0..ranks).map(|r| self.template(cut, r, ranks, from)).collect();
+                let templates: Vec<FlatStateDict> =
+                    (0..ranks).map(|r| self.template(cut, r, ranks, from)).collect();
                 let before: Vec<_> = templates.iter().map(addresses).collect();
                 for (loaded, before) in self.load_flats(&store, templates).into_iter().zip(before) {
                     let state = loaded.map_err(|f| f.error).unwrap().state;
@@ -160,20 +170,20 @@ impl Pair<'_> {
 
     fn an_empty_state_is_a_checkpoint(&self) {
         let store = store();
-        for outcome in self.save_flats(&store, IfExists::Refuse, vec![Flat::new(); 2]) {
+        for outcome in self.save_flats(&store, IfExists::Refuse, vec![FlatStateDict::new(); 2]) {
             outcome.unwrap();
         }
-        let loaded = self.load_flats(&store, vec![Flat::new(); 3]);
+        let loaded = self.load_flats(&store, vec![FlatStateDict::new(); 3]);
         assert!(loaded.into_iter().all(|l| l.map_err(|f| f.error).unwrap().state.is_empty()));
     }
 
     fn ranks_without_leaves_take_part(&self) {
         let store = store();
-        let flats = vec![Flat::new(), sample(Cut::Rows, 0, 1, false), Flat::new()];
+        let flats = vec![FlatStateDict::new(), sample(Cut::Rows, 0, 1, false), FlatStateDict::new()];
         for outcome in self.save_flats(&store, IfExists::Refuse, flats) {
             outcome.unwrap();
         }
-        let templates = vec![Flat::new(), sample_template(Cut::Columns, 0, 1, None)];
+        let templates = vec![FlatStateDict::new(), sample_template(Cut::Columns, 0, 1, None)];
         for loaded in self.load_flats(&store, templates) {
             check_sample(&loaded.map_err(|f| f.error).unwrap().state);
         }
@@ -191,7 +201,7 @@ impl Pair<'_> {
             assert_eq!((stored.dtype(), stored.shape()), (t.dtype, t.global_shape));
         }
         let there = files(&store);
-        let within = |p: &crate::Placed| p.offset + p.length <= there[&p.file].len() as u64;
+        let within = |p: &crate::WriteResult| p.offset + p.length <= there[&p.file].len() as u64;
         for (chunk, _) in metadata.tensors().flat_map(|t| t.chunks()) {
             assert!(reader.locate_chunk(chunk).is_none_or(|p| within(&p)));
         }
@@ -279,7 +289,7 @@ impl Pair<'_> {
     fn a_missing_key_is_named_and_the_template_comes_back(&self) {
         let store = store();
         self.save(&store, Cut::Rows, 2);
-        let templates: Vec<Flat> = (0..2)
+        let templates: Vec<FlatStateDict> = (0..2)
             .map(|r| {
                 let mut flat = sample_template(Cut::Rows, r, 2, None);
                 for key in ["nowhere.a", "nowhere.b"] {
@@ -304,13 +314,13 @@ impl Pair<'_> {
     fn a_read_that_fails_gives_the_template_back(&self) {
         let inner = store();
         self.save(&inner, Cut::Rows, 2);
-        for op in [Op::Gather, Op::ReadRanges, Op::Read] {
+        for op in [Op::ReadInto, Op::ReadRanges, Op::Read] {
             // Not every format calls all of these, nor as often; a fault that is not met does no harm.
             for nth in 0..4 {
                 let faulty = FaultStore::new(Arc::clone(&inner));
                 faulty.fail(op, nth, Fault::Before);
                 let faulty: Arc<dyn Store> = Arc::new(faulty);
-                let templates: Vec<Flat> =
+                let templates: Vec<FlatStateDict> =
                     (0..2).map(|r| sample_template(Cut::Columns, r, 2, None)).collect();
                 let before: Vec<_> = templates.iter().map(addresses).collect();
                 for (outcome, before) in self.load_flats(&faulty, templates).into_iter().zip(before) {
@@ -360,5 +370,5 @@ impl Pair<'_> {
 
 fn nothing_is_left(store: &Arc<dyn Store>) {
     assert!(files(store).is_empty(), "files of a failed save are visible");
-    assert_eq!(block_on(store.leftovers()).unwrap(), [], "a failed save left its stage");
+    assert_eq!(block_on(store.leftovers()).unwrap(), [], "a failed save left its transaction");
 }

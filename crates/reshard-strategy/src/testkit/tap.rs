@@ -1,11 +1,11 @@
 use crate::{
-    BackendVersion, FileLayout, FileRole, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Placed,
-    Producer, ReadObject, ReadTensor, ReadTotals, Resolve, Result, StorageReader, StorageWriter,
-    VerifyReport, WriteData,
+    BackendVersion, FileLayout, FileRole, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Producer,
+    ReadObject, ReadTensor, ReadTotals, Resolve, Result, StorageReader, StorageWriter, VerifyReport,
+    WriteData, WriteResult,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_model::{BoxError, Dialect, Flat, ObjectCodec, Payload, Tensor, Value};
+use reshard_model::{BoxError, Dialect, FlatStateDict, ObjectCodec, Payload, Tensor, Value};
 use reshard_plan::{
     ChunkId, Destination, LoadContext, LoadPlan, LoadPlanner, Metadata, ObjectId, PlanError, ReadItem,
     SaveContext, SavePlan, SavePlanner, WriteItem,
@@ -69,12 +69,12 @@ impl<P: SavePlanner> SavePlanner for Tapped<P> {
         &self.inner
     }
 
-    fn set_up(&self, state: &mut Flat, cx: &SaveContext<'_>) -> Result<(), PlanError> {
+    fn set_up(&self, state: &mut FlatStateDict, cx: &SaveContext<'_>) -> Result<(), PlanError> {
         self.tap.plan("planner.set_up")?;
         self.inner.set_up(state, cx)
     }
 
-    fn create_local_plan(&self, state: &Flat, cx: &SaveContext<'_>) -> Result<SavePlan, PlanError> {
+    fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan, PlanError> {
         self.tap.plan("planner.create_local_plan")?;
         self.inner.create_local_plan(state, cx)
     }
@@ -89,7 +89,7 @@ impl<P: SavePlanner> SavePlanner for Tapped<P> {
         self.inner.finish_plan(plan)
     }
 
-    fn lookup_object(&self, item: &WriteItem, state: &Flat) -> Result<WriteData, PlanError> {
+    fn lookup_object(&self, item: &WriteItem, state: &FlatStateDict) -> Result<WriteData, PlanError> {
         self.tap.plan("planner.lookup_object")?;
         self.inner.lookup_object(item, state)
     }
@@ -106,12 +106,16 @@ impl<P: LoadPlanner> LoadPlanner for Tapped<P> {
         &self.inner
     }
 
-    fn set_up(&self, template: &mut Flat, cx: &LoadContext<'_>) -> Result<(), PlanError> {
+    fn set_up(&self, template: &mut FlatStateDict, cx: &LoadContext<'_>) -> Result<(), PlanError> {
         self.tap.plan("planner.set_up")?;
         self.inner.set_up(template, cx)
     }
 
-    fn create_local_plan(&self, template: &Flat, cx: &LoadContext<'_>) -> Result<LoadPlan, PlanError> {
+    fn create_local_plan(
+        &self,
+        template: &FlatStateDict,
+        cx: &LoadContext<'_>,
+    ) -> Result<LoadPlan, PlanError> {
         self.tap.plan("planner.create_local_plan")?;
         self.inner.create_local_plan(template, cx)
     }
@@ -213,11 +217,11 @@ impl<W: StorageWriter> StorageWriter for Tapped<W> {
     fn finish(
         &self,
         metadata: &Metadata,
-        placed: &[Vec<Placed>],
+        results: &[Vec<WriteResult>],
         rank: Option<u32>,
     ) -> Result<Vec<(Name, Bytes)>> {
         self.tap.format("writer.finish")?;
-        self.inner.finish(metadata, placed, rank)
+        self.inner.finish(metadata, results, rank)
     }
 }
 
@@ -255,7 +259,7 @@ impl LoadShardedStrategy for Tapped<Arc<dyn LoadShardedStrategy>> {
 
     async fn load(
         &self,
-        template: Flat,
+        template: FlatStateDict,
         from: Arc<dyn StorageReader>,
         cx: &LoadCx<'_>,
     ) -> Result<Loaded, Box<LoadFailure>> {
@@ -290,11 +294,11 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
         self.inner.dialect()
     }
 
-    fn locate_chunk(&self, chunk: ChunkId) -> Option<Placed> {
+    fn locate_chunk(&self, chunk: ChunkId) -> Option<WriteResult> {
         self.inner.locate_chunk(chunk)
     }
 
-    fn locate_object(&self, object: ObjectId) -> Option<Placed> {
+    fn locate_object(&self, object: ObjectId) -> Option<WriteResult> {
         self.inner.locate_object(object)
     }
 

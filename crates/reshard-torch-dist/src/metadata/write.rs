@@ -7,22 +7,22 @@ use super::{
 use crate::Flavour;
 use reshard_model::{DType, Step};
 use reshard_plan::{Entry, Metadata, PlannerData, TensorProperties};
-use reshard_strategy::{Placed, Result, StrategyError};
+use reshard_strategy::{Result, StrategyError, WriteResult};
 use reshard_torch_format::pickle::{Emitter, Op};
 use std::{borrow::Cow, collections::BTreeMap};
 
 /// As PyTorch does: dicts and lists are filled in batches of this many, which bounds a reader's stack.
 const BATCH: usize = 1000;
 
-/// Writes `.metadata` for items that lie at `placed`, in order of ranks and of writing.
+/// Writes `.metadata` for items that lie at `results`, in order of ranks and of writing.
 pub(crate) fn write(
     metadata: &Metadata,
-    placed: &[Vec<Placed>],
+    results: &[Vec<WriteResult>],
     flavour: Flavour,
     checkpoint_id: &str,
 ) -> Result<Vec<u8>> {
     let mut w = Writer { e: Emitter::new(4), flavour, constants: BTreeMap::new(), keys: BTreeMap::new() };
-    w.metadata(metadata, placed, checkpoint_id)?;
+    w.metadata(metadata, results, checkpoint_id)?;
     Ok(w.e.finish())
 }
 
@@ -47,7 +47,7 @@ impl<'m> Writer<'m> {
     fn metadata(
         &mut self,
         metadata: &'m Metadata,
-        placed: &'m [Vec<Placed>],
+        results: &'m [Vec<WriteResult>],
         checkpoint_id: &str,
     ) -> Result<()> {
         self.new_object(MD, "Metadata");
@@ -58,7 +58,7 @@ impl<'m> Writer<'m> {
         self.text("planner_data");
         self.planner_data(metadata.planner_data());
         self.text("storage_data");
-        self.storage_data(metadata, placed)?;
+        self.storage_data(metadata, results)?;
         if self.flavour.has_storage_meta() {
             self.text("storage_meta");
             self.storage_meta(checkpoint_id);
@@ -189,10 +189,10 @@ impl<'m> Writer<'m> {
         }
     }
 
-    fn storage_data(&mut self, metadata: &'m Metadata, placed: &'m [Vec<Placed>]) -> Result<()> {
+    fn storage_data(&mut self, metadata: &'m Metadata, results: &'m [Vec<WriteResult>]) -> Result<()> {
         let mut lost = None;
         self.e.op(Op::EmptyDict);
-        self.batches(placed.iter().flatten(), Op::SetItems, |w, p| {
+        self.batches(results.iter().flatten(), Op::SetItems, |w, p| {
             w.new_object(MD, "MetadataIndex");
             w.e.op(Op::EmptyDict);
             w.e.op(Op::Mark);

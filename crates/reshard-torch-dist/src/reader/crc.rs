@@ -3,7 +3,7 @@
 use super::name_of;
 use reshard_model::BoxError;
 use reshard_plan::{ChunkId, Metadata};
-use reshard_storage::Check;
+use reshard_storage::Checksum;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
@@ -38,7 +38,7 @@ impl Crc {
     }
 }
 
-impl Check for Crc {
+impl Checksum for Crc {
     fn update(&mut self, bytes: &[u8]) {
         self.seen += bytes.len() as u64;
         self.hasher.update(bytes);
@@ -65,7 +65,7 @@ impl Check for Crc {
         }
     }
 
-    fn split(&mut self, at: u64) -> Option<Box<dyn Check>> {
+    fn split(&mut self, at: u64) -> Option<Box<dyn Checksum>> {
         let (hasher, at) = (crc32fast::Hasher::new(), self.at + at);
         Some(Box::new(Self { hasher, at, seen: 0, record: Arc::clone(&self.record) }))
     }
@@ -104,7 +104,7 @@ mod tests {
             cuts.sort_unstable();
             cuts.dedup();
             let crc = Crc::new(bytes.len() as u64, stored, Arc::default(), ChunkId(0));
-            let mut checks: Vec<(std::ops::Range<usize>, Box<dyn Check>)> = vec![(0..bytes.len(), Box::new(crc))];
+            let mut checks: Vec<(std::ops::Range<usize>, Box<dyn Checksum>)> = vec![(0..bytes.len(), Box::new(crc))];
             for &cut in &cuts[1..cuts.len() - 1] {
                 let Some((range, last)) = checks.last_mut() else { unreachable!() };
                 let rest = last.split((cut - range.start) as u64).unwrap();

@@ -13,7 +13,7 @@ use crate::{
     transform::{self, Refused},
 };
 use bytes::Bytes;
-use reshard_model::{Scatter, Tensor};
+use reshard_model::{StridedCopy, Tensor};
 use reshard_plan::ChunkId;
 use reshard_storage::{Progress, StorageError};
 use reshard_strategy::{LimitOption, ReadTensor, ReadTotals, Result, StrategyError};
@@ -169,7 +169,7 @@ impl TorchDistReader {
         Ok(Some(bytes))
     }
 
-    /// Fills claims from a chunk whose archive has to be in memory as a whole.
+    /// Fills regions from a chunk whose archive has to be in memory as a whole.
     pub(super) async fn read_packed(
         &self,
         w: &Wanted,
@@ -198,7 +198,7 @@ impl TorchDistReader {
         Ok(())
     }
 
-    /// Fills claims from a deflated record, of which no more than a block is in memory. Its checksum is checked when its end is
+    /// Fills regions from a deflated record, of which no more than a block is in memory. Its checksum is checked when its end is
     /// reached.
     pub(super) async fn read_deflated(
         &self,
@@ -209,16 +209,16 @@ impl TorchDistReader {
         progress: &Progress,
         totals: &mut ReadTotals,
     ) -> Result<()> {
-        let mut parts: Vec<Scatter> = Vec::with_capacity(reads.len());
+        let mut parts: Vec<StridedCopy> = Vec::with_capacity(reads.len());
         let (mut start, mut end) = (u64::MAX, 0);
         for r in reads {
             let part = super::part(&d.layout, r)?;
             let hull = part.source.hull();
             (start, end) = (start.min(hull.start), end.max(hull.end));
-            totals.needed += part.claim.bytes();
-            totals.read += part.claim.bytes();
-            progress.add(part.claim.bytes());
-            parts.push(part.claim.scatter(&part.source)?);
+            totals.needed += part.into.bytes();
+            totals.read += part.into.bytes();
+            progress.add(part.into.bytes());
+            parts.push(part.into.strided_copy(&part.source)?);
         }
         let corrupt = |e| self.corrupt(w, e);
         let mut stream = match self.kept.take(w.chunk, verify) {
@@ -253,7 +253,7 @@ impl TorchDistReader {
     }
 }
 
-/// Fills claims from a tensor in memory.
+/// Fills regions from a tensor in memory.
 pub(super) fn land(
     tensor: &Tensor,
     reads: Vec<ReadTensor>,

@@ -1,7 +1,7 @@
 //! Calls of Megatron Core's own loader, made again. They were made at world size 2.
 
 use crate::load;
-use reshard::{Cast, Data, Dims, ErrorKind, Plain, ShardedTensor, StateDict, Tensor, Value};
+use reshard::{Cast, Data, Dims, ErrorKind, ShardedTensor, StateDict, Tensor, Value, ValueTree};
 use reshard_golden::{Fixture, chain, fixtures, ours, sha256};
 use serde_json::Value as Json;
 
@@ -94,7 +94,7 @@ fn flattened_tensors_are_counted() {
     }
 }
 
-fn call(f: &Fixture, l: &Json, cast: Cast) -> Vec<Result<Plain, reshard::LoadError>> {
+fn call(f: &Fixture, l: &Json, cast: Cast) -> Vec<Result<ValueTree, reshard::LoadError>> {
     let template = || {
         let mut s = StateDict::new();
         s.insert("t", declared(&l["declaration"]));
@@ -161,7 +161,7 @@ fn flattened(f: &Fixture, l: &Json) -> Result<(), String> {
     Ok(())
 }
 
-fn tensor<'s>(state: &'s Plain, name: &str) -> Option<&'s Tensor> {
+fn tensor<'s>(state: &'s ValueTree, name: &str) -> Option<&'s Tensor> {
     state.get(name)?.leaf().and_then(Value::as_tensor)
 }
 

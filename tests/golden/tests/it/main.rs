@@ -9,10 +9,10 @@ mod sound;
 mod templates;
 
 use futures::executor::block_on;
-use reshard::{Cast, LoadError, LocalGroup, Plain, StateDict};
+use reshard::{Cast, LoadError, LocalGroup, StateDict, ValueTree};
 
 /// Loads on as many ranks as there are templates, each a thread.
-fn load(templates: Vec<StateDict>, url: &str, cast: Cast) -> Vec<Result<Plain, LoadError>> {
+fn load(templates: Vec<StateDict>, url: &str, cast: Cast) -> Vec<Result<ValueTree, LoadError>> {
     let groups = LocalGroup::new(templates.len() as u32);
     std::thread::scope(|scope| {
         let ranks: Vec<_> = groups

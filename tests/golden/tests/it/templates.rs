@@ -3,8 +3,8 @@
 use crate::load;
 use futures::executor::block_on;
 use reshard::{
-    Cast, Checkpoint, Dialect, Leaf, Path, Payload, Plain, Region, ShardedObject, ShardedTensor, StateDict,
-    Tensor, Tree, Value, local_chunk, plan::PlannerData, unflatten,
+    Cast, Checkpoint, Dialect, Leaf, Path, Payload, Region, ShardedObject, ShardedTensor, StateDict, Tensor,
+    Tree, Value, ValueTree, local_chunk, plan::PlannerData, unflatten,
 };
 use reshard_golden::{Fixture, chain, compare_tensor, fixtures};
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ fn template(paths: &BTreeMap<String, Path>, mut leaf: impl FnMut(&str) -> Tree<L
     })
 }
 
-fn replace(tree: Plain, leaf: &mut impl FnMut(Value) -> Tree<Leaf>) -> StateDict {
+fn replace(tree: ValueTree, leaf: &mut impl FnMut(Value) -> Tree<Leaf>) -> StateDict {
     match tree {
         Tree::Leaf(v) => leaf(v),
         Tree::Dict(d) => Tree::Dict(d.into_iter().map(|(k, v)| (k, replace(v, leaf))).collect()),
@@ -52,7 +52,7 @@ fn differences(
     f: &Fixture,
     checkpoint: &Checkpoint,
     paths: &BTreeMap<String, Path>,
-    state: &Plain,
+    state: &ValueTree,
 ) -> Vec<String> {
     let mut wrong = Vec::new();
     for (key, path) in paths {
@@ -170,7 +170,7 @@ fn three_ranks_load_rows_and_columns_of_everything() {
                     state
                 })
                 .collect();
-            let loaded: Result<Vec<Plain>, _> =
+            let loaded: Result<Vec<ValueTree>, _> =
                 load(templates, checkpoint.url(), Cast::Never).into_iter().collect();
             let loaded = match loaded {
                 Ok(loaded) => loaded,

@@ -17,12 +17,12 @@
 //! | `write_data` | `writer.layout` | `lookup_tensor` | `planner.lookup_tensor` |
 //! | `write_data`, on its threads | `writer.bytes` | `read_data` | `reader.read_tensors`, `reader.read_objects` |
 //! | `finish` | `writer.finish` | `transform_tensor` | `planner.transform_tensor` |
-//! | (writing, publishing) | `stores.rs` | `load_bytes` | `reader.decode`, `planner.load_object` |
+//! | (writing, committing) | `stores.rs` | `load_bytes` | `reader.decode`, `planner.load_object` |
 //! | | | `commit_tensor` | `planner.commit_tensor` |
 
 use reshard::{
-    DType, DefaultLoadPlanner, DefaultSavePlanner, Dialect, LoadPlanner, Plain, Rank, Registry, StateDict,
-    Stores, Value,
+    DType, DefaultLoadPlanner, DefaultSavePlanner, Dialect, LoadPlanner, Rank, Registry, StateDict, Stores,
+    Value, ValueTree,
     plan::{Destination, PlanError, ReadItem},
     strategy::testkit::Tap,
     torch_dist::TorchDistLoadConfig,
@@ -313,7 +313,7 @@ fn without_a_fault_the_taps_change_nothing() {
             load.planner(tap.on(ByScratch)).strategy(tapped(tap, torch))
         });
         for (r, outcome) in (0..).zip(outcomes) {
-            let plain: Plain = outcome.unwrap().0;
+            let plain: ValueTree = outcome.unwrap().0;
             world.check(&cut, r, RANKS, &plain);
         }
         watches.iter().for_each(Watch::check_filled);

@@ -1,8 +1,8 @@
 //! Megatron Core's leaves, saved and loaded: irregular grids, cells of objects, leaves that stay where they are.
 
 use reshard::{
-    DType, Dialect, ErrorKind, LocalNonpersistent, Plain, Region, ShardedObject, ShardedTensor, StateDict,
-    Tensor, Tree, Value,
+    DType, Dialect, ErrorKind, LocalNonpersistent, Region, ShardedObject, ShardedTensor, StateDict, Tensor,
+    Tree, Value, ValueTree,
 };
 use reshard_laws::{
     place::Place,
@@ -152,7 +152,7 @@ fn cells() -> Place {
     place
 }
 
-fn ints(state: &Plain) -> Vec<Option<i64>> {
+fn ints(state: &ValueTree) -> Vec<Option<i64>> {
     ["a", "b"].map(|k| state.get(k).and_then(|t| t.leaf()?.as_int())).to_vec()
 }
 
@@ -219,7 +219,7 @@ fn a_saved_directory_holds_no_trace_of_a_local_leaf() {
         assert!(files >= 2, "{dialect:?}: {files} files");
 
         // What the template brings along is what a load hands back.
-        let local = |tree: &Plain, path: [&str; 2]| match tree.get(path[0])?.get(path[1])?.leaf()? {
+        let local = |tree: &ValueTree, path: [&str; 2]| match tree.get(path[0])?.get(path[1])?.leaf()? {
             Value::Local(l) => l.0.downcast_ref::<String>().cloned(),
             other => panic!("{other:?}"),
         };

@@ -60,11 +60,11 @@ proptest! {
 
         let counted = counts.take();
         let needed = len * columns * dtype.size();
-        prop_assert!(counted.gathered.bytes_needed <= needed);
-        prop_assert_eq!(counted.gathered.bytes_read, counted.gathered.bytes_needed);
+        prop_assert!(counted.records.bytes_needed <= needed);
+        prop_assert_eq!(counted.records.bytes_read, counted.records.bytes_needed);
         // Items of a few KiB are read whole, header and elements at once.
-        let small = needed - counted.gathered.bytes_needed;
-        let headers = counted.range_bytes + counted.gathered.bytes_between - small.min(counted.range_bytes);
+        let small = needed - counted.records.bytes_needed;
+        let headers = counted.range_bytes + counted.records.bytes_between - small.min(counted.range_bytes);
         // Head and tail of an item, and of neighbours, are read at once if little lies between them.
         let each = HEADERS_PER_ITEM + 2 * counts.hints().coalesce_gap;
         prop_assert!(headers <= items * each, "{headers} bytes of headers for {items} items");
@@ -99,7 +99,7 @@ proptest! {
         // Head and tail of an item, and of neighbours, are read at once if little lies between them.
         let each = HEADERS_PER_ITEM + 2 * counts.hints().coalesce_gap;
         prop_assert!(headers <= items * each, "{headers} for {items}");
-        prop_assert!(counts.take().gathered.bytes_read <= all);
+        prop_assert!(counts.take().records.bytes_read <= all);
     }
 
     #[test]
@@ -133,6 +133,6 @@ proptest! {
         }
         let whole = 128 * columns * 4;
         prop_assert!(report.totals.read <= whole, "{} of {whole} bytes", report.totals.read);
-        prop_assert!(counts.take().gathered.bytes_read <= whole);
+        prop_assert!(counts.take().records.bytes_read <= whole);
     }
 }

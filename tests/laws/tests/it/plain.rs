@@ -3,8 +3,8 @@
 use futures::executor::block_on;
 use reshard::{
     BoxError, DType, DeviceBuffer, DeviceTensor, Dialect, ErrorKind, Layout, Leaf, LocalGroup, OpenOptions,
-    Plain, ProcessGroup, Rank, Region, ReplicaId, Save, ShardedTensor, ShardedTensorFactory, StateDict,
-    Swiglu, Tensor, Tree, Value,
+    ProcessGroup, Rank, Region, ReplicaId, Save, ShardedTensor, ShardedTensorFactory, StateDict, Swiglu,
+    Tensor, Tree, Value, ValueTree,
 };
 use reshard_comm::testkit::on_ranks;
 use reshard_laws::{
@@ -169,7 +169,7 @@ fn a_tensor_that_only_the_coordinator_has_is_saved() {
 fn tensors_in_lists_tuples_and_dicts_are_compared_and_other_values_are_not() {
     let nested = |x: f32, step: i64| {
         let mut state = with(Value::Tuple(vec![step.into(), Value::Dict(vec![("t".into(), floats(&[x]))])]));
-        let list = Plain::List(vec![Tree::Leaf(floats(&[0.0])), Tree::Leaf(floats(&[x]))]);
+        let list = ValueTree::List(vec![Tree::Leaf(floats(&[0.0])), Tree::Leaf(floats(&[x]))]);
         state.insert_tree("list", list.map(&mut Leaf::Value));
         state.insert("step", step);
         state

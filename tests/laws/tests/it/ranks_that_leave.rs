@@ -42,7 +42,7 @@ fn faulty(who: u32, at: u64, fault: &Fault) -> Groups {
 
 const SHORT: Duration = Duration::from_millis(300);
 
-/// There is no checkpoint, or the whole of it: the last collective comes after it was published.
+/// There is no checkpoint, or the whole of it: the last collective comes after it was committed.
 fn nothing_or_all(world: &World, place: &Place) {
     if place.files().is_empty() {
         return;

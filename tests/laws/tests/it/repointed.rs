@@ -5,7 +5,7 @@ use bytes::Bytes;
 use reshard::{
     DType, Dialect, IfExists, Region, ShardedTensor, StateDict, Tensor,
     blocking::Checkpoint,
-    storage::{Entry, Hints, LocalStore, Name, Result, Stage, Store},
+    storage::{Entry, Hints, LocalStore, Name, Result, Store, Transaction},
 };
 use reshard_laws::{
     place::Place,
@@ -42,13 +42,13 @@ impl Store for Repointed {
     async fn len(&self, name: &Name) -> Result<Option<u64>> {
         self.inner.len(name).await
     }
-    async fn stage(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Stage>> {
-        let begun = self.inner.stage(attempt, if_exists).await;
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
+        let begun = self.inner.begin(attempt, if_exists).await;
         fs::remove_file(&self.link).unwrap();
         symlink("two", &self.link).unwrap();
         begun
     }
-    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Stage>> {
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         self.inner.join(attempt, place).await
     }
 }

@@ -3,7 +3,7 @@
 use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard::{
-    Dialect, Durability, OpenOptions, Plain, SaveShardedConfig, Step, Tree,
+    Dialect, Durability, OpenOptions, SaveShardedConfig, Step, Tree, ValueTree,
     torch_dist::{Strides, TorchDistConfig},
 };
 use reshard_example::ExampleConfig;
@@ -100,7 +100,7 @@ proptest! {
             prop_assert!(got.to_bytes() == t.whole().to_bytes(), "{} differs", t.key);
         }
         let state = block_on(opened.state()).unwrap();
-        let extra = Plain::from(world.extra.clone());
+        let extra = ValueTree::from(world.extra.clone());
         let want = if dialect == Dialect::Dcp { textual(extra) } else { extra };
         prop_assert_eq!(state.get("extra"), Some(&want));
         let report = block_on(opened.verify(true, Default::default())).unwrap();
@@ -109,7 +109,7 @@ proptest! {
 }
 
 /// PyTorch keeps int keys of dicts as text.
-fn textual(tree: Plain) -> Plain {
+fn textual(tree: ValueTree) -> ValueTree {
     match tree {
         Tree::Dict(d) => {
             Tree::Dict(d.into_iter().map(|(k, v)| (Step::from(k.to_string()), textual(v))).collect())

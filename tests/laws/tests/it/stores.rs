@@ -58,10 +58,10 @@ fn sound(world: &World) -> Place {
 fn a_call_that_fails_fails_the_save_on_all_ranks_and_leaves_nothing() {
     let world = world();
     let mut met = 0;
-    for op in [Op::Stage, Op::Write, Op::Publish] {
+    for op in [Op::Begin, Op::Write, Op::Commit] {
         for fault in [Fault::Before, Fault::After] {
-            if (op, fault) == (Op::Publish, Fault::After) {
-                // It is published then, whatever the store says.
+            if (op, fault) == (Op::Commit, Fault::After) {
+                // It is committed then, whatever the store says.
                 continue;
             }
             for nth in 0.. {
@@ -75,9 +75,9 @@ fn a_call_that_fails_fails_the_save_on_all_ranks_and_leaves_nothing() {
                 met += 1;
                 let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
                 let steps: &[&str] = match op {
-                    Op::Stage => &["begin"],
-                    Op::Write => &["write", "publish"],
-                    _ => &["publish"],
+                    Op::Begin => &["begin"],
+                    Op::Write => &["write", "commit"],
+                    _ => &["commit"],
                 };
                 assert!(steps.contains(&step), "{op:?} {nth}: {step}");
                 assert_eq!(causes.len(), 1, "{causes:?}");
@@ -96,7 +96,7 @@ fn an_old_checkpoint_outlives_every_failed_save() {
     let world = world();
     let old = sound(&world);
     let before = old.files();
-    for op in [Op::Stage, Op::Write, Op::Publish] {
+    for op in [Op::Begin, Op::Write, Op::Commit] {
         for nth in 0..2 {
             let place = faulty(&old, op, nth, Fault::Before);
             let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s.overwrite(true));
@@ -109,7 +109,7 @@ fn an_old_checkpoint_outlives_every_failed_save() {
 }
 
 #[test]
-fn a_file_that_is_not_whole_in_the_stage_is_never_published_whoever_wrote_it() {
+fn a_file_that_is_not_whole_in_the_transaction_is_never_committed_whoever_wrote_it() {
     let world = world();
     let modes =
         [(RANKS, Dialect::Megatron, false), (RANKS, Dialect::Dcp, true), (1, Dialect::Megatron, false)];
@@ -134,11 +134,11 @@ fn a_file_that_is_not_whole_in_the_stage_is_never_published_whoever_wrote_it() {
                     continue;
                 }
                 let text = outcomes[0].as_ref().unwrap_err().to_string();
-                assert!(text.contains("nothing is published"), "{text}");
+                assert!(text.contains("nothing is committed"), "{text}");
                 let told = ["__", "common.pt", "reshard.json", ".metadata"].map(|f| text.contains(f));
                 met.insert(told.into_iter().position(|t| t).unwrap_or_else(|| panic!("{text}")));
                 if ranks > 1 {
-                    assert_eq!(self::told(outcomes.iter().map(|o| o.as_ref().err())).0, "publish");
+                    assert_eq!(self::told(outcomes.iter().map(|o| o.as_ref().err())).0, "commit");
                 }
             }
         }
@@ -172,10 +172,10 @@ fn a_checkpoint_that_lacks_a_planned_item_is_not_committed() {
         let place = Place::new();
         let outcomes = save(group(ranks), states, place.url(), |rank, s| s.planner(Forgetful(rank.0)));
         for outcome in outcomes {
-            let e = outcome.err().unwrap_or_else(|| panic!("a checkpoint with a hole was published"));
+            let e = outcome.err().unwrap_or_else(|| panic!("a checkpoint with a hole was committed"));
             let text = e.to_string();
             assert!(
-                text.contains("items were written where") && text.contains("nothing is published"),
+                text.contains("items were written where") && text.contains("nothing is committed"),
                 "{text}"
             );
         }
@@ -189,7 +189,7 @@ fn what_can_not_be_cleared_away_does_not_hide_why_the_save_failed() {
     let inner = Place::new();
     let store = FaultStore::new(Arc::clone(inner.store()));
     store.fail(Op::Write, 0, Fault::Before);
-    store.fail(Op::Abandon, 0, Fault::Before);
+    store.fail(Op::Rollback, 0, Fault::Before);
     let place = Place::of(store);
     let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s);
     let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
@@ -216,7 +216,7 @@ fn a_call_that_fails_fails_the_load_on_all_ranks_and_gives_the_templates_back() 
     let world = world();
     let sound = sound(&world);
     let cut = world.columns(RANKS);
-    for op in [Op::Read, Op::ReadRanges, Op::Gather, Op::Len, Op::List] {
+    for op in [Op::Read, Op::ReadRanges, Op::ReadInto, Op::Len, Op::List] {
         for fault in [Fault::Before, Fault::Short, Fault::After] {
             for nth in 0.. {
                 let place = faulty(&sound, op, nth, fault);
@@ -244,7 +244,7 @@ fn a_flipped_bit_is_never_loaded() {
     let sound = sound(&world);
     let cut = world.rows(RANKS);
     let (mut found, mut harmless) = (0, 0);
-    for op in [Op::Read, Op::ReadRanges, Op::Gather] {
+    for op in [Op::Read, Op::ReadRanges, Op::ReadInto] {
         for nth in 0..8 {
             let place = faulty(&sound, op, nth, Fault::FlippedBit);
             // The same cut as was saved, so that every item is read whole and checked.
@@ -299,7 +299,7 @@ fn on_disk_a_failed_save_leaves_neither_the_place_nor_its_stage() {
     let dir = tempfile::tempdir().unwrap();
     let local = reshard::storage::LocalStore::open(&dir.path().join("ckpt").display().to_string()).unwrap();
     let local: Arc<dyn Store> = Arc::new(local);
-    for (op, nth) in [(Op::Write, 0), (Op::Write, 2), (Op::Publish, 0)] {
+    for (op, nth) in [(Op::Write, 0), (Op::Write, 2), (Op::Commit, 0)] {
         let store = FaultStore::new(Arc::clone(&local));
         store.fail(op, nth, Fault::Before);
         let place = Place::of(store);
@@ -368,7 +368,11 @@ fn a_fault_on_one_of_several_writer_threads_fails_the_save_on_all_ranks_and_leav
     let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
     assert_eq!((step, causes.keys().copied().collect::<Vec<_>>()), ("write", vec![1]));
     assert!(causes[&1].contains("a fault on the second thread"), "{causes:?}");
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "neither a checkpoint nor a stage is left");
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        0,
+        "neither a checkpoint nor a transaction is left"
+    );
 
     // The same without a fault.
     let (outcomes, _) = run("sound", false);

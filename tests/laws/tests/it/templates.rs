@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use reshard::{
-    Cast, DType, Dialect, ErrorKind, Plain, Region, ShardedTensor, ShardedTensorFactory, StateDict, Swiglu,
-    Tensor, Value, blocking, plan::cast::convert,
+    Cast, DType, Dialect, ErrorKind, Region, ShardedTensor, ShardedTensorFactory, StateDict, Swiglu, Tensor,
+    Value, ValueTree, blocking, plan::cast::convert,
 };
 use reshard_laws::{
     cases,
@@ -27,8 +27,8 @@ fn vector(key: &str, v: Vec<f32>) -> ShardedTensor {
     ShardedTensor::full(key, Tensor::from_vec(&[v.len() as u64], v).unwrap())
 }
 
-fn leaf<'p>(plain: &'p Plain, key: &str) -> &'p Tensor {
-    plain.get(key).and_then(Plain::leaf).and_then(Value::as_tensor).unwrap()
+fn leaf<'p>(plain: &'p ValueTree, key: &str) -> &'p Tensor {
+    plain.get(key).and_then(ValueTree::leaf).and_then(Value::as_tensor).unwrap()
 }
 
 #[test]

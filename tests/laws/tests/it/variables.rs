@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use reshard::policy::partition::PartitionSpec;
-use reshard::{DType, Dialect, Dims, Plain, Region, ShardedTensor, StateDict, Tensor, Value, blocking};
+use reshard::{DType, Dialect, Dims, Region, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking};
 use reshard_embedding::{
     LookupOptions, Mirrored, PartitionedVariable, Permutation, ShardedVariable, Strategy as Order, Tasks,
     embedding_lookup, slices_of,
@@ -56,7 +56,7 @@ fn saved(states: Vec<StateDict>, dialect: Dialect) -> Place {
     place
 }
 
-fn loaded(templates: Vec<StateDict>, place: &Place) -> Vec<Plain> {
+fn loaded(templates: Vec<StateDict>, place: &Place) -> Vec<ValueTree> {
     let n = templates.len() as u32;
     load(group(n), templates, place.url(), |_, load| load).into_iter().map(|o| o.unwrap().0).collect()
 }
@@ -111,7 +111,7 @@ proptest! {
         let mut template = StateDict::new();
         template.insert("w", ShardedTensor::template("emb", DType::Int64, &shape));
         let [plain] = loaded(vec![template], &place).try_into().unwrap();
-        prop_assert_eq!(plain.get("w").and_then(Plain::leaf).and_then(Value::as_tensor).unwrap(), &whole);
+        prop_assert_eq!(plain.get("w").and_then(ValueTree::leaf).and_then(Value::as_tensor).unwrap(), &whole);
     }
 
     #[test]

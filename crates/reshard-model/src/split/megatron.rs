@@ -1,11 +1,11 @@
 //! Megatron Core's way: what isn't sharded is common state.
 
 use super::{Parts, Slot, structure};
-use crate::{Flat, Leaf, Path, Plain, Result, Sharded, StateDict, Step, Tree, Value};
+use crate::{FlatStateDict, Leaf, Path, Result, Sharded, StateDict, Step, Tree, Value, ValueTree};
 use indexmap::IndexMap;
 
 pub(super) fn split(state: StateDict) -> Result<Parts> {
-    let mut flat = Flat::new();
+    let mut flat = FlatStateDict::new();
     let Halves { slots, common } = part(state, &mut Vec::new(), &mut flat)?;
     Ok(Parts::new(flat, common.unwrap_or_default(), slots.unwrap_or_default()))
 }
@@ -14,14 +14,14 @@ pub(super) fn split(state: StateDict) -> Result<Parts> {
 #[derive(Default)]
 struct Halves {
     slots: Option<Tree<Slot>>,
-    common: Option<Plain>,
+    common: Option<ValueTree>,
 }
 
-fn part(tree: StateDict, path: &mut Vec<Step>, flat: &mut Flat) -> Result<Halves> {
+fn part(tree: StateDict, path: &mut Vec<Step>, flat: &mut FlatStateDict) -> Result<Halves> {
     let slot = |slot| Ok(Halves { slots: Some(Tree::Leaf(slot)), common: None });
     match tree {
         Tree::Leaf(Leaf::Value(Value::Local(l)) | Leaf::Local(l)) => slot(Slot::Local(l)),
-        Tree::Leaf(Leaf::Value(v)) => Ok(Halves { slots: None, common: Some(Plain::Leaf(v)) }),
+        Tree::Leaf(Leaf::Value(v)) => Ok(Halves { slots: None, common: Some(ValueTree::Leaf(v)) }),
         Tree::Leaf(Leaf::Tensor(t)) => {
             t.validate()?;
             named(&t.key, path)?;
@@ -35,8 +35,10 @@ fn part(tree: StateDict, path: &mut Vec<Step>, flat: &mut Flat) -> Result<Halves
             slot(Slot::Sharded)
         }
         Tree::Leaf(Leaf::Factory(_)) => Err(structure(path, "a factory built another factory")),
-        Tree::Dict(d) if d.is_empty() => Ok(Halves { slots: None, common: Some(Plain::new()) }),
-        Tree::List(v) if v.is_empty() => Ok(Halves { slots: None, common: Some(Plain::List(Vec::new())) }),
+        Tree::Dict(d) if d.is_empty() => Ok(Halves { slots: None, common: Some(ValueTree::new()) }),
+        Tree::List(v) if v.is_empty() => {
+            Ok(Halves { slots: None, common: Some(ValueTree::List(Vec::new())) })
+        }
         Tree::Dict(d) => {
             let (mut slots, mut common) = (IndexMap::new(), IndexMap::new());
             for (k, v) in d {

@@ -1,9 +1,9 @@
 //! Leaves of one rank that hold the same piece.
 
-use super::Proposals;
-use crate::{PlanError, Problem, Problems, Result, Twins};
+use super::Offer;
+use crate::{DuplicatePieces, PlanError, Problem, Problems, Result};
 use indexmap::IndexMap;
-use reshard_model::{Data, Dims, Flat, Path, Sharded, ShardedTensor, Tensor};
+use reshard_model::{Data, Dims, FlatStateDict, Path, Sharded, ShardedTensor, Tensor};
 use std::{borrow::Cow, sync::Arc};
 
 /// What leaves of this rank were offered so far, by key and offset.
@@ -15,9 +15,9 @@ pub(super) struct Offered<'s> {
 }
 
 impl<'s> Offered<'s> {
-    pub(super) fn new(rank: u32, proposals: Proposals, state: &Flat) -> Self {
+    pub(super) fn new(rank: u32, offer: Offer, state: &FlatStateDict) -> Self {
         let seen = IndexMap::with_capacity(state.len());
-        Self { rank, main_only: proposals == Proposals::MainReplica, seen, problems: Vec::new() }
+        Self { rank, main_only: offer == Offer::MainReplica, seen, problems: Vec::new() }
     }
 
     /// Whether a leaf is the first to hold its piece. What two leaves of one piece contradict each other in is noted.
@@ -44,12 +44,12 @@ impl<'s> Offered<'s> {
             _ => return Ok(true),
         };
         let why = match (self.main_only, equal(other, leaf)?) {
-            (true, _) => Twins::BothMain,
+            (true, _) => DuplicatePieces::BothMain,
             (false, Some(true)) => return Ok(false),
-            (false, Some(false)) => Twins::Differ,
-            (false, None) => Twins::Unknown,
+            (false, Some(false)) => DuplicatePieces::Differ,
+            (false, None) => DuplicatePieces::Unknown,
         };
-        self.problems.push(Problem::Twins {
+        self.problems.push(Problem::DuplicatePieces {
             key: leaf.key().into(),
             region,
             rank: self.rank,

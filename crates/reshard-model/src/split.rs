@@ -1,11 +1,11 @@
 //! From a state dict to what a checkpoint holds, and back.
 //!
-//! [`split`] takes a [`StateDict`] apart into the leaves that planners see, the common state, and a [`Frame`] that remembers
-//! where everything was; [`Frame::join`] builds the result of a load from them. All are pure functions of their arguments.
+//! [`split`] takes a [`StateDict`] apart into the leaves that planners see, the common state, and a [`Skeleton`] that remembers
+//! where everything was; [`Skeleton::join`] builds the result of a load from them. All are pure functions of their arguments.
 
 use crate::{
-    Data, Dialect, Flat, LandingView, Leaf, LocalNonpersistent, ModelError, Path, Payload, Plain, Result,
-    Sharded, ShardedTensorFactory, StateDict, Step, Tensor, Tree, Value,
+    Data, Dialect, FlatStateDict, Leaf, LentView, LocalNonpersistent, ModelError, Path, Payload, Result,
+    Sharded, ShardedTensorFactory, StateDict, Step, Tensor, Tree, Value, ValueTree,
 };
 use indexmap::IndexMap;
 use std::collections::BTreeMap;
@@ -38,21 +38,21 @@ pub enum Flatten {
 #[derive(Debug)]
 pub struct Parts {
     /// What goes to planners and to the sharded strategy, by path.
-    pub flat: Flat,
+    pub flat: FlatStateDict,
     /// What rank 0 saves as common state. Empty in [`Dialect::Dcp`].
-    pub common: Plain,
+    pub common: ValueTree,
     /// The path behind each key. Empty in [`Dialect::Megatron`], which stores none.
     pub paths: PathOfKey,
     /// Empty dicts, which have no place in an item's name and so are lost by [`Dialect::Dcp`], unless a sidecar keeps them.
     /// Paths are like those of [`PathOfKey`].
     pub dropped_empty: Vec<Path>,
     /// Where everything was.
-    pub frame: Frame,
+    pub skeleton: Skeleton,
 }
 
 /// What is left of a state dict when its leaves are taken out: enough to put loaded ones in their places.
 #[derive(Clone, Debug)]
-pub struct Frame {
+pub struct Skeleton {
     slots: Tree<Slot>,
     factories: Tree<ShardedTensorFactory>,
     lent: BTreeMap<Path, Lent>,
@@ -72,7 +72,7 @@ enum Slot {
 /// forgotten until the parts are back.
 #[derive(Clone, Debug)]
 struct Lent {
-    view: LandingView,
+    view: LentView,
     buffer: usize,
 }
 
@@ -89,7 +89,7 @@ struct Lent {
 ///
 /// ```
 /// use indexmap::IndexMap;
-/// use reshard_model::{Dialect, Plain, ShardedTensor, StateDict, Tensor, Value, split};
+/// use reshard_model::{Dialect, ValueTree, ShardedTensor, StateDict, Tensor, Value, split};
 ///
 /// # fn main() -> Result<(), reshard_model::ModelError> {
 /// let mut state = StateDict::new();
@@ -101,11 +101,11 @@ struct Lent {
 /// // a load fills the leaves and reads the common state
 /// let loaded: IndexMap<_, _> =
 ///     parts.flat.into_keys().map(|path| (path, Value::from(1.5))).collect();
-/// let mut common = Plain::new();
+/// let mut common = ValueTree::new();
 /// common.insert("step", 8);
-/// let result = parts.frame.join(loaded, common)?;
-/// assert_eq!(result.get("w").and_then(Plain::leaf), Some(&Value::from(1.5)));
-/// assert_eq!(result.get("step").and_then(Plain::leaf), Some(&Value::from(8)));
+/// let result = parts.skeleton.join(loaded, common)?;
+/// assert_eq!(result.get("w").and_then(ValueTree::leaf), Some(&Value::from(1.5)));
+/// assert_eq!(result.get("step").and_then(ValueTree::leaf), Some(&Value::from(8)));
 /// # Ok(())
 /// # }
 /// ```
@@ -126,34 +126,34 @@ pub fn split_as(state: StateDict, dialect: Dialect, flatten: Flatten) -> Result<
         Dialect::Megatron => megatron::split(state)?,
         Dialect::Dcp => dcp::split(state, flatten)?,
     };
-    parts.frame.lent = lend(&mut factories, &parts.flat);
-    parts.frame.factories = factories;
+    parts.skeleton.lent = lend(&mut factories, &parts.flat);
+    parts.skeleton.factories = factories;
     Ok(parts)
 }
 
 impl Parts {
-    fn new(flat: Flat, common: Plain, slots: Tree<Slot>) -> Self {
-        let frame = Frame { slots, factories: Tree::new(), lent: BTreeMap::new() };
-        Self { flat, common, paths: PathOfKey::new(), dropped_empty: Vec::new(), frame }
+    fn new(flat: FlatStateDict, common: ValueTree, slots: Tree<Slot>) -> Self {
+        let skeleton = Skeleton { slots, factories: Tree::new(), lent: BTreeMap::new() };
+        Self { flat, common, paths: PathOfKey::new(), dropped_empty: Vec::new(), skeleton }
     }
 }
 
 /// Takes the factories' handles on buffers that leaves have too.
-fn lend(factories: &mut Tree<ShardedTensorFactory>, flat: &Flat) -> BTreeMap<Path, Lent> {
+fn lend(factories: &mut Tree<ShardedTensorFactory>, flat: &FlatStateDict) -> BTreeMap<Path, Lent> {
     let buffers: BTreeMap<usize, &Tensor> = buffers(flat);
     let mut lent = BTreeMap::new();
     factories.visit_mut(&mut |path, factory| {
         if let Data::Host(t) = &factory.data
             && buffers.contains_key(&t.buffer_id())
         {
-            lent.insert(Path::from(path), Lent { view: LandingView::of(t), buffer: t.buffer_id() });
+            lent.insert(Path::from(path), Lent { view: LentView::of(t), buffer: t.buffer_id() });
             factory.data = Data::None;
         }
     });
     lent
 }
 
-fn buffers(flat: &Flat) -> BTreeMap<usize, &Tensor> {
+fn buffers(flat: &FlatStateDict) -> BTreeMap<usize, &Tensor> {
     flat.values()
         .filter_map(|s| match s {
             Sharded::Tensor(t) => t.data.host(),
@@ -163,7 +163,7 @@ fn buffers(flat: &Flat) -> BTreeMap<usize, &Tensor> {
         .collect()
 }
 
-impl Frame {
+impl Skeleton {
     /// The result of a load: the loaded leaves at their places, local leaves as they were ([`Value::Local`]), factories'
     /// subtrees made one value again, and the common state that was read. Leaves that were not loaded are missing from
     /// their dict; a list closes up.
@@ -171,11 +171,11 @@ impl Frame {
     /// # Errors
     /// [`ModelError::Structure`] with the path, when the common state has something where a leaf belongs, when a loaded leaf
     /// has no place, or when a factory's subtree does not fit; and whatever a factory's merge says.
-    pub fn join(self, mut loaded: IndexMap<Path, Value>, common: Plain) -> Result<Plain> {
+    pub fn join(self, mut loaded: IndexMap<Path, Value>, common: ValueTree) -> Result<ValueTree> {
         let filled = fill(self.slots, &mut Vec::new(), &mut |path, slot| match slot {
-            Slot::Local(l) => Some(Plain::Leaf(Value::Local(l))),
-            Slot::Sharded => loaded.swap_remove(path).map(Plain::Leaf),
-            Slot::Value => loaded.swap_remove(path).map(Plain::from),
+            Slot::Local(l) => Some(ValueTree::Leaf(Value::Local(l))),
+            Slot::Sharded => loaded.swap_remove(path).map(ValueTree::Leaf),
+            Slot::Value => loaded.swap_remove(path).map(ValueTree::from),
         });
         if let Some(path) = loaded.keys().min() {
             return Err(structure(&path.0, "this was loaded, but the template has no such leaf"));
@@ -192,7 +192,7 @@ impl Frame {
     ///
     /// # Errors
     /// [`ModelError::Structure`] when `common` does not come from the same split.
-    pub fn restore(mut self, mut flat: Flat, common: Plain) -> Result<StateDict> {
+    pub fn restore(mut self, mut flat: FlatStateDict, common: ValueTree) -> Result<StateDict> {
         let buffers = buffers(&flat);
         self.factories.visit_mut(&mut |path, factory| {
             let lent = self.lent.remove(&Path::from(path));
@@ -219,8 +219,8 @@ impl Frame {
 fn fill(
     slots: Tree<Slot>,
     path: &mut Vec<Step>,
-    value: &mut impl FnMut(&Path, Slot) -> Option<Plain>,
-) -> Option<Plain> {
+    value: &mut impl FnMut(&Path, Slot) -> Option<ValueTree>,
+) -> Option<ValueTree> {
     match slots {
         Tree::Leaf(slot) => value(&Path::from(path.as_slice()), slot),
         Tree::Dict(d) => {
@@ -254,7 +254,7 @@ fn unfill(
     slots: Tree<Slot>,
     factories: Option<&Tree<ShardedTensorFactory>>,
     path: &mut Vec<Step>,
-    flat: &mut Flat,
+    flat: &mut FlatStateDict,
 ) -> Option<StateDict> {
     if let Some(Tree::Leaf(f)) = factories {
         return Some(f.clone().into());
@@ -286,7 +286,7 @@ fn unfill(
                 Data::None | Data::Lazy(_) => t.into(),
             },
             Sharded::Object(o) => match o.data {
-                Payload::Value(v) => Plain::from(v).map(&mut Leaf::Value),
+                Payload::Value(v) => ValueTree::from(v).map(&mut Leaf::Value),
                 Payload::None | Payload::Encoded { .. } => o.into(),
             },
         },

@@ -7,7 +7,7 @@ use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard_model::{Dims, Layout, Region, Segments};
 use reshard_storage::{
-    Check, Durability, FileBody, Gather, Hints, IfExists, LocalStore, Name, Part, Progress, ReadStats,
+    Checksum, Durability, FileBody, Hints, IfExists, LocalStore, Name, Part, Progress, ReadStats, RecordRead,
     StorageError, Store,
     testkit::{Fault, FaultStore, MemoryStore, Op, Target},
 };
@@ -31,10 +31,10 @@ fn place(bytes: &Bytes) -> Place {
     let dir = tempfile::tempdir().unwrap();
     let store = LocalStore::at(dir.path().join("ckpt")).unwrap();
     block_on(async {
-        let stage = store.stage("x", IfExists::Refuse).await.unwrap();
+        let transaction = store.begin("x", IfExists::Refuse).await.unwrap();
         let body = FileBody::from_bytes(name("a"), bytes.clone());
-        stage.write(vec![body], Durability::Process, Progress::none()).await.unwrap();
-        stage.publish(&[], (name("record"), Bytes::new()), Durability::Process).await.unwrap();
+        transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap();
+        transaction.commit(&[], (name("record"), Bytes::new()), Durability::Process).await.unwrap();
     });
     Place { _dir: dir, store }
 }
@@ -49,7 +49,7 @@ fn memory(bytes: &Bytes, part: u64, gap: u64) -> MemoryStore {
 /// All bytes of the record, in order.
 struct Seen(Bytes);
 
-impl Check for Seen {
+impl Checksum for Seen {
     fn update(&mut self, bytes: &[u8]) {
         assert!(self.0.starts_with(bytes), "bytes come in order, each once");
         self.0 = self.0.slice(bytes.len()..);
@@ -121,24 +121,27 @@ fn check_items(
     items: &[Item],
     plain_runs: bool,
 ) -> Result<ReadStats, TestCaseError> {
-    let (mut gathers, mut targets, mut at) = (Vec::new(), Vec::new(), 0);
+    let (mut reads, mut targets, mut at) = (Vec::new(), Vec::new(), 0);
     for item in items {
         at += item.before;
         let layout = item.layout();
         let record = at..at + layout.hull().end + item.tail;
         let regions = item.wanted();
-        let (target, claims) = Target::new::<f32>(&item.shape, &regions);
-        let parts =
-            regions.iter().zip(claims).map(|(r, claim)| Part { source: layout.narrow(r), claim }).collect();
+        let (target, lent_regions) = Target::new::<f32>(&item.shape, &regions);
+        let parts = regions
+            .iter()
+            .zip(lent_regions)
+            .map(|(r, into)| Part { source: layout.narrow(r), into })
+            .collect();
         let seen = file.slice(record.start as usize..record.end as usize);
-        let check: Option<Box<dyn Check>> = if item.checked { Some(Box::new(Seen(seen))) } else { None };
-        gathers.push(Gather { name: name("a"), record: record.clone(), parts, check });
+        let check: Option<Box<dyn Checksum>> = if item.checked { Some(Box::new(Seen(seen))) } else { None };
+        reads.push(RecordRead { name: name("a"), record: record.clone(), parts, check });
         targets.push((target, layout, regions, record.start));
         at = record.end;
     }
     // The order in which they are asked for does not matter.
-    gathers.reverse();
-    let stats = block_on(store.gather(gathers, Progress::none())).unwrap();
+    reads.reverse();
+    let stats = block_on(store.read_into(reads, Progress::none())).unwrap();
     let mut needed = 0;
     for (target, layout, regions, start) in targets {
         prop_assert!(target.is_free());
@@ -169,14 +172,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn a_local_store_gathers_what_naive_copying_does(items in prop::collection::vec(item(), 1..12)) {
+    fn a_local_store_reads_what_naive_copying_does(items in prop::collection::vec(item(), 1..12)) {
         prop_assume!(length(&items) < 64 << 20);
         let file = pattern(length(&items));
         check_items(&place(&file).store, &file, &items, true)?;
     }
 
     #[test]
-    fn gathering_by_reads_gathers_the_same(
+    fn reading_range_by_range_gives_the_same(
         items in prop::collection::vec(item(), 1..6), part in 1u64..50_000, gap in 0u64..5_000,
     ) {
         prop_assume!(length(&items) < 4 << 20);
@@ -193,11 +196,11 @@ proptest! {
         let file = pattern((rows * width) as usize);
         let stored = Layout::contiguous(1, &[rows, width]).unwrap();
         let region = Region::new([from, 0], [count, width]);
-        let (target, mut claims) = Target::new::<u8>(&[count, width], &[Region::whole(&[count, width])]);
-        let parts = vec![Part { source: stored.narrow(&region), claim: claims.pop().unwrap() }];
+        let (target, mut lent_regions) = Target::new::<u8>(&[count, width], &[Region::whole(&[count, width])]);
+        let parts = vec![Part { source: stored.narrow(&region), into: lent_regions.pop().unwrap() }];
         let record = 0..file.len() as u64;
-        let gathers = vec![Gather { name: name("a"), record, parts, check: None }];
-        let stats = block_on(place(&file).store.gather(gathers, Progress::none())).unwrap();
+        let reads = vec![RecordRead { name: name("a"), record, parts, check: None }];
+        let stats = block_on(place(&file).store.read_into(reads, Progress::none())).unwrap();
         prop_assert_eq!((stats.bytes_read, stats.bytes_between), (count * width, 0));
         let want = &file[(from * width) as usize..][..(count * width) as usize];
         prop_assert_eq!(target.into_vec::<u8>(), want);
@@ -209,10 +212,10 @@ fn one_eighth_of_the_columns_reads_no_byte_twice_and_little_else() {
     let file = pattern(512 * 16_384);
     let stored = Layout::contiguous(2, &[512, 8_192]).unwrap();
     let region = Region::new([0, 1_024], [512, 1_024]);
-    let (_target, mut claims) = Target::new::<i16>(&[512, 1_024], &[Region::whole(&[512, 1_024])]);
-    let parts = vec![Part { source: stored.narrow(&region), claim: claims.pop().unwrap() }];
-    let gathers = vec![Gather { name: name("a"), record: 0..file.len() as u64, parts, check: None }];
-    let stats = block_on(place(&file).store.gather(gathers, Progress::none())).unwrap();
+    let (_target, mut lent_regions) = Target::new::<i16>(&[512, 1_024], &[Region::whole(&[512, 1_024])]);
+    let parts = vec![Part { source: stored.narrow(&region), into: lent_regions.pop().unwrap() }];
+    let reads = vec![RecordRead { name: name("a"), record: 0..file.len() as u64, parts, check: None }];
+    let stats = block_on(place(&file).store.read_into(reads, Progress::none())).unwrap();
     assert_eq!((stats.bytes_needed, stats.bytes_read, stats.reads), (1 << 20, 1 << 20, 512));
 }
 
@@ -220,31 +223,31 @@ fn one_eighth_of_the_columns_reads_no_byte_twice_and_little_else() {
 fn small_neighbours_are_read_together() {
     // 1000 records of 1 KiB with 500 bytes between them.
     let file = pattern(1_000 * 1_524);
-    let (target, claims) = Target::new::<u8>(
+    let (target, lent_regions) = Target::new::<u8>(
         &[1_000, 1_024],
         &(0..1_000).map(|i| Region::new([i, 0], [1, 1_024])).collect::<Vec<_>>(),
     );
-    let gathers = claims.into_iter().enumerate().map(|(i, claim)| {
+    let reads = lent_regions.into_iter().enumerate().map(|(i, into)| {
         let start = i as u64 * 1_524;
         let source = Layout::contiguous(1, &[1, 1_024]).unwrap();
-        Gather {
+        RecordRead {
             name: name("a"),
             record: start..start + 1_024,
-            parts: vec![Part { source, claim }],
+            parts: vec![Part { source, into }],
             check: None,
         }
     });
-    let stats = block_on(place(&file).store.gather(gathers.collect(), Progress::none())).unwrap();
+    let stats = block_on(place(&file).store.read_into(reads.collect(), Progress::none())).unwrap();
     assert_eq!((stats.bytes_needed, stats.bytes_read), (1_024_000, 1_024_000));
     assert!(stats.reads < 20 && stats.bytes_between < 500_000, "{stats:?}");
     let got = target.into_vec::<u8>();
     assert!((0..1_000).all(|i| got[i * 1_024..(i + 1) * 1_024] == file[i * 1_524..i * 1_524 + 1_024]));
 }
 
-fn whole(len: u64, check: Option<Box<dyn Check>>) -> (Target, Vec<Gather>) {
-    let (target, claim) = Target::bytes(len);
+fn whole(len: u64, check: Option<Box<dyn Checksum>>) -> (Target, Vec<RecordRead>) {
+    let (target, into) = Target::bytes(len);
     let source = Layout::contiguous(1, &[len]).unwrap();
-    (target, vec![Gather { name: name("a"), record: 0..len, parts: vec![Part { source, claim }], check }])
+    (target, vec![RecordRead { name: name("a"), record: 0..len, parts: vec![Part { source, into }], check }])
 }
 
 #[test]
@@ -252,8 +255,8 @@ fn a_cut_file_is_named_with_its_size_and_what_was_wanted() {
     let place = place(&pattern(1_000));
     let path = place.store.path().join("a");
     std::fs::File::options().write(true).open(&path).unwrap().set_len(400).unwrap();
-    let (target, gathers) = whole(1_000, None);
-    let e = block_on(place.store.gather(gathers, Progress::none())).unwrap_err();
+    let (target, reads) = whole(1_000, None);
+    let e = block_on(place.store.read_into(reads, Progress::none())).unwrap_err();
     assert!(matches!(&e, StorageError::Short { range, size: 400, .. } if *range == (0..1_000)), "{e}");
     assert!(e.to_string().contains(path.to_str().unwrap()), "{e}");
     assert!(target.is_free());
@@ -264,17 +267,17 @@ fn elements_that_share_bytes_beyond_reason_are_refused() {
     let len = 65u64 << 20;
     let store = memory(&Bytes::from(vec![0; len as usize]), 1 << 20, 0);
     let source = Layout::new(1, 0, [2, len].into(), [0, 1].into()).unwrap();
-    let (target, mut claims) = Target::new::<u8>(&[2, len], &[Region::whole(&[2, len])]);
-    let parts = vec![Part { source, claim: claims.pop().unwrap() }];
-    let gathers = vec![Gather { name: name("a"), record: 0..len, parts, check: None }];
-    let e = block_on(store.gather(gathers, Progress::none())).unwrap_err();
+    let (target, mut lent_regions) = Target::new::<u8>(&[2, len], &[Region::whole(&[2, len])]);
+    let parts = vec![Part { source, into: lent_regions.pop().unwrap() }];
+    let reads = vec![RecordRead { name: name("a"), record: 0..len, parts, check: None }];
+    let e = block_on(store.read_into(reads, Progress::none())).unwrap_err();
     assert!(matches!(e, StorageError::Unsupported { .. }), "{e}");
     assert!(target.is_free());
 }
 
 struct Panics;
 
-impl Check for Panics {
+impl Checksum for Panics {
     fn update(&mut self, _: &[u8]) {
         panic!("a broken check");
     }
@@ -287,8 +290,8 @@ impl Check for Panics {
 #[test]
 fn a_check_that_panics_is_an_error_and_the_buffer_comes_back() {
     let place = place(&pattern(1_000));
-    let (target, gathers) = whole(1_000, Some(Box::new(Panics)));
-    let e = block_on(place.store.gather(gathers, Progress::none())).unwrap_err();
+    let (target, reads) = whole(1_000, Some(Box::new(Panics)));
+    let e = block_on(place.store.read_into(reads, Progress::none())).unwrap_err();
     assert_eq!(e.to_string(), "an I/O task panicked: a broken check");
     assert!(target.is_free());
 }
@@ -297,7 +300,7 @@ fn a_check_that_panics_is_an_error_and_the_buffer_comes_back() {
 fn a_read_that_is_given_up_midway_ends_soon_and_lets_go_of_the_buffer() {
     let bytes = pattern(40 << 20);
     let place = place(&bytes);
-    let (target, gathers) = whole(bytes.len() as u64, None);
+    let (target, reads) = whole(bytes.len() as u64, None);
     let (tell, told) = mpsc::channel();
     let (go, wait) = mpsc::channel::<()>();
     let wait = std::sync::Mutex::new(wait);
@@ -306,12 +309,12 @@ fn a_read_that_is_given_up_midway_ends_soon_and_lets_go_of_the_buffer() {
         tell.send(n).ok();
         assert!(wait.lock().unwrap().recv().is_err());
     });
-    let mut read = place.store.gather(gathers, progress);
+    let mut read = place.store.read_into(reads, progress);
     assert!(futures::FutureExt::now_or_never(&mut read).is_none());
     let first = told.recv().unwrap();
     assert!(first < bytes.len() as u64);
     drop(read);
-    assert!(!target.is_free(), "the read is under way; its claim keeps the memory alive");
+    assert!(!target.is_free(), "the read is under way; its region keeps the memory alive");
     drop(go);
     while !target.is_free() {
         std::thread::yield_now();
@@ -332,25 +335,25 @@ fn injected_faults_do_what_they_say() {
     let wrong = read().unwrap();
     assert_eq!(wrong.iter().zip(&bytes).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>(), 1);
     assert_eq!(read().unwrap(), bytes);
-    let gather = |fault: Option<Fault>| {
+    let read = |fault: Option<Fault>| {
         if let Some(fault) = fault {
-            store.fail(Op::Gather, 0, fault);
+            store.fail(Op::ReadInto, 0, fault);
         }
-        let (target, gathers) = whole(5_000, Some(Box::new(Compares(bytes.clone(), true))));
-        let outcome = block_on(store.gather(gathers, Progress::none()));
+        let (target, reads) = whole(5_000, Some(Box::new(Compares(bytes.clone(), true))));
+        let outcome = block_on(store.read_into(reads, Progress::none()));
         assert!(target.is_free());
         outcome
     };
-    assert!(gather(None).is_ok());
-    assert!(matches!(gather(Some(Fault::FlippedBit)), Err(StorageError::Check { .. })));
-    assert!(matches!(gather(Some(Fault::Short)), Err(StorageError::Short { .. })));
-    assert!(matches!(gather(Some(Fault::After)), Err(StorageError::Io { .. })));
-    assert!(gather(None).is_ok());
+    assert!(read(None).is_ok());
+    assert!(matches!(read(Some(Fault::FlippedBit)), Err(StorageError::Check { .. })));
+    assert!(matches!(read(Some(Fault::Short)), Err(StorageError::Short { .. })));
+    assert!(matches!(read(Some(Fault::After)), Err(StorageError::Io { .. })));
+    assert!(read(None).is_ok());
 }
 
 struct Compares(Bytes, bool);
 
-impl Check for Compares {
+impl Checksum for Compares {
     fn update(&mut self, bytes: &[u8]) {
         self.1 &= self.0.split_to(bytes.len()) == bytes;
     }

@@ -1,7 +1,7 @@
 //! What is to be read of one record, and in which blocks.
 
-use crate::{Check, Gather, Name, Part, ReadStats, Result, StorageError};
-use reshard_model::{Layout, Scatter, Segments};
+use crate::{Checksum, Name, Part, ReadStats, RecordRead, Result, StorageError};
+use reshard_model::{Layout, Segments, StridedCopy};
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, binary_heap::PeekMut},
@@ -11,13 +11,13 @@ use std::{
 /// The largest record, or wanted part of one, that is read in one block because its elements share bytes.
 const MAX_BLOCK: u64 = 64 << 20;
 
-/// A gather whose parts were checked against record and claims.
+/// A read whose parts were checked against record and regions.
 pub(crate) struct Prepared {
     pub(crate) name: Name,
     pub(crate) record: Range<u64>,
     /// The parts that want something, by where that starts.
-    pub(crate) parts: Vec<Wanting>,
-    pub(crate) check: Option<Box<dyn Check>>,
+    pub(crate) parts: Vec<CheckedPart>,
+    pub(crate) check: Option<Box<dyn Checksum>>,
     /// Bytes that land.
     pub(crate) needed: u64,
     /// What is read at most, from the record's start.
@@ -31,25 +31,25 @@ pub(crate) struct Prepared {
 }
 
 /// A part that waits for its bytes.
-pub(crate) struct Wanting {
+pub(crate) struct CheckedPart {
     hull: Range<u64>,
     source: Layout,
-    pub(crate) scatter: Scatter,
+    pub(crate) copy: StridedCopy,
 }
 
 impl Prepared {
-    pub(crate) fn new(gather: Gather) -> Result<Self> {
-        let Gather { name, record, parts: given, check } = gather;
+    pub(crate) fn new(read: RecordRead) -> Result<Self> {
+        let RecordRead { name, record, parts: given, check } = read;
         let Some(len) = record.end.checked_sub(record.start) else {
             let what = format!("{name}: record {}..{} ends before it starts", record.start, record.end);
             return Err(StorageError::invalid(what));
         };
-        let mut parts: Vec<Wanting> = Vec::with_capacity(given.len());
+        let mut parts: Vec<CheckedPart> = Vec::with_capacity(given.len());
         let mut needed = 0u64;
-        for Part { source, claim } in given {
-            let bytes = claim.bytes();
-            let fit = |e| StorageError::Claim { name: name.clone(), range: record.clone(), source: e };
-            let scatter = claim.scatter(&source).map_err(fit)?;
+        for Part { source, into } in given {
+            let bytes = into.bytes();
+            let fit = |e| StorageError::Region { name: name.clone(), range: record.clone(), source: e };
+            let copy = into.strided_copy(&source).map_err(fit)?;
             if bytes == 0 {
                 continue;
             }
@@ -58,7 +58,7 @@ impl Prepared {
             if hull.end > len {
                 return Err(StorageError::Record { name, range: record, need: hull.end });
             }
-            parts.push(Wanting { hull, source, scatter });
+            parts.push(CheckedPart { hull, source, copy });
         }
         parts.sort_by_key(|p| p.hull.start);
         let injective = parts.iter().all(|p| p.source.is_injective());
@@ -80,7 +80,7 @@ impl Prepared {
 
     /// The shortest run that is contiguous in the record and in memory, in bytes.
     pub(crate) fn run(&self) -> u64 {
-        self.parts.iter().map(|p| p.scatter.run()).min().unwrap_or(u64::MAX)
+        self.parts.iter().map(|p| p.copy.run()).min().unwrap_or(u64::MAX)
     }
 
     /// Where the bytes that are read of it lie in the file.
@@ -103,18 +103,18 @@ impl Prepared {
             check.update(bytes);
         }
         for p in &mut self.parts {
-            p.scatter.feed(at, bytes);
+            p.copy.feed(at, bytes);
         }
     }
 
     /// All has landed: is it right?
     pub(crate) fn finish(self) -> Result<()> {
-        if let Some(missing) = self.parts.iter().find_map(|p| p.scatter.next_at()) {
+        if let Some(missing) = self.parts.iter().find_map(|p| p.copy.next_at()) {
             let what =
                 format!("{}: byte {missing} of the record at {} was not read", self.name, self.record.start);
             return Err(StorageError::Internal { what });
         }
-        match self.check.map(Check::finish) {
+        match self.check.map(Checksum::finish) {
             Some(Err(source)) => Err(StorageError::Check { name: self.name, range: self.record, source }),
             _ => Ok(()),
         }

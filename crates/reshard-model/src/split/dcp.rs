@@ -2,15 +2,15 @@
 
 use super::{Flatten, Parts, PathOfKey, Slot, structure};
 use crate::{
-    Data, Flat, Leaf, ModelError, Path, Payload, Plain, Result, Sharded, ShardedObject, ShardedTensor,
-    StateDict, Step, Tree, Value,
+    Data, FlatStateDict, Leaf, ModelError, Path, Payload, Result, Sharded, ShardedObject, ShardedTensor,
+    StateDict, Step, Tree, Value, ValueTree,
 };
 use indexmap::IndexMap;
 
 pub(super) fn split(state: StateDict, flatten: Flatten) -> Result<Parts> {
     let mut out = Items {
         flatten,
-        flat: Flat::new(),
+        flat: FlatStateDict::new(),
         paths: PathOfKey::new(),
         names: IndexMap::new(),
         dropped_empty: Vec::new(),
@@ -22,7 +22,7 @@ pub(super) fn split(state: StateDict, flatten: Flatten) -> Result<Parts> {
         Tree::Dict(d) => out.dict(d)?,
         other => out.take(other)?,
     };
-    let mut parts = Parts::new(out.flat, Plain::new(), slots);
+    let mut parts = Parts::new(out.flat, ValueTree::new(), slots);
     parts.paths = out.paths;
     parts.dropped_empty = out.dropped_empty;
     Ok(parts)
@@ -32,7 +32,7 @@ pub(super) fn split(state: StateDict, flatten: Flatten) -> Result<Parts> {
 fn open(tree: StateDict) -> StateDict {
     match tree {
         Tree::Leaf(Leaf::Value(v @ (Value::Dict(_) | Value::List(_)))) => {
-            Plain::from(v).map(&mut Leaf::Value)
+            ValueTree::from(v).map(&mut Leaf::Value)
         }
         Tree::Leaf(l) => Tree::Leaf(l),
         Tree::Dict(d) => Tree::Dict(d.into_iter().map(|(k, v)| (k, open(v))).collect()),
@@ -54,7 +54,7 @@ struct Name {
 
 struct Items {
     flatten: Flatten,
-    flat: Flat,
+    flat: FlatStateDict,
     paths: PathOfKey,
     names: IndexMap<String, Name>,
     dropped_empty: Vec<Path>,
@@ -68,7 +68,7 @@ impl Items {
         match tree {
             Tree::Leaf(leaf) => self.leaf(leaf),
             whole if !self.descends(&whole) => match whole.try_map(&mut |_, leaf| match leaf {
-                Leaf::Value(v) => Ok(Some(Plain::Leaf(v))),
+                Leaf::Value(v) => Ok(Some(ValueTree::Leaf(v))),
                 _ => Err(structure(&[], "a leaf of an object that is none")),
             })? {
                 Some(value) => self.leaf(Leaf::Value(value.into())),

@@ -1,26 +1,26 @@
 //! Cutting what one thread, or one request at a time, would take too long for.
 
-use crate::{Gather, Name, Part, Result, StorageError};
+use crate::{Name, Part, RecordRead, Result, StorageError};
 use reshard_model::{Layout, Region};
 use std::ops::Range;
 
 /// Gathers of which none wants many more bytes than `share`, as far as they can be cut.
-pub(crate) fn split(gathers: Vec<Gather>, share: u64) -> Result<Split> {
-    let mut out = Split { gathers: Vec::with_capacity(gathers.len()), cut: Vec::new() };
-    for gather in gathers {
-        if gather.weight() <= share {
-            out.gathers.push(gather);
+pub(crate) fn split(reads: Vec<RecordRead>, share: u64) -> Result<Split> {
+    let mut out = Split { reads: Vec::with_capacity(reads.len()), cut: Vec::new() };
+    for read in reads {
+        if read.weight() <= share {
+            out.reads.push(read);
             continue;
         }
-        let whole = (gather.name.clone(), gather.record.clone());
-        let (mut left, before) = (vec![gather], out.gathers.len());
-        while let Some(gather) = left.pop() {
-            match if gather.weight() > share { halve(gather)? } else { Halves::One(gather) } {
-                Halves::One(gather) => out.gathers.push(gather),
+        let whole = (read.name.clone(), read.record.clone());
+        let (mut left, before) = (vec![read], out.reads.len());
+        while let Some(read) = left.pop() {
+            match if read.weight() > share { halve(read)? } else { Halves::One(read) } {
+                Halves::One(read) => out.reads.push(read),
                 Halves::Two(first, second) => left.extend([*second, *first]),
             }
         }
-        if out.gathers.len() > before + 1 {
+        if out.reads.len() > before + 1 {
             out.cut.push(whole);
         }
     }
@@ -29,7 +29,7 @@ pub(crate) fn split(gathers: Vec<Gather>, share: u64) -> Result<Split> {
 
 /// Gathers, some of which are parts of others.
 pub(crate) struct Split {
-    pub(crate) gathers: Vec<Gather>,
+    pub(crate) reads: Vec<RecordRead>,
     /// The records that were cut.
     pub(crate) cut: Vec<(Name, Range<u64>)>,
 }
@@ -42,19 +42,19 @@ pub(crate) fn name_whole(e: StorageError, cut: &[(Name, Range<u64>)]) -> Storage
     StorageError::Check { name, range, source }
 }
 
-impl Gather {
+impl RecordRead {
     /// Bytes that it moves, roughly.
     pub(crate) fn weight(&self) -> u64 {
         match self.check {
             Some(_) => self.record.end.saturating_sub(self.record.start),
-            None => self.parts.iter().map(|p| p.claim.bytes()).fold(0, u64::saturating_add),
+            None => self.parts.iter().map(|p| p.into.bytes()).fold(0, u64::saturating_add),
         }
     }
 }
 
 enum Halves {
-    One(Gather),
-    Two(Box<Gather>, Box<Gather>),
+    One(RecordRead),
+    Two(Box<RecordRead>, Box<RecordRead>),
 }
 
 /// Where to cut: parts before `first` stay whole, and so do those from `first + 1` on if that part is cut itself.
@@ -66,27 +66,27 @@ struct Place {
     within: Option<(usize, u64)>,
 }
 
-/// Cuts a gather in about the middle of what it wants; not if its elements lie criss-cross, or if its check has to see all.
-fn halve(mut gather: Gather) -> Result<Halves> {
-    gather.parts.retain(|p| p.claim.bytes() > 0);
-    gather.parts.sort_by_key(|p| p.source.hull().start);
-    let Some(place) = place(&gather.parts) else { return Ok(Halves::One(gather)) };
-    let rest = match &mut gather.check {
+/// Cuts a read in about the middle of what it wants; not if its elements lie criss-cross, or if its check has to see all.
+fn halve(mut read: RecordRead) -> Result<Halves> {
+    read.parts.retain(|p| p.into.bytes() > 0);
+    read.parts.sort_by_key(|p| p.source.hull().start);
+    let Some(place) = place(&read.parts) else { return Ok(Halves::One(read)) };
+    let rest = match &mut read.check {
         None => None,
         Some(check) => match check.split(place.at) {
             Some(rest) => Some(rest),
-            None => return Ok(Halves::One(gather)),
+            None => return Ok(Halves::One(read)),
         },
     };
-    let Gather { name, record, mut parts, check } = gather;
+    let RecordRead { name, record, mut parts, check } = read;
     let mut behind = parts.split_off(place.first);
     if let Some((axis, index)) = place.within {
         let whole = behind.remove(0);
         let (low, high) = halves(&whole.source, axis, index);
-        let fit = |source| StorageError::Claim { name: name.clone(), range: record.clone(), source };
-        let (first, second) = whole.claim.split(axis, index).map_err(fit)?;
-        parts.push(Part { source: low, claim: first });
-        behind.insert(0, Part { source: high, claim: second });
+        let fit = |source| StorageError::Region { name: name.clone(), range: record.clone(), source };
+        let (first, second) = whole.into.split(axis, index).map_err(fit)?;
+        parts.push(Part { source: low, into: first });
+        behind.insert(0, Part { source: high, into: second });
     }
     for p in &mut behind {
         // `place` saw to it that all start behind it, at a whole element.
@@ -96,8 +96,8 @@ fn halve(mut gather: Gather) -> Result<Halves> {
             moved.ok_or_else(|| StorageError::Internal { what: format!("{name}: a cut moved a part") })?;
     }
     let middle = record.start + place.at;
-    let first = Gather { name: name.clone(), record: record.start..middle, parts, check };
-    let second = Gather { name, record: middle..record.end, parts: behind, check: rest };
+    let first = RecordRead { name: name.clone(), record: record.start..middle, parts, check };
+    let second = RecordRead { name, record: middle..record.end, parts: behind, check: rest };
     Ok(Halves::Two(Box::new(first), Box::new(second)))
 }
 
@@ -116,10 +116,10 @@ fn place(parts: &[Part]) -> Option<Place> {
     if item == 0 || !apart || parts.iter().any(|p| p.source.item() != item || !p.source.is_injective()) {
         return None;
     }
-    let total: u64 = parts.iter().map(|p| p.claim.bytes()).fold(0, u64::saturating_add);
+    let total: u64 = parts.iter().map(|p| p.into.bytes()).fold(0, u64::saturating_add);
     let mut before = 0;
     for (first, p) in parts.iter().enumerate() {
-        let bytes = p.claim.bytes();
+        let bytes = p.into.bytes();
         // Between two parts, if both sides get a fair share.
         if first > 0 && before >= total / 4 {
             return Some(Place { at: p.source.hull().start, first, within: None });
@@ -148,9 +148,9 @@ fn cut(source: &Layout, want: u64, bytes: u64) -> Option<(usize, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Check, gather::plan::Prepared};
+    use crate::{Checksum, record_read::plan::Prepared};
     use proptest::prelude::*;
-    use reshard_model::{BoxError, DType, Dims, Landing, Tensor};
+    use reshard_model::{BoxError, DType, Dims, LentBuffer, Tensor};
     use std::sync::{Arc, Mutex};
 
     fn name() -> Name {
@@ -166,7 +166,7 @@ mod tests {
         all: Arc<Mutex<Pieces>>,
     }
 
-    impl Check for Seen {
+    impl Checksum for Seen {
         fn update(&mut self, bytes: &[u8]) {
             self.bytes.extend_from_slice(bytes);
         }
@@ -176,15 +176,15 @@ mod tests {
             Ok(())
         }
 
-        fn split(&mut self, at: u64) -> Option<Box<dyn Check>> {
+        fn split(&mut self, at: u64) -> Option<Box<dyn Checksum>> {
             Some(Box::new(Self { at: self.at + at, bytes: Vec::new(), all: Arc::clone(&self.all) }))
         }
     }
 
     /// Reads the file as a store does.
-    fn read(file: &[u8], gathers: Vec<Gather>) {
-        for gather in gathers {
-            let mut p = Prepared::new(gather).unwrap();
+    fn copy_all(file: &[u8], reads: Vec<RecordRead>) {
+        for read in reads {
+            let mut p = Prepared::new(read).unwrap();
             while let Some(block) = p.next_block(3, 7) {
                 let start = p.record.start;
                 p.feed(block.start, &file[(start + block.start) as usize..(start + block.end) as usize]);
@@ -214,19 +214,19 @@ mod tests {
         )
     }
 
-    fn gather(
+    fn lent(
         layout: &Layout,
         regions: &[Region],
-        check: Option<Box<dyn Check>>,
-    ) -> (Arc<Landing>, Vec<reshard_model::LandingView>, Gather) {
+        check: Option<Box<dyn Checksum>>,
+    ) -> (Arc<LentBuffer>, Vec<reshard_model::LentView>, RecordRead) {
         let tensor = Tensor::zeros("t", DType::Int16, layout.shape()).unwrap();
-        let (landing, views) = Landing::new("t", vec![tensor]).unwrap();
+        let (lent, views) = LentBuffer::new("t", vec![tensor]).unwrap();
         let wants: Vec<_> = regions.iter().map(|r| (&views[0], r.clone())).collect();
-        let claims = landing.claim(&wants).unwrap();
-        let parts = regions.iter().zip(claims).map(|(r, claim)| Part { source: layout.narrow(r), claim });
+        let lent_regions = lent.regions_mut(&wants).unwrap();
+        let parts = regions.iter().zip(lent_regions).map(|(r, into)| Part { source: layout.narrow(r), into });
         let parts = parts.collect();
-        let gather = Gather { name: name(), record: 5..5 + layout.hull().end + 3, parts, check };
-        (landing, views, gather)
+        let read = RecordRead { name: name(), record: 5..5 + layout.hull().end + 3, parts, check };
+        (lent, views, read)
     }
 
     proptest! {
@@ -236,22 +236,22 @@ mod tests {
             let run = |share: u64| {
                 let all = Arc::new(Mutex::new(Vec::new()));
                 let seen = Seen { at: 0, bytes: Vec::new(), all: Arc::clone(&all) };
-                let check: Option<Box<dyn Check>> = if checked { Some(Box::new(seen)) } else { None };
-                let (landing, views, gather) = gather(&layout, &regions, check);
-                let (record, weight) = (gather.record.clone(), gather.weight());
-                let Split { gathers, cut } = split(vec![gather], share).unwrap();
-                let n = gathers.len();
-                let weights: u64 = gathers.iter().map(Gather::weight).sum();
+                let check: Option<Box<dyn Checksum>> = if checked { Some(Box::new(seen)) } else { None };
+                let (lent, views, read) = lent(&layout, &regions, check);
+                let (record, weight) = (read.record.clone(), read.weight());
+                let Split { reads, cut } = split(vec![read], share).unwrap();
+                let n = reads.len();
+                let weights: u64 = reads.iter().map(RecordRead::weight).sum();
                 assert_eq!(weights, weight);
                 assert_eq!(cut, if n > 1 { vec![(name(), record)] } else { vec![] });
-                read(&file, gathers);
+                copy_all(&file, reads);
                 let mut all = std::mem::take(&mut *all.lock().unwrap());
                 all.sort();
                 let starts: Vec<u64> = all.iter().map(|(at, _)| *at).collect();
                 let ends = all.iter().scan(0, |end, (_, b)| { *end += b.len() as u64; Some(*end) });
                 assert!(starts.iter().skip(1).copied().eq(ends.take(starts.len().saturating_sub(1))));
                 let seen: Vec<u8> = all.into_iter().flat_map(|(_, b)| b).collect();
-                let tensor = landing.reclaim(views).unwrap().remove(0);
+                let tensor = lent.reclaim(views).unwrap().remove(0);
                 (n, seen, tensor.to_bytes().to_vec())
             };
             let (one, seen, bytes) = run(u64::MAX);
@@ -271,15 +271,15 @@ mod tests {
     #[test]
     fn a_check_that_has_to_see_all_keeps_its_record_whole() {
         struct Whole;
-        impl Check for Whole {
+        impl Checksum for Whole {
             fn update(&mut self, _: &[u8]) {}
             fn finish(self: Box<Self>) -> std::result::Result<(), BoxError> {
                 Ok(())
             }
         }
         let layout = Layout::contiguous(2, &[100]).unwrap();
-        let (_, _, gather) = gather(&layout, &[Region::whole(&[100])], Some(Box::new(Whole)));
-        assert_eq!(split(vec![gather], 10).unwrap().gathers.len(), 1);
+        let (_, _, read) = lent(&layout, &[Region::whole(&[100])], Some(Box::new(Whole)));
+        assert_eq!(split(vec![read], 10).unwrap().reads.len(), 1);
     }
 
     #[test]

@@ -8,7 +8,8 @@ use super::{
     write::{self, sync_file},
 };
 use crate::{
-    Durability, FileBody, IfExists, Name, Progress, Result, Stage, StorageError, Written, failpoint, pool,
+    Durability, FileBody, IfExists, Name, Progress, Result, StorageError, Transaction, Written, failpoint,
+    pool,
     trail::{Trace, note},
 };
 use async_trait::async_trait;
@@ -24,13 +25,13 @@ use std::{
 };
 
 #[derive(Debug)]
-pub(super) struct LocalStage {
+pub(super) struct LocalTransaction {
     site: Site,
     built: Dir,
     if_exists: IfExists,
     /// What is replaced, if something is.
     old: Option<Identity>,
-    published: AtomicBool,
+    committed: AtomicBool,
 }
 
 pub(super) fn remove_leftover(place: &Path, attempt: &str) -> Result<()> {
@@ -47,7 +48,7 @@ pub(super) fn finish_replacing(place: &Path, attempt: &str, files: &[Name]) -> R
     }
 }
 
-impl LocalStage {
+impl LocalTransaction {
     pub(super) fn begin(home: &Home, attempt: &str, if_exists: IfExists) -> Result<Self> {
         let site = home.made_site(attempt)?;
         let fail = |e| StorageError::io("list", &site.place, e);
@@ -68,23 +69,23 @@ impl LocalStage {
             site.probe_exchange(&built).inspect_err(|_| {
                 // Another rank may have files there already, and will find the same.
                 if let Err(e) = dir::rmdir(&site.up, &site.built_name) {
-                    tracing::debug!(path = %site.built.display(), error = %e, "stage not removed");
+                    tracing::debug!(path = %site.built.display(), error = %e, "transaction not removed");
                 }
             })?;
         }
         let built = site.make()?;
-        failpoint::hit("stage.created");
-        Ok(Self { site, built, if_exists, old, published: AtomicBool::new(false) })
+        failpoint::hit("transaction.created");
+        Ok(Self { site, built, if_exists, old, committed: AtomicBool::new(false) })
     }
 
     /// What another rank has begun. `None` when it is not there.
     pub(super) fn join(place: &Path, attempt: &str) -> Result<Option<Self>> {
         let Some(site) = Home::find(place)?.site(attempt)? else { return Ok(None) };
         match site.join() {
-            // Nothing is replaced by a rank that joins: the one that has begun it publishes.
+            // Nothing is replaced by a rank that joins: the one that has begun it commits.
             Ok(built) => {
-                let (if_exists, published) = (IfExists::Refuse, AtomicBool::new(false));
-                Ok(Some(Self { site, built, if_exists, old: None, published }))
+                let (if_exists, committed) = (IfExists::Refuse, AtomicBool::new(false));
+                Ok(Some(Self { site, built, if_exists, old: None, committed }))
             }
             Err(StorageError::NotFound { .. }) => Ok(None),
             Err(e) => Err(e),
@@ -97,12 +98,12 @@ impl Site {
         let (path, file) = built.create(name, bytes.len() as u64)?;
         file.write_all_at(bytes, 0).map_err(|e| StorageError::io("write", &path, e))?;
         note(|| Trace::Wrote(path.clone()));
-        failpoint::hit("publish.record");
+        failpoint::hit("commit.record");
         if durability == Durability::Machine {
             sync_file(&file, &path)?;
             built.sync_directories(std::slice::from_ref(name))?;
         }
-        failpoint::hit("publish.synced");
+        failpoint::hit("commit.synced");
         Ok(())
     }
 
@@ -143,12 +144,12 @@ impl Site {
             return Err(self.changed());
         }
         self.ready()?;
-        failpoint::hit("publish.ready");
+        failpoint::hit("commit.ready");
         self.replace(old)?;
         Ok(Some(files))
     }
 
-    fn publish(
+    fn commit(
         &self,
         built: &Dir,
         files: &[Written],
@@ -159,7 +160,7 @@ impl Site {
         self.write_last(built, &name, &bytes, durability)?;
         self.check(built, files)?;
         let replaced = self.put_into_place(built, if_exists, old)?;
-        failpoint::hit("publish.renamed");
+        failpoint::hit("commit.renamed");
         let durable = match durability {
             Durability::Machine => self.sync_parent().map_err(|e| match e {
                 StorageError::Io { source, .. } => {
@@ -169,7 +170,7 @@ impl Site {
             }),
             Durability::Process => Ok(()),
         };
-        failpoint::hit("publish.parent_synced");
+        failpoint::hit("commit.parent_synced");
         let Some(files) = replaced else { return durable };
         // What is of others goes over to the new version, whatever else fails.
         match retire(self, &files, durability) {
@@ -178,14 +179,14 @@ impl Site {
             Err(e) => {
                 tracing::warn!(path = %self.old.display(), error = %e, "the replaced checkpoint was not removed");
             }
-            Ok(()) => failpoint::hit("publish.old_removed"),
+            Ok(()) => failpoint::hit("commit.old_removed"),
         }
         durable
     }
 }
 
 #[async_trait]
-impl Stage for LocalStage {
+impl Transaction for LocalTransaction {
     async fn write(
         &self,
         files: Vec<FileBody>,
@@ -199,23 +200,23 @@ impl Stage for LocalStage {
         Some(url(&self.site.place))
     }
 
-    async fn publish(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
-        if self.published.load(Ordering::Relaxed) {
-            return Err(StorageError::invalid(format!("{} is published already", self.site.place.display())));
+    async fn commit(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
+        if self.committed.load(Ordering::Relaxed) {
+            return Err(StorageError::invalid(format!("{} is committed already", self.site.place.display())));
         }
         let (site, built, old) = (self.site.clone(), self.built.clone(), (self.if_exists.clone(), self.old));
         let files = files.to_vec();
-        let work = move || site.publish(&built, &files, last, durability, old);
+        let work = move || site.commit(&built, &files, last, durability, old);
         let outcome = pool::run_one(work).await;
         if matches!(outcome, Ok(()) | Err(StorageError::NotDurable { .. } | StorageError::NotCarried { .. }))
         {
-            self.published.store(true, Ordering::Relaxed);
+            self.committed.store(true, Ordering::Relaxed);
         }
         outcome
     }
 
-    async fn abandon(&self) -> Result<()> {
-        if self.published.load(Ordering::Relaxed) {
+    async fn rollback(&self) -> Result<()> {
+        if self.committed.load(Ordering::Relaxed) {
             return Ok(());
         }
         let site = self.site.clone();

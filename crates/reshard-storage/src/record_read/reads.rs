@@ -4,7 +4,7 @@ use super::{
     plan::{Prepared, join},
     split::{Split, name_whole, split as cut_large},
 };
-use crate::{Gather, Name, Progress, ReadStats, Result, StorageError, Store};
+use crate::{Name, Progress, ReadStats, RecordRead, Result, StorageError, Store};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use std::ops::Range;
@@ -52,17 +52,17 @@ pub(crate) fn split(
 }
 
 /// Gathers through [`Store::read`], several records at once, each in blocks of a part's size.
-pub(crate) async fn gather<S: Store + ?Sized>(
+pub(crate) async fn read_into<S: Store + ?Sized>(
     store: &S,
-    gathers: Vec<Gather>,
+    reads: Vec<RecordRead>,
     progress: Progress,
 ) -> Result<ReadStats> {
     let hints = store.hints();
     let lanes = hints.concurrency.max(1);
-    let total: u64 = gathers.iter().map(Gather::weight).fold(0, u64::saturating_add);
+    let total: u64 = reads.iter().map(RecordRead::weight).fold(0, u64::saturating_add);
     // A large record is read through several lanes too, when there are few others.
-    let Split { gathers, cut } = cut_large(gathers, hints.part_size.max(total / (2 * lanes as u64)))?;
-    let mut all = gathers.into_iter().map(Prepared::new).collect::<Result<Vec<_>>>()?;
+    let Split { reads, cut } = cut_large(reads, hints.part_size.max(total / (2 * lanes as u64)))?;
+    let mut all = reads.into_iter().map(Prepared::new).collect::<Result<Vec<_>>>()?;
     all.sort_by(|a, b| (&a.name, a.record.start).cmp(&(&b.name, b.record.start)));
     let progress = &progress;
     let work = all.into_iter().map(|p| one(store, p, hints.coalesce_gap, hints.part_size, progress));

@@ -1,5 +1,5 @@
 use super::structure;
-use crate::{Path, Plain, Result, Step, Tree, Value};
+use crate::{Path, Result, Step, Tree, Value, ValueTree};
 use indexmap::map::Entry;
 
 /// Steps of a path: more would come from a damaged file, and would not fit the stack.
@@ -17,17 +17,17 @@ const PADDING: usize = 1 << 20;
 /// contradict each other, or when an index leaves a hole that no honest list has.
 ///
 /// ```
-/// use reshard_model::{Path, Plain, Step, Value, unflatten};
+/// use reshard_model::{Path, ValueTree, Step, Value, unflatten};
 /// # fn main() -> Result<(), reshard_model::ModelError> {
 /// let path = |steps: &[Step]| Path::from(steps);
 /// let tree = unflatten([(path(&["a".into(), 1.into()]), Value::from(5)), (path(&["b.c".into()]), Value::from(6))])?;
-/// assert_eq!(tree.at(&["a".into(), 0.into()]).and_then(Plain::leaf), Some(&Value::None));
-/// assert_eq!(tree.get("b.c").and_then(Plain::leaf), Some(&Value::Int(6)));
+/// assert_eq!(tree.at(&["a".into(), 0.into()]).and_then(ValueTree::leaf), Some(&Value::None));
+/// assert_eq!(tree.get("b.c").and_then(ValueTree::leaf), Some(&Value::Int(6)));
 /// # Ok(())
 /// # }
 /// ```
-pub fn unflatten(entries: impl IntoIterator<Item = (Path, Value)>) -> Result<Plain> {
-    let mut root = Plain::new();
+pub fn unflatten(entries: impl IntoIterator<Item = (Path, Value)>) -> Result<ValueTree> {
+    let mut root = ValueTree::new();
     let mut padding = PADDING;
     for (path, value) in entries {
         if path.0.is_empty() || path.0.len() > DEPTH {
@@ -36,8 +36,8 @@ pub fn unflatten(entries: impl IntoIterator<Item = (Path, Value)>) -> Result<Pla
         }
         let place = path.0.iter().enumerate().try_fold(&mut root, |tree, (i, step)| {
             let next = match path.0.get(i + 1) {
-                Some(Step::Index(_)) => Plain::List(Vec::new()),
-                Some(Step::Key(_)) => Plain::new(),
+                Some(Step::Index(_)) => ValueTree::List(Vec::new()),
+                Some(Step::Key(_)) => ValueTree::new(),
                 // Marks a place that is not taken yet.
                 None => HOLE,
             };
@@ -49,21 +49,21 @@ pub fn unflatten(entries: impl IntoIterator<Item = (Path, Value)>) -> Result<Pla
         if *place != HOLE {
             return Err(structure(&path.0, "two stored values for one place"));
         }
-        *place = Plain::Leaf(value);
+        *place = ValueTree::Leaf(value);
     }
     Ok(expand(root))
 }
 
 /// A list, dict or value is never this: values come in by the caller, whose `None` is a leaf put in after the check.
-const HOLE: Plain = Plain::Leaf(Value::None);
+const HOLE: ValueTree = ValueTree::Leaf(Value::None);
 
 /// The child at `step`, made from `new` where there is none.
 fn enter<'a>(
-    tree: &'a mut Plain,
+    tree: &'a mut ValueTree,
     step: &Step,
-    new: Plain,
+    new: ValueTree,
     padding: &mut usize,
-) -> Result<&'a mut Plain, String> {
+) -> Result<&'a mut ValueTree, String> {
     let child = match (tree, step) {
         (Tree::Dict(d), Step::Key(_)) => match d.entry(step.clone()) {
             Entry::Occupied(e) => e.into_mut(),
@@ -86,7 +86,7 @@ fn enter<'a>(
     Ok(child)
 }
 
-fn expand(tree: Plain) -> Plain {
+fn expand(tree: ValueTree) -> ValueTree {
     match tree {
         Tree::Leaf(v) => v.into(),
         Tree::Dict(d) => Tree::Dict(d.into_iter().map(|(k, v)| (k, expand(v))).collect()),

@@ -4,8 +4,8 @@
 use indexmap::IndexMap;
 use proptest::prelude::*;
 use reshard_model::{
-    DType, Data, Dialect, Flatten, Leaf, LocalNonpersistent, Parts, Path, Payload, Plain, Sharded,
-    ShardedObject, ShardedTensor, StateDict, Step, Tensor, Tree, Value, split, split_as, unflatten,
+    DType, Data, Dialect, Flatten, Leaf, LocalNonpersistent, Parts, Path, Payload, Sharded, ShardedObject,
+    ShardedTensor, StateDict, Step, Tensor, Tree, Value, ValueTree, split, split_as, unflatten,
 };
 
 fn tensor(key: &str) -> ShardedTensor {
@@ -43,7 +43,7 @@ fn loaded(parts: &Parts) -> IndexMap<Path, Value> {
 }
 
 /// The same tree with what [`loaded`] gives for each leaf.
-fn expected(state: &StateDict) -> Plain {
+fn expected(state: &StateDict) -> ValueTree {
     state.clone().map(&mut |leaf| match leaf {
         Leaf::Value(v) => v,
         Leaf::Local(l) => Value::Local(l),
@@ -138,9 +138,9 @@ proptest! {
         prop_assert!(!has_mixed_list(&state));
         let loaded = loaded(&parts);
         let common = parts.common.clone();
-        prop_assert_eq!(parts.frame.join(loaded, common).unwrap(), expected(&state));
+        prop_assert_eq!(parts.skeleton.join(loaded, common).unwrap(), expected(&state));
         let parts = split(state.clone(), Dialect::Megatron).unwrap();
-        let restored = parts.frame.restore(parts.flat, parts.common).unwrap();
+        let restored = parts.skeleton.restore(parts.flat, parts.common).unwrap();
         prop_assert_eq!(expected(&restored), expected(&state));
     }
 
@@ -151,11 +151,11 @@ proptest! {
             prop_assert!(has_double_name(&state), "only names for two are refused");
             return Ok(());
         };
-        prop_assert_eq!(&parts.common, &Plain::new());
+        prop_assert_eq!(&parts.common, &ValueTree::new());
         let loaded = loaded(&parts);
-        prop_assert_eq!(parts.frame.join(loaded, Plain::new()).unwrap(), expected(&state));
+        prop_assert_eq!(parts.skeleton.join(loaded, ValueTree::new()).unwrap(), expected(&state));
         let parts = split_as(state.clone(), Dialect::Dcp, rule).unwrap();
-        let restored = parts.frame.restore(parts.flat, parts.common).unwrap();
+        let restored = parts.skeleton.restore(parts.flat, parts.common).unwrap();
         prop_assert_eq!(expected(&restored), expected(&state));
     }
 
@@ -173,18 +173,18 @@ proptest! {
 }
 
 /// What PyTorch gives back of a tree; `None` when nothing.
-fn as_torch(tree: &Plain) -> Option<Plain> {
+fn as_torch(tree: &ValueTree) -> Option<ValueTree> {
     match tree {
         Tree::Leaf(Value::Local(_)) => None,
         Tree::Leaf(v) => Some(Tree::Leaf(v.clone())),
         Tree::Dict(d) => {
-            let d: IndexMap<Step, Plain> =
+            let d: IndexMap<Step, ValueTree> =
                 d.iter().filter_map(|(k, v)| Some((Step::from(k.to_string()), as_torch(v)?))).collect();
             (!d.is_empty()).then_some(Tree::Dict(d))
         }
         Tree::List(v) if v.is_empty() => Some(Tree::List(Vec::new())),
         Tree::List(v) => {
-            let mut v: Vec<Option<Plain>> = v.iter().map(as_torch).collect();
+            let mut v: Vec<Option<ValueTree>> = v.iter().map(as_torch).collect();
             while v.last().is_some_and(Option::is_none) {
                 v.pop();
             }
@@ -211,8 +211,10 @@ fn local_leaves_leave_no_trace_and_come_back_as_they_were() {
         let parts = split(state, dialect).unwrap();
         assert!(!format!("{:?} {:?} {:?}", parts.flat, parts.common, parts.paths).contains("ocal"));
         let loaded = loaded(&parts);
-        let result = parts.frame.join(loaded, parts.common).unwrap();
-        let Some(Value::Local(l)) = result.get("local").and_then(Plain::leaf) else { panic!("{result:?}") };
+        let result = parts.skeleton.join(loaded, parts.common).unwrap();
+        let Some(Value::Local(l)) = result.get("local").and_then(ValueTree::leaf) else {
+            panic!("{result:?}")
+        };
         assert_eq!(l.0.downcast_ref::<&str>(), Some(&"mine"));
         // what a load gave is a state again
         let again = split(result.map(&mut Leaf::Value), dialect).unwrap();
@@ -225,9 +227,9 @@ fn a_stored_common_leaf_in_the_place_of_a_local_or_sharded_one_is_an_error_with_
     for leaf in [tensor("w").into(), LocalNonpersistent::new(0).into()] {
         let parts = split(dict([("a", dict([("b", leaf)]))]), Dialect::Megatron).unwrap();
         let loaded = loaded(&parts);
-        let mut stored = Plain::new();
+        let mut stored = ValueTree::new();
         stored.insert_tree("a", dict([("b", Tree::Leaf(Value::Int(1)))]));
-        let e = parts.frame.join(loaded, stored).unwrap_err();
+        let e = parts.skeleton.join(loaded, stored).unwrap_err();
         assert_eq!(e.to_string(), "at a.b: two values for one place");
     }
 }
@@ -241,7 +243,7 @@ fn what_was_not_loaded_is_missing_and_what_has_no_place_is_an_error() {
     let parts = split(state(), Dialect::Megatron).unwrap();
     let only_last = parts.flat.keys().filter(|p| p.to_string() == "groups.1.p");
     let loaded = only_last.map(|p| (p.clone(), Value::Int(5))).collect();
-    let result = parts.frame.join(loaded, parts.common).unwrap();
+    let result = parts.skeleton.join(loaded, parts.common).unwrap();
     assert!(result.get("w").is_none());
     let groups = Value::from(result.get("groups").unwrap().clone());
     let lr = |more: Vec<(Value, Value)>| Value::Dict([vec![("lr".into(), Value::Int(1))], more].concat());
@@ -249,7 +251,7 @@ fn what_was_not_loaded_is_missing_and_what_has_no_place_is_an_error() {
 
     let parts = split(state(), Dialect::Megatron).unwrap();
     let stranger = [(path(&["x".into()]), Value::None)].into_iter().collect();
-    let e = parts.frame.join(stranger, Plain::new()).unwrap_err();
+    let e = parts.skeleton.join(stranger, ValueTree::new()).unwrap_err();
     assert_eq!(e.to_string(), "at x: this was loaded, but the template has no such leaf");
 }
 
@@ -331,7 +333,7 @@ fn both_rules_of_torch_load_to_the_same_tree() {
     let mut results = [Flatten::Torch2_3, Flatten::Torch2_4].map(|rule| {
         let parts = split_as(nested(), Dialect::Dcp, rule).unwrap();
         let loaded = loaded(&parts);
-        parts.frame.join(loaded, Plain::new()).unwrap()
+        parts.skeleton.join(loaded, ValueTree::new()).unwrap()
     });
     let [old, new] = &mut results;
     assert_eq!(old, new);
@@ -379,7 +381,7 @@ fn a_failed_load_gives_the_same_buffers_back() {
         let address = v.as_ptr();
         let t = ShardedTensor::full("w", Tensor::from_vec(&[2], v).unwrap());
         let parts = split(dict([("a", Tree::List(vec![t.into()]))]), dialect).unwrap();
-        let restored = parts.frame.restore(parts.flat, parts.common).unwrap();
+        let restored = parts.skeleton.restore(parts.flat, parts.common).unwrap();
         let Some(Leaf::Tensor(t)) = restored.into_nested_values().pop() else { panic!() };
         let Data::Host(t) = t.data else { panic!() };
         let v: Vec<f32> = t.into_vec().unwrap();
@@ -393,17 +395,17 @@ fn empty_dicts_are_named_by_paths_that_tell_lists_from_int_keys() {
     let ints = Value::Dict(vec![(Value::Int(0), empty())]);
     let value =
         Value::Dict(vec![("list".into(), Value::List(vec![empty(), Value::Int(1)])), ("ints".into(), ints)]);
-    let parts = split(Plain::from(value).map(&mut Leaf::Value), Dialect::Dcp).unwrap();
+    let parts = split(ValueTree::from(value).map(&mut Leaf::Value), Dialect::Dcp).unwrap();
     let want = [path(&["list".into(), 0.into()]), path(&["ints".into(), "0".into()])];
     assert_eq!(parts.dropped_empty, want);
     let mut entries = vec![(path(&["list".into(), 1.into()]), Value::Int(1))];
     entries.extend(parts.dropped_empty.into_iter().map(|p| (p, empty())));
     let tree = unflatten(entries).unwrap();
-    assert_eq!(tree.get("list"), Some(&Plain::from(Value::List(vec![empty(), Value::Int(1)]))));
-    assert_eq!(tree.at(&["ints".into(), "0".into()]), Some(&Plain::new()));
+    assert_eq!(tree.get("list"), Some(&ValueTree::from(Value::List(vec![empty(), Value::Int(1)]))));
+    assert_eq!(tree.at(&["ints".into(), "0".into()]), Some(&ValueTree::new()));
     let again = [(path(&["d".into(), "x".into()]), Value::Int(1)), (path(&["d".into()]), empty())];
     assert_eq!(
-        unflatten(again).unwrap().at(&["d".into(), "x".into()]).and_then(Plain::leaf),
+        unflatten(again).unwrap().at(&["d".into(), "x".into()]).and_then(ValueTree::leaf),
         Some(&Value::Int(1))
     );
 }

@@ -3,11 +3,11 @@ pub(crate) mod reads;
 pub(crate) mod split;
 
 use crate::Name;
-use reshard_model::{BoxError, Claim, Layout};
+use reshard_model::{BoxError, Layout, RegionMut};
 use std::{fmt, iter::Sum, ops::Range};
 
 /// Sees every byte of a record, in order. It is given only when all of the record is to be read.
-pub trait Check: Send {
+pub trait Checksum: Send {
     /// The bytes that come next.
     fn update(&mut self, bytes: &[u8]);
     /// Whether they were right.
@@ -17,7 +17,7 @@ pub trait Check: Send {
     fn finish(self: Box<Self>) -> Result<(), BoxError>;
     /// A second check, for the bytes from byte `at` on of those that this one was to see, which keeps those before. Both are
     /// used at the same time; what is wrong is said by the one that finishes last. `None` when one check has to see all.
-    fn split(&mut self, at: u64) -> Option<Box<dyn Check>> {
+    fn split(&mut self, at: u64) -> Option<Box<dyn Checksum>> {
         let _ = at;
         None
     }
@@ -26,14 +26,14 @@ pub trait Check: Send {
 /// Where wanted elements lie in a record of a file, and where they land.
 #[derive(Debug)]
 pub struct Part {
-    /// Where they lie, from the record's start. It has the claim's shape and element size.
+    /// Where they lie, from the record's start. It has the region's shape and element size.
     pub source: Layout,
     /// Where they land.
-    pub claim: Claim,
+    pub into: RegionMut,
 }
 
 /// Wanted elements of one record (the payload of one stored item).
-pub struct Gather {
+pub struct RecordRead {
     /// The file.
     pub name: Name,
     /// The record: bytes of the file. Nothing before or after it belongs to the item.
@@ -41,12 +41,12 @@ pub struct Gather {
     /// What is wanted of it. Parts may want the same bytes; they are read once.
     pub parts: Vec<Part>,
     /// With a check all of the record is read.
-    pub check: Option<Box<dyn Check>>,
+    pub check: Option<Box<dyn Checksum>>,
 }
 
-impl fmt::Debug for Gather {
+impl fmt::Debug for RecordRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gather")
+        f.debug_struct("RecordRead")
             .field("name", &self.name)
             .field("record", &self.record)
             .field("parts", &self.parts)
@@ -59,7 +59,7 @@ impl fmt::Debug for Gather {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReadStats {
-    /// Bytes that landed in claims.
+    /// Bytes that landed in regions.
     pub bytes_needed: u64,
     /// Bytes of records that were read: with those that nobody wanted but a check, or that lay in short gaps.
     pub bytes_read: u64,

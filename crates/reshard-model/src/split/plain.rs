@@ -1,7 +1,7 @@
 //! The tensors of a state dict that nobody declared as pieces of a global one.
 
 use super::{Parts, Slot};
-use crate::{Construct, Data, Path, Payload, Plain, Sharded, Step, Tree, Value};
+use crate::{Construct, Data, Path, Payload, Sharded, Step, Tree, Value, ValueTree};
 
 /// A tensor that is not declared as a piece of a global one. A checkpoint holds it once, so all ranks should hold the same.
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ impl Parts {
     /// All plain tensors, also those inside of lists, tuples and objects, as handles on the caller's buffers.
     pub fn plain_tensors(&self) -> Vec<PlainTensor> {
         let mut found = Found { out: Vec::new(), path: Vec::new() };
-        self.frame.slots.visit(&mut |path, slot| {
+        self.skeleton.slots.visit(&mut |path, slot| {
             let leaf = matches!(slot, Slot::Value).then(|| self.flat.get(&Path::from(path))).flatten();
             let Some(leaf) = leaf else { return };
             found.path.push(leaf.key().into());
@@ -52,7 +52,7 @@ impl Found {
         self.path.pop();
     }
 
-    fn tree(&mut self, tree: &Plain) {
+    fn tree(&mut self, tree: &ValueTree) {
         match tree {
             Tree::Leaf(v) => self.value(v),
             Tree::Dict(d) => d.iter().for_each(|(k, v)| self.below(k.clone(), |f| f.tree(v))),
@@ -113,8 +113,8 @@ impl Found {
 #[cfg(test)]
 mod tests {
     use crate::{
-        Construct, DType, DeviceTensor, Dialect, Leaf, LocalNonpersistent, Opaque, Plain, ShardedTensor,
-        StateDict, Tensor, Tree, Value, split, testkit::FakeDevice,
+        Construct, DType, DeviceTensor, Dialect, Leaf, LocalNonpersistent, Opaque, ShardedTensor, StateDict,
+        Tensor, Tree, Value, ValueTree, split, testkit::FakeDevice,
     };
 
     fn tensor(n: u8) -> Value {
@@ -132,7 +132,7 @@ mod tests {
         let mut state = StateDict::new();
         state.insert("declared", ShardedTensor::full("declared", Tensor::from_vec(&[1], vec![9u8]).unwrap()));
         state.insert("w", tensor(1));
-        let list = Plain::List(vec![Tree::Leaf(tensor(2)), Tree::Leaf(tensor(3))]);
+        let list = ValueTree::List(vec![Tree::Leaf(tensor(2)), Tree::Leaf(tensor(3))]);
         state.insert_tree("list", list.map(&mut Leaf::Value));
         state.insert("tuple", Value::Tuple(vec![1.into(), tensor(4)]));
         state.insert("value", Value::Dict(vec![(Value::Int(7), tensor(5)), (Value::Int(-1), 0.into())]));

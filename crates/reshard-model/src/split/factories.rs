@@ -1,5 +1,5 @@
 use super::structure;
-use crate::{Leaf, Plain, Result, Sharded, ShardedTensorFactory, StateDict, Step, Tree};
+use crate::{Leaf, Result, Sharded, ShardedTensorFactory, StateDict, Step, Tree, ValueTree};
 use indexmap::IndexMap;
 
 /// Replaces each factory by what it builds, and gives the factories back at their paths: lists become dicts with int keys
@@ -49,19 +49,23 @@ fn expand(tree: StateDict) -> Result<(StateDict, Option<Tree<ShardedTensorFactor
 /// # Errors
 /// [`ModelError::Structure`](crate::ModelError::Structure) with the path: a key of `factories` is missing in `loaded`, a
 /// list has another length, an index is out of its bounds, a list is asked for a key. And whatever a factory says.
-pub fn merge_factories(loaded: Plain, factories: &Tree<ShardedTensorFactory>) -> Result<Plain> {
+pub fn merge_factories(loaded: ValueTree, factories: &Tree<ShardedTensorFactory>) -> Result<ValueTree> {
     merge(loaded, factories, &mut Vec::new())
 }
 
-fn merge(loaded: Plain, factories: &Tree<ShardedTensorFactory>, path: &mut Vec<Step>) -> Result<Plain> {
-    let at = |child: &mut Plain, step: &Step, f, path: &mut Vec<Step>| {
+fn merge(
+    loaded: ValueTree,
+    factories: &Tree<ShardedTensorFactory>,
+    path: &mut Vec<Step>,
+) -> Result<ValueTree> {
+    let at = |child: &mut ValueTree, step: &Step, f, path: &mut Vec<Step>| {
         path.push(step.clone());
         *child = merge(std::mem::take(child), f, path)?;
         path.pop();
         Ok(())
     };
     match (loaded, factories) {
-        (loaded, Tree::Leaf(f)) => (f.merge)(f, loaded).map(Plain::Leaf),
+        (loaded, Tree::Leaf(f)) => (f.merge)(f, loaded).map(ValueTree::Leaf),
         (Tree::Dict(mut d), Tree::Dict(factories)) => {
             for (step, f) in factories {
                 match d.get_mut(step) {
