@@ -11,7 +11,7 @@ use crate::{
     program::{Io, Program},
 };
 use facts::Facts;
-use reshard::{StoredChunk, blocking::TensorHandle};
+use reshard::{StoredChunk, blocking::TensorHandle, strategy::StorageInfo};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<u8> {
@@ -100,13 +100,13 @@ struct ChunkRow<'a> {
 
 impl<'a> ChunkRow<'a> {
     fn of(c: &'a StoredChunk) -> Self {
-        let p = c.place.as_ref();
+        let p = c.parts.first();
         Self {
             offsets: &c.region.offsets,
             lengths: &c.region.lengths,
             file: p.map(|p| p.file.as_str()),
-            offset: p.map(|p| p.offset),
-            length: p.map(|p| p.length),
+            offset: p.map(|p| p.range.start),
+            length: p.map(|_| c.parts.iter().map(StorageInfo::length).fold(0, u64::saturating_add)),
         }
     }
 }
@@ -121,11 +121,12 @@ struct ObjectRow<'a> {
 
 impl<'a> ObjectRow<'a> {
     fn of(f: &Facts, key: &'a str) -> Self {
-        let p = f.checkpoint.object_place(key);
+        let parts = f.checkpoint.object_parts(key);
+        let p = parts.first();
         Self {
             key,
-            bytes: p.as_ref().map(|p| p.length),
-            offset: p.as_ref().map(|p| p.offset),
+            bytes: p.map(|_| parts.iter().map(StorageInfo::length).fold(0, u64::saturating_add)),
+            offset: p.map(|p| p.range.start),
             file: p.map(|p| p.file.to_string()),
         }
     }

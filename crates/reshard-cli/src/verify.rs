@@ -167,9 +167,9 @@ pub(crate) fn check(checkpoint: &Checkpoint, full: bool, io: &Io<'_>) -> Result<
 
 /// Bytes of all stored items.
 fn stored_bytes(checkpoint: &Checkpoint) -> u64 {
-    let chunks = checkpoint.tensors().flat_map(|t| t.chunks()).filter_map(|c| c.place);
-    let objects = checkpoint.objects().filter_map(|k| checkpoint.object_place(k));
-    chunks.chain(objects).map(|p| p.length).fold(0, u64::saturating_add)
+    let chunks = checkpoint.tensors().flat_map(|t| t.chunks()).flat_map(|c| c.parts);
+    let objects = checkpoint.objects().flat_map(|k| checkpoint.object_parts(k));
+    chunks.chain(objects).map(|p| p.length()).fold(0, u64::saturating_add)
 }
 
 /// Findings that concern the chosen keys.

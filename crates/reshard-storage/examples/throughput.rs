@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use reshard_model::{BoxError, DType, Layout, LentBuffer, LentView, Region, RegionMut, Tensor};
 use reshard_storage::{
-    Checksum, Durability, Extent, FileBody, IfExists, LocalStore, Name, Part, Progress, ReadStats,
+    Checksum, Durability, Extent, FileBody, IfExists, Length, LocalStore, Name, Part, Progress, ReadStats,
     RecordRead, Store, wait,
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -30,8 +30,8 @@ struct Hashed {
 }
 
 impl Extent for Hashed {
-    fn len(&self) -> u64 {
-        self.rest.len() as u64
+    fn length(&self) -> Length {
+        Length::Exact(self.rest.len() as u64)
     }
 
     fn next_block(&mut self) -> Option<io::Result<Bytes>> {
@@ -256,11 +256,11 @@ fn save(store: &LocalStore, memory: &Bytes, case: &Case, hashed: bool) -> Result
                 let hash = hashed.then(crc32fast::Hasher::new);
                 extents.push(Box::new(Hashed { rest: rest.split_to(case.item), hash }));
             }
-            files.push(FileBody { name: name(f)?, extents });
+            files.push(FileBody::new(name(f)?, extents));
         }
         transaction.write(files, Durability::Process, Progress::none()).await?;
         transaction
-            .commit(&[], (Name::new(".metadata")?, Bytes::from_static(b"done")), Durability::Process)
+            .commit(Some((Name::new(".metadata")?, Bytes::from_static(b"done"))), &[], Durability::Process)
             .await?;
         Ok(())
     })

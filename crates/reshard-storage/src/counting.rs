@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use std::{
     collections::BTreeSet,
+    fs::File,
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
     time::SystemTime,
@@ -151,6 +152,10 @@ impl Store for CountingStore {
         Ok(inner.map(|inner| Arc::new(Self { inner, counts: Arc::clone(&self.counts) }) as _))
     }
 
+    async fn local_file(&self, name: &Name) -> Result<Option<File>> {
+        self.inner.local_file(name).await
+    }
+
     async fn links(&self) -> Result<Vec<Link>> {
         self.inner.links().await
     }
@@ -200,14 +205,23 @@ impl Transaction for CountingTransaction {
         self.inner.place()
     }
 
-    async fn commit(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
-        let bytes = last.1.len() as u64;
-        self.inner.commit(files, last, durability).await?;
+    async fn commit(
+        &self,
+        record: Option<(Name, Bytes)>,
+        files: &[Entry],
+        durability: Durability,
+    ) -> Result<()> {
+        let record_bytes = record.as_ref().map(|(_, bytes)| bytes.len() as u64);
+        self.inner.commit(record, files, durability).await?;
         self.store.count(|c| {
-            c.files += 1;
-            c.written += bytes;
+            c.files += u64::from(record_bytes.is_some());
+            c.written += record_bytes.unwrap_or(0);
         });
         Ok(())
+    }
+
+    async fn written(&self) -> Result<Vec<Entry>> {
+        self.inner.written().await
     }
 
     async fn rollback(&self) -> Result<()> {

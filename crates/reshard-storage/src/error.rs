@@ -1,4 +1,4 @@
-use crate::Name;
+use crate::{Length, Name};
 use reshard_model::{BoxError, ErrorKind, ModelError};
 use std::{io, ops::Range, path::PathBuf};
 
@@ -90,7 +90,7 @@ pub enum StorageError {
         /// Where the extent starts in it.
         offset: u64,
         /// Bytes promised.
-        want: u64,
+        want: Length,
         /// Bytes given, at least.
         got: u64,
     },
@@ -221,8 +221,8 @@ pub enum StorageError {
     },
 }
 
-fn gave(want: u64, got: u64) -> String {
-    if got > want { format!("more (at least {got})") } else { format!("only {got}") }
+fn gave(want: Length, got: u64) -> String {
+    if got > want.at_most() { format!("more (at least {got})") } else { format!("only {got}") }
 }
 
 impl StorageError {

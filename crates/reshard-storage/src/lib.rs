@@ -25,7 +25,7 @@ pub mod testkit;
 pub mod trail;
 mod wait;
 
-pub use body::{Durability, Entry, Extent, FileBody, Progress, Written};
+pub use body::{Durability, Entry, Extent, FileBody, Length, Progress, Source, Written, WrittenExtent};
 pub use counting::{CountingStore, Counts};
 pub use error::{Result, StorageError};
 pub use local::LocalStore;

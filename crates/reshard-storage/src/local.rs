@@ -19,7 +19,7 @@ use bytes::Bytes;
 use file::Input;
 use root::{Depth, Root};
 use site::Home;
-use std::{ops::Range, path::Path, sync::Arc, time::SystemTime};
+use std::{fs::File, ops::Range, path::Path, sync::Arc, time::SystemTime};
 use transaction::LocalTransaction;
 
 /// A local directory, and what any mounted file system makes look like one.
@@ -148,6 +148,11 @@ impl Store for LocalStore {
             Ok(Self { root, home: Some(Arc::new(home)) })
         });
         Ok(Some(Arc::new(found.await?)))
+    }
+
+    async fn local_file(&self, name: &Name) -> Result<Option<File>> {
+        let (root, name) = (self.root.clone(), name.clone());
+        pool::run_one(move || root.open_file(&name).map(Some)).await
     }
 
     async fn links(&self) -> Result<Vec<Link>> {

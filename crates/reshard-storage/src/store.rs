@@ -1,7 +1,7 @@
 use crate::{Durability, Entry, FileBody, Name, Progress, ReadStats, RecordRead, Result, Written};
 use async_trait::async_trait;
 use bytes::Bytes;
-use std::{fmt, ops::Range, sync::Arc, time::SystemTime};
+use std::{fmt, fs::File, ops::Range, sync::Arc, time::SystemTime};
 
 /// What suits a store best. Numbers to tune by, not limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,6 +177,14 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
+    /// The open file, when it lies in a file system of this machine; a store that copies it may link it instead.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    async fn local_file(&self, _name: &Name) -> Result<Option<File>> {
+        Ok(None)
+    }
+
     /// Links among the files. None by default: most stores have no such thing.
     async fn links(&self) -> Result<Vec<Link>> {
         Ok(Vec::new())
@@ -227,7 +235,8 @@ pub trait Store: fmt::Debug + Send + Sync {
 /// calls [`rollback`](Self::rollback); what a killed process leaves shows in [`Store::leftovers`].
 #[async_trait]
 pub trait Transaction: fmt::Debug + Send + Sync {
-    /// Writes files of this rank. Many ranks and calls may write at once, files of different names.
+    /// Writes files of this rank. Many ranks and calls may write at once, files of different names. What is returned is in the order
+    /// of what was given, files and extents alike, whichever threads wrote them.
     ///
     /// # Errors
     /// [`ExtentLength`](crate::StorageError::ExtentLength), [`Source`](crate::StorageError::Source), or what the operating
@@ -244,10 +253,10 @@ pub trait Transaction: fmt::Debug + Send + Sync {
         None
     }
 
-    /// The one atomic step, called once, by one rank, after all ranks have written: `last`, the commit record, is written
-    /// last; then all of it becomes visible, or nothing has changed. Before that it is looked whether each of `files`, which are
-    /// those that all ranks have written, lies in the transaction with its length ([`Written::check`]), so that nothing incomplete is
-    /// committed, whatever has become of the files meanwhile.
+    /// The one atomic step, called once, by one rank, after all ranks have written: the commit record, if the format has one, is
+    /// written last; then all of it becomes visible, or nothing has changed. Before that it is looked whether each of `files`, which
+    /// are those that all ranks have written, lies in the transaction with its length ([`Entry::check`]), so that nothing
+    /// incomplete is committed, whatever has become of the files meanwhile.
     ///
     /// # Errors
     /// [`Incomplete`](crate::StorageError::Incomplete) when one of `files` is missing, or of another length.
@@ -256,7 +265,15 @@ pub trait Transaction: fmt::Debug + Send + Sync {
     /// can tell. Only after
     /// [`NotDurable`](crate::StorageError::NotDurable) and [`NotCarried`](crate::StorageError::NotCarried) the new version is
     /// visible all the same.
-    async fn commit(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()>;
+    async fn commit(
+        &self,
+        record: Option<(Name, Bytes)>,
+        files: &[Entry],
+        durability: Durability,
+    ) -> Result<()>;
+
+    /// What of this version lies there already, of all ranks, sorted by name: for going on after an interruption.
+    async fn written(&self) -> Result<Vec<Entry>>;
 
     /// Removes what this attempt wrote, that of other ranks too. May be called again, by any rank; does nothing to what is
     /// committed.

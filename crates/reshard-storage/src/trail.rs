@@ -11,6 +11,8 @@ pub enum Trace {
     Made(PathBuf),
     /// Bytes were written into a file.
     Wrote(PathBuf),
+    /// A file of another directory is one of this directory too.
+    Linked(PathBuf),
     /// The bytes of a file are on the disk.
     SyncedFile(PathBuf),
     /// The names in a directory are on the disk.
@@ -23,7 +25,11 @@ impl Trace {
     /// The file or directory.
     pub fn path(&self) -> &Path {
         match self {
-            Self::Made(p) | Self::Wrote(p) | Self::SyncedFile(p) | Self::SyncedDirectory(p) => p,
+            Self::Made(p)
+            | Self::Wrote(p)
+            | Self::Linked(p)
+            | Self::SyncedFile(p)
+            | Self::SyncedDirectory(p) => p,
             Self::Renamed(from, _) => from,
         }
     }

@@ -26,7 +26,10 @@ fn save(place: &Path, byte: u8) {
         let transaction = store.begin(&format!("by-{byte}"), if_exists).await.unwrap();
         let file = |n: &str| FileBody::from_bytes(name(n), vec![byte; 3 << 20].into());
         transaction.write(vec![file("a"), file("d/b")], Durability::Machine, Progress::none()).await.unwrap();
-        transaction.commit(&[], (name("record"), vec![byte; 9].into()), Durability::Machine).await.unwrap();
+        transaction
+            .commit(Some((name("record"), vec![byte; 9].into())), &[], Durability::Machine)
+            .await
+            .unwrap();
     });
 }
 

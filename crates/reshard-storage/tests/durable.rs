@@ -25,7 +25,7 @@ fn save(parent: &Path, place: &str, if_exists: IfExists, durability: Durability)
             // Several extents, taken by several threads.
             let part =
                 || Box::new(bytes::Bytes::from(vec![7u8; 5 << 20])) as Box<dyn reshard_storage::Extent>;
-            FileBody { name: name(n), extents: vec![part(), part()] }
+            FileBody::new(name(n), vec![part(), part()])
         };
         let ranks =
             [store.begin("x", if_exists.clone()).await.unwrap(), store.begin("x", if_exists).await.unwrap()];
@@ -33,7 +33,7 @@ fn save(parent: &Path, place: &str, if_exists: IfExists, durability: Durability)
             let files = files.into_iter().map(body).collect();
             transaction.write(files, durability, Progress::none()).await.unwrap();
         }
-        ranks[0].commit(&[], (name("record"), vec![1].into()), durability).await.unwrap();
+        ranks[0].commit(Some((name("record"), vec![1].into())), &[], durability).await.unwrap();
     });
     trail.seen()
 }

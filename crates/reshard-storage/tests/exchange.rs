@@ -20,7 +20,10 @@ fn save(place: &Path, attempt: &str, byte: u8) {
         let transaction = store.begin(attempt, if_exists).await.unwrap();
         let body = FileBody::from_bytes(name("data"), vec![byte; 10].into());
         let written = transaction.write(vec![body], Durability::Machine, Progress::none()).await.unwrap();
-        transaction.commit(&written, (name("record"), vec![byte].into()), Durability::Machine).await.unwrap();
+        transaction
+            .commit(Some((name("record"), vec![byte].into())), &[written[0].entry()], Durability::Machine)
+            .await
+            .unwrap();
     });
 }
 

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use futures::{executor::block_on, future::join_all};
 use reshard_model::ErrorKind;
 use reshard_storage::{
-    Durability, Extent, FileBody, IfExists, LocalStore, Name, Progress, Result, StorageError, Store, wait,
+    Durability, Extent, FileBody, IfExists, Length, LocalStore, Name, Progress, Result, StorageError, Store,
+    Written, wait,
 };
 use std::{
     ffi::OsStr,
@@ -27,7 +28,7 @@ fn save(store: &LocalStore, attempt: &str, if_exists: IfExists, byte: u8) -> Res
         let transaction = store.begin(attempt, if_exists).await?;
         let body = FileBody::from_bytes(name("data"), vec![byte; 10].into());
         transaction.write(vec![body], Durability::Machine, Progress::none()).await?;
-        transaction.commit(&[], (name("record"), vec![byte].into()), Durability::Machine).await
+        transaction.commit(Some((name("record"), vec![byte].into())), &[], Durability::Machine).await
     })
 }
 
@@ -124,7 +125,8 @@ fn a_rank_joins_where_the_version_was_begun_wherever_a_link_leads_by_now() {
                     transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap(),
                 );
             }
-            begun.commit(&written, (name("record"), vec![1].into()), Durability::Process).await.unwrap();
+            let files: Vec<_> = written.iter().map(Written::entry).collect();
+            begun.commit(Some((name("record"), vec![1].into())), &files, Durability::Process).await.unwrap();
         });
         fs::remove_file(&link).unwrap();
         let made = dir.path().join(place.replace("latest", "one"));
@@ -292,8 +294,8 @@ fn names_that_are_none_are_left_out_of_lists() {
 struct Lazy(LocalStore, u64, u64);
 
 impl Extent for Lazy {
-    fn len(&self) -> u64 {
-        self.2 - self.1
+    fn length(&self) -> Length {
+        Length::Exact(self.2 - self.1)
     }
 
     fn next_block(&mut self) -> Option<io::Result<Bytes>> {
@@ -319,11 +321,11 @@ fn many_ranks_whose_bytes_come_from_another_store_do_not_wait_for_each_other() {
         let writes = (0..16).map(|rank| {
             let extents =
                 (0..100).map(|i| Box::new(Lazy(source.clone(), i * 1_000, (i + 1) * 1_000)) as _).collect();
-            let body = FileBody { name: name(&format!("{rank}")), extents };
+            let body = FileBody::new(name(&format!("{rank}")), extents);
             transaction.write(vec![body], Durability::Process, Progress::none())
         });
         join_all(writes).await.into_iter().for_each(|w| assert_eq!(w.unwrap()[0].bytes, 100_000));
-        transaction.commit(&[], (name("record"), Bytes::new()), Durability::Process).await.unwrap();
+        transaction.commit(Some((name("record"), Bytes::new())), &[], Durability::Process).await.unwrap();
         for rank in 0..16 {
             assert_eq!(copy.read(&name(&format!("{rank}")), 0..100_000).await.unwrap(), bytes);
         }
@@ -334,8 +336,8 @@ fn many_ranks_whose_bytes_come_from_another_store_do_not_wait_for_each_other() {
 struct Odd(Bytes, usize);
 
 impl Extent for Odd {
-    fn len(&self) -> u64 {
-        self.0.len() as u64
+    fn length(&self) -> Length {
+        Length::Exact(self.0.len() as u64)
     }
 
     fn next_block(&mut self) -> Option<io::Result<Bytes>> {
@@ -363,11 +365,11 @@ fn blocks_of_any_size_arrive_whole() {
             .chain(bytes.slice(..2_000_000))
             .collect();
         let written = transaction
-            .write(vec![FileBody { name: name("a"), extents }], Durability::Process, Progress::none())
+            .write(vec![FileBody::new(name("a"), extents)], Durability::Process, Progress::none())
             .await
             .unwrap();
         assert_eq!(written[0].bytes, want.len() as u64);
-        transaction.commit(&[], (name("record"), Bytes::new()), Durability::Process).await.unwrap();
+        transaction.commit(Some((name("record"), Bytes::new())), &[], Durability::Process).await.unwrap();
         assert!(store.read(&name("a"), 0..want.len() as u64).await.unwrap() == want);
     });
 }
@@ -375,8 +377,8 @@ fn blocks_of_any_size_arrive_whole() {
 struct Panics;
 
 impl Extent for Panics {
-    fn len(&self) -> u64 {
-        1
+    fn length(&self) -> Length {
+        Length::Exact(1)
     }
 
     fn next_block(&mut self) -> Option<io::Result<Bytes>> {
@@ -390,7 +392,7 @@ fn an_extent_that_panics_is_an_error_and_nothing_is_committed() {
     let store = LocalStore::at(dir.path().join("x")).unwrap();
     block_on(async {
         let transaction = store.begin("a", IfExists::Refuse).await.unwrap();
-        let body = FileBody { name: name("a"), extents: vec![Box::new(Panics)] };
+        let body = FileBody::new(name("a"), vec![Box::new(Panics)]);
         let e = transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
         assert_eq!(e.to_string(), "an I/O task panicked: a broken extent");
         transaction.rollback().await.unwrap();
@@ -404,8 +406,9 @@ fn a_version_is_committed_once() {
     let store = LocalStore::at(dir.path().join("x")).unwrap();
     block_on(async {
         let transaction = store.begin("a", replace()).await.unwrap();
-        transaction.commit(&[], (name("r"), Bytes::new()), Durability::Process).await.unwrap();
-        let e = transaction.commit(&[], (name("r"), Bytes::new()), Durability::Process).await.unwrap_err();
+        transaction.commit(Some((name("r"), Bytes::new())), &[], Durability::Process).await.unwrap();
+        let e =
+            transaction.commit(Some((name("r"), Bytes::new())), &[], Durability::Process).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Invalid, "{e}");
     });
 }

@@ -34,7 +34,7 @@ fn place(bytes: &Bytes) -> Place {
         let transaction = store.begin("x", IfExists::Refuse).await.unwrap();
         let body = FileBody::from_bytes(name("a"), bytes.clone());
         transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap();
-        transaction.commit(&[], (name("record"), Bytes::new()), Durability::Process).await.unwrap();
+        transaction.commit(Some((name("record"), Bytes::new())), &[], Durability::Process).await.unwrap();
     });
     Place { _dir: dir, store }
 }

@@ -35,7 +35,7 @@ fn finish(transaction: &Arc<dyn Transaction>, byte: u8, files: &[&str]) -> Resul
     let bodies = files.iter().map(|f| FileBody::from_bytes(name(f), vec![byte; 10].into())).collect();
     block_on(async {
         transaction.write(bodies, Durability::Machine, Progress::none()).await?;
-        transaction.commit(&[], (name("record"), vec![byte].into()), Durability::Machine).await
+        transaction.commit(Some((name("record"), vec![byte].into())), &[], Durability::Machine).await
     })
 }
 

@@ -104,6 +104,9 @@ pub enum StrategyError {
     /// A call that can't be carried out as it stands.
     #[error("{0}")]
     Invalid(String),
+    /// A strategy, format or store that does not keep its contract, or a mistake of this program; the caller can't help it.
+    #[error("{0}; this is a mistake of the program, please report it")]
+    Internal(String),
 }
 
 impl StrategyError {
@@ -122,6 +125,7 @@ impl StrategyError {
             Self::Object { .. } | Self::Duplicate { .. } | Self::Unknown { .. } | Self::Invalid(_) => {
                 ErrorKind::Invalid
             }
+            Self::Internal(_) => ErrorKind::Internal,
         }
     }
 

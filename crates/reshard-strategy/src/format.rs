@@ -1,35 +1,165 @@
 //! What a format has to say: DCP's StorageWriter and StorageReader, without the pipeline around them.
 
-use crate::{BackendVersion, ReadTotals, Result};
+use crate::{BackendVersion, ReadTotals, Result, StrategyError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{DType, Dialect, ObjectCodec, Payload, Region, RegionMut, Value};
 use reshard_plan::{ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, WriteData, WriteItem};
 use reshard_policy::ShardingPolicy;
-use reshard_storage::{Entry, FileBody, Name, Progress};
+use reshard_storage::{Entry, FileBody, Name, Progress, Written, WrittenExtent};
 use serde::{Deserialize, Serialize};
-use std::{any::Any, collections::BTreeMap, fmt, sync::Arc};
+use std::{any::Any, collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
-/// Where a stored item lies.
+/// DCP's `_StorageInfo`: where a part of a stored item lies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StorageInfo {
+    /// In which file.
+    pub file: Name,
+    /// Which bytes of it.
+    pub range: Range<u64>,
+    /// What the format's extent said of these bytes when they were written ([`Extent::receipt`]); nothing in an opened checkpoint.
+    ///
+    /// [`Extent::receipt`]: reshard_storage::Extent::receipt
+    pub receipt: Bytes,
+}
+
+impl StorageInfo {
+    /// Without a receipt.
+    pub fn new(file: Name, range: Range<u64>) -> Self {
+        Self { file, range, receipt: Bytes::new() }
+    }
+
+    /// Number of its bytes.
+    pub fn length(&self) -> u64 {
+        self.range.end.saturating_sub(self.range.start)
+    }
+}
+
+/// DCP's `WriteResult`: where an item lies, known when it is written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteResult {
     /// Which item.
     pub id: PieceId,
-    /// In which file.
-    pub file: Name,
-    /// First byte in the file.
-    pub offset: u64,
-    /// Bytes.
-    pub length: u64,
+    /// Its parts, in the order of their extents. One for formats that store an item as one range.
+    pub parts: Vec<StorageInfo>,
 }
+
+impl WriteResult {
+    /// Number of its bytes.
+    pub fn length(&self) -> u64 {
+        self.parts.iter().map(StorageInfo::length).fold(0, u64::saturating_add)
+    }
+
+    /// Its one part.
+    ///
+    /// # Errors
+    /// [`StrategyError::Internal`] when it has none, or several.
+    pub fn part(&self) -> Result<&StorageInfo> {
+        match &*self.parts {
+            [part] => Ok(part),
+            parts => {
+                let what =
+                    format!("{} was written in {} parts, where the format has one", self.id, parts.len());
+                Err(StrategyError::Internal(what))
+            }
+        }
+    }
+}
+
+/// An extent of a layout: the number of its file, and its number in that file.
+pub type ExtentId = (u32, u32);
 
 /// Files of one rank, decided before their first byte is written.
 #[derive(Debug, Default)]
 pub struct FileLayout {
-    /// The files, with exact lengths.
+    /// The files.
     pub files: Vec<FileBody>,
-    /// Where each item lies in them.
-    pub results: Vec<WriteResult>,
+    /// The extents that each item is made of.
+    pub items: Vec<(PieceId, Vec<ExtentId>)>,
+    /// Items that lie in files which are copied as they are: where they lie is known.
+    pub copied: Vec<WriteResult>,
+}
+
+impl FileLayout {
+    /// Where each item lies, after its files were written.
+    ///
+    /// # Errors
+    /// When the layout names an extent that it has not, or the store says of a file what can't be.
+    pub fn results(
+        items: Vec<(PieceId, Vec<ExtentId>)>,
+        copied: Vec<WriteResult>,
+        written: &[Written],
+    ) -> Result<Vec<WriteResult>> {
+        let mut out = copied;
+        out.reserve(items.len());
+        for (id, extents) in items {
+            let part = |(file, extent): ExtentId| {
+                let file = written.get(file as usize)?;
+                let WrittenExtent { range, receipt } = file.extents.get(extent as usize)?.clone();
+                Some(StorageInfo { file: file.name.clone(), range, receipt })
+            };
+            let parts = extents.iter().map(|extent| part(*extent)).collect::<Option<_>>();
+            let missing = || StrategyError::Internal(format!("{id} lies in an extent that was not written"));
+            let parts = parts.ok_or_else(missing)?;
+            out.push(WriteResult { id, parts });
+        }
+        Ok(out)
+    }
+}
+
+/// What [`StorageWriter::finish`] may look at.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct FinishCx<'a> {
+    /// Where the checkpoint will lie.
+    pub url: &'a str,
+    /// Whose conventions it follows.
+    pub dialect: Dialect,
+    /// What is stored.
+    pub metadata: &'a Metadata,
+    /// Where each item lies, by rank, in the order of writing. For a rank-local checkpoint of the own rank alone.
+    pub written: &'a [Vec<WriteResult>],
+    /// The rank, if the checkpoint is rank-local.
+    pub rank: Option<u32>,
+}
+
+impl<'a> FinishCx<'a> {
+    /// Of a checkpoint of all ranks.
+    pub fn new(
+        url: &'a str,
+        dialect: Dialect,
+        metadata: &'a Metadata,
+        written: &'a [Vec<WriteResult>],
+    ) -> Self {
+        Self { url, dialect, metadata, written, rank: None }
+    }
+
+    /// Of one rank of a rank-local checkpoint.
+    #[must_use]
+    pub fn of_rank(self, rank: u32) -> Self {
+        Self { rank: Some(rank), ..self }
+    }
+}
+
+/// The files that make a checkpoint of the items that are written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Records {
+    /// In any order.
+    pub files: Vec<(Name, Bytes)>,
+    /// The one whose presence makes a checkpoint, written last; `None` for formats that have none of their own.
+    pub commit: Option<(Name, Bytes)>,
+}
+
+impl Records {
+    /// One file, which commits.
+    pub fn one(name: Name, bytes: Bytes) -> Self {
+        Self { files: Vec::new(), commit: Some((name, bytes)) }
+    }
+
+    /// All of them, the one that commits last.
+    pub fn into_files(self) -> impl Iterator<Item = (Name, Bytes)> {
+        self.files.into_iter().chain(self.commit)
+    }
 }
 
 /// What a planned item is made of: tensor elements of exactly its region, or an object.
@@ -82,23 +212,18 @@ pub trait StorageWriter: fmt::Debug + Send + Sync + 'static {
     fn prepare_global_plan(&self, plans: Vec<SavePlan>) -> Result<Vec<SavePlan>> {
         Ok(plans)
     }
-    /// Which files this rank writes, and where each item lies in them. Sizes are exact; elements are pulled later.
+    /// Which files this rank writes, and which extents of them each item is made of. Elements are pulled later.
     /// [`SavePlan::by_file`] says which items share a file.
     ///
     /// # Errors
     /// Items that the format can't store, objects that can't be encoded.
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout>;
-    /// The files that make a checkpoint of the written items, the commit record last. On the coordinator, of all ranks; for a
-    /// rank-local checkpoint on every rank, of its own items, with `rank` given.
+    /// The files that make a checkpoint of the written items. On the coordinator, of all ranks; for a rank-local checkpoint on every
+    /// rank, of its own items.
     ///
     /// # Errors
     /// Items that the format can't describe.
-    fn finish(
-        &self,
-        metadata: &Metadata,
-        results: &[Vec<WriteResult>],
-        rank: Option<u32>,
-    ) -> Result<Vec<(Name, Bytes)>>;
+    fn finish(&self, cx: &FinishCx<'_>) -> Result<Records>;
 }
 
 /// A region of one stored chunk, and where it lands.
@@ -198,10 +323,10 @@ pub trait StorageReader: Any + fmt::Debug + Send + Sync {
     fn metadata(&self) -> &Arc<Metadata>;
     /// Whose conventions it follows.
     fn dialect(&self) -> Dialect;
-    /// Where a chunk lies; `None` when the checkpoint does not say.
-    fn locate_chunk(&self, chunk: ChunkId) -> Option<WriteResult>;
-    /// Where an object lies; `None` when the checkpoint does not say.
-    fn locate_object(&self, object: ObjectId) -> Option<WriteResult>;
+    /// Where the parts of a chunk lie; none when the checkpoint does not say.
+    fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo>;
+    /// Where the parts of an object lie; none when the checkpoint does not say.
+    fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo>;
     /// How objects are encoded.
     fn codec(&self) -> Arc<dyn ObjectCodec>;
     /// Whether a cell of an object array is stored as a list of what all leaves of that cell on one rank held.

@@ -1,15 +1,14 @@
 use crate::{
-    BackendVersion, LoadCx, LoadNotes, OpenCx, RankTotals, ReadTotals, Result, SaveCx, SaveTotals,
+    BackendVersion, LoadCx, LoadNotes, OpenCx, RankTotals, ReadTotals, Records, Result, SaveCx, SaveTotals,
     StorageReader, StrategyError,
     common::{compatible, unsupported},
 };
 use async_trait::async_trait;
-use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_model::FlatStateDict;
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
-use reshard_storage::{Name, Store};
+use reshard_storage::Store;
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
 /// Saves sharded leaves in three phases. A plain save awaits them in a row; an asynchronous one runs `write` elsewhere.
@@ -57,8 +56,8 @@ pub trait PreparedSave: Send + 'static {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Saved {
-    /// Files that this rank has yet to write, the one that commits last (on the coordinator; nothing elsewhere).
-    pub records: Vec<(Name, Bytes)>,
+    /// Files that this rank has yet to write (on the coordinator, or on every rank of a rank-local save; nothing elsewhere).
+    pub records: Records,
     /// What was stored (on the coordinator).
     pub metadata: Option<Arc<Metadata>>,
     /// Per rank, what it wrote (on the coordinator: a list on every rank would be as long as all ranks times all ranks).

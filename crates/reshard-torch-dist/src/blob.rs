@@ -2,7 +2,7 @@
 //! checksum that was computed while they passed.
 
 use bytes::Bytes;
-use reshard_storage::Extent;
+use reshard_storage::{Extent, Length};
 use reshard_strategy::{Blocks, Elements};
 use reshard_torch_format::archive::ArchiveLayout;
 use std::{collections::VecDeque, io, sync::Arc};
@@ -70,8 +70,8 @@ impl Checksum {
 }
 
 impl Extent for Blob {
-    fn len(&self) -> u64 {
-        self.form.layout.len()
+    fn length(&self) -> Length {
+        Length::Exact(self.form.layout.len())
     }
 
     fn next_block(&mut self) -> Option<io::Result<Bytes>> {

@@ -129,7 +129,6 @@ impl TorchDistConfig {
             policy: self.policy(),
             archive: ArchiveOptions::default().with_era(era),
             keep_strides: self.strides == Strides::Keep,
-            url: Default::default(),
         })
     }
 }

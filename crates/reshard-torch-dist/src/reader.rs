@@ -19,11 +19,11 @@ use head::{Forms, Head, Wanted, reads_all};
 use packed::Kept;
 use repeats::{Repeats, repeated};
 use reshard_model::{Dialect, ObjectCodec, Payload};
-use reshard_plan::{ChunkId, Metadata, ObjectId, PieceId};
+use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Part, Progress, RecordRead, StorageError, Store};
 use reshard_strategy::{
     BackendVersion, FileRole, LimitOption, OpenCx, Producer, ReadLimits, ReadObject, ReadTensor, ReadTotals,
-    Result, StorageReader, StrategyError, VerifyReport, WriteResult,
+    Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
 };
 use reshard_torch_format::{
     TorchSave,
@@ -130,27 +130,12 @@ impl StorageReader for TorchDistReader {
         true
     }
 
-    fn locate_chunk(&self, chunk: ChunkId) -> Option<WriteResult> {
-        let (tensor, region) = self.table.metadata.chunk(chunk)?;
-        let place = self.table.chunk(chunk)?;
-        let id = PieceId { key: tensor.key().into(), offset: Some(region.offsets) };
-        Some(WriteResult {
-            id,
-            file: self.table.file(place).ok()?,
-            offset: place.offset,
-            length: place.length,
-        })
+    fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
+        self.table.chunk(chunk).and_then(|place| self.storage_info(place)).into_iter().collect()
     }
 
-    fn locate_object(&self, object: ObjectId) -> Option<WriteResult> {
-        let place = self.table.object(object)?;
-        let id = PieceId { key: self.table.metadata.object_key(object)?.into(), offset: None };
-        Some(WriteResult {
-            id,
-            file: self.table.file(place).ok()?,
-            offset: place.offset,
-            length: place.length,
-        })
+    fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
+        self.table.object(object).and_then(|place| self.storage_info(place)).into_iter().collect()
     }
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
@@ -294,6 +279,12 @@ pub(crate) fn checked<B: AsRef<[u8]>>(mut content: Inflate<B>) -> reshard_torch_
 const WINDOW: usize = 512;
 
 impl TorchDistReader {
+    /// `None` when the name of the file can't be one.
+    fn storage_info(&self, place: Place) -> Option<StorageInfo> {
+        let end = place.offset.saturating_add(place.length);
+        Some(StorageInfo::new(self.table.file(place).ok()?, place.offset..end))
+    }
+
     async fn read_window(
         &self,
         window: Vec<(ChunkId, Vec<ReadTensor>)>,

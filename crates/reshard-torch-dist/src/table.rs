@@ -589,7 +589,7 @@ mod tests {
     use super::*;
     use crate::{Flavour, metadata::write};
     use reshard_plan::PieceId;
-    use reshard_strategy::WriteResult;
+    use reshard_strategy::{StorageInfo, WriteResult};
 
     /// A `.metadata` of objects of these keys and lengths.
     fn objects(items: &[(&str, u64)], planner_data: Option<PlannerData>) -> Bytes {
@@ -598,7 +598,8 @@ mod tests {
         for &(key, length) in items {
             b.add_object(key).unwrap();
             let id = PieceId { key: key.into(), offset: None };
-            results.push(WriteResult { id, file: Name::new("__0_0.distcp").unwrap(), offset: 7, length });
+            let part = StorageInfo::new(Name::new("__0_0.distcp").unwrap(), 7..length.saturating_add(7));
+            results.push(WriteResult { id, parts: vec![part] });
         }
         write(&b.finish(planner_data).unwrap(), &[results], Flavour::Universal, "").unwrap().into()
     }

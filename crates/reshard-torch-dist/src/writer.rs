@@ -5,23 +5,19 @@ use crate::{
     blob::{Blob, Form},
     metadata,
 };
-use bytes::Bytes;
 use reshard_model::{DType, Data, Dims, Layout, ObjectCodec};
-use reshard_plan::{Metadata, SavePlan, TensorWrite, WriteItem, WriteKind};
+use reshard_plan::{SavePlan, TensorWrite, WriteItem, WriteKind};
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Extent, FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, Elements, FileLayout, Resolve, Result, StorageWriter, StrategyError, WriteData,
-    WriteResult, encode_object,
+    BackendVersion, Elements, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter, StrategyError,
+    WriteData, encode_object,
 };
 use reshard_torch_format::{
     TensorRef, TorchSave,
     archive::{ArchiveLayout, ArchiveOptions},
 };
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 /// Writes what PyTorch's FileSystemWriter writes; made by [`TorchDistConfig::writer`](crate::TorchDistConfig::writer).
 #[derive(Debug)]
@@ -31,7 +27,6 @@ pub struct TorchDistWriter {
     pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
     pub(crate) archive: ArchiveOptions,
     pub(crate) keep_strides: bool,
-    pub(crate) url: Mutex<String>,
 }
 
 impl StorageWriter for TorchDistWriter {
@@ -41,10 +36,6 @@ impl StorageWriter for TorchDistWriter {
 
     fn object_lists(&self) -> bool {
         true
-    }
-
-    fn reset(&self, url: &str) {
-        *self.url.lock().unwrap_or_else(PoisonError::into_inner) = url.into();
     }
 
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
@@ -62,36 +53,24 @@ impl StorageWriter for TorchDistWriter {
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
         let mut out = FileLayout::default();
         let mut forms = Forms::default();
-        for (n, items) in plan.by_file()?.into_iter().enumerate() {
-            let name = Name::new(format!("__{rank}_{n}.distcp"))?;
-            let (mut at, mut extents) = (0u64, Vec::with_capacity(items.len()));
-            for item in objects_first(items) {
-                let extent = self.extent(item, resolve(item)?, &mut forms)?;
-                let length = extent.len();
-                out.results.push(WriteResult { id: item.id(), file: name.clone(), offset: at, length });
-                extents.push(extent);
-                at = at
-                    .checked_add(length)
-                    .ok_or_else(|| StrategyError::Invalid(format!("{name} is too long")))?;
+        for (n, items) in (0..).zip(plan.by_file()?) {
+            let mut extents = Vec::with_capacity(items.len());
+            for (i, item) in (0..).zip(objects_first(items)) {
+                extents.push(self.extent(item, resolve(item)?, &mut forms)?);
+                out.items.push((item.id(), vec![(n, i)]));
             }
-            out.files.push(FileBody { name, extents });
+            out.files.push(FileBody::new(Name::new(format!("__{rank}_{n}.distcp"))?, extents));
         }
         Ok(out)
     }
 
-    fn finish(
-        &self,
-        md: &Metadata,
-        results: &[Vec<WriteResult>],
-        rank: Option<u32>,
-    ) -> Result<Vec<(Name, Bytes)>> {
-        let name = match rank {
+    fn finish(&self, cx: &FinishCx<'_>) -> Result<Records> {
+        let name = match cx.rank {
             None => crate::METADATA.to_string(),
             Some(r) => format!("__{r}.metadata"),
         };
-        let url = self.url.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let bytes = metadata::write(md, results, self.flavour, &url)?;
-        Ok(vec![(Name::new(name)?, bytes.into())])
+        let bytes = metadata::write(cx.metadata, cx.written, self.flavour, cx.url)?;
+        Ok(Records::one(Name::new(name)?, bytes.into()))
     }
 }
 

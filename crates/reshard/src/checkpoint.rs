@@ -14,7 +14,7 @@ use reshard_plan::{DefaultLoadPlanner, Entry, Metadata, PlannerData, TensorRef};
 use reshard_storage::{Entry as FileEntry, Leftover, Link, Progress, Stores};
 use reshard_strategy::{
     BackendVersion, FileRole, LoadCx, LoadShardedConfig, Producer, ReadLimits, ReadObject, Registry,
-    StrategyError, VerifyReport, WriteResult, decode_object,
+    StorageInfo, StrategyError, VerifyReport, decode_object,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -89,8 +89,8 @@ impl OpenOptions {
 pub struct StoredChunk {
     /// The box of the tensor that it holds.
     pub region: Region,
-    /// Where the stored item lies; `None` when the checkpoint does not say.
-    pub place: Option<WriteResult>,
+    /// Where the parts of the stored item lie; none when the checkpoint does not say.
+    pub parts: Vec<StorageInfo>,
 }
 
 impl Checkpoint {
@@ -194,9 +194,9 @@ impl Checkpoint {
         self.metadata().objects().map(|(_, key)| key)
     }
 
-    /// Where an object lies; `None` when it isn't stored, or the checkpoint does not say.
-    pub fn object_place(&self, key: &str) -> Option<WriteResult> {
-        self.metadata().object(key).and_then(|id| self.opened.reader.locate_object(id))
+    /// Where the parts of an object lie; none when it isn't stored, or the checkpoint does not say.
+    pub fn object_parts(&self, key: &str) -> Vec<StorageInfo> {
+        self.metadata().object(key).map(|id| self.opened.reader.locate_object(id)).unwrap_or_default()
     }
 
     /// An object, decoded. What Megatron Core stores in cells of arrays is a list.
@@ -412,7 +412,7 @@ impl TensorHandle {
         let reader = &self.checkpoint.opened.reader;
         let tensor = self.checkpoint.metadata().tensor(&self.key);
         tensor.map_or_else(Vec::new, |t| {
-            t.chunks().map(|(id, region)| StoredChunk { region, place: reader.locate_chunk(id) }).collect()
+            t.chunks().map(|(id, region)| StoredChunk { region, parts: reader.locate_chunk(id) }).collect()
         })
     }
 

@@ -111,9 +111,8 @@ impl Opened {
     /// Names of the files that hold its items.
     pub(crate) fn item_files(&self) -> BTreeSet<Name> {
         let (reader, metadata) = (&self.reader, self.reader.metadata());
-        let chunks =
-            metadata.tensors().flat_map(|t| t.chunks()).filter_map(|(id, _)| reader.locate_chunk(id));
-        let objects = metadata.objects().filter_map(|(id, _)| reader.locate_object(id));
+        let chunks = metadata.tensors().flat_map(|t| t.chunks()).flat_map(|(id, _)| reader.locate_chunk(id));
+        let objects = metadata.objects().flat_map(|(id, _)| reader.locate_object(id));
         chunks.chain(objects).map(|p| p.file).collect()
     }
 

@@ -18,8 +18,8 @@ use reshard_plan::{DefaultSavePlanner, PlannerData, SavePlanner};
 use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, FileBody, Name, Progress, StorageError, Store, Stores, Transaction};
 use reshard_strategy::{
-    BackendVersion, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved,
-    StrategyError, agree, cause,
+    BackendVersion, Records, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig, SaveShardedStrategy,
+    Saved, StrategyError, agree, cause,
 };
 use reshard_torch_dist::{COMMON_STATE, METADATA_JSON, MetadataJson, NAME};
 use std::{
@@ -429,11 +429,10 @@ impl<'a> Save<'a> {
             Err(e) => (None, Err(e)),
         };
         let files = gather(comm, written).await?;
-        let committed = match last {
-            Some(last) => {
-                transaction.commit(&files, last, self.durability).await.map_err(StrategyError::from)
-            }
-            None => Ok(()),
+        let committed = if comm.is_coordinator() {
+            transaction.commit(last, &files, self.durability).await.map_err(StrategyError::from)
+        } else {
+            Ok(())
         };
         agree(comm, "commit", committed).await?;
         Ok((saved, parts.dropped_empty.len()))
@@ -468,28 +467,30 @@ impl<'a> Save<'a> {
         empty: &[Path],
         cx: &SaveCx<'_>,
     ) -> Result<Option<(Name, Bytes)>, StrategyError> {
-        let mut records: Vec<(Name, Bytes)> = saved.records.clone();
+        let Records { mut files, mut commit } = saved.records.clone();
         let me = cx.comm.is_coordinator();
-        if me && let Some((name, bytes)) = records.last() {
+        if me && let Some((name, bytes)) = &commit {
             let named = self.dialect == Dialect::Megatron || sharded.key() == BackendVersion::new(NAME, 1);
             let mut sidecar = Sidecar::new(name, bytes);
             sidecar.empty_dicts = empty.to_vec();
             sidecar.strategy = (!named).then(|| sharded.key());
             sidecar.policy = saved.policy.as_ref().map(|p| p.description.clone());
-            records.insert(0, (Name::new(SIDECAR)?, sidecar.to_bytes()));
+            files.insert(0, (Name::new(SIDECAR)?, sidecar.to_bytes()));
         }
         if me && self.dialect == Dialect::Megatron {
             let json = MetadataJson::new(&sharded.key(), &common.key());
             let bytes =
                 if self.common_form == CommonForm::File { json.to_bytes() } else { json.to_short_bytes() };
-            records.push((Name::new(METADATA_JSON)?, bytes));
+            files.extend(commit.replace((Name::new(METADATA_JSON)?, bytes)));
         }
-        let last = if me { records.pop() } else { None };
-        let files: Vec<FileBody> = records.into_iter().map(|(n, b)| FileBody::from_bytes(n, b)).collect();
+        if !me {
+            files.extend(commit.take());
+        }
+        let files: Vec<FileBody> = files.into_iter().map(|(n, b)| FileBody::from_bytes(n, b)).collect();
         if !files.is_empty() {
             cx.transaction.write(files, self.durability, Progress::default()).await?;
         }
-        Ok(last)
+        Ok(commit)
     }
 }
 

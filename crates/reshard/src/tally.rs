@@ -3,7 +3,9 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_comm::Comm;
-use reshard_storage::{Durability, FileBody, Name, Progress, Result, StorageError, Transaction, Written};
+use reshard_storage::{
+    Durability, Entry, FileBody, Length, Name, Progress, Result, StorageError, Transaction, Written,
+};
 use reshard_strategy::{StrategyError, cause};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug)]
 pub(crate) struct Tally {
     inner: Arc<dyn Transaction>,
-    files: Mutex<Vec<Written>>,
+    files: Mutex<Vec<Entry>>,
 }
 
 impl Tally {
@@ -21,7 +23,7 @@ impl Tally {
     }
 
     /// The files that this rank has written; none are left here.
-    pub(crate) fn take(&self) -> Vec<Written> {
+    pub(crate) fn take(&self) -> Vec<Entry> {
         std::mem::take(&mut self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -34,15 +36,26 @@ impl Transaction for Tally {
         durability: Durability,
         progress: Progress,
     ) -> Result<Vec<Written>> {
-        // What was asked for, not what the store says of it.
+        // What was asked for, not what the store says of it; that alone knows lengths which were not known before.
         let mut asked = Vec::with_capacity(files.len());
         for file in &files {
             let too_long =
                 || StorageError::invalid(format!("{}: its length does not fit 64 bits", file.name));
-            asked.push(Written { name: file.name.clone(), bytes: file.bytes().ok_or_else(too_long)? });
+            asked.push((file.name.clone(), file.length().ok_or_else(too_long)?));
         }
         let written = self.inner.write(files, durability, progress).await?;
-        self.files.lock().unwrap_or_else(PoisonError::into_inner).append(&mut asked);
+        let mut own = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        for (i, (name, length)) in asked.into_iter().enumerate() {
+            let bytes = match (length, written.get(i)) {
+                (Length::Exact(bytes), _) => bytes,
+                (Length::Unknown { .. }, Some(w)) => w.bytes,
+                (Length::Unknown { .. }, None) => {
+                    return Err(StorageError::invalid(format!("the store does not say how long {name} is")));
+                }
+            };
+            own.push(Entry { name, bytes });
+        }
+        drop(own);
         Ok(written)
     }
 
@@ -50,8 +63,17 @@ impl Transaction for Tally {
         self.inner.place()
     }
 
-    async fn commit(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
-        self.inner.commit(files, last, durability).await
+    async fn commit(
+        &self,
+        record: Option<(Name, Bytes)>,
+        files: &[Entry],
+        durability: Durability,
+    ) -> Result<()> {
+        self.inner.commit(record, files, durability).await
+    }
+
+    async fn written(&self) -> Result<Vec<Entry>> {
+        self.inner.written().await
     }
 
     async fn rollback(&self) -> Result<()> {
@@ -62,11 +84,11 @@ impl Transaction for Tally {
 /// Tells the coordinator what all ranks have written; the others get nothing. A rank that failed fails all.
 pub(crate) async fn gather(
     comm: &Comm<'_>,
-    mine: Result<Vec<Written>, StrategyError>,
-) -> Result<Vec<Written>, StrategyError> {
+    mine: Result<Vec<Entry>, StrategyError>,
+) -> Result<Vec<Entry>, StrategyError> {
     let mut all = Vec::new();
     let part = mine.as_ref().map(Clone::clone).map_err(cause);
-    let told = comm.all_reduce("write", part, |ranks: Vec<Vec<Written>>| {
+    let told = comm.all_reduce("write", part, |ranks: Vec<Vec<Entry>>| {
         all = ranks.into_iter().flatten().collect();
         Ok(())
     });

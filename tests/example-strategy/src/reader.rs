@@ -7,11 +7,11 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, Dialect, Dims, Layout, ObjectCodec, Payload, Region};
-use reshard_plan::{ChunkId, Metadata, ObjectId, PieceId, TensorProperties};
+use reshard_plan::{ChunkId, Metadata, ObjectId, TensorProperties};
 use reshard_storage::{Checksum, Name, Part, Progress, RecordRead, Store};
 use reshard_strategy::{
     BackendVersion, Damage, OpenCx, OpenFormat, ReadLimits, ReadObject, ReadTensor, ReadTotals, Result,
-    StorageReader, StrategyError, VerifyReport, WriteResult,
+    StorageInfo, StorageReader, StrategyError, VerifyReport,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
@@ -175,10 +175,8 @@ impl StorageReader for ExampleReader {
         self.dialect
     }
 
-    fn locate_chunk(&self, chunk: ChunkId) -> Option<WriteResult> {
-        let (tensor, region) = self.metadata.chunk(chunk)?;
-        let id = PieceId { key: tensor.key().into(), offset: Some(region.offsets) };
-        Some(result(id, self.chunks.get(chunk.0 as usize)?))
+    fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
+        self.chunks.get(chunk.0 as usize).map(part_at).into_iter().collect()
     }
 
     fn owns(&self, name: &Name) -> bool {
@@ -186,9 +184,8 @@ impl StorageReader for ExampleReader {
         name.as_str() == INDEX || of_a_rank(name.as_str()).is_some()
     }
 
-    fn locate_object(&self, object: ObjectId) -> Option<WriteResult> {
-        let id = PieceId { key: self.metadata.object_key(object)?.into(), offset: None };
-        Some(result(id, self.objects.get(object.0 as usize)?))
+    fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
+        self.objects.get(object.0 as usize).map(part_at).into_iter().collect()
     }
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
@@ -281,8 +278,8 @@ impl StorageReader for ExampleReader {
     }
 }
 
-fn result(id: PieceId, place: &Place) -> WriteResult {
-    WriteResult { id, file: place.file.clone(), offset: place.offset, length: place.length }
+fn part_at(place: &Place) -> StorageInfo {
+    StorageInfo::new(place.file.clone(), place.offset..place.offset.saturating_add(place.length))
 }
 
 /// A region has the axes of the stored chunk; that of a template lacks those that its leaf prepends, which have extent 1.

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use reshard_storage::{
     Durability, Entry, FileBody, Hints, IfExists, Leftover, Name, Progress, Result, StorageError, Store,
-    StoreScheme, Transaction, Written,
+    StoreScheme, Transaction, Written, WrittenExtent,
 };
 use std::{
     collections::BTreeMap,
@@ -138,10 +138,12 @@ impl ExampleTransaction {
 impl Transaction for ExampleTransaction {
     async fn write(&self, files: Vec<FileBody>, _: Durability, progress: Progress) -> Result<Vec<Written>> {
         let mut written = Vec::new();
-        for FileBody { name, extents } in files {
-            let mut bytes = BytesMut::new();
-            for mut extent in extents {
-                let (offset, want) = (bytes.len() as u64, extent.len());
+        for body in files {
+            // What is a copy of another file is read as a whole: it will be in memory here too.
+            let (name, source) = body.into_extents().await?;
+            let (mut bytes, mut extents) = (BytesMut::new(), Vec::new());
+            for mut extent in source {
+                let (offset, want) = (bytes.len() as u64, extent.length());
                 while let Some(block) = extent.next_block() {
                     let at = bytes.len() as u64;
                     let block = block.map_err(|source| StorageError::Source {
@@ -151,13 +153,14 @@ impl Transaction for ExampleTransaction {
                     })?;
                     bytes.extend_from_slice(&block);
                 }
-                let got = bytes.len() as u64 - offset;
-                if got != want {
-                    return Err(StorageError::ExtentLength { name, offset, want, got });
+                let end = bytes.len() as u64;
+                if !want.allows(end - offset) {
+                    return Err(StorageError::ExtentLength { name, offset, want, got: end - offset });
                 }
+                extents.push(WrittenExtent { range: offset..end, receipt: extent.receipt() });
             }
             progress.add(bytes.len() as u64);
-            written.push(Written { name: name.clone(), bytes: bytes.len() as u64 });
+            written.push(Written { name: name.clone(), bytes: bytes.len() as u64, extents });
             let mut place = lock(&self.store.place);
             let begun = place.begun.get_mut(&self.attempt).ok_or_else(|| self.gone())?;
             if begun.contains_key(&name) {
@@ -169,7 +172,7 @@ impl Transaction for ExampleTransaction {
     }
 
     // Under one lock, so that others see all of the new version or nothing of it.
-    async fn commit(&self, files: &[Written], (name, bytes): (Name, Bytes), _: Durability) -> Result<()> {
+    async fn commit(&self, record: Option<(Name, Bytes)>, files: &[Entry], _: Durability) -> Result<()> {
         let mut place = lock(&self.store.place);
         let begun = place.begun.get(&self.attempt).ok_or_else(|| self.gone())?;
         for file in files {
@@ -183,8 +186,14 @@ impl Transaction for ExampleTransaction {
             place.files.retain(|n, _| !old.contains(n));
         }
         place.files.extend(new);
-        place.files.insert(name, bytes);
+        place.files.extend(record);
         Ok(())
+    }
+
+    async fn written(&self) -> Result<Vec<Entry>> {
+        let place = lock(&self.store.place);
+        let begun = place.begun.get(&self.attempt).ok_or_else(|| self.gone())?;
+        Ok(begun.iter().map(|(name, b)| Entry { name: name.clone(), bytes: b.len() as u64 }).collect())
     }
 
     async fn rollback(&self) -> Result<()> {

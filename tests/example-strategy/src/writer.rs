@@ -5,11 +5,11 @@ use crate::{
     index::{CRC, ChunkEntry, INDEX, Index, ObjectEntry, Place, TensorEntry},
 };
 use bytes::Bytes;
-use reshard_plan::{Metadata, PieceId, SavePlan, WriteItem, WriteKind};
-use reshard_storage::{Extent, FileBody, Name};
+use reshard_plan::{PieceId, SavePlan, WriteItem, WriteKind};
+use reshard_storage::{Extent, FileBody, Length, Name};
 use reshard_strategy::{
-    BackendVersion, Blocks, Elements, FileLayout, Resolve, Result, StorageWriter, StrategyError, WriteData,
-    WriteResult, encode_object,
+    BackendVersion, Blocks, Elements, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
+    StrategyError, WriteData, WriteResult, encode_object,
 };
 use reshard_torch_format::TorchSave;
 use std::{collections::BTreeMap, io};
@@ -27,35 +27,34 @@ impl StorageWriter for ExampleWriter {
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
         let name = Name::new(format!("rank-{rank}.bin"))?;
         let mut out = FileLayout::default();
-        let (mut at, mut extents) = (0, Vec::new());
-        for item in &plan.items {
-            let extent = Summed::new(item, resolve(item)?)?;
-            let length = extent.len();
-            out.results.push(WriteResult { id: item.id(), file: name.clone(), offset: at, length });
-            extents.push(Box::new(extent) as Box<dyn Extent>);
-            at += length;
+        let mut extents = Vec::new();
+        for (i, item) in (0..).zip(&plan.items) {
+            extents.push(Box::new(Summed::new(item, resolve(item)?)?) as Box<dyn Extent>);
+            out.items.push((item.id(), vec![(0, i)]));
         }
         if !extents.is_empty() {
-            out.files.push(FileBody { name, extents });
+            out.files.push(FileBody::new(name, extents));
         }
         Ok(out)
     }
 
-    // The last file of the list is what makes the checkpoint; there is just one here.
-    fn finish(
-        &self,
-        metadata: &Metadata,
-        results: &[Vec<WriteResult>],
-        rank: Option<u32>,
-    ) -> Result<Vec<(Name, Bytes)>> {
-        if rank.is_some() {
+    // The index is what makes the checkpoint; there is no other record.
+    fn finish(&self, cx: &FinishCx<'_>) -> Result<Records> {
+        if cx.rank.is_some() {
             let what = "a rank-local checkpoint".into();
             return Err(StrategyError::Unsupported { strategy: self.key().to_string(), what });
         }
-        let places: BTreeMap<&PieceId, &WriteResult> = results.iter().flatten().map(|p| (&p.id, p)).collect();
-        let place = |id: &PieceId| match places.get(id) {
-            Some(p) => Ok(Place { file: p.file.clone(), offset: p.offset, length: p.length }),
-            None => Err(StrategyError::Invalid(format!("{id} was not written"))),
+        let metadata = cx.metadata;
+        let places: BTreeMap<&PieceId, &WriteResult> =
+            cx.written.iter().flatten().map(|p| (&p.id, p)).collect();
+        let place = |id: &PieceId| {
+            let missing = || StrategyError::Internal(format!("{id} was not written"));
+            let part = places.get(id).ok_or_else(missing)?.part()?;
+            Ok::<_, StrategyError>(Place {
+                file: part.file.clone(),
+                offset: part.range.start,
+                length: part.length(),
+            })
         };
         let mut index = Index { planner_data: metadata.planner_data().cloned(), ..Index::default() };
         for t in metadata.tensors() {
@@ -77,7 +76,7 @@ impl StorageWriter for ExampleWriter {
         }
         let json =
             serde_json::to_vec_pretty(&index).map_err(|e| StrategyError::Invalid(format!("{INDEX}: {e}")))?;
-        Ok(vec![(Name::new(INDEX)?, json.into())])
+        Ok(Records::one(Name::new(INDEX)?, json.into()))
     }
 }
 
@@ -108,8 +107,8 @@ impl Summed {
 }
 
 impl Extent for Summed {
-    fn len(&self) -> u64 {
-        self.length
+    fn length(&self) -> Length {
+        Length::Exact(self.length)
     }
 
     fn next_block(&mut self) -> Option<io::Result<Bytes>> {

@@ -2,7 +2,7 @@
 
 use crate::{Chunk, Expected, Place, Says, TensorFacts, ours, python};
 use futures::executor::block_on;
-use reshard::{Checkpoint, Tensor, Value, ValueTree, plan::PlannerData, strategy::WriteResult};
+use reshard::{Checkpoint, Tensor, Value, ValueTree, plan::PlannerData, strategy::StorageInfo};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,7 +42,7 @@ pub fn compare(checkpoint: &Checkpoint, expected: &Expected, depth: Depth) -> Ve
             }
         }
         if depth == Depth::Places && object.place.is_some() {
-            c.place(key, object.place.as_ref(), checkpoint.object_place(key));
+            c.place(key, object.place.as_ref(), &checkpoint.object_parts(key));
         }
     }
     if let Some(common) = &expected.common {
@@ -125,11 +125,7 @@ impl Comparison<'_> {
         let got: Vec<Chunk> = handle
             .chunks()
             .into_iter()
-            .map(|c| Chunk {
-                offsets: c.region.offsets,
-                sizes: c.region.lengths,
-                place: c.place.map(|p| place(&p)),
-            })
+            .map(|c| Chunk { offsets: c.region.offsets, sizes: c.region.lengths, place: place(&c.parts) })
             .collect();
         if got != *want {
             self.note(key, &format!("expected chunks {want:?}, got {got:?}"));
@@ -159,8 +155,8 @@ impl Comparison<'_> {
         }
     }
 
-    fn place(&mut self, key: &str, want: Option<&Place>, got: Option<WriteResult>) {
-        let got = got.map(|p| place(&p));
+    fn place(&mut self, key: &str, want: Option<&Place>, got: &[StorageInfo]) {
+        let got = place(got);
         if got.as_ref() != want {
             self.note(key, &format!("expected at {want:?}, got {got:?}"));
         }
@@ -226,6 +222,8 @@ impl Comparison<'_> {
     }
 }
 
-fn place(p: &WriteResult) -> Place {
-    Place { file: p.file.to_string(), offset: p.offset, length: p.length }
+/// Of an item that is stored in one part.
+fn place(parts: &[StorageInfo]) -> Option<Place> {
+    let [p] = parts else { return None };
+    Some(Place { file: p.file.to_string(), offset: p.range.start, length: p.length() })
 }

@@ -49,7 +49,7 @@ impl Source {
     pub(super) fn has_places(&self) -> Result<()> {
         for item in &self.items {
             let Item::Tensor(tensor) = item else { continue };
-            let lost = tensor.chunks().into_iter().find(|c| c.place.is_none() && !c.region.is_empty());
+            let lost = tensor.chunks().into_iter().find(|c| c.parts.is_empty() && !c.region.is_empty());
             if let Some(chunk) = lost {
                 let what =
                     format!("{}: chunk {} has no place in any file", shown(tensor.key()), chunk.region);

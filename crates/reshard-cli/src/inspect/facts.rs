@@ -115,14 +115,14 @@ impl Facts {
 
     pub(super) fn totals(&self) -> Totals {
         let m = self.checkpoint.metadata();
-        let places = self.checkpoint.objects().filter_map(|k| self.checkpoint.object_place(k));
+        let places = self.checkpoint.objects().flat_map(|k| self.checkpoint.object_parts(k));
         Totals {
             tensors: m.tensor_count() as u64,
             chunks: m.chunk_count() as u64,
             objects: m.object_count() as u64,
             files: self.files.len() as u64,
             tensor_bytes: m.total_bytes(),
-            object_bytes: places.map(|p| p.length).fold(0, u64::saturating_add),
+            object_bytes: places.map(|p| p.length()).fold(0, u64::saturating_add),
             file_bytes: self.files.iter().map(|f| f.bytes).fold(0, u64::saturating_add),
         }
     }
@@ -153,12 +153,12 @@ impl Facts {
 fn files(checkpoint: &Checkpoint, links: &[Link]) -> Result<Vec<File>> {
     let links: BTreeMap<&str, &Link> = links.iter().map(|l| (&*l.name, l)).collect();
     let mut owned: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    let chunks = checkpoint.tensors().flat_map(|t| t.chunks()).filter_map(|c| c.place);
-    let objects = checkpoint.objects().filter_map(|k| checkpoint.object_place(k));
+    let chunks = checkpoint.tensors().flat_map(|t| t.chunks()).flat_map(|c| c.parts);
+    let objects = checkpoint.objects().flat_map(|k| checkpoint.object_parts(k));
     for p in chunks.chain(objects) {
         let (items, bytes) = owned.entry(p.file.to_string()).or_default();
         *items += 1;
-        *bytes = bytes.saturating_add(p.length);
+        *bytes = bytes.saturating_add(p.length());
     }
     let file = |(f, role): (reshard::storage::Entry, FileRole)| {
         let name = f.name.to_string();

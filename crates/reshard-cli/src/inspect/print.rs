@@ -7,7 +7,7 @@ use crate::{
     table::{self, BAD, BOLD, GOOD, fact, styled_fact},
     units,
 };
-use reshard::{Value, blocking::TensorHandle, strategy::FileRole};
+use reshard::{Value, blocking::TensorHandle, strategy::FileRole, strategy::StorageInfo};
 use std::io::Write;
 
 /// Problems and leftovers that are listed; the rest is counted.
@@ -97,9 +97,12 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
     }
     if !objects.is_empty() {
         writeln!(out)?;
-        let row = |key: &&str| match c.object_place(key) {
-            Some(p) => [(*key).into(), units::bytes(p.length), p.file.to_string()],
-            None => [(*key).into(), "?".into(), "nowhere".into()],
+        let row = |key: &&str| match &*c.object_parts(key) {
+            [] => [(*key).into(), "?".into(), "nowhere".into()],
+            parts @ [first, ..] => {
+                let bytes = parts.iter().map(StorageInfo::length).fold(0, u64::saturating_add);
+                [(*key).into(), units::bytes(bytes), first.file.to_string()]
+            }
         };
         table::rows(out, ["OBJECT", ">SIZE", "FILE"], objects.iter().map(row))?;
     }

@@ -15,7 +15,7 @@ use std::{
     ffi::{CStr, CString, OsStr},
     fs::File,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
@@ -221,6 +221,31 @@ impl Dir {
         })?);
         file.set_len(bytes).map_err(|e| StorageError::io("set the length of", &path, e))?;
         Ok((path, file))
+    }
+
+    /// Makes an open file one of this directory's too, if the system can do that, and returns its length. Otherwise `None`, and
+    /// nothing is there.
+    pub(super) fn link(&self, name: &Name, file: &File) -> Result<Option<u64>> {
+        let path = self.path.join(name.as_str());
+        self.make_parents(name)?;
+        // The file that was opened, whatever lies under its name by now.
+        let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let linked = below(&self.fd, name, |dir, to| {
+            rustix::fs::linkat(rustix::fs::CWD, &*open, dir, to, AtFlags::SYMLINK_FOLLOW)
+        });
+        match linked {
+            Ok(()) => {
+                note(|| Trace::Linked(path.clone()));
+                let meta = file.metadata().map_err(|e| StorageError::io("look at", &path, e))?;
+                Ok(Some(meta.len()))
+            }
+            Err(Errno::EXIST) => Err(StorageError::invalid(format!("{name} is written twice"))),
+            // On another disk, linked too often already, of somebody else, or a system without such links.
+            Err(e) => {
+                tracing::debug!(path = %path.display(), error = %e, "not linked, so it is copied");
+                Ok(None)
+            }
+        }
     }
 
     fn make_parents(&self, name: &Name) -> Result<()> {

@@ -3,13 +3,14 @@
 use super::{
     dir::{self, Dir, Identity},
     retire::retire,
+    root::{Depth, Root},
     site::{Home, Site},
     url::url,
     write::{self, sync_file},
 };
 use crate::{
-    Durability, FileBody, IfExists, Name, Progress, Result, StorageError, Transaction, Written, failpoint,
-    pool,
+    Durability, Entry, FileBody, IfExists, Name, Progress, Result, StorageError, Transaction, Written,
+    failpoint, pool,
     trail::{Trace, note},
 };
 use async_trait::async_trait;
@@ -94,7 +95,7 @@ impl LocalTransaction {
 }
 
 impl Site {
-    fn write_last(&self, built: &Dir, name: &Name, bytes: &[u8], durability: Durability) -> Result<()> {
+    fn write_record(&self, built: &Dir, name: &Name, bytes: &[u8], durability: Durability) -> Result<()> {
         let (path, file) = built.create(name, bytes.len() as u64)?;
         file.write_all_at(bytes, 0).map_err(|e| StorageError::io("write", &path, e))?;
         note(|| Trace::Wrote(path.clone()));
@@ -108,7 +109,7 @@ impl Site {
     }
 
     /// That the directory that is to be renamed is the one that was written to, and that all files lie in it, whole.
-    fn check(&self, built: &Dir, files: &[Written]) -> Result<()> {
+    fn check(&self, built: &Dir, files: &[Entry]) -> Result<()> {
         let fail = |e| StorageError::io("look at", &self.built, e);
         let found = Identity::named(&self.up, &self.built_name).map_err(fail)?;
         if found != Some(Identity::of(built.fd()).map_err(fail)?) {
@@ -152,12 +153,14 @@ impl Site {
     fn commit(
         &self,
         built: &Dir,
-        files: &[Written],
-        (name, bytes): (Name, Bytes),
+        record: Option<(Name, Bytes)>,
+        files: &[Entry],
         durability: Durability,
         (if_exists, old): (IfExists, Option<Identity>),
     ) -> Result<()> {
-        self.write_last(built, &name, &bytes, durability)?;
+        if let Some((name, bytes)) = record {
+            self.write_record(built, &name, &bytes, durability)?;
+        }
         self.check(built, files)?;
         let replaced = self.put_into_place(built, if_exists, old)?;
         failpoint::hit("commit.renamed");
@@ -200,19 +203,33 @@ impl Transaction for LocalTransaction {
         Some(url(&self.site.place))
     }
 
-    async fn commit(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
+    async fn commit(
+        &self,
+        record: Option<(Name, Bytes)>,
+        files: &[Entry],
+        durability: Durability,
+    ) -> Result<()> {
         if self.committed.load(Ordering::Relaxed) {
             return Err(StorageError::invalid(format!("{} is committed already", self.site.place.display())));
         }
         let (site, built, old) = (self.site.clone(), self.built.clone(), (self.if_exists.clone(), self.old));
         let files = files.to_vec();
-        let work = move || site.commit(&built, &files, last, durability, old);
+        let work = move || site.commit(&built, record, &files, durability, old);
         let outcome = pool::run_one(work).await;
         if matches!(outcome, Ok(()) | Err(StorageError::NotDurable { .. } | StorageError::NotCarried { .. }))
         {
             self.committed.store(true, Ordering::Relaxed);
         }
         outcome
+    }
+
+    async fn written(&self) -> Result<Vec<Entry>> {
+        let (built, path) = (self.built.clone(), self.site.built.clone());
+        pool::run_one(move || {
+            let fd = built.fd().try_clone().map_err(|e| StorageError::io("open", &path, e))?;
+            Root::held(path, Some(fd)).list(Depth::All)
+        })
+        .await
     }
 
     async fn rollback(&self) -> Result<()> {

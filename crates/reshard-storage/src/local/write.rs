@@ -5,7 +5,10 @@ use super::{
     file::{MAX_VECTORS, write_vectored},
 };
 use crate::{
-    Durability, Extent, FileBody, Name, Progress, Result, StorageError, Written, failpoint,
+    Durability, Extent, FileBody, Length, Name, Progress, Result, Source, StorageError, Store, Written,
+    WrittenExtent,
+    body::whole,
+    failpoint,
     pool::{self, Batch, Turn},
     trail::{Trace, note},
 };
@@ -30,6 +33,8 @@ const UNIT: u64 = 4 << 20;
 /// Extents that follow each other, taken by one thread at a time.
 struct Unit {
     at: u64,
+    /// The number of the first extent in its file.
+    first: usize,
     extents: Vec<Box<dyn Extent>>,
 }
 
@@ -39,12 +44,15 @@ struct Shared {
     progress: Progress,
     written: AtomicU64,
     total: u64,
+    /// Extents that are written, by the numbers of the file and of the extent in it; in any order.
+    done: Mutex<Vec<((usize, usize), WrittenExtent)>>,
 }
 
 /// One file that is being written.
 struct Output {
     shared: Arc<Shared>,
-    written: Written,
+    number: usize,
+    name: Name,
     path: PathBuf,
     file: File,
     waiting: Mutex<VecDeque<Unit>>,
@@ -58,27 +66,43 @@ pub(super) async fn write(
     durability: Durability,
     progress: Progress,
 ) -> Result<Vec<Written>> {
-    let mut out = Vec::with_capacity(files.len());
     let mut total = 0u64;
-    for f in &files {
-        let bytes = f.bytes().filter(|b| i64::try_from(*b).is_ok());
-        let too_long = || StorageError::invalid(format!("{}: its length does not fit 63 bits", f.name));
-        let bytes = bytes.ok_or_else(too_long)?;
-        total = total.saturating_add(bytes);
-        out.push(Written { name: f.name.clone(), bytes });
+    let mut out: Vec<Written> = Vec::with_capacity(files.len());
+    let (mut new, mut copies) = (Vec::new(), Vec::new());
+    for (number, body) in files.into_iter().enumerate() {
+        let too_long = || StorageError::invalid(format!("{}: its length does not fit 63 bits", body.name));
+        let length = body.length().ok_or_else(too_long)?;
+        out.push(Written { name: body.name.clone(), bytes: 0, extents: Vec::new() });
+        match body.source {
+            Source::CopyOf { store, name } => copies.push((number, store, name)),
+            Source::Extents(extents) => {
+                i64::try_from(length.at_most()).map_err(|_| too_long())?;
+                total = total.saturating_add(length.at_most());
+                new.push((number, body.name, length, extents));
+            }
+        }
     }
-    let names: Vec<Name> = out.iter().map(|w| w.name.clone()).collect();
-    let shared = Arc::new(Shared { durability, progress, written: AtomicU64::new(0), total });
-    let dir = built.clone();
-    let written = out.clone();
+    let (written, done) = (AtomicU64::new(0), Mutex::default());
+    let shared = Arc::new(Shared { durability, progress: progress.clone(), written, total, done });
+    let (dir, all) = (built.clone(), Arc::clone(&shared));
     pool::run(move |batch| {
-        for (body, written) in files.into_iter().zip(written) {
-            let (dir, shared) = (dir.clone(), Arc::clone(&shared));
-            batch.spawn(Turn::Main, move |batch| main(&dir, body, written, shared, batch));
+        for (number, name, length, extents) in new {
+            let (dir, shared) = (dir.clone(), Arc::clone(&all));
+            batch.spawn(Turn::Main, move |batch| main(&dir, (number, name, length), extents, shared, batch));
         }
         Ok(())
     })
     .await?;
+    let mut done = std::mem::take(&mut *shared.done.lock().unwrap_or_else(PoisonError::into_inner));
+    done.sort_unstable_by_key(|(place, _)| *place);
+    for ((file, _), extent) in done {
+        out[file].bytes = extent.range.end;
+        out[file].extents.push(extent);
+    }
+    for (number, store, name) in copies {
+        out[number].bytes = copy(&built, &out[number].name, store, name, durability, &progress).await?;
+    }
+    let names: Vec<Name> = out.iter().map(|w| w.name.clone()).collect();
     pool::run_one(move || {
         failpoint::hit("write.done");
         if durability == Durability::Machine {
@@ -94,16 +118,21 @@ pub(super) async fn write(
 /// Opens a file, asks others to help, and writes.
 fn main(
     dir: &Dir,
-    body: FileBody,
-    written: Written,
+    (number, name, length): (usize, Name, Length),
+    extents: Vec<Box<dyn Extent>>,
     shared: Arc<Shared>,
     batch: &Arc<Batch<()>>,
 ) -> Result<()> {
-    let (path, file) = dir.create(&written.name, written.bytes)?;
+    // What is not known beforehand grows while it is written, in one unit.
+    let (bytes, unit) = match length {
+        Length::Exact(bytes) => (bytes, UNIT),
+        Length::Unknown { .. } => (0, u64::MAX),
+    };
+    let (path, file) = dir.create(&name, bytes)?;
     failpoint::hit("write.opened");
-    let waiting = units(body.extents);
+    let waiting = units(extents, unit);
     let left = AtomicUsize::new(waiting.len());
-    let out = Arc::new(Output { shared, written, path, file, left, waiting: Mutex::new(waiting) });
+    let out = Arc::new(Output { shared, number, name, path, file, left, waiting: Mutex::new(waiting) });
     if out.left.load(Ordering::Relaxed) == 0 {
         return out.close();
     }
@@ -138,19 +167,20 @@ fn help(out: Arc<Output>, batch: &Arc<Batch<()>>) -> Result<()> {
     Ok(())
 }
 
-fn units(extents: Vec<Box<dyn Extent>>) -> VecDeque<Unit> {
+/// Units of about so many bytes.
+fn units(extents: Vec<Box<dyn Extent>>, size: u64) -> VecDeque<Unit> {
     let mut out: VecDeque<Unit> = VecDeque::new();
     let (mut at, mut room) = (0, 0);
-    for e in extents {
-        let len = e.len();
+    for (first, e) in extents.into_iter().enumerate() {
+        let len = e.length().at_most();
         match out.back_mut() {
             Some(unit) if len <= room => {
                 unit.extents.push(e);
                 room -= len;
             }
             _ => {
-                out.push_back(Unit { at, extents: vec![e] });
-                room = UNIT.saturating_sub(len);
+                out.push_back(Unit { at, first, extents: vec![e] });
+                room = size.saturating_sub(len);
             }
         }
         at += len;
@@ -164,11 +194,12 @@ impl Output {
     }
 
     fn write(&self, unit: Unit, batch: &Arc<Batch<()>>) -> Result<()> {
-        let name = &self.written.name;
+        let name = &self.name;
         let mut pending = Pending { out: self, at: unit.at, len: 0, blocks: Vec::new() };
         let mut offset = unit.at;
-        for mut extent in unit.extents {
-            let want = extent.len();
+        let mut done = Vec::with_capacity(unit.extents.len());
+        for (number, mut extent) in (unit.first..).zip(unit.extents) {
+            let want = extent.length();
             let mut got = 0;
             while let Some(block) = extent.next_block() {
                 if batch.is_stopped() {
@@ -180,17 +211,20 @@ impl Output {
                     source,
                 })?;
                 got += block.len() as u64;
-                if got > want {
+                if got > want.at_most() {
                     break;
                 }
                 pending.push(block)?;
             }
-            if got != want {
+            if !want.allows(got) {
                 return Err(StorageError::ExtentLength { name: name.clone(), offset, want, got });
             }
-            offset += want;
+            let range = offset..offset + got;
+            offset = range.end;
+            done.push(((self.number, number), WrittenExtent { range, receipt: extent.receipt() }));
         }
         pending.flush()?;
+        self.shared.done.lock().unwrap_or_else(PoisonError::into_inner).append(&mut done);
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 { self.close() } else { Ok(()) }
     }
 
@@ -254,6 +288,40 @@ impl Pending<'_> {
         }
         Ok(())
     }
+}
+
+/// Brings a file over from another place, and returns its length.
+async fn copy(
+    dir: &Dir,
+    to: &Name,
+    from: Arc<dyn Store>,
+    of: Name,
+    durability: Durability,
+    progress: &Progress,
+) -> Result<u64> {
+    let (built, name, bytes) = (dir.clone(), to.clone(), whole(&*from, &of).await?);
+    if let Some(file) = from.local_file(&of).await? {
+        let linked = pool::run_one(move || built.link(&name, &file)).await?;
+        if let Some(bytes) = linked {
+            progress.add(bytes);
+            return Ok(bytes);
+        }
+    }
+    let (built, name) = (dir.clone(), to.clone());
+    let (path, file) = pool::run_one(move || built.create(&name, bytes)).await?;
+    let (path, file) = (Arc::new(path), Arc::new(file));
+    let mut at = 0;
+    while at < bytes {
+        let block = from.read(&of, at..bytes.min(at + STRIDE as u64)).await?;
+        let (path, file, len) = (Arc::clone(&path), Arc::clone(&file), block.len() as u64);
+        pool::run_one(move || write_vectored(&file, &path, at, &[block])).await?;
+        progress.add(len);
+        at += len;
+    }
+    if durability == Durability::Machine {
+        pool::run_one(move || sync_file(&file, &path)).await?;
+    }
+    Ok(bytes)
 }
 
 pub(super) fn sync_file(file: &File, path: &Path) -> Result<()> {

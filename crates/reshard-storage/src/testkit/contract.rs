@@ -1,7 +1,7 @@
 use super::Target;
 use crate::{
-    Checksum, Durability, Extent, FileBody, IfExists, Name, Part, Progress, RecordRead, Result, StorageError,
-    Store, Transaction, Written,
+    Checksum, Durability, Entry, Extent, FileBody, IfExists, Length, Name, Part, Progress, RecordRead,
+    Result, StorageError, Store, Transaction, Written, WrittenExtent,
 };
 use bytes::Bytes;
 use futures::future::join_all;
@@ -34,6 +34,10 @@ pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
     a_failed_check_names_the_record(make()).await;
     parts_that_do_not_fit_are_refused(make()).await;
     an_extent_of_another_length_than_promised_is_an_error(make()).await;
+    receipts_come_back_in_order(make()).await;
+    a_file_of_unknown_length_is_as_long_as_what_was_given(make()).await;
+    a_copy_is_the_file_it_is_of(make(), make()).await;
+    a_version_may_have_no_record(make()).await;
     a_place_that_holds_something_is_refused(make()).await;
     a_version_replaces_the_named_files_of_the_old_one(make()).await;
     a_pinned_version_never_mixes_with_the_next(make()).await;
@@ -56,6 +60,14 @@ fn file(n: &str, bytes: &Bytes) -> FileBody {
     FileBody::from_bytes(name(n), bytes.clone())
 }
 
+fn record() -> (Name, Bytes) {
+    (name("record"), Bytes::from_static(b"done"))
+}
+
+fn entries(written: &[Written]) -> Vec<Entry> {
+    written.iter().map(Written::entry).collect()
+}
+
 fn replace(files: &[&str]) -> IfExists {
     IfExists::Replace(files.iter().map(|f| name(f)).collect())
 }
@@ -67,8 +79,7 @@ async fn committed(store: &Arc<dyn Store>, attempt: &str, if_exists: IfExists, f
     let want: Vec<_> = files.iter().map(|(n, b)| (name(n), b.len() as u64)).collect();
     let got: Vec<_> = written.iter().map(|w| (w.name.clone(), w.bytes)).collect();
     assert_eq!(got, want, "in the order given");
-    let record = (name("record"), Bytes::from_static(b"done"));
-    transaction.commit(&written, record, Durability::Process).await.unwrap();
+    transaction.commit(Some(record()), &entries(&written), Durability::Process).await.unwrap();
 }
 
 async fn names(store: &Arc<dyn Store>) -> Vec<String> {
@@ -108,10 +119,7 @@ async fn what_is_written_is_seen_only_when_committed(store: Arc<dyn Store>) {
     assert_eq!(moved.load(Ordering::Relaxed), 100_000);
     assert!(names(&store).await.is_empty());
     assert_eq!(store.len(&name("b/c")).await.unwrap(), None);
-    transaction
-        .commit(&[], (name("record"), Bytes::from_static(b"done")), Durability::Machine)
-        .await
-        .unwrap();
+    transaction.commit(Some(record()), &[], Durability::Machine).await.unwrap();
     assert_eq!(names(&store).await, ["a", "b/c", "record"]);
     let top: Vec<_> = store.top().await.unwrap().into_iter().map(|e| (e.name.to_string(), e.bytes)).collect();
     assert_eq!(top, [("a".into(), 0), ("record".into(), 4)]);
@@ -257,10 +265,10 @@ async fn parts_that_do_not_fit_are_refused(store: Arc<dyn Store>) {
 }
 
 /// Blocks, said to be so many bytes.
-struct Blocks(u64, Vec<io::Result<Bytes>>);
+struct Blocks(Length, Vec<io::Result<Bytes>>);
 
 impl Extent for Blocks {
-    fn len(&self) -> u64 {
+    fn length(&self) -> Length {
         self.0
     }
 
@@ -269,19 +277,124 @@ impl Extent for Blocks {
     }
 }
 
+/// A block of so many bytes that is made when it is asked for. The receipt is what was made.
+struct Made(Length, Option<Bytes>, usize);
+
+impl Made {
+    fn boxed(length: Length, bytes: &Bytes) -> Box<dyn Extent> {
+        Box::new(Self(length, Some(bytes.clone()), 0))
+    }
+}
+
+impl Extent for Made {
+    fn length(&self) -> Length {
+        self.0
+    }
+
+    fn next_block(&mut self) -> Option<io::Result<Bytes>> {
+        let block = self.1.take()?;
+        self.2 += block.len();
+        Some(Ok(block))
+    }
+
+    fn receipt(&mut self) -> Bytes {
+        format!("{} bytes", self.2).into()
+    }
+}
+
+/// Where extents of these lengths lie, and what comes back for them.
+fn receipts(lengths: impl IntoIterator<Item = usize>) -> Vec<WrittenExtent> {
+    let mut at = 0;
+    let one = |len: usize| {
+        let start = at;
+        at += len as u64;
+        WrittenExtent { range: start..at, receipt: format!("{len} bytes").into() }
+    };
+    lengths.into_iter().map(one).collect()
+}
+
+async fn receipts_come_back_in_order(store: Arc<dyn Store>) {
+    let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
+    // Long enough for several threads, and empty ones between.
+    let lengths =
+        |file: usize| (0..40).map(move |i| if i % 7 == 3 { 0 } else { (i * 61 + file * 7) % 40 << 15 });
+    let bodies = (0..3).map(|file| {
+        let made = |len: usize| Made::boxed(Length::Exact(len as u64), &pattern(len, file));
+        FileBody::new(name(&format!("f{file}")), lengths(file).map(made).collect())
+    });
+    let written = transaction.write(bodies.collect(), Durability::Process, Progress::none()).await.unwrap();
+    for (file, w) in written.iter().enumerate() {
+        let bytes = lengths(file).sum::<usize>() as u64;
+        assert_eq!((w.name.as_str(), w.bytes), (format!("f{file}").as_str(), bytes));
+        assert_eq!(w.extents, receipts(lengths(file)));
+    }
+    assert_eq!(transaction.written().await.unwrap(), entries(&written));
+    transaction.commit(Some(record()), &entries(&written), Durability::Process).await.unwrap();
+}
+
+async fn a_file_of_unknown_length_is_as_long_as_what_was_given(store: Arc<dyn Store>) {
+    let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
+    let lengths = [5_000_000, 0, 100, 2_500_000, 7];
+    let bytes: Vec<Bytes> = lengths.iter().map(|len| pattern(*len, 3)).collect();
+    let all: Bytes = bytes.concat().into();
+    // Beside extents whose length is known; `at_most` may be far too much.
+    let unknown = |i: usize| match i {
+        2 => Length::Exact(100),
+        i => Length::Unknown { at_most: (lengths[i] as u64) << (10 * i) },
+    };
+    let extents = bytes.iter().enumerate().map(|(i, b)| Made::boxed(unknown(i), b)).collect();
+    let files = vec![FileBody::new(name("packed"), extents), file("plain", &all)];
+    let written = transaction.write(files, Durability::Machine, Progress::none()).await.unwrap();
+    assert_eq!((written[0].bytes, written[1].bytes), (all.len() as u64, all.len() as u64));
+    assert_eq!(written[0].extents, receipts(lengths));
+    transaction.commit(Some(record()), &entries(&written), Durability::Machine).await.unwrap();
+    assert_eq!(store.len(&name("packed")).await.unwrap(), Some(all.len() as u64));
+    assert_eq!(store.read(&name("packed"), 0..all.len() as u64).await.unwrap(), all);
+}
+
+async fn a_copy_is_the_file_it_is_of(store: Arc<dyn Store>, other: Arc<dyn Store>) {
+    let (large, small) = (pattern(20_000_000, 5), pattern(10, 6));
+    committed(&other, "one", IfExists::Refuse, &[("d/a", large.clone()), ("empty", Bytes::new())]).await;
+    let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
+    let copy = |to: &str, of: &str| FileBody::copy_of(name(to), Arc::clone(&other), name(of));
+    let files = vec![copy("e/b", "d/a"), file("own", &small), copy("none", "empty")];
+    let written = transaction.write(files, Durability::Machine, Progress::none()).await.unwrap();
+    let want =
+        [("e/b", 20_000_000), ("own", 10), ("none", 0)].map(|(n, bytes)| Entry { name: name(n), bytes });
+    assert_eq!(entries(&written), want);
+    let missing = vec![copy("c", "nothing")];
+    let e = transaction.write(missing, Durability::Process, Progress::none()).await;
+    assert_eq!(kind(e), ErrorKind::NotFound);
+    transaction.commit(Some(record()), &entries(&written), Durability::Machine).await.unwrap();
+    assert_eq!(store.read(&name("e/b"), 0..20_000_000).await.unwrap(), large);
+    // What it is a copy of goes; the copy stays.
+    other.remove(&[name("d/a")]).await.unwrap();
+    assert_eq!(store.read(&name("e/b"), 0..20_000_000).await.unwrap(), large);
+}
+
+async fn a_version_may_have_no_record(store: Arc<dyn Store>) {
+    let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
+    let files = vec![file("b", &pattern(10, 1)), file("a", &pattern(20, 2))];
+    let written = transaction.write(files, Durability::Process, Progress::none()).await.unwrap();
+    transaction.commit(None, &entries(&written), Durability::Machine).await.unwrap();
+    assert_eq!(names(&store).await, ["a", "b"]);
+}
+
 async fn an_extent_of_another_length_than_promised_is_an_error(store: Arc<dyn Store>) {
     let bytes = pattern(100, 6);
     let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
-    for (i, (says, len)) in [(100, 99), (100, 0), (99, 100), (0, 1)].into_iter().enumerate() {
+    let unknown = |at_most| Length::Unknown { at_most };
+    let wrong = [(100, 99), (100, 0), (99, 100), (0, 1)].map(|(says, len)| (Length::Exact(says), len));
+    for (i, (says, len)) in wrong.into_iter().chain([(unknown(99), 100), (unknown(0), 1)]).enumerate() {
         let blocks = vec![Ok(bytes.slice(..len / 2)), Ok(bytes.slice(len / 2..len))];
         let extents: Vec<Box<dyn Extent>> = vec![Box::new(bytes.clone()), Box::new(Blocks(says, blocks))];
-        let body = FileBody { name: name(&format!("f{i}")), extents };
+        let body = FileBody::new(name(&format!("f{i}")), extents);
         let e = transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
         let StorageError::ExtentLength { name: n, offset, want, .. } = &e else { panic!("{e}") };
         assert_eq!((n.as_str(), *offset, *want), (format!("f{i}").as_str(), 100, says));
     }
     let blocks = vec![Ok(bytes.clone()), Err(io::Error::other("no more memory"))];
-    let body = FileBody { name: name("g"), extents: vec![Box::new(Blocks(200, blocks))] };
+    let body = FileBody::new(name("g"), vec![Box::new(Blocks(Length::Exact(200), blocks))]);
     let e = transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
     let StorageError::Source { name: n, offset, source } = &e else { panic!("{e}") };
     assert_eq!((n.as_str(), *offset, source.to_string().as_str()), ("g", 100, "no more memory"));
@@ -300,7 +413,7 @@ async fn a_place_that_holds_something_is_refused(store: Arc<dyn Store>) {
     // It was filled after the transaction had begun.
     late.write(vec![file("b", &pattern(10, 8))], Durability::Process, Progress::none()).await.unwrap();
     let record = (name("record"), Bytes::from_static(b"late"));
-    assert_eq!(kind(late.commit(&[], record, Durability::Process).await), ErrorKind::Exists);
+    assert_eq!(kind(late.commit(Some(record), &[], Durability::Process).await), ErrorKind::Exists);
     late.rollback().await.unwrap();
     assert_eq!(names(&store).await, ["a", "record"]);
     assert_eq!(store.read(&name("record"), 0..4).await.unwrap(), "done");
@@ -317,7 +430,10 @@ async fn a_version_replaces_the_named_files_of_the_old_one(store: Arc<dyn Store>
     transaction.write(vec![file("a", &new)], Durability::Machine, Progress::none()).await.unwrap();
     assert_eq!(names(&store).await, ["a", "dir/b", "dir/other", "other", "record"]);
     assert_eq!(store.read(&name("a"), 0..1_000).await.unwrap(), old);
-    transaction.commit(&[], (name("record"), Bytes::from_static(b"new")), Durability::Machine).await.unwrap();
+    transaction
+        .commit(Some((name("record"), Bytes::from_static(b"new"))), &[], Durability::Machine)
+        .await
+        .unwrap();
     assert_eq!(names(&store).await, ["a", "dir/other", "other", "record"]);
     assert_eq!(store.read(&name("a"), 0..2_000).await.unwrap(), new);
     assert_eq!(store.read(&name("dir/other"), 0..10).await.unwrap(), old.slice(..10));
@@ -365,10 +481,7 @@ async fn many_ranks_write_one_version(store: Arc<dyn Store>) {
     });
     let written: Vec<Written> = join_all(writes).await.into_iter().flat_map(Result::unwrap).collect();
     assert_eq!(written.len(), 24);
-    transactions[0]
-        .commit(&written, (name("record"), Bytes::from_static(b"done")), Durability::Machine)
-        .await
-        .unwrap();
+    transactions[0].commit(Some(record()), &entries(&written), Durability::Machine).await.unwrap();
     drop(transactions);
     assert_eq!(names(&store).await.len(), 25);
     for rank in 0..8 {
@@ -382,16 +495,16 @@ async fn many_ranks_write_one_version(store: Arc<dyn Store>) {
 async fn a_version_that_lacks_a_file_is_not_committed(store: Arc<dyn Store>) {
     let (old, new) = (pattern(100, 17), pattern(200, 18));
     committed(&store, "old", IfExists::Refuse, &[("a", old.clone()), ("d/b", old.clone())]).await;
-    let said = |n: &str, bytes| Written { name: name(n), bytes };
     // Missing, too short, too long, below a directory that is there and one that is not, what is a directory.
     let wrong = [("c", 200), ("a", 201), ("a", 199), ("d/b", 0), ("d/c", 200), ("e/f/g", 200), ("d", 0)];
     for (i, (file_name, bytes)) in wrong.into_iter().enumerate() {
         let transaction = store.begin(&format!("new-{i}"), replace(&["a", "d/b", "record"])).await.unwrap();
         let files = vec![file("a", &new), file("d/b", &new)];
-        let mut written = transaction.write(files, Durability::Process, Progress::none()).await.unwrap();
-        written.push(said(file_name, bytes));
-        let record = (name("record"), Bytes::from_static(b"new"));
-        let e = transaction.commit(&written, record, Durability::Process).await.unwrap_err();
+        let written = transaction.write(files, Durability::Process, Progress::none()).await.unwrap();
+        let mut expected = entries(&written);
+        expected.push(Entry { name: name(file_name), bytes });
+        let new = (name("record"), Bytes::from_static(b"new"));
+        let e = transaction.commit(Some(new), &expected, Durability::Process).await.unwrap_err();
         assert!(matches!(e, StorageError::Incomplete { .. }), "{file_name}: {e}");
         assert!(e.to_string().contains(file_name), "{e}");
         assert_eq!(names(&store).await, ["a", "d/b", "record"]);

@@ -1,10 +1,11 @@
 use crate::{
     Durability, Entry, FileBody, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, RecordRead,
-    Result, StorageError, Store, Transaction, Written, record_read::reads,
+    Result, Source, StorageError, Store, Transaction, Written, WrittenExtent, record_read::reads,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use std::{
+    fs::File,
     io,
     ops::Range,
     sync::{
@@ -295,6 +296,11 @@ impl Store for FaultStore {
         Ok(inner.map(|inner| Arc::new(Self { inner, ..self.clone() }) as _))
     }
 
+    async fn local_file(&self, _: &Name) -> Result<Option<File>> {
+        // What is linked would not be read through here.
+        Ok(None)
+    }
+
     async fn links(&self) -> Result<Vec<Link>> {
         self.with(Op::List, self.inner.links()).await
     }
@@ -332,19 +338,32 @@ impl FaultTransaction {
         durability: Durability,
         progress: Progress,
     ) -> Result<Vec<Written>> {
-        let said = |f: &FileBody| Written { name: f.name.clone(), bytes: f.bytes().unwrap_or_default() };
-        let said = files.iter().map(said).collect();
-        if let Some(last) = files.pop()
-            && fault == Fault::Cut
-        {
-            let mut bytes = BytesMut::new();
-            for mut extent in last.extents {
+        // What would have been said of each file.
+        let mut said = Vec::with_capacity(files.len());
+        for file in &mut files {
+            let (mut bytes, mut extents) = (BytesMut::new(), Vec::new());
+            let name = file.name.clone();
+            let (_, source) = std::mem::replace(file, FileBody::from_bytes(name.clone(), Bytes::new()))
+                .into_extents()
+                .await?;
+            for mut extent in source {
+                let start = bytes.len() as u64;
                 while let Some(block) = extent.next_block() {
                     bytes.extend_from_slice(&block.unwrap());
                 }
+                extents.push(WrittenExtent { range: start..bytes.len() as u64, receipt: extent.receipt() });
             }
+            said.push(Written { name: name.clone(), bytes: bytes.len() as u64, extents });
+            *file = FileBody::from_bytes(name, bytes.freeze());
+        }
+        if let Some(last) = files.pop()
+            && fault == Fault::Cut
+            && let Source::Extents(mut extents) = last.source
+        {
+            let mut bytes =
+                extents.pop().and_then(|mut e| e.next_block()).transpose().unwrap().unwrap_or_default();
             bytes.truncate(bytes.len().saturating_sub(1));
-            files.push(FileBody::from_bytes(last.name, bytes.freeze()));
+            files.push(FileBody::from_bytes(last.name, bytes));
         }
         self.inner.write(files, durability, progress).await?;
         Ok(said)
@@ -375,8 +394,17 @@ impl Transaction for FaultTransaction {
         self.inner.place()
     }
 
-    async fn commit(&self, files: &[Written], last: (Name, Bytes), durability: Durability) -> Result<()> {
-        self.store.with(Op::Commit, self.inner.commit(files, last, durability)).await
+    async fn commit(
+        &self,
+        record: Option<(Name, Bytes)>,
+        files: &[Entry],
+        durability: Durability,
+    ) -> Result<()> {
+        self.store.with(Op::Commit, self.inner.commit(record, files, durability)).await
+    }
+
+    async fn written(&self) -> Result<Vec<Entry>> {
+        self.inner.written().await
     }
 
     async fn rollback(&self) -> Result<()> {

@@ -1,6 +1,6 @@
 use crate::{
     Durability, Entry, FileBody, Hints, IfExists, Leftover, Name, Progress, Result, StorageError, Store,
-    StoreScheme, Transaction, Written,
+    StoreScheme, Transaction, Written, WrittenExtent,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -164,10 +164,11 @@ impl MemoryTransaction {
 impl Transaction for MemoryTransaction {
     async fn write(&self, files: Vec<FileBody>, _: Durability, progress: Progress) -> Result<Vec<Written>> {
         let mut out = Vec::new();
-        for FileBody { name, extents } in files {
-            let mut bytes = BytesMut::new();
+        for body in files {
+            let (name, extents) = body.into_extents().await?;
+            let (mut bytes, mut parts) = (BytesMut::new(), Vec::new());
             for mut extent in extents {
-                let (offset, want) = (bytes.len() as u64, extent.len());
+                let (offset, want) = (bytes.len() as u64, extent.length());
                 while let Some(block) = extent.next_block() {
                     let at = bytes.len() as u64;
                     bytes.extend_from_slice(&block.map_err(|source| StorageError::Source {
@@ -176,10 +177,11 @@ impl Transaction for MemoryTransaction {
                         source,
                     })?);
                 }
-                let got = bytes.len() as u64 - offset;
-                if got != want {
-                    return Err(StorageError::ExtentLength { name, offset, want, got });
+                let end = bytes.len() as u64;
+                if !want.allows(end - offset) {
+                    return Err(StorageError::ExtentLength { name, offset, want, got: end - offset });
                 }
+                parts.push(WrittenExtent { range: offset..end, receipt: extent.receipt() });
             }
             let bytes = bytes.freeze();
             let len = bytes.len() as u64;
@@ -190,12 +192,12 @@ impl Transaction for MemoryTransaction {
             }
             drop(place);
             progress.add(len);
-            out.push(Written { name, bytes: len });
+            out.push(Written { name, bytes: len, extents: parts });
         }
         Ok(out)
     }
 
-    async fn commit(&self, files: &[Written], (name, bytes): (Name, Bytes), _: Durability) -> Result<()> {
+    async fn commit(&self, record: Option<(Name, Bytes)>, files: &[Entry], _: Durability) -> Result<()> {
         let mut place = lock(&self.store.place);
         let begun = place.begun.get(&self.attempt).ok_or_else(|| self.gone())?;
         for file in files {
@@ -209,8 +211,14 @@ impl Transaction for MemoryTransaction {
             place.files.retain(|n, _| !old.contains(n));
         }
         place.files.extend(new);
-        place.files.insert(name, bytes);
+        place.files.extend(record);
         Ok(())
+    }
+
+    async fn written(&self) -> Result<Vec<Entry>> {
+        let place = lock(&self.store.place);
+        let begun = place.begun.get(&self.attempt).ok_or_else(|| self.gone())?;
+        Ok(begun.iter().map(|(name, b)| Entry { name: name.clone(), bytes: b.len() as u64 }).collect())
     }
 
     async fn rollback(&self) -> Result<()> {

@@ -1,6 +1,6 @@
 use crate::{
-    BackendVersion, FileLayout, PreparedSave, RankTotals, Result, SaveCx, SaveShardedStrategy, SaveTotals,
-    Saved, StorageWriter, StrategyError, WriteResult,
+    BackendVersion, FileLayout, FinishCx, PreparedSave, RankTotals, Result, SaveCx, SaveShardedStrategy,
+    SaveTotals, Saved, StorageInfo, StorageWriter, StrategyError, WriteResult,
     agree::{self, agree},
     cause,
     pipeline::{
@@ -10,13 +10,13 @@ use crate::{
 };
 use async_trait::async_trait;
 use reshard_comm::{Cause, Comm};
-use reshard_model::{ErrorKind, FlatStateDict, Payload, Sharded, Value};
+use reshard_model::{Dialect, Dims, ErrorKind, FlatStateDict, Payload, Sharded, Value};
 use reshard_plan::{
-    DefaultSavePlanner, Metadata, PieceId, SaveContext, SavePlan, SavePlanner as _, WriteData, WriteItem,
-    WriteKind,
+    DefaultSavePlanner, Entry, Metadata, PieceId, SaveContext, SavePlan, SavePlanner as _, WriteData,
+    WriteItem, WriteKind,
 };
 use reshard_policy::{PolicyMetrics, ShardingPolicy, describe, gathers};
-use reshard_storage::{Durability, FileBody, Progress, Transaction};
+use reshard_storage::{Durability, Length, Name, Progress, Transaction, Written};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -72,15 +72,16 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
         }
         let laid_out = agree(comm, "layout", self.lay_out(plan, state, own, cx)).await;
         guard.done();
-        let FileLayout { files, results } = laid_out?;
         Ok(Box::new(Prepared {
             writer: Arc::clone(&self.writer),
             transaction: Arc::clone(&cx.transaction),
             durability: cx.durability,
             progress: cx.progress.clone(),
             rank_local: cx.rank_local,
-            files,
-            results,
+            url: cx.url.to_owned(),
+            dialect: cx.dialect,
+            layout: laid_out?,
+            results: Vec::new(),
             metadata,
             policy: placement.metrics,
         }))
@@ -226,17 +227,18 @@ impl Cells {
     }
 }
 
-/// Every planned item has a place, and nothing else has.
+/// Every planned item lies somewhere, and nothing else does.
 fn check_layout(plan: &SavePlan, layout: &FileLayout) -> Result<()> {
-    let mut places: BTreeSet<&PieceId> = layout.results.iter().map(|p| &p.id).collect();
+    let copied = layout.copied.iter().map(|p| &p.id);
+    let mut places: BTreeSet<&PieceId> = layout.items.iter().map(|(id, _)| id).chain(copied).collect();
     for item in &plan.items {
         if !places.remove(&item.id()) {
-            return Err(StrategyError::Invalid(format!("the format gave no place to {}", item.id())));
+            return Err(StrategyError::Internal(format!("the format gave no place to {}", item.id())));
         }
     }
     match places.first() {
         Some(id) => {
-            Err(StrategyError::Invalid(format!("the format gave a place to {id}, which was not planned")))
+            Err(StrategyError::Internal(format!("the format gave a place to {id}, which was not planned")))
         }
         None => Ok(()),
     }
@@ -248,7 +250,10 @@ struct Prepared<W> {
     durability: Durability,
     progress: Progress,
     rank_local: bool,
-    files: Vec<FileBody>,
+    url: String,
+    dialect: Dialect,
+    layout: FileLayout,
+    /// Where items lie; known when they are written.
     results: Vec<WriteResult>,
     metadata: Metadata,
     policy: Option<PolicyMetrics>,
@@ -261,23 +266,12 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
     }
 
     async fn write(&mut self) -> Result<()> {
-        let files = std::mem::take(&mut self.files);
-        let planned: BTreeMap<String, Option<u64>> =
-            files.iter().map(|f| (f.name.to_string(), f.bytes())).collect();
+        let FileLayout { files, items, copied } = std::mem::take(&mut self.layout);
+        let planned: Vec<(Name, Option<Length>)> =
+            files.iter().map(|f| (f.name.clone(), f.length())).collect();
         let written = self.transaction.write(files, self.durability, self.progress.clone()).await?;
-        for w in &written {
-            if planned.get(w.name.as_str()).copied().flatten() != Some(w.bytes) {
-                return Err(StrategyError::corrupt(
-                    &w.name,
-                    None,
-                    format!("{} bytes were written, not as planned", w.bytes),
-                ));
-            }
-        }
-        if written.len() != planned.len() {
-            let what = format!("{} of {} planned files were written", written.len(), planned.len());
-            return Err(StrategyError::Invalid(what));
-        }
+        check_files(&planned, &written)?;
+        self.results = FileLayout::results(items, copied, &written)?;
         Ok(())
     }
 
@@ -285,7 +279,9 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
         let me = *self;
         if me.rank_local {
             let records = written.and_then(|()| {
-                me.writer.finish(&me.metadata, std::slice::from_ref(&me.results), Some(comm.rank().0))
+                let own = std::slice::from_ref(&me.results);
+                me.writer
+                    .finish(&FinishCx::new(&me.url, me.dialect, &me.metadata, own).of_rank(comm.rank().0))
             });
             let mine = records.as_ref().map(|_| totals(&me.results)).map_err(cause);
             let mut ranks = Vec::new();
@@ -298,12 +294,13 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
             return Ok(Saved { records: records?, metadata, ranks, totals, policy: me.policy });
         }
         let mut saved = Saved::default();
-        let (writer, metadata) = (&me.writer, &me.metadata);
+        let (writer, metadata, url, dialect) = (&me.writer, &me.metadata, &*me.url, me.dialect);
         let part = written.map(|()| me.results).map_err(|e| cause(&e));
         saved.totals = comm
             .all_reduce("write", part, |results: Vec<Vec<WriteResult>>| {
                 check_written(metadata, &results)?;
-                saved.records = writer.finish(metadata, &results, None).map_err(|e| cause(&e))?;
+                let cx = FinishCx::new(url, dialect, metadata, &results);
+                saved.records = writer.finish(&cx).map_err(|e| cause(&e))?;
                 saved.ranks = results.iter().map(|p| totals(p)).collect();
                 Ok(SaveTotals::of(&saved.ranks))
             })
@@ -317,18 +314,53 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
 }
 
 fn totals(results: &[WriteResult]) -> RankTotals {
-    let files: BTreeSet<&str> = results.iter().map(|p| p.file.as_str()).collect();
-    let bytes = results.iter().map(|p| p.length).sum();
+    let parts = || results.iter().flat_map(|p| &p.parts);
+    let files: BTreeSet<&str> = parts().map(|p| p.file.as_str()).collect();
+    let bytes = parts().map(StorageInfo::length).sum();
     RankTotals { items: results.len() as u64, bytes, files: files.len() as u64 }
 }
 
-/// Commit only if every planned item was written: a lost writer must not become a checkpoint with holes.
-fn check_written(metadata: &Metadata, results: &[Vec<WriteResult>]) -> Result<(), Cause> {
-    let planned = metadata.chunk_count() + metadata.object_count();
-    let written: usize = results.iter().map(Vec::len).sum();
-    if planned == written {
-        return Ok(());
+/// The store has written the files that it was given, as long as they were to be.
+fn check_files(planned: &[(Name, Option<Length>)], written: &[Written]) -> Result<()> {
+    if written.len() != planned.len() {
+        let what = format!("{} of {} planned files were written", written.len(), planned.len());
+        return Err(StrategyError::Internal(what));
     }
-    let what = format!("{written} items were written where {planned} were planned; nothing is committed");
-    Err(Cause::new(ErrorKind::Internal, what))
+    for ((name, length), w) in planned.iter().zip(written) {
+        if w.name != *name {
+            let what = format!("{} was written where {name} was planned", w.name);
+            return Err(StrategyError::Internal(what));
+        }
+        if !length.is_some_and(|length| length.allows(w.bytes)) {
+            let what = format!("{} bytes were written, not as planned", w.bytes);
+            return Err(StrategyError::corrupt(name, None, what));
+        }
+    }
+    Ok(())
+}
+
+/// Commit only if every planned item was written, and once: a lost writer must not become a checkpoint with holes.
+fn check_written(metadata: &Metadata, results: &[Vec<WriteResult>]) -> Result<(), Cause> {
+    let wrong = |what: String| Err(Cause::new(ErrorKind::Internal, format!("{what}; nothing is committed")));
+    let mut written: BTreeMap<&str, Vec<Option<&Dims>>> = BTreeMap::new();
+    for PieceId { key, offset } in results.iter().flatten().map(|r| &r.id) {
+        written.entry(key).or_default().push(offset.as_ref());
+    }
+    for entry in metadata.entries() {
+        let mut wanted: Vec<Option<Dims>> = match &entry {
+            Entry::Object(..) => vec![None],
+            Entry::Tensor(t) => t.chunks().map(|(_, region)| Some(region.offsets)).collect(),
+        };
+        let mut found = written.remove(entry.key()).unwrap_or_default();
+        wanted.sort_unstable();
+        found.sort_unstable();
+        if !wanted.iter().map(Option::as_ref).eq(found.iter().copied()) {
+            let (found, wanted) = (found.len(), wanted.len());
+            return wrong(format!("{}: {found} items were written where {wanted} were planned", entry.key()));
+        }
+    }
+    match written.first_key_value() {
+        Some((key, _)) => wrong(format!("{key}: an item was written that was not planned")),
+        None => Ok(()),
+    }
 }

@@ -1,6 +1,6 @@
 use crate::{
-    LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Result, SaveCx, SaveShardedStrategy, Saved,
-    StrategyError, agree,
+    LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Records, Result, SaveCx, SaveShardedStrategy,
+    Saved, StrategyError, agree,
 };
 use reshard_comm::{Comm, LocalGroup, ProcessGroup, testkit::on_ranks};
 use reshard_model::FlatStateDict;
@@ -72,11 +72,13 @@ async fn save(
 }
 
 async fn commit(transaction: &Arc<dyn Transaction>, saved: &Saved) -> Result<()> {
-    let Some((last, others)) = saved.records.split_last() else { return Ok(()) };
-    let files =
-        others.iter().map(|(name, bytes)| FileBody::from_bytes(name.clone(), bytes.clone())).collect();
+    let Records { files, commit } = saved.records.clone();
+    if files.is_empty() && commit.is_none() {
+        return Ok(());
+    }
+    let files = files.into_iter().map(|(name, bytes)| FileBody::from_bytes(name, bytes)).collect();
     transaction.write(files, Durability::Process, Progress::none()).await?;
-    Ok(transaction.commit(&[], last.clone(), Durability::Process).await?)
+    Ok(transaction.commit(commit, &[], Durability::Process).await?)
 }
 
 /// Loads onto as many ranks as are given, each a thread.

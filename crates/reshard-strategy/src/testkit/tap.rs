@@ -1,7 +1,7 @@
 use crate::{
-    BackendVersion, FileLayout, FileRole, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Producer,
-    ReadObject, ReadTensor, ReadTotals, Resolve, Result, StorageReader, StorageWriter, VerifyReport,
-    WriteData, WriteResult,
+    BackendVersion, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx,
+    Producer, ReadObject, ReadTensor, ReadTotals, Records, Resolve, Result, StorageInfo, StorageReader,
+    StorageWriter, VerifyReport, WriteData,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -11,7 +11,7 @@ use reshard_plan::{
     SaveContext, SavePlan, SavePlanner, WriteItem,
 };
 use reshard_policy::ShardingPolicy;
-use reshard_storage::{Entry, Extent, FileBody, Name, Progress, Store};
+use reshard_storage::{Entry, Extent, Length, Name, Progress, Source, Store};
 use std::{fmt, io, sync::Arc};
 
 type Listen = dyn Fn(&'static str) -> Result<(), BoxError> + Send + Sync;
@@ -205,7 +205,8 @@ impl<W: StorageWriter> StorageWriter for Tapped<W> {
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
         self.tap.format("writer.layout")?;
         let mut layout = self.inner.layout(rank, plan, resolve)?;
-        for FileBody { extents, .. } in &mut layout.files {
+        for file in &mut layout.files {
+            let Source::Extents(extents) = &mut file.source else { continue };
             for extent in extents {
                 let inner = std::mem::replace(extent, Box::new(Bytes::new()));
                 *extent = Box::new(TappedExtent { inner, tap: Some(self.tap.clone()) });
@@ -214,14 +215,9 @@ impl<W: StorageWriter> StorageWriter for Tapped<W> {
         Ok(layout)
     }
 
-    fn finish(
-        &self,
-        metadata: &Metadata,
-        results: &[Vec<WriteResult>],
-        rank: Option<u32>,
-    ) -> Result<Vec<(Name, Bytes)>> {
+    fn finish(&self, cx: &FinishCx<'_>) -> Result<Records> {
         self.tap.format("writer.finish")?;
-        self.inner.finish(metadata, results, rank)
+        self.inner.finish(cx)
     }
 }
 
@@ -232,8 +228,12 @@ struct TappedExtent {
 }
 
 impl Extent for TappedExtent {
-    fn len(&self) -> u64 {
-        self.inner.len()
+    fn length(&self) -> Length {
+        self.inner.length()
+    }
+
+    fn receipt(&mut self) -> Bytes {
+        self.inner.receipt()
     }
 
     fn next_block(&mut self) -> Option<io::Result<Bytes>> {
@@ -294,11 +294,11 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
         self.inner.dialect()
     }
 
-    fn locate_chunk(&self, chunk: ChunkId) -> Option<WriteResult> {
+    fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
         self.inner.locate_chunk(chunk)
     }
 
-    fn locate_object(&self, object: ObjectId) -> Option<WriteResult> {
+    fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
         self.inner.locate_object(object)
     }
 

@@ -192,7 +192,8 @@ impl<'m> Writer<'m> {
     fn storage_data(&mut self, metadata: &'m Metadata, results: &'m [Vec<WriteResult>]) -> Result<()> {
         let mut lost = None;
         self.e.op(Op::EmptyDict);
-        self.batches(results.iter().flatten(), Op::SetItems, |w, p| {
+        let parts = results.iter().flatten().map(|p| Ok((p, p.part()?))).collect::<Result<Vec<_>>>()?;
+        self.batches(parts.into_iter(), Op::SetItems, |w, (p, part)| {
             w.new_object(MD, "MetadataIndex");
             w.e.op(Op::EmptyDict);
             w.e.op(Op::Mark);
@@ -220,11 +221,11 @@ impl<'m> Writer<'m> {
             w.e.op(Op::EmptyDict);
             w.e.op(Op::Mark);
             w.text("relative_path");
-            w.shared(p.file.as_str().as_bytes().into());
+            w.shared(part.file.as_str().as_bytes().into());
             w.text("offset");
-            w.e.uint(p.offset);
+            w.e.uint(part.range.start);
             w.text("length");
-            w.e.uint(p.length);
+            w.e.uint(part.length());
             w.e.op(Op::SetItems);
             w.e.op(Op::Build);
         });

@@ -422,13 +422,7 @@ fn who_loads_only_the_important_keys_opens_only_their_files() {
     saved.into_iter().for_each(|o| drop(o.unwrap()));
     let opened = block_on(OpenOptions::new().open(&url)).unwrap();
     let of = |key: &str| -> BTreeSet<String> {
-        opened
-            .tensor(key)
-            .unwrap()
-            .chunks()
-            .iter()
-            .map(|c| c.place.as_ref().unwrap().file.to_string())
-            .collect()
+        opened.tensor(key).unwrap().chunks().iter().map(|c| c.parts[0].file.to_string()).collect()
     };
     assert_eq!(of("table"), ["__0_0.distcp", "__1_0.distcp"].map(String::from).into());
     assert_eq!(of("own.1"), ["__1_1.distcp"].map(String::from).into());
@@ -461,7 +455,7 @@ fn owners_are_told_by_place_and_by_tag() {
     let saved = save(group(1), vec![state], place.url(), move |_, s| s.policy(policy()));
     saved.into_iter().for_each(|o| drop(o.unwrap()));
     let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
-    let file = |key: &str| opened.tensor(key).unwrap().chunks()[0].place.as_ref().unwrap().file.to_string();
+    let file = |key: &str| opened.tensor(key).unwrap().chunks()[0].parts[0].file.to_string();
     let files = ["mean", "critic.w", "generator.layers.0.w", "other"].map(file);
     assert_eq!(files, ["__0_0.distcp", "__0_1.distcp", "__0_2.distcp", "__0_3.distcp"]);
 }
