@@ -41,7 +41,7 @@ mod tensor;
 mod tree;
 mod value;
 
-pub use boxes::{first_hole, first_overlap};
+pub use boxes::{BoxFault, first_fault, first_overlap};
 pub use buffer::{Claim, HostBuffer, Landing, LandingView, Scatter};
 pub use device::{DeviceBuffer, DeviceTensor};
 pub use dialect::{Dialect, ParseDialectError};

@@ -2,8 +2,7 @@
 
 use crate::{
     At, DefaultSavePlanner, Metadata, PlanError, PlannerData, Problem, Problems, Proposals, Result, SavePlan,
-    TensorWrite, WriteItem, WriteKind,
-    geometry::{self, Fault},
+    TensorWrite, WriteItem, WriteKind, geometry,
 };
 use indexmap::IndexMap;
 use reshard_model::Path;
@@ -222,7 +221,7 @@ impl<'p> Survey<'p> {
                 continue;
             }
             let Some(tensor) = metadata.tensor(&item.key) else { continue };
-            let fault = geometry::fault(tensor).filter(|f| !(self.partial && matches!(f, Fault::Hole(_))));
+            let fault = geometry::fault(tensor, self.partial);
             if let Some(fault) = fault {
                 let place = |i: usize| At {
                     region: tensor.region(tensor.positions().start + i as u32),

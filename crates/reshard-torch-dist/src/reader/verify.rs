@@ -2,7 +2,7 @@
 
 use super::TorchDistReader;
 use crate::reader::head::{SMALL, Wanted};
-use reshard_model::{BoxError, ErrorKind, Payload, Region, first_hole, first_overlap};
+use reshard_model::{BoxError, BoxFault, ErrorKind, Payload, Region, first_fault};
 use reshard_plan::TensorRef;
 use reshard_storage::{Name, Progress};
 use reshard_strategy::{
@@ -112,7 +112,7 @@ impl Verifier<'_> {
         }
     }
 
-    /// Chunks lie in the tensor, do not overlap, and, if so, leave no hole.
+    /// Chunks lie in the tensor, do not overlap, and leave no hole; the first fault is told.
     fn cover(&mut self, tensor: &TensorRef<'_>) {
         let shape = tensor.shape();
         let (key, whole) = (tensor.key(), Region::whole(&shape));
@@ -120,24 +120,23 @@ impl Verifier<'_> {
         for c in chunks.iter().filter(|c| !c.fits(&shape)) {
             self.add(Some(key), None, None, format!("chunk {c} does not lie in the tensor's shape {shape}"));
         }
-        let range = |i: usize, a: usize| chunks[i].offsets[a]..chunks[i].end(a);
-        if let Some((a, b)) = first_overlap(chunks.len(), shape.len(), range) {
-            // Holes are looked for between disjoint chunks: among others that may take time without end.
-            return self.add(
-                Some(key),
-                None,
-                None,
-                format!("chunks {} and {} overlap", chunks[a], chunks[b]),
-            );
-        }
-        let Some(want) = whole.volume() else {
+        if whole.volume().is_none() {
             return self.add(Some(key), None, None, format!("a tensor of shape {shape} can't be"));
-        };
-        let have = chunks.iter().filter_map(Region::volume).fold(0, u64::saturating_add);
-        if have != want
-            && let Some(hole) = first_hole(&whole, &chunks)
-        {
-            self.add(Some(key), None, None, format!("no chunk covers {hole} of the tensor's shape {shape}"));
+        }
+        let range = |i: usize, a: usize| chunks[i].offsets[a]..chunks[i].end(a);
+        match first_fault(&whole, chunks.len(), range) {
+            None => {}
+            Some(BoxFault::Overlap(a, b)) => {
+                self.add(Some(key), None, None, format!("chunks {} and {} overlap", chunks[a], chunks[b]));
+            }
+            Some(BoxFault::Hole(hole)) => {
+                self.add(
+                    Some(key),
+                    None,
+                    None,
+                    format!("no chunk covers {hole} of the tensor's shape {shape}"),
+                );
+            }
         }
     }
 
