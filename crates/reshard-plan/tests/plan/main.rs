@@ -2,9 +2,13 @@
 
 #[cfg(test)]
 mod cuts;
+#[cfg(test)]
+mod hooks;
 mod laws;
 #[cfg(test)]
 mod load;
 mod metadata;
 #[cfg(test)]
 mod save;
+#[cfg(test)]
+mod twins;
