@@ -98,7 +98,8 @@ impl Tools {
     fn surround(&self, program: Program, home: &Path) -> Result<Program> {
         // The same cases for all, so that a survivor is one tomorrow too; and a failure need not be made small.
         let proptest = program.env("PROPTEST_RNG_SEED", "1").env("PROPTEST_MAX_SHRINK_ITERS", "0");
-        let quiet = proptest.env("INSTA_UPDATE", "no").env("CARGO_INCREMENTAL", "1");
+        let quiet =
+            proptest.env("PROPTEST_CASES", "64").env("INSTA_UPDATE", "no").env("CARGO_INCREMENTAL", "1");
         // Cargo finds nextest where all programs are found.
         let path = std::env::var_os("PATH").unwrap_or_default();
         let dirs = self.nextest.parent().map(Path::to_owned).into_iter().chain(std::env::split_paths(&path));

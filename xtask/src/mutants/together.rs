@@ -60,6 +60,10 @@ pub(crate) fn judge(
         for (id, outcome) in done.into_inner().unwrap_or_else(PoisonError::into_inner) {
             outcomes[id - 1] = Some(outcome);
         }
+        // At once, so that work on it can begin.
+        for id in woven.iter().filter(|id| outcomes[**id - 1] == Some(Outcome::Missed)) {
+            say(format!("not noticed yet: {}", mutants[id - 1].name));
+        }
     }
     // Others find the sources as they are.
     tree::copy(&home.join("tree"))?;
