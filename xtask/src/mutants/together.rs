@@ -204,7 +204,7 @@ impl Run {
     fn limit(&self, limit: Duration) -> Result<()> {
         let seconds = limit.as_secs();
         let text = format!(
-            "[profile.default]\nfail-fast = true\n\
+            "[profile.default]\nfail-fast = {{ max-fail = 1, terminate = \"immediate\" }}\n\
              slow-timeout = {{ period = \"{seconds}s\", terminate-after = 1, grace-period = \"0s\" }}\n"
         );
         Ok(std::fs::write(&self.config, text)?)
