@@ -8,6 +8,7 @@ mod alone;
 mod cores;
 mod dice;
 mod known;
+mod programs;
 mod together;
 mod tree;
 mod weave;
@@ -42,6 +43,14 @@ pub(crate) struct Options {
     /// Only say how many there are.
     pub(crate) list: bool,
 }
+
+/// For tests: the same cases for all, so that a survivor is one tomorrow too; and a failure need not be made small.
+const QUIET: [(&str, &str); 4] = [
+    ("PROPTEST_RNG_SEED", "1"),
+    ("PROPTEST_CASES", "64"),
+    ("PROPTEST_MAX_SHRINK_ITERS", "0"),
+    ("INSTA_UPDATE", "no"),
+];
 
 /// One change of the source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,10 +105,8 @@ pub(crate) struct Tools {
 impl Tools {
     /// What a program needs to know that builds or runs the tests of a copy.
     fn surround(&self, program: Program, home: &Path) -> Result<Program> {
-        // The same cases for all, so that a survivor is one tomorrow too; and a failure need not be made small.
-        let proptest = program.env("PROPTEST_RNG_SEED", "1").env("PROPTEST_MAX_SHRINK_ITERS", "0");
-        let quiet =
-            proptest.env("PROPTEST_CASES", "64").env("INSTA_UPDATE", "no").env("CARGO_INCREMENTAL", "1");
+        let quiet = QUIET.iter().fold(program, |program, (name, value)| program.env(name, value));
+        let quiet = quiet.env("CARGO_INCREMENTAL", "1");
         // Cargo finds nextest where all programs are found.
         let path = std::env::var_os("PATH").unwrap_or_default();
         let dirs = self.nextest.parent().map(Path::to_owned).into_iter().chain(std::env::split_paths(&path));
