@@ -63,6 +63,10 @@ pub(crate) const CORES: &[Core] = &[
         ],
         judges: &[
             Judge { packages: &["reshard-golden"], tests: &["--test", "it"] },
+            Judge {
+                packages: &["reshard-torch-dist", "reshard"],
+                tests: &["--lib", "--test", "hostile", "--test", "verify", "--test", "counted"],
+            },
             Judge { packages: &["reshard-torch-dist", "reshard"], tests: &["--tests"] },
         ],
     },
@@ -70,7 +74,14 @@ pub(crate) const CORES: &[Core] = &[
         name: "commit",
         files: &["crates/reshard-storage/src/local.rs", "crates/reshard-storage/src/local/*.rs"],
         judges: &[
-            Judge { packages: &["reshard-storage"], tests: &["--test", "contract", "--test", "local"] },
+            Judge {
+                packages: &["reshard-storage"],
+                tests: &[
+                    "--lib", "--test", "durable", "--test", "exchange", "--test", "local", "--test",
+                    "replace",
+                ],
+            },
+            Judge { packages: &["reshard-storage"], tests: &["--test", "contract", "--test", "gather"] },
             Judge { packages: &["reshard-storage"], tests: &["--tests"] },
         ],
     },

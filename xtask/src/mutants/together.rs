@@ -1,0 +1,171 @@
+//! Mutants that are built all at once, and chosen when the tests run: a build takes much longer than most tests.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use super::cores::{Core, Judge};
+use super::programs::Tests;
+use super::weave::{CHOOSER, Woven, weave};
+use super::{Mutant, Outcome, PROFILE, Tools, tree};
+use crate::shell::{cargo, say};
+
+/// Builds without those that did not compile, until all that is left does.
+const BUILDS: usize = 20;
+
+/// What became of each mutant, in their order. `None`: it can't be built with the others, because it lies in no function that
+/// can ask which one is meant, or because it does not compile there.
+pub(crate) fn judge(
+    tools: &Tools,
+    home: &Path,
+    jobs: usize,
+    core: &Core,
+    mutants: &[&Mutant],
+) -> Result<Vec<Option<Outcome>>> {
+    let woven = build(tools, home, core, mutants)?;
+    let mut outcomes: Vec<Option<Outcome>> = vec![None; mutants.len()];
+    for id in &woven {
+        outcomes[id - 1] = Some(Outcome::Missed);
+    }
+    say(format!("{:<10} {} of {} mutants are in one build", core.name, woven.len(), mutants.len()));
+    for judge in core.judges {
+        let tests = Tests::build(tools, home, core, judge)?;
+        let left: VecDeque<usize> =
+            woven.iter().copied().filter(|id| outcomes[id - 1] == Some(Outcome::Missed)).collect();
+        let (queue, done) = (Mutex::new(left), Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            let job = || -> Result<()> {
+                loop {
+                    let Some(id) = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front() else {
+                        return Ok(());
+                    };
+                    let outcome = tests.outcome(id)?;
+                    done.lock().unwrap_or_else(PoisonError::into_inner).push((id, outcome));
+                }
+            };
+            let jobs: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(job)).collect();
+            jobs.into_iter().try_for_each(|job| {
+                job.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a job of `mutants` panicked")))
+            })
+        })?;
+        for (id, outcome) in done.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            outcomes[id - 1] = Some(outcome);
+        }
+        // At once, so that work on it can begin.
+        for id in woven.iter().filter(|id| outcomes[**id - 1] == Some(Outcome::Missed)) {
+            say(format!("not noticed yet: {}", mutants[id - 1].name));
+        }
+    }
+    // Others find the sources as they are.
+    tree::copy(&home.join("tree"))?;
+    Ok(outcomes)
+}
+
+/// Numbers of the mutants that are in the build, from 1.
+fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result<Vec<usize>> {
+    let tree = home.join("tree");
+    let packages: BTreeSet<&str> = mutants.iter().map(|mutant| &*mutant.package).collect();
+    for package in &packages {
+        let lib = tree.join("crates").join(package).join("src/lib.rs");
+        let mut text = read(&lib)?;
+        text.push_str(CHOOSER);
+        std::fs::write(&lib, text)?;
+    }
+    let mut of_file: BTreeMap<&str, Vec<(usize, &Mutant)>> = BTreeMap::new();
+    for (id, mutant) in (1..).zip(mutants) {
+        of_file.entry(&mutant.file).or_default().push((id, mutant));
+    }
+    let sources: BTreeMap<&str, String> =
+        of_file.keys().map(|file| Ok((*file, read(&tree.join(file))?))).collect::<Result<_>>()?;
+    for _ in 0..BUILDS {
+        let mut woven: BTreeMap<&str, Woven> = BTreeMap::new();
+        for (file, mutants) in &of_file {
+            let one = weave(&sources[file], mutants).with_context(|| (*file).to_owned())?;
+            std::fs::write(tree.join(file), &one.text)?;
+            woven.insert(file, one);
+        }
+        let mut errors = BTreeSet::new();
+        for judge in core.judges {
+            errors.append(&mut errors_of(tools, home, judge)?);
+        }
+        if errors.is_empty() {
+            return Ok(woven.into_values().flat_map(|one| one.bodies).map(|(id, _)| id).collect());
+        }
+        let hit = |id: &usize| {
+            let at = woven.iter().flat_map(|(file, one)| one.bodies.iter().map(move |body| (*file, body)));
+            at.into_iter().any(|(file, (other, lines))| {
+                other == id && errors.iter().any(|(name, line)| name == file && lines.contains(line))
+            })
+        };
+        let before: usize = of_file.values().map(Vec::len).sum();
+        of_file.values_mut().for_each(|mutants| mutants.retain(|(id, _)| !hit(id)));
+        if of_file.values().map(Vec::len).sum::<usize>() == before {
+            bail!("the mutants of {} can't be built together: {errors:?}", core.name);
+        }
+    }
+    bail!("some mutants of {} still don't compile after {BUILDS} builds", core.name)
+}
+
+/// What keeps the tests of a judge from being built.
+fn errors_of(tools: &Tools, home: &Path, judge: &Judge) -> Result<BTreeSet<(String, usize)>> {
+    Ok(errors(&messages(tools, home, judge)?))
+}
+
+/// Builds the tests of a judge; what cargo says of that, a line of JSON each.
+pub(super) fn messages(tools: &Tools, home: &Path, judge: &Judge) -> Result<String> {
+    tools
+        .surround(cargo(&["test", "--no-run", "--locked", "--message-format", "json"]), home)?
+        .args(["--profile", PROFILE, "--manifest-path"])
+        .args([home.join("tree/Cargo.toml")])
+        .args(judge.packages.iter().flat_map(|package| ["--package", package]))
+        .args(judge.tests)
+        .read_unless(&[101])
+}
+
+fn read(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Files and lines of the errors that the compiler found.
+fn errors(messages: &str) -> BTreeSet<(String, usize)> {
+    let mut out = BTreeSet::new();
+    for message in messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        let message = &message["message"];
+        if message["level"] == "error" {
+            let mut spans: Vec<&Value> = message["spans"].as_array().into_iter().flatten().collect();
+            while let Some(span) = spans.pop() {
+                // What a macro made is where it was called.
+                spans.extend(span["expansion"].get("span"));
+                let line = span["line_start"].as_u64().and_then(|line| usize::try_from(line).ok());
+                if let (true, Some(file), Some(line)) =
+                    (span["is_primary"] == true, span["file_name"].as_str(), line)
+                {
+                    out.insert((file.to_owned(), line));
+                }
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_have_lines_in_files_also_in_macros() {
+        let macros = r#"{"is_primary":true,"file_name":"/std/macros.rs","line_start":9,"expansion":{"span":{"is_primary":true,"file_name":"a.rs","line_start":7,"expansion":null}}}"#;
+        let second = r#"{"is_primary":false,"file_name":"a.rs","line_start":1}"#;
+        let message = |level: &str| {
+            format!(
+                r#"{{"reason":"compiler-message","message":{{"level":"{level}","spans":[{macros},{second}]}}}}"#
+            )
+        };
+        assert!(errors(&format!("{}\nnoise\n", message("warning"))).is_empty());
+        let found = errors(&message("error"));
+        assert_eq!(found, BTreeSet::from([("/std/macros.rs".into(), 9), ("a.rs".into(), 7)]));
+    }
+}

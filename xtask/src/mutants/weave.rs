@@ -1,0 +1,140 @@
+//! All mutants of a file in one source: a function asks at run time which of its bodies it is to run.
+
+use std::ops::Range;
+
+use anyhow::{Context as _, Result};
+use syn::visit::{self, Visit};
+
+use super::Mutant;
+
+/// The program's environment says which mutant is meant.
+pub(crate) const CHOICE: &str = "RESHARD_MUTANT";
+
+/// What the root of a crate needs, for [`weave`]d functions of it.
+pub(crate) const CHOOSER: &str = r#"
+#[allow(clippy::all, missing_docs)]
+pub(crate) fn __mutant() -> usize {
+    static CHOSEN: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    *CHOSEN.get_or_init(|| std::env::var("RESHARD_MUTANT").ok().and_then(|n| n.parse().ok()).unwrap_or(0))
+}
+"#;
+
+/// A source with many bodies.
+#[derive(Debug)]
+pub(crate) struct Woven {
+    pub(crate) text: String,
+    /// The mutants in it, and in which lines they are, the first one being 1.
+    pub(crate) bodies: Vec<(usize, Range<usize>)>,
+}
+
+/// The mutants that lie in bodies of functions get numbers; the others can't be chosen at run time, and are left out.
+pub(crate) fn weave(source: &str, mutants: &[(usize, &Mutant)]) -> Result<Woven> {
+    let mut functions = Functions(Vec::new());
+    functions.visit_file(&syn::parse_file(source).context("a source that is no Rust")?);
+    let places = mutants.iter().map(|(id, mutant)| Some((*id, bytes(source, mutant)?, &*mutant.replacement)));
+    let places: Vec<_> = places.collect::<Option<_>>().context("a mutant lies outside of its source")?;
+    let mut woven = Woven { text: String::new(), bodies: Vec::new() };
+    let mut done = 0;
+    for body in functions.0 {
+        let inside = |place: &Range<usize>| body.start <= place.start && place.end <= body.end;
+        let own: Vec<_> = places.iter().filter(|(_, place, _)| inside(place)).collect();
+        if own.is_empty() {
+            continue;
+        }
+        woven.text.push_str(&source[done..body.start]);
+        woven.text.push_str("{ match crate::__mutant() {\n");
+        for (id, place, replacement) in own {
+            let first = woven.next_line();
+            let (before, behind) = (&source[body.start..place.start], &source[place.end..body.end]);
+            woven.text.push_str(&format!("{id} => {before} {replacement} {behind}\n"));
+            let lines = first..woven.next_line();
+            woven.bodies.push((*id, lines));
+        }
+        woven.text.push_str(&format!("_ => {}\n}} }}", &source[body.clone()]));
+        done = body.end;
+    }
+    woven.text.push_str(&source[done..]);
+    Ok(woven)
+}
+
+impl Woven {
+    fn next_line(&self) -> usize {
+        self.text.matches('\n').count() + 1
+    }
+}
+
+/// Where in the source a mutant is.
+fn bytes(source: &str, mutant: &Mutant) -> Option<Range<usize>> {
+    let at = |(line, column): (usize, usize)| {
+        let line: &str = source.split_inclusive('\n').nth(line.checked_sub(1)?)?;
+        let start = line.as_ptr() as usize - source.as_ptr() as usize;
+        let column = column.checked_sub(1)?;
+        let within = line.char_indices().map(|(i, _)| i).chain([line.len()]).nth(column)?;
+        Some(start + within)
+    };
+    Some(at(mutant.from)?..at(mutant.to)?)
+}
+
+/// Bodies of functions that can ask something at run time, and lie in no other function, in order.
+struct Functions(Vec<Range<usize>>);
+
+impl Functions {
+    fn add(&mut self, signature: &syn::Signature, body: &syn::Block) {
+        if signature.constness.is_none() {
+            let braces = body.brace_token.span;
+            self.0.push(braces.open().byte_range().start..braces.close().byte_range().end);
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Functions {
+    fn visit_item_fn(&mut self, f: &'ast syn::ItemFn) {
+        self.add(&f.sig, &f.block);
+    }
+
+    fn visit_impl_item_fn(&mut self, f: &'ast syn::ImplItemFn) {
+        self.add(&f.sig, &f.block);
+    }
+
+    fn visit_trait_item_fn(&mut self, f: &'ast syn::TraitItemFn) {
+        if let Some(body) = &f.default {
+            self.add(&f.sig, body);
+        }
+        visit::visit_trait_item_fn(self, f);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCE: &str = "const fn c() -> u8 { 1 + 2 }\n/// ä\nfn f(a: u8) -> bool {\n    /* ä */ a < 3\n}\n";
+
+    fn mutant(from: (usize, usize), to: (usize, usize), replacement: &str) -> Mutant {
+        Mutant { from, to, replacement: replacement.into(), ..Mutant::default() }
+    }
+
+    #[test]
+    fn each_mutant_is_a_body_that_is_chosen_by_number() -> Result<()> {
+        let (less, all) = (mutant((4, 15), (4, 16), "<="), mutant((4, 5), (4, 18), "true"));
+        let constant = mutant((1, 24), (1, 25), "-");
+        let woven = weave(SOURCE, &[(7, &less), (8, &all), (9, &constant)])?;
+        let text = "const fn c() -> u8 { 1 + 2 }\n/// ä\nfn f(a: u8) -> bool { match crate::__mutant() {\n\
+                    7 => {\n    /* ä */ a  <=  3\n}\n8 => {\n     true \n}\n_ => {\n    /* ä */ a < 3\n}\n} }\n";
+        assert_eq!(woven.text, text);
+        assert_eq!(woven.bodies, [(7, 4..7), (8, 7..10)], "what is not in a body that runs is left out");
+        syn::parse_file(&woven.text)?;
+        Ok(())
+    }
+
+    #[test]
+    fn a_mutant_that_lies_elsewhere_is_an_error() {
+        assert!(weave(SOURCE, &[(1, &mutant((9, 1), (9, 2), ""))]).is_err());
+        assert!(weave("fn f( {", &[]).is_err());
+    }
+
+    #[test]
+    fn the_chooser_reads_what_is_chosen() {
+        assert!(CHOOSER.contains(&format!("{CHOICE:?}")));
+    }
+}
