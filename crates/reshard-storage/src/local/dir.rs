@@ -380,7 +380,7 @@ pub(super) mod tests {
         let tree = home.path().join("tree");
         for held in [false, true] {
             fs::create_dir_all(tree.join("a/b")).unwrap();
-            nest(&tree, 10_000, "d", "f");
+            nest(&tree, 3_000, "d", "f");
             nest(&tree.join("d"), 100, "e", "f");
             // Names that are used to move directories up may be there.
             let taken = |n: u32| tree.join(format!(".lifted-{}-{n}", std::process::id()));

@@ -231,8 +231,8 @@ mod tests {
     #[test]
     fn nests_of_any_depth_are_merged() {
         let (_home, site, [old, new]) = old_and_new();
-        nest(&site.place, 5_000, "d", "theirs");
-        nest(&site.old, 5_000, "d", "mine");
+        nest(&site.place, 3_000, "d", "theirs");
+        nest(&site.old, 3_000, "d", "mine");
         fs::write(site.old.join("d/d/own"), "").unwrap();
         fs::write(site.old.join("z"), "").unwrap();
         // In the middle, below those that stay open.
