@@ -217,7 +217,10 @@ fn merged(pair: &Pair, name: &CStr, mode: RawMode) -> Result<Pair, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::{dir::tests::nest, site::Home};
+    use crate::local::{
+        dir::tests::{nest, with_few_files},
+        site::Home,
+    };
     use std::fs;
 
     fn old_and_new() -> (tempfile::TempDir, Site, [OwnedFd; 2]) {
@@ -230,6 +233,10 @@ mod tests {
 
     #[test]
     fn nests_of_any_depth_are_merged() {
+        with_few_files("local::retire::tests::nests_of_any_depth_are_merged", any_depth);
+    }
+
+    fn any_depth() {
         let (_home, site, [old, new]) = old_and_new();
         nest(&site.place, 3_000, "d", "theirs");
         nest(&site.old, 3_000, "d", "mine");
