@@ -147,6 +147,22 @@ pub enum StorageError {
         /// The place.
         path: String,
     },
+    /// Somebody exchanged directories at the place while this save did, and they could not be put back.
+    #[error(
+        "{path}: somebody has renamed directories there while this save exchanged two of them, and what was taken out could not \
+         be put back; nothing is removed. {kept} may hold what somebody else put at {path}. The version that was to be \
+         replaced: {old}. The new version, whole: {new}. Rename them as they should be"
+    )]
+    Displaced {
+        /// The place.
+        path: String,
+        /// What the save took out of it, beside the place.
+        kept: String,
+        /// Where the version is that was to be replaced.
+        old: String,
+        /// Where the new version is.
+        new: String,
+    },
     /// A version that another rank has begun is not where this rank looks for it.
     #[error(
         "{path}: the save that the coordinator has begun here, attempt {attempt}, is not to be seen from this rank; all ranks \
@@ -241,6 +257,7 @@ impl StorageError {
             | Self::Source { .. }
             | Self::Incomplete { .. }
             | Self::Changed { .. }
+            | Self::Displaced { .. }
             | Self::NotJoined { .. }
             | Self::NotDurable { .. }
             | Self::NotCarried { .. } => ErrorKind::Unavailable,
