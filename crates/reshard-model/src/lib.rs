@@ -48,7 +48,7 @@ pub use dialect::{Dialect, ParseDialectError};
 pub use dims::Dims;
 pub use dtype::{DType, ParseDTypeError};
 pub use element::Element;
-pub use error::{BoxError, ErrorKind, ModelError, Result};
+pub use error::{BoxError, ErrorKind, ModelError, Result, SourceError};
 pub use layout::{Layout, Segments};
 pub use mesh::{DeviceMesh, Placement};
 pub use region::{Region, Rows, Select};

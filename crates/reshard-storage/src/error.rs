@@ -1,5 +1,5 @@
 use crate::Name;
-use reshard_model::{BoxError, ErrorKind, ModelError};
+use reshard_model::{BoxError, ErrorKind, ModelError, SourceError};
 use std::{io, ops::Range, path::PathBuf};
 
 /// What can go wrong between bytes and the place where they lie.
@@ -52,6 +52,14 @@ pub enum StorageError {
         range: Range<u64>,
         /// How long it is.
         size: u64,
+    },
+    /// Something else lies where a file should be.
+    #[error("{path} is no file: {what}")]
+    NoFile {
+        /// Its path.
+        path: String,
+        /// What lies there.
+        what: &'static str,
     },
     /// Elements that are said to lie in a record, beyond its end.
     #[error("{name}: a record of {} bytes at {} can't hold elements up to its byte {need}", range.end.saturating_sub(range.start), range.start)]
@@ -249,12 +257,16 @@ impl StorageError {
             Self::NotFound { .. } => ErrorKind::NotFound,
             Self::Exists { .. } => ErrorKind::Exists,
             // The file is missing where it should be.
-            Self::Short { .. } | Self::Check { .. } | Self::Record { .. } | Self::LinkedDirectory { .. } => {
-                ErrorKind::Corrupt
-            }
+            Self::Short { .. }
+            | Self::Check { .. }
+            | Self::Record { .. }
+            | Self::LinkedDirectory { .. }
+            | Self::NoFile { .. } => ErrorKind::Corrupt,
             Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::Source { source, .. } => {
+                source.get_ref().map_or(ErrorKind::Unavailable, |e| SourceError::kind_of(e))
+            }
             Self::Io { .. }
-            | Self::Source { .. }
             | Self::Incomplete { .. }
             | Self::Changed { .. }
             | Self::Displaced { .. }

@@ -2,13 +2,13 @@
 
 use crate::{
     METADATA,
-    limits::{Objects, parsing},
+    limits::{Objects, beyond_us, parsing, too_much},
     reader::{TorchDistReader, check_records, is_beyond_us},
     table::Table,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_model::{Dialect, ObjectCodec, Payload, Plain, Value};
+use reshard_model::{BoxError, Dialect, ObjectCodec, Payload, Plain, Value};
 use reshard_storage::{FileBody, Name};
 use reshard_strategy::{
     BackendVersion, LoadCommonStrategy, OpenCx, ReadLimits, ReadObject, Result, SaveCommonStrategy, SaveCx,
@@ -157,20 +157,31 @@ fn decode(what: &str, bytes: Bytes, limits: &ReadLimits) -> Result<Value> {
     let payload = Payload::Encoded { codec: TorchSave::NAME, bytes: bytes.clone() };
     decode_object(&Objects::new(limits), what, payload).map_err(|e| match e {
         // What is more than this program decodes is not damaged for that.
-        StrategyError::Object { source, .. }
-            if is_beyond_us(&source) && check_records(&bytes, limits).is_ok() =>
-        {
-            let what = format!("decoding common state such as that of {what} ({source})");
-            StrategyError::Unsupported { strategy: "torch/1".into(), what }
+        StrategyError::Object { source, .. } if is_beyond_us(&source) => {
+            let told = |why| format!("decoding common state such as that of {what} ({why})");
+            match check_records(&bytes, limits) {
+                Ok(()) => StrategyError::Undecoded { what: told(source.to_string()) },
+                Err(e) => match (too_much(&e, what), beyond_us(&e)) {
+                    (Some(limit), _) => limit,
+                    (None, Some(why)) => {
+                        StrategyError::Unsupported { strategy: "torch/1".into(), what: told(why) }
+                    }
+                    (None, None) => cant_be_decoded(what, Box::new(e)),
+                },
+            }
         }
-        StrategyError::Object { source, .. } => StrategyError::Corrupt {
-            file: what.into(),
-            offset: None,
-            what: "the common state can't be decoded".into(),
-            source: Some(source),
-        },
+        StrategyError::Object { source, .. } => cant_be_decoded(what, source),
         e => e,
     })
+}
+
+fn cant_be_decoded(what: &str, source: BoxError) -> StrategyError {
+    StrategyError::Corrupt {
+        file: what.into(),
+        offset: None,
+        what: "the common state can't be decoded".into(),
+        source: Some(source),
+    }
 }
 
 /// The form of Megatron Core 0.19 and later.

@@ -33,6 +33,31 @@ pub(crate) fn too_much(e: &FormatError, what: impl fmt::Display) -> Option<Strat
     Some(StrategyError::Limit { what: format!("{what} {why}"), option, max: *max })
 }
 
+/// What a parser said of bytes whose checksum is right, or that have none: damage, or what is only not understood.
+pub(crate) fn unreadable(e: FormatError, name: &str, file: &str, offset: u64) -> StrategyError {
+    if let Some(limit) = too_much(&e, name) {
+        return limit;
+    }
+    match beyond_us(&e) {
+        Some(what) => not_understood(format!("reading {name} at byte {offset} of {file} ({what})")),
+        None => StrategyError::Corrupt {
+            file: file.into(),
+            offset: Some(offset),
+            what: format!("{name} can't be read"),
+            source: Some(Box::new(e)),
+        },
+    }
+}
+
+/// What the parser is not made for, if that is all that is wrong.
+pub(crate) fn beyond_us(e: &FormatError) -> Option<String> {
+    match e {
+        FormatError::Unsupported { what, .. } => Some(what.trim_end_matches(',').into()),
+        FormatError::Limit { .. } => Some(e.to_string()),
+        _ => None,
+    }
+}
+
 /// What is stored in a way that this version does not know. It may well be sound.
 pub(crate) fn not_understood(what: String) -> StrategyError {
     StrategyError::Unsupported { strategy: format!("{NAME}/1"), what }

@@ -8,12 +8,12 @@ use reshard::{Region, ShardedTensor};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
-struct Made {
+pub(crate) struct Made {
     dir: TempDir,
-    url: String,
+    pub(crate) url: String,
 }
 
-fn made(items: &[Item]) -> Made {
+pub(crate) fn made(items: &[Item]) -> Made {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ckpt");
     write(&path, items);
@@ -21,19 +21,19 @@ fn made(items: &[Item]) -> Made {
 }
 
 impl Made {
-    fn beside(&self, name: &str) -> String {
+    pub(crate) fn beside(&self, name: &str) -> String {
         self.dir.path().join(name).display().to_string()
     }
 
     /// Exit code and status of `verify`.
-    fn verified(&self, flags: &[&str]) -> (u8, Json) {
+    pub(crate) fn verified(&self, flags: &[&str]) -> (u8, Json) {
         let ran = run(&[&["verify", &self.url, "--json"][..], flags].concat());
         (ran.code, serde_json::from_str(&ran.out).unwrap())
     }
 }
 
 /// Floats that count, and the tensor of them.
-fn sound(key: &str, n: u64, packed: bool) -> Item {
+pub(crate) fn sound(key: &str, n: u64, packed: bool) -> Item {
     let storage: Vec<u8> = (0..n).flat_map(|i| (i as f32).to_le_bytes()).collect();
     Item::tensor(key, &[n], archive(&pickle(view(&[n], &[1], n)), &storage, packed))
 }

@@ -98,8 +98,22 @@ impl Root {
             Some(directory) if matches!(e, Errno::NOTDIR | Errno::LOOP) => {
                 StorageError::LinkedDirectory { path: self.path_of(name).display().to_string(), directory }
             }
-            _ => StorageError::io("open", self.path_of(name), e),
+            _ => match self.obstacle(name, e) {
+                Some(what) => StorageError::NoFile { path: self.path_of(name).display().to_string(), what },
+                None => StorageError::io("open", self.path_of(name), e),
+            },
         })
+    }
+
+    /// What lies where a file that can't be opened should be, if it is no file.
+    fn obstacle(&self, name: &Name, e: Errno) -> Option<&'static str> {
+        match e {
+            Errno::LOOP => Some("it is a link that leads to itself"),
+            Errno::NOTDIR if name.as_str().contains('/') => Some("what it should lie in is no directory"),
+            // So the system opens sockets.
+            Errno::NXIO => self.stat(name).ok()?.map(|s| what_it_is(FileType::from_raw_mode(s.st_mode))),
+            _ => None,
+        }
     }
 
     /// The directory on the way to a file that is a link, if one is.
@@ -228,6 +242,17 @@ struct Found {
     stat: Option<Stat>,
     /// Where a link points to.
     target: Option<String>,
+}
+
+/// What lies in place of a file.
+pub(super) fn what_it_is(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Directory => "it is a directory",
+        FileType::Fifo => "it is a named pipe",
+        FileType::Socket => "it is a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "it is a device",
+        _ => "it is no regular file",
+    }
 }
 
 fn file_len(stat: &Stat) -> Option<u64> {

@@ -1,15 +1,19 @@
 //! Looking for damage without loading anything.
 
 use super::TorchDistReader;
-use crate::reader::head::{SMALL, Wanted};
+use crate::{
+    limits::beyond_us,
+    lost::Lost,
+    reader::head::{SMALL, Wanted},
+};
 use reshard_model::{BoxError, BoxFault, ErrorKind, Payload, Region, first_fault};
 use reshard_plan::TensorRef;
-use reshard_storage::{Name, Progress};
+use reshard_storage::{Name, Progress, StorageError};
 use reshard_strategy::{
     Damage, ReadObject, Result, StorageReader, StrategyError, VerifyReport, decode_object,
 };
 use reshard_torch_format::{
-    Error as FormatError, TorchSave,
+    TorchSave,
     archive::{Directory, Inflate, Method, Record, Tail, check_crc, unpack},
 };
 use std::collections::BTreeMap;
@@ -30,7 +34,7 @@ pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress)
             match r.wanted(chunk) {
                 Err(e) => v.damaged(Some(tensor.key()), &e),
                 Ok(w) => {
-                    let placed = v.in_file(tensor.key(), &w.file, &w.range);
+                    let placed = v.in_file(tensor.key(), &w.file, &w.range).await;
                     if placed && full {
                         let checked = v.chunk(&w).await;
                         v.note(tensor.key(), checked);
@@ -49,7 +53,7 @@ pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress)
             }
             Some(Err(e)) => v.damaged(Some(key), &e),
             Some(Ok((file, range))) => {
-                let placed = v.in_file(key, &file, &range);
+                let placed = v.in_file(key, &file, &range).await;
                 if placed && full {
                     let checked = v.object(ReadObject { object: id }, range.end - range.start).await;
                     v.note(key, checked);
@@ -141,9 +145,19 @@ impl Verifier<'_> {
     }
 
     /// The file is there, and long enough.
-    fn in_file(&mut self, key: &str, file: &Name, range: &std::ops::Range<u64>) -> bool {
+    async fn in_file(&mut self, key: &str, file: &Name, range: &std::ops::Range<u64>) -> bool {
         let what = match self.sizes.get(file) {
-            None => "its file is missing".into(),
+            // Something else may lie there.
+            None => match self.r.store.read(file, 0..1).await {
+                Ok(_) | Err(StorageError::NotFound { .. } | StorageError::Short { .. }) => {
+                    "its file is missing".into()
+                }
+                Err(e) if e.kind() == ErrorKind::Corrupt => format!("its file can't be read: {}", Lost(e)),
+                Err(e) => {
+                    self.damaged(Some(key), &e.into());
+                    return false;
+                }
+            },
             Some(&size) if size < range.end => {
                 format!("its bytes {}..{} do not fit the file, which has {size}", range.start, range.end)
             }
@@ -171,11 +185,18 @@ impl Verifier<'_> {
             },
         };
         self.r.unpacks_to_its_shape(w, &directory)?;
-        self.described(w, &directory).await?;
+        // Though one thing is not understood, another may be damaged.
+        let mut found = self.described(w, &directory).await;
         for record in directory.records() {
-            self.record(w, record).await?;
+            if found.as_ref().is_err_and(|e| e.kind() != ErrorKind::Unsupported) {
+                break;
+            }
+            let checked = self.record(w, record).await;
+            if found.is_ok() || checked.as_ref().is_err_and(|e| e.kind() != ErrorKind::Unsupported) {
+                found = checked;
+            }
         }
-        Ok(len)
+        found.map(|()| len)
     }
 
     async fn read(&self, w: &Wanted, range: std::ops::Range<u64>) -> Result<bytes::Bytes> {
@@ -264,5 +285,5 @@ const IN_MEMORY: u64 = 4 << 20;
 
 /// Of a kind, or a size, that the decoder refuses: cycles, depth, more nodes than its limits allow.
 pub(crate) fn is_beyond_us(e: &BoxError) -> bool {
-    matches!(e.downcast_ref(), Some(FormatError::Unsupported { .. } | FormatError::Limit { .. }))
+    e.downcast_ref().is_some_and(|e| beyond_us(e).is_some())
 }
