@@ -320,14 +320,8 @@ impl TableBuilder {
     /// Adds to the logical half. The dict that says where items lie comes back.
     fn logical(&mut self, file: &str, root: V, columns: &mut Columns) -> Result<u32> {
         let corrupt = |what: &str| StrategyError::corrupt(file, None, what);
-        let root = match root {
-            V::Root(root) => root,
-            V::Stranger => {
-                return Err(not_understood(format!(
-                    "reading {file}, which is of another class than torch.distributed.checkpoint.metadata.Metadata,"
-                )));
-            }
-            _ => return Err(corrupt("it holds no torch.distributed.checkpoint.metadata.Metadata")),
+        let V::Root(root) = root else {
+            return Err(corrupt("it holds no torch.distributed.checkpoint.metadata.Metadata"));
         };
         let root = columns.roots[root as usize].clone();
         self.signs.mcore_class |= root.subclass;

@@ -125,31 +125,28 @@ fn replace(bytes: &mut Vec<u8>, old: &[u8], new: &[u8]) {
 }
 
 #[test]
-fn metadata_of_a_later_pickle_or_root_are_not_understood() {
-    let later = [
-        changed(None, |bytes| bytes[1] = 6),
-        changed(None, |bytes| replace(bytes, b"\nMetadata\n", b"\nMetadata2\n")),
-    ];
-    for made in later {
-        for args in [
-            &["verify", &made.url][..],
-            &["inspect", &made.url],
-            &["digest", &made.url],
-            &["convert", &made.url, &made.beside("to")],
-        ] {
-            let ran = run(args);
-            let said = ran.out + &ran.err;
-            assert!(
-                ran.code == 2 && said.contains("not supported") && !said.contains("damage"),
-                "{args:?}: {said}"
-            );
-        }
-        let (code, j) = made.verified(&[]);
-        assert!(code == 2 && j["status"] == "not understood", "{j}");
+fn metadata_of_a_later_pickle_are_not_understood() {
+    let made = changed(None, |bytes| bytes[1] = 6);
+    for args in [
+        &["verify", &made.url][..],
+        &["inspect", &made.url],
+        &["digest", &made.url],
+        &["convert", &made.url, &made.beside("to")],
+    ] {
+        let ran = run(args);
+        let said = ran.out + &ran.err;
+        assert!(
+            ran.code == 2 && said.contains("not supported") && !said.contains("damage"),
+            "{args:?}: {said}"
+        );
     }
-    // What can't be the name of a class is not that of a later one.
-    let made = changed(None, |bytes| replace(bytes, b"\nMetadata\n", b"\nMeta\x01ata\n"));
-    assert_eq!(run(&["verify", &made.url]).code, 1);
+    let (code, j) = made.verified(&[]);
+    assert!(code == 2 && j["status"] == "not understood", "{j}");
+    // What holds something else than metadata may have been written to be run.
+    for class in [&b"\nMetadata2\n"[..], b"\nMeta\x01ata\n"] {
+        let made = changed(None, |bytes| replace(bytes, b"\nMetadata\n", class));
+        assert_eq!(run(&["verify", &made.url]).code, 1);
+    }
 }
 
 #[test]
