@@ -113,61 +113,80 @@ pub enum BoxFault {
 /// assert_eq!(fault(1, 6), Some(BoxFault::Hole(Region::new([3], [3]))));
 /// ```
 pub fn first_fault(whole: &Region, n: usize, range: impl Fn(usize, usize) -> Range<u64>) -> Option<BoxFault> {
-    let ndim = whole.ndim();
+    if whole.is_empty() {
+        return None;
+    }
     let part = |i: usize, a: usize| {
         let r = range(i, a);
         r.start.max(whole.offsets[a])..r.end.min(whole.end(a))
     };
-    if whole.is_empty() {
-        return None;
+    let ndim = whole.ndim();
+    let ids: Vec<usize> = (0..n).filter(|&i| (0..ndim).all(|a| !part(i, a).is_empty())).collect();
+    loop {
+        if let Ok(fault) = fault_by(&Keys::default(), whole, ids.clone(), &part) {
+            return fault;
+        }
     }
-    let mut ids: Vec<usize> = (0..n).filter(|&i| (0..ndim).all(|a| !part(i, a).is_empty())).collect();
+}
+
+/// Fails when two edges have the same key, which other keys mend.
+fn fault_by(
+    keys: &Keys,
+    whole: &Region,
+    ids: Vec<usize>,
+    part: &impl Fn(usize, usize) -> Range<u64>,
+) -> Result<Option<BoxFault>, SameKey> {
+    let of_whole = |a: usize| whole.offsets[a]..whole.end(a);
+    // What all boxes fill parts nothing.
+    let axes = (0..whole.ndim()).filter(|&a| ids.iter().any(|&i| part(i, a) != of_whole(a)));
+    let axes: Vec<usize> = axes.collect();
+    let of_all = |bounds: &dyn Fn(usize) -> Range<u64>| {
+        axes.iter().fold(Print::ONE, |print, &a| print.times(keys.length(a, &bounds(a))))
+    };
+    let mut boxes: Vec<(usize, Print)> = ids.into_iter().map(|i| (i, of_all(&|a| part(i, a)))).collect();
+    let mut want = [of_all(&of_whole)];
     let mut cell = whole.clone();
-    let keys = Keys::default();
-    for axis in 0..ndim {
-        if ids.is_empty() {
+    for &axis in &axes {
+        if boxes.is_empty() {
             break;
         }
         // In each slab between two edges the cross-sections of the boxes in it have to add up to that of the whole.
-        let rest = |bounds: &dyn Fn(usize) -> Range<u64>| {
-            (axis + 1..ndim).fold(Print::ONE, |print, a| print.times(keys.length(a, &bounds(a))))
-        };
-        let want = rest(&|a| whole.offsets[a]..whole.end(a));
-        let prints: Vec<Print> = ids.iter().map(|&i| rest(&|a| part(i, a))).collect();
-        let edges = |of: &dyn Fn(Range<u64>) -> u64| {
+        divide(&mut want, |print| print, |_| keys.length(axis, &of_whole(axis)))?;
+        divide(&mut boxes, |(_, print)| print, |(i, _)| keys.length(axis, &part(*i, axis)))?;
+        let edges = |of: fn(Range<u64>) -> u64| {
             let mut edges: Vec<(u64, usize)> =
-                ids.iter().enumerate().map(|(at, &i)| (of(part(i, axis)), at)).collect();
+                boxes.iter().enumerate().map(|(at, (i, _))| (of(part(*i, axis)), at)).collect();
             edges.sort_unstable();
             edges
         };
-        let (starts, ends) = (edges(&|r| r.start), edges(&|r| r.end));
+        let (starts, ends) = (edges(|r| r.start), edges(|r| r.end));
         let (mut begun, mut ended, mut sum) = (0, 0, Print::default());
-        let (mut lo, end) = (whole.offsets[axis], whole.end(axis));
+        let Range { start: mut lo, end } = of_whole(axis);
         let slab = loop {
             if lo == end {
-                return None;
+                return Ok(None);
             }
             while let Some(&(_, at)) = starts.get(begun).filter(|(start, _)| *start <= lo) {
-                (begun, sum) = (begun + 1, sum.plus(prints[at]));
+                (begun, sum) = (begun + 1, sum.plus(boxes[at].1));
             }
             while let Some(&(_, at)) = ends.get(ended).filter(|(end, _)| *end <= lo) {
-                (ended, sum) = (ended + 1, sum.minus(prints[at]));
+                (ended, sum) = (ended + 1, sum.minus(boxes[at].1));
             }
             let next = [starts.get(begun), ends.get(ended)].into_iter().flatten().map(|(edge, _)| *edge);
             let hi = next.min().unwrap_or(end);
-            if sum != want {
+            if sum != want[0] {
                 break lo..hi;
             }
             lo = hi;
         };
-        ids.retain(|&i| part(i, axis).start <= slab.start && slab.end <= part(i, axis).end);
+        boxes.retain(|(i, _)| part(*i, axis).start <= slab.start && slab.end <= part(*i, axis).end);
         (cell.offsets[axis], cell.lengths[axis]) = (slab.start, slab.end - slab.start);
     }
-    match *ids {
+    Ok(match *boxes {
         [] => Some(BoxFault::Hole(cell)),
         [_] => None,
-        [i, j, ..] => Some(BoxFault::Overlap(i, j)),
-    }
+        [(i, _), (j, _), ..] => Some(BoxFault::Overlap(i, j)),
+    })
 }
 
 /// Two numbers below 2^61 - 1, which is prime: a box's is the product over its axes of differences of random numbers, one for each
@@ -185,16 +204,60 @@ impl Print {
     }
 
     fn plus(self, other: Self) -> Self {
-        self.with(other, |a, b| (a + b) % PRIME)
+        self.with(other, |a, b| reduced(a + b))
     }
 
     fn minus(self, other: Self) -> Self {
-        self.with(other, |a, b| (a + PRIME - b) % PRIME)
+        self.with(other, |a, b| reduced(a + PRIME - b))
     }
 
     fn times(self, other: Self) -> Self {
-        self.with(other, |a, b| (u128::from(a) * u128::from(b) % u128::from(PRIME)) as u64)
+        self.with(other, |a, b| {
+            let product = u128::from(a) * u128::from(b);
+            reduced((product as u64 & PRIME) + (product >> 61) as u64)
+        })
     }
+
+    /// By Fermat: `self` to the power of two less than the prime.
+    fn inverse(self) -> Self {
+        (0..61).rev().fold(Self::ONE, |power, bit| {
+            let squared = power.times(power);
+            if (PRIME - 2) >> bit & 1 == 1 { squared.times(self) } else { squared }
+        })
+    }
+}
+
+/// Of a number below twice the prime.
+fn reduced(number: u64) -> u64 {
+    if number < PRIME { number } else { number - PRIME }
+}
+
+/// Two edges of a box have one key, so that nothing can be divided by their difference.
+#[derive(Debug)]
+struct SameKey;
+
+/// Divides prints, with one inverse for all of them: that of the product of all that they are divided by.
+fn divide<T>(
+    all: &mut [T],
+    print: impl Fn(&mut T) -> &mut Print,
+    by: impl Fn(&T) -> Print,
+) -> Result<(), SameKey> {
+    let by: Vec<Print> = all.iter().map(by).collect();
+    if by.iter().any(|print| print.0.contains(&0)) {
+        return Err(SameKey);
+    }
+    let (mut before, mut product) = (Vec::with_capacity(by.len()), Print::ONE);
+    for print in &by {
+        before.push(product);
+        product = product.times(*print);
+    }
+    let mut inverse = product.inverse();
+    for ((one, before), by) in all.iter_mut().zip(before).zip(by).rev() {
+        let print = print(one);
+        *print = print.times(inverse).times(before);
+        inverse = inverse.times(by);
+    }
+    Ok(())
 }
 
 /// Random numbers of edges. Nobody can know them beforehand, and make boxes that deceive them.
