@@ -13,7 +13,9 @@ mod together;
 mod tree;
 mod weave;
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -184,6 +186,20 @@ fn judge(
         }
     }
     Ok(tally)
+}
+
+/// Runs jobs beside each other, until all have ended.
+fn run_jobs<J: FnOnce() -> Result<()> + Send>(jobs: impl Iterator<Item = J>) -> Result<()> {
+    std::thread::scope(|scope| {
+        let jobs: Vec<_> = jobs.map(|job| scope.spawn(job)).collect();
+        jobs.into_iter()
+            .try_for_each(|job| job.join().unwrap_or_else(|_| bail!("a job of `mutants` panicked")))
+    })
+}
+
+/// What a job does next.
+fn next<T>(queue: &Mutex<VecDeque<T>>) -> Option<T> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
 }
 
 /// As many jobs as there are CPUs.

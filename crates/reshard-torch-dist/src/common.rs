@@ -2,7 +2,7 @@
 
 use crate::{
     METADATA,
-    limits::{Objects, beyond_us, parsing, too_much},
+    limits::{Objects, no_damage, parsing},
     reader::{TorchDistReader, check_records, is_beyond_us},
     table::Table,
 };
@@ -161,13 +161,11 @@ fn decode(what: &str, bytes: Bytes, limits: &ReadLimits) -> Result<Value> {
             let told = |why| format!("decoding common state such as that of {what} ({why})");
             match check_records(&bytes, limits) {
                 Ok(()) => StrategyError::Undecoded { what: told(source.to_string()) },
-                Err(e) => match (too_much(&e, what), beyond_us(&e)) {
-                    (Some(limit), _) => limit,
-                    (None, Some(why)) => {
-                        StrategyError::Unsupported { strategy: "torch/1".into(), what: told(why) }
-                    }
-                    (None, None) => cant_be_decoded(what, Box::new(e)),
-                },
+                Err(e) => {
+                    let unknown =
+                        |why| StrategyError::Unsupported { strategy: "torch/1".into(), what: told(why) };
+                    no_damage(&e, what, unknown).unwrap_or_else(|| cant_be_decoded(what, Box::new(e)))
+                }
             }
         }
         StrategyError::Object { source, .. } => cant_be_decoded(what, source),

@@ -35,18 +35,22 @@ pub(crate) fn too_much(e: &FormatError, what: impl fmt::Display) -> Option<Strat
 
 /// What a parser said of bytes whose checksum is right, or that have none: damage, or what is only not understood.
 pub(crate) fn unreadable(e: FormatError, name: &str, file: &str, offset: u64) -> StrategyError {
-    if let Some(limit) = too_much(&e, name) {
-        return limit;
-    }
-    match beyond_us(&e) {
-        Some(what) => not_understood(format!("reading {name} at byte {offset} of {file} ({what})")),
-        None => StrategyError::Corrupt {
-            file: file.into(),
-            offset: Some(offset),
-            what: format!("{name} can't be read"),
-            source: Some(Box::new(e)),
-        },
-    }
+    let told = |why| not_understood(format!("reading {name} at byte {offset} of {file} ({why})"));
+    no_damage(&e, name, told).unwrap_or_else(|| StrategyError::Corrupt {
+        file: file.into(),
+        offset: Some(offset),
+        what: format!("{name} can't be read"),
+        source: Some(Box::new(e)),
+    })
+}
+
+/// What a parser said when that is no damage: more than a limit allows, or what it is not made for, which `told` puts into words.
+pub(crate) fn no_damage(
+    e: &FormatError,
+    what: impl fmt::Display,
+    told: impl FnOnce(String) -> StrategyError,
+) -> Option<StrategyError> {
+    too_much(e, what).or_else(|| beyond_us(e).map(told))
 }
 
 /// What the parser is not made for, if that is all that is wrong.

@@ -1,7 +1,7 @@
 //! An opened `.metadata`: the logical table, and where each chunk and object lies.
 
 use crate::{
-    limits::{beyond_us, not_understood, too_much},
+    limits::{no_damage, not_understood},
     metadata::{
         build::{Columns, MOST_AXES, NONE, Props, RawStorage, RawTensor, V},
         fields::Field,
@@ -230,18 +230,13 @@ fn unreadable(file: &str, e: Error) -> StrategyError {
     if let Error::Limit { limit: limit @ (MEMORY | STEPS), max, .. } = e {
         return beyond(file, Beyond { limit, max });
     }
-    if let Some(limit) = too_much(&e, file) {
-        return limit;
-    }
-    match beyond_us(&e) {
-        Some(what) => not_understood(format!("reading {file} ({what})")),
-        None => StrategyError::Corrupt {
-            file: file.into(),
-            offset: None,
-            what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
-            source: Some(Box::new(e)),
-        },
-    }
+    let told = |why| not_understood(format!("reading {file} ({why})"));
+    no_damage(&e, file, told).unwrap_or_else(|| StrategyError::Corrupt {
+        file: file.into(),
+        offset: None,
+        what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
+        source: Some(Box::new(e)),
+    })
 }
 
 /// Reads one file, or one after another those of all ranks of a rank-local checkpoint, whose tensors are put together.

@@ -14,7 +14,7 @@ pub(crate) struct Core {
 #[derive(Debug)]
 pub(crate) struct Judge {
     pub(crate) packages: &'static [&'static str],
-    /// Which of their tests: arguments of `cargo nextest run`.
+    /// Which of their tests: arguments of `cargo test` and `cargo nextest run`.
     pub(crate) tests: &'static [&'static str],
 }
 

@@ -9,10 +9,9 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::cores::{Core, Judge};
-use super::together::messages;
 use super::weave::CHOICE;
-use super::{Outcome, Tools};
-use crate::shell::{Program, say};
+use super::{Outcome, PROFILE, Tools};
+use crate::shell::{Program, cargo, say};
 
 /// A test that takes more memory than this has gone wrong. In KiB.
 const MEMORY: u64 = 8 << 20;
@@ -64,6 +63,17 @@ impl Tests {
         }
         Ok(Outcome::Missed)
     }
+}
+
+/// Builds the tests of a judge; what cargo says of that, a line of JSON each.
+pub(super) fn messages(tools: &Tools, home: &Path, judge: &Judge) -> Result<String> {
+    tools
+        .surround(cargo(&["test", "--no-run", "--locked", "--message-format", "json"]), home)?
+        .args(["--profile", PROFILE, "--manifest-path"])
+        .args([home.join("tree/Cargo.toml")])
+        .args(judge.packages.iter().flat_map(|package| ["--package", package]))
+        .args(judge.tests)
+        .read_unless(&[101])
 }
 
 /// The program of tests that a message of cargo tells of.

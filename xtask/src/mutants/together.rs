@@ -8,10 +8,10 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::cores::{Core, Judge};
-use super::programs::Tests;
+use super::programs::{Tests, messages};
 use super::weave::{CHOOSER, Woven, weave};
-use super::{Mutant, Outcome, PROFILE, Tools, tree};
-use crate::shell::{cargo, say};
+use super::{Mutant, Outcome, Tools, next, run_jobs, tree};
+use crate::shell::say;
 
 /// Builds without those that did not compile, until all that is left does.
 const BUILDS: usize = 20;
@@ -36,21 +36,15 @@ pub(crate) fn judge(
         let left: VecDeque<usize> =
             woven.iter().copied().filter(|id| outcomes[id - 1] == Some(Outcome::Missed)).collect();
         let (queue, done) = (Mutex::new(left), Mutex::new(Vec::new()));
-        std::thread::scope(|scope| {
-            let job = || -> Result<()> {
-                loop {
-                    let Some(id) = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front() else {
-                        return Ok(());
-                    };
+        run_jobs((0..jobs.max(1)).map(|_| {
+            || {
+                while let Some(id) = next(&queue) {
                     let outcome = tests.outcome(id)?;
                     done.lock().unwrap_or_else(PoisonError::into_inner).push((id, outcome));
                 }
-            };
-            let jobs: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(job)).collect();
-            jobs.into_iter().try_for_each(|job| {
-                job.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a job of `mutants` panicked")))
-            })
-        })?;
+                Ok(())
+            }
+        }))?;
         for (id, outcome) in done.into_inner().unwrap_or_else(PoisonError::into_inner) {
             outcomes[id - 1] = Some(outcome);
         }
@@ -112,17 +106,6 @@ fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result
 /// What keeps the tests of a judge from being built.
 fn errors_of(tools: &Tools, home: &Path, judge: &Judge) -> Result<BTreeSet<(String, usize)>> {
     Ok(errors(&messages(tools, home, judge)?))
-}
-
-/// Builds the tests of a judge; what cargo says of that, a line of JSON each.
-pub(super) fn messages(tools: &Tools, home: &Path, judge: &Judge) -> Result<String> {
-    tools
-        .surround(cargo(&["test", "--no-run", "--locked", "--message-format", "json"]), home)?
-        .args(["--profile", PROFILE, "--manifest-path"])
-        .args([home.join("tree/Cargo.toml")])
-        .args(judge.packages.iter().flat_map(|package| ["--package", package]))
-        .args(judge.tests)
-        .read_unless(&[101])
 }
 
 fn read(path: &Path) -> Result<String> {

@@ -5,8 +5,9 @@ use crate::{
     save::bytes,
 };
 use reshard_model::{
-    BoxError, DType, Data, DeviceBuffer, DeviceTensor, ErrorKind, Flat, Layout, Path, Payload, Region,
-    Sharded, ShardedObject, ShardedTensor, Tensor, TensorSource, Value, testkit::FakeDevice,
+    DType, Data, DeviceBuffer, DeviceTensor, ErrorKind, Flat, Path, Payload, Region, Sharded, ShardedObject,
+    ShardedTensor, Tensor, TensorSource, Value,
+    testkit::{FakeDevice, LostDevice},
 };
 use reshard_plan::*;
 use std::sync::Arc;
@@ -153,36 +154,11 @@ fn two_views_of_one_buffer_are_compared() {
     assert!(twins(DefaultSavePlanner::DCP, row(0), row(1)).unwrap_err().contains("different content"));
 }
 
-/// A device that can't be read.
-#[derive(Debug)]
-struct Gone;
-
-impl DeviceBuffer for Gone {
-    fn device(&self) -> &str {
-        "gone:0"
-    }
-    fn nbytes(&self) -> u64 {
-        4
-    }
-    fn allocate(&self, _: u64) -> Result<Arc<dyn DeviceBuffer>, BoxError> {
-        Err("gone".into())
-    }
-    fn copy_to_host(&self, _: &Layout, _: &mut [u8]) -> Result<(), BoxError> {
-        Err("gone".into())
-    }
-    fn copy_from_host(&self, _: &Layout, _: &[u8]) -> Result<(), BoxError> {
-        Err("gone".into())
-    }
-    fn synchronise(&self) -> Result<(), BoxError> {
-        Err("gone".into())
-    }
-}
-
 #[test]
 fn one_view_of_one_device_is_not_read_to_be_compared() {
-    let device: Arc<dyn DeviceBuffer> = Arc::new(Gone);
+    let device: Arc<dyn DeviceBuffer> = Arc::new(LostDevice);
     let leaf = |at: u64| {
-        let all = DeviceTensor::new(DType::UInt8, &[4], Arc::clone(&device)).unwrap();
+        let all = DeviceTensor::new(DType::UInt8, &[8], Arc::clone(&device)).unwrap();
         let view = all.narrow(&Region::new([at], [2]));
         ShardedTensor::template("w", DType::UInt8, &[2]).with_data(Data::Device(view))
     };

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 
 pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress) -> Result<VerifyReport> {
     let sizes: BTreeMap<Name, u64> = r.store.list().await?.into_iter().map(|e| (e.name, e.bytes)).collect();
-    let mut v = Verifier { r, sizes, report: VerifyReport::default(), progress };
+    let mut v = Verifier { r, sizes, absent: BTreeMap::new(), report: VerifyReport::default(), progress };
     for tensor in r.table.metadata.tensors() {
         v.cover(&tensor);
         if let Err(e) = r.permits(tensor.key()) {
@@ -72,6 +72,8 @@ pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress)
 struct Verifier<'r> {
     r: &'r TorchDistReader,
     sizes: BTreeMap<Name, u64>,
+    /// What is said of files that are not listed.
+    absent: BTreeMap<Name, String>,
     report: VerifyReport,
     progress: &'r Progress,
 }
@@ -144,15 +146,28 @@ impl Verifier<'_> {
         }
     }
 
+    /// What is said of a file that is not listed. It is looked at once: many items may lie in it.
+    async fn absent(&mut self, file: &Name) -> Result<String, StorageError> {
+        if let Some(what) = self.absent.get(file) {
+            return Ok(what.clone());
+        }
+        // Something else may lie there.
+        let what = match self.r.store.read(file, 0..1).await {
+            Ok(_) | Err(StorageError::NotFound { .. } | StorageError::Short { .. }) => {
+                "its file is missing".into()
+            }
+            Err(e) if e.kind() == ErrorKind::Corrupt => format!("its file can't be read: {}", Lost(e)),
+            Err(e) => return Err(e),
+        };
+        self.absent.insert(file.clone(), what.clone());
+        Ok(what)
+    }
+
     /// The file is there, and long enough.
     async fn in_file(&mut self, key: &str, file: &Name, range: &std::ops::Range<u64>) -> bool {
         let what = match self.sizes.get(file) {
-            // Something else may lie there.
-            None => match self.r.store.read(file, 0..1).await {
-                Ok(_) | Err(StorageError::NotFound { .. } | StorageError::Short { .. }) => {
-                    "its file is missing".into()
-                }
-                Err(e) if e.kind() == ErrorKind::Corrupt => format!("its file can't be read: {}", Lost(e)),
+            None => match self.absent(file).await {
+                Ok(what) => what,
                 Err(e) => {
                     self.damaged(Some(key), &e.into());
                     return false;
