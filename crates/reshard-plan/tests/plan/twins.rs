@@ -166,5 +166,5 @@ fn one_view_of_one_device_is_not_read_to_be_compared() {
     let path = |step: &str| Path(vec![step.into()]);
     let state = Flat::from([(path("a"), leaf(0).into()), (path("b"), leaf(2).into())]);
     let e = DefaultSavePlanner::DCP.create_local_plan(&state, &SaveContext::new(0, true)).unwrap_err();
-    assert!(e.to_string().contains("gone"), "another view has to be read: {e}");
+    assert!(e.to_string().contains("lost:0"), "another view has to be read: {e}");
 }
