@@ -15,7 +15,8 @@ use reshard_strategy::{
     StorageReader, StrategyError, decode_object,
 };
 use reshard_torch_format::{LoadOptions, TorchSave, archive::ArchiveOptions};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
+use std::collections::BTreeMap;
 
 /// The file of common state.
 pub const COMMON: &str = "common.pt";
@@ -95,17 +96,32 @@ impl MetadataJson {
         .into()
     }
 
-    /// Reads the file's bytes.
+    /// Reads the file's bytes. `None` when it is JSON that says nothing of Megatron Core's: many programs call a file so.
     ///
     /// # Errors
-    /// [`StrategyError::Corrupt`] when it is no such JSON.
-    pub fn parse(bytes: &[u8]) -> Result<Self> {
-        serde_json::from_slice(bytes).map_err(|e| StrategyError::Corrupt {
+    /// [`StrategyError::Corrupt`] when it is no JSON, or not all of this.
+    pub fn parse(bytes: &[u8]) -> Result<Option<Self>> {
+        let e = match serde_json::from_slice(bytes) {
+            Ok(json) => return Ok(Some(json)),
+            Err(e) => e,
+        };
+        let fields = serde_json::from_slice::<BTreeMap<String, IgnoredAny>>(bytes);
+        let names_it = fields.is_ok_and(|fields| fields.contains_key("sharded_backend"));
+        if !names_it && serde_json::from_slice::<IgnoredAny>(bytes).is_ok() {
+            return Ok(None);
+        }
+        Err(StrategyError::Corrupt {
             file: METADATA_JSON.into(),
             offset: None,
             what: "it is no JSON object with sharded_backend and its version".into(),
             source: Some(Box::new(e)),
         })
+    }
+
+    /// Whether bytes begin as Megatron Core begins this file, also when they end in the middle of it.
+    pub fn begins(bytes: &[u8]) -> bool {
+        let begin = br#"{"sharded_backend": ""#;
+        bytes.iter().zip(begin).all(|(a, b)| a == b)
     }
 }
 

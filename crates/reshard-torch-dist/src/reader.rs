@@ -168,7 +168,7 @@ impl StorageReader for TorchDistReader {
     }
 
     fn owns(&self, name: &Name) -> bool {
-        own_file(name.as_str()).is_some()
+        self.own(name).is_some()
     }
 
     fn role(&self, file: &Entry) -> FileRole {
@@ -176,13 +176,13 @@ impl StorageReader for TorchDistReader {
         if self.table.files.iter().flatten().any(|f| *f == file.name) {
             return FileRole::Part;
         }
-        match (own_file(file.name.as_str()), self.dialect) {
-            (None, _) | (Some(OwnFile::Megatron), Dialect::Dcp) => FileRole::Foreign,
-            (Some(OwnFile::RankMetadata(_)), _) if self.rank_local.is_none() => FileRole::Record,
-            (Some(OwnFile::Metadata | OwnFile::RankMetadata(_) | OwnFile::Megatron), _) => FileRole::Part,
+        match self.own(&file.name) {
+            None => FileRole::Foreign,
+            Some(OwnFile::RankMetadata(_)) if self.rank_local.is_none() => FileRole::Record,
+            Some(OwnFile::Metadata | OwnFile::RankMetadata(_) | OwnFile::Megatron) => FileRole::Part,
             // Some versions of PyTorch make a file without bytes for a rank that has nothing to save.
-            (Some(OwnFile::Data), _) if file.bytes == 0 => FileRole::Part,
-            (Some(OwnFile::Data | OwnFile::Unfinished), _) => FileRole::Leftover,
+            Some(OwnFile::Data) if file.bytes == 0 => FileRole::Part,
+            Some(OwnFile::Data | OwnFile::Unfinished) => FileRole::Leftover,
         }
     }
 
@@ -239,6 +239,13 @@ impl StorageReader for TorchDistReader {
 
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
         verify::verify(self, full, progress).await
+    }
+}
+
+impl TorchDistReader {
+    /// What a file is by its name. PyTorch's dialect has none of Megatron's files.
+    fn own(&self, name: &Name) -> Option<OwnFile> {
+        own_file(name.as_str()).filter(|f| *f != OwnFile::Megatron || self.dialect == Dialect::Megatron)
     }
 }
 

@@ -89,8 +89,8 @@ pub(crate) const CORES: &[Core] = &[
         name: "save",
         files: &["crates/reshard-strategy/src/pipeline/save.rs"],
         judges: &[
-            Judge { packages: &["reshard-laws"], tests: &["--test", "it"] },
-            Judge { packages: &["reshard", "reshard-laws"], tests: &["--tests"] },
+            Judge { packages: &["reshard"], tests: &["--tests"] },
+            Judge { packages: &["reshard-laws"], tests: &["--tests"] },
         ],
     },
     Core {

@@ -1,8 +1,10 @@
 //! Programs of tests that are built, and can be run again and again.
 
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -14,10 +16,10 @@ use super::{Outcome, PROFILE, Tools};
 use crate::shell::{Program, cargo, say};
 
 /// A test that takes more memory than this has gone wrong. In KiB.
-const MEMORY: u64 = 8 << 20;
+const MEMORY: u64 = 12 << 20;
 
 /// Of a test's thread, in bytes: a function with many bodies needs much.
-const STACK: u64 = 256 << 20;
+const STACK: u64 = 32 << 20;
 
 /// The tests of a judge, the quickest programs first.
 pub(crate) struct Tests {
@@ -87,33 +89,46 @@ impl Test {
     fn outcome(&self, mutant: usize) -> Result<Outcome> {
         let (begin, failed) = (Instant::now(), || format!("cannot run {}", self.program.display()));
         let mut child = Command::new("sh")
-            .args(["-c", &format!("ulimit -v {MEMORY}; exec \"$0\" --quiet --test-threads 2")])
+            .args(["-c", &format!("ulimit -v {MEMORY}; exec \"$0\" --test-threads 2")])
             .arg(&self.program)
             .current_dir(&self.folder)
             .env(CHOICE, mutant.to_string())
             .env("RUST_MIN_STACK", STACK.to_string())
             .envs(super::QUIET)
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::null())
             // With all that it starts.
             .process_group(0)
             .spawn()
             .with_context(failed)?;
-        loop {
-            match child.try_wait().with_context(failed)? {
-                Some(status) if status.success() => return Ok(Outcome::Missed),
-                Some(_) => return Ok(Outcome::Caught),
-                None if begin.elapsed() < self.limit => std::thread::sleep(Duration::from_millis(5)),
-                None => {
-                    // One that ends at this moment is no failure.
-                    let group = format!("-{}", child.id());
-                    drop(Program::new("kill").args(["-KILL", "--", &group]).read());
-                    child.wait().with_context(failed)?;
-                    return Ok(Outcome::Timeout);
+        let out = child.stdout.take().with_context(failed)?;
+        let red = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
+                    red.fetch_or(line.ends_with(b"... FAILED"), Ordering::Relaxed);
                 }
+            });
+            loop {
+                let ended = match child.try_wait().with_context(failed)? {
+                    Some(status) if status.success() => return Ok(Outcome::Missed),
+                    Some(_) => return Ok(Outcome::Caught),
+                    // What other tests say doesn't matter any more.
+                    None if red.load(Ordering::Relaxed) => Outcome::Caught,
+                    None if begin.elapsed() >= self.limit => Outcome::Timeout,
+                    None => {
+                        std::thread::sleep(Duration::from_millis(5));
+                        continue;
+                    }
+                };
+                // One that ends at this moment is no failure.
+                let group = format!("-{}", child.id());
+                drop(Program::new("kill").args(["-KILL", "--", &group]).read());
+                child.wait().with_context(failed)?;
+                return Ok(ended);
             }
-        }
+        })
     }
 }
 
@@ -134,7 +149,11 @@ mod tests {
         assert_eq!((chosen.outcome(0)?, chosen.outcome(7)?), (Outcome::Missed, Outcome::Caught));
         let endless = script("sleep 100 & sleep 100", 1);
         assert_eq!(endless.outcome(1)?, Outcome::Timeout);
-        for test in [chosen, endless] {
+        let begin = Instant::now();
+        let early = script("echo 'test a ... FAILED'; sleep 100", 61);
+        assert_eq!(early.outcome(1)?, Outcome::Caught);
+        assert!(begin.elapsed() < Duration::from_secs(50), "the other tests are not waited for");
+        for test in [chosen, endless, early] {
             std::fs::remove_file(test.program)?;
         }
         Ok(())

@@ -161,6 +161,31 @@ fn a_compressed_tensor_unpacks_to_what_its_shape_says_and_to_no_more() {
     assert_eq!(digest(&made.url), digest(&to));
 }
 
+#[test]
+fn a_deflated_chunk_whose_columns_lie_one_after_the_other_is_unpacked_twice_at_most() {
+    let (rows, columns) = (1_000u64, 500);
+    let floats: Vec<u8> = (0..rows * columns).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let described = pickle(view(&[rows, columns], &[1, rows], rows * columns));
+    let made = made(&[Item::tensor("w", &[rows, columns], archive(&described, &floats, true))]);
+    let checkpoint = reshard::blocking::Checkpoint::open(&made.url).unwrap();
+    let tensor = checkpoint.tensor("w").unwrap();
+    let read = |from: u64| {
+        let got = tensor.read(Region::rows(from..from + 10)).unwrap().to_vec::<f32>().unwrap();
+        let want = (from..from + 10).flat_map(|row| (0..columns).map(move |c| (c * rows + row) as f32));
+        assert!(got.into_iter().eq(want), "{from}");
+    };
+    read(0);
+    read(10);
+    // What is in memory by now needs no packed byte.
+    let file = std::path::Path::new(&made.url).join("__0_0.distcp");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle - 50_000..middle + 50_000].fill(0);
+    std::fs::write(&file, bytes).unwrap();
+    read(20);
+    read(990);
+}
+
 /// Bytes that no compression makes shorter.
 fn noise(n: usize) -> Vec<u8> {
     let mut x = 1u32;
