@@ -8,11 +8,14 @@ mod alone;
 mod cores;
 mod dice;
 mod known;
+mod programs;
 mod together;
 mod tree;
 mod weave;
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -42,6 +45,14 @@ pub(crate) struct Options {
     /// Only say how many there are.
     pub(crate) list: bool,
 }
+
+/// For tests: the same cases for all, so that a survivor is one tomorrow too; and a failure need not be made small.
+const QUIET: [(&str, &str); 4] = [
+    ("PROPTEST_RNG_SEED", "1"),
+    ("PROPTEST_CASES", "64"),
+    ("PROPTEST_MAX_SHRINK_ITERS", "0"),
+    ("INSTA_UPDATE", "no"),
+];
 
 /// One change of the source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,9 +107,8 @@ pub(crate) struct Tools {
 impl Tools {
     /// What a program needs to know that builds or runs the tests of a copy.
     fn surround(&self, program: Program, home: &Path) -> Result<Program> {
-        // The same cases for all, so that a survivor is one tomorrow too; and a failure need not be made small.
-        let proptest = program.env("PROPTEST_RNG_SEED", "1").env("PROPTEST_MAX_SHRINK_ITERS", "0");
-        let quiet = proptest.env("INSTA_UPDATE", "no").env("CARGO_INCREMENTAL", "1");
+        let quiet = QUIET.iter().fold(program, |program, (name, value)| program.env(name, value));
+        let quiet = quiet.env("CARGO_INCREMENTAL", "1");
         // Cargo finds nextest where all programs are found.
         let path = std::env::var_os("PATH").unwrap_or_default();
         let dirs = self.nextest.parent().map(Path::to_owned).into_iter().chain(std::env::split_paths(&path));
@@ -176,6 +186,20 @@ fn judge(
         }
     }
     Ok(tally)
+}
+
+/// Runs jobs beside each other, until all have ended.
+fn run_jobs<J: FnOnce() -> Result<()> + Send>(jobs: impl Iterator<Item = J>) -> Result<()> {
+    std::thread::scope(|scope| {
+        let jobs: Vec<_> = jobs.map(|job| scope.spawn(job)).collect();
+        jobs.into_iter()
+            .try_for_each(|job| job.join().unwrap_or_else(|_| bail!("a job of `mutants` panicked")))
+    })
+}
+
+/// What a job does next.
+fn next<T>(queue: &Mutex<VecDeque<T>>) -> Option<T> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
 }
 
 /// As many jobs as there are CPUs.

@@ -1,7 +1,7 @@
 //! Which keys a command is about.
 
 use crate::table::shown;
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 /// Keys that match any of some patterns; all keys when there is no pattern.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ impl fmt::Display for Idle<'_> {
 }
 
 /// Characters of a pattern; what is longer looks for nothing that a shorter one would not find.
-const LONGEST: usize = 4_096;
+const LONGEST: usize = 1_024;
 
 /// A pattern of the command line.
 pub(crate) fn parse(text: &str) -> Result<String, String> {
@@ -63,6 +63,8 @@ const SHOWN: usize = 3;
 const LOOKED_AT: usize = 20_000;
 /// Pairs of letters that are compared for suggestions at most: a moment's work.
 const COMPARED: usize = 20_000_000;
+/// Steps of searches for them.
+const SEARCHED: usize = 200_000_000;
 
 /// Keys that a pattern nearly matches: as a part of them, or but for some letters.
 fn near<'k>(glob: &str, keys: impl Iterator<Item = &'k str>) -> Vec<&'k str> {
@@ -71,8 +73,9 @@ fn near<'k>(glob: &str, keys: impl Iterator<Item = &'k str>) -> Vec<&'k str> {
         return Vec::new();
     }
     let (inside, limit) = (format!("*{glob}*"), (letters / 4).clamp(1, 4));
-    let mut left = COMPARED;
+    let (mut left, mut steps) = (COMPARED, SEARCHED);
     let mut score = |key: &str| {
+        steps = steps.checked_sub(key.len().saturating_mul(glob.len() / 64 + 1))?;
         if matches(&inside, key) {
             return Some(0);
         }
@@ -129,7 +132,33 @@ fn find<'t>(part: &str, text: &'t str) -> Option<&'t str> {
         // What is longer is not looked for: to prepare a search takes time of its own.
         return Some(text).filter(|t| t.len() >= part.len())?.find(part).map(|at| &text[at + part.len()..]);
     }
-    text.char_indices().find_map(|(at, _)| behind(part, &text[at..]))
+    find_any(&part.chars().collect::<Vec<_>>(), text)
+}
+
+/// The same for a part in which some characters may be any. Bit `i` of `begun` says that its first `i + 1` characters match what was
+/// just read, so that a text is read once, 64 places of the part at a time.
+fn find_any<'t>(part: &[char], text: &'t str) -> Option<&'t str> {
+    let words = part.len().div_ceil(64);
+    let bits = |is: &dyn Fn(char) -> bool| {
+        let mut bits = vec![0u64; words];
+        part.iter().enumerate().filter(|(_, c)| is(**c)).for_each(|(i, _)| bits[i / 64] |= 1 << (i % 64));
+        bits
+    };
+    let any = bits(&|c| c == '?');
+    let of: BTreeMap<char, Vec<u64>> = part.iter().map(|&c| (c, bits(&|p| p == '?' || p == c))).collect();
+    let (last, mut begun) = (part.len() - 1, vec![0u64; words]);
+    for (at, c) in text.char_indices() {
+        let mut carry = 1;
+        for (word, here) in begun.iter_mut().zip(of.get(&c).unwrap_or(&any)) {
+            let next = *word >> 63;
+            *word = (*word << 1 | carry) & here;
+            carry = next;
+        }
+        if begun[last / 64] >> (last % 64) & 1 == 1 {
+            return Some(&text[at + c.len_utf8()..]);
+        }
+    }
+    None
 }
 
 fn ends(part: &str, text: &str) -> bool {
@@ -142,6 +171,7 @@ fn ends(part: &str, text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn stars_stand_for_any_text_and_question_marks_for_one_character() {
@@ -175,6 +205,25 @@ mod tests {
         assert!(!matches(&format!("{}b", "*a".repeat(50_000)), &key));
         assert!(!matches(&format!("*{}b*", "a".repeat(50_000)), &key));
         assert!(matches(&"*".repeat(100_000), &key));
+        // With one that stands for any character too; at each place all but the last one match.
+        let (key, part) = ("a".repeat(1_000_000), format!("?{}", "a".repeat(1_000)));
+        assert!(!matches(&format!("*{part}b*"), &key));
+        assert!(matches(&format!("*{part}*{part}?*"), &key));
+        let keys: Vec<String> = (0..200).map(|k| format!("{}{k}", "a".repeat(20_000))).collect();
+        assert_eq!(Keys(&[format!("*{part}b*")]).idle(keys.iter().map(String::as_str)).len(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn a_part_is_found_where_it_first_lies(part in "[ab?é]{0,70}[?]", repeat in 0usize..80, text in "[abé]{0,150}") {
+            let part = format!("{}{part}", "a".repeat(repeat));
+            let naive = text.char_indices().find_map(|(at, _)| behind(&part, &text[at..]));
+            prop_assert_eq!(find(&part, &text), naive);
+            let all = format!("{text}{}b{text}", part.replace('?', "a"));
+            let naive = all.char_indices().find_map(|(at, _)| behind(&part, &all[at..]));
+            prop_assert!(naive.is_some());
+            prop_assert_eq!(find(&part, &all), naive);
+        }
     }
 
     #[test]

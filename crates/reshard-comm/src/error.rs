@@ -37,13 +37,15 @@ pub enum CommError {
 }
 
 impl CommError {
-    /// What the caller can do: the kind that the causes share, leaving out those that only suffered from others.
+    /// What the caller can do: the kind that the causes share, leaving out those that only suffered from others. Damage that one
+    /// rank found comes before all else.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Ranks { causes, .. } => {
                 let mut kinds = causes.values().map(|c| c.kind).filter(|k| *k != ErrorKind::PeerFailed);
                 match kinds.next() {
                     Some(first) if kinds.all(|k| k == first) => first,
+                    Some(_) if causes.values().any(|c| c.kind == ErrorKind::Corrupt) => ErrorKind::Corrupt,
                     _ => ErrorKind::PeerFailed,
                 }
             }

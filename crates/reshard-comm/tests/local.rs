@@ -156,10 +156,12 @@ fn the_kind_of_an_error_is_the_one_its_causes_share() {
         let causes = (0..).map(Rank).zip(kinds.iter().map(|kind| Cause::new(*kind, ""))).collect();
         CommError::Ranks { step: "read", causes }.kind()
     };
-    use ErrorKind::{Corrupt, Invalid, PeerFailed};
+    use ErrorKind::{Corrupt, Invalid, PeerFailed, Unavailable};
     assert_eq!(of(&[Corrupt, Corrupt]), Corrupt);
     assert_eq!(of(&[Corrupt, PeerFailed]), Corrupt);
-    assert_eq!(of(&[Corrupt, Invalid]), PeerFailed);
+    assert_eq!(of(&[Unavailable, Invalid]), PeerFailed);
+    // What one rank has found damaged is damaged, whatever else failed.
+    assert_eq!(of(&[Invalid, Corrupt]), Corrupt);
     assert_eq!(of(&[PeerFailed]), PeerFailed);
 }
 

@@ -1,6 +1,6 @@
 use crate::{Cut, EmbeddingError, Result, ShardedVariable, Tasks, Variable};
 use reshard_model::{
-    DType, Dims, Region, ShardedTensor, StateDict, Step, Tensor, ValueTree, first_hole, first_overlap,
+    BoxFault, DType, Dims, Region, ShardedTensor, StateDict, Step, Tensor, ValueTree, first_fault,
 };
 use reshard_policy::partition::Grid;
 use std::ops::Deref;
@@ -55,11 +55,12 @@ impl PartitionedVariable {
         }
         let regions: Vec<Region> = parts.iter().map(|(region, _)| region.clone()).collect();
         let range = |i: usize, a: usize| regions[i].offsets[a]..regions[i].end(a);
-        if let Some((i, j)) = first_overlap(regions.len(), shape.len(), range) {
-            return fail(format!("parts {} and {} overlap", regions[i], regions[j]));
-        }
-        if let Some(hole) = first_hole(&Region::whole(shape), &regions) {
-            return fail(format!("no part has {hole}"));
+        match first_fault(&Region::whole(shape), regions.len(), range) {
+            None => {}
+            Some(BoxFault::Overlap(i, j)) => {
+                return fail(format!("parts {} and {} overlap", regions[i], regions[j]));
+            }
+            Some(BoxFault::Hole(hole)) => return fail(format!("no part has {hole}")),
         }
         let variable = Variable::declare(name, dtype, shape, regions.into_iter().map(|r| (r, 0)), false)?;
         let mut out = Self { variable };

@@ -149,7 +149,7 @@ impl TensorSource for DeviceTensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testkit::FakeDevice;
+    use crate::testkit::{FakeDevice, LostDevice};
 
     fn tensor(shape: &[u64]) -> (Arc<FakeDevice>, DeviceTensor) {
         let device = FakeDevice::new(Dims::from(shape).volume().unwrap());
@@ -206,34 +206,9 @@ mod tests {
         assert_eq!(memory.bytes(), [0, 0]);
     }
 
-    /// A device that is gone.
-    #[derive(Debug)]
-    struct Lost;
-
-    impl DeviceBuffer for Lost {
-        fn device(&self) -> &'static str {
-            "lost:0"
-        }
-        fn nbytes(&self) -> u64 {
-            8
-        }
-        fn allocate(&self, _: u64) -> Result<Arc<dyn DeviceBuffer>, BoxError> {
-            Err("gone".into())
-        }
-        fn copy_to_host(&self, _: &Layout, _: &mut [u8]) -> Result<(), BoxError> {
-            Err("gone".into())
-        }
-        fn copy_from_host(&self, _: &Layout, _: &[u8]) -> Result<(), BoxError> {
-            Ok(())
-        }
-        fn synchronise(&self) -> Result<(), BoxError> {
-            Err("gone".into())
-        }
-    }
-
     #[test]
     fn an_error_of_the_device_is_kept_with_key_and_device() {
-        let t = DeviceTensor::new(DType::UInt8, &[8], Arc::new(Lost)).unwrap();
+        let t = DeviceTensor::new(DType::UInt8, &[8], Arc::new(LostDevice)).unwrap();
         let source = |e: &ModelError| std::error::Error::source(e).map(ToString::to_string);
         let e = t.to_host("w").unwrap_err();
         assert_eq!((e.to_string(), source(&e)), ("w: copying from lost:0".into(), Some("gone".into())));

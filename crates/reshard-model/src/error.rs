@@ -28,6 +28,48 @@ pub enum ErrorKind {
     Internal,
 }
 
+/// An error of a [`TensorSource`](crate::TensorSource) that knows what the caller can do: whoever pulls the elements keeps the
+/// kind.
+#[derive(Debug)]
+pub struct SourceError {
+    kind: ErrorKind,
+    error: BoxError,
+}
+
+impl SourceError {
+    /// Keeps the kind when what the source reads is damaged, not understood or beyond a limit; of all else the source just can't
+    /// be read.
+    pub fn new(kind: ErrorKind, error: impl Into<BoxError>) -> Self {
+        let kind = match kind {
+            ErrorKind::Corrupt | ErrorKind::Unsupported | ErrorKind::Limit => kind,
+            _ => ErrorKind::Unavailable,
+        };
+        Self { kind, error: error.into() }
+    }
+
+    /// What the caller of whoever pulls the elements can do.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The kind that an error of a source says, if it does: [`ErrorKind::Unavailable`] else.
+    pub fn kind_of(e: &(dyn std::error::Error + 'static)) -> ErrorKind {
+        e.downcast_ref().map_or(ErrorKind::Unavailable, Self::kind)
+    }
+}
+
+impl std::fmt::Display for SourceError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for SourceError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
 /// What can be wrong with tensors, regions, buffers and trees.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -87,7 +129,7 @@ impl ModelError {
     /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Source { .. } => ErrorKind::Unavailable,
+            Self::Source { source, .. } => SourceError::kind_of(&**source),
             _ => ErrorKind::Invalid,
         }
     }

@@ -41,14 +41,14 @@ mod tensor;
 mod tree;
 mod value;
 
-pub use boxes::{first_hole, first_overlap};
+pub use boxes::{BoxFault, first_fault, first_overlap};
 pub use buffer::{HostBuffer, LentBuffer, LentView, RegionMut, StridedCopy};
 pub use device::{DeviceBuffer, DeviceTensor};
 pub use dialect::{Dialect, ParseDialectError};
 pub use dims::Dims;
 pub use dtype::{DType, ParseDTypeError};
 pub use element::Element;
-pub use error::{BoxError, ErrorKind, ModelError, Result};
+pub use error::{BoxError, ErrorKind, ModelError, Result, SourceError};
 pub use layout::{Layout, Segments};
 pub use mesh::{DeviceMesh, Placement};
 pub use region::{Region, Rows, Select};

@@ -1,4 +1,4 @@
-//! For tests: a device that is none.
+//! For tests: devices that are none.
 
 use crate::{BoxError, DeviceBuffer, Layout, Segments};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,5 +52,30 @@ impl DeviceBuffer for FakeDevice {
 
     fn synchronise(&self) -> Result<(), BoxError> {
         Ok(())
+    }
+}
+
+/// A device of 8 bytes that is gone: what is copied to it is taken, and nothing comes back.
+#[derive(Debug)]
+pub struct LostDevice;
+
+impl DeviceBuffer for LostDevice {
+    fn device(&self) -> &'static str {
+        "lost:0"
+    }
+    fn nbytes(&self) -> u64 {
+        8
+    }
+    fn allocate(&self, _: u64) -> Result<Arc<dyn DeviceBuffer>, BoxError> {
+        Err("gone".into())
+    }
+    fn copy_to_host(&self, _: &Layout, _: &mut [u8]) -> Result<(), BoxError> {
+        Err("gone".into())
+    }
+    fn copy_from_host(&self, _: &Layout, _: &[u8]) -> Result<(), BoxError> {
+        Ok(())
+    }
+    fn synchronise(&self) -> Result<(), BoxError> {
+        Err("gone".into())
     }
 }

@@ -1,7 +1,7 @@
 //! Whether the chunks of a tensor are the tensor: within bounds, disjoint, complete.
 
 use crate::{At, Metadata, Problem, TensorRef};
-use reshard_model::{Region, first_hole, first_overlap};
+use reshard_model::{BoxFault, Region, first_fault, first_overlap};
 
 /// What is wrong with the chunks of a tensor; numbers are indices into its list of chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,33 +22,22 @@ impl Fault {
     }
 }
 
-/// The first thing that is wrong with the chunks of a tensor.
-pub(crate) fn fault(tensor: TensorRef<'_>) -> Option<Fault> {
+/// The first thing that is wrong with the chunks of a tensor. Where holes are allowed nothing is said of them.
+pub(crate) fn fault(tensor: TensorRef<'_>, allow_holes: bool) -> Option<Fault> {
     let (shape, first, ndim) = (tensor.shape(), tensor.positions().start, tensor.ndim());
     let range = |i: usize, axis: usize| tensor.range(first + i as u32, axis);
-    let mut volume = 0u128;
-    for i in 0..tensor.chunk_count() {
-        let mut chunk = 1u128;
-        for (axis, &extent) in shape.iter().enumerate() {
-            let r = range(i, axis);
-            if r.end > extent {
-                return Some(Fault::OutOfBounds(i));
-            }
-            // Within bounds, chunks are no larger than the tensor; that one may be larger than any number.
-            chunk = chunk.saturating_mul(u128::from(r.end - r.start));
-        }
-        volume = volume.saturating_add(chunk);
+    let chunks = tensor.chunk_count();
+    let outside = |&i: &usize| shape.iter().enumerate().any(|(axis, &extent)| range(i, axis).end > extent);
+    if let Some(i) = (0..chunks).find(outside) {
+        return Some(Fault::OutOfBounds(i));
     }
-    if let Some((i, j)) = first_overlap(tensor.chunk_count(), ndim, range) {
-        return Some(Fault::Overlap(i, j));
+    if allow_holes {
+        return first_overlap(chunks, ndim, range).map(|(i, j)| Fault::Overlap(i, j));
     }
-    let whole = shape.iter().fold(1u128, |v, &n| v.saturating_mul(n.into()));
-    // A product that was cut short proves nothing.
-    if volume == whole && whole < u128::MAX {
-        return None;
-    }
-    let boxes: Vec<Region> = tensor.chunks().map(|(_, r)| r).collect();
-    first_hole(&Region::whole(&shape), &boxes).map(Fault::Hole)
+    first_fault(&Region::whole(&shape), chunks, range).map(|fault| match fault {
+        BoxFault::Overlap(i, j) => Fault::Overlap(i, j),
+        BoxFault::Hole(region) => Fault::Hole(region),
+    })
 }
 
 impl Metadata {
@@ -57,7 +46,7 @@ impl Metadata {
         self.tensors()
             .filter_map(|t| {
                 let at = |i: usize| At { region: t.region(t.positions().start + i as u32), rank: None };
-                fault(t).map(|f| f.problem(t, at))
+                fault(t, false).map(|f| f.problem(t, at))
             })
             .collect()
     }

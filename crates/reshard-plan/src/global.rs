@@ -2,8 +2,7 @@
 
 use crate::{
     At, DefaultSavePlanner, Metadata, Offer, PlanError, PlannerData, Problem, Problems, Result, SavePlan,
-    TensorWrite, WriteItem, WriteKind,
-    geometry::{self, Fault},
+    TensorWrite, WriteItem, WriteKind, geometry,
 };
 use indexmap::IndexMap;
 use reshard_model::Path;
@@ -222,8 +221,7 @@ impl<'p> Survey<'p> {
                 continue;
             }
             let Some(tensor) = metadata.tensor(&item.key) else { continue };
-            let fault =
-                geometry::fault(tensor).filter(|f| !(self.allow_holes && matches!(f, Fault::Hole(_))));
+            let fault = geometry::fault(tensor, self.allow_holes);
             if let Some(fault) = fault {
                 let place = |i: usize| At {
                     region: tensor.region(tensor.positions().start + i as u32),

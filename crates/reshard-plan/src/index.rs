@@ -81,3 +81,39 @@ impl Sorted {
         Some(Self { axis, starts, reach, positions })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Metadata;
+    use reshard_model::DType;
+
+    /// The same before and after the chunks are sorted.
+    fn met(chunks: &[Region], region: &Region) -> Vec<u32> {
+        let mut b = Metadata::builder();
+        let w = b.add_tensor("w", DType::Int8, &[100, 4], Default::default()).unwrap();
+        for c in chunks {
+            b.add_chunk(w, c).unwrap();
+        }
+        let metadata = b.finish(None).unwrap();
+        let mut index = Index::new(metadata.tensor("w").unwrap());
+        let [first, second] = [(); 2].map(|()| index.meet(region));
+        let sorts = chunks.len() > FEW && !region.is_empty();
+        assert_eq!((index.sorted.is_some(), &first), (sorts, &second));
+        first
+    }
+
+    #[test]
+    fn chunks_that_only_touch_a_region_or_are_empty_do_not_meet_it() {
+        for rows in [10, 50] {
+            let row = |i: u64| Region::new([i, 0], [1, 4]);
+            let mut chunks: Vec<Region> = (0..rows).map(row).collect();
+            chunks.push(Region::new([5, 0], [0, 4]));
+            chunks.push(Region::new([5, 2], [2, 0]));
+            assert_eq!(met(&chunks, &Region::new([4, 1], [3, 2])), [4, 5, 6]);
+            assert_eq!(met(&chunks, &Region::new([4, 1], [1, 1])), [4]);
+            assert_eq!(met(&chunks, &Region::new([4, 1], [0, 1])), [0; 0]);
+            assert_eq!(met(&chunks, &Region::new([99, 0], [1, 4])), [0; 0]);
+        }
+    }
+}

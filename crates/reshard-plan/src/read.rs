@@ -4,9 +4,7 @@ use crate::{
     At, DefaultLoadPlanner, Fill, LoadPlan, Metadata, PieceId, PlanError, Problem, Problems, ReadItem,
     Recast, Result, Stored, TensorRef, index::Index, near::Near,
 };
-use reshard_model::{
-    FlatStateDict, Region, Sharded, ShardedObject, ShardedTensor, first_hole, first_overlap,
-};
+use reshard_model::{BoxFault, FlatStateDict, Region, Sharded, ShardedObject, ShardedTensor, first_fault};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What one rank reads. All that is wrong is found before anything is given up.
@@ -184,19 +182,10 @@ fn incomplete(stored: TensorRef<'_>, region: &Region, chunks: &[(u32, Region)]) 
         return Some(Problem::OutOfBounds { key: key(), at: at(i), shape: stored.shape() });
     }
     let parts: Vec<Region> = chunks.iter().filter_map(|(_, c)| c.intersect(region)).collect();
-    if let Some((i, j)) =
-        first_overlap(parts.len(), region.ndim(), |i, a| parts[i].offsets[a]..parts[i].end(a))
-    {
-        return Some(Problem::Overlap { key: key(), a: at(i), b: at(j) });
+    match first_fault(region, parts.len(), |i, a| parts[i].offsets[a]..parts[i].end(a))? {
+        BoxFault::Overlap(i, j) => Some(Problem::Overlap { key: key(), a: at(i), b: at(j) }),
+        BoxFault::Hole(region) => Some(Problem::Hole { key: key(), region, shape: stored.shape() }),
     }
-    // Disjoint parts of the region fill it when they have as many elements.
-    let volume = |r: &Region| r.volume().map(u128::from);
-    let sum = parts.iter().try_fold(0u128, |sum, p| Some(sum + volume(p)?));
-    if sum.is_some() && sum == volume(region) {
-        return None;
-    }
-    let region = first_hole(region, &parts)?;
-    Some(Problem::Hole { key: key(), region, shape: stored.shape() })
 }
 
 /// The part of a box that lies in another, and disjoint boxes of what does not.

@@ -1,5 +1,5 @@
 use crate::{Length, Name};
-use reshard_model::{BoxError, ErrorKind, ModelError};
+use reshard_model::{BoxError, ErrorKind, ModelError, SourceError};
 use std::{io, ops::Range, path::PathBuf};
 
 /// What can go wrong between bytes and the place where they lie.
@@ -52,6 +52,14 @@ pub enum StorageError {
         range: Range<u64>,
         /// How long it is.
         size: u64,
+    },
+    /// Something else lies where a file should be.
+    #[error("{path} is no file: {what}")]
+    NoFile {
+        /// Its path.
+        path: String,
+        /// What lies there.
+        what: &'static str,
     },
     /// Elements that are said to lie in a record, beyond its end.
     #[error("{name}: a record of {} bytes at {} can't hold elements up to its byte {need}", range.end.saturating_sub(range.start), range.start)]
@@ -147,6 +155,22 @@ pub enum StorageError {
         /// The place.
         path: String,
     },
+    /// Somebody exchanged directories at the place while this save did, and they could not be put back.
+    #[error(
+        "{path}: somebody has renamed directories there while this save exchanged two of them, and what was taken out could not \
+         be put back; nothing is removed. {kept} may hold what somebody else put at {path}. The version that was to be \
+         replaced: {old}. The new version, whole: {new}. Rename them as they should be"
+    )]
+    Displaced {
+        /// The place.
+        path: String,
+        /// What the save took out of it, beside the place.
+        kept: String,
+        /// Where the version is that was to be replaced.
+        old: String,
+        /// Where the new version is.
+        new: String,
+    },
     /// A version that another rank has begun is not where this rank looks for it.
     #[error(
         "{path}: the save that the coordinator has begun here, attempt {attempt}, is not to be seen from this rank; all ranks \
@@ -233,14 +257,19 @@ impl StorageError {
             Self::NotFound { .. } => ErrorKind::NotFound,
             Self::Exists { .. } => ErrorKind::Exists,
             // The file is missing where it should be.
-            Self::Short { .. } | Self::Check { .. } | Self::Record { .. } | Self::LinkedDirectory { .. } => {
-                ErrorKind::Corrupt
-            }
+            Self::Short { .. }
+            | Self::Check { .. }
+            | Self::Record { .. }
+            | Self::LinkedDirectory { .. }
+            | Self::NoFile { .. } => ErrorKind::Corrupt,
             Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::Source { source, .. } => {
+                source.get_ref().map_or(ErrorKind::Unavailable, |e| SourceError::kind_of(e))
+            }
             Self::Io { .. }
-            | Self::Source { .. }
             | Self::Incomplete { .. }
             | Self::Changed { .. }
+            | Self::Displaced { .. }
             | Self::NotJoined { .. }
             | Self::NotDurable { .. }
             | Self::NotCarried { .. } => ErrorKind::Unavailable,

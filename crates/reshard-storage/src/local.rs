@@ -32,6 +32,9 @@ use transaction::LocalTransaction;
 /// new version's directory, then the old version's files are removed. A crash between leaves that directory, and
 /// [`finish_replacing`](Store::finish_replacing) does the rest.
 ///
+/// Only the directory that the attempt has made is removed. What the exchange took out instead of the old version goes back. If
+/// somebody renames it in between, it stays as `.{name}.{attempt}.out`, and the error says where everything is.
+///
 /// A symbolic link to the directory stays; what it points to is written. Where that is, is found out once for a save: the
 /// directory above it is held open, and links or directories that are changed meanwhile change nothing.
 ///

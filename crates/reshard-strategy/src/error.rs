@@ -73,6 +73,12 @@ pub enum StrategyError {
         /// What it lacks, and what to do instead.
         what: String,
     },
+    /// Something whole, as far as its checksums tell, that is more than this version decodes.
+    #[error("{what} is not supported")]
+    Undecoded {
+        /// What, and why.
+        what: String,
+    },
     /// More than is read without being asked for.
     #[error("{what}; {}", option.advice(*max))]
     Limit {
@@ -120,7 +126,7 @@ impl StrategyError {
             Self::Storage(e) => e.kind(),
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             Self::NotACheckpoint { .. } | Self::NotStored { .. } => ErrorKind::NotFound,
-            Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::Unsupported { .. } | Self::Undecoded { .. } => ErrorKind::Unsupported,
             Self::Limit { .. } => ErrorKind::Limit,
             Self::Object { .. } | Self::Duplicate { .. } | Self::Unknown { .. } | Self::Invalid(_) => {
                 ErrorKind::Invalid

@@ -2,20 +2,21 @@
 
 use crate::{
     METADATA,
-    limits::{Objects, parsing},
+    limits::{Objects, no_damage, parsing},
     reader::{TorchDistReader, check_records, is_beyond_us},
     table::Table,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_model::{Dialect, ObjectCodec, Payload, Value, ValueTree};
+use reshard_model::{BoxError, Dialect, ObjectCodec, Payload, Value, ValueTree};
 use reshard_storage::{FileBody, Name};
 use reshard_strategy::{
     BackendVersion, LoadCommonStrategy, OpenCx, ReadLimits, ReadObject, Result, SaveCommonStrategy, SaveCx,
     StorageReader, StrategyError, decode_object,
 };
 use reshard_torch_format::{LoadOptions, TorchSave, archive::ArchiveOptions};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
+use std::collections::BTreeMap;
 
 /// The file of common state.
 pub const COMMON: &str = "common.pt";
@@ -95,17 +96,32 @@ impl MetadataJson {
         .into()
     }
 
-    /// Reads the file's bytes.
+    /// Reads the file's bytes. `None` when it is JSON that says nothing of Megatron Core's: many programs call a file so.
     ///
     /// # Errors
-    /// [`StrategyError::Corrupt`] when it is no such JSON.
-    pub fn parse(bytes: &[u8]) -> Result<Self> {
-        serde_json::from_slice(bytes).map_err(|e| StrategyError::Corrupt {
+    /// [`StrategyError::Corrupt`] when it is no JSON, or not all of this.
+    pub fn parse(bytes: &[u8]) -> Result<Option<Self>> {
+        let e = match serde_json::from_slice(bytes) {
+            Ok(json) => return Ok(Some(json)),
+            Err(e) => e,
+        };
+        let fields = serde_json::from_slice::<BTreeMap<String, IgnoredAny>>(bytes);
+        let names_it = fields.is_ok_and(|fields| fields.contains_key("sharded_backend"));
+        if !names_it && serde_json::from_slice::<IgnoredAny>(bytes).is_ok() {
+            return Ok(None);
+        }
+        Err(StrategyError::Corrupt {
             file: METADATA_JSON.into(),
             offset: None,
             what: "it is no JSON object with sharded_backend and its version".into(),
             source: Some(Box::new(e)),
         })
+    }
+
+    /// Whether bytes begin as Megatron Core begins this file, also when they end in the middle of it.
+    pub fn begins(bytes: &[u8]) -> bool {
+        let begin = br#"{"sharded_backend": ""#;
+        bytes.iter().zip(begin).all(|(a, b)| a == b)
     }
 }
 
@@ -157,20 +173,29 @@ fn decode(what: &str, bytes: Bytes, limits: &ReadLimits) -> Result<Value> {
     let payload = Payload::Encoded { codec: TorchSave::NAME, bytes: bytes.clone() };
     decode_object(&Objects::new(limits), what, payload).map_err(|e| match e {
         // What is more than this program decodes is not damaged for that.
-        StrategyError::Object { source, .. }
-            if is_beyond_us(&source) && check_records(&bytes, limits).is_ok() =>
-        {
-            let what = format!("decoding common state such as that of {what} ({source})");
-            StrategyError::Unsupported { strategy: "torch/1".into(), what }
+        StrategyError::Object { source, .. } if is_beyond_us(&source) => {
+            let told = |why| format!("decoding common state such as that of {what} ({why})");
+            match check_records(&bytes, limits) {
+                Ok(()) => StrategyError::Undecoded { what: told(source.to_string()) },
+                Err(e) => {
+                    let unknown =
+                        |why| StrategyError::Unsupported { strategy: "torch/1".into(), what: told(why) };
+                    no_damage(&e, what, unknown).unwrap_or_else(|| cant_be_decoded(what, Box::new(e)))
+                }
+            }
         }
-        StrategyError::Object { source, .. } => StrategyError::Corrupt {
-            file: what.into(),
-            offset: None,
-            what: "the common state can't be decoded".into(),
-            source: Some(source),
-        },
+        StrategyError::Object { source, .. } => cant_be_decoded(what, source),
         e => e,
     })
+}
+
+fn cant_be_decoded(what: &str, source: BoxError) -> StrategyError {
+    StrategyError::Corrupt {
+        file: what.into(),
+        offset: None,
+        what: "the common state can't be decoded".into(),
+        source: Some(source),
+    }
 }
 
 /// The form of Megatron Core 0.19 and later.

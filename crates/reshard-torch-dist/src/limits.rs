@@ -33,6 +33,35 @@ pub(crate) fn too_much(e: &FormatError, what: impl fmt::Display) -> Option<Strat
     Some(StrategyError::Limit { what: format!("{what} {why}"), option, max: *max })
 }
 
+/// What a parser said of bytes whose checksum is right, or that have none: damage, or what is only not understood.
+pub(crate) fn unreadable(e: FormatError, name: &str, file: &str, offset: u64) -> StrategyError {
+    let told = |why| not_understood(format!("reading {name} at byte {offset} of {file} ({why})"));
+    no_damage(&e, name, told).unwrap_or_else(|| StrategyError::Corrupt {
+        file: file.into(),
+        offset: Some(offset),
+        what: format!("{name} can't be read"),
+        source: Some(Box::new(e)),
+    })
+}
+
+/// What a parser said when that is no damage: more than a limit allows, or what it is not made for, which `told` puts into words.
+pub(crate) fn no_damage(
+    e: &FormatError,
+    what: impl fmt::Display,
+    told: impl FnOnce(String) -> StrategyError,
+) -> Option<StrategyError> {
+    too_much(e, what).or_else(|| beyond_us(e).map(told))
+}
+
+/// What the parser is not made for, if that is all that is wrong.
+pub(crate) fn beyond_us(e: &FormatError) -> Option<String> {
+    match e {
+        FormatError::Unsupported { what, .. } => Some(what.trim_end_matches(',').into()),
+        FormatError::Limit { .. } => Some(e.to_string()),
+        _ => None,
+    }
+}
+
 /// What is stored in a way that this version does not know. It may well be sound.
 pub(crate) fn not_understood(what: String) -> StrategyError {
     StrategyError::Unsupported { strategy: format!("{NAME}/1"), what }

@@ -9,6 +9,10 @@ impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             StorageError::NotFound { .. } => f.write_str("the file is not there"),
+            StorageError::NoFile { what, .. } => f.write_str(what),
+            StorageError::LinkedDirectory { directory, .. } => {
+                write!(f, "{directory} is a link to a directory, which is not followed")
+            }
             StorageError::Short { range, size, .. } => {
                 write!(f, "the file has {size} bytes, but bytes {}..{} were wanted", range.start, range.end)
             }

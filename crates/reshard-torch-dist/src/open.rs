@@ -34,17 +34,15 @@ impl OpenFormat for TorchDist {
             }
         };
         let json = Name::new(METADATA_JSON)?;
-        let dialect = match limits.read(store, &json).await? {
+        let json = limits.read(store, &json).await?.map(|bytes| MetadataJson::parse(&bytes)).transpose()?;
+        let dialect = match json.flatten() {
             // Megatron Core writes it last. Read as PyTorch's, the checkpoint would have lost its common state.
             None if store.len(&Name::new(COMMON)?).await?.is_some() => {
-                let why = "there is a common.pt, but no metadata.json, so the save of Megatron Core was never finished";
+                let why = "there is a common.pt, but no metadata.json of Megatron Core, so its save was never finished";
                 return Err(StrategyError::NotACheckpoint { url: store.url(), why: why.into() });
             }
             None => Dialect::Dcp,
-            Some(bytes) => {
-                MetadataJson::parse(&bytes)?;
-                Dialect::Megatron
-            }
+            Some(_) => Dialect::Megatron,
         };
         Ok(Arc::new(TorchDistReader::new(cx, table, dialect, rank_local)))
     }

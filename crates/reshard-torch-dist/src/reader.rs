@@ -8,7 +8,7 @@ mod verify;
 
 use crate::{
     NAME, OwnFile,
-    limits::{Objects, parsing, too_much},
+    limits::{Objects, parsing, unreadable},
     lost::Lost,
     own_file, producer,
     table::{Place, Table},
@@ -61,7 +61,10 @@ impl TorchDistReader {
     /// An error of the store, with what it means: bytes of a checkpoint that are not there are damage.
     pub(crate) fn lost(&self, e: StorageError, what: Option<String>) -> StrategyError {
         let file = match &e {
-            StorageError::NotFound { path } | StorageError::Short { path, .. } => path.clone(),
+            StorageError::NotFound { path }
+            | StorageError::Short { path, .. }
+            | StorageError::NoFile { path, .. }
+            | StorageError::LinkedDirectory { path, .. } => path.clone(),
             StorageError::Record { name, .. } | StorageError::Check { name, .. } => name.to_string(),
             _ => return e.into(),
         };
@@ -160,7 +163,7 @@ impl StorageReader for TorchDistReader {
     }
 
     fn owns(&self, name: &Name) -> bool {
-        own_file(name.as_str()).is_some()
+        self.own(name).is_some()
     }
 
     fn role(&self, file: &Entry) -> FileRole {
@@ -168,13 +171,13 @@ impl StorageReader for TorchDistReader {
         if self.table.files.iter().flatten().any(|f| *f == file.name) {
             return FileRole::Part;
         }
-        match (own_file(file.name.as_str()), self.dialect) {
-            (None, _) | (Some(OwnFile::Megatron), Dialect::Dcp) => FileRole::Foreign,
-            (Some(OwnFile::RankMetadata(_)), _) if self.rank_local.is_none() => FileRole::Record,
-            (Some(OwnFile::Metadata | OwnFile::RankMetadata(_) | OwnFile::Megatron), _) => FileRole::Part,
+        match self.own(&file.name) {
+            None => FileRole::Foreign,
+            Some(OwnFile::RankMetadata(_)) if self.rank_local.is_none() => FileRole::Record,
+            Some(OwnFile::Metadata | OwnFile::RankMetadata(_) | OwnFile::Megatron) => FileRole::Part,
             // Some versions of PyTorch make a file without bytes for a rank that has nothing to save.
-            (Some(OwnFile::Data), _) if file.bytes == 0 => FileRole::Part,
-            (Some(OwnFile::Data | OwnFile::Unfinished), _) => FileRole::Leftover,
+            Some(OwnFile::Data) if file.bytes == 0 => FileRole::Part,
+            Some(OwnFile::Data | OwnFile::Unfinished) => FileRole::Leftover,
         }
     }
 
@@ -234,6 +237,13 @@ impl StorageReader for TorchDistReader {
     }
 }
 
+impl TorchDistReader {
+    /// What a file is by its name. PyTorch's dialect has none of Megatron's files.
+    fn own(&self, name: &Name) -> Option<OwnFile> {
+        own_file(name.as_str()).filter(|f| *f != OwnFile::Megatron || self.dialect == Dialect::Megatron)
+    }
+}
+
 /// Every record of an archive has the checksum that the archive says. Together they unpack to no more than is made of an input of
 /// that length.
 pub(crate) fn check_records(archive: &bytes::Bytes, limits: &ReadLimits) -> reshard_torch_format::Result<()> {
@@ -241,13 +251,30 @@ pub(crate) fn check_records(archive: &bytes::Bytes, limits: &ReadLimits) -> resh
     let mut budget = parsing.budget(archive.len() as u64);
     parsing.unpacked = parsing.unpacked.min(budget.max());
     let archive = Archive::open(archive.clone(), &parsing)?;
-    archive.directory().records().try_for_each(|record| {
+    all(archive.directory().records(), |record| {
         if record.method != Method::Stored && budget.take(record.size).is_err() {
             let (offset, limit, max) = (record.header, "bytes of memory", budget.max());
             return Err(reshard_torch_format::Error::Limit { offset, limit, max });
         }
         check_record(&archive, record)
     })
+}
+
+/// Checks all of them, though one is not understood: another may be damaged.
+pub(crate) fn all<'r>(
+    records: impl Iterator<Item = &'r Record>,
+    mut check: impl FnMut(&'r Record) -> reshard_torch_format::Result<()>,
+) -> reshard_torch_format::Result<()> {
+    let mut not_understood = Ok(());
+    for record in records {
+        match check(record) {
+            Err(e @ reshard_torch_format::Error::Unsupported { .. }) => {
+                not_understood = not_understood.and(Err(e));
+            }
+            checked => checked?,
+        }
+    }
+    not_understood
 }
 
 /// A record has the checksum that the archive says. What is packed takes the memory of a block.
@@ -346,14 +373,8 @@ impl TorchDistReader {
     /// Every record of an object's archive has the checksum that the archive says.
     pub(crate) fn check_archive(&self, place: Place, key: &str, bytes: &bytes::Bytes) -> Result<()> {
         let file = self.table.file(place)?;
-        check_records(bytes, &self.limits).map_err(|e| {
-            too_much(&e, format_args!("object {key}")).unwrap_or_else(|| StrategyError::Corrupt {
-                file: file.to_string(),
-                offset: Some(place.offset),
-                what: format!("object {key} can't be read"),
-                source: Some(Box::new(e)),
-            })
-        })
+        check_records(bytes, &self.limits)
+            .map_err(|e| unreadable(e, &format!("object {key}"), file.as_str(), place.offset))
     }
 }
 

@@ -1,9 +1,9 @@
 //! An opened `.metadata`: the logical table, and where each chunk and object lies.
 
 use crate::{
-    limits::too_much,
+    limits::{no_damage, not_understood},
     metadata::{
-        build::{Columns, NONE, Props, RawStorage, RawTensor, V},
+        build::{Columns, MOST_AXES, NONE, Props, RawStorage, RawTensor, V},
         fields::Field,
         worth::{Beyond, MEMORY, STEPS, Worth},
     },
@@ -219,8 +219,7 @@ fn beyond(file: &str, b: Beyond) -> StrategyError {
         MEMORY => format!("{file} asks for more memory than what is made of a file of its length"),
         STEPS => format!("{file} names more things again and again than a file of its length"),
         other => {
-            let what = format!("reading {file}, which has more than {} {other},", b.max);
-            return StrategyError::Unsupported { strategy: format!("{}/1", crate::NAME), what };
+            return not_understood(format!("reading {file}, which has more than {} {other},", b.max));
         }
     };
     StrategyError::Limit { what, option: LimitOption::MaxMemory, max: b.max }
@@ -228,15 +227,16 @@ fn beyond(file: &str, b: Beyond) -> StrategyError {
 
 /// An error of the pickle.
 fn unreadable(file: &str, e: Error) -> StrategyError {
-    match e {
-        Error::Limit { limit: limit @ (MEMORY | STEPS), max, .. } => beyond(file, Beyond { limit, max }),
-        e => too_much(&e, file).unwrap_or_else(|| StrategyError::Corrupt {
-            file: file.into(),
-            offset: None,
-            what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
-            source: Some(Box::new(e)),
-        }),
+    if let Error::Limit { limit: limit @ (MEMORY | STEPS), max, .. } = e {
+        return beyond(file, Beyond { limit, max });
     }
+    let told = |why| not_understood(format!("reading {file} ({why})"));
+    no_damage(&e, file, told).unwrap_or_else(|| StrategyError::Corrupt {
+        file: file.into(),
+        offset: None,
+        what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
+        source: Some(Box::new(e)),
+    })
 }
 
 /// Reads one file, or one after another those of all ranks of a rank-local checkpoint, whose tensors are put together.
@@ -343,11 +343,44 @@ impl TableBuilder {
         let Some(V::Dict(storage)) = root.field(Field::StorageData) else {
             return Err(corrupt("it has no storage_data, so nothing says where the items lie"));
         };
-        self.entries(file, columns, d)?;
+        let strange = self.strange_places(columns, storage).map_err(|b| beyond(file, b))?;
+        self.entries(file, columns, d, &strange)?;
         Ok(storage)
     }
 
-    fn entries(&mut self, file: &str, columns: &mut Columns, dict: u32) -> Result<()> {
+    /// Which keys have places that are described by objects of other classes.
+    fn strange_places(&mut self, columns: &Columns, dict: u32) -> std::result::Result<StrangePlaces, Beyond> {
+        let mut strange = StrangePlaces::default();
+        let pairs = &columns.dict(dict).pairs;
+        self.worth.steps(pairs.len())?;
+        for pair in pairs {
+            match pair {
+                (V::Index(index), V::Stranger) => {
+                    strange.keys.insert(columns.indices[*index as usize].key);
+                    self.worth.take(ENTRY)?;
+                }
+                (V::Stranger, _) => strange.unnamed = true,
+                _ => {}
+            }
+        }
+        if strange.unnamed {
+            strange.places = self.worth.filled(columns.texts(), 0)?;
+            for (index, _) in columns.dict(dict).storage() {
+                if let Some(n) = strange.places.get_mut(columns.indices[index as usize].key as usize) {
+                    *n += 1;
+                }
+            }
+        }
+        Ok(strange)
+    }
+
+    fn entries(
+        &mut self,
+        file: &str,
+        columns: &mut Columns,
+        dict: u32,
+        strange: &StrangePlaces,
+    ) -> Result<()> {
         let beyond = |b: Beyond| beyond(file, b);
         let mut seen: Vec<bool> = Vec::new();
         for (key, value) in columns.take_pairs(dict) {
@@ -367,7 +400,16 @@ impl TableBuilder {
             // Its text in the table and while that is built, and what is known of it.
             let bytes = key.len().saturating_mul(4).saturating_add(2 * ENTRY);
             self.worth.take(bytes).map_err(beyond)?;
+            let chunks = match value {
+                V::Tensor(t) => columns.chunks_in(&columns.tensors[t as usize]),
+                V::BytesItem => 1,
+                _ => 0,
+            };
             match value {
+                _ if strange.concern(number, chunks) => {
+                    self.not_understood(key, "the form of its place is not one that reshard knows".into())
+                        .map_err(beyond)?;
+                }
                 V::Tensor(t) => self.tensor(file, columns, key, &columns.tensors[t as usize])?,
                 // Every rank of a rank-local checkpoint has its own copy; the first one counts.
                 V::BytesItem if self.merging && !self.objects.insert(key.into()) => {}
@@ -502,6 +544,24 @@ impl TableBuilder {
     }
 }
 
+/// Places in `storage_data` that are described by objects of classes that reshard doesn't know.
+#[derive(Debug, Default)]
+struct StrangePlaces {
+    /// Numbers of keys that have such.
+    keys: BTreeSet<u32>,
+    /// There are some whose keys nobody knows. The other places of each key are counted then.
+    unnamed: bool,
+    places: Vec<u32>,
+}
+
+impl StrangePlaces {
+    /// Whether one of so many items of a key may lie there.
+    fn concern(&self, key: u32, items: usize) -> bool {
+        let known = || self.places.get(key as usize).map_or(0, |n| *n as usize);
+        self.keys.contains(&key) || self.unnamed && known() < items
+    }
+}
+
 /// What must be known of a tensor.
 struct Description<'c> {
     size: (u32, u32),
@@ -513,6 +573,12 @@ struct Description<'c> {
 fn describe<'c>(columns: &'c Columns, raw: &RawTensor) -> std::result::Result<Description<'c>, String> {
     let other = |what: &str| format!("the form of its {what} is not one that reshard knows");
     let props = raw.props.map(|p| &columns.props[p as usize]);
+    if let Some((_, n)) = raw.size.filter(|(_, n)| *n > MOST_AXES.into()) {
+        return Err(format!("it has {n} axes, more than {MOST_AXES}"));
+    }
+    if columns.has_other_chunks(raw) {
+        return Err(other("chunks"));
+    }
     match (raw.odd, raw.size, props) {
         (Some(field), ..) => Err(other(field)),
         (None, Some(size), Some(props @ Props { dtype: Some(dtype), odd: false, .. })) => {

@@ -16,8 +16,16 @@ pub(crate) enum Refused {
     NoMemory(usize),
 }
 
+/// Stands for a transform that is described by something else than a str, or not in a list.
+pub(crate) const UNTOLD: &str = "?";
+
 /// Undoes one transform, named as `name[@domain]/version`; at most `most` bytes come out.
 pub(crate) fn decode(descriptor: &str, stored: &[u8], most: u64) -> Result<Bytes, Refused> {
+    if descriptor == UNTOLD {
+        return Err(Refused::Unknown(
+            "its stream transforms are described in a form that is not known".into(),
+        ));
+    }
     match descriptor.split_once('/') {
         Some(("stream.zstd", version)) if version.split('.').next() == Some("1") => zstd(stored, most),
         _ => Err(Refused::Unknown(format!(

@@ -15,10 +15,15 @@ pub(crate) fn attempt() -> String {
 
 /// Whether a save has left this. What is named otherwise is of others, however alike it looks.
 pub(crate) fn is_of_a_save(left: &Leftover) -> bool {
-    let number = |s: &str| !s.is_empty() && s.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    let parts: Vec<&str> = left.attempt.split('-').collect();
-    parts.len() == 3 && parts.into_iter().all(number)
+    // As it is written: without a sign, without zeros before it.
+    let number = |s: &str| u64::from_str_radix(s, 16).ok().filter(|n| format!("{n:x}") == s);
+    let numbers: Option<Vec<u64>> = left.attempt.split('-').map(number).collect();
+    // Nobody's words are a time since this crate was begun.
+    matches!(numbers.as_deref(), Some([_, nanos, _]) if *nanos >= BEGUN)
 }
+
+/// Nanoseconds from 1970 to 2025.
+const BEGUN: u64 = 1_735_689_600_000_000_000;
 
 #[cfg(test)]
 mod tests {
@@ -27,8 +32,17 @@ mod tests {
     #[test]
     fn a_save_knows_its_own_names_from_those_of_others() {
         let is = |attempt: &str| is_of_a_save(&Leftover::new(attempt, "path"));
-        assert!(is(&attempt()) && is("1-2-3"));
-        for other in ["backup", "1-2", "1-2-3-4", "1--3", "A-2-3", "1-2-g", "-1-2", ""] {
+        assert!(is(&attempt()) && is("1-1a2b3c4d5e6f7081-3"));
+        let others = ["backup", "1-2-3", "a-b-c", "1-1a2b3c4d5e6f7081", "1-1a2b3c4d5e6f7081-3-4", "1--3"];
+        let alike = [
+            "A-1a2b3c4d5e6f7081-3",
+            "1-1a2b3c4d5e6f7081-g",
+            "01-1a2b3c4d5e6f7081-3",
+            "+1-1a2b3c4d5e6f7081-3",
+            "1-01a2b3c4d5e6f7081-3",
+            "",
+        ];
+        for other in others.into_iter().chain(alike) {
             assert!(!is(other), "{other}");
         }
     }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use reshard_comm::Comm;
 use reshard_model::{
     BoxError, DType, Data, Dialect, Dims, FlatStateDict, Path, Payload, Region, Select, Sharded,
-    ShardedTensor, Tensor, TensorSource, Value, ValueTree, unflatten,
+    ShardedTensor, SourceError, Tensor, TensorSource, Value, ValueTree, unflatten,
 };
 use reshard_plan::{DefaultLoadPlanner, Entry, Metadata, PlannerData, TensorRef};
 use reshard_storage::{Entry as FileEntry, Leftover, Link, Progress, Stores};
@@ -320,8 +320,9 @@ impl Checkpoint {
             let damage = reshard_strategy::Damage { key: None, file: None, offset: None, what: text(&e) };
             match e.kind() {
                 reshard_model::ErrorKind::Unavailable => report.unchecked.push(damage),
-                // Whole, and more than this program decodes.
-                reshard_model::ErrorKind::Unsupported => {}
+                // All that can be checked of it is right.
+                _ if matches!(e, StrategyError::Undecoded { .. }) => {}
+                reshard_model::ErrorKind::Unsupported => report.not_understood.push(damage),
                 reshard_model::ErrorKind::Limit => report.not_read.push(damage),
                 _ => report.damage.push(damage),
             }
@@ -462,7 +463,9 @@ impl TensorSource for Lazy {
         let mut region = region.clone();
         region.offsets.iter_mut().zip(&self.offsets).for_each(|(o, by)| *o += by);
         // On an I/O thread, what is awaited of local files runs on that very thread.
-        let got: Bytes = reshard_storage::wait(self.tensor.read(region))?.to_bytes();
+        let got: Bytes = reshard_storage::wait(self.tensor.read(region))
+            .map_err(|e| SourceError::new(e.kind(), e))?
+            .to_bytes();
         if got.len() != out.len() {
             return Err(format!("{} bytes were read where {} are wanted", got.len(), out.len()).into());
         }

@@ -60,9 +60,9 @@ impl HowToOpen {
         // What is there now stays readable, and of one save, while somebody replaces it.
         let store = store.pinned().await?.unwrap_or(store);
         let json = Name::new(METADATA_JSON)?;
-        let (name, common) = match read_small(&store, &json).await? {
-            Some(bytes) => {
-                let json = MetadataJson::parse(&bytes)?;
+        let json = read_small(&store, &json).await?.map(|bytes| MetadataJson::parse(&bytes)).transpose()?;
+        let (name, common) = match json.flatten() {
+            Some(json) => {
                 let common = registry.load_common(&json.common())?;
                 common.check_compatibility(&json.common())?;
                 (json.sharded(), Some(common))
@@ -119,7 +119,15 @@ impl Opened {
     /// Whether a save of its format, or of this crate, names a file like this. What a record says of files can be wrong, or be
     /// written to make somebody remove them.
     pub(crate) fn owns(&self, name: &Name) -> bool {
-        [SIDECAR, METADATA_JSON].contains(&name.as_str()) || self.reader.owns(name)
+        self.adds(name) || self.reader.owns(name)
+    }
+
+    /// Whether this crate gives a file of such a name to checkpoints of every format.
+    fn adds(&self, name: &Name) -> bool {
+        match name.as_str() {
+            METADATA_JSON => self.common.is_some(),
+            name => name == SIDECAR,
+        }
     }
 
     /// What each file of its directory is to it.
@@ -133,8 +141,7 @@ impl Opened {
             match self.reader.role(file) {
                 // What this crate adds to every format.
                 FileRole::Foreign
-                    if [SIDECAR, METADATA_JSON].contains(&file.name.as_str())
-                        || commit.as_deref() == Some(file.name.as_str()) =>
+                    if self.adds(&file.name) || commit.as_deref() == Some(file.name.as_str()) =>
                 {
                     FileRole::Part
                 }

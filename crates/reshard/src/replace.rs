@@ -7,7 +7,7 @@ use crate::{
 };
 use reshard_storage::{Entry, IfExists, Name, StorageError, Store};
 use reshard_strategy::{FileRole, Registry, StrategyError};
-use reshard_torch_dist::{METADATA_JSON, MetadataJson, OwnFile, own_file};
+use reshard_torch_dist::{COMMON, METADATA_JSON, MetadataJson, OwnFile, own_file};
 use std::sync::Arc;
 
 type Result<T, E = StrategyError> = std::result::Result<T, E>;
@@ -30,13 +30,24 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
         Err(e) => return Err(e.into()),
     };
     let sign = |name: &str| own_file(name).is_some_and(|f| f != OwnFile::Megatron);
-    // Many programs have a metadata.json; only its content tells whose it is.
+    let json = Json::read(store).await;
     let checkpoint = top.iter().any(|f| sign(f.name.as_str()))
-        || json(store).await.is_some_and(|b| MetadataJson::parse(&b).is_ok())
+        || json == Json::Megatrons
         || Sidecar::any(store).await.is_some();
     if !checkpoint {
         // Whether there is something else than files, the store finds when it begins.
         return if top.is_empty() { Ok(Replaced::default()) } else { Err(no_checkpoint()) };
+    }
+    // The new checkpoint could not be read beside it.
+    let unclear = match json {
+        Json::Megatrons => None,
+        Json::Unclear => Some(METADATA_JSON),
+        Json::OfOthers => top.iter().any(|f| f.name.as_str() == COMMON).then_some(COMMON),
+    };
+    if let Some(name) = unclear {
+        return Err(refused(&format!(
+            "nobody can tell whether its {name} is what a save of Megatron Core left or a file of another program; move it away"
+        )));
     }
     let files = store.list().await?;
     let below = files.iter().filter_map(|f| f.name.as_str().rsplit_once('/'));
@@ -86,10 +97,7 @@ pub(crate) async fn files_of(
     registry: &Registry,
     files: Vec<Entry>,
 ) -> Result<Owned> {
-    // Other programs write files of Megatron's names; only this one tells whose they are.
-    let json = json(store).await;
-    let is_megatron = json.as_ref().is_some_and(|b| MetadataJson::parse(b).is_ok());
-    let is_json = json.is_some_and(|b| serde_json::from_slice::<serde::de::IgnoredAny>(&b).is_ok());
+    let is_megatron = Json::read(store).await == Json::Megatrons;
     let known = |name: &Name| match own_file(name.as_str()) {
         None => name.as_str() == SIDECAR,
         Some(OwnFile::Megatron) => is_megatron,
@@ -107,18 +115,33 @@ pub(crate) async fn files_of(
             Ok(Owned { files, stays })
         }
         Err(e @ (StrategyError::Unknown { .. } | StrategyError::Storage(StorageError::Io { .. }))) => Err(e),
-        // Damaged or unfinished: names have to do. JSON that is whole and says nothing of Megatron is of another program.
+        // Damaged or unfinished: names have to do.
         Err(_) => {
-            let ours = |name: &Name| match name.as_str() {
-                METADATA_JSON => is_megatron || !is_json,
-                name => name == SIDECAR || own_file(name).is_some(),
-            };
-            let files = files.into_iter().map(|f| f.name).filter(ours).collect();
+            let files = files.into_iter().map(|f| f.name).filter(known).collect();
             Ok(Owned { files, stays: Vec::new() })
         }
     }
 }
 
-async fn json(store: &Arc<dyn Store>) -> Option<bytes::Bytes> {
-    read_small(store, &Name::new(METADATA_JSON).ok()?).await.ok()?
+/// Whose a `metadata.json` is. It tells whose all files are that have Megatron Core's names, which other programs give, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Json {
+    /// Megatron Core's, whole or not.
+    Megatrons,
+    /// There is none, or it says nothing of Megatron Core's.
+    OfOthers,
+    /// Not JSON, and nothing that Megatron Core begins to write.
+    Unclear,
+}
+
+impl Json {
+    async fn read(store: &Arc<dyn Store>) -> Self {
+        let Ok(name) = Name::new(METADATA_JSON) else { return Self::OfOthers };
+        let bytes = read_small(store, &name).await.ok().flatten();
+        match bytes.map(|b| (MetadataJson::begins(&b), MetadataJson::parse(&b))) {
+            None | Some((false, Ok(None))) => Self::OfOthers,
+            Some((true, _) | (_, Ok(Some(_)))) => Self::Megatrons,
+            Some((false, Err(_))) => Self::Unclear,
+        }
+    }
 }

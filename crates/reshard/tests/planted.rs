@@ -4,7 +4,7 @@
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-use reshard::{Dialect, SaveReport, ShardedTensor, StateDict, Tensor, blocking};
+use reshard::{Dialect, ErrorKind, SaveReport, ShardedTensor, StateDict, Tensor, blocking};
 use sha2::{Digest, Sha256};
 use std::{
     fs,
@@ -14,7 +14,6 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// What every name below must have: as many bytes as the name that it takes the place of.
 const DATA: &str = "__0_0.distcp";
 const PRECIOUS: &[u8] = b"years of work";
 
@@ -41,15 +40,11 @@ fn place() -> (TempDir, PathBuf) {
 
 /// Makes `.metadata` say that its items lie in another file.
 fn name_in_metadata(dir: &Path, name: &str) {
-    assert_eq!(name.len(), DATA.len());
-    let file = dir.join(".metadata");
+    let text = |name: &str| [&[0x8c, name.len() as u8], name.as_bytes()].concat();
+    let (file, old) = (dir.join(".metadata"), text(DATA));
     let mut bytes = fs::read(&file).unwrap();
-    let mut met = 0;
-    while let Some(at) = bytes.windows(DATA.len()).position(|w| w == DATA.as_bytes()) {
-        bytes[at..at + DATA.len()].copy_from_slice(name.as_bytes());
-        met += 1;
-    }
-    assert!(met > 0);
+    let at = bytes.windows(old.len()).position(|w| w == old).unwrap();
+    bytes.splice(at..at + old.len(), text(name));
     fs::write(file, bytes).unwrap();
 }
 
@@ -132,6 +127,19 @@ fn overwriting_leaves_files_of_other_programs_that_have_megatrons_names() {
     fs::write(dir.join("metadata.json"), r#"{"lr": 0.1}"#).unwrap();
     save(&dir);
     assert_eq!(fs::read(dir.join("metadata.json")).unwrap(), br#"{"lr": 0.1}"#);
+    is_whole(&dir);
+    // Nor do they go when a `.metadata` of PyTorch's dialect names them.
+    for (name, kept) in [("metadata.json", &br#"{"lr": 0.1}"#[..]), ("integrity.json", PRECIOUS)] {
+        for damaged in [false, true] {
+            name_in_metadata(&dir, name);
+            if damaged {
+                fs::write(dir.join(".metadata"), "no pickle").unwrap();
+            }
+            save(&dir);
+            assert_eq!(fs::read(dir.join(name)).unwrap(), kept, "{name}, damaged: {damaged}");
+            is_whole(&dir);
+        }
+    }
     // Megatron's own go with its checkpoint.
     let home = tempfile::tempdir().unwrap();
     let dir = home.path().join("step");
@@ -140,6 +148,32 @@ fn overwriting_leaves_files_of_other_programs_that_have_megatrons_names() {
     save(&dir);
     assert!(!dir.join("common.pt").exists() && !dir.join("metadata.json").exists());
     is_whole(&dir);
+}
+
+#[test]
+fn what_may_be_of_an_unfinished_save_of_megatron_or_of_others_is_not_replaced() {
+    for (name, bytes) in [("common.pt", PRECIOUS), ("metadata.json", b"{\"a\": 1}\n{\"a\": 2}\n")] {
+        let (_home, dir) = place();
+        fs::write(dir.join(name), bytes).unwrap();
+        let before = fs::read(dir.join(".metadata")).unwrap();
+        let e = blocking::run(reshard::save(&StateDict::new(), &url(&dir)).overwrite(true)).unwrap_err();
+        assert!(e.kind() == ErrorKind::Unsupported && e.to_string().contains(&format!("its {name} ")), "{e}");
+        assert_eq!(fs::read(dir.join(name)).unwrap(), bytes);
+        assert_eq!(fs::read(dir.join(".metadata")).unwrap(), before);
+        fs::remove_file(dir.join(name)).unwrap();
+        save(&dir);
+        is_whole(&dir);
+    }
+    // What Megatron's save began to write tells whose they are.
+    for torn in ["", "{\"sharded_backend\": \"torch_d"] {
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("step");
+        save_as(&dir, Dialect::Megatron);
+        fs::write(dir.join("metadata.json"), torn).unwrap();
+        save(&dir);
+        assert!(!dir.join("common.pt").exists() && !dir.join("metadata.json").exists());
+        is_whole(&dir);
+    }
 }
 
 #[test]
@@ -189,7 +223,7 @@ fn pruning_gives_back_what_only_a_record_of_a_replaced_version_names() {
     for name in NAMES.into_iter().filter(|n| !n.starts_with("..")) {
         for sidecar in [false, true] {
             let (home, dir) = place();
-            let old = home.path().join(".step.4-5-6.old");
+            let old = home.path().join(".step.4-1a2b3c4d5e6f7085-6.old");
             save(&old);
             put(&old.join(name));
             match sidecar {
@@ -216,13 +250,19 @@ fn pruning_gives_back_what_only_a_record_of_a_replaced_version_names() {
 #[test]
 fn pruning_touches_only_directories_that_saves_name_so() {
     let (home, dir) = place();
-    for other in [".step.backup.old", ".step.download.tmp", ".step.1-2.tmp", ".step.x-y-z.old"] {
+    for other in [
+        ".step.backup.old",
+        ".step.download.tmp",
+        ".step.1-1a2b3c4d5e6f7081.tmp",
+        ".step.a-b-c.tmp",
+        ".step.x-y-z.old",
+    ] {
         put(&home.path().join(other).join("__0_0.distcp"));
         age(&home.path().join(other));
     }
     let report = prune(&dir);
     assert!(report.removed.is_empty() && report.kept.is_empty(), "{report:?}");
-    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 5);
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 6);
 }
 
 #[test]

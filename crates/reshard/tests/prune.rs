@@ -272,7 +272,7 @@ fn a_rank_local_save_goes_when_it_is_the_earlier_one_and_is_never_guessed_at() {
 
 /// What a killed save leaves beside a place.
 fn unfinished(dir: &Path, ago: Duration) -> PathBuf {
-    let left = dir.parent().unwrap().join(".step.1-2-3.tmp");
+    let left = dir.parent().unwrap().join(".step.1-1a2b3c4d5e6f7082-3.tmp");
     fs::create_dir_all(left.join("d")).unwrap();
     for file in ["__0_0.distcp", "d/more"] {
         fs::write(left.join(file), [7; 100]).unwrap();
@@ -315,7 +315,7 @@ fn replaced(dir: &Path) -> PathBuf {
     fs::write(dir.join("logs/today"), "today").unwrap();
     // File systems tell times by ticks; the next save is surely later than this one.
     files(dir).keys().for_each(|f| changed(f, DAY / 24));
-    let old = dir.parent().unwrap().join(".step.4-5-6.old");
+    let old = dir.parent().unwrap().join(".step.4-1a2b3c4d5e6f7085-6.old");
     fs::rename(dir, &old).unwrap();
     old
 }
@@ -436,11 +436,11 @@ fn no_link_is_followed() {
     let link = |to: &str, at: PathBuf| std::os::unix::fs::symlink(to, at).unwrap();
     link("../precious/__0_5.distcp", dir.join("__0_5.distcp"));
     link("../precious", dir.join("below"));
-    link("precious", home.path().join(".step.7-7-7.tmp"));
-    fs::create_dir(home.path().join(".step.8-8-8.tmp")).unwrap();
-    link("../precious", home.path().join(".step.8-8-8.tmp/d"));
+    link("precious", home.path().join(".step.7-1a2b3c4d5e6f7087-7.tmp"));
+    fs::create_dir(home.path().join(".step.8-1a2b3c4d5e6f7088-8.tmp")).unwrap();
+    link("../precious", home.path().join(".step.8-1a2b3c4d5e6f7088-8.tmp/d"));
     let report = prune_all(&dir).unwrap();
-    let beside = home.path().join(".step.8-8-8.tmp");
+    let beside = home.path().join(".step.8-1a2b3c4d5e6f7088-8.tmp");
     assert_eq!(removed(&report), ["__0_5.distcp", beside.to_str().unwrap()], "the links themselves");
     assert_eq!(files(&precious).len(), 2);
     assert!(dir.join("below").exists() && !beside.exists());

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::cores::{Core, Judge};
-use super::{Mutant, Outcome, PROFILE, Tools};
+use super::{Mutant, Outcome, PROFILE, Tools, next, run_jobs};
 use crate::shell::{Program, cargo, say};
 
 /// Mutants that one call of cargo-mutants tries. Calls are dealt out to the jobs.
@@ -26,10 +26,7 @@ pub(crate) fn judge(
     let (queue, done) = (Mutex::new(batches), Mutex::new(vec![Outcome::Missed; mutants.len()]));
     let job = |home: &PathBuf| -> Result<()> {
         let mut limits = None;
-        loop {
-            let Some((at, batch)) = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front() else {
-                return Ok(());
-            };
+        while let Some((at, batch)) = next(&queue) {
             let limits = match &limits {
                 Some(limits) => limits,
                 None => limits.insert(baseline(tools, home, core)?),
@@ -38,13 +35,9 @@ pub(crate) fn judge(
             done.lock().unwrap_or_else(PoisonError::into_inner)[at..at + batch.len()]
                 .copy_from_slice(&outcomes);
         }
+        Ok(())
     };
-    std::thread::scope(|scope| {
-        let jobs: Vec<_> = trees.iter().map(|tree| scope.spawn(|| job(tree))).collect();
-        jobs.into_iter().try_for_each(|job| {
-            job.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a job of `mutants` panicked")))
-        })
-    })?;
+    run_jobs(trees.iter().map(|tree| || job(tree)))?;
     Ok(done.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct Core {
 #[derive(Debug)]
 pub(crate) struct Judge {
     pub(crate) packages: &'static [&'static str],
-    /// Which of their tests: arguments of `cargo nextest run`.
+    /// Which of their tests: arguments of `cargo test` and `cargo nextest run`.
     pub(crate) tests: &'static [&'static str],
 }
 
@@ -63,6 +63,10 @@ pub(crate) const CORES: &[Core] = &[
         ],
         judges: &[
             Judge { packages: &["reshard-golden"], tests: &["--test", "it"] },
+            Judge {
+                packages: &["reshard-torch-dist", "reshard"],
+                tests: &["--lib", "--test", "hostile", "--test", "verify", "--test", "counted"],
+            },
             Judge { packages: &["reshard-torch-dist", "reshard"], tests: &["--tests"] },
         ],
     },
@@ -70,7 +74,14 @@ pub(crate) const CORES: &[Core] = &[
         name: "commit",
         files: &["crates/reshard-storage/src/local.rs", "crates/reshard-storage/src/local/*.rs"],
         judges: &[
-            Judge { packages: &["reshard-storage"], tests: &["--test", "contract", "--test", "local"] },
+            Judge {
+                packages: &["reshard-storage"],
+                tests: &[
+                    "--lib", "--test", "durable", "--test", "exchange", "--test", "local", "--test",
+                    "replace",
+                ],
+            },
+            Judge { packages: &["reshard-storage"], tests: &["--test", "contract", "--test", "read_into"] },
             Judge { packages: &["reshard-storage"], tests: &["--tests"] },
         ],
     },
@@ -78,8 +89,8 @@ pub(crate) const CORES: &[Core] = &[
         name: "save",
         files: &["crates/reshard-strategy/src/pipeline/save.rs"],
         judges: &[
-            Judge { packages: &["reshard-laws"], tests: &["--test", "it"] },
-            Judge { packages: &["reshard", "reshard-laws"], tests: &["--tests"] },
+            Judge { packages: &["reshard"], tests: &["--tests"] },
+            Judge { packages: &["reshard-laws"], tests: &["--tests"] },
         ],
     },
     Core {

@@ -1,26 +1,20 @@
 //! Mutants that are built all at once, and chosen when the tests run: a build takes much longer than most tests.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::cores::{Core, Judge};
-use super::weave::{CHOICE, CHOOSER, Woven, weave};
-use super::{Mutant, Outcome, PROFILE, Tools, tree};
-use crate::shell::{Program, cargo, say};
+use super::programs::{Tests, messages};
+use super::weave::{CHOOSER, Woven, weave};
+use super::{Mutant, Outcome, Tools, next, run_jobs, tree};
+use crate::shell::say;
 
 /// Builds without those that did not compile, until all that is left does.
 const BUILDS: usize = 20;
-
-/// A test that takes more memory than this has gone wrong. In KiB.
-const MEMORY: u64 = 8 << 20;
-
-/// Of a test's thread, in bytes.
-const STACK: u64 = 256 << 20;
 
 /// What became of each mutant, in their order. `None`: it can't be built with the others, because it lies in no function that
 /// can ask which one is meant, or because it does not compile there.
@@ -37,28 +31,26 @@ pub(crate) fn judge(
         outcomes[id - 1] = Some(Outcome::Missed);
     }
     say(format!("{:<10} {} of {} mutants are in one build", core.name, woven.len(), mutants.len()));
-    for (number, judge) in core.judges.iter().enumerate() {
-        let run = Run::prepare(tools, home, core, judge, number)?;
+    for judge in core.judges {
+        let tests = Tests::build(tools, home, core, judge)?;
         let left: VecDeque<usize> =
             woven.iter().copied().filter(|id| outcomes[id - 1] == Some(Outcome::Missed)).collect();
         let (queue, done) = (Mutex::new(left), Mutex::new(Vec::new()));
-        std::thread::scope(|scope| {
-            let job = || -> Result<()> {
-                loop {
-                    let Some(id) = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front() else {
-                        return Ok(());
-                    };
-                    let outcome = outcome(&run.with(tools, id)?);
+        run_jobs((0..jobs.max(1)).map(|_| {
+            || {
+                while let Some(id) = next(&queue) {
+                    let outcome = tests.outcome(id)?;
                     done.lock().unwrap_or_else(PoisonError::into_inner).push((id, outcome));
                 }
-            };
-            let jobs: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(job)).collect();
-            jobs.into_iter().try_for_each(|job| {
-                job.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a job of `mutants` panicked")))
-            })
-        })?;
+                Ok(())
+            }
+        }))?;
         for (id, outcome) in done.into_inner().unwrap_or_else(PoisonError::into_inner) {
             outcomes[id - 1] = Some(outcome);
+        }
+        // At once, so that work on it can begin.
+        for id in woven.iter().filter(|id| outcomes[**id - 1] == Some(Outcome::Missed)) {
+            say(format!("not noticed yet: {}", mutants[id - 1].name));
         }
     }
     // Others find the sources as they are.
@@ -113,14 +105,7 @@ fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result
 
 /// What keeps the tests of a judge from being built.
 fn errors_of(tools: &Tools, home: &Path, judge: &Judge) -> Result<BTreeSet<(String, usize)>> {
-    let built = tools
-        .surround(cargo(&["test", "--no-run", "--locked", "--message-format", "json"]), home)?
-        .args(["--profile", PROFILE, "--manifest-path"])
-        .args([home.join("tree/Cargo.toml")])
-        .args(judge.packages.iter().flat_map(|package| ["--package", package]))
-        .args(judge.tests)
-        .read_unless(&[101])?;
-    Ok(errors(&built))
+    Ok(errors(&messages(tools, home, judge)?))
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -149,91 +134,6 @@ fn errors(messages: &str) -> BTreeSet<(String, usize)> {
     out
 }
 
-/// Tests that are built, and can be run again and again.
-struct Run {
-    home: PathBuf,
-    binaries: PathBuf,
-    metadata: PathBuf,
-    config: PathBuf,
-}
-
-impl Run {
-    /// Builds the tests of a judge. They are green while no mutant is chosen.
-    fn prepare(tools: &Tools, home: &Path, core: &Core, judge: &Judge, number: usize) -> Result<Self> {
-        let file = |what: &str| home.join(format!("{}.{number}.{what}", core.name));
-        let run = Self {
-            home: home.to_owned(),
-            binaries: file("binaries.json"),
-            metadata: file("metadata.json"),
-            config: file("nextest.toml"),
-        };
-        let manifest = home.join("tree/Cargo.toml");
-        let list =
-            ["nextest", "list", "--locked", "--list-type", "binaries-only", "--message-format", "json"];
-        let listed = tools
-            .surround(cargo(&list), home)?
-            .args(["--cargo-profile", PROFILE, "--manifest-path"])
-            .args([&manifest])
-            .args(judge.packages.iter().flat_map(|package| ["--package", package]))
-            .args(judge.tests)
-            .read()?;
-        std::fs::write(&run.binaries, listed)?;
-        let metadata = tools
-            .surround(cargo(&["metadata", "--locked", "--format-version", "1", "--manifest-path"]), home)?
-            .args([&manifest])
-            .read()?;
-        std::fs::write(&run.metadata, metadata)?;
-        run.limit(Duration::from_secs(600))?;
-        let begin = Instant::now();
-        let said = run.with(tools, 0)?;
-        if outcome(&said) != Outcome::Missed {
-            bail!("the judges of {} are red before anything is broken\n{said}", core.name);
-        }
-        let took = begin.elapsed();
-        // Beside other work tests take longer, and a timeout counts as noticed.
-        run.limit(took * 4 + Duration::from_secs(10))?;
-        say(format!("{:<10} {} take {:.1} s", core.name, judge.tests.join(" "), took.as_secs_f64()));
-        Ok(run)
-    }
-
-    /// How long one test may take.
-    fn limit(&self, limit: Duration) -> Result<()> {
-        let seconds = limit.as_secs();
-        let text = format!(
-            "[profile.default]\nfail-fast = true\n\
-             slow-timeout = {{ period = \"{seconds}s\", terminate-after = 1, grace-period = \"0s\" }}\n"
-        );
-        Ok(std::fs::write(&self.config, text)?)
-    }
-
-    /// Runs the tests while this mutant is chosen, and returns what is printed.
-    fn with(&self, tools: &Tools, id: usize) -> Result<String> {
-        let limited = format!("ulimit -v {MEMORY}; exec \"$@\" 2>&1");
-        tools
-            .surround(Program::new("sh"), &self.home)?
-            .env(CHOICE, id.to_string())
-            // A function with many bodies needs much of it.
-            .env("RUST_MIN_STACK", STACK.to_string())
-            .args(["-c", &limited, "sh"])
-            .args([&tools.nextest])
-            .args(["nextest", "run", "--color", "never", "--test-threads", "2", "--config-file"])
-            .args([&self.config])
-            .args(["--binaries-metadata".as_ref(), self.binaries.as_os_str()])
-            .args(["--cargo-metadata".as_ref(), self.metadata.as_os_str()])
-            .read_unless(&[100, 104]) // Tests that fail, or can't even be listed.
-    }
-}
-
-/// What the tests have noticed, by what nextest prints.
-fn outcome(said: &str) -> Outcome {
-    let summary = said.lines().rev().find(|line| line.trim_start().starts_with("Summary ["));
-    match summary {
-        Some(summary) if !summary.contains("failed") && !summary.contains("timed out") => Outcome::Missed,
-        Some(summary) if !summary.contains("failed") => Outcome::Timeout,
-        _ => Outcome::Caught,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -250,16 +150,5 @@ mod tests {
         assert!(errors(&format!("{}\nnoise\n", message("warning"))).is_empty());
         let found = errors(&message("error"));
         assert_eq!(found, BTreeSet::from([("/std/macros.rs".into(), 9), ("a.rs".into(), 7)]));
-    }
-
-    #[test]
-    fn the_summary_says_what_was_noticed() {
-        let said = |end: &str| {
-            outcome(&format!("  PASS [ 0.1s] a b\n────\n  Summary [  1.2s] 9 tests run: {end}\n"))
-        };
-        assert_eq!(said("9 passed, 1 skipped"), Outcome::Missed);
-        assert_eq!(said("8 passed, 1 failed, 0 skipped"), Outcome::Caught);
-        assert_eq!(said("8 passed, 1 timed out, 0 skipped"), Outcome::Timeout);
-        assert_eq!(outcome("error: creating test list failed"), Outcome::Caught);
     }
 }

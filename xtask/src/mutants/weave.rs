@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use anyhow::{Context as _, Result};
-use syn::visit::{self, Visit};
+use syn::visit::Visit;
 
 use super::Mutant;
 
@@ -100,7 +100,6 @@ impl<'ast> Visit<'ast> for Functions {
         if let Some(body) = &f.default {
             self.add(&f.sig, body);
         }
-        visit::visit_trait_item_fn(self, f);
     }
 }
 

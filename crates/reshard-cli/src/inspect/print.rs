@@ -16,7 +16,7 @@ const FEW: usize = 5;
 pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
     let c = &f.checkpoint;
     let (producer, totals) = (c.producer(), f.totals());
-    writeln!(out, "{BOLD}{}{BOLD:#}", c.url())?;
+    writeln!(out, "{BOLD}{}{BOLD:#}", table::shown(c.url()))?;
     fact(out, "format", format!("{}, dialect {}", c.backend(), c.dialect()))?;
     if !producer.written_by.is_empty() {
         fact(out, "written by", producer.written_by.join("; "))?;

@@ -89,11 +89,15 @@ fn files_that_no_item_owns_are_leftovers_or_of_others() {
     let saved = states::dcp();
     std::fs::write(saved.path("__9_0.distcp"), b"stale").unwrap();
     std::fs::write(saved.path("notes.txt"), b"mine").unwrap();
-    std::fs::create_dir(saved.beside(".ckpt.1-2-3.tmp")).unwrap();
+    std::fs::create_dir(saved.beside(".ckpt.1-1a2b3c4d5e6f7082-3.tmp")).unwrap();
     let j = run(&["inspect", &saved.url, "--json"]).json();
     assert_eq!(
         (&j["leftovers"], &j["foreign"], &j["dialect"]),
-        (&json!(["__9_0.distcp", saved.beside(".ckpt.1-2-3.tmp")]), &json!(["notes.txt"]), &json!("dcp"))
+        (
+            &json!(["__9_0.distcp", saved.beside(".ckpt.1-1a2b3c4d5e6f7082-3.tmp")]),
+            &json!(["notes.txt"]),
+            &json!("dcp")
+        )
     );
     let text = run(&["inspect", &saved.url]).ok();
     for part in ["leftover    __9_0.distcp", "reshard prune", "of others   notes.txt"] {

@@ -8,12 +8,12 @@ use reshard::{Region, ShardedTensor};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
-struct Made {
+pub(crate) struct Made {
     dir: TempDir,
-    url: String,
+    pub(crate) url: String,
 }
 
-fn made(items: &[Item]) -> Made {
+pub(crate) fn made(items: &[Item]) -> Made {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ckpt");
     write(&path, items);
@@ -21,19 +21,19 @@ fn made(items: &[Item]) -> Made {
 }
 
 impl Made {
-    fn beside(&self, name: &str) -> String {
+    pub(crate) fn beside(&self, name: &str) -> String {
         self.dir.path().join(name).display().to_string()
     }
 
     /// Exit code and status of `verify`.
-    fn verified(&self, flags: &[&str]) -> (u8, Json) {
+    pub(crate) fn verified(&self, flags: &[&str]) -> (u8, Json) {
         let ran = run(&[&["verify", &self.url, "--json"][..], flags].concat());
         (ran.code, serde_json::from_str(&ran.out).unwrap())
     }
 }
 
 /// Floats that count, and the tensor of them.
-fn sound(key: &str, n: u64, packed: bool) -> Item {
+pub(crate) fn sound(key: &str, n: u64, packed: bool) -> Item {
     let storage: Vec<u8> = (0..n).flat_map(|i| (i as f32).to_le_bytes()).collect();
     Item::tensor(key, &[n], archive(&pickle(view(&[n], &[1], n)), &storage, packed))
 }
@@ -159,6 +159,31 @@ fn a_compressed_tensor_unpacks_to_what_its_shape_says_and_to_no_more() {
     run(&["convert", &made.url, &to, "--ranks", "3", "--key", "packed", "--no-verify"]).ok();
     let digest = |url: &str| run(&["digest", url, "--key", "packed"]).ok();
     assert_eq!(digest(&made.url), digest(&to));
+}
+
+#[test]
+fn a_deflated_chunk_whose_columns_lie_one_after_the_other_is_unpacked_twice_at_most() {
+    let (rows, columns) = (1_000u64, 500);
+    let floats: Vec<u8> = (0..rows * columns).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let described = pickle(view(&[rows, columns], &[1, rows], rows * columns));
+    let made = made(&[Item::tensor("w", &[rows, columns], archive(&described, &floats, true))]);
+    let checkpoint = reshard::blocking::Checkpoint::open(&made.url).unwrap();
+    let tensor = checkpoint.tensor("w").unwrap();
+    let read = |from: u64| {
+        let got = tensor.read(Region::rows(from..from + 10)).unwrap().to_vec::<f32>().unwrap();
+        let want = (from..from + 10).flat_map(|row| (0..columns).map(move |c| (c * rows + row) as f32));
+        assert!(got.into_iter().eq(want), "{from}");
+    };
+    read(0);
+    read(10);
+    // What is in memory by now needs no packed byte.
+    let file = std::path::Path::new(&made.url).join("__0_0.distcp");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle - 50_000..middle + 50_000].fill(0);
+    std::fs::write(&file, bytes).unwrap();
+    read(20);
+    read(990);
 }
 
 /// Bytes that no compression makes shorter.

@@ -13,6 +13,7 @@ mod links;
 mod memory;
 mod prune;
 mod states;
+mod understood;
 mod verify;
 mod whereabouts;
 

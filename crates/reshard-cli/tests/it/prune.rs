@@ -13,7 +13,7 @@ fn cluttered() -> Saved {
     }
     let old = fs::File::options().write(true).open(saved.path("__8_0.distcp")).unwrap();
     old.set_modified(SystemTime::UNIX_EPOCH).unwrap();
-    let left = saved.beside(".ckpt.1-2-3.tmp");
+    let left = saved.beside(".ckpt.1-1a2b3c4d5e6f7082-3.tmp");
     fs::create_dir(&left).unwrap();
     fs::write(Path::new(&left).join("__0_0.distcp"), vec![0; 4000]).unwrap();
     saved
@@ -62,7 +62,7 @@ fn the_json_has_the_promised_form() {
         "removed": [{ "path": "__8_0.distcp", "kind": "file", "bytes": 1000, "age_seconds": null }],
         "kept": [
             { "path": "__9_0.distcp", "kind": "file", "bytes": 2000, "age_seconds": 0, "why": "recent" },
-            { "path": saved.beside(".ckpt.1-2-3.tmp"), "kind": "unfinished", "bytes": 4000, "age_seconds": 0, "why": "recent" },
+            { "path": saved.beside(".ckpt.1-1a2b3c4d5e6f7082-3.tmp"), "kind": "unfinished", "bytes": 4000, "age_seconds": 0, "why": "recent" },
         ],
         "foreign": ["README.md"],
         "bytes": 1000,

@@ -2,9 +2,13 @@
 
 #[cfg(test)]
 mod cuts;
-mod laws;
 #[cfg(test)]
+mod duplicates;
+mod hooks;
+#[cfg(test)]
+mod laws;
 mod load;
+#[cfg(test)]
 mod metadata;
 #[cfg(test)]
 mod save;

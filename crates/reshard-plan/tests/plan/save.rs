@@ -85,6 +85,10 @@ fn two_main_replicas_are_refused_and_none_is_a_hole() {
     assert!(e.to_string().contains("no chunk has [4:8, 0:2]"), "{e}");
     let e = error(DefaultSavePlanner::DEFAULT, &[objects(&["rng"]), objects(&["rng"])]);
     assert!(e.to_string().contains("rng is written by ranks [0, 1]"), "{e}");
+    let e = error(DefaultSavePlanner::DEFAULT, &[flat([]), whole(), whole()]);
+    assert!(e.to_string().contains("[0:8, 0:2] of rank 1 and [0:8, 0:2] of rank 2 overlap"), "{e}");
+    let e = error(DefaultSavePlanner::DEFAULT, &[flat([]), objects(&["rng"]), objects(&["rng"])]);
+    assert!(e.to_string().contains("rng is written by ranks [1, 2]"), "{e}");
 }
 
 #[test]
@@ -144,113 +148,8 @@ fn a_rank_that_offers_a_piece_twice_writes_it_once() {
     assert_eq!((plans[0].items.len(), metadata.chunk_count()), (1, 1));
 }
 
-fn bytes(key: &str, values: [u8; 2]) -> ShardedTensor {
+pub(crate) fn bytes(key: &str, values: [u8; 2]) -> ShardedTensor {
     ShardedTensor::full(key, Tensor::from_vec(&[2], values.to_vec()).unwrap())
-}
-
-/// What is said of two leaves of rank 3, at `a` and `b`, that hold one piece.
-fn duplicates(
-    planner: DefaultSavePlanner,
-    a: impl Into<Sharded>,
-    b: impl Into<Sharded>,
-) -> std::result::Result<usize, String> {
-    let path = |steps: &[&str]| Path(steps.iter().map(|s| (*s).into()).collect());
-    let state = FlatStateDict::from([(path(&["model", "a"]), a.into()), (path(&["b"]), b.into())]);
-    let plan = planner.create_local_plan(&state, &SaveContext::new(3, false));
-    plan.map(|p| p.items.len()).map_err(|e| {
-        assert_eq!(e.kind(), ErrorKind::Invalid);
-        e.to_string()
-    })
-}
-
-#[test]
-fn two_leaves_of_one_piece_with_different_elements_are_named_by_their_paths() {
-    let said = duplicates(DefaultSavePlanner::DCP, bytes("w", [1, 2]), bytes("w", [1, 3])).unwrap_err();
-    insta::assert_snapshot!(said, @"the ranks' pieces don't make a checkpoint: w: the leaves at model.a and b of rank 3 both hold [0:2], with different content; give one another key");
-    let item = |n: i64| ShardedObject::item("o", Payload::Value(Value::Int(n)));
-    let said = duplicates(DefaultSavePlanner::DCP, item(1), item(2)).unwrap_err();
-    insta::assert_snapshot!(said, @"the ranks' pieces don't make a checkpoint: o: the leaves at model.a and b of rank 3 both hold it, with different content; give one another key");
-}
-
-#[test]
-fn replicas_of_one_rank_that_are_equal_are_one_piece() {
-    let whole = bytes("w", [1, 2]);
-    assert_eq!(duplicates(DefaultSavePlanner::DCP, whole.clone(), whole.clone()), Ok(1));
-    assert_eq!(
-        duplicates(DefaultSavePlanner::DCP, whole.clone(), bytes("w", [1, 2]).with_replica_id(1)),
-        Ok(1)
-    );
-    let item = || ShardedObject::item("o", Payload::Value(Value::Int(1)));
-    assert_eq!(duplicates(DefaultSavePlanner::DCP, item(), item()), Ok(1));
-    // A column, and the same as a row of its own.
-    let column = Tensor::from_vec(&[2, 2], vec![1u8, 9, 2, 9]).unwrap().narrow(&Region::new([0, 0], [2, 1]));
-    let column = ShardedTensor::full("w", column);
-    let row = ShardedTensor::full("w", Tensor::from_vec(&[2, 1], vec![1u8, 2]).unwrap());
-    assert_eq!(duplicates(DefaultSavePlanner::DCP, column, row), Ok(1));
-}
-
-#[test]
-fn duplicate_pieces_of_odd_shapes_and_numbers_are_one_piece() {
-    let nan = || Tensor::from_vec(&[2], vec![f32::NAN, -0.0]).unwrap();
-    let of = |t: Tensor| ShardedTensor::full("w", t);
-    assert_eq!(duplicates(DefaultSavePlanner::DCP, of(nan()), of(nan())), Ok(1));
-    let zero = Tensor::from_vec(&[2], vec![f32::NAN, 0.0]).unwrap();
-    assert!(duplicates(DefaultSavePlanner::DCP, of(nan()), of(zero)).is_err());
-    let item = || ShardedObject::item("o", Payload::Value(Value::Float(f64::NAN)));
-    assert_eq!(duplicates(DefaultSavePlanner::DCP, item(), item()), Ok(1));
-    let scalar = |v: u8| of(Tensor::from_vec(&[], vec![v]).unwrap());
-    assert_eq!(duplicates(DefaultSavePlanner::DCP, scalar(1), scalar(1)), Ok(1));
-    assert!(duplicates(DefaultSavePlanner::DCP, scalar(1), scalar(2)).is_err());
-    // What has no elements has none to differ in, and none to write.
-    let empty = || of(Tensor::from_vec::<u8>(&[0, 3], vec![]).unwrap());
-    let path = |step: String| Path(vec![step.into()]);
-    let state: FlatStateDict = (0..3).map(|n| (path(n.to_string()), Sharded::Tensor(empty()))).collect();
-    let (plans, metadata) = save(&DefaultSavePlanner::DCP, &[state]).unwrap();
-    assert_eq!((plans[0].items.len(), metadata.tensor("w").unwrap().shape()), (0, [0, 3].into()));
-    // Many of one piece: each is compared with the first alone.
-    let many = (0..50_000).map(|n| (path(n.to_string()), Sharded::Tensor(of(nan())))).collect();
-    let plan = DefaultSavePlanner::DCP.create_local_plan(&many, &SaveContext::new(0, true)).unwrap();
-    assert_eq!(plan.items.len(), 1);
-}
-
-#[test]
-fn twins_on_a_device_are_compared_and_lazy_ones_are_not_read() {
-    let device = |values: [u8; 2]| {
-        let fake = reshard_model::testkit::FakeDevice::new(2);
-        let d = reshard_model::DeviceTensor::new(DType::UInt8, &[2], fake).unwrap();
-        d.fill("w", &Tensor::from_vec(&[2], values.to_vec()).unwrap()).unwrap();
-        d
-    };
-    let leaf = |data: Data| ShardedTensor::template("w", DType::UInt8, &[2]).with_data(data);
-    let on = |v| leaf(Data::Device(device(v)));
-    assert_eq!(duplicates(DefaultSavePlanner::DCP, on([1, 2]), bytes("w", [1, 2])), Ok(1));
-    assert!(
-        duplicates(DefaultSavePlanner::DCP, on([1, 2]), on([1, 3]))
-            .unwrap_err()
-            .contains("different content")
-    );
-    let lazy: std::sync::Arc<dyn reshard_model::TensorSource> = std::sync::Arc::new(device([1, 2]));
-    let lazy = leaf(Data::Lazy(lazy));
-    assert_eq!(duplicates(DefaultSavePlanner::DCP, lazy.clone(), lazy.clone()), Ok(1));
-    let said = duplicates(DefaultSavePlanner::DCP, lazy, bytes("w", [1, 2])).unwrap_err();
-    assert!(said.contains("can't be told"), "{said}");
-}
-
-#[test]
-fn two_main_replicas_of_one_rank_are_named_by_their_paths() {
-    let whole = || bytes("w", [1, 2]);
-    let said = duplicates(DefaultSavePlanner::DEFAULT, whole(), whole()).unwrap_err();
-    insta::assert_snapshot!(said, @"the ranks' pieces don't make a checkpoint: w: the leaves at model.a and b of rank 3 both hold [0:2], both as its main replica; give one another replica_id");
-    assert_eq!(duplicates(DefaultSavePlanner::DEFAULT, whole(), whole().with_replica_id(1)), Ok(1));
-    assert_eq!(duplicates(DefaultSavePlanner::DEFAULT, whole(), bytes("v", [1, 2])), Ok(2));
-}
-
-#[test]
-fn leaves_of_one_cell_of_objects_are_one_item() {
-    let cell = |n: i64| ShardedObject::new("rng", n, &[2], &[1], 0).unwrap();
-    for planner in [DefaultSavePlanner::DEFAULT, DefaultSavePlanner::DCP] {
-        assert_eq!(duplicates(planner, cell(1), cell(2)), Ok(1));
-    }
 }
 
 #[test]
@@ -331,6 +230,12 @@ fn a_whole_lazy_leaf_is_read_by_regions_of_the_item() {
         reshard_model::DeviceTensor::new(DType::UInt8, &[2], reshard_model::testkit::FakeDevice::new(2));
     let lazy: std::sync::Arc<dyn reshard_model::TensorSource> = std::sync::Arc::new(device.unwrap());
     let t = ShardedTensor::declare("w", DType::UInt8, &[2], &[(0, 1, 3)], 1).unwrap();
+    let whole = t.clone().with_data(Data::Lazy(std::sync::Arc::clone(&lazy)));
+    let state = flat([ShardedTensor::template("v", DType::UInt8, &[2]).with_data(whole.data)]);
+    let plan = DefaultSavePlanner::DEFAULT.create_local_plan(&state, &SaveContext::default()).unwrap();
+    let data = DefaultSavePlanner::DEFAULT.lookup_object(&plan.items[0], &state).unwrap();
+    let WriteData::Tensor(Data::Lazy(same)) = data else { panic!("{data:?}") };
+    assert!(std::sync::Arc::ptr_eq(&same, &lazy), "without prepended axes it is handed on as it is");
     let state = flat([t.with_data(Data::Lazy(lazy))]);
     let plan = DefaultSavePlanner::DEFAULT.create_local_plan(&state, &SaveContext::default()).unwrap();
     let data = DefaultSavePlanner::DEFAULT.lookup_object(&plan.items[0], &state).unwrap();

@@ -176,7 +176,7 @@ fn check_count(shape: &[u64], parts: &[u64]) -> Result<()> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use reshard_model::{first_hole, first_overlap};
+    use reshard_model::first_fault;
 
     fn says(result: Result<Grid>, what: &str) {
         let message = result.unwrap_err().to_string();
@@ -228,9 +228,8 @@ mod tests {
             let regions: Vec<Region> = grid.regions().collect();
             prop_assert_eq!(regions.len(), grid.len());
             prop_assert_eq!(grid.region(grid.len()), None);
-            prop_assert_eq!(first_hole(&Region::whole(&shape), &regions), None);
             let range = |i: usize, a: usize| regions[i].offsets[a]..regions[i].end(a);
-            prop_assert_eq!(first_overlap(regions.len(), shape.len(), range), None);
+            prop_assert_eq!(first_fault(&Region::whole(&shape), regions.len(), range), None);
             for (axis, &length) in shape.iter().enumerate() {
                 for index in 0..length {
                     let at = grid.position(axis, index).unwrap();

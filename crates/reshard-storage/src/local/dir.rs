@@ -14,10 +14,7 @@ use std::{
     collections::BTreeSet,
     ffi::{CStr, CString, OsStr},
     fs::File,
-    os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-        unix::ffi::OsStrExt,
-    },
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -78,6 +75,17 @@ impl Identity {
             other => Ok(Some(Self::new(&other?))),
         }
     }
+}
+
+/// Whether a name means this open directory.
+pub(super) fn bears(at: impl AsFd, name: &OsStr, dir: &OwnedFd) -> Result<bool, Errno> {
+    Ok(Identity::named(at, name)? == Some(Identity::of(dir)?))
+}
+
+/// Where an open directory is by now, as far as the system tells.
+pub(super) fn path_of(dir: &OwnedFd) -> Option<PathBuf> {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd())).ok()?;
+    bears(rustix::fs::CWD, path.as_os_str(), dir).ok()?.then_some(path)
 }
 
 /// Whether nothing lies in a directory.
@@ -150,10 +158,36 @@ pub(super) fn unlink(root: impl AsFd, name: &Name) -> Result<(), Errno> {
 
 /// Removes a directory with all that is in it. One that is not there is no error.
 pub(super) fn remove_tree(at: impl AsFd, name: &OsStr, path: &Path) -> Result<()> {
+    again_and_again(path, || match open(&at, name) {
+        // No directory, or a link.
+        Err(Errno::NOTDIR | Errno::LOOP) => rustix::fs::unlinkat(&at, name, AtFlags::empty()),
+        other => {
+            clear(&other?)?;
+            rustix::fs::unlinkat(&at, name, AtFlags::REMOVEDIR)
+        }
+    })
+}
+
+/// The same, if the name means this open directory. What else bears the name by now is not ours, and stays.
+pub(super) fn remove_held(at: impl AsFd, name: &OsStr, dir: &OwnedFd, path: &Path) -> Result<()> {
+    again_and_again(path, || match Identity::named(&at, name)? {
+        None => Ok(()),
+        found if found == Some(Identity::of(dir)?) => {
+            clear(dir)?;
+            rustix::fs::unlinkat(&at, name, AtFlags::REMOVEDIR)
+        }
+        _ => {
+            tracing::warn!(path = %path.display(), "not removed: it is not the directory that this save has made");
+            Ok(())
+        }
+    })
+}
+
+fn again_and_again(path: &Path, mut remove: impl FnMut() -> Result<(), Errno>) -> Result<()> {
     // Another rank may remove it too, or still be adding a file.
     let mut tries = 0;
     loop {
-        match remove_all(at.as_fd(), name) {
+        match remove() {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
             Err(Errno::NOTEMPTY | Errno::EXIST) if tries < 100 => tries += 1,
             Err(e) => return Err(StorageError::io("remove", path, e)),
@@ -161,22 +195,62 @@ pub(super) fn remove_tree(at: impl AsFd, name: &OsStr, path: &Path) -> Result<()
     }
 }
 
-fn remove_all(at: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+/// So many directories are open, one in the other, while a tree is removed.
+const OPEN: usize = 32;
+
+/// Removes all that is in a directory. What lies deeper than [`OPEN`] is first moved up, so that neither stack nor descriptors
+/// grow with the depth.
+fn clear(dir: &OwnedFd) -> Result<(), Errno> {
+    let mut lifted = 0;
+    loop {
+        let before = lifted;
+        for name in names(dir)? {
+            remove_all(dir, dir, &name, OPEN, &mut lifted)?;
+        }
+        if lifted == before {
+            return Ok(());
+        }
+    }
+}
+
+fn remove_all(
+    top: &OwnedFd,
+    at: &OwnedFd,
+    name: &CStr,
+    levels: usize,
+    lifted: &mut u64,
+) -> Result<(), Errno> {
+    match rustix::fs::unlinkat(at, name, AtFlags::empty()) {
+        // How systems say that it is a directory.
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        other => return gone(other),
+    }
+    if levels == 0 {
+        return gone(lift(top, at, name, lifted));
+    }
     let dir = match open(at, name) {
         // No directory, or a link.
         Err(Errno::NOTDIR | Errno::LOOP) => return gone(rustix::fs::unlinkat(at, name, AtFlags::empty())),
+        Err(Errno::NOENT) => return Ok(()),
         other => other?,
     };
     for name in names(&dir)? {
-        match rustix::fs::unlinkat(&dir, &name, AtFlags::empty()) {
-            // How systems say that it is a directory.
-            Err(Errno::ISDIR | Errno::PERM) => {
-                gone(remove_all(dir.as_fd(), OsStr::from_bytes(name.to_bytes())))?;
-            }
-            other => gone(other)?,
-        }
+        remove_all(top, &dir, &name, levels - 1, lifted)?;
     }
     gone(rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR))
+}
+
+/// Gives a directory a free name in the topmost one.
+fn lift(top: &OwnedFd, at: &OwnedFd, name: &CStr, lifted: &mut u64) -> Result<(), Errno> {
+    loop {
+        let free = format!(".lifted-{}-{lifted}", std::process::id());
+        *lifted += 1;
+        match rustix::fs::renameat(at, name, top, free) {
+            // Something bears that name.
+            Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {}
+            other => return other,
+        }
+    }
 }
 
 fn gone(outcome: Result<(), Errno>) -> Result<(), Errno> {
@@ -307,4 +381,78 @@ pub(super) fn sync(fd: &OwnedFd, path: &Path) -> Result<()> {
 /// A name as text.
 pub(super) fn utf8(name: &CStr) -> Option<&str> {
     name.to_str().ok().filter(|n| *n != "." && *n != "..")
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Makes directories one in the other, and a file in the innermost.
+    pub(in super::super) fn nest(dir: &Path, depth: usize, name: &str, file: &str) {
+        let mut at = hold(dir).unwrap();
+        for _ in 0..depth {
+            make(&at, name.as_ref()).unwrap();
+            at = open(&at, name).unwrap();
+        }
+        rustix::fs::openat(&at, file, OFlags::CREATE | OFlags::WRONLY, Mode::RWXU).unwrap();
+    }
+
+    /// Runs a test again, in a process that may have 200 files open.
+    pub(in super::super) fn with_few_files(test: &str, work: impl FnOnce()) {
+        const MARK: &str = "RESHARD_TEST_FEW_FILES";
+        if std::env::var_os(MARK).is_some() {
+            return work();
+        }
+        let mut again = std::process::Command::new("sh");
+        again.args(["-c", r#"ulimit -n 200; exec "$0" --exact "$1" --test-threads=1"#]).env(MARK, "");
+        let out = again.arg(std::env::current_exe().unwrap()).arg(test).output().unwrap();
+        let text = String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success() && text.contains("1 passed"), "{text}");
+    }
+
+    #[test]
+    fn a_tree_of_any_depth_is_removed() {
+        with_few_files("local::dir::tests::a_tree_of_any_depth_is_removed", any_depth);
+    }
+
+    fn any_depth() {
+        let home = tempfile::tempdir().unwrap();
+        let at = hold(home.path()).unwrap();
+        let tree = home.path().join("tree");
+        for held in [false, true] {
+            fs::create_dir_all(tree.join("a/b")).unwrap();
+            nest(&tree, 3_000, "d", "f");
+            nest(&tree.join("d"), 100, "e", "f");
+            // Names that are used to move directories up may be there.
+            let taken = |n: u32| tree.join(format!(".lifted-{}-{n}", std::process::id()));
+            fs::create_dir_all(taken(0).join("x")).unwrap();
+            fs::write(taken(1), "").unwrap();
+            if held {
+                remove_held(&at, "tree".as_ref(), &open(&at, "tree").unwrap(), &tree).unwrap();
+            } else {
+                remove_tree(&at, "tree".as_ref(), &tree).unwrap();
+            }
+            assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_another_one_by_now_stays() {
+        let home = tempfile::tempdir().unwrap();
+        let at = hold(home.path()).unwrap();
+        let [ours, theirs] = ["ours", "theirs"].map(|d| home.path().join(d));
+        for d in [&ours, &theirs] {
+            fs::create_dir(d).unwrap();
+            fs::write(d.join("f"), "").unwrap();
+        }
+        let held = open(&at, "ours").unwrap();
+        assert_eq!(path_of(&held).is_some(), cfg!(target_os = "linux"));
+        remove_held(&at, "theirs".as_ref(), &held, &theirs).unwrap();
+        remove_held(&at, "nothing".as_ref(), &held, &theirs).unwrap();
+        assert!(ours.join("f").exists() && theirs.join("f").exists());
+        remove_held(&at, "ours".as_ref(), &held, &ours).unwrap();
+        assert!(!ours.exists() && theirs.join("f").exists());
+        assert_eq!(path_of(&held), None);
+    }
 }

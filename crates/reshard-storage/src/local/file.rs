@@ -1,14 +1,14 @@
 //! Positional I/O on one file, with errors that name it.
 
-use super::root::Root;
+use super::root::{Root, what_it_is};
 use crate::{Name, Result, StorageError};
 use bytes::Bytes;
-use rustix::{buffer::spare_capacity, io::Errno};
+use rustix::{buffer::spare_capacity, fs::FileType, io::Errno};
 use std::{
     fs::File,
     io::{IoSlice, IoSliceMut},
     ops::Range,
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -28,10 +28,8 @@ impl Input {
         let (path, file) = (root.path_of(name), root.open_file(name)?);
         let meta = file.metadata().map_err(|e| StorageError::io("look at", &path, e))?;
         if !meta.is_file() {
-            return Err(StorageError::Unsupported {
-                what: format!("reading {}", path.display()),
-                why: "it is not a regular file".into(),
-            });
+            let what = what_it_is(FileType::from_raw_mode(meta.mode()));
+            return Err(StorageError::NoFile { path: path.display().to_string(), what });
         }
         Ok(Self { file, size: meta.len(), path })
     }

@@ -1,7 +1,7 @@
 //! What becomes of a replaced version: what others had put there goes over to the new one, its own files are removed.
 
 use super::{
-    dir::{self, names, open, rmdir, unlink},
+    dir::{self, Identity, names, open, rmdir, unlink},
     site::Site,
 };
 use crate::{Durability, Name, Result, StorageError, failpoint};
@@ -11,31 +11,40 @@ use rustix::{
 };
 use std::{
     collections::BTreeSet,
-    ffi::{CStr, OsStr},
+    ffi::{CStr, CString, OsStr},
+    mem,
     os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
+    vec,
 };
 
 /// Moves all that is not among `files` from the old version, at `site.old`, to the new one, at the place; then removes `files`.
 /// In this order: while something of others is with the old version, that is whole, and can be told from it.
-pub(super) fn retire(site: &Site, files: &[Name], durability: Durability) -> Result<()> {
-    let old = match open(&site.up, &site.old_name) {
-        Err(Errno::NOENT) => return Ok(()),
-        other => other.map_err(|e| StorageError::io("open", &site.old, e))?,
+///
+/// Both are the directories that are open, whatever their names mean by now.
+pub(super) fn retire(
+    site: &Site,
+    old: &OwnedFd,
+    new: &OwnedFd,
+    files: &[Name],
+    durability: Durability,
+) -> Result<()> {
+    let mut carry = Carry {
+        files: files.iter().map(Name::as_str).collect(),
+        longest: files.iter().map(|f| f.as_str().len()).max().unwrap_or_default(),
+        moved: false,
+        stuck: Vec::new(),
     };
-    let new = open(&site.up, &site.name).map_err(|e| StorageError::io("open", &site.place, e))?;
-    let mut carry =
-        Carry { files: files.iter().map(Name::as_str).collect(), moved: false, stuck: Vec::new() };
-    carry.all(&old, &new, Path::new(""));
+    carry.all(old, new);
     if carry.moved && durability == Durability::Machine {
-        dir::sync(&new, &site.place)?;
+        dir::sync(new, &site.place)?;
     }
     failpoint::hit("commit.carried");
-    let removed = files.iter().try_for_each(|name| unlink(&old, name)).and_then(|()| {
+    let removed = files.iter().try_for_each(|name| unlink(old, name)).and_then(|()| {
         let parents = files.iter().flat_map(|n| Path::new(n.as_str()).ancestors().skip(1));
         // Longer ones first: a directory is removed after those in it.
         let parents: BTreeSet<&Path> = parents.filter(|p| !p.as_os_str().is_empty()).collect();
-        parents.into_iter().rev().try_for_each(|p| rmdir(&old, p))
+        parents.into_iter().rev().try_for_each(|p| rmdir(old, p))
     });
     if let Some((first, e)) = carry.stuck.first() {
         return Err(StorageError::NotCarried {
@@ -47,51 +56,143 @@ pub(super) fn retire(site: &Site, files: &[Name], durability: Durability) -> Res
         });
     }
     removed
-        .and_then(|()| rmdir(&site.up, &site.old_name))
+        .and_then(|()| dir::bears(&site.up, &site.old_name, old))
+        .and_then(|same| if same { rmdir(&site.up, &site.old_name) } else { Ok(()) })
         .map_err(|e| StorageError::io("remove", &site.old, e))
+}
+
+/// So many pairs of directories stay open above the one that is at work. What lies deeper is found again by `..`, so that
+/// descriptors don't grow with the depth.
+const OPEN: usize = 16;
+
+/// A directory of the old version, and the one of the new version that it is merged into.
+struct Pair {
+    old: OwnedFd,
+    new: OwnedFd,
+}
+
+impl Pair {
+    fn identities(&self) -> Result<[Identity; 2], Errno> {
+        Ok([Identity::of(&self.old)?, Identity::of(&self.new)?])
+    }
+
+    /// The pair that it lies in, which was this one.
+    fn above(&self, known: [Identity; 2]) -> Result<Self, Errno> {
+        let above = Self { old: open(&self.old, c"..")?, new: open(&self.new, c"..")? };
+        // Somebody may have moved one of them meanwhile.
+        if above.identities()? == known { Ok(above) } else { Err(Errno::STALE) }
+    }
+}
+
+/// A pair that is at work, with the names that are still to be looked at.
+struct Level {
+    pair: Pair,
+    names: vec::IntoIter<CString>,
+}
+
+impl Level {
+    fn of(pair: Pair) -> Result<Self, Errno> {
+        let names = names(&pair.old)?.into_iter();
+        Ok(Self { pair, names })
+    }
+}
+
+/// A pair that waits for one in it.
+struct Waiting {
+    /// `None` when it was closed.
+    pair: Option<Pair>,
+    known: [Identity; 2],
+    names: vec::IntoIter<CString>,
 }
 
 /// Moves what is of others, link for link: no link is followed.
 struct Carry<'a> {
     files: BTreeSet<&'a str>,
+    /// Bytes of the longest name of them.
+    longest: usize,
     moved: bool,
     stuck: Vec<(PathBuf, Errno)>,
 }
 
 impl Carry<'_> {
-    /// Everything in one directory, which lies at `path` in the old version.
-    fn all(&mut self, old: &OwnedFd, new: &OwnedFd, path: &Path) {
-        match names(old) {
-            Ok(names) => names.iter().for_each(|name| {
-                let path = path.join(OsStr::from_bytes(name.to_bytes()));
-                if let Err(e) = self.one(old, new, name, &path) {
-                    self.stuck.push((path, e));
+    fn all(&mut self, old: &OwnedFd, new: &OwnedFd) {
+        let dup = |fd| rustix::io::fcntl_dupfd_cloexec(fd, 0);
+        let top = dup(old).and_then(|old| Level::of(Pair { old, new: dup(new)? }));
+        let mut here = match top {
+            Ok(level) => level,
+            Err(e) => return self.stuck.push((PathBuf::new(), e)),
+        };
+        // Where `here` lies in the old version.
+        let mut path = PathBuf::new();
+        let mut above: Vec<Waiting> = Vec::new();
+        loop {
+            if let Some(name) = here.names.next() {
+                path.push(OsStr::from_bytes(name.to_bytes()));
+                match self.one(&here.pair, &name, &path).and_then(|found| Self::descend(found, &here.pair)) {
+                    Ok(None) => {}
+                    Ok(Some((below, known))) => {
+                        let Level { pair, names } = mem::replace(&mut here, below);
+                        let pair = (above.len() < OPEN).then_some(pair);
+                        above.push(Waiting { pair, known, names });
+                        continue;
+                    }
+                    Err(e) => self.stuck.push((path.clone(), e)),
                 }
-            }),
-            Err(e) => self.stuck.push((path.into(), e)),
+                path.pop();
+                continue;
+            }
+            let Some(Waiting { pair, known, names }) = above.pop() else { return };
+            match pair.map_or_else(|| here.pair.above(known), Ok) {
+                Ok(pair) => {
+                    let done = path.file_name().map_or(Ok(()), |name| {
+                        rmdir(&pair.old, name)?;
+                        rmdir(&pair.new, name)
+                    });
+                    if let Err(e) = done {
+                        self.stuck.push((path.clone(), e));
+                    }
+                    path.pop();
+                    here = Level { pair, names };
+                }
+                // The way back is lost down to those that are open; what lies between stays where it is.
+                Err(e) => {
+                    path.pop();
+                    self.stuck.push((path.clone(), e));
+                    above.truncate(OPEN);
+                    path = path.iter().take(OPEN).collect();
+                    here.names = Vec::new().into_iter();
+                }
+            }
         }
     }
 
-    fn one(&mut self, old: &OwnedFd, new: &OwnedFd, name: &CStr, path: &Path) -> Result<(), Errno> {
+    fn descend(found: Option<Pair>, here: &Pair) -> Result<Option<(Level, [Identity; 2])>, Errno> {
+        found.map(|pair| Ok((Level::of(pair)?, here.identities()?))).transpose()
+    }
+
+    /// Moves one of a pair's names. Returns what is to be merged instead, a part of it at a time.
+    fn one(&mut self, pair: &Pair, name: &CStr, path: &Path) -> Result<Option<Pair>, Errno> {
+        let Pair { old, new } = pair;
         let stat = match rustix::fs::statat(old, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => return Ok(()),
+            Err(Errno::NOENT) => return Ok(None),
             other => other?,
         };
         let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        let text = path.to_str();
+        // In a deep nest most paths are longer than any of the files.
+        let text = if path.as_os_str().len() <= self.longest { path.to_str() } else { None };
         if !is_dir && text.is_some_and(|t| self.files.contains(t)) {
-            return Ok(());
+            return Ok(None);
         }
         if is_dir && text.is_some_and(|t| self.holds_files(t)) {
-            return self.merge(old, new, name, path, stat.st_mode);
+            return merged(pair, name, stat.st_mode).map(Some);
         }
         match rustix::fs::renameat_with(old, name, new, name, RenameFlags::NOREPLACE) {
             Ok(()) => {
                 self.moved = true;
-                Ok(())
+                Ok(None)
             }
-            Err(Errno::NOENT) => Ok(()),
-            Err(Errno::EXIST) if is_dir => self.merge(old, new, name, path, stat.st_mode),
+            Err(Errno::NOENT) => Ok(None),
+            Err(Errno::EXIST) if is_dir => merged(pair, name, stat.st_mode).map(Some),
             Err(e) => Err(e),
         }
     }
@@ -101,24 +202,89 @@ impl Carry<'_> {
         let first = format!("{dir}/");
         self.files.range(&*first..).next().is_some_and(|f| f.starts_with(&first))
     }
+}
 
-    /// A directory of which a part is moved.
-    fn merge(
-        &mut self,
-        old: &OwnedFd,
-        new: &OwnedFd,
-        name: &CStr,
-        path: &Path,
-        mode: RawMode,
-    ) -> Result<(), Errno> {
-        let from = open(old, name)?;
-        match rustix::fs::mkdirat(new, name, Mode::from_raw_mode(mode)) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(e) => return Err(e),
+/// A directory of which a part is moved, and its like in the new version.
+fn merged(pair: &Pair, name: &CStr, mode: RawMode) -> Result<Pair, Errno> {
+    let old = open(&pair.old, name)?;
+    match rustix::fs::mkdirat(&pair.new, name, Mode::from_raw_mode(mode)) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(e) => return Err(e),
+    }
+    Ok(Pair { old, new: open(&pair.new, name)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local::{
+        dir::tests::{nest, with_few_files},
+        site::Home,
+    };
+    use std::fs;
+
+    fn old_and_new() -> (tempfile::TempDir, Site, [OwnedFd; 2]) {
+        let home = tempfile::tempdir().unwrap();
+        let site = Home::find(&home.path().join("x")).unwrap().site("a").unwrap().unwrap();
+        [&site.old, &site.place].into_iter().for_each(|d| fs::create_dir(d).unwrap());
+        let fds = [&site.old_name, &site.name].map(|d| open(&site.up, d).unwrap());
+        (home, site, fds)
+    }
+
+    #[test]
+    fn nests_of_any_depth_are_merged() {
+        with_few_files("local::retire::tests::nests_of_any_depth_are_merged", any_depth);
+    }
+
+    fn any_depth() {
+        let (_home, site, [old, new]) = old_and_new();
+        nest(&site.place, 3_000, "d", "theirs");
+        nest(&site.old, 3_000, "d", "mine");
+        fs::write(site.old.join("d/d/own"), "").unwrap();
+        fs::write(site.old.join("z"), "").unwrap();
+        // In the middle, below those that stay open.
+        nest(&site.old.join(["d"; 40].join("/")), 1, "e", "more");
+        retire(&site, &old, &new, &[Name::new("d/d/own").unwrap()], Durability::Process).unwrap();
+        assert!(!site.old.exists());
+        assert!(site.place.join("z").exists());
+        assert!(site.place.join(["d"; 40].join("/")).join("e/more").exists());
+        let mut bottom = open(&new, "d").unwrap();
+        while let Ok(below) = open(&bottom, "d") {
+            bottom = below;
         }
-        self.all(&from, &open(new, name)?, path);
-        let name = Path::new(OsStr::from_bytes(name.to_bytes()));
-        rmdir(old, name)?;
-        rmdir(new, name)
+        let mut found = names(&bottom).unwrap();
+        found.sort();
+        assert_eq!(found, [c"mine", c"theirs"].map(CString::from));
+        dir::remove_tree(&site.up, &site.name, &site.place).unwrap();
+    }
+
+    #[test]
+    fn the_way_back_from_a_directory_that_was_moved_is_not_taken() {
+        let (_home, site, [old, new]) = old_and_new();
+        nest(&site.old, 2, "d", "f");
+        let top = Pair { old, new };
+        nest(&site.place, 2, "d", "g");
+        let below = merged(&top, c"d", 0o700).unwrap();
+        assert!(below.above(top.identities().unwrap()).is_ok());
+        fs::rename(site.old.join("d"), site.place.join("away")).unwrap();
+        assert_eq!(below.above(top.identities().unwrap()).err(), Some(Errno::STALE));
+    }
+
+    #[test]
+    fn what_is_of_others_goes_to_the_version_that_was_built_whatever_lies_at_the_place() {
+        let (home, site, [old, new]) = old_and_new();
+        for file in ["mine", "data"] {
+            fs::write(site.old.join(file), "").unwrap();
+        }
+        let [park, gone] = ["park", "gone"].map(|d| home.path().join(d));
+        fs::rename(&site.place, &park).unwrap();
+        fs::create_dir(&site.place).unwrap();
+        // Neither is the old one any more what bears its name.
+        fs::rename(&site.old, &gone).unwrap();
+        fs::create_dir(&site.old).unwrap();
+        retire(&site, &old, &new, &[Name::new("data").unwrap()], Durability::Process).unwrap();
+        assert!(park.join("mine").exists());
+        assert!(site.old.exists() && fs::read_dir(&gone).unwrap().next().is_none());
+        assert!(fs::read_dir(&site.place).unwrap().next().is_none());
     }
 }

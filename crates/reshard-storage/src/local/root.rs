@@ -17,6 +17,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+/// How long the name of a directory may be that is entered, in bytes: systems take no longer path.
+const LONGEST: usize = 4095;
+
 #[derive(Clone, Debug)]
 pub(super) struct Root {
     path: PathBuf,
@@ -95,8 +98,22 @@ impl Root {
             Some(directory) if matches!(e, Errno::NOTDIR | Errno::LOOP) => {
                 StorageError::LinkedDirectory { path: self.path_of(name).display().to_string(), directory }
             }
-            _ => StorageError::io("open", self.path_of(name), e),
+            _ => match self.obstacle(name, e) {
+                Some(what) => StorageError::NoFile { path: self.path_of(name).display().to_string(), what },
+                None => StorageError::io("open", self.path_of(name), e),
+            },
         })
+    }
+
+    /// What lies where a file that can't be opened should be, if it is no file.
+    fn obstacle(&self, name: &Name, e: Errno) -> Option<&'static str> {
+        match e {
+            Errno::LOOP => Some("it is a link that leads to itself"),
+            Errno::NOTDIR if name.as_str().contains('/') => Some("what it should lie in is no directory"),
+            // So the system opens sockets.
+            Errno::NXIO => self.stat(name).ok()?.map(|s| what_it_is(FileType::from_raw_mode(s.st_mode))),
+            _ => None,
+        }
     }
 
     /// The directory on the way to a file that is a link, if one is.
@@ -163,7 +180,7 @@ impl Root {
         Ok(out)
     }
 
-    /// Everything below but directories.
+    /// Everything below but directories. What lies deeper than a path can say is skipped: no checkpoint has it.
     fn walk(&self, depth: Depth, mut each: impl FnMut(Found)) -> Result<()> {
         let fail = |e| StorageError::io("list", &self.path, e);
         let Some(root) = self.open()? else { return Ok(()) };
@@ -190,7 +207,14 @@ impl Root {
                 let name = format!("{prefix}{file}");
                 match (FileType::from_raw_mode(stat.st_mode), Name::new(&*name)) {
                     (_, Err(_)) => {}
-                    (FileType::Directory, Ok(name)) if depth == Depth::All => waiting.push(Some(name)),
+                    (FileType::Directory, Ok(name)) if depth == Depth::All => {
+                        if name.as_str().len() <= LONGEST {
+                            waiting.push(Some(name));
+                        } else {
+                            let path = self.path.display();
+                            tracing::warn!(%path, "a nest of directories is too deep; what lies below is skipped");
+                        }
+                    }
                     (FileType::Directory, Ok(_)) => {}
                     (FileType::Symlink, Ok(name)) => {
                         let stat = match rustix::fs::statat(&dir, file, AtFlags::empty()) {
@@ -220,6 +244,17 @@ struct Found {
     target: Option<String>,
 }
 
+/// What lies in place of a file.
+pub(super) fn what_it_is(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Directory => "it is a directory",
+        FileType::Fifo => "it is a named pipe",
+        FileType::Socket => "it is a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "it is a device",
+        _ => "it is no regular file",
+    }
+}
+
 fn file_len(stat: &Stat) -> Option<u64> {
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     u64::try_from(stat.st_size).ok().filter(|_| is_file)
@@ -232,7 +267,6 @@ fn changed(stat: &Stat) -> Option<SystemTime> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 mod tests {
     use super::*;
     use std::{fs, os::unix::fs::symlink};
@@ -265,6 +299,27 @@ mod tests {
         symlink(&other, dir.join("d/link")).unwrap();
         assert_eq!(walked(&dir, Depth::All, |_| ()), ["d/a", "d/link", "link"]);
         assert_eq!(walked(&dir, Depth::Top, |_| ()), ["link"]);
+    }
+
+    #[test]
+    fn what_lies_deeper_than_a_path_can_say_is_skipped() {
+        let home = tempfile::tempdir().unwrap();
+        fs::create_dir(home.path().join("x")).unwrap();
+        dir::tests::nest(&home.path().join("x"), 25, &"d".repeat(200), "deep");
+        // Of 4,095 bytes with its parents, and of one more.
+        for (name, deep) in [("e".repeat(75), "in"), ("f".repeat(76), "out")] {
+            let mut at = dir::hold(&home.path().join("x")).unwrap();
+            for _ in 0..20 {
+                at = dir::open(&at, "d".repeat(200)).unwrap();
+            }
+            rustix::fs::mkdirat(&at, &*name, Mode::RWXU).unwrap();
+            at = dir::open(&at, &*name).unwrap();
+            rustix::fs::openat(&at, deep, OFlags::CREATE | OFlags::WRONLY, Mode::RWXU).unwrap();
+        }
+        file(home.path().join("x/top"));
+        let names = walked(&home.path().join("x"), Depth::All, |_| ());
+        let ends: Vec<_> = names.iter().map(|n| n.rsplit('/').next().unwrap()).collect();
+        assert_eq!(ends, ["in", "top"]);
     }
 
     #[test]

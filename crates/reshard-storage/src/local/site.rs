@@ -59,6 +59,7 @@ pub(super) struct Site {
     pub(super) name: OsString,
     pub(super) built_name: OsString,
     pub(super) old_name: OsString,
+    attempt: String,
 }
 
 /// What a place really is: symbolic links to it are followed, also to a directory that does not exist yet, so that the
@@ -230,6 +231,7 @@ impl Home {
             name: self.name.clone(),
             built_name,
             old_name,
+            attempt: attempt.to_owned(),
         }))
     }
 
@@ -399,28 +401,74 @@ impl Site {
         renamed.map_err(|e| StorageError::io("rename", &self.built, e))
     }
 
-    /// Puts the new version, which is [`ready`](Self::ready), where the old one lies, which is this one.
-    pub(super) fn replace(&self, old: Option<Identity>) -> Result<()> {
-        let exchanged = exchange(&self.up, &self.old_name, &self.name).map_err(|e| self.not_exchanged(e));
-        let outcome = exchanged.and_then(|()| match Identity::named(&self.up, &self.old_name) {
-            Ok(found) if found == old => Ok(()),
-            // Another one came in the last instant, and goes back: nobody knows which of its files are a checkpoint's.
-            Ok(_) => {
-                exchange(&self.up, &self.old_name, &self.name).map_err(|e| self.not_exchanged(e))?;
-                Err(self.changed())
-            }
-            Err(e) => Err(StorageError::io("look at", &self.old, e)),
-        });
-        match &outcome {
-            Ok(()) => note(|| Trace::Renamed(self.old.clone(), self.place.clone())),
-            // As it was before, so that it is removed with what the attempt has written.
-            Err(_) => {
-                if let Err(e) = self.rename(&self.old_name, &self.built_name) {
-                    tracing::warn!(path = %self.old.display(), error = %e, "a version that was not committed is left over");
-                }
-            }
+    /// Puts the new version, which is [`ready`](Self::ready) and built in this directory, where the old one lies.
+    pub(super) fn replace(&self, built: &OwnedFd, old: &OwnedFd) -> Result<()> {
+        let ours = dir::bears(&self.up, &self.old_name, built);
+        if !ours.map_err(|e| StorageError::io("look at", &self.old, e))? {
+            return Err(self.not_built(&self.old));
         }
-        outcome
+        if let Err(e) = self.exchange() {
+            self.withdraw(built);
+            return Err(self.not_exchanged(e));
+        }
+        self.settle(built, old)
+    }
+
+    pub(super) fn exchange(&self) -> Result<(), Errno> {
+        exchange(&self.up, &self.old_name, &self.name)
+    }
+
+    /// Looks at what the exchange took out of the place. Another one than the old version goes back: nobody knows which of its
+    /// files are a checkpoint's.
+    pub(super) fn settle(&self, built: &OwnedFd, old: &OwnedFd) -> Result<()> {
+        match dir::bears(&self.up, &self.old_name, old) {
+            Ok(true) => {
+                note(|| Trace::Renamed(self.old.clone(), self.place.clone()));
+                return Ok(());
+            }
+            // What came back out of the place is what had been put there, unless that was taken away in between.
+            Ok(false)
+                if self.exchange().is_ok() && dir::bears(&self.up, &self.old_name, built) == Ok(true) =>
+            {
+                self.withdraw(built);
+                return Err(self.changed());
+            }
+            _ => {}
+        }
+        // A directory called `.old` would be taken for a version of which the rest is to be removed.
+        let out = sibling(&self.name, &self.attempt, "out");
+        let renamed =
+            rustix::fs::renameat_with(&self.up, &self.old_name, &self.up, &out, RenameFlags::NOREPLACE);
+        let kept = if renamed.is_ok() { self.parent.join(out) } else { self.old.clone() };
+        let whereabouts = |fd| match dir::path_of(fd) {
+            Some(path) => path.display().to_string(),
+            None => format!("somewhere beside {}", self.place.display()),
+        };
+        Err(StorageError::Displaced {
+            path: self.place.display().to_string(),
+            kept: kept.display().to_string(),
+            old: whereabouts(old),
+            new: whereabouts(built),
+        })
+    }
+
+    /// Gives the new version, which was not committed, its former name, so that it is removed with what the attempt has
+    /// written.
+    fn withdraw(&self, built: &OwnedFd) {
+        let outcome = match dir::bears(&self.up, &self.old_name, built) {
+            Ok(true) => self.rename(&self.old_name, &self.built_name),
+            Ok(false) => Err(Errno::NOENT),
+            Err(e) => Err(e),
+        };
+        if let Err(e) = outcome {
+            tracing::warn!(path = %self.old.display(), error = %e, "a version that was not committed is left over");
+        }
+    }
+
+    /// A name of this attempt means something else by now.
+    pub(super) fn not_built(&self, path: &Path) -> StorageError {
+        let what = "it is not the directory any more that was written to".into();
+        StorageError::Incomplete { path: path.display().to_string(), what }
     }
 
     /// The names of the place and its siblings are on the disk after this.

@@ -15,9 +15,12 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use rustix::fs::{AtFlags, Mode};
+use rustix::{
+    fs::{AtFlags, Mode},
+    io::Errno,
+};
 use std::{
-    os::unix::fs::FileExt,
+    os::{fd::OwnedFd, unix::fs::FileExt},
     path::Path,
     sync::{
         Arc,
@@ -30,10 +33,13 @@ pub(super) struct LocalTransaction {
     site: Site,
     built: Dir,
     if_exists: IfExists,
-    /// What is replaced, if something is.
-    old: Option<Identity>,
+    /// What is replaced, if something is. Held open, so that no other directory gets its identity.
+    old: Option<Arc<OwnedFd>>,
     committed: AtomicBool,
 }
+
+/// A version that was replaced, and its files.
+type Replaced = (Arc<OwnedFd>, Arc<[Name]>);
 
 pub(super) fn remove_leftover(place: &Path, attempt: &str) -> Result<()> {
     match Home::find(place)?.site(attempt)? {
@@ -44,7 +50,15 @@ pub(super) fn remove_leftover(place: &Path, attempt: &str) -> Result<()> {
 
 pub(super) fn finish_replacing(place: &Path, attempt: &str, files: &[Name]) -> Result<()> {
     match Home::find(place)?.site(attempt)? {
-        Some(site) => retire(&site, files, Durability::Machine),
+        Some(site) => {
+            let old = match dir::open(&site.up, &site.old_name) {
+                Err(Errno::NOENT) => return Ok(()),
+                other => other.map_err(|e| StorageError::io("open", &site.old, e))?,
+            };
+            let new =
+                dir::open(&site.up, &site.name).map_err(|e| StorageError::io("open", &site.place, e))?;
+            retire(&site, &old, &new, files, Durability::Machine)
+        }
         None => Ok(()),
     }
 }
@@ -57,12 +71,12 @@ impl LocalTransaction {
         if let Some(place) = site.standing()?
             && !dir::is_empty(&place).map_err(fail)?
         {
-            old = Some(Identity::of(&place).map_err(fail)?);
+            let found = Some(Identity::of(&place).map_err(fail)?);
             if if_exists == IfExists::Refuse {
                 return Err(site.exists());
             }
             // Nobody knows the files of what came since, also when nothing was there.
-            if home.known.is_some_and(|known| known != old) {
+            if home.known.is_some_and(|known| known != found) {
                 return Err(site.changed());
             }
             site.check_replaceable(&place)?;
@@ -73,6 +87,7 @@ impl LocalTransaction {
                     tracing::debug!(path = %site.built.display(), error = %e, "transaction not removed");
                 }
             })?;
+            old = Some(Arc::new(place));
         }
         let built = site.make()?;
         failpoint::hit("transaction.created");
@@ -111,10 +126,8 @@ impl Site {
     /// That the directory that is to be renamed is the one that was written to, and that all files lie in it, whole.
     fn check(&self, built: &Dir, files: &[Entry]) -> Result<()> {
         let fail = |e| StorageError::io("look at", &self.built, e);
-        let found = Identity::named(&self.up, &self.built_name).map_err(fail)?;
-        if found != Some(Identity::of(built.fd()).map_err(fail)?) {
-            let what = "it is not the directory any more that was written to".into();
-            return Err(StorageError::Incomplete { path: self.built.display().to_string(), what });
+        if !dir::bears(&self.up, &self.built_name, built.fd()).map_err(fail)? {
+            return Err(self.not_built(&self.built));
         }
         for file in files {
             file.check(self.built.display(), built.len(&file.name)?)?;
@@ -122,13 +135,13 @@ impl Site {
         Ok(())
     }
 
-    /// Puts the new version into its place. Returns the files of the version that it replaced, if it did.
+    /// Puts the new version into its place. Returns what it replaced, if it did.
     fn put_into_place(
         &self,
         built: &Dir,
         if_exists: IfExists,
-        old: Option<Identity>,
-    ) -> Result<Option<Arc<[Name]>>> {
+        old: Option<Arc<OwnedFd>>,
+    ) -> Result<Option<Replaced>> {
         // Who could reach the old directory can reach the new one, and nobody else.
         if let Ok(old) = rustix::fs::statat(&self.up, &self.name, AtFlags::SYMLINK_NOFOLLOW)
             && let Err(e) = rustix::fs::fchmod(built.fd(), Mode::from_raw_mode(old.st_mode))
@@ -140,14 +153,15 @@ impl Site {
             return Ok(None);
         }
         let IfExists::Replace(files) = if_exists else { return Err(self.exists()) };
-        let now = Identity::named(&self.up, &self.name);
-        if now.map_err(|e| StorageError::io("look at", &self.place, e))? != old {
+        let Some(old) = old else { return Err(self.changed()) };
+        let same = dir::bears(&self.up, &self.name, &old);
+        if !same.map_err(|e| StorageError::io("look at", &self.place, e))? {
             return Err(self.changed());
         }
         self.ready()?;
         failpoint::hit("commit.ready");
-        self.replace(old)?;
-        Ok(Some(files))
+        self.replace(built.fd(), &old)?;
+        Ok(Some((old, files)))
     }
 
     fn commit(
@@ -156,7 +170,7 @@ impl Site {
         record: Option<(Name, Bytes)>,
         files: &[Entry],
         durability: Durability,
-        (if_exists, old): (IfExists, Option<Identity>),
+        (if_exists, old): (IfExists, Option<Arc<OwnedFd>>),
     ) -> Result<()> {
         if let Some((name, bytes)) = record {
             self.write_record(built, &name, &bytes, durability)?;
@@ -174,9 +188,9 @@ impl Site {
             Durability::Process => Ok(()),
         };
         failpoint::hit("commit.parent_synced");
-        let Some(files) = replaced else { return durable };
+        let Some((old, files)) = replaced else { return durable };
         // What is of others goes over to the new version, whatever else fails.
-        match retire(self, &files, durability) {
+        match retire(self, &old, built.fd(), &files, durability) {
             Err(e @ StorageError::NotCarried { .. }) => return Err(e),
             // The new version is there, whatever becomes of the old one, which shows among the leftovers.
             Err(e) => {
@@ -212,7 +226,8 @@ impl Transaction for LocalTransaction {
         if self.committed.load(Ordering::Relaxed) {
             return Err(StorageError::invalid(format!("{} is committed already", self.site.place.display())));
         }
-        let (site, built, old) = (self.site.clone(), self.built.clone(), (self.if_exists.clone(), self.old));
+        let (site, built, old) =
+            (self.site.clone(), self.built.clone(), (self.if_exists.clone(), self.old.clone()));
         let files = files.to_vec();
         let work = move || site.commit(&built, record, &files, durability, old);
         let outcome = pool::run_one(work).await;
@@ -236,7 +251,136 @@ impl Transaction for LocalTransaction {
         if self.committed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let site = self.site.clone();
-        pool::run_one(move || dir::remove_tree(&site.up, &site.built_name, &site.built)).await
+        let (site, built) = (self.site.clone(), self.built.clone());
+        pool::run_one(move || dir::remove_held(&site.up, &site.built_name, built.fd(), &site.built)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, RenameFlags};
+    use std::{fs, path::PathBuf};
+
+    /// A place with a directory of somebody, another one beside it, and a new version that is ready to be exchanged.
+    struct Case {
+        transaction: LocalTransaction,
+        place: PathBuf,
+        park: PathBuf,
+        _home: tempfile::TempDir,
+    }
+
+    impl Case {
+        fn new() -> Self {
+            let home = tempfile::tempdir().unwrap();
+            let root = fs::canonicalize(home.path()).unwrap();
+            let [place, park] = ["x", "park"].map(|d| root.join(d));
+            for (dir, owner) in [(&place, "A"), (&park, "B")] {
+                fs::create_dir(dir).unwrap();
+                fs::write(dir.join("owner"), owner).unwrap();
+            }
+            let found = Home::find(&place).unwrap();
+            let transaction = LocalTransaction::begin(&found, "a", IfExists::Replace([].into())).unwrap();
+            transaction
+                .site
+                .write_last(&transaction.built, &Name::new("owner").unwrap(), b"N", Durability::Process)
+                .unwrap();
+            transaction.site.ready().unwrap();
+            Self { transaction, place, park, _home: home }
+        }
+
+        /// Somebody exchanges the two directories.
+        fn swap(&self) {
+            rustix::fs::renameat_with(CWD, &self.place, CWD, &self.park, RenameFlags::EXCHANGE).unwrap();
+        }
+
+        fn old(&self) -> &OwnedFd {
+            self.transaction.old.as_ref().unwrap()
+        }
+
+        fn rollback(&self) {
+            futures::executor::block_on(self.transaction.rollback()).unwrap();
+        }
+
+        fn beside(&self) -> Vec<(String, String)> {
+            let entries = fs::read_dir(self.place.parent().unwrap()).unwrap().map(Result::unwrap);
+            let owner = |dir: PathBuf| fs::read_to_string(dir.join("owner")).unwrap();
+            let mut all: Vec<_> =
+                entries.map(|e| (e.file_name().into_string().unwrap(), owner(e.path()))).collect();
+            all.sort();
+            all
+        }
+    }
+
+    fn are(all: &[(&str, &str)]) -> Vec<(String, String)> {
+        all.iter().map(|(dir, owner)| ((*dir).into(), (*owner).into())).collect()
+    }
+
+    #[test]
+    fn what_somebody_puts_there_just_before_the_exchange_goes_back() {
+        let case = Case::new();
+        case.swap();
+        let e = case.transaction.site.replace(case.transaction.built.fd(), case.old()).unwrap_err();
+        assert!(matches!(e, StorageError::Changed { .. }), "{e}");
+        case.rollback();
+        assert_eq!(case.beside(), are(&[("park", "A"), ("x", "B")]));
+    }
+
+    #[test]
+    fn directories_that_are_exchanged_before_and_after_the_exchange_stay_and_the_error_says_where_they_are() {
+        let case = Case::new();
+        let Case { transaction, place, park, .. } = &case;
+        case.swap();
+        transaction.site.exchange().unwrap();
+        case.swap();
+        let e = transaction.site.settle(transaction.built.fd(), case.old()).unwrap_err();
+        case.rollback();
+        let out = place.with_file_name(".x.a.out");
+        assert_eq!(case.beside(), are(&[(".x.a.out", "A"), ("park", "N"), ("x", "B")]));
+        let StorageError::Displaced { path, kept, old, new } = &e else { panic!("{e}") };
+        let told = [path, kept].map(PathBuf::from);
+        assert_eq!(told, [place.clone(), out.clone()]);
+        if cfg!(target_os = "linux") {
+            assert_eq!([old, new].map(PathBuf::from), [out, park.clone()]);
+        }
+        // Nothing takes it for a version of which the rest is to be removed.
+        assert!(crate::local::site::leftovers(place).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_was_taken_out_of_a_place_that_is_gone_stays() {
+        let case = Case::new();
+        let Case { transaction, place, park, .. } = &case;
+        case.swap();
+        transaction.site.exchange().unwrap();
+        fs::rename(place, place.with_file_name("away")).unwrap();
+        let e = transaction.site.settle(transaction.built.fd(), case.old()).unwrap_err();
+        assert!(matches!(e, StorageError::Displaced { .. }), "{e}");
+        case.rollback();
+        assert_eq!(case.beside(), are(&[(".x.a.out", "B"), ("away", "N"), ("park", "A")]));
+        assert!(park.exists());
+    }
+
+    #[test]
+    fn another_directory_under_a_hidden_name_is_neither_committed_nor_removed() {
+        let case = Case::new();
+        let Case { transaction, place, park, .. } = &case;
+        let [old, tmp, aside] = [".x.a.old", ".x.a.tmp", "aside"].map(|d| place.with_file_name(d));
+        fs::rename(&old, &aside).unwrap();
+        fs::rename(park, &old).unwrap();
+        let e = transaction.site.replace(transaction.built.fd(), case.old()).unwrap_err();
+        assert!(matches!(e, StorageError::Incomplete { .. }), "{e}");
+        fs::rename(&old, &tmp).unwrap();
+        case.rollback();
+        assert_eq!(case.beside(), are(&[(".x.a.tmp", "B"), ("aside", "N"), ("x", "A")]));
+    }
+
+    #[test]
+    fn a_version_that_can_not_be_exchanged_is_removed() {
+        let case = Case::new();
+        fs::rename(&case.place, case.place.with_file_name("away")).unwrap();
+        case.transaction.site.replace(case.transaction.built.fd(), case.old()).unwrap_err();
+        case.rollback();
+        assert_eq!(case.beside(), are(&[("away", "A"), ("park", "B")]));
     }
 }

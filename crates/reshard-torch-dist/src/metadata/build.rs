@@ -9,6 +9,7 @@ use super::{
     texts::Texts,
     worth::{Beyond, Worth, number},
 };
+use crate::transform::UNTOLD;
 use reshard_model::{DType, Dims};
 use reshard_torch_format::pickle::{Build, Built, Items, Refusal};
 use std::{borrow::Cow, collections::BTreeMap, ops::Range};
@@ -45,6 +46,8 @@ pub(crate) enum V {
     Storage(u32),
     Meta(u32),
     Root(u32),
+    /// An object of a class that reshard doesn't know.
+    Stranger,
     /// Anything else: not looked into.
     Inert,
 }
@@ -80,6 +83,9 @@ pub(crate) struct RawTensor {
 
 /// No such number.
 pub(crate) const NONE: u32 = u32::MAX;
+
+/// Transforms that are described in a form that reshard doesn't know.
+const ODD: u32 = NONE - 1;
 
 /// Room of an entry of a map of numbers.
 const ASIDE: usize = 48;
@@ -193,10 +199,13 @@ pub(crate) struct RawList {
     pub(crate) items: Vec<V>,
     /// Chunks whose numbers follow each other.
     chunks: Vec<Range<u32>>,
+    /// It holds something that is looked into, or of a class that is not known, and no chunk.
+    other: bool,
 }
 
 impl RawList {
     fn push(&mut self, value: V, worth: &mut Worth) -> Built<()> {
+        self.other |= !matches!(value, V::Chunk(_) | V::Inert);
         match value {
             V::Chunk(c) if self.items.is_empty() => match self.chunks.last_mut() {
                 Some(run) if run.end == c => run.end += 1,
@@ -226,7 +235,7 @@ pub(crate) struct Columns {
     storages: Vec<NarrowStorage>,
     /// Lengths of 4 GiB and more.
     lengths: BTreeMap<u32, u64>,
-    /// Lists of transform descriptors.
+    /// Lists of transform descriptors, or `ODD`.
     transforms: BTreeMap<u32, u32>,
     pub(crate) metas: Vec<RawMeta>,
     pub(crate) roots: Vec<RawRoot>,
@@ -319,7 +328,7 @@ impl Columns {
         for &(k, v) in pairs {
             let V::Str(name) = k else {
                 match object {
-                    V::Inert => continue,
+                    V::Inert | V::Stranger => continue,
                     _ => return Err(Refusal::damaged("a field's name is no str")),
                 }
             };
@@ -350,11 +359,11 @@ impl Columns {
         match (object, field, value) {
             (V::Chunk(i), Offsets, V::Size(at, n) | V::Ints(at, n)) => {
                 let c = &mut self.chunks[i as usize];
-                (c.offsets, c.ndim) = (at, axes(n)?);
+                (c.offsets, c.ndim) = (at, axes(n));
             }
             (V::Chunk(i), Sizes, V::Size(at, n) | V::Ints(at, n)) => {
                 let c = &mut self.chunks[i as usize];
-                (c.sizes, c.sizes_ndim) = (at, axes(n)?);
+                (c.sizes, c.sizes_ndim) = (at, axes(n));
             }
             (V::Chunk(_), Offsets | Sizes, _) => {
                 return Err(Refusal::damaged(
@@ -363,7 +372,6 @@ impl Columns {
             }
             (V::Tensor(i), Properties, V::Props(p)) => self.tensors[i as usize].props = Some(p),
             (V::Tensor(i), Size, V::Size(at, n) | V::Ints(at, n)) => {
-                axes(n)?;
                 self.tensors[i as usize].size = Some((at, n));
             }
             (V::Tensor(i), Chunks, V::List(l)) => self.tensors[i as usize].chunks = Some(l),
@@ -379,7 +387,7 @@ impl Columns {
             }
             (V::Index(i), Offset, V::Size(at, n) | V::Ints(at, n)) => {
                 let index = &mut self.indices[i as usize];
-                (index.at, index.ndim, index.has_offset) = (at, axes(n)?, true);
+                (index.at, index.ndim, index.has_offset) = (at, axes(n), true);
             }
             (V::Index(_), Offset, V::None) | (V::Index(_), Index, _) => {}
             (V::Index(_), Fqn | Offset, _) => return another_type("MetadataIndex"),
@@ -397,6 +405,11 @@ impl Columns {
             (V::Storage(i), TransformDescriptors, V::List(l)) => {
                 self.worth.take(ASIDE)?;
                 self.transforms.insert(i, l);
+            }
+            (V::Storage(_), TransformDescriptors, V::None) => {}
+            (V::Storage(i), TransformDescriptors, _) => {
+                self.worth.take(ASIDE)?;
+                self.transforms.insert(i, ODD);
             }
             (V::Storage(_), RelativePath | Offset | Length, _) => return another_type("_StorageInfo"),
             (V::Meta(i), CheckpointId, V::Str(s) | V::Path(s)) => {
@@ -440,8 +453,17 @@ fn is_name(s: &str) -> bool {
     s.len() <= LONGEST_FIELD && s.bytes().all(|b| b == b'_' || b.is_ascii_alphanumeric())
 }
 
-fn axes(n: u32) -> Built<u8> {
-    u8::try_from(n).ok().filter(|n| *n <= 64).ok_or_else(|| Refusal::limit("axes of a tensor", 64))
+/// Names with dots between them.
+fn is_path(s: &str) -> bool {
+    s.len() <= LONGEST_FIELD && s.split('.').all(|part| !part.is_empty() && is_name(part))
+}
+
+/// Most axes of a tensor.
+pub(crate) const MOST_AXES: u8 = 64;
+
+/// One more than the most stands for all that is more.
+fn axes(n: u32) -> u8 {
+    u8::try_from(n).unwrap_or(u8::MAX).min(MOST_AXES + 1)
 }
 
 fn natural(n: i64) -> Built<u64> {
@@ -547,6 +569,8 @@ impl<'p> Build<'p> for Columns {
     fn global(&mut self, module: &str, name: &str) -> Built<V> {
         match (Class::of(module, name), module) {
             (Class::Other, "torch") => Ok(V::OfTorch(self.texts.add(name, &mut self.worth)?)),
+            // No class: a damaged pickle shall not look as if it had strange ones.
+            (Class::Other, _) if !is_path(module) || !is_path(name) => Ok(V::Inert),
             (class, _) => Ok(V::Class(class)),
         }
     }
@@ -557,6 +581,7 @@ impl<'p> Build<'p> for Columns {
         let text = |i| self.texts.get(i).unwrap_or_default();
         match (Class::of(text(module), text(name)), text(module)) {
             (Class::Other, "torch") => Ok(V::OfTorch(name)),
+            (Class::Other, module) if !is_path(module) || !is_path(text(name)) => Ok(V::Inert),
             (class, _) => Ok(V::Class(class)),
         }
     }
@@ -607,6 +632,7 @@ impl<'p> Build<'p> for Columns {
                 V::Storage(add(&mut self.storages, nowhere, worth)?)
             }
             Class::StorageMeta => V::Meta(add(&mut self.metas, RawMeta::default(), worth)?),
+            Class::Other => V::Stranger,
             _ => V::Inert,
         })
     }
@@ -659,6 +685,11 @@ impl Columns {
         t.chunks.map_or(&[][..], |l| &self.list(l).chunks).iter().cloned().flatten()
     }
 
+    /// Whether its list holds something else than chunks.
+    pub(crate) fn has_other_chunks(&self, t: &RawTensor) -> bool {
+        t.chunks.is_some_and(|l| self.list(l).other)
+    }
+
     /// How many there are.
     pub(crate) fn chunks_in(&self, t: &RawTensor) -> usize {
         let runs = t.chunks.map_or(&[][..], |l| &self.list(l).chunks);
@@ -680,9 +711,12 @@ impl Columns {
 
     /// The texts of a list of transform descriptors.
     pub(crate) fn descriptors(&self, list: u32) -> impl Iterator<Item = &str> + Clone {
-        self.list(list).items.iter().map(|v| match v {
+        let (items, odd) =
+            if list == ODD { (&[][..], Some(UNTOLD)) } else { (&self.list(list).items[..], None) };
+        let texts = items.iter().map(|v| match v {
             V::Str(s) => self.texts.get(*s).unwrap_or_default(),
-            _ => "?",
-        })
+            _ => UNTOLD,
+        });
+        texts.chain(odd)
     }
 }

@@ -1,7 +1,7 @@
 //! What the archive of a chunk says of its tensor: a few hundred bytes at its start and at its end.
 
 use crate::{
-    limits::{not_understood, parsing, too_much},
+    limits::{parsing, unreadable},
     reader::TorchDistReader,
     table::Place,
 };
@@ -254,7 +254,7 @@ impl TorchDistReader {
         let corrupt = |e| self.corrupt(w, e);
         let archive = Archive::open(self.archive_of(w, stored)?, &self.parsing(w)).map_err(corrupt)?;
         self.unpacks_to_its_shape(w, archive.directory())?;
-        archive.directory().records().try_for_each(|r| super::check_record(&archive, r)).map_err(corrupt)?;
+        super::all(archive.directory().records(), |r| super::check_record(&archive, r)).map_err(corrupt)?;
         let tensor = self.description(w, &archive.read("data.pkl", Verify::No).map_err(corrupt)?)?;
         self.check_described(w, &tensor)?;
         let record = archive.directory().get(&tensor.storage.record()).map_err(corrupt)?;
@@ -280,15 +280,7 @@ impl TorchDistReader {
 
     /// What a pickle says of its tensor. The checksum of the pickle was right, so what is not known in it is not damaged.
     pub(crate) fn description(&self, w: &Wanted, pickle: &[u8]) -> Result<TensorRef> {
-        TensorRef::parse(pickle, &parsing(&self.limits)).map_err(|e| match e {
-            FormatError::Unsupported { what, .. } => not_understood(format!(
-                "reading {} at byte {} of {} ({what})",
-                self.name_of(w.chunk),
-                w.range.start,
-                w.file
-            )),
-            e => self.corrupt(w, e),
-        })
+        TensorRef::parse(pickle, &parsing(&self.limits)).map_err(|e| self.corrupt(w, e))
     }
 
     /// For the archive of a chunk.
@@ -319,14 +311,9 @@ impl TorchDistReader {
         self.store.read(&w.file, range).await.map_err(|e| self.lost(e, Some(self.name_of(w.chunk))))
     }
 
+    /// An error of a parser.
     pub(crate) fn corrupt(&self, w: &Wanted, e: FormatError) -> StrategyError {
-        let name = self.name_of(w.chunk);
-        too_much(&e, &name).unwrap_or_else(|| StrategyError::Corrupt {
-            file: w.file.to_string(),
-            offset: Some(w.range.start),
-            what: format!("{name} can't be read"),
-            source: Some(Box::new(e)),
-        })
+        unreadable(e, &self.name_of(w.chunk), w.file.as_str(), w.range.start)
     }
 
     pub(crate) fn bad(&self, w: &Wanted, what: &str) -> StrategyError {

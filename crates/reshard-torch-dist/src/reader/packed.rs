@@ -71,6 +71,16 @@ impl Kept {
         all.remove(at).map(|(.., unpacked)| unpacked)
     }
 
+    /// Whether what was unpacked of a chunk is all of it, or begins behind a byte that is wanted.
+    fn is_past(&self, chunk: ChunkId, verified: bool, start: u64) -> bool {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_chunk = all.iter().find(|(c, v, _)| (*c, *v) == (chunk, verified));
+        of_chunk.is_some_and(|(.., unpacked)| match unpacked {
+            Unpacked::Tensor(_) => true,
+            Unpacked::Stream(stream) => stream.at > start,
+        })
+    }
+
     /// Lets go of what has to make room for so many bytes.
     fn make_room(&self, bytes: u64) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -199,7 +209,8 @@ impl TorchDistReader {
     }
 
     /// Fills regions from a deflated record, of which no more than a block is in memory. Its checksum is checked when its end is
-    /// reached.
+    /// reached. A chunk that is read backwards, as blocks of rows of a column-major one are, is unpacked as a whole: its record
+    /// would be unpacked for each of them.
     pub(super) async fn read_deflated(
         &self,
         w: &Wanted,
@@ -209,12 +220,17 @@ impl TorchDistReader {
         progress: &Progress,
         totals: &mut ReadTotals,
     ) -> Result<()> {
+        let hull = |r: &ReadTensor| d.layout.narrow(&r.region).hull();
+        let start = reads.iter().map(|r| hull(r).start).min().unwrap_or_default();
+        let end = reads.iter().map(|r| hull(r).end).max().unwrap_or_default();
+        if self.kept.is_past(w.chunk, verify, start) {
+            return self.read_packed(w, reads, verify, progress, totals).await;
+        }
         let mut parts: Vec<StridedCopy> = Vec::with_capacity(reads.len());
-        let (mut start, mut end) = (u64::MAX, 0);
+        let mut wanted = 0;
         for r in reads {
             let part = super::part(&d.layout, r)?;
-            let hull = part.source.hull();
-            (start, end) = (start.min(hull.start), end.max(hull.end));
+            wanted += part.into.bytes();
             totals.needed += part.into.bytes();
             totals.read += part.into.bytes();
             progress.add(part.into.bytes());
@@ -243,11 +259,14 @@ impl TorchDistReader {
         if parts.iter().any(|p| p.next_at().is_some()) {
             return Err(self.bad(w, "its storage ends before its elements do"));
         }
-        if stream.content.left() > 0 {
-            self.kept.keep(w.chunk, verify, Unpacked::Stream(stream));
-        } else if verify {
+        let ended = stream.content.left() == 0;
+        if ended && verify {
             stream.content.verify().map_err(corrupt)?;
             totals.verified += 1;
+        }
+        // Who wants little of much will want the rest of it.
+        if !ended || end - start > 2 * wanted {
+            self.kept.keep(w.chunk, verify, Unpacked::Stream(stream));
         }
         Ok(())
     }

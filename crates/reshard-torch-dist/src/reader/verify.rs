@@ -1,22 +1,26 @@
 //! Looking for damage without loading anything.
 
 use super::TorchDistReader;
-use crate::reader::head::{SMALL, Wanted};
-use reshard_model::{BoxError, ErrorKind, Payload, Region, first_hole, first_overlap};
+use crate::{
+    limits::beyond_us,
+    lost::Lost,
+    reader::head::{SMALL, Wanted},
+};
+use reshard_model::{BoxError, BoxFault, ErrorKind, Payload, Region, first_fault};
 use reshard_plan::TensorRef;
-use reshard_storage::{Name, Progress};
+use reshard_storage::{Name, Progress, StorageError};
 use reshard_strategy::{
     Damage, ReadObject, Result, StorageReader, StrategyError, VerifyReport, decode_object,
 };
 use reshard_torch_format::{
-    Error as FormatError, TorchSave,
+    TorchSave,
     archive::{Directory, Inflate, Method, Record, Tail, check_crc, unpack},
 };
 use std::collections::BTreeMap;
 
 pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress) -> Result<VerifyReport> {
     let sizes: BTreeMap<Name, u64> = r.store.list().await?.into_iter().map(|e| (e.name, e.bytes)).collect();
-    let mut v = Verifier { r, sizes, report: VerifyReport::default(), progress };
+    let mut v = Verifier { r, sizes, absent: BTreeMap::new(), report: VerifyReport::default(), progress };
     for tensor in r.table.metadata.tensors() {
         v.cover(&tensor);
         if let Err(e) = r.permits(tensor.key()) {
@@ -30,7 +34,7 @@ pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress)
             match r.wanted(chunk) {
                 Err(e) => v.damaged(Some(tensor.key()), &e),
                 Ok(w) => {
-                    let placed = v.in_file(tensor.key(), &w.file, &w.range);
+                    let placed = v.in_file(tensor.key(), &w.file, &w.range).await;
                     if placed && full {
                         let checked = v.chunk(&w).await;
                         v.note(tensor.key(), checked);
@@ -49,7 +53,7 @@ pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress)
             }
             Some(Err(e)) => v.damaged(Some(key), &e),
             Some(Ok((file, range))) => {
-                let placed = v.in_file(key, &file, &range);
+                let placed = v.in_file(key, &file, &range).await;
                 if placed && full {
                     let checked = v.object(ReadObject { object: id }, range.end - range.start).await;
                     v.note(key, checked);
@@ -68,6 +72,8 @@ pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress)
 struct Verifier<'r> {
     r: &'r TorchDistReader,
     sizes: BTreeMap<Name, u64>,
+    /// What is said of files that are not listed.
+    absent: BTreeMap<Name, String>,
     report: VerifyReport,
     progress: &'r Progress,
 }
@@ -112,7 +118,7 @@ impl Verifier<'_> {
         }
     }
 
-    /// Chunks lie in the tensor, do not overlap, and, if so, leave no hole.
+    /// Chunks lie in the tensor, do not overlap, and leave no hole; the first fault is told.
     fn cover(&mut self, tensor: &TensorRef<'_>) {
         let shape = tensor.shape();
         let (key, whole) = (tensor.key(), Region::whole(&shape));
@@ -120,31 +126,53 @@ impl Verifier<'_> {
         for c in chunks.iter().filter(|c| !c.fits(&shape)) {
             self.add(Some(key), None, None, format!("chunk {c} does not lie in the tensor's shape {shape}"));
         }
-        let range = |i: usize, a: usize| chunks[i].offsets[a]..chunks[i].end(a);
-        if let Some((a, b)) = first_overlap(chunks.len(), shape.len(), range) {
-            // Holes are looked for between disjoint chunks: among others that may take time without end.
-            return self.add(
-                Some(key),
-                None,
-                None,
-                format!("chunks {} and {} overlap", chunks[a], chunks[b]),
-            );
-        }
-        let Some(want) = whole.volume() else {
+        if whole.volume().is_none() {
             return self.add(Some(key), None, None, format!("a tensor of shape {shape} can't be"));
-        };
-        let have = chunks.iter().filter_map(Region::volume).fold(0, u64::saturating_add);
-        if have != want
-            && let Some(hole) = first_hole(&whole, &chunks)
-        {
-            self.add(Some(key), None, None, format!("no chunk covers {hole} of the tensor's shape {shape}"));
+        }
+        let range = |i: usize, a: usize| chunks[i].offsets[a]..chunks[i].end(a);
+        match first_fault(&whole, chunks.len(), range) {
+            None => {}
+            Some(BoxFault::Overlap(a, b)) => {
+                self.add(Some(key), None, None, format!("chunks {} and {} overlap", chunks[a], chunks[b]));
+            }
+            Some(BoxFault::Hole(hole)) => {
+                self.add(
+                    Some(key),
+                    None,
+                    None,
+                    format!("no chunk covers {hole} of the tensor's shape {shape}"),
+                );
+            }
         }
     }
 
+    /// What is said of a file that is not listed. It is looked at once: many items may lie in it.
+    async fn absent(&mut self, file: &Name) -> Result<String, StorageError> {
+        if let Some(what) = self.absent.get(file) {
+            return Ok(what.clone());
+        }
+        // Something else may lie there.
+        let what = match self.r.store.read(file, 0..1).await {
+            Ok(_) | Err(StorageError::NotFound { .. } | StorageError::Short { .. }) => {
+                "its file is missing".into()
+            }
+            Err(e) if e.kind() == ErrorKind::Corrupt => format!("its file can't be read: {}", Lost(e)),
+            Err(e) => return Err(e),
+        };
+        self.absent.insert(file.clone(), what.clone());
+        Ok(what)
+    }
+
     /// The file is there, and long enough.
-    fn in_file(&mut self, key: &str, file: &Name, range: &std::ops::Range<u64>) -> bool {
+    async fn in_file(&mut self, key: &str, file: &Name, range: &std::ops::Range<u64>) -> bool {
         let what = match self.sizes.get(file) {
-            None => "its file is missing".into(),
+            None => match self.absent(file).await {
+                Ok(what) => what,
+                Err(e) => {
+                    self.damaged(Some(key), &e.into());
+                    return false;
+                }
+            },
             Some(&size) if size < range.end => {
                 format!("its bytes {}..{} do not fit the file, which has {size}", range.start, range.end)
             }
@@ -172,11 +200,18 @@ impl Verifier<'_> {
             },
         };
         self.r.unpacks_to_its_shape(w, &directory)?;
-        self.described(w, &directory).await?;
+        // Though one thing is not understood, another may be damaged.
+        let mut found = self.described(w, &directory).await;
         for record in directory.records() {
-            self.record(w, record).await?;
+            if found.as_ref().is_err_and(|e| e.kind() != ErrorKind::Unsupported) {
+                break;
+            }
+            let checked = self.record(w, record).await;
+            if found.is_ok() || checked.as_ref().is_err_and(|e| e.kind() != ErrorKind::Unsupported) {
+                found = checked;
+            }
         }
-        Ok(len)
+        found.map(|()| len)
     }
 
     async fn read(&self, w: &Wanted, range: std::ops::Range<u64>) -> Result<bytes::Bytes> {
@@ -265,5 +300,5 @@ const IN_MEMORY: u64 = 4 << 20;
 
 /// Of a kind, or a size, that the decoder refuses: cycles, depth, more nodes than its limits allow.
 pub(crate) fn is_beyond_us(e: &BoxError) -> bool {
-    matches!(e.downcast_ref(), Some(FormatError::Unsupported { .. } | FormatError::Limit { .. }))
+    e.downcast_ref().is_some_and(|e| beyond_us(e).is_some())
 }

@@ -11,6 +11,13 @@ pub enum Method {
     Stored,
     /// Deflate, as ordinary zip programs pack.
     Deflated,
+    /// Another one, or encrypted: such a record can be found, but not read.
+    Unknown {
+        /// Its number.
+        method: u16,
+        /// Whether it is encrypted.
+        encrypted: bool,
+    },
 }
 
 /// A record of an archive, as the central directory describes it. Positions count from the start of the archive.
@@ -46,7 +53,8 @@ impl Record {
     ///
     /// # Errors
     /// [`Error::Archive`] when the local header is damaged or contradicts the directory, or when the data and its descriptor
-    /// do not fill what is between it and the next record.
+    /// do not fill what is between it and the next record; else [`Error::Unsupported`] when both say that it is packed in a way
+    /// that is not [known](Method::Unknown).
     pub fn data_range(&self, header: &[u8]) -> Result<Range<u64>> {
         let bad =
             |what: String| Error::archive(self.header, format!("local header of {:?}: {what}", self.name));
@@ -60,7 +68,7 @@ impl Record {
         f.skip(4)?;
         let (crc, stored, size) = (f.u32()?, f.u32()?, f.u32()?);
         let (name, extra) = (f.u16()?, f.u16()?);
-        if flags & 1 != 0 || method_of(method) != Some(self.method) {
+        if method_of(method, flags) != self.method {
             return Err(bad("method or flags differ from the directory's".into()));
         }
         if usize::from(name) != self.name.len() || f.take(self.name.len())? != self.name.as_bytes() {
@@ -77,7 +85,7 @@ impl Record {
             return Err(bad(format!("{} bytes of data do not fit before byte {}", self.stored, self.limit)));
         };
         match (flags & HAS_DESCRIPTOR != 0, self.limit - end) {
-            (false, 0) | (true, 12 | 16 | 20 | 24) => Ok(data..end),
+            (false, 0) | (true, 12 | 16 | 20 | 24) => self.is_known().map(|()| data..end),
             (_, gap) => Err(bad(format!("{gap} bytes behind the data at {end} belong to no record"))),
         }
     }
@@ -107,6 +115,16 @@ impl Record {
                 Err(Error::archive(data.end, what))
             }
         }
+    }
+
+    /// That its method is known.
+    pub(super) fn is_known(&self) -> Result<()> {
+        let Method::Unknown { method, encrypted } = self.method else { return Ok(()) };
+        let what = match encrypted {
+            true => format!("record {:?}, which is encrypted,", self.name),
+            false => format!("record {:?}, packed by zip method {method},", self.name),
+        };
+        Err(Error::Unsupported { offset: self.header, what: what.into() })
     }
 
     /// Bytes between the data and the next record.
@@ -343,11 +361,11 @@ impl End {
     }
 }
 
-fn method_of(code: u16) -> Option<Method> {
-    match code {
-        0 => Some(Method::Stored),
-        8 => Some(Method::Deflated),
-        _ => None,
+fn method_of(method: u16, flags: u16) -> Method {
+    match (method, flags & 1 != 0) {
+        (0, false) => Method::Stored,
+        (8, false) => Method::Deflated,
+        (_, encrypted) => Method::Unknown { method, encrypted },
     }
 }
 
@@ -391,10 +409,7 @@ fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
             }
         }
     }
-    let Some(method) = method_of(method).filter(|_| flags & 1 == 0) else {
-        let what = format!("record {name:?}, encrypted or packed by zip method {method},");
-        return Err(Error::Unsupported { offset: at, what: what.into() });
-    };
+    let method = method_of(method, flags);
     if disk != 0 {
         return Err(bad(format!("record {name:?} lies in another part of a split archive")));
     }

@@ -55,16 +55,18 @@ impl<B: AsRef<[u8]>> Inflate<B> {
     /// Starts at the first byte, given all bytes of a record as they lie in the archive.
     ///
     /// # Errors
-    /// [`Error::Archive`] when these are not as many as the directory says, or can't unpack to as many as it says.
+    /// [`Error::Archive`] when these are not as many as the directory says, or can't unpack to as many as it says;
+    /// [`Error::Unsupported`] for a method that is not known.
     pub fn new(record: &Record, stored: B) -> Result<Self> {
+        record.is_known()?;
         let len = stored.as_ref().len() as u64;
         if len != record.stored {
             let what = format!("{:?} has {} bytes, {len} were given", record.name, record.stored);
             return Err(Error::archive(record.header, what));
         }
         let stream = match record.method {
-            Method::Stored => None,
             Method::Deflated => Some(flate2::Decompress::new(false)),
+            Method::Stored | Method::Unknown { .. } => None,
         };
         let inflate = Self {
             stored,

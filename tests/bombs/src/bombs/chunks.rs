@@ -121,20 +121,8 @@ pub fn chunks() -> Vec<Bomb> {
                 done(p.each(10_000, |p, k| done(p.chunk(&[-(k as i64), 0], &[i64::MIN, -1]))))
             })
         }),
-        Bomb::metadata("shared shapes of 64 axes", || {
-            let mut p = Pickle::new();
-            p.size(&[1; 64]).keep(1).size(&[0; 64]).keep(2).properties("float32").keep(3);
-            let entry = |p: &mut Pickle| {
-                let chunk = |p: &mut Pickle, _| done(p.chunk_of(|p| done(p.get(2)), |p| done(p.get(1))));
-                p.text("t").tensor_entry_of(
-                    |p| done(p.get(3)),
-                    |p| done(p.get(1)),
-                    |p| done(p.list(|p| done(p.each(100_000, chunk)))),
-                );
-            };
-            p.metadata(entry, |_| (), |_| ());
-            p.end()
-        }),
+        Bomb::metadata("shared shapes of 64 axes", || shared_shapes(1)),
+        Bomb::metadata("shared shapes of 64 axes that fill none of them", || shared_shapes(2)),
         Bomb::metadata("many tensors without elements", || {
             let mut p = Pickle::new();
             p.size(&[0; 64]).keep(1).properties("float32").keep(3).list(|_| ()).keep(4);
@@ -161,4 +149,20 @@ pub fn chunks() -> Vec<Bomb> {
             })
         }),
     ]
+}
+
+/// One tensor whose every axis has `extent` places, and 100,000 times the chunk that is its first element.
+fn shared_shapes(extent: i64) -> Vec<u8> {
+    let mut p = Pickle::new();
+    p.size(&[1; 64]).keep(1).size(&[0; 64]).keep(2).properties("float32").keep(3).size(&[extent; 64]).keep(4);
+    let entry = |p: &mut Pickle| {
+        let chunk = |p: &mut Pickle, _| done(p.chunk_of(|p| done(p.get(2)), |p| done(p.get(1))));
+        p.text("t").tensor_entry_of(
+            |p| done(p.get(3)),
+            |p| done(p.get(4)),
+            |p| done(p.list(|p| done(p.each(100_000, chunk)))),
+        );
+    };
+    p.metadata(entry, |_| (), |_| ());
+    p.end()
 }

@@ -7,6 +7,8 @@ use crate::{
     zip::{self, Record},
     zstd,
 };
+use anyhow::Result;
+use std::path::Path;
 
 /// The pickle of a view.
 fn view(of: Type, shape: &[i64], strides: &[i64], numel: i64) -> Vec<u8> {
@@ -79,6 +81,8 @@ pub fn tensors() -> Vec<Bomb> {
             let pickle = Record::plain("archive/data.pkl", &view(Type::U8, &[3 << 30], &[1], 3 << 30));
             put_items(dir, &[Item::tensor("t", Type::U8, &[3 << 30], zip::torch_of(&pickle, &[storage]))])
         }),
+        Bomb::new("a deflated column-major tensor of 64 MiB", |dir| columns(dir, 64)),
+        Bomb::new("a deflated column-major tensor of 320 MiB", |dir| columns(dir, 320)),
         Bomb::new("many deflated storages of 256 MiB", |dir| {
             let storage = Record::blown_up("archive/data/0", b"", 7, 256, b"")?;
             let pickle = Record::plain("archive/data.pkl", &view(Type::U8, &[4], &[1], 256 << 20));
@@ -140,4 +144,12 @@ pub fn tensors() -> Vec<Bomb> {
             put_items(dir, &[packed(bytes, &[ZSTD])])
         }),
     ]
+}
+
+/// A deflated tensor of so many MiB, whose columns lie one after the other.
+fn columns(dir: &Path, mebibytes: i64) -> Result<()> {
+    let storage = Record::blown_up("archive/data/0", b"", 7, mebibytes as usize, b"")?;
+    let (rows, numel) = (mebibytes << 8, mebibytes << 18);
+    let pickle = Record::plain("archive/data.pkl", &view(Type::F32, &[rows, 1 << 10], &[1, rows], numel));
+    put_items(dir, &[Item::tensor("t", Type::F32, &[rows, 1 << 10], zip::torch_of(&pickle, &[storage]))])
 }
