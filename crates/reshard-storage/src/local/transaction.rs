@@ -281,10 +281,7 @@ mod tests {
             }
             let found = Home::find(&place).unwrap();
             let transaction = LocalTransaction::begin(&found, "a", IfExists::Replace([].into())).unwrap();
-            transaction
-                .site
-                .write_last(&transaction.built, &Name::new("owner").unwrap(), b"N", Durability::Process)
-                .unwrap();
+            fs::write(transaction.site.built.join("owner"), "N").unwrap();
             transaction.site.ready().unwrap();
             Self { transaction, place, park, _home: home }
         }
