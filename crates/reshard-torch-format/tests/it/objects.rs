@@ -122,29 +122,30 @@ fn what_was_made_first_and_is_called_then_has_a_name_in_python() {
 
 #[test]
 fn a_partial_of_a_class_s_new_is_an_object_with_keywords_and_any_other_is_not() {
-    let partial = |name: &[u8], new: &[u8], make: &[u8], fill: &[u8], call: &[u8]| {
+    // Its name, its function, how it is made and filled, and how it is called.
+    let made = |[name, new, how, fill, call]: [&[u8]; 5]| {
         let function = [b"c", new, b"\n"].concat();
         let state = [b"(", &function[..], b"(cm\nC\nK\x07t}X\x01\0\0\0kK\x01sNtb"].concat();
-        object(&[b"c", name, b"\n(", &function, b"t", make, fill, &state, call, b"."].concat())
+        object(&[b"c", name, b"\n(", &function, b"t", how, fill, &state, call, b"."].concat())
     };
-    let usual = (&b"functools\npartial"[..], &b"m\nC.__new__"[..], &b"R"[..], &b""[..], &b")R"[..]);
-    let make = |(a, b, c, d, e): (&[u8], &[u8], &[u8], &[u8], &[u8])| partial(a, b, c, d, e);
-    let found = make(usual);
+    let usual: [&[u8]; 5] = [b"functools\npartial", b"m\nC.__new__", b"R", b"", b")R"];
+    let found = made(usual);
     assert_eq!(named(&found), ("m", "C"));
     assert_eq!(found.construct, Construct::NewObjEx(vec![Value::Int(7)], vec![("k".into(), Value::Int(1))]));
-    let (name, new, how, fill, call) = usual;
-    for other in [
-        (&b"functools\nreduce"[..], new, how, fill, call),
-        (name, b"other\nC.__new__", how, fill, call),
-        (name, b"m\nD.__new__", how, fill, call),
-        (name, b"m\nC.__init__", how, fill, call),
-        (name, new, b"\x81", fill, call),
-        (name, new, how, b"(K\x01e", call),
-        (name, new, how, b"(K\x01K\x02u", call),
-        (name, new, how, fill, b")\x81"),
-        (name, new, how, fill, b"(K\x01tR"),
+    for (part, other) in [
+        (0, &b"functools\nreduce"[..]),
+        (1, b"other\nC.__new__"),
+        (1, b"m\nD.__new__"),
+        (1, b"m\nC.__init__"),
+        (2, b"\x81"),
+        (3, b"(K\x01e"),
+        (3, b"(K\x01K\x02u"),
+        (4, b")\x81"),
+        (4, b"(K\x01tR"),
     ] {
-        let found = make(other);
+        let mut parts = usual;
+        parts[part] = other;
+        let found = made(parts);
         assert!(["operator", "copyreg"].contains(&&*found.module), "{other:?}: {found:?}");
     }
 }
