@@ -481,3 +481,169 @@ impl Site {
 fn exchange(at: &OwnedFd, a: &OsStr, b: &OsStr) -> Result<(), Errno> {
     rustix::fs::renameat_with(at, a, at, b, RenameFlags::EXCHANGE)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local::dir;
+    use std::{os::unix::fs::symlink, time::Duration};
+
+    fn home() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = fs::canonicalize(dir.path()).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn an_attempt_has_a_plain_name_of_some_letters() {
+        for good in ["a", "a-1", "_", "-", &"x".repeat(64)] {
+            assert!(check_attempt(good).is_ok(), "{good}");
+        }
+        for bad in ["", "a b", "a.b", "a/b", "é", &"x".repeat(65)] {
+            let e = check_attempt(bad).unwrap_err().to_string();
+            assert!(e.contains(&format!("{bad:?}")), "{e}");
+        }
+    }
+
+    #[test]
+    fn siblings_are_told_by_their_names() {
+        for (found, want) in [
+            (".x.a-1.tmp", Some(("a-1", "tmp"))),
+            (".x.a_1.old", Some(("a_1", "old"))),
+            ("x.a.tmp", None),
+            (".y.a.tmp", None),
+            (".xa.tmp", None),
+            (".x..tmp", None),
+            (".x.a.b.tmp", None),
+            (".x.a", None),
+        ] {
+            assert_eq!(attempt_of(OsStr::new(found), OsStr::new("x")), want, "{found}");
+        }
+    }
+
+    #[test]
+    fn a_place_is_what_links_lead_to_up_to_forty_of_them() {
+        let (_dir, home) = home();
+        let to = home.join("to");
+        // Nothing has to be there.
+        symlink("to", home.join("l0")).unwrap();
+        for n in 1..40 {
+            symlink(format!("l{}", n - 1), home.join(format!("l{n}"))).unwrap();
+        }
+        let (place, parent, name) = resolve(&home.join("l38")).unwrap();
+        assert_eq!((place, parent, name), (to.clone(), home.clone(), "to".into()));
+        let e = resolve(&home.join("l39")).unwrap_err().to_string();
+        assert!(e.contains("too many symbolic links"), "{e}");
+        // Absolute ones, and what lies below a link.
+        fs::create_dir_all(home.join("d/e")).unwrap();
+        symlink(home.join("d"), home.join("abs")).unwrap();
+        assert_eq!(resolve(&home.join("abs/e")).unwrap().0, home.join("d/e"));
+        assert_eq!(resolve(&home.join("abs/new")).unwrap().0, home.join("d/new"));
+        assert_eq!(resolve(&home.join("d/e/..")).unwrap().0, home.join("d"));
+        for (bad, why) in [(PathBuf::from("/"), "root directory"), (home.join("none/.."), "`..`")] {
+            let e = resolve(&bad).unwrap_err().to_string();
+            assert!(e.contains(why), "{e}");
+        }
+    }
+
+    #[test]
+    fn leftovers_are_directories_with_their_bytes_and_the_time_of_their_last_file() {
+        let (_dir, home) = home();
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        for (file, bytes, seconds) in [
+            (".x.a.tmp/d/f", 5, 100),
+            (".x.a.tmp/d/g", 6, 300),
+            (".x.a.tmp/h", 7, 200),
+            (".x.b.old/f", 1, 50),
+        ] {
+            let path = home.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, vec![0; bytes]).unwrap();
+            fs::File::options().write(true).open(&path).unwrap().set_modified(at(seconds)).unwrap();
+        }
+        fs::create_dir(home.join(".x.c.tmp")).unwrap();
+        fs::File::open(home.join(".x.c.tmp")).unwrap().set_modified(at(70)).unwrap();
+        // Of none of these.
+        fs::create_dir(home.join(".x.d.out")).unwrap();
+        fs::write(home.join(".x.e.tmp"), "a file").unwrap();
+        symlink(".x.a.tmp", home.join(".x.f.tmp")).unwrap();
+        let left = leftovers(&home.join("x")).unwrap();
+        let told: Vec<_> =
+            left.iter().map(|l| (&*l.attempt, l.replaced, l.bytes, l.modified.unwrap())).collect();
+        assert_eq!(told, [("a", false, 18, at(300)), ("b", true, 1, at(50)), ("c", false, 0, at(70))]);
+        assert_eq!(left[0].path, home.join(".x.a.tmp").to_str().unwrap());
+        assert!(leftovers(&home.join("none/x")).unwrap().is_empty());
+        let e = leftovers(&home.join(".x.e.tmp/x")).unwrap_err();
+        assert!(matches!(&e, StorageError::Io { .. }), "{e}");
+    }
+
+    #[test]
+    fn directories_above_a_place_are_made_and_a_file_on_the_way_is_an_error() {
+        let (_dir, home) = home();
+        let site = Home::find(&home.join("a/b/x")).unwrap();
+        assert!(site.site("one").unwrap().is_none());
+        let site = site.made_site("one").unwrap();
+        assert_eq!(
+            (site.place.clone(), site.built.clone()),
+            (home.join("a/b/x"), home.join("a/b/.x.one.tmp"))
+        );
+        assert!(home.join("a/b").is_dir() && !site.place.exists());
+        assert!(make_directories(&home.join("a/b")).is_ok());
+        fs::write(home.join("file"), "").unwrap();
+        for below in ["file", "file/b", "file/b/c"] {
+            let e = make_directories(&home.join(below)).unwrap_err();
+            assert!(
+                matches!(&e, StorageError::Io { path, .. } if path.ends_with(below) || path.ends_with("file/b")),
+                "{e:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_stands_at_a_place_is_a_directory_or_told() {
+        let (_dir, home) = home();
+        let site = |place: &Path| Home::find(place).unwrap().site("a").unwrap().unwrap();
+        let x = site(&home.join("x"));
+        assert!(x.standing().unwrap().is_none());
+        fs::create_dir(&x.place).unwrap();
+        let fd = x.standing().unwrap().unwrap();
+        assert!(dir::bears(&x.up, &x.name, &fd).unwrap());
+        fs::remove_dir(&x.place).unwrap();
+        // A link that was not there when the place was looked up.
+        symlink("elsewhere", &x.place).unwrap();
+        assert!(x.standing().unwrap_err().to_string().contains("become a symbolic link"));
+        fs::remove_file(&x.place).unwrap();
+        fs::write(&x.place, "").unwrap();
+        assert!(x.standing().unwrap_err().to_string().contains("there is a file"));
+        assert!(x.put().is_err());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_root_of_a_file_system_is_told_from_a_directory_in_it() {
+        let root = dir::hold(Path::new("/")).unwrap();
+        assert_eq!(is_mount(&root, "proc"), Ok(true));
+        let (_dir, home) = home();
+        fs::create_dir(home.join("d")).unwrap();
+        let home = dir::hold(&home).unwrap();
+        assert_eq!((is_mount(&home, "d"), is_mount(&home, "none").is_err()), (Ok(false), true));
+    }
+
+    #[test]
+    fn what_can_not_be_exchanged_says_why() {
+        let (_dir, home) = home();
+        let site = Home::find(&home.join("x")).unwrap().site("a").unwrap().unwrap();
+        let why = |e| site.not_exchanged(e).to_string();
+        for none in [Errno::INVAL, Errno::NOSYS, Errno::OPNOTSUPP] {
+            assert!(why(none).contains("can't exchange two directories"), "{none}");
+        }
+        for mount in [Errno::BUSY, Errno::XDEV] {
+            assert!(why(mount).contains("mounted file system"), "{mount}");
+        }
+        assert!(why(Errno::IO).contains("exchange with the new version"));
+        // Where it can, nothing stays of the trial.
+        let built = site.make().unwrap();
+        site.probe_exchange(&built).unwrap();
+        assert_eq!(fs::read_dir(&site.built).unwrap().count(), 0);
+    }
+}

@@ -5,6 +5,8 @@ mod archives;
 mod fixtures;
 mod forms;
 mod hostile;
+mod machine;
+mod objects;
 mod python;
 mod samples;
 mod unpack;
