@@ -4,11 +4,11 @@
 mod cuts;
 #[cfg(test)]
 mod duplicates;
+#[cfg(test)]
 mod hooks;
-#[cfg(test)]
 mod laws;
-mod load;
 #[cfg(test)]
+mod load;
 mod metadata;
 #[cfg(test)]
 mod save;
