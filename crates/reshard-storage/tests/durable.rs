@@ -10,6 +10,7 @@ use reshard_storage::{
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 fn name(s: &str) -> Name {
@@ -98,6 +99,34 @@ fn a_version_that_replaces_another_is_on_the_disk_before_the_old_one_is_removed(
     let renamed = first(&trail, |t| matches!(t, Trace::Renamed(_, to) if *to == place)).unwrap();
     assert!(trail[renamed..].contains(&Trace::SyncedDirectory(place.clone())), "{trail:?}");
     assert!(place.join("README").exists() && !place.join("old").exists());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_that_is_linked_from_another_place_is_on_the_disk_before_the_version_is_seen() {
+    for durability in [Durability::Machine, Durability::Process] {
+        let dir = tempfile::tempdir().unwrap();
+        let parent = fs::canonicalize(dir.path()).unwrap();
+        fs::create_dir(parent.join("old")).unwrap();
+        fs::write(parent.join("old/a"), "by somebody who waited for no disk").unwrap();
+        let old: Arc<dyn Store> = Arc::new(LocalStore::at(parent.join("old")).unwrap());
+        let new = LocalStore::at(parent.join("new")).unwrap();
+        let trail = Trail::below(&parent);
+        block_on(async {
+            let transaction = new.begin("x", IfExists::Refuse).await.unwrap();
+            let copy = FileBody::copy_of(name("sub/b"), old, name("a"));
+            transaction.write(vec![copy], durability, Progress::none()).await.unwrap();
+            transaction.commit(None, &[], durability).await.unwrap();
+        });
+        let trail = trail.seen();
+        let file = parent.join(".new.x.tmp/sub/b");
+        let at = |step: Trace| first(&trail, |t| *t == step);
+        let linked = at(Trace::Linked(file.clone())).unwrap();
+        let synced =
+            [at(Trace::SyncedFile(file.clone())), at(Trace::SyncedDirectory(file.parent().unwrap().into()))];
+        let waits = durability == Durability::Machine;
+        assert!(synced.iter().all(|s| s.is_some_and(|s| s > linked) == waits), "{durability:?}: {trail:?}");
+    }
 }
 
 #[test]

@@ -297,9 +297,9 @@ impl Dir {
         Ok((path, file))
     }
 
-    /// Makes an open file one of this directory's too, if the system can do that, and returns its length. Otherwise `None`, and
-    /// nothing is there.
-    pub(super) fn link(&self, name: &Name, file: &File) -> Result<Option<u64>> {
+    /// Makes an open file one of this directory's too, if the system can do that, and returns where it is and its length.
+    /// Otherwise `None`, and nothing is there.
+    pub(super) fn link(&self, name: &Name, file: &File) -> Result<Option<(PathBuf, u64)>> {
         let path = self.path.join(name.as_str());
         self.make_parents(name)?;
         // The file that was opened, whatever lies under its name by now.
@@ -311,7 +311,7 @@ impl Dir {
             Ok(()) => {
                 note(|| Trace::Linked(path.clone()));
                 let meta = file.metadata().map_err(|e| StorageError::io("look at", &path, e))?;
-                Ok(Some(meta.len()))
+                Ok(Some((path, meta.len())))
             }
             Err(Errno::EXIST) => Err(StorageError::invalid(format!("{name} is written twice"))),
             // On another disk, linked too often already, of somebody else, or a system without such links.

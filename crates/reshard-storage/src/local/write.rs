@@ -301,8 +301,15 @@ async fn copy(
 ) -> Result<u64> {
     let (built, name, bytes) = (dir.clone(), to.clone(), whole(&*from, &of).await?);
     if let Some(file) = from.local_file(&of).await? {
-        let linked = pool::run_one(move || built.link(&name, &file)).await?;
-        if let Some(bytes) = linked {
+        let linked = pool::run_one(move || {
+            let Some((path, bytes)) = built.link(&name, &file)? else { return Ok(None) };
+            // Whoever wrote it may not have waited for the disk.
+            if durability == Durability::Machine {
+                sync_file(&file, &path)?;
+            }
+            Ok(Some(bytes))
+        });
+        if let Some(bytes) = linked.await? {
             progress.add(bytes);
             return Ok(bytes);
         }
