@@ -317,7 +317,7 @@ async fn receipts_come_back_in_order(store: Arc<dyn Store>) {
     let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
     // Long enough for several threads, and empty ones between.
     let lengths =
-        |file: usize| (0..40).map(move |i| if i % 7 == 3 { 0 } else { (i * 61 + file * 7) % 40 << 15 });
+        |file: usize| (0..40).map(move |i| if i % 7 == 3 { 0 } else { ((i * 61 + file * 7) % 40) << 15 });
     let bodies = (0..3).map(|file| {
         let made = |len: usize| Made::boxed(Length::Exact(len as u64), &pattern(len, file));
         FileBody::new(name(&format!("f{file}")), lengths(file).map(made).collect())
