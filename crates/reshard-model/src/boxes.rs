@@ -123,7 +123,7 @@ pub fn first_fault(whole: &Region, n: usize, range: impl Fn(usize, usize) -> Ran
     let ndim = whole.ndim();
     let ids: Vec<usize> = (0..n).filter(|&i| (0..ndim).all(|a| !part(i, a).is_empty())).collect();
     loop {
-        if let Ok(fault) = fault_by(&Keys::default(), whole, ids.clone(), &part) {
+        if let Ok(fault) = fault_by(&mut Lengths::of(ndim), whole, ids.clone(), &part) {
             return fault;
         }
     }
@@ -131,7 +131,7 @@ pub fn first_fault(whole: &Region, n: usize, range: impl Fn(usize, usize) -> Ran
 
 /// Fails when two edges have the same key, which other keys mend.
 fn fault_by(
-    keys: &Keys,
+    lengths: &mut Lengths,
     whole: &Region,
     ids: Vec<usize>,
     part: &impl Fn(usize, usize) -> Range<u64>,
@@ -140,8 +140,8 @@ fn fault_by(
     // What all boxes fill parts nothing.
     let axes = (0..whole.ndim()).filter(|&a| ids.iter().any(|&i| part(i, a) != of_whole(a)));
     let axes: Vec<usize> = axes.collect();
-    let of_all = |bounds: &dyn Fn(usize) -> Range<u64>| {
-        axes.iter().fold(Print::ONE, |print, &a| print.times(keys.length(a, &bounds(a))))
+    let mut of_all = |bounds: &dyn Fn(usize) -> Range<u64>| {
+        axes.iter().fold(Print::ONE, |print, &a| print.times(lengths.at(a, bounds(a))))
     };
     let mut boxes: Vec<(usize, Print)> = ids.into_iter().map(|i| (i, of_all(&|a| part(i, a)))).collect();
     let mut want = [of_all(&of_whole)];
@@ -151,8 +151,8 @@ fn fault_by(
             break;
         }
         // In each slab between two edges the cross-sections of the boxes in it have to add up to that of the whole.
-        divide(&mut want, |print| print, |_| keys.length(axis, &of_whole(axis)))?;
-        divide(&mut boxes, |(_, print)| print, |(i, _)| keys.length(axis, &part(*i, axis)))?;
+        divide(&mut want, |print| print, |_| lengths.at(axis, of_whole(axis)))?;
+        divide(&mut boxes, |(_, print)| print, |(i, _)| lengths.at(axis, part(*i, axis)))?;
         let edges = |of: fn(Range<u64>) -> u64| {
             let mut edges: Vec<(u64, usize)> =
                 boxes.iter().enumerate().map(|(at, (i, _))| (of(part(*i, axis)), at)).collect();
@@ -240,7 +240,7 @@ struct SameKey;
 fn divide<T>(
     all: &mut [T],
     print: impl Fn(&mut T) -> &mut Print,
-    by: impl Fn(&T) -> Print,
+    by: impl FnMut(&T) -> Print,
 ) -> Result<(), SameKey> {
     let by: Vec<Print> = all.iter().map(by).collect();
     if by.iter().any(|print| print.0.contains(&0)) {
@@ -260,14 +260,24 @@ fn divide<T>(
     Ok(())
 }
 
-/// Random numbers of edges. Nobody can know them beforehand, and make boxes that deceive them.
-#[derive(Default)]
-struct Keys([RandomState; 2]);
+/// Differences of the random numbers of edges. Nobody can know these beforehand, and make boxes that deceive them.
+struct Lengths {
+    keys: [RandomState; 2],
+    /// The last of each axis: boxes that follow each other mostly differ in one.
+    last: Vec<(Range<u64>, Print)>,
+}
 
-impl Keys {
-    fn length(&self, axis: usize, range: &Range<u64>) -> Print {
-        let edge = |at: u64| Print([0, 1].map(|k: usize| self.0[k].hash_one((axis, at)) % PRIME));
-        edge(range.end).minus(edge(range.start))
+impl Lengths {
+    fn of(ndim: usize) -> Self {
+        Self { keys: Default::default(), last: vec![(0..0, Print::default()); ndim] }
+    }
+
+    fn at(&mut self, axis: usize, range: Range<u64>) -> Print {
+        if self.last[axis].0 != range {
+            let key = |at: u64| Print([0, 1].map(|k: usize| self.keys[k].hash_one((axis, at)) % PRIME));
+            self.last[axis] = (range.clone(), key(range.end).minus(key(range.start)));
+        }
+        self.last[axis].1
     }
 }
 

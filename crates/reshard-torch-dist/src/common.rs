@@ -16,7 +16,6 @@ use reshard_strategy::{
 };
 use reshard_torch_format::{LoadOptions, TorchSave, archive::ArchiveOptions};
 use serde::{Deserialize, Serialize, de::IgnoredAny};
-use std::collections::BTreeMap;
 
 /// The file of common state.
 pub const COMMON: &str = "common.pt";
@@ -45,6 +44,12 @@ pub struct MetadataJson {
     /// Its version.
     #[serde(default = "one")]
     pub common_backend_version: u32,
+}
+
+/// What tells that a file is Megatron Core's.
+#[derive(Deserialize)]
+struct Sign {
+    sharded_backend: Option<IgnoredAny>,
 }
 
 fn one() -> u32 {
@@ -101,16 +106,15 @@ impl MetadataJson {
     /// # Errors
     /// [`StrategyError::Corrupt`] when it is no JSON, or not all of this.
     pub fn parse(bytes: &[u8]) -> Result<Option<Self>> {
-        let e = match serde_json::from_slice(bytes) {
-            Ok(json) => return Ok(Some(json)),
-            Err(e) => e,
+        // Serde would take an array for the object.
+        let of_others = match bytes.trim_ascii_start().first() {
+            Some(b'{') => serde_json::from_slice::<Sign>(bytes).is_ok_and(|s| s.sharded_backend.is_none()),
+            _ => serde_json::from_slice::<IgnoredAny>(bytes).is_ok(),
         };
-        let fields = serde_json::from_slice::<BTreeMap<String, IgnoredAny>>(bytes);
-        let names_it = fields.is_ok_and(|fields| fields.contains_key("sharded_backend"));
-        if !names_it && serde_json::from_slice::<IgnoredAny>(bytes).is_ok() {
+        if of_others {
             return Ok(None);
         }
-        Err(StrategyError::Corrupt {
+        serde_json::from_slice(bytes).map(Some).map_err(|e| StrategyError::Corrupt {
             file: METADATA_JSON.into(),
             offset: None,
             what: "it is no JSON object with sharded_backend and its version".into(),
@@ -216,5 +220,36 @@ async fn from_object(cx: &OpenCx) -> Result<Value> {
     match decode(COMMON_STATE_CELL, bytes, &cx.limits)? {
         Value::List(mut v) if v.len() == 1 => Ok(v.remove(0)),
         _ => Err(StrategyError::corrupt(COMMON_STATE_CELL, None, "it is no list of one element")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metadata_json_of_another_program_is_told_from_a_damaged_one() {
+        for (text, want) in [
+            (r#"{"sharded_backend": "torch_dist", "more": [1]}"#, Ok(true)),
+            (r#" {"sharded_backend": "torch_dist", "sharded_backend_version": 1}"#, Ok(true)),
+            ("{}", Ok(false)),
+            (r#"{"lr": 0.1, "steps": [1, 2]}"#, Ok(false)),
+            (r#"["sharded_backend"]"#, Ok(false)),
+            ("1", Ok(false)),
+            ("", Err(())),
+            ("{", Err(())),
+            (r#"{"a": 1} {"a": 2}"#, Err(())),
+            (r#"{"sharded_backend": 3}"#, Err(())),
+            (r#"{"sharded_backend": "a", "sharded_backend": "b"}"#, Err(())),
+            (r#"{"sharded_backend": "torch_di"#, Err(())),
+        ] {
+            let found = MetadataJson::parse(text.as_bytes()).map(|json| json.is_some()).map_err(|_| ());
+            assert_eq!(found, want, "{text}");
+        }
+        for (text, want) in
+            [("", true), ("{", true), (r#"{"sharded_backend": "x"#, true), (r#"{"lr"#, false), ("{ ", false)]
+        {
+            assert_eq!(MetadataJson::begins(text.as_bytes()), want, "{text}");
+        }
     }
 }
