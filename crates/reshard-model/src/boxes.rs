@@ -123,7 +123,7 @@ pub fn first_fault(whole: &Region, n: usize, range: impl Fn(usize, usize) -> Ran
     let ndim = whole.ndim();
     let ids: Vec<usize> = (0..n).filter(|&i| (0..ndim).all(|a| !part(i, a).is_empty())).collect();
     loop {
-        if let Ok(fault) = fault_by(&mut Lengths::of(ndim), whole, ids.clone(), &part) {
+        if let Ok(fault) = fault_by(&mut Lengths::of(ndim), whole, &ids, &part) {
             return fault;
         }
     }
@@ -133,7 +133,7 @@ pub fn first_fault(whole: &Region, n: usize, range: impl Fn(usize, usize) -> Ran
 fn fault_by(
     lengths: &mut Lengths,
     whole: &Region,
-    ids: Vec<usize>,
+    ids: &[usize],
     part: &impl Fn(usize, usize) -> Range<u64>,
 ) -> Result<Option<BoxFault>, SameKey> {
     let of_whole = |a: usize| whole.offsets[a]..whole.end(a);
@@ -143,7 +143,7 @@ fn fault_by(
     let mut of_all = |bounds: &dyn Fn(usize) -> Range<u64>| {
         axes.iter().fold(Print::ONE, |print, &a| print.times(lengths.at(a, bounds(a))))
     };
-    let mut boxes: Vec<(usize, Print)> = ids.into_iter().map(|i| (i, of_all(&|a| part(i, a)))).collect();
+    let mut boxes: Vec<(usize, Print)> = ids.iter().map(|&i| (i, of_all(&|a| part(i, a)))).collect();
     let mut want = [of_all(&of_whole)];
     let mut cell = whole.clone();
     for &axis in &axes {

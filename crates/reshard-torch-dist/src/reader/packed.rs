@@ -21,6 +21,7 @@ use reshard_torch_format::archive::{Directory, Inflate, Method};
 use std::{
     collections::VecDeque,
     io,
+    ops::Range,
     sync::{Mutex, PoisonError},
 };
 
@@ -220,9 +221,9 @@ impl TorchDistReader {
         progress: &Progress,
         totals: &mut ReadTotals,
     ) -> Result<()> {
-        let hull = |r: &ReadTensor| d.layout.narrow(&r.region).hull();
-        let start = reads.iter().map(|r| hull(r).start).min().unwrap_or_default();
-        let end = reads.iter().map(|r| hull(r).end).max().unwrap_or_default();
+        let hulls = reads.iter().map(|r| d.layout.narrow(&r.region).hull());
+        let all = hulls.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        let Range { start, end } = all.unwrap_or_default();
         if self.kept.is_past(w.chunk, verify, start) {
             return self.read_packed(w, reads, verify, progress, totals).await;
         }
