@@ -54,7 +54,7 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
     if below.into_iter().any(|(_, name)| sign(name)) {
         return Err(refused("other checkpoints lie in it"));
     }
-    match files_of(store, registry, files).await {
+    match owned(store, registry, files, json).await {
         Ok(Owned { files, stays }) => Ok(Replaced { if_exists: IfExists::Replace(files.into()), stays }),
         Err(StrategyError::Unknown { key, .. }) => {
             let why = format!(
@@ -97,10 +97,14 @@ pub(crate) async fn files_of(
     registry: &Registry,
     files: Vec<Entry>,
 ) -> Result<Owned> {
-    let is_megatron = Json::read(store).await == Json::Megatrons;
+    owned(store, registry, files, Json::read(store).await).await
+}
+
+/// The same, when it is known whose the `metadata.json` is.
+async fn owned(store: &Arc<dyn Store>, registry: &Registry, files: Vec<Entry>, json: Json) -> Result<Owned> {
     let known = |name: &Name| match own_file(name.as_str()) {
         None => name.as_str() == SIDECAR,
-        Some(OwnFile::Megatron) => is_megatron,
+        Some(OwnFile::Megatron) => json == Json::Megatrons,
         Some(_) => true,
     };
     // As a rule names tell all, and nothing has to be opened.
