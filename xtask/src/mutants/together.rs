@@ -7,17 +7,17 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use super::cores::{Core, Judge};
+use super::cores::Core;
 use super::programs::{Tests, messages};
-use super::weave::{CHOOSER, Woven, weave};
-use super::{Mutant, Outcome, Tools, next, run_jobs, tree};
-use crate::shell::say;
+use super::weave::{Body, CHOOSER, Woven, weave};
+use super::{Mutant, Outcome, PROFILE, Tools, next, run_jobs, tree};
+use crate::shell::{cargo, say};
 
 /// Builds without those that did not compile, until all that is left does.
 const BUILDS: usize = 20;
 
 /// What became of each mutant, in their order. `None`: it can't be built with the others, because it lies in no function that
-/// can ask which one is meant, or because it does not compile there.
+/// can ask which one is meant.
 pub(crate) fn judge(
     tools: &Tools,
     home: &Path,
@@ -25,41 +25,49 @@ pub(crate) fn judge(
     core: &Core,
     mutants: &[&Mutant],
 ) -> Result<Vec<Option<Outcome>>> {
-    let woven = build(tools, home, core, mutants)?;
     let mut outcomes: Vec<Option<Outcome>> = vec![None; mutants.len()];
-    for id in &woven {
-        outcomes[id - 1] = Some(Outcome::Missed);
+    let built = build(tools, home, core, mutants)?;
+    for id in &built.unviable {
+        outcomes[id - 1] = Some(Outcome::Unviable);
     }
-    say(format!("{:<10} {} of {} mutants are in one build", core.name, woven.len(), mutants.len()));
-    for judge in core.judges {
-        let tests = Tests::build(tools, home, core, judge)?;
-        let left: VecDeque<usize> =
-            woven.iter().copied().filter(|id| outcomes[id - 1] == Some(Outcome::Missed)).collect();
-        let (queue, done) = (Mutex::new(left), Mutex::new(Vec::new()));
-        run_jobs((0..jobs.max(1)).map(|_| {
-            || {
-                while let Some(id) = next(&queue) {
-                    let outcome = tests.outcome(id)?;
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push((id, outcome));
+    let (woven, unviable) = (built.woven.len(), built.unviable.len());
+    say(format!(
+        "{:<10} {woven} of {} mutants are in one build, {unviable} do not compile",
+        core.name,
+        mutants.len()
+    ));
+    let tests = Tests::build(tools, home, core, jobs)?;
+    let (queue, done) = (Mutex::new(VecDeque::from(built.woven)), Mutex::new(Vec::new()));
+    run_jobs((0..jobs.max(1)).map(|_| {
+        || {
+            while let Some((id, function)) = next(&queue) {
+                let (outcome, enter) = tests.outcome(id, function)?;
+                if outcome == Outcome::Missed {
+                    // At once, so that work on it can begin.
+                    say(format!("not noticed by {enter} tests: {}", mutants[id - 1].name));
                 }
-                Ok(())
+                done.lock().unwrap_or_else(PoisonError::into_inner).push((id, outcome));
             }
-        }))?;
-        for (id, outcome) in done.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            outcomes[id - 1] = Some(outcome);
+            Ok(())
         }
-        // At once, so that work on it can begin.
-        for id in woven.iter().filter(|id| outcomes[**id - 1] == Some(Outcome::Missed)) {
-            say(format!("not noticed yet: {}", mutants[id - 1].name));
-        }
+    }))?;
+    for (id, outcome) in done.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        outcomes[id - 1] = Some(outcome);
     }
     // Others find the sources as they are.
     tree::copy(&home.join("tree"))?;
     Ok(outcomes)
 }
 
-/// Numbers of the mutants that are in the build, from 1.
-fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result<Vec<usize>> {
+/// Numbers of mutants, from 1.
+struct Built {
+    /// Those that are in the build, each with its function.
+    woven: Vec<(usize, usize)>,
+    /// Those that do not compile: a function says its type, so what is wrong with one body is wrong with it alone.
+    unviable: Vec<usize>,
+}
+
+fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result<Built> {
     let tree = home.join("tree");
     let packages: BTreeSet<&str> = mutants.iter().map(|mutant| &*mutant.package).collect();
     for package in &packages {
@@ -74,6 +82,7 @@ fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result
     }
     let sources: BTreeMap<&str, String> =
         of_file.keys().map(|file| Ok((*file, read(&tree.join(file))?))).collect::<Result<_>>()?;
+    let mut unviable = Vec::new();
     for _ in 0..BUILDS {
         let mut woven: BTreeMap<&str, Woven> = BTreeMap::new();
         for (file, mutants) in &of_file {
@@ -81,31 +90,45 @@ fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result
             std::fs::write(tree.join(file), &one.text)?;
             woven.insert(file, one);
         }
-        let mut errors = BTreeSet::new();
+        // The code itself first: what the tests are built of takes longer.
+        let mut errors = errors_of_code(tools, home, &packages)?;
         for judge in core.judges {
-            errors.append(&mut errors_of(tools, home, judge)?);
+            if errors.is_empty() {
+                errors = errors_of(&messages(tools, home, judge)?);
+            }
         }
+        let bodies = || woven.iter().flat_map(|(file, one)| one.bodies.iter().map(move |body| (*file, body)));
         if errors.is_empty() {
-            return Ok(woven.into_values().flat_map(|one| one.bodies).map(|(id, _)| id).collect());
+            let woven = bodies().map(|(_, body)| (body.id, body.function)).collect();
+            return Ok(Built { woven, unviable });
         }
-        let hit = |id: &usize| {
-            let at = woven.iter().flat_map(|(file, one)| one.bodies.iter().map(move |body| (*file, body)));
-            at.into_iter().any(|(file, (other, lines))| {
-                other == id && errors.iter().any(|(name, line)| name == file && lines.contains(line))
-            })
+        let wrong = |file: &str, body: &Body| {
+            errors.iter().any(|(name, line)| name == file && body.lines.contains(line))
         };
-        let before: usize = of_file.values().map(Vec::len).sum();
-        of_file.values_mut().for_each(|mutants| mutants.retain(|(id, _)| !hit(id)));
-        if of_file.values().map(Vec::len).sum::<usize>() == before {
+        let wrong: BTreeSet<usize> =
+            bodies().filter(|(file, body)| wrong(file, body)).map(|(_, body)| body.id).collect();
+        if wrong.is_empty() {
             bail!("the mutants of {} can't be built together: {errors:?}", core.name);
         }
+        of_file.values_mut().for_each(|mutants| mutants.retain(|(id, _)| !wrong.contains(id)));
+        unviable.extend(wrong);
     }
     bail!("some mutants of {} still don't compile after {BUILDS} builds", core.name)
 }
 
-/// What keeps the tests of a judge from being built.
-fn errors_of(tools: &Tools, home: &Path, judge: &Judge) -> Result<BTreeSet<(String, usize)>> {
-    Ok(errors(&messages(tools, home, judge)?))
+/// What keeps the code from being built, without its tests.
+fn errors_of_code(
+    tools: &Tools,
+    home: &Path,
+    packages: &BTreeSet<&str>,
+) -> Result<BTreeSet<(String, usize)>> {
+    let messages = tools
+        .surround(cargo(&["build", "--locked", "--message-format", "json"]), home)?
+        .args(["--profile", PROFILE, "--manifest-path"])
+        .args([home.join("tree/Cargo.toml")])
+        .args(packages.iter().flat_map(|package| ["--package", package]))
+        .read_unless(&[101])?;
+    Ok(errors_of(&messages))
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -113,7 +136,7 @@ fn read(path: &Path) -> Result<String> {
 }
 
 /// Files and lines of the errors that the compiler found.
-fn errors(messages: &str) -> BTreeSet<(String, usize)> {
+fn errors_of(messages: &str) -> BTreeSet<(String, usize)> {
     let mut out = BTreeSet::new();
     for message in messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
         let message = &message["message"];
@@ -147,8 +170,8 @@ mod tests {
                 r#"{{"reason":"compiler-message","message":{{"level":"{level}","spans":[{macros},{second}]}}}}"#
             )
         };
-        assert!(errors(&format!("{}\nnoise\n", message("warning"))).is_empty());
-        let found = errors(&message("error"));
+        assert!(errors_of(&format!("{}\nnoise\n", message("warning"))).is_empty());
+        let found = errors_of(&message("error"));
         assert_eq!(found, BTreeSet::from([("/std/macros.rs".into(), 9), ("a.rs".into(), 7)]));
     }
 }

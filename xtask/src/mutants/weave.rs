@@ -10,11 +10,30 @@ use super::Mutant;
 /// The program's environment says which mutant is meant.
 pub(crate) const CHOICE: &str = "RESHARD_MUTANT";
 
+/// Names a file in which a program writes the functions that it has entered.
+pub(crate) const ENTERED: &str = "RESHARD_MUTANT_ENTERED";
+
 /// What the root of a crate needs, for [`weave`]d functions of it.
 pub(crate) const CHOOSER: &str = r#"
 #[allow(clippy::all, missing_docs)]
-pub(crate) fn __mutant() -> usize {
-    static CHOSEN: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+pub(crate) fn __mutant(function: usize) -> usize {
+    use std::io::Write as _;
+    use std::sync::{Mutex, OnceLock, PoisonError};
+    type Entered = Mutex<(std::fs::File, std::collections::BTreeSet<usize>)>;
+    static CHOSEN: OnceLock<usize> = OnceLock::new();
+    static ENTERED: OnceLock<Option<Entered>> = OnceLock::new();
+    let entered = ENTERED.get_or_init(|| {
+        let path = std::env::var_os("RESHARD_MUTANT_ENTERED")?;
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path).ok()?;
+        Some(Mutex::new((file, std::collections::BTreeSet::new())))
+    });
+    if let Some(entered) = entered {
+        let (file, seen) = &mut *entered.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.insert(function) {
+            // In one call, since other processes write, too.
+            drop(file.write_all(format!("{function}\n").as_bytes()));
+        }
+    }
     *CHOSEN.get_or_init(|| std::env::var("RESHARD_MUTANT").ok().and_then(|n| n.parse().ok()).unwrap_or(0))
 }
 "#;
@@ -23,8 +42,17 @@ pub(crate) fn __mutant() -> usize {
 #[derive(Debug)]
 pub(crate) struct Woven {
     pub(crate) text: String,
-    /// The mutants in it, and in which lines they are, the first one being 1.
-    pub(crate) bodies: Vec<(usize, Range<usize>)>,
+    pub(crate) bodies: Vec<Body>,
+}
+
+/// A mutant in a woven source.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Body {
+    pub(crate) id: usize,
+    /// The least number of a mutant in this function.
+    pub(crate) function: usize,
+    /// The lines of the woven source that are its own, the first one being 1.
+    pub(crate) lines: Range<usize>,
 }
 
 /// The mutants that lie in bodies of functions get numbers; the others can't be chosen at run time, and are left out.
@@ -38,17 +66,15 @@ pub(crate) fn weave(source: &str, mutants: &[(usize, &Mutant)]) -> Result<Woven>
     for body in functions.0 {
         let inside = |place: &Range<usize>| body.start <= place.start && place.end <= body.end;
         let own: Vec<_> = places.iter().filter(|(_, place, _)| inside(place)).collect();
-        if own.is_empty() {
-            continue;
-        }
+        let Some(function) = own.iter().map(|(id, ..)| *id).min() else { continue };
         woven.text.push_str(&source[done..body.start]);
-        woven.text.push_str("{ match crate::__mutant() {\n");
+        woven.text.push_str(&format!("{{ match crate::__mutant({function}) {{\n"));
         for (id, place, replacement) in own {
             let first = woven.next_line();
             let (before, behind) = (&source[body.start..place.start], &source[place.end..body.end]);
             woven.text.push_str(&format!("{id} => {before} {replacement} {behind}\n"));
             let lines = first..woven.next_line();
-            woven.bodies.push((*id, lines));
+            woven.bodies.push(Body { id: *id, function, lines });
         }
         woven.text.push_str(&format!("_ => {}\n}} }}", &source[body.clone()]));
         done = body.end;
@@ -75,12 +101,24 @@ fn bytes(source: &str, mutant: &Mutant) -> Option<Range<usize>> {
     Some(at(mutant.from)?..at(mutant.to)?)
 }
 
-/// Bodies of functions that can ask something at run time, and lie in no other function, in order.
+/// Bodies of functions that can ask something at run time, and lie in no other function, in order. Those that return `impl`
+/// something are left out: all bodies would have to return the same type.
 struct Functions(Vec<Range<usize>>);
+
+/// Whether `impl` something stands in a type.
+struct Opaque(bool);
+
+impl Visit<'_> for Opaque {
+    fn visit_type_impl_trait(&mut self, _: &syn::TypeImplTrait) {
+        self.0 = true;
+    }
+}
 
 impl Functions {
     fn add(&mut self, signature: &syn::Signature, body: &syn::Block) {
-        if signature.constness.is_none() {
+        let mut opaque = Opaque(false);
+        opaque.visit_return_type(&signature.output);
+        if signature.constness.is_none() && !opaque.0 {
             let braces = body.brace_token.span;
             self.0.push(braces.open().byte_range().start..braces.close().byte_range().end);
         }
@@ -118,11 +156,18 @@ mod tests {
         let (less, all) = (mutant((4, 15), (4, 16), "<="), mutant((4, 5), (4, 18), "true"));
         let constant = mutant((1, 24), (1, 25), "-");
         let woven = weave(SOURCE, &[(7, &less), (8, &all), (9, &constant)])?;
-        let text = "const fn c() -> u8 { 1 + 2 }\n/// ä\nfn f(a: u8) -> bool { match crate::__mutant() {\n\
+        let text = "const fn c() -> u8 { 1 + 2 }\n/// ä\nfn f(a: u8) -> bool { match crate::__mutant(7) {\n\
                     7 => {\n    /* ä */ a  <=  3\n}\n8 => {\n     true \n}\n_ => {\n    /* ä */ a < 3\n}\n} }\n";
         assert_eq!(woven.text, text);
-        assert_eq!(woven.bodies, [(7, 4..7), (8, 7..10)], "what is not in a body that runs is left out");
+        let body = |id, lines| Body { id, function: 7, lines };
+        assert_eq!(
+            woven.bodies,
+            [body(7, 4..7), body(8, 7..10)],
+            "what is not in a body that runs is left out"
+        );
         syn::parse_file(&woven.text)?;
+        let opaque = weave("fn f() -> Option<impl Fn()> { g() }", &[(3, &mutant((1, 31), (1, 34), "h()"))])?;
+        assert!(opaque.bodies.is_empty(), "another body may have another type");
         Ok(())
     }
 
@@ -134,6 +179,6 @@ mod tests {
 
     #[test]
     fn the_chooser_reads_what_is_chosen() {
-        assert!(CHOOSER.contains(&format!("{CHOICE:?}")));
+        assert!([CHOICE, ENTERED].iter().all(|name| CHOOSER.contains(&format!("{name:?}"))));
     }
 }
