@@ -126,6 +126,9 @@ impl CliError {
             Some(StorageError::Unsupported { .. }) => {
                 return "do what the message says, or name another place";
             }
+            Some(StorageError::Displaced { .. }) => {
+                return "rename the directories as the message says; nothing is lost, and `reshard verify` tells which one is whole";
+            }
             Some(StorageError::NotCarried { .. }) => {
                 return "the checkpoint is in its place; free the name, and `reshard prune` moves what was kept aside";
             }

@@ -473,4 +473,13 @@ mod tests {
             assert!(asked.get() < 1_000_000, "{} questions", asked.get());
         }
     }
+
+    #[test]
+    fn numbers_of_the_field_have_one_form() {
+        assert_eq!([0, PRIME - 1, PRIME, 2 * PRIME - 1].map(reduced), [0, PRIME - 1, 0, PRIME - 1]);
+        for number in [1, 2, PRIME - 1] {
+            let print = Print([number; 2]);
+            assert_eq!(print.times(print.inverse()).0, [1, 1], "{number}");
+        }
+    }
 }

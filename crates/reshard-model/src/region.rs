@@ -237,6 +237,14 @@ mod tests {
     }
 
     #[test]
+    fn what_two_boxes_share_begins_at_the_later_start_and_ends_at_the_earlier_end() {
+        let (a, b) = (Region::new([2, 0], [5, 9]), Region::new([4, 3], [7, 2]));
+        let both = Some(Region::new([4, 3], [3, 2]));
+        assert_eq!((a.intersect(&b), b.intersect(&a)), (both.clone(), both));
+        assert_eq!(a.intersect(&Region::new([7, 3], [1, 1])), None, "boxes that only touch");
+    }
+
+    #[test]
     fn a_box_is_counted_from_the_start_of_another() {
         let inner = Region::new([4, 7], [2, 1]).within(&Region::new([3, 5], [9, 9]));
         assert_eq!(inner, Region::new([1, 2], [2, 1]));

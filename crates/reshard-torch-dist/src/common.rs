@@ -165,6 +165,10 @@ impl LoadCommonStrategy for TorchCommon {
         };
         match value {
             Value::Dict(_) => Ok(ValueTree::from(value)),
+            // It may be a dict of a kind of its own, such as an OrderedDict: nothing is damaged.
+            Value::Opaque(other) => Err(StrategyError::Undecoded {
+                what: format!("common state of class {} (a plain dict is known)", other.class()),
+            }),
             other => {
                 let what = format!("the common state is no dict but of type {}", other.type_name());
                 Err(StrategyError::corrupt(file, None, what))

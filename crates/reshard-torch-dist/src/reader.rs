@@ -2,6 +2,7 @@
 
 mod crc;
 mod head;
+mod overlaps;
 mod packed;
 mod repeats;
 mod verify;
@@ -16,6 +17,7 @@ use crate::{
 use async_trait::async_trait;
 use crc::Crc;
 use head::{Forms, Head, Wanted, reads_all};
+use overlaps::Overlaps;
 use packed::Kept;
 use repeats::{Repeats, repeated};
 use reshard_model::{Dialect, ObjectCodec, Payload};
@@ -39,8 +41,7 @@ pub(crate) struct TorchDistReader {
     pub(crate) table: Table,
     dialect: Dialect,
     rank_local: Option<u32>,
-    /// Places whose bytes another item claims too, by (file, offset).
-    overlaps: BTreeMap<(u32, u64), String>,
+    overlaps: Overlaps,
     pub(crate) limits: ReadLimits,
     repeats: Repeats,
     kept: Kept,
@@ -49,13 +50,9 @@ pub(crate) struct TorchDistReader {
 impl TorchDistReader {
     pub(crate) fn new(cx: &OpenCx, table: Table, dialect: Dialect, rank_local: Option<u32>) -> Self {
         let (store, limits) = (Arc::clone(&cx.store), cx.limits);
-        let overlaps = overlaps(&table);
+        let overlaps = Overlaps::of(&table);
         let repeats = if limits.allow_repeated { Repeats::new() } else { repeated(&table) };
         Self { store, table, dialect, rank_local, overlaps, limits, repeats, kept: Kept::default() }
-    }
-
-    pub(crate) fn overlapping(&self, place: Place) -> Option<&str> {
-        self.overlaps.get(&(place.file, place.offset)).map(String::as_str)
     }
 
     /// An error of the store, with what it means: bytes of a checkpoint that are not there are damage.
@@ -72,34 +69,6 @@ impl TorchDistReader {
             .map_or_else(|| "stored bytes are lost or damaged".into(), |w| format!("{w} is lost or damaged"));
         StrategyError::Corrupt { file, offset: None, what, source: Some(Box::new(Lost(e))) }
     }
-}
-
-/// Items of one file must not share bytes: what one of them reads would be the other's.
-fn overlaps(table: &Table) -> BTreeMap<(u32, u64), String> {
-    let mut all: Vec<Place> =
-        table.chunks.iter().chain(&table.objects).copied().filter(|p| p.file != u32::MAX).collect();
-    let mut out = BTreeMap::new();
-    // Ranks of a rank-local checkpoint, and equal names in general, are the same file whatever their index.
-    let file = |p: &Place| table.files.get(p.file as usize).and_then(|f| f.as_ref().ok());
-    all.sort_by(|a, b| (file(a), a.offset, a.length).cmp(&(file(b), b.offset, b.length)));
-    for w in all.windows(2) {
-        let (a, b) = (w[0], w[1]);
-        if file(&a).is_some()
-            && file(&a) == file(&b)
-            && a.offset.saturating_add(a.length) > b.offset
-            && b.length > 0
-        {
-            let text = format!(
-                "bytes {}..{} of {}",
-                b.offset,
-                b.offset.saturating_add(b.length),
-                file(&b).map_or("", Name::as_str)
-            );
-            out.insert((a.file, a.offset), text.clone());
-            out.insert((b.file, b.offset), text);
-        }
-    }
-    out
 }
 
 /// A chunk's name for messages.
@@ -212,7 +181,7 @@ impl StorageReader for TorchDistReader {
                 let what = format!("object {key} has no place: the metadata lost its storage entry");
                 StrategyError::corrupt(crate::METADATA, None, what)
             })?;
-            if let Some(other) = self.overlapping(place) {
+            if let Some(other) = self.overlaps.with(place) {
                 let what = format!("object {key} and another item claim the same bytes ({other})");
                 return Err(StrategyError::corrupt(crate::METADATA, None, what));
             }

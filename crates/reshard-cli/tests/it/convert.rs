@@ -1,5 +1,5 @@
 use crate::{
-    run,
+    handmade, run,
     states::{self, Saved},
 };
 use reshard::{CommonForm, Tree, Value, ValueTree, blocking::Checkpoint};
@@ -308,6 +308,17 @@ fn common_state_that_is_no_dict_is_damage() {
     let ran = run(&["convert", &saved.url, &saved.beside("to")]);
     assert!(ran.code == 1 && ran.err.contains("common.pt"), "{}", ran.err);
     assert!(run(&["inspect", &saved.url]).ok().contains("no dict but of type list"));
+}
+
+#[test]
+fn common_state_of_another_class_is_no_damage() {
+    let saved = states::megatron();
+    let ordered = handmade::pickle([handmade::global("collections", "OrderedDict"), b")R".to_vec()].concat());
+    std::fs::write(saved.path("common.pt"), handmade::archive(&ordered, &[], false)).unwrap();
+    let ran = run(&["verify", &saved.url, "--quick"]);
+    assert!(ran.code == 2 && ran.out.contains("collections.OrderedDict"), "{} {}", ran.code, ran.out);
+    let ran = run(&["convert", &saved.url, &saved.beside("to")]);
+    assert!(ran.code == 2 && ran.err.contains("collections.OrderedDict"), "{} {}", ran.code, ran.err);
 }
 
 /// Checkpoints of Megatron Core that real programs wrote: of `RESHARD_FIXTURES`, or of this repository.

@@ -13,7 +13,7 @@ fn int(n: u64) -> Vec<u8> {
     [&[0x8a, 9][..], &n.to_le_bytes(), &[0]].concat()
 }
 
-fn global(module: &str, name: &str) -> Vec<u8> {
+pub(crate) fn global(module: &str, name: &str) -> Vec<u8> {
     format!("c{module}\n{name}\n").into_bytes()
 }
 

@@ -97,7 +97,7 @@ impl TorchDistReader {
             let what = format!("{} has no place: the metadata lost its storage entry", self.name_of(chunk));
             StrategyError::corrupt(crate::METADATA, None, what)
         })?;
-        if let Some(other) = self.overlapping(place) {
+        if let Some(other) = self.overlaps.with(place) {
             let what = format!("{} and another item claim the same bytes ({other})", self.name_of(chunk));
             return Err(StrategyError::corrupt(crate::METADATA, None, what));
         }

@@ -1,0 +1,101 @@
+//! Items of one file must not share bytes: what one of them reads would be the other's.
+
+use std::collections::BTreeMap;
+
+use reshard_storage::Name;
+
+use crate::table::{Place, Table};
+
+/// Items whose bytes another item claims, too: by (file, offset), where the other one lies.
+#[derive(Debug, Default)]
+pub(super) struct Overlaps(BTreeMap<(u32, u64), String>);
+
+impl Overlaps {
+    /// Of all chunks and objects of a checkpoint.
+    pub(super) fn of(table: &Table) -> Self {
+        // Ranks of a rank-local checkpoint, and equal names in general, are the same file whatever their index.
+        let file = |p: &Place| table.files.get(p.file as usize).and_then(|f| f.as_ref().ok());
+        let all = table.chunks.iter().chain(&table.objects).copied();
+        let mut all: Vec<Place> = all.filter(|p| p.length > 0 && file(p).is_some()).collect();
+        all.sort_by(|a, b| (file(a), a.offset, a.length).cmp(&(file(b), b.offset, b.length)));
+        let says =
+            |p: &Place| format!("bytes {}..{} of {}", p.offset, end(p), file(p).map_or("", Name::as_str));
+        let mut found = BTreeMap::new();
+        // Of those before it in its file, the one that ends last.
+        let mut last: Option<Place> = None;
+        for place in all {
+            let before = last.filter(|l| file(l) == file(&place));
+            if let Some(before) = before.filter(|b| end(b) > place.offset) {
+                found.insert((before.file, before.offset), says(&place));
+                found.insert((place.file, place.offset), says(&before));
+            }
+            if before.is_none_or(|b| end(&b) < end(&place)) {
+                last = Some(place);
+            }
+        }
+        Self(found)
+    }
+
+    /// Where an item lies that claims bytes of this one.
+    pub(super) fn with(&self, place: Place) -> Option<&str> {
+        self.0.get(&(place.file, place.offset)).map(String::as_str)
+    }
+}
+
+fn end(place: &Place) -> u64 {
+    place.offset.saturating_add(place.length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is said of each item: chunks first, then objects. Items are (file, offset, length).
+    fn of(names: &[&str], chunks: &[(u32, u64, u64)], objects: &[(u32, u64, u64)]) -> Vec<Option<String>> {
+        let place = |&(file, offset, length): &_| Place { file, transforms: 0, offset, length };
+        let (chunks, objects) = (chunks.iter().map(place).collect(), objects.iter().map(place).collect());
+        let files = names.iter().map(|name| Name::new(*name).map_err(|e| e.to_string())).collect();
+        let table = Table { chunks, objects, files, ..Table::default() };
+        let overlaps = Overlaps::of(&table);
+        table.chunks.iter().chain(&table.objects).map(|p| overlaps.with(*p).map(str::to_owned)).collect()
+    }
+
+    fn some(text: &str) -> Option<String> {
+        Some(text.to_owned())
+    }
+
+    #[test]
+    fn items_beside_each_other_share_nothing() {
+        assert_eq!(of(&["a"], &[(0, 0, 4), (0, 4, 4)], &[(0, 8, 4)]), [None, None, None]);
+        assert_eq!(of(&["a", "b"], &[(0, 0, 4), (1, 0, 4)], &[]), [None, None], "in two files");
+        assert_eq!(of(&["a"], &[(0, 0, 4), (0, 2, 0)], &[]), [None, None], "an item without bytes");
+        assert_eq!(of(&["a"], &[(u32::MAX, 0, 4), (u32::MAX, 0, 4)], &[]), [None, None], "without a place");
+        assert_eq!(
+            of(&["../a"], &[(0, 0, 4), (0, 0, 4)], &[]),
+            [None, None],
+            "a name that is refused anyway"
+        );
+    }
+
+    #[test]
+    fn each_of_two_items_that_share_bytes_names_the_other() {
+        let (first, second) = (some("bytes 0..5 of a"), some("bytes 4..8 of a"));
+        assert_eq!(of(&["a"], &[(0, 0, 5)], &[(0, 4, 4)]), [second.clone(), first.clone()]);
+        assert_eq!(
+            of(&["a", "a"], &[(1, 4, 4), (0, 0, 5)], &[]),
+            [first, second],
+            "a file under two numbers"
+        );
+        let same = some("bytes 3..7 of a");
+        assert_eq!(of(&["a"], &[(0, 3, 4), (0, 3, 4)], &[]), [same.clone(), same]);
+        let last = some(&format!("bytes 1..{} of a", u64::MAX));
+        assert_eq!(of(&["a"], &[(0, 1, u64::MAX), (0, 9, 1)], &[]), [some("bytes 9..10 of a"), last]);
+    }
+
+    #[test]
+    fn an_item_may_hold_several_others() {
+        let outer = some("bytes 0..100 of a");
+        let said = of(&["a"], &[(0, 0, 100), (0, 10, 5), (0, 20, 5), (0, 100, 5)], &[(0, 99, 1)]);
+        assert_eq!(said, [some("bytes 99..100 of a"), outer.clone(), outer.clone(), None, outer]);
+    }
+}
