@@ -314,11 +314,12 @@ fn common_state_that_is_no_dict_is_damage() {
 fn common_state_of_another_class_is_no_damage() {
     let saved = states::megatron();
     let ordered = handmade::pickle([handmade::global("collections", "OrderedDict"), b")R".to_vec()].concat());
-    std::fs::write(saved.path("common.pt"), handmade::archive(&ordered, &[], false)).unwrap();
-    let ran = run(&["verify", &saved.url, "--quick"]);
-    assert!(ran.code == 2 && ran.out.contains("collections.OrderedDict"), "{} {}", ran.code, ran.out);
-    let ran = run(&["convert", &saved.url, &saved.beside("to")]);
-    assert!(ran.code == 2 && ran.err.contains("collections.OrderedDict"), "{} {}", ran.code, ran.err);
+    let common = handmade::archive(&ordered, &[], false);
+    std::fs::write(saved.path("common.pt"), &common).unwrap();
+    run(&["verify", &saved.url]).ok();
+    assert!(run(&["inspect", &saved.url]).ok().contains("collections.OrderedDict"));
+    let to = converted(&saved, "to", &[]);
+    assert_eq!(std::fs::read(format!("{to}/common.pt")).unwrap(), common);
 }
 
 /// Checkpoints of Megatron Core that real programs wrote: of `RESHARD_FIXTURES`, or of this repository.

@@ -146,15 +146,16 @@ pub(crate) fn pickle(value: Vec<u8>) -> Vec<u8> {
 
 /// An archive as `torch.save` lays it out, its storage packed or not.
 pub(crate) fn archive(pickle: &[u8], storage: &[u8], packed: bool) -> Vec<u8> {
+    zip(&[("data.pkl", pickle, false), ("version", b"3\n", false), ("data/0", storage, packed)])
+}
+
+/// An archive of records, each of them packed or not.
+pub(crate) fn zip<N: AsRef<str>>(records: &[(N, &[u8], bool)]) -> Vec<u8> {
     let mut zip = ZipWriter::new(std::io::Cursor::new(Vec::new()));
-    let method = if packed { CompressionMethod::Deflated } else { CompressionMethod::Stored };
-    for (name, bytes, method) in [
-        ("data.pkl", pickle, CompressionMethod::Stored),
-        ("version", b"3\n", CompressionMethod::Stored),
-        ("data/0", storage, method),
-    ] {
+    for (name, bytes, packed) in records {
+        let method = if *packed { CompressionMethod::Deflated } else { CompressionMethod::Stored };
         let options = SimpleFileOptions::default().compression_method(method);
-        zip.start_file(format!("archive/{name}"), options).unwrap();
+        zip.start_file(format!("archive/{}", name.as_ref()), options).unwrap();
         zip.write_all(bytes).unwrap();
     }
     zip.finish().unwrap().into_inner()

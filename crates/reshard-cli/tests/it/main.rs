@@ -8,6 +8,7 @@ mod handmade;
 mod help;
 mod hostile;
 mod inspect;
+mod layouts;
 mod limits;
 mod links;
 mod memory;
