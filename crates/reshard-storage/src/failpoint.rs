@@ -16,6 +16,7 @@ pub const STEPS: &[&str] = &[
     "commit.record",
     "commit.synced",
     "commit.ready",
+    "commit.exchanged",
     "commit.renamed",
     "commit.parent_synced",
     "commit.carried",
@@ -23,7 +24,7 @@ pub const STEPS: &[&str] = &[
 ];
 
 /// Those of them that only a save meets which replaces something.
-pub const REPLACING: &[&str] = &["commit.ready", "commit.carried", "commit.old_removed"];
+pub const REPLACING: &[&str] = &["commit.ready", "commit.exchanged", "commit.carried", "commit.old_removed"];
 
 /// Dies here if the environment says so.
 #[inline]

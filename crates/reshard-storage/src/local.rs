@@ -5,6 +5,7 @@ mod file;
 mod read;
 mod retire;
 mod root;
+mod sibling;
 mod site;
 mod transaction;
 mod url;
@@ -28,9 +29,11 @@ use transaction::LocalTransaction;
 /// onto nothing or an empty directory, or by an exchange with the old version in one step. A crash at any instant leaves the
 /// old version or the new one. A file system that can't exchange is not written to when there is something to replace.
 ///
-/// After the exchange the old version lies in `.{name}.{attempt}.old`. What is not of the checkpoint in it is renamed into the
-/// new version's directory, then the old version's files are removed. A crash between leaves that directory, and
-/// [`finish_replacing`](Store::finish_replacing) does the rest.
+/// After the exchange the old version lies in `.{name}.{attempt}.{new}-{old}.old`, where `new` and `old` are the numbers (inodes, in
+/// hexadecimal digits) of the two directories. What is not of the checkpoint in it is renamed into the new version's directory,
+/// then the old version's files are removed. A crash between leaves that directory, and
+/// [`finish_replacing`](Store::finish_replacing) does the rest. The new version has that name just before the exchange. A
+/// directory of another number, which somebody had put at the place just before a crash, is no leftover.
 ///
 /// Only the directory that the attempt has made is removed. What the exchange took out instead of the old version goes back. If
 /// somebody renames it in between, it stays as `.{name}.{attempt}.out`, and the error says where everything is.
@@ -189,7 +192,7 @@ impl Store for LocalStore {
 
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         let place = self.path().to_path_buf();
-        pool::run_one(move || site::leftovers(&place)).await
+        pool::run_one(move || sibling::leftovers(&place)).await
     }
 
     async fn remove_leftover(&self, attempt: &str) -> Result<()> {

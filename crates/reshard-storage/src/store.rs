@@ -58,8 +58,8 @@ pub struct Leftover {
     pub attempt: String,
     /// Where it lies: a path or a URL.
     pub path: String,
-    /// Whether it may be the version that the attempt replaced, with files of others in it. Else it holds nothing but what
-    /// the attempt wrote.
+    /// Whether it is the version that the attempt replaced, which may have files of others in it. Else it holds nothing but
+    /// what the attempt wrote.
     pub replaced: bool,
     /// Bytes of its files.
     pub bytes: u64,
@@ -207,7 +207,8 @@ pub trait Store: fmt::Debug + Send + Sync {
         self.begin(attempt, IfExists::Replace([].into())).await
     }
 
-    /// What attempts that are not committed have left beside this place; those that are still at work too.
+    /// What attempts that are not committed have left beside this place; those that are still at work too. What may be somebody
+    /// else's is not among it.
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         Ok(Vec::new())
     }

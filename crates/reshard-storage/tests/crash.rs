@@ -102,6 +102,7 @@ fn a_crash_at_any_step_leaves_the_old_or_the_new_version() {
             // What is left over shows, can be removed, and does not disturb the next save.
             let store = LocalStore::at(&place).unwrap();
             for left in block_on(store.leftovers()).unwrap() {
+                assert_eq!(left.replaced, version(&place) == Some(2), "{step}");
                 match left.replaced {
                     true => {
                         block_on(store.finish_replacing(&left.attempt, &["a", "d/b", "record"].map(name)))
@@ -122,10 +123,10 @@ fn a_crash_at_any_step_leaves_the_old_or_the_new_version() {
             );
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         }
-        // The new version is there from the rename on, and not before; a save that never meets the step goes through.
-        let renamed = failpoint::STEPS.iter().position(|s| *s == "commit.renamed").unwrap();
+        // The new version is there from the rename or exchange on, and not before; a save that never meets the step goes through.
+        let exchanged = failpoint::STEPS.iter().position(|s| *s == "commit.exchanged").unwrap();
         let early =
-            failpoint::STEPS[..renamed].iter().filter(|s| replacing || !failpoint::REPLACING.contains(s));
+            failpoint::STEPS[..exchanged].iter().filter(|s| replacing || !failpoint::REPLACING.contains(s));
         let early = early.count();
         assert_eq!((before, after), (early, failpoint::STEPS.len() - early));
     }

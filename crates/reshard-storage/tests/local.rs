@@ -13,7 +13,7 @@ use std::{
     ffi::OsStr,
     fs, io,
     ops::Range,
-    os::unix::ffi::OsStrExt,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -151,17 +151,22 @@ fn a_mounted_root_is_refused_before_anything_is_written() {
 fn leftovers_are_those_of_this_place_only() {
     let dir = tempfile::tempdir().unwrap();
     for d in
-        [".x.one.tmp", ".x.two.tmp", ".x.three.old", ".x.y.one.tmp", ".xx.one.tmp", ".x..tmp", "x.one.tmp"]
+        [".x.one.tmp", ".x.two.tmp", ".x.four.1-2.old", ".x.y.one.tmp", ".xx.one.tmp", ".x..tmp", "x.one.tmp"]
     {
         fs::create_dir(dir.path().join(d)).unwrap();
     }
+    // A version that was replaced has its number in its name.
+    let three = dir.path().join("three");
+    fs::create_dir(&three).unwrap();
+    let number = fs::metadata(&three).unwrap().ino();
+    fs::rename(&three, dir.path().join(format!(".x.three.1-{number:x}.old"))).unwrap();
     let ours = dir.path().join(".x.one.tmp/data");
     fs::write(&ours, [0; 7]).unwrap();
     let when = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
     fs::File::options().write(true).open(&ours).unwrap().set_modified(when).unwrap();
     // What bears such a name and is no directory is not ours.
-    fs::write(dir.path().join(".x.four.tmp"), "").unwrap();
-    std::os::unix::fs::symlink(dir.path().join(".xx.one.tmp"), dir.path().join(".x.five.tmp")).unwrap();
+    fs::write(dir.path().join(".x.five.tmp"), "").unwrap();
+    std::os::unix::fs::symlink(dir.path().join(".xx.one.tmp"), dir.path().join(".x.six.tmp")).unwrap();
     let store = LocalStore::at(dir.path().join("x")).unwrap();
     let left = block_on(store.leftovers()).unwrap();
     let told: Vec<_> = left.iter().map(|l| (l.attempt.as_str(), l.replaced, l.bytes)).collect();
@@ -171,6 +176,8 @@ fn leftovers_are_those_of_this_place_only() {
     block_on(store.remove_leftover("one")).unwrap();
     block_on(store.remove_leftover("three")).unwrap();
     assert_eq!(block_on(store.leftovers()).unwrap().len(), 2, "a replaced version may hold files of others");
+    block_on(store.finish_replacing("four", &[])).unwrap();
+    assert!(dir.path().join(".x.four.1-2.old").exists(), "another directory than the one that is meant");
     for bad in ["", "../x", "a.b", "a/b"] {
         assert_eq!(block_on(store.remove_leftover(bad)).unwrap_err().kind(), ErrorKind::Invalid);
         assert_eq!(block_on(store.begin(bad, IfExists::Refuse)).unwrap_err().kind(), ErrorKind::Invalid);

@@ -12,7 +12,7 @@ use std::{
     fs,
     os::unix::{
         ffi::OsStrExt,
-        fs::{PermissionsExt, symlink},
+        fs::{MetadataExt, PermissionsExt, symlink},
     },
     path::Path,
     process::Command,
@@ -109,6 +109,8 @@ fn what_is_of_others_stays_also_when_it_came_while_the_save_ran() {
 #[test]
 fn what_has_a_name_that_the_new_version_takes_is_kept_aside_and_told() {
     let (dir, store) = saved();
+    let number = || fs::metadata(store.path()).unwrap().ino();
+    let old = number();
     let transaction = begin(&store, "second").unwrap();
     for file in ["new", "README.md"] {
         fs::write(store.path().join(file), "mine").unwrap();
@@ -121,7 +123,7 @@ fn what_has_a_name_that_the_new_version_takes_is_kept_aside_and_told() {
     assert_eq!(fs::read(store.path().join("new")).unwrap(), [2; 10]);
     assert_eq!(fs::read(store.path().join("README.md")).unwrap(), b"mine");
     assert_eq!(fs::read(Path::new(kept).join("new")).unwrap(), b"mine");
-    assert_eq!(beside(dir.path()), [".x.second.old", "x"]);
+    assert_eq!(beside(dir.path()), [&*format!(".x.second.{:x}-{old:x}.old", number()), "x"]);
     assert_eq!(beside(Path::new(kept)), ["new"], "the old version itself is gone");
     // Nothing takes it away; when the name is free it goes where it was.
     let again = block_on(store.finish_replacing("second", &FILES.map(name))).unwrap_err();
@@ -184,6 +186,28 @@ fn another_directory_under_the_name_of_the_transaction_is_not_committed() {
     assert!(matches!(e, StorageError::Incomplete { .. }), "{e}");
     assert_eq!(fs::read(store.path().join("record")).unwrap(), [1]);
     assert_eq!(fs::read(dir.path().join("aside/record")).unwrap(), [2]);
+}
+
+#[test]
+fn a_name_that_leaves_no_room_for_that_of_the_old_version_is_refused_before_anything_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    // Of 255 bytes `.NAME.b.tmp` takes some, and the numbers of two directories more.
+    for (length, fits) in [(200, true), (245, false)] {
+        let store = LocalStore::at(dir.path().join("x".repeat(length))).unwrap();
+        save(&store, "a", 1);
+        match begin(&store, "b") {
+            Ok(transaction) => {
+                assert!(fits);
+                block_on(transaction.rollback()).unwrap();
+            }
+            Err(e) => {
+                assert!(!fits && e.kind() == ErrorKind::Unsupported, "{e}");
+                assert!(e.to_string().contains("too long"), "{e}");
+            }
+        }
+        assert_eq!(beside(dir.path()), ["x".repeat(length)]);
+        fs::remove_dir_all(store.path()).unwrap();
+    }
 }
 
 const PLACE: &str = "RESHARD_TEST_HOME_PLACE";

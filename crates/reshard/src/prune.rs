@@ -388,7 +388,7 @@ impl Plan {
     }
 
     fn replaced(&mut self, left: Leftover, files: Vec<Name>, modified: Option<SystemTime>) {
-        // Before it is exchanged a new version lies there too, for a moment; that is later than what it replaces.
+        // It is older than what replaced it, unless somebody has changed it since.
         let settled = files.is_empty() || self.is_settled(modified);
         self.remove_or_keep(remains(&left), Removal::Replaced(left, files), settled);
     }

@@ -8,7 +8,7 @@ use reshard::{Dialect, ErrorKind, SaveReport, ShardedTensor, StateDict, Tensor, 
 use sha2::{Digest, Sha256};
 use std::{
     fs,
-    os::unix::fs::symlink,
+    os::unix::fs::{MetadataExt, symlink},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -218,13 +218,22 @@ fn prune(dir: &Path) -> reshard::PruneReport {
     blocking::run(reshard::prune(&url(dir)).older_than(Duration::ZERO)).unwrap()
 }
 
+/// Renames a directory as a save does with what it has replaced, of which the name tells the number.
+fn aside(dir: &Path, attempt: &str) -> PathBuf {
+    let number = fs::metadata(dir).unwrap().ino();
+    let aside = dir.with_file_name(format!(".step.{attempt}.1-{number:x}.old"));
+    fs::rename(dir, &aside).unwrap();
+    aside
+}
+
 #[test]
 fn pruning_gives_back_what_only_a_record_of_a_replaced_version_names() {
     for name in NAMES.into_iter().filter(|n| !n.starts_with("..")) {
         for sidecar in [false, true] {
             let (home, dir) = place();
-            let old = home.path().join(".step.4-1a2b3c4d5e6f7085-6.old");
+            let old = home.path().join("old");
             save(&old);
+            let old = aside(&old, "4-1a2b3c4d5e6f7085-6");
             put(&old.join(name));
             match sidecar {
                 true => {
@@ -256,13 +265,18 @@ fn pruning_touches_only_directories_that_saves_name_so() {
         ".step.1-1a2b3c4d5e6f7081.tmp",
         ".step.a-b-c.tmp",
         ".step.x-y-z.old",
+        ".step.4-1a2b3c4d5e6f7085-6.old",
+        ".step.4-1a2b3c4d5e6f7085-6.1-2.old",
     ] {
         put(&home.path().join(other).join("__0_0.distcp"));
         age(&home.path().join(other));
     }
+    put(&home.path().join("other/__0_0.distcp"));
+    age(&home.path().join("other"));
+    aside(&home.path().join("other"), "backup");
     let report = prune(&dir);
     assert!(report.removed.is_empty() && report.kept.is_empty(), "{report:?}");
-    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 6);
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 9);
 }
 
 #[test]

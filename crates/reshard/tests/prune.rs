@@ -14,6 +14,7 @@ use std::{
     collections::BTreeMap,
     fs,
     ops::Range,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -315,9 +316,15 @@ fn replaced(dir: &Path) -> PathBuf {
     fs::write(dir.join("logs/today"), "today").unwrap();
     // File systems tell times by ticks; the next save is surely later than this one.
     files(dir).keys().for_each(|f| changed(f, DAY / 24));
-    let old = dir.parent().unwrap().join(".step.4-1a2b3c4d5e6f7085-6.old");
-    fs::rename(dir, &old).unwrap();
-    old
+    aside(dir, |number| format!("1-{number:x}"))
+}
+
+/// Renames a place as a save does that exchanges two directories, whose numbers are in the name.
+fn aside(dir: &Path, numbers: impl Fn(u64) -> String) -> PathBuf {
+    let numbers = numbers(fs::metadata(dir).unwrap().ino());
+    let aside = dir.with_file_name(format!(".step.4-1a2b3c4d5e6f7085-6.{numbers}.old"));
+    fs::rename(dir, &aside).unwrap();
+    aside
 }
 
 #[test]
@@ -336,15 +343,43 @@ fn a_replaced_version_goes_and_what_others_had_put_there_comes_back() {
 }
 
 #[test]
-fn a_version_that_is_about_to_be_exchanged_stays() {
+fn a_replaced_version_that_changed_after_what_replaced_it_stays_for_a_day() {
     let (_home, dir) = place();
-    // Later than what lies at the place: so a save has made it ready, and may be alive.
     let old = replaced(&dir);
     save(&dir, 2);
     changed(&dir.join(".metadata"), DAY);
     let report = prune(&dir).unwrap();
     assert_eq!(kept(&report), [(old.to_str().unwrap(), &Kept::Recent)]);
     assert!(old.join("README.md").exists() && old.join(".metadata").exists());
+}
+
+#[test]
+fn a_version_that_is_about_to_be_exchanged_is_of_an_unfinished_save() {
+    let (_home, dir) = place();
+    save(&dir, 1);
+    let ready = aside(&dir, |number| format!("{number:x}-1"));
+    save(&dir, 2);
+    // Whoever has made it ready may be alive.
+    assert_eq!(kept(&prune(&dir).unwrap()), [(ready.to_str().unwrap(), &Kept::Recent)]);
+    assert!(ready.join(".metadata").exists());
+    let report = prune_all(&dir).unwrap();
+    assert_eq!(removed(&report), [ready.to_str().unwrap()]);
+    assert_eq!(report.removed[0].kind, RemainsKind::Unfinished);
+    assert!(!ready.exists());
+    assert_eq!(step(&dir), 2);
+}
+
+#[test]
+fn a_directory_that_a_killed_save_took_out_of_the_place_and_did_not_mean_stays() {
+    let (_home, dir) = place();
+    // A checkpoint of somebody, who had put it there just before the exchange.
+    save(&dir, 1);
+    let theirs = aside(&dir, |number| format!("{:x}-{:x}", number + 1, number + 2));
+    let before = files(&theirs);
+    save(&dir, 2);
+    let report = prune_all(&dir).unwrap();
+    assert!(report.removed.is_empty() && report.kept.is_empty(), "{report:?}");
+    assert_eq!(files(&theirs), before);
 }
 
 #[test]

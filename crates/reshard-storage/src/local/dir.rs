@@ -75,6 +75,26 @@ impl Identity {
             other => Ok(Some(Self::new(&other?))),
         }
     }
+
+    /// The same, if that is a directory.
+    pub(super) fn of_directory(at: impl AsFd, name: &OsStr) -> Result<Option<Self>, Errno> {
+        let stat = match rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(None),
+            other => other?,
+        };
+        let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        Ok(is_dir.then(|| Self::new(&stat)))
+    }
+
+    /// What tells it from the others on its device, also when it is renamed.
+    pub(super) fn number(self) -> u64 {
+        self.1
+    }
+
+    /// The same, if it lies on the device of another directory.
+    pub(super) fn number_beside(self, other: Self) -> Option<u64> {
+        (self.0 == other.0).then_some(self.1)
+    }
 }
 
 /// Whether a name means this open directory.

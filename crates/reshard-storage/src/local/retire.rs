@@ -2,6 +2,7 @@
 
 use super::{
     dir::{self, Identity, names, open, rmdir, unlink},
+    sibling::Aside,
     site::Site,
 };
 use crate::{Durability, Name, Result, StorageError, failpoint};
@@ -18,12 +19,13 @@ use std::{
     vec,
 };
 
-/// Moves all that is not among `files` from the old version, at `site.old`, to the new one, at the place; then removes `files`.
+/// Moves all that is not among `files` from the old version, at `aside`, to the new one, at the place; then removes `files`.
 /// In this order: while something of others is with the old version, that is whole, and can be told from it.
 ///
 /// Both are the directories that are open, whatever their names mean by now.
 pub(super) fn retire(
     site: &Site,
+    aside: &Aside,
     old: &OwnedFd,
     new: &OwnedFd,
     files: &[Name],
@@ -49,16 +51,16 @@ pub(super) fn retire(
     if let Some((first, e)) = carry.stuck.first() {
         return Err(StorageError::NotCarried {
             path: site.place.display().to_string(),
-            kept: site.old.display().to_string(),
+            kept: aside.path.display().to_string(),
             count: carry.stuck.len(),
             first: first.display().to_string(),
             source: (*e).into(),
         });
     }
     removed
-        .and_then(|()| dir::bears(&site.up, &site.old_name, old))
-        .and_then(|same| if same { rmdir(&site.up, &site.old_name) } else { Ok(()) })
-        .map_err(|e| StorageError::io("remove", &site.old, e))
+        .and_then(|()| dir::bears(&site.up, &aside.name, old))
+        .and_then(|same| if same { rmdir(&site.up, &aside.name) } else { Ok(()) })
+        .map_err(|e| StorageError::io("remove", &aside.path, e))
 }
 
 /// So many pairs of directories stay open above the one that is at work. What lies deeper is found again by `..`, so that
@@ -223,12 +225,15 @@ mod tests {
     };
     use std::fs;
 
-    fn old_and_new() -> (tempfile::TempDir, Site, [OwnedFd; 2]) {
+    fn old_and_new() -> (tempfile::TempDir, Site, Aside, [OwnedFd; 2]) {
         let home = tempfile::tempdir().unwrap();
         let site = Home::find(&home.path().join("x")).unwrap().site("a").unwrap().unwrap();
-        [&site.old, &site.place].into_iter().for_each(|d| fs::create_dir(d).unwrap());
-        let fds = [&site.old_name, &site.name].map(|d| open(&site.up, d).unwrap());
-        (home, site, fds)
+        let names = ["old", "x"];
+        names.into_iter().for_each(|d| fs::create_dir(site.place.with_file_name(d)).unwrap());
+        let [old, new] = names.map(|d| open(&site.up, d).unwrap());
+        let aside = site.aside(&new, &old).unwrap();
+        fs::rename(site.place.with_file_name("old"), &aside.path).unwrap();
+        (home, site, aside, [old, new])
     }
 
     #[test]
@@ -237,15 +242,15 @@ mod tests {
     }
 
     fn any_depth() {
-        let (_home, site, [old, new]) = old_and_new();
+        let (_home, site, aside, [old, new]) = old_and_new();
         nest(&site.place, 3_000, "d", "theirs");
-        nest(&site.old, 3_000, "d", "mine");
-        fs::write(site.old.join("d/d/own"), "").unwrap();
-        fs::write(site.old.join("z"), "").unwrap();
+        nest(&aside.path, 3_000, "d", "mine");
+        fs::write(aside.path.join("d/d/own"), "").unwrap();
+        fs::write(aside.path.join("z"), "").unwrap();
         // In the middle, below those that stay open.
-        nest(&site.old.join(["d"; 40].join("/")), 1, "e", "more");
-        retire(&site, &old, &new, &[Name::new("d/d/own").unwrap()], Durability::Process).unwrap();
-        assert!(!site.old.exists());
+        nest(&aside.path.join(["d"; 40].join("/")), 1, "e", "more");
+        retire(&site, &aside, &old, &new, &[Name::new("d/d/own").unwrap()], Durability::Process).unwrap();
+        assert!(!aside.path.exists());
         assert!(site.place.join("z").exists());
         assert!(site.place.join(["d"; 40].join("/")).join("e/more").exists());
         let mut bottom = open(&new, "d").unwrap();
@@ -260,31 +265,31 @@ mod tests {
 
     #[test]
     fn the_way_back_from_a_directory_that_was_moved_is_not_taken() {
-        let (_home, site, [old, new]) = old_and_new();
-        nest(&site.old, 2, "d", "f");
+        let (_home, site, aside, [old, new]) = old_and_new();
+        nest(&aside.path, 2, "d", "f");
         let top = Pair { old, new };
         nest(&site.place, 2, "d", "g");
         let below = merged(&top, c"d", 0o700).unwrap();
         assert!(below.above(top.identities().unwrap()).is_ok());
-        fs::rename(site.old.join("d"), site.place.join("away")).unwrap();
+        fs::rename(aside.path.join("d"), site.place.join("away")).unwrap();
         assert_eq!(below.above(top.identities().unwrap()).err(), Some(Errno::STALE));
     }
 
     #[test]
     fn what_is_of_others_goes_to_the_version_that_was_built_whatever_lies_at_the_place() {
-        let (home, site, [old, new]) = old_and_new();
+        let (home, site, aside, [old, new]) = old_and_new();
         for file in ["mine", "data"] {
-            fs::write(site.old.join(file), "").unwrap();
+            fs::write(aside.path.join(file), "").unwrap();
         }
         let [park, gone] = ["park", "gone"].map(|d| home.path().join(d));
         fs::rename(&site.place, &park).unwrap();
         fs::create_dir(&site.place).unwrap();
         // Neither is the old one any more what bears its name.
-        fs::rename(&site.old, &gone).unwrap();
-        fs::create_dir(&site.old).unwrap();
-        retire(&site, &old, &new, &[Name::new("data").unwrap()], Durability::Process).unwrap();
+        fs::rename(&aside.path, &gone).unwrap();
+        fs::create_dir(&aside.path).unwrap();
+        retire(&site, &aside, &old, &new, &[Name::new("data").unwrap()], Durability::Process).unwrap();
         assert!(park.join("mine").exists());
-        assert!(site.old.exists() && fs::read_dir(&gone).unwrap().next().is_none());
+        assert!(aside.path.exists() && fs::read_dir(&gone).unwrap().next().is_none());
         assert!(fs::read_dir(&site.place).unwrap().next().is_none());
     }
 }

@@ -2,10 +2,10 @@
 
 use super::{
     dir::{self, Dir, Identity},
-    url::url,
+    sibling::{self, Aside, State, check_attempt, siblings},
 };
 use crate::{
-    Leftover, Result, StorageError,
+    Result, StorageError, failpoint,
     trail::{Trace, note},
 };
 use rustix::{
@@ -25,7 +25,6 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::SystemTime,
 };
 
 const MOUNT: &str =
@@ -36,10 +35,10 @@ const MOUNT: &str =
 #[derive(Clone, Debug)]
 pub(super) struct Home {
     pub(super) place: PathBuf,
-    parent: PathBuf,
-    name: OsString,
+    pub(super) parent: PathBuf,
+    pub(super) name: OsString,
     /// `None` when it does not exist yet.
-    up: Option<Arc<OwnedFd>>,
+    pub(super) up: Option<Arc<OwnedFd>>,
     /// The directory of which the files are known that are to be replaced; `Some(None)` when there was none to know.
     pub(super) known: Option<Option<Identity>>,
 }
@@ -52,13 +51,10 @@ pub(super) struct Site {
     parent: PathBuf,
     /// Where the new version is built: holds nothing but what this attempt writes.
     pub(super) built: PathBuf,
-    /// Where the new version waits for the exchange with the old one, and the old one lies after it.
-    pub(super) old: PathBuf,
     /// The parent. Names below are names in it; paths are only for messages.
     pub(super) up: Arc<OwnedFd>,
     pub(super) name: OsString,
     pub(super) built_name: OsString,
-    pub(super) old_name: OsString,
     attempt: String,
 }
 
@@ -98,84 +94,6 @@ fn canonical(at: PathBuf) -> PathBuf {
         (Some(Ok(parent)), Some(name)) => parent.join(name),
         _ => at,
     }
-}
-
-fn is_attempt(s: &str) -> bool {
-    !s.is_empty() && s.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
-}
-
-fn check_attempt(attempt: &str) -> Result<()> {
-    if is_attempt(attempt) && attempt.len() <= 64 {
-        return Ok(());
-    }
-    let what = format!("{attempt:?} can't be an attempt's id: 1 to 64 letters, digits, `-` and `_` can");
-    Err(StorageError::invalid(what))
-}
-
-/// The hidden sibling of a place in which an attempt works.
-fn sibling(name: &OsStr, attempt: &str, kind: &str) -> OsString {
-    let mut out = OsString::from(".");
-    out.push(name);
-    out.push(format!(".{attempt}.{kind}"));
-    out
-}
-
-/// Which attempt a sibling is of, and its kind.
-fn attempt_of<'f>(found: &'f OsStr, name: &OsStr) -> Option<(&'f str, &'f str)> {
-    let rest = found.as_bytes().strip_prefix(b".")?.strip_prefix(name.as_bytes())?.strip_prefix(b".")?;
-    str::from_utf8(rest).ok()?.rsplit_once('.').filter(|(attempt, _)| is_attempt(attempt))
-}
-
-/// What attempts at this place have left beside it.
-pub(super) fn leftovers(place: &Path) -> Result<Vec<Leftover>> {
-    let (_, parent, name) = resolve(place)?;
-    let mut out = Vec::new();
-    let fail = |e| StorageError::io("list", &parent, e);
-    let entries = match fs::read_dir(&parent) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(out),
-        other => other.map_err(fail)?,
-    };
-    for entry in entries {
-        let entry = entry.map_err(fail)?;
-        let found = entry.file_name();
-        let Some((attempt, kind)) = attempt_of(&found, &name) else { continue };
-        // A link of such a name is not ours.
-        if !entry.file_type().is_ok_and(|t| t.is_dir()) {
-            continue;
-        }
-        let path = entry.path();
-        let (bytes, modified) = extent_of(&path);
-        // Whatever it is called, it can be opened by what is said here.
-        let text = path.to_str().map_or_else(|| url(&path), str::to_owned);
-        let left = Leftover::new(attempt, text).holding(bytes, modified);
-        match kind {
-            "tmp" => out.push(left),
-            "old" => out.push(left.replaced()),
-            _ => {}
-        }
-    }
-    out.sort();
-    Ok(out)
-}
-
-/// Bytes of all files below a directory, and when one of them last changed. Somebody may be removing them.
-fn extent_of(dir: &Path) -> (u64, Option<SystemTime>) {
-    let (mut bytes, mut last) = (0u64, None);
-    let mut waiting = vec![dir.to_path_buf()];
-    while let Some(dir) = waiting.pop() {
-        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            match entry.metadata() {
-                Ok(m) if m.is_dir() => waiting.push(entry.path()),
-                Ok(m) => {
-                    bytes = bytes.saturating_add(m.len());
-                    last = last.max(m.modified().ok());
-                }
-                Err(_) => {}
-            }
-        }
-    }
-    // Removing files changes their directory: only where there are none it is asked.
-    (bytes, last.or_else(|| fs::metadata(dir).ok()?.modified().ok()))
 }
 
 /// Whether a directory is the root of a mounted file system. Bind mounts have the device of what is around them; the kernel
@@ -221,16 +139,14 @@ impl Home {
     pub(super) fn site(&self, attempt: &str) -> Result<Option<Site>> {
         check_attempt(attempt)?;
         let Some(up) = &self.up else { return Ok(None) };
-        let [built_name, old_name] = ["tmp", "old"].map(|kind| sibling(&self.name, attempt, kind));
+        let built_name = sibling::built(&self.name, attempt);
         Ok(Some(Site {
             place: self.place.clone(),
             built: self.parent.join(&built_name),
-            old: self.parent.join(&old_name),
             parent: self.parent.clone(),
             up: Arc::clone(up),
             name: self.name.clone(),
             built_name,
-            old_name,
             attempt: attempt.to_owned(),
         }))
     }
@@ -394,52 +310,85 @@ impl Site {
         }
     }
 
-    /// Gives the new version the name that the old one is to get: what bears it may hold files of others, and is never
-    /// removed as a whole.
-    pub(super) fn ready(&self) -> Result<()> {
-        let renamed = self.rename(&self.built_name, &self.old_name);
+    /// Where these two versions are to be exchanged.
+    pub(super) fn aside(&self, built: &OwnedFd, old: &OwnedFd) -> Result<Aside> {
+        let fail = |e| StorageError::io("look at", &self.place, e);
+        let [built, old] = [Identity::of(built).map_err(fail)?, Identity::of(old).map_err(fail)?];
+        Ok(Aside::new(&self.parent, &self.name, &self.attempt, [built, old]))
+    }
+
+    /// That the system takes a name of such a length, before much is written in vain.
+    pub(super) fn check_name(&self, aside: &Aside) -> Result<()> {
+        match Identity::named(&self.up, &aside.name) {
+            Ok(_) => Ok(()),
+            Err(Errno::NAMETOOLONG) => {
+                let room = aside.name.len().saturating_sub(self.name.len());
+                Err(self.unsupported(format!(
+                    "its name is too long: what is replaced is called so for a while, with {room} bytes more; save to a place \
+                     with a shorter name"
+                )))
+            }
+            Err(e) => Err(StorageError::io("look at", &aside.path, e)),
+        }
+    }
+
+    /// What this attempt has left in such a state, and where.
+    pub(super) fn left(&self, state: State) -> Result<Option<(Aside, OwnedFd)>> {
+        let found = siblings(&self.up, &self.name).map_err(|e| StorageError::io("list", &self.parent, e))?;
+        let Some(sibling) = found.into_iter().find(|s| s.state == state && s.attempt == self.attempt) else {
+            return Ok(None);
+        };
+        let path = self.parent.join(&sibling.name);
+        let fd = sibling.open(&self.up).map_err(|e| StorageError::io("open", &path, e))?;
+        Ok(fd.map(|fd| (Aside { name: sibling.name, path }, fd)))
+    }
+
+    /// Gives the new version the name that the old one is to get: whoever finds that later can tell which of them it is.
+    pub(super) fn ready(&self, aside: &Aside) -> Result<()> {
+        let renamed = self.rename(&self.built_name, &aside.name);
         renamed.map_err(|e| StorageError::io("rename", &self.built, e))
     }
 
     /// Puts the new version, which is [`ready`](Self::ready) and built in this directory, where the old one lies.
-    pub(super) fn replace(&self, built: &OwnedFd, old: &OwnedFd) -> Result<()> {
-        let ours = dir::bears(&self.up, &self.old_name, built);
-        if !ours.map_err(|e| StorageError::io("look at", &self.old, e))? {
-            return Err(self.not_built(&self.old));
+    pub(super) fn replace(&self, built: &OwnedFd, old: &OwnedFd, aside: &Aside) -> Result<()> {
+        let ours = dir::bears(&self.up, &aside.name, built);
+        if !ours.map_err(|e| StorageError::io("look at", &aside.path, e))? {
+            return Err(self.not_built(&aside.path));
         }
-        if let Err(e) = self.exchange() {
-            self.withdraw(built);
+        if let Err(e) = self.exchange(aside) {
+            self.withdraw(built, aside);
             return Err(self.not_exchanged(e));
         }
-        self.settle(built, old)
+        failpoint::hit("commit.exchanged");
+        self.settle(built, old, aside)
     }
 
-    pub(super) fn exchange(&self) -> Result<(), Errno> {
-        exchange(&self.up, &self.old_name, &self.name)
+    pub(super) fn exchange(&self, aside: &Aside) -> Result<(), Errno> {
+        exchange(&self.up, &aside.name, &self.name)
     }
 
     /// Looks at what the exchange took out of the place. Another one than the old version goes back: nobody knows which of its
     /// files are a checkpoint's.
-    pub(super) fn settle(&self, built: &OwnedFd, old: &OwnedFd) -> Result<()> {
-        match dir::bears(&self.up, &self.old_name, old) {
+    pub(super) fn settle(&self, built: &OwnedFd, old: &OwnedFd, aside: &Aside) -> Result<()> {
+        match dir::bears(&self.up, &aside.name, old) {
             Ok(true) => {
-                note(|| Trace::Renamed(self.old.clone(), self.place.clone()));
+                note(|| Trace::Renamed(aside.path.clone(), self.place.clone()));
                 return Ok(());
             }
             // What came back out of the place is what had been put there, unless that was taken away in between.
             Ok(false)
-                if self.exchange().is_ok() && dir::bears(&self.up, &self.old_name, built) == Ok(true) =>
+                if self.exchange(aside).is_ok() && dir::bears(&self.up, &aside.name, built) == Ok(true) =>
             {
-                self.withdraw(built);
+                self.withdraw(built, aside);
                 return Err(self.changed());
             }
             _ => {}
         }
-        // A directory called `.old` would be taken for a version of which the rest is to be removed.
-        let out = sibling(&self.name, &self.attempt, "out");
+        // If it is the old version after all, that was not replaced, so it may not be called so.
+        let out = sibling::out(&self.name, &self.attempt);
         let renamed =
-            rustix::fs::renameat_with(&self.up, &self.old_name, &self.up, &out, RenameFlags::NOREPLACE);
-        let kept = if renamed.is_ok() { self.parent.join(out) } else { self.old.clone() };
+            rustix::fs::renameat_with(&self.up, &aside.name, &self.up, &out, RenameFlags::NOREPLACE);
+        let kept = if renamed.is_ok() { self.parent.join(out) } else { aside.path.clone() };
         let whereabouts = |fd| match dir::path_of(fd) {
             Some(path) => path.display().to_string(),
             None => format!("somewhere beside {}", self.place.display()),
@@ -454,14 +403,14 @@ impl Site {
 
     /// Gives the new version, which was not committed, its former name, so that it is removed with what the attempt has
     /// written.
-    fn withdraw(&self, built: &OwnedFd) {
-        let outcome = match dir::bears(&self.up, &self.old_name, built) {
-            Ok(true) => self.rename(&self.old_name, &self.built_name),
+    fn withdraw(&self, built: &OwnedFd, aside: &Aside) {
+        let outcome = match dir::bears(&self.up, &aside.name, built) {
+            Ok(true) => self.rename(&aside.name, &self.built_name),
             Ok(false) => Err(Errno::NOENT),
             Err(e) => Err(e),
         };
         if let Err(e) = outcome {
-            tracing::warn!(path = %self.old.display(), error = %e, "a version that was not committed is left over");
+            tracing::warn!(path = %aside.path.display(), error = %e, "a version that was not committed is left over");
         }
     }
 
@@ -486,39 +435,12 @@ fn exchange(at: &OwnedFd, a: &OsStr, b: &OsStr) -> Result<(), Errno> {
 mod tests {
     use super::*;
     use crate::local::dir;
-    use std::{os::unix::fs::symlink, time::Duration};
+    use std::os::unix::fs::symlink;
 
     fn home() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(dir.path()).unwrap();
         (dir, path)
-    }
-
-    #[test]
-    fn an_attempt_has_a_plain_name_of_some_letters() {
-        for good in ["a", "a-1", "_", "-", &"x".repeat(64)] {
-            assert!(check_attempt(good).is_ok(), "{good}");
-        }
-        for bad in ["", "a b", "a.b", "a/b", "é", &"x".repeat(65)] {
-            let e = check_attempt(bad).unwrap_err().to_string();
-            assert!(e.contains(&format!("{bad:?}")), "{e}");
-        }
-    }
-
-    #[test]
-    fn siblings_are_told_by_their_names() {
-        for (found, want) in [
-            (".x.a-1.tmp", Some(("a-1", "tmp"))),
-            (".x.a_1.old", Some(("a_1", "old"))),
-            ("x.a.tmp", None),
-            (".y.a.tmp", None),
-            (".xa.tmp", None),
-            (".x..tmp", None),
-            (".x.a.b.tmp", None),
-            (".x.a", None),
-        ] {
-            assert_eq!(attempt_of(OsStr::new(found), OsStr::new("x")), want, "{found}");
-        }
     }
 
     #[test]
@@ -544,37 +466,6 @@ mod tests {
             let e = resolve(&bad).unwrap_err().to_string();
             assert!(e.contains(why), "{e}");
         }
-    }
-
-    #[test]
-    fn leftovers_are_directories_with_their_bytes_and_the_time_of_their_last_file() {
-        let (_dir, home) = home();
-        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        for (file, bytes, seconds) in [
-            (".x.a.tmp/d/f", 5, 100),
-            (".x.a.tmp/d/g", 6, 300),
-            (".x.a.tmp/h", 7, 200),
-            (".x.b.old/f", 1, 50),
-        ] {
-            let path = home.join(file);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(&path, vec![0; bytes]).unwrap();
-            fs::File::options().write(true).open(&path).unwrap().set_modified(at(seconds)).unwrap();
-        }
-        fs::create_dir(home.join(".x.c.tmp")).unwrap();
-        fs::File::open(home.join(".x.c.tmp")).unwrap().set_modified(at(70)).unwrap();
-        // Of none of these.
-        fs::create_dir(home.join(".x.d.out")).unwrap();
-        fs::write(home.join(".x.e.tmp"), "a file").unwrap();
-        symlink(".x.a.tmp", home.join(".x.f.tmp")).unwrap();
-        let left = leftovers(&home.join("x")).unwrap();
-        let told: Vec<_> =
-            left.iter().map(|l| (&*l.attempt, l.replaced, l.bytes, l.modified.unwrap())).collect();
-        assert_eq!(told, [("a", false, 18, at(300)), ("b", true, 1, at(50)), ("c", false, 0, at(70))]);
-        assert_eq!(left[0].path, home.join(".x.a.tmp").to_str().unwrap());
-        assert!(leftovers(&home.join("none/x")).unwrap().is_empty());
-        let e = leftovers(&home.join(".x.e.tmp/x")).unwrap_err();
-        assert!(matches!(&e, StorageError::Io { .. }), "{e}");
     }
 
     #[test]

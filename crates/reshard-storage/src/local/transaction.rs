@@ -4,6 +4,7 @@ use super::{
     dir::{self, Dir, Identity},
     retire::retire,
     root::{Depth, Root},
+    sibling::{Aside, State},
     site::{Home, Site},
     url::url,
     write::{self, sync_file},
@@ -15,10 +16,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use rustix::{
-    fs::{AtFlags, Mode},
-    io::Errno,
-};
+use rustix::fs::{AtFlags, Mode};
 use std::{
     os::{fd::OwnedFd, unix::fs::FileExt},
     path::Path,
@@ -38,29 +36,23 @@ pub(super) struct LocalTransaction {
     committed: AtomicBool,
 }
 
-/// A version that was replaced, and its files.
-type Replaced = (Arc<OwnedFd>, Arc<[Name]>);
+/// A version that was replaced, where it lies now, and its files.
+type Replaced = (Arc<OwnedFd>, Aside, Arc<[Name]>);
 
 pub(super) fn remove_leftover(place: &Path, attempt: &str) -> Result<()> {
-    match Home::find(place)?.site(attempt)? {
-        Some(site) => dir::remove_tree(&site.up, &site.built_name, &site.built),
+    let Some(site) = Home::find(place)?.site(attempt)? else { return Ok(()) };
+    dir::remove_tree(&site.up, &site.built_name, &site.built)?;
+    match site.left(State::Ready)? {
+        Some((aside, built)) => dir::remove_held(&site.up, &aside.name, &built, &aside.path),
         None => Ok(()),
     }
 }
 
 pub(super) fn finish_replacing(place: &Path, attempt: &str, files: &[Name]) -> Result<()> {
-    match Home::find(place)?.site(attempt)? {
-        Some(site) => {
-            let old = match dir::open(&site.up, &site.old_name) {
-                Err(Errno::NOENT) => return Ok(()),
-                other => other.map_err(|e| StorageError::io("open", &site.old, e))?,
-            };
-            let new =
-                dir::open(&site.up, &site.name).map_err(|e| StorageError::io("open", &site.place, e))?;
-            retire(&site, &old, &new, files, Durability::Machine)
-        }
-        None => Ok(()),
-    }
+    let Some(site) = Home::find(place)?.site(attempt)? else { return Ok(()) };
+    let Some((aside, old)) = site.left(State::Replaced)? else { return Ok(()) };
+    let new = dir::open(&site.up, &site.name).map_err(|e| StorageError::io("open", &site.place, e))?;
+    retire(&site, &aside, &old, &new, files, Durability::Machine)
 }
 
 impl LocalTransaction {
@@ -81,7 +73,8 @@ impl LocalTransaction {
             }
             site.check_replaceable(&place)?;
             let built = site.make()?;
-            site.probe_exchange(&built).inspect_err(|_| {
+            let fits = || site.check_name(&site.aside(built.fd(), &place)?);
+            site.probe_exchange(&built).and_then(|()| fits()).inspect_err(|_| {
                 // Another rank may have files there already, and will find the same.
                 if let Err(e) = dir::rmdir(&site.up, &site.built_name) {
                     tracing::debug!(path = %site.built.display(), error = %e, "transaction not removed");
@@ -158,10 +151,11 @@ impl Site {
         if !same.map_err(|e| StorageError::io("look at", &self.place, e))? {
             return Err(self.changed());
         }
-        self.ready()?;
+        let aside = self.aside(built.fd(), &old)?;
+        self.ready(&aside)?;
         failpoint::hit("commit.ready");
-        self.replace(built.fd(), &old)?;
-        Ok(Some((old, files)))
+        self.replace(built.fd(), &old, &aside)?;
+        Ok(Some((old, aside, files)))
     }
 
     fn commit(
@@ -188,13 +182,13 @@ impl Site {
             Durability::Process => Ok(()),
         };
         failpoint::hit("commit.parent_synced");
-        let Some((old, files)) = replaced else { return durable };
+        let Some((old, aside, files)) = replaced else { return durable };
         // What is of others goes over to the new version, whatever else fails.
-        match retire(self, &old, built.fd(), &files, durability) {
+        match retire(self, &aside, &old, built.fd(), &files, durability) {
             Err(e @ StorageError::NotCarried { .. }) => return Err(e),
             // The new version is there, whatever becomes of the old one, which shows among the leftovers.
             Err(e) => {
-                tracing::warn!(path = %self.old.display(), error = %e, "the replaced checkpoint was not removed");
+                tracing::warn!(path = %aside.path.display(), error = %e, "the replaced checkpoint was not removed");
             }
             Ok(()) => failpoint::hit("commit.old_removed"),
         }
@@ -259,21 +253,28 @@ impl Transaction for LocalTransaction {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::local::sibling::leftovers;
     use rustix::fs::{CWD, RenameFlags};
-    use std::{fs, path::PathBuf};
+    use std::{fs, os::unix::process::ExitStatusExt, path::PathBuf};
 
     /// A place with a directory of somebody, another one beside it, and a new version that is ready to be exchanged.
     struct Case {
         transaction: LocalTransaction,
+        aside: Aside,
         place: PathBuf,
         park: PathBuf,
-        _home: tempfile::TempDir,
+        _home: Option<tempfile::TempDir>,
     }
 
     impl Case {
         fn new() -> Self {
             let home = tempfile::tempdir().unwrap();
-            let root = fs::canonicalize(home.path()).unwrap();
+            let case = Self::below(home.path());
+            Self { _home: Some(home), ..case }
+        }
+
+        fn below(home: &Path) -> Self {
+            let root = fs::canonicalize(home).unwrap();
             let [place, park] = ["x", "park"].map(|d| root.join(d));
             for (dir, owner) in [(&place, "A"), (&park, "B")] {
                 fs::create_dir(dir).unwrap();
@@ -282,8 +283,22 @@ mod tests {
             let found = Home::find(&place).unwrap();
             let transaction = LocalTransaction::begin(&found, "a", IfExists::Replace([].into())).unwrap();
             fs::write(transaction.site.built.join("owner"), "N").unwrap();
-            transaction.site.ready().unwrap();
-            Self { transaction, place, park, _home: home }
+            let old = transaction.old.as_ref().unwrap();
+            let aside = transaction.site.aside(transaction.built.fd(), old).unwrap();
+            transaction.site.ready(&aside).unwrap();
+            Self { transaction, aside, place, park, _home: None }
+        }
+
+        fn replace(&self) -> Result<()> {
+            self.transaction.site.replace(self.transaction.built.fd(), self.old(), &self.aside)
+        }
+
+        fn exchange(&self) {
+            self.transaction.site.exchange(&self.aside).unwrap();
+        }
+
+        fn settle(&self) -> Result<()> {
+            self.transaction.site.settle(self.transaction.built.fd(), self.old(), &self.aside)
         }
 
         /// Somebody exchanges the two directories.
@@ -300,13 +315,27 @@ mod tests {
         }
 
         fn beside(&self) -> Vec<(String, String)> {
-            let entries = fs::read_dir(self.place.parent().unwrap()).unwrap().map(Result::unwrap);
-            let owner = |dir: PathBuf| fs::read_to_string(dir.join("owner")).unwrap();
-            let mut all: Vec<_> =
-                entries.map(|e| (e.file_name().into_string().unwrap(), owner(e.path()))).collect();
-            all.sort();
-            all
+            beside(self.place.parent().unwrap())
         }
+    }
+
+    /// Directories and whose they are.
+    fn beside(home: &Path) -> Vec<(String, String)> {
+        let entries = fs::read_dir(home).unwrap().map(Result::unwrap);
+        let owner = |dir: PathBuf| fs::read_to_string(dir.join("owner")).unwrap();
+        let mut all: Vec<_> =
+            entries.map(|e| (e.file_name().into_string().unwrap(), owner(e.path()))).collect();
+        all.sort();
+        all
+    }
+
+    /// What pruning does beside a place: finds what was left, and returns whether it was replaced; removes it.
+    fn prune(place: &Path) -> Vec<bool> {
+        let found = leftovers(place).unwrap();
+        remove_leftover(place, "a").unwrap();
+        finish_replacing(place, "a", &[Name::new("owner").unwrap()]).unwrap();
+        assert!(leftovers(place).unwrap().is_empty());
+        found.iter().map(|l| l.replaced).collect()
     }
 
     fn are(all: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -317,20 +346,59 @@ mod tests {
     fn what_somebody_puts_there_just_before_the_exchange_goes_back() {
         let case = Case::new();
         case.swap();
-        let e = case.transaction.site.replace(case.transaction.built.fd(), case.old()).unwrap_err();
+        let e = case.replace().unwrap_err();
         assert!(matches!(e, StorageError::Changed { .. }), "{e}");
         case.rollback();
         assert_eq!(case.beside(), are(&[("park", "A"), ("x", "B")]));
     }
 
+    const HOME: &str = "RESHARD_TEST_HOME";
+
+    #[test]
+    fn what_somebody_puts_there_stays_when_the_process_is_killed_before_that_goes_back() {
+        if let Some(home) = std::env::var_os(HOME) {
+            let case = Case::below(home.as_ref());
+            case.swap();
+            // It dies here.
+            return drop(case.replace());
+        }
+        let home = tempfile::tempdir().unwrap();
+        let test = "what_somebody_puts_there_stays_when_the_process_is_killed_before_that_goes_back";
+        let mut killed = std::process::Command::new(std::env::current_exe().unwrap());
+        killed.args([test, "--test-threads=1"]).env(HOME, home.path());
+        let out = killed.env(failpoint::VARIABLE, "commit.exchanged").output().unwrap();
+        assert_eq!(out.status.signal(), Some(9), "{out:?}");
+        let after = beside(home.path());
+        let [(_, b), rest @ ..] = &after[..] else { panic!("{after:?}") };
+        assert_eq!((b.as_str(), rest), ("B", &are(&[("park", "A"), ("x", "N")])[..]));
+        assert!(prune(&home.path().join("x")).is_empty());
+        assert_eq!(beside(home.path()), after);
+    }
+
+    #[test]
+    fn what_a_killed_process_leaves_is_the_new_version_or_the_old_one() {
+        // Before the exchange, after it, and when it was undone since somebody had put another directory there.
+        for (exchanges, swapped, replaced, stays) in
+            [(0, false, false, "A"), (1, false, true, "N"), (2, true, false, "B")]
+        {
+            let case = Case::new();
+            if swapped {
+                case.swap();
+            }
+            (0..exchanges).for_each(|_| case.exchange());
+            assert_eq!(prune(&case.place), [replaced]);
+            assert_eq!(case.beside(), are(&[("park", if swapped { "A" } else { "B" }), ("x", stays)]));
+        }
+    }
+
     #[test]
     fn directories_that_are_exchanged_before_and_after_the_exchange_stay_and_the_error_says_where_they_are() {
         let case = Case::new();
-        let Case { transaction, place, park, .. } = &case;
+        let Case { place, park, .. } = &case;
         case.swap();
-        transaction.site.exchange().unwrap();
+        case.exchange();
         case.swap();
-        let e = transaction.site.settle(transaction.built.fd(), case.old()).unwrap_err();
+        let e = case.settle().unwrap_err();
         case.rollback();
         let out = place.with_file_name(".x.a.out");
         assert_eq!(case.beside(), are(&[(".x.a.out", "A"), ("park", "N"), ("x", "B")]));
@@ -341,17 +409,17 @@ mod tests {
             assert_eq!([old, new].map(PathBuf::from), [out, park.clone()]);
         }
         // Nothing takes it for a version of which the rest is to be removed.
-        assert!(crate::local::site::leftovers(place).unwrap().is_empty());
+        assert!(leftovers(place).unwrap().is_empty());
     }
 
     #[test]
     fn what_was_taken_out_of_a_place_that_is_gone_stays() {
         let case = Case::new();
-        let Case { transaction, place, park, .. } = &case;
+        let Case { place, park, .. } = &case;
         case.swap();
-        transaction.site.exchange().unwrap();
+        case.exchange();
         fs::rename(place, place.with_file_name("away")).unwrap();
-        let e = transaction.site.settle(transaction.built.fd(), case.old()).unwrap_err();
+        let e = case.settle().unwrap_err();
         assert!(matches!(e, StorageError::Displaced { .. }), "{e}");
         case.rollback();
         assert_eq!(case.beside(), are(&[(".x.a.out", "B"), ("away", "N"), ("park", "A")]));
@@ -361,22 +429,22 @@ mod tests {
     #[test]
     fn another_directory_under_a_hidden_name_is_neither_committed_nor_removed() {
         let case = Case::new();
-        let Case { transaction, place, park, .. } = &case;
-        let [old, tmp, aside] = [".x.a.old", ".x.a.tmp", "aside"].map(|d| place.with_file_name(d));
-        fs::rename(&old, &aside).unwrap();
-        fs::rename(park, &old).unwrap();
-        let e = transaction.site.replace(transaction.built.fd(), case.old()).unwrap_err();
+        let Case { place, park, .. } = &case;
+        let (old, [tmp, away]) = (&case.aside.path, [".x.a.tmp", "away"].map(|d| place.with_file_name(d)));
+        fs::rename(old, away).unwrap();
+        fs::rename(park, old).unwrap();
+        let e = case.replace().unwrap_err();
         assert!(matches!(e, StorageError::Incomplete { .. }), "{e}");
-        fs::rename(&old, &tmp).unwrap();
+        fs::rename(old, tmp).unwrap();
         case.rollback();
-        assert_eq!(case.beside(), are(&[(".x.a.tmp", "B"), ("aside", "N"), ("x", "A")]));
+        assert_eq!(case.beside(), are(&[(".x.a.tmp", "B"), ("away", "N"), ("x", "A")]));
     }
 
     #[test]
     fn a_version_that_can_not_be_exchanged_is_removed() {
         let case = Case::new();
         fs::rename(&case.place, case.place.with_file_name("away")).unwrap();
-        case.transaction.site.replace(case.transaction.built.fd(), case.old()).unwrap_err();
+        case.replace().unwrap_err();
         case.rollback();
         assert_eq!(case.beside(), are(&[("away", "A"), ("park", "B")]));
     }

@@ -1,0 +1,329 @@
+//! Hidden siblings of a place, in which attempts work: how they are called, and what is found under such names.
+
+use super::{
+    dir::{self, Identity},
+    site::Home,
+    url::url,
+};
+use crate::{Leftover, Result, StorageError};
+use rustix::io::Errno;
+use std::{
+    ffi::{OsStr, OsString},
+    fs,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+/// Where the new version waits for the exchange with the old one, and the old one lies after it.
+///
+/// The name tells the number of the one and of the other directory. So whoever finds it knows which of them it is, and that it
+/// is neither when the exchange took out what somebody else had put at the place.
+#[derive(Clone, Debug)]
+pub(super) struct Aside {
+    pub(super) name: OsString,
+    pub(super) path: PathBuf,
+}
+
+impl Aside {
+    pub(super) fn new(parent: &Path, place: &OsStr, attempt: &str, [new, old]: [Identity; 2]) -> Self {
+        let name = sibling(place, attempt, &format!("{}-{}.old", hex(new.number()), hex(old.number())));
+        Self { path: parent.join(&name), name }
+    }
+}
+
+fn hex(number: u64) -> String {
+    format!("{number:x}")
+}
+
+/// Where an attempt builds its version.
+pub(super) fn built(place: &OsStr, attempt: &str) -> OsString {
+    sibling(place, attempt, "tmp")
+}
+
+/// Where a directory stays of which nobody knows where it belongs.
+pub(super) fn out(place: &OsStr, attempt: &str) -> OsString {
+    sibling(place, attempt, "out")
+}
+
+fn sibling(place: &OsStr, attempt: &str, rest: &str) -> OsString {
+    let mut out = OsString::from(".");
+    out.push(place);
+    out.push(format!(".{attempt}.{rest}"));
+    out
+}
+
+fn is_attempt(s: &str) -> bool {
+    !s.is_empty() && s.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+}
+
+pub(super) fn check_attempt(attempt: &str) -> Result<()> {
+    if is_attempt(attempt) && attempt.len() <= 64 {
+        return Ok(());
+    }
+    let what = format!("{attempt:?} can't be an attempt's id: 1 to 64 letters, digits, `-` and `_` can");
+    Err(StorageError::invalid(what))
+}
+
+/// What a sibling's name says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Said<'n> {
+    Built,
+    Aside { new: &'n str, old: &'n str },
+}
+
+/// Which attempt a sibling is of, and what its name says.
+fn parse<'n>(found: &'n OsStr, place: &OsStr) -> Option<(&'n str, Said<'n>)> {
+    let rest = found.as_bytes().strip_prefix(b".")?.strip_prefix(place.as_bytes())?.strip_prefix(b".")?;
+    let (attempt, said) = match str::from_utf8(rest).ok()?.rsplit_once('.')? {
+        (attempt, "tmp") => (attempt, Said::Built),
+        (rest, "old") => {
+            let (attempt, numbers) = rest.rsplit_once('.')?;
+            let (new, old) = numbers.split_once('-')?;
+            (attempt, Said::Aside { new, old })
+        }
+        _ => return None,
+    };
+    is_attempt(attempt).then_some((attempt, said))
+}
+
+/// What an attempt has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// What it was building.
+    Built,
+    /// The new version, ready to be exchanged.
+    Ready,
+    /// The old version, which was exchanged.
+    Replaced,
+}
+
+impl Said<'_> {
+    /// What a directory is that bears such a name in `up`; `None` when it is not one that the name means.
+    fn state(self, found: Identity, up: Identity) -> Option<State> {
+        let Self::Aside { new, old } = self else { return Some(State::Built) };
+        // Only on one device numbers tell directories apart. A device's own number is another one on other machines, and after
+        // a restart, so it is not in the name.
+        let number = hex(found.number_beside(up)?);
+        // Exactly as it was written.
+        if number == new {
+            Some(State::Ready)
+        } else if number == old {
+            Some(State::Replaced)
+        } else {
+            None
+        }
+    }
+}
+
+/// A directory that an attempt has left beside a place.
+pub(super) struct Sibling {
+    pub(super) name: OsString,
+    pub(super) attempt: String,
+    pub(super) state: State,
+    identity: Identity,
+}
+
+impl Sibling {
+    /// Opens it. `None` when its name means something else by now.
+    pub(super) fn open(&self, up: &OwnedFd) -> Result<Option<OwnedFd>, Errno> {
+        let fd = match dir::open(up, &self.name) {
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+            other => other?,
+        };
+        Ok((Identity::of(&fd)? == self.identity).then_some(fd))
+    }
+}
+
+/// All that attempts have left in the directory that names a place.
+pub(super) fn siblings(up: &OwnedFd, place: &OsStr) -> Result<Vec<Sibling>, Errno> {
+    let up = dir::open(up, c".")?;
+    let above = Identity::of(&up)?;
+    let mut out = Vec::new();
+    for name in dir::names(&up)? {
+        let name = OsStr::from_bytes(name.to_bytes());
+        let Some((attempt, said)) = parse(name, place) else { continue };
+        // A link of such a name is not ours.
+        let Some(identity) = Identity::of_directory(&up, name)? else { continue };
+        let Some(state) = said.state(identity, above) else {
+            tracing::warn!(name = %name.display(), "left alone: it is not the directory that a save called so");
+            continue;
+        };
+        out.push(Sibling { name: name.to_owned(), attempt: attempt.to_owned(), state, identity });
+    }
+    Ok(out)
+}
+
+/// What attempts at this place have left beside it.
+pub(super) fn leftovers(place: &Path) -> Result<Vec<Leftover>> {
+    let home = Home::find(place)?;
+    let Some(up) = &home.up else { return Ok(Vec::new()) };
+    let found = siblings(up, &home.name).map_err(|e| StorageError::io("list", &home.parent, e))?;
+    let leftover = |s: Sibling| {
+        let path = home.parent.join(&s.name);
+        let (bytes, modified) = extent_of(&path);
+        // Whatever it is called, it can be opened by what is said here.
+        let text = path.to_str().map_or_else(|| url(&path), str::to_owned);
+        let left = Leftover::new(s.attempt, text).holding(bytes, modified);
+        if s.state == State::Replaced { left.replaced() } else { left }
+    };
+    let mut out: Vec<_> = found.into_iter().map(leftover).collect();
+    out.sort();
+    Ok(out)
+}
+
+/// Bytes of all files below a directory, and when one of them last changed. Somebody may be removing them.
+fn extent_of(dir: &Path) -> (u64, Option<SystemTime>) {
+    let (mut bytes, mut last) = (0u64, None);
+    let mut waiting = vec![dir.to_path_buf()];
+    while let Some(dir) = waiting.pop() {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            match entry.metadata() {
+                Ok(m) if m.is_dir() => waiting.push(entry.path()),
+                Ok(m) => {
+                    bytes = bytes.saturating_add(m.len());
+                    last = last.max(m.modified().ok());
+                }
+                Err(_) => {}
+            }
+        }
+    }
+    // Removing files changes their directory: only where there are none it is asked.
+    (bytes, last.or_else(|| fs::metadata(dir).ok()?.modified().ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        os::unix::fs::{MetadataExt, symlink},
+        time::Duration,
+    };
+
+    #[test]
+    fn an_attempt_has_a_plain_name_of_some_letters() {
+        for good in ["a", "a-1", "_", "-", &"x".repeat(64)] {
+            assert!(check_attempt(good).is_ok(), "{good}");
+        }
+        for bad in ["", "a b", "a.b", "a/b", "é", &"x".repeat(65)] {
+            let e = check_attempt(bad).unwrap_err().to_string();
+            assert!(e.contains(&format!("{bad:?}")), "{e}");
+        }
+    }
+
+    #[test]
+    fn siblings_are_told_by_their_names() {
+        let aside = |new, old| Said::Aside { new, old };
+        for (found, want) in [
+            (".x.a-1.tmp", Some(("a-1", Said::Built))),
+            (".x.a_1.7-f0.old", Some(("a_1", aside("7", "f0")))),
+            (".x.a_1.old", None),
+            (".x.a_1.7.old", None),
+            (".x.a_1.7-f0.tmp", None),
+            (".x.a_1.7-f0.out", None),
+            (".x.7-f0.old", None),
+            ("x.a.tmp", None),
+            (".y.a.tmp", None),
+            (".xa.tmp", None),
+            (".x..tmp", None),
+            (".x..7-f0.old", None),
+            (".x.a.b.tmp", None),
+            (".x.a.b.7-f0.old", None),
+            (".x.a", None),
+        ] {
+            assert_eq!(parse(OsStr::new(found), OsStr::new("x")), want, "{found}");
+        }
+        // Whatever the place is called, no name is of two.
+        assert_eq!(parse(OsStr::new(".x.a.7-f0.old"), OsStr::new("x.a")), None);
+    }
+
+    fn number(path: &Path) -> u64 {
+        fs::metadata(path).unwrap().ino()
+    }
+
+    #[test]
+    fn what_lies_aside_is_the_new_version_or_the_old_one_or_not_ours() {
+        let home = tempfile::tempdir().unwrap();
+        let dir = |name: &str| {
+            let path = home.path().join(name);
+            fs::create_dir(&path).unwrap();
+            path
+        };
+        for d in ["ready", "replaced", "other", "plus", "zeros", "both"].map(dir) {
+            let n = number(&d);
+            let called = match d.file_name().unwrap().to_str().unwrap() {
+                "ready" => format!(".x.ready.{n:x}-1.old"),
+                "replaced" => format!(".x.replaced.1-{n:x}.old"),
+                "other" => ".x.other.1-2.old".into(),
+                "plus" => format!(".x.plus.1-+{n:x}.old"),
+                "zeros" => format!(".x.zeros.1-0{n:x}.old"),
+                _ => format!(".x.both.{n:x}-{n:x}.old"),
+            };
+            fs::rename(&d, home.path().join(called)).unwrap();
+        }
+        let up = dir::open(rustix::fs::CWD, home.path()).unwrap();
+        let mut found: Vec<_> =
+            siblings(&up, OsStr::new("x")).unwrap().into_iter().map(|s| (s.attempt, s.state)).collect();
+        found.sort_by(|a, b| a.0.cmp(&b.0));
+        let want = [("both", State::Ready), ("ready", State::Ready), ("replaced", State::Replaced)];
+        assert_eq!(found, want.map(|(attempt, state)| (attempt.to_owned(), state)));
+    }
+
+    #[test]
+    fn a_number_counts_only_on_the_device_of_the_directory_above() {
+        let one = |path: &str| Identity::named(rustix::fs::CWD, OsStr::new(path)).unwrap().unwrap();
+        let (root, said) = (one("/"), Said::Aside { new: "0", old: &hex(one("/").number()) });
+        assert_eq!(said.state(root, root), Some(State::Replaced));
+        if cfg!(target_os = "linux") {
+            assert_eq!(said.state(root, one("/proc")), None);
+        }
+    }
+
+    #[test]
+    fn a_sibling_that_is_another_one_by_now_is_not_opened() {
+        let home = tempfile::tempdir().unwrap();
+        let [tmp, away] = [".x.a.tmp", "away"].map(|d| home.path().join(d));
+        fs::create_dir(&tmp).unwrap();
+        let up = dir::open(rustix::fs::CWD, home.path()).unwrap();
+        let found = siblings(&up, OsStr::new("x")).unwrap().pop().unwrap();
+        assert!(found.open(&up).unwrap().is_some());
+        fs::rename(&tmp, &away).unwrap();
+        assert!(found.open(&up).unwrap().is_none());
+        symlink("away", &tmp).unwrap();
+        assert!(found.open(&up).unwrap().is_none());
+        fs::remove_file(&tmp).unwrap();
+        fs::create_dir(&tmp).unwrap();
+        assert!(found.open(&up).unwrap().is_none());
+    }
+
+    #[test]
+    fn leftovers_are_directories_with_their_bytes_and_the_time_of_their_last_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = fs::canonicalize(dir.path()).unwrap();
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        for (file, bytes, seconds) in
+            [(".x.a.tmp/d/f", 5, 100), (".x.a.tmp/d/g", 6, 300), (".x.a.tmp/h", 7, 200), ("b/f", 1, 50)]
+        {
+            let path = home.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, vec![0; bytes]).unwrap();
+            fs::File::options().write(true).open(&path).unwrap().set_modified(at(seconds)).unwrap();
+        }
+        let old = home.join(format!(".x.b.1-{:x}.old", number(&home.join("b"))));
+        fs::rename(home.join("b"), old).unwrap();
+        fs::create_dir(home.join(".x.c.tmp")).unwrap();
+        fs::File::open(home.join(".x.c.tmp")).unwrap().set_modified(at(70)).unwrap();
+        // Of none of these.
+        fs::create_dir(home.join(".x.d.out")).unwrap();
+        fs::write(home.join(".x.e.tmp"), "a file").unwrap();
+        symlink(".x.a.tmp", home.join(".x.f.tmp")).unwrap();
+        let left = leftovers(&home.join("x")).unwrap();
+        let told: Vec<_> =
+            left.iter().map(|l| (&*l.attempt, l.replaced, l.bytes, l.modified.unwrap())).collect();
+        assert_eq!(told, [("a", false, 18, at(300)), ("b", true, 1, at(50)), ("c", false, 0, at(70))]);
+        assert_eq!(left[0].path, home.join(".x.a.tmp").to_str().unwrap());
+        assert!(leftovers(&home.join("none/x")).unwrap().is_empty());
+        let e = leftovers(&home.join(".x.e.tmp/x")).unwrap_err();
+        assert!(matches!(&e, StorageError::Io { .. }), "{e}");
+    }
+}
