@@ -123,7 +123,7 @@ fn errors_of_code(
     packages: &BTreeSet<&str>,
 ) -> Result<BTreeSet<(String, usize)>> {
     let messages = tools
-        .surround(cargo(&["build", "--locked", "--message-format", "json"]), home)?
+        .surround(cargo(&["check", "--locked", "--message-format", "json"]), home)?
         .args(["--profile", PROFILE, "--manifest-path"])
         .args([home.join("tree/Cargo.toml")])
         .args(packages.iter().flat_map(|package| ["--package", package]))
