@@ -17,22 +17,19 @@ pub(crate) const ENTERED: &str = "RESHARD_MUTANT_ENTERED";
 pub(crate) const CHOOSER: &str = r#"
 #[allow(clippy::all, missing_docs)]
 pub(crate) fn __mutant(function: usize) -> usize {
-    use std::io::Write as _;
-    use std::sync::{Mutex, OnceLock, PoisonError};
-    type Entered = Mutex<(std::fs::File, std::collections::BTreeSet<usize>)>;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicBool, Ordering};
     static CHOSEN: OnceLock<usize> = OnceLock::new();
-    static ENTERED: OnceLock<Option<Entered>> = OnceLock::new();
-    let entered = ENTERED.get_or_init(|| {
-        let path = std::env::var_os("RESHARD_MUTANT_ENTERED")?;
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(path).ok()?;
-        Some(Mutex::new((file, std::collections::BTreeSet::new())))
-    });
-    if let Some(entered) = entered {
-        let (file, seen) = &mut *entered.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.insert(function) {
-            // In one call, since other processes write, too.
-            drop(file.write_all(format!("{function}\n").as_bytes()));
-        }
+    static PATH: OnceLock<Option<std::ffi::OsString>> = OnceLock::new();
+    // Asked at every entry, so it must be quick: tests hold limits of time.
+    static SEEN: [AtomicBool; 4096] = [const { AtomicBool::new(false) }; 4096];
+    if let Some(path) = PATH.get_or_init(|| std::env::var_os("RESHARD_MUTANT_ENTERED"))
+        && !SEEN[function].load(Ordering::Relaxed)
+        && !SEEN[function].swap(true, Ordering::Relaxed)
+    {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        // In one call, since other processes write, too.
+        drop(file.and_then(|mut file| std::io::Write::write_all(&mut file, format!("{function}\n").as_bytes())));
     }
     *CHOSEN.get_or_init(|| std::env::var("RESHARD_MUTANT").ok().and_then(|n| n.parse().ok()).unwrap_or(0))
 }
@@ -80,6 +77,10 @@ pub(crate) fn weave(source: &str, mutants: &[(usize, &Mutant)]) -> Result<Woven>
         done = body.end;
     }
     woven.text.push_str(&source[done..]);
+    // Many bodies within each of many bodies would take the compiler forever.
+    for asked in ["#[inline(always)]", "#[inline]"] {
+        woven.text = woven.text.replace(asked, "#[inline(never)]");
+    }
     Ok(woven)
 }
 
@@ -145,7 +146,8 @@ impl<'ast> Visit<'ast> for Functions {
 mod tests {
     use super::*;
 
-    const SOURCE: &str = "const fn c() -> u8 { 1 + 2 }\n/// ä\nfn f(a: u8) -> bool {\n    /* ä */ a < 3\n}\n";
+    const SOURCE: &str =
+        "const fn c() -> u8 { 1 + 2 }\n/// ä\n#[inline] fn f(a: u8) -> bool {\n    /* ä */ a < 3\n}\n";
 
     fn mutant(from: (usize, usize), to: (usize, usize), replacement: &str) -> Mutant {
         Mutant { from, to, replacement: replacement.into(), ..Mutant::default() }
@@ -156,7 +158,7 @@ mod tests {
         let (less, all) = (mutant((4, 15), (4, 16), "<="), mutant((4, 5), (4, 18), "true"));
         let constant = mutant((1, 24), (1, 25), "-");
         let woven = weave(SOURCE, &[(7, &less), (8, &all), (9, &constant)])?;
-        let text = "const fn c() -> u8 { 1 + 2 }\n/// ä\nfn f(a: u8) -> bool { match crate::__mutant(7) {\n\
+        let text = "const fn c() -> u8 { 1 + 2 }\n/// ä\n#[inline(never)] fn f(a: u8) -> bool { match crate::__mutant(7) {\n\
                     7 => {\n    /* ä */ a  <=  3\n}\n8 => {\n     true \n}\n_ => {\n    /* ä */ a < 3\n}\n} }\n";
         assert_eq!(woven.text, text);
         let body = |id, lines| Body { id, function: 7, lines };
