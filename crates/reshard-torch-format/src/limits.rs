@@ -82,11 +82,6 @@ impl Budget {
         self.left = self.left.saturating_add(bytes).min(self.max);
     }
 
-    /// What is left.
-    pub fn left(&self) -> u64 {
-        self.left
-    }
-
     /// All that there was at the beginning.
     pub fn max(&self) -> u64 {
         self.max

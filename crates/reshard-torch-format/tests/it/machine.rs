@@ -29,8 +29,10 @@ fn object(value: Value) -> Box<Opaque> {
 fn no_instruction_reaches_below_a_mark() {
     for pickle in [
         &b"N(R."[..],      // a call
+        b"N(.",            // the end
         b"N(\x85.",        // a tuple of one
         b"NN(N\x86.",      // a tuple of two
+        b"N(\x85t.",       // the same, in a tuple that takes the mark away
         b"N(2.",           // a copy of the top
         b"N(q\0.",         // an entry of the memo
         b"](NNa.",         // an item, whose list is below
@@ -68,7 +70,9 @@ fn the_memo_counts_what_is_numbered() {
     // A number that is given twice counts once.
     assert_eq!(value(b"K\x01q\x000K\x02q\x000K\x03\x940h\x01.").unwrap(), Value::Int(3));
     assert_eq!(value(b"K\x01q\x000K\x02q\x000h\x00.").unwrap(), Value::Int(2));
+    assert_eq!(value(b"K\x01q\x030K\x02q\x030K\x03\x940h\x01.").unwrap(), Value::Int(3));
     // An entry that nobody fetches takes nobody's place, in whatever order they come.
+    assert_eq!(value(b"K\x01q\x050K\x02q\x030h\x05.").unwrap(), Value::Int(1));
     // Numbers in several words of the memo's map.
     let mut pickle = Vec::new();
     for n in [200u8, 64, 63, 65, 0, 199] {

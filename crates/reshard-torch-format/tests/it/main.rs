@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod archives;
+mod budget;
 mod fixtures;
 mod forms;
 mod hostile;

@@ -235,3 +235,11 @@ proptest! {
         prop_assert!(peak <= most, "{peak} bytes for a graph, {most} are the most: {result:?}");
     }
 }
+
+#[test]
+fn a_memo_number_takes_a_bit_for_each_that_is_below_it() {
+    // A number may be as large as the pickle is long.
+    let number = 1_000_000u32.to_le_bytes();
+    let pickle = [&b"N0".repeat(1 << 19)[..], b"K\x01r", &number, b"0j", &number].concat();
+    assert_eq!(refusal(archive(&program(&[&pickle]))), "");
+}
