@@ -1,7 +1,12 @@
 //! What is drawn from the budget of memory: the least with which a file is read, to the byte.
 
 use bytes::Bytes;
-use reshard_torch_format::{Limits, LoadOptions, load_with};
+use reshard_model::DType;
+use reshard_torch_format::{
+    Limits, LoadOptions, TensorRef,
+    archive::{ArchiveOptions, write_archive},
+    load_with,
+};
 
 /// The least budget with which a pickle is read.
 fn least(pickle: &[u8]) -> u64 {
@@ -35,6 +40,7 @@ fn what_is_built_is_drawn_from_the_budget() {
     let latin =
         [b"c_codecs\nencode\n(X", &200u32.to_le_bytes()[..], "ÿ".repeat(100).as_bytes(), b"U\x06latin1tR"]
             .concat();
+    let tensor = TensorRef::contiguous(DType::Float32, &[4, 4]).unwrap().pickle().unwrap();
     let twice = |what: &[u8]| program(&[b"(", what, b"q\0h\0t"]);
     let mut wrong = String::new();
     for (what, pickle, expected) in [
@@ -51,6 +57,7 @@ fn what_is_built_is_drawn_from_the_budget() {
         ("bytes of Python 2", program(&[&latin]), 1824),
         ("bytes of Python 2, twice", twice(&latin), 2384),
         ("a byte array", program(&[b"\x80\x05", &array]), 1776),
+        ("a tensor", write_archive(&tensor, &[&[0; 64]], &ArchiveOptions::default()).unwrap(), 2224),
         ("a class", program(&[b"ca.module\nC\n"]), 1776),
         ("an object", program(&[b"ca.module\nC\n)R"]), 1872),
         ("a list", program(&[b"](", &b"N".repeat(1000), b"e"]), 133_328),
