@@ -179,6 +179,41 @@ fn whatever_pytorchs_reader_accepts_is_read() {
 }
 
 #[test]
+fn a_storage_without_a_tensor_is_read_unless_its_bytes_had_to_change() {
+    let text = |t: &str| [&b"X"[..], &(t.len() as u32).to_le_bytes(), t.as_bytes()].concat();
+    let read = |class: &str, bytes: usize, order: &[u8], view: &[u8]| {
+        let class = format!("ctorch\n{class}\n").into_bytes();
+        let pickle =
+            [b"\x80\x02(".to_vec(), text("storage"), class, text("0"), text("cpu"), b"K\x02".to_vec()];
+        let pickle = [&pickle.concat()[..], view, b"tQ."].concat();
+        let storage = vec![1; bytes];
+        let records = [
+            ("p/data.pkl", &pickle[..]),
+            ("p/data/0", &storage),
+            ("p/version", b"3"),
+            ("p/byteorder", order),
+        ];
+        load(zip(&records, CompressionMethod::Stored).into())
+    };
+    let view = |first: u8| [&b"("[..], &text("v"), &[b'K', first, b'K', 1, b't']].concat();
+    for (class, bytes) in
+        [("CharStorage", 2), ("ShortStorage", 4), ("FloatStorage", 8), ("UntypedStorage", 2)]
+    {
+        assert!(matches!(read(class, bytes, b"little", b""), Ok(Value::Opaque(o)) if &*o.name == class));
+        assert!(
+            read(class, bytes, b"little", b"N").is_ok() && read(class, bytes, b"little", &view(0)).is_ok()
+        );
+        let refused = "a bare storage that is a view or big-endian is not supported";
+        assert!(read(class, bytes, b"little", &view(1)).unwrap_err().to_string().contains(refused));
+        // Of what has one byte an element there is nothing to swap; what an untyped storage holds nobody knows.
+        match read(class, bytes, b"big", b"") {
+            Ok(_) => assert_eq!(class, "CharStorage"),
+            Err(e) => assert!(class != "CharStorage" && e.to_string().contains(refused), "{class}: {e}"),
+        }
+    }
+}
+
+#[test]
 fn what_is_wrong_with_an_archive_is_said() {
     let (pickle, data) = ones();
     let base = [("p/data.pkl", &pickle[..]), ("p/data/0", &data), ("p/version", b"3\n")];
