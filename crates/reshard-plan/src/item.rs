@@ -1,6 +1,6 @@
 //! What ranks tell each other: what to write, what to read.
 
-use crate::{ChunkId, ObjectId, PlanError, Result};
+use crate::{ChunkId, FlatView, ObjectId, PlanError, Result};
 use reshard_model::{DType, Dims, Path, PathOfKey, Region};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -138,8 +138,11 @@ pub struct ReadItem {
     pub piece: PieceId,
     /// The same, as the format knows it.
     pub stored: Stored,
-    /// Which part of the chunk, whose first element is at 0. No axes for an object.
+    /// Which part of the chunk, whose first element is at 0; with `flat`, which part of the tensor of which the chunk is a range. No
+    /// axes for an object.
     pub stored_region: Region,
+    /// What the chunk is a range of, where `stored_region` does not have its axes.
+    pub flat: Option<Box<FlatView>>,
 }
 
 /// DCP's `planner_data`: what planners put into the commit record beside items.

@@ -42,7 +42,7 @@ pub use limits::{LimitOption, REPEATED, ReadLimits, repeats};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, RankTotals, ReadTotals, SaveTotals};
-pub use reshard_plan::WriteData;
+pub use reshard_plan::{FlatView, Selection, WriteData};
 pub use sharded::{LoadFailure, LoadShardedStrategy, Loaded, PreparedSave, SaveShardedStrategy, Saved};
 
 #[cfg(any(test, feature = "testkit"))]

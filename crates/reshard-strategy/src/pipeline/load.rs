@@ -6,9 +6,10 @@ use crate::{
 };
 use async_trait::async_trait;
 use reshard_model::{
-    Data, FlatStateDict, LentBuffer, LentView, Payload, Region, Sharded, ShardedTensor, Tensor, Value,
+    Data, FlatStateDict, LentBuffer, LentView, Payload, Region, RegionMut, Sharded, ShardedTensor, Tensor,
+    Value,
 };
-use reshard_plan::{Destination, LoadContext, LoadPlan, PlanError, ReadItem, Stored, cast};
+use reshard_plan::{Destination, LoadContext, LoadPlan, PlanError, ReadItem, Selection, Stored, cast};
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Instant};
 
 /// How a format opens a checkpoint.
@@ -335,7 +336,7 @@ async fn read_all(
     cx: &LoadCx<'_>,
 ) -> Result<ReadTotals> {
     let mut direct: Vec<ReadTensor> = Vec::new();
-    let mut scratch: Vec<(&ReadItem, reshard_model::RegionMut)> = Vec::new();
+    let mut scratch: Vec<(&ReadItem, Selection, RegionMut)> = Vec::new();
     let place: BTreeMap<u32, (usize, usize)> = lent
         .buffers
         .iter()
@@ -369,18 +370,16 @@ async fn read_all(
                 into.fill(&zeros)?;
                 continue;
             };
-            let Stored::Chunk(chunk) = item.stored else { continue };
-            let stored = metadata.chunk(chunk).map(|(t, _)| t.dtype());
+            let Some(selection) = item.selection(metadata)? else { continue };
             let dtype = match template.get_index(item.dest as usize) {
                 Some((_, Sharded::Tensor(t))) => t.dtype,
                 _ => continue,
             };
-            let same = stored == Some(dtype);
+            let same = selection.dtype == dtype;
             if same && cx.planner.lookup_tensor(item)? == Destination::Leaf {
-                let region = item.stored_region.clone();
-                direct.push(ReadTensor { chunk, region, dtype, into });
+                direct.push(ReadTensor::new(selection, into));
             } else {
-                scratch.push((item, into));
+                scratch.push((item, selection, into));
             }
         }
     }
@@ -389,7 +388,7 @@ async fn read_all(
         let mut bytes = 0;
         let n = scratch
             .iter()
-            .take_while(|(_, c)| (bytes == 0, bytes += c.bytes()).0 || bytes <= SCRATCH)
+            .take_while(|(.., c)| (bytes == 0, bytes += c.bytes()).0 || bytes <= SCRATCH)
             .count();
         let part = scratch.drain(..n.max(1)).collect();
         add(&mut totals, &through_scratch(part, template, from, cx).await?);
@@ -407,23 +406,18 @@ fn add(a: &mut ReadTotals, b: &ReadTotals) {
 
 /// Reads into memory of its own, lets the planner transform and casts, then fills the regions.
 async fn through_scratch(
-    part: Vec<(&ReadItem, reshard_model::RegionMut)>,
+    part: Vec<(&ReadItem, Selection, RegionMut)>,
     template: &FlatStateDict,
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
 ) -> Result<ReadTotals> {
-    let metadata = from.metadata();
     let (mut reads, mut waiting) = (Vec::new(), Vec::new());
-    for (item, into) in part {
-        let Stored::Chunk(chunk) = item.stored else { continue };
-        let Some((tensor, _)) = metadata.chunk(chunk) else { continue };
-        let scratch = Tensor::zeros(&item.piece.key, tensor.dtype(), into.shape())?;
+    for (item, selection, into) in part {
+        let scratch = Tensor::zeros(&item.piece.key, selection.dtype, into.shape())?;
         let (lent, views) = LentBuffer::new(&item.piece.key, vec![scratch]).map_err(|(e, _)| e)?;
         let whole = Region::whole(into.shape());
-        for inner in lent.regions_mut(&[(&views[0], whole)])? {
-            let region = item.stored_region.clone();
-            reads.push(ReadTensor { chunk, region, dtype: tensor.dtype(), into: inner });
-        }
+        let inner = lent.regions_mut(&[(&views[0], whole)])?;
+        reads.extend(inner.into_iter().map(|inner| ReadTensor::new(selection.clone(), inner)));
         waiting.push((item, into, lent, views));
     }
     let totals = from.read_tensors(reads, cx.verify, &cx.progress).await?;
