@@ -10,12 +10,12 @@ use crate::{
     agree::{self, agree},
 };
 use async_trait::async_trait;
-use lend::{Lent, allocate, back_to_devices, copy_to_devices, to_host};
+use lend::{Loan, tensors};
 use objects::objects;
 use reshard_model::{FlatStateDict, Sharded};
-use reshard_plan::{LoadContext, LoadPlan, PlanError, Stored};
+use reshard_plan::{LoadContext, LoadPlan, PlanError};
 use std::{fmt, sync::Arc, time::Instant};
-use transfer::read_all;
+use transfer::transfer;
 
 /// How a format opens a checkpoint.
 #[async_trait]
@@ -93,8 +93,7 @@ async fn decide(template: &mut FlatStateDict, from: &dyn StorageReader, cx: &Loa
         from.set_up(rank, is_coordinator)?;
         let plan = cx.planner.create_local_plan(template, &context).map_err(|e| explained(e, from))?;
         not_lacking(&plan, template, from)?;
-        let mut tensors = plan.items.iter().filter(|i| matches!(i.stored, Stored::Chunk(_)));
-        tensors.try_for_each(|i| from.permits(&i.piece.key))?;
+        tensors(&plan).try_for_each(|i| from.permits(&i.piece.key))?;
         from.prepare_local_plan(plan)
     })();
     let planned = agree::decide(&cx.comm, "plan", local, |plans| {
@@ -145,43 +144,26 @@ fn notes(plan: &LoadPlan, template: &FlatStateDict) -> LoadNotes {
 
 /// Moves bytes; the template comes back whatever happens.
 async fn fill(
-    mut template: FlatStateDict,
+    template: FlatStateDict,
     plan: &LoadPlan,
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
 ) -> (FlatStateDict, Result<ReadTotals>) {
-    if let Err(e) = allocate(&mut template, plan) {
-        return (template, Err(e));
-    }
-    let devices = match to_host(&mut template, plan) {
-        Ok(devices) => devices,
-        Err(e) => return (template, Err(e)),
+    let loan = match Loan::take(template, plan) {
+        Ok(loan) => loan,
+        Err(failure) => return (failure.template, Err(failure.error)),
     };
-    let mut lent = match Lent::take(&mut template, plan) {
-        Ok(lent) => lent,
-        Err(e) => {
-            back_to_devices(&mut template, devices);
-            return (template, Err(e));
-        }
+    let read = match loan.places(plan) {
+        Ok(places) => transfer(places, from, cx).await,
+        Err(e) => Err(e),
     };
-    let mut moved = read_all(&mut lent, plan, &template, from, cx).await;
-    if let Err(e) = lent.give_back(&mut template) {
-        moved = moved.and(Err(e));
-    }
-    let moved = match moved {
-        Ok(totals) => copy_to_devices(&mut template, devices).map(|()| totals),
-        Err(e) => {
-            back_to_devices(&mut template, devices);
-            Err(e)
-        }
-    };
-    let moved = match moved {
+    let (mut template, given_back) = loan.give_back(read.is_ok());
+    let read = match read.and_then(|totals| given_back.map(|()| totals)) {
         Ok(totals) => objects(&mut template, plan, from, cx).await.map(|()| totals),
         Err(e) => Err(e),
     };
-    let committed = moved.and_then(|totals| {
-        let mut tensors = plan.items.iter().filter(|i| matches!(i.stored, Stored::Chunk(_)));
-        tensors.try_for_each(|i| cx.planner.commit_tensor(i))?;
+    let committed = read.and_then(|totals| {
+        tensors(plan).try_for_each(|i| cx.planner.commit_tensor(i))?;
         Ok(totals)
     });
     (template, committed)

@@ -20,36 +20,42 @@ pub(super) async fn objects(
     }
     let reads: Vec<ReadObject> = leaves.keys().map(|&object| ReadObject { object }).collect();
     let payloads = from.read_objects(&reads, cx.verify).await?;
-    let codec = from.codec();
     for (items, payload) in leaves.into_values().zip(payloads) {
-        let mut parts = None;
-        for (n, item) in items.iter().enumerate() {
-            let cell = matches!(template.get_index(item.dest as usize), Some((_, Sharded::Object(o))) if !o.is_item());
-            let payload = if cell && from.object_lists() {
-                if parts.is_none() {
-                    parts = Some(elements(
-                        decode_object(&*codec, &item.piece.key, payload.clone())?,
-                        items.len(),
-                        item,
-                    )?);
+        put(template, &items, &payload, from, cx)?;
+    }
+    Ok(())
+}
+
+/// One object into all leaves that ask for it.
+fn put(
+    template: &mut FlatStateDict,
+    items: &[&ReadItem],
+    payload: &Payload,
+    from: &dyn StorageReader,
+    cx: &LoadCx<'_>,
+) -> Result<()> {
+    let codec = from.codec();
+    // What is stored as a list is taken apart when the first cell asks for it.
+    let mut parts: Option<Vec<Value>> = None;
+    for (n, item) in items.iter().enumerate() {
+        let key = &item.piece.key;
+        let Some((_, Sharded::Object(leaf))) = template.get_index_mut(item.dest as usize) else {
+            let what = format!("{key} is stored as an object, not as a tensor");
+            return Err(StrategyError::Invalid(what));
+        };
+        let payload = if leaf.is_item() || !from.object_lists() {
+            payload.clone()
+        } else {
+            let list = match &mut parts {
+                Some(list) => list,
+                none => {
+                    none.insert(elements(decode_object(&*codec, key, payload.clone())?, items.len(), item)?)
                 }
-                Payload::Value(
-                    parts.as_ref().and_then(|p: &Vec<Value>| p.get(n)).cloned().unwrap_or(Value::None),
-                )
-            } else {
-                payload.clone()
             };
-            let value = decode_object(&*codec, &item.piece.key, cx.planner.load_object(item, payload)?)?;
-            if let Some((_, leaf)) = template.get_index_mut(item.dest as usize) {
-                match leaf {
-                    Sharded::Object(o) => o.data = Payload::Value(value),
-                    Sharded::Tensor(t) => {
-                        let what = format!("{} is stored as an object, not as a tensor", t.key);
-                        return Err(StrategyError::Invalid(what));
-                    }
-                }
-            }
-        }
+            Payload::Value(list.get(n).cloned().unwrap_or(Value::None))
+        };
+        let payload = cx.planner.load_object(item, payload)?;
+        leaf.data = Payload::Value(decode_object(&*codec, key, payload)?);
     }
     Ok(())
 }

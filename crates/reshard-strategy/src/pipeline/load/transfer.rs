@@ -1,124 +1,107 @@
 //! Elements on their way from storage into lent buffers.
 
-use super::lend::{Lent, local};
+use super::lend::{Place, Places};
 use crate::{LoadCx, ReadTensor, ReadTotals, Result, StorageReader, StrategyError};
-use reshard_model::{FlatStateDict, LentBuffer, LentView, Region, RegionMut, Sharded, Tensor};
-use reshard_plan::{Destination, LoadPlan, ReadItem, Selection, Stored, cast};
-use std::collections::BTreeMap;
+use reshard_model::{DType, Layout, LentBuffer, Region, RegionMut, Tensor};
+use reshard_plan::{Destination, ReadItem, Selection, cast};
 
 /// Most bytes that wait for a cast or a planner's transform at once.
 const SCRATCH: u64 = 64 << 20;
+/// Zeros that are written at once.
+const ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
-pub(super) async fn read_all(
-    lent: &mut Lent,
-    plan: &LoadPlan,
-    template: &FlatStateDict,
+/// What does not go straight to its leaf.
+struct Detour<'p> {
+    item: &'p ReadItem,
+    selection: Selection,
+    dtype: DType,
+    into: RegionMut,
+}
+
+impl Detour<'_> {
+    /// Bytes in memory of its own.
+    fn bytes(&self) -> u64 {
+        self.selection.elements().saturating_mul(self.selection.dtype.size())
+    }
+}
+
+/// Fills all places.
+pub(super) async fn transfer(
+    places: Places<'_>,
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
 ) -> Result<ReadTotals> {
-    let mut direct: Vec<ReadTensor> = Vec::new();
-    let mut scratch: Vec<(&ReadItem, Selection, RegionMut)> = Vec::new();
-    let place: BTreeMap<u32, (usize, usize)> = lent
-        .buffers
-        .iter()
-        .enumerate()
-        .flat_map(|(l, (_, _, leaves))| leaves.iter().enumerate().map(move |(v, &leaf)| (leaf, (l, v))))
-        .collect();
-    // All regions of a buffer are asked for at once, those of fills too, so that a fill and a read never meet.
-    enum Want<'p> {
-        Read(&'p ReadItem),
-        Fill,
-    }
-    let mut wants: Vec<Vec<(usize, Region, Want<'_>)>> = lent.buffers.iter().map(|_| Vec::new()).collect();
-    for item in plan.items.iter().filter(|i| matches!(i.stored, Stored::Chunk(_))) {
-        if let Some(&(l, v)) = place.get(&item.dest) {
-            wants[l].push((v, local(template, item.dest, &item.dest_region), Want::Read(item)));
-        }
-    }
-    for f in &plan.fills {
-        if let Some(&(l, v)) = place.get(&f.dest) {
-            wants[l].push((v, local(template, f.dest, &f.dest_region), Want::Fill));
-        }
-    }
-    let metadata = from.metadata();
-    for ((lent, views, _), wants) in lent.buffers.iter().zip(wants) {
-        let regions: Vec<(&LentView, Region)> =
-            wants.iter().map(|(v, r, _)| (&views[*v], r.clone())).collect();
-        let lent_regions = lent.regions_mut(&regions)?;
-        for ((_, _, want), into) in wants.into_iter().zip(lent_regions) {
-            let Want::Read(item) = want else {
-                let zeros = vec![0; into.bytes() as usize];
-                into.fill(&zeros)?;
-                continue;
-            };
-            let Some(selection) = item.selection(metadata)? else { continue };
-            let dtype = match template.get_index(item.dest as usize) {
-                Some((_, Sharded::Tensor(t))) => t.dtype,
-                _ => continue,
-            };
-            let same = selection.dtype == dtype;
-            if same && cx.planner.lookup_tensor(item)? == Destination::Leaf {
-                direct.push(ReadTensor::new(selection, into));
-            } else {
-                scratch.push((item, selection, into));
-            }
+    places.zeros.into_iter().try_for_each(zero)?;
+    let (mut direct, mut detours) = (Vec::new(), Vec::new());
+    for Place { item, dtype, into } in places.reads {
+        let Some(selection) = item.selection(from.metadata())? else { continue };
+        // What is cast goes by way of memory of its own, whatever the planner says.
+        if selection.dtype == dtype && cx.planner.lookup_tensor(item)? == Destination::Leaf {
+            direct.push(ReadTensor::new(selection, into));
+        } else {
+            detours.push(Detour { item, selection, dtype, into });
         }
     }
     let mut totals = from.read_tensors(direct, cx.verify, &cx.progress).await?;
-    while !scratch.is_empty() {
-        let mut bytes = 0;
-        let n = scratch
-            .iter()
-            .take_while(|(.., c)| (bytes == 0, bytes += c.bytes()).0 || bytes <= SCRATCH)
-            .count();
-        let part = scratch.drain(..n.max(1)).collect();
-        add(&mut totals, &through_scratch(part, template, from, cx).await?);
+    while !detours.is_empty() {
+        let round = detours.drain(..round(&detours)).collect();
+        totals += through_scratch(round, from, cx).await?;
     }
     Ok(totals)
 }
 
-fn add(a: &mut ReadTotals, b: &ReadTotals) {
-    a.needed += b.needed;
-    a.read += b.read;
-    a.headers += b.headers;
-    a.requests += b.requests;
-    a.verified += b.verified;
+/// How many of them go together: at least one.
+fn round(detours: &[Detour<'_>]) -> usize {
+    let mut bytes = 0u64;
+    for (n, detour) in detours.iter().enumerate() {
+        bytes = bytes.saturating_add(detour.bytes());
+        if bytes > SCRATCH {
+            return n.max(1);
+        }
+    }
+    detours.len()
 }
 
-/// Reads into memory of its own, lets the planner transform and casts, then fills the regions.
+fn zero(into: RegionMut) -> Result<()> {
+    let bytes = into.bytes();
+    let Some(dense) = Layout::contiguous(into.item(), into.shape()) else { return Ok(()) };
+    let mut copy = into.strided_copy(&dense)?;
+    let mut at = 0;
+    while at < bytes {
+        let n = (bytes - at).min(ZEROS.len() as u64);
+        copy.feed(at, &ZEROS[..n as usize]);
+        at += n;
+    }
+    Ok(())
+}
+
+/// Reads into memory of its own, lets the planner transform and casts, then fills the places.
 async fn through_scratch(
-    part: Vec<(&ReadItem, Selection, RegionMut)>,
-    template: &FlatStateDict,
+    detours: Vec<Detour<'_>>,
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
 ) -> Result<ReadTotals> {
     let (mut reads, mut waiting) = (Vec::new(), Vec::new());
-    for (item, selection, into) in part {
+    for Detour { item, selection, dtype, into } in detours {
         let scratch = Tensor::zeros(&item.piece.key, selection.dtype, into.shape())?;
         let (lent, views) = LentBuffer::new(&item.piece.key, vec![scratch]).map_err(|(e, _)| e)?;
-        let whole = Region::whole(into.shape());
-        let inner = lent.regions_mut(&[(&views[0], whole)])?;
+        let whole: Vec<_> = views.iter().map(|view| (view, Region::whole(into.shape()))).collect();
+        let inner = lent.regions_mut(&whole)?;
         reads.extend(inner.into_iter().map(|inner| ReadTensor::new(selection.clone(), inner)));
-        waiting.push((item, into, lent, views));
+        waiting.push((item, dtype, into, lent, views));
     }
     let totals = from.read_tensors(reads, cx.verify, &cx.progress).await?;
-    for (item, into, lent, views) in waiting {
-        let mut got =
-            lent.reclaim(views).map_err(|_| StrategyError::Invalid("a store kept a buffer".into()))?;
-        let Some(tensor) = got.pop() else { continue };
-        let tensor = cx.planner.transform_tensor(item, tensor)?;
-        let dtype = match template.get_index(item.dest as usize) {
-            Some((_, Sharded::Tensor(t))) => t.dtype,
-            _ => tensor.dtype(),
-        };
-        let elements = if tensor.dtype() == dtype {
-            tensor.to_bytes().to_vec()
-        } else {
-            let mut out = vec![0; into.bytes() as usize];
-            cast::convert(tensor.dtype(), &tensor.to_bytes(), dtype, &mut out)?;
-            out
-        };
-        into.fill(&elements)?;
+    for (item, dtype, into, lent, views) in waiting {
+        let kept = |_| StrategyError::Invalid("a store kept a buffer".into());
+        let Some(read) = lent.reclaim(views).map_err(kept)?.pop() else { continue };
+        let tensor = cx.planner.transform_tensor(item, read)?;
+        if tensor.dtype() == dtype {
+            into.fill(&tensor.to_bytes())?;
+            continue;
+        }
+        let mut out = vec![0; into.bytes() as usize];
+        cast::convert(tensor.dtype(), &tensor.to_bytes(), dtype, &mut out)?;
+        into.fill(&out)?;
     }
     Ok(totals)
 }
