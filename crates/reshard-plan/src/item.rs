@@ -1,6 +1,7 @@
 //! What ranks tell each other: what to write, what to read.
 
 use crate::{ChunkId, FlatView, ObjectId, PlanError, Result};
+use bytes::Bytes;
 use reshard_model::{DType, Dims, Path, PathOfKey, Region};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -168,9 +169,12 @@ impl PlannerData {
 
 /// What one rank writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SavePlan {
     /// Pieces.
     pub items: Vec<WriteItem>,
+    /// What the format tells itself on the way from its `prepare_local_plan` by the coordinator to its layout. Nobody else reads it.
+    pub storage_data: Bytes,
     /// For the commit record.
     pub planner_data: Option<PlannerData>,
     /// How many of the items, in order, lie in each file of this rank, where somebody decided that; else the format's affair.
@@ -178,6 +182,17 @@ pub struct SavePlan {
 }
 
 impl SavePlan {
+    /// Of these pieces.
+    pub fn new(items: Vec<WriteItem>) -> Self {
+        Self { items, ..Self::default() }
+    }
+
+    /// With data for the commit record.
+    #[must_use]
+    pub fn with_planner_data(self, data: PlannerData) -> Self {
+        Self { planner_data: Some(data), ..self }
+    }
+
     /// The items of each file; all in one where nobody decided otherwise, and no file when there are none.
     ///
     /// # Errors
@@ -227,9 +242,14 @@ pub struct Recast {
 
 /// What one rank reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct LoadPlan {
     /// Parts of pieces, in the order of leaves, then of chunks.
     pub items: Vec<ReadItem>,
+    /// What the format tells itself on the way from its `prepare_local_plan` by the coordinator to its reads. Nobody else reads it.
+    pub storage_data: Bytes,
+    /// What a planner tells itself on the way from its local plan by the coordinator to its `finish_plan`.
+    pub planner_data: Option<PlannerData>,
     /// What becomes zeros.
     pub fills: Vec<Fill>,
     /// What changes its type.
@@ -239,4 +259,11 @@ pub struct LoadPlan {
     /// Keys of the checkpoint that this rank, and after the global plan that no rank, asked for; only when a planner is
     /// asked to list them.
     pub unexpected: Vec<Box<str>>,
+}
+
+impl LoadPlan {
+    /// Of these parts.
+    pub fn new(items: Vec<ReadItem>) -> Self {
+        Self { items, ..Self::default() }
+    }
 }

@@ -267,6 +267,31 @@ impl ReadTensor {
     }
 }
 
+/// How tensors are read.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct ReadCx<'a> {
+    /// Whether the checksum of every item that is read as a whole is checked.
+    pub verify: bool,
+    /// Called with the bytes of tensors that were read.
+    pub progress: &'a Progress,
+    /// [`LoadPlan::storage_data`] of this rank's plan.
+    pub storage_data: &'a [u8],
+}
+
+impl<'a> ReadCx<'a> {
+    /// Without data of a plan.
+    pub fn new(verify: bool, progress: &'a Progress) -> Self {
+        Self { verify, progress, storage_data: &[] }
+    }
+
+    /// With what the format has put into this rank's plan.
+    #[must_use]
+    pub fn with_storage_data(self, storage_data: &'a [u8]) -> Self {
+        Self { storage_data, ..self }
+    }
+}
+
 /// A stored object to read.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadObject {
@@ -416,16 +441,10 @@ pub trait StorageReader: Any + fmt::Debug + Send + Sync {
         Ok(plans)
     }
     /// Fills the places; no byte outside of the selections is read, save what lies between near ranges.
-    /// With `verify`, the checksum of every item that is read as a whole is checked.
     ///
     /// # Errors
     /// The first read that fails.
-    async fn read_tensors(
-        &self,
-        reads: Vec<ReadTensor>,
-        verify: bool,
-        progress: &Progress,
-    ) -> Result<ReadTotals>;
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals>;
     /// Reads objects, encoded as they are, in the order asked for.
     ///
     /// # Errors

@@ -35,8 +35,8 @@ pub use context::{LoadCx, OpenCx, SaveCx};
 pub use elements::{Blocks, Elements, decode_object, encode_object};
 pub use error::{Result, StrategyError, cause};
 pub use format::{
-    Damage, ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadObject, ReadTensor, Records, Resolve,
-    StorageInfo, StorageReader, StorageWriter, VerifyReport, WriteResult,
+    Damage, ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadCx, ReadObject, ReadTensor, Records,
+    Resolve, StorageInfo, StorageReader, StorageWriter, VerifyReport, WriteResult,
 };
 pub use limits::{LimitOption, REPEATED, ReadLimits, repeats};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};

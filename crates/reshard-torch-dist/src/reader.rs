@@ -22,8 +22,8 @@ use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, StorageError, Store};
 use reshard_strategy::{
-    BackendVersion, FileRole, LimitOption, OpenCx, Producer, ReadLimits, ReadObject, ReadTensor, ReadTotals,
-    Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
+    BackendVersion, FileRole, LimitOption, OpenCx, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
+    ReadTotals, Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
 };
 use reshard_torch_format::{
     TorchSave,
@@ -181,12 +181,7 @@ impl StorageReader for TorchDistReader {
         }
     }
 
-    async fn read_tensors(
-        &self,
-        reads: Vec<ReadTensor>,
-        verify: bool,
-        progress: &Progress,
-    ) -> Result<ReadTotals> {
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals> {
         let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
         for r in reads {
             by_chunk.entry(r.selection.chunk).or_default().push(r);
@@ -199,7 +194,7 @@ impl StorageReader for TorchDistReader {
             if window.is_empty() {
                 return Ok(totals);
             }
-            self.read_window(window, verify, progress, &mut forms, &mut totals).await?;
+            self.read_window(window, cx, &mut forms, &mut totals).await?;
         }
     }
 
@@ -315,11 +310,11 @@ impl TorchDistReader {
     async fn read_window(
         &self,
         window: Vec<(ChunkId, Vec<ReadTensor>)>,
-        verify: bool,
-        progress: &Progress,
+        cx: &ReadCx<'_>,
         forms: &mut Forms,
         totals: &mut ReadTotals,
     ) -> Result<()> {
+        let ReadCx { verify, progress, .. } = *cx;
         let wanted = window.iter().map(|(c, _)| self.wanted(*c)).collect::<Result<Vec<Wanted>>>()?;
         let (heads, header_bytes, header_requests) = self.heads(&wanted, verify, forms).await?;
         totals.headers += header_bytes;

@@ -10,8 +10,8 @@ use reshard_model::{BoxError, Dialect, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, TensorProperties};
 use reshard_storage::{Checksum, Name, Progress, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, Damage, OpenCx, OpenFormat, ReadLimits, ReadObject, ReadTensor, ReadTotals, Result,
-    Selection, StorageInfo, StorageReader, StrategyError, VerifyReport,
+    BackendVersion, Damage, OpenCx, OpenFormat, ReadCx, ReadLimits, ReadObject, ReadTensor, ReadTotals,
+    Result, Selection, StorageInfo, StorageReader, StrategyError, VerifyReport,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
@@ -203,12 +203,7 @@ impl StorageReader for ExampleReader {
 
     // The store does the work: it coalesces, reads in parallel and puts elements into the regions. The format says where the
     // elements lie, and which checksum a record that is read as a whole must have.
-    async fn read_tensors(
-        &self,
-        reads: Vec<ReadTensor>,
-        verify: bool,
-        progress: &Progress,
-    ) -> Result<ReadTotals> {
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals> {
         let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
         for read in reads {
             by_chunk.entry(read.selection.chunk).or_default().push(read);
@@ -219,7 +214,7 @@ impl StorageReader for ExampleReader {
             let place = self.chunk(id)?;
             let stored = self.layout(id)?;
             let elements = stored.elements();
-            if verify && reads.iter().any(|read| Selection::cover_once(&[&read.selection], elements)) {
+            if cx.verify && reads.iter().any(|read| Selection::cover_once(&[&read.selection], elements)) {
                 whole.push((records.len(), place));
             }
             let parts = reads.into_iter().map(|read| read.part(&stored)).collect::<Result<_>>()?;
@@ -233,7 +228,7 @@ impl StorageReader for ExampleReader {
             totals.requests += 1;
             totals.verified += 1;
         }
-        let stats = self.store.read_into(records, progress.clone()).await?;
+        let stats = self.store.read_into(records, cx.progress.clone()).await?;
         totals.needed += stats.bytes_needed;
         totals.read += stats.bytes_read;
         totals.requests += stats.reads;

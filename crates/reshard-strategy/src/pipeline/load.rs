@@ -154,7 +154,7 @@ async fn fill(
         Err(failure) => return (failure.template, Err(failure.error)),
     };
     let read = match loan.places(plan) {
-        Ok(places) => transfer(places, from, cx).await,
+        Ok(places) => transfer(places, &plan.storage_data, from, cx).await,
         Err(e) => Err(e),
     };
     let (mut template, given_back) = loan.give_back(read.is_ok());

@@ -1,7 +1,7 @@
 //! Elements on their way from storage into lent buffers.
 
 use super::lend::{Place, Places};
-use crate::{LoadCx, ReadTensor, ReadTotals, Result, StorageReader, StrategyError};
+use crate::{LoadCx, ReadCx, ReadTensor, ReadTotals, Result, StorageReader, StrategyError};
 use reshard_model::{DType, Layout, LentBuffer, Region, RegionMut, Tensor};
 use reshard_plan::{Destination, ReadItem, Selection, cast};
 
@@ -28,9 +28,11 @@ impl Detour<'_> {
 /// Fills all places.
 pub(super) async fn transfer(
     places: Places<'_>,
+    storage_data: &[u8],
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
 ) -> Result<ReadTotals> {
+    let how = ReadCx::new(cx.verify, &cx.progress).with_storage_data(storage_data);
     places.zeros.into_iter().try_for_each(zero)?;
     let (mut direct, mut detours) = (Vec::new(), Vec::new());
     for Place { item, dtype, into } in places.reads {
@@ -42,10 +44,10 @@ pub(super) async fn transfer(
             detours.push(Detour { item, selection, dtype, into });
         }
     }
-    let mut totals = from.read_tensors(direct, cx.verify, &cx.progress).await?;
+    let mut totals = from.read_tensors(direct, &how).await?;
     while !detours.is_empty() {
         let round = detours.drain(..round(&detours)).collect();
-        totals += through_scratch(round, from, cx).await?;
+        totals += through_scratch(round, from, cx, &how).await?;
     }
     Ok(totals)
 }
@@ -80,6 +82,7 @@ async fn through_scratch(
     detours: Vec<Detour<'_>>,
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
+    how: &ReadCx<'_>,
 ) -> Result<ReadTotals> {
     let (mut reads, mut waiting) = (Vec::new(), Vec::new());
     for Detour { item, selection, dtype, into } in detours {
@@ -90,7 +93,7 @@ async fn through_scratch(
         reads.extend(inner.into_iter().map(|inner| ReadTensor::new(selection.clone(), inner)));
         waiting.push((item, dtype, into, lent, views));
     }
-    let totals = from.read_tensors(reads, cx.verify, &cx.progress).await?;
+    let totals = from.read_tensors(reads, how).await?;
     for (item, dtype, into, lent, views) in waiting {
         let kept = |_| StrategyError::Invalid("a store kept a buffer".into());
         let Some(read) = lent.reclaim(views).map_err(kept)?.pop() else { continue };
