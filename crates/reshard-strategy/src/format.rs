@@ -267,7 +267,7 @@ impl ReadTensor {
     }
 }
 
-/// How tensors are read.
+/// How items are read.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ReadCx<'a> {
@@ -275,7 +275,7 @@ pub struct ReadCx<'a> {
     pub verify: bool,
     /// Called with the bytes of tensors that were read.
     pub progress: &'a Progress,
-    /// [`LoadPlan::storage_data`] of this rank's plan.
+    /// [`LoadPlan::storage_data`] of this rank's plan; empty for reads that nobody planned.
     pub storage_data: &'a [u8],
 }
 
@@ -449,7 +449,7 @@ pub trait StorageReader: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The first read that fails.
-    async fn read_objects(&self, reads: &[ReadObject], verify: bool) -> Result<Vec<Payload>>;
+    async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>>;
     /// Looks for damage: structure, coverage and sizes; with `full`, every checksum too.
     ///
     /// # Errors

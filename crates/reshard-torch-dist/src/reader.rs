@@ -198,7 +198,7 @@ impl StorageReader for TorchDistReader {
         }
     }
 
-    async fn read_objects(&self, reads: &[ReadObject], verify: bool) -> Result<Vec<Payload>> {
+    async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
         let mut ranges = Vec::with_capacity(reads.len());
         let mut places = Vec::with_capacity(reads.len());
         for r in reads {
@@ -219,7 +219,7 @@ impl StorageReader for TorchDistReader {
         let mut out = Vec::with_capacity(stored.len());
         for ((place, key), bytes) in places.into_iter().zip(stored) {
             let bytes = self.object_archive(place, key, bytes)?;
-            if verify {
+            if cx.verify {
                 self.check_archive(place, key, &bytes)?;
             }
             out.push(Payload::Encoded { codec: TorchSave::NAME, bytes });

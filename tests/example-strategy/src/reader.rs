@@ -235,14 +235,14 @@ impl StorageReader for ExampleReader {
         Ok(totals)
     }
 
-    async fn read_objects(&self, reads: &[ReadObject], verify: bool) -> Result<Vec<Payload>> {
+    async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
         let mut out = Vec::new();
         for read in reads {
             let unknown = || StrategyError::corrupt(INDEX, None, "it lacks an object");
             let place = self.objects.get(read.object.0 as usize).ok_or_else(unknown)?;
             self.limits.whole(&place.file, place.length)?;
             let bytes = self.store.read(&place.file, split(place)?.0).await?;
-            if verify {
+            if cx.verify {
                 let mut sum = Sum::new(self.sums(&[place]).await?[0]);
                 sum.update(&bytes);
                 Box::new(sum).finish().map_err(|e| wrong(place, e))?;

@@ -5,8 +5,8 @@ mod objects;
 mod transfer;
 
 use crate::{
-    BackendVersion, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, OpenCx, ReadTotals, Result,
-    StorageReader, StrategyError,
+    BackendVersion, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, OpenCx, ReadCx, ReadTotals,
+    Result, StorageReader, StrategyError,
     agree::{self, agree},
 };
 use async_trait::async_trait;
@@ -149,17 +149,18 @@ async fn fill(
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
 ) -> (FlatStateDict, Result<ReadTotals>) {
+    let how = ReadCx::new(cx.verify, &cx.progress).with_storage_data(&plan.storage_data);
     let loan = match Loan::take(template, plan) {
         Ok(loan) => loan,
         Err(failure) => return (failure.template, Err(failure.error)),
     };
     let read = match loan.places(plan) {
-        Ok(places) => transfer(places, &plan.storage_data, from, cx).await,
+        Ok(places) => transfer(places, from, &how, cx).await,
         Err(e) => Err(e),
     };
     let (mut template, given_back) = loan.give_back(read.is_ok());
     let read = match read.and_then(|totals| given_back.map(|()| totals)) {
-        Ok(totals) => objects(&mut template, plan, from, cx).await.map(|()| totals),
+        Ok(totals) => objects(&mut template, plan, from, &how, cx).await.map(|()| totals),
         Err(e) => Err(e),
     };
     let committed = read.and_then(|totals| {

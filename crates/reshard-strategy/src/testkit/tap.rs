@@ -355,9 +355,9 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
         self.inner.read_tensors(reads, cx).await
     }
 
-    async fn read_objects(&self, reads: &[ReadObject], verify: bool) -> Result<Vec<Payload>> {
+    async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
         self.tap.format("reader.read_objects")?;
-        self.inner.read_objects(reads, verify).await
+        self.inner.read_objects(reads, cx).await
     }
 
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {

@@ -1,6 +1,6 @@
 //! Objects of a plan, decoded into their leaves.
 
-use crate::{LoadCx, ReadObject, Result, StorageReader, StrategyError, decode_object};
+use crate::{LoadCx, ReadCx, ReadObject, Result, StorageReader, StrategyError, decode_object};
 use reshard_model::{FlatStateDict, Payload, Sharded, Value};
 use reshard_plan::{LoadPlan, ReadItem, Stored};
 use std::collections::BTreeMap;
@@ -10,6 +10,7 @@ pub(super) async fn objects(
     template: &mut FlatStateDict,
     plan: &LoadPlan,
     from: &dyn StorageReader,
+    how: &ReadCx<'_>,
     cx: &LoadCx<'_>,
 ) -> Result<()> {
     let mut leaves: BTreeMap<_, Vec<&ReadItem>> = BTreeMap::new();
@@ -19,7 +20,7 @@ pub(super) async fn objects(
         }
     }
     let reads: Vec<ReadObject> = leaves.keys().map(|&object| ReadObject { object }).collect();
-    let payloads = from.read_objects(&reads, cx.verify).await?;
+    let payloads = from.read_objects(&reads, how).await?;
     for (items, payload) in leaves.into_values().zip(payloads) {
         put(template, &items, &payload, from, cx)?;
     }

@@ -28,11 +28,10 @@ impl Detour<'_> {
 /// Fills all places.
 pub(super) async fn transfer(
     places: Places<'_>,
-    storage_data: &[u8],
     from: &dyn StorageReader,
+    how: &ReadCx<'_>,
     cx: &LoadCx<'_>,
 ) -> Result<ReadTotals> {
-    let how = ReadCx::new(cx.verify, &cx.progress).with_storage_data(storage_data);
     places.zeros.into_iter().try_for_each(zero)?;
     let (mut direct, mut detours) = (Vec::new(), Vec::new());
     for Place { item, dtype, into } in places.reads {
@@ -44,10 +43,10 @@ pub(super) async fn transfer(
             detours.push(Detour { item, selection, dtype, into });
         }
     }
-    let mut totals = from.read_tensors(direct, &how).await?;
+    let mut totals = from.read_tensors(direct, how).await?;
     while !detours.is_empty() {
         let round = detours.drain(..round(&detours)).collect();
-        totals += through_scratch(round, from, cx, &how).await?;
+        totals += through_scratch(round, from, how, cx).await?;
     }
     Ok(totals)
 }
@@ -81,8 +80,8 @@ fn zero(into: RegionMut) -> Result<()> {
 async fn through_scratch(
     detours: Vec<Detour<'_>>,
     from: &dyn StorageReader,
-    cx: &LoadCx<'_>,
     how: &ReadCx<'_>,
+    cx: &LoadCx<'_>,
 ) -> Result<ReadTotals> {
     let (mut reads, mut waiting) = (Vec::new(), Vec::new());
     for Detour { item, selection, dtype, into } in detours {
@@ -107,4 +106,23 @@ async fn through_scratch(
         into.fill(&out)?;
     }
     Ok(totals)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_fill_a_region_of_many_blocks_and_nothing_else() {
+        let (rows, columns) = (300, 200);
+        let ones = Tensor::from_vec(&[rows, columns], vec![1u8; (rows * columns) as usize]).unwrap();
+        let (lent, views) = LentBuffer::new("w", vec![ones]).unwrap();
+        let inner = Region::new([1, 3], [rows - 1, columns - 3]);
+        lent.regions_mut(&[(&views[0], inner)]).unwrap().into_iter().try_for_each(zero).unwrap();
+        let filled = lent.reclaim(views).ok().unwrap().remove(0).to_vec::<u8>().unwrap();
+        for (i, &byte) in (0u64..).zip(&filled) {
+            let outside = i / columns < 1 || i % columns < 3;
+            assert_eq!(byte, u8::from(outside), "element {i}");
+        }
+    }
 }
