@@ -193,9 +193,11 @@ fn formats_and_planners_find_in_a_plan_what_they_put_there() {
     }
 }
 
+type Change = fn(&mut ReadItem);
+
 /// A planner that plans, then changes the items of `matrix`.
 #[derive(Debug)]
-struct Wrong(fn(&mut ReadItem));
+struct Wrong(Change);
 
 impl LoadPlanner for Wrong {
     fn finish_plan(&self, mut plan: LoadPlan) -> Result<LoadPlan, PlanError> {
@@ -213,7 +215,7 @@ fn a_plan_that_can_not_be_carried_out_is_an_error_with_its_key_and_the_template_
         flat: sample(Cut::Rows, 0, 1, true),
     };
     save_on_ranks(&store, IfExists::Refuse, vec![rank]).into_iter().for_each(|o| drop(o.unwrap()));
-    let wrong: [(fn(&mut ReadItem), &str); 6] = [
+    let wrong: [(Change, &str); 6] = [
         (
             |i| i.stored_region.offsets[0] += 1,
             "matrix: region [1:13, 0:7] does not lie in its chunk [0:12, 0:7]",

@@ -33,6 +33,14 @@ pub(super) struct Place<'p> {
     pub(super) into: RegionMut,
 }
 
+/// A region of a buffer that is asked for: for an item, or for zeros.
+struct Want<'p> {
+    view: usize,
+    region: Region,
+    item: Option<&'p ReadItem>,
+    dtype: DType,
+}
+
 /// All that a plan fills.
 #[derive(Default)]
 pub(super) struct Places<'p> {
@@ -121,22 +129,22 @@ impl Loan {
         // All regions of a buffer are asked for at once, zeros too, so that no two of them meet.
         let reads = tensors(plan).map(|i| (i.dest, &i.dest_region, Some(i)));
         let zeros = plan.fills.iter().map(|f| (f.dest, &f.dest_region, None));
-        let mut wants: Vec<Vec<(usize, Region, Option<&ReadItem>, DType)>> = Vec::new();
+        let mut wants: Vec<Vec<Want<'_>>> = Vec::new();
         wants.resize_with(self.buffers.len(), Vec::new);
         for (dest, region, item) in reads.chain(zeros) {
             let leaf = self.template.get_index(dest as usize).map(|(_, leaf)| leaf);
             let (Some(Sharded::Tensor(t)), Some(&(buffer, view))) = (leaf, at.get(&dest)) else {
                 return Err(no_memory(dest, leaf));
             };
-            wants[buffer].push((view, local(t, region), item, t.dtype));
+            wants[buffer].push(Want { view, region: local(t, region), item, dtype: t.dtype });
         }
 
         let mut out = Places::default();
         for (lent, wants) in self.buffers.iter().zip(wants) {
             let regions: Vec<(&LentView, Region)> =
-                wants.iter().map(|(view, region, ..)| (&lent.views[*view], region.clone())).collect();
+                wants.iter().map(|want| (&lent.views[want.view], want.region.clone())).collect();
             let regions = lent.buffer.regions_mut(&regions)?;
-            for ((.., item, dtype), into) in wants.into_iter().zip(regions) {
+            for (Want { item, dtype, .. }, into) in wants.into_iter().zip(regions) {
                 match item {
                     Some(item) => out.reads.push(Place { item, dtype, into }),
                     None => out.zeros.push(into),
