@@ -23,7 +23,7 @@ pub(crate) fn plan(ranks: u32, items: u32, replicas: u32) -> Result<Measured> {
                 properties: TensorProperties::default(),
             }),
         };
-        SavePlan { items: (0..items).map(item).collect(), ..SavePlan::default() }
+        SavePlan::new((0..items).map(item).collect())
     });
     let plans: Vec<SavePlan> = plans.collect();
     let before = peak();

@@ -285,6 +285,21 @@ impl RegionMut {
         Ok(())
     }
 
+    /// Fills the region from elements of a tensor's buffer that lie there as `source` says.
+    ///
+    /// # Errors
+    /// [`ModelError::Invalid`] when shapes or element sizes differ, or an element lies outside of the buffer.
+    pub fn fill_from(self, tensor: &Tensor, source: &Layout) -> Result<()> {
+        let buffer = tensor.buffer();
+        let bytes = buffer.as_bytes();
+        if source.hull().end > bytes.len() as u64 {
+            let what = format!("elements up to byte {} of a buffer of {}", source.hull().end, bytes.len());
+            return Err(ModelError::invalid(&self.lent.key, what));
+        }
+        self.strided_copy(source)?.feed(0, bytes);
+        Ok(())
+    }
+
     /// The memory from `at` on, `len` bytes. The caller passes only runs of its own layout, which lie in the buffer.
     fn run(&mut self, at: u64, len: u64) -> &mut [u8] {
         debug_assert!(at + len <= self.lent.len);
@@ -381,6 +396,22 @@ mod tests {
         let v: Vec<f32> = lent.reclaim(views).ok().unwrap().pop().unwrap().into_vec().unwrap();
         assert_eq!(v.as_ptr() as usize, address);
         assert_eq!((v[0].to_bits(), v[2].to_bits()), (0x0101_0101, 0x0202_0202));
+    }
+
+    #[test]
+    fn elements_of_another_buffer_are_copied_from_where_they_lie() {
+        let from = Tensor::from_vec(&[6], (0..6u8).collect()).unwrap();
+        let fill = |source: &Layout| {
+            let (lent, views) = land(Tensor::from_vec(&[2, 2], vec![9u8; 4]).unwrap());
+            let into = lent.regions_mut(&[(&views[0], Region::whole(&[2, 2]))]).unwrap().remove(0);
+            into.fill_from(&from, source).map_err(|e| e.to_string())?;
+            Ok::<_, String>(lent.reclaim(views).ok().unwrap()[0].to_vec::<u8>().unwrap())
+        };
+        let at = |start, strides: [u64; 2]| Layout::new(1, start, [2, 2].into(), strides.into()).unwrap();
+        assert_eq!(fill(&at(1, [1, 3])).unwrap(), [1, 4, 2, 5]);
+        assert_eq!(fill(&at(2, [0, 1])).unwrap(), [2, 3, 2, 3], "a row that is there once");
+        assert!(fill(&at(2, [3, 1])).unwrap_err().contains("up to byte 7 of a buffer of 6"));
+        assert!(fill(&Layout::contiguous(1, &[4]).unwrap()).unwrap_err().contains("can't fill"));
     }
 
     #[test]

@@ -2,6 +2,8 @@ use crate::{Dims, ModelError, Result};
 use serde::{Deserialize, Serialize};
 use std::{fmt, ops::Range};
 
+mod row_major;
+
 /// Offsets and lengths of an n-dimensional box, in elements.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Region {

@@ -25,9 +25,8 @@ fn main() -> Result<(), PlanError> {
             properties: TensorProperties::default(),
         }),
     };
-    let plans: Vec<SavePlan> = (0..ranks)
-        .map(|r| SavePlan { items: (0..items).map(|k| item(r, k)).collect(), ..SavePlan::default() })
-        .collect();
+    let plans: Vec<SavePlan> =
+        (0..ranks).map(|r| SavePlan::new((0..items).map(|k| item(r, k)).collect())).collect();
 
     let start = Instant::now();
     let (plans, metadata) = DefaultSavePlanner::DCP.create_global_plan(plans)?;

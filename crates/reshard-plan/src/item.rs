@@ -1,6 +1,7 @@
 //! What ranks tell each other: what to write, what to read.
 
-use crate::{ChunkId, ObjectId, PlanError, Result};
+use crate::{ChunkId, FlatView, ObjectId, PlanError, Result};
+use bytes::Bytes;
 use reshard_model::{DType, Dims, Path, PathOfKey, Region};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -138,8 +139,11 @@ pub struct ReadItem {
     pub piece: PieceId,
     /// The same, as the format knows it.
     pub stored: Stored,
-    /// Which part of the chunk, whose first element is at 0. No axes for an object.
+    /// Which part of the chunk, whose first element is at 0; with `flat`, which part of the tensor of which the chunk is a range. No
+    /// axes for an object.
     pub stored_region: Region,
+    /// What the chunk is a range of, where `stored_region` does not have its axes.
+    pub flat: Option<Box<FlatView>>,
 }
 
 /// DCP's `planner_data`: what planners put into the commit record beside items.
@@ -165,9 +169,12 @@ impl PlannerData {
 
 /// What one rank writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SavePlan {
     /// Pieces.
     pub items: Vec<WriteItem>,
+    /// What the format tells itself on the way from its `prepare_local_plan` by the coordinator to its layout. Nobody else reads it.
+    pub storage_data: Bytes,
     /// For the commit record.
     pub planner_data: Option<PlannerData>,
     /// How many of the items, in order, lie in each file of this rank, where somebody decided that; else the format's affair.
@@ -175,6 +182,17 @@ pub struct SavePlan {
 }
 
 impl SavePlan {
+    /// Of these pieces.
+    pub fn new(items: Vec<WriteItem>) -> Self {
+        Self { items, ..Self::default() }
+    }
+
+    /// With data for the commit record.
+    #[must_use]
+    pub fn with_planner_data(self, data: PlannerData) -> Self {
+        Self { planner_data: Some(data), ..self }
+    }
+
     /// The items of each file; all in one where nobody decided otherwise, and no file when there are none.
     ///
     /// # Errors
@@ -224,9 +242,14 @@ pub struct Recast {
 
 /// What one rank reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct LoadPlan {
     /// Parts of pieces, in the order of leaves, then of chunks.
     pub items: Vec<ReadItem>,
+    /// What the format tells itself on the way from its `prepare_local_plan` by the coordinator to its reads. Nobody else reads it.
+    pub storage_data: Bytes,
+    /// What a planner tells itself on the way from its local plan by the coordinator to its `finish_plan`.
+    pub planner_data: Option<PlannerData>,
     /// What becomes zeros.
     pub fills: Vec<Fill>,
     /// What changes its type.
@@ -236,4 +259,11 @@ pub struct LoadPlan {
     /// Keys of the checkpoint that this rank, and after the global plan that no rank, asked for; only when a planner is
     /// asked to list them.
     pub unexpected: Vec<Box<str>>,
+}
+
+impl LoadPlan {
+    /// Of these parts.
+    pub fn new(items: Vec<ReadItem>) -> Self {
+        Self { items, ..Self::default() }
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! - [`Metadata`]: the logical half of a commit record, as columns: tensors with their chunks, objects;
 //! - [`WriteItem`], [`ReadItem`], [`SavePlan`], [`LoadPlan`]: what travels between ranks while they decide;
+//! - [`Selection`]: what is wanted of a stored chunk, mapped onto where that lies;
 //! - [`SavePlanner`], [`LoadPlanner`]: the hooks of PyTorch DCP's protocol, and their defaults: replicas are written once,
 //!   every chunk is checked against its siblings, every wanted region against what is stored;
 //! - [`cast`]: which element types may become which, and how.
@@ -25,6 +26,7 @@ mod metadata;
 mod near;
 mod read;
 mod save;
+mod selection;
 
 pub use cast::Cast;
 pub use error::{At, DuplicatePieces, PlanError, Problem, Problems, Result};
@@ -35,3 +37,4 @@ pub use item::{
 pub use load::{DefaultLoadPlanner, Destination, LoadContext, LoadPlanner};
 pub use metadata::{ChunkId, Entry, Metadata, MetadataBuilder, ObjectId, TensorId, TensorRef};
 pub use save::{Dedup, DefaultSavePlanner, Offer, SaveContext, SavePlanner, WriteData};
+pub use selection::{FlatView, Selection};

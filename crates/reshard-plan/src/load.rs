@@ -104,7 +104,7 @@ pub enum Destination {
 /// }
 /// # let item = ReadItem {
 /// #     dest: 0, dest_region: Region::whole(&[2]), piece: PieceId { key: "w".into(), offset: Some([0].into()) },
-/// #     stored: Stored::Chunk(ChunkId(0)), stored_region: Region::whole(&[2]),
+/// #     stored: Stored::Chunk(ChunkId(0)), stored_region: Region::whole(&[2]), flat: None,
 /// # };
 /// # let t = Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap();
 /// # assert_eq!(Doubled.transform_tensor(&item, t).unwrap().to_vec::<f32>().unwrap(), [2., 4.]);

@@ -109,6 +109,7 @@ impl<'m> Reader<'m> {
                 piece: PieceId { key: key.into(), offset: None },
                 stored: Stored::Object(id),
                 stored_region: Region::default(),
+                flat: None,
             }),
             None if self.metadata.tensor(&key).is_some() => self.wrong_kind(&key, "a tensor", "an object"),
             None => self.missing(dest, &key),
@@ -168,6 +169,7 @@ impl<'m> Reader<'m> {
                 piece: PieceId { key: t.key.clone(), offset: Some(chunk.offsets.clone()) },
                 stored: Stored::Chunk(stored.id_of(position)),
                 stored_region: both.within(&chunk),
+                flat: None,
             });
         }
         Ok(())

@@ -128,7 +128,7 @@ pub enum WriteData {
 /// impl SavePlanner for SaveExtraDataPlanner {
 ///     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
 ///         let plan = self.base().create_local_plan(state, cx)?;
-///         Ok(SavePlan { planner_data: Some(PlannerData::Str("per-rank-data".into())), ..plan })
+///         Ok(plan.with_planner_data(PlannerData::Str("per-rank-data".into())))
 ///     }
 ///     fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {
 ///         let (plans, metadata) = self.base().create_global_plan(plans)?;
@@ -306,7 +306,7 @@ impl SavePlanner for DefaultSavePlanner {
             });
         }
         offered.done()?;
-        Ok(SavePlan { items, ..SavePlan::default() })
+        Ok(SavePlan::new(items))
     }
 
     fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {

@@ -1,10 +1,10 @@
 use crate::{PolicyError, Result};
 use reshard_model::{DType, Dims, Region};
 
-mod rows;
+mod runs;
 mod slice;
 
-pub(crate) use rows::{boxes, runs, strides};
+pub(crate) use runs::runs;
 pub use slice::Slice;
 
 /// What a piece is made of.

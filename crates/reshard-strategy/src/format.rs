@@ -3,10 +3,12 @@
 use crate::{BackendVersion, ReadTotals, Result, StrategyError};
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_model::{DType, Dialect, ObjectCodec, Payload, Region, RegionMut, Value};
-use reshard_plan::{ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, WriteData, WriteItem};
+use reshard_model::{Dialect, Dims, Layout, ObjectCodec, Payload, RegionMut, Tensor, Value};
+use reshard_plan::{
+    ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, Selection, WriteData, WriteItem,
+};
 use reshard_policy::ShardingPolicy;
-use reshard_storage::{Entry, FileBody, Name, Progress, Written, WrittenExtent};
+use reshard_storage::{Entry, FileBody, Name, Part, Progress, Written, WrittenExtent};
 use serde::{Deserialize, Serialize};
 use std::{any::Any, collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
@@ -226,17 +228,68 @@ pub trait StorageWriter: fmt::Debug + Send + Sync + 'static {
     fn finish(&self, cx: &FinishCx<'_>) -> Result<Records>;
 }
 
-/// A region of one stored chunk, and where it lands.
+/// What is wanted of one stored chunk, and where it lands.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct ReadTensor {
-    /// Which chunk.
-    pub chunk: ChunkId,
-    /// What of it, from the chunk's start.
-    pub region: Region,
-    /// Element type of the region; that of the stored tensor.
-    pub dtype: DType,
-    /// The place for the elements.
+    /// What is wanted.
+    pub selection: Selection,
+    /// The place for the elements. It has the shape of the region; axes of extent 1 may be missing, since leaves prepend such axes.
     pub into: RegionMut,
+}
+
+impl ReadTensor {
+    /// A selection and its place.
+    pub fn new(selection: Selection, into: RegionMut) -> Self {
+        Self { selection, into }
+    }
+
+    /// The read that a store does, if all elements of the chunk lie in their record as `stored` says.
+    ///
+    /// # Errors
+    /// When the chunk has not what is selected, or the place has another shape.
+    pub fn part(self, stored: &Layout) -> Result<Part> {
+        let source = self.selection.layout(stored)?;
+        let source = source.squeeze_to(self.into.shape()).ok_or_else(|| {
+            let (have, want) = (source.shape(), Dims::from(self.into.shape()));
+            StrategyError::Invalid(format!("a region of shape {have} can't fill one of shape {want}"))
+        })?;
+        Ok(Part { source, into: self.into })
+    }
+
+    /// Copies what is wanted of a chunk that is in memory.
+    ///
+    /// # Errors
+    /// As [`part`](Self::part).
+    pub fn fill_from(self, chunk: &Tensor) -> Result<()> {
+        let Part { source, into } = self.part(chunk.layout())?;
+        Ok(into.fill_from(chunk, &source)?)
+    }
+}
+
+/// How items are read.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct ReadCx<'a> {
+    /// Whether the checksum of every item that is read as a whole is checked.
+    pub verify: bool,
+    /// Called with the bytes of tensors that were read.
+    pub progress: &'a Progress,
+    /// [`LoadPlan::storage_data`] of this rank's plan; empty for reads that nobody planned.
+    pub storage_data: &'a [u8],
+}
+
+impl<'a> ReadCx<'a> {
+    /// Without data of a plan.
+    pub fn new(verify: bool, progress: &'a Progress) -> Self {
+        Self { verify, progress, storage_data: &[] }
+    }
+
+    /// With what the format has put into this rank's plan.
+    #[must_use]
+    pub fn with_storage_data(self, storage_data: &'a [u8]) -> Self {
+        Self { storage_data, ..self }
+    }
 }
 
 /// A stored object to read.
@@ -387,22 +440,16 @@ pub trait StorageReader: Any + fmt::Debug + Send + Sync {
     fn prepare_global_plan(&self, plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>> {
         Ok(plans)
     }
-    /// Fills the regions; no byte outside of the wanted regions is read, save what lies between near ranges.
-    /// With `verify`, the checksum of every item that is read as a whole is checked.
+    /// Fills the places; no byte outside of the selections is read, save what lies between near ranges.
     ///
     /// # Errors
     /// The first read that fails.
-    async fn read_tensors(
-        &self,
-        reads: Vec<ReadTensor>,
-        verify: bool,
-        progress: &Progress,
-    ) -> Result<ReadTotals>;
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals>;
     /// Reads objects, encoded as they are, in the order asked for.
     ///
     /// # Errors
     /// The first read that fails.
-    async fn read_objects(&self, reads: &[ReadObject], verify: bool) -> Result<Vec<Payload>>;
+    async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>>;
     /// Looks for damage: structure, coverage and sizes; with `full`, every checksum too.
     ///
     /// # Errors

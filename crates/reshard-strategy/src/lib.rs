@@ -35,14 +35,14 @@ pub use context::{LoadCx, OpenCx, SaveCx};
 pub use elements::{Blocks, Elements, decode_object, encode_object};
 pub use error::{Result, StrategyError, cause};
 pub use format::{
-    Damage, ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadObject, ReadTensor, Records, Resolve,
-    StorageInfo, StorageReader, StorageWriter, VerifyReport, WriteResult,
+    Damage, ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadCx, ReadObject, ReadTensor, Records,
+    Resolve, StorageInfo, StorageReader, StorageWriter, VerifyReport, WriteResult,
 };
 pub use limits::{LimitOption, REPEATED, ReadLimits, repeats};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, RankTotals, ReadTotals, SaveTotals};
-pub use reshard_plan::WriteData;
+pub use reshard_plan::{FlatView, Selection, WriteData};
 pub use sharded::{LoadFailure, LoadShardedStrategy, Loaded, PreparedSave, SaveShardedStrategy, Saved};
 
 #[cfg(any(test, feature = "testkit"))]

@@ -60,6 +60,18 @@ pub struct ReadTotals {
     pub verified: u64,
 }
 
+impl std::ops::AddAssign for ReadTotals {
+    fn add_assign(&mut self, other: Self) {
+        // All of them, so that a new one is not forgotten.
+        let Self { needed, read, headers, requests, verified } = other;
+        self.needed += needed;
+        self.read += read;
+        self.headers += headers;
+        self.requests += requests;
+        self.verified += verified;
+    }
+}
+
 /// What a load has to tell besides its result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadNotes {

@@ -14,6 +14,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod drive;
+mod flat;
 mod planners;
 mod sample;
 mod strategies;

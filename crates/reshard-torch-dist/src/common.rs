@@ -9,10 +9,10 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, Dialect, ObjectCodec, Payload, Value, ValueTree};
-use reshard_storage::{FileBody, Name};
+use reshard_storage::{FileBody, Name, Progress};
 use reshard_strategy::{
-    BackendVersion, LoadCommonStrategy, OpenCx, ReadLimits, ReadObject, Result, SaveCommonStrategy, SaveCx,
-    StorageReader, StrategyError, decode_object,
+    BackendVersion, LoadCommonStrategy, OpenCx, ReadCx, ReadLimits, ReadObject, Result, SaveCommonStrategy,
+    SaveCx, StorageReader, StrategyError, decode_object,
 };
 use reshard_torch_format::{LoadOptions, TorchSave, archive::ArchiveOptions};
 use serde::{Deserialize, Serialize, de::IgnoredAny};
@@ -217,7 +217,8 @@ async fn from_object(cx: &OpenCx) -> Result<Value> {
         return Err(missing("it has neither common.pt nor the object common_state"));
     };
     let reader = TorchDistReader::new(cx, table, Dialect::Megatron, None);
-    let read = reader.read_objects(&[ReadObject { object }], true).await?.pop();
+    let none = Progress::none();
+    let read = reader.read_objects(&[ReadObject { object }], &ReadCx::new(true, &none)).await?.pop();
     let Some(Payload::Encoded { bytes, .. }) = read else {
         return Err(StrategyError::corrupt(METADATA, None, "common_state was not read"));
     };

@@ -22,10 +22,10 @@ use packed::Kept;
 use repeats::{Repeats, repeated};
 use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Checksum, Entry, Name, Part, Progress, RecordRead, StorageError, Store};
+use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, StorageError, Store};
 use reshard_strategy::{
-    BackendVersion, FileRole, LimitOption, OpenCx, Producer, ReadLimits, ReadObject, ReadTensor, ReadTotals,
-    Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
+    BackendVersion, FileRole, LimitOption, OpenCx, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
+    ReadTotals, Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
 };
 use reshard_torch_format::{
     TorchSave,
@@ -150,15 +150,10 @@ impl StorageReader for TorchDistReader {
         }
     }
 
-    async fn read_tensors(
-        &self,
-        reads: Vec<ReadTensor>,
-        verify: bool,
-        progress: &Progress,
-    ) -> Result<ReadTotals> {
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals> {
         let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
         for r in reads {
-            by_chunk.entry(r.chunk).or_default().push(r);
+            by_chunk.entry(r.selection.chunk).or_default().push(r);
         }
         let mut totals = ReadTotals::default();
         let mut forms = Forms::default();
@@ -168,11 +163,11 @@ impl StorageReader for TorchDistReader {
             if window.is_empty() {
                 return Ok(totals);
             }
-            self.read_window(window, verify, progress, &mut forms, &mut totals).await?;
+            self.read_window(window, cx, &mut forms, &mut totals).await?;
         }
     }
 
-    async fn read_objects(&self, reads: &[ReadObject], verify: bool) -> Result<Vec<Payload>> {
+    async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
         let mut ranges = Vec::with_capacity(reads.len());
         let mut places = Vec::with_capacity(reads.len());
         for r in reads {
@@ -193,7 +188,7 @@ impl StorageReader for TorchDistReader {
         let mut out = Vec::with_capacity(stored.len());
         for ((place, key), bytes) in places.into_iter().zip(stored) {
             let bytes = self.object_archive(place, key, bytes)?;
-            if verify {
+            if cx.verify {
                 self.check_archive(place, key, &bytes)?;
             }
             out.push(Payload::Encoded { codec: TorchSave::NAME, bytes });
@@ -284,11 +279,11 @@ impl TorchDistReader {
     async fn read_window(
         &self,
         window: Vec<(ChunkId, Vec<ReadTensor>)>,
-        verify: bool,
-        progress: &Progress,
+        cx: &ReadCx<'_>,
         forms: &mut Forms,
         totals: &mut ReadTotals,
     ) -> Result<()> {
+        let ReadCx { verify, progress, .. } = *cx;
         let wanted = window.iter().map(|(c, _)| self.wanted(*c)).collect::<Result<Vec<Wanted>>>()?;
         let (heads, header_bytes, header_requests) = self.heads(&wanted, verify, forms).await?;
         totals.headers += header_bytes;
@@ -305,14 +300,14 @@ impl TorchDistReader {
                 Head::Packed => self.read_packed(w, reads, verify, progress, totals).await?,
                 Head::Deflated(d) => self.read_deflated(w, *d, reads, verify, progress, totals).await?,
                 Head::Stored(s) => {
-                    let regions: Vec<_> = reads.iter().map(|r| &r.region).collect();
-                    let all = verify && reads_all(&s.layout, s.record.end - s.record.start, &regions);
+                    let selections: Vec<_> = reads.iter().map(|r| &r.selection).collect();
+                    let all = verify && reads_all(&s.layout, s.record.end - s.record.start, &selections);
                     totals.verified += u64::from(all);
                     let check = all.then(|| -> Box<dyn Checksum> {
                         let metadata = Arc::clone(&self.table.metadata);
                         Box::new(Crc::new(s.record.end - s.record.start, s.crc32, metadata, w.chunk))
                     });
-                    let parts = reads.into_iter().map(|r| part(&s.layout, r)).collect::<Result<_>>()?;
+                    let parts = reads.into_iter().map(|r| r.part(&s.layout)).collect::<Result<_>>()?;
                     records.push(RecordRead { name: s.file, record: s.record, parts, check });
                 }
             }
@@ -345,18 +340,4 @@ impl TorchDistReader {
         check_records(bytes, &self.limits)
             .map_err(|e| unreadable(e, &format!("object {key}"), file.as_str(), place.offset))
     }
-}
-
-/// A region has the axes of the stored chunk; that of the template lacks prepended ones, which have extent 1.
-fn part(layout: &reshard_model::Layout, r: ReadTensor) -> Result<Part> {
-    let source = layout.narrow(&r.region);
-    let source = source.squeeze_to(r.into.shape()).ok_or_else(|| {
-        let (have, want) = (&r.region.lengths, reshard_model::Dims::from(r.into.shape()));
-        StrategyError::Invalid(format!("a region of shape {have} can't fill one of shape {want}"))
-    })?;
-    Ok(Part { source, into: r.into })
-}
-
-fn fill(r: ReadTensor, elements: &[u8]) -> Result<()> {
-    Ok(r.into.fill(elements)?)
 }

@@ -13,7 +13,7 @@ use reshard_model::{
 use reshard_plan::{DefaultLoadPlanner, Entry, Metadata, PlannerData, TensorRef};
 use reshard_storage::{Entry as FileEntry, Leftover, Link, Progress, Stores};
 use reshard_strategy::{
-    BackendVersion, FileRole, LoadCx, LoadShardedConfig, Producer, ReadLimits, ReadObject, Registry,
+    BackendVersion, FileRole, LoadCx, LoadShardedConfig, Producer, ReadCx, ReadLimits, ReadObject, Registry,
     StorageInfo, StrategyError, VerifyReport, decode_object,
 };
 use std::{
@@ -219,7 +219,9 @@ impl Checkpoint {
         };
         let id = self.metadata().object(key).ok_or_else(missing).during(ACT, &self.url)?;
         let reads = [ReadObject { object: id }];
-        let got = self.opened.reader.read_objects(&reads, self.verify).await.during(ACT, &self.url)?;
+        let none = Progress::none();
+        let how = ReadCx::new(self.verify, &none);
+        let got = self.opened.reader.read_objects(&reads, &how).await.during(ACT, &self.url)?;
         Ok(got.into_iter().next().unwrap_or_default())
     }
 

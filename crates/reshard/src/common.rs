@@ -2,8 +2,8 @@
 
 use crate::opened::Opened;
 use reshard_model::{Payload, ShardedObject};
-use reshard_storage::{FileBody, Name};
-use reshard_strategy::{BackendVersion, ReadObject, SaveCx, StrategyError};
+use reshard_storage::{FileBody, Name, Progress};
+use reshard_strategy::{BackendVersion, ReadCx, ReadObject, SaveCx, StrategyError};
 use reshard_torch_dist::{COMMON, COMMON_STATE};
 
 /// Where Megatron Core's dialect keeps common state.
@@ -59,7 +59,8 @@ impl StoredCommon {
             opened.common().await?;
             return Ok(None);
         };
-        let payload = opened.reader.read_objects(&[ReadObject { object }], verify).await?.pop();
+        let (none, reads) = (Progress::none(), [ReadObject { object }]);
+        let payload = opened.reader.read_objects(&reads, &ReadCx::new(verify, &none)).await?.pop();
         Ok(payload.map(|payload| Self { form: CommonForm::Object, payload }))
     }
 

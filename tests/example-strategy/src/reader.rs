@@ -6,12 +6,12 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_model::{BoxError, Dialect, Dims, Layout, ObjectCodec, Payload, Region};
+use reshard_model::{BoxError, Dialect, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, TensorProperties};
-use reshard_storage::{Checksum, Name, Part, Progress, RecordRead, Store};
+use reshard_storage::{Checksum, Name, Progress, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, Damage, OpenCx, OpenFormat, ReadLimits, ReadObject, ReadTensor, ReadTotals, Result,
-    StorageInfo, StorageReader, StrategyError, VerifyReport,
+    BackendVersion, Damage, OpenCx, OpenFormat, ReadCx, ReadLimits, ReadObject, ReadTensor, ReadTotals,
+    Result, Selection, StorageInfo, StorageReader, StrategyError, VerifyReport,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
@@ -97,6 +97,14 @@ impl ExampleReader {
     fn chunk(&self, id: ChunkId) -> Result<&Place> {
         let unknown = || StrategyError::corrupt(INDEX, None, format!("it has no chunk {}", id.0));
         self.chunks.get(id.0 as usize).ok_or_else(unknown)
+    }
+
+    /// How the elements of a chunk lie in its record. That is all that a format says of them: where in the record a selection lies
+    /// follows.
+    fn layout(&self, id: ChunkId) -> Result<Layout> {
+        let stored = self.metadata.chunk(id);
+        let layout = stored.and_then(|(t, region)| Layout::contiguous(t.dtype().size(), &region.lengths));
+        layout.ok_or_else(|| StrategyError::corrupt(INDEX, None, format!("it has no chunk {}", id.0)))
     }
 
     /// The checksums behind items.
@@ -195,25 +203,21 @@ impl StorageReader for ExampleReader {
 
     // The store does the work: it coalesces, reads in parallel and puts elements into the regions. The format says where the
     // elements lie, and which checksum a record that is read as a whole must have.
-    async fn read_tensors(
-        &self,
-        reads: Vec<ReadTensor>,
-        verify: bool,
-        progress: &Progress,
-    ) -> Result<ReadTotals> {
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals> {
         let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
         for read in reads {
-            by_chunk.entry(read.chunk).or_default().push(read);
+            by_chunk.entry(read.selection.chunk).or_default().push(read);
         }
         let mut totals = ReadTotals::default();
         let (mut records, mut whole) = (Vec::new(), Vec::new());
         for (id, reads) in by_chunk {
             let place = self.chunk(id)?;
-            let shape = self.metadata.chunk(id).map(|(_, region)| region.lengths).unwrap_or_default();
-            if verify && reads.iter().any(|r| r.region == Region::whole(&shape)) {
+            let stored = self.layout(id)?;
+            let elements = stored.elements();
+            if cx.verify && reads.iter().any(|read| Selection::cover_once(&[&read.selection], elements)) {
                 whole.push((records.len(), place));
             }
-            let parts = reads.into_iter().map(|read| part(read, &shape)).collect::<Result<_>>()?;
+            let parts = reads.into_iter().map(|read| read.part(&stored)).collect::<Result<_>>()?;
             let (record, _) = split(place)?;
             records.push(RecordRead { name: place.file.clone(), record, parts, check: None });
         }
@@ -224,21 +228,21 @@ impl StorageReader for ExampleReader {
             totals.requests += 1;
             totals.verified += 1;
         }
-        let stats = self.store.read_into(records, progress.clone()).await?;
+        let stats = self.store.read_into(records, cx.progress.clone()).await?;
         totals.needed += stats.bytes_needed;
         totals.read += stats.bytes_read;
         totals.requests += stats.reads;
         Ok(totals)
     }
 
-    async fn read_objects(&self, reads: &[ReadObject], verify: bool) -> Result<Vec<Payload>> {
+    async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
         let mut out = Vec::new();
         for read in reads {
             let unknown = || StrategyError::corrupt(INDEX, None, "it lacks an object");
             let place = self.objects.get(read.object.0 as usize).ok_or_else(unknown)?;
             self.limits.whole(&place.file, place.length)?;
             let bytes = self.store.read(&place.file, split(place)?.0).await?;
-            if verify {
+            if cx.verify {
                 let mut sum = Sum::new(self.sums(&[place]).await?[0]);
                 sum.update(&bytes);
                 Box::new(sum).finish().map_err(|e| wrong(place, e))?;
@@ -280,15 +284,4 @@ impl StorageReader for ExampleReader {
 
 fn part_at(place: &Place) -> StorageInfo {
     StorageInfo::new(place.file.clone(), place.offset..place.offset.saturating_add(place.length))
-}
-
-/// A region has the axes of the stored chunk; that of a template lacks those that its leaf prepends, which have extent 1.
-fn part(read: ReadTensor, chunk: &Dims) -> Result<Part> {
-    let misfit = || StrategyError::Invalid(format!("region {} does not lie in its chunk", read.region));
-    if !read.region.fits(chunk) {
-        return Err(misfit());
-    }
-    let layout = Layout::contiguous(read.dtype.size(), chunk).ok_or_else(misfit)?;
-    let source = layout.narrow(&read.region).squeeze_to(read.into.shape()).ok_or_else(misfit)?;
-    Ok(Part { source, into: read.into })
 }

@@ -110,7 +110,7 @@ impl SavePlanner for SaveExtraDataPlanner {
 
     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
         let plan = self.base().create_local_plan(state, cx)?;
-        Ok(SavePlan { planner_data: Some(PlannerData::Str("per-rank-data".into())), ..plan })
+        Ok(plan.with_planner_data(PlannerData::Str("per-rank-data".into())))
     }
 
     fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {

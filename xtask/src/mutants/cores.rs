@@ -23,6 +23,7 @@ pub(crate) const CORES: &[Core] = &[
         name: "geometry",
         files: &[
             "crates/reshard-model/src/region.rs",
+            "crates/reshard-model/src/region/*.rs",
             "crates/reshard-model/src/boxes.rs",
             "crates/reshard-model/src/layout.rs",
             "crates/reshard-model/src/dims.rs",

@@ -176,8 +176,7 @@ fn halves(whole: &ShardedTensor, form: Swiglu, f: &ShardedTensorFactory) -> Resu
                 {
                     continue;
                 }
-                part.data = whole.data.narrow(&Region::new([cut.start - range.start], [cut.end - cut.start]));
-                part.flattened_range = Some(cut.start - lo..cut.end - lo);
+                part.keep_flat(&whole.data, range, lo..hi);
             }
         }
         part.validate()?;

@@ -174,10 +174,7 @@ fn objects_are_kept_from_one_rank_by_dedup() {
 fn paths_are_merged_as_a_chain_map_is() {
     let plan = |keys: &[&str], root: &str| {
         let path = |k: &&str| ((*k).into(), Path(vec![root.into(), (*k).into()]));
-        SavePlan {
-            planner_data: Some(PlannerData::Paths(keys.iter().map(path).collect())),
-            ..SavePlan::default()
-        }
+        SavePlan::default().with_planner_data(PlannerData::Paths(keys.iter().map(path).collect()))
     };
     let plans = vec![plan(&["a", "b"], "0"), plan(&["c", "b"], "1")];
     let (plans, metadata) = DefaultSavePlanner::DCP.create_global_plan(plans).unwrap();

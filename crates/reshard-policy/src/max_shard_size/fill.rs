@@ -5,10 +5,7 @@
 //! left of them so that the others end between two indexes of an axis.
 
 use super::{MaxShardSize, warn_too_large};
-use crate::{
-    Content, Piece, Result, Shards,
-    piece::{boxes, strides},
-};
+use crate::{Content, Piece, Result, Shards};
 use plan::Plan;
 use std::ops::Range;
 
@@ -140,7 +137,7 @@ impl<'p> Row<'p> {
         if bytes <= need || self.whole {
             return (to, bytes);
         }
-        let strides = strides(&self.piece.region.lengths);
+        let strides = self.piece.region.strides();
         let mut cuts = strides
             .iter()
             .filter_map(|&s| Some(to.checked_div(s)? * s))
@@ -154,7 +151,7 @@ impl<'p> Row<'p> {
         if self.whole || elements == (0..self.count) {
             return out.push(self.number, region.clone());
         }
-        boxes(region, elements).try_for_each(|part| out.push(self.number, part))
+        region.boxes(elements).try_for_each(|part| out.push(self.number, part))
     }
 }
 

@@ -1,4 +1,7 @@
-use super::{Cut, Rank, Tap, check_sample, drive::save_on_ranks, load_on_ranks, sample, sample_template};
+use super::{
+    Cut, Rank, Tap, check_sample, drive::save_on_ranks, flat::regions_of_flattened_ranges_are_read,
+    load_on_ranks, sample, sample_template,
+};
 use crate::{
     BackendVersion, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, OpenCx, Result,
     SaveShardedConfig, SaveShardedStrategy, Saved, StrategyError,
@@ -16,8 +19,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 /// Runs every rule of a save strategy and the load strategy that reads what it wrote, each with several ranks.
 ///
-/// The strategies must be able to save and load ordinary tensors of every element type, through any planner; sharded objects
-/// only if they say so.
+/// The strategies must be able to save and load ordinary tensors of every element type, through any planner, also one that reads
+/// boxes of flattened ranges ([`FlatView`](crate::FlatView)); sharded objects only if they say so.
 ///
 /// # Panics
 /// When a rule is broken.
@@ -26,6 +29,7 @@ pub fn save_load_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedCo
     pair.configuration_is_data();
     pair.other_formats_and_newer_versions_are_refused();
     pair.what_n_ranks_save_m_ranks_load();
+    regions_of_flattened_ranges_are_read(save, load);
     pair.an_empty_state_is_a_checkpoint();
     pair.ranks_without_leaves_take_part();
     pair.what_is_stored_is_told();

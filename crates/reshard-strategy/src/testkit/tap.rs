@@ -1,7 +1,7 @@
 use crate::{
     BackendVersion, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx,
-    Producer, ReadObject, ReadTensor, ReadTotals, Records, Resolve, Result, StorageInfo, StorageReader,
-    StorageWriter, VerifyReport, WriteData,
+    Producer, ReadCx, ReadObject, ReadTensor, ReadTotals, Records, Resolve, Result, StorageInfo,
+    StorageReader, StorageWriter, VerifyReport, WriteData,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -350,19 +350,14 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
         self.inner.prepare_global_plan(plans)
     }
 
-    async fn read_tensors(
-        &self,
-        reads: Vec<ReadTensor>,
-        verify: bool,
-        progress: &Progress,
-    ) -> Result<ReadTotals> {
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals> {
         self.tap.format("reader.read_tensors")?;
-        self.inner.read_tensors(reads, verify, progress).await
+        self.inner.read_tensors(reads, cx).await
     }
 
-    async fn read_objects(&self, reads: &[ReadObject], verify: bool) -> Result<Vec<Payload>> {
+    async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
         self.tap.format("reader.read_objects")?;
-        self.inner.read_objects(reads, verify).await
+        self.inner.read_objects(reads, cx).await
     }
 
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {

@@ -6,10 +6,10 @@ use crate::{
     table::Place,
 };
 use bytes::Bytes;
-use reshard_model::{Layout, Region, Tensor};
+use reshard_model::{Layout, Tensor};
 use reshard_plan::ChunkId;
 use reshard_storage::{Name, ReadStats};
-use reshard_strategy::{Result, StrategyError};
+use reshard_strategy::{Result, Selection, StrategyError};
 use reshard_torch_format::{
     Error as FormatError, Limits, TensorRef,
     archive::{Archive, ByteOrder, Form, Method, Record, Tail, Verify},
@@ -376,14 +376,7 @@ impl Known<'_> {
 /// Most bytes of a tensor's pickle.
 const SMALL_RECORD: u64 = 1 << 20;
 
-/// Whether regions of one chunk read every byte of its record exactly once, so that its checksum can be checked on the way.
-pub(crate) fn reads_all(layout: &Layout, record: u64, regions: &[&Region]) -> bool {
-    let volume: u64 = regions.iter().filter_map(|r| r.volume()).fold(0, u64::saturating_add);
-    volume == layout.elements()
-        && layout.bytes() == record
-        && layout.is_injective()
-        && reshard_model::first_overlap(regions.len(), layout.shape().len(), |i, a| {
-            regions[i].offsets[a]..regions[i].end(a)
-        })
-        .is_none()
+/// Whether selections of one chunk read every byte of its record exactly once, so that its checksum can be checked on the way.
+pub(crate) fn reads_all(layout: &Layout, record: u64, selections: &[&Selection]) -> bool {
+    layout.bytes() == record && layout.is_injective() && Selection::cover_once(selections, layout.elements())
 }

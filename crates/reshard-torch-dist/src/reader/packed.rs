@@ -4,7 +4,7 @@
 //! part that comes next: who reads a tensor in blocks unpacks it once.
 
 use super::{
-    TorchDistReader, fill,
+    TorchDistReader,
     head::{Deflated, Wanted},
 };
 use crate::{
@@ -201,7 +201,7 @@ impl TorchDistReader {
                 self.in_memory(w, self.archive_of(w, stored)?, verify)?
             }
         };
-        let wanted: u64 = reads.iter().filter_map(|r| r.region.volume()).fold(0, u64::saturating_add);
+        let wanted = reads.iter().map(|r| r.selection.elements()).fold(0, u64::saturating_add);
         land(&tensor, reads, progress, totals)?;
         if wanted < tensor.layout().elements() {
             self.kept.keep(w.chunk, verify, Unpacked::Tensor(tensor));
@@ -221,8 +221,11 @@ impl TorchDistReader {
         progress: &Progress,
         totals: &mut ReadTotals,
     ) -> Result<()> {
-        let hulls = reads.iter().map(|r| d.layout.narrow(&r.region).hull());
-        let all = hulls.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        let mut hulls = Vec::with_capacity(reads.len());
+        for r in &reads {
+            hulls.push(r.selection.layout(&d.layout)?.hull());
+        }
+        let all = hulls.into_iter().reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
         let Range { start, end } = all.unwrap_or_default();
         if self.kept.is_past(w.chunk, verify, start) {
             return self.read_packed(w, reads, verify, progress, totals).await;
@@ -230,7 +233,7 @@ impl TorchDistReader {
         let mut parts: Vec<StridedCopy> = Vec::with_capacity(reads.len());
         let mut wanted = 0;
         for r in reads {
-            let part = super::part(&d.layout, r)?;
+            let part = r.part(&d.layout)?;
             wanted += part.into.bytes();
             totals.needed += part.into.bytes();
             totals.read += part.into.bytes();
@@ -281,12 +284,11 @@ pub(super) fn land(
     totals: &mut ReadTotals,
 ) -> Result<()> {
     for r in reads {
-        let part = tensor.narrow(&r.region).to_bytes();
-        let bytes = part.len() as u64;
+        let bytes = r.into.bytes();
         (totals.needed, totals.read) = (totals.needed + bytes, totals.read + bytes);
         totals.headers = totals.headers.saturating_sub(bytes);
         progress.add(bytes);
-        fill(r, &part)?;
+        r.fill_from(tensor)?;
     }
     Ok(())
 }

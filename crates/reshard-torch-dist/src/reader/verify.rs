@@ -10,7 +10,7 @@ use reshard_model::{BoxError, BoxFault, ErrorKind, Payload, Region, first_fault}
 use reshard_plan::TensorRef;
 use reshard_storage::{Name, Progress, StorageError};
 use reshard_strategy::{
-    Damage, ReadObject, Result, StorageReader, StrategyError, VerifyReport, decode_object,
+    Damage, ReadCx, ReadObject, Result, StorageReader, StrategyError, VerifyReport, decode_object,
 };
 use reshard_torch_format::{
     TorchSave,
@@ -277,7 +277,8 @@ impl Verifier<'_> {
     }
 
     async fn object(&self, object: ReadObject, len: u64) -> Result<u64> {
-        let payloads = self.r.read_objects(&[object], true).await?;
+        let none = Progress::none();
+        let payloads = self.r.read_objects(&[object], &ReadCx::new(true, &none)).await?;
         for p in payloads {
             if let Payload::Encoded { bytes, .. } = p {
                 let key = self.r.table.metadata.object_key(object.object).unwrap_or_default();

@@ -1,5 +1,6 @@
-use super::super::ShardedTensor;
+use super::super::{Data, ShardedTensor};
 use crate::{ModelError, Region, Result};
+use std::ops::Range;
 
 impl ShardedTensor {
     /// The tensor that arises when every rank narrows its local chunk in this way, as `torch.narrow`: `dim` counts local axes,
@@ -69,9 +70,15 @@ impl ShardedTensor {
         if range.end <= lo || range.start >= hi {
             return Ok(Vec::new());
         }
-        let cut = range.start.max(lo)..range.end.min(hi);
-        out.data = self.data.narrow(&Region::new([cut.start - range.start], [cut.end - cut.start]));
-        out.flattened_range = Some(cut.start - lo..cut.end - lo);
+        out.keep_flat(&self.data, range, lo..hi);
         Ok(vec![out.validated()?])
+    }
+
+    /// Of `data`, the elements `range` of a flattened chunk, it becomes what lies in `part` of that chunk, counted from its start.
+    /// The two must meet or touch.
+    pub(crate) fn keep_flat(&mut self, data: &Data, range: &Range<u64>, part: Range<u64>) {
+        let cut = range.start.max(part.start)..range.end.min(part.end);
+        self.data = data.narrow(&Region::new([cut.start - range.start], [cut.end - cut.start]));
+        self.flattened_range = Some(cut.start - part.start..cut.end - part.start);
     }
 }

@@ -1,0 +1,80 @@
+//! Objects of a plan, decoded into their leaves.
+
+use crate::{LoadCx, ReadCx, ReadObject, Result, StorageReader, StrategyError, decode_object};
+use reshard_model::{FlatStateDict, Payload, Sharded, Value};
+use reshard_plan::{LoadPlan, ReadItem, Stored};
+use std::collections::BTreeMap;
+
+/// Reads the objects of the plan, each once, and puts the decoded values into their leaves.
+pub(super) async fn objects(
+    template: &mut FlatStateDict,
+    plan: &LoadPlan,
+    from: &dyn StorageReader,
+    how: &ReadCx<'_>,
+    cx: &LoadCx<'_>,
+) -> Result<()> {
+    let mut leaves: BTreeMap<_, Vec<&ReadItem>> = BTreeMap::new();
+    for item in &plan.items {
+        if let Stored::Object(id) = item.stored {
+            leaves.entry(id).or_default().push(item);
+        }
+    }
+    let reads: Vec<ReadObject> = leaves.keys().map(|&object| ReadObject { object }).collect();
+    let payloads = from.read_objects(&reads, how).await?;
+    for (items, payload) in leaves.into_values().zip(payloads) {
+        put(template, &items, &payload, from, cx)?;
+    }
+    Ok(())
+}
+
+/// One object into all leaves that ask for it.
+fn put(
+    template: &mut FlatStateDict,
+    items: &[&ReadItem],
+    payload: &Payload,
+    from: &dyn StorageReader,
+    cx: &LoadCx<'_>,
+) -> Result<()> {
+    let codec = from.codec();
+    // What is stored as a list is taken apart when the first cell asks for it.
+    let mut parts: Option<Vec<Value>> = None;
+    for (n, item) in items.iter().enumerate() {
+        let key = &item.piece.key;
+        let Some((_, Sharded::Object(leaf))) = template.get_index_mut(item.dest as usize) else {
+            let what = format!("{key} is stored as an object, not as a tensor");
+            return Err(StrategyError::Invalid(what));
+        };
+        let payload = if leaf.is_item() || !from.object_lists() {
+            payload.clone()
+        } else {
+            let list = match &mut parts {
+                Some(list) => list,
+                none => {
+                    none.insert(elements(decode_object(&*codec, key, payload.clone())?, items.len(), item)?)
+                }
+            };
+            Payload::Value(list.get(n).cloned().unwrap_or(Value::None))
+        };
+        let payload = cx.planner.load_object(item, payload)?;
+        leaf.data = Payload::Value(decode_object(&*codec, key, payload)?);
+    }
+    Ok(())
+}
+
+/// A cell's payload is a list with an element for each leaf of it on one rank.
+fn elements(value: Value, leaves: usize, item: &ReadItem) -> Result<Vec<Value>> {
+    match value {
+        Value::List(v) if v.len() == leaves => Ok(v),
+        Value::List(v) => {
+            let (key, n) = (&item.piece.key, v.len());
+            Err(StrategyError::Invalid(format!(
+                "object {key} is stored as {n} values, {leaves} leaves ask for it"
+            )))
+        }
+        _ => Err(StrategyError::corrupt(
+            &item.piece.key,
+            None,
+            "the cell of an object array is stored without its list",
+        )),
+    }
+}

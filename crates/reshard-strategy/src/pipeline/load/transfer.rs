@@ -1,0 +1,128 @@
+//! Elements on their way from storage into lent buffers.
+
+use super::lend::{Place, Places};
+use crate::{LoadCx, ReadCx, ReadTensor, ReadTotals, Result, StorageReader, StrategyError};
+use reshard_model::{DType, Layout, LentBuffer, Region, RegionMut, Tensor};
+use reshard_plan::{Destination, ReadItem, Selection, cast};
+
+/// Most bytes that wait for a cast or a planner's transform at once.
+const SCRATCH: u64 = 64 << 20;
+/// Zeros that are written at once.
+const ZEROS: [u8; 16 << 10] = [0; 16 << 10];
+
+/// What does not go straight to its leaf.
+struct Detour<'p> {
+    item: &'p ReadItem,
+    selection: Selection,
+    dtype: DType,
+    into: RegionMut,
+}
+
+impl Detour<'_> {
+    /// Bytes in memory of its own.
+    fn bytes(&self) -> u64 {
+        self.selection.elements().saturating_mul(self.selection.dtype.size())
+    }
+}
+
+/// Fills all places.
+pub(super) async fn transfer(
+    places: Places<'_>,
+    from: &dyn StorageReader,
+    how: &ReadCx<'_>,
+    cx: &LoadCx<'_>,
+) -> Result<ReadTotals> {
+    places.zeros.into_iter().try_for_each(zero)?;
+    let (mut direct, mut detours) = (Vec::new(), Vec::new());
+    for Place { item, dtype, into } in places.reads {
+        let Some(selection) = item.selection(from.metadata())? else { continue };
+        // What is cast goes by way of memory of its own, whatever the planner says.
+        if selection.dtype == dtype && cx.planner.lookup_tensor(item)? == Destination::Leaf {
+            direct.push(ReadTensor::new(selection, into));
+        } else {
+            detours.push(Detour { item, selection, dtype, into });
+        }
+    }
+    let mut totals = from.read_tensors(direct, how).await?;
+    while !detours.is_empty() {
+        let round = detours.drain(..round(&detours)).collect();
+        totals += through_scratch(round, from, how, cx).await?;
+    }
+    Ok(totals)
+}
+
+/// How many of them go together: at least one.
+fn round(detours: &[Detour<'_>]) -> usize {
+    let mut bytes = 0u64;
+    for (n, detour) in detours.iter().enumerate() {
+        bytes = bytes.saturating_add(detour.bytes());
+        if bytes > SCRATCH {
+            return n.max(1);
+        }
+    }
+    detours.len()
+}
+
+fn zero(into: RegionMut) -> Result<()> {
+    let bytes = into.bytes();
+    let Some(dense) = Layout::contiguous(into.item(), into.shape()) else { return Ok(()) };
+    let mut copy = into.strided_copy(&dense)?;
+    let mut at = 0;
+    while at < bytes {
+        let n = (bytes - at).min(ZEROS.len() as u64);
+        copy.feed(at, &ZEROS[..n as usize]);
+        at += n;
+    }
+    Ok(())
+}
+
+/// Reads into memory of its own, lets the planner transform and casts, then fills the places.
+async fn through_scratch(
+    detours: Vec<Detour<'_>>,
+    from: &dyn StorageReader,
+    how: &ReadCx<'_>,
+    cx: &LoadCx<'_>,
+) -> Result<ReadTotals> {
+    let (mut reads, mut waiting) = (Vec::new(), Vec::new());
+    for Detour { item, selection, dtype, into } in detours {
+        let scratch = Tensor::zeros(&item.piece.key, selection.dtype, into.shape())?;
+        let (lent, views) = LentBuffer::new(&item.piece.key, vec![scratch]).map_err(|(e, _)| e)?;
+        let whole: Vec<_> = views.iter().map(|view| (view, Region::whole(into.shape()))).collect();
+        let inner = lent.regions_mut(&whole)?;
+        reads.extend(inner.into_iter().map(|inner| ReadTensor::new(selection.clone(), inner)));
+        waiting.push((item, dtype, into, lent, views));
+    }
+    let totals = from.read_tensors(reads, how).await?;
+    for (item, dtype, into, lent, views) in waiting {
+        let kept = |_| StrategyError::Invalid("a store kept a buffer".into());
+        let Some(read) = lent.reclaim(views).map_err(kept)?.pop() else { continue };
+        let tensor = cx.planner.transform_tensor(item, read)?;
+        if tensor.dtype() == dtype {
+            into.fill(&tensor.to_bytes())?;
+            continue;
+        }
+        let mut out = vec![0; into.bytes() as usize];
+        cast::convert(tensor.dtype(), &tensor.to_bytes(), dtype, &mut out)?;
+        into.fill(&out)?;
+    }
+    Ok(totals)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_fill_a_region_of_many_blocks_and_nothing_else() {
+        let (rows, columns) = (300, 200);
+        let ones = Tensor::from_vec(&[rows, columns], vec![1u8; (rows * columns) as usize]).unwrap();
+        let (lent, views) = LentBuffer::new("w", vec![ones]).unwrap();
+        let inner = Region::new([1, 3], [rows - 1, columns - 3]);
+        lent.regions_mut(&[(&views[0], inner)]).unwrap().into_iter().try_for_each(zero).unwrap();
+        let filled = lent.reclaim(views).ok().unwrap().remove(0).to_vec::<u8>().unwrap();
+        for (i, &byte) in (0u64..).zip(&filled) {
+            let outside = i / columns < 1 || i % columns < 3;
+            assert_eq!(byte, u8::from(outside), "element {i}");
+        }
+    }
+}
