@@ -432,6 +432,48 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn only_directories_are_opened_and_no_program_that_is_started_inherits_them() {
+        let home = tempfile::tempdir().unwrap();
+        let at = hold(home.path()).unwrap();
+        make(&at, "d".as_ref()).unwrap();
+        fs::write(home.path().join("f"), "").unwrap();
+        for link in ["d", "f"] {
+            std::os::unix::fs::symlink(link, home.path().join(format!("to-{link}"))).unwrap();
+        }
+        let opened = [
+            open(&at, "d").unwrap(),
+            open_below(&at, &Name::new("d").unwrap()).unwrap(),
+            hold(&home.path().join("to-d")).unwrap(),
+            at.try_clone().unwrap(),
+        ];
+        for fd in opened.iter().chain([&at]) {
+            assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        }
+        #[cfg(target_os = "linux")]
+        assert!(rustix::fs::fcntl_getfl(&at).unwrap().contains(OFlags::PATH));
+        for name in ["f", "to-d", "to-f"] {
+            let e = [open(&at, name).err(), open_below(&at, &Name::new(name).unwrap()).err()];
+            let refused = |e: &Option<Errno>| matches!(e, Some(Errno::NOTDIR | Errno::LOOP));
+            assert!(e.iter().all(refused), "{name}: {e:?}");
+        }
+        for name in ["f", "to-f"] {
+            assert_eq!(hold(&home.path().join(name)).err(), Some(Errno::NOTDIR), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_taken_for_an_absent_one() {
+        let home = tempfile::tempdir().unwrap();
+        let at = hold(home.path()).unwrap();
+        make(&at, "d".as_ref()).unwrap();
+        fs::write(home.path().join("f"), "").unwrap();
+        let remove = |name| unlink(&at, &Name::new(name).unwrap());
+        assert!(matches!(remove("d"), Err(Errno::ISDIR | Errno::PERM)));
+        assert_eq!([remove("f"), remove("f"), remove("f/g"), remove("g/h")], [Ok(()); 4]);
+        assert!(is_absent(Errno::NOENT) && is_absent(Errno::NOTDIR) && !is_absent(Errno::IO));
+    }
+
+    #[test]
     fn a_tree_of_any_depth_is_removed() {
         with_few_files("local::dir::tests::a_tree_of_any_depth_is_removed", any_depth);
     }
