@@ -470,7 +470,31 @@ pub(super) mod tests {
         let remove = |name| unlink(&at, &Name::new(name).unwrap());
         assert!(matches!(remove("d"), Err(Errno::ISDIR | Errno::PERM)));
         assert_eq!([remove("f"), remove("f"), remove("f/g"), remove("g/h")], [Ok(()); 4]);
+        assert_eq!(
+            [gone(Ok(())), gone(Err(Errno::NOENT)), gone(Err(Errno::IO))],
+            [Ok(()), Ok(()), Err(Errno::IO)]
+        );
         assert!(is_absent(Errno::NOENT) && is_absent(Errno::NOTDIR) && !is_absent(Errno::IO));
+    }
+
+    #[test]
+    fn what_is_being_filled_is_removed_a_hundred_times_again_and_then_given_up() {
+        for (e, tries) in [(Errno::NOTEMPTY, 101), (Errno::EXIST, 101), (Errno::IO, 1)] {
+            let mut calls = 0;
+            let outcome = again_and_again(Path::new("x"), || {
+                calls += 1;
+                assert!(calls < 1000, "{e}");
+                Err(e)
+            });
+            assert!(matches!(outcome, Err(StorageError::Io { .. })), "{outcome:?}");
+            assert_eq!(calls, tries, "{e}");
+        }
+        let mut calls = 0;
+        let late = || {
+            calls += 1;
+            if calls <= 100 { Err(Errno::NOTEMPTY) } else { Ok(()) }
+        };
+        assert!(again_and_again(Path::new("x"), late).is_ok());
     }
 
     #[test]
