@@ -1,10 +1,11 @@
 //! Archives of tensors whose records lie otherwise than PyTorch lays them: all of them are read, with few requests more.
 
 use crate::{
-    handmade::{Item, pickle, view, zip},
+    handmade::{Item, pickle, view, zip, zstd},
     limits::made,
 };
-use reshard::{DType, ShardedTensor, StateDict, blocking, strategy::ReadTotals};
+use reshard::{DType, Region, ShardedTensor, StateDict, Tree, Value, blocking, strategy::ReadTotals};
+use std::ops::Range;
 
 const SHAPE: [u64; 2] = [64, 32];
 
@@ -25,17 +26,29 @@ fn padded(bytes: u32) -> Vec<u8> {
 
 /// Loads the tensor, and says what was read for it.
 fn load(archive: Vec<u8>) -> Result<ReadTotals, String> {
-    let made = made(&[Item::tensor("w", &SHAPE, archive)]);
+    load_rows(Item::tensor("w", &SHAPE, archive), &[0..64], true)
+}
+
+/// Loads rows of a tensor into a leaf each.
+fn load_rows(item: Item, rows: &[Range<u64>], verify: bool) -> Result<ReadTotals, String> {
+    let made = made(&[item]);
     let mut template = StateDict::new();
-    template.insert("w", ShardedTensor::template("w", DType::Float32, &SHAPE));
-    let (state, report) = blocking::run(reshard::load(template, &made.url).with_report()).map_err(|e| {
-        std::iter::successors(Some(&e as &dyn std::error::Error), |e| e.source())
-            .map(|e| e.to_string())
-            .collect::<Vec<_>>()
-            .join(": ")
+    for (i, rows) in rows.iter().enumerate() {
+        let region = Region::new([rows.start, 0], [rows.end - rows.start, 32]);
+        template.insert(format!("rows {i}"), ShardedTensor::region_of("w", DType::Float32, &SHAPE, region));
+    }
+    let load = reshard::load(template, &made.url).verify(verify);
+    let (state, report) = blocking::run(load.with_report()).map_err(|e| {
+        let causes = std::iter::successors(Some(&e as &dyn std::error::Error), |e| e.source());
+        causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
     })?;
-    let Some(reshard::Tree::Leaf(reshard::Value::Tensor(w))) = state.get("w") else { panic!("{state:?}") };
-    assert_eq!(w.to_bytes(), elements());
+    for (i, rows) in rows.iter().enumerate() {
+        let Some(Tree::Leaf(Value::Tensor(found))) = state.get(&format!("rows {i}")) else {
+            panic!("{state:?}")
+        };
+        let bytes = rows.start as usize * 128..rows.end as usize * 128;
+        assert_eq!(found.to_bytes(), elements()[bytes]);
+    }
     Ok(report.totals)
 }
 
@@ -123,4 +136,32 @@ fn a_description_has_a_size_that_is_plausible() {
     load(archive(most - other)).unwrap();
     let e = load(archive(most - other + 1)).unwrap_err();
     assert!(e.contains("tensor w") && e.contains("larger than any tensor needs"), "{e}");
+}
+
+#[test]
+fn what_is_packed_is_unpacked_as_far_as_it_is_wanted_and_checked_at_its_end() {
+    let (pickle, data) = (described(), elements());
+    let usual = [("data.pkl", &pickle[..], false), ("version", b"3\n", false)];
+    let deflated = || Item::tensor("w", &SHAPE, zip(&[usual[0], usual[1], ("data/0", &data, true)]));
+    let stored = zip(&[usual[0], usual[1], ("data/0", &data, false)]);
+    let transformed = || Item::tensor("w", &SHAPE, zstd(&stored, 0)).transformed("stream.zstd/1");
+    let mut wrong = String::new();
+    for (what, item, rows, verify, expected) in [
+        ("deflated", deflated(), vec![0..64], true, [8192, 8192, 0, 2, 1]),
+        ("deflated, not checked", deflated(), vec![0..64], false, [8192, 8192, 0, 2, 0]),
+        ("first rows", deflated(), vec![0..10], true, [1280, 1280, 4460, 2, 1]),
+        ("last rows", deflated(), vec![60..64], true, [512, 512, 5228, 2, 1]),
+        ("rows at both ends", deflated(), vec![0..2, 62..64], true, [512, 512, 5228, 2, 1]),
+        ("rows in the middle", deflated(), vec![30..33], true, [384, 384, 5356, 2, 1]),
+        ("transformed", transformed(), vec![0..64], true, [8192, 8192, 540, 1, 1]),
+        ("transformed, not checked", transformed(), vec![0..64], false, [8192, 8192, 540, 1, 0]),
+        ("transformed rows", transformed(), vec![1..2, 7..9], true, [384, 384, 8348, 1, 1]),
+    ] {
+        let t = load_rows(item, &rows, verify).unwrap();
+        let got = [t.needed, t.read, t.headers, t.requests, t.verified];
+        if got != expected {
+            wrong.push_str(&format!("{what}: {got:?}, not {expected:?}\n"));
+        }
+    }
+    assert!(wrong.is_empty(), "[needed, read, headers, requests, verified]\n{wrong}");
 }
