@@ -7,9 +7,9 @@
 //! ([`StorageReader`], PyTorch DCP's names) gets them from [`Planned`], which runs the three phases once for all of them:
 //!
 //! ```text
-//! decide (collective)  local plan -> gather -> global plan, sharding policy -> scatter -> finish_plan -> layout of files
-//! move   (local)       bytes, from the caller's buffers to files and back
-//! agree  (collective)  outcomes of all ranks; the coordinator makes the commit record
+//! plan   (collective)  local plan -> gather -> global plan, sharding policy -> scatter -> finish_plan
+//! write  (local)       layout of files; bytes, from the caller's buffers or staged copies
+//! finish (collective)  outcomes of all ranks; the coordinator makes the commit record
 //! ```
 //!
 //! Configuration is data: a [`SaveShardedConfig`] is a tagged, serialisable value that can `build` its strategy.
@@ -27,6 +27,7 @@ mod pipeline;
 mod registry;
 mod report;
 mod sharded;
+mod staging;
 
 pub use agree::agree;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
@@ -44,6 +45,7 @@ pub use registry::{Action, BackendVersion, Make, Registration, Registry, Strateg
 pub use report::{LoadNotes, RankTotals, ReadTotals, SaveTotals};
 pub use reshard_plan::{FlatView, Selection, WriteData};
 pub use sharded::{LoadFailure, LoadShardedStrategy, Loaded, PreparedSave, SaveShardedStrategy, Saved};
+pub use staging::{AsyncStager, BlockingAsyncStager};
 
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
