@@ -23,6 +23,7 @@ mod elements;
 mod error;
 mod format;
 mod limits;
+mod objects;
 mod pipeline;
 mod registry;
 mod report;
@@ -40,6 +41,7 @@ pub use format::{
     Records, Resolve, StorageInfo, StorageReader, StorageWriter, VerifyReport, WriteResult, WriterHooks,
 };
 pub use limits::{LimitOption, REPEATED, ReadLimits, repeats};
+pub use objects::{load_with_objects, save_with_objects};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, RankTotals, ReadTotals, SaveTotals};

@@ -13,6 +13,7 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod common;
 mod drive;
 mod flat;
 mod phases;
@@ -21,6 +22,7 @@ mod sample;
 mod strategies;
 mod tap;
 
+pub use common::common_contract;
 pub use drive::{Rank, load_on_ranks, save_on_ranks, save_staged_on_ranks};
 pub use planners::{load_planner_contract, save_planner_contract};
 pub use sample::{Cut, check_sample, sample, sample_template};

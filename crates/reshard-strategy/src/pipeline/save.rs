@@ -38,6 +38,10 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
         self.writer.key()
     }
 
+    fn can_handle_sharded_objects(&self) -> bool {
+        self.writer.can_handle_sharded_objects()
+    }
+
     async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>> {
         let comm = &cx.comm;
         let guard = comm.guard("planning a save");

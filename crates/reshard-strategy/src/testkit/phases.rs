@@ -118,7 +118,7 @@ fn handles(flat: &FlatStateDict) -> Vec<Tensor> {
 }
 
 /// Takes a buffer for a load, for which nobody else may have a handle on it, and fills it with other elements.
-fn spoil(tensor: Tensor) {
+pub(super) fn spoil(tensor: Tensor) {
     let shape = tensor.shape().clone();
     let lent = LentBuffer::new("staged", vec![tensor]);
     let (lent, views) = lent.map_err(|(e, _)| e).expect("a staged save holds nothing of the caller's");
