@@ -178,6 +178,11 @@ impl Tensor {
         Arc::ptr_eq(&self.buffer, &other.buffer)
     }
 
+    /// All bytes of the buffer, those of other views too: [`Layout::hull`] says which of them the elements lie in.
+    pub fn buffer_bytes(&self) -> &[u8] {
+        self.buffer.as_bytes()
+    }
+
     /// A number that is equal for handles on one buffer, for grouping them.
     pub fn buffer_id(&self) -> usize {
         Arc::as_ptr(&self.buffer).cast::<u8>() as usize

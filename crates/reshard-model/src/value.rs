@@ -123,6 +123,29 @@ impl Value {
         }
     }
 
+    /// Calls `f` with this value, then with each value in it: elements, keys and values of dicts, all parts of objects.
+    pub fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Self)) {
+        f(self);
+        match self {
+            Self::List(v) | Self::Tuple(v) | Self::Set(v) => visit(v, f),
+            Self::Dict(d) => visit_pairs(d, f),
+            Self::Opaque(o) => {
+                match &mut o.construct {
+                    Construct::Global => {}
+                    Construct::Reduce(args) | Construct::NewObj(args) => visit(args, f),
+                    Construct::NewObjEx(args, kwargs) => {
+                        visit(args, f);
+                        visit_pairs(kwargs, f);
+                    }
+                }
+                o.state.iter_mut().for_each(|state| state.visit_mut(f));
+                visit(&mut o.items, f);
+                visit_pairs(&mut o.pairs, f);
+            }
+            _ => {}
+        }
+    }
+
     /// Python's name of its type.
     pub fn type_name(&self) -> String {
         match self {
@@ -140,6 +163,17 @@ impl Value {
             Self::Opaque(o) => o.class(),
             Self::Local(_) => "local".into(),
         }
+    }
+}
+
+fn visit(values: &mut [Value], f: &mut dyn FnMut(&mut Value)) {
+    values.iter_mut().for_each(|v| v.visit_mut(f));
+}
+
+fn visit_pairs(pairs: &mut [(Value, Value)], f: &mut dyn FnMut(&mut Value)) {
+    for (key, value) in pairs {
+        key.visit_mut(f);
+        value.visit_mut(f);
     }
 }
 
@@ -212,6 +246,41 @@ mod tests {
         let tensor = |v| Value::Tensor(Tensor::from_vec(&[2], v).unwrap());
         assert_eq!(tensor(vec![1u8, 2]), tensor(vec![1, 2]));
         assert_ne!(tensor(vec![1u8, 2]), tensor(vec![1, 3]));
+    }
+
+    #[test]
+    fn every_value_in_a_value_is_visited_once() {
+        let object = |construct| {
+            Value::Opaque(Box::new(Opaque {
+                module: "m".into(),
+                name: "C".into(),
+                construct,
+                state: Some(Value::Int(1)),
+                items: vec![Value::Int(2)],
+                pairs: vec![(Value::Int(3), Value::Int(4))],
+            }))
+        };
+        let mut value = Value::Dict(vec![
+            (Value::Int(5), Value::List(vec![Value::Int(6), object(Construct::Global)])),
+            (Value::Tuple(vec![Value::Int(7)]), object(Construct::Reduce(vec![Value::Int(8)]))),
+            ("new".into(), object(Construct::NewObj(vec![Value::Int(9)]))),
+            (
+                "ex".into(),
+                object(Construct::NewObjEx(
+                    vec![Value::Set(vec![Value::Int(10)])],
+                    vec![(Value::Int(11), Value::Int(12))],
+                )),
+            ),
+        ]);
+        let mut sum = 0;
+        value.visit_mut(&mut |v| {
+            if let Value::Int(i) = v {
+                sum += *i;
+                *i = 0;
+            }
+        });
+        assert_eq!(sum, 4 * (1 + 2 + 3 + 4) + (5..=12).sum::<i64>());
+        value.visit_mut(&mut |v| assert!(!matches!(v, Value::Int(1..))));
     }
 
     #[test]

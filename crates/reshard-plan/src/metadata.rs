@@ -267,6 +267,32 @@ impl Metadata {
         builder.finish(self.planner_data.clone())
     }
 
+    /// The same table with more objects, behind those that it has. Numbers of what is in it stay what they are.
+    ///
+    /// # Errors
+    /// [`PlanError::Corrupt`](crate::PlanError::Corrupt) for a key that is there already.
+    pub fn with_objects<'k>(&self, keys: impl IntoIterator<Item = &'k str>) -> Result<Self> {
+        let mut builder = Self::builder();
+        for entry in self.entries() {
+            match entry {
+                Entry::Object(_, key) => {
+                    builder.add_object(key)?;
+                }
+                Entry::Tensor(t) => {
+                    builder.add_tensor(t.key(), t.dtype(), &t.shape(), t.properties())?;
+                }
+            }
+        }
+        // Chunks of several tensors may have been added by turns.
+        for (tensor, region) in (0..self.chunk_count() as u32).filter_map(|id| self.chunk(ChunkId(id))) {
+            builder.add_chunk(tensor.id(), &region)?;
+        }
+        for key in keys {
+            builder.add_object(key)?;
+        }
+        builder.finish(self.planner_data.clone())
+    }
+
     /// Bytes of memory that the table takes, without planner data.
     pub fn heap_bytes(&self) -> usize {
         let numbers = [

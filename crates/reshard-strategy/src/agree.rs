@@ -49,7 +49,7 @@ where
 }
 
 /// What to return of an error that all ranks got.
-fn theirs<T>(comm: &Comm<'_>, all: CommError, mine: Result<T>) -> StrategyError {
+pub(crate) fn theirs<T>(comm: &Comm<'_>, all: CommError, mine: Result<T>) -> StrategyError {
     match mine {
         Err(mine) if comm.size() == 1 => mine,
         _ => all.into(),

@@ -1,28 +1,31 @@
-use crate::{BackendVersion, OpenCx, Result, SaveCx, StrategyError};
+use crate::{BackendVersion, OpenCx, Result, StrategyError};
 use async_trait::async_trait;
 use reshard_model::{ShardedObject, ValueTree};
+use reshard_storage::{FileBody, Name};
 use std::{any::Any, fmt};
 
-/// Saves common state: what is equal on all ranks. Called on the coordinator only.
-#[async_trait]
+/// Stores common state: what is equal on all ranks. It lays files out and writes nothing itself, so that they are staged, written
+/// in the background, counted and committed as all others.
+///
+/// # Contract
+/// Files hold what they are made of: the caller may change its state when a method returns. Equal input gives equal files.
 pub trait SaveCommonStrategy: Any + fmt::Debug + Send + Sync {
     /// Its name.
     fn key(&self) -> BackendVersion;
-    /// Writes the common state into the transaction.
+
+    /// The files of the common state. Called on the coordinator only.
     ///
     /// # Errors
-    /// What can't be encoded or written.
-    async fn save_common(&self, common: &ValueTree, cx: &SaveCx<'_>) -> Result<()>;
-    /// Whether it can store sharded objects for a sharded strategy that can't.
-    fn can_handle_sharded_objects(&self) -> bool {
-        false
-    }
-    /// Writes this rank's objects. Called on every rank.
+    /// What can't be encoded.
+    fn layout_common(&self, common: &ValueTree) -> Result<Vec<FileBody>>;
+
+    /// The files of this rank's objects, for a sharded strategy that stores none; `None` if this one stores none either. Called
+    /// on every rank; no two ranks give the same object. It is asked with no objects at all, too, to know whether it can.
     ///
     /// # Errors
-    /// By default: not supported.
-    async fn save_sharded_objects(&self, _objects: Vec<ShardedObject>, _cx: &SaveCx<'_>) -> Result<()> {
-        Err(unsupported(&self.key(), "saving sharded objects"))
+    /// What can't be encoded.
+    fn layout_objects(&self, _objects: &[ShardedObject]) -> Result<Option<Vec<FileBody>>> {
+        Ok(None)
     }
 }
 
@@ -43,14 +46,24 @@ pub trait LoadCommonStrategy: Any + fmt::Debug + Send + Sync {
     fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
         compatible(&self.key(), stored)
     }
-    /// Whether it can load sharded objects for a sharded strategy that can't.
+    /// Whether saves of this strategy name a file of common state so. When a checkpoint is replaced, its files go that are named
+    /// so; files that nobody owns stay.
+    fn owns(&self, _name: &Name) -> bool {
+        false
+    }
+    /// The same of files of objects; asked only where this strategy has stored the objects.
+    fn owns_object(&self, _name: &Name) -> bool {
+        false
+    }
+    /// Whether it loads sharded objects for a sharded strategy that doesn't.
     fn can_handle_sharded_objects(&self) -> bool {
         false
     }
-    /// Fills the objects.
+    /// Fills the objects, with values; in the order in which they are given. Each of them is one that
+    /// [`load_sharded_metadata`](Self::load_sharded_metadata) lists.
     ///
     /// # Errors
-    /// By default: not supported.
+    /// A missing or damaged file. By default: not supported.
     async fn load_sharded_objects(
         &self,
         _objects: Vec<ShardedObject>,

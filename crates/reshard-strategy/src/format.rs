@@ -3,7 +3,7 @@
 use crate::{BackendVersion, ReadTotals, Result, StrategyError};
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_model::{Dialect, Dims, Layout, ObjectCodec, Payload, RegionMut, Tensor, Value};
+use reshard_model::{Dialect, Dims, ErrorKind, Layout, ObjectCodec, Payload, RegionMut, Tensor, Value};
 use reshard_plan::{
     ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, Selection, WriteData, WriteItem,
 };
@@ -167,26 +167,11 @@ impl Records {
 /// What a planned item is made of: tensor elements of exactly its region, or an object.
 pub type Resolve<'a> = dyn Fn(&WriteItem) -> Result<WriteData> + Sync + 'a;
 
-/// DCP's StorageWriter: the layout of a format. The pipeline calls the methods in the order in which they stand here.
-pub trait StorageWriter: fmt::Debug + Send + Sync + 'static {
-    /// Its name.
-    fn key(&self) -> BackendVersion;
-    /// Whether a cell of an object array is stored as a list of what all leaves of that cell on one rank hold.
-    fn object_lists(&self) -> bool {
-        false
-    }
-    /// How it encodes objects. Only a policy that brings all items to one rank needs it.
-    fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
-        None
-    }
-    /// Whether [`layout`](Self::layout) keeps to the files that a plan names, so that a sharding policy can decide upon them.
-    fn takes_policy(&self) -> bool {
-        false
-    }
-    /// The policy of its configuration, for saves that name none.
-    fn policy(&self) -> Option<Arc<dyn ShardingPolicy>> {
-        None
-    }
+/// The calls by which DCP lets a StorageWriter take part in planning. All have bodies: a format that has nothing to add says
+/// `impl WriterHooks for MyWriter {}`.
+///
+/// The pipeline calls them in the order in which they stand here, before [`StorageWriter::layout`]; the planner's are between them.
+pub trait WriterHooks: fmt::Debug + Send + Sync + 'static {
     /// A new save to `url` begins.
     fn reset(&self, _url: &str) {}
     /// What planners shall know of the storage.
@@ -213,6 +198,33 @@ pub trait StorageWriter: fmt::Debug + Send + Sync + 'static {
     /// Items that the format can't store.
     fn prepare_global_plan(&self, plans: Vec<SavePlan>) -> Result<Vec<SavePlan>> {
         Ok(plans)
+    }
+}
+
+/// DCP's StorageWriter: the layout of a format. Three methods have no body: [`key`](Self::key), [`layout`](Self::layout) and
+/// [`finish`](Self::finish).
+pub trait StorageWriter: WriterHooks {
+    /// Its name.
+    fn key(&self) -> BackendVersion;
+    /// Whether it stores sharded objects; if not, it is never given any, and the common strategy stores them.
+    fn can_handle_sharded_objects(&self) -> bool {
+        true
+    }
+    /// Whether a cell of an object array is stored as a list of what all leaves of that cell on one rank hold.
+    fn object_lists(&self) -> bool {
+        false
+    }
+    /// How it encodes objects. Only a policy that brings all items to one rank needs it.
+    fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
+        None
+    }
+    /// Whether [`layout`](Self::layout) keeps to the files that a plan names, so that a sharding policy can decide upon them.
+    fn takes_policy(&self) -> bool {
+        false
+    }
+    /// The policy of its configuration, for saves that name none.
+    fn policy(&self) -> Option<Arc<dyn ShardingPolicy>> {
+        None
     }
     /// Which files this rank writes, and which extents of them each item is made of. Elements are pulled later.
     /// [`SavePlan::by_file`] says which items share a file.
@@ -347,6 +359,26 @@ pub struct Damage {
     pub what: String,
 }
 
+impl Damage {
+    /// What an error says. Key and place have members of their own, so what is wrong does not name them again.
+    pub fn of(key: Option<&str>, e: &StrategyError) -> Self {
+        let (file, offset, mut what) = match e {
+            StrategyError::Corrupt { file, offset, what, .. } => (Some(file.clone()), *offset, what.clone()),
+            StrategyError::Object { what, .. } => (None, None, (*what).into()),
+            e => (None, None, e.to_string()),
+        };
+        let mut source = std::error::Error::source(e);
+        while let Some(s) = source {
+            let text = s.to_string();
+            if !what.contains(&text) {
+                what = format!("{what}: {text}");
+            }
+            source = s.source();
+        }
+        Self { key: key.map(Into::into), file, offset, what }
+    }
+}
+
 /// What a check of a checkpoint found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerifyReport {
@@ -366,10 +398,49 @@ pub struct VerifyReport {
     pub bytes: u64,
 }
 
+/// The calls by which DCP lets a StorageReader take part in planning, as [`WriterHooks`]. They come before the first read.
+pub trait ReaderHooks: Any + fmt::Debug + Send + Sync {
+    /// A new load begins.
+    fn reset(&self, _url: &str) {}
+    /// Before planning, on every rank.
+    ///
+    /// # Errors
+    /// A checkpoint that this rank can't read.
+    fn set_up(&self, _rank: u32, _is_coordinator: bool) -> Result<()> {
+        Ok(())
+    }
+    /// May change this rank's plan.
+    ///
+    /// # Errors
+    /// Items that the format can't read.
+    fn prepare_local_plan(&self, plan: LoadPlan) -> Result<LoadPlan> {
+        Ok(plan)
+    }
+    /// May change all plans, on the coordinator.
+    ///
+    /// # Errors
+    /// Items that the format can't read.
+    fn prepare_global_plan(&self, plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>> {
+        Ok(plans)
+    }
+}
+
+impl VerifyReport {
+    /// Adds what an error of this kind stands for.
+    pub fn add(&mut self, kind: ErrorKind, found: Damage) {
+        match kind {
+            ErrorKind::Unavailable => self.unchecked.push(found),
+            ErrorKind::Unsupported => self.not_understood.push(found),
+            ErrorKind::Limit => self.not_read.push(found),
+            _ => self.damage.push(found),
+        }
+    }
+}
+
 /// DCP's StorageReader: an opened checkpoint. The logical table is shared ([`Metadata`]), the physical one is the format's;
 /// [`ChunkId`] and [`ObjectId`] join them.
 #[async_trait]
-pub trait StorageReader: Any + fmt::Debug + Send + Sync {
+pub trait StorageReader: ReaderHooks {
     /// Name of the format.
     fn key(&self) -> BackendVersion;
     /// What is stored.
@@ -417,29 +488,6 @@ pub trait StorageReader: Any + fmt::Debug + Send + Sync {
         FileRole::Foreign
     }
 
-    /// A new load begins.
-    fn reset(&self, _url: &str) {}
-    /// Before planning, on every rank.
-    ///
-    /// # Errors
-    /// A checkpoint that this rank can't read.
-    fn set_up(&self, _rank: u32, _is_coordinator: bool) -> Result<()> {
-        Ok(())
-    }
-    /// May change this rank's plan.
-    ///
-    /// # Errors
-    /// Items that the format can't read.
-    fn prepare_local_plan(&self, plan: LoadPlan) -> Result<LoadPlan> {
-        Ok(plan)
-    }
-    /// May change all plans, on the coordinator.
-    ///
-    /// # Errors
-    /// Items that the format can't read.
-    fn prepare_global_plan(&self, plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>> {
-        Ok(plans)
-    }
     /// Fills the places; no byte outside of the selections is read, save what lies between near ranges.
     ///
     /// # Errors

@@ -7,9 +7,9 @@
 //! ([`StorageReader`], PyTorch DCP's names) gets them from [`Planned`], which runs the three phases once for all of them:
 //!
 //! ```text
-//! decide (collective)  local plan -> gather -> global plan, sharding policy -> scatter -> finish_plan -> layout of files
-//! move   (local)       bytes, from the caller's buffers to files and back
-//! agree  (collective)  outcomes of all ranks; the coordinator makes the commit record
+//! plan   (collective)  local plan -> gather -> global plan, sharding policy -> scatter -> finish_plan
+//! write  (local)       layout of files; bytes, from the caller's buffers or staged copies
+//! finish (collective)  outcomes of all ranks; the coordinator makes the commit record
 //! ```
 //!
 //! Configuration is data: a [`SaveShardedConfig`] is a tagged, serialisable value that can `build` its strategy.
@@ -23,10 +23,12 @@ mod elements;
 mod error;
 mod format;
 mod limits;
+mod objects;
 mod pipeline;
 mod registry;
 mod report;
 mod sharded;
+mod staging;
 
 pub use agree::agree;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
@@ -35,15 +37,17 @@ pub use context::{LoadCx, OpenCx, SaveCx};
 pub use elements::{Blocks, Elements, decode_object, encode_object};
 pub use error::{Result, StrategyError, cause};
 pub use format::{
-    Damage, ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadCx, ReadObject, ReadTensor, Records,
-    Resolve, StorageInfo, StorageReader, StorageWriter, VerifyReport, WriteResult,
+    Damage, ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks,
+    Records, Resolve, StorageInfo, StorageReader, StorageWriter, VerifyReport, WriteResult, WriterHooks,
 };
 pub use limits::{LimitOption, REPEATED, ReadLimits, repeats};
+pub use objects::{load_with_objects, save_with_objects};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, RankTotals, ReadTotals, SaveTotals};
 pub use reshard_plan::{FlatView, Selection, WriteData};
 pub use sharded::{LoadFailure, LoadShardedStrategy, Loaded, PreparedSave, SaveShardedStrategy, Saved};
+pub use staging::{AsyncStager, BlockingAsyncStager};
 
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;

@@ -5,5 +5,6 @@ mod load;
 mod placement;
 mod save;
 
+pub(crate) use load::load_planned;
 pub use load::{OpenFormat, PlannedLoad};
 pub use save::Planned;

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-/// What one rank wrote.
+/// What one rank wrote of items, in whatever files; neither common state nor records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankTotals {
     /// Tensors' chunks and objects.

@@ -1,6 +1,6 @@
 use crate::{
-    BackendVersion, LoadCx, LoadNotes, OpenCx, RankTotals, ReadTotals, Records, Result, SaveCx, SaveTotals,
-    StorageReader, StrategyError,
+    AsyncStager, BackendVersion, LoadCx, LoadNotes, OpenCx, RankTotals, ReadTotals, Records, Result, SaveCx,
+    SaveTotals, StorageReader, StrategyError,
     common::{compatible, unsupported},
 };
 use async_trait::async_trait;
@@ -11,44 +11,51 @@ use reshard_policy::PolicyMetrics;
 use reshard_storage::Store;
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
-/// Saves sharded leaves in three phases. A plain save awaits them in a row; an asynchronous one runs `write` elsewhere.
+/// Saves sharded leaves in phases that can be parted. A plain save awaits `prepare`, `write` and `finish` in a row; an
+/// asynchronous one stages after `prepare`, and runs `write` elsewhere.
 #[async_trait]
 pub trait SaveShardedStrategy: Any + fmt::Debug + Send + Sync {
     /// Its name.
     fn key(&self) -> BackendVersion;
 
-    /// Decides everything; no byte has moved when it returns.
+    /// Decides what each rank writes; no byte has moved when it returns. Which files that makes is the head of
+    /// [`write`](PreparedSave::write).
     ///
     /// # Collective
     /// Every rank calls it. If one fails, all of them get an error that names it.
     async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>>;
 
-    /// Whether it stores sharded objects; if not, the common strategy does.
+    /// Whether it stores sharded objects; if not, it is never given any, and the common strategy stores them.
     fn can_handle_sharded_objects(&self) -> bool {
         true
     }
 }
 
-/// A save that is decided. It owns handles on the caller's buffers.
+/// A save that is planned. It owns its plan and handles on the caller's buffers, and borrows nothing: any thread can go on with
+/// it.
 #[async_trait]
 pub trait PreparedSave: Send + 'static {
-    /// Copies what the caller may change afterwards, for asynchronous saves.
+    /// Puts copies in the place of what the caller may change. When it returns, nothing of the caller's is held. A save that
+    /// is awaited to its end needs no copies.
+    ///
+    /// What a planner brings from elsewhere than the state is not copied.
     ///
     /// # Errors
-    /// No memory, or a device that fails.
-    async fn stage(&mut self) -> Result<()>;
+    /// No memory, or a device that fails. To be handed to [`finish`](Self::finish) instead of the outcome of a write.
+    async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()>;
 
-    /// Writes this rank's files. Local: no collectives, any thread.
+    /// Lays out this rank's files, and writes them; once. Local: no collectives, any thread.
     ///
     /// # Errors
-    /// What the store says. To be handed to [`finish`](Self::finish).
+    /// Items that the format can't store; what the store says. To be handed to [`finish`](Self::finish).
     async fn write(&mut self) -> Result<()>;
 
     /// Takes the outcome of [`write`](Self::write), so that no failure is kept from the others; makes the commit record and
     /// commits nothing.
     ///
     /// # Collective
-    /// Every rank calls it, also after a failed write.
+    /// Every rank calls it, also after a failed write. If one failed, all of them get an error that names it, and the step in
+    /// which it failed.
     async fn finish(self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved>;
 }
 

@@ -11,16 +11,19 @@
 //! }
 //! ```
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod common;
 mod drive;
 mod flat;
+mod phases;
 mod planners;
 mod sample;
 mod strategies;
 mod tap;
 
-pub use drive::{Rank, load_on_ranks, save_on_ranks};
+pub use common::common_contract;
+pub use drive::{Rank, load_on_ranks, save_on_ranks, save_staged_on_ranks};
 pub use planners::{load_planner_contract, save_planner_contract};
 pub use sample::{Cut, check_sample, sample, sample_template};
 pub use strategies::save_load_contract;

@@ -8,11 +8,11 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_model::{BoxError, Dialect, ObjectCodec, Payload, Value, ValueTree};
+use reshard_model::{BoxError, Dialect, ObjectCodec, Payload, ShardedObject, Value, ValueTree};
 use reshard_storage::{FileBody, Name, Progress};
 use reshard_strategy::{
     BackendVersion, LoadCommonStrategy, OpenCx, ReadCx, ReadLimits, ReadObject, Result, SaveCommonStrategy,
-    SaveCx, StorageReader, StrategyError, decode_object,
+    StorageReader, StrategyError, decode_object, encode_object,
 };
 use reshard_torch_format::{LoadOptions, TorchSave, archive::ArchiveOptions};
 use serde::{Deserialize, Serialize, de::IgnoredAny};
@@ -28,6 +28,9 @@ pub const COMMON_STATE: &str = "common_state";
 
 /// Its name as a cell of an array.
 const COMMON_STATE_CELL: &str = "common_state/shard_0_1";
+
+/// How the file of an object ends.
+const SUFFIX: &str = ".pt";
 
 /// Content of `metadata.json`, in Megatron Core's order of fields. Fields that are not known are ignored; the common ones are
 /// missing since 0.19.
@@ -129,27 +132,47 @@ impl MetadataJson {
     }
 }
 
-/// Common strategy `("torch", 1)`: one `torch.save` archive.
+/// Common strategy `("torch", 1)`: one `torch.save` archive. For sharded strategies that store no objects, one more for each object, at
+/// `{key}/shard_{offset}_{shape}.pt`, as Megatron Core has them beside its zarr.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TorchCommon;
 
-#[async_trait]
+/// How `torch.save` writes a file: the folder in the archive is called as the file is, without `.pt`.
+fn codec(prefix: &str) -> TorchSave {
+    TorchSave::new(LoadOptions::default(), ArchiveOptions::default().with_prefix(prefix))
+}
+
 impl SaveCommonStrategy for TorchCommon {
     fn key(&self) -> BackendVersion {
         BackendVersion::new("torch", 1)
     }
 
-    async fn save_common(&self, common: &ValueTree, cx: &SaveCx<'_>) -> Result<()> {
-        let codec = TorchSave::new(LoadOptions::default(), ArchiveOptions::default().with_prefix("common"));
-        let bytes = codec.encode(&Value::from(common.clone())).map_err(|source| StrategyError::Object {
-            key: COMMON.into(),
-            what: "the common state can't be encoded",
-            source,
+    fn layout_common(&self, common: &ValueTree) -> Result<Vec<FileBody>> {
+        let bytes = codec("common").encode(&Value::from(common.clone())).map_err(|source| {
+            StrategyError::Object { key: COMMON.into(), what: "the common state can't be encoded", source }
         })?;
-        let file = FileBody::from_bytes(Name::new(COMMON)?, bytes);
-        cx.transaction.write(vec![file], cx.durability, cx.progress.clone()).await?;
-        Ok(())
+        Ok(vec![FileBody::from_bytes(Name::new(COMMON)?, bytes)])
     }
+
+    fn layout_objects(&self, objects: &[ShardedObject]) -> Result<Option<Vec<FileBody>>> {
+        objects.iter().map(object_file).collect::<Result<_>>().map(Some)
+    }
+}
+
+fn object_file(object: &ShardedObject) -> Result<FileBody> {
+    let key = object.unique_key();
+    let Some((_, cell)) = cell(&key).and_then(|_| key.rsplit_once('/')) else {
+        let what =
+            "an object that is stored in a file of its own has a key without `/`, and is a cell of an array";
+        return Err(StrategyError::Invalid(format!("{key}: {what}")));
+    };
+    let bytes = encode_object(&codec(cell), &key, object.data.clone())?;
+    Ok(FileBody::from_bytes(Name::new(format!("{key}{SUFFIX}"))?, bytes))
+}
+
+/// The object that a file without its suffix is named by.
+fn cell(key: &str) -> Option<ShardedObject> {
+    ShardedObject::empty_from_unique_key(key).ok().filter(|o| o.unique_key() == key)
 }
 
 #[async_trait]
@@ -160,7 +183,7 @@ impl LoadCommonStrategy for TorchCommon {
 
     async fn load_common(&self, cx: &OpenCx) -> Result<ValueTree> {
         let (file, value) = match cx.limits.read(&cx.store, &Name::new(COMMON)?).await? {
-            Some(bytes) => (COMMON, decode(COMMON, bytes, &cx.limits)?),
+            Some(bytes) => (COMMON, decode(COMMON, "the common state", bytes, &cx.limits)?),
             None => (COMMON_STATE_CELL, from_object(cx).await?),
         };
         match value {
@@ -175,33 +198,68 @@ impl LoadCommonStrategy for TorchCommon {
             }
         }
     }
+
+    fn owns(&self, name: &Name) -> bool {
+        name.as_str() == COMMON
+    }
+
+    fn owns_object(&self, name: &Name) -> bool {
+        name.as_str().strip_suffix(SUFFIX).and_then(cell).is_some()
+    }
+
+    fn can_handle_sharded_objects(&self) -> bool {
+        true
+    }
+
+    async fn load_sharded_objects(
+        &self,
+        objects: Vec<ShardedObject>,
+        cx: &OpenCx,
+    ) -> Result<Vec<ShardedObject>> {
+        let mut out = Vec::with_capacity(objects.len());
+        for object in objects {
+            let file = format!("{}{SUFFIX}", object.unique_key());
+            let Some(bytes) = cx.limits.read(&cx.store, &Name::new(&*file)?).await? else {
+                return Err(StrategyError::corrupt(file, None, "it is missing"));
+            };
+            let value = decode(&file, "the object", bytes, &cx.limits)?;
+            out.push(ShardedObject { data: Payload::Value(value), ..object });
+        }
+        Ok(out)
+    }
+
+    async fn load_sharded_metadata(&self, cx: &OpenCx) -> Result<Vec<ShardedObject>> {
+        let files = cx.store.list().await?;
+        Ok(files.iter().filter_map(|f| cell(f.name.as_str().strip_suffix(SUFFIX)?)).collect())
+    }
 }
 
-fn decode(what: &str, bytes: Bytes, limits: &ReadLimits) -> Result<Value> {
+fn decode(what: &str, content: &str, bytes: Bytes, limits: &ReadLimits) -> Result<Value> {
     let payload = Payload::Encoded { codec: TorchSave::NAME, bytes: bytes.clone() };
     decode_object(&Objects::new(limits), what, payload).map_err(|e| match e {
         // What is more than this program decodes is not damaged for that.
         StrategyError::Object { source, .. } if is_beyond_us(&source) => {
-            let told = |why| format!("decoding common state such as that of {what} ({why})");
+            let told = |why| format!("decoding {content} of {what} ({why})");
             match check_records(&bytes, limits) {
                 Ok(()) => StrategyError::Undecoded { what: told(source.to_string()) },
                 Err(e) => {
                     let unknown =
                         |why| StrategyError::Unsupported { strategy: "torch/1".into(), what: told(why) };
-                    no_damage(&e, what, unknown).unwrap_or_else(|| cant_be_decoded(what, Box::new(e)))
+                    no_damage(&e, what, unknown)
+                        .unwrap_or_else(|| cant_be_decoded(what, content, Box::new(e)))
                 }
             }
         }
-        StrategyError::Object { source, .. } => cant_be_decoded(what, source),
+        StrategyError::Object { source, .. } => cant_be_decoded(what, content, source),
         e => e,
     })
 }
 
-fn cant_be_decoded(what: &str, source: BoxError) -> StrategyError {
+fn cant_be_decoded(what: &str, content: &str, source: BoxError) -> StrategyError {
     StrategyError::Corrupt {
         file: what.into(),
         offset: None,
-        what: "the common state can't be decoded".into(),
+        what: format!("{content} can't be decoded"),
         source: Some(source),
     }
 }
@@ -222,7 +280,7 @@ async fn from_object(cx: &OpenCx) -> Result<Value> {
     let Some(Payload::Encoded { bytes, .. }) = read else {
         return Err(StrategyError::corrupt(METADATA, None, "common_state was not read"));
     };
-    match decode(COMMON_STATE_CELL, bytes, &cx.limits)? {
+    match decode(COMMON_STATE_CELL, "the common state", bytes, &cx.limits)? {
         Value::List(mut v) if v.len() == 1 => Ok(v.remove(0)),
         _ => Err(StrategyError::corrupt(COMMON_STATE_CELL, None, "it is no list of one element")),
     }

@@ -25,7 +25,7 @@ use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, StorageError, Store};
 use reshard_strategy::{
     BackendVersion, FileRole, LimitOption, OpenCx, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
-    ReadTotals, Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
+    ReadTotals, ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
 };
 use reshard_torch_format::{
     TorchSave,
@@ -83,6 +83,8 @@ pub(crate) fn name_of(metadata: &Metadata, chunk: ChunkId) -> String {
 fn named(key: &str) -> String {
     format!("tensor {key} ")
 }
+
+impl ReaderHooks for TorchDistReader {}
 
 #[async_trait]
 impl StorageReader for TorchDistReader {

@@ -11,7 +11,7 @@ use reshard_policy::ShardingPolicy;
 use reshard_storage::{Extent, FileBody, Name};
 use reshard_strategy::{
     BackendVersion, Elements, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter, StrategyError,
-    WriteData, encode_object,
+    WriteData, WriterHooks, encode_object,
 };
 use reshard_torch_format::{
     TensorRef, TorchSave,
@@ -28,6 +28,8 @@ pub struct TorchDistWriter {
     pub(crate) archive: ArchiveOptions,
     pub(crate) keep_strides: bool,
 }
+
+impl WriterHooks for TorchDistWriter {}
 
 impl StorageWriter for TorchDistWriter {
     fn key(&self) -> BackendVersion {

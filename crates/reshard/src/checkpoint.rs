@@ -320,13 +320,9 @@ impl Checkpoint {
         let mut report = self.opened.reader.verify(full, &progress).await.during("verifying", &self.url)?;
         if let Err(e) = self.opened.common().await {
             let damage = reshard_strategy::Damage { key: None, file: None, offset: None, what: text(&e) };
-            match e.kind() {
-                reshard_model::ErrorKind::Unavailable => report.unchecked.push(damage),
-                // All that can be checked of it is right.
-                _ if matches!(e, StrategyError::Undecoded { .. }) => {}
-                reshard_model::ErrorKind::Unsupported => report.not_understood.push(damage),
-                reshard_model::ErrorKind::Limit => report.not_read.push(damage),
-                _ => report.damage.push(damage),
+            // All that can be checked of it is right.
+            if !matches!(e, StrategyError::Undecoded { .. }) {
+                report.add(e.kind(), damage);
             }
         }
         Ok(report)

@@ -3,7 +3,7 @@
 use crate::opened::Opened;
 use reshard_model::{Payload, ShardedObject};
 use reshard_storage::{FileBody, Name, Progress};
-use reshard_strategy::{BackendVersion, ReadCx, ReadObject, SaveCx, StrategyError};
+use reshard_strategy::{BackendVersion, ReadCx, ReadObject, StrategyError};
 use reshard_torch_dist::{COMMON, COMMON_STATE};
 
 /// Where Megatron Core's dialect keeps common state.
@@ -69,12 +69,13 @@ impl StoredCommon {
         self.object_key().map(|key| ShardedObject::item(&key, self.payload.clone()))
     }
 
-    /// Writes the file, if it is one.
-    pub(crate) async fn write(&self, cx: &SaveCx<'_>) -> Result<(), StrategyError> {
-        if let (CommonForm::File, Payload::Encoded { bytes, .. }) = (self.form, &self.payload) {
-            let file = FileBody::from_bytes(Name::new(COMMON)?, bytes.clone());
-            cx.transaction.write(vec![file], cx.durability, cx.progress.clone()).await?;
+    /// The file, if it is one.
+    pub(crate) fn layout(&self) -> Result<Vec<FileBody>, StrategyError> {
+        match (self.form, &self.payload) {
+            (CommonForm::File, Payload::Encoded { bytes, .. }) => {
+                Ok(vec![FileBody::from_bytes(Name::new(COMMON)?, bytes.clone())])
+            }
+            _ => Ok(Vec::new()),
         }
-        Ok(())
     }
 }

@@ -8,7 +8,7 @@ use reshard_model::ValueTree;
 use reshard_storage::{Entry, Name, Store, Stores};
 use reshard_strategy::{
     BackendVersion, FileRole, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, OpenCx, ReadLimits,
-    Registry, StorageReader, StrategyError,
+    Registry, StorageReader, StrategyError, load_with_objects,
 };
 use reshard_torch_dist::{METADATA, METADATA_JSON, MetadataJson};
 use std::{collections::BTreeSet, sync::Arc};
@@ -74,6 +74,7 @@ impl HowToOpen {
             None => registry.load_sharded(&name)?.build()?,
         };
         sharded.check_compatibility(&name)?;
+        let sharded = load_with_objects(sharded, common.clone());
         let limits = self.limits;
         let reader = sharded.open(&OpenCx::new(Arc::clone(&store)).with_limits(limits)).await?;
         Ok(Opened { store, limits, sharded, reader, common, name })
@@ -122,11 +123,12 @@ impl Opened {
         self.adds(name) || self.reader.owns(name)
     }
 
-    /// Whether this crate gives a file of such a name to checkpoints of every format.
+    /// Whether this crate, or the common strategy, gives a file of such a name to checkpoints of every format.
     fn adds(&self, name: &Name) -> bool {
         match name.as_str() {
             METADATA_JSON => self.common.is_some(),
-            name => name == SIDECAR,
+            SIDECAR => true,
+            _ => self.common.as_ref().is_some_and(|c| c.owns(name)),
         }
     }
 

@@ -18,8 +18,8 @@ use reshard_plan::{DefaultSavePlanner, PlannerData, SavePlanner};
 use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, FileBody, Name, Progress, StorageError, Store, Stores, Transaction};
 use reshard_strategy::{
-    BackendVersion, Records, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig, SaveShardedStrategy,
-    Saved, StrategyError, agree, cause,
+    BackendVersion, PreparedSave, Records, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig,
+    SaveShardedStrategy, Saved, StrategyError, agree, cause, save_with_objects,
 };
 use reshard_torch_dist::{COMMON_STATE, METADATA_JSON, MetadataJson, NAME};
 use std::{
@@ -56,6 +56,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         stored_common: None,
         empty_dicts: Vec::new(),
         config: None,
+        common: None,
         planner: None,
         policy: None,
         policy_limits: Limits::default(),
@@ -85,6 +86,7 @@ pub struct Save<'a> {
     stored_common: Option<StoredCommon>,
     empty_dicts: Vec<Path>,
     config: Option<Box<dyn SaveShardedConfig>>,
+    common: Option<Arc<dyn SaveCommonStrategy>>,
     planner: Option<Arc<dyn SavePlanner>>,
     policy: Option<Arc<dyn ShardingPolicy>>,
     policy_limits: Limits,
@@ -143,6 +145,13 @@ impl<'a> Save<'a> {
     /// A strategy out of configuration.
     pub fn boxed_strategy(mut self, config: Box<dyn SaveShardedConfig>) -> Self {
         self.config = Some(config);
+        self
+    }
+
+    /// Another strategy of common state than `torch` version 1. It stores sharded objects, too, where the other strategy stores
+    /// none. A load finds it by its name in [`registry`](crate::Load::registry).
+    pub fn common_strategy(mut self, strategy: impl SaveCommonStrategy) -> Self {
+        self.common = Some(Arc::new(strategy));
         self
     }
 
@@ -327,14 +336,17 @@ impl<'a> Save<'a> {
             Some(c) => c.build()?,
             None => registry.save_sharded(&default)?.build()?,
         };
-        let common = registry.save_common(&BackendVersion::new("torch", 1))?;
-        if !sharded.can_handle_sharded_objects() && !common.can_handle_sharded_objects() {
-            let what = "sharded objects: neither the sharded nor the common strategy";
-            return Err(StrategyError::Unsupported {
-                strategy: sharded.key().to_string(),
-                what: what.into(),
-            });
+        let common = match self.common.take() {
+            Some(c) => c,
+            None => registry.save_common(&BackendVersion::new("torch", 1))?,
+        };
+        if self.common_form == CommonForm::Object && !sharded.can_handle_sharded_objects() {
+            let what = "common state in a sharded object; take the form of a file".into();
+            return Err(StrategyError::Unsupported { strategy: sharded.key().to_string(), what });
         }
+        // PyTorch's dialect has no common strategy.
+        let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
+        let sharded = save_with_objects(sharded, of_dialect);
         let mut parts = split(self.state.clone(), self.dialect)?;
         parts.dropped_empty.append(&mut self.empty_dicts);
         let alone = self.ranks.group.size() == 1;
@@ -419,7 +431,7 @@ impl<'a> Save<'a> {
         }
         let mut prepared = sharded.prepare(parts.flat, &cx).await?;
         clock.done(Phase::Plan);
-        let written = self.move_bytes(&*common, &parts.common, prepared.write(), &cx).await;
+        let written = self.write_files(&*common, &parts.common, &mut *prepared, &cx).await;
         clock.done(Phase::Write);
         let saved = prepared.finish(written, comm).await?;
         let last = self.write_records(&saved, &*sharded, &*common, &parts.dropped_empty, &cx).await;
@@ -439,23 +451,22 @@ impl<'a> Save<'a> {
     }
 
     /// Common state first, as Megatron Core does.
-    async fn move_bytes(
+    async fn write_files(
         &self,
         strategy: &dyn SaveCommonStrategy,
         common: &ValueTree,
-        write: impl Future<Output = Result<(), StrategyError>>,
+        prepared: &mut dyn PreparedSave,
         cx: &SaveCx<'_>,
     ) -> Result<(), StrategyError> {
-        if self.dialect == Dialect::Megatron
-            && self.common_form == CommonForm::File
-            && cx.comm.is_coordinator()
-        {
-            match &self.stored_common {
-                Some(stored) => stored.write(cx).await?,
-                None => strategy.save_common(common, cx).await?,
-            }
+        let has_file = self.dialect == Dialect::Megatron && self.common_form == CommonForm::File;
+        if has_file && cx.comm.is_coordinator() {
+            let files = match &self.stored_common {
+                Some(stored) => stored.layout()?,
+                None => strategy.layout_common(common)?,
+            };
+            cx.transaction.write(files, cx.durability, cx.progress.clone()).await?;
         }
-        write.await
+        prepared.write().await
     }
 
     /// Writes the records that describe what was written, but for the one that commits all, which the coordinator gets back.

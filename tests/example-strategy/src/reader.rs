@@ -11,7 +11,7 @@ use reshard_plan::{ChunkId, Metadata, ObjectId, TensorProperties};
 use reshard_storage::{Checksum, Name, Progress, RecordRead, Store};
 use reshard_strategy::{
     BackendVersion, Damage, OpenCx, OpenFormat, ReadCx, ReadLimits, ReadObject, ReadTensor, ReadTotals,
-    Result, Selection, StorageInfo, StorageReader, StrategyError, VerifyReport,
+    ReaderHooks, Result, Selection, StorageInfo, StorageReader, StrategyError, VerifyReport,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
@@ -168,6 +168,8 @@ impl Checksum for Sum {
         }
     }
 }
+
+impl ReaderHooks for ExampleReader {}
 
 #[async_trait]
 impl StorageReader for ExampleReader {

@@ -9,7 +9,7 @@ use reshard_plan::{PieceId, SavePlan, WriteItem, WriteKind};
 use reshard_storage::{Extent, FileBody, Length, Name};
 use reshard_strategy::{
     BackendVersion, Blocks, Elements, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
-    StrategyError, WriteData, WriteResult, encode_object,
+    StrategyError, WriteData, WriteResult, WriterHooks, encode_object,
 };
 use reshard_torch_format::TorchSave;
 use std::{collections::BTreeMap, io};
@@ -17,6 +17,9 @@ use std::{collections::BTreeMap, io};
 /// Writes `rank-{rank}.bin` and `index.json`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExampleWriter;
+
+// Nothing to add to plans.
+impl WriterHooks for ExampleWriter {}
 
 impl StorageWriter for ExampleWriter {
     fn key(&self) -> BackendVersion {

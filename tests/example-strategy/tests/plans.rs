@@ -11,8 +11,8 @@ use reshard_plan::{
 use reshard_storage::{IfExists, Progress, Store, testkit::MemoryStore};
 use reshard_strategy::{
     BackendVersion, FileLayout, FinishCx, LoadShardedStrategy, OpenCx, OpenFormat, Planned, PlannedLoad,
-    ReadCx, ReadObject, ReadTensor, ReadTotals, Records, Resolve, Result, SaveShardedStrategy, StorageInfo,
-    StorageReader, StorageWriter, VerifyReport,
+    ReadCx, ReadObject, ReadTensor, ReadTotals, ReaderHooks, Records, Resolve, Result, SaveShardedStrategy,
+    StorageInfo, StorageReader, StorageWriter, VerifyReport, WriterHooks,
     testkit::{Cut, Rank, check_sample, load_on_ranks, sample, sample_template, save_on_ranks},
 };
 use std::sync::{
@@ -50,11 +50,7 @@ impl Talks {
     }
 }
 
-impl StorageWriter for Talks {
-    fn key(&self) -> BackendVersion {
-        ExampleWriter.key()
-    }
-
+impl WriterHooks for Talks {
     fn set_up(&self, rank: u32, _: bool) -> Result<()> {
         self.rank.store(rank, Ordering::Relaxed);
         Ok(())
@@ -68,6 +64,12 @@ impl StorageWriter for Talks {
     fn prepare_global_plan(&self, mut plans: Vec<SavePlan>) -> Result<Vec<SavePlan>> {
         plans.iter_mut().for_each(|p| p.storage_data = answer(&p.storage_data));
         Ok(plans)
+    }
+}
+
+impl StorageWriter for Talks {
+    fn key(&self) -> BackendVersion {
+        ExampleWriter.key()
     }
 
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
@@ -97,6 +99,23 @@ struct TalkingReader {
     talks: Talks,
 }
 
+impl ReaderHooks for TalkingReader {
+    fn set_up(&self, rank: u32, _: bool) -> Result<()> {
+        self.talks.rank.store(rank, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn prepare_local_plan(&self, mut plan: LoadPlan) -> Result<LoadPlan> {
+        plan.storage_data = said(self.talks.rank());
+        Ok(plan)
+    }
+
+    fn prepare_global_plan(&self, mut plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>> {
+        plans.iter_mut().for_each(|p| p.storage_data = answer(&p.storage_data));
+        Ok(plans)
+    }
+}
+
 #[async_trait]
 impl StorageReader for TalkingReader {
     fn key(&self) -> BackendVersion {
@@ -121,21 +140,6 @@ impl StorageReader for TalkingReader {
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
         self.inner.codec()
-    }
-
-    fn set_up(&self, rank: u32, _: bool) -> Result<()> {
-        self.talks.rank.store(rank, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn prepare_local_plan(&self, mut plan: LoadPlan) -> Result<LoadPlan> {
-        plan.storage_data = said(self.talks.rank());
-        Ok(plan)
-    }
-
-    fn prepare_global_plan(&self, mut plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>> {
-        plans.iter_mut().for_each(|p| p.storage_data = answer(&p.storage_data));
-        Ok(plans)
     }
 
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals> {

@@ -27,6 +27,10 @@ pub trait OpenFormat: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// When it is not a checkpoint of this format, or damaged.
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>>;
+    /// Whether it loads sharded objects; if not, it is never asked for any, and the common strategy loads them.
+    fn can_handle_sharded_objects(&self) -> bool {
+        true
+    }
 }
 
 /// The load strategy of any format that can be opened.
@@ -54,35 +58,46 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
 
     async fn load(
         &self,
-        mut template: FlatStateDict,
+        template: FlatStateDict,
         from: Arc<dyn StorageReader>,
         cx: &LoadCx<'_>,
     ) -> Result<Loaded, Box<LoadFailure>> {
-        let guard = cx.comm.guard("loading");
-        let start = Instant::now();
-        let plan = match decide(&mut template, &*from, cx).await {
-            Ok(plan) => plan,
-            Err(error) => {
-                guard.done();
-                return Err(Box::new(LoadFailure { error, template }));
-            }
-        };
-        let decided = start.elapsed();
-        let (template, read) = fill(template, &plan, &*from, cx).await;
-        let moved = start.elapsed() - decided;
-        let totals = agree(&cx.comm, "read", read).await;
-        guard.done();
-        match totals {
-            Ok(totals) => {
-                Ok(Loaded { notes: notes(&plan, &template), totals, state: template, decided, moved })
-            }
-            Err(error) => Err(Box::new(LoadFailure { error, template })),
+        load_planned(template, &*from, cx).await
+    }
+
+    fn can_handle_sharded_objects(&self) -> bool {
+        self.format.can_handle_sharded_objects()
+    }
+}
+
+/// Fills a template out of any reader.
+pub(crate) async fn load_planned(
+    mut template: FlatStateDict,
+    from: &dyn StorageReader,
+    cx: &LoadCx<'_>,
+) -> Result<Loaded, Box<LoadFailure>> {
+    let guard = cx.comm.guard("loading");
+    let start = Instant::now();
+    let plan = match plan(&mut template, from, cx).await {
+        Ok(plan) => plan,
+        Err(error) => {
+            guard.done();
+            return Err(Box::new(LoadFailure { error, template }));
         }
+    };
+    let decided = start.elapsed();
+    let (template, read) = fill(template, &plan, from, cx).await;
+    let moved = start.elapsed() - decided;
+    let totals = agree(&cx.comm, "read", read).await;
+    guard.done();
+    match totals {
+        Ok(totals) => Ok(Loaded { notes: notes(&plan, &template), totals, state: template, decided, moved }),
+        Err(error) => Err(Box::new(LoadFailure { error, template })),
     }
 }
 
 /// DCP's calls up to `finish_plan`, in its order.
-async fn decide(template: &mut FlatStateDict, from: &dyn StorageReader, cx: &LoadCx<'_>) -> Result<LoadPlan> {
+async fn plan(template: &mut FlatStateDict, from: &dyn StorageReader, cx: &LoadCx<'_>) -> Result<LoadPlan> {
     let (rank, is_coordinator) = (cx.comm.rank().0, cx.comm.is_coordinator());
     let context = LoadContext::new(from.metadata(), rank, is_coordinator);
     // What `set_up` changes, a failed load must not keep: the caller gets back what it gave.

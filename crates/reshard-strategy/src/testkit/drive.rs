@@ -1,7 +1,8 @@
 use crate::{
-    LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, Records, Result, SaveCx, SaveShardedStrategy,
-    Saved, StrategyError, agree,
+    AsyncStager, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, PreparedSave, Records, Result,
+    SaveCx, SaveShardedStrategy, Saved, StrategyError, agree,
 };
+use futures::executor::block_on;
 use reshard_comm::{Comm, LocalGroup, ProcessGroup, testkit::on_ranks};
 use reshard_model::FlatStateDict;
 use reshard_plan::{LoadPlanner, SavePlanner};
@@ -25,7 +26,8 @@ pub struct Rank<S: ?Sized, P: ?Sized> {
     pub flat: FlatStateDict,
 }
 
-/// Saves from as many ranks as are given, each a thread, and commits. What a failed save wrote is removed.
+/// Saves from as many ranks as are given, each a thread, and commits. Each writes on yet another thread. What a failed save wrote
+/// is removed.
 ///
 /// # Panics
 /// When a rank panics, or hangs for a minute.
@@ -34,13 +36,53 @@ pub fn save_on_ranks(
     if_exists: IfExists,
     ranks: Vec<Rank<dyn SaveShardedStrategy, dyn SavePlanner>>,
 ) -> Vec<Result<Saved>> {
+    run(store, if_exists, ranks, None)
+}
+
+/// [`save_on_ranks`] of a state that each rank stages by its stager, of which there is one a rank. When that is done, each calls
+/// `staged` with its number: it may change its state there.
+///
+/// # Panics
+/// When a rank panics, or hangs for a minute.
+pub fn save_staged_on_ranks(
+    store: &Arc<dyn Store>,
+    if_exists: IfExists,
+    ranks: Vec<Rank<dyn SaveShardedStrategy, dyn SavePlanner>>,
+    stagers: &[Arc<dyn AsyncStager>],
+    staged: impl Fn(u32) + Send + Sync + 'static,
+) -> Vec<Result<Saved>> {
+    assert_eq!(ranks.len(), stagers.len());
+    run(store, if_exists, ranks, Some(Staging { stagers: stagers.to_vec(), staged: Arc::new(staged) }))
+}
+
+#[derive(Clone)]
+struct Staging {
+    stagers: Vec<Arc<dyn AsyncStager>>,
+    staged: Arc<dyn Fn(u32) + Send + Sync>,
+}
+
+impl Staging {
+    async fn run(&self, rank: u32, prepared: &mut dyn PreparedSave) -> Result<()> {
+        prepared.stage(&*self.stagers[rank as usize]).await?;
+        (self.staged)(rank);
+        Ok(())
+    }
+}
+
+fn run(
+    store: &Arc<dyn Store>,
+    if_exists: IfExists,
+    ranks: Vec<Rank<dyn SaveShardedStrategy, dyn SavePlanner>>,
+    staging: Option<Staging>,
+) -> Vec<Result<Saved>> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let attempt = format!("testkit-{}", COUNT.fetch_add(1, Ordering::Relaxed));
     let store = Arc::clone(store);
     let groups = LocalGroup::new(ranks.len() as u32).into_iter().zip(ranks).collect();
     on_ranks(groups, move |(group, rank)| {
         let (store, attempt, if_exists) = (Arc::clone(&store), attempt.clone(), if_exists.clone());
-        async move { save(&group, store, &attempt, if_exists, rank).await }
+        let staging = staging.clone();
+        async move { save(&group, store, &attempt, if_exists, rank, staging).await }
     })
 }
 
@@ -50,15 +92,21 @@ async fn save(
     attempt: &str,
     if_exists: IfExists,
     rank: Rank<dyn SaveShardedStrategy, dyn SavePlanner>,
+    staging: Option<Staging>,
 ) -> Result<Saved> {
     let comm = Comm::new(group);
     let transaction = store.begin(attempt, if_exists).await.map_err(StrategyError::from);
     let transaction = agree(&comm, "begin", transaction).await?;
-    let (groups, url) = (BTreeMap::new(), store.url());
-    let cx = SaveCx::new(comm, &groups, Arc::clone(&transaction), &url, rank.planner);
     let saved = async {
-        let mut prepared = rank.strategy.prepare(rank.flat, &cx).await?;
-        let written = prepared.write().await;
+        let mut prepared = prepare(&comm, rank, &transaction, &store.url()).await?;
+        let staged = match &staging {
+            Some(staging) => staging.run(comm.rank().0, &mut *prepared).await,
+            None => Ok(()),
+        };
+        let (prepared, written) = match staged {
+            Ok(()) => elsewhere(prepared),
+            Err(e) => (prepared, Err(e)),
+        };
         let saved = prepared.finish(written, &comm).await?;
         let committed = commit(&transaction, &saved).await;
         agree(&comm, "commit", committed).await?;
@@ -69,6 +117,27 @@ async fn save(
         transaction.rollback().await?;
     }
     saved
+}
+
+/// All that a strategy is given but the group is gone when the save is prepared.
+async fn prepare(
+    comm: &Comm<'_>,
+    rank: Rank<dyn SaveShardedStrategy, dyn SavePlanner>,
+    transaction: &Arc<dyn Transaction>,
+    url: &str,
+) -> Result<Box<dyn PreparedSave>> {
+    let (groups, url) = (BTreeMap::new(), url.to_owned());
+    let cx = SaveCx::new(*comm, &groups, Arc::clone(transaction), &url, rank.planner);
+    rank.strategy.prepare(rank.flat, &cx).await
+}
+
+/// Writes on a thread of its own.
+fn elsewhere(mut prepared: Box<dyn PreparedSave>) -> (Box<dyn PreparedSave>, Result<()>) {
+    let write = move || {
+        let written = block_on(prepared.write());
+        (prepared, written)
+    };
+    std::thread::spawn(write).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 async fn commit(transaction: &Arc<dyn Transaction>, saved: &Saved) -> Result<()> {

@@ -1,6 +1,6 @@
 use super::{
     Cut, Rank, Tap, check_sample, drive::save_on_ranks, flat::regions_of_flattened_ranges_are_read,
-    load_on_ranks, sample, sample_template,
+    load_on_ranks, phases::phases_can_be_parted, sample, sample_template,
 };
 use crate::{
     BackendVersion, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, OpenCx, Result,
@@ -29,6 +29,7 @@ pub fn save_load_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedCo
     pair.configuration_is_data();
     pair.other_formats_and_newer_versions_are_refused();
     pair.what_n_ranks_save_m_ranks_load();
+    phases_can_be_parted(save, load);
     regions_of_flattened_ranges_are_read(save, load);
     pair.an_empty_state_is_a_checkpoint();
     pair.ranks_without_leaves_take_part();
@@ -53,7 +54,7 @@ fn store() -> Arc<dyn Store> {
     Arc::new(MemoryStore::new())
 }
 
-fn files(store: &Arc<dyn Store>) -> BTreeMap<Name, Bytes> {
+pub(super) fn files(store: &Arc<dyn Store>) -> BTreeMap<Name, Bytes> {
     block_on(async {
         let mut out = BTreeMap::new();
         for entry in store.list().await.unwrap() {
@@ -65,7 +66,7 @@ fn files(store: &Arc<dyn Store>) -> BTreeMap<Name, Bytes> {
 }
 
 /// Every rank got an error, and the same one.
-fn failed<T>(outcomes: Vec<Result<T>>) -> CommError {
+pub(super) fn failed<T>(outcomes: Vec<Result<T>>) -> CommError {
     let mut all = outcomes.into_iter().map(|o| match o {
         Ok(_) => panic!("a rank went on where another failed"),
         Err(StrategyError::Comm(e)) => e,
@@ -372,7 +373,7 @@ impl Pair<'_> {
     }
 }
 
-fn nothing_is_left(store: &Arc<dyn Store>) {
+pub(super) fn nothing_is_left(store: &Arc<dyn Store>) {
     assert!(files(store).is_empty(), "files of a failed save are visible");
     assert_eq!(block_on(store.leftovers()).unwrap(), [], "a failed save left its transaction");
 }

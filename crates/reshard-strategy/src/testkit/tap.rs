@@ -1,7 +1,7 @@
 use crate::{
     BackendVersion, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx,
-    Producer, ReadCx, ReadObject, ReadTensor, ReadTotals, Records, Resolve, Result, StorageInfo,
-    StorageReader, StorageWriter, VerifyReport, WriteData,
+    Producer, ReadCx, ReadObject, ReadTensor, ReadTotals, ReaderHooks, Records, Resolve, Result, StorageInfo,
+    StorageReader, StorageWriter, VerifyReport, WriteData, WriterHooks,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -156,15 +156,7 @@ impl<P: LoadPlanner> LoadPlanner for Tapped<P> {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<W: StorageWriter> StorageWriter for Tapped<W> {
-    fn key(&self) -> BackendVersion {
-        self.inner.key()
-    }
-
-    fn object_lists(&self) -> bool {
-        self.inner.object_lists()
-    }
-
+impl<W: StorageWriter> WriterHooks for Tapped<W> {
     fn reset(&self, url: &str) {
         self.tap.quietly("writer.reset");
         self.inner.reset(url);
@@ -188,6 +180,21 @@ impl<W: StorageWriter> StorageWriter for Tapped<W> {
     fn prepare_global_plan(&self, plans: Vec<SavePlan>) -> Result<Vec<SavePlan>> {
         self.tap.format("writer.prepare_global_plan")?;
         self.inner.prepare_global_plan(plans)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<W: StorageWriter> StorageWriter for Tapped<W> {
+    fn key(&self) -> BackendVersion {
+        self.inner.key()
+    }
+
+    fn can_handle_sharded_objects(&self) -> bool {
+        self.inner.can_handle_sharded_objects()
+    }
+
+    fn object_lists(&self) -> bool {
+        self.inner.object_lists()
     }
 
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
@@ -279,6 +286,29 @@ impl LoadShardedStrategy for Tapped<Arc<dyn LoadShardedStrategy>> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
+impl ReaderHooks for Tapped<Arc<dyn StorageReader>> {
+    fn reset(&self, url: &str) {
+        self.tap.quietly("reader.reset");
+        self.inner.reset(url);
+    }
+
+    fn set_up(&self, rank: u32, is_coordinator: bool) -> Result<()> {
+        self.tap.format("reader.set_up")?;
+        self.inner.set_up(rank, is_coordinator)
+    }
+
+    fn prepare_local_plan(&self, plan: LoadPlan) -> Result<LoadPlan> {
+        self.tap.format("reader.prepare_local_plan")?;
+        self.inner.prepare_local_plan(plan)
+    }
+
+    fn prepare_global_plan(&self, plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>> {
+        self.tap.format("reader.prepare_global_plan")?;
+        self.inner.prepare_global_plan(plans)
+    }
+}
+
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl StorageReader for Tapped<Arc<dyn StorageReader>> {
@@ -328,26 +358,6 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
 
     fn producer(&self) -> Producer {
         self.inner.producer()
-    }
-
-    fn reset(&self, url: &str) {
-        self.tap.quietly("reader.reset");
-        self.inner.reset(url);
-    }
-
-    fn set_up(&self, rank: u32, is_coordinator: bool) -> Result<()> {
-        self.tap.format("reader.set_up")?;
-        self.inner.set_up(rank, is_coordinator)
-    }
-
-    fn prepare_local_plan(&self, plan: LoadPlan) -> Result<LoadPlan> {
-        self.tap.format("reader.prepare_local_plan")?;
-        self.inner.prepare_local_plan(plan)
-    }
-
-    fn prepare_global_plan(&self, plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>> {
-        self.tap.format("reader.prepare_global_plan")?;
-        self.inner.prepare_global_plan(plans)
     }
 
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals> {

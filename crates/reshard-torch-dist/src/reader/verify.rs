@@ -85,30 +85,11 @@ impl Verifier<'_> {
     }
 
     fn damaged(&mut self, key: Option<&str>, e: &StrategyError) {
-        // Key and place have members of their own, so what is wrong does not name them again.
-        let (file, offset, mut what) = match e {
-            StrategyError::Corrupt { file, offset, what, .. } => (Some(file.clone()), *offset, what.clone()),
-            StrategyError::Object { what, .. } => (None, None, (*what).into()),
-            e => (None, None, e.to_string()),
-        };
-        if let Some(rest) = key.and_then(|key| what.strip_prefix(&*super::named(key))) {
-            what = rest.into();
+        let mut found = Damage::of(key, e);
+        if let Some(rest) = key.and_then(|key| found.what.strip_prefix(&*super::named(key))) {
+            found.what = rest.into();
         }
-        let mut source = std::error::Error::source(e);
-        while let Some(s) = source {
-            let text = s.to_string();
-            if !what.contains(&text) {
-                what = format!("{what}: {text}");
-            }
-            source = s.source();
-        }
-        let found = Damage { key: key.map(Into::into), file, offset, what };
-        match e.kind() {
-            ErrorKind::Unavailable => self.report.unchecked.push(found),
-            ErrorKind::Unsupported => self.report.not_understood.push(found),
-            ErrorKind::Limit => self.report.not_read.push(found),
-            _ => self.report.damage.push(found),
-        }
+        self.report.add(e.kind(), found);
     }
 
     fn note(&mut self, key: &str, checked: Result<u64>) {

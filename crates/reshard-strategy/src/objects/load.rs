@@ -1,0 +1,250 @@
+use super::{join, nobody, part};
+use crate::{
+    BackendVersion, Damage, FileRole, LoadCommonStrategy, LoadCx, LoadFailure, LoadNotes,
+    LoadShardedStrategy, Loaded, OpenCx, Producer, ReadCx, ReadObject, ReadTensor, ReadTotals, ReaderHooks,
+    Result, StorageInfo, StorageReader, StrategyError, VerifyReport, agree, pipeline::load_planned,
+};
+use async_trait::async_trait;
+use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Path, Payload, Sharded, ShardedObject};
+use reshard_plan::{ChunkId, Metadata, ObjectId};
+use reshard_storage::{Entry, Name, Progress, Store};
+use std::{any::Any, sync::Arc};
+
+/// A strategy that loads tensors as `sharded` does, and objects, too: if `sharded` loads none, `common` does.
+///
+/// Its readers list the objects of both, and read both. If nobody loads objects, only a load that asks for some fails.
+pub fn load_with_objects(
+    sharded: Arc<dyn LoadShardedStrategy>,
+    common: Option<Arc<dyn LoadCommonStrategy>>,
+) -> Arc<dyn LoadShardedStrategy> {
+    match sharded.can_handle_sharded_objects() {
+        true => sharded,
+        false => Arc::new(WithObjects { sharded, common }),
+    }
+}
+
+#[derive(Debug)]
+struct WithObjects {
+    sharded: Arc<dyn LoadShardedStrategy>,
+    common: Option<Arc<dyn LoadCommonStrategy>>,
+}
+
+impl WithObjects {
+    /// The common strategy, if it loads objects.
+    fn able(&self) -> Option<&Arc<dyn LoadCommonStrategy>> {
+        self.common.as_ref().filter(|c| c.can_handle_sharded_objects())
+    }
+
+    /// Fills the objects of a template.
+    async fn objects(
+        &self,
+        objects: FlatStateDict,
+        from: &Arc<dyn StorageReader>,
+        cx: &LoadCx<'_>,
+    ) -> Result<Loaded, Box<LoadFailure>> {
+        if self.able().is_some() {
+            return load_planned(objects, &**from, cx).await;
+        }
+        let asked = match objects.values().next() {
+            Some(Sharded::Object(o)) => {
+                let common = self.common.as_ref().map(|c| c.key());
+                Err(nobody("loading", &o.unique_key(), &self.sharded.key(), common.as_ref()))
+            }
+            _ => Ok(()),
+        };
+        match agree(&cx.comm, "plan", asked).await {
+            Ok(()) => Ok(Loaded::new(objects)),
+            Err(error) => Err(Box::new(LoadFailure { error, template: objects })),
+        }
+    }
+}
+
+#[async_trait]
+impl LoadShardedStrategy for WithObjects {
+    fn key(&self) -> BackendVersion {
+        self.sharded.key()
+    }
+
+    async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+        let base = self.sharded.open(cx).await?;
+        let Some(common) = self.able() else { return Ok(base) };
+        let objects = common.load_sharded_metadata(cx).await?;
+        let keys: Vec<String> = objects.iter().map(ShardedObject::unique_key).collect();
+        let metadata = Arc::new(base.metadata().with_objects(keys.iter().map(String::as_str))?);
+        Ok(Arc::new(Reader { base, common: Arc::clone(common), cx: cx.clone(), metadata, objects }))
+    }
+
+    async fn load(
+        &self,
+        template: FlatStateDict,
+        from: Arc<dyn StorageReader>,
+        cx: &LoadCx<'_>,
+    ) -> Result<Loaded, Box<LoadFailure>> {
+        let paths: Vec<Path> = template.keys().cloned().collect();
+        let (objects, tensors) = part(template);
+        let back = |objects, tensors, error| {
+            Err(Box::new(LoadFailure { error, template: join(&paths, objects, tensors) }))
+        };
+        // Objects first: they are small, and what is wrong with them is told before tensors are read.
+        let objects = match self.objects(objects, &from, cx).await {
+            Ok(loaded) => loaded,
+            Err(failure) => return back(failure.template, tensors, failure.error),
+        };
+        let any: &dyn Any = &*from;
+        let base = any.downcast_ref::<Reader>().map_or_else(|| Arc::clone(&from), |r| Arc::clone(&r.base));
+        match self.sharded.load(tensors, base, cx).await {
+            Ok(tensors) => Ok(both(&paths, objects, tensors, from.metadata())),
+            Err(failure) => back(objects.state, failure.template, failure.error),
+        }
+    }
+
+    fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
+        self.sharded.check_compatibility(stored)
+    }
+
+    async fn remove_sharded_tensors(&self, store: &Arc<dyn Store>, prefix: &str) -> Result<()> {
+        self.sharded.remove_sharded_tensors(store, prefix).await
+    }
+}
+
+/// What was loaded of both. Each part has found the other's keys unexpected.
+fn both(paths: &[Path], objects: Loaded, tensors: Loaded, metadata: &Metadata) -> Loaded {
+    let (mut notes, theirs) = (tensors.notes, objects.notes);
+    let LoadNotes { unexpected, missing, casts } = &mut notes;
+    unexpected.retain(|key| metadata.object(key).is_none());
+    unexpected.extend(theirs.unexpected.into_iter().filter(|key| metadata.object(key).is_some()));
+    missing.extend(theirs.missing);
+    casts.extend(theirs.casts);
+    let mut totals = tensors.totals;
+    totals += objects.totals;
+    Loaded {
+        state: join(paths, objects.state, tensors.state),
+        notes,
+        totals,
+        decided: objects.decided + tensors.decided,
+        moved: objects.moved + tensors.moved,
+    }
+}
+
+/// A checkpoint with the objects that the common strategy has stored.
+#[derive(Debug)]
+struct Reader {
+    base: Arc<dyn StorageReader>,
+    common: Arc<dyn LoadCommonStrategy>,
+    cx: OpenCx,
+    metadata: Arc<Metadata>,
+    /// Without data; the first follows the objects of `base`.
+    objects: Vec<ShardedObject>,
+}
+
+impl Reader {
+    /// The number of an object among those of the common strategy; else it is the base's.
+    fn of_common(&self, object: ObjectId) -> Option<usize> {
+        (object.0 as usize).checked_sub(self.base.metadata().object_count())
+    }
+
+    async fn read(&self, objects: Vec<ShardedObject>) -> Result<Vec<Payload>> {
+        let keys: Vec<String> = objects.iter().map(ShardedObject::unique_key).collect();
+        let read = self.common.load_sharded_objects(objects, &self.cx).await?;
+        let wrong = |what| StrategyError::Internal(format!("{}: {what}", self.common.key()));
+        if !read.iter().map(ShardedObject::unique_key).eq(keys) {
+            return Err(wrong("other objects were loaded than were asked for".to_owned()));
+        }
+        let data = read.into_iter().map(|o| match o.data {
+            Payload::Value(value) => Ok(Payload::Value(value)),
+            _ => Err(wrong(format!("{} was not loaded as a value", o.key))),
+        });
+        data.collect()
+    }
+}
+
+impl ReaderHooks for Reader {}
+
+#[async_trait]
+impl StorageReader for Reader {
+    fn key(&self) -> BackendVersion {
+        self.base.key()
+    }
+
+    fn metadata(&self) -> &Arc<Metadata> {
+        &self.metadata
+    }
+
+    fn dialect(&self) -> Dialect {
+        self.base.dialect()
+    }
+
+    fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
+        self.base.locate_chunk(chunk)
+    }
+
+    fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
+        if self.of_common(object).is_some() { Vec::new() } else { self.base.locate_object(object) }
+    }
+
+    fn codec(&self) -> Arc<dyn ObjectCodec> {
+        self.base.codec()
+    }
+
+    fn producer(&self) -> Producer {
+        self.base.producer()
+    }
+
+    fn why_not(&self, key: &str) -> Option<String> {
+        self.base.why_not(key)
+    }
+
+    fn permits(&self, key: &str) -> Result<()> {
+        self.base.permits(key)
+    }
+
+    fn owns(&self, name: &Name) -> bool {
+        self.base.owns(name) || self.common.owns_object(name)
+    }
+
+    fn role(&self, file: &Entry) -> FileRole {
+        match self.base.role(file) {
+            FileRole::Foreign if self.common.owns_object(&file.name) => FileRole::Part,
+            role => role,
+        }
+    }
+
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals> {
+        self.base.read_tensors(reads, cx).await
+    }
+
+    async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
+        let (mut theirs, mut objects) = (Vec::new(), Vec::new());
+        for read in reads {
+            match self.of_common(read.object) {
+                None => theirs.push(*read),
+                Some(n) => {
+                    let unknown = || StrategyError::Invalid(format!("there is no object {}", read.object.0));
+                    objects.push(self.objects.get(n).ok_or_else(unknown)?.clone());
+                }
+            }
+        }
+        let mut objects = if objects.is_empty() { Vec::new() } else { self.read(objects).await? }.into_iter();
+        if theirs.is_empty() {
+            return Ok(objects.collect());
+        }
+        // Each read takes the next of its own.
+        let mut theirs = self.base.read_objects(&theirs, cx).await?.into_iter();
+        let next = |read: &ReadObject| match self.of_common(read.object) {
+            None => theirs.next(),
+            Some(_) => objects.next(),
+        };
+        Ok(reads.iter().filter_map(next).collect())
+    }
+
+    async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
+        let mut report = self.base.verify(full, progress).await?;
+        for object in &self.objects {
+            report.items += 1;
+            if let Err(e) = self.read(vec![object.clone()]).await {
+                report.add(e.kind(), Damage::of(Some(&object.unique_key()), &e));
+            }
+        }
+        Ok(report)
+    }
+}

@@ -1,0 +1,187 @@
+use super::{nobody, part};
+use crate::{
+    AsyncStager, BackendVersion, FileLayout, FinishCx, PreparedSave, RankTotals, Records, Resolve, Result,
+    SaveCommonStrategy, SaveCx, SaveShardedStrategy, SaveTotals, Saved, StorageWriter, StrategyError,
+    WriteData, WriterHooks, agree, cause, pipeline::Planned,
+};
+use async_trait::async_trait;
+use reshard_comm::Comm;
+use reshard_model::{FlatStateDict, Payload, Sharded, ShardedObject};
+use reshard_plan::SavePlan;
+use reshard_storage::{FileBody, Source};
+use std::sync::Arc;
+
+/// A strategy that stores tensors as `sharded` does, and objects, too: if `sharded` stores none, they are files of `common`.
+///
+/// Objects are then planned on their own, by the same planner. A sharding policy decides upon tensors alone. If nobody stores
+/// objects, only a save that has some fails.
+pub fn save_with_objects(
+    sharded: Arc<dyn SaveShardedStrategy>,
+    common: Option<Arc<dyn SaveCommonStrategy>>,
+) -> Arc<dyn SaveShardedStrategy> {
+    match sharded.can_handle_sharded_objects() {
+        true => sharded,
+        false => Arc::new(WithObjects { sharded, common }),
+    }
+}
+
+#[derive(Debug)]
+struct WithObjects {
+    sharded: Arc<dyn SaveShardedStrategy>,
+    common: Option<Arc<dyn SaveCommonStrategy>>,
+}
+
+impl WithObjects {
+    /// The writer of objects, if the common strategy can store any.
+    fn writer(&self, objects: &FlatStateDict) -> Result<Option<ObjectWriter>> {
+        let able = match &self.common {
+            Some(common) => common.layout_objects(&[])?.map(|_| Arc::clone(common)),
+            None => None,
+        };
+        let leaf = objects.values().find_map(|leaf| match leaf {
+            Sharded::Object(o) => Some(o.unique_key()),
+            Sharded::Tensor(_) => None,
+        });
+        match (able, leaf) {
+            (Some(common), _) => Ok(Some(ObjectWriter { common, sharded: self.sharded.key() })),
+            (None, None) => Ok(None),
+            (None, Some(key)) => {
+                let common = self.common.as_ref().map(|c| c.key());
+                Err(nobody("storing", &key, &self.sharded.key(), common.as_ref()))
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl SaveShardedStrategy for WithObjects {
+    fn key(&self) -> BackendVersion {
+        self.sharded.key()
+    }
+
+    async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>> {
+        let guard = cx.comm.guard("planning a save of objects");
+        let (objects, tensors) = part(state);
+        let writer = agree(&cx.comm, "plan", self.writer(&objects)).await;
+        guard.done();
+        let objects = match writer? {
+            Some(writer) => {
+                let cx = SaveCx { policy: None, planner_data: None, ..cx.clone() };
+                Some(Planned::new(writer).prepare(objects, &cx).await?)
+            }
+            None => None,
+        };
+        let tensors = self.sharded.prepare(tensors, cx).await?;
+        match objects {
+            Some(objects) => Ok(Box::new(Prepared { objects, tensors, objects_written: false })),
+            None => Ok(tensors),
+        }
+    }
+}
+
+/// Stores nothing but objects, as a common strategy lays them out.
+#[derive(Debug)]
+struct ObjectWriter {
+    common: Arc<dyn SaveCommonStrategy>,
+    sharded: BackendVersion,
+}
+
+impl WriterHooks for ObjectWriter {}
+
+impl StorageWriter for ObjectWriter {
+    fn key(&self) -> BackendVersion {
+        self.common.key()
+    }
+
+    fn layout(&self, _rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
+        let mut objects = Vec::with_capacity(plan.items.len());
+        for item in &plan.items {
+            let WriteData::Object(data) = resolve(item)? else {
+                let what = format!("{}: a tensor was planned where there are only objects", item.key);
+                return Err(StrategyError::Invalid(what));
+            };
+            let cell = ShardedObject::empty_from_unique_key(&item.key).ok();
+            let cell = cell.unwrap_or_else(|| ShardedObject::item(&item.key, Payload::None));
+            objects.push(ShardedObject { data, ..cell });
+        }
+        let files = match (self.common.layout_objects(&objects)?, objects.first()) {
+            (Some(files), _) => files,
+            (None, None) => Vec::new(),
+            (None, Some(o)) => {
+                return Err(nobody("storing", &o.unique_key(), &self.sharded, Some(&self.common.key())));
+            }
+        };
+        // Which of the extents an object is made of, nobody has to know; the first object stands for all, so that they are counted.
+        let mut extents =
+            (0..).zip(&files).flat_map(|(n, file)| extents(file).map(move |i| (n, i))).collect();
+        let items = plan.items.iter().map(|item| (item.id(), std::mem::take(&mut extents))).collect();
+        Ok(FileLayout { files, items, copied: Vec::new() })
+    }
+
+    fn finish(&self, _: &FinishCx<'_>) -> Result<Records> {
+        Ok(Records::default())
+    }
+}
+
+fn extents(file: &FileBody) -> std::ops::Range<u32> {
+    match &file.source {
+        Source::Extents(extents) => 0..extents.len() as u32,
+        Source::CopyOf { .. } => 0..0,
+    }
+}
+
+/// Both saves, objects first, as Megatron Core writes them.
+struct Prepared {
+    objects: Box<dyn PreparedSave>,
+    tensors: Box<dyn PreparedSave>,
+    objects_written: bool,
+}
+
+#[async_trait]
+impl PreparedSave for Prepared {
+    async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()> {
+        self.objects.stage(stager).await?;
+        self.tensors.stage(stager).await
+    }
+
+    async fn write(&mut self) -> Result<()> {
+        self.objects.write().await?;
+        self.objects_written = true;
+        self.tensors.write().await
+    }
+
+    async fn finish(self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved> {
+        // Whose failure it is, says whether the objects were written. If one rank's were not, nobody goes on.
+        let (objects, tensors) = if self.objects_written { (Ok(()), written) } else { (written, Ok(())) };
+        let objects = self.objects.finish(objects, comm).await?;
+        let saved = self.tensors.finish(tensors, comm).await?;
+        both(saved, objects, comm).await
+    }
+}
+
+/// What was saved of both. Numbers of all ranks are known to the coordinator alone.
+async fn both(mut saved: Saved, objects: Saved, comm: &Comm<'_>) -> Result<Saved> {
+    let merged = match (&saved.metadata, &objects.metadata) {
+        (Some(tensors), Some(objects)) => {
+            tensors.with_objects(objects.objects().map(|(_, key)| key)).map(Some)
+        }
+        _ => Ok(None),
+    };
+    let merged = merged.map_err(StrategyError::from);
+    for (rank, objects) in saved.ranks.iter_mut().zip(&objects.ranks) {
+        let RankTotals { items, bytes, files } = rank;
+        (*items, *bytes, *files) = (*items + objects.items, *bytes + objects.bytes, *files + objects.files);
+    }
+    let ranks = &saved.ranks;
+    let told = merged.as_ref().map(|_| ()).map_err(cause);
+    let totals = comm.all_reduce("write", told, |_: Vec<()>| Ok(SaveTotals::of(ranks))).await;
+    match (totals, merged) {
+        (Ok(totals), Ok(merged)) => {
+            saved.totals = totals;
+            saved.metadata = merged.map(Arc::new);
+            Ok(saved)
+        }
+        (Ok(_), Err(own)) => Err(own),
+        (Err(e), merged) => Err(agree::theirs(comm, e, merged)),
+    }
+}

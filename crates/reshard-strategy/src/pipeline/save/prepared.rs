@@ -1,0 +1,226 @@
+//! What is left of a save that is planned.
+
+use super::resolve::{Cells, Resolver};
+use crate::{
+    AsyncStager, FileLayout, FinishCx, PreparedSave, RankTotals, Records, Result, SaveTotals, Saved,
+    StorageInfo, StorageWriter, StrategyError, WriteResult, agree, cause, staging::stage_leaves,
+};
+use async_trait::async_trait;
+use reshard_comm::{Cause, Comm};
+use reshard_model::{Dialect, Dims, ErrorKind, FlatStateDict};
+use reshard_plan::{Entry, Metadata, PieceId, SavePlan, WriteItem};
+use reshard_policy::PolicyMetrics;
+use reshard_storage::{Durability, Length, Name, Progress, Transaction, Written};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// A save that is planned. It borrows nothing: another thread can write it, and finish it with the group.
+pub(super) struct Prepared<W> {
+    pub(super) resolver: Resolver<W>,
+    pub(super) transaction: Arc<dyn Transaction>,
+    pub(super) durability: Durability,
+    pub(super) progress: Progress,
+    pub(super) rank: u32,
+    pub(super) rank_local: bool,
+    pub(super) url: String,
+    pub(super) dialect: Dialect,
+    /// Gone when it is written.
+    pub(super) work: Option<Work>,
+    /// What was begun last.
+    pub(super) step: Step,
+    /// Where items lie; known when they are written.
+    pub(super) results: Vec<WriteResult>,
+    pub(super) metadata: Metadata,
+    pub(super) policy: Option<PolicyMetrics>,
+}
+
+/// The local steps of a save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Stage,
+    Layout,
+    Write,
+}
+
+impl Step {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Stage => "stage",
+            Self::Layout => "layout",
+            Self::Write => "write",
+        }
+    }
+}
+
+/// What this rank writes.
+pub(super) struct Work {
+    pub(super) plan: SavePlan,
+    pub(super) state: FlatStateDict,
+}
+
+/// Every planned item lies somewhere, and nothing else does.
+fn check_layout(plan: &SavePlan, layout: &FileLayout) -> Result<()> {
+    let copied = layout.copied.iter().map(|p| &p.id);
+    let mut places: BTreeSet<&PieceId> = layout.items.iter().map(|(id, _)| id).chain(copied).collect();
+    for item in &plan.items {
+        if !places.remove(&item.id()) {
+            return Err(StrategyError::Internal(format!("the format gave no place to {}", item.id())));
+        }
+    }
+    match places.first() {
+        Some(id) => {
+            Err(StrategyError::Internal(format!("the format gave a place to {id}, which was not planned")))
+        }
+        None => Ok(()),
+    }
+}
+
+impl<W: StorageWriter> Prepared<W> {
+    /// Which files this rank writes. What elements they have is pulled later.
+    fn lay_out(&mut self) -> Result<FileLayout> {
+        let Work { plan, state } = self.work.take().ok_or_else(written_already)?;
+        let cells = Cells::of(&state);
+        let resolve = |item: &WriteItem| self.resolver.resolve(item, &state, &cells);
+        let layout = self.resolver.writer.layout(self.rank, &plan, &resolve)?;
+        check_layout(&plan, &layout)?;
+        Ok(layout)
+    }
+
+    /// What the other ranks are told of a local step that failed. All are told in the step `write`.
+    fn told(&self, e: &StrategyError) -> Cause {
+        let cause = cause(e);
+        match self.step {
+            Step::Write => cause,
+            step => Cause { message: format!("in `{}`: {}", step.name(), cause.message), ..cause },
+        }
+    }
+}
+
+#[async_trait]
+impl<W: StorageWriter> PreparedSave for Prepared<W> {
+    async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()> {
+        self.step = Step::Stage;
+        let Some(Work { plan, state }) = &mut self.work else { return Err(written_already()) };
+        let tensors = plan.items.iter().filter(|i| i.tensor().is_some());
+        let wanted = tensors.map(|i| i.source).collect();
+        stage_leaves(state, self.resolver.own, &wanted, stager).await
+    }
+
+    async fn write(&mut self) -> Result<()> {
+        self.step = Step::Layout;
+        let FileLayout { files, items, copied } = self.lay_out()?;
+        self.step = Step::Write;
+        let planned: Vec<(Name, Option<Length>)> =
+            files.iter().map(|f| (f.name.clone(), f.length())).collect();
+        let written = self.transaction.write(files, self.durability, self.progress.clone()).await?;
+        check_files(&planned, &written)?;
+        self.results = FileLayout::results(items, copied, &written)?;
+        Ok(())
+    }
+
+    async fn finish(self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved> {
+        let mut me = *self;
+        let results = std::mem::take(&mut me.results);
+        if me.rank_local {
+            return me.finish_alone(written.map(|()| results), comm).await;
+        }
+        let mut saved = Saved::default();
+        let (writer, metadata, url, dialect) = (&me.resolver.writer, &me.metadata, &*me.url, me.dialect);
+        let part = written.as_ref().map(|()| results).map_err(|e| me.told(e));
+        let totals = comm.all_reduce("write", part, |results: Vec<Vec<WriteResult>>| {
+            check_written(metadata, &results)?;
+            let cx = FinishCx::new(url, dialect, metadata, &results);
+            saved.records = writer.finish(&cx).map_err(|e| cause(&e))?;
+            saved.ranks = results.iter().map(|p| totals(p)).collect();
+            Ok(SaveTotals::of(&saved.ranks))
+        });
+        saved.totals = totals.await.map_err(|e| agree::theirs(comm, e, written))?;
+        if comm.is_coordinator() {
+            saved.metadata = Some(Arc::new(me.metadata));
+            saved.policy = me.policy;
+        }
+        Ok(saved)
+    }
+}
+
+impl<W: StorageWriter> Prepared<W> {
+    /// Each rank has a record of its own items.
+    async fn finish_alone(self, written: Result<Vec<WriteResult>>, comm: &Comm<'_>) -> Result<Saved> {
+        let records = written.as_ref().map_err(|e| self.told(e)).and_then(|results| {
+            let own = std::slice::from_ref(results);
+            let cx = FinishCx::new(&self.url, self.dialect, &self.metadata, own).of_rank(comm.rank().0);
+            let records = self.resolver.writer.finish(&cx).map_err(|e| cause(&e))?;
+            Ok((records, totals(results)))
+        });
+        let (records, mine) = match records {
+            Ok((records, totals)) => (records, Ok(totals)),
+            Err(cause) => (Records::default(), Err(cause)),
+        };
+        let mut ranks = Vec::new();
+        let summed = comm.all_reduce("write", mine, |all: Vec<RankTotals>| {
+            ranks = all;
+            Ok(SaveTotals::of(&ranks))
+        });
+        let totals = summed.await.map_err(|e| agree::theirs(comm, e, written))?;
+        let metadata = Some(Arc::new(self.metadata));
+        Ok(Saved { records, metadata, ranks, totals, policy: self.policy })
+    }
+}
+
+fn written_already() -> StrategyError {
+    StrategyError::Invalid("a prepared save is written once, and staged before".into())
+}
+
+fn totals(results: &[WriteResult]) -> RankTotals {
+    let parts = || results.iter().flat_map(|p| &p.parts);
+    let files: BTreeSet<&str> = parts().map(|p| p.file.as_str()).collect();
+    let bytes = parts().map(StorageInfo::length).sum();
+    RankTotals { items: results.len() as u64, bytes, files: files.len() as u64 }
+}
+
+/// The store has written the files that it was given, as long as they were to be.
+fn check_files(planned: &[(Name, Option<Length>)], written: &[Written]) -> Result<()> {
+    if written.len() != planned.len() {
+        let what = format!("{} of {} planned files were written", written.len(), planned.len());
+        return Err(StrategyError::Internal(what));
+    }
+    for ((name, length), w) in planned.iter().zip(written) {
+        if w.name != *name {
+            let what = format!("{} was written where {name} was planned", w.name);
+            return Err(StrategyError::Internal(what));
+        }
+        if !length.is_some_and(|length| length.allows(w.bytes)) {
+            let what = format!("{} bytes were written, not as planned", w.bytes);
+            return Err(StrategyError::corrupt(name, None, what));
+        }
+    }
+    Ok(())
+}
+
+/// Commit only if every planned item was written, and once: a lost writer must not become a checkpoint with holes.
+fn check_written(metadata: &Metadata, results: &[Vec<WriteResult>]) -> Result<(), Cause> {
+    let wrong = |what: String| Err(Cause::new(ErrorKind::Internal, format!("{what}; nothing is committed")));
+    let mut written: BTreeMap<&str, Vec<Option<&Dims>>> = BTreeMap::new();
+    for PieceId { key, offset } in results.iter().flatten().map(|r| &r.id) {
+        written.entry(key).or_default().push(offset.as_ref());
+    }
+    for entry in metadata.entries() {
+        let mut wanted: Vec<Option<Dims>> = match &entry {
+            Entry::Object(..) => vec![None],
+            Entry::Tensor(t) => t.chunks().map(|(_, region)| Some(region.offsets)).collect(),
+        };
+        let mut found = written.remove(entry.key()).unwrap_or_default();
+        wanted.sort_unstable();
+        found.sort_unstable();
+        if !wanted.iter().map(Option::as_ref).eq(found.iter().copied()) {
+            let (found, wanted) = (found.len(), wanted.len());
+            return wrong(format!("{}: {found} items were written where {wanted} were planned", entry.key()));
+        }
+    }
+    match written.first_key_value() {
+        Some((key, _)) => wrong(format!("{key}: an item was written that was not planned")),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,69 @@
+//! What planned items are made of.
+
+use crate::{Result, StorageWriter, StrategyError};
+use reshard_model::{FlatStateDict, Payload, Sharded, Value};
+use reshard_plan::{DefaultSavePlanner, SavePlanner, WriteData, WriteItem, WriteKind};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// Finds what planned items are made of.
+pub(super) struct Resolver<W> {
+    pub(super) writer: Arc<W>,
+    pub(super) planner: Arc<dyn SavePlanner>,
+    /// Leaves of this rank. Those behind them were brought here by other ranks, whose planners have seen them already.
+    pub(super) own: usize,
+}
+
+impl<W: StorageWriter> Resolver<W> {
+    pub(super) fn resolve(
+        &self,
+        item: &WriteItem,
+        state: &FlatStateDict,
+        cells: &Cells,
+    ) -> Result<WriteData> {
+        if item.source as usize >= self.own && (item.source as usize) < state.len() {
+            return Ok(DefaultSavePlanner::DEFAULT.lookup_object(item, state)?);
+        }
+        let one = |item: &WriteItem| -> Result<WriteData> {
+            Ok(self.planner.transform_object(item, self.planner.lookup_object(item, state)?)?)
+        };
+        match item.kind {
+            WriteKind::Object { .. } if self.writer.object_lists() => cells.list(item, &one),
+            _ => one(item),
+        }
+    }
+}
+
+/// The leaves of each cell of an object array; several leaves of one cell on one rank are stored as one list.
+pub(super) struct Cells(BTreeMap<String, Vec<u32>>);
+
+impl Cells {
+    pub(super) fn of(state: &FlatStateDict) -> Self {
+        let mut out: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+        for (i, leaf) in state.values().enumerate() {
+            if let Sharded::Object(o) = leaf
+                && !o.is_item()
+            {
+                out.entry(o.unique_key()).or_default().push(i as u32);
+            }
+        }
+        Self(out)
+    }
+
+    fn list(&self, item: &WriteItem, one: &dyn Fn(&WriteItem) -> Result<WriteData>) -> Result<WriteData> {
+        // A planner may have renamed the item; its source tells the cell all the same.
+        let Some(sources) = self.0.values().find(|v| v.contains(&item.source)) else { return one(item) };
+        let mut values = Vec::new();
+        for &source in sources {
+            match one(&WriteItem { source, ..item.clone() })? {
+                WriteData::Object(Payload::Value(v)) => values.push(v),
+                // Carried over as it was stored, list and all.
+                encoded if sources.len() == 1 => return Ok(encoded),
+                _ => {
+                    let what = format!("{}: several leaves of one cell can't be stored undecoded", item.key);
+                    return Err(StrategyError::Invalid(what));
+                }
+            }
+        }
+        Ok(WriteData::Object(Payload::Value(Value::List(values))))
+    }
+}
