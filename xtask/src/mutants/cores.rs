@@ -85,8 +85,12 @@ pub(crate) const CORES: &[Core] = &[
     },
     Core {
         name: "save",
-        files: &["crates/reshard-strategy/src/pipeline/save.rs"],
+        files: &[
+            "crates/reshard-strategy/src/pipeline/save.rs",
+            "crates/reshard-strategy/src/pipeline/save/*.rs",
+        ],
         judges: &[
+            Judge { packages: &["reshard-strategy"], tests: &["--lib"] },
             Judge { packages: &["reshard"], tests: &["--tests"] },
             Judge { packages: &["reshard-laws"], tests: &["--tests"] },
         ],

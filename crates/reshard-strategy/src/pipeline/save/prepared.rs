@@ -224,3 +224,58 @@ fn check_written(metadata: &Metadata, results: &[Vec<WriteResult>]) -> Result<()
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use reshard_plan::WriteKind;
+
+    fn object(key: &str) -> WriteItem {
+        WriteItem { key: key.into(), source: 0, kind: WriteKind::Object { bytes_hint: 1 } }
+    }
+
+    fn result(key: &str) -> WriteResult {
+        WriteResult { id: object(key).id(), parts: Vec::new() }
+    }
+
+    #[test]
+    fn a_layout_has_a_place_for_what_was_planned_and_for_nothing_else() {
+        let check = |laid_out: &[&str], copied: &[&str]| {
+            let plan = SavePlan::new(vec![object("a"), object("b")]);
+            let items = laid_out.iter().map(|key| (object(key).id(), Vec::new())).collect();
+            let copied = copied.iter().map(|key| result(key)).collect();
+            let checked = check_layout(&plan, &FileLayout { files: Vec::new(), items, copied });
+            checked.map_err(|e| e.to_string())
+        };
+        assert_eq!(check(&["b", "a"], &[]), Ok(()));
+        assert_eq!(check(&["b"], &["a"]), Ok(()));
+        assert!(check(&["a"], &[]).unwrap_err().contains("no place to b"));
+        assert!(check(&["a", "b", "c"], &[]).unwrap_err().contains("a place to c, which was not planned"));
+        assert!(check(&["a", "b"], &["c"]).unwrap_err().contains("a place to c, which was not planned"));
+    }
+
+    #[test]
+    fn the_store_has_written_what_it_was_given() {
+        let name = |name: &str| Name::new(name).unwrap();
+        let check = |length: Option<Length>, written: &[(&str, u64)]| {
+            let written: Vec<Written> = written
+                .iter()
+                .map(|&(file, bytes)| Written { name: name(file), bytes, extents: Vec::new() })
+                .collect();
+            let planned = [(name("a"), length), (name("b"), Some(Length::Exact(2)))];
+            check_files(&planned, &written).map_err(|e| e.to_string())
+        };
+        let exact = Some(Length::Exact(7));
+        assert_eq!(check(exact, &[("a", 7), ("b", 2)]), Ok(()));
+        assert_eq!(check(Some(Length::Unknown { at_most: 9 }), &[("a", 7), ("b", 2)]), Ok(()));
+        assert!(check(exact, &[("a", 7)]).unwrap_err().contains("1 of 2 planned files"));
+        assert!(
+            check(exact, &[("b", 7), ("b", 2)]).unwrap_err().contains("b was written where a was planned")
+        );
+        for (length, bytes) in [(exact, 6), (exact, 8), (Some(Length::Unknown { at_most: 9 }), 10), (None, 7)]
+        {
+            let e = check(length, &[("a", bytes), ("b", 2)]).unwrap_err();
+            assert!(e.contains("a: ") && e.contains(&format!("{bytes} bytes were written")), "{e}");
+        }
+    }
+}

@@ -67,3 +67,34 @@ impl Cells {
         Ok(WriteData::Object(Payload::Value(Value::List(values))))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    #[test]
+    fn several_leaves_of_a_cell_are_a_list_unless_they_are_encoded() {
+        let item = WriteItem { key: "o".into(), source: 3, kind: WriteKind::Object { bytes_hint: 1 } };
+        let encoded = || Payload::Encoded { codec: "c", bytes: Bytes::from_static(b"e") };
+        let list = |sources: &[u32], encoded_from: u32| {
+            let cells = Cells(BTreeMap::from([("o".to_owned(), sources.to_vec())]));
+            let one = |item: &WriteItem| {
+                let value = Payload::Value(Value::from(i64::from(item.source)));
+                Ok(WriteData::Object(if item.source < encoded_from { value } else { encoded() }))
+            };
+            cells.list(&item, &one).map_err(|e| e.to_string())
+        };
+        let numbers = |numbers: &[i64]| Value::List(numbers.iter().map(|n| Value::from(*n)).collect());
+        let is_list = |found, expected: &[i64]| matches!(found, Ok(WriteData::Object(Payload::Value(v))) if v == numbers(expected));
+        assert!(is_list(list(&[3], 9), &[3]));
+        assert!(is_list(list(&[1, 3], 9), &[1, 3]));
+        assert!(matches!(list(&[3], 0), Ok(WriteData::Object(Payload::Encoded { .. }))));
+        for sources in [&[3, 5][..], &[1, 3]] {
+            let e = list(sources, 3).unwrap_err();
+            assert!(e.contains("o: several leaves of one cell can't be stored undecoded"), "{e}");
+        }
+        // Of another cell.
+        assert!(matches!(list(&[1, 2], 9), Ok(WriteData::Object(Payload::Value(v))) if v == Value::from(3)));
+    }
+}
