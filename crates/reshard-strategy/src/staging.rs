@@ -4,7 +4,8 @@ use crate::{Result, StrategyError};
 use async_trait::async_trait;
 use indexmap::IndexMap;
 use reshard_model::{
-    Data, DeviceTensor, FlatStateDict, HostBuffer, Layout, ModelError, Payload, Sharded, Tensor, Value,
+    DType, Data, DeviceTensor, Dims, FlatStateDict, HostBuffer, Layout, ModelError, Payload, Sharded, Tensor,
+    Value,
 };
 use reshard_storage::run_blocking;
 use std::{
@@ -36,8 +37,9 @@ pub trait AsyncStager: fmt::Debug + Send + Sync {
 /// DCP's stager of the same name: what it is given has been copied to host memory when [`stage`](AsyncStager::stage) returns. It
 /// keeps its memory, so that the second save of the same structure allocates nothing.
 ///
-/// Of each buffer it copies what the leaves reach, once. Memory that four calls in a row have had no use for is given back. A save
-/// that is still being written keeps its copies; the next one gets memory of its own.
+/// Of each buffer it copies what lies between the first and the last byte of each leaf, once: of a column of a large matrix nearly
+/// the whole matrix. Memory that four calls in a row have had no use for is given back. A save that is still being written keeps
+/// its copies; the next one gets memory of its own.
 ///
 /// ```
 /// use reshard_model::{Data, Tensor};
@@ -109,7 +111,7 @@ impl AsyncStager for BlockingAsyncStager {
 
 /// Copies begin and end at multiples of this many bytes of their buffer, so that elements of every size keep their alignment.
 const GRAIN: u64 = 64;
-/// So many calls may have no use for memory before it is given back.
+/// Memory that this many calls in a row have not used is given back.
 const IDLE: u64 = 4;
 
 /// One buffer, and what is copied of it.
@@ -318,10 +320,15 @@ pub(crate) async fn stage_leaves(
             *data = Data::None;
         }
     });
-    let expected = originals.len();
+    let expected: Vec<Described> = originals.iter().map(described).collect();
     let staged = stager.stage(originals).await?;
-    if staged.len() != expected {
-        let what = format!("{stager:?} gave back {} of {expected} leaves", staged.len());
+    if staged.len() != expected.len() {
+        let what = format!("{stager:?} gave back {} of {} leaves", staged.len(), expected.len());
+        return Err(StrategyError::Internal(what));
+    }
+    let on_device = staged.iter().any(|leaf| matches!(leaf, Data::Device(_)));
+    if on_device || !staged.iter().map(described).eq(expected) {
+        let what = format!("{stager:?} gave back leaves of other types or shapes, or left some on a device");
         return Err(StrategyError::Internal(what));
     }
     let mut staged = staged.into_iter();
@@ -331,6 +338,18 @@ pub(crate) async fn stage_leaves(
         }
     });
     Ok(())
+}
+
+/// What a staged leaf has in common with its original: element type and shape, if it is staged at all.
+type Described = Result<(DType, Dims), bool>;
+
+fn described(leaf: &Data) -> Described {
+    match leaf {
+        Data::Host(t) => Ok((t.dtype(), t.shape().clone())),
+        Data::Device(t) => Ok((t.dtype(), t.shape().clone())),
+        Data::Lazy(_) => Err(true),
+        Data::None => Err(false),
+    }
 }
 
 /// Calls `f` with the data of each of the first leaves, and the position of those that are tensors; with the tensors in objects,
@@ -360,7 +379,7 @@ mod tests {
     use super::*;
     use futures::executor::block_on;
     use reshard_model::{
-        DType, Path, Region, ShardedObject, ShardedTensor, TensorSource,
+        Path, Region, ShardedObject, ShardedTensor, TensorSource,
         testkit::{FakeDevice, LostDevice},
     };
 
@@ -489,14 +508,19 @@ mod tests {
         }
     }
 
-    /// Gives back as much as it is told.
-    #[derive(Debug)]
-    struct Loses;
+    /// Does this to leaves instead of copying them.
+    struct Does(fn(&mut Vec<Data>));
+
+    impl fmt::Debug for Does {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Does")
+        }
+    }
 
     #[async_trait]
-    impl AsyncStager for Loses {
+    impl AsyncStager for Does {
         async fn stage(&self, mut leaves: Vec<Data>) -> Result<Vec<Data>> {
-            leaves.pop();
+            (self.0)(&mut leaves);
             Ok(leaves)
         }
     }
@@ -532,8 +556,17 @@ mod tests {
         for t in [wanted, other, inner] {
             assert!(t.into_vec::<u16>().is_ok(), "nobody else holds it");
         }
-        let e = block_on(stage_leaves(&mut state, 3, &plan, &Loses)).unwrap_err();
-        assert_eq!(e.kind(), reshard_model::ErrorKind::Internal);
+        let wrong: [fn(&mut Vec<Data>); 4] = [
+            |leaves| drop(leaves.pop()),
+            |leaves| leaves[0] = Data::None,
+            |leaves| leaves[0] = Data::Host(numbers(&[9])),
+            |leaves| leaves[0] = DeviceTensor::new(DType::Int16, &[3], FakeDevice::new(6)).unwrap().into(),
+        ];
+        for wrong in wrong {
+            let e = block_on(stage_leaves(&mut state.clone(), 3, &plan, &Does(wrong))).unwrap_err();
+            assert_eq!(e.kind(), reshard_model::ErrorKind::Internal);
+        }
+        block_on(stage_leaves(&mut state, 3, &plan, &Does(|_| {}))).unwrap();
     }
 
     #[test]

@@ -336,6 +336,11 @@ impl<'a> Save<'a> {
             Some(c) => c.build()?,
             None => registry.save_sharded(&default)?.build()?,
         };
+        if self.common.is_some() && (self.dialect == Dialect::Dcp || self.stored_common.is_some()) {
+            let what = "a common strategy of your own stores common state of Megatron's dialect: PyTorch's has none, and common \
+                        state that is carried over stays as another strategy has stored it";
+            return Err(StrategyError::Invalid(what.into()));
+        }
         let common = match self.common.take() {
             Some(c) => c,
             None => registry.save_common(&BackendVersion::new("torch", 1))?,

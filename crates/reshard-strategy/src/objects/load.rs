@@ -12,7 +12,7 @@ use std::{any::Any, sync::Arc};
 
 /// A strategy that loads tensors as `sharded` does, and objects, too: if `sharded` loads none, `common` does.
 ///
-/// Its readers list the objects of both, and read both. If nobody loads objects, only a load that asks for some fails.
+/// Its readers list the objects of both, and read both. If nobody loads objects, a load fails only if it asks for objects.
 pub fn load_with_objects(
     sharded: Arc<dyn LoadShardedStrategy>,
     common: Option<Arc<dyn LoadCommonStrategy>>,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// A strategy that stores tensors as `sharded` does, and objects, too: if `sharded` stores none, they are files of `common`.
 ///
 /// Objects are then planned on their own, by the same planner. A sharding policy decides upon tensors alone. If nobody stores
-/// objects, only a save that has some fails.
+/// objects, a save fails only if it has objects.
 pub fn save_with_objects(
     sharded: Arc<dyn SaveShardedStrategy>,
     common: Option<Arc<dyn SaveCommonStrategy>>,
@@ -111,6 +111,10 @@ impl StorageWriter for ObjectWriter {
                 return Err(nobody("storing", &o.unique_key(), &self.sharded, Some(&self.common.key())));
             }
         };
+        if !objects.is_empty() && files.is_empty() {
+            let what = format!("{} laid out no file for {} objects", self.common.key(), objects.len());
+            return Err(StrategyError::Internal(what));
+        }
         // Which of the extents an object is made of, nobody has to know; the first object stands for all, so that they are counted.
         let mut extents =
             (0..).zip(&files).flat_map(|(n, file)| extents(file).map(move |i| (n, i))).collect();

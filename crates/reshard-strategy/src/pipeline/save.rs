@@ -43,9 +43,18 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
     }
 
     async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>> {
+        let guard = cx.comm.guard("planning a save");
+        let planned = self.plan(state, cx).await;
+        // All ranks have learnt of a failure: the group stays usable.
+        guard.done();
+        Ok(Box::new(planned?))
+    }
+}
+
+impl<W: StorageWriter> Planned<W> {
+    /// All that is decided before a byte is written.
+    async fn plan(&self, mut state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Prepared<W>> {
         let comm = &cx.comm;
-        let guard = comm.guard("planning a save");
-        let mut state = state;
         let policy = self.policy(cx);
         let asked = policy.as_ref().ok().cloned().flatten();
         let offer = policy
@@ -73,9 +82,8 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
             state.extend(brought);
         }
         let finished = cx.planner.finish_plan(plan).map_err(StrategyError::from);
-        let finished = agree(comm, "plan", finished).await;
-        guard.done();
-        Ok(Box::new(Prepared {
+        let plan = agree(comm, "plan", finished).await?;
+        Ok(Prepared {
             resolver,
             transaction: Arc::clone(&cx.transaction),
             durability: cx.durability,
@@ -84,16 +92,14 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
             rank_local: cx.rank_local,
             url: cx.url.to_owned(),
             dialect: cx.dialect,
-            work: Some(Work { plan: finished?, state }),
+            work: Some(Work { plan, state }),
             step: Step::Write,
             results: Vec::new(),
             metadata,
             policy: placement.metrics,
-        }))
+        })
     }
-}
 
-impl<W: StorageWriter> Planned<W> {
     /// The save's policy, or that of the format's configuration.
     fn policy(&self, cx: &SaveCx<'_>) -> Result<Option<Arc<dyn ShardingPolicy>>> {
         let configured = self.writer.policy();
@@ -127,6 +133,9 @@ impl<W: StorageWriter> Planned<W> {
         cx.planner.set_up(state, &context)?;
         self.writer.set_up(rank, is_coordinator)?;
         let mut plan = cx.planner.create_local_plan(state, &context)?;
+        if !self.writer.object_lists() {
+            Cells::of(state).one_leaf_each(state)?;
+        }
         if plan.planner_data.is_none() {
             plan.planner_data.clone_from(&cx.planner_data);
         }

@@ -49,6 +49,21 @@ impl Cells {
         Self(out)
     }
 
+    /// For formats that make no list of the leaves of a cell: all but the first would be lost.
+    pub(super) fn one_leaf_each(&self, state: &FlatStateDict) -> Result<()> {
+        for (key, sources) in &self.0 {
+            let leaves = sources.iter().filter_map(|i| state.get_index(*i as usize));
+            let is_main = |leaf: &Sharded| matches!(leaf, Sharded::Object(o) if o.replica_id.is_main());
+            let main: Vec<_> = leaves.filter(|(_, leaf)| is_main(leaf)).map(|(path, _)| path).collect();
+            if let [first, second, ..] = &main[..] {
+                let what =
+                    format!("{first} and {second} are both {key}, of which this format stores one on a rank");
+                return Err(StrategyError::Invalid(what));
+            }
+        }
+        Ok(())
+    }
+
     fn list(&self, item: &WriteItem, one: &dyn Fn(&WriteItem) -> Result<WriteData>) -> Result<WriteData> {
         // A planner may have renamed the item; its source tells the cell all the same.
         let Some(sources) = self.0.values().find(|v| v.contains(&item.source)) else { return one(item) };
@@ -72,6 +87,23 @@ impl Cells {
 mod tests {
     use super::*;
     use bytes::Bytes;
+    use reshard_model::{Path, ShardedObject};
+
+    #[test]
+    fn two_leaves_of_one_cell_are_refused_where_no_list_is_made_of_them() {
+        let leaf = |replica: u32| {
+            let object = ShardedObject::new("rng", Value::from(1), &[2], &[1], replica).unwrap();
+            Sharded::Object(object)
+        };
+        let check = |leaves: [Sharded; 2]| {
+            let paths = ["a", "b"].map(|name| Path(vec![name.into()]));
+            let state: FlatStateDict = paths.into_iter().zip(leaves).collect();
+            Cells::of(&state).one_leaf_each(&state).map_err(|e| e.to_string())
+        };
+        assert_eq!(check([leaf(0), leaf(1)]), Ok(()), "one is a replica");
+        let e = check([leaf(0), leaf(0)]).unwrap_err();
+        assert!(e.contains("a and b are both rng/shard_1_2"), "{e}");
+    }
 
     #[test]
     fn several_leaves_of_a_cell_are_a_list_unless_they_are_encoded() {
