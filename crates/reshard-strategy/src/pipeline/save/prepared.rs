@@ -39,7 +39,7 @@ pub(super) struct Prepared<W> {
 /// The local steps of a save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    Stage,
+    Staging,
     Layout,
     Write,
 }
@@ -47,7 +47,7 @@ pub(super) enum Step {
 impl Step {
     fn name(self) -> &'static str {
         match self {
-            Self::Stage => "stage",
+            Self::Staging => "stage",
             Self::Layout => "layout",
             Self::Write => "write",
         }
@@ -101,7 +101,7 @@ impl<W: StorageWriter> Prepared<W> {
 #[async_trait]
 impl<W: StorageWriter> PreparedSave for Prepared<W> {
     async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()> {
-        self.step = Step::Stage;
+        self.step = Step::Staging;
         let Some(Work { plan, state }) = &mut self.work else { return Err(written_already()) };
         let tensors = plan.items.iter().filter(|i| i.tensor().is_some());
         let wanted = tensors.map(|i| i.source).collect();
