@@ -25,6 +25,11 @@ proptest! {
             added.push((which, region));
         }
         let m = b.finish(None).unwrap();
+        for key in m.tensors().map(|t| t.key()).take(1) {
+            prop_assert_eq!(m.with_objects([key]).unwrap_err().kind(), ErrorKind::Corrupt);
+        }
+        let m = m.with_objects(["o"]).and_then(|m| m.with_objects(["p"])).unwrap();
+        prop_assert_eq!((m.object("o"), m.object("p")), (Some(ObjectId(0)), Some(ObjectId(1))));
         prop_assert_eq!(m.chunk_count(), added.len());
         for (i, (which, region)) in added.iter().enumerate() {
             let (tensor, got) = m.chunk(ChunkId(i as u32)).unwrap();
