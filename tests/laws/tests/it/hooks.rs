@@ -140,7 +140,8 @@ fn a_fault_in_any_hook_of_a_save_is_told_to_all_and_leaves_nothing() {
                 });
                 let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
                 // Laying out is local: all are told after the write, and the cause names the step.
-                let (all, of_one) = if hook.2 == "layout" { ("write", "in `layout`: ") } else { (hook.2, "") };
+                let (all, of_one) =
+                    if hook.2 == "layout" { ("write", "in `layout`: ") } else { (hook.2, "") };
                 assert_eq!(step, all, "{hook:?}: {causes:?}");
                 assert!(causes.values().all(|c| c.starts_with(of_one)), "{hook:?}: {causes:?}");
                 assert_eq!(causes.keys().copied().collect::<Vec<_>>(), expected, "{hook:?}: {causes:?}");
