@@ -1,6 +1,10 @@
 //! What can go wrong, what the program's exit code says of it, and what to do.
 
-use reshard::{ErrorKind, LoadError, StrategyError, storage::StorageError, strategy::LimitOption};
+use reshard::{
+    ErrorKind, LoadError, StrategyError,
+    storage::StorageError,
+    strategy::{LimitOption, with_sources},
+};
 use std::{error::Error, io};
 
 pub(crate) type Result<T, E = CliError> = std::result::Result<T, E>;
@@ -199,14 +203,5 @@ pub(crate) fn worse(a: u8, b: u8) -> u8 {
 
 /// An error with its sources, without repetitions.
 pub(crate) fn chain(e: &dyn Error) -> String {
-    let mut out = e.to_string();
-    let mut source = e.source();
-    while let Some(s) = source {
-        let text = s.to_string();
-        if !out.contains(&text) {
-            out = format!("{out}: {text}");
-        }
-        source = s.source();
-    }
-    out
+    with_sources(e.to_string(), e)
 }

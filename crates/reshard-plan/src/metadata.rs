@@ -248,19 +248,11 @@ impl Metadata {
     /// # Errors
     /// [`PlanError::Corrupt`](crate::PlanError::Corrupt) when there are more than 2³² chunks then, or parts with another number of axes.
     pub fn with_cuts<'c>(&self, cuts: impl Fn(ChunkId) -> Option<&'c [Region]>) -> Result<Self> {
-        let mut builder = Self::builder();
-        for entry in self.entries() {
-            match entry {
-                Entry::Object(_, key) => {
-                    builder.add_object(key)?;
-                }
-                Entry::Tensor(t) => {
-                    let id = builder.add_tensor(t.key(), t.dtype(), &t.shape(), t.properties())?;
-                    for (chunk, region) in t.chunks() {
-                        for part in cuts(chunk).unwrap_or(std::slice::from_ref(&region)) {
-                            builder.add_chunk(id, part)?;
-                        }
-                    }
+        let mut builder = self.without_chunks()?;
+        for t in (0..self.tensors.len() as u32).map(|id| self.tensor_at(id)) {
+            for (chunk, region) in t.chunks() {
+                for part in cuts(chunk).unwrap_or(std::slice::from_ref(&region)) {
+                    builder.add_chunk(t.id(), part)?;
                 }
             }
         }
@@ -272,6 +264,19 @@ impl Metadata {
     /// # Errors
     /// [`PlanError::Corrupt`](crate::PlanError::Corrupt) for a key that is there already.
     pub fn with_objects<'k>(&self, keys: impl IntoIterator<Item = &'k str>) -> Result<Self> {
+        let mut builder = self.without_chunks()?;
+        // Chunks of several tensors may have been added by turns.
+        for (tensor, region) in (0..self.chunk_count() as u32).filter_map(|id| self.chunk(ChunkId(id))) {
+            builder.add_chunk(tensor.id(), &region)?;
+        }
+        for key in keys {
+            builder.add_object(key)?;
+        }
+        builder.finish(self.planner_data.clone())
+    }
+
+    /// A table of the same keys under the same numbers.
+    fn without_chunks(&self) -> Result<MetadataBuilder> {
         let mut builder = Self::builder();
         for entry in self.entries() {
             match entry {
@@ -283,14 +288,7 @@ impl Metadata {
                 }
             }
         }
-        // Chunks of several tensors may have been added by turns.
-        for (tensor, region) in (0..self.chunk_count() as u32).filter_map(|id| self.chunk(ChunkId(id))) {
-            builder.add_chunk(tensor.id(), &region)?;
-        }
-        for key in keys {
-            builder.add_object(key)?;
-        }
-        builder.finish(self.planner_data.clone())
+        Ok(builder)
     }
 
     /// Bytes of memory that the table takes, without planner data.

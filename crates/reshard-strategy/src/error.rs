@@ -141,6 +141,17 @@ impl StrategyError {
     }
 }
 
+/// What is said of an error, and then what its sources say that is not in it yet.
+pub fn with_sources(mut said: String, e: &dyn std::error::Error) -> String {
+    for source in std::iter::successors(e.source(), |e| e.source()) {
+        let text = source.to_string();
+        if !said.contains(&text) {
+            said = format!("{said}: {text}");
+        }
+    }
+    said
+}
+
 /// What crosses the wire of an error.
 pub fn cause(e: &StrategyError) -> Cause {
     match e {

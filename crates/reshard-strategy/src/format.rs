@@ -1,6 +1,6 @@
 //! What a format has to say: DCP's StorageWriter and StorageReader, without the pipeline around them.
 
-use crate::{BackendVersion, ReadTotals, Result, StrategyError};
+use crate::{BackendVersion, ReadTotals, Result, StrategyError, with_sources};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{Dialect, Dims, ErrorKind, Layout, ObjectCodec, Payload, RegionMut, Tensor, Value};
@@ -362,20 +362,12 @@ pub struct Damage {
 impl Damage {
     /// What an error says. Key and place have members of their own, so what is wrong does not name them again.
     pub fn of(key: Option<&str>, e: &StrategyError) -> Self {
-        let (file, offset, mut what) = match e {
+        let (file, offset, what) = match e {
             StrategyError::Corrupt { file, offset, what, .. } => (Some(file.clone()), *offset, what.clone()),
             StrategyError::Object { what, .. } => (None, None, (*what).into()),
             e => (None, None, e.to_string()),
         };
-        let mut source = std::error::Error::source(e);
-        while let Some(s) = source {
-            let text = s.to_string();
-            if !what.contains(&text) {
-                what = format!("{what}: {text}");
-            }
-            source = s.source();
-        }
-        Self { key: key.map(Into::into), file, offset, what }
+        Self { key: key.map(Into::into), file, offset, what: with_sources(what, e) }
     }
 }
 

@@ -35,7 +35,7 @@ pub use common::{LoadCommonStrategy, SaveCommonStrategy};
 pub use config::{LoadShardedConfig, SaveShardedConfig};
 pub use context::{LoadCx, OpenCx, SaveCx};
 pub use elements::{Blocks, Elements, decode_object, encode_object};
-pub use error::{Result, StrategyError, cause};
+pub use error::{Result, StrategyError, cause, with_sources};
 pub use format::{
     Damage, ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks,
     Records, Resolve, StorageInfo, StorageReader, StorageWriter, VerifyReport, WriteResult, WriterHooks,

@@ -11,6 +11,15 @@ pub struct RankTotals {
     pub files: u64,
 }
 
+impl std::ops::AddAssign for RankTotals {
+    fn add_assign(&mut self, other: Self) {
+        let Self { items, bytes, files } = other;
+        self.items += items;
+        self.bytes += bytes;
+        self.files += files;
+    }
+}
+
 /// What all ranks wrote, in numbers that do not grow with them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]

@@ -14,7 +14,7 @@ use reshard_plan::{DefaultLoadPlanner, Entry, Metadata, PlannerData, TensorRef};
 use reshard_storage::{Entry as FileEntry, Leftover, Link, Progress, Stores};
 use reshard_strategy::{
     BackendVersion, FileRole, LoadCx, LoadShardedConfig, Producer, ReadCx, ReadLimits, ReadObject, Registry,
-    StorageInfo, StrategyError, VerifyReport, decode_object,
+    StorageInfo, StrategyError, VerifyReport, decode_object, with_sources,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -319,7 +319,12 @@ impl Checkpoint {
     pub async fn verify(&self, full: bool, progress: Progress) -> Result<VerifyReport> {
         let mut report = self.opened.reader.verify(full, &progress).await.during("verifying", &self.url)?;
         if let Err(e) = self.opened.common().await {
-            let damage = reshard_strategy::Damage { key: None, file: None, offset: None, what: text(&e) };
+            let damage = reshard_strategy::Damage {
+                key: None,
+                file: None,
+                offset: None,
+                what: with_sources(e.to_string(), &e),
+            };
             // All that can be checked of it is right.
             if !matches!(e, StrategyError::Undecoded { .. }) {
                 report.add(e.kind(), damage);
@@ -361,19 +366,6 @@ fn paths_of(metadata: &Metadata) -> BTreeMap<&str, &Path> {
 
 fn not_stored(what: String) -> StrategyError {
     StrategyError::NotStored { what }
-}
-
-fn text(e: &StrategyError) -> String {
-    let mut out = e.to_string();
-    let mut source = std::error::Error::source(e);
-    while let Some(s) = source {
-        let said = s.to_string();
-        if !out.contains(&said) {
-            out = format!("{out}: {said}");
-        }
-        source = s.source();
-    }
-    out
 }
 
 /// A stored tensor, of which any region can be read.

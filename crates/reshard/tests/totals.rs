@@ -3,7 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard::{
-    DType, Dialect, Region, ShardedTensor, StateDict, Tensor, Value, blocking, strategy::ReadTotals,
+    DType, Dialect, Region, ShardedTensor, StateDict, Tensor, Value, blocking,
+    strategy::{ReadTotals, with_sources},
 };
 use tempfile::TempDir;
 
@@ -98,12 +99,6 @@ fn a_load_reads_what_it_needs_and_little_beside() {
     assert!(wrong.is_empty(), "[needed, read, headers, requests, verified]\n{wrong}");
 }
 
-/// An error with all that caused it.
-fn chain(e: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(e), |e| e.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
 #[test]
 fn a_byte_that_flipped_is_noticed_by_whom_reads_the_whole_tensor() {
     let (_home, url) = saved(2);
@@ -121,7 +116,8 @@ fn a_byte_that_flipped_is_noticed_by_whom_reads_the_whole_tensor() {
                 template.insert(key, whole(key, shape).1);
                 blocking::run(reshard::load(template, &url).verify(verify).with_report())
             };
-            let e = chain(&load(true).unwrap_err());
+            let e = load(true).unwrap_err();
+            let e = with_sources(e.to_string(), &e);
             assert!(e.contains(key) && e.contains("__0_0.distcp"), "{e}");
             assert_eq!(load(false).unwrap().1.totals.verified, 0);
         }

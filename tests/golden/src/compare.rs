@@ -2,7 +2,8 @@
 
 use crate::{Chunk, Expected, Place, Says, TensorFacts, ours, python};
 use futures::executor::block_on;
-use reshard::{Checkpoint, Tensor, Value, ValueTree, plan::PlannerData, strategy::StorageInfo};
+use reshard::strategy::{StorageInfo, with_sources};
+use reshard::{Checkpoint, Tensor, Value, ValueTree, plan::PlannerData};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -70,16 +71,7 @@ pub fn compare_tensor(facts: &TensorFacts, tensor: &Tensor) -> Option<String> {
 
 /// An error with all its sources, those that it quotes once.
 pub fn chain(e: &dyn std::error::Error) -> String {
-    let mut out = e.to_string();
-    let mut source = e.source();
-    while let Some(s) = source {
-        let text = s.to_string();
-        if !out.contains(&text) {
-            out = format!("{out}: {text}");
-        }
-        source = s.source();
-    }
-    out
+    with_sources(e.to_string(), e)
 }
 
 struct Comparison<'a> {

@@ -115,12 +115,22 @@ impl Tests {
 
 /// Builds the tests of a judge; what cargo says of that, a line of JSON each.
 pub(super) fn messages(tools: &Tools, home: &Path, judge: &Judge) -> Result<String> {
+    let command = [&["test", "--no-run"], judge.tests].concat();
+    messages_of(&command, judge.packages.iter().copied(), tools, home)
+}
+
+/// What cargo says of a command on packages of the tree, a line of JSON each.
+pub(super) fn messages_of<'p>(
+    command: &[&str],
+    packages: impl IntoIterator<Item = &'p str>,
+    tools: &Tools,
+    home: &Path,
+) -> Result<String> {
     tools
-        .surround(cargo(&["test", "--no-run", "--locked", "--message-format", "json"]), home)?
-        .args(["--profile", PROFILE, "--manifest-path"])
+        .surround(cargo(command), home)?
+        .args(["--locked", "--message-format", "json", "--profile", PROFILE, "--manifest-path"])
         .args([home.join("tree/Cargo.toml")])
-        .args(judge.packages.iter().flat_map(|package| ["--package", package]))
-        .args(judge.tests)
+        .args(packages.into_iter().flat_map(|package| ["--package", package]))
         .read_unless(&[101])
 }
 

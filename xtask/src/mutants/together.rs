@@ -8,10 +8,10 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::cores::Core;
-use super::programs::{Tests, messages};
+use super::programs::{Tests, messages, messages_of};
 use super::weave::{Body, CHOOSER, Woven, weave};
-use super::{Mutant, Outcome, PROFILE, Tools, next, run_jobs, tree};
-use crate::shell::{cargo, say};
+use super::{Mutant, Outcome, Tools, next, run_jobs, tree};
+use crate::shell::say;
 
 /// Builds without those that did not compile, until all that is left does.
 const BUILDS: usize = 20;
@@ -91,7 +91,7 @@ fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result
             woven.insert(file, one);
         }
         // The code itself first: what the tests are built of takes longer.
-        let mut errors = errors_of_code(tools, home, &packages)?;
+        let mut errors = errors_of(&messages_of(&["check"], packages.iter().copied(), tools, home)?);
         for judge in core.judges {
             if errors.is_empty() {
                 errors = errors_of(&messages(tools, home, judge)?);
@@ -114,21 +114,6 @@ fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result
         unviable.extend(wrong);
     }
     bail!("some mutants of {} still don't compile after {BUILDS} builds", core.name)
-}
-
-/// What keeps the code from being built, without its tests.
-fn errors_of_code(
-    tools: &Tools,
-    home: &Path,
-    packages: &BTreeSet<&str>,
-) -> Result<BTreeSet<(String, usize)>> {
-    let messages = tools
-        .surround(cargo(&["check", "--locked", "--message-format", "json"]), home)?
-        .args(["--profile", PROFILE, "--manifest-path"])
-        .args([home.join("tree/Cargo.toml")])
-        .args(packages.iter().flat_map(|package| ["--package", package]))
-        .read_unless(&[101])?;
-    Ok(errors_of(&messages))
 }
 
 fn read(path: &Path) -> Result<String> {

@@ -4,7 +4,8 @@ use crate::{
     handmade::{Item, pickle, view, zip, zstd},
     limits::made,
 };
-use reshard::{DType, Region, ShardedTensor, StateDict, Tree, Value, blocking, strategy::ReadTotals};
+use reshard::strategy::{ReadTotals, with_sources};
+use reshard::{DType, Region, ShardedTensor, StateDict, Tree, Value, blocking};
 
 const SHAPE: [u64; 2] = [64, 32];
 
@@ -40,10 +41,7 @@ fn load_rows(item: Item, rows: &[(u64, u64)], verify: bool) -> Result<ReadTotals
         template.insert(format!("rows {i}"), ShardedTensor::region_of("w", DType::Float32, &SHAPE, region));
     }
     let load = reshard::load(template, &made.url).verify(verify);
-    let (state, report) = blocking::run(load.with_report()).map_err(|e| {
-        let causes = std::iter::successors(Some(&e as &dyn std::error::Error), |e| e.source());
-        causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-    })?;
+    let (state, report) = blocking::run(load.with_report()).map_err(|e| with_sources(e.to_string(), &e))?;
     for (i, (from, to)) in rows.iter().enumerate() {
         let Some(Tree::Leaf(Value::Tensor(found))) = state.get(&format!("rows {i}")) else {
             panic!("{state:?}")

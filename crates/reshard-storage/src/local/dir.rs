@@ -431,12 +431,18 @@ pub(super) mod tests {
         assert!(out.status.success() && text.contains("1 passed"), "{text}");
     }
 
-    #[test]
-    fn only_directories_are_opened_and_no_program_that_is_started_inherits_them() {
+    /// A directory with a directory `d` and a file `f`, held.
+    fn with_both() -> (tempfile::TempDir, OwnedFd) {
         let home = tempfile::tempdir().unwrap();
         let at = hold(home.path()).unwrap();
         make(&at, "d".as_ref()).unwrap();
         fs::write(home.path().join("f"), "").unwrap();
+        (home, at)
+    }
+
+    #[test]
+    fn only_directories_are_opened_and_no_program_that_is_started_inherits_them() {
+        let (home, at) = with_both();
         for link in ["d", "f"] {
             std::os::unix::fs::symlink(link, home.path().join(format!("to-{link}"))).unwrap();
         }
@@ -463,10 +469,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_no_file_is_not_taken_for_an_absent_one() {
-        let home = tempfile::tempdir().unwrap();
-        let at = hold(home.path()).unwrap();
-        make(&at, "d".as_ref()).unwrap();
-        fs::write(home.path().join("f"), "").unwrap();
+        let (_home, at) = with_both();
         let remove = |name| unlink(&at, &Name::new(name).unwrap());
         assert!(matches!(remove("d"), Err(Errno::ISDIR | Errno::PERM)));
         assert_eq!([remove("f"), remove("f"), remove("f/g"), remove("g/h")], [Ok(()); 4]);

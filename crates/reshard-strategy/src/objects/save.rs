@@ -1,6 +1,6 @@
 use super::{nobody, part};
 use crate::{
-    AsyncStager, BackendVersion, FileLayout, FinishCx, PreparedSave, RankTotals, Records, Resolve, Result,
+    AsyncStager, BackendVersion, FileLayout, FinishCx, PreparedSave, Records, Resolve, Result,
     SaveCommonStrategy, SaveCx, SaveShardedStrategy, SaveTotals, Saved, StorageWriter, StrategyError,
     WriteData, WriterHooks, agree, cause, pipeline::Planned,
 };
@@ -173,8 +173,7 @@ async fn both(mut saved: Saved, objects: Saved, comm: &Comm<'_>) -> Result<Saved
     };
     let merged = merged.map_err(StrategyError::from);
     for (rank, objects) in saved.ranks.iter_mut().zip(&objects.ranks) {
-        let RankTotals { items, bytes, files } = rank;
-        (*items, *bytes, *files) = (*items + objects.items, *bytes + objects.bytes, *files + objects.files);
+        *rank += *objects;
     }
     let ranks = &saved.ranks;
     let told = merged.as_ref().map(|_| ()).map_err(cause);
