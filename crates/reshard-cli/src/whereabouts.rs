@@ -6,7 +6,8 @@ use crate::{
 };
 use reshard::{
     SIDECAR,
-    torch_dist::{COMMON, METADATA_JSON, OwnFile, own_file},
+    megatron::{COMMON, INTEGRITY, METADATA_JSON},
+    torch_dist::{OwnFile, own_file},
 };
 use std::{
     fs,
@@ -47,11 +48,7 @@ pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
         return told(format!("{named} is {kind}, and a checkpoint is a directory"), hint);
     }
     // Of the rest of a checkpoint the error itself says what it lacks.
-    if fs::read_dir(path)
-        .ok()?
-        .flatten()
-        .any(|e| e.file_name().to_str().is_some_and(|n| own_file(n).is_some()))
-    {
+    if fs::read_dir(path).ok()?.flatten().any(|e| e.file_name().to_str().is_some_and(is_of_one)) {
         return None;
     }
     let below = Checkpoints::below(path, DEPTH);
@@ -87,7 +84,7 @@ fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
     match own_file(name) {
         Some(OwnFile::Metadata | OwnFile::RankMetadata(_)) => ("the metadata of a checkpoint", of),
         Some(OwnFile::Data) => ("a data file of a checkpoint", of),
-        Some(_) if is_checkpoint(parent) => ("a file of a checkpoint", of),
+        _ if is_of_one(name) && is_checkpoint(parent) => ("a file of a checkpoint", of),
         _ if name == SIDECAR => ("a file of a checkpoint", of),
         _ if name.ends_with(".safetensors") => {
             ("a file of safetensors", "`reshard plugins` lists what this program can read".into())
@@ -98,6 +95,11 @@ fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
         ),
         _ => ("a file", "name a directory with a file .metadata in it".into()),
     }
+}
+
+/// Whether files of checkpoints have such a name.
+fn is_of_one(name: &str) -> bool {
+    own_file(name).is_some() || [COMMON, INTEGRITY, METADATA_JSON].contains(&name)
 }
 
 fn is_checkpoint(dir: &Path) -> bool {

@@ -1,7 +1,8 @@
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// Which program's habit a checkpoint follows where the two differ: what becomes of leaves that aren't sharded.
+/// Whose conventions a checkpoint follows: what becomes of leaves that aren't sharded.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Dialect {
     /// Megatron Core: leaves that aren't sharded are common state, which rank 0 saves as one object.
@@ -11,14 +12,21 @@ pub enum Dialect {
     /// PyTorch DCP: every leaf is an item of its own, named by its path.
     #[serde(rename = "dcp")]
     Dcp,
+    /// No program's: tensors, each named by its path, and nothing else. For formats that can hold nothing else.
+    #[serde(rename = "tensors_only")]
+    TensorsOnly,
 }
 
 impl Dialect {
-    /// `megatron` or `dcp`.
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Megatron, Self::Dcp, Self::TensorsOnly];
+
+    /// `megatron`, `dcp` or `tensors_only`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Megatron => "megatron",
             Self::Dcp => "dcp",
+            Self::TensorsOnly => "tensors_only",
         }
     }
 }
@@ -31,15 +39,12 @@ impl fmt::Display for Dialect {
 
 /// A name that is no dialect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no dialect; known are megatron and dcp")]
+#[error("{0:?} is no dialect; known are megatron, dcp and tensors_only")]
 pub struct ParseDialectError(String);
 
 impl FromStr for Dialect {
     type Err = ParseDialectError;
     fn from_str(s: &str) -> Result<Self, ParseDialectError> {
-        [Self::Megatron, Self::Dcp]
-            .into_iter()
-            .find(|d| d.name() == s)
-            .ok_or_else(|| ParseDialectError(s.into()))
+        Self::ALL.into_iter().find(|d| d.name() == s).ok_or_else(|| ParseDialectError(s.into()))
     }
 }

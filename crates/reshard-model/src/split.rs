@@ -39,9 +39,9 @@ pub enum Flatten {
 pub struct Parts {
     /// What goes to planners and to the sharded strategy, by path.
     pub flat: FlatStateDict,
-    /// What rank 0 saves as common state. Empty in [`Dialect::Dcp`].
+    /// What rank 0 saves as common state. Only [`Dialect::Megatron`] has any.
     pub common: ValueTree,
-    /// The path behind each key. Empty in [`Dialect::Megatron`], which stores none.
+    /// The path behind each key. Only [`Dialect::Dcp`] stores them.
     pub paths: PathOfKey,
     /// Empty dicts, which have no place in an item's name and so are lost by [`Dialect::Dcp`], unless a sidecar keeps them.
     /// Paths are like those of [`PathOfKey`].
@@ -80,11 +80,12 @@ struct Lent {
 ///
 /// In [`Dialect::Dcp`] every leaf becomes a sharded one: a tensor becomes a [`ShardedTensor`](crate::ShardedTensor) of one
 /// piece, anything else a [`ShardedObject::item`](crate::ShardedObject::item), under its path joined with dots. A sharded
-/// leaf keeps its key; where that is empty it gets the path too.
+/// leaf keeps its key; where that is empty it gets the path too. [`Dialect::TensorsOnly`] does the same, and has tensors alone.
 ///
 /// # Errors
 /// [`ModelError::Structure`] with the path: the top is no dict; a list mixes common and sharded leaves
-/// ([`Dialect::Megatron`]: it could not be told apart again); two paths have one name ([`Dialect::Dcp`]).
+/// ([`Dialect::Megatron`]: it could not be told apart again); two paths have one name ([`Dialect::Dcp`]);
+/// a leaf is no tensor ([`Dialect::TensorsOnly`]).
 /// [`ModelError::Invalid`] when a leaf contradicts itself, and whatever a factory says.
 ///
 /// ```
@@ -125,10 +126,22 @@ pub fn split_as(state: StateDict, dialect: Dialect, flatten: Flatten) -> Result<
     let mut parts = match dialect {
         Dialect::Megatron => megatron::split(state)?,
         Dialect::Dcp => dcp::split(state, flatten)?,
+        Dialect::TensorsOnly => tensors_only(dcp::split(state, flatten)?)?,
     };
     parts.skeleton.lent = lend(&mut factories, &parts.flat);
     parts.skeleton.factories = factories;
     Ok(parts)
+}
+
+/// The same, if there is nothing but tensors.
+fn tensors_only(parts: Parts) -> Result<Parts> {
+    match parts.flat.iter().find(|(_, leaf)| matches!(leaf, Sharded::Object(_))) {
+        Some((path, _)) => {
+            let what = "it is no tensor, and a checkpoint of tensors only can hold nothing else; leave it out, or take another dialect";
+            Err(structure(&path.0, what))
+        }
+        None => Ok(Parts { paths: PathOfKey::new(), ..parts }),
+    }
 }
 
 impl Parts {

@@ -433,12 +433,24 @@ fn stored_paths_that_no_program_writes_are_refused() {
 
 #[test]
 fn dialects_are_told_by_name() {
-    for d in [Dialect::Megatron, Dialect::Dcp] {
+    for d in Dialect::ALL {
         assert_eq!(d.to_string().parse(), Ok(d));
         assert_eq!(serde_json::to_string(&d).unwrap(), format!("{:?}", d.name()));
     }
     assert_eq!(
         "torch".parse::<Dialect>().unwrap_err().to_string(),
-        r#""torch" is no dialect; known are megatron and dcp"#
+        r#""torch" is no dialect; known are megatron, dcp and tensors_only"#
     );
+}
+
+#[test]
+fn tensors_alone_are_what_pytorch_makes_of_them_and_nothing_else_is_taken() {
+    let state = || dict([("a", dict([("w", tensor("").into()), ("b", tensor("b").into())]))]);
+    let (dcp, alone) = (split(state(), Dialect::Dcp).unwrap(), split(state(), Dialect::TensorsOnly).unwrap());
+    assert!(alone.flat.keys().eq(dcp.flat.keys()) && alone.flat.len() == 2);
+    assert!(alone.flat.values().map(Sharded::key).eq(["a.w", "b"]), "{:?}", alone.flat);
+    assert!(alone.paths.is_empty() && !dcp.paths.is_empty() && alone.common == ValueTree::new());
+
+    let e = split(dict([("a", dict([("step", value(1))]))]), Dialect::TensorsOnly).unwrap_err();
+    assert!(e.to_string().starts_with("at a.step: it is no tensor"), "{e}");
 }

@@ -1,6 +1,6 @@
 use crate::{
-    Durability, Entry, FileBody, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, RecordRead,
-    Result, Store, Transaction, Written,
+    Durability, Entry, FileBody, Hints, IfExists, Leftover, Link, Listing, Name, Progress, ReadStats,
+    RecordRead, Result, Store, Transaction, Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -117,7 +117,7 @@ impl Store for CountingStore {
         self.inner.list().await
     }
 
-    async fn top(&self) -> Result<Vec<Entry>> {
+    async fn top(&self) -> Result<Listing> {
         self.inner.top().await
     }
 

@@ -32,7 +32,7 @@ pub use local::LocalStore;
 pub use name::Name;
 pub use record_read::{Checksum, Part, ReadStats, RecordRead};
 pub use run::run_blocking;
-pub use store::{Hints, IfExists, Leftover, Link, Store, Transaction};
+pub use store::{Hints, IfExists, Leftover, Link, Listing, Store, Transaction};
 pub use stores::{OpenStore, StoreScheme, Stores};
 pub use wait::wait;
 

@@ -12,13 +12,13 @@ mod url;
 mod write;
 
 use crate::{
-    Entry, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, RecordRead, Result, StorageError,
-    Store, Transaction, pool,
+    Entry, Hints, IfExists, Leftover, Link, Listing, Name, Progress, ReadStats, RecordRead, Result,
+    StorageError, Store, Transaction, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use file::Input;
-use root::{Depth, Root};
+use root::Root;
 use site::Home;
 use std::{fs::File, ops::Range, path::Path, sync::Arc, time::SystemTime};
 use transaction::LocalTransaction;
@@ -117,12 +117,12 @@ impl Store for LocalStore {
 
     async fn list(&self) -> Result<Vec<Entry>> {
         let root = self.root.clone();
-        pool::run_one(move || root.list(Depth::All)).await
+        pool::run_one(move || root.list()).await
     }
 
-    async fn top(&self) -> Result<Vec<Entry>> {
+    async fn top(&self) -> Result<Listing> {
         let root = self.root.clone();
-        pool::run_one(move || root.list(Depth::Top)).await
+        pool::run_one(move || root.top()).await
     }
 
     async fn remove(&self, names: &[Name]) -> Result<()> {

@@ -1,7 +1,7 @@
 use crate::{Durability, Entry, FileBody, Name, Progress, ReadStats, RecordRead, Result, Written};
 use async_trait::async_trait;
 use bytes::Bytes;
-use std::{fmt, fs::File, ops::Range, sync::Arc, time::SystemTime};
+use std::{collections::BTreeSet, fmt, fs::File, ops::Range, sync::Arc, time::SystemTime};
 
 /// What suits a store best. Numbers to tune by, not limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +95,48 @@ pub struct Link {
     pub followed: bool,
 }
 
+/// What lies in a place itself, as far as it has names that [`Name`] takes; what lies deeper is not looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listing {
+    /// Files, sorted by name.
+    pub files: Vec<Entry>,
+    /// Directories, or what counts as such where there are only names with slashes; sorted. A link to one is none.
+    pub folders: Vec<Name>,
+}
+
+impl Listing {
+    /// These files, and no folders.
+    pub fn of(mut files: Vec<Entry>) -> Self {
+        files.sort();
+        Self { files, folders: Vec::new() }
+    }
+
+    /// The part of a listing of all files that lies in the place itself.
+    pub fn top(all: Vec<Entry>) -> Self {
+        let folder =
+            |e: &Entry| e.name.as_str().split_once('/').and_then(|(folder, _)| Name::new(folder).ok());
+        let folders: BTreeSet<Name> = all.iter().filter_map(folder).collect();
+        let files = all.into_iter().filter(|e| !e.name.as_str().contains('/')).collect();
+        Self { folders: folders.into_iter().collect(), ..Self::of(files) }
+    }
+
+    /// Names of the files.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().map(|e| e.name.as_str())
+    }
+
+    /// Whether it has a file of that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.names().any(|n| n == name)
+    }
+
+    /// Whether nothing lies there.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.folders.is_empty()
+    }
+}
+
 /// A place that holds the files of one checkpoint.
 ///
 /// # Contract
@@ -141,11 +183,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// All files, those in subdirectories too, sorted by name. Names that [`Name`] refuses are left out.
     async fn list(&self) -> Result<Vec<Entry>>;
 
-    /// Those of them that lie in no subdirectory: for looking at a place that may hold anything.
-    async fn top(&self) -> Result<Vec<Entry>> {
-        let mut all = self.list().await?;
-        all.retain(|e| !e.name.as_str().contains('/'));
-        Ok(all)
+    /// What lies in the place itself: for looking at one that may hold anything.
+    async fn top(&self) -> Result<Listing> {
+        self.list().await.map(Listing::top)
     }
 
     /// Removes files. One that is not there is no error.

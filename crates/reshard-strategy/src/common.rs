@@ -1,4 +1,4 @@
-use crate::{BackendVersion, OpenCx, Result, StrategyError};
+use crate::{BackendVersion, OpenCx, Result, StorageReader, StrategyError};
 use async_trait::async_trait;
 use reshard_model::{ShardedObject, ValueTree};
 use reshard_storage::{FileBody, Name};
@@ -34,11 +34,11 @@ pub trait SaveCommonStrategy: Any + fmt::Debug + Send + Sync {
 pub trait LoadCommonStrategy: Any + fmt::Debug + Send + Sync {
     /// Its name.
     fn key(&self) -> BackendVersion;
-    /// Reads the common state.
+    /// Reads the common state, out of files of its own or out of the sharded part, which is open.
     ///
     /// # Errors
     /// A missing or damaged file.
-    async fn load_common(&self, cx: &OpenCx) -> Result<ValueTree>;
+    async fn load_common(&self, cx: &OpenCx, from: &dyn StorageReader) -> Result<ValueTree>;
     /// Whether it can load what was stored under another name or version; an error that says why not.
     ///
     /// # Errors

@@ -74,12 +74,21 @@ pub struct OpenCx {
     pub store: Arc<dyn Store>,
     /// How much it may ask for. What is opened keeps to them in all that it reads.
     pub limits: ReadLimits,
+    /// Whose conventions it follows, as far as files tell that are not of its format: [`Dialect::Megatron`] where Megatron
+    /// Core's `metadata.json` lies.
+    pub dialect: Dialect,
 }
 
 impl OpenCx {
-    /// A context with the default limits.
+    /// A context with the default limits, for a checkpoint without anything of Megatron Core's.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, limits: ReadLimits::default() }
+        Self { store, limits: ReadLimits::default(), dialect: Dialect::Dcp }
+    }
+
+    /// In another dialect.
+    pub fn with_dialect(mut self, dialect: Dialect) -> Self {
+        self.dialect = dialect;
+        self
     }
 
     /// With other limits.

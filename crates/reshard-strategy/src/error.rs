@@ -1,4 +1,4 @@
-use crate::{LimitOption, StrategyKey};
+use crate::{BackendVersion, LimitOption, StrategyKey};
 use reshard_comm::{Cause, CommError};
 use reshard_model::{BoxError, ErrorKind, ModelError};
 use reshard_plan::PlanError;
@@ -58,6 +58,18 @@ pub enum StrategyError {
         url: String,
         /// What is missing.
         why: String,
+    },
+    /// What lies there may be a checkpoint of two formats.
+    #[error(
+        "{url} is a checkpoint of {a} as well as of {b}, by the names of its files; say which one is meant"
+    )]
+    Ambiguous {
+        /// Where.
+        url: String,
+        /// One format that knows it.
+        a: BackendVersion,
+        /// Another one.
+        b: BackendVersion,
     },
     /// A checkpoint that has no tensor or object of a key.
     #[error("{what}")]
@@ -128,9 +140,11 @@ impl StrategyError {
             Self::NotACheckpoint { .. } | Self::NotStored { .. } => ErrorKind::NotFound,
             Self::Unsupported { .. } | Self::Undecoded { .. } => ErrorKind::Unsupported,
             Self::Limit { .. } => ErrorKind::Limit,
-            Self::Object { .. } | Self::Duplicate { .. } | Self::Unknown { .. } | Self::Invalid(_) => {
-                ErrorKind::Invalid
-            }
+            Self::Ambiguous { .. }
+            | Self::Object { .. }
+            | Self::Duplicate { .. }
+            | Self::Unknown { .. }
+            | Self::Invalid(_) => ErrorKind::Invalid,
             Self::Internal(_) => ErrorKind::Internal,
         }
     }

@@ -29,6 +29,8 @@ mod registry;
 mod report;
 mod sharded;
 mod staging;
+#[cfg(feature = "torch-format")]
+pub mod torch;
 
 pub use agree::agree;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
@@ -40,13 +42,15 @@ pub use format::{
     Damage, ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks,
     Records, Resolve, StorageInfo, StorageReader, StorageWriter, VerifyReport, WriteResult, WriterHooks,
 };
-pub use limits::{LimitOption, REPEATED, ReadLimits, repeats};
+pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, read_small, repeats};
 pub use objects::{load_with_objects, save_with_objects};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
 pub use report::{LoadNotes, RankTotals, ReadTotals, SaveTotals};
 pub use reshard_plan::{FlatView, Selection, WriteData};
-pub use sharded::{LoadFailure, LoadShardedStrategy, Loaded, PreparedSave, SaveShardedStrategy, Saved};
+pub use sharded::{
+    Detection, LoadFailure, LoadShardedStrategy, Loaded, PreparedSave, SaveShardedStrategy, Saved,
+};
 pub use staging::{AsyncStager, BlockingAsyncStager};
 
 #[cfg(any(test, feature = "testkit"))]

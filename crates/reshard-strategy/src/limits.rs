@@ -91,6 +91,24 @@ impl ReadLimits {
     }
 }
 
+/// Most bytes of a JSON file of a checkpoint. A file with holes may say that it is as long as it likes.
+pub const SMALL: u64 = 64 << 20;
+
+/// The bytes of a JSON file; `None` when there is none.
+///
+/// # Errors
+/// [`StrategyError::Corrupt`] when it is longer than [`SMALL`]; what the store says.
+pub async fn read_small(store: &Arc<dyn Store>, name: &Name) -> Result<Option<Bytes>> {
+    match store.len(name).await? {
+        None => Ok(None),
+        Some(len) if len > SMALL => {
+            let what = format!("it has {len} bytes, and no such file has more than {SMALL}");
+            Err(StrategyError::corrupt(name, None, what))
+        }
+        Some(len) => Ok(Some(store.read(name, 0..len).await?)),
+    }
+}
+
 /// Elements that few stored bytes may become without being asked for, in bytes.
 pub const REPEATED: u64 = 1 << 30;
 

@@ -184,6 +184,14 @@ impl Registry {
         }
     }
 
+    /// Default configurations of all strategies that load sharded leaves, by name.
+    pub fn all_load_sharded(&self) -> impl Iterator<Item = (&BackendVersion, Box<dyn LoadShardedConfig>)> {
+        self.by_key.iter().filter_map(|(key, registration)| match registration.make {
+            Make::LoadSharded(f) => Some((&key.name, f())),
+            _ => None,
+        })
+    }
+
     /// A strategy that saves common state.
     ///
     /// # Errors

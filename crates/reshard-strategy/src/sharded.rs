@@ -8,7 +8,7 @@ use reshard_comm::Comm;
 use reshard_model::FlatStateDict;
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
-use reshard_storage::Store;
+use reshard_storage::{Listing, Store};
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
 /// Saves sharded leaves in phases that can be parted. A plain save awaits `prepare`, `write` and `finish` in a row; an
@@ -75,6 +75,17 @@ pub struct Saved {
     pub policy: Option<PolicyMetrics>,
 }
 
+/// How sure a format is that a place holds a checkpoint of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Detection {
+    /// Nothing there looks like it.
+    No,
+    /// The files look like it, but what makes a checkpoint of them is missing; or another format may know better.
+    Likely,
+    /// It is one, whole or damaged.
+    Yes,
+}
+
 /// Loads sharded leaves into a template's buffers.
 #[async_trait]
 pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
@@ -100,6 +111,16 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
         from: Arc<dyn StorageReader>,
         cx: &LoadCx<'_>,
     ) -> Result<Loaded, Box<LoadFailure>>;
+
+    /// Whether a place holds a checkpoint of this format, as [`OpenFormat::detect`](crate::OpenFormat::detect) tells.
+    fn detect(&self, _top: &Listing) -> Detection {
+        Detection::No
+    }
+
+    /// Names of files to look for first, as [`OpenFormat::probes`](crate::OpenFormat::probes) tells them.
+    fn probes(&self) -> &'static [&'static str] {
+        &[]
+    }
 
     /// Whether it can load what was stored under another name or version; an error that says why not.
     ///

@@ -154,9 +154,9 @@ impl LoadShardedConfig for TorchDistLoadConfig {
 }
 
 macro_rules! register {
-    ($backend:expr, $make:expr) => {
+    ($make:expr) => {
         inventory::submit! { Registration {
-            backend: $backend,
+            backend: crate::NAME,
             version: 1,
             origin: env!("CARGO_PKG_NAME"),
             origin_version: env!("CARGO_PKG_VERSION"),
@@ -165,7 +165,5 @@ macro_rules! register {
     };
 }
 
-register!(crate::NAME, Make::SaveSharded(|| Box::new(TorchDistConfig::default())));
-register!(crate::NAME, Make::LoadSharded(|| Box::new(TorchDistLoadConfig::default())));
-register!("torch", Make::SaveCommon(|| Arc::new(crate::TorchCommon)));
-register!("torch", Make::LoadCommon(|| Arc::new(crate::TorchCommon)));
+register!(Make::SaveSharded(|| Box::new(TorchDistConfig::default())));
+register!(Make::LoadSharded(|| Box::new(TorchDistLoadConfig::default())));

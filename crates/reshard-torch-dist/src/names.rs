@@ -4,9 +4,6 @@ pub const NAME: &str = "torch_dist";
 /// The pickle that says what is stored and where; its presence makes a DCP checkpoint.
 pub const METADATA: &str = ".metadata";
 
-/// Digests of the files beside it, which Megatron Core 0.20 and later can write and check.
-const INTEGRITY: &str = "integrity.json";
-
 /// What a file is by its name, if programs that write this format call one so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -19,8 +16,6 @@ pub enum OwnFile {
     Data,
     /// A metadata file that was not renamed yet: `.metadata.tmp`.
     Unfinished,
-    /// `common.pt`, `metadata.json` and `integrity.json` of Megatron Core. Other programs have files of these names too.
-    Megatron,
 }
 
 /// Tells a file by its name.
@@ -34,9 +29,6 @@ pub enum OwnFile {
 pub fn own_file(name: &str) -> Option<OwnFile> {
     if name.contains('/') {
         return None;
-    }
-    if [crate::COMMON, crate::METADATA_JSON, INTEGRITY].contains(&name) {
-        return Some(OwnFile::Megatron);
     }
     if let Some(of) = name.strip_suffix(".tmp") {
         return metadata(of).map(|_| OwnFile::Unfinished);
@@ -73,8 +65,8 @@ mod tests {
             ("optimizer.__0_2.distcp", Some(OwnFile::Data)),
             (".metadata.tmp", Some(OwnFile::Unfinished)),
             ("__12.metadata.tmp", Some(OwnFile::Unfinished)),
-            ("common.pt", Some(OwnFile::Megatron)),
-            ("integrity.json", Some(OwnFile::Megatron)),
+            ("common.pt", None),
+            ("integrity.json", None),
             ("distrib_optim.pt", None),
             ("__0.distcp", None),
             ("__a_0.distcp", None),

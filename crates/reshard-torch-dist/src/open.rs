@@ -1,16 +1,15 @@
 //! Opening a directory: `.metadata`, or the `__{rank}.metadata` of all ranks.
 
 use crate::{
-    COMMON, METADATA, METADATA_JSON, MetadataJson, NAME,
-    limits::parsing,
+    METADATA, NAME, OwnFile, own_file,
     reader::TorchDistReader,
     table::{Table, TableBuilder},
 };
 use async_trait::async_trait;
-use reshard_model::Dialect;
-use reshard_storage::{Name, Store};
+use reshard_storage::{Listing, Name, Store};
 use reshard_strategy::{
-    BackendVersion, OpenCx, OpenFormat, ReadLimits, Result, StorageReader, StrategyError,
+    BackendVersion, Detection, OpenCx, OpenFormat, ReadLimits, Result, StorageReader, StrategyError,
+    torch::parsing,
 };
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -24,6 +23,19 @@ impl OpenFormat for TorchDist {
         BackendVersion::new(NAME, 1)
     }
 
+    fn detect(&self, top: &Listing) -> Detection {
+        let of = |name| match own_file(name) {
+            Some(OwnFile::Metadata | OwnFile::RankMetadata(_)) => Detection::Yes,
+            Some(OwnFile::Data | OwnFile::Unfinished) => Detection::Likely,
+            None => Detection::No,
+        };
+        top.names().map(of).max().unwrap_or(Detection::No)
+    }
+
+    fn probes(&self) -> &'static [&'static str] {
+        &[METADATA, "__0.metadata"]
+    }
+
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
         let OpenCx { store, limits, .. } = cx;
         let (table, rank_local) = match limits.read(store, &Name::new(METADATA)?).await? {
@@ -33,18 +45,7 @@ impl OpenFormat for TorchDist {
                 (table, Some(ranks))
             }
         };
-        let json = Name::new(METADATA_JSON)?;
-        let json = limits.read(store, &json).await?.map(|bytes| MetadataJson::parse(&bytes)).transpose()?;
-        let dialect = match json.flatten() {
-            // Megatron Core writes it last. Read as PyTorch's, the checkpoint would have lost its common state.
-            None if store.len(&Name::new(COMMON)?).await?.is_some() => {
-                let why = "there is a common.pt, but no metadata.json of Megatron Core, so its save was never finished";
-                return Err(StrategyError::NotACheckpoint { url: store.url(), why: why.into() });
-            }
-            None => Dialect::Dcp,
-            Some(_) => Dialect::Megatron,
-        };
-        Ok(Arc::new(TorchDistReader::new(cx, table, dialect, rank_local)))
+        Ok(Arc::new(TorchDistReader::new(cx, table, rank_local)))
     }
 }
 
@@ -52,19 +53,16 @@ impl OpenFormat for TorchDist {
 /// only as a hole; one in between is named.
 async fn rank_local(store: &Arc<dyn Store>, limits: &ReadLimits) -> Result<(Table, u32)> {
     let not = |why: String| StrategyError::NotACheckpoint { url: store.url(), why };
-    let mut ranks = BTreeSet::new();
-    let mut tmp = false;
-    for entry in store.top().await? {
-        let name = entry.name.as_str();
-        tmp |= name == ".metadata.tmp";
-        let rank = name
-            .strip_prefix("__")
-            .and_then(|n| n.strip_suffix(".metadata"))
-            .and_then(|r| r.parse::<u32>().ok());
-        ranks.extend(rank);
-    }
+    let top = store.top().await?;
+    let files = || top.names().filter_map(own_file);
+    let ranks: BTreeSet<u32> = files()
+        .filter_map(|f| match f {
+            OwnFile::RankMetadata(rank) => Some(rank),
+            _ => None,
+        })
+        .collect();
     if ranks.is_empty() {
-        let why = match tmp {
+        let why = match files().any(|f| f == OwnFile::Unfinished) {
             true => "there is only a .metadata.tmp, so the save was never finished",
             false => "there is no .metadata, so either nothing was saved here or the save was never finished",
         };

@@ -75,12 +75,10 @@ fn writers(s: &Signs, flavour: Flavour) -> (u8, &'static str) {
     }
 }
 
-pub(crate) fn producer(
-    table: &Table,
-    dialect: Dialect,
-    rank_local: Option<u32>,
-    has_common_file: bool,
-) -> Producer {
+/// Where Megatron Core 0.19 and later keep common state.
+const COMMON_STATE: &str = "common_state/shard_0_1";
+
+pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>) -> Producer {
     let s = &table.signs;
     let flavour = flavour(s);
     let needs = Needs::of(table, flavour, rank_local.is_some());
@@ -98,7 +96,7 @@ pub(crate) fn producer(
         out.notes.push(format!("rank-local: each of {n} ranks has metadata of its own"));
     }
     if dialect == Dialect::Megatron {
-        let modern = table.metadata.object("common_state/shard_0_1").is_some() && !has_common_file;
+        let modern = table.metadata.object(COMMON_STATE).is_some();
         let flat = !table.flattened.is_empty();
         let mcore = match () {
             () if modern => "Megatron Core 0.19 or later",
@@ -163,7 +161,7 @@ mod tests {
             b.add_chunk(id, &Region::new([0], [0])).unwrap();
         }
         let pickle = crate::metadata::write(&b.finish(None).unwrap(), &[], flavour, "here").unwrap();
-        producer(&Table::parse("m", pickle.into(), &Default::default()).unwrap(), dialect, rank_local, true)
+        producer(&Table::parse("m", pickle.into(), &Default::default()).unwrap(), dialect, rank_local)
     }
 
     fn readers(dtypes: &[DType], flavour: Flavour, rank_local: Option<u32>) -> String {

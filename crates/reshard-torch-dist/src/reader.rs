@@ -9,7 +9,7 @@ mod verify;
 
 use crate::{
     NAME, OwnFile,
-    limits::{Objects, parsing, unreadable},
+    limits::unreadable,
     lost::Lost,
     own_file, producer,
     table::{Place, Table},
@@ -26,13 +26,10 @@ use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, StorageError,
 use reshard_strategy::{
     BackendVersion, FileRole, LimitOption, OpenCx, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
     ReadTotals, ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
+    torch::{TorchObjects, check_records, parsing},
 };
-use reshard_torch_format::{
-    TorchSave,
-    archive::{Archive, Inflate, Method, Record, Verify},
-};
+use reshard_torch_format::TorchSave;
 use std::{collections::BTreeMap, sync::Arc};
-pub(crate) use verify::is_beyond_us;
 
 /// A `torch_dist` checkpoint.
 #[derive(Debug)]
@@ -48,8 +45,9 @@ pub(crate) struct TorchDistReader {
 }
 
 impl TorchDistReader {
-    pub(crate) fn new(cx: &OpenCx, table: Table, dialect: Dialect, rank_local: Option<u32>) -> Self {
-        let (store, limits) = (Arc::clone(&cx.store), cx.limits);
+    pub(crate) fn new(cx: &OpenCx, table: Table, rank_local: Option<u32>) -> Self {
+        let OpenCx { limits, dialect, .. } = *cx;
+        let store = Arc::clone(&cx.store);
         let overlaps = Overlaps::of(&table);
         let repeats = if limits.allow_repeated { Repeats::new() } else { repeated(&table) };
         Self { store, table, dialect, rank_local, overlaps, limits, repeats, kept: Kept::default() }
@@ -113,12 +111,11 @@ impl StorageReader for TorchDistReader {
     }
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
-        Arc::new(Objects::new(&self.limits))
+        Arc::new(TorchObjects::new(&self.limits))
     }
 
     fn producer(&self) -> Producer {
-        let common = self.table.metadata.object("common_state/shard_0_1").is_none();
-        producer::producer(&self.table, self.dialect, self.rank_local, common)
+        producer::producer(&self.table, self.dialect, self.rank_local)
     }
 
     fn why_not(&self, key: &str) -> Option<String> {
@@ -134,7 +131,7 @@ impl StorageReader for TorchDistReader {
     }
 
     fn owns(&self, name: &Name) -> bool {
-        self.own(name).is_some()
+        own_file(name.as_str()).is_some()
     }
 
     fn role(&self, file: &Entry) -> FileRole {
@@ -142,10 +139,10 @@ impl StorageReader for TorchDistReader {
         if self.table.files.iter().flatten().any(|f| *f == file.name) {
             return FileRole::Part;
         }
-        match self.own(&file.name) {
+        match own_file(file.name.as_str()) {
             None => FileRole::Foreign,
             Some(OwnFile::RankMetadata(_)) if self.rank_local.is_none() => FileRole::Record,
-            Some(OwnFile::Metadata | OwnFile::RankMetadata(_) | OwnFile::Megatron) => FileRole::Part,
+            Some(OwnFile::Metadata | OwnFile::RankMetadata(_)) => FileRole::Part,
             // Some versions of PyTorch make a file without bytes for a rank that has nothing to save.
             Some(OwnFile::Data) if file.bytes == 0 => FileRole::Part,
             Some(OwnFile::Data | OwnFile::Unfinished) => FileRole::Leftover,
@@ -201,71 +198,6 @@ impl StorageReader for TorchDistReader {
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport> {
         verify::verify(self, full, progress).await
     }
-}
-
-impl TorchDistReader {
-    /// What a file is by its name. PyTorch's dialect has none of Megatron's files.
-    fn own(&self, name: &Name) -> Option<OwnFile> {
-        own_file(name.as_str()).filter(|f| *f != OwnFile::Megatron || self.dialect == Dialect::Megatron)
-    }
-}
-
-/// Every record of an archive has the checksum that the archive says. Together they unpack to no more than is made of an input of
-/// that length.
-pub(crate) fn check_records(archive: &bytes::Bytes, limits: &ReadLimits) -> reshard_torch_format::Result<()> {
-    let mut parsing = parsing(limits);
-    let mut budget = parsing.budget(archive.len() as u64);
-    parsing.unpacked = parsing.unpacked.min(budget.max());
-    let archive = Archive::open(archive.clone(), &parsing)?;
-    all(archive.directory().records(), |record| {
-        if record.method != Method::Stored && budget.take(record.size).is_err() {
-            let (offset, limit, max) = (record.header, "bytes of memory", budget.max());
-            return Err(reshard_torch_format::Error::Limit { offset, limit, max });
-        }
-        check_record(&archive, record)
-    })
-}
-
-/// Checks all of them, though one is not understood: another may be damaged.
-pub(crate) fn all<'r>(
-    records: impl Iterator<Item = &'r Record>,
-    mut check: impl FnMut(&'r Record) -> reshard_torch_format::Result<()>,
-) -> reshard_torch_format::Result<()> {
-    let mut not_understood = Ok(());
-    for record in records {
-        match check(record) {
-            Err(e @ reshard_torch_format::Error::Unsupported { .. }) => {
-                not_understood = not_understood.and(Err(e));
-            }
-            checked => checked?,
-        }
-    }
-    not_understood
-}
-
-/// A record has the checksum that the archive says. What is packed takes the memory of a block.
-fn check_record(archive: &Archive, record: &Record) -> reshard_torch_format::Result<()> {
-    if record.method == Method::Stored {
-        return archive.content(record, Verify::Crc).map(drop);
-    }
-    let bytes = archive.bytes();
-    let at = |r: std::ops::Range<u64>| {
-        let found = bytes.get(r.start as usize..r.end as usize);
-        found.ok_or_else(|| reshard_torch_format::Error::Archive {
-            offset: r.start,
-            what: "the archive is cut short".into(),
-        })
-    };
-    let data = record.data_range(at(record.header_range())?)?;
-    record.confirm(&data, at(record.behind(&data))?)?;
-    checked(Inflate::new(record, at(data)?)?)
-}
-
-/// Unpacks all of a record, and compares its checksum.
-pub(crate) fn checked<B: AsRef<[u8]>>(mut content: Inflate<B>) -> reshard_torch_format::Result<()> {
-    let mut block = vec![0; 64 << 10];
-    while content.next_block(&mut block)? > 0 {}
-    content.verify()
 }
 
 /// Chunks whose descriptions are read, and kept in memory, at once.

@@ -1,7 +1,7 @@
 //! An opened `.metadata`: the logical table, and where each chunk and object lies.
 
 use crate::{
-    limits::{no_damage, not_understood},
+    limits::not_understood,
     metadata::{
         build::{Columns, MOST_AXES, NONE, Props, RawStorage, RawTensor, V},
         fields::Field,
@@ -15,7 +15,7 @@ use reshard_plan::{
     ChunkId, MemoryFormat, Metadata, MetadataBuilder, ObjectId, PlannerData, TensorId, TensorProperties,
 };
 use reshard_storage::Name;
-use reshard_strategy::{LimitOption, Result, StrategyError};
+use reshard_strategy::{LimitOption, Result, StrategyError, torch::no_damage};
 use reshard_torch_format::{Error, Limits, pickle::run};
 use std::{
     collections::{BTreeMap, BTreeSet},

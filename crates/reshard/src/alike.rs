@@ -155,7 +155,7 @@ type Holders<'a> = BTreeMap<Rank, Option<&'a Print>>;
 impl Rule {
     fn compares(self) -> bool {
         // Where they are common state, nothing but the coordinator's is saved anyway.
-        self.dialect == Dialect::Dcp || !self.coordinators
+        self.dialect != Dialect::Megatron || !self.coordinators
     }
 
     /// On the coordinator: the keys that are left to it.
@@ -188,7 +188,7 @@ impl Rule {
             match self.dialect {
                 // What the others lack is saved all the same.
                 Dialect::Megatron => drop(holders.entry(coordinator).or_insert(None)),
-                Dialect::Dcp => {
+                _ => {
                     for rank in item.and_then(|item| items.get(item)).into_iter().flatten() {
                         holders.entry(*rank).or_insert(None);
                     }

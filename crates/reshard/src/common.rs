@@ -1,10 +1,10 @@
 //! Where Megatron Core's dialect keeps common state, and how it is carried over as it is.
 
 use crate::opened::Opened;
+use reshard_megatron::{COMMON, COMMON_STATE_CELL};
 use reshard_model::{Payload, ShardedObject};
 use reshard_storage::{FileBody, Name, Progress};
 use reshard_strategy::{BackendVersion, ReadCx, ReadObject, StrategyError};
-use reshard_torch_dist::{COMMON, COMMON_STATE};
 
 /// Where Megatron Core's dialect keeps common state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,11 +25,6 @@ pub struct StoredCommon {
     payload: Payload,
 }
 
-/// The object's name as the one cell of an array.
-fn cell() -> String {
-    format!("{COMMON_STATE}/shard_0_1")
-}
-
 impl StoredCommon {
     /// Where it was, and will be.
     pub fn form(&self) -> CommonForm {
@@ -37,8 +32,8 @@ impl StoredCommon {
     }
 
     /// Key of the object that holds it, when no file does.
-    pub fn object_key(&self) -> Option<String> {
-        (self.form == CommonForm::Object).then(cell)
+    pub fn object_key(&self) -> Option<&'static str> {
+        (self.form == CommonForm::Object).then_some(COMMON_STATE_CELL)
     }
 
     /// Of what is open; `None` when its dialect has none.
@@ -54,7 +49,7 @@ impl StoredCommon {
             let payload = Payload::Encoded { codec: opened.reader.codec().name(), bytes };
             return Ok(Some(Self { form: CommonForm::File, payload }));
         }
-        let Some(object) = opened.reader.metadata().object(&cell()) else {
+        let Some(object) = opened.reader.metadata().object(COMMON_STATE_CELL) else {
             // Says what is missing.
             opened.common().await?;
             return Ok(None);
@@ -66,7 +61,7 @@ impl StoredCommon {
 
     /// The leaf of the sharded part that holds it, if one does.
     pub(crate) fn leaf(&self) -> Option<ShardedObject> {
-        self.object_key().map(|key| ShardedObject::item(&key, self.payload.clone()))
+        self.object_key().map(|key| ShardedObject::item(key, self.payload.clone()))
     }
 
     /// The file, if it is one.

@@ -1,34 +1,16 @@
-//! Reading what is not data: small files, and digests of files of any size, in bounded memory.
+//! Digests of files of any size, in bounded memory.
 
-use bytes::Bytes;
 use reshard_storage::{Name, Store};
-use reshard_strategy::{Result, StrategyError};
+use reshard_strategy::Result;
 use reshard_torch_dist::{OwnFile, own_file};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
-/// No JSON of a checkpoint is longer. A file with holes may say that it is as long as it likes.
-const SMALL: u64 = 64 << 20;
 /// No commit record is longer, if its name is that of `torch_dist`, and if it is another one.
 const RECORD: u64 = 4 << 30;
 const OTHER_RECORD: u64 = 256 << 20;
 /// Hashed at once.
 const BLOCK: u64 = 4 << 20;
-
-/// The bytes of a small file; `None` when there is none.
-///
-/// # Errors
-/// It is too long to be what it should be; what the store says.
-pub(crate) async fn read_small(store: &Arc<dyn Store>, name: &Name) -> Result<Option<Bytes>> {
-    match store.len(name).await? {
-        None => Ok(None),
-        Some(len) if len > SMALL => {
-            let what = format!("it has {len} bytes, and no such file has more than {SMALL}");
-            Err(StrategyError::corrupt(name, None, what))
-        }
-        Some(len) => Ok(Some(store.read(name, 0..len).await?)),
-    }
-}
 
 /// The SHA-256 of a commit record, in hexadecimal; `None` when there is none, or what is there is longer than any: nobody
 /// waits until terabytes of nothing are hashed.
@@ -59,8 +41,10 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
     use async_trait::async_trait;
+    use bytes::Bytes;
     use futures::executor::block_on;
     use reshard_storage::{Entry, Hints, IfExists, StorageError, Transaction};
+    use reshard_strategy::{SMALL, read_small};
     use std::{io, ops::Range};
 
     /// All its files are so long, and none can be read.

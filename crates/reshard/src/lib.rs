@@ -47,6 +47,7 @@ mod prune;
 mod ranks;
 #[cfg(doctest)]
 mod readme;
+mod recognise;
 mod replace;
 mod report;
 mod save;
@@ -67,6 +68,8 @@ pub use save::{Save, save};
 pub use sidecar::{SIDECAR, Sidecar};
 
 pub use reshard_comm::{Cause, Comm, CommError, LocalGroup, ProcessGroup, Rank, SingleProcess};
+/// What Megatron Core adds to a checkpoint of any format.
+pub use reshard_megatron as megatron;
 pub use reshard_model::*;
 pub use reshard_plan::{
     self as plan, Cast, DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, Metadata, SavePlanner,

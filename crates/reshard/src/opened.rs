@@ -1,16 +1,16 @@
 //! What loads and [`Checkpoint`](crate::Checkpoint) have in common: finding the strategies of what lies at a URL.
 
 use crate::{
-    control::read_small,
+    recognise::recognise,
     sidecar::{SIDECAR, Sidecar},
 };
-use reshard_model::ValueTree;
+use reshard_megatron::{METADATA_JSON, MetadataJson};
+use reshard_model::{Dialect, ValueTree};
 use reshard_storage::{Entry, Name, Store, Stores};
 use reshard_strategy::{
     BackendVersion, FileRole, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, OpenCx, ReadLimits,
     Registry, StorageReader, StrategyError, load_with_objects,
 };
-use reshard_torch_dist::{METADATA, METADATA_JSON, MetadataJson};
 use std::{collections::BTreeSet, sync::Arc};
 
 type Result<T, E = StrategyError> = std::result::Result<T, E>;
@@ -59,42 +59,38 @@ impl HowToOpen {
         };
         // What is there now stays readable, and of one save, while somebody replaces it.
         let store = store.pinned().await?.unwrap_or(store);
-        let json = Name::new(METADATA_JSON)?;
-        let json = read_small(&store, &json).await?.map(|bytes| MetadataJson::parse(&bytes)).transpose()?;
-        let (name, common) = match json.flatten() {
-            Some(json) => {
-                let common = registry.load_common(&json.common())?;
-                common.check_compatibility(&json.common())?;
-                (json.sharded(), Some(common))
-            }
-            None => (unnamed(&store).await?, None),
+        let json = MetadataJson::of(&store).await?;
+        let dialect = if json.is_some() { Dialect::Megatron } else { Dialect::Dcp };
+        let common = json.as_ref().map(|json| find_common(registry, &json.common())).transpose()?;
+        let chosen = self.config.as_ref().map(|config| config.build()).transpose()?;
+        let name = match (json, &chosen) {
+            (Some(json), _) => json.sharded(),
+            (None, Some(chosen)) => chosen.key(),
+            (None, None) => recognise(&store, registry).await?,
         };
-        let sharded = match &self.config {
-            Some(c) => c.build()?,
+        let sharded = match chosen {
+            Some(chosen) => chosen,
             None => registry.load_sharded(&name)?.build()?,
         };
         sharded.check_compatibility(&name)?;
         let sharded = load_with_objects(sharded, common.clone());
-        let limits = self.limits;
-        let reader = sharded.open(&OpenCx::new(Arc::clone(&store)).with_limits(limits)).await?;
-        Ok(Opened { store, limits, sharded, reader, common, name })
+        let cx = OpenCx::new(store).with_limits(self.limits).with_dialect(dialect);
+        let reader = sharded.open(&cx).await?;
+        Ok(Opened { store: cx.store, limits: cx.limits, sharded, reader, common, name })
     }
 }
 
-/// The strategy of a checkpoint without `metadata.json`: PyTorch's own, unless reshard noted another one.
-async fn unnamed(store: &Arc<dyn Store>) -> Result<BackendVersion> {
-    let default = BackendVersion::new(reshard_torch_dist::NAME, 1);
-    if store.exists(&Name::new(METADATA)?).await? {
-        return Ok(default);
-    }
-    Ok(Sidecar::read(store).await.0.and_then(|s| s.strategy).unwrap_or(default))
+fn find_common(registry: &Registry, stored: &BackendVersion) -> Result<Arc<dyn LoadCommonStrategy>> {
+    let common = registry.load_common(stored)?;
+    common.check_compatibility(stored)?;
+    Ok(common)
 }
 
 impl Opened {
     pub(crate) async fn common(&self) -> Result<ValueTree> {
         let Some(common) = &self.common else { return Ok(ValueTree::new()) };
         let cx = OpenCx::new(Arc::clone(&self.store)).with_limits(self.limits);
-        common.load_common(&cx).await.map_err(|e| match e {
+        common.load_common(&cx, &*self.reader).await.map_err(|e| match e {
             // It is one, as its metadata says: here it lacks a part.
             StrategyError::NotACheckpoint { why, .. } => StrategyError::corrupt(
                 METADATA_JSON,
@@ -126,9 +122,8 @@ impl Opened {
     /// Whether this crate, or the common strategy, gives a file of such a name to checkpoints of every format.
     fn adds(&self, name: &Name) -> bool {
         match name.as_str() {
-            METADATA_JSON => self.common.is_some(),
             SIDECAR => true,
-            _ => self.common.as_ref().is_some_and(|c| c.owns(name)),
+            _ => self.common.as_ref().is_some_and(|c| c.owns(name) || reshard_megatron::owns(name)),
         }
     }
 

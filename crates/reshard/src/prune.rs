@@ -9,9 +9,10 @@ use crate::{
     replace::files_of,
     sidecar::Sidecar,
 };
+use reshard_megatron::METADATA_JSON;
 use reshard_storage::{Entry, Leftover, Name, Progress, StorageError, Store, Stores};
 use reshard_strategy::{Damage, FileRole, ReadLimits, Registry, StrategyError};
-use reshard_torch_dist::{METADATA_JSON, OwnFile, own_file};
+use reshard_torch_dist::{OwnFile, own_file};
 use std::{
     future::{Future, IntoFuture},
     io,
@@ -274,7 +275,7 @@ async fn records(store: &Arc<dyn Store>) -> Result<Vec<Record>, StrategyError> {
     // Whether the sidecar is right doesn't matter: at worst a file more is looked at.
     let commit = Sidecar::any(store).await.map(|s| s.commit.file);
     let mut out = Vec::new();
-    for file in store.top().await? {
+    for file in store.top().await?.files {
         if is_record(&file.name, commit.as_deref()) || file.name.as_str() == METADATA_JSON {
             let modified = store.modified(&file.name).await?;
             let sha256 = if modified.is_none() { sha256(store, &file.name).await? } else { None };

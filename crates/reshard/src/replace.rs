@@ -1,13 +1,13 @@
 //! What an overwriting save replaces: the files of the checkpoint that lies there, and nothing else.
 
 use crate::{
-    control::read_small,
     opened::HowToOpen,
     sidecar::{SIDECAR, Sidecar},
 };
+use reshard_megatron::{COMMON, METADATA_JSON, Whose};
 use reshard_storage::{Entry, IfExists, Name, StorageError, Store};
 use reshard_strategy::{FileRole, Registry, StrategyError};
-use reshard_torch_dist::{COMMON, METADATA_JSON, MetadataJson, OwnFile, own_file};
+use reshard_torch_dist::own_file;
 use std::sync::Arc;
 
 type Result<T, E = StrategyError> = std::result::Result<T, E>;
@@ -25,24 +25,22 @@ pub(crate) struct Replaced {
 pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Result<Replaced> {
     // Most of what could be named by mistake holds more files than one wants to walk through.
     let top = match store.top().await {
-        Ok(files) => files,
+        Ok(top) => top,
         Err(StorageError::NotFound { .. }) => return Ok(Replaced::default()),
         Err(e) => return Err(e.into()),
     };
-    let sign = |name: &str| own_file(name).is_some_and(|f| f != OwnFile::Megatron);
-    let json = Json::read(store).await;
-    let checkpoint = top.iter().any(|f| sign(f.name.as_str()))
-        || json == Json::Megatrons
-        || Sidecar::any(store).await.is_some();
+    let sign = |name: &str| own_file(name).is_some();
+    let json = Whose::of(store).await;
+    let checkpoint = top.names().any(sign) || json == Whose::Megatrons || Sidecar::any(store).await.is_some();
     if !checkpoint {
         // Whether there is something else than files, the store finds when it begins.
-        return if top.is_empty() { Ok(Replaced::default()) } else { Err(no_checkpoint()) };
+        return if top.files.is_empty() { Ok(Replaced::default()) } else { Err(no_checkpoint()) };
     }
     // The new checkpoint could not be read beside it.
     let unclear = match json {
-        Json::Megatrons => None,
-        Json::Unclear => Some(METADATA_JSON),
-        Json::OfOthers => top.iter().any(|f| f.name.as_str() == COMMON).then_some(COMMON),
+        Whose::Megatrons => None,
+        Whose::Unclear => Some(METADATA_JSON),
+        Whose::OfOthers => top.has(COMMON).then_some(COMMON),
     };
     if let Some(name) = unclear {
         return Err(refused(&format!(
@@ -97,15 +95,15 @@ pub(crate) async fn files_of(
     registry: &Registry,
     files: Vec<Entry>,
 ) -> Result<Owned> {
-    owned(store, registry, files, Json::read(store).await).await
+    owned(store, registry, files, Whose::of(store).await).await
 }
 
 /// The same, when it is known whose the `metadata.json` is.
-async fn owned(store: &Arc<dyn Store>, registry: &Registry, files: Vec<Entry>, json: Json) -> Result<Owned> {
-    let known = |name: &Name| match own_file(name.as_str()) {
-        None => name.as_str() == SIDECAR,
-        Some(OwnFile::Megatron) => json == Json::Megatrons,
-        Some(_) => true,
+async fn owned(store: &Arc<dyn Store>, registry: &Registry, files: Vec<Entry>, json: Whose) -> Result<Owned> {
+    let known = |name: &Name| {
+        own_file(name.as_str()).is_some()
+            || name.as_str() == SIDECAR
+            || (json == Whose::Megatrons && (name.as_str() == COMMON || reshard_megatron::owns(name)))
     };
     // As a rule names tell all, and nothing has to be opened.
     if files.iter().all(|f| known(&f.name)) {
@@ -123,29 +121,6 @@ async fn owned(store: &Arc<dyn Store>, registry: &Registry, files: Vec<Entry>, j
         Err(_) => {
             let files = files.into_iter().map(|f| f.name).filter(known).collect();
             Ok(Owned { files, stays: Vec::new() })
-        }
-    }
-}
-
-/// Whose a `metadata.json` is. It tells whose all files are that have Megatron Core's names, which other programs give, too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Json {
-    /// Megatron Core's, whole or not.
-    Megatrons,
-    /// There is none, or it says nothing of Megatron Core's.
-    OfOthers,
-    /// Not JSON, and nothing that Megatron Core begins to write.
-    Unclear,
-}
-
-impl Json {
-    async fn read(store: &Arc<dyn Store>) -> Self {
-        let Ok(name) = Name::new(METADATA_JSON) else { return Self::OfOthers };
-        let bytes = read_small(store, &name).await.ok().flatten();
-        match bytes.map(|b| (MetadataJson::begins(&b), MetadataJson::parse(&b))) {
-            None | Some((false, Ok(None))) => Self::OfOthers,
-            Some((true, _) | (_, Ok(Some(_)))) => Self::Megatrons,
-            Some((false, Err(_))) => Self::Unclear,
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::{
 };
 use bytes::Bytes;
 use reshard_comm::{Comm, ProcessGroup, Rank};
+use reshard_megatron::{COMMON_STATE, METADATA_JSON, MetadataJson, RESERVED};
 use reshard_model::{
     Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, StateDict, Value, ValueTree, split,
 };
@@ -21,7 +22,7 @@ use reshard_strategy::{
     BackendVersion, PreparedSave, Records, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig,
     SaveShardedStrategy, Saved, StrategyError, agree, cause, save_with_objects,
 };
-use reshard_torch_dist::{COMMON_STATE, METADATA_JSON, MetadataJson, NAME};
+use reshard_torch_dist::NAME;
 use std::{
     future::{Future, IntoFuture},
     pin::Pin,
@@ -69,9 +70,6 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         stores: None,
     }
 }
-
-/// Keys that Megatron Core has for itself at the top of a state dict.
-const RESERVED: [&str; 2] = [COMMON_STATE, "content_metadata"];
 
 /// A save that is being set up; made by [`save`].
 #[derive(Debug)]
@@ -336,8 +334,8 @@ impl<'a> Save<'a> {
             Some(c) => c.build()?,
             None => registry.save_sharded(&default)?.build()?,
         };
-        if self.common.is_some() && (self.dialect == Dialect::Dcp || self.stored_common.is_some()) {
-            let what = "a common strategy of your own stores common state of Megatron's dialect: PyTorch's has none, and common \
+        if self.common.is_some() && (self.dialect != Dialect::Megatron || self.stored_common.is_some()) {
+            let what = "a common strategy of your own stores common state of Megatron's dialect: others have none, and common \
                         state that is carried over stays as another strategy has stored it";
             return Err(StrategyError::Invalid(what.into()));
         }
@@ -349,7 +347,7 @@ impl<'a> Save<'a> {
             let what = "common state in a sharded object; take the form of a file".into();
             return Err(StrategyError::Unsupported { strategy: sharded.key().to_string(), what });
         }
-        // PyTorch's dialect has no common strategy.
+        // No other dialect has a common strategy.
         let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
         let sharded = save_with_objects(sharded, of_dialect);
         let mut parts = split(self.state.clone(), self.dialect)?;
@@ -358,12 +356,13 @@ impl<'a> Save<'a> {
         let plain = if alone { Vec::new() } else { parts.plain_tensors() };
         match (&self.stored_common, self.dialect) {
             (Some(stored), Dialect::Megatron) => self.add_stored(stored, &mut parts)?,
-            (Some(_), Dialect::Dcp) => {
-                let what = "PyTorch's dialect has no common state; save it as a part of the state";
-                return Err(StrategyError::Invalid(what.into()));
+            (Some(_), dialect) => {
+                let what =
+                    format!("the dialect {dialect} has no common state; save it as a part of the state");
+                return Err(StrategyError::Invalid(what));
             }
             (None, Dialect::Megatron) => self.add_reserved(&mut parts)?,
-            (None, Dialect::Dcp) => {}
+            (None, _) => {}
         }
         let store = stores.open(self.url)?;
         Ok(SetUp { store, registry, sharded, common, parts, plain })
@@ -556,7 +555,7 @@ impl SetUp {
 fn default_planner(dialect: Dialect) -> DefaultSavePlanner {
     match dialect {
         Dialect::Megatron => DefaultSavePlanner::DEFAULT,
-        Dialect::Dcp => DefaultSavePlanner::DCP,
+        _ => DefaultSavePlanner::DCP,
     }
 }
 

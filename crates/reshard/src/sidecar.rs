@@ -1,10 +1,10 @@
 //! `reshard.json`: what reshard adds to a format of others, in a file that they ignore.
 
-use crate::control::{hex, read_small, sha256};
+use crate::control::{hex, sha256};
 use bytes::Bytes;
 use reshard_model::Path;
 use reshard_storage::{Name, Store};
-use reshard_strategy::BackendVersion;
+use reshard_strategy::{BackendVersion, read_small};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;

@@ -65,7 +65,7 @@ impl Source {
         let dialect = checkpoint.dialect();
         let common = checkpoint.stored_common()?;
         let of_common = common.as_ref().and_then(StoredCommon::object_key);
-        let is_common = |key: &str| of_common.as_deref() == Some(key);
+        let is_common = |key: &str| of_common == Some(key);
         let mut items = Vec::new();
         for entry in checkpoint.metadata().entries().filter(|e| keys.has(e.key()) && !is_common(e.key())) {
             let key = entry.key();

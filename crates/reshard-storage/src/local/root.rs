@@ -4,7 +4,7 @@
 //! such links. A directory that is a link is not entered. What is removed is the link.
 
 use super::dir::{self, below, is_absent, unlink, utf8};
-use crate::{Entry, Link, Name, Result, StorageError};
+use crate::{Entry, Link, Listing, Name, Result, StorageError};
 use rustix::{
     fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat},
     io::Errno,
@@ -26,12 +26,12 @@ pub(super) struct Root {
     held: Option<Arc<OwnedFd>>,
 }
 
-/// Which files are listed.
+/// How far a walk goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Depth {
-    /// Those in the directory itself.
+enum Depth {
+    /// No directory in it is entered.
     Top,
-    /// Those in subdirectories too.
+    /// All are.
     All,
 }
 
@@ -156,14 +156,22 @@ impl Root {
     }
 
     /// Files below, sorted.
-    pub(super) fn list(&self, depth: Depth) -> Result<Vec<Entry>> {
+    pub(super) fn list(&self) -> Result<Vec<Entry>> {
         let mut out = Vec::new();
-        self.walk(depth, |found| {
-            if let Some(bytes) = found.stat.as_ref().and_then(file_len) {
-                out.push(Entry { name: found.name, bytes });
-            }
-        })?;
+        self.walk(Depth::All, |found| out.extend(found.file()))?;
         out.sort();
+        Ok(out)
+    }
+
+    /// Files and directories in it, sorted.
+    pub(super) fn top(&self) -> Result<Listing> {
+        let mut out = Listing::default();
+        self.walk(Depth::Top, |found| match found.is_directory() {
+            true => out.folders.push(found.name),
+            false => out.files.extend(found.file()),
+        })?;
+        out.folders.sort();
+        out.files.sort();
         Ok(out)
     }
 
@@ -180,7 +188,7 @@ impl Root {
         Ok(out)
     }
 
-    /// Everything below but directories. What lies deeper than a path can say is skipped: no checkpoint has it.
+    /// Everything below but directories that are entered. What lies deeper than a path can say is skipped: no checkpoint has it.
     fn walk(&self, depth: Depth, mut each: impl FnMut(Found)) -> Result<()> {
         let fail = |e| StorageError::io("list", &self.path, e);
         let Some(root) = self.open()? else { return Ok(()) };
@@ -215,7 +223,6 @@ impl Root {
                             tracing::warn!(%path, "a nest of directories is too deep; what lies below is skipped");
                         }
                     }
-                    (FileType::Directory, Ok(_)) => {}
                     (FileType::Symlink, Ok(name)) => {
                         let stat = match rustix::fs::statat(&dir, file, AtFlags::empty()) {
                             Err(e) if is_absent(e) || e == Errno::LOOP => None,
@@ -235,13 +242,25 @@ impl Root {
     }
 }
 
-/// Something that lies in a directory, and is none itself.
+/// Something that lies in a directory.
 struct Found {
     name: Name,
     /// Of what a link points to; `None` when that is nothing.
     stat: Option<Stat>,
     /// Where a link points to.
     target: Option<String>,
+}
+
+impl Found {
+    fn file(self) -> Option<Entry> {
+        Some(Entry { bytes: self.stat.as_ref().and_then(file_len)?, name: self.name })
+    }
+
+    /// Itself; not what it points to.
+    fn is_directory(&self) -> bool {
+        let is = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        self.target.is_none() && self.stat.as_ref().is_some_and(is)
+    }
 }
 
 /// What lies in place of a file.
@@ -298,7 +317,9 @@ mod tests {
         symlink(&other, dir.join("link")).unwrap();
         symlink(&other, dir.join("d/link")).unwrap();
         assert_eq!(walked(&dir, Depth::All, |_| ()), ["d/a", "d/link", "link"]);
-        assert_eq!(walked(&dir, Depth::Top, |_| ()), ["link"]);
+        assert_eq!(walked(&dir, Depth::Top, |_| ()), ["d", "link"]);
+        let top = Root::new(dir).top().unwrap();
+        assert_eq!((top.folders, top.files), (vec![Name::new("d").unwrap()], Vec::new()));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::{
     dir::{self, Dir, Identity},
     retire::retire,
-    root::{Depth, Root},
+    root::Root,
     sibling::{Aside, State},
     site::{Home, Site},
     url::url,
@@ -236,7 +236,7 @@ impl Transaction for LocalTransaction {
         let (built, path) = (self.built.clone(), self.site.built.clone());
         pool::run_one(move || {
             let fd = built.fd().try_clone().map_err(|e| StorageError::io("open", &path, e))?;
-            Root::held(path, Some(fd)).list(Depth::All)
+            Root::held(path, Some(fd)).list()
         })
         .await
     }

@@ -121,8 +121,10 @@ async fn what_is_written_is_seen_only_when_committed(store: Arc<dyn Store>) {
     assert_eq!(store.len(&name("b/c")).await.unwrap(), None);
     transaction.commit(Some(record()), &[], Durability::Machine).await.unwrap();
     assert_eq!(names(&store).await, ["a", "b/c", "record"]);
-    let top: Vec<_> = store.top().await.unwrap().into_iter().map(|e| (e.name.to_string(), e.bytes)).collect();
-    assert_eq!(top, [("a".into(), 0), ("record".into(), 4)]);
+    let top = store.top().await.unwrap();
+    let files: Vec<_> = top.files.iter().map(|e| (e.name.as_str(), e.bytes)).collect();
+    assert_eq!(files, [("a", 0), ("record", 4)]);
+    assert_eq!(top.folders, [name("b")]);
     assert_eq!(store.len(&name("b/c")).await.unwrap(), Some(100_000));
     assert_eq!(store.len(&name("b")).await.unwrap(), None, "a directory is no file");
     assert_eq!(store.read(&name("b/c"), 0..100_000).await.unwrap(), bytes);

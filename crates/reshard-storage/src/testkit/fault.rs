@@ -1,6 +1,6 @@
 use crate::{
-    Durability, Entry, FileBody, Hints, IfExists, Leftover, Link, Name, Progress, ReadStats, RecordRead,
-    Result, Source, StorageError, Store, Transaction, Written, WrittenExtent, record_read::reads,
+    Durability, Entry, FileBody, Hints, IfExists, Leftover, Link, Listing, Name, Progress, ReadStats,
+    RecordRead, Result, Source, StorageError, Store, Transaction, Written, WrittenExtent, record_read::reads,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -261,7 +261,7 @@ impl Store for FaultStore {
         self.with(Op::List, self.inner.list()).await
     }
 
-    async fn top(&self) -> Result<Vec<Entry>> {
+    async fn top(&self) -> Result<Listing> {
         self.with(Op::List, self.inner.top()).await
     }
 

@@ -1,13 +1,13 @@
 use super::{join, nobody, part};
 use crate::{
-    BackendVersion, Damage, FileRole, LoadCommonStrategy, LoadCx, LoadFailure, LoadNotes,
+    BackendVersion, Damage, Detection, FileRole, LoadCommonStrategy, LoadCx, LoadFailure, LoadNotes,
     LoadShardedStrategy, Loaded, OpenCx, Producer, ReadCx, ReadObject, ReadTensor, ReadTotals, ReaderHooks,
     Result, StorageInfo, StorageReader, StrategyError, VerifyReport, agree, pipeline::load_planned,
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Path, Payload, Sharded, ShardedObject};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Entry, Name, Progress, Store};
+use reshard_storage::{Entry, Listing, Name, Progress, Store};
 use std::{any::Any, sync::Arc};
 
 /// A strategy that loads tensors as `sharded` does, and objects, too: if `sharded` loads none, `common` does.
@@ -96,6 +96,14 @@ impl LoadShardedStrategy for WithObjects {
             Ok(tensors) => Ok(both(&paths, objects, tensors, from.metadata())),
             Err(failure) => back(objects.state, failure.template, failure.error),
         }
+    }
+
+    fn detect(&self, top: &Listing) -> Detection {
+        self.sharded.detect(top)
+    }
+
+    fn probes(&self) -> &'static [&'static str] {
+        self.sharded.probes()
     }
 
     fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {

@@ -5,8 +5,8 @@ mod objects;
 mod transfer;
 
 use crate::{
-    BackendVersion, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, OpenCx, ReadCx, ReadTotals,
-    Result, StorageReader, StrategyError,
+    BackendVersion, Detection, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, OpenCx, ReadCx,
+    ReadTotals, Result, StorageReader, StrategyError,
     agree::{self, agree},
 };
 use async_trait::async_trait;
@@ -14,6 +14,7 @@ use lend::{Loan, tensors};
 use objects::objects;
 use reshard_model::{FlatStateDict, Sharded};
 use reshard_plan::{LoadContext, LoadPlan, PlanError};
+use reshard_storage::Listing;
 use std::{fmt, sync::Arc, time::Instant};
 use transfer::transfer;
 
@@ -27,6 +28,16 @@ pub trait OpenFormat: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// When it is not a checkpoint of this format, or damaged.
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>>;
+    /// Whether a place holds a checkpoint of this format, by the names of its files alone. It is asked when nothing else in the
+    /// checkpoint says of which format it is; a format that is never sure has to be named, or chosen by hand.
+    fn detect(&self, _top: &Listing) -> Detection {
+        Detection::No
+    }
+    /// Names of files of which most checkpoints of this format have one. They are looked for before the place is listed, which
+    /// takes long, or can't be done, where there are many files.
+    fn probes(&self) -> &'static [&'static str] {
+        &[]
+    }
     /// Whether it loads sharded objects; if not, it is never asked for any, and the common strategy loads them.
     fn can_handle_sharded_objects(&self) -> bool {
         true
@@ -63,6 +74,14 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
         cx: &LoadCx<'_>,
     ) -> Result<Loaded, Box<LoadFailure>> {
         load_planned(template, &*from, cx).await
+    }
+
+    fn detect(&self, top: &Listing) -> Detection {
+        self.format.detect(top)
+    }
+
+    fn probes(&self) -> &'static [&'static str] {
+        self.format.probes()
     }
 
     fn can_handle_sharded_objects(&self) -> bool {

@@ -1,15 +1,11 @@
 //! What the archive of a chunk says of its tensor: a few hundred bytes at its start and at its end.
 
-use crate::{
-    limits::{parsing, unreadable},
-    reader::TorchDistReader,
-    table::Place,
-};
+use crate::{limits::unreadable, reader::TorchDistReader, table::Place};
 use bytes::Bytes;
 use reshard_model::{Layout, Tensor};
 use reshard_plan::ChunkId;
 use reshard_storage::{Name, ReadStats};
-use reshard_strategy::{Result, Selection, StrategyError};
+use reshard_strategy::{Result, Selection, StrategyError, torch::parsing};
 use reshard_torch_format::{
     Error as FormatError, Limits, TensorRef,
     archive::{Archive, ByteOrder, Form, Method, Record, Tail, Verify},
@@ -254,7 +250,7 @@ impl TorchDistReader {
         let corrupt = |e| self.corrupt(w, e);
         let archive = Archive::open(self.archive_of(w, stored)?, &self.parsing(w)).map_err(corrupt)?;
         self.unpacks_to_its_shape(w, archive.directory())?;
-        super::all(archive.directory().records(), |r| super::check_record(&archive, r)).map_err(corrupt)?;
+        archive.check_records(|_| Ok(())).map_err(corrupt)?;
         let tensor = self.description(w, &archive.read("data.pkl", Verify::No).map_err(corrupt)?)?;
         self.check_described(w, &tensor)?;
         let record = archive.directory().get(&tensor.storage.record()).map_err(corrupt)?;

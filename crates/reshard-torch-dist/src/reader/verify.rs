@@ -2,15 +2,15 @@
 
 use super::TorchDistReader;
 use crate::{
-    limits::beyond_us,
     lost::Lost,
     reader::head::{SMALL, Wanted},
 };
-use reshard_model::{BoxError, BoxFault, ErrorKind, Payload, Region, first_fault};
+use reshard_model::{BoxFault, ErrorKind, Payload, Region, first_fault};
 use reshard_plan::TensorRef;
 use reshard_storage::{Name, Progress, StorageError};
 use reshard_strategy::{
     Damage, ReadCx, ReadObject, Result, StorageReader, StrategyError, VerifyReport, decode_object,
+    torch::is_beyond_us,
 };
 use reshard_torch_format::{
     TorchSave,
@@ -237,7 +237,7 @@ impl Verifier<'_> {
                 .limits
                 .whole(format_args!("{} of {}", record.name, self.r.name_of(w.chunk)), record.stored)?;
             let stored = self.read(w, range).await?;
-            return Inflate::new(record, stored).and_then(super::checked).map_err(corrupt);
+            return Inflate::new(record, stored).and_then(Inflate::check).map_err(corrupt);
         }
         let mut hasher = crc32fast::Hasher::new();
         let mut at = range.start;
@@ -279,8 +279,3 @@ impl Verifier<'_> {
 
 /// Read at once at most.
 const IN_MEMORY: u64 = 4 << 20;
-
-/// Of a kind, or a size, that the decoder refuses: cycles, depth, more nodes than its limits allow.
-pub(crate) fn is_beyond_us(e: &BoxError) -> bool {
-    e.downcast_ref().is_some_and(|e| beyond_us(e).is_some())
-}

@@ -7,6 +7,8 @@ use std::io;
 
 /// Deflate never packs better than 1032 to 1; a claim beyond that is a lie, and memory is not taken for it.
 const MAX_RATIO: u64 = 1032;
+/// Unpacked at a time, to be checked.
+const BLOCK: usize = 64 << 10;
 /// Memory is taken for a record in steps of this many bytes, as they are really unpacked.
 const STEP: usize = 1 << 20;
 
@@ -104,6 +106,16 @@ impl<B: AsRef<[u8]>> Inflate<B> {
     /// [`Error::Checksum`].
     pub fn verify(&self) -> Result<()> {
         compare(&self.record, self.crc.clone().finalize())
+    }
+
+    /// Unpacks what is left, and compares the checksum.
+    ///
+    /// # Errors
+    /// Those of [`next_block`](Self::next_block) and [`verify`](Self::verify).
+    pub fn check(mut self) -> Result<()> {
+        let mut block = vec![0; BLOCK];
+        while self.next_block(&mut block)? > 0 {}
+        self.verify()
     }
 
     fn bad(&self) -> Error {

@@ -1,0 +1,190 @@
+//! Megatron Core's common state: `common.pt`, or an object of the sharded part.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use reshard_model::{BoxError, ObjectCodec, Payload, ShardedObject, Value, ValueTree};
+use reshard_storage::{FileBody, Name, Progress};
+use reshard_strategy::{
+    BackendVersion, LoadCommonStrategy, Make, OpenCx, ReadCx, ReadLimits, ReadObject, Registration, Result,
+    SaveCommonStrategy, StorageReader, StrategyError, decode_object, encode_object,
+    torch::{TorchObjects, check_records, is_beyond_us, no_damage},
+};
+use reshard_torch_format::{LoadOptions, TorchSave, archive::ArchiveOptions};
+use std::sync::Arc;
+
+/// The file of common state.
+pub const COMMON: &str = "common.pt";
+
+/// Where Megatron Core 0.19 and later keep common state: an object of the sharded part.
+pub const COMMON_STATE: &str = "common_state";
+
+/// Its name as a cell of an array.
+pub const COMMON_STATE_CELL: &str = "common_state/shard_0_1";
+
+/// How the file of an object ends.
+const SUFFIX: &str = ".pt";
+
+/// Common strategy `("torch", 1)`: one `torch.save` archive. For sharded strategies that store no objects, one more for each object, at
+/// `{key}/shard_{offset}_{shape}.pt`, as Megatron Core has them beside its zarr.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TorchCommon;
+
+/// How `torch.save` writes a file: the folder in the archive is called as the file is, without `.pt`.
+fn codec(prefix: &str) -> TorchSave {
+    TorchSave::new(LoadOptions::default(), ArchiveOptions::default().with_prefix(prefix))
+}
+
+impl SaveCommonStrategy for TorchCommon {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new("torch", 1)
+    }
+
+    fn layout_common(&self, common: &ValueTree) -> Result<Vec<FileBody>> {
+        let bytes = codec("common").encode(&Value::from(common.clone())).map_err(|source| {
+            StrategyError::Object { key: COMMON.into(), what: "the common state can't be encoded", source }
+        })?;
+        Ok(vec![FileBody::from_bytes(Name::new(COMMON)?, bytes)])
+    }
+
+    fn layout_objects(&self, objects: &[ShardedObject]) -> Result<Option<Vec<FileBody>>> {
+        objects.iter().map(object_file).collect::<Result<_>>().map(Some)
+    }
+}
+
+fn object_file(object: &ShardedObject) -> Result<FileBody> {
+    let key = object.unique_key();
+    let Some((_, cell)) = cell(&key).and_then(|_| key.rsplit_once('/')) else {
+        let what =
+            "an object that is stored in a file of its own has a key without `/`, and is a cell of an array";
+        return Err(StrategyError::Invalid(format!("{key}: {what}")));
+    };
+    let bytes = encode_object(&codec(cell), &key, object.data.clone())?;
+    Ok(FileBody::from_bytes(Name::new(format!("{key}{SUFFIX}"))?, bytes))
+}
+
+/// The object that a file without its suffix is named by.
+fn cell(key: &str) -> Option<ShardedObject> {
+    ShardedObject::empty_from_unique_key(key).ok().filter(|o| o.unique_key() == key)
+}
+
+#[async_trait]
+impl LoadCommonStrategy for TorchCommon {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new("torch", 1)
+    }
+
+    async fn load_common(&self, cx: &OpenCx, from: &dyn StorageReader) -> Result<ValueTree> {
+        let (file, value) = match cx.limits.read(&cx.store, &Name::new(COMMON)?).await? {
+            Some(bytes) => (COMMON, decode(COMMON, "the common state", bytes, &cx.limits)?),
+            None => (COMMON_STATE_CELL, from_object(cx, from).await?),
+        };
+        match value {
+            Value::Dict(_) => Ok(ValueTree::from(value)),
+            // It may be a dict of a kind of its own, such as an OrderedDict: nothing is damaged.
+            Value::Opaque(other) => Err(StrategyError::Undecoded {
+                what: format!("common state of class {} (a plain dict is known)", other.class()),
+            }),
+            other => {
+                let what = format!("the common state is no dict but of type {}", other.type_name());
+                Err(StrategyError::corrupt(file, None, what))
+            }
+        }
+    }
+
+    fn owns(&self, name: &Name) -> bool {
+        name.as_str() == COMMON
+    }
+
+    fn owns_object(&self, name: &Name) -> bool {
+        name.as_str().strip_suffix(SUFFIX).and_then(cell).is_some()
+    }
+
+    fn can_handle_sharded_objects(&self) -> bool {
+        true
+    }
+
+    async fn load_sharded_objects(
+        &self,
+        objects: Vec<ShardedObject>,
+        cx: &OpenCx,
+    ) -> Result<Vec<ShardedObject>> {
+        let mut out = Vec::with_capacity(objects.len());
+        for object in objects {
+            let file = format!("{}{SUFFIX}", object.unique_key());
+            let Some(bytes) = cx.limits.read(&cx.store, &Name::new(&*file)?).await? else {
+                return Err(StrategyError::corrupt(file, None, "it is missing"));
+            };
+            let value = decode(&file, "the object", bytes, &cx.limits)?;
+            out.push(ShardedObject { data: Payload::Value(value), ..object });
+        }
+        Ok(out)
+    }
+
+    async fn load_sharded_metadata(&self, cx: &OpenCx) -> Result<Vec<ShardedObject>> {
+        let files = cx.store.list().await?;
+        Ok(files.iter().filter_map(|f| cell(f.name.as_str().strip_suffix(SUFFIX)?)).collect())
+    }
+}
+
+fn decode(what: &str, content: &str, bytes: Bytes, limits: &ReadLimits) -> Result<Value> {
+    let payload = Payload::Encoded { codec: TorchSave::NAME, bytes: bytes.clone() };
+    decode_object(&TorchObjects::new(limits), what, payload).map_err(|e| match e {
+        // What is more than this program decodes is not damaged for that.
+        StrategyError::Object { source, .. } if is_beyond_us(&source) => {
+            let told = |why| format!("decoding {content} of {what} ({why})");
+            match check_records(&bytes, limits) {
+                Ok(()) => StrategyError::Undecoded { what: told(source.to_string()) },
+                Err(e) => {
+                    let unknown =
+                        |why| StrategyError::Unsupported { strategy: "torch/1".into(), what: told(why) };
+                    no_damage(&e, what, unknown)
+                        .unwrap_or_else(|| cant_be_decoded(what, content, Box::new(e)))
+                }
+            }
+        }
+        StrategyError::Object { source, .. } => cant_be_decoded(what, content, source),
+        e => e,
+    })
+}
+
+fn cant_be_decoded(what: &str, content: &str, source: BoxError) -> StrategyError {
+    StrategyError::Corrupt {
+        file: what.into(),
+        offset: None,
+        what: format!("{content} can't be decoded"),
+        source: Some(source),
+    }
+}
+
+/// The form of Megatron Core 0.19 and later.
+async fn from_object(cx: &OpenCx, from: &dyn StorageReader) -> Result<Value> {
+    let Some(object) = from.metadata().object(COMMON_STATE_CELL) else {
+        let why = "it has neither common.pt nor the object common_state".into();
+        return Err(StrategyError::NotACheckpoint { url: cx.store.url(), why });
+    };
+    let none = Progress::none();
+    let read = from.read_objects(&[ReadObject { object }], &ReadCx::new(true, &none)).await?.pop();
+    let Some(Payload::Encoded { bytes, .. }) = read else {
+        let what = format!("the object {COMMON_STATE_CELL} was not read");
+        return Err(StrategyError::Internal(what));
+    };
+    match decode(COMMON_STATE_CELL, "the common state", bytes, &cx.limits)? {
+        Value::List(mut v) if v.len() == 1 => Ok(v.remove(0)),
+        _ => Err(StrategyError::corrupt(COMMON_STATE_CELL, None, "it is no list of one element")),
+    }
+}
+
+macro_rules! register {
+    ($make:expr) => {
+        inventory::submit! { Registration {
+            backend: "torch",
+            version: 1,
+            origin: env!("CARGO_PKG_NAME"),
+            origin_version: env!("CARGO_PKG_VERSION"),
+            make: $make,
+        } }
+    };
+}
+
+register!(Make::SaveCommon(|| Arc::new(TorchCommon)));
+register!(Make::LoadCommon(|| Arc::new(TorchCommon)));

@@ -1,0 +1,141 @@
+//! Objects and tensors as `torch.save` archives, for formats that store them so: how the limits of a load bound the parser, and what
+//! the parser's errors mean for a checkpoint.
+
+use crate::{LimitOption, ReadLimits, StrategyError};
+use bytes::Bytes;
+use reshard_model::{BoxError, Construct, ObjectCodec, Value};
+use reshard_torch_format::{
+    Error as FormatError, Limits, LoadOptions, Result as FormatResult, TorchSave,
+    archive::{Archive, ArchiveOptions, Method},
+};
+use std::fmt;
+
+/// The limits of a parser.
+pub fn parsing(limits: &ReadLimits) -> Limits {
+    // One number for records and for tensors whose elements share memory; of records the ratio of deflate is another bound.
+    let unpacked = if limits.allow_repeated { u64::MAX } else { limits.max_whole };
+    Limits { memory: limits.max_memory, unpacked, ..Limits::default() }
+}
+
+/// What a parser found too much, if an option allows it.
+pub fn too_much(e: &FormatError, what: impl fmt::Display) -> Option<StrategyError> {
+    let FormatError::Limit { offset, limit, max } = e else { return None };
+    let (option, why) = match *limit {
+        "bytes of memory" => (
+            LimitOption::MaxMemory,
+            format!(
+                "asks for more memory than what is made of a file of its length, at byte {offset} of its pickle"
+            ),
+        ),
+        "unpacked bytes" => (LimitOption::MaxWhole, "unpacks to more than is read as a whole".into()),
+        "bytes in a tensor" => {
+            (LimitOption::AllowRepeated, "holds a tensor whose elements share memory and are too many".into())
+        }
+        _ => return None,
+    };
+    Some(StrategyError::Limit { what: format!("{what} {why}"), option, max: *max })
+}
+
+/// What a parser said when that is no damage: more than a limit allows, or what it is not made for, which `told` puts into words.
+pub fn no_damage(
+    e: &FormatError,
+    what: impl fmt::Display,
+    told: impl FnOnce(String) -> StrategyError,
+) -> Option<StrategyError> {
+    too_much(e, what).or_else(|| beyond_us(e).map(told))
+}
+
+/// What the parser is not made for, if that is all that is wrong.
+pub fn beyond_us(e: &FormatError) -> Option<String> {
+    match e {
+        FormatError::Unsupported { what, .. } => Some(what.trim_end_matches(',').into()),
+        FormatError::Limit { .. } => Some(e.to_string()),
+        _ => None,
+    }
+}
+
+/// Whether a codec's error says only that: cycles, depth, more nodes than its limits allow.
+pub fn is_beyond_us(e: &BoxError) -> bool {
+    e.downcast_ref().is_some_and(|e| beyond_us(e).is_some())
+}
+
+/// The codec of objects: `torch.save` archives, within limits.
+#[derive(Clone, Debug)]
+pub struct TorchObjects {
+    codec: TorchSave,
+    limits: ReadLimits,
+}
+
+impl TorchObjects {
+    /// Within these limits.
+    pub fn new(limits: &ReadLimits) -> Self {
+        let load = LoadOptions::default().with_limits(parsing(limits));
+        Self { codec: TorchSave::new(load, ArchiveOptions::default()), limits: *limits }
+    }
+}
+
+impl ObjectCodec for TorchObjects {
+    fn name(&self) -> &'static str {
+        self.codec.name()
+    }
+
+    fn decode(&self, bytes: &Bytes) -> Result<Value, BoxError> {
+        let value =
+            self.codec.decode(bytes).map_err(|e| match e.downcast_ref().and_then(|e| too_much(e, "it")) {
+                Some(limit) => limit.into(),
+                None => e,
+            })?;
+        let stored = bytes.len() as u64;
+        self.limits.repeated("all its tensors", tensor_bytes(&value), stored)?;
+        Ok(value)
+    }
+
+    fn encode(&self, value: &Value) -> Result<Bytes, BoxError> {
+        self.codec.encode(value)
+    }
+}
+
+/// Bytes of all tensors in a value, each as often as it is there.
+fn tensor_bytes(value: &Value) -> u64 {
+    let mut bytes = 0u64;
+    let mut left = vec![value];
+    while let Some(v) = left.pop() {
+        match v {
+            Value::Tensor(t) => bytes = bytes.saturating_add(t.nbytes()),
+            Value::List(v) | Value::Tuple(v) | Value::Set(v) => left.extend(v),
+            Value::Dict(d) => left.extend(d.iter().flat_map(|(k, v)| [k, v])),
+            Value::Opaque(o) => {
+                match &o.construct {
+                    Construct::Reduce(args) | Construct::NewObj(args) => left.extend(args),
+                    Construct::NewObjEx(args, kwargs) => {
+                        left.extend(args);
+                        left.extend(kwargs.iter().flat_map(|(k, v)| [k, v]));
+                    }
+                    _ => {}
+                }
+                left.extend(o.state.iter().chain(&o.items));
+                left.extend(o.pairs.iter().flat_map(|(k, v)| [k, v]));
+            }
+            _ => {}
+        }
+    }
+    bytes
+}
+
+/// Compares every record of an archive with its checksum. Together they unpack to no more than is made of an input of that
+/// length.
+///
+/// # Errors
+/// What the parser says.
+pub fn check_records(archive: &Bytes, limits: &ReadLimits) -> FormatResult<()> {
+    let mut limits = parsing(limits);
+    let mut budget = limits.budget(archive.len() as u64);
+    limits.unpacked = limits.unpacked.min(budget.max());
+    Archive::open(archive.clone(), &limits)?.check_records(|record| {
+        if record.method != Method::Stored && budget.take(record.size).is_err() {
+            let (offset, limit, max) = (record.header, "bytes of memory", budget.max());
+            return Err(FormatError::Limit { offset, limit, max });
+        }
+        Ok(())
+    })
+}
