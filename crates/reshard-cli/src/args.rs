@@ -6,7 +6,7 @@ use crate::{
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use reshard::{
-    ReadLimits,
+    BackendVersion, OpenOptions, ReadLimits,
     policy::{ByteSize, MaxShardSize, ShardingPolicy},
     torch_dist::Flavour,
 };
@@ -94,10 +94,36 @@ impl Select {
     }
 }
 
+/// How the checkpoint is read.
+#[derive(Debug, Args)]
+pub(crate) struct Reading {
+    /// The format, such as torch_dist or torch_dist/1. By default the files tell it; it has to be given where they are those
+    /// of two formats.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) format: Option<BackendVersion>,
+    #[command(flatten)]
+    limits: Limits,
+}
+
+impl Reading {
+    pub(crate) fn limits(&self) -> ReadLimits {
+        self.limits.get()
+    }
+
+    /// Options to open it with.
+    pub(crate) fn options(&self) -> OpenOptions {
+        let options = OpenOptions::new().limits(self.limits());
+        match &self.format {
+            Some(format) => options.format(format.clone()),
+            None => options,
+        }
+    }
+}
+
 /// How much the checkpoint may ask for.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits, for checkpoints that you trust")]
-pub(crate) struct Limits {
+struct Limits {
     /// Most memory for what is made of one file or object when it is parsed; by default 64 times its length and 64 MiB, at
     /// most 4 GiB.
     #[arg(long, value_name = "SIZE")]
@@ -111,7 +137,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    pub(crate) fn get(&self) -> ReadLimits {
+    fn get(&self) -> ReadLimits {
         let limits =
             ReadLimits::default().with_max_whole(self.max_whole.0).with_allow_repeated(self.allow_repeated);
         match self.max_memory {
@@ -134,7 +160,7 @@ pub(crate) struct Inspect {
     #[arg(long)]
     pub(crate) summary: bool,
     #[command(flatten)]
-    pub(crate) limits: Limits,
+    pub(crate) reading: Reading,
 }
 
 #[derive(Debug, Args)]
@@ -147,7 +173,7 @@ pub(crate) struct Ls {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) limits: Limits,
+    pub(crate) reading: Reading,
 }
 
 #[derive(Debug, Args)]
@@ -163,7 +189,7 @@ pub(crate) struct Digest {
     #[arg(long)]
     pub(crate) no_verify: bool,
     #[command(flatten)]
-    pub(crate) limits: Limits,
+    pub(crate) reading: Reading,
 }
 
 #[derive(Debug, Args)]
@@ -177,7 +203,7 @@ pub(crate) struct Verify {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) limits: Limits,
+    pub(crate) reading: Reading,
 }
 
 #[derive(Debug, Args)]
@@ -195,7 +221,7 @@ pub(crate) struct Prune {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) limits: Limits,
+    pub(crate) reading: Reading,
 }
 
 #[derive(Debug, Args)]
@@ -231,7 +257,7 @@ pub(crate) struct Convert {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) limits: Limits,
+    pub(crate) reading: Reading,
 }
 
 impl Convert {

@@ -46,7 +46,7 @@ struct Report<'a> {
 pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<u8> {
     let each_rank = u64::from(args.files_per_rank);
     few_enough(u64::from(args.ranks) * each_rank, "name fewer --ranks or --files-per-rank")?;
-    let checkpoint = program.open(&args.src, args.limits.get())?;
+    let checkpoint = program.open(&args.src, args.reading.options())?;
     can_be_carried(&checkpoint, &args.src)?;
     target::check(program, args)?;
     let keys = args.select.keys();

@@ -10,7 +10,7 @@ use crate::{
     units,
 };
 use model::{Cut, Model};
-use reshard::{LoadReport, LocalGroup, Phase, ReadLimits, SaveReport, StateDict, ValueTree};
+use reshard::{LoadReport, LocalGroup, OpenOptions, Phase, SaveReport, StateDict, ValueTree};
 use std::{
     collections::BTreeSet,
     thread,
@@ -117,7 +117,7 @@ fn save(program: &Program, states: &[StateDict], url: &str, io: &Io<'_>, phases:
 }
 
 fn verify(program: &Program, url: &str, io: &Io<'_>, phases: &mut Phases) -> Result<()> {
-    let checkpoint = program.open(url, ReadLimits::default())?;
+    let checkpoint = program.open(url, OpenOptions::new())?;
     let (found, time) = timed(|| crate::verify::check(&checkpoint, true, io));
     let found = found?;
     if let Some(d) = found.damage.iter().chain(&found.unchecked).next() {

@@ -24,7 +24,7 @@ enum Read {
 }
 
 pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u8> {
-    let checkpoint = program.open(&args.dir, args.limits.get())?;
+    let checkpoint = program.open(&args.dir, args.reading.options())?;
     let keys = args.select.keys();
     let chosen: Vec<TensorHandle> = checkpoint.tensors().filter(|t| keys.has(t.key())).collect();
     let producer = checkpoint.producer();

@@ -126,6 +126,9 @@ impl CliError {
         if let Some(StrategyError::Limit { option, .. }) = self.strategy() {
             return raise(*option);
         }
+        if let Some(StrategyError::Ambiguous { .. }) = self.strategy() {
+            return "`--format` chooses one of them";
+        }
         match self.storage() {
             Some(StorageError::Unsupported { .. }) => {
                 return "do what the message says, or name another place";

@@ -15,7 +15,7 @@ use reshard::{StoredChunk, blocking::TensorHandle, strategy::StorageInfo};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<u8> {
-    let checkpoint = program.open(&args.dir, args.limits.get())?;
+    let checkpoint = program.open(&args.dir, args.reading.options())?;
     let facts = Facts::of(checkpoint)?;
     let keys = args.select.keys();
     if args.json {

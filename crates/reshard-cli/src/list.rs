@@ -10,7 +10,7 @@ use crate::{
 };
 
 pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
-    let checkpoint = program.open(&args.dir, args.limits.get())?;
+    let checkpoint = program.open(&args.dir, args.reading.options())?;
     let keys = args.select.keys();
     let entries = checkpoint.metadata().entries().map(|e| e.key());
     let mut found: Vec<&str> = entries.filter(|k| keys.has(k)).collect();

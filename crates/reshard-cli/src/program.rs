@@ -11,9 +11,7 @@ use crate::{
 };
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use reshard::{
-    ErrorKind, OpenOptions, ReadLimits, Registry, Stores, blocking::Checkpoint, storage::LocalStore,
-};
+use reshard::{ErrorKind, OpenOptions, Registry, Stores, blocking::Checkpoint, storage::LocalStore};
 use serde_json::json;
 use std::{
     ffi::OsString,
@@ -147,9 +145,8 @@ impl Program {
         }
     }
 
-    pub(crate) fn open(&self, url: &str, limits: ReadLimits) -> Result<Checkpoint> {
-        let options = OpenOptions::new().registry(self.registry.clone()).stores(self.stores.clone());
-        let options = options.limits(limits);
+    pub(crate) fn open(&self, url: &str, options: OpenOptions) -> Result<Checkpoint> {
+        let options = options.registry(self.registry.clone()).stores(self.stores.clone());
         Checkpoint::open_with(options, url).map_err(|e| match e.kind() {
             ErrorKind::Corrupt => {
                 let hint = "restore that file from a copy, or save again; nothing can be read without it";

@@ -81,8 +81,12 @@ fn freed(p: &PruneReport) -> u64 {
 
 pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8> {
     let prune = reshard::prune(&args.dir).dry_run(args.dry_run).older_than(args.older_than);
-    let prune =
-        prune.registry(program.registry.clone()).stores(program.stores.clone()).limits(args.limits.get());
+    let prune = prune.registry(program.registry.clone()).stores(program.stores.clone());
+    let prune = prune.limits(args.reading.limits());
+    let prune = match &args.reading.format {
+        Some(format) => prune.format(format.clone()),
+        None => prune,
+    };
     let report = blocking::run(prune).map_err(|e| program.explained(&args.dir, e))?;
     if args.json {
         json::write(io.out, &Report::of(args.dry_run, &report))?;

@@ -73,7 +73,7 @@ impl Report {
 }
 
 pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u8> {
-    let checked = program.open(&args.dir, args.limits.get()).and_then(|c| check(&c, !args.quick, io));
+    let checked = program.open(&args.dir, args.reading.options()).and_then(|c| check(&c, !args.quick, io));
     let report = match checked {
         Ok(v) => Report::of(args.quick, v),
         // JSON tells it itself; people get the error as of any command.

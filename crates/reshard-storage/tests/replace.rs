@@ -76,6 +76,9 @@ fn what_is_of_others_stays_also_when_it_came_while_the_save_ran() {
     rustix::fs::mknodat(rustix::fs::CWD, x.join("pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
     fs::set_permissions(x.join("logs"), fs::Permissions::from_mode(0o711)).unwrap();
 
+    let inode = |dir| fs::metadata(x.join(dir)).unwrap().ino();
+    let (theirs, shared) = (inode("logs"), inode("d"));
+
     let transaction = begin(&store, "second").unwrap();
     fs::write(x.join("late"), "late").unwrap();
     fs::write(x.join("logs/later"), "later").unwrap();
@@ -99,6 +102,12 @@ fn what_is_of_others_stays_also_when_it_came_while_the_save_ran() {
     }
     assert_eq!(fs::read_to_string(x.join(OsStr::from_bytes(b"odd \xff\\"))).unwrap(), "odd");
     assert!(x.join("logs/deep/empty").is_dir());
+    assert_eq!(
+        inode("logs"),
+        theirs,
+        "what is of others as a whole is the same directory, with all that is known of it"
+    );
+    assert_ne!(inode("d"), shared, "one with files of the old version is another one");
     assert_eq!(fs::metadata(x.join("logs")).unwrap().permissions().mode() & 0o7777, 0o711);
     assert!(fs::symlink_metadata(x.join("dangling")).unwrap().is_symlink());
     assert!(fs::symlink_metadata(x.join("link")).unwrap().is_symlink());
@@ -118,6 +127,7 @@ fn what_has_a_name_that_the_new_version_takes_is_kept_aside_and_told() {
     let e = finish(&transaction, 2, &["data", "new"]).unwrap_err();
     let StorageError::NotCarried { path, kept, count: 1, first, .. } = &e else { panic!("{e}") };
     assert_eq!((path.as_str(), first.as_str()), (store.path().to_str().unwrap(), "new"));
+    assert!(e.to_string().contains("exists"), "{e}");
     // The new version is there, whole; giving it up comes too late.
     block_on(transaction.rollback()).unwrap();
     assert_eq!(fs::read(store.path().join("new")).unwrap(), [2; 10]);

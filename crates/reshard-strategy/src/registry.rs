@@ -4,7 +4,7 @@ use crate::{
     LoadCommonStrategy, LoadShardedConfig, Result, SaveCommonStrategy, SaveShardedConfig, StrategyError,
 };
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 
 /// Name of a strategy: `torch_dist` version 1.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -26,6 +26,20 @@ impl BackendVersion {
 impl fmt::Display for BackendVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.backend, self.version)
+    }
+}
+
+/// `torch_dist`, which is its version 1, or `torch_dist/1`.
+impl FromStr for BackendVersion {
+    type Err = StrategyError;
+    fn from_str(text: &str) -> Result<Self> {
+        let (backend, version) = text.split_once('/').unwrap_or((text, "1"));
+        match version.parse() {
+            Ok(version) if !backend.is_empty() => Ok(Self::new(backend, version)),
+            _ => Err(StrategyError::Invalid(format!(
+                "{text:?} is no name of a strategy, such as torch_dist/1"
+            ))),
+        }
     }
 }
 

@@ -42,19 +42,15 @@ impl Error for Lost {
 mod tests {
     use super::*;
     use crate::{METADATA, reader::TorchDistReader, table::Table};
-    use reshard_model::{Dialect, ErrorKind};
+    use reshard_model::ErrorKind;
     use reshard_storage::{Name, testkit::MemoryStore};
     use reshard_strategy::{OpenCx, StrategyError};
     use std::sync::Arc;
 
     #[test]
     fn what_is_lost_is_said_once() {
-        let reader = TorchDistReader::new(
-            &OpenCx::new(Arc::new(MemoryStore::new())),
-            Table::default(),
-            Dialect::Dcp,
-            None,
-        );
+        let cx = OpenCx::new(Arc::new(MemoryStore::new()));
+        let reader = TorchDistReader::new(&cx, Table::default(), None);
         let (path, name) = ("/place/__0_0.distcp", Name::new("__0_0.distcp").unwrap());
         let range = 100..200;
         for (e, said) in [

@@ -62,6 +62,12 @@ impl OpenOptions {
         self
     }
 
+    /// The format, where it is not to be told by the files. Settings of a [`strategy`](Self::strategy) come with their own.
+    pub fn format(mut self, format: BackendVersion) -> Self {
+        self.how.format = Some(format);
+        self
+    }
+
     /// Whether checksums of wholly read items are checked.
     pub fn verify(mut self, verify: bool) -> Self {
         self.skip_verify = !verify;

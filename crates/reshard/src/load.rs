@@ -14,7 +14,7 @@ use reshard_model::{
 use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata};
 use reshard_storage::{CountingStore, Progress, Stores};
 use reshard_strategy::{
-    LoadCx, LoadShardedConfig, Loaded, ReadLimits, Registry, StrategyError, agree, cause,
+    BackendVersion, LoadCx, LoadShardedConfig, Loaded, ReadLimits, Registry, StrategyError, agree, cause,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -107,6 +107,12 @@ impl<'a> Load<'a> {
     /// Other settings of the load strategy than its defaults.
     pub fn strategy(mut self, config: impl LoadShardedConfig + 'static) -> Self {
         self.how.config = Some(Box::new(config));
+        self
+    }
+
+    /// The format, where it is not to be told by the files. Settings of a [`strategy`](Self::strategy) come with their own.
+    pub fn format(mut self, format: BackendVersion) -> Self {
+        self.how.format = Some(format);
         self
     }
 

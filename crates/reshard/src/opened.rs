@@ -21,6 +21,7 @@ pub(crate) struct HowToOpen {
     pub(crate) registry: Option<Registry>,
     pub(crate) stores: Option<Stores>,
     pub(crate) config: Option<Box<dyn LoadShardedConfig>>,
+    pub(crate) format: Option<BackendVersion>,
     pub(crate) limits: ReadLimits,
 }
 
@@ -62,7 +63,11 @@ impl HowToOpen {
         let json = MetadataJson::of(&store).await?;
         let dialect = if json.is_some() { Dialect::Megatron } else { Dialect::Dcp };
         let common = json.as_ref().map(|json| find_common(registry, &json.common())).transpose()?;
-        let chosen = self.config.as_ref().map(|config| config.build()).transpose()?;
+        let chosen = match (&self.config, &self.format) {
+            (Some(config), _) => Some(config.build()?),
+            (None, Some(format)) => Some(registry.load_sharded(format)?.build()?),
+            (None, None) => None,
+        };
         let name = match (json, &chosen) {
             (Some(json), _) => json.sharded(),
             (None, Some(chosen)) => chosen.key(),

@@ -11,7 +11,7 @@ use crate::{
 };
 use reshard_megatron::METADATA_JSON;
 use reshard_storage::{Entry, Leftover, Name, Progress, StorageError, Store, Stores};
-use reshard_strategy::{Damage, FileRole, ReadLimits, Registry, StrategyError};
+use reshard_strategy::{BackendVersion, Damage, FileRole, ReadLimits, Registry, StrategyError};
 use reshard_torch_dist::{OwnFile, own_file};
 use std::{
     future::{Future, IntoFuture},
@@ -134,6 +134,12 @@ impl<'a> Prune<'a> {
     /// [`Duration::ZERO`] it goes in any case: be sure that no save to this place is at work.
     pub fn older_than(mut self, age: Duration) -> Self {
         self.older_than = age;
+        self
+    }
+
+    /// The format, where it is not to be told by the files.
+    pub fn format(mut self, format: BackendVersion) -> Self {
+        self.how.format = Some(format);
         self
     }
 

@@ -5,35 +5,42 @@ use reshard_storage::{Entry, Listing, Name, Store};
 use reshard_strategy::{BackendVersion, Detection, LoadShardedStrategy, Registry, Result, StrategyError};
 use std::{collections::BTreeSet, sync::Arc};
 
-/// Asks all linked formats. Few names are looked for at first: thousands of ranks open a checkpoint at once, and each would
-/// list thousands of files. Only where none of them is there, the place is listed.
+/// What reshard noted when it wrote the checkpoint, or else what all linked formats say. Few names are looked for at first:
+/// thousands of ranks open a checkpoint at once, and each would list thousands of files. Only where that does not tell it,
+/// the place is listed.
 ///
 /// # Errors
 /// [`StrategyError::NotACheckpoint`] when no format knows it; [`StrategyError::Ambiguous`] when two do.
 pub(crate) async fn recognise(store: &Arc<dyn Store>, registry: &Registry) -> Result<BackendVersion> {
-    let formats = formats(registry)?;
-    let probed = sure(&formats, &probe(store, &formats).await?);
+    if let Some(noted) = noted(store).await {
+        return Ok(noted);
+    }
+    let formats = registry.all_load_sharded().map(|(_, config)| config.build()).collect::<Result<_>>()?;
+    detect(store, &formats).await
+}
+
+async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVersion> {
+    let probed = sure(formats, &probe(store, formats).await?);
     if let [format] = &*probed {
         return Ok(format.key());
     }
-    if let Some(named) = Sidecar::read(store).await.0.and_then(|s| s.strategy) {
-        return Ok(named);
-    }
     let listed = store.top().await?;
-    let sure = sure(&formats, &listed);
-    let found = if sure.is_empty() { of(&formats, &listed, Detection::Likely) } else { sure };
+    let sure = sure(formats, &listed);
+    let found = if sure.is_empty() { of(formats, &listed, Detection::Likely) } else { sure };
     match &*found {
         [format] => Ok(format.key()),
-        [] => Err(StrategyError::NotACheckpoint { url: store.url(), why: unknown(&formats, &listed) }),
+        [] => Err(StrategyError::NotACheckpoint { url: store.url(), why: unknown(formats, &listed) }),
         [a, b, ..] => Err(StrategyError::Ambiguous { url: store.url(), a: a.key(), b: b.key() }),
     }
 }
 
-type Formats = Vec<Arc<dyn LoadShardedStrategy>>;
-
-fn formats(registry: &Registry) -> Result<Formats> {
-    registry.all_load_sharded().map(|(_, config)| config.build()).collect()
+/// What `reshard.json` says, which belongs to one commit record. That is hashed only if there is something to learn.
+async fn noted(store: &Arc<dyn Store>) -> Option<BackendVersion> {
+    Sidecar::any(store).await?.strategy?;
+    Sidecar::read(store).await.0?.strategy
 }
+
+type Formats = Vec<Arc<dyn LoadShardedStrategy>>;
 
 fn sure(formats: &Formats, top: &Listing) -> Formats {
     of(formats, top, Detection::Yes)
@@ -69,4 +76,109 @@ fn unknown(formats: &Formats, top: &Listing) -> String {
         "none of its files is one by which a linked format knows its checkpoints: {}",
         known.collect::<Vec<_>>().join("; ")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use async_trait::async_trait;
+    use futures::executor::block_on;
+    use reshard_storage::testkit::{Fault, FaultStore, MemoryStore, Op};
+    use reshard_strategy::{OpenCx, OpenFormat, PlannedLoad, StorageReader};
+
+    /// It is sure of a file, and finds it likely where there is another one.
+    #[derive(Debug)]
+    struct Format {
+        name: &'static str,
+        sure: &'static str,
+        likely: &'static str,
+        probes: &'static [&'static str],
+    }
+
+    #[async_trait]
+    impl OpenFormat for Format {
+        fn key(&self) -> BackendVersion {
+            BackendVersion::new(self.name, 1)
+        }
+
+        fn detect(&self, top: &Listing) -> Detection {
+            match () {
+                () if top.has(self.sure) => Detection::Yes,
+                () if top.has(self.likely) => Detection::Likely,
+                () => Detection::No,
+            }
+        }
+
+        fn probes(&self) -> &'static [&'static str] {
+            self.probes
+        }
+
+        async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
+            Err(StrategyError::NotACheckpoint { url: cx.store.url(), why: "it is a test".into() })
+        }
+    }
+
+    fn formats() -> Formats {
+        let all = [
+            Format { name: "a", sure: "a.json", likely: "data", probes: &["a.json"] },
+            Format { name: "b", sure: "b.json", likely: "data", probes: &["b.json", "b.old"] },
+            Format { name: "listed", sure: "any.idx", likely: "part", probes: &[] },
+        ];
+        all.into_iter().map(|f| Arc::new(PlannedLoad::new(f)) as Arc<dyn LoadShardedStrategy>).collect()
+    }
+
+    fn place(names: &[&str]) -> MemoryStore {
+        let store = MemoryStore::new();
+        names.iter().for_each(|name| store.put(Name::new(*name).unwrap(), "1".into()));
+        store
+    }
+
+    fn told(names: &[&str]) -> Result<String> {
+        let store: Arc<dyn Store> = Arc::new(place(names));
+        block_on(detect(&store, &formats())).map(|key| key.to_string())
+    }
+
+    #[test]
+    fn a_format_is_told_by_the_names_of_its_files() {
+        assert_eq!(told(&["a.json", "data", "x"]).unwrap(), "a/1");
+        assert_eq!(told(&["any.idx", "x"]).unwrap(), "listed/1");
+        // One that is sure is believed before those that find it likely.
+        assert_eq!(told(&["any.idx", "data"]).unwrap(), "listed/1");
+        assert_eq!(told(&["part"]).unwrap(), "listed/1");
+        // A name deeper down is not one of the place's own.
+        assert!(told(&["old/a.json"]).is_err());
+    }
+
+    #[test]
+    fn two_formats_that_claim_a_place_are_both_named() {
+        for names in [&["a.json", "b.json"][..], &["data"]] {
+            let e = told(names).unwrap_err();
+            assert!(
+                matches!(&e, StrategyError::Ambiguous { a, b, .. } if *a.backend == *"a" && *b.backend == *"b"),
+                "{e}"
+            );
+            assert!(e.to_string().contains("of a/1 as well as of b/1"), "{e}");
+        }
+    }
+
+    #[test]
+    fn a_place_that_no_format_knows_is_no_checkpoint() {
+        let why = |names: &[&str]| match told(names).unwrap_err() {
+            StrategyError::NotACheckpoint { why, .. } => why,
+            e => panic!("{e}"),
+        };
+        assert_eq!(why(&[]), "nothing lies there");
+        let known = why(&["README.md"]);
+        assert!(known.ends_with("a/1 (a.json); b/1 (b.json, b.old); listed/1"), "{known}");
+    }
+
+    #[test]
+    fn where_a_well_known_file_lies_nothing_is_listed() {
+        for (name, listed) in [("b.json", false), ("any.idx", true)] {
+            let store = FaultStore::new(Arc::new(place(&[name, "x"])));
+            store.fail(Op::List, 0, Fault::Before);
+            let store: Arc<dyn Store> = Arc::new(store);
+            assert_eq!(block_on(detect(&store, &formats())).is_err(), listed, "{name}");
+        }
+    }
 }

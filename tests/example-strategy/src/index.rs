@@ -1,4 +1,4 @@
-//! `index.json`: what is stored, and where it lies.
+//! `example.index.json`: what is stored, and where it lies.
 
 use reshard_model::{DType, Dims, Region};
 use reshard_plan::PlannerData;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// The commit record.
-pub(crate) const INDEX: &str = "index.json";
+pub(crate) const INDEX: &str = "example.index.json";
 
 /// Bytes of the checksum behind each item.
 pub(crate) const CRC: u64 = 4;

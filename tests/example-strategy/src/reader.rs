@@ -8,10 +8,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, Dialect, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, TensorProperties};
-use reshard_storage::{Checksum, Name, Progress, RecordRead, Store};
+use reshard_storage::{Checksum, Listing, Name, Progress, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, Damage, OpenCx, OpenFormat, ReadCx, ReadLimits, ReadObject, ReadTensor, ReadTotals,
-    ReaderHooks, Result, Selection, StorageInfo, StorageReader, StrategyError, VerifyReport,
+    BackendVersion, Damage, Detection, OpenCx, OpenFormat, ReadCx, ReadLimits, ReadObject, ReadTensor,
+    ReadTotals, ReaderHooks, Result, Selection, StorageInfo, StorageReader, StrategyError, VerifyReport,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
@@ -26,8 +26,16 @@ impl OpenFormat for ExampleFormat {
         BackendVersion::new(NAME, 1)
     }
 
+    fn detect(&self, top: &Listing) -> Detection {
+        if top.has(INDEX) { Detection::Yes } else { Detection::No }
+    }
+
+    fn probes(&self) -> &'static [&'static str] {
+        &[INDEX]
+    }
+
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        let OpenCx { store, limits, .. } = cx;
+        let OpenCx { store, limits, dialect, .. } = cx;
         // Its length is looked at before memory is taken for it.
         let Some(index) = limits.read(store, &Name::new(INDEX)?).await? else {
             return Err(StrategyError::NotACheckpoint {
@@ -41,12 +49,7 @@ impl OpenFormat for ExampleFormat {
             what: "it is no index".into(),
             source: Some(Box::new(e)),
         })?;
-        // Whose conventions a checkpoint follows is told by the file that Megatron Core adds, whatever the format is.
-        let dialect = match store.exists(&Name::new("metadata.json")?).await? {
-            true => Dialect::Megatron,
-            false => Dialect::Dcp,
-        };
-        Ok(Arc::new(ExampleReader::new(Arc::clone(store), *limits, index, dialect)?))
+        Ok(Arc::new(ExampleReader::new(Arc::clone(store), *limits, index, *dialect)?))
     }
 }
 

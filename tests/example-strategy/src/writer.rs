@@ -14,7 +14,7 @@ use reshard_strategy::{
 use reshard_torch_format::TorchSave;
 use std::{collections::BTreeMap, io};
 
-/// Writes `rank-{rank}.bin` and `index.json`.
+/// Writes `rank-{rank}.bin` and `example.index.json`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExampleWriter;
 

@@ -73,7 +73,7 @@ fn it_is_chosen_by_configuration_alone() {
         files,
         [
             "common.pt",
-            "index.json",
+            "example.index.json",
             "metadata.json",
             "rank-0.bin",
             "rank-1.bin",

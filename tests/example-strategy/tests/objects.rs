@@ -8,6 +8,7 @@ use reshard::{
     BackendVersion, Checkpoint, DType, Dialect, ErrorKind, LoadShardedConfig, LocalGroup, Payload,
     ProcessGroup, SaveReport, SaveShardedConfig, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
     ValueTree,
+    megatron::TorchCommon,
     plan::SavePlan,
     storage::FileBody,
     strategy::{
@@ -15,7 +16,6 @@ use reshard::{
         PlannedLoad, Records, Registration, Resolve, Result, SaveCommonStrategy, SaveShardedStrategy,
         StorageReader, StorageWriter, WriterHooks, load_with_objects, save_with_objects, testkit,
     },
-    torch_dist::TorchCommon,
 };
 use reshard_comm::testkit::on_ranks;
 use reshard_example::{ExampleFormat, ExampleWriter};
@@ -117,8 +117,8 @@ impl LoadCommonStrategy for CommonOnly {
         BackendVersion::new("common_only", 1)
     }
 
-    async fn load_common(&self, cx: &OpenCx) -> Result<ValueTree> {
-        TorchCommon.load_common(cx).await
+    async fn load_common(&self, cx: &OpenCx, from: &dyn StorageReader) -> Result<ValueTree> {
+        TorchCommon.load_common(cx, from).await
     }
 
     fn owns(&self, name: &reshard::storage::Name) -> bool {
@@ -251,7 +251,7 @@ fn objects_are_files_of_the_common_strategy_counted_and_found_by_any_ranks() {
         let metadata = reports[0].metadata.as_ref().unwrap();
         assert_eq!((metadata.object_count() as u64, metadata.tensor_count()), (ranks + 1, 1));
         want.extend((0..ranks).map(|r| format!("rank-{r}.bin")));
-        want.extend(["common.pt", "index.json", "metadata.json", "reshard.json"].map(String::from));
+        want.extend(["common.pt", "example.index.json", "metadata.json", "reshard.json"].map(String::from));
         assert_eq!(files(Path::new(&url)), want);
 
         for onto in [1, 2] {

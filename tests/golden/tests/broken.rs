@@ -394,10 +394,10 @@ impl Subject {
         }
         for key in self.objects.keys() {
             match self.dialect {
-                Dialect::Dcp => template.insert(key.as_str(), ShardedObject::item(key, Payload::None)),
                 Dialect::Megatron => {
                     template.insert(key.as_str(), ShardedObject::empty_from_unique_key(key).unwrap())
                 }
+                _ => template.insert(key.as_str(), ShardedObject::item(key, Payload::None)),
             };
         }
         let Ok(state) = block_on(async { reshard::load(template, &self.scratch.url()).await }) else {

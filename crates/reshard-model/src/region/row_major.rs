@@ -65,8 +65,9 @@ mod tests {
         ) {
             let of = Region::new(vec![3; lengths.len()], lengths.as_slice());
             let volume = of.volume().unwrap();
-            // A range within the box, and one that goes past it.
-            for range in [from.min(volume)..(from + n).min(volume), from % (volume + 1)..from + n] {
+            // A range within the box, and one that may go past it.
+            let start = from % (volume + 1);
+            for range in [start..start + n % (volume - start + 1), start..start + n] {
                 let all: Vec<Region> = of.clone().blocks(1).collect();
                 let parts: Vec<Region> = of.boxes(range.clone()).collect();
                 let elements: Vec<Region> = parts.iter().flat_map(|b| b.clone().blocks(1)).collect();

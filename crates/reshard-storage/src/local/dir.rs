@@ -22,18 +22,20 @@ use std::{
 /// What a directory that is made may be used for; the process's mask takes some of it away.
 const ANY: Mode = Mode::from_raw_mode(0o777);
 
+/// How a directory is opened to be listed and worked in.
+pub(super) const ENTER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
 /// Opens a directory that is not a link to one.
 pub(super) fn open(at: impl AsFd, path: impl Arg) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    rustix::fs::openat(at, path, flags, Mode::empty())
+    rustix::fs::openat(at, path, ENTER.union(OFlags::NOFOLLOW), Mode::empty())
 }
 
 /// Holds a directory only to find names in it, for which no right to list it is needed. Links are followed.
 pub(super) fn hold(path: &Path) -> Result<OwnedFd, Errno> {
     #[cfg(target_os = "linux")]
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let flags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
     #[cfg(not(target_os = "linux"))]
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let flags = ENTER;
     rustix::fs::open(path, flags, Mode::empty())
 }
 
@@ -158,7 +160,7 @@ pub(super) fn open_below(root: impl AsFd, name: &Name) -> Result<OwnedFd, Errno>
     #[cfg(target_os = "linux")]
     {
         use rustix::fs::{ResolveFlags, openat2};
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let flags = ENTER;
         match openat2(&root, name.as_str(), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
             // Not on this kernel, or not in this sandbox.
             Err(Errno::NOSYS | Errno::PERM) => {}
@@ -306,7 +308,11 @@ impl Dir {
     pub(super) fn create(&self, name: &Name, bytes: u64) -> Result<(PathBuf, File)> {
         let path = self.path.join(name.as_str());
         self.make_parents(name)?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let flags = OFlags::WRONLY
+            .union(OFlags::CREATE)
+            .union(OFlags::EXCL)
+            .union(OFlags::CLOEXEC)
+            .union(OFlags::NOFOLLOW);
         let mode = Mode::from_raw_mode(0o666);
         let file = below(&self.fd, name, |dir, file| rustix::fs::openat(dir, file, flags, mode));
         let file = File::from(file.map_err(|e| match e {
@@ -478,6 +484,27 @@ pub(super) mod tests {
             [Ok(()), Ok(()), Err(Errno::IO)]
         );
         assert!(is_absent(Errno::NOENT) && is_absent(Errno::NOTDIR) && !is_absent(Errno::IO));
+        assert_eq!([c".", c"..", c"...", c"a"].map(utf8), [None, None, Some("..."), Some("a")]);
+    }
+
+    #[test]
+    fn the_length_of_what_lies_behind_a_link_is_not_told() {
+        let (home, at) = with_both();
+        std::os::unix::fs::symlink("d", home.path().join("to-d")).unwrap();
+        fs::write(home.path().join("d/in"), "1234").unwrap();
+        drop(at);
+        let dir = Dir::open(
+            &hold(home.path().parent().unwrap()).unwrap(),
+            home.path().file_name().unwrap(),
+            home.path(),
+        );
+        let dir = dir.unwrap();
+        let len = |name: &str| dir.len(&Name::new(name).unwrap());
+        assert_eq!(
+            ["d/in", "f", "to-d/in", "d", "g"].map(|n| len(n).unwrap()),
+            [Some(4), Some(0), None, None, None]
+        );
+        assert!(matches!(len(&"x".repeat(300)), Err(StorageError::Io { .. })));
     }
 
     #[test]

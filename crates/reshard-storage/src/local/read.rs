@@ -28,6 +28,8 @@ const STRIDE: usize = 8 << 20;
 const SMALL: u64 = 16 << 10;
 /// What one task reads at least, when there are more records.
 const TASK: u64 = 4 << 20;
+/// And when there is little to read.
+const SHORT: u64 = 64 << 10;
 /// What a read or a record costs beside its bytes, in bytes.
 const EACH: u64 = 4 << 10;
 /// Records up to this size are not cut.
@@ -46,6 +48,11 @@ fn with_block<T>(f: impl FnOnce(&mut [u8]) -> T) -> T {
     out
 }
 
+/// Half of what each thread has to do: two tasks each leave room for one that takes longer.
+fn share(total: u64) -> u64 {
+    total / (2 * pool::width() as u64)
+}
+
 /// Cuts sorted work into tasks of at least `TASK` bytes, each within one file.
 fn tasks<T>(
     sorted: Vec<T>,
@@ -54,7 +61,7 @@ fn tasks<T>(
 ) -> Vec<(u64, Vec<T>)> {
     let total: u64 = sorted.iter().map(&bytes).fold(0, u64::saturating_add);
     // Small work is spread over the threads too.
-    let least = TASK.min(total / (2 * pool::width() as u64)).max(64 << 10);
+    let least = share(total).clamp(SHORT, TASK);
     let mut out: Vec<(u64, Vec<T>)> = Vec::new();
     for item in sorted {
         let n = bytes(&item);
@@ -81,7 +88,7 @@ pub(super) async fn read_ranges(
     let done = pool::run(move |batch| {
         let joined = join(&all, GAP, BLOCK as u64)?;
         let same = |a: &Joined, b: &Joined| a.name == b.name;
-        for (_, group) in tasks(joined, same, |j| (j.range.end - j.range.start).saturating_add(EACH)) {
+        for (_, group) in tasks(joined, same, |j| j.bytes().saturating_add(EACH)) {
             let root = root.clone();
             batch.spawn(Turn::Main, move |batch| read_joined(&root, group, batch));
         }
@@ -114,7 +121,7 @@ fn read_joined(root: &Root, group: Vec<Joined>, batch: &Arc<Batch<Together>>) ->
 pub(super) async fn read_into(root: Root, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
     let total: u64 = reads.iter().map(weight).fold(0, u64::saturating_add);
     // A record that is most of the work is read by several threads.
-    let Split { reads: mut all, cut } = split_large(reads, PIECE.max(total / (2 * pool::width() as u64)))?;
+    let Split { reads: mut all, cut } = split_large(reads, PIECE.max(share(total)))?;
     let stats = pool::run(move |batch| {
         all.sort_by(|a, b| (&a.name, a.record.start).cmp(&(&b.name, b.record.start)));
         let same = |a: &RecordRead, b: &RecordRead| a.name == b.name;
@@ -360,5 +367,67 @@ impl<'a> Call<'a> {
         self.len += n;
         self.buffers.push(buffer);
         at + n as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Part;
+    use reshard_model::Layout;
+
+    /// Work of so many bytes, in files by number.
+    fn cut(work: &[(u32, u64)]) -> Vec<(u64, usize)> {
+        let cut = tasks(work.to_vec(), |a, b| a.0 == b.0, |(_, bytes)| *bytes);
+        cut.into_iter().map(|(bytes, group)| (bytes, group.len())).collect()
+    }
+
+    #[test]
+    fn a_share_is_half_of_what_a_thread_has_to_do() {
+        let width = pool::width() as u64;
+        assert_eq!((share(0), share(2 * width * 1000), share(2 * width - 1)), (0, 1000, 0));
+    }
+
+    #[test]
+    fn work_is_cut_into_tasks_that_are_neither_tiny_nor_late() {
+        // A group is closed when it has the least that a task has.
+        assert_eq!(cut(&[(0, SHORT); 3]), [(SHORT, 1); 3]);
+        assert_eq!(cut(&[(0, SHORT - 1); 3]), [(2 * (SHORT - 1), 2), (SHORT - 1, 1)]);
+        assert_eq!(cut(&[(0, 1), (1, 1), (1, 1), (0, 1)]), [(1, 1), (2, 2), (1, 1)]);
+        // Much work: no task has less than 4 MiB.
+        let much = cut(&[(0, TASK / 2); 1000]);
+        assert!(much.len() == 500 && much.iter().all(|task| *task == (TASK, 2)), "{much:?}");
+        // Large ones first, the largest before all; the others stay in order.
+        let sizes = [TASK, LARGE, TASK + 1, LARGE + 1, LARGE - 1];
+        let work: Vec<_> = (0..).zip(sizes).collect();
+        let order: Vec<u64> = cut(&work).into_iter().map(|(bytes, _)| bytes).collect();
+        assert_eq!(order, [LARGE + 1, LARGE, TASK, TASK + 1, LARGE - 1]);
+        assert!(cut(&[(0, u64::MAX), (1, u64::MAX)]).len() == 2, "sums do not overflow");
+    }
+
+    #[test]
+    fn a_read_weighs_what_it_moves_and_something_beside() {
+        let (_target, into) = crate::testkit::Target::bytes(100);
+        let part = Part { source: Layout::contiguous(1, &[100]).unwrap(), into };
+        let read =
+            RecordRead { name: Name::new("a").unwrap(), record: 0..1000, parts: vec![part], check: None };
+        assert_eq!(weight(&read), 100 + EACH);
+    }
+
+    #[test]
+    fn a_call_has_room_for_a_stride_and_so_many_buffers() {
+        let mut bytes = vec![0u8; 3000];
+        let mut call = Call::new(2000);
+        let (first, rest) = bytes.split_at_mut(1500);
+        assert!(call.has_room() && call.room(5000) == 2000 && call.push(7, first) == 1507);
+        assert!(call.has_room() && call.room(5000) == 500 && call.room(3) == 3);
+        assert_eq!((call.push(1507, &mut rest[..500]), call.at, call.has_room()), (2007, 7, false));
+
+        let mut call = Call::new(1 << 20);
+        for (i, byte) in bytes[..MAX_VECTORS].chunks_mut(1).enumerate() {
+            assert!(call.has_room());
+            call.push(i as u64, byte);
+        }
+        assert!(!call.has_room());
     }
 }

@@ -3,7 +3,7 @@
 //! Links in it have one rule. A file that is a link to a file is that file, wherever it lies: caches of model hubs are made of
 //! such links. A directory that is a link is not entered. What is removed is the link.
 
-use super::dir::{self, below, is_absent, unlink, utf8};
+use super::dir::{self, ENTER, below, is_absent, unlink, utf8};
 use crate::{Entry, Link, Listing, Name, Result, StorageError};
 use rustix::{
     fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat},
@@ -57,10 +57,9 @@ impl Root {
 
     /// Opens the directory. `None` when there is none.
     fn open(&self) -> Result<Option<OwnedFd>> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let outcome = match &self.held {
-            Some(fd) => rustix::fs::openat(fd, ".", flags, Mode::empty()),
-            None => rustix::fs::open(&self.path, flags, Mode::empty()),
+            Some(fd) => rustix::fs::openat(fd, ".", ENTER, Mode::empty()),
+            None => rustix::fs::open(&self.path, ENTER, Mode::empty()),
         };
         match outcome {
             Err(Errno::NOENT) => Ok(None),
@@ -82,8 +81,7 @@ impl Root {
         match &self.held {
             Some(fd) => below(fd, name, |dir, file| f(dir, file.as_ref())),
             None if name.as_str().contains('/') => {
-                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-                let root = rustix::fs::open(&self.path, flags, Mode::empty())?;
+                let root = rustix::fs::open(&self.path, ENTER, Mode::empty())?;
                 below(root, name, |dir, file| f(dir, file.as_ref()))
             }
             None => f(CWD, &self.path_of(name)),
@@ -92,7 +90,7 @@ impl Root {
 
     pub(super) fn open_file(&self, name: &Name) -> Result<File> {
         // A named pipe in a hostile checkpoint must not block us.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let flags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
         let opened = self.at(name, |dir, file| rustix::fs::openat(dir, file, flags, Mode::empty()));
         opened.map(File::from).map_err(|e| match self.linked_directory(name) {
             Some(directory) if matches!(e, Errno::NOTDIR | Errno::LOOP) => {
@@ -320,6 +318,62 @@ mod tests {
         assert_eq!(walked(&dir, Depth::Top, |_| ()), ["d", "link"]);
         let top = Root::new(dir).top().unwrap();
         assert_eq!((top.folders, top.files), (vec![Name::new("d").unwrap()], Vec::new()));
+    }
+
+    #[test]
+    fn what_is_no_file_is_told_by_what_it_is() {
+        let home = tempfile::tempdir().unwrap();
+        let at = |name: &str| home.path().join(name);
+        file(at("file"));
+        fs::create_dir(at("dir")).unwrap();
+        symlink("itself", at("itself")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        let root = Root::new(home.path().into());
+        for root in [root.clone(), root.hold().unwrap().unwrap()] {
+            let opened = |name: &str| root.open_file(&Name::new(name).unwrap()).map(drop);
+            for (name, told) in [
+                ("itself", "it is a link that leads to itself"),
+                ("socket", "it is a socket"),
+                ("file/a", "what it should lie in is no directory"),
+            ] {
+                let Err(StorageError::NoFile { path, what }) = opened(name) else { panic!("{name}") };
+                assert_eq!((what, path), (told, at(name).display().to_string()));
+            }
+            // As if it were not there: looked at, it is none.
+            for name in ["itself", "file/a", "absent", "dir/absent/a"] {
+                assert_eq!(root.len(&Name::new(name).unwrap()).unwrap(), None, "{name}");
+            }
+            // What can't be looked at is not as if it were not there.
+            let long = Name::new("x".repeat(300)).unwrap();
+            assert!(matches!(root.len(&long), Err(StorageError::Io { .. })));
+            assert!(matches!(root.open_file(&long), Err(StorageError::Io { .. })));
+        }
+        // The place itself is a file: that is no file that should lie in something.
+        let e = Root::new(at("file")).open_file(&Name::new("a").unwrap()).unwrap_err();
+        assert!(matches!(e, StorageError::Io { .. }), "{e:?}");
+        let kinds = [
+            FileType::Directory,
+            FileType::Fifo,
+            FileType::Socket,
+            FileType::CharacterDevice,
+            FileType::BlockDevice,
+            FileType::Unknown,
+        ];
+        let told = ["a directory", "a named pipe", "a socket", "a device", "a device", "no regular file"];
+        assert_eq!(kinds.map(what_it_is), told.map(|what| format!("it is {what}")));
+    }
+
+    #[test]
+    fn a_link_that_leads_to_itself_is_listed_as_a_link_that_is_not_followed() {
+        let home = tempfile::tempdir().unwrap();
+        symlink("itself", home.path().join("itself")).unwrap();
+        let root = Root::new(home.path().into());
+        assert_eq!(root.list().unwrap(), []);
+        let links = root.links().unwrap();
+        assert_eq!(
+            links.iter().map(|l| (l.target.as_str(), l.followed)).collect::<Vec<_>>(),
+            [("itself", false)]
+        );
     }
 
     #[test]

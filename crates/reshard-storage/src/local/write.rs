@@ -336,3 +336,79 @@ pub(super) fn sync_file(file: &File, path: &Path) -> Result<()> {
     note(|| Trace::SyncedFile(path.into()));
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{IfExists, LocalStore, Store};
+    use futures::executor::block_on;
+
+    const K: usize = 1 << 10;
+    const M: usize = 1 << 20;
+
+    /// Blocks that a source gives one by one.
+    struct Blocks(VecDeque<Bytes>);
+
+    impl Extent for Blocks {
+        fn length(&self) -> Length {
+            Length::Exact(self.0.iter().map(|b| b.len() as u64).sum())
+        }
+
+        fn next_block(&mut self) -> Option<std::io::Result<Bytes>> {
+            self.0.pop_front().map(Ok)
+        }
+    }
+
+    /// How many bytes each call writes of an extent whose blocks are so long.
+    fn calls(blocks: &[usize]) -> Vec<u64> {
+        let home = tempfile::tempdir().unwrap();
+        let store = LocalStore::at(home.path().join("x")).unwrap();
+        let bytes: Vec<u8> = (0..blocks.iter().sum()).map(|i: usize| (i * 31 >> 7) as u8).collect();
+        let mut rest = Bytes::from(bytes.clone());
+        let blocks = blocks.iter().map(|n| rest.split_to(*n)).collect();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let tell = Arc::clone(&told);
+        let progress = Progress::new(move |n| tell.lock().unwrap().push(n));
+        block_on(async {
+            let transaction = store.begin("a", IfExists::Refuse).await.unwrap();
+            let file =
+                FileBody::new(Name::new("f").unwrap(), vec![Box::new(Blocks(blocks)) as Box<dyn Extent>]);
+            transaction.write(vec![file], Durability::Process, progress).await.unwrap();
+            transaction.commit(None, &[], Durability::Process).await.unwrap();
+        });
+        assert!(std::fs::read(home.path().join("x/f")).unwrap() == bytes);
+        let told = told.lock().unwrap();
+        told.clone()
+    }
+
+    #[test]
+    fn calls_end_where_windows_of_the_file_end() {
+        let w = WINDOW as u64;
+        assert_eq!(calls(&[100]), [100]);
+        assert_eq!(calls(&[WINDOW]), [w]);
+        assert_eq!(calls(&[WINDOW, 1]), [w, 1]);
+        // Short blocks are gathered; one that reaches over the end of a window is cut there.
+        assert_eq!(calls(&[256 * K; 5]), [w, w, w / 2]);
+        assert_eq!(calls(&[300 * K, 300 * K, 300 * K]), [w, 388 << 10]);
+        // A long one is written as far as windows go, at most a stride, the rest with what follows.
+        assert_eq!(calls(&[M + 100 * K]), [2 * w, 100 << 10]);
+        assert_eq!(calls(&[100 * K, M]), [w, w, 100 << 10]);
+        assert_eq!(calls(&[17 * M]), [8 << 20, 8 << 20, 1 << 20]);
+        assert_eq!(calls(&[WINDOW / 2, 9 * M]), [w, 8 << 20, w, w / 2]);
+        // One call takes 1,024 buffers.
+        assert_eq!(calls(&[10; 1_100]), [10_240, 760]);
+    }
+
+    #[test]
+    fn a_thread_takes_extents_up_to_a_unit() {
+        let of = |sizes: &[usize], size: u64| {
+            let extents = sizes.iter().map(|n| Box::new(Bytes::from(vec![0; *n])) as Box<dyn Extent>);
+            let units = units(extents.collect(), size);
+            units.iter().map(|u| (u.at, u.first, u.extents.len())).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[4, 5, 1, 10, 11, 1], 10), [(0, 0, 3), (10, 3, 1), (20, 4, 1), (31, 5, 1)]);
+        assert_eq!(of(&[4, 0, 7], 10), [(0, 0, 2), (4, 2, 1)]);
+        assert_eq!(of(&[], 10), []);
+        assert_eq!(of(&[3, 4], u64::MAX), [(0, 0, 2)]);
+    }
+}

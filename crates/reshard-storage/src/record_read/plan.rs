@@ -191,12 +191,17 @@ pub(crate) struct Joined {
 }
 
 impl Joined {
+    /// Its length.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
     /// What reading it takes.
     pub(crate) fn stats(&self, reads: &[(Name, Range<u64>)]) -> ReadStats {
         let asked = self.members.iter().map(|&i| reads[i].1.end - reads[i].1.start);
         ReadStats {
             bytes_needed: asked.fold(0, u64::saturating_add),
-            bytes_read: self.range.end - self.range.start - self.between,
+            bytes_read: self.bytes() - self.between,
             bytes_between: self.between,
             reads: 1,
         }

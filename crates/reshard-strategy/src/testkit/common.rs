@@ -1,10 +1,15 @@
 //! What a common strategy has to keep.
 
 use super::{phases::spoil, strategies::files};
-use crate::{LoadCommonStrategy, OpenCx, SaveCommonStrategy};
+use crate::{
+    BackendVersion, LoadCommonStrategy, OpenCx, ReadCx, ReadObject, ReadTensor, ReadTotals, ReaderHooks,
+    Result, SaveCommonStrategy, StorageInfo, StorageReader, VerifyReport,
+};
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures::executor::block_on;
-use reshard_model::{Payload, ShardedObject, Tensor, Value, ValueTree};
+use reshard_model::{Dialect, ObjectCodec, Payload, ShardedObject, Tensor, Value, ValueTree};
+use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Durability, FileBody, IfExists, Name, Progress, Store, testkit::MemoryStore};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -21,6 +26,55 @@ pub fn common_contract(save: &dyn SaveCommonStrategy, load: &dyn LoadCommonStrat
     if let Some(files) = stores {
         assert!(files.is_empty(), "no objects are no files");
         objects_come_back(save, load);
+    }
+}
+
+/// A sharded part without items.
+#[derive(Debug, Default)]
+struct NoItems {
+    metadata: Arc<Metadata>,
+}
+
+impl ReaderHooks for NoItems {}
+
+#[async_trait]
+impl StorageReader for NoItems {
+    fn key(&self) -> BackendVersion {
+        BackendVersion::new("no_items", 1)
+    }
+
+    fn metadata(&self) -> &Arc<Metadata> {
+        &self.metadata
+    }
+
+    fn dialect(&self) -> Dialect {
+        Dialect::Megatron
+    }
+
+    fn locate_chunk(&self, _: ChunkId) -> Vec<StorageInfo> {
+        Vec::new()
+    }
+
+    fn locate_object(&self, _: ObjectId) -> Vec<StorageInfo> {
+        Vec::new()
+    }
+
+    fn codec(&self) -> Arc<dyn ObjectCodec> {
+        unreachable!("it has no objects")
+    }
+
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, _: &ReadCx<'_>) -> Result<ReadTotals> {
+        assert!(reads.is_empty(), "it has no tensors");
+        Ok(ReadTotals::default())
+    }
+
+    async fn read_objects(&self, reads: &[ReadObject], _: &ReadCx<'_>) -> Result<Vec<Payload>> {
+        assert!(reads.is_empty(), "it has no objects");
+        Ok(Vec::new())
+    }
+
+    async fn verify(&self, _: bool, _: &Progress) -> Result<VerifyReport> {
+        Ok(VerifyReport::default())
     }
 }
 
@@ -73,14 +127,14 @@ fn common_state_comes_back(save: &dyn SaveCommonStrategy, load: &dyn LoadCommonS
     let t = tensor(0);
     let layout = save.layout_common(&common(t.clone())).unwrap();
     let store = write(layout, vec![t]);
-    let loaded = block_on(load.load_common(&OpenCx::new(Arc::clone(&store)))).unwrap();
+    let loaded = block_on(load.load_common(&OpenCx::new(Arc::clone(&store)), &NoItems::default())).unwrap();
     assert_eq!(Value::from(loaded), Value::from(common(tensor(0))));
     let all = files(&store);
     assert!(all.keys().all(|name| load.owns(name)), "its files are its own");
     let again = write(save.layout_common(&common(tensor(0))).unwrap(), Vec::new());
     assert!(files(&again) == all, "equal state gives equal bytes");
     for cx in damaged(&all) {
-        if let Ok(found) = block_on(load.load_common(&cx)) {
+        if let Ok(found) = block_on(load.load_common(&cx, &NoItems::default())) {
             assert_eq!(Value::from(found), Value::from(common(tensor(0))));
         }
     }

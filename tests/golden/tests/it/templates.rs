@@ -43,7 +43,7 @@ fn replace(tree: ValueTree, leaf: &mut impl FnMut(Value) -> Tree<Leaf>) -> State
 fn object(checkpoint: &Checkpoint, key: &str) -> Tree<Leaf> {
     match checkpoint.dialect() {
         Dialect::Megatron => ShardedObject::empty_from_unique_key(key).unwrap().into(),
-        Dialect::Dcp => ShardedObject::item(key, Payload::None).into(),
+        _ => ShardedObject::item(key, Payload::None).into(),
     }
 }
 

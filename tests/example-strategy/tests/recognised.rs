@@ -1,0 +1,101 @@
+//! A checkpoint that says nothing of its format is told by the names of its files; where those of two formats lie, by the user.
+
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use reshard::{
+    BackendVersion, Dialect, ErrorKind, OpenOptions, ShardedTensor, StateDict, Tensor,
+    blocking::{self, Checkpoint},
+};
+use reshard_example::ExampleConfig;
+use std::{fs, path::Path};
+
+fn state(n: f32) -> StateDict {
+    let mut state = StateDict::new();
+    state.insert("w", ShardedTensor::full("w", Tensor::from_vec(&[2], vec![n, n]).unwrap()));
+    state
+}
+
+fn element(checkpoint: &Checkpoint) -> f32 {
+    checkpoint.tensor("w").unwrap().read(..).unwrap().to_vec::<f32>().unwrap()[0]
+}
+
+fn open(url: &str, format: Option<&str>) -> reshard::Result<Checkpoint> {
+    let options = OpenOptions::new();
+    Checkpoint::open_with(
+        match format {
+            Some(name) => options.format(name.parse().unwrap()),
+            None => options,
+        },
+        url,
+    )
+}
+
+fn copy(from: &Path, to: &Path, name: &str) {
+    fs::copy(from.join(name), to.join(name)).unwrap();
+}
+
+#[test]
+fn what_a_checkpoint_says_of_itself_comes_before_names_and_names_before_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let [ours, theirs] = ["ours", "theirs"].map(|d| home.path().join(d));
+    let [url, other] = [&ours, &theirs].map(|d| d.display().to_string());
+    let (one, two) = (state(1.), state(2.));
+    let example = reshard::save(&one, &url).dialect(Dialect::Dcp);
+    blocking::run(example.strategy(ExampleConfig::default())).unwrap();
+    blocking::run(reshard::save(&two, &other).dialect(Dialect::Dcp)).unwrap();
+    let key = |name: &str| name.parse::<BackendVersion>().unwrap();
+
+    // A file of the other format beside it changes nothing while reshard.json says which one it is.
+    copy(&theirs, &ours, ".metadata");
+    copy(&theirs, &ours, "__0_0.distcp");
+    assert_eq!(open(&url, None).unwrap().backend(), &key("example"));
+    fs::remove_file(ours.join("reshard.json")).unwrap();
+    let e = open(&url, None).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Invalid);
+    let said = reshard::strategy::with_sources(e.to_string(), &e);
+    assert!(said.contains("example/1 as well as of torch_dist/1"), "{said}");
+    for (name, element_is) in [("example", 1.), ("torch_dist", 2.)] {
+        let checkpoint = open(&url, Some(name)).unwrap();
+        assert_eq!((checkpoint.backend(), element(&checkpoint)), (&key(name), element_is));
+    }
+    // The program says how to choose, and is told.
+    let run = |args: &[&str]| {
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let program = reshard_cli::Program::new(
+            reshard::Registry::linked().unwrap(),
+            reshard::Stores::linked().unwrap(),
+        );
+        let mut io = reshard_cli::Io { out: &mut out, err: &mut err, bars: false };
+        let code = program.run(args, &mut io);
+        (code, String::from_utf8(out).unwrap() + &String::from_utf8(err).unwrap())
+    };
+    let (code, told) = run(&["reshard", "ls", &url]);
+    assert!(code == 2 && told.contains("`--format` chooses one of them"), "{code} {told}");
+    let (code, told) = run(&["reshard", "verify", &url, "--format", "example/1"]);
+    assert_eq!(code, 0, "{told}");
+
+    for name in [".metadata", "__0_0.distcp"] {
+        fs::remove_file(ours.join(name)).unwrap();
+    }
+    assert_eq!(open(&url, None).unwrap().backend(), &key("example"));
+    // Data of torch_dist without its metadata are likely an unfinished save of it, and that is what is told.
+    fs::remove_file(theirs.join(".metadata")).unwrap();
+    let e = open(&other, None).unwrap_err();
+    assert!(e.to_string().contains("there is no .metadata"), "{e}");
+    fs::rename(theirs.join("__0_0.distcp"), theirs.join("weights.bin")).unwrap();
+    let e = open(&other, None).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::NotFound);
+    assert!(e.to_string().contains("example/1 (example.index.json); torch_dist/1 (.metadata, "), "{e}");
+}
+
+#[test]
+fn in_megatrons_dialect_metadata_json_names_the_format() {
+    let home = tempfile::tempdir().unwrap();
+    let url = home.path().join("x").display().to_string();
+    blocking::run(reshard::save(&state(3.), &url).strategy(ExampleConfig::default())).unwrap();
+    fs::write(home.path().join("x/.metadata"), "of another program").unwrap();
+    let checkpoint = open(&url, None).unwrap();
+    assert_eq!((checkpoint.dialect(), element(&checkpoint)), (Dialect::Megatron, 3.));
+    let e = open(&url, Some("torch_dist")).unwrap_err();
+    assert!(e.to_string().contains("a checkpoint of example/1 is not supported by torch_dist/1"), "{e}");
+}
