@@ -671,6 +671,49 @@ mod tests {
     }
 
     #[test]
+    fn a_file_has_a_name_that_a_file_system_takes() {
+        assert!(file_name(&"x".repeat(LONGEST_NAME)).is_ok());
+        let e = file_name(&"x".repeat(LONGEST_NAME + 1)).unwrap_err();
+        assert!(e.contains("a name of 4097 bytes"), "{e}");
+    }
+
+    #[test]
+    fn of_the_files_of_ranks_each_has_a_place_once_and_the_first_counts() {
+        let place = |file| Place { file, transforms: 0, offset: 7, length: 1 };
+        let mut places = [place(u32::MAX); 2];
+        set(&mut places, 0, place(3), 2).unwrap();
+        assert_eq!(set(&mut places, 0, place(4), 2), Err("has two places"));
+        assert_eq!(set(&mut places, 0, place(3), 3), Err("has two places"));
+        // The next rank's files begin at the fifth.
+        set(&mut places, 0, place(6), 5).unwrap();
+        set(&mut places, 9, place(6), 5).unwrap();
+        assert_eq!(places.map(|p| p.file), [3, u32::MAX]);
+    }
+
+    #[test]
+    fn what_is_said_of_a_tensor_is_read_as_it_was_written() {
+        let properties = |memory_format, requires_grad, strides: Option<&[u64]>| TensorProperties {
+            memory_format,
+            requires_grad,
+            pin_memory: !requires_grad,
+            strides: strides.map(Into::into),
+        };
+        let all = [
+            properties(MemoryFormat::Contiguous, true, None),
+            properties(MemoryFormat::ChannelsLast, false, Some(&[1, 5])),
+            properties(MemoryFormat::Preserve, true, Some(&[5, 1])),
+        ];
+        let mut b = Metadata::builder();
+        for (i, properties) in all.iter().enumerate() {
+            let id = b.add_tensor(&i.to_string(), DType::Float32, &[5, 5], properties.clone()).unwrap();
+            b.add_chunk(id, &Region::whole(&[5, 5])).unwrap();
+        }
+        let pickle = write(&b.finish(None).unwrap(), &[], Flavour::Torch215, "").unwrap();
+        let table = Table::parse("m", pickle.into(), &Default::default()).unwrap();
+        assert!(table.metadata.tensors().map(|t| t.properties()).eq(all));
+    }
+
+    #[test]
     fn lengths_of_all_sizes_are_kept() {
         let lengths = [0, 1, (1 << 32) - 2, (1 << 32) - 1, 1 << 32, i64::MAX as u64];
         let keys: Vec<String> = (0..lengths.len()).map(|i| i.to_string()).collect();

@@ -1,7 +1,7 @@
 //! What asks for too much, and what is not understood: neither is damage.
 
 use crate::{
-    handmade::{Item, archive, pickle, view, write, zstd},
+    handmade::{Item, archive, pickle, view, write, zip, zstd},
     run,
 };
 use reshard::{Region, ShardedTensor};
@@ -366,4 +366,46 @@ fn the_cap_of_what_is_read_whole_is_that_of_common_state_and_of_the_metadata_of_
         ran.out,
         ran.err
     );
+}
+
+#[test]
+fn an_object_that_is_no_pickle_is_damage_though_its_checksum_is_right() {
+    let o =
+        |pickle: &[u8]| Item::object("o", zip(&[("data.pkl", pickle, false), ("version", b"3\n", false)]));
+    for (pickle, code) in [(&b"\x80\x02K\x07."[..], 0), (b"\x80\x02K", 1), (b"\x80\x02no pickle.", 1)] {
+        let made = made(&[o(pickle)]);
+        let (found, said) = made.verified(&[]);
+        assert_eq!(found, code, "{said}");
+    }
+}
+
+#[test]
+fn an_item_whose_place_lacks_something_is_damage_of_the_metadata() {
+    let made = made(&[sound("w", 10, false)]);
+    let file = std::path::Path::new(&made.url).join(".metadata");
+    let whole = std::fs::read(&file).unwrap();
+    for field in ["relative_path", "offset", "length"] {
+        let mut bytes = whole.clone();
+        let at = bytes.windows(field.len() + 4).rposition(|w| w[4..] == *field.as_bytes()).unwrap();
+        bytes[at + 4] = b'x';
+        std::fs::write(&file, &bytes).unwrap();
+        let ran = run(&["ls", &made.url]);
+        assert_eq!(ran.code, 1, "{field}: {}", ran.err);
+        assert!(ran.err.contains("lacks its file, offset or length"), "{field}: {}", ran.err);
+    }
+}
+
+#[test]
+fn an_item_whose_place_is_named_in_another_form_is_not_understood() {
+    let o = Item::object("o", zip(&[("data.pkl", b"\x80\x02K\x07.", false), ("version", b"3\n", false)]));
+    for item in [o, sound("w", 10, false)] {
+        let made = made(&[item]);
+        let file = std::path::Path::new(&made.url).join(".metadata");
+        let mut bytes = std::fs::read(&file).unwrap();
+        let at = bytes.windows(13).position(|w| w == b"MetadataIndex").unwrap();
+        bytes[at + 12] = b'X';
+        std::fs::write(&file, &bytes).unwrap();
+        let (code, said) = made.verified(&[]);
+        assert_eq!((code, &said["damage"]), (2, &json!([])), "{said}");
+    }
 }

@@ -12,6 +12,7 @@ mod layouts;
 mod limits;
 mod links;
 mod memory;
+mod parts;
 mod prune;
 mod states;
 mod understood;

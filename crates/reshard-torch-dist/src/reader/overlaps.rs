@@ -98,4 +98,13 @@ mod tests {
         let said = of(&["a"], &[(0, 0, 100), (0, 10, 5), (0, 20, 5), (0, 100, 5)], &[(0, 99, 1)]);
         assert_eq!(said, [some("bytes 99..100 of a"), outer.clone(), outer.clone(), None, outer]);
     }
+
+    #[test]
+    fn each_item_is_held_against_the_one_before_it_that_ends_last() {
+        let said = of(&["a"], &[(0, 0, 10), (0, 10, 10), (0, 15, 10), (0, 25, 1)], &[]);
+        assert_eq!(said, [None, some("bytes 15..25 of a"), some("bytes 10..20 of a"), None]);
+        // A short one in between doesn't hide a long one.
+        let said = of(&["a"], &[(0, 0, 30), (0, 10, 5), (0, 20, 5)], &[]);
+        assert_eq!(said[2], some("bytes 0..30 of a"));
+    }
 }

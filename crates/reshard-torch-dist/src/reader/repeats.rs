@@ -37,3 +37,29 @@ fn of(table: &Table, tensor: &TensorRef<'_>) -> Option<(u64, u64)> {
     }
     repeats(bytes, stored).then_some((bytes, stored))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Flavour;
+    use reshard_model::{DType, Region};
+    use reshard_plan::Metadata;
+
+    /// Keys of those that repeat, of tensors of so many bytes of which nothing is stored.
+    fn of(bytes: &[u64]) -> usize {
+        let mut b = Metadata::builder();
+        for (i, bytes) in bytes.iter().enumerate() {
+            let id = b.add_tensor(&i.to_string(), DType::UInt8, &[*bytes], Default::default()).unwrap();
+            b.add_chunk(id, &Region::new([0], [*bytes])).unwrap();
+        }
+        let pickle = crate::metadata::write(&b.finish(None).unwrap(), &[], Flavour::Universal, "").unwrap();
+        repeated(&Table::parse("m", pickle.into(), &Default::default()).unwrap()).len()
+    }
+
+    #[test]
+    fn tensors_repeat_when_they_are_together_more_than_anybody_may_read() {
+        assert_eq!((of(&[REPEATED]), of(&[REPEATED + 1])), (0, 1));
+        let half = REPEATED / 2;
+        assert_eq!((of(&[half, half]), of(&[half, half + 1]), of(&[half, half, 7])), (0, 2, 0));
+    }
+}

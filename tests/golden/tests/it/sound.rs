@@ -35,6 +35,27 @@ fn every_sound_checkpoint_is_read_bit_for_bit() {
     assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// Which programs write what a checkpoint's bytes look like: who has written it must be among them.
+#[test]
+fn every_checkpoint_of_megatron_core_is_told_for_that_of_its_generation() {
+    let mut wrong = Vec::new();
+    for f in fixtures().iter().filter(|f| f.expected.sound) {
+        let name = f.to_string();
+        let Some((_, fixture)) = name.rsplit_once("mc0") else { continue };
+        let checkpoint = block_on(Checkpoint::open(&f.url())).unwrap();
+        let told = checkpoint.producer().written_by;
+        let want = match &fixture[..2] {
+            "12" => ["Megatron Core 0.11 to 0.15"; 1],
+            "16" => ["Megatron Core 0.16 to 0.18"],
+            _ => ["Megatron Core 0.19 or later"],
+        };
+        if told[1..] != want {
+            wrong.push(format!("{f}: {told:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn calls_that_need_no_template_give_the_same() {
     let mut wrong = Vec::new();
