@@ -165,3 +165,23 @@ fn what_is_packed_is_unpacked_as_far_as_it_is_wanted_and_checked_at_its_end() {
     }
     assert!(wrong.is_empty(), "[needed, read, headers, requests, verified]\n{wrong}");
 }
+
+#[test]
+fn small_neighbours_are_read_together_and_what_lies_between_counts_as_headers() {
+    let (pickle, data) = (described(), elements());
+    let archive =
+        || zip(&[("data.pkl", &pickle[..], false), ("version", b"3\n", false), ("data/0", &data, false)]);
+    let beside = archive().len() as u64 - data.len() as u64;
+    let keys = ["a", "b", "c"];
+    let made = made(&keys.map(|key| Item::tensor(key, &SHAPE, archive())));
+    let mut template = StateDict::new();
+    for key in keys {
+        template.insert(key, ShardedTensor::template(key, DType::Float32, &SHAPE));
+    }
+    let (_, report) = blocking::run(reshard::load(template, &made.url).with_report()).unwrap();
+    let t = report.totals;
+    assert_eq!((t.needed, t.read, t.verified), (3 * 8192, 3 * 8192, 3));
+    // The ends of all archives, then the elements with two gaps between them.
+    println!("{beside} {t:?}");
+    assert_eq!((t.headers, t.requests), (0, 0));
+}

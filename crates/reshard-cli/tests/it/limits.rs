@@ -409,3 +409,14 @@ fn an_item_whose_place_is_named_in_another_form_is_not_understood() {
         assert_eq!((code, &said["damage"]), (2, &json!([])), "{said}");
     }
 }
+
+#[test]
+fn a_large_tensor_may_have_a_packed_description() {
+    let n = 3 << 19;
+    let storage: Vec<u8> = (0..n).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let pickle = pickle(view(&[n], &[1], n));
+    let archive =
+        zip(&[("data.pkl", &pickle[..], true), ("version", b"3\n", false), ("data/0", &storage, false)]);
+    let (code, said) = made(&[Item::tensor("w", &[n], archive)]).verified(&[]);
+    assert_eq!(code, 0, "{said}");
+}
