@@ -93,6 +93,7 @@ pub(crate) const CORES: &[Core] = &[
             Judge { packages: &["reshard-strategy"], tests: &["--lib"] },
             Judge { packages: &["reshard"], tests: &["--tests"] },
             Judge { packages: &["reshard-laws"], tests: &["--tests"] },
+            Judge { packages: &["reshard-example"], tests: &["--tests"] },
         ],
     },
     Core {
