@@ -97,8 +97,8 @@ impl Select {
 /// How the checkpoint is read.
 #[derive(Debug, Args)]
 pub(crate) struct Reading {
-    /// The format, such as torch_dist or torch_dist/1. By default the files tell it; it has to be given where they are those
-    /// of two formats.
+    /// The format of the checkpoint that is read, such as torch_dist or torch_dist/1. By default its files tell it; where they
+    /// are those of two formats it has to be given.
     #[arg(long, value_name = "NAME")]
     pub(crate) format: Option<BackendVersion>,
     #[command(flatten)]

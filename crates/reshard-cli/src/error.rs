@@ -143,7 +143,7 @@ impl CliError {
         }
         match self.kind() {
             Some(ErrorKind::NotFound) if self.is_no_checkpoint() => {
-                "check the path: a checkpoint is a directory with a file .metadata in it (`ls -a` shows it)"
+                "check the path (`ls -a` shows what lies there); `reshard plugins` lists the formats that this program knows"
             }
             Some(ErrorKind::NotFound) => "`reshard ls` lists the keys that are stored",
             Some(ErrorKind::Exists) => "choose another place, or replace what lies there with --overwrite",

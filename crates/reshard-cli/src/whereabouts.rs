@@ -93,7 +93,7 @@ fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
             "a zip archive, as torch.save writes them",
             "load it with torch.load, and save it as a distributed checkpoint".into(),
         ),
-        _ => ("a file", "name a directory with a file .metadata in it".into()),
+        _ => ("a file", "name the directory of a checkpoint".into()),
     }
 }
 

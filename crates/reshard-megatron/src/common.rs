@@ -164,11 +164,19 @@ async fn from_object(cx: &OpenCx, from: &dyn StorageReader) -> Result<Value> {
     };
     let none = Progress::none();
     let read = from.read_objects(&[ReadObject { object }], &ReadCx::new(true, &none)).await?.pop();
-    let Some(Payload::Encoded { bytes, .. }) = read else {
-        let what = format!("the object {COMMON_STATE_CELL} was not read");
-        return Err(StrategyError::Internal(what));
+    let value = match read {
+        Some(Payload::Value(value)) => value,
+        Some(Payload::Encoded { codec, bytes }) if codec == TorchSave::NAME => {
+            decode(COMMON_STATE_CELL, "the common state", bytes, &cx.limits)?
+        }
+        Some(encoded @ Payload::Encoded { .. }) => decode_object(&*from.codec(), COMMON_STATE_CELL, encoded)?,
+        _ => {
+            let what = format!("the object {COMMON_STATE_CELL} was not read");
+            return Err(StrategyError::Internal(what));
+        }
     };
-    match decode(COMMON_STATE_CELL, "the common state", bytes, &cx.limits)? {
+    match value {
+        value if !from.object_lists() => Ok(value),
         Value::List(mut v) if v.len() == 1 => Ok(v.remove(0)),
         _ => Err(StrategyError::corrupt(COMMON_STATE_CELL, None, "it is no list of one element")),
     }

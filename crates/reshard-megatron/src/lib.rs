@@ -11,5 +11,5 @@ mod metadata_json;
 mod names;
 
 pub use common::{COMMON, COMMON_STATE, COMMON_STATE_CELL, TorchCommon};
-pub use metadata_json::{METADATA_JSON, MetadataJson, Whose};
+pub use metadata_json::{METADATA_JSON, MetadataJson, Whose, is_unfinished};
 pub use names::{INTEGRITY, RESERVED, owns};

@@ -85,20 +85,10 @@ impl MetadataJson {
     /// That of a checkpoint; `None` when it is not Megatron Core's.
     ///
     /// # Errors
-    /// Those of [`parse`](Self::parse); [`StrategyError::NotACheckpoint`] when a save of Megatron Core was never finished, so
-    /// that the file is missing.
+    /// Those of [`parse`](Self::parse).
     pub async fn of(store: &Arc<dyn Store>) -> Result<Option<Self>> {
         let bytes = read_small(store, &Name::new(METADATA_JSON)?).await?;
-        if let Some(found) = bytes.map(|bytes| Self::parse(&bytes)).transpose()?.flatten() {
-            return Ok(Some(found));
-        }
-        // It is written last. Taken for PyTorch's, the checkpoint would have lost its common state.
-        if store.exists(&Name::new(COMMON)?).await? {
-            let why =
-                "there is a common.pt, but no metadata.json of Megatron Core, so its save was never finished";
-            return Err(StrategyError::NotACheckpoint { url: store.url(), why: why.into() });
-        }
-        Ok(None)
+        Ok(bytes.map(|bytes| Self::parse(&bytes)).transpose()?.flatten())
     }
 
     /// Reads the file's bytes. `None` when it is JSON that says nothing of Megatron Core's: many programs call a file so.
@@ -127,6 +117,15 @@ impl MetadataJson {
         let begin = br#"{"sharded_backend": ""#;
         bytes.iter().zip(begin).all(|(a, b)| a == b)
     }
+}
+
+/// Whether a save of Megatron Core that lies there was never finished: `metadata.json`, which is written last, is not there, and
+/// common state is. Asked where [`MetadataJson::of`] finds nothing.
+///
+/// # Errors
+/// What the store says.
+pub async fn is_unfinished(store: &Arc<dyn Store>) -> Result<bool> {
+    Ok(store.exists(&Name::new(COMMON)?).await?)
 }
 
 /// Whose a `metadata.json` is. It tells whose all files are that have Megatron Core's names, which other programs give, too.

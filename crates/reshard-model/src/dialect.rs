@@ -19,7 +19,7 @@ pub enum Dialect {
 
 impl Dialect {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Megatron, Self::Dcp, Self::TensorsOnly];
+    pub const ALL: &'static [Self] = &[Self::Megatron, Self::Dcp, Self::TensorsOnly];
 
     /// `megatron`, `dcp` or `tensors_only`.
     pub const fn name(self) -> &'static str {
@@ -45,6 +45,6 @@ pub struct ParseDialectError(String);
 impl FromStr for Dialect {
     type Err = ParseDialectError;
     fn from_str(s: &str) -> Result<Self, ParseDialectError> {
-        Self::ALL.into_iter().find(|d| d.name() == s).ok_or_else(|| ParseDialectError(s.into()))
+        Self::ALL.iter().copied().find(|d| d.name() == s).ok_or_else(|| ParseDialectError(s.into()))
     }
 }

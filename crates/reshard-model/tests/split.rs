@@ -433,7 +433,7 @@ fn stored_paths_that_no_program_writes_are_refused() {
 
 #[test]
 fn dialects_are_told_by_name() {
-    for d in Dialect::ALL {
+    for &d in Dialect::ALL {
         assert_eq!(d.to_string().parse(), Ok(d));
         assert_eq!(serde_json::to_string(&d).unwrap(), format!("{:?}", d.name()));
     }

@@ -60,9 +60,7 @@ pub enum StrategyError {
         why: String,
     },
     /// What lies there may be a checkpoint of two formats.
-    #[error(
-        "{url} is a checkpoint of {a} as well as of {b}, by the names of its files; say which one is meant"
-    )]
+    #[error("{url} may be a checkpoint of {a} or of {b}, by the names of its files; say which one is meant")]
     Ambiguous {
         /// Where.
         url: String,

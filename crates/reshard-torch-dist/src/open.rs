@@ -62,11 +62,12 @@ async fn rank_local(store: &Arc<dyn Store>, limits: &ReadLimits) -> Result<(Tabl
         })
         .collect();
     if ranks.is_empty() {
-        let why = match files().any(|f| f == OwnFile::Unfinished) {
-            true => "there is only a .metadata.tmp, so the save was never finished",
-            false => "there is no .metadata, so either nothing was saved here or the save was never finished",
-        };
-        return Err(not(why.into()));
+        let unfinished = top.names().find(|name| own_file(name) == Some(OwnFile::Unfinished));
+        return Err(not(match unfinished {
+            Some(name) => format!("there is only a {name}, so the save was never finished"),
+            None => "there is no .metadata, so either nothing was saved here or the save was never finished"
+                .into(),
+        }));
     }
     let world = ranks.last().map_or(0, |r| r.saturating_add(1));
     if let Some(lost) = (0..world).find(|r| !ranks.contains(r)) {

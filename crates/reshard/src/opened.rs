@@ -1,7 +1,7 @@
 //! What loads and [`Checkpoint`](crate::Checkpoint) have in common: finding the strategies of what lies at a URL.
 
 use crate::{
-    recognise::recognise,
+    recognise::{noted, recognise},
     sidecar::{SIDECAR, Sidecar},
 };
 use reshard_megatron::{METADATA_JSON, MetadataJson};
@@ -64,14 +64,25 @@ impl HowToOpen {
         let dialect = if json.is_some() { Dialect::Megatron } else { Dialect::Dcp };
         let common = json.as_ref().map(|json| find_common(registry, &json.common())).transpose()?;
         let chosen = match (&self.config, &self.format) {
-            (Some(config), _) => Some(config.build()?),
+            (Some(config), format) => {
+                let chosen = config.build()?;
+                if let Some(format) = format.as_ref().filter(|format| **format != chosen.key()) {
+                    let what = format!("settings of {} do not open a checkpoint as {format}", chosen.key());
+                    return Err(StrategyError::Invalid(what));
+                }
+                Some(chosen)
+            }
             (None, Some(format)) => Some(registry.load_sharded(format)?.build()?),
             (None, None) => None,
         };
         let name = match (json, &chosen) {
             (Some(json), _) => json.sharded(),
-            (None, Some(chosen)) => chosen.key(),
             (None, None) => recognise(&store, registry).await?,
+            // Settings are no choice of another format, and a choice is none of another version.
+            (None, Some(chosen)) => match noted(&store).await {
+                Some(noted) if self.format.is_none() || noted.backend == chosen.key().backend => noted,
+                _ => chosen.key(),
+            },
         };
         let sharded = match chosen {
             Some(chosen) => chosen,
@@ -95,6 +106,7 @@ impl Opened {
     pub(crate) async fn common(&self) -> Result<ValueTree> {
         let Some(common) = &self.common else { return Ok(ValueTree::new()) };
         let cx = OpenCx::new(Arc::clone(&self.store)).with_limits(self.limits);
+        let cx = cx.with_dialect(Dialect::Megatron);
         common.load_common(&cx, &*self.reader).await.map_err(|e| match e {
             // It is one, as its metadata says: here it lacks a part.
             StrategyError::NotACheckpoint { why, .. } => StrategyError::corrupt(

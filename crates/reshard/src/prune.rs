@@ -244,7 +244,13 @@ impl<'a> Prune<'a> {
     ) -> Result<(Vec<Name>, Option<SystemTime>), StrategyError> {
         let store = self.how.store(&left.path)?;
         let store = store.resolved().await?.unwrap_or(store);
-        let files = files_of(&store, registry, store.list().await?).await?.files;
+        let how = HowToOpen {
+            registry: Some(registry.clone()),
+            format: self.how.format.clone(),
+            limits: self.how.limits,
+            ..HowToOpen::default()
+        };
+        let files = files_of(&store, how, store.list().await?).await?.files;
         let mut modified = None;
         for name in &files {
             modified = modified.max(store.modified(name).await?);

@@ -1,28 +1,54 @@
-//! Of which format a checkpoint is, when nothing in it says so.
+//! Of which format a checkpoint is, when Megatron Core's `metadata.json` does not say so.
 
 use crate::sidecar::Sidecar;
 use reshard_storage::{Entry, Listing, Name, Store};
 use reshard_strategy::{BackendVersion, Detection, LoadShardedStrategy, Registry, Result, StrategyError};
 use std::{collections::BTreeSet, sync::Arc};
 
-/// What reshard noted when it wrote the checkpoint, or else what all linked formats say. Few names are looked for at first:
+/// What reshard noted when it wrote the checkpoint, or else what the linked formats say. Few names are looked for at first:
 /// thousands of ranks open a checkpoint at once, and each would list thousands of files. Only where that does not tell it,
 /// the place is listed.
 ///
 /// # Errors
 /// [`StrategyError::NotACheckpoint`] when no format knows it; [`StrategyError::Ambiguous`] when two do.
 pub(crate) async fn recognise(store: &Arc<dyn Store>, registry: &Registry) -> Result<BackendVersion> {
-    if let Some(noted) = noted(store).await {
-        return Ok(noted);
-    }
-    let formats = registry.all_load_sharded().map(|(_, config)| config.build()).collect::<Result<_>>()?;
-    detect(store, &formats).await
+    detect(store, &formats(registry)?).await
+}
+
+/// What `reshard.json` says, if the commit record that it belongs to lies there, unchanged.
+pub(crate) async fn noted(store: &Arc<dyn Store>) -> Option<BackendVersion> {
+    Sidecar::read(store).await.0.map(|sidecar| sidecar.format())
+}
+
+/// Whether a linked format is sure that this is a checkpoint of it.
+pub(crate) fn is_known(registry: &Registry, top: &Listing) -> Result<bool> {
+    Ok(!sure(&formats(registry)?, top).is_empty())
 }
 
 async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVersion> {
     let probed = sure(formats, &probe(store, formats).await?);
-    if let [format] = &*probed {
-        return Ok(format.key());
+    let one = if let [format] = &*probed { Some(format.key()) } else { None };
+    let unfinished = reshard_megatron::is_unfinished(store).await?;
+    match Sidecar::any(store).await {
+        // The commit record is hashed only if there is something to learn.
+        Some(note) if one.as_ref() != Some(&note.format()) || unfinished => {
+            if let Some(noted) = noted(store).await {
+                return match later(store, formats, &note).await? {
+                    Some(other) if other != noted => Err(ambiguous(store, &noted, &other)),
+                    _ => Ok(noted),
+                };
+            }
+        }
+        _ => {}
+    }
+    // Taken for PyTorch's, the checkpoint would have lost its common state.
+    if unfinished {
+        let why =
+            "there is a common.pt, but no metadata.json of Megatron Core, so its save was never finished";
+        return Err(StrategyError::NotACheckpoint { url: store.url(), why: why.into() });
+    }
+    if let Some(format) = one {
+        return Ok(format);
     }
     let listed = store.top().await?;
     let sure = sure(formats, &listed);
@@ -30,17 +56,34 @@ async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVers
     match &*found {
         [format] => Ok(format.key()),
         [] => Err(StrategyError::NotACheckpoint { url: store.url(), why: unknown(formats, &listed) }),
-        [a, b, ..] => Err(StrategyError::Ambiguous { url: store.url(), a: a.key(), b: b.key() }),
+        [a, b, ..] => Err(ambiguous(store, &a.key(), &b.key())),
     }
 }
 
-/// What `reshard.json` says, which belongs to one commit record. That is hashed only if there is something to learn.
-async fn noted(store: &Arc<dyn Store>) -> Option<BackendVersion> {
-    Sidecar::any(store).await?.strategy?;
-    Sidecar::read(store).await.0?.strategy
+/// The format that is sure because of a file that came after the commit record of a note: a save of another program, perhaps, that
+/// knows nothing of the note.
+async fn later(store: &Arc<dyn Store>, formats: &Formats, note: &Sidecar) -> Result<Option<BackendVersion>> {
+    let committed = store.modified(&Name::new(&*note.commit.file)?).await?;
+    for format in formats {
+        let one = vec![Arc::clone(format)];
+        for file in probe(store, &one).await?.files {
+            if file.name.as_str() != note.commit.file && store.modified(&file.name).await? > committed {
+                return Ok(sure(&one, &Listing::of(vec![file])).first().map(|format| format.key()));
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn ambiguous(store: &Arc<dyn Store>, a: &BackendVersion, b: &BackendVersion) -> StrategyError {
+    StrategyError::Ambiguous { url: store.url(), a: a.clone(), b: b.clone() }
 }
 
 type Formats = Vec<Arc<dyn LoadShardedStrategy>>;
+
+fn formats(registry: &Registry) -> Result<Formats> {
+    registry.all_load_sharded().map(|(_, config)| config.build()).collect()
+}
 
 fn sure(formats: &Formats, top: &Listing) -> Formats {
     of(formats, top, Detection::Yes)
@@ -66,7 +109,7 @@ async fn probe(store: &Arc<dyn Store>, formats: &Formats) -> Result<Listing> {
 /// Why a place is no checkpoint.
 fn unknown(formats: &Formats, top: &Listing) -> String {
     if top.is_empty() {
-        return "nothing lies there".into();
+        return "no file and no folder lies in it".into();
     }
     let known = formats.iter().map(|f| match f.probes() {
         [] => f.key().to_string(),
@@ -157,7 +200,7 @@ mod tests {
                 matches!(&e, StrategyError::Ambiguous { a, b, .. } if *a.backend == *"a" && *b.backend == *"b"),
                 "{e}"
             );
-            assert!(e.to_string().contains("of a/1 as well as of b/1"), "{e}");
+            assert!(e.to_string().contains("of a/1 or of b/1"), "{e}");
         }
     }
 
@@ -167,7 +210,7 @@ mod tests {
             StrategyError::NotACheckpoint { why, .. } => why,
             e => panic!("{e}"),
         };
-        assert_eq!(why(&[]), "nothing lies there");
+        assert_eq!(why(&[]), "no file and no folder lies in it");
         let known = why(&["README.md"]);
         assert!(known.ends_with("a/1 (a.json); b/1 (b.json, b.old); listed/1"), "{known}");
     }

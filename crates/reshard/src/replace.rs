@@ -2,6 +2,7 @@
 
 use crate::{
     opened::HowToOpen,
+    recognise::is_known,
     sidecar::{SIDECAR, Sidecar},
 };
 use reshard_megatron::{COMMON, METADATA_JSON, Whose};
@@ -31,7 +32,10 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
     };
     let sign = |name: &str| own_file(name).is_some();
     let json = Whose::of(store).await;
-    let checkpoint = top.names().any(sign) || json == Whose::Megatrons || Sidecar::any(store).await.is_some();
+    let checkpoint = is_known(registry, &top)?
+        || top.names().any(sign)
+        || json == Whose::Megatrons
+        || Sidecar::any(store).await.is_some();
     if !checkpoint {
         // Whether there is something else than files, the store finds when it begins.
         return if top.files.is_empty() { Ok(Replaced::default()) } else { Err(no_checkpoint()) };
@@ -52,7 +56,8 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
     if below.into_iter().any(|(_, name)| sign(name)) {
         return Err(refused("other checkpoints lie in it"));
     }
-    match owned(store, registry, files, json).await {
+    let how = HowToOpen { registry: Some(registry.clone()), ..HowToOpen::default() };
+    match owned(store, how, files, json).await {
         Ok(Owned { files, stays }) => Ok(Replaced { if_exists: IfExists::Replace(files.into()), stays }),
         Err(StrategyError::Unknown { key, .. }) => {
             let why = format!(
@@ -60,6 +65,9 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
                 key.name.backend
             );
             Err(refused(&why))
+        }
+        Err(StrategyError::Ambiguous { a, b, .. }) => {
+            Err(refused(&format!("files of two formats lie in it, of {a} and of {b}")))
         }
         Err(e) => Err(e),
     }
@@ -90,16 +98,12 @@ pub(crate) struct Owned {
 ///
 /// # Errors
 /// [`StrategyError::Unknown`] when it is of a format that is not linked; what the store says.
-pub(crate) async fn files_of(
-    store: &Arc<dyn Store>,
-    registry: &Registry,
-    files: Vec<Entry>,
-) -> Result<Owned> {
-    owned(store, registry, files, Whose::of(store).await).await
+pub(crate) async fn files_of(store: &Arc<dyn Store>, how: HowToOpen, files: Vec<Entry>) -> Result<Owned> {
+    owned(store, how, files, Whose::of(store).await).await
 }
 
 /// The same, when it is known whose the `metadata.json` is.
-async fn owned(store: &Arc<dyn Store>, registry: &Registry, files: Vec<Entry>, json: Whose) -> Result<Owned> {
+async fn owned(store: &Arc<dyn Store>, how: HowToOpen, files: Vec<Entry>, json: Whose) -> Result<Owned> {
     let known = |name: &Name| {
         own_file(name.as_str()).is_some()
             || name.as_str() == SIDECAR
@@ -109,14 +113,17 @@ async fn owned(store: &Arc<dyn Store>, registry: &Registry, files: Vec<Entry>, j
     if files.iter().all(|f| known(&f.name)) {
         return Ok(Owned { files: files.into_iter().map(|f| f.name).collect(), stays: Vec::new() });
     }
-    let how = HowToOpen { registry: Some(registry.clone()), ..HowToOpen::default() };
     match how.open_store(Arc::clone(store)).await {
         Ok(opened) => {
             let roles = opened.roles().await?.into_iter().filter(|(_, r)| *r != FileRole::Foreign);
             let (files, stays) = roles.map(|(f, _)| f.name).partition(|name| opened.owns(name));
             Ok(Owned { files, stays })
         }
-        Err(e @ (StrategyError::Unknown { .. } | StrategyError::Storage(StorageError::Io { .. }))) => Err(e),
+        Err(
+            e @ (StrategyError::Unknown { .. }
+            | StrategyError::Ambiguous { .. }
+            | StrategyError::Storage(StorageError::Io { .. })),
+        ) => Err(e),
         // Damaged or unfinished: names have to do.
         Err(_) => {
             let files = files.into_iter().map(|f| f.name).filter(known).collect();

@@ -55,6 +55,11 @@ impl Sidecar {
         }
     }
 
+    /// Which format it says; torch_dist needs no note.
+    pub(crate) fn format(&self) -> BackendVersion {
+        self.strategy.clone().unwrap_or_else(|| BackendVersion::new(reshard_torch_dist::NAME, 1))
+    }
+
     pub(crate) fn to_bytes(&self) -> Bytes {
         serde_json::to_vec(self).unwrap_or_default().into()
     }

@@ -8,10 +8,11 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, Dialect, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, TensorProperties};
-use reshard_storage::{Checksum, Listing, Name, Progress, RecordRead, Store};
+use reshard_storage::{Checksum, Entry, Listing, Name, Progress, RecordRead, Store};
 use reshard_strategy::{
-    BackendVersion, Damage, Detection, OpenCx, OpenFormat, ReadCx, ReadLimits, ReadObject, ReadTensor,
-    ReadTotals, ReaderHooks, Result, Selection, StorageInfo, StorageReader, StrategyError, VerifyReport,
+    BackendVersion, Damage, Detection, FileRole, OpenCx, OpenFormat, ReadCx, ReadLimits, ReadObject,
+    ReadTensor, ReadTotals, ReaderHooks, Result, Selection, StorageInfo, StorageReader, StrategyError,
+    VerifyReport,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
@@ -195,6 +196,15 @@ impl StorageReader for ExampleReader {
     fn owns(&self, name: &Name) -> bool {
         let of_a_rank = |name: &str| name.strip_prefix("rank-")?.strip_suffix(".bin")?.parse::<u32>().ok();
         name.as_str() == INDEX || of_a_rank(name.as_str()).is_some()
+    }
+
+    fn role(&self, file: &Entry) -> FileRole {
+        match file.name.as_str() {
+            INDEX => FileRole::Part,
+            // Of a rank that an older save had.
+            _ if self.owns(&file.name) => FileRole::Leftover,
+            _ => FileRole::Foreign,
+        }
     }
 
     fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {

@@ -3,8 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard::{
-    BackendVersion, Dialect, ErrorKind, OpenOptions, ShardedTensor, StateDict, Tensor,
+    BackendVersion, CommonForm, Dialect, ErrorKind, OpenOptions, ShardedTensor, StateDict, Tensor, Value,
     blocking::{self, Checkpoint},
+    torch_dist::TorchDistLoadConfig,
 };
 use reshard_example::ExampleConfig;
 use std::{fs, path::Path};
@@ -48,12 +49,26 @@ fn what_a_checkpoint_says_of_itself_comes_before_names_and_names_before_nothing(
     // A file of the other format beside it changes nothing while reshard.json says which one it is.
     copy(&theirs, &ours, ".metadata");
     copy(&theirs, &ours, "__0_0.distcp");
+    let touch = |name: &str, secs: u64| {
+        let file = fs::File::options().write(true).open(ours.join(name)).unwrap();
+        file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(secs)).unwrap();
+    };
+    touch("example.index.json", 2_000);
+    touch(".metadata", 2_000);
     assert_eq!(open(&url, None).unwrap().backend(), &key("example"));
+    // One that came later may be a save of a program that knows nothing of the note.
+    touch(".metadata", 3_000);
+    assert_eq!(open(&url, None).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(open(&url, Some("torch_dist")).unwrap().backend(), &key("torch_dist"));
+    // Such a place is not overwritten.
+    let e = blocking::run(reshard::save(&one, &url).overwrite(true)).unwrap_err();
+    assert!(e.to_string().contains("of example/1 and of torch_dist/1"), "{e}");
+    touch(".metadata", 1_000);
     fs::remove_file(ours.join("reshard.json")).unwrap();
     let e = open(&url, None).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Invalid);
     let said = reshard::strategy::with_sources(e.to_string(), &e);
-    assert!(said.contains("example/1 as well as of torch_dist/1"), "{said}");
+    assert!(said.contains("example/1 or of torch_dist/1"), "{said}");
     for (name, element_is) in [("example", 1.), ("torch_dist", 2.)] {
         let checkpoint = open(&url, Some(name)).unwrap();
         assert_eq!((checkpoint.backend(), element(&checkpoint)), (&key(name), element_is));
@@ -73,6 +88,8 @@ fn what_a_checkpoint_says_of_itself_comes_before_names_and_names_before_nothing(
     assert!(code == 2 && told.contains("`--format` chooses one of them"), "{code} {told}");
     let (code, told) = run(&["reshard", "verify", &url, "--format", "example/1"]);
     assert_eq!(code, 0, "{told}");
+    let (code, told) = run(&["reshard", "prune", &url, "--dry-run", "--format", "example"]);
+    assert!(code == 0 && told.contains(".metadata"), "{code} {told}");
 
     for name in [".metadata", "__0_0.distcp"] {
         fs::remove_file(ours.join(name)).unwrap();
@@ -98,4 +115,45 @@ fn in_megatrons_dialect_metadata_json_names_the_format() {
     assert_eq!((checkpoint.dialect(), element(&checkpoint)), (Dialect::Megatron, 3.));
     let e = open(&url, Some("torch_dist")).unwrap_err();
     assert!(e.to_string().contains("a checkpoint of example/1 is not supported by torch_dist/1"), "{e}");
+}
+
+#[test]
+fn settings_are_no_choice_of_another_format_and_files_of_others_are_no_sign_of_megatron() {
+    let home = tempfile::tempdir().unwrap();
+    let url = home.path().join("x").display().to_string();
+    let state = state(4.);
+    let save = || reshard::save(&state, &url).strategy(ExampleConfig::default()).dialect(Dialect::Dcp);
+    blocking::run(save()).unwrap();
+    let with = |options: OpenOptions| Checkpoint::open_with(options, &url);
+    let settings = || OpenOptions::new().strategy(TorchDistLoadConfig::default());
+    let e = with(settings()).unwrap_err();
+    assert!(e.to_string().contains("a checkpoint of example/1 is not supported by torch_dist/1"), "{e}");
+    let e = with(settings().format(BackendVersion::new("example", 1))).unwrap_err();
+    assert!(e.to_string().contains("settings of torch_dist/1 do not open a checkpoint as example/1"), "{e}");
+
+    // A common.pt of somebody is not that of an unfinished save, while reshard.json says what lies here.
+    fs::write(home.path().join("x/common.pt"), "of another program").unwrap();
+    assert_eq!(element(&open(&url, None).unwrap()), 4.);
+    fs::remove_file(home.path().join("x/reshard.json")).unwrap();
+    let e = open(&url, None).unwrap_err();
+    assert!(e.to_string().contains("its save was never finished"), "{e}");
+    assert_eq!(element(&open(&url, Some("example")).unwrap()), 4.);
+    fs::remove_file(home.path().join("x/common.pt")).unwrap();
+    // It is known by its names alone, so it can be replaced by them.
+    blocking::run(save().overwrite(true)).unwrap();
+}
+
+#[test]
+fn common_state_may_be_an_object_of_any_format() {
+    let home = tempfile::tempdir().unwrap();
+    let url = home.path().join("x").display().to_string();
+    let mut state = state(5.);
+    state.insert("step", 7);
+    let save = reshard::save(&state, &url).strategy(ExampleConfig::default());
+    blocking::run(save.common_form(CommonForm::Object)).unwrap();
+    assert!(!home.path().join("x/common.pt").exists());
+    let common = blocking::load_common(&url).unwrap();
+    assert_eq!(common.get("step").and_then(|step| step.leaf()), Some(&Value::Int(7)));
+    let report = open(&url, None).unwrap().verify(true, Default::default()).unwrap();
+    assert!(report.damage.is_empty(), "{report:?}");
 }

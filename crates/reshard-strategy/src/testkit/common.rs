@@ -106,7 +106,7 @@ fn write(layout: Vec<FileBody>, changed: Vec<Tensor>) -> Arc<dyn Store> {
 fn of(files: &BTreeMap<Name, Bytes>) -> OpenCx {
     let store = MemoryStore::new();
     files.iter().for_each(|(name, bytes)| store.put(name.clone(), bytes.clone()));
-    OpenCx::new(Arc::new(store))
+    OpenCx::new(Arc::new(store)).with_dialect(Dialect::Megatron)
 }
 
 /// Every file, cut or lost.
@@ -127,7 +127,12 @@ fn common_state_comes_back(save: &dyn SaveCommonStrategy, load: &dyn LoadCommonS
     let t = tensor(0);
     let layout = save.layout_common(&common(t.clone())).unwrap();
     let store = write(layout, vec![t]);
-    let loaded = block_on(load.load_common(&OpenCx::new(Arc::clone(&store)), &NoItems::default())).unwrap();
+    let loaded =
+        block_on(load.load_common(
+            &OpenCx::new(Arc::clone(&store)).with_dialect(Dialect::Megatron),
+            &NoItems::default(),
+        ))
+        .unwrap();
     assert_eq!(Value::from(loaded), Value::from(common(tensor(0))));
     let all = files(&store);
     assert!(all.keys().all(|name| load.owns(name)), "its files are its own");
@@ -161,7 +166,7 @@ fn objects_come_back(save: &dyn SaveCommonStrategy, load: &dyn LoadCommonStrateg
     let layout = save.layout_objects(&objects).unwrap().unwrap();
     drop(objects);
     let store = write(layout, vec![t]);
-    let cx = OpenCx::new(Arc::clone(&store));
+    let cx = OpenCx::new(Arc::clone(&store)).with_dialect(Dialect::Megatron);
     let all = files(&store);
     assert!(all.keys().all(|name| load.owns_object(name)), "its files are its own");
 

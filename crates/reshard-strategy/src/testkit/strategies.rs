@@ -3,7 +3,7 @@ use super::{
     load_on_ranks, phases::phases_can_be_parted, sample, sample_template,
 };
 use crate::{
-    BackendVersion, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, OpenCx, Result,
+    BackendVersion, Detection, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, OpenCx, Result,
     SaveShardedConfig, SaveShardedStrategy, Saved, StrategyError,
 };
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use reshard_comm::CommError;
 use reshard_model::{DType, Data, ErrorKind, FlatStateDict, Path, Sharded, ShardedTensor, Tensor};
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, SavePlanner};
 use reshard_storage::{
-    IfExists, Name, Progress, Store,
+    IfExists, Listing, Name, Progress, Store,
     testkit::{Fault, FaultStore, MemoryStore, Op},
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -213,9 +213,27 @@ impl Pair<'_> {
         for (object, _) in metadata.objects() {
             assert!(reader.locate_object(object).iter().all(within));
         }
+        self.is_recognised(&store);
         for full in [false, true] {
             let report = block_on(reader.verify(full, &Progress::none())).unwrap();
             assert!(report.damage.is_empty() && report.unchecked.is_empty(), "{report:?}");
+        }
+    }
+
+    /// A format that recognises its checkpoints at all does so by all names, by those that it wants to be looked for, and not by
+    /// nothing.
+    fn is_recognised(&self, store: &Arc<dyn Store>) {
+        let (loader, top) = (self.loader(), block_on(store.top()).unwrap());
+        assert_eq!(loader.detect(&Listing::default()), Detection::No, "nothing lies there");
+        let probes = loader.probes();
+        assert!(probes.iter().all(|name| Name::new(*name).is_ok()), "{probes:?} are names");
+        if loader.detect(&top) == Detection::No {
+            return assert!(probes.is_empty(), "who looks for {probes:?} recognises what it has written");
+        }
+        assert_eq!(loader.detect(&top), Detection::Yes, "it is a whole checkpoint");
+        let probed = top.files.into_iter().filter(|f| probes.contains(&f.name.as_str())).collect();
+        if !probes.is_empty() {
+            assert_eq!(loader.detect(&Listing::of(probed)), Detection::Yes, "by {probes:?} alone");
         }
     }
 

@@ -1,7 +1,7 @@
 use crate::{
-    BackendVersion, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx,
-    Producer, ReadCx, ReadObject, ReadTensor, ReadTotals, ReaderHooks, Records, Resolve, Result, StorageInfo,
-    StorageReader, StorageWriter, VerifyReport, WriteData, WriterHooks,
+    BackendVersion, Detection, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure, LoadShardedStrategy,
+    Loaded, OpenCx, Producer, ReadCx, ReadObject, ReadTensor, ReadTotals, ReaderHooks, Records, Resolve,
+    Result, StorageInfo, StorageReader, StorageWriter, VerifyReport, WriteData, WriterHooks,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -11,7 +11,7 @@ use reshard_plan::{
     SaveContext, SavePlan, SavePlanner, WriteItem,
 };
 use reshard_policy::ShardingPolicy;
-use reshard_storage::{Entry, Extent, Length, Name, Progress, Source, Store};
+use reshard_storage::{Entry, Extent, Length, Listing, Name, Progress, Source, Store};
 use std::{fmt, io, sync::Arc};
 
 type Listen = dyn Fn(&'static str) -> Result<(), BoxError> + Send + Sync;
@@ -271,6 +271,14 @@ impl LoadShardedStrategy for Tapped<Arc<dyn LoadShardedStrategy>> {
         cx: &LoadCx<'_>,
     ) -> Result<Loaded, Box<LoadFailure>> {
         self.inner.load(template, from, cx).await
+    }
+
+    fn detect(&self, top: &Listing) -> Detection {
+        self.inner.detect(top)
+    }
+
+    fn probes(&self) -> &'static [&'static str] {
+        self.inner.probes()
     }
 
     fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
