@@ -1,7 +1,7 @@
 //! What loads and [`Checkpoint`](crate::Checkpoint) have in common: finding the strategies of what lies at a URL.
 
 use crate::{
-    recognise::{noted, recognise},
+    recognise::{noted_other, recognise},
     sidecar::{SIDECAR, Sidecar},
 };
 use reshard_megatron::{METADATA_JSON, MetadataJson};
@@ -63,23 +63,12 @@ impl HowToOpen {
         let json = MetadataJson::of(&store).await?;
         let dialect = if json.is_some() { Dialect::Megatron } else { Dialect::Dcp };
         let common = json.as_ref().map(|json| find_common(registry, &json.common())).transpose()?;
-        let chosen = match (&self.config, &self.format) {
-            (Some(config), format) => {
-                let chosen = config.build()?;
-                if let Some(format) = format.as_ref().filter(|format| **format != chosen.key()) {
-                    let what = format!("settings of {} do not open a checkpoint as {format}", chosen.key());
-                    return Err(StrategyError::Invalid(what));
-                }
-                Some(chosen)
-            }
-            (None, Some(format)) => Some(registry.load_sharded(format)?.build()?),
-            (None, None) => None,
-        };
+        let chosen = self.chosen(registry)?;
         let name = match (json, &chosen) {
             (Some(json), _) => json.sharded(),
             (None, None) => recognise(&store, registry).await?,
             // Settings are no choice of another format, and a choice is none of another version.
-            (None, Some(chosen)) => match noted(&store).await {
+            (None, Some(chosen)) => match noted_other(&store, Some(&chosen.key())).await {
                 Some(noted) if self.format.is_none() || noted.backend == chosen.key().backend => noted,
                 _ => chosen.key(),
             },
@@ -93,6 +82,24 @@ impl HowToOpen {
         let cx = OpenCx::new(store).with_limits(self.limits).with_dialect(dialect);
         let reader = sharded.open(&cx).await?;
         Ok(Opened { store: cx.store, limits: cx.limits, sharded, reader, common, name })
+    }
+}
+
+impl HowToOpen {
+    /// The strategy that the user has chosen, by settings or by name.
+    fn chosen(&self, registry: &Registry) -> Result<Option<Arc<dyn LoadShardedStrategy>>> {
+        let chosen = match (&self.config, &self.format) {
+            (Some(config), _) => config.build()?,
+            (None, Some(format)) => registry.load_sharded(format)?.build()?,
+            (None, None) => return Ok(None),
+        };
+        match &self.format {
+            Some(format) if *format != chosen.key() => {
+                let what = format!("settings of {} do not open a checkpoint as {format}", chosen.key());
+                Err(StrategyError::Invalid(what))
+            }
+            _ => Ok(Some(chosen)),
+        }
     }
 }
 

@@ -15,8 +15,16 @@ pub(crate) async fn recognise(store: &Arc<dyn Store>, registry: &Registry) -> Re
     detect(store, &formats(registry)?).await
 }
 
-/// What `reshard.json` says, if the commit record that it belongs to lies there, unchanged.
-pub(crate) async fn noted(store: &Arc<dyn Store>) -> Option<BackendVersion> {
+/// Another format than this one, if `reshard.json` says so and the commit record that it belongs to lies there, unchanged.
+/// That is hashed only if there is something to learn.
+pub(crate) async fn noted_other(
+    store: &Arc<dyn Store>,
+    than: Option<&BackendVersion>,
+) -> Option<BackendVersion> {
+    let note = Sidecar::any(store).await?;
+    if than == Some(&note.format()) {
+        return None;
+    }
     Sidecar::read(store).await.0.map(|sidecar| sidecar.format())
 }
 
@@ -29,17 +37,11 @@ async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVers
     let probed = sure(formats, &probe(store, formats).await?);
     let one = if let [format] = &*probed { Some(format.key()) } else { None };
     let unfinished = reshard_megatron::is_unfinished(store).await?;
-    match Sidecar::any(store).await {
-        // The commit record is hashed only if there is something to learn.
-        Some(note) if one.as_ref() != Some(&note.format()) || unfinished => {
-            if let Some(noted) = noted(store).await {
-                return match later(store, formats, &note).await? {
-                    Some(other) if other != noted => Err(ambiguous(store, &noted, &other)),
-                    _ => Ok(noted),
-                };
-            }
-        }
-        _ => {}
+    if let Some(noted) = noted_other(store, one.as_ref().filter(|_| !unfinished)).await {
+        return match later(store, formats).await? {
+            Some(other) if other != noted => Err(ambiguous(store, &noted, &other)),
+            _ => Ok(noted),
+        };
     }
     // Taken for PyTorch's, the checkpoint would have lost its common state.
     if unfinished {
@@ -62,7 +64,8 @@ async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVers
 
 /// The format that is sure because of a file that came after the commit record of a note: a save of another program, perhaps, that
 /// knows nothing of the note.
-async fn later(store: &Arc<dyn Store>, formats: &Formats, note: &Sidecar) -> Result<Option<BackendVersion>> {
+async fn later(store: &Arc<dyn Store>, formats: &Formats) -> Result<Option<BackendVersion>> {
+    let Some(note) = Sidecar::any(store).await else { return Ok(None) };
     let committed = store.modified(&Name::new(&*note.commit.file)?).await?;
     for format in formats {
         let one = vec![Arc::clone(format)];
