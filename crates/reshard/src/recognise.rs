@@ -21,11 +21,14 @@ pub(crate) async fn noted_other(
     store: &Arc<dyn Store>,
     than: Option<&BackendVersion>,
 ) -> Option<BackendVersion> {
-    let note = Sidecar::any(store).await?;
-    if than == Some(&note.format()) {
-        return None;
-    }
-    Sidecar::read(store).await.0.map(|sidecar| sidecar.format())
+    let noted = Sidecar::any(store).await?.format().filter(|noted| than != Some(noted))?;
+    Sidecar::read(store).await.0.is_some().then_some(noted)
+}
+
+/// The format of a checkpoint in PyTorch's dialect: only there `reshard.json` names one.
+async fn named(store: &Arc<dyn Store>) -> Option<BackendVersion> {
+    Sidecar::any(store).await?.strategy?;
+    Sidecar::read(store).await.0?.strategy
 }
 
 /// Whether a linked format is sure that this is a checkpoint of it.
@@ -37,7 +40,8 @@ async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVers
     let probed = sure(formats, &probe(store, formats).await?);
     let one = if let [format] = &*probed { Some(format.key()) } else { None };
     let unfinished = reshard_megatron::is_unfinished(store).await?;
-    if let Some(noted) = noted_other(store, one.as_ref().filter(|_| !unfinished)).await {
+    let noted = if unfinished { named(store).await } else { noted_other(store, one.as_ref()).await };
+    if let Some(noted) = noted {
         return match later(store, formats).await? {
             Some(other) if other != noted => Err(ambiguous(store, &noted, &other)),
             _ => Ok(noted),

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use reshard_model::Path;
 use reshard_storage::{Name, Store};
 use reshard_strategy::{BackendVersion, read_small};
+use reshard_torch_dist::{NAME, OwnFile, own_file};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
@@ -55,9 +56,13 @@ impl Sidecar {
         }
     }
 
-    /// Which format it says; torch_dist needs no note.
-    pub(crate) fn format(&self) -> BackendVersion {
-        self.strategy.clone().unwrap_or_else(|| BackendVersion::new(reshard_torch_dist::NAME, 1))
+    /// The format that it names, or that the name of its commit record is of.
+    pub(crate) fn format(&self) -> Option<BackendVersion> {
+        let torch_dist = || match own_file(&self.commit.file) {
+            Some(OwnFile::Metadata | OwnFile::RankMetadata(_)) => Some(BackendVersion::new(NAME, 1)),
+            _ => None,
+        };
+        self.strategy.clone().or_else(torch_dist)
     }
 
     pub(crate) fn to_bytes(&self) -> Bytes {
