@@ -494,7 +494,7 @@ pub(super) mod tests {
         fs::write(home.path().join("d/in"), "1234").unwrap();
         drop(at);
         let dir = Dir::open(
-            &hold(home.path().parent().unwrap()).unwrap(),
+            hold(home.path().parent().unwrap()).unwrap(),
             home.path().file_name().unwrap(),
             home.path(),
         );

@@ -363,7 +363,7 @@ mod tests {
     fn calls(blocks: &[usize]) -> Vec<u64> {
         let home = tempfile::tempdir().unwrap();
         let store = LocalStore::at(home.path().join("x")).unwrap();
-        let bytes: Vec<u8> = (0..blocks.iter().sum()).map(|i: usize| (i * 31 >> 7) as u8).collect();
+        let bytes: Vec<u8> = (0..blocks.iter().sum()).map(|i: usize| ((i * 31) >> 7) as u8).collect();
         let mut rest = Bytes::from(bytes.clone());
         let blocks = blocks.iter().map(|n| rest.split_to(*n)).collect();
         let told = Arc::new(Mutex::new(Vec::new()));
