@@ -49,8 +49,8 @@ fn with_block<T>(f: impl FnOnce(&mut [u8]) -> T) -> T {
 }
 
 /// Half of what each thread has to do: two tasks each leave room for one that takes longer.
-fn share(total: u64) -> u64 {
-    total / (2 * pool::width() as u64)
+fn share(total: u64, threads: usize) -> u64 {
+    total / (2 * threads as u64)
 }
 
 /// Cuts sorted work into tasks of at least `TASK` bytes, each within one file.
@@ -61,7 +61,7 @@ fn tasks<T>(
 ) -> Vec<(u64, Vec<T>)> {
     let total: u64 = sorted.iter().map(&bytes).fold(0, u64::saturating_add);
     // Small work is spread over the threads too.
-    let least = share(total).clamp(SHORT, TASK);
+    let least = share(total, pool::width()).clamp(SHORT, TASK);
     let mut out: Vec<(u64, Vec<T>)> = Vec::new();
     for item in sorted {
         let n = bytes(&item);
@@ -121,7 +121,7 @@ fn read_joined(root: &Root, group: Vec<Joined>, batch: &Arc<Batch<Together>>) ->
 pub(super) async fn read_into(root: Root, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
     let total: u64 = reads.iter().map(weight).fold(0, u64::saturating_add);
     // A record that is most of the work is read by several threads.
-    let Split { reads: mut all, cut } = split_large(reads, PIECE.max(share(total)))?;
+    let Split { reads: mut all, cut } = split_large(reads, PIECE.max(share(total, pool::width())))?;
     let stats = pool::run(move |batch| {
         all.sort_by(|a, b| (&a.name, a.record.start).cmp(&(&b.name, b.record.start)));
         let same = |a: &RecordRead, b: &RecordRead| a.name == b.name;
@@ -384,8 +384,7 @@ mod tests {
 
     #[test]
     fn a_share_is_half_of_what_a_thread_has_to_do() {
-        let width = pool::width() as u64;
-        assert_eq!((share(0), share(2 * width * 1000), share(2 * width - 1)), (0, 1000, 0));
+        assert_eq!((share(0, 3), share(6000, 3), share(5, 3)), (0, 1000, 0));
     }
 
     #[test]
