@@ -5,7 +5,7 @@
 use futures::executor::block_on;
 use reshard_storage::{
     Durability, FileBody, IfExists, LocalStore, Name, Progress, Store,
-    testkit::{Trace, Trail},
+    testkit::{MemoryStore, Trace, Trail},
 };
 use std::{
     fs,
@@ -126,6 +126,27 @@ fn a_file_that_is_linked_from_another_place_is_on_the_disk_before_the_version_is
             [at(Trace::SyncedFile(file.clone())), at(Trace::SyncedDirectory(file.parent().unwrap().into()))];
         let waits = durability == Durability::Machine;
         assert!(synced.iter().all(|s| s.is_some_and(|s| s > linked) == waits), "{durability:?}: {trail:?}");
+    }
+}
+
+#[test]
+fn a_file_that_is_copied_from_another_store_is_on_the_disk_when_it_is_written() {
+    for durability in [Durability::Machine, Durability::Process] {
+        let dir = tempfile::tempdir().unwrap();
+        let parent = fs::canonicalize(dir.path()).unwrap();
+        let old = MemoryStore::new();
+        old.put(name("a"), "in memory".into());
+        let new = LocalStore::at(parent.join("new")).unwrap();
+        let trail = Trail::below(&parent);
+        block_on(async {
+            let transaction = new.begin("x", IfExists::Refuse).await.unwrap();
+            let copy = FileBody::copy_of(name("b"), Arc::new(old), name("a"));
+            transaction.write(vec![copy], durability, Progress::none()).await.unwrap();
+            transaction.commit(None, &[], durability).await.unwrap();
+        });
+        assert_eq!(fs::read(parent.join("new/b")).unwrap(), b"in memory");
+        let synced = trail.seen().contains(&Trace::SyncedFile(parent.join(".new.x.tmp/b")));
+        assert_eq!(synced, durability == Durability::Machine);
     }
 }
 
