@@ -85,10 +85,19 @@ impl ReadLimits {
     /// # Errors
     /// [`StrategyError::Limit`]; what the store says.
     pub async fn read(&self, store: &Arc<dyn Store>, name: &Name) -> Result<Option<Bytes>> {
-        let Some(len) = store.len(name).await? else { return Ok(None) };
-        self.whole(name, len)?;
-        Ok(Some(store.read(name, 0..len).await?))
+        read_if(store, name, |len| self.whole(name, len)).await
     }
+}
+
+/// A whole file, if its length is permitted; `None` when there is none.
+async fn read_if(
+    store: &Arc<dyn Store>,
+    name: &Name,
+    permits: impl FnOnce(u64) -> Result<()>,
+) -> Result<Option<Bytes>> {
+    let Some(len) = store.len(name).await? else { return Ok(None) };
+    permits(len)?;
+    Ok(Some(store.read(name, 0..len).await?))
 }
 
 /// Most bytes of a JSON file of a checkpoint. A file with holes may say that it is as long as it likes.
@@ -99,14 +108,14 @@ pub const SMALL: u64 = 64 << 20;
 /// # Errors
 /// [`StrategyError::Corrupt`] when it is longer than [`SMALL`]; what the store says.
 pub async fn read_small(store: &Arc<dyn Store>, name: &Name) -> Result<Option<Bytes>> {
-    match store.len(name).await? {
-        None => Ok(None),
-        Some(len) if len > SMALL => {
+    let is_small = |len| match len {
+        ..=SMALL => Ok(()),
+        _ => {
             let what = format!("it has {len} bytes, and no such file has more than {SMALL}");
             Err(StrategyError::corrupt(name, None, what))
         }
-        Some(len) => Ok(Some(store.read(name, 0..len).await?)),
-    }
+    };
+    read_if(store, name, is_small).await
 }
 
 /// Elements that few stored bytes may become without being asked for, in bytes.

@@ -198,10 +198,10 @@ impl Registry {
         }
     }
 
-    /// Default configurations of all strategies that load sharded leaves, by name.
-    pub fn all_load_sharded(&self) -> impl Iterator<Item = (&BackendVersion, Box<dyn LoadShardedConfig>)> {
-        self.by_key.iter().filter_map(|(key, registration)| match registration.make {
-            Make::LoadSharded(f) => Some((&key.name, f())),
+    /// Default configurations of all strategies that load sharded leaves, in the order of their names.
+    pub fn all_load_sharded(&self) -> impl Iterator<Item = Box<dyn LoadShardedConfig>> {
+        self.iter().filter_map(|registration| match registration.make {
+            Make::LoadSharded(f) => Some(f()),
             _ => None,
         })
     }

@@ -18,7 +18,7 @@ pub fn parsing(limits: &ReadLimits) -> Limits {
 }
 
 /// What a parser found too much, if an option allows it.
-pub fn too_much(e: &FormatError, what: impl fmt::Display) -> Option<StrategyError> {
+fn too_much(e: &FormatError, what: impl fmt::Display) -> Option<StrategyError> {
     let FormatError::Limit { offset, limit, max } = e else { return None };
     let (option, why) = match *limit {
         "bytes of memory" => (
@@ -46,7 +46,7 @@ pub fn no_damage(
 }
 
 /// What the parser is not made for, if that is all that is wrong.
-pub fn beyond_us(e: &FormatError) -> Option<String> {
+fn beyond_us(e: &FormatError) -> Option<String> {
     match e {
         FormatError::Unsupported { what, .. } => Some(what.trim_end_matches(',').into()),
         FormatError::Limit { .. } => Some(e.to_string()),

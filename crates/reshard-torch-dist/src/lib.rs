@@ -4,7 +4,8 @@
 //! `.metadata` that says where each lies. `docs/formats/torch_dist.md` describes every byte. What Megatron Core adds is in
 //! reshard-megatron.
 //!
-//! - Save and load strategies `("torch_dist", 1)`; they register themselves where this crate is linked and named. [`TorchDistConfig`] and [`TorchDistLoadConfig`] are their settings.
+//! - Save and load strategies `("torch_dist", 1)`; they register themselves where this crate is linked and named.
+//!   [`TorchDistConfig`] and [`TorchDistLoadConfig`] are their settings.
 //! - Reads what every PyTorch since 2.1 and every generation of Megatron Core wrote, and by default writes what all of them
 //!   load ([`Flavour`]).
 //! - Keys are what PyTorch allows: a lone surrogate is spelled in reshard's keys as Python's `repr` shows it (`\ud800`).

@@ -68,7 +68,7 @@ impl HowToOpen {
             (Some(json), _) => json.sharded(),
             (None, None) => recognise(&store, registry).await?,
             // Settings are no choice of another format, and a choice is none of another version.
-            (None, Some(chosen)) => match noted_other(&store, Some(&chosen.key())).await {
+            (None, Some(chosen)) => match noted_other(&store, &chosen.key()).await {
                 Some(noted) if self.format.is_none() || noted.backend == chosen.key().backend => noted,
                 _ => chosen.key(),
             },
@@ -83,9 +83,7 @@ impl HowToOpen {
         let reader = sharded.open(&cx).await?;
         Ok(Opened { store: cx.store, limits: cx.limits, sharded, reader, common, name })
     }
-}
 
-impl HowToOpen {
     /// The strategy that the user has chosen, by settings or by name.
     fn chosen(&self, registry: &Registry) -> Result<Option<Arc<dyn LoadShardedStrategy>>> {
         let chosen = match (&self.config, &self.format) {

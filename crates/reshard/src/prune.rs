@@ -167,11 +167,10 @@ impl<'a> Prune<'a> {
     }
 
     async fn prune(mut self) -> Result<PruneReport, StrategyError> {
-        let registry = match self.how.registry.take() {
-            Some(r) => r,
-            None => Registry::linked()?,
-        };
-        self.how.registry = Some(registry.clone());
+        // What is wrong with the linked ones is told before anything is looked at.
+        if self.how.registry.is_none() {
+            self.how.registry = Some(Registry::linked()?);
+        }
         let place = self.how.store(self.url)?;
         // What can't be opened is told as by every reader.
         drop(place.pinned().await?);
@@ -191,7 +190,7 @@ impl<'a> Prune<'a> {
             match left.replaced {
                 false => plan.unfinished(left),
                 true if !is_there => plan.keep(remains(&left), Kept::Last),
-                true => match self.replaced(&left, &registry).await {
+                true => match self.replaced(&left).await {
                     Ok((files, modified)) => plan.replaced(left, files, modified),
                     Err(e) => plan.keep(remains(&left), Kept::Stuck(e.to_string())),
                 },
@@ -237,20 +236,10 @@ impl<'a> Prune<'a> {
     }
 
     /// The files of a replaced version, and when the last of them changed.
-    async fn replaced(
-        &self,
-        left: &Leftover,
-        registry: &Registry,
-    ) -> Result<(Vec<Name>, Option<SystemTime>), StrategyError> {
+    async fn replaced(&self, left: &Leftover) -> Result<(Vec<Name>, Option<SystemTime>), StrategyError> {
         let store = self.how.store(&left.path)?;
         let store = store.resolved().await?.unwrap_or(store);
-        let how = HowToOpen {
-            registry: Some(registry.clone()),
-            format: self.how.format.clone(),
-            limits: self.how.limits,
-            ..HowToOpen::default()
-        };
-        let files = files_of(&store, how, store.list().await?).await?.files;
+        let files = files_of(&store, &self.how, store.list().await?).await?.files;
         let mut modified = None;
         for name in &files {
             modified = modified.max(store.modified(name).await?);

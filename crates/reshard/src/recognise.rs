@@ -16,19 +16,11 @@ pub(crate) async fn recognise(store: &Arc<dyn Store>, registry: &Registry) -> Re
 }
 
 /// Another format than this one, if `reshard.json` says so and the commit record that it belongs to lies there, unchanged.
-/// That is hashed only if there is something to learn.
-pub(crate) async fn noted_other(
-    store: &Arc<dyn Store>,
-    than: Option<&BackendVersion>,
-) -> Option<BackendVersion> {
-    let noted = Sidecar::any(store).await?.format().filter(|noted| than != Some(noted))?;
-    Sidecar::read(store).await.0.is_some().then_some(noted)
-}
-
-/// The format of a checkpoint in PyTorch's dialect: only there `reshard.json` names one.
-async fn named(store: &Arc<dyn Store>) -> Option<BackendVersion> {
-    Sidecar::any(store).await?.strategy?;
-    Sidecar::read(store).await.0?.strategy
+pub(crate) async fn noted_other(store: &Arc<dyn Store>, than: &BackendVersion) -> Option<BackendVersion> {
+    let note = Sidecar::any(store).await?;
+    // The record is hashed only if there is something to learn.
+    let noted = note.format().filter(|noted| noted != than)?;
+    note.belongs(store).await.then_some(noted)
 }
 
 /// Whether a linked format is sure that this is a checkpoint of it.
@@ -36,16 +28,24 @@ pub(crate) fn is_known(registry: &Registry, top: &Listing) -> Result<bool> {
     Ok(!sure(&formats(registry)?, top).is_empty())
 }
 
-async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVersion> {
+async fn detect(store: &Arc<dyn Store>, formats: &[Format]) -> Result<BackendVersion> {
     let probed = sure(formats, &probe(store, formats).await?);
     let one = if let [format] = &*probed { Some(format.key()) } else { None };
     let unfinished = reshard_megatron::is_unfinished(store).await?;
-    let noted = if unfinished { named(store).await } else { noted_other(store, one.as_ref()).await };
-    if let Some(noted) = noted {
-        return match later(store, formats).await? {
-            Some(other) if other != noted => Err(ambiguous(store, &noted, &other)),
-            _ => Ok(noted),
+    if let Some(note) = Sidecar::any(store).await {
+        // Beside common state only a note that names its format counts: it is of PyTorch's dialect.
+        let noted = match unfinished {
+            true => note.strategy.clone(),
+            false => note.format().filter(|noted| one.as_ref() != Some(noted)),
         };
+        if let Some(noted) = noted
+            && note.belongs(store).await
+        {
+            return match later(store, formats, &note).await? {
+                Some(other) if other != noted => Err(ambiguous(store, &noted, &other)),
+                _ => Ok(noted),
+            };
+        }
     }
     // Taken for PyTorch's, the checkpoint would have lost its common state.
     if unfinished {
@@ -68,14 +68,13 @@ async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVers
 
 /// The format that is sure because of a file that came after the commit record of a note: a save of another program, perhaps, that
 /// knows nothing of the note.
-async fn later(store: &Arc<dyn Store>, formats: &Formats) -> Result<Option<BackendVersion>> {
-    let Some(note) = Sidecar::any(store).await else { return Ok(None) };
+async fn later(store: &Arc<dyn Store>, formats: &[Format], note: &Sidecar) -> Result<Option<BackendVersion>> {
     let committed = store.modified(&Name::new(&*note.commit.file)?).await?;
     for format in formats {
-        let one = vec![Arc::clone(format)];
-        for file in probe(store, &one).await?.files {
+        for file in probe(store, std::slice::from_ref(format)).await?.files {
             if file.name.as_str() != note.commit.file && store.modified(&file.name).await? > committed {
-                return Ok(sure(&one, &Listing::of(vec![file])).first().map(|format| format.key()));
+                let is_sure = format.detect(&Listing::of(vec![file])) == Detection::Yes;
+                return Ok(is_sure.then(|| format.key()));
             }
         }
     }
@@ -86,22 +85,22 @@ fn ambiguous(store: &Arc<dyn Store>, a: &BackendVersion, b: &BackendVersion) -> 
     StrategyError::Ambiguous { url: store.url(), a: a.clone(), b: b.clone() }
 }
 
-type Formats = Vec<Arc<dyn LoadShardedStrategy>>;
+type Format = Arc<dyn LoadShardedStrategy>;
 
-fn formats(registry: &Registry) -> Result<Formats> {
-    registry.all_load_sharded().map(|(_, config)| config.build()).collect()
+fn formats(registry: &Registry) -> Result<Vec<Format>> {
+    registry.all_load_sharded().map(|config| config.build()).collect()
 }
 
-fn sure(formats: &Formats, top: &Listing) -> Formats {
+fn sure(formats: &[Format], top: &Listing) -> Vec<Format> {
     of(formats, top, Detection::Yes)
 }
 
-fn of(formats: &Formats, top: &Listing, detected: Detection) -> Formats {
+fn of(formats: &[Format], top: &Listing, detected: Detection) -> Vec<Format> {
     formats.iter().filter(|f| f.detect(top) == detected).cloned().collect()
 }
 
 /// Those of the well-known files that are there.
-async fn probe(store: &Arc<dyn Store>, formats: &Formats) -> Result<Listing> {
+async fn probe(store: &Arc<dyn Store>, formats: &[Format]) -> Result<Listing> {
     let names: BTreeSet<&str> = formats.iter().flat_map(|f| f.probes()).copied().collect();
     let mut files = Vec::new();
     for name in names {
@@ -114,7 +113,7 @@ async fn probe(store: &Arc<dyn Store>, formats: &Formats) -> Result<Listing> {
 }
 
 /// Why a place is no checkpoint.
-fn unknown(formats: &Formats, top: &Listing) -> String {
+fn unknown(formats: &[Format], top: &Listing) -> String {
     if top.is_empty() {
         return "no file and no folder lies in it".into();
     }
@@ -138,7 +137,7 @@ mod tests {
 
     /// It is sure of a file, and finds it likely where there is another one.
     #[derive(Debug)]
-    struct Format {
+    struct Fake {
         name: &'static str,
         sure: &'static str,
         likely: &'static str,
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[async_trait]
-    impl OpenFormat for Format {
+    impl OpenFormat for Fake {
         fn key(&self) -> BackendVersion {
             BackendVersion::new(self.name, 1)
         }
@@ -168,13 +167,13 @@ mod tests {
         }
     }
 
-    fn formats() -> Formats {
+    fn formats() -> Vec<Format> {
         let all = [
-            Format { name: "a", sure: "a.json", likely: "data", probes: &["a.json"] },
-            Format { name: "b", sure: "b.json", likely: "data", probes: &["b.json", "b.old"] },
-            Format { name: "listed", sure: "any.idx", likely: "part", probes: &[] },
+            Fake { name: "a", sure: "a.json", likely: "data", probes: &["a.json"] },
+            Fake { name: "b", sure: "b.json", likely: "data", probes: &["b.json", "b.old"] },
+            Fake { name: "listed", sure: "any.idx", likely: "part", probes: &[] },
         ];
-        all.into_iter().map(|f| Arc::new(PlannedLoad::new(f)) as Arc<dyn LoadShardedStrategy>).collect()
+        all.into_iter().map(|f| Arc::new(PlannedLoad::new(f)) as Format).collect()
     }
 
     fn place(names: &[&str]) -> MemoryStore {

@@ -57,7 +57,7 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
         return Err(refused("other checkpoints lie in it"));
     }
     let how = HowToOpen { registry: Some(registry.clone()), ..HowToOpen::default() };
-    match owned(store, how, files, json).await {
+    match owned(store, &how, files, json).await {
         Ok(Owned { files, stays }) => Ok(Replaced { if_exists: IfExists::Replace(files.into()), stays }),
         Err(StrategyError::Unknown { key, .. }) => {
             let why = format!(
@@ -98,12 +98,12 @@ pub(crate) struct Owned {
 ///
 /// # Errors
 /// [`StrategyError::Unknown`] when it is of a format that is not linked; what the store says.
-pub(crate) async fn files_of(store: &Arc<dyn Store>, how: HowToOpen, files: Vec<Entry>) -> Result<Owned> {
+pub(crate) async fn files_of(store: &Arc<dyn Store>, how: &HowToOpen, files: Vec<Entry>) -> Result<Owned> {
     owned(store, how, files, Whose::of(store).await).await
 }
 
 /// The same, when it is known whose the `metadata.json` is.
-async fn owned(store: &Arc<dyn Store>, how: HowToOpen, files: Vec<Entry>, json: Whose) -> Result<Owned> {
+async fn owned(store: &Arc<dyn Store>, how: &HowToOpen, files: Vec<Entry>, json: Whose) -> Result<Owned> {
     let known = |name: &Name| {
         own_file(name.as_str()).is_some()
             || name.as_str() == SIDECAR

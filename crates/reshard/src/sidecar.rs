@@ -83,14 +83,16 @@ impl Sidecar {
                 Some(format!("{SIDECAR} is ignored: it is not in a form that this version knows")),
             );
         };
-        let digest = match Name::new(&*me.commit.file) {
-            Ok(name) => sha256(store, &name).await.ok().flatten(),
-            Err(_) => None,
-        };
-        match digest {
-            Some(digest) if digest == me.commit.sha256 => (Some(me), None),
-            _ => (None, Some(format!("{SIDECAR} is ignored: it belongs to another {}", me.commit.file))),
+        match me.belongs(store).await {
+            true => (Some(me), None),
+            false => (None, Some(format!("{SIDECAR} is ignored: it belongs to another {}", me.commit.file))),
         }
+    }
+
+    /// Whether the commit record that it belongs to lies there, unchanged: all of that is hashed.
+    pub(crate) async fn belongs(&self, store: &Arc<dyn Store>) -> bool {
+        let Ok(name) = Name::new(&*self.commit.file) else { return false };
+        sha256(store, &name).await.ok().flatten().is_some_and(|digest| digest == self.commit.sha256)
     }
 }
 

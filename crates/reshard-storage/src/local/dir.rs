@@ -160,8 +160,7 @@ pub(super) fn open_below(root: impl AsFd, name: &Name) -> Result<OwnedFd, Errno>
     #[cfg(target_os = "linux")]
     {
         use rustix::fs::{ResolveFlags, openat2};
-        let flags = ENTER;
-        match openat2(&root, name.as_str(), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+        match openat2(&root, name.as_str(), ENTER, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
             // Not on this kernel, or not in this sandbox.
             Err(Errno::NOSYS | Errno::PERM) => {}
             other => return other,

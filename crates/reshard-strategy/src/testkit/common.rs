@@ -103,10 +103,15 @@ fn write(layout: Vec<FileBody>, changed: Vec<Tensor>) -> Arc<dyn Store> {
     store
 }
 
+/// What the facade gives to a common strategy.
+fn open(store: Arc<dyn Store>) -> OpenCx {
+    OpenCx::new(store).with_dialect(Dialect::Megatron)
+}
+
 fn of(files: &BTreeMap<Name, Bytes>) -> OpenCx {
     let store = MemoryStore::new();
     files.iter().for_each(|(name, bytes)| store.put(name.clone(), bytes.clone()));
-    OpenCx::new(Arc::new(store)).with_dialect(Dialect::Megatron)
+    open(Arc::new(store))
 }
 
 /// Every file, cut or lost.
@@ -127,12 +132,7 @@ fn common_state_comes_back(save: &dyn SaveCommonStrategy, load: &dyn LoadCommonS
     let t = tensor(0);
     let layout = save.layout_common(&common(t.clone())).unwrap();
     let store = write(layout, vec![t]);
-    let loaded =
-        block_on(load.load_common(
-            &OpenCx::new(Arc::clone(&store)).with_dialect(Dialect::Megatron),
-            &NoItems::default(),
-        ))
-        .unwrap();
+    let loaded = block_on(load.load_common(&open(Arc::clone(&store)), &NoItems::default())).unwrap();
     assert_eq!(Value::from(loaded), Value::from(common(tensor(0))));
     let all = files(&store);
     assert!(all.keys().all(|name| load.owns(name)), "its files are its own");
@@ -166,7 +166,7 @@ fn objects_come_back(save: &dyn SaveCommonStrategy, load: &dyn LoadCommonStrateg
     let layout = save.layout_objects(&objects).unwrap().unwrap();
     drop(objects);
     let store = write(layout, vec![t]);
-    let cx = OpenCx::new(Arc::clone(&store)).with_dialect(Dialect::Megatron);
+    let cx = open(Arc::clone(&store));
     let all = files(&store);
     assert!(all.keys().all(|name| load.owns_object(name)), "its files are its own");
 
