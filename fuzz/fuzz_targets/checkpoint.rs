@@ -25,7 +25,7 @@ static SOUND: LazyLock<Vec<u8>> = LazyLock::new(|| {
     blocking::run(reshard::save(&state, URL).dialect(Dialect::Dcp)).expect("it is saved");
     let (store, name) = (MemoryStore::named("fuzz"), Name::new(DATA).expect("a name"));
     let len =
-        blocking::run(store.list()).expect("files").into_iter().find(|f| f.name == name).expect("data").bytes;
+        blocking::run(store.files()).expect("files").into_iter().find(|f| f.name == name).expect("data").bytes;
     blocking::run(store.read(&name, 0..len)).expect("it is read").to_vec()
 });
 

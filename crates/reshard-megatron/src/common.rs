@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, ObjectCodec, Payload, ShardedObject, Value, ValueTree};
-use reshard_storage::{FileBody, Name, Progress};
+use reshard_storage::{FileBody, Name, Progress, StoreExt};
 use reshard_strategy::{
     BackendVersion, LoadCommonStrategy, Make, OpenCx, ReadCx, ReadLimits, ReadObject, Registration, Result,
     SaveCommonStrategy, StorageReader, StrategyError, decode_object, encode_object,
@@ -121,7 +121,7 @@ impl LoadCommonStrategy for TorchCommon {
     }
 
     async fn load_sharded_metadata(&self, cx: &OpenCx) -> Result<Vec<ShardedObject>> {
-        let files = cx.store.list().await?;
+        let files = cx.store.files().await?;
         Ok(files.iter().filter_map(|f| cell(f.name.as_str().strip_suffix(SUFFIX)?)).collect())
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::COMMON;
 use bytes::Bytes;
-use reshard_storage::{Name, Store};
+use reshard_storage::{Name, Store, StoreExt};
 use reshard_strategy::{BackendVersion, Result, StrategyError, read_small};
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use reshard_model::{BoxError, DType, Layout, LentBuffer, LentView, Region, RegionMut, Tensor};
 use reshard_storage::{
     Checksum, Durability, Extent, FileBody, IfExists, Length, LocalStore, Name, Part, Progress, ReadStats,
-    RecordRead, Store, wait,
+    RecordRead, Store, StoreExt, wait,
 };
 use rustix::time::{ClockId, clock_gettime};
 use std::{
@@ -273,7 +273,7 @@ fn load(
     checked: bool,
 ) -> Result<ReadStats> {
     let per = {
-        let entries = wait(store.list())?;
+        let entries = wait(store.files())?;
         let bytes: u64 = entries.iter().filter(|e| e.name.as_str().starts_with("__")).map(|e| e.bytes).sum();
         (bytes as usize / (case.item + GAP)).div_ceil(case.files)
     };

@@ -1,4 +1,4 @@
-use crate::{Name, Result, StorageError, Store};
+use crate::{Name, Result, StorageError, Store, StoreExt};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{fmt, io, ops::Range, sync::Arc};

@@ -1,6 +1,6 @@
 use crate::{
-    Durability, Entry, FileBody, Hints, IfExists, Leftover, Link, Listing, Name, Progress, ReadStats,
-    RecordRead, Result, Store, Transaction, Written,
+    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Link, Listing, Name, Progress, ReadStats,
+    RecordRead, Recovery, Result, Store, Transaction, Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -9,7 +9,6 @@ use std::{
     fs::File,
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
-    time::SystemTime,
 };
 
 /// What went through a [`CountingStore`].
@@ -113,28 +112,16 @@ impl Store for CountingStore {
         Ok(stats)
     }
 
-    async fn list(&self) -> Result<Vec<Entry>> {
-        self.inner.list().await
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
+        self.inner.list(below, depth).await
     }
 
-    async fn top(&self) -> Result<Listing> {
-        self.inner.top().await
+    async fn head(&self, name: &Name) -> Result<Option<Head>> {
+        self.inner.head(name).await
     }
 
     async fn remove(&self, names: &[Name]) -> Result<()> {
         self.inner.remove(names).await
-    }
-
-    async fn modified(&self, name: &Name) -> Result<Option<SystemTime>> {
-        self.inner.modified(name).await
-    }
-
-    async fn len(&self, name: &Name) -> Result<Option<u64>> {
-        self.inner.len(name).await
-    }
-
-    async fn exists(&self, name: &Name) -> Result<bool> {
-        self.inner.exists(name).await
     }
 
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
@@ -165,16 +152,9 @@ impl Store for CountingStore {
         Ok(Arc::new(CountingTransaction { inner, store: self.clone() }))
     }
 
-    async fn leftovers(&self) -> Result<Vec<Leftover>> {
-        self.inner.leftovers().await
-    }
-
-    async fn remove_leftover(&self, attempt: &str) -> Result<()> {
-        self.inner.remove_leftover(attempt).await
-    }
-
-    async fn finish_replacing(&self, attempt: &str, files: &[Name]) -> Result<()> {
-        self.inner.finish_replacing(attempt, files).await
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        // Nothing of it is counted.
+        self.inner.recovery()
     }
 }
 

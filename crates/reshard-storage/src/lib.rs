@@ -12,11 +12,13 @@
 mod body;
 mod counting;
 mod error;
+mod ext;
 pub mod failpoint;
 mod local;
 mod name;
 mod pool;
 mod record_read;
+mod recovery;
 mod run;
 mod store;
 mod stores;
@@ -28,11 +30,13 @@ mod wait;
 pub use body::{Durability, Entry, Extent, FileBody, Length, Progress, Source, Written, WrittenExtent};
 pub use counting::{CountingStore, Counts};
 pub use error::{Result, StorageError};
+pub use ext::StoreExt;
 pub use local::LocalStore;
 pub use name::Name;
 pub use record_read::{Checksum, Part, ReadStats, RecordRead};
+pub use recovery::{Leftover, Recovery};
 pub use run::run_blocking;
-pub use store::{Hints, IfExists, Leftover, Link, Listing, Store, Transaction};
+pub use store::{Depth, Head, Hints, IfExists, Link, Listing, Store, Transaction};
 pub use stores::{OpenStore, StoreScheme, Stores};
 pub use wait::wait;
 

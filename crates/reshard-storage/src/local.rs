@@ -12,15 +12,15 @@ mod url;
 mod write;
 
 use crate::{
-    Entry, Hints, IfExists, Leftover, Link, Listing, Name, Progress, ReadStats, RecordRead, Result,
-    StorageError, Store, Transaction, pool,
+    Depth, Head, Hints, IfExists, Leftover, Link, Listing, Name, Progress, ReadStats, RecordRead, Recovery,
+    Result, StorageError, Store, Transaction, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use file::Input;
 use root::Root;
 use site::Home;
-use std::{fs::File, ops::Range, path::Path, sync::Arc, time::SystemTime};
+use std::{fs::File, ops::Range, path::Path, sync::Arc};
 use transaction::LocalTransaction;
 
 /// A local directory, and what any mounted file system makes look like one.
@@ -32,7 +32,7 @@ use transaction::LocalTransaction;
 /// After the exchange the old version lies in `.{name}.{attempt}.{new}-{old}.old`, where `new` and `old` are the numbers (inodes, in
 /// hexadecimal digits) of the two directories. What is not of the checkpoint in it is renamed into the new version's directory,
 /// then the old version's files are removed. A crash between leaves that directory, and
-/// [`finish_replacing`](Store::finish_replacing) does the rest. The new version has that name just before the exchange. A
+/// [`finish_replacing`](Recovery::finish_replacing) does the rest. The new version has that name just before the exchange. A
 /// directory of another number, which somebody had put at the place just before a crash, is no leftover.
 ///
 /// Only the directory that the attempt has made is removed. What the exchange took out instead of the old version goes back. If
@@ -115,29 +115,19 @@ impl Store for LocalStore {
         read::read_into(self.root.clone(), reads, progress).await
     }
 
-    async fn list(&self) -> Result<Vec<Entry>> {
-        let root = self.root.clone();
-        pool::run_one(move || root.list()).await
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
+        let (root, below) = (self.root.clone(), below.cloned());
+        pool::run_one(move || root.list(below.as_ref(), depth)).await
     }
 
-    async fn top(&self) -> Result<Listing> {
-        let root = self.root.clone();
-        pool::run_one(move || root.top()).await
+    async fn head(&self, name: &Name) -> Result<Option<Head>> {
+        let (root, name) = (self.root.clone(), name.clone());
+        pool::run_one(move || root.head(&name)).await
     }
 
     async fn remove(&self, names: &[Name]) -> Result<()> {
         let (root, names) = (self.root.clone(), names.to_vec());
         pool::run_one(move || root.remove(&names)).await
-    }
-
-    async fn modified(&self, name: &Name) -> Result<Option<SystemTime>> {
-        let (root, name) = (self.root.clone(), name.clone());
-        pool::run_one(move || root.modified(&name)).await
-    }
-
-    async fn len(&self, name: &Name) -> Result<Option<u64>> {
-        let (root, name) = (self.root.clone(), name.clone());
-        pool::run_one(move || root.len(&name)).await
     }
 
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
@@ -190,6 +180,13 @@ impl Store for LocalStore {
         Ok(Arc::new(pool::run_one(join).await?))
     }
 
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Recovery for LocalStore {
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         let place = self.path().to_path_buf();
         pool::run_one(move || sibling::leftovers(&place)).await

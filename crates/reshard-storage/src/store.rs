@@ -1,4 +1,4 @@
-use crate::{Durability, Entry, FileBody, Name, Progress, ReadStats, RecordRead, Result, Written};
+use crate::{Durability, Entry, FileBody, Name, Progress, ReadStats, RecordRead, Recovery, Result, Written};
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::{collections::BTreeSet, fmt, fs::File, ops::Range, sync::Arc, time::SystemTime};
@@ -50,40 +50,6 @@ pub enum IfExists {
     Replace(Arc<[Name]>),
 }
 
-/// What an attempt that died has left beside the place.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
-pub struct Leftover {
-    /// The attempt's id.
-    pub attempt: String,
-    /// Where it lies: a path or a URL.
-    pub path: String,
-    /// Whether it is the version that the attempt replaced, which may have files of others in it. Else it holds nothing but
-    /// what the attempt wrote.
-    pub replaced: bool,
-    /// Bytes of its files.
-    pub bytes: u64,
-    /// When one of its files last changed; `None` when the store can't tell.
-    pub modified: Option<SystemTime>,
-}
-
-impl Leftover {
-    /// What `attempt` wrote to `path`.
-    pub fn new(attempt: impl Into<String>, path: impl Into<String>) -> Self {
-        Self { attempt: attempt.into(), path: path.into(), replaced: false, bytes: 0, modified: None }
-    }
-
-    /// With what is in it.
-    pub fn holding(self, bytes: u64, modified: Option<SystemTime>) -> Self {
-        Self { bytes, modified, ..self }
-    }
-
-    /// As the version that the attempt replaced.
-    pub fn replaced(self) -> Self {
-        Self { replaced: true, ..self }
-    }
-}
-
 /// A link to a file or directory, among the files of a place.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Link {
@@ -95,30 +61,53 @@ pub struct Link {
     pub followed: bool,
 }
 
-/// What lies in a place itself, as far as it has names that [`Name`] takes; what lies deeper is not looked at.
+/// How far a listing goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// What lies in the folder itself.
+    One,
+    /// The files of the folders in it, too.
+    All,
+}
+
+/// What lies in a place, or in a folder of it, as far as it has names that [`Name`] takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Listing {
     /// Files, sorted by name.
     pub files: Vec<Entry>,
-    /// Directories, or what counts as such where there are only names with slashes; sorted. A link to one is none.
+    /// With [`Depth::One`] the folders, sorted: directories, or what counts as such where there are only names with slashes. A link
+    /// to one is none.
     pub folders: Vec<Name>,
 }
 
 impl Listing {
     /// These files, and no folders.
-    pub fn of(mut files: Vec<Entry>) -> Self {
-        files.sort();
-        Self { files, folders: Vec::new() }
+    pub fn of(files: Vec<Entry>) -> Self {
+        Self::new(files, Vec::new())
     }
 
-    /// The part of a listing of all files that lies in the place itself.
-    pub fn top(all: Vec<Entry>) -> Self {
-        let folder =
-            |e: &Entry| e.name.as_str().split_once('/').and_then(|(folder, _)| Name::new(folder).ok());
-        let folders: BTreeSet<Name> = all.iter().filter_map(folder).collect();
-        let files = all.into_iter().filter(|e| !e.name.as_str().contains('/')).collect();
-        Self { folders: folders.into_iter().collect(), ..Self::of(files) }
+    /// These files and folders.
+    pub fn new(mut files: Vec<Entry>, mut folders: Vec<Name>) -> Self {
+        files.sort();
+        folders.sort();
+        Self { files, folders }
+    }
+
+    /// The part of all files of a place that lies below a folder: for stores whose folders are only names with slashes.
+    pub fn below(all: Vec<Entry>, folder: Option<&Name>, depth: Depth) -> Self {
+        let prefix = folder.map_or_else(String::new, |folder| format!("{folder}/"));
+        let (mut files, mut folders) = (Vec::new(), BTreeSet::new());
+        for entry in all {
+            let Some(rest) = entry.name.as_str().strip_prefix(&*prefix) else { continue };
+            match rest.split_once('/') {
+                Some((folder, _)) if depth == Depth::One => {
+                    folders.extend(Name::new(format!("{prefix}{folder}")));
+                }
+                _ => files.push(entry),
+            }
+        }
+        Self::new(files, folders.into_iter().collect())
     }
 
     /// Names of the files.
@@ -137,12 +126,33 @@ impl Listing {
     }
 }
 
+/// What a store knows of a file without reading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Head {
+    /// Its length.
+    pub bytes: u64,
+    /// When it last changed; `None` when the store can't tell.
+    pub modified: Option<SystemTime>,
+}
+
+impl Head {
+    /// Of a file of so many bytes.
+    pub fn new(bytes: u64, modified: Option<SystemTime>) -> Self {
+        Self { bytes, modified }
+    }
+}
+
 /// A place that holds the files of one checkpoint.
 ///
 /// # Contract
 /// A place that does not exist is a place without files. A name is a file or it is not there; what a committed version
 /// holds is seen wholly or not at all. When a future is ready, with success or failure, nothing that it was given is in use any
 /// more. Implementations pass `testkit::store_contract`.
+///
+/// Futures may be polled by any executor. A store that needs a runtime brings one: its futures only wait for tasks there.
+///
+/// What is said of files in more ways than a store has to know stands in [`StoreExt`](crate::StoreExt).
 ///
 /// # Cancellation
 /// Every future may be dropped at any time. Bytes that are on their way then still land in their regions, which are owned,
@@ -180,29 +190,15 @@ pub trait Store: fmt::Debug + Send + Sync {
         crate::record_read::reads::read_into(self, reads, progress).await
     }
 
-    /// All files, those in subdirectories too, sorted by name. Names that [`Name`] refuses are left out.
-    async fn list(&self) -> Result<Vec<Entry>>;
+    /// What lies in the place, or in a folder of it. Names are those in the place, whichever folder is asked for. A folder that is
+    /// not there is empty.
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing>;
 
-    /// What lies in the place itself: for looking at one that may hold anything.
-    async fn top(&self) -> Result<Listing> {
-        self.list().await.map(Listing::top)
-    }
+    /// What is known of a file; `None` when there is none.
+    async fn head(&self, name: &Name) -> Result<Option<Head>>;
 
     /// Removes files. One that is not there is no error.
     async fn remove(&self, names: &[Name]) -> Result<()>;
-
-    /// When a file last changed; `None` when there is none, or the store can't tell.
-    async fn modified(&self, _name: &Name) -> Result<Option<SystemTime>> {
-        Ok(None)
-    }
-
-    /// Length of a file; `None` when there is none.
-    async fn len(&self, name: &Name) -> Result<Option<u64>>;
-
-    /// Whether there is such a file.
-    async fn exists(&self, name: &Name) -> Result<bool> {
-        Ok(self.len(name).await?.is_some())
-    }
 
     /// The version that is there now, and stays what it is when another one is committed: a reader of it never sees bytes of
     /// both. When it is replaced, what was not read yet is [`NotFound`](crate::StorageError::NotFound). `None` when the store
@@ -247,25 +243,9 @@ pub trait Store: fmt::Debug + Send + Sync {
         self.begin(attempt, IfExists::Replace([].into())).await
     }
 
-    /// What attempts that are not committed have left beside this place; those that are still at work too. What may be somebody
-    /// else's is not among it.
-    async fn leftovers(&self) -> Result<Vec<Leftover>> {
-        Ok(Vec::new())
-    }
-
-    /// Removes what an attempt wrote. Nothing left is no error.
-    async fn remove_leftover(&self, _attempt: &str) -> Result<()> {
-        Ok(())
-    }
-
-    /// Finishes what an attempt was doing after it had replaced a version ([`Leftover::replaced`]): removes these files of
-    /// that version, and gives whatever else lies with them back to the place. Nothing left is no error.
-    ///
-    /// # Errors
-    /// [`NotCarried`](crate::StorageError::NotCarried) names what stays where it is, because its name is taken or the
-    /// system refuses.
-    async fn finish_replacing(&self, _attempt: &str, _files: &[Name]) -> Result<()> {
-        Ok(())
+    /// What repairs this place after a crash. `None` when a crash leaves nothing that has to be repaired, or that can be found.
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        None
     }
 }
 
@@ -273,7 +253,8 @@ pub trait Store: fmt::Debug + Send + Sync {
 ///
 /// # Contract
 /// Dropping a transaction removes nothing, because another rank may be about to commit what this one wrote: on failure somebody
-/// calls [`rollback`](Self::rollback); what a killed process leaves shows in [`Store::leftovers`].
+/// calls [`rollback`](Self::rollback); what a killed process leaves shows in
+/// [`Recovery::leftovers`].
 #[async_trait]
 pub trait Transaction: fmt::Debug + Send + Sync {
     /// Writes files of this rank. Many ranks and calls may write at once, files of different names. What is returned is in the order

@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use futures::executor::block_on;
-use reshard_storage::{Durability, FileBody, IfExists, LocalStore, Name, Progress, Store, failpoint};
+use reshard_storage::{
+    Durability, FileBody, IfExists, LocalStore, Name, Progress, Store, StoreExt, failpoint,
+};
 use std::{
     fs,
     os::unix::process::ExitStatusExt,
@@ -58,7 +60,7 @@ const OTHERS: [&str; 2] = ["d/notes", "logs/today"];
 /// The byte of the version that is there; `None` when there is none.
 fn version(place: &Path) -> Option<u8> {
     let store = LocalStore::at(place).unwrap();
-    let mut all = block_on(store.list()).unwrap();
+    let mut all = block_on(store.files()).unwrap();
     all.retain(|e| !OTHERS.contains(&e.name.as_str()));
     if all.is_empty() {
         return None;

@@ -7,7 +7,7 @@ use futures::{executor::block_on, future::join_all};
 use reshard_model::ErrorKind;
 use reshard_storage::{
     Durability, Extent, FileBody, IfExists, Length, LocalStore, Name, Progress, Result, StorageError, Store,
-    Written, wait,
+    StoreExt, Written, wait,
 };
 use std::{
     ffi::OsStr,
@@ -94,7 +94,7 @@ fn a_link_stays_and_what_it_points_to_is_written() {
         assert!(fs::symlink_metadata(dir.path().join("latest")).unwrap().is_symlink());
         assert_eq!(fs::read(dir.path().join("real/ckpt/record")).unwrap(), [i as u8]);
         assert_eq!(listed(&dir.path().join("real")), ["ckpt"]);
-        assert_eq!(block_on(store.list()).unwrap().len(), 2);
+        assert_eq!(block_on(store.files()).unwrap().len(), 2);
     }
     std::os::unix::fs::symlink("around", dir.path().join("around")).unwrap();
     let e = save(&LocalStore::at(dir.path().join("around")).unwrap(), "a", IfExists::Refuse, 1).unwrap_err();
@@ -192,7 +192,7 @@ fn a_named_pipe_does_not_block_a_reader() {
     let store = LocalStore::at(dir.path()).unwrap();
     let e = block_on(store.read(&name("p"), 0..1)).unwrap_err();
     assert!(e.kind() == ErrorKind::Corrupt && e.to_string().contains("named pipe"), "{e}");
-    assert!(block_on(store.list()).unwrap().is_empty());
+    assert!(block_on(store.files()).unwrap().is_empty());
     assert_eq!(block_on(store.len(&name("p"))).unwrap(), None);
 }
 
@@ -259,7 +259,7 @@ fn a_link_to_a_file_is_that_file_and_one_to_a_directory_is_not_entered() {
             );
             assert_eq!(store.len(&behind).await.unwrap(), None);
             assert_eq!(store.modified(&behind).await.unwrap(), None);
-            let all: Vec<_> = store.list().await.unwrap().into_iter().map(|e| (e.name, e.bytes)).collect();
+            let all: Vec<_> = store.files().await.unwrap().into_iter().map(|e| (e.name, e.bytes)).collect();
             assert_eq!(all, [("file", 5), ("sub/data", 5), ("sub/file", 5)].map(|(n, b)| (name(n), b)));
             let links = store.links().await.unwrap();
             let links: Vec<_> = links.iter().map(|l| (l.name.as_str(), &*l.target, l.followed)).collect();
@@ -293,7 +293,7 @@ fn names_that_are_none_are_left_out_of_lists() {
     std::os::unix::fs::symlink(dir.path(), dir.path().join("b/circle")).unwrap();
     std::os::unix::fs::symlink("a", dir.path().join("link")).unwrap();
     std::os::unix::fs::symlink("nothing", dir.path().join("broken")).unwrap();
-    let all = block_on(LocalStore::at(dir.path()).unwrap().list()).unwrap();
+    let all = block_on(LocalStore::at(dir.path()).unwrap().files()).unwrap();
     let all: Vec<_> = all.iter().map(|e| (e.name.as_str(), e.bytes)).collect();
     assert_eq!(all, [("a", 1), ("b/c", 3), ("link", 1)]);
 }

@@ -5,7 +5,7 @@
 use futures::executor::block_on;
 use reshard_model::ErrorKind;
 use reshard_storage::{
-    Durability, FileBody, IfExists, LocalStore, Name, Progress, StorageError, Store, Transaction,
+    Durability, FileBody, IfExists, LocalStore, Name, Progress, StorageError, Store, StoreExt, Transaction,
 };
 use std::{
     ffi::OsStr,

@@ -1,7 +1,7 @@
 use crate::{Result, StrategyError};
 use bytes::Bytes;
 use reshard_policy::ByteSize;
-use reshard_storage::{Name, Store};
+use reshard_storage::{Name, Store, StoreExt};
 use std::{fmt, sync::Arc};
 
 /// How much a checkpoint may ask for while it is read. Files are hostile until they are trusted: a few hundred bytes can ask

@@ -6,7 +6,7 @@ use crate::{
     table::{Table, TableBuilder},
 };
 use async_trait::async_trait;
-use reshard_storage::{Listing, Name, Store};
+use reshard_storage::{Listing, Name, Store, StoreExt};
 use reshard_strategy::{
     BackendVersion, Detection, OpenCx, OpenFormat, ReadLimits, Result, StorageReader, StrategyError,
     torch::parsing,

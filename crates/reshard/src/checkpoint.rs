@@ -11,7 +11,7 @@ use reshard_model::{
     ShardedTensor, SourceError, Tensor, TensorSource, Value, ValueTree, unflatten,
 };
 use reshard_plan::{DefaultLoadPlanner, Entry, Metadata, PlannerData, TensorRef};
-use reshard_storage::{Entry as FileEntry, Leftover, Link, Progress, Stores};
+use reshard_storage::{Entry as FileEntry, Leftover, Link, Progress, StoreExt, Stores};
 use reshard_strategy::{
     BackendVersion, FileRole, LoadCx, LoadShardedConfig, Producer, ReadCx, ReadLimits, ReadObject, Registry,
     StorageInfo, StrategyError, VerifyReport, decode_object, with_sources,
@@ -283,7 +283,7 @@ impl Checkpoint {
     /// # Errors
     /// What the store says.
     pub async fn files(&self) -> Result<Vec<FileEntry>> {
-        self.opened.store.list().await.during(ACT, &self.url)
+        self.opened.store.files().await.during(ACT, &self.url)
     }
 
     /// Links in its directory. A file that is a link to a file is one of [`files`](Self::files), wherever that lies; what leads to

@@ -1,6 +1,6 @@
 //! Digests of files of any size, in bounded memory.
 
-use reshard_storage::{Name, Store};
+use reshard_storage::{Name, Store, StoreExt};
 use reshard_strategy::Result;
 use reshard_torch_dist::{OwnFile, own_file};
 use sha2::{Digest, Sha256};
@@ -43,7 +43,7 @@ mod tests {
     use async_trait::async_trait;
     use bytes::Bytes;
     use futures::executor::block_on;
-    use reshard_storage::{Entry, Hints, IfExists, StorageError, Transaction};
+    use reshard_storage::{Depth, Head, Hints, IfExists, Listing, StorageError, Transaction};
     use reshard_strategy::{SMALL, read_small};
     use std::{io, ops::Range};
 
@@ -62,14 +62,14 @@ mod tests {
         async fn read(&self, name: &Name, _: Range<u64>) -> reshard_storage::Result<Bytes> {
             Err(StorageError::io("read", name.as_str(), io::Error::other("nothing is read here")))
         }
-        async fn list(&self) -> reshard_storage::Result<Vec<Entry>> {
-            Ok(Vec::new())
+        async fn list(&self, _: Option<&Name>, _: Depth) -> reshard_storage::Result<Listing> {
+            Ok(Listing::default())
         }
         async fn remove(&self, _: &[Name]) -> reshard_storage::Result<()> {
             Ok(())
         }
-        async fn len(&self, _: &Name) -> reshard_storage::Result<Option<u64>> {
-            Ok(Some(self.0))
+        async fn head(&self, _: &Name) -> reshard_storage::Result<Option<Head>> {
+            Ok(Some(Head::new(self.0, None)))
         }
         async fn begin(&self, _: &str, _: IfExists) -> reshard_storage::Result<Arc<dyn Transaction>> {
             Err(StorageError::invalid("nothing is written here"))

@@ -6,7 +6,7 @@ use crate::{
 };
 use reshard_megatron::{METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, ValueTree};
-use reshard_storage::{Entry, Name, Store, Stores};
+use reshard_storage::{Entry, Name, Store, StoreExt, Stores};
 use reshard_strategy::{
     BackendVersion, FileRole, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, OpenCx, ReadLimits,
     Registry, StorageReader, StrategyError, load_with_objects,
@@ -169,7 +169,7 @@ impl Opened {
         };
         Ok(self
             .store
-            .list()
+            .files()
             .await?
             .into_iter()
             .map(|file| (role(&file), file))

@@ -10,7 +10,7 @@ use crate::{
     sidecar::Sidecar,
 };
 use reshard_megatron::METADATA_JSON;
-use reshard_storage::{Entry, Leftover, Name, Progress, StorageError, Store, Stores};
+use reshard_storage::{Entry, Leftover, Name, Progress, StorageError, Store, StoreExt, Stores};
 use reshard_strategy::{BackendVersion, Damage, FileRole, ReadLimits, Registry, StrategyError};
 use reshard_torch_dist::{OwnFile, own_file};
 use std::{
@@ -181,7 +181,7 @@ impl<'a> Prune<'a> {
         let records_then = records(&held).await?;
         let leftovers = left_by_saves(&place).await?;
         let mut plan = Plan::new(self.older_than);
-        let is_there = leftovers.is_empty() || !held.list().await?.is_empty();
+        let is_there = leftovers.is_empty() || !held.files().await?.is_empty();
         if is_there {
             let opened = self.sound(&held).await?;
             plan.files(&held, opened.roles().await?).await?;
@@ -239,7 +239,7 @@ impl<'a> Prune<'a> {
     async fn replaced(&self, left: &Leftover) -> Result<(Vec<Name>, Option<SystemTime>), StrategyError> {
         let store = self.how.store(&left.path)?;
         let store = store.resolved().await?.unwrap_or(store);
-        let files = files_of(&store, &self.how, store.list().await?).await?.files;
+        let files = files_of(&store, &self.how, store.files().await?).await?.files;
         let mut modified = None;
         for name in &files {
             modified = modified.max(store.modified(name).await?);

@@ -1,7 +1,7 @@
 //! Of which format a checkpoint is, when Megatron Core's `metadata.json` does not say so.
 
 use crate::sidecar::Sidecar;
-use reshard_storage::{Entry, Listing, Name, Store};
+use reshard_storage::{Entry, Listing, Name, Store, StoreExt};
 use reshard_strategy::{BackendVersion, Detection, LoadShardedStrategy, Registry, Result, StrategyError};
 use std::{collections::BTreeSet, sync::Arc};
 

@@ -6,7 +6,7 @@ use crate::{
     sidecar::{SIDECAR, Sidecar},
 };
 use reshard_megatron::{COMMON, METADATA_JSON, Whose};
-use reshard_storage::{Entry, IfExists, Name, StorageError, Store};
+use reshard_storage::{Entry, IfExists, Name, StorageError, Store, StoreExt};
 use reshard_strategy::{FileRole, Registry, StrategyError};
 use reshard_torch_dist::own_file;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
             "nobody can tell whether its {name} is what a save of Megatron Core left or a file of another program; move it away"
         )));
     }
-    let files = store.list().await?;
+    let files = store.files().await?;
     let below = files.iter().filter_map(|f| f.name.as_str().rsplit_once('/'));
     if below.into_iter().any(|(_, name)| sign(name)) {
         return Err(refused("other checkpoints lie in it"));

@@ -17,7 +17,9 @@ use reshard_model::{
 };
 use reshard_plan::{DefaultSavePlanner, PlannerData, SavePlanner};
 use reshard_policy::{Limits, ShardingPolicy};
-use reshard_storage::{Durability, FileBody, Name, Progress, StorageError, Store, Stores, Transaction};
+use reshard_storage::{
+    Durability, FileBody, Name, Progress, StorageError, Store, StoreExt, Stores, Transaction,
+};
 use reshard_strategy::{
     BackendVersion, PreparedSave, Records, Registry, SaveCommonStrategy, SaveCx, SaveShardedConfig,
     SaveShardedStrategy, Saved, StrategyError, agree, cause, save_with_objects,

@@ -8,7 +8,7 @@ use reshard::{
     Dialect, ErrorKind, IfExists, Kept, LocalGroup, Progress, PruneReport, RemainsKind, ShardedTensor,
     StateDict, Stores, Tensor,
     blocking::{self, Checkpoint},
-    storage::{Entry, Hints, Name, StorageError, Store, StoreScheme, Transaction},
+    storage::{Depth, Head, Hints, Listing, Name, StorageError, Store, StoreScheme, Transaction},
 };
 use std::{
     collections::BTreeMap,
@@ -422,21 +422,18 @@ impl Store for Busy {
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes, StorageError> {
         self.0.read(name, range).await
     }
-    async fn list(&self) -> Result<Vec<Entry>, StorageError> {
-        self.0.list().await
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing, StorageError> {
+        self.0.list(below, depth).await
     }
     async fn remove(&self, names: &[Name]) -> Result<(), StorageError> {
         self.0.remove(names).await
     }
-    async fn modified(&self, name: &Name) -> Result<Option<SystemTime>, StorageError> {
+    async fn head(&self, name: &Name) -> Result<Option<Head>, StorageError> {
         // After the checkpoint was looked at.
         if name.as_str().ends_with("distcp") {
             fs::write(self.1.join(".metadata"), "of a save that is done now").unwrap();
         }
-        self.0.modified(name).await
-    }
-    async fn len(&self, name: &Name) -> Result<Option<u64>, StorageError> {
-        self.0.len(name).await
+        self.0.head(name).await
     }
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>, StorageError> {
         self.0.begin(attempt, if_exists).await

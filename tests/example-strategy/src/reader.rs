@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, Dialect, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, TensorProperties};
-use reshard_storage::{Checksum, Entry, Listing, Name, Progress, RecordRead, Store};
+use reshard_storage::{Checksum, Entry, Listing, Name, Progress, RecordRead, Store, StoreExt};
 use reshard_strategy::{
     BackendVersion, Damage, Detection, FileRole, OpenCx, OpenFormat, ReadCx, ReadLimits, ReadObject,
     ReadTensor, ReadTotals, ReaderHooks, Result, Selection, StorageInfo, StorageReader, StrategyError,

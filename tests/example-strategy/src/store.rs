@@ -5,8 +5,8 @@ use crate::NAME;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use reshard_storage::{
-    Durability, Entry, FileBody, Hints, IfExists, Leftover, Name, Progress, Result, StorageError, Store,
-    StoreScheme, Transaction, Written, WrittenExtent,
+    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Listing, Name, Progress, Recovery,
+    Result, StorageError, Store, StoreScheme, Transaction, Written, WrittenExtent,
 };
 use std::{
     collections::BTreeMap,
@@ -73,9 +73,10 @@ impl Store for ExampleStore {
         }
     }
 
-    async fn list(&self) -> Result<Vec<Entry>> {
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
         let place = lock(&self.place);
-        Ok(place.files.iter().map(|(n, b)| Entry { name: n.clone(), bytes: b.len() as u64 }).collect())
+        let all = place.files.iter().map(|(n, b)| Entry { name: n.clone(), bytes: b.len() as u64 });
+        Ok(Listing::below(all.collect(), below, depth))
     }
 
     async fn remove(&self, names: &[Name]) -> Result<()> {
@@ -84,8 +85,8 @@ impl Store for ExampleStore {
         Ok(())
     }
 
-    async fn len(&self, name: &Name) -> Result<Option<u64>> {
-        Ok(lock(&self.place).files.get(name).map(|b| b.len() as u64))
+    async fn head(&self, name: &Name) -> Result<Option<Head>> {
+        Ok(lock(&self.place).files.get(name).map(|b| Head::new(b.len() as u64, None)))
     }
 
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
@@ -106,6 +107,13 @@ impl Store for ExampleStore {
         Ok(Arc::new(ExampleTransaction { store, attempt: attempt.into(), if_exists }))
     }
 
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Recovery for ExampleStore {
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         let place = lock(&self.place);
         Ok(place.begun.keys().map(|a| Leftover::new(a.clone(), format!("{}#{a}", self.url))).collect())

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use futures::executor::block_on;
 use reshard::{
     Stores,
-    storage::{Name, StorageError, Store, StoreScheme},
+    storage::{Name, StorageError, Store, StoreExt, StoreScheme},
 };
 use reshard_storage::testkit::MemoryStore;
 use std::{
@@ -81,7 +81,7 @@ impl Default for Place {
 pub fn files(store: &Arc<dyn Store>) -> BTreeMap<Name, Bytes> {
     block_on(async {
         let mut out = BTreeMap::new();
-        for entry in store.list().await.unwrap() {
+        for entry in store.files().await.unwrap() {
             let bytes = store.read(&entry.name, 0..entry.bytes).await.unwrap();
             out.insert(entry.name, bytes);
         }

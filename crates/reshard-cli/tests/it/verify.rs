@@ -3,7 +3,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use reshard::{
     IfExists, Stores,
-    storage::{Entry, Hints, Name, Result, StorageError, Store, StoreScheme, Transaction},
+    storage::{Depth, Head, Hints, Listing, Name, Result, StorageError, Store, StoreScheme, Transaction},
 };
 use serde_json::json;
 use std::{ops::Range, sync::Arc};
@@ -117,14 +117,14 @@ impl Store for Broken {
         }
         self.0.read(name, range).await
     }
-    async fn list(&self) -> Result<Vec<Entry>> {
-        self.0.list().await
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
+        self.0.list(below, depth).await
     }
     async fn remove(&self, names: &[Name]) -> Result<()> {
         self.0.remove(names).await
     }
-    async fn len(&self, name: &Name) -> Result<Option<u64>> {
-        self.0.len(name).await
+    async fn head(&self, name: &Name) -> Result<Option<Head>> {
+        self.0.head(name).await
     }
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
         self.0.begin(attempt, if_exists).await

@@ -4,7 +4,7 @@
 //! such links. A directory that is a link is not entered. What is removed is the link.
 
 use super::dir::{self, ENTER, below, is_absent, unlink, utf8};
-use crate::{Entry, Link, Listing, Name, Result, StorageError};
+use crate::{Depth, Entry, Head, Link, Listing, Name, Result, StorageError};
 use rustix::{
     fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat},
     io::Errno,
@@ -24,15 +24,6 @@ const LONGEST: usize = 4095;
 pub(super) struct Root {
     path: PathBuf,
     held: Option<Arc<OwnedFd>>,
-}
-
-/// How far a walk goes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Depth {
-    /// No directory in it is entered.
-    Top,
-    /// All are.
-    All,
 }
 
 impl Root {
@@ -135,9 +126,10 @@ impl Root {
         }
     }
 
-    /// Length of a file; `None` when there is none.
-    pub(super) fn len(&self, name: &Name) -> Result<Option<u64>> {
-        Ok(self.stat(name)?.as_ref().and_then(file_len))
+    /// What is known of a file; `None` when there is none.
+    pub(super) fn head(&self, name: &Name) -> Result<Option<Head>> {
+        let head = |stat: &Stat| Some(Head::new(file_len(stat)?, changed(stat)));
+        Ok(self.stat(name)?.as_ref().and_then(head))
     }
 
     /// Removes files; no link is followed on the way.
@@ -148,35 +140,20 @@ impl Root {
         })
     }
 
-    /// When a file last changed; `None` when there is none.
-    pub(super) fn modified(&self, name: &Name) -> Result<Option<SystemTime>> {
-        Ok(self.stat(name)?.filter(|s| file_len(s).is_some()).as_ref().and_then(changed))
-    }
-
-    /// Files below, sorted.
-    pub(super) fn list(&self) -> Result<Vec<Entry>> {
-        let mut out = Vec::new();
-        self.walk(Depth::All, |found| out.extend(found.file()))?;
-        out.sort();
-        Ok(out)
-    }
-
-    /// Files and directories in it, sorted.
-    pub(super) fn top(&self) -> Result<Listing> {
-        let mut out = Listing::default();
-        self.walk(Depth::Top, |found| match found.is_directory() {
-            true => out.folders.push(found.name),
-            false => out.files.extend(found.file()),
+    /// Files, and directories if they are not entered.
+    pub(super) fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
+        let (mut files, mut folders) = (Vec::new(), Vec::new());
+        self.walk(below, depth, |found| match found.is_directory() {
+            true => folders.push(found.name),
+            false => files.extend(found.file()),
         })?;
-        out.folders.sort();
-        out.files.sort();
-        Ok(out)
+        Ok(Listing::new(files, folders))
     }
 
     /// Links below, sorted.
     pub(super) fn links(&self) -> Result<Vec<Link>> {
         let mut out = Vec::new();
-        self.walk(Depth::All, |found| {
+        self.walk(None, Depth::All, |found| {
             if let Some(target) = found.target {
                 let followed = found.stat.as_ref().and_then(file_len).is_some();
                 out.push(Link { name: found.name, target, followed });
@@ -187,11 +164,11 @@ impl Root {
     }
 
     /// Everything below but directories that are entered. What lies deeper than a path can say is skipped: no checkpoint has it.
-    fn walk(&self, depth: Depth, mut each: impl FnMut(Found)) -> Result<()> {
+    fn walk(&self, below: Option<&Name>, depth: Depth, mut each: impl FnMut(Found)) -> Result<()> {
         let fail = |e| StorageError::io("list", &self.path, e);
         let Some(root) = self.open()? else { return Ok(()) };
-        // Directories that are still to be looked at; the first is the root.
-        let mut waiting = vec![None];
+        // Directories that are still to be looked at; the first may be the root.
+        let mut waiting = vec![below.cloned()];
         while let Some(at) = waiting.pop() {
             let dir = match &at {
                 None => dir::open(&root, "."),
@@ -291,7 +268,7 @@ mod tests {
     /// Names of all that a walk tells; `change` is called with the first of them.
     fn walked(dir: &Path, depth: Depth, change: impl FnOnce(&str)) -> Vec<String> {
         let (mut change, mut names) = (Some(change), Vec::new());
-        let told = Root::new(dir.into()).walk(depth, |found| {
+        let told = Root::new(dir.into()).walk(None, depth, |found| {
             if let Some(change) = change.take() {
                 change(found.name.as_str());
             }
@@ -315,8 +292,8 @@ mod tests {
         symlink(&other, dir.join("link")).unwrap();
         symlink(&other, dir.join("d/link")).unwrap();
         assert_eq!(walked(&dir, Depth::All, |_| ()), ["d/a", "d/link", "link"]);
-        assert_eq!(walked(&dir, Depth::Top, |_| ()), ["d", "link"]);
-        let top = Root::new(dir).top().unwrap();
+        assert_eq!(walked(&dir, Depth::One, |_| ()), ["d", "link"]);
+        let top = Root::new(dir).list(None, Depth::One).unwrap();
         assert_eq!((top.folders, top.files), (vec![Name::new("d").unwrap()], Vec::new()));
     }
 
@@ -341,11 +318,11 @@ mod tests {
             }
             // As if it were not there: looked at, it is none.
             for name in ["itself", "file/a", "absent", "dir/absent/a"] {
-                assert_eq!(root.len(&Name::new(name).unwrap()).unwrap(), None, "{name}");
+                assert_eq!(root.head(&Name::new(name).unwrap()).unwrap(), None, "{name}");
             }
             // What can't be looked at is not as if it were not there.
             let long = Name::new("x".repeat(300)).unwrap();
-            assert!(matches!(root.len(&long), Err(StorageError::Io { .. })));
+            assert!(matches!(root.head(&long), Err(StorageError::Io { .. })));
             assert!(matches!(root.open_file(&long), Err(StorageError::Io { .. })));
         }
         // The place itself is a file: that is no file that should lie in something.
@@ -368,7 +345,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         symlink("itself", home.path().join("itself")).unwrap();
         let root = Root::new(home.path().into());
-        assert_eq!(root.list().unwrap(), []);
+        assert_eq!(root.list(None, Depth::All).unwrap(), Listing::default());
         let links = root.links().unwrap();
         assert_eq!(
             links.iter().map(|l| (l.target.as_str(), l.followed)).collect::<Vec<_>>(),

@@ -10,7 +10,7 @@ use super::{
     write::{self, sync_file},
 };
 use crate::{
-    Durability, Entry, FileBody, IfExists, Name, Progress, Result, StorageError, Transaction, Written,
+    Depth, Durability, Entry, FileBody, IfExists, Name, Progress, Result, StorageError, Transaction, Written,
     failpoint, pool,
     trail::{Trace, note},
 };
@@ -236,7 +236,7 @@ impl Transaction for LocalTransaction {
         let (built, path) = (self.built.clone(), self.site.built.clone());
         pool::run_one(move || {
             let fd = built.fd().try_clone().map_err(|e| StorageError::io("open", &path, e))?;
-            Root::held(path, Some(fd)).list()
+            Ok(Root::held(path, Some(fd)).list(None, Depth::All)?.files)
         })
         .await
     }

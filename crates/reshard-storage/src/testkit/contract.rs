@@ -1,7 +1,7 @@
 use super::Target;
 use crate::{
-    Checksum, Durability, Entry, Extent, FileBody, IfExists, Length, Name, Part, Progress, RecordRead,
-    Result, StorageError, Store, Transaction, Written, WrittenExtent,
+    Checksum, Depth, Durability, Entry, Extent, FileBody, IfExists, Length, Name, Part, Progress, RecordRead,
+    Result, StorageError, Store, StoreExt, Transaction, Written, WrittenExtent,
 };
 use bytes::Bytes;
 use futures::future::join_all;
@@ -29,6 +29,7 @@ use std::{
 pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
     a_place_that_does_not_exist_is_empty(make()).await;
     what_is_written_is_seen_only_when_committed(make()).await;
+    a_folder_is_listed_alone(make()).await;
     ranges_are_exact_or_an_error(make()).await;
     wanted_elements_land_and_nothing_else_changes(make()).await;
     a_failed_check_names_the_record(make()).await;
@@ -83,7 +84,7 @@ async fn committed(store: &Arc<dyn Store>, attempt: &str, if_exists: IfExists, f
 }
 
 async fn names(store: &Arc<dyn Store>) -> Vec<String> {
-    store.list().await.unwrap().into_iter().map(|e| e.name.to_string()).collect()
+    store.files().await.unwrap().into_iter().map(|e| e.name.to_string()).collect()
 }
 
 fn kind<T>(outcome: Result<T>) -> ErrorKind {
@@ -135,6 +136,26 @@ async fn what_is_written_is_seen_only_when_committed(store: Arc<dyn Store>) {
         panic!("rollback after commit: {e}");
     }
     assert_eq!(names(&store).await, ["a", "b/c", "record"]);
+}
+
+async fn a_folder_is_listed_alone(store: Arc<dyn Store>) {
+    let one = Bytes::from_static(b"1");
+    let files = ["a", "b/c", "b/d/e", "b/d/f/g", "bb/h"].map(|n| (n, one.clone()));
+    committed(&store, "one", IfExists::Refuse, &files).await;
+    for (below, depth, files, folders) in [
+        (None, Depth::One, vec!["a", "record"], vec!["b", "bb"]),
+        (None, Depth::All, vec!["a", "b/c", "b/d/e", "b/d/f/g", "bb/h", "record"], vec![]),
+        (Some("b"), Depth::One, vec!["b/c"], vec!["b/d"]),
+        (Some("b"), Depth::All, vec!["b/c", "b/d/e", "b/d/f/g"], vec![]),
+        (Some("b/d"), Depth::One, vec!["b/d/e"], vec!["b/d/f"]),
+        // A file is no folder, and what is not there holds nothing.
+        (Some("a"), Depth::All, vec![], vec![]),
+        (Some("b/none"), Depth::One, vec![], vec![]),
+    ] {
+        let found = store.list(below.map(name).as_ref(), depth).await.unwrap();
+        assert_eq!(found.names().collect::<Vec<_>>(), files, "{below:?} {depth:?}");
+        assert_eq!(found.folders, folders.into_iter().map(name).collect::<Vec<_>>(), "{below:?} {depth:?}");
+    }
 }
 
 async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {

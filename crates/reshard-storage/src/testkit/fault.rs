@@ -1,6 +1,7 @@
 use crate::{
-    Durability, Entry, FileBody, Hints, IfExists, Leftover, Link, Listing, Name, Progress, ReadStats,
-    RecordRead, Result, Source, StorageError, Store, Transaction, Written, WrittenExtent, record_read::reads,
+    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name, Progress,
+    ReadStats, RecordRead, Recovery, Result, Source, StorageError, Store, StoreExt, Transaction, Written,
+    WrittenExtent, record_read::reads,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -12,26 +13,23 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::SystemTime,
 };
 
 /// What a [`FaultStore`] can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "they are the methods of Store and Transaction")]
+#[expect(missing_docs, reason = "they are the methods of Store, Recovery and Transaction")]
 pub enum Op {
     Read,
     ReadRanges,
     ReadInto,
     List,
     Remove,
-    Len,
-    Exists,
+    Head,
     Pinned,
     Resolved,
     Begin,
     Leftovers,
-    Modified,
     RemoveLeftover,
     FinishReplacing,
     Write,
@@ -41,19 +39,17 @@ pub enum Op {
 
 impl Op {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 15] = [
         Self::Read,
         Self::ReadRanges,
         Self::ReadInto,
         Self::List,
         Self::Remove,
-        Self::Len,
-        Self::Exists,
+        Self::Head,
         Self::Pinned,
         Self::Resolved,
         Self::Begin,
         Self::Leftovers,
-        Self::Modified,
         Self::RemoveLeftover,
         Self::FinishReplacing,
         Self::Write,
@@ -68,7 +64,7 @@ impl Op {
             Self::ReadInto => "read into",
             Self::List => "list",
             Self::Remove => "remove from",
-            Self::Len | Self::Exists | Self::Modified => "look at",
+            Self::Head => "look at",
             Self::Pinned => "pin",
             Self::Resolved => "resolve",
             Self::Begin => "begin",
@@ -257,28 +253,16 @@ impl Store for FaultStore {
         }
     }
 
-    async fn list(&self) -> Result<Vec<Entry>> {
-        self.with(Op::List, self.inner.list()).await
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
+        self.with(Op::List, self.inner.list(below, depth)).await
     }
 
-    async fn top(&self) -> Result<Listing> {
-        self.with(Op::List, self.inner.top()).await
+    async fn head(&self, name: &Name) -> Result<Option<Head>> {
+        self.with(Op::Head, self.inner.head(name)).await
     }
 
     async fn remove(&self, names: &[Name]) -> Result<()> {
         self.with(Op::Remove, self.inner.remove(names)).await
-    }
-
-    async fn modified(&self, name: &Name) -> Result<Option<SystemTime>> {
-        self.with(Op::Modified, self.inner.modified(name)).await
-    }
-
-    async fn len(&self, name: &Name) -> Result<Option<u64>> {
-        self.with(Op::Len, self.inner.len(name)).await
-    }
-
-    async fn exists(&self, name: &Name) -> Result<bool> {
-        self.with(Op::Exists, self.inner.exists(name)).await
     }
 
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
@@ -310,6 +294,14 @@ impl Store for FaultStore {
         Ok(Arc::new(FaultTransaction { inner, store: self.clone() }))
     }
 
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        self.inner.recovery().map(|_| self as _)
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Recovery for FaultStore {
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         self.with(Op::Leftovers, self.inner.leftovers()).await
     }

@@ -1,6 +1,6 @@
 use crate::{
-    Durability, Entry, FileBody, Hints, IfExists, Leftover, Name, Progress, Result, StorageError, Store,
-    StoreScheme, Transaction, Written, WrittenExtent,
+    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Listing, Name, Progress, Recovery,
+    Result, StorageError, Store, StoreScheme, Transaction, Written, WrittenExtent,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -92,9 +92,14 @@ impl Store for MemoryStore {
         Ok(bytes.slice(range.start as usize..range.end as usize))
     }
 
-    async fn list(&self) -> Result<Vec<Entry>> {
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
         let place = lock(&self.place);
-        Ok(place.files.iter().map(|(n, b)| Entry { name: n.clone(), bytes: b.len() as u64 }).collect())
+        let all = place.files.iter().map(|(n, b)| Entry { name: n.clone(), bytes: b.len() as u64 });
+        Ok(Listing::below(all.collect(), below, depth))
+    }
+
+    async fn head(&self, name: &Name) -> Result<Option<Head>> {
+        Ok(lock(&self.place).files.get(name).map(|b| Head::new(b.len() as u64, None)))
     }
 
     async fn remove(&self, names: &[Name]) -> Result<()> {
@@ -103,10 +108,6 @@ impl Store for MemoryStore {
             place.files.remove(name);
         }
         Ok(())
-    }
-
-    async fn len(&self, name: &Name) -> Result<Option<u64>> {
-        Ok(lock(&self.place).files.get(name).map(|b| b.len() as u64))
     }
 
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
@@ -132,6 +133,13 @@ impl Store for MemoryStore {
         Ok(Arc::new(MemoryTransaction { store, attempt: attempt.into(), if_exists }))
     }
 
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Recovery for MemoryStore {
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         let url = self.url();
         Ok(lock(&self.place).begun.keys().map(|a| Leftover::new(a.clone(), format!("{url}#{a}"))).collect())

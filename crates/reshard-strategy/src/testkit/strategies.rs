@@ -12,7 +12,7 @@ use reshard_comm::CommError;
 use reshard_model::{DType, Data, ErrorKind, FlatStateDict, Path, Sharded, ShardedTensor, Tensor};
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, SavePlanner};
 use reshard_storage::{
-    IfExists, Listing, Name, Progress, Store,
+    IfExists, Listing, Name, Progress, Store, StoreExt,
     testkit::{Fault, FaultStore, MemoryStore, Op},
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -57,7 +57,7 @@ fn store() -> Arc<dyn Store> {
 pub(super) fn files(store: &Arc<dyn Store>) -> BTreeMap<Name, Bytes> {
     block_on(async {
         let mut out = BTreeMap::new();
-        for entry in store.list().await.unwrap() {
+        for entry in store.files().await.unwrap() {
             let bytes = store.read(&entry.name, 0..entry.bytes).await.unwrap();
             out.insert(entry.name, bytes);
         }

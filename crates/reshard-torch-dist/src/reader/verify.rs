@@ -7,7 +7,7 @@ use crate::{
 };
 use reshard_model::{BoxFault, ErrorKind, Payload, Region, first_fault};
 use reshard_plan::TensorRef;
-use reshard_storage::{Name, Progress, StorageError};
+use reshard_storage::{Name, Progress, StorageError, StoreExt};
 use reshard_strategy::{
     Damage, ReadCx, ReadObject, Result, StorageReader, StrategyError, VerifyReport, decode_object,
     torch::is_beyond_us,
@@ -19,7 +19,7 @@ use reshard_torch_format::{
 use std::collections::BTreeMap;
 
 pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress) -> Result<VerifyReport> {
-    let sizes: BTreeMap<Name, u64> = r.store.list().await?.into_iter().map(|e| (e.name, e.bytes)).collect();
+    let sizes: BTreeMap<Name, u64> = r.store.files().await?.into_iter().map(|e| (e.name, e.bytes)).collect();
     let mut v = Verifier { r, sizes, absent: BTreeMap::new(), report: VerifyReport::default(), progress };
     for tensor in r.table.metadata.tensors() {
         v.cover(&tensor);

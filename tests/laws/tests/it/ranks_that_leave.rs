@@ -1,6 +1,7 @@
 //! Ranks that fail in the transport, fall silent, panic or drop their future: the others learn it, and nobody hangs.
 
 use futures::{executor::block_on, task::noop_waker};
+use reshard::storage::StoreExt as _;
 use reshard::{Cause, DType, Dialect, ErrorKind, ProcessGroup, StateDict, Value};
 use reshard_comm::testkit::{Fault, FaultGroup, try_on_ranks};
 use reshard_laws::{
@@ -243,5 +244,5 @@ fn a_group_outlives_saves_and_loads_that_failed_in_order() {
     for (r, outcome) in (0..).zip(load(again(), templates(&world).0, place.url(), |_, l| l)) {
         world.check(&cut, r, RANKS, &outcome.unwrap().0);
     }
-    drop(block_on(place.store().list()).unwrap());
+    drop(block_on(place.store().files()).unwrap());
 }

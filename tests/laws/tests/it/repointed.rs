@@ -5,7 +5,7 @@ use bytes::Bytes;
 use reshard::{
     DType, Dialect, IfExists, Region, ShardedTensor, StateDict, Tensor,
     blocking::Checkpoint,
-    storage::{Entry, Hints, LocalStore, Name, Result, Store, Transaction},
+    storage::{Depth, Head, Hints, Listing, LocalStore, Name, Result, Store, Transaction},
 };
 use reshard_laws::{
     place::Place,
@@ -33,14 +33,14 @@ impl Store for Repointed {
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
         self.inner.read(name, range).await
     }
-    async fn list(&self) -> Result<Vec<Entry>> {
-        self.inner.list().await
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
+        self.inner.list(below, depth).await
     }
     async fn remove(&self, names: &[Name]) -> Result<()> {
         self.inner.remove(names).await
     }
-    async fn len(&self, name: &Name) -> Result<Option<u64>> {
-        self.inner.len(name).await
+    async fn head(&self, name: &Name) -> Result<Option<Head>> {
+        self.inner.head(name).await
     }
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
         let begun = self.inner.begin(attempt, if_exists).await;

@@ -218,7 +218,7 @@ fn a_call_that_fails_fails_the_load_on_all_ranks_and_gives_the_templates_back() 
     let world = world();
     let sound = sound(&world);
     let cut = world.columns(RANKS);
-    for op in [Op::Read, Op::ReadRanges, Op::ReadInto, Op::Len, Op::List] {
+    for op in [Op::Read, Op::ReadRanges, Op::ReadInto, Op::Head, Op::List] {
         for fault in [Fault::Before, Fault::Short, Fault::After] {
             for nth in 0.. {
                 let place = faulty(&sound, op, nth, fault);
