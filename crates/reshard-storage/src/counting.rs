@@ -1,6 +1,6 @@
 use crate::{
-    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Link, Listing, Name, Progress, ReadStats,
-    RecordRead, Recovery, Result, Store, Transaction, Written,
+    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Link, Listing, Name, PlaceKind, Progress,
+    ReadStats, RecordRead, Recovery, Result, Store, Transaction, Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -137,6 +137,10 @@ impl Store for CountingStore {
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
         let inner = self.inner.resolved().await?;
         Ok(inner.map(|inner| Arc::new(Self { inner, counts: Arc::clone(&self.counts) }) as _))
+    }
+
+    fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
+        self.inner.of_kind(kind).map(|inner| Arc::new(Self { inner, counts: Arc::clone(&self.counts) }) as _)
     }
 
     async fn local_file(&self, name: &Name) -> Result<Option<File>> {

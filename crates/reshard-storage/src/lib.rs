@@ -1,10 +1,11 @@
 //! Bytes in places: the files of a checkpoint, written and committed in one atomic step, read in ranges.
 //!
-//! - [`Store`]: a place (a directory, later a prefix of an object store) that holds files by [`Name`]; ranged reads, and
-//!   [`RecordRead`], which lands wanted elements of stored records straight in the regions of a load;
+//! - [`Store`]: a place that holds files by [`Name`]: a directory, one file, or files with a common prefix ([`PlaceKind`]); ranged
+//!   reads, and [`RecordRead`], which lands wanted elements of stored records straight in the regions of a load; [`StoreExt`] has
+//!   what follows from what every store does, [`Recovery`] is for places that a crash can leave half replaced;
 //! - [`Transaction`]: a version of that place that nobody can see yet; [`Transaction::commit`] is the one atomic step;
 //! - [`LocalStore`]: local directories, with positional vectored I/O on threads of their own, so that any executor will do;
-//! - [`Stores`]: which store a URL means, by its scheme;
+//! - [`Stores`]: which store a URL means, by its scheme; [`OpenStore`], to hand in clients, credentials and runtimes;
 //! - [`CountingStore`]: what is read and written through it.
 //!
 //! The crate knows names, ranges, durability and commit; it knows no tensors, plans or formats.
@@ -16,6 +17,7 @@ mod ext;
 pub mod failpoint;
 mod local;
 mod name;
+mod part;
 mod pool;
 mod record_read;
 mod recovery;
@@ -33,6 +35,7 @@ pub use error::{Result, StorageError};
 pub use ext::StoreExt;
 pub use local::LocalStore;
 pub use name::Name;
+pub use part::{PartStore, PlaceKind};
 pub use record_read::{Checksum, Part, ReadStats, RecordRead};
 pub use recovery::{Leftover, Recovery};
 pub use run::run_blocking;

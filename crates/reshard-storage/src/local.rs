@@ -2,6 +2,7 @@
 
 mod dir;
 mod file;
+mod part;
 mod read;
 mod retire;
 mod root;
@@ -12,12 +13,13 @@ mod url;
 mod write;
 
 use crate::{
-    Depth, Head, Hints, IfExists, Leftover, Link, Listing, Name, Progress, ReadStats, RecordRead, Recovery,
-    Result, StorageError, Store, Transaction, pool,
+    Depth, Head, Hints, IfExists, Leftover, Link, Listing, Name, PlaceKind, Progress, ReadStats, RecordRead,
+    Recovery, Result, StorageError, Store, Transaction, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use file::Input;
+use part::LocalPart;
 use root::Root;
 use site::Home;
 use std::{fs::File, ops::Range, path::Path, sync::Arc};
@@ -144,6 +146,13 @@ impl Store for LocalStore {
             Ok(Self { root, home: Some(Arc::new(home)) })
         });
         Ok(Some(Arc::new(found.await?)))
+    }
+
+    fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
+        match kind {
+            PlaceKind::Folder => Some(Arc::new(self.clone())),
+            _ => LocalPart::new(self.path(), kind).map(|part| Arc::new(part) as _),
+        }
     }
 
     async fn local_file(&self, name: &Name) -> Result<Option<File>> {

@@ -1,4 +1,6 @@
-use crate::{Durability, Entry, FileBody, Name, Progress, ReadStats, RecordRead, Recovery, Result, Written};
+use crate::{
+    Durability, Entry, FileBody, Name, PlaceKind, Progress, ReadStats, RecordRead, Recovery, Result, Written,
+};
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::{collections::BTreeSet, fmt, fs::File, ops::Range, sync::Arc, time::SystemTime};
@@ -211,6 +213,12 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// read from the store that is returned, and staged in it, is of one place. `None` when the URL can only mean one.
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
         Ok(None)
+    }
+
+    /// The place that the same URL means as another kind: one file, or the files with a prefix. No I/O is done. `None` when the store
+    /// has no such places.
+    fn of_kind(&self, _kind: PlaceKind) -> Option<Arc<dyn Store>> {
+        None
     }
 
     /// The open file, when it lies in a file system of this machine; a store that copies it may link it instead.

@@ -1,11 +1,30 @@
 use crate::{LocalStore, Result, StorageError, Store};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
 
-/// Opens a place by its URL.
-pub type OpenStore = fn(&str) -> Result<Arc<dyn Store>>;
+/// Opens places by their URLs. It may hold what is needed for that: a client, credentials, a runtime.
+///
+/// A function is one, too.
+pub trait OpenStore: Send + Sync {
+    /// The place of a URL. Does no I/O that could block for long.
+    ///
+    /// # Errors
+    /// When the URL can't mean a place.
+    fn open(&self, url: &str) -> Result<Arc<dyn Store>>;
+}
 
-/// A URL scheme and the store that serves it. A crate announces its own with
+impl<F: Fn(&str) -> Result<Arc<dyn Store>> + Send + Sync> OpenStore for F {
+    fn open(&self, url: &str) -> Result<Arc<dyn Store>> {
+        self(url)
+    }
+}
+
+/// A URL scheme and the store that serves it, for programs that link the crate. A crate announces its own with
 /// `reshard_storage::inventory::submit! { StoreScheme::new("s3", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"), open) }`.
+/// What needs more than a URL is handed in with [`Stores::with`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct StoreScheme {
@@ -15,8 +34,8 @@ pub struct StoreScheme {
     pub origin: &'static str,
     /// That crate's version.
     pub origin_version: &'static str,
-    /// Opens a place; is given the whole URL. Does no I/O that could block for long.
-    pub open: OpenStore,
+    /// Opens a place, as [`OpenStore::open`]; is given the whole URL.
+    pub open: fn(&str) -> Result<Arc<dyn Store>>,
 }
 
 impl StoreScheme {
@@ -25,7 +44,7 @@ impl StoreScheme {
         scheme: &'static str,
         origin: &'static str,
         origin_version: &'static str,
-        open: OpenStore,
+        open: fn(&str) -> Result<Arc<dyn Store>>,
     ) -> Self {
         Self { scheme, origin, origin_version, open }
     }
@@ -39,9 +58,35 @@ inventory::submit! {
     })
 }
 
-/// Which store a URL means: a checked value, made from what is linked into the program and what is registered by hand.
-#[derive(Clone, Debug)]
-pub struct Stores(BTreeMap<&'static str, StoreScheme>);
+/// Which store a URL means: a checked value, made from what is linked into the program and what is handed in.
+///
+/// ```
+/// use reshard_storage::{LocalStore, OpenStore, Result, Store, Stores};
+/// use std::{path::PathBuf, sync::Arc};
+///
+/// /// Opens places below a directory: `runs://a/step-1`.
+/// struct Runs(PathBuf);
+///
+/// impl OpenStore for Runs {
+///     fn open(&self, url: &str) -> Result<Arc<dyn Store>> {
+///         Ok(Arc::new(LocalStore::at(self.0.join(url.trim_start_matches("runs://")))?))
+///     }
+/// }
+///
+/// let stores = Stores::linked()?.with("runs", Runs("/checkpoints".into()));
+/// assert_eq!(stores.open("runs://a/step-1")?.url(), "file:///checkpoints/a/step-1");
+///
+/// // One place, whatever the URL.
+/// let place = Arc::new(LocalStore::at("/checkpoints/a")?);
+/// assert_eq!(Stores::only(place).open("the one")?.url(), "file:///checkpoints/a");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Default)]
+pub struct Stores {
+    linked: BTreeMap<&'static str, StoreScheme>,
+    given: BTreeMap<String, Arc<dyn OpenStore>>,
+    only: Option<Arc<dyn Store>>,
+}
 
 impl Stores {
     /// Everything that is linked into this program.
@@ -52,11 +97,16 @@ impl Stores {
         let mut all: Vec<&StoreScheme> = inventory::iter::<StoreScheme>.into_iter().collect();
         // The linker's order is nobody's; errors should not depend on it.
         all.sort_by_key(|s| (s.scheme, s.origin));
-        let mut out = Self(BTreeMap::new());
+        let mut out = Self::default();
         for s in all {
             out.register(*s)?;
         }
         Ok(out)
+    }
+
+    /// One place that is open already: every URL means it.
+    pub fn only(store: Arc<dyn Store>) -> Self {
+        Self { only: Some(store), ..Self::default() }
     }
 
     /// Adds a scheme.
@@ -64,20 +114,26 @@ impl Stores {
     /// # Errors
     /// [`StorageError::DuplicateScheme`] when it is there already.
     pub fn register(&mut self, scheme: StoreScheme) -> Result<()> {
-        if let Some(old) = self.0.get(scheme.scheme) {
+        if let Some(old) = self.linked.get(scheme.scheme) {
             return Err(StorageError::DuplicateScheme {
                 scheme: scheme.scheme.into(),
                 first: old.origin.into(),
                 second: scheme.origin.into(),
             });
         }
-        self.0.insert(scheme.scheme, scheme);
+        self.linked.insert(scheme.scheme, scheme);
         Ok(())
     }
 
-    /// What is known, sorted by scheme.
+    /// With an opener of your own for a scheme, in place of one that is linked or was handed in before.
+    pub fn with(mut self, scheme: impl Into<String>, open: impl OpenStore + 'static) -> Self {
+        self.given.insert(scheme.into(), Arc::new(open));
+        self
+    }
+
+    /// The linked ones, sorted by scheme.
     pub fn schemes(&self) -> impl Iterator<Item = &StoreScheme> {
-        self.0.values()
+        self.linked.values()
     }
 
     /// The store of a URL. What has no `scheme://` is a path of a local directory.
@@ -85,23 +141,38 @@ impl Stores {
     /// # Errors
     /// [`StorageError::UnknownScheme`], or what the store says.
     pub fn open(&self, url: &str) -> Result<Arc<dyn Store>> {
+        if let Some(store) = &self.only {
+            return Ok(Arc::clone(store));
+        }
         let scheme = scheme_of(url).unwrap_or("file");
-        match self.0.get(scheme) {
-            Some(s) => (s.open)(url),
-            None => Err(StorageError::UnknownScheme {
+        match (self.given.get(scheme), self.linked.get(scheme)) {
+            (Some(given), _) => given.open(url),
+            (None, Some(linked)) => (linked.open)(url),
+            (None, None) => Err(StorageError::UnknownScheme {
                 url: url.into(),
                 scheme: scheme.into(),
-                linked: self.0.keys().copied().collect::<Vec<_>>().join(", "),
+                linked: self.names().into_iter().collect::<Vec<_>>().join(", "),
                 hint: hint(scheme),
             }),
         }
+    }
+
+    /// Schemes that are served.
+    fn names(&self) -> BTreeSet<&str> {
+        self.linked.keys().copied().chain(self.given.keys().map(String::as_str)).collect()
+    }
+}
+
+impl fmt::Debug for Stores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stores").field("schemes", &self.names()).field("only", &self.only).finish()
     }
 }
 
 /// What would add a scheme, as things stand.
 fn hint(scheme: &str) -> String {
     const OWN: &str = "link a crate that registers it (`use that_crate as _;`; docs/strategies.md says how to write one) or call \
-                       `Stores::register`";
+                       `Stores::with`";
     match scheme {
         "memory" => format!("The feature `testkit` of reshard-storage adds it, for tests; else {OWN}"),
         "s3" | "s3a" | "gs" | "gcs" | "az" | "azure" | "abfs" | "abfss" | "http" | "https" | "hdfs" => {
@@ -134,7 +205,7 @@ mod tests {
             format!(
                 "no store for `s3` (of s3://bucket/ckpt); linked: {}. No crate or feature of reshard serves it yet: use a \
                  directory, such as a mount of it, or link a crate that registers it (`use that_crate as _;`; \
-                 docs/strategies.md says how to write one) or call `Stores::register`",
+                 docs/strategies.md says how to write one) or call `Stores::with`",
                 linked.join(", ")
             )
         );
@@ -148,6 +219,22 @@ mod tests {
         let mine = StoreScheme::new("file", "my-crate", "1.0.0", |u| Ok(Arc::new(LocalStore::open(u)?)));
         let e = s.register(mine).unwrap_err().to_string();
         assert!(e.contains("reshard-storage") && e.contains("my-crate"), "{e}");
+    }
+
+    #[test]
+    fn what_is_handed_in_comes_before_what_is_linked() {
+        let opener =
+            |at: &'static str| move |_: &str| -> Result<Arc<dyn Store>> { Ok(Arc::new(LocalStore::at(at)?)) };
+        let stores = Stores::linked().unwrap().with("file", opener("/mine")).with("own", opener("/own"));
+        let url = |stores: &Stores, of: &str| stores.open(of).map(|s| s.url());
+        assert_eq!(url(&stores, "/a").unwrap(), "file:///mine");
+        assert_eq!(url(&stores, "own://a").unwrap(), "file:///own");
+        let e = url(&stores, "none://a").unwrap_err().to_string();
+        assert!(e.contains("file,") && e.contains("own"), "{e}");
+        // Another one of the same scheme.
+        assert_eq!(url(&stores.clone().with("own", opener("/b")), "own://a").unwrap(), "file:///b");
+        let only = Stores::only(Arc::new(LocalStore::at("/one").unwrap()));
+        assert_eq!(url(&only, "none://a").unwrap(), "file:///one");
     }
 
     #[test]

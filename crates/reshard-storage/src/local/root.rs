@@ -24,16 +24,18 @@ const LONGEST: usize = 4095;
 pub(super) struct Root {
     path: PathBuf,
     held: Option<Arc<OwnedFd>>,
+    /// A file that stays the same one when another takes its place.
+    file: Option<(Name, Arc<File>)>,
 }
 
 impl Root {
     pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, held: None }
+        Self { path, held: None, file: None }
     }
 
     /// A directory that is open already. `None` when there is none.
     pub(super) fn held(path: PathBuf, fd: Option<OwnedFd>) -> Self {
-        Self { path, held: fd.map(Arc::new) }
+        Self { path, held: fd.map(Arc::new), file: None }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -43,7 +45,22 @@ impl Root {
     /// The same directory, held open. `None` when there is none.
     pub(super) fn hold(&self) -> Result<Option<Self>> {
         let Some(fd) = self.open()? else { return Ok(None) };
-        Ok(Some(Self { path: self.path.clone(), held: Some(Arc::new(fd)) }))
+        Ok(Some(Self { held: Some(Arc::new(fd)), ..self.clone() }))
+    }
+
+    /// The same directory with a file of it, both held open. `None` when there is no such file.
+    pub(super) fn hold_file(&self, name: Name) -> Result<Option<Self>> {
+        let Some(root) = self.hold()? else { return Ok(None) };
+        if root.head(&name)?.is_none() {
+            return Ok(None);
+        }
+        let file = root.open_file(&name)?;
+        Ok(Some(Self { file: Some((name, Arc::new(file))), ..root }))
+    }
+
+    /// The file that is held under a name.
+    fn held_file(&self, name: &Name) -> Option<&File> {
+        self.file.as_ref().filter(|(held, _)| held == name).map(|(_, file)| &**file)
     }
 
     /// Opens the directory. `None` when there is none.
@@ -80,6 +97,9 @@ impl Root {
     }
 
     pub(super) fn open_file(&self, name: &Name) -> Result<File> {
+        if let Some(file) = self.held_file(name) {
+            return file.try_clone().map_err(|e| StorageError::io("open", self.path_of(name), e));
+        }
         // A named pipe in a hostile checkpoint must not block us.
         let flags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
         let opened = self.at(name, |dir, file| rustix::fs::openat(dir, file, flags, Mode::empty()));
@@ -119,6 +139,11 @@ impl Root {
 
     /// What there is about a file, or what it is a link to; `None` when there is none.
     fn stat(&self, name: &Name) -> Result<Option<Stat>> {
+        if let Some(file) = self.held_file(name) {
+            let stat =
+                rustix::fs::fstat(file).map_err(|e| StorageError::io("look at", self.path_of(name), e))?;
+            return Ok(Some(stat));
+        }
         match self.at(name, |dir, file| rustix::fs::statat(dir, file, AtFlags::empty())) {
             Ok(stat) => Ok(Some(stat)),
             Err(e) if is_absent(e) || e == Errno::LOOP => Ok(None),

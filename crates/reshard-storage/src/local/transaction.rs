@@ -102,32 +102,56 @@ impl LocalTransaction {
     }
 }
 
+/// Writes the commit record of a version.
+pub(super) fn write_record(built: &Dir, name: &Name, bytes: &[u8], durability: Durability) -> Result<()> {
+    let (path, file) = built.create(name, bytes.len() as u64)?;
+    file.write_all_at(bytes, 0).map_err(|e| StorageError::io("write", &path, e))?;
+    note(|| Trace::Wrote(path.clone()));
+    failpoint::hit("commit.record");
+    if durability == Durability::Machine {
+        sync_file(&file, &path)?;
+        built.sync_directories(std::slice::from_ref(name))?;
+    }
+    failpoint::hit("commit.synced");
+    Ok(())
+}
+
+/// That the directory that is to be renamed is the one that was written to, and that all files lie in it, whole.
+pub(super) fn check(site: &Site, built: &Dir, files: &[Entry]) -> Result<()> {
+    let fail = |e| StorageError::io("look at", &site.built, e);
+    if !dir::bears(&site.up, &site.built_name, built.fd()).map_err(fail)? {
+        return Err(site.not_built(&site.built));
+    }
+    for file in files {
+        file.check(site.built.display(), built.len(&file.name)?)?;
+    }
+    Ok(())
+}
+
+/// All files of a version that nobody can see yet.
+pub(super) async fn written(built: &Dir, path: &Path) -> Result<Vec<Entry>> {
+    let (built, path) = (built.clone(), path.to_path_buf());
+    pool::run_one(move || {
+        let fd = built.fd().try_clone().map_err(|e| StorageError::io("open", &path, e))?;
+        Ok(Root::held(path, Some(fd)).list(None, Depth::All)?.files)
+    })
+    .await
+}
+
+/// The name of the new version is on the disk after this; that it is not is no failure to commit.
+pub(super) fn make_durable(site: &Site, durability: Durability) -> Result<()> {
+    match durability {
+        Durability::Machine => site.sync_parent().map_err(|e| match e {
+            StorageError::Io { source, .. } => {
+                StorageError::NotDurable { path: site.place.display().to_string(), source }
+            }
+            other => other,
+        }),
+        Durability::Process => Ok(()),
+    }
+}
+
 impl Site {
-    fn write_record(&self, built: &Dir, name: &Name, bytes: &[u8], durability: Durability) -> Result<()> {
-        let (path, file) = built.create(name, bytes.len() as u64)?;
-        file.write_all_at(bytes, 0).map_err(|e| StorageError::io("write", &path, e))?;
-        note(|| Trace::Wrote(path.clone()));
-        failpoint::hit("commit.record");
-        if durability == Durability::Machine {
-            sync_file(&file, &path)?;
-            built.sync_directories(std::slice::from_ref(name))?;
-        }
-        failpoint::hit("commit.synced");
-        Ok(())
-    }
-
-    /// That the directory that is to be renamed is the one that was written to, and that all files lie in it, whole.
-    fn check(&self, built: &Dir, files: &[Entry]) -> Result<()> {
-        let fail = |e| StorageError::io("look at", &self.built, e);
-        if !dir::bears(&self.up, &self.built_name, built.fd()).map_err(fail)? {
-            return Err(self.not_built(&self.built));
-        }
-        for file in files {
-            file.check(self.built.display(), built.len(&file.name)?)?;
-        }
-        Ok(())
-    }
-
     /// Puts the new version into its place. Returns what it replaced, if it did.
     fn put_into_place(
         &self,
@@ -167,20 +191,12 @@ impl Site {
         (if_exists, old): (IfExists, Option<Arc<OwnedFd>>),
     ) -> Result<()> {
         if let Some((name, bytes)) = record {
-            self.write_record(built, &name, &bytes, durability)?;
+            write_record(built, &name, &bytes, durability)?;
         }
-        self.check(built, files)?;
+        check(self, built, files)?;
         let replaced = self.put_into_place(built, if_exists, old)?;
         failpoint::hit("commit.renamed");
-        let durable = match durability {
-            Durability::Machine => self.sync_parent().map_err(|e| match e {
-                StorageError::Io { source, .. } => {
-                    StorageError::NotDurable { path: self.place.display().to_string(), source }
-                }
-                other => other,
-            }),
-            Durability::Process => Ok(()),
-        };
+        let durable = make_durable(self, durability);
         failpoint::hit("commit.parent_synced");
         let Some((old, aside, files)) = replaced else { return durable };
         // What is of others goes over to the new version, whatever else fails.
@@ -233,12 +249,7 @@ impl Transaction for LocalTransaction {
     }
 
     async fn written(&self) -> Result<Vec<Entry>> {
-        let (built, path) = (self.built.clone(), self.site.built.clone());
-        pool::run_one(move || {
-            let fd = built.fd().try_clone().map_err(|e| StorageError::io("open", &path, e))?;
-            Ok(Root::held(path, Some(fd)).list(None, Depth::All)?.files)
-        })
-        .await
+        written(&self.built, &self.site.built).await
     }
 
     async fn rollback(&self) -> Result<()> {

@@ -1,7 +1,7 @@
 use crate::{
-    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name, Progress,
-    ReadStats, RecordRead, Recovery, Result, Source, StorageError, Store, StoreExt, Transaction, Written,
-    WrittenExtent, record_read::reads,
+    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name, PlaceKind,
+    Progress, ReadStats, RecordRead, Recovery, Result, Source, StorageError, Store, StoreExt, Transaction,
+    Written, WrittenExtent, record_read::reads,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -278,6 +278,10 @@ impl Store for FaultStore {
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
         let inner = self.with(Op::Resolved, self.inner.resolved()).await?;
         Ok(inner.map(|inner| Arc::new(Self { inner, ..self.clone() }) as _))
+    }
+
+    fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
+        self.inner.of_kind(kind).map(|inner| Arc::new(Self { inner, ..self.clone() }) as _)
     }
 
     async fn local_file(&self, _: &Name) -> Result<Option<File>> {

@@ -1,0 +1,494 @@
+//! One file, or files with a common prefix, as a place. They lie in a folder of others, which is never replaced.
+//!
+//! A version is built in a hidden directory, as that of a folder is. One file is committed by one rename or exchange of it.
+//! Files with a prefix become visible by the record: the other files are linked into the folder before it.
+
+use super::{
+    LocalStore,
+    dir::{self, Dir, Identity},
+    root::Root,
+    sibling,
+    site::{Home, Site},
+    transaction::{check, make_durable, write_record, written},
+    url::url,
+    write,
+};
+use crate::{
+    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name, PartStore,
+    PlaceKind, Progress, ReadStats, RecordRead, Recovery, Result, StorageError, Store, Transaction, Written,
+    failpoint, pool,
+    trail::{Trace, note},
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags, RenameFlags},
+    io::Errno,
+};
+use std::{
+    ffi::{OsStr, OsString},
+    fs::File,
+    ops::Range,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// One file or files with a prefix, by the path that names them.
+#[derive(Clone, Debug)]
+pub(super) struct LocalPart {
+    path: PathBuf,
+    reads: PartStore,
+    /// What the place really is, once that was found out for good, and which file lies there.
+    home: Option<Arc<Home>>,
+}
+
+impl LocalPart {
+    /// `None` when the path ends in no name that a file can have.
+    pub(super) fn new(path: &Path, kind: PlaceKind) -> Option<Self> {
+        let (parent, name) = (path.parent()?, Name::new(path.file_name()?.to_str()?).ok()?);
+        let folder = Arc::new(LocalStore { root: Root::new(parent.to_path_buf()), home: None });
+        let reads = match kind {
+            PlaceKind::Folder => return None,
+            PlaceKind::File => PartStore::file(url(path), folder, name),
+            PlaceKind::Prefix => PartStore::prefix(url(path), folder, name.as_str()),
+        };
+        Some(Self { path: path.to_path_buf(), reads, home: None })
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Store for LocalPart {
+    fn url(&self) -> String {
+        self.reads.url()
+    }
+
+    fn hints(&self) -> Hints {
+        self.reads.hints()
+    }
+
+    async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
+        self.reads.read(name, range).await
+    }
+
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, ReadStats)> {
+        self.reads.read_ranges(reads).await
+    }
+
+    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
+        self.reads.read_into(reads, progress).await
+    }
+
+    async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
+        self.reads.list(below, depth).await
+    }
+
+    async fn head(&self, name: &Name) -> Result<Option<Head>> {
+        self.reads.head(name).await
+    }
+
+    async fn remove(&self, names: &[Name]) -> Result<()> {
+        self.reads.remove(names).await
+    }
+
+    async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
+        // What has a prefix is never replaced.
+        if self.reads.kind() != PlaceKind::File {
+            return Ok(None);
+        }
+        let path = self.path.clone();
+        let held = pool::run_one(move || {
+            let (Some(parent), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str)) else {
+                return Ok(None);
+            };
+            Root::new(parent.to_path_buf()).hold_file(Name::new(name)?)
+        });
+        let Some(root) = held.await? else { return Ok(None) };
+        let folder = Arc::new(LocalStore { root, home: None });
+        Ok(Some(Arc::new(Self { reads: self.reads.of(folder), ..self.clone() })))
+    }
+
+    async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
+        let place = self.path.clone();
+        let home = pool::run_one(move || {
+            let mut home = Home::find(&place)?;
+            let found = match &home.up {
+                Some(up) => {
+                    Identity::named(up, &home.name).map_err(|e| StorageError::io("look at", &place, e))?
+                }
+                None => None,
+            };
+            home.known = Some(found);
+            Ok(home)
+        });
+        Ok(Some(Arc::new(Self { home: Some(Arc::new(home.await?)), ..self.clone() })))
+    }
+
+    fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
+        (kind == self.reads.kind()).then(|| Arc::new(self.clone()) as _)
+    }
+
+    async fn local_file(&self, name: &Name) -> Result<Option<File>> {
+        self.reads.local_file(name).await
+    }
+
+    async fn links(&self) -> Result<Vec<Link>> {
+        self.reads.links().await
+    }
+
+    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
+        let (me, attempt) = (self.clone(), attempt.to_owned());
+        let begin = move || {
+            let found;
+            let home = match &me.home {
+                Some(home) => home,
+                None => {
+                    found = Home::find(&me.path)?;
+                    &found
+                }
+            };
+            PartTransaction::begin(home, &attempt, me.reads.kind(), &if_exists)
+        };
+        Ok(Arc::new(pool::run_one(begin).await?))
+    }
+
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
+        let (mine, kind, attempt) = (self.path.clone(), self.reads.kind(), attempt.to_owned());
+        let theirs = place.and_then(|url| super::url::path(url.strip_prefix("file://")?));
+        let join = move || {
+            // Where the other rank says. Another machine may know that directory by another path: then as the URL says.
+            for place in theirs.iter().chain([&mine]) {
+                let Some(site) = Home::find(place)?.site(&attempt)? else { continue };
+                match site.join() {
+                    Ok(built) => return Ok(PartTransaction::new(site, built, kind, None)),
+                    Err(StorageError::NotFound { .. }) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            Err(StorageError::NotJoined { path: mine.display().to_string(), attempt })
+        };
+        Ok(Arc::new(pool::run_one(join).await?))
+    }
+
+    fn recovery(&self) -> Option<&dyn Recovery> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Recovery for LocalPart {
+    async fn leftovers(&self) -> Result<Vec<Leftover>> {
+        let place = self.path.clone();
+        pool::run_one(move || sibling::leftovers(&place)).await
+    }
+
+    async fn remove_leftover(&self, attempt: &str) -> Result<()> {
+        let (place, kind, attempt) = (self.path.clone(), self.reads.kind(), attempt.to_owned());
+        pool::run_one(move || {
+            let Some(site) = Home::find(&place)?.site(&attempt)? else { return Ok(()) };
+            match site.join() {
+                Err(StorageError::NotFound { .. }) => return Ok(()),
+                Ok(built) if kind == PlaceKind::Prefix => withdraw(&site, &built)?,
+                other => drop(other?),
+            }
+            dir::remove_tree(&site.up, &site.built_name, &site.built)
+        })
+        .await
+    }
+
+    async fn finish_replacing(&self, attempt: &str, _: &[Name]) -> Result<()> {
+        // What was exchanged lies in the attempt's directory, and goes with it.
+        sibling::check_attempt(attempt)
+    }
+}
+
+/// What the place of a file with a prefix is called in the folder.
+fn with_prefix(site: &Site, name: &Name) -> OsString {
+    let mut out = site.name.clone();
+    out.push(name.as_str());
+    out
+}
+
+/// Takes back what a killed attempt has linked into the folder, unless it had come to the last file: the record.
+fn withdraw(site: &Site, built: &Dir) -> Result<()> {
+    let fail = |e| StorageError::io("look at", &site.place, e);
+    let held = built.fd().try_clone().map_err(|e| StorageError::io("open", &site.built, e))?;
+    let files = Root::held(site.built.clone(), Some(held)).list(None, Depth::One)?.files;
+    let mut linked = Vec::new();
+    for file in &files {
+        let outer = with_prefix(site, &file.name);
+        let mine = Identity::named(built.fd(), OsStr::new(file.name.as_str())).map_err(fail)?;
+        if mine.is_some() && Identity::named(&site.up, &outer).map_err(fail)? == mine {
+            linked.push(outer);
+        }
+    }
+    if linked.len() == files.len() {
+        return Ok(());
+    }
+    unlink_all(site, &linked)
+}
+
+fn unlink_all(site: &Site, names: &[OsString]) -> Result<()> {
+    names.iter().try_for_each(|name| match rustix::fs::unlinkat(&site.up, &**name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(e) => Err(StorageError::io("remove", site.place.with_file_name(name), e)),
+    })
+}
+
+/// A new version of one file, or new files with a prefix.
+#[derive(Debug)]
+struct PartTransaction {
+    site: Site,
+    built: Dir,
+    kind: PlaceKind,
+    /// The file that is replaced. Held open, so that no other gets its identity.
+    old: Option<Arc<OwnedFd>>,
+    committed: AtomicBool,
+}
+
+impl PartTransaction {
+    fn new(site: Site, built: Dir, kind: PlaceKind, old: Option<Arc<OwnedFd>>) -> Self {
+        Self { site, built, kind, old, committed: AtomicBool::new(false) }
+    }
+
+    fn begin(home: &Home, attempt: &str, kind: PlaceKind, if_exists: &IfExists) -> Result<Self> {
+        let site = home.made_site(attempt)?;
+        let mut old = None;
+        match (kind, if_exists) {
+            (PlaceKind::File, _) => {
+                old = standing(&site)?.map(Arc::new);
+                if old.is_some() && *if_exists == IfExists::Refuse {
+                    return Err(site.exists());
+                }
+                let found = old.as_deref().map(Identity::of).transpose();
+                let found = found.map_err(|e| StorageError::io("look at", &site.place, e))?;
+                if home.known.is_some_and(|known| known != found) {
+                    return Err(site.changed());
+                }
+            }
+            (_, IfExists::Replace(files)) if !files.is_empty() => {
+                return Err(site.unsupported(
+                    "files with a common prefix can't be replaced in one step, so a crash could leave neither the old nor the \
+                     new checkpoint; save to another prefix and remove the old files yourself",
+                ));
+            }
+            _ => {}
+        }
+        let built = site.make()?;
+        failpoint::hit("transaction.created");
+        Ok(Self::new(site, built, kind, old))
+    }
+
+    /// Under which name a file lies in the version. One file has that of the place, whatever the format calls it.
+    fn named(&self, file: FileBody) -> Result<FileBody> {
+        match self.kind {
+            PlaceKind::File => Ok(FileBody { name: own_name(&self.site)?, ..file }),
+            _ if file.name.as_str().contains('/') => Err(self
+                .site
+                .unsupported(format!("{} would lie in a folder, and a prefix has none", file.name))),
+            _ => Ok(file),
+        }
+    }
+}
+
+/// The name of the one file.
+fn own_name(site: &Site) -> Result<Name> {
+    let name = site.name.to_str().ok_or_else(|| site.unsupported("its name is no text"))?;
+    Name::new(name)
+}
+
+/// The file at the place, held; `None` when there is nothing.
+fn standing(site: &Site) -> Result<Option<OwnedFd>> {
+    let fail = |e| StorageError::io("look at", &site.place, e);
+    let stat = match rustix::fs::statat(&site.up, &site.name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => return Ok(None),
+        other => other.map_err(fail)?,
+    };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => {}
+        FileType::Directory => return Err(site.unsupported("there is a directory, not a file")),
+        _ => return Err(site.unsupported("there is something else than a file")),
+    }
+    // No right to read it is needed.
+    let flags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+    rustix::fs::openat(&site.up, &site.name, flags, Mode::empty()).map(Some).map_err(fail)
+}
+
+/// Puts the one file of a version into its place, in one step.
+fn put_file(site: &Site, built: &Dir, old: Option<&OwnedFd>) -> Result<()> {
+    let (up, name) = (&site.up, &*site.name);
+    let fail = |e| StorageError::io("rename the new version to", &site.place, e);
+    let rename = |flags| rustix::fs::renameat_with(built.fd(), name, up, name, flags);
+    let Some(old) = old else {
+        return match rename(RenameFlags::NOREPLACE) {
+            // Somebody has put it there since.
+            Err(Errno::EXIST) => Err(site.exists()),
+            other => other.map_err(fail),
+        };
+    };
+    if !dir::bears(up, name, old).map_err(fail)? {
+        return Err(site.changed());
+    }
+    match rename(RenameFlags::EXCHANGE) {
+        Ok(()) => {}
+        // Then without looking at what is taken out.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            return rustix::fs::renameat(built.fd(), name, up, name).map_err(fail);
+        }
+        Err(Errno::NOENT) => return Err(site.changed()),
+        Err(e) => return Err(fail(e)),
+    }
+    failpoint::hit("commit.exchanged");
+    if dir::bears(built.fd(), name, old).map_err(fail)? {
+        return Ok(());
+    }
+    // What came out is what somebody had put there just now.
+    rename(RenameFlags::EXCHANGE).map_err(fail)?;
+    Err(site.changed())
+}
+
+/// Links files into the folder, the last of them at last; takes them back when one can't be linked.
+fn put_prefix(site: &Site, built: &Dir, files: &[&Name], durability: Durability) -> Result<()> {
+    let mut linked = Vec::new();
+    let mut put = |name: &Name| {
+        let outer = with_prefix(site, name);
+        let path = site.place.with_file_name(&outer);
+        match rustix::fs::linkat(built.fd(), name.as_str(), &site.up, &*outer, AtFlags::empty()) {
+            Ok(()) => {}
+            Err(Errno::EXIST) => return Err(StorageError::Exists { path: path.display().to_string() }),
+            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => {
+                return Err(site.unsupported("its file system has no hard links, so that files with a prefix can't become visible in one step"));
+            }
+            Err(e) => return Err(StorageError::io("link", &path, e)),
+        }
+        note(|| Trace::Linked(path));
+        linked.push(outer);
+        Ok(())
+    };
+    let outcome = match files.split_last() {
+        None => Ok(()),
+        Some((record, data)) => data.iter().try_for_each(|name| put(name)).and_then(|()| {
+            if durability == Durability::Machine {
+                site.sync_parent()?;
+            }
+            failpoint::hit("commit.ready");
+            put(record)
+        }),
+    };
+    if let Err(e) = outcome {
+        unlink_all(site, &linked)?;
+        return Err(e);
+    }
+    Ok(())
+}
+
+fn commit(
+    site: &Site,
+    built: &Dir,
+    kind: PlaceKind,
+    record: Option<(Name, Bytes)>,
+    files: &[Entry],
+    (durability, old): (Durability, Option<Arc<OwnedFd>>),
+) -> Result<()> {
+    match (kind, record) {
+        (PlaceKind::File, Some((name, _))) => {
+            return Err(site.unsupported(format!("it is one file, and the format has a record, {name}, too")));
+        }
+        (PlaceKind::File, None) => {
+            let name = own_name(site)?;
+            if built.len(&name)?.is_none() {
+                return Err(site.unsupported("no file was written for it"));
+            }
+            check(site, built, files)?;
+            if let Some(old) = &old
+                && let Ok(stat) = rustix::fs::fstat(old)
+                && let Err(e) = rustix::fs::chmodat(
+                    built.fd(),
+                    name.as_str(),
+                    Mode::from_raw_mode(stat.st_mode),
+                    AtFlags::empty(),
+                )
+            {
+                tracing::warn!(path = %site.place.display(), error = %e, "the new file has other permissions");
+            }
+            put_file(site, built, old.as_deref())?;
+            note(|| Trace::Renamed(site.built.join(name.as_str()), site.place.clone()));
+        }
+        (_, None) => {
+            return Err(
+                site.unsupported("the format has no record by which files with a prefix become visible")
+            );
+        }
+        (_, Some((name, bytes))) => {
+            write_record(built, &name, &bytes, durability)?;
+            check(site, built, files)?;
+            let all: Vec<&Name> = files.iter().map(|file| &file.name).chain([&name]).collect();
+            put_prefix(site, built, &all, durability)?;
+        }
+    }
+    failpoint::hit("commit.renamed");
+    let durable = make_durable(site, durability);
+    failpoint::hit("commit.parent_synced");
+    // The new version is there, whatever becomes of this, which shows among the leftovers.
+    if let Err(e) = dir::remove_held(&site.up, &site.built_name, built.fd(), &site.built) {
+        tracing::warn!(path = %site.built.display(), error = %e, "the attempt's directory was not removed");
+    }
+    durable
+}
+
+#[async_trait]
+impl Transaction for PartTransaction {
+    async fn write(
+        &self,
+        files: Vec<FileBody>,
+        durability: Durability,
+        progress: Progress,
+    ) -> Result<Vec<Written>> {
+        if self.kind == PlaceKind::File && files.len() > 1 {
+            return Err(self
+                .site
+                .unsupported(format!("it is one file, and the format writes {}", files.len())));
+        }
+        let files = files.into_iter().map(|file| self.named(file)).collect::<Result<_>>()?;
+        write::write(self.built.clone(), files, durability, progress).await
+    }
+
+    fn place(&self) -> Option<String> {
+        Some(url(&self.site.place))
+    }
+
+    async fn commit(
+        &self,
+        record: Option<(Name, Bytes)>,
+        files: &[Entry],
+        durability: Durability,
+    ) -> Result<()> {
+        if self.committed.load(Ordering::Relaxed) {
+            return Err(StorageError::invalid(format!("{} is committed already", self.site.place.display())));
+        }
+        let (site, built, kind, files) = (self.site.clone(), self.built.clone(), self.kind, files.to_vec());
+        let how = (durability, self.old.clone());
+        let outcome = pool::run_one(move || commit(&site, &built, kind, record, &files, how)).await;
+        if matches!(outcome, Ok(()) | Err(StorageError::NotDurable { .. })) {
+            self.committed.store(true, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    async fn written(&self) -> Result<Vec<Entry>> {
+        written(&self.built, &self.site.built).await
+    }
+
+    async fn rollback(&self) -> Result<()> {
+        if self.committed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (site, built) = (self.site.clone(), self.built.clone());
+        pool::run_one(move || dir::remove_held(&site.up, &site.built_name, built.fd(), &site.built)).await
+    }
+}
