@@ -8,7 +8,7 @@ use reshard_comm::Comm;
 use reshard_model::FlatStateDict;
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
-use reshard_storage::{Listing, Store};
+use reshard_storage::{Listing, PlaceKind, Store};
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
 /// Saves sharded leaves in phases that can be parted. A plain save awaits `prepare`, `write` and `finish` in a row; an
@@ -120,6 +120,11 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
     /// Names of files to look for first, as [`OpenFormat::probes`](crate::OpenFormat::probes) tells them.
     fn probes(&self) -> &'static [&'static str] {
         &[]
+    }
+
+    /// Whether its checkpoints can be places of such a kind, as [`OpenFormat::lives_in`](crate::OpenFormat::lives_in) tells it.
+    fn lives_in(&self, kind: PlaceKind) -> bool {
+        kind == PlaceKind::Folder
     }
 
     /// Whether it can load what was stored under another name or version; an error that says why not.

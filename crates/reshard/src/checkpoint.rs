@@ -11,7 +11,7 @@ use reshard_model::{
     ShardedTensor, SourceError, Tensor, TensorSource, Value, ValueTree, unflatten,
 };
 use reshard_plan::{DefaultLoadPlanner, Entry, Metadata, PlannerData, TensorRef};
-use reshard_storage::{Entry as FileEntry, Leftover, Link, Progress, StoreExt, Stores};
+use reshard_storage::{Entry as FileEntry, Leftover, Link, Progress, Store, StoreExt, Stores};
 use reshard_strategy::{
     BackendVersion, FileRole, LoadCx, LoadShardedConfig, Producer, ReadCx, ReadLimits, ReadObject, Registry,
     StorageInfo, StrategyError, VerifyReport, decode_object, with_sources,
@@ -53,6 +53,13 @@ impl OpenOptions {
     /// Stores to find the URL's in.
     pub fn stores(mut self, stores: Stores) -> Self {
         self.how.stores = Some(stores);
+        self
+    }
+
+    /// The place itself, open already, instead of one found by the URL, which then is only its name in messages. It brings its
+    /// client, credentials and runtime.
+    pub fn store(mut self, store: Arc<dyn Store>) -> Self {
+        self.how.stores = Some(Stores::only(store));
         self
     }
 

@@ -12,7 +12,7 @@ use reshard_model::{
     split_as,
 };
 use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata};
-use reshard_storage::{CountingStore, Progress, Stores};
+use reshard_storage::{CountingStore, Progress, Store, Stores};
 use reshard_strategy::{
     BackendVersion, LoadCx, LoadShardedConfig, Loaded, ReadLimits, Registry, StrategyError, agree, cause,
 };
@@ -125,6 +125,13 @@ impl<'a> Load<'a> {
     /// Stores to find the URL's in; those that are linked by default.
     pub fn stores(mut self, stores: Stores) -> Self {
         self.how.stores = Some(stores);
+        self
+    }
+
+    /// The place itself, open already, instead of one found by the URL, which then is only its name in messages. It brings its
+    /// client, credentials and runtime.
+    pub fn store(mut self, store: Arc<dyn Store>) -> Self {
+        self.how.stores = Some(Stores::only(store));
         self
     }
 

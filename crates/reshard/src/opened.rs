@@ -1,12 +1,12 @@
 //! What loads and [`Checkpoint`](crate::Checkpoint) have in common: finding the strategies of what lies at a URL.
 
 use crate::{
-    recognise::{noted_other, recognise},
+    recognise::{is_no_folder, lives_in, no_format_of_files, noted_other, recognise, recognise_part},
     sidecar::{SIDECAR, Sidecar},
 };
 use reshard_megatron::{METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, ValueTree};
-use reshard_storage::{Entry, Name, Store, StoreExt, Stores};
+use reshard_storage::{Entry, Name, PlaceKind, Store, StoreExt, Stores};
 use reshard_strategy::{
     BackendVersion, FileRole, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, OpenCx, ReadLimits,
     Registry, StorageReader, StrategyError, load_with_objects,
@@ -58,6 +58,50 @@ impl HowToOpen {
                 &linked
             }
         };
+        match self.open_folder(Arc::clone(&store), registry).await {
+            Err(e) if is_no_folder(&e) => self.open_part(&store, registry, e).await,
+            opened => opened,
+        }
+    }
+
+    /// Opens what is one file or files with a prefix; where there is neither, `e` says why it is no folder.
+    async fn open_part(
+        &self,
+        store: &Arc<dyn Store>,
+        registry: &Registry,
+        e: StrategyError,
+    ) -> Result<Opened> {
+        for kind in [PlaceKind::File, PlaceKind::Prefix] {
+            let chosen = self.chosen(registry)?;
+            let lives = match &chosen {
+                Some(chosen) => chosen.lives_in(kind),
+                // Of a file it is said, too, that no format reads it.
+                None => kind == PlaceKind::File || lives_in(registry, kind)?,
+            };
+            if !lives {
+                continue;
+            }
+            let Some(part) = store.of_kind(kind) else { continue };
+            let part = part.pinned().await?.unwrap_or(part);
+            let top = part.top().await?;
+            if top.is_empty() {
+                continue;
+            }
+            let sharded = match chosen {
+                Some(chosen) => chosen,
+                None => match recognise_part(registry, kind, &top, &part)? {
+                    Some(name) => registry.load_sharded(&name)?.build()?,
+                    // What begins like the URL may have nothing to do with it.
+                    None if kind == PlaceKind::Prefix => continue,
+                    None => return Err(no_format_of_files(registry, &part)?),
+                },
+            };
+            return self.open_as(sharded, part, Dialect::Dcp, None).await;
+        }
+        Err(e)
+    }
+
+    async fn open_folder(&self, store: Arc<dyn Store>, registry: &Registry) -> Result<Opened> {
         // What is there now stays readable, and of one save, while somebody replaces it.
         let store = store.pinned().await?.unwrap_or(store);
         let json = MetadataJson::of(&store).await?;
@@ -78,7 +122,18 @@ impl HowToOpen {
             None => registry.load_sharded(&name)?.build()?,
         };
         sharded.check_compatibility(&name)?;
-        let sharded = load_with_objects(sharded, common.clone());
+        let opened = self.open_as(sharded, store, dialect, common).await?;
+        Ok(Opened { name, ..opened })
+    }
+
+    async fn open_as(
+        &self,
+        sharded: Arc<dyn LoadShardedStrategy>,
+        store: Arc<dyn Store>,
+        dialect: Dialect,
+        common: Option<Arc<dyn LoadCommonStrategy>>,
+    ) -> Result<Opened> {
+        let (name, sharded) = (sharded.key(), load_with_objects(sharded, common.clone()));
         let cx = OpenCx::new(store).with_limits(self.limits).with_dialect(dialect);
         let reader = sharded.open(&cx).await?;
         Ok(Opened { store: cx.store, limits: cx.limits, sharded, reader, common, name })

@@ -1,9 +1,9 @@
 //! Of which format a checkpoint is, when Megatron Core's `metadata.json` does not say so.
 
 use crate::sidecar::Sidecar;
-use reshard_storage::{Entry, Listing, Name, Store, StoreExt};
+use reshard_storage::{Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
 use reshard_strategy::{BackendVersion, Detection, LoadShardedStrategy, Registry, Result, StrategyError};
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, io, sync::Arc};
 
 /// What reshard noted when it wrote the checkpoint, or else what the linked formats say. Few names are looked for at first:
 /// thousands of ranks open a checkpoint at once, and each would list thousands of files. Only where that does not tell it,
@@ -12,7 +12,7 @@ use std::{collections::BTreeSet, sync::Arc};
 /// # Errors
 /// [`StrategyError::NotACheckpoint`] when no format knows it; [`StrategyError::Ambiguous`] when two do.
 pub(crate) async fn recognise(store: &Arc<dyn Store>, registry: &Registry) -> Result<BackendVersion> {
-    detect(store, &formats(registry)?).await
+    detect(store, &formats_of(registry, PlaceKind::Folder)?).await
 }
 
 /// Another format than this one, if `reshard.json` says so and the commit record that it belongs to lies there, unchanged.
@@ -25,7 +25,7 @@ pub(crate) async fn noted_other(store: &Arc<dyn Store>, than: &BackendVersion) -
 
 /// Whether a linked format is sure that this is a checkpoint of it.
 pub(crate) fn is_known(registry: &Registry, top: &Listing) -> Result<bool> {
-    Ok(!sure(&formats(registry)?, top).is_empty())
+    Ok(!sure(&formats_of(registry, PlaceKind::Folder)?, top).is_empty())
 }
 
 async fn detect(store: &Arc<dyn Store>, formats: &[Format]) -> Result<BackendVersion> {
@@ -57,11 +57,17 @@ async fn detect(store: &Arc<dyn Store>, formats: &[Format]) -> Result<BackendVer
         return Ok(format);
     }
     let listed = store.top().await?;
-    let sure = sure(formats, &listed);
-    let found = if sure.is_empty() { of(formats, &listed, Detection::Likely) } else { sure };
+    let found = one_of(formats, &listed, store)?;
+    found.ok_or_else(|| StrategyError::NotACheckpoint { url: store.url(), why: unknown(formats, &listed) })
+}
+
+/// The one format that is sure of these files, or else the one that finds them likely.
+fn one_of(formats: &[Format], listed: &Listing, store: &Arc<dyn Store>) -> Result<Option<BackendVersion>> {
+    let sure = sure(formats, listed);
+    let found = if sure.is_empty() { of(formats, listed, Detection::Likely) } else { sure };
     match &*found {
-        [format] => Ok(format.key()),
-        [] => Err(StrategyError::NotACheckpoint { url: store.url(), why: unknown(formats, &listed) }),
+        [] => Ok(None),
+        [format] => Ok(Some(format.key())),
         [a, b, ..] => Err(ambiguous(store, &a.key(), &b.key())),
     }
 }
@@ -85,10 +91,56 @@ fn ambiguous(store: &Arc<dyn Store>, a: &BackendVersion, b: &BackendVersion) -> 
     StrategyError::Ambiguous { url: store.url(), a: a.clone(), b: b.clone() }
 }
 
+/// Whether a place may be something else than a folder: nothing that a format knows lies below its URL.
+pub(crate) fn is_no_folder(e: &StrategyError) -> bool {
+    match e {
+        StrategyError::NotACheckpoint { .. } => true,
+        StrategyError::Storage(StorageError::Io { source, .. }) => {
+            source.kind() == io::ErrorKind::NotADirectory
+        }
+        _ => false,
+    }
+}
+
+/// Whether checkpoints of a linked format can be such places.
+pub(crate) fn lives_in(registry: &Registry, kind: PlaceKind) -> Result<bool> {
+    Ok(!formats_of(registry, kind)?.is_empty())
+}
+
+/// The format of a place that is no folder, by the names of its files. `None` when no linked format knows it.
+///
+/// # Errors
+/// [`StrategyError::Ambiguous`] when two do.
+pub(crate) fn recognise_part(
+    registry: &Registry,
+    kind: PlaceKind,
+    top: &Listing,
+    store: &Arc<dyn Store>,
+) -> Result<Option<BackendVersion>> {
+    one_of(&formats_of(registry, kind)?, top, store)
+}
+
+/// Why a file is no checkpoint.
+pub(crate) fn no_format_of_files(registry: &Registry, store: &Arc<dyn Store>) -> Result<StrategyError> {
+    let formats = formats_of(registry, PlaceKind::File)?;
+    let why = match &*formats {
+        [] => "it is a file, and no linked format has checkpoints of one file; give the directory that it lies in".into(),
+        known => {
+            let names: Vec<_> = known.iter().map(|f| f.key().to_string()).collect();
+            format!("it is a file, and none of the linked formats that have checkpoints of one file knows its name: {}", names.join(", "))
+        }
+    };
+    Ok(StrategyError::NotACheckpoint { url: store.url(), why })
+}
+
 type Format = Arc<dyn LoadShardedStrategy>;
 
-fn formats(registry: &Registry) -> Result<Vec<Format>> {
-    registry.all_load_sharded().map(|config| config.build()).collect()
+/// All linked ones whose checkpoints can be such places.
+fn formats_of(registry: &Registry, kind: PlaceKind) -> Result<Vec<Format>> {
+    let mut all: Vec<Format> =
+        registry.all_load_sharded().map(|config| config.build()).collect::<Result<_>>()?;
+    all.retain(|f| f.lives_in(kind));
+    Ok(all)
 }
 
 fn sure(formats: &[Format], top: &Listing) -> Vec<Format> {

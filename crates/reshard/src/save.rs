@@ -279,6 +279,13 @@ impl<'a> Save<'a> {
         self
     }
 
+    /// The place itself, open already, instead of one found by the URL, which then is only its name in messages. It brings its
+    /// client, credentials and runtime.
+    pub fn store(mut self, store: Arc<dyn Store>) -> Self {
+        self.stores = Some(Stores::only(store));
+        self
+    }
+
     async fn run(mut self) -> Result<SaveReport> {
         let mut clock = Clock::start();
         let url = self.url;

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, Dialect, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, TensorProperties};
-use reshard_storage::{Checksum, Entry, Listing, Name, Progress, RecordRead, Store, StoreExt};
+use reshard_storage::{Checksum, Entry, Listing, Name, PlaceKind, Progress, RecordRead, Store, StoreExt};
 use reshard_strategy::{
     BackendVersion, Damage, Detection, FileRole, OpenCx, OpenFormat, ReadCx, ReadLimits, ReadObject,
     ReadTensor, ReadTotals, ReaderHooks, Result, Selection, StorageInfo, StorageReader, StrategyError,
@@ -33,6 +33,11 @@ impl OpenFormat for ExampleFormat {
 
     fn probes(&self) -> &'static [&'static str] {
         &[INDEX]
+    }
+
+    // Its files may also lie among others, all of them with one prefix.
+    fn lives_in(&self, kind: PlaceKind) -> bool {
+        matches!(kind, PlaceKind::Folder | PlaceKind::Prefix)
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {

@@ -7,7 +7,7 @@ use crate::{
 use async_trait::async_trait;
 use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Path, Payload, Sharded, ShardedObject};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Entry, Listing, Name, Progress, Store};
+use reshard_storage::{Entry, Listing, Name, PlaceKind, Progress, Store};
 use std::{any::Any, sync::Arc};
 
 /// A strategy that loads tensors as `sharded` does, and objects, too: if `sharded` loads none, `common` does.
@@ -104,6 +104,10 @@ impl LoadShardedStrategy for WithObjects {
 
     fn probes(&self) -> &'static [&'static str] {
         self.sharded.probes()
+    }
+
+    fn lives_in(&self, kind: PlaceKind) -> bool {
+        self.sharded.lives_in(kind)
     }
 
     fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {

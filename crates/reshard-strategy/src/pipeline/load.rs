@@ -14,7 +14,7 @@ use lend::{Loan, tensors};
 use objects::objects;
 use reshard_model::{FlatStateDict, Sharded};
 use reshard_plan::{LoadContext, LoadPlan, PlanError};
-use reshard_storage::Listing;
+use reshard_storage::{Listing, PlaceKind};
 use std::{fmt, sync::Arc, time::Instant};
 use transfer::transfer;
 
@@ -37,6 +37,10 @@ pub trait OpenFormat: fmt::Debug + Send + Sync + 'static {
     /// takes long, or can't be done, where there are many files.
     fn probes(&self) -> &'static [&'static str] {
         &[]
+    }
+    /// Whether checkpoints of this format can be places of such a kind. Those of most are folders.
+    fn lives_in(&self, kind: PlaceKind) -> bool {
+        kind == PlaceKind::Folder
     }
     /// Whether it loads sharded objects; if not, it is never asked for any, and the common strategy loads them.
     fn can_handle_sharded_objects(&self) -> bool {
@@ -82,6 +86,10 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
 
     fn probes(&self) -> &'static [&'static str] {
         self.format.probes()
+    }
+
+    fn lives_in(&self, kind: PlaceKind) -> bool {
+        self.format.lives_in(kind)
     }
 
     fn can_handle_sharded_objects(&self) -> bool {

@@ -11,7 +11,7 @@ use reshard_plan::{
     SaveContext, SavePlan, SavePlanner, WriteItem,
 };
 use reshard_policy::ShardingPolicy;
-use reshard_storage::{Entry, Extent, Length, Listing, Name, Progress, Source, Store};
+use reshard_storage::{Entry, Extent, Length, Listing, Name, PlaceKind, Progress, Source, Store};
 use std::{fmt, io, sync::Arc};
 
 type Listen = dyn Fn(&'static str) -> Result<(), BoxError> + Send + Sync;
@@ -279,6 +279,10 @@ impl LoadShardedStrategy for Tapped<Arc<dyn LoadShardedStrategy>> {
 
     fn probes(&self) -> &'static [&'static str] {
         self.inner.probes()
+    }
+
+    fn lives_in(&self, kind: PlaceKind) -> bool {
+        self.inner.lives_in(kind)
     }
 
     fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {

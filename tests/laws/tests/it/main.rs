@@ -15,6 +15,7 @@ mod protocol;
 mod ranks_that_leave;
 mod repointed;
 mod round_trip;
+mod runtime;
 mod stores;
 mod templates;
 mod variables;
