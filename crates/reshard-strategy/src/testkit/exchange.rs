@@ -57,6 +57,7 @@ pub(super) fn what_ranks_read_for_each_other_is_what_each_would_read(
 
     let world = World { load, objects, store };
     world.each_byte_is_read_once_a_group_in_bounded_memory();
+    world.each_rank_gets_what_it_wants();
     world.an_exchange_may_cross_casts_transforms_and_devices();
     world.a_plan_without_exchanges_takes_no_more_steps();
     world.plans_that_do_not_fit_each_other_are_refused();
@@ -95,6 +96,21 @@ impl LoadPlanner for OneReader {
             all.iter().enumerate().map(turn).collect()
         };
         share_reads(plans, cx.metadata, group, turns)
+    }
+}
+
+/// The lowest rank that wants anything reads it for all.
+#[derive(Debug)]
+struct Lowest;
+
+impl LoadPlanner for Lowest {
+    fn create_global_plan(
+        &self,
+        plans: Vec<LoadPlan>,
+        cx: &LoadContext<'_>,
+    ) -> Result<Vec<LoadPlan>, PlanError> {
+        let lowest = |all: &[Demand]| all.iter().map(|demand| demand.ranks[0]).collect();
+        share_reads(plans, cx.metadata, |_| Some(0), lowest)
     }
 }
 
@@ -272,6 +288,25 @@ impl World<'_> {
             }
         }
         assert_eq!(plain(3), 3 * once);
+    }
+
+    /// No two ranks want the same leaves, and one reads for all: its streams to different ranks hold different bytes, and fill up
+    /// at different times.
+    fn each_rank_gets_what_it_wants(&self) {
+        for ranks in 2..6 {
+            let planner = |_| Arc::new(Lowest) as Arc<dyn LoadPlanner>;
+            let mut seats = self.seats(planner, local(ranks).collect());
+            for (r, (_, rank)) in seats.iter_mut().enumerate().skip(1) {
+                let mut n = 0;
+                rank.flat.retain(|_, _| {
+                    n += 1;
+                    !(n + 2 * r + 1).is_multiple_of(3)
+                });
+            }
+            for loaded in load_on_seats(seats) {
+                check_sample(&loaded.map_err(|f| f.error).unwrap().state);
+            }
+        }
     }
 
     /// Each rank its own way: as it is, in wider elements, on a device.

@@ -84,6 +84,10 @@ impl<'p> Giver<'p> {
         totals: &mut ReadTotals,
     ) -> Result<()> {
         let mut held: u64 = self.ready.iter().map(|ready| ready.bytes.len() as u64).sum();
+        // Not a little in each round: formats read near chunks together.
+        if held > self.table.window() / 2 {
+            return Ok(());
+        }
         let mut next = Vec::new();
         while let Some((n, serve)) = self.serves.peek().copied() {
             let bytes = size(&serve.what, from);

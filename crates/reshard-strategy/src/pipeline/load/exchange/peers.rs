@@ -73,7 +73,8 @@ impl Table {
 
     /// The number of a rank of the whole group among the peers.
     pub(super) fn number(&self, rank: u32) -> Option<usize> {
-        self.ranks.iter().position(|r| r.0 == rank)
+        // They have the order that they have in the whole group.
+        self.ranks.binary_search(&Rank(rank)).ok()
     }
 
     pub(super) fn rank(&self, peer: usize) -> u32 {
