@@ -296,6 +296,8 @@ impl World<'_> {
         for ranks in 2..6 {
             let planner = |_| Arc::new(Lowest) as Arc<dyn LoadPlanner>;
             let mut seats = self.seats(planner, local(ranks).collect());
+            // All waits at once, and rounds end within large items.
+            seats.iter_mut().for_each(|(seat, _)| seat.exchange_memory = 10 * MEMORY);
             for (r, (_, rank)) in seats.iter_mut().enumerate().skip(1) {
                 let mut n = 0;
                 rank.flat.retain(|_, _| {
