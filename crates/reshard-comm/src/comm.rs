@@ -8,6 +8,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,7 +18,8 @@ pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// What reshard speaks over a [`ProcessGroup`]: steps that all ranks take together, with one error protocol.
 ///
 /// In each step every rank hands in its part, or the [`Cause`] why it has none, the coordinator looks at all of them,
-/// and its answer goes to all. Traffic is a gather and a broadcast or scatter, whatever the size of the group.
+/// and its answer goes to all. Traffic is a gather and a broadcast or scatter, whatever the size of the group. Only
+/// [`all_to_all`](Self::all_to_all) has no coordinator: there all hear of all.
 ///
 /// # Contract
 /// - A rank that fails hands in its cause and *takes* the step; it must not leave before.
@@ -209,6 +211,66 @@ impl<'g> Comm<'g> {
                 .ok_or_else(|| Cause::new(ErrorKind::Internal, "the coordinator has no value to broadcast"))
         })
         .await
+    }
+
+    /// Every rank sends bytes to each rank, itself too, and gets what each has sent to it, in order of ranks: `to[r]` are the
+    /// blocks of the part for rank `r`, which arrives as one. Blocks are copied once.
+    ///
+    /// One collective and no coordinator: each rank hears from all ranks whether they are well.
+    ///
+    /// # Errors
+    /// Those of [`Comm`]'s contract. Other than one part for each rank is a failure of the rank that hands them in.
+    pub async fn all_to_all(
+        self,
+        step: &'static str,
+        to: Result<Vec<Vec<Bytes>>, Cause>,
+    ) -> Result<Vec<Bytes>> {
+        let (me, size) = (self.rank(), self.size());
+        let failed = |cause| Outcome::Failed(BTreeMap::from([(me, cause)]));
+        let to = to.and_then(|to| one_per_rank(size, to));
+        if size == 1 {
+            return self.decide_alone(step, to, |to| {
+                Ok(to.concat().into_iter().map(|b| b.concat().into()).collect())
+            });
+        }
+        self.run(step, async move {
+            let part = |rank: usize| {
+                wire::pack(step, me, |out| {
+                    let to = to.as_ref().map_err(|cause| failed(cause.clone()))?;
+                    let blocks = to.get(rank).map(Vec::as_slice).unwrap_or_default();
+                    out.reserve_exact(blocks.iter().map(Bytes::len).sum());
+                    blocks.iter().for_each(|block| out.extend_from_slice(block));
+                    Ok(())
+                })
+            };
+            let parts = (0..size as usize).map(part).collect::<Result<Vec<Bytes>>>()?;
+            // What was handed in may be large: from here on there is one copy of it.
+            drop(to);
+            let heard = self.hear(step, &self.group.all_to_all(parts).await?);
+            // All ranks have the same heads before them, so all of them come to the same end.
+            heard.map_err(|outcome| match outcome {
+                Outcome::Failed(causes) => CommError::Ranks { step, causes },
+                Outcome::OutOfStep(why) => CommError::OutOfStep(why),
+                Outcome::Done => self.broken(step, "heard nothing"),
+            })
+        })
+        .await
+    }
+
+    /// Splits the group: one sub-group for each `color`. `None`: in
+    /// no sub-group. Ranks of a sub-group have the order that they have here.
+    ///
+    /// A sub-group breaks on its own. Steps that only some ranks take in sub-groups end in an [`agree`](Self::agree) of
+    /// all, so that no rank goes on where another one failed.
+    ///
+    /// # Errors
+    /// Those of [`Comm`]'s contract, though no rank can hand in a cause: agree before.
+    pub async fn split(
+        self,
+        step: &'static str,
+        color: Option<u32>,
+    ) -> Result<Option<Arc<dyn ProcessGroup>>> {
+        self.run(step, async { self.group.split(color, self.rank().0).await }).await
     }
 
     async fn run<T>(&self, step: &'static str, work: impl Future<Output = Result<T>> + Send) -> Result<T> {

@@ -27,7 +27,14 @@ fn full() -> Cause {
     Cause::from_error(ErrorKind::Unavailable, &io::Error::other("disk full"))
 }
 
-const OPERATIONS: [&str; 5] = ["all_gather", "agree", "all_reduce", "reduce_scatter", "broadcast"];
+const OPERATIONS: [&str; 6] =
+    ["all_gather", "agree", "all_reduce", "reduce_scatter", "broadcast", "all_to_all"];
+
+/// What one rank sends to another: blocks, some of them empty.
+fn blocks(from: u32, to: u32) -> Vec<Bytes> {
+    let block = |n: u32| Bytes::from(format!("{from}>{to}").repeat(n as usize));
+    (0..(from + to) % 3).map(|n| block(n + from % 2)).collect()
+}
 
 /// Takes one step, with a fixed result that is checked.
 async fn take(comm: Comm<'_>, operation: &'static str, outcome: Result<(), Cause>) -> Result<()> {
@@ -43,6 +50,11 @@ async fn take(comm: Comm<'_>, operation: &'static str, outcome: Result<(), Cause
         "reduce_scatter" => {
             let squares = |parts: Vec<u32>| Ok(parts.iter().map(|part| u64::from(part * part)).collect());
             assert_eq!(comm.reduce_scatter(operation, part, squares).await?, u64::from(me * me));
+        }
+        "all_to_all" => {
+            let to = outcome.map(|()| (0..size).map(|to| blocks(me, to)).collect());
+            let wanted: Vec<Bytes> = (0..size).map(|from| blocks(from, me).concat().into()).collect();
+            assert_eq!(comm.all_to_all(operation, to).await?, wanted);
         }
         _ => {
             let told = if comm.is_coordinator() { Some(part) } else { outcome.err().map(Err) };
@@ -71,7 +83,7 @@ fn causes(error: &CommError) -> &BTreeMap<Rank, Cause> {
 fn many_rounds_agree() {
     on_ranks(LocalGroup::new(4), |group| async move {
         for _ in 0..200 {
-            for (operation, coordinator) in OPERATIONS.into_iter().zip([0, 1, 2, 3, 1]) {
+            for (operation, coordinator) in OPERATIONS.into_iter().zip([0, 1, 2, 3, 1, 2]) {
                 take(Comm::new(&group).with_coordinator(Rank(coordinator)), operation, Ok(())).await.unwrap();
             }
         }
@@ -441,10 +453,10 @@ async fn with_fault(bad: Option<(u32, u64, Fault)>) -> Vec<Option<Result<u64>>> 
 fn a_fault_of_the_transport_at_any_call_reaches_all() {
     let calls: Vec<u64> =
         block_on(with_fault(None)).into_iter().map(|outcome| outcome.unwrap().unwrap()).collect();
-    assert_eq!(calls, [11; 3], "two collectives a step, three for reduce_scatter, on every rank");
+    assert_eq!(calls, [12; 3], "two collectives a step, three for reduce_scatter, one for all_to_all");
     let faults = [Fault::Fail(full()), Fault::Abort(full()), Fault::Panic, Fault::Silence];
     let cases =
-        faults.iter().flat_map(|fault| (0..3).flat_map(move |rank| (0..11).map(move |at| (rank, at, fault))));
+        faults.iter().flat_map(|fault| (0..3).flat_map(move |rank| (0..12).map(move |at| (rank, at, fault))));
     block_on(join_all(cases.map(|(rank, at, fault)| async move {
         for (me, outcome) in (0..).zip(with_fault(Some((rank, at, fault.clone()))).await) {
             let wanted = match fault {
@@ -575,4 +587,40 @@ fn steps_can_be_spawned() {
     is_send(comm.reduce_scatter("a", Ok(1), |parts: Vec<i32>| Ok(parts)));
     is_send(comm.broadcast("a", Some(Ok(1))));
     is_send(comm.agree("a", Ok(())));
+    is_send(comm.all_to_all("a", Ok(Vec::new())));
+    is_send(comm.split("a", None));
+}
+
+#[test]
+fn other_than_a_part_for_each_rank_is_a_failure_of_its_rank() {
+    on_ranks(LocalGroup::new(3), |group| async move {
+        let comm = Comm::new(&group);
+        let parts = if comm.rank() == Rank(1) { 2 } else { 3 };
+        let error = comm.all_to_all("move", Ok(vec![Vec::new(); parts])).await.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "step `move` failed on 1 rank: rank 1: 2 parts were decided for 3 ranks"
+        );
+        comm.agree("usable", Ok(())).await.unwrap();
+    });
+}
+
+#[test]
+fn a_split_that_one_rank_does_not_come_to_ends_at_the_deadline() {
+    let given_up = Arc::new(AtomicU32::new(0));
+    let outcomes = on_ranks(LocalGroup::new(3), move |group| {
+        let given_up = Arc::clone(&given_up);
+        async move {
+            while group.rank() == Rank(2) && given_up.load(Ordering::SeqCst) < 2 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let comm = Comm::new(&group).with_deadline(Duration::from_millis(50));
+            let outcome = comm.split("split", Some(0)).await;
+            given_up.fetch_add(1, Ordering::SeqCst);
+            outcome.map(drop)
+        }
+    });
+    for error in errors(outcomes) {
+        assert!(error.to_string().contains("`split`: no answer within 0.05 s from rank 2"), "{error}");
+    }
 }

@@ -1,6 +1,6 @@
 //! What ranks tell each other: what to write, what to read.
 
-use crate::{ChunkId, FlatView, ObjectId, PlanError, Result};
+use crate::{ChunkId, Exchange, FlatView, ObjectId, PlanError, Result};
 use bytes::Bytes;
 use reshard_model::{DType, Dims, Path, PathOfKey, Region};
 use serde::{Deserialize, Serialize};
@@ -246,6 +246,8 @@ pub struct Recast {
 pub struct LoadPlan {
     /// Parts of pieces, in the order of leaves, then of chunks.
     pub items: Vec<ReadItem>,
+    /// What this rank reads for others, and gets from others instead of reading it. The default planners make none.
+    pub exchange: Exchange,
     /// What the format tells itself on the way from its `prepare_local_plan` by the coordinator to its reads. Nobody else reads it.
     pub storage_data: Bytes,
     /// What a planner tells itself on the way from its local plan by the coordinator to its `finish_plan`.

@@ -5,6 +5,7 @@
 //! - [`Selection`]: what is wanted of a stored chunk, mapped onto where that lies;
 //! - [`SavePlanner`], [`LoadPlanner`]: the hooks of PyTorch DCP's protocol, and their defaults: replicas are written once,
 //!   every chunk is checked against its siblings, every wanted region against what is stored;
+//! - [`Exchange`]: what a rank of a load reads for others, and gets from others;
 //! - [`cast`]: which element types may become which, and how.
 //!
 //! The crate is pure: no I/O, no async, no clock. Plans depend on nothing but their input, so all ranks agree on them.
@@ -17,6 +18,7 @@
 mod book;
 pub mod cast;
 mod error;
+mod exchange;
 mod geometry;
 mod global;
 mod index;
@@ -30,6 +32,7 @@ mod selection;
 
 pub use cast::Cast;
 pub use error::{At, DuplicatePieces, PlanError, Problem, Problems, Result};
+pub use exchange::{Demand, Exchange, ExchangeGroup, Receive, Serve, Wanted, exchange_groups, share_reads};
 pub use item::{
     Fill, LoadPlan, MemoryFormat, PieceId, PlannerData, ReadItem, Recast, SavePlan, Stored, TensorProperties,
     TensorWrite, WriteItem, WriteKind,

@@ -114,7 +114,14 @@ pub struct LoadCx<'a> {
     pub verify: bool,
     /// Told of read bytes.
     pub progress: Progress,
+    /// How many bytes this rank may hold for an exchange: [`DEFAULT_EXCHANGE_MEMORY`] unless set. A quarter is sent at once, a
+    /// quarter received; the rest was read and waits, and is more only for one item that is larger. Of ranks that differ the least
+    /// counts.
+    pub exchange_memory: u64,
 }
+
+/// How many bytes a rank holds for an exchange of a load unless told otherwise: 256 MiB.
+pub const DEFAULT_EXCHANGE_MEMORY: u64 = 256 << 20;
 
 impl<'a> LoadCx<'a> {
     /// A context with defaults for all but what has none: checksums are verified.
@@ -124,6 +131,13 @@ impl<'a> LoadCx<'a> {
         store: Arc<dyn Store>,
         planner: Arc<dyn LoadPlanner>,
     ) -> Self {
-        Self { comm, groups, store, planner, verify: true, progress: Progress::default() }
+        let (progress, exchange_memory) = (Progress::default(), DEFAULT_EXCHANGE_MEMORY);
+        Self { comm, groups, store, planner, verify: true, progress, exchange_memory }
+    }
+
+    /// With another limit of memory for exchanges, in bytes.
+    #[must_use]
+    pub fn with_exchange_memory(self, exchange_memory: u64) -> Self {
+        Self { exchange_memory, ..self }
     }
 }

@@ -35,7 +35,7 @@ pub mod torch;
 pub use agree::agree;
 pub use common::{LoadCommonStrategy, SaveCommonStrategy};
 pub use config::{LoadShardedConfig, SaveShardedConfig};
-pub use context::{LoadCx, OpenCx, SaveCx};
+pub use context::{DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, SaveCx};
 pub use elements::{Blocks, Elements, decode_object, encode_object};
 pub use error::{Result, StrategyError, cause, with_sources};
 pub use format::{

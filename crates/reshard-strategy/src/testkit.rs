@@ -15,6 +15,7 @@
 
 mod common;
 mod drive;
+mod exchange;
 mod flat;
 mod phases;
 mod planners;

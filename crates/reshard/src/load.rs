@@ -46,6 +46,7 @@ pub fn load<'a>(template: StateDict, url: &'a str) -> Load<'a> {
         planner: None,
         default: DefaultLoadPlanner::DEFAULT,
         verify: true,
+        exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
         progress: Progress::default(),
         how: HowToOpen::default(),
     }
@@ -61,6 +62,7 @@ pub struct Load<'a> {
     planner: Option<Arc<dyn LoadPlanner>>,
     default: DefaultLoadPlanner,
     verify: bool,
+    exchange_memory: u64,
     progress: Progress,
     how: HowToOpen,
 }
@@ -95,6 +97,13 @@ impl<'a> Load<'a> {
     /// Whether checksums of wholly read items are checked; they are by default.
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
+        self
+    }
+
+    /// How many bytes this rank may hold of what ranks read for each other, if a planner has them do so:
+    /// [`DEFAULT_EXCHANGE_MEMORY`](reshard_strategy::DEFAULT_EXCHANGE_MEMORY), 256 MiB, by default.
+    pub fn exchange_memory(mut self, bytes: u64) -> Self {
+        self.exchange_memory = bytes;
         self
     }
 
@@ -210,7 +219,8 @@ impl<'a> Load<'a> {
         let planner = self.planner.take().unwrap_or_else(|| Arc::new(self.default));
         let groups = std::mem::take(&mut self.ranks.groups);
         let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
-        (cx.verify, cx.progress) = (self.verify, self.progress.clone());
+        (cx.verify, cx.progress, cx.exchange_memory) =
+            (self.verify, self.progress.clone(), self.exchange_memory);
         let metadata = Arc::clone(opened.reader.metadata());
         let loaded = opened.sharded.load(flat, Arc::clone(&opened.reader), &cx).await;
         let Loaded { state, notes, totals, decided, moved, .. } = match loaded {

@@ -30,6 +30,7 @@ pub fn process_group_contract(make: impl Fn(u32) -> Vec<Group>) {
         split_sorts_by_color_and_order(make(size));
         a_sub_group_goes_its_own_way(make(size));
         a_root_outside_the_group_is_out_of_step(make(size));
+        parts_or_failures_cross_and_the_whole_group_learns_of_its_sub_groups(make(size));
         errors_reach_all_and_the_group_stays_usable(make(size));
     }
     for size in [2, 3, 5] {
@@ -170,6 +171,41 @@ fn a_sub_group_goes_its_own_way(groups: Vec<Group>) {
             }
         }
         well(group.barrier().await);
+    });
+}
+
+fn parts_or_failures_cross_and_the_whole_group_learns_of_its_sub_groups(groups: Vec<Group>) {
+    on_ranks(groups, |group| async move {
+        let whole = Comm::new(&*group);
+        let (me, last) = (group.rank().0, group.size() - 1);
+        let Some(part) = well(whole.split("split", Some(me % 2)).await) else {
+            panic!("every rank has a color")
+        };
+        assert_eq!(
+            (part.rank().0, part.size()),
+            (me / 2, (last - me % 2) / 2 + 1),
+            "in the order of the whole"
+        );
+        let comm = Comm::new(&*part);
+        for round in 0..10 {
+            let parts =
+                ranks(&part).map(|to| vec![note(round, comm.rank(), to), note(round, to, to)]).collect();
+            let got = well(comm.all_to_all("move", Ok(parts)).await);
+            let sent =
+                |from| [note(round, from, comm.rank()), note(round, comm.rank(), comm.rank())].concat();
+            assert_eq!(got, ranks(&part).map(sent).collect::<Vec<_>>());
+        }
+        // The last rank fails: its sub-group learns it at once, the others when all agree.
+        let parts = if me == last { Err(boom()) } else { Ok(vec![Vec::new(); part.size() as usize]) };
+        let failed = comm.all_to_all("move", parts).await;
+        assert_eq!(failed.is_err(), me % 2 == last % 2, "rank {me}: {failed:?}");
+        let mine = if me == last { Err(boom()) } else { Ok(()) };
+        match whole.agree("moved", mine).await {
+            Err(CommError::Ranks { causes, .. }) => assert_eq!(causes, [(Rank(last), boom())].into()),
+            other => panic!("rank {me}: {other:?}"),
+        }
+        well(comm.agree("usable", Ok(())).await);
+        well(whole.agree("usable", Ok(())).await);
     });
 }
 

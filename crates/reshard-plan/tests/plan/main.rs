@@ -4,6 +4,7 @@
 mod cuts;
 #[cfg(test)]
 mod duplicates;
+mod exchange;
 #[cfg(test)]
 mod hooks;
 mod laws;

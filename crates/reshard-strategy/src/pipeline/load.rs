@@ -1,5 +1,6 @@
 //! The collective part of a load, and the order of the others.
 
+mod exchange;
 mod lend;
 mod objects;
 mod transfer;
@@ -10,12 +11,14 @@ use crate::{
     agree::{self, agree},
 };
 use async_trait::async_trait;
+use exchange::{Peers, Stopped, exchange};
 use lend::{Loan, tensors};
 use objects::objects;
 use reshard_model::{FlatStateDict, Sharded};
-use reshard_plan::{LoadContext, LoadPlan, PlanError};
+use reshard_plan::{ExchangeGroup, LoadContext, LoadPlan, Metadata, PlanError, exchange_groups};
 use reshard_storage::{Listing, PlaceKind};
-use std::{fmt, sync::Arc, time::Instant};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Instant};
 use transfer::transfer;
 
 /// How a format opens a checkpoint.
@@ -105,17 +108,24 @@ pub(crate) async fn load_planned(
 ) -> Result<Loaded, Box<LoadFailure>> {
     let guard = cx.comm.guard("loading");
     let start = Instant::now();
-    let plan = match plan(&mut template, from, cx).await {
-        Ok(plan) => plan,
+    let Planned { plan, peers } = match plan(&mut template, from, cx).await {
+        Ok(planned) => planned,
         Err(error) => {
             guard.done();
             return Err(Box::new(LoadFailure { error, template }));
         }
     };
     let decided = start.elapsed();
-    let (template, read) = fill(template, &plan, from, cx).await;
+    let (template, read) = fill(template, &plan, peers.as_ref(), from, cx).await;
     let moved = start.elapsed() - decided;
-    let totals = agree(&cx.comm, "read", read).await;
+    // Ranks that only heard of a failure have none of their own to tell.
+    let (mine, heard) = match read {
+        Ok(totals) => (Ok(totals), None),
+        Err(Stopped::Here(e)) => (Err(e), None),
+        Err(Stopped::There(e)) => (Ok(ReadTotals::default()), Some(e)),
+    };
+    let totals = agree(&cx.comm, "read", mine).await;
+    let totals = totals.and_then(|totals| heard.map_or(Ok(totals), |e| Err(e.into())));
     guard.done();
     match totals {
         Ok(totals) => Ok(Loaded { notes: notes(&plan, &template), totals, state: template, decided, moved }),
@@ -123,8 +133,31 @@ pub(crate) async fn load_planned(
     }
 }
 
+/// What a rank gets of the global plan.
+#[derive(Serialize, Deserialize)]
+struct Share {
+    plan: LoadPlan,
+    /// When any rank has an exchange: the ranks with which this one has to do.
+    exchange: Option<Option<ExchangeGroup>>,
+}
+
+/// The shares of all ranks. What one hands out is what another waits for, or there is an error here and no rank waits.
+fn shares(plans: Vec<LoadPlan>, metadata: &Metadata) -> Result<Vec<Share>> {
+    if plans.iter().all(|plan| plan.exchange.is_empty()) {
+        return Ok(plans.into_iter().map(|plan| Share { plan, exchange: None }).collect());
+    }
+    let groups = exchange_groups(&plans, metadata)?;
+    Ok(plans.into_iter().zip(groups).map(|(plan, group)| Share { plan, exchange: Some(group) }).collect())
+}
+
+/// A plan that stands on all ranks.
+struct Planned {
+    plan: LoadPlan,
+    peers: Option<Peers>,
+}
+
 /// DCP's calls up to `finish_plan`, in its order.
-async fn plan(template: &mut FlatStateDict, from: &dyn StorageReader, cx: &LoadCx<'_>) -> Result<LoadPlan> {
+async fn plan(template: &mut FlatStateDict, from: &dyn StorageReader, cx: &LoadCx<'_>) -> Result<Planned> {
     let (rank, is_coordinator) = (cx.comm.rank().0, cx.comm.is_coordinator());
     let context = LoadContext::new(from.metadata(), rank, is_coordinator);
     // What `set_up` changes, a failed load must not keep: the caller gets back what it gave.
@@ -139,17 +172,37 @@ async fn plan(template: &mut FlatStateDict, from: &dyn StorageReader, cx: &LoadC
         from.prepare_local_plan(plan)
     })();
     let planned = agree::decide(&cx.comm, "plan", local, |plans| {
-        from.prepare_global_plan(cx.planner.create_global_plan(plans, &context)?)
+        let plans = from.prepare_global_plan(cx.planner.create_global_plan(plans, &context)?)?;
+        shares(plans, from.metadata())
     })
     .await;
     let finished = match planned {
-        Ok(plan) => agree(&cx.comm, "plan", cx.planner.finish_plan(plan).map_err(StrategyError::from)).await,
+        Ok(share) => finish(share, cx).await,
         Err(e) => Err(e),
     };
     if finished.is_err() {
         *template = given;
     }
     finished
+}
+
+/// The planner's last word, which the exchange is not.
+async fn finish(share: Share, cx: &LoadCx<'_>) -> Result<Planned> {
+    let Share { plan, exchange } = share;
+    let agreed = exchange.map(|_| plan.exchange.clone()).unwrap_or_default();
+    let finished = cx.planner.finish_plan(plan).map_err(StrategyError::from).and_then(|plan| {
+        if plan.exchange == agreed {
+            return Ok(plan);
+        }
+        let what = "a planner's finish_plan may not change an exchange, on which other ranks count";
+        Err(StrategyError::Invalid(what.into()))
+    });
+    let plan = agree(&cx.comm, "plan", finished).await?;
+    let peers = match exchange {
+        None => None,
+        Some(group) => Peers::of(group, &cx.comm).await?,
+    };
+    Ok(Planned { plan, peers })
 }
 
 /// A plan's error, with what the format knows of the keys.
@@ -188,25 +241,40 @@ fn notes(plan: &LoadPlan, template: &FlatStateDict) -> LoadNotes {
 async fn fill(
     template: FlatStateDict,
     plan: &LoadPlan,
+    peers: Option<&Peers>,
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
-) -> (FlatStateDict, Result<ReadTotals>) {
+) -> (FlatStateDict, Result<ReadTotals, Stopped>) {
     let how = ReadCx::new(cx.verify, &cx.progress).with_storage_data(&plan.storage_data);
-    let loan = match Loan::take(template, plan) {
-        Ok(loan) => loan,
-        Err(failure) => return (failure.template, Err(failure.error)),
+    // What this rank reads for itself, then what it exchanges. A rank that fails tells its peers, which wait for it.
+    let (loan, read) = match Loan::take(template, plan) {
+        Ok(loan) => {
+            let read = match loan.places(plan, from.metadata()) {
+                Ok(places) => transfer(places, from, &how, cx).await,
+                Err(e) => Err(e),
+            };
+            (Ok(loan), read)
+        }
+        Err(failure) => (Err(failure.template), Err(failure.error)),
     };
-    let read = match loan.places(plan) {
-        Ok(places) => transfer(places, from, &how, cx).await,
-        Err(e) => Err(e),
+    let read = match peers {
+        Some(peers) => exchange(peers, plan, read, from, &how, cx).await,
+        None => read.map(|(totals, _)| (totals, BTreeMap::new())).map_err(Stopped::Here),
+    };
+    let loan = match loan {
+        Ok(loan) => loan,
+        Err(template) => return (template, read.map(|(totals, _)| totals)),
     };
     let (mut template, given_back) = loan.give_back(read.is_ok());
-    let read = match read.and_then(|totals| given_back.map(|()| totals)) {
-        Ok(totals) => objects(&mut template, plan, from, &how, cx).await.map(|()| totals),
+    let read = match read.and_then(|read| Ok(given_back.map(|()| read)?)) {
+        Ok((totals, there)) => {
+            let read = objects(&mut template, plan, there, from, &how, cx).await;
+            read.map(|()| totals).map_err(Stopped::Here)
+        }
         Err(e) => Err(e),
     };
     let committed = read.and_then(|totals| {
-        tensors(plan).try_for_each(|i| cx.planner.commit_tensor(i))?;
+        tensors(plan).try_for_each(|i| cx.planner.commit_tensor(i)).map_err(StrategyError::from)?;
         Ok(totals)
     });
     (template, committed)

@@ -1,9 +1,9 @@
 use crate::{
-    AsyncStager, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx, PreparedSave, Records, Result,
-    SaveCx, SaveShardedStrategy, Saved, StrategyError, agree,
+    AsyncStager, DEFAULT_EXCHANGE_MEMORY, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx,
+    PreparedSave, Records, Result, SaveCx, SaveShardedStrategy, Saved, StrategyError, agree,
 };
 use futures::executor::block_on;
-use reshard_comm::{Comm, LocalGroup, ProcessGroup, testkit::on_ranks};
+use reshard_comm::{Comm, DEFAULT_DEADLINE, LocalGroup, ProcessGroup, testkit::on_ranks};
 use reshard_model::FlatStateDict;
 use reshard_plan::{LoadPlanner, SavePlanner};
 use reshard_storage::{Durability, FileBody, IfExists, Progress, Store, Transaction};
@@ -13,6 +13,7 @@ use std::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
+    time::Duration,
 };
 
 /// What one rank brings to a save or load: its strategy, its planner and its leaves.
@@ -158,19 +159,39 @@ pub fn load_on_ranks(
     store: &Arc<dyn Store>,
     ranks: Vec<Rank<dyn LoadShardedStrategy, dyn LoadPlanner>>,
 ) -> Vec<Result<Loaded, LoadFailure>> {
-    let store = Arc::clone(store);
-    let groups = LocalGroup::new(ranks.len() as u32).into_iter().zip(ranks).collect();
-    on_ranks(groups, move |(group, rank)| {
-        let store = Arc::clone(&store);
-        async move {
-            let (comm, groups) = (Comm::new(&group), BTreeMap::new());
-            let opened = rank.strategy.open(&OpenCx::new(Arc::clone(&store))).await;
-            let reader = match agree(&comm, "open", opened).await {
-                Ok(reader) => reader,
-                Err(error) => return Err(LoadFailure { error, template: rank.flat }),
-            };
-            let cx = LoadCx::new(comm, &groups, store, rank.planner);
-            rank.strategy.load(rank.flat, reader, &cx).await.map_err(|failure| *failure)
-        }
+    let groups = LocalGroup::new(ranks.len() as u32).into_iter();
+    let seat = |group| Seat::new(Arc::new(group), Arc::clone(store));
+    load_on_seats(groups.map(seat).zip(ranks).collect())
+}
+
+/// What one rank loads with.
+#[derive(Clone, Debug)]
+pub(super) struct Seat {
+    pub(super) group: Arc<dyn ProcessGroup>,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) exchange_memory: u64,
+    pub(super) deadline: Duration,
+}
+
+impl Seat {
+    pub(super) fn new(group: Arc<dyn ProcessGroup>, store: Arc<dyn Store>) -> Self {
+        Self { group, store, exchange_memory: DEFAULT_EXCHANGE_MEMORY, deadline: DEFAULT_DEADLINE }
+    }
+}
+
+/// [`load_on_ranks`] where ranks differ in more.
+pub(super) fn load_on_seats(
+    ranks: Vec<(Seat, Rank<dyn LoadShardedStrategy, dyn LoadPlanner>)>,
+) -> Vec<Result<Loaded, LoadFailure>> {
+    on_ranks(ranks, move |(seat, rank)| async move {
+        let Seat { group, store, exchange_memory, deadline } = seat;
+        let (comm, groups) = (Comm::new(&*group).with_deadline(deadline), BTreeMap::new());
+        let opened = rank.strategy.open(&OpenCx::new(Arc::clone(&store))).await;
+        let reader = match agree(&comm, "open", opened).await {
+            Ok(reader) => reader,
+            Err(error) => return Err(LoadFailure { error, template: rank.flat }),
+        };
+        let cx = LoadCx::new(comm, &groups, store, rank.planner).with_exchange_memory(exchange_memory);
+        rank.strategy.load(rank.flat, reader, &cx).await.map_err(|failure| *failure)
     })
 }

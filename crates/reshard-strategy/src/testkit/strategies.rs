@@ -1,6 +1,8 @@
 use super::{
-    Cut, Rank, Tap, check_sample, drive::save_on_ranks, flat::regions_of_flattened_ranges_are_read,
-    load_on_ranks, phases::phases_can_be_parted, sample, sample_template,
+    Cut, Rank, Tap, check_sample, drive::save_on_ranks,
+    exchange::what_ranks_read_for_each_other_is_what_each_would_read,
+    flat::regions_of_flattened_ranges_are_read, load_on_ranks, phases::phases_can_be_parted, sample,
+    sample_template,
 };
 use crate::{
     BackendVersion, Detection, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, OpenCx, Result,
@@ -31,6 +33,7 @@ pub fn save_load_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedCo
     pair.what_n_ranks_save_m_ranks_load();
     phases_can_be_parted(save, load);
     regions_of_flattened_ranges_are_read(save, load);
+    what_ranks_read_for_each_other_is_what_each_would_read(save, load);
     pair.an_empty_state_is_a_checkpoint();
     pair.ranks_without_leaves_take_part();
     pair.what_is_stored_is_told();
@@ -78,7 +81,7 @@ pub(super) fn failed<T>(outcomes: Vec<Result<T>>) -> CommError {
 }
 
 /// Where the elements of leaves with buffers are.
-fn addresses(flat: &FlatStateDict) -> BTreeMap<Path, usize> {
+pub(super) fn addresses(flat: &FlatStateDict) -> BTreeMap<Path, usize> {
     flat.iter()
         .filter_map(|(path, leaf)| match leaf {
             Sharded::Tensor(ShardedTensor { data: Data::Host(t), .. }) => Some((path.clone(), t.buffer_id())),

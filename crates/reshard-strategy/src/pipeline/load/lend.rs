@@ -4,9 +4,9 @@ use crate::{LoadFailure, Result, StrategyError};
 use reshard_model::{
     DType, Data, FlatStateDict, LentBuffer, LentView, Region, RegionMut, Sharded, ShardedTensor, Tensor,
 };
-use reshard_plan::{LoadPlan, ReadItem, Stored};
+use reshard_plan::{LoadPlan, Metadata, ReadItem, Stored, Wanted};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -33,11 +33,22 @@ pub(super) struct Place<'p> {
     pub(super) into: RegionMut,
 }
 
+/// By which way elements come to an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    /// This rank reads them for itself.
+    Read,
+    /// It reads them for others, too: the number of [`Exchange::serves`](reshard_plan::Exchange).
+    Served(usize),
+    /// Another rank reads them: the number of [`Exchange::receives`](reshard_plan::Exchange).
+    Received(usize),
+}
+
 /// A region of a buffer that is asked for: for an item, or for zeros.
 struct Want<'p> {
     view: usize,
     region: Region,
-    item: Option<&'p ReadItem>,
+    item: Option<(&'p ReadItem, Route)>,
     dtype: DType,
 }
 
@@ -46,6 +57,16 @@ struct Want<'p> {
 pub(super) struct Places<'p> {
     pub(super) reads: Vec<Place<'p>>,
     pub(super) zeros: Vec<RegionMut>,
+    pub(super) exchanged: Exchanged<'p>,
+}
+
+/// What an exchange fills.
+#[derive(Default)]
+pub(super) struct Exchanged<'p> {
+    /// By number of what this rank hands out.
+    pub(super) served: BTreeMap<usize, Vec<Place<'p>>>,
+    /// By number of what it receives.
+    pub(super) received: BTreeMap<usize, Vec<Place<'p>>>,
 }
 
 impl Loan {
@@ -121,13 +142,14 @@ impl Loan {
     ///
     /// # Errors
     /// Items that meet, that don't lie in their leaves, or that go to a leaf without memory.
-    pub(super) fn places<'p>(&self, plan: &'p LoadPlan) -> Result<Places<'p>> {
+    pub(super) fn places<'p>(&self, plan: &'p LoadPlan, metadata: &Metadata) -> Result<Places<'p>> {
         let mut at = BTreeMap::new();
         for (buffer, lent) in self.buffers.iter().enumerate() {
             at.extend(lent.leaves.iter().enumerate().map(|(view, &leaf)| (leaf, (buffer, view))));
         }
         // All regions of a buffer are asked for at once, zeros too, so that no two of them meet.
-        let reads = tensors(plan).map(|i| (i.dest, &i.dest_region, Some(i)));
+        let items = routed(plan, metadata)?;
+        let reads = items.into_iter().map(|(i, route)| (i.dest, &i.dest_region, Some((i, route))));
         let zeros = plan.fills.iter().map(|f| (f.dest, &f.dest_region, None));
         let mut wants: Vec<Vec<Want<'_>>> = Vec::new();
         wants.resize_with(self.buffers.len(), Vec::new);
@@ -145,9 +167,15 @@ impl Loan {
                 wants.iter().map(|want| (&lent.views[want.view], want.region.clone())).collect();
             let regions = lent.buffer.regions_mut(&regions)?;
             for (Want { item, dtype, .. }, into) in wants.into_iter().zip(regions) {
-                match item {
-                    Some(item) => out.reads.push(Place { item, dtype, into }),
-                    None => out.zeros.push(into),
+                let Some((item, route)) = item else {
+                    out.zeros.push(into);
+                    continue;
+                };
+                let place = Place { item, dtype, into };
+                match route {
+                    Route::Read => out.reads.push(place),
+                    Route::Served(n) => out.exchanged.served.entry(n).or_default().push(place),
+                    Route::Received(n) => out.exchanged.received.entry(n).or_default().push(place),
                 }
             }
         }
@@ -185,9 +213,33 @@ impl Loan {
     }
 }
 
-/// Items that read tensors.
+/// Items that want parts of tensors, whoever reads them.
 pub(super) fn tensors(plan: &LoadPlan) -> impl Iterator<Item = &ReadItem> {
-    plan.items.iter().filter(|i| matches!(i.stored, Stored::Chunk(_)))
+    plan.all_items().filter(|i| is_tensor(i))
+}
+
+fn is_tensor(item: &ReadItem) -> bool {
+    matches!(item.stored, Stored::Chunk(_))
+}
+
+/// Items that want parts of tensors, and by which way they come.
+fn routed<'p>(plan: &'p LoadPlan, metadata: &Metadata) -> Result<Vec<(&'p ReadItem, Route)>> {
+    let own = plan.items.iter().filter(|i| is_tensor(i));
+    if plan.exchange.is_empty() {
+        return Ok(own.map(|item| (item, Route::Read)).collect());
+    }
+    // What this rank reads for others, it does not read a second time for itself.
+    let served: HashMap<&Wanted, usize> =
+        plan.exchange.serves.iter().enumerate().map(|(n, serve)| (&serve.what, n)).collect();
+    let mut out = Vec::new();
+    for item in own {
+        let route = served.get(&item.wanted(metadata)?).map_or(Route::Read, |n| Route::Served(*n));
+        out.push((item, route));
+    }
+    for (n, receive) in plan.exchange.receives.iter().enumerate() {
+        out.extend(receive.items.iter().filter(|i| is_tensor(i)).map(|item| (item, Route::Received(n))));
+    }
+    Ok(out)
 }
 
 /// Leaves that something is put into, by position in the template.

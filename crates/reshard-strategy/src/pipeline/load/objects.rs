@@ -2,26 +2,30 @@
 
 use crate::{LoadCx, ReadCx, ReadObject, Result, StorageReader, StrategyError, decode_object};
 use reshard_model::{FlatStateDict, Payload, Sharded, Value};
-use reshard_plan::{LoadPlan, ReadItem, Stored};
+use reshard_plan::{LoadPlan, ObjectId, ReadItem, Stored};
 use std::collections::BTreeMap;
 
-/// Reads the objects of the plan, each once, and puts the decoded values into their leaves.
+/// Reads the objects of the plan, each once, and puts the decoded values into their leaves. Those that came by an exchange are
+/// there already.
 pub(super) async fn objects(
     template: &mut FlatStateDict,
     plan: &LoadPlan,
+    mut there: BTreeMap<ObjectId, Payload>,
     from: &dyn StorageReader,
     how: &ReadCx<'_>,
     cx: &LoadCx<'_>,
 ) -> Result<()> {
     let mut leaves: BTreeMap<_, Vec<&ReadItem>> = BTreeMap::new();
-    for item in &plan.items {
+    for item in plan.all_items() {
         if let Stored::Object(id) = item.stored {
             leaves.entry(id).or_default().push(item);
         }
     }
-    let reads: Vec<ReadObject> = leaves.keys().map(|&object| ReadObject { object }).collect();
-    let payloads = from.read_objects(&reads, how).await?;
-    for (items, payload) in leaves.into_values().zip(payloads) {
+    let missing = leaves.keys().filter(|id| !there.contains_key(id));
+    let reads: Vec<ReadObject> = missing.map(|&object| ReadObject { object }).collect();
+    let mut read = from.read_objects(&reads, how).await?.into_iter();
+    for (id, items) in leaves {
+        let Some(payload) = there.remove(&id).or_else(|| read.next()) else { break };
         put(template, &items, &payload, from, cx)?;
     }
     Ok(())

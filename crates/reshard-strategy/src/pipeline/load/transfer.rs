@@ -1,9 +1,10 @@
 //! Elements on their way from storage into lent buffers.
 
-use super::lend::{Place, Places};
+use super::lend::{Exchanged, Place, Places};
 use crate::{LoadCx, ReadCx, ReadTensor, ReadTotals, Result, StorageReader, StrategyError};
-use reshard_model::{DType, Layout, LentBuffer, Region, RegionMut, Tensor};
+use reshard_model::{DType, Layout, LentBuffer, LentView, Region, RegionMut, Tensor};
 use reshard_plan::{Destination, ReadItem, Selection, cast};
+use std::sync::Arc;
 
 /// Most bytes that wait for a cast or a planner's transform at once.
 const SCRATCH: u64 = 64 << 20;
@@ -25,19 +26,18 @@ impl Detour<'_> {
     }
 }
 
-/// Fills all places.
-pub(super) async fn transfer(
-    places: Places<'_>,
+/// Fills all places of what this rank reads for itself, and gives those of an exchange.
+pub(super) async fn transfer<'p>(
+    places: Places<'p>,
     from: &dyn StorageReader,
     how: &ReadCx<'_>,
     cx: &LoadCx<'_>,
-) -> Result<ReadTotals> {
+) -> Result<(ReadTotals, Exchanged<'p>)> {
     places.zeros.into_iter().try_for_each(zero)?;
     let (mut direct, mut detours) = (Vec::new(), Vec::new());
     for Place { item, dtype, into } in places.reads {
         let Some(selection) = item.selection(from.metadata())? else { continue };
-        // What is cast goes by way of memory of its own, whatever the planner says.
-        if selection.dtype == dtype && cx.planner.lookup_tensor(item)? == Destination::Leaf {
+        if goes_straight(item, selection.dtype, dtype, cx)? {
             direct.push(ReadTensor::new(selection, into));
         } else {
             detours.push(Detour { item, selection, dtype, into });
@@ -48,7 +48,13 @@ pub(super) async fn transfer(
         let round = detours.drain(..round(&detours)).collect();
         totals += through_scratch(round, from, how, cx).await?;
     }
-    Ok(totals)
+    Ok((totals, places.exchanged))
+}
+
+/// Whether elements that are stored as `stored` go straight into a leaf of type `dtype`. What is cast goes by way of memory of its
+/// own, whatever the planner says.
+pub(super) fn goes_straight(item: &ReadItem, stored: DType, dtype: DType, cx: &LoadCx<'_>) -> Result<bool> {
+    Ok(stored == dtype && cx.planner.lookup_tensor(item)? == Destination::Leaf)
 }
 
 /// How many of them go together: at least one.
@@ -85,27 +91,52 @@ async fn through_scratch(
 ) -> Result<ReadTotals> {
     let (mut reads, mut waiting) = (Vec::new(), Vec::new());
     for Detour { item, selection, dtype, into } in detours {
-        let scratch = Tensor::zeros(&item.piece.key, selection.dtype, into.shape())?;
-        let (lent, views) = LentBuffer::new(&item.piece.key, vec![scratch]).map_err(|(e, _)| e)?;
-        let whole: Vec<_> = views.iter().map(|view| (view, Region::whole(into.shape()))).collect();
-        let inner = lent.regions_mut(&whole)?;
-        reads.extend(inner.into_iter().map(|inner| ReadTensor::new(selection.clone(), inner)));
+        let (read, lent, views) = scratch(&item.piece.key, selection, into.shape())?;
+        reads.push(read);
         waiting.push((item, dtype, into, lent, views));
     }
     let totals = from.read_tensors(reads, how).await?;
     for (item, dtype, into, lent, views) in waiting {
-        let kept = |_| StrategyError::Invalid("a store kept a buffer".into());
-        let Some(read) = lent.reclaim(views).map_err(kept)?.pop() else { continue };
-        let tensor = cx.planner.transform_tensor(item, read)?;
-        if tensor.dtype() == dtype {
-            into.fill(&tensor.to_bytes())?;
-            continue;
-        }
-        let mut out = vec![0; into.bytes() as usize];
-        cast::convert(tensor.dtype(), &tensor.to_bytes(), dtype, &mut out)?;
-        into.fill(&out)?;
+        put(item, reclaimed(lent, views)?, dtype, into, cx)?;
     }
     Ok(totals)
+}
+
+/// A read into memory of its own.
+pub(super) fn scratch(
+    key: &str,
+    selection: Selection,
+    shape: &[u64],
+) -> Result<(ReadTensor, Arc<LentBuffer>, Vec<LentView>)> {
+    let memory = Tensor::zeros(key, selection.dtype, shape)?;
+    let (lent, views) = LentBuffer::new(key, vec![memory]).map_err(|(e, _)| e)?;
+    let whole: Vec<_> = views.iter().map(|view| (view, Region::whole(shape))).collect();
+    let none = || StrategyError::Internal(format!("{key}: memory of one view has no region"));
+    let inner = lent.regions_mut(&whole)?.pop().ok_or_else(none)?;
+    Ok((ReadTensor::new(selection, inner), lent, views))
+}
+
+/// That memory, when it is filled.
+pub(super) fn reclaimed(lent: Arc<LentBuffer>, views: Vec<LentView>) -> Result<Tensor> {
+    let kept = || StrategyError::Invalid("a store kept a buffer".into());
+    lent.reclaim(views).ok().and_then(|mut all| all.pop()).ok_or_else(kept)
+}
+
+/// Lets the planner transform elements in the shape of their place, and casts them, on their way into it.
+pub(super) fn put(
+    item: &ReadItem,
+    read: Tensor,
+    dtype: DType,
+    into: RegionMut,
+    cx: &LoadCx<'_>,
+) -> Result<()> {
+    let tensor = cx.planner.transform_tensor(item, read)?;
+    if tensor.dtype() == dtype {
+        return Ok(into.fill(&tensor.to_bytes())?);
+    }
+    let mut out = vec![0; into.bytes() as usize];
+    cast::convert(tensor.dtype(), &tensor.to_bytes(), dtype, &mut out)?;
+    Ok(into.fill(&out)?)
 }
 
 #[cfg(test)]

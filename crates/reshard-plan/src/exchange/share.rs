@@ -1,0 +1,101 @@
+//! Makes exchanges of plans in which several ranks read the same.
+
+use super::{Receive, Serve, Wanted};
+use crate::{LoadPlan, Metadata, PlanError, ReadItem, Result};
+use foldhash::fast::RandomState;
+use indexmap::IndexMap;
+
+/// What ranks of one group want to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Demand {
+    /// Their group.
+    pub group: u32,
+    /// What they want.
+    pub what: Wanted,
+    /// Ranks that want it, in order.
+    pub ranks: Vec<u32>,
+}
+
+/// An item, with its position in its plan.
+type Item = (usize, ReadItem);
+
+/// Has what several ranks of a group read be read by one of them, for all. To be called in
+/// [`create_global_plan`](crate::LoadPlanner::create_global_plan).
+///
+/// `group` says of each rank in which group it is; ranks without one read for themselves. `choose` sees all that is wanted, in
+/// the order of plans and their items, and gives a reader for each: any rank, also one that does not want it itself. It has to
+/// be the same for equal input.
+///
+/// Two ranks want the same only if they want the same box of a chunk. Items can be cut before: each part is an item then.
+///
+/// ```
+/// use reshard_plan::{LoadPlan, Metadata, Result, share_reads};
+///
+/// /// The lowest rank that wants it reads it, and all ranks are one group.
+/// fn lowest(plans: Vec<LoadPlan>, metadata: &Metadata) -> Result<Vec<LoadPlan>> {
+///     share_reads(plans, metadata, |_| Some(0), |all| all.iter().map(|demand| demand.ranks[0]).collect())
+/// }
+/// # assert_eq!(lowest(vec![LoadPlan::default()], &Metadata::default()).unwrap().len(), 1);
+/// ```
+///
+/// # Errors
+/// [`PlanError::Invalid`] when an item wants what is not stored, or `choose` gives other than one rank for each.
+pub fn share_reads(
+    mut plans: Vec<LoadPlan>,
+    metadata: &Metadata,
+    group: impl Fn(u32) -> Option<u32>,
+    choose: impl FnOnce(&[Demand]) -> Vec<u32>,
+) -> Result<Vec<LoadPlan>> {
+    let mut all: IndexMap<(u32, Wanted), Vec<(u32, Vec<Item>)>, RandomState> = IndexMap::default();
+    for (rank, plan) in (0u32..).zip(&mut plans) {
+        let Some(group) = group(rank) else { continue };
+        for item in std::mem::take(&mut plan.items).into_iter().enumerate() {
+            let wants = all.entry((group, item.1.wanted(metadata)?)).or_default();
+            match wants.last_mut() {
+                Some((last, items)) if *last == rank => items.push(item),
+                _ => wants.push((rank, vec![item])),
+            }
+        }
+    }
+    let demand = |((group, what), wants): (&(u32, Wanted), &Vec<(u32, _)>)| Demand {
+        group: *group,
+        what: what.clone(),
+        ranks: wants.iter().map(|(rank, _)| *rank).collect(),
+    };
+    let demands: Vec<Demand> = all.iter().map(demand).collect();
+    let readers = choose(&demands);
+    if readers.len() != demands.len() {
+        let what = format!("{} readers were chosen for {} reads", readers.len(), demands.len());
+        return Err(PlanError::invalid("an exchange", what));
+    }
+    drop(demands);
+
+    let ranks = plans.len();
+    let mut kept: Vec<Vec<Item>> = vec![Vec::new(); ranks];
+    for (((_, what), wants), reader) in all.into_iter().zip(readers) {
+        let mut to = Vec::new();
+        for (rank, items) in wants {
+            if rank == reader {
+                kept[rank as usize].extend(items);
+            } else {
+                to.push(rank);
+                let items = items.into_iter().map(|(_, item)| item).collect();
+                plans[rank as usize].exchange.receives.push(Receive::new(reader, items));
+            }
+        }
+        if to.is_empty() {
+            continue;
+        }
+        let Some(plan) = plans.get_mut(reader as usize) else {
+            let key = what.key(metadata).unwrap_or_default();
+            return Err(PlanError::invalid(key, format!("rank {reader} of {ranks} was chosen to read it")));
+        };
+        plan.exchange.serves.push(Serve::new(what, to));
+    }
+    for (plan, mut items) in plans.iter_mut().zip(kept) {
+        items.sort_unstable_by_key(|(position, _)| *position);
+        plan.items.extend(items.into_iter().map(|(_, item)| item));
+    }
+    Ok(plans)
+}

@@ -1,0 +1,196 @@
+//! What other ranks have read for this one, and where it goes.
+
+use super::peers::Table;
+use crate::{
+    LoadCx, Result, StorageReader, StrategyError,
+    pipeline::load::{
+        lend::Place,
+        transfer::{goes_straight, put},
+    },
+};
+use bytes::Bytes;
+use reshard_model::{DType, Layout, Payload, RegionMut, StridedCopy, Tensor};
+use reshard_plan::{LoadPlan, ObjectId, ReadItem, Selection, Wanted};
+use std::collections::{BTreeMap, VecDeque};
+
+/// What is to come from each peer, in order.
+pub(super) struct Taker<'p> {
+    waiting: Vec<VecDeque<Coming<'p>>>,
+    objects: BTreeMap<ObjectId, Payload>,
+}
+
+enum Coming<'p> {
+    Tensor {
+        key: &'p str,
+        at: u64,
+        bytes: u64,
+        sinks: Vec<Sink<'p>>,
+    },
+    /// Its length comes first.
+    Object {
+        key: &'p str,
+        id: ObjectId,
+        length: Vec<u8>,
+        bytes: Vec<u8>,
+    },
+}
+
+/// Where the elements of a tensor go.
+enum Sink<'p> {
+    Leaf(StridedCopy),
+    /// All of them first into memory, to be transformed or cast.
+    Memory {
+        item: &'p ReadItem,
+        stored: DType,
+        dtype: DType,
+        into: RegionMut,
+        bytes: Vec<u8>,
+    },
+}
+
+const LENGTH: usize = size_of::<u64>();
+
+impl<'p> Taker<'p> {
+    pub(super) fn new(
+        plan: &'p LoadPlan,
+        mut received: BTreeMap<usize, Vec<Place<'p>>>,
+        table: &Table,
+        from: &dyn StorageReader,
+        cx: &LoadCx<'_>,
+    ) -> Result<Self> {
+        let mut waiting: Vec<VecDeque<Coming<'p>>> = Vec::new();
+        waiting.resize_with(table.len(), VecDeque::new);
+        for (n, receive) in plan.exchange.receives.iter().enumerate() {
+            let unknown = || StrategyError::Internal("a rank of an exchange is not in its group".into());
+            let peer = table.number(receive.from).ok_or_else(unknown)?;
+            let first = receive.items.first().ok_or_else(unknown)?;
+            let key = &*first.piece.key;
+            let coming = match first.wanted(from.metadata())? {
+                Wanted::Object(id) => Coming::Object { key, id, length: Vec::new(), bytes: Vec::new() },
+                Wanted::Chunk(selection) => {
+                    let places = received.remove(&n).unwrap_or_default();
+                    let sinks = places.into_iter().map(|place| Sink::new(place, &selection, cx));
+                    let bytes = selection.elements().saturating_mul(selection.dtype.size());
+                    Coming::Tensor { key, at: 0, bytes, sinks: sinks.collect::<Result<_>>()? }
+                }
+            };
+            waiting[peer].push_back(coming);
+        }
+        Ok(Self { waiting, objects: BTreeMap::new() })
+    }
+
+    /// The next bytes of a peer.
+    pub(super) fn take(
+        &mut self,
+        peer: usize,
+        mut part: Bytes,
+        from: &dyn StorageReader,
+        cx: &LoadCx<'_>,
+    ) -> Result<()> {
+        let Some(queue) = self.waiting.get_mut(peer) else { return Err(unplanned()) };
+        loop {
+            // What has no bytes is there before any come.
+            while let Some(coming) = queue.pop_front_if(|coming| coming.is_whole()) {
+                coming.finish(&mut self.objects, from, cx)?;
+            }
+            if part.is_empty() {
+                return Ok(());
+            }
+            queue.front_mut().ok_or_else(unplanned)?.take(&mut part)?;
+        }
+    }
+
+    /// The objects, when all has come.
+    pub(super) fn done(&mut self, table: &Table) -> Result<BTreeMap<ObjectId, Payload>> {
+        for (peer, queue) in self.waiting.iter().enumerate() {
+            if let Some(Coming::Tensor { key, .. } | Coming::Object { key, .. }) = queue.front() {
+                let what = format!("{key}: rank {} has sent less of it than was planned", table.rank(peer));
+                return Err(StrategyError::Internal(what));
+            }
+        }
+        Ok(std::mem::take(&mut self.objects))
+    }
+}
+
+fn unplanned() -> StrategyError {
+    StrategyError::Internal("a rank has sent more than was planned".into())
+}
+
+impl Coming<'_> {
+    fn is_whole(&self) -> bool {
+        match self {
+            Self::Tensor { at, bytes, .. } => at == bytes,
+            Self::Object { length, bytes, .. } => announced(length) == Some(bytes.len() as u64),
+        }
+    }
+
+    /// Takes what it lacks off the front of a part.
+    fn take(&mut self, part: &mut Bytes) -> Result<()> {
+        let mut split = |n: u64| part.split_to(part.len().min(usize::try_from(n).unwrap_or(usize::MAX)));
+        match self {
+            Self::Tensor { at, bytes, sinks, .. } => {
+                let block = split(*bytes - *at);
+                for sink in sinks {
+                    match sink {
+                        Sink::Leaf(copy) => copy.feed(*at, &block),
+                        Sink::Memory { bytes, .. } => bytes.extend_from_slice(&block),
+                    }
+                }
+                *at += block.len() as u64;
+            }
+            Self::Object { length, bytes, .. } => match announced(length) {
+                None => length.extend_from_slice(&split((LENGTH - length.len()) as u64)),
+                Some(n) => bytes.extend_from_slice(&split(n - bytes.len() as u64)),
+            },
+        }
+        Ok(())
+    }
+
+    fn finish(
+        self,
+        objects: &mut BTreeMap<ObjectId, Payload>,
+        from: &dyn StorageReader,
+        cx: &LoadCx<'_>,
+    ) -> Result<()> {
+        match self {
+            Self::Tensor { sinks, .. } => sinks.into_iter().try_for_each(|sink| sink.finish(cx)),
+            Self::Object { id, bytes, .. } => {
+                let payload = Payload::Encoded { codec: from.codec().name(), bytes: bytes.into() };
+                objects.insert(id, payload);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The length of an object, once it has come.
+fn announced(length: &[u8]) -> Option<u64> {
+    length.try_into().ok().map(u64::from_le_bytes)
+}
+
+impl<'p> Sink<'p> {
+    fn new(place: Place<'p>, selection: &Selection, cx: &LoadCx<'_>) -> Result<Self> {
+        let Place { item, dtype, into } = place;
+        let stored = selection.dtype;
+        if !goes_straight(item, stored, dtype, cx)? {
+            return Ok(Self::Memory { item, stored, dtype, into, bytes: Vec::new() });
+        }
+        let dense = Layout::contiguous(stored.size(), into.shape());
+        let dense = dense.filter(|dense| dense.elements() == selection.elements());
+        let (have, want) = (&selection.region.lengths, into.shape());
+        let other =
+            || format!("{}: a region of shape {have} can't fill one of shape {want:?}", item.piece.key);
+        let dense = dense.ok_or_else(|| StrategyError::Invalid(other()))?;
+        Ok(Self::Leaf(into.strided_copy(&dense)?))
+    }
+
+    fn finish(self, cx: &LoadCx<'_>) -> Result<()> {
+        match self {
+            Self::Leaf(_) => Ok(()),
+            Self::Memory { item, stored, dtype, into, bytes } => {
+                let read = Tensor::new(stored, into.shape(), Bytes::from(bytes))?;
+                put(item, read, dtype, into, cx)
+            }
+        }
+    }
+}
