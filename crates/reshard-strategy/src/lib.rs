@@ -49,7 +49,7 @@ pub use registry::{Action, BackendVersion, Make, Registration, Registry, Strateg
 pub use report::{LoadNotes, RankTotals, ReadTotals, SaveTotals};
 pub use reshard_plan::{FlatView, Selection, WriteData};
 pub use sharded::{
-    Detection, LoadFailure, LoadShardedStrategy, Loaded, PreparedSave, SaveShardedStrategy, Saved,
+    Detection, LoadFailure, LoadShardedStrategy, Loaded, OwnFile, PreparedSave, SaveShardedStrategy, Saved,
 };
 pub use staging::{AsyncStager, BlockingAsyncStager};
 

@@ -86,6 +86,28 @@ pub enum Detection {
     Yes,
 }
 
+/// What a file is by its name alone, to a format whose programs call files so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OwnFile {
+    /// It is written last: where it lies, there is a checkpoint.
+    Record,
+    /// It holds items, or describes them.
+    Data,
+    /// A record that was not renamed yet, or what else a save leaves that did not end.
+    Unfinished,
+}
+
+impl OwnFile {
+    /// What lies in a place in which such a file does.
+    pub fn detected(self) -> Detection {
+        match self {
+            Self::Record => Detection::Yes,
+            Self::Data | Self::Unfinished => Detection::Likely,
+        }
+    }
+}
+
 /// Loads sharded leaves into a template's buffers.
 #[async_trait]
 pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
@@ -120,6 +142,11 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
     /// Names of files to look for first, as [`OpenFormat::probes`](crate::OpenFormat::probes) tells them.
     fn probes(&self) -> &'static [&'static str] {
         &[]
+    }
+
+    /// What a file is by its name, as [`OpenFormat::own_file`](crate::OpenFormat::own_file) tells it.
+    fn own_file(&self, _name: &str) -> Option<OwnFile> {
+        None
     }
 
     /// Whether its checkpoints can be places of such a kind, as [`OpenFormat::lives_in`](crate::OpenFormat::lives_in) tells it.

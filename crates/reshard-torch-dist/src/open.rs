@@ -6,9 +6,9 @@ use crate::{
     table::{Table, TableBuilder},
 };
 use async_trait::async_trait;
-use reshard_storage::{Listing, Name, Store, StoreExt};
+use reshard_storage::{Name, Store, StoreExt};
 use reshard_strategy::{
-    BackendVersion, Detection, OpenCx, OpenFormat, ReadLimits, Result, StorageReader, StrategyError,
+    self as strategy, BackendVersion, OpenCx, OpenFormat, ReadLimits, Result, StorageReader, StrategyError,
     torch::parsing,
 };
 use std::{collections::BTreeSet, sync::Arc};
@@ -23,13 +23,12 @@ impl OpenFormat for TorchDist {
         BackendVersion::new(NAME, 1)
     }
 
-    fn detect(&self, top: &Listing) -> Detection {
-        let of = |name| match own_file(name) {
-            Some(OwnFile::Metadata | OwnFile::RankMetadata(_)) => Detection::Yes,
-            Some(OwnFile::Data | OwnFile::Unfinished) => Detection::Likely,
-            None => Detection::No,
-        };
-        top.names().map(of).max().unwrap_or(Detection::No)
+    fn own_file(&self, name: &str) -> Option<strategy::OwnFile> {
+        Some(match own_file(name)? {
+            OwnFile::Metadata | OwnFile::RankMetadata(_) => strategy::OwnFile::Record,
+            OwnFile::Data => strategy::OwnFile::Data,
+            OwnFile::Unfinished => strategy::OwnFile::Unfinished,
+        })
     }
 
     fn probes(&self) -> &'static [&'static str] {

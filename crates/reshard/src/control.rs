@@ -1,12 +1,12 @@
 //! Digests of files of any size, in bounded memory.
 
+use crate::formats::Formats;
 use reshard_storage::{Name, Store, StoreExt};
 use reshard_strategy::Result;
-use reshard_torch_dist::{OwnFile, own_file};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
-/// No commit record is longer, if its name is that of `torch_dist`, and if it is another one.
+/// No commit record is longer, if a linked format calls its own so, and if none does.
 const RECORD: u64 = 4 << 30;
 const OTHER_RECORD: u64 = 256 << 20;
 /// Hashed at once.
@@ -17,11 +17,8 @@ const BLOCK: u64 = 4 << 20;
 ///
 /// # Errors
 /// What the store says.
-pub(crate) async fn sha256(store: &Arc<dyn Store>, name: &Name) -> Result<Option<String>> {
-    let most = match own_file(name.as_str()) {
-        Some(OwnFile::Metadata | OwnFile::RankMetadata(_)) => RECORD,
-        _ => OTHER_RECORD,
-    };
+pub(crate) async fn sha256(store: &Arc<dyn Store>, name: &Name, formats: &Formats) -> Result<Option<String>> {
+    let most = if formats.of_record(name.as_str()).is_some() { RECORD } else { OTHER_RECORD };
     let Some(len) = store.len(name).await?.filter(|len| *len <= most) else { return Ok(None) };
     let mut hasher = Sha256::new();
     let mut at = 0;
@@ -44,7 +41,7 @@ mod tests {
     use bytes::Bytes;
     use futures::executor::block_on;
     use reshard_storage::{Depth, Head, Hints, IfExists, Listing, StorageError, Transaction};
-    use reshard_strategy::{SMALL, read_small};
+    use reshard_strategy::{Registry, SMALL, read_small};
     use std::{io, ops::Range};
 
     /// All its files are so long, and none can be read.
@@ -82,13 +79,20 @@ mod tests {
 
     #[test]
     fn no_byte_is_hashed_of_what_is_longer_than_a_commit_record() {
+        let formats = Formats::of(&Registry::linked().unwrap()).unwrap();
         for (name, most) in [(".metadata", RECORD), ("__3.metadata", RECORD), ("manifest", OTHER_RECORD)] {
             for len in [most + 1, 8 << 40, u64::MAX] {
                 let (store, name) = file(name, len);
-                assert!(block_on(sha256(&store, &name)).unwrap().is_none(), "{name} of {len} bytes");
+                assert!(
+                    block_on(sha256(&store, &name, &formats)).unwrap().is_none(),
+                    "{name} of {len} bytes"
+                );
             }
             let (store, name) = file(name, most);
-            assert!(block_on(sha256(&store, &name)).is_err(), "{name} may be so long, so it is read");
+            assert!(
+                block_on(sha256(&store, &name, &formats)).is_err(),
+                "{name} may be so long, so it is read"
+            );
         }
     }
 

@@ -41,6 +41,7 @@ mod checkpoint;
 mod common;
 mod control;
 mod error;
+mod formats;
 mod load;
 mod opened;
 mod prune;

@@ -1,7 +1,8 @@
 //! What loads and [`Checkpoint`](crate::Checkpoint) have in common: finding the strategies of what lies at a URL.
 
 use crate::{
-    recognise::{is_no_folder, lives_in, no_format_of_files, noted_other, recognise, recognise_part},
+    formats::Formats,
+    recognise::{is_no_folder, no_format_of_files, noted_other, recognise, recognise_part},
     sidecar::{SIDECAR, Sidecar},
 };
 use reshard_megatron::{METADATA_JSON, MetadataJson};
@@ -35,6 +36,7 @@ pub(crate) struct Opened {
     /// Only Megatron Core's checkpoints have it.
     pub(crate) common: Option<Arc<dyn LoadCommonStrategy>>,
     pub(crate) name: BackendVersion,
+    formats: Formats,
 }
 
 impl HowToOpen {
@@ -58,8 +60,9 @@ impl HowToOpen {
                 &linked
             }
         };
-        match self.open_folder(Arc::clone(&store), registry).await {
-            Err(e) if is_no_folder(&e) => self.open_part(&store, registry, e).await,
+        let formats = Formats::of(registry)?;
+        match self.open_folder(Arc::clone(&store), registry, &formats).await {
+            Err(e) if is_no_folder(&e) => self.open_part(&store, registry, &formats, e).await,
             opened => opened,
         }
     }
@@ -69,6 +72,7 @@ impl HowToOpen {
         &self,
         store: &Arc<dyn Store>,
         registry: &Registry,
+        formats: &Formats,
         e: StrategyError,
     ) -> Result<Opened> {
         for kind in [PlaceKind::File, PlaceKind::Prefix] {
@@ -76,7 +80,7 @@ impl HowToOpen {
             let lives = match &chosen {
                 Some(chosen) => chosen.lives_in(kind),
                 // Of a file it is said, too, that no format reads it.
-                None => kind == PlaceKind::File || lives_in(registry, kind)?,
+                None => kind == PlaceKind::File || !formats.of_kind(kind).0.is_empty(),
             };
             if !lives {
                 continue;
@@ -89,19 +93,24 @@ impl HowToOpen {
             }
             let sharded = match chosen {
                 Some(chosen) => chosen,
-                None => match recognise_part(registry, kind, &top, &part)? {
+                None => match recognise_part(formats, kind, &top, &part)? {
                     Some(name) => registry.load_sharded(&name)?.build()?,
                     // What begins like the URL may have nothing to do with it.
                     None if kind == PlaceKind::Prefix => continue,
-                    None => return Err(no_format_of_files(registry, &part)?),
+                    None => return Err(no_format_of_files(formats, &part)),
                 },
             };
-            return self.open_as(sharded, part, Dialect::Dcp, None).await;
+            return self.open_as(sharded, part, Dialect::Dcp, None, formats).await;
         }
         Err(e)
     }
 
-    async fn open_folder(&self, store: Arc<dyn Store>, registry: &Registry) -> Result<Opened> {
+    async fn open_folder(
+        &self,
+        store: Arc<dyn Store>,
+        registry: &Registry,
+        formats: &Formats,
+    ) -> Result<Opened> {
         // What is there now stays readable, and of one save, while somebody replaces it.
         let store = store.pinned().await?.unwrap_or(store);
         let json = MetadataJson::of(&store).await?;
@@ -110,9 +119,9 @@ impl HowToOpen {
         let chosen = self.chosen(registry)?;
         let name = match (json, &chosen) {
             (Some(json), _) => json.sharded(),
-            (None, None) => recognise(&store, registry).await?,
+            (None, None) => recognise(&store, formats).await?,
             // Settings are no choice of another format, and a choice is none of another version.
-            (None, Some(chosen)) => match noted_other(&store, &chosen.key()).await {
+            (None, Some(chosen)) => match noted_other(&store, &chosen.key(), formats).await {
                 Some(noted) if self.format.is_none() || noted.backend == chosen.key().backend => noted,
                 _ => chosen.key(),
             },
@@ -122,7 +131,7 @@ impl HowToOpen {
             None => registry.load_sharded(&name)?.build()?,
         };
         sharded.check_compatibility(&name)?;
-        let opened = self.open_as(sharded, store, dialect, common).await?;
+        let opened = self.open_as(sharded, store, dialect, common, formats).await?;
         Ok(Opened { name, ..opened })
     }
 
@@ -132,11 +141,13 @@ impl HowToOpen {
         store: Arc<dyn Store>,
         dialect: Dialect,
         common: Option<Arc<dyn LoadCommonStrategy>>,
+        formats: &Formats,
     ) -> Result<Opened> {
         let (name, sharded) = (sharded.key(), load_with_objects(sharded, common.clone()));
         let cx = OpenCx::new(store).with_limits(self.limits).with_dialect(dialect);
         let reader = sharded.open(&cx).await?;
-        Ok(Opened { store: cx.store, limits: cx.limits, sharded, reader, common, name })
+        let formats = formats.clone();
+        Ok(Opened { store: cx.store, limits: cx.limits, sharded, reader, common, name, formats })
     }
 
     /// The strategy that the user has chosen, by settings or by name.
@@ -179,7 +190,7 @@ impl Opened {
     }
 
     pub(crate) async fn sidecar(&self) -> (Option<Sidecar>, Option<String>) {
-        Sidecar::read(&self.store).await
+        Sidecar::read(&self.store, &self.formats).await
     }
 
     /// Names of the files that hold its items.

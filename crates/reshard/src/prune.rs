@@ -5,6 +5,7 @@ use crate::{
     attempt::is_of_a_save,
     control::sha256,
     error::Context,
+    formats::Formats,
     opened::{HowToOpen, Opened},
     replace::files_of,
     sidecar::Sidecar,
@@ -12,7 +13,6 @@ use crate::{
 use reshard_megatron::METADATA_JSON;
 use reshard_storage::{Entry, Leftover, Name, Progress, StorageError, Store, StoreExt, Stores};
 use reshard_strategy::{BackendVersion, Damage, FileRole, ReadLimits, Registry, StrategyError};
-use reshard_torch_dist::{OwnFile, own_file};
 use std::{
     future::{Future, IntoFuture},
     io,
@@ -168,9 +168,12 @@ impl<'a> Prune<'a> {
 
     async fn prune(mut self) -> Result<PruneReport, StrategyError> {
         // What is wrong with the linked ones is told before anything is looked at.
-        if self.how.registry.is_none() {
-            self.how.registry = Some(Registry::linked()?);
-        }
+        let registry = match self.how.registry.take() {
+            Some(r) => r,
+            None => Registry::linked()?,
+        };
+        let formats = Formats::of(&registry)?;
+        self.how.registry = Some(registry);
         let place = self.how.store(self.url)?;
         // What can't be opened is told as by every reader.
         drop(place.pinned().await?);
@@ -178,19 +181,19 @@ impl<'a> Prune<'a> {
         let place = place.resolved().await?.unwrap_or(place);
         // What is found is removed from the directory in which it was found, whatever comes to its place.
         let held = place.pinned().await?.unwrap_or_else(|| Arc::clone(&place));
-        let records_then = records(&held).await?;
+        let records_then = records(&held, &formats).await?;
         let leftovers = left_by_saves(&place).await?;
         let mut plan = Plan::new(self.older_than);
         let is_there = leftovers.is_empty() || !held.files().await?.is_empty();
         if is_there {
             let opened = self.sound(&held).await?;
-            plan.files(&held, opened.roles().await?).await?;
+            plan.files(&held, opened.roles().await?, &formats).await?;
         }
         for left in leftovers {
             match left.replaced {
                 false => plan.unfinished(left),
                 true if !is_there => plan.keep(remains(&left), Kept::Last),
-                true => match self.replaced(&left).await {
+                true => match self.replaced(&left, &formats).await {
                     Ok((files, modified)) => plan.replaced(left, files, modified),
                     Err(e) => plan.keep(remains(&left), Kept::Stuck(e.to_string())),
                 },
@@ -201,7 +204,7 @@ impl<'a> Prune<'a> {
         }
         // A save that is done meanwhile knows better what it needs. What it has put there is another directory.
         let now = place.resolved().await?.unwrap_or_else(|| Arc::clone(&place));
-        if records(&now).await? != records_then {
+        if records(&now, &formats).await? != records_then {
             let source = io::Error::new(io::ErrorKind::ResourceBusy, "somebody saved to it meanwhile");
             return Err(StorageError::io("prune", self.url, source).into());
         }
@@ -236,10 +239,14 @@ impl<'a> Prune<'a> {
     }
 
     /// The files of a replaced version, and when the last of them changed.
-    async fn replaced(&self, left: &Leftover) -> Result<(Vec<Name>, Option<SystemTime>), StrategyError> {
+    async fn replaced(
+        &self,
+        left: &Leftover,
+        formats: &Formats,
+    ) -> Result<(Vec<Name>, Option<SystemTime>), StrategyError> {
         let store = self.how.store(&left.path)?;
         let store = store.resolved().await?.unwrap_or(store);
-        let files = files_of(&store, &self.how, store.files().await?).await?.files;
+        let files = files_of(&store, &self.how, store.files().await?, formats).await?.files;
         let mut modified = None;
         for name in &files {
             modified = modified.max(store.modified(name).await?);
@@ -272,14 +279,14 @@ struct Record {
     sha256: Option<String>,
 }
 
-async fn records(store: &Arc<dyn Store>) -> Result<Vec<Record>, StrategyError> {
+async fn records(store: &Arc<dyn Store>, formats: &Formats) -> Result<Vec<Record>, StrategyError> {
     // Whether the sidecar is right doesn't matter: at worst a file more is looked at.
     let commit = Sidecar::any(store).await.map(|s| s.commit.file);
     let mut out = Vec::new();
     for file in store.top().await?.files {
-        if is_record(&file.name, commit.as_deref()) || file.name.as_str() == METADATA_JSON {
+        if is_record(&file.name, commit.as_deref(), formats) || file.name.as_str() == METADATA_JSON {
             let modified = store.modified(&file.name).await?;
-            let sha256 = if modified.is_none() { sha256(store, &file.name).await? } else { None };
+            let sha256 = if modified.is_none() { sha256(store, &file.name, formats).await? } else { None };
             out.push(Record { file, modified, sha256 });
         }
     }
@@ -287,9 +294,8 @@ async fn records(store: &Arc<dyn Store>) -> Result<Vec<Record>, StrategyError> {
 }
 
 /// Whether a file is written last, when all that it tells of is.
-fn is_record(name: &Name, commit: Option<&str>) -> bool {
-    matches!(own_file(name.as_str()), Some(OwnFile::Metadata | OwnFile::RankMetadata(_)))
-        || commit == Some(name.as_str())
+fn is_record(name: &Name, commit: Option<&str>, formats: &Formats) -> bool {
+    formats.of_record(name.as_str()).is_some() || commit == Some(name.as_str())
 }
 
 fn remains(left: &Leftover) -> Remains {
@@ -349,13 +355,14 @@ impl Plan {
         &mut self,
         store: &Arc<dyn Store>,
         roles: Vec<(Entry, FileRole)>,
+        formats: &Formats,
     ) -> Result<(), StrategyError> {
-        let commit = Sidecar::read(store).await.0.map(|s| s.commit.file);
+        let commit = Sidecar::read(store, formats).await.0.map(|s| s.commit.file);
         let (mut left, mut disputed) = (Vec::new(), false);
         let mut records = Vec::new();
         for (file, role) in roles {
             match role {
-                FileRole::Part if is_record(&file.name, commit.as_deref()) => {
+                FileRole::Part if is_record(&file.name, commit.as_deref(), formats) => {
                     records.push(store.modified(&file.name).await?);
                 }
                 FileRole::Leftover | FileRole::Record => {

@@ -1,9 +1,9 @@
 //! Of which format a checkpoint is, when Megatron Core's `metadata.json` does not say so.
 
-use crate::sidecar::Sidecar;
+use crate::{formats::Formats, sidecar::Sidecar};
 use reshard_storage::{Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
-use reshard_strategy::{BackendVersion, Detection, LoadShardedStrategy, Registry, Result, StrategyError};
-use std::{collections::BTreeSet, io, sync::Arc};
+use reshard_strategy::{BackendVersion, Detection, Result, StrategyError};
+use std::{io, sync::Arc};
 
 /// What reshard noted when it wrote the checkpoint, or else what the linked formats say. Few names are looked for at first:
 /// thousands of ranks open a checkpoint at once, and each would list thousands of files. Only where that does not tell it,
@@ -11,35 +11,34 @@ use std::{collections::BTreeSet, io, sync::Arc};
 ///
 /// # Errors
 /// [`StrategyError::NotACheckpoint`] when no format knows it; [`StrategyError::Ambiguous`] when two do.
-pub(crate) async fn recognise(store: &Arc<dyn Store>, registry: &Registry) -> Result<BackendVersion> {
-    detect(store, &formats_of(registry, PlaceKind::Folder)?).await
+pub(crate) async fn recognise(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVersion> {
+    detect(store, &formats.of_kind(PlaceKind::Folder)).await
 }
 
 /// Another format than this one, if `reshard.json` says so and the commit record that it belongs to lies there, unchanged.
-pub(crate) async fn noted_other(store: &Arc<dyn Store>, than: &BackendVersion) -> Option<BackendVersion> {
+pub(crate) async fn noted_other(
+    store: &Arc<dyn Store>,
+    than: &BackendVersion,
+    formats: &Formats,
+) -> Option<BackendVersion> {
     let note = Sidecar::any(store).await?;
     // The record is hashed only if there is something to learn.
-    let noted = note.format().filter(|noted| noted != than)?;
-    note.belongs(store).await.then_some(noted)
+    let noted = note.format(formats).filter(|noted| noted != than)?;
+    note.belongs(store, formats).await.then_some(noted)
 }
 
-/// Whether a linked format is sure that this is a checkpoint of it.
-pub(crate) fn is_known(registry: &Registry, top: &Listing) -> Result<bool> {
-    Ok(!sure(&formats_of(registry, PlaceKind::Folder)?, top).is_empty())
-}
-
-async fn detect(store: &Arc<dyn Store>, formats: &[Format]) -> Result<BackendVersion> {
-    let probed = sure(formats, &probe(store, formats).await?);
+async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVersion> {
+    let probed = formats.that(Detection::Yes, &probe(store, formats).await?);
     let one = if let [format] = &*probed { Some(format.key()) } else { None };
     let unfinished = reshard_megatron::is_unfinished(store).await?;
     if let Some(note) = Sidecar::any(store).await {
         // Beside common state only a note that names its format counts: it is of PyTorch's dialect.
         let noted = match unfinished {
             true => note.strategy.clone(),
-            false => note.format().filter(|noted| one.as_ref() != Some(noted)),
+            false => note.format(formats).filter(|noted| one.as_ref() != Some(noted)),
         };
         if let Some(noted) = noted
-            && note.belongs(store).await
+            && note.belongs(store, formats).await
         {
             return match later(store, formats, &note).await? {
                 Some(other) if other != noted => Err(ambiguous(store, &noted, &other)),
@@ -62,9 +61,9 @@ async fn detect(store: &Arc<dyn Store>, formats: &[Format]) -> Result<BackendVer
 }
 
 /// The one format that is sure of these files, or else the one that finds them likely.
-fn one_of(formats: &[Format], listed: &Listing, store: &Arc<dyn Store>) -> Result<Option<BackendVersion>> {
-    let sure = sure(formats, listed);
-    let found = if sure.is_empty() { of(formats, listed, Detection::Likely) } else { sure };
+fn one_of(formats: &Formats, listed: &Listing, store: &Arc<dyn Store>) -> Result<Option<BackendVersion>> {
+    let sure = formats.that(Detection::Yes, listed);
+    let found = if sure.is_empty() { formats.that(Detection::Likely, listed) } else { sure };
     match &*found {
         [] => Ok(None),
         [format] => Ok(Some(format.key())),
@@ -74,10 +73,10 @@ fn one_of(formats: &[Format], listed: &Listing, store: &Arc<dyn Store>) -> Resul
 
 /// The format that is sure because of a file that came after the commit record of a note: a save of another program, perhaps, that
 /// knows nothing of the note.
-async fn later(store: &Arc<dyn Store>, formats: &[Format], note: &Sidecar) -> Result<Option<BackendVersion>> {
+async fn later(store: &Arc<dyn Store>, formats: &Formats, note: &Sidecar) -> Result<Option<BackendVersion>> {
     let committed = store.modified(&Name::new(&*note.commit.file)?).await?;
-    for format in formats {
-        for file in probe(store, std::slice::from_ref(format)).await?.files {
+    for format in &formats.0 {
+        for file in probe(store, &Formats(vec![Arc::clone(format)])).await?.files {
             if file.name.as_str() != note.commit.file && store.modified(&file.name).await? > committed {
                 let is_sure = format.detect(&Listing::of(vec![file])) == Detection::Yes;
                 return Ok(is_sure.then(|| format.key()));
@@ -102,60 +101,35 @@ pub(crate) fn is_no_folder(e: &StrategyError) -> bool {
     }
 }
 
-/// Whether checkpoints of a linked format can be such places.
-pub(crate) fn lives_in(registry: &Registry, kind: PlaceKind) -> Result<bool> {
-    Ok(!formats_of(registry, kind)?.is_empty())
-}
-
 /// The format of a place that is no folder, by the names of its files. `None` when no linked format knows it.
 ///
 /// # Errors
 /// [`StrategyError::Ambiguous`] when two do.
 pub(crate) fn recognise_part(
-    registry: &Registry,
+    formats: &Formats,
     kind: PlaceKind,
     top: &Listing,
     store: &Arc<dyn Store>,
 ) -> Result<Option<BackendVersion>> {
-    one_of(&formats_of(registry, kind)?, top, store)
+    one_of(&formats.of_kind(kind), top, store)
 }
 
 /// Why a file is no checkpoint.
-pub(crate) fn no_format_of_files(registry: &Registry, store: &Arc<dyn Store>) -> Result<StrategyError> {
-    let formats = formats_of(registry, PlaceKind::File)?;
-    let why = match &*formats {
+pub(crate) fn no_format_of_files(formats: &Formats, store: &Arc<dyn Store>) -> StrategyError {
+    let why = match &*formats.of_kind(PlaceKind::File).0 {
         [] => "it is a file, and no linked format has checkpoints of one file; give the directory that it lies in".into(),
         known => {
             let names: Vec<_> = known.iter().map(|f| f.key().to_string()).collect();
             format!("it is a file, and none of the linked formats that have checkpoints of one file knows its name: {}", names.join(", "))
         }
     };
-    Ok(StrategyError::NotACheckpoint { url: store.url(), why })
-}
-
-type Format = Arc<dyn LoadShardedStrategy>;
-
-/// All linked ones whose checkpoints can be such places.
-fn formats_of(registry: &Registry, kind: PlaceKind) -> Result<Vec<Format>> {
-    let mut all: Vec<Format> =
-        registry.all_load_sharded().map(|config| config.build()).collect::<Result<_>>()?;
-    all.retain(|f| f.lives_in(kind));
-    Ok(all)
-}
-
-fn sure(formats: &[Format], top: &Listing) -> Vec<Format> {
-    of(formats, top, Detection::Yes)
-}
-
-fn of(formats: &[Format], top: &Listing, detected: Detection) -> Vec<Format> {
-    formats.iter().filter(|f| f.detect(top) == detected).cloned().collect()
+    StrategyError::NotACheckpoint { url: store.url(), why }
 }
 
 /// Those of the well-known files that are there.
-async fn probe(store: &Arc<dyn Store>, formats: &[Format]) -> Result<Listing> {
-    let names: BTreeSet<&str> = formats.iter().flat_map(|f| f.probes()).copied().collect();
+async fn probe(store: &Arc<dyn Store>, formats: &Formats) -> Result<Listing> {
     let mut files = Vec::new();
-    for name in names {
+    for name in formats.probes() {
         let name = Name::new(name)?;
         if let Some(bytes) = store.len(&name).await? {
             files.push(Entry { name, bytes });
@@ -165,11 +139,11 @@ async fn probe(store: &Arc<dyn Store>, formats: &[Format]) -> Result<Listing> {
 }
 
 /// Why a place is no checkpoint.
-fn unknown(formats: &[Format], top: &Listing) -> String {
+fn unknown(formats: &Formats, top: &Listing) -> String {
     if top.is_empty() {
         return "no file and no folder lies in it".into();
     }
-    let known = formats.iter().map(|f| match f.probes() {
+    let known = formats.0.iter().map(|f| match f.probes() {
         [] => f.key().to_string(),
         names => format!("{} ({})", f.key(), names.join(", ")),
     });
@@ -182,6 +156,7 @@ fn unknown(formats: &[Format], top: &Listing) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::Format;
     use async_trait::async_trait;
     use futures::executor::block_on;
     use reshard_storage::testkit::{Fault, FaultStore, MemoryStore, Op};
@@ -219,13 +194,13 @@ mod tests {
         }
     }
 
-    fn formats() -> Vec<Format> {
+    fn formats() -> Formats {
         let all = [
             Fake { name: "a", sure: "a.json", likely: "data", probes: &["a.json"] },
             Fake { name: "b", sure: "b.json", likely: "data", probes: &["b.json", "b.old"] },
             Fake { name: "listed", sure: "any.idx", likely: "part", probes: &[] },
         ];
-        all.into_iter().map(|f| Arc::new(PlannedLoad::new(f)) as Format).collect()
+        Formats(all.into_iter().map(|f| Arc::new(PlannedLoad::new(f)) as Format).collect())
     }
 
     fn place(names: &[&str]) -> MemoryStore {

@@ -1,14 +1,13 @@
 //! What an overwriting save replaces: the files of the checkpoint that lies there, and nothing else.
 
 use crate::{
+    formats::Formats,
     opened::HowToOpen,
-    recognise::is_known,
     sidecar::{SIDECAR, Sidecar},
 };
 use reshard_megatron::{COMMON, METADATA_JSON, Whose};
-use reshard_storage::{Entry, IfExists, Name, StorageError, Store, StoreExt};
+use reshard_storage::{Entry, IfExists, Name, PlaceKind, StorageError, Store, StoreExt};
 use reshard_strategy::{FileRole, Registry, StrategyError};
-use reshard_torch_dist::own_file;
 use std::sync::Arc;
 
 type Result<T, E = StrategyError> = std::result::Result<T, E>;
@@ -30,9 +29,10 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
         Err(StorageError::NotFound { .. }) => return Ok(Replaced::default()),
         Err(e) => return Err(e.into()),
     };
-    let sign = |name: &str| own_file(name).is_some();
+    let formats = Formats::of(registry)?;
+    let sign = |name: &str| formats.own(name);
     let json = Whose::of(store).await;
-    let checkpoint = is_known(registry, &top)?
+    let checkpoint = formats.of_kind(PlaceKind::Folder).know(&top)
         || top.names().any(sign)
         || json == Whose::Megatrons
         || Sidecar::any(store).await.is_some();
@@ -57,7 +57,7 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
         return Err(refused("other checkpoints lie in it"));
     }
     let how = HowToOpen { registry: Some(registry.clone()), ..HowToOpen::default() };
-    match owned(store, &how, files, json).await {
+    match owned(store, &how, files, json, &formats).await {
         Ok(Owned { files, stays }) => Ok(Replaced { if_exists: IfExists::Replace(files.into()), stays }),
         Err(StrategyError::Unknown { key, .. }) => {
             let why = format!(
@@ -98,14 +98,25 @@ pub(crate) struct Owned {
 ///
 /// # Errors
 /// [`StrategyError::Unknown`] when it is of a format that is not linked; what the store says.
-pub(crate) async fn files_of(store: &Arc<dyn Store>, how: &HowToOpen, files: Vec<Entry>) -> Result<Owned> {
-    owned(store, how, files, Whose::of(store).await).await
+pub(crate) async fn files_of(
+    store: &Arc<dyn Store>,
+    how: &HowToOpen,
+    files: Vec<Entry>,
+    formats: &Formats,
+) -> Result<Owned> {
+    owned(store, how, files, Whose::of(store).await, formats).await
 }
 
 /// The same, when it is known whose the `metadata.json` is.
-async fn owned(store: &Arc<dyn Store>, how: &HowToOpen, files: Vec<Entry>, json: Whose) -> Result<Owned> {
+async fn owned(
+    store: &Arc<dyn Store>,
+    how: &HowToOpen,
+    files: Vec<Entry>,
+    json: Whose,
+    formats: &Formats,
+) -> Result<Owned> {
     let known = |name: &Name| {
-        own_file(name.as_str()).is_some()
+        formats.own(name.as_str())
             || name.as_str() == SIDECAR
             || (json == Whose::Megatrons && (name.as_str() == COMMON || reshard_megatron::owns(name)))
     };

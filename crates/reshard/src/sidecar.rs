@@ -1,11 +1,13 @@
 //! `reshard.json`: what reshard adds to a format of others, in a file that they ignore.
 
-use crate::control::{hex, sha256};
+use crate::{
+    control::{hex, sha256},
+    formats::Formats,
+};
 use bytes::Bytes;
 use reshard_model::Path;
 use reshard_storage::{Name, Store};
 use reshard_strategy::{BackendVersion, read_small};
-use reshard_torch_dist::{NAME, OwnFile, own_file};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
@@ -57,12 +59,8 @@ impl Sidecar {
     }
 
     /// The format that it names, or that the name of its commit record is of.
-    pub(crate) fn format(&self) -> Option<BackendVersion> {
-        let torch_dist = || match own_file(&self.commit.file) {
-            Some(OwnFile::Metadata | OwnFile::RankMetadata(_)) => Some(BackendVersion::new(NAME, 1)),
-            _ => None,
-        };
-        self.strategy.clone().or_else(torch_dist)
+    pub(crate) fn format(&self, formats: &Formats) -> Option<BackendVersion> {
+        self.strategy.clone().or_else(|| formats.of_record(&self.commit.file))
     }
 
     pub(crate) fn to_bytes(&self) -> Bytes {
@@ -75,7 +73,7 @@ impl Sidecar {
     }
 
     /// The sidecar of a checkpoint, and why it was ignored if it was.
-    pub(crate) async fn read(store: &Arc<dyn Store>) -> (Option<Self>, Option<String>) {
+    pub(crate) async fn read(store: &Arc<dyn Store>, formats: &Formats) -> (Option<Self>, Option<String>) {
         let Some(bytes) = bytes(store).await else { return (None, None) };
         let Ok(me) = serde_json::from_slice::<Self>(&bytes) else {
             return (
@@ -83,16 +81,16 @@ impl Sidecar {
                 Some(format!("{SIDECAR} is ignored: it is not in a form that this version knows")),
             );
         };
-        match me.belongs(store).await {
+        match me.belongs(store, formats).await {
             true => (Some(me), None),
             false => (None, Some(format!("{SIDECAR} is ignored: it belongs to another {}", me.commit.file))),
         }
     }
 
     /// Whether the commit record that it belongs to lies there, unchanged: all of that is hashed.
-    pub(crate) async fn belongs(&self, store: &Arc<dyn Store>) -> bool {
+    pub(crate) async fn belongs(&self, store: &Arc<dyn Store>, formats: &Formats) -> bool {
         let Ok(name) = Name::new(&*self.commit.file) else { return false };
-        sha256(store, &name).await.ok().flatten().is_some_and(|digest| digest == self.commit.sha256)
+        sha256(store, &name, formats).await.ok().flatten().is_some_and(|digest| digest == self.commit.sha256)
     }
 }
 

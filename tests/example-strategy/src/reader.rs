@@ -8,9 +8,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, Dialect, Layout, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId, TensorProperties};
-use reshard_storage::{Checksum, Entry, Listing, Name, PlaceKind, Progress, RecordRead, Store, StoreExt};
+use reshard_storage::{Checksum, Entry, Name, PlaceKind, Progress, RecordRead, Store, StoreExt};
 use reshard_strategy::{
-    BackendVersion, Damage, Detection, FileRole, OpenCx, OpenFormat, ReadCx, ReadLimits, ReadObject,
+    BackendVersion, Damage, FileRole, OpenCx, OpenFormat, OwnFile, ReadCx, ReadLimits, ReadObject,
     ReadTensor, ReadTotals, ReaderHooks, Result, Selection, StorageInfo, StorageReader, StrategyError,
     VerifyReport,
 };
@@ -27,8 +27,12 @@ impl OpenFormat for ExampleFormat {
         BackendVersion::new(NAME, 1)
     }
 
-    fn detect(&self, top: &Listing) -> Detection {
-        if top.has(INDEX) { Detection::Yes } else { Detection::No }
+    fn own_file(&self, name: &str) -> Option<OwnFile> {
+        let of_a_rank = || name.strip_prefix("rank-")?.strip_suffix(".bin")?.parse::<u32>().ok();
+        match name {
+            INDEX => Some(OwnFile::Record),
+            _ => of_a_rank().map(|_| OwnFile::Data),
+        }
     }
 
     fn probes(&self) -> &'static [&'static str] {
@@ -199,8 +203,7 @@ impl StorageReader for ExampleReader {
     }
 
     fn owns(&self, name: &Name) -> bool {
-        let of_a_rank = |name: &str| name.strip_prefix("rank-")?.strip_suffix(".bin")?.parse::<u32>().ok();
-        name.as_str() == INDEX || of_a_rank(name.as_str()).is_some()
+        ExampleFormat.own_file(name.as_str()).is_some()
     }
 
     fn role(&self, file: &Entry) -> FileRole {

@@ -1,8 +1,9 @@
 use super::{join, nobody, part};
 use crate::{
     BackendVersion, Damage, Detection, FileRole, LoadCommonStrategy, LoadCx, LoadFailure, LoadNotes,
-    LoadShardedStrategy, Loaded, OpenCx, Producer, ReadCx, ReadObject, ReadTensor, ReadTotals, ReaderHooks,
-    Result, StorageInfo, StorageReader, StrategyError, VerifyReport, agree, pipeline::load_planned,
+    LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor, ReadTotals,
+    ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, VerifyReport, agree,
+    pipeline::load_planned,
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Path, Payload, Sharded, ShardedObject};
@@ -104,6 +105,10 @@ impl LoadShardedStrategy for WithObjects {
 
     fn probes(&self) -> &'static [&'static str] {
         self.sharded.probes()
+    }
+
+    fn own_file(&self, name: &str) -> Option<OwnFile> {
+        self.sharded.own_file(name)
     }
 
     fn lives_in(&self, kind: PlaceKind) -> bool {

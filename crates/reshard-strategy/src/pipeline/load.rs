@@ -6,8 +6,8 @@ mod objects;
 mod transfer;
 
 use crate::{
-    BackendVersion, Detection, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, OpenCx, ReadCx,
-    ReadTotals, Result, StorageReader, StrategyError,
+    BackendVersion, Detection, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, OpenCx, OwnFile,
+    ReadCx, ReadTotals, Result, StorageReader, StrategyError,
     agree::{self, agree},
 };
 use async_trait::async_trait;
@@ -31,10 +31,17 @@ pub trait OpenFormat: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// When it is not a checkpoint of this format, or damaged.
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>>;
-    /// Whether a place holds a checkpoint of this format, by the names of its files alone. It is asked when nothing else in the
-    /// checkpoint says of which format it is; a format that is never sure has to be named, or chosen by hand.
-    fn detect(&self, _top: &Listing) -> Detection {
-        Detection::No
+    /// What a file in the place itself is, if programs that write this format call one so. By this alone a format is recognised, and
+    /// the files of a damaged or unfinished checkpoint are told from those of others.
+    fn own_file(&self, _name: &str) -> Option<OwnFile> {
+        None
+    }
+    /// Whether a place holds a checkpoint of this format, by the names of its files alone: by default, what
+    /// [`own_file`](Self::own_file) says of them. It is asked when nothing else in the checkpoint says of which format it is; a
+    /// format that is never sure has to be named, or chosen by hand.
+    fn detect(&self, top: &Listing) -> Detection {
+        let own = top.names().filter_map(|name| self.own_file(name));
+        own.map(OwnFile::detected).max().unwrap_or(Detection::No)
     }
     /// Names of files of which most checkpoints of this format have one. They are looked for before the place is listed, which
     /// takes long, or can't be done, where there are many files.
@@ -89,6 +96,10 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
 
     fn probes(&self) -> &'static [&'static str] {
         self.format.probes()
+    }
+
+    fn own_file(&self, name: &str) -> Option<OwnFile> {
+        self.format.own_file(name)
     }
 
     fn lives_in(&self, kind: PlaceKind) -> bool {

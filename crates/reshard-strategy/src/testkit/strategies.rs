@@ -216,7 +216,7 @@ impl Pair<'_> {
         for (object, _) in metadata.objects() {
             assert!(reader.locate_object(object).iter().all(within));
         }
-        self.is_recognised(&store);
+        self.is_recognised(&store, &*reader);
         for full in [false, true] {
             let report = block_on(reader.verify(full, &Progress::none())).unwrap();
             assert!(report.damage.is_empty() && report.unchecked.is_empty(), "{report:?}");
@@ -225,7 +225,7 @@ impl Pair<'_> {
 
     /// A format that recognises its checkpoints at all does so by all names, by those that it wants to be looked for, and not by
     /// nothing.
-    fn is_recognised(&self, store: &Arc<dyn Store>) {
+    fn is_recognised(&self, store: &Arc<dyn Store>, reader: &dyn crate::StorageReader) {
         let (loader, top) = (self.loader(), block_on(store.top()).unwrap());
         assert_eq!(loader.detect(&Listing::default()), Detection::No, "nothing lies there");
         let probes = loader.probes();
@@ -234,6 +234,12 @@ impl Pair<'_> {
             return assert!(probes.is_empty(), "who looks for {probes:?} recognises what it has written");
         }
         assert_eq!(loader.detect(&top), Detection::Yes, "it is a whole checkpoint");
+        for file in top.files.iter().filter(|f| loader.own_file(f.name.as_str()).is_some()) {
+            assert!(reader.owns(&file.name), "{} has a name of this format", file.name);
+        }
+        for nothing in ["", "README.md", "sub/README.md"] {
+            assert_eq!(loader.own_file(nothing), None);
+        }
         let probed = top.files.into_iter().filter(|f| probes.contains(&f.name.as_str())).collect();
         if !probes.is_empty() {
             assert_eq!(loader.detect(&Listing::of(probed)), Detection::Yes, "by {probes:?} alone");

@@ -1,7 +1,7 @@
 use crate::{
     BackendVersion, Detection, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure, LoadShardedStrategy,
-    Loaded, OpenCx, Producer, ReadCx, ReadObject, ReadTensor, ReadTotals, ReaderHooks, Records, Resolve,
-    Result, StorageInfo, StorageReader, StorageWriter, VerifyReport, WriteData, WriterHooks,
+    Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor, ReadTotals, ReaderHooks, Records,
+    Resolve, Result, StorageInfo, StorageReader, StorageWriter, VerifyReport, WriteData, WriterHooks,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -279,6 +279,10 @@ impl LoadShardedStrategy for Tapped<Arc<dyn LoadShardedStrategy>> {
 
     fn probes(&self) -> &'static [&'static str] {
         self.inner.probes()
+    }
+
+    fn own_file(&self, name: &str) -> Option<OwnFile> {
+        self.inner.own_file(name)
     }
 
     fn lives_in(&self, kind: PlaceKind) -> bool {
