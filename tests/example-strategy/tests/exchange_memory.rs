@@ -1,5 +1,6 @@
 //! How much memory an exchange takes, measured where it is allocated.
 #![expect(unsafe_code, reason = "an allocator that counts can't be had without")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use reshard_comm::{Comm, LocalGroup, testkit::on_ranks};
 use reshard_example::{ExampleFormat, ExampleWriter};

@@ -20,6 +20,9 @@ pub struct Demand {
 /// An item, with its position in its plan.
 type Item = (usize, ReadItem);
 
+/// What each rank wants of one thing.
+type Wants = Vec<(u32, Vec<Item>)>;
+
 /// Has what several ranks of a group read be read by one of them, for all. To be called in
 /// [`create_global_plan`](crate::LoadPlanner::create_global_plan).
 ///
@@ -47,7 +50,7 @@ pub fn share_reads(
     group: impl Fn(u32) -> Option<u32>,
     choose: impl FnOnce(&[Demand]) -> Vec<u32>,
 ) -> Result<Vec<LoadPlan>> {
-    let mut all: IndexMap<(u32, Wanted), Vec<(u32, Vec<Item>)>, RandomState> = IndexMap::default();
+    let mut all: IndexMap<(u32, Wanted), Wants, RandomState> = IndexMap::default();
     for (rank, plan) in (0u32..).zip(&mut plans) {
         let Some(group) = group(rank) else { continue };
         for item in std::mem::take(&mut plan.items).into_iter().enumerate() {
@@ -58,7 +61,7 @@ pub fn share_reads(
             }
         }
     }
-    let demand = |((group, what), wants): (&(u32, Wanted), &Vec<(u32, _)>)| Demand {
+    let demand = |((group, what), wants): (&(u32, Wanted), &Wants)| Demand {
         group: *group,
         what: what.clone(),
         ranks: wants.iter().map(|(rank, _)| *rank).collect(),

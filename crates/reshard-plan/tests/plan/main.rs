@@ -4,6 +4,7 @@
 mod cuts;
 #[cfg(test)]
 mod duplicates;
+#[cfg(test)]
 mod exchange;
 #[cfg(test)]
 mod hooks;

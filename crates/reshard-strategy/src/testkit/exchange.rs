@@ -360,7 +360,8 @@ impl World<'_> {
 
     fn plans_that_do_not_fit_each_other_are_refused(&self) {
         type Global = fn(&mut [LoadPlan]);
-        let cases: [(Global, fn(&mut LoadPlan), &[&str]); 4] = [
+        type Case<'s> = (Global, fn(&mut LoadPlan), &'s [&'s str]);
+        let cases: [Case<'_>; 4] = [
             (|p| drop(p[1].exchange.serves.pop()), |_| (), &["rank 1", "does not hand it out"]),
             (|p| drop(p[2].exchange.receives.pop()), |_| (), &["to rank 2", "does not wait for it"]),
             (|p| p[0].exchange.serves[0].to = [9].into(), |_| (), &["rank 0", "to rank 9 of 3"]),

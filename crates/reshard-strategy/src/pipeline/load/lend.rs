@@ -1,12 +1,13 @@
 //! The template's buffers on loan: taken, cut into the places of a plan, given back whatever happens.
 
 use crate::{LoadFailure, Result, StrategyError};
+use indexmap::IndexMap;
 use reshard_model::{
     DType, Data, FlatStateDict, LentBuffer, LentView, Region, RegionMut, Sharded, ShardedTensor, Tensor,
 };
 use reshard_plan::{LoadPlan, Metadata, ReadItem, Stored, Wanted};
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
@@ -229,7 +230,7 @@ fn routed<'p>(plan: &'p LoadPlan, metadata: &Metadata) -> Result<Vec<(&'p ReadIt
         return Ok(own.map(|item| (item, Route::Read)).collect());
     }
     // What this rank reads for others, it does not read a second time for itself.
-    let served: HashMap<&Wanted, usize> =
+    let served: IndexMap<&Wanted, usize> =
         plan.exchange.serves.iter().enumerate().map(|(n, serve)| (&serve.what, n)).collect();
     let mut out = Vec::new();
     for item in own {
