@@ -3,7 +3,7 @@
 use crate::measure::{Measured, cpu};
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use reshard::{DType, LentBuffer, Region, Tensor, policy::partition::PartitionSpec};
+use reshard::{DType, Region, Tensor, model::LentBuffer, policy::partition::PartitionSpec};
 use reshard_embedding::{
     LookupOptions, ShardedVariable, embedding_lookup, embedding_lookup_into, lookup_gradients,
 };

@@ -3,8 +3,9 @@
 use crate::state::{Cut, State};
 use anyhow::{Context, Result, anyhow, bail};
 use reshard::{
-    Data, Durability, Leaf, LocalGroup, ShardedTensor, StateDict, Step, Tree, Value, ValueTree,
+    Data, Durability, LocalGroup, ShardedTensor, StateDict, Value, ValueTree,
     blocking::{self, run as block_on},
+    model::{Leaf, Step, Tree},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -297,7 +298,7 @@ fn blueprint(state: &StateDict) -> Vec<(String, ShardedTensor)> {
     let mut out = Vec::new();
     state.visit(&mut |path, leaf| {
         if let Leaf::Tensor(t) = leaf {
-            out.push((reshard::Path::from(path).to_string(), t.without_data()));
+            out.push((reshard::model::Path::from(path).to_string(), t.without_data()));
         }
     });
     out

@@ -3,8 +3,8 @@
 use crate::measure::{Measured, cpu, peak};
 use anyhow::{Context, Result};
 use reshard::{
-    DType, DefaultSavePlanner, Region, SavePlanner,
-    plan::{SavePlan, TensorProperties, TensorWrite, WriteItem, WriteKind},
+    DType, Region,
+    plan::{DefaultSavePlanner, SavePlan, SavePlanner, TensorProperties, TensorWrite, WriteItem, WriteKind},
 };
 use std::{path::Path, time::Instant};
 

@@ -3,7 +3,8 @@
 use crate::measure::{Measured, cpu, peak};
 use anyhow::{Context, Result};
 use reshard::{
-    DType, Dims, Region,
+    DType, Region,
+    model::Dims,
     policy::{Content, Limits, MIB, MaxShardSize, Piece, decide},
 };
 use std::time::Instant;

@@ -2,7 +2,10 @@
 
 use anyhow::Result;
 use half::bf16;
-use reshard::{DType, Dims, Element, Region, ShardedTensor, StateDict, Tensor};
+use reshard::{
+    DType, Region, ShardedTensor, StateDict, Tensor,
+    model::{Dims, Element},
+};
 
 const D: u64 = 2048;
 const F: u64 = 5504;

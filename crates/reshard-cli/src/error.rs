@@ -1,9 +1,9 @@
 //! What can go wrong, what the program's exit code says of it, and what to do.
 
 use reshard::{
-    ErrorKind, LoadError, StrategyError,
+    ErrorKind, LoadError,
     storage::StorageError,
-    strategy::{LimitOption, with_sources},
+    strategy::{LimitOption, StrategyError, with_sources},
 };
 use std::{error::Error, io};
 

@@ -2,7 +2,11 @@
 //! `docs/cli.md` lists the tags.
 
 use crate::{error::Result as CliResult, table::steers};
-use reshard::{Construct, DType, Opaque, Tensor, Value, plan::cast};
+use reshard::{
+    DType, Tensor, Value,
+    model::{Construct, Opaque},
+    plan::cast,
+};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json, json};
 use sha2::{Digest, Sha256};

@@ -190,7 +190,7 @@ pub(crate) fn local_path(program: &Program, url: &str) -> Option<PathBuf> {
 pub fn main_with(registry: Registry) -> ExitCode {
     match Stores::linked() {
         Ok(stores) => main_with_stores(registry, stores),
-        Err(e) => fail(reshard::StrategyError::from(e).into()),
+        Err(e) => fail(reshard::strategy::StrategyError::from(e).into()),
     }
 }
 

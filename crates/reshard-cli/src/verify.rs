@@ -9,7 +9,12 @@ use crate::{
     table::{BAD, GOOD, shown, styled},
     units,
 };
-use reshard::{Damage, ErrorKind, Progress, VerifyReport, blocking::Checkpoint};
+use reshard::{
+    ErrorKind,
+    blocking::Checkpoint,
+    storage::Progress,
+    strategy::{Damage, VerifyReport},
+};
 use serde::Serialize;
 
 #[derive(Serialize)]

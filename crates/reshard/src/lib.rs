@@ -32,6 +32,9 @@
 //! Inside an executor take [`save`], [`load`] and [`Checkpoint`] themselves; `reshard::save(&state, url).group(&group).await`
 //! saves from all ranks of a process group. Local files need no particular executor.
 //!
+//! [`prelude`] has the names that most programs need. The root has these, and what saves, loads and [`Checkpoint`] take and return; all
+//! else is in the module of its crate: [`model`], [`plan`], [`policy`], [`strategy`], [`storage`], [`comm`], [`megatron`], [`torch_dist`].
+//!
 //! This crate composes and decides nothing: formats are strategies ([`Registry`]), places are stores ([`Stores`]), ranks are
 //! process groups ([`ProcessGroup`]); crates of third parties add to each.
 
@@ -56,6 +59,7 @@ mod sidecar;
 mod tally;
 
 pub mod blocking;
+pub mod prelude;
 
 pub use checkpoint::{
     Checkpoint, OpenOptions, StoredChunk, TensorHandle, load_common, load_metadata, load_plain_tensors,
@@ -68,18 +72,16 @@ pub use report::{LoadReport, Phase, RankReads, SaveReport};
 pub use save::{Save, save};
 pub use sidecar::{SIDECAR, Sidecar};
 
-pub use reshard_comm::{Cause, Comm, CommError, LocalGroup, ProcessGroup, Rank, SingleProcess};
+pub use reshard_comm::{self as comm, LocalGroup, ProcessGroup, Rank, SingleProcess};
 /// What Megatron Core adds to a checkpoint of any format.
 pub use reshard_megatron as megatron;
-pub use reshard_model::*;
-pub use reshard_plan::{
-    self as plan, Cast, DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, Metadata, SavePlanner,
+pub use reshard_model::{
+    self as model, DType, Data, Dialect, ErrorKind, Region, ShardedObject, ShardedTensor, StateDict, Tensor,
+    Value, ValueTree,
 };
+pub use reshard_plan::{self as plan, Cast};
 pub use reshard_policy::{self as policy, ShardingPolicy};
-pub use reshard_storage::{self as storage, Durability, IfExists, Progress, Stores};
-pub use reshard_strategy::{
-    self as strategy, BackendVersion, Damage, LoadShardedConfig, Producer, ReadLimits, Registry,
-    SaveShardedConfig, StrategyError, VerifyReport,
-};
+pub use reshard_storage::{self as storage, Durability, Stores};
+pub use reshard_strategy::{self as strategy, BackendVersion, ReadLimits, Registry};
 /// The `torch_dist` format and its settings.
 pub use reshard_torch_dist as torch_dist;

@@ -3,9 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use reshard::{
-    BackendVersion, Dialect, ErrorKind, Leaf, OpenOptions, ShardedObject, ShardedTensor, StateDict, Tensor,
-    Tree, Value,
+    BackendVersion, Dialect, ErrorKind, OpenOptions, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
     blocking::{self, Checkpoint},
+    model::{Leaf, Tree},
 };
 
 fn place() -> (tempfile::TempDir, String) {

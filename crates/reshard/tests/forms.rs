@@ -3,7 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard::{
-    DType, Layout, ShardedTensor, StateDict, Tensor, blocking,
+    DType, ShardedTensor, StateDict, Tensor, blocking,
+    model::Layout,
     torch_dist::{Strides, TorchDistConfig},
 };
 use std::sync::Arc;

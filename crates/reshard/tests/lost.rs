@@ -4,8 +4,8 @@
 
 use futures::{executor::block_on, future::join_all};
 use reshard::{
-    DType, Dialect, Error, ErrorKind, LocalGroup, ShardedObject, ShardedTensor, StateDict, StrategyError,
-    Tensor, Value, blocking,
+    DType, Dialect, Error, ErrorKind, LocalGroup, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
+    blocking, strategy::StrategyError,
 };
 use tempfile::TempDir;
 

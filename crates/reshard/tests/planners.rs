@@ -3,9 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard::{
-    Dialect, FlatStateDict, Payload, SavePlanner, StateDict, Value, blocking,
+    Dialect, StateDict, Value, blocking,
     blocking::Checkpoint,
-    plan::{Result, SaveContext, SavePlan, WriteData, WriteItem},
+    model::{FlatStateDict, Payload},
+    plan::{Result, SaveContext, SavePlan, SavePlanner, WriteData, WriteItem},
 };
 
 /// Adds an object, whose source is the place behind the last leaf.

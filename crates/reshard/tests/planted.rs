@@ -64,7 +64,8 @@ fn put(file: &Path) {
 }
 
 fn is_whole(dir: &Path) {
-    let report = blocking::Checkpoint::open(&url(dir)).unwrap().verify(true, reshard::Progress::none());
+    let report =
+        blocking::Checkpoint::open(&url(dir)).unwrap().verify(true, reshard::storage::Progress::none());
     assert!(report.unwrap().damage.is_empty());
 }
 

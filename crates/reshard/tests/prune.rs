@@ -5,10 +5,11 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard::{
-    Dialect, ErrorKind, IfExists, Kept, LocalGroup, Progress, PruneReport, RemainsKind, ShardedTensor,
-    StateDict, Stores, Tensor,
+    Dialect, ErrorKind, Kept, LocalGroup, PruneReport, RemainsKind, ShardedTensor, StateDict, Stores, Tensor,
     blocking::{self, Checkpoint},
-    storage::{Depth, Head, Hints, Listing, Name, StorageError, Store, StoreScheme, Transaction},
+    storage::{
+        Depth, Head, Hints, IfExists, Listing, Name, Progress, StorageError, Store, StoreScheme, Transaction,
+    },
 };
 use std::{
     collections::BTreeMap,

@@ -4,9 +4,10 @@
 
 use futures::{executor::block_on, future::join_all};
 use reshard::{
-    DType, DefaultLoadPlanner, ErrorKind, FlatStateDict, LoadError, LoadPlanner, LoadReport, LocalGroup,
-    Phase, Region, ShardedTensor, StateDict, Tensor, ValueTree,
-    plan::{Destination, LoadContext, LoadPlan, ReadItem},
+    DType, ErrorKind, LoadError, LoadReport, LocalGroup, Phase, Region, ShardedTensor, StateDict, Tensor,
+    ValueTree,
+    model::FlatStateDict,
+    plan::{DefaultLoadPlanner, Destination, LoadContext, LoadPlan, LoadPlanner, ReadItem},
 };
 use std::{
     sync::{Arc, Mutex},

@@ -4,10 +4,10 @@
 
 use futures::executor::block_on;
 use reshard::{
-    Dialect, Progress, ShardedObject, ShardedTensor, StateDict, Tensor, Value, VerifyReport, blocking,
+    Dialect, ShardedObject, ShardedTensor, StateDict, Tensor, Value, blocking,
     plan::Entry,
-    storage::{LocalStore, Store},
-    strategy::{LoadShardedConfig, OpenCx, StorageReader},
+    storage::{LocalStore, Progress, Store},
+    strategy::{LoadShardedConfig, OpenCx, StorageReader, VerifyReport},
     torch_dist::TorchDistLoadConfig,
 };
 use reshard_storage::testkit::{Fault, FaultStore, Op};

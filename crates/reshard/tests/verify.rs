@@ -1,6 +1,6 @@
 //! What `verify` says of records that it checks in pieces.
 
-use reshard::{Dialect, Progress, StateDict, Tensor, blocking};
+use reshard::{Dialect, StateDict, Tensor, blocking, storage::Progress};
 use std::os::unix::fs::FileExt;
 
 /// More than one piece of 4 MiB, and not a whole number of them.

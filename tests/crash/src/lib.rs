@@ -62,7 +62,7 @@ pub fn look(dir: &Path) -> Result<Option<u64>> {
     }
     let checkpoint =
         blocking::Checkpoint::open(&url).context("something lies there that is no checkpoint")?;
-    let damage = checkpoint.verify(true, reshard::Progress::default())?.damage;
+    let damage = checkpoint.verify(true, reshard::storage::Progress::default())?.damage;
     if !damage.is_empty() {
         bail!("damaged: {damage:?}");
     }

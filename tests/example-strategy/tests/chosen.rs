@@ -115,8 +115,8 @@ fn what_is_linked_is_listed_where_something_is_unknown() {
     assert!(e.contains("nothing/1") && e.contains("example/1") && e.contains("torch_dist/1"), "{e}");
     let e = Stores::linked().unwrap().open("nothing://x").unwrap_err().to_string();
     assert!(e.contains("nothing") && e.contains("example") && e.contains("file"), "{e}");
-    let e =
-        serde_json::from_str::<Box<dyn reshard::SaveShardedConfig>>(r#"{ "type": "nothing" }"#).unwrap_err();
+    let e = serde_json::from_str::<Box<dyn reshard::strategy::SaveShardedConfig>>(r#"{ "type": "nothing" }"#)
+        .unwrap_err();
     assert!(e.to_string().contains("example") && e.to_string().contains("torch_dist"), "{e}");
 }
 

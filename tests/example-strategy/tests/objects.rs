@@ -5,16 +5,17 @@
 use async_trait::async_trait;
 use futures::executor::block_on;
 use reshard::{
-    BackendVersion, Checkpoint, DType, Dialect, ErrorKind, LoadShardedConfig, LocalGroup, Payload,
-    ProcessGroup, SaveReport, SaveShardedConfig, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
-    ValueTree,
+    BackendVersion, Checkpoint, DType, Dialect, ErrorKind, LocalGroup, ProcessGroup, SaveReport,
+    ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
     megatron::TorchCommon,
+    model::Payload,
     plan::SavePlan,
     storage::FileBody,
     strategy::{
-        FileLayout, FinishCx, LoadCommonStrategy, LoadShardedStrategy, Make, OpenCx, OpenFormat, Planned,
-        PlannedLoad, Records, Registration, Resolve, Result, SaveCommonStrategy, SaveShardedStrategy,
-        StorageReader, StorageWriter, WriterHooks, load_with_objects, save_with_objects, testkit,
+        FileLayout, FinishCx, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, Make, OpenCx,
+        OpenFormat, Planned, PlannedLoad, Records, Registration, Resolve, Result, SaveCommonStrategy,
+        SaveShardedConfig, SaveShardedStrategy, StorageReader, StorageWriter, WriterHooks, load_with_objects,
+        save_with_objects, testkit,
     },
 };
 use reshard_comm::testkit::on_ranks;

@@ -49,7 +49,7 @@ impl OpenFormat for OneFile {
 struct OneFileConfig {}
 
 #[typetag::serde(name = "one_file")]
-impl reshard::LoadShardedConfig for OneFileConfig {
+impl reshard::strategy::LoadShardedConfig for OneFileConfig {
     fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
         Ok(Arc::new(PlannedLoad::new(OneFile)))
     }

@@ -174,7 +174,11 @@ impl Comparison<'_> {
             if got != Some(path) {
                 self.note(
                     key,
-                    &format!("expected path {}, got {:?}", path.quoted(), got.map(reshard::Path::quoted)),
+                    &format!(
+                        "expected path {}, got {:?}",
+                        path.quoted(),
+                        got.map(reshard::model::Path::quoted)
+                    ),
                 );
             }
         }

@@ -1,7 +1,10 @@
 //! What the writers of fixtures say of them, in one form for all families.
 
 use crate::Family;
-use reshard::{DType, Dims, Path, Step};
+use reshard::{
+    DType,
+    model::{Dims, Path, Step},
+};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 

@@ -7,7 +7,10 @@ mod typed;
 pub use repr::{Cannot, says};
 pub use typed::same;
 
-use reshard::{Construct, Opaque, Value};
+use reshard::{
+    Value,
+    model::{Construct, Opaque},
+};
 
 /// Positional arguments that an object is made of.
 fn args(o: &Opaque) -> &[Value] {

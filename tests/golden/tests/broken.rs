@@ -4,8 +4,8 @@
 
 use futures::executor::block_on;
 use reshard::{
-    Checkpoint, Data, Dialect, ErrorKind, Payload, Progress, Region, ShardedObject, ShardedTensor, StateDict,
-    Tensor, Value, ValueTree,
+    Checkpoint, Data, Dialect, ErrorKind, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
+    ValueTree, model::Payload, storage::Progress,
 };
 use reshard_golden::{Family, Fixture, Place, Scratch, TensorFacts, chain, compare_tensor, fixtures, ours};
 use std::{

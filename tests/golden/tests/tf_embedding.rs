@@ -4,7 +4,7 @@
 //! values that are ignored) the golden still holds its answer. Then the test knows the right one, and says that the two differ.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use reshard::{Element, Tensor};
+use reshard::{Tensor, model::Element};
 use reshard_embedding::{
     Combiner, EmbeddingError, Ids, Index, LookupOptions, Permutation, ShardedVariable, SparseIds, Strategy,
     embedding_lookup, embedding_lookup_sparse, lookup_gradients, safe_embedding_lookup_sparse,

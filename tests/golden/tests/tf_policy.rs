@@ -5,7 +5,8 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 use reshard::{
-    DType, Dims, Region,
+    DType, Region,
+    model::Dims,
     policy::{
         Content, Limits, MaxShardSize, Piece, ShardByTask, ShardingPolicy, Shards, SliceSpec, decide,
         partition::{ElementType, Grid, PartitionSpec, Partitioner},

@@ -81,7 +81,7 @@ fn write(Write { args, flavour, rank_local, planner, max_shard_size }: &Write) -
     let url = args.dir.display().to_string();
     on_ranks(args.ranks, |rank, group| {
         let state = state::to_save(&spec, rank, args.ranks.into())?;
-        let config: Box<dyn reshard::SaveShardedConfig> =
+        let config: Box<dyn reshard::strategy::SaveShardedConfig> =
             serde_json::from_value(serde_json::json!({ "type": "torch_dist", "flavour": flavour }))?;
         let save = reshard::save(&state, &url).group(group).dialect(spec.dialect).boxed_strategy(config);
         let save = save.rank_local(*rank_local);
@@ -126,7 +126,7 @@ fn check(Check { args, planner }: &Check) -> Result<()> {
         }
         Ok(())
     })?;
-    let verified = blocking::Checkpoint::open(&url)?.verify(true, reshard::Progress::default())?;
+    let verified = blocking::Checkpoint::open(&url)?.verify(true, reshard::storage::Progress::default())?;
     if let Some(damage) = verified.damage.first() {
         bail!("a sound checkpoint is called damaged: {damage:?}");
     }

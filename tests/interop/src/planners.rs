@@ -2,9 +2,12 @@
 //! the other way round.
 
 use reshard::{
-    DType, Data, DefaultSavePlanner, FlatStateDict, LoadPlanner, Metadata, SavePlanner, Sharded,
-    ShardedObject, ShardedTensor, Tensor,
-    plan::{LoadContext, PlannerData, Result, SaveContext, SavePlan, WriteData, WriteItem, WriteKind, cast},
+    DType, Data, ShardedObject, ShardedTensor, Tensor,
+    model::{FlatStateDict, Sharded},
+    plan::{
+        DefaultSavePlanner, LoadContext, LoadPlanner, Metadata, PlannerData, Result, SaveContext, SavePlan,
+        SavePlanner, WriteData, WriteItem, WriteKind, cast,
+    },
 };
 
 /// A planner to save with.

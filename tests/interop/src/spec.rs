@@ -1,7 +1,10 @@
 //! A spec, read; and its values.
 
 use anyhow::{Context, Result, bail};
-use reshard::{DType, Dialect, Path, Region, Step, Tensor, Value};
+use reshard::{
+    DType, Dialect, Region, Tensor, Value,
+    model::{Path, Step},
+};
 use serde::Deserialize;
 use serde_json::Value as Json;
 

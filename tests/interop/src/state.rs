@@ -3,8 +3,8 @@
 use crate::spec::{Cut, Spec, TensorSpec};
 use anyhow::Result;
 use reshard::{
-    Dialect, Leaf, Path, Payload, Region, ShardedObject, ShardedTensor, StateDict, Step, Tensor, Tree, Value,
-    ValueTree, local_chunk,
+    Dialect, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    model::{Leaf, Path, Payload, Step, Tree, local_chunk},
 };
 
 /// One leaf of a tensor on one rank.

@@ -3,7 +3,7 @@
 use crate::place::stores;
 use reshard::{
     Load, LoadError, LoadReport, LocalGroup, ProcessGroup, Rank, Result, Save, SaveReport, StateDict,
-    StrategyError, ValueTree,
+    ValueTree, strategy::StrategyError,
 };
 use reshard_comm::testkit::try_on_ranks;
 use std::{collections::BTreeMap, sync::Arc, thread};
@@ -86,7 +86,7 @@ pub fn told<'e>(
     let mut all = errors.into_iter().map(|e| {
         let e = e.unwrap_or_else(|| panic!("a rank went on where another failed"));
         match e.strategy_error() {
-            StrategyError::Comm(reshard::CommError::Ranks { step, causes }) => {
+            StrategyError::Comm(reshard::comm::CommError::Ranks { step, causes }) => {
                 (*step, causes.iter().map(|(r, c)| (r.0, c.to_string())).collect::<BTreeMap<_, _>>())
             }
             other => panic!("a rank was not told who failed, but: {other}"),

@@ -1,8 +1,10 @@
 //! Strategies with a tap on every hook, as configurations: what a test hands to a save or load.
 
 use reshard::{
-    LoadShardedConfig, SaveShardedConfig,
-    strategy::{LoadShardedStrategy, Planned, Result, SaveShardedStrategy, testkit::Tap},
+    strategy::{
+        LoadShardedConfig, LoadShardedStrategy, Planned, Result, SaveShardedConfig, SaveShardedStrategy,
+        testkit::Tap,
+    },
     torch_dist::TorchDistConfig,
 };
 use reshard_example::ExampleWriter;

@@ -6,9 +6,11 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 use reshard::{
-    BoxError, DType, Data, DeviceBuffer, DeviceMesh, DeviceTensor, Dialect, Dims, HostBuffer, Layout, Leaf,
-    LocalNonpersistent, Path, Payload, Placement, Region, Segments, ShardedObject, ShardedTensor, StateDict,
-    Step, Tensor, TensorSource, Tree, Value, ValueTree,
+    DType, Data, Dialect, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    model::{
+        BoxError, DeviceBuffer, DeviceMesh, DeviceTensor, Dims, HostBuffer, Layout, Leaf, LocalNonpersistent,
+        Path, Payload, Placement, Segments, Step, TensorSource, Tree,
+    },
 };
 use reshard_model::testkit::FakeDevice;
 use std::sync::{Arc, Mutex};
@@ -188,7 +190,7 @@ impl World {
             if !global.shape.is_empty() {
                 let axis = axis(&global.shape);
                 (region.offsets[axis], region.lengths[axis]) =
-                    reshard::local_chunk(global.shape[axis], ranks.into(), rank.into());
+                    reshard::model::local_chunk(global.shape[axis], ranks.into(), rank.into());
             }
             let replica = if global.shape.is_empty() { rank } else { 0 };
             vec![leaf(global, region, replica)]

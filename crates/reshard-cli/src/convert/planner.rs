@@ -2,9 +2,12 @@
 
 use crate::glob::Keys;
 use reshard::{
-    DefaultSavePlanner, FlatStateDict, Metadata, SavePlanner,
     blocking::Checkpoint,
-    plan::{PlannerData, Result, SaveContext, SavePlan, TensorProperties, WriteKind},
+    model::FlatStateDict,
+    plan::{
+        DefaultSavePlanner, Metadata, PlannerData, Result, SaveContext, SavePlan, SavePlanner,
+        TensorProperties, WriteKind,
+    },
 };
 use std::sync::Arc;
 

@@ -6,9 +6,9 @@ use crate::{
     table::shown,
 };
 use reshard::{
-    Data, Dialect, Leaf, Path, Payload, Region, Save, ShardedObject, ShardedTensor, StateDict, Step,
-    StoredCommon, Tree,
+    Data, Dialect, Region, Save, ShardedObject, ShardedTensor, StateDict, StoredCommon,
     blocking::{Checkpoint, TensorHandle},
+    model::{Leaf, Path, Payload, Step, Tree},
     plan::Entry,
 };
 use std::{cmp::Reverse, collections::BinaryHeap};

@@ -5,7 +5,7 @@ use crate::{
     error::{CliError, Result},
     program::{Program, local_path},
 };
-use reshard::{StrategyError, storage::StorageError};
+use reshard::{storage::StorageError, strategy::StrategyError};
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
 /// Refuses what can't be done before the source is read, which may take long.

@@ -6,7 +6,8 @@ use crate::{
 };
 use indicatif::ProgressBar;
 use reshard::{
-    DType, Leaf, ModelError, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    DType, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    model::{Leaf, ModelError},
 };
 
 /// Bytes a parameter takes: a bf16 weight, and two fp32 moments.

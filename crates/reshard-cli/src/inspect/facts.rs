@@ -80,7 +80,7 @@ pub(super) struct Totals {
 
 impl Facts {
     pub(super) fn of(checkpoint: Checkpoint) -> Result<Self> {
-        let quick = checkpoint.verify(false, reshard::Progress::default())?;
+        let quick = checkpoint.verify(false, reshard::storage::Progress::default())?;
         let problems = quick.damage.iter().chain(&quick.unchecked).map(verify::line).collect();
         let not_understood = quick.not_understood.iter().map(verify::line).collect();
         let not_read = quick.not_read.iter().map(verify::line).collect();

@@ -2,7 +2,7 @@ use crate::{
     handmade, run,
     states::{self, Saved},
 };
-use reshard::{CommonForm, Tree, Value, ValueTree, blocking::Checkpoint};
+use reshard::{CommonForm, Value, ValueTree, blocking::Checkpoint, model::Tree};
 use serde_json::json;
 
 fn digest(url: &str) -> String {
@@ -13,7 +13,7 @@ fn digest(url: &str) -> String {
 fn objects(url: &str) -> Vec<(String, Vec<u8>)> {
     let c = Checkpoint::open(url).unwrap();
     let bytes = |key: &str| match c.object_payload(key).unwrap() {
-        reshard::Payload::Encoded { bytes, .. } => bytes.to_vec(),
+        reshard::model::Payload::Encoded { bytes, .. } => bytes.to_vec(),
         other => panic!("{other:?}"),
     };
     c.objects().map(|k| (k.to_string(), bytes(k))).collect()

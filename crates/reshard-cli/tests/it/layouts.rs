@@ -5,7 +5,7 @@ use crate::{
     limits::made,
 };
 use reshard::strategy::{ReadTotals, with_sources};
-use reshard::{DType, Region, ShardedTensor, StateDict, Tree, Value, blocking};
+use reshard::{DType, Region, ShardedTensor, StateDict, Value, blocking, model::Tree};
 
 const SHAPE: [u64; 2] = [64, 32];
 

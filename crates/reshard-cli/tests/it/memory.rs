@@ -1,7 +1,10 @@
 //! Memory stays bounded, whatever a tensor's size is.
 
 use crate::{run, states};
-use reshard::{BoxError, DType, Data, Region, ShardedTensor, StateDict, TensorSource};
+use reshard::{
+    DType, Data, Region, ShardedTensor, StateDict,
+    model::{BoxError, TensorSource},
+};
 use std::{process::Command, sync::Arc};
 
 /// The peak of a child process, in kilobytes: it runs this very test, with its arguments in the environment.

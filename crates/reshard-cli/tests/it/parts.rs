@@ -6,8 +6,10 @@ use crate::{
 };
 use futures::executor::block_on;
 use reshard::{
-    DType, LentBuffer, Progress, ReadLimits, Region, Stores, Tensor,
+    DType, ReadLimits, Region, Stores, Tensor,
+    model::LentBuffer,
     plan::Selection,
+    storage::Progress,
     strategy::{LoadShardedConfig, OpenCx, ReadCx, ReadTensor, StorageReader},
     torch_dist::TorchDistLoadConfig,
 };

@@ -2,7 +2,8 @@
 
 use futures::{executor::block_on, future::join_all};
 use reshard::{
-    Construct, Dialect, LocalGroup, Opaque, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
+    Dialect, LocalGroup, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
+    model::{Construct, Opaque},
 };
 use std::future::IntoFuture;
 use tempfile::TempDir;
@@ -36,7 +37,7 @@ pub(crate) fn save(states: &[StateDict], dialect: Dialect) -> Saved {
     Saved { _dir: dir, url }
 }
 
-fn tensor<T: reshard::Element>(shape: &[u64], v: Vec<T>) -> Tensor {
+fn tensor<T: reshard::model::Element>(shape: &[u64], v: Vec<T>) -> Tensor {
     Tensor::from_vec(shape, v).unwrap()
 }
 

@@ -2,8 +2,10 @@ use crate::{run, run_with, states};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard::{
-    IfExists, Stores,
-    storage::{Depth, Head, Hints, Listing, Name, Result, StorageError, Store, StoreScheme, Transaction},
+    Stores,
+    storage::{
+        Depth, Head, Hints, IfExists, Listing, Name, Result, StorageError, Store, StoreScheme, Transaction,
+    },
 };
 use serde_json::json;
 use std::{ops::Range, sync::Arc};
@@ -158,7 +160,8 @@ fn beyond_the_decoder() -> Vec<u8> {
 
 #[test]
 fn an_object_that_is_beyond_the_decoder_is_sound_and_carried_over() {
-    let payload = reshard::Payload::Encoded { codec: "torch.save", bytes: beyond_the_decoder().into() };
+    let payload =
+        reshard::model::Payload::Encoded { codec: "torch.save", bytes: beyond_the_decoder().into() };
     let mut state = reshard::StateDict::new();
     state.insert("deep", reshard::ShardedObject::item("deep", payload));
     let saved = states::save(&[state], reshard::Dialect::Dcp);

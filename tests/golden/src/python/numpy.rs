@@ -1,7 +1,7 @@
 //! Arrays and scalars of numpy, as far as they appear in checkpoints.
 
 use super::{args, float};
-use reshard::{Opaque, Value};
+use reshard::{Value, model::Opaque};
 
 /// An array: its dtype's name, its shape, and each element as text, in row-major order.
 pub(super) struct Array {

@@ -2,7 +2,10 @@
 
 use super::{args, big, float, numpy};
 use crate::sha256;
-use reshard::{Construct, Opaque, Value};
+use reshard::{
+    Value,
+    model::{Construct, Opaque},
+};
 
 /// Why a value can't be compared with its `repr`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,10 @@
 
 use super::{args, big, float, numpy};
 use crate::sha256;
-use reshard::{Construct, Opaque, Value};
+use reshard::{
+    Value,
+    model::{Construct, Opaque},
+};
 use serde_json::Value as Json;
 
 /// Compares a value with its typed form; what differs comes back with its place.

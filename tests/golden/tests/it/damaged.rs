@@ -1,7 +1,7 @@
 //! Checkpoints that somebody damaged, or made to do harm.
 
 use futures::executor::block_on;
-use reshard::{Checkpoint, Damage, ErrorKind, Progress, ShardedTensor, StateDict};
+use reshard::{Checkpoint, ErrorKind, ShardedTensor, StateDict, storage::Progress, strategy::Damage};
 use reshard_golden::{Fixture, Scratch, chain, compare_tensor, fixtures, ours};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 

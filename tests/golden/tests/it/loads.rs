@@ -1,7 +1,7 @@
 //! Calls of Megatron Core's own loader, made again. They were made at world size 2.
 
 use crate::load;
-use reshard::{Cast, Data, Dims, ErrorKind, ShardedTensor, StateDict, Tensor, Value, ValueTree};
+use reshard::{Cast, Data, ErrorKind, ShardedTensor, StateDict, Tensor, Value, ValueTree, model::Dims};
 use reshard_golden::{Fixture, chain, fixtures, ours, sha256};
 use serde_json::Value as Json;
 

@@ -1,6 +1,9 @@
 //! What PyTorch's ranks held of DTensors is what a mesh and placements say here.
 
-use reshard::{DeviceMesh, Dims, Placement, Region};
+use reshard::{
+    Region,
+    model::{DeviceMesh, Dims, Placement},
+};
 use reshard_golden::{Chunk, Expected, fixtures};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,8 +2,8 @@
 
 use futures::executor::block_on;
 use reshard::{
-    Checkpoint, OpenOptions, Progress,
-    storage::{CountingStore, LocalStore, Store, StoreScheme, Stores},
+    Checkpoint, OpenOptions,
+    storage::{CountingStore, LocalStore, Progress, Store, StoreScheme, Stores},
 };
 use reshard_golden::{fixtures, ours, root};
 use std::{

@@ -1,7 +1,7 @@
 //! Checkpoints that are as their writer left them.
 
 use futures::executor::block_on;
-use reshard::{Checkpoint, Progress, Value};
+use reshard::{Checkpoint, Value, storage::Progress};
 use reshard_golden::{Depth, Family, Says, chain, compare, compare_tensor, fixtures, python};
 
 #[test]

@@ -3,8 +3,9 @@
 use crate::load;
 use futures::executor::block_on;
 use reshard::{
-    Cast, Checkpoint, Dialect, Leaf, Path, Payload, Region, ShardedObject, ShardedTensor, StateDict, Tensor,
-    Tree, Value, ValueTree, local_chunk, plan::PlannerData, unflatten,
+    Cast, Checkpoint, Dialect, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    model::{Leaf, Path, Payload, Tree, local_chunk, unflatten},
+    plan::PlannerData,
 };
 use reshard_golden::{Fixture, chain, compare_tensor, fixtures};
 use std::collections::BTreeMap;

@@ -3,8 +3,8 @@
 use futures::task::noop_waker;
 use proptest::prelude::*;
 use reshard::{
-    DefaultSavePlanner, Dialect, LocalGroup, Rank, SavePlanner, StateDict,
-    plan::{PlanError, SavePlan},
+    Dialect, LocalGroup, Rank, StateDict,
+    plan::{DefaultSavePlanner, PlanError, SavePlan, SavePlanner},
 };
 use reshard_laws::{
     cases,

@@ -1,7 +1,7 @@
 //! `torch_dist` keeps the contracts that strategies of third parties keep, in all its settings.
 
 use reshard::{
-    DefaultLoadPlanner, DefaultSavePlanner,
+    plan::{DefaultLoadPlanner, DefaultSavePlanner},
     strategy::testkit::{load_planner_contract, save_load_contract, save_planner_contract},
     torch_dist::{ArchiveEra, Strides, TorchDistConfig, TorchDistLoadConfig},
 };

@@ -21,9 +21,8 @@
 //! | | | `commit_tensor` | `planner.commit_tensor` |
 
 use reshard::{
-    DType, DefaultLoadPlanner, DefaultSavePlanner, Dialect, LoadPlanner, Rank, Registry, StateDict, Stores,
-    Value, ValueTree,
-    plan::{Destination, PlanError, ReadItem},
+    DType, Dialect, Rank, Registry, StateDict, Stores, Value, ValueTree,
+    plan::{DefaultLoadPlanner, DefaultSavePlanner, Destination, LoadPlanner, PlanError, ReadItem},
     strategy::testkit::Tap,
     torch_dist::TorchDistLoadConfig,
 };
@@ -262,7 +261,7 @@ fn a_fault_in_any_hook_of_a_load_is_told_to_all_and_gives_the_templates_back() {
                     let (_, template) = e.into_parts();
                     let leaves = |s: &StateDict| {
                         let mut paths = Vec::new();
-                        s.visit(&mut |p, _| paths.push(reshard::Path::from(p)));
+                        s.visit(&mut |p, _| paths.push(reshard::model::Path::from(p)));
                         paths.sort();
                         paths
                     };

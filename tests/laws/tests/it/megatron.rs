@@ -1,8 +1,8 @@
 //! Megatron Core's leaves, saved and loaded: irregular grids, cells of objects, leaves that stay where they are.
 
 use reshard::{
-    DType, Dialect, ErrorKind, LocalNonpersistent, Region, ShardedObject, ShardedTensor, StateDict, Tensor,
-    Tree, Value, ValueTree,
+    DType, Dialect, ErrorKind, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    model::{LocalNonpersistent, Tree},
 };
 use reshard_laws::{
     place::Place,

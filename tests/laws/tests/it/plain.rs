@@ -2,9 +2,11 @@
 
 use futures::executor::block_on;
 use reshard::{
-    BoxError, DType, DeviceBuffer, DeviceTensor, Dialect, ErrorKind, Layout, Leaf, LocalGroup, OpenOptions,
-    ProcessGroup, Rank, Region, ReplicaId, Save, ShardedTensor, ShardedTensorFactory, StateDict, Swiglu,
-    Tensor, Tree, Value, ValueTree,
+    DType, Dialect, ErrorKind, LocalGroup, OpenOptions, ProcessGroup, Rank, Region, Save, ShardedTensor,
+    StateDict, Tensor, Value, ValueTree,
+    model::{
+        BoxError, DeviceBuffer, DeviceTensor, Layout, Leaf, ReplicaId, ShardedTensorFactory, Swiglu, Tree,
+    },
 };
 use reshard_comm::testkit::on_ranks;
 use reshard_laws::{

@@ -4,8 +4,8 @@
 use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard::{
-    BoxError, Data, Dialect, ErrorKind, OpenOptions, Region, Save, SaveReport, ShardedTensor, StateDict,
-    Tensor, TensorSource,
+    Data, Dialect, ErrorKind, OpenOptions, Region, Save, SaveReport, ShardedTensor, StateDict, Tensor,
+    model::{BoxError, TensorSource},
     plan::{DefaultSavePlanner, PlanError, SavePlanner, WriteData, WriteItem},
     policy::{
         AllInOne, ByFiles, ByItem, ByOwner, Importance, MaxShardSize, Piece, PolicyError, ShardByDevice,

@@ -41,9 +41,8 @@
 //! looked up before the first byte is read, so that reads of many items can be one.
 
 use reshard::{
-    DType, DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, Rank, ShardedObject, ShardedTensor,
-    StateDict, Tensor, Value,
-    plan::{Destination, PlanError, ReadItem},
+    DType, Rank, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
+    plan::{DefaultLoadPlanner, DefaultSavePlanner, Destination, LoadPlanner, PlanError, ReadItem},
     strategy::testkit::Tap,
     torch_dist::TorchDistLoadConfig,
 };

@@ -2,7 +2,7 @@
 
 use futures::{executor::block_on, task::noop_waker};
 use reshard::storage::StoreExt as _;
-use reshard::{Cause, DType, Dialect, ErrorKind, ProcessGroup, StateDict, Value};
+use reshard::{DType, Dialect, ErrorKind, ProcessGroup, StateDict, Value, comm::Cause};
 use reshard_comm::testkit::{Fault, FaultGroup, try_on_ranks};
 use reshard_laws::{
     place::{Place, stores},

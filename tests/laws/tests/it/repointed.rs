@@ -3,9 +3,9 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard::{
-    DType, Dialect, IfExists, Region, ShardedTensor, StateDict, Tensor,
+    DType, Dialect, Region, ShardedTensor, StateDict, Tensor,
     blocking::Checkpoint,
-    storage::{Depth, Head, Hints, Listing, LocalStore, Name, Result, Store, Transaction},
+    storage::{Depth, Head, Hints, IfExists, Listing, LocalStore, Name, Result, Store, Transaction},
 };
 use reshard_laws::{
     place::Place,

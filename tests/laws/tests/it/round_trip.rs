@@ -3,7 +3,9 @@
 use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard::{
-    Dialect, Durability, OpenOptions, SaveShardedConfig, Step, Tree, ValueTree,
+    Dialect, Durability, OpenOptions, ValueTree,
+    model::{Step, Tree},
+    strategy::SaveShardedConfig,
     torch_dist::{Strides, TorchDistConfig},
 };
 use reshard_example::ExampleConfig;

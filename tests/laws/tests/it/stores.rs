@@ -2,9 +2,9 @@
 
 use reshard::storage::Store;
 use reshard::{
-    BoxError, DType, Data, DefaultSavePlanner, Dialect, Durability, ErrorKind, Region, SavePlanner,
-    ShardedTensor, StateDict, TensorSource, Value,
-    plan::{PlanError, SavePlan},
+    DType, Data, Dialect, Durability, ErrorKind, Region, ShardedTensor, StateDict, Value,
+    model::{BoxError, TensorSource},
+    plan::{DefaultSavePlanner, PlanError, SavePlan, SavePlanner},
     torch_dist::TorchDistConfig,
 };
 use reshard_laws::{

@@ -2,8 +2,9 @@
 
 use proptest::prelude::*;
 use reshard::{
-    Cast, DType, Dialect, ErrorKind, Region, ShardedTensor, ShardedTensorFactory, StateDict, Swiglu, Tensor,
-    Value, ValueTree, blocking, plan::cast::convert,
+    Cast, DType, Dialect, ErrorKind, Region, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking,
+    model::{ShardedTensorFactory, Swiglu},
+    plan::cast::convert,
 };
 use reshard_laws::{
     cases,
@@ -56,7 +57,7 @@ fn a_failed_load_gives_the_callers_vectors_back_as_they_were() {
     let e = blocking::run(reshard::load(template, place.url()).stores(stores())).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::NotFound);
     let (_, mut template) = e.into_parts();
-    let Some(reshard::Leaf::Tensor(t)) = template.remove("w").unwrap().into_leaf() else { panic!() };
+    let Some(reshard::model::Leaf::Tensor(t)) = template.remove("w").unwrap().into_leaf() else { panic!() };
     let reshard::Data::Host(t) = t.data else { panic!("the buffer is gone") };
     let v: Vec<f32> = t.into_vec().unwrap();
     assert_eq!((v.as_ptr(), &v[..]), (address, &[7.; 3][..]));
@@ -66,7 +67,9 @@ fn a_failed_load_gives_the_callers_vectors_back_as_they_were() {
 /// The vector of `w` in what a failed load gave back.
 fn given_back(e: reshard::LoadError) -> Vec<f32> {
     let (_, mut template) = e.into_parts();
-    let Some(reshard::Leaf::Tensor(t)) = template.remove("w").and_then(reshard::Tree::into_leaf) else {
+    let Some(reshard::model::Leaf::Tensor(t)) =
+        template.remove("w").and_then(reshard::model::Tree::into_leaf)
+    else {
         panic!("the leaf is gone")
     };
     let reshard::Data::Host(t) = t.data else { panic!("the buffer is gone") };
@@ -81,8 +84,9 @@ fn a_template_that_can_not_be_split_comes_back_with_its_buffers() {
     let mut template = StateDict::new();
     template.insert("w", ShardedTensor::full("w", Tensor::from_vec(&[3], v).unwrap()));
     // A list that mixes sharded and common leaves has no place in Megatron's dialect.
-    let mixed = vec![reshard::Tree::Leaf(vector("x", vec![1.]).into()), reshard::Tree::Leaf(1.into())];
-    template.insert_tree("mixed", reshard::Tree::List(mixed));
+    let mixed =
+        vec![reshard::model::Tree::Leaf(vector("x", vec![1.]).into()), reshard::model::Tree::Leaf(1.into())];
+    template.insert_tree("mixed", reshard::model::Tree::List(mixed));
     let e = blocking::run(reshard::load(template, place.url()).stores(stores())).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Invalid);
     let v = given_back(e);
@@ -120,7 +124,7 @@ fn a_url_that_opens_nothing_gives_the_template_back() {
     template.insert("w", ShardedTensor::full("w", Tensor::from_vec(&[3], v).unwrap()));
     let (_, mut template) =
         blocking::run(reshard::load(template, "nowhere://x").stores(stores())).unwrap_err().into_parts();
-    let Some(reshard::Leaf::Tensor(t)) = template.remove("w").unwrap().into_leaf() else { panic!() };
+    let Some(reshard::model::Leaf::Tensor(t)) = template.remove("w").unwrap().into_leaf() else { panic!() };
     let reshard::Data::Host(t) = t.data else { panic!("the buffer is gone") };
     let v: Vec<f32> = t.into_vec().unwrap();
     assert_eq!(v.as_ptr(), address);

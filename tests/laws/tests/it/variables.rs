@@ -2,7 +2,9 @@
 
 use proptest::prelude::*;
 use reshard::policy::partition::PartitionSpec;
-use reshard::{DType, Dialect, Dims, Region, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking};
+use reshard::{
+    DType, Dialect, Region, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking, model::Dims,
+};
 use reshard_embedding::{
     LookupOptions, Mirrored, PartitionedVariable, Permutation, ShardedVariable, Strategy as Order, Tasks,
     embedding_lookup, slices_of,
