@@ -4,6 +4,7 @@ mod examples;
 mod files;
 mod floors;
 mod pages;
+mod picture;
 mod words;
 
 use anyhow::{Result, bail};
@@ -17,6 +18,7 @@ pub(crate) fn run(bless: bool) -> Result<()> {
     floors::check(&mut complaints)?;
     files::check(&files, &mut complaints)?;
     pages::check(&files, bless, &mut complaints)?;
+    picture::check(bless, &mut complaints)?;
     examples::check(&files, &mut complaints)?;
     words::check(&files, &mut complaints)?;
     if complaints.is_empty() {

@@ -15,8 +15,8 @@ use std::{fmt, sync::Arc};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReadLimits {
-    /// Most bytes of memory that is made of one file or object when it is parsed. `None` is 64 times its length plus 64 MiB, and
-    /// at most 4 GiB.
+    /// Most bytes of memory that is made of one file or object when it is parsed. `None` is 64 times its length plus 64 MiB, at
+    /// most 4 GiB, and at most an eighth of the address space that the process may have, if that is limited (`ulimit -v`).
     pub max_memory: Option<u64>,
     /// Most bytes of what can only be read as a whole: metadata, common state, an object, a compressed chunk as it is stored and
     /// as it is unpacked. Default 4 GiB.

@@ -12,7 +12,7 @@ pub enum OwnFile {
     Metadata,
     /// `__{rank}.metadata` of a rank-local save.
     RankMetadata(u32),
-    /// `__{rank}_{n}.distcp`, with the separation hint of Megatron Core before it, if there is one.
+    /// `__{rank}_{n}.distcp`. With a separation hint of Megatron Core before it only the checkpoint's metadata tell.
     Data,
     /// A metadata file that was not renamed yet: `.metadata.tmp`.
     Unfinished,
@@ -23,7 +23,7 @@ pub enum OwnFile {
 /// ```
 /// use reshard_torch_dist::{OwnFile, own_file};
 /// assert_eq!(own_file("__3.metadata"), Some(OwnFile::RankMetadata(3)));
-/// assert_eq!(own_file("optimizer.__0_2.distcp"), Some(OwnFile::Data));
+/// assert_eq!(own_file("__0_2.distcp"), Some(OwnFile::Data));
 /// assert_eq!(own_file("README.md"), None);
 /// ```
 pub fn own_file(name: &str) -> Option<OwnFile> {
@@ -33,13 +33,17 @@ pub fn own_file(name: &str) -> Option<OwnFile> {
     if let Some(of) = name.strip_suffix(".tmp") {
         return metadata(of).map(|_| OwnFile::Unfinished);
     }
-    let number = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
-    let data = || {
-        let (_, numbers) = name.strip_suffix(".distcp")?.rsplit_once("__")?;
-        let (rank, n) = numbers.split_once('_')?;
-        (number(rank) && number(n)).then_some(OwnFile::Data)
-    };
-    metadata(name).or_else(data)
+    metadata(name).or_else(|| (hint(name)? == "").then_some(OwnFile::Data))
+}
+
+/// The separation hint of Megatron Core in the name of a data file, `{hint}__{rank}_{n}.distcp`; empty without one. Any text may be
+/// one, so a name with a hint counts as the checkpoint's only if its metadata have that hint.
+pub(crate) fn hint(name: &str) -> Option<&str> {
+    let (hint, numbers) = name.strip_suffix(".distcp")?.rsplit_once("__")?;
+    let (rank, n) = numbers.split_once('_')?;
+    // As they are written: without a sign, without zeros before them.
+    let number = |s: &str| s.parse().is_ok_and(|n: u32| n.to_string() == s);
+    (number(rank) && number(n) && !hint.contains('/')).then_some(hint)
 }
 
 fn metadata(name: &str) -> Option<OwnFile> {
@@ -62,7 +66,11 @@ mod tests {
             ("__0.metadata", Some(OwnFile::RankMetadata(0))),
             ("__0_0.distcp", Some(OwnFile::Data)),
             ("__17_204.distcp", Some(OwnFile::Data)),
-            ("optimizer.__0_2.distcp", Some(OwnFile::Data)),
+            ("optimizer.__0_2.distcp", None),
+            ("__00_0.distcp", None),
+            ("__0_00.distcp", None),
+            ("__+1_0.distcp", None),
+            ("__18446744073709551616_0.distcp", None),
             (".metadata.tmp", Some(OwnFile::Unfinished)),
             ("__12.metadata.tmp", Some(OwnFile::Unfinished)),
             ("common.pt", None),

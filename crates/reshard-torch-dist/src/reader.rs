@@ -11,6 +11,7 @@ use crate::{
     NAME, OwnFile,
     limits::unreadable,
     lost::Lost,
+    names::hint,
     own_file, producer,
     table::{Place, Table},
 };
@@ -29,7 +30,10 @@ use reshard_strategy::{
     torch::{TorchObjects, check_records, parsing},
 };
 use reshard_torch_format::TorchSave;
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// A `torch_dist` checkpoint.
 #[derive(Debug)]
@@ -42,6 +46,8 @@ pub(crate) struct TorchDistReader {
     pub(crate) limits: ReadLimits,
     repeats: Repeats,
     kept: Kept,
+    /// Separation hints of its data files.
+    hints: BTreeSet<Box<str>>,
 }
 
 impl TorchDistReader {
@@ -50,7 +56,15 @@ impl TorchDistReader {
         let store = Arc::clone(&cx.store);
         let overlaps = Overlaps::of(&table);
         let repeats = if limits.allow_repeated { Repeats::new() } else { repeated(&table) };
-        Self { store, table, dialect, rank_local, overlaps, limits, repeats, kept: Kept::default() }
+        let files = table.files.iter().flatten();
+        let hints = files.filter_map(|name| hint(name.as_str())).map(Into::into).collect();
+        let kept = Kept::default();
+        Self { store, table, dialect, rank_local, overlaps, limits, repeats, kept, hints }
+    }
+
+    /// What a file is by its name, with the hints that this checkpoint's data files have.
+    fn own_file(&self, name: &str) -> Option<OwnFile> {
+        own_file(name).or_else(|| self.hints.contains(hint(name)?).then_some(OwnFile::Data))
     }
 
     /// An error of the store, with what it means: bytes of a checkpoint that are not there are damage.
@@ -131,7 +145,7 @@ impl StorageReader for TorchDistReader {
     }
 
     fn owns(&self, name: &Name) -> bool {
-        own_file(name.as_str()).is_some()
+        self.own_file(name.as_str()).is_some()
     }
 
     fn role(&self, file: &Entry) -> FileRole {
@@ -139,7 +153,7 @@ impl StorageReader for TorchDistReader {
         if self.table.files.iter().flatten().any(|f| *f == file.name) {
             return FileRole::Part;
         }
-        match own_file(file.name.as_str()) {
+        match self.own_file(file.name.as_str()) {
             None => FileRole::Foreign,
             Some(OwnFile::RankMetadata(_)) if self.rank_local.is_none() => FileRole::Record,
             Some(OwnFile::Metadata | OwnFile::RankMetadata(_)) => FileRole::Part,

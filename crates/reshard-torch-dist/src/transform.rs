@@ -34,22 +34,181 @@ pub(crate) fn decode(descriptor: &str, stored: &[u8], most: u64) -> Result<Bytes
     }
 }
 
-/// Memory is taken for what really came out, never for what a header says.
+/// Unpacked at a time.
 const BLOCK: usize = 256 << 10;
+/// What a frame begins with.
+const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// A frame of a larger window is not read: the `zstd` program wants to be asked for more than 128 MiB, too.
+const WINDOW: u64 = 100 << 20;
 
+/// What the header of a zstd frame says (RFC 8878).
+#[derive(Debug, PartialEq, Eq)]
+struct Frame {
+    /// Bytes that come out, if it says so.
+    content: Option<u64>,
+    /// Bytes that have to stay in memory for what follows.
+    window: u64,
+}
+
+impl Frame {
+    fn parse(stored: &[u8]) -> Result<Self, Refused> {
+        let damaged = |what: &str| Refused::Damaged(format!("a zstd stream can't be decoded: {what}"));
+        let unknown = |what: &str| Refused::Unknown(format!("a zstd stream has {what}"));
+        let mut at = stored;
+        let mut take = |n: usize| match at.split_at_checked(n) {
+            Some((bytes, rest)) => {
+                at = rest;
+                Ok(bytes.iter().rev().fold(0u64, |all, b| all << 8 | u64::from(*b)))
+            }
+            None => Err(damaged("it ends in the header of a frame")),
+        };
+        let magic = take(4)?.to_le_bytes();
+        if magic[..4] != MAGIC {
+            return Err(match magic {
+                [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => unknown("a frame that is to be skipped"),
+                _ => damaged("no frame begins where one should"),
+            });
+        }
+        let said = take(1)?;
+        let (single, dictionary) = (said & 0x20 != 0, [0, 1, 2, 4][said as usize & 3]);
+        if said & 0x08 != 0 {
+            return Err(damaged("the header of a frame has a bit that is reserved"));
+        }
+        let window = if single { None } else { Some(take(1)?) };
+        if take(dictionary)? != 0 {
+            return Err(unknown("a frame that needs a dictionary"));
+        }
+        let content = match said >> 6 {
+            0 if single => Some(take(1)?),
+            0 => None,
+            1 => Some(take(2)? + 256),
+            n => Some(take(if n == 2 { 4 } else { 8 })?),
+        };
+        let window = match window {
+            // 2 to the power of 10 to 41, and some eighths of that.
+            Some(byte) => {
+                let base = 1u64 << (10 + (byte >> 3));
+                if byte >> 3 > 21 {
+                    return Err(damaged("a frame has a window that no program makes"));
+                }
+                base + (base >> 3) * (byte & 7)
+            }
+            None => content.unwrap_or(0),
+        };
+        Ok(Self { content, window })
+    }
+}
+
+/// Undoes zstd. Memory is taken for what came out and for the window of a frame, which is looked at before.
 fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Refused> {
+    let mut out = Vec::new();
+    let mut rest = stored;
+    loop {
+        let had = out.len();
+        let frame = Frame::parse(rest)?;
+        if frame.content.is_some_and(|bytes| bytes > most.saturating_sub(had as u64)) {
+            return Err(Refused::More);
+        }
+        // A frame in one segment is its own window, and no longer than was allowed.
+        if frame.content != Some(frame.window) && frame.window > WINDOW {
+            return Err(Refused::Unknown(format!(
+                "a zstd stream has a frame with a window of {} bytes",
+                frame.window
+            )));
+        }
+        // The decoder takes memory for the window, and aborts where there is none: its buffer is made larger by copying.
+        let room = usize::try_from(frame.window.saturating_mul(4).saturating_add(1 << 20));
+        room.ok().and_then(|n| Vec::<u8>::new().try_reserve_exact(n).ok()).ok_or(Refused::NoMemory(had))?;
+        rest = decoded(rest, most, &mut out)?;
+        let got = (out.len() - had) as u64;
+        if let Some(bytes) = frame.content.filter(|bytes| *bytes != got) {
+            let what = format!(
+                "a zstd stream can't be decoded: a frame has {got} bytes and says that it has {bytes}"
+            );
+            return Err(Refused::Damaged(what));
+        }
+        if rest.is_empty() {
+            return Ok(out.into());
+        }
+    }
+}
+
+/// Decodes a frame, and returns what follows it.
+fn decoded<'s>(stored: &'s [u8], most: u64, out: &mut Vec<u8>) -> Result<&'s [u8], Refused> {
     let bad = |e: &dyn Display| Refused::Damaged(format!("a zstd stream can't be decoded: {e}"));
     let mut decoder = ruzstd::decoding::StreamingDecoder::new(stored).map_err(|e| bad(&e))?;
-    let (mut out, mut block) = (Vec::new(), vec![0; BLOCK]);
+    let mut block = vec![0; BLOCK];
     loop {
         let n = decoder.read(&mut block).map_err(|e| bad(&e))?;
         if n == 0 {
-            return Ok(out.into());
+            break;
         }
         if (out.len() + n) as u64 > most {
             return Err(Refused::More);
         }
         out.try_reserve(n).map_err(|_| Refused::NoMemory(out.len()))?;
         out.extend_from_slice(&block[..n]);
+    }
+    let (rest, frame) = decoder.into_parts();
+    match (frame.get_checksum_from_data(), frame.get_calculated_checksum()) {
+        (Some(said), Some(is)) if said != is => Err(bad(&"the checksum of a frame is wrong")),
+        _ => Ok(rest),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A frame: what its header says behind the magic number, one raw block, and what follows.
+    fn frame(header: &[u8], block: &[u8], behind: &[u8]) -> Vec<u8> {
+        let size = (block.len() as u32) << 3 | 1;
+        [&MAGIC, header, &size.to_le_bytes()[..3], block, behind].concat()
+    }
+
+    fn told(stored: &[u8], most: u64) -> Result<Vec<u8>, Refused> {
+        zstd(stored, most).map(Vec::from)
+    }
+
+    #[test]
+    fn frames_are_decoded_one_after_the_other() {
+        // In one segment of three bytes; with a window of 1 KiB; of no bytes, with their checksum.
+        let [one, two] = [frame(&[0x20, 3], b"abc", b""), frame(&[0, 0], b"de", b"")];
+        let empty = frame(&[0x24, 0], b"", &[0x99, 0xe9, 0xd8, 0x51]);
+        assert_eq!(told(&[one, two, empty].concat(), 5).unwrap(), b"abcde");
+    }
+
+    #[test]
+    fn what_comes_out_is_what_was_allowed_and_what_the_header_says() {
+        assert_eq!(told(&frame(&[0x20, 3], b"abc", b""), 2), Err(Refused::More));
+        assert_eq!(told(&frame(&[0, 0], b"abc", b""), 2), Err(Refused::More));
+        // Gigabytes are refused by the header alone.
+        let gigabytes = [&[0xa0][..], &(1u32 << 31).to_le_bytes()].concat();
+        assert_eq!(told(&frame(&gigabytes, b"abc", b""), 1 << 20), Err(Refused::More));
+        for (header, behind) in [
+            // Another length, a bit that is reserved, a window of 2^32.
+            (&[0x20, 4][..], &b""[..]),
+            (&[0x28, 3], b""),
+            (&[0, 22 << 3], b""),
+            // Bytes of no frame, the beginning of one, a wrong checksum.
+            (&[0x20, 3], b"garbage"),
+            (&[0x20, 3], &MAGIC),
+            (&[0x24, 3], b"1234"),
+        ] {
+            let outcome = told(&frame(header, b"abc", behind), 100);
+            assert!(matches!(outcome, Err(Refused::Damaged(_))), "{header:?} {behind:?}: {outcome:?}");
+        }
+    }
+
+    #[test]
+    fn what_only_this_version_does_not_know_is_no_damage() {
+        let skipped = [0x50, 0x2a, 0x4d, 0x18, 1, 0, 0, 0, 7];
+        let (dictionary, window) = (frame(&[0x21, 9, 3], b"abc", b""), frame(&[0, 20 << 3], b"abc", b""));
+        for stored in [&skipped[..], &dictionary, &window] {
+            let outcome = told(stored, 100);
+            assert!(matches!(outcome, Err(Refused::Unknown(_))), "{outcome:?}");
+        }
+        // A dictionary of the number 0 is none.
+        assert_eq!(told(&frame(&[0x21, 0, 3], b"abc", b""), 100).unwrap(), b"abc");
     }
 }

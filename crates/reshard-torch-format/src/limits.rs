@@ -1,4 +1,5 @@
 use crate::pickle::{Built, Refusal};
+use std::sync::LazyLock;
 
 /// How much a pickle or an archive may ask for. What lies beyond is an error with the offset, never a panic.
 ///
@@ -22,7 +23,8 @@ pub struct Limits {
     /// Highest memo index plus one; never more than the input has bytes. Default 2^30.
     pub memo: u64,
     /// Most bytes of memory that everything made of one input may take, at its real size and as often as it is copied; `None` is
-    /// 64 times the input's length plus 64 MiB, and at most 4 GiB. What is not copied, such as the elements of most tensors,
+    /// 64 times the input's length plus 64 MiB, at most 4 GiB, and at most an eighth of the address space that the process may have
+    /// (`ulimit -v`), if that is limited. What is not copied, such as the elements of most tensors,
     /// takes nothing. Of a pickle in an archive the input is the archive.
     pub memory: Option<u64>,
     /// Most bytes that one compressed record of an archive may unpack to, and that a tensor may have whose elements share
@@ -39,10 +41,16 @@ impl Default for Limits {
 impl Limits {
     /// The memory that what is made of an input of so many bytes may take.
     pub fn budget(&self, input: u64) -> Budget {
-        let usual = input.saturating_mul(64).saturating_add(64 << 20).min(4 << 30);
+        let usual = input.saturating_mul(64).saturating_add(64 << 20).min(4 << 30).min(*SHARE);
         Budget::new(self.memory.unwrap_or(usual))
     }
 }
+
+/// What of a limited address space one parse takes: what is made of the result is larger than it, and so may be its file.
+static SHARE: LazyLock<u64> = LazyLock::new(|| {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As);
+    limit.current.map_or(u64::MAX, |bytes| bytes / 8)
+});
 
 /// Memory that one parse may still take. Whatever is built draws from it, before it is built and each time it is copied.
 ///

@@ -33,7 +33,8 @@ fn grow<T>(items: &mut Vec<T>, more: usize, budget: &mut Budget) -> Built<()> {
     let wanted = if len == 0 { need } else { need.max(len.saturating_add(spare)).max(4) };
     budget.give_back(blocks_of::<T>(had));
     budget.take(blocks_of::<T>(wanted))?;
-    items.try_reserve_exact(wanted - len).map_err(Refusal::because)
+    let room = items.try_reserve_exact(wanted - len);
+    room.map_err(|_| Refusal::unsupported("to hold more than there is memory for"))
 }
 
 /// A list for so many items, drawn from the budget.

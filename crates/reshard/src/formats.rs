@@ -1,6 +1,6 @@
 //! The formats that a program knows, and what files are to them by their names.
 
-use reshard_storage::{Listing, PlaceKind};
+use reshard_storage::{Entry, Listing, PlaceKind};
 use reshard_strategy::{BackendVersion, Detection, LoadShardedStrategy, OwnFile, Registry, Result};
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -39,6 +39,13 @@ impl Formats {
     /// Whether programs that write one of them call a file so.
     pub(crate) fn own(&self, name: &str) -> bool {
         self.0.iter().any(|f| f.own_file(name).is_some())
+    }
+
+    /// The one format whose commit record is among these files.
+    pub(crate) fn with_record(&self, files: &[Entry]) -> Option<Self> {
+        let is_record = |f: &Format, file: &Entry| f.own_file(file.name.as_str()) == Some(OwnFile::Record);
+        let mut found = self.0.iter().filter(|f| files.iter().any(|file| is_record(f, file)));
+        found.next().filter(|_| found.next().is_none()).map(|one| Self(vec![Arc::clone(one)]))
     }
 
     /// The format that calls its commit record so.

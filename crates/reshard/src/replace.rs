@@ -115,13 +115,15 @@ async fn owned(
     json: Whose,
     formats: &Formats,
 ) -> Result<Owned> {
-    let known = |name: &Name| {
-        formats.own(name.as_str())
-            || name.as_str() == SIDECAR
+    // Of one format, where its record lies: a name of another one may be a stranger's.
+    let of_one = formats.with_record(&files).unwrap_or_else(|| formats.clone());
+    let added = |name: &Name| {
+        name.as_str() == SIDECAR
             || (json == Whose::Megatrons && (name.as_str() == COMMON || reshard_megatron::owns(name)))
     };
+    let known = |name: &Name| of_one.own(name.as_str()) || added(name);
     // As a rule names tell all, and nothing has to be opened.
-    if files.iter().all(|f| known(&f.name)) {
+    if of_one.0.len() == 1 && files.iter().all(|f| known(&f.name)) {
         return Ok(Owned { files: files.into_iter().map(|f| f.name).collect(), stays: Vec::new() });
     }
     match how.open_store(Arc::clone(store)).await {

@@ -65,13 +65,13 @@ fn what_is_not_of_the_checkpoint_stays() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path().join("step-1");
     save(&dir).unwrap();
-    // Of an older save with more ranks, of Megatron Core, of others.
-    for file in ["__9_0.distcp", "optimizer.__0_2.distcp", "__3.metadata", ".metadata.tmp", "integrity.json"]
-    {
+    // Of an older save with more ranks, and of Megatron Core.
+    for file in ["__9_0.distcp", "__3.metadata", ".metadata.tmp", "integrity.json"] {
         std::fs::write(dir.join(file), "old").unwrap();
     }
     std::fs::create_dir(dir.join("logs")).unwrap();
-    for file in ["README.md", "train_state.pt", "logs/today"] {
+    // Any text may be a separation hint, and this checkpoint has none.
+    for file in ["README.md", "train_state.pt", "logs/today", "backup__0_0.distcp", "__00_0.distcp"] {
         std::fs::write(dir.join(file), file).unwrap();
     }
     save(&dir).unwrap();
@@ -88,6 +88,8 @@ fn what_is_not_of_the_checkpoint_stays() {
         [
             ".metadata",
             "README.md",
+            "__00_0.distcp",
+            "backup__0_0.distcp",
             "common.pt",
             "logs/today",
             "metadata.json",

@@ -150,6 +150,7 @@ fn short(v: &Value) -> String {
         Value::Str(s) => s.escape_debug().to_string(),
         Value::Bytes(b) => many(b.len(), "byte"),
         Value::List(v) | Value::Tuple(v) | Value::Set(v) => many(v.len(), "element"),
+        Value::BigInt(bytes) if bytes.len() > WIDTH => format!("an integer of {} bytes", bytes.len()),
         Value::Dict(d) => many(d.len(), "entry").replace("entrys", "entries"),
         Value::Tensor(t) => format!("{} {}", t.dtype(), t.shape()),
         Value::Opaque(o) => match &o.state {
