@@ -16,6 +16,7 @@
 mod common;
 mod drive;
 mod flat;
+mod left;
 mod phases;
 mod planners;
 mod sample;

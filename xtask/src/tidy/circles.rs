@@ -6,8 +6,8 @@
 //!
 //! These are no needs:
 //!
-//! - The words of a crate: types, traits and constants that its root hands on to everybody. An error names a region, and a
-//!   region's functions return that error; both are what the crate is about. A function that the root hands on is no word.
+//! - The words of a crate: types, traits and constants that everybody can name. An error names a region, and a region's
+//!   functions return that error; both are what the crate is about. A function that everybody can call is no word.
 //! - What a module does with the files below it by calling their functions, and by `pub use`: it is told in parts, and shows a
 //!   face. So a part may use what its module's file defines, unless the module's code also names types of the part.
 //! - Methods and fields: they come with a type that somebody else has named. Names of modules: what is taken from them counts.
@@ -157,6 +157,10 @@ mod tests {
         let (word, call) = ("use crate::B;\npub struct A;", "pub struct A;\nfn g() { crate::b::f() }");
         assert_eq!((found("pub use b::B;", word), found("pub(crate) use b::B;", word)), (0, 1));
         assert_eq!((found("pub use b::f;", call), found("", call)), (1, 1));
+        assert_eq!(
+            found("pub mod c { pub use crate::b::B; }", word.replace("crate::B", "crate::b::B").as_str()),
+            0
+        );
     }
 
     #[test]

@@ -54,29 +54,6 @@ fn store() -> Arc<dyn Store> {
     Arc::new(MemoryStore::new())
 }
 
-pub(super) fn files(store: &Arc<dyn Store>) -> BTreeMap<Name, Bytes> {
-    block_on(async {
-        let mut out = BTreeMap::new();
-        for entry in store.files().await.unwrap() {
-            let bytes = store.read(&entry.name, 0..entry.bytes).await.unwrap();
-            out.insert(entry.name, bytes);
-        }
-        out
-    })
-}
-
-/// Every rank got an error, and the same one.
-pub(super) fn failed<T>(outcomes: Vec<Result<T>>) -> CommError {
-    let mut all = outcomes.into_iter().map(|o| match o {
-        Ok(_) => panic!("a rank went on where another failed"),
-        Err(StrategyError::Comm(e)) => e,
-        Err(e) => panic!("a rank kept its error for itself: {e}"),
-    });
-    let first = all.next().unwrap();
-    assert!(all.all(|e| e.to_string() == first.to_string()), "every rank gets the same");
-    first
-}
-
 /// Where the elements of leaves with buffers are.
 fn addresses(flat: &FlatStateDict) -> BTreeMap<Path, usize> {
     flat.iter()
@@ -389,9 +366,4 @@ impl Pair<'_> {
         let e = block_on(self.loader().open(&OpenCx::new(store()))).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
     }
-}
-
-pub(super) fn nothing_is_left(store: &Arc<dyn Store>) {
-    assert!(files(store).is_empty(), "files of a failed save are visible");
-    assert_eq!(block_on(store.leftovers()).unwrap(), [], "a failed save left its transaction");
 }

@@ -4,8 +4,9 @@
 //! part that comes next: who reads a tensor in blocks unpacks it once.
 
 use super::{
-    TorchDistReader,
     head::{Deflated, Wanted},
+    kept::{Stream, Unpacked},
+    opened::TorchDistReader,
 };
 use crate::{
     limits::not_understood,
@@ -18,86 +19,12 @@ use reshard_plan::ChunkId;
 use reshard_storage::{Progress, StorageError};
 use reshard_strategy::{LimitOption, ReadTensor, ReadTotals, Result, StrategyError};
 use reshard_torch_format::archive::{Directory, Inflate, Method};
-use std::{
-    collections::VecDeque,
-    io,
-    ops::Range,
-    sync::{Mutex, PoisonError},
-};
+use std::{io, ops::Range};
 
 /// Bytes of an archive beside the elements of its tensor: more than any description takes.
 const DESCRIPTION: u64 = 4 << 20;
-/// What is kept at most, unless one chunk alone is larger.
-const KEPT: u64 = 256 << 20;
 /// Inflated at once.
 const BLOCK: usize = 256 << 10;
-
-/// What was unpacked of chunks of which only a part was wanted.
-#[derive(Debug, Default)]
-pub(crate) struct Kept(Mutex<VecDeque<(ChunkId, bool, Unpacked)>>);
-
-enum Unpacked {
-    /// All of it.
-    Tensor(Tensor),
-    /// How far a deflated record was read.
-    Stream(Box<Stream>),
-}
-
-impl std::fmt::Debug for Unpacked {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes", self.bytes())
-    }
-}
-
-struct Stream {
-    content: Inflate<Bytes>,
-    packed: u64,
-    /// Bytes of the record that were given.
-    at: u64,
-}
-
-impl Unpacked {
-    fn bytes(&self) -> u64 {
-        match self {
-            Self::Tensor(t) => t.nbytes(),
-            Self::Stream(s) => s.packed,
-        }
-    }
-}
-
-impl Kept {
-    fn take(&self, chunk: ChunkId, verified: bool) -> Option<Unpacked> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = all.iter().position(|(c, v, _)| (*c, *v) == (chunk, verified))?;
-        all.remove(at).map(|(.., unpacked)| unpacked)
-    }
-
-    /// Whether what was unpacked of a chunk is all of it, or begins behind a byte that is wanted.
-    fn is_past(&self, chunk: ChunkId, verified: bool, start: u64) -> bool {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_chunk = all.iter().find(|(c, v, _)| (*c, *v) == (chunk, verified));
-        of_chunk.is_some_and(|(.., unpacked)| match unpacked {
-            Unpacked::Tensor(_) => true,
-            Unpacked::Stream(stream) => stream.at > start,
-        })
-    }
-
-    /// Lets go of what has to make room for so many bytes.
-    fn make_room(&self, bytes: u64) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut kept: u64 = all.iter().map(|(.., u)| u.bytes()).sum();
-        while kept.saturating_add(bytes) > KEPT
-            && let Some((.., gone)) = all.pop_front()
-        {
-            kept -= gone.bytes();
-        }
-    }
-
-    fn keep(&self, chunk: ChunkId, verified: bool, unpacked: Unpacked) {
-        self.make_room(unpacked.bytes());
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push_back((chunk, verified, unpacked));
-    }
-}
 
 impl TorchDistReader {
     /// Bytes of a chunk's elements.

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
+    slice,
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -33,6 +34,10 @@ pub(super) struct Module {
     defined: BTreeMap<String, Kind>,
     imports: BTreeMap<String, Vec<String>>,
     globs: Vec<Vec<String>>,
+    is_public: bool,
+    /// Names that it defines for everybody, and paths that it hands on to everybody.
+    public: Vec<String>,
+    handed_on: Vec<Vec<String>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,19 +107,32 @@ impl Crate {
             defined: BTreeMap::new(),
             imports: BTreeMap::new(),
             globs: Vec::new(),
+            is_public: false,
+            public: Vec::new(),
+            handed_on: Vec::new(),
         });
         for item in items.iter().filter(|item| !is_for_tests(attributes(item))) {
             match item {
                 Item::Mod(inner) => {
                     let child = self.add_child(file, module, inner, folder, read)?;
+                    self.modules[child].is_public = is_public(&inner.vis);
                     self.modules[module].children.insert(inner.ident.to_string(), child);
                 }
                 Item::Use(item) => {
                     for import in imports(&item.tree) {
+                        if is_public(&item.vis) {
+                            self.modules[module].handed_on.push(import.path.clone());
+                        }
                         self.modules[module].import(import);
                     }
                 }
-                item => self.modules[module].defined.extend(name(item)),
+                item => {
+                    let Some((name, kind, visibility)) = name(item) else { continue };
+                    if visibility.is_some_and(is_public) {
+                        self.modules[module].public.push(name.clone());
+                    }
+                    self.modules[module].defined.insert(name, kind);
+                }
             }
         }
         Ok(module)
@@ -184,16 +202,15 @@ impl Crate {
         })
     }
 
-    /// What the crate's root hands on to everybody.
+    /// What the crate hands on to everybody, from its root or from public modules.
     pub(super) fn face(&self) -> BTreeSet<Found> {
-        let root = self.files.first().into_iter().flat_map(|file| &file.items);
         let mut face = BTreeSet::new();
-        for item in root {
-            if let Item::Use(item) = item
-                && matches!(item.vis, Visibility::Public(_))
-            {
-                face.extend(imports(&item.tree).iter().filter_map(|import| self.item_of(0, &import.path)));
-            }
+        let mut public = vec![0];
+        while let Some(number) = public.pop() {
+            let module = &self.modules[number];
+            public.extend(module.children.values().filter(|child| self.modules[**child].is_public));
+            face.extend(module.handed_on.iter().filter_map(|path| self.item_of(number, path)));
+            face.extend(module.public.iter().filter_map(|name| self.item_of(number, slice::from_ref(name))));
         }
         face
     }
@@ -301,19 +318,23 @@ pub(super) fn attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-fn name(item: &Item) -> Option<(String, Kind)> {
-    let ident = match item {
-        Item::Const(i) => &i.ident,
-        Item::Enum(i) => &i.ident,
-        Item::Fn(i) => &i.sig.ident,
-        Item::Static(i) => &i.ident,
-        Item::Struct(i) => &i.ident,
-        Item::Trait(i) => &i.ident,
-        Item::Type(i) => &i.ident,
-        Item::Union(i) => &i.ident,
-        Item::Macro(i) => i.ident.as_ref()?,
+fn name(item: &Item) -> Option<(String, Kind, Option<&Visibility>)> {
+    let (ident, visibility) = match item {
+        Item::Const(i) => (&i.ident, Some(&i.vis)),
+        Item::Enum(i) => (&i.ident, Some(&i.vis)),
+        Item::Fn(i) => (&i.sig.ident, Some(&i.vis)),
+        Item::Static(i) => (&i.ident, Some(&i.vis)),
+        Item::Struct(i) => (&i.ident, Some(&i.vis)),
+        Item::Trait(i) => (&i.ident, Some(&i.vis)),
+        Item::Type(i) => (&i.ident, Some(&i.vis)),
+        Item::Union(i) => (&i.ident, Some(&i.vis)),
+        Item::Macro(i) => (i.ident.as_ref()?, None),
         _ => return None,
     };
     let kind = if matches!(item, Item::Fn(_)) { Kind::Function } else { Kind::Other };
-    Some((ident.to_string(), kind))
+    Some((ident.to_string(), kind, visibility))
+}
+
+fn is_public(visibility: &Visibility) -> bool {
+    matches!(visibility, Visibility::Public(_))
 }
