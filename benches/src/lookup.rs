@@ -1,6 +1,6 @@
 //! Lookups in an embedding table of many rows, and their gradients.
 
-use crate::measure::{Measured, cpu};
+use crate::measured::{Measured, cpu};
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use reshard::{DType, Region, Tensor, model::LentBuffer, policy::partition::PartitionSpec};

@@ -2,6 +2,7 @@
 
 mod lookup;
 mod measure;
+mod measured;
 mod peer;
 mod plan;
 mod policy;

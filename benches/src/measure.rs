@@ -1,13 +1,15 @@
 //! One measurement in a process of its own, so that its peak memory is its own. Printed as a line of JSON.
 
-use crate::state::{Cut, State};
+use crate::{
+    measured::{Measured, cpu, peak},
+    state::{Cut, State},
+};
 use anyhow::{Context, Result, anyhow, bail};
 use reshard::{
     Data, Durability, LocalGroup, ShardedTensor, StateDict, Value, ValueTree,
     blocking::{self, run as block_on},
     model::{Leaf, Step, Tree},
 };
-use serde::{Deserialize, Serialize};
 use std::{
     fs::File,
     os::unix::fs::FileExt,
@@ -123,22 +125,6 @@ impl How {
     }
 }
 
-/// What a measurement gives; DCP's scripts print the same.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct Measured {
-    pub(crate) seconds: Vec<f64>,
-    /// CPU seconds of each run, all ranks together. Where others use the machine too, they say more.
-    pub(crate) cpu: Vec<f64>,
-    pub(crate) bytes: u64,
-    /// Peak memory beyond what the state itself takes.
-    pub(crate) grown: u64,
-    pub(crate) peak: u64,
-    pub(crate) needed: u64,
-    pub(crate) read: u64,
-    pub(crate) headers: u64,
-}
-
 pub(crate) fn run(what: &What) -> Result<Measured> {
     match what {
         What::Save { args, how } => save(args, *how),
@@ -153,19 +139,6 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
         What::Embedding { what, iterations } => crate::lookup::lookup(*what, *iterations),
         What::Parse { file, iterations } => crate::plan::parse(file, *iterations),
     }
-}
-
-/// Peak resident memory of this process in bytes.
-pub(crate) fn peak() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap_or("0");
-    line.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 1024
-}
-
-/// CPU seconds of this process.
-pub(crate) fn cpu() -> f64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
 }
 
 /// What a few runs took.

@@ -1,6 +1,6 @@
 //! Those that are compared: each measurement is a process of its own.
 
-use crate::measure::Measured;
+use crate::measured::Measured;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::{path::PathBuf, process::Command};

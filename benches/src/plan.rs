@@ -1,6 +1,6 @@
 //! Planning and metadata, without files or ranks.
 
-use crate::measure::{Measured, cpu, peak};
+use crate::measured::{Measured, cpu, peak};
 use anyhow::{Context, Result};
 use reshard::{
     DType, Region,

@@ -1,6 +1,6 @@
 //! A sharding policy's call and the check of its answer, without files or ranks.
 
-use crate::measure::{Measured, cpu, peak};
+use crate::measured::{Measured, cpu, peak};
 use anyhow::{Context, Result};
 use reshard::{
     DType, Region,

@@ -8,6 +8,7 @@ mod alone;
 mod cores;
 mod dice;
 mod known;
+mod mutant;
 mod programs;
 mod together;
 mod tree;
@@ -22,6 +23,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use crate::mutants::cores::{CORES, Core};
+use crate::mutants::mutant::Mutant;
 use crate::shell::{Program, say, target_dir, tool};
 
 /// Known by its list of mutants: another version may have others.
@@ -53,24 +55,6 @@ const QUIET: [(&str, &str); 4] = [
     ("PROPTEST_MAX_SHRINK_ITERS", "0"),
     ("INSTA_UPDATE", "no"),
 ];
-
-/// One change of the source.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Mutant {
-    /// As cargo-mutants calls it, with the number of the line.
-    name: String,
-    file: String,
-    /// What is changed, without the place.
-    what: String,
-    /// The line of the source where it begins.
-    line: String,
-    package: String,
-    /// What is replaced begins at this line and column, counted from 1.
-    from: (usize, usize),
-    /// And ends before this one.
-    to: (usize, usize),
-    replacement: String,
-}
 
 /// What became of a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,21 +1,27 @@
 //! House rules that no compiler checks.
 
+mod circles;
 mod examples;
 mod files;
 mod floors;
+mod functions;
 mod pages;
 mod picture;
 mod words;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
-use crate::shell::{project_files, say};
+use crate::shell::{cargo, project_files, root, say};
 
 /// Checks all rules, and names everything that is wrong at once.
 pub(crate) fn run(bless: bool) -> Result<()> {
     let files = project_files()?;
     let mut complaints = Vec::new();
-    floors::check(&mut complaints)?;
+    let text = cargo(&["metadata", "--format-version", "1", "--no-deps", "--locked"]).read()?;
+    let metadata = serde_json::from_str(&text).context("cargo metadata is no JSON")?;
+    floors::check(&metadata, &mut complaints)?;
+    circles::check(&metadata, &root(), &mut complaints)?;
+    functions::check(&files, &mut complaints)?;
     files::check(&files, &mut complaints)?;
     pages::check(&files, bless, &mut complaints)?;
     picture::check(bless, &mut complaints)?;

@@ -7,7 +7,7 @@ use crate::{
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use reshard::{
     BackendVersion, OpenOptions, ReadLimits,
-    policy::{ByteSize, MaxShardSize, ShardingPolicy},
+    policy::{ByteSize, ShardingPolicy},
     torch_dist::Flavour,
 };
 use std::{sync::Arc, time::Duration};
@@ -258,15 +258,6 @@ pub(crate) struct Convert {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) reading: Reading,
-}
-
-impl Convert {
-    /// What decides upon files; without one it is a number of files for each rank.
-    pub(crate) fn sharding(&self) -> Option<Arc<dyn ShardingPolicy>> {
-        let limit =
-            self.max_shard_size.map(|max| Arc::new(MaxShardSize::new(max.0)) as Arc<dyn ShardingPolicy>);
-        limit.or_else(|| self.policy.clone())
-    }
 }
 
 fn policy(json: &str) -> Result<Arc<dyn ShardingPolicy>, String> {

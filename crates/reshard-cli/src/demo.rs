@@ -5,7 +5,8 @@ mod model;
 use crate::{
     args::Demo,
     error::{CliError, OK, Result},
-    program::{Io, Program},
+    io::Io,
+    program::Program,
     table::{self, BOLD, DIM, GOOD, styled},
     units,
 };
@@ -118,10 +119,10 @@ fn save(program: &Program, states: &[StateDict], url: &str, io: &Io<'_>, phases:
 
 fn verify(program: &Program, url: &str, io: &Io<'_>, phases: &mut Phases) -> Result<()> {
     let checkpoint = program.open(url, OpenOptions::new())?;
-    let (found, time) = timed(|| crate::verify::check(&checkpoint, true, io));
+    let (found, time) = timed(|| crate::findings::check(&checkpoint, true, io));
     let found = found?;
     if let Some(d) = found.damage.iter().chain(&found.unchecked).next() {
-        let what = format!("what was just saved is damaged: {}", crate::verify::line(d));
+        let what = format!("what was just saved is damaged: {}", crate::findings::line(d));
         return Err(CliError::damaged(what, "check the disk and the memory of this machine"));
     }
     phases.done("verify", found.bytes, time, format!("every CRC-32 of {}", units::some(found.items, "item")));

@@ -3,10 +3,11 @@
 use crate::{
     args::Digest,
     error::{CliError, DAMAGED, FAILED, OK, Result, worse},
+    findings,
+    io::Io,
     json::{self, hex},
-    program::{Io, Program},
+    program::Program,
     table::shown,
-    verify,
 };
 use reshard::{Tensor, blocking::TensorHandle};
 use serde_json::{Map, Value as Json, json};
@@ -40,10 +41,10 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     // whole item.
     let mut damage: BTreeMap<String, String> = BTreeMap::new();
     if !args.no_verify && chosen.iter().any(|t| t.nbytes() > BLOCK) {
-        let report = verify::check(&checkpoint, true, io)?;
-        for d in verify::concerning(&report.damage, keys) {
+        let report = findings::check(&checkpoint, true, io)?;
+        for d in findings::concerning(&report.damage, keys) {
             if let Some(key) = &d.key {
-                damage.entry(key.clone()).or_insert_with(|| verify::below_key(d));
+                damage.entry(key.clone()).or_insert_with(|| findings::below_key(d));
             }
         }
     }

@@ -7,8 +7,9 @@ use crate::{
     args::Inspect,
     error::{OK, Result},
     glob::Keys,
+    io::Io,
     json::{self, Seq},
-    program::{Io, Program},
+    program::Program,
 };
 use facts::Facts;
 use reshard::{StoredChunk, blocking::TensorHandle, strategy::StorageInfo};

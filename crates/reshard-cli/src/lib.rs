@@ -1,4 +1,4 @@
-//! Floor 5 of reshard: the `reshard` program, as a library.
+//! Floor 6 of reshard: the `reshard` program, as a library.
 //!
 //! A program with strategies or stores of its own is one line, and has all of `reshard`'s commands:
 //!
@@ -20,16 +20,21 @@ mod convert;
 mod demo;
 mod digest;
 mod error;
+mod findings;
 mod glob;
 mod inspect;
+mod io;
 mod json;
 mod list;
 mod plugins;
 mod program;
 mod prune;
+mod run;
 mod table;
 mod units;
 mod verify;
 mod whereabouts;
 
-pub use program::{Io, Program, main_linked, main_with, main_with_stores};
+pub use io::Io;
+pub use program::Program;
+pub use run::{main_linked, main_with, main_with_stores};

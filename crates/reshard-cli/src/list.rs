@@ -3,8 +3,9 @@
 use crate::{
     args::Ls,
     error::{OK, Result},
+    io::Io,
     json,
-    program::{Io, Program},
+    program::Program,
     table::shown,
     units,
 };

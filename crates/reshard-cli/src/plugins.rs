@@ -3,8 +3,9 @@
 use crate::{
     args::Plugins,
     error::{OK, Result},
+    io::Io,
     json,
-    program::{Io, Program},
+    program::Program,
     table,
 };
 use serde::Serialize;

@@ -3,8 +3,9 @@
 use crate::{
     args::Prune,
     error::{OK, Result},
+    io::Io,
     json,
-    program::{Io, Program},
+    program::Program,
     table::{self, BOLD, GOOD, styled},
     units,
 };

@@ -1,18 +1,17 @@
-//! `reshard verify`, and the check that other commands make before they trust what they read.
+//! `reshard verify`.
 
 use crate::{
     args::Verify,
     error::{CliError, DAMAGED, FAILED, NO_CHECKPOINT, OK, RAISE, Result},
-    glob::Keys,
+    findings::{check, line},
+    io::Io,
     json,
-    program::{Io, Program},
-    table::{BAD, GOOD, shown, styled},
+    program::Program,
+    table::{BAD, GOOD, styled},
     units,
 };
 use reshard::{
     ErrorKind,
-    blocking::Checkpoint,
-    storage::Progress,
     strategy::{Damage, VerifyReport},
 };
 use serde::Serialize;
@@ -140,72 +139,9 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
     Ok(())
 }
 
-/// One finding, in a line: key, place, and what is wrong.
-pub(crate) fn line(d: &Damage) -> String {
-    match &d.key {
-        Some(key) => format!("{}: {}", shown(key), below_key(d)),
-        None => below_key(d),
-    }
-}
-
-/// The same without its key.
-pub(crate) fn below_key(d: &Damage) -> String {
-    let place = match (&d.file, d.offset) {
-        (Some(f), Some(at)) => format!("{f} at byte {at}: "),
-        (Some(f), None) => format!("{f}: "),
-        _ => String::new(),
-    };
-    shown(&(place + &d.what)).into_owned()
-}
-
-/// Checks with a bar.
-pub(crate) fn check(checkpoint: &Checkpoint, full: bool, io: &Io<'_>) -> Result<VerifyReport> {
-    if !full {
-        return Ok(checkpoint.verify(false, Progress::default())?);
-    }
-    let bar = io.bar("checking", stored_bytes(checkpoint));
-    let told = bar.clone();
-    let report = checkpoint.verify(true, Progress::new(move |n| told.inc(n)));
-    bar.finish_and_clear();
-    Ok(report?)
-}
-
-/// Bytes of all stored items.
-fn stored_bytes(checkpoint: &Checkpoint) -> u64 {
-    let chunks = checkpoint.tensors().flat_map(|t| t.chunks()).flat_map(|c| c.parts);
-    let objects = checkpoint.objects().flat_map(|k| checkpoint.object_parts(k));
-    chunks.chain(objects).map(|p| p.length()).fold(0, u64::saturating_add)
-}
-
-/// Findings that concern the chosen keys.
-pub(crate) fn concerning<'d>(found: &'d [Damage], keys: Keys<'_>) -> impl Iterator<Item = &'d Damage> {
-    found.iter().filter(move |d| d.key.as_ref().is_none_or(|k| keys.has(k)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_finding_names_its_key_and_its_place_once() {
-        let found = |key: &str, file: Option<&str>, what: &str| {
-            let file = file.map(Into::into);
-            line(&Damage {
-                key: Some(key.into()),
-                offset: file.is_some().then_some(7),
-                file,
-                what: what.into(),
-            })
-        };
-        assert_eq!(found("w", None, "nothing was found"), "w: nothing was found");
-        assert_eq!(found("w", Some("__0_0.distcp"), "it is short"), "w: __0_0.distcp at byte 7: it is short");
-        // Letters of a message, and whole words of it, are no key, and no file.
-        for name in ["t", "a", "can't", "it"] {
-            let want = format!("{name}: it can't have a tail");
-            assert_eq!(found(name, None, "it can't have a tail"), want);
-            assert_eq!(found("w", Some(name), "it can't be"), format!("w: {name} at byte 7: it can't be"));
-        }
-    }
 
     #[test]
     fn the_worst_of_all_findings_gives_the_status_and_damage_alone_exits_with_1() {

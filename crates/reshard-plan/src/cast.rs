@@ -8,7 +8,7 @@ mod float8;
 mod range;
 mod wide;
 
-use wide::Wide;
+use wide::{BLOCK, Wide};
 
 /// Which element types may become which when a load asks for another than is stored.
 ///
@@ -55,9 +55,6 @@ impl Cast {
         }
     }
 }
-
-/// How many elements are converted at a time, on the stack.
-const BLOCK: usize = 512;
 
 /// Converts elements, both little-endian in row-major order, to what PyTorch's `copy_` gives: floats are rounded to nearest
 /// even, those of less than 32 bits by way of float32; ints wrap around; floats lose their fraction on the way to ints, and

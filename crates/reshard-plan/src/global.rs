@@ -10,11 +10,8 @@ use reshard_model::Path;
 mod keys;
 mod pieces;
 
-use keys::Keys;
+use keys::{Keys, NONE};
 use pieces::Pieces;
-
-/// A number that no key and no piece has.
-const NONE: u32 = u32::MAX;
 
 /// Dedup, table and checks, in a few passes over all items. Nothing is allocated per item but some numbers.
 pub(crate) fn plan(mut plans: Vec<SavePlan>, how: &DefaultSavePlanner) -> Result<(Vec<SavePlan>, Metadata)> {

@@ -14,7 +14,10 @@ mod body;
 mod counting;
 mod error;
 mod ext;
+#[cfg(feature = "testkit")]
 pub mod failpoint;
+#[cfg(not(feature = "testkit"))]
+mod failpoint;
 mod local;
 mod name;
 mod part;
@@ -26,7 +29,10 @@ mod store;
 mod stores;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+#[cfg(feature = "testkit")]
 pub mod trail;
+#[cfg(not(feature = "testkit"))]
+mod trail;
 mod wait;
 
 pub use body::{Durability, Entry, Extent, FileBody, Length, Progress, Source, Written, WrittenExtent};

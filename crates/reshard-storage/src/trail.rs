@@ -1,11 +1,15 @@
 //! What a local store does to files and directories, in order: durability can't be seen from outside.
 //!
-//! With the feature `testkit`, a [`Trail`] collects the steps below a directory while it lives. Without it `note` is empty.
+//! With the feature `testkit`, a [`Trail`](crate::testkit::Trail) collects the steps below a directory while it lives. Without it
+//! `note` does nothing: no step is ever made.
 
-use std::path::{Path, PathBuf};
+#[cfg(feature = "testkit")]
+use std::path::Path;
+use std::path::PathBuf;
 
 /// One thing that was done, and succeeded.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "testkit", derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord))]
+#[cfg_attr(not(feature = "testkit"), expect(dead_code, unreachable_pub, reason = "only named, never made"))]
 pub enum Trace {
     /// A directory was made.
     Made(PathBuf),
@@ -21,6 +25,7 @@ pub enum Trace {
     Renamed(PathBuf, PathBuf),
 }
 
+#[cfg(feature = "testkit")]
 impl Trace {
     /// The file or directory.
     pub fn path(&self) -> &Path {
@@ -35,14 +40,12 @@ impl Trace {
     }
 }
 
-/// Tells the trails.
-#[inline]
-pub(crate) fn note(trace: impl FnOnce() -> Trace) {
-    #[cfg(feature = "testkit")]
-    collect::note(trace);
-    #[cfg(not(feature = "testkit"))]
-    let _ = trace;
-}
+#[inline(always)]
+#[cfg(not(feature = "testkit"))]
+pub(crate) fn note(_trace: impl FnOnce() -> Trace) {}
+
+#[cfg(feature = "testkit")]
+pub(crate) use collect::note;
 
 #[cfg(feature = "testkit")]
 pub use collect::Trail;
@@ -61,7 +64,8 @@ mod collect {
         TRAILS.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn note(trace: impl FnOnce() -> Trace) {
+    /// Tells the trails.
+    pub(crate) fn note(trace: impl FnOnce() -> Trace) {
         let mut trails = trails();
         if trails.is_empty() {
             return;

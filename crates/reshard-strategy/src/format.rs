@@ -201,8 +201,8 @@ pub trait WriterHooks: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// DCP's StorageWriter: the layout of a format. Three methods have no body: [`key`](Self::key), [`layout`](Self::layout) and
-/// [`finish`](Self::finish).
+/// DCP's StorageWriter: the layout of a format. Its [`key`](Self::key), [`layout`](Self::layout) and [`finish`](Self::finish) have
+/// no body.
 pub trait StorageWriter: WriterHooks {
     /// Its name.
     fn key(&self) -> BackendVersion;
@@ -368,6 +368,25 @@ impl Damage {
             e => (None, None, e.to_string()),
         };
         Self { key: key.map(Into::into), file, offset, what: with_sources(what, e) }
+    }
+
+    /// Place, and what is wrong, for a list that names the key elsewhere.
+    pub fn without_key(&self) -> String {
+        match (&self.file, self.offset) {
+            (Some(file), Some(at)) => format!("{file} at byte {at}: {}", self.what),
+            (Some(file), None) => format!("{file}: {}", self.what),
+            _ => self.what.clone(),
+        }
+    }
+}
+
+/// Key, place, and what is wrong, in a line.
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(key) = &self.key {
+            write!(f, "{key}: ")?;
+        }
+        f.write_str(&self.without_key())
     }
 }
 

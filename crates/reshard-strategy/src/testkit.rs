@@ -17,6 +17,7 @@ mod common;
 mod drive;
 mod exchange;
 mod flat;
+mod left;
 mod phases;
 mod planners;
 mod sample;

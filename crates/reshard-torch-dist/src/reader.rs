@@ -2,99 +2,30 @@
 
 mod crc;
 mod head;
+mod kept;
+mod names;
+mod opened;
 mod overlaps;
 mod packed;
 mod repeats;
 mod verify;
 
-use crate::{
-    NAME, OwnFile,
-    limits::unreadable,
-    lost::Lost,
-    names::hint,
-    own_file, producer,
-    table::{Place, Table},
-};
+use crate::{NAME, OwnFile, limits::unreadable, producer, table::Place};
 use async_trait::async_trait;
 use crc::Crc;
 use head::{Forms, Head, Wanted, reads_all};
-use overlaps::Overlaps;
-use packed::Kept;
-use repeats::{Repeats, repeated};
 use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead, StorageError, Store};
+use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead};
 use reshard_strategy::{
-    BackendVersion, FileRole, LimitOption, OpenCx, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
-    ReadTotals, ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
+    BackendVersion, FileRole, LimitOption, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor, ReadTotals,
+    ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
     torch::{TorchObjects, check_records, parsing},
 };
 use reshard_torch_format::TorchSave;
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
-/// A `torch_dist` checkpoint.
-#[derive(Debug)]
-pub(crate) struct TorchDistReader {
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) table: Table,
-    dialect: Dialect,
-    rank_local: Option<u32>,
-    overlaps: Overlaps,
-    pub(crate) limits: ReadLimits,
-    repeats: Repeats,
-    kept: Kept,
-    /// Separation hints of its data files.
-    hints: BTreeSet<Box<str>>,
-}
-
-impl TorchDistReader {
-    pub(crate) fn new(cx: &OpenCx, table: Table, rank_local: Option<u32>) -> Self {
-        let OpenCx { limits, dialect, .. } = *cx;
-        let store = Arc::clone(&cx.store);
-        let overlaps = Overlaps::of(&table);
-        let repeats = if limits.allow_repeated { Repeats::new() } else { repeated(&table) };
-        let files = table.files.iter().flatten();
-        let hints = files.filter_map(|name| hint(name.as_str())).map(Into::into).collect();
-        let kept = Kept::default();
-        Self { store, table, dialect, rank_local, overlaps, limits, repeats, kept, hints }
-    }
-
-    /// What a file is by its name, with the hints that this checkpoint's data files have.
-    fn own_file(&self, name: &str) -> Option<OwnFile> {
-        own_file(name).or_else(|| self.hints.contains(hint(name)?).then_some(OwnFile::Data))
-    }
-
-    /// An error of the store, with what it means: bytes of a checkpoint that are not there are damage.
-    pub(crate) fn lost(&self, e: StorageError, what: Option<String>) -> StrategyError {
-        let file = match &e {
-            StorageError::NotFound { path }
-            | StorageError::Short { path, .. }
-            | StorageError::NoFile { path, .. }
-            | StorageError::LinkedDirectory { path, .. } => path.clone(),
-            StorageError::Record { name, .. } | StorageError::Check { name, .. } => name.to_string(),
-            _ => return e.into(),
-        };
-        let what = what
-            .map_or_else(|| "stored bytes are lost or damaged".into(), |w| format!("{w} is lost or damaged"));
-        StrategyError::Corrupt { file, offset: None, what, source: Some(Box::new(Lost(e))) }
-    }
-}
-
-/// A chunk's name for messages.
-pub(crate) fn name_of(metadata: &Metadata, chunk: ChunkId) -> String {
-    match metadata.chunk(chunk) {
-        Some((t, region)) => format!("{}chunk {region}", named(t.key())),
-        None => "an unknown chunk".into(),
-    }
-}
-
-/// How the name of a tensor's chunk begins.
-fn named(key: &str) -> String {
-    format!("tensor {key} ")
-}
+pub(crate) use opened::TorchDistReader;
 
 impl ReaderHooks for TorchDistReader {}
 

@@ -1,4 +1,4 @@
-//! A strategy and a store of a third party: the model for crates that add a format or a place to reshard, as
+//! A strategy and a scheme of stores of a third party: the model for crates that add a format or a place to reshard, as
 //! `docs/strategies.md` describes them.
 //!
 //! The format, `("example", 1)`: each rank writes `rank-{rank}.bin`, its items one behind the other, each as its bytes (row-major
@@ -32,7 +32,6 @@ mod writer;
 
 pub use config::{ExampleConfig, ExampleLoadConfig};
 pub use reader::ExampleFormat;
-pub use store::ExampleStore;
 pub use writer::ExampleWriter;
 
 /// The guide, so that its code is compiled.

@@ -1,13 +1,12 @@
 //! The suites that every strategy and every store has to pass.
 
-use reshard_example::{ExampleConfig, ExampleLoadConfig, ExampleStore};
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use reshard_example::{ExampleConfig, ExampleLoadConfig};
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
-use reshard_storage::{Store, testkit::store_contract};
+use reshard_storage::{Stores, testkit::store_contract};
 use reshard_strategy::testkit;
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
-};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 #[test]
 fn the_strategies_keep_their_contract() {
@@ -22,10 +21,11 @@ fn planners_work_with_the_format() {
 }
 
 #[test]
-fn the_store_keeps_its_contract() {
+fn the_store_behind_the_scheme_keeps_its_contract() {
     static COUNT: AtomicU32 = AtomicU32::new(0);
+    let stores = Stores::linked().unwrap();
     futures::executor::block_on(store_contract(|| {
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        Arc::new(ExampleStore::open(&format!("example://contract-{n}"))) as Arc<dyn Store>
+        stores.open(&format!("example://contract-{n}")).unwrap()
     }));
 }

@@ -1,10 +1,9 @@
 //! A checkpoint held against what its writer says of it.
 
-use crate::{Chunk, Expected, Place, Says, TensorFacts, ours, python};
+use crate::{Chunk, Expected, Place, Says, TensorFacts, hash::sha256, ours, python};
 use futures::executor::block_on;
 use reshard::strategy::{StorageInfo, with_sources};
 use reshard::{Checkpoint, Tensor, Value, ValueTree, plan::PlannerData};
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How much is compared.
@@ -14,13 +13,6 @@ pub enum Depth {
     Content,
     /// That, and where everything is stored.
     Places,
-}
-
-/// SHA-256 of blocks of bytes, in hexadecimal digits.
-pub fn sha256(blocks: impl IntoIterator<Item = impl AsRef<[u8]>>) -> String {
-    let mut hash = Sha256::new();
-    blocks.into_iter().for_each(|b| hash.update(b));
-    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// What of an opened checkpoint differs from what is expected: nothing, if all is well.

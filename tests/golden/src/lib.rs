@@ -13,12 +13,14 @@
 mod compare;
 mod expected;
 mod fixtures;
+mod hash;
 pub mod python;
 mod scratch;
 mod tensorflow;
 
-pub use compare::{Depth, chain, compare, compare_tensor, sha256};
+pub use compare::{Depth, chain, compare, compare_tensor};
 pub use expected::{Chunk, Expected, Object, Place, Says, TensorFacts};
 pub use fixtures::{Family, Fixture, fixtures, ours, root};
+pub use hash::sha256;
 pub use scratch::Scratch;
 pub use tensorflow::cases;

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::cores::{Core, Judge};
-use super::{Mutant, Outcome, PROFILE, Tools, next, run_jobs};
+use super::{Outcome, PROFILE, Tools, mutant::Mutant, next, run_jobs};
 use crate::shell::{Program, cargo, say};
 
 /// Mutants that one call of cargo-mutants tries. Calls are dealt out to the jobs.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, bail};
 
-use super::Mutant;
+use super::mutant::Mutant;
 use crate::shell::root;
 
 pub(crate) const PAGE: &str = "docs/mutants.md";

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::cores::Core;
 use super::programs::{Tests, messages, messages_of};
 use super::weave::{Body, CHOOSER, Woven, weave};
-use super::{Mutant, Outcome, Tools, next, run_jobs, tree};
+use super::{Outcome, Tools, mutant::Mutant, next, run_jobs, tree};
 use crate::shell::say;
 
 /// Builds without those that did not compile, until all that is left does.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use anyhow::{Context as _, Result};
 use syn::visit::Visit;
 
-use super::Mutant;
+use super::mutant::Mutant;
 
 /// The program's environment says which mutant is meant.
 pub(crate) const CHOICE: &str = "RESHARD_MUTANT";

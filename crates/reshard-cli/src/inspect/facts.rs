@@ -1,6 +1,6 @@
 //! What is known of a checkpoint without loading a tensor.
 
-use crate::{error::Result, verify};
+use crate::{error::Result, findings};
 use reshard::{Sidecar, Value, blocking::Checkpoint, strategy::FileRole};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -81,9 +81,9 @@ pub(super) struct Totals {
 impl Facts {
     pub(super) fn of(checkpoint: Checkpoint) -> Result<Self> {
         let quick = checkpoint.verify(false, reshard::storage::Progress::default())?;
-        let problems = quick.damage.iter().chain(&quick.unchecked).map(verify::line).collect();
-        let not_understood = quick.not_understood.iter().map(verify::line).collect();
-        let not_read = quick.not_read.iter().map(verify::line).collect();
+        let problems = quick.damage.iter().chain(&quick.unchecked).map(findings::line).collect();
+        let not_understood = quick.not_understood.iter().map(findings::line).collect();
+        let not_read = quick.not_read.iter().map(findings::line).collect();
         let common = checkpoint.common().map(Value::from).map_err(|e| crate::error::chain(&e));
         let (sidecar, note) = checkpoint.sidecar();
         let mut notes: Vec<String> = note.into_iter().collect();

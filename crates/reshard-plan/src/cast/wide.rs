@@ -4,6 +4,9 @@ use super::float8::{Kind, decode_e8m0, encode_e8m0};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use reshard_model::DType;
 
+/// How many elements are converted at a time, on the stack.
+pub(super) const BLOCK: usize = 512;
+
 /// A type by way of which others are converted. Both functions say whether they know the element type.
 pub(super) trait Wide: Copy {
     const ZERO: Self;
@@ -35,7 +38,7 @@ impl Wide for f32 {
             DType::Float32 => read(src, block, Self::from_le_bytes),
             DType::BFloat16 => read(src, block, |b| Self::from_bits(u32::from(u16::from_le_bytes(b)) << 16)),
             DType::Float16 => {
-                let mut half = [f16::ZERO; super::BLOCK];
+                let mut half = [f16::ZERO; BLOCK];
                 let half = &mut half[..block.len()];
                 read(src, half, f16::from_le_bytes);
                 half.convert_to_f32_slice(block);
@@ -54,7 +57,7 @@ impl Wide for f32 {
             DType::Float32 => write(block, dst, Self::to_le_bytes),
             DType::BFloat16 => write(block, dst, |v| bf16::from_f32(v).to_le_bytes()),
             DType::Float16 => {
-                let mut half = [f16::ZERO; super::BLOCK];
+                let mut half = [f16::ZERO; BLOCK];
                 let half = &mut half[..block.len()];
                 half.convert_from_f32_slice(block);
                 write(half, dst, f16::to_le_bytes)
@@ -72,7 +75,7 @@ impl Wide for f64 {
         if from == DType::Float64 {
             return read(src, block, Self::from_le_bytes);
         }
-        let mut small = [0f32; super::BLOCK];
+        let mut small = [0f32; BLOCK];
         let small = &mut small[..block.len()];
         let known = f32::decode(from, src, small);
         block.iter_mut().zip(small).for_each(|(w, s)| *w = (*s).into());
@@ -134,7 +137,7 @@ impl Wide for i128 {
 
 /// By way of float32, as PyTorch does.
 fn narrow<W: Copy>(block: &[W], to: DType, dst: &mut [u8], f: impl Fn(W) -> f32) -> bool {
-    let mut small = [0f32; super::BLOCK];
+    let mut small = [0f32; BLOCK];
     let small = &mut small[..block.len()];
     small.iter_mut().zip(block).for_each(|(s, w)| *s = f(*w));
     f32::encode(small, to, dst)

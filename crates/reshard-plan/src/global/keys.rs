@@ -1,8 +1,10 @@
-use super::NONE;
 use crate::WriteItem;
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use std::hash::BuildHasher;
+
+/// A number that no key and no piece has.
+pub(super) const NONE: u32 = u32::MAX;
 
 /// The first item of a key.
 #[derive(Clone, Copy)]

@@ -1,4 +1,4 @@
-use super::NONE;
+use super::keys::NONE;
 use crate::{Dedup, TensorWrite, WriteItem};
 use foldhash::fast::RandomState;
 use hashbrown::{HashTable, hash_table::Entry};

@@ -18,10 +18,13 @@ struct Place {
     begun: BTreeMap<String, Files>,
 }
 
-/// A place in the memory of this process; scheme `memory`.
+/// A place in the memory of this process; scheme `memory`. It does what a store must do, and nothing else: reads that land in
+/// regions, ranges read together and the like have default bodies.
+///
+/// Another crate gives it a scheme of its own by [`at`](Self::at).
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
-    name: String,
+    url: String,
     place: Arc<Mutex<Place>>,
     hints: Hints,
 }
@@ -30,7 +33,7 @@ static PLACES: Mutex<BTreeMap<String, Arc<Mutex<Place>>>> = Mutex::new(BTreeMap:
 
 inventory::submit! {
     StoreScheme::new("memory", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"), |url| {
-        Ok(Arc::new(MemoryStore::named(url.trim_start_matches("memory://"))))
+        Ok(Arc::new(MemoryStore::at(url)))
     })
 }
 
@@ -39,15 +42,20 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl MemoryStore {
-    /// The place of this name; all stores of one name in this process share it.
+    /// The place of a URL of any scheme; all stores of one URL in this process share it.
+    pub fn at(url: &str) -> Self {
+        let place = lock(&PLACES).entry(url.into()).or_default().clone();
+        Self { url: url.into(), place, hints: Hints::default() }
+    }
+
+    /// The place of this name: `memory://NAME`.
     pub fn named(name: &str) -> Self {
-        let place = lock(&PLACES).entry(name.into()).or_default().clone();
-        Self { name: name.into(), place, hints: Hints::default() }
+        Self::at(&format!("memory://{name}"))
     }
 
     /// A place that nobody else has.
     pub fn new() -> Self {
-        Self { name: "anonymous".into(), place: Arc::default(), hints: Hints::default() }
+        Self { url: "memory://anonymous".into(), place: Arc::default(), hints: Hints::default() }
     }
 
     /// With other hints, to see how others act on them.
@@ -70,7 +78,7 @@ impl Default for MemoryStore {
 #[async_trait]
 impl Store for MemoryStore {
     fn url(&self) -> String {
-        format!("memory://{}", self.name)
+        self.url.clone()
     }
 
     fn hints(&self) -> Hints {

@@ -1,6 +1,6 @@
 //! What a common strategy has to keep.
 
-use super::{phases::spoil, strategies::files};
+use super::{left::files, phases::spoil};
 use crate::{
     BackendVersion, LoadCommonStrategy, OpenCx, ReadCx, ReadObject, ReadTensor, ReadTotals, ReaderHooks,
     Result, SaveCommonStrategy, StorageInfo, StorageReader, VerifyReport,

@@ -4,8 +4,8 @@
 use super::{
     Cut, Rank, Tap, check_sample,
     drive::{Seat, load_on_seats},
+    left::{addresses, failed},
     sample, sample_template, save_on_ranks,
-    strategies::{addresses, failed},
 };
 use crate::{LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, SaveShardedConfig};
 use async_trait::async_trait;

@@ -1,9 +1,9 @@
 //! The phases of a save can be parted: what is staged may change before it is written.
 
 use super::{
-    Cut, Rank, Tap, check_sample, load_on_ranks, sample, sample_template, save_on_ranks,
-    save_staged_on_ranks,
-    strategies::{failed, files, nothing_is_left},
+    Cut, Rank, Tap, check_sample,
+    left::{failed, files, nothing_is_left},
+    load_on_ranks, sample, sample_template, save_on_ranks, save_staged_on_ranks,
 };
 use crate::{AsyncStager, BlockingAsyncStager, LoadShardedConfig, Result, SaveShardedConfig, StrategyError};
 use async_trait::async_trait;

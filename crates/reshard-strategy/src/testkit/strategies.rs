@@ -1,23 +1,27 @@
 use super::{
-    Cut, Rank, Tap, check_sample, drive::save_on_ranks,
+    Cut, Rank, Tap, check_sample,
+    drive::save_on_ranks,
     exchange::what_ranks_read_for_each_other_is_what_each_would_read,
-    flat::regions_of_flattened_ranges_are_read, load_on_ranks, phases::phases_can_be_parted, sample,
-    sample_template,
+    flat::regions_of_flattened_ranges_are_read,
+    left::{addresses, failed, files, nothing_is_left},
+    load_on_ranks,
+    phases::phases_can_be_parted,
+    sample, sample_template,
 };
 use crate::{
     BackendVersion, Detection, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, OpenCx, Result,
-    SaveShardedConfig, SaveShardedStrategy, Saved, StrategyError,
+    SaveShardedConfig, SaveShardedStrategy, Saved,
 };
 use bytes::Bytes;
 use futures::executor::block_on;
 use reshard_comm::CommError;
-use reshard_model::{DType, Data, ErrorKind, FlatStateDict, Path, Sharded, ShardedTensor, Tensor};
+use reshard_model::{DType, ErrorKind, FlatStateDict, Path, Sharded, ShardedTensor, Tensor};
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, SavePlanner};
 use reshard_storage::{
     IfExists, Listing, Name, Progress, Store, StoreExt,
     testkit::{Fault, FaultStore, MemoryStore, Op},
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 /// Runs every rule of a save strategy and the load strategy that reads what it wrote, each with several ranks.
 ///
@@ -55,39 +59,6 @@ struct Pair<'c> {
 
 fn store() -> Arc<dyn Store> {
     Arc::new(MemoryStore::new())
-}
-
-pub(super) fn files(store: &Arc<dyn Store>) -> BTreeMap<Name, Bytes> {
-    block_on(async {
-        let mut out = BTreeMap::new();
-        for entry in store.files().await.unwrap() {
-            let bytes = store.read(&entry.name, 0..entry.bytes).await.unwrap();
-            out.insert(entry.name, bytes);
-        }
-        out
-    })
-}
-
-/// Every rank got an error, and the same one.
-pub(super) fn failed<T>(outcomes: Vec<Result<T>>) -> CommError {
-    let mut all = outcomes.into_iter().map(|o| match o {
-        Ok(_) => panic!("a rank went on where another failed"),
-        Err(StrategyError::Comm(e)) => e,
-        Err(e) => panic!("a rank kept its error for itself: {e}"),
-    });
-    let first = all.next().unwrap();
-    assert!(all.all(|e| e.to_string() == first.to_string()), "every rank gets the same");
-    first
-}
-
-/// Where the elements of leaves with buffers are.
-pub(super) fn addresses(flat: &FlatStateDict) -> BTreeMap<Path, usize> {
-    flat.iter()
-        .filter_map(|(path, leaf)| match leaf {
-            Sharded::Tensor(ShardedTensor { data: Data::Host(t), .. }) => Some((path.clone(), t.buffer_id())),
-            _ => None,
-        })
-        .collect()
 }
 
 impl Pair<'_> {
@@ -398,9 +369,4 @@ impl Pair<'_> {
         let e = block_on(self.loader().open(&OpenCx::new(store()))).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NotFound, "{e}");
     }
-}
-
-pub(super) fn nothing_is_left(store: &Arc<dyn Store>) {
-    assert!(files(store).is_empty(), "files of a failed save are visible");
-    assert_eq!(block_on(store.leftovers()).unwrap(), [], "a failed save left its transaction");
 }

@@ -1,6 +1,6 @@
 //! The checksum of a record, computed while its bytes pass; by several threads, when a record is cut.
 
-use super::name_of;
+use super::names::name_of;
 use reshard_model::BoxError;
 use reshard_plan::{ChunkId, Metadata};
 use reshard_storage::Checksum;

@@ -1,6 +1,7 @@
 //! What the archive of a chunk says of its tensor: a few hundred bytes at its start and at its end.
 
-use crate::{limits::unreadable, reader::TorchDistReader, table::Place};
+use super::{names::name_of, opened::TorchDistReader};
+use crate::{limits::unreadable, table::Place};
 use bytes::Bytes;
 use reshard_model::{Layout, Tensor};
 use reshard_plan::ChunkId;
@@ -103,7 +104,7 @@ impl TorchDistReader {
 
     /// A chunk's name for messages.
     pub(crate) fn name_of(&self, chunk: ChunkId) -> String {
-        super::name_of(&self.table.metadata, chunk)
+        name_of(&self.table.metadata, chunk)
     }
 
     /// Reads the ends of archives, many at once. Gives the bytes that were read, too.

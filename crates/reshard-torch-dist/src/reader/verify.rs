@@ -1,10 +1,11 @@
 //! Looking for damage without loading anything.
 
-use super::TorchDistReader;
-use crate::{
-    lost::Lost,
-    reader::head::{SMALL, Wanted},
+use super::{
+    head::{SMALL, Wanted},
+    names::named,
+    opened::TorchDistReader,
 };
+use crate::lost::Lost;
 use reshard_model::{BoxFault, ErrorKind, Payload, Region, first_fault};
 use reshard_plan::TensorRef;
 use reshard_storage::{Name, Progress, StorageError, StoreExt};
@@ -86,7 +87,7 @@ impl Verifier<'_> {
 
     fn damaged(&mut self, key: Option<&str>, e: &StrategyError) {
         let mut found = Damage::of(key, e);
-        if let Some(rest) = key.and_then(|key| found.what.strip_prefix(&*super::named(key))) {
+        if let Some(rest) = key.and_then(|key| found.what.strip_prefix(&*named(key))) {
             found.what = rest.into();
         }
         self.report.add(e.kind(), found);

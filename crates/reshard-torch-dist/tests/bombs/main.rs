@@ -69,7 +69,7 @@ fn transformed(start: Asm, n: u32, list: impl Fn(Asm, u32) -> Asm) -> Vec<u8> {
 }
 
 #[test]
-fn what_asks_for_more_than_the_file_is_worth_is_refused() {
+fn what_is_built_again_and_again_is_refused() {
     let _turn = turn();
     steps("a state of the root again and again", &{
         let a = shared_dict(5000).class(MD, "Metadata").op(b")\x81").many(5000, |a, _| a.get(0).op(b"b"));
@@ -108,6 +108,11 @@ fn what_asks_for_more_than_the_file_is_worth_is_refused() {
             same,
         )
     });
+}
+
+#[test]
+fn what_many_items_share_is_refused() {
+    let _turn = turn();
     read("names of classes out of long texts", (0, 0, 0), &{
         let text = |a: Asm, i| a.str(&format!("m{i}{}", "x".repeat(2000))).keep(i);
         let a = Asm::new().many(200, text).str("torch").keep(200);
@@ -124,6 +129,11 @@ fn what_asks_for_more_than_the_file_is_worth_is_refused() {
         "transforms of a text again and again",
         &transformed(shared_text(50_000), 50, |a, i| a.many(200, |a, _| a.get(0)).int(i)),
     );
+}
+
+#[test]
+fn what_planner_data_and_mcore_data_share_is_refused() {
+    let _turn = turn();
     memory("a path of planner data that many keys share", &{
         let a = shared_text(100).op(b"(").many(2000, |a, _| a.get(0)).op(b"t").keep(1);
         a.metadata(same, same, |a| {
@@ -149,6 +159,11 @@ fn what_asks_for_more_than_the_file_is_worth_is_refused() {
             a.str("mcore_data").op(b"}(").many(5000, |a, i| a.str(&format!("k{i}")).get(0)).op(b"u")
         })
     });
+}
+
+#[test]
+fn what_is_named_again_and_again_is_refused() {
+    let _turn = turn();
     steps("a place of a chunk that nobody has, again and again", &{
         let at = |n: u32| [&[n][..], &[0; 59]].concat();
         let one = [1; 60];

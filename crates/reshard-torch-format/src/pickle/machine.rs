@@ -226,10 +226,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
                 self.marks.push(self.base);
                 Ok(())
             }
-            Op::BinInt1(v) => {
-                let v = self.builder.int(v.into());
-                self.push(v)
-            }
+            Op::BinInt1(v) => self.int(v.into()),
             Op::BinGet(i) => self.get(i.into()),
             Op::LongBinGet(i) => self.get(i as usize),
             Op::Memoize => self.put(None),
@@ -305,14 +302,8 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
                 let v = self.builder.bool(matches!(op, Op::NewTrue));
                 self.push(v)
             }
-            Op::BinInt2(v) => {
-                let v = self.builder.int(v.into());
-                self.push(v)
-            }
-            Op::BinInt(v) => {
-                let v = self.builder.int(v.into());
-                self.push(v)
-            }
+            Op::BinInt2(v) => self.int(v.into()),
+            Op::BinInt(v) => self.int(v.into()),
             Op::Long1(le) | Op::Long4(le) => self.long(le),
             Op::BinFloat(v) => {
                 let v = self.builder.float(v);
@@ -321,6 +312,12 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
             Op::Frame(_) => Ok(()),
             other => self.rare(other),
         }
+    }
+
+    #[inline(always)]
+    fn int(&mut self, v: i64) -> Built<()> {
+        let v = self.builder.int(v);
+        self.push(v)
     }
 
     #[inline(always)]
@@ -369,29 +366,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
                 };
                 self.push(v)
             }
-            Op::Int(b"00") | Op::Int(b"01") => {
-                let v = self.builder.bool(matches!(op, Op::Int(b"01")));
-                self.push(v)
-            }
-            Op::Int(line) | Op::Long(line) => self.number(line),
-            Op::Float(line) => {
-                let text = std::str::from_utf8(line).ok();
-                let v = text.and_then(|t| t.trim().parse().ok());
-                let v = v.ok_or_else(|| Refusal::damaged("a float is no number"))?;
-                let v = self.builder.float(v);
-                self.push(v)
-            }
-            Op::String(raw) => {
-                let raw = text::quoted(raw).ok_or_else(|| Refusal::damaged("a string is not quoted"))?;
-                self.old_text(raw)
-            }
             Op::BinString(raw) | Op::ShortBinString(raw) => self.old_text(Cow::Borrowed(raw)),
-            Op::Unicode(raw) => {
-                let s =
-                    text::raw_unicode(raw).ok_or_else(|| Refusal::damaged("a text has a wrong escape"))?;
-                let v = self.builder.str(s);
-                self.push(v)
-            }
             Op::BinBytes(raw) | Op::ShortBinBytes(raw) | Op::BinBytes8(raw) => {
                 let v = self.builder.bytes(Cow::Borrowed(raw));
                 self.push(v)
@@ -428,6 +403,59 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
                 let from = self.mark()?;
                 self.fill(from, |b, set, items| b.add_items(set, items))
             }
+            Op::Obj => {
+                let from = self.mark()?;
+                if self.stack.len() <= from {
+                    return Err(underflow());
+                }
+                let class = self.stack.remove(from);
+                self.instance(class, from)
+            }
+            Op::NewObjEx => {
+                let (kwargs, args, class) = (self.pop()?, self.pop()?, self.pop()?);
+                let v = self.builder.new_object_ex(class, args, kwargs);
+                self.push(v)
+            }
+            Op::BinPersId => {
+                let id = self.pop()?;
+                let v = self.builder.persistent(id);
+                self.push(v)
+            }
+            Op::Ext1(_) | Op::Ext2(_) | Op::Ext4(_) => {
+                Err(Refusal::unsupported("a class by its number in Python's extension registry"))
+            }
+            Op::NextBuffer | Op::ReadOnlyBuffer => {
+                Err(Refusal::unsupported("a buffer outside of the pickle"))
+            }
+            other => self.by_text(other),
+        }
+    }
+
+    /// Instructions of protocol 0, whose arguments are lines of text.
+    fn by_text(&mut self, op: Op<'a>) -> Built<()> {
+        match op {
+            Op::Int(b"00") | Op::Int(b"01") => {
+                let v = self.builder.bool(matches!(op, Op::Int(b"01")));
+                self.push(v)
+            }
+            Op::Int(line) | Op::Long(line) => self.number(line),
+            Op::Float(line) => {
+                let text = std::str::from_utf8(line).ok();
+                let v = text.and_then(|t| t.trim().parse().ok());
+                let v = v.ok_or_else(|| Refusal::damaged("a float is no number"))?;
+                let v = self.builder.float(v);
+                self.push(v)
+            }
+            Op::String(raw) => {
+                let raw = text::quoted(raw).ok_or_else(|| Refusal::damaged("a string is not quoted"))?;
+                self.old_text(raw)
+            }
+            Op::Unicode(raw) => {
+                let s =
+                    text::raw_unicode(raw).ok_or_else(|| Refusal::damaged("a text has a wrong escape"))?;
+                let v = self.builder.str(s);
+                self.push(v)
+            }
             Op::Get(line) => match number(line) {
                 Some(i) => self.get(i),
                 None => Err(Refusal::damaged("a memo entry's name is no number")),
@@ -443,36 +471,12 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
                 let class = self.pop()?;
                 self.instance(class, from)
             }
-            Op::Obj => {
-                let from = self.mark()?;
-                if self.stack.len() <= from {
-                    return Err(underflow());
-                }
-                let class = self.stack.remove(from);
-                self.instance(class, from)
-            }
-            Op::NewObjEx => {
-                let (kwargs, args, class) = (self.pop()?, self.pop()?, self.pop()?);
-                let v = self.builder.new_object_ex(class, args, kwargs);
-                self.push(v)
-            }
             Op::PersId(line) => {
                 let id = std::str::from_utf8(line)
                     .map_err(|_| Refusal::damaged("a persistent id is not UTF-8"))?;
                 let id = self.builder.str(Cow::Borrowed(id))?;
                 let v = self.builder.persistent(id);
                 self.push(v)
-            }
-            Op::BinPersId => {
-                let id = self.pop()?;
-                let v = self.builder.persistent(id);
-                self.push(v)
-            }
-            Op::Ext1(_) | Op::Ext2(_) | Op::Ext4(_) => {
-                Err(Refusal::unsupported("a class by its number in Python's extension registry"))
-            }
-            Op::NextBuffer | Op::ReadOnlyBuffer => {
-                Err(Refusal::unsupported("a buffer outside of the pickle"))
             }
             other => Err(Refusal::damaged(format!("{other:?} is out of place"))),
         }

@@ -45,6 +45,11 @@ fn records(n: usize, name: impl Fn(usize) -> String) -> Result<Vec<u8>> {
 
 /// Bombs.
 pub fn archives() -> Vec<Bomb> {
+    [many_records(), blown_up(), directories(), of_tensors(), of_many_keys()].into_iter().flatten().collect()
+}
+
+/// Records without end.
+fn many_records() -> Vec<Bomb> {
     let mut all = Vec::new();
     let mut add = |name, make| all.extend(both(name, make));
     add("65,000 records", || records(65_000, |k| format!("archive/data/{k}")));
@@ -62,6 +67,13 @@ pub fn archives() -> Vec<Bomb> {
     });
     add("records with names of 60 kB", || records(150, |k| format!("archive/{}{k}", "n".repeat(60_000))));
     add("records in deep folders", || records(150, |k| format!("archive/{}{k}", "d/".repeat(30_000))));
+    all
+}
+
+/// Records that unpack to much.
+fn blown_up() -> Vec<Bomb> {
+    let mut all = Vec::new();
+    let mut add = |name, make| all.extend(both(name, make));
     add("a pickle that unpacks to 1 GiB", || {
         Ok(torch_of(&Record::blown_up("archive/data.pkl", b"\x80\x02](", b'N', 1 << 10, b"e.")?, &[]))
     });
@@ -89,6 +101,13 @@ pub fn archives() -> Vec<Bomb> {
     add("a record of 8 GiB that nobody needs", || {
         Ok(torch_of(&pickle(), &[Record::blown_up("archive/data/0", b"", 0, 8 << 10, b"")?]))
     });
+    all
+}
+
+/// Directories that do not say what is.
+fn directories() -> Vec<Bomb> {
+    let mut all = Vec::new();
+    let mut add = |name, make| all.extend(both(name, make));
     add("a comment of 64 kB", || Ok(Zip::default().add(&pickle()).end(&[b'c'; 65_535])));
     add("a comment of ends", || {
         let end = [&b"PK\x05\x06"[..], &[0xff; 16], &[0, 0]].concat();
@@ -144,7 +163,12 @@ pub fn archives() -> Vec<Bomb> {
         p.extend_from_slice(&(1u64 << 40).to_le_bytes());
         Ok(p)
     });
-    all.extend([
+    all
+}
+
+/// Archives of tensors.
+fn of_tensors() -> Vec<Bomb> {
+    vec![
         Bomb::new("a tensor among 65,000 records", |dir| {
             tensor(dir, |pickle, storage| {
                 let mut all = vec![storage.clone()];
@@ -175,6 +199,12 @@ pub fn archives() -> Vec<Bomb> {
             let item = |k: usize| Item::tensor(&format!("t{k}"), Type::U8, &[4], bytes.clone());
             put_items(dir, &(0..200).map(item).collect::<Vec<_>>())
         }),
+    ]
+}
+
+/// Archives under many keys.
+fn of_many_keys() -> Vec<Bomb> {
+    vec![
         Bomb::new("items that lie in each other", |dir| {
             // Each is listed as everything from its own beginning to the end of the file.
             let bytes = Zip::default().add(&pickle()).end(b"");
@@ -209,6 +239,5 @@ pub fn archives() -> Vec<Bomb> {
             put(dir, ".metadata", &p.end())?;
             put(dir, DATA, &bytes)
         }),
-    ]);
-    all
+    ]
 }

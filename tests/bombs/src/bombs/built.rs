@@ -17,6 +17,11 @@ fn fields(p: &mut Pickle, n: usize) {
 const ONE: View<'_> = View { of: Type::F32, shape: &[1], strides: &[1], numel: 1, record: "0" };
 
 pub(super) fn built() -> Vec<(&'static str, Make)> {
+    [contents(), copies(), tensors(), texts(), lists()].into_iter().flatten().collect()
+}
+
+/// What objects, dicts and sets are filled with.
+fn contents() -> Vec<(&'static str, Make)> {
     vec![
         ("one state built many times", || {
             plain(|p| {
@@ -78,6 +83,12 @@ pub(super) fn built() -> Vec<(&'static str, Make)> {
                 p.each(300_000, |p, k| done(p.int(k as i64).none().raw(b"s")));
             })
         }),
+    ]
+}
+
+/// What is appended, copied, memoised or nested without end.
+fn copies() -> Vec<(&'static str, Make)> {
+    vec![
         ("many appended one by one", || plain(|p| done(p.raw(b"]").times(3_000_000, b"Na")))),
         ("copies of the top", || plain(|p| done(p.raw(b"(").none().times(9_000_000, b"2").raw(b"l")))),
         ("copies of a text", || {
@@ -105,6 +116,12 @@ pub(super) fn built() -> Vec<(&'static str, Make)> {
                 p.times(500_000, b"h\0)\x81").none().times(500_000, b"b");
             })
         }),
+    ]
+}
+
+/// Storages, and tensors over them.
+fn tensors() -> Vec<(&'static str, Make)> {
+    vec![
         ("one storage many times", || {
             plain(|p| done(p.list(|p| done(p.each(100_000, |p, _| done(p.storage(Type::F32, "0", 1)))))))
         }),
@@ -145,6 +162,12 @@ pub(super) fn built() -> Vec<(&'static str, Make)> {
         ("negative shapes and strides", || {
             plain(|p| done(p.tensor(View { shape: &[-1, i64::MIN], strides: &[i64::MIN, -1], ..ONE })))
         }),
+    ]
+}
+
+/// Numbers, texts and names.
+fn texts() -> Vec<(&'static str, Make)> {
+    vec![
         ("a float of many digits", || plain(|p| done(p.raw(b"F").times(2_000_000, b"9").raw(b"\n")))),
         ("a quoted text of escapes", || plain(|p| done(p.raw(b"S'").times(1_000_000, b"\\x41").raw(b"'\n")))),
         ("a text of escapes", || plain(|p| done(p.raw(b"V").times(500_000, b"\\u0041").raw(b"\n")))),
@@ -163,6 +186,12 @@ pub(super) fn built() -> Vec<(&'static str, Make)> {
         ("extensions and buffers", || {
             plain(|p| done(p.times(100_000, b"\x97\x98").raw(b"\x84\xff\xff\xff\x7f")))
         }),
+    ]
+}
+
+/// Lengths without content, and long lists.
+fn lists() -> Vec<(&'static str, Make)> {
+    vec![
         ("marks and pops", || plain(|p| done(p.times(3_000_000, b"(1").none()))),
         ("a text longer than the file", || plain(|p| done(p.raw(b"X\xff\xff\xff\x7fabc")))),
         ("bytes longer than the file", || plain(|p| done(p.raw(b"\x96").raw(&(1u64 << 62).to_le_bytes())))),

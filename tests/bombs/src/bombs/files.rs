@@ -58,7 +58,12 @@ fn sparse_item(dir: &Path, tensor: bool, length: u64) -> Result<()> {
 
 /// Bombs.
 pub fn files() -> Vec<Bomb> {
-    let mut all = vec![
+    [notes(), controls(), listings(), holes(), hollow_records()].into_iter().flatten().collect()
+}
+
+/// Notes of reshard.
+fn notes() -> Vec<Bomb> {
+    vec![
         note("reshard.json that names an 8 TiB file", |dir| {
             put_sparse(dir, "large", b"", TIB_8)?;
             Ok(commit("large", ""))
@@ -97,6 +102,12 @@ pub fn files() -> Vec<Bomb> {
             );
             put(dir, "reshard.json", text.as_bytes())
         }),
+    ]
+}
+
+/// Control files of Megatron Core.
+fn controls() -> Vec<Bomb> {
+    vec![
         control("metadata.json in many brackets", || "[".repeat(60 << 20)),
         control("metadata.json in many braces", || r#"{"a":"#.repeat(10 << 20)),
         control("metadata.json of many members", || format!("{{{}\"b\":1}}", "\"a\":1,".repeat(10 << 20))),
@@ -116,6 +127,12 @@ pub fn files() -> Vec<Bomb> {
             )
         }),
         control("metadata.json beyond the limit", || " ".repeat(65 << 20)),
+    ]
+}
+
+/// What lies in the directory.
+fn listings() -> Vec<Bomb> {
+    vec![
         Bomb::new("many files of others", |dir| {
             sound(dir)?;
             (0..20_000).try_for_each(|k| put(dir, &format!("f{k}"), b""))
@@ -132,6 +149,12 @@ pub fn files() -> Vec<Bomb> {
             sound(dir)?;
             Ok(std::fs::create_dir_all(dir.join("d/".repeat(1_000)))?)
         }),
+    ]
+}
+
+/// Items that are nothing but a hole.
+fn holes() -> Vec<Bomb> {
+    vec![
         Bomb::new("an object of 8 TiB, all hole", |dir| sparse_item(dir, false, TIB_8)),
         Bomb::new("an object of 3 GiB, all hole", |dir| sparse_item(dir, false, 3 << 30)),
         Bomb::new("a tensor's item of 8 TiB, all hole", |dir| sparse_item(dir, true, TIB_8)),
@@ -160,7 +183,12 @@ pub fn files() -> Vec<Bomb> {
             put(dir, "metadata.json", MEGATRON.as_bytes())?;
             put_sparse(dir, "integrity.json", b"", TIB_8)
         }),
-    ];
+    ]
+}
+
+/// Records that are nothing but a hole.
+fn hollow_records() -> Vec<Bomb> {
+    let mut all = Vec::new();
     for (size, length) in [("3 GiB", 3 << 30), ("8 TiB", TIB_8)] {
         all.extend([
             Bomb::new(&format!(".metadata of {size}, all hole"), move |dir| {

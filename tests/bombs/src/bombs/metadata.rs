@@ -132,8 +132,13 @@ fn named() -> Vec<Bomb> {
 
 /// Others of their kinds.
 pub fn metadata() -> Vec<Bomb> {
-    let mut all = named();
-    all.extend([
+    let others = [keys(), names(), fields_of_it(), nests(), contents(), shared(), ranks()];
+    named().into_iter().chain(others.into_iter().flatten()).collect()
+}
+
+/// Paths, names of files and keys that are long or many.
+fn keys() -> Vec<Bomb> {
+    vec![
         Bomb::metadata("paths of paths", || {
             behind(|p| {
                 p.text("x").levels(60, |p, k| done(p.call(PATH, |p| done(p.get(k).get(k)))));
@@ -187,6 +192,12 @@ pub fn metadata() -> Vec<Bomb> {
             p.metadata(|p| done(p.each(500_000, |p, _| done(p.text("o").get(0)))), |_| (), |_| ());
             p.end()
         }),
+    ]
+}
+
+/// Names of classes and types, and ints.
+fn names() -> Vec<Bomb> {
+    vec![
         Bomb::metadata("an unknown element type with a long name", || {
             let mut p = Pickle::new();
             p.properties(&"n".repeat(1_000_000)).keep(0).size(&[1]).keep(1).list(|_| ()).keep(2);
@@ -217,6 +228,12 @@ pub fn metadata() -> Vec<Bomb> {
                 done(p.dict(|p| done(p.text("o").tuple(|p| done(p.times(2_000_000, b"K\x01"))))))
             })
         }),
+    ]
+}
+
+/// Fields of the root.
+fn fields_of_it() -> Vec<Bomb> {
+    vec![
         Bomb::metadata("planner data that is a long text", || {
             with_field("planner_data", |p| done(p.text("x".repeat(1_000_000)).laugh(6, 10)))
         }),
@@ -254,6 +271,12 @@ pub fn metadata() -> Vec<Bomb> {
                 p.list(|p| done(p.each(50_000, |p, _| done(p.dict(|p| done(p.get(0).raw(b"}")))))));
             })
         }),
+    ]
+}
+
+/// What is built again and again, or in each other.
+fn nests() -> Vec<Bomb> {
+    vec![
         Bomb::metadata("one entry built many times", || {
             behind(|p| {
                 fields(p, 20_000);
@@ -279,6 +302,12 @@ pub fn metadata() -> Vec<Bomb> {
         }),
         Bomb::metadata("a memo without end", || behind(|p| done(p.none().put(u32::MAX).raw(b"0")))),
         Bomb::metadata("a large memo", || behind(|p| done(p.times(3_000_000, b"N\x940")))),
+    ]
+}
+
+/// Contents without end.
+fn contents() -> Vec<Bomb> {
+    vec![
         Bomb::metadata("nothing but Nones, 100 MB", || {
             with_field("further", |p| done(p.list(|p| done(p.times(100_000_000, b"N")))))
         }),
@@ -294,6 +323,12 @@ pub fn metadata() -> Vec<Bomb> {
         Bomb::metadata("copies of the top, 9 MB", || {
             behind(|p| done(p.raw(b"(").none().times(9_000_000, b"2").raw(b"l0")))
         }),
+    ]
+}
+
+/// What many tensors share.
+fn shared() -> Vec<Bomb> {
+    vec![
         Bomb::metadata("many ranks in a common list", || {
             let mut p = Pickle::new();
             p.list(|p| done(p.times(100_000, b"K\x01"))).keep(0);
@@ -323,6 +358,12 @@ pub fn metadata() -> Vec<Bomb> {
             p.metadata(|p| done(p.each(50_000, entry)), |_| (), |_| ());
             p.end()
         }),
+    ]
+}
+
+/// Metadata of ranks.
+fn ranks() -> Vec<Bomb> {
+    vec![
         Bomb::new("ranks of their own, a thousand", |dir| {
             let mut p = Pickle::new();
             p.properties("float32").keep(0).list(|_| ()).keep(2);
@@ -351,6 +392,5 @@ pub fn metadata() -> Vec<Bomb> {
             let bytes = p.end();
             (0..50).try_for_each(|k| put(dir, &format!("__{k}.metadata"), &bytes))
         }),
-    ]);
-    all
+    ]
 }

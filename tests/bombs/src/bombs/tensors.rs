@@ -33,7 +33,11 @@ const ZSTD: &str = "stream.zstd/1";
 
 /// Bombs.
 pub fn tensors() -> Vec<Bomb> {
-    let archive = || zip::torch(&view(Type::U8, &[4], &[1], 4), &[("0", &[7; 4])]);
+    [over_few_bytes(), deflated(), streams()].into_iter().flatten().collect()
+}
+
+/// Many elements over few bytes.
+fn over_few_bytes() -> Vec<Bomb> {
     vec![
         Bomb::new("2^40 elements over 4 bytes", |dir| {
             put_items(dir, &[shared("t", Type::F32, &[1 << 40], &[0], &[7; 4])])
@@ -66,6 +70,12 @@ pub fn tensors() -> Vec<Bomb> {
                 &[Item::tensor("t", Type::F32, &[1 << 32], zip::torch(&p.end(), &[("0", &[0; 4])]))],
             )
         }),
+    ]
+}
+
+/// Storages that are deflated.
+fn deflated() -> Vec<Bomb> {
+    vec![
         Bomb::new("a deflated storage of 8 GiB", |dir| {
             let storage = Record::blown_up("archive/data/0", b"", 7, 8 << 10, b"")?;
             let pickle = Record::plain("archive/data.pkl", &view(Type::U8, &[4], &[1], 8 << 30));
@@ -90,6 +100,13 @@ pub fn tensors() -> Vec<Bomb> {
             let item = |k: usize| Item::tensor(&format!("t{k}"), Type::U8, &[4], bytes.clone());
             put_items(dir, &(0..40).map(item).collect::<Vec<_>>())
         }),
+    ]
+}
+
+/// Items that went through a stream transform.
+fn streams() -> Vec<Bomb> {
+    let archive = || zip::torch(&view(Type::U8, &[4], &[1], 4), &[("0", &[7; 4])]);
+    vec![
         Bomb::new("a stream of 240 kB that holds 8 GB", |dir| {
             put_items(dir, &[packed(zstd::blown_up(0, 61_036), &[ZSTD])])
         }),

@@ -41,6 +41,11 @@ fn axes(p: &mut Pickle) {
 
 /// Those of the issue that made this crate, and their kin.
 pub(super) fn values() -> Vec<(&'static str, Make)> {
+    [of_the_issue(), containers(), leaves()].into_iter().flatten().collect()
+}
+
+/// Those of the issue that made this crate.
+fn of_the_issue() -> Vec<(&'static str, Make)> {
     vec![
         ("b1", || laugh(6, 12, |p| done(p.global((&"m".repeat(490), &"n".repeat(490)))))),
         ("b2", || laugh(5, 10, |p| done(p.long(1_000_000)))),
@@ -78,6 +83,12 @@ pub(super) fn values() -> Vec<(&'static str, Make)> {
         ("b18", || plain(|p| done(p.raw(b"\x8d").times(8, b"\xff").raw(b"abc")))),
         ("b19", || plain(|p| done(p.raw(b"\x8b\xff\xff\xff\xff")))),
         ("b20", || plain(|p| done(p.raw(b"\x95").times(8, b"\xff").none()))),
+    ]
+}
+
+/// Other containers that are shared.
+fn containers() -> Vec<(&'static str, Make)> {
+    vec![
         // Other containers that are shared.
         ("tuples", || levels(60, |p, k| done(p.tuple(|p| done(p.get(k).get(k)))))),
         ("tuples in 7 levels of 14", || {
@@ -134,6 +145,12 @@ pub(super) fn values() -> Vec<(&'static str, Make)> {
                     .raw(b"\x92");
             })
         }),
+    ]
+}
+
+/// Leaves that are shared.
+fn leaves() -> Vec<(&'static str, Make)> {
+    vec![
         ("bytes", || laugh(4, 10, |p| done(p.bytes(&[7; 1_000_000])))),
         ("byte arrays", || {
             laugh(4, 10, |p| done(p.raw(b"\x96").raw(&1_000_000u64.to_le_bytes()).times(1_000_000, b"z")))

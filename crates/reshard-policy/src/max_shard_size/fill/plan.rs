@@ -1,6 +1,6 @@
 //! How many shards there are, and which of them end with a tensor.
 
-use super::{Row, Size};
+use super::row::{Row, Size};
 use crate::Content;
 
 /// How many shards it takes, and what may be left free in them.

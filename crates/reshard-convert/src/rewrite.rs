@@ -1,8 +1,8 @@
 //! DCP's planner, for what is not new but rewritten.
 
-use crate::glob::Keys;
+use crate::source::Keys;
 use reshard::{
-    blocking::Checkpoint,
+    Checkpoint, Dialect,
     model::FlatStateDict,
     plan::{
         DefaultSavePlanner, Metadata, PlannerData, Result, SaveContext, SavePlan, SavePlanner,
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Nesting, and what is kept of each tensor, are the source's.
 #[derive(Clone, Debug)]
-pub(super) struct Rewrite {
+pub(crate) struct Rewrite {
     base: DefaultSavePlanner,
     source: Arc<Metadata>,
     /// Long when there are many keys; all ranks' planners have the same.
@@ -21,11 +21,11 @@ pub(super) struct Rewrite {
 }
 
 impl Rewrite {
-    pub(super) fn of(checkpoint: &Checkpoint, keys: Keys<'_>) -> Self {
+    pub(crate) fn of(checkpoint: &Checkpoint, keys: &Keys<'_>) -> Self {
         let source = Arc::clone(checkpoint.metadata());
         let planner_data = match (checkpoint.dialect(), source.planner_data()) {
             // Of the program's own making, and not needed by anyone.
-            (reshard::Dialect::Megatron, _) => None,
+            (Dialect::Megatron, _) => None,
             (_, Some(PlannerData::Paths(paths))) => {
                 let kept = paths.iter().filter(|(k, _)| keys.has(k));
                 Some(PlannerData::Paths(kept.map(|(k, p)| (k.clone(), p.clone())).collect()))

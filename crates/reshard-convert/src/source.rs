@@ -1,19 +1,34 @@
 //! A checkpoint as the state of N ranks, of which no tensor is loaded.
 
-use crate::{
-    error::{CliError, DAMAGED, Result},
-    glob::Keys,
-    table::shown,
-};
+use crate::{ConvertError, Result};
 use reshard::{
-    Data, Dialect, Region, Save, ShardedObject, ShardedTensor, StateDict, StoredCommon,
-    blocking::{Checkpoint, TensorHandle},
+    Checkpoint, Data, Dialect, Region, Save, ShardedObject, ShardedTensor, StateDict, StoredCommon,
+    TensorHandle,
     model::{Leaf, Path, Payload, Step, Tree},
     plan::Entry,
 };
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::{cmp::Reverse, collections::BinaryHeap, fmt};
 
-pub(super) struct Source {
+type Chosen<'a> = dyn Fn(&str) -> bool + Send + Sync + 'a;
+
+/// Which keys are carried over; all, unless somebody chooses.
+#[derive(Default)]
+pub(crate) struct Keys<'a>(pub(crate) Option<Box<Chosen<'a>>>);
+
+impl Keys<'_> {
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.0.as_ref().is_none_or(|chosen| chosen(key))
+    }
+}
+
+impl fmt::Debug for Keys<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "some keys" } else { "all keys" })
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Source {
     dialect: Dialect,
     items: Vec<Item>,
     /// Not decoded: what this program can't say of it is kept.
@@ -21,6 +36,7 @@ pub(super) struct Source {
     empty_dicts: Vec<Path>,
 }
 
+#[derive(Debug)]
 enum Item {
     Tensor(TensorHandle),
     Object(String, Payload),
@@ -46,24 +62,21 @@ impl Item {
 
 impl Source {
     /// Whether all chunks lie somewhere: a file is as long as its tensors say before the first of their bytes is read.
-    pub(super) fn has_places(&self) -> Result<()> {
+    pub(crate) fn has_places(&self) -> Result<()> {
         for item in &self.items {
             let Item::Tensor(tensor) = item else { continue };
             let lost = tensor.chunks().into_iter().find(|c| c.parts.is_empty() && !c.region.is_empty());
             if let Some(chunk) = lost {
-                let what =
-                    format!("{}: chunk {} has no place in any file", shown(tensor.key()), chunk.region);
-                let hint = "`reshard verify` lists all that is wrong; `--key` chooses other tensors";
-                return Err(CliError::Told { what, hint: hint.into(), code: DAMAGED });
+                return Err(ConvertError::NoPlace { key: tensor.key().into(), region: chunk.region });
             }
         }
         Ok(())
     }
 
     /// Objects are read as they are stored, tensors not at all.
-    pub(super) fn read(checkpoint: &Checkpoint, keys: Keys<'_>) -> Result<Self> {
+    pub(crate) async fn read(checkpoint: &Checkpoint, keys: &Keys<'_>) -> Result<Self, reshard::Error> {
         let dialect = checkpoint.dialect();
-        let common = checkpoint.stored_common()?;
+        let common = checkpoint.stored_common().await?;
         let of_common = common.as_ref().and_then(StoredCommon::object_key);
         let is_common = |key: &str| of_common == Some(key);
         let mut items = Vec::new();
@@ -71,17 +84,17 @@ impl Source {
             let key = entry.key();
             items.push(match entry {
                 Entry::Tensor(_) => Item::Tensor(checkpoint.tensor(key)?),
-                Entry::Object(..) => Item::Object(key.into(), checkpoint.object_payload(key)?),
+                Entry::Object(..) => Item::Object(key.into(), checkpoint.object_payload(key).await?),
             });
         }
-        let (sidecar, _) = checkpoint.sidecar();
+        let (sidecar, _) = checkpoint.sidecar().await;
         let mut empty_dicts = sidecar.map_or_else(Vec::new, |s| s.empty_dicts);
         empty_dicts.retain(|p| keys.has(&p.to_string()));
         Ok(Self { dialect, items, common, empty_dicts })
     }
 
     /// Sets up the save of a rank's state.
-    pub(super) fn save<'s>(&self, state: &'s StateDict, url: &'s str) -> Save<'s> {
+    pub(crate) fn save<'s>(&self, state: &'s StateDict, url: &'s str) -> Save<'s> {
         let save = reshard::save(state, url).dialect(self.dialect);
         // Their places in lists and dicts can't be told by a state that has each item under its key.
         let save = save.empty_dicts(self.empty_dicts.iter().cloned());
@@ -91,26 +104,26 @@ impl Source {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    pub(super) fn tensors(&self) -> u64 {
+    pub(crate) fn tensors(&self) -> u64 {
         self.items.iter().filter(|i| matches!(i, Item::Tensor(_))).count() as u64
     }
 
-    pub(super) fn objects(&self) -> u64 {
+    pub(crate) fn objects(&self) -> u64 {
         self.items.len() as u64 - self.tensors()
     }
 
     /// Bytes that are written, about.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.items.iter().map(Item::bytes).fold(0, u64::saturating_add)
     }
 
     /// The rank that has each item which can't be cut: the least loaded one, the lowest of equals. If all ranks had it, as
     /// ranks of a job would, memory would grow with ranks times items.
-    pub(super) fn dealt(&self, ranks: u32) -> Vec<u32> {
+    pub(crate) fn dealt(&self, ranks: u32) -> Vec<u32> {
         let mut loads = vec![0u64; ranks as usize];
         for t in self.items.iter().filter_map(Item::cut) {
             let row = t.nbytes() / t.shape().first().copied().unwrap_or(1).max(1);
@@ -137,7 +150,7 @@ impl Source {
     }
 
     /// What one rank has, of what is [`dealt`](Self::dealt) too.
-    pub(super) fn of_rank(&self, rank: u32, ranks: u32, dealt: &[u32]) -> Result<StateDict> {
+    pub(crate) fn of_rank(&self, rank: u32, ranks: u32, dealt: &[u32]) -> Result<StateDict, reshard::Error> {
         let mut sharded = StateDict::new();
         for (item, to) in self.items.iter().zip(dealt) {
             match item {

@@ -1,0 +1,109 @@
+//! From arguments to an exit code.
+
+use crate::{
+    args::{Cli, Command},
+    convert, demo, digest,
+    error::{CliError, FAILED, OK, Result},
+    inspect,
+    io::Io,
+    list, plugins,
+    program::Program,
+    prune,
+    table::BAD,
+    verify,
+};
+use clap::Parser;
+use reshard::{Registry, Stores};
+use std::{
+    ffi::OsString,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+impl Program {
+    /// Runs a command line, the program's name first. Returns the exit code: 0 done, 1 damaged, 2 could not be done, 3 not a
+    /// checkpoint.
+    pub fn run<A: Into<OsString> + Clone>(&self, args: impl IntoIterator<Item = A>, io: &mut Io<'_>) -> u8 {
+        let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+        let asked_for_json = args.iter().any(|a| a == "--json");
+        let cli = match Cli::try_parse_from(args) {
+            Ok(cli) => cli,
+            Err(e) => {
+                if asked_for_json && e.use_stderr() {
+                    let message = e.render().to_string();
+                    let message = message.trim_start_matches("error: ").trim_end();
+                    io.error_json("invalid", None, message, "`reshard help` says what it can be asked");
+                }
+                let text = e.render().ansi().to_string();
+                let to = if e.use_stderr() { &mut *io.err } else { &mut *io.out };
+                // A closed pipe keeps nobody from having asked for help.
+                write!(to, "{text}").and_then(|()| to.flush()).unwrap_or(());
+                return u8::try_from(e.exit_code()).unwrap_or(FAILED);
+            }
+        };
+        let done = self.command(&cli.command, io).and_then(|code| {
+            io.out.flush()?;
+            Ok(code)
+        });
+        match done {
+            Ok(code) => code,
+            Err(e) if e.is_closed_pipe() => OK,
+            Err(e) => {
+                // What was found before the failure comes before its message.
+                io.out.flush().unwrap_or(());
+                if asked_for_json {
+                    io.error_json(e.word(), cli.command.place(), &e.message(), e.hint());
+                }
+                io.error(&e);
+                e.exit_code()
+            }
+        }
+    }
+
+    fn command(&self, command: &Command, io: &mut Io<'_>) -> Result<u8> {
+        match command {
+            Command::Inspect(a) => inspect::run(self, a, io),
+            Command::Ls(a) => list::run(self, a, io),
+            Command::Digest(a) => digest::run(self, a, io),
+            Command::Verify(a) => verify::run(self, a, io),
+            Command::Convert(a) => convert::run(self, a, io),
+            Command::Prune(a) => prune::run(self, a, io),
+            Command::Plugins(a) => plugins::run(self, a, io),
+            Command::Demo(a) => demo::run(self, a, io),
+        }
+    }
+
+    /// Runs with the process's own arguments and streams.
+    pub fn main(&self) -> ExitCode {
+        let mut out = io::BufWriter::with_capacity(1 << 16, anstream::AutoStream::auto(io::stdout().lock()));
+        let mut err = anstream::AutoStream::auto(io::stderr());
+        let code = self.run(std::env::args_os(), &mut Io { out: &mut out, err: &mut err, bars: true });
+        ExitCode::from(code)
+    }
+}
+
+/// Runs the program with these strategies, and with the stores that are linked.
+pub fn main_with(registry: Registry) -> ExitCode {
+    match Stores::linked() {
+        Ok(stores) => main_with_stores(registry, stores),
+        Err(e) => fail(reshard::strategy::StrategyError::from(e).into()),
+    }
+}
+
+/// Runs the program with these strategies and stores.
+pub fn main_with_stores(registry: Registry, stores: Stores) -> ExitCode {
+    Program::new(registry, stores).main()
+}
+
+/// Runs the program with the strategies and stores that are linked.
+pub fn main_linked() -> ExitCode {
+    match Registry::linked() {
+        Ok(registry) => main_with(registry),
+        Err(e) => fail(e.into()),
+    }
+}
+
+fn fail(e: CliError) -> ExitCode {
+    writeln!(anstream::AutoStream::auto(io::stderr()), "{BAD}error:{BAD:#} {}", e.text()).unwrap_or(());
+    ExitCode::from(FAILED)
+}

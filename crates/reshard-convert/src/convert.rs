@@ -1,0 +1,339 @@
+//! A conversion: set up, checked, carried out.
+
+use crate::{
+    Asked, ConvertError, Finding, Result,
+    destination::{self, check_files},
+    rewrite::Rewrite,
+    source::{Keys, Source},
+};
+use futures::future::join_all;
+use reshard::{
+    Checkpoint, LocalGroup, Registry, SaveReport, ShardingPolicy, StateDict, Stores,
+    policy::MaxShardSize,
+    storage::{Progress, Store},
+    strategy::{Damage, StrategyError, VerifyReport},
+    torch_dist::{self, TorchDistConfig},
+};
+use std::{
+    future::{Future, IntoFuture},
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Ranks of one conversion at most. So many take half a gigabyte beside what they hold.
+pub const MAX_RANKS: u32 = 4_096;
+
+/// Ranks of one process are not silent, only busy: one of them may write for hours while the others have nothing to do.
+const PATIENCE: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// Rewrites a checkpoint at another place; await it, or set options first. [`reshard::blocking::run`] waits for it without an
+/// executor.
+///
+/// # Cancellation
+/// A conversion that is dropped leaves nothing at the destination. What was written so far stays beside it until
+/// [`reshard::prune`] removes it.
+///
+/// # Errors
+/// [`ConvertError`]: nothing was written at the destination then.
+pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
+    Convert {
+        source,
+        dst,
+        keys: Keys::default(),
+        ranks: 1,
+        config: TorchDistConfig::new(),
+        max_shard_size: None,
+        policy: None,
+        overwrite: false,
+        verify: true,
+        checked: Progress::default(),
+        progress: Progress::default(),
+        registry: None,
+        stores: None,
+    }
+}
+
+/// A conversion that is being set up; made by [`convert`].
+#[derive(Debug)]
+#[must_use = "a conversion does nothing until it is awaited"]
+pub struct Convert<'a> {
+    source: &'a Checkpoint,
+    dst: &'a str,
+    keys: Keys<'a>,
+    ranks: u32,
+    config: TorchDistConfig,
+    max_shard_size: Option<u64>,
+    policy: Option<Arc<dyn ShardingPolicy>>,
+    overwrite: bool,
+    verify: bool,
+    checked: Progress,
+    progress: Progress,
+    registry: Option<Registry>,
+    stores: Option<Stores>,
+}
+
+impl<'a> Convert<'a> {
+    /// Which keys are carried over; all by default. Common state always is.
+    pub fn keys(mut self, chosen: impl Fn(&str) -> bool + Send + Sync + 'a) -> Self {
+        self.keys = Keys(Some(Box::new(chosen)));
+        self
+    }
+
+    /// As how many ranks; 1 by default, [`MAX_RANKS`] at most.
+    pub fn ranks(mut self, ranks: u32) -> Self {
+        self.ranks = ranks;
+        self
+    }
+
+    /// Files of each rank; 1 by default.
+    pub fn files_per_rank(mut self, files: u32) -> Self {
+        self.config.files_per_rank = files;
+        self
+    }
+
+    /// Settings of the format that is written; those of [`files_per_rank`](Self::files_per_rank) come with them.
+    pub fn strategy(mut self, config: TorchDistConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Cuts what is larger, and begins a new file when one is full; in bytes. Another [`policy`](Self::policy) has no say then.
+    pub fn max_shard_size(mut self, bytes: u64) -> Self {
+        self.max_shard_size = Some(bytes);
+        self
+    }
+
+    /// Which tensor, or which part of it, goes into which file; see [`reshard::Save::policy`].
+    pub fn policy(mut self, policy: impl Into<Arc<dyn ShardingPolicy>>) -> Self {
+        self.policy = Some(policy.into());
+        self
+    }
+
+    /// Whether a checkpoint at the destination may be replaced; see [`reshard::Save::overwrite`].
+    pub fn overwrite(mut self, overwrite: bool) -> Self {
+        self.overwrite = overwrite;
+        self
+    }
+
+    /// Whether checksums of the source are checked first; they are by default. Damage is carried over unseen without that.
+    pub fn verify(mut self, verify: bool) -> Self {
+        self.verify = verify;
+        self
+    }
+
+    /// Called with the number of bytes that were just checked, from any thread.
+    pub fn checked(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
+        self.checked = Progress::new(f);
+        self
+    }
+
+    /// Called with the number of bytes that were just written, from any thread.
+    pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
+        self.progress = Progress::new(f);
+        self
+    }
+
+    /// Strategies to find common state's in; those that are linked by default.
+    pub fn registry(mut self, registry: Registry) -> Self {
+        self.registry = Some(registry);
+        self
+    }
+
+    /// Stores to find the destination's URL in; those that are linked by default.
+    pub fn stores(mut self, stores: Stores) -> Self {
+        self.stores = Some(stores);
+        self
+    }
+
+    /// The destination itself, open already; its URL is only its name in messages then.
+    pub fn store(mut self, store: Arc<dyn Store>) -> Self {
+        self.stores = Some(Stores::only(store));
+        self
+    }
+
+    /// Makes all the checks, and reads what lies in memory: objects and common state. Nothing is written.
+    ///
+    /// # Errors
+    /// All that is wrong with the source, the destination or the options, but for what only
+    /// [`Conversion::run`] can tell.
+    pub async fn prepare(mut self) -> Result<Conversion<'a>> {
+        // What is known without reading anything comes first; then what a look at the directories tells.
+        if !(1..=MAX_RANKS).contains(&self.ranks) {
+            return Err(ConvertError::Ranks(self.ranks));
+        }
+        check_files(self.ranks, self.config.files_per_rank.max(1))?;
+        self.can_be_carried()?;
+        let stores = match self.stores.take() {
+            Some(stores) => stores,
+            None => Stores::linked().map_err(|e| ConvertError::Destination(e.into()))?,
+        };
+        let store = &**self.source.store();
+        destination::check(self.source.url(), store, self.dst, &stores, self.overwrite)?;
+        // Tensors are read in blocks, of which none is a whole item with a checksum: damage would be carried over, and get a new
+        // checksum that is right. So the source is checked first.
+        if self.verify {
+            let found = self.source.verify(true, self.checked.clone()).await.map_err(ConvertError::Read)?;
+            self.sound(&found)?;
+        }
+        self.understood()?;
+        let source = Source::read(self.source, &self.keys).await.map_err(ConvertError::Read)?;
+        source.has_places()?;
+        Ok(Conversion { setup: self, source, stores })
+    }
+
+    /// Only what is understood as a whole is rewritten.
+    fn can_be_carried(&self) -> Result<()> {
+        let (src, format) = (self.source.url(), self.source.backend());
+        if &*format.backend != torch_dist::NAME {
+            return Err(ConvertError::Format { src: src.into(), format: format.clone() });
+        }
+        if self.source.producer().flattened > 0 {
+            return Err(ConvertError::Flattened { src: src.into() });
+        }
+        Ok(())
+    }
+
+    /// What is described in an unknown way would be missing in the copy, and nothing in it would say so.
+    fn understood(&self) -> Result<()> {
+        match self.source.producer().unknown.into_iter().find(|(key, _)| self.keys.has(key)) {
+            None => Ok(()),
+            Some((key, why)) => Err(ConvertError::Unknown { key, why }),
+        }
+    }
+
+    /// Whether nothing was found of a chosen item, or of the whole. Damage comes before all else.
+    fn sound(&self, found: &VerifyReport) -> Result<()> {
+        let concerns = |d: &&Damage| d.key.as_ref().is_none_or(|key| self.keys.has(key));
+        let worst = [
+            (Finding::Damaged, &found.damage),
+            (Finding::Unchecked, &found.unchecked),
+            (Finding::NotUnderstood, &found.not_understood),
+            (Finding::NotRead, &found.not_read),
+        ];
+        let mut worst = worst.into_iter().filter_map(|(is, all)| Some((is, all.iter().find(concerns)?)));
+        match worst.next() {
+            None => Ok(()),
+            Some((finding, what)) => {
+                Err(ConvertError::Unsound { src: self.source.url().into(), finding, what: what.clone() })
+            }
+        }
+    }
+}
+
+/// A conversion of which all is checked and nothing written; made by [`Convert::prepare`].
+#[derive(Debug)]
+#[must_use = "nothing is written until it runs"]
+pub struct Conversion<'a> {
+    setup: Convert<'a>,
+    source: Source,
+    stores: Stores,
+}
+
+impl Conversion<'_> {
+    /// Tensors that are carried over.
+    pub fn tensors(&self) -> u64 {
+        self.source.tensors()
+    }
+
+    /// Objects that are carried over.
+    pub fn objects(&self) -> u64 {
+        self.source.objects()
+    }
+
+    /// Bytes of elements and objects.
+    pub fn bytes(&self) -> u64 {
+        self.source.bytes()
+    }
+
+    /// The same conversion, with [`Convert::progress`].
+    pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
+        self.setup.progress = Progress::new(f);
+        self
+    }
+
+    /// Writes the destination.
+    ///
+    /// # Errors
+    /// [`ConvertError::TooManyFiles`] by [`Convert::max_shard_size`]; [`ConvertError::NothingChosen`]; what
+    /// [`reshard::save`] says.
+    pub async fn run(self) -> Result<ConvertReport> {
+        let Self { setup, source, stores } = self;
+        if let Some(max) = setup.max_shard_size {
+            destination::few_enough(source.bytes() / max.max(1), Asked::BySize)?;
+        }
+        if source.is_empty() && setup.keys.0.is_some() {
+            return Err(ConvertError::NothingChosen { src: setup.source.url().into() });
+        }
+        let start = Instant::now();
+        let dealt = source.dealt(setup.ranks);
+        let states = (0..setup.ranks).map(|rank| source.of_rank(rank, setup.ranks, &dealt));
+        let states: Vec<StateDict> = states.collect::<Result<_, _>>().map_err(ConvertError::Read)?;
+        let saved = setup.save(&source, &states, stores).await?;
+        Ok(ConvertReport {
+            tensors: source.tensors(),
+            objects: source.objects(),
+            took: start.elapsed(),
+            saved,
+        })
+    }
+}
+
+impl Convert<'_> {
+    /// Saves the states of all ranks. Their bytes are read and written by I/O threads, so that whoever polls this drives all of
+    /// them.
+    async fn save(&self, source: &Source, states: &[StateDict], stores: Stores) -> Result<SaveReport> {
+        let planner = Rewrite::of(self.source, &self.keys);
+        let limit =
+            self.max_shard_size.map(|max| Arc::new(MaxShardSize::new(max)) as Arc<dyn ShardingPolicy>);
+        let policy = limit.or_else(|| self.policy.clone());
+        let groups = LocalGroup::new(self.ranks);
+        let saves = groups.iter().zip(states).map(|(group, state)| {
+            let progress = self.progress.clone();
+            let mut save = source.save(state, self.dst);
+            if let Some(policy) = &policy {
+                save = save.boxed_policy(Arc::clone(policy));
+            }
+            if let Some(registry) = &self.registry {
+                save = save.registry(registry.clone());
+            }
+            save.group(group)
+                .deadline(PATIENCE)
+                .strategy(self.config.clone())
+                .planner(planner.clone())
+                .overwrite(self.overwrite)
+                .stores(stores.clone())
+                .progress(move |n| progress.add(n))
+                .into_future()
+        });
+        let saved: Result<Vec<SaveReport>, _> = join_all(saves).await.into_iter().collect();
+        // The coordinator's report is that of the whole.
+        let first = saved.map_err(ConvertError::Write)?.into_iter().next();
+        first.ok_or_else(|| {
+            ConvertError::Destination(StrategyError::Internal("no rank saved anything".into()))
+        })
+    }
+}
+
+impl<'a> IntoFuture for Convert<'a> {
+    type Output = Result<ConvertReport>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async { self.prepare().await?.run().await })
+    }
+}
+
+/// What was written.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ConvertReport {
+    /// Tensors that were carried over.
+    pub tensors: u64,
+    /// Objects that were carried over.
+    pub objects: u64,
+    /// How long the writing took, without the checks before it.
+    pub took: Duration,
+    /// The save: files, bytes, how evenly they are spread, and what stays at the destination.
+    pub saved: SaveReport,
+}

@@ -1,0 +1,167 @@
+//! Why a conversion is refused, or fails.
+
+use crate::{MAX_FILES, MAX_RANKS};
+use reshard::{
+    BackendVersion, ErrorKind, Region,
+    strategy::{Damage, StrategyError},
+};
+use std::fmt;
+
+/// Result of this crate's functions.
+pub type Result<T, E = ConvertError> = std::result::Result<T, E>;
+
+/// Why a conversion is refused, or fails. Nothing appears at the destination in any case.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConvertError {
+    /// No rank, or more than [`MAX_RANKS`].
+    #[error("a conversion has 1 to {MAX_RANKS} ranks, not {0}")]
+    Ranks(u32),
+    /// More than [`MAX_FILES`].
+    #[error("that would be {files} files, and a conversion writes at most {MAX_FILES}")]
+    TooManyFiles {
+        /// How many it would be.
+        files: u64,
+        /// What asks for them.
+        asked: Asked,
+    },
+    /// The destination is the source, or a directory in which it lies.
+    #[error("{dst} {over} {src}")]
+    Over {
+        /// The destination.
+        dst: String,
+        /// What it is to the source.
+        over: Over,
+        /// The source.
+        src: String,
+    },
+    /// The place of the destination, before anything is written: something lies there.
+    #[error(transparent)]
+    Destination(StrategyError),
+    /// A source of a format that can't be converted.
+    #[error("{src} is of {format}; only {} checkpoints can be converted yet", reshard::torch_dist::NAME)]
+    Format {
+        /// The source.
+        src: String,
+        /// Its format.
+        format: BackendVersion,
+    },
+    /// A source with tensors that are stored flattened.
+    #[error("{src} holds flattened tensors, which can't be converted yet")]
+    Flattened {
+        /// The source.
+        src: String,
+    },
+    /// A chosen item that is described in an unknown way. It would be missing in the copy, and nothing in that would say so.
+    #[error("{key} can't be carried over: {why}")]
+    Unknown {
+        /// Its key.
+        key: String,
+        /// What is not known of it.
+        why: String,
+    },
+    /// What a check of the source has found, of a chosen item or of the whole.
+    #[error("{src} {finding}: {what}")]
+    Unsound {
+        /// The source.
+        src: String,
+        /// Of which kind.
+        finding: Finding,
+        /// The first of what was found.
+        what: Damage,
+    },
+    /// A chunk of a chosen tensor of which the source does not say where it lies.
+    #[error("{key}: chunk {region} has no place in any file")]
+    NoPlace {
+        /// Key of the tensor.
+        key: String,
+        /// The chunk's box of the tensor.
+        region: Region,
+    },
+    /// No key of the source was chosen.
+    #[error("no key of {src} is chosen")]
+    NothingChosen {
+        /// The source.
+        src: String,
+    },
+    /// Reading the source.
+    #[error(transparent)]
+    Read(reshard::Error),
+    /// Writing the destination, or reading the tensors that are written.
+    #[error(transparent)]
+    Write(reshard::Error),
+}
+
+/// What asks for files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Asked {
+    /// [`Convert::ranks`](crate::Convert::ranks) and [`Convert::files_per_rank`](crate::Convert::files_per_rank).
+    ByRanks,
+    /// [`Convert::max_shard_size`](crate::Convert::max_shard_size).
+    BySize,
+}
+
+/// What a destination is to the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Over {
+    /// The same place.
+    Source,
+    /// A directory above it.
+    Above,
+}
+
+impl fmt::Display for Over {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Source => "is the source itself:",
+            Self::Above => "is a directory in which the source lies:",
+        })
+    }
+}
+
+/// What a check of a checkpoint says of an item; the lists of a [`VerifyReport`](reshard::strategy::VerifyReport).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Finding {
+    /// Its bytes are wrong.
+    Damaged,
+    /// It could not be read, because of I/O.
+    Unchecked,
+    /// It is stored in a way that this version does not know.
+    NotUnderstood,
+    /// It asks for more than the limits allow.
+    NotRead,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Damaged => "is damaged",
+            Self::Unchecked => "could not be checked",
+            Self::NotUnderstood => "is not understood",
+            Self::NotRead => "is not read",
+        })
+    }
+}
+
+impl ConvertError {
+    /// What the caller can do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Ranks(_) | Self::TooManyFiles { .. } | Self::Over { .. } => ErrorKind::Invalid,
+            Self::Destination(e) => e.kind(),
+            Self::Format { .. } | Self::Flattened { .. } | Self::Unknown { .. } => ErrorKind::Unsupported,
+            Self::Unsound { finding, .. } => match finding {
+                Finding::Damaged => ErrorKind::Corrupt,
+                Finding::Unchecked => ErrorKind::Unavailable,
+                Finding::NotUnderstood => ErrorKind::Unsupported,
+                Finding::NotRead => ErrorKind::Limit,
+            },
+            Self::NoPlace { .. } => ErrorKind::Corrupt,
+            Self::NothingChosen { .. } => ErrorKind::NotFound,
+            Self::Read(e) | Self::Write(e) => e.kind(),
+        }
+    }
+}

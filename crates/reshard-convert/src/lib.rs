@@ -1,0 +1,50 @@
+//! Floor 5 of reshard: rewrites a checkpoint as any number of ranks would have saved it.
+//!
+//! ```
+//! use reshard::{ShardedTensor, StateDict, Tensor, blocking};
+//! use reshard_convert::convert;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! # let path = |name: &str| dir.path().join(name).display().to_string();
+//! # let (src, dst) = (path("step-1000"), path("step-1000-by-4"));
+//! let mut state = StateDict::new();
+//! let weight = Tensor::from_vec(&[8, 2], vec![0f32; 16])?;
+//! state.insert("model.weight", ShardedTensor::full("model.weight", weight));
+//! state.insert("optim.lr", ShardedTensor::full("optim.lr", Tensor::from_vec(&[1], vec![0.1f32])?));
+//! blocking::save(&state, &src)?;
+//!
+//! let source = blocking::Checkpoint::open(&src)?;
+//! let conversion = convert(&source, &dst)
+//!     .ranks(4)
+//!     .keys(|key| key.starts_with("model."));
+//! let report = blocking::run(conversion)?; // or `conversion.await?`
+//! assert_eq!((report.tensors, report.saved.totals.ranks), (1, 4));
+//!
+//! // Two rows for each of the four ranks.
+//! let weight = blocking::Checkpoint::open(&dst)?.tensor("model.weight")?;
+//! assert_eq!(weight.chunks().len(), 4);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - The source is checked before anything is written: is every checksum right, is all of it understood, has every chunk a
+//!   place? Damage would otherwise be carried over, and get new checksums that are right.
+//! - Nothing is written over the source, or over what it lies in.
+//! - The first axis of each tensor is cut into as many parts as there are ranks. Objects and common state are carried over byte
+//!   for byte. Dialect, nesting and empty dicts are kept.
+//! - Tensors are read while they are written, in blocks, so they need little memory whatever their size. Objects and common
+//!   state lie in memory.
+//! - The destination appears in one step at the end.
+//!
+//! [`Convert::prepare`] makes all the checks and says what would be written; a [`Conversion`] does it.
+
+mod convert;
+mod destination;
+mod error;
+mod rewrite;
+mod source;
+
+pub use convert::{Conversion, Convert, ConvertReport, MAX_RANKS, convert};
+pub use destination::{MAX_FILES, check_files};
+pub use error::{Asked, ConvertError, Finding, Over, Result};

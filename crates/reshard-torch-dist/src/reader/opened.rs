@@ -1,0 +1,60 @@
+//! What an opened checkpoint is: where its items lie, and what is wrong with them.
+
+use super::{
+    kept::Kept,
+    overlaps::Overlaps,
+    repeats::{Repeats, repeated},
+};
+use crate::{OwnFile, lost::Lost, names::hint, own_file, table::Table};
+use reshard_model::Dialect;
+use reshard_storage::{StorageError, Store};
+use reshard_strategy::{OpenCx, ReadLimits, StrategyError};
+use std::{collections::BTreeSet, sync::Arc};
+
+/// A `torch_dist` checkpoint.
+#[derive(Debug)]
+pub(crate) struct TorchDistReader {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) table: Table,
+    pub(super) dialect: Dialect,
+    pub(super) rank_local: Option<u32>,
+    pub(super) overlaps: Overlaps,
+    pub(crate) limits: ReadLimits,
+    pub(super) repeats: Repeats,
+    pub(super) kept: Kept,
+    /// Separation hints of its data files.
+    hints: BTreeSet<Box<str>>,
+}
+
+impl TorchDistReader {
+    pub(crate) fn new(cx: &OpenCx, table: Table, rank_local: Option<u32>) -> Self {
+        let OpenCx { limits, dialect, .. } = *cx;
+        let store = Arc::clone(&cx.store);
+        let overlaps = Overlaps::of(&table);
+        let repeats = if limits.allow_repeated { Repeats::new() } else { repeated(&table) };
+        let files = table.files.iter().flatten();
+        let hints = files.filter_map(|name| hint(name.as_str())).map(Into::into).collect();
+        let kept = Kept::default();
+        Self { store, table, dialect, rank_local, overlaps, limits, repeats, kept, hints }
+    }
+
+    /// What a file is by its name, with the hints that this checkpoint's data files have.
+    pub(super) fn own_file(&self, name: &str) -> Option<OwnFile> {
+        own_file(name).or_else(|| self.hints.contains(hint(name)?).then_some(OwnFile::Data))
+    }
+
+    /// An error of the store, with what it means: bytes of a checkpoint that are not there are damage.
+    pub(crate) fn lost(&self, e: StorageError, what: Option<String>) -> StrategyError {
+        let file = match &e {
+            StorageError::NotFound { path }
+            | StorageError::Short { path, .. }
+            | StorageError::NoFile { path, .. }
+            | StorageError::LinkedDirectory { path, .. } => path.clone(),
+            StorageError::Record { name, .. } | StorageError::Check { name, .. } => name.to_string(),
+            _ => return e.into(),
+        };
+        let what = what
+            .map_or_else(|| "stored bytes are lost or damaged".into(), |w| format!("{w} is lost or damaged"));
+        StrategyError::Corrupt { file, offset: None, what, source: Some(Box::new(Lost(e))) }
+    }
+}

@@ -1,0 +1,70 @@
+//! The files of a checkpoint, and whether they are sound.
+
+use super::handle::{ACT, Checkpoint};
+use crate::{Result, attempt::is_of_a_save, error::Context};
+use reshard_storage::{Entry, Leftover, Link, Progress, StoreExt};
+use reshard_strategy::{FileRole, StrategyError, VerifyReport, with_sources};
+use std::collections::BTreeSet;
+
+impl Checkpoint {
+    /// All files of its directory.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn files(&self) -> Result<Vec<Entry>> {
+        self.opened.store.files().await.during(ACT, &self.url)
+    }
+
+    /// Links in its directory. A file that is a link to a file is one of [`files`](Self::files), wherever that lies; what leads to
+    /// a directory or to nothing is not followed, and what lies there is missing.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn links(&self) -> Result<Vec<Link>> {
+        self.opened.store.links().await.during(ACT, &self.url)
+    }
+
+    /// What saves that were never finished have left beside its directory; those that are still at work too.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn leftovers(&self) -> Result<Vec<Leftover>> {
+        let mut all = self.opened.store.leftovers().await.during(ACT, &self.url)?;
+        all.retain(is_of_a_save);
+        Ok(all)
+    }
+
+    /// Names of the files that hold its items.
+    pub fn item_files(&self) -> BTreeSet<String> {
+        self.opened.item_files().into_iter().map(String::from).collect()
+    }
+
+    /// All files of its directory, and what each is to it: [`prune`](crate::prune()) removes what is left over.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn roles(&self) -> Result<Vec<(Entry, FileRole)>> {
+        self.opened.roles().await.during(ACT, &self.url)
+    }
+
+    /// Looks for damage: structure, coverage and sizes; with `full`, every checksum too.
+    ///
+    /// # Errors
+    /// Only what stops the check as a whole.
+    pub async fn verify(&self, full: bool, progress: Progress) -> Result<VerifyReport> {
+        let mut report = self.opened.reader.verify(full, &progress).await.during("verifying", &self.url)?;
+        if let Err(e) = self.opened.common().await {
+            let damage = reshard_strategy::Damage {
+                key: None,
+                file: None,
+                offset: None,
+                what: with_sources(e.to_string(), &e),
+            };
+            // All that can be checked of it is right.
+            if !matches!(e, StrategyError::Undecoded { .. }) {
+                report.add(e.kind(), damage);
+            }
+        }
+        Ok(report)
+    }
+}

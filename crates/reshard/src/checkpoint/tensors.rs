@@ -1,0 +1,146 @@
+//! Stored tensors, and any region of them.
+
+use super::handle::{ACT, Checkpoint, not_stored};
+use crate::{Error, Result, error::Context};
+use bytes::Bytes;
+use reshard_model::{
+    BoxError, DType, Data, Dims, FlatStateDict, Path, Region, Select, Sharded, ShardedTensor, SourceError,
+    Tensor, TensorSource,
+};
+use reshard_plan::TensorRef;
+use reshard_strategy::{StorageInfo, StrategyError};
+use std::sync::Arc;
+
+/// A stored chunk of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredChunk {
+    /// The box of the tensor that it holds.
+    pub region: Region,
+    /// Where the parts of the stored item lie; none when the checkpoint does not say.
+    pub parts: Vec<StorageInfo>,
+}
+
+impl Checkpoint {
+    /// A tensor, by key.
+    ///
+    /// # Errors
+    /// When there is none of that key.
+    pub fn tensor(&self, key: &str) -> Result<TensorHandle> {
+        let missing = || {
+            let metadata = self.metadata();
+            match metadata.object(key) {
+                Some(_) => {
+                    not_stored(format!("{key:?} is an object, no tensor; `Checkpoint::object` reads it"))
+                }
+                None => self.unknown("tensor", key, metadata.tensor_count()),
+            }
+        };
+        let found = self.metadata().tensor(key).ok_or_else(missing).during(ACT, &self.url)?;
+        Ok(self.handle(&found))
+    }
+
+    /// All tensors, by key.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorHandle> + '_ {
+        self.metadata().tensors().map(|t| self.handle(&t))
+    }
+
+    fn handle(&self, t: &TensorRef<'_>) -> TensorHandle {
+        TensorHandle { checkpoint: self.clone(), key: t.key().into(), dtype: t.dtype(), shape: t.shape() }
+    }
+}
+
+/// A stored tensor, of which any region can be read.
+#[derive(Clone, Debug)]
+pub struct TensorHandle {
+    checkpoint: Checkpoint,
+    key: Box<str>,
+    dtype: DType,
+    shape: Dims,
+}
+
+impl TensorHandle {
+    /// Its key.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Elements per axis.
+    pub fn shape(&self) -> &Dims {
+        &self.shape
+    }
+
+    /// Bytes of all elements.
+    pub fn nbytes(&self) -> u64 {
+        self.shape.volume().unwrap_or(u64::MAX).saturating_mul(self.dtype.size())
+    }
+
+    /// Its chunks in stored order.
+    pub fn chunks(&self) -> Vec<StoredChunk> {
+        let reader = &self.checkpoint.opened.reader;
+        let tensor = self.checkpoint.metadata().tensor(&self.key);
+        tensor.map_or_else(Vec::new, |t| {
+            t.chunks().map(|(id, region)| StoredChunk { region, parts: reader.locate_chunk(id) }).collect()
+        })
+    }
+
+    /// Reads a region: a [`Region`], some rows (`Region::rows(0..128)`) or all of it (`..`). Only the bytes of the region are
+    /// read, whatever the chunks are.
+    ///
+    /// # Errors
+    /// A region outside of the shape, a hole, damage, no memory.
+    pub async fn read(&self, what: impl Select) -> Result<Tensor> {
+        let url = &self.checkpoint.url;
+        let region = what.resolve(&self.key, &self.shape).during(ACT, url)?;
+        let mut template = FlatStateDict::new();
+        let leaf = ShardedTensor::region_of(&self.key, self.dtype, &self.shape, region);
+        template.insert(Path(vec![(&*self.key).into()]), Sharded::Tensor(leaf));
+        let state = self.checkpoint.fill(template).await.during(ACT, url)?;
+        match state.into_values().next() {
+            Some(Sharded::Tensor(ShardedTensor { data: Data::Host(t), .. })) => Ok(t),
+            _ => Err(Error::new(ACT, url, StrategyError::Invalid(format!("{} was not loaded", self.key)))),
+        }
+    }
+
+    /// Regions that follow each other in row-major order, of at most `max` bytes each (at least one element), for working on
+    /// a tensor in bounded memory.
+    pub fn blocks(&self, max: u64) -> impl Iterator<Item = Region> + Send + use<> {
+        Region::whole(&self.shape).blocks(max / self.dtype.size())
+    }
+
+    /// A region as a source that is read when it is written: for copying checkpoints in bounded memory.
+    ///
+    /// # Errors
+    /// A region outside of the shape, a tensor that the limits don't allow.
+    pub fn source(&self, what: impl Select) -> Result<Arc<dyn TensorSource>> {
+        let region = what.resolve(&self.key, &self.shape).during(ACT, &self.checkpoint.url)?;
+        self.checkpoint.opened.reader.permits(&self.key).during(ACT, &self.checkpoint.url)?;
+        Ok(Arc::new(Lazy { tensor: self.clone(), offsets: region.offsets }))
+    }
+}
+
+/// Part of a stored tensor.
+struct Lazy {
+    tensor: TensorHandle,
+    offsets: Dims,
+}
+
+impl TensorSource for Lazy {
+    fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+        let mut region = region.clone();
+        region.offsets.iter_mut().zip(&self.offsets).for_each(|(o, by)| *o += by);
+        // On an I/O thread, what is awaited of local files runs on that very thread.
+        let got: Bytes = reshard_storage::wait(self.tensor.read(region))
+            .map_err(|e| SourceError::new(e.kind(), e))?
+            .to_bytes();
+        if got.len() != out.len() {
+            return Err(format!("{} bytes were read where {} are wanted", got.len(), out.len()).into());
+        }
+        out.copy_from_slice(&got);
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! All of a checkpoint at once.
+
+use super::handle::{ACT, Checkpoint};
+use crate::{Result, error::Context};
+use reshard_model::{Data, FlatStateDict, Path, Sharded, ShardedTensor, Tensor, Value, ValueTree, unflatten};
+use reshard_plan::{Entry, Metadata, PlannerData};
+use std::{collections::BTreeMap, sync::Arc};
+
+impl Checkpoint {
+    /// Everything, loaded whole and put back into the nesting that it was saved from, where the checkpoint tells it; else
+    /// under its keys. Common state is merged in.
+    ///
+    /// # Errors
+    /// Damage, an item that is described in an unknown way, or no memory.
+    pub async fn state(&self) -> Result<ValueTree> {
+        self.is_understood().during(ACT, &self.url)?;
+        let metadata = self.metadata();
+        let paths = paths_of(metadata);
+        let mut entries = Vec::new();
+        for entry in metadata.entries() {
+            let key = entry.key();
+            let value = match entry {
+                Entry::Tensor(_) => Value::Tensor(self.tensor(key)?.read(..).await?),
+                Entry::Object(_, key) => self.object(key).await?,
+            };
+            let path = paths.get(key).map(|p| (*p).clone());
+            entries.push((path.unwrap_or_else(|| Path(vec![key.into()])), value));
+        }
+        if let (Some(sidecar), _) = self.sidecar().await {
+            entries.extend(sidecar.empty_dicts.into_iter().map(|path| (path, Value::Dict(Vec::new()))));
+        }
+        let mut out = unflatten(entries).during(ACT, &self.url)?;
+        out.merge(self.common().await?).during(ACT, &self.url)?;
+        Ok(out)
+    }
+}
+
+/// The path of each stored key, where no other key has the same or one below it: ranks may have had different tensors, or cells
+/// of an array of objects, at one place.
+fn paths_of(metadata: &Metadata) -> BTreeMap<&str, &Path> {
+    let Some(PlannerData::Paths(paths)) = metadata.planner_data() else { return BTreeMap::new() };
+    let mut all: Vec<(&Path, &str)> =
+        metadata.entries().filter_map(|e| Some((paths.get(e.key())?, e.key()))).collect();
+    all.sort_unstable();
+    let mut alone: BTreeMap<&str, &Path> = all.iter().map(|(path, key)| (*key, *path)).collect();
+    let mut above: Option<(&Path, &str)> = None;
+    for (path, key) in all {
+        match above {
+            Some((a, first)) if path.0.starts_with(&a.0) => {
+                alone.remove(first);
+                alone.remove(key);
+            }
+            _ => above = Some((path, key)),
+        }
+    }
+    alone
+}
+
+/// The common state of a checkpoint.
+///
+/// # Errors
+/// As [`Checkpoint::open`] and [`Checkpoint::common`].
+pub async fn load_common(url: &str) -> Result<ValueTree> {
+    Checkpoint::open(url).await?.common().await
+}
+
+/// What a checkpoint holds.
+///
+/// # Errors
+/// As [`Checkpoint::open`].
+pub async fn load_metadata(url: &str) -> Result<Arc<Metadata>> {
+    Ok(Arc::clone(Checkpoint::open(url).await?.metadata()))
+}
+
+/// Every tensor, whole, by key; no objects and no common state.
+///
+/// # Errors
+/// As [`Checkpoint::open`]; damage, an item that is described in an unknown way, or no memory.
+pub async fn load_plain_tensors(url: &str) -> Result<BTreeMap<String, Tensor>> {
+    let checkpoint = Checkpoint::open(url).await?;
+    checkpoint.is_understood().during(ACT, url)?;
+    let mut template = FlatStateDict::new();
+    for t in checkpoint.metadata().tensors() {
+        let leaf = ShardedTensor::template(t.key(), t.dtype(), &t.shape());
+        template.insert(Path(vec![t.key().into()]), Sharded::Tensor(leaf));
+    }
+    let state = checkpoint.fill(template).await.during(ACT, url)?;
+    let tensor = |leaf| match leaf {
+        Sharded::Tensor(ShardedTensor { key, data: Data::Host(t), .. }) => Some((key.to_string(), t)),
+        _ => None,
+    };
+    Ok(state.into_values().filter_map(tensor).collect())
+}
