@@ -23,7 +23,7 @@ const HELP: &str = "\
 Usage: cargo xtask COMMAND
 
   test      all Rust tests of the workspace, doc tests too; needs no Python
-  tidy      house rules that no compiler checks: floors, file sizes, format pages, paths
+  tidy      house rules that no compiler checks: floors, circles of files, sizes, format pages, paths
             --bless   rewrites the source hashes in docs/formats/*.md
   lint      rustfmt, clippy, rustdoc and cargo-deny; warnings are errors
   interop   PyTorch and Megatron read what reshard wrote, and the other way round

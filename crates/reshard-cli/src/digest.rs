@@ -31,7 +31,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     let producer = checkpoint.producer();
     let unknown = producer.unknown.keys().map(String::as_str);
     io.note_idle(keys, &args.dir, checkpoint.metadata().tensors().map(|t| t.key()).chain(unknown));
-    let flattened = producer.flattened;
+    let flattened = producer.as_stored.len();
     if flattened > 0 {
         io.note(format!(
             "{flattened} tensors are stored flattened, chunk by chunk; their digests are of what is stored"

@@ -12,8 +12,13 @@ use crate::{
     program::Program,
 };
 use facts::Facts;
-use reshard::{StoredChunk, blocking::TensorHandle, strategy::StorageInfo};
+use reshard::{
+    StoredChunk,
+    blocking::TensorHandle,
+    strategy::{Producer, StorageInfo},
+};
 use serde::{Serialize, Serializer, ser::SerializeMap};
+use std::collections::BTreeMap;
 
 pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<u8> {
     let checkpoint = program.open(&args.dir, args.reading.options())?;
@@ -59,7 +64,7 @@ impl Serialize for Report<'_> {
             m.serialize_entry("files", &Seq(|| f.files.iter().map(FileRow::of)))?;
         }
         m.serialize_entry("totals", &f.totals())?;
-        m.serialize_entry("producer", &c.producer())?;
+        m.serialize_entry("producer", &ProducerRow::of(&c.producer()))?;
         m.serialize_entry("iteration", &f.iteration())?;
         m.serialize_entry("parallel", &f.parallel())?;
         m.serialize_entry("problems", &f.problems)?;
@@ -109,6 +114,24 @@ impl<'a> ChunkRow<'a> {
             offset: p.map(|p| p.range.start),
             length: p.map(|_| c.parts.iter().map(StorageInfo::length).fold(0, u64::saturating_add)),
         }
+    }
+}
+
+#[derive(Serialize)]
+struct ProducerRow<'a> {
+    written_by: &'a [String],
+    loadable_by: &'a [String],
+    notes: &'a [String],
+    /// How many tensors can only be read as they are stored; Megatron Core's flattened ones.
+    flattened: usize,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    unknown: &'a BTreeMap<String, String>,
+}
+
+impl<'a> ProducerRow<'a> {
+    fn of(p: &'a Producer) -> Self {
+        let Producer { written_by, loadable_by, notes, as_stored, unknown } = p;
+        Self { written_by, loadable_by, notes, flattened: as_stored.len(), unknown }
     }
 }
 

@@ -188,7 +188,7 @@ impl<'a> Convert<'a> {
         if &*format.backend != torch_dist::NAME {
             return Err(ConvertError::Format { src: src.into(), format: format.clone() });
         }
-        if self.source.producer().flattened > 0 {
+        if !self.source.producer().as_stored.is_empty() {
             return Err(ConvertError::Flattened { src: src.into() });
         }
         Ok(())

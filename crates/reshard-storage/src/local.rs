@@ -2,6 +2,7 @@
 
 mod dir;
 mod file;
+mod leftover;
 mod part;
 mod read;
 mod retire;
@@ -198,7 +199,7 @@ impl Store for LocalStore {
 impl Recovery for LocalStore {
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         let place = self.path().to_path_buf();
-        pool::run_one(move || sibling::leftovers(&place)).await
+        pool::run_one(move || leftover::leftovers(&place)).await
     }
 
     async fn remove_leftover(&self, attempt: &str) -> Result<()> {

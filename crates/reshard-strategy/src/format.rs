@@ -10,7 +10,13 @@ use reshard_plan::{
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Entry, FileBody, Name, Part, Progress, Written, WrittenExtent};
 use serde::{Deserialize, Serialize};
-use std::{any::Any, collections::BTreeMap, fmt, ops::Range, sync::Arc};
+use std::{
+    any::Any,
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    ops::Range,
+    sync::Arc,
+};
 
 /// DCP's `_StorageInfo`: where a part of a stored item lies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -337,9 +343,9 @@ pub struct Producer {
     pub loadable_by: Vec<String>,
     /// What is peculiar about it.
     pub notes: Vec<String>,
-    /// Tensors that are stored flattened, chunk by chunk, and can only be shown as they are stored.
-    #[serde(default)]
-    pub flattened: u64,
+    /// Keys of tensors of another shape than is stored of them: they can only be read as they are stored.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub as_stored: BTreeSet<String>,
     /// Keys of tensors and objects that are stored in a way that is not understood, and what it is about them. They are not in
     /// the metadata, and can't be read.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -118,7 +118,7 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
         }
         if flat {
             let n = table.flattened.len();
-            out.flattened = n as u64;
+            out.as_stored = table.flattened.keys().cloned().collect();
             out.notes.push(format!(
                 "{n} tensors are stored flattened, chunk by chunk; their shapes here are the stored ones"
             ));

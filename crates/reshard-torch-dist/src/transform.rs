@@ -43,14 +43,14 @@ const WINDOW: u64 = 100 << 20;
 
 /// What the header of a zstd frame says (RFC 8878).
 #[derive(Debug, PartialEq, Eq)]
-struct Frame {
+struct Header {
     /// Bytes that come out, if it says so.
     content: Option<u64>,
     /// Bytes that have to stay in memory for what follows.
     window: u64,
 }
 
-impl Frame {
+impl Header {
     fn parse(stored: &[u8]) -> Result<Self, Refused> {
         let damaged = |what: &str| Refused::Damaged(format!("a zstd stream can't be decoded: {what}"));
         let unknown = |what: &str| Refused::Unknown(format!("a zstd stream has {what}"));
@@ -105,7 +105,7 @@ fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Refused> {
     let mut rest = stored;
     loop {
         let had = out.len();
-        let frame = Frame::parse(rest)?;
+        let frame = Header::parse(rest)?;
         if frame.content.is_some_and(|bytes| bytes > most.saturating_sub(had as u64)) {
             return Err(Refused::More);
         }

@@ -343,7 +343,7 @@ fn common_state_of_real_checkpoints_is_carried_over_byte_for_byte() {
         let url = from.display().to_string();
         let name = from.parent().unwrap().file_name().unwrap().to_str().unwrap();
         let Ok(c) = Checkpoint::open(&url) else { continue };
-        if c.producer().flattened > 0 {
+        if !c.producer().as_stored.is_empty() {
             continue;
         }
         let to = dir.path().join(name).display().to_string();

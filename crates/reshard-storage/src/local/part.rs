@@ -6,6 +6,7 @@
 use super::{
     LocalStore,
     dir::{self, Dir, Identity},
+    leftover,
     root::Root,
     sibling,
     site::{Home, Site},
@@ -184,7 +185,7 @@ impl Store for LocalPart {
 impl Recovery for LocalPart {
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         let place = self.path.clone();
-        pool::run_one(move || sibling::leftovers(&place)).await
+        pool::run_one(move || leftover::leftovers(&place)).await
     }
 
     async fn remove_leftover(&self, attempt: &str) -> Result<()> {

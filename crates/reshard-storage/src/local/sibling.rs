@@ -1,18 +1,12 @@
 //! Hidden siblings of a place, in which attempts work: how they are called, and what is found under such names.
 
-use super::{
-    dir::{self, Identity},
-    site::Home,
-    url::url,
-};
-use crate::{Leftover, Result, StorageError};
+use super::dir::{self, Identity};
+use crate::{Result, StorageError};
 use rustix::io::Errno;
 use std::{
     ffi::{OsStr, OsString},
-    fs,
     os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
-    time::SystemTime,
 };
 
 /// Where the new version waits for the exchange with the old one, and the old one lies after it.
@@ -154,51 +148,11 @@ pub(super) fn siblings(up: &OwnedFd, place: &OsStr) -> Result<Vec<Sibling>, Errn
     Ok(out)
 }
 
-/// What attempts at this place have left beside it.
-pub(super) fn leftovers(place: &Path) -> Result<Vec<Leftover>> {
-    let home = Home::find(place)?;
-    let Some(up) = &home.up else { return Ok(Vec::new()) };
-    let found = siblings(up, &home.name).map_err(|e| StorageError::io("list", &home.parent, e))?;
-    let leftover = |s: Sibling| {
-        let path = home.parent.join(&s.name);
-        let (bytes, modified) = extent_of(&path);
-        // Whatever it is called, it can be opened by what is said here.
-        let text = path.to_str().map_or_else(|| url(&path), str::to_owned);
-        let left = Leftover::new(s.attempt, text).holding(bytes, modified);
-        if s.state == State::Replaced { left.replaced() } else { left }
-    };
-    let mut out: Vec<_> = found.into_iter().map(leftover).collect();
-    out.sort();
-    Ok(out)
-}
-
-/// Bytes of all files below a directory, and when one of them last changed. Somebody may be removing them.
-fn extent_of(dir: &Path) -> (u64, Option<SystemTime>) {
-    let (mut bytes, mut last) = (0u64, None);
-    let mut waiting = vec![dir.to_path_buf()];
-    while let Some(dir) = waiting.pop() {
-        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            match entry.metadata() {
-                Ok(m) if m.is_dir() => waiting.push(entry.path()),
-                Ok(m) => {
-                    bytes = bytes.saturating_add(m.len());
-                    last = last.max(m.modified().ok());
-                }
-                Err(_) => {}
-            }
-        }
-    }
-    // Removing files changes their directory: only where there are none it is asked.
-    (bytes, last.or_else(|| fs::metadata(dir).ok()?.modified().ok()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{
-        os::unix::fs::{MetadataExt, symlink},
-        time::Duration,
-    };
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, symlink};
 
     #[test]
     fn an_attempt_has_a_plain_name_of_some_letters() {
@@ -294,36 +248,5 @@ mod tests {
         fs::remove_file(&tmp).unwrap();
         fs::create_dir(&tmp).unwrap();
         assert!(found.open(&up).unwrap().is_none());
-    }
-
-    #[test]
-    fn leftovers_are_directories_with_their_bytes_and_the_time_of_their_last_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let home = fs::canonicalize(dir.path()).unwrap();
-        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        for (file, bytes, seconds) in
-            [(".x.a.tmp/d/f", 5, 100), (".x.a.tmp/d/g", 6, 300), (".x.a.tmp/h", 7, 200), ("b/f", 1, 50)]
-        {
-            let path = home.join(file);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(&path, vec![0; bytes]).unwrap();
-            fs::File::options().write(true).open(&path).unwrap().set_modified(at(seconds)).unwrap();
-        }
-        let old = home.join(format!(".x.b.1-{:x}.old", number(&home.join("b"))));
-        fs::rename(home.join("b"), old).unwrap();
-        fs::create_dir(home.join(".x.c.tmp")).unwrap();
-        fs::File::open(home.join(".x.c.tmp")).unwrap().set_modified(at(70)).unwrap();
-        // Of none of these.
-        fs::create_dir(home.join(".x.d.out")).unwrap();
-        fs::write(home.join(".x.e.tmp"), "a file").unwrap();
-        symlink(".x.a.tmp", home.join(".x.f.tmp")).unwrap();
-        let left = leftovers(&home.join("x")).unwrap();
-        let told: Vec<_> =
-            left.iter().map(|l| (&*l.attempt, l.replaced, l.bytes, l.modified.unwrap())).collect();
-        assert_eq!(told, [("a", false, 18, at(300)), ("b", true, 1, at(50)), ("c", false, 0, at(70))]);
-        assert_eq!(left[0].path, home.join(".x.a.tmp").to_str().unwrap());
-        assert!(leftovers(&home.join("none/x")).unwrap().is_empty());
-        let e = leftovers(&home.join(".x.e.tmp/x")).unwrap_err();
-        assert!(matches!(&e, StorageError::Io { .. }), "{e}");
     }
 }

@@ -264,7 +264,7 @@ impl Transaction for LocalTransaction {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::sibling::leftovers;
+    use crate::local::leftover::leftovers;
     use rustix::fs::{CWD, RenameFlags};
     use std::{fs, os::unix::process::ExitStatusExt, path::PathBuf};
 

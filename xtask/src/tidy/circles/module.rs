@@ -64,6 +64,16 @@ pub(super) fn text(path: &Path) -> Result<Option<String>> {
     }
 }
 
+/// Where a module says that its file lies: `#[path = ".."]`.
+fn said_path(module: &ItemMod) -> Option<String> {
+    let said =
+        module.attrs.iter().find(|attr| attr.path().is_ident("path"))?.meta.require_name_value().ok()?;
+    match &said.value {
+        syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(path), .. }) => Some(path.value()),
+        _ => None,
+    }
+}
+
 impl Crate {
     pub(super) fn read(path: &Path, read: &dyn Fn(&Path) -> Result<Option<String>>) -> Result<Self> {
         let mut whole = Self::default();
@@ -151,7 +161,7 @@ impl Crate {
         if let Some((_, items)) = &inner.content {
             return self.add_module(file, Some(parent), items, &below, read);
         }
-        let path = folder.join(format!("{name}.rs"));
+        let path = folder.join(said_path(inner).unwrap_or_else(|| format!("{name}.rs")));
         let Some(text) = read(&path)? else {
             bail!("{} is not there; modules lie beside the folder that has their name", path.display());
         };

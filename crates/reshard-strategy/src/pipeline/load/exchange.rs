@@ -12,6 +12,7 @@ use super::lend::Exchanged;
 use crate::{LoadCx, ReadCx, ReadTotals, Result, StorageReader, StrategyError, cause};
 use bytes::Bytes;
 use give::Giver;
+use peers::{NO_MORE, STEP};
 use reshard_comm::CommError;
 use reshard_model::Payload;
 use reshard_plan::{LoadPlan, ObjectId};
@@ -19,8 +20,6 @@ use std::collections::BTreeMap;
 use take::Taker;
 
 pub(super) use peers::Peers;
-
-const STEP: &str = "exchange";
 
 /// Why this rank has stopped.
 pub(super) enum Stopped {
@@ -120,7 +119,3 @@ async fn rounds(
         }
     }
 }
-
-/// The first byte of a part: whether its rank has more to send.
-const MORE: Bytes = Bytes::from_static(&[1]);
-const NO_MORE: Bytes = Bytes::from_static(&[0]);

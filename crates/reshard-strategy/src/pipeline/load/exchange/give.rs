@@ -1,6 +1,6 @@
 //! What this rank reads for others, and sends.
 
-use super::{MORE, NO_MORE, peers::Table};
+use super::peers::{MORE, NO_MORE, Table};
 use crate::{
     LoadCx, ReadCx, ReadObject, ReadTotals, Result, StorageReader, StrategyError, encode_object,
     pipeline::load::{

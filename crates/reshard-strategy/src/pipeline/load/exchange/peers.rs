@@ -1,10 +1,17 @@
 //! The ranks that have an exchange with each other.
 
-use super::STEP;
 use crate::Result;
+use bytes::Bytes;
 use reshard_comm::{Comm, CommError, ProcessGroup, Rank};
 use reshard_plan::ExchangeGroup;
 use std::sync::Arc;
+
+/// What the steps of an exchange are called.
+pub(super) const STEP: &str = "exchange";
+
+/// The first byte of a part: whether its rank has more to send.
+pub(super) const MORE: Bytes = Bytes::from_static(&[1]);
+pub(super) const NO_MORE: Bytes = Bytes::from_static(&[0]);
 
 /// The ranks with which this one has an exchange, itself among them.
 #[derive(Debug)]
