@@ -353,8 +353,8 @@ impl World<'_> {
             groups.iter().map(|g| g.calls() - 2).collect::<Vec<_>>()
         };
         let plain = calls(Arc::new(DefaultLoadPlanner::DEFAULT));
-        // A strategy that leaves its objects to another one loads twice.
-        assert!(plain == [PLAIN_CALLS; 2] || plain == [2 * PLAIN_CALLS; 2], "{plain:?}");
+        // A strategy may load objects and tensors by themselves.
+        assert!([[PLAIN_CALLS; 2], [2 * PLAIN_CALLS; 2]].contains(&[plain[0], plain[1]]), "{plain:?} steps");
         let alone = OneReader { base: DefaultLoadPlanner::DEFAULT, groups: vec![Some(0), Some(1)] };
         assert_eq!(calls(Arc::new(alone)), plain, "nobody shares anything");
         assert!(calls(Arc::new(OneReader::all(2)))[0] > plain[0]);
@@ -441,7 +441,6 @@ impl World<'_> {
         for groups in [vec![Some(0); 3], vec![Some(0), Some(1), Some(0), Some(1), None]] {
             let ranks = groups.len() as u32;
             let load = |bad: u32, at: u64, fault: Option<GroupFault>| {
-                let last = Arc::new(AtomicU64::new(0));
                 let wrapped: Vec<FaultGroup> = local(ranks)
                     .map(|group| match &fault {
                         Some(fault) if group.rank().0 == bad => FaultGroup::new(group, at, fault.clone()),
@@ -459,13 +458,12 @@ impl World<'_> {
                 }
                 // Handles on groups that live on break nothing.
                 let outcomes = templates_come_back(seats);
-                last.store(wrapped[bad as usize].calls(), Ordering::Relaxed);
-                (outcomes, last.load(Ordering::Relaxed))
+                (outcomes, wrapped[bad as usize].calls())
             };
             for bad in [0, ranks.min(3) - 1] {
-                // Not all ranks have as many.
                 let (loaded, calls) = load(bad, 0, None);
                 assert!(loaded.iter().all(Result::is_ok) && calls > PLAIN_CALLS + 2);
+                // The last call of all only tells what all know already.
                 let middle = PLAIN_CALLS + 4;
                 for at in [PLAIN_CALLS, PLAIN_CALLS + 1, PLAIN_CALLS + 2, middle, calls - 3, calls - 2] {
                     for fault in [GroupFault::Fail(boom.clone()), GroupFault::Silence] {

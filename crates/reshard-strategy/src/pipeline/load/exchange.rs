@@ -10,7 +10,6 @@ mod take;
 
 use super::lend::Exchanged;
 use crate::{LoadCx, ReadCx, ReadTotals, Result, StorageReader, StrategyError, cause};
-use bytes::Bytes;
 use give::Giver;
 use peers::{NO_MORE, STEP};
 use reshard_comm::CommError;
