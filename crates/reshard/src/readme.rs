@@ -1,2 +1,7 @@
-//! The example of the front page, so that it compiles and runs as a test.
-#![doc = include_str!("../../../README.md")]
+//! The examples of the front page and of the first steps, so that they compile and run as tests.
+
+#[doc = include_str!("../../../README.md")]
+struct FrontPage;
+
+#[doc = include_str!("../../../docs/first-steps.md")]
+struct FirstSteps;
