@@ -8,7 +8,7 @@ use crate::{
     io::Io,
     json,
     program::Program,
-    table::{GOOD, fact, styled},
+    table::{GOOD, fact, shown, styled},
     units,
 };
 use futures::executor::block_on;
@@ -139,7 +139,8 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
         ConvertError::Flattened { .. } => {
             CliError::told(what, "load it with Megatron Core 0.8 to 0.15 and save it unflattened")
         }
-        ConvertError::Unknown { .. } => {
+        ConvertError::Unknown { key, why } => {
+            let what = format!("{} can't be carried over: {why}", shown(&key));
             CliError::told(what, format!("`reshard inspect {src}` lists all such; --key chooses the others"))
         }
         ConvertError::Unsound { finding, what, .. } => {
@@ -155,9 +156,10 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
                 _ => CliError::told(found, hint),
             }
         }
-        ConvertError::NoPlace { .. } => {
-            CliError::damaged(what, "`reshard verify` lists all that is wrong; `--key` chooses other tensors")
-        }
+        ConvertError::NoPlace { .. } => CliError::damaged(
+            shown(&what),
+            "`reshard verify` lists all that is wrong; `--key` chooses other tensors",
+        ),
         ConvertError::NothingChosen { .. } => CliError::told(
             format!("nothing in {src} matches {}", keys.text()),
             format!("`reshard ls {src}` lists the keys"),

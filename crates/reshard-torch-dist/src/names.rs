@@ -33,7 +33,7 @@ pub fn own_file(name: &str) -> Option<OwnFile> {
     if let Some(of) = name.strip_suffix(".tmp") {
         return metadata(of).map(|_| OwnFile::Unfinished);
     }
-    metadata(name).or_else(|| (hint(name)? == "").then_some(OwnFile::Data))
+    metadata(name).or_else(|| hint(name)?.is_empty().then_some(OwnFile::Data))
 }
 
 /// The separation hint of Megatron Core in the name of a data file, `{hint}__{rank}_{n}.distcp`; empty without one. Any text may be

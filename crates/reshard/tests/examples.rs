@@ -1,7 +1,5 @@
 //! The examples do what they say.
 
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
-
 #[path = "../examples/another_split.rs"]
 mod another_split;
 #[path = "../examples/planner.rs"]

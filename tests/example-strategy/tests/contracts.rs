@@ -1,7 +1,5 @@
 //! The suites that every strategy and every store has to pass.
 
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
-
 use reshard_example::{ExampleConfig, ExampleLoadConfig};
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner};
 use reshard_storage::{Stores, testkit::store_contract};

@@ -17,7 +17,8 @@ pub(super) fn of(whole: &Crate) -> Needs {
     let mut needs = Needs::new();
     let face = whole.face();
     for (number, file) in whole.files.iter().enumerate() {
-        let mut reader = Reader { whole, face: &face, file: number, module: file.module, needs: &mut needs };
+        let (face, needs, local) = (&face, &mut needs, BTreeMap::new());
+        let mut reader = Reader { whole, face, file: number, module: file.module, local, needs };
         file.items.iter().for_each(|item| reader.visit_item(item));
     }
     needs
@@ -29,6 +30,8 @@ struct Reader<'c> {
     file: usize,
     /// Where names are looked up: the file's module, or one in braces.
     module: usize,
+    /// What functions of the file have imported for themselves, by its name there.
+    local: BTreeMap<String, Vec<String>>,
     needs: &'c mut Needs,
 }
 
@@ -45,7 +48,12 @@ impl Reader<'_> {
 
     /// The item of another file that a path leads to.
     fn target(&self, path: &[String]) -> Option<Found> {
-        self.whole.item_of(self.module, path).filter(|found| found.file != self.file)
+        let found = self.whole.item_of(self.module, path).or_else(|| {
+            let (first, rest) = path.split_first()?;
+            let imported = self.local.get(first)?;
+            self.whole.item_of(self.module, &[&imported[..], rest].concat())
+        });
+        found.filter(|found| found.file != self.file)
     }
 
     /// Paths in what a macro is given, as far as they can be told from tokens.
@@ -97,7 +105,9 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
-        for import in imports(&item.tree).into_iter().filter(|import| import.name.is_some()) {
+        for import in imports(&item.tree) {
+            let Some(name) = import.name else { continue };
+            self.local.insert(name, import.path.clone());
             let Some(found) = self.target(&import.path) else { continue };
             if !(is_handed_on(&item.vis) && self.whole.is_below(found.file, self.file)) {
                 self.name(&import.path);

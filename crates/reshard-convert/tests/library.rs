@@ -1,0 +1,121 @@
+//! A conversion as a program calls it. What it keeps of a checkpoint is tested through `reshard convert`.
+
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use bytes::Bytes;
+use reshard::{
+    ErrorKind, ShardedTensor, StateDict, Tensor,
+    blocking::{self, Checkpoint},
+};
+use reshard_convert::{Asked, ConvertError, Finding, MAX_RANKS, Over, check_files, convert};
+use reshard_storage::{Store, StoreExt, testkit::MemoryStore};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+/// Two tensors of 48 and 8 bytes at a place that no other test has.
+fn saved(name: &str) -> (MemoryStore, Checkpoint) {
+    let url = format!("memory://{name}");
+    let mut state = StateDict::new();
+    for (key, len) in [("model.w", 12), ("optim.m", 2)] {
+        let data = Tensor::from_vec(&[len], (0..len).map(|i| i as f32).collect()).unwrap();
+        state.insert(key, ShardedTensor::full(key, data));
+    }
+    blocking::save(&state, &url).unwrap();
+    (MemoryStore::at(&url), Checkpoint::open(&url).unwrap())
+}
+
+fn is_empty(url: &str) -> bool {
+    futures::executor::block_on(MemoryStore::at(url).files()).unwrap().is_empty()
+}
+
+#[test]
+fn what_is_chosen_is_written_as_so_many_ranks() {
+    let (_, source) = saved("chosen");
+    let (checked, written) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let adder = |to: &Arc<AtomicU64>| {
+        let to = Arc::clone(to);
+        move |n| {
+            to.fetch_add(n, Ordering::Relaxed);
+        }
+    };
+    let conversion = convert(&source, "memory://chosen-to")
+        .ranks(3)
+        .keys(|key| key.starts_with("model"))
+        .checked(adder(&checked))
+        .progress(adder(&written));
+    let report = blocking::run(conversion).unwrap();
+    assert_eq!((report.tensors, report.objects, report.saved.totals.ranks), (1, 0, 3));
+    assert!(checked.load(Ordering::Relaxed) >= 56 && written.load(Ordering::Relaxed) >= 48);
+    let to = Checkpoint::open("memory://chosen-to").unwrap();
+    let w = to.tensor("model.w").unwrap();
+    assert_eq!(w.chunks().len(), 3);
+    assert_eq!(
+        w.read(..).unwrap().to_vec::<f32>(),
+        source.tensor("model.w").unwrap().read(..).unwrap().to_vec()
+    );
+    assert!(to.tensor("optim.m").is_err());
+}
+
+#[test]
+fn what_is_prepared_says_what_it_would_write_and_writes_nothing() {
+    let (_, source) = saved("prepared");
+    let setup = convert(&source, "memory://prepared-to").ranks(2);
+    let prepared = futures::executor::block_on(setup.prepare()).unwrap();
+    assert_eq!((prepared.tensors(), prepared.objects(), prepared.bytes()), (2, 0, 56));
+    drop(prepared);
+    assert!(is_empty("memory://prepared-to"));
+}
+
+#[test]
+fn a_place_is_not_written_over_itself_in_any_store() {
+    let (_, source) = saved("itself");
+    let error = blocking::run(convert(&source, "memory://itself").overwrite(true)).unwrap_err();
+    assert!(matches!(error, ConvertError::Over { over: Over::Source, .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    // By whatever name.
+    let place: Arc<dyn Store> = Arc::new(MemoryStore::at("memory://itself"));
+    let error = blocking::run(convert(&source, "elsewhere").store(place).overwrite(true)).unwrap_err();
+    assert!(matches!(error, ConvertError::Over { .. }), "{error}");
+}
+
+#[test]
+fn damage_of_what_is_chosen_is_found_before_anything_is_written() {
+    let (store, source) = saved("damaged");
+    let chunk = source.tensor("model.w").unwrap().chunks().remove(0).parts.remove(0);
+    let file = futures::executor::block_on(store.read(&chunk.file, 0..chunk.range.end)).unwrap();
+    let data: Vec<u8> = (0..12).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let at = file.windows(data.len()).position(|w| w == data).unwrap();
+    let mut whole = futures::executor::block_on(async {
+        let len = store.len(&chunk.file).await.unwrap().unwrap();
+        store.read(&chunk.file, 0..len).await.unwrap().to_vec()
+    });
+    whole[at + 1] ^= 1;
+    store.put(chunk.file, Bytes::from(whole));
+    let source = Checkpoint::open("memory://damaged").unwrap();
+    let error = blocking::run(convert(&source, "memory://damaged-to")).unwrap_err();
+    let ConvertError::Unsound { finding: Finding::Damaged, what, .. } = &error else {
+        unreachable!("{error}")
+    };
+    assert_eq!((what.key.as_deref(), error.kind()), (Some("model.w"), ErrorKind::Corrupt));
+    assert!(is_empty("memory://damaged-to"));
+    let rest = convert(&source, "memory://damaged-to").keys(|key| key == "optim.m");
+    assert_eq!(blocking::run(rest).unwrap().tensors, 1);
+}
+
+#[test]
+fn what_no_conversion_should_be_is_refused_by_name() {
+    let (_, source) = saved("refused");
+    let to = "memory://refused-to";
+    for ranks in [0, MAX_RANKS + 1] {
+        let error = blocking::run(convert(&source, to).ranks(ranks)).unwrap_err();
+        assert!(matches!(error, ConvertError::Ranks(n) if n == ranks), "{error}");
+    }
+    let error = blocking::run(convert(&source, to).ranks(2).files_per_rank(40_000)).unwrap_err();
+    assert!(matches!(error, ConvertError::TooManyFiles { files: 80_000, asked: Asked::ByRanks }), "{error}");
+    assert!(check_files(1, 65_536).is_ok() && check_files(2, 32_769).is_err());
+    let error = blocking::run(convert(&source, to).keys(|_| false)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert!(is_empty(to));
+}
