@@ -1,6 +1,6 @@
 //! What a local store does to files and directories, in order: durability can't be seen from outside.
 //!
-//! With the feature `testkit`, a [`Trail`](crate::testkit::Trail) collects the steps below a directory while it lives. Without it
+//! With the feature `testkit`, a `testkit::Trail` collects the steps below a directory while it lives. Without it
 //! `note` does nothing: no step is ever made.
 
 #[cfg(feature = "testkit")]

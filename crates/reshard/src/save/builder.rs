@@ -108,7 +108,7 @@ impl<'a> Save<'a> {
     }
 
     /// Paths of dicts without entries beside those of the state, in [`Dialect::Dcp`]: for who rewrites a checkpoint whose
-    /// [`Sidecar`] names them, and has no state of its form.
+    /// [`Sidecar`](crate::Sidecar) names them, and has no state of its form.
     pub fn empty_dicts(mut self, paths: impl IntoIterator<Item = Path>) -> Self {
         self.empty_dicts.extend(paths);
         self
