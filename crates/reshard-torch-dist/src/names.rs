@@ -37,7 +37,7 @@ pub fn own_file(name: &str) -> Option<OwnFile> {
 }
 
 /// The separation hint of Megatron Core in the name of a data file, `{hint}__{rank}_{n}.distcp`; empty without one. Any text may be
-/// one, so a name with a hint counts as the checkpoint's only if its metadata have that hint.
+/// one, so a name with a hint counts as the checkpoint's only in Megatron Core's dialect, and if its metadata have that hint.
 pub(crate) fn hint(name: &str) -> Option<&str> {
     let (hint, numbers) = name.strip_suffix(".distcp")?.rsplit_once("__")?;
     let (rank, n) = numbers.split_once('_')?;

@@ -101,6 +101,25 @@ fn overwriting_leaves_a_file_that_only_metadata_name() {
     }
 }
 
+/// Megatron Core may put any text before the name of a data file; PyTorch puts none.
+#[test]
+fn a_data_file_with_a_separation_hint_is_the_checkpoints_own_in_megatrons_dialect_alone() {
+    for (dialect, is_own) in [(Dialect::Dcp, false), (Dialect::Megatron, true)] {
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("step");
+        save_as(&dir, dialect);
+        let hinted = "optimizer__0_0.distcp";
+        name_in_metadata(&dir, hinted);
+        fs::rename(dir.join(DATA), dir.join(hinted)).unwrap();
+        is_whole(&dir);
+        // Of another hint, which the metadata do not have.
+        put(&dir.join("backup__0_0.distcp"));
+        save_as(&dir, dialect);
+        assert_eq!(dir.join(hinted).exists(), !is_own, "{dialect}");
+        assert_eq!(fs::read(dir.join("backup__0_0.distcp")).unwrap(), PRECIOUS, "{dialect}");
+    }
+}
+
 #[test]
 fn overwriting_leaves_a_file_that_only_a_sidecar_names() {
     for damaged in [false, true] {

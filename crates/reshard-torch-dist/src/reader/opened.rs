@@ -32,7 +32,8 @@ impl TorchDistReader {
         let store = Arc::clone(&cx.store);
         let overlaps = Overlaps::of(&table);
         let repeats = if limits.allow_repeated { Repeats::new() } else { repeated(&table) };
-        let files = table.files.iter().flatten();
+        // PyTorch has no such hints, so there such a name is a stranger's, whatever the metadata say.
+        let files = table.files.iter().flatten().filter(|_| dialect == Dialect::Megatron);
         let hints = files.filter_map(|name| hint(name.as_str())).map(Into::into).collect();
         let kept = Kept::default();
         Self { store, table, dialect, rank_local, overlaps, limits, repeats, kept, hints }
