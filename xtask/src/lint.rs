@@ -11,6 +11,12 @@ pub(crate) fn run() -> Result<()> {
     let clippy =
         ["clippy", "--workspace", "--all-targets", "--all-features", "--locked", "--", "-D", "warnings"];
     cargo(&clippy).run()?;
+    // Each format and place can be left out.
+    for features in ["", "local", "torch-dist"] {
+        let check =
+            ["check", "-p", "reshard", "--lib", "--no-default-features", "--features", features, "--locked"];
+        cargo(&check).env("RUSTFLAGS", "-D warnings").env("CARGO_TARGET_DIR", "target/features").run()?;
+    }
     // Libraries only: the program `reshard` and the library `reshard` would write the same page.
     cargo(&["doc", "--workspace", "--lib", "--no-deps", "--all-features", "--locked"])
         .env("RUSTDOCFLAGS", "-D warnings")

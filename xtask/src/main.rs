@@ -41,6 +41,7 @@ Usage: cargo xtask COMMAND
             --list        only says how many there are
   nightly   what is too slow for every change: all tests with more cases, those that are ignored too; each
             fuzz target for --fuzz SECONDS (300, unless given; a nightly compiler); 300 mutants by --seed S
+            --share   only the tests of one package, which --seed S chooses: what CI runs for every change
 
 interop and bench install Python programs into target/venvs (about 20 GB, some minutes, once).
 RESHARD_VENVS names another directory for them; PYTHON names the interpreter (3.10 or 3.11).";
@@ -65,7 +66,7 @@ fn run(args: &[String]) -> Result<()> {
         "tidy" => (&["--bless"], &[]),
         "interop" => (&["--keep", "--self", "--frugal"], &[]),
         "mutants" => (&["--list"], &["--core", "--sample", "--seed", "--jobs"]),
-        "nightly" => (&[], &["--fuzz", "--seed"]),
+        "nightly" => (&["--share"], &["--fuzz", "--seed"]),
         // The benchmarks have arguments of their own.
         "bench" => return bench::run(rest),
         _ => (&[], &[]),
@@ -104,6 +105,7 @@ fn run(args: &[String]) -> Result<()> {
             jobs: number(&given, "--jobs")?.unwrap_or_else(mutants::all_cpus),
             list: has("--list"),
         }),
+        "nightly" if has("--share") => nightly::share(seed()?),
         "nightly" => {
             let fuzz = number(&given, "--fuzz")?.unwrap_or(300);
             nightly::run(&nightly::Options { fuzz, seed: seed()? })

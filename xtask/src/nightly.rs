@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use crate::mutants;
-use crate::shell::{Program, cargo, root, steps, tool};
+use crate::shell::{Program, cargo, root, say, steps, tool};
 
 const FUZZ_VERSION: &str = "0.13.2";
 
@@ -43,6 +43,38 @@ fn long() -> Result<()> {
         .env("PROPTEST_CASES", CASES)
         .env("RESHARD_THOROUGH", "1")
         .run()
+}
+
+/// What every change gets of a night: the tests of one package, which the seed chooses, with as many cases.
+pub(crate) fn share(seed: u64) -> Result<()> {
+    let packages = tested()?;
+    let chosen = usize::try_from(seed % packages.len().max(1) as u64)?;
+    let package = packages.get(chosen).context("no package of the workspace has tests")?;
+    say(format!(
+        "share of the night: {package}; `cargo xtask nightly --share --seed {seed}` does the same again"
+    ));
+    cargo(&["test", "--locked", "--no-fail-fast", "--package", package])
+        .env("PROPTEST_CASES", CASES)
+        .env("PROPTEST_RNG_SEED", seed.to_string())
+        .env("RESHARD_THOROUGH", "1")
+        .run()
+}
+
+/// The packages of the workspace that have tests, sorted. Bombs are left out: only time would make more of them.
+fn tested() -> Result<Vec<String>> {
+    let metadata = cargo(&["metadata", "--no-deps", "--format-version=1", "--locked"]).read()?;
+    let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata is no JSON")?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let mut names: Vec<_> = packages
+        .filter(|package| {
+            let mut targets = package["targets"].as_array().into_iter().flatten();
+            targets.any(|target| target["test"] == true)
+        })
+        .filter_map(|package| package["name"].as_str().map(str::to_owned))
+        .filter(|name| name != "reshard-bombs" && name != "xtask")
+        .collect();
+    names.sort();
+    Ok(names)
 }
 
 /// Hostile checkpoints, with the time that the program has as users get it.

@@ -14,7 +14,7 @@ use std::{sync::Arc, time::Duration};
 
 /// Inspect, digest, verify and convert distributed checkpoints, without Python.
 ///
-/// DIR is a directory, or a URL of a store that is linked (`reshard plugins` lists them).
+/// DIR is a directory, or a URL of a linked store (`reshard plugins` lists the stores).
 #[derive(Debug, Parser)]
 #[command(
     name = "reshard",
@@ -29,18 +29,18 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Shows what a checkpoint holds, who wrote it and who can load it; loads no tensor.
+    /// Shows what a checkpoint holds, which program wrote it and which programs can load it. Reads no tensor.
     #[command(after_help = "Example:\n  reshard inspect /ckpt/step-1000 --key 'decoder.layers.0.*'\n  \
                             reshard inspect /ckpt/step-1000 --json | jq '.tensors[].key'")]
     Inspect(Inspect),
-    /// Lists the keys of tensors and objects, one a line.
+    /// Lists the keys of tensors and objects, one per line.
     #[command(after_help = "Example:\n  reshard ls /ckpt/step-1000 --key '*.weight'")]
     Ls(Ls),
-    /// Prints the SHA-256 of each tensor's elements (row-major, little-endian), however it is split.
+    /// Prints the SHA-256 of each tensor's elements (row-major, little-endian). It does not depend on the split.
     #[command(after_help = "Example, are these the same weights?\n  \
                             diff <(reshard digest /ckpt/a) <(reshard digest /ckpt/b)")]
     Digest(Digest),
-    /// Looks for damage: structure, coverage, sizes and every checksum.
+    /// Looks for damage: checks structure, coverage, sizes and every checksum.
     #[command(
         after_help = "Exit codes: 0 sound, 1 damaged, 2 not understood, beyond a limit or not checked, 3 not a checkpoint.\n\n\
                             Example:\n  reshard verify /ckpt/step-1000 && rm -r /ckpt/step-0900"
@@ -52,20 +52,20 @@ pub(crate) enum Command {
                             In files of at most 500 MiB:\n  \
                             reshard convert /ckpt/step-1000 /ckpt/step-1000-files --max-shard-size 500MiB")]
     Convert(Convert),
-    /// Removes what older and unfinished saves have left at a checkpoint and beside it; never what is not the format's own.
+    /// Removes what older and unfinished saves have left in a checkpoint's directory and beside it. Never removes files of other programs.
     #[command(after_help = "Example, look first:\n  reshard prune /ckpt/step-1000 --dry-run\n  \
                             reshard prune /ckpt/step-1000")]
     Prune(Prune),
     /// Lists the strategies and stores that are linked into this program.
     #[command(after_help = "Example:\n  reshard plugins --json | jq -r '.strategies[].backend' | sort -u")]
     Plugins(Plugins),
-    /// Saves a transformer's state from some ranks, loads it on others with another split, and checks every byte.
+    /// Saves the state of a transformer, loads it on another number of ranks with another split, and checks every byte.
     #[command(after_help = "Example:\n  reshard demo --ranks 8 --to 3 --size 2GB --dir /mnt/fast/demo")]
     Demo(Demo),
 }
 
 impl Command {
-    /// The checkpoint that it is about; of a conversion the source.
+    /// The checkpoint that the command is about; for a conversion the source.
     pub(crate) fn place(&self) -> Option<&str> {
         match self {
             Self::Inspect(a) => Some(&a.dir),
@@ -83,7 +83,7 @@ impl Command {
 /// Which keys.
 #[derive(Debug, Args)]
 pub(crate) struct Select {
-    /// Only keys that match; `*` stands for any text, `?` for one character. May be given several times.
+    /// Select only keys that match. `*` stands for any text, `?` for one character. You can give it several times.
     #[arg(long = "key", value_name = "GLOB", value_parser = glob::parse)]
     globs: Vec<String>,
 }
@@ -97,8 +97,8 @@ impl Select {
 /// How the checkpoint is read.
 #[derive(Debug, Args)]
 pub(crate) struct Reading {
-    /// The format of the checkpoint that is read, such as torch_dist or torch_dist/1. By default its files tell it; where they
-    /// are those of two formats it has to be given.
+    /// The format of the checkpoint to read, such as torch_dist or torch_dist/1. By default it is recognised by the files. If
+    /// the files belong to two formats, you have to give it.
     #[arg(long, value_name = "NAME")]
     pub(crate) format: Option<BackendVersion>,
     #[command(flatten)]
@@ -124,14 +124,15 @@ impl Reading {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits, for checkpoints that you trust")]
 struct Limits {
-    /// Most memory for what is made of one file or object when it is parsed; by default 64 times its length and 64 MiB, at
-    /// most 4 GiB.
+    /// The most memory for the parsed form of one file or object. The default is 64 times its length plus 64 MiB, at most
+    /// 4 GiB.
     #[arg(long, value_name = "SIZE")]
     max_memory: Option<ByteSize>,
-    /// Most bytes of what can only be read as a whole, such as metadata, common state or an object; by default 4GiB.
+    /// The most bytes of anything that can only be read as a whole, such as metadata, common state or an object. The default
+    /// is 4GiB.
     #[arg(long, value_name = "SIZE", default_value = "4GiB", hide_default_value = true)]
     max_whole: ByteSize,
-    /// Read tensors whose elements share memory, however many elements few stored bytes are.
+    /// Read tensors in which many elements share the same few stored bytes, however many elements there are.
     #[arg(long)]
     allow_repeated: bool,
 }
@@ -156,7 +157,7 @@ pub(crate) struct Inspect {
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Only the facts about the whole, no lists.
+    /// Print only facts about the whole, no lists.
     #[arg(long)]
     pub(crate) summary: bool,
     #[command(flatten)]
@@ -185,7 +186,7 @@ pub(crate) struct Digest {
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Don't check checksums; large tensors are read once instead of twice.
+    /// Don't check checksums. Then large tensors are read once instead of twice.
     #[arg(long)]
     pub(crate) no_verify: bool,
     #[command(flatten)]
@@ -196,7 +197,7 @@ pub(crate) struct Digest {
 pub(crate) struct Verify {
     /// The checkpoint.
     pub(crate) dir: String,
-    /// Structure, coverage and sizes only; no checksums.
+    /// Check only structure, coverage and sizes; no checksums.
     #[arg(long)]
     pub(crate) quick: bool,
     /// Print JSON, schema 1.
@@ -210,11 +211,11 @@ pub(crate) struct Verify {
 pub(crate) struct Prune {
     /// The checkpoint.
     pub(crate) dir: String,
-    /// Remove nothing, only tell.
+    /// Remove nothing, and only print what would be removed.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// For how long a save must have changed nothing before what it wrote is removed: 90s, 45m, 12h, 7d. With 0s it goes in
-    /// any case; be sure that no save is at work.
+    /// How long a save must have changed nothing before its data are removed: 90s, 45m, 12h, 7d. With 0s they are removed in
+    /// any case; make sure that no save is running.
     #[arg(long, value_name = "AGE", default_value = "1d", value_parser = units::parse_age)]
     pub(crate) older_than: Duration,
     /// Print JSON, schema 1.
@@ -230,27 +231,27 @@ pub(crate) struct Convert {
     pub(crate) src: String,
     /// Where to write the new one.
     pub(crate) dst: String,
-    /// As how many ranks.
+    /// The number of ranks.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     pub(crate) ranks: u32,
-    /// Files of each rank.
+    /// The number of files of each rank.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) files_per_rank: u32,
-    /// Cut what is larger, and start a new file when one is full: 500MiB (2^20 each), 500MB (10^6).
+    /// Cut larger tensors, and start a new file when one is full: 500MiB (2^20 each), 500MB (10^6).
     #[arg(long, value_name = "SIZE", conflicts_with = "files_per_rank")]
     pub(crate) max_shard_size: Option<ByteSize>,
-    /// The sharding policy that decides upon files, as JSON.
+    /// The sharding policy that decides on files, as JSON.
     #[arg(long, value_name = "JSON", conflicts_with_all = ["files_per_rank", "max_shard_size"], value_parser = policy)]
     pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
     #[command(flatten)]
     pub(crate) select: Select,
-    /// Replace what lies at DST; it stays whole until the new one is.
+    /// Replace the checkpoint at DST. It stays whole until the new one is complete.
     #[arg(long)]
     pub(crate) overwrite: bool,
-    /// For which PyTorch: `universal` is read by 2.1 and later, the others by that version and later.
+    /// The PyTorch version to write for: 2.1 and later read `universal`; the named version and later read the others.
     #[arg(long, value_enum, default_value_t = FlavourArg::Universal)]
     pub(crate) flavour: FlavourArg,
-    /// Don't check the source's checksums first; damage would be carried over unseen.
+    /// Don't check the source's checksums first. Then damage is carried over silently.
     #[arg(long)]
     pub(crate) no_verify: bool,
     /// Print JSON, schema 1.
@@ -298,16 +299,16 @@ pub(crate) struct Plugins {
 
 #[derive(Debug, Args)]
 pub(crate) struct Demo {
-    /// Ranks that save.
+    /// The number of ranks that save.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) ranks: u32,
-    /// Ranks that load.
+    /// The number of ranks that load.
     #[arg(long, value_name = "M", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) to: u32,
-    /// About how much state, such as 256MiB or 2GB.
+    /// About how much state to save, such as 256MiB or 2GB.
     #[arg(long, value_name = "BYTES", default_value = "256MiB")]
     pub(crate) size: ByteSize,
-    /// Where to save, and leave the checkpoint; a temporary directory by default.
+    /// Where to save, and to leave the checkpoint. The default is a temporary directory, which is removed.
     #[arg(long)]
     pub(crate) dir: Option<String>,
 }

@@ -8,8 +8,13 @@ use crate::{
     json::{self, hex},
     program::Program,
     table::shown,
+    units,
 };
-use reshard::{Tensor, blocking::TensorHandle};
+use reshard::{
+    Tensor,
+    blocking::TensorHandle,
+    storage::{run_blocking, wait},
+};
 use serde_json::{Map, Value as Json, json};
 use sha2::Digest as _;
 use std::{collections::BTreeMap, sync::mpsc, thread};
@@ -17,11 +22,22 @@ use std::{collections::BTreeMap, sync::mpsc, thread};
 /// Read at once at most, in bytes. Three of them are in memory: one read, one waiting, one hashed.
 const BLOCK: u64 = 8 << 20;
 
+/// Neighbours that are smaller are read together, so many at once at most: to hand one over costs more than to read it.
+const SMALL: u64 = 64 << 10;
+const TOGETHER: usize = 128;
+
+/// When so many tensors can't be read, the rest is not tried. Each of them costs more than to read a sound one.
+const MOST_FAILURES: usize = 50_000;
+/// So many are told in text; the JSON has all of them.
+const TOLD: usize = 1_000;
+
 /// What the reading thread hands over.
 enum Read {
     Block(Tensor),
     End,
     Failed(reshard::Error),
+    /// Small tensors; those without elements are `None`.
+    Together(Vec<Result<Option<Tensor>, reshard::Error>>),
 }
 
 pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u8> {
@@ -62,7 +78,8 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     }
     let bar = io.bar("digesting", sound.iter().map(|t| t.nbytes()).fold(0, u64::saturating_add));
     let out = &mut *io.out;
-    hash_all(&sound, |t, hash, step| {
+    let mut failures = 0;
+    let untried = hash_all(&sound, |t, hash, step| {
         bar.inc(step);
         match hash {
             None => {}
@@ -74,14 +91,18 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
             Some(Err(e)) => {
                 let e = CliError::from(e);
                 code = worse(code, e.exit_code());
+                failures += 1;
                 errors.insert(t.key().into(), e.text().into());
             }
         }
-        Ok(())
+        Ok(failures < MOST_FAILURES)
     })?;
     bar.finish_and_clear();
     if args.json {
         let mut report = json!({ "schema": 1, "tensors": tensors });
+        if untried > 0 {
+            report["untried"] = untried.into();
+        }
         if !errors.is_empty() {
             report["errors"] = Json::Object(errors.clone());
         }
@@ -89,8 +110,16 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     }
     if let Some((key, what)) = errors.iter().next() {
         io.out.flush()?;
-        for (key, what) in errors.iter().skip(1) {
+        let left_out = errors.len().saturating_sub(1 + TOLD);
+        for (key, what) in errors.iter().skip(1).take(TOLD) {
             io.note(format!("no digest of {key}: {}", what.as_str().unwrap_or_default()));
+        }
+        if left_out > 0 {
+            io.note(format!("no digest of {} more", units::some(left_out as u64, "tensor")));
+        }
+        if untried > 0 {
+            let untried = units::some(untried as u64, "tensor");
+            io.note(format!("{untried} not tried, since so many others can't be read"));
         }
         let what = format!("no digest of {key}: {}", what.as_str().unwrap_or_default());
         let hint = format!("`reshard verify {}` lists all that is wrong, or can't be read", args.dir);
@@ -105,31 +134,66 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
 }
 
 /// Hashes tensors one after the other, while the next block is read. `each` is told of every block's bytes, and of each
-/// tensor's outcome.
+/// tensor's outcome, and says whether to go on. Returns how many were not tried.
 fn hash_all(
     tensors: &[TensorHandle],
-    mut each: impl FnMut(&TensorHandle, Option<Result<String, reshard::Error>>, u64) -> Result<()>,
-) -> Result<()> {
+    mut each: impl FnMut(&TensorHandle, Option<Result<String, reshard::Error>>, u64) -> Result<bool>,
+) -> Result<usize> {
+    let stopped = || CliError::told("the reading thread stopped", "please report this");
     thread::scope(|scope| {
         let (send, receive) = mpsc::sync_channel(1);
-        scope.spawn(move || tensors.iter().try_for_each(|t| read(t, &send)));
-        for t in tensors {
+        scope.spawn(move || {
+            tensors.chunk_by(are_small).flat_map(|run| run.chunks(TOGETHER)).try_for_each(|run| match run {
+                [one] => read(one, &send),
+                several => send.send(read_together(several)),
+            })
+        });
+        let mut left = tensors.iter();
+        while let Some(t) = left.as_slice().first() {
             let mut hasher = sha2::Sha256::new();
             let outcome = loop {
                 match receive.recv() {
                     Ok(Read::Block(block)) => {
-                        block.blocks(1 << 20).for_each(|b| hasher.update(&b));
+                        hash(&mut hasher, &block);
                         each(t, None, block.nbytes())?;
                     }
-                    Ok(Read::End) => break Ok(hex(&hasher.finalize())),
-                    Ok(Read::Failed(e)) => break Err(e),
-                    Err(_) => return Err(CliError::told("the reading thread stopped", "please report this")),
+                    Ok(Read::End) => break Some(Ok(hex(&hasher.finalize()))),
+                    Ok(Read::Failed(e)) => break Some(Err(e)),
+                    Ok(Read::Together(all)) => {
+                        for read in all {
+                            let Some(t) = left.next() else { break };
+                            let bytes = read.as_ref().map_or(0, |t| t.as_ref().map_or(0, |t| t.nbytes()));
+                            let digest = |t: Option<Tensor>| {
+                                let mut hasher = sha2::Sha256::new();
+                                t.iter().for_each(|t| hash(&mut hasher, t));
+                                hex(&hasher.finalize())
+                            };
+                            if !each(t, Some(read.map(digest)), bytes)? {
+                                return Ok(left.len());
+                            }
+                        }
+                        break None;
+                    }
+                    Err(_) => return Err(stopped()),
                 }
             };
-            each(t, Some(outcome), 0)?;
+            if let Some(outcome) = outcome {
+                left.next();
+                if !each(t, Some(outcome), 0)? {
+                    break;
+                }
+            }
         }
-        Ok(())
+        Ok(left.len())
     })
+}
+
+fn are_small(one: &TensorHandle, next: &TensorHandle) -> bool {
+    one.nbytes().max(next.nbytes()) <= SMALL
+}
+
+fn hash(hasher: &mut sha2::Sha256, tensor: &Tensor) {
+    tensor.blocks(1 << 20).for_each(|b| hasher.update(&b));
 }
 
 /// Reads all of a tensor. An error of `send` means that nobody listens any more.
@@ -141,4 +205,22 @@ fn read(t: &TensorHandle, send: &mpsc::SyncSender<Read>) -> Result<(), mpsc::Sen
         }
     }
     send.send(Read::End)
+}
+
+/// Reads tensors that are no larger than a block, on I/O threads: what is awaited there needs no other thread.
+fn read_together(tensors: &[TensorHandle]) -> Read {
+    let some = |some: &[TensorHandle]| {
+        let some = some.to_vec();
+        move || some.iter().map(whole).collect::<Vec<_>>()
+    };
+    let tasks = tensors.chunks(TOGETHER.div_ceil(2)).map(some);
+    match wait(run_blocking(tasks)) {
+        Ok(all) => Read::Together(all.into_iter().flatten().collect()),
+        // A task that panics; each of them tells what it can.
+        Err(_) => Read::Together(tensors.iter().map(whole).collect()),
+    }
+}
+
+fn whole(t: &TensorHandle) -> Result<Option<Tensor>, reshard::Error> {
+    t.blocks(BLOCK).next().map(|region| t.read(region)).transpose()
 }

@@ -1,6 +1,6 @@
 //! Floor 6 of reshard: the `reshard` program, as a library.
 //!
-//! A program with strategies or stores of its own is one line, and has all of `reshard`'s commands:
+//! To build a program with your own strategies or stores, call one function. The program has all commands of `reshard`:
 //!
 //! ```no_run
 //! // use my_strategies as _;
@@ -12,8 +12,8 @@
 //! }
 //! ```
 //!
-//! `docs/cli.md` describes the commands, the JSON that they print, and the exit codes. Results go to stdout; progress, notes
-//! and errors to stderr.
+//! `docs/cli.md` describes the commands, the JSON that they print, and the exit codes. Results go to stdout. Progress, notes
+//! and errors go to stderr.
 
 mod args;
 mod convert;

@@ -18,6 +18,7 @@ use std::{
     ffi::OsString,
     io::{self, Write},
     process::ExitCode,
+    sync::Arc,
 };
 
 impl Program {
@@ -75,7 +76,11 @@ impl Program {
 
     /// Runs with the process's own arguments and streams.
     pub fn main(&self) -> ExitCode {
-        let mut out = io::BufWriter::with_capacity(1 << 16, anstream::AutoStream::auto(io::stdout().lock()));
+        report_full_files();
+        let styles = anstream::AutoStream::choice(&io::stdout());
+        // What strips the styles writes a line in pieces.
+        let stdout: Box<dyn Write> = Box::new(io::BufWriter::with_capacity(1 << 16, io::stdout().lock()));
+        let mut out = io::BufWriter::with_capacity(1 << 16, anstream::AutoStream::new(stdout, styles));
         let mut err = anstream::AutoStream::auto(io::stderr());
         let code = self.run(std::env::args_os(), &mut Io { out: &mut out, err: &mut err, bars: true });
         ExitCode::from(code)
@@ -101,6 +106,15 @@ pub fn main_linked() -> ExitCode {
         Ok(registry) => main_with(registry),
         Err(e) => fail(e.into()),
     }
+}
+
+/// A file that grows beyond `ulimit -f` is an error of the call that writes it, which says so and tidies up. By default the
+/// system ends the process without a word.
+fn report_full_files() {
+    // What the flag says is of no interest.
+    let caught = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
+    // Without it the program does what it does.
+    caught.map(drop).unwrap_or(());
 }
 
 fn fail(e: CliError) -> ExitCode {

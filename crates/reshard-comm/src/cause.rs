@@ -2,14 +2,14 @@ use reshard_model::ErrorKind;
 use serde::{Deserialize, Serialize};
 use std::{any::Any, error::Error, fmt, iter::successors};
 
-/// Why a rank failed, in the form that crosses the wire, which a typed error can't.
+/// Why a rank failed, in a form that can be sent to other ranks. A typed error can't be sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cause {
     /// What the caller can do about it.
     pub kind: ErrorKind,
     /// What happened.
     pub message: String,
-    /// Why, from the nearest source to the root.
+    /// The messages of its sources, from the nearest source to the root.
     pub chain: Vec<String>,
 }
 
@@ -19,7 +19,7 @@ impl Cause {
         Self { kind, message: message.into(), chain: Vec::new() }
     }
 
-    /// The message of `error` and those of its sources.
+    /// Takes the message of `error` and those of its sources.
     pub fn from_error(kind: ErrorKind, error: &dyn Error) -> Self {
         const DEEPEST: usize = 32; // an error that is its own source must not hang us
         let chain =
@@ -27,7 +27,7 @@ impl Cause {
         Self { kind, message: error.to_string(), chain }
     }
 
-    /// What a panic said.
+    /// Takes the message of a panic.
     pub(crate) fn from_panic(payload: &(dyn Any + Send)) -> Self {
         let said = payload
             .downcast_ref::<&str>()
@@ -37,7 +37,7 @@ impl Cause {
     }
 }
 
-/// The message, then the sources that say something that was not said yet.
+/// Prints the message, then each source that adds something new.
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;

@@ -12,24 +12,24 @@ use std::{
     time::Duration,
 };
 
-/// How long a step waits for the other ranks, unless [`Comm::with_deadline`] says otherwise: 30 minutes.
+/// How long a step waits for the other ranks by default: 30 minutes. [`Comm::with_deadline`] changes it.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30 * 60);
 
-/// What reshard speaks over a [`ProcessGroup`]: steps that all ranks take together, with one error protocol.
+/// reshard's protocol over a [`ProcessGroup`]: steps that all ranks take together, with one error protocol.
 ///
-/// In each step every rank hands in its part, or the [`Cause`] why it has none, the coordinator looks at all of them,
-/// and its answer goes to all. Traffic is a gather and a broadcast or scatter, whatever the size of the group. Only
-/// [`all_to_all`](Self::all_to_all) has no coordinator: there all hear of all.
+/// In each step every rank hands in its part, or the [`Cause`] why it has none. The coordinator looks at all parts, and
+/// its answer goes to all ranks. The traffic is one gather and one broadcast or scatter. Only
+/// [`all_to_all`](Self::all_to_all) has no coordinator: there each rank hears from every other rank.
 ///
 /// # Contract
-/// - A rank that fails hands in its cause and *takes* the step; it must not leave before.
-/// - If any rank failed, nothing is decided, and all ranks get the same [`CommError::Ranks`]. So do they when the
-///   decision itself fails or panics; then the cause is the coordinator's. The group stays usable.
-/// - If a rank panics, drops a step's future, takes another step than the others, or isn't heard of within the
-///   deadline, the group is broken for good, and all ranks know why. See also [`guard`](Self::guard).
+/// - A rank that fails still takes the step and hands in its cause; it must not leave before.
+/// - If any rank failed, nothing is decided, and all ranks get the same [`CommError::Ranks`]. The same happens if the
+///   decision itself fails or panics; then the cause comes from the coordinator. The group stays usable.
+/// - If a rank panics, drops the future of a step, takes a different step, or does not answer within the deadline, the
+///   group is broken for good, and all ranks learn why. See also [`guard`](Self::guard).
 ///
 /// # Collective
-/// Every rank takes the same steps in the same order, with the same coordinator. Names of steps are compared.
+/// Every rank takes the same steps in the same order, with the same coordinator. The names of steps are compared.
 ///
 /// # Cancellation
 /// Dropping the future of a step breaks the group.
@@ -53,19 +53,19 @@ impl<'g> Comm<'g> {
         Self { group, coordinator: Rank(0), deadline: DEFAULT_DEADLINE }
     }
 
-    /// Lets another rank of the group decide; all ranks must name the same.
+    /// Makes another rank of the group the coordinator. All ranks must name the same rank.
     #[must_use]
     pub fn with_coordinator(self, coordinator: Rank) -> Self {
         Self { coordinator, ..self }
     }
 
-    /// How long each step may wait for the other ranks, counted from this rank's call.
+    /// Sets how long each step waits for the other ranks, counted from this rank's call.
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
 
-    /// How long each step waits: [`DEFAULT_DEADLINE`], or what [`with_deadline`](Self::with_deadline) said.
+    /// How long each step waits: [`DEFAULT_DEADLINE`], or the value set by [`with_deadline`](Self::with_deadline).
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
@@ -90,18 +90,18 @@ impl<'g> Comm<'g> {
         self.coordinator
     }
 
-    /// Is this the rank that decides?
+    /// Whether this rank is the coordinator.
     pub fn is_coordinator(&self) -> bool {
         self.rank() == self.coordinator
     }
 
-    /// Covers local work between two steps: if the guard is dropped before it is [`done`](Guard::done), by a panic or
-    /// because a future was dropped, the other ranks learn it at once.
+    /// Guards local work between two steps. If the guard is dropped before it is [`done`](Guard::done), because of a
+    /// panic or a dropped future, the other ranks learn it at once.
     pub fn guard(&self, what: &'static str) -> Guard<'g> {
         Guard::new(self.group, what)
     }
 
-    /// All ranks learn all parts, in order of ranks, or all learn who failed and why.
+    /// All ranks get all parts, in the order of ranks. If a rank failed, all ranks learn which one and why.
     ///
     /// # Errors
     /// Those of [`Comm`]'s contract.
@@ -122,7 +122,7 @@ impl<'g> Comm<'g> {
         .await
     }
 
-    /// All ranks learn that all are well, or who failed and why.
+    /// All ranks learn that every rank succeeded, or which ranks failed and why.
     ///
     /// # Errors
     /// Those of [`Comm`]'s contract.
@@ -130,10 +130,10 @@ impl<'g> Comm<'g> {
         self.all_reduce(step, outcome, |_| Ok(())).await
     }
 
-    /// The coordinator decides upon all parts, in order of ranks; all ranks get the decision.
+    /// The coordinator makes a decision from all parts, in the order of ranks. All ranks get this decision.
     ///
     /// # Errors
-    /// Those of [`Comm`]'s contract. `decide` runs on the coordinator alone, and only if no rank failed.
+    /// Those of [`Comm`]'s contract. `decide` runs only on the coordinator, and only if no rank failed.
     pub async fn all_reduce<T, U>(
         self,
         step: &'static str,
@@ -155,11 +155,11 @@ impl<'g> Comm<'g> {
         .await
     }
 
-    /// The coordinator decides upon all parts, in order of ranks; rank `r` gets element `r` of the decision.
+    /// The coordinator makes a decision from all parts, in the order of ranks. Rank `r` gets element `r` of it.
     ///
     /// # Errors
-    /// Those of [`Comm`]'s contract. `decide` runs on the coordinator alone, and only if no rank failed; a decision
-    /// that hasn't one element per rank is a failure of the coordinator.
+    /// Those of [`Comm`]'s contract. `decide` runs only on the coordinator, and only if no rank failed. If the decision
+    /// has not exactly one element per rank, the coordinator has failed.
     pub async fn reduce_scatter<T, U>(
         self,
         step: &'static str,
@@ -191,10 +191,10 @@ impl<'g> Comm<'g> {
 
     /// All ranks get the value of the coordinator.
     ///
-    /// The others pass `None`, or `Some(Err(_))` if they failed; a value of theirs is ignored.
+    /// The other ranks pass `None`, or `Some(Err(_))` if they failed. A value that they pass is ignored.
     ///
     /// # Errors
-    /// Those of [`Comm`]'s contract; a coordinator that passes `None` has failed.
+    /// Those of [`Comm`]'s contract. A coordinator that passes `None` has failed.
     pub async fn broadcast<T>(self, step: &'static str, value: Option<Result<T, Cause>>) -> Result<T>
     where
         T: Serialize + DeserializeOwned + Send,
@@ -213,13 +213,13 @@ impl<'g> Comm<'g> {
         .await
     }
 
-    /// Every rank sends bytes to each rank, itself too, and gets what each has sent to it, in order of ranks: `to[r]` are the
-    /// blocks of the part for rank `r`, which arrives as one. Blocks are copied once.
+    /// Every rank sends bytes to each rank, including itself, and gets what each rank sent to it, in the order of ranks.
+    /// `to[r]` has the blocks of the part for rank `r`, which arrives in one piece. Blocks are copied once.
     ///
-    /// One collective and no coordinator: each rank hears from all ranks whether they are well.
+    /// This is one collective without a coordinator: each rank hears from every rank whether it succeeded.
     ///
     /// # Errors
-    /// Those of [`Comm`]'s contract. Other than one part for each rank is a failure of the rank that hands them in.
+    /// Those of [`Comm`]'s contract. A rank that does not hand in exactly one part per rank has failed.
     pub async fn all_to_all(
         self,
         step: &'static str,
@@ -244,10 +244,10 @@ impl<'g> Comm<'g> {
                 })
             };
             let parts = (0..size as usize).map(part).collect::<Result<Vec<Bytes>>>()?;
-            // What was handed in may be large: from here on there is one copy of it.
+            // The parts may be large: from here on there is only one copy.
             drop(to);
             let heard = self.hear(step, &self.group.all_to_all(parts).await?);
-            // All ranks have the same heads before them, so all of them come to the same end.
+            // All ranks see the same heads, so all of them get the same result.
             heard.map_err(|outcome| match outcome {
                 Outcome::Failed(causes) => CommError::Ranks { step, causes },
                 Outcome::OutOfStep(why) => CommError::OutOfStep(why),
@@ -257,14 +257,14 @@ impl<'g> Comm<'g> {
         .await
     }
 
-    /// Splits the group: one sub-group for each `color`. `None`: in
-    /// no sub-group. Ranks of a sub-group have the order that they have here.
+    /// Splits the group into one sub-group for each `color`. A rank that passes `None` is in no sub-group. The ranks of
+    /// a sub-group keep their order.
     ///
-    /// A sub-group breaks on its own. Steps that only some ranks take in sub-groups end in an [`agree`](Self::agree) of
-    /// all, so that no rank goes on where another one failed.
+    /// A sub-group can break without breaking the whole group. After steps in sub-groups, call [`agree`](Self::agree) on
+    /// the whole group, so that no rank continues after another one failed.
     ///
     /// # Errors
-    /// Those of [`Comm`]'s contract, though no rank can hand in a cause: agree before.
+    /// Those of [`Comm`]'s contract. No rank can hand in a cause here, so call `agree` before.
     pub async fn split(
         self,
         step: &'static str,
@@ -277,7 +277,7 @@ impl<'g> Comm<'g> {
         step::run(self.group, step, self.deadline, work).await
     }
 
-    /// Hands in `part`; the coordinator looks at all of them, and writes its `answer` to all.
+    /// Hands in `part`. The coordinator looks at all parts and writes its `answer` for all ranks.
     async fn meet<T: Serialize>(
         &self,
         step: &'static str,
@@ -306,7 +306,7 @@ impl<'g> Comm<'g> {
         }
     }
 
-    /// The coordinator: the bodies of all messages, if all ranks are well and in this step.
+    /// On the coordinator: the bodies of all messages, if every rank succeeded and is in this step.
     fn hear(&self, step: &str, messages: &[Bytes]) -> Result<Vec<Bytes>, Outcome> {
         let (mut steps, mut bodies, mut causes) = (Vec::new(), Vec::new(), BTreeMap::new());
         for (rank, message) in messages.iter().enumerate().map(|(i, message)| (Rank::at(i), message)) {
@@ -329,7 +329,7 @@ impl<'g> Comm<'g> {
         self.size() == 1 && self.is_coordinator()
     }
 
-    /// A step of a group of one: the same rules, nothing is sent.
+    /// A step in a group of one rank: the same rules, but nothing is sent.
     fn decide_alone<T, U>(
         &self,
         step: &'static str,
@@ -348,16 +348,16 @@ impl<'g> Comm<'g> {
         self.read(step, body, 1)?.pop().ok_or_else(|| self.broken(step, "received nothing"))
     }
 
-    /// This rank fails where the others think that all is well: only breaking the group can tell them.
+    /// This rank fails where the others believe that all ranks succeeded. Only breaking the group can tell them.
     fn broken(&self, step: &str, why: impl std::fmt::Display) -> CommError {
         let message = format!("rank {} failed in step `{step}`: {why}", self.rank());
         CommError::Broken(Cause::new(ErrorKind::Internal, message))
     }
 }
 
-/// A panic becomes a cause like any other.
+/// Turns a panic into an ordinary cause.
 fn catch<T>(decide: impl FnOnce() -> Result<T, Cause>) -> Result<T, Cause> {
-    // Nothing that `decide` may have left half done is looked at after a panic.
+    // After a panic nobody reads the state that `decide` may have left half done.
     catch_unwind(AssertUnwindSafe(decide)).unwrap_or_else(|panic| Err(Cause::from_panic(&*panic)))
 }
 

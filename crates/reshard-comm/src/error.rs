@@ -17,28 +17,28 @@ pub enum CommError {
         /// Why, for each rank that failed.
         causes: BTreeMap<Rank, Cause>,
     },
-    /// A rank left: it panicked, dropped a collective, or called it off. The group can't be used any more.
+    /// A rank left: it panicked, dropped a collective, or called `abort`. The group can't be used any more.
     #[error("the process group is broken: {0}; make a new group to go on")]
     Broken(Cause),
-    /// Ranks called different things, or one of them wrongly. The group can't be used any more.
+    /// Ranks called different methods, or one rank passed wrong arguments. The group can't be used any more.
     #[error("ranks are out of step: {0}; all ranks must make the same calls in the same order")]
     OutOfStep(String),
-    /// Some ranks were not heard of in time. The group can't be used any more; the ranks that didn't run into the
-    /// deadline themselves get [`Broken`](Self::Broken) with the same text.
+    /// Some ranks did not answer in time. The group can't be used any more. Ranks that did not reach the deadline
+    /// themselves get [`Broken`](Self::Broken) with the same text.
     #[error("step `{step}`: no answer within {seconds} s from {}", Silent(silent))]
     Deadline {
         /// The step.
         step: &'static str,
         /// The deadline.
         seconds: f64,
-        /// Who was missing, as far as the transport can tell.
+        /// Which ranks were missing, as far as the transport knows.
         silent: Vec<Rank>,
     },
 }
 
 impl CommError {
-    /// What the caller can do: the kind that the causes share, leaving out those that only suffered from others. Damage that one
-    /// rank found comes before all else.
+    /// What the caller can do: the kind that the causes share, without causes that only result from other ranks'
+    /// failures. If one rank found damage, the kind is damage.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Ranks { causes, .. } => {
@@ -54,7 +54,7 @@ impl CommError {
         }
     }
 
-    /// What to tell the other ranks.
+    /// The cause to send to the other ranks.
     pub fn to_cause(&self) -> Cause {
         match self {
             Self::Broken(cause) => cause.clone(),

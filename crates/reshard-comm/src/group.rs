@@ -3,27 +3,27 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use std::{fmt, sync::Arc};
 
-/// A transport: moves bytes between the ranks of a group, and knows no errors but its own.
+/// A transport: moves bytes between the ranks of a group, and knows only its own errors.
 ///
-/// Three methods are asked for beside `rank` and `size`; the provided ones are right but not fast, and a transport
-/// overrides those that it can do better. [`Comm`](crate::Comm) uses `gather`, `scatter` and `broadcast`.
+/// Implement the required methods. The provided methods are correct but slow: override those that your transport can do
+/// better. [`Comm`](crate::Comm) uses `gather`, `scatter`, `broadcast` and `all_to_all`.
 ///
 /// # Contract
-/// - Messages arrive whole and unchanged, of any length, also empty; the one a rank sends to itself too.
-/// - A wrong call (a root outside the group, a wrong number of parts) is [`CommError::OutOfStep`] and breaks the
-///   group, as the other ranks already wait for this one.
-/// - A broken group stays broken: each later call is an error that tells the first cause.
+/// - Messages of any length arrive whole and unchanged, including empty ones and the message of a rank to itself.
+/// - A wrong call (a root outside the group, a wrong number of parts) is [`CommError::OutOfStep`] and breaks the group,
+///   because the other ranks already wait for this one.
+/// - A broken group stays broken: each later call is an error that names the first cause.
 ///
 /// # Collective
-/// Every rank calls the same methods in the same order with the same `root`, one call at a time. A method may return
-/// on one rank before the others are done, once that rank's part in it is done.
+/// Every rank calls the same methods in the same order with the same `root`, one call at a time. A method may return on
+/// one rank as soon as this rank's part is done, even if the other ranks are not done.
 ///
 /// # Cancellation
-/// Dropping a future that was polled and isn't done breaks the group.
+/// If you drop a future that was polled and is not finished, the group breaks.
 ///
 /// # Errors
-/// [`CommError::Broken`] when a rank left or called [`abort`](Self::abort), [`CommError::OutOfStep`] where the
-/// transport sees that calls differ. A transport needs no deadlines, `Comm` has them.
+/// [`CommError::Broken`] if a rank left or called [`abort`](Self::abort); [`CommError::OutOfStep`] if the transport
+/// notices that calls differ. A transport needs no deadlines, because `Comm` has them.
 #[async_trait]
 pub trait ProcessGroup: fmt::Debug + Send + Sync {
     /// The number of this process in the group.
@@ -32,18 +32,18 @@ pub trait ProcessGroup: fmt::Debug + Send + Sync {
     /// How many ranks the group has: at least 1.
     fn size(&self) -> u32;
 
-    /// Sends `to[r]` to rank `r`, for every rank; returns what every rank sent to this one, in order of ranks.
+    /// Sends `to[r]` to each rank `r`. Returns what every rank sent to this one, in the order of ranks.
     async fn all_to_all(&self, to: Vec<Bytes>) -> Result<Vec<Bytes>>;
 
-    /// Sub-groups: one for each `color`, its ranks sorted by `order`, then by their rank here. `None`: in no
-    /// sub-group. A sub-group has an order of calls of its own, and breaks on its own.
+    /// Splits the group into one sub-group for each `color`. Its ranks are sorted by `order`, then by their rank here. A
+    /// rank that passes `None` is in no sub-group. A sub-group has its own order of calls, and breaks separately.
     async fn split(&self, color: Option<u32>, order: u32) -> Result<Option<Arc<dyn ProcessGroup>>>;
 
-    /// Breaks the group: every rank that waits or will wait gets this cause. Best effort, never blocks; only the
-    /// first cause counts.
+    /// Breaks the group: every rank that waits, now or later, gets this cause. It is best effort and never blocks. Only
+    /// the first cause counts.
     fn abort(&self, cause: Cause);
 
-    /// The ranks that the collective in flight still waits for, as far as the transport can tell.
+    /// The ranks for which the current collective still waits, as far as the transport knows.
     fn silent(&self) -> Vec<Rank> {
         Vec::new()
     }
@@ -53,12 +53,12 @@ pub trait ProcessGroup: fmt::Debug + Send + Sync {
         self.all_gather(Bytes::new()).await.map(drop)
     }
 
-    /// Every rank gets what every rank gave, in order of ranks.
+    /// Every rank gets the data of all ranks, in the order of ranks.
     async fn all_gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
         self.all_to_all(vec![mine; self.size() as usize]).await
     }
 
-    /// `root` gets what every rank gave, in order of ranks; the others get `None`.
+    /// `root` gets the data of all ranks, in the order of ranks. The other ranks get `None`.
     async fn gather(&self, mine: Bytes, root: Rank) -> Result<Option<Vec<Bytes>>> {
         let mut to = vec![Bytes::new(); self.size() as usize];
         match to.get_mut(root.index()) {
@@ -69,7 +69,7 @@ pub trait ProcessGroup: fmt::Debug + Send + Sync {
         Ok((self.rank() == root).then_some(from))
     }
 
-    /// Rank `r` gets `parts[r]` of `root`; what the others pass is ignored.
+    /// Rank `r` gets `parts[r]` of `root`. Parts that other ranks pass are ignored.
     async fn scatter(&self, parts: Option<Vec<Bytes>>, root: Rank) -> Result<Bytes> {
         let size = self.size() as usize;
         let to = match parts {
@@ -87,7 +87,7 @@ pub trait ProcessGroup: fmt::Debug + Send + Sync {
         }
     }
 
-    /// All ranks get `data` of `root`; what the others pass is ignored.
+    /// All ranks get the `data` of `root`. Data that other ranks pass are ignored.
     async fn broadcast(&self, data: Option<Bytes>, root: Rank) -> Result<Bytes> {
         self.scatter(data.map(|data| vec![data; self.size() as usize]), root).await
     }
@@ -99,7 +99,7 @@ fn wrong<G: ProcessGroup + ?Sized>(group: &G, call: String) -> CommError {
     error
 }
 
-/// The group of one rank. It sends nothing and can't break.
+/// The group of a single rank. It sends nothing and can't break.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SingleProcess;
 

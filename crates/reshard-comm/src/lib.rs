@@ -1,9 +1,9 @@
-//! Ranks that talk.
+//! Communication between ranks.
 //!
-//! [`ProcessGroup`] is the transport: it moves bytes between the ranks of a job and knows no errors but its own.
-//! The training job owns it, reshard borrows it. [`Comm`] is what reshard speaks over it: every step is "do your
-//! part, hand in the outcome, learn what all the others learn". A failure on one rank, be it an error, a panic, a
-//! dropped future or silence, reaches all ranks, with the step, the ranks and the causes, and nobody hangs.
+//! [`ProcessGroup`] is the transport: it moves bytes between the ranks of a job, and knows only its own errors. The
+//! training job owns it, and reshard borrows it. [`Comm`] is reshard's protocol over it. In each step a rank does its
+//! part, hands in the outcome, and learns the same result as all other ranks. If one rank fails, panics, drops its
+//! future or stops answering, all ranks get an error with the step, the ranks and the causes. No rank hangs.
 //!
 //! [`LocalGroup`] is a group of threads or tasks of one process. [`SingleProcess`] is a group of one.
 //!

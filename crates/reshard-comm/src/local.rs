@@ -14,11 +14,11 @@ use std::{
     task::{Context, Poll},
 };
 
-/// One of N ranks that are threads or tasks of one process.
+/// One of N ranks in one process.
 ///
-/// Needs no executor of its own: ranks may be threads with `block_on`, tasks of a pool, or futures joined on a single
-/// thread. Bytes are shared between ranks, not copied. Dropping the handle of a rank means that the rank leaves: the
-/// others, if they still wait for it or ever will, get [`CommError::Broken`].
+/// It needs no particular executor: the ranks may be threads with `block_on`, tasks of a pool, or futures joined on a
+/// single thread. Bytes are shared between ranks, not copied. If you drop the handle of a rank, this rank leaves: ranks
+/// that wait for it, now or later, get [`CommError::Broken`].
 ///
 /// ```
 /// use futures::{executor::block_on, future::join_all};

@@ -7,17 +7,17 @@ use std::fmt;
 pub struct Rank(pub u32);
 
 impl Rank {
-    /// The rank as a place in a `Vec` that has one element per rank.
+    /// The rank as an index into a `Vec` with one element per rank.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// Several ranks in a message: `rank 3`, `ranks 0, 2, 5`, and not a thousand of them.
+    /// Ranks in a message: `rank 3`, `ranks 0, 2, 5`. A long list is shortened.
     pub fn list(ranks: &[Self]) -> impl fmt::Display + '_ {
         Ranks(ranks)
     }
 
-    /// The rank at this place of a `Vec` that has one element per rank.
+    /// The rank at this index of a `Vec` with one element per rank.
     pub(crate) fn at(index: usize) -> Self {
         Self(u32::try_from(index).unwrap_or(u32::MAX))
     }
@@ -35,7 +35,7 @@ impl From<u32> for Rank {
     }
 }
 
-/// Ranks for people: `rank 3`, `ranks 0, 2, 5`, and not a thousand of them.
+/// Prints ranks: `rank 3`, `ranks 0, 2, 5`. A long list is shortened.
 pub(crate) struct Ranks<'a>(pub(crate) &'a [Rank]);
 
 impl fmt::Display for Ranks<'_> {

@@ -1,6 +1,6 @@
 use crate::{CommError, ProcessGroup, Result};
-use futures::FutureExt;
 use futures_timer::Delay;
+use futures_util::FutureExt;
 use std::{
     future::{Future, poll_fn},
     pin::pin,
@@ -8,10 +8,10 @@ use std::{
     time::Duration,
 };
 
-/// Breaks the group when it is dropped before it is [`done`](Self::done).
+/// Breaks the group if it is dropped before it is [`done`](Self::done).
 ///
-/// Held by a rank over work that the others wait for between two steps, so that a panic or a dropped future is known
-/// to all at once, and not only when their deadline has passed. Made by [`Comm::guard`](crate::Comm::guard).
+/// A rank holds it during work between two steps, while the other ranks wait. So all ranks learn of a panic or a dropped
+/// future at once, not only after their deadline. Made by [`Comm::guard`](crate::Comm::guard).
 #[derive(Debug)]
 #[must_use = "dropping the guard breaks the group"]
 pub struct Guard<'g> {
@@ -25,7 +25,7 @@ impl<'g> Guard<'g> {
         Self { group, what, armed: true }
     }
 
-    /// The work is over, well or with an error that the other ranks will hear of.
+    /// The work is finished. It succeeded, or its error will be handed in at the next step.
     pub fn done(mut self) {
         self.armed = false;
     }
@@ -42,10 +42,10 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// Runs one step of `Comm`: what it sends and waits for, within a deadline.
+/// Runs one step of `Comm`, its sends and waits, within a deadline.
 ///
-/// However it ends, the other ranks know: by its messages if it is done, by an abort if it fails, is too late, panics
-/// or is dropped.
+/// The other ranks always learn how it ended: by its messages if it finished, by an abort if it failed, was too late,
+/// panicked or was dropped.
 pub(crate) async fn run<T>(
     group: &dyn ProcessGroup,
     step: &'static str,

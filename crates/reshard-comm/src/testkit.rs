@@ -18,7 +18,7 @@ mod fault;
 pub use contract::process_group_contract;
 pub use fault::{Fault, FaultGroup};
 
-use futures::executor::block_on;
+use futures_executor::block_on;
 use std::{
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},

@@ -1,7 +1,7 @@
 //! Messages between ranks: a version byte, a head, a body, both in postcard.
 //!
-//! The head says which step the sender is in and whether it got there well, so that it can be understood by a rank
-//! that waits for something else. The body is one value, or none.
+//! The head says in which step the sender is and whether it succeeded, so that a rank in another step understands it
+//! too. The body is one value, or nothing.
 
 use crate::{Cause, CommError, Rank, Result};
 use bytes::Bytes;
@@ -25,7 +25,7 @@ pub(crate) enum Outcome {
     OutOfStep(String),
 }
 
-/// A message whose body is written by `fill`; if that fails, one that says so and has no body.
+/// A message whose body `fill` writes. If `fill` fails, the message says so and has no body.
 pub(crate) fn pack(
     step: &str,
     from: Rank,
@@ -43,7 +43,7 @@ pub(crate) fn pack(
     }
 }
 
-/// The head and the body of a message, or what is wrong with it.
+/// The head and the body of a message. The error says what is wrong with the message.
 pub(crate) fn unpack(message: &Bytes) -> Result<(Head, Bytes), String> {
     let body = match message.split_first() {
         Some((&VERSION, rest)) => rest,
@@ -58,7 +58,7 @@ pub(crate) fn unpack(message: &Bytes) -> Result<(Head, Bytes), String> {
 
 /// Appends `value` to `to`.
 pub(crate) fn encode<T: Serialize>(value: &T, to: &mut Vec<u8>) -> Result<(), Cause> {
-    // to_extend takes the buffer and returns it only if it went well; if not, `pack` makes a new one.
+    // `to_extend` takes the buffer and returns it only on success. Otherwise `pack` makes a new one.
     *to = postcard::to_extend(value, std::mem::take(to)).map_err(|e| unfit::<T>("sent", e))?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A conversion: set up, checked, carried out.
+//! A conversion: its options, its checks, its work.
 
 use crate::{
     Asked, ConvertError, Finding, Result,
@@ -21,21 +21,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Ranks of one conversion at most. So many take half a gigabyte beside what they hold.
+/// The maximal number of ranks of one conversion. So many ranks take half a gigabyte of memory in addition to the data.
 pub const MAX_RANKS: u32 = 4_096;
 
-/// Ranks of one process are not silent, only busy: one of them may write for hours while the others have nothing to do.
+/// The deadline of a step is long, because all ranks run in one process: one rank may write for hours while the others wait.
 const PATIENCE: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Rewrites a checkpoint at another place; await it, or set options first. [`reshard::blocking::run`] waits for it without an
-/// executor.
+/// Rewrites a checkpoint at another place. Await the result, or set options on it first. [`reshard::blocking::run`] waits
+/// for it without an executor.
 ///
 /// # Cancellation
-/// A conversion that is dropped leaves nothing at the destination. What was written so far stays beside it until
-/// [`reshard::prune`] removes it.
+/// If you drop a conversion, nothing appears at the destination. Data that are already written stay beside the
+/// destination until [`reshard::prune`] removes them.
 ///
 /// # Errors
-/// [`ConvertError`]: nothing was written at the destination then.
+/// [`ConvertError`]. Nothing was written at the destination then.
 pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
     Convert {
         source,
@@ -54,7 +54,7 @@ pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
     }
 }
 
-/// A conversion that is being set up; made by [`convert`].
+/// A conversion with its options; made by [`convert`].
 #[derive(Debug)]
 #[must_use = "a conversion does nothing until it is awaited"]
 pub struct Convert<'a> {
@@ -74,91 +74,93 @@ pub struct Convert<'a> {
 }
 
 impl<'a> Convert<'a> {
-    /// Which keys are carried over; all by default. Common state always is.
+    /// Selects the keys to carry over. The default is all. Common state is always carried over.
     pub fn keys(mut self, chosen: impl Fn(&str) -> bool + Send + Sync + 'a) -> Self {
         self.keys = Keys(Some(Box::new(chosen)));
         self
     }
 
-    /// As how many ranks; 1 by default, [`MAX_RANKS`] at most.
+    /// The number of ranks. The default is 1, the maximum is [`MAX_RANKS`].
     pub fn ranks(mut self, ranks: u32) -> Self {
         self.ranks = ranks;
         self
     }
 
-    /// Files of each rank; 1 by default.
+    /// The number of files of each rank. The default is 1.
     pub fn files_per_rank(mut self, files: u32) -> Self {
         self.config.files_per_rank = files;
         self
     }
 
-    /// Settings of the format that is written; those of [`files_per_rank`](Self::files_per_rank) come with them.
+    /// Settings of the format to write. They include the number of [`files_per_rank`](Self::files_per_rank).
     pub fn strategy(mut self, config: TorchDistConfig) -> Self {
         self.config = config;
         self
     }
 
-    /// Cuts what is larger, and begins a new file when one is full; in bytes. Another [`policy`](Self::policy) has no say then.
+    /// Cuts larger tensors, and begins a new file when one is full. The limit is in bytes. It replaces a
+    /// [`policy`](Self::policy).
     pub fn max_shard_size(mut self, bytes: u64) -> Self {
         self.max_shard_size = Some(bytes);
         self
     }
 
-    /// Which tensor, or which part of it, goes into which file; see [`reshard::Save::policy`].
+    /// The policy that decides which tensor, or which part of it, goes into which file; see [`reshard::Save::policy`].
     pub fn policy(mut self, policy: impl Into<Arc<dyn ShardingPolicy>>) -> Self {
         self.policy = Some(policy.into());
         self
     }
 
-    /// Whether a checkpoint at the destination may be replaced; see [`reshard::Save::overwrite`].
+    /// Whether to replace a checkpoint at the destination; see [`reshard::Save::overwrite`].
     pub fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
         self
     }
 
-    /// Whether checksums of the source are checked first; they are by default. Damage is carried over unseen without that.
+    /// Whether to check the checksums of the source first. The default is yes. Without this check, damage is carried over
+    /// silently.
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
         self
     }
 
-    /// Called with the number of bytes that were just checked, from any thread.
+    /// Sets a callback that is called with the number of bytes just checked, from any thread.
     pub fn checked(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
         self.checked = Progress::new(f);
         self
     }
 
-    /// Called with the number of bytes that were just written, from any thread.
+    /// Sets a callback that is called with the number of bytes just written, from any thread.
     pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
         self.progress = Progress::new(f);
         self
     }
 
-    /// Strategies to find common state's in; those that are linked by default.
+    /// The registry in which to find the strategy of common state; by default the linked strategies.
     pub fn registry(mut self, registry: Registry) -> Self {
         self.registry = Some(registry);
         self
     }
 
-    /// Stores to find the destination's URL in; those that are linked by default.
+    /// The stores in which to look up the destination's URL; by default the linked stores.
     pub fn stores(mut self, stores: Stores) -> Self {
         self.stores = Some(stores);
         self
     }
 
-    /// The destination itself, open already; its URL is only its name in messages then.
+    /// Uses a destination that is already open. Its URL is then only its name in messages.
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
         self.stores = Some(Stores::only(store));
         self
     }
 
-    /// Makes all the checks, and reads what lies in memory: objects and common state. Nothing is written.
+    /// Makes all the checks, and reads the data that are held in memory: objects and common state. It writes nothing.
     ///
     /// # Errors
-    /// All that is wrong with the source, the destination or the options, but for what only
-    /// [`Conversion::run`] can tell.
+    /// Any problem with the source, the destination or the options, except problems that only [`Conversion::run`] can
+    /// find.
     pub async fn prepare(mut self) -> Result<Conversion<'a>> {
-        // What is known without reading anything comes first; then what a look at the directories tells.
+        // First the checks that read nothing, then those that only look at directories.
         if !(1..=MAX_RANKS).contains(&self.ranks) {
             return Err(ConvertError::Ranks(self.ranks));
         }
@@ -170,8 +172,8 @@ impl<'a> Convert<'a> {
         };
         let store = &**self.source.store();
         destination::check(self.source.url(), store, self.dst, &stores, self.overwrite)?;
-        // Tensors are read in blocks, of which none is a whole item with a checksum: damage would be carried over, and get a new
-        // checksum that is right. So the source is checked first.
+        // Tensors are read in blocks, and a block is not a whole item with a checksum. So damage would be carried over
+        // and get a new, correct checksum. Therefore the source is checked first.
         if self.verify {
             let found = self.source.verify(true, self.checked.clone()).await.map_err(ConvertError::Read)?;
             self.sound(&found)?;
@@ -182,7 +184,7 @@ impl<'a> Convert<'a> {
         Ok(Conversion { setup: self, source, stores })
     }
 
-    /// Only what is understood as a whole is rewritten.
+    /// Refuses a source that is not understood as a whole.
     fn can_be_carried(&self) -> Result<()> {
         let (src, format) = (self.source.url(), self.source.backend());
         if &*format.backend != torch_dist::NAME {
@@ -194,7 +196,7 @@ impl<'a> Convert<'a> {
         Ok(())
     }
 
-    /// What is described in an unknown way would be missing in the copy, and nothing in it would say so.
+    /// Refuses a chosen item whose description is not understood: the copy would lack it without saying so.
     fn understood(&self) -> Result<()> {
         match self.source.producer().unknown.into_iter().find(|(key, _)| self.keys.has(key)) {
             None => Ok(()),
@@ -202,7 +204,7 @@ impl<'a> Convert<'a> {
         }
     }
 
-    /// Whether nothing was found of a chosen item, or of the whole. Damage comes before all else.
+    /// Fails if the check found something about a chosen item or the whole checkpoint. Damage is reported first.
     fn sound(&self, found: &VerifyReport) -> Result<()> {
         let concerns = |d: &&Damage| d.key.as_ref().is_none_or(|key| self.keys.has(key));
         let worst = [
@@ -221,7 +223,7 @@ impl<'a> Convert<'a> {
     }
 }
 
-/// A conversion of which all is checked and nothing written; made by [`Convert::prepare`].
+/// A conversion that is checked, but has written nothing; made by [`Convert::prepare`].
 #[derive(Debug)]
 #[must_use = "nothing is written until it runs"]
 pub struct Conversion<'a> {
@@ -231,22 +233,22 @@ pub struct Conversion<'a> {
 }
 
 impl Conversion<'_> {
-    /// Tensors that are carried over.
+    /// The number of tensors to carry over.
     pub fn tensors(&self) -> u64 {
         self.source.tensors()
     }
 
-    /// Objects that are carried over.
+    /// The number of objects to carry over.
     pub fn objects(&self) -> u64 {
         self.source.objects()
     }
 
-    /// Bytes of elements and objects.
+    /// The number of bytes of elements and objects.
     pub fn bytes(&self) -> u64 {
         self.source.bytes()
     }
 
-    /// The same conversion, with [`Convert::progress`].
+    /// Sets the callback of [`Convert::progress`].
     pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
         self.setup.progress = Progress::new(f);
         self
@@ -255,8 +257,8 @@ impl Conversion<'_> {
     /// Writes the destination.
     ///
     /// # Errors
-    /// [`ConvertError::TooManyFiles`] by [`Convert::max_shard_size`]; [`ConvertError::NothingChosen`]; what
-    /// [`reshard::save`] says.
+    /// [`ConvertError::TooManyFiles`] because of [`Convert::max_shard_size`]; [`ConvertError::NothingChosen`]; the errors
+    /// of [`reshard::save`].
     pub async fn run(self) -> Result<ConvertReport> {
         let Self { setup, source, stores } = self;
         if let Some(max) = setup.max_shard_size {
@@ -280,8 +282,7 @@ impl Conversion<'_> {
 }
 
 impl Convert<'_> {
-    /// Saves the states of all ranks. Their bytes are read and written by I/O threads, so that whoever polls this drives all of
-    /// them.
+    /// Saves the states of all ranks. I/O threads read and write the bytes, so one task can drive all ranks.
     async fn save(&self, source: &Source, states: &[StateDict], stores: Stores) -> Result<SaveReport> {
         let planner = Rewrite::of(self.source, &self.keys);
         let limit =
@@ -307,7 +308,7 @@ impl Convert<'_> {
                 .into_future()
         });
         let saved: Result<Vec<SaveReport>, _> = join_all(saves).await.into_iter().collect();
-        // The coordinator's report is that of the whole.
+        // Only the coordinator's report describes the whole save.
         let first = saved.map_err(ConvertError::Write)?.into_iter().next();
         first.ok_or_else(|| {
             ConvertError::Destination(StrategyError::Internal("no rank saved anything".into()))
@@ -328,12 +329,12 @@ impl<'a> IntoFuture for Convert<'a> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ConvertReport {
-    /// Tensors that were carried over.
+    /// The number of tensors that were carried over.
     pub tensors: u64,
-    /// Objects that were carried over.
+    /// The number of objects that were carried over.
     pub objects: u64,
-    /// How long the writing took, without the checks before it.
+    /// How long writing took, without the checks before it.
     pub took: Duration,
-    /// The save: files, bytes, how evenly they are spread, and what stays at the destination.
+    /// The report of the save: files, bytes, the balance between ranks, and files that stay at the destination.
     pub saved: SaveReport,
 }

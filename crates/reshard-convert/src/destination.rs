@@ -1,4 +1,4 @@
-//! What may be written, and where: so many files at most, and never over what is being read.
+//! Checks of the destination: how many files it may get, and that a conversion does not overwrite its source.
 
 use crate::{Asked, ConvertError, Over, Result};
 use reshard::{
@@ -12,11 +12,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Files of one conversion at most: more than that no directory should hold.
+/// The maximal number of files of one conversion. A directory should not hold more.
 pub const MAX_FILES: u64 = 65_536;
 
-/// Whether a conversion may have so many files. [`Convert`](crate::Convert) asks this itself; a program may ask before it opens
-/// the source.
+/// Checks that a conversion may write so many files. [`Convert`](crate::Convert) calls this itself. Your program can call
+/// it before it opens the source.
 ///
 /// # Errors
 /// [`ConvertError::TooManyFiles`].
@@ -28,7 +28,7 @@ pub(crate) fn few_enough(files: u64, asked: Asked) -> Result<()> {
     if files <= MAX_FILES { Ok(()) } else { Err(ConvertError::TooManyFiles { files, asked }) }
 }
 
-/// Refuses what can't be done before the source is checked, which may take long.
+/// Refuses an impossible destination before the source is checked, because that check may take long.
 pub(crate) fn check(
     src: &str,
     source: &dyn Store,
@@ -36,7 +36,7 @@ pub(crate) fn check(
     stores: &Stores,
     overwrite: bool,
 ) -> Result<()> {
-    // A place that can't be opened is told by the save.
+    // If the place can't be opened, the save will report that.
     let Ok(place) = stores.open(dst) else { return Ok(()) };
     let dst_path = local_path(&place.url());
     if let Some(over) = over(source, &*place, dst_path.as_deref()) {
@@ -50,7 +50,7 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Where a URL lies on this machine's file systems, if it does.
+/// The path of a URL in the local file system, if it has one.
 fn local_path(url: &str) -> Option<PathBuf> {
     let store = url.starts_with("file://").then(|| LocalStore::open(url).ok())??;
     Some(store.path().to_path_buf())
@@ -64,7 +64,7 @@ fn over(source: &dyn Store, place: &dyn Store, dst: Option<&Path>) -> Option<Ove
     }
 }
 
-/// Whether a directory is another one or lies above it, by whatever name.
+/// Whether a directory is the same as another one or contains it, whatever their names are.
 fn holds(dst: &Path, src: &Path) -> Option<Over> {
     let id = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
     let (dst, src) = (id(dst)?, fs::canonicalize(src).ok()?);

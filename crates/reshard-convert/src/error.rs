@@ -22,23 +22,23 @@ pub enum ConvertError {
     TooManyFiles {
         /// How many it would be.
         files: u64,
-        /// What asks for them.
+        /// Which option asks for them.
         asked: Asked,
     },
-    /// The destination is the source, or a directory in which it lies.
+    /// The destination is the source, or a directory that contains the source.
     #[error("{dst} {over} {src}")]
     Over {
         /// The destination.
         dst: String,
-        /// What it is to the source.
+        /// How it relates to the source.
         over: Over,
         /// The source.
         src: String,
     },
-    /// The place of the destination, before anything is written: something lies there.
+    /// Something is at the destination already. Found before anything is written.
     #[error(transparent)]
     Destination(StrategyError),
-    /// A source of a format that can't be converted.
+    /// The format of the source can't be converted.
     #[error("{src} is of {format}; only {} checkpoints can be converted yet", reshard::torch_dist::NAME)]
     Format {
         /// The source.
@@ -46,36 +46,36 @@ pub enum ConvertError {
         /// Its format.
         format: BackendVersion,
     },
-    /// A source with tensors that are stored flattened.
+    /// The source has tensors that are stored flattened.
     #[error("{src} holds flattened tensors, which can't be converted yet")]
     Flattened {
         /// The source.
         src: String,
     },
-    /// A chosen item that is described in an unknown way. It would be missing in the copy, and nothing in that would say so.
+    /// The description of a chosen item is not understood. The copy would lack the item without saying so.
     #[error("{key} can't be carried over: {why}")]
     Unknown {
         /// Its key.
         key: String,
-        /// What is not known of it.
+        /// What is not understood.
         why: String,
     },
-    /// What a check of the source has found, of a chosen item or of the whole.
+    /// A check of the source found a problem of a chosen item, or of the whole checkpoint.
     #[error("{src} {finding}: {what}")]
     Unsound {
         /// The source.
         src: String,
-        /// Of which kind.
+        /// The kind of the problem.
         finding: Finding,
-        /// The first of what was found.
+        /// The first problem.
         what: Damage,
     },
-    /// A chunk of a chosen tensor of which the source does not say where it lies.
+    /// The source does not say where a chunk of a chosen tensor lies.
     #[error("{key}: chunk {region} has no place in any file")]
     NoPlace {
         /// Key of the tensor.
         key: String,
-        /// The chunk's box of the tensor.
+        /// The chunk's box in the tensor.
         region: Region,
     },
     /// No key of the source was chosen.
@@ -92,7 +92,7 @@ pub enum ConvertError {
     Write(reshard::Error),
 }
 
-/// What asks for files.
+/// The options that ask for files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Asked {
@@ -102,7 +102,7 @@ pub enum Asked {
     BySize,
 }
 
-/// What a destination is to the source.
+/// How a destination relates to the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Over {
@@ -121,15 +121,15 @@ impl fmt::Display for Over {
     }
 }
 
-/// What a check of a checkpoint says of an item; the lists of a [`VerifyReport`](reshard::strategy::VerifyReport).
+/// What a check says about an item. The variants are the lists of a [`VerifyReport`](reshard::strategy::VerifyReport).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Finding {
     /// Its bytes are wrong.
     Damaged,
-    /// It could not be read, because of I/O.
+    /// It could not be read because of I/O.
     Unchecked,
-    /// It is stored in a way that this version does not know.
+    /// This version does not know how it is stored.
     NotUnderstood,
     /// It asks for more than the limits allow.
     NotRead,

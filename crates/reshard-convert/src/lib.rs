@@ -28,16 +28,17 @@
 //! # }
 //! ```
 //!
-//! - The source is checked before anything is written: is every checksum right, is all of it understood, has every chunk a
-//!   place? Damage would otherwise be carried over, and get new checksums that are right.
-//! - Nothing is written over the source, or over what it lies in.
-//! - The first axis of each tensor is cut into as many parts as there are ranks. Objects and common state are carried over byte
-//!   for byte. Dialect, nesting and empty dicts are kept.
-//! - Tensors are read while they are written, in blocks, so they need little memory whatever their size. Objects and common
-//!   state lie in memory.
+//! - The source is checked before anything is written: every checksum must be right, everything must be understood, and
+//!   every chunk must have a location. Otherwise damaged data would get new, correct checksums.
+//! - A conversion never writes over the source, or over a directory that contains it.
+//! - The first axis of each tensor is cut into as many parts as there are ranks. Objects and common state are carried
+//!   over byte for byte. Dialect, nesting and empty dicts are kept.
+//! - Tensors are read in blocks while they are written, so they need little memory whatever their size. Objects and
+//!   common state are held in memory.
 //! - The destination appears in one step at the end.
 //!
-//! [`Convert::prepare`] makes all the checks and says what would be written; a [`Conversion`] does it.
+//! [`Convert::prepare`] makes all the checks and says what would be written. The [`Conversion`] that it returns does
+//! the work.
 
 mod convert;
 mod destination;

@@ -1,4 +1,4 @@
-//! DCP's planner, for what is not new but rewritten.
+//! DCP's planner for checkpoints that are rewritten.
 
 use crate::source::Keys;
 use reshard::{
@@ -11,12 +11,12 @@ use reshard::{
 };
 use std::sync::Arc;
 
-/// Nesting, and what is kept of each tensor, are the source's.
+/// A planner that keeps the source's nesting and tensor properties.
 #[derive(Clone, Debug)]
 pub(crate) struct Rewrite {
     base: DefaultSavePlanner,
     source: Arc<Metadata>,
-    /// Long when there are many keys; all ranks' planners have the same.
+    /// Shared by the planners of all ranks, because it is long if there are many keys.
     planner_data: Arc<Option<PlannerData>>,
 }
 
@@ -24,7 +24,7 @@ impl Rewrite {
     pub(crate) fn of(checkpoint: &Checkpoint, keys: &Keys<'_>) -> Self {
         let source = Arc::clone(checkpoint.metadata());
         let planner_data = match (checkpoint.dialect(), source.planner_data()) {
-            // Of the program's own making, and not needed by anyone.
+            // The conversion makes these paths itself, and nobody needs them.
             (Dialect::Megatron, _) => None,
             (_, Some(PlannerData::Paths(paths))) => {
                 let kept = paths.iter().filter(|(k, _)| keys.has(k));
@@ -46,7 +46,7 @@ impl SavePlanner for Rewrite {
         for item in &mut plan.items {
             if let (Some(from), WriteKind::Tensor(to)) = (self.source.tensor(&item.key), &mut item.kind) {
                 let TensorProperties { requires_grad, pin_memory, .. } = from.properties();
-                // Elements are written row-major, whatever they were.
+                // The elements are written row-major, whatever order they had.
                 to.properties = TensorProperties { requires_grad, pin_memory, ..TensorProperties::default() };
             }
         }

@@ -1,4 +1,4 @@
-//! A checkpoint as the state of N ranks, of which no tensor is loaded.
+//! A checkpoint as the state of N ranks, without loading its tensors.
 
 use crate::{ConvertError, Result};
 use reshard::{
@@ -11,7 +11,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, fmt};
 
 type Chosen<'a> = dyn Fn(&str) -> bool + Send + Sync + 'a;
 
-/// Which keys are carried over; all, unless somebody chooses.
+/// Which keys are carried over. The default is all.
 #[derive(Default)]
 pub(crate) struct Keys<'a>(pub(crate) Option<Box<Chosen<'a>>>);
 
@@ -31,7 +31,7 @@ impl fmt::Debug for Keys<'_> {
 pub(crate) struct Source {
     dialect: Dialect,
     items: Vec<Item>,
-    /// Not decoded: what this program can't say of it is kept.
+    /// Not decoded, so content that this program can't represent is kept.
     common: Option<StoredCommon>,
     empty_dicts: Vec<Path>,
 }
@@ -51,7 +51,7 @@ impl Item {
         }
     }
 
-    /// The tensor, if it is cut.
+    /// The tensor, if it can be cut.
     fn cut(&self) -> Option<&TensorHandle> {
         match self {
             Self::Tensor(t) if t.shape().first().is_some_and(|rows| *rows > 1) => Some(t),
@@ -61,7 +61,7 @@ impl Item {
 }
 
 impl Source {
-    /// Whether all chunks lie somewhere: a file is as long as its tensors say before the first of their bytes is read.
+    /// Checks that all chunks have a location, because files are preallocated in full before the first byte is read.
     pub(crate) fn has_places(&self) -> Result<()> {
         for item in &self.items {
             let Item::Tensor(tensor) = item else { continue };
@@ -73,7 +73,7 @@ impl Source {
         Ok(())
     }
 
-    /// Objects are read as they are stored, tensors not at all.
+    /// Reads objects in their stored form, and no tensors.
     pub(crate) async fn read(checkpoint: &Checkpoint, keys: &Keys<'_>) -> Result<Self, reshard::Error> {
         let dialect = checkpoint.dialect();
         let common = checkpoint.stored_common().await?;
@@ -96,7 +96,7 @@ impl Source {
     /// Sets up the save of a rank's state.
     pub(crate) fn save<'s>(&self, state: &'s StateDict, url: &'s str) -> Save<'s> {
         let save = reshard::save(state, url).dialect(self.dialect);
-        // Their places in lists and dicts can't be told by a state that has each item under its key.
+        // This state has each item under its key, so it can't express where empty dicts were.
         let save = save.empty_dicts(self.empty_dicts.iter().cloned());
         match &self.common {
             Some(common) => save.stored_common(common.clone()),
@@ -116,13 +116,13 @@ impl Source {
         self.items.len() as u64 - self.tensors()
     }
 
-    /// Bytes that are written, about.
+    /// About how many bytes will be written.
     pub(crate) fn bytes(&self) -> u64 {
         self.items.iter().map(Item::bytes).fold(0, u64::saturating_add)
     }
 
-    /// The rank that has each item which can't be cut: the least loaded one, the lowest of equals. If all ranks had it, as
-    /// ranks of a job would, memory would grow with ranks times items.
+    /// Gives each item that can't be cut to the least loaded rank, or the lowest of several. In a real job every rank would
+    /// have it, but here memory would then grow with ranks times items.
     pub(crate) fn dealt(&self, ranks: u32) -> Vec<u32> {
         let mut loads = vec![0u64; ranks as usize];
         for t in self.items.iter().filter_map(Item::cut) {
@@ -149,13 +149,13 @@ impl Source {
         self.items.iter().map(deal).collect()
     }
 
-    /// What one rank has, of what is [`dealt`](Self::dealt) too.
+    /// The state of one rank, including its share of the [`dealt`](Self::dealt) items.
     pub(crate) fn of_rank(&self, rank: u32, ranks: u32, dealt: &[u32]) -> Result<StateDict, reshard::Error> {
         let mut sharded = StateDict::new();
         for (item, to) in self.items.iter().zip(dealt) {
             match item {
                 _ if item.cut().is_none() && *to != rank => {}
-                // As it is named: a cell of an array of objects is not taken apart and put together again.
+                // Under its stored name: a cell of an array of objects stays as it is.
                 Item::Object(key, payload) => {
                     nest(&mut sharded, key, ShardedObject::item(key, payload.clone()).into());
                 }
@@ -171,10 +171,11 @@ impl Source {
     }
 }
 
-/// Trees are walked by functions that call themselves; a key of a million dots is a name, and no place.
+/// Trees are walked recursively, so a key with too many dots stays one name instead of a path.
 const DEEPEST: usize = 64;
 
-/// Puts a leaf where its key's dots say, for policies that ask where leaves belong; where that is taken, under the key itself.
+/// Inserts a leaf at the path that the dots of its key name, because policies ask for the owners of leaves. If this path
+/// is taken, inserts it under the key itself.
 fn nest(state: &mut StateDict, key: &str, leaf: Tree<Leaf>) {
     if key.matches('.').count() >= DEEPEST {
         state.insert_tree(key, leaf);
@@ -190,8 +191,8 @@ fn nest(state: &mut StateDict, key: &str, leaf: Tree<Leaf>) {
     }
 }
 
-/// The rows that one of `ranks` has of a tensor; all of it when it can't be cut, and nothing when there are more ranks than
-/// rows. Parts differ by at most one row, the longer ones come first.
+/// The rows of a tensor that one of `ranks` has. All rows if the tensor can't be cut; none if there are more ranks than
+/// rows. Parts differ by at most one row, and the longer ones come first.
 fn part(shape: &[u64], rank: u64, ranks: u64) -> Option<Region> {
     let mut region = Region::whole(shape);
     let Some(&rows) = shape.first().filter(|n| **n > 1) else { return Some(region) };

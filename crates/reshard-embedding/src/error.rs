@@ -20,9 +20,9 @@ pub enum EmbeddingError {
         name: String,
         /// The id.
         id: i64,
-        /// Where it stands in the list of ids, row-major.
+        /// Its position in the list of ids, row-major.
         at: usize,
-        /// Which ids there are.
+        /// Why it has no row, with the ids that have one.
         why: String,
     },
     /// Arithmetic on an element type that has none, such as bool, complex numbers and 8-bit floats.
@@ -30,12 +30,12 @@ pub enum EmbeddingError {
     Unsupported {
         /// Name of the variable.
         name: String,
-        /// What was to be done.
+        /// The operation.
         op: &'static str,
         /// Element type.
         dtype: DType,
     },
-    /// A part that is needed and lies in another process, or was never filled.
+    /// A needed part lies in another process, or was never filled.
     #[error("{name}: part {part} belongs to task {task} and has no data here")]
     NoData {
         /// Name of the variable.

@@ -1,23 +1,23 @@
-//! What changes a variable, on the types that hold one. They deref to it for reading only: another variable in its place would not
-//! keep what they promise of the parts.
+//! The methods that change a variable, for the types that hold one. These types deref to it for reading only: if you could put
+//! another variable in its place, their promises about the parts would not hold.
 
 macro_rules! forward_changes {
     ($kind:ident) => {
         impl $kind {
-            /// Makes every element that of `value` at the same place. Parts that do not lie here are left out.
+            /// Sets every element to the element of `value` at the same place. Parts in other processes are skipped.
             ///
             /// # Errors
-            /// When `value` has another shape or element type, and when the memory of a part is shared with somebody or can't be
-            /// written. Then nothing has changed.
+            /// `value` has another shape or element type, or the memory of a part is shared or can't be written. Then nothing
+            /// has changed.
             pub fn assign(&mut self, value: &Tensor) -> Result<()> {
                 self.variable_mut().update($crate::number::Op::Update, value)
             }
 
-            /// Adds to every element that of `value` at the same place, as [`assign`](Self::assign) does with assignment. Integers
-            /// wrap around; 16-bit floats are computed in float32.
+            /// Adds to every element the element of `value` at the same place. Otherwise it is like [`assign`](Self::assign).
+            /// Integers wrap around; 16-bit floats are computed in float32.
             ///
             /// # Errors
-            /// As there; and for element types without arithmetic.
+            /// Those of `assign`, and element types without arithmetic.
             pub fn assign_add(&mut self, value: &Tensor) -> Result<()> {
                 self.variable_mut().update($crate::number::Op::Add, value)
             }
@@ -30,39 +30,40 @@ macro_rules! forward_changes {
                 self.variable_mut().update($crate::number::Op::Sub, value)
             }
 
-            /// What `task` loads: its parts, with their memory, which is filled in place, or without, when they have none. While
-            /// they are away the parts have no data; [`fill`](Self::fill) brings them back.
+            /// The templates of the parts of `task`, for a load. A part with memory gives its memory to the template, and the load
+            /// fills it in place. Until [`fill`](Self::fill) returns it, the part has no data.
             ///
-            /// A load that fails gives the template back, and with it the memory, which [`reclaim_from`](Self::reclaim_from) takes.
+            /// If a load fails, it returns the template with the memory, and [`reclaim_from`](Self::reclaim_from) takes this back.
             pub fn templates(&mut self, task: u32) -> Vec<ShardedTensor> {
                 self.variable_mut().templates(task)
             }
 
-            /// Gives the parts of `task` what was loaded, in the order of [`templates`](Self::templates).
+            /// Puts loaded tensors into the parts of `task`, in the order of [`templates`](Self::templates).
             ///
             /// # Errors
-            /// When there are more or fewer than parts, or one has another shape or element type. Then no part has changed.
+            /// The number of tensors differs from that of the parts, or one has another shape or element type. Then no part has
+            /// changed.
             pub fn fill(&mut self, task: u32, loaded: impl IntoIterator<Item = Tensor>) -> Result<()> {
                 self.variable_mut().fill(task, loaded)
             }
 
-            /// Puts what `task` loads under a key of a template, as a list; nothing, if it has no parts.
+            /// Puts the templates of `task` under a key of a state dict, as a list. If the task has no parts, it puts nothing there.
             pub fn template_into(&mut self, template: &mut StateDict, key: impl Into<Step>, task: u32) {
                 self.variable_mut().template_into(template, key, task)
             }
 
-            /// Takes what a load returned under the key of [`template_into`](Self::template_into).
+            /// Takes the loaded tensors from the key that was given to [`template_into`](Self::template_into).
             ///
             /// # Errors
-            /// As [`fill`](Self::fill); and when it is no list of tensors.
+            /// Those of [`fill`](Self::fill), or there is no list of tensors under the key.
             pub fn restore_from(&mut self, loaded: &mut ValueTree, key: &str, task: u32) -> Result<()> {
                 self.variable_mut().restore_from(loaded, key, task)
             }
 
-            /// Takes its memory back out of the template that a failed load gives back.
+            /// Takes the memory of the parts back from the template that a failed load returns.
             ///
             /// # Errors
-            /// When that is not what [`template_into`](Self::template_into) had put there.
+            /// The template does not have what [`template_into`](Self::template_into) put there.
             pub fn reclaim_from(&mut self, template: &mut StateDict, key: &str, task: u32) -> Result<()> {
                 self.variable_mut().reclaim_from(template, key, task)
             }

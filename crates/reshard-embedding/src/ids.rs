@@ -2,7 +2,7 @@ use crate::{EmbeddingError, Result};
 use reshard_model::{DType, Dims, Element, Tensor};
 use std::borrow::Cow;
 
-/// Ids of rows, in a tensor of any shape: what is looked up has that shape, with the axes of a row behind.
+/// Ids of rows, in a tensor of any shape. The result of a lookup has this shape, followed by the axes of a row.
 ///
 /// ```
 /// use reshard_embedding::Ids;
@@ -23,7 +23,7 @@ impl<'a> Ids<'a> {
     /// Ids in this shape, row-major.
     ///
     /// # Errors
-    /// When there are not as many as the shape has places.
+    /// The number of ids is not the volume of the shape.
     pub fn shaped(values: impl Into<Cow<'a, [i64]>>, shape: &[u64]) -> Result<Self> {
         let (values, shape) = (values.into(), Dims::from(shape));
         if shape.volume() != Some(values.len() as u64) {
@@ -38,7 +38,7 @@ impl<'a> Ids<'a> {
         Self { values: Cow::Owned(vec![id]), shape: Dims::default() }
     }
 
-    /// The ids in a tensor of integers, which may have up to 32 bits, or 64 with a sign.
+    /// The ids in a tensor of integers: of up to 32 bits, or signed 64-bit ones.
     ///
     /// # Errors
     /// When its elements are something else.

@@ -1,14 +1,16 @@
-//! Variables that lie in parts on several tasks, and are one tensor everywhere else.
+//! Variables whose parts lie on several tasks. In programs and checkpoints each variable is one tensor.
 //!
-//! - [`ShardedVariable`]: parts along the first axis, an embedding table; [`PartitionedVariable`]: along any axes; [`Mirrored`]: a
-//!   copy on every task. What they share is [`Variable`]. [`VariableScope`] makes many of them.
+//! - [`ShardedVariable`] has parts along the first axis, such as an embedding table. [`PartitionedVariable`] has parts
+//!   along any axes. [`Mirrored`] has a copy on every task. [`Variable`] is what they share. [`VariableScope`] makes
+//!   many of them.
 //! - [`embedding_lookup`], [`embedding_lookup_sparse`], [`safe_embedding_lookup_sparse`] and [`lookup_gradients`], with
 //!   [`LookupOptions`].
-//! - [`Permutation`]: rows in an order that spreads the load, or in that of "mod" lookups.
+//! - [`Permutation`]: an order of rows that spreads the load, or the order of "mod" lookups.
 //!
-//! Names and results are those of TensorFlow, without its mistakes; `docs/embeddings.md` is the guide, and says where they differ. In
-//! a checkpoint a variable is one tensor under its name: [`Variable::save_into`] and [`ShardedVariable::template_into`] put it into
-//! state dicts of the facade `reshard`, which this crate does not need.
+//! Names and results are TensorFlow's, without its bugs. `docs/embeddings.md` is the guide, and lists the differences.
+//! In a checkpoint a variable is one tensor under its name. [`Variable::save_into`] and
+//! [`ShardedVariable::template_into`] put it into state dicts for the facade `reshard`. This crate does not depend on
+//! that facade.
 //!
 //! ```
 //! use reshard_embedding::{LookupOptions, ShardedVariable, embedding_lookup};

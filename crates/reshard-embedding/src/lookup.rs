@@ -19,11 +19,11 @@ pub use sparse::{Combiner, SparseIds, embedding_lookup_sparse, safe_embedding_lo
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Strategy {
-    /// Ids count the rows of all parts one after the other, wherever the parts begin.
+    /// Ids number the rows of all parts one after the other, wherever the parts begin.
     #[default]
     Div,
-    /// As programs of TensorFlow 1 read a table by default: of `n` parts, id `i` is row `i / n` of part `i % n`.
-    /// [`Permutation::of_mod`] says the same for a table whose parts are no longer those.
+    /// The default of TensorFlow 1: with `n` parts, id `i` is row `i / n` of part `i % n`. If the table is now in other parts, use
+    /// [`Permutation::of_mod`] instead.
     Mod,
 }
 
@@ -37,36 +37,36 @@ pub struct LookupOptions<'a> {
 }
 
 impl<'a> LookupOptions<'a> {
-    /// As is: no clipping, no permutation, as many threads as there are processors.
+    /// The defaults: no clipping, no permutation, as many threads as there are processors.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What ids mean.
+    /// Sets what ids mean.
     pub fn strategy(self, strategy: Strategy) -> Self {
         Self { strategy, ..self }
     }
 
-    /// Rows whose L2 norm is larger are scaled to this one. The table does not change.
+    /// Scales rows with a larger L2 norm to this norm. The table does not change.
     ///
-    /// With `c = max(max_norm, 0)` a row `x` becomes `x * c / max(norm(x), c)`, multiplied first, as in TensorFlow: rows that
-    /// are short enough may change by rounding.
+    /// With `c = max(max_norm, 0)` a row `x` becomes `x * c / max(norm(x), c)`. As in TensorFlow, the multiplication comes first,
+    /// so rounding may change rows whose norm is small enough.
     pub fn max_norm(self, max_norm: f64) -> Self {
         Self { max_norm: Some(max_norm), ..self }
     }
 
-    /// The table's rows are in this order.
+    /// Says that the rows of the table are in this order.
     pub fn through(self, permutation: &'a Permutation) -> Self {
         Self { permutation: Some(permutation), ..self }
     }
 
-    /// At most so many threads.
+    /// Sets the maximal number of threads.
     pub fn threads(self, threads: usize) -> Self {
         Self { threads: Some(threads), ..self }
     }
 }
 
-/// The rows with these ids: of the shape of the ids, with the axes of a row behind.
+/// Looks up the rows with these ids. The result has the shape of the ids, followed by the axes of a row.
 ///
 /// ```
 /// use reshard_embedding::{Ids, LookupOptions, ShardedVariable, embedding_lookup};
@@ -82,8 +82,10 @@ impl<'a> LookupOptions<'a> {
 /// ```
 ///
 /// # Errors
-/// An id without a row, a part that is needed and has no data here, a permutation of another number of rows, `max_norm` that is
-/// infinite or not a number, or for other elements than float16, bfloat16, float32 and float64, and when there is no memory.
+/// - An id without a row, or a needed part that has no data here.
+/// - A permutation with another number of rows.
+/// - A `max_norm` that is infinite or not a number, or elements that are not float16, bfloat16, float32 or float64.
+/// - No memory.
 pub fn embedding_lookup<'a>(
     table: &ShardedVariable,
     ids: impl Into<Ids<'a>>,
@@ -98,7 +100,7 @@ pub fn embedding_lookup<'a>(
     Ok(rows.view(&shape_of_rows(table, ids.shape()))?)
 }
 
-/// As [`embedding_lookup`], into a tensor that is there: one that an earlier lookup gave, so that no new memory has to be taken.
+/// As [`embedding_lookup`], into an existing tensor, such as the result of an earlier lookup. So it needs no new memory.
 ///
 /// ```
 /// use reshard_embedding::{LookupOptions, ShardedVariable, embedding_lookup, embedding_lookup_into};
@@ -111,8 +113,8 @@ pub fn embedding_lookup<'a>(
 /// ```
 ///
 /// # Errors
-/// As there; and when `out` has another shape or element type, has gaps, or shares its memory with somebody. What it holds after an
-/// error is not said.
+/// Those of [`embedding_lookup`]. Also, `out` has another shape or element type, has gaps, or shares its memory. After an error its
+/// contents are undefined.
 pub fn embedding_lookup_into<'a>(
     table: &ShardedVariable,
     ids: impl Into<Ids<'a>>,

@@ -2,7 +2,7 @@ use crate::{EmbeddingError, Result, Tasks, Variable, memory::assembled};
 use reshard_model::{DType, Region, ShardedTensor, StateDict, Step, Tensor, ValueTree};
 use std::ops::Deref;
 
-/// One variable of which every task has a copy. All copies change together; one of them is saved.
+/// A variable of which every task has a copy. All copies change together, and one of them is saved.
 ///
 /// ```
 /// use reshard_embedding::Mirrored;
@@ -18,7 +18,7 @@ pub struct Mirrored {
     variable: Variable,
 }
 
-/// What it has and can as any variable.
+/// The fields and methods of all variables.
 impl Deref for Mirrored {
     type Target = Variable;
     fn deref(&self) -> &Variable {
@@ -27,12 +27,12 @@ impl Deref for Mirrored {
 }
 
 impl Mirrored {
-    /// A copy on every task. `initializer` is called once with the shape; what it makes is copied.
+    /// Makes a copy on every task. `initializer` is called once with the shape, and its result is copied.
     ///
-    /// Where tasks are processes each calls it, so it must give the same in all of them.
+    /// If each task is a process, each process calls the initializer, so it must return the same in all of them.
     ///
     /// # Errors
-    /// When there is no task, what the initializer returns, and when that has another shape or element type.
+    /// There is no task, the initializer fails, or its result has another shape or element type.
     pub fn create(
         name: &str,
         shape: &[u64],
@@ -52,7 +52,7 @@ impl Mirrored {
         Ok(out)
     }
 
-    /// As [`create`](Self::create), without data: for a load.
+    /// As [`create`](Self::create), but without data, for a load.
     ///
     /// # Errors
     /// When there is no task, or the shape is too large.

@@ -5,7 +5,7 @@ use reshard_model::{
 use reshard_policy::partition::Grid;
 use std::ops::Deref;
 
-/// One variable in parts along any axes, so that several tasks share its bytes. As a tensor it is the parts put together.
+/// A variable in parts along any axes, so that several tasks share its bytes. `to_tensor` joins the parts.
 ///
 /// ```
 /// use reshard_embedding::{PartitionedVariable, ShardedVariable};
@@ -24,7 +24,7 @@ pub struct PartitionedVariable {
     variable: Variable,
 }
 
-/// What it has and can as any variable.
+/// The fields and methods of all variables.
 impl Deref for PartitionedVariable {
     type Target = Variable;
     fn deref(&self) -> &Variable {
@@ -33,12 +33,12 @@ impl Deref for PartitionedVariable {
 }
 
 impl PartitionedVariable {
-    /// Parts that are there already, each with its offsets, all on task 0. They come in any order, and are kept in the order of
+    /// Makes a variable of existing parts, each with its offsets, all on task 0. The parts may come in any order; they are sorted by
     /// their offsets. Their memory becomes the variable's.
     ///
     /// # Errors
-    /// When there is no part, when parts differ in element type, don't lie in the shape, overlap or leave a hole, and when one is
-    /// a view with gaps.
+    /// There is no part, the parts differ in element type, don't lie in the shape, overlap or leave a hole, or one is a view with
+    /// gaps.
     pub fn from_parts(
         name: &str,
         shape: &[u64],
@@ -70,11 +70,11 @@ impl PartitionedVariable {
         Ok(out)
     }
 
-    /// Parts on tasks, round robin, each made by `initializer` of (full shape, offset, part shape).
+    /// Makes parts and places them on tasks, round robin. `initializer` makes each part from (full shape, offset, part shape).
     ///
     /// # Errors
-    /// When the cut does not go with the shape, when there is no task, what the initializer returns, and when that has another shape
-    /// or element type than the part.
+    /// The cut does not fit the shape, there is no task, the initializer fails, or its result does not have the shape and element type
+    /// of the part.
     pub fn create<'a>(
         name: &str,
         shape: &[u64],
@@ -89,10 +89,10 @@ impl PartitionedVariable {
         Ok(out)
     }
 
-    /// As [`create`](Self::create), without data: for a load, or for parts that are [filled](Self::fill) in.
+    /// As [`create`](Self::create), but without data, for a load or for [`fill`](Self::fill).
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`create`](Self::create).
     pub fn declare<'a>(
         name: &str,
         shape: &[u64],

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 
 mod load;
 
-/// In which order the rows of a table lie: id `i` is row `row_of_id[i]`.
+/// The order of the rows of a table: id `i` is row `row_of_id[i]`.
 ///
 /// Rows are put into another order so that every part gets its share of the lookups ([`balanced`](Self::balanced)), and were put
 /// into one by programs that looked up by "mod" ([`of_mod`](Self::of_mod)).
@@ -33,7 +33,7 @@ pub struct Permutation {
     row_of_id: Vec<i64>,
 }
 
-/// How much is looked up in each part.
+/// How many lookups go to each part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loads {
     /// Sum of the frequencies of the ids in each part.
@@ -52,7 +52,7 @@ impl Loads {
         sum / self.parts.len().max(1) as f64
     }
 
-    /// How many times the mean the largest load is: 1 is balanced. Without any load it is 1.
+    /// The largest load divided by the mean. 1 means balanced. Without any load it is 1.
     pub fn max_over_mean(&self) -> f64 {
         let mean = self.mean();
         if mean > 0.0 { self.max() as f64 / mean } else { 1.0 }
@@ -79,7 +79,7 @@ impl Permutation {
     /// The row of each id.
     ///
     /// # Errors
-    /// When a row is out of range or comes twice.
+    /// A row is out of range or occurs twice.
     pub fn new(row_of_id: Vec<i64>) -> Result<Self> {
         let mut seen: Vec<bool> = list(row_of_id.len() as u64)?;
         seen.resize(row_of_id.len(), false);
@@ -93,7 +93,7 @@ impl Permutation {
         Ok(Self { row_of_id })
     }
 
-    /// Every id is its own row.
+    /// The order in which every id is its own row.
     ///
     /// # Errors
     /// When there is no memory for so many.
@@ -103,8 +103,8 @@ impl Permutation {
         Ok(Self { row_of_id })
     }
 
-    /// How a table of so many rows lies that was trained in `parts` parts with "mod" lookups and stored as one tensor, part behind
-    /// part. A checkpoint does not say that it was; whoever trained it knows.
+    /// The order of a table that was trained in `parts` parts with "mod" lookups and stored as one tensor, part after part. A
+    /// checkpoint does not say this, so you have to know it.
     ///
     /// # Errors
     /// When there is no part, or no memory for so many rows.
@@ -129,11 +129,11 @@ impl Permutation {
         Ok(Self { row_of_id })
     }
 
-    /// An order in which parts of these capacities get about equal loads: ids, the most frequent first, go one by one to the part
-    /// with the least load that has room. In a part they lie in ascending order. `frequencies` has one number for each id; those
-    /// at the end may be missing and are 0.
+    /// An order in which parts of these capacities get about equal loads. It takes the ids from the most to the least frequent, and
+    /// gives each to the part that has room and the least load. Within a part the ids are in ascending order. `frequencies` has one
+    /// number per id; missing numbers at the end count as 0.
     ///
-    /// Ties go to the lower id and to the lower part, so that the result depends on nothing else.
+    /// Ties go to the lower id and the lower part, so the result is deterministic.
     ///
     /// # Errors
     /// When there are more frequencies than rows, or no memory for so many.
@@ -184,13 +184,13 @@ impl Permutation {
         &self.row_of_id
     }
 
-    /// The row of an id, if it is one.
+    /// The row of an id; `None` if there is no such id.
     #[inline]
     pub fn row_of(&self, id: u64) -> Option<u64> {
         self.row_of_id.get(usize::try_from(id).ok()?).map(|&row| row as u64)
     }
 
-    /// The rows of ids: where a scatter finds them.
+    /// The rows of ids, for a scatter.
     ///
     /// # Errors
     /// When an id has no row.
@@ -229,10 +229,10 @@ impl Permutation {
         Self { row_of_id: id_of_row }
     }
 
-    /// What is looked up in parts of these capacities when the rows lie in this order.
+    /// The loads of parts with these capacities if the rows are in this order.
     ///
     /// # Errors
-    /// When the capacities add up to another number of rows, or there are more frequencies than rows.
+    /// The sum of the capacities is not the number of rows, or there are more frequencies than rows.
     pub fn loads(&self, frequencies: &[u64], capacities: &[u64]) -> Result<Loads> {
         let rows = checked_rows(frequencies, capacities)?;
         if rows != self.len() as u64 {
@@ -248,15 +248,15 @@ impl Permutation {
         Ok(Loads { parts: loads })
     }
 
-    /// The table with its rows in this order, when `table` has them in the order of ids. Parts and tasks stay.
+    /// Puts the rows of `table`, which are in the order of ids, into this order. Parts and tasks stay.
     ///
     /// # Errors
-    /// When the table has another number of rows, or a part of it has no data here.
+    /// The table has another number of rows, or a part of it has no data here.
     pub fn apply(&self, table: &ShardedVariable) -> Result<ShardedVariable> {
         self.inverse().gather(table)
     }
 
-    /// The table with its rows in the order of ids, when `table` has them in this order. Parts and tasks stay.
+    /// Puts the rows of `table`, which are in this order, back into the order of ids. Parts and tasks stay.
     ///
     /// # Errors
     /// As [`apply`](Self::apply).
@@ -289,16 +289,16 @@ impl Permutation {
 
 /// Beside its table in a checkpoint.
 impl Permutation {
-    /// The key under which the order of a table's rows is saved. A checkpoint without it has them in the order of ids.
+    /// The key under which the order of a table's rows is saved. If a checkpoint lacks this key, the rows are in the order of ids.
     pub fn key(table: &str) -> String {
         format!("{table}/REBALANCE/row_of_id")
     }
 
-    /// What is saved beside the table of this name: the row of each id, in int64. `None` for the order of ids, which is not stored.
-    /// Every task may save it, with its number as `replica`; it is written once.
+    /// The tensor to save with the table of this name: the row of each id, as int64. `None` for the order of ids, which is not stored.
+    /// Every task may save it, with its number as `replica`. It is written once.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// No memory.
     pub fn sharded_tensor(&self, table: &str, replica: u32) -> Result<Option<ShardedTensor>> {
         if self.is_identity() {
             return Ok(None);
@@ -307,15 +307,15 @@ impl Permutation {
         Ok(Some(ShardedTensor::replicated(&Self::key(table), rows, ReplicaId::from(replica))))
     }
 
-    /// What is loaded, when the checkpoint has it, for a table of this name and so many rows.
+    /// The template of the order for a table of this name and so many rows. Use it if the checkpoint has the key.
     pub fn template(table: &str, rows: u64) -> ShardedTensor {
         ShardedTensor::template(&Self::key(table), DType::Int64, &[rows])
     }
 
-    /// What was loaded.
+    /// Makes the order from the loaded tensor.
     ///
     /// # Errors
-    /// When it is not int64 of one axis, and as [`new`](Self::new).
+    /// The tensor is not int64 with one axis; the errors of [`new`](Self::new).
     pub fn from_tensor(row_of_id: &Tensor) -> Result<Self> {
         match row_of_id.to_vec::<i64>().filter(|_| row_of_id.shape().len() == 1) {
             Some(rows) => Self::new(rows),

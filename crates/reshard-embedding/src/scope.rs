@@ -7,24 +7,24 @@ use reshard_policy::partition::{Grid, PartitionSpec, Partitioner};
 use serde::{Deserialize, Serialize};
 use std::{cmp::Reverse, collections::BinaryHeap, fmt, ops::Deref};
 
-/// On which task a part goes.
+/// Which task gets a part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// One after the other, counted over all variables of a scope.
+    /// The tasks take turns, over all variables of a scope.
     #[default]
     RoundRobin,
-    /// On the task that has the fewest bytes; the lowest of several.
+    /// The task with the fewest bytes; of several, the lowest.
     ByBytes,
 }
 
-/// Whether a variable is in parts, or a copy on every task.
+/// Whether a variable is cut into parts, or every task has a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Choice {
-    /// In parts, as the scope's partitioner says.
+    /// It is cut into parts by the scope's partitioner.
     Shard,
-    /// A copy on every task.
+    /// Every task has a copy.
     Mirror,
 }
 
@@ -76,7 +76,7 @@ type Chooser = dyn Fn(&str, &[u64], DType) -> Choice + Send + Sync;
 /// use reshard_embedding::{AnyVariable, Choice, VariableScope};
 /// use reshard_model::{DType, Tensor};
 /// use reshard_policy::partition::FixedShardsPartitioner;
-/// // tables in a part for each of 3 tasks; what has less than 1 kB on every task
+/// // tables get one part on each of 3 tasks; variables below 1 kB are copied to every task
 /// let mut scope = VariableScope::new(3)
 ///     .with_partitioner(FixedShardsPartitioner::per_task())
 ///     .with_chooser(|_, shape, _| if shape.iter().product::<u64>() < 250 { Choice::Mirror } else { Choice::Shard });
@@ -110,7 +110,7 @@ impl fmt::Debug for VariableScope {
 }
 
 impl VariableScope {
-    /// A scope over tasks. Its variables are in one part until it gets a partitioner.
+    /// Makes a scope over tasks. Without a partitioner its variables have one part.
     pub fn new(tasks: impl Into<Tasks>) -> Self {
         Self {
             partitioner: None,
@@ -122,24 +122,25 @@ impl VariableScope {
         }
     }
 
-    /// Cuts variables as this says.
+    /// Sets the partitioner.
     pub fn with_partitioner(self, partitioner: impl Partitioner) -> Self {
         self.with_boxed_partitioner(Box::new(partitioner))
     }
 
-    /// Cuts variables as this says, such as it came from configuration.
+    /// Sets a partitioner from configuration.
     pub fn with_boxed_partitioner(mut self, partitioner: Box<dyn Partitioner>) -> Self {
         self.partitioner = Some(partitioner);
         self
     }
 
-    /// Places parts like this.
+    /// Sets how parts are placed.
     pub fn with_placement(mut self, placement: Placement) -> Self {
         self.placement = placement;
         self
     }
 
-    /// Asks for each variable without a spec of its own (name, shape, element type) whether it is in parts or mirrored.
+    /// Sets a function of (name, shape, element type) that decides whether a variable is cut or mirrored. It is not called for a
+    /// variable with its own spec.
     pub fn with_chooser(
         mut self,
         chooser: impl Fn(&str, &[u64], DType) -> Choice + Send + Sync + 'static,
@@ -148,17 +149,17 @@ impl VariableScope {
         self
     }
 
-    /// Bytes that each task has got, copies included.
+    /// The bytes that each task has got, including copies.
     pub fn bytes(&self) -> &[u64] {
         &self.bytes
     }
 
-    /// A variable. With a `spec` it is cut so, whatever chooser and partitioner say. `initializer` makes a part of (full shape,
-    /// offset, part shape); of a mirrored variable the whole.
+    /// Makes a variable. A `spec` overrides chooser and partitioner. `initializer` makes each part from (full shape, offset, part
+    /// shape). For a mirrored variable it makes the whole.
     ///
     /// # Errors
-    /// When there is no task, when the cut does not go with the shape, what the initializer returns, and when that has another
-    /// shape or element type than the part. Then nothing was placed.
+    /// There is no task, the cut does not fit the shape, the initializer fails, or its result does not have the shape and element type
+    /// of the part. Then nothing was placed.
     pub fn variable(
         &mut self,
         name: &str,
@@ -226,10 +227,10 @@ impl VariableScope {
     }
 }
 
-/// Cuts a tensor for an initializer: each part is its box of it, in memory of its own.
+/// Makes an initializer that cuts a tensor. Each part is a box of the tensor, in its own memory.
 ///
 /// # Errors
-/// From the initializer, when the variable has another shape.
+/// The initializer fails if the variable has another shape.
 pub fn slices_of(
     whole: &Tensor,
 ) -> impl FnMut(&[u64], &[u64], &[u64]) -> reshard_model::Result<Tensor> + use<'_> {

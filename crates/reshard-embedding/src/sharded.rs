@@ -8,16 +8,16 @@ use reshard_model::{DType, Dims, Region, ShardedTensor, StateDict, Step, Tensor,
 use reshard_policy::partition::Grid;
 use std::ops::Deref;
 
-/// One variable in parts along its first axis: an embedding table on several tasks.
+/// A variable in parts along its first axis, such as an embedding table on several tasks.
 ///
-/// Parts have any sizes, also none; where they lie is known and never computed from their number. In a checkpoint it is one
-/// tensor, which loads into any other parts and into none.
+/// Parts may have any size, even 0. Their positions are stored, never computed from their number. In a checkpoint the variable is one
+/// tensor, which you can load into any other parts, or as a whole.
 ///
 /// ```
 /// use reshard_embedding::{Cut, ShardedVariable};
 /// use reshard_model::{DType, Tensor};
 /// use reshard_policy::partition::FixedShardsPartitioner;
-/// // 13 rows in 3 parts on 2 tasks; each part is made where it lies
+/// // 13 rows in 3 parts on 2 tasks; the initializer makes each part separately
 /// let three = FixedShardsPartitioner::new(3);
 /// let mut table = ShardedVariable::create("emb", &[13, 1], DType::Float32, Cut::Partitioner(&three), 2, |_, offset, shape| {
 ///     Tensor::from_vec(shape, (0..shape[0]).map(|row| (offset[0] + row) as f32).collect())
@@ -34,7 +34,7 @@ pub struct ShardedVariable {
     rows: Rows,
 }
 
-/// What it has and can as any variable.
+/// The fields and methods of all variables.
 impl Deref for ShardedVariable {
     type Target = Variable;
     fn deref(&self) -> &Variable {
@@ -43,11 +43,10 @@ impl Deref for ShardedVariable {
 }
 
 impl ShardedVariable {
-    /// Parts that are there already, in order, all on task 0. Their memory becomes the variable's.
+    /// Makes a variable of existing parts, in order, all on task 0. Their memory becomes the variable's.
     ///
     /// # Errors
-    /// When there is no part, when one has no axis, when element types or the axes after the first differ, and when one is a view
-    /// with gaps.
+    /// There is no part, a part has no axis, element types or axes after the first differ, or a part is a view with gaps.
     pub fn from_parts(name: &str, parts: impl IntoIterator<Item = Tensor>) -> Result<Self> {
         let parts: Vec<Tensor> = parts.into_iter().collect();
         let fail = |what: String| Err(EmbeddingError::invalid(name, what));
@@ -83,11 +82,11 @@ impl ShardedVariable {
         Ok(out)
     }
 
-    /// Parts on tasks, round robin, each made by `initializer` of (full shape, offset, part shape).
+    /// Makes parts and places them on tasks, round robin. `initializer` makes each part from (full shape, offset, part shape).
     ///
     /// # Errors
-    /// When the cut does not go with the shape or cuts another axis than the first, when there is no task, what the initializer
-    /// returns, and when that has another shape or element type than the part.
+    /// The cut does not fit the shape or cuts another axis than the first, there is no task, the initializer fails, or its result does
+    /// not have the shape and element type of the part.
     pub fn create<'a>(
         name: &str,
         shape: &[u64],
@@ -102,10 +101,10 @@ impl ShardedVariable {
         Ok(out)
     }
 
-    /// As [`create`](Self::create), without data: for a load, or for parts that are [filled](Self::fill) in.
+    /// As [`create`](Self::create), but without data, for a load or for [`fill`](Self::fill).
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`create`](Self::create).
     pub fn declare<'a>(
         name: &str,
         shape: &[u64],
@@ -144,10 +143,10 @@ impl ShardedVariable {
         Self { variable, rows }
     }
 
-    /// The same parts on the same tasks, without data, under another name: a slot of an optimizer, a copy to be made.
+    /// Makes a variable with the same parts on the same tasks, without data, under another name. Use it for a slot of an optimizer.
     ///
     /// # Errors
-    /// When the element type makes it too large.
+    /// The element type makes it too large.
     pub fn like(&self, name: &str, dtype: DType) -> Result<Self> {
         let parts = self.parts().iter().map(|p| (p.region.clone(), p.task));
         Ok(Self::of(Variable::declare(name, dtype, self.shape(), parts, false)?))
@@ -175,10 +174,10 @@ impl ShardedVariable {
         &self.shape()[1..]
     }
 
-    /// The rows with these ids, in the order asked for. Ids have one axis here; [`embedding_lookup`] takes any.
+    /// Reads the rows with these ids, in the order of the ids. Ids must have one axis; [`embedding_lookup`] takes any shape.
     ///
     /// # Errors
-    /// An id that is out of range, ids of another number of axes than one, a part that has no data here.
+    /// An id out of range, ids that do not have one axis, or a part that has no data here.
     pub fn sparse_read<'a>(&self, ids: impl Into<Ids<'a>>) -> Result<Tensor> {
         let ids = ids.into();
         self.check_list(&ids)?;
@@ -240,9 +239,9 @@ impl ShardedVariable {
     }
 }
 
-/// Changes some rows: `values` has a row for each of `ids`. Ids that come again are applied one after the other. Nothing changes
-/// when there is an error: ids out of range, values of another shape or element type, an element type without such arithmetic, a
-/// part that has no data here, or memory that is shared with somebody or can't be written.
+/// Methods that change some rows. `values` has one row for each of `ids`. If an id occurs several times, its rows are applied one
+/// after the other. If there is an error, nothing changes. Errors are: ids out of range, values of another shape or element type, an
+/// element type without this arithmetic, a part that has no data here, and memory that is shared or can't be written.
 impl ShardedVariable {
     /// Adds values to rows. Integers wrap around; 16-bit floats are computed in float32.
     ///
@@ -268,15 +267,15 @@ impl ShardedVariable {
         self.scatter(Op::Mul, &ids.into(), values)
     }
 
-    /// Divides rows by values. Quotients of integers are cut off towards zero.
+    /// Divides rows by values. A quotient of integers is truncated towards zero.
     ///
     /// # Errors
-    /// As above; and when an integer value is 0.
+    /// As above, and an integer value of 0.
     pub fn scatter_div<'a>(&mut self, ids: impl Into<Ids<'a>>, values: &Tensor) -> Result<()> {
         self.scatter(Op::Div, &ids.into(), values)
     }
 
-    /// The larger one of rows and values; the row's, where one of them is NaN.
+    /// Sets each element to the maximum of row and value. If one of them is NaN, the row's element stays.
     ///
     /// # Errors
     /// As above.
@@ -284,7 +283,7 @@ impl ShardedVariable {
         self.scatter(Op::Max, &ids.into(), values)
     }
 
-    /// The smaller one of rows and values; the row's, where one of them is NaN.
+    /// Sets each element to the minimum of row and value. If one of them is NaN, the row's element stays.
     ///
     /// # Errors
     /// As above.
@@ -292,7 +291,7 @@ impl ShardedVariable {
         self.scatter(Op::Min, &ids.into(), values)
     }
 
-    /// Replaces rows by values; of any element type.
+    /// Replaces rows by values. It works for any element type.
     ///
     /// # Errors
     /// As above.

@@ -12,10 +12,10 @@ mod slice;
 pub(crate) use save::insert;
 pub use slice::Index;
 
-/// Which tasks hold a variable's parts, and which of them this process is.
+/// The tasks that hold a variable's parts, and which of these tasks are in this process.
 ///
-/// A number stands for so many tasks whose parts all lie in this process, as those of one coordinator or of tests do. There are at
-/// most as many tasks as a variable may have parts, [`MAX_PARTS`](reshard_policy::partition::MAX_PARTS).
+/// A number means so many tasks whose parts all lie in this process, as with TensorFlow's coordinator or in tests. There are at most
+/// [`MAX_PARTS`](reshard_policy::partition::MAX_PARTS) tasks, as many as a variable may have parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tasks {
     count: u32,
@@ -23,7 +23,7 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// So many tasks, of which this process is one: only its parts get data here.
+    /// So many tasks, one of which is this process. Only the parts of this task get data here.
     pub fn only(count: u32, here: u32) -> Self {
         Self { count, here: Some(here) }
     }
@@ -60,12 +60,12 @@ impl From<u32> for Tasks {
     }
 }
 
-/// How a variable is cut: by a spec, or as a partitioner says.
+/// How a variable is cut: by a spec, or by a partitioner.
 #[derive(Clone, Copy, Debug)]
 pub enum Cut<'a> {
     /// Parts per axis, or their lengths.
     Spec(&'a PartitionSpec),
-    /// Whatever this says of the shape.
+    /// As this partitioner decides for the shape.
     Partitioner(&'a dyn Partitioner),
     /// Into one part.
     Whole,
@@ -93,7 +93,7 @@ impl Cut<'_> {
     }
 }
 
-/// A part of a variable: which box of it, on which task, and the elements if they lie in this process.
+/// A part of a variable: its box, its task, and its elements if they lie in this process.
 #[derive(Debug)]
 pub struct Part {
     pub(crate) task: u32,
@@ -112,16 +112,16 @@ impl Part {
         &self.region
     }
 
-    /// Its elements. While a handle on them lives elsewhere they can be read, not changed.
+    /// Its elements. While somebody else holds a handle on them, they can be read, but not changed.
     pub fn data(&self) -> Option<&Tensor> {
         self.data.as_ref()
     }
 }
 
-/// What all kinds of variables have and can: a name, a shape, an element type, and parts on tasks.
+/// What all kinds of variables have: a name, a shape, an element type, and parts on tasks.
 ///
-/// It is what [`ShardedVariable`](crate::ShardedVariable), [`PartitionedVariable`](crate::PartitionedVariable) and
-/// [`Mirrored`](crate::Mirrored) deref to.
+/// [`ShardedVariable`](crate::ShardedVariable), [`PartitionedVariable`](crate::PartitionedVariable) and
+/// [`Mirrored`](crate::Mirrored) deref to it.
 #[derive(Debug)]
 pub struct Variable {
     name: String,
@@ -206,7 +206,7 @@ impl Variable {
         &self.shape
     }
 
-    /// Its parts, in order. Those of a mirrored one are all the whole.
+    /// Its parts, in order. Each part of a mirrored variable is the whole.
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
@@ -227,10 +227,10 @@ impl Variable {
         (0..self.parts.len()).map(|i| Ok((&self.parts[i].region, self.data(i)?))).collect()
     }
 
-    /// The whole, in memory of its own.
+    /// Joins the parts into one tensor in new memory.
     ///
     /// # Errors
-    /// When a part has no data here, and when there is no memory.
+    /// A part has no data here, or there is no memory.
     pub fn to_tensor(&self) -> Result<Tensor> {
         assembled(&self.name, self.dtype, &self.shape, &self.cover()?)
     }

@@ -15,21 +15,21 @@ use std::sync::Arc;
 /// The file of common state.
 pub const COMMON: &str = "common.pt";
 
-/// Where Megatron Core 0.19 and later keep common state: an object of the sharded part.
+/// The object of the sharded part in which Megatron Core 0.19 and later keep common state.
 pub const COMMON_STATE: &str = "common_state";
 
 /// Its name as a cell of an array.
 pub const COMMON_STATE_CELL: &str = "common_state/shard_0_1";
 
-/// How the file of an object ends.
+/// The suffix of the file of an object.
 const SUFFIX: &str = ".pt";
 
-/// Common strategy `("torch", 1)`: one `torch.save` archive. For sharded strategies that store no objects, one more for each object, at
-/// `{key}/shard_{offset}_{shape}.pt`, as Megatron Core has them beside its zarr.
+/// The common strategy `("torch", 1)`: it writes one `torch.save` archive. For sharded strategies that store no objects it
+/// writes one more archive for each object, at `{key}/shard_{offset}_{shape}.pt`, as Megatron Core does with zarr.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TorchCommon;
 
-/// How `torch.save` writes a file: the folder in the archive is called as the file is, without `.pt`.
+/// The options with which `torch.save` writes a file. The folder in the archive has the name of the file without `.pt`.
 fn codec(prefix: &str) -> TorchSave {
     TorchSave::new(LoadOptions::default(), ArchiveOptions::default().with_prefix(prefix))
 }
@@ -62,7 +62,7 @@ fn object_file(object: &ShardedObject) -> Result<FileBody> {
     Ok(FileBody::from_bytes(Name::new(format!("{key}{SUFFIX}"))?, bytes))
 }
 
-/// The object that a file without its suffix is named by.
+/// The object to which the name of a file, without its suffix, belongs.
 fn cell(key: &str) -> Option<ShardedObject> {
     ShardedObject::empty_from_unique_key(key).ok().filter(|o| o.unique_key() == key)
 }
@@ -80,7 +80,7 @@ impl LoadCommonStrategy for TorchCommon {
         };
         match value {
             Value::Dict(_) => Ok(ValueTree::from(value)),
-            // It may be a dict of a kind of its own, such as an OrderedDict: nothing is damaged.
+            // It may be a special dict, such as an OrderedDict. That is no damage.
             Value::Opaque(other) => Err(StrategyError::Undecoded {
                 what: format!("common state of class {} (a plain dict is known)", other.class()),
             }),
@@ -129,7 +129,7 @@ impl LoadCommonStrategy for TorchCommon {
 fn decode(what: &str, content: &str, bytes: Bytes, limits: &ReadLimits) -> Result<Value> {
     let payload = Payload::Encoded { codec: TorchSave::NAME, bytes: bytes.clone() };
     decode_object(&TorchObjects::new(limits), what, payload).map_err(|e| match e {
-        // What is more than this program decodes is not damaged for that.
+        // An object beyond the limits of the decoder is not damaged.
         StrategyError::Object { source, .. } if is_beyond_us(&source) => {
             let told = |why| format!("decoding {content} of {what} ({why})");
             match check_records(&bytes, limits) {

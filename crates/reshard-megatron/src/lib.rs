@@ -1,10 +1,10 @@
 //! Floor 3 of reshard: what Megatron Core adds to a checkpoint of any format.
 //!
-//! Leaves of a state dict that are not sharded are *common state*, which rank 0 saves: as a file `common.pt`, or as an object of
-//! the sharded part, since Megatron Core 0.19. `metadata.json`, which is written last, names the strategies of both parts
-//! ([`MetadataJson`]).
+//! Leaves of a state dict that are not sharded are *common state*. The coordinator saves it, as a file `common.pt` or
+//! (since Megatron Core 0.19) as an object of the sharded part. `metadata.json` names the strategies of both parts
+//! ([`MetadataJson`]). It is written last.
 //!
-//! The common strategy `("torch", 1)` ([`TorchCommon`]) registers itself where this crate is linked and named.
+//! The common strategy `("torch", 1)` ([`TorchCommon`]) registers itself if a program links and names this crate.
 
 mod common;
 mod metadata_json;

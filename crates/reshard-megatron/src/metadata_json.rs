@@ -1,4 +1,4 @@
-//! `metadata.json`, which says that a checkpoint is Megatron Core's, and which strategies it is of.
+//! `metadata.json`, which marks a checkpoint as Megatron Core's and names its strategies.
 
 use crate::COMMON;
 use bytes::Bytes;
@@ -7,11 +7,11 @@ use reshard_strategy::{BackendVersion, Result, StrategyError, read_small};
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use std::sync::Arc;
 
-/// The file whose presence makes a checkpoint of Megatron Core.
+/// The file whose presence makes a directory a checkpoint of Megatron Core.
 pub const METADATA_JSON: &str = "metadata.json";
 
-/// Content of `metadata.json`, in Megatron Core's order of fields. Fields that are not known are ignored; the common ones are
-/// missing since 0.19.
+/// The content of `metadata.json`, in Megatron Core's order of fields. Unknown fields are ignored. Since Megatron Core 0.19
+/// the fields of the common part may be missing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetadataJson {
     /// Strategy of the sharded part.
@@ -27,7 +27,7 @@ pub struct MetadataJson {
     pub common_backend_version: u32,
 }
 
-/// What tells that a file is Megatron Core's.
+/// The field that marks a file as Megatron Core's.
 #[derive(Deserialize)]
 struct Sign {
     sharded_backend: Option<IgnoredAny>,
@@ -42,7 +42,7 @@ fn torch() -> String {
 }
 
 impl MetadataJson {
-    /// For strategies of these names.
+    /// For strategies with these names.
     pub fn new(sharded: &BackendVersion, common: &BackendVersion) -> Self {
         Self {
             sharded_backend: sharded.backend.to_string(),
@@ -62,14 +62,14 @@ impl MetadataJson {
         BackendVersion::new(&self.common_backend, self.common_backend_version)
     }
 
-    /// The file's bytes in the form of Megatron Core 0.19 and later, which leaves the common strategy out.
+    /// The bytes of the file in the form of Megatron Core 0.19 and later, which leaves out the common strategy.
     pub fn to_short_bytes(&self) -> Bytes {
         let backend = serde_json::Value::from(self.sharded_backend.as_str());
         let version = self.sharded_backend_version;
         format!(r#"{{"sharded_backend": {backend}, "sharded_backend_version": {version}}}"#).into()
     }
 
-    /// The file's bytes, as Python's `json.dump` writes them.
+    /// The bytes of the file, as Python's `json.dump` writes them.
     pub fn to_bytes(&self) -> Bytes {
         let quoted = |s: &str| serde_json::Value::from(s).to_string();
         format!(
@@ -82,7 +82,7 @@ impl MetadataJson {
         .into()
     }
 
-    /// That of a checkpoint; `None` when it is not Megatron Core's.
+    /// Reads the `metadata.json` of a checkpoint. `None` if the checkpoint is not Megatron Core's.
     ///
     /// # Errors
     /// Those of [`parse`](Self::parse).
@@ -91,12 +91,13 @@ impl MetadataJson {
         Ok(bytes.map(|bytes| Self::parse(&bytes)).transpose()?.flatten())
     }
 
-    /// Reads the file's bytes. `None` when it is JSON that says nothing of Megatron Core's: many programs call a file so.
+    /// Parses the bytes of the file. `None` if they are JSON without Megatron Core's fields, because many programs have a
+    /// file of this name.
     ///
     /// # Errors
-    /// [`StrategyError::Corrupt`] when it is no JSON, or not all of this.
+    /// [`StrategyError::Corrupt`] if they are no JSON, or lack some of the fields.
     pub fn parse(bytes: &[u8]) -> Result<Option<Self>> {
-        // Serde would take an array for the object.
+        // Serde would accept an array in place of the object.
         let of_others = match bytes.trim_ascii_start().first() {
             Some(b'{') => serde_json::from_slice::<Sign>(bytes).is_ok_and(|s| s.sharded_backend.is_none()),
             _ => serde_json::from_slice::<IgnoredAny>(bytes).is_ok(),
@@ -112,15 +113,15 @@ impl MetadataJson {
         })
     }
 
-    /// Whether bytes begin as Megatron Core begins this file, also when they end in the middle of it.
+    /// Whether the bytes begin as Megatron Core begins this file, even if they end early.
     fn begins(bytes: &[u8]) -> bool {
         let begin = br#"{"sharded_backend": ""#;
         bytes.iter().zip(begin).all(|(a, b)| a == b)
     }
 }
 
-/// Whether a save of Megatron Core that lies there was never finished: `metadata.json`, which is written last, is not there, and
-/// common state is. Asked where [`MetadataJson::of`] finds nothing.
+/// Whether a place holds an unfinished save of Megatron Core: it has common state, but no `metadata.json`, which is written
+/// last. Call this only if [`MetadataJson::of`] finds nothing.
 ///
 /// # Errors
 /// What the store says.
@@ -128,19 +129,20 @@ pub async fn is_unfinished(store: &Arc<dyn Store>) -> Result<bool> {
     Ok(store.exists(&Name::new(COMMON)?).await?)
 }
 
-/// Whose a `metadata.json` is. It tells whose all files are that have Megatron Core's names, which other programs give, too.
+/// To which program a `metadata.json` belongs. Other programs use Megatron Core's file names too, so this decides for all
+/// files with these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
     /// Megatron Core's, whole or not.
     Megatrons,
-    /// There is none, or it says nothing of Megatron Core's.
+    /// There is none, or it has none of Megatron Core's fields.
     OfOthers,
-    /// Not JSON, and nothing that Megatron Core begins to write.
+    /// It is no JSON, and does not begin as Megatron Core begins this file.
     Unclear,
 }
 
 impl Whose {
-    /// That of a place. One that can't be read counts as one of others.
+    /// Reads the file of a place. A file that can't be read counts as another program's.
     pub async fn of(store: &Arc<dyn Store>) -> Self {
         let Ok(name) = Name::new(METADATA_JSON) else { return Self::OfOthers };
         let bytes = read_small(store, &name).await.ok().flatten();

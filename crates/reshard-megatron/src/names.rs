@@ -1,13 +1,14 @@
 use crate::{COMMON_STATE, METADATA_JSON};
 use reshard_storage::Name;
 
-/// Digests of the files beside it, which Megatron Core 0.20 and later can write and check.
+/// The file with digests of the other files. Megatron Core 0.20 and later can write and check it.
 pub const INTEGRITY: &str = "integrity.json";
 
-/// Keys that Megatron Core has for itself at the top of a state dict.
+/// Keys at the top of a state dict that Megatron Core reserves for itself.
 pub const RESERVED: [&str; 2] = [COMMON_STATE, "content_metadata"];
 
-/// Whether Megatron Core gives a file beside those of the strategies such a name. Other programs have files of these names, too.
+/// Whether Megatron Core gives such a name to a file of its own, besides the files of the strategies. Other programs use
+/// these names too.
 pub fn owns(name: &Name) -> bool {
     [METADATA_JSON, INTEGRITY].contains(&name.as_str())
 }

@@ -1,6 +1,6 @@
-//! Geometry of many boxes at once: do any two overlap, do they leave a hole.
+//! Geometry of many boxes at once: whether any two overlap, and whether they leave a hole.
 //!
-//! Boxes are given as a function from (box, axis) to its half-open range, so that columns of a million chunks need no copy.
+//! The caller passes boxes as a function from (box, axis) to a half-open range, so columns of a million chunks need no copy.
 
 use crate::Region;
 use std::{
@@ -8,10 +8,10 @@ use std::{
     ops::Range,
 };
 
-/// Two boxes that share an element, or `None` when all are disjoint. Empty boxes overlap nothing.
+/// Finds two boxes that share an element. `None` if all boxes are disjoint. An empty box overlaps nothing.
 ///
-/// Splits the set again and again at planes that no box crosses, which takes O(n log n) for every set that came from cutting
-/// a tensor; what can't be split (pinwheels) is compared by a sweep.
+/// It splits the set repeatedly at planes that no box crosses. This takes O(n log n) for every set that came from cutting a
+/// tensor. Sets that can't be split in this way (pinwheels) are compared by a sweep.
 ///
 /// ```
 /// use reshard_model::first_overlap;
@@ -64,7 +64,7 @@ fn overlap_in(
     None
 }
 
-/// Boxes sorted by their start on `axis`; keeps those that the sweep line still cuts.
+/// A sweep along `axis`: takes boxes sorted by their start, and keeps those that the sweep line still cuts.
 fn sweep(
     ids: &[usize],
     ndim: usize,
@@ -89,7 +89,7 @@ fn sweep(
     None
 }
 
-/// What keeps boxes from making up a whole.
+/// Why boxes do not make up a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BoxFault {
     /// No box covers this part.
@@ -98,10 +98,11 @@ pub enum BoxFault {
     Overlap(usize, usize),
 }
 
-/// Why boxes are not exactly a whole: the first part of it, in row-major order of the cells that their edges cut, which no box or
-/// more than one covers. `None` when each element lies in exactly one box. What reaches outside is not looked at.
+/// Checks that boxes make up a whole. `None` if each element of the whole lies in exactly one box. Otherwise the first part
+/// that no box covers, or more than one. The edges of the boxes cut the whole into cells; "first" means their row-major order.
+/// Parts of boxes outside the whole are ignored.
 ///
-/// It takes O(n log n) for each axis, however the boxes lie. How often elements are covered is compared by random fingerprints,
+/// It takes O(n log n) per axis, however the boxes lie. It compares how often elements are covered by random fingerprints,
 /// which are wrong once in 2^100 times.
 ///
 /// ```

@@ -1,4 +1,4 @@
-//! Host memory of the caller, and the only `unsafe` of reshard: owned, disjoint, mutable parts of one buffer.
+//! Host memory of the caller, and the only `unsafe` code of reshard: owned, disjoint, mutable parts of one buffer.
 #![expect(
     unsafe_code,
     reason = "regions are disjoint parts of one buffer that several threads fill at once; checked in LentBuffer::regions_mut"
@@ -26,7 +26,7 @@ pub(crate) use pages::prefer_huge_pages;
 pub trait HostBuffer: Any + Send + Sync {
     /// The memory.
     fn as_bytes(&self) -> &[u8];
-    /// The memory to write to, asked for once a load. `None`: it can be saved, not loaded into.
+    /// The memory to write to. Called once per load. `None` means that you can save the buffer, but not load into it.
     fn as_bytes_mut(&mut self) -> Option<&mut [u8]> {
         None
     }
@@ -47,7 +47,7 @@ impl AsRef<[u8]> for Shared {
     }
 }
 
-/// A buffer on loan to a load. [`RegionMut`]s are carved out of it; it comes back when the last region is gone.
+/// A buffer on loan to a load. [`RegionMut`]s are parts of it. The caller gets it back when the last region is dropped.
 pub struct LentBuffer {
     key: String,
     buffer: Arc<dyn HostBuffer>,
@@ -91,12 +91,12 @@ impl LentView {
 }
 
 impl LentBuffer {
-    /// Takes the buffer of `handles`, which are *all* handles that exist on it (views of a flat buffer come together).
+    /// Takes the buffer of `handles`. These must be *all* handles on it, so several views of one buffer are lent together.
     ///
     /// # Errors
-    /// The handles come back, with [`ModelError::BufferShared`] when somebody holds another one,
-    /// [`ModelError::ReadOnly`] when the memory can't be written, [`ModelError::Invalid`] when two handles are of different
-    /// buffers or when elements of one handle share memory.
+    /// Returns the handles, with [`ModelError::BufferShared`] if somebody holds another handle, [`ModelError::ReadOnly`] if
+    /// the memory can't be written, and [`ModelError::Invalid`] if two handles belong to different buffers or elements of one
+    /// handle share memory.
     #[expect(clippy::type_complexity, reason = "success gives two things, failure gives the tensors back")]
     pub fn new(
         key: &str,
@@ -138,8 +138,8 @@ impl LentBuffer {
         ))
     }
 
-    /// Carves out regions of views, all at once: that they are disjoint is checked here, which is what makes regions safe.
-    /// May be called once for a lent buffer.
+    /// Takes regions of the views, all in one call. It checks that they are disjoint, which makes them safe to fill. Call it
+    /// once per lent buffer.
     ///
     /// # Errors
     /// [`ModelError::Overlap`] when two regions share memory, [`ModelError::Invalid`] when one does not fit its view.
@@ -197,10 +197,10 @@ impl LentBuffer {
         }
     }
 
-    /// The tensors again, over the same memory at the same address.
+    /// Makes the tensors again, over the same memory at the same address.
     ///
     /// # Errors
-    /// Both arguments come back while a region lives.
+    /// Returns both arguments if a region still exists.
     pub fn reclaim(self: Arc<Self>, views: Vec<LentView>) -> Result<Vec<Tensor>, (Arc<Self>, Vec<LentView>)> {
         match Arc::try_unwrap(self) {
             Ok(me) => Ok(views.into_iter().map(|v| v.handle(&me.buffer)).collect()),
@@ -209,8 +209,8 @@ impl LentBuffer {
     }
 }
 
-/// One region of a lent buffer: owned, `Send`, `'static`; no other region reaches its bytes.
-/// Being owned, it outlives a cancelled future: a read that is under way never writes into freed memory.
+/// One region of a lent buffer. It is owned, `Send` and `'static`, and no other region reaches its bytes.
+/// Because it is owned, it outlives a cancelled future: a running read never writes into freed memory.
 #[derive(Debug)]
 pub struct RegionMut {
     lent: Arc<LentBuffer>,
@@ -233,7 +233,7 @@ impl RegionMut {
         self.layout.item()
     }
 
-    /// Two regions, on what lies before index `at` of an axis and on what lies from there on.
+    /// Splits the region into two: the part before index `at` of an axis, and the part from this index on.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] when there is no such axis or index.
@@ -250,7 +250,7 @@ impl RegionMut {
         Ok((part(&low), part(&high)))
     }
 
-    /// Prepares to fill the region from elements that lie elsewhere as `source` says.
+    /// Prepares to fill the region from elements elsewhere, which have the layout `source`.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] when shapes or element sizes differ.
@@ -285,7 +285,7 @@ impl RegionMut {
         Ok(())
     }
 
-    /// Fills the region from elements of a tensor's buffer that lie there as `source` says.
+    /// Fills the region from the buffer of a tensor, in which the elements have the layout `source`.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] when shapes or element sizes differ, or an element lies outside of the buffer.
@@ -324,13 +324,13 @@ impl StridedCopy {
         self.segments.run()
     }
 
-    /// Where in the source the next missing byte lies; `None` when all are filled.
+    /// The position of the next missing byte in the source. `None` if everything is filled.
     pub fn next_at(&self) -> Option<u64> {
         self.segments.peek().map(|(s, _, _)| s + self.taken)
     }
 
-    /// The next runs, to be filled directly: at most `max` of them, each with its place in the source.
-    /// They count as filled. Consecutive runs may be consecutive in the source too, which suits `preadv`.
+    /// The next runs, at most `max`, each with its position in the source. The caller fills them directly, and they count as
+    /// filled. Runs that follow each other may also follow each other in the source, which suits `preadv`.
     pub fn take_runs(&mut self, max: usize) -> Vec<(u64, &mut [u8])> {
         let mut spans: Vec<(u64, u64, u64)> = Vec::new();
         while spans.len() < max {
@@ -348,8 +348,8 @@ impl StridedCopy {
             .collect()
     }
 
-    /// Copies what `block` has of the source, which starts at byte `at` of it.
-    /// Blocks come in ascending order; what lies before an earlier block's end is not seen again.
+    /// Copies elements from `block`, which starts at byte `at` of the source.
+    /// Blocks must come in ascending order. Bytes before the end of an earlier block are ignored.
     pub fn feed(&mut self, at: u64, block: &[u8]) {
         let end = at + block.len() as u64;
         while let Some((s, d, n)) = self.segments.peek() {

@@ -4,8 +4,8 @@ use std::{fmt, sync::Arc};
 /// Memory of a device that the host can't reach by pointers.
 ///
 /// # Contract
-/// Copies move exactly the elements that the layout selects, in row-major order of its shape; a copy to the host has happened
-/// when the call returns, a copy to the device when [`synchronise`](Self::synchronise) returns.
+/// A copy moves exactly the elements that the layout selects, in row-major order of its shape. A copy to the host is complete
+/// when the call returns. A copy to the device is complete when [`synchronise`](Self::synchronise) returns.
 pub trait DeviceBuffer: fmt::Debug + Send + Sync {
     /// PyTorch's name of the device, such as `cuda:0`.
     fn device(&self) -> &str;
@@ -16,7 +16,7 @@ pub trait DeviceBuffer: fmt::Debug + Send + Sync {
     /// # Errors
     /// What the device says.
     fn allocate(&self, nbytes: u64) -> Result<Arc<dyn DeviceBuffer>, BoxError>;
-    /// Copies elements to `out`, which has exactly their bytes.
+    /// Copies elements to `out`, which has exactly their length in bytes.
     ///
     /// # Errors
     /// What the device says.
@@ -83,7 +83,8 @@ impl DeviceTensor {
         Self { dtype: self.dtype, layout: self.layout.narrow(region), buffer: Arc::clone(&self.buffer) }
     }
 
-    /// Parts that are neighbours along the first axis in one buffer, as [`narrow`](Self::narrow) makes them, as one tensor.
+    /// Joins parts into one tensor, without a copy. They must be neighbours along the first axis in one buffer, as
+    /// [`narrow`](Self::narrow) makes them.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] when they aren't.

@@ -6,19 +6,20 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A Rust type that is an element type of tensors. Complex numbers are pairs: `[f32; 2]` is complex64.
+/// A Rust type that can be the element type of a tensor. A complex number is a pair: `[f32; 2]` is complex64.
 ///
-/// For the types that Rust has no name for (the float8 kinds) take `Vec<u8>` with [`Tensor::new`](crate::Tensor::new).
+/// For types that Rust does not have (the float8 types) use `Vec<u8>` with [`Tensor::new`](crate::Tensor::new).
 pub trait Element: sealed::Sealed + Sized + Copy + Send + Sync + 'static {
     /// The element type.
     const DTYPE: DType;
-    /// The vector as a buffer, without a copy.
+    /// Makes the vector a buffer, without a copy.
     fn into_buffer(v: Vec<Self>) -> Arc<dyn HostBuffer>;
-    /// The vector again, if this is the last handle on a buffer that was made by [`into_buffer`](Self::into_buffer) or by
-    /// [`Tensor::zeros`](crate::Tensor::zeros), of whose elements a large one moves by some bytes.
+    /// Returns the vector of a buffer that was made by [`into_buffer`](Self::into_buffer) or
+    /// [`Tensor::zeros`](crate::Tensor::zeros), if this is the last handle on it. The elements of a large buffer of zeros are
+    /// moved by some bytes.
     ///
     /// # Errors
-    /// The buffer comes back.
+    /// Returns the buffer.
     fn from_buffer(buffer: Arc<dyn HostBuffer>) -> Result<Vec<Self>, Arc<dyn HostBuffer>>;
     /// Elements from their bytes, whose number is a multiple of the element size.
     fn from_bytes(bytes: &[u8]) -> Vec<Self>;

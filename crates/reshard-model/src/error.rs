@@ -1,35 +1,34 @@
 use crate::Region;
 use serde::{Deserialize, Serialize};
 
-/// An error of somebody else's code, kept whole.
+/// An error of foreign code, kept as it is.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
 
-/// What the caller of a failed operation can do about it. The same kinds in every crate of reshard.
+/// What you can do about a failed operation. Every crate of reshard uses the same kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// Fix the call: bad shapes, overlapping shards, an unknown backend.
     Invalid,
-    /// What was asked for is not there: a key, a file, a checkpoint.
+    /// The thing that you asked for does not exist: a key, a file, a checkpoint.
     NotFound,
-    /// Something is there already and overwriting it was not asked for.
+    /// Something exists already, and you did not ask to overwrite it.
     Exists,
-    /// The bytes on disk are not what they should be.
+    /// The bytes on disk are wrong.
     Corrupt,
-    /// A known thing that this version, or this place, can't do.
+    /// Something that this version, or this place, can't do.
     Unsupported,
-    /// More than a limit allows; the message names the option that raises it.
+    /// It exceeds a limit. The message names the option that raises the limit.
     Limit,
-    /// I/O failed; trying again later may work. Nothing was committed.
+    /// I/O failed. Trying again later may work. Nothing was committed.
     Unavailable,
-    /// Another rank failed and the collective was called off.
+    /// Another rank failed, so the collective was stopped.
     PeerFailed,
     /// A bug in reshard or in a plug-in.
     Internal,
 }
 
-/// An error of a [`TensorSource`](crate::TensorSource) that knows what the caller can do: whoever pulls the elements keeps the
-/// kind.
+/// An error of a [`TensorSource`](crate::TensorSource) with its own kind. The code that pulls the elements keeps this kind.
 #[derive(Debug)]
 pub struct SourceError {
     kind: ErrorKind,
@@ -37,8 +36,8 @@ pub struct SourceError {
 }
 
 impl SourceError {
-    /// Keeps the kind when what the source reads is damaged, not understood or beyond a limit; of all else the source just can't
-    /// be read.
+    /// Keeps the kind if the source's data are damaged, not understood or beyond a limit. For any other kind, the error only
+    /// says that the source can't be read.
     pub fn new(kind: ErrorKind, error: impl Into<BoxError>) -> Self {
         let kind = match kind {
             ErrorKind::Corrupt | ErrorKind::Unsupported | ErrorKind::Limit => kind,
@@ -47,12 +46,12 @@ impl SourceError {
         Self { kind, error: error.into() }
     }
 
-    /// What the caller of whoever pulls the elements can do.
+    /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The kind that an error of a source says, if it does: [`ErrorKind::Unavailable`] else.
+    /// The kind of a source's error. [`ErrorKind::Unavailable`] if the error has no kind.
     pub fn kind_of(e: &(dyn std::error::Error + 'static)) -> ErrorKind {
         e.downcast_ref().map_or(ErrorKind::Unavailable, Self::kind)
     }
@@ -82,7 +81,7 @@ pub enum ModelError {
         /// What is wrong, with both values.
         what: String,
     },
-    /// A template buffer that somebody else holds too, so that it can't be filled.
+    /// A buffer of the template can't be filled, because somebody else holds a handle on it.
     #[error(
         "the buffer of {key} is shared with someone outside the template; pass the only handle to it, or let load allocate"
     )]
@@ -90,7 +89,7 @@ pub enum ModelError {
         /// Key of the tensor.
         key: String,
     },
-    /// A template buffer that can't be written to.
+    /// A buffer of the template can't be written to.
     #[error("the buffer of {key} is read-only; pass memory that can be written, or let load allocate")]
     ReadOnly {
         /// Key of the tensor.
@@ -104,7 +103,7 @@ pub enum ModelError {
         /// The other.
         b: Box<Region>,
     },
-    /// A state dict whose structure does not fit what is asked of it.
+    /// The structure of a state dict does not fit the operation.
     #[error("at {path}: {what}")]
     Structure {
         /// Path in the tree, dot-joined.
@@ -117,7 +116,7 @@ pub enum ModelError {
     Source {
         /// Key of the tensor.
         key: String,
-        /// What was being done.
+        /// The operation.
         what: String,
         /// Why it failed.
         #[source]

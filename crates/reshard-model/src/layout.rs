@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 /// Shape, strides and start of a tensor in a buffer or a stored record. Shape, strides and start count elements.
 ///
-/// Every layout that can be made has its last byte at an offset that fits `i64`, so arithmetic on it never overflows.
+/// In every layout the offset of the last byte fits `i64`, so arithmetic on it never overflows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     item: u64,
@@ -15,7 +15,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Row-major, from element 0; `item` is the size of an element in bytes. `None` when the size does not fit 63 bits.
+    /// A row-major layout from element 0. `item` is the size of an element in bytes. `None` if the total size does not fit 63
+    /// bits.
     pub fn contiguous(item: u64, shape: &[u64]) -> Option<Self> {
         let mut strides = Dims::splat(1, shape.len());
         for a in (1..shape.len()).rev() {
@@ -24,7 +25,8 @@ impl Layout {
         Self::new(item, 0, shape.into(), strides)
     }
 
-    /// Any arrangement. `None` when its last byte does not fit 63 bits, or shape and strides differ in length.
+    /// A layout with any strides. `None` if the offset of its last byte does not fit 63 bits, or shape and strides differ in
+    /// length.
     pub fn new(item: u64, start: u64, shape: Dims, strides: Dims) -> Option<Self> {
         let out = Self { item, start, shape, strides };
         (out.shape.len() == out.strides.len()).then_some(())?;
@@ -52,7 +54,7 @@ impl Layout {
         &self.shape
     }
 
-    /// Elements between neighbours, per axis.
+    /// The distance between neighbours along each axis, in elements.
     pub fn strides(&self) -> &Dims {
         &self.strides
     }
@@ -67,12 +69,12 @@ impl Layout {
         self.shape.volume().unwrap_or(0)
     }
 
-    /// Bytes of all elements, without what lies between them.
+    /// Bytes of all elements, without gaps between them.
     pub fn bytes(&self) -> u64 {
         self.elements() * self.item
     }
 
-    /// The bytes from the first element to the end of the last: what a buffer must have.
+    /// The range of bytes from the first element to the end of the last one. A buffer must contain it.
     pub fn hull(&self) -> std::ops::Range<u64> {
         let first = self.start * self.item;
         if self.elements() == 0 { first..first } else { first..(self.last().unwrap_or(0) + 1) * self.item }
@@ -110,7 +112,7 @@ impl Layout {
         })
     }
 
-    /// The same elements under a shape that differs only in axes of extent 1; `None` when it differs in more.
+    /// The same elements with another shape. `None` if the shapes differ in more than axes of length 1.
     pub fn squeeze_to(&self, shape: &[u64]) -> Option<Self> {
         let mut own = self.shape.iter().zip(&self.strides).filter(|(n, _)| **n != 1);
         let mut strides = Dims::default();
@@ -128,7 +130,7 @@ impl Layout {
         })
     }
 
-    /// The part of it that `region` selects, which must fit the shape.
+    /// The part that `region` selects. The region must fit the shape.
     pub fn narrow(&self, region: &Region) -> Self {
         debug_assert!(region.fits(&self.shape), "{region} in {}", self.shape);
         let start = region.offsets.iter().zip(&self.strides).map(|(&o, &s)| o * s).sum::<u64>() + self.start;
@@ -139,7 +141,7 @@ impl Layout {
 }
 
 impl Layout {
-    /// The layout of parts that lie one behind the other along the first axis, as narrowing made them; `None` if they don't.
+    /// Joins the layouts of parts. `None` if the parts do not follow each other along the first axis, as narrowing makes them.
     pub(crate) fn stacked<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Option<Self> {
         let mut parts = parts.into_iter();
         let mut out = parts.next()?.clone();
@@ -172,8 +174,8 @@ struct Axis {
     at: u64,
 }
 
-/// The runs of bytes that go from one layout to another of the same shape and item size, as (source, destination, length),
-/// offsets in bytes. Neighbouring runs are merged, so copying a contiguous tensor is one run.
+/// The runs of bytes to copy from one layout to another of the same shape and item size. Each run is (source, destination,
+/// length), in bytes. Neighbouring runs are merged, so a contiguous tensor is one run.
 #[derive(Clone, Debug)]
 pub struct Segments {
     axes: SmallVec<[Axis; 4]>,
@@ -189,8 +191,9 @@ impl Segments {
         Self::walk(src, dst, false)
     }
 
-    /// With the source ascending, which is the order for reading files. When the source is not
-    /// [injective](Layout::is_injective), ascending starts may overlap.
+    /// In ascending order of the source, which is the order for reading files. If the source is not
+    /// [injective](Layout::is_injective), runs may overlap. Then the source ascends
+    /// anew for each place along axes that go over the same bytes again, so that runs stay long.
     pub fn source_order(src: &Layout, dst: &Layout) -> Self {
         Self::walk(src, dst, true)
     }
@@ -208,7 +211,7 @@ impl Segments {
             })
             .collect();
         if sort {
-            axes.sort_by_key(|a| std::cmp::Reverse(a.src));
+            axes.sort_by_key(|a| std::cmp::Reverse(if a.src == 0 { u64::MAX } else { a.src }));
         }
         let mut merged: SmallVec<[Axis; 4]> = SmallVec::new();
         for inner in axes {
@@ -232,7 +235,7 @@ impl Segments {
         self.run
     }
 
-    /// How many runs there are in all, those that were taken already too; 0 when all were.
+    /// The number of all runs, including those already taken. 0 once all are taken.
     pub fn count(&self) -> u64 {
         if self.done { 0 } else { self.axes.iter().map(|a| a.len).product::<u64>() }
     }
@@ -316,6 +319,14 @@ mod tests {
             let starts: Vec<u64> = Segments::source_order(&src, &dst).map(|s| s.0).collect();
             prop_assert!(starts.is_sorted());
         }
+    }
+
+    #[test]
+    fn what_is_read_again_is_copied_in_long_runs() {
+        let expanded = Layout::new(1, 0, [3, 100].into(), [0, 1].into()).unwrap();
+        let to = Layout::contiguous(1, &[3, 100]).unwrap();
+        let runs: Vec<_> = Segments::source_order(&expanded, &to).collect();
+        assert_eq!(runs, [(0, 0, 100), (0, 100, 100), (0, 200, 100)]);
     }
 
     #[test]

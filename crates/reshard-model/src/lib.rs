@@ -1,15 +1,15 @@
-//! Floor 0 of reshard: what a distributed checkpoint is made of, and nothing that moves.
+//! Floor 0 of reshard: the data types of a distributed checkpoint.
 //!
 //! - [`DType`], [`Dims`], [`Region`], [`Layout`]: element types and n-dimensional boxes;
-//! - [`Tensor`] over a [`HostBuffer`] that the caller may own, [`DeviceTensor`] over a [`DeviceBuffer`];
-//! - [`LentBuffer`] and [`RegionMut`]: how a load fills a caller's buffers in place, from several threads, and gives them back;
-//! - [`Value`] and [`Tree`]: plain Python-like data, and one tree shape for every stage of a state dict;
+//! - [`Tensor`] over a [`HostBuffer`] that you may own, [`DeviceTensor`] over a [`DeviceBuffer`];
+//! - [`LentBuffer`] and [`RegionMut`]: a load fills your buffers in place, from several threads, and returns them;
+//! - [`Value`] and [`Tree`]: Python-like data, and one tree type for every phase of a state dict;
 //! - [`ShardedTensor`], [`ShardedObject`], [`ShardedTensorFactory`], [`LocalNonpersistent`]: Megatron Core's sharded
-//!   state dict, field by field; [`DeviceMesh`] and [`Placement`]: DTensor's way to say the same;
-//! - [`split`] and [`Skeleton::join`]: a state dict taken apart into what a checkpoint holds, and put together again, in both
-//!   [`Dialect`]s.
+//!   state dict, field by field; [`DeviceMesh`] and [`Placement`] declare the same as DTensor does;
+//! - [`split`] and [`Skeleton::join`]: they split a state dict into the parts that a checkpoint stores, and join these
+//!   parts again, in each [`Dialect`].
 //!
-//! The crate is pure: no I/O, no async, no clock. Its one module with `unsafe` is `buffer`.
+//! The crate is pure: it has no I/O, no async and no clock. Only its module `buffer` has `unsafe` code.
 //!
 //! ```
 //! use reshard_model::{ShardedTensor, StateDict, Tensor};

@@ -32,12 +32,12 @@ pub enum Placement {
     Replicate,
     /// Cut along a tensor axis, by torch.chunk's rule.
     Shard(usize),
-    /// Cut along a tensor axis that counts as cut into `split_factor` parts already, of each of which the rank holds a part: what
-    /// FSDP2 over tensor parallelism makes, and PyTorch calls `_StridedShard`.
+    /// Cut along a tensor axis that is already cut into `split_factor` parts; the rank holds a piece of each of these parts.
+    /// FSDP2 over tensor parallelism makes this, and PyTorch calls it `_StridedShard`.
     StridedShard {
         /// The tensor axis.
         dim: usize,
-        /// Parts that the axis counts as cut into before.
+        /// The number of parts into which the axis is already cut.
         split_factor: u64,
     },
     /// Every rank holds a summand. Can't be saved: reduce it first.

@@ -16,10 +16,10 @@ pub use factory::{BuildFn, MergeFn, ShardedTensorFactory, Swiglu};
 pub use prefix::{add_prefix_for_sharding, apply_prefix_mapping, replace_prefix_for_sharding};
 pub use tensor::{AxisCoordinates, AxisSlice, local_chunk};
 
-/// What the caller of save and load builds.
+/// The state that you save, or the template that you load into.
 pub type StateDict = Tree<Leaf>;
 
-/// What planners see: every sharded leaf with its path; factories are expanded, local and common leaves are gone.
+/// The state that planners see: every sharded leaf with its path. Factories are expanded; local and common leaves are removed.
 pub type FlatStateDict = IndexMap<Path, Sharded>;
 
 /// A leaf of a [`StateDict`].
@@ -29,11 +29,12 @@ pub enum Leaf {
     Tensor(ShardedTensor),
     /// A cell of an array of objects.
     Object(ShardedObject),
-    /// Makes a subtree of sharded leaves, and one value of it again after a load.
+    /// A factory, which makes a subtree of sharded leaves, and makes one value of them again after a load.
     Factory(ShardedTensorFactory),
-    /// Not saved; handed back by a load.
+    /// A value that is not saved. A load returns it unchanged.
     Local(LocalNonpersistent),
-    /// Anything else. Megatron's dialect saves it as common state, from rank 0; DCP's as an item of its own.
+    /// Any other value. In Megatron's dialect the coordinator saves it as common state. In DCP's dialect it is an item of its
+    /// own.
     Value(Value),
 }
 
@@ -47,7 +48,7 @@ pub enum Sharded {
 }
 
 impl Sharded {
-    /// What it was tagged with.
+    /// Its tag for sharding policies.
     pub fn tag(&self) -> Option<&str> {
         match self {
             Self::Tensor(t) => t.tag.as_deref(),
@@ -90,12 +91,13 @@ impl<V: Into<Value>> From<V> for Leaf {
     }
 }
 
-/// Which of several equal copies a piece is. The one with zeros only is the main one; only that is written.
+/// Tells apart equal copies (replicas) of a piece. The replica whose numbers are all 0 is the main one, and only this one is
+/// written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ReplicaId(pub Box<[u32]>);
 
 impl ReplicaId {
-    /// Whether this copy is the one that is written: all numbers are 0 (of none, too).
+    /// Whether this is the main replica, which is written: all numbers are 0, or there are none.
     pub fn is_main(&self) -> bool {
         self.0.iter().all(|r| *r == 0)
     }
@@ -132,15 +134,15 @@ pub struct ShardedTensor {
     pub global_offset: Dims,
     /// Number of chunks per axis of a regular grid, prepended axes included; `None` for an irregular grid.
     pub axis_fragmentations: Option<Dims>,
-    /// Which copy this is; only the main one is written.
+    /// Which replica this is. Only the main one is written.
     pub replica_id: ReplicaId,
     /// Leading axes of the global shape that the local shape lacks, each of local extent 1.
     pub prepend_axis_num: usize,
-    /// On load, the stored global shape may differ: what is missing becomes zero, what is too much is left out.
+    /// On load, the stored global shape may differ. Missing elements become zero, and surplus elements are left out.
     pub allow_shape_mismatch: bool,
     /// The data is this range of the flattened local chunk.
     pub flattened_range: Option<Range<u64>>,
-    /// What a sharding policy may know it by. Not stored, and not one of Megatron Core's fields.
+    /// A tag for sharding policies. It is not stored, and Megatron Core has no such field.
     pub tag: Option<Arc<str>>,
 }
 
@@ -152,7 +154,7 @@ pub enum Payload {
     None,
     /// Decoded.
     Value(Value),
-    /// As it lies in a checkpoint, until somebody looks; conversion carries it over untouched.
+    /// In its stored form, until somebody decodes it. A conversion carries it over unchanged.
     Encoded {
         /// Name of the codec that can decode it.
         codec: &'static str,
@@ -165,20 +167,20 @@ pub enum Payload {
 pub trait ObjectCodec: fmt::Debug + Send + Sync {
     /// Its name, as in [`Payload::Encoded`].
     fn name(&self) -> &'static str;
-    /// Reads a value; nothing is executed.
+    /// Decodes a value. It must execute nothing.
     ///
     /// # Errors
     /// What is wrong with the bytes, and where.
     fn decode(&self, bytes: &Bytes) -> Result<Value, BoxError>;
-    /// Writes a value.
+    /// Encodes a value.
     ///
     /// # Errors
-    /// When it holds what can't be stored, such as device memory.
+    /// The value contains something that can't be stored, such as device memory.
     fn encode(&self, value: &Value) -> Result<Bytes, BoxError>;
 }
 
-/// One cell of an array of objects, as in Megatron Core; or, made by [`item`](Self::item), an object under a key of its own,
-/// as PyTorch DCP has them.
+/// One cell of an array of objects, as in Megatron Core. If it is made by [`item`](Self::item), it is an object under a key
+/// of its own, as in PyTorch DCP.
 #[derive(Clone, Debug)]
 pub struct ShardedObject {
     /// Name of the array, or of the item.
@@ -189,9 +191,9 @@ pub struct ShardedObject {
     pub global_shape: Dims,
     /// Which cell.
     pub global_offset: Dims,
-    /// Which copy this is; only the main one is written.
+    /// Which replica this is. Only the main one is written.
     pub replica_id: ReplicaId,
-    /// What a sharding policy may know it by. Not stored, and not one of Megatron Core's fields.
+    /// A tag for sharding policies. It is not stored, and Megatron Core has no such field.
     pub tag: Option<Arc<str>>,
 }
 
@@ -248,7 +250,7 @@ impl ShardedObject {
         self.global_shape.is_empty()
     }
 
-    /// What Megatron Core checks, and that the cell lies in the array.
+    /// Checks what Megatron Core checks, and that the cell lies in the array.
     ///
     /// # Errors
     /// [`ModelError::Invalid`].
@@ -278,8 +280,8 @@ impl ShardedObject {
         format!("{}/shard_{}_{}", self.key, join(&self.global_offset), join(&self.global_shape))
     }
 
-    /// The cell that a unique key names, without data. Very old names lack the last extent of the shape; it becomes
-    /// `offset + 1` there, the least that holds the cell.
+    /// The cell that a unique key names, without data. Very old names lack the last extent of the shape. Then it becomes
+    /// `offset + 1`, the smallest extent that contains the cell.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] when the name is not of this form.
@@ -309,7 +311,7 @@ impl ShardedObject {
     }
 }
 
-/// Anything at all: not saved, handed back by a load.
+/// Any value. It is not saved, and a load returns it unchanged.
 #[derive(Clone)]
 pub struct LocalNonpersistent(pub Arc<dyn Any + Send + Sync>);
 

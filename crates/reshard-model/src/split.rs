@@ -20,37 +20,37 @@ pub use factories::{expand_factories, merge_factories};
 pub use plain::PlainTensor;
 pub use unflatten::unflatten;
 
-/// Under which path a key was saved: PyTorch's `planner_data`. Here a [`Step::Index`] is an index of a list and nothing else;
-/// int keys of dicts are text, as in PyTorch.
+/// The path under which each key was saved: PyTorch's `planner_data`. Here a [`Step::Index`] is always an index of a list,
+/// because int keys of dicts are text, as in PyTorch.
 pub type PathOfKey = IndexMap<Box<str>, Path>;
 
-/// PyTorch's rules for which containers are taken apart and which are one object.
+/// PyTorch's rules for which containers are flattened and which are one object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flatten {
-    /// Since 2.4: every dict is taken apart; a list is when a tensor or dict is in it, maybe in lists of it.
+    /// Since 2.4: every dict is flattened. A list is flattened if it contains a tensor or dict, directly or in inner lists.
     #[default]
     Torch2_4,
-    /// Until 2.3: a dict or list is taken apart when a tensor is anywhere in it. For templates that shall find old keys.
+    /// Until 2.3: a dict or list is flattened if it contains a tensor anywhere. For templates that must find old keys.
     Torch2_3,
 }
 
-/// A state dict taken apart.
+/// The parts of a state dict.
 #[derive(Debug)]
 pub struct Parts {
-    /// What goes to planners and to the sharded strategy, by path.
+    /// The leaves for planners and for the sharded strategy, by path.
     pub flat: FlatStateDict,
-    /// What rank 0 saves as common state. Only [`Dialect::Megatron`] has any.
+    /// The common state, which the coordinator saves. Only [`Dialect::Megatron`] has any.
     pub common: ValueTree,
-    /// The path behind each key. Only [`Dialect::Dcp`] stores them.
+    /// The path of each key. Only [`Dialect::Dcp`] stores them.
     pub paths: PathOfKey,
-    /// Empty dicts, which have no place in an item's name and so are lost by [`Dialect::Dcp`], unless a sidecar keeps them.
-    /// Paths are like those of [`PathOfKey`].
+    /// The paths of empty dicts. No item's name contains them, so [`Dialect::Dcp`] loses them unless a sidecar keeps them. The
+    /// paths have the form of [`PathOfKey`].
     pub dropped_empty: Vec<Path>,
-    /// Where everything was.
+    /// The structure of the state dict.
     pub skeleton: Skeleton,
 }
 
-/// What is left of a state dict when its leaves are taken out: enough to put loaded ones in their places.
+/// The structure of a state dict without its leaves. It has enough to put loaded leaves into their places.
 #[derive(Clone, Debug)]
 pub struct Skeleton {
     slots: Tree<Slot>,
@@ -76,17 +76,16 @@ struct Lent {
     buffer: usize,
 }
 
-/// Takes a state dict apart: expands factories, sets local leaves aside, parts sharded leaves from common state.
+/// Splits a state dict: expands factories, sets local leaves aside, and separates sharded leaves from common state.
 ///
-/// In [`Dialect::Dcp`] every leaf becomes a sharded one: a tensor becomes a [`ShardedTensor`](crate::ShardedTensor) of one
-/// piece, anything else a [`ShardedObject::item`](crate::ShardedObject::item), under its path joined with dots. A sharded
-/// leaf keeps its key; where that is empty it gets the path too. [`Dialect::TensorsOnly`] does the same, and has tensors alone.
+/// In [`Dialect::Dcp`] every leaf becomes a sharded leaf. A tensor becomes a [`ShardedTensor`](crate::ShardedTensor) of one
+/// piece, and anything else a [`ShardedObject::item`](crate::ShardedObject::item). Its key is its path joined with dots. A
+/// sharded leaf keeps its own key, unless it is empty. [`Dialect::TensorsOnly`] does the same, but accepts tensors only.
 ///
 /// # Errors
 /// [`ModelError::Structure`] with the path: the top is no dict; a list mixes common and sharded leaves
-/// ([`Dialect::Megatron`]: it could not be told apart again); two paths have one name ([`Dialect::Dcp`]);
-/// a leaf is no tensor ([`Dialect::TensorsOnly`]).
-/// [`ModelError::Invalid`] when a leaf contradicts itself, and whatever a factory says.
+/// ([`Dialect::Megatron`], which could not join such a list again); two paths have one name ([`Dialect::Dcp`]); a leaf is no
+/// tensor ([`Dialect::TensorsOnly`]). [`ModelError::Invalid`] if a leaf contradicts itself. Any error of a factory.
 ///
 /// ```
 /// use indexmap::IndexMap;
@@ -114,7 +113,7 @@ pub fn split(state: StateDict, dialect: Dialect) -> Result<Parts> {
     split_as(state, dialect, Flatten::default())
 }
 
-/// [`split`] by the rules of another generation of PyTorch; [`Dialect::Megatron`] knows one only.
+/// [`split`] by the rules of another PyTorch version. [`Dialect::Megatron`] has only one set of rules.
 ///
 /// # Errors
 /// As [`split`].
@@ -177,13 +176,13 @@ fn buffers(flat: &FlatStateDict) -> BTreeMap<usize, &Tensor> {
 }
 
 impl Skeleton {
-    /// The result of a load: the loaded leaves at their places, local leaves as they were ([`Value::Local`]), factories'
-    /// subtrees made one value again, and the common state that was read. Leaves that were not loaded are missing from
-    /// their dict; a list closes up.
+    /// Makes the result of a load. It has the loaded leaves at their places, the local leaves unchanged ([`Value::Local`]), one
+    /// value for each factory, and the common state that was read. A leaf that was not loaded is missing from its dict. In a
+    /// list the later elements move up.
     ///
     /// # Errors
-    /// [`ModelError::Structure`] with the path, when the common state has something where a leaf belongs, when a loaded leaf
-    /// has no place, or when a factory's subtree does not fit; and whatever a factory's merge says.
+    /// [`ModelError::Structure`] with the path, if the common state has something at the place of a leaf, if a loaded leaf has
+    /// no place, or if a factory's subtree does not fit. Any error of a factory's merge.
     pub fn join(self, mut loaded: IndexMap<Path, Value>, common: ValueTree) -> Result<ValueTree> {
         let filled = fill(self.slots, &mut Vec::new(), &mut |path, slot| match slot {
             Slot::Local(l) => Some(ValueTree::Leaf(Value::Local(l))),
@@ -200,8 +199,8 @@ impl Skeleton {
         merge_factories(out, &self.factories)
     }
 
-    /// The state dict that was split, with the leaves and common state that are handed in: what gives a caller's buffers
-    /// back when a load failed. Leaves that are missing from `flat` are missing from the result.
+    /// Makes the state dict that was split, with the leaves and common state of the arguments. A failed load uses it to return
+    /// the caller's buffers. Leaves that are missing from `flat` are missing from the result.
     ///
     /// # Errors
     /// [`ModelError::Structure`] when `common` does not come from the same split.

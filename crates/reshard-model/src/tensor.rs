@@ -5,7 +5,8 @@ use crate::{
 use bytes::Bytes;
 use std::{fmt, sync::Arc};
 
-/// A cheap handle: element type, shape and strides over a host buffer that may be the caller's. `Clone` copies no elements.
+/// A tensor in host memory: element type, shape and strides over a buffer that may be yours. `Clone` copies only this handle,
+/// no elements.
 #[derive(Clone)]
 pub struct Tensor {
     dtype: DType,
@@ -122,12 +123,12 @@ impl Tensor {
         }
     }
 
-    /// Parts put one behind the other along the first axis, as `torch.cat`. Nothing is copied when they are neighbours in
-    /// one buffer, as [`narrow`](Self::narrow) makes them.
+    /// Joins parts along the first axis, as `torch.cat`. If they are neighbours in one buffer, as [`narrow`](Self::narrow)
+    /// makes them, nothing is copied.
     ///
     /// # Errors
-    /// [`ModelError::Invalid`] when there is no part, when they have no axis, when element types or the other axes differ, or when
-    /// there is no memory.
+    /// [`ModelError::Invalid`] if there is no part, the parts have no axis, element types or other axes differ, or there is no
+    /// memory.
     pub fn concat(key: &str, parts: &[Self]) -> Result<Self> {
         let fail = |what: String| Err(ModelError::invalid(key, what));
         let Some(first) = parts.first() else { return fail("no parts to put together".into()) };
@@ -163,8 +164,7 @@ impl Tensor {
         Ok(out)
     }
 
-    /// All elements in the order in which they lie in memory, as a tensor of one axis; `None` when they have gaps or share
-    /// memory.
+    /// All elements in memory order, as a tensor with one axis. `None` if there are gaps between them, or if they share memory.
     pub fn in_memory_order(&self) -> Option<Self> {
         let hull = self.layout.hull();
         let dense = self.layout.is_injective() && hull.end - hull.start == self.layout.bytes();
@@ -173,17 +173,17 @@ impl Tensor {
         dense.then(|| Self { dtype: self.dtype, layout, buffer: Arc::clone(&self.buffer) })
     }
 
-    /// Whether two handles are on one buffer.
+    /// Whether two handles belong to the same buffer.
     pub fn same_buffer(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.buffer, &other.buffer)
     }
 
-    /// All bytes of the buffer, those of other views too: [`Layout::hull`] says which of them the elements lie in.
+    /// All bytes of the buffer, including those of other views. [`Layout::hull`] says which of them contain the elements.
     pub fn buffer_bytes(&self) -> &[u8] {
         self.buffer.as_bytes()
     }
 
-    /// A number that is equal for handles on one buffer, for grouping them.
+    /// A number that is equal for handles on the same buffer. Use it to group handles.
     pub fn buffer_id(&self) -> usize {
         Arc::as_ptr(&self.buffer).cast::<u8>() as usize
     }
@@ -192,11 +192,11 @@ impl Tensor {
         Arc::clone(&self.buffer)
     }
 
-    /// The caller's vector again, without a copy.
+    /// Returns the vector that the tensor was made from, without a copy.
     ///
     /// # Errors
-    /// The tensor comes back when its element type is another, when it is a part of its buffer, when the buffer was not made
-    /// from such a vector, or when another handle on it lives. [`to_vec`](Self::to_vec) copies in those cases.
+    /// Returns the tensor if its element type differs, if it is only a part of its buffer, if the buffer was not made from such
+    /// a vector, or if another handle on it exists. In these cases [`to_vec`](Self::to_vec) makes a copy.
     pub fn into_vec<T: Element>(self) -> Result<Vec<T>, Self> {
         let whole = self.layout.is_contiguous()
             && self.layout.start() == 0
@@ -208,12 +208,12 @@ impl Tensor {
         T::from_buffer(buffer).map_err(|buffer| Self { dtype, layout, buffer })
     }
 
-    /// A copy of the elements in row-major order; `None` when the element type is another.
+    /// A copy of the elements in row-major order. `None` if the element type differs.
     pub fn to_vec<T: Element>(&self) -> Option<Vec<T>> {
         (self.dtype == T::DTYPE).then(|| T::from_bytes(&self.to_bytes()))
     }
 
-    /// The elements in row-major order; without a copy where they lie so.
+    /// The elements in row-major order. If they are already contiguous, nothing is copied.
     pub fn to_bytes(&self) -> Bytes {
         let mut blocks = self.blocks(u64::MAX);
         match (blocks.next(), blocks.next()) {
@@ -222,8 +222,8 @@ impl Tensor {
         }
     }
 
-    /// The elements in row-major order, in blocks of at most `max` bytes (at least one element); without a copy where they
-    /// lie so. This is what a writer pulls.
+    /// The elements in row-major order, in blocks of at most `max` bytes, but at least one element. If they are already
+    /// contiguous, nothing is copied. A writer pulls these blocks.
     pub fn blocks(&self, max: u64) -> impl Iterator<Item = Bytes> + Send + 'static {
         let item = self.dtype.size();
         let max = (max / item).max(1).saturating_mul(item);

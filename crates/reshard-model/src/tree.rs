@@ -8,7 +8,7 @@ mod select;
 
 pub use diff::{Difference, diff};
 
-/// One step of a path into a [`Tree`]: a dict key, or a list index (which an int key of a dict also is).
+/// One step of a path into a [`Tree`]: a dict key, or a list index. An int key of a dict is an index too.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Step {
     /// A str key of a dict.
@@ -59,7 +59,7 @@ impl fmt::Display for Path {
 }
 
 impl Path {
-    /// The steps as Python writes subscripts, `["a.b"][0]`, which tells apart what the dotted name does not.
+    /// The steps as Python writes subscripts, `["a.b"][0]`. This is unambiguous; the dotted name is not.
     pub fn quoted(&self) -> String {
         let step = |s: &Step| match s {
             Step::Key(k) => format!("[{k:?}]"),
@@ -75,7 +75,7 @@ impl From<&[Step]> for Path {
     }
 }
 
-/// One tree shape for every stage of a state dict; the leaf type says which stage it is. Dicts keep their order.
+/// A tree of dicts and lists. The leaf type says how far a state dict has been processed. Dicts keep their order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tree<L> {
     /// A dict with str or int keys.
@@ -86,7 +86,7 @@ pub enum Tree<L> {
     Leaf(L),
 }
 
-/// Nothing but values: what a load returns, and what common state is.
+/// A tree of values. A load returns one, and common state is one.
 pub type ValueTree = Tree<Value>;
 
 impl<L> Default for Tree<L> {
@@ -101,7 +101,8 @@ impl<L> Tree<L> {
         Self::default()
     }
 
-    /// Puts a leaf under a key of this dict. What was there comes back; a list or leaf becomes a dict and comes back itself.
+    /// Puts a leaf under a key of this dict, and returns the old entry. If this is a list or leaf, it becomes a dict, and the
+    /// list or leaf is returned.
     pub fn insert(&mut self, key: impl Into<Step>, leaf: impl Into<L>) -> Option<Self> {
         self.insert_tree(key, Self::Leaf(leaf.into()))
     }
@@ -116,8 +117,8 @@ impl<L> Tree<L> {
         d.insert(key.into(), tree).or(displaced)
     }
 
-    /// Puts a subtree at a path of dicts and lists, which are made where they are missing; where something else is, and where
-    /// an index would leave a hole, nothing changes.
+    /// Puts a subtree at a path, and makes missing dicts and lists on the way. If there is something else on the way, or if an
+    /// index would leave a hole in a list, nothing changes.
     pub fn insert_at(&mut self, path: &[Step], tree: Self) {
         /// What is missing, with the tree at its end.
         fn grown<L>(path: &[Step], tree: Tree<L>) -> Option<Tree<L>> {
@@ -145,7 +146,7 @@ impl<L> Tree<L> {
         }
     }
 
-    /// What lies under a str key.
+    /// The subtree under a str key.
     pub fn get(&self, key: &str) -> Option<&Self> {
         self.step(&Step::from(key))
     }
@@ -158,7 +159,7 @@ impl<L> Tree<L> {
         }
     }
 
-    /// What lies at a path.
+    /// The subtree at a path.
     pub fn at(&self, path: &[Step]) -> Option<&Self> {
         path.iter().try_fold(self, Self::step)
     }
@@ -173,7 +174,7 @@ impl<L> Tree<L> {
         if let Self::Leaf(l) = self { Some(l) } else { None }
     }
 
-    /// Takes the subtree under a str key out of this dict.
+    /// Removes the subtree under a str key from this dict, and returns it.
     pub fn remove(&mut self, key: &str) -> Option<Self> {
         if let Self::Dict(d) = self { d.shift_remove(&Step::from(key)) } else { None }
     }
@@ -202,7 +203,7 @@ impl<L> Tree<L> {
         go(self, &mut Vec::new(), f);
     }
 
-    /// Calls `f` on each leaf with its path, in order, so that it may change the leaf.
+    /// Calls `f` on each leaf with its path, in order. `f` may change the leaf.
     pub fn visit_mut(&mut self, f: &mut impl FnMut(&[Step], &mut L)) {
         fn go<L>(tree: &mut Tree<L>, path: &mut Vec<Step>, f: &mut impl FnMut(&[Step], &mut L)) {
             let mut child = |step: Step, tree, path: &mut Vec<Step>| {
@@ -230,9 +231,9 @@ impl<L> Tree<L> {
         }
     }
 
-    /// The one walk that changes a tree: by value, so nothing is cloned and leaves change their type from stage to stage.
-    /// `f` gives a subtree for each leaf, or `None` to drop it. Dicts that `f` left without entries are dropped unless they
-    /// were empty before; lists close up.
+    /// Makes a new tree from this one, by value, so nothing is cloned and the leaf type may change. `f` returns a subtree for
+    /// each leaf, or `None` to drop the leaf. A dict that loses all its entries is dropped too, but an empty dict stays. In a
+    /// list the later elements move up.
     ///
     /// # Errors
     /// The first error of `f`.

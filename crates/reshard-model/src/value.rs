@@ -1,7 +1,7 @@
 use crate::{DeviceTensor, LocalNonpersistent, Tensor};
 use bytes::Bytes;
 
-/// Plain data as Python programs keep it in checkpoints: a finite tree, in which nothing is ever executed.
+/// Data as Python programs keep it in checkpoints: a finite tree. Nothing in it is ever executed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Value {
@@ -11,7 +11,7 @@ pub enum Value {
     Bool(bool),
     /// An int of up to 64 bits.
     Int(i64),
-    /// A larger int: two's complement, little-endian, as short as it can be.
+    /// A larger int: two's complement, little-endian, in as few bytes as possible.
     BigInt(Box<[u8]>),
     /// A float, bit for bit.
     Float(f64),
@@ -29,11 +29,11 @@ pub enum Value {
     Dict(Vec<(Value, Value)>),
     /// A tensor in host memory.
     Tensor(Tensor),
-    /// A tensor in device memory: of templates and loaded state only, never inside a stored object.
+    /// A tensor in device memory. It occurs in templates and loaded state only, never inside a stored object.
     Device(DeviceTensor),
-    /// An object of a class that reshard doesn't know: shown, kept and written back, never executed.
+    /// An object of an unknown class. It is shown, kept and written back, but never executed.
     Opaque(Box<Opaque>),
-    /// What a [`LocalNonpersistent`] leaf held: in loaded state only, never in a file.
+    /// The value of a [`LocalNonpersistent`] leaf. It occurs in loaded state only, never in a file.
     Local(LocalNonpersistent),
 }
 
@@ -51,7 +51,7 @@ pub enum Construct {
     NewObjEx(Vec<Value>, Vec<(Value, Value)>),
 }
 
-/// An object of an unknown class: how it is made, and what is put into it then.
+/// An object of an unknown class: how Python would make it, and what Python would then put into it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Opaque {
     /// Python module of the class, `argparse`.
@@ -60,11 +60,11 @@ pub struct Opaque {
     pub name: Box<str>,
     /// How it is made.
     pub construct: Construct,
-    /// Argument of `__setstate__`, or what updates `__dict__`.
+    /// The argument of `__setstate__`, or the update of `__dict__`.
     pub state: Option<Value>,
-    /// What is appended or added, for subclasses of list and set.
+    /// The elements to append or add, for subclasses of list and set.
     pub items: Vec<Value>,
-    /// What is set, for subclasses of dict.
+    /// The items to set, for subclasses of dict.
     pub pairs: Vec<(Value, Value)>,
 }
 
@@ -123,7 +123,7 @@ impl Value {
         }
     }
 
-    /// Calls `f` with this value, then with each value in it: elements, keys and values of dicts, all parts of objects.
+    /// Calls `f` with this value, then with each value inside it: elements, keys and values of dicts, and all parts of objects.
     pub fn visit_mut(&mut self, f: &mut dyn FnMut(&mut Self)) {
         f(self);
         match self {
@@ -177,7 +177,8 @@ fn visit_pairs(pairs: &mut [(Value, Value)], f: &mut dyn FnMut(&mut Value)) {
     }
 }
 
-/// Equal by content; floats by their bits, so that a NaN equals itself; local objects by identity.
+/// Values are compared by content. Floats are compared by their bits, so a NaN equals itself. Local objects are compared by
+/// identity.
 impl PartialEq for Value {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {

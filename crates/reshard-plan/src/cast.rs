@@ -1,4 +1,4 @@
-//! Element types that become others: which may, and how.
+//! Casts of element types: which are allowed, and how they are done.
 
 use crate::{PlanError, Result};
 use reshard_model::{DType, Tensor};
@@ -10,7 +10,7 @@ mod wide;
 
 use wide::{BLOCK, Wide};
 
-/// Which element types may become which when a load asks for another than is stored.
+/// Which casts are allowed if a load asks for another element type than the stored one.
 ///
 /// ```
 /// use reshard_model::DType;
@@ -24,20 +24,20 @@ use wide::{BLOCK, Wide};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cast {
-    /// None: another type is an error.
+    /// No cast. Another type is an error.
     #[default]
     Never,
-    /// Where every value of the stored type is one of the other, NaN, infinities and negative zero included: bfloat16 to
-    /// float32, int8 to int64.
+    /// Casts that keep every value of the stored type, including NaN, infinities and negative zero: bfloat16 to float32, int8 to
+    /// int64.
     Lossless,
-    /// And among real floating-point types: float32 to bfloat16.
+    /// These, and all casts between real floating-point types: float32 to bfloat16.
     Float,
-    /// Any that PyTorch converts: float32 to int64, complex64 to float32. DCP's and Megatron Core's default.
+    /// All casts that PyTorch can do: float32 to int64, complex64 to float32. This is DCP's and Megatron Core's default.
     Any,
 }
 
 impl Cast {
-    /// Whether elements of type `from` may become `to`.
+    /// Whether elements of type `from` may be cast to `to`.
     pub fn allows(self, from: DType, to: DType) -> bool {
         let packed = |d| d == DType::Float4E2M1FnX2;
         if from == to {
@@ -56,15 +56,18 @@ impl Cast {
     }
 }
 
-/// Converts elements, both little-endian in row-major order, to what PyTorch's `copy_` gives: floats are rounded to nearest
-/// even, those of less than 32 bits by way of float32; ints wrap around; floats lose their fraction on the way to ints, and
-/// become the nearest int when they are too large, or 0 when they are NaN (which PyTorch leaves to the processor, but for
-/// uint8, where int64 is in between); what is not zero is
-/// true; complex numbers lose their imaginary part.
+/// Converts elements. Both sides are little-endian and in row-major order. The results are those of PyTorch's `copy_`:
+///
+/// - Floats are rounded to nearest even. Floats of less than 32 bits go through float32.
+/// - Ints wrap around.
+/// - A float loses its fraction when it becomes an int. If it is too large it becomes the nearest int, and NaN becomes 0. (PyTorch leaves
+///   these cases to the processor, except for uint8, where int64 is in between.)
+/// - Everything except zero becomes true.
+/// - Complex numbers lose their imaginary part.
 ///
 /// # Errors
-/// [`PlanError::Invalid`] when `src` and `dst` differ in number of elements, [`PlanError::Unsupported`] for float4 and for
-/// types that this version doesn't know.
+/// [`PlanError::Invalid`] if `src` and `dst` differ in the number of elements. [`PlanError::Unsupported`] for float4, and for types that
+/// this version doesn't know.
 ///
 /// ```
 /// use reshard_model::DType;
@@ -121,7 +124,7 @@ pub fn convert(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Result<()>
     }
 }
 
-/// A copy of a tensor in host memory with another element type.
+/// Copies a tensor in host memory to another element type.
 ///
 /// # Errors
 /// As for [`convert`].

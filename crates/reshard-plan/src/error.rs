@@ -1,4 +1,4 @@
-//! What can be wrong with plans, all of it at once.
+//! The errors of plans. All problems of a plan are reported at once.
 
 use reshard_model::{BoxError, DType, Dims, ErrorKind, ModelError, Region};
 use std::fmt;
@@ -10,13 +10,13 @@ pub type Result<T, E = PlanError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// What the ranks want to write does not make a checkpoint.
+    /// The pieces that the ranks want to write do not make up a checkpoint.
     #[error("the ranks' pieces don't make a checkpoint: {0}")]
     Save(Problems),
     /// The template and the checkpoint don't fit.
     #[error("the checkpoint can't fill the template: {0}")]
     Load(Problems),
-    /// A declaration that contradicts itself, or a hook that was given what it can't handle.
+    /// A declaration contradicts itself, or a hook can't handle its arguments.
     #[error("{key}: {what}")]
     Invalid {
         /// Key of the tensor or object.
@@ -24,7 +24,7 @@ pub enum PlanError {
         /// What is wrong.
         what: String,
     },
-    /// Stored tables that contradict themselves.
+    /// The stored tables contradict themselves.
     #[error("{key}: {what}")]
     Corrupt {
         /// Key of the tensor or object.
@@ -32,15 +32,15 @@ pub enum PlanError {
         /// What is wrong.
         what: String,
     },
-    /// A known thing that is not done yet.
+    /// Something that is not implemented.
     #[error("{key}: {what}")]
     Unsupported {
         /// Key of the tensor or object.
         key: String,
-        /// What is not done.
+        /// What is not implemented.
         what: String,
     },
-    /// A tensor or object is at fault.
+    /// An error of a tensor or object.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// A planner's own error.
@@ -75,7 +75,7 @@ impl PlanError {
     }
 }
 
-/// A box, and the rank that has it, where that is known.
+/// A box, and the rank that has it, if it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct At {
     /// The box.
@@ -91,18 +91,18 @@ impl fmt::Display for At {
     }
 }
 
-/// One thing that is wrong with one key.
+/// One problem of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Problem {
-    /// Asked for, and not stored.
+    /// The key is asked for, but not stored.
     Missing {
         /// The key.
         key: String,
-        /// Stored keys that look like it.
+        /// Similar stored keys.
         near: Vec<String>,
     },
-    /// A tensor where an object is, or the other way round.
+    /// One side has a tensor, the other an object.
     Kind {
         /// The key.
         key: String,
@@ -111,7 +111,7 @@ pub enum Problem {
         /// What was asked for, or what another rank has.
         other: String,
     },
-    /// Two shapes of one tensor.
+    /// A tensor has two shapes.
     Shape {
         /// The key.
         key: String,
@@ -120,7 +120,7 @@ pub enum Problem {
         /// The shape asked for, or that of another rank.
         other: String,
     },
-    /// Two element types of one tensor.
+    /// A tensor has two element types.
     DType {
         /// The key.
         key: String,
@@ -131,7 +131,7 @@ pub enum Problem {
         /// The two ranks, on save.
         ranks: Option<(u32, u32)>,
     },
-    /// A chunk that reaches out of its tensor.
+    /// A chunk reaches beyond its tensor.
     OutOfBounds {
         /// The key.
         key: String,
@@ -140,7 +140,7 @@ pub enum Problem {
         /// Shape of the tensor.
         shape: Dims,
     },
-    /// Two chunks that share elements.
+    /// Two chunks share elements.
     Overlap {
         /// The key.
         key: String,
@@ -149,7 +149,7 @@ pub enum Problem {
         /// The other.
         b: At,
     },
-    /// Elements that no chunk has.
+    /// No chunk has these elements.
     Hole {
         /// The key.
         key: String,
@@ -158,7 +158,7 @@ pub enum Problem {
         /// Shape of the tensor.
         shape: Dims,
     },
-    /// Two leaves of one rank that hold one piece, of which only one can be written.
+    /// Two leaves of one rank hold the same piece, but only one can be written.
     DuplicatePieces {
         /// The key.
         key: String,
@@ -166,12 +166,12 @@ pub enum Problem {
         region: Option<Region>,
         /// The rank.
         rank: u32,
-        /// Where the leaves are in its state dict.
+        /// The paths of the leaves in its state dict.
         paths: [String; 2],
-        /// Why that can't be.
+        /// Why that is an error.
         why: DuplicatePieces,
     },
-    /// An object that several ranks want to write.
+    /// Several ranks want to write the same object.
     Duplicate {
         /// The key.
         key: String,
@@ -180,15 +180,15 @@ pub enum Problem {
     },
 }
 
-/// Why two leaves of one rank may not hold one piece.
+/// Why two leaves of one rank may not hold the same piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DuplicatePieces {
-    /// Both are its main replica.
+    /// Both are the main replica.
     BothMain,
-    /// What they hold differs.
+    /// Their contents differ.
     Differ,
-    /// Whether they hold the same can't be told without reading them from elsewhere.
+    /// They can't be compared without reading them from elsewhere.
     Unknown,
 }
 
@@ -256,14 +256,14 @@ impl fmt::Display for Problem {
     }
 }
 
-/// All that is wrong, by key. Its text is cut after the first twenty.
+/// All problems, by key. The text has the first twenty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems(pub Vec<Problem>);
 
 impl Problems {
     pub(crate) const SHOWN: usize = 20;
 
-    /// The kind that all share, else [`ErrorKind::Invalid`].
+    /// The kind that all problems share, or else [`ErrorKind::Invalid`].
     fn kind(&self) -> ErrorKind {
         let first = self.0.first().map_or(ErrorKind::Invalid, Problem::kind);
         if self.0.iter().all(|p| p.kind() == first) { first } else { ErrorKind::Invalid }

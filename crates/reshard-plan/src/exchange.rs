@@ -10,7 +10,7 @@ use std::fmt;
 pub use check::{ExchangeGroup, exchange_groups};
 pub use share::{Demand, share_reads};
 
-/// What can be read of a checkpoint, wherever it goes: two ranks that want the same of it have equal values of this.
+/// Something to read from a checkpoint, whatever its destination. If two ranks want the same data, their values are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Wanted {
     /// A part of a chunk.
@@ -20,7 +20,7 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    /// Bytes of its elements; `None` for an object, whose length only the format knows.
+    /// The size of its elements in bytes. `None` for an object, because only the format knows its length.
     pub fn bytes(&self) -> Option<u64> {
         match self {
             Self::Chunk(s) => Some(s.elements().saturating_mul(s.dtype.size())),
@@ -28,7 +28,7 @@ impl Wanted {
         }
     }
 
-    /// Its key in the checkpoint; `None` when there is no such chunk or object.
+    /// Its key in the checkpoint. `None` if there is no such chunk or object.
     pub fn key<'m>(&self, metadata: &'m Metadata) -> Option<&'m str> {
         match self {
             Self::Chunk(s) => metadata.chunk(s.chunk).map(|(tensor, _)| tensor.key()),
@@ -37,7 +37,7 @@ impl Wanted {
     }
 }
 
-/// For messages that name the key beside it.
+/// For messages, which name the key separately.
 impl fmt::Display for Wanted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -61,67 +61,67 @@ impl ReadItem {
     }
 }
 
-/// What a rank reads once and hands out.
+/// Something that a rank reads once and sends to other ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Serve {
-    /// What it reads. If items of its own want the same, it is read once for them, too.
+    /// What it reads. If its own items want the same, they share this read.
     pub what: Wanted,
-    /// The ranks that get it, others than the one that reads.
+    /// The ranks that get it. The reading rank is not among them.
     pub to: Box<[u32]>,
 }
 
 impl Serve {
-    /// Hands `what` out to these ranks.
+    /// Sends `what` to these ranks.
     pub fn new(what: Wanted, to: impl Into<Box<[u32]>>) -> Self {
         Self { what, to: to.into() }
     }
 }
 
-/// What a rank gets from another one.
+/// Something that a rank gets from another rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Receive {
-    /// Who reads it.
+    /// The rank that reads it.
     pub from: u32,
-    /// Where it goes: items that want the same, at least one.
+    /// The items that want it, at least one.
     pub items: Vec<ReadItem>,
 }
 
 impl Receive {
-    /// What rank `from` reads, for all of these items.
+    /// Gets from rank `from` what all of these items want.
     pub fn new(from: u32, items: Vec<ReadItem>) -> Self {
         Self { from, items }
     }
 }
 
-/// What a rank of a load reads for others, and gets from others; ranks are those of the whole group.
+/// What a rank of a load reads for others, and gets from others. Ranks are counted in the whole group.
 ///
-/// It is made by [`create_global_plan`](crate::LoadPlanner::create_global_plan), where all plans are in view, most simply by
-/// [`share_reads`]. The pipeline carries it out: no planner and no strategy handles a buffer for it.
+/// A planner makes it in [`create_global_plan`](crate::LoadPlanner::create_global_plan), which sees all plans. [`share_reads`] is the
+/// simplest way. The pipeline carries it out: planners and strategies handle no buffers for it.
 ///
 /// # Contract
-/// - What one rank hands out to another one is what that one gets from it, in the same order: [`exchange_groups`] checks it.
-/// - What is received is not among the plan's items.
-/// - [`finish_plan`](crate::LoadPlanner::finish_plan) leaves it as it is, since the other ranks count on it.
+/// - What one rank serves to another must be exactly what the other receives from it, in the same order. [`exchange_groups`] checks it.
+/// - Received items are not among the items of the plan.
+/// - [`finish_plan`](crate::LoadPlanner::finish_plan) must not change it, because the other ranks rely on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Exchange {
-    /// What it reads for others, in the order in which it is handed out.
+    /// What this rank reads for others, in the order of sending.
     pub serves: Vec<Serve>,
-    /// What it gets from others; from each rank in the order in which that hands it out.
+    /// What this rank gets from others. The entries of each sender are in its order of sending.
     pub receives: Vec<Receive>,
 }
 
 impl Exchange {
-    /// Whether this rank has no part in any exchange.
+    /// Whether this rank takes part in no exchange.
     pub fn is_empty(&self) -> bool {
         self.serves.is_empty() && self.receives.is_empty()
     }
 }
 
 impl LoadPlan {
-    /// All items that fill leaves of this rank: those that it reads, then those that others read for it.
+    /// All items that fill leaves of this rank: first those that it reads, then those that others read for it.
     pub fn all_items(&self) -> impl Iterator<Item = &ReadItem> {
         self.items.iter().chain(self.exchange.receives.iter().flat_map(|r| &r.items))
     }

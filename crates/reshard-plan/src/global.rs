@@ -1,4 +1,4 @@
-//! From the plans of all ranks to one: who writes what, and what the checkpoint then holds.
+//! The global plan of a save: from the plans of all ranks, it decides which rank writes what, and what the checkpoint holds.
 
 use crate::{
     At, DefaultSavePlanner, Metadata, Offer, PlanError, PlannerData, Problem, Problems, Result, SavePlan,
@@ -13,12 +13,13 @@ mod pieces;
 use keys::{Keys, NONE};
 use pieces::Pieces;
 
-/// Dedup, table and checks, in a few passes over all items. Nothing is allocated per item but some numbers.
+/// Dedup, table and checks, in a few passes over all items. It allocates only some numbers per item.
 pub(crate) fn plan(mut plans: Vec<SavePlan>, how: &DefaultSavePlanner) -> Result<(Vec<SavePlan>, Metadata)> {
     if plans.iter().map(|p| p.items.len()).sum::<usize>() >= NONE as usize || plans.len() >= NONE as usize {
         return Err(PlanError::invalid("", "more than 2³² pieces in one save"));
     }
     let paths = merge_paths(&mut plans);
+    // All problems are collected and reported together, sorted by key, so that every run gives the same error.
     let (kept, metadata) = {
         let mut survey = Survey::of(&plans, how);
         let owners = survey.pieces.owners(plans.len(), how.dedup);
@@ -30,6 +31,7 @@ pub(crate) fn plan(mut plans: Vec<SavePlan>, how: &DefaultSavePlanner) -> Result
         }
         (kept, metadata)
     };
+    // Drops the items that another rank writes.
     let mut at = 0;
     for plan in &mut plans {
         plan.items.retain(|_| {
@@ -40,8 +42,9 @@ pub(crate) fn plan(mut plans: Vec<SavePlan>, how: &DefaultSavePlanner) -> Result
     Ok((plans, metadata))
 }
 
-/// As `dict(ChainMap(*mappings))` does in PyTorch: keys in the order of the last rank's mapping, then of those before it;
-/// paths from the lowest rank that has the key. They leave the plans, which needn't carry them back.
+/// Merges the paths as `dict(ChainMap(*mappings))` does in PyTorch: keys are in the order of the last rank's mapping, then of
+/// the mappings before it. Each path comes from the lowest rank that has the key. The paths are removed from the plans, so
+/// that they are not sent back to the ranks.
 fn merge_paths(plans: &mut [SavePlan]) -> Option<PlannerData> {
     let mut merged: IndexMap<Box<str>, Path> = IndexMap::new();
     let mut any = false;
@@ -57,11 +60,11 @@ fn merge_paths(plans: &mut [SavePlan]) -> Option<PlannerData> {
     any.then_some(PlannerData::Paths(merged))
 }
 
-/// What all ranks offer.
+/// An overview of everything that all ranks offer.
 struct Survey<'p> {
     keys: Keys<'p>,
     pieces: Pieces<'p>,
-    /// Key and piece of each item, rank by rank. Items that are not written have no piece.
+    /// Key and piece of each item, rank by rank. An item that is not written has no piece.
     of_item: Vec<(u32, u32)>,
     allow_holes: bool,
     problems: Vec<Problem>,
@@ -87,12 +90,13 @@ impl<'p> Survey<'p> {
         this
     }
 
-    /// The piece of an item that is to be written; what is wrong with it is noted, once a key.
+    /// The piece of an item, or `NONE` if it is not written. A problem of the item is recorded, at most one per key.
     fn piece(&mut self, key: u32, item: &'p WriteItem, rank: u32, offer: Offer) -> u32 {
         let first = self.keys.get(key);
         let mut wrong = None;
         let mut piece = NONE;
         match (&first.item.kind, &item.kind) {
+            // Objects: main replicas may be offered only once.
             (WriteKind::Object { .. }, WriteKind::Object { .. }) => {
                 piece = self.pieces.object(key, item, rank);
                 let count = self.pieces.count(piece);
@@ -103,6 +107,8 @@ impl<'p> Survey<'p> {
                     });
                 }
             }
+            // Tensors: pieces must agree on type and shape, and lie in the shape. Two pieces with the same offset are replicas
+            // if their lengths agree too. An empty piece is not written.
             (WriteKind::Tensor(a), WriteKind::Tensor(b)) => {
                 wrong = differ(first.rank, a, rank, b, &item.key);
                 if wrong.is_none() && !b.region.is_empty() && b.region.fits(&b.global_shape) {
@@ -124,6 +130,7 @@ impl<'p> Survey<'p> {
                     });
                 }
             }
+            // One rank has a tensor where another has an object.
             (a, _) => {
                 let name = |tensor| if tensor { "a tensor" } else { "an object" };
                 let tensor = matches!(a, WriteKind::Tensor(_));
@@ -134,6 +141,7 @@ impl<'p> Survey<'p> {
                 });
             }
         }
+        // Many items of one key may have the same problem: the first one is enough.
         if let Some(wrong) = wrong
             && self.keys.spoil(key)
         {
@@ -142,7 +150,7 @@ impl<'p> Survey<'p> {
         piece
     }
 
-    /// Whether each item is the one that is written.
+    /// Whether each item is written by its rank, rank by rank.
     fn keep(&self, plans: &[SavePlan], owners: &[u32]) -> Vec<bool> {
         let mut written = vec![false; owners.len()];
         let mut of_item = self.of_item.iter();
@@ -150,26 +158,28 @@ impl<'p> Survey<'p> {
         for (rank, plan) in plans.iter().enumerate() {
             for (_, piece) in of_item.by_ref().take(plan.items.len()) {
                 let mine = owners.get(*piece as usize) == Some(&(rank as u32));
-                // A rank may offer one piece twice; the first counts.
+                // A rank may offer one piece twice. Then only the first item counts.
                 kept.push(mine && !std::mem::replace(&mut written[*piece as usize], true));
             }
         }
         kept
     }
 
-    /// The table of what is kept: keys and chunks in the order of the plans, as PyTorch does it; checks each tensor.
+    /// Makes the table of what is written, and checks each tensor. Keys and chunks are in the order of the plans, as in
+    /// PyTorch.
     fn metadata(
         &mut self,
         plans: &'p [SavePlan],
         kept: &[bool],
         paths: Option<PlannerData>,
     ) -> Result<Metadata> {
+        // Counts the chunks of each key, so that all columns below have their final size at once.
         let written = self.keys.len();
         let mut chunks = vec![0u32; written];
         for ((key, _), kept) in self.of_item.iter().zip(kept) {
             chunks[*key as usize] += u32::from(*kept);
         }
-        // Keys by first appearance among what is written; those of which nothing is written, by first appearance.
+        // Keys are ordered by their first written item. A key of which nothing is written is placed by its first item.
         let mut order: Vec<(u32, &WriteItem)> = Vec::with_capacity(written);
         let mut first = vec![NONE; written];
         let items = || plans.iter().enumerate().flat_map(|(r, p)| p.items.iter().map(move |i| (r as u32, i)));
@@ -180,7 +190,7 @@ impl<'p> Survey<'p> {
                 order.push((key, item));
             }
         }
-        // Chunks by key.
+        // Sorts the chunks by key (counting sort), because the table wants all chunks of a tensor together.
         let mut next = vec![0u32; written];
         let mut sum = 0;
         for (key, _) in &order {
@@ -195,6 +205,7 @@ impl<'p> Survey<'p> {
                 *at += 1;
             }
         }
+        // Fills the table.
         let mut builder = Metadata::builder();
         let mut at = 0;
         for (key, item) in &order {
@@ -209,6 +220,8 @@ impl<'p> Survey<'p> {
             }
             at = end;
         }
+        // Checks that the chunks of each tensor make up the whole. A key that already has a problem is skipped, because its
+        // pieces would only cause follow-up problems.
         let metadata = builder.finish(paths)?;
         let mut at = 0;
         for (key, item) in &order {

@@ -1,4 +1,4 @@
-//! What ranks tell each other: what to write, what to read.
+//! What ranks send to each other while they plan: what to write, and what to read.
 
 use crate::{ChunkId, Exchange, FlatView, ObjectId, PlanError, Result};
 use bytes::Bytes;
@@ -33,11 +33,11 @@ pub enum MemoryFormat {
     Contiguous,
     /// Channels last.
     ChannelsLast,
-    /// As the source has it.
+    /// The format of the source.
     Preserve,
 }
 
-/// What DCP keeps of a tensor beside type and shape. The layout is always `torch.strided`.
+/// What DCP stores about a tensor besides type and shape. The layout is always `torch.strided`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TensorProperties {
     /// Whether autograd recorded it.
@@ -59,7 +59,7 @@ pub struct TensorWrite {
     pub global_shape: Dims,
     /// The chunk.
     pub region: Region,
-    /// What else is kept of the tensor.
+    /// What else is stored about the tensor.
     pub properties: TensorProperties,
 }
 
@@ -77,15 +77,15 @@ pub enum WriteKind {
     Tensor(TensorWrite),
     /// An object.
     Object {
-        /// About how many bytes it has, where that is known; for balance only.
+        /// About how many bytes it has, if that is known. It is used only to balance ranks.
         bytes_hint: u64,
     },
 }
 
 /// A piece that a rank writes.
 ///
-/// `source` says which leaf of the rank's flat state gives the elements, `key` and `kind` what they are called on disk. That
-/// these are apart lets a planner rename, recast or cut without touching data.
+/// `source` is the leaf of the rank's flat state that has the data. `key` and `kind` say how they are stored. Because these are separate, a
+/// planner can rename, cast or cut without touching data.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WriteItem {
     /// Key in the checkpoint.
@@ -107,7 +107,7 @@ impl WriteItem {
         if let WriteKind::Tensor(t) = &self.kind { Some(t) } else { None }
     }
 
-    /// What it costs its rank: bytes of the chunk, or about as many as the object has; at least 1.
+    /// What it costs its rank: the bytes of the chunk, or an estimate for an object; at least 1.
     pub fn cost(&self) -> u64 {
         match &self.kind {
             WriteKind::Tensor(t) => t.bytes().max(1),
@@ -116,7 +116,7 @@ impl WriteItem {
     }
 }
 
-/// Where in the checkpoint a [`ReadItem`] finds its piece; the format has a table by these ids.
+/// The stored piece of a [`ReadItem`]. The format has a table of locations by these ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stored {
     /// A chunk of a tensor.
@@ -127,30 +127,30 @@ pub enum Stored {
 
 /// A part of a stored piece, and where it goes.
 ///
-/// Both regions have the same lengths, and as many axes as the global tensor. The first ones of `dest_region` are those that
-/// the leaf prepends, of length 1; the leaf's data lacks them.
+/// Both regions have the same lengths, and as many axes as the global tensor. The first axes of `dest_region` are those that the leaf
+/// prepends. Their length is 1, and the leaf's data lacks them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ReadItem {
     /// Position of the leaf in the flat template.
     pub dest: u32,
-    /// Where in the leaf's part of the tensor, whose first element is at 0. No axes for an object.
+    /// The region of the leaf that is filled, relative to the start of the leaf. No axes for an object.
     pub dest_region: Region,
     /// What is read.
     pub piece: PieceId,
-    /// The same, as the format knows it.
+    /// The same, by the id that the format knows.
     pub stored: Stored,
-    /// Which part of the chunk, whose first element is at 0; with `flat`, which part of the tensor of which the chunk is a range. No
-    /// axes for an object.
+    /// The wanted region of the chunk, relative to the start of the chunk. With `flat`, the region of the tensor of which the chunk is a
+    /// range. No axes for an object.
     pub stored_region: Region,
-    /// What the chunk is a range of, where `stored_region` does not have its axes.
+    /// The tensor of which the chunk is a range, if `stored_region` does not have the axes of the chunk.
     pub flat: Option<Box<FlatView>>,
 }
 
-/// DCP's `planner_data`: what planners put into the commit record beside items.
+/// DCP's `planner_data`: what planners put into the commit record in addition to items.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum PlannerData {
-    /// Where the leaf of each key lay in the nested state dict: what DCP's own planner puts there.
+    /// The path of each key's leaf in the nested state dict. DCP's own planner puts this there.
     Paths(PathOfKey),
     /// A str.
     Str(Box<str>),
@@ -173,16 +173,16 @@ impl PlannerData {
 pub struct SavePlan {
     /// Pieces.
     pub items: Vec<WriteItem>,
-    /// What the format tells itself on the way from its `prepare_local_plan` by the coordinator to its layout. Nobody else reads it.
+    /// Data of the format. Its `prepare_local_plan` or `prepare_global_plan` sets them, its layout reads them, and nobody else does.
     pub storage_data: Bytes,
     /// For the commit record.
     pub planner_data: Option<PlannerData>,
-    /// How many of the items, in order, lie in each file of this rank, where somebody decided that; else the format's affair.
+    /// How many of the items, in order, go into each file of this rank. Empty if the format decides.
     pub files: Vec<u32>,
 }
 
 impl SavePlan {
-    /// Of these pieces.
+    /// A plan of these pieces.
     pub fn new(items: Vec<WriteItem>) -> Self {
         Self { items, ..Self::default() }
     }
@@ -193,10 +193,10 @@ impl SavePlan {
         Self { planner_data: Some(data), ..self }
     }
 
-    /// The items of each file; all in one where nobody decided otherwise, and no file when there are none.
+    /// The items of each file. If nobody decided on files, all items are in one file. If there are no items, there is no file.
     ///
     /// # Errors
-    /// [`PlanError::Invalid`] when `files` counts other items than there are: a planner changed their number afterwards.
+    /// [`PlanError::Invalid`] if the numbers in `files` don't add up to the number of items, because a planner changed the items afterwards.
     pub fn by_file(&self) -> Result<Vec<&[WriteItem]>> {
         if self.files.is_empty() {
             return Ok(if self.items.is_empty() { Vec::new() } else { vec![&self.items] });
@@ -220,16 +220,16 @@ impl SavePlan {
     }
 }
 
-/// A part of a leaf that the checkpoint has nothing for, and that becomes zeros (`allow_shape_mismatch`).
+/// A part of a leaf that the checkpoint does not have, and that becomes zeros (`allow_shape_mismatch`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fill {
     /// Position of the leaf in the flat template.
     pub dest: u32,
-    /// Where in the leaf's part of the tensor, as in [`ReadItem::dest_region`].
+    /// The region of the leaf, as in [`ReadItem::dest_region`].
     pub dest_region: Region,
 }
 
-/// A tensor whose elements change their type on the way in, as [`Cast`](crate::Cast) allowed.
+/// A tensor whose elements are cast while they are loaded, as [`Cast`](crate::Cast) allows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Recast {
     /// Position of the leaf in the flat template.
@@ -246,25 +246,25 @@ pub struct Recast {
 pub struct LoadPlan {
     /// Parts of pieces, in the order of leaves, then of chunks.
     pub items: Vec<ReadItem>,
-    /// What this rank reads for others, and gets from others instead of reading it. The default planners make none.
+    /// What this rank reads for others, and what others read for it. The default planners make no exchange.
     pub exchange: Exchange,
-    /// What the format tells itself on the way from its `prepare_local_plan` by the coordinator to its reads. Nobody else reads it.
+    /// Data of the format. Its `prepare_local_plan` or `prepare_global_plan` sets them, its reads get them, and nobody else does.
     pub storage_data: Bytes,
-    /// What a planner tells itself on the way from its local plan by the coordinator to its `finish_plan`.
+    /// Data of the planner. Its local or global plan sets them, and its `finish_plan` gets them.
     pub planner_data: Option<PlannerData>,
-    /// What becomes zeros.
+    /// The regions that become zeros.
     pub fills: Vec<Fill>,
-    /// What changes its type.
+    /// The tensors that are cast.
     pub recasts: Vec<Recast>,
-    /// Leaves that the checkpoint has nothing for, which `allow_partial_load` leaves as they are.
+    /// Leaves that the checkpoint does not have. With `allow_partial_load` they stay as they are.
     pub missing: Vec<u32>,
-    /// Keys of the checkpoint that this rank, and after the global plan that no rank, asked for; only when a planner is
-    /// asked to list them.
+    /// Keys of the checkpoint that this rank does not ask for; after the global plan, keys that no rank asks for. Empty unless the planner
+    /// is asked to list them.
     pub unexpected: Vec<Box<str>>,
 }
 
 impl LoadPlan {
-    /// Of these parts.
+    /// A plan of these parts.
     pub fn new(items: Vec<ReadItem>) -> Self {
         Self { items, ..Self::default() }
     }

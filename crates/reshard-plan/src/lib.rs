@@ -1,18 +1,17 @@
-//! Floor 1 of reshard: what a checkpoint holds, and who writes and reads which part of it.
+//! Floor 1 of reshard: what a checkpoint holds, and which rank writes and reads which part of it.
 //!
-//! - [`Metadata`]: the logical half of a commit record, as columns: tensors with their chunks, objects;
-//! - [`WriteItem`], [`ReadItem`], [`SavePlan`], [`LoadPlan`]: what travels between ranks while they decide;
-//! - [`Selection`]: what is wanted of a stored chunk, mapped onto where that lies;
-//! - [`SavePlanner`], [`LoadPlanner`]: the hooks of PyTorch DCP's protocol, and their defaults: replicas are written once,
-//!   every chunk is checked against its siblings, every wanted region against what is stored;
-//! - [`Exchange`]: what a rank of a load reads for others, and gets from others;
-//! - [`cast`]: which element types may become which, and how.
+//! - [`Metadata`]: the logical half of a commit record, as columns: tensors with their chunks, and objects.
+//! - [`WriteItem`], [`ReadItem`], [`SavePlan`], [`LoadPlan`]: what ranks send to each other while they plan.
+//! - [`Selection`]: what is wanted of a stored chunk, and the mapping to where it lies.
+//! - [`SavePlanner`], [`LoadPlanner`]: the hooks of PyTorch DCP's protocol, and their defaults. By default replicas are written once, every
+//!   chunk is checked against the other chunks of its tensor, and every wanted region against what is stored.
+//! - [`Exchange`]: what a rank of a load reads for others, and gets from others.
+//! - [`cast`]: which casts of element types are allowed, and how they are done.
 //!
-//! The crate is pure: no I/O, no async, no clock. Plans depend on nothing but their input, so all ranks agree on them.
+//! The crate is pure: it has no I/O, no async and no clock. Plans depend only on their input, so all ranks agree on them.
 //!
-//! A planner that changes one thing implements one hook; the rest is done by its [`base`](SavePlanner::base). To stack
-//! planners, return the inner one from `base`. [`SavePlanner`] and [`LoadPlanner`] have examples;
-//! `docs/planners.md` says which hook of PyTorch is which of ours.
+//! To change one thing, implement one hook; [`base`](SavePlanner::base) does the rest. To stack planners, return the inner planner from
+//! `base`. [`SavePlanner`] and [`LoadPlanner`] have examples. `docs/planners.md` compares the hooks with PyTorch's.
 
 #[cfg(doctest)]
 mod book;

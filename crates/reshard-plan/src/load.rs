@@ -1,11 +1,11 @@
-//! The hooks of a load, and what they do by default.
+//! The hooks of a load, and their defaults.
 
 use crate::{Cast, LoadPlan, Metadata, ReadItem, Result};
 use reshard_model::{FlatStateDict, Payload, Tensor};
 use serde::{Deserialize, Serialize};
 use std::{any::Any, fmt::Debug};
 
-/// What the hooks of a load are told.
+/// The context of the hooks of a load.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct LoadContext<'a> {
@@ -18,7 +18,7 @@ pub struct LoadContext<'a> {
 }
 
 impl<'a> LoadContext<'a> {
-    /// For a rank.
+    /// The context of a rank.
     pub fn new(metadata: &'a Metadata, rank: u32, is_coordinator: bool) -> Self {
         Self { metadata, rank, is_coordinator }
     }
@@ -28,21 +28,21 @@ impl<'a> LoadContext<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Destination {
-    /// Into the leaf's own buffer, directly. [`LoadPlanner::transform_tensor`] is not called.
+    /// Directly into the buffer of the leaf. [`LoadPlanner::transform_tensor`] is not called.
     #[default]
     Leaf,
-    /// Into memory of its own, for [`LoadPlanner::transform_tensor`] to change; what that gives is then copied into the leaf.
+    /// Into temporary memory, where [`LoadPlanner::transform_tensor`] may change them. Its result is then copied into the leaf.
     Scratch,
 }
 
 /// DCP's protocol of a load.
 ///
 /// # Contract
-/// As for [`SavePlanner`](crate::SavePlanner): no hook calls another; the pipeline calls each in the order of this list.
-/// All but [`create_global_plan`](Self::create_global_plan) run on every rank.
+/// As for [`SavePlanner`](crate::SavePlanner): no hook calls another hook; the pipeline calls each, in the order of this trait. All hooks
+/// except [`create_global_plan`](Self::create_global_plan) run on every rank.
 ///
 /// # Examples
-/// Those of PyTorch's page. What was saved under other keys is read into the leaves that have the old ones:
+/// These are the examples of PyTorch's documentation. Tensors that were saved under new keys are read into leaves with the old keys:
 /// ```
 /// # use {reshard_model::*, reshard_plan::{*, Result}};
 /// #[derive(Debug)]
@@ -65,7 +65,7 @@ pub enum Destination {
 /// # RenamePlanner.set_up(&mut template, &cx).unwrap();
 /// # assert_eq!(RenamePlanner.create_local_plan(&template, &cx).unwrap().items[0].piece.to_string(), "foo_w[0]");
 /// ```
-/// A template without memory (PyTorch's meta tensors) gets it from the planner; without a planner, the load would allocate:
+/// The planner allocates memory for a template without memory (PyTorch's meta tensors). Without this planner, the load would allocate it:
 /// ```
 /// # use {reshard_model::*, reshard_plan::{*, Result}};
 /// #[derive(Debug)]
@@ -87,7 +87,7 @@ pub enum Destination {
 /// # let Sharded::Tensor(t) = &template[0] else { panic!() };
 /// # assert!(matches!(t.data, Data::Host(_)));
 /// ```
-/// Elements change on their way in:
+/// Elements are changed while they are loaded:
 /// ```
 /// # use {reshard_model::*, reshard_plan::{*, Result}};
 /// #[derive(Debug)]
@@ -110,109 +110,108 @@ pub enum Destination {
 /// # assert_eq!(Doubled.transform_tensor(&item, t).unwrap().to_vec::<f32>().unwrap(), [2., 4.]);
 /// ```
 pub trait LoadPlanner: Any + Debug + Send + Sync {
-    /// What the hooks do that are not overridden.
+    /// The planner whose hooks are used for those that you do not override.
     fn base(&self) -> &dyn LoadPlanner {
         &DefaultLoadPlanner::DEFAULT
     }
 
-    /// DCP's `set_up_planner`: may change the template before anything else. What a leaf's `key` says is what is read; its
-    /// path is where it comes back.
+    /// DCP's `set_up_planner`. It may change the template before anything else happens. The `key` of a leaf says what is read. Its path
+    /// says where the result goes.
     ///
     /// # Errors
-    /// Whatever keeps this rank from loading.
+    /// Any reason why this rank can't load.
     fn set_up(&self, template: &mut FlatStateDict, cx: &LoadContext<'_>) -> Result<()> {
         self.base().set_up(template, cx)
     }
 
-    /// What this rank reads.
+    /// Plans what this rank reads.
     ///
     /// # Errors
-    /// [`PlanError::Load`](crate::PlanError::Load) when the checkpoint can't fill the template.
+    /// [`PlanError::Load`](crate::PlanError::Load) if the checkpoint can't fill the template.
     fn create_local_plan(&self, template: &FlatStateDict, cx: &LoadContext<'_>) -> Result<LoadPlan> {
         self.base().create_local_plan(template, cx)
     }
 
-    /// On the coordinator: the plans of all ranks, by rank, changed with all of them in view.
+    /// Called on the coordinator. It gets the plans of all ranks, by rank, and may change them.
     ///
     /// # Errors
-    /// Whatever keeps all ranks from loading.
+    /// Any reason why the ranks can't load.
     fn create_global_plan(&self, plans: Vec<LoadPlan>, cx: &LoadContext<'_>) -> Result<Vec<LoadPlan>> {
         self.base().create_global_plan(plans, cx)
     }
 
-    /// What this rank reads, after the global plan: the last word.
+    /// The last change of this rank's plan, after the global plan.
     ///
     /// # Errors
-    /// Whatever keeps this rank from loading.
+    /// Any reason why this rank can't load.
     fn finish_plan(&self, plan: LoadPlan) -> Result<LoadPlan> {
         self.base().finish_plan(plan)
     }
 
-    /// DCP's `load_bytes`: gets an object that was read, says what goes into the result.
+    /// DCP's `load_bytes`. It gets an object that was read, and returns what goes into the result.
     ///
     /// # Errors
-    /// Whatever is wrong with it.
+    /// Any problem of the object.
     fn load_object(&self, item: &ReadItem, object: Payload) -> Result<Payload> {
         self.base().load_object(item, object)
     }
 
-    /// Where elements go first: the leaf and region that the item names, or memory on the way there. With
+    /// Chooses where elements go first: into the leaf and region of the item, or into temporary memory. Together with
     /// [`transform_tensor`](Self::transform_tensor) this is DCP's `resolve_tensor`.
     ///
     /// # Errors
-    /// Whatever keeps the item from being read.
+    /// Any reason why the item can't be read.
     fn lookup_tensor(&self, item: &ReadItem) -> Result<Destination> {
         self.base().lookup_tensor(item)
     }
 
-    /// Changes elements that went to [`Destination::Scratch`]: they come in the stored type, in the shape of the item's
-    /// `dest_region` without the axes that the leaf prepends; what is given back has that shape, and is cast to the leaf's
-    /// type where it has another.
+    /// Changes elements in [`Destination::Scratch`]. They have the stored type, and the shape of the item's `dest_region` without the axes
+    /// that the leaf prepends. The result must have the same shape. If its type is not the leaf's, it is cast.
     ///
     /// # Errors
-    /// Whatever is wrong with them.
+    /// Any problem of the elements.
     fn transform_tensor(&self, item: &ReadItem, elements: Tensor) -> Result<Tensor> {
         self.base().transform_tensor(item, elements)
     }
 
-    /// Told once the elements of an item are in the leaf.
+    /// Called once the elements of an item are in the leaf.
     ///
     /// # Errors
-    /// Whatever shall make the load fail.
+    /// Any error makes the load fail.
     fn commit_tensor(&self, item: &ReadItem) -> Result<()> {
         self.base().commit_tensor(item)
     }
 }
 
-/// What DCP's planner of the same name does, and more strictly: every element that is asked for must be stored once.
+/// The counterpart of DCP's planner of the same name. It is stricter: every wanted element must be stored exactly once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DefaultLoadPlanner {
-    /// Whether leaves whose key is not stored stay as they are.
+    /// Whether a leaf whose key is not stored stays as it is.
     pub allow_partial_load: bool,
     /// Whether stored keys that nobody asks for are listed in [`LoadPlan::unexpected`].
     pub strict: bool,
-    /// Which changes of element type are allowed.
+    /// Which casts are allowed.
     pub cast: Cast,
 }
 
 impl DefaultLoadPlanner {
-    /// Everything must be there, of the type that was asked for.
+    /// Everything must be stored, with the type that was asked for.
     pub const DEFAULT: Self = Self { allow_partial_load: false, strict: false, cast: Cast::Never };
 
-    /// Leaves leaves alone whose key is not stored.
+    /// Sets whether a leaf whose key is not stored stays as it is.
     pub fn allow_partial_load(mut self, allow: bool) -> Self {
         self.allow_partial_load = allow;
         self
     }
 
-    /// Lists stored keys that nobody asks for.
+    /// Sets whether stored keys that nobody asks for are listed.
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
         self
     }
 
-    /// Allows changes of element type.
+    /// Sets which casts are allowed.
     pub fn cast(mut self, cast: Cast) -> Self {
         self.cast = cast;
         self

@@ -10,15 +10,15 @@ mod column;
 pub use builder::MetadataBuilder;
 use column::Column;
 
-/// Number of a chunk: the order in which chunks were added. A format keeps its own table by it.
+/// The number of a chunk, in the order in which chunks were added. A format uses it as the index of its own table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct ChunkId(pub u32);
 
-/// Number of an object: the order in which objects were added.
+/// The number of an object, in the order in which objects were added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct ObjectId(pub u32);
 
-/// Number of a tensor: the order in which tensors were added.
+/// The number of a tensor, in the order in which tensors were added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct TensorId(pub u32);
 
@@ -49,12 +49,11 @@ const PIN_MEMORY: u8 = 2;
 const HAS_STRIDES: u8 = 4;
 const FORMAT: u8 = 3;
 
-/// What is stored: tensors, cut into chunks, and objects. Where their bytes lie is the format's to know, by [`ChunkId`] and
-/// [`ObjectId`].
+/// What is stored: tensors, cut into chunks, and objects. The format knows where their bytes lie, by [`ChunkId`] and [`ObjectId`].
 ///
-/// A million chunks of two axes take under 100 bytes each beside the text of their keys, whether they are one tensor's or a
-/// million tensors'. Nothing in it has been checked but what [`MetadataBuilder`] says: chunks may overlap, leave holes, or lie
-/// outside of their tensor, which fails only what wants them. [`problems`](Self::problems) looks for that everywhere.
+/// A million chunks with two axes take under 100 bytes each, plus the text of their keys, whether they belong to one tensor or to a million
+/// tensors. Only what [`MetadataBuilder`] checks is guaranteed. Chunks may overlap, leave holes, or lie outside their tensor; that is an
+/// error only for reads that want them. [`problems`](Self::problems) looks for such faults everywhere.
 ///
 /// ```
 /// use reshard_model::{DType, Region};
@@ -159,8 +158,8 @@ impl Metadata {
         Some(self.tensor_at(self.tensors_by_key[at]))
     }
 
-    /// Up to three stored keys that somebody may have meant by one that is not: some dotted parts more or less in front, the
-    /// cells of an array of objects, or a few letters away. For messages.
+    /// Up to three stored keys that are similar to a missing one, for messages. They have some more or fewer dotted parts in front, are
+    /// cells of the array of objects with this key, or differ by a few letters.
     ///
     /// ```
     /// use reshard_plan::Metadata;
@@ -232,7 +231,7 @@ impl Metadata {
         self.tensors().map(|t| t.bytes()).fold(0, u64::saturating_add)
     }
 
-    /// What planners left in the commit record.
+    /// The data of planners in the commit record.
     pub fn planner_data(&self) -> Option<&PlannerData> {
         self.planner_data.as_ref()
     }
@@ -243,10 +242,10 @@ impl Metadata {
         self
     }
 
-    /// The same table with some chunks replaced by parts of them. What the parts are worth is not looked at.
+    /// The same table with some chunks replaced by parts of them. It does not check that the parts make up the chunk.
     ///
     /// # Errors
-    /// [`PlanError::Corrupt`](crate::PlanError::Corrupt) when there are more than 2³² chunks then, or parts with another number of axes.
+    /// [`PlanError::Corrupt`](crate::PlanError::Corrupt) if there are more than 2³² chunks then, or a part has a wrong number of axes.
     pub fn with_cuts<'c>(&self, cuts: impl Fn(ChunkId) -> Option<&'c [Region]>) -> Result<Self> {
         let mut builder = self.without_chunks()?;
         for t in (0..self.tensors.len() as u32).map(|id| self.tensor_at(id)) {
@@ -259,7 +258,7 @@ impl Metadata {
         builder.finish(self.planner_data.clone())
     }
 
-    /// The same table with more objects, behind those that it has. Numbers of what is in it stay what they are.
+    /// The same table with more objects, after the existing ones. Existing numbers do not change.
     ///
     /// # Errors
     /// [`PlanError::Corrupt`](crate::PlanError::Corrupt) for a key that is there already.
@@ -372,7 +371,7 @@ impl<'m> TensorRef<'m> {
         self.shape().volume().unwrap_or(u64::MAX).saturating_mul(self.dtype().size())
     }
 
-    /// What else is kept of it.
+    /// What else is stored about it.
     pub fn properties(&self) -> TensorProperties {
         let (row, n) = (self.row(), self.ndim());
         let strides = row.shape as usize + n;

@@ -7,7 +7,7 @@ use crate::{
 use reshard_model::{BoxFault, FlatStateDict, Region, Sharded, ShardedObject, ShardedTensor, first_fault};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What one rank reads. All that is wrong is found before anything is given up.
+/// Plans what one rank reads. It finds all problems before it fails.
 pub(crate) fn plan(
     options: &DefaultLoadPlanner,
     template: &FlatStateDict,
@@ -41,7 +41,7 @@ pub(crate) fn plan(
     Ok(plan)
 }
 
-/// Says what may have been meant, for the problems that will be shown.
+/// Adds similar keys to the problems that will be shown.
 fn suggest(problems: &mut [Problem], metadata: &Metadata) {
     let mut search: Option<Near<'_>> = None;
     for problem in problems.iter_mut().take(Problems::SHOWN) {
@@ -64,7 +64,7 @@ fn unexpected(template: &FlatStateDict, metadata: &Metadata) -> Vec<Box<str>> {
     metadata.entries().map(|e| e.key()).filter(|k| !asked(k)).map(Into::into).collect()
 }
 
-/// Keeps what no rank asked for.
+/// Keeps only the keys that no rank asked for.
 pub(crate) fn agree_on_unexpected(plans: &mut [LoadPlan]) {
     let Some((first, rest)) = plans.split_first() else { return };
     let mut agreed = first.unexpected.clone();
@@ -117,6 +117,7 @@ impl<'m> Reader<'m> {
     }
 
     fn tensor(&mut self, dest: u32, t: &ShardedTensor) -> Result<()> {
+        // First the checks that concern the whole leaf: key, kind, region, shape, element type.
         let Some(stored) = self.metadata.tensor(&t.key) else {
             match self.metadata.object(&t.key) {
                 Some(_) => self.wrong_kind(&t.key, "an object", "a tensor"),
@@ -150,10 +151,12 @@ impl<'m> Reader<'m> {
         if stored.dtype() != t.dtype {
             self.plan.recasts.push(Recast { dest, from: stored.dtype(), to: t.dtype });
         }
+        // With `allow_shape_mismatch` a part of the wanted region may lie outside the stored tensor. It becomes zeros.
         let (there, absent) = split(&wanted, &Region::whole(&shape));
         self.plan.fills.extend(absent.iter().map(|r| Fill { dest, dest_region: r.within(&wanted) }));
         let Some(there) = there else { return Ok(()) };
 
+        // One item for each chunk that meets the wanted region. The index of a tensor is built once for all its leaves.
         let index = self.indices.entry(stored.id().0).or_insert_with(|| Index::new(stored));
         let chunks: Vec<(u32, Region)> =
             index.meet(&there).into_iter().map(|p| (p, stored.region(p))).collect();
@@ -176,7 +179,7 @@ impl<'m> Reader<'m> {
     }
 }
 
-/// What keeps the chunks that meet a region from filling it.
+/// Why the chunks that meet a region do not fill it, if they don't.
 fn incomplete(stored: TensorRef<'_>, region: &Region, chunks: &[(u32, Region)]) -> Option<Problem> {
     let key = || stored.key().to_owned();
     let at = |i: usize| At { region: chunks[i].1.clone(), rank: None };
@@ -190,7 +193,7 @@ fn incomplete(stored: TensorRef<'_>, region: &Region, chunks: &[(u32, Region)]) 
     }
 }
 
-/// The part of a box that lies in another, and disjoint boxes of what does not.
+/// The part of a box that lies in another box, and disjoint boxes that make up the rest.
 fn split(wanted: &Region, whole: &Region) -> (Option<Region>, Vec<Region>) {
     if wanted.is_empty() {
         return (None, Vec::new());

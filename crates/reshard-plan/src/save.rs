@@ -1,4 +1,4 @@
-//! The hooks of a save, and what they do by default.
+//! The hooks of a save, and their defaults.
 
 use crate::{Metadata, PlanError, Result, SavePlan, TensorProperties, TensorWrite, WriteItem, WriteKind};
 use reshard_model::{
@@ -9,7 +9,7 @@ use std::{any::Any, fmt::Debug, sync::Arc};
 
 mod duplicates;
 
-/// What the hooks of a save are told.
+/// The context of the hooks of a save.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct SaveContext<'a> {
@@ -22,12 +22,12 @@ pub struct SaveContext<'a> {
 }
 
 impl<'a> SaveContext<'a> {
-    /// For a rank, without word from the format.
+    /// The context of a rank, without data of the format.
     pub fn new(rank: u32, is_coordinator: bool) -> Self {
         Self { rank, is_coordinator, storage_meta: None }
     }
 
-    /// With word from the format.
+    /// Sets the data of the format.
     pub fn with_storage_meta(mut self, storage_meta: Option<&'a Value>) -> Self {
         self.storage_meta = storage_meta;
         self
@@ -46,12 +46,12 @@ pub enum WriteData {
 /// DCP's protocol of a save.
 ///
 /// # Contract
-/// No hook calls another hook; the pipeline calls each in turn, in the order of this list. So an override never vanishes
-/// behind a default, and a planner around a planner ([`base`](Self::base)) is as good as one derived from it.
-/// All hooks but [`create_global_plan`](Self::create_global_plan) run on every rank. Plans depend on the arguments alone.
+/// No hook calls another hook; the pipeline calls each in turn, in the order of this trait. So a default never bypasses an override, and a
+/// planner that wraps another one ([`base`](Self::base)) works like a subclass of it. All hooks except
+/// [`create_global_plan`](Self::create_global_plan) run on every rank. Plans may depend only on the arguments.
 ///
 /// # Examples
-/// Those of PyTorch's page. Keys get a prefix:
+/// These are the examples of PyTorch's documentation. Keys get a prefix:
 /// ```
 /// # use {reshard_model::*, reshard_plan::{*, Result}};
 /// #[derive(Debug)]
@@ -68,7 +68,7 @@ pub enum WriteData {
 /// # let plan = RenamePlanner.create_local_plan(&state, &SaveContext::new(0, true)).unwrap();
 /// # assert_eq!(RenamePlanner.create_global_plan(vec![plan]).unwrap().1.tensor("foo_w").unwrap().bytes(), 2);
 /// ```
-/// All tensors are stored as float16; the type stands in the plan, the elements follow when they are written:
+/// All tensors are stored as float16. The plan has the type; the elements are cast when they are written:
 /// ```
 /// # use {reshard_model::*, reshard_plan::{*, Result}};
 /// #[derive(Debug)]
@@ -100,7 +100,7 @@ pub enum WriteData {
 /// # let WriteData::Tensor(Data::Host(t)) = data else { panic!() };
 /// # assert_eq!(t.to_bytes()[..], [0, 0x3c, 0, 0x40]);
 /// ```
-/// What all ranks have equally (DDP) is dealt out in turns:
+/// All ranks have the same items (DDP), which are distributed in turns:
 /// ```
 /// # use {reshard_model::*, reshard_plan::{*, Result}};
 /// #[derive(Debug)]
@@ -120,7 +120,7 @@ pub enum WriteData {
 /// # let (plans, _) = DDPLoadBalancingPlanner.create_global_plan(vec![plan.clone(), plan]).unwrap();
 /// # assert_eq!(plans.iter().map(|p| p.items.len()).collect::<Vec<_>>(), [2, 1]);
 /// ```
-/// Every rank says something, and the checkpoint keeps it:
+/// Every rank adds data of its own, which the checkpoint keeps:
 /// ```
 /// # use {reshard_model::FlatStateDict, reshard_plan::{*, Result}};
 /// #[derive(Debug)]
@@ -141,10 +141,10 @@ pub enum WriteData {
 /// # let said = PlannerData::Str("per-rank-data".into());
 /// # assert_eq!(metadata.planner_data(), Some(&PlannerData::List(vec![said.clone(), said])));
 /// ```
-/// Two planners, one around the other:
+/// One planner wraps another:
 /// ```
 /// # use {reshard_model::*, reshard_plan::{*, Result}};
-/// /// Puts a prefix before whatever keys the planner in it makes.
+/// /// Puts a prefix before the keys of its inner planner.
 /// #[derive(Debug)]
 /// struct Prefix<P>(&'static str, P);
 /// impl<P: SavePlanner> SavePlanner for Prefix<P> {
@@ -164,111 +164,111 @@ pub enum WriteData {
 /// # assert_eq!(&*plan.items[0].key, "a.b.w");
 /// ```
 pub trait SavePlanner: Any + Debug + Send + Sync {
-    /// What the hooks do that are not overridden.
+    /// The planner whose hooks are used for those that you do not override.
     fn base(&self) -> &dyn SavePlanner {
         &DefaultSavePlanner::DEFAULT
     }
 
-    /// DCP's `set_up_planner`: may change the flat state (rename, drop, add) before anything else.
+    /// DCP's `set_up_planner`. It may change the flat state (rename, drop, add) before anything else happens.
     ///
     /// # Errors
-    /// Whatever keeps this rank from saving.
+    /// Any reason why this rank can't save.
     fn set_up(&self, state: &mut FlatStateDict, cx: &SaveContext<'_>) -> Result<()> {
         self.base().set_up(state, cx)
     }
 
-    /// What this rank offers to write.
+    /// Plans what this rank offers to write.
     ///
     /// # Errors
-    /// Whatever keeps this rank from saving.
+    /// Any reason why this rank can't save.
     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
         self.base().create_local_plan(state, cx)
     }
 
-    /// On the coordinator: from the plans of all ranks, by rank, what each writes and what the checkpoint will hold.
+    /// Called on the coordinator. From the plans of all ranks, by rank, it decides what each rank writes and what the checkpoint will hold.
     ///
     /// # Errors
-    /// [`PlanError::Save`] when the pieces don't make whole tensors.
+    /// [`PlanError::Save`] if the pieces don't make up whole tensors.
     fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {
         self.base().create_global_plan(plans)
     }
 
-    /// What this rank writes, after the global plan: the last word.
+    /// The last change of this rank's plan, after the global plan.
     ///
     /// # Errors
-    /// Whatever keeps this rank from saving.
+    /// Any reason why this rank can't save.
     fn finish_plan(&self, plan: SavePlan) -> Result<SavePlan> {
         self.base().finish_plan(plan)
     }
 
-    /// Where the elements or the object of an item are. With [`transform_object`](Self::transform_object) this is DCP's
-    /// `resolve_data`. Called at least once an item, on any thread.
+    /// Finds the elements or the object of an item. Together with [`transform_object`](Self::transform_object) this is DCP's `resolve_data`.
+    /// It is called at least once per item, on any thread.
     ///
     /// # Errors
-    /// Whatever keeps the item from being written.
+    /// Any reason why the item can't be written.
     fn lookup_object(&self, item: &WriteItem, state: &FlatStateDict) -> Result<WriteData> {
         self.base().lookup_object(item, state)
     }
 
-    /// The last change of what is written. Type and shape must be those that the item says; to change these, change the
-    /// item too, in the local plan.
+    /// The last change of the data that are written. The result must have the type and shape of the item. To change these, change the item
+    /// too, in the local plan.
     ///
     /// # Errors
-    /// Whatever keeps the item from being written.
+    /// Any reason why the item can't be written.
     fn transform_object(&self, item: &WriteItem, data: WriteData) -> Result<WriteData> {
         self.base().transform_object(item, data)
     }
 }
 
-/// Which of several ranks that offer one piece writes it.
+/// Which rank writes a piece, if several ranks offer it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Dedup {
-    /// The one with the least bytes so far; of equal ones the lowest.
+    /// The rank with the fewest bytes so far; of equal ones the lowest.
     #[default]
     LeastLoaded,
-    /// The lowest: DCP's `dedup_save_to_lowest_rank`.
+    /// The lowest rank: DCP's `dedup_save_to_lowest_rank`.
     LowestRank,
 }
 
-/// Who offers a piece that several ranks have.
+/// Which ranks offer a piece, if several ranks have it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Offer {
-    /// The rank with the main replica, as in Megatron Core. A second one is an error.
+    /// Only the rank with the main replica, as in Megatron Core. A second main replica is an error.
     #[default]
     MainReplica,
-    /// Every rank, as in DCP; [`Dedup`] chooses.
+    /// Every rank, as in DCP. [`Dedup`] then chooses one.
     AllReplicas,
 }
 
-/// What DCP's planner of the same name does, and what Megatron Core's does.
+/// The counterpart of DCP's planner of the same name, and of Megatron Core's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DefaultSavePlanner {
-    /// Who offers.
+    /// Which ranks offer a piece.
     pub offer: Offer,
-    /// Who writes.
+    /// Which rank writes a piece.
     pub dedup: Dedup,
-    /// Whether pieces needn't make up their tensors: those of one rank of a rank-local save, where others have the rest.
+    /// Whether pieces may leave holes in their tensors. A rank of a rank-local save needs this, because other ranks have the rest.
     pub allow_holes: bool,
 }
 
 impl DefaultSavePlanner {
-    /// Megatron Core's.
+    /// As in Megatron Core.
     pub const DEFAULT: Self =
         Self { offer: Offer::MainReplica, dedup: Dedup::LeastLoaded, allow_holes: false };
 
-    /// DCP's: all replicas are offered.
+    /// As in DCP: all replicas are offered.
     pub const DCP: Self = Self { offer: Offer::AllReplicas, ..Self::DEFAULT };
 
-    /// With another choice among ranks.
+    /// Sets which rank writes a piece.
     pub fn with_dedup(mut self, dedup: Dedup) -> Self {
         self.dedup = dedup;
         self
     }
 
-    /// For ranks that save without each other.
+    /// Sets whether pieces may leave holes, for ranks that save alone.
     pub fn with_allow_holes(mut self, allow_holes: bool) -> Self {
         self.allow_holes = allow_holes;
         self

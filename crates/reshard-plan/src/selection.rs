@@ -1,11 +1,11 @@
-//! What is wanted of a stored chunk, and where that lies: the one mapping from the one to the other.
+//! What is wanted of a stored chunk, and where it lies. This module has the only mapping between the two.
 
 use crate::{ChunkId, Metadata, PlanError, ReadItem, Result, Stored};
 use reshard_model::{DType, Dims, Layout, Region, first_overlap};
 use serde::{Deserialize, Serialize};
 
-/// Says of a chunk that its elements, in row-major order, are those from `start` on of a row-major tensor of shape `shape`. Megatron
-/// Core's flattened ranges are stored so.
+/// Says that a chunk is a range of a row-major tensor: its elements, in row-major order, are those from `start` on of a tensor of shape
+/// `shape`. Megatron Core's flattened ranges are stored in this way.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FlatView {
     /// Shape of the tensor of which the chunk is a range.
@@ -15,8 +15,8 @@ pub struct FlatView {
 }
 
 impl FlatView {
-    /// Where a box of the tensor lies in a record whose chunk lies as `stored` says; `None` when an element of the box is not in
-    /// the chunk, or the chunk's elements don't follow each other at one distance.
+    /// Where a box of the tensor lies in a record in which the chunk has the layout `stored`. `None` if an element of the box is not in the
+    /// chunk, or the elements of the chunk are not at equal distances.
     fn layout(&self, stored: &Layout, region: &Region) -> Option<Layout> {
         let step = step(stored)?;
         let rows = Layout::contiguous(stored.item(), &self.shape)?.narrow(region);
@@ -33,7 +33,7 @@ impl FlatView {
     }
 }
 
-/// How far neighbours in row-major order are apart, if it is one distance.
+/// The distance of neighbours in row-major order, if it is always the same.
 fn step(layout: &Layout) -> Option<u64> {
     let mut axes = layout.shape().iter().zip(layout.strides()).rev().filter(|(n, _)| **n > 1);
     let Some((&n, &step)) = axes.next() else { return Some(1) };
@@ -49,20 +49,20 @@ fn step(layout: &Layout) -> Option<u64> {
 
 /// What is wanted of a stored chunk.
 ///
-/// A format says how a chunk lies in its record; [`layout`](Self::layout) says where in it the wanted elements lie. No other code
-/// narrows a stored layout, so what a chunk may be is said here alone.
+/// A format says how a chunk lies in its record. [`layout`](Self::layout) says where the wanted elements lie in this record. No other code
+/// narrows a stored layout, so only this module knows what a chunk can be.
 ///
 /// ```
 /// use reshard_model::{DType, Layout, Region};
 /// use reshard_plan::{ChunkId, FlatView, Selection};
 ///
 /// # fn main() -> Result<(), reshard_plan::PlanError> {
-/// // The chunk is stored row-major from element 0 of its record; of its 3 x 4 elements the right half is wanted.
+/// // A chunk of 3 x 4 elements is stored row-major from element 0 of its record. Its right half is wanted.
 /// let stored = Layout::contiguous(4, &[3, 4]).unwrap();
 /// let right = Selection::new(ChunkId(7), DType::Float32, Region::new([0, 2], [3, 2]));
 /// assert_eq!(right.layout(&stored)?.start(), 2);
 ///
-/// // Of a tensor of that shape the elements 3..9 are stored, as one row; its second row is wanted.
+/// // The elements 3..9 of a tensor of that shape are stored, as one row. The tensor's second row is wanted.
 /// let stored = Layout::contiguous(4, &[6]).unwrap();
 /// let row = Selection::new(ChunkId(8), DType::Float32, Region::new([1, 0], [1, 4]));
 /// let row = row.flat(FlatView { shape: [3, 4].into(), start: 3 });
@@ -73,18 +73,19 @@ fn step(layout: &Layout) -> Option<u64> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Selection {
-    /// Which chunk.
+    /// The chunk.
     pub chunk: ChunkId,
     /// Element type, as stored.
     pub dtype: DType,
-    /// What of it: from the chunk's start, or in a [flat view](Self::flat) from the start of the tensor of which it is a range.
+    /// The wanted region, relative to the start of the chunk. In a [flat view](Self::flat) it is relative to the start of the tensor of
+    /// which the chunk is a range.
     pub region: Region,
-    /// What the chunk is a range of, if the region does not have the chunk's own axes.
+    /// The tensor of which the chunk is a range, if the region does not have the chunk's own axes.
     pub flat: Option<FlatView>,
 }
 
 impl Selection {
-    /// A box of a chunk, counted from its start.
+    /// A box of a chunk, relative to its start.
     pub fn new(chunk: ChunkId, dtype: DType, region: Region) -> Self {
         Self { chunk, dtype, region, flat: None }
     }
@@ -100,10 +101,10 @@ impl Selection {
         self.region.volume().unwrap_or(u64::MAX)
     }
 
-    /// Where the wanted elements lie in a record, if all elements of its chunk lie as `stored` says. The result has the region's axes.
+    /// Where the wanted elements lie in a record in which the chunk has the layout `stored`. The result has the axes of the region.
     ///
     /// # Errors
-    /// [`PlanError::Invalid`] when the region does not lie in the chunk, or the elements are of another size than the type's.
+    /// [`PlanError::Invalid`] if the region does not lie in the chunk, or the size of an element is not that of its type.
     pub fn layout(&self, stored: &Layout) -> Result<Layout> {
         let fail = |what: String| Err(PlanError::invalid(&format!("chunk {}", self.chunk.0), what));
         if stored.item() != self.dtype.size() {
@@ -120,8 +121,8 @@ impl Selection {
         found.map_or_else(|| fail(outside(&self.region, flat, stored.elements())), Ok)
     }
 
-    /// Whether selections of one chunk of `elements` elements, each of which lies in it, are all of its elements, each once. `false`
-    /// also where some have a flat view and some another one, or none.
+    /// Whether selections of one chunk, which has `elements` elements, cover each of its elements exactly once. All selections must lie in
+    /// the chunk. `false` if their flat views differ.
     pub fn cover_once(all: &[&Self], elements: u64) -> bool {
         let Some(first) = all.first() else { return elements == 0 };
         let range = |i: usize, axis: usize| all[i].region.offsets[axis]..all[i].region.end(axis);
@@ -138,11 +139,11 @@ fn outside(region: &Region, flat: &FlatView, elements: u64) -> String {
 }
 
 impl ReadItem {
-    /// What is wanted of the chunk; `None` for an object.
+    /// The selection of this item. `None` for an object.
     ///
     /// # Errors
-    /// [`PlanError::Invalid`] with the key, when a planner has asked for what `metadata` has not, or for another shape than that of the
-    /// place it goes to.
+    /// [`PlanError::Invalid`] with the key, if a planner asks for something that `metadata` does not have, or for another shape than that of
+    /// the destination.
     pub fn selection(&self, metadata: &Metadata) -> Result<Option<Selection>> {
         let Stored::Chunk(id) = self.stored else { return Ok(None) };
         let (key, region) = (&self.piece.key, &self.stored_region);

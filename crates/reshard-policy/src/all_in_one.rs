@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 /// Everything in one shard: RFC 454's first example.
 ///
-/// A shard is a file of one task, so with several tasks it is refused unless everything is first brought to one of them, which
-/// then needs memory for it.
+/// A shard is a file of one task. So with several tasks this policy is refused, unless everything is first brought to one
+/// task. That task then needs memory for all of it.
 ///
 /// ```
 /// # use reshard_model::{DType, Region};

@@ -6,9 +6,9 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A shard for each owner, in each task, and one for the rest: RFC 454's model separation.
+/// In each task, one shard per owner and one shard for the rest: RFC 454's model separation.
 ///
-/// A piece belongs to what it was tagged with (`with_tag` of its leaf), else to its place in the state dict.
+/// The owner of a piece is its tag (`with_tag` of its leaf). Without a tag, its path in the state dict gives the owner.
 ///
 /// ```
 /// # use reshard_model::{DType, Region};
@@ -30,16 +30,16 @@ use std::collections::BTreeMap;
 ///     sharding.shards.iter().map(|s| s.cuts.iter().map(|c| c.piece).collect()).collect()
 /// };
 /// assert_eq!(shards(ByOwner::each()), [vec![0, 2], vec![1], vec![3]]);
-/// // the models that are named, in that order; the rest has a shard too, so that nothing is lost
+/// // the named models, in this order; the rest gets a shard too, so nothing is lost
 /// assert_eq!(shards(ByOwner::new(["critic", "generator.layers"])), [vec![1], vec![0], vec![2, 3]]);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ByOwner {
-    /// Tags, or paths in the state dict with what is below them; of several that fit the longest. If empty, every tag and
-    /// every path of `depth` steps is an owner.
+    /// Tags, or paths in the state dict. A path includes everything below it; if several paths fit, the longest counts. If
+    /// the list is empty, every tag and every path of `depth` steps is an owner.
     pub owners: Vec<String>,
-    /// How many steps of a path name an owner: 1 for the entries at the top of the state dict.
+    /// How many steps of a path name an owner. 1 means the entries at the top of the state dict.
     #[serde(skip_serializing_if = "is_one")]
     pub depth: usize,
 }
@@ -55,17 +55,18 @@ fn is_one(depth: &usize) -> bool {
 }
 
 impl ByOwner {
-    /// These tags and paths.
+    /// The owners are these tags and paths.
     pub fn new(owners: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { owners: owners.into_iter().map(Into::into).collect(), ..Self::default() }
     }
 
-    /// Every tag, and every entry at the top of the state dict that holds others.
+    /// The owners are every tag, and every entry at the top of the state dict that contains other entries.
     pub fn each() -> Self {
         Self::default()
     }
 
-    /// Every tag, and every path of so many steps in the state dict; of shorter ones the leaf's parent.
+    /// The owners are every tag, and every path of so many steps in the state dict. If the path of a leaf is shorter, its
+    /// parent is the owner.
     pub fn each_to_depth(depth: usize) -> Self {
         Self { depth, ..Self::default() }
     }

@@ -4,13 +4,13 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 
-/// One shard a task, which is what happens without a policy. TensorFlow's default.
+/// One shard per task. This is TensorFlow's default, and the same as saving without a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardByTask {}
 
 impl ShardByTask {
-    /// One shard a task.
+    /// One shard per task.
     pub fn new() -> Self {
         Self {}
     }
@@ -27,13 +27,13 @@ impl ShardingPolicy for ShardByTask {
     }
 }
 
-/// A shard for each device of each task: what lies in host memory, what lies on the first GPU, and so on.
+/// One shard for each device of each task: one for host memory, one for the first GPU, and so on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardByDevice {}
 
 impl ShardByDevice {
-    /// A shard a device.
+    /// One shard per device.
     pub fn new() -> Self {
         Self {}
     }

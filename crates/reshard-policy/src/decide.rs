@@ -11,22 +11,22 @@ use std::{
 mod check;
 mod cover;
 
-/// How much a policy may answer.
+/// Limits on the size of a policy's answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// At most this many slices; 4 for each piece and a million more by default.
+    /// The maximal number of slices. The default is 4 per piece, plus a million.
     pub max_slices: Option<usize>,
 }
 
 impl Limits {
-    /// At most this many slices.
+    /// Sets the maximal number of slices.
     pub fn with_max_slices(self, max_slices: usize) -> Self {
         Self { max_slices: Some(max_slices) }
     }
 }
 
-/// A shard that was checked: a file of one task.
+/// A checked shard, which is a file of one task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// The task that writes it.
@@ -41,17 +41,17 @@ pub struct Shard {
 pub struct Sharding {
     /// Shards, in the policy's order.
     pub shards: Vec<Shard>,
-    /// Files that each task writes at least.
+    /// The minimal number of files that each task writes.
     pub files_per_task: u32,
     /// Figures of the call.
     pub metrics: PolicyMetrics,
 }
 
-/// Figures of a policy's call. They are fields of the event that [`decide`] gives to `tracing`, too.
+/// Figures of a policy's call. The `tracing` event of [`decide`] has them as fields too.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PolicyMetrics {
-    /// The policy's own words.
+    /// The policy's description of itself.
     pub description: String,
     /// How long the call took.
     pub duration: Duration,
@@ -69,9 +69,9 @@ pub struct PolicyMetrics {
     pub split_tensors: u64,
 }
 
-/// Asks `policy`, and checks its answer: every element of every piece lies in one slice, an empty piece is there too, a
-/// shard holds pieces of one task, no slice is empty or lies elsewhere. Time and memory are those of the policy, and for the
-/// check O(n log n) and O(n) in the number of slices.
+/// Calls `policy`, and checks its answer: every element of every piece lies in exactly one slice, an empty piece is in a
+/// slice too, a shard has pieces of one task only, and no other slice is empty or lies outside its piece. The check takes
+/// O(n log n) time and O(n) memory for n slices, in addition to the policy itself.
 ///
 /// ```
 /// use reshard_model::{DType, Region};
@@ -88,8 +88,8 @@ pub struct PolicyMetrics {
 /// ```
 ///
 /// # Errors
-/// What the policy says, that it panicked, or what is wrong with its answer, with the policy's description, the key, the
-/// slices and the shard.
+/// The error of the policy, its panic, or the fault in its answer, with the policy's description, the key, the slices and
+/// the shard.
 pub fn decide(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>], limits: Limits) -> Result<Sharding> {
     if u32::try_from(pieces.len()).is_err() {
         return Err(PolicyError::invalid(format!("{} pieces are more than 2^32", pieces.len())));

@@ -13,7 +13,7 @@ pub enum PolicyError {
         /// How many are allowed.
         limit: usize,
     },
-    /// A policy that gives no answer, or one that makes no sense.
+    /// A policy gives no answer, or one that makes no sense.
     #[error("policy \"{policy}\" failed")]
     Failed {
         /// Description of the policy.
@@ -21,7 +21,7 @@ pub enum PolicyError {
         /// Why.
         source: Box<PolicyError>,
     },
-    /// An answer that does not hold.
+    /// The answer of a policy fails the check.
     #[error("policy \"{policy}\": {key} {region} {what}{}", shard.map(|s| format!(" (shard {s})")).unwrap_or_default())]
     Wrong {
         /// Description of the policy.
@@ -30,17 +30,17 @@ pub enum PolicyError {
         key: String,
         /// The slice, or the hole.
         region: Region,
-        /// Number of the shard, if one is concerned.
+        /// Number of the shard, if the fault is in one shard.
         shard: Option<usize>,
         /// What is wrong.
         what: String,
     },
-    /// A slice of a piece which the policy was not given.
+    /// A policy returned a slice of a piece that it was not given.
     #[error("there is no piece {piece}, of which it wants {region} (shard {shard}); it was given {pieces}")]
     NoPiece {
         /// Number of the piece.
         piece: u32,
-        /// How many there are.
+        /// How many pieces there are.
         pieces: usize,
         /// The slice.
         region: Region,
@@ -55,10 +55,10 @@ pub enum PolicyError {
         /// What the panic said.
         what: String,
     },
-    /// Parameters or arguments that can't be.
+    /// Impossible parameters or arguments.
     #[error("{what}")]
     Invalid {
-        /// What, and what to do.
+        /// What is wrong, and what to do.
         what: String,
     },
 }

@@ -1,22 +1,22 @@
-//! Policies that only count files: those of DCP's FileSystemWriter.
+//! Policies that only set the number of files: those of DCP's FileSystemWriter.
 
 use crate::{Content, Piece, Result, ShardingPolicy, Shards, by_task::put, tasks::by_task};
 use serde::{Deserialize, Serialize};
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-/// So many files for each task, over which its pieces are spread by size: DCP's `thread_count`. Nothing is cut.
+/// Spreads the pieces of each task over a fixed number of files, by size: DCP's `thread_count`. It cuts nothing.
 ///
-/// Objects go round robin; tensors, largest first, to the file with the fewest bytes of tensors, of equal ones the first. In
-/// one file objects come first, then tensors, both in their order.
+/// Objects go round robin. Tensors go, largest first, to the file with the fewest bytes of tensors, or the first of several
+/// equal ones. Within a file objects come first, then tensors, both in their order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ByFiles {
-    /// Files of each task; 0 means 1.
+    /// The number of files of each task. 0 means 1.
     pub files: u32,
 }
 
 impl ByFiles {
-    /// So many files for each task.
+    /// Sets the number of files of each task.
     pub fn new(files: u32) -> Self {
         Self { files }
     }
@@ -41,13 +41,13 @@ impl ShardingPolicy for ByFiles {
     }
 }
 
-/// A file for each piece: DCP's `single_file_per_rank=False`.
+/// One file per piece: DCP's `single_file_per_rank=False`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ByItem {}
 
 impl ByItem {
-    /// A file for each piece.
+    /// One file per piece.
     pub fn new() -> Self {
         Self {}
     }

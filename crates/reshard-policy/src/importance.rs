@@ -2,8 +2,8 @@ use crate::{Piece, Result, ShardingPolicy, Shards, by_task::put, tasks::by_task}
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Chosen keys first, each in a shard of its own, and the rest of each task behind: RFC 454's importance. Who loads only the
-/// chosen ones opens only their files.
+/// Puts each chosen key into a shard of its own, and then the rest of each task into one shard: RFC 454's importance. If you
+/// load only chosen keys, only their files are opened.
 ///
 /// ```
 /// # use reshard_model::{DType, Region};
@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Importance {
-    /// Keys, or names in the state dict, most important first. One that a task does not have is no error.
+    /// Keys, or names in the state dict, most important first. It is no error if a task lacks one of them.
     pub keys: Vec<String>,
 }
 

@@ -1,20 +1,22 @@
-//! Which tensor, or which part of it, goes into which file of a checkpoint; and into how many parts a variable is cut.
+//! Decides which tensor, or which part of it, goes into which file of a checkpoint, and into how many parts a variable
+//! is cut.
 //!
-//! A [`ShardingPolicy`] is asked once a save, on the coordinator, with all [`Piece`]s of all tasks. It answers with cuts of
-//! these pieces, grouped into shards; [`decide`] checks the answer by coverage, whoever gave it. Pure: no bytes are seen here.
+//! A [`ShardingPolicy`] is called once per save, on the coordinator, with all [`Piece`]s of all tasks. It cuts these
+//! pieces and groups the cuts into shards. [`decide`] checks the coverage of every answer. The crate is pure: it never
+//! sees the bytes.
 //!
 //! | policy | what lies in a shard |
 //! | --- | --- |
-//! | [`ShardByTask`], [`ShardByDevice`] | what one task, or one device of it, has |
-//! | [`MaxShardSize`] | so many bytes; larger tensors are cut |
-//! | [`ByFiles`], [`ByItem`] | a share of a task's pieces, or one of them |
+//! | [`ShardByTask`], [`ShardByDevice`] | the pieces of one task, or of one device of a task |
+//! | [`MaxShardSize`] | at most a given number of bytes; larger tensors are cut |
+//! | [`ByFiles`], [`ByItem`] | a share of a task's pieces, or a single piece |
 //! | [`ByOwner`] | one model's pieces |
-//! | [`Importance`] | a chosen key, or the rest |
+//! | [`Importance`] | the pieces of one chosen key, or of all other keys |
 //! | [`AllInOne`] | everything |
-//! | [`Then`] | what a second policy makes of a shard of the first |
+//! | [`Then`] | a part of a shard of the first policy, as the second policy divides it |
 //!
-//! [`partition`] has partitioners, which cut variables into parts, and [`SliceSpec`] is TensorFlow's text for a part. A guide
-//! to choosing, configuring and writing policies is `docs/policies.md`.
+//! [`partition`] has partitioners, which cut variables into parts. [`SliceSpec`] is TensorFlow's text form of a part.
+//! `docs/policies.md` explains how to choose, configure and write policies.
 
 mod all_in_one;
 #[cfg(doctest)]

@@ -5,15 +5,15 @@ use serde::{Deserialize, Serialize};
 mod fill;
 mod tensorflow;
 
-/// Shards of at most so many bytes of payload. Larger tensors are cut.
+/// Makes shards of at most a given number of bytes of payload, and cuts larger tensors.
 ///
-/// Each task's pieces are taken in their order and fill as few shards as hold them, each up to the limit. Of these shards as many
-/// as can be end between two tensors, so that few tensors are cut: of elements of one size, as few as possible. A cut lies
-/// between two indexes of the first axis if it can, else of the second, and so on. Every slice is contiguous in its piece, so
-/// that it is written without a copy. What can't be cut and is larger than the limit (one element, one string, an object) gets
-/// a shard of its own, behind the others, and a warning. Tensors without elements are kept.
+/// The pieces of each task, in their order, fill as few shards as possible, each up to the limit. As many of these shards as
+/// possible end between two tensors, so few tensors are cut (if all elements have one size, as few as possible). A cut lies
+/// between two indexes of the first axis if possible, else of the second axis, and so on. Every slice is contiguous in its
+/// piece, so it is written without a copy. If a single element, string or object is larger than the limit, it gets a shard
+/// of its own, after the others, and a warning. Tensors without elements are kept.
 ///
-/// The limit counts elements and strings; what a format puts around them (heads, alignment, pickles) comes on top.
+/// The limit counts elements and strings. It does not count what a format adds to them (heads, alignment, pickles).
 ///
 /// ```
 /// use reshard_policy::{MIB, MaxShardSize, ShardingPolicy};
@@ -34,7 +34,7 @@ mod tensorflow;
 /// # Ok::<(), reshard_policy::PolicyError>(())
 /// ```
 ///
-/// TensorFlow's policy of that name, cut by cut, is [`MaxShardSizeMode::TensorFlow`].
+/// [`MaxShardSizeMode::TensorFlow`] makes the same cuts as TensorFlow's policy of this name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MaxShardSize {
@@ -43,8 +43,8 @@ pub struct MaxShardSize {
     /// How shards are filled.
     #[serde(default)]
     pub mode: MaxShardSizeMode,
-    /// Cuts no tensor that TensorFlow can't put together again: strings, float16, uint16, uint32, uint64, and what
-    /// TensorFlow 2.21 has no copy of slices for. They may then be larger than the limit.
+    /// Does not cut tensors whose slices TensorFlow 2.21 can't join: strings, float16, uint16, uint32, uint64, and some
+    /// others. Such tensors may be larger than the limit.
     #[serde(default)]
     pub readable_by_tensorflow: bool,
 }
@@ -54,30 +54,30 @@ pub struct MaxShardSize {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum MaxShardSizeMode {
-    /// As few shards as hold the bytes, with few cuts.
+    /// As few shards as possible, with few cuts.
     #[default]
     Fill,
-    /// As TensorFlow 2.21's `MaxShardSizePolicy`: cuts into balanced parts along one axis at a time, strings counted by the
-    /// longest. Where TensorFlow never returns, because no slice of one index fits, or raises (vectors of no strings, most
-    /// arrays of strings) it is an error; where TensorFlow leaves out tensors without elements, so does it, and
-    /// [`decide`](crate::decide) refuses that.
+    /// As TensorFlow 2.21's `MaxShardSizePolicy`: it cuts into balanced parts along one axis at a time, and counts each
+    /// string as long as the longest. You get an error where TensorFlow never returns, because no slice of one index fits,
+    /// and where it raises (empty vectors of strings, most arrays of strings). Where TensorFlow leaves out tensors without
+    /// elements, this mode does too, and [`decide`](crate::decide) refuses that.
     #[serde(rename = "tensorflow")]
     TensorFlow,
 }
 
 impl MaxShardSize {
-    /// Shards of at most so many bytes.
+    /// Makes shards of at most so many bytes.
     pub fn new(max_shard_size: u64) -> Self {
         let max_shard_size = ByteSize(max_shard_size);
         Self { max_shard_size, mode: MaxShardSizeMode::Fill, readable_by_tensorflow: false }
     }
 
-    /// As TensorFlow cuts.
+    /// Makes shards of at most so many bytes, with the same cuts as TensorFlow.
     pub fn tensorflow(max_shard_size: u64) -> Self {
         Self { mode: MaxShardSizeMode::TensorFlow, ..Self::new(max_shard_size) }
     }
 
-    /// Cuts no tensor that TensorFlow can't put together again.
+    /// Does not cut tensors whose slices TensorFlow can't join.
     pub fn readable_by_tensorflow(self) -> Self {
         Self { readable_by_tensorflow: true, ..self }
     }

@@ -1,8 +1,8 @@
-//! Into how many parts a variable is cut, and where.
+//! Decides into how many parts a variable is cut, and where.
 //!
-//! A [`Partitioner`] gives a number of parts per axis; a [`PartitionSpec`] is such numbers, or lengths at will; a [`Grid`] is
-//! either of them on a shape, with the region of every part. What is made from a grid uses its real offsets, so that uneven
-//! parts are no special case.
+//! A [`Partitioner`] returns a number of parts per axis. A [`PartitionSpec`] has such numbers, or arbitrary lengths. A
+//! [`Grid`] applies either of them to a shape, and has the region of every part. Users of a grid use its real offsets, so
+//! uneven parts are no special case.
 
 mod grid;
 mod partitioners;

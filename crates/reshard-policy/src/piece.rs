@@ -7,7 +7,7 @@ mod slice;
 pub(crate) use runs::runs;
 pub use slice::Slice;
 
-/// What a piece is made of.
+/// The content of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content<'a> {
     /// Elements of one size.
@@ -18,33 +18,33 @@ pub enum Content<'a> {
     Object,
 }
 
-/// What one task writes of one key, before a policy cuts it. A policy calls it by its position in the list.
+/// The part of one key that one task writes, before a policy cuts it. A policy refers to it by its position in the list.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     /// Key in the checkpoint.
     pub key: &'a str,
-    /// Its name in the state dict, from the top, joined by dots; the key where there is no other.
+    /// Its path in the state dict, joined by dots. It is the key if there is no other name.
     pub name: &'a str,
-    /// What it is made of.
+    /// Its content.
     pub content: Content<'a>,
     /// Shape of the whole tensor.
     pub global_shape: &'a [u64],
-    /// The part of it.
+    /// The part of the tensor that this piece is.
     pub region: &'a Region,
     /// The rank that writes it.
     pub task: u32,
-    /// Where its data lies: `cpu`, or what the device calls itself.
+    /// The device that holds its data: `cpu`, or the device's own name.
     pub device: &'a str,
-    /// Path of its parent in the state dict, joined by dots; empty at the top.
+    /// The path of its parent in the state dict, joined by dots. Empty at the top.
     pub owner: &'a str,
-    /// What the caller tagged it with.
+    /// The tag that the caller gave it.
     pub tag: Option<&'a str>,
-    /// Bytes of the payload; for an object about as many as it has, where that is known.
+    /// The bytes of the payload. For an object this is an estimate, if it is known.
     pub bytes: u64,
 }
 
 impl<'a> Piece<'a> {
-    /// Bytes of a part of it.
+    /// The bytes of a part of it.
     ///
     /// # Errors
     /// A part that does not lie in it.
@@ -53,7 +53,7 @@ impl<'a> Piece<'a> {
         Ok(self.inner_bytes(part))
     }
 
-    /// A part of it, to be looked at as a piece of its own.
+    /// A part of it, which you can use as a piece.
     ///
     /// # Errors
     /// A part that does not lie in it.

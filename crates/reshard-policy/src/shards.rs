@@ -1,17 +1,17 @@
 use crate::{PolicyError, Result};
 use reshard_model::Region;
 
-/// A part of a piece. It can't rename, recast or reshape.
+/// A part of a piece. It can't rename, cast or reshape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// Position of the piece in the list that the policy was given.
     pub piece: u32,
-    /// The part, in coordinates of the whole tensor; for an object, without axes.
+    /// The part, in coordinates of the whole tensor. For an object it has no axes.
     pub region: Region,
 }
 
-/// Takes a policy's answer. A builder and not a list of lists, so that the limit on slices holds while the policy runs, and
-/// an empty shard can't be made.
+/// Collects a policy's answer. It is a builder, not a list of lists, so the limit on slices holds while the policy runs, and
+/// nobody can make an empty shard.
 #[derive(Debug)]
 pub struct Shards {
     shards: Vec<Vec<Cut>>,
@@ -26,7 +26,7 @@ impl Shards {
         Self { shards: Vec::new(), slices: 0, limit, refused: false }
     }
 
-    /// What follows goes into a new shard. Nothing happens while the current one is empty.
+    /// Starts a new shard. If the current shard is empty, this does nothing.
     pub fn start(&mut self) {
         if let Some(last) = self.shards.last_mut() {
             if last.is_empty() {
@@ -34,7 +34,7 @@ impl Shards {
             }
             last.shrink_to_fit();
         }
-        // Many shards have one slice; those that have more grow.
+        // Most shards have one slice, so a shard starts small and grows.
         self.shards.push(Vec::with_capacity(1));
     }
 
@@ -58,7 +58,8 @@ impl Shards {
         Ok(())
     }
 
-    /// For the answer of another policy that this one asks: empty, with the room that is left here.
+    /// Makes empty `Shards` for the answer of another policy that this policy calls. They may take as many slices as are
+    /// left here.
     pub fn for_another(&self) -> Self {
         Self { shards: Vec::new(), ..*self }
     }
@@ -66,7 +67,7 @@ impl Shards {
     /// The shards, none of them empty.
     ///
     /// # Errors
-    /// [`PolicyError::TooMany`] if a slice was refused, also when the policy made nothing of that.
+    /// [`PolicyError::TooMany`] if a slice was refused, even if the policy ignored that error.
     pub fn finish(self) -> Result<Vec<Vec<Cut>>> {
         if self.refused { Err(PolicyError::TooMany { limit: self.limit }) } else { Ok(self.into_inner()) }
     }

@@ -9,7 +9,7 @@ pub const MIB: u64 = 1 << 20;
 /// Bytes in a GiB.
 pub const GIB: u64 = 1 << 30;
 
-/// Units, largest first among those of one family. Decimal ones are those of disks, binary ones those of memory.
+/// The units, with the largest of each family first. Decimal units are usual for disks, binary units for memory.
 const UNITS: [(&str, u64); 11] = [
     ("PiB", 1 << 50),
     ("TiB", 1 << 40),
@@ -44,7 +44,7 @@ impl From<u64> for ByteSize {
     }
 }
 
-/// In the largest unit of which it is a multiple, binary ones first.
+/// Prints the size in the largest unit of which it is a multiple, preferring binary units.
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fits = |&&(_, unit): &&(&str, u64)| self.0 >= unit && self.0.is_multiple_of(unit);

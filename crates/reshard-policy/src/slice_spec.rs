@@ -2,11 +2,11 @@ use crate::PolicyError;
 use reshard_model::{Dims, Region};
 use std::{fmt, str::FromStr};
 
-/// TensorFlow's text for a part of a tensor: the full shape, each number followed by a space, then `offset,length` of each
-/// axis, joined by colons.
+/// TensorFlow's text form of a part of a tensor: the full shape, each number followed by a space, then `offset,length` for
+/// each axis, joined by colons.
 ///
-/// Everything that TensorFlow's C++ reads is read, and only its canonical form is written. Of the whole tensor nothing is
-/// said, in which a scalar is the same as a tensor of any shape.
+/// It parses everything that TensorFlow's C++ parses, and prints only the canonical form. The whole tensor is the empty
+/// text, so a scalar and a tensor of any shape look the same.
 ///
 /// ```
 /// use reshard_model::Region;
@@ -19,23 +19,23 @@ use std::{fmt, str::FromStr};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SliceSpec {
-    /// All of a tensor whose shape is not told.
+    /// All of a tensor, whose shape is not given.
     #[default]
     Whole,
-    /// A part, which may be all of it.
+    /// A part, which may be the whole tensor.
     Part {
         /// Shape of the whole tensor.
         full_shape: Dims,
-        /// Which part.
+        /// The part.
         region: Region,
     },
 }
 
 impl SliceSpec {
-    /// A part of a tensor of this shape; a scalar is [`Whole`](Self::Whole).
+    /// A part of a tensor of this shape. For a scalar this is [`Whole`](Self::Whole).
     ///
     /// # Errors
-    /// A region that does not lie in the shape, and a shape of 2^63 elements or more.
+    /// A region outside the shape, or a shape of 2^63 elements or more.
     pub fn part(full_shape: &[u64], region: Region) -> Result<Self, PolicyError> {
         let full_shape = Dims::from(full_shape);
         if !region.fits(&full_shape) {

@@ -1,13 +1,13 @@
 use crate::Piece;
 use std::collections::BTreeMap;
 
-/// Positions of the pieces of each task, tasks in the order in which they come first. A shard holds pieces of one task, so most
-/// policies begin with that.
+/// The positions of the pieces of each task. Tasks are in the order in which they first occur. A shard holds pieces of one
+/// task, so most policies start with this call.
 pub fn by_task(pieces: &[Piece<'_>]) -> Vec<Vec<usize>> {
     groups(0..pieces.len(), |i| pieces[i].task)
 }
 
-/// Positions of the same group, groups in the order in which they come first.
+/// The positions of each group. Groups are in the order in which they first occur.
 pub(crate) fn groups<G: Ord>(
     positions: impl IntoIterator<Item = usize>,
     group: impl Fn(usize) -> G,

@@ -1,10 +1,10 @@
 use crate::{Cut, Piece, PolicyError, Result, ShardingPolicy, Shards, Slice};
 use serde::{Deserialize, Serialize};
 
-/// One policy on each shard of another, the results one after the other: RFC 454's composition.
+/// Applies one policy to each shard of another, and joins the results in order: RFC 454's composition.
 ///
-/// The second is called once for each shard of the first, and is given what lies in it as pieces: key, name, owner, tag,
-/// device and task stay, region, bytes and the lengths of strings are those of the cut.
+/// The second policy is called once for each shard of the first, with the cuts in this shard as pieces. Such a piece keeps
+/// key, name, owner, tag, device and task. Its region, bytes and lengths of strings are those of the cut.
 ///
 /// ```
 /// # use reshard_model::{DType, Region};
@@ -35,12 +35,12 @@ use serde::{Deserialize, Serialize};
 pub struct Then {
     /// Sees all pieces.
     pub first: Box<dyn ShardingPolicy>,
-    /// Sees what lies in one shard of the first.
+    /// Sees the contents of one shard of the first.
     pub second: Box<dyn ShardingPolicy>,
 }
 
 impl Then {
-    /// Both may be policies, or boxes with one out of configuration.
+    /// Each may be a policy, or a box with a policy from configuration.
     pub fn new(
         first: impl Into<Box<dyn ShardingPolicy>>,
         second: impl Into<Box<dyn ShardingPolicy>>,

@@ -3,37 +3,38 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{fmt, io, ops::Range, sync::Arc};
 
-/// What "saved" promises.
+/// What a finished save survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// In the page cache: survives a crash of the program, not of the machine.
+    /// The data are in the page cache. They survive a crash of the program, but not of the machine.
     Process,
-    /// `fsync` of every file and of every directory that names it: survives a crash of the machine.
+    /// Every file, and every directory that names it, is fsynced. The data survive a crash of the machine.
     #[default]
     Machine,
 }
 
-/// How many bytes an extent gives.
+/// The length of an extent in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Length {
-    /// So many. The file can be preallocated, and several threads write it.
+    /// The exact length is known. So the file can be preallocated, and several threads can write it.
     Exact(u64),
-    /// Known when they are written, since they are compressed on the way. A file with such an extent is written in order.
+    /// The length is known only after writing, because the bytes are compressed on the way. A file with such an extent is
+    /// written in order.
     Unknown {
-        /// Not more than this.
+        /// The maximal length.
         at_most: u64,
     },
 }
 
 impl Length {
-    /// The most bytes that it can be.
+    /// The maximal number of bytes.
     pub fn at_most(self) -> u64 {
         match self {
             Self::Exact(bytes) | Self::Unknown { at_most: bytes } => bytes,
         }
     }
 
-    /// Whether an extent of this length may have given so many bytes when it ends.
+    /// Whether an extent of this length may yield so many bytes in all.
     pub fn allows(self, bytes: u64) -> bool {
         match self {
             Self::Exact(exact) => bytes == exact,
@@ -51,17 +52,17 @@ impl fmt::Display for Length {
     }
 }
 
-/// One stored item of a file, or a part of one: its bytes are pulled in order, and may be hashed or compressed while they pass.
+/// One stored item of a file, or a part of one. Its bytes are pulled in order. The extent may hash or compress them on the way.
 ///
-/// Blocks of some hundred KiB are best: they are still in cache when they are written. They are written as they are,
-/// without a copy; small ones are put into one call.
+/// Blocks of some hundred KiB are best, because they are still in the cache when they are written. Blocks are written without
+/// a copy; several small blocks go into one call.
 pub trait Extent: Send {
-    /// Bytes that the blocks give in all. Always the same answer.
+    /// The total length of the blocks. It must always return the same.
     fn length(&self) -> Length;
-    /// The block that comes next; `None` at the end. After an error or the end it is not asked again.
+    /// The next block; `None` at the end. It is not called again after an error or the end.
     fn next_block(&mut self) -> Option<io::Result<Bytes>>;
-    /// What has to be known of these bytes once they are written, such as a checksum or their length before compression. Asked
-    /// once, after the last block. Whoever wrote the file gets it back in [`WrittenExtent`].
+    /// What the format needs to know about these bytes after writing, such as a checksum or the length before compression. It is
+    /// called once, after the last block. [`WrittenExtent`] returns it to the writer of the file.
     fn receipt(&mut self) -> Bytes {
         Bytes::new()
     }
@@ -79,12 +80,12 @@ impl Extent for Bytes {
     }
 }
 
-/// What a file is made of.
+/// The contents of a file to write.
 pub enum Source {
-    /// These follow each other without gaps.
+    /// Extents, which follow each other without gaps.
     Extents(Vec<Box<dyn Extent>>),
-    /// A file of another place, unchanged. A store brings it over as cheaply as it can: by a hard link, by a copy that the server
-    /// makes, or by reading and writing. With a hard link both are one file, so neither may be written to in place.
+    /// An unchanged file of another place. A store copies it as cheaply as it can: by a hard link, by a copy on the server, or
+    /// by reading and writing. A hard link makes both names one file, so nobody may write into it in place.
     CopyOf {
         /// Where the file lies.
         store: Arc<dyn Store>,
@@ -96,9 +97,9 @@ pub enum Source {
 /// A file to write.
 #[derive(Debug)]
 pub struct FileBody {
-    /// Where.
+    /// Its name.
     pub name: Name,
-    /// What.
+    /// Its contents.
     pub source: Source,
 }
 
@@ -113,13 +114,12 @@ impl FileBody {
         Self::new(name, vec![Box::new(bytes)])
     }
 
-    /// A file that lies in another place already.
+    /// A copy of a file in another place.
     pub fn copy_of(name: Name, store: Arc<dyn Store>, of: Name) -> Self {
         Self { name, source: Source::CopyOf { store, name: of } }
     }
 
-    /// Its length, as far as it is known before the file is written; nothing is known of a copy. `None` when it does not fit 64
-    /// bits.
+    /// Its length, as far as it is known before writing. The length of a copy is unknown. `None` if it does not fit 64 bits.
     pub fn length(&self) -> Option<Length> {
         let Source::Extents(extents) = &self.source else {
             return Some(Length::Unknown { at_most: u64::MAX });
@@ -130,7 +130,7 @@ impl FileBody {
         Some(if exact { Length::Exact(most) } else { Length::Unknown { at_most: most } })
     }
 
-    /// Its name and extents, for stores that hold what is written in memory: what it is a copy of is read as a whole.
+    /// Its name and extents, for stores that keep files in memory. If it is a copy, the original is read as a whole.
     ///
     /// # Errors
     /// Those of reading.
@@ -145,7 +145,7 @@ impl FileBody {
     }
 }
 
-/// The length of a file that has to be there.
+/// The length of a file that must exist.
 pub(crate) async fn whole(store: &dyn Store, name: &Name) -> Result<u64> {
     let missing = || StorageError::NotFound { path: format!("{}/{name}", store.url()) };
     store.len(name).await?.ok_or_else(missing)
@@ -163,9 +163,9 @@ impl fmt::Debug for Source {
 /// An extent that was written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WrittenExtent {
-    /// Where in its file.
+    /// Its range in the file.
     pub range: Range<u64>,
-    /// What [`Extent::receipt`] gave.
+    /// The result of [`Extent::receipt`].
     pub receipt: Bytes,
 }
 
@@ -176,12 +176,12 @@ pub struct Written {
     pub name: Name,
     /// Its length.
     pub bytes: u64,
-    /// Its extents, in their order; none of a copy.
+    /// Its extents, in order. A copy has none.
     pub extents: Vec<WrittenExtent>,
 }
 
 impl Written {
-    /// What a version has to hold when it is committed.
+    /// The entry that a version must contain when it is committed.
     pub fn entry(&self) -> Entry {
         Entry { name: self.name.clone(), bytes: self.bytes }
     }
@@ -197,8 +197,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// That it lies in a version with its length, before that is committed. `found` is the length of what lies there; `None` when
-    /// nothing does.
+    /// Checks, before a commit, that the version contains this file with its length. `found` is the length of the file there, or
+    /// `None` if there is none.
     ///
     /// # Errors
     /// [`StorageError::Incomplete`].
@@ -215,22 +215,22 @@ impl Entry {
 
 type Report = dyn Fn(u64) + Send + Sync;
 
-/// Somebody who wants to know how many bytes have moved; called from I/O threads, some MiB at a time at most.
+/// A callback for progress. I/O threads call it with the number of bytes that have moved, at most some MiB at a time.
 #[derive(Clone, Default)]
 pub struct Progress(Option<Arc<Report>>);
 
 impl Progress {
-    /// Calls `report` with the bytes that moved since its last call.
+    /// Calls `report` with the number of bytes that moved since its last call.
     pub fn new(report: impl Fn(u64) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(report)))
     }
 
-    /// Nobody.
+    /// No callback.
     pub fn none() -> Self {
         Self(None)
     }
 
-    /// Says that so many more bytes have moved.
+    /// Reports that so many more bytes have moved.
     pub fn add(&self, bytes: u64) {
         if let Some(report) = &self.0 {
             report(bytes);

@@ -19,24 +19,24 @@ pub struct Counts {
     pub opened: BTreeSet<Name>,
     /// Sum over all reads.
     pub records: ReadStats,
-    /// Ranges read by `read` and `read_ranges`.
+    /// The number of ranges that `read` and `read_ranges` were asked for.
     pub ranges: u64,
-    /// Bytes that were read for them, with the short gaps between those that were read together.
+    /// The bytes that were read for these ranges, including short gaps between ranges that were read together.
     pub range_bytes: u64,
-    /// Files written, commit records too.
+    /// The number of files written, including commit records.
     pub files: u64,
-    /// Bytes of them.
+    /// The bytes of these files.
     pub written: u64,
 }
 
 impl Counts {
-    /// All bytes that were read, short gaps between those that were asked for too.
+    /// All bytes that were read, including short gaps between wanted ranges.
     pub fn read(&self) -> u64 {
         self.range_bytes + self.records.bytes_read + self.records.bytes_between
     }
 }
 
-/// Counts what goes through: for reports, and for tests.
+/// A store that counts what is read and written through it, for reports and tests.
 #[derive(Clone, Debug)]
 pub struct CountingStore {
     inner: Arc<dyn Store>,
@@ -44,7 +44,7 @@ pub struct CountingStore {
 }
 
 impl CountingStore {
-    /// Around another store.
+    /// Wraps another store.
     pub fn new(inner: Arc<dyn Store>) -> Self {
         Self { inner, counts: Arc::default() }
     }

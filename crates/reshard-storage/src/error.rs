@@ -2,7 +2,7 @@ use crate::{Length, Name};
 use reshard_model::{BoxError, ErrorKind, ModelError, SourceError};
 use std::{io, ops::Range, path::PathBuf};
 
-/// What can go wrong between bytes and the place where they lie.
+/// The errors of stores and transactions.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StorageError {
@@ -61,7 +61,7 @@ pub enum StorageError {
         /// What lies there.
         what: &'static str,
     },
-    /// Elements that are said to lie in a record, beyond its end.
+    /// Elements should lie in a record, but reach beyond its end.
     #[error("{name}: a record of {} bytes at {} can't hold elements up to its byte {need}", range.end.saturating_sub(range.start), range.start)]
     Record {
         /// The file.
@@ -71,15 +71,15 @@ pub enum StorageError {
         /// Where the last element ends, from the record's start.
         need: u64,
     },
-    /// This place can't do what was asked.
+    /// This place can't do the operation.
     #[error("{what} is not possible here: {why}")]
     Unsupported {
         /// What was asked, with the place.
         what: String,
-        /// Why it is not possible, and what would do.
+        /// Why it is not possible, and what to do instead.
         why: String,
     },
-    /// The bytes of a record are not those that were written.
+    /// The bytes of a record differ from those that were written.
     #[error("{name}, bytes {}..{}: {source}", range.start, range.end)]
     Check {
         /// The file.
@@ -135,7 +135,7 @@ pub enum StorageError {
         /// The link, as a name in the checkpoint.
         directory: String,
     },
-    /// A new version lacks something that was written, and is not committed.
+    /// A new version lacks something that was written. It is not committed.
     #[error(
         "{path}: {what}; nothing is committed, and what was there stays. Somebody changes what ranks have written, or ranks write \
          to different places: give all of them the same directory, then save again"
@@ -146,7 +146,7 @@ pub enum StorageError {
         /// What it lacks.
         what: String,
     },
-    /// What lies at the place is not what was to be replaced.
+    /// The place no longer holds the version that was to be replaced.
     #[error(
         "{path}: somebody has put something else there since this save began; nothing is committed, and what is there stays; \
          save again, and let no other save to this place run at the same time"
@@ -155,11 +155,11 @@ pub enum StorageError {
         /// The place.
         path: String,
     },
-    /// Somebody exchanged directories at the place while this save did, and they could not be put back.
+    /// Somebody else exchanged directories at the place during this save, and they could not be put back.
     #[error(
-        "{path}: somebody has renamed directories there while this save exchanged two of them, and what was taken out could not \
-         be put back; nothing is removed. {kept} may hold what somebody else put at {path}. The version that was to be \
-         replaced: {old}. The new version, whole: {new}. Rename them as they should be"
+        "{path}: somebody has renamed directories there while this save exchanged two of them, and what it put there or took out is \
+         another one; nothing is removed. What was taken out is {kept}. The version that was to be replaced: {old}. The new \
+         version, whole: {new}. Rename them as they should be"
     )]
     Displaced {
         /// The place.
@@ -171,7 +171,7 @@ pub enum StorageError {
         /// Where the new version is.
         new: String,
     },
-    /// A version that another rank has begun is not where this rank looks for it.
+    /// This rank does not find the version that another rank has begun.
     #[error(
         "{path}: the save that the coordinator has begun here, attempt {attempt}, is not to be seen from this rank; all ranks \
          have to see one directory under this path, and nobody may rename it meanwhile"
@@ -191,7 +191,7 @@ pub enum StorageError {
         #[source]
         source: io::Error,
     },
-    /// The new version is committed and whole, but what others had put beside the old one could not follow it.
+    /// The new version is committed and whole, but files of other programs could not be moved into it from the old one.
     #[error(
         "{path} holds the new checkpoint, but {count} of the files and directories of others that lay there could not be moved \
          to it and stay in {kept}: {first}: {source}"
@@ -209,7 +209,7 @@ pub enum StorageError {
         #[source]
         source: io::Error,
     },
-    /// Nothing that is linked into this program knows the scheme of a URL.
+    /// No store that is linked into this program has the scheme of a URL.
     #[error("no store for `{scheme}` (of {url}); linked: {linked}. {hint}")]
     UnknownScheme {
         /// The URL.
@@ -221,7 +221,7 @@ pub enum StorageError {
         /// What would add it.
         hint: String,
     },
-    /// Two crates claim one URL scheme.
+    /// Two crates register one URL scheme.
     #[error("the store scheme `{scheme}` is claimed by both {first} and {second}; link only one of them")]
     DuplicateScheme {
         /// The scheme.

@@ -1,19 +1,19 @@
 use crate::{Depth, Entry, Leftover, Listing, Name, Result, Store};
 use std::time::SystemTime;
 
-/// What follows from what every [`Store`] does.
+/// Functions that work with every [`Store`].
 pub trait StoreExt: Store {
-    /// All files, those in folders too, sorted by name.
+    /// All files, including those in subfolders, sorted by name.
     fn files(&self) -> impl Future<Output = Result<Vec<Entry>>> + Send {
         async { Ok(self.list(None, Depth::All).await?.files) }
     }
 
-    /// What lies in the place itself: for looking at one that may hold anything.
+    /// The files and folders directly in the place. Use it if the place may contain anything.
     fn top(&self) -> impl Future<Output = Result<Listing>> + Send {
         self.list(None, Depth::One)
     }
 
-    /// Length of a file; `None` when there is none.
+    /// The length of a file; `None` if there is no such file.
     fn len(&self, name: &Name) -> impl Future<Output = Result<Option<u64>>> + Send {
         async { Ok(self.head(name).await?.map(|head| head.bytes)) }
     }
@@ -23,12 +23,12 @@ pub trait StoreExt: Store {
         async { Ok(self.head(name).await?.is_some()) }
     }
 
-    /// When a file last changed; `None` when there is none, or the store can't tell.
+    /// The time of a file's last change; `None` if there is no such file, or the store does not know.
     fn modified(&self, name: &Name) -> impl Future<Output = Result<Option<SystemTime>>> + Send {
         async { Ok(self.head(name).await?.and_then(|head| head.modified)) }
     }
 
-    /// [`Recovery::leftovers`](crate::Recovery::leftovers); none where there is nothing to repair.
+    /// [`Recovery::leftovers`](crate::Recovery::leftovers). Empty if the store has no `Recovery`.
     fn leftovers(&self) -> impl Future<Output = Result<Vec<Leftover>>> + Send {
         async {
             match self.recovery() {
@@ -38,7 +38,7 @@ pub trait StoreExt: Store {
         }
     }
 
-    /// [`Recovery::remove_leftover`](crate::Recovery::remove_leftover), where there is something to repair.
+    /// [`Recovery::remove_leftover`](crate::Recovery::remove_leftover), if the store has a `Recovery`.
     fn remove_leftover(&self, attempt: &str) -> impl Future<Output = Result<()>> + Send {
         async move {
             match self.recovery() {
@@ -48,7 +48,7 @@ pub trait StoreExt: Store {
         }
     }
 
-    /// [`Recovery::finish_replacing`](crate::Recovery::finish_replacing), where there is something to repair.
+    /// [`Recovery::finish_replacing`](crate::Recovery::finish_replacing), if the store has a `Recovery`.
     fn finish_replacing(&self, attempt: &str, files: &[Name]) -> impl Future<Output = Result<()>> + Send {
         async move {
             match self.recovery() {

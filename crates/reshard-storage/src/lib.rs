@@ -1,12 +1,13 @@
-//! Bytes in places: the files of a checkpoint, written and committed in one atomic step, read in ranges.
+//! The files of a checkpoint: written, committed in one atomic step, and read in ranges.
 //!
-//! - [`Store`]: a place that holds files by [`Name`]: a directory, one file, or files with a common prefix ([`PlaceKind`]); ranged
-//!   reads, and [`RecordRead`], which lands wanted elements of stored records straight in the regions of a load; [`StoreExt`] has
-//!   what follows from what every store does, [`Recovery`] is for places that a crash can leave half replaced;
-//! - [`Transaction`]: a version of that place that nobody can see yet; [`Transaction::commit`] is the one atomic step;
-//! - [`LocalStore`]: local directories, with positional vectored I/O on threads of their own, so that any executor will do;
-//! - [`Stores`]: which store a URL means, by its scheme; [`OpenStore`], to hand in clients, credentials and runtimes;
-//! - [`CountingStore`]: what is read and written through it.
+//! - [`Store`]: a place that holds files by [`Name`]. A place is a directory, one file, or files with a common prefix
+//!   ([`PlaceKind`]). A store reads ranges. With [`RecordRead`] it puts wanted elements of stored records straight into
+//!   the regions of a load. [`StoreExt`] has functions that work with every store. [`Recovery`] is for places that a
+//!   crash can leave half replaced.
+//! - [`Transaction`]: a new version of a place that nobody can see yet. [`Transaction::commit`] is the one atomic step.
+//! - [`LocalStore`] (feature `local`, on by default): local directories, with positional vectored I/O on its own threads, so any executor works.
+//! - [`Stores`]: finds the store for a URL by its scheme. [`OpenStore`] passes in clients, credentials and runtimes.
+//! - [`CountingStore`]: counts what is read and written through it.
 //!
 //! The crate knows names, ranges, durability and commit; it knows no tensors, plans or formats.
 
@@ -16,12 +17,15 @@ mod error;
 mod ext;
 #[cfg(feature = "testkit")]
 pub mod failpoint;
-#[cfg(not(feature = "testkit"))]
+#[cfg(all(feature = "local", not(feature = "testkit")))]
 mod failpoint;
+#[cfg(feature = "local")]
 mod local;
 mod name;
 mod part;
+#[cfg_attr(not(feature = "local"), expect(dead_code, reason = "only local places use all of it"))]
 mod pool;
+#[cfg_attr(not(feature = "local"), expect(dead_code, reason = "only local places use all of it"))]
 mod record_read;
 mod recovery;
 mod run;
@@ -31,7 +35,7 @@ mod stores;
 pub mod testkit;
 #[cfg(feature = "testkit")]
 pub mod trail;
-#[cfg(not(feature = "testkit"))]
+#[cfg(all(feature = "local", not(feature = "testkit")))]
 mod trail;
 mod wait;
 
@@ -39,6 +43,7 @@ pub use body::{Durability, Entry, Extent, FileBody, Length, Progress, Source, Wr
 pub use counting::{CountingStore, Counts};
 pub use error::{Result, StorageError};
 pub use ext::StoreExt;
+#[cfg(feature = "local")]
 pub use local::LocalStore;
 pub use name::Name;
 pub use part::{PartStore, PlaceKind};

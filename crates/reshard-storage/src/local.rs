@@ -1,5 +1,6 @@
 //! Local directories.
 
+mod begun;
 mod dir;
 mod file;
 mod leftover;
@@ -26,29 +27,30 @@ use site::Home;
 use std::{fs::File, ops::Range, path::Path, sync::Arc};
 use transaction::LocalTransaction;
 
-/// A local directory, and what any mounted file system makes look like one.
+/// A local directory, on any mounted file system.
 ///
-/// A new version is built in a hidden directory beside it, `.{name}.{attempt}.tmp`, and put into place by one `rename`
-/// onto nothing or an empty directory, or by an exchange with the old version in one step. A crash at any instant leaves the
-/// old version or the new one. A file system that can't exchange is not written to when there is something to replace.
+/// A new version is built in a hidden directory beside it, `.{name}.{attempt}.tmp`. If there is nothing at the place, or an
+/// empty directory, one `rename` puts it into place. Otherwise one exchange with the old version does. A crash at any instant
+/// leaves the old version or the new one. If there is something to replace and the file system can't exchange directories,
+/// nothing is written.
 ///
-/// After the exchange the old version lies in `.{name}.{attempt}.{new}-{old}.old`, where `new` and `old` are the numbers (inodes, in
-/// hexadecimal digits) of the two directories. What is not of the checkpoint in it is renamed into the new version's directory,
-/// then the old version's files are removed. A crash between leaves that directory, and
-/// [`finish_replacing`](Recovery::finish_replacing) does the rest. The new version has that name just before the exchange. A
-/// directory of another number, which somebody had put at the place just before a crash, is no leftover.
+/// After the exchange the old version is `.{name}.{attempt}.{new}-{old}.old`, where `new` and `old` are the inode numbers of the
+/// two directories, in hexadecimal. Files in it that do not belong to the checkpoint are renamed into the new version. Then the
+/// files of the old version are removed. A crash in between leaves that directory, and
+/// [`finish_replacing`](Recovery::finish_replacing) does the rest. Just before the exchange the new version has that name. A
+/// directory with another inode, which somebody put at the place just before a crash, is no leftover.
 ///
-/// Only the directory that the attempt has made is removed. What the exchange took out instead of the old version goes back. If
-/// somebody renames it in between, it stays as `.{name}.{attempt}.out`, and the error says where everything is.
+/// A save removes only directories that its own attempt has made. If the exchange took out another directory than the old
+/// version, this directory goes back. If somebody renames it in between, it stays as `.{name}.{attempt}.out`, and the error says
+/// where everything is.
 ///
-/// A symbolic link to the directory stays; what it points to is written. Where that is, is found out once for a save: the
-/// directory above it is held open, and links or directories that are changed meanwhile change nothing.
+/// If the place is a symbolic link, the link stays and its target is written. A save resolves the target once and holds the
+/// directory above it open, so changes of links or directories meanwhile have no effect.
 ///
-/// In the directory, a file that is a link to a file is read as that file, wherever it lies. A directory that is a link is never
-/// entered. What removes or replaces a link leaves alone what it points to.
+/// In the directory, a link to a file is read as that file, wherever it is. A link to a directory is never entered. If a link is
+/// removed or replaced, its target stays.
 ///
-/// All I/O runs on threads of the process that
-/// reshard starts, so futures may be polled by any executor.
+/// All I/O runs on threads that reshard starts, so any executor may poll the futures.
 #[derive(Clone, Debug)]
 pub struct LocalStore {
     root: Root,
@@ -57,7 +59,7 @@ pub struct LocalStore {
 }
 
 impl LocalStore {
-    /// Opens a path or a `file://` URL, in which `%20` and the like are decoded. The directory need not exist.
+    /// Opens a path or a `file://` URL. In a URL, `%20` and similar codes are decoded. The directory need not exist.
     ///
     /// # Errors
     /// [`StorageError::Invalid`] when it is no local path.
@@ -70,7 +72,7 @@ impl LocalStore {
         }
     }
 
-    /// The directory at a path. Relative paths start at the working directory of now.
+    /// Opens the directory at a path. A relative path starts at the current working directory.
     ///
     /// # Errors
     /// [`StorageError::Invalid`] when the path is empty.
@@ -177,16 +179,8 @@ impl Store for LocalStore {
 
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         let (mine, attempt) = (self.path().to_path_buf(), attempt.to_owned());
-        let theirs = place.and_then(|url| url::path(url.strip_prefix("file://")?));
-        let join = move || {
-            // Where the other rank says. Another machine may know that directory by another path: then as the URL says.
-            for place in theirs.iter().chain([&mine]) {
-                if let Some(transaction) = LocalTransaction::join(place, &attempt)? {
-                    return Ok(transaction);
-                }
-            }
-            Err(StorageError::NotJoined { path: mine.display().to_string(), attempt })
-        };
+        let told = place.map(str::to_owned);
+        let join = move || LocalTransaction::join(&mine, &attempt, told.as_deref());
         Ok(Arc::new(pool::run_one(join).await?))
     }
 

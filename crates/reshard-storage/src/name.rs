@@ -2,8 +2,8 @@ use crate::{Result, StorageError};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// Name of a file in a store: relative, `/` between its parts, checked once when it is made, so that no name that a
-/// checkpoint's metadata holds can lead out of the checkpoint's directory.
+/// The name of a file in a store. It is relative, with `/` between its parts. It is checked when it is made, so no name in a
+/// checkpoint's metadata can lead out of the checkpoint's directory.
 ///
 /// ```
 /// use reshard_storage::Name;

@@ -6,23 +6,23 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use std::{fs::File, ops::Range, sync::Arc};
 
-/// What of a folder a place is.
+/// Which part of a folder a place is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PlaceKind {
     /// All of it.
     #[default]
     Folder,
-    /// One file, which the URL names: `model.safetensors`. It has the name that it has in its folder.
+    /// One file, which the URL names, such as `model.safetensors`. In the place it has the same name as in its folder.
     File,
-    /// The files whose names begin with the last part of the URL. They have the rest as their names: `ckpt-1.index` is `.index` in
-    /// the place `ckpt-1`.
+    /// The files whose names begin with the last part of the URL. In the place a file has the rest as its name: `ckpt-1.index` is
+    /// `.index` in the place `ckpt-1`.
     Prefix,
 }
 
-/// A part of a folder as a place of its own, to be read: for stores that have such places.
+/// A part of a folder as a place of its own, for reading. Stores with such places use it.
 ///
-/// Nothing can be written through it. A store that can write a part wraps it and has its own [`begin`](Store::begin).
+/// You can't write through it. A store that can write a part wraps it, and implements its own [`begin`](Store::begin).
 #[derive(Clone, Debug)]
 pub struct PartStore {
     url: String,
@@ -53,7 +53,7 @@ impl PartStore {
         Self { folder, ..self.clone() }
     }
 
-    /// What a file of this place is called in the folder; `None` when none of it can have such a name.
+    /// The name in the folder of a file of this place. `None` if no file of this place can have such a name.
     pub fn outer(&self, name: &Name) -> Option<Name> {
         match &self.part {
             Ok(file) => (name == file).then(|| name.clone()),
@@ -62,7 +62,7 @@ impl PartStore {
         }
     }
 
-    /// What a file of the folder is called in this place; `None` when it is not of it.
+    /// The name in this place of a file of the folder. `None` if the file does not belong to this place.
     fn inner(&self, name: &Name) -> Option<Name> {
         match &self.part {
             Ok(file) => (name == file).then(|| name.clone()),

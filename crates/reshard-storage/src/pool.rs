@@ -1,7 +1,7 @@
 //! The I/O threads of the process: std threads that any executor can await.
 
 use crate::{Result, StorageError};
-use futures::channel::oneshot;
+use futures_channel::oneshot;
 use std::{
     any::Any,
     cell::Cell,
@@ -50,7 +50,10 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// How many I/O threads there are to be; at least 2, so that computing and waiting for a disk overlap.
 pub(crate) fn width() -> usize {
-    thread::available_parallelism().map_or(2, |n| n.get().max(2))
+    // To find it out takes several system calls, and small reads ask for it each time.
+    static WIDTH: LazyLock<usize> =
+        LazyLock::new(|| thread::available_parallelism().map_or(2, |n| n.get().max(2)));
+    *WIDTH
 }
 
 /// Whether some main job waits for a thread.
@@ -291,7 +294,7 @@ mod tests {
             Ok(())
         }));
         // It is started by being polled once.
-        assert!(futures::FutureExt::now_or_never(&mut future).is_none());
+        assert!(futures_util::FutureExt::now_or_never(&mut future).is_none());
         drop(future);
         drop(go);
         while Arc::strong_count(&token) > 1 {

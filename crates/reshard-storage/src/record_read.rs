@@ -6,29 +6,29 @@ use crate::Name;
 use reshard_model::{BoxError, Layout, RegionMut};
 use std::{fmt, iter::Sum, ops::Range};
 
-/// Sees every byte of a record, in order. It is given only when all of the record is to be read.
+/// A check that sees every byte of a record, in order. Use it only if the whole record is read.
 pub trait Checksum: Send {
-    /// The bytes that come next.
+    /// Takes the next bytes.
     fn update(&mut self, bytes: &[u8]);
-    /// Whether they were right.
+    /// Says whether the bytes were right.
     ///
     /// # Errors
     /// What is wrong with them; it becomes [`StorageError::Check`](crate::StorageError::Check).
     fn finish(self: Box<Self>) -> Result<(), BoxError>;
-    /// A second check, for the bytes from byte `at` on of those that this one was to see, which keeps those before. Both are
-    /// used at the same time; what is wrong is said by the one that finishes last. `None` when one check has to see all.
+    /// Splits the check: the returned check sees the bytes from byte `at` on, and this one the bytes before. Both are used at the
+    /// same time. The one that finishes last reports the error. `None` if a single check has to see all bytes.
     fn split(&mut self, at: u64) -> Option<Box<dyn Checksum>> {
         let _ = at;
         None
     }
 }
 
-/// Where wanted elements lie in a record of a file, and where they land.
+/// Where wanted elements lie in a record of a file, and where they go.
 #[derive(Debug)]
 pub struct Part {
-    /// Where they lie, from the record's start. It has the region's shape and element size.
+    /// Where they lie, relative to the start of the record. It has the shape and element size of the region.
     pub source: Layout,
-    /// Where they land.
+    /// Where they go.
     pub into: RegionMut,
 }
 
@@ -36,11 +36,11 @@ pub struct Part {
 pub struct RecordRead {
     /// The file.
     pub name: Name,
-    /// The record: bytes of the file. Nothing before or after it belongs to the item.
+    /// The record, as a range of bytes of the file. Nothing before or after it belongs to the item.
     pub record: Range<u64>,
-    /// What is wanted of it. Parts may want the same bytes; they are read once.
+    /// The wanted parts. If several parts want the same bytes, these are read once.
     pub parts: Vec<Part>,
-    /// With a check all of the record is read.
+    /// With a check, the whole record is read.
     pub check: Option<Box<dyn Checksum>>,
 }
 
@@ -55,15 +55,15 @@ impl fmt::Debug for RecordRead {
     }
 }
 
-/// How much was read for what.
+/// How much was read, and why.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReadStats {
-    /// Bytes that landed in regions.
+    /// Bytes that went into regions.
     pub bytes_needed: u64,
-    /// Bytes of records that were read: with those that nobody wanted but a check, or that lay in short gaps.
+    /// Bytes of records that were read. They include bytes that only a check needed, and short gaps.
     pub bytes_read: u64,
-    /// Bytes between neighbouring small records that were read along, so that one read serves many.
+    /// Bytes between neighbouring small records that were read too, so that one read serves several records.
     pub bytes_between: u64,
     /// Calls to the operating system, or requests.
     pub reads: u64,

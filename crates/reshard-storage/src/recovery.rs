@@ -1,10 +1,10 @@
-//! What a crash leaves beside a place, and how it is cleared away.
+//! What a crash leaves beside a place, and how to clean it up.
 
 use crate::{Name, Result};
 use async_trait::async_trait;
 use std::time::SystemTime;
 
-/// What an attempt that died has left beside the place.
+/// What a dead attempt has left beside the place.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct Leftover {
@@ -12,7 +12,7 @@ pub struct Leftover {
     pub attempt: String,
     /// Where it lies: a path or a URL.
     pub path: String,
-    /// Whether it is the version that the attempt replaced, which may have files of others in it. Else it holds nothing but
+    /// Whether it is the version that the attempt replaced, which may contain files of other programs. Otherwise it contains only
     /// what the attempt wrote.
     pub replaced: bool,
     /// Bytes of its files.
@@ -22,35 +22,35 @@ pub struct Leftover {
 }
 
 impl Leftover {
-    /// What `attempt` wrote to `path`.
+    /// A leftover at `path`, which `attempt` wrote.
     pub fn new(attempt: impl Into<String>, path: impl Into<String>) -> Self {
         Self { attempt: attempt.into(), path: path.into(), replaced: false, bytes: 0, modified: None }
     }
 
-    /// With what is in it.
+    /// Sets its contents.
     pub fn holding(self, bytes: u64, modified: Option<SystemTime>) -> Self {
         Self { bytes, modified, ..self }
     }
 
-    /// As the version that the attempt replaced.
+    /// Marks it as the version that the attempt replaced.
     pub fn replaced(self) -> Self {
         Self { replaced: true, ..self }
     }
 }
 
-/// Repairs a place at which attempts died: of stores in which a version is built before it takes the place of another one.
+/// Repairs a place after attempts have died. It is for stores that build a version before it replaces another one.
 #[async_trait]
 pub trait Recovery: Send + Sync {
-    /// What attempts that are not committed have left beside this place; those that are still at work too. What may be somebody
-    /// else's is not among it.
+    /// What uncommitted attempts have left beside this place. This includes attempts that are still running. It does not include
+    /// anything that may belong to somebody else.
     async fn leftovers(&self) -> Result<Vec<Leftover>>;
 
     /// Removes what an attempt wrote. `Ok` if nothing is left.
     async fn remove_leftover(&self, attempt: &str) -> Result<()>;
 
-    /// Finishes what an attempt was doing after it had replaced a version ([`Leftover::replaced`]): removes these files of
-    /// that version, and gives whatever else lies with them back to the place. `Ok` if nothing is left, and in stores that can't
-    /// be left so.
+    /// Finishes the work of an attempt that replaced a version and died ([`Leftover::replaced`]). Removes these files of the old
+    /// version, and moves all other files in it back to the place. `Ok` if nothing is left, and also in stores that never leave
+    /// anything.
     ///
     /// # Errors
     /// [`NotCarried`](crate::StorageError::NotCarried) names what stays where it is, because its name is taken or the

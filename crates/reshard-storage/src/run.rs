@@ -3,8 +3,8 @@ use crate::{
     pool::{self, Turn},
 };
 
-/// Runs tasks that compute or block on the I/O threads of the process, several at a time, so that the executor's threads stay
-/// free. The values come in the order of the tasks. Tasks that have not begun when the future is dropped never run.
+/// Runs tasks that compute or block, several at a time, on the I/O threads of the process. So the threads of the executor stay
+/// free. The values have the order of the tasks. If the future is dropped, tasks that have not begun never run.
 ///
 /// # Errors
 /// [`StorageError::Panicked`](crate::StorageError::Panicked) when a task panics.

@@ -5,15 +5,15 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use std::{collections::BTreeSet, fmt, fs::File, ops::Range, sync::Arc, time::SystemTime};
 
-/// What suits a store best. Numbers to tune by, not limits.
+/// The preferences of a store. These numbers are for tuning; they are no limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hints {
-    /// Bytes that a single read or write should have.
+    /// The best size of a single read or write, in bytes.
     pub part_size: u64,
-    /// Reads and writes to have under way at once.
+    /// The best number of reads and writes at the same time.
     pub concurrency: usize,
-    /// A gap of at most so many bytes between two wanted ranges is better read than skipped.
+    /// If the gap between two wanted ranges has at most so many bytes, it is better to read it than to skip it.
     pub coalesce_gap: u64,
 }
 
@@ -24,31 +24,30 @@ impl Default for Hints {
 }
 
 impl Hints {
-    /// With another [`part_size`](Self::part_size).
+    /// Sets the [`part_size`](Self::part_size).
     pub fn with_part_size(self, part_size: u64) -> Self {
         Self { part_size, ..self }
     }
 
-    /// With another [`concurrency`](Self::concurrency).
+    /// Sets the [`concurrency`](Self::concurrency).
     pub fn with_concurrency(self, concurrency: usize) -> Self {
         Self { concurrency, ..self }
     }
 
-    /// With another [`coalesce_gap`](Self::coalesce_gap).
+    /// Sets the [`coalesce_gap`](Self::coalesce_gap).
     pub fn with_coalesce_gap(self, coalesce_gap: u64) -> Self {
         Self { coalesce_gap, ..self }
     }
 }
 
-/// What to do when the place holds something already.
+/// What to do if the place already holds something.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum IfExists {
-    /// Fail; nothing is touched.
+    /// Fail, and change nothing.
     #[default]
     Refuse,
-    /// These files, the old version, are replaced in the one step of committing, and are whole until then. Whatever else
-    /// lies there when the new version is committed stays: files of others, also those that came meanwhile. Only the rank
-    /// that commits needs the names.
+    /// Replace these files, which are the old version. They stay whole until the one step of the commit. All other files at the
+    /// place stay, even those that come during the save. Only the rank that commits needs the names.
     Replace(Arc<[Name]>),
 }
 
@@ -59,27 +58,28 @@ pub struct Link {
     pub name: Name,
     /// Where it leads, as it is written there.
     pub target: String,
-    /// Whether it leads to a file, which is read under its name. What leads to a directory, or to nothing, is not followed.
+    /// Whether it leads to a file, which is then read under the name of the link. A link to a directory, or to nothing, is not
+    /// followed.
     pub followed: bool,
 }
 
 /// How far a listing goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// What lies in the folder itself.
+    /// Only the folder itself.
     One,
-    /// The files of the folders in it, too.
+    /// The folder and all folders below it.
     All,
 }
 
-/// What lies in a place, or in a folder of it, as far as it has names that [`Name`] takes.
+/// The contents of a place, or of a folder in it. Names that [`Name`] refuses are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Listing {
     /// Files, sorted by name.
     pub files: Vec<Entry>,
-    /// With [`Depth::One`] the folders, sorted: directories, or what counts as such where there are only names with slashes. A link
-    /// to one is none.
+    /// With [`Depth::One`], the folders, sorted. These are directories, or prefixes of names if the store has only names with
+    /// slashes. A link to a directory is no folder.
     pub folders: Vec<Name>,
 }
 
@@ -96,7 +96,7 @@ impl Listing {
         Self { files, folders }
     }
 
-    /// The part of all files of a place that lies below a folder: for stores whose folders are only names with slashes.
+    /// Makes the listing of a folder from all files of a place. It is for stores whose folders are only names with slashes.
     pub fn below(all: Vec<Entry>, folder: Option<&Name>, depth: Depth) -> Self {
         let prefix = folder.map_or_else(String::new, |folder| format!("{folder}/"));
         let (mut files, mut folders) = (Vec::new(), BTreeSet::new());
@@ -128,18 +128,18 @@ impl Listing {
     }
 }
 
-/// What a store knows of a file without reading it.
+/// What a store knows about a file without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Head {
     /// Its length.
     pub bytes: u64,
-    /// When it last changed; `None` when the store can't tell.
+    /// The time of its last change; `None` if the store does not know.
     pub modified: Option<SystemTime>,
 }
 
 impl Head {
-    /// Of a file of so many bytes.
+    /// For a file of so many bytes.
     pub fn new(bytes: u64, modified: Option<SystemTime>) -> Self {
         Self { bytes, modified }
     }
@@ -148,80 +148,81 @@ impl Head {
 /// A place that holds the files of one checkpoint.
 ///
 /// # Contract
-/// A place that does not exist is a place without files. A name is a file or it is not there; what a committed version
-/// holds is seen wholly or not at all. When a future is ready, with success or failure, nothing that it was given is in use any
-/// more. Implementations pass `testkit::store_contract`.
+/// - A place that does not exist is a place without files.
+/// - A committed version is visible as a whole or not at all.
+/// - When a future is ready, with success or failure, the store no longer uses anything that it was given.
+/// - Implementations pass `testkit::store_contract`.
 ///
-/// Futures may be polled by any executor. A store that needs a runtime brings one: its futures only wait for tasks there.
+/// Any executor may poll the futures. A store that needs a runtime brings its own, and its futures only wait for tasks there.
 ///
-/// What is said of files in more ways than a store has to know stands in [`StoreExt`](crate::StoreExt).
+/// [`StoreExt`](crate::StoreExt) has more functions, which work with every store.
 ///
 /// # Cancellation
-/// Every future may be dropped at any time. Bytes that are on their way then still land in their regions, which are owned,
-/// and never elsewhere.
+/// Every future may be dropped at any time. A running read may then still write into its regions, which are owned, but never
+/// elsewhere.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync {
     /// The place, as a URL that opens it again.
     fn url(&self) -> String;
 
-    /// What suits it.
+    /// Its preferences.
     fn hints(&self) -> Hints;
 
-    /// Exactly these bytes of a file.
+    /// Reads exactly these bytes of a file.
     ///
     /// # Errors
     /// [`NotFound`](crate::StorageError::NotFound); [`Short`](crate::StorageError::Short) when the file ends earlier.
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes>;
 
-    /// Many ranges at once, in the order asked, and what was read for them. Ranges that are near each other are read together;
-    /// the gaps between them count as [`bytes_between`](ReadStats::bytes_between).
+    /// Reads many ranges. Returns them in the order of the call, with statistics. Neighbouring ranges are read together; the gaps
+    /// between them count as [`bytes_between`](ReadStats::bytes_between).
     ///
     /// # Errors
-    /// As [`read`](Self::read); the error is that of one of the ranges.
+    /// As [`read`](Self::read), for one of the ranges.
     async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, ReadStats)> {
         crate::record_read::reads::read_ranges(self, reads).await
     }
 
-    /// Reads the wanted elements of records into their regions: nothing outside of a record but short gaps between small
-    /// neighbours, no byte twice.
+    /// Reads the wanted elements of records into their regions. Outside the records it reads only short gaps between small
+    /// neighbours. It reads no byte twice.
     ///
     /// # Errors
-    /// As [`read`](Self::read); [`Check`](crate::StorageError::Check) when the bytes of a record are wrong, which then
-    /// have landed all the same; [`Region`](crate::StorageError::Region) when a part does not fit its record or its region.
+    /// As [`read`](Self::read). [`Check`](crate::StorageError::Check) if the bytes of a record are wrong; they are in their
+    /// regions all the same. [`Region`](crate::StorageError::Region) if a part does not fit its record or its region.
     async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
         crate::record_read::reads::read_into(self, reads, progress).await
     }
 
-    /// What lies in the place, or in a folder of it. Names are those in the place, whichever folder is asked for. A folder that is
-    /// not there is empty.
+    /// Lists the place, or a folder in it. Names are relative to the place, whichever folder is listed. A folder that does not
+    /// exist is empty.
     async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing>;
 
-    /// What is known of a file; `None` when there is none.
+    /// What is known about a file; `None` if there is no such file.
     async fn head(&self, name: &Name) -> Result<Option<Head>>;
 
-    /// Removes files. One that is not there is no error.
+    /// Removes files. It is no error if a file does not exist.
     async fn remove(&self, names: &[Name]) -> Result<()>;
 
-    /// The version that is there now, and stays what it is when another one is committed: a reader of it never sees bytes of
-    /// both. When it is replaced, what was not read yet is [`NotFound`](crate::StorageError::NotFound). `None` when the store
-    /// can't do that, or nothing is there.
+    /// A store pinned to the current version. Its reader never sees bytes of a version that is committed later. If the pinned
+    /// version is replaced, files that are not read yet give [`NotFound`](crate::StorageError::NotFound). `None` if the store
+    /// can't pin, or if nothing is there.
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
         Ok(None)
     }
 
-    /// This place by what it really is, when its URL can come to mean another one: a symbolic link that somebody changes. What is
-    /// read from the store that is returned, and staged in it, is of one place. `None` when the URL can only mean one.
+    /// The resolved place. A URL can change its meaning, for example if somebody changes a symbolic link. All reads and writes
+    /// through the returned store use one and the same place. `None` if the URL can mean only one place.
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
         Ok(None)
     }
 
-    /// The place that the same URL means as another kind: one file, or the files with a prefix. No I/O is done. `None` when the store
-    /// has no such places.
+    /// The place that the same URL means as another kind: one file, or the files with a prefix. It does no I/O. `None` if the
+    /// store has no such places.
     fn of_kind(&self, _kind: PlaceKind) -> Option<Arc<dyn Store>> {
         None
     }
 
-    /// The open file, when it lies in a file system of this machine; a store that copies it may link it instead.
+    /// The open file, if it is in a file system of this machine. Another store can then link it instead of copying it.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -229,48 +230,48 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Links among the files. None by default: most stores have no such thing.
+    /// The links among the files. The default is empty, because most stores have no links.
     async fn links(&self) -> Result<Vec<Link>> {
         Ok(Vec::new())
     }
 
-    /// Begins a new version of what lies at this place. Each version has another `attempt`: letters, digits, `-` and `_`. Other
-    /// ranks that write the same version [`join`](Self::join).
+    /// Begins a new version of this place. Each version needs its own `attempt`, made of letters, digits, `-` and `_`. Other ranks
+    /// that write the same version [`join`](Self::join) it.
     ///
     /// # Errors
-    /// [`Exists`](crate::StorageError::Exists) when the place holds something and `if_exists` refuses that;
-    /// [`Unsupported`](crate::StorageError::Unsupported) when it can't be replaced in one step.
+    /// [`Exists`](crate::StorageError::Exists) if the place holds something and `if_exists` refuses that.
+    /// [`Unsupported`](crate::StorageError::Unsupported) if it can't be replaced in one step. Neither leaves anything of the
+    /// attempt.
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>>;
 
-    /// Joins a version that another rank has begun, under the `attempt` and the [`Transaction::place`] of that rank. Nothing is made.
-    /// By default it is begun again, which does for stores whose URL can only mean one place.
+    /// Joins a version that another rank has begun, with the `attempt` and the [`Transaction::place`] of that rank. It must not
+    /// create anything. The default begins the version again, which is right for stores whose URL can mean only one place.
     ///
     /// # Errors
-    /// [`NotJoined`](crate::StorageError::NotJoined) when this rank doesn't find it.
+    /// [`NotJoined`](crate::StorageError::NotJoined) if this rank doesn't find the version.
     async fn join(&self, attempt: &str, _place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         self.begin(attempt, IfExists::Replace([].into())).await
     }
 
-    /// What repairs this place after a crash. `None` when a crash leaves nothing that has to be repaired, or that can be found.
+    /// The repair functions of this place. `None` if a crash leaves nothing to repair, or nothing that can be found.
     fn recovery(&self) -> Option<&dyn Recovery> {
         None
     }
 }
 
-/// A version of a place that nobody can see yet.
+/// A new version of a place, which nobody can see yet.
 ///
 /// # Contract
-/// Dropping a transaction removes nothing, because another rank may be about to commit what this one wrote: on failure somebody
-/// calls [`rollback`](Self::rollback); what a killed process leaves shows in
-/// [`Recovery::leftovers`].
+/// If you drop a transaction, nothing is removed, because another rank may be about to commit what this one wrote. After a
+/// failure, call [`rollback`](Self::rollback). [`Recovery::leftovers`] lists what a killed process leaves.
 #[async_trait]
 pub trait Transaction: fmt::Debug + Send + Sync {
-    /// Writes files of this rank. Many ranks and calls may write at once, files of different names. What is returned is in the order
-    /// of what was given, files and extents alike, whichever threads wrote them.
+    /// Writes files of this rank. Many ranks and calls may write at the same time, but each file name only once. The results have
+    /// the order of the arguments, both files and extents, whichever threads wrote them.
     ///
     /// # Errors
-    /// [`ExtentLength`](crate::StorageError::ExtentLength), [`Source`](crate::StorageError::Source), or what the operating
-    /// system says. Names are given once: writing one again is [`Invalid`](crate::StorageError::Invalid).
+    /// [`ExtentLength`](crate::StorageError::ExtentLength), [`Source`](crate::StorageError::Source), or an error of the operating
+    /// system. [`Invalid`](crate::StorageError::Invalid) if a name is written twice.
     async fn write(
         &self,
         files: Vec<FileBody>,
@@ -278,23 +279,22 @@ pub trait Transaction: fmt::Debug + Send + Sync {
         progress: Progress,
     ) -> Result<Vec<Written>>;
 
-    /// Where it is, for other ranks to [`join`](Store::join), when their URL may lead them elsewhere.
+    /// Where it is, so that other ranks can [`join`](Store::join) it even if their URL leads elsewhere.
     fn place(&self) -> Option<String> {
         None
     }
 
-    /// The one atomic step, called once, by one rank, after all ranks have written: the commit record, if the format has one, is
-    /// written last; then all of it becomes visible, or nothing has changed. Before that it is looked whether each of `files`, which
-    /// are those that all ranks have written, lies in the transaction with its length ([`Entry::check`]), so that nothing
-    /// incomplete is committed, whatever has become of the files meanwhile.
+    /// The one atomic step. One rank calls it once, after all ranks have written. `files` are the files that all ranks have
+    /// written. First it checks that each of them is in the transaction with its length ([`Entry::check`]), so that no incomplete
+    /// version is committed, even if somebody has changed files meanwhile. Then it writes the commit record, if the format has
+    /// one. Then the whole version becomes visible, or nothing changes.
     ///
     /// # Errors
-    /// [`Incomplete`](crate::StorageError::Incomplete) when one of `files` is missing, or of another length.
-    /// [`Exists`](crate::StorageError::Exists) when the place was filled meanwhile and `if_exists` refuses that;
-    /// [`Changed`](crate::StorageError::Changed) when it was filled with something else than what was to be replaced, if the store
-    /// can tell. Only after
-    /// [`NotDurable`](crate::StorageError::NotDurable) and [`NotCarried`](crate::StorageError::NotCarried) the new version is
-    /// visible all the same.
+    /// [`Incomplete`](crate::StorageError::Incomplete) if one of `files` is missing, or has another length.
+    /// [`Exists`](crate::StorageError::Exists) if something came to the place meanwhile and `if_exists` refuses that.
+    /// [`Changed`](crate::StorageError::Changed) if the place no longer holds the version to replace, and the store notices it.
+    /// After [`NotDurable`](crate::StorageError::NotDurable) and [`NotCarried`](crate::StorageError::NotCarried), and only after
+    /// these, the new version is visible in spite of the error.
     async fn commit(
         &self,
         record: Option<(Name, Bytes)>,
@@ -302,10 +302,10 @@ pub trait Transaction: fmt::Debug + Send + Sync {
         durability: Durability,
     ) -> Result<()>;
 
-    /// What of this version lies there already, of all ranks, sorted by name: for going on after an interruption.
+    /// The files of this version, of all ranks, that are already written, sorted by name. Use it to continue after an interruption.
     async fn written(&self) -> Result<Vec<Entry>>;
 
-    /// Removes what this attempt wrote, that of other ranks too. May be called again, by any rank; does nothing to what is
-    /// committed.
+    /// Removes what this attempt wrote, on all ranks. Any rank may call it, also several times. It does nothing to a committed
+    /// version.
     async fn rollback(&self) -> Result<()>;
 }

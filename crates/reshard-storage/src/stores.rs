@@ -1,18 +1,18 @@
-use crate::{LocalStore, Result, StorageError, Store};
+use crate::{Result, StorageError, Store};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
 };
 
-/// Opens places by their URLs. It may hold what is needed for that: a client, credentials, a runtime.
+/// Opens places by their URLs. It may hold a client, credentials or a runtime for that.
 ///
-/// A function is one, too.
+/// Functions implement it.
 pub trait OpenStore: Send + Sync {
-    /// The place of a URL. Does no I/O that could block for long.
+    /// Opens the place of a URL. It must not do I/O that could block for long.
     ///
     /// # Errors
-    /// When the URL can't mean a place.
+    /// The URL can't mean a place.
     fn open(&self, url: &str) -> Result<Arc<dyn Store>>;
 }
 
@@ -22,19 +22,19 @@ impl<F: Fn(&str) -> Result<Arc<dyn Store>> + Send + Sync> OpenStore for F {
     }
 }
 
-/// A URL scheme and the store that serves it, for programs that link the crate. A crate announces its own with
+/// A URL scheme with its store, for programs that link the crate. A crate registers its scheme with
 /// `reshard_storage::inventory::submit! { StoreScheme::new("s3", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"), open) }`.
-/// What needs more than a URL is handed in with [`Stores::with`].
+/// If a store needs more than a URL, the program passes it in with [`Stores::with`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct StoreScheme {
     /// The scheme, without `://`.
     pub scheme: &'static str,
-    /// The crate that claims it.
+    /// The crate that registers it.
     pub origin: &'static str,
     /// That crate's version.
     pub origin_version: &'static str,
-    /// Opens a place, as [`OpenStore::open`]; is given the whole URL.
+    /// Opens a place, as [`OpenStore::open`]. It gets the whole URL.
     pub open: fn(&str) -> Result<Arc<dyn Store>>,
 }
 
@@ -52,13 +52,15 @@ impl StoreScheme {
 
 inventory::collect!(StoreScheme);
 
+#[cfg(feature = "local")]
 inventory::submit! {
     StoreScheme::new("file", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"), |url| {
-        Ok(Arc::new(LocalStore::open(url)?))
+        Ok(Arc::new(crate::LocalStore::open(url)?))
     })
 }
 
-/// Which store a URL means: a checked value, made from what is linked into the program and what is handed in.
+/// Finds the store for a URL. It is a checked value, made from the stores that are linked into the program and those that you
+/// pass in.
 ///
 /// ```
 /// use reshard_storage::{LocalStore, OpenStore, Result, Store, Stores};
@@ -92,7 +94,7 @@ impl Stores {
     /// Everything that is linked into this program.
     ///
     /// # Errors
-    /// [`StorageError::DuplicateScheme`] when two crates claim one scheme.
+    /// [`StorageError::DuplicateScheme`] if two crates register one scheme.
     pub fn linked() -> Result<Self> {
         let mut all: Vec<&StoreScheme> = inventory::iter::<StoreScheme>.into_iter().collect();
         // The linker's order is nobody's; errors should not depend on it.
@@ -104,7 +106,7 @@ impl Stores {
         Ok(out)
     }
 
-    /// One place that is open already: every URL means it.
+    /// One place that is already open. Every URL means this place.
     pub fn only(store: Arc<dyn Store>) -> Self {
         Self { only: Some(store), ..Self::default() }
     }
@@ -125,21 +127,21 @@ impl Stores {
         Ok(())
     }
 
-    /// With an opener of your own for a scheme, in place of one that is linked or was handed in before.
+    /// Sets your own opener for a scheme. It replaces one that is linked or was set before.
     pub fn with(mut self, scheme: impl Into<String>, open: impl OpenStore + 'static) -> Self {
         self.given.insert(scheme.into(), Arc::new(open));
         self
     }
 
-    /// The linked ones, sorted by scheme.
+    /// The linked schemes, sorted.
     pub fn schemes(&self) -> impl Iterator<Item = &StoreScheme> {
         self.linked.values()
     }
 
-    /// The store of a URL. What has no `scheme://` is a path of a local directory.
+    /// Opens the store of a URL. Text without `scheme://` is the path of a local directory.
     ///
     /// # Errors
-    /// [`StorageError::UnknownScheme`], or what the store says.
+    /// [`StorageError::UnknownScheme`], or an error of the store.
     pub fn open(&self, url: &str) -> Result<Arc<dyn Store>> {
         if let Some(store) = &self.only {
             return Ok(Arc::clone(store));
@@ -157,7 +159,7 @@ impl Stores {
         }
     }
 
-    /// Schemes that are served.
+    /// All schemes.
     fn names(&self) -> BTreeSet<&str> {
         self.linked.keys().copied().chain(self.given.keys().map(String::as_str)).collect()
     }
@@ -195,6 +197,7 @@ pub(crate) fn scheme_of(url: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LocalStore;
 
     #[test]
     fn an_unknown_scheme_lists_what_is_linked_and_says_what_would_add_it() {

@@ -1,7 +1,7 @@
-//! What a local store does to files and directories, in order: durability can't be seen from outside.
+//! Records what a local store does to files and directories, in order, because durability can't be observed from outside.
 //!
-//! With the feature `testkit`, a `testkit::Trail` collects the steps below a directory while it lives. Without it
-//! `note` does nothing: no step is ever made.
+//! With the feature `testkit`, a `testkit::Trail` collects the steps below a directory as long as it exists. Without the feature
+//! `note` does nothing.
 
 #[cfg(feature = "testkit")]
 use std::path::Path;

@@ -13,9 +13,9 @@ impl Wake for Unpark {
     }
 }
 
-/// Waits for a future on this thread: for synchronous code such as an [`Extent`](crate::Extent) that reads its bytes from
-/// another store. Unlike with other executors, the future itself may wait in this way. On an I/O thread what it awaits of
-/// a [`LocalStore`](crate::LocalStore) runs on that same thread, so that threads never wait for each other in a circle.
+/// Waits for a future on this thread. It is for synchronous code, such as an [`Extent`](crate::Extent) that reads its bytes from
+/// another store. Unlike with other executors, the future itself may call it again. On an I/O thread, the work of a
+/// [`LocalStore`](crate::LocalStore) runs on this same thread, so threads never wait for each other in a circle.
 ///
 /// ```
 /// assert_eq!(reshard_storage::wait(async { reshard_storage::wait(async { 1 }) + 1 }), 2);

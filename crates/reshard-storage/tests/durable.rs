@@ -28,8 +28,9 @@ fn save(parent: &Path, place: &str, if_exists: IfExists, durability: Durability)
                 || Box::new(bytes::Bytes::from(vec![7u8; 5 << 20])) as Box<dyn reshard_storage::Extent>;
             FileBody::new(name(n), vec![part(), part()])
         };
-        let ranks =
-            [store.begin("x", if_exists.clone()).await.unwrap(), store.begin("x", if_exists).await.unwrap()];
+        let begun = store.begin("x", if_exists).await.unwrap();
+        let joined = store.join("x", begun.place().as_deref()).await.unwrap();
+        let ranks = [begun, joined];
         for (transaction, files) in ranks.iter().zip([["a", "sub/b"], ["c", "sub/deep/d"]]) {
             let files = files.into_iter().map(body).collect();
             transaction.write(files, durability, Progress::none()).await.unwrap();

@@ -1,13 +1,13 @@
-//! Steps that all ranks take together, with this crate's errors. A rank that is alone keeps its own error as it is.
+//! Steps that all ranks take together, with this crate's errors. If a rank is alone, it keeps its own, typed error.
 
 use crate::{Result, StrategyError, cause};
 use reshard_comm::{Comm, CommError};
 use serde::{Serialize, de::DeserializeOwned};
 
-/// All ranks learn whether all did their part; each goes on with its own outcome.
+/// All ranks learn whether every rank succeeded. Each rank then continues with its own outcome.
 ///
 /// # Errors
-/// On every rank, when any of them failed.
+/// On every rank, if any rank failed.
 pub async fn agree<T>(comm: &Comm<'_>, step: &'static str, outcome: Result<T>) -> Result<T> {
     let mine = outcome.as_ref().map(|_| ()).map_err(cause);
     match comm.agree(step, mine).await {
@@ -16,10 +16,10 @@ pub async fn agree<T>(comm: &Comm<'_>, step: &'static str, outcome: Result<T>) -
     }
 }
 
-/// The coordinator decides upon the parts of all ranks, and each gets its share of the decision.
+/// The coordinator makes a decision from the parts of all ranks, and each rank gets its share of it.
 ///
 /// # Errors
-/// On every rank, when any of them failed, or the decision did.
+/// On every rank, if any rank or the decision failed.
 pub(crate) async fn decide<T, U>(
     comm: &Comm<'_>,
     step: &'static str,
@@ -48,7 +48,7 @@ where
     }
 }
 
-/// What to return of an error that all ranks got.
+/// The error to return if all ranks got an error.
 pub(crate) fn theirs<T>(comm: &Comm<'_>, all: CommError, mine: Result<T>) -> StrategyError {
     match mine {
         Err(mine) if comm.size() == 1 => mine,

@@ -4,11 +4,11 @@ use reshard_model::{ShardedObject, ValueTree};
 use reshard_storage::{FileBody, Name};
 use std::{any::Any, fmt};
 
-/// Stores common state: what is equal on all ranks. It lays files out and writes nothing itself, so that they are staged, written
-/// in the background, counted and committed as all others.
+/// Stores common state, which is equal on all ranks. It makes a layout of files, and writes nothing itself. So these files are staged,
+/// written in the background, counted and committed like all others.
 ///
 /// # Contract
-/// Files hold what they are made of: the caller may change its state when a method returns. Equal input gives equal files.
+/// The files own their data: the caller may change its state when a method returns. Equal input gives equal files.
 pub trait SaveCommonStrategy: Any + fmt::Debug + Send + Sync {
     /// Its name.
     fn key(&self) -> BackendVersion;
@@ -19,8 +19,8 @@ pub trait SaveCommonStrategy: Any + fmt::Debug + Send + Sync {
     /// What can't be encoded.
     fn layout_common(&self, common: &ValueTree) -> Result<Vec<FileBody>>;
 
-    /// The files of this rank's objects, for a sharded strategy that stores none; `None` if this one stores none either. Called
-    /// on every rank; no two ranks give the same object. It is asked with no objects at all, too, to know whether it can.
+    /// The files of this rank's objects, for a sharded strategy that stores none. `None` if this strategy stores none either. It is
+    /// called on every rank, and no two ranks pass the same object. It is also called with no objects, to find out whether it can.
     ///
     /// # Errors
     /// What can't be encoded.
@@ -34,24 +34,24 @@ pub trait SaveCommonStrategy: Any + fmt::Debug + Send + Sync {
 pub trait LoadCommonStrategy: Any + fmt::Debug + Send + Sync {
     /// Its name.
     fn key(&self) -> BackendVersion;
-    /// Reads the common state, out of files of its own or out of the sharded part, which is open.
+    /// Reads the common state, from its own files or through the open reader of the sharded part.
     ///
     /// # Errors
     /// A missing or damaged file.
     async fn load_common(&self, cx: &OpenCx, from: &dyn StorageReader) -> Result<ValueTree>;
-    /// Whether it can load what was stored under another name or version; an error that says why not.
+    /// Checks that it can load what was stored under another name or version. The error says why not.
     ///
     /// # Errors
-    /// By default: when the name differs, or the version is newer.
+    /// By default, the name differs or the version is newer.
     fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
         compatible(&self.key(), stored)
     }
-    /// Whether saves of this strategy name a file of common state so. When a checkpoint is replaced, its files go that are named
-    /// so; files that nobody owns stay.
+    /// Whether saves of this strategy give a file of common state such a name. A replacement of the checkpoint removes files with such
+    /// names. Files that no strategy owns stay.
     fn owns(&self, _name: &Name) -> bool {
         false
     }
-    /// The same of files of objects; asked only where this strategy has stored the objects.
+    /// The same for files of objects. It is called only if this strategy has stored the objects.
     fn owns_object(&self, _name: &Name) -> bool {
         false
     }
@@ -59,7 +59,7 @@ pub trait LoadCommonStrategy: Any + fmt::Debug + Send + Sync {
     fn can_handle_sharded_objects(&self) -> bool {
         false
     }
-    /// Fills the objects, with values; in the order in which they are given. Each of them is one that
+    /// Fills the objects with values, and returns them in the same order. Each object is one that
     /// [`load_sharded_metadata`](Self::load_sharded_metadata) lists.
     ///
     /// # Errors

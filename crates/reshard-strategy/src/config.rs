@@ -1,7 +1,7 @@
 use crate::{LoadShardedStrategy, Result, SaveShardedStrategy};
 use std::{fmt, sync::Arc};
 
-/// Configuration of a strategy that saves sharded leaves: data, tagged by hand, that can build it.
+/// Configuration of a strategy that saves sharded leaves. It is data with a tag that is written by hand, and it can build the strategy.
 ///
 /// ```json
 /// { "type": "torch_dist", "files_per_rank": 2 }

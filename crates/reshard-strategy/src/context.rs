@@ -6,7 +6,7 @@ use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, Progress, Store, Transaction};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// The live things of one save. Configuration never holds them; it names groups, which are found here.
+/// The runtime objects of one save. A configuration never holds them; it only names groups, which are found here.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SaveCx<'a> {
@@ -20,26 +20,26 @@ pub struct SaveCx<'a> {
     pub url: &'a str,
     /// DCP's planner.
     pub planner: Arc<dyn SavePlanner>,
-    /// Which item, or which part of it, goes into which file; every rank has the same, and only the coordinator asks it.
-    /// Without one the format decides.
+    /// The policy that decides which item, or which part of it, goes into which file. Every rank has the same policy, and only the
+    /// coordinator calls it. Without a policy the format decides.
     pub policy: Option<Arc<dyn ShardingPolicy>>,
-    /// How much the policy may answer.
+    /// Limits on the policy's answer.
     pub policy_limits: Limits,
     /// What a finished save survives.
     pub durability: Durability,
-    /// Whose conventions: where common state goes, how objects are wrapped.
+    /// The dialect: where common state goes, and how objects are wrapped.
     pub dialect: Dialect,
-    /// Every rank writes its items with metadata of its own, and no plan is exchanged (DCP's `use_collectives=False`).
+    /// Whether every rank writes its items with its own metadata, and ranks exchange no plans (DCP's `use_collectives=False`).
     pub rank_local: bool,
-    /// Under which path each key of this rank was, for formats that keep it (DCP's `planner_data`); a planner that makes its
-    /// own overrides it.
+    /// The path of each key of this rank, for formats that store it (DCP's `planner_data`). A planner that makes its own paths overrides
+    /// them.
     pub planner_data: Option<PlannerData>,
-    /// Told of written bytes.
+    /// Called with the number of bytes written.
     pub progress: Progress,
 }
 
 impl<'a> SaveCx<'a> {
-    /// A context with defaults for all but what has none.
+    /// Makes a context. Fields that are no arguments get their defaults.
     pub fn new(
         comm: Comm<'a>,
         groups: &'a BTreeMap<String, Arc<dyn ProcessGroup>>,
@@ -66,16 +66,15 @@ impl<'a> SaveCx<'a> {
     }
 }
 
-/// What a checkpoint is opened with.
+/// What a format needs to open a checkpoint.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OpenCx {
     /// Where the checkpoint lies.
     pub store: Arc<dyn Store>,
-    /// How much it may ask for. What is opened keeps to them in all that it reads.
+    /// Limits on what the checkpoint may ask for. The opened reader must keep to them in all its reads.
     pub limits: ReadLimits,
-    /// Whose conventions it follows, as far as files tell that are not of its format: [`Dialect::Megatron`] where Megatron
-    /// Core's `metadata.json` lies.
+    /// The dialect, as far as files outside the format tell it: [`Dialect::Megatron`] if there is a `metadata.json` of Megatron Core.
     pub dialect: Dialect,
 }
 
@@ -98,7 +97,7 @@ impl OpenCx {
     }
 }
 
-/// The live things of one load.
+/// The runtime objects of one load.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LoadCx<'a> {
@@ -110,21 +109,21 @@ pub struct LoadCx<'a> {
     pub store: Arc<dyn Store>,
     /// DCP's planner.
     pub planner: Arc<dyn LoadPlanner>,
-    /// Whether checksums of wholly read items are checked.
+    /// Whether to check the checksum of each item that is read as a whole.
     pub verify: bool,
-    /// Told of read bytes.
+    /// Called with the number of bytes read.
     pub progress: Progress,
-    /// How many bytes this rank may hold for an exchange: [`DEFAULT_EXCHANGE_MEMORY`] unless set. A quarter is sent at once, a
-    /// quarter received; the rest was read and waits, and is more only for one item that is larger. Of ranks that differ the least
-    /// counts.
+    /// How many bytes this rank may hold for an exchange. The default is [`DEFAULT_EXCHANGE_MEMORY`]. At most a quarter is sent in a
+    /// round and a quarter received. The rest holds data that are read and wait; only a single item that is larger exceeds it. If
+    /// ranks have different values, the smallest one is used.
     pub exchange_memory: u64,
 }
 
-/// How many bytes a rank holds for an exchange of a load unless told otherwise: 256 MiB.
+/// How many bytes a rank holds for an exchange of a load by default: 256 MiB.
 pub const DEFAULT_EXCHANGE_MEMORY: u64 = 256 << 20;
 
 impl<'a> LoadCx<'a> {
-    /// A context with defaults for all but what has none: checksums are verified.
+    /// Makes a context. Fields that are no arguments get their defaults; checksums are verified.
     pub fn new(
         comm: Comm<'a>,
         groups: &'a BTreeMap<String, Arc<dyn ProcessGroup>>,
@@ -135,7 +134,7 @@ impl<'a> LoadCx<'a> {
         Self { comm, groups, store, planner, verify: true, progress, exchange_memory }
     }
 
-    /// With another limit of memory for exchanges, in bytes.
+    /// Sets the limit of memory for exchanges, in bytes.
     #[must_use]
     pub fn with_exchange_memory(self, exchange_memory: u64) -> Self {
         Self { exchange_memory, ..self }

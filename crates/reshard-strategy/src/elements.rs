@@ -1,18 +1,19 @@
-//! What a planned item is made of, as blocks of bytes: for whoever writes a format.
+//! The data of a planned item as blocks of bytes, for authors of formats.
 
 use crate::{Result, StrategyError};
 use bytes::Bytes;
-use reshard_model::{BoxError, Data, Dims, ObjectCodec, Payload, Region, Tensor, TensorSource, Value};
+use reshard_model::{BoxError, Data, ObjectCodec, Payload, Region, Tensor, TensorSource, Value};
 use reshard_plan::{TensorWrite, WriteItem};
 use std::{fmt, io, sync::Arc};
 
-/// Small enough to stay in a core's cache between the checksum and the write, large enough to be few.
+/// The size of a block. It is small enough to stay in a core's cache between the checksum and the write, and large enough that there are
+/// few blocks.
 const BLOCK: u64 = 256 << 10;
 
 /// Blocks in row-major order, little-endian.
 pub type Blocks = Box<dyn Iterator<Item = io::Result<Bytes>> + Send>;
 
-/// The elements of a planned chunk, pulled in row-major order, wherever they lie.
+/// The elements of a planned chunk, in row-major order. They may be in host memory, on a device, or elsewhere.
 pub struct Elements(Source);
 
 enum Source {
@@ -36,15 +37,15 @@ impl From<Tensor> for Elements {
 }
 
 impl Elements {
-    /// The elements of `chunk`, which is what `item` writes.
+    /// The elements of `chunk`, which `item` writes.
     ///
     /// # Errors
-    /// [`StrategyError::Invalid`] when there is no data, or data of another type or shape than planned.
+    /// [`StrategyError::Invalid`] if there is no data, or the data have another type or shape than planned.
     pub fn of(item: &WriteItem, chunk: &TensorWrite, data: Data) -> Result<Self> {
         let shape = &chunk.region.lengths;
         let invalid = |what: String| StrategyError::Invalid(format!("{}: {what}", item.key));
         if let Some((dtype, have)) = data.spec()
-            && (dtype != chunk.dtype || without_ones(have) != without_ones(shape))
+            && (dtype != chunk.dtype || !is_without_prepended(have, shape))
         {
             let planned = chunk.dtype;
             return Err(invalid(format!(
@@ -83,15 +84,16 @@ impl Elements {
     }
 }
 
-/// Prepended axes have extent 1 and are not in the local tensor's shape.
-fn without_ones(shape: &[u64]) -> Dims {
-    shape.iter().copied().filter(|&n| n != 1).collect()
+/// Whether a local tensor of this shape is the chunk, which may have prepended axes of extent 1.
+fn is_without_prepended(local: &[u64], chunk: &[u64]) -> bool {
+    let prepended = chunk.len().checked_sub(local.len()).and_then(|n| chunk.split_at_checked(n));
+    prepended.is_some_and(|(ones, rest)| rest == local && ones.iter().all(|n| *n == 1))
 }
 
-/// An object as `codec` writes it. One that comes encoded by the same codec is carried over as it is.
+/// An object as `codec` writes it. If it is already encoded by the same codec, it is returned unchanged.
 ///
 /// # Errors
-/// When there is none, when it can't be encoded, or when it is encoded otherwise.
+/// There is no object, it can't be encoded, or another codec has encoded it.
 pub fn encode_object(codec: &dyn ObjectCodec, key: &str, payload: Payload) -> Result<Bytes> {
     match payload {
         Payload::Encoded { codec: name, bytes } if name == codec.name() => Ok(bytes),
@@ -108,10 +110,10 @@ pub fn encode_object(codec: &dyn ObjectCodec, key: &str, payload: Payload) -> Re
     }
 }
 
-/// An object's value. A codec that knows more of what stopped it than that it can't be decoded gives a [`StrategyError`].
+/// The value of an object. If a codec knows more than that it can't decode the object, its error is a [`StrategyError`].
 ///
 /// # Errors
-/// When it can't be decoded, or asks for too much.
+/// It can't be decoded, or exceeds a limit.
 pub fn decode_object(codec: &dyn ObjectCodec, key: &str, payload: Payload) -> Result<Value> {
     let bytes = match payload {
         Payload::Value(v) => return Ok(v),
@@ -127,4 +129,19 @@ pub fn decode_object(codec: &dyn ObjectCodec, key: &str, payload: Payload) -> Re
         },
         Err(source) => StrategyError::Object { key: key.into(), what: "it can't be decoded", source },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_leading_axes_of_extent_1_may_be_missing() {
+        let is = |local: &[u64], chunk: &[u64]| is_without_prepended(local, chunk);
+        assert!(
+            is(&[2, 3], &[2, 3]) && is(&[2, 3], &[1, 1, 2, 3]) && is(&[], &[1]) && is(&[1, 2], &[1, 1, 2])
+        );
+        assert!(!is(&[2, 3], &[2, 1, 3]) && !is(&[2, 3], &[2, 3, 1]) && !is(&[2, 3], &[4, 2, 3]));
+        assert!(!is(&[1, 2, 3], &[2, 3]) && !is(&[3, 2], &[2, 3]) && !is(&[2], &[]));
+    }
 }

@@ -12,22 +12,22 @@ pub type Result<T, E = StrategyError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StrategyError {
-    /// Tensors, buffers or the state dict.
+    /// An error of tensors, buffers or the state dict.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Planning: missing keys, overlaps, holes.
+    /// An error of planning: missing keys, overlaps, holes.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A sharding policy, or what it answered.
+    /// An error of a sharding policy, or of its answer.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// Some ranks failed; all of them get this.
+    /// Some ranks failed. All ranks get this error.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// Files.
+    /// An error of the store.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// Bytes on disk that are not what they should be.
+    /// The bytes on disk are wrong.
     #[error("{file}{}: {what}", offset.map(|o| format!(" at byte {o}")).unwrap_or_default())]
     Corrupt {
         /// Which file.
@@ -36,22 +36,22 @@ pub enum StrategyError {
         offset: Option<u64>,
         /// What is wrong, and with which key.
         what: String,
-        /// The parser's own words.
+        /// The error of the parser.
         #[source]
         source: Option<BoxError>,
     },
-    /// An object that can't be encoded or decoded.
+    /// An object can't be encoded or decoded.
     #[error("object {key}: {what}")]
     Object {
         /// Its key.
         key: String,
-        /// What was being done.
+        /// The operation.
         what: &'static str,
         /// Why it failed.
         #[source]
         source: BoxError,
     },
-    /// No checkpoint lies there.
+    /// There is no checkpoint at the place.
     #[error("{url} is not a checkpoint: {why}")]
     NotACheckpoint {
         /// Where.
@@ -59,37 +59,37 @@ pub enum StrategyError {
         /// What is missing.
         why: String,
     },
-    /// What lies there may be a checkpoint of two formats.
+    /// The place may hold a checkpoint of either of two formats.
     #[error("{url} may be a checkpoint of {a} or of {b}, by the names of its files; say which one is meant")]
     Ambiguous {
         /// Where.
         url: String,
-        /// One format that knows it.
+        /// One format that recognises it.
         a: BackendVersion,
         /// Another one.
         b: BackendVersion,
     },
-    /// A checkpoint that has no tensor or object of a key.
+    /// The checkpoint has no tensor or object of this key.
     #[error("{what}")]
     NotStored {
         /// What is missing.
         what: String,
     },
-    /// A strategy that lacks what is asked of it.
+    /// The strategy does not support the operation.
     #[error("{what} is not supported by {strategy}")]
     Unsupported {
         /// Which strategy.
         strategy: String,
-        /// What it lacks, and what to do instead.
+        /// What it does not support, and what to do instead.
         what: String,
     },
-    /// Something whole, as far as its checksums tell, that is more than this version decodes.
+    /// Something is whole, as far as its checksums tell, but this version can't decode it.
     #[error("{what} is not supported")]
     Undecoded {
         /// What, and why.
         what: String,
     },
-    /// More than is read without being asked for.
+    /// Something exceeds a limit.
     #[error("{what}; {}", option.advice(*max))]
     Limit {
         /// What is too much, with its key or file.
@@ -99,14 +99,14 @@ pub enum StrategyError {
         /// The limit, in bytes.
         max: u64,
     },
-    /// Two crates claim one key.
+    /// Two crates register one key.
     #[error("{key} is registered by both {a} and {b}; link only one of them")]
     Duplicate {
         /// The key.
         key: StrategyKey,
-        /// Who came first.
+        /// The crate that came first.
         a: &'static str,
-        /// Who came second.
+        /// The crate that came second.
         b: &'static str,
     },
     /// No strategy of that name is linked.
@@ -114,13 +114,13 @@ pub enum StrategyError {
     Unknown {
         /// What was asked for.
         key: StrategyKey,
-        /// What there is.
+        /// What is linked.
         linked: Vec<String>,
     },
-    /// A call that can't be carried out as it stands.
+    /// The call contradicts itself or the state.
     #[error("{0}")]
     Invalid(String),
-    /// A strategy, format or store that does not keep its contract, or a mistake of this program; the caller can't help it.
+    /// A strategy, format or store breaks its contract, or reshard has a bug. The caller can do nothing about it.
     #[error("{0}; this is a mistake of the program, please report it")]
     Internal(String),
 }

@@ -1,4 +1,4 @@
-//! What a format has to say: DCP's StorageWriter and StorageReader, without the pipeline around them.
+//! What a format has to implement: DCP's StorageWriter and StorageReader, without the pipeline around them.
 
 use crate::{BackendVersion, ReadTotals, Result, StrategyError, with_sources};
 use async_trait::async_trait;
@@ -25,7 +25,7 @@ pub struct StorageInfo {
     pub file: Name,
     /// Which bytes of it.
     pub range: Range<u64>,
-    /// What the format's extent said of these bytes when they were written ([`Extent::receipt`]); nothing in an opened checkpoint.
+    /// What the format's extent returned about these bytes when they were written ([`Extent::receipt`]). Empty in an opened checkpoint.
     ///
     /// [`Extent::receipt`]: reshard_storage::Extent::receipt
     pub receipt: Bytes,
@@ -43,7 +43,7 @@ impl StorageInfo {
     }
 }
 
-/// DCP's `WriteResult`: where an item lies, known when it is written.
+/// DCP's `WriteResult`: where an item lies. It is known once the item is written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteResult {
     /// Which item.
@@ -77,22 +77,22 @@ impl WriteResult {
 /// An extent of a layout: the number of its file, and its number in that file.
 pub type ExtentId = (u32, u32);
 
-/// Files of one rank, decided before their first byte is written.
+/// The layout of one rank's files, made before their first byte is written.
 #[derive(Debug, Default)]
 pub struct FileLayout {
     /// The files.
     pub files: Vec<FileBody>,
-    /// The extents that each item is made of.
+    /// The extents that make up each item.
     pub items: Vec<(PieceId, Vec<ExtentId>)>,
-    /// Items that lie in files which are copied as they are: where they lie is known.
+    /// Items in files that are copied unchanged, so their locations are already known.
     pub copied: Vec<WriteResult>,
 }
 
 impl FileLayout {
-    /// Where each item lies, after its files were written.
+    /// Where each item lies, once its files are written.
     ///
     /// # Errors
-    /// When the layout names an extent that it has not, or the store says of a file what can't be.
+    /// The layout names an extent that does not exist, or the store returns an impossible result.
     pub fn results(
         items: Vec<(PieceId, Vec<ExtentId>)>,
         copied: Vec<WriteResult>,
@@ -115,7 +115,7 @@ impl FileLayout {
     }
 }
 
-/// What [`StorageWriter::finish`] may look at.
+/// The context of [`StorageWriter::finish`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct FinishCx<'a> {
@@ -125,14 +125,14 @@ pub struct FinishCx<'a> {
     pub dialect: Dialect,
     /// What is stored.
     pub metadata: &'a Metadata,
-    /// Where each item lies, by rank, in the order of writing. For a rank-local checkpoint of the own rank alone.
+    /// Where each item lies, by rank, in the order of writing. In a rank-local checkpoint it has only this rank's items.
     pub written: &'a [Vec<WriteResult>],
     /// The rank, if the checkpoint is rank-local.
     pub rank: Option<u32>,
 }
 
 impl<'a> FinishCx<'a> {
-    /// Of a checkpoint of all ranks.
+    /// For a checkpoint of all ranks.
     pub fn new(
         url: &'a str,
         dialect: Dialect,
@@ -142,49 +142,49 @@ impl<'a> FinishCx<'a> {
         Self { url, dialect, metadata, written, rank: None }
     }
 
-    /// Of one rank of a rank-local checkpoint.
+    /// For one rank of a rank-local checkpoint.
     #[must_use]
     pub fn of_rank(self, rank: u32) -> Self {
         Self { rank: Some(rank), ..self }
     }
 }
 
-/// The files that make a checkpoint of the items that are written.
+/// The files that turn the written items into a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Records {
     /// In any order.
     pub files: Vec<(Name, Bytes)>,
-    /// The one whose presence makes a checkpoint, written last; `None` for formats that have none of their own.
+    /// The commit record, whose presence makes a checkpoint. It is written last. `None` for formats without their own commit record.
     pub commit: Option<(Name, Bytes)>,
 }
 
 impl Records {
-    /// One file, which commits.
+    /// Only a commit record.
     pub fn one(name: Name, bytes: Bytes) -> Self {
         Self { files: Vec::new(), commit: Some((name, bytes)) }
     }
 
-    /// All of them, the one that commits last.
+    /// All files; the commit record comes last.
     pub fn into_files(self) -> impl Iterator<Item = (Name, Bytes)> {
         self.files.into_iter().chain(self.commit)
     }
 }
 
-/// What a planned item is made of: tensor elements of exactly its region, or an object.
+/// Returns the data of a planned item: the tensor elements of exactly its region, or an object.
 pub type Resolve<'a> = dyn Fn(&WriteItem) -> Result<WriteData> + Sync + 'a;
 
-/// The calls by which DCP lets a StorageWriter take part in planning. All have bodies: a format that has nothing to add says
+/// DCP's calls by which a StorageWriter takes part in planning. All have defaults. If your format has nothing to add, write
 /// `impl WriterHooks for MyWriter {}`.
 ///
-/// The pipeline calls them in the order in which they stand here, before [`StorageWriter::layout`]; the planner's are between them.
+/// The pipeline calls them in the order of this trait, before [`StorageWriter::layout`]. The planner's hooks are called in between.
 pub trait WriterHooks: fmt::Debug + Send + Sync + 'static {
     /// A new save to `url` begins.
     fn reset(&self, _url: &str) {}
-    /// What planners shall know of the storage.
+    /// Data of the storage for planners.
     fn storage_meta(&self) -> Option<Value> {
         None
     }
-    /// Before planning, on every rank.
+    /// Called before planning, on every rank.
     ///
     /// # Errors
     /// A configuration that can't work here.
@@ -207,65 +207,65 @@ pub trait WriterHooks: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// DCP's StorageWriter: the layout of a format. Its [`key`](Self::key), [`layout`](Self::layout) and [`finish`](Self::finish) have
-/// no body.
+/// DCP's StorageWriter: the layout of a format. You have to implement [`key`](Self::key), [`layout`](Self::layout) and
+/// [`finish`](Self::finish).
 pub trait StorageWriter: WriterHooks {
     /// Its name.
     fn key(&self) -> BackendVersion;
-    /// Whether it stores sharded objects; if not, it is never given any, and the common strategy stores them.
+    /// Whether it stores sharded objects. If not, the common strategy stores them.
     fn can_handle_sharded_objects(&self) -> bool {
         true
     }
-    /// Whether a cell of an object array is stored as a list of what all leaves of that cell on one rank hold.
+    /// Whether a cell of an object array is stored as a list, with one value for each leaf that one rank has of this cell.
     fn object_lists(&self) -> bool {
         false
     }
-    /// How it encodes objects. Only a policy that brings all items to one rank needs it.
+    /// The codec of its objects. Only policies that bring all items to one rank need it.
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
         None
     }
-    /// Whether [`layout`](Self::layout) keeps to the files that a plan names, so that a sharding policy can decide upon them.
+    /// Whether [`layout`](Self::layout) uses the files that a plan names, so that a sharding policy can decide on them.
     fn takes_policy(&self) -> bool {
         false
     }
-    /// The policy of its configuration, for saves that name none.
+    /// The policy in its configuration, for saves without a policy.
     fn policy(&self) -> Option<Arc<dyn ShardingPolicy>> {
         None
     }
-    /// Which files this rank writes, and which extents of them each item is made of. Elements are pulled later.
+    /// Decides which files this rank writes, and which extents of these files make up each item. Elements are pulled later.
     /// [`SavePlan::by_file`] says which items share a file.
     ///
     /// # Errors
     /// Items that the format can't store, objects that can't be encoded.
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout>;
-    /// The files that make a checkpoint of the written items. On the coordinator, of all ranks; for a rank-local checkpoint on every
-    /// rank, of its own items.
+    /// Makes the files that turn the written items into a checkpoint. It runs on the coordinator, for the items of all ranks. In a
+    /// rank-local checkpoint it runs on every rank, for its own items.
     ///
     /// # Errors
     /// Items that the format can't describe.
     fn finish(&self, cx: &FinishCx<'_>) -> Result<Records>;
 }
 
-/// What is wanted of one stored chunk, and where it lands.
+/// What is wanted of one stored chunk, and where it goes.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ReadTensor {
     /// What is wanted.
     pub selection: Selection,
-    /// The place for the elements. It has the shape of the region; axes of extent 1 may be missing, since leaves prepend such axes.
+    /// The destination of the elements. It has the shape of the region, but may lack axes of length 1, because leaves prepend such axes.
     pub into: RegionMut,
 }
 
 impl ReadTensor {
-    /// A selection and its place.
+    /// A selection and its destination.
     pub fn new(selection: Selection, into: RegionMut) -> Self {
         Self { selection, into }
     }
 
-    /// The read that a store does, if all elements of the chunk lie in their record as `stored` says.
+    /// The read for the store, if the chunk has the layout `stored` in its record.
     ///
     /// # Errors
-    /// When the chunk has not what is selected, or the place has another shape.
+    /// The chunk does not have the selected elements, or the destination has another shape.
     pub fn part(self, stored: &Layout) -> Result<Part> {
         let source = self.selection.layout(stored)?;
         let source = source.squeeze_to(self.into.shape()).ok_or_else(|| {
@@ -275,7 +275,7 @@ impl ReadTensor {
         Ok(Part { source, into: self.into })
     }
 
-    /// Copies what is wanted of a chunk that is in memory.
+    /// Copies the wanted elements of a chunk that is in memory.
     ///
     /// # Errors
     /// As [`part`](Self::part).
@@ -293,7 +293,7 @@ pub struct ReadCx<'a> {
     pub verify: bool,
     /// Called with the bytes of tensors that were read.
     pub progress: &'a Progress,
-    /// [`LoadPlan::storage_data`] of this rank's plan; empty for reads that nobody planned.
+    /// [`LoadPlan::storage_data`] of this rank's plan. Empty for reads without a plan.
     pub storage_data: &'a [u8],
 }
 
@@ -303,7 +303,7 @@ impl<'a> ReadCx<'a> {
         Self { verify, progress, storage_data: &[] }
     }
 
-    /// With what the format has put into this rank's plan.
+    /// Sets the data that the format has put into this rank's plan.
     #[must_use]
     pub fn with_storage_data(self, storage_data: &'a [u8]) -> Self {
         Self { storage_data, ..self }
@@ -317,47 +317,45 @@ pub struct ReadObject {
     pub object: ObjectId,
 }
 
-/// What a file in a checkpoint's directory is to the checkpoint.
+/// The role of a file in a checkpoint's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FileRole {
     /// Items lie in it.
     Items,
-    /// It belongs to the checkpoint, though no item lies in it.
+    /// It belongs to the checkpoint, although no item lies in it.
     Part,
-    /// A save of this format made it, and nothing needs it any more.
+    /// A save of this format made it, but nothing needs it any more.
     Leftover,
-    /// The commit record of another checkpoint of this format, of which no other trace is looked at. The earlier one of the
-    /// two is left over.
+    /// The commit record of another checkpoint of this format in the same directory. The earlier of the two is left over.
     Record,
-    /// Nothing of this format.
+    /// It does not belong to this format.
     Foreign,
 }
 
-/// Who wrote a checkpoint, as far as its bytes tell.
+/// Which programs wrote a checkpoint, as far as its bytes tell.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Producer {
     /// Programs and version ranges, such as `PyTorch 2.4 to 2.14`.
     pub written_by: Vec<String>,
     /// Programs and version ranges that can load it.
     pub loadable_by: Vec<String>,
-    /// What is peculiar about it.
+    /// Peculiarities.
     pub notes: Vec<String>,
-    /// Keys of tensors of another shape than is stored of them: they can only be read as they are stored.
+    /// Keys of tensors that are stored with another shape than their own. They can be read only as they are stored.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub as_stored: BTreeSet<String>,
-    /// Keys of tensors and objects that are stored in a way that is not understood, and what it is about them. They are not in
-    /// the metadata, and can't be read.
+    /// Keys of tensors and objects that are not understood, and why. They are not in the metadata, and can't be read.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unknown: BTreeMap<String, String>,
 }
 
-/// One thing that is wrong with a checkpoint, or that is not known to be right.
+/// One problem of a checkpoint, or one part that could not be confirmed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Damage {
-    /// Which key, if one is concerned.
+    /// The key, if it is about a key.
     pub key: Option<String>,
-    /// Which file, if one is concerned.
+    /// The file, if it is about a file.
     pub file: Option<String>,
     /// Where in it.
     pub offset: Option<u64>,
@@ -366,7 +364,7 @@ pub struct Damage {
 }
 
 impl Damage {
-    /// What an error says. Key and place have members of their own, so what is wrong does not name them again.
+    /// Makes it of an error. Key and location have their own fields, so `what` does not repeat them.
     pub fn of(key: Option<&str>, e: &StrategyError) -> Self {
         let (file, offset, what) = match e {
             StrategyError::Corrupt { file, offset, what, .. } => (Some(file.clone()), *offset, what.clone()),
@@ -376,7 +374,7 @@ impl Damage {
         Self { key: key.map(Into::into), file, offset, what: with_sources(what, e) }
     }
 
-    /// Place, and what is wrong, for a list that names the key elsewhere.
+    /// The text without the key, for a list that names the key elsewhere.
     pub fn without_key(&self) -> String {
         match (&self.file, self.offset) {
             (Some(file), Some(at)) => format!("{file} at byte {at}: {}", self.what),
@@ -386,7 +384,7 @@ impl Damage {
     }
 }
 
-/// Key, place, and what is wrong, in a line.
+/// Prints key, location and problem in one line.
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(key) = &self.key {
@@ -399,14 +397,14 @@ impl fmt::Display for Damage {
 /// What a check of a checkpoint found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerifyReport {
-    /// What is wrong; it is sound when this and the next three are empty.
+    /// What is wrong. The checkpoint is sound if this and the next three lists are empty.
     pub damage: Vec<Damage>,
     /// What could not be checked, because of I/O.
     pub unchecked: Vec<Damage>,
-    /// What is stored in a way that this version does not understand. It may be sound.
+    /// Items that this version does not understand. They may be sound.
     #[serde(default)]
     pub not_understood: Vec<Damage>,
-    /// What asks for more than the [`ReadLimits`](crate::ReadLimits) allow. It may be sound.
+    /// Items that exceed the [`ReadLimits`](crate::ReadLimits). They may be sound.
     #[serde(default)]
     pub not_read: Vec<Damage>,
     /// Stored items that were looked at.
@@ -415,11 +413,11 @@ pub struct VerifyReport {
     pub bytes: u64,
 }
 
-/// The calls by which DCP lets a StorageReader take part in planning, as [`WriterHooks`]. They come before the first read.
+/// DCP's calls by which a StorageReader takes part in planning, as [`WriterHooks`]. They come before the first read.
 pub trait ReaderHooks: Any + fmt::Debug + Send + Sync {
     /// A new load begins.
     fn reset(&self, _url: &str) {}
-    /// Before planning, on every rank.
+    /// Called before planning, on every rank.
     ///
     /// # Errors
     /// A checkpoint that this rank can't read.
@@ -443,7 +441,7 @@ pub trait ReaderHooks: Any + fmt::Debug + Send + Sync {
 }
 
 impl VerifyReport {
-    /// Adds what an error of this kind stands for.
+    /// Adds a finding to the list for errors of this kind.
     pub fn add(&mut self, kind: ErrorKind, found: Damage) {
         match kind {
             ErrorKind::Unavailable => self.unchecked.push(found),
@@ -454,23 +452,23 @@ impl VerifyReport {
     }
 }
 
-/// DCP's StorageReader: an opened checkpoint. The logical table is shared ([`Metadata`]), the physical one is the format's;
-/// [`ChunkId`] and [`ObjectId`] join them.
+/// DCP's StorageReader: an opened checkpoint. All formats share the logical table ([`Metadata`]). Each format has its own table of
+/// locations. [`ChunkId`] and [`ObjectId`] join the two.
 #[async_trait]
 pub trait StorageReader: ReaderHooks {
     /// Name of the format.
     fn key(&self) -> BackendVersion;
     /// What is stored.
     fn metadata(&self) -> &Arc<Metadata>;
-    /// Whose conventions it follows.
+    /// The dialect that it follows.
     fn dialect(&self) -> Dialect;
-    /// Where the parts of a chunk lie; none when the checkpoint does not say.
+    /// Where the parts of a chunk lie. Empty if the checkpoint does not say.
     fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo>;
-    /// Where the parts of an object lie; none when the checkpoint does not say.
+    /// Where the parts of an object lie. Empty if the checkpoint does not say.
     fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo>;
     /// How objects are encoded.
     fn codec(&self) -> Arc<dyn ObjectCodec>;
-    /// Whether a cell of an object array is stored as a list of what all leaves of that cell on one rank held.
+    /// Whether a cell of an object array is stored as a list, with one value for each leaf that one rank had of this cell.
     fn object_lists(&self) -> bool {
         false
     }
@@ -479,12 +477,12 @@ pub trait StorageReader: ReaderHooks {
         Producer::default()
     }
 
-    /// Why a key can't be loaded as a template asks for it, where the format knows more than that shapes differ.
+    /// Why a key can't be loaded as a template asks for it, if the format knows more than that shapes differ.
     fn why_not(&self, _key: &str) -> Option<String> {
         None
     }
 
-    /// Whether the limits allow that a tensor is read; asked before memory is taken for one.
+    /// Checks that the limits allow to read a tensor. It is called before memory is allocated for the tensor.
     ///
     /// # Errors
     /// [`StrategyError::Limit`](crate::StrategyError::Limit).
@@ -492,32 +490,32 @@ pub trait StorageReader: ReaderHooks {
         Ok(())
     }
 
-    /// Whether saves of this format name their files so. When a checkpoint is replaced, its files go that are named so, and no
-    /// others: what metadata say of files may have been written to make somebody remove them. Without this nothing goes but
-    /// what the facade adds, and files of one name stand in the way of those of the new checkpoint.
+    /// Whether saves of this format give a file such a name. A replacement of the checkpoint removes only files with such names. What the
+    /// metadata say about files is not enough, because metadata may be made to have somebody's files removed. The default is no file;
+    /// then only the facade's own files are removed, and old files block new ones with the same name.
     fn owns(&self, _name: &Name) -> bool {
         false
     }
 
-    /// What a file is to the checkpoint in which none of its items lies; [`FileRole::Foreign`] by default. What is left over
-    /// may be removed, and what is not foreign goes when the checkpoint is replaced, if the format [`owns`](Self::owns) its name.
+    /// The role of a file in which no item lies. The default is [`FileRole::Foreign`]. A leftover may be removed. A replacement of the
+    /// checkpoint removes files that are not foreign, if the format [`owns`](Self::owns) their names.
     fn role(&self, _file: &Entry) -> FileRole {
         FileRole::Foreign
     }
 
-    /// Fills the places; no byte outside of the selections is read, save what lies between near ranges.
+    /// Fills the destinations. It reads only the selected bytes, and short gaps between neighbouring ranges.
     ///
     /// # Errors
     /// The first read that fails.
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals>;
-    /// Reads objects, encoded as they are, in the order asked for.
+    /// Reads objects, in their stored encoding or as values. Returns them in the order of `reads`.
     ///
     /// # Errors
     /// The first read that fails.
     async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>>;
-    /// Looks for damage: structure, coverage and sizes; with `full`, every checksum too.
+    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too.
     ///
     /// # Errors
-    /// Only what stops the check as a whole.
+    /// Only errors that stop the whole check. Damage is in the report.
     async fn verify(&self, full: bool, progress: &Progress) -> Result<VerifyReport>;
 }

@@ -1,10 +1,10 @@
 //! Floor 2 of reshard: what a checkpoint strategy is, where strategies are found, and the pipeline that drives them.
 //!
-//! A *strategy* is a format with an algorithm, found by `(backend, version)` in a [`Registry`], as in Megatron Core. There are
-//! four kinds: [`SaveShardedStrategy`], [`LoadShardedStrategy`], [`SaveCommonStrategy`], [`LoadCommonStrategy`].
+//! A *strategy* is a format with its algorithm. A [`Registry`] finds it by `(backend, version)`, as in Megatron Core. There are four
+//! kinds: [`SaveShardedStrategy`], [`LoadShardedStrategy`], [`SaveCommonStrategy`], [`LoadCommonStrategy`].
 //!
-//! Most formats need not implement the first two: who can say where an item goes ([`StorageWriter`]) and get it back
-//! ([`StorageReader`], PyTorch DCP's names) gets them from [`Planned`], which runs the three phases once for all of them:
+//! Most formats need not implement the first two. If a format says where an item goes ([`StorageWriter`]) and reads it again
+//! ([`StorageReader`]; these are PyTorch DCP's names), [`Planned`] and [`PlannedLoad`] make strategies of it. A save has these phases:
 //!
 //! ```text
 //! plan   (collective)  local plan -> gather -> global plan, sharding policy -> scatter -> finish_plan
@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Configuration is data: a [`SaveShardedConfig`] is a tagged, serialisable value that can `build` its strategy.
-//! `docs/strategies.md` shows how to write a crate with a strategy of your own.
+//! `docs/strategies.md` shows how to write a crate with your own strategy.
 
 mod agree;
 mod common;

@@ -4,8 +4,8 @@ use reshard_policy::ByteSize;
 use reshard_storage::{Name, Store, StoreExt};
 use std::{fmt, sync::Arc};
 
-/// How much a checkpoint may ask for while it is read. Files are hostile until they are trusted: a few hundred bytes can ask
-/// for a terabyte. What asks for more is an error, which names the option that allows it.
+/// Limits on what a checkpoint may ask for while it is read. A file of a few hundred bytes can ask for a terabyte of memory. If a
+/// checkpoint asks for more than a limit, the error names the option that raises the limit.
 ///
 /// ```
 /// use reshard_strategy::ReadLimits;
@@ -15,14 +15,14 @@ use std::{fmt, sync::Arc};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReadLimits {
-    /// Most bytes of memory that is made of one file or object when it is parsed. `None` is 64 times its length plus 64 MiB, at
-    /// most 4 GiB, and at most an eighth of the address space that the process may have, if that is limited (`ulimit -v`).
+    /// The most memory for the parsed form of one file or object, in bytes. `None` means 64 times its length plus 64 MiB, at most 4 GiB,
+    /// and at most an eighth of the address space of the process, if that is limited (`ulimit -v`).
     pub max_memory: Option<u64>,
-    /// Most bytes of what can only be read as a whole: metadata, common state, an object, a compressed chunk as it is stored and
-    /// as it is unpacked. Default 4 GiB.
+    /// The most bytes of anything that can only be read as a whole: metadata, common state, an object, a compressed chunk as it is stored
+    /// and as it is unpacked. The default is 4 GiB.
     pub max_whole: u64,
-    /// Whether tensors are read of which many elements lie in the same bytes, when their elements are together more than 1 GiB
-    /// and more than 1,024 times what is stored. Default no.
+    /// Whether to read tensors in which many elements share the same stored bytes, if their elements are together more than 256 MiB,
+    /// and those of each more than 8 times what is stored of it. The default is no.
     pub allow_repeated: bool,
 }
 
@@ -33,25 +33,25 @@ impl Default for ReadLimits {
 }
 
 impl ReadLimits {
-    /// With another limit of memory for what is made of one file or object.
+    /// Sets the limit of memory for the parsed form of one file or object.
     pub fn with_max_memory(mut self, bytes: u64) -> Self {
         self.max_memory = Some(bytes);
         self
     }
 
-    /// With another limit for what is read as a whole.
+    /// Sets the limit for anything that is read as a whole.
     pub fn with_max_whole(mut self, bytes: u64) -> Self {
         self.max_whole = bytes;
         self
     }
 
-    /// With tensors read that repeat few stored bytes very often, or not.
+    /// Sets whether to read tensors in which many elements share few stored bytes.
     pub fn with_allow_repeated(mut self, allow: bool) -> Self {
         self.allow_repeated = allow;
         self
     }
 
-    /// Refuses to read so many bytes as a whole. `what` says of what, before any of them is read.
+    /// Fails if so many bytes may not be read as a whole. Call it before reading. `what` names the item for the error.
     ///
     /// # Errors
     /// [`StrategyError::Limit`].
@@ -63,7 +63,7 @@ impl ReadLimits {
         Err(StrategyError::Limit { what, option: LimitOption::MaxWhole, max: self.max_whole })
     }
 
-    /// Refuses to write out tensors of so many bytes in all, of which so many are stored.
+    /// Fails if tensors with so many bytes of elements, of which so many are stored, may not be read.
     ///
     /// # Errors
     /// [`StrategyError::Limit`].
@@ -74,13 +74,13 @@ impl ReadLimits {
         Err(Self::refused(what, bytes, stored))
     }
 
-    /// What is said of tensors that are not read since few stored bytes are many elements.
+    /// The error for tensors that are not read because many elements share few stored bytes.
     pub fn refused(what: impl fmt::Display, bytes: u64, stored: u64) -> StrategyError {
         let what = format!("{what}: {bytes} bytes of elements share {stored} that are stored");
         StrategyError::Limit { what, option: LimitOption::AllowRepeated, max: REPEATED }
     }
 
-    /// A small or large file, whole; `None` when there is none. Its length is looked at before it is read.
+    /// Reads a file as a whole; `None` if there is no such file. It checks the length before it reads.
     ///
     /// # Errors
     /// [`StrategyError::Limit`]; what the store says.
@@ -118,16 +118,19 @@ pub async fn read_small(store: &Arc<dyn Store>, name: &Name) -> Result<Option<By
     read_if(store, name, is_small).await
 }
 
-/// Elements that few stored bytes may become without being asked for, in bytes.
-pub const REPEATED: u64 = 1 << 30;
+/// The most bytes of elements that few stored bytes may expand to by default.
+pub const REPEATED: u64 = 256 << 20;
 
-/// Whether elements of so many bytes lie over and over in the same stored bytes: no checksum, and no limit of a file's length,
-/// says anything of how much they are.
+/// Elements may always be so many times what is stored of them.
+const TIMES: u64 = 8;
+
+/// Whether elements of so many bytes repeat the same `stored` bytes very often. Neither a checksum nor the length of a file bounds the
+/// size of such elements.
 pub fn repeats(bytes: u64, stored: u64) -> bool {
-    bytes / 1024 > stored || (bytes / 1024 == stored && !bytes.is_multiple_of(1024))
+    bytes.div_ceil(TIMES) > stored
 }
 
-/// Which of the [`ReadLimits`] it is that stops a read.
+/// Which of the [`ReadLimits`] stops a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimitOption {
@@ -166,14 +169,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_repeat_beyond_1024_times_what_is_stored() {
-        assert!(!repeats(1024 * 7, 7) && repeats(1024 * 7 + 1, 7) && !repeats(0, 0) && repeats(1, 0));
+    fn elements_repeat_beyond_8_times_what_is_stored() {
+        assert!(!repeats(8 * 7, 7) && repeats(8 * 7 + 1, 7) && !repeats(0, 0) && repeats(1, 0));
         assert!(repeats(u64::MAX, 1) && !repeats(u64::MAX, u64::MAX));
         let limits = ReadLimits::default();
         assert!(limits.repeated("w", REPEATED, 4).is_ok());
         let e = limits.repeated("w", REPEATED + 4, 4).unwrap_err().to_string();
-        assert!(e.contains("1073741828 bytes") && e.contains("allow_repeated"), "{e}");
-        assert!(limits.repeated("w", REPEATED + 1024, (1 << 20) + 1).is_ok());
+        assert!(e.contains("268435460 bytes") && e.contains("allow_repeated"), "{e}");
+        assert!(limits.repeated("w", REPEATED + 8, (32 << 20) + 1).is_ok());
         assert!(limits.with_allow_repeated(true).repeated("w", 1 << 40, 4).is_ok());
     }
 

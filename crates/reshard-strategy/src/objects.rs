@@ -1,4 +1,4 @@
-//! Sharded objects of a strategy that handles none: the common strategy does.
+//! Handles sharded objects with the common strategy, if the sharded strategy handles none.
 
 mod load;
 mod save;
@@ -10,12 +10,12 @@ use crate::{BackendVersion, StrategyError};
 use indexmap::IndexMap;
 use reshard_model::{FlatStateDict, Path, Sharded};
 
-/// Objects, and tensors; each in the order of the state.
+/// Separates objects and tensors, each in the order of the state.
 fn part(state: FlatStateDict) -> (FlatStateDict, FlatStateDict) {
     state.into_iter().partition(|(_, leaf)| matches!(leaf, Sharded::Object(_)))
 }
 
-/// Both again, in the order of `paths`; what came to them meanwhile goes behind.
+/// Joins both again, in the order of `paths`. Leaves that were added meanwhile come last.
 fn join(paths: &[Path], objects: FlatStateDict, tensors: FlatStateDict) -> FlatStateDict {
     let mut parts: IndexMap<Path, Sharded> = objects.into_iter().chain(tensors).collect();
     let mut out = FlatStateDict::with_capacity(parts.len());
@@ -24,7 +24,7 @@ fn join(paths: &[Path], objects: FlatStateDict, tensors: FlatStateDict) -> FlatS
     out
 }
 
-/// Nobody handles this object.
+/// The error for an object that no strategy handles.
 fn nobody(
     doing: &str,
     key: &str,

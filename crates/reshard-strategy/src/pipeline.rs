@@ -1,4 +1,4 @@
-//! The pipeline: decide, move, agree. Once, for every format that can say where an item goes.
+//! The pipeline: decide, move, agree. It is written once, for every format that can say where an item goes.
 
 mod gather;
 mod load;

@@ -1,4 +1,4 @@
-//! Strategies by name: a checked value, filled at link time and by hand.
+//! Strategies by name. The registry is a checked value. It is filled at link time and by hand.
 
 use crate::{
     LoadCommonStrategy, LoadShardedConfig, Result, SaveCommonStrategy, SaveShardedConfig, StrategyError,
@@ -6,7 +6,7 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 
-/// Name of a strategy: `torch_dist` version 1.
+/// The name of a strategy, such as `torch_dist` version 1.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BackendVersion {
     /// Such as `torch_dist` or `zarr`.
@@ -29,7 +29,7 @@ impl fmt::Display for BackendVersion {
     }
 }
 
-/// `torch_dist`, which is its version 1, or `torch_dist/1`.
+/// Parses `torch_dist/1`, or `torch_dist`, which means version 1.
 impl FromStr for BackendVersion {
     type Err = StrategyError;
     fn from_str(text: &str) -> Result<Self> {
@@ -68,7 +68,7 @@ impl fmt::Display for Action {
     }
 }
 
-/// Under which a strategy is found.
+/// The key under which a strategy is found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StrategyKey {
     /// What it does.
@@ -97,7 +97,7 @@ pub enum Make {
     LoadCommon(fn() -> Arc<dyn LoadCommonStrategy>),
 }
 
-/// One strategy of one crate. `inventory::submit!` it and it is found wherever the crate is linked and named:
+/// One strategy of one crate. Register it with `inventory::submit!`. Then every program that links and names the crate finds it:
 /// `use reshard_torch_dist as _;`.
 #[derive(Clone, Copy, Debug)]
 pub struct Registration {
@@ -116,7 +116,7 @@ pub struct Registration {
 inventory::collect!(Registration);
 
 impl Registration {
-    /// Under which it is found.
+    /// The key under which it is found.
     pub fn key(&self) -> StrategyKey {
         let action = match self.make {
             Make::SaveSharded(_) => Action::SaveSharded,
@@ -128,14 +128,14 @@ impl Registration {
     }
 }
 
-/// All strategies that a program knows. Two crates that claim one key are an error.
+/// All strategies that a program knows. If two crates register one key, that is an error.
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     by_key: BTreeMap<StrategyKey, Registration>,
 }
 
 impl Registry {
-    /// Those of all linked crates.
+    /// The strategies of all linked crates.
     ///
     /// # Errors
     /// [`StrategyError::Duplicate`].
@@ -150,7 +150,7 @@ impl Registry {
         Ok(out)
     }
 
-    /// Adds one by hand: for tests, and where link-time registration does not work.
+    /// Adds a strategy by hand, for tests and for platforms on which link-time registration does not work.
     ///
     /// # Errors
     /// [`StrategyError::Duplicate`].
@@ -162,7 +162,7 @@ impl Registry {
         Ok(())
     }
 
-    /// All of them, by key.
+    /// All strategies, by key.
     pub fn iter(&self) -> impl Iterator<Item = &Registration> {
         self.by_key.values()
     }
@@ -230,5 +230,5 @@ impl Registry {
 }
 
 fn mixed_up() -> StrategyError {
-    StrategyError::Invalid("a strategy is registered for another action than it is made for".into())
+    StrategyError::Internal("a strategy is registered for another action than it is made for".into())
 }

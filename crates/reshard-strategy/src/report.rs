@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-/// What one rank wrote of items, in whatever files; neither common state nor records.
+/// What one rank wrote: items only, neither common state nor records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankTotals {
     /// Tensors' chunks and objects.
@@ -20,7 +20,7 @@ impl std::ops::AddAssign for RankTotals {
     }
 }
 
-/// What all ranks wrote, in numbers that do not grow with them.
+/// What all ranks wrote, as totals whose size does not depend on the number of ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SaveTotals {
@@ -32,12 +32,12 @@ pub struct SaveTotals {
     pub bytes: u64,
     /// Files that hold them.
     pub files: u64,
-    /// Bytes of the rank that wrote most.
+    /// The bytes of the rank that wrote the most.
     pub most: u64,
 }
 
 impl SaveTotals {
-    /// Of what each rank wrote.
+    /// Makes the totals of what each rank wrote.
     pub fn of(ranks: &[RankTotals]) -> Self {
         Self {
             ranks: u32::try_from(ranks.len()).unwrap_or(u32::MAX),
@@ -48,7 +48,7 @@ impl SaveTotals {
         }
     }
 
-    /// Bytes of the rank that wrote most, as a multiple of what each would have written if all had written equally much.
+    /// The bytes of the rank that wrote the most, divided by the mean of all ranks.
     pub fn imbalance(&self) -> f64 {
         if self.bytes == 0 { 1.0 } else { self.most as f64 * f64::from(self.ranks) / self.bytes as f64 }
     }
@@ -57,15 +57,15 @@ impl SaveTotals {
 /// What one rank read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadTotals {
-    /// Payload bytes that the wanted regions have.
+    /// The payload bytes of the wanted regions.
     pub needed: u64,
-    /// Payload bytes that were read for them.
+    /// The payload bytes that were read for these regions.
     pub read: u64,
-    /// Bytes of headers (pickles, zip directories) and of short gaps that were read along.
+    /// The bytes of headers (pickles, zip directories) and of short gaps that were read too.
     pub headers: u64,
     /// Requests to the store.
     pub requests: u64,
-    /// Stored items whose checksum was checked.
+    /// The number of stored items whose checksum was checked.
     pub verified: u64,
 }
 
@@ -81,12 +81,12 @@ impl std::ops::AddAssign for ReadTotals {
     }
 }
 
-/// What a load has to tell besides its result.
+/// What a load reports in addition to its result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadNotes {
     /// Keys of the checkpoint that the template did not ask for.
     pub unexpected: Vec<String>,
-    /// Keys that the template asked for and the checkpoint lacks (only where a partial load was allowed).
+    /// Keys that the template asked for and that the checkpoint lacks (only if a partial load was allowed).
     pub missing: Vec<String>,
     /// Keys that were cast, with the stored and the wanted element type.
     pub casts: Vec<(String, reshard_model::DType, reshard_model::DType)>,

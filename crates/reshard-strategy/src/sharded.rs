@@ -11,59 +11,58 @@ use reshard_policy::PolicyMetrics;
 use reshard_storage::{Listing, PlaceKind, Store};
 use std::{any::Any, fmt, sync::Arc, time::Duration};
 
-/// Saves sharded leaves in phases that can be parted. A plain save awaits `prepare`, `write` and `finish` in a row; an
-/// asynchronous one stages after `prepare`, and runs `write` elsewhere.
+/// Saves sharded leaves in separate phases. An ordinary save awaits `prepare`, `write` and `finish` one after the other. An
+/// asynchronous save stages after `prepare`, and runs `write` elsewhere.
 #[async_trait]
 pub trait SaveShardedStrategy: Any + fmt::Debug + Send + Sync {
     /// Its name.
     fn key(&self) -> BackendVersion;
 
-    /// Decides what each rank writes; no byte has moved when it returns. Which files that makes is the head of
+    /// Decides what each rank writes. It moves no bytes. The layout of files is made later, at the beginning of
     /// [`write`](PreparedSave::write).
     ///
     /// # Collective
-    /// Every rank calls it. If one fails, all of them get an error that names it.
+    /// Every rank calls it. If one rank fails, all ranks get an error that names it.
     async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>>;
 
-    /// Whether it stores sharded objects; if not, it is never given any, and the common strategy stores them.
+    /// Whether it stores sharded objects. If not, the common strategy stores them.
     fn can_handle_sharded_objects(&self) -> bool {
         true
     }
 }
 
-/// A save that is planned. It owns its plan and handles on the caller's buffers, and borrows nothing: any thread can go on with
-/// it.
+/// A planned save. It owns its plan and handles on the caller's buffers, and borrows nothing. So any thread can continue with it.
 #[async_trait]
 pub trait PreparedSave: Send + 'static {
-    /// Puts copies in the place of what the caller may change. When it returns, nothing of the caller's is held. A save that
-    /// is awaited to its end needs no copies.
+    /// Replaces the data that the caller may change by copies. When it returns, it holds nothing of the caller's. If the caller waits for
+    /// the end of the save, no copies are needed.
     ///
-    /// What a planner brings from elsewhere than the state is not copied.
+    /// Data that a planner brings from outside the state are not copied.
     ///
     /// # Errors
-    /// No memory, or a device that fails. To be handed to [`finish`](Self::finish) instead of the outcome of a write.
+    /// No memory, or a device that fails. Pass the error to [`finish`](Self::finish) instead of the outcome of a write.
     async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()>;
 
-    /// Lays out this rank's files, and writes them; once. Local: no collectives, any thread.
+    /// Makes the layout of this rank's files and writes them. Call it once, on any thread. It calls no collectives.
     ///
     /// # Errors
-    /// Items that the format can't store; what the store says. To be handed to [`finish`](Self::finish).
+    /// Items that the format can't store; errors of the store. Pass the error to [`finish`](Self::finish).
     async fn write(&mut self) -> Result<()>;
 
-    /// Takes the outcome of [`write`](Self::write), so that no failure is kept from the others; makes the commit record and
-    /// commits nothing.
+    /// Takes the outcome of [`write`](Self::write), so that the other ranks learn of a failure. Makes the commit record, but commits
+    /// nothing.
     ///
     /// # Collective
-    /// Every rank calls it, also after a failed write. If one failed, all of them get an error that names it, and the step in
-    /// which it failed.
+    /// Every rank calls it, even after a failed write. If one rank failed, all ranks get an error that names it and the step in which it
+    /// failed.
     async fn finish(self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved>;
 }
 
-/// What a finished sharded save leaves to do and to tell.
+/// The result of a finished sharded save: files that are still to be written, and figures.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Saved {
-    /// Files that this rank has yet to write (on the coordinator, or on every rank of a rank-local save; nothing elsewhere).
+    /// Files that this rank still has to write (on the coordinator, or on every rank of a rank-local save; otherwise empty).
     pub records: Records,
     /// What was stored (on the coordinator).
     pub metadata: Option<Arc<Metadata>>,
@@ -75,31 +74,31 @@ pub struct Saved {
     pub policy: Option<PolicyMetrics>,
 }
 
-/// How sure a format is that a place holds a checkpoint of it.
+/// How sure a format is that a place holds one of its checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Detection {
-    /// Nothing there looks like it.
+    /// No file looks like this format.
     No,
-    /// The files look like it, but what makes a checkpoint of them is missing; or another format may know better.
+    /// Files look like this format, but the file that makes them a checkpoint is missing, or another format may fit better.
     Likely,
-    /// It is one, whole or damaged.
+    /// The place holds such a checkpoint, whole or damaged.
     Yes,
 }
 
-/// What a file is by its name alone, to a format whose programs call files so.
+/// What a file is, by its name alone, for a format whose programs give such names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OwnFile {
-    /// It is written last: where it lies, there is a checkpoint.
+    /// The file that is written last. If it is there, there is a checkpoint.
     Record,
     /// It holds items, or describes them.
     Data,
-    /// A record that was not renamed yet, or what else a save leaves that did not end.
+    /// A record that is not renamed yet, or something else that an unfinished save leaves.
     Unfinished,
 }
 
 impl OwnFile {
-    /// What lies in a place in which such a file does.
+    /// What such a file says about its place.
     pub fn detected(self) -> Detection {
         match self {
             Self::Record => Detection::Yes,
@@ -114,19 +113,19 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
     /// Its name.
     fn key(&self) -> BackendVersion;
 
-    /// Reads what is stored and where; no tensor.
+    /// Reads the description of a checkpoint: what is stored, and where. It reads no tensor.
     ///
     /// # Errors
-    /// When it is not a checkpoint of this format, or damaged.
+    /// The place has no checkpoint of this format, or a damaged one.
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>>;
 
     /// Fills the template.
     ///
     /// # Collective
-    /// Every rank calls it. If one fails, all of them get an error that names it.
+    /// Every rank calls it. If one rank fails, all ranks get an error that names it.
     ///
     /// # Errors
-    /// The template comes back with the error, its buffers unharmed or partly filled.
+    /// The error contains the template. Its buffers are unchanged or partly filled.
     async fn load(
         &self,
         template: FlatStateDict,
@@ -154,10 +153,10 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
         kind == PlaceKind::Folder
     }
 
-    /// Whether it can load what was stored under another name or version; an error that says why not.
+    /// Checks that it can load what was stored under another name or version. The error says why not.
     ///
     /// # Errors
-    /// By default: when the name differs, or the version is newer.
+    /// By default, the name differs or the version is newer.
     fn check_compatibility(&self, stored: &BackendVersion) -> Result<()> {
         compatible(&self.key(), stored)
     }
@@ -167,7 +166,7 @@ pub trait LoadShardedStrategy: Any + fmt::Debug + Send + Sync {
         true
     }
 
-    /// Takes all tensors and objects whose key starts with `prefix` out of a checkpoint.
+    /// Removes all tensors and objects whose key starts with `prefix` from a checkpoint.
     ///
     /// # Errors
     /// By default: not supported.
@@ -186,25 +185,25 @@ pub struct Loaded {
     pub notes: LoadNotes,
     /// What was read.
     pub totals: ReadTotals,
-    /// How long planning took; what is neither planning nor moving was spent on agreeing.
+    /// How long planning took. Time that is neither planning nor moving was spent on agreeing.
     pub decided: Duration,
     /// How long moving bytes took.
     pub moved: Duration,
 }
 
 impl Loaded {
-    /// A result that tells nothing besides.
+    /// A result without further information.
     pub fn new(state: FlatStateDict) -> Self {
         let (notes, totals) = (LoadNotes::default(), ReadTotals::default());
         Self { state, notes, totals, decided: Duration::ZERO, moved: Duration::ZERO }
     }
 }
 
-/// A load that failed, with the template's buffers.
+/// A failed load, with the template's buffers.
 #[derive(Debug)]
 pub struct LoadFailure {
-    /// Why.
+    /// The error.
     pub error: StrategyError,
-    /// The template; a leaf whose buffer could not be taken back yet has no data.
+    /// The template. If the buffer of a leaf could not be taken back yet, the leaf has no data.
     pub template: FlatStateDict,
 }

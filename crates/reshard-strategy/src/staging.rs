@@ -1,4 +1,4 @@
-//! Copies of what the caller may change while a save is being written.
+//! Copies the data that the caller may change while a save is being written.
 
 use crate::{Result, StrategyError};
 use async_trait::async_trait;
@@ -18,12 +18,12 @@ use std::{
     },
 };
 
-/// DCP's `AsyncStager`: copies what the caller may change while a save is being written. One stager serves one save after the
-/// other.
+/// DCP's `AsyncStager`: it copies the data that the caller may change while a save is being written. You can use one stager for one
+/// save after the other.
 ///
 /// # Contract
-/// - The result has as many leaves, in the same order, of the same types and shapes. None of them shares memory with its original.
-/// - Handles on one buffer become handles on one copy, so that what was one thing stays one.
+/// - The result has the same number of leaves, in the same order, with the same types and shapes. No leaf shares memory with its original.
+/// - Several handles on one buffer become handles on one copy.
 /// - [`Data::Lazy`] and [`Data::None`] stay as they are.
 #[async_trait]
 pub trait AsyncStager: fmt::Debug + Send + Sync {
@@ -34,12 +34,12 @@ pub trait AsyncStager: fmt::Debug + Send + Sync {
     async fn stage(&self, leaves: Vec<Data>) -> Result<Vec<Data>>;
 }
 
-/// DCP's stager of the same name: what it is given has been copied to host memory when [`stage`](AsyncStager::stage) returns. It
-/// keeps its memory, so that the second save of the same structure allocates nothing.
+/// DCP's stager of the same name. When [`stage`](AsyncStager::stage) returns, all data are copied to host memory. The stager keeps its
+/// memory, so a second save with the same structure allocates nothing.
 ///
-/// Of each buffer it copies what lies between the first and the last byte of each leaf, once: of a column of a large matrix nearly
-/// the whole matrix. Memory that four calls in a row have had no use for is given back. A save that is still being written keeps
-/// its copies; the next one gets memory of its own.
+/// For each leaf it copies the bytes of the buffer from the first to the last byte of the leaf, each byte once. So for a column of a large
+/// matrix it copies nearly the whole matrix. It frees memory that four calls in a row did not use. A save that is still being written
+/// keeps its copies, and the next save gets other memory.
 ///
 /// ```
 /// use reshard_model::{Data, Tensor};
@@ -62,12 +62,12 @@ pub struct BlockingAsyncStager {
 }
 
 impl BlockingAsyncStager {
-    /// Without any memory yet.
+    /// Makes a stager without memory.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many buffers it has allocated so far.
+    /// The number of buffers that it has allocated so far.
     pub fn allocations(&self) -> u64 {
         self.allocations.load(Ordering::Relaxed)
     }
@@ -76,14 +76,14 @@ impl BlockingAsyncStager {
 #[async_trait]
 impl AsyncStager for BlockingAsyncStager {
     async fn stage(&self, mut leaves: Vec<Data>) -> Result<Vec<Data>> {
-        // All views of one buffer are one copy.
+        // All views of one buffer share one copy.
         let mut copies: IndexMap<usize, Copied> = IndexMap::new();
         for (i, leaf) in leaves.iter().enumerate() {
             if let Some((buffer, from)) = Origin::of(leaf) {
                 copies.entry(buffer).or_insert_with(|| Copied::new(from)).add(i, leaf);
             }
         }
-        // Memory is taken for all before anything is copied; I/O threads copy.
+        // First all memory is allocated. Then I/O threads copy.
         let mut tasks = Vec::with_capacity(copies.len());
         for copied in copies.values_mut() {
             let bytes = copied.lay_out();
@@ -109,17 +109,17 @@ impl AsyncStager for BlockingAsyncStager {
     }
 }
 
-/// Copies begin and end at multiples of this many bytes of their buffer, so that elements of every size keep their alignment.
+/// Copies begin and end at multiples of this many bytes of their buffer, so elements of every size keep their alignment.
 const GRAIN: u64 = 64;
-/// Memory that this many calls in a row have not used is given back.
+/// Memory that this many calls in a row did not use is freed.
 const IDLE: u64 = 4;
 
-/// One buffer, and what is copied of it.
+/// One buffer, and the parts of it that are copied.
 struct Copied {
     from: Origin,
     /// By position.
     leaves: Vec<usize>,
-    /// Bytes that leaves reach, each with where they lie in the copy.
+    /// The ranges of bytes that leaves use, each with its position in the copy.
     parts: Vec<(Range<u64>, u64)>,
 }
 
@@ -137,7 +137,7 @@ impl Copied {
         }
     }
 
-    /// Puts the parts one behind the other; gaps between them are left out. Gives the bytes of all.
+    /// Puts the parts one after the other, without the gaps between them. Returns the total number of bytes.
     fn lay_out(&mut self) -> u64 {
         self.parts.sort_unstable_by_key(|(span, _)| (span.start, span.end));
         let mut parts: Vec<(Range<u64>, u64)> = Vec::new();
@@ -301,8 +301,8 @@ fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Replaces the data of leaves by copies: of objects all, of tensors those that are `wanted`, by position. Other tensors of the
-/// first `own` leaves lose their data, so that nothing of the caller's is held.
+/// Replaces the data of leaves by copies: all objects, and the tensors that are `wanted`, by position. Other tensors among the first
+/// `own` leaves lose their data, so nothing of the caller's is held.
 ///
 /// # Errors
 /// Those of the stager.
@@ -377,7 +377,7 @@ fn visit(state: &mut FlatStateDict, own: usize, f: &mut dyn FnMut(Option<u32>, &
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures::executor::block_on;
+    use futures_executor::block_on;
     use reshard_model::{
         Path, Region, ShardedObject, ShardedTensor, TensorSource,
         testkit::{FakeDevice, LostDevice},

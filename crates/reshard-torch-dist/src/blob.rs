@@ -1,5 +1,5 @@
-//! A tensor's blob on its way to a file: the head, the elements straight from the caller's buffer, and the tail with the
-//! checksum that was computed while they passed.
+//! Writes a tensor's archive to a file: the head, the elements straight from the caller's buffer, and the tail with the checksum, which
+//! is computed on the way.
 
 use bytes::Bytes;
 use reshard_storage::{Extent, Length};
@@ -7,8 +7,9 @@ use reshard_strategy::{Blocks, Elements};
 use reshard_torch_format::archive::ArchiveLayout;
 use std::{collections::VecDeque, io, sync::Arc};
 
-/// The checksum stays so many bytes behind: a store writes half a MiB at once, whereby it comes into the core's cache. So each
-/// byte is fetched from memory once, by the write, which can overlap that with storing it; a checksum can't. Measured.
+/// The checksum stays so many bytes behind the write. A store writes half a MiB at once, which brings these bytes into the cache of the
+/// core. So each byte is fetched from memory once, by the write, which can overlap fetching and storing. A checksum can't do that. This
+/// was measured.
 const BEHIND: usize = 512 << 10;
 
 enum State {
@@ -17,7 +18,7 @@ enum State {
     Done,
 }
 
-/// The archive of a tensor but for its elements: that of all tensors of one type, shape and strides.
+/// The archive of a tensor without its elements. All tensors of one type, shape and strides share it.
 pub(crate) struct Form {
     layout: ArchiveLayout,
     head: Bytes,
@@ -29,7 +30,7 @@ impl Form {
     }
 }
 
-/// One tensor's archive.
+/// The archive of one tensor.
 pub(crate) struct Blob {
     form: Arc<Form>,
     checksum: Checksum,
@@ -42,7 +43,7 @@ impl Blob {
     }
 }
 
-/// A CRC-32 that looks at blocks when they have most likely been written.
+/// A CRC-32 that reads a block only after the block has most likely been written.
 #[derive(Default)]
 struct Checksum {
     crc: crc32fast::Hasher,

@@ -8,32 +8,32 @@ use reshard_torch_format::archive::{ArchiveOptions, Era};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Layout of the archives in `.distcp` files; every PyTorch reads both.
+/// The layout of the archives in `.distcp` files. Every PyTorch reads both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ArchiveEra {
-    /// As PyTorch 2.7 and later write them.
+    /// The layout of PyTorch 2.7 and later.
     #[default]
     #[serde(rename = "2.7")]
     Torch27,
-    /// As PyTorch 2.6 and earlier write them.
+    /// The layout of PyTorch 2.6 and earlier.
     #[serde(rename = "2.6")]
     Torch26,
 }
 
-/// What becomes of a tensor that does not lie row-major in memory.
+/// How to store a tensor that is not row-major in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Strides {
-    /// It is stored row-major, which suits partial reads.
+    /// Row-major, which suits partial reads.
     #[default]
     RowMajor,
-    /// A dense one is stored in its memory order with its strides, as PyTorch does.
+    /// If it is dense, in its memory order with its strides, as PyTorch does.
     Keep,
 }
 
-/// More is surely a mistake.
+/// The maximal number of files per rank. More are surely a mistake.
 const MAX_FILES: u32 = 65_536;
 
 /// Settings of the save strategy `("torch_dist", 1)`.
@@ -49,15 +49,15 @@ const MAX_FILES: u32 = 65_536;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct TorchDistConfig {
-    /// Files of each rank, over which its items are spread by size; 0 means 1.
+    /// The number of files of each rank. Its items are spread over them by size. 0 means 1.
     pub files_per_rank: u32,
-    /// A file for each item instead.
+    /// Whether each item gets a file of its own instead.
     pub file_per_item: bool,
-    /// For which versions of PyTorch.
+    /// The versions of PyTorch to write for.
     pub flavour: Flavour,
-    /// Layout of the archives.
+    /// The layout of the archives.
     pub archive: ArchiveEra,
-    /// Tensors that are not row-major.
+    /// How to store tensors that are not row-major.
     pub strides: Strides,
 }
 
@@ -67,31 +67,31 @@ impl TorchDistConfig {
         Self::default()
     }
 
-    /// As many files for each rank.
+    /// Sets the number of files of each rank.
     pub fn with_files_per_rank(mut self, files: u32) -> Self {
         self.files_per_rank = files;
         self
     }
 
-    /// For other versions of PyTorch.
+    /// Sets the versions of PyTorch to write for.
     pub fn with_flavour(mut self, flavour: Flavour) -> Self {
         self.flavour = flavour;
         self
     }
 
-    /// With another layout of archives.
+    /// Sets the layout of the archives.
     pub fn with_archive(mut self, archive: ArchiveEra) -> Self {
         self.archive = archive;
         self
     }
 
-    /// With strides kept or not.
+    /// Sets how to store tensors that are not row-major.
     pub fn with_strides(mut self, strides: Strides) -> Self {
         self.strides = strides;
         self
     }
 
-    /// With a file for each item.
+    /// Sets whether each item gets a file of its own.
     pub fn with_file_per_item(mut self, file_per_item: bool) -> Self {
         self.file_per_item = file_per_item;
         self
@@ -99,7 +99,7 @@ impl TorchDistConfig {
 }
 
 impl TorchDistConfig {
-    /// Both settings of files are sharding policies.
+    /// The sharding policy for the two settings of files.
     fn policy(&self) -> Option<Arc<dyn ShardingPolicy>> {
         match self.files_per_rank {
             _ if self.file_per_item => Some(Arc::new(ByItem::new())),
@@ -108,7 +108,7 @@ impl TorchDistConfig {
         }
     }
 
-    /// The format's writer, for strategies around it. [`build`](SaveShardedConfig::build) drives it by [`Planned`].
+    /// The writer of the format, for strategies that wrap it. [`build`](SaveShardedConfig::build) makes a strategy of it with [`Planned`].
     ///
     /// # Errors
     /// Settings that contradict each other.
@@ -140,7 +140,7 @@ impl SaveShardedConfig for TorchDistConfig {
     }
 }
 
-/// Settings of the load strategy `("torch_dist", 1)`: none yet.
+/// Settings of the load strategy `("torch_dist", 1)`. There are none yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]

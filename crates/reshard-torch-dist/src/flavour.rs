@@ -1,27 +1,27 @@
 use serde::{Deserialize, Serialize};
 
-/// Which generation of PyTorch a `.metadata` file is written for. Later versions of PyTorch read all earlier flavours; no
-/// version reads later ones, and only the first is read by all of 2.1 to 2.15.
+/// The generation of PyTorch for which a `.metadata` file is written. A version of PyTorch reads all earlier flavours and no later ones.
+/// Only the first flavour is read by all versions from 2.1 to 2.15.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Flavour {
-    /// Read by PyTorch 2.1 to 2.15: properties under the old module's name, which later versions keep alive.
+    /// PyTorch 2.1 to 2.15 read it. The properties have the name of the old module, which later versions still accept.
     #[default]
     #[serde(rename = "universal")]
     Universal,
-    /// What PyTorch 2.3 writes; read by 2.3 and later.
+    /// PyTorch 2.3 writes it; 2.3 and later read it.
     #[serde(rename = "2.3")]
     Torch23,
-    /// What PyTorch 2.4 to 2.14 write, with storage_meta and version; read by 2.4 and later.
+    /// PyTorch 2.4 to 2.14 write it, with storage_meta and version; 2.4 and later read it.
     #[serde(rename = "2.4")]
     Torch24,
-    /// What PyTorch 2.15 writes, with strides; read by 2.15 and later.
+    /// PyTorch 2.15 writes it, with strides; 2.15 and later read it.
     #[serde(rename = "2.15")]
     Torch215,
 }
 
 impl Flavour {
-    /// All of them, the most widely read one first.
+    /// All flavours, with the most widely readable one first.
     pub const ALL: [Self; 4] = [Self::Universal, Self::Torch23, Self::Torch24, Self::Torch215];
 
     /// Its name in configuration.
@@ -34,7 +34,7 @@ impl Flavour {
         }
     }
 
-    /// The versions of PyTorch that read it.
+    /// The versions of PyTorch that can read it.
     pub fn readers(self) -> &'static str {
         match self {
             Self::Universal => "PyTorch 2.1 or later",

@@ -1,15 +1,14 @@
 //! Floor 3 of reshard: the `torch_dist` format, which PyTorch's `torch.distributed.checkpoint` (DCP) and Megatron Core write.
 //!
-//! A checkpoint is a directory of `__{rank}_{n}.distcp` files, each a row of complete `torch.save` archives, and of a pickle
-//! `.metadata` that says where each lies. `docs/formats/torch_dist.md` describes every byte. What Megatron Core adds is in
-//! reshard-megatron.
+//! A checkpoint is a directory. Its `__{rank}_{n}.distcp` files are sequences of complete `torch.save` archives. Its pickle `.metadata`
+//! says where each archive lies. `docs/formats/torch_dist.md` describes every byte. What Megatron Core adds is in reshard-megatron.
 //!
-//! - Save and load strategies `("torch_dist", 1)`; they register themselves where this crate is linked and named.
-//!   [`TorchDistConfig`] and [`TorchDistLoadConfig`] are their settings.
-//! - Reads what every PyTorch since 2.1 and every generation of Megatron Core wrote, and by default writes what all of them
-//!   load ([`Flavour`]).
-//! - Keys are what PyTorch allows: a lone surrogate is spelled in reshard's keys as Python's `repr` shows it (`\ud800`).
-//! - Nothing of a pickle is executed; only the bytes of the wanted regions are read; checksums are checked.
+//! - The save and load strategies `("torch_dist", 1)` register themselves if a program links and names this crate. [`TorchDistConfig`]
+//!   and [`TorchDistLoadConfig`] are their settings.
+//! - They read what every PyTorch since 2.1 and every generation of Megatron Core wrote. By default they write what all of them load
+//!   ([`Flavour`]).
+//! - Keys may be anything that PyTorch allows. reshard spells a lone surrogate as Python's `repr` shows it (`\ud800`).
+//! - Pickles are never executed. Only the bytes of the wanted regions are read. Checksums are checked.
 
 mod blob;
 mod config;

@@ -1,10 +1,10 @@
 /// Name of the backend.
 pub const NAME: &str = "torch_dist";
 
-/// The pickle that says what is stored and where; its presence makes a DCP checkpoint.
+/// The pickle that says what is stored and where. Its presence makes a directory a DCP checkpoint.
 pub const METADATA: &str = ".metadata";
 
-/// What a file is by its name, if programs that write this format call one so.
+/// What a file is, by its name, if the programs of this format give such names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OwnFile {
@@ -12,13 +12,13 @@ pub enum OwnFile {
     Metadata,
     /// `__{rank}.metadata` of a rank-local save.
     RankMetadata(u32),
-    /// `__{rank}_{n}.distcp`. With a separation hint of Megatron Core before it only the checkpoint's metadata tell.
+    /// `__{rank}_{n}.distcp`. If a separation hint of Megatron Core precedes it, only the metadata of the checkpoint can decide.
     Data,
-    /// A metadata file that was not renamed yet: `.metadata.tmp`.
+    /// A metadata file that is not renamed yet: `.metadata.tmp`.
     Unfinished,
 }
 
-/// Tells a file by its name.
+/// Recognises a file by its name.
 ///
 /// ```
 /// use reshard_torch_dist::{OwnFile, own_file};
@@ -36,12 +36,12 @@ pub fn own_file(name: &str) -> Option<OwnFile> {
     metadata(name).or_else(|| hint(name)?.is_empty().then_some(OwnFile::Data))
 }
 
-/// The separation hint of Megatron Core in the name of a data file, `{hint}__{rank}_{n}.distcp`; empty without one. Any text may be
-/// one, so a name with a hint counts as the checkpoint's only in Megatron Core's dialect, and if its metadata have that hint.
+/// The separation hint of Megatron Core in the name of a data file, `{hint}__{rank}_{n}.distcp`. Empty if there is none. Any text may be
+/// a hint. So a name with a hint belongs to the checkpoint only in Megatron Core's dialect, and only if the metadata have this hint.
 pub(crate) fn hint(name: &str) -> Option<&str> {
     let (hint, numbers) = name.strip_suffix(".distcp")?.rsplit_once("__")?;
     let (rank, n) = numbers.split_once('_')?;
-    // As they are written: without a sign, without zeros before them.
+    // Exactly as they are written: without a sign and without leading zeros.
     let number = |s: &str| s.parse().is_ok_and(|n: u32| n.to_string() == s);
     (number(rank) && number(n) && !hint.contains('/')).then_some(hint)
 }
@@ -51,7 +51,7 @@ fn metadata(name: &str) -> Option<OwnFile> {
         return Some(OwnFile::Metadata);
     }
     let rank = name.strip_prefix("__")?.strip_suffix(METADATA)?;
-    // As it is written: without a sign, without zeros before it.
+    // Exactly as it is written: without a sign and without leading zeros.
     rank.parse().ok().filter(|r: &u32| r.to_string() == rank).map(OwnFile::RankMetadata)
 }
 

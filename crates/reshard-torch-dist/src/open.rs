@@ -1,4 +1,4 @@
-//! Opening a directory: `.metadata`, or the `__{rank}.metadata` of all ranks.
+//! Opens a directory: reads `.metadata`, or the `__{rank}.metadata` of all ranks.
 
 use crate::{
     METADATA, NAME, OwnFile, own_file,
@@ -48,8 +48,8 @@ impl OpenFormat for TorchDist {
     }
 }
 
-/// Puts the files of all ranks together. Which ranks there were is told by the names alone, so a missing last rank shows
-/// only as a hole; one in between is named.
+/// Merges the files of all ranks. Only the file names tell which ranks there were. So a missing last rank shows only as a hole, but a
+/// missing rank in between is named.
 async fn rank_local(store: &Arc<dyn Store>, limits: &ReadLimits) -> Result<(Table, u32)> {
     let not = |why: String| StrategyError::NotACheckpoint { url: store.url(), why };
     let top = store.top().await?;
@@ -79,7 +79,7 @@ async fn rank_local(store: &Arc<dyn Store>, limits: &ReadLimits) -> Result<(Tabl
     for r in ranks {
         let name = Name::new(format!("__{r}.metadata"))?;
         let len = store.len(&name).await?.unwrap_or(0);
-        // What is made of them is in memory together.
+        // The parsed forms of all files are in memory together, so they share one limit.
         all = all.saturating_add(len);
         limits.whole(format_args!("metadata of ranks 0 to {r}, together,"), all)?;
         files.push((name, len));

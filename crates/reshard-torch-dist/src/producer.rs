@@ -1,4 +1,4 @@
-//! Who wrote a checkpoint, and who can load it, as far as its bytes tell.
+//! Which programs wrote a checkpoint, and which can load it, as far as its bytes tell.
 
 use crate::{
     Flavour,
@@ -8,7 +8,7 @@ use reshard_model::{DType, Dialect};
 use reshard_strategy::Producer;
 use std::collections::BTreeSet;
 
-/// The flavour of a `.metadata`, by what PyTorch's versions changed in it.
+/// The flavour of a `.metadata`, by the differences between PyTorch's versions.
 pub(crate) fn flavour(s: &Signs) -> Flavour {
     match (s.arity, s.storage_meta || s.version.is_some()) {
         (6.., _) => Flavour::Torch215,
@@ -18,7 +18,7 @@ pub(crate) fn flavour(s: &Signs) -> Flavour {
     }
 }
 
-/// Minor version of the first PyTorch 2 that saves and loads tensors of an element type; the type itself may be older.
+/// The minor version of the first PyTorch 2 that saves and loads tensors of an element type. The type itself may be older.
 fn since(dtype: DType) -> u8 {
     match dtype {
         DType::Float8E4M3Fn | DType::Float8E5M2 => 2,
@@ -33,10 +33,10 @@ fn since(dtype: DType) -> u8 {
 /// The first PyTorch that saves and loads without collectives.
 const RANK_LOCAL: u8 = 9;
 
-/// Which PyTorch loads it: one that knows the flavour, the layout, and every element type in it.
+/// The first PyTorch that loads the checkpoint: it must know the flavour, the layout, and every element type.
 struct Needs {
     minor: u8,
-    /// Element types that no earlier PyTorch loads, if it is they that ask for this one.
+    /// The element types that need this version, if it is needed because of element types.
     dtypes: BTreeSet<DType>,
 }
 
@@ -63,7 +63,7 @@ impl Needs {
     }
 }
 
-/// Who writes a flavour: the first and the last minor version of PyTorch 2, in words.
+/// The versions that write a flavour: the first and the last minor version of PyTorch 2, as text.
 fn writers(s: &Signs, flavour: Flavour) -> (u8, &'static str) {
     match flavour {
         Flavour::Universal if !s.has_tensors && !s.storage_meta => (3, "PyTorch 2.1 to 2.3, or reshard"),

@@ -1,4 +1,4 @@
-//! An opened checkpoint: reads regions of tensors, and objects.
+//! Reads regions of tensors, and objects, of an opened checkpoint.
 
 mod crc;
 mod head;
@@ -80,7 +80,7 @@ impl StorageReader for TorchDistReader {
     }
 
     fn role(&self, file: &Entry) -> FileRole {
-        // Replicas of a rank-local save are named by the metadata of their rank, though the first one counts.
+        // In a rank-local save the metadata of a rank name the file of its replica, even if another replica is read.
         if self.table.files.iter().flatten().any(|f| *f == file.name) {
             return FileRole::Part;
         }
@@ -88,7 +88,7 @@ impl StorageReader for TorchDistReader {
             None => FileRole::Foreign,
             Some(OwnFile::RankMetadata(_)) if self.rank_local.is_none() => FileRole::Record,
             Some(OwnFile::Metadata | OwnFile::RankMetadata(_)) => FileRole::Part,
-            // Some versions of PyTorch make a file without bytes for a rank that has nothing to save.
+            // Some versions of PyTorch make an empty file for a rank that has nothing to save.
             Some(OwnFile::Data) if file.bytes == 0 => FileRole::Part,
             Some(OwnFile::Data | OwnFile::Unfinished) => FileRole::Leftover,
         }
@@ -145,11 +145,11 @@ impl StorageReader for TorchDistReader {
     }
 }
 
-/// Chunks whose descriptions are read, and kept in memory, at once.
+/// The number of chunks whose descriptions are read, and kept in memory, at a time.
 const WINDOW: usize = 512;
 
 impl TorchDistReader {
-    /// `None` when the name of the file can't be one.
+    /// `None` if the name of the file is refused.
     fn storage_info(&self, place: Place) -> Option<StorageInfo> {
         let end = place.offset.saturating_add(place.length);
         Some(StorageInfo::new(self.table.file(place).ok()?, place.offset..end))
@@ -213,7 +213,7 @@ impl TorchDistReader {
         })
     }
 
-    /// Every record of an object's archive has the checksum that the archive says.
+    /// Checks that every record of an object's archive has the checksum in the archive.
     pub(crate) fn check_archive(&self, place: Place, key: &str, bytes: &bytes::Bytes) -> Result<()> {
         let file = self.table.file(place)?;
         check_records(bytes, &self.limits)

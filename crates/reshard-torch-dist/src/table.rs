@@ -22,7 +22,7 @@ use std::{
     sync::Arc,
 };
 
-/// Where a stored item lies: an index into the files, offset and length in bytes, an index into the transforms.
+/// Where a stored item lies: an index into the files, offset and length in bytes, and an index into the transforms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) file: u32,
@@ -31,10 +31,10 @@ pub(crate) struct Place {
     pub(crate) length: u64,
 }
 
-/// No file: the checkpoint doesn't say where the item lies.
+/// Stands for no location: the checkpoint doesn't say where the item lies.
 const NOWHERE: Place = Place { file: u32::MAX, transforms: 0, offset: 0, length: 0 };
 
-/// What tells the generations of writers apart.
+/// The signs by which the generations of writers are told apart.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Signs {
     pub(crate) old_module: bool,
@@ -56,14 +56,14 @@ pub(crate) struct Table {
     pub(crate) metadata: Arc<Metadata>,
     pub(crate) chunks: Vec<Place>,
     pub(crate) objects: Vec<Place>,
-    /// File names; an error text for those that are refused.
+    /// The file names. A refused name has an error text instead.
     pub(crate) files: Vec<std::result::Result<Name, String>>,
     /// Descriptors in the order of decoding; the first is "none".
     pub(crate) transforms: Vec<Vec<String>>,
     pub(crate) signs: Signs,
     /// Keys of tensors that Megatron Core stored flattened, with their original shape.
     pub(crate) flattened: BTreeMap<String, Dims>,
-    /// Keys that are described in a way that is not understood, and what it is about them. The logical table lacks them.
+    /// Keys whose description is not understood, and why. The logical table lacks them.
     pub(crate) unknown: BTreeMap<String, String>,
 }
 
@@ -92,10 +92,10 @@ impl Table {
     }
 }
 
-/// What a key of one file is.
+/// What a key of a file stands for.
 #[derive(Clone, Copy)]
 enum Stored {
-    /// Not asked yet.
+    /// Not looked up yet.
     Unasked,
     Nothing,
     /// Not understood.
@@ -104,10 +104,10 @@ enum Stored {
     Tensor(TensorId),
 }
 
-/// Entering where the items of one file lie.
+/// Enters the locations of the items of one metadata file into the table.
 struct Placing<'t> {
     table: &'t mut Table,
-    /// Those of all files, by number.
+    /// The transforms of all files, by number.
     transforms: &'t mut IndexSet<Vec<String>>,
     worth: &'t mut Worth,
     columns: &'t Columns,
@@ -119,13 +119,14 @@ impl Placing<'_> {
         let (file, columns) = (self.file, self.columns);
         let first = self.table.files.len() as u32;
         let (mut files, mut transforms) = (BTreeMap::new(), BTreeMap::new());
-        // A key may be long and named by every item, so it is looked up once.
+        // A key may be long, and every item may name it. So the result of its look-up is kept.
         let mut stored = self.worth.filled(columns.texts(), Stored::Unasked).map_err(|b| beyond(file, b))?;
         for (index, storage) in columns.dict(dict).storage() {
             let index = columns.indices[index as usize];
             let Some(key) = columns.text_at(index.key) else {
                 return Err(StrategyError::corrupt(file, None, "an entry of storage_data names no key"));
             };
+            // A location without file, offset or length is damage, even if nobody wants the item.
             let raw = columns.storage(storage);
             if columns.text_at(raw.file).is_none() || raw.offset == u64::MAX || raw.length == u64::MAX {
                 let what = format!("the place of {key:?} lacks its file, offset or length");
@@ -136,6 +137,7 @@ impl Placing<'_> {
             if let Stored::Unasked = of {
                 *of = self.table.stored(key);
             }
+            // An object has no offset, and a chunk has one. So the offset tells what the entry must belong to.
             match (index.offset(), *of) {
                 (_, Stored::Unknown) => {}
                 (None, Stored::Object(id)) => {
@@ -149,7 +151,7 @@ impl Placing<'_> {
                         set(&mut self.table.chunks, id.0, place, first)
                             .map_err(|what| twice(file, key, what))?;
                     } else {
-                        // An entry that says this takes few bytes, and looking for the chunk many steps.
+                        // Such an entry is short, but searching for its chunk takes many steps. So steps are limited.
                         let steps = tensor.map_or(0, |t| t.chunk_count().max(1).ilog2() * n);
                         self.worth.steps(steps as usize).map_err(|b| beyond(file, b))?;
                     }
@@ -210,10 +212,10 @@ fn file_name(name: &str) -> std::result::Result<Name, String> {
     Name::new(name).map_err(|e| e.to_string())
 }
 
-/// Room that an entry of a map takes, beside what it holds.
+/// The memory of an entry in a map, without its contents.
 const ENTRY: usize = 128;
 
-/// What asks for more than the file is worth is not shown to be damaged.
+/// The error for a file that exceeds a limit. This does not show that the file is damaged.
 fn beyond(file: &str, b: Beyond) -> StrategyError {
     let what = match b.limit {
         MEMORY => format!("{file} asks for more memory than what is made of a file of its length"),
@@ -239,7 +241,7 @@ fn unreadable(file: &str, e: Error) -> StrategyError {
     })
 }
 
-/// Reads one file, or one after another those of all ranks of a rank-local checkpoint, whose tensors are put together.
+/// Reads one metadata file. For a rank-local checkpoint it reads the files of all ranks one after another, and merges their tensors.
 #[derive(Debug, Default)]
 pub(crate) struct TableBuilder {
     limits: Limits,
@@ -249,22 +251,22 @@ pub(crate) struct TableBuilder {
     flattened: BTreeMap<String, Dims>,
     unknown: BTreeMap<String, String>,
     objects: BTreeSet<String>,
-    /// Several files are put together; what they say twice counts once.
+    /// Whether several files are merged. A chunk that two of them describe counts once.
     merging: bool,
     seen: BTreeSet<(TensorId, Region)>,
-    /// What says where items lie, of each file by its name: columns, and the dict of it.
+    /// For each file its name, its columns, and the dict in them that says where items lie.
     parsed: Vec<(String, Columns, u32)>,
-    /// What all of it is drawn from.
+    /// The budget from which all of it is paid.
     worth: Worth,
 }
 
 impl TableBuilder {
-    /// Of so many files, of so many bytes together.
+    /// For so many files, which have so many bytes together.
     pub(crate) fn new(files: usize, bytes: u64, limits: &Limits) -> Self {
         Self { limits: *limits, merging: files > 1, worth: Worth::of(limits, bytes), ..Self::default() }
     }
 
-    /// The table of what was added.
+    /// Makes the table of everything that was added.
     pub(crate) fn finish(self) -> Result<Table> {
         let Self { logical, planner_data, signs, flattened, unknown, parsed, mut worth, .. } = self;
         let metadata = Arc::new(logical.finish(planner_data)?);
@@ -288,7 +290,7 @@ impl TableBuilder {
         Ok(table)
     }
 
-    /// Adds what one `.metadata` says. Tensors that are there already get more chunks.
+    /// Adds the contents of one `.metadata`. A tensor that was already added gets more chunks.
     pub(crate) fn add(&mut self, file: &str, pickle: Bytes) -> Result<()> {
         let columns = Columns::new(std::mem::take(&mut self.worth)).map_err(|b| beyond(file, b))?;
         let (root, mut columns) = self.columns(file, pickle, columns)?;
@@ -298,7 +300,7 @@ impl TableBuilder {
         Ok(())
     }
 
-    /// Runs the pickle. Its bytes are given back here, before anything is made of the columns: they are most of the memory.
+    /// Runs the pickle. Its bytes, which are most of the memory, are freed here, before the columns are processed.
     fn columns(&mut self, file: &str, pickle: Bytes, mut columns: Columns) -> Result<(V, Columns)> {
         let (root, end) = run(&pickle, &mut columns, &self.limits).map_err(|e| unreadable(file, e))?;
         self.worth = std::mem::take(&mut columns.worth);
@@ -312,13 +314,14 @@ impl TableBuilder {
         Ok((root, columns))
     }
 
-    /// Adds to the logical half. The dict that says where items lie comes back.
+    /// Adds to the logical table. Returns the dict that says where items lie.
     fn logical(&mut self, file: &str, root: V, columns: &mut Columns) -> Result<u32> {
         let corrupt = |what: &str| StrategyError::corrupt(file, None, what);
         let V::Root(root) = root else {
             return Err(corrupt("it holds no torch.distributed.checkpoint.metadata.Metadata"));
         };
         let root = columns.roots[root as usize].clone();
+        // Facts about the writer, for `inspect`. If they are missing or have another type, that is no error.
         self.signs.mcore_class |= root.subclass;
         self.signs.all_local_plans |= root.field(Field::AllLocalPlans).is_some();
         self.signs.mcore_data |= root.field(Field::McoreData).is_some();
@@ -337,6 +340,7 @@ impl TableBuilder {
         if let Some(V::Dict(d)) = root.field(Field::PlannerData) {
             self.planner_data(columns, d).map_err(|b| beyond(file, b))?;
         }
+        // Without these two dicts there is no checkpoint.
         let Some(V::Dict(d)) = root.field(Field::StateDictMetadata) else {
             return Err(corrupt("it has no state_dict_metadata"));
         };
@@ -348,7 +352,7 @@ impl TableBuilder {
         Ok(storage)
     }
 
-    /// Which keys have places that are described by objects of other classes.
+    /// Which keys have locations that are objects of unknown classes.
     fn strange_places(&mut self, columns: &Columns, dict: u32) -> std::result::Result<StrangePlaces, Beyond> {
         let mut strange = StrangePlaces::default();
         let pairs = &columns.dict(dict).pairs;
@@ -397,7 +401,7 @@ impl TableBuilder {
             if std::mem::replace(&mut seen[known], true) {
                 return Err(twice(file, key, "is there twice"));
             }
-            // Its text in the table and while that is built, and what is known of it.
+            // Pays for its text in the table and in the builder, and for its entry.
             let bytes = key.len().saturating_mul(4).saturating_add(2 * ENTRY);
             self.worth.take(bytes).map_err(beyond)?;
             let chunks = match value {
@@ -411,7 +415,7 @@ impl TableBuilder {
                         .map_err(beyond)?;
                 }
                 V::Tensor(t) => self.tensor(file, columns, key, &columns.tensors[t as usize])?,
-                // Every rank of a rank-local checkpoint has its own copy; the first one counts.
+                // Every rank of a rank-local checkpoint has its own copy. The first one counts.
                 V::BytesItem if self.merging && !self.objects.insert(key.into()) => {}
                 V::BytesItem => drop(self.logical.add_object(key)?),
                 _ => {
@@ -426,9 +430,9 @@ impl TableBuilder {
         Ok(())
     }
 
-    /// Fails only what wants the key.
+    /// Records that a key is not understood. Only reads of this key will fail.
     fn not_understood(&mut self, key: &str, what: String) -> std::result::Result<(), Beyond> {
-        // Its description is copied into messages.
+        // Pays for the copies of its description in messages.
         self.worth.take(key.len().saturating_add(what.len()).saturating_mul(3).saturating_add(ENTRY))?;
         self.unknown.entry(key.into()).or_insert(what);
         Ok(())
@@ -442,7 +446,7 @@ impl TableBuilder {
                 return self.not_understood(key, what).map_err(|b| beyond(file, b));
             }
         };
-        // Strides, shape, and of each chunk its coordinates, wide and while they are sorted, and its numbers.
+        // Pays for strides, shape, and for each chunk its coordinates (in 64 bits, and again while they are sorted) and its numbers.
         let axes = (n as usize + 1).saturating_mul(4 * size_of::<u64>());
         let each = axes.saturating_add(if self.merging { 2 * ENTRY } else { 64 });
         let bytes = columns.chunks_in(raw).saturating_mul(each).saturating_add(axes);
@@ -451,7 +455,7 @@ impl TableBuilder {
         self.signs.has_tensors = true;
         self.signs.old_module |= props.old_module;
         self.signs.arity = self.signs.arity.max(props.arity);
-        // A dict has a key once: what several ranks have is put together, what one file has twice is damaged.
+        // One file has each key once. If several files have a tensor, its chunks are merged.
         let id = match self.logical.tensor(key).filter(|_| self.merging) {
             Some(id) => id,
             None => {
@@ -473,7 +477,7 @@ impl TableBuilder {
                 return Err(corrupt("a chunk's offsets and sizes differ in length".into()));
             };
             let region = Region::new(offsets, sizes);
-            // A tensor that every rank of a rank-local checkpoint holds is there once a rank.
+            // In a rank-local checkpoint, every rank lists its own copy of a replicated tensor.
             if self.merging && !self.seen.insert((id, region.clone())) {
                 continue;
             }
@@ -544,18 +548,18 @@ impl TableBuilder {
     }
 }
 
-/// Places in `storage_data` that are described by objects of classes that reshard doesn't know.
+/// Locations in `storage_data` that are objects of unknown classes.
 #[derive(Debug, Default)]
 struct StrangePlaces {
-    /// Numbers of keys that have such.
+    /// The numbers of the keys that have such locations.
     keys: BTreeSet<u32>,
-    /// There are some whose keys nobody knows. The other places of each key are counted then.
+    /// Whether the keys of some of them are unknown. Then the known locations of each key are counted.
     unnamed: bool,
     places: Vec<u32>,
 }
 
 impl StrangePlaces {
-    /// Whether one of so many items of a key may lie there.
+    /// Whether one of the items of a key may have such a location.
     fn concern(&self, key: u32, items: usize) -> bool {
         let known = || self.places.get(key as usize).map_or(0, |n| *n as usize);
         self.keys.contains(&key) || self.unnamed && known() < items

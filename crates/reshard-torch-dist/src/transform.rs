@@ -1,6 +1,7 @@
 //! DCP's stream transforms: what was done to an item's archive before it was stored.
 
 use bytes::Bytes;
+use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
 use std::{fmt::Display, io::Read};
 
 /// Why a transform is not undone.
@@ -40,6 +41,8 @@ const BLOCK: usize = 256 << 10;
 const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// A frame of a larger window is not read: the `zstd` program wants to be asked for more than 128 MiB, too.
 const WINDOW: u64 = 100 << 20;
+/// No block has more, before it is compressed and after.
+const LARGEST_BLOCK: u64 = 128 << 10;
 
 /// What the header of a zstd frame says (RFC 8878).
 #[derive(Debug, PartialEq, Eq)]
@@ -48,6 +51,8 @@ struct Header {
     content: Option<u64>,
     /// Bytes that have to stay in memory for what follows.
     window: u64,
+    /// Its own length.
+    bytes: usize,
 }
 
 impl Header {
@@ -95,7 +100,31 @@ impl Header {
             }
             None => content.unwrap_or(0),
         };
-        Ok(Self { content, window })
+        let bytes = stored.len() - at.len();
+        Ok(Self { content, window, bytes })
+    }
+
+    /// That `got` bytes can have come out of the blocks of this frame: none has more bytes than the window, or 128 KiB. The decoder
+    /// does not look; the `zstd` program does.
+    fn check_blocks(&self, frame: &[u8], got: u64) -> Result<(), Refused> {
+        let most = self.window.min(LARGEST_BLOCK);
+        let (mut at, mut room) = (frame.get(self.bytes..).unwrap_or_default(), 0u64);
+        while let Some((&[a, b, c], rest)) = at.split_first_chunk() {
+            let said = u32::from_le_bytes([a, b, c, 0]);
+            let (last, repeated, size) = (said & 1 == 1, said >> 1 & 3 == 1, u64::from(said >> 3));
+            if size > most {
+                let what = "a block has more bytes than the window of its frame";
+                return Err(Refused::Damaged(format!("a zstd stream can't be decoded: {what}")));
+            }
+            room += most;
+            let stored = if repeated { 1 } else { size as usize };
+            at = rest.get(stored..).filter(|_| !last).unwrap_or_default();
+        }
+        if got > room {
+            let what = "its blocks have more bytes than the window of their frame";
+            return Err(Refused::Damaged(format!("a zstd stream can't be decoded: {what}")));
+        }
+        Ok(())
     }
 }
 
@@ -103,6 +132,8 @@ impl Header {
 fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Refused> {
     let mut out = Vec::new();
     let mut rest = stored;
+    // There may be millions of frames, so what one needs the next one uses, too.
+    let (mut decoder, mut block, mut had_room) = (FrameDecoder::new(), vec![0; BLOCK], 0);
     loop {
         let had = out.len();
         let frame = Header::parse(rest)?;
@@ -117,10 +148,16 @@ fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Refused> {
             )));
         }
         // The decoder takes memory for the window, and aborts where there is none: its buffer is made larger by copying.
-        let room = usize::try_from(frame.window.saturating_mul(4).saturating_add(1 << 20));
-        room.ok().and_then(|n| Vec::<u8>::new().try_reserve_exact(n).ok()).ok_or(Refused::NoMemory(had))?;
-        rest = decoded(rest, most, &mut out)?;
+        let room = frame.window.saturating_mul(4).saturating_add(1 << 20);
+        if room > had_room {
+            let room = usize::try_from(room).ok();
+            room.and_then(|n| Vec::<u8>::new().try_reserve_exact(n).ok()).ok_or(Refused::NoMemory(had))?;
+        }
+        had_room = had_room.max(room);
+        let this = rest;
+        rest = decoded(this, most, &mut decoder, &mut block, &mut out)?;
         let got = (out.len() - had) as u64;
+        frame.check_blocks(this.get(..this.len() - rest.len()).unwrap_or_default(), got)?;
         if let Some(bytes) = frame.content.filter(|bytes| *bytes != got) {
             let what = format!(
                 "a zstd stream can't be decoded: a frame has {got} bytes and says that it has {bytes}"
@@ -134,12 +171,17 @@ fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Refused> {
 }
 
 /// Decodes a frame, and returns what follows it.
-fn decoded<'s>(stored: &'s [u8], most: u64, out: &mut Vec<u8>) -> Result<&'s [u8], Refused> {
+fn decoded<'s>(
+    stored: &'s [u8],
+    most: u64,
+    decoder: &mut FrameDecoder,
+    block: &mut [u8],
+    out: &mut Vec<u8>,
+) -> Result<&'s [u8], Refused> {
     let bad = |e: &dyn Display| Refused::Damaged(format!("a zstd stream can't be decoded: {e}"));
-    let mut decoder = ruzstd::decoding::StreamingDecoder::new(stored).map_err(|e| bad(&e))?;
-    let mut block = vec![0; BLOCK];
+    let mut decoder = StreamingDecoder::new_with_decoder(stored, decoder).map_err(|e| bad(&e))?;
     loop {
-        let n = decoder.read(&mut block).map_err(|e| bad(&e))?;
+        let n = decoder.read(block).map_err(|e| bad(&e))?;
         if n == 0 {
             break;
         }
@@ -198,6 +240,24 @@ mod tests {
             let outcome = told(&frame(header, b"abc", behind), 100);
             assert!(matches!(outcome, Err(Refused::Damaged(_))), "{header:?} {behind:?}: {outcome:?}");
         }
+    }
+
+    #[test]
+    fn a_block_is_no_larger_than_the_window() {
+        let fits = vec![7; 1024];
+        assert_eq!(told(&frame(&[0, 0], &fits, b""), 2000).unwrap(), fits);
+        let larger = told(&frame(&[0, 0], &[7; 1025], b""), 2000);
+        assert!(matches!(larger, Err(Refused::Damaged(_))), "{larger:?}");
+        // One byte that is repeated, in a window of 1 KiB and of 2 KiB.
+        let repeated =
+            |window: u8| [&MAGIC[..], &[0, window, (1100 << 3 | 3) as u8, (1100 >> 5) as u8, 0, 9]].concat();
+        assert!(matches!(told(&repeated(0), 2000), Err(Refused::Damaged(_))));
+        assert_eq!(told(&repeated(1 << 3), 2000).unwrap(), vec![9; 1100]);
+        // Of compressed blocks only the number tells how much can come out.
+        let header = Header { content: None, window: 1024, bytes: 0 };
+        let two = [&[5 << 3 | 4, 0, 0][..], &[0; 5], &[2 << 3 | 5, 0, 0], &[0; 2]].concat();
+        assert!(header.check_blocks(&two, 2048).is_ok());
+        assert!(matches!(header.check_blocks(&two, 2049), Err(Refused::Damaged(_))));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The zip archive that `torch.save` writes: a `data.pkl`, one record per storage, and a few small ones.
 //!
-//! Reading comes in two forms. [`Archive`] holds all bytes. [`Tail`] needs only the last kilobyte or so of an archive to
-//! find its [`Directory`], after which a caller fetches exactly the ranges it wants:
+//! There are two ways to read. [`Archive`] holds all bytes. [`Tail`] needs only about the last kilobyte of an archive to find its
+//! [`Directory`]. Then you fetch exactly the ranges that you want:
 //!
 //! ```
 //! use reshard_torch_format::archive::{ArchiveOptions, Record, Tail, write_archive};
@@ -27,8 +27,8 @@
 //! # }
 //! ```
 //!
-//! Writing computes the whole [layout](ArchiveLayout) before the first byte, so that data can go from the caller's buffers
-//! straight to their place in a file.
+//! To write, the whole [layout](ArchiveLayout) is computed before the first byte. So data can go straight from your buffers to their
+//! positions in a file.
 
 mod directory;
 mod form;
@@ -46,7 +46,7 @@ pub use unpack::{Inflate, check_crc, unpack};
 /// Data of a record starts at a multiple of this many bytes from the start of the archive.
 pub const ALIGNMENT: u64 = 64;
 
-/// The flag of a record whose checksum and sizes stand behind its data.
+/// The flag of a record whose checksum and sizes follow its data.
 const HAS_DESCRIPTOR: u16 = 1 << 3;
 const LOCAL_HEADER: u32 = 0x0403_4B50;
 const DESCRIPTOR: u32 = 0x0807_4B50;

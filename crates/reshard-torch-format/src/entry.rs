@@ -8,7 +8,7 @@ use crate::{
 use bytes::Bytes;
 use reshard_model::{BoxError, ObjectCodec, Value};
 
-/// How to read.
+/// Options for reading.
 ///
 /// ```
 /// use reshard_torch_format::{LoadOptions, archive::Verify};
@@ -17,33 +17,33 @@ use reshard_model::{BoxError, ObjectCodec, Value};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LoadOptions {
-    /// How much the file may ask for.
+    /// Limits on what the file may ask for.
     pub limits: Limits,
     /// Whether checksums are compared.
     pub verify: Verify,
 }
 
 impl LoadOptions {
-    /// With other limits.
+    /// Sets the limits.
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// With checksums compared or not.
+    /// Sets whether checksums are compared.
     pub fn with_verify(mut self, verify: Verify) -> Self {
         self.verify = verify;
         self
     }
 }
 
-/// Reads what `torch.save` or `pickle.dump` wrote: zip archives, older torch files, bare pickles. Nothing is executed.
+/// Reads a file of `torch.save` or `pickle.dump`: a zip archive, an older torch file, or a bare pickle. It executes nothing.
 ///
-/// Dense tensors and parameters become tensors over the given bytes, without a copy. Objects of other classes become
-/// [`Opaque`](reshard_model::Opaque), whatever their class is; [`save`] writes them back so that Python recreates them.
+/// Dense tensors and parameters become tensors over the given bytes, without a copy. Objects of any other class become
+/// [`Opaque`](reshard_model::Opaque). [`save`] writes these back so that Python recreates them.
 ///
 /// # Errors
-/// What is wrong with the bytes, and where. Limits and checksums are the defaults of [`LoadOptions`].
+/// The error says what is wrong with the bytes, and where. Limits and checksums are the defaults of [`LoadOptions`].
 ///
 /// ```
 /// use reshard_torch_format::{load, save};
@@ -114,7 +114,7 @@ pub fn save(value: &Value) -> Result<Vec<u8>> {
     save_with(value, &ArchiveOptions::default())
 }
 
-/// As [`save`], with another prefix or layout.
+/// As [`save`], with options for prefix and layout.
 ///
 /// # Errors
 /// As [`save`].

@@ -1,8 +1,8 @@
 use reshard_model::{BoxError, ErrorKind, ModelError};
 
-/// What can be wrong with a pickle, an archive, or a value that is to become one.
+/// The errors of reading a pickle or an archive, and of writing a value.
 ///
-/// Offsets count bytes from the start of what was given: of the pickle for pickles, of the archive for archives.
+/// Offsets are in bytes, from the start of the pickle for pickles and from the start of the archive for archives.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -14,17 +14,17 @@ pub enum Error {
         /// What is wrong.
         what: Box<str>,
     },
-    /// A pickle that says more than it may.
+    /// A pickle exceeds a limit.
     #[error("what byte {offset} asks for exceeds the limit of {max} {limit}{}", way_out(limit))]
     Limit {
         /// Where.
         offset: u64,
-        /// Of what: `bytes of memory`, `nodes`, `levels of nesting`, …
+        /// What is limited: `bytes of memory`, `nodes`, `levels of nesting`, …
         limit: &'static str,
         /// How many are allowed.
         max: u64,
     },
-    /// Something that real files may hold, and that is not read.
+    /// Something that real files may contain, but that this crate does not read.
     #[error("byte {offset}: {what} is not supported")]
     Unsupported {
         /// Where.
@@ -32,7 +32,7 @@ pub enum Error {
         /// What.
         what: Box<str>,
     },
-    /// What a builder refused with an error of its own.
+    /// A builder failed with its own error.
     #[error("byte {offset} of the pickle is refused: {source}")]
     Refused {
         /// Where the instruction starts.
@@ -49,25 +49,25 @@ pub enum Error {
         /// What is wrong.
         what: Box<str>,
     },
-    /// A record of the archive that is needed and not there.
+    /// The archive lacks a needed record.
     #[error("the archive has no record {name:?}; it holds {have}")]
     NoRecord {
         /// Its name without the archive's prefix.
         name: Box<str>,
-        /// Names of what is there, cut short.
+        /// The names of existing records, shortened.
         have: Box<str>,
     },
-    /// The bytes of a record are not those that were written.
+    /// The bytes of a record differ from those that were written.
     #[error("record {name:?} is damaged: its CRC-32 is {found:08x}, the archive says {stored:08x}")]
     Checksum {
         /// Name of the record.
         name: Box<str>,
-        /// What the archive says.
+        /// The checksum in the archive.
         stored: u32,
-        /// What the bytes give.
+        /// The checksum of the bytes.
         found: u32,
     },
-    /// A tensor that contradicts itself or its storage.
+    /// A tensor contradicts itself or its storage.
     #[error("tensor of storage {key:?}: {what}")]
     Tensor {
         /// Key of the storage.
@@ -75,13 +75,13 @@ pub enum Error {
         /// What is wrong, with both values.
         what: Box<str>,
     },
-    /// A value that can't be written as a pickle.
+    /// A value can't be written as a pickle.
     #[error("can't be written with torch.save's pickle: {what}")]
     Encode {
         /// What, and why.
         what: Box<str>,
     },
-    /// A tensor that the model refuses.
+    /// `reshard-model` refuses a tensor.
     #[error("a tensor in the file can't be represented")]
     Model(#[source] Box<ModelError>),
 }
@@ -89,7 +89,7 @@ pub enum Error {
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// How a limit is raised, if it can be.
+/// How to raise a limit, if that is possible.
 fn way_out(limit: &str) -> String {
     let field = match limit {
         "bytes of memory" => "memory",
@@ -120,7 +120,7 @@ impl Error {
         }
     }
 
-    /// The same, when the pickle starts at byte `by` of what the caller gave.
+    /// The same error, for a pickle that starts at byte `by` of the input.
     pub(crate) fn shifted(mut self, by: u64) -> Self {
         if let Self::Pickle { offset, .. }
         | Self::Limit { offset, .. }

@@ -1,7 +1,7 @@
 //! Files that torch wrote before 1.6, or with `_use_new_zipfile_serialization=False`: five pickles, then the storages.
 //!
-//! In order: a magic number, the protocol (1001), facts about the machine, the object, the sorted keys of its storages; and
-//! then for each key the number of elements (64 bits, little-endian) and the elements, little-endian too.
+//! The pickles are, in order: a magic number, the protocol (1001), facts about the machine, the object, and the sorted keys of its
+//! storages. After them, each key has the number of elements (64 bits, little-endian) and the elements, also little-endian.
 
 use crate::{
     Budget, Error, Limits, Result, StorageRef,

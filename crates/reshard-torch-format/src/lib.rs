@@ -1,14 +1,14 @@
-//! What `torch.save` and `pickle` write, read and written in Rust. Nothing is ever executed: a class that reshard does not
-//! know is data, which is shown, kept and written back.
+//! Reads and writes files of `torch.save` and `pickle` in Rust. It never executes anything: an unknown class is data, which is shown,
+//! kept and written back.
 //!
-//! - [`load`] and [`save`]: a whole file to a [`Value`](reshard_model::Value) and back; [`TorchSave`] is the same as the
-//!   codec of stored objects;
-//! - [`archive`]: the zip archives, with their layout computed before the first byte is written, and read in ranges;
-//! - [`TensorRef`]: the description of one tensor in an archive, so that parts of it can be read;
-//! - [`pickle`]: instructions, a machine that builds whatever its [`Build`](pickle::Build) makes, and a writer.
+//! - [`load`] and [`save`] convert a whole file to a [`Value`](reshard_model::Value) and back. [`TorchSave`] does the same as a codec of
+//!   stored objects.
+//! - [`archive`] has the zip archives. Their layout is computed before the first byte is written. They can be read in ranges.
+//! - [`TensorRef`] is the description of one tensor in an archive. With it you can read parts of the tensor.
+//! - [`pickle`] has the instructions, an interpreter that builds what its [`Build`](pickle::Build) makes, and a writer.
 //!
-//! The crate does no I/O. All input may be hostile: lengths are checked before memory is taken, nesting and expansion are
-//! [limited](Limits), and every error says at which byte.
+//! The crate does no I/O. All input may be hostile: lengths are checked before memory is allocated, nesting and expansion are
+//! [limited](Limits), and every error names the byte.
 //!
 //! ```
 //! use reshard_model::{Tensor, Value};
@@ -27,7 +27,7 @@
 //! # }
 //! ```
 //!
-//! The bytes written equal those of torch for the same tensors and simple values, down to `.data/serialization_id`.
+//! For the same tensors and simple values, the written bytes equal those of torch, even in `.data/serialization_id`.
 
 mod entry;
 mod error;

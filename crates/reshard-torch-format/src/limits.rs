@@ -1,10 +1,10 @@
 use crate::pickle::{Built, Refusal};
 use std::sync::LazyLock;
 
-/// How much a pickle or an archive may ask for. What lies beyond is an error with the offset, never a panic.
+/// Limits on what a pickle or an archive may ask for. Beyond a limit there is an error with the offset, never a panic.
 ///
-/// What it takes to read the instructions is bounded by the length of the input whatever these say; the limits bound what the
-/// input may *expand* to, since a pickle of a kilobyte can name one list a billion times.
+/// The cost of reading the instructions is always bounded by the length of the input. These limits bound what the input may *expand* to,
+/// because a pickle of a kilobyte can refer to one list a billion times.
 ///
 /// ```
 /// use reshard_torch_format::{Limits, LoadOptions, load_with};
@@ -14,21 +14,21 @@ use std::sync::LazyLock;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Deepest nesting of a value. Default 256.
+    /// The deepest nesting of a value. The default is 256.
     pub depth: u32,
-    /// Most values in a tree, after shared ones have been written out. Default 10 million.
+    /// The most values in a tree, where a shared value counts each time. The default is 10 million.
     pub nodes: u64,
-    /// Most bytes of text and of byte strings in a tree, after shared ones have been written out. Default 1 GiB.
+    /// The most bytes of text and byte strings in a tree, where shared ones count each time. The default is 1 GiB.
     pub bytes: u64,
-    /// Highest memo index plus one; never more than the input has bytes. Default 2^30.
+    /// The highest memo index plus one. It is never more than the length of the input in bytes. The default is 2^30.
     pub memo: u64,
-    /// Most bytes of memory that everything made of one input may take, at its real size and as often as it is copied; `None` is
-    /// 64 times the input's length plus 64 MiB, at most 4 GiB, and at most an eighth of the address space that the process may have
-    /// (`ulimit -v`), if that is limited. What is not copied, such as the elements of most tensors,
-    /// takes nothing. Of a pickle in an archive the input is the archive.
+    /// The most memory that the parsed form of one input may take, in bytes. Each copy counts with its real size. Data that are not copied,
+    /// such as the elements of most tensors, do not count. `None` means 64 times the length of the input plus 64 MiB, at most 4 GiB, and at
+    /// most an eighth of the address space of the process, if that is limited (`ulimit -v`). For a pickle in an archive, the input is the
+    /// archive.
     pub memory: Option<u64>,
-    /// Most bytes that one compressed record of an archive may unpack to, and that a tensor may have whose elements share
-    /// memory. Default 4 GiB.
+    /// The most bytes that one compressed record of an archive may unpack to, and the largest size of a tensor whose elements share memory.
+    /// The default is 4 GiB.
     pub unpacked: u64,
 }
 
@@ -39,20 +39,20 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The memory that what is made of an input of so many bytes may take.
+    /// The memory that the parsed form of an input of so many bytes may take.
     pub fn budget(&self, input: u64) -> Budget {
         let usual = input.saturating_mul(64).saturating_add(64 << 20).min(4 << 30).min(*SHARE);
         Budget::new(self.memory.unwrap_or(usual))
     }
 }
 
-/// What of a limited address space one parse takes: what is made of the result is larger than it, and so may be its file.
+/// The part of a limited address space that one parse may take. The data made from the result, and the file, need space too.
 static SHARE: LazyLock<u64> = LazyLock::new(|| {
     let limit = rustix::process::getrlimit(rustix::process::Resource::As);
     limit.current.map_or(u64::MAX, |bytes| bytes / 8)
 });
 
-/// Memory that one parse may still take. Whatever is built draws from it, before it is built and each time it is copied.
+/// The memory that one parse may still take. Everything that is built draws from it, before it is built and each time it is copied.
 ///
 /// ```
 /// use reshard_torch_format::Budget;
@@ -67,12 +67,12 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// So many bytes.
+    /// A budget of so many bytes.
     pub fn new(max: u64) -> Self {
         Self { max, left: max }
     }
 
-    /// Draws so many bytes; refuses what is not left.
+    /// Draws so many bytes. Fails if fewer are left.
     #[inline]
     pub fn take(&mut self, bytes: u64) -> Built<()> {
         match self.left.checked_sub(bytes) {
@@ -84,13 +84,13 @@ impl Budget {
         }
     }
 
-    /// Puts back what was drawn for something that is gone.
+    /// Returns bytes that were drawn for something that no longer exists.
     #[inline]
     pub fn give_back(&mut self, bytes: u64) {
         self.left = self.left.saturating_add(bytes).min(self.max);
     }
 
-    /// All that there was at the beginning.
+    /// The number of bytes at the beginning.
     pub fn max(&self) -> u64 {
         self.max
     }

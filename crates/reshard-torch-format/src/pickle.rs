@@ -1,8 +1,8 @@
-//! Pickles, both ways, without executing anything.
+//! Reads and writes pickles without executing anything.
 //!
-//! [`Reader`] and [`Op`] are the instructions. [`run`] is a closed machine that interprets them and builds whatever its
-//! [`Build`] makes of them; [`Graph`] is the builder that keeps all of a pickle as inert nodes. [`Emitter`] writes pickles
-//! with the opcodes and memo numbers that CPython chooses.
+//! [`Reader`] and [`Op`] are the instructions. [`run`] is an interpreter that never runs code. It builds what its [`Build`] makes of the
+//! instructions. [`Graph`] is a builder that keeps a whole pickle as inert nodes. [`Emitter`] writes pickles with the same opcodes and
+//! memo numbers as CPython.
 
 mod build;
 mod emit;

@@ -1,4 +1,4 @@
-//! Tensors as `torch.save` describes them: a view of a storage, which lies in a record of its own.
+//! Tensors as `torch.save` describes them: a tensor is a view of a storage, and each storage has its own record.
 
 mod bits;
 mod parse;
@@ -18,7 +18,8 @@ use bytes::Bytes;
 use reshard_model::{DType, Dims, HostBuffer, Layout, Tensor};
 use std::sync::Arc;
 
-/// A tensor in an archive: where its elements lie in which storage. Enough to read any part of it without the rest.
+/// The description of a tensor in an archive: its storage, and where its elements lie in it. With it you can read any part of the tensor
+/// without the rest.
 ///
 /// ```
 /// use reshard_model::DType;
@@ -43,9 +44,9 @@ pub struct TensorRef {
     pub offset: u64,
     /// Elements per axis.
     pub shape: Dims,
-    /// Elements between neighbours, per axis.
+    /// The distance of neighbours along each axis, in elements.
     pub strides: Dims,
-    /// Whether gradients were wanted.
+    /// Whether it requires gradients.
     pub requires_grad: bool,
     /// The elements are the complex conjugates of what is stored.
     pub conj: bool,
@@ -54,10 +55,10 @@ pub struct TensorRef {
 }
 
 impl TensorRef {
-    /// A row-major tensor that has storage `0` for itself.
+    /// A row-major tensor that has storage `0` to itself.
     ///
     /// # Errors
-    /// [`Error::Tensor`] when its size does not fit 63 bits.
+    /// [`Error::Tensor`] if its size does not fit 63 bits.
     pub fn contiguous(dtype: DType, shape: &[u64]) -> Result<Self> {
         let too_large = || Error::tensor("0", format!("shape {} of {dtype} is too large", Dims::from(shape)));
         let layout = Layout::contiguous(dtype.size(), shape).ok_or_else(too_large)?;
@@ -73,12 +74,12 @@ impl TensorRef {
         })
     }
 
-    /// Reads the `data.pkl` of an archive that holds one tensor, as written since torch 0.4. Of a parameter, and of a
-    /// subclass that adds nothing to the elements, the tensor is taken.
+    /// Reads the `data.pkl` of an archive that holds one tensor, as torch 0.4 and later write it. For a parameter, or a subclass that adds
+    /// nothing to the elements, it returns the tensor inside.
     ///
     /// # Errors
-    /// [`Error::Pickle`] and its like for a damaged pickle, [`Error::Tensor`] for a description that contradicts itself,
-    /// [`Error::Unsupported`] when it is something else than a tensor.
+    /// [`Error::Pickle`] and similar errors for a damaged pickle; [`Error::Tensor`] for a description that contradicts itself;
+    /// [`Error::Unsupported`] if it is no tensor.
     pub fn parse(pickle: &[u8], limits: &Limits) -> Result<Self> {
         let mut graph = Graph::default();
         let (root, _) = run(pickle, &mut graph, limits)?;
@@ -88,10 +89,10 @@ impl TensorRef {
         })
     }
 
-    /// The `data.pkl` of an archive that holds this tensor alone.
+    /// The `data.pkl` of an archive that holds only this tensor.
     ///
     /// # Errors
-    /// [`Error::Encode`] for names that a pickle can't hold.
+    /// [`Error::Encode`] for names that a pickle can't contain.
     pub fn pickle(&self) -> Result<Vec<u8>> {
         let mut e = Emitter::new(2);
         self.emit(&mut e)?;
@@ -147,7 +148,7 @@ impl TensorRef {
     /// Where the elements lie in the storage's record.
     ///
     /// # Errors
-    /// [`Error::Tensor`] when they would lie outside of it.
+    /// [`Error::Tensor`] if they would lie outside the record.
     pub fn layout(&self) -> Result<Layout> {
         let bad = || {
             let what = format!(
@@ -160,32 +161,31 @@ impl TensorRef {
         layout.filter(|l| l.elements() == 0 || l.hull().end <= self.storage.len).ok_or_else(bad)
     }
 
-    /// Compares what the pickle says of the storage with the size of its record.
+    /// Compares the length of the storage in the pickle with the size of its record.
     ///
     /// # Errors
-    /// [`Error::Tensor`] when they differ, as PyTorch 2.15 has it.
+    /// [`Error::Tensor`] if they differ, as in PyTorch 2.15.
     pub fn check_storage(&self, record: u64) -> Result<()> {
         self.storage.check(record)
     }
 
-    /// Whether stored bytes are not yet the elements' bytes: conjugated, negated, or of another byte order.
+    /// Whether the stored bytes must be changed to get the elements: they are conjugated, negated, or have another byte order.
     pub fn is_lazy(&self, order: ByteOrder) -> bool {
         self.conj || self.neg || (order == ByteOrder::Big && self.dtype.word() > 1)
     }
 
-    /// Turns stored bytes of any number of whole elements into the elements' bytes, in place: byte order, negation,
-    /// conjugation.
+    /// Changes the stored bytes of whole elements into the bytes of the elements, in place: byte order, negation, conjugation.
     ///
     /// # Errors
-    /// [`Error::Tensor`] when the element type can't be negated or conjugated, or the bytes are no whole elements.
+    /// [`Error::Tensor`] if the element type can't be negated or conjugated, or the bytes are no whole elements.
     pub fn resolve(&self, bytes: &mut [u8], order: ByteOrder) -> Result<()> {
         bits::resolve(self, bytes, order)
     }
 
-    /// The tensor over the bytes of its storage; without a copy unless it [is lazy](Self::is_lazy).
+    /// Makes the tensor over the bytes of its storage. It copies nothing unless the tensor [is lazy](Self::is_lazy).
     ///
     /// # Errors
-    /// [`Error::Tensor`] when it does not fit the storage.
+    /// [`Error::Tensor`] if it does not fit the storage.
     ///
     /// ```
     /// # use reshard_model::DType;

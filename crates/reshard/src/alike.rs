@@ -1,8 +1,8 @@
-//! Plain tensors that differ between ranks. A checkpoint holds such a tensor once, so a save that chose one of them would
-//! lose the others without a word; it fails instead.
+//! Finds plain tensors that differ between ranks. A checkpoint holds such a tensor once. A save that chose one of them
+//! would silently lose the others, so it fails instead.
 //!
-//! Each rank computes a CRC-32 of each of its plain tensors, and the coordinator compares them, with types and shapes. That
-//! finds every difference within 32 neighbouring bits, and of others all but one in 2^32.
+//! Each rank computes a CRC-32 of each of its plain tensors. The coordinator compares these, together with types and
+//! shapes. This finds every difference within 32 neighbouring bits, and misses one in 2^32 of all others.
 
 use indexmap::IndexMap;
 use reshard_comm::{Cause, Comm, Rank};
@@ -15,26 +15,26 @@ use std::{
     sync::Arc,
 };
 
-/// So many bytes are hashed before the next: they come from memory once.
+/// So many bytes are hashed at a time, so that they are read from memory only once.
 const BLOCK: u64 = 256 << 10;
 /// Smaller tensors are hashed together, up to so many bytes.
 const TASK: u64 = 4 << 20;
-/// So many bytes of a device's tensor are in host memory at a time.
+/// At most so many bytes of a device tensor are in host memory at a time.
 const FROM_DEVICE: u64 = 64 << 20;
-/// So many tensors are named in a message.
+/// A message names at most so many tensors.
 const SHOWN: usize = 20;
-/// So many ways in which ranks differ are told of one tensor.
+/// A message lists at most so many variants of one tensor.
 const WAYS: usize = 4;
 
-/// What is to be done with plain tensors.
+/// How to treat plain tensors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
     pub(crate) dialect: Dialect,
-    /// Where they differ, the coordinator's are meant.
+    /// If they differ, the coordinator's are saved.
     pub(crate) coordinators: bool,
 }
 
-/// What is compared of a tensor.
+/// What is compared between tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Print {
     dtype: DType,
@@ -42,15 +42,15 @@ struct Print {
     crc: u32,
 }
 
-/// What a rank tells.
+/// What a rank sends to the coordinator.
 #[derive(Debug, Serialize, Deserialize)]
 struct Told {
     coordinators: bool,
     prints: Vec<(Path, Print)>,
 }
 
-/// [`agree`](all_agree), and in the same step the plain tensors of all ranks are compared. Gives the keys of those that are
-/// left to the coordinator, too.
+/// [`agree`](all_agree), which compares the plain tensors of all ranks in the same step. Also returns the keys of the
+/// tensors that are left to the coordinator.
 ///
 /// # Errors
 /// On every rank, when any of them failed, or when tensors differ.
@@ -74,7 +74,7 @@ pub(crate) async fn agree<T>(
     Ok((outcome?, left))
 }
 
-/// Takes plain leaves away that are left to the coordinator.
+/// Removes the plain leaves that are left to the coordinator.
 pub(crate) fn leave_to_coordinator(keys: &[String], plain: &[PlainTensor], flat: &mut FlatStateDict) {
     let keys: BTreeSet<Step> = keys.iter().map(|k| k.as_str().into()).collect();
     let left: BTreeSet<Step> =
@@ -92,7 +92,7 @@ async fn prints(plain: &[PlainTensor]) -> Result<Vec<(Path, Print)>> {
         let (buffer, dtype, layout) = match &t.data {
             Data::Host(h) => (h.buffer_id(), h.dtype(), h.layout()),
             Data::Device(d) => (Arc::as_ptr(d.buffer()).cast::<u8>() as usize, d.dtype(), d.layout()),
-            // No plain tensor is anywhere else.
+            // Other leaves contain no plain tensors.
             Data::None | Data::Lazy(_) => continue,
         };
         let view = (buffer, dtype, layout.start(), layout.shape().clone(), layout.strides().clone());
@@ -149,16 +149,16 @@ fn crc(t: &PlainTensor) -> Result<u32> {
     Ok(crc.finalize())
 }
 
-/// What the ranks have under one path. Those that have the item but not this tensor in it have nothing.
+/// What each rank has under one path. A rank that has the item, but not this tensor in it, has nothing.
 type Holders<'a> = BTreeMap<Rank, Option<&'a Print>>;
 
 impl Rule {
     fn compares(self) -> bool {
-        // Where they are common state, nothing but the coordinator's is saved anyway.
+        // In common state only the coordinator's tensors are saved anyway.
         self.dialect != Dialect::Megatron || !self.coordinators
     }
 
-    /// On the coordinator: the keys that are left to it.
+    /// Called on the coordinator: the keys that are left to it.
     fn compare(self, all: &[Told], coordinator: Rank) -> Result<Vec<String>, Cause> {
         let ranks = || (0..).map(Rank).zip(all);
         if let Some((rank, _)) = ranks().find(|(_, told)| told.coordinators != self.coordinators) {
@@ -186,7 +186,7 @@ impl Rule {
         for (path, mut holders) in paths {
             let item = path.0.first();
             match self.dialect {
-                // What the others lack is saved all the same.
+                // A tensor that only some ranks lack is saved all the same.
                 Dialect::Megatron => drop(holders.entry(coordinator).or_insert(None)),
                 _ => {
                     for rank in item.and_then(|item| items.get(item)).into_iter().flatten() {
@@ -225,10 +225,10 @@ impl Rule {
     }
 }
 
-/// In what the tensors of one path differ, and on which ranks.
+/// How the tensors of one path differ, and on which ranks.
 fn problem(path: &Path, first: Rank, is: Option<&Print>, others: &Holders<'_>) -> String {
     let spec = |p: &Print| format!("{} of shape {}", p.dtype, p.shape);
-    // Ranks that differ in the same way are named together.
+    // Ranks with equal tensors are named together.
     let mut ways: IndexMap<String, Vec<Rank>> = IndexMap::new();
     for (rank, other) in others {
         let way = match (is, other) {

@@ -1,4 +1,4 @@
-//! What saves call themselves.
+//! The names of attempts to save.
 
 use reshard_storage::Leftover;
 use std::{
@@ -6,19 +6,19 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// A name that no other attempt has: it is in hidden names only, never in a checkpoint's bytes.
+/// A name that no other attempt has. It occurs only in hidden names, never in the bytes of a checkpoint.
 pub(crate) fn attempt() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
     format!("{:x}-{:x}-{:x}", std::process::id(), nanos, COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Whether a save has left this. What is named otherwise is of others, however alike it looks.
+/// Whether a save has left this. Anything with another form of name belongs to others, even if it looks similar.
 pub(crate) fn is_of_a_save(left: &Leftover) -> bool {
-    // As it is written: without a sign, without zeros before it.
+    // Exactly as it is written: without a sign and without leading zeros.
     let number = |s: &str| u64::from_str_radix(s, 16).ok().filter(|n| format!("{n:x}") == s);
     let numbers: Option<Vec<u64>> = left.attempt.split('-').map(number).collect();
-    // Nobody's words are a time since this crate was begun.
+    // No ordinary name is a time after this crate was started.
     matches!(numbers.as_deref(), Some([_, nanos, _]) if *nanos >= BEGUN)
 }
 

@@ -1,16 +1,16 @@
-//! The same, for programs without an executor: each call returns when it is done.
+//! Blocking versions of this crate's functions, for programs without an executor.
 //!
-//! Ranks of one process must call these from a thread each.
+//! If several ranks run in one process, each must call these from its own thread.
 
 use crate::{LoadError, Result, SaveReport};
-use futures::executor::block_on;
+use futures_executor::block_on;
 use reshard_model::{Payload, Select, StateDict, Tensor, Value, ValueTree};
 use reshard_plan::Metadata;
 use reshard_storage::{Entry, Leftover, Link, Progress};
 use reshard_strategy::{FileRole, VerifyReport};
 use std::{collections::BTreeMap, future::IntoFuture, ops::Deref, sync::Arc};
 
-/// Waits for a save or load that was set up: `run(reshard::save(&state, url).overwrite(true))`.
+/// Waits for a save or load with options: `run(reshard::save(&state, url).overwrite(true))`.
 pub fn run<F: IntoFuture>(operation: F) -> F::Output {
     block_on(operation.into_future())
 }
@@ -55,7 +55,7 @@ pub fn load_plain_tensors(url: &str) -> Result<BTreeMap<String, Tensor>> {
     block_on(crate::load_plain_tensors(url))
 }
 
-/// [`crate::Checkpoint`]; what needs no waiting is reached through it.
+/// [`crate::Checkpoint`]. It derefs to that type for methods that need no waiting.
 #[derive(Clone, Debug)]
 pub struct Checkpoint(crate::Checkpoint);
 
@@ -188,7 +188,7 @@ impl Checkpoint {
     }
 }
 
-/// [`crate::TensorHandle`]; what needs no waiting is reached through it.
+/// [`crate::TensorHandle`]. It derefs to that type for methods that need no waiting.
 #[derive(Clone, Debug)]
 pub struct TensorHandle(crate::TensorHandle);
 

@@ -1,4 +1,4 @@
-//! An opened checkpoint: what it holds, any part of it, its files.
+//! An open checkpoint: its contents, any part of them, and its files.
 
 mod files;
 mod handle;

@@ -1,4 +1,4 @@
-//! Where Megatron Core's dialect keeps common state, and how it is carried over as it is.
+//! Where Megatron Core's dialect keeps common state, and how a tool carries it over unchanged.
 
 use crate::opened::Opened;
 use reshard_megatron::{COMMON, COMMON_STATE_CELL};
@@ -13,12 +13,13 @@ pub enum CommonForm {
     /// In `common.pt`, which every version reads.
     #[default]
     File,
-    /// In the object `common_state` of the sharded part, as Megatron Core 0.19 and later write it and alone read it.
+    /// In the object `common_state` of the sharded part. Only Megatron Core 0.19 and later write and read it.
     Object,
 }
 
-/// Common state as it is stored, not decoded: from [`Checkpoint::stored_common`](crate::Checkpoint::stored_common) to
-/// [`Save::stored_common`](crate::Save::stored_common). What no value of this program can say stays in it.
+/// Common state as it is stored, not decoded. [`Checkpoint::stored_common`](crate::Checkpoint::stored_common) returns
+/// it, and [`Save::stored_common`](crate::Save::stored_common) takes it. It keeps content that no [`Value`](crate::Value)
+/// can represent.
 #[derive(Clone, Debug)]
 pub struct StoredCommon {
     form: CommonForm,
@@ -26,17 +27,17 @@ pub struct StoredCommon {
 }
 
 impl StoredCommon {
-    /// Where it was, and will be.
+    /// In which form it was stored, and will be stored.
     pub fn form(&self) -> CommonForm {
         self.form
     }
 
-    /// Key of the object that holds it, when no file does.
+    /// The key of the object that holds it, if no file does.
     pub fn object_key(&self) -> Option<&'static str> {
         (self.form == CommonForm::Object).then_some(COMMON_STATE_CELL)
     }
 
-    /// Of what is open; `None` when its dialect has none.
+    /// The common state of an open checkpoint; `None` if its dialect has none.
     pub(crate) async fn of(opened: &Opened, verify: bool) -> Result<Option<Self>, StrategyError> {
         let Some(common) = &opened.common else { return Ok(None) };
         if common.key() != BackendVersion::new("torch", 1) {
@@ -59,12 +60,12 @@ impl StoredCommon {
         Ok(payload.map(|payload| Self { form: CommonForm::Object, payload }))
     }
 
-    /// The leaf of the sharded part that holds it, if one does.
+    /// The leaf of the sharded part that holds it, if a leaf does.
     pub(crate) fn leaf(&self) -> Option<ShardedObject> {
         self.object_key().map(|key| ShardedObject::item(key, self.payload.clone()))
     }
 
-    /// The file, if it is one.
+    /// The file that holds it, if a file does.
     pub(crate) fn layout(&self) -> Result<Vec<FileBody>, StrategyError> {
         match (self.form, &self.payload) {
             (CommonForm::File, Payload::Encoded { bytes, .. }) => {

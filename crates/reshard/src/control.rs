@@ -6,14 +6,14 @@ use reshard_strategy::Result;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
-/// No commit record is longer, if a linked format calls its own so, and if none does.
+/// The longest commit record: for a name that a linked format gives its record, and for any other name.
 const RECORD: u64 = 4 << 30;
-const OTHER_RECORD: u64 = 256 << 20;
-/// Hashed at once.
+pub(crate) const OTHER_RECORD: u64 = 256 << 20;
+/// Bytes that are hashed at a time.
 const BLOCK: u64 = 4 << 20;
 
-/// The SHA-256 of a commit record, in hexadecimal; `None` when there is none, or what is there is longer than any: nobody
-/// waits until terabytes of nothing are hashed.
+/// The SHA-256 of a commit record, in hexadecimal. `None` if there is none, or if the file is longer than any commit
+/// record, because hashing a sparse file of terabytes would never end.
 ///
 /// # Errors
 /// What the store says.
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
     use async_trait::async_trait;
     use bytes::Bytes;
-    use futures::executor::block_on;
+    use futures_executor::block_on;
     use reshard_storage::{Depth, Head, Hints, IfExists, Listing, StorageError, Transaction};
     use reshard_strategy::{Registry, SMALL, read_small};
     use std::{io, ops::Range};

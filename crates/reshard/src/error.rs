@@ -23,7 +23,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (doing, url) = (self.doing, &self.url);
         match &self.source {
-            // Its URL in another form would be no news.
+            // The inner message would only repeat the URL in another form.
             StrategyError::NotACheckpoint { why, .. } => {
                 write!(f, "{doing} {url}: it is not a checkpoint: {why}")
             }
@@ -33,7 +33,7 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {
-    /// What lies behind the error that the message tells already.
+    /// The source of the error that the message already contains.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         std::error::Error::source(&self.source)
     }
@@ -49,8 +49,8 @@ impl Error {
         self.source.kind()
     }
 
-    /// Whether no checkpoint lies there at all, so that a program may begin anew. A checkpoint that lacks what was asked for
-    /// is of the same [`kind`](Self::kind), and is not to be passed over.
+    /// Whether there is no checkpoint at all, so that your program may start from scratch. Don't use
+    /// [`kind`](Self::kind) for this: it is the same when a checkpoint exists and lacks a key.
     ///
     /// ```
     /// use reshard::{DType, ShardedTensor, StateDict, blocking};
@@ -69,7 +69,7 @@ impl Error {
             StrategyError::NotACheckpoint { .. } | StrategyError::Storage(StorageError::NotFound { .. }) => {
                 true
             }
-            // Before a checkpoint is open nothing else can be missing.
+            // Until a checkpoint is open, nothing else can be missing.
             StrategyError::Comm(CommError::Ranks { step: OPEN, causes }) => {
                 causes.values().all(|c| c.kind == ErrorKind::NotFound)
             }
@@ -88,7 +88,7 @@ impl Error {
     }
 }
 
-/// Attaches what was being done with which checkpoint.
+/// Attaches the operation and the URL of the checkpoint.
 pub(crate) trait Context<T> {
     fn during(self, doing: &'static str, url: &str) -> Result<T>;
 }
@@ -104,7 +104,7 @@ macro_rules! context {
 }
 context!(StrategyError, StorageError, ModelError, PlanError, CommError);
 
-/// A load that failed; the template's buffers are in it.
+/// The error of a failed load. It contains the template with its buffers.
 pub struct LoadError {
     error: Error,
     template: Box<StateDict>,
@@ -115,7 +115,7 @@ impl LoadError {
         Self { error, template: Box::new(template) }
     }
 
-    /// Why.
+    /// The error.
     pub fn error(&self) -> &Error {
         &self.error
     }
@@ -125,8 +125,8 @@ impl LoadError {
         self.error.kind()
     }
 
-    /// The error, and the template with its buffers: unharmed when the load failed before the first byte was moved, else
-    /// partly filled.
+    /// Returns the error, and the template with its buffers. The buffers are unchanged if the load failed before it moved
+    /// the first byte. Otherwise they are partly filled.
     pub fn into_parts(self) -> (Error, StateDict) {
         (self.error, *self.template)
     }

@@ -1,42 +1,47 @@
-//! The formats that a program knows, and what files are to them by their names.
+//! The formats that a program knows, and what their file names mean.
 
 use reshard_storage::{Entry, Listing, PlaceKind};
 use reshard_strategy::{BackendVersion, Detection, LoadShardedStrategy, OwnFile, Registry, Result};
 use std::{collections::BTreeSet, sync::Arc};
 
+/// What is written unless another format is chosen. A program that links it not is told so by the registry.
+pub(crate) fn default_format() -> BackendVersion {
+    BackendVersion::new("torch_dist", 1)
+}
+
 pub(crate) type Format = Arc<dyn LoadShardedStrategy>;
 
-/// Formats that load, in the order of their names.
+/// The formats that can load, in the order of their names.
 #[derive(Clone, Debug)]
 pub(crate) struct Formats(pub(crate) Vec<Format>);
 
 impl Formats {
-    /// All of a registry.
+    /// All formats of a registry.
     pub(crate) fn of(registry: &Registry) -> Result<Self> {
         registry.all_load_sharded().map(|config| config.build()).collect::<Result<_>>().map(Self)
     }
 
-    /// Those whose checkpoints can be such places.
+    /// The formats whose checkpoints can be places of this kind.
     pub(crate) fn of_kind(&self, kind: PlaceKind) -> Self {
         Self(self.0.iter().filter(|f| f.lives_in(kind)).cloned().collect())
     }
 
-    /// Those for which the files of a place are such a sign.
+    /// The formats whose `detect` gives this answer for the files of a place.
     pub(crate) fn that(&self, detected: Detection, top: &Listing) -> Vec<Format> {
         self.0.iter().filter(|f| f.detect(top) == detected).cloned().collect()
     }
 
-    /// Whether one of them is sure of these files.
+    /// Whether one of them answers `Yes` to these files.
     pub(crate) fn know(&self, top: &Listing) -> bool {
         !self.that(Detection::Yes, top).is_empty()
     }
 
-    /// Names to look for, each once.
+    /// The names to look for, without duplicates.
     pub(crate) fn probes(&self) -> BTreeSet<&'static str> {
         self.0.iter().flat_map(|f| f.probes()).copied().collect()
     }
 
-    /// Whether programs that write one of them call a file so.
+    /// Whether the programs of one of these formats give a file such a name.
     pub(crate) fn own(&self, name: &str) -> bool {
         self.0.iter().any(|f| f.own_file(name).is_some())
     }
@@ -48,7 +53,7 @@ impl Formats {
         found.next().filter(|_| found.next().is_none()).map(|one| Self(vec![Arc::clone(one)]))
     }
 
-    /// The format that calls its commit record so.
+    /// The format that gives its commit record this name.
     pub(crate) fn of_record(&self, name: &str) -> Option<BackendVersion> {
         self.0.iter().find(|f| f.own_file(name) == Some(OwnFile::Record)).map(|f| f.key())
     }

@@ -15,12 +15,12 @@
 //!
 //! reshard::blocking::save(&state, &url)?; // torch_dist, version 1, by default; no group: one rank
 //!
-//! // random access, nothing loaded
+//! // random access: reads one row
 //! let ckpt = reshard::blocking::Checkpoint::open(&url)?;
 //! let row = ckpt.tensor("layer.weight")?.read(reshard::Region::rows(1..2))?;
 //! assert_eq!(row.to_vec::<f32>().unwrap(), [4., 5., 6.]);
 //!
-//! // into a template's own buffers, here allocated by reshard
+//! // a load fills the template's buffers; this template has none, so reshard allocates
 //! let mut template = StateDict::new();
 //! template.insert("weight", ShardedTensor::template("layer.weight", reshard::DType::Float32, &[2, 3]));
 //! let state = reshard::blocking::load(template, &url)?;
@@ -29,14 +29,18 @@
 //! # }
 //! ```
 //!
-//! Inside an executor take [`save`], [`load`] and [`Checkpoint`] themselves; `reshard::save(&state, url).group(&group).await`
-//! saves from all ranks of a process group. Local files need no particular executor.
+//! Inside an executor, use [`save`], [`load`] and [`Checkpoint`]. `reshard::save(&state, url).group(&group).await`
+//! saves from all ranks of a process group. Local files work with any executor.
 //!
-//! [`prelude`] has the names that most programs need. The root has these, and what saves, loads and [`Checkpoint`] take and return; all
-//! else is in the module of its crate: [`model`], [`plan`], [`policy`], [`strategy`], [`storage`], [`comm`], [`megatron`], [`torch_dist`].
+//! [`prelude`] has the names that most programs need. The root has these too, and the types that saves, loads and
+//! [`Checkpoint`] take and return. Everything else is in the module of its crate: [`model`], [`plan`], [`policy`],
+//! [`strategy`], [`storage`], [`comm`], [`megatron`], [`torch_dist`].
 //!
-//! This crate composes and decides nothing: formats are strategies ([`Registry`]), places are stores ([`Stores`]), ranks are
-//! process groups ([`ProcessGroup`]); crates of third parties add to each.
+//! Each format and each place is a feature. `torch-dist` and `local` (directories of this machine) are on by default, and
+//! are all that exist yet; `full` has all. You may leave them out if you link strategies and stores of your own.
+//!
+//! This crate only combines the parts: formats are strategies ([`Registry`]), places are stores ([`Stores`]), and
+//! ranks form process groups ([`ProcessGroup`]). Other crates can add to each of them.
 
 mod alike;
 mod attempt;
@@ -83,5 +87,6 @@ pub use reshard_plan::{self as plan, Cast};
 pub use reshard_policy::{self as policy, ShardingPolicy};
 pub use reshard_storage::{self as storage, Durability, Stores};
 pub use reshard_strategy::{self as strategy, BackendVersion, ReadLimits, Registry};
-/// The `torch_dist` format and its settings.
+/// The `torch_dist` format and its settings; feature `torch-dist`, by default.
+#[cfg(feature = "torch-dist")]
 pub use reshard_torch_dist as torch_dist;

@@ -26,18 +26,19 @@ use std::{
 
 const ACT: &str = "loading from";
 
-/// Loads a checkpoint into a template's own buffers; await it, or set options first.
+/// Loads a checkpoint into the buffers of a template. Await the result, or set options on it first.
 ///
-/// Sharded leaves of the template say which part of which tensor this rank wants; a leaf without data is allocated. The result
-/// has the template's structure, on top of the common state. In checkpoints of PyTorch's dialect, leaves that are no tensors
-/// are replaced by what is stored.
+/// The sharded leaves of the template say which part of which tensor this rank wants. For a leaf without data the load
+/// allocates memory. The result has the structure of the template, on top of the common state. In checkpoints of
+/// PyTorch's dialect, stored values replace the leaves that are not tensors.
 ///
 /// # Collective
-/// Every rank of the group must await it, in the same order as other collectives. If any rank fails, all of them get the step,
-/// the ranks and the causes.
+/// Every rank of the group must await it, in the same order as other collectives. If any rank fails, all ranks get an
+/// error with the step, the ranks and the causes.
 ///
 /// # Errors
-/// Missing keys, other shapes and element types, holes, damage, all keys at once; the [`LoadError`] gives the template back.
+/// Missing keys, wrong shapes or element types, holes, damage. The error names all keys at once. [`LoadError`] also
+/// returns the template.
 pub fn load<'a>(template: StateDict, url: &'a str) -> Load<'a> {
     Load {
         template,
@@ -70,87 +71,89 @@ pub struct Load<'a> {
 impl<'a> Load<'a> {
     ranks::options!();
 
-    /// A planner of your own, instead of the options below.
+    /// Sets your own planner, instead of the options below.
     pub fn planner(mut self, planner: impl LoadPlanner + 'static) -> Self {
         self.planner = Some(Arc::new(planner));
         self
     }
 
-    /// Which differences between stored and wanted element types are bridged; none by default.
+    /// Which casts from the stored to the wanted element type are allowed. The default is none.
     pub fn cast(mut self, cast: Cast) -> Self {
         self.default = self.default.cast(cast);
         self
     }
 
-    /// Whether keys that the checkpoint lacks are left as they are; they are reported.
+    /// Whether leaves whose keys the checkpoint lacks keep their contents. The report lists these keys. By default a
+    /// missing key is an error.
     pub fn allow_partial_load(mut self, allow: bool) -> Self {
         self.default = self.default.allow_partial_load(allow);
         self
     }
 
-    /// Whether keys of the checkpoint that the template does not ask for are listed in the report.
+    /// Whether the report lists stored keys that no template asks for.
     pub fn strict(mut self, strict: bool) -> Self {
         self.default = self.default.strict(strict);
         self
     }
 
-    /// Whether checksums of wholly read items are checked; they are by default.
+    /// Whether to check the checksum of each item that is read as a whole. The default is yes.
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
         self
     }
 
-    /// How many bytes this rank may hold of what ranks read for each other, if a planner has them do so:
-    /// [`DEFAULT_EXCHANGE_MEMORY`](reshard_strategy::DEFAULT_EXCHANGE_MEMORY), 256 MiB, by default.
+    /// How many bytes this rank may hold for reads that ranks share, if a planner shares reads. The default is
+    /// [`DEFAULT_EXCHANGE_MEMORY`](reshard_strategy::DEFAULT_EXCHANGE_MEMORY), 256 MiB.
     pub fn exchange_memory(mut self, bytes: u64) -> Self {
         self.exchange_memory = bytes;
         self
     }
 
-    /// Told of read bytes, from any thread.
+    /// Sets a callback that is called with the number of bytes read, from any thread.
     pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
         self.progress = Progress::new(f);
         self
     }
 
-    /// Other settings of the load strategy than its defaults.
+    /// Sets the load strategy's settings, instead of its defaults.
     pub fn strategy(mut self, config: impl LoadShardedConfig + 'static) -> Self {
         self.how.config = Some(Box::new(config));
         self
     }
 
-    /// The format, where it is not to be told by the files. Settings of a [`strategy`](Self::strategy) come with their own.
+    /// Sets the format, instead of recognising it by the files. The settings of a [`strategy`](Self::strategy) set
+    /// their format too.
     pub fn format(mut self, format: BackendVersion) -> Self {
         self.how.format = Some(format);
         self
     }
 
-    /// Strategies to choose from; those that are linked by default.
+    /// The registry of strategies to choose from; by default the linked strategies.
     pub fn registry(mut self, registry: Registry) -> Self {
         self.how.registry = Some(registry);
         self
     }
 
-    /// Stores to find the URL's in; those that are linked by default.
+    /// The stores in which to look up the URL; by default the linked stores.
     pub fn stores(mut self, stores: Stores) -> Self {
         self.how.stores = Some(stores);
         self
     }
 
-    /// The place itself, open already, instead of one found by the URL, which then is only its name in messages. It brings its
-    /// client, credentials and runtime.
+    /// Uses a place that is already open, with its client, credentials and runtime. The URL is then only its name in
+    /// messages.
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
         self.how.stores = Some(Stores::only(store));
         self
     }
 
-    /// How much the checkpoint may ask for; see there.
+    /// Limits on what the checkpoint may ask for; see [`ReadLimits`].
     pub fn limits(mut self, limits: ReadLimits) -> Self {
         self.how.limits = limits;
         self
     }
 
-    /// The loaded state together with what the load did.
+    /// Returns the loaded state together with a report of the load.
     ///
     /// # Errors
     /// As [`load`].
@@ -176,7 +179,7 @@ impl<'a> Load<'a> {
         Ok((store, opened))
     }
 
-    /// Opens, splits the template, reads common state; all ranks learn whether all could.
+    /// Opens, splits the template and reads common state. Then all ranks learn whether every rank succeeded.
     async fn begin(&self, comm: &Comm<'_>, template: StateDict) -> Result<Begun, (StrategyError, StateDict)> {
         let opened = self.open().await;
         let (mine, template) = match opened {
@@ -184,7 +187,7 @@ impl<'a> Load<'a> {
             Ok((store, opened)) => match opened.common().await {
                 Err(e) => (Err(e), Some(template)),
                 Ok(common) => {
-                    // Handles to give back if the template can't be split; they must be gone before buffers are lent.
+                    // Handles to return if the template can't be split. They must be gone before buffers are lent.
                     let spare = template.clone();
                     match split_for(template, opened.reader.dialect(), opened.reader.metadata()) {
                         Ok((flat, skeleton, own)) => {
@@ -204,7 +207,7 @@ impl<'a> Load<'a> {
             (Err(e), Some(begun)) => Err((e, begun.give_back())),
             (Err(e), None) => Err((e, template.unwrap_or_default())),
             (Ok(()), None) => {
-                Err((StrategyError::Invalid("a failure was not heard".into()), template.unwrap_or_default()))
+                Err((StrategyError::Internal("a failure was not heard".into()), template.unwrap_or_default()))
             }
         }
     }
@@ -232,7 +235,7 @@ impl<'a> Load<'a> {
         };
         clock.done_but(Phase::Finish, [(Phase::Plan, decided), (Phase::Read, moved)]);
         let missing: std::collections::BTreeSet<&str> = notes.missing.iter().map(String::as_str).collect();
-        // Handles to give back if what was loaded and the common state don't fit together; gone when they do.
+        // Handles to return if the loaded leaves don't fit onto the common state; dropped if they do.
         let (spare, handles) = (skeleton.clone(), state.clone());
         let joined = skeleton.join(values(state, &missing), common).map_err(StrategyError::from);
         let counts = store.take();
@@ -250,7 +253,7 @@ impl<'a> Load<'a> {
     }
 }
 
-/// As [`agree`]; all ranks learn a word of each, too.
+/// As [`agree`]; all ranks also learn the `word` of each rank.
 async fn agree_all<T, W: Serialize + DeserializeOwned + Send>(
     comm: &Comm<'_>,
     step: &'static str,
@@ -284,7 +287,7 @@ impl Begun {
     }
 }
 
-/// Splits by the rules of today; by those of PyTorch 2.3 when that finds more keys.
+/// Splits by the current rules, or by those of PyTorch 2.3 if these find more keys.
 fn split_for(
     template: StateDict,
     dialect: Dialect,
@@ -297,7 +300,7 @@ fn split_for(
         return Ok((parts.flat, parts.skeleton, parts.common));
     }
     let again = parts.skeleton.restore(parts.flat, parts.common)?;
-    // Counted on a copy of the handles, which is gone before buffers are taken.
+    // Counts on a copy of the handles, which is dropped before buffers are taken.
     let before = split_as(again.clone(), dialect, Flatten::Torch2_3).map_or(0, |p| found(&p.flat));
     let rules = if before > now { Flatten::Torch2_3 } else { Flatten::Torch2_4 };
     let parts = split_as(again, dialect, rules)?;
@@ -314,7 +317,7 @@ fn has(metadata: &Metadata, leaf: &Sharded) -> bool {
     }
 }
 
-/// Leaves as values. A leaf that a partial load did not find keeps what the template had.
+/// Makes values of the leaves. A leaf that a partial load did not find keeps the contents of the template.
 fn values(state: FlatStateDict, missing: &std::collections::BTreeSet<&str>) -> IndexMap<Path, Value> {
     let mut out = IndexMap::with_capacity(state.len());
     for (path, leaf) in state {

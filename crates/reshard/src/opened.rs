@@ -1,4 +1,4 @@
-//! What loads and [`Checkpoint`](crate::Checkpoint) have in common: finding the strategies of what lies at a URL.
+//! Finds the strategies for the checkpoint at a URL, for loads and for [`Checkpoint`](crate::Checkpoint).
 
 use crate::{
     formats::Formats,
@@ -26,7 +26,7 @@ pub(crate) struct HowToOpen {
     pub(crate) limits: ReadLimits,
 }
 
-/// A checkpoint of which nothing is loaded.
+/// An open checkpoint, of which no tensor is loaded.
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) store: Arc<dyn Store>,
@@ -67,7 +67,8 @@ impl HowToOpen {
         }
     }
 
-    /// Opens what is one file or files with a prefix; where there is neither, `e` says why it is no folder.
+    /// Opens a place that is one file, or files with a prefix. If there is neither, returns `e`, which says why the place
+    /// is no folder.
     async fn open_part(
         &self,
         store: &Arc<dyn Store>,
@@ -79,7 +80,7 @@ impl HowToOpen {
             let chosen = self.chosen(registry)?;
             let lives = match &chosen {
                 Some(chosen) => chosen.lives_in(kind),
-                // Of a file it is said, too, that no format reads it.
+                // For a file the error also says that no format reads it.
                 None => kind == PlaceKind::File || !formats.of_kind(kind).0.is_empty(),
             };
             if !lives {
@@ -95,7 +96,7 @@ impl HowToOpen {
                 Some(chosen) => chosen,
                 None => match recognise_part(formats, kind, &top, &part)? {
                     Some(name) => registry.load_sharded(&name)?.build()?,
-                    // What begins like the URL may have nothing to do with it.
+                    // Files whose names begin like the URL may have nothing to do with it.
                     None if kind == PlaceKind::Prefix => continue,
                     None => return Err(no_format_of_files(formats, &part)),
                 },
@@ -111,7 +112,7 @@ impl HowToOpen {
         registry: &Registry,
         formats: &Formats,
     ) -> Result<Opened> {
-        // What is there now stays readable, and of one save, while somebody replaces it.
+        // While somebody replaces the checkpoint, all reads still see the version of one save.
         let store = store.pinned().await?.unwrap_or(store);
         let json = MetadataJson::of(&store).await?;
         let dialect = if json.is_some() { Dialect::Megatron } else { Dialect::Dcp };
@@ -120,7 +121,7 @@ impl HowToOpen {
         let name = match (json, &chosen) {
             (Some(json), _) => json.sharded(),
             (None, None) => recognise(&store, formats).await?,
-            // Settings are no choice of another format, and a choice is none of another version.
+            // Settings do not choose another format, and a choice of a format does not choose another version.
             (None, Some(chosen)) => match noted_other(&store, &chosen.key(), formats).await {
                 Some(noted) if self.format.is_none() || noted.backend == chosen.key().backend => noted,
                 _ => chosen.key(),
@@ -179,7 +180,7 @@ impl Opened {
         let cx = OpenCx::new(Arc::clone(&self.store)).with_limits(self.limits);
         let cx = cx.with_dialect(Dialect::Megatron);
         common.load_common(&cx, &*self.reader).await.map_err(|e| match e {
-            // It is one, as its metadata says: here it lacks a part.
+            // Its metadata says that it is a checkpoint, so a missing file means that a part of it is missing.
             StrategyError::NotACheckpoint { why, .. } => StrategyError::corrupt(
                 METADATA_JSON,
                 None,
@@ -201,13 +202,13 @@ impl Opened {
         chunks.chain(objects).map(|p| p.file).collect()
     }
 
-    /// Whether a save of its format, or of this crate, names a file like this. What a record says of files can be wrong, or be
-    /// written to make somebody remove them.
+    /// Whether a save of its format, or this crate, gives a file such a name. A record that names the file is not enough:
+    /// it may be wrong, or made to have the file removed.
     pub(crate) fn owns(&self, name: &Name) -> bool {
         self.adds(name) || self.reader.owns(name)
     }
 
-    /// Whether this crate, or the common strategy, gives a file of such a name to checkpoints of every format.
+    /// Whether this crate or the common strategy adds a file of such a name to checkpoints of every format.
     fn adds(&self, name: &Name) -> bool {
         match name.as_str() {
             SIDECAR => true,
@@ -215,18 +216,18 @@ impl Opened {
         }
     }
 
-    /// What each file of its directory is to it.
+    /// The role of each file in its directory.
     pub(crate) async fn roles(&self) -> Result<Vec<(Entry, FileRole)>> {
         let items = self.item_files();
-        let commit = self.sidecar().await.0.map(|s| s.commit.file);
+        let noted = self.sidecar().await.0.map_or_else(Vec::new, |s| s.names());
         let role = |file: &Entry| {
             if items.contains(&file.name) {
                 return FileRole::Items;
             }
             match self.reader.role(file) {
-                // What this crate adds to every format.
+                // Files that this crate adds to every format.
                 FileRole::Foreign
-                    if self.adds(&file.name) || commit.as_deref() == Some(file.name.as_str()) =>
+                    if self.adds(&file.name) || noted.iter().any(|n| n == file.name.as_str()) =>
                 {
                     FileRole::Part
                 }

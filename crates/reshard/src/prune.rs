@@ -1,4 +1,4 @@
-//! Removing what saves have left behind.
+//! Removes what saves have left behind.
 
 use crate::{
     Result,
@@ -23,21 +23,21 @@ use std::{
 
 const ACT: &str = "pruning";
 
-/// A save that has changed nothing for so long is not at work any more, unless you say otherwise.
+/// By default, a save that has changed nothing for so long counts as dead.
 const IDLE: Duration = Duration::from_secs(24 * 3600);
 
-/// Removes what saves have left at a place and beside it: files of an older save in which no item of the checkpoint lies, and
-/// what saves wrote that were never finished. Await it, or set options first.
+/// Removes what saves have left in a checkpoint's directory and beside it: files of an older save that the checkpoint does
+/// not use, and the data of unfinished saves. Await the result, or set options on it first.
 ///
-/// - Only what the checkpoint's format calls its own goes; files of others are listed and stay.
-/// - What a save may still be writing stays: in the directory, files that changed after the checkpoint was committed; beside
-///   it, all that an unfinished save wrote; each unless it is older than [`Prune::older_than`].
-/// - A version that was replaced by a save that died before it had tidied up is removed, and the files of others in it are put
-///   where they were.
-/// - A damaged checkpoint is not touched, since what nobody needs may be what is left of it. Where nothing lies, what
-///   unfinished saves left beside the place goes all the same.
+/// - It removes only files whose names the checkpoint's format gives. Files of other programs are listed and stay.
+/// - It keeps what a save may still be writing, unless it is older than [`Prune::older_than`]: in the directory, files
+///   that changed after the commit of the checkpoint; beside the directory, everything that an unfinished save wrote.
+/// - A save that replaced an old version may have died before it removed that version. Then the old version is removed,
+///   and files of other programs in it are moved back.
+/// - A damaged checkpoint is left alone, because seemingly unused files may be all that is left of it. If there is no
+///   checkpoint at all, the data of unfinished saves beside the place are still removed.
 ///
-/// It may be killed at any moment, and called again: what it removes nobody reads.
+/// You may kill it at any moment and call it again: it removes only what nobody reads.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -56,12 +56,12 @@ const IDLE: Duration = Duration::from_secs(24 * 3600);
 /// ```
 ///
 /// # Errors
-/// What lies there is no checkpoint, or damaged; somebody saved meanwhile; I/O.
+/// The place holds something that is no checkpoint, or a damaged one; another save finished meanwhile; I/O.
 pub fn prune(url: &str) -> Prune<'_> {
     Prune { url, dry_run: false, older_than: IDLE, how: HowToOpen::default() }
 }
 
-/// A pruning that is being set up; made by [`prune`].
+/// A prune with its options; made by [`prune`].
 #[derive(Debug)]
 #[must_use = "nothing is pruned until this is awaited"]
 pub struct Prune<'a> {
@@ -75,87 +75,88 @@ pub struct Prune<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PruneReport {
-    /// What was removed, or would be if it were no dry run.
+    /// What was removed, or what would be removed without `dry_run`.
     pub removed: Vec<Remains>,
-    /// What is left over and stays, and why.
+    /// Leftovers that stay, and why.
     pub kept: Vec<(Remains, Kept)>,
-    /// Files in the directory that are not of the checkpoint.
+    /// Files in the directory that do not belong to the checkpoint.
     pub foreign: Vec<Entry>,
 }
 
-/// Something that is left over.
+/// A leftover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Remains {
-    /// Where it lies: a name in the checkpoint's directory, or a path or URL beside it.
+    /// Where it is: a name in the checkpoint's directory, or a path or URL beside this directory.
     pub path: String,
-    /// Of which kind.
+    /// Its kind.
     pub kind: RemainsKind,
-    /// Its bytes.
+    /// Its size in bytes.
     pub bytes: u64,
     /// For how long nothing in it has changed, if the store can tell.
     pub age: Option<Duration>,
 }
 
-/// Where something comes from that is left over.
+/// The origin of a leftover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RemainsKind {
     /// A file of an older save, in which no item lies.
     File,
-    /// What a save wrote that was not committed.
+    /// Data of a save that was not committed.
     Unfinished,
-    /// The version that a save replaced, and could not remove any more.
+    /// A version that a save replaced but did not remove.
     Replaced,
 }
 
-/// Why something that is left over stays.
+/// Why a leftover stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kept {
-    /// It changed lately; a save may be at work.
+    /// It changed recently, so a save may be running.
     Recent,
-    /// A rank-local save that came later than the checkpoint lies in the same directory; nobody can tell what is whose.
+    /// The same directory has a rank-local save that is newer than the checkpoint. Nobody can tell which file belongs to
+    /// which.
     Disputed,
-    /// No checkpoint lies at the place: this is what it held last.
+    /// There is no checkpoint at the place, and this is the last one that it held.
     Last,
-    /// What could not be put back where it was, and why.
+    /// It could not be examined, or files in it could not be moved back. The text says why.
     Stuck(String),
 }
 
 impl<'a> Prune<'a> {
-    /// Whether to remove nothing, and only tell.
+    /// Whether to remove nothing and only report.
     pub fn dry_run(mut self, dry_run: bool) -> Self {
         self.dry_run = dry_run;
         self
     }
 
-    /// For how long a save must have changed nothing before what it wrote is removed; a day by default. With
-    /// [`Duration::ZERO`] it goes in any case: be sure that no save to this place is at work.
+    /// How long a save must have changed nothing before its data are removed. The default is a day. With
+    /// [`Duration::ZERO`] they are removed in any case: make sure that no save to this place is running.
     pub fn older_than(mut self, age: Duration) -> Self {
         self.older_than = age;
         self
     }
 
-    /// The format, where it is not to be told by the files.
+    /// Sets the format, instead of recognising it by the files.
     pub fn format(mut self, format: BackendVersion) -> Self {
         self.how.format = Some(format);
         self
     }
 
-    /// Strategies to find the checkpoint's in.
+    /// The registry of strategies to choose from.
     pub fn registry(mut self, registry: Registry) -> Self {
         self.how.registry = Some(registry);
         self
     }
 
-    /// How much the checkpoint may ask for; see there.
+    /// Limits on what the checkpoint may ask for; see [`ReadLimits`].
     pub fn limits(mut self, limits: ReadLimits) -> Self {
         self.how.limits = limits;
         self
     }
 
-    /// Stores to find the URL's in.
+    /// The stores in which to look up the URL.
     pub fn stores(mut self, stores: Stores) -> Self {
         self.how.stores = Some(stores);
         self
@@ -167,7 +168,7 @@ impl<'a> Prune<'a> {
     }
 
     async fn prune(mut self) -> Result<PruneReport, StrategyError> {
-        // What is wrong with the linked ones is told before anything is looked at.
+        // Errors of linked strategies and stores come before any look at the place.
         let registry = match self.how.registry.take() {
             Some(r) => r,
             None => Registry::linked()?,
@@ -175,11 +176,11 @@ impl<'a> Prune<'a> {
         let formats = Formats::of(&registry)?;
         self.how.registry = Some(registry);
         let place = self.how.store(self.url)?;
-        // What can't be opened is told as by every reader.
+        // If it can't be opened, the error is the one that every reader gives.
         drop(place.pinned().await?);
-        // A link that is changed meanwhile must not lead to another place.
+        // If somebody changes a link meanwhile, it must not lead to another place.
         let place = place.resolved().await?.unwrap_or(place);
-        // What is found is removed from the directory in which it was found, whatever comes to its place.
+        // Files are removed from the directory in which they were found, even if another one takes its place.
         let held = place.pinned().await?.unwrap_or_else(|| Arc::clone(&place));
         let records_then = records(&held, &formats).await?;
         let leftovers = left_by_saves(&place).await?;
@@ -202,7 +203,7 @@ impl<'a> Prune<'a> {
         if self.dry_run {
             return Ok(plan.report());
         }
-        // A save that is done meanwhile knows better what it needs. What it has put there is another directory.
+        // A save that finished meanwhile has put another directory there, and knows better what it needs.
         let now = place.resolved().await?.unwrap_or_else(|| Arc::clone(&place));
         if records(&now, &formats).await? != records_then {
             let source = io::Error::new(io::ErrorKind::ResourceBusy, "somebody saved to it meanwhile");
@@ -211,12 +212,12 @@ impl<'a> Prune<'a> {
         plan.carry_out(&held, &place).await
     }
 
-    /// Opens what is not damaged, as far as a quick look tells.
+    /// Opens the checkpoint if a quick check finds no damage.
     async fn sound(&self, store: &Arc<dyn Store>) -> Result<Opened, StrategyError> {
         let opened = self.how.open_store(Arc::clone(store)).await?;
         let found = opened.reader.verify(false, &Progress::default()).await?;
         match opened.common().await {
-            // Whole, and more than this program decodes.
+            // It is whole, but this program can't decode all of it.
             Err(e) if e.kind() == reshard_model::ErrorKind::Unsupported => {}
             common => drop(common?),
         }
@@ -275,16 +276,16 @@ async fn left_by_saves(place: &Arc<dyn Store>) -> Result<Vec<Leftover>, Strategy
 struct Record {
     file: Entry,
     modified: Option<SystemTime>,
-    /// Where the store tells no times.
+    /// Only if the store gives no times.
     sha256: Option<String>,
 }
 
 async fn records(store: &Arc<dyn Store>, formats: &Formats) -> Result<Vec<Record>, StrategyError> {
-    // Whether the sidecar is right doesn't matter: at worst a file more is looked at.
-    let commit = Sidecar::any(store).await.map(|s| s.commit.file);
+    // A wrong sidecar does no harm: at worst one more file is checked.
+    let noted = Sidecar::any(store).await.map_or_else(Vec::new, |s| s.names());
     let mut out = Vec::new();
     for file in store.top().await?.files {
-        if is_record(&file.name, commit.as_deref(), formats) || file.name.as_str() == METADATA_JSON {
+        if is_record(&file.name, &noted, formats) || file.name.as_str() == METADATA_JSON {
             let modified = store.modified(&file.name).await?;
             let sha256 = if modified.is_none() { sha256(store, &file.name, formats).await? } else { None };
             out.push(Record { file, modified, sha256 });
@@ -293,9 +294,9 @@ async fn records(store: &Arc<dyn Store>, formats: &Formats) -> Result<Vec<Record
     Ok(out)
 }
 
-/// Whether a file is written last, when all that it tells of is.
-fn is_record(name: &Name, commit: Option<&str>, formats: &Formats) -> bool {
-    formats.of_record(name.as_str()).is_some() || commit == Some(name.as_str())
+/// Whether a file is a commit record, which is written after everything that it describes.
+fn is_record(name: &Name, noted: &[String], formats: &Formats) -> bool {
+    formats.of_record(name.as_str()).is_some() || noted.iter().any(|n| n == name.as_str())
 }
 
 fn remains(left: &Leftover) -> Remains {
@@ -304,7 +305,7 @@ fn remains(left: &Leftover) -> Remains {
     Remains { path: left.path.clone(), kind, bytes: left.bytes, age }
 }
 
-/// What is to go, and what stays.
+/// What to remove, and what to keep.
 struct Plan {
     now: SystemTime,
     older_than: Duration,
@@ -338,7 +339,7 @@ impl Plan {
     }
 
     fn age(&self, modified: Option<SystemTime>) -> Option<Duration> {
-        // What is from the future is new.
+        // A time in the future counts as new.
         modified.map(|m| self.now.duration_since(m).unwrap_or_default())
     }
 
@@ -346,7 +347,7 @@ impl Plan {
         self.older_than.is_zero() || self.age(modified).is_some_and(|a| a >= self.older_than)
     }
 
-    /// What was there before the checkpoint was committed is of an earlier save, and what is later may be of one at work.
+    /// A file from before the commit belongs to an earlier save. A later file may belong to a running save.
     fn is_settled(&self, modified: Option<SystemTime>) -> bool {
         modified.is_some_and(|m| self.committed.is_some_and(|c| m < c)) || self.is_old(modified)
     }
@@ -357,12 +358,12 @@ impl Plan {
         roles: Vec<(Entry, FileRole)>,
         formats: &Formats,
     ) -> Result<(), StrategyError> {
-        let commit = Sidecar::read(store, formats).await.0.map(|s| s.commit.file);
+        let noted = Sidecar::read(store, formats).await.0.map_or_else(Vec::new, |s| s.names());
         let (mut left, mut disputed) = (Vec::new(), false);
         let mut records = Vec::new();
         for (file, role) in roles {
             match role {
-                FileRole::Part if is_record(&file.name, commit.as_deref(), formats) => {
+                FileRole::Part if is_record(&file.name, &noted, formats) => {
                     records.push(store.modified(&file.name).await?);
                 }
                 FileRole::Leftover | FileRole::Record => {
@@ -372,7 +373,7 @@ impl Plan {
                 _ => {}
             }
         }
-        // The first of them, and none when the time of one is not known.
+        // The earliest time; `None` if one of the times is unknown.
         self.committed = records.into_iter().min().flatten();
         for (modified, role, _) in &left {
             disputed |=
@@ -397,7 +398,7 @@ impl Plan {
     }
 
     fn replaced(&mut self, left: Leftover, files: Vec<Name>, modified: Option<SystemTime>) {
-        // It is older than what replaced it, unless somebody has changed it since.
+        // It is older than the version that replaced it, unless somebody has changed it since.
         let settled = files.is_empty() || self.is_settled(modified);
         self.remove_or_keep(remains(&left), Removal::Replaced(left, files), settled);
     }
@@ -415,7 +416,7 @@ impl Plan {
         let now = left_by_saves(place).await?;
         for (what, removal) in std::mem::take(&mut self.removals) {
             let outcome = match removal {
-                // What changed since it was looked at is somebody's who is at work.
+                // It changed since the check, so somebody is working on it.
                 Removal::File(name, then) if held.modified(&name).await? == then => {
                     held.remove(&[name]).await
                 }

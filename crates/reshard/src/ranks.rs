@@ -1,4 +1,4 @@
-//! Who takes part in a save or load.
+//! Which ranks take part in a save or load.
 
 use reshard_comm::{Comm, ProcessGroup, Rank, SingleProcess};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -28,28 +28,29 @@ impl<'a> Ranks<'a> {
     }
 }
 
-/// The options of a group, for the builders of saves and loads; each has a field `ranks`.
+/// The options of a group, for the builders of saves and loads. Each builder has a field `ranks`.
 macro_rules! options {
     () => {
-        /// All ranks that take part; without a group there is one.
+        /// The group of all ranks that take part. Without a group there is only this rank.
         pub fn group(mut self, group: &'a dyn ProcessGroup) -> Self {
             self.ranks.group = group;
             self
         }
 
-        /// A sub-group that a strategy finds by name.
+        /// Adds a sub-group, which a strategy finds by name.
         pub fn sub_group(mut self, name: &str, group: Arc<dyn ProcessGroup>) -> Self {
             self.ranks.groups.insert(name.into(), group);
             self
         }
 
-        /// The rank that decides, counted in the group, and commits a save; 0 by default. DCP's `coordinator_rank`.
+        /// The rank that decides, and that commits a save (DCP's `coordinator_rank`). It is counted within the group.
+        /// The default is 0.
         pub fn coordinator(mut self, rank: Rank) -> Self {
             self.ranks.coordinator = rank;
             self
         }
 
-        /// How long one step may wait for silent ranks; half an hour by default.
+        /// How long one step waits for ranks that do not answer. The default is half an hour.
         pub fn deadline(mut self, deadline: Duration) -> Self {
             self.ranks.deadline = Some(deadline);
             self

@@ -1,28 +1,28 @@
-//! Of which format a checkpoint is, when Megatron Core's `metadata.json` does not say so.
+//! Finds the format of a checkpoint if Megatron Core's `metadata.json` does not name it.
 
 use crate::{formats::Formats, sidecar::Sidecar};
 use reshard_storage::{Entry, Listing, Name, PlaceKind, StorageError, Store, StoreExt};
 use reshard_strategy::{BackendVersion, Detection, Result, StrategyError};
 use std::{io, sync::Arc};
 
-/// What reshard noted when it wrote the checkpoint, or else what the linked formats say. Few names are looked for at first:
-/// thousands of ranks open a checkpoint at once, and each would list thousands of files. Only where that does not tell it,
-/// the place is listed.
+/// The format that `reshard.json` names, or else the one that the linked formats recognise. First only a few names are
+/// looked for, because thousands of ranks open a checkpoint at once, and each would list thousands of files. The place is
+/// listed only if these names do not decide.
 ///
 /// # Errors
-/// [`StrategyError::NotACheckpoint`] when no format knows it; [`StrategyError::Ambiguous`] when two do.
+/// [`StrategyError::NotACheckpoint`] if no format recognises it; [`StrategyError::Ambiguous`] if two do.
 pub(crate) async fn recognise(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVersion> {
     detect(store, &formats.of_kind(PlaceKind::Folder)).await
 }
 
-/// Another format than this one, if `reshard.json` says so and the commit record that it belongs to lies there, unchanged.
+/// Another format than this one, if `reshard.json` names one and its commit record is there, unchanged.
 pub(crate) async fn noted_other(
     store: &Arc<dyn Store>,
     than: &BackendVersion,
     formats: &Formats,
 ) -> Option<BackendVersion> {
     let note = Sidecar::any(store).await?;
-    // The record is hashed only if there is something to learn.
+    // The record is hashed only if the note names another format.
     let noted = note.format(formats).filter(|noted| noted != than)?;
     note.belongs(store, formats).await.then_some(noted)
 }
@@ -32,7 +32,7 @@ async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVers
     let one = if let [format] = &*probed { Some(format.key()) } else { None };
     let unfinished = reshard_megatron::is_unfinished(store).await?;
     if let Some(note) = Sidecar::any(store).await {
-        // Beside common state only a note that names its format counts: it is of PyTorch's dialect.
+        // With a `common.pt`, a note counts only if it names its format, because such a note is for PyTorch's dialect.
         let noted = match unfinished {
             true => note.strategy.clone(),
             false => note.format(formats).filter(|noted| one.as_ref() != Some(noted)),
@@ -46,7 +46,7 @@ async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVers
             };
         }
     }
-    // Taken for PyTorch's, the checkpoint would have lost its common state.
+    // If it were opened in PyTorch's dialect, its common state would be lost.
     if unfinished {
         let why =
             "there is a common.pt, but no metadata.json of Megatron Core, so its save was never finished";
@@ -60,7 +60,7 @@ async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVers
     found.ok_or_else(|| StrategyError::NotACheckpoint { url: store.url(), why: unknown(formats, &listed) })
 }
 
-/// The one format that is sure of these files, or else the one that finds them likely.
+/// The one format that answers `Yes` to these files, or else the one that answers `Likely`.
 fn one_of(formats: &Formats, listed: &Listing, store: &Arc<dyn Store>) -> Result<Option<BackendVersion>> {
     let sure = formats.that(Detection::Yes, listed);
     let found = if sure.is_empty() { formats.that(Detection::Likely, listed) } else { sure };
@@ -71,13 +71,18 @@ fn one_of(formats: &Formats, listed: &Listing, store: &Arc<dyn Store>) -> Result
     }
 }
 
-/// The format that is sure because of a file that came after the commit record of a note: a save of another program, perhaps, that
-/// knows nothing of the note.
+/// The format that answers `Yes` because of a file that is newer than the commit record of a note. Perhaps another
+/// program, which does not know the note, saved that file.
 async fn later(store: &Arc<dyn Store>, formats: &Formats, note: &Sidecar) -> Result<Option<BackendVersion>> {
-    let committed = store.modified(&Name::new(&*note.commit.file)?).await?;
+    let names = note.names();
+    let mut committed = None;
+    for name in &names {
+        committed = committed.max(store.modified(&Name::new(&**name)?).await?);
+    }
     for format in &formats.0 {
         for file in probe(store, &Formats(vec![Arc::clone(format)])).await?.files {
-            if file.name.as_str() != note.commit.file && store.modified(&file.name).await? > committed {
+            if !names.iter().any(|n| n == file.name.as_str()) && store.modified(&file.name).await? > committed
+            {
                 let is_sure = format.detect(&Listing::of(vec![file])) == Detection::Yes;
                 return Ok(is_sure.then(|| format.key()));
             }
@@ -90,7 +95,7 @@ fn ambiguous(store: &Arc<dyn Store>, a: &BackendVersion, b: &BackendVersion) -> 
     StrategyError::Ambiguous { url: store.url(), a: a.clone(), b: b.clone() }
 }
 
-/// Whether a place may be something else than a folder: nothing that a format knows lies below its URL.
+/// Whether a place may be something else than a folder: no format recognises anything below its URL.
 pub(crate) fn is_no_folder(e: &StrategyError) -> bool {
     match e {
         StrategyError::NotACheckpoint { .. } => true,
@@ -101,10 +106,10 @@ pub(crate) fn is_no_folder(e: &StrategyError) -> bool {
     }
 }
 
-/// The format of a place that is no folder, by the names of its files. `None` when no linked format knows it.
+/// The format of a place that is no folder, by the names of its files. `None` if no linked format recognises it.
 ///
 /// # Errors
-/// [`StrategyError::Ambiguous`] when two do.
+/// [`StrategyError::Ambiguous`] if two do.
 pub(crate) fn recognise_part(
     formats: &Formats,
     kind: PlaceKind,
@@ -126,7 +131,7 @@ pub(crate) fn no_format_of_files(formats: &Formats, store: &Arc<dyn Store>) -> S
     StrategyError::NotACheckpoint { url: store.url(), why }
 }
 
-/// Those of the well-known files that are there.
+/// The well-known files that exist.
 async fn probe(store: &Arc<dyn Store>, formats: &Formats) -> Result<Listing> {
     let mut files = Vec::new();
     for name in formats.probes() {
@@ -158,11 +163,11 @@ mod tests {
     use super::*;
     use crate::formats::Format;
     use async_trait::async_trait;
-    use futures::executor::block_on;
+    use futures_executor::block_on;
     use reshard_storage::testkit::{Fault, FaultStore, MemoryStore, Op};
     use reshard_strategy::{OpenCx, OpenFormat, PlannedLoad, StorageReader};
 
-    /// It is sure of a file, and finds it likely where there is another one.
+    /// It answers `Yes` to one file, and `Likely` to another one.
     #[derive(Debug)]
     struct Fake {
         name: &'static str,
@@ -218,10 +223,10 @@ mod tests {
     fn a_format_is_told_by_the_names_of_its_files() {
         assert_eq!(told(&["a.json", "data", "x"]).unwrap(), "a/1");
         assert_eq!(told(&["any.idx", "x"]).unwrap(), "listed/1");
-        // One that is sure is believed before those that find it likely.
+        // A `Yes` counts more than any number of `Likely`s.
         assert_eq!(told(&["any.idx", "data"]).unwrap(), "listed/1");
         assert_eq!(told(&["part"]).unwrap(), "listed/1");
-        // A name deeper down is not one of the place's own.
+        // A name in a subdirectory does not count.
         assert!(told(&["old/a.json"]).is_err());
     }
 

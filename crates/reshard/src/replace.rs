@@ -1,4 +1,4 @@
-//! What an overwriting save replaces: the files of the checkpoint that lies there, and nothing else.
+//! Decides what an overwriting save replaces: the files of the old checkpoint, and nothing else.
 
 use crate::{
     formats::Formats,
@@ -16,14 +16,14 @@ type Result<T, E = StrategyError> = std::result::Result<T, E>;
 #[derive(Debug, Default)]
 pub(crate) struct Replaced {
     pub(crate) if_exists: IfExists,
-    /// Files that stay though the checkpoint says that it is made of them.
+    /// Files that stay although the old checkpoint names them as its own.
     pub(crate) stays: Vec<Name>,
 }
 
-/// What to do with what lies at a place that is to be overwritten. That must be a checkpoint itself, or what an unfinished
-/// save left of one; a folder of checkpoints is neither. Where no file is seen, there is nothing to replace.
+/// Decides what an overwriting save does with the contents of a place. They must be a checkpoint, or what an unfinished
+/// save left of one. A folder of checkpoints is neither. If there is no file, there is nothing to replace.
 pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Result<Replaced> {
-    // Most of what could be named by mistake holds more files than one wants to walk through.
+    // Only the top folder is listed: a place that was named by mistake may hold millions of files.
     let top = match store.top().await {
         Ok(top) => top,
         Err(StorageError::NotFound { .. }) => return Ok(Replaced::default()),
@@ -37,10 +37,10 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
         || json == Whose::Megatrons
         || Sidecar::any(store).await.is_some();
     if !checkpoint {
-        // Whether there is something else than files, the store finds when it begins.
+        // The store itself checks for other things than files when it begins.
         return if top.files.is_empty() { Ok(Replaced::default()) } else { Err(no_checkpoint()) };
     }
-    // The new checkpoint could not be read beside it.
+    // A file that nobody can attribute would stay, and would make the new checkpoint unreadable.
     let unclear = match json {
         Whose::Megatrons => None,
         Whose::Unclear => Some(METADATA_JSON),
@@ -78,7 +78,7 @@ fn refused(why: &str) -> StrategyError {
     StorageError::Unsupported { what, why: format!("{why}; name another place, or clear this one") }.into()
 }
 
-/// Why what lies somewhere is not replaced.
+/// The error for a place whose contents are no checkpoint.
 pub(crate) fn no_checkpoint() -> StrategyError {
     refused("it holds files, but is no checkpoint")
 }
@@ -86,18 +86,18 @@ pub(crate) fn no_checkpoint() -> StrategyError {
 /// The files of a checkpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Owned {
-    /// Those that are surely its own.
+    /// Files that surely belong to it.
     pub(crate) files: Vec<Name>,
-    /// Those of which only the checkpoint says that they are.
+    /// Files that only the checkpoint itself names as its own.
     pub(crate) stays: Vec<Name>,
 }
 
-/// Which of these files are those of the checkpoint, whole or damaged or unfinished, that lies at a place. All of them have
-/// names that programs give which write its format. A name that only a record gives doesn't count, since whoever wrote the
-/// record may have wanted a file of others removed; and what is no record that can be read gives none.
+/// Which of these files belong to the checkpoint at a place. The checkpoint may be whole, damaged or unfinished. A file
+/// belongs to it only if the programs of its format give such names. A name that only a record gives doesn't count: the
+/// record may be made to have somebody's file removed, or may not be readable.
 ///
 /// # Errors
-/// [`StrategyError::Unknown`] when it is of a format that is not linked; what the store says.
+/// [`StrategyError::Unknown`] if its format is not linked; errors of the store.
 pub(crate) async fn files_of(
     store: &Arc<dyn Store>,
     how: &HowToOpen,
@@ -107,7 +107,7 @@ pub(crate) async fn files_of(
     owned(store, how, files, Whose::of(store).await, formats).await
 }
 
-/// The same, when it is known whose the `metadata.json` is.
+/// The same, for callers that know whose the `metadata.json` is.
 async fn owned(
     store: &Arc<dyn Store>,
     how: &HowToOpen,
@@ -115,14 +115,14 @@ async fn owned(
     json: Whose,
     formats: &Formats,
 ) -> Result<Owned> {
-    // Of one format, where its record lies: a name of another one may be a stranger's.
+    // If the record of one format is there, only this format's names count; other names may be a stranger's.
     let of_one = formats.with_record(&files).unwrap_or_else(|| formats.clone());
     let added = |name: &Name| {
         name.as_str() == SIDECAR
             || (json == Whose::Megatrons && (name.as_str() == COMMON || reshard_megatron::owns(name)))
     };
     let known = |name: &Name| of_one.own(name.as_str()) || added(name);
-    // As a rule names tell all, and nothing has to be opened.
+    // Usually the names decide everything, and nothing has to be opened.
     if of_one.0.len() == 1 && files.iter().all(|f| known(&f.name)) {
         return Ok(Owned { files: files.into_iter().map(|f| f.name).collect(), stays: Vec::new() });
     }
@@ -137,7 +137,7 @@ async fn owned(
             | StrategyError::Ambiguous { .. }
             | StrategyError::Storage(StorageError::Io { .. })),
         ) => Err(e),
-        // Damaged or unfinished: names have to do.
+        // The checkpoint is damaged or unfinished, so only names can decide.
         Err(_) => {
             let files = files.into_iter().map(|f| f.name).filter(known).collect();
             Ok(Owned { files, stays: Vec::new() })

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A part of a save or load, in the order in which they happen.
+/// A phase of a save or load. The variants are in the order in which the phases run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {
@@ -45,7 +45,7 @@ impl Clock {
         self.done_but(phase, []);
     }
 
-    /// All since the last phase was this one, but for parts that somebody else has timed.
+    /// Counts the time since the last phase as this phase, except parts that were timed separately.
     pub(crate) fn done_but(&mut self, phase: Phase, parts: impl IntoIterator<Item = (Phase, Duration)>) {
         let now = Instant::now();
         let mut left = now - self.last;
@@ -67,24 +67,24 @@ impl Clock {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SaveReport {
-    /// What is stored; on the coordinator (on every rank of a rank-local save).
+    /// What is stored. Only on the coordinator (in a rank-local save on every rank).
     pub metadata: Option<Arc<Metadata>>,
-    /// What each rank wrote, by rank; on the coordinator.
+    /// What each rank wrote, by rank. Only on the coordinator.
     pub ranks: Vec<RankTotals>,
-    /// What all ranks wrote; on every rank.
+    /// What all ranks wrote. On every rank.
     pub totals: SaveTotals,
-    /// What a sharding policy did, if there was one; on the coordinator (on every rank of a rank-local save).
+    /// What a sharding policy did, if there was one. Only on the coordinator (in a rank-local save on every rank).
     pub policy: Option<PolicyMetrics>,
-    /// Dicts without entries that the format can't hold; they are kept in `reshard.json`.
+    /// Empty dicts, which the format can't hold. `reshard.json` lists them.
     pub empty_dicts: usize,
-    /// Files that stay though the checkpoint that was replaced says that it is made of them, because programs that write its
-    /// format name none so; on the coordinator. Remove them yourself when nobody needs them.
+    /// Files that the replaced checkpoint names as its own, but that stay because no program of its format gives such
+    /// names. Only on the coordinator. Remove them yourself if nobody needs them.
     pub stays: Vec<Name>,
     pub(crate) phases: Phases,
 }
 
 impl SaveReport {
-    /// How long an phase took on this rank.
+    /// How long a phase took on this rank.
     pub fn time(&self, phase: Phase) -> Duration {
         self.phases.0[phase as usize]
     }
@@ -99,7 +99,7 @@ impl SaveReport {
         self.totals.files
     }
 
-    /// Bytes of the rank that wrote most, as a multiple of what each would have written if all had written equally much.
+    /// The bytes of the rank that wrote the most, divided by the mean of all ranks.
     pub fn imbalance(&self) -> f64 {
         self.totals.imbalance()
     }
@@ -110,11 +110,11 @@ fn imbalance(of_ranks: impl ExactSizeIterator<Item = u64> + Clone) -> f64 {
     if most == 0 { 1.0 } else { most as f64 * ranks / of_ranks.sum::<u64>() as f64 }
 }
 
-/// What one rank read: of metadata, common state and objects too.
+/// What one rank read, including metadata, common state and objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RankReads {
-    /// Bytes, with descriptions of items and short gaps between them.
+    /// Bytes, including descriptions of items and short gaps between items.
     pub bytes: u64,
     /// Files.
     pub files: u64,
@@ -126,19 +126,19 @@ pub struct RankReads {
 pub struct LoadReport {
     /// What is stored.
     pub metadata: Arc<Metadata>,
-    /// What each rank read, by rank; on every rank.
+    /// What each rank read, by rank. On every rank.
     pub ranks: Vec<RankReads>,
     /// Names of the files that this rank opened.
     pub opened: BTreeSet<String>,
-    /// Bytes of tensors that this rank needed, and that were read for them.
+    /// The bytes of tensors that this rank needed, and the bytes that were read for them.
     pub totals: ReadTotals,
-    /// Unexpected and missing keys, casts.
+    /// Unexpected keys, missing keys, and casts.
     pub notes: LoadNotes,
     pub(crate) phases: Phases,
 }
 
 impl LoadReport {
-    /// How long an phase took on this rank; reading metadata and common state is part of deciding.
+    /// How long a phase took on this rank. Reading metadata and common state is part of planning.
     pub fn time(&self, phase: Phase) -> Duration {
         self.phases.0[phase as usize]
     }
@@ -148,12 +148,12 @@ impl LoadReport {
         self.ranks.iter().map(|r| r.bytes).sum()
     }
 
-    /// Files that the ranks opened; one that several ranks opened counts for each.
+    /// Files that the ranks opened. A file that several ranks opened counts once per rank.
     pub fn files(&self) -> u64 {
         self.ranks.iter().map(|r| r.files).sum()
     }
 
-    /// Bytes of the rank that read most, as a multiple of what each would have read if all had read equally much.
+    /// The bytes of the rank that read the most, divided by the mean of all ranks.
     pub fn imbalance(&self) -> f64 {
         imbalance(self.ranks.iter().map(|r| r.bytes))
     }

@@ -1,12 +1,12 @@
-//! `reshard.json`: what reshard adds to a format of others, in a file that they ignore.
+//! `reshard.json`: what reshard adds to a checkpoint, in a file that other programs ignore.
 
 use crate::{
-    control::{hex, sha256},
+    control::{OTHER_RECORD, hex, sha256},
     formats::Formats,
 };
 use bytes::Bytes;
 use reshard_model::Path;
-use reshard_storage::{Name, Store};
+use reshard_storage::{Name, Store, StoreExt};
 use reshard_strategy::{BackendVersion, read_small};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -15,7 +15,8 @@ use std::sync::Arc;
 /// Name of the file.
 pub const SIDECAR: &str = "reshard.json";
 
-/// What a checkpoint that reshard wrote says besides. It belongs to one commit record, and is ignored when that changed.
+/// Additional facts about a checkpoint that reshard wrote. They belong to one commit record, or to all metadata of a format
+/// that has none, and are ignored if that has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Sidecar {
@@ -23,56 +24,94 @@ pub struct Sidecar {
     pub schema: u32,
     /// Program and version.
     pub writer: String,
-    /// The file that it belongs to.
-    pub commit: Commit,
-    /// Strategy of the sharded part, where nothing else in the checkpoint names it.
+    /// The commit record that it belongs to, if the format has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<FileDigest>,
+    /// Otherwise: the files of metadata that it belongs to, sorted by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub metadata: Vec<FileDigest>,
+    /// Strategy of the sharded part, if nothing else in the checkpoint names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<BackendVersion>,
-    /// Paths of dicts without entries, which PyTorch's format can't hold.
+    /// Paths of empty dicts, which PyTorch's format can't hold.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub empty_dicts: Vec<Path>,
-    /// What the sharding policy that decided upon files said of itself.
+    /// The description of the sharding policy that decided on files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
 }
 
 /// A file and its digest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Commit {
+pub struct FileDigest {
     /// Its name.
     pub file: String,
     /// SHA-256 of its bytes, in hexadecimal.
     pub sha256: String,
 }
 
+impl FileDigest {
+    fn of((file, bytes): &(Name, Bytes)) -> Self {
+        Self { file: file.to_string(), sha256: hex(&Sha256::digest(bytes)) }
+    }
+}
+
+/// Files of metadata that one sidecar can belong to.
+const MOST_FILES: usize = 65_536;
+
 impl Sidecar {
-    /// Says nothing yet but whose it is.
-    pub(crate) fn new(file: &Name, bytes: &[u8]) -> Self {
-        Self {
+    /// A sidecar that says nothing yet except to which files it belongs. `None` if there are no such files.
+    pub(crate) fn of(commit: Option<&(Name, Bytes)>, metadata: &[(Name, Bytes)]) -> Option<Self> {
+        let commit = commit.map(FileDigest::of);
+        let mut metadata: Vec<_> = match commit {
+            Some(_) => Vec::new(),
+            None => metadata.iter().map(FileDigest::of).collect(),
+        };
+        metadata.sort_by(|a, b| a.file.cmp(&b.file));
+        let mine = Self {
             schema: 1,
             writer: concat!("reshard ", env!("CARGO_PKG_VERSION")).into(),
-            commit: Commit { file: file.to_string(), sha256: hex(&Sha256::digest(bytes)) },
+            commit,
+            metadata,
             strategy: None,
             empty_dicts: Vec::new(),
             policy: None,
-        }
+        };
+        mine.is_bound().then_some(mine)
     }
 
-    /// The format that it names, or that the name of its commit record is of.
+    /// Whether it says plainly whose it is: one commit record, or some files, each once.
+    fn is_bound(&self) -> bool {
+        let sorted = self.metadata.windows(2).all(|w| matches!(w, [a, b] if a.file < b.file));
+        let files = self.files().count();
+        sorted && (1..=MOST_FILES).contains(&files) && (self.commit.is_none() || files == 1)
+    }
+
+    /// The files that it belongs to.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &FileDigest> {
+        self.commit.iter().chain(&self.metadata)
+    }
+
+    /// Their names.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.files().map(|f| f.file.clone()).collect()
+    }
+
+    /// The format that it names, or else the format that gives its commit record such a name.
     pub(crate) fn format(&self, formats: &Formats) -> Option<BackendVersion> {
-        self.strategy.clone().or_else(|| formats.of_record(&self.commit.file))
+        self.strategy.clone().or_else(|| formats.of_record(&self.commit.as_ref()?.file))
     }
 
     pub(crate) fn to_bytes(&self) -> Bytes {
         serde_json::to_vec(self).unwrap_or_default().into()
     }
 
-    /// What lies there, whatever it belongs to.
+    /// The sidecar of a place, whatever commit record it belongs to.
     pub(crate) async fn any(store: &Arc<dyn Store>) -> Option<Self> {
         serde_json::from_slice(&bytes(store).await?).ok()
     }
 
-    /// The sidecar of a checkpoint, and why it was ignored if it was.
+    /// The sidecar of a checkpoint, and the reason if it was ignored.
     pub(crate) async fn read(store: &Arc<dyn Store>, formats: &Formats) -> (Option<Self>, Option<String>) {
         let Some(bytes) = bytes(store).await else { return (None, None) };
         let Ok(me) = serde_json::from_slice::<Self>(&bytes) else {
@@ -83,14 +122,35 @@ impl Sidecar {
         };
         match me.belongs(store, formats).await {
             true => (Some(me), None),
-            false => (None, Some(format!("{SIDECAR} is ignored: it belongs to another {}", me.commit.file))),
+            false => {
+                let files = me.names().join(", ");
+                (None, Some(format!("{SIDECAR} is ignored: it belongs to another {files}")))
+            }
         }
     }
 
-    /// Whether the commit record that it belongs to lies there, unchanged: all of that is hashed.
+    /// Whether all files that it belongs to are there, unchanged. This hashes all of them.
     pub(crate) async fn belongs(&self, store: &Arc<dyn Store>, formats: &Formats) -> bool {
-        let Ok(name) = Name::new(&*self.commit.file) else { return false };
-        sha256(store, &name, formats).await.ok().flatten().is_some_and(|digest| digest == self.commit.sha256)
+        if !self.is_bound() {
+            return false;
+        }
+        // All together are no longer than one may be.
+        let mut room = OTHER_RECORD;
+        for of in self.files() {
+            let Ok(name) = Name::new(&*of.file) else { return false };
+            if self.commit.is_none() {
+                let left = match store.len(&name).await {
+                    Ok(len) => len.and_then(|len| room.checked_sub(len)),
+                    Err(_) => None,
+                };
+                let Some(left) = left else { return false };
+                room = left;
+            }
+            if sha256(store, &name, formats).await.ok().flatten().as_ref() != Some(&of.sha256) {
+                return false;
+            }
+        }
+        true
     }
 }
 

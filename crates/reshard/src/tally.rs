@@ -1,4 +1,4 @@
-//! What ranks write in a save, so that committing can look whether all of it is there.
+//! Records what ranks write in a save, so that the commit can check that all of it is there.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use reshard_storage::{
 use reshard_strategy::{StrategyError, cause};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A transaction that remembers the files that were written through it, whoever has written them: the strategy, common state, the
+/// A transaction that remembers all files that were written through it: those of the strategy, the common state and the
 /// records.
 #[derive(Debug)]
 pub(crate) struct Tally {
@@ -22,7 +22,7 @@ impl Tally {
         Self { inner, files: Mutex::default() }
     }
 
-    /// The files that this rank has written; none are left here.
+    /// Takes the list of files that this rank has written.
     pub(crate) fn take(&self) -> Vec<Entry> {
         std::mem::take(&mut self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -36,7 +36,7 @@ impl Transaction for Tally {
         durability: Durability,
         progress: Progress,
     ) -> Result<Vec<Written>> {
-        // What was asked for, not what the store says of it; that alone knows lengths which were not known before.
+        // Uses the requested lengths. Only lengths that were unknown before come from the store.
         let mut asked = Vec::with_capacity(files.len());
         for file in &files {
             let too_long =
@@ -81,7 +81,7 @@ impl Transaction for Tally {
     }
 }
 
-/// Tells the coordinator what all ranks have written; the others get nothing. A rank that failed fails all.
+/// Sends the coordinator the list of what all ranks have written; other ranks get nothing. If one rank failed, all fail.
 pub(crate) async fn gather(
     comm: &Comm<'_>,
     mine: Result<Vec<Entry>, StrategyError>,

@@ -2,8 +2,18 @@
 
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use reshard::{Dialect, StateDict, Tensor, blocking};
-use std::path::{Path, PathBuf};
+use reshard::{
+    BackendVersion, Dialect, StateDict, Tensor, blocking,
+    comm::Comm,
+    model::FlatStateDict,
+    storage::Name,
+    strategy::{AsyncStager, PreparedSave, Result, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved},
+    torch_dist::TorchDistConfig,
+};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// A checkpoint with a tensor of this value, in PyTorch's dialect, and a dict without entries, which only `reshard.json` holds.
 fn saved(home: &Path, name: &str, value: f32, empty: bool) -> PathBuf {
@@ -65,4 +75,79 @@ fn reshard_json_is_ignored_when_one_byte_of_its_metadata_changed_or_it_is_gone()
         Ok(opened) => assert!(blocking::run(opened.sidecar()).0.is_none()),
         Err(error) => assert!(error.to_string().contains(".metadata"), "{error}"),
     }
+}
+
+/// torch_dist as a format that has no commit record: its metadata is a file like the others.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+struct WithoutRecord;
+
+#[typetag::serde]
+impl SaveShardedConfig for WithoutRecord {
+    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
+        Ok(Arc::new(Unrecorded(TorchDistConfig::new().build()?)))
+    }
+}
+
+#[derive(Debug)]
+struct Unrecorded(Arc<dyn SaveShardedStrategy>);
+
+#[async_trait::async_trait]
+impl SaveShardedStrategy for Unrecorded {
+    fn key(&self) -> BackendVersion {
+        self.0.key()
+    }
+    async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>> {
+        Ok(Box::new(UnrecordedSave(self.0.prepare(state, cx).await?)))
+    }
+}
+
+struct UnrecordedSave(Box<dyn PreparedSave>);
+
+#[async_trait::async_trait]
+impl PreparedSave for UnrecordedSave {
+    async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()> {
+        self.0.stage(stager).await
+    }
+    async fn write(&mut self) -> Result<()> {
+        self.0.write().await
+    }
+    async fn finish(self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved> {
+        let mut saved = self.0.finish(written, comm).await?;
+        let extra = (Name::new("another")?, b"metadata".as_slice().into());
+        saved.records.files.extend(saved.records.commit.take().into_iter().chain([extra]));
+        Ok(saved)
+    }
+}
+
+#[test]
+fn reshard_json_of_a_format_without_a_commit_record_belongs_to_all_of_its_metadata() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("x");
+    let url = dir.display().to_string();
+    let mut state = StateDict::new();
+    state.insert("w", Tensor::from_vec(&[2], vec![1f32; 2]).unwrap());
+    state.insert_tree("nothing", StateDict::new());
+    blocking::run(reshard::save(&state, &url).dialect(Dialect::Dcp).strategy(WithoutRecord)).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.join("reshard.json")).unwrap()).unwrap();
+    let files: Vec<_> = json["metadata"].as_array().unwrap().iter().map(|f| f["file"].clone()).collect();
+    assert_eq!((files, json.get("commit")), (vec![".metadata".into(), "another".into()], None));
+    assert_eq!(sidecar(&dir), (true, None));
+    // One of them changed.
+    std::fs::write(dir.join("another"), "metadatb").unwrap();
+    let why = "reshard.json is ignored: it belongs to another .metadata, another";
+    assert_eq!(sidecar(&dir), (false, Some(why.into())));
+    std::fs::write(dir.join("another"), "metadata").unwrap();
+    assert_eq!(sidecar(&dir), (true, None));
+    // A list that is not sorted is none of ours; neither is one beside a commit record.
+    let with = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut json = json.clone();
+        change(&mut json);
+        std::fs::write(dir.join("reshard.json"), json.to_string()).unwrap();
+        sidecar(&dir).0
+    };
+    assert!(with(&|_| ()));
+    assert!(!with(&|json| json["metadata"].as_array_mut().unwrap().reverse()));
+    assert!(!with(&|json| json["commit"] = json["metadata"][0].clone()));
+    assert!(!with(&|json| json["metadata"] = serde_json::json!([])));
 }

@@ -61,6 +61,11 @@ fn every_command_ends_on_files() {
 }
 
 #[test]
+fn every_command_ends_on_what_is_many() {
+    every_command_ends_on(bombs::many());
+}
+
+#[test]
 fn every_command_ends_on_conversions_that_are_spread_thin() {
     every_command_ends_on(bombs::spread());
 }

@@ -141,6 +141,59 @@ fn a_directory_that_is_swapped(rounds: u64, place_itself: bool) {
     assert!(done > 0, "no save of {rounds} succeeded");
 }
 
+/// Somebody's directory is exchanged with those that a save works in, under their hidden names.
+fn a_hidden_directory_that_is_swapped(rounds: u64) {
+    let home = tempfile::tempdir().unwrap();
+    let [one, theirs] = ["one", "theirs"].map(|n| home.path().join(n));
+    let mut last = 1;
+    save(&one, last, false, Dialect::Megatron).unwrap();
+    let swap = || {
+        let beside = fs::read_dir(home.path()).unwrap().map(|e| e.unwrap().path());
+        let is_hidden = |path: &PathBuf| path.file_name().unwrap().as_encoded_bytes().starts_with(b".");
+        for built in beside.filter(is_hidden) {
+            let (at, exchange) = (rustix::fs::CWD, rustix::fs::RenameFlags::EXCHANGE);
+            // It may be gone by now.
+            rustix::fs::renameat_with(at, &built, at, &theirs, exchange).unwrap_or(());
+        }
+    };
+    let precious = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().path().join("notes.txt").exists();
+    for step in 2..2 + rounds {
+        fs::create_dir_all(&theirs).unwrap();
+        fs::write(theirs.join("notes.txt"), "precious").unwrap();
+        let stop = AtomicBool::new(false);
+        let saved = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Acquire) {
+                    swap();
+                }
+            });
+            let saved = save(&one, step, true, Dialect::Megatron);
+            stop.store(true, Ordering::Release);
+            saved
+        });
+        assert!(fs::read_dir(home.path()).unwrap().any(precious), "step {step} has removed it: {saved:?}");
+        if saved.is_ok() {
+            assert_eq!(look(&one).unwrap(), Some(step));
+            last = step;
+        }
+        // Whatever the directories are called by now: the last checkpoint, or the one after it, is whole in one of them.
+        let all = || fs::read_dir(home.path()).unwrap().map(|e| e.unwrap().path());
+        let found: Vec<_> = all().filter_map(|dir| look(&dir).ok()?).collect();
+        assert!(found.contains(&last) || found.contains(&step), "step {step}: {found:?} {saved:?}");
+        // From here on as if nothing had been.
+        if look(&one).ok().flatten() != Some(last) {
+            all().for_each(|dir| fs::remove_dir_all(dir).unwrap());
+            save(&one, last, false, Dialect::Megatron).unwrap();
+        }
+        all().filter(|dir| *dir != one).for_each(|dir| fs::remove_dir_all(dir).unwrap());
+    }
+}
+
+#[test]
+fn a_directory_that_is_swapped_for_a_hidden_one_stays() {
+    a_hidden_directory_that_is_swapped(3 * FEW);
+}
+
 #[test]
 fn a_save_to_a_link_that_is_repointed_is_whole() {
     a_link_that_is_repointed(FEW);
@@ -162,4 +215,5 @@ fn many_saves_to_links_and_directories_that_are_changed_are_whole_or_errors() {
     a_link_that_is_repointed(MANY);
     a_directory_that_is_swapped(MANY, false);
     a_directory_that_is_swapped(MANY, true);
+    a_hidden_directory_that_is_swapped(MANY);
 }

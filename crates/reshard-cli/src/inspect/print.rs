@@ -157,6 +157,6 @@ fn short(v: &Value) -> String {
             Some(Value::Dict(d)) => many(d.len(), "field"),
             _ => String::new(),
         },
-        other => crate::json::value(other).to_string(),
+        other => crate::json::text(other),
     }
 }

@@ -113,3 +113,16 @@ fn names_of_files_can_not_steer_the_terminal() {
         );
     }
 }
+
+#[test]
+fn a_file_that_grows_beyond_what_the_user_may_write_is_an_error_and_leaves_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let to = home.path().join("new");
+    let limited = r#"ulimit -f 64; exec "$0" demo --dir "$1" --size 1MiB"#;
+    let out =
+        Command::new("sh").args(["-c", limited, env!("CARGO_BIN_EXE_reshard")]).arg(&to).output().unwrap();
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{} {err}", out.status);
+    assert!(err.contains("File too large"), "{err}");
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0, "{err}");
+}

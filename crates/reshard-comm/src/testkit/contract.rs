@@ -3,7 +3,7 @@
 use super::on_ranks;
 use crate::{Cause, Comm, CommError, ProcessGroup, Rank};
 use bytes::Bytes;
-use futures::FutureExt;
+use futures_util::FutureExt;
 use reshard_model::ErrorKind;
 use std::{
     sync::{

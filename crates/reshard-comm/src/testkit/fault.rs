@@ -1,7 +1,7 @@
 use crate::{Cause, CommError, ProcessGroup, Rank, Result};
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::future::pending;
+use futures_util::future::pending;
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},

@@ -6,7 +6,7 @@ use crate::{
 };
 use reshard_model::{Dims, Tensor};
 
-/// Some rows of a tensor: row `i` of `values` belongs to row `indices[i]`. A row may come several times; then its values add up.
+/// Some rows of a tensor: row `i` of `values` belongs to row `indices[i]`. If a row occurs several times, its values are summed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IndexedSlices {
     /// Rows of the tensor.
@@ -18,11 +18,10 @@ pub struct IndexedSlices {
 }
 
 impl IndexedSlices {
-    /// All rows: those that come several times added up in order, 0 where none comes.
+    /// Makes the whole tensor. Rows that occur several times are summed in order; missing rows are 0.
     ///
     /// # Errors
-    /// When the values are not a row for each index, when an index has no row, when elements have no addition, and when there is no
-    /// memory.
+    /// The number of values is not that of the indices, an index has no row, the element type has no addition, or there is no memory.
     pub fn to_dense(&self) -> Result<Tensor> {
         const NAME: &str = "indexed slices";
         let fail = |what: String| Err(EmbeddingError::invalid(NAME, what));
@@ -56,8 +55,8 @@ impl IndexedSlices {
     }
 }
 
-/// What a gradient of looked up rows is for each part of the table: the rows of the part that were looked up, in the order of the
-/// ids and as often as they were, with their part of `upstream`. Parts of which nothing was looked up get none.
+/// The gradient of a lookup, for each part of the table. It has one row for each looked-up id of this part, in the order of the ids,
+/// with the row of `upstream` for this id. If no row of a part was looked up, its gradient is empty.
 ///
 /// ```
 /// use reshard_embedding::{LookupOptions, ShardedVariable, lookup_gradients};
@@ -72,8 +71,8 @@ impl IndexedSlices {
 /// ```
 ///
 /// # Errors
-/// An id without a row, `upstream` of another shape than the looked up rows or of another element type, and options with
-/// `max_norm`: how clipping changes a gradient is not computed here.
+/// An id without a row, an `upstream` whose shape or element type is not that of the looked-up rows, or options with `max_norm`,
+/// because gradients through clipping are not implemented.
 pub fn lookup_gradients<'a>(
     table: &ShardedVariable,
     ids: impl Into<Ids<'a>>,

@@ -9,7 +9,7 @@ use reshard_model::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// How the rows of one line are made one.
+/// How the rows of one line are combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Combiner {
@@ -22,7 +22,7 @@ pub enum Combiner {
     Sqrtn,
 }
 
-/// Lines of ids, each with any number of them, and maybe a weight for each.
+/// Lines of ids. Each line has any number of ids, and each id may have a weight.
 ///
 /// ```
 /// use reshard_embedding::SparseIds;
@@ -40,11 +40,11 @@ pub struct SparseIds {
 }
 
 impl SparseIds {
-    /// Ids with the line that each is in, in ascending order, of so many lines. With a sparse tensor's indices it is their first
-    /// column.
+    /// Makes lines from ids and the line of each id, in ascending order. For a sparse tensor, the lines are the first column of its
+    /// indices.
     ///
     /// # Errors
-    /// When there are not as many ids as places, or a line comes too late or is not there.
+    /// The numbers of ids and lines differ, the lines are not ascending, or a line does not exist.
     pub fn new(lines: u64, line_of: impl Into<Vec<u64>>, ids: impl Into<Vec<i64>>) -> Result<Self> {
         let (line_of, ids) = (line_of.into(), ids.into());
         let fail = |what: String| Err(EmbeddingError::invalid("sparse ids", what));
@@ -61,16 +61,16 @@ impl SparseIds {
         Ok(Self { lines, line_of, ids, weights: None })
     }
 
-    /// The ids of each line.
+    /// Makes lines from a list of ids per line.
     pub fn ragged(lines: &[&[i64]]) -> Self {
         let line_of = (0..).zip(lines).flat_map(|(i, ids)| std::iter::repeat_n(i, ids.len())).collect();
         Self { lines: lines.len() as u64, line_of, ids: lines.concat(), weights: None }
     }
 
-    /// With a weight for each id.
+    /// Sets a weight for each id.
     ///
     /// # Errors
-    /// When there are not as many as ids.
+    /// The numbers of weights and ids differ.
     pub fn with_weights(self, weights: impl Into<Vec<f32>>) -> Result<Self> {
         let weights = weights.into();
         if weights.len() != self.ids.len() {
@@ -81,10 +81,10 @@ impl SparseIds {
     }
 }
 
-/// A row for each line of ids: their rows of the table, combined. A line without ids gives zeros.
+/// Looks up the rows of each line of ids and combines them into one row. A line without ids gives zeros.
 ///
-/// Sums are made in the order of the ids, in float32 for float16, bfloat16 and float32, else in float64; a sum of weights of 0
-/// gives zeros. `max_norm` clips the rows before they are combined.
+/// Rows are added in the order of the ids, in float32 for float16, bfloat16 and float32, and in float64 otherwise. If the weights of
+/// a line sum to 0, it gives zeros. `max_norm` clips the rows before they are combined.
 ///
 /// ```
 /// use reshard_embedding::{Combiner, LookupOptions, ShardedVariable, SparseIds, embedding_lookup_sparse};
@@ -100,7 +100,7 @@ impl SparseIds {
 /// ```
 ///
 /// # Errors
-/// As [`embedding_lookup`](crate::embedding_lookup); and tables of other elements than float16, bfloat16, float32 and float64.
+/// Those of [`embedding_lookup`](crate::embedding_lookup), and tables whose elements are not float16, bfloat16, float32 or float64.
 pub fn embedding_lookup_sparse(
     table: &ShardedVariable,
     ids: &SparseIds,
@@ -110,12 +110,11 @@ pub fn embedding_lookup_sparse(
     lookup(table, ids, options, Rules { combiner, safe: false, default_id: None })
 }
 
-/// As [`embedding_lookup_sparse`], for ids as they come: negative ids are left out, and so are, unless combined by
-/// [`Sum`](Combiner::Sum), ids with weights that are not positive. A line that has nothing left gives the row of `default_id`, or
-/// zeros.
+/// As [`embedding_lookup_sparse`], for unchecked ids. It skips negative ids and, unless the combiner is [`Sum`](Combiner::Sum), ids
+/// whose weights are not positive. A line with nothing left gives the row of `default_id`, or zeros.
 ///
 /// # Errors
-/// As there. `default_id` is looked up only when a line needs it.
+/// Those of [`embedding_lookup_sparse`]. `default_id` is looked up only if a line needs it.
 pub fn safe_embedding_lookup_sparse(
     table: &ShardedVariable,
     ids: &SparseIds,

@@ -1,16 +1,16 @@
-//! A table that is stored in an order of rows, loaded in the order of ids.
+//! Loads a table that is stored in another order of rows, in the order of ids.
 
 use super::Permutation;
 use crate::{EmbeddingError, Result, ShardedVariable, memory::assembled, variable::insert};
 use reshard_model::{Region, ShardedTensor, StateDict, Step, Tensor, ValueTree};
 
 impl Permutation {
-    /// Puts what `task` loads of a table that is stored in this order, and shall not be in it any more, under a key of a template:
-    /// a list of the rows of its parts, those that are stored one behind the other together. So every process reads the rows of
-    /// its own parts and no others, however many parts there were.
+    /// Puts templates under a key, to load a table that is stored in this order into the order of ids. For each part of `task` there
+    /// is one template per run of rows that are stored together. So every process reads only the rows of its own parts, no matter how
+    /// many parts were saved.
     ///
     /// # Errors
-    /// When the table has another number of rows.
+    /// The table has another number of rows.
     pub fn undo_template_into(
         &self,
         table: &mut ShardedVariable,
@@ -29,10 +29,10 @@ impl Permutation {
         Ok(())
     }
 
-    /// Takes what a load returned under the key of [`undo_template_into`](Self::undo_template_into). The parts get new memory.
+    /// Takes the loaded rows from the key that was given to [`undo_template_into`](Self::undo_template_into). The parts get new memory.
     ///
     /// # Errors
-    /// When that is not what was asked for, and when there is no memory. Then no part has changed.
+    /// The rows are not those of the templates, or there is no memory. Then no part has changed.
     pub fn undo_restore_from(
         &self,
         table: &mut ShardedVariable,

@@ -5,11 +5,11 @@ use crate::{EmbeddingError, Result};
 use reshard_model::{Data, Leaf, ReplicaId, ShardedTensor, StateDict, Step, Tensor, Tree, Value, ValueTree};
 
 impl Variable {
-    /// What `task` saves: its parts, as pieces of one tensor whose key is the variable's name. Parts without elements are left
-    /// out. Of a mirrored variable every task has the whole, as a replica, and one of them is written.
+    /// The tensors that `task` saves: its parts, as pieces of one tensor whose key is the variable's name. Parts without elements are
+    /// left out. If the variable is mirrored, every task has the whole as a replica, and one of them is written.
     ///
     /// # Errors
-    /// When a part of this task has no data here.
+    /// A part of this task has no data here.
     pub fn sharded_tensors(&self, task: u32) -> Result<Vec<ShardedTensor>> {
         self.pieces(task).map(|i| Ok(self.declared(i).with_data(self.data(i)?.clone()))).collect()
     }
@@ -49,8 +49,8 @@ impl Variable {
         Ok(())
     }
 
-    /// Puts what `task` saves under a key of a state dict, as a list. A task without parts puts nothing there: an empty list would
-    /// be an object of its own to some dialects.
+    /// Puts the tensors of `task` under a key of a state dict, as a list. A task without parts puts nothing there, because some
+    /// dialects would save an empty list as an object.
     ///
     /// # Errors
     /// As [`sharded_tensors`](Self::sharded_tensors).

@@ -5,7 +5,7 @@ use crate::{EmbeddingError, Result, memory::written};
 use reshard_model::{Dims, Region, Tensor};
 use std::ops::{Range, RangeFrom, RangeFull, RangeTo};
 
-/// One entry of a subscript, as NumPy's basic indexing has them. Ranges of `i64` are slices with step 1.
+/// One entry of a subscript, as in NumPy's basic indexing. A range of `i64` is a slice with step 1.
 ///
 /// ```
 /// use reshard_embedding::{Index, ShardedVariable};
@@ -22,7 +22,7 @@ use std::ops::{Range, RangeFrom, RangeFull, RangeTo};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Index {
-    /// One index; negative ones count from the end. The axis goes away.
+    /// One index. A negative index counts from the end. The result lacks this axis.
     At(i64),
     /// `start:stop:step`, each as NumPy has it.
     Slice {
@@ -33,7 +33,7 @@ pub enum Index {
         /// Step, 1 by default; not 0.
         step: Option<i64>,
     },
-    /// `...`: all axes that the others leave. At most one.
+    /// `...`: all axes that the other entries leave. At most one is allowed.
     Ellipsis,
     /// A new axis of length 1.
     NewAxis,
@@ -116,10 +116,10 @@ impl Selected {
 }
 
 impl Variable {
-    /// What NumPy gives for this subscript of the whole, in memory of its own. Axes that have no entry are taken whole.
+    /// The same as NumPy's result of this subscript, in new memory. Axes without an entry are taken whole.
     ///
     /// # Errors
-    /// An index outside of its axis, a step of 0, more entries than axes, two ellipses; a part that has no data here.
+    /// An index outside its axis, a step of 0, more entries than axes, two ellipses, or a part that has no data here.
     pub fn slice(&self, subscript: &[Index]) -> Result<Tensor> {
         let (selected, shape) = self.select(subscript)?;
         let cover = self.cover()?;

@@ -6,14 +6,14 @@ use std::{fmt, sync::Arc};
 /// Where the elements of a piece are.
 #[derive(Clone, Default)]
 pub enum Data {
-    /// Nowhere: metadata only; a load allocates.
+    /// Nowhere: there is only metadata. A load allocates memory.
     #[default]
     None,
     /// In host memory.
     Host(Tensor),
     /// In device memory.
     Device(DeviceTensor),
-    /// Elsewhere: pulled while they are written, so that conversion runs in bounded memory.
+    /// Elsewhere: they are read while they are written, so that a conversion runs in bounded memory.
     Lazy(Arc<dyn TensorSource>),
 }
 
@@ -30,11 +30,11 @@ impl fmt::Debug for Data {
 
 /// Elements that are not in host memory.
 pub trait TensorSource: Send + Sync {
-    /// Reads the elements of a region of the piece, in row-major order, little-endian; `out` has exactly their bytes.
-    /// May block: it is called on I/O threads only.
+    /// Reads the elements of a region of the piece, in row-major order, little-endian. `out` has exactly their length in
+    /// bytes. It may block, because it is called on I/O threads only.
     ///
     /// # Errors
-    /// Whatever the source says.
+    /// Any error of the source.
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError>;
 }
 

@@ -1,4 +1,4 @@
-//! Leaves that become several on save, and one again after a load.
+//! Leaves that become several leaves on save, and one value again after a load.
 
 use super::{Data, ReplicaId, Sharded, ShardedTensor};
 use crate::{DeviceTensor, ModelError, Region, Result, Tensor, Tree, Value, ValueTree};
@@ -7,26 +7,26 @@ use std::{fmt, ops::Range, sync::Arc};
 /// Builds the sharded leaves of a factory.
 pub type BuildFn = dyn Fn(&ShardedTensorFactory) -> Result<Tree<Sharded>> + Send + Sync;
 
-/// Makes one value of what was loaded for a factory. It gets the factory too, whose data may be gone: a load takes all handles
-/// on a buffer. Parts that are views of one buffer come back as such, so [`Tensor::concat`] of them copies nothing.
+/// Makes one value of what was loaded for a factory. It also gets the factory, whose data may be missing, because a load takes
+/// all handles on a buffer. Parts that were views of one buffer are still views of it, so [`Tensor::concat`] copies nothing.
 pub type MergeFn = dyn Fn(&ShardedTensorFactory, ValueTree) -> Result<Value> + Send + Sync;
 
-/// A leaf that becomes a subtree of sharded leaves on save and load, and one value again after a load.
+/// A leaf that becomes a subtree of sharded leaves for a save or load, and one value again after a load.
 ///
-/// The functions look at the other fields, so the same factory serves an optimizer's state: replace key, data and range.
+/// The functions use the other fields. So you can use the same factory for an optimizer's state: replace key, data and range.
 #[derive(Clone)]
 pub struct ShardedTensorFactory {
-    /// Key that `build` gives to its leaves, or their prefix.
+    /// The key that `build` gives to its leaves, or the prefix of their keys.
     pub key: Box<str>,
-    /// What `build` cuts up.
+    /// The data that `build` cuts.
     pub data: Data,
-    /// Which copy this is.
+    /// Which replica this is.
     pub replica_id: ReplicaId,
     /// The data is this range of the flattened local chunk.
     pub flattened_range: Option<Range<u64>>,
-    /// Cuts.
+    /// Cuts the data into leaves.
     pub build: Arc<BuildFn>,
-    /// Puts together.
+    /// Joins the loaded parts.
     pub merge: Arc<MergeFn>,
 }
 
@@ -39,14 +39,14 @@ impl fmt::Debug for ShardedTensorFactory {
 /// How the two halves of a gated linear unit's weight are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swiglu {
-    /// Both under the key of the whole, in a grid of twice as many fragments: Megatron's old form.
+    /// Both halves have the key of the whole, in a grid with twice as many fragments. This is Megatron's old form.
     OneKey,
-    /// Under `{key}_w` and `{key}_v`, each a tensor of its own.
+    /// The halves are two tensors, `{key}_w` and `{key}_v`.
     TwoKeys,
 }
 
 impl ShardedTensorFactory {
-    /// A factory of two functions.
+    /// Makes a factory of two functions.
     pub fn new(
         key: &str,
         data: impl Into<Data>,
@@ -63,9 +63,9 @@ impl ShardedTensorFactory {
         }
     }
 
-    /// The weight of a gated linear unit: the local rows are `[w | v]`, while the global tensor has all of `w` before all
-    /// of `v`. Takes key, data, grid, replica id and range of `whole`; a range is cut where `v` begins, and a half that it
-    /// does not reach is left out.
+    /// A factory for the weight of a gated linear unit. The local rows are `[w | v]`, but the global tensor has all of `w`
+    /// before all of `v`. It uses key, data, grid, replica id and range of `whole`. A range is cut where `v` begins; a half
+    /// that the range does not reach is left out.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] when `whole` contradicts itself, has no axis, no regular grid, or an odd number of local rows.
@@ -109,10 +109,10 @@ impl ShardedTensorFactory {
         })
     }
 
-    /// The sharded leaves that it stands for.
+    /// Builds the sharded leaves.
     ///
     /// # Errors
-    /// Whatever the function says.
+    /// Any error of the function.
     pub fn build(&self) -> Result<Tree<Sharded>> {
         (self.build)(self)
     }

@@ -11,7 +11,7 @@ fn key(leaf: &mut Leaf) -> Option<&mut Box<str>> {
     }
 }
 
-/// Puts `prefix` before the keys of all sharded leaves and factories. Paths stay.
+/// Puts `prefix` before the keys of all sharded leaves and factories. It does not change paths.
 pub fn add_prefix_for_sharding(state: &mut StateDict, prefix: &str) {
     state.visit_mut(&mut |_, leaf| {
         if let Some(k) = key(leaf) {
@@ -20,10 +20,10 @@ pub fn add_prefix_for_sharding(state: &mut StateDict, prefix: &str) {
     });
 }
 
-/// Puts `new` in the place of the prefix `old` of the keys of all sharded leaves and factories.
+/// Replaces the prefix `old` by `new` in the keys of all sharded leaves and factories.
 ///
 /// # Errors
-/// [`ModelError::Invalid`] when a key does not begin with `old`; nothing is changed then.
+/// [`ModelError::Invalid`] if a key does not begin with `old`. Nothing is changed then.
 pub fn replace_prefix_for_sharding(state: &mut StateDict, old: &str, new: &str) -> Result<()> {
     let mut stranger = None;
     state.visit_mut(&mut |_, leaf| {
@@ -36,8 +36,8 @@ pub fn replace_prefix_for_sharding(state: &mut StateDict, old: &str, new: &str) 
     Ok(())
 }
 
-/// Replaces prefixes of the keys of all sharded leaves and factories: for each key the first pair whose first text it begins with.
-/// Other keys stay.
+/// Replaces prefixes in the keys of all sharded leaves and factories. For each key it uses the first pair whose first text is a
+/// prefix of the key. Other keys stay.
 pub fn apply_prefix_mapping(state: &mut StateDict, mapping: &[(&str, &str)]) {
     state.visit_mut(&mut |_, leaf| {
         let Some(k) = key(leaf) else { return };

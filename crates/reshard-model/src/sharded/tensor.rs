@@ -9,8 +9,8 @@ mod narrow;
 
 pub use coordinates::{AxisCoordinates, AxisSlice};
 
-/// Offset and length of the chunk that torch.chunk's rule gives to part `index` of `parts`: chunks of `ceil(extent / parts)`
-/// elements, the last ones shorter or empty. An empty chunk starts at the end.
+/// Offset and length of part `index` of `parts`, by torch.chunk's rule: each chunk has `ceil(extent / parts)` elements, and the
+/// last ones are shorter or empty. An empty chunk starts at the end.
 pub fn local_chunk(extent: u64, parts: u64, index: u64) -> (u64, u64) {
     let step = extent.div_ceil(parts.max(1));
     let offset = step.saturating_mul(index).min(extent);
@@ -18,8 +18,8 @@ pub fn local_chunk(extent: u64, parts: u64, index: u64) -> (u64, u64) {
 }
 
 impl ShardedTensor {
-    /// All eleven fields, in Megatron Core's order, checked by [`validate`](Self::validate). The other constructors are made
-    /// of what callers know; a struct literal and [`validated`](Self::validated) do the same as this.
+    /// Takes all eleven fields, in Megatron Core's order, and checks them with [`validate`](Self::validate). The other
+    /// constructors need fewer arguments. A struct literal with [`validated`](Self::validated) does the same.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] when the fields contradict each other.
@@ -54,8 +54,8 @@ impl ShardedTensor {
         out.validated()
     }
 
-    /// The chunk that local data is of a regular grid. Each offset is `(axis, rank, fragments)`: along this axis of the
-    /// global tensor, the data is part `rank` of `fragments` equal ones. Axes that are not named are whole.
+    /// Declares local data as a chunk of a regular grid. Each offset is `(axis, rank, fragments)`: along this axis of the
+    /// global tensor, the data is part `rank` of `fragments` equal parts. An axis without an offset is not cut.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] when an offset does not fit, or type and shape of the data are not known.
@@ -67,8 +67,8 @@ impl ShardedTensor {
         Self::from_rank_offsets_prepended(key, data, offsets, 0)
     }
 
-    /// As [`from_rank_offsets`](Self::from_rank_offsets), with leading axes that the data lacks, such as one that counts
-    /// layers: `axis` counts the axes of the global tensor, prepended ones first.
+    /// As [`from_rank_offsets`](Self::from_rank_offsets), with leading axes that the data lacks, such as an axis of layers.
+    /// `axis` counts the axes of the global tensor, with the prepended ones first.
     ///
     /// # Errors
     /// As [`from_rank_offsets`](Self::from_rank_offsets).
@@ -96,12 +96,12 @@ impl ShardedTensor {
         Self { data, ..out }.validated()
     }
 
-    /// As [`from_rank_offsets_prepended`](Self::from_rank_offsets_prepended), of a chunk of shape `local_shape` of which the data is a
-    /// range, flattened.
+    /// As [`from_rank_offsets_prepended`](Self::from_rank_offsets_prepended), for data that is a range of a flattened chunk of
+    /// shape `local_shape`.
     ///
     /// # Errors
-    /// [`ModelError::Invalid`] when the data has not one axis, or not as many elements as the range; else as
-    /// [`from_rank_offsets`](Self::from_rank_offsets).
+    /// [`ModelError::Invalid`] if the data does not have exactly one axis, or not as many elements as the range; otherwise
+    /// those of [`from_rank_offsets`](Self::from_rank_offsets).
     pub fn from_rank_offsets_flat(
         key: &str,
         data: impl Into<Data>,
@@ -125,8 +125,8 @@ impl ShardedTensor {
         Self { data, flattened_range: Some(flattened_range), ..out }.validated()
     }
 
-    /// As [`from_rank_offsets`](Self::from_rank_offsets), without data, with `prepend_axis_num` leading axes: `axis` counts
-    /// the axes of the global tensor, prepended ones first.
+    /// As [`from_rank_offsets`](Self::from_rank_offsets), without data, and with `prepend_axis_num` leading axes. `axis` counts
+    /// the axes of the global tensor, with the prepended ones first.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] when an offset does not fit.
@@ -186,18 +186,18 @@ impl ShardedTensor {
         Self { data: Data::Host(data), ..Self::template(key, dtype, &shape) }
     }
 
-    /// A whole tensor that every rank holds a copy of.
+    /// A whole tensor of which every rank holds a copy.
     pub fn replicated(key: &str, data: Tensor, replica_id: impl Into<ReplicaId>) -> Self {
         Self { replica_id: replica_id.into(), ..Self::full(key, data) }
     }
 
-    /// A whole tensor without data: what to load, when the load shall allocate.
+    /// A whole tensor without data. Use it in a template if the load should allocate the memory.
     pub fn template(key: &str, dtype: DType, shape: &[u64]) -> Self {
         Self::region_of(key, dtype, shape, Region::whole(shape))
     }
 
-    /// Any box of a global tensor, without data: a piece of an irregular grid. That it lies in the tensor is checked by
-    /// [`validate`](Self::validate), and so by every save and load.
+    /// Any box of a global tensor, without data. [`validate`](Self::validate) checks that the box lies in the tensor; every
+    /// save and load calls it.
     pub fn region_of(key: &str, dtype: DType, global_shape: &[u64], region: Region) -> Self {
         let whole = region == Region::whole(global_shape);
         Self {
@@ -222,19 +222,19 @@ impl ShardedTensor {
         self
     }
 
-    /// The same piece with a tag for sharding policies, such as the model that it is part of.
+    /// The same piece with a tag for sharding policies, such as the name of its model.
     pub fn with_tag(mut self, tag: &str) -> Self {
         self.tag = Some(tag.into());
         self
     }
 
-    /// The same piece as copy `replica_id`.
+    /// The same piece as replica `replica_id`.
     pub fn with_replica_id(mut self, replica_id: impl Into<ReplicaId>) -> Self {
         self.replica_id = replica_id.into();
         self
     }
 
-    /// The same piece, which may load from a tensor of another global shape: what is missing there becomes zero.
+    /// The same piece, but it may load from a tensor with another global shape. Missing elements become zero.
     pub fn with_shape_mismatch_allowed(mut self) -> Self {
         self.allow_shape_mismatch = true;
         self
@@ -245,7 +245,7 @@ impl ShardedTensor {
         Self { data: Data::None, ..self.clone() }
     }
 
-    /// Allocates zeros for the data, if there is none: of the local shape, or of the flattened range.
+    /// Allocates zeros if there is no data: for the local shape, or for the flattened range.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] when there is no memory.
@@ -257,7 +257,7 @@ impl ShardedTensor {
         Ok(())
     }
 
-    /// Shape that the data has: the local shape, or one axis for a flattened range.
+    /// The shape of the data: the local shape, or one axis for a flattened range.
     pub fn data_shape(&self) -> Dims {
         match &self.flattened_range {
             None => self.local_shape.clone(),
@@ -282,7 +282,7 @@ impl ShardedTensor {
         self.axis_fragmentations.is_some()
     }
 
-    /// Itself, if [`validate`](Self::validate) finds nothing.
+    /// Returns itself if [`validate`](Self::validate) finds no problem.
     ///
     /// # Errors
     /// As [`validate`](Self::validate).
@@ -291,10 +291,10 @@ impl ShardedTensor {
         Ok(self)
     }
 
-    /// Whether the fields agree with each other: what Megatron Core checks, in its order, and then that the chunk lies in the
-    /// global tensor, that the fragments of a regular grid make up the global shape (unless
-    /// [`allow_shape_mismatch`](Self::allow_shape_mismatch)), and that nothing is too large to count. An axis of local extent 0
-    /// fits every grid.
+    /// Checks that the fields agree with each other. First it checks what Megatron Core checks, in the same order. Then it
+    /// checks that the chunk lies in the global tensor, that the fragments of a regular grid make up the global shape (unless
+    /// [`allow_shape_mismatch`](Self::allow_shape_mismatch)), and that nothing is too large to count. An axis of local extent
+    /// 0 fits every grid.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] with the key, the field, and both values.

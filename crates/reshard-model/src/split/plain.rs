@@ -1,20 +1,21 @@
-//! The tensors of a state dict that nobody declared as pieces of a global one.
+//! Finds the plain tensors of a state dict: those that no leaf declares as a piece of a global tensor.
 
 use super::{Parts, Slot};
 use crate::{Construct, Data, Path, Payload, Sharded, Step, Tree, Value, ValueTree};
 
-/// A tensor that is not declared as a piece of a global one. A checkpoint holds it once, so all ranks should hold the same.
+/// A tensor that is not declared as a piece of a global tensor. A checkpoint holds it once, so it should be the same on all
+/// ranks.
 #[derive(Clone, Debug)]
 pub struct PlainTensor {
-    /// In [`Dialect::Megatron`](crate::Dialect::Megatron) where it is in common state. In
-    /// [`Dialect::Dcp`](crate::Dialect::Dcp) the key of the item that holds it, and more steps if it is inside of an object.
+    /// In [`Dialect::Megatron`](crate::Dialect::Megatron) its path in common state. In [`Dialect::Dcp`](crate::Dialect::Dcp)
+    /// the key of the item that holds it, with more steps if it is inside an object.
     pub path: Path,
     /// Its elements: [`Data::Host`] or [`Data::Device`].
     pub data: Data,
 }
 
 impl Parts {
-    /// All plain tensors, also those inside of lists, tuples and objects, as handles on the caller's buffers.
+    /// All plain tensors, including those inside lists, tuples and objects, as handles on the caller's buffers.
     pub fn plain_tensors(&self) -> Vec<PlainTensor> {
         let mut found = Found { out: Vec::new(), path: Vec::new() };
         self.skeleton.slots.visit(&mut |path, slot| {

@@ -20,8 +20,8 @@ impl Difference {
     }
 }
 
-/// How two trees differ, as Megatron's function of the same name, in the order of the first tree. Elements that a list has more
-/// than the other are named with their whole path.
+/// Compares two trees, as Megatron's function of the same name, in the order of the first tree. Surplus elements of a longer
+/// list are named with their whole path.
 ///
 /// ```
 /// use reshard_model::{ValueTree, diff};

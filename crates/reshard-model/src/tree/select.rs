@@ -19,10 +19,12 @@ impl<L> Tree<L> {
         out
     }
 
-    /// Parts the leaves that `matches` takes from the others, as Megatron's function of the same name: (matching, others).
+    /// Separates the leaves for which `matches` is true from the others, as Megatron's function of the same name. Returns
+    /// (matching, others).
     ///
-    /// Structure is kept, but lists close up, so indices shift; with `lists_as_dicts` they become dicts with int keys instead, which
-    /// keep their places. Containers that are left without leaves vanish; those that had none are with the others.
+    /// It keeps the structure, but in lists the later elements move up, so indices change. With `lists_as_dicts` lists become
+    /// dicts with int keys, which keep their positions. A container that loses all its leaves is dropped. A container that had
+    /// none goes to the others.
     ///
     /// # Errors
     /// [`ModelError::Structure`] when the tree is a leaf.

@@ -1,27 +1,27 @@
-//! Whether the exchanges of all ranks fit together, and which ranks talk to which.
+//! Checks that the exchanges of all ranks fit together, and finds which ranks communicate with which.
 
 use super::{Receive, Serve, Wanted};
 use crate::{LoadPlan, Metadata, PlanError, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Ranks that have an exchange with each other, directly or through others.
+/// A group of ranks that exchange data with each other, directly or through other ranks of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ExchangeGroup {
-    /// The lowest of them: no other group has it.
+    /// The lowest rank of the group. It identifies the group.
     pub first: u32,
-    /// How many they are.
+    /// The number of ranks.
     pub ranks: u32,
-    /// With how many others one of them has to do at most, as giver or as taker.
+    /// The maximal number of other ranks to which one rank sends, or from which it receives.
     pub most_peers: u32,
 }
 
-/// The group of each rank, `None` for ranks without an exchange.
+/// The group of each rank; `None` for a rank without an exchange.
 ///
 /// # Errors
-/// [`PlanError::Invalid`] with a key and the ranks, when what one rank hands out is not what another one waits for. Nobody
-/// would come to an end.
+/// [`PlanError::Invalid`] with a key and the ranks, if what one rank serves is not what another one receives. Otherwise these ranks
+/// would wait forever.
 pub fn exchange_groups(plans: &[LoadPlan], metadata: &Metadata) -> Result<Vec<Option<ExchangeGroup>>> {
     let mut routes: BTreeMap<(u32, u32), Route<'_>> = BTreeMap::new();
     for (rank, plan) in (0u32..).zip(plans) {
@@ -44,7 +44,7 @@ pub fn exchange_groups(plans: &[LoadPlan], metadata: &Metadata) -> Result<Vec<Op
     Ok(groups(plans.len(), &routes))
 }
 
-/// What goes from one rank to another, as each of the two sees it.
+/// What goes from one rank to another, as the sender plans it and as the receiver plans it.
 #[derive(Default)]
 struct Route<'p> {
     given: Vec<&'p Wanted>,

@@ -1,11 +1,11 @@
-//! Makes exchanges of plans in which several ranks read the same.
+//! Makes exchanges for plans in which several ranks read the same data.
 
 use super::{Receive, Serve, Wanted};
 use crate::{LoadPlan, Metadata, PlanError, ReadItem, Result};
 use foldhash::fast::RandomState;
 use indexmap::IndexMap;
 
-/// What ranks of one group want to read.
+/// Something that ranks of one group want to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Demand {
@@ -23,19 +23,20 @@ type Item = (usize, ReadItem);
 /// What each rank wants of one thing.
 type Wants = Vec<(u32, Vec<Item>)>;
 
-/// Has what several ranks of a group read be read by one of them, for all. To be called in
+/// If several ranks of a group want to read the same data, lets one rank read them for all. Call it in
 /// [`create_global_plan`](crate::LoadPlanner::create_global_plan).
 ///
-/// `group` says of each rank in which group it is; ranks without one read for themselves. `choose` sees all that is wanted, in
-/// the order of plans and their items, and gives a reader for each: any rank, also one that does not want it itself. It has to
-/// be the same for equal input.
+/// `group` returns the group of each rank. A rank without a group reads for itself. `choose` gets all demands, in the order of the plans
+/// and their items, and returns a reader for each. The reader may be any rank, even one that does not want the data itself. Equal input
+/// must give equal readers.
 ///
-/// Two ranks want the same only if they want the same box of a chunk. Items can be cut before: each part is an item then.
+/// Two ranks want the same data only if they want the same box of a chunk. If boxes only overlap, cut the items before, so that each part is
+/// an item.
 ///
 /// ```
 /// use reshard_plan::{LoadPlan, Metadata, Result, share_reads};
 ///
-/// /// The lowest rank that wants it reads it, and all ranks are one group.
+/// /// All ranks are one group, and the lowest rank that wants the data reads them.
 /// fn lowest(plans: Vec<LoadPlan>, metadata: &Metadata) -> Result<Vec<LoadPlan>> {
 ///     share_reads(plans, metadata, |_| Some(0), |all| all.iter().map(|demand| demand.ranks[0]).collect())
 /// }
@@ -43,7 +44,7 @@ type Wants = Vec<(u32, Vec<Item>)>;
 /// ```
 ///
 /// # Errors
-/// [`PlanError::Invalid`] when an item wants what is not stored, or `choose` gives other than one rank for each.
+/// [`PlanError::Invalid`] if an item wants something that is not stored, or `choose` does not return exactly one rank per demand.
 pub fn share_reads(
     mut plans: Vec<LoadPlan>,
     metadata: &Metadata,

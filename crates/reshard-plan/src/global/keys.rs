@@ -3,7 +3,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use std::hash::BuildHasher;
 
-/// A number that no key and no piece has.
+/// Stands for no key, or no piece.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// The first item of a key.
@@ -11,13 +11,13 @@ pub(super) const NONE: u32 = u32::MAX;
 pub(super) struct First<'p> {
     pub(super) item: &'p WriteItem,
     pub(super) rank: u32,
-    /// The key that came after this one last time.
+    /// The key that followed this one last time.
     next: u32,
-    /// Whether something is wrong with it already.
+    /// Whether it already has a problem.
     spoiled: bool,
 }
 
-/// Keys as numbers, in order of first appearance.
+/// Numbers for keys, in the order of first appearance.
 #[derive(Default)]
 pub(super) struct Keys<'p> {
     first: Vec<First<'p>>,
@@ -35,7 +35,7 @@ impl<'p> Keys<'p> {
         self.first[key as usize]
     }
 
-    /// Marks a key as wrong; whether it was right before.
+    /// Marks that a key has a problem. Returns whether it had none before.
     pub(super) fn spoil(&mut self, key: u32) -> bool {
         !std::mem::replace(&mut self.first[key as usize].spoiled, true)
     }
@@ -44,8 +44,8 @@ impl<'p> Keys<'p> {
         self.first[key as usize].spoiled
     }
 
-    /// The number of an item's key. Ranks mostly have equal keys in equal order, so the key that followed the last one
-    /// before is tried first.
+    /// The number of an item's key. Ranks usually have the same keys in the same order. So the key that followed the
+    /// previous one last time is tried first, which avoids a look-up in the table.
     pub(super) fn intern(&mut self, item: &'p WriteItem, rank: u32) -> u32 {
         let guess = match self.last {
             Some(last) => self.first[last as usize].next,

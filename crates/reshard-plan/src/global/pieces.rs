@@ -5,26 +5,26 @@ use hashbrown::{HashTable, hash_table::Entry};
 use reshard_model::Region;
 use std::hash::{BuildHasher, Hasher};
 
-/// A chunk or object, once for all ranks that offer it.
+/// A chunk or object. All ranks that offer it share one piece.
 struct Piece<'p> {
     key: u32,
-    /// The offer of the first rank.
+    /// The item of the first rank that offers it.
     item: &'p WriteItem,
     rank: u32,
     offers: u32,
     cost: u64,
-    /// Its offset in the column of offsets; objects have none.
+    /// Where its offset begins in the column of offsets. Objects have no offset.
     offset: usize,
     ndim: u32,
-    /// The piece that was offered after this one last time.
+    /// The piece that followed this one last time.
     next: u32,
     object: bool,
 }
 
-/// All that ranks offer, in order of first appearance. Identity is key and offset, as in DCP.
+/// All pieces that ranks offer, in the order of first appearance. A piece is identified by key and offset, as in DCP.
 pub(super) struct Pieces<'p> {
     pieces: Vec<Piece<'p>>,
-    /// Kept apart from the items, which lie all over the memory.
+    /// The offsets in one column, because the items are scattered over the memory.
     offsets: Vec<u64>,
     /// Piece and rank of every offer, by rank.
     offers: Vec<(u32, u32)>,
@@ -34,7 +34,7 @@ pub(super) struct Pieces<'p> {
 }
 
 impl<'p> Pieces<'p> {
-    /// As if every item were a piece: memory that is not written costs nothing, but growing does.
+    /// Reserves memory as if every item were a piece of its own: unused memory costs nothing, but growing does.
     pub(super) fn with_capacity(items: usize) -> Self {
         Self {
             pieces: Vec::with_capacity(items),
@@ -54,7 +54,8 @@ impl<'p> Pieces<'p> {
         self.offer(key, item, &t.region.offsets, rank, false)
     }
 
-    /// Replicas mostly offer equal pieces in equal order, so the piece that followed the last one before is tried first.
+    /// Replicas usually offer the same pieces in the same order. So the piece that followed the previous one last time is
+    /// tried first, which avoids a look-up in the table.
     fn offer(&mut self, key: u32, item: &'p WriteItem, offset: &[u64], rank: u32, object: bool) -> u32 {
         let guess = self.last.map_or(NONE, |last| self.pieces[last as usize].next);
         let piece = match self.pieces.get_mut(guess as usize) {
@@ -125,7 +126,7 @@ impl<'p> Pieces<'p> {
         }
     }
 
-    /// How often a piece is offered.
+    /// How many times a piece is offered.
     pub(super) fn count(&self, piece: u32) -> u32 {
         self.pieces[piece as usize].offers
     }
@@ -146,7 +147,7 @@ impl<'p> Pieces<'p> {
         if dedup == Dedup::LowestRank || self.offers.len() == self.pieces.len() {
             return self.pieces.iter().map(|p| p.rank).collect();
         }
-        // Ranks by piece, ascending.
+        // Sorts the offers by piece (counting sort). The ranks of a piece stay in ascending order.
         let mut next = Vec::with_capacity(self.pieces.len());
         let mut sum = 0u32;
         for p in &self.pieces {
@@ -159,6 +160,7 @@ impl<'p> Pieces<'p> {
             candidates[*at as usize] = rank;
             *at += 1;
         }
+        // Each piece goes to the least loaded of its ranks. `min_by_key` takes the first, so ties go to the lowest rank.
         let mut load = vec![0u64; ranks];
         let mut from = 0;
         self.pieces

@@ -7,9 +7,9 @@ use hashbrown::HashTable;
 use reshard_model::{DType, Dims, Region};
 use std::hash::BuildHasher;
 
-/// Builds a [`Metadata`]: tensors, chunks and objects in any order, chunks of several tensors mixed.
+/// Builds a [`Metadata`]. You may add tensors, chunks and objects in any order, and mix the chunks of several tensors.
 ///
-/// What it refuses: a key given twice, axes that differ in number, and more than 2³² of anything. Geometry is not looked at.
+/// It refuses a key that is added twice, a chunk with a wrong number of axes, and more than 2³² of anything. It does not check geometry.
 #[derive(Clone, Default)]
 pub struct MetadataBuilder {
     names: String,
@@ -88,7 +88,7 @@ impl MetadataBuilder {
     /// A tensor without chunks.
     ///
     /// # Errors
-    /// [`PlanError::Corrupt`] for a key that is there already, for more than 255 axes, or strides of another number of axes.
+    /// [`PlanError::Corrupt`] for a key that was already added, more than 255 axes, or strides with a wrong number of axes.
     pub fn add_tensor(
         &mut self,
         key: &str,
@@ -136,7 +136,7 @@ impl MetadataBuilder {
     /// A chunk of a tensor.
     ///
     /// # Errors
-    /// [`PlanError::Corrupt`] when its number of axes is not the tensor's, or there are 2³² chunks.
+    /// [`PlanError::Corrupt`] if its number of axes is not the tensor's, or there are 2³² chunks.
     pub fn add_chunk(&mut self, tensor: TensorId, region: &Region) -> Result<ChunkId> {
         let Some(row) = self.tensors.get_mut(tensor.0 as usize) else {
             return Err(PlanError::invalid("", format!("no tensor has number {}", tensor.0)));
@@ -185,7 +185,7 @@ impl MetadataBuilder {
         Ok(ObjectId(number))
     }
 
-    /// The table. Ids that were given out stay what they are.
+    /// Makes the table. The ids that were returned stay valid.
     ///
     /// # Errors
     /// [`PlanError::Corrupt`] when tensors and objects together are more than 2³².

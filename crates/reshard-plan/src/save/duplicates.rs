@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use reshard_model::{Data, Dims, FlatStateDict, Path, Sharded, ShardedTensor, Tensor};
 use std::{borrow::Cow, sync::Arc};
 
-/// What leaves of this rank were offered so far, by key and offset.
+/// The leaves of this rank that were offered so far, by key and offset.
 pub(super) struct Offered<'s> {
     rank: u32,
     main_only: bool,
@@ -20,8 +20,9 @@ impl<'s> Offered<'s> {
         Self { rank, main_only: offer == Offer::MainReplica, seen, problems: Vec::new() }
     }
 
-    /// Whether a leaf is the first to hold its piece. What two leaves of one piece contradict each other in is noted.
+    /// Whether a leaf is the first that holds its piece. If two leaves of one piece contradict each other, this is recorded.
     pub(super) fn first(&mut self, path: &'s Path, leaf: &'s Sharded) -> Result<bool> {
+        // Pieces are identified by key and offset. An empty piece is never written, so it can't clash.
         let piece = match leaf {
             Sharded::Tensor(t) if t.region().is_empty() => return Ok(true),
             Sharded::Tensor(t) => (Cow::Borrowed(&*t.key), t.global_offset.clone()),
@@ -35,14 +36,16 @@ impl<'s> Offered<'s> {
             }
             indexmap::map::Entry::Occupied(o) => *o.get(),
         };
+        // Which duplicates are judged here. Others are left to the global plan or to the format.
         let region = match (other, leaf) {
             // The format makes a list of the leaves of one cell.
             (Sharded::Object(a), Sharded::Object(b)) if !a.is_item() && !b.is_item() => return Ok(false),
             (Sharded::Object(_), Sharded::Object(_)) => None,
             (Sharded::Tensor(a), Sharded::Tensor(b)) if alike(a, b) => Some(a.region()),
-            // What else is wrong with them, the global plan says.
+            // They contradict each other in another way. The global plan will report it.
             _ => return Ok(true),
         };
+        // Equal contents are harmless if every replica is offered. Two main replicas are always an error.
         let why = match (self.main_only, equal(other, leaf)?) {
             (true, _) => DuplicatePieces::BothMain,
             (false, Some(true)) => return Ok(false),

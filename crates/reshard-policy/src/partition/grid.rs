@@ -2,10 +2,10 @@ use super::PartitionSpec;
 use crate::{PolicyError, Result};
 use reshard_model::{Dims, Region};
 
-/// At most so many parts has a [`Grid`]: more are surely a mistake, and memory would be taken for each.
+/// The maximal number of parts of a [`Grid`]. More parts are surely a mistake, and each of them takes memory.
 pub const MAX_PARTS: u64 = 1 << 20;
 
-/// A tensor cut along its axes, each axis at its own places. Parts are numbered row-major.
+/// A tensor that is cut along its axes, each axis at its own positions. Parts are numbered row-major.
 ///
 /// ```
 /// use reshard_model::Region;
@@ -25,11 +25,12 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// So many parts per axis, of nearly equal length: of `n` parts of an axis of length `l` the first `l % n` have
-    /// `l / n + 1` indexes, the others `l / n`. With more parts than indexes the last ones are empty.
+    /// Cuts each axis into a number of parts of nearly equal length. For `n` parts of an axis of length `l`, the first
+    /// `l % n` parts have `l / n + 1` indexes and the others have `l / n`. If there are more parts than indexes, the last
+    /// ones are empty.
     ///
     /// # Errors
-    /// Another number of axes than the shape has, no parts along an axis, or more than [`MAX_PARTS`] in all.
+    /// The number of axes differs from the shape's, an axis has no parts, or there are more than [`MAX_PARTS`] in all.
     pub fn even(shape: &[u64], parts: &[u64]) -> Result<Self> {
         same_rank(shape, parts.len())?;
         check_count(shape, parts)?;
@@ -37,10 +38,11 @@ impl Grid {
         Ok(Self::build(shape, splits))
     }
 
-    /// Parts of these lengths, a list per axis, which has the axis's length as its sum. Parts may be empty.
+    /// Cuts each axis into parts of given lengths. Each list must add up to the length of its axis. Parts may be empty.
     ///
     /// # Errors
-    /// Another number of lists than the shape has axes, a list that has another sum, or more than [`MAX_PARTS`] in all.
+    /// The number of lists differs from the shape's number of axes, a list has a wrong sum, or there are more than
+    /// [`MAX_PARTS`] in all.
     pub fn of_splits(shape: &[u64], splits: &[Dims]) -> Result<Self> {
         same_rank(shape, splits.len())?;
         let parts: Dims = splits.iter().map(|s| s.len() as u64).collect();
@@ -95,12 +97,12 @@ impl Grid {
         self.splits.iter().map(|s| s.len()).product()
     }
 
-    /// Whether there is no part, which is never so.
+    /// Whether there is no part. Always `false`.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The part of this number.
+    /// The part with this number.
     pub fn region(&self, part: usize) -> Option<Region> {
         if part >= self.len() {
             return None;
@@ -120,8 +122,8 @@ impl Grid {
         (0..self.len()).filter_map(|part| self.region(part))
     }
 
-    /// The position, along an axis, of the part that holds an index of it: the last that begins there or before, so that
-    /// empty parts hold none.
+    /// The position, along an axis, of the part that contains an index. It is the last part that begins at or before the
+    /// index, so an empty part contains none.
     pub fn position(&self, axis: usize, index: u64) -> Option<usize> {
         let starts = self.starts.get(axis)?;
         if index >= self.shape[axis] {
@@ -130,7 +132,7 @@ impl Grid {
         starts.partition_point(|&start| start <= index).checked_sub(1)
     }
 
-    /// In the shortest form: the lengths only where they are not the even ones.
+    /// The partition in its shortest form: lengths are listed only for axes that are not cut evenly.
     pub fn spec(&self) -> PartitionSpec {
         let is_even = |(split, &length): (&Dims, &u64)| *split == even(length, split.len() as u64);
         if self.splits.iter().zip(&self.shape).all(is_even) {

@@ -18,7 +18,7 @@ impl From<DType> for ElementType {
     }
 }
 
-/// Decides into how many parts a variable is cut. Data as a policy is: `typetag` names the type in configuration.
+/// Decides into how many parts a variable is cut. Like a policy, it is data: `typetag` names the type in configuration.
 ///
 /// ```
 /// use reshard_model::{DType, Dims};
@@ -47,21 +47,21 @@ impl From<DType> for ElementType {
 /// ```
 #[typetag::serde(tag = "type")]
 pub trait Partitioner: Debug + Send + Sync + 'static {
-    /// Parts per axis for a variable of this shape that `tasks` tasks are to hold.
+    /// The number of parts per axis, for a variable of this shape on `tasks` tasks.
     ///
     /// # Errors
-    /// Parameters that do not go with the shape.
+    /// Parameters that do not fit the shape.
     fn partitions(&self, tasks: u32, shape: &[u64], element: ElementType) -> Result<Dims>;
 }
 
-/// So many parts along an axis, or as many as the axis has indexes.
+/// A given number of parts along an axis, but at most as many as the axis has indexes.
 ///
-/// In TensorFlow `FixedShardsPartitioner`, and [`fixed_size_partitioner`] with an axis. Where TensorFlow says 0 parts, of an
-/// axis without indexes, this says 1.
+/// In TensorFlow this is `FixedShardsPartitioner`, and [`fixed_size_partitioner`] with an axis. For an axis of length 0
+/// TensorFlow returns 0 parts; this partitioner returns 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FixedShardsPartitioner {
-    /// How many; without a number, one a task.
+    /// The number of parts. `None` means one per task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_shards: Option<u64>,
     /// Which axis; negative ones count from the last, which is -1.
@@ -70,12 +70,12 @@ pub struct FixedShardsPartitioner {
 }
 
 impl FixedShardsPartitioner {
-    /// So many parts along axis 0.
+    /// Makes so many parts along axis 0.
     pub fn new(num_shards: u64) -> Self {
         Self { num_shards: Some(num_shards), axis: 0 }
     }
 
-    /// One part a task along axis 0.
+    /// Makes one part per task along axis 0.
     pub fn per_task() -> Self {
         Self { num_shards: None, axis: 0 }
     }
@@ -95,20 +95,20 @@ impl Partitioner for FixedShardsPartitioner {
     }
 }
 
-/// As many parts along an axis as make each about as large as a minimum, up to a maximum of parts. The number is rounded up,
-/// so that parts may be smaller than the minimum.
+/// Parts along an axis of about a minimal size each, up to a maximal number of parts. The number of parts is rounded up, so
+/// parts may be smaller than the minimum.
 ///
-/// In TensorFlow `MinSizePartitioner`, and [`min_max_variable_partitioner`] with an axis.
+/// In TensorFlow this is `MinSizePartitioner`, and [`min_max_variable_partitioner`] with an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MinSizePartitioner {
-    /// Bytes that a part should have, 256 KiB by default.
+    /// The bytes that a part should have. The default is 256 KiB.
     #[serde(alias = "min_slice_size")]
     pub min_shard_bytes: ByteSize,
-    /// At most so many parts, 1 by default.
+    /// The maximal number of parts. The default is 1.
     #[serde(alias = "max_partitions")]
     pub max_shards: u64,
-    /// What a string is taken to have, 16 by default.
+    /// The assumed bytes of a string. The default is 16.
     #[serde(alias = "bytes_per_string_element")]
     pub bytes_per_string: u64,
     /// Which axis; negative ones count from the last, which is -1.
@@ -128,12 +128,12 @@ impl Default for MinSizePartitioner {
 }
 
 impl MinSizePartitioner {
-    /// Parts of about so many bytes along axis 0, at most so many.
+    /// Makes parts of about so many bytes along axis 0, up to a number of parts.
     pub fn new(min_shard_bytes: u64, max_shards: u64) -> Self {
         Self { min_shard_bytes: ByteSize(min_shard_bytes), max_shards, ..Self::default() }
     }
 
-    /// Another guess of what a string has.
+    /// Sets the assumed bytes of a string.
     pub fn with_bytes_per_string(self, bytes_per_string: u64) -> Self {
         Self { bytes_per_string, ..self }
     }
@@ -158,20 +158,20 @@ impl Partitioner for MinSizePartitioner {
     }
 }
 
-/// As few parts along an axis as keep each within a maximum of bytes; where one index is larger than that, a part is one
-/// index. A maximum of parts goes before that of bytes.
+/// As few parts along an axis as possible, each with at most a number of bytes. If a single index is larger, each part is one
+/// index. A maximal number of parts takes precedence over the number of bytes.
 ///
-/// In TensorFlow `MaxSizePartitioner`, and [`variable_axis_size_partitioner`] with an axis. Where TensorFlow divides by zero,
-/// for a shape without elements, this says 1.
+/// In TensorFlow this is `MaxSizePartitioner`, and [`variable_axis_size_partitioner`] with an axis. For a shape without
+/// elements TensorFlow divides by zero; this partitioner returns 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MaxSizePartitioner {
-    /// Bytes that a part may have.
+    /// The maximal bytes of a part.
     pub max_shard_bytes: ByteSize,
-    /// At most so many parts. As in TensorFlow, 0 is no maximum.
+    /// The maximal number of parts. As in TensorFlow, 0 means no maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_shards: Option<u64>,
-    /// What a string is taken to have, 16 by default.
+    /// The assumed bytes of a string. The default is 16.
     #[serde(default = "bytes_per_string", alias = "bytes_per_string_element")]
     pub bytes_per_string: u64,
     /// Which axis; negative ones count from the last, which is -1.
@@ -180,18 +180,18 @@ pub struct MaxSizePartitioner {
 }
 
 impl MaxSizePartitioner {
-    /// Parts of at most so many bytes along axis 0.
+    /// Makes parts of at most so many bytes along axis 0.
     pub fn new(max_shard_bytes: u64) -> Self {
         let max_shard_bytes = ByteSize(max_shard_bytes);
         Self { max_shard_bytes, max_shards: None, bytes_per_string: BYTES_PER_STRING, axis: 0 }
     }
 
-    /// At most so many parts.
+    /// Sets the maximal number of parts.
     pub fn with_max_shards(self, max_shards: u64) -> Self {
         Self { max_shards: Some(max_shards), ..self }
     }
 
-    /// Another guess of what a string has.
+    /// Sets the assumed bytes of a string.
     pub fn with_bytes_per_string(self, bytes_per_string: u64) -> Self {
         Self { bytes_per_string, ..self }
     }

@@ -3,7 +3,8 @@ use crate::{PolicyError, Result};
 use reshard_model::Dims;
 use serde::{Deserialize, Serialize};
 
-/// How a variable is cut: into so many parts, or into parts of these lengths. Several axes may be cut, which makes a grid.
+/// How a variable is cut: into a number of parts, or into parts of given lengths. If several axes are cut, the parts form a
+/// grid.
 ///
 /// ```
 /// use reshard_policy::partition::PartitionSpec;
@@ -20,24 +21,24 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartitionSpec {
-    /// Parts per axis, of [nearly equal length](Grid::even).
+    /// The number of parts per axis, of [nearly equal length](Grid::even).
     Partitions(Dims),
-    /// Lengths of the parts, a list per axis.
+    /// The lengths of the parts, one list per axis.
     Splits(Vec<Dims>),
 }
 
 impl PartitionSpec {
-    /// So many parts per axis.
+    /// Cuts each axis into so many parts.
     pub fn partitions(parts: impl Into<Dims>) -> Self {
         Self::Partitions(parts.into())
     }
 
-    /// Parts of these lengths, a list per axis.
+    /// Cuts each axis into parts of these lengths, one list per axis.
     pub fn splits<'a>(lists: impl IntoIterator<Item = &'a [u64]>) -> Self {
         Self::Splits(lists.into_iter().map(Dims::from).collect())
     }
 
-    /// Not cut, for a shape of so many axes.
+    /// Cuts nothing, for a shape of so many axes.
     pub fn whole(ndim: usize) -> Self {
         Self::Partitions(Dims::splat(1, ndim))
     }
@@ -45,7 +46,7 @@ impl PartitionSpec {
     /// The parts of a tensor of this shape. None of them is empty, except that an axis of length 0 has one empty part.
     ///
     /// # Errors
-    /// What [`grid_with_empty`](Self::grid_with_empty) says, and an empty part.
+    /// The errors of [`grid_with_empty`](Self::grid_with_empty), and an empty part.
     pub fn grid(&self, shape: &[u64]) -> Result<Grid> {
         let grid = self.grid_with_empty(shape)?;
         let empty = |split: &Dims| split.len() > 1 && split.contains(&0);
@@ -61,10 +62,10 @@ impl PartitionSpec {
         Ok(grid)
     }
 
-    /// As [`grid`](Self::grid), but parts may be empty. Some formats, TensorFlow's for one, can't store these.
+    /// As [`grid`](Self::grid), but parts may be empty. Some formats, such as TensorFlow's, can't store empty parts.
     ///
     /// # Errors
-    /// Another number of axes than the shape has, lengths that don't add up to an axis, no or too many parts.
+    /// The number of axes differs from the shape's, lengths don't add up to their axis, or there are no or too many parts.
     pub fn grid_with_empty(&self, shape: &[u64]) -> Result<Grid> {
         match self {
             Self::Partitions(parts) => Grid::even(shape, parts),
@@ -72,11 +73,11 @@ impl PartitionSpec {
         }
     }
 
-    /// The one axis of a tensor of so many that is cut, and into how many parts; the first axis if none is. TensorFlow 1 takes
-    /// no other partition.
+    /// The one axis that is cut, and into how many parts, for a tensor of so many axes. The first axis if none is cut.
+    /// TensorFlow 1 takes no other partition.
     ///
     /// # Errors
-    /// A scalar, another number of axes, an axis without parts, and more than one that is cut.
+    /// A scalar, a wrong number of axes, an axis without parts, or more than one axis that is cut.
     pub fn one_axis(&self, ndim: usize) -> Result<(usize, u64)> {
         let parts: Dims = match self {
             Self::Partitions(parts) => parts.clone(),
@@ -99,10 +100,10 @@ impl PartitionSpec {
         Ok((axis, parts[axis]))
     }
 
-    /// The same partition of this shape in the shortest form: lengths that are the even ones become numbers of parts.
+    /// The same partition of this shape in its shortest form: the lengths of evenly cut axes become numbers of parts.
     ///
     /// # Errors
-    /// What [`grid_with_empty`](Self::grid_with_empty) says.
+    /// The errors of [`grid_with_empty`](Self::grid_with_empty).
     pub fn normalized(&self, shape: &[u64]) -> Result<Self> {
         Ok(self.grid_with_empty(shape)?.spec())
     }

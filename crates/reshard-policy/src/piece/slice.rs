@@ -1,7 +1,7 @@
 use super::{Content, Piece, runs};
 use reshard_model::Region;
 
-/// A part of a piece, with what a [`Piece`] only borrows.
+/// A part of a piece. It owns the data that a [`Piece`] borrows.
 ///
 /// ```
 /// use reshard_model::{DType, Region};
@@ -36,7 +36,7 @@ impl<'a> Slice<'a> {
         Self { of, region, lengths, bytes }
     }
 
-    /// The part as a piece. All but region, bytes and the lengths of strings is the whole piece's.
+    /// The part as a piece. It has its own region, bytes and lengths of strings; everything else is the whole piece's.
     pub fn piece(&self) -> Piece<'_> {
         let content = match self.of.content {
             Content::Strings(_) => Content::Strings(&self.lengths),

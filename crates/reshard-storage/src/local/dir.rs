@@ -13,6 +13,7 @@ use rustix::{
 use std::{
     collections::BTreeSet,
     ffi::{CStr, CString, OsStr},
+    fmt,
     fs::File,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
@@ -59,6 +60,12 @@ pub(super) struct Identity(Device, u64);
 type Device = u64;
 #[cfg(not(target_os = "linux"))]
 type Device = i32;
+
+impl fmt::LowerHex for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{:x}", self.0, self.1)
+    }
+}
 
 impl Identity {
     fn new(stat: &Stat) -> Self {
@@ -382,12 +389,9 @@ impl Dir {
     }
 }
 
-/// Makes a directory in another, unless it is there.
+/// Makes a directory in another.
 pub(super) fn make(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
-    match rustix::fs::mkdirat(at, name, ANY) {
-        Err(Errno::EXIST) => Ok(()),
-        other => other,
-    }
+    rustix::fs::mkdirat(at, name, ANY)
 }
 
 /// The names in a directory are on the disk after this. It may be one that is only held.

@@ -4,7 +4,7 @@
 //! Files with a prefix become visible by the record: the other files are linked into the folder before it.
 
 use super::{
-    LocalStore,
+    LocalStore, begun,
     dir::{self, Dir, Identity},
     leftover,
     root::Root,
@@ -159,18 +159,10 @@ impl Store for LocalPart {
 
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         let (mine, kind, attempt) = (self.path.clone(), self.reads.kind(), attempt.to_owned());
-        let theirs = place.and_then(|url| super::url::path(url.strip_prefix("file://")?));
+        let told = place.map(str::to_owned);
         let join = move || {
-            // Where the other rank says. Another machine may know that directory by another path: then as the URL says.
-            for place in theirs.iter().chain([&mine]) {
-                let Some(site) = Home::find(place)?.site(&attempt)? else { continue };
-                match site.join() {
-                    Ok(built) => return Ok(PartTransaction::new(site, built, kind, None)),
-                    Err(StorageError::NotFound { .. }) => {}
-                    Err(e) => return Err(e),
-                }
-            }
-            Err(StorageError::NotJoined { path: mine.display().to_string(), attempt })
+            let (site, built) = begun::join(&mine, &attempt, told.as_deref())?;
+            Ok(PartTransaction::new(site, built, kind, None))
         };
         Ok(Arc::new(pool::run_one(join).await?))
     }
@@ -460,7 +452,7 @@ impl Transaction for PartTransaction {
     }
 
     fn place(&self) -> Option<String> {
-        Some(url(&self.site.place))
+        Some(begun::tell(&self.site, &self.built))
     }
 
     async fn commit(

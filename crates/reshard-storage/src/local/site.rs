@@ -253,10 +253,16 @@ impl Site {
         Ok(())
     }
 
-    /// Makes the directory where the version is built, unless another rank has, and opens it.
+    /// Makes the directory where the version is built, and opens it.
     pub(super) fn make(&self) -> Result<Dir> {
-        dir::make(&self.up, &self.built_name).map_err(|e| StorageError::io("create", &self.built, e))?;
-        self.join()
+        let fail = |e| StorageError::io("create", &self.built, e);
+        dir::make(&self.up, &self.built_name).map_err(fail)?;
+        let built = self.join()?;
+        // Somebody's directory that was put there in between would be written to, and removed.
+        if !dir::is_empty(built.fd()).map_err(fail)? {
+            return Err(self.not_built(&self.built));
+        }
+        Ok(built)
     }
 
     /// Opens the directory where the version is built, which another rank has made.
@@ -367,11 +373,12 @@ impl Site {
         exchange(&self.up, &aside.name, &self.name)
     }
 
-    /// Looks at what the exchange took out of the place. Another one than the old version goes back: nobody knows which of its
-    /// files are a checkpoint's.
+    /// Looks at what the exchange took out of the place, and what it put there. Another one than the old version goes back: nobody
+    /// knows which of its files are a checkpoint's.
     pub(super) fn settle(&self, built: &OwnedFd, old: &OwnedFd, aside: &Aside) -> Result<()> {
+        let is_put = || dir::bears(&self.up, &self.name, built) == Ok(true);
         match dir::bears(&self.up, &aside.name, old) {
-            Ok(true) => {
+            Ok(true) if is_put() => {
                 note(|| Trace::Renamed(aside.path.clone(), self.place.clone()));
                 return Ok(());
             }
@@ -382,9 +389,10 @@ impl Site {
                 self.withdraw(built, aside);
                 return Err(self.changed());
             }
+            // Somebody has exchanged the new version before it was put there, or after. Nobody can tell whose turn it was.
             _ => {}
         }
-        // If it is the old version after all, that was not replaced, so it may not be called so.
+        // The old version, if it is that, may not be called replaced: it would be removed.
         let out = sibling::out(&self.name, &self.attempt);
         let renamed =
             rustix::fs::renameat_with(&self.up, &aside.name, &self.up, &out, RenameFlags::NOREPLACE);

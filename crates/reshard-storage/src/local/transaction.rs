@@ -1,12 +1,12 @@
 //! A new version of a directory: built beside it, put into its place by one rename.
 
 use super::{
+    begun,
     dir::{self, Dir, Identity},
     retire::retire,
     root::Root,
     sibling::{Aside, State},
     site::{Home, Site},
-    url::url,
     write::{self, sync_file},
 };
 use crate::{
@@ -59,11 +59,13 @@ impl LocalTransaction {
     pub(super) fn begin(home: &Home, attempt: &str, if_exists: IfExists) -> Result<Self> {
         let site = home.made_site(attempt)?;
         let fail = |e| StorageError::io("list", &site.place, e);
-        let mut old = None;
-        if let Some(place) = site.standing()?
-            && !dir::is_empty(&place).map_err(fail)?
-        {
-            let found = Some(Identity::of(&place).map_err(fail)?);
+        let old = site.standing()?;
+        let old = match old {
+            Some(place) if !dir::is_empty(&place).map_err(fail)? => Some(place),
+            _ => None,
+        };
+        if let Some(place) = &old {
+            let found = Some(Identity::of(place).map_err(fail)?);
             if if_exists == IfExists::Refuse {
                 return Err(site.exists());
             }
@@ -71,34 +73,26 @@ impl LocalTransaction {
             if home.known.is_some_and(|known| known != found) {
                 return Err(site.changed());
             }
-            site.check_replaceable(&place)?;
-            let built = site.make()?;
-            let fits = || site.check_name(&site.aside(built.fd(), &place)?);
+            site.check_replaceable(place)?;
+        }
+        let built = site.make()?;
+        if let Some(place) = &old {
+            let fits = || site.check_name(&site.aside(built.fd(), place)?);
             site.probe_exchange(&built).and_then(|()| fits()).inspect_err(|_| {
-                // Another rank may have files there already, and will find the same.
                 if let Err(e) = dir::rmdir(&site.up, &site.built_name) {
                     tracing::debug!(path = %site.built.display(), error = %e, "transaction not removed");
                 }
             })?;
-            old = Some(Arc::new(place));
         }
-        let built = site.make()?;
         failpoint::hit("transaction.created");
-        Ok(Self { site, built, if_exists, old, committed: AtomicBool::new(false) })
+        Ok(Self { site, built, if_exists, old: old.map(Arc::new), committed: AtomicBool::new(false) })
     }
 
-    /// What another rank has begun. `None` when it is not there.
-    pub(super) fn join(place: &Path, attempt: &str) -> Result<Option<Self>> {
-        let Some(site) = Home::find(place)?.site(attempt)? else { return Ok(None) };
-        match site.join() {
-            // Nothing is replaced by a rank that joins: the one that has begun it commits.
-            Ok(built) => {
-                let (if_exists, committed) = (IfExists::Refuse, AtomicBool::new(false));
-                Ok(Some(Self { site, built, if_exists, old: None, committed }))
-            }
-            Err(StorageError::NotFound { .. }) => Ok(None),
-            Err(e) => Err(e),
-        }
+    /// What another rank has begun, and [told](begun::tell) of.
+    pub(super) fn join(place: &Path, attempt: &str, told: Option<&str>) -> Result<Self> {
+        let (site, built) = begun::join(place, attempt, told)?;
+        // Nothing is replaced by a rank that joins: the one that has begun it commits.
+        Ok(Self { site, built, if_exists: IfExists::Refuse, old: None, committed: AtomicBool::new(false) })
     }
 }
 
@@ -224,7 +218,7 @@ impl Transaction for LocalTransaction {
     }
 
     fn place(&self) -> Option<String> {
-        Some(url(&self.site.place))
+        Some(begun::tell(&self.site, &self.built))
     }
 
     async fn commit(
@@ -322,7 +316,7 @@ mod tests {
         }
 
         fn rollback(&self) {
-            futures::executor::block_on(self.transaction.rollback()).unwrap();
+            futures_executor::block_on(self.transaction.rollback()).unwrap();
         }
 
         fn beside(&self) -> Vec<(String, String)> {
@@ -420,6 +414,19 @@ mod tests {
             assert_eq!([old, new].map(PathBuf::from), [out, park.clone()]);
         }
         // Nothing takes it for a version of which the rest is to be removed.
+        assert!(leftovers(place).unwrap().is_empty());
+    }
+
+    #[test]
+    fn another_directory_that_is_put_at_the_place_instead_of_the_new_version_is_told() {
+        let case = Case::new();
+        let Case { place, park, aside, .. } = &case;
+        rustix::fs::renameat_with(CWD, &aside.path, CWD, park, RenameFlags::EXCHANGE).unwrap();
+        case.exchange();
+        let e = case.settle().unwrap_err();
+        case.rollback();
+        assert!(matches!(&e, StorageError::Displaced { .. }), "{e}");
+        assert_eq!(case.beside(), are(&[(".x.a.out", "A"), ("park", "N"), ("x", "B")]));
         assert!(leftovers(place).unwrap().is_empty());
     }
 

@@ -341,7 +341,7 @@ pub(super) fn sync_file(file: &File, path: &Path) -> Result<()> {
 mod tests {
     use super::*;
     use crate::{IfExists, LocalStore, Store};
-    use futures::executor::block_on;
+    use futures_executor::block_on;
 
     const K: usize = 1 << 10;
     const M: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! What is to be read of one record, and in which blocks.
+//! Plans which blocks of a record are read.
 
 use crate::{Checksum, Name, Part, ReadStats, RecordRead, Result, StorageError};
 use reshard_model::{Layout, Segments, StridedCopy};
@@ -8,25 +8,25 @@ use std::{
     ops::Range,
 };
 
-/// The largest record, or wanted part of one, that is read in one block because its elements share bytes.
+/// If elements share bytes, the record is read in one block. This is the largest such block.
 const MAX_BLOCK: u64 = 64 << 20;
 
-/// A read whose parts were checked against record and regions.
+/// A read whose parts are checked against the record and their regions.
 pub(crate) struct Prepared {
     pub(crate) name: Name,
     pub(crate) record: Range<u64>,
-    /// The parts that want something, by where that starts.
+    /// The parts that want at least one element, sorted by their start.
     pub(crate) parts: Vec<CheckedPart>,
     pub(crate) check: Option<Box<dyn Checksum>>,
-    /// Bytes that land.
+    /// The bytes that go into regions.
     pub(crate) needed: u64,
-    /// What is read at most, from the record's start.
+    /// The range that is read at most, relative to the start of the record.
     pub(crate) hull: Range<u64>,
-    /// Whether the wanted bytes of each part, and of one part after the other, ascend; so that they can land directly.
+    /// Whether the wanted bytes ascend, within each part and from part to part. Then they can be read directly into the regions.
     pub(crate) ascending: bool,
-    /// All of the hull is read, in one block.
+    /// Whether the whole hull is read in one block.
     single: bool,
-    /// Made when it is asked for blocks.
+    /// Made at the first call of `next_block`.
     wanted: Option<Wanted>,
 }
 
@@ -44,6 +44,7 @@ impl Prepared {
             let what = format!("{name}: record {}..{} ends before it starts", record.start, record.end);
             return Err(StorageError::invalid(what));
         };
+        // Checks each part against its region and the record, before any byte is read.
         let mut parts: Vec<CheckedPart> = Vec::with_capacity(given.len());
         let mut needed = 0u64;
         for Part { source, into } in given {
@@ -60,6 +61,8 @@ impl Prepared {
             }
             parts.push(CheckedPart { hull, source, copy });
         }
+        // How the wanted bytes lie decides how they can be read: a check needs the whole record; elements that share bytes need
+        // one block, because each byte is read only once.
         parts.sort_by_key(|p| p.hull.start);
         let injective = parts.iter().all(|p| p.source.is_injective());
         let disjoint = parts.windows(2).all(|w| w[0].hull.end <= w[1].hull.start);
@@ -83,12 +86,13 @@ impl Prepared {
         self.parts.iter().map(|p| p.copy.run()).min().unwrap_or(u64::MAX)
     }
 
-    /// Where the bytes that are read of it lie in the file.
+    /// The range of the file that is read at most.
     pub(crate) fn span(&self) -> Range<u64> {
         self.record.start + self.hull.start..self.record.start + self.hull.end
     }
 
-    /// The block that is to be read next, from the record's start: at most `max` bytes, unless it has to be one block.
+    /// The next block to read, relative to the start of the record. It has at most `max` bytes, unless everything has to be one
+    /// block.
     pub(crate) fn next_block(&mut self, gap: u64, max: u64) -> Option<Range<u64>> {
         let wanted = self.wanted.get_or_insert_with(|| {
             let segments = self.parts.iter().map(|p| Segments::source_order(&p.source, &p.source)).collect();
@@ -97,7 +101,7 @@ impl Prepared {
         wanted.next_block(gap, if self.single { u64::MAX } else { max })
     }
 
-    /// Takes a block of the record that starts at its byte `at`. Blocks come in order.
+    /// Takes a block, which starts at byte `at` of the record. Blocks come in order.
     pub(crate) fn feed(&mut self, at: u64, bytes: &[u8]) {
         if let Some(check) = &mut self.check {
             check.update(bytes);
@@ -107,7 +111,7 @@ impl Prepared {
         }
     }
 
-    /// All has landed: is it right?
+    /// Finishes the read: checks that everything was read, and that the check is satisfied.
     pub(crate) fn finish(self) -> Result<()> {
         if let Some(missing) = self.parts.iter().find_map(|p| p.copy.next_at()) {
             let what =
@@ -121,12 +125,12 @@ impl Prepared {
     }
 }
 
-/// The blocks that hold all wanted bytes: ascending, disjoint, with no gap longer than asked for.
+/// Makes the blocks that contain all wanted bytes. They are ascending and disjoint, and have no inner gap that is too long.
 struct Wanted {
     segments: Vec<Segments>,
-    /// Start of the next run of each.
+    /// The start of the next run of each segment list.
     next: BinaryHeap<Reverse<(u64, usize)>>,
-    /// Everything of the hull is wanted.
+    /// Whether the whole hull is wanted.
     whole: bool,
     hull: Range<u64>,
 }
@@ -145,9 +149,11 @@ impl Wanted {
             self.hull.start = self.hull.end.min(start.saturating_add(max));
             return (start < self.hull.end).then_some(start..self.hull.start);
         }
-        // What earlier blocks have is not read again.
+        // Bytes of earlier blocks are not read again.
         let done = self.hull.start;
         let mut block: Option<Range<u64>> = None;
+        // Runs of all parts, merged in the order of their starts. The block grows over short gaps, and ends at a long gap or at
+        // `max` bytes.
         while let Some(&Reverse((start, i))) = self.next.peek() {
             let run = self.segments[i].run();
             let (start, end) = (start.max(done), start + run);
@@ -184,9 +190,9 @@ impl Wanted {
 pub(crate) struct Joined {
     pub(crate) name: Name,
     pub(crate) range: Range<u64>,
-    /// Which of the ranges lie in it.
+    /// The ranges that lie in it, by position.
     pub(crate) members: Vec<usize>,
-    /// Bytes of it that none of them wants.
+    /// The bytes in it that none of the ranges wants.
     pub(crate) between: u64,
 }
 
@@ -196,7 +202,7 @@ impl Joined {
         self.range.end - self.range.start
     }
 
-    /// What reading it takes.
+    /// The statistics of reading it.
     pub(crate) fn stats(&self, reads: &[(Name, Range<u64>)]) -> ReadStats {
         let asked = self.members.iter().map(|&i| reads[i].1.end - reads[i].1.start);
         ReadStats {
@@ -208,7 +214,7 @@ impl Joined {
     }
 }
 
-/// Joins ranges that are at most `gap` apart, as long as the whole has at most `max` bytes.
+/// Joins ranges that are at most `gap` bytes apart, as long as the joined range has at most `max` bytes.
 pub(crate) fn join(reads: &[(Name, Range<u64>)], gap: u64, max: u64) -> Result<Vec<Joined>> {
     if let Some((name, r)) = reads.iter().find(|(_, r)| r.start > r.end) {
         return Err(StorageError::invalid(format!(

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{Name, Progress, ReadStats, RecordRead, Result, StorageError, Store};
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use std::ops::Range;
 
 /// Reads ranges through [`Store::read`], those that are near each other in one read.

@@ -1,10 +1,10 @@
-//! Cutting what one thread, or one request at a time, would take too long for.
+//! Cuts reads that would take too long on one thread, or with one request at a time.
 
 use crate::{Name, Part, RecordRead, Result, StorageError};
 use reshard_model::{Layout, Region};
 use std::ops::Range;
 
-/// Gathers of which none wants many more bytes than `share`, as far as they can be cut.
+/// Cuts reads so that none of them moves many more bytes than `share`, as far as they can be cut.
 pub(crate) fn split(reads: Vec<RecordRead>, share: u64) -> Result<Split> {
     let mut out = Split { reads: Vec::with_capacity(reads.len()), cut: Vec::new() };
     for read in reads {
@@ -27,14 +27,14 @@ pub(crate) fn split(reads: Vec<RecordRead>, share: u64) -> Result<Split> {
     Ok(out)
 }
 
-/// Gathers, some of which are parts of others.
+/// Reads, some of which are parts of the original ones.
 pub(crate) struct Split {
     pub(crate) reads: Vec<RecordRead>,
     /// The records that were cut.
     pub(crate) cut: Vec<(Name, Range<u64>)>,
 }
 
-/// A check looks at a record: its error names that, also when the record was cut.
+/// Makes the error of a check name the whole record, even if the record was cut.
 pub(crate) fn name_whole(e: StorageError, cut: &[(Name, Range<u64>)]) -> StorageError {
     let StorageError::Check { name, range, source } = e else { return e };
     let whole = cut.iter().find(|(n, r)| *n == name && r.start <= range.start && range.end <= r.end);
@@ -43,7 +43,7 @@ pub(crate) fn name_whole(e: StorageError, cut: &[(Name, Range<u64>)]) -> Storage
 }
 
 impl RecordRead {
-    /// Bytes that it moves, roughly.
+    /// The number of bytes that it moves, roughly.
     pub(crate) fn weight(&self) -> u64 {
         match self.check {
             Some(_) => self.record.end.saturating_sub(self.record.start),
@@ -57,7 +57,8 @@ enum Halves {
     Two(Box<RecordRead>, Box<RecordRead>),
 }
 
-/// Where to cut: parts before `first` stay whole, and so do those from `first + 1` on if that part is cut itself.
+/// Where to cut. Parts before `first` go to the first half. The part `first` is cut itself if `within` is set. All later parts
+/// go to the second half.
 struct Place {
     /// Byte of the record.
     at: u64,
@@ -66,8 +67,10 @@ struct Place {
     within: Option<(usize, u64)>,
 }
 
-/// Cuts a read in about the middle of what it wants; not if its elements lie criss-cross, or if its check has to see all.
+/// Cuts a read at about the middle of its wanted bytes. It does not cut if the wanted parts overlap, or if a single check has to
+/// see all bytes.
 fn halve(mut read: RecordRead) -> Result<Halves> {
+    // Finds the cut first, then asks the check, because a check that can't be split keeps the read whole.
     read.parts.retain(|p| p.into.bytes() > 0);
     read.parts.sort_by_key(|p| p.source.hull().start);
     let Some(place) = place(&read.parts) else { return Ok(Halves::One(read)) };
@@ -78,6 +81,7 @@ fn halve(mut read: RecordRead) -> Result<Halves> {
             None => return Ok(Halves::One(read)),
         },
     };
+    // Distributes the parts. At most one part crosses the cut; its source and its destination are cut at the same element.
     let RecordRead { name, record, mut parts, check } = read;
     let mut behind = parts.split_off(place.first);
     if let Some((axis, index)) = place.within {
@@ -88,8 +92,9 @@ fn halve(mut read: RecordRead) -> Result<Halves> {
         parts.push(Part { source: low, into: first });
         behind.insert(0, Part { source: high, into: second });
     }
+    // The second half has a record of its own, so its sources count from the cut.
     for p in &mut behind {
-        // `place` saw to it that all start behind it, at a whole element.
+        // `place` has chosen the cut so that all of them start at or after it, at a whole element.
         let start = p.source.start() - place.at / p.source.item().max(1);
         let moved = Layout::new(p.source.item(), start, p.source.shape().clone(), p.source.strides().clone());
         p.source =
@@ -109,7 +114,7 @@ fn halves(source: &Layout, axis: usize, index: u64) -> (Layout, Layout) {
     (source.narrow(&low), source.narrow(&high))
 }
 
-/// `parts` want something each, and are sorted.
+/// Finds the cut. Each of the `parts` wants at least one element, and they are sorted. `None` if they can't be cut.
 fn place(parts: &[Part]) -> Option<Place> {
     let item = parts.first()?.source.item();
     let apart = parts.windows(2).all(|w| w[0].source.hull().end <= w[1].source.hull().start);
@@ -120,7 +125,7 @@ fn place(parts: &[Part]) -> Option<Place> {
     let mut before = 0;
     for (first, p) in parts.iter().enumerate() {
         let bytes = p.into.bytes();
-        // Between two parts, if both sides get a fair share.
+        // A cut between two parts is the cheapest. It is taken if both sides get at least about a quarter.
         if first > 0 && before >= total / 4 {
             return Some(Place { at: p.source.hull().start, first, within: None });
         }
@@ -134,7 +139,8 @@ fn place(parts: &[Part]) -> Option<Place> {
     None
 }
 
-/// The axis and index at which about `want` of a part's `bytes` lie before, and none of the others between them.
+/// The axis and index at which to cut a part, so that about `want` of its `bytes` come before the cut, and the two halves do not
+/// interleave.
 fn cut(source: &Layout, want: u64, bytes: u64) -> Option<(usize, u64)> {
     let axes = (0..source.shape().len()).filter(|&a| source.shape()[a] > 1);
     let axis = axes.max_by_key(|&a| source.strides()[a])?;

@@ -4,7 +4,7 @@ use crate::{
     Result, StorageError, Store, StoreExt, Transaction, Written, WrittenExtent,
 };
 use bytes::Bytes;
-use futures::future::join_all;
+use futures_util::future::join_all;
 use reshard_model::{BoxError, ErrorKind, Layout, Region};
 use std::{
     io,

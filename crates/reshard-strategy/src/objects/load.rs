@@ -11,9 +11,9 @@ use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Listing, Name, PlaceKind, Progress, Store};
 use std::{any::Any, sync::Arc};
 
-/// A strategy that loads tensors as `sharded` does, and objects, too: if `sharded` loads none, `common` does.
+/// Makes a strategy that loads tensors with `sharded`, and also objects: if `sharded` loads none, `common` does.
 ///
-/// Its readers list the objects of both, and read both. If nobody loads objects, a load fails only if it asks for objects.
+/// Its readers list and read the objects of both. If neither loads objects, a load fails only if it asks for objects.
 pub fn load_with_objects(
     sharded: Arc<dyn LoadShardedStrategy>,
     common: Option<Arc<dyn LoadCommonStrategy>>,
@@ -86,7 +86,7 @@ impl LoadShardedStrategy for WithObjects {
         let back = |objects, tensors, error| {
             Err(Box::new(LoadFailure { error, template: join(&paths, objects, tensors) }))
         };
-        // Objects first: they are small, and what is wrong with them is told before tensors are read.
+        // Objects come first: they are small, and their errors are reported before tensors are read.
         let objects = match self.objects(objects, &from, cx).await {
             Ok(loaded) => loaded,
             Err(failure) => return back(failure.template, tensors, failure.error),
@@ -124,7 +124,7 @@ impl LoadShardedStrategy for WithObjects {
     }
 }
 
-/// What was loaded of both. Each part has found the other's keys unexpected.
+/// Merges the two results. Each part has reported the keys of the other as unexpected, so these are removed.
 fn both(paths: &[Path], objects: Loaded, tensors: Loaded, metadata: &Metadata) -> Loaded {
     let (mut notes, theirs) = (tensors.notes, objects.notes);
     let LoadNotes { unexpected, missing, casts } = &mut notes;
@@ -143,19 +143,19 @@ fn both(paths: &[Path], objects: Loaded, tensors: Loaded, metadata: &Metadata) -
     }
 }
 
-/// A checkpoint with the objects that the common strategy has stored.
+/// A reader of a checkpoint that also has the objects of the common strategy.
 #[derive(Debug)]
 struct Reader {
     base: Arc<dyn StorageReader>,
     common: Arc<dyn LoadCommonStrategy>,
     cx: OpenCx,
     metadata: Arc<Metadata>,
-    /// Without data; the first follows the objects of `base`.
+    /// Without data. Their numbers follow those of the objects of `base`.
     objects: Vec<ShardedObject>,
 }
 
 impl Reader {
-    /// The number of an object among those of the common strategy; else it is the base's.
+    /// The number of an object among those of the common strategy. `None` if the object belongs to `base`.
     fn of_common(&self, object: ObjectId) -> Option<usize> {
         (object.0 as usize).checked_sub(self.base.metadata().object_count())
     }
@@ -236,7 +236,7 @@ impl StorageReader for Reader {
             match self.of_common(read.object) {
                 None => theirs.push(*read),
                 Some(n) => {
-                    let unknown = || StrategyError::Invalid(format!("there is no object {}", read.object.0));
+                    let unknown = || StrategyError::Internal(format!("there is no object {}", read.object.0));
                     objects.push(self.objects.get(n).ok_or_else(unknown)?.clone());
                 }
             }
@@ -245,7 +245,7 @@ impl StorageReader for Reader {
         if theirs.is_empty() {
             return Ok(objects.collect());
         }
-        // Each read takes the next of its own.
+        // The results of the two are merged back into the order of the reads.
         let mut theirs = self.base.read_objects(&theirs, cx).await?.into_iter();
         let next = |read: &ReadObject| match self.of_common(read.object) {
             None => theirs.next(),

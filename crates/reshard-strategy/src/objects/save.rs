@@ -11,10 +11,10 @@ use reshard_plan::SavePlan;
 use reshard_storage::{FileBody, Source};
 use std::sync::Arc;
 
-/// A strategy that stores tensors as `sharded` does, and objects, too: if `sharded` stores none, they are files of `common`.
+/// Makes a strategy that stores tensors with `sharded`, and also objects: if `sharded` stores none, they become files of `common`.
 ///
-/// Objects are then planned on their own, by the same planner. A sharding policy decides upon tensors alone. If nobody stores
-/// objects, a save fails only if it has objects.
+/// Then the same planner plans objects separately, and a sharding policy decides only on tensors. If neither stores objects, a save fails
+/// only if it has objects.
 pub fn save_with_objects(
     sharded: Arc<dyn SaveShardedStrategy>,
     common: Option<Arc<dyn SaveCommonStrategy>>,

@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 
 /// Bytes that all ranks together send in one round.
 const ROUND: usize = 256 << 20;
-/// Bytes that one rank may send in one round however many there are.
+/// The least number of bytes that one rank may send in a round, however many ranks there are.
 const LEAST: usize = 64 << 10;
 
-/// Blocks of one rank's items, by position in what it gives.
+/// Blocks of one rank's items. An item is named by its position in the list that this rank gives.
 #[derive(Serialize, Deserialize)]
 struct Round {
     blocks: Vec<(u32, Bytes)>,
     more: bool,
 }
 
-/// Sends what this rank gives; on the coordinator, adds what all others give to `state`, leaf by leaf in order of ranks.
-/// Its memory has to hold that.
+/// Sends the items that this rank gives. On the coordinator, adds the items of all other ranks to `state`, as leaves in the
+/// order of ranks. The coordinator needs memory for all of them.
 ///
 /// # Collective
 /// Every rank calls it.
@@ -32,11 +32,15 @@ pub(super) async fn bring<W: StorageWriter>(
     taken: &[Vec<WriteItem>],
     state: &mut FlatStateDict,
 ) -> Result<()> {
+    // Opens this rank's items and reserves the coordinator's memory first, so that the most likely errors come before any
+    // transfer.
     let opened: Result<Vec<Blocks>> = give.iter().map(|item| blocks(writer, item, resolve(item)?)).collect();
     let whole: Result<Vec<Vec<Vec<u8>>>> =
         taken.iter().map(|items| items.iter().map(room).collect()).collect();
     let ready = agree(comm, "gather", opened.and_then(|opened| Ok((opened, whole?)))).await?;
     let (mut sources, mut whole) = (ready.0.into_iter().enumerate().peekable(), ready.1);
+    // Rounds of bounded size: the messages that are in memory at a time do not grow with the state. Each round ends in the
+    // coordinator's decision whether any rank has more, so all ranks stop in the same round.
     let budget = (ROUND / comm.size().max(1) as usize).max(LEAST);
     loop {
         let mut round = Round { blocks: Vec::new(), more: false };
@@ -56,11 +60,12 @@ pub(super) async fn bring<W: StorageWriter>(
             break;
         }
     }
+    // Only the coordinator has anything to add, but all ranks must learn whether it could.
     let added = add(state, writer, taken, whole);
     agree(comm, "gather", added).await
 }
 
-/// Memory for an item, as much as is known beforehand.
+/// Reserves memory for an item. The length of an object is not known beforehand, so it gets none here.
 fn room(item: &WriteItem) -> Result<Vec<u8>> {
     let bytes = item.tensor().map_or(0, |t| t.bytes());
     let mut out = Vec::new();
@@ -121,7 +126,7 @@ fn add<W: StorageWriter>(
     taken: &[Vec<WriteItem>],
     whole: Vec<Vec<Vec<u8>>>,
 ) -> Result<()> {
-    // No path of the caller's begins so.
+    // A top-level name with which no path of the caller begins.
     let mut top = String::from("gathered");
     while state.keys().any(|p| p.0.first() == Some(&Step::from(top.as_str()))) {
         top.push('_');

@@ -1,4 +1,4 @@
-//! The collective part of a load, and the order of the others.
+//! The collective part of a load, and the order of its other parts.
 
 mod exchange;
 mod lend;
@@ -26,33 +26,33 @@ use transfer::transfer;
 pub trait OpenFormat: fmt::Debug + Send + Sync + 'static {
     /// Its name.
     fn key(&self) -> BackendVersion;
-    /// Reads what is stored and where.
+    /// Reads the description of a checkpoint: what is stored, and where.
     ///
     /// # Errors
-    /// When it is not a checkpoint of this format, or damaged.
+    /// The place has no checkpoint of this format, or a damaged one.
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>>;
-    /// What a file in the place itself is, if programs that write this format call one so. By this alone a format is recognised, and
-    /// the files of a damaged or unfinished checkpoint are told from those of others.
+    /// What a file directly in the place is, if the programs of this format give a file such a name. Only this decides
+    /// whether a format is recognised, and which files belong to a damaged or unfinished checkpoint.
     fn own_file(&self, _name: &str) -> Option<OwnFile> {
         None
     }
-    /// Whether a place holds a checkpoint of this format, by the names of its files alone: by default, what
-    /// [`own_file`](Self::own_file) says of them. It is asked when nothing else in the checkpoint says of which format it is; a
-    /// format that is never sure has to be named, or chosen by hand.
+    /// Whether a place holds a checkpoint of this format, by the names of its files alone. By default it uses
+    /// [`own_file`](Self::own_file). It is called if nothing else in the checkpoint names the format. A format that never
+    /// answers `Yes` is found only if the checkpoint names it or the user chooses it.
     fn detect(&self, top: &Listing) -> Detection {
         let own = top.names().filter_map(|name| self.own_file(name));
         own.map(OwnFile::detected).max().unwrap_or(Detection::No)
     }
-    /// Names of files of which most checkpoints of this format have one. They are looked for before the place is listed, which
-    /// takes long, or can't be done, where there are many files.
+    /// File names of which most checkpoints of this format have one. They are looked for before the place is listed,
+    /// because listing many files takes long or is impossible.
     fn probes(&self) -> &'static [&'static str] {
         &[]
     }
-    /// Whether checkpoints of this format can be places of such a kind. Those of most are folders.
+    /// Whether a checkpoint of this format can be a place of this kind. For most formats this is a folder.
     fn lives_in(&self, kind: PlaceKind) -> bool {
         kind == PlaceKind::Folder
     }
-    /// Whether it loads sharded objects; if not, it is never asked for any, and the common strategy loads them.
+    /// Whether it loads sharded objects. If not, the common strategy loads them.
     fn can_handle_sharded_objects(&self) -> bool {
         true
     }
@@ -111,12 +111,13 @@ impl<F: OpenFormat> LoadShardedStrategy for PlannedLoad<F> {
     }
 }
 
-/// Fills a template out of any reader.
+/// Fills a template from any reader.
 pub(crate) async fn load_planned(
     mut template: FlatStateDict,
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
 ) -> Result<Loaded, Box<LoadFailure>> {
+    // The guard tells the other ranks if this one panics or is dropped. A failed plan was already agreed on.
     let guard = cx.comm.guard("loading");
     let start = Instant::now();
     let Planned { plan, peers } = match plan(&mut template, from, cx).await {
@@ -126,10 +127,11 @@ pub(crate) async fn load_planned(
             return Err(Box::new(LoadFailure { error, template }));
         }
     };
+    // Then the local part. Its outcome is not returned yet, because the other ranks wait for it in the step `read`.
     let decided = start.elapsed();
     let (template, read) = fill(template, &plan, peers.as_ref(), from, cx).await;
     let moved = start.elapsed() - decided;
-    // Ranks that only heard of a failure have none of their own to tell.
+    // A rank that stopped because a peer failed has no cause of its own to report.
     let (mine, heard) = match read {
         Ok(totals) => (Ok(totals), None),
         Err(Stopped::Here(e)) => (Err(e), None),
@@ -144,15 +146,16 @@ pub(crate) async fn load_planned(
     }
 }
 
-/// What a rank gets of the global plan.
+/// The part of the global plan that one rank gets.
 #[derive(Serialize, Deserialize)]
 struct Share {
     plan: LoadPlan,
-    /// When any rank has an exchange: the ranks with which this one has to do.
+    /// `Some` if any rank has an exchange. It then holds this rank's exchange group, if it is in one.
     exchange: Option<Option<ExchangeGroup>>,
 }
 
-/// The shares of all ranks. What one hands out is what another waits for, or there is an error here and no rank waits.
+/// The shares of all ranks. Fails if what one rank serves is not exactly what another one receives, so that no rank waits
+/// for data that never come.
 fn shares(plans: Vec<LoadPlan>, metadata: &Metadata) -> Result<Vec<Share>> {
     if plans.iter().all(|plan| plan.exchange.is_empty()) {
         return Ok(plans.into_iter().map(|plan| Share { plan, exchange: None }).collect());
@@ -161,18 +164,19 @@ fn shares(plans: Vec<LoadPlan>, metadata: &Metadata) -> Result<Vec<Share>> {
     Ok(plans.into_iter().zip(groups).map(|(plan, group)| Share { plan, exchange: Some(group) }).collect())
 }
 
-/// A plan that stands on all ranks.
+/// A plan that all ranks have agreed on.
 struct Planned {
     plan: LoadPlan,
     peers: Option<Peers>,
 }
 
-/// DCP's calls up to `finish_plan`, in its order.
+/// Makes DCP's calls up to `finish_plan`, in DCP's order.
 async fn plan(template: &mut FlatStateDict, from: &dyn StorageReader, cx: &LoadCx<'_>) -> Result<Planned> {
     let (rank, is_coordinator) = (cx.comm.rank().0, cx.comm.is_coordinator());
     let context = LoadContext::new(from.metadata(), rank, is_coordinator);
-    // What `set_up` changes, a failed load must not keep: the caller gets back what it gave.
+    // `set_up` may change the template. If the load fails, the caller must get back what it gave.
     let given = template.clone();
+    // The local plan, or its error: a rank that fails still takes the step `plan`, so that all ranks learn it.
     let local = (|| -> Result<LoadPlan> {
         from.reset(&cx.store.url());
         cx.planner.set_up(template, &context)?;
@@ -197,7 +201,7 @@ async fn plan(template: &mut FlatStateDict, from: &dyn StorageReader, cx: &LoadC
     finished
 }
 
-/// The planner's last word, which the exchange is not.
+/// Calls `finish_plan`, which may change anything except the exchange. Then splits off the exchange groups.
 async fn finish(share: Share, cx: &LoadCx<'_>) -> Result<Planned> {
     let Share { plan, exchange } = share;
     let agreed = exchange.map(|_| plan.exchange.clone()).unwrap_or_default();
@@ -216,7 +220,7 @@ async fn finish(share: Share, cx: &LoadCx<'_>) -> Result<Planned> {
     Ok(Planned { plan, peers })
 }
 
-/// A plan's error, with what the format knows of the keys.
+/// The error of a plan. If the format knows why a key can't be read, it is that reason.
 fn explained(e: PlanError, from: &dyn StorageReader) -> StrategyError {
     let why = match &e {
         PlanError::Load(problems) => problems.0.iter().find_map(|p| from.why_not(p.key())),
@@ -225,7 +229,7 @@ fn explained(e: PlanError, from: &dyn StorageReader) -> StrategyError {
     why.map_or_else(|| e.into(), |what| unsupported(what, from))
 }
 
-/// A partial load leaves alone what is not stored; what is stored, and can't be loaded, is not that.
+/// A partial load may skip a leaf that is not stored. It must not skip a leaf that is stored but can't be loaded.
 fn not_lacking(plan: &LoadPlan, template: &FlatStateDict, from: &dyn StorageReader) -> Result<()> {
     let missing = plan.missing.iter().filter_map(|i| template.get_index(*i as usize));
     let mut whys = missing.filter_map(|(_, leaf)| match leaf {
@@ -248,7 +252,7 @@ fn notes(plan: &LoadPlan, template: &FlatStateDict) -> LoadNotes {
     }
 }
 
-/// Moves bytes; the template comes back whatever happens.
+/// Moves the bytes. It returns the template whatever happens.
 async fn fill(
     template: FlatStateDict,
     plan: &LoadPlan,
@@ -257,7 +261,7 @@ async fn fill(
     cx: &LoadCx<'_>,
 ) -> (FlatStateDict, Result<ReadTotals, Stopped>) {
     let how = ReadCx::new(cx.verify, &cx.progress).with_storage_data(&plan.storage_data);
-    // What this rank reads for itself, then what it exchanges. A rank that fails tells its peers, which wait for it.
+    // First this rank's own reads. An error is not returned yet, because peers of an exchange may wait for this rank.
     let (loan, read) = match Loan::take(template, plan) {
         Ok(loan) => {
             let read = match loan.places(plan, from.metadata()) {
@@ -268,10 +272,12 @@ async fn fill(
         }
         Err(failure) => (Err(failure.template), Err(failure.error)),
     };
+    // Then the exchange, in which a failed rank tells its peers.
     let read = match peers {
         Some(peers) => exchange(peers, plan, read, from, &how, cx).await,
         None => read.map(|(totals, _)| (totals, BTreeMap::new())).map_err(Stopped::Here),
     };
+    // The template gets its buffers back in any case. Objects are put into leaves, so they come after that.
     let loan = match loan {
         Ok(loan) => loan,
         Err(template) => return (template, read.map(|(totals, _)| totals)),
@@ -284,6 +290,7 @@ async fn fill(
         }
         Err(e) => Err(e),
     };
+    // The planner may see tensors only when all of them are complete.
     let committed = read.and_then(|totals| {
         tensors(plan).try_for_each(|i| cx.planner.commit_tensor(i)).map_err(StrategyError::from)?;
         Ok(totals)

@@ -1,4 +1,4 @@
-//! A sharding policy's place in a save: after the global plan, before the layout of files.
+//! Applies a sharding policy to a save: after the global plan, before the layout of files.
 
 use crate::{Result, StrategyError};
 use reshard_model::{Data, FlatStateDict, Path, Region, Sharded};
@@ -9,19 +9,19 @@ use reshard_policy::{
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What a rank hands in: its plan, and what its policy wants to know of its leaves.
+/// What a rank hands in: its plan, and the facts about its leaves that a policy needs.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Offer {
     pub(super) plan: SavePlan,
     about: Option<About>,
 }
 
-/// What only policies ask for.
+/// Facts that only policies need.
 #[derive(Debug, Serialize, Deserialize)]
 struct About {
-    /// Description of the policy that this rank was given.
+    /// The description of the policy that was set on this rank.
     policy: String,
-    /// By position in the rank's flat state.
+    /// The leaves, by their position in the rank's flat state.
     leaves: Vec<LeafInfo>,
 }
 
@@ -59,22 +59,22 @@ impl LeafInfo {
     }
 }
 
-/// What a rank gets back.
+/// What a rank gets back from the coordinator.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Share {
     /// What it writes.
     pub(super) plan: SavePlan,
     /// Whether all items are brought to the coordinator.
     pub(super) to_coordinator: bool,
-    /// What it gives to the coordinator, which writes it.
+    /// The items that it gives to the coordinator, which writes them.
     pub(super) give: Vec<WriteItem>,
 }
 
-/// What the coordinator knows besides.
+/// What only the coordinator knows.
 #[derive(Debug, Default)]
 pub(super) struct Placement {
     pub(super) metrics: Option<PolicyMetrics>,
-    /// What each rank gives to the coordinator.
+    /// The items that each rank gives to the coordinator.
     pub(super) taken: Vec<Vec<WriteItem>>,
 }
 
@@ -85,7 +85,7 @@ struct Offered<'a> {
     leaf: Option<&'a LeafInfo>,
 }
 
-/// Takes the offers apart: plans for the planner, the rest for [`place`].
+/// The part of the offers that [`place`] needs; the planner gets the plans.
 pub(super) struct Leaves(Vec<Option<About>>);
 
 pub(super) fn take_apart(offers: Vec<Offer>) -> (Vec<SavePlan>, Leaves) {
@@ -93,14 +93,14 @@ pub(super) fn take_apart(offers: Vec<Offer>) -> (Vec<SavePlan>, Leaves) {
     (plans, Leaves(about))
 }
 
-/// Who writes the pieces: the ranks of the plans count from `first`, and the coordinator is one of them.
+/// Which ranks write the pieces: the ranks of the plans count from `first`, and the coordinator is one of them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tasks {
     pub(super) first: u32,
     pub(super) coordinator: u32,
 }
 
-/// Has the policy place what the global plan wants written.
+/// Lets the policy place the items of the global plan.
 pub(super) fn place(
     policy: Option<&dyn ShardingPolicy>,
     plans: Vec<SavePlan>,
@@ -114,6 +114,8 @@ pub(super) fn place(
     let Some(policy) = policy else {
         return Ok((plans.into_iter().map(whole).collect(), Placement::default()));
     };
+    // Each item becomes a piece of the policy, together with the leaf that it comes from. The plans are emptied: the
+    // policy's answer fills them again.
     let mut shares: Vec<Share> = Vec::with_capacity(plans.len());
     let mut offered = Vec::with_capacity(plans.iter().map(|p| p.items.len()).sum());
     for (rank, mut plan) in plans.into_iter().enumerate() {
@@ -124,14 +126,18 @@ pub(super) fn place(
         offered.extend(items.into_iter().map(|item| Offered { task, leaf: leaf(&item), item }));
         shares.push(whole(plan));
     }
+    // A policy that gathers sees all items as the coordinator's. They are numbered after its own leaves, because `bring`
+    // will append them to its state in this order.
     let mut placement = Placement::default();
     if gathers(policy)? && shares.len() > 1 {
         let root = (tasks.coordinator - tasks.first) as usize;
         let own = leaves.0.get(root).and_then(Option::as_ref).map_or(0, |a| a.leaves.len());
         placement.taken = gather(&mut offered, &mut shares, tasks, own);
     }
+    // The metadata must have the chunks that the policy cut, before anybody writes them.
     let sharding = ask(policy, &offered, limits)?;
     cut_chunks(&offered, &sharding, metadata)?;
+    // Each shard is a file of one task: its cuts are the next items of that task's plan.
     for shard in sharding.shards {
         let Some(share) = shares.get_mut((shard.task - tasks.first) as usize) else { continue };
         share.plan.files.push(shard.cuts.len() as u32);
@@ -140,6 +146,7 @@ pub(super) fn place(
             .items
             .extend(shard.cuts.into_iter().map(|c| part(&offered[c.piece as usize].item, c.region)));
     }
+    // Some readers expect a number of files, so a task with fewer shards writes empty files.
     for share in &mut shares {
         let files = share.plan.files.len().max(sharding.files_per_task as usize);
         share.plan.files.resize(files, 0);
@@ -148,7 +155,7 @@ pub(super) fn place(
     Ok((shares, placement))
 }
 
-/// A rank with another policy has another idea of the save.
+/// Refuses the save if ranks have different policies.
 fn same_policy(policy: Option<&dyn ShardingPolicy>, leaves: &Leaves, tasks: Tasks) -> Result<()> {
     let mine = policy.map(describe).transpose()?;
     let other = leaves.0.iter().position(|a| a.as_ref().map(|a| &a.policy) != mine.as_ref());
@@ -163,7 +170,7 @@ fn same_policy(policy: Option<&dyn ShardingPolicy>, leaves: &Leaves, tasks: Task
     )))
 }
 
-/// Makes all items the coordinator's. Those of others come after its own leaves, in order of ranks.
+/// Makes all items the coordinator's. The items of other ranks come after its own leaves, in the order of ranks.
 fn gather(
     offered: &mut [Offered<'_>],
     shares: &mut [Share],
@@ -198,7 +205,7 @@ fn ask(policy: &dyn ShardingPolicy, offered: &[Offered<'_>], limits: Limits) -> 
                 region: chunk.map_or(&no_axes, |t| &t.region),
                 task: o.task,
                 device: o.leaf.map_or("cpu", |l| &l.device),
-                // Flat dicts have the dots in their keys.
+                // The owner is the path of the parent. In a flat dict the keys themselves contain the dots.
                 owner: name.rsplit_once('.').map_or("", |(owner, _)| owner),
                 tag: o.leaf.and_then(|l| l.tag.as_deref()),
                 bytes: match &o.item.kind {
@@ -219,7 +226,7 @@ fn part(item: &WriteItem, region: Region) -> WriteItem {
     WriteItem { key: item.key.clone(), source: item.source, kind }
 }
 
-/// A piece that was cut is several chunks of its tensor.
+/// A piece that was cut becomes several chunks of its tensor in the metadata.
 fn cut_chunks(offered: &[Offered<'_>], sharding: &Sharding, metadata: &mut Metadata) -> Result<()> {
     let mut cut: BTreeMap<u32, Vec<Region>> = BTreeMap::new();
     for c in sharding.shards.iter().flat_map(|s| &s.cuts) {

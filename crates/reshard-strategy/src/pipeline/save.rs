@@ -1,4 +1,4 @@
-//! The collective part of a save: all that is decided before a byte moves.
+//! The collective part of a save: everything that is decided before a byte moves.
 
 mod prepared;
 mod resolve;
@@ -45,16 +45,17 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
     async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>> {
         let guard = cx.comm.guard("planning a save");
         let planned = self.plan(state, cx).await;
-        // All ranks have learnt of a failure: the group stays usable.
+        // If a rank failed, all ranks have learnt it in a step, so the group stays usable.
         guard.done();
         Ok(Box::new(planned?))
     }
 }
 
 impl<W: StorageWriter> Planned<W> {
-    /// All that is decided before a byte is written.
+    /// Decides everything that must be decided before a byte is written.
     async fn plan(&self, mut state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Prepared<W>> {
         let comm = &cx.comm;
+        // What this rank offers, or its error: a rank that fails still takes the step `plan`, so that all ranks learn it.
         let policy = self.policy(cx);
         let asked = policy.as_ref().ok().cloned().flatten();
         let offer = policy
@@ -62,6 +63,8 @@ impl<W: StorageWriter> Planned<W> {
             .and_then(|p| Offer::new(p, &state, asked.as_deref()));
         let resolver =
             Resolver { writer: Arc::clone(&self.writer), planner: Arc::clone(&cx.planner), own: state.len() };
+        // The global plan. In a rank-local save each rank makes it from its own offer; the ranks only agree that all of
+        // them succeeded. Otherwise the coordinator makes it, and `decided` keeps the part that only it needs.
         let mut decided = None;
         let Share { plan, to_coordinator, give } = if cx.rank_local {
             let share =
@@ -73,6 +76,8 @@ impl<W: StorageWriter> Planned<W> {
             })
             .await?
         };
+        // If a policy wants all items on the coordinator, they are brought there now. The plan already refers to them as
+        // leaves after the coordinator's own.
         let (metadata, placement) = decided.unwrap_or_default();
         if to_coordinator {
             let cells = Cells::of(&state);
@@ -81,6 +86,7 @@ impl<W: StorageWriter> Planned<W> {
             gather::bring(comm, &*self.writer, &give, &resolve, &placement.taken, &mut brought).await?;
             state.extend(brought);
         }
+        // The last collective step of planning. The result owns everything, so any thread can write it.
         let finished = cx.planner.finish_plan(plan).map_err(StrategyError::from);
         let plan = agree(comm, "plan", finished).await?;
         Ok(Prepared {
@@ -100,7 +106,7 @@ impl<W: StorageWriter> Planned<W> {
         })
     }
 
-    /// The save's policy, or that of the format's configuration.
+    /// The policy of the save, or else the policy in the format's configuration.
     fn policy(&self, cx: &SaveCx<'_>) -> Result<Option<Arc<dyn ShardingPolicy>>> {
         let configured = self.writer.policy();
         let Some(policy) = &cx.policy else { return Ok(configured) };
@@ -124,7 +130,7 @@ impl<W: StorageWriter> Planned<W> {
         Ok(Some(Arc::clone(policy)))
     }
 
-    /// DCP's calls up to the exchange of plans, in its order.
+    /// Makes DCP's calls up to the gather of the plans, in DCP's order.
     fn local_plan(&self, state: &mut FlatStateDict, cx: &SaveCx<'_>) -> Result<SavePlan> {
         let (rank, is_coordinator) = (cx.comm.rank().0, cx.comm.is_coordinator());
         self.writer.reset(cx.url);
@@ -142,7 +148,7 @@ impl<W: StorageWriter> Planned<W> {
         self.writer.prepare_local_plan(plan)
     }
 
-    /// From what all ranks offer, or the one rank of a rank-local save, to what each writes.
+    /// Decides what each rank writes, from the offers of all ranks, or of the one rank of a rank-local save.
     fn global_plan(
         &self,
         offers: Vec<Offer>,
@@ -161,7 +167,7 @@ impl<W: StorageWriter> Planned<W> {
         *decided = Some((metadata, placement));
         if plans.len() != shares.len() {
             let what = format!("the format made {} plans for {} ranks", plans.len(), shares.len());
-            return Err(StrategyError::Invalid(what));
+            return Err(StrategyError::Internal(what));
         }
         for (share, plan) in shares.iter_mut().zip(plans) {
             share.plan = plan;

@@ -7,7 +7,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::executor::block_on;
+use futures_executor::block_on;
 use reshard_model::{Dialect, ObjectCodec, Payload, ShardedObject, Tensor, Value, ValueTree};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Durability, FileBody, IfExists, Name, Progress, Store, testkit::MemoryStore};

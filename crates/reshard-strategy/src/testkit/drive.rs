@@ -2,7 +2,7 @@ use crate::{
     AsyncStager, DEFAULT_EXCHANGE_MEMORY, LoadCx, LoadFailure, LoadShardedStrategy, Loaded, OpenCx,
     PreparedSave, Records, Result, SaveCx, SaveShardedStrategy, Saved, StrategyError, agree,
 };
-use futures::executor::block_on;
+use futures_executor::block_on;
 use reshard_comm::{Comm, DEFAULT_DEADLINE, LocalGroup, ProcessGroup, testkit::on_ranks};
 use reshard_model::FlatStateDict;
 use reshard_plan::{LoadPlanner, SavePlanner};

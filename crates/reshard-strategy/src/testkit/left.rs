@@ -2,7 +2,7 @@
 
 use crate::{Result, StrategyError};
 use bytes::Bytes;
-use futures::executor::block_on;
+use futures_executor::block_on;
 use reshard_comm::CommError;
 use reshard_model::{Data, FlatStateDict, Path, Sharded, ShardedTensor};
 use reshard_storage::{Name, Store, StoreExt};

@@ -205,7 +205,7 @@ fn read_plans_depend_on_their_input_alone<P: LoadPlanner>(
     load: &dyn LoadShardedConfig,
 ) {
     let reader =
-        futures::executor::block_on(load.build().unwrap().open(&OpenCx::new(Arc::clone(store)))).unwrap();
+        futures_executor::block_on(load.build().unwrap().open(&OpenCx::new(Arc::clone(store)))).unwrap();
     let plan = || {
         let planner = make();
         let cx = LoadContext::new(reader.metadata(), 0, true);

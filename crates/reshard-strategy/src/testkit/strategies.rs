@@ -13,7 +13,7 @@ use crate::{
     SaveShardedConfig, SaveShardedStrategy, Saved,
 };
 use bytes::Bytes;
-use futures::executor::block_on;
+use futures_executor::block_on;
 use reshard_comm::CommError;
 use reshard_model::{DType, ErrorKind, FlatStateDict, Path, Sharded, ShardedTensor, Tensor};
 use reshard_plan::{DefaultLoadPlanner, DefaultSavePlanner, LoadPlanner, SavePlanner};

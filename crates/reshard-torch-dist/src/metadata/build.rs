@@ -1,4 +1,4 @@
-//! Columns out of the pickle of a `.metadata` file: no object of it is ever made, and a million chunks stay small.
+//! Reads the pickle of a `.metadata` file into columns. It never builds the objects, so a million chunks stay small.
 
 use super::{
     fields::{Field, OF_ROOT},
@@ -14,7 +14,7 @@ use reshard_model::{DType, Dims};
 use reshard_torch_format::pickle::{Build, Built, Items, Refusal};
 use std::{borrow::Cow, collections::BTreeMap, ops::Range};
 
-/// A handle on something built. Texts are indices into `texts`.
+/// A handle on a built value. A text is an index into `texts`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum V {
     None,
@@ -31,7 +31,7 @@ pub(crate) enum V {
     List(u32),
     Dict(u32),
     Class(Class),
-    /// A name in the module `torch` that is none of those.
+    /// A name in the module `torch` that is no known class.
     OfTorch(u32),
     /// Result of `_get_layout`.
     Layout,
@@ -46,9 +46,9 @@ pub(crate) enum V {
     Storage(u32),
     Meta(u32),
     Root(u32),
-    /// An object of a class that reshard doesn't know.
+    /// An object of an unknown class.
     Stranger,
-    /// Anything else: not looked into.
+    /// Anything else. Its contents are ignored.
     Inert,
 }
 
@@ -57,9 +57,9 @@ pub(crate) enum V {
 pub(crate) struct Props {
     pub(crate) old_module: bool,
     pub(crate) dtype: Option<DType>,
-    /// The name of a dtype that reshard doesn't know, an index into `texts`.
+    /// The name of an unknown dtype: an index into `texts`.
     pub(crate) unknown: Option<u32>,
-    /// The state is not of a form that reshard knows.
+    /// The state has an unknown form.
     pub(crate) odd: bool,
     pub(crate) requires_grad: bool,
     pub(crate) mem_format: u8,
@@ -77,25 +77,25 @@ pub(crate) struct RawTensor {
     pub(crate) size: Option<(u32, u32)>,
     /// The list of its chunks.
     pub(crate) chunks: Option<u32>,
-    /// A field that is of another type than in any version that reshard knows.
+    /// A field whose type is not that of any known version.
     pub(crate) odd: Option<&'static str>,
 }
 
-/// No such number.
+/// Stands for no number.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// Transforms that are described in a form that reshard doesn't know.
+/// Stands for transforms whose description has an unknown form.
 const ODD: u32 = NONE - 1;
 
-/// Room of an entry of a map of numbers.
+/// The memory of an entry in a map of numbers.
 const ASIDE: usize = 48;
 
-/// `MetadataIndex`, in 16 bytes: there is one for every stored item.
+/// `MetadataIndex`, in 16 bytes, because there is one for every stored item.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawIndex {
     /// Index into `texts`.
     pub(crate) key: u32,
-    /// Position in the list of chunks, a hint.
+    /// A hint: the position in the list of chunks.
     pub(crate) hint: u32,
     /// Offsets: a range of `ints`.
     at: u32,
@@ -109,11 +109,11 @@ impl RawIndex {
     }
 }
 
-/// `_StorageInfo` as it is kept, in 16 bytes.
+/// The compact form of `_StorageInfo`, in 16 bytes.
 #[derive(Clone, Copy, Debug)]
 struct NarrowStorage {
     offset: u64,
-    /// `NONE` when it does not fit, and lies aside, or the object had none.
+    /// `NONE` if the object had no length, or if the length does not fit and is in `lengths`.
     length: u32,
     file: u32,
 }
@@ -121,11 +121,11 @@ struct NarrowStorage {
 /// `_StorageInfo`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawStorage {
-    /// Index into `texts`; none when the object had no path.
+    /// Index into `texts`. `NONE` if the object had no path.
     pub(crate) file: u32,
     /// List of transform descriptors.
     pub(crate) transforms: u32,
-    /// As the length, 2^64 - 1 when the object had none.
+    /// 2^64 - 1 if the object had none. The same holds for the length.
     pub(crate) offset: u64,
     pub(crate) length: u64,
 }
@@ -156,14 +156,14 @@ impl RawRoot {
     }
 }
 
-/// Puts a new value into its column; gives its number.
+/// Appends a value to its column, and returns its number.
 fn add<T>(column: &mut Vec<T>, value: T, worth: &mut Worth) -> Result<u32, Beyond> {
     let i = number(column.len())?;
     worth.push(column, value)?;
     Ok(i)
 }
 
-/// Pairs of an index and a storage that follow each other: both numbers grow by one.
+/// A run of pairs of an index and a storage, in which both numbers grow by one from pair to pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pairs {
     index: u32,
@@ -171,7 +171,7 @@ pub(crate) struct Pairs {
     n: u32,
 }
 
-/// Items of a dict; the two shapes that come by the million are columns.
+/// The items of a dict. Pairs of an index and a storage, which come by the million, are kept as runs.
 #[derive(Debug, Default)]
 pub(crate) struct RawDict {
     pub(crate) pairs: Vec<(V, V)>,
@@ -179,7 +179,7 @@ pub(crate) struct RawDict {
 }
 
 impl RawDict {
-    /// Items of `storage_data`: numbers of an index and of a storage.
+    /// The items of `storage_data`: each is the number of an index and the number of a storage.
     pub(crate) fn storage(&self) -> impl Iterator<Item = (u32, u32)> {
         self.storage.iter().flat_map(|p| (0..p.n).map(|i| (p.index + i, p.storage + i)))
     }
@@ -193,13 +193,13 @@ impl RawDict {
     }
 }
 
-/// Items of a list.
+/// The items of a list.
 #[derive(Debug, Default)]
 pub(crate) struct RawList {
     pub(crate) items: Vec<V>,
-    /// Chunks whose numbers follow each other.
+    /// Runs of chunks with consecutive numbers.
     chunks: Vec<Range<u32>>,
-    /// It holds something that is looked into, or of a class that is not known, and no chunk.
+    /// Whether it holds something that is neither a chunk nor ignored.
     other: bool,
 }
 
@@ -212,7 +212,7 @@ impl RawList {
                 _ => worth.push(&mut self.chunks, c..c + 1)?,
             },
             v => {
-                // A list is of chunks only, or general.
+                // A list has either chunks only, or items of any kind.
                 for c in std::mem::take(&mut self.chunks).into_iter().flatten() {
                     worth.push(&mut self.items, V::Chunk(c))?;
                 }
@@ -223,12 +223,12 @@ impl RawList {
     }
 }
 
-/// Everything that the pickle of a `.metadata` file said.
+/// Everything that the pickle of a `.metadata` file contains.
 #[derive(Debug, Default)]
 pub(crate) struct Columns {
     ints: Ints,
     pub(crate) props: Vec<Props>,
-    /// Offsets and sizes, each a range of `ints`; the number of axes is that of the offsets.
+    /// Offsets and sizes of chunks, each a range of `ints`.
     pub(crate) chunks: Vec<RawChunk>,
     pub(crate) tensors: Vec<RawTensor>,
     pub(crate) indices: Vec<RawIndex>,
@@ -244,7 +244,7 @@ pub(crate) struct Columns {
     tuples: Slots<Vec<V>>,
     lists: Slots<RawList>,
     dicts: Slots<RawDict>,
-    /// What all of it is drawn from.
+    /// The budget from which all of it is paid.
     pub(crate) worth: Worth,
 }
 
@@ -257,7 +257,7 @@ pub(crate) struct RawChunk {
 }
 
 impl Columns {
-    /// Columns that may take so much.
+    /// Makes empty columns with this budget.
     pub(crate) fn new(mut worth: Worth) -> Result<Self, Beyond> {
         Ok(Self { texts: Texts::new(&mut worth)?, worth, ..Self::default() })
     }
@@ -343,9 +343,10 @@ impl Columns {
             CheckpointId, Chunks, Fqn, Index, Length, Offset, Offsets, Properties, RelativePath, SaveId,
             Size, Sizes, TransformDescriptors,
         };
+        // An unknown field is no error. Versions to come may have more fields, but a damaged pickle must not pass for one of
+        // these, so its name must be possible.
         let Some(field) = Field::at(name) else {
             return match (object, self.texts.get(name).unwrap_or_default()) {
-                // Versions to come may have more fields; a damaged pickle shall not look as if it were of one.
                 (V::Index(_) | V::Storage(_) | V::Chunk(_) | V::Tensor(_), name) if !is_name(name) => {
                     Err(Refusal::damaged(format!("{name:?} can't be the name of a field")))
                 }
@@ -356,6 +357,8 @@ impl Columns {
             let what = format!("field {:?} of {class} is of another type", field.name());
             Err(Refusal::damaged(what))
         };
+        // What happens if a known field has a wrong type depends on the class. A chunk, an index or a location can't be used
+        // without its fields, so that is damage. A tensor is only marked: it can't be read, but all others can.
         match (object, field, value) {
             (V::Chunk(i), Offsets, V::Size(at, n) | V::Ints(at, n)) => {
                 let c = &mut self.chunks[i as usize];
@@ -370,6 +373,7 @@ impl Columns {
                     "offsets and sizes of a chunk must be tuples of ints that are not negative",
                 ));
             }
+            // Tensors.
             (V::Tensor(i), Properties, V::Props(p)) => self.tensors[i as usize].props = Some(p),
             (V::Tensor(i), Size, V::Size(at, n) | V::Ints(at, n)) => {
                 self.tensors[i as usize].size = Some((at, n));
@@ -378,6 +382,7 @@ impl Columns {
             (V::Tensor(i), Properties | Size | Chunks, _) => {
                 self.tensors[i as usize].odd = Some(field.name());
             }
+            // Indices. A missing offset is normal for objects.
             (V::Index(i), Fqn, V::Str(_) | V::Odd(_)) => {
                 let key = key_in(&mut self.texts, value, &mut self.worth)?;
                 self.indices[i as usize].key = key.unwrap_or(NONE);
@@ -391,6 +396,7 @@ impl Columns {
             }
             (V::Index(_), Offset, V::None) | (V::Index(_), Index, _) => {}
             (V::Index(_), Fqn | Offset, _) => return another_type("MetadataIndex"),
+            // Locations. Few have a length of 4 GiB or more, or transforms, so these are kept in maps beside the column.
             (V::Storage(i), RelativePath, V::Str(s)) => self.storages[i as usize].file = s,
             (V::Storage(i), Offset, V::Int(n)) => self.storages[i as usize].offset = natural(n)?,
             (V::Storage(i), Length, V::Int(n)) => {
@@ -412,6 +418,7 @@ impl Columns {
                 self.transforms.insert(i, ODD);
             }
             (V::Storage(_), RelativePath | Offset | Length, _) => return another_type("_StorageInfo"),
+            // The two objects that exist once. The fields of the root are interpreted later, by the table.
             (V::Meta(i), CheckpointId, V::Str(s) | V::Path(s)) => {
                 self.metas[i as usize].checkpoint_id = Some(s);
             }
@@ -422,7 +429,7 @@ impl Columns {
         Ok(())
     }
 
-    /// The number of a key's spelling; `None` when it is no str.
+    /// The number of a key's spelling. `None` if the key is no str.
     pub(crate) fn key(&mut self, key: V, worth: &mut Worth) -> Result<Option<u32>, Beyond> {
         key_in(&mut self.texts, key, worth)
     }
@@ -446,22 +453,22 @@ fn key_in(texts: &mut Texts, key: V, worth: &mut Worth) -> Result<Option<u32>, B
     })
 }
 
-/// So long names are not read, since a file may name one again and again.
+/// The longest name that is examined. A file may refer to one long name again and again.
 const LONGEST_FIELD: usize = 255;
 
 fn is_name(s: &str) -> bool {
     s.len() <= LONGEST_FIELD && s.bytes().all(|b| b == b'_' || b.is_ascii_alphanumeric())
 }
 
-/// Names with dots between them.
+/// Whether this is names with dots between them.
 fn is_path(s: &str) -> bool {
     s.len() <= LONGEST_FIELD && s.split('.').all(|part| !part.is_empty() && is_name(part))
 }
 
-/// Most axes of a tensor.
+/// The maximal number of axes of a tensor.
 pub(crate) const MOST_AXES: u8 = 64;
 
-/// One more than the most stands for all that is more.
+/// The number of axes. One more than the maximum stands for all larger numbers.
 fn axes(n: u32) -> u8 {
     u8::try_from(n).unwrap_or(u8::MAX).min(MOST_AXES + 1)
 }
@@ -492,7 +499,7 @@ impl<'p> Build<'p> for Columns {
         Ok(V::Int(v))
     }
     fn long(&mut self, le: Cow<'p, [u8]>) -> Built<V> {
-        // An extent of 2^63 and more is no error here: the checks of shapes name the key.
+        // A length of 2^63 or more is no error here. The checks of shapes will report it with the key.
         drop(le);
         Ok(V::Inert)
     }
@@ -569,7 +576,7 @@ impl<'p> Build<'p> for Columns {
     fn global(&mut self, module: &str, name: &str) -> Built<V> {
         match (Class::of(module, name), module) {
             (Class::Other, "torch") => Ok(V::OfTorch(self.texts.add(name, &mut self.worth)?)),
-            // No class: a damaged pickle shall not look as if it had strange ones.
+            // Not a possible name, so it is no class: a damaged pickle must not pass for one with unknown classes.
             (Class::Other, _) if !is_path(module) || !is_path(name) => Ok(V::Inert),
             (class, _) => Ok(V::Class(class)),
         }
@@ -642,7 +649,7 @@ impl<'p> Build<'p> for Columns {
             return Ok(());
         }
         let state = match state {
-            // A state and slots' state, as copyreg makes them: only the first can hold our fields.
+            // A pair of the state and the state of slots, as copyreg makes it. Only the first can hold our fields.
             V::Tuple(t) => self.tuple_items(t).first().copied().unwrap_or(V::None),
             s => s,
         };
@@ -654,7 +661,7 @@ impl<'p> Build<'p> for Columns {
             self.dicts.get_mut(i).pairs = pairs;
         } else {
             self.set(*object, &pairs)?;
-            // Emptied, it is the state of the next object.
+            // Nobody else refers to this dict, so its memory is reused for the state of the next object.
             pairs.clear();
             self.dicts.release(i, |d| {
                 d.pairs = pairs;
@@ -670,7 +677,7 @@ impl<'p> Build<'p> for Columns {
 }
 
 impl Columns {
-    /// What a `_StorageInfo` says.
+    /// The contents of a `_StorageInfo`.
     pub(crate) fn storage(&self, i: u32) -> RawStorage {
         let NarrowStorage { offset, length, file } = self.storages[i as usize];
         let length = match length {
@@ -685,24 +692,24 @@ impl Columns {
         t.chunks.map_or(&[][..], |l| &self.list(l).chunks).iter().cloned().flatten()
     }
 
-    /// Whether its list holds something else than chunks.
+    /// Whether its list holds anything else than chunks.
     pub(crate) fn has_other_chunks(&self, t: &RawTensor) -> bool {
         t.chunks.is_some_and(|l| self.list(l).other)
     }
 
-    /// How many there are.
+    /// How many chunks a tensor has.
     pub(crate) fn chunks_in(&self, t: &RawTensor) -> usize {
         let runs = t.chunks.map_or(&[][..], |l| &self.list(l).chunks);
         runs.iter().map(|r| r.len()).fold(0, usize::saturating_add)
     }
 
-    /// Gives the memory of tensors and chunks back, once the logical table has them.
+    /// Frees the memory of tensors and chunks once the logical table has them.
     pub(crate) fn forget_tensors(&mut self) {
         (self.chunks, self.tensors, self.props) = (Vec::new(), Vec::new(), Vec::new());
         self.lists.iter_mut().for_each(|l| l.chunks = Vec::new());
     }
 
-    /// Offsets and sizes of a chunk; `None` when their numbers of axes differ.
+    /// Offsets and sizes of a chunk. `None` if their numbers of axes differ.
     pub(crate) fn chunk(&self, c: u32) -> Option<(Dims, Dims)> {
         let c = self.chunks[c as usize];
         (c.ndim == c.sizes_ndim)

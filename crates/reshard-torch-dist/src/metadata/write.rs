@@ -231,7 +231,7 @@ impl<'m> Writer<'m> {
         });
         match lost {
             Some(id) => {
-                Err(StrategyError::Invalid(format!("{id} was written, but is not in the plan's metadata")))
+                Err(StrategyError::Internal(format!("{id} was written, but is not in the plan's metadata")))
             }
             None => Ok(()),
         }

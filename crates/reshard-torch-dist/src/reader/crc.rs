@@ -1,4 +1,4 @@
-//! The checksum of a record, computed while its bytes pass; by several threads, when a record is cut.
+//! Computes the checksum of a record on the way. If a record is cut, several threads compute it.
 
 use super::names::name_of;
 use reshard_model::BoxError;
@@ -9,10 +9,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Compares the CRC-32 of a record with what its archive says.
+/// Compares the CRC-32 of a record with the one in its archive.
 pub(super) struct Crc {
     hasher: crc32fast::Hasher,
-    /// Bytes of the record before those that this one sees.
+    /// The number of bytes of the record before those that this check sees.
     at: u64,
     /// Bytes that it has seen.
     seen: u64,
@@ -24,7 +24,7 @@ struct Record {
     stored: u32,
     metadata: Arc<Metadata>,
     chunk: ChunkId,
-    /// What was seen of it, by where that starts.
+    /// The parts that were seen, by their start.
     parts: Mutex<Parts>,
 }
 
@@ -71,7 +71,7 @@ impl Checksum for Crc {
     }
 }
 
-/// The checksum of all parts, once they are all there.
+/// The checksum of all parts, once all of them are complete.
 fn whole(parts: &Parts, len: u64) -> Option<u32> {
     let (mut sum, mut end) = (crc32fast::Hasher::new(), 0);
     for (&at, (hasher, seen)) in parts {

@@ -1,4 +1,4 @@
-//! What the archive of a chunk says of its tensor: a few hundred bytes at its start and at its end.
+//! Finds the tensor in the archive of a chunk. For this it reads a few hundred bytes at the start and at the end of the archive.
 
 use super::{names::name_of, opened::TorchDistReader};
 use crate::{limits::unreadable, table::Place};
@@ -13,20 +13,20 @@ use reshard_torch_format::{
 };
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
-/// Bytes to fetch of each end. PyTorch puts 704 bytes before a tensor's elements and about 850 behind them.
+/// The number of bytes to read at each end. PyTorch puts 704 bytes before a tensor's elements and about 850 after them.
 const END: u64 = 1 << 10;
 
 /// An archive up to this size is read whole.
 pub(crate) const SMALL: u64 = 4 << 10;
 
-/// A chunk's tensor, found.
+/// Where the tensor of a chunk was found.
 #[derive(Debug)]
 pub(crate) enum Head {
     /// Its elements lie in a file as the layout says.
     Stored(Stored),
     /// They are in memory: the archive was small.
     Memory(Tensor),
-    /// The archive has to be in memory as a whole: it was transformed, or elements need a change.
+    /// The whole archive must be in memory, because it was transformed or the elements need a change.
     Packed,
     /// They lie in a deflated record.
     Deflated(Box<Deflated>),
@@ -51,12 +51,12 @@ pub(crate) struct Stored {
     pub(crate) crc32: u32,
 }
 
-/// Forms of archives that were parsed lately: most chunks of a checkpoint have one of a few.
+/// The forms of recently parsed archives. Most chunks of a checkpoint have one of a few forms.
 #[derive(Default)]
 pub(crate) struct Forms(VecDeque<(Form, TensorRef, Layout)>);
 
 impl Forms {
-    /// A checkpoint has a form for each shape of its chunks; each takes 2 KiB.
+    /// The maximal number of forms. A checkpoint has one form for each shape of its chunks, and a form takes 2 KiB.
     const MOST: usize = 32;
 
     fn add(&mut self, form: Form, tensor: TensorRef, layout: Layout) {
@@ -71,7 +71,7 @@ impl Forms {
     }
 }
 
-/// A chunk to look at, with what the metadata says of it.
+/// A chunk to find, with what the metadata says about it.
 pub(crate) struct Wanted {
     pub(crate) chunk: ChunkId,
     pub(crate) place: Place,
@@ -88,7 +88,7 @@ impl Wanted {
 }
 
 impl TorchDistReader {
-    /// Where a chunk lies, or why nobody knows.
+    /// Where a chunk lies. The error says why nobody knows.
     pub(crate) fn wanted(&self, chunk: ChunkId) -> Result<Wanted> {
         let place = self.table.chunk(chunk).ok_or_else(|| {
             let what = format!("{} has no place: the metadata lost its storage entry", self.name_of(chunk));
@@ -107,13 +107,15 @@ impl TorchDistReader {
         name_of(&self.table.metadata, chunk)
     }
 
-    /// Reads the ends of archives, many at once. Gives the bytes that were read, too.
+    /// Reads the ends of many archives in one call. Also returns the numbers of bytes and requests.
     pub(crate) async fn heads(
         &self,
         wanted: &[Wanted],
         verify: bool,
         forms: &mut Forms,
     ) -> Result<(Vec<Head>, u64, u64)> {
+        // One call for the ends of all archives, because the store reads neighbouring ranges together. A transformed archive has no
+        // readable ends.
         let mut ranges = Vec::with_capacity(wanted.len() * 2);
         for w in wanted {
             let Range { start, end } = w.range;
@@ -127,6 +129,7 @@ impl TorchDistReader {
                 ranges.push((w.file.clone(), end - END..end));
             }
         }
+        // In the same order, each archive takes its ranges: one if it is small, else two.
         let mut requests = ranges.len() as u64;
         let (got, stats) = self.read_ranges(ranges, wanted).await?;
         let (mut got, mut bytes) = (got.into_iter(), stats.bytes_read + stats.bytes_between);
@@ -159,7 +162,7 @@ impl TorchDistReader {
         wanted: &[Wanted],
     ) -> Result<(Vec<Bytes>, ReadStats)> {
         self.store.read_ranges(ranges).await.map_err(|e| {
-            // The store names the file; the reader of the message wants to know whose bytes are lost.
+            // The store names the file. The user also wants to know which tensor is lost.
             let text = e.to_string();
             let lost = wanted.iter().find(|w| text.contains(w.file.as_str()));
             let key = lost.map(|w| self.name_of(w.chunk));
@@ -167,7 +170,7 @@ impl TorchDistReader {
         })
     }
 
-    /// What an archive says that differs from one before in its elements and checksums only.
+    /// The head of an archive that differs from an earlier one only in elements and checksums.
     fn same_form(&self, w: &Wanted, first: &[u8], tail: &[u8], forms: &Forms) -> Result<Option<Head>> {
         let found = forms.find(w.range.end - w.range.start, first, tail);
         let Some(((form, tensor, layout), crc32)) = found else { return Ok(None) };
@@ -185,6 +188,7 @@ impl TorchDistReader {
         let len = w.range.end - w.range.start;
         let corrupt = |e| self.corrupt(w, e);
         let mut more = (0, 0);
+        // The directory is at the end. If the end of the archive was not enough, the parser says how much more it needs.
         let directory = match Tail::parse(len, &tail).map_err(corrupt)? {
             Tail::Done(d) => d,
             Tail::Need(r) => {
@@ -196,6 +200,7 @@ impl TorchDistReader {
                 }
             }
         };
+        // The description: the pickle, and the byte order. Both must be within the limits, and must agree with the metadata.
         self.unpacks_to_its_shape(w, &directory)?;
         let pickle = directory.get("data.pkl").map_err(corrupt)?;
         let mut described = vec![pickle];
@@ -210,6 +215,8 @@ impl TorchDistReader {
                 ByteOrder::parse(Some(&known.content(r).await?)).map_err(corrupt)?
             }
         };
+        // The storage, and how its elements can be read: elements that need a change, or that share packed bytes, only in memory;
+        // packed ones in blocks; all others straight from the file.
         let record = directory.get(&tensor.storage.record()).map_err(corrupt)?;
         let data = known.data_range(record).await?;
         let more = known.more;
@@ -221,6 +228,7 @@ impl TorchDistReader {
         if record.method != Method::Stored {
             return Ok((Head::Deflated(Box::new(Deflated { record: record.clone(), data, layout })), more));
         }
+        // The form is kept: the next archive of this form need not be parsed.
         let stored = w.stored(&data, layout.clone(), record.crc32);
         let ends = (&*known.first, &*known.tail);
         if let Some(form) = Form::new(len, ends, &directory, &described, (record, &data)) {
@@ -232,21 +240,21 @@ impl TorchDistReader {
     /// A small archive, read whole.
     fn small(&self, w: &Wanted, bytes: Bytes, verify: bool) -> Result<Head> {
         let archive = Archive::open(bytes, &parsing(&self.limits)).map_err(|e| self.corrupt(w, e))?;
-        // Many of them are in memory at once, and four KiB may be four MiB.
+        // Many small archives are in memory at once, and 4 KiB of packed data may unpack to 4 MiB.
         if archive.directory().records().any(|r| r.method != Method::Stored) {
             return Ok(Head::Packed);
         }
         self.tensor_of(w, &archive, verify).map(Head::Memory)
     }
 
-    /// A tensor out of an archive that is in memory as a whole.
+    /// The tensor of an archive that is in memory as a whole.
     pub(crate) fn in_memory(&self, w: &Wanted, archive: Bytes, verify: bool) -> Result<Tensor> {
         let archive = Archive::open(archive, &self.parsing(w)).map_err(|e| self.corrupt(w, e))?;
         self.unpacks_to_its_shape(w, archive.directory())?;
         self.tensor_of(w, &archive, verify)
     }
 
-    /// The same, of which no element is looked at but by checksums.
+    /// Checks an archive in memory without making its tensor. Elements are read only for checksums.
     pub(crate) fn check_in_memory(&self, w: &Wanted, stored: Bytes) -> Result<()> {
         let corrupt = |e| self.corrupt(w, e);
         let archive = Archive::open(self.archive_of(w, stored)?, &self.parsing(w)).map_err(corrupt)?;
@@ -256,7 +264,7 @@ impl TorchDistReader {
         self.check_described(w, &tensor)?;
         let record = archive.directory().get(&tensor.storage.record()).map_err(corrupt)?;
         tensor.check_storage(record.size).map_err(corrupt)?;
-        // No bytes, only whether such elements can be.
+        // Without elements: this only checks that such elements are possible.
         tensor.resolve(&mut [], archive.byte_order().map_err(corrupt)?).map_err(corrupt)
     }
 
@@ -275,19 +283,19 @@ impl TorchDistReader {
         tensor.tensor(Arc::new(storage), order).map_err(corrupt)
     }
 
-    /// What a pickle says of its tensor. The checksum of the pickle was right, so what is not known in it is not damaged.
+    /// The description of the tensor in a pickle. The checksum of the pickle was right, so an unknown content is no damage.
     pub(crate) fn description(&self, w: &Wanted, pickle: &[u8]) -> Result<TensorRef> {
         TensorRef::parse(pickle, &parsing(&self.limits)).map_err(|e| self.corrupt(w, e))
     }
 
-    /// For the archive of a chunk.
+    /// The limits of parsing the archive of a chunk.
     fn parsing(&self, w: &Wanted) -> Limits {
         let (limits, most) = (parsing(&self.limits), self.unpacks_to_at_most(w));
         let memory = limits.budget(w.range.end - w.range.start).max().max(most);
         Limits { unpacked: limits.unpacked.min(most), memory: Some(memory), ..limits }
     }
 
-    /// The archive holds what the metadata says.
+    /// Checks that type and shape in the archive are those of the metadata.
     pub(crate) fn check_described(&self, w: &Wanted, tensor: &TensorRef) -> Result<()> {
         let Some((stored, region)) = self.table.metadata.chunk(w.chunk) else { return Ok(()) };
         if tensor.dtype != stored.dtype() {
@@ -302,7 +310,7 @@ impl TorchDistReader {
         Ok(())
     }
 
-    /// Bytes of a chunk's archive.
+    /// Reads bytes of a chunk's archive.
     pub(crate) async fn at(&self, w: &Wanted, range: Range<u64>) -> Result<Bytes> {
         let range = w.range.start + range.start..w.range.start + range.end;
         self.store.read(&w.file, range).await.map_err(|e| self.lost(e, Some(self.name_of(w.chunk))))
@@ -318,14 +326,14 @@ impl TorchDistReader {
     }
 }
 
-/// An archive of which the two ends are known.
+/// An archive whose two ends are in memory.
 struct Known<'r> {
     reader: &'r TorchDistReader,
     w: &'r Wanted,
     first: Bytes,
     tail: Bytes,
     len: u64,
-    /// Bytes and requests that the ends did not save.
+    /// The bytes and requests that were needed in addition to the ends.
     more: (u64, u64),
 }
 
@@ -346,7 +354,7 @@ impl Known<'_> {
         self.reader.at(self.w, range).await
     }
 
-    /// Where the data of a record lies. A part of it has no checksum, so what follows must confirm what the header says.
+    /// Where the data of a record lies. A part of the data has no checksum, so the bytes after the data must confirm the header.
     async fn data_range(&mut self, record: &Record) -> Result<Range<u64>> {
         let header = self.bytes(record.header_range()).await?;
         let data = record.data_range(&header).map_err(|e| self.reader.corrupt(self.w, e))?;
@@ -355,7 +363,7 @@ impl Known<'_> {
         Ok(data)
     }
 
-    /// A small record, checked.
+    /// The content of a small record, with its checksum checked.
     async fn content(&mut self, record: &Record) -> Result<Bytes> {
         if record.stored > SMALL_RECORD {
             return Err(self
@@ -370,10 +378,10 @@ impl Known<'_> {
     }
 }
 
-/// Most bytes of a tensor's pickle.
+/// The maximal size of a tensor's pickle, in bytes.
 const SMALL_RECORD: u64 = 1 << 20;
 
-/// Whether selections of one chunk read every byte of its record exactly once, so that its checksum can be checked on the way.
+/// Whether selections of one chunk read every byte of its record exactly once. Then its checksum can be checked on the way.
 pub(crate) fn reads_all(layout: &Layout, record: u64, selections: &[&Selection]) -> bool {
     layout.bytes() == record && layout.is_injective() && Selection::cover_once(selections, layout.elements())
 }

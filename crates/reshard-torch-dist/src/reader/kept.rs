@@ -1,4 +1,4 @@
-//! What was unpacked of chunks, for the part that is wanted next.
+//! Keeps unpacked data of chunks for the next read.
 
 use bytes::Bytes;
 use reshard_model::Tensor;
@@ -9,10 +9,10 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// What is kept at most, unless one chunk alone is larger.
+/// The maximal memory, unless a single chunk is larger.
 const KEPT: u64 = 256 << 20;
 
-/// What was unpacked of chunks of which only a part was wanted.
+/// Unpacked data of chunks of which only a part was wanted.
 #[derive(Debug, Default)]
 pub(super) struct Kept(Mutex<VecDeque<(ChunkId, bool, Unpacked)>>);
 
@@ -52,7 +52,7 @@ impl Kept {
         all.remove(at).map(|(.., unpacked)| unpacked)
     }
 
-    /// Whether what was unpacked of a chunk is all of it, or begins behind a byte that is wanted.
+    /// Whether a chunk is kept as a whole, or its stream is already past a wanted byte.
     pub(super) fn is_past(&self, chunk: ChunkId, verified: bool, start: u64) -> bool {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let of_chunk = all.iter().find(|(c, v, _)| (*c, *v) == (chunk, verified));
@@ -62,7 +62,7 @@ impl Kept {
         })
     }
 
-    /// Lets go of what has to make room for so many bytes.
+    /// Frees memory for so many bytes.
     pub(super) fn make_room(&self, bytes: u64) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut kept: u64 = all.iter().map(|(.., u)| u.bytes()).sum();

@@ -1,4 +1,4 @@
-//! What an opened checkpoint is: where its items lie, and what is wrong with them.
+//! The state of an opened checkpoint: where its items lie, and what is wrong with them.
 
 use super::{
     kept::Kept,
@@ -32,7 +32,7 @@ impl TorchDistReader {
         let store = Arc::clone(&cx.store);
         let overlaps = Overlaps::of(&table);
         let repeats = if limits.allow_repeated { Repeats::new() } else { repeated(&table) };
-        // PyTorch has no such hints, so there such a name is a stranger's, whatever the metadata say.
+        // PyTorch has no such hints. So in its dialect such a name belongs to another program, whatever the metadata say.
         let files = table.files.iter().flatten().filter(|_| dialect == Dialect::Megatron);
         let hints = files.filter_map(|name| hint(name.as_str())).map(Into::into).collect();
         let kept = Kept::default();
@@ -44,7 +44,7 @@ impl TorchDistReader {
         own_file(name).or_else(|| self.hints.contains(hint(name)?).then_some(OwnFile::Data))
     }
 
-    /// An error of the store, with what it means: bytes of a checkpoint that are not there are damage.
+    /// Interprets an error of the store: missing bytes of a checkpoint are damage.
     pub(crate) fn lost(&self, e: StorageError, what: Option<String>) -> StrategyError {
         let file = match &e {
             StorageError::NotFound { path }

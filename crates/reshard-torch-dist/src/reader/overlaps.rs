@@ -1,4 +1,4 @@
-//! Items of one file must not share bytes: what one of them reads would be the other's.
+//! Finds items of one file that share bytes. A read of one of them would return bytes of the other.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +6,14 @@ use reshard_storage::Name;
 
 use crate::table::{Place, Table};
 
-/// Items whose bytes another item claims, too: by (file, offset), where the other one lies.
+/// The items whose bytes another item claims too: by (file, offset), the location of the other item.
 #[derive(Debug, Default)]
 pub(super) struct Overlaps(BTreeMap<(u32, u64), String>);
 
 impl Overlaps {
-    /// Of all chunks and objects of a checkpoint.
+    /// Finds them among all chunks and objects of a checkpoint.
     pub(super) fn of(table: &Table) -> Self {
-        // Ranks of a rank-local checkpoint, and equal names in general, are the same file whatever their index.
+        // Equal names are the same file whatever their index, for example in the metadata of several ranks.
         let file = |p: &Place| table.files.get(p.file as usize).and_then(|f| f.as_ref().ok());
         let all = table.chunks.iter().chain(&table.objects).copied();
         let mut all: Vec<Place> = all.filter(|p| p.length > 0 && file(p).is_some()).collect();
@@ -21,7 +21,7 @@ impl Overlaps {
         let says =
             |p: &Place| format!("bytes {}..{} of {}", p.offset, end(p), file(p).map_or("", Name::as_str));
         let mut found = BTreeMap::new();
-        // Of those before it in its file, the one that ends last.
+        // Each item is compared with the one, among those before it in its file, that ends last.
         let mut last: Option<Place> = None;
         for place in all {
             let before = last.filter(|l| file(l) == file(&place));
@@ -36,7 +36,7 @@ impl Overlaps {
         Self(found)
     }
 
-    /// Where an item lies that claims bytes of this one.
+    /// The location of an item that claims bytes of this one.
     pub(super) fn with(&self, place: Place) -> Option<&str> {
         self.0.get(&(place.file, place.offset)).map(String::as_str)
     }

@@ -1,7 +1,7 @@
-//! Chunks whose elements do not lie in a file as they are: deflated, gone through a stream transform, or to be changed.
+//! Reads chunks whose elements are not in a file as they are: deflated ones, transformed ones, and ones that need a change.
 //!
-//! Each takes memory of its own, so they are read one after the other. What was unpacked for one part of a chunk is kept for the
-//! part that comes next: who reads a tensor in blocks unpacks it once.
+//! Each chunk takes memory, so they are read one after the other. Data that were unpacked for one part of a chunk are kept for the next
+//! part. So a program that reads a tensor in blocks unpacks it only once.
 
 use super::{
     head::{Deflated, Wanted},
@@ -21,9 +21,9 @@ use reshard_strategy::{LimitOption, ReadTensor, ReadTotals, Result, StrategyErro
 use reshard_torch_format::archive::{Directory, Inflate, Method};
 use std::{io, ops::Range};
 
-/// Bytes of an archive beside the elements of its tensor: more than any description takes.
+/// The bytes of an archive in addition to the elements. This is more than any description takes.
 const DESCRIPTION: u64 = 4 << 20;
-/// Inflated at once.
+/// The number of bytes that are inflated at a time.
 const BLOCK: usize = 256 << 10;
 
 impl TorchDistReader {
@@ -37,7 +37,7 @@ impl TorchDistReader {
         self.chunk_bytes(w.chunk).saturating_add(DESCRIPTION)
     }
 
-    /// The archive of a chunk may unpack to what its shape says, and to no more.
+    /// Checks that the archive of a chunk does not unpack to more than its shape needs.
     pub(crate) fn unpacks_to_its_shape(&self, w: &Wanted, directory: &Directory) -> Result<()> {
         let packed = directory.records().filter(|r| r.method != Method::Stored);
         let size = packed.map(|r| r.size).fold(0, u64::saturating_add);
@@ -72,7 +72,7 @@ impl TorchDistReader {
         StrategyError::Limit { what, option: LimitOption::MaxWhole, max: self.limits.max_whole }
     }
 
-    /// Undoes the transforms of an item; `None` when more than `most` bytes come out.
+    /// Undoes the transforms of an item. `None` if more than `most` bytes come out.
     pub(crate) fn untransform(
         &self,
         place: Place,
@@ -107,7 +107,7 @@ impl TorchDistReader {
         Ok(Some(bytes))
     }
 
-    /// Fills regions from a chunk whose archive has to be in memory as a whole.
+    /// Fills regions from a chunk whose whole archive must be in memory.
     pub(super) async fn read_packed(
         &self,
         w: &Wanted,
@@ -136,9 +136,9 @@ impl TorchDistReader {
         Ok(())
     }
 
-    /// Fills regions from a deflated record, of which no more than a block is in memory. Its checksum is checked when its end is
-    /// reached. A chunk that is read backwards, as blocks of rows of a column-major one are, is unpacked as a whole: its record
-    /// would be unpacked for each of them.
+    /// Fills regions from a deflated record. At most one block of it is in memory. Its checksum is checked when its end is reached. A
+    /// chunk may be read backwards, for example if a column-major chunk is read in blocks of rows. Then it is unpacked as a whole,
+    /// because otherwise the record would be unpacked again for each block.
     pub(super) async fn read_deflated(
         &self,
         w: &Wanted,
@@ -148,6 +148,7 @@ impl TorchDistReader {
         progress: &Progress,
         totals: &mut ReadTotals,
     ) -> Result<()> {
+        // The range of the record that is wanted. If the kept stream is already past its start, the chunk is read backwards.
         let mut hulls = Vec::with_capacity(reads.len());
         for r in &reads {
             hulls.push(r.selection.layout(&d.layout)?.hull());
@@ -168,6 +169,7 @@ impl TorchDistReader {
             parts.push(part.into.strided_copy(&part.source)?);
         }
         let corrupt = |e| self.corrupt(w, e);
+        // Continues the stream of an earlier read if it has not passed the wanted range. Otherwise it starts from the beginning.
         let mut stream = match self.kept.take(w.chunk, verify) {
             Some(Unpacked::Stream(stream)) if stream.at <= start => stream,
             _ => {
@@ -195,7 +197,7 @@ impl TorchDistReader {
             stream.content.verify().map_err(corrupt)?;
             totals.verified += 1;
         }
-        // Who wants little of much will want the rest of it.
+        // If a read wants little of a large range, the next read will probably want the rest.
         if !ended || end - start > 2 * wanted {
             self.kept.keep(w.chunk, verify, Unpacked::Stream(stream));
         }

@@ -1,14 +1,14 @@
-//! Tensors whose elements share memory, so that few stored bytes are very many elements.
+//! Finds tensors in which very many elements share few stored bytes.
 
 use crate::table::Table;
 use reshard_plan::TensorRef;
 use reshard_strategy::{REPEATED, repeats};
 use std::collections::BTreeMap;
 
-/// Such tensors by key: bytes of their elements, and bytes that are stored of them.
+/// These tensors, by key: the bytes of their elements, and the bytes that are stored of them.
 pub(super) type Repeats = BTreeMap<Box<str>, (u64, u64)>;
 
-/// All of a checkpoint; none when they are together not more than anybody may read.
+/// All such tensors of a checkpoint. Empty if together they are within the limit.
 pub(super) fn repeated(table: &Table) -> Repeats {
     let found: Repeats =
         table.metadata.tensors().filter_map(|t| Some((t.key().into(), of(table, &t)?))).collect();

@@ -1,4 +1,4 @@
-//! Looking for damage without loading anything.
+//! Looks for damage without loading anything.
 
 use super::{
     head::{SMALL, Wanted},
@@ -100,7 +100,7 @@ impl Verifier<'_> {
         }
     }
 
-    /// Chunks lie in the tensor, do not overlap, and leave no hole; the first fault is told.
+    /// Checks that the chunks of a tensor lie in it, do not overlap, and leave no hole. Reports the first fault.
     fn cover(&mut self, tensor: &TensorRef<'_>) {
         let shape = tensor.shape();
         let (key, whole) = (tensor.key(), Region::whole(&shape));
@@ -133,11 +133,13 @@ impl Verifier<'_> {
         if let Some(what) = self.absent.get(file) {
             return Ok(what.clone());
         }
+        // Hostile metadata name as many files as they like.
+        if self.absent.len() >= ABSENT {
+            return Ok(MISSING.into());
+        }
         // Something else may lie there.
         let what = match self.r.store.read(file, 0..1).await {
-            Ok(_) | Err(StorageError::NotFound { .. } | StorageError::Short { .. }) => {
-                "its file is missing".into()
-            }
+            Ok(_) | Err(StorageError::NotFound { .. } | StorageError::Short { .. }) => MISSING.into(),
             Err(e) if e.kind() == ErrorKind::Corrupt => format!("its file can't be read: {}", Lost(e)),
             Err(e) => return Err(e),
         };
@@ -145,7 +147,7 @@ impl Verifier<'_> {
         Ok(what)
     }
 
-    /// The file is there, and long enough.
+    /// Checks that the file exists and is long enough.
     async fn in_file(&mut self, key: &str, file: &Name, range: &std::ops::Range<u64>) -> bool {
         let what = match self.sizes.get(file) {
             None => match self.absent(file).await {
@@ -164,7 +166,7 @@ impl Verifier<'_> {
         false
     }
 
-    /// Every record of a chunk's archive has the checksum that the archive says, and its tensor is the metadata's.
+    /// Checks that every record of a chunk's archive has the checksum in the archive, and that its tensor is that of the metadata.
     async fn chunk(&mut self, w: &Wanted) -> Result<u64> {
         let len = w.range.end - w.range.start;
         if len <= SMALL.max(IN_MEMORY) || self.r.table.is_transformed(w.place) {
@@ -182,7 +184,7 @@ impl Verifier<'_> {
             },
         };
         self.r.unpacks_to_its_shape(w, &directory)?;
-        // Though one thing is not understood, another may be damaged.
+        // Even if one thing is not understood, another may be damaged.
         let mut found = self.described(w, &directory).await;
         for record in directory.records() {
             if found.as_ref().is_err_and(|e| e.kind() != ErrorKind::Unsupported) {
@@ -229,7 +231,7 @@ impl Verifier<'_> {
         Ok(range)
     }
 
-    /// Checks one record in pieces, so that memory stays bounded whatever its size.
+    /// Checks one record in pieces, so memory stays bounded whatever the size of the record.
     async fn record(&self, w: &Wanted, record: &Record) -> Result<()> {
         let corrupt = |e| self.r.corrupt(w, e);
         let range = self.data_range(w, record).await?;
@@ -264,7 +266,7 @@ impl Verifier<'_> {
         for p in payloads {
             if let Payload::Encoded { bytes, .. } = p {
                 let key = self.r.table.metadata.object_key(object.object).unwrap_or_default();
-                // Checksums are right by now; what is more than this program decodes is not damaged for that.
+                // The checksums are right, so an object beyond the limits of the decoder is not damaged.
                 match decode_object(&*self.r.codec(), key, Payload::Encoded { codec: TorchSave::NAME, bytes })
                 {
                     Err(StrategyError::Object { source, .. }) if is_beyond_us(&source) => {}
@@ -278,5 +280,10 @@ impl Verifier<'_> {
     }
 }
 
-/// Read at once at most.
+const MISSING: &str = "its file is missing";
+
+/// Of so many files that are not listed it is looked at what lies there.
+const ABSENT: usize = 1_000;
+
+/// The most bytes that are read at a time.
 const IN_MEMORY: u64 = 4 << 20;

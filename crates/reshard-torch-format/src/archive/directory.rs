@@ -7,11 +7,11 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Method {
-    /// As they are. The only one that torch writes.
+    /// Not packed. torch writes only this.
     Stored,
     /// Deflate, as ordinary zip programs pack.
     Deflated,
-    /// Another one, or encrypted: such a record can be found, but not read.
+    /// An unknown method, or an encrypted record. Such a record can be found, but not read.
     Unknown {
         /// Its number.
         method: u16,
@@ -43,18 +43,17 @@ pub struct Record {
 }
 
 impl Record {
-    /// Which bytes to hand to [`data_range`](Self::data_range).
+    /// The range of bytes to pass to [`data_range`](Self::data_range).
     pub fn header_range(&self) -> Range<u64> {
         self.header..self.header + 30 + self.name.len() as u64
     }
 
-    /// Where the record's data lies, packed as it is, given the bytes of [`header_range`](Self::header_range). Nothing but a
-    /// descriptor lies between it and the next record.
+    /// The range of the record's (packed) data. It needs the bytes of [`header_range`](Self::header_range). Only a descriptor lies
+    /// between the data and the next record.
     ///
     /// # Errors
-    /// [`Error::Archive`] when the local header is damaged or contradicts the directory, or when the data and its descriptor
-    /// do not fill what is between it and the next record; else [`Error::Unsupported`] when both say that it is packed in a way
-    /// that is not [known](Method::Unknown).
+    /// [`Error::Archive`] if the local header is damaged or contradicts the directory, or if the data and its descriptor do not fill the
+    /// space up to the next record. Otherwise [`Error::Unsupported`] if both say that the packing method is [unknown](Method::Unknown).
     pub fn data_range(&self, header: &[u8]) -> Result<Range<u64>> {
         let bad =
             |what: String| Error::archive(self.header, format!("local header of {:?}: {what}", self.name));
@@ -74,7 +73,7 @@ impl Record {
         if usize::from(name) != self.name.len() || f.take(self.name.len())? != self.name.as_bytes() {
             return Err(bad("its name is another one".into()));
         }
-        // With a descriptor behind the data, or with zip64, the fields here are zero or all ones.
+        // If a descriptor follows the data, or with zip64, the fields here are zero or all ones.
         let differs =
             |here: u32, there: u64| here != 0 && u64::from(here) != MAX32 && u64::from(here) != there;
         if differs(stored, self.stored) || differs(size, self.size) || differs(crc, u64::from(self.crc32)) {
@@ -90,16 +89,16 @@ impl Record {
         }
     }
 
-    /// Which bytes to hand to [`confirm`](Self::confirm): those behind the [data](Self::data_range). None, if nothing is there.
+    /// The range of bytes to pass to [`confirm`](Self::confirm): those after the [data](Self::data_range). Empty if there are none.
     pub fn behind(&self, data: &Range<u64>) -> Range<u64> {
         data.end..self.limit.min(data.end.saturating_add(8))
     }
 
-    /// Compares the descriptor behind the data, if there is one, with the directory: the data does lie where the local header
-    /// said, even if not all of it is read and no checksum can tell.
+    /// Compares the descriptor after the data, if there is one, with the directory. This confirms the position from the local header even
+    /// if the data are not read as a whole and no checksum can confirm it.
     ///
     /// # Errors
-    /// [`Error::Archive`] when something else is there.
+    /// [`Error::Archive`] if the bytes are no such descriptor.
     pub fn confirm(&self, data: &Range<u64>, behind: &[u8]) -> Result<()> {
         let mut f = Fields { bytes: behind, at: 0, base: data.end };
         // The signature is optional.
@@ -117,7 +116,7 @@ impl Record {
         }
     }
 
-    /// That its method is known.
+    /// Checks that its packing method is known.
     pub(super) fn is_known(&self) -> Result<()> {
         let Method::Unknown { method, encrypted } = self.method else { return Ok(()) };
         let what = match encrypted {
@@ -132,7 +131,7 @@ impl Record {
         self.limit.saturating_sub(data.end)
     }
 
-    /// Where the directory says the checksum.
+    /// Where the directory has the checksum.
     pub(super) fn checksum_at(&self) -> u64 {
         self.entry + 16
     }
@@ -149,7 +148,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// The folder that all records of a torch archive share; `archive` for what was written to an open file.
+    /// The folder that all records of a torch archive share. It is `archive` if torch wrote to an open file.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -159,12 +158,12 @@ impl Directory {
         self.records.values()
     }
 
-    /// Where the directory itself starts, which is where all records end.
+    /// Where the directory starts. All records end there.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Where the record starts that ends the archive, but for a comment.
+    /// Where the end record starts. Only a comment may follow it.
     pub(super) fn end(&self) -> u64 {
         self.end
     }
@@ -181,7 +180,7 @@ impl Directory {
     /// As [`find`](Self::find).
     ///
     /// # Errors
-    /// [`Error::NoRecord`] with the names of what is there.
+    /// [`Error::NoRecord`] with the names of existing records.
     pub fn get(&self, name: &str) -> Result<&Record> {
         self.find(name).ok_or_else(|| {
             let names: Vec<&str> = self.records.keys().map(|k| &**k).take(8).collect();
@@ -193,22 +192,22 @@ impl Directory {
     }
 }
 
-/// What the end of an archive tells.
+/// The result of parsing the end of an archive.
 #[derive(Clone, Debug)]
 pub enum Tail {
     /// The directory.
     Done(Directory),
-    /// These bytes are needed: a longer tail, which ends where the archive ends.
+    /// More bytes are needed: this longer range, which also ends at the end of the archive.
     Need(Range<u64>),
 }
 
 /// The end record, its comment, and what zip programs add.
 const SEARCH: u64 = 22 + 0xFFFF;
-/// Most directories that are tried: a comment can name thousands.
+/// The most directories that are tried, because a comment may contain thousands of signatures.
 const MAX_DIRECTORIES: u32 = 4;
 
 impl Tail {
-    /// The range to fetch first: one KiB holds the directory of an archive of up to six storages.
+    /// The range to fetch first. One KiB contains the directory of an archive with up to six storages.
     pub fn first_range(archive_len: u64) -> Range<u64> {
         archive_len.saturating_sub(1024)..archive_len
     }
@@ -216,8 +215,8 @@ impl Tail {
     /// Finds and reads the directory in the last bytes of an archive of `archive_len` bytes.
     ///
     /// # Errors
-    /// [`Error::Archive`] when there is no directory (a file cut short), or when it is damaged: entries that overlap,
-    /// that are named twice, whose names leave the archive, or whose sizes contradict each other.
+    /// [`Error::Archive`] if there is no directory (a truncated file), or if it is damaged: entries overlap, have the same name, have names
+    /// that leave the archive, or have sizes that contradict each other.
     pub fn parse(archive_len: u64, tail: &[u8]) -> Result<Self> {
         let Some(start) = archive_len.checked_sub(tail.len() as u64) else {
             return Err(Error::archive(0, "more bytes were given than the archive has"));
@@ -238,7 +237,7 @@ impl Tail {
                 });
                 match found {
                     Ok(found) => return Ok(found),
-                    // A stray signature in trailing bytes: the true one lies before. Few of them name a directory.
+                    // A stray signature in trailing bytes. The true one comes before it.
                     Err(e) if directories == MAX_DIRECTORIES => return Err(first_error.unwrap_or(e)),
                     Err(e) => first_error = first_error.or(Some(e)),
                 }
@@ -255,7 +254,7 @@ impl Tail {
         }
     }
 
-    /// What the end record says, or the bytes that are needed to tell.
+    /// Reads the end record, or returns the range that is needed for it.
     fn at_end(archive_len: u64, tail: &Window<'_>, end: u64) -> Result<Result<End, Range<u64>>> {
         let mut f = tail.fields(end, 22)?;
         f.skip(4)?;

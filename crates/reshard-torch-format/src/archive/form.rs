@@ -1,13 +1,13 @@
-//! Archives that differ in their checksums only.
+//! Recognises archives that differ only in elements and checksums.
 
 use super::{DESCRIPTOR, Directory, Record};
 use std::ops::Range;
 
-/// What two archives have in common that hold equal descriptions and other elements: tensors of one type and shape, written
-/// by one program. The first is parsed; that another one says the same is seen by comparing bytes.
+/// The common bytes of archives with equal descriptions and different elements: tensors of one type and shape, written by one program.
+/// The first archive is parsed. Comparing bytes then shows that another one has the same description.
 ///
-/// All bytes are compared on which it depends what a reader learns of the described records and of where the storage lies.
-/// Free are the storage's elements and checksum, and content and checksum of the other records.
+/// All bytes are compared that determine the described records and the position of the storage. These may differ: the elements and the
+/// checksum of the storage, and the content and the checksum of the other records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Form {
     len: u64,
@@ -16,16 +16,16 @@ pub struct Form {
     storage: Range<u64>,
     /// From the directory to the end of the archive.
     directory: Box<[u8]>,
-    /// What of the directory is compared: all but the checksums that are free.
+    /// The ranges of the directory that are compared: everything except the checksums that may differ.
     fixed: Vec<Range<usize>>,
-    /// Where the directory says the checksum of the storage.
+    /// Where the directory has the checksum of the storage.
     checksum: usize,
 }
 
 impl Form {
-    /// The form of an archive of `len` bytes of which the `first` and the `last` were enough to read its directory and the
-    /// `described` records, and to find the one `storage`. `None` when it has not the shape that torch writes: descriptions
-    /// before the storage, its checksum behind it, the directory at the end.
+    /// The form of an archive of `len` bytes. Its `first` and `last` bytes were enough to read the directory and the `described` records,
+    /// and to find the one `storage`. `None` if the archive does not have torch's order: descriptions, the storage, its checksum, the
+    /// directory.
     pub fn new(
         len: u64,
         (first, last): (&[u8], &[u8]),
@@ -78,7 +78,7 @@ impl Form {
         &self.storage
     }
 
-    /// The checksum of the storage, if an archive with these ends has this form.
+    /// Returns the checksum of the storage, if an archive with these ends has this form.
     pub fn matches(&self, len: u64, first: &[u8], last: &[u8]) -> Option<u32> {
         if len != self.len || !first.starts_with(&self.front) {
             return None;

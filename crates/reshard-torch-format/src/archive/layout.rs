@@ -5,18 +5,18 @@ use super::{
 use crate::{Error, Result};
 use std::ops::Range;
 
-/// Which layout to write. Every torch since 2.1 reads both.
+/// The layout to write. Every torch since 2.1 reads both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Era {
-    /// What torch 2.1 to 2.6 write.
+    /// The layout of torch 2.1 to 2.6.
     Torch21,
-    /// What torch 2.7 and later write: two more records, `.format_version` and `.storage_alignment`.
+    /// The layout of torch 2.7 and later. It has two more records, `.format_version` and `.storage_alignment`.
     #[default]
     Torch27,
 }
 
-/// How an archive is to be written.
+/// Options for writing an archive.
 ///
 /// ```
 /// use reshard_torch_format::archive::{ArchiveOptions, Era};
@@ -25,9 +25,9 @@ pub enum Era {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArchiveOptions {
-    /// Folder of all records. torch takes the stem of the file's name, or `archive` when it writes to an open file.
+    /// The folder of all records. torch uses the stem of the file's name, or `archive` if it writes to an open file.
     pub prefix: Box<str>,
-    /// Which layout.
+    /// The layout.
     pub era: Era,
 }
 
@@ -38,20 +38,20 @@ impl Default for ArchiveOptions {
 }
 
 impl ArchiveOptions {
-    /// With another prefix.
+    /// Sets the prefix.
     pub fn with_prefix(mut self, prefix: impl Into<Box<str>>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// With another layout.
+    /// Sets the layout.
     pub fn with_era(mut self, era: Era) -> Self {
         self.era = era;
         self
     }
 }
 
-/// What stands in a record.
+/// The content of a record.
 #[derive(Clone, Debug)]
 enum Body {
     /// With its CRC-32.
@@ -100,10 +100,10 @@ struct Sums<'a> {
 
 /// Where every byte of an archive goes, computed before the first one is written.
 ///
-/// An archive is: the [`head`](Self::head); the bytes of the first storage in [`order`](Self::order); the
-/// [`gap`](Self::gap) after it; the bytes of the next storage; … ; the bytes of the last storage; the tail that [`finish`](Self::finish) gives. All lengths are known at once, only
-/// the *content* of gaps and tail depends on the CRC-32 of what stands before them. So data can be written by position,
-/// by several threads, straight from where it lies.
+/// An archive consists of the [`head`](Self::head), the bytes of the first storage in [`order`](Self::order), the [`gap`](Self::gap)
+/// after it, the bytes of the next storage, and so on. After the last storage comes the tail, which [`finish`](Self::finish) returns. All
+/// lengths are known beforehand. Only the *content* of gaps and tail depends on the CRC-32 of the data before them. So several threads can
+/// write data at their positions, straight from where they lie.
 ///
 /// ```
 /// use reshard_torch_format::archive::{ArchiveLayout, ArchiveOptions};
@@ -139,10 +139,10 @@ pub struct ArchiveLayout {
 }
 
 impl ArchiveLayout {
-    /// Lays out an archive of a `data.pkl` and of storages of so many bytes.
+    /// Makes the layout of an archive with a `data.pkl` and storages of so many bytes.
     ///
     /// # Errors
-    /// [`Error::Encode`] when the archive would be longer than 2^63 bytes or the prefix longer than a zip can name.
+    /// [`Error::Encode`] if the archive would be longer than 2^63 bytes, or the prefix is too long for a zip file.
     pub fn new(pickle: &[u8], storages: &[u64], options: &ArchiveOptions) -> Result<Self> {
         let prefix = &*options.prefix;
         if prefix.is_empty() || prefix.len() > 60_000 || prefix.contains('/') {
@@ -218,8 +218,8 @@ impl ArchiveLayout {
         self.order.len()
     }
 
-    /// The storages in the order in which they lie in the file: 0, 1, 2, … but for more than ten in the layout of torch
-    /// 2.6 and before, which sorts their names as text.
+    /// The storages in the order of the file: 0, 1, 2, …. The layout of torch 2.6 and before sorts their names as text, so with more than
+    /// ten storages its order differs.
     pub fn order(&self) -> &[usize] {
         &self.order
     }
@@ -235,7 +235,7 @@ impl ArchiveLayout {
         self.parts.get(self.first + place).filter(|_| place < self.order.len())
     }
 
-    /// Where the data of storage `i` lies, in bytes from the archive's start; empty at the end when there is no such storage.
+    /// The range of storage `i`, in bytes from the start of the archive. If there is no such storage, an empty range at the end.
     pub fn storage(&self, i: usize) -> Range<u64> {
         match self.part(i) {
             Some(p) => p.data..p.data + p.len,
@@ -248,8 +248,7 @@ impl ArchiveLayout {
         &self.head
     }
 
-    /// The bytes between the data of storage `i`, whose CRC-32 is `crc`, and of the one that comes next in the file. Empty
-    /// after the last one.
+    /// The bytes between storage `i`, whose CRC-32 is `crc`, and the next storage in the file. Empty after the last storage.
     pub fn gap(&self, i: usize, crc: u32) -> Vec<u8> {
         let mut out = Vec::new();
         if let (Some(part), Some(next)) = (self.part(i), self.next(i)) {
@@ -265,10 +264,10 @@ impl ArchiveLayout {
         from..self.next(i).map_or(from, |next| next.data)
     }
 
-    /// Everything after the data of the last storage, given the CRC-32 of each storage.
+    /// Everything after the last storage. It needs the CRC-32 of each storage.
     ///
     /// # Errors
-    /// [`Error::Encode`] when there are not as many checksums as storages.
+    /// [`Error::Encode`] if the number of checksums is not that of the storages.
     pub fn finish(&self, crcs: &[u32]) -> Result<Vec<u8>> {
         if crcs.len() != self.order.len() {
             let what = format!("{} checksums were given for {} storages", crcs.len(), self.order.len());
@@ -369,7 +368,7 @@ fn inverse(order: &[usize]) -> Vec<usize> {
     places
 }
 
-/// An archive in memory.
+/// Writes an archive into memory.
 ///
 /// # Errors
 /// As [`ArchiveLayout::new`].

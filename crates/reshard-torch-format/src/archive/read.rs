@@ -5,17 +5,17 @@ use bytes::Bytes;
 /// Whether checksums are compared. PyTorch itself never does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// The CRC-32 of every record that is read.
+    /// Compare the CRC-32 of every record that is read.
     #[default]
     Crc,
-    /// Nothing beyond the structure.
+    /// Check only the structure.
     No,
 }
 
 /// Order of the bytes of each element in the storages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ByteOrder {
-    /// Least significant byte first: of every usual machine, and of archives that don't say.
+    /// Least significant byte first: the order of every usual machine, and of archives that don't name their order.
     #[default]
     Little,
     /// Most significant byte first.
@@ -23,10 +23,10 @@ pub enum ByteOrder {
 }
 
 impl ByteOrder {
-    /// What the record `byteorder` says; `None` when the archive has no such record.
+    /// Parses the record `byteorder`. Pass `None` if the archive has no such record.
     ///
     /// # Errors
-    /// [`Error::Archive`] when it is neither `little` nor `big`.
+    /// [`Error::Archive`] if it is neither `little` nor `big`.
     pub fn parse(record: Option<&[u8]>) -> Result<Self> {
         match record {
             None | Some(b"little") => Ok(Self::Little),
@@ -39,10 +39,10 @@ impl ByteOrder {
     }
 }
 
-/// Most bytes of the records that say the version and the byte order.
+/// The maximal size of the records with the version and the byte order.
 const MAX_WORD: u64 = 1000;
 
-/// A whole archive in memory. Records that are not packed are handed out without a copy.
+/// A whole archive in memory. Records that are not packed are returned without a copy.
 ///
 /// ```
 /// use reshard_torch_format::archive::{Archive, ArchiveOptions, Verify, write_archive};
@@ -91,8 +91,8 @@ impl Archive {
     /// The content of a record, named without the prefix.
     ///
     /// # Errors
-    /// [`Error::NoRecord`], [`Error::Archive`], [`Error::Checksum`] unless told not to verify, and [`Error::Limit`] for a
-    /// packed record that unpacks to more than [`Limits`] allow for this archive.
+    /// [`Error::NoRecord`], [`Error::Archive`], [`Error::Checksum`] (unless `Verify::No`), and [`Error::Limit`] if a packed record unpacks
+    /// to more than [`Limits`] allow for this archive.
     pub fn read(&self, name: &str, verify: Verify) -> Result<Bytes> {
         self.content(self.directory.get(name)?, verify)
     }
@@ -105,12 +105,12 @@ impl Archive {
         self.content_within(record, verify, &mut self.budget())
     }
 
-    /// The memory that everything made of this archive may take.
+    /// The memory that the parsed form of this archive may take.
     pub(crate) fn budget(&self) -> Budget {
         self.limits.budget(self.bytes.len() as u64)
     }
 
-    /// As [`content`](Self::content); what is unpacked is drawn from the budget.
+    /// As [`content`](Self::content), but the memory of unpacked bytes is drawn from the budget.
     pub(crate) fn content_within(
         &self,
         record: &Record,
@@ -130,12 +130,12 @@ impl Archive {
         Ok(content)
     }
 
-    /// Compares every record with its checksum. What is packed takes the memory of a block. All of them are looked at though one
-    /// is packed in a way that is not known: another may be damaged.
+    /// Compares every record with its checksum. A packed record takes the memory of one block. Even if the packing method of one record is
+    /// unknown, all others are checked, because they may be damaged.
     ///
     /// # Errors
-    /// Those of [`content`](Self::content), damage before what is not known; what `permits` says, which is asked before a
-    /// record is unpacked.
+    /// Those of [`content`](Self::content), with damage before unknown methods. Errors of `permits`, which is called before a record is
+    /// unpacked.
     pub fn check_records(&self, mut permits: impl FnMut(&Record) -> Result<()>) -> Result<()> {
         let mut not_known = Ok(());
         for record in self.directory.records() {

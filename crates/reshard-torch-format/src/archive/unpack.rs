@@ -1,20 +1,20 @@
-//! Packed records, unpacked block by block.
+//! Unpacks packed records block by block.
 
 use super::{Method, Record};
 use crate::{Error, Result};
 use bytes::Bytes;
 use std::io;
 
-/// Deflate never packs better than 1032 to 1; a claim beyond that is a lie, and memory is not taken for it.
+/// Deflate never packs better than 1032 to 1. A larger claimed size is wrong, and no memory is allocated for it.
 const MAX_RATIO: u64 = 1032;
-/// Unpacked at a time, to be checked.
+/// The number of bytes that a check unpacks at a time.
 const BLOCK: usize = 64 << 10;
-/// Memory is taken for a record in steps of this many bytes, as they are really unpacked.
+/// Memory for a record is allocated in steps of this many bytes, only as they are really unpacked.
 const STEP: usize = 1 << 20;
 
-/// The content of a record in blocks, unpacked on the way: memory stays that of one block whatever the record unpacks to.
+/// Unpacks the content of a record in blocks. It needs the memory of one block, whatever the record unpacks to.
 ///
-/// It never gives more than [`Record::size`] bytes. Records that are not packed are given as they are.
+/// It never returns more than [`Record::size`] bytes. Records that are not packed are returned as they are.
 ///
 /// ```
 /// use reshard_torch_format::archive::{Archive, ArchiveOptions, Inflate, write_archive};
@@ -46,7 +46,7 @@ pub struct Inflate<B> {
     stream: Option<flate2::Decompress>,
     /// Packed bytes used so far.
     used: usize,
-    /// Bytes of the content that were not given yet.
+    /// Bytes of the content that were not returned yet.
     left: u64,
     /// Whether the packed bytes were seen to end where the content does.
     ended: bool,
@@ -54,11 +54,11 @@ pub struct Inflate<B> {
 }
 
 impl<B: AsRef<[u8]>> Inflate<B> {
-    /// Starts at the first byte, given all bytes of a record as they lie in the archive.
+    /// Starts at the first byte. It needs all stored bytes of the record.
     ///
     /// # Errors
-    /// [`Error::Archive`] when these are not as many as the directory says, or can't unpack to as many as it says;
-    /// [`Error::Unsupported`] for a method that is not known.
+    /// [`Error::Archive`] if their number is not that in the directory, or if they can't unpack to the size in the directory.
+    /// [`Error::Unsupported`] for an unknown method.
     pub fn new(record: &Record, stored: B) -> Result<Self> {
         record.is_known()?;
         let len = stored.as_ref().len() as u64;
@@ -85,10 +85,10 @@ impl<B: AsRef<[u8]>> Inflate<B> {
         Ok(inflate)
     }
 
-    /// The next bytes of the content: as many as the block is long, fewer only at the end, none behind it.
+    /// Reads the next bytes of the content. It fills the block, except at the end; after the end it returns 0.
     ///
     /// # Errors
-    /// [`Error::Archive`] when the record unpacks to fewer or to more bytes than the directory says.
+    /// [`Error::Archive`] if the record unpacks to fewer or more bytes than the directory says.
     pub fn next_block(&mut self, block: &mut [u8]) -> Result<usize> {
         let n = self.fill(block)?;
         self.crc.update(&block[..n]);
@@ -100,7 +100,7 @@ impl<B: AsRef<[u8]>> Inflate<B> {
         self.left
     }
 
-    /// Compares the checksum of what was given so far with that of the record; call it when nothing is left.
+    /// Compares the checksum of the returned bytes with that of the record. Call it when nothing is left.
     ///
     /// # Errors
     /// [`Error::Checksum`].
@@ -108,7 +108,7 @@ impl<B: AsRef<[u8]>> Inflate<B> {
         compare(&self.record, self.crc.clone().finalize())
     }
 
-    /// Unpacks what is left, and compares the checksum.
+    /// Unpacks the rest, and compares the checksum.
     ///
     /// # Errors
     /// Those of [`next_block`](Self::next_block) and [`verify`](Self::verify).

@@ -2,7 +2,7 @@ use crate::{Budget, Error};
 use reshard_model::BoxError;
 use std::borrow::Cow;
 
-/// Why a [`Build`] did not take what a pickle says. The machine adds the offset.
+/// Why a [`Build`] refused an instruction. The interpreter adds the offset.
 #[derive(Debug)]
 pub struct Refusal(Box<Reason>);
 
@@ -15,25 +15,25 @@ enum Reason {
 }
 
 impl Refusal {
-    /// The pickle says something that can't be.
+    /// The pickle is damaged: it says something impossible.
     #[cold]
     pub fn damaged(what: impl Into<Cow<'static, str>>) -> Self {
         Self(Box::new(Reason::Damaged(what.into())))
     }
 
-    /// The pickle says something that is not read.
+    /// The pickle says something that this builder does not read.
     #[cold]
     pub fn unsupported(what: impl Into<Cow<'static, str>>) -> Self {
         Self(Box::new(Reason::Unsupported(what.into())))
     }
 
-    /// The pickle exceeds a limit of so many of something.
+    /// The pickle exceeds a limit.
     #[cold]
     pub fn limit(of: &'static str, max: u64) -> Self {
         Self(Box::new(Reason::Limit(of, max)))
     }
 
-    /// The builder has an error of its own, which is kept.
+    /// The builder failed with its own error, which is kept.
     #[cold]
     pub fn because(source: impl Into<BoxError>) -> Self {
         Self(Box::new(Reason::Other(source.into())))
@@ -51,37 +51,37 @@ impl Refusal {
     }
 }
 
-/// What a builder's hook gives.
+/// The result of a builder's hook.
 pub type Built<T> = Result<T, Refusal>;
 
-/// Values handed from the machine's stack to a builder.
+/// Values that go from the interpreter's stack to a builder.
 pub type Items<'m, V> = std::vec::Drain<'m, V>;
 
-/// What the machine makes of a pickle. One machine builds trees of values, columns of metadata, or nothing at all.
+/// Decides what the interpreter builds from a pickle: trees of values, columns of metadata, or nothing at all.
 ///
 /// # Contract
-/// A value belongs to one owner, until [`share`](Self::share) makes a second handle on it. Lists, dicts, sets and objects
-/// are filled after they were made, and may have been shared by then, so handles on them must see what is added later: use
-/// indices into an arena for those. `share` is called only for values that the pickle names again; whatever was never
-/// shared and is given to a hook by value has no other owner and can be taken apart.
+/// A value has one owner, until [`share`](Self::share) makes a second handle on it. Lists, dicts, sets and objects are filled after they
+/// are made, and may be shared by then. So handles on them must see later additions: use indices into an arena for them. `share` is called
+/// only for values to which the pickle refers again. A value that was never shared, and that a hook gets by value, has no other owner and
+/// can be taken apart.
 ///
-/// Hooks come in the order of the pickle. Nothing is ever executed: [`call`](Self::call) and its like are told what Python
+/// Hooks are called in the order of the pickle. Nothing is ever executed: [`call`](Self::call) and similar hooks only learn what Python
 /// *would* do.
 pub trait Build<'a> {
-    /// A handle on something built; better small.
+    /// A handle on a built value. It should be small.
     type Value;
 
-    /// A pickle begins; what the builder keeps may take this much memory, as [`Limits`](crate::Limits) say for a pickle of this
-    /// length. Does nothing unless overridden.
+    /// Called at the beginning of a pickle, with the memory that the builder may keep, as [`Limits`](crate::Limits) allow for a pickle of
+    /// this length. The default does nothing.
     fn begin(&mut self, budget: Budget) {
         let _ = budget;
     }
-    /// The hooks that follow are those of the instruction at this byte. Does nothing unless overridden.
+    /// Called before the hooks of each instruction, with the position of the instruction in bytes. The default does nothing.
     #[inline(always)]
     fn at(&mut self, offset: usize) {
         let _ = offset;
     }
-    /// A second handle on the same thing.
+    /// Makes a second handle on the same value.
     fn share(&mut self, value: &Self::Value) -> Built<Self::Value>;
     /// `None`.
     fn none(&mut self) -> Built<Self::Value>;
@@ -89,13 +89,13 @@ pub trait Build<'a> {
     fn bool(&mut self, v: bool) -> Built<Self::Value>;
     /// An int of up to 64 bits.
     fn int(&mut self, v: i64) -> Built<Self::Value>;
-    /// A larger int: two's complement, least significant byte first, as short as it can be.
+    /// A larger int: two's complement, least significant byte first, in as few bytes as possible.
     fn long(&mut self, le: Cow<'a, [u8]>) -> Built<Self::Value>;
     /// A float.
     fn float(&mut self, v: f64) -> Built<Self::Value>;
-    /// A str; borrowed from the pickle unless it was escaped there.
+    /// A str. It is borrowed from the pickle unless it was escaped there.
     fn str(&mut self, v: Cow<'a, str>) -> Built<Self::Value>;
-    /// A str with lone surrogates, in the UTF-8 that Python makes of them. Refused unless overridden.
+    /// A str with lone surrogates, in Python's UTF-8 (`surrogatepass`). The default refuses it.
     fn odd_str(&mut self, utf8: &'a [u8]) -> Built<Self::Value> {
         let _ = utf8;
         Err(Refusal::damaged("a text is not UTF-8"))
@@ -128,7 +128,7 @@ pub trait Build<'a> {
     fn call(&mut self, callable: Self::Value, args: Self::Value) -> Built<Self::Value>;
     /// `class.__new__(class, *args)`.
     fn new_object(&mut self, class: Self::Value, args: Self::Value) -> Built<Self::Value>;
-    /// `class.__new__(class, *args, **kwargs)`. Refused unless overridden.
+    /// `class.__new__(class, *args, **kwargs)`. The default refuses it.
     fn new_object_ex(
         &mut self,
         class: Self::Value,
@@ -140,7 +140,7 @@ pub trait Build<'a> {
     }
     /// `object.__setstate__(state)`, or an update of its `__dict__`.
     fn build(&mut self, object: &mut Self::Value, state: Self::Value) -> Built<()>;
-    /// An object that lies outside of the pickle, such as a storage. Refused unless overridden.
+    /// An object outside the pickle, such as a storage. The default refuses it.
     fn persistent(&mut self, id: Self::Value) -> Built<Self::Value> {
         let _ = id;
         Err(Refusal::unsupported("an object outside of the pickle"))

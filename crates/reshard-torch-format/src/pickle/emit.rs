@@ -2,11 +2,10 @@ use super::{Op, names};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Writes a pickle with CPython's choice of opcodes.
+/// Writes a pickle with the same opcodes as CPython.
 ///
-/// What Python would hold once and name again (equal strings, classes) is written once, and named by its memo number after
-/// that. Protocol 2 is what `torch.save` uses, 4 is what `pickle.dump` uses; frames are not written, and no reader
-/// misses them.
+/// Values that Python would hold only once (equal strings, classes) are written once. After that, their memo number refers to them.
+/// `torch.save` uses protocol 2, and `pickle.dump` uses protocol 4. Frames are not written; no reader needs them.
 ///
 /// ```
 /// use reshard_torch_format::pickle::{Emitter, Op};
@@ -39,7 +38,7 @@ impl Emitter {
         op.write(&mut self.out);
     }
 
-    /// Gives what was written last the next memo number, which is returned.
+    /// Gives the last written value the next memo number, and returns this number.
     pub fn memoize(&mut self) -> u32 {
         let id = self.next;
         self.next += 1;
@@ -51,7 +50,7 @@ impl Emitter {
         id
     }
 
-    /// Names what was memoized under `id`.
+    /// Refers to the value with memo number `id`.
     pub fn get(&mut self, id: u32) {
         match u8::try_from(id) {
             Ok(id) => self.op(Op::BinGet(id)),
@@ -105,7 +104,7 @@ impl Emitter {
         self.op(Op::BinFloat(v));
     }
 
-    /// A str; a second one of the same text becomes a reference to the first.
+    /// A str. A second str with the same text becomes a reference to the first.
     pub fn str(&mut self, v: &str) {
         if let Some(&id) = self.texts.get(v) {
             return self.get(id);
@@ -124,10 +123,10 @@ impl Emitter {
         self.op(op);
     }
 
-    /// Bytes; before protocol 3 as the call that Python 2 understands.
+    /// Bytes. Before protocol 3 they are written as a call that Python 2 understands.
     ///
     /// # Errors
-    /// [`Error::Encode`] when they are longer than such a pickle can say.
+    /// [`Error::Encode`] if they are too long for such a pickle.
     pub fn bytes(&mut self, v: &[u8]) -> Result<()> {
         if self.protocol >= 3 {
             self.op(match v.len() {
@@ -159,7 +158,7 @@ impl Emitter {
         Ok(())
     }
 
-    /// Makes a tuple of the `n` values written last, for `n` up to 3. More need a [`Op::Mark`] before the first and a
+    /// Makes a tuple of the last `n` written values, for `n` up to 3. For more values, write an [`Op::Mark`] before the first and an
     /// [`Op::Tuple`] after the last.
     pub fn tuple(&mut self, n: usize) {
         self.op(match n {

@@ -9,7 +9,7 @@ use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id(u32);
 
-/// How an object of some class would be made.
+/// How Python would make an object of some class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// `callable(*args)`.
@@ -30,24 +30,24 @@ pub struct Call {
     pub args: Id,
     /// A dict.
     pub kwargs: Option<Id>,
-    /// What it would be told to restore.
+    /// The state that it would restore.
     pub state: Option<Id>,
-    /// What would be appended or added to it.
+    /// The elements that would be appended or added to it.
     pub items: Vec<Id>,
-    /// What would be set in it.
+    /// The items that would be set in it.
     pub pairs: Vec<(Id, Id)>,
 }
 
 /// Name of a class or function.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name {
-    /// Its module, as Python 3 calls it.
+    /// Its module, by its name in Python 3.
     pub module: Box<str>,
     /// Its qualified name in the module.
     pub name: Box<str>,
 }
 
-/// What a pickle says, borrowed from it.
+/// The content of a node, borrowed from the pickle.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the names are those of Python's types")]
 #[non_exhaustive]
@@ -59,7 +59,7 @@ pub enum Node<'a> {
     Long(Cow<'a, [u8]>),
     Float(f64),
     Str(Cow<'a, str>),
-    /// With lone surrogates, in the UTF-8 that Python makes of them.
+    /// With lone surrogates, in Python's UTF-8 (`surrogatepass`).
     OddStr(&'a [u8]),
     Bytes(Cow<'a, [u8]>),
     ByteArray(&'a [u8]),
@@ -71,11 +71,11 @@ pub enum Node<'a> {
     /// A class or function.
     Global(Arc<Name>),
     Call(Box<Call>),
-    /// An object outside of the pickle, by its id.
+    /// An object outside the pickle, by its id.
     Persistent(Id),
 }
 
-/// The builder that keeps a whole pickle as inert nodes. Shared nodes are one node; cycles are possible.
+/// A builder that keeps a whole pickle as inert nodes. A shared value is one node, and cycles are possible.
 ///
 /// ```
 /// use reshard_torch_format::pickle::{Graph, Node, run};
@@ -107,7 +107,7 @@ const FALSE: usize = 1;
 const TRUE: usize = 2;
 const ZERO: usize = 3;
 
-/// With the budget that the limits of [`run`](super::run) say.
+/// Takes its memory from the limits of [`run`](super::run).
 impl Default for Graph<'_> {
     fn default() -> Self {
         Self { bounded: false, ..Self::within(Budget::new(u64::MAX)) }
@@ -115,7 +115,7 @@ impl Default for Graph<'_> {
 }
 
 impl<'a> Graph<'a> {
-    /// A graph that takes its memory of this budget, which other things may have been drawn from.
+    /// A graph that takes its memory from this budget. Other memory may have been drawn from the budget before.
     pub fn within(budget: Budget) -> Self {
         Self {
             nodes: Vec::new(),
@@ -132,12 +132,12 @@ impl<'a> Graph<'a> {
         &self.budget
     }
 
-    /// What a node is.
+    /// The content of a node.
     pub fn node(&self, id: Id) -> &Node<'a> {
         self.nodes.get(id.0 as usize).map_or(&Node::None, |(node, _)| node)
     }
 
-    /// The byte of the pickle that makes a node; of a `None`, a bool or a small int, the first one that does.
+    /// The position of the instruction that makes a node, in bytes. For `None`, a bool or a small int, the position of the first one.
     pub fn offset(&self, id: Id) -> u64 {
         self.nodes.get(id.0 as usize).map_or(0, |(_, at)| *at as u64)
     }
@@ -157,7 +157,7 @@ impl<'a> Graph<'a> {
         self.nodes.is_empty()
     }
 
-    /// Module and qualified name of a class or function; also of a nested one that an old pickle spells as `getattr`.
+    /// Module and qualified name of a class or function. It also resolves a nested class that an old pickle writes as `getattr`.
     pub fn as_global(&self, id: Id) -> Option<(&str, &str)> {
         match self.node(id) {
             Node::Global(g) => Some((&g.module, &g.name)),

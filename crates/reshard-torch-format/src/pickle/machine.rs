@@ -6,11 +6,11 @@ use super::{
 use crate::{Error, Limits, Result};
 use std::borrow::Cow;
 
-/// Interprets a pickle. Gives what was built, and how many bytes the pickle takes: what follows its end is not looked at.
+/// Interprets a pickle. Returns the built value, and the length of the pickle in bytes. Bytes after its end are not read.
 ///
 /// # Errors
-/// [`Error::Pickle`], [`Error::Limit`] and [`Error::Unsupported`] with the offset of the instruction, whatever the bytes
-/// are. Working memory stays a small multiple of the input's length, plus what the builder keeps.
+/// [`Error::Pickle`], [`Error::Limit`] and [`Error::Unsupported`], with the offset of the instruction. For any input, working memory is a
+/// small multiple of the input's length, plus what the builder keeps.
 ///
 /// ```
 /// use reshard_torch_format::pickle::{Graph, run};
@@ -60,13 +60,13 @@ struct Machine<'b, B, V> {
     stack: Vec<V>,
     /// Heights of the stack at each mark.
     marks: Vec<usize>,
-    /// The last of them; values below it are out of reach.
+    /// The height at the last mark. Values below it are out of reach.
     base: usize,
     memo: Memo<V>,
     protocol: u8,
 }
 
-/// Twice the room. Where there is no memory for it that is an error and no end of the process.
+/// Doubles the capacity. If there is no memory, this is an error, and the process does not abort.
 #[cold]
 fn grow<T>(v: &mut Vec<T>) -> Built<()> {
     v.try_reserve_exact(v.len().max(64))
@@ -100,7 +100,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
         Ok(())
     }
 
-    /// Takes the last mark away; gives the height of the stack at it.
+    /// Removes the last mark, and returns the height of the stack at it.
     #[inline(always)]
     fn mark(&mut self) -> Built<usize> {
         let at = self.marks.pop().ok_or_else(|| Refusal::damaged("a mark is missing"))?;
@@ -108,7 +108,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
         Ok(at)
     }
 
-    /// Hands all values from `from` on to `add`, together with the one below them, which stays.
+    /// Passes all values from `from` on to `add`, together with the value below them, which stays on the stack.
     #[inline(always)]
     fn fill(
         &mut self,
@@ -206,7 +206,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
         self.push(v)
     }
 
-    /// What INST and OBJ do: a call, or a bare object when there is nothing to call with.
+    /// INST and OBJ: a call, or a bare object if there are no arguments.
     fn instance(&mut self, class: B::Value, from: usize) -> Built<()> {
         let items = self.stack.drain(from..);
         let bare = items.len() == 0;
@@ -329,7 +329,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
         self.push(v)
     }
 
-    /// Instructions that today's programs seldom write, kept out of the hot loop.
+    /// Instructions that current programs rarely write. They are kept out of the hot loop.
     #[inline(never)]
     fn rare(&mut self, op: Op<'a>) -> Built<()> {
         match op {

@@ -1,4 +1,4 @@
-//! Instructions of a pickle, one by one, both ways.
+//! Reads and writes the instructions of a pickle, one by one.
 
 use std::fmt;
 
@@ -115,7 +115,7 @@ ops! {
     0x98 ReadOnlyBuffer = none;
 }
 
-/// Why the next instruction can't be read.
+/// The reason why the next instruction can't be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trouble {
@@ -140,7 +140,7 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// Reads instructions from bytes; every length is checked against the input before anything is made of it.
+/// Reads instructions from bytes. It checks every length against the input before it uses the length.
 ///
 /// ```
 /// use reshard_torch_format::pickle::{Op, Reader};
@@ -170,7 +170,7 @@ impl<'a> Reader<'a> {
     /// The next instruction.
     ///
     /// # Errors
-    /// [`Trouble`]; the reader then stands somewhere inside the instruction.
+    /// [`Trouble`]. The position is then somewhere inside the instruction.
     #[inline(always)]
     pub fn next_op(&mut self) -> Result<Op<'a>, Trouble> {
         let (&code, rest) = self.rest.split_first().ok_or(Trouble::Truncated)?;

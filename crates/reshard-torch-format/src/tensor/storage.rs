@@ -4,16 +4,16 @@ use crate::{
 };
 use reshard_model::DType;
 
-/// Where a storage was: `cpu`, `cuda:0`, …
+/// The device of a storage: `cpu`, `cuda:0`, …
 pub type Location = Box<str>;
 
-/// A storage as a pickle names it.
+/// A storage, as a pickle describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StorageRef {
-    /// Its key; the record is `data/{key}`.
+    /// Its key. Its record is `data/{key}`.
     pub key: Box<str>,
-    /// Type of its elements; none for a storage of bare bytes.
+    /// The type of its elements. `None` for a storage of bytes.
     pub dtype: Option<DType>,
     /// Its length in bytes.
     pub len: u64,
@@ -21,7 +21,7 @@ pub struct StorageRef {
     pub location: Location,
 }
 
-/// The storage types that every torch has had. Newer element types lie in untyped storages.
+/// The storage classes that every torch has. Newer element types use untyped storages.
 const LEGACY: &[(DType, &str)] = &[
     (DType::Float64, "DoubleStorage"),
     (DType::Float32, "FloatStorage"),
@@ -37,7 +37,7 @@ const LEGACY: &[(DType, &str)] = &[
     (DType::Complex128, "ComplexDoubleStorage"),
 ];
 
-/// Storages of quantized tensors, whose elements reshard does not know: bytes per element.
+/// The storage classes of quantized tensors, whose elements reshard does not know, with bytes per element.
 const QUANTIZED: &[(&str, u64)] = &[
     ("QInt8Storage", 1),
     ("QUInt8Storage", 1),
@@ -50,7 +50,7 @@ pub(super) fn legacy_name(dtype: DType) -> Option<&'static str> {
     LEGACY.iter().find(|(d, _)| *d == dtype).map(|(_, name)| *name)
 }
 
-/// Bytes per element of a storage class; none for an unknown class.
+/// Bytes per element of a storage class; `None` for an unknown class.
 pub(crate) fn element_size(name: &str) -> Option<u64> {
     match name {
         "UntypedStorage" | "_UntypedStorage" => Some(1),
@@ -112,13 +112,13 @@ impl StorageRef {
     }
 }
 
-/// A persistent id read as a storage, with its class.
+/// A storage from a persistent id, with its class.
 #[derive(Debug)]
 pub(crate) struct Stored<'g> {
     pub(crate) storage: StorageRef,
     pub(crate) module: &'g str,
     pub(crate) class: &'g str,
-    /// First element, when old files name a part of another storage.
+    /// The first element, if an old file refers to a part of another storage.
     pub(crate) view: u64,
 }
 

@@ -13,7 +13,7 @@ use std::{
     sync::Arc,
 };
 
-/// Makes a tree of values of a graph; shared nodes are written out, within limits.
+/// Makes a tree of values from a graph. A shared node is repeated at each place, within limits.
 pub(crate) struct Decoder<'g, 'a, F> {
     graph: &'g Graph<'a>,
     /// The pickle that the graph borrows from, so that byte strings need no copy.
@@ -22,18 +22,18 @@ pub(crate) struct Decoder<'g, 'a, F> {
     order: ByteOrder,
     /// Where the bytes of a storage come from.
     fetch: F,
-    /// What the graph has left of its memory.
+    /// The budget that the graph has left.
     budget: Budget,
-    /// So many bytes of elements may be copied besides: the file is as long.
+    /// In addition, so many bytes of elements may be copied: the length of the file.
     copies: u64,
-    /// Storages fetched so far: tensors that shared one still do.
+    /// The storages that were fetched so far, so that tensors which shared a storage still do.
     storages: BTreeMap<Box<str>, Arc<dyn HostBuffer>>,
-    /// Tensors whose elements had to be copied, for all places that name them.
+    /// Tensors whose elements had to be copied, for all places that refer to them.
     resolved: BTreeMap<Id, Tensor>,
-    /// Large dicts seen so far: those that set a key twice with what remains of them.
+    /// The large dicts seen so far. A dict that sets a key twice has its remaining pairs.
     unique: BTreeMap<Id, Option<Rc<[Pair]>>>,
     path: Vec<Id>,
-    /// What is being read, for errors.
+    /// What is read at the moment, for errors.
     at: Id,
     nodes: u64,
     bytes: u64,

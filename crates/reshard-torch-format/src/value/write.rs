@@ -8,18 +8,18 @@ use bytes::Bytes;
 use reshard_model::{Construct, DType, Opaque, Tensor, Value};
 use std::{collections::BTreeMap, ops::Range};
 
-/// A value as `torch.save` takes it apart: a pickle, and the storages of its tensors.
+/// A value as `torch.save` splits it: a pickle, and the storages of its tensors.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Encoded {
     /// The record `data.pkl`.
     pub pickle: Vec<u8>,
-    /// The records `data/0`, `data/1`, …; not copied where a tensor's elements lie row-major.
+    /// The records `data/0`, `data/1`, …. They are not copied if a tensor's elements are row-major.
     pub storages: Vec<Bytes>,
 }
 
 impl Encoded {
-    /// The archive, in memory.
+    /// Writes the archive into memory.
     ///
     /// # Errors
     /// As [`write_archive`].
@@ -29,11 +29,11 @@ impl Encoded {
     }
 }
 
-/// Pickles a value with protocol 2, choosing opcodes and memo numbers as CPython does, so that simple values give the bytes
-/// of `torch.save`. Tensors of one buffer share a storage where one of them covers the other.
+/// Pickles a value with protocol 2 and with CPython's opcodes and memo numbers. So simple values give the same bytes as `torch.save`.
+/// If two tensors have the same buffer and one covers the other, they share a storage.
 ///
 /// # Errors
-/// [`Error::Encode`] for device memory, for values nested more than 500 deep, and for names that a pickle can't hold.
+/// [`Error::Encode`] for device memory, for values nested deeper than 500 levels, and for names that a pickle can't contain.
 pub fn encode(value: &Value) -> Result<Encoded> {
     let mut encoder = Encoder {
         e: Emitter::new(2),
@@ -48,18 +48,18 @@ pub fn encode(value: &Value) -> Result<Encoded> {
 }
 
 const MAX_DEPTH: u32 = 500;
-/// CPython hands items over in groups of so many.
+/// CPython writes items in groups of so many.
 const BATCH: usize = 1000;
 
-/// A buffer seen as elements of one type: torch does not mix types in a storage.
+/// A buffer with elements of one type, because torch does not mix types in a storage.
 type Group = (usize, DType);
 
 struct Encoder {
     e: Emitter,
-    /// The parts of each buffer that tensors use, none within another.
+    /// The parts of each buffer that tensors use. No part lies within another.
     hulls: BTreeMap<Group, Hulls>,
     storages: Vec<Bytes>,
-    /// Number and start of each storage that was given one.
+    /// Number and start of each storage that has a number.
     known: BTreeMap<(Group, u64, u64), usize>,
     depth: u32,
 }

@@ -15,8 +15,8 @@ impl Checkpoint {
         self.opened.store.files().await.during(ACT, &self.url)
     }
 
-    /// Links in its directory. A file that is a link to a file is one of [`files`](Self::files), wherever that lies; what leads to
-    /// a directory or to nothing is not followed, and what lies there is missing.
+    /// Links in its directory. A link to a file, wherever this file lies, is also one of the [`files`](Self::files). A
+    /// link to a directory or to nothing is not followed; files behind it count as missing.
     ///
     /// # Errors
     /// What the store says.
@@ -24,7 +24,7 @@ impl Checkpoint {
         self.opened.store.links().await.during(ACT, &self.url)
     }
 
-    /// What saves that were never finished have left beside its directory; those that are still at work too.
+    /// What unfinished saves left beside its directory. This includes saves that are still running.
     ///
     /// # Errors
     /// What the store says.
@@ -39,7 +39,7 @@ impl Checkpoint {
         self.opened.item_files().into_iter().map(String::from).collect()
     }
 
-    /// All files of its directory, and what each is to it: [`prune`](crate::prune()) removes what is left over.
+    /// All files of its directory, each with its role. [`prune`](crate::prune()) removes the leftovers.
     ///
     /// # Errors
     /// What the store says.
@@ -47,10 +47,10 @@ impl Checkpoint {
         self.opened.roles().await.during(ACT, &self.url)
     }
 
-    /// Looks for damage: structure, coverage and sizes; with `full`, every checksum too.
+    /// Looks for damage: it checks structure, coverage and sizes. With `full` it checks every checksum too.
     ///
     /// # Errors
-    /// Only what stops the check as a whole.
+    /// Only errors that stop the whole check. Damage is in the returned report.
     pub async fn verify(&self, full: bool, progress: Progress) -> Result<VerifyReport> {
         let mut report = self.opened.reader.verify(full, &progress).await.during("verifying", &self.url)?;
         if let Err(e) = self.opened.common().await {

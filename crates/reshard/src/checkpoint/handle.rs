@@ -1,4 +1,4 @@
-//! The handle, and what is known once a checkpoint is open.
+//! The handle of an open checkpoint, and what is known without further reads.
 
 use crate::{Sidecar, opened::Opened};
 use reshard_comm::Comm;
@@ -8,10 +8,10 @@ use reshard_storage::Store;
 use reshard_strategy::{BackendVersion, LoadCx, Producer, StrategyError};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// What is being done, in errors.
+/// The operation that errors name.
 pub(super) const ACT: &str = "reading";
 
-/// An opened checkpoint: random access, nothing loaded. `Clone` copies a handle.
+/// An open checkpoint, for random access. Opening loads no tensor. `Clone` copies only the handle.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     pub(super) url: Arc<str>,
@@ -20,22 +20,22 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Where it lies.
+    /// Its URL.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The place that it is read from, as it was when it was opened.
+    /// The store from which it is read, pinned to the version that was opened.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.opened.store
     }
 
-    /// Name of the format.
+    /// The name of its format.
     pub fn backend(&self) -> &BackendVersion {
         &self.opened.name
     }
 
-    /// Whose conventions it follows.
+    /// The dialect that it follows.
     pub fn dialect(&self) -> Dialect {
         self.opened.reader.dialect()
     }
@@ -45,17 +45,17 @@ impl Checkpoint {
         self.opened.reader.metadata()
     }
 
-    /// Who wrote it, as far as its bytes tell, and who can load it.
+    /// Which programs wrote it, as far as its bytes tell, and which programs can load it.
     pub fn producer(&self) -> Producer {
         self.opened.reader.producer()
     }
 
-    /// What reshard noted beside it, and why that is ignored if it is.
+    /// The contents of its `reshard.json`, and the reason why they are ignored, if they are.
     pub async fn sidecar(&self) -> (Option<Sidecar>, Option<String>) {
         self.opened.sidecar().await
     }
 
-    /// Says what may have been meant by a key that is not there.
+    /// The error for a key that is not there, with similar keys.
     pub(super) fn unknown(&self, kind: &str, key: &str, count: usize) -> StrategyError {
         if let Some(what) = self.opened.reader.why_not(key) {
             return self.unsupported(what);
@@ -73,7 +73,7 @@ impl Checkpoint {
         not_stored(format!("no {kind} {key:?} is stored; {hint}"))
     }
 
-    /// Whether all of it is, which nobody shall take for all that lacks something.
+    /// Fails if a part of the metadata is not understood, so that nobody takes the rest for the whole.
     pub(super) fn is_understood(&self) -> Result<(), StrategyError> {
         match self.producer().unknown.first_key_value() {
             Some((key, what)) => Err(self.unsupported(format!("reading {key} ({what})"))),

@@ -7,29 +7,29 @@ use reshard_storage::Progress;
 use reshard_strategy::{ReadCx, ReadObject, StorageInfo, StrategyError, decode_object};
 
 impl Checkpoint {
-    /// Keys of all objects: items of their own, and `key/shard_…` for cells of arrays.
+    /// The keys of all objects. The cells of an array of objects have keys of the form `key/shard_…`.
     pub fn objects(&self) -> impl Iterator<Item = &str> {
         self.metadata().objects().map(|(_, key)| key)
     }
 
-    /// Where the parts of an object lie; none when it isn't stored, or the checkpoint does not say.
+    /// Where the parts of an object lie. Empty if the object is not stored, or if the checkpoint does not say.
     pub fn object_parts(&self, key: &str) -> Vec<StorageInfo> {
         self.metadata().object(key).map(|id| self.opened.reader.locate_object(id)).unwrap_or_default()
     }
 
-    /// An object, decoded. What Megatron Core stores in cells of arrays is a list.
+    /// Reads and decodes an object. A cell of an array in Megatron Core's dialect is a list.
     ///
     /// # Errors
-    /// When there is none of that key, or it is damaged.
+    /// There is no object of that key, or it is damaged.
     pub async fn object(&self, key: &str) -> Result<Value> {
         let payload = self.object_payload(key).await?;
         self.decode(key, payload).during(ACT, &self.url)
     }
 
-    /// An object as it is stored.
+    /// Reads an object in its stored form, without decoding it.
     ///
     /// # Errors
-    /// When there is none of that key, or it is damaged.
+    /// There is no object of that key, or it is damaged.
     pub async fn object_payload(&self, key: &str) -> Result<Payload> {
         let missing = || match self.metadata().tensor(key) {
             Some(_) => not_stored(format!("{key:?} is a tensor, no object; `Checkpoint::tensor` reads it")),
@@ -47,18 +47,19 @@ impl Checkpoint {
         decode_object(&*self.opened.reader.codec(), key, payload)
     }
 
-    /// The common state; empty in checkpoints of PyTorch's dialect.
+    /// Reads the common state. It is empty in checkpoints of PyTorch's dialect.
     ///
     /// # Errors
-    /// When it is missing or damaged.
+    /// It is missing or damaged.
     pub async fn common(&self) -> Result<ValueTree> {
         self.opened.common().await.during(ACT, &self.url)
     }
 
-    /// The common state as it is stored, not decoded, for who rewrites the checkpoint; `None` in PyTorch's dialect.
+    /// Reads the common state in its stored form, without decoding it. For tools that rewrite a checkpoint. `None` in
+    /// PyTorch's dialect.
     ///
     /// # Errors
-    /// When it is missing, or of another strategy than `torch`.
+    /// It is missing, or its strategy is not `torch`.
     pub async fn stored_common(&self) -> Result<Option<StoredCommon>> {
         StoredCommon::of(&self.opened, self.verify).await.during(ACT, &self.url)
     }

@@ -6,7 +6,7 @@ use reshard_storage::{Store, Stores};
 use reshard_strategy::{BackendVersion, LoadShardedConfig, ReadLimits, Registry};
 use std::sync::Arc;
 
-/// How to open a checkpoint.
+/// Options for opening a checkpoint.
 #[derive(Debug, Default)]
 pub struct OpenOptions {
     how: HowToOpen,
@@ -19,53 +19,54 @@ impl OpenOptions {
         Self::default()
     }
 
-    /// Strategies to choose from.
+    /// The registry of strategies to choose from.
     pub fn registry(mut self, registry: Registry) -> Self {
         self.how.registry = Some(registry);
         self
     }
 
-    /// Stores to find the URL's in.
+    /// The stores in which to look up the URL.
     pub fn stores(mut self, stores: Stores) -> Self {
         self.how.stores = Some(stores);
         self
     }
 
-    /// The place itself, open already, instead of one found by the URL, which then is only its name in messages. It brings its
-    /// client, credentials and runtime.
+    /// Uses a place that is already open, with its client, credentials and runtime. The URL is then only its name in
+    /// messages.
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
         self.how.stores = Some(Stores::only(store));
         self
     }
 
-    /// Other settings of the load strategy than its defaults.
+    /// Sets the load strategy's settings, instead of its defaults.
     pub fn strategy(mut self, config: impl LoadShardedConfig + 'static) -> Self {
         self.how.config = Some(Box::new(config));
         self
     }
 
-    /// The format, where it is not to be told by the files. Settings of a [`strategy`](Self::strategy) come with their own.
+    /// Sets the format, instead of recognising it by the files. The settings of a [`strategy`](Self::strategy) set
+    /// their format too.
     pub fn format(mut self, format: BackendVersion) -> Self {
         self.how.format = Some(format);
         self
     }
 
-    /// Whether checksums of wholly read items are checked.
+    /// Whether to check the checksum of each item that is read as a whole.
     pub fn verify(mut self, verify: bool) -> Self {
         self.skip_verify = !verify;
         self
     }
 
-    /// How much the checkpoint may ask for; see there.
+    /// Limits on what the checkpoint may ask for; see [`ReadLimits`].
     pub fn limits(mut self, limits: ReadLimits) -> Self {
         self.how.limits = limits;
         self
     }
 
-    /// Opens.
+    /// Opens the checkpoint at a URL.
     ///
     /// # Errors
-    /// When there is no checkpoint, when it is damaged, or of a strategy that is not linked.
+    /// There is no checkpoint, it is damaged, or its strategy is not linked.
     pub async fn open(self, url: &str) -> Result<Checkpoint> {
         let opened = self.how.open(url).await.during("opening", url)?;
         Ok(Checkpoint { url: url.into(), opened: Arc::new(opened), verify: !self.skip_verify })
@@ -73,7 +74,7 @@ impl OpenOptions {
 }
 
 impl Checkpoint {
-    /// Opens with the defaults.
+    /// Opens the checkpoint at a URL, with default options.
     ///
     /// # Errors
     /// As [`OpenOptions::open`].

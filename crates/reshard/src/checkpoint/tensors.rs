@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub struct StoredChunk {
     /// The box of the tensor that it holds.
     pub region: Region,
-    /// Where the parts of the stored item lie; none when the checkpoint does not say.
+    /// Where the parts of the stored item lie. Empty if the checkpoint does not say.
     pub parts: Vec<StorageInfo>,
 }
 
@@ -24,7 +24,7 @@ impl Checkpoint {
     /// A tensor, by key.
     ///
     /// # Errors
-    /// When there is none of that key.
+    /// There is no tensor of that key.
     pub fn tensor(&self, key: &str) -> Result<TensorHandle> {
         let missing = || {
             let metadata = self.metadata();
@@ -49,7 +49,7 @@ impl Checkpoint {
     }
 }
 
-/// A stored tensor, of which any region can be read.
+/// A stored tensor. You can read any region of it.
 #[derive(Clone, Debug)]
 pub struct TensorHandle {
     checkpoint: Checkpoint,
@@ -69,17 +69,17 @@ impl TensorHandle {
         self.dtype
     }
 
-    /// Elements per axis.
+    /// The number of elements along each axis.
     pub fn shape(&self) -> &Dims {
         &self.shape
     }
 
-    /// Bytes of all elements.
+    /// The size of all elements, in bytes.
     pub fn nbytes(&self) -> u64 {
         self.shape.volume().unwrap_or(u64::MAX).saturating_mul(self.dtype.size())
     }
 
-    /// Its chunks in stored order.
+    /// Its chunks, in stored order.
     pub fn chunks(&self) -> Vec<StoredChunk> {
         let reader = &self.checkpoint.opened.reader;
         let tensor = self.checkpoint.metadata().tensor(&self.key);
@@ -88,11 +88,11 @@ impl TensorHandle {
         })
     }
 
-    /// Reads a region: a [`Region`], some rows (`Region::rows(0..128)`) or all of it (`..`). Only the bytes of the region are
-    /// read, whatever the chunks are.
+    /// Reads a region: a [`Region`], some rows (`Region::rows(0..128)`) or everything (`..`). It reads only the bytes
+    /// of the region, however the tensor is cut into chunks.
     ///
     /// # Errors
-    /// A region outside of the shape, a hole, damage, no memory.
+    /// A region outside the shape, a hole, damage, no memory.
     pub async fn read(&self, what: impl Select) -> Result<Tensor> {
         let url = &self.checkpoint.url;
         let region = what.resolve(&self.key, &self.shape).during(ACT, url)?;
@@ -102,20 +102,20 @@ impl TensorHandle {
         let state = self.checkpoint.fill(template).await.during(ACT, url)?;
         match state.into_values().next() {
             Some(Sharded::Tensor(ShardedTensor { data: Data::Host(t), .. })) => Ok(t),
-            _ => Err(Error::new(ACT, url, StrategyError::Invalid(format!("{} was not loaded", self.key)))),
+            _ => Err(Error::new(ACT, url, StrategyError::Internal(format!("{} was not loaded", self.key)))),
         }
     }
 
-    /// Regions that follow each other in row-major order, of at most `max` bytes each (at least one element), for working on
-    /// a tensor in bounded memory.
+    /// Divides the tensor into regions in row-major order, so that you can process it in bounded memory. Each region
+    /// has at most `max` bytes, but at least one element.
     pub fn blocks(&self, max: u64) -> impl Iterator<Item = Region> + Send + use<> {
         Region::whole(&self.shape).blocks(max / self.dtype.size())
     }
 
-    /// A region as a source that is read when it is written: for copying checkpoints in bounded memory.
+    /// A region as a source that is read only when it is written. With it you can copy a checkpoint in bounded memory.
     ///
     /// # Errors
-    /// A region outside of the shape, a tensor that the limits don't allow.
+    /// A region outside the shape, or a tensor that the limits don't allow.
     pub fn source(&self, what: impl Select) -> Result<Arc<dyn TensorSource>> {
         let region = what.resolve(&self.key, &self.shape).during(ACT, &self.checkpoint.url)?;
         self.checkpoint.opened.reader.permits(&self.key).during(ACT, &self.checkpoint.url)?;
@@ -133,7 +133,7 @@ impl TensorSource for Lazy {
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let mut region = region.clone();
         region.offsets.iter_mut().zip(&self.offsets).for_each(|(o, by)| *o += by);
-        // On an I/O thread, what is awaited of local files runs on that very thread.
+        // On an I/O thread, local reads run on this same thread, so blocking here can't deadlock.
         let got: Bytes = reshard_storage::wait(self.tensor.read(region))
             .map_err(|e| SourceError::new(e.kind(), e))?
             .to_bytes();

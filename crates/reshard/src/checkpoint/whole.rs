@@ -7,11 +7,11 @@ use reshard_plan::{Entry, Metadata, PlannerData};
 use std::{collections::BTreeMap, sync::Arc};
 
 impl Checkpoint {
-    /// Everything, loaded whole and put back into the nesting that it was saved from, where the checkpoint tells it; else
-    /// under its keys. Common state is merged in.
+    /// Loads everything. The result has the nesting of the saved state if the checkpoint records it; otherwise every
+    /// value is under its key. Common state is merged in.
     ///
     /// # Errors
-    /// Damage, an item that is described in an unknown way, or no memory.
+    /// Damage, an item whose description is not understood, or no memory.
     pub async fn state(&self) -> Result<ValueTree> {
         self.is_understood().during(ACT, &self.url)?;
         let metadata = self.metadata();
@@ -35,8 +35,8 @@ impl Checkpoint {
     }
 }
 
-/// The path of each stored key, where no other key has the same or one below it: ranks may have had different tensors, or cells
-/// of an array of objects, at one place.
+/// The path of each stored key, if no other key has the same path or one below it. Paths can clash because ranks may
+/// have had different tensors, or different cells of an array of objects, at one position.
 fn paths_of(metadata: &Metadata) -> BTreeMap<&str, &Path> {
     let Some(PlannerData::Paths(paths)) = metadata.planner_data() else { return BTreeMap::new() };
     let mut all: Vec<(&Path, &str)> =
@@ -56,7 +56,7 @@ fn paths_of(metadata: &Metadata) -> BTreeMap<&str, &Path> {
     alone
 }
 
-/// The common state of a checkpoint.
+/// Reads the common state of a checkpoint.
 ///
 /// # Errors
 /// As [`Checkpoint::open`] and [`Checkpoint::common`].
@@ -64,7 +64,7 @@ pub async fn load_common(url: &str) -> Result<ValueTree> {
     Checkpoint::open(url).await?.common().await
 }
 
-/// What a checkpoint holds.
+/// Reads the metadata of a checkpoint: what it holds.
 ///
 /// # Errors
 /// As [`Checkpoint::open`].
@@ -72,10 +72,10 @@ pub async fn load_metadata(url: &str) -> Result<Arc<Metadata>> {
     Ok(Arc::clone(Checkpoint::open(url).await?.metadata()))
 }
 
-/// Every tensor, whole, by key; no objects and no common state.
+/// Loads every tensor as a whole, by key. It loads no objects and no common state.
 ///
 /// # Errors
-/// As [`Checkpoint::open`]; damage, an item that is described in an unknown way, or no memory.
+/// As [`Checkpoint::open`]; damage, an item whose description is not understood, or no memory.
 pub async fn load_plain_tensors(url: &str) -> Result<BTreeMap<String, Tensor>> {
     let checkpoint = Checkpoint::open(url).await?;
     checkpoint.is_understood().during(ACT, url)?;

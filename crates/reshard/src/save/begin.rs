@@ -1,4 +1,4 @@
-//! How all ranks begin one new version of the place.
+//! All ranks begin the same new version of the place.
 
 use super::set_up::SetUp;
 use crate::{
@@ -11,15 +11,15 @@ use reshard_storage::{Name, StorageError, StoreExt, Transaction};
 use reshard_strategy::{StrategyError, cause};
 use std::sync::Arc;
 
-/// A new version that nothing is written to yet.
+/// A new version, in which nothing is written yet.
 pub(super) struct Begun {
     pub(super) transaction: Arc<dyn Transaction>,
-    /// What stays though the checkpoint that is replaced says that it is its own; on the coordinator.
+    /// Files that the replaced checkpoint names as its own, but that stay. Only on the coordinator.
     pub(super) stays: Vec<Name>,
 }
 
 impl SetUp {
-    /// Begins a new version. What the place is, is found out here, once for all ranks.
+    /// Begins a new version. The place is resolved here, once for all ranks.
     async fn begin(&self, attempt: &str, overwrite: bool) -> Result<Begun, StrategyError> {
         let store = self.store.resolved().await?.unwrap_or_else(|| Arc::clone(&self.store));
         let Replaced { if_exists, stays } =
@@ -27,8 +27,11 @@ impl SetUp {
         match store.begin(attempt, if_exists).await {
             Ok(transaction) => Ok(Begun { transaction, stays }),
             Err(e) => {
-                // Perhaps it was begun all the same, and only the answer is lost.
-                if let Err(e) = store.remove_leftover(attempt).await {
+                // The version may exist all the same, if only the answer was lost. A refusal leaves nothing, and the directory that
+                // has the attempt's name by now may be somebody else's.
+                if !refused(&e)
+                    && let Err(e) = store.remove_leftover(attempt).await
+                {
                     tracing::debug!(error = %e, "what a failed save may have left could not be removed");
                 }
                 let exists = matches!(e, StorageError::Exists { .. });
@@ -44,8 +47,14 @@ impl SetUp {
     }
 }
 
-/// The coordinator begins a new version, then the others join it where it is, under the same name. With it come the keys of plain
-/// tensors that are left to the coordinator.
+/// Whether the store itself refused.
+fn refused(e: &StorageError) -> bool {
+    use StorageError::{Changed, Exists, Incomplete, Unsupported};
+    matches!(e, Exists { .. } | Changed { .. } | Unsupported { .. } | Incomplete { .. })
+}
+
+/// The coordinator begins a new version. The other ranks join it at its location, under the same name. They also get the
+/// keys of plain tensors that are left to the coordinator.
 pub(super) async fn begin(
     comm: &Comm<'_>,
     setup: &Result<SetUp, StrategyError>,
@@ -85,7 +94,7 @@ pub(super) async fn begin(
             alike::agree(comm, "begin", begun, &setup.plain, rule).await
         }
         (Err(e), _) => Err(own.filter(|_| comm.size() == 1).unwrap_or_else(|| e.into())),
-        (Ok(_), Err(_)) => Err(StrategyError::Invalid("a rank that failed was not heard".into())),
+        (Ok(_), Err(_)) => Err(StrategyError::Internal("a rank that failed was not heard".into())),
     };
     if let (Some(transaction), Err(_)) = (transaction, &joined)
         && let Err(e) = transaction.rollback().await

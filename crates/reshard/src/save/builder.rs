@@ -1,4 +1,4 @@
-//! What a save may be told before it begins.
+//! The options of a save.
 
 use crate::{
     CommonForm, StoredCommon,
@@ -12,20 +12,21 @@ use reshard_storage::{Durability, Progress, Store, Stores};
 use reshard_strategy::{Registry, SaveCommonStrategy, SaveShardedConfig};
 use std::{sync::Arc, time::Duration};
 
-/// Saves a state dict to a directory or URL; await it, or set options first.
+/// Saves a state dict to a directory or URL. Await the result, or set options on it first.
 ///
 /// # Collective
-/// Every rank of the group must await it, in the same order as other collectives. If any rank fails, all of them get the step,
-/// the ranks and the causes, and nothing is committed.
+/// Every rank of the group must await it, in the same order as other collectives. If any rank fails, all ranks get an
+/// error with the step, the ranks and the causes, and nothing is committed.
 ///
 /// # Cancellation
-/// Dropping the future on one rank counts as a failure of that rank. What was written so far stays in a hidden directory beside
-/// the checkpoint, or under unpublished names.
+/// If you drop the future on one rank, that counts as a failure of this rank. Data that are already written stay in a
+/// hidden directory beside the checkpoint, or under unpublished names.
 ///
 /// # Errors
-/// Something exists there already ([`reshard_model::ErrorKind::Exists`], unless [`Save::overwrite`]); pieces of the ranks that
-/// do not make up their tensors; tensors that are not declared and differ between ranks
-/// ([`Save::coordinators_plain_tensors`]); I/O.
+/// - Something exists at the URL already ([`reshard_model::ErrorKind::Exists`], unless [`Save::overwrite`]).
+/// - The pieces of the ranks do not make up their tensors.
+/// - Plain tensors differ between ranks ([`Save::coordinators_plain_tensors`]).
+/// - I/O.
 pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
     Save {
         state,
@@ -80,8 +81,8 @@ pub struct Save<'a> {
 impl<'a> Save<'a> {
     ranks::options!();
 
-    /// Whose conventions to follow: by default Megatron Core's, where leaves that are not sharded are common state; with
-    /// [`Dialect::Dcp`] every leaf is an item, as `dcp.save` makes it.
+    /// Whose conventions to follow. By default these are Megatron Core's: leaves that are not sharded are common
+    /// state. With [`Dialect::Dcp`] every leaf is an item, as in `dcp.save`.
     pub fn dialect(mut self, dialect: Dialect) -> Self {
         self.dialect = dialect;
         self
@@ -93,55 +94,56 @@ impl<'a> Save<'a> {
         self
     }
 
-    /// What the checkpoint holds, in Megatron Core's words: kept as `content_metadata` in the common state.
+    /// Megatron Core's description of what the checkpoint holds. It is kept as `content_metadata` in the common state.
     pub fn content_metadata(mut self, content: impl Into<Value>) -> Self {
         self.content_metadata = Some(content.into());
         self
     }
 
-    /// Common state of another checkpoint, written as it was stored there, where it was; for who rewrites a checkpoint. The state
-    /// itself then has sharded leaves only.
+    /// Common state of another checkpoint, which is written unchanged, in the form in which it was stored there. For
+    /// tools that rewrite a checkpoint. The state itself must then have sharded leaves only.
     pub fn stored_common(mut self, common: StoredCommon) -> Self {
         self.common_form = common.form();
         self.stored_common = Some(common);
         self
     }
 
-    /// Paths of dicts without entries beside those of the state, in [`Dialect::Dcp`]: for who rewrites a checkpoint whose
-    /// [`Sidecar`](crate::Sidecar) names them, and has no state of its form.
+    /// Paths of empty dicts, in addition to those of the state, in [`Dialect::Dcp`]. For tools that rewrite a
+    /// checkpoint whose [`Sidecar`](crate::Sidecar) names empty dicts, and that have no state with this nesting.
     pub fn empty_dicts(mut self, paths: impl IntoIterator<Item = Path>) -> Self {
         self.empty_dicts.extend(paths);
         self
     }
 
-    /// Another strategy, or other settings, than `torch_dist` version 1 has by default.
+    /// Sets another strategy, or other settings. The default is `torch_dist` version 1 with its default settings.
     pub fn strategy(mut self, config: impl SaveShardedConfig + 'static) -> Self {
         self.config = Some(Box::new(config));
         self
     }
 
-    /// A strategy out of configuration.
+    /// Sets a strategy from configuration.
     pub fn boxed_strategy(mut self, config: Box<dyn SaveShardedConfig>) -> Self {
         self.config = Some(config);
         self
     }
 
-    /// Another strategy of common state than `torch` version 1. It stores sharded objects, too, where the other strategy stores
-    /// none. A load finds it by its name in [`registry`](crate::Load::registry).
+    /// Sets the strategy of common state; the default is `torch` version 1. If the sharded strategy stores no objects,
+    /// this strategy stores them too. A load finds it by its name in [`registry`](crate::Load::registry).
     pub fn common_strategy(mut self, strategy: impl SaveCommonStrategy) -> Self {
         self.common = Some(Arc::new(strategy));
         self
     }
 
-    /// A planner of your own.
+    /// Sets your own planner.
     pub fn planner(mut self, planner: impl SavePlanner + 'static) -> Self {
         self.planner = Some(Arc::new(planner));
         self
     }
 
-    /// Which tensor, or which part of it, goes into which file: RFC 454's sharding callback. A shard is a file, a tensor that is cut
-    /// becomes several chunks. Every rank gives the same; the coordinator's is asked once, with the pieces of all ranks, and its
-    /// answer is checked. Without a policy each rank writes one file.
+    /// Sets the policy that decides which tensor, or which part of it, goes into which file (RFC 454's sharding
+    /// callback). A shard is a file. A tensor that is cut becomes several chunks. Give the same policy on every rank:
+    /// the coordinator's is called once, with the pieces of all ranks, and its answer is checked. Without a policy each
+    /// rank writes one file.
     ///
     /// ```
     /// use reshard::policy::{MIB, MaxShardSize};
@@ -162,52 +164,56 @@ impl<'a> Save<'a> {
         self.boxed_policy(Box::new(policy) as Box<dyn ShardingPolicy>)
     }
 
-    /// A sharding policy out of configuration, in a `Box` or an `Arc`.
+    /// Sets a sharding policy from configuration, in a `Box` or an `Arc`.
     pub fn boxed_policy(mut self, policy: impl Into<Arc<dyn ShardingPolicy>>) -> Self {
         self.policy = Some(policy.into());
         self
     }
 
-    /// How many slices the policy's answer may have; 4 for each piece and a million more by default.
+    /// How many slices the policy's answer may have. The default is 4 per piece, plus a million.
     pub fn max_slices(mut self, max_slices: usize) -> Self {
         self.policy_limits = self.policy_limits.with_max_slices(max_slices);
         self
     }
 
-    /// Whether a checkpoint that is there already may be replaced. It stays whole until the new one is; then its files are
-    /// gone. What else lies in its directory stays: a README, logs, also what came while the save ran.
+    /// Whether to replace an existing checkpoint. The old checkpoint stays whole until the new one is complete; then
+    /// its files are removed. Other files in its directory stay: a README, logs, also files that came during the save.
     pub fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
         self
     }
 
-    /// What a finished save survives; by default a crash of the machine.
+    /// What a finished save survives. By default it survives a crash of the machine.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
         self
     }
 
-    /// Every rank writes metadata of its own items, and no plans are exchanged: DCP's `use_collectives=False`. Such a
-    /// checkpoint is loaded by as many ranks with the same layout, or opened as a whole by one process.
+    /// Every rank writes the metadata of its own items, and ranks exchange no plans: DCP's `use_collectives=False`.
+    /// You can load such a checkpoint on the same number of ranks with the same layout, or open it as a whole in one
+    /// process.
     pub fn rank_local(mut self, rank_local: bool) -> Self {
         self.rank_local = rank_local;
         self
     }
 
-    /// Says that of plain tensors which differ between ranks the coordinator's is meant; every rank must give the same.
+    /// If plain tensors differ between ranks, stores the coordinator's. Set this option to the same value on every rank.
     ///
-    /// A plain tensor is a leaf, or lies in one, that is not declared as a [`ShardedTensor`](crate::ShardedTensor). The
-    /// checkpoint holds it once, so by default it must have the same type, shape and bytes on all ranks, or the save fails on
-    /// all of them. For that each rank computes a CRC-32 of its plain tensors; those in device memory are copied to the host
-    /// once more. A rank that is alone computes nothing. Values other than tensors are not compared.
+    /// A plain tensor is a tensor that is not declared as a [`ShardedTensor`](crate::ShardedTensor): a leaf, or a part
+    /// of one. The checkpoint holds it once. So by default it must have the same type, shape and bytes on all ranks;
+    /// otherwise the save fails on all of them. To compare, each rank computes a CRC-32 of its plain tensors. Tensors in
+    /// device memory are copied to the host once more for this. A rank that is alone computes nothing. Values that are
+    /// not tensors are not compared.
     ///
-    /// - In [`Dialect::Megatron`] plain tensors are common state, of which the coordinator's is saved. A tensor that the
-    ///   coordinator lacks and another rank has would be lost, so that it fails the save, too. With this option nothing is
+    /// - In [`Dialect::Megatron`] plain tensors are common state, and the coordinator's is saved. If another rank has a
+    ///   tensor that the coordinator lacks, the tensor would be lost, so the save fails. With this option nothing is
     ///   compared.
-    /// - In [`Dialect::Dcp`] a tensor that only some ranks have is saved, and these must agree. With this option the others
-    ///   leave those that differ to the coordinator; one that the coordinator lacks fails the save all the same.
-    /// - With [`rank_local`](Self::rank_local) the rules are the same, since reshard opens the files of all ranks as one
-    ///   checkpoint. PyTorch reads what a rank itself has written, so it misses what was left to the coordinator.
+    /// - In [`Dialect::Dcp`] a tensor that only some ranks have is saved, and these ranks must agree. With this option
+    ///   the other ranks leave differing tensors to the coordinator. If the coordinator lacks a differing tensor, the
+    ///   save still fails.
+    /// - With [`rank_local`](Self::rank_local) the rules are the same, because reshard opens the files of all ranks as
+    ///   one checkpoint. In PyTorch each rank reads only what it wrote itself, so it misses the tensors that were left
+    ///   to the coordinator.
     ///
     /// ```
     /// use futures::{executor::block_on, future::join_all};
@@ -239,26 +245,26 @@ impl<'a> Save<'a> {
         self
     }
 
-    /// Told of written bytes, from any thread.
+    /// Sets a callback that is called with the number of bytes written, from any thread.
     pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
         self.progress = Progress::new(f);
         self
     }
 
-    /// Strategies to find common state's in; those that are linked by default.
+    /// The registry in which to find the strategy of common state; by default the linked strategies.
     pub fn registry(mut self, registry: Registry) -> Self {
         self.registry = Some(registry);
         self
     }
 
-    /// Stores to find the URL's in; those that are linked by default.
+    /// The stores in which to look up the URL; by default the linked stores.
     pub fn stores(mut self, stores: Stores) -> Self {
         self.stores = Some(stores);
         self
     }
 
-    /// The place itself, open already, instead of one found by the URL, which then is only its name in messages. It brings its
-    /// client, credentials and runtime.
+    /// Uses a place that is already open, with its client, credentials and runtime. The URL is then only its name in
+    /// messages.
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
         self.stores = Some(Stores::only(store));
         self

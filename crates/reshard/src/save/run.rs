@@ -8,6 +8,7 @@ use super::{
 use crate::{
     CommonForm, Error, Result, SaveReport, alike,
     error::Context,
+    formats::default_format,
     report::{Clock, Phase},
     sidecar::{SIDECAR, Sidecar},
     tally::{Tally, gather},
@@ -19,10 +20,8 @@ use reshard_model::{Dialect, Path, ValueTree};
 use reshard_plan::{DefaultSavePlanner, PlannerData};
 use reshard_storage::{FileBody, Name, Progress, Transaction};
 use reshard_strategy::{
-    BackendVersion, PreparedSave, Records, SaveCommonStrategy, SaveCx, SaveShardedStrategy, Saved,
-    StrategyError, agree,
+    PreparedSave, Records, SaveCommonStrategy, SaveCx, SaveShardedStrategy, Saved, StrategyError, agree,
 };
-use reshard_torch_dist::NAME;
 use std::{
     future::{Future, IntoFuture},
     pin::Pin,
@@ -63,7 +62,7 @@ impl Save<'_> {
         let transaction = Arc::new(Tally::new(transaction));
         let saved = self.write(&comm, setup, &transaction, &mut clock).await;
         if saved.is_err() && comm.is_coordinator() {
-            // Nothing was committed; what was written is of no use to anybody. A failure to remove it must not hide the cause.
+            // Nothing was committed, so nobody needs what was written. If its removal fails, the error must still be the cause.
             let cleared = transaction.rollback().await;
             if let Err(e) = cleared {
                 tracing::warn!(error = %e, url, "what a failed save wrote could not be removed");
@@ -109,7 +108,7 @@ impl Save<'_> {
         clock.done(Phase::Write);
         let saved = prepared.finish(written, comm).await?;
         let last = self.write_records(&saved, &*sharded, &*common, &parts.dropped_empty, &cx).await;
-        // Every rank's records lie there before the coordinator commits, and it knows of every file of every rank.
+        // Before the coordinator commits, the records of every rank are written, and it knows every file of every rank.
         let (last, written) = match last {
             Ok(last) => (last, Ok(transaction.take())),
             Err(e) => (None, Err(e)),
@@ -124,7 +123,7 @@ impl Save<'_> {
         Ok((saved, parts.dropped_empty.len()))
     }
 
-    /// Common state first, as Megatron Core does.
+    /// Writes common state first, as Megatron Core does.
     async fn write_files(
         &self,
         strategy: &dyn SaveCommonStrategy,
@@ -143,7 +142,7 @@ impl Save<'_> {
         prepared.write().await
     }
 
-    /// Writes the records that describe what was written, but for the one that commits all, which the coordinator gets back.
+    /// Writes the records that describe what was written, except the commit record. The coordinator gets that one back.
     async fn write_records(
         &self,
         saved: &Saved,
@@ -154,9 +153,8 @@ impl Save<'_> {
     ) -> Result<Option<(Name, Bytes)>, StrategyError> {
         let Records { mut files, mut commit } = saved.records.clone();
         let me = cx.comm.is_coordinator();
-        if me && let Some((name, bytes)) = &commit {
-            let named = self.dialect == Dialect::Megatron || sharded.key() == BackendVersion::new(NAME, 1);
-            let mut sidecar = Sidecar::new(name, bytes);
+        if me && let Some(mut sidecar) = Sidecar::of(commit.as_ref(), &files) {
+            let named = self.dialect == Dialect::Megatron || sharded.key() == default_format();
             sidecar.empty_dicts = empty.to_vec();
             sidecar.strategy = (!named).then(|| sharded.key());
             sidecar.policy = saved.policy.as_ref().map(|p| p.description.clone());

@@ -1,14 +1,13 @@
-//! What one rank finds out on its own before a save begins: strategies, the parts of its state, the place.
+//! What each rank determines alone before a save begins: strategies, the parts of its state, the place.
 
 use super::builder::Save;
-use crate::{CommonForm, StoredCommon, alike::Rule};
+use crate::{CommonForm, StoredCommon, alike::Rule, formats::default_format};
 use reshard_megatron::{COMMON_STATE, RESERVED};
 use reshard_model::{Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split};
 use reshard_storage::{Store, Stores};
 use reshard_strategy::{
     BackendVersion, Registry, SaveCommonStrategy, SaveShardedStrategy, StrategyError, save_with_objects,
 };
-use reshard_torch_dist::NAME;
 use std::sync::Arc;
 
 pub(super) struct SetUp {
@@ -17,12 +16,12 @@ pub(super) struct SetUp {
     pub(super) sharded: Arc<dyn SaveShardedStrategy>,
     pub(super) common: Arc<dyn SaveCommonStrategy>,
     pub(super) parts: Parts,
-    /// What all ranks must have alike; nothing where a rank is alone.
+    /// Settings that must be equal on all ranks; empty if a rank is alone.
     pub(super) plain: Vec<PlainTensor>,
 }
 
 impl Save<'_> {
-    /// Everything that one rank can find wrong on its own.
+    /// Checks everything that one rank can check alone.
     pub(super) fn set_up(&mut self) -> Result<SetUp, StrategyError> {
         let registry = match self.registry.take() {
             Some(r) => r,
@@ -32,7 +31,7 @@ impl Save<'_> {
             Some(s) => s,
             None => Stores::linked()?,
         };
-        let default = BackendVersion::new(NAME, 1);
+        let default = default_format();
         let sharded = match self.config.take() {
             Some(c) => c.build()?,
             None => registry.save_sharded(&default)?.build()?,
@@ -50,7 +49,7 @@ impl Save<'_> {
             let what = "common state in a sharded object; take the form of a file".into();
             return Err(StrategyError::Unsupported { strategy: sharded.key().to_string(), what });
         }
-        // No other dialect has a common strategy.
+        // Only Megatron's dialect has a common strategy.
         let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
         let sharded = save_with_objects(sharded, of_dialect);
         let mut parts = split(self.state.clone(), self.dialect)?;
@@ -88,7 +87,7 @@ impl Save<'_> {
         Ok(())
     }
 
-    /// Puts what has a reserved key into the state, after a look that the caller's state has no such key.
+    /// Inserts a leaf with a reserved key. Fails if the caller's state has such a key.
     fn add_reserved(&mut self, parts: &mut Parts) -> Result<(), StrategyError> {
         let taken = RESERVED.into_iter().find(|k| self.state.get(k).is_some());
         if let Some(key) = taken {
@@ -108,7 +107,7 @@ impl Save<'_> {
         }
         if self.common_form == CommonForm::Object {
             let common = Value::from(std::mem::take(&mut parts.common));
-            // Every rank has a copy; the coordinator's is the main one.
+            // Every rank has a replica; the coordinator's is the main one.
             let replica = u32::from(self.ranks.group.rank() != self.ranks.coordinator);
             let object = ShardedObject::new(COMMON_STATE, common, &[1], &[0], replica)?;
             parts.flat.insert(Path(vec![COMMON_STATE.into()]), Sharded::Object(object));

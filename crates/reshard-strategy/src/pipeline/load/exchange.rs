@@ -1,8 +1,8 @@
-//! What ranks of a load read for each other, in rounds of bounded memory.
+//! Sends what ranks of a load read for each other, in rounds of bounded memory.
 //!
-//! From each rank to each other one there is a stream of bytes: all that the one hands out to the other, in order. Plans say what is in
-//! it, so nothing else is sent but a length before each object. In each round a rank sends the next bytes of its streams, and all
-//! ranks learn whether all are well and whether anybody has more.
+//! One stream of bytes goes from each rank to each other rank: everything that the one serves to the other, in order. The plans say
+//! what is in the stream, so only an object needs more, a length in front of it. In each round a rank sends the next bytes of its
+//! streams. All ranks of the group learn whether every rank succeeded, and whether any rank has more to send.
 
 mod give;
 mod peers;
@@ -20,11 +20,11 @@ use take::Taker;
 
 pub(super) use peers::Peers;
 
-/// Why this rank has stopped.
+/// Why this rank stopped.
 pub(super) enum Stopped {
-    /// It failed, and has told it, or has yet to.
+    /// It failed itself. Its peers know it already, or will learn it when all ranks agree.
     Here(StrategyError),
-    /// Another rank failed and has told it.
+    /// Another rank failed and has reported it.
     There(CommError),
 }
 
@@ -34,8 +34,8 @@ impl From<StrategyError> for Stopped {
     }
 }
 
-/// Carries out the exchange of a plan after this rank has `read` what it reads for itself; with an error, tells it to the peers.
-/// Gives all that was read, and the objects that came or were read for others.
+/// Carries out the exchange of a plan. `read` is the outcome of this rank's own reads; if it is an error, the peers learn it.
+/// Returns the totals of all reads, and the objects that were received or were read for others.
 pub(super) async fn exchange(
     peers: &Peers,
     plan: &LoadPlan,
@@ -47,7 +47,7 @@ pub(super) async fn exchange(
     let comm = peers.comm(&cx.comm);
     let guard = comm.guard("an exchange");
     let exchanged = rounds(peers, plan, read, from, how, cx).await;
-    // Whatever failed, the peers have heard it, or will when all ranks agree.
+    // If something failed, the peers have learnt it, or will learn it when all ranks agree.
     guard.done();
     exchanged
 }
@@ -60,12 +60,14 @@ async fn rounds(
     how: &ReadCx<'_>,
     cx: &LoadCx<'_>,
 ) -> Result<(ReadTotals, BTreeMap<ObjectId, Payload>), Stopped> {
+    // All peers meet even if this rank has failed, because they wait for it. If both failed, its own error is the better one.
     let comm = peers.comm(&cx.comm);
     let (table, read) = match (peers.meet(&cx.comm, cx.exchange_memory).await, read) {
         (Ok(table), read) => (table, read),
         (Err(_), Err(own)) => return Err(Stopped::Here(own)),
         (Err(e), Ok(_)) => return Err(Stopped::Here(e.into())),
     };
+    // From here on an error is kept in `begun`: it is handed in with the next round.
     let mut begun = read.and_then(|(totals, exchanged)| {
         let Exchanged { served, received } = exchanged;
         let giver = Giver::new(plan, served, &table)?;
@@ -77,7 +79,7 @@ async fn rounds(
             Ok((totals, giver, _)) => giver.round(from, how, cx, totals).await,
             Err(_) => Ok(Vec::new()),
         };
-        // A rank that can't go on takes the step all the same.
+        // A rank that can't continue still takes the step, and hands in its cause instead of bytes.
         let parts = match (parts, &begun) {
             (Err(e), _) => {
                 let cause = cause(&e);
@@ -87,6 +89,8 @@ async fn rounds(
             (Ok(_), Err(e)) => Err(cause(e)),
             (Ok(parts), Ok(_)) => Ok(parts),
         };
+        // The round itself. If any rank failed, all ranks stop here: a failed rank with its own error, the others with the
+        // error that they heard.
         let heard = comm.all_to_all(STEP, parts).await;
         let (totals, giver, taker) = match (&mut begun, &heard) {
             (Ok(begun), Ok(_)) => begun,
@@ -99,12 +103,15 @@ async fn rounds(
                 };
             }
         };
+        // Received bytes go to their places. All parts are looked at even after an error, because each says whether its rank
+        // has more, and all ranks must agree on whether there is another round.
         let mut more = false;
         let mut failed = Ok(());
         for (peer, mut part) in heard.into_iter().flatten().enumerate() {
             more |= !part.is_empty() && part.split_to(1) != NO_MORE;
             failed = failed.and_then(|()| taker.take(peer, part, from, cx));
         }
+        // An error of the last round can't be handed in here any more. The step `read` of the whole group will report it.
         match (failed, more) {
             (Err(e), false) => return Err(Stopped::Here(e)),
             (Err(e), true) => begun = Err(e),

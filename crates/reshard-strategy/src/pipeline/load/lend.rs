@@ -1,4 +1,4 @@
-//! The template's buffers on loan: taken, cut into the places of a plan, given back whatever happens.
+//! The template's buffers on loan: they are taken, cut into the places of a plan, and given back whatever happens.
 
 use crate::{LoadFailure, Result, StrategyError};
 use indexmap::IndexMap;
@@ -11,10 +11,10 @@ use std::{
     sync::Arc,
 };
 
-/// A template, of which the buffers that a plan fills are on loan.
+/// A template whose buffers are on loan, as far as a plan fills them.
 pub(super) struct Loan {
     template: FlatStateDict,
-    /// What lies on devices, by position of the leaf. Meanwhile a copy in host memory is filled.
+    /// Data on devices, by position of the leaf. Meanwhile the leaf has a copy in host memory, which is filled.
     devices: BTreeMap<u32, Data>,
     buffers: Vec<Lent>,
 }
@@ -34,18 +34,18 @@ pub(super) struct Place<'p> {
     pub(super) into: RegionMut,
 }
 
-/// By which way elements come to an item.
+/// Where the elements of an item come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     /// This rank reads them for itself.
     Read,
-    /// It reads them for others, too: the number of [`Exchange::serves`](reshard_plan::Exchange).
+    /// This rank reads them for others too. The number is the position in [`Exchange::serves`](reshard_plan::Exchange).
     Served(usize),
-    /// Another rank reads them: the number of [`Exchange::receives`](reshard_plan::Exchange).
+    /// Another rank reads them. The number is the position in [`Exchange::receives`](reshard_plan::Exchange).
     Received(usize),
 }
 
-/// A region of a buffer that is asked for: for an item, or for zeros.
+/// A region of a buffer that the plan wants: for an item, or for zeros.
 struct Want<'p> {
     view: usize,
     region: Region,
@@ -53,7 +53,7 @@ struct Want<'p> {
     dtype: DType,
 }
 
-/// All that a plan fills.
+/// All places that a plan fills.
 #[derive(Default)]
 pub(super) struct Places<'p> {
     pub(super) reads: Vec<Place<'p>>,
@@ -61,20 +61,20 @@ pub(super) struct Places<'p> {
     pub(super) exchanged: Exchanged<'p>,
 }
 
-/// What an exchange fills.
+/// The places that an exchange fills.
 #[derive(Default)]
 pub(super) struct Exchanged<'p> {
-    /// By number of what this rank hands out.
+    /// By position in what this rank serves.
     pub(super) served: BTreeMap<usize, Vec<Place<'p>>>,
-    /// By number of what it receives.
+    /// By position in what this rank receives.
     pub(super) received: BTreeMap<usize, Vec<Place<'p>>>,
 }
 
 impl Loan {
-    /// Takes the buffers of the leaves that a plan fills. Leaves without one get one.
+    /// Takes the buffers of the leaves that a plan fills. A leaf without a buffer gets one.
     ///
     /// # Errors
-    /// The template comes back.
+    /// The failure contains the template.
     pub(super) fn take(template: FlatStateDict, plan: &LoadPlan) -> Result<Self, Box<LoadFailure>> {
         let mut loan = Self { template, devices: BTreeMap::new(), buffers: Vec::new() };
         match loan.allocate(plan).and_then(|()| loan.lend(&filled(plan))) {
@@ -83,8 +83,8 @@ impl Loan {
         }
     }
 
-    /// Leaves without a buffer get one; those that are empty too, so that every leaf of the result has data. What is not stored stays
-    /// as it is.
+    /// Gives a buffer to each leaf without one, including empty leaves, so that every leaf of the result has data. A leaf
+    /// that is not stored stays as it is.
     fn allocate(&mut self, plan: &LoadPlan) -> Result<()> {
         let missing: BTreeSet<u32> = plan.missing.iter().copied().collect();
         for (i, leaf) in self.template.values_mut().enumerate() {
@@ -102,12 +102,12 @@ impl Loan {
         for &i in filled {
             let Some(t) = tensor_mut(&mut self.template, i) else { continue };
             if let Data::Device(d) = &t.data {
-                // What no read covers (a partial fill) must stay as it was.
+                // A read may cover only a part of the leaf. The host copy keeps the rest.
                 let host = d.to_host(&t.key)?;
                 self.devices.insert(i, std::mem::replace(&mut t.data, Data::Host(host)));
             }
         }
-        // All handles on a buffer have to come together.
+        // A buffer can be lent only with all handles on it, so leaves that share a buffer are lent together.
         let mut views: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
         for (i, leaf) in self.template.values().enumerate() {
             if let Sharded::Tensor(ShardedTensor { data: Data::Host(h), .. }) = leaf {
@@ -139,16 +139,17 @@ impl Loan {
         Ok(())
     }
 
-    /// Where the items of the plan go, and what becomes zeros. May be called once.
+    /// Where the items of the plan go, and which regions become zeros. Call it once.
     ///
     /// # Errors
-    /// Items that meet, that don't lie in their leaves, or that go to a leaf without memory.
+    /// Items that overlap, that don't lie in their leaves, or that go to a leaf without memory.
     pub(super) fn places<'p>(&self, plan: &'p LoadPlan, metadata: &Metadata) -> Result<Places<'p>> {
+        // Finds the buffer and the view of each leaf.
         let mut at = BTreeMap::new();
         for (buffer, lent) in self.buffers.iter().enumerate() {
             at.extend(lent.leaves.iter().enumerate().map(|(view, &leaf)| (leaf, (buffer, view))));
         }
-        // All regions of a buffer are asked for at once, zeros too, so that no two of them meet.
+        // A buffer checks that its regions are disjoint, so all regions of a buffer, zeros too, must be collected first.
         let items = routed(plan, metadata)?;
         let reads = items.into_iter().map(|(i, route)| (i.dest, &i.dest_region, Some((i, route))));
         let zeros = plan.fills.iter().map(|f| (f.dest, &f.dest_region, None));
@@ -162,6 +163,7 @@ impl Loan {
             wants[buffer].push(Want { view, region: local(t, region), item, dtype: t.dtype });
         }
 
+        // Now each buffer is cut once, and each region goes to the reader that fills it.
         let mut out = Places::default();
         for (lent, wants) in self.buffers.iter().zip(wants) {
             let regions: Vec<(&LentView, Region)> =
@@ -183,9 +185,11 @@ impl Loan {
         Ok(out)
     }
 
-    /// The template with its own buffers. When `filled`, devices get what was read for them; else they stay as they were.
+    /// Returns the template with its own buffers. If `filled`, the data that were read are copied to their devices.
+    /// Otherwise device memory stays unchanged.
     pub(super) fn give_back(self, filled: bool) -> (FlatStateDict, Result<()>) {
         let Self { mut template, devices, buffers } = self;
+        // Every buffer is taken back, even if one of them is lost.
         let mut lost = None;
         for Lent { buffer, views, leaves } in buffers {
             match buffer.reclaim(views) {
@@ -197,9 +201,10 @@ impl Loan {
             None => Ok(()),
             Some((_, leaf)) => {
                 let what = format!("the buffer of {} is still being read into by a store", leaf.key());
-                Err(StrategyError::Invalid(what))
+                Err(StrategyError::Internal(what))
             }
         };
+        // Each device leaf gets its device data back. These are changed only if the whole load succeeded.
         for (i, device) in devices {
             let Some(t) = tensor_mut(&mut template, i) else { continue };
             let host = std::mem::replace(&mut t.data, device);
@@ -214,7 +219,7 @@ impl Loan {
     }
 }
 
-/// Items that want parts of tensors, whoever reads them.
+/// The items that want parts of tensors, whichever rank reads them.
 pub(super) fn tensors(plan: &LoadPlan) -> impl Iterator<Item = &ReadItem> {
     plan.all_items().filter(|i| is_tensor(i))
 }
@@ -223,13 +228,13 @@ fn is_tensor(item: &ReadItem) -> bool {
     matches!(item.stored, Stored::Chunk(_))
 }
 
-/// Items that want parts of tensors, and by which way they come.
+/// The items that want parts of tensors, and where their elements come from.
 fn routed<'p>(plan: &'p LoadPlan, metadata: &Metadata) -> Result<Vec<(&'p ReadItem, Route)>> {
     let own = plan.items.iter().filter(|i| is_tensor(i));
     if plan.exchange.is_empty() {
         return Ok(own.map(|item| (item, Route::Read)).collect());
     }
-    // What this rank reads for others, it does not read a second time for itself.
+    // If this rank reads something for others, it does not read it again for itself.
     let served: IndexMap<&Wanted, usize> =
         plan.exchange.serves.iter().enumerate().map(|(n, serve)| (&serve.what, n)).collect();
     let mut out = Vec::new();
@@ -243,7 +248,7 @@ fn routed<'p>(plan: &'p LoadPlan, metadata: &Metadata) -> Result<Vec<(&'p ReadIt
     Ok(out)
 }
 
-/// Leaves that something is put into, by position in the template.
+/// The leaves that the plan fills, by position in the template.
 fn filled(plan: &LoadPlan) -> BTreeSet<u32> {
     tensors(plan).map(|i| i.dest).chain(plan.fills.iter().map(|f| f.dest)).collect()
 }
@@ -263,7 +268,7 @@ fn restore(template: &mut FlatStateDict, leaves: &[u32], handles: Vec<Tensor>) {
     }
 }
 
-/// The part of a leaf's local tensor that a region of the plan means: prepended axes are of extent 1 and not in it.
+/// The region of a leaf's local tensor for a region of the plan. The local tensor lacks the prepended axes, whose length is 1.
 fn local(leaf: &ShardedTensor, region: &Region) -> Region {
     let cut = |d: &[u64]| d.get(leaf.prepend_axis_num..).unwrap_or(&[]).into();
     Region { offsets: cut(&region.offsets), lengths: cut(&region.lengths) }

@@ -5,8 +5,8 @@ use reshard_model::{FlatStateDict, Payload, Sharded, Value};
 use reshard_plan::{LoadPlan, ObjectId, ReadItem, Stored};
 use std::collections::BTreeMap;
 
-/// Reads the objects of the plan, each once, and puts the decoded values into their leaves. Those that came by an exchange are
-/// there already.
+/// Reads each object of the plan once, and puts the decoded values into their leaves. Objects that came through an exchange
+/// are in `there` and are not read.
 pub(super) async fn objects(
     template: &mut FlatStateDict,
     plan: &LoadPlan,
@@ -31,7 +31,7 @@ pub(super) async fn objects(
     Ok(())
 }
 
-/// One object into all leaves that ask for it.
+/// Puts one object into all leaves that ask for it.
 fn put(
     template: &mut FlatStateDict,
     items: &[&ReadItem],
@@ -40,7 +40,7 @@ fn put(
     cx: &LoadCx<'_>,
 ) -> Result<()> {
     let codec = from.codec();
-    // What is stored as a list is taken apart when the first cell asks for it.
+    // A stored list is decoded and split only when the first cell asks for it.
     let mut parts: Option<Vec<Value>> = None;
     for (n, item) in items.iter().enumerate() {
         let key = &item.piece.key;
@@ -65,7 +65,7 @@ fn put(
     Ok(())
 }
 
-/// A cell's payload is a list with an element for each leaf of it on one rank.
+/// The values of a cell. Its payload must be a list with one element for each leaf that one rank has of this cell.
 fn elements(value: Value, leaves: usize, item: &ReadItem) -> Result<Vec<Value>> {
     match value {
         Value::List(v) if v.len() == leaves => Ok(v),

@@ -6,12 +6,12 @@ use reshard_model::{DType, Layout, LentBuffer, LentView, Region, RegionMut, Tens
 use reshard_plan::{Destination, ReadItem, Selection, cast};
 use std::sync::Arc;
 
-/// Most bytes that wait for a cast or a planner's transform at once.
+/// The most bytes that are in temporary memory for a cast or a planner's transform.
 const SCRATCH: u64 = 64 << 20;
 /// Zeros that are written at once.
 const ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
-/// What does not go straight to its leaf.
+/// An item that goes through temporary memory instead of straight to its leaf.
 struct Detour<'p> {
     item: &'p ReadItem,
     selection: Selection,
@@ -20,13 +20,13 @@ struct Detour<'p> {
 }
 
 impl Detour<'_> {
-    /// Bytes in memory of its own.
+    /// The bytes of temporary memory that it needs.
     fn bytes(&self) -> u64 {
         self.selection.elements().saturating_mul(self.selection.dtype.size())
     }
 }
 
-/// Fills all places of what this rank reads for itself, and gives those of an exchange.
+/// Fills all places that this rank reads only for itself. Returns the places of the exchange.
 pub(super) async fn transfer<'p>(
     places: Places<'p>,
     from: &dyn StorageReader,
@@ -51,13 +51,13 @@ pub(super) async fn transfer<'p>(
     Ok((totals, places.exchanged))
 }
 
-/// Whether elements that are stored as `stored` go straight into a leaf of type `dtype`. What is cast goes by way of memory of its
-/// own, whatever the planner says.
+/// Whether elements of stored type `stored` go straight into a leaf of type `dtype`. Elements that are cast always go through
+/// temporary memory, whatever the planner says.
 pub(super) fn goes_straight(item: &ReadItem, stored: DType, dtype: DType, cx: &LoadCx<'_>) -> Result<bool> {
     Ok(stored == dtype && cx.planner.lookup_tensor(item)? == Destination::Leaf)
 }
 
-/// How many of them go together: at least one.
+/// How many of them fit into temporary memory together. At least one, even if it is larger.
 fn round(detours: &[Detour<'_>]) -> usize {
     let mut bytes = 0u64;
     for (n, detour) in detours.iter().enumerate() {
@@ -82,7 +82,7 @@ fn zero(into: RegionMut) -> Result<()> {
     Ok(())
 }
 
-/// Reads into memory of its own, lets the planner transform and casts, then fills the places.
+/// Reads into temporary memory, lets the planner transform the elements, casts them, and fills the places.
 async fn through_scratch(
     detours: Vec<Detour<'_>>,
     from: &dyn StorageReader,
@@ -102,7 +102,7 @@ async fn through_scratch(
     Ok(totals)
 }
 
-/// A read into memory of its own.
+/// A read into temporary memory.
 pub(super) fn scratch(
     key: &str,
     selection: Selection,
@@ -116,13 +116,13 @@ pub(super) fn scratch(
     Ok((ReadTensor::new(selection, inner), lent, views))
 }
 
-/// That memory, when it is filled.
+/// Takes the temporary memory back once it is filled.
 pub(super) fn reclaimed(lent: Arc<LentBuffer>, views: Vec<LentView>) -> Result<Tensor> {
-    let kept = || StrategyError::Invalid("a store kept a buffer".into());
+    let kept = || StrategyError::Internal("a store kept a buffer".into());
     lent.reclaim(views).ok().and_then(|mut all| all.pop()).ok_or_else(kept)
 }
 
-/// Lets the planner transform elements in the shape of their place, and casts them, on their way into it.
+/// Lets the planner transform elements, in the shape of their place. Casts them and puts them into the place.
 pub(super) fn put(
     item: &ReadItem,
     read: Tensor,

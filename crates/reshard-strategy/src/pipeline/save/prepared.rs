@@ -1,4 +1,4 @@
-//! What is left of a save that is planned.
+//! A planned save: staging, writing and finishing it.
 
 use super::resolve::{Cells, Resolver};
 use crate::{
@@ -26,11 +26,11 @@ pub(super) struct Prepared<W> {
     pub(super) rank_local: bool,
     pub(super) url: String,
     pub(super) dialect: Dialect,
-    /// Gone when it is written.
+    /// `None` once it is written.
     pub(super) work: Option<Work>,
-    /// What was begun last.
+    /// The step that was begun last.
     pub(super) step: Step,
-    /// Where items lie; known when they are written.
+    /// Where the items lie. Known once they are written.
     pub(super) results: Vec<WriteResult>,
     pub(super) metadata: Metadata,
     pub(super) policy: Option<PolicyMetrics>,
@@ -60,7 +60,7 @@ pub(super) struct Work {
     pub(super) state: FlatStateDict,
 }
 
-/// Every planned item lies somewhere, and nothing else does.
+/// Checks that the layout has a location for every planned item, and for nothing else.
 fn check_layout(plan: &SavePlan, layout: &FileLayout) -> Result<()> {
     let copied = layout.copied.iter().map(|p| &p.id);
     let mut places: BTreeSet<&PieceId> = layout.items.iter().map(|(id, _)| id).chain(copied).collect();
@@ -78,7 +78,7 @@ fn check_layout(plan: &SavePlan, layout: &FileLayout) -> Result<()> {
 }
 
 impl<W: StorageWriter> Prepared<W> {
-    /// Which files this rank writes. What elements they have is pulled later.
+    /// Decides which files this rank writes. Their bytes are pulled later.
     fn lay_out(&mut self) -> Result<FileLayout> {
         let Work { plan, state } = self.work.take().ok_or_else(written_already)?;
         let cells = Cells::of(&state);
@@ -88,7 +88,7 @@ impl<W: StorageWriter> Prepared<W> {
         Ok(layout)
     }
 
-    /// What the other ranks are told of a local step that failed. All are told in the step `write`.
+    /// The cause for the other ranks if a local step failed. They learn it in the step `write`, whichever step it was.
     fn told(&self, e: &StrategyError) -> Cause {
         let cause = cause(e);
         match self.step {
@@ -103,6 +103,7 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
     async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()> {
         self.step = Step::Staging;
         let Some(Work { plan, state }) = &mut self.work else { return Err(written_already()) };
+        // The plan names leaves that tensors come from. Only these are copied.
         let tensors = plan.items.iter().filter(|i| i.tensor().is_some());
         let wanted = tensors.map(|i| i.source).collect();
         stage_leaves(state, self.resolver.own, &wanted, stager).await
@@ -115,6 +116,7 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
         let planned: Vec<(Name, Option<Length>)> =
             files.iter().map(|f| (f.name.clone(), f.length())).collect();
         let written = self.transaction.write(files, self.durability, self.progress.clone()).await?;
+        // A store that wrote other files, or other lengths, than planned must not lead to a commit.
         check_files(&planned, &written)?;
         self.results = FileLayout::results(items, copied, &written)?;
         Ok(())
@@ -126,6 +128,8 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
         if me.rank_local {
             return me.finish_alone(written.map(|()| results), comm).await;
         }
+        // The coordinator checks all results before the format makes its records of them. It keeps records and totals in
+        // `saved`; the other ranks only get the sums.
         let mut saved = Saved::default();
         let (writer, metadata, url, dialect) = (&me.resolver.writer, &me.metadata, &*me.url, me.dialect);
         let part = written.as_ref().map(|()| results).map_err(|e| me.told(e));
@@ -146,7 +150,7 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
 }
 
 impl<W: StorageWriter> Prepared<W> {
-    /// Each rank has a record of its own items.
+    /// Finishes a rank-local save, in which each rank has a record of its own items.
     async fn finish_alone(self, written: Result<Vec<WriteResult>>, comm: &Comm<'_>) -> Result<Saved> {
         let records = written.as_ref().map_err(|e| self.told(e)).and_then(|results| {
             let own = std::slice::from_ref(results);
@@ -170,7 +174,7 @@ impl<W: StorageWriter> Prepared<W> {
 }
 
 fn written_already() -> StrategyError {
-    StrategyError::Invalid("a prepared save is written once, and staged before".into())
+    StrategyError::Internal("a prepared save is written once, and staged before".into())
 }
 
 fn totals(results: &[WriteResult]) -> RankTotals {
@@ -180,7 +184,7 @@ fn totals(results: &[WriteResult]) -> RankTotals {
     RankTotals { items: results.len() as u64, bytes, files: files.len() as u64 }
 }
 
-/// The store has written the files that it was given, as long as they were to be.
+/// Checks that the store has written the planned files, with the planned lengths.
 fn check_files(planned: &[(Name, Option<Length>)], written: &[Written]) -> Result<()> {
     if written.len() != planned.len() {
         let what = format!("{} of {} planned files were written", written.len(), planned.len());
@@ -199,7 +203,7 @@ fn check_files(planned: &[(Name, Option<Length>)], written: &[Written]) -> Resul
     Ok(())
 }
 
-/// Commit only if every planned item was written, and once: a lost writer must not become a checkpoint with holes.
+/// Checks that every planned item was written exactly once. Otherwise a lost writer would leave a checkpoint with holes.
 fn check_written(metadata: &Metadata, results: &[Vec<WriteResult>]) -> Result<(), Cause> {
     let wrong = |what: String| Err(Cause::new(ErrorKind::Internal, format!("{what}; nothing is committed")));
     let mut written: BTreeMap<&str, Vec<Option<&Dims>>> = BTreeMap::new();

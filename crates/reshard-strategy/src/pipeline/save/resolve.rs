@@ -1,15 +1,16 @@
-//! What planned items are made of.
+//! Finds the data of planned items.
 
 use crate::{Result, StorageWriter, StrategyError};
 use reshard_model::{FlatStateDict, Payload, Sharded, Value};
 use reshard_plan::{DefaultSavePlanner, SavePlanner, WriteData, WriteItem, WriteKind};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Finds what planned items are made of.
+/// Finds the data of planned items.
 pub(super) struct Resolver<W> {
     pub(super) writer: Arc<W>,
     pub(super) planner: Arc<dyn SavePlanner>,
-    /// Leaves of this rank. Those behind them were brought here by other ranks, whose planners have seen them already.
+    /// The number of this rank's own leaves. Later leaves were brought here by other ranks, whose planners have already
+    /// transformed them.
     pub(super) own: usize,
 }
 
@@ -33,7 +34,7 @@ impl<W: StorageWriter> Resolver<W> {
     }
 }
 
-/// The leaves of each cell of an object array; several leaves of one cell on one rank are stored as one list.
+/// The leaves of each cell of an object array. If one rank has several leaves of a cell, they are stored as one list.
 pub(super) struct Cells(BTreeMap<String, Vec<u32>>);
 
 impl Cells {
@@ -49,7 +50,8 @@ impl Cells {
         Self(out)
     }
 
-    /// For formats that make no list of the leaves of a cell: all but the first would be lost.
+    /// For formats that make no list of the leaves of a cell: refuses several leaves, because all but the first would be
+    /// lost.
     pub(super) fn one_leaf_each(&self, state: &FlatStateDict) -> Result<()> {
         for (key, sources) in &self.0 {
             let leaves = sources.iter().filter_map(|i| state.get_index(*i as usize));
@@ -65,13 +67,13 @@ impl Cells {
     }
 
     fn list(&self, item: &WriteItem, one: &dyn Fn(&WriteItem) -> Result<WriteData>) -> Result<WriteData> {
-        // A planner may have renamed the item; its source tells the cell all the same.
+        // A planner may have renamed the item, so its source, not its key, names the cell.
         let Some(sources) = self.0.values().find(|v| v.contains(&item.source)) else { return one(item) };
         let mut values = Vec::new();
         for &source in sources {
             match one(&WriteItem { source, ..item.clone() })? {
                 WriteData::Object(Payload::Value(v)) => values.push(v),
-                // Carried over as it was stored, list and all.
+                // An encoded payload is carried over as it was stored, including its list.
                 encoded if sources.len() == 1 => return Ok(encoded),
                 _ => {
                     let what = format!("{}: several leaves of one cell can't be stored undecoded", item.key);

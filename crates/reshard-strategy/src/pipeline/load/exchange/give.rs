@@ -1,4 +1,4 @@
-//! What this rank reads for others, and sends.
+//! The sending side of an exchange: what this rank reads for others.
 
 use super::peers::{MORE, NO_MORE, Table};
 use crate::{
@@ -17,21 +17,21 @@ use std::{
     slice,
 };
 
-/// What is left to read and to send.
+/// What this rank still has to read and to send.
 pub(super) struct Giver<'p> {
     serves: Peekable<std::iter::Enumerate<slice::Iter<'p, Serve>>>,
-    /// Items of this rank that want what is handed out.
+    /// This rank's own items that want what it serves.
     own: BTreeMap<usize, Vec<Place<'p>>>,
-    /// Read, and not yet sent to all.
+    /// Data that are read, but not yet sent to all.
     ready: VecDeque<Ready>,
-    /// Objects that were read.
+    /// The objects that were read.
     pub(super) objects: BTreeMap<ObjectId, Payload>,
     table: &'p Table,
 }
 
 struct Ready {
     bytes: Bytes,
-    /// Numbers among the peers.
+    /// The receivers, by their numbers among the peers.
     to: Vec<usize>,
 }
 
@@ -54,13 +54,14 @@ impl<'p> Giver<'p> {
         totals: &mut ReadTotals,
     ) -> Result<Vec<Vec<Bytes>>> {
         self.read(from, how, cx, totals).await?;
+        // Each peer gets at most the quota. All receivers of the same data advance together, so these are kept only once.
         let mut blocks: Vec<Vec<Bytes>> = vec![Vec::new(); self.table.len()];
         let mut left = vec![self.table.quota(); self.table.len()];
         for ready in &mut self.ready {
             let n = ready.to.iter().map(|&to| left[to]).min().unwrap_or(0).min(ready.bytes.len() as u64);
             let block = ready.bytes.split_to(n as usize);
             for &to in &ready.to {
-                // Nothing overtakes what has not gone as a whole.
+                // The stream is in order: until this is sent as a whole, nothing after it may go to this peer.
                 left[to] = if ready.bytes.is_empty() { left[to] - n } else { 0 };
                 if !block.is_empty() {
                     blocks[to].push(block.clone());
@@ -68,6 +69,7 @@ impl<'p> Giver<'p> {
             }
         }
         self.ready.retain(|ready| !ready.bytes.is_empty());
+        // The first byte of each part tells the peer whether this rank has more.
         let more = self.serves.peek().is_some() || !self.ready.is_empty();
         for part in &mut blocks {
             part.insert(0, if more { MORE } else { NO_MORE });
@@ -75,7 +77,7 @@ impl<'p> Giver<'p> {
         Ok(blocks)
     }
 
-    /// Reads on, as long as there is room for it.
+    /// Reads the next data, as long as there is memory for them.
     async fn read(
         &mut self,
         from: &dyn StorageReader,
@@ -84,10 +86,11 @@ impl<'p> Giver<'p> {
         totals: &mut ReadTotals,
     ) -> Result<()> {
         let mut held: u64 = self.ready.iter().map(|ready| ready.bytes.len() as u64).sum();
-        // Not a little in each round: formats read near chunks together.
+        // It is better to read much at a time than a little in each round, because formats read neighbouring chunks together.
         if held > self.table.window() / 2 {
             return Ok(());
         }
+        // Takes as many items as fit into the window, but at least one, so that a large item does not block the exchange.
         let mut next = Vec::new();
         while let Some((n, serve)) = self.serves.peek().copied() {
             let bytes = size(&serve.what, from);
@@ -98,6 +101,7 @@ impl<'p> Giver<'p> {
             next.push((n, serve));
             self.serves.next();
         }
+        // Tensors and objects are different calls of a format: one call for all of each kind.
         let selections = next.iter().filter_map(|(_, serve)| match &serve.what {
             Wanted::Chunk(selection) => Some(selection),
             Wanted::Object(_) => None,
@@ -113,6 +117,8 @@ impl<'p> Giver<'p> {
             false => from.read_objects(&objects, how).await?,
         }
         .into_iter();
+        // In the order of the plan, which is the order of the streams. This rank's own items are filled at once, so that the
+        // data need not be kept for them.
         for (n, serve) in next {
             let lacking = || StrategyError::Internal("a format read less than it was asked for".into());
             let bytes = match &serve.what {
@@ -139,7 +145,7 @@ impl<'p> Giver<'p> {
     }
 }
 
-/// Bytes that are held for it: exactly for a tensor, about for an object.
+/// The bytes that it takes in memory: exact for a tensor, about right for an object.
 fn size(what: &Wanted, from: &dyn StorageReader) -> u64 {
     match what {
         Wanted::Chunk(_) => what.bytes().unwrap_or(0),
@@ -147,7 +153,7 @@ fn size(what: &Wanted, from: &dyn StorageReader) -> u64 {
     }
 }
 
-/// Reads selections into memory of their own, all at once.
+/// Reads selections into temporary memory, all in one call.
 async fn read_tensors(
     selections: Vec<&Selection>,
     from: &dyn StorageReader,
@@ -168,7 +174,7 @@ async fn read_tensors(
     waiting.into_iter().map(|(lent, views)| reclaimed(lent, views)).collect()
 }
 
-/// What this rank itself wants of it.
+/// Puts data that this rank serves into its own leaf.
 fn keep(place: Place<'_>, read: &Tensor, selection: &Selection, cx: &LoadCx<'_>) -> Result<()> {
     let Place { item, dtype, into } = place;
     if goes_straight(item, selection.dtype, dtype, cx)? {

@@ -1,4 +1,4 @@
-//! The ranks that have an exchange with each other.
+//! The ranks that exchange data with each other.
 
 use crate::Result;
 use bytes::Bytes;
@@ -6,23 +6,23 @@ use reshard_comm::{Comm, CommError, ProcessGroup, Rank};
 use reshard_plan::ExchangeGroup;
 use std::sync::Arc;
 
-/// What the steps of an exchange are called.
+/// The name of the steps of an exchange.
 pub(super) const STEP: &str = "exchange";
 
 /// The first byte of a part: whether its rank has more to send.
 pub(super) const MORE: Bytes = Bytes::from_static(&[1]);
 pub(super) const NO_MORE: Bytes = Bytes::from_static(&[0]);
 
-/// The ranks with which this one has an exchange, itself among them.
+/// The ranks of this rank's exchange group, including itself.
 #[derive(Debug)]
 pub(in crate::pipeline::load) struct Peers {
-    /// The whole group has one without.
+    /// The sub-group. `None` if the exchange group is the whole group.
     part: Option<Arc<dyn ProcessGroup>>,
     most_peers: u32,
 }
 
 impl Peers {
-    /// `None`: this rank has no part in any exchange.
+    /// Makes the group of this rank's peers. `None` if this rank takes part in no exchange.
     ///
     /// # Collective
     /// Every rank of the whole group calls it, with its group.
@@ -30,7 +30,7 @@ impl Peers {
         group: Option<ExchangeGroup>,
         whole: &Comm<'_>,
     ) -> Result<Option<Self>> {
-        // Either all ranks are one group, or no group has all: so all ranks split, or none does.
+        // Either one exchange group has all ranks, or none has. So either all ranks call `split`, or none does.
         let all = group.filter(|group| group.ranks == whole.size());
         if let Some(ExchangeGroup { most_peers, .. }) = all {
             return Ok(Some(Self { part: None, most_peers }));
@@ -39,7 +39,7 @@ impl Peers {
         Ok(group.zip(part).map(|(group, part)| Self { part: Some(part), most_peers: group.most_peers }))
     }
 
-    /// Over these ranks alone.
+    /// A `Comm` over these ranks only.
     pub(super) fn comm<'g>(&'g self, whole: &Comm<'g>) -> Comm<'g> {
         match &self.part {
             Some(part) => Comm::new(&**part).with_deadline(whole.deadline()),
@@ -47,7 +47,7 @@ impl Peers {
         }
     }
 
-    /// All tell who they are in the whole group, and how much memory they have.
+    /// All peers tell each other their rank in the whole group, and how much memory they may use. The smallest memory counts.
     pub(super) async fn meet(&self, whole: &Comm<'_>, memory: u64) -> Result<Table, CommError> {
         let mine = (whole.rank(), memory);
         let all = self.comm(whole).all_gather(STEP, Ok(mine)).await;
@@ -58,18 +58,18 @@ impl Peers {
     }
 }
 
-/// What all peers know of each other.
+/// What all peers know about each other.
 #[derive(Debug)]
 pub(super) struct Table {
-    /// Their ranks in the whole group, by number among the peers.
+    /// Their ranks in the whole group, indexed by their numbers among the peers.
     ranks: Vec<Rank>,
     memory: u64,
     most_peers: u32,
 }
 
-/// More than what stands before the bytes of a part: the head of its message, and whether there is more.
+/// An upper bound for what comes before the bytes of a part: the head of its message, and the byte that says whether there is more.
 const HEAD: u64 = 64;
-/// What goes from one rank to another in a round however little memory there is.
+/// The least number of bytes from one rank to another in a round, however little memory there is.
 const LEAST: u64 = 256;
 
 impl Table {
@@ -80,7 +80,7 @@ impl Table {
 
     /// The number of a rank of the whole group among the peers.
     pub(super) fn number(&self, rank: u32) -> Option<usize> {
-        // They have the order that they have in the whole group.
+        // A sub-group keeps the order of the whole group, so the ranks are sorted.
         self.ranks.binary_search(&Rank(rank)).ok()
     }
 
@@ -88,17 +88,18 @@ impl Table {
         self.ranks.get(peer).map_or(u32::MAX, |rank| rank.0)
     }
 
-    /// Bytes that one rank sends to another in a round. So a quarter of the memory is sent at most, and a quarter received.
+    /// The most bytes that one rank sends to another in a round. So at most a quarter of the memory holds sent data, and a
+    /// quarter received data.
     pub(super) fn quota(&self) -> u64 {
         (self.memory / 4 / u64::from(self.most_peers)).saturating_sub(HEAD).max(LEAST)
     }
 
-    /// Bytes that are read and not yet handed out.
+    /// The most bytes that are read but not yet sent.
     pub(super) fn window(&self) -> u64 {
         self.memory / 2
     }
 
-    /// An error of the peers, which knows them by other numbers, for the whole group.
+    /// Translates an error of the sub-group, which has its own rank numbers, for the whole group.
     pub(super) fn named(&self, e: CommError) -> CommError {
         match e {
             CommError::Deadline { step, seconds, silent } => {

@@ -1,4 +1,4 @@
-//! What other ranks have read for this one, and where it goes.
+//! The receiving side of an exchange: what other ranks read for this rank, and where it goes.
 
 use super::peers::Table;
 use crate::{
@@ -13,7 +13,7 @@ use reshard_model::{DType, Layout, Payload, RegionMut, StridedCopy, Tensor};
 use reshard_plan::{LoadPlan, ObjectId, ReadItem, Selection, Wanted};
 use std::collections::{BTreeMap, VecDeque};
 
-/// What is to come from each peer, in order.
+/// What will come from each peer, in order.
 pub(super) struct Taker<'p> {
     waiting: Vec<VecDeque<Coming<'p>>>,
     objects: BTreeMap<ObjectId, Payload>,
@@ -38,7 +38,7 @@ enum Coming<'p> {
 /// Where the elements of a tensor go.
 enum Sink<'p> {
     Leaf(StridedCopy),
-    /// All of them first into memory, to be transformed or cast.
+    /// Into temporary memory, because all elements are needed for a transform or cast.
     Memory {
         item: &'p ReadItem,
         stored: DType,
@@ -79,7 +79,7 @@ impl<'p> Taker<'p> {
         Ok(Self { waiting, objects: BTreeMap::new() })
     }
 
-    /// The next bytes of a peer.
+    /// Takes the next bytes of a peer.
     pub(super) fn take(
         &mut self,
         peer: usize,
@@ -89,7 +89,7 @@ impl<'p> Taker<'p> {
     ) -> Result<()> {
         let Some(queue) = self.waiting.get_mut(peer) else { return Err(unplanned()) };
         loop {
-            // What has no bytes is there before any come.
+            // An entry that has no bytes is complete before any bytes come.
             while let Some(coming) = queue.pop_front_if(|coming| coming.is_whole()) {
                 coming.finish(&mut self.objects, from, cx)?;
             }
@@ -100,7 +100,7 @@ impl<'p> Taker<'p> {
         }
     }
 
-    /// The objects, when all has come.
+    /// Returns the objects. Fails if something has not come.
     pub(super) fn done(&mut self, table: &Table) -> Result<BTreeMap<ObjectId, Payload>> {
         for (peer, queue) in self.waiting.iter().enumerate() {
             if let Some(Coming::Tensor { key, .. } | Coming::Object { key, .. }) = queue.front() {
@@ -124,7 +124,7 @@ impl Coming<'_> {
         }
     }
 
-    /// Takes what it lacks off the front of a part.
+    /// Takes the bytes that it still needs from the front of a part.
     fn take(&mut self, part: &mut Bytes) -> Result<()> {
         let mut split = |n: u64| part.split_to(part.len().min(usize::try_from(n).unwrap_or(usize::MAX)));
         match self {
@@ -163,7 +163,7 @@ impl Coming<'_> {
     }
 }
 
-/// The length of an object, once it has come.
+/// The length of an object, once the length itself has come.
 fn announced(length: &[u8]) -> Option<u64> {
     length.try_into().ok().map(u64::from_le_bytes)
 }
