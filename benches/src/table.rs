@@ -73,7 +73,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for (name, path) in &args.on {
         let folder =
             tempfile::tempdir_in(path).with_context(|| format!("{} can't be written to", path.display()))?;
-        let mut rows = checkpoints(args, name, folder.path());
+        let mut rows = large(args, name, folder.path());
+        rows.extend(small(args, name, folder.path()));
         if !is_in_memory(path)? {
             rows.extend(synced(args, name, folder.path()));
         }
@@ -140,15 +141,13 @@ fn dcp(name: &'static str, mode: &str, state: &str, gb: &str, dir: &str, more: &
     Peer::torch(name, "dcp_bench.py", &args).costs(5.0, seconds)
 }
 
-fn checkpoints(args: &Args, place: &str, base: &Path) -> Vec<Row> {
-    let (gb, small) = (&*args.gb.to_string(), &*args.small_gb.to_string());
+/// Few large tensors.
+fn large(args: &Args, place: &str, base: &Path) -> Vec<Row> {
+    let gb = &*args.gb.to_string();
     let at = |name: &str| base.join(name).display().to_string();
     let (ours, theirs, plain, one) = (&*at("ours"), &*at("theirs"), &*at("plain"), &*at("one"));
-    let (ours_small, theirs_small) = (&*at("ours-small"), &*at("theirs-small"));
     let save = || Peer::reshard(OURS, &["save", "llama", gb, ours, RUNS]).checks(WRITES);
     let save_theirs = || dcp("DCP", "save", "llama", gb, theirs, &[]).checks(WRITES);
-    let save_small = || Peer::reshard(OURS, &["save", "small", small, ours_small, RUNS]).checks(WRITES);
-    let save_small_theirs = || dcp("DCP", "save", "small", small, theirs_small, &[]);
     let pwrite = || Peer::reshard("pwrite", &["pwrite", "llama", gb, plain, RUNS]);
     let pread = || Peer::reshard("pread", &["pread", "llama", gb, plain, RUNS]).checks(NOTHING);
     let load = |more: &[&str]| {
@@ -221,24 +220,30 @@ fn checkpoints(args: &Args, place: &str, base: &Path) -> Vec<Row> {
         .needs(plain, pwrite())
         .removes(one),
     );
-    rows.push(Row::new(
-        format!("save 8,192 tensors of 64 KiB, {place}"),
-        vec![save_small(), save_small_theirs().best_of(&SMALL_SAVES).checks("as it says")],
-        vec![Target::Ratio("DCP", 10.0), BESIDE],
-    ));
-    rows.push(
-        Row::new(
-            format!("load 8,192 tensors of 64 KiB, {place}"),
-            vec![
-                Peer::reshard(OURS, &["load", "small", small, ours_small, RUNS]).checks(VERIFIED),
-                dcp("DCP", "load", "small", small, theirs_small, &[]).best_of(&LOADS).checks(NOTHING),
-            ],
-            vec![Target::Ratio("DCP", 10.0), BESIDE],
-        )
-        .needs(ours_small, save_small())
-        .needs(theirs_small, save_small_theirs()),
-    );
     rows
+}
+
+/// Many small tensors.
+fn small(args: &Args, place: &str, base: &Path) -> Vec<Row> {
+    let gb = &*args.small_gb.to_string();
+    let at = |name: &str| base.join(name).display().to_string();
+    let (ours, theirs) = (&*at("ours-small"), &*at("theirs-small"));
+    let save = || Peer::reshard(OURS, &["save", "small", gb, ours, RUNS]).checks(WRITES);
+    let save_theirs = || dcp("DCP", "save", "small", gb, theirs, &[]);
+    let saves = Row::new(
+        format!("save 8,192 tensors of 64 KiB, {place}"),
+        vec![save(), save_theirs().best_of(&SMALL_SAVES).checks("as it says")],
+        vec![Target::Ratio("DCP", 10.0), BESIDE],
+    );
+    let loads = Row::new(
+        format!("load 8,192 tensors of 64 KiB, {place}"),
+        vec![
+            Peer::reshard(OURS, &["load", "small", gb, ours, RUNS]).checks(VERIFIED),
+            dcp("DCP", "load", "small", gb, theirs, &[]).best_of(&LOADS).checks(NOTHING),
+        ],
+        vec![Target::Ratio("DCP", 10.0), BESIDE],
+    );
+    vec![saves, loads.needs(ours, save()).needs(theirs, save_theirs())]
 }
 
 /// What users get who set nothing: every file is on the disk when a save returns.

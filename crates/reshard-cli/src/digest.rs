@@ -4,6 +4,7 @@ use crate::{
     args::Digest,
     error::{CliError, DAMAGED, FAILED, OK, Result, worse},
     findings,
+    glob::Keys,
     io::Io,
     json::{self, hex},
     program::Program,
@@ -12,7 +13,7 @@ use crate::{
 };
 use reshard::{
     Tensor,
-    blocking::TensorHandle,
+    blocking::{Checkpoint, TensorHandle},
     storage::{run_blocking, wait},
 };
 use serde_json::{Map, Value as Json, json};
@@ -55,15 +56,11 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     }
     // A tensor that is read in one go has its checksums checked by that; larger ones are read in blocks, of which none is a
     // whole item.
-    let mut damage: BTreeMap<String, String> = BTreeMap::new();
-    if !args.no_verify && chosen.iter().any(|t| t.nbytes() > BLOCK) {
-        let report = findings::check(&checkpoint, true, io)?;
-        for d in findings::concerning(&report.damage, keys) {
-            if let Some(key) = &d.key {
-                damage.entry(key.clone()).or_insert_with(|| findings::below_key(d));
-            }
-        }
-    }
+    let in_blocks = chosen.iter().any(|t| t.nbytes() > BLOCK);
+    let mut damage = match !args.no_verify && in_blocks {
+        true => damage_by_key(&checkpoint, keys, io)?,
+        false => BTreeMap::new(),
+    };
     let (sound, damaged): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|t| !damage.contains_key(t.key()));
     let mut tensors = Map::new();
     let mut errors: Map<String, Json> = Map::new();
@@ -108,29 +105,52 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         }
         json::write(io.out, &report)?;
     }
-    if let Some((key, what)) = errors.iter().next() {
-        io.out.flush()?;
-        let left_out = errors.len().saturating_sub(1 + TOLD);
-        for (key, what) in errors.iter().skip(1).take(TOLD) {
-            io.note(format!("no digest of {key}: {}", what.as_str().unwrap_or_default()));
-        }
-        if left_out > 0 {
-            io.note(format!("no digest of {} more", units::some(left_out as u64, "tensor")));
-        }
-        if untried > 0 {
-            let untried = units::some(untried as u64, "tensor");
-            io.note(format!("{untried} not tried, since so many others can't be read"));
-        }
-        let what = format!("no digest of {key}: {}", what.as_str().unwrap_or_default());
-        let hint = format!("`reshard verify {}` lists all that is wrong, or can't be read", args.dir);
-        let failed = CliError::Told { what, hint, code };
-        if !args.json {
-            return Err(failed);
-        }
-        // The JSON says it already, and there is one of it.
-        io.error(&failed);
+    let Some(what) = tell_failures(&errors, untried, io)? else { return Ok(code) };
+    let hint = format!("`reshard verify {}` lists all that is wrong, or can't be read", args.dir);
+    let failed = CliError::Told { what, hint, code };
+    if !args.json {
+        return Err(failed);
     }
+    // The JSON says it already, and there is one of it.
+    io.error(&failed);
     Ok(code)
+}
+
+/// What is damaged, of the chosen keys.
+fn damage_by_key(
+    checkpoint: &Checkpoint,
+    keys: Keys<'_>,
+    io: &mut Io<'_>,
+) -> Result<BTreeMap<String, String>> {
+    let mut damage = BTreeMap::new();
+    let report = findings::check(checkpoint, true, io)?;
+    for d in findings::concerning(&report.damage, keys) {
+        if let Some(key) = &d.key {
+            damage.entry(key.clone()).or_insert_with(|| findings::below_key(d));
+        }
+    }
+    Ok(damage)
+}
+
+/// Tells all failures but the first, which it returns.
+fn tell_failures(errors: &Map<String, Json>, untried: usize, io: &mut Io<'_>) -> Result<Option<String>> {
+    let told =
+        |(key, what): (&String, &Json)| format!("no digest of {key}: {}", what.as_str().unwrap_or_default());
+    let mut all = errors.iter().map(told);
+    let Some(first) = all.next() else { return Ok(None) };
+    io.out.flush()?;
+    for failure in all.take(TOLD) {
+        io.note(failure);
+    }
+    let left_out = errors.len().saturating_sub(1 + TOLD);
+    if left_out > 0 {
+        io.note(format!("no digest of {} more", units::some(left_out as u64, "tensor")));
+    }
+    if untried > 0 {
+        let untried = units::some(untried as u64, "tensor");
+        io.note(format!("{untried} not tried, since so many others can't be read"));
+    }
+    Ok(Some(first))
 }
 
 /// Hashes tensors one after the other, while the next block is read. `each` is told of every block's bytes, and of each

@@ -43,25 +43,63 @@ const SMALL: [u64; 2] = [2, 8];
 const MIDDLE: [u64; 2] = [64, 32];
 const LARGE: [u64; 2] = [1024, 256];
 
-#[test]
-fn a_load_reads_what_it_needs_and_little_beside() {
+/// What is read, whether it is checked, and the figures.
+type Case<'a> = (&'a str, bool, Vec<(String, ShardedTensor)>, [u64; 5]);
+
+fn small(n: u64) -> impl Iterator<Item = (String, ShardedTensor)> {
+    (0..n).map(|i| whole(&format!("s{i:04}"), SMALL))
+}
+
+fn middle(n: u64) -> impl Iterator<Item = (String, ShardedTensor)> {
+    (0..n).map(|i| whole(&format!("m{i:04}"), MIDDLE))
+}
+
+fn reads_so_much(cases: Vec<Case<'_>>) {
     let (_home, url) = saved(600);
-    let small = |n: u64| (0..n).map(|i| whole(&format!("s{i:04}"), SMALL));
-    let middle = |n: u64| (0..n).map(|i| whole(&format!("m{i:04}"), MIDDLE));
-    let rows = |at| part("large", LARGE, [at, 0], [512, 256]);
-    let named = |name: &str, (_, leaf): (String, ShardedTensor)| (name.to_owned(), leaf);
-    type Case<'a> = (&'a str, bool, Vec<(String, ShardedTensor)>, [u64; 5]);
-    let cases: Vec<Case<'_>> = vec![
+    let mut wrong = String::new();
+    for (what, verify, leaves, expected) in cases {
+        let t = totals(&url, verify, leaves);
+        let got = [t.needed, t.read, t.headers, t.requests, t.verified];
+        if got != expected {
+            wrong.push_str(&format!("{what}: {got:?}, not {expected:?}\n"));
+        }
+    }
+    assert!(wrong.is_empty(), "[needed, read, headers, requests, verified]\n{wrong}");
+}
+
+#[test]
+fn a_load_of_whole_tensors_reads_what_it_needs_and_little_beside() {
+    reads_so_much(vec![
         ("a small archive", true, small(1).collect(), [64, 64, 1577, 1, 1]),
         ("small archives", true, small(3).collect(), [192, 192, 4731, 3, 3]),
-        ("rows of a small archive", true, vec![part("s0005", SMALL, [1, 0], [1, 8])], [32, 32, 1609, 1, 1]),
         ("a small archive, not checked", false, small(1).collect(), [64, 64, 1577, 1, 0]),
         ("an archive", true, middle(1).collect(), [8192, 8192, 2048, 3, 1]),
         ("archives of one form", true, middle(3).collect(), [24576, 24576, 9426, 9, 3]),
         ("archives, not checked", false, middle(3).collect(), [24576, 24576, 9426, 9, 0]),
+        ("a large tensor", true, vec![whole("large", LARGE)], [1 << 20, 1 << 20, 2048, 6, 1]),
+        (
+            "more than are read at once",
+            true,
+            small(600).chain(middle(600)).collect(),
+            [4_953_600, 4_953_600, 2_175_000, 2400, 1200],
+        ),
+        (
+            "an unwanted one between",
+            true,
+            vec![whole("s0001", SMALL), whole("m0003", MIDDLE), whole("s0005", SMALL)],
+            [8320, 8320, 5202, 5, 3],
+        ),
+    ]);
+}
+
+#[test]
+fn a_load_of_parts_reads_what_it_needs_and_little_beside() {
+    let rows = |at| part("large", LARGE, [at, 0], [512, 256]);
+    let named = |name: &str, (_, leaf): (String, ShardedTensor)| (name.to_owned(), leaf);
+    reads_so_much(vec![
+        ("rows of a small archive", true, vec![part("s0005", SMALL, [1, 0], [1, 8])], [32, 32, 1609, 1, 1]),
         ("rows", true, vec![part("m0001", MIDDLE, [3, 0], [7, 32])], [896, 896, 2048, 3, 0]),
         ("columns", true, vec![part("m0001", MIDDLE, [0, 3], [64, 2])], [512, 8072, 2048, 3, 0]),
-        ("a large tensor", true, vec![whole("large", LARGE)], [1 << 20, 1 << 20, 2048, 6, 1]),
         ("half of it", true, vec![rows(512)], [1 << 19, 1 << 19, 2048, 3, 0]),
         (
             "both halves",
@@ -75,28 +113,7 @@ fn a_load_reads_what_it_needs_and_little_beside() {
             vec![named("a", rows(0)), named("b", rows(0))],
             [1 << 20, 1 << 19, 2048, 4, 0],
         ),
-        (
-            "more than are read at once",
-            true,
-            small(600).chain(middle(600)).collect(),
-            [4_953_600, 4_953_600, 2_175_000, 2400, 1200],
-        ),
-        (
-            "an unwanted one between",
-            true,
-            vec![whole("s0001", SMALL), whole("m0003", MIDDLE), whole("s0005", SMALL)],
-            [8320, 8320, 5202, 5, 3],
-        ),
-    ];
-    let mut wrong = String::new();
-    for (what, verify, leaves, expected) in cases {
-        let t = totals(&url, verify, leaves);
-        let got = [t.needed, t.read, t.headers, t.requests, t.verified];
-        if got != expected {
-            wrong.push_str(&format!("{what}: {got:?}, not {expected:?}\n"));
-        }
-    }
-    assert!(wrong.is_empty(), "[needed, read, headers, requests, verified]\n{wrong}");
+    ]);
 }
 
 #[test]

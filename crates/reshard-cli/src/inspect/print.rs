@@ -45,6 +45,15 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
     )?;
     fact(out, "objects", format!("{}, {}", units::count(totals.objects), units::bytes(totals.object_bytes)))?;
     fact(out, "files", format!("{}, {}", units::count(totals.files), units::bytes(totals.file_bytes)))?;
+    condition(f, out)?;
+    for note in producer.notes.iter().chain(&f.notes) {
+        fact(out, "note", note)?;
+    }
+    Ok(())
+}
+
+/// What is wrong with it, and what lies in it that is not its own.
+fn condition(f: &Facts, out: &mut dyn Write) -> Result<()> {
     match f.problems.len() {
         0 => styled_fact(out, "coverage", GOOD, "complete; all items lie in their files")?,
         n => styled_fact(out, "coverage", BAD, units::some(n as u64, "problem"))?,
@@ -56,7 +65,8 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
     few(out, "leftover", &f.leftovers)?;
     // Of a damaged checkpoint they may be what is left of it.
     if !f.leftovers.is_empty() && f.problems.is_empty() {
-        fact(out, "", format!("`reshard prune {}` removes what no save is writing any more", c.url()))?;
+        let url = f.checkpoint.url();
+        fact(out, "", format!("`reshard prune {url}` removes what no save is writing any more"))?;
     }
     few(out, "of others", &f.foreign)?;
     let (followed, not): (Vec<_>, Vec<_>) = f.links.iter().partition(|l| l.followed);
@@ -65,11 +75,7 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
         fact(out, "links", what)?;
     }
     let not: Vec<String> = not.iter().map(|l| format!("{} leads to {}", l.name, l.target)).collect();
-    few(out, "not followed", &not)?;
-    for note in producer.notes.iter().chain(&f.notes) {
-        fact(out, "note", note)?;
-    }
-    Ok(())
+    few(out, "not followed", &not)
 }
 
 fn few(out: &mut dyn Write, name: &str, all: &[String]) -> Result<()> {

@@ -301,6 +301,34 @@ impl ShardedTensor {
     pub fn validate(&self) -> Result<()> {
         let fail = |what: String| Err(ModelError::invalid(&self.key, what));
         let Self { local_shape, global_shape, global_offset, prepend_axis_num, .. } = self;
+        self.validate_data()?;
+        if global_shape.len() != global_offset.len() {
+            return fail(format!(
+                "global offset dimensions should be equal to global shape dimensions \
+                 (global_offset {global_offset}, global_shape {global_shape})"
+            ));
+        }
+        if local_shape.len().checked_add(*prepend_axis_num) != Some(global_shape.len()) {
+            return fail(format!(
+                "local shape together with prepend_axis_num dimensions should be equal to global shape dimensions \
+                 (local_shape {local_shape}, prepend_axis_num {prepend_axis_num}, global_shape {global_shape})"
+            ));
+        }
+        self.validate_grid()?;
+        if !self.region().fits(global_shape) {
+            let region = self.region();
+            return fail(format!("the local chunk {region} lies outside of global_shape {global_shape}"));
+        }
+        if global_shape.volume().and_then(|n| n.checked_mul(self.dtype.size())).is_none() {
+            return fail(format!("global_shape {global_shape} is too large"));
+        }
+        Ok(())
+    }
+
+    /// The data has the type and the shape that the fields say.
+    fn validate_data(&self) -> Result<()> {
+        let fail = |what: String| Err(ModelError::invalid(&self.key, what));
+        let local_shape = &self.local_shape;
         let Some(elements) = local_shape.volume() else {
             return fail(format!("local_shape {local_shape} is too large"));
         };
@@ -328,18 +356,13 @@ impl ShardedTensor {
                 return fail(format!("data shape {shape} doesn't match flattened_range {start}..{end}"));
             }
         }
-        if global_shape.len() != global_offset.len() {
-            return fail(format!(
-                "global offset dimensions should be equal to global shape dimensions \
-                 (global_offset {global_offset}, global_shape {global_shape})"
-            ));
-        }
-        if local_shape.len().checked_add(*prepend_axis_num) != Some(global_shape.len()) {
-            return fail(format!(
-                "local shape together with prepend_axis_num dimensions should be equal to global shape dimensions \
-                 (local_shape {local_shape}, prepend_axis_num {prepend_axis_num}, global_shape {global_shape})"
-            ));
-        }
+        Ok(())
+    }
+
+    /// The fragments of a regular grid make up the global shape.
+    fn validate_grid(&self) -> Result<()> {
+        let fail = |what: String| Err(ModelError::invalid(&self.key, what));
+        let Self { global_shape, global_offset, .. } = self;
         let local = self.local_extents();
         if let Some(fragmentations) = &self.axis_fragmentations {
             for (&offset, &extent) in global_offset.iter().zip(&local) {
@@ -365,13 +388,6 @@ impl ShardedTensor {
                     ));
                 }
             }
-        }
-        if !self.region().fits(global_shape) {
-            let region = self.region();
-            return fail(format!("the local chunk {region} lies outside of global_shape {global_shape}"));
-        }
-        if global_shape.volume().and_then(|n| n.checked_mul(self.dtype.size())).is_none() {
-            return fail(format!("global_shape {global_shape} is too large"));
         }
         Ok(())
     }

@@ -1,17 +1,19 @@
-use super::Target;
+//! The rules of stores. `reads` has those of reading, `writes` those of files; here are those of places and versions.
+
+mod reads;
+mod sample;
+mod writes;
+
 use crate::{
-    Checksum, Depth, Durability, Entry, Extent, FileBody, IfExists, Length, Name, Part, Progress, RecordRead,
-    Result, StorageError, Store, StoreExt, Transaction, Written, WrittenExtent,
+    Depth, Durability, Entry, IfExists, Progress, Result, StorageError, Store, StoreExt, Transaction, Written,
 };
 use bytes::Bytes;
 use futures_util::future::join_all;
-use reshard_model::{BoxError, ErrorKind, Layout, Region};
-use std::{
-    io,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+use reshard_model::ErrorKind;
+use sample::{committed, entries, file, kind, name, names, pattern, record, replace};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 /// Runs every rule of [`Store`] and [`Transaction`] against stores that `make` makes: each time one of a place that nobody has
@@ -30,15 +32,15 @@ pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
     a_place_that_does_not_exist_is_empty(make()).await;
     what_is_written_is_seen_only_when_committed(make()).await;
     a_folder_is_listed_alone(make()).await;
-    ranges_are_exact_or_an_error(make()).await;
-    wanted_elements_land_and_nothing_else_changes(make()).await;
-    a_failed_check_names_the_record(make()).await;
-    parts_that_do_not_fit_are_refused(make()).await;
-    an_extent_of_another_length_than_promised_is_an_error(make()).await;
-    receipts_come_back_in_order(make()).await;
-    a_file_of_unknown_length_is_as_long_as_what_was_given(make()).await;
-    a_copy_is_the_file_it_is_of(make(), make()).await;
-    a_version_may_have_no_record(make()).await;
+    reads::ranges_are_exact_or_an_error(make()).await;
+    reads::wanted_elements_land_and_nothing_else_changes(make()).await;
+    reads::a_failed_check_names_the_record(make()).await;
+    reads::parts_that_do_not_fit_are_refused(make()).await;
+    writes::an_extent_of_another_length_than_promised_is_an_error(make()).await;
+    writes::receipts_come_back_in_order(make()).await;
+    writes::a_file_of_unknown_length_is_as_long_as_what_was_given(make()).await;
+    writes::a_copy_is_the_file_it_is_of(make(), make()).await;
+    writes::a_version_may_have_no_record(make()).await;
     a_place_that_holds_something_is_refused(make()).await;
     a_version_replaces_the_named_files_of_the_old_one(make()).await;
     a_pinned_version_never_mixes_with_the_next(make()).await;
@@ -47,51 +49,6 @@ pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
     a_version_that_lacks_a_file_is_not_committed(make()).await;
     what_was_not_committed_shows_and_can_be_removed(make()).await;
     removed_files_are_gone(make()).await;
-}
-
-fn name(s: &str) -> Name {
-    Name::new(s).unwrap()
-}
-
-fn pattern(len: usize, seed: usize) -> Bytes {
-    (0..len).map(|i| ((i + seed).wrapping_mul(2_654_435_761) >> 13) as u8).collect()
-}
-
-fn file(n: &str, bytes: &Bytes) -> FileBody {
-    FileBody::from_bytes(name(n), bytes.clone())
-}
-
-fn record() -> (Name, Bytes) {
-    (name("record"), Bytes::from_static(b"done"))
-}
-
-fn entries(written: &[Written]) -> Vec<Entry> {
-    written.iter().map(Written::entry).collect()
-}
-
-fn replace(files: &[&str]) -> IfExists {
-    IfExists::Replace(files.iter().map(|f| name(f)).collect())
-}
-
-async fn committed(store: &Arc<dyn Store>, attempt: &str, if_exists: IfExists, files: &[(&str, Bytes)]) {
-    let transaction = store.begin(attempt, if_exists).await.unwrap();
-    let bodies = files.iter().map(|(n, b)| file(n, b)).collect();
-    let written = transaction.write(bodies, Durability::Process, Progress::none()).await.unwrap();
-    let want: Vec<_> = files.iter().map(|(n, b)| (name(n), b.len() as u64)).collect();
-    let got: Vec<_> = written.iter().map(|w| (w.name.clone(), w.bytes)).collect();
-    assert_eq!(got, want, "in the order given");
-    transaction.commit(Some(record()), &entries(&written), Durability::Process).await.unwrap();
-}
-
-async fn names(store: &Arc<dyn Store>) -> Vec<String> {
-    store.files().await.unwrap().into_iter().map(|e| e.name.to_string()).collect()
-}
-
-fn kind<T>(outcome: Result<T>) -> ErrorKind {
-    match outcome {
-        Ok(_) => panic!("this should have failed"),
-        Err(e) => e.kind(),
-    }
 }
 
 async fn a_place_that_does_not_exist_is_empty(store: Arc<dyn Store>) {
@@ -156,277 +113,6 @@ async fn a_folder_is_listed_alone(store: Arc<dyn Store>) {
         assert_eq!(found.names().collect::<Vec<_>>(), files, "{below:?} {depth:?}");
         assert_eq!(found.folders, folders.into_iter().map(name).collect::<Vec<_>>(), "{below:?} {depth:?}");
     }
-}
-
-async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {
-    let bytes = pattern(50_000, 2);
-    committed(&store, "one", IfExists::Refuse, &[("a", bytes.clone()), ("b", bytes.slice(7..))]).await;
-    let ranges = [100..200, 0..0, 49_990..50_000, 150..400, 20_000..20_001, 0..50_000];
-    let reads = ranges.iter().map(|r| (name("a"), r.clone())).chain([(name("b"), 3..5)]).collect();
-    let (got, stats) = store.read_ranges(reads).await.unwrap();
-    for (r, g) in ranges.iter().zip(&got) {
-        assert_eq!(*g, bytes.slice(r.start as usize..r.end as usize));
-    }
-    assert_eq!(got[6], bytes.slice(10..12));
-    // One of them is the whole file: no gaps, and no byte has to be read twice.
-    assert_eq!((stats.bytes_needed, stats.bytes_between), (50_363, 0));
-    assert!((50_002..=50_363).contains(&stats.bytes_read) && stats.reads >= 2, "{stats:?}");
-    for range in [49_999..50_001, 60_000..60_001, 0..u64::MAX] {
-        let e = store.read(&name("a"), range.clone()).await.unwrap_err();
-        let StorageError::Short { path, range: of, size } = &e else { panic!("{e}") };
-        assert_eq!((of, *size), (&range, 50_000));
-        assert!(path.ends_with('a'), "{e}");
-        assert_eq!(
-            kind(store.read_ranges(vec![(name("b"), 0..1), (name("a"), range)]).await),
-            ErrorKind::Corrupt
-        );
-    }
-    #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
-    let backwards = 2..1;
-    assert_eq!(kind(store.read(&name("a"), backwards.clone()).await), ErrorKind::Invalid);
-    assert_eq!(kind(store.read_ranges(vec![(name("a"), backwards)]).await), ErrorKind::Invalid);
-}
-
-/// Compares with bytes that are known.
-struct Equals {
-    want: Bytes,
-    right: bool,
-}
-
-impl Equals {
-    fn boxed(want: Bytes) -> Option<Box<dyn Checksum>> {
-        Some(Box::new(Self { want, right: true }))
-    }
-}
-
-impl Checksum for Equals {
-    fn update(&mut self, bytes: &[u8]) {
-        let n = bytes.len().min(self.want.len());
-        self.right &= n == bytes.len() && self.want.split_to(n) == bytes;
-    }
-
-    fn finish(self: Box<Self>) -> Result<(), BoxError> {
-        if self.right && self.want.is_empty() { Ok(()) } else { Err("other bytes".into()) }
-    }
-}
-
-fn rows(item: u64, shape: &[u64]) -> Layout {
-    Layout::contiguous(item, shape).unwrap()
-}
-
-async fn wanted_elements_land_and_nothing_else_changes(store: Arc<dyn Store>) {
-    let bytes = pattern(3000 + 64 * 128, 3);
-    committed(&store, "one", IfExists::Refuse, &[("a", bytes.clone())]).await;
-    let record = 3000..3000 + 64 * 128;
-    let stored = rows(1, &[64, 128]);
-    for checked in [false, true] {
-        // Columns 10..30 of rows 5..45 into the middle of a wider buffer, and the last row elsewhere.
-        let want = Region::new([5, 10], [40, 20]);
-        let last = Region::new([63, 0], [1, 128]);
-        let (a, mut into_a) = Target::new::<u8>(&[50, 22], &[Region::new([3, 1], [40, 20])]);
-        let (b, mut into_b) = Target::new::<u8>(&[1, 128], &[Region::whole(&[1, 128])]);
-        let parts = vec![
-            Part { source: stored.narrow(&want), into: into_a.pop().unwrap() },
-            Part { source: stored.narrow(&last), into: into_b.pop().unwrap() },
-        ];
-        let check = if checked { Equals::boxed(bytes.slice(3000..)) } else { None };
-        let reads = vec![RecordRead { name: name("a"), record: record.clone(), parts, check }];
-        let stats = store.read_into(reads, Progress::none()).await.unwrap();
-        assert_eq!(stats.bytes_needed, 40 * 20 + 128);
-        assert!(stats.bytes_read >= stats.bytes_needed && stats.bytes_read <= 64 * 128);
-        assert!(a.is_free() && b.is_free(), "regions are given back");
-        let (a, b) = (a.into_vec::<u8>(), b.into_vec::<u8>());
-        assert_eq!(b, bytes[3000 + 63 * 128..]);
-        for (i, got) in a.iter().enumerate() {
-            let (r, c) = (i / 22, i % 22);
-            let inside = (3..43).contains(&r) && (1..21).contains(&c);
-            let want = if inside { bytes[3000 + (r + 2) * 128 + c + 9] } else { 0 };
-            assert_eq!(*got, want, "row {r}, column {c}");
-        }
-    }
-}
-
-async fn a_failed_check_names_the_record(store: Arc<dyn Store>) {
-    let bytes = pattern(10_000, 4);
-    committed(&store, "one", IfExists::Refuse, &[("a", bytes.clone())]).await;
-    for (good, of) in [(true, bytes.slice(100..9_000)), (false, bytes.slice(99..8_999))] {
-        let (target, into) = Target::bytes(10);
-        let source = rows(1, &[8_900]).narrow(&Region::new([50], [10]));
-        let parts = vec![Part { source, into }];
-        let reads = vec![RecordRead { name: name("a"), record: 100..9_000, parts, check: Equals::boxed(of) }];
-        let outcome = store.read_into(reads, Progress::none()).await;
-        assert!(target.is_free());
-        if good {
-            assert_eq!(outcome.unwrap().bytes_read, 8_900);
-            assert_eq!(target.into_vec::<u8>(), bytes[150..160]);
-        } else {
-            let e = outcome.unwrap_err();
-            let StorageError::Check { name: n, range, .. } = &e else { panic!("{e}") };
-            assert_eq!((n.as_str(), range), ("a", &(100..9_000)));
-        }
-    }
-}
-
-async fn parts_that_do_not_fit_are_refused(store: Arc<dyn Store>) {
-    let bytes = pattern(1_000, 5);
-    committed(&store, "one", IfExists::Refuse, &[("a", bytes)]).await;
-    let cases = [
-        // the record can't hold what is said to lie in it
-        (0..100, rows(1, &[101]), 101, ErrorKind::Corrupt),
-        // the file is shorter than the record
-        (950..1_001, rows(1, &[51]), 51, ErrorKind::Corrupt),
-        // shapes differ
-        (0..100, rows(1, &[100]), 99, ErrorKind::Invalid),
-    ];
-    for (record, source, len, want) in cases {
-        let (target, into) = Target::bytes(len);
-        let reads =
-            vec![RecordRead { name: name("a"), record, parts: vec![Part { source, into }], check: None }];
-        assert_eq!(kind(store.read_into(reads, Progress::none()).await), want);
-        assert!(target.is_free());
-    }
-}
-
-/// Blocks, said to be so many bytes.
-struct Blocks(Length, Vec<io::Result<Bytes>>);
-
-impl Extent for Blocks {
-    fn length(&self) -> Length {
-        self.0
-    }
-
-    fn next_block(&mut self) -> Option<io::Result<Bytes>> {
-        (!self.1.is_empty()).then(|| self.1.remove(0))
-    }
-}
-
-/// A block of so many bytes that is made when it is asked for. The receipt is what was made.
-struct Made(Length, Option<Bytes>, usize);
-
-impl Made {
-    fn boxed(length: Length, bytes: &Bytes) -> Box<dyn Extent> {
-        Box::new(Self(length, Some(bytes.clone()), 0))
-    }
-}
-
-impl Extent for Made {
-    fn length(&self) -> Length {
-        self.0
-    }
-
-    fn next_block(&mut self) -> Option<io::Result<Bytes>> {
-        let block = self.1.take()?;
-        self.2 += block.len();
-        Some(Ok(block))
-    }
-
-    fn receipt(&mut self) -> Bytes {
-        format!("{} bytes", self.2).into()
-    }
-}
-
-/// Where extents of these lengths lie, and what comes back for them.
-fn receipts(lengths: impl IntoIterator<Item = usize>) -> Vec<WrittenExtent> {
-    let mut at = 0;
-    let one = |len: usize| {
-        let start = at;
-        at += len as u64;
-        WrittenExtent { range: start..at, receipt: format!("{len} bytes").into() }
-    };
-    lengths.into_iter().map(one).collect()
-}
-
-async fn receipts_come_back_in_order(store: Arc<dyn Store>) {
-    let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
-    // Long enough for several threads, and empty ones between.
-    let lengths =
-        |file: usize| (0..40).map(move |i| if i % 7 == 3 { 0 } else { ((i * 61 + file * 7) % 40) << 15 });
-    let bodies = (0..3).map(|file| {
-        let made = |len: usize| Made::boxed(Length::Exact(len as u64), &pattern(len, file));
-        FileBody::new(name(&format!("f{file}")), lengths(file).map(made).collect())
-    });
-    let written = transaction.write(bodies.collect(), Durability::Process, Progress::none()).await.unwrap();
-    for (file, w) in written.iter().enumerate() {
-        let bytes = lengths(file).sum::<usize>() as u64;
-        assert_eq!((w.name.as_str(), w.bytes), (format!("f{file}").as_str(), bytes));
-        assert_eq!(w.extents, receipts(lengths(file)));
-    }
-    assert_eq!(transaction.written().await.unwrap(), entries(&written));
-    transaction.commit(Some(record()), &entries(&written), Durability::Process).await.unwrap();
-}
-
-async fn a_file_of_unknown_length_is_as_long_as_what_was_given(store: Arc<dyn Store>) {
-    let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
-    let lengths = [5_000_000, 0, 100, 2_500_000, 7];
-    let bytes: Vec<Bytes> = lengths.iter().map(|len| pattern(*len, 3)).collect();
-    let all: Bytes = bytes.concat().into();
-    // Beside extents whose length is known; `at_most` may be far too much.
-    let unknown = |i: usize| match i {
-        2 => Length::Exact(100),
-        i => Length::Unknown { at_most: (lengths[i] as u64) << (10 * i) },
-    };
-    let extents = bytes.iter().enumerate().map(|(i, b)| Made::boxed(unknown(i), b)).collect();
-    let files = vec![FileBody::new(name("packed"), extents), file("plain", &all)];
-    let written = transaction.write(files, Durability::Machine, Progress::none()).await.unwrap();
-    assert_eq!((written[0].bytes, written[1].bytes), (all.len() as u64, all.len() as u64));
-    assert_eq!(written[0].extents, receipts(lengths));
-    transaction.commit(Some(record()), &entries(&written), Durability::Machine).await.unwrap();
-    assert_eq!(store.len(&name("packed")).await.unwrap(), Some(all.len() as u64));
-    assert_eq!(store.read(&name("packed"), 0..all.len() as u64).await.unwrap(), all);
-}
-
-async fn a_copy_is_the_file_it_is_of(store: Arc<dyn Store>, other: Arc<dyn Store>) {
-    let (large, small) = (pattern(20_000_000, 5), pattern(10, 6));
-    committed(&other, "one", IfExists::Refuse, &[("d/a", large.clone()), ("empty", Bytes::new())]).await;
-    let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
-    let copy = |to: &str, of: &str| FileBody::copy_of(name(to), Arc::clone(&other), name(of));
-    let files = vec![copy("e/b", "d/a"), file("own", &small), copy("none", "empty")];
-    let written = transaction.write(files, Durability::Machine, Progress::none()).await.unwrap();
-    let want =
-        [("e/b", 20_000_000), ("own", 10), ("none", 0)].map(|(n, bytes)| Entry { name: name(n), bytes });
-    assert_eq!(entries(&written), want);
-    let missing = vec![copy("c", "nothing")];
-    let e = transaction.write(missing, Durability::Process, Progress::none()).await;
-    assert_eq!(kind(e), ErrorKind::NotFound);
-    transaction.commit(Some(record()), &entries(&written), Durability::Machine).await.unwrap();
-    assert_eq!(store.read(&name("e/b"), 0..20_000_000).await.unwrap(), large);
-    // What it is a copy of goes; the copy stays.
-    other.remove(&[name("d/a")]).await.unwrap();
-    assert_eq!(store.read(&name("e/b"), 0..20_000_000).await.unwrap(), large);
-}
-
-async fn a_version_may_have_no_record(store: Arc<dyn Store>) {
-    let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
-    let files = vec![file("b", &pattern(10, 1)), file("a", &pattern(20, 2))];
-    let written = transaction.write(files, Durability::Process, Progress::none()).await.unwrap();
-    transaction.commit(None, &entries(&written), Durability::Machine).await.unwrap();
-    assert_eq!(names(&store).await, ["a", "b"]);
-}
-
-async fn an_extent_of_another_length_than_promised_is_an_error(store: Arc<dyn Store>) {
-    let bytes = pattern(100, 6);
-    let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
-    let unknown = |at_most| Length::Unknown { at_most };
-    let wrong = [(100, 99), (100, 0), (99, 100), (0, 1)].map(|(says, len)| (Length::Exact(says), len));
-    for (i, (says, len)) in wrong.into_iter().chain([(unknown(99), 100), (unknown(0), 1)]).enumerate() {
-        let blocks = vec![Ok(bytes.slice(..len / 2)), Ok(bytes.slice(len / 2..len))];
-        let extents: Vec<Box<dyn Extent>> = vec![Box::new(bytes.clone()), Box::new(Blocks(says, blocks))];
-        let body = FileBody::new(name(&format!("f{i}")), extents);
-        let e = transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
-        let StorageError::ExtentLength { name: n, offset, want, .. } = &e else { panic!("{e}") };
-        assert_eq!((n.as_str(), *offset, *want), (format!("f{i}").as_str(), 100, says));
-    }
-    let blocks = vec![Ok(bytes.clone()), Err(io::Error::other("no more memory"))];
-    let body = FileBody::new(name("g"), vec![Box::new(Blocks(Length::Exact(200), blocks))]);
-    let e = transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
-    let StorageError::Source { name: n, offset, source } = &e else { panic!("{e}") };
-    assert_eq!((n.as_str(), *offset, source.to_string().as_str()), ("g", 100, "no more memory"));
-    let twice = vec![file("twice", &bytes), file("twice", &bytes)];
-    assert_eq!(
-        kind(transaction.write(twice, Durability::Process, Progress::none()).await),
-        ErrorKind::Invalid
-    );
-    transaction.rollback().await.unwrap();
 }
 
 async fn a_place_that_holds_something_is_refused(store: Arc<dyn Store>) {

@@ -56,6 +56,11 @@ fn element(numel: i64) -> Vec<u8> {
 
 /// Bombs.
 pub fn chunks() -> Vec<Bomb> {
+    [items(), overlaps(), shapes(), holes()].into_iter().flatten().collect()
+}
+
+/// Items that are little of what they lie in.
+fn items() -> Vec<Bomb> {
     vec![
         Bomb::new("one-element chunks over deflated storages of 512 MiB", |dir| {
             let storage = Record::blown_up("archive/data/0", b"", 7, 512, b"")?;
@@ -81,6 +86,12 @@ pub fn chunks() -> Vec<Bomb> {
         Bomb::new("a tensor in many items of one element", |dir| {
             elements(dir, 50_000, &zip::torch(&element(1), &[("0", &[7])]), true)
         }),
+    ]
+}
+
+/// Chunks that overlap, or nearly.
+fn overlaps() -> Vec<Bomb> {
+    vec![
         Bomb::metadata("one chunk many times", || {
             one(&[1_000], |p| done(p.chunk(&[0], &[1_000]).keep(0).times(1_000_000, b"h\0")))
         }),
@@ -105,6 +116,12 @@ pub fn chunks() -> Vec<Bomb> {
         Bomb::metadata("chunks along a diagonal of eight axes", || {
             one(&[50_000; 8], |p| done(p.each(20_000, |p, k| done(p.chunk(&[k as i64; 8], &[2; 8])))))
         }),
+    ]
+}
+
+/// Chunks of odd places and lengths.
+fn shapes() -> Vec<Bomb> {
+    vec![
         Bomb::metadata("many chunks without places", || {
             one(&[200_000], |p| done(p.each(200_000, |p, k| done(p.chunk(&[k as i64], &[1])))))
         }),
@@ -133,6 +150,12 @@ pub fn chunks() -> Vec<Bomb> {
             p.metadata(|p| done(p.each(100_000, entry)), |_| (), |_| ());
             p.end()
         }),
+    ]
+}
+
+/// Tensors of which much is missing.
+fn holes() -> Vec<Bomb> {
+    vec![
         Bomb::metadata("a tensor of nothing but holes", || one(&[1 << 62], |_| ())),
         Bomb::metadata("a tensor larger than all disks, in one chunk", || {
             one(&[1 << 60], |p| done(p.chunk(&[0], &[1 << 60])))

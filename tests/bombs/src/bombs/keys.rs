@@ -38,6 +38,11 @@ fn named(key: &[u8]) -> Vec<u8> {
 
 /// Bombs.
 pub fn keys() -> Vec<Bomb> {
+    [patterns(), texts(), cells(), paths()].into_iter().flatten().collect()
+}
+
+/// Keys that commands look for.
+fn patterns() -> Vec<Bomb> {
     let long = format!("{}x", "layers.".repeat(570));
     vec![
         Bomb::new("keys of 100 kB with near misses", move |dir| {
@@ -61,6 +66,12 @@ pub fn keys() -> Vec<Bomb> {
         })
         .with(&["ls", "DIR", "--key", &"layers.".repeat(500)])
         .with(&["inspect", "DIR", "--key", &"?*".repeat(2_000)]),
+    ]
+}
+
+/// Keys of odd letters or lengths.
+fn texts() -> Vec<Bomb> {
+    vec![
         Bomb::new("a lone surrogate", |dir| {
             put(dir, "__0_0.distcp", &element())?;
             put(dir, ".metadata", &named(b"a\xed\xa0\x80b"))
@@ -76,6 +87,12 @@ pub fn keys() -> Vec<Bomb> {
         Bomb::new("a key of a million dots", |dir| under(dir, [".".repeat(1_000_000)])),
         Bomb::new("a key of a million slashes", |dir| under(dir, ["/".repeat(1_000_000)])),
         Bomb::new("keys within keys", |dir| under(dir, (1..2_000).map(|k| ["a"; 2_000][..k].join(".")))),
+    ]
+}
+
+/// Keys that name a cell of an array of objects, or seem to.
+fn cells() -> Vec<Bomb> {
+    vec![
         Bomb::new("an object of a million dots", |dir| {
             put_items(dir, &[Item::object(&".".repeat(1_000_000), zip::torch(b"\x80\x02N.", &[]))])
         }),
@@ -95,6 +112,12 @@ pub fn keys() -> Vec<Bomb> {
                 )],
             )
         }),
+    ]
+}
+
+/// Paths of keys.
+fn paths() -> Vec<Bomb> {
+    vec![
         Bomb::new("paths with an index beyond all lists", |dir| {
             nested(dir, |p| done(p.text("list").int(1 << 60)))
         }),

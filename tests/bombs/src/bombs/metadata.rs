@@ -38,7 +38,6 @@ fn objects(before: impl FnOnce(&mut Pickle), n: usize, mut place: impl FnMut(&mu
 
 /// Those of the issue that made this crate.
 fn named() -> Vec<Bomb> {
-    let transforms = "transform_descriptors";
     vec![
         Bomb::metadata("a1", || {
             let mut p = Pickle::new();
@@ -88,6 +87,13 @@ fn named() -> Vec<Bomb> {
                 });
             })
         }),
+    ]
+}
+
+/// Those of them that repeat what items or keys have beside.
+fn named_of_items() -> Vec<Bomb> {
+    let transforms = "transform_descriptors";
+    vec![
         Bomb::metadata("a8", move || {
             objects(
                 |_| (),
@@ -132,7 +138,7 @@ fn named() -> Vec<Bomb> {
 
 /// Others of their kinds.
 pub fn metadata() -> Vec<Bomb> {
-    let others = [keys(), names(), fields_of_it(), nests(), contents(), shared(), ranks()];
+    let others = [named_of_items(), keys(), names(), fields_of_it(), nests(), contents(), shared(), ranks()];
     named().into_iter().chain(others.into_iter().flatten()).collect()
 }
 

@@ -1,0 +1,404 @@
+//! Makes the table of one metadata file, or of those of all ranks.
+
+use super::{
+    Place, Signs, Table,
+    place::{ENTRY, Placing, beyond, twice},
+};
+use crate::limits::not_understood;
+use crate::metadata::{
+    build::{Columns, MOST_AXES, Props, RawTensor, V},
+    fields::Field,
+    worth::{Beyond, MEMORY, STEPS, Worth},
+};
+use bytes::Bytes;
+use indexmap::IndexSet;
+use reshard_model::{DType, Dims, Path, Region, Step};
+use reshard_plan::{MemoryFormat, MetadataBuilder, PlannerData, TensorId, TensorProperties};
+use reshard_strategy::{Result, StrategyError, torch::no_damage};
+use reshard_torch_format::{Error, Limits, pickle::run};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// Stands for no location: the checkpoint doesn't say where the item lies.
+const NOWHERE: Place = Place { file: u32::MAX, transforms: 0, offset: 0, length: 0 };
+
+impl Table {
+    /// Reads one file.
+    pub(crate) fn parse(file: &str, pickle: Bytes, limits: &Limits) -> Result<Self> {
+        let mut b = TableBuilder::new(1, pickle.len() as u64, limits);
+        b.add(file, pickle)?;
+        b.finish()
+    }
+}
+
+/// Reads one metadata file. For a rank-local checkpoint it reads the files of all ranks one after another, and merges their tensors.
+#[derive(Debug, Default)]
+pub(crate) struct TableBuilder {
+    limits: Limits,
+    logical: MetadataBuilder,
+    planner_data: Option<PlannerData>,
+    signs: Signs,
+    flattened: BTreeMap<String, Dims>,
+    unknown: BTreeMap<String, String>,
+    objects: BTreeSet<String>,
+    /// Whether several files are merged. A chunk that two of them describe counts once.
+    merging: bool,
+    seen: BTreeSet<(TensorId, Region)>,
+    /// For each file its name, its columns, and the dict in them that says where items lie.
+    parsed: Vec<(String, Columns, u32)>,
+    /// The budget from which all of it is paid.
+    worth: Worth,
+}
+
+impl TableBuilder {
+    /// For so many files, which have so many bytes together.
+    pub(crate) fn new(files: usize, bytes: u64, limits: &Limits) -> Self {
+        Self { limits: *limits, merging: files > 1, worth: Worth::of(limits, bytes), ..Self::default() }
+    }
+
+    /// Makes the table of everything that was added.
+    pub(crate) fn finish(self) -> Result<Table> {
+        let Self { logical, planner_data, signs, flattened, unknown, parsed, mut worth, .. } = self;
+        let metadata = Arc::new(logical.finish(planner_data)?);
+        let mut table = Table { metadata, signs, flattened, unknown, ..Table::default() };
+        let first = parsed.first().map_or(crate::METADATA, |(file, ..)| file);
+        let mut nowhere = |n| worth.filled(n, NOWHERE).map_err(|b| beyond(first, b));
+        table.chunks = nowhere(table.metadata.chunk_count())?;
+        table.objects = nowhere(table.metadata.object_count())?;
+        let mut transforms = IndexSet::from([Vec::new()]);
+        for (file, columns, storage) in parsed {
+            Placing {
+                table: &mut table,
+                transforms: &mut transforms,
+                worth: &mut worth,
+                columns: &columns,
+                file: &file,
+            }
+            .storage(storage)?;
+        }
+        table.transforms = transforms.into_iter().collect();
+        Ok(table)
+    }
+
+    /// Adds the contents of one `.metadata`. A tensor that was already added gets more chunks.
+    pub(crate) fn add(&mut self, file: &str, pickle: Bytes) -> Result<()> {
+        let columns = Columns::new(std::mem::take(&mut self.worth)).map_err(|b| beyond(file, b))?;
+        let (root, mut columns) = self.columns(file, pickle, columns)?;
+        let storage = self.logical(file, root, &mut columns)?;
+        columns.forget_tensors();
+        self.parsed.push((file.into(), columns, storage));
+        Ok(())
+    }
+
+    /// Runs the pickle. Its bytes, which are most of the memory, are freed here, before the columns are processed.
+    fn columns(&mut self, file: &str, pickle: Bytes, mut columns: Columns) -> Result<(V, Columns)> {
+        let (root, end) = run(&pickle, &mut columns, &self.limits).map_err(|e| unreadable(file, e))?;
+        self.worth = std::mem::take(&mut columns.worth);
+        if end != pickle.len() {
+            return Err(StrategyError::corrupt(
+                file,
+                Some(end as u64),
+                "bytes follow the end of the metadata",
+            ));
+        }
+        Ok((root, columns))
+    }
+
+    /// Adds to the logical table. Returns the dict that says where items lie.
+    fn logical(&mut self, file: &str, root: V, columns: &mut Columns) -> Result<u32> {
+        let corrupt = |what: &str| StrategyError::corrupt(file, None, what);
+        let V::Root(root) = root else {
+            return Err(corrupt("it holds no torch.distributed.checkpoint.metadata.Metadata"));
+        };
+        let root = columns.roots[root as usize].clone();
+        // Facts about the writer, for `inspect`. If they are missing or have another type, that is no error.
+        self.signs.mcore_class |= root.subclass;
+        self.signs.all_local_plans |= root.field(Field::AllLocalPlans).is_some();
+        self.signs.mcore_data |= root.field(Field::McoreData).is_some();
+        if let Some(V::Meta(m)) = root.field(Field::StorageMeta) {
+            let m = &columns.metas[m as usize];
+            self.signs.storage_meta = true;
+            self.signs.save_id = m.save_id;
+            self.signs.checkpoint_id = m.checkpoint_id.and_then(|id| columns.text_at(id)).map(Into::into);
+        }
+        if let Some(V::Str(v)) = root.field(Field::Version) {
+            self.signs.version = columns.text_at(v).map(Into::into);
+        }
+        if let Some(V::Dict(d)) = root.field(Field::McoreData) {
+            self.mcore_data(columns, d).map_err(|b| beyond(file, b))?;
+        }
+        if let Some(V::Dict(d)) = root.field(Field::PlannerData) {
+            self.planner_data(columns, d).map_err(|b| beyond(file, b))?;
+        }
+        // Without these two dicts there is no checkpoint.
+        let Some(V::Dict(d)) = root.field(Field::StateDictMetadata) else {
+            return Err(corrupt("it has no state_dict_metadata"));
+        };
+        let Some(V::Dict(storage)) = root.field(Field::StorageData) else {
+            return Err(corrupt("it has no storage_data, so nothing says where the items lie"));
+        };
+        let strange = self.strange_places(columns, storage).map_err(|b| beyond(file, b))?;
+        self.entries(file, columns, d, &strange)?;
+        Ok(storage)
+    }
+
+    /// Which keys have locations that are objects of unknown classes.
+    fn strange_places(&mut self, columns: &Columns, dict: u32) -> std::result::Result<StrangePlaces, Beyond> {
+        let mut strange = StrangePlaces::default();
+        let pairs = &columns.dict(dict).pairs;
+        self.worth.steps(pairs.len())?;
+        for pair in pairs {
+            match pair {
+                (V::Index(index), V::Stranger) => {
+                    strange.keys.insert(columns.indices[*index as usize].key);
+                    self.worth.take(ENTRY)?;
+                }
+                (V::Stranger, _) => strange.unnamed = true,
+                _ => {}
+            }
+        }
+        if strange.unnamed {
+            strange.places = self.worth.filled(columns.texts(), 0)?;
+            for (index, _) in columns.dict(dict).storage() {
+                if let Some(n) = strange.places.get_mut(columns.indices[index as usize].key as usize) {
+                    *n += 1;
+                }
+            }
+        }
+        Ok(strange)
+    }
+
+    fn entries(
+        &mut self,
+        file: &str,
+        columns: &mut Columns,
+        dict: u32,
+        strange: &StrangePlaces,
+    ) -> Result<()> {
+        let beyond = |b: Beyond| beyond(file, b);
+        let mut seen: Vec<bool> = Vec::new();
+        for (key, value) in columns.take_pairs(dict) {
+            let Some(number) = columns.key(key, &mut self.worth).map_err(beyond)? else {
+                return Err(StrategyError::corrupt(file, None, "a key of state_dict_metadata is no str"));
+            };
+            let known = number as usize;
+            if known >= seen.len() {
+                let more = known + 1 - seen.len();
+                self.worth.room(&mut seen, more).map_err(beyond)?;
+                seen.resize(known + 1, false);
+            }
+            let key = columns.text_at(number).unwrap_or_default();
+            if std::mem::replace(&mut seen[known], true) {
+                return Err(twice(file, key, "is there twice"));
+            }
+            // Pays for its text in the table and in the builder, and for its entry.
+            let bytes = key.len().saturating_mul(4).saturating_add(2 * ENTRY);
+            self.worth.take(bytes).map_err(beyond)?;
+            let chunks = match value {
+                V::Tensor(t) => columns.chunks_in(&columns.tensors[t as usize]),
+                V::BytesItem => 1,
+                _ => 0,
+            };
+            match value {
+                _ if strange.concern(number, chunks) => {
+                    self.not_understood(key, "the form of its place is not one that reshard knows".into())
+                        .map_err(beyond)?;
+                }
+                V::Tensor(t) => self.tensor(file, columns, key, &columns.tensors[t as usize])?,
+                // Every rank of a rank-local checkpoint has its own copy. The first one counts.
+                V::BytesItem if self.merging && !self.objects.insert(key.into()) => {}
+                V::BytesItem => drop(self.logical.add_object(key)?),
+                _ => {
+                    self.not_understood(
+                        key,
+                        "it is neither a tensor nor an object that reshard knows".into(),
+                    )
+                    .map_err(beyond)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Records that a key is not understood. Only reads of this key will fail.
+    fn not_understood(&mut self, key: &str, what: String) -> std::result::Result<(), Beyond> {
+        // Pays for the copies of its description in messages.
+        self.worth.take(key.len().saturating_add(what.len()).saturating_mul(3).saturating_add(ENTRY))?;
+        self.unknown.entry(key.into()).or_insert(what);
+        Ok(())
+    }
+
+    fn tensor(&mut self, file: &str, columns: &Columns, key: &str, raw: &RawTensor) -> Result<()> {
+        let corrupt = |what: String| StrategyError::corrupt(file, None, format!("tensor {key}: {what}"));
+        let Description { size: (at, n), props, dtype } = match describe(columns, raw) {
+            Ok(described) => described,
+            Err(what) => {
+                return self.not_understood(key, what).map_err(|b| beyond(file, b));
+            }
+        };
+        // Pays for strides, shape, and for each chunk its coordinates (in 64 bits, and again while they are sorted) and its numbers.
+        let axes = (n as usize + 1).saturating_mul(4 * size_of::<u64>());
+        let each = axes.saturating_add(if self.merging { 2 * ENTRY } else { 64 });
+        let bytes = columns.chunks_in(raw).saturating_mul(each).saturating_add(axes);
+        self.worth.take(bytes).map_err(|b| beyond(file, b))?;
+        let shape = &columns.ints(at, n);
+        self.signs.has_tensors = true;
+        self.signs.old_module |= props.old_module;
+        self.signs.arity = self.signs.arity.max(props.arity);
+        // One file has each key once. If several files have a tensor, its chunks are merged.
+        let id = match self.logical.tensor(key).filter(|_| self.merging) {
+            Some(id) => id,
+            None => {
+                let properties = TensorProperties {
+                    requires_grad: props.requires_grad,
+                    pin_memory: props.pin_memory,
+                    memory_format: match props.mem_format {
+                        0 => MemoryFormat::Contiguous,
+                        1 => MemoryFormat::ChannelsLast,
+                        _ => MemoryFormat::Preserve,
+                    },
+                    strides: props.strides.filter(|s| s.1 == n).map(|(at, n)| columns.ints(at, n)[..].into()),
+                };
+                self.logical.add_tensor(key, dtype, shape, properties)?
+            }
+        };
+        for c in columns.chunks_of(raw) {
+            let Some((offsets, sizes)) = columns.chunk(c) else {
+                return Err(corrupt("a chunk's offsets and sizes differ in length".into()));
+            };
+            let region = Region::new(offsets, sizes);
+            // In a rank-local checkpoint, every rank lists its own copy of a replicated tensor.
+            if self.merging && !self.seen.insert((id, region.clone())) {
+                continue;
+            }
+            self.logical.add_chunk(id, &region)?;
+        }
+        Ok(())
+    }
+
+    fn mcore_data(&mut self, columns: &mut Columns, dict: u32) -> std::result::Result<(), Beyond> {
+        for i in 0..columns.dict(dict).pairs.len() {
+            let (key, value) = columns.dict(dict).pairs[i];
+            let (Some(key), V::Dict(d)) = (self.key(columns, key)?, value) else { continue };
+            let fields = &columns.dict(d).pairs;
+            self.worth.steps(fields.len())?;
+            for &(name, shape) in fields {
+                if let (V::Str(name), V::Ints(at, n) | V::Size(at, n)) = (name, shape)
+                    && columns.text_at(name) == Some("nd_reformulated_orig_global_shape")
+                {
+                    // Room is made for the next power of two.
+                    self.worth.take((n as usize).saturating_mul(2 * size_of::<u64>()))?;
+                    self.flattened.insert(key.clone(), columns.ints(at, n));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn planner_data(&mut self, columns: &mut Columns, dict: u32) -> std::result::Result<(), Beyond> {
+        self.signs.planner_data = true;
+        let mut paths = match self.planner_data.take() {
+            Some(PlannerData::Paths(p)) => p,
+            _ => Default::default(),
+        };
+        for i in 0..columns.dict(dict).pairs.len() {
+            let (key, path) = columns.dict(dict).pairs[i];
+            let mut steps = Vec::new();
+            match path {
+                V::Tuple(t) => {
+                    let items = columns.tuple_items(t).len();
+                    self.worth.room(&mut steps, items)?;
+                    for i in 0..items {
+                        match columns.tuple_items(t)[i] {
+                            V::Int(i) => steps.extend(u64::try_from(i).ok().map(Step::Index)),
+                            step => steps.extend(self.key(columns, step)?.map(|k| Step::Key(k.into()))),
+                        }
+                    }
+                }
+                V::Ints(at, n) | V::Size(at, n) => {
+                    self.worth.room(&mut steps, n as usize)?;
+                    steps.extend(columns.ints(at, n).iter().copied().map(Step::Index));
+                }
+                _ => continue,
+            }
+            if let Some(key) = self.key(columns, key)? {
+                paths.insert(key.into(), Path(steps));
+            }
+        }
+        self.planner_data = Some(PlannerData::Paths(paths));
+        Ok(())
+    }
+
+    /// A copy of a key's spelling, if it is a str.
+    fn key(&mut self, columns: &mut Columns, key: V) -> std::result::Result<Option<String>, Beyond> {
+        let Some(key) = columns.key(key, &mut self.worth)? else { return Ok(None) };
+        let text = columns.text_at(key).unwrap_or_default();
+        self.worth.take(text.len().saturating_add(ENTRY))?;
+        Ok(Some(text.into()))
+    }
+}
+
+/// Locations in `storage_data` that are objects of unknown classes.
+#[derive(Debug, Default)]
+struct StrangePlaces {
+    /// The numbers of the keys that have such locations.
+    keys: BTreeSet<u32>,
+    /// Whether the keys of some of them are unknown. Then the known locations of each key are counted.
+    unnamed: bool,
+    places: Vec<u32>,
+}
+
+impl StrangePlaces {
+    /// Whether one of the items of a key may have such a location.
+    fn concern(&self, key: u32, items: usize) -> bool {
+        let known = || self.places.get(key as usize).map_or(0, |n| *n as usize);
+        self.keys.contains(&key) || self.unnamed && known() < items
+    }
+}
+
+/// What must be known of a tensor.
+struct Description<'c> {
+    size: (u32, u32),
+    props: &'c Props,
+    dtype: DType,
+}
+
+/// Or why a tensor can't be read: a later PyTorch may describe it in another way.
+fn describe<'c>(columns: &'c Columns, raw: &RawTensor) -> std::result::Result<Description<'c>, String> {
+    let other = |what: &str| format!("the form of its {what} is not one that reshard knows");
+    let props = raw.props.map(|p| &columns.props[p as usize]);
+    if let Some((_, n)) = raw.size.filter(|(_, n)| *n > MOST_AXES.into()) {
+        return Err(format!("it has {n} axes, more than {MOST_AXES}"));
+    }
+    if columns.has_other_chunks(raw) {
+        return Err(other("chunks"));
+    }
+    match (raw.odd, raw.size, props) {
+        (Some(field), ..) => Err(other(field)),
+        (None, Some(size), Some(props @ Props { dtype: Some(dtype), odd: false, .. })) => {
+            Ok(Description { size, props, dtype: *dtype })
+        }
+        (None, Some(_), Some(Props { unknown: Some(name), .. })) => {
+            let name = columns.text_at(*name).unwrap_or_default();
+            Err(format!("its element type torch.{name} is not one that reshard knows"))
+        }
+        (None, _, Some(_)) => Err(other("size or properties")),
+        (None, _, None) => Err("it has no properties".into()),
+    }
+}
+
+/// An error of the pickle.
+fn unreadable(file: &str, e: Error) -> StrategyError {
+    if let Error::Limit { limit: limit @ (MEMORY | STEPS), max, .. } = e {
+        return beyond(file, Beyond { limit, max });
+    }
+    let told = |why| not_understood(format!("reading {file} ({why})"));
+    no_damage(&e, file, told).unwrap_or_else(|| StrategyError::Corrupt {
+        file: file.into(),
+        offset: None,
+        what: "the metadata can't be read; the checkpoint is damaged or was never finished".into(),
+        source: Some(Box::new(e)),
+    })
+}
