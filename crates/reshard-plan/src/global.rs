@@ -4,8 +4,9 @@ use crate::{
     At, DefaultSavePlanner, Metadata, Offer, PlanError, PlannerData, Problem, Problems, Result, SavePlan,
     TensorWrite, WriteItem, WriteKind, geometry,
 };
-use indexmap::IndexMap;
-use reshard_model::Path;
+use indexmap::map::Entry;
+use reshard_model::PathOfKey;
+use std::collections::BTreeMap;
 
 mod keys;
 mod pieces;
@@ -43,21 +44,43 @@ pub(crate) fn plan(mut plans: Vec<SavePlan>, how: &DefaultSavePlanner) -> Result
 }
 
 /// Merges the paths as `dict(ChainMap(*mappings))` does in PyTorch: keys are in the order of the last rank's mapping, then of
-/// the mappings before it. Each path comes from the lowest rank that has the key. The paths are removed from the plans, so
-/// that they are not sent back to the ranks.
+/// the mappings before it. Each path comes from the lowest rank that has the key. If ranks differ, the lowest rank with an item of
+/// this key counts: a planner may have renamed leaves there, of which other ranks have replicas under old keys. The paths are
+/// removed from the plans, so that they are not sent back to the ranks.
 fn merge_paths(plans: &mut [SavePlan]) -> Option<PlannerData> {
-    let mut merged: IndexMap<Box<str>, Path> = IndexMap::new();
-    let mut any = false;
-    for plan in plans.iter_mut().rev() {
+    let mut all: Vec<(usize, PathOfKey)> = Vec::new();
+    for (rank, plan) in plans.iter_mut().enumerate() {
         match plan.planner_data.take() {
-            Some(PlannerData::Paths(paths)) => {
-                any = true;
-                if merged.is_empty() { merged = paths } else { merged.extend(paths) }
-            }
+            Some(PlannerData::Paths(paths)) => all.push((rank, paths)),
             other => plan.planner_data = other,
         }
     }
-    any.then_some(PlannerData::Paths(merged))
+    let (_, mut merged) = all.pop()?;
+    let mut writers: Option<BTreeMap<&str, usize>> = None;
+    for (rank, paths) in all.into_iter().rev() {
+        for (key, path) in paths {
+            let mut known = match merged.entry(key) {
+                Entry::Vacant(new) => {
+                    new.insert(path);
+                    continue;
+                }
+                Entry::Occupied(known) => known,
+            };
+            if *known.get() != path {
+                let writers = writers.get_or_insert_with(|| lowest_writers(plans));
+                if writers.get(&**known.key()).is_none_or(|writer| *writer <= rank) {
+                    known.insert(path);
+                }
+            }
+        }
+    }
+    Some(PlannerData::Paths(merged))
+}
+
+/// The lowest rank with an item of each key.
+fn lowest_writers(plans: &[SavePlan]) -> BTreeMap<&str, usize> {
+    let all = plans.iter().enumerate().rev();
+    all.flat_map(|(rank, plan)| plan.items.iter().map(move |item| (&*item.key, rank))).collect()
 }
 
 /// An overview of everything that all ranks offer.

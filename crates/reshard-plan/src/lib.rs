@@ -25,6 +25,7 @@ mod item;
 mod load;
 mod metadata;
 mod near;
+mod paths;
 mod read;
 mod save;
 mod selection;
@@ -38,5 +39,6 @@ pub use item::{
 };
 pub use load::{DefaultLoadPlanner, Destination, LoadContext, LoadPlanner};
 pub use metadata::{ChunkId, Entry, Metadata, MetadataBuilder, ObjectId, TensorId, TensorRef};
+pub use paths::paths_of_plan;
 pub use save::{Dedup, DefaultSavePlanner, Offer, SaveContext, SavePlanner, WriteData};
 pub use selection::{FlatView, Selection};

@@ -146,6 +146,10 @@ impl Store for PartStore {
         Ok(all.filter_map(|link| Some(Link { name: self.inner(&link.name)?, ..link })).collect())
     }
 
+    async fn join(&self, attempt: &str, _: Option<&str>) -> Result<Arc<dyn Transaction>> {
+        Err(StorageError::NotJoined { path: self.url(), attempt: attempt.to_owned() })
+    }
+
     async fn begin(&self, _: &str, _: IfExists) -> Result<Arc<dyn Transaction>> {
         let what = match self.kind() {
             PlaceKind::Prefix => "files with a common prefix",

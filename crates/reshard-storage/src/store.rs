@@ -47,7 +47,9 @@ pub enum IfExists {
     #[default]
     Refuse,
     /// Replace these files, which are the old version. They stay whole until the one step of the commit. All other files at the
-    /// place stay, even those that come during the save. Only the rank that commits needs the names.
+    /// place stay, even those that come during the save. If a new file has the name of one of them, the
+    /// place gets the new file. A store that keeps the other one elsewhere says so with
+    /// [`NotCarried`](crate::StorageError::NotCarried). Only the rank that commits needs the names.
     Replace(Arc<[Name]>),
 }
 
@@ -171,7 +173,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Reads exactly these bytes of a file.
     ///
     /// # Errors
-    /// [`NotFound`](crate::StorageError::NotFound); [`Short`](crate::StorageError::Short) when the file ends earlier.
+    /// [`NotFound`](crate::StorageError::NotFound); [`Short`](crate::StorageError::Short) when the file ends earlier;
+    /// [`Invalid`](crate::StorageError::Invalid) when the range ends before it starts.
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes>;
 
     /// Reads many ranges. Returns them in the order of the call, with statistics. Neighbouring ranges are read together; the gaps
@@ -235,8 +238,8 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Begins a new version of this place. Each version needs its own `attempt`, made of letters, digits, `-` and `_`. Other ranks
-    /// that write the same version [`join`](Self::join) it.
+    /// Begins a new version of this place. Each version needs its own `attempt`, made of letters, digits, `-` and `_`. One rank
+    /// begins it, once. The other ranks that write the same version [`join`](Self::join) it, and must not change `if_exists`.
     ///
     /// # Errors
     /// [`Exists`](crate::StorageError::Exists) if the place holds something and `if_exists` refuses that.
@@ -244,14 +247,13 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// attempt.
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>>;
 
-    /// Joins a version that another rank has begun, with the `attempt` and the [`Transaction::place`] of that rank. It must not
-    /// create anything. The default begins the version again, which is right for stores whose URL can mean only one place.
+    /// Joins a version that another rank has begun, with the `attempt` and the [`Transaction::place`] of that rank. It creates
+    /// nothing, and it changes nothing of the version: files that are already written and the `if_exists` of
+    /// [`begin`](Self::begin) stay. A joined transaction writes and rolls back; the rank that began the version commits it.
     ///
     /// # Errors
     /// [`NotJoined`](crate::StorageError::NotJoined) if this rank doesn't find the version.
-    async fn join(&self, attempt: &str, _place: Option<&str>) -> Result<Arc<dyn Transaction>> {
-        self.begin(attempt, IfExists::Replace([].into())).await
-    }
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>>;
 
     /// The repair functions of this place. `None` if a crash leaves nothing to repair, or nothing that can be found.
     fn recovery(&self) -> Option<&dyn Recovery> {

@@ -3,7 +3,9 @@
 use crate::{BackendVersion, ReadTotals, Result, StrategyError, with_sources};
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_model::{Dialect, Dims, ErrorKind, Layout, ObjectCodec, Payload, RegionMut, Tensor, Value};
+use reshard_model::{
+    BoxError, Dialect, Dims, ErrorKind, Layout, ObjectCodec, Payload, RegionMut, Tensor, Value,
+};
 use reshard_plan::{
     ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, Selection, WriteData, WriteItem,
 };
@@ -212,7 +214,8 @@ pub trait WriterHooks: fmt::Debug + Send + Sync + 'static {
 pub trait StorageWriter: WriterHooks {
     /// Its name.
     fn key(&self) -> BackendVersion;
-    /// Whether it stores sharded objects. If not, the common strategy stores them.
+    /// Whether it stores sharded objects. If not, the common strategy stores them. PyTorch's dialect has
+    /// no common strategy: there every leaf that is no tensor is an object, and such a save fails. The default is that it does.
     fn can_handle_sharded_objects(&self) -> bool {
         true
     }
@@ -224,7 +227,8 @@ pub trait StorageWriter: WriterHooks {
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
         None
     }
-    /// Whether [`layout`](Self::layout) uses the files that a plan names, so that a sharding policy can decide on them.
+    /// Whether [`layout`](Self::layout) uses the files that a plan names, so that a sharding policy can decide on them. The default is
+    /// no; then a save with a policy fails.
     fn takes_policy(&self) -> bool {
         false
     }
@@ -239,10 +243,15 @@ pub trait StorageWriter: WriterHooks {
     /// Items that the format can't store, objects that can't be encoded.
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout>;
     /// Makes the files that turn the written items into a checkpoint. It runs on the coordinator, for the items of all ranks. In a
-    /// rank-local checkpoint it runs on every rank, for its own items.
+    /// rank-local checkpoint it runs on every rank, for its own items; then the names of its files must have the rank
+    /// ([`FinishCx::rank`]), or the format refuses.
+    ///
+    /// Store all of [`FinishCx::metadata`]: the [`TensorProperties`](reshard_plan::TensorProperties) of tensors, and the
+    /// [`planner_data`](Metadata::planner_data), without which the nesting of a state in PyTorch's dialect is lost.
+    /// `testkit::metadata_contract` checks it.
     ///
     /// # Errors
-    /// Items that the format can't describe.
+    /// Items that the format can't describe; a rank-local checkpoint, if the format has none.
     fn finish(&self, cx: &FinishCx<'_>) -> Result<Records>;
 }
 
@@ -307,6 +316,22 @@ impl<'a> ReadCx<'a> {
     #[must_use]
     pub fn with_storage_data(self, storage_data: &'a [u8]) -> Self {
         Self { storage_data, ..self }
+    }
+}
+
+/// The codec of formats without objects.
+#[derive(Clone, Copy, Debug)]
+struct NoObjects;
+
+impl ObjectCodec for NoObjects {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+    fn decode(&self, _: &Bytes) -> Result<Value, BoxError> {
+        Err("this format has no objects".into())
+    }
+    fn encode(&self, _: &Value) -> Result<Bytes, BoxError> {
+        Err("this format has no objects".into())
     }
 }
 
@@ -466,8 +491,10 @@ pub trait StorageReader: ReaderHooks {
     fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo>;
     /// Where the parts of an object lie. Empty if the checkpoint does not say.
     fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo>;
-    /// How objects are encoded.
-    fn codec(&self) -> Arc<dyn ObjectCodec>;
+    /// How objects are encoded. The default is for formats without objects.
+    fn codec(&self) -> Arc<dyn ObjectCodec> {
+        Arc::new(NoObjects)
+    }
     /// Whether a cell of an object array is stored as a list, with one value for each leaf that one rank had of this cell.
     fn object_lists(&self) -> bool {
         false
@@ -482,7 +509,8 @@ pub trait StorageReader: ReaderHooks {
         None
     }
 
-    /// Checks that the limits allow to read a tensor. It is called before memory is allocated for the tensor.
+    /// Checks that the limits allow to read a tensor. It is called before memory is allocated for the tensor. The default allows
+    /// all.
     ///
     /// # Errors
     /// [`StrategyError::Limit`](crate::StrategyError::Limit).

@@ -25,7 +25,8 @@ pub trait SaveShardedStrategy: Any + fmt::Debug + Send + Sync {
     /// Every rank calls it. If one rank fails, all ranks get an error that names it.
     async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>>;
 
-    /// Whether it stores sharded objects. If not, the common strategy stores them.
+    /// Whether it stores sharded objects. If not, the common strategy stores them. PyTorch's dialect has
+    /// no common strategy: there every leaf that is no tensor is an object, and such a save fails. The default is that it does.
     fn can_handle_sharded_objects(&self) -> bool {
         true
     }

@@ -17,6 +17,7 @@ mod common;
 mod drive;
 mod exchange;
 mod flat;
+mod kept;
 mod left;
 mod phases;
 mod planners;
@@ -26,6 +27,7 @@ mod tap;
 
 pub use common::common_contract;
 pub use drive::{Rank, load_on_ranks, save_on_ranks, save_staged_on_ranks};
+pub use kept::metadata_contract;
 pub use planners::{load_planner_contract, save_planner_contract};
 pub use sample::{Cut, check_sample, sample, sample_template};
 pub use strategies::save_load_contract;

@@ -71,6 +71,9 @@ mod tests {
         async fn begin(&self, _: &str, _: IfExists) -> reshard_storage::Result<Arc<dyn Transaction>> {
             Err(StorageError::invalid("nothing is written here"))
         }
+        async fn join(&self, _: &str, _: Option<&str>) -> reshard_storage::Result<Arc<dyn Transaction>> {
+            Err(StorageError::invalid("nothing is written here"))
+        }
     }
 
     fn file(name: &str, len: u64) -> (Arc<dyn Store>, Name) {

@@ -12,6 +12,11 @@ fn the_strategies_keep_their_contract() {
 }
 
 #[test]
+fn nothing_of_the_metadata_is_lost() {
+    testkit::metadata_contract(&ExampleConfig::default(), &ExampleLoadConfig::default());
+}
+
+#[test]
 fn planners_work_with_the_format() {
     let (save, load) = (ExampleConfig::default(), ExampleLoadConfig::default());
     testkit::save_planner_contract(|| DefaultSavePlanner::DEFAULT, &save, &load);

@@ -1,7 +1,7 @@
 use crate::cuts::*;
 use reshard_model::{
     DType, Data, ErrorKind, FlatStateDict, Path, Payload, Region, Sharded, ShardedObject, ShardedTensor,
-    Tensor, Value,
+    Step, Tensor, Value,
 };
 use reshard_plan::*;
 
@@ -182,6 +182,31 @@ fn paths_are_merged_as_a_chain_map_is() {
     let seen: Vec<String> = paths.iter().map(|(k, p)| format!("{k}={p}")).collect();
     assert_eq!(seen, ["c=1.c", "b=0.b", "a=0.a"]);
     assert!(plans.iter().all(|p| p.planner_data.is_none()));
+}
+
+#[test]
+fn a_rank_that_writes_a_key_knows_its_path_better_than_one_that_has_a_replica() {
+    // Ranks 1 and 2 have renamed what they write; rank 0 writes nothing of it, and knows the old names.
+    let paths = |of: &[(&str, &str)]| {
+        let path = |(key, path): &(&str, &str)| (Box::from(*key), Path(vec![Step::from(*path)]));
+        SavePlan::default().with_planner_data(PlannerData::Paths(of.iter().map(path).collect()))
+    };
+    let writes = |keys: &[&str], of: &[(&str, &str)]| {
+        let mut plan = paths(of);
+        let cx = SaveContext::new(1, false);
+        plan.items = DefaultSavePlanner::DCP.create_local_plan(&objects(keys), &cx).unwrap().items;
+        plan
+    };
+    let plans = vec![
+        paths(&[("a", "at a"), ("b", "at b"), ("c", "at c")]),
+        writes(&["a"], &[("a", "at b"), ("b", "at a"), ("c", "odd")]),
+        writes(&["a", "b"], &[("a", "odd"), ("b", "at a")]),
+    ];
+    let (_, metadata) = DefaultSavePlanner::DCP.create_global_plan(plans).unwrap();
+    let Some(PlannerData::Paths(paths)) = metadata.planner_data() else { panic!() };
+    let mut seen: Vec<String> = paths.iter().map(|(k, p)| format!("{k} is {p}")).collect();
+    seen.sort();
+    assert_eq!(seen, ["a is at b", "b is at a", "c is at c"]);
 }
 
 #[test]

@@ -43,6 +43,8 @@ pub async fn store_contract(make: impl Fn() -> Arc<dyn Store>) {
     writes::a_version_may_have_no_record(make()).await;
     a_place_that_holds_something_is_refused(make()).await;
     a_version_replaces_the_named_files_of_the_old_one(make()).await;
+    a_version_that_others_joined_replaces_them_too(make()).await;
+    nobody_joins_what_nobody_began(make()).await;
     a_pinned_version_never_mixes_with_the_next(make()).await;
     an_abandoned_version_leaves_nothing(make()).await;
     many_ranks_write_one_version(make()).await;
@@ -149,6 +151,34 @@ async fn a_version_replaces_the_named_files_of_the_old_one(store: Arc<dyn Store>
     store.finish_replacing("three", &[name("a")]).await.unwrap();
     assert_eq!(store.read(&name("a"), 0..2_000).await.unwrap(), new, "nothing is left to do");
     assert!(store.leftovers().await.unwrap().is_empty());
+}
+
+async fn a_version_that_others_joined_replaces_them_too(store: Arc<dyn Store>) {
+    let (old, new) = (pattern(1_000, 13), pattern(2_000, 14));
+    let three = [("a", old.clone()), ("b", old.clone()), ("c", old)];
+    committed(&store, "one", IfExists::Refuse, &three).await;
+    let begun = store.begin("two", replace(&["a", "b", "c", "record"])).await.unwrap();
+    begun.write(vec![file("a", &new)], Durability::Process, Progress::none()).await.unwrap();
+    // Joining changes neither what is written nor what is replaced.
+    let joined = store.join("two", begun.place().as_deref()).await.unwrap();
+    joined.write(vec![file("b", &new)], Durability::Process, Progress::none()).await.unwrap();
+    let files = ["a", "b"].map(|n| Entry { name: name(n), bytes: 2_000 });
+    assert_eq!(
+        begun.written().await.unwrap(),
+        files,
+        "what was written before and after another rank joined"
+    );
+    begun.commit(Some(record()), &files, Durability::Process).await.unwrap();
+    assert_eq!(names(&store).await, ["a", "b", "record"], "the version names a, b, c and record as replaced");
+    for file in ["a", "b"] {
+        assert_eq!(store.read(&name(file), 0..2_000).await.unwrap(), new, "{file}");
+    }
+}
+
+async fn nobody_joins_what_nobody_began(store: Arc<dyn Store>) {
+    let outcome = store.join("nothing", None).await;
+    assert!(matches!(outcome, Err(StorageError::NotJoined { .. })), "joined what nobody began: {outcome:?}");
+    assert!(names(&store).await.is_empty() && store.leftovers().await.unwrap().is_empty());
 }
 
 async fn a_pinned_version_never_mixes_with_the_next(store: Arc<dyn Store>) {

@@ -52,7 +52,7 @@ pub trait OpenFormat: fmt::Debug + Send + Sync + 'static {
     fn lives_in(&self, kind: PlaceKind) -> bool {
         kind == PlaceKind::Folder
     }
-    /// Whether it loads sharded objects. If not, the common strategy loads them.
+    /// Whether it loads sharded objects. If not, the common strategy loads them. The default is that it does.
     fn can_handle_sharded_objects(&self) -> bool {
         true
     }

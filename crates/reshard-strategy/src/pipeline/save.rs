@@ -14,7 +14,7 @@ use crate::{
 use async_trait::async_trait;
 use prepared::{Prepared, Step, Work};
 use reshard_model::FlatStateDict;
-use reshard_plan::{Metadata, SaveContext, SavePlan, WriteItem};
+use reshard_plan::{Metadata, PlannerData, SaveContext, SavePlan, WriteItem, paths_of_plan};
 use reshard_policy::{ShardingPolicy, describe, gathers};
 use resolve::{Cells, Resolver};
 use std::sync::Arc;
@@ -143,7 +143,12 @@ impl<W: StorageWriter> Planned<W> {
             Cells::of(state).one_leaf_each(state)?;
         }
         if plan.planner_data.is_none() {
-            plan.planner_data.clone_from(&cx.planner_data);
+            plan.planner_data = match &cx.planner_data {
+                Some(PlannerData::Paths(paths)) => {
+                    Some(PlannerData::Paths(paths_of_plan(paths, &plan, state)))
+                }
+                other => other.clone(),
+            };
         }
         self.writer.prepare_local_plan(plan)
     }

@@ -128,7 +128,7 @@ impl<'a> Save<'a> {
     }
 
     /// Sets the strategy of common state; the default is `torch` version 1. If the sharded strategy stores no objects,
-    /// this strategy stores them too. A load finds it by its name in [`registry`](crate::Load::registry).
+    /// this strategy stores them too, except in PyTorch's dialect, which has no common strategy. A load finds it by its name in [`registry`](crate::Load::registry).
     pub fn common_strategy(mut self, strategy: impl SaveCommonStrategy) -> Self {
         self.common = Some(Arc::new(strategy));
         self

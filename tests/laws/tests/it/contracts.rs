@@ -2,13 +2,16 @@
 
 use reshard::{
     plan::{DefaultLoadPlanner, DefaultSavePlanner},
-    strategy::testkit::{load_planner_contract, save_load_contract, save_planner_contract},
+    strategy::testkit::{
+        load_planner_contract, metadata_contract, save_load_contract, save_planner_contract,
+    },
     torch_dist::{ArchiveEra, Strides, TorchDistConfig, TorchDistLoadConfig},
 };
 
 #[test]
 fn torch_dist_keeps_the_contract_of_strategies() {
     save_load_contract(&TorchDistConfig::new(), &TorchDistLoadConfig::default());
+    metadata_contract(&TorchDistConfig::new(), &TorchDistLoadConfig::default());
 }
 
 #[test]

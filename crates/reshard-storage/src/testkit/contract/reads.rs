@@ -34,8 +34,9 @@ pub(super) async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {
     }
     #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
     let backwards = 2..1;
-    assert_eq!(kind(store.read(&name("a"), backwards.clone()).await), ErrorKind::Invalid);
-    assert_eq!(kind(store.read_ranges(vec![(name("a"), backwards)]).await), ErrorKind::Invalid);
+    let why = "a range that ends before it starts is no damage";
+    assert_eq!(kind(store.read(&name("a"), backwards.clone()).await), ErrorKind::Invalid, "{why}");
+    assert_eq!(kind(store.read_ranges(vec![(name("a"), backwards)]).await), ErrorKind::Invalid, "{why}");
 }
 
 /// Compares with bytes that are known.

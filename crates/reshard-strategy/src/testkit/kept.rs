@@ -1,0 +1,63 @@
+//! What a checkpoint keeps beside elements.
+
+use super::{Cut, Rank, sample, save_on_ranks};
+use crate::{LoadShardedConfig, OpenCx, SaveShardedConfig};
+use futures_executor::block_on;
+use reshard_model::{FlatStateDict, Path, PathOfKey, Step};
+use reshard_plan::{
+    DefaultSavePlanner, MemoryFormat, PlannerData, Result, SaveContext, SavePlan, SavePlanner, WriteKind,
+};
+use reshard_storage::{IfExists, Store, testkit::MemoryStore};
+use std::sync::Arc;
+
+/// Gives every tensor properties, and every key a path.
+#[derive(Debug)]
+struct Says;
+
+impl SavePlanner for Says {
+    fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
+        let mut plan = DefaultSavePlanner::DEFAULT.create_local_plan(state, cx)?;
+        let mut paths = PathOfKey::new();
+        for item in &mut plan.items {
+            let n = u64::from(item.source);
+            if let WriteKind::Tensor(t) = &mut item.kind {
+                t.properties.requires_grad = n % 2 == 0;
+                t.properties.pin_memory = n % 3 == 0;
+                t.properties.memory_format =
+                    [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast, MemoryFormat::Preserve]
+                        [n as usize % 3];
+            }
+            paths.insert(item.key.clone(), Path(vec![Step::from("list"), Step::Index(n), Step::from("é.")]));
+        }
+        Ok(plan.with_planner_data(PlannerData::Paths(paths)))
+    }
+}
+
+/// Checks that a format keeps all of the metadata: the properties of tensors, and the paths of keys, by which a state in PyTorch's
+/// dialect is nested again. A format whose files have no room for them does not pass, and its docs say so.
+///
+/// # Panics
+/// When something is lost.
+pub fn metadata_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedConfig) {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let ranks = (0..2).map(|r| Rank {
+        strategy: save.build().unwrap(),
+        planner: Arc::new(Says) as Arc<dyn SavePlanner>,
+        flat: sample(Cut::Rows, r, 2, false),
+    });
+    let saved: Vec<_> = save_on_ranks(&store, IfExists::Refuse, ranks.collect());
+    let saved = saved.into_iter().map(|one| one.unwrap().metadata).next().flatten();
+    let saved = saved.expect("the coordinator knows the metadata");
+    let reader = block_on(load.build().unwrap().open(&OpenCx::new(store))).unwrap();
+    let opened = reader.metadata();
+    for tensor in saved.tensors() {
+        let key = tensor.key();
+        let stored = opened.tensor(key).unwrap_or_else(|| panic!("{key} is not told"));
+        assert_eq!(stored.properties(), tensor.properties(), "the properties of {key}");
+    }
+    let Some(PlannerData::Paths(paths)) = saved.planner_data() else { panic!("the planner gave paths") };
+    let Some(kept) = opened.planner_data() else { panic!("planner_data is lost") };
+    for (key, path) in paths {
+        assert_eq!(kept.path(key), Some(path), "the path of {key}");
+    }
+}
