@@ -439,6 +439,9 @@ impl Store for Busy {
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>, StorageError> {
         self.0.begin(attempt, if_exists).await
     }
+    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>, StorageError> {
+        self.0.join(attempt, place).await
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `example.index.json`: what is stored, and where it lies.
 
 use reshard_model::{DType, Dims, Region};
-use reshard_plan::PlannerData;
+use reshard_plan::{PlannerData, TensorProperties};
 use reshard_storage::Name;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -25,6 +25,8 @@ pub(crate) struct TensorEntry {
     pub(crate) key: Box<str>,
     pub(crate) dtype: DType,
     pub(crate) shape: Dims,
+    /// What a load does not need, and a training job does.
+    pub(crate) properties: TensorProperties,
     pub(crate) chunks: Vec<ChunkEntry>,
 }
 

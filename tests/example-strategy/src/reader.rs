@@ -7,7 +7,7 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, Dialect, Layout, ObjectCodec, Payload};
-use reshard_plan::{ChunkId, Metadata, ObjectId, TensorProperties};
+use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, PlaceKind, Progress, RecordRead, Store, StoreExt};
 use reshard_strategy::{
     BackendVersion, Damage, FileRole, OpenCx, OpenFormat, OwnFile, ReadCx, ReadLimits, ReadObject,
@@ -80,7 +80,7 @@ impl ExampleReader {
         // lengths of chunks, is checked here. That chunks cover what is wanted of a tensor is checked by each load.
         let (mut builder, mut chunks, mut objects) = (Metadata::builder(), Vec::new(), Vec::new());
         for t in index.tensors {
-            let id = builder.add_tensor(&t.key, t.dtype, &t.shape, TensorProperties::default())?;
+            let id = builder.add_tensor(&t.key, t.dtype, &t.shape, t.properties)?;
             for c in t.chunks {
                 let elements = Layout::contiguous(t.dtype.size(), &c.region.lengths).map(|l| l.bytes());
                 let stored = c.place.ranges().map(|(data, _)| data.end - data.start);

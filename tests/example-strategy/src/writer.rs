@@ -70,6 +70,7 @@ impl StorageWriter for ExampleWriter {
                 key: t.key().into(),
                 dtype: t.dtype(),
                 shape: t.shape(),
+                properties: t.properties().clone(),
                 chunks,
             });
         }
