@@ -154,7 +154,8 @@ impl CliError {
                 "`reshard plugins` lists what this program can read and write; `--help` what it can be asked"
             }
             Some(ErrorKind::Limit) => RAISE,
-            Some(ErrorKind::Unavailable) => "check the disk, the mount and the permissions, then try again",
+            Some(ErrorKind::Unavailable) => TRY_AGAIN,
+            Some(ErrorKind::PeerFailed) => "the message says which rank failed, and why",
             _ => "this should not happen; please report it with the message above",
         }
     }
@@ -188,6 +189,9 @@ impl CliError {
 }
 
 /// What to do about something that asks for too much.
+/// For what the system refuses.
+pub(crate) const TRY_AGAIN: &str = "check the disk, the mount, the permissions, and the memory that this process may take (`ulimit -v`), then try again";
+
 pub(crate) const RAISE: &str = "if you trust the checkpoint, --max-memory SIZE, --max-whole SIZE or --allow-repeated raises the limit that is named";
 
 fn raise(option: LimitOption) -> &'static str {

@@ -2,7 +2,7 @@
 
 use crate::{
     args::Verify,
-    error::{CliError, DAMAGED, FAILED, NO_CHECKPOINT, OK, RAISE, Result},
+    error::{CliError, DAMAGED, FAILED, NO_CHECKPOINT, OK, RAISE, Result, TRY_AGAIN},
     findings::{check, line},
     io::Io,
     json,
@@ -130,7 +130,7 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
                     "all else was checked; a later version may know it, or the program that wrote it"
                 }
                 "not read" => RAISE,
-                _ => "check the disk, the mount and the permissions, then try again",
+                _ => TRY_AGAIN,
             };
             writeln!(io.err, "hint: {hint}")?;
         }

@@ -24,11 +24,14 @@ pub struct ReadLimits {
     /// Whether to read tensors in which many elements share the same stored bytes, if their elements are together more than 256 MiB,
     /// and those of each more than 8 times what is stored of it. The default is no.
     pub allow_repeated: bool,
+    /// The most memory for the parsed form of one file or object in addition to 64 times its length, in bytes, if `max_memory` is `None`.
+    /// The default is 64 MiB. A format of many small objects lowers it for each of them, so that all together stay within bounds.
+    pub slack: u64,
 }
 
 impl Default for ReadLimits {
     fn default() -> Self {
-        Self { max_memory: None, max_whole: 4 << 30, allow_repeated: false }
+        Self { max_memory: None, max_whole: 4 << 30, allow_repeated: false, slack: 64 << 20 }
     }
 }
 

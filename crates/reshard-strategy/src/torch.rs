@@ -14,7 +14,7 @@ use std::fmt;
 pub fn parsing(limits: &ReadLimits) -> Limits {
     // One number for records and for tensors whose elements share memory; of records the ratio of deflate is another bound.
     let unpacked = if limits.allow_repeated { u64::MAX } else { limits.max_whole };
-    Limits { memory: limits.max_memory, unpacked, ..Limits::default() }
+    Limits { memory: limits.max_memory, unpacked, slack: limits.slack, ..Limits::default() }
 }
 
 /// What a parser found too much, if an option allows it.

@@ -9,6 +9,7 @@ mod overlaps;
 mod packed;
 mod repeats;
 mod verify;
+mod waste;
 
 use crate::{NAME, OwnFile, limits::unreadable, producer, table::Place};
 use async_trait::async_trait;
@@ -69,6 +70,9 @@ impl StorageReader for TorchDistReader {
     }
 
     fn permits(&self, key: &str) -> Result<()> {
+        if let Some(found) = self.waste.get(key) {
+            return Err(waste::refused(key, *found, self.limits.max_whole));
+        }
         match self.repeats.get(key) {
             None => Ok(()),
             Some((bytes, stored)) => Err(ReadLimits::refused(format_args!("tensor {key}"), *bytes, *stored)),
@@ -200,7 +204,12 @@ impl TorchDistReader {
     }
 
     /// The archive of an object whose stored bytes may have gone through stream transforms.
-    fn object_archive(&self, place: Place, key: &str, stored: bytes::Bytes) -> Result<bytes::Bytes> {
+    pub(crate) fn object_archive(
+        &self,
+        place: Place,
+        key: &str,
+        stored: bytes::Bytes,
+    ) -> Result<bytes::Bytes> {
         let (what, budget) = (format!("object {key}"), parsing(&self.limits).budget(place.length).max());
         let most = budget.min(self.limits.max_whole);
         self.untransform(place, &what, stored, most)?.ok_or_else(|| match budget == most {

@@ -22,6 +22,13 @@ pub(crate) struct Place {
     pub(crate) length: u64,
 }
 
+/// A chunk or an object.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Item {
+    Chunk(ChunkId),
+    Object(ObjectId),
+}
+
 /// The signs by which the generations of writers are told apart.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Signs {
@@ -44,6 +51,8 @@ pub(crate) struct Table {
     pub(crate) metadata: Arc<Metadata>,
     pub(crate) chunks: Vec<Place>,
     pub(crate) objects: Vec<Place>,
+    /// Other copies of these, which other ranks have of a rank-local checkpoint. Nobody reads them here.
+    pub(crate) copies: Vec<(Item, Place)>,
     /// The file names. A refused name has an error text instead.
     pub(crate) files: Vec<std::result::Result<Name, String>>,
     /// Descriptors in the order of decoding; the first is "none".

@@ -23,25 +23,36 @@ pub struct Limits {
     /// The highest memo index plus one. It is never more than the length of the input in bytes. The default is 2^30.
     pub memo: u64,
     /// The most memory that the parsed form of one input may take, in bytes. Each copy counts with its real size. Data that are not copied,
-    /// such as the elements of most tensors, do not count. `None` means 64 times the length of the input plus 64 MiB, at most 4 GiB, and at
+    /// such as the elements of most tensors, do not count. `None` means 64 times the length of the input plus `slack`, at most 4 GiB, and at
     /// most an eighth of the address space of the process, if that is limited (`ulimit -v`). For a pickle in an archive, the input is the
     /// archive.
     pub memory: Option<u64>,
     /// The most bytes that one compressed record of an archive may unpack to, and the largest size of a tensor whose elements share memory.
     /// The default is 4 GiB.
     pub unpacked: u64,
+    /// The most memory that the parsed form of one input may take in addition to 64 times its length, in bytes, if `memory` is `None`. The
+    /// default is 64 MiB.
+    pub slack: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { depth: 256, nodes: 10_000_000, bytes: 1 << 30, memo: 1 << 30, memory: None, unpacked: 4 << 30 }
+        Self {
+            depth: 256,
+            nodes: 10_000_000,
+            bytes: 1 << 30,
+            memo: 1 << 30,
+            memory: None,
+            unpacked: 4 << 30,
+            slack: 64 << 20,
+        }
     }
 }
 
 impl Limits {
     /// The memory that the parsed form of an input of so many bytes may take.
     pub fn budget(&self, input: u64) -> Budget {
-        let usual = input.saturating_mul(64).saturating_add(64 << 20).min(4 << 30).min(*SHARE);
+        let usual = input.saturating_mul(64).saturating_add(self.slack).min(4 << 30).min(*SHARE);
         Budget::new(self.memory.unwrap_or(usual))
     }
 }

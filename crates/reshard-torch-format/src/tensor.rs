@@ -203,7 +203,14 @@ impl TensorRef {
         if !self.is_lazy(order) {
             return Ok(tensor);
         }
-        let mut elements = Vec::from(tensor.to_bytes());
+        let bytes = tensor.nbytes();
+        let mut elements: Vec<u8> = Vec::new();
+        let room = usize::try_from(bytes).ok().and_then(|n| elements.try_reserve_exact(n).ok());
+        room.ok_or_else(|| {
+            let what = format!("to hold the {bytes} bytes of a tensor whose elements must be changed, for which there is no memory,");
+            Error::Unsupported { offset: 0, what: what.into() }
+        })?;
+        tensor.blocks(1 << 20).for_each(|block| elements.extend_from_slice(&block));
         self.resolve(&mut elements, order)?;
         Ok(Tensor::new(self.dtype, &self.shape, Bytes::from(elements))?)
     }

@@ -115,3 +115,31 @@ fn a_large_tensor_that_is_described_otherwise_than_the_metadata_say_is_damaged()
     assert_eq!(report.damage.len(), 1, "{report:?}");
     assert_eq!(report.damage[0].key.as_deref(), Some("large"));
 }
+
+#[test]
+fn every_copy_in_a_rank_local_checkpoint_is_checked() {
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+    let home = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(fixtures.join("dcp/rank_local_w2/ckpt")).unwrap().map(Result::unwrap) {
+        std::fs::copy(entry.path(), home.path().join(entry.file_name())).unwrap();
+    }
+    let url = home.path().display().to_string();
+    let damage = || blocking::Checkpoint::open(&url).unwrap().verify(true, Progress::none()).unwrap().damage;
+    assert_eq!(damage(), []);
+    for file in ["__0_0.distcp", "__1_0.distcp"] {
+        let path = home.path().join(file);
+        let sound = std::fs::read(&path).unwrap();
+        let mut records = 0;
+        for at in (0..sound.len() - 30).filter(|at| sound[*at..].starts_with(b"PK\x03\x04")) {
+            // The first byte of its content, whichever item it belongs to.
+            let length = |at: usize| usize::from(u16::from_le_bytes([sound[at], sound[at + 1]]));
+            let mut bytes = sound.clone();
+            bytes[at + 30 + length(at + 26) + length(at + 28)] ^= 0x40;
+            std::fs::write(&path, bytes).unwrap();
+            assert!(damage().iter().any(|d| d.file.as_deref() == Some(file)), "{file}, the record at {at}");
+            records += 1;
+        }
+        assert!(records > 4, "{file} has {records} records");
+        std::fs::write(&path, sound).unwrap();
+    }
+}

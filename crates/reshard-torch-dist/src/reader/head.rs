@@ -1,7 +1,10 @@
 //! Finds the tensor in the archive of a chunk. For this it reads a few hundred bytes at the start and at the end of the archive.
 
 use super::{names::name_of, opened::TorchDistReader};
-use crate::{limits::unreadable, table::Place};
+use crate::{
+    limits::{not_understood, unreadable},
+    table::Place,
+};
 use bytes::Bytes;
 use reshard_model::{Layout, Tensor};
 use reshard_plan::ChunkId;
@@ -192,6 +195,7 @@ impl TorchDistReader {
         let directory = match Tail::parse(len, &tail).map_err(corrupt)? {
             Tail::Done(d) => d,
             Tail::Need(r) => {
+                self.directory(w, &r)?;
                 let longer = self.at(w, r.clone()).await?;
                 more = (more.0 + r.end - r.start, more.1 + 1);
                 match Tail::parse(len, &longer).map_err(corrupt)? {
@@ -235,6 +239,20 @@ impl TorchDistReader {
             forms.add(form, tensor, layout);
         }
         Ok((Head::Stored(stored), more))
+    }
+
+    /// Refuses a zip directory that is larger than any archive of a tensor has.
+    pub(crate) fn directory(&self, w: &Wanted, range: &Range<u64>) -> Result<()> {
+        match range.end - range.start > DIRECTORY {
+            true => Err(not_understood(format!(
+                "reading {} at byte {} of {} (its zip directory begins {} bytes before its end)",
+                self.name_of(w.chunk),
+                w.range.start,
+                w.file,
+                range.end - range.start
+            ))),
+            false => Ok(()),
+        }
     }
 
     /// A small archive, read whole.
@@ -377,6 +395,9 @@ impl Known<'_> {
         content.map_err(|e| self.reader.corrupt(self.w, e))
     }
 }
+
+/// The most bytes of a zip directory that are read. 65,535 records with usual names take a tenth of it.
+const DIRECTORY: u64 = 64 << 20;
 
 /// The maximal size of a tensor's pickle, in bytes.
 const SMALL_RECORD: u64 = 1 << 20;

@@ -4,12 +4,17 @@ use super::{
     kept::Kept,
     overlaps::Overlaps,
     repeats::{Repeats, repeated},
+    waste::{Waste, wasted},
 };
 use crate::{OwnFile, lost::Lost, names::hint, own_file, table::Table};
 use reshard_model::Dialect;
 use reshard_storage::{StorageError, Store};
 use reshard_strategy::{OpenCx, ReadLimits, StrategyError};
 use std::{collections::BTreeSet, sync::Arc};
+
+/// What the parsed forms of all objects may take together in addition to 64 times their lengths, in bytes, and what each may take at least.
+const ALL_SLACK: u64 = 2 << 30;
+const LEAST_SLACK: u64 = 64 << 10;
 
 /// A `torch_dist` checkpoint.
 #[derive(Debug)]
@@ -21,6 +26,7 @@ pub(crate) struct TorchDistReader {
     pub(super) overlaps: Overlaps,
     pub(crate) limits: ReadLimits,
     pub(super) repeats: Repeats,
+    pub(super) waste: Waste,
     pub(super) kept: Kept,
     /// Separation hints of its data files.
     hints: BTreeSet<Box<str>>,
@@ -28,15 +34,19 @@ pub(crate) struct TorchDistReader {
 
 impl TorchDistReader {
     pub(crate) fn new(cx: &OpenCx, table: Table, rank_local: Option<u32>) -> Self {
-        let OpenCx { limits, dialect, .. } = *cx;
+        let OpenCx { mut limits, dialect, .. } = *cx;
+        // Of many objects each may take less memory, so that nobody spends hours on all of them.
+        let objects = table.metadata.object_count().max(1) as u64;
+        limits.slack = limits.slack.min((ALL_SLACK / objects).max(LEAST_SLACK));
         let store = Arc::clone(&cx.store);
         let overlaps = Overlaps::of(&table);
         let repeats = if limits.allow_repeated { Repeats::new() } else { repeated(&table) };
+        let waste = wasted(&table, limits.max_whole);
         // PyTorch has no such hints. So in its dialect such a name belongs to another program, whatever the metadata say.
         let files = table.files.iter().flatten().filter(|_| dialect == Dialect::Megatron);
         let hints = files.filter_map(|name| hint(name.as_str())).map(Into::into).collect();
         let kept = Kept::default();
-        Self { store, table, dialect, rank_local, overlaps, limits, repeats, kept, hints }
+        Self { store, table, dialect, rank_local, overlaps, limits, repeats, waste, kept, hints }
     }
 
     /// What a file is by its name, with the hints that this checkpoint's data files have.

@@ -21,8 +21,12 @@ use reshard_strategy::{LimitOption, ReadTensor, ReadTotals, Result, StrategyErro
 use reshard_torch_format::archive::{Directory, Inflate, Method};
 use std::{io, ops::Range};
 
-/// The bytes of an archive in addition to the elements. This is more than any description takes.
-const DESCRIPTION: u64 = 4 << 20;
+/// The bytes of an archive in addition to the elements: more than any description takes, and in proportion to what is stored, so that a
+/// small file with many chunks does not unpack to very much.
+fn description(stored: u64) -> u64 {
+    stored.saturating_mul(16).saturating_add(16 << 10).min(4 << 20)
+}
+
 /// The number of bytes that are inflated at a time.
 const BLOCK: usize = 256 << 10;
 
@@ -34,7 +38,7 @@ impl TorchDistReader {
     }
 
     pub(crate) fn unpacks_to_at_most(&self, w: &Wanted) -> u64 {
-        self.chunk_bytes(w.chunk).saturating_add(DESCRIPTION)
+        self.chunk_bytes(w.chunk).saturating_add(description(w.range.end - w.range.start))
     }
 
     /// Checks that the archive of a chunk does not unpack to more than its shape needs.

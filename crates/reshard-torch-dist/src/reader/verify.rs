@@ -5,7 +5,10 @@ use super::{
     names::named,
     opened::TorchDistReader,
 };
-use crate::lost::Lost;
+use crate::{
+    lost::Lost,
+    table::{Item, Place},
+};
 use reshard_model::{BoxFault, ErrorKind, Payload, Region, first_fault};
 use reshard_plan::TensorRef;
 use reshard_storage::{Name, Progress, StorageError, StoreExt};
@@ -17,7 +20,7 @@ use reshard_torch_format::{
     TorchSave,
     archive::{Directory, Inflate, Method, Record, Tail, check_crc, unpack},
 };
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress) -> Result<VerifyReport> {
     let sizes: BTreeMap<Name, u64> = r.store.files().await?.into_iter().map(|e| (e.name, e.bytes)).collect();
@@ -36,7 +39,7 @@ pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress)
                 Err(e) => v.damaged(Some(tensor.key()), &e),
                 Ok(w) => {
                     let placed = v.in_file(tensor.key(), &w.file, &w.range).await;
-                    if placed && full {
+                    if placed && full && !r.waste.contains_key(tensor.key()) {
                         let checked = v.chunk(&w).await;
                         v.note(tensor.key(), checked);
                     }
@@ -61,6 +64,10 @@ pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress)
                 }
             }
         }
+    }
+    for &(item, place) in &r.table.copies {
+        v.report.items += 1;
+        v.copy(item, place, full).await;
     }
     for (key, what) in &r.table.unknown {
         v.report.items += 1;
@@ -178,10 +185,13 @@ impl Verifier<'_> {
         let first = Tail::first_range(len);
         let directory = match Tail::parse(len, &self.read(w, first).await?).map_err(corrupt)? {
             Tail::Done(d) => d,
-            Tail::Need(range) => match Tail::parse(len, &self.read(w, range).await?).map_err(corrupt)? {
-                Tail::Done(d) => d,
-                Tail::Need(_) => return Err(self.r.bad(w, "its zip directory has no end")),
-            },
+            Tail::Need(range) => {
+                self.r.directory(w, &range)?;
+                match Tail::parse(len, &self.read(w, range).await?).map_err(corrupt)? {
+                    Tail::Done(d) => d,
+                    Tail::Need(_) => return Err(self.r.bad(w, "its zip directory has no end")),
+                }
+            }
         };
         self.r.unpacks_to_its_shape(w, &directory)?;
         // Even if one thing is not understood, another may be damaged.
@@ -260,19 +270,61 @@ impl Verifier<'_> {
         Ok(())
     }
 
+    /// Checks the copy of an item that another rank of a rank-local checkpoint has.
+    async fn copy(&mut self, item: Item, place: Place, full: bool) {
+        let metadata = Arc::clone(&self.r.table.metadata);
+        let key = match item {
+            Item::Chunk(chunk) => metadata.chunk(chunk).map(|(tensor, _)| tensor.key()),
+            Item::Object(object) => metadata.object_key(object),
+        };
+        let key = key.unwrap_or_default();
+        let at = self.r.table.file(place).and_then(|file| Ok((file, self.r.table.range(place)?)));
+        let (file, range) = match at {
+            Ok(at) => at,
+            Err(e) => return self.damaged(Some(key), &e),
+        };
+        if !self.in_file(key, &file, &range).await || !full || self.r.waste.contains_key(key) {
+            return;
+        }
+        let checked = match item {
+            Item::Chunk(chunk) => self.chunk(&Wanted { chunk, place, file, range }).await,
+            Item::Object(_) => self.object_copy(key, place, &file, range).await,
+        };
+        self.note(key, checked);
+    }
+
+    async fn object_copy(
+        &self,
+        key: &str,
+        place: Place,
+        file: &Name,
+        range: std::ops::Range<u64>,
+    ) -> Result<u64> {
+        let len = range.end - range.start;
+        self.r.limits.whole(format_args!("object {key}"), len)?;
+        let stored = self.r.store.read(file, range).await.map_err(|e| self.r.lost(e, None))?;
+        let bytes = self.r.object_archive(place, key, stored)?;
+        self.r.check_archive(place, key, &bytes)?;
+        self.decodes(key, bytes)?;
+        self.progress.add(len);
+        Ok(len)
+    }
+
+    /// The checksums are right, so an object beyond the limits of the decoder is not damaged.
+    fn decodes(&self, key: &str, bytes: bytes::Bytes) -> Result<()> {
+        match decode_object(&*self.r.codec(), key, Payload::Encoded { codec: TorchSave::NAME, bytes }) {
+            Err(StrategyError::Object { source, .. }) if is_beyond_us(&source) => Ok(()),
+            decoded => decoded.map(drop),
+        }
+    }
+
     async fn object(&self, object: ReadObject, len: u64) -> Result<u64> {
         let none = Progress::none();
         let payloads = self.r.read_objects(&[object], &ReadCx::new(true, &none)).await?;
         for p in payloads {
             if let Payload::Encoded { bytes, .. } = p {
                 let key = self.r.table.metadata.object_key(object.object).unwrap_or_default();
-                // The checksums are right, so an object beyond the limits of the decoder is not damaged.
-                match decode_object(&*self.r.codec(), key, Payload::Encoded { codec: TorchSave::NAME, bytes })
-                {
-                    Err(StrategyError::Object { source, .. }) if is_beyond_us(&source) => {}
-                    Err(e) => return Err(e),
-                    Ok(_) => {}
-                }
+                self.decodes(key, bytes)?;
             }
         }
         self.progress.add(len);

@@ -1,6 +1,6 @@
 //! Where the items of one metadata file lie.
 
-use super::{Place, Stored, Table};
+use super::{Item, Place, Stored, Table};
 use crate::{
     limits::not_understood,
     metadata::{
@@ -50,15 +50,20 @@ impl Placing<'_> {
             match (index.offset(), *of) {
                 (_, Stored::Unknown) => {}
                 (None, Stored::Object(id)) => {
-                    set(&mut self.table.objects, id.0, place, first).map_err(|what| twice(file, key, what))?
+                    let set = set(&mut self.table.objects, id.0, place, first);
+                    if !set.map_err(|what| twice(file, key, what))? {
+                        self.copy(Item::Object(id), place).map_err(|b| beyond(file, b))?;
+                    }
                 }
                 (Some((at, n)), Stored::Tensor(id)) => {
                     let hint = (index.hint != NONE).then_some(index.hint as usize);
                     let tensor = self.table.metadata.tensor_by_id(id);
                     // Bytes that no chunk owns are ignored.
                     if let Some(id) = tensor.and_then(|t| t.chunk_at(&columns.ints(at, n), hint)) {
-                        set(&mut self.table.chunks, id.0, place, first)
-                            .map_err(|what| twice(file, key, what))?;
+                        let set = set(&mut self.table.chunks, id.0, place, first);
+                        if !set.map_err(|what| twice(file, key, what))? {
+                            self.copy(Item::Chunk(id), place).map_err(|b| beyond(file, b))?;
+                        }
                     } else {
                         // Such an entry is short, but searching for its chunk takes many steps. So steps are limited.
                         let steps = tensor.map_or(0, |t| t.chunk_count().max(1).ilog2() * n);
@@ -75,6 +80,12 @@ impl Placing<'_> {
                 }
             }
         }
+        Ok(())
+    }
+
+    fn copy(&mut self, item: Item, place: Place) -> std::result::Result<(), Beyond> {
+        self.worth.room(&mut self.table.copies, 1)?;
+        self.table.copies.push((item, place));
         Ok(())
     }
 
@@ -110,15 +121,16 @@ impl Placing<'_> {
         Ok(Place { file, transforms, offset: raw.offset, length: raw.length })
     }
 }
-/// The first place counts, of equal keys of several ranks; one rank's files start at `first`, and it has each key once.
-fn set(places: &mut [Place], id: u32, place: Place, first: u32) -> std::result::Result<(), &'static str> {
-    let Some(p) = places.get_mut(id as usize) else { return Ok(()) };
+/// The first place counts, of equal keys of several ranks; one rank's files start at `first`, and it has each key once. Returns whether
+/// it is the first.
+fn set(places: &mut [Place], id: u32, place: Place, first: u32) -> std::result::Result<bool, &'static str> {
+    let Some(p) = places.get_mut(id as usize) else { return Ok(true) };
     match p.file {
         u32::MAX => *p = place,
         file if file >= first => return Err("has two places"),
-        _ => {}
+        _ => return Ok(false),
     }
-    Ok(())
+    Ok(true)
 }
 
 pub(super) fn twice(file: &str, key: &str, what: &str) -> StrategyError {

@@ -91,7 +91,7 @@ impl Record {
 
     /// The range of bytes to pass to [`confirm`](Self::confirm): those after the [data](Self::data_range). Empty if there are none.
     pub fn behind(&self, data: &Range<u64>) -> Range<u64> {
-        data.end..self.limit.min(data.end.saturating_add(8))
+        data.end..self.limit.min(data.end.saturating_add(24))
     }
 
     /// Compares the descriptor after the data, if there is one, with the directory. This confirms the position from the local header even
@@ -101,13 +101,15 @@ impl Record {
     /// [`Error::Archive`] if the bytes are no such descriptor.
     pub fn confirm(&self, data: &Range<u64>, behind: &[u8]) -> Result<()> {
         let mut f = Fields { bytes: behind, at: 0, base: data.end };
-        // The signature is optional.
-        let right = match self.gap(data) {
+        // The signature is optional, and sizes have 4 or 8 bytes. Of a larger size the former have the lower half.
+        let gap = self.gap(data);
+        let signed = gap == 0 || matches!(gap, 12 | 20) || f.u32()? == DESCRIPTOR;
+        let right = match gap {
             0 => true,
-            12 | 20 => f.u32()? == self.crc32,
-            _ => f.u32()? == DESCRIPTOR && f.u32()? == self.crc32,
+            12 | 16 => [f.u32()?, f.u32()?, f.u32()?] == [self.crc32, self.stored as u32, self.size as u32],
+            _ => f.u32()? == self.crc32 && [f.u64()?, f.u64()?] == [self.stored, self.size],
         };
-        match right {
+        match signed && right {
             true => Ok(()),
             false => {
                 let what = format!("the data of {:?} is not followed by what the directory says", self.name);

@@ -14,6 +14,8 @@ pub struct Form {
     /// All bytes up to the storage's.
     front: Box<[u8]>,
     storage: Range<u64>,
+    /// The sizes in the descriptor behind the storage.
+    sizes: Box<[u8]>,
     /// From the directory to the end of the archive.
     directory: Box<[u8]>,
     /// The ranges of the directory that are compared: everything except the checksums that may differ.
@@ -50,6 +52,8 @@ impl Form {
             return None;
         }
 
+        let behind = last.get(usize::try_from(at.end - last_start).ok()?..)?;
+        let sizes = behind.get(8..usize::try_from(storage.gap(at)).ok()?)?;
         let place = |r: &Record| usize::try_from(r.checksum_at().checked_sub(directory.offset())?).ok();
         let mut free = Vec::new();
         for r in directory.records().filter(|r| !described.contains(r)) {
@@ -67,6 +71,7 @@ impl Form {
             len,
             front: front.into(),
             storage: at.clone(),
+            sizes: sizes.into(),
             directory: bytes.into(),
             fixed,
             checksum: place(storage)?,
@@ -85,11 +90,12 @@ impl Form {
         }
         let directory = last.get(last.len().checked_sub(self.directory.len())?..)?;
         let behind = self.storage.end.checked_sub(len.checked_sub(last.len() as u64)?)?;
-        let behind = last.get(usize::try_from(behind).ok()?..)?.get(..8)?;
+        let behind = last.get(usize::try_from(behind).ok()?..)?.get(..8 + self.sizes.len())?;
         let checksum = directory.get(self.checksum..self.checksum + 4)?;
         let same = self.fixed.iter().all(|r| directory[r.clone()] == self.directory[r.clone()])
             && behind[..4] == DESCRIPTOR.to_le_bytes()
-            && behind[4..] == *checksum;
+            && behind[4..8] == *checksum
+            && behind[8..] == *self.sizes;
         same.then(|| checksum.try_into().map(u32::from_le_bytes).ok())?
     }
 }

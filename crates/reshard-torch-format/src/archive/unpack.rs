@@ -212,10 +212,9 @@ pub fn unpack(record: &Record, stored: Bytes, max: u64) -> Result<Bytes> {
         return Err(Error::Limit { offset: record.header, limit: "unpacked bytes", max });
     }
     let no_memory = || {
-        Error::archive(
-            record.header,
-            format!("there is no memory for the {} bytes of {:?}", record.size, record.name),
-        )
+        let what =
+            format!("to hold the {} bytes of {:?}, for which there is no memory,", record.size, record.name);
+        Error::Unsupported { offset: record.header, what: what.into() }
     };
     let size = usize::try_from(record.size).map_err(|_| no_memory())?;
     let mut out = Vec::new();

@@ -96,6 +96,20 @@ fn a_checksum_that_the_archive_contradicts_is_no_match() {
 }
 
 #[test]
+fn every_byte_of_the_descriptor_behind_the_storage_counts() {
+    for old in [false, true] {
+        let bytes = archive(false, old, 1);
+        let form = read(&bytes).unwrap().1.unwrap();
+        let behind = form.storage().end as usize;
+        for at in behind..behind + 16 {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= 1;
+            assert_eq!((matches(&form, &bytes), read(&bytes)), (None, None), "byte {} of it", at - behind);
+        }
+    }
+}
+
+#[test]
 fn an_archive_that_does_not_end_with_its_directory_has_no_form() {
     let mut bytes = archive(false, false, 1);
     bytes.extend_from_slice(b"more");

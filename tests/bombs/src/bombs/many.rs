@@ -4,7 +4,8 @@ use super::Bomb;
 use crate::{
     checkpoint::{DATA, Item, put, put_common, put_items, put_sparse},
     pickle::{Pickle, Type, View, done},
-    zip,
+    zip::{self, Record},
+    zstd,
 };
 
 /// A `.metadata` of tensors of one element: each in a file of its own, or one behind the other in one file.
@@ -60,6 +61,38 @@ pub fn many() -> Vec<Bomb> {
             let bytes = zip::torch(&p.end(), &[("0", &[7; 1 << 16])]);
             let item = |k: usize| Item::tensor(&format!("t{k}"), Type::U8, shape, bytes.clone());
             put_items(dir, &(0..300).map(item).collect::<Vec<_>>())
+        }),
+        Bomb::new("4 MiB of zstd in each of 20,000 tensors", |dir| {
+            let stored = zstd::blown_up(0, 32);
+            let item = |k: usize| Item {
+                transforms: vec!["stream.zstd/1"],
+                ..Item::tensor(&format!("t{k}"), Type::U8, &[4], stored.clone())
+            };
+            put_items(dir, &(0..20_000).map(item).collect::<Vec<_>>())
+        }),
+        Bomb::new("60 MiB of zstd in each of 3,000 objects", |dir| {
+            let stored = zstd::blown_up(0, 480);
+            let item = |k: usize| Item {
+                transforms: vec!["stream.zstd/1"],
+                ..Item::object(&format!("o{k}"), stored.clone())
+            };
+            put_items(dir, &(0..3_000).map(item).collect::<Vec<_>>())
+        }),
+        Bomb::new("descriptions of 1 MiB, deflated, of 6,000 tensors", |dir| {
+            let mut p = Pickle::new();
+            p.times((1 << 19) - 500, b"N0");
+            p.tensor(View { of: Type::U8, shape: &[4], strides: &[1], numel: 4, record: "0" });
+            let description = Record::deflated("archive/data.pkl", &p.end())?;
+            let stored = zip::torch_of(&description, &[Record::plain("archive/data/0", &[0; 4])]);
+            let item = |k: usize| Item::tensor(&format!("t{k}"), Type::U8, &[4], stored.clone());
+            put_items(dir, &(0..6_000).map(item).collect::<Vec<_>>())
+        }),
+        Bomb::new("half a million shared values in each of 3,000 objects", |dir| {
+            let mut p = Pickle::new();
+            p.none().levels(5, |p, k| done(p.list(|p| (0..14).for_each(|_| done(p.get(k))))));
+            let stored = zip::torch(&p.end(), &[]);
+            let item = |k: usize| Item::object(&format!("o{k}"), stored.clone());
+            put_items(dir, &(0..3_000).map(item).collect::<Vec<_>>())
         }),
         Bomb::new("elements that are 1,000 times the common state", |dir| {
             let shape = &[1 << 20];
