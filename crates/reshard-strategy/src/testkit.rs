@@ -16,8 +16,10 @@
 mod common;
 mod drive;
 mod exchange;
+mod exchange_of_saves;
 mod flat;
 mod left;
+mod meter;
 mod phases;
 mod planners;
 mod sample;

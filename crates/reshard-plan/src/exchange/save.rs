@@ -150,6 +150,13 @@ pub struct Placed {
     pub item: WriteItem,
 }
 
+impl Placed {
+    /// An item of which rank `from` has the data.
+    pub fn new(from: u32, item: WriteItem) -> Self {
+        Self { from, item }
+    }
+}
+
 /// Takes the items out of all plans, by the rank that writes them, together with their exchanges. [`place_item`] puts them back.
 ///
 /// # Errors
