@@ -118,7 +118,7 @@ const LEAST: u64 = 256;
 
 impl Table {
     /// All peers tell each other their rank in the whole group, and how much memory they may use. The smallest memory counts.
-    pub(super) async fn meet(meeting: Meeting<'_>) -> Result<Self, CommError> {
+    pub(in crate::pipeline) async fn meet(meeting: Meeting<'_>) -> Result<Self, CommError> {
         let Meeting { comm, rank, most_peers, memory } = meeting;
         let all: Vec<(Rank, u64)> = comm.all_gather(STEP, Ok((rank, memory))).await?;
         let memory = all.iter().map(|(_, memory)| *memory).min().unwrap_or(memory);

@@ -240,6 +240,8 @@ impl Feed {
             if item.attempt != stream.attempt {
                 continue;
             }
+            // The thread that waits for it will see to it; before it has, nothing of it is urgent.
+            item.needed = false;
             item.came += bytes.len() as u64;
             *held += bytes.len() as u64;
             if !bytes.is_empty() {
@@ -322,13 +324,11 @@ impl Feed {
                     item.blocks.pop_front();
                 }
                 item.read += bytes.len() as u64;
-                item.needed = false;
                 *held -= bytes.len() as u64;
                 state.wake();
                 return Ok(bytes);
             }
             if item.all_came {
-                item.needed = false;
                 return Ok(Bytes::new());
             }
             if *stopped {
@@ -464,3 +464,6 @@ impl Drop for Taken {
         state.wake();
     }
 }
+
+#[cfg(test)]
+mod tests;
