@@ -8,6 +8,6 @@ mod share;
 pub use check::ExchangeGroup;
 pub use read::{Exchange, Receive, Serve, Wanted, exchange_groups};
 pub use save::{
-    Give, Offered, Placed, SaveExchange, place_item, save_exchange_groups, share_writes, take_items,
+    Give, Held, Offered, SaveExchange, place_item, save_exchange_groups, share_writes, take_items,
 };
 pub use share::{Demand, share_reads};

@@ -32,7 +32,7 @@ mod selection;
 pub use cast::Cast;
 pub use error::{At, DuplicatePieces, PlanError, Problem, Problems, Result};
 pub use exchange::{
-    Demand, Exchange, ExchangeGroup, Give, Offered, Placed, Receive, SaveExchange, Serve, Wanted,
+    Demand, Exchange, ExchangeGroup, Give, Held, Offered, Receive, SaveExchange, Serve, Wanted,
     exchange_groups, place_item, save_exchange_groups, share_reads, share_writes, take_items,
 };
 pub use item::{

@@ -143,14 +143,14 @@ impl Ware for Written<'_> {
 /// An item of a plan, and where its data are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Placed {
+pub struct Held {
     /// The rank that has the data.
     pub from: u32,
     /// What is written. Its source is a leaf of that rank.
     pub item: WriteItem,
 }
 
-impl Placed {
+impl Held {
     /// An item of which rank `from` has the data.
     pub fn new(from: u32, item: WriteItem) -> Self {
         Self { from, item }
@@ -161,7 +161,7 @@ impl Placed {
 ///
 /// # Errors
 /// As [`save_exchange_groups`].
-pub fn take_items(plans: &mut [SavePlan]) -> Result<Vec<Vec<Placed>>> {
+pub fn take_items(plans: &mut [SavePlan]) -> Result<Vec<Vec<Held>>> {
     save_exchange_groups(plans)?;
     // The leaves of what each rank gives to each, in order. The check has found that the other takes just these.
     let mut leaves: BTreeMap<(u32, u32), VecDeque<u32>> = BTreeMap::new();
@@ -175,12 +175,12 @@ pub fn take_items(plans: &mut [SavePlan]) -> Result<Vec<Vec<Placed>>> {
         let takes = std::mem::take(&mut plan.exchange.takes).into_iter();
         let takes: Vec<_> =
             takes.map(|from| Some((from, leaves.get_mut(&(from, rank))?.pop_front()?))).collect();
-        let placed = |item: WriteItem| {
+        let held = |item: WriteItem| {
             let giver = item.taken().and_then(|n| takes.get(n).copied()?);
             let (from, source) = giver.unwrap_or((rank, item.source));
-            Placed { from, item: WriteItem { source, ..item } }
+            Held { from, item: WriteItem { source, ..item } }
         };
-        out.push(std::mem::take(&mut plan.items).into_iter().map(placed).collect());
+        out.push(std::mem::take(&mut plan.items).into_iter().map(held).collect());
     }
     Ok(out)
 }
@@ -189,8 +189,8 @@ pub fn take_items(plans: &mut [SavePlan]) -> Result<Vec<Vec<Placed>>> {
 ///
 /// # Errors
 /// [`PlanError::Invalid`] if there is no such rank, or the item comes from an exchange already.
-pub fn place_item(plans: &mut [SavePlan], by: u32, placed: Placed) -> Result<()> {
-    let Placed { from, item } = placed;
+pub fn place_item(plans: &mut [SavePlan], by: u32, held: Held) -> Result<()> {
+    let Held { from, item } = held;
     let ranks = plans.len();
     let invalid = |what: String| Err(PlanError::invalid(&item.key, what));
     if item.taken().is_some() {
@@ -264,11 +264,11 @@ pub fn share_writes(
     }
     // Pieces of ranks without a group stay where they are.
     let (mut offers, mut stays) = (Vec::new(), Vec::new());
-    for (by, placed) in (0u32..).zip(take_items(&mut plans)?) {
-        for Placed { from, item } in placed {
+    for (by, held) in (0u32..).zip(take_items(&mut plans)?) {
+        for Held { from, item } in held {
             match group(by) {
                 Some(group) => offers.push(Offered { group, from, by, item }),
-                None => stays.push((by, Placed { from, item })),
+                None => stays.push((by, Held { from, item })),
             }
         }
     }
@@ -277,11 +277,11 @@ pub fn share_writes(
         let what = format!("{} ranks were chosen to write {} pieces", writers.len(), offers.len());
         return Err(PlanError::invalid("an exchange", what));
     }
-    for (by, placed) in stays {
-        place_item(&mut plans, by, placed)?;
+    for (by, held) in stays {
+        place_item(&mut plans, by, held)?;
     }
     for (Offered { from, item, .. }, by) in offers.into_iter().zip(writers) {
-        place_item(&mut plans, by, Placed { from, item })?;
+        place_item(&mut plans, by, Held { from, item })?;
     }
     Ok(plans)
 }

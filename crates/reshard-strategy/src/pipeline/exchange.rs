@@ -9,15 +9,13 @@ mod peers;
 use crate::{Result, StrategyError, cause};
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_comm::{Comm, CommError, Rank};
+use peers::STEP;
+use reshard_comm::CommError;
 use reshard_plan::{ExchangeGroup, PlanError};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-pub(super) use peers::{Apart, Peers, Table};
-
-/// The name of the steps of an exchange.
-const STEP: &str = "exchange";
+pub(super) use peers::{Apart, Meeting, Peers, Table};
 
 /// The first byte of a part: whether its rank needs another round.
 const MORE: Bytes = Bytes::from_static(&[1]);
@@ -96,18 +94,6 @@ pub(super) trait Traffic: Send {
     async fn send(&mut self) -> Result<Outgoing>;
     /// Takes what a peer has sent in this round.
     fn receive(&mut self, peer: usize, part: Bytes) -> Result<()>;
-}
-
-/// The ranks that exchange data, as one of them sees them.
-#[derive(Clone, Copy)]
-pub(super) struct Meeting<'g> {
-    /// Over these ranks only.
-    pub(super) comm: Comm<'g>,
-    /// The number of this rank in the whole group.
-    pub(super) rank: Rank,
-    pub(super) most_peers: u32,
-    /// How many bytes this rank may hold.
-    pub(super) memory: u64,
 }
 
 /// Carries out an exchange. `begun` is what this rank did before; if it is an error, the peers learn it.

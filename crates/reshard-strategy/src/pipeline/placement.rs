@@ -3,7 +3,7 @@
 use crate::{Result, StrategyError};
 use reshard_model::{Data, FlatStateDict, Path, Region, Sharded};
 use reshard_plan::{
-    ChunkId, Metadata, Placed, SavePlan, TensorWrite, WriteItem, WriteKind, place_item, take_items,
+    ChunkId, Held, Metadata, SavePlan, TensorWrite, WriteItem, WriteKind, place_item, take_items,
 };
 use reshard_policy::{
     Content, Limits, Piece, PolicyMetrics, Sharding, ShardingPolicy, decide, describe, gathers,
@@ -65,7 +65,7 @@ impl LeafInfo {
 struct Offered<'a> {
     /// The rank that writes it.
     task: u32,
-    placed: Placed,
+    held: Held,
     leaf: Option<&'a LeafInfo>,
 }
 
@@ -101,9 +101,9 @@ pub(super) fn place(
     let mut offered = Vec::with_capacity(plans.iter().map(|p| p.items.len()).sum());
     for (rank, items) in (0u32..).zip(take_items(&mut plans)?) {
         let task = if gathers { tasks.coordinator } else { tasks.first + rank };
-        offered.extend(items.into_iter().map(|placed| {
-            let about = leaves.0.get(placed.from as usize).and_then(Option::as_ref);
-            Offered { task, leaf: about.and_then(|a| a.leaves.get(placed.item.source as usize)), placed }
+        offered.extend(items.into_iter().map(|held| {
+            let about = leaves.0.get(held.from as usize).and_then(Option::as_ref);
+            Offered { task, leaf: about.and_then(|a| a.leaves.get(held.item.source as usize)), held }
         }));
     }
     // The metadata must have the chunks that the policy cut, before anybody writes them.
@@ -116,8 +116,8 @@ pub(super) fn place(
         let Some(plan) = plans.get_mut(by as usize) else { continue };
         plan.files.push(shard.cuts.len() as u32);
         for cut in shard.cuts {
-            let Placed { from, item, .. } = &offered[cut.piece as usize].placed;
-            place_item(&mut plans, by, Placed::new(*from, part(item, cut.region)))?;
+            let Held { from, item, .. } = &offered[cut.piece as usize].held;
+            place_item(&mut plans, by, Held::new(*from, part(item, cut.region)))?;
         }
     }
     // Some readers expect a number of files, so a task with fewer shards writes empty files.
@@ -148,8 +148,8 @@ fn ask(policy: &dyn ShardingPolicy, offered: &[Offered<'_>], limits: Limits) -> 
     let pieces: Vec<Piece<'_>> = offered
         .iter()
         .map(|o| {
-            let key = &*o.placed.item.key;
-            let chunk = o.placed.item.tensor();
+            let key = &*o.held.item.key;
+            let chunk = o.held.item.tensor();
             let name = o.leaf.map_or(key, |l| &l.name);
             Piece {
                 key,
@@ -162,7 +162,7 @@ fn ask(policy: &dyn ShardingPolicy, offered: &[Offered<'_>], limits: Limits) -> 
                 // The owner is the path of the parent. In a flat dict the keys themselves contain the dots.
                 owner: name.rsplit_once('.').map_or("", |(owner, _)| owner),
                 tag: o.leaf.and_then(|l| l.tag.as_deref()),
-                bytes: match &o.placed.item.kind {
+                bytes: match &o.held.item.kind {
                     WriteKind::Tensor(t) => t.bytes(),
                     WriteKind::Object { bytes_hint } => *bytes_hint,
                 },
@@ -184,7 +184,7 @@ fn part(item: &WriteItem, region: Region) -> WriteItem {
 fn cut_chunks(offered: &[Offered<'_>], sharding: &Sharding, metadata: &mut Metadata) -> Result<()> {
     let mut cut: BTreeMap<u32, Vec<Region>> = BTreeMap::new();
     for c in sharding.shards.iter().flat_map(|s| &s.cuts) {
-        if offered[c.piece as usize].placed.item.tensor().is_some_and(|t| t.region != c.region) {
+        if offered[c.piece as usize].held.item.tensor().is_some_and(|t| t.region != c.region) {
             cut.entry(c.piece).or_default().push(c.region.clone());
         }
     }
@@ -193,7 +193,7 @@ fn cut_chunks(offered: &[Offered<'_>], sharding: &Sharding, metadata: &mut Metad
     }
     let mut chunks: BTreeMap<ChunkId, Vec<Region>> = BTreeMap::new();
     for (piece, parts) in cut {
-        let item = &offered[piece as usize].placed.item;
+        let item = &offered[piece as usize].held.item;
         let chunk = item.tensor().and_then(|t| metadata.tensor(&item.key)?.chunk_at(&t.region.offsets, None));
         let Some(chunk) = chunk else {
             let what =

@@ -1,11 +1,25 @@
 //! The ranks that exchange data with each other.
 
-use super::{Meeting, STEP};
 use crate::Result;
 use reshard_comm::{Cause, Comm, CommError, ProcessGroup, Rank};
 use reshard_model::ErrorKind;
 use reshard_plan::ExchangeGroup;
 use std::{sync::Arc, time::Duration};
+
+/// The name of the steps of an exchange.
+pub(super) const STEP: &str = "exchange";
+
+/// The ranks that exchange data, as one of them sees them.
+#[derive(Clone, Copy)]
+pub(in crate::pipeline) struct Meeting<'g> {
+    /// Over these ranks only.
+    pub(in crate::pipeline) comm: Comm<'g>,
+    /// The number of this rank in the whole group.
+    pub(in crate::pipeline) rank: Rank,
+    pub(in crate::pipeline) most_peers: u32,
+    /// How many bytes this rank may hold.
+    pub(in crate::pipeline) memory: u64,
+}
 
 /// The ranks of this rank's exchange group, including itself.
 #[derive(Debug)]
