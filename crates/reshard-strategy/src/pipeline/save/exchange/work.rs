@@ -14,6 +14,7 @@ use reshard_plan::{PieceId, SavePlan, WriteData, WriteItem};
 use reshard_storage::{FileBody, Written, wait, work_here};
 use std::{
     collections::BTreeSet,
+    io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
@@ -37,9 +38,11 @@ pub(super) fn start<W: StorageWriter>(
         );
     };
     let named = thread::Builder::new().name("reshard-exchange".into());
-    let none =
-        |e| StrategyError::Invalid(format!("no thread could be started to write what other ranks give: {e}"));
-    named.spawn(work).map(drop).map_err(none)
+    named.spawn(work).map(drop).map_err(no_thread)
+}
+
+fn no_thread(e: io::Error) -> StrategyError {
+    StrategyError::Invalid(format!("no thread could be started to write what other ranks give: {e}"))
 }
 
 fn write<W: StorageWriter>(
@@ -96,25 +99,20 @@ fn write_files(
         if fed.contains(&n) { &mut waiting } else { &mut own }.push((n, file));
     }
     let (own, waiting) = thread::scope(|scope| {
-        let own = (!own.is_empty()).then(|| {
-            scope.spawn(|| {
-                let written = numbered(own, |files| wait(target.write(files)));
-                // Nobody needs the other files any more.
-                if written.is_err() {
-                    feed.stop();
-                }
-                written
-            })
-        });
-        let waiting = match waiting.is_empty() {
-            true => Ok(Vec::new()),
-            false => numbered(waiting, |files| work_here(|| wait(target.write(files)))),
+        let write_own = || {
+            let written = numbered(own, |files| wait(target.write(files)));
+            // Nobody needs the other files any more.
+            if written.is_err() {
+                feed.stop();
+            }
+            written
         };
-        let own = own.map_or(Ok(Vec::new()), |own| {
-            own.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        });
-        (own, waiting)
-    });
+        let named = thread::Builder::new().name("reshard-own-files".into());
+        let own = named.spawn_scoped(scope, write_own).map_err(no_thread)?;
+        let waiting = numbered(waiting, |files| work_here(|| wait(target.write(files))));
+        let own = own.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok::<_, StrategyError>((own, waiting))
+    })?;
     // If both failed, the files that wait may have failed for the sake of the others.
     let mut written: Vec<(usize, Written)> = own?.into_iter().chain(waiting?).collect();
     written.sort_by_key(|(n, _)| *n);
@@ -125,6 +123,9 @@ fn numbered(
     files: Vec<(usize, FileBody)>,
     write: impl FnOnce(Vec<FileBody>) -> Result<Vec<Written>>,
 ) -> Result<Vec<(usize, Written)>> {
+    if files.is_empty() {
+        return Ok(Vec::new());
+    }
     let (numbers, files): (Vec<usize>, Vec<FileBody>) = files.into_iter().unzip();
     Ok(numbers.into_iter().zip(write(files)?).collect())
 }
