@@ -180,3 +180,24 @@ fn bytes_that_were_not_planned_are_an_error() {
     assert!(given(1, false, 1).unwrap_err().contains("more than was planned"));
     assert!(given(0, false, 3).unwrap_err().contains("more than was planned"), "cut off");
 }
+
+#[test]
+fn bytes_of_a_reading_that_has_ended_are_not_those_of_the_next() {
+    let table = table(MEMORY);
+    let mut plan = SavePlan::new(vec![tensor(0, &[4])]);
+    plan.exchange.takes = vec![0];
+    let feed = Feed::new(&plan, &table).unwrap();
+    let give = |attempt, bytes: &'static [u8]| {
+        let mut part = Vec::new();
+        let stream = Stream { item: 0, attempt };
+        Piece { stream, last: false, bytes: Bytes::from_static(bytes) }.push(&mut part);
+        feed.take(&table, 0, part.concat().into()).unwrap();
+    };
+    give(0, b"ab");
+    assert_eq!(feed.next(0, 9).unwrap(), "ab");
+    feed.rewind(0);
+    give(0, b"cd");
+    assert_eq!(feed.lock().held, 0);
+    give(1, b"abcd");
+    assert_eq!(feed.whole(0).unwrap(), "abcd");
+}
