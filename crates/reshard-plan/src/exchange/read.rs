@@ -92,7 +92,7 @@ impl Receive {
 
 /// What a rank of a load reads for others, and gets from others. Ranks are counted in the whole group.
 ///
-/// A planner makes it in [`create_global_plan`](crate::LoadPlanner::create_global_plan), which sees all plans. [`share_reads`] is the
+/// A planner makes it in [`create_global_plan`](crate::LoadPlanner::create_global_plan), which sees all plans. [`share_reads`](crate::share_reads) is the
 /// simplest way. The pipeline carries it out: planners and strategies handle no buffers for it.
 ///
 /// # Contract
