@@ -28,7 +28,7 @@ impl Cause {
     }
 
     /// Takes the message of a panic.
-    pub(crate) fn from_panic(payload: &(dyn Any + Send)) -> Self {
+    pub fn from_panic(payload: &(dyn Any + Send)) -> Self {
         let said = payload
             .downcast_ref::<&str>()
             .copied()

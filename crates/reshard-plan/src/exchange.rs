@@ -1,128 +1,13 @@
-//! What ranks of a load read for each other.
+//! What ranks read and write for each other.
 
 mod check;
+mod read;
+mod save;
 mod share;
 
-use crate::{ChunkId, LoadPlan, Metadata, ObjectId, PlanError, ReadItem, Result, Selection, Stored};
-use serde::{Deserialize, Serialize};
-use std::fmt;
-
-pub use check::{ExchangeGroup, exchange_groups};
+pub use check::ExchangeGroup;
+pub use read::{Exchange, Receive, Serve, Wanted, exchange_groups};
+pub use save::{
+    Give, Held, Offered, SaveExchange, place_item, save_exchange_groups, share_writes, take_items,
+};
 pub use share::{Demand, share_reads};
-
-/// Something to read from a checkpoint, whatever its destination. If two ranks want the same data, their values are equal.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Wanted {
-    /// A part of a chunk.
-    Chunk(Selection),
-    /// An object.
-    Object(ObjectId),
-}
-
-impl Wanted {
-    /// The size of its elements in bytes. `None` for an object, because only the format knows its length.
-    pub fn bytes(&self) -> Option<u64> {
-        match self {
-            Self::Chunk(s) => Some(s.elements().saturating_mul(s.dtype.size())),
-            Self::Object(_) => None,
-        }
-    }
-
-    /// Its key in the checkpoint. `None` if there is no such chunk or object.
-    pub fn key<'m>(&self, metadata: &'m Metadata) -> Option<&'m str> {
-        match self {
-            Self::Chunk(s) => metadata.chunk(s.chunk).map(|(tensor, _)| tensor.key()),
-            Self::Object(id) => metadata.object_key(*id),
-        }
-    }
-}
-
-/// For messages, which name the key separately.
-impl fmt::Display for Wanted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Chunk(Selection { chunk: ChunkId(id), region, .. }) => write!(f, "{region} of chunk {id}"),
-            Self::Object(_) => f.write_str("the object"),
-        }
-    }
-}
-
-impl ReadItem {
-    /// What it reads.
-    ///
-    /// # Errors
-    /// As [`selection`](Self::selection); an object that is not stored.
-    pub fn wanted(&self, metadata: &Metadata) -> Result<Wanted> {
-        let unknown = || PlanError::invalid(&self.piece.key, "it is to be read, and is not stored");
-        match self.stored {
-            Stored::Chunk(_) => self.selection(metadata)?.map(Wanted::Chunk).ok_or_else(unknown),
-            Stored::Object(id) => metadata.object_key(id).map(|_| Wanted::Object(id)).ok_or_else(unknown),
-        }
-    }
-}
-
-/// Something that a rank reads once and sends to other ranks.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Serve {
-    /// What it reads. If its own items want the same, they share this read.
-    pub what: Wanted,
-    /// The ranks that get it. The reading rank is not among them.
-    pub to: Box<[u32]>,
-}
-
-impl Serve {
-    /// Sends `what` to these ranks.
-    pub fn new(what: Wanted, to: impl Into<Box<[u32]>>) -> Self {
-        Self { what, to: to.into() }
-    }
-}
-
-/// Something that a rank gets from another rank.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Receive {
-    /// The rank that reads it.
-    pub from: u32,
-    /// The items that want it, at least one.
-    pub items: Vec<ReadItem>,
-}
-
-impl Receive {
-    /// Gets from rank `from` what all of these items want.
-    pub fn new(from: u32, items: Vec<ReadItem>) -> Self {
-        Self { from, items }
-    }
-}
-
-/// What a rank of a load reads for others, and gets from others. Ranks are counted in the whole group.
-///
-/// A planner makes it in [`create_global_plan`](crate::LoadPlanner::create_global_plan), which sees all plans. [`share_reads`] is the
-/// simplest way. The pipeline carries it out: planners and strategies handle no buffers for it.
-///
-/// # Contract
-/// - What one rank serves to another must be exactly what the other receives from it, in the same order. [`exchange_groups`] checks it.
-/// - Received items are not among the items of the plan.
-/// - [`finish_plan`](crate::LoadPlanner::finish_plan) must not change it, because the other ranks rely on it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Exchange {
-    /// What this rank reads for others, in the order of sending.
-    pub serves: Vec<Serve>,
-    /// What this rank gets from others. The entries of each sender are in its order of sending.
-    pub receives: Vec<Receive>,
-}
-
-impl Exchange {
-    /// Whether this rank takes part in no exchange.
-    pub fn is_empty(&self) -> bool {
-        self.serves.is_empty() && self.receives.is_empty()
-    }
-}
-
-impl LoadPlan {
-    /// All items that fill leaves of this rank: first those that it reads, then those that others read for it.
-    pub fn all_items(&self) -> impl Iterator<Item = &ReadItem> {
-        self.items.iter().chain(self.exchange.receives.iter().flat_map(|r| &r.items))
-    }
-}

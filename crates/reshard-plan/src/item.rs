@@ -1,6 +1,6 @@
 //! What ranks send to each other while they plan: what to write, and what to read.
 
-use crate::{ChunkId, Exchange, FlatView, ObjectId, PlanError, Result};
+use crate::{ChunkId, Exchange, FlatView, ObjectId, PlanError, Result, SaveExchange};
 use bytes::Bytes;
 use reshard_model::{DType, Dims, Path, PathOfKey, Region};
 use serde::{Deserialize, Serialize};
@@ -90,7 +90,7 @@ pub enum WriteKind {
 pub struct WriteItem {
     /// Key in the checkpoint.
     pub key: Box<str>,
-    /// Position of the leaf in the flat state.
+    /// Position of the leaf in the flat state; from [`TAKEN`](Self::TAKEN) on, an item that another rank gives.
     pub source: u32,
     /// What is written.
     pub kind: WriteKind,
@@ -173,6 +173,8 @@ impl PlannerData {
 pub struct SavePlan {
     /// Pieces.
     pub items: Vec<WriteItem>,
+    /// Which of them other ranks give, and what this rank gives to others. The default planner makes no exchange.
+    pub exchange: SaveExchange,
     /// Data of the format. Its `prepare_local_plan` or `prepare_global_plan` sets them, its layout reads them, and nobody else does.
     pub storage_data: Bytes,
     /// For the commit record.

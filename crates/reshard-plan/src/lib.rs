@@ -5,7 +5,7 @@
 //! - [`Selection`]: what is wanted of a stored chunk, and the mapping to where it lies.
 //! - [`SavePlanner`], [`LoadPlanner`]: the hooks of PyTorch DCP's protocol, and their defaults. By default replicas are written once, every
 //!   chunk is checked against the other chunks of its tensor, and every wanted region against what is stored.
-//! - [`Exchange`]: what a rank of a load reads for others, and gets from others.
+//! - [`Exchange`], [`SaveExchange`]: what a rank reads or has for others, and gets from others.
 //! - [`cast`]: which casts of element types are allowed, and how they are done.
 //!
 //! The crate is pure: it has no I/O, no async and no clock. Plans depend only on their input, so all ranks agree on them.
@@ -32,7 +32,10 @@ mod selection;
 
 pub use cast::Cast;
 pub use error::{At, DuplicatePieces, PlanError, Problem, Problems, Result};
-pub use exchange::{Demand, Exchange, ExchangeGroup, Receive, Serve, Wanted, exchange_groups, share_reads};
+pub use exchange::{
+    Demand, Exchange, ExchangeGroup, Give, Held, Offered, Receive, SaveExchange, Serve, Wanted,
+    exchange_groups, place_item, save_exchange_groups, share_reads, share_writes, take_items,
+};
 pub use item::{
     Fill, LoadPlan, MemoryFormat, PieceId, PlannerData, ReadItem, Recast, SavePlan, Stored, TensorProperties,
     TensorWrite, WriteItem, WriteKind,

@@ -290,8 +290,9 @@ impl SavePlanner for DefaultSavePlanner {
         let mut items = Vec::with_capacity(state.len());
         let mut offered = duplicates::Offered::new(cx.rank, self.offer, state);
         for (source, (path, leaf)) in state.iter().enumerate() {
-            let source = u32::try_from(source)
-                .map_err(|_| PlanError::invalid(leaf.key(), "a state dict of more than 2³² leaves"))?;
+            let source = u32::try_from(source).ok().filter(|source| *source < WriteItem::TAKEN);
+            let source = source
+                .ok_or_else(|| PlanError::invalid(leaf.key(), "a state dict of more than 2³¹ leaves"))?;
             items.extend(match leaf {
                 Sharded::Tensor(t) if main_only && !t.replica_id.is_main() => None,
                 Sharded::Object(o) if main_only && !o.replica_id.is_main() => None,

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 /// Everything in one shard: RFC 454's first example.
 ///
-/// A shard is a file of one task. So with several tasks this policy is refused, unless everything is first brought to one
-/// task. That task then needs memory for all of it.
+/// A shard is a file of one task. So with several tasks this policy is refused, unless one task writes everything.
 ///
 /// ```
 /// # use reshard_model::{DType, Region};
@@ -25,7 +24,7 @@ use std::collections::BTreeSet;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AllInOne {
-    /// Bring everything to one task first.
+    /// One task writes everything. The others send it theirs.
     pub gather: bool,
 }
 
@@ -35,7 +34,7 @@ impl AllInOne {
         Self::default()
     }
 
-    /// Brings everything to one task first.
+    /// Lets one task write everything.
     pub fn gather(self) -> Self {
         Self { gather: true }
     }

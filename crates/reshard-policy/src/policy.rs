@@ -17,7 +17,7 @@ pub trait ShardingPolicy: Debug + Send + Sync + 'static {
     /// Any reason why the policy can't answer.
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()>;
 
-    /// Whether all pieces must first be brought to one task. Called on the coordinator.
+    /// Whether one task, the coordinator's, writes all pieces. The others send it theirs in an exchange. Called on the coordinator.
     fn gathers(&self) -> bool {
         false
     }

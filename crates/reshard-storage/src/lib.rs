@@ -47,6 +47,7 @@ pub use ext::StoreExt;
 pub use local::LocalStore;
 pub use name::Name;
 pub use part::{PartStore, PlaceKind};
+pub use pool::work_here;
 pub use record_read::{Checksum, Part, ReadStats, RecordRead};
 pub use recovery::{Leftover, Recovery};
 pub use run::run_blocking;

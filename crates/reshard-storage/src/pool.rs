@@ -56,6 +56,30 @@ pub(crate) fn width() -> usize {
     *WIDTH
 }
 
+/// Calls `f`. Meanwhile, on this thread, the work of a [`LocalStore`](crate::LocalStore) and of
+/// [`run_blocking`](crate::run_blocking) runs on this thread itself, in order, as it does on an I/O thread. So work that waits for
+/// something that another part of the program has to bring, such as an [`Extent`](crate::Extent) that others fill, holds no I/O thread.
+///
+/// ```
+/// use reshard_storage::{run_blocking, wait, work_here};
+///
+/// let here = std::thread::current().id();
+/// let there = work_here(|| wait(run_blocking([|| std::thread::current().id()]))).unwrap();
+/// assert_eq!(there, [here]);
+/// assert_ne!(wait(run_blocking([|| std::thread::current().id()])).unwrap(), [here]);
+/// ```
+pub fn work_here<T>(f: impl FnOnce() -> T) -> T {
+    /// Also after a panic the thread is what it was.
+    struct Back(bool);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            IN_POOL.set(self.0);
+        }
+    }
+    let _back = Back(IN_POOL.replace(true));
+    f()
+}
+
 /// Whether some main job waits for a thread.
 pub(crate) fn is_busy() -> bool {
     !lock(&POOL.queues).main.is_empty()

@@ -36,6 +36,10 @@ pub struct SaveCx<'a> {
     pub planner_data: Option<PlannerData>,
     /// Called with the number of bytes written.
     pub progress: Progress,
+    /// How many bytes this rank may hold for an exchange. The default is [`DEFAULT_EXCHANGE_MEMORY`]. At most a quarter is sent in a
+    /// round and a quarter received. The rest holds what came and is not written yet. If ranks have different values, the smallest one
+    /// is used.
+    pub exchange_memory: u64,
 }
 
 impl<'a> SaveCx<'a> {
@@ -62,7 +66,14 @@ impl<'a> SaveCx<'a> {
             rank_local: false,
             planner_data: None,
             progress,
+            exchange_memory: DEFAULT_EXCHANGE_MEMORY,
         }
+    }
+
+    /// Sets the limit of memory for exchanges, in bytes.
+    #[must_use]
+    pub fn with_exchange_memory(self, exchange_memory: u64) -> Self {
+        Self { exchange_memory, ..self }
     }
 }
 
@@ -119,7 +130,7 @@ pub struct LoadCx<'a> {
     pub exchange_memory: u64,
 }
 
-/// How many bytes a rank holds for an exchange of a load by default: 256 MiB.
+/// How many bytes a rank holds for an exchange by default: 256 MiB.
 pub const DEFAULT_EXCHANGE_MEMORY: u64 = 256 << 20;
 
 impl<'a> LoadCx<'a> {

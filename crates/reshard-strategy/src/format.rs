@@ -172,7 +172,8 @@ impl Records {
     }
 }
 
-/// Returns the data of a planned item: the tensor elements of exactly its region, or an object.
+/// Returns the data of a planned item: the tensor elements of exactly its region, or an object. If another rank has the data, the
+/// elements come while they are read, best in row-major order, and an object has come when this returns.
 pub type Resolve<'a> = dyn Fn(&WriteItem) -> Result<WriteData> + Sync + 'a;
 
 /// DCP's calls by which a StorageWriter takes part in planning. All have defaults. If your format has nothing to add, write
@@ -223,7 +224,7 @@ pub trait StorageWriter: WriterHooks {
     fn object_lists(&self) -> bool {
         false
     }
-    /// The codec of its objects. Only policies that bring all items to one rank need it.
+    /// The codec of its objects. It is needed where one rank writes the objects of others: a planner or a policy that gathers says so.
     fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
         None
     }

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! plan   (collective)  local plan -> gather -> global plan, sharding policy -> scatter -> finish_plan
-//! write  (local)       layout of files; bytes, from the caller's buffers or staged copies
+//! write  (local)       layout of files; bytes, from the caller's buffers or staged copies; meanwhile ranks exchange items if plans say so
 //! finish (collective)  outcomes of all ranks; the coordinator makes the commit record
 //! ```
 //!

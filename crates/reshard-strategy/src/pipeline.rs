@@ -1,6 +1,6 @@
 //! The pipeline: decide, move, agree. It is written once, for every format that can say where an item goes.
 
-mod gather;
+mod exchange;
 mod load;
 mod placement;
 mod save;

@@ -44,7 +44,9 @@ pub trait PreparedSave: Send + 'static {
     /// No memory, or a device that fails. Pass the error to [`finish`](Self::finish) instead of the outcome of a write.
     async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()>;
 
-    /// Makes the layout of this rank's files and writes them. Call it once, on any thread. It calls no collectives.
+    /// Makes the layout of this rank's files and writes them. Call it once, on any thread. It calls no collectives, except those of an
+    /// exchange of items between ranks, in a group that [`prepare`](SaveShardedStrategy::prepare) has split off. If this rank does not
+    /// call it, pass the reason to [`finish`](Self::finish), or drop this: then the ranks that wait for it in the exchange learn it.
     ///
     /// # Errors
     /// Items that the format can't store; errors of the store. Pass the error to [`finish`](Self::finish).

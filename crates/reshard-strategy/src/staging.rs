@@ -301,19 +301,18 @@ fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Replaces the data of leaves by copies: all objects, and the tensors that are `wanted`, by position. Other tensors among the first
-/// `own` leaves lose their data, so nothing of the caller's is held.
+/// Replaces the data of leaves by copies: all objects, and the tensors that are `wanted`, by position. Other tensors lose their data,
+/// so nothing of the caller's is held.
 ///
 /// # Errors
 /// Those of the stager.
 pub(crate) async fn stage_leaves(
     state: &mut FlatStateDict,
-    own: usize,
     wanted: &BTreeSet<u32>,
     stager: &dyn AsyncStager,
 ) -> Result<()> {
     let mut originals = Vec::new();
-    visit(state, own, &mut |i, data| {
+    visit(state, &mut |i, data| {
         if i.is_none_or(|i| wanted.contains(&i)) {
             originals.push(std::mem::take(data));
         } else {
@@ -332,7 +331,7 @@ pub(crate) async fn stage_leaves(
         return Err(StrategyError::Internal(what));
     }
     let mut staged = staged.into_iter();
-    visit(state, own, &mut |i, data| {
+    visit(state, &mut |i, data| {
         if i.is_none_or(|i| wanted.contains(&i)) {
             *data = staged.next().unwrap_or_default();
         }
@@ -352,10 +351,10 @@ fn described(leaf: &Data) -> Described {
     }
 }
 
-/// Calls `f` with the data of each of the first leaves, and the position of those that are tensors; with the tensors in objects,
+/// Calls `f` with the data of each leaf, and the position of those that are tensors; with the tensors in objects,
 /// too.
-fn visit(state: &mut FlatStateDict, own: usize, f: &mut dyn FnMut(Option<u32>, &mut Data)) {
-    for (i, leaf) in (0..).zip(state.values_mut().take(own)) {
+fn visit(state: &mut FlatStateDict, f: &mut dyn FnMut(Option<u32>, &mut Data)) {
+    for (i, leaf) in (0..).zip(state.values_mut()) {
         match leaf {
             Sharded::Tensor(t) => f(Some(i), &mut t.data),
             Sharded::Object(o) => {
@@ -529,25 +528,23 @@ mod tests {
     fn tensors_of_a_plan_and_those_in_objects_are_staged_and_nothing_else_is_kept() {
         let path = |k: &str| Path(vec![k.into()]);
         let tensor = |k: &str, t: &Tensor| Sharded::Tensor(ShardedTensor::full(k, t.clone()));
-        let (wanted, other, inner, brought) = (numbers(&[3]), numbers(&[4]), numbers(&[5]), numbers(&[6]));
+        let (wanted, other, inner) = (numbers(&[3]), numbers(&[4]), numbers(&[5]));
         let object = Value::Dict(vec![("t".into(), Value::List(vec![Value::Tensor(inner.clone())]))]);
         let object = ShardedObject::new("o", object, &[1], &[0], 0).unwrap();
         let mut state: FlatStateDict = [
             (path("wanted"), tensor("wanted", &wanted)),
             (path("other"), tensor("other", &other)),
             (path("o"), Sharded::Object(object)),
-            (path("brought"), tensor("brought", &brought)),
         ]
         .into();
-        let plan: BTreeSet<u32> = [0, 3].into();
-        block_on(stage_leaves(&mut state, 3, &plan, &BlockingAsyncStager::new())).unwrap();
+        let plan: BTreeSet<u32> = [0].into();
+        block_on(stage_leaves(&mut state, &plan, &BlockingAsyncStager::new())).unwrap();
         let data = |k: &str| match &state[&path(k)] {
             Sharded::Tensor(t) => t.data.host(),
             Sharded::Object(_) => None,
         };
         assert!(data("wanted") == Some(&wanted) && !data("wanted").unwrap().same_buffer(&wanted));
         assert!(data("other").is_none());
-        assert!(data("brought").unwrap().same_buffer(&brought), "it is not the caller's");
         let Sharded::Object(ShardedObject { data: Payload::Value(v), .. }) = &state[&path("o")] else {
             panic!("no object")
         };
@@ -563,10 +560,10 @@ mod tests {
             |leaves| leaves[0] = DeviceTensor::new(DType::Int16, &[3], FakeDevice::new(6)).unwrap().into(),
         ];
         for wrong in wrong {
-            let e = block_on(stage_leaves(&mut state.clone(), 3, &plan, &Does(wrong))).unwrap_err();
+            let e = block_on(stage_leaves(&mut state.clone(), &plan, &Does(wrong))).unwrap_err();
             assert_eq!(e.kind(), reshard_model::ErrorKind::Internal);
         }
-        block_on(stage_leaves(&mut state, 3, &plan, &Does(|_| {}))).unwrap();
+        block_on(stage_leaves(&mut state, &plan, &Does(|_| {}))).unwrap();
     }
 
     #[test]

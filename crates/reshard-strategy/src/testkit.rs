@@ -16,9 +16,11 @@
 mod common;
 mod drive;
 mod exchange;
+mod exchange_of_saves;
 mod flat;
 mod kept;
 mod left;
+mod meter;
 mod phases;
 mod planners;
 mod sample;

@@ -5,6 +5,7 @@ use crate::{
     index::{CRC, ChunkEntry, INDEX, Index, ObjectEntry, Place, TensorEntry},
 };
 use bytes::Bytes;
+use reshard_model::ObjectCodec;
 use reshard_plan::{PieceId, SavePlan, WriteItem, WriteKind};
 use reshard_storage::{Extent, FileBody, Length, Name};
 use reshard_strategy::{
@@ -12,7 +13,7 @@ use reshard_strategy::{
     StrategyError, WriteData, WriteResult, WriterHooks, encode_object,
 };
 use reshard_torch_format::TorchSave;
-use std::{collections::BTreeMap, io};
+use std::{collections::BTreeMap, io, sync::Arc};
 
 /// Writes `rank-{rank}.bin` and `example.index.json`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,6 +25,11 @@ impl WriterHooks for ExampleWriter {}
 impl StorageWriter for ExampleWriter {
     fn key(&self) -> BackendVersion {
         BackendVersion::new(NAME, 1)
+    }
+
+    // With it, one rank can write the objects of another.
+    fn codec(&self) -> Option<Arc<dyn ObjectCodec>> {
+        Some(Arc::new(TorchSave::default()))
     }
 
     // Lengths are known here, before a byte has moved; elements are pulled later, from I/O threads.

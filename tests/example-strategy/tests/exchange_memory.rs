@@ -2,13 +2,17 @@
 #![expect(unsafe_code, reason = "an allocator that counts can't be had without")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
+use futures::executor::block_on;
 use reshard_comm::{Comm, LocalGroup, testkit::on_ranks};
 use reshard_example::{ExampleFormat, ExampleWriter};
 use reshard_model::{FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor};
-use reshard_plan::{DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, PlanError, share_reads};
-use reshard_storage::{IfExists, Store, testkit::MemoryStore};
+use reshard_plan::{
+    DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, Metadata, PlanError, SavePlan, SavePlanner,
+    share_reads, share_writes,
+};
+use reshard_storage::{IfExists, LocalStore, Store, testkit::MemoryStore};
 use reshard_strategy::{
-    LoadCx, LoadShardedStrategy, OpenCx, Planned, PlannedLoad,
+    LoadCx, LoadShardedStrategy, OpenCx, Planned, PlannedLoad, SaveCx, SaveShardedStrategy,
     testkit::{Rank, save_on_ranks},
 };
 use std::{
@@ -105,8 +109,69 @@ fn peak(store: &Arc<dyn Store>, exchange_memory: u64) -> usize {
     peak
 }
 
+/// The first rank writes everything.
+#[derive(Debug)]
+struct First;
+
+impl SavePlanner for First {
+    fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
+        let (plans, metadata) = self.base().create_global_plan(plans)?;
+        Ok((share_writes(plans, |_| Some(0), |all| vec![0; all.len()])?, metadata))
+    }
+}
+
+/// The most bytes that all ranks together held beyond their states while one of them wrote them all. Returns what was written, too.
+fn peak_of_save(home: &std::path::Path, exchange_memory: u64) -> (usize, Vec<u8>) {
+    let store: Arc<dyn Store> = Arc::new(LocalStore::at(home.join(exchange_memory.to_string())).unwrap());
+    let mut states = vec![FlatStateDict::new(); RANKS as usize];
+    for (n, (path, leaf)) in chunks().into_iter().enumerate() {
+        states[n % RANKS as usize].insert(path, leaf);
+    }
+    let transaction = block_on(store.begin("a", IfExists::Refuse)).unwrap();
+    let before = LIVE.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let ranks: Vec<_> = LocalGroup::new(RANKS).into_iter().zip(states).collect();
+    on_ranks(ranks, move |(group, flat)| {
+        let transaction = Arc::clone(&transaction);
+        async move {
+            let (comm, groups) = (Comm::new(&group), BTreeMap::new());
+            let cx = SaveCx::new(comm, &groups, Arc::clone(&transaction), "", Arc::new(First));
+            let cx = cx.with_exchange_memory(exchange_memory);
+            let mut prepared = Planned::new(ExampleWriter).prepare(flat, &cx).await.unwrap();
+            let written = prepared.write().await;
+            let saved = prepared.finish(written, &comm).await.unwrap();
+            if comm.is_coordinator() {
+                assert_eq!(saved.ranks[0].items, CHUNKS);
+                transaction.commit(None, &[], Default::default()).await.unwrap();
+            }
+        }
+    });
+    let peak = PEAK.load(Relaxed) - before;
+    (peak, std::fs::read(home.join(exchange_memory.to_string()).join("rank-0.bin")).unwrap())
+}
+
 #[test]
 fn an_exchange_holds_no_more_than_its_memory() {
+    // One after the other: what is measured is of the whole process.
+    a_load_holds_no_more();
+    a_save_holds_no_more();
+}
+
+/// The writer holds its memory, and the givers a block for each item that is on its way.
+fn a_save_holds_no_more() {
+    const MEMORY: u64 = 2 << 20;
+    const BESIDES: usize = 3 << 20;
+    let home = tempfile::tempdir().unwrap();
+    let (most, bytes) = peak_of_save(home.path(), MEMORY);
+    assert!(bytes.len() as u64 > CHUNKS * EACH * 4, "all of it, with checksums");
+    assert!(most < RANKS as usize * MEMORY as usize + BESIDES, "{most} bytes");
+    // What is measured is what the limit limits.
+    let (more, same) = peak_of_save(home.path(), 64 << 20);
+    assert!(more > most + (4 << 20), "{more} bytes, and {most} with less memory");
+    assert!(bytes == same);
+}
+
+fn a_load_holds_no_more() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let rank = Rank {
         strategy: Arc::new(Planned::new(ExampleWriter)) as _,

@@ -1,9 +1,8 @@
 //! Checks that the exchanges of all ranks fit together, and finds which ranks communicate with which.
 
-use super::{Receive, Serve, Wanted};
-use crate::{LoadPlan, Metadata, PlanError, Result};
+use crate::{PlanError, Result};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::{collections::BTreeMap, fmt};
 
 /// A group of ranks that exchange data with each other, directly or through other ranks of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,110 +16,97 @@ pub struct ExchangeGroup {
     pub most_peers: u32,
 }
 
-/// The group of each rank; `None` for a rank without an exchange.
-///
-/// # Errors
-/// [`PlanError::Invalid`] with a key and the ranks, if what one rank serves is not what another one receives. Otherwise these ranks
-/// would wait forever.
-pub fn exchange_groups(plans: &[LoadPlan], metadata: &Metadata) -> Result<Vec<Option<ExchangeGroup>>> {
-    let mut routes: BTreeMap<(u32, u32), Route<'_>> = BTreeMap::new();
-    for (rank, plan) in (0u32..).zip(plans) {
-        let ranks = plans.len();
-        for serve in &plan.exchange.serves {
-            check_receivers(rank, serve, ranks, metadata)?;
-            for &to in &serve.to {
-                routes.entry((rank, to)).or_default().given.push(&serve.what);
+/// Something that goes from one rank to another. For messages, it prints itself without its key.
+pub(super) trait Ware: PartialEq + fmt::Display {
+    /// Its key in the checkpoint. `None` if nothing there has a key for it.
+    fn key(&self) -> Option<&str>;
+
+    /// Its key, for messages.
+    fn name(&self) -> &str {
+        self.key().unwrap_or("an exchange")
+    }
+}
+
+/// What all ranks plan to give to each other, and to take from each other.
+pub(super) struct Routes<W> {
+    ranks: usize,
+    /// By giver and taker.
+    routes: BTreeMap<(u32, u32), Route<W>>,
+}
+
+/// What goes from one rank to another, as the giver plans it and as the taker plans it.
+struct Route<W> {
+    given: Vec<W>,
+    taken: Vec<W>,
+}
+
+impl<W: Ware> Routes<W> {
+    pub(super) fn new(ranks: usize) -> Self {
+        Self { ranks, routes: BTreeMap::new() }
+    }
+
+    fn route(&mut self, from: u32, to: u32) -> &mut Route<W> {
+        self.routes.entry((from, to)).or_insert_with(|| Route { given: Vec::new(), taken: Vec::new() })
+    }
+
+    /// The next thing that `rank` gives to `to`.
+    pub(super) fn give(&mut self, rank: u32, to: u32, ware: W) -> Result<()> {
+        let whom = match to {
+            to if to as usize >= self.ranks => format!("rank {to} of {}", self.ranks),
+            to if to == rank => "itself".into(),
+            _ => {
+                self.route(rank, to).given.push(ware);
+                return Ok(());
             }
-        }
-        for receive in &plan.exchange.receives {
-            let what = check_items(rank, receive, ranks, metadata)?;
-            routes.entry((receive.from, rank)).or_default().taken.push(what);
-        }
+        };
+        Err(PlanError::invalid(ware.name(), format!("rank {rank} hands {ware} out to {whom}")))
     }
-    for (&(from, to), route) in &routes {
-        route.check(from, to, metadata)?;
+
+    /// The next thing that `rank` takes from `from`.
+    pub(super) fn take(&mut self, rank: u32, from: u32, ware: W) -> Result<()> {
+        if from as usize >= self.ranks || from == rank {
+            let what = format!("rank {rank} waits for it from rank {from} of {}", self.ranks);
+            return Err(PlanError::invalid(ware.name(), what));
+        }
+        self.route(from, rank).taken.push(ware);
+        Ok(())
     }
-    let routes: Vec<(u32, u32)> = routes.into_keys().collect();
-    Ok(groups(plans.len(), &routes))
+
+    /// The group of each rank; `None` for a rank without an exchange.
+    ///
+    /// # Errors
+    /// [`PlanError::Invalid`] with a key and the ranks, if what one rank gives is not what another one takes.
+    pub(super) fn groups(self) -> Result<Vec<Option<ExchangeGroup>>> {
+        for (&(from, to), route) in &self.routes {
+            route.check(from, to)?;
+        }
+        let routes: Vec<(u32, u32)> = self.routes.into_keys().collect();
+        Ok(groups(self.ranks, &routes))
+    }
 }
 
-/// What goes from one rank to another, as the sender plans it and as the receiver plans it.
-#[derive(Default)]
-struct Route<'p> {
-    given: Vec<&'p Wanted>,
-    taken: Vec<Wanted>,
-}
-
-impl Route<'_> {
-    fn check(&self, from: u32, to: u32, metadata: &Metadata) -> Result<()> {
+impl<W: Ware> Route<W> {
+    fn check(&self, from: u32, to: u32) -> Result<()> {
         let n = self.given.len().max(self.taken.len());
-        let differs = |i: &usize| self.given.get(*i).copied() != self.taken.get(*i);
-        let Some(i) = (0..n).find(differs) else { return Ok(()) };
-        match (self.given.get(i).copied(), self.taken.get(i)) {
+        let Some(i) = (0..n).find(|i| self.given.get(*i) != self.taken.get(*i)) else { return Ok(()) };
+        let (ware, what) = match (self.given.get(i), self.taken.get(i)) {
             (Some(given), None) => {
-                let what = format!("rank {from} hands {given} out to rank {to}, which does not wait for it");
-                Err(invalid(given, metadata, what))
+                let to = format!("rank {to}, which does not wait for it");
+                (given, format!("rank {from} hands {given} out to {to}"))
             }
             (None, Some(taken)) => {
-                let what =
-                    format!("rank {to} waits for {taken} from rank {from}, which does not hand it out");
-                Err(invalid(taken, metadata, what))
+                let from = format!("rank {from}, which does not hand it out");
+                (taken, format!("rank {to} waits for {taken} from {from}"))
             }
             (Some(given), Some(taken)) => {
-                let key = given.key(metadata).unwrap_or_default();
-                let what =
-                    format!("rank {to} waits for {taken} from rank {from}, which hands out {given} of {key}");
-                Err(invalid(taken, metadata, what))
+                let key = given.key().unwrap_or_default();
+                let from = format!("rank {from}, which hands out {given} of {key}");
+                (taken, format!("rank {to} waits for {taken} from {from}"))
             }
-            (None, None) => Ok(()),
-        }
+            (None, None) => return Ok(()),
+        };
+        Err(PlanError::invalid(ware.name(), what))
     }
-}
-
-fn invalid(what: &Wanted, metadata: &Metadata, says: String) -> PlanError {
-    PlanError::invalid(what.key(metadata).unwrap_or("an exchange"), says)
-}
-
-fn check_receivers(rank: u32, serve: &Serve, ranks: usize, metadata: &Metadata) -> Result<()> {
-    let fail = |says: String| Err(invalid(&serve.what, metadata, says));
-    if serve.to.is_empty() {
-        return fail(format!("rank {rank} hands {} out to nobody", serve.what));
-    }
-    let mut seen = BTreeSet::new();
-    for &to in &serve.to {
-        if to as usize >= ranks {
-            return fail(format!("rank {rank} hands {} out to rank {to} of {ranks}", serve.what));
-        }
-        if to == rank {
-            return fail(format!("rank {rank} hands {} out to itself", serve.what));
-        }
-        if !seen.insert(to) {
-            return fail(format!("rank {rank} hands {} out to rank {to} twice", serve.what));
-        }
-    }
-    Ok(())
-}
-
-/// What all of the items want.
-fn check_items(rank: u32, receive: &Receive, ranks: usize, metadata: &Metadata) -> Result<Wanted> {
-    let from = receive.from;
-    let Some((first, rest)) = receive.items.split_first() else {
-        let what = format!("rank {rank} waits for something from rank {from} that goes nowhere");
-        return Err(PlanError::invalid("an exchange", what));
-    };
-    if from as usize >= ranks || from == rank {
-        let what = format!("rank {rank} waits for it from rank {from} of {ranks}");
-        return Err(PlanError::invalid(&first.piece.key, what));
-    }
-    let what = first.wanted(metadata)?;
-    for item in rest {
-        let other = item.wanted(metadata)?;
-        if other != what {
-            let says = format!("rank {rank} puts {what} from rank {from} into an item that wants {other}");
-            return Err(PlanError::invalid(&item.piece.key, says));
-        }
-    }
-    Ok(what)
 }
 
 /// Ranks that are joined by routes.

@@ -6,6 +6,7 @@ mod cuts;
 mod duplicates;
 #[cfg(test)]
 mod exchange;
+mod exchange_of_saves;
 #[cfg(test)]
 mod hooks;
 mod laws;

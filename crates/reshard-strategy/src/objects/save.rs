@@ -73,7 +73,9 @@ impl SaveShardedStrategy for WithObjects {
         };
         let tensors = self.sharded.prepare(tensors, cx).await?;
         match objects {
-            Some(objects) => Ok(Box::new(Prepared { objects, tensors, objects_written: false })),
+            Some(objects) => {
+                Ok(Box::new(Prepared { objects, tensors: Some(tensors), objects_written: false }))
+            }
             None => Ok(tensors),
         }
     }
@@ -137,28 +139,41 @@ fn extents(file: &FileBody) -> std::ops::Range<u32> {
 /// Both saves, objects first, as Megatron Core writes them.
 struct Prepared {
     objects: Box<dyn PreparedSave>,
-    tensors: Box<dyn PreparedSave>,
+    /// `None` if the objects of this rank could not be written. Ranks that wait for its tensors in an exchange learn it when they are
+    /// dropped.
+    tensors: Option<Box<dyn PreparedSave>>,
     objects_written: bool,
+}
+
+fn dropped() -> StrategyError {
+    StrategyError::Internal("tensors are written where objects were not".into())
 }
 
 #[async_trait]
 impl PreparedSave for Prepared {
     async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()> {
         self.objects.stage(stager).await?;
-        self.tensors.stage(stager).await
+        self.tensors.as_mut().ok_or_else(dropped)?.stage(stager).await
     }
 
     async fn write(&mut self) -> Result<()> {
-        self.objects.write().await?;
+        let objects = self.objects.write().await;
+        if objects.is_err() {
+            self.tensors = None;
+        }
+        objects?;
         self.objects_written = true;
-        self.tensors.write().await
+        self.tensors.as_mut().ok_or_else(dropped)?.write().await
     }
 
-    async fn finish(self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved> {
+    async fn finish(mut self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved> {
         // Whose failure it is, says whether the objects were written. If one rank's were not, nobody goes on.
+        if !self.objects_written && written.is_err() {
+            self.tensors = None;
+        }
         let (objects, tensors) = if self.objects_written { (Ok(()), written) } else { (written, Ok(())) };
         let objects = self.objects.finish(objects, comm).await?;
-        let saved = self.tensors.finish(tensors, comm).await?;
+        let saved = self.tensors.ok_or_else(dropped)?.finish(tensors, comm).await?;
         both(saved, objects, comm).await
     }
 }

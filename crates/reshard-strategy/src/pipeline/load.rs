@@ -9,15 +9,15 @@ use crate::{
     BackendVersion, Detection, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, OpenCx, OwnFile,
     ReadCx, ReadTotals, Result, StorageReader, StrategyError,
     agree::{self, agree},
+    pipeline::exchange::{Peers, Share, Stopped},
 };
 use async_trait::async_trait;
-use exchange::{Peers, Stopped, exchange};
+use exchange::exchange;
 use lend::{Loan, tensors};
 use objects::objects;
 use reshard_model::{FlatStateDict, Sharded};
-use reshard_plan::{ExchangeGroup, LoadContext, LoadPlan, Metadata, PlanError, exchange_groups};
+use reshard_plan::{LoadContext, LoadPlan, PlanError, exchange_groups};
 use reshard_storage::{Listing, PlaceKind};
-use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Instant};
 use transfer::transfer;
 
@@ -134,8 +134,10 @@ pub(crate) async fn load_planned(
     // A rank that stopped because a peer failed has no cause of its own to report.
     let (mine, heard) = match read {
         Ok(totals) => (Ok(totals), None),
-        Err(Stopped::Here(e)) => (Err(e), None),
-        Err(Stopped::There(e)) => (Ok(ReadTotals::default()), Some(e)),
+        Err(stopped) => {
+            let (mine, heard) = stopped.parted();
+            (mine.map(|()| ReadTotals::default()), heard)
+        }
     };
     let totals = agree(&cx.comm, "read", mine).await;
     let totals = totals.and_then(|totals| heard.map_or(Ok(totals), |e| Err(e.into())));
@@ -144,24 +146,6 @@ pub(crate) async fn load_planned(
         Ok(totals) => Ok(Loaded { notes: notes(&plan, &template), totals, state: template, decided, moved }),
         Err(error) => Err(Box::new(LoadFailure { error, template })),
     }
-}
-
-/// The part of the global plan that one rank gets.
-#[derive(Serialize, Deserialize)]
-struct Share {
-    plan: LoadPlan,
-    /// `Some` if any rank has an exchange. It then holds this rank's exchange group, if it is in one.
-    exchange: Option<Option<ExchangeGroup>>,
-}
-
-/// The shares of all ranks. Fails if what one rank serves is not exactly what another one receives, so that no rank waits
-/// for data that never come.
-fn shares(plans: Vec<LoadPlan>, metadata: &Metadata) -> Result<Vec<Share>> {
-    if plans.iter().all(|plan| plan.exchange.is_empty()) {
-        return Ok(plans.into_iter().map(|plan| Share { plan, exchange: None }).collect());
-    }
-    let groups = exchange_groups(&plans, metadata)?;
-    Ok(plans.into_iter().zip(groups).map(|(plan, group)| Share { plan, exchange: Some(group) }).collect())
 }
 
 /// A plan that all ranks have agreed on.
@@ -188,7 +172,7 @@ async fn plan(template: &mut FlatStateDict, from: &dyn StorageReader, cx: &LoadC
     })();
     let planned = agree::decide(&cx.comm, "plan", local, |plans| {
         let plans = from.prepare_global_plan(cx.planner.create_global_plan(plans, &context)?)?;
-        shares(plans, from.metadata())
+        Share::all(plans, |plan| plan.exchange.is_empty(), |plans| exchange_groups(plans, from.metadata()))
     })
     .await;
     let finished = match planned {
@@ -202,7 +186,7 @@ async fn plan(template: &mut FlatStateDict, from: &dyn StorageReader, cx: &LoadC
 }
 
 /// Calls `finish_plan`, which may change anything except the exchange. Then splits off the exchange groups.
-async fn finish(share: Share, cx: &LoadCx<'_>) -> Result<Planned> {
+async fn finish(share: Share<LoadPlan>, cx: &LoadCx<'_>) -> Result<Planned> {
     let Share { plan, exchange } = share;
     let agreed = exchange.map(|_| plan.exchange.clone()).unwrap_or_default();
     let finished = cx.planner.finish_plan(plan).map_err(StrategyError::from).and_then(|plan| {

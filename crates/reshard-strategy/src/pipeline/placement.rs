@@ -2,7 +2,9 @@
 
 use crate::{Result, StrategyError};
 use reshard_model::{Data, FlatStateDict, Path, Region, Sharded};
-use reshard_plan::{ChunkId, Metadata, SavePlan, TensorWrite, WriteItem, WriteKind};
+use reshard_plan::{
+    ChunkId, Held, Metadata, SavePlan, TensorWrite, WriteItem, WriteKind, place_item, take_items,
+};
 use reshard_policy::{
     Content, Limits, Piece, PolicyMetrics, Sharding, ShardingPolicy, decide, describe, gathers,
 };
@@ -59,29 +61,11 @@ impl LeafInfo {
     }
 }
 
-/// What a rank gets back from the coordinator.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Share {
-    /// What it writes.
-    pub(super) plan: SavePlan,
-    /// Whether all items are brought to the coordinator.
-    pub(super) to_coordinator: bool,
-    /// The items that it gives to the coordinator, which writes them.
-    pub(super) give: Vec<WriteItem>,
-}
-
-/// What only the coordinator knows.
-#[derive(Debug, Default)]
-pub(super) struct Placement {
-    pub(super) metrics: Option<PolicyMetrics>,
-    /// The items that each rank gives to the coordinator.
-    pub(super) taken: Vec<Vec<WriteItem>>,
-}
-
 /// An item of one rank, with the leaf that it comes from.
 struct Offered<'a> {
+    /// The rank that writes it.
     task: u32,
-    item: WriteItem,
+    held: Held,
     leaf: Option<&'a LeafInfo>,
 }
 
@@ -103,56 +87,45 @@ pub(super) struct Tasks {
 /// Lets the policy place the items of the global plan.
 pub(super) fn place(
     policy: Option<&dyn ShardingPolicy>,
-    plans: Vec<SavePlan>,
+    mut plans: Vec<SavePlan>,
     leaves: &Leaves,
     metadata: &mut Metadata,
     tasks: Tasks,
     limits: Limits,
-) -> Result<(Vec<Share>, Placement)> {
+) -> Result<(Vec<SavePlan>, Option<PolicyMetrics>)> {
     same_policy(policy, leaves, tasks)?;
-    let whole = |plan| Share { plan, ..Share::default() };
-    let Some(policy) = policy else {
-        return Ok((plans.into_iter().map(whole).collect(), Placement::default()));
-    };
-    // Each item becomes a piece of the policy, together with the leaf that it comes from. The plans are emptied: the
-    // policy's answer fills them again.
-    let mut shares: Vec<Share> = Vec::with_capacity(plans.len());
+    let Some(policy) = policy else { return Ok((plans, None)) };
+    // Each item becomes a piece of the policy, together with the leaf that it comes from. A policy that gathers sees all items
+    // as the coordinator's. The plans are emptied: the policy's answer fills them again.
+    let gathers = gathers(policy)? && plans.len() > 1;
     let mut offered = Vec::with_capacity(plans.iter().map(|p| p.items.len()).sum());
-    for (rank, mut plan) in plans.into_iter().enumerate() {
-        let about = leaves.0.get(rank).and_then(Option::as_ref);
-        let leaf = |item: &WriteItem| about.and_then(|a| a.leaves.get(item.source as usize));
-        let task = tasks.first + rank as u32;
-        let items = std::mem::take(&mut plan.items);
-        offered.extend(items.into_iter().map(|item| Offered { task, leaf: leaf(&item), item }));
-        shares.push(whole(plan));
-    }
-    // A policy that gathers sees all items as the coordinator's. They are numbered after its own leaves, because `bring`
-    // will append them to its state in this order.
-    let mut placement = Placement::default();
-    if gathers(policy)? && shares.len() > 1 {
-        let root = (tasks.coordinator - tasks.first) as usize;
-        let own = leaves.0.get(root).and_then(Option::as_ref).map_or(0, |a| a.leaves.len());
-        placement.taken = gather(&mut offered, &mut shares, tasks, own);
+    for (rank, items) in (0u32..).zip(take_items(&mut plans)?) {
+        let task = if gathers { tasks.coordinator } else { tasks.first + rank };
+        offered.extend(items.into_iter().map(|held| {
+            let about = leaves.0.get(held.from as usize).and_then(Option::as_ref);
+            Offered { task, leaf: about.and_then(|a| a.leaves.get(held.item.source as usize)), held }
+        }));
     }
     // The metadata must have the chunks that the policy cut, before anybody writes them.
     let sharding = ask(policy, &offered, limits)?;
     cut_chunks(&offered, &sharding, metadata)?;
-    // Each shard is a file of one task: its cuts are the next items of that task's plan.
+    // Each shard is a file of one task: its cuts are the next items of that task's plan. If another rank has the data, it gives
+    // them to the task in an exchange.
     for shard in sharding.shards {
-        let Some(share) = shares.get_mut((shard.task - tasks.first) as usize) else { continue };
-        share.plan.files.push(shard.cuts.len() as u32);
-        share
-            .plan
-            .items
-            .extend(shard.cuts.into_iter().map(|c| part(&offered[c.piece as usize].item, c.region)));
+        let by = shard.task - tasks.first;
+        let Some(plan) = plans.get_mut(by as usize) else { continue };
+        plan.files.push(shard.cuts.len() as u32);
+        for cut in shard.cuts {
+            let Held { from, item, .. } = &offered[cut.piece as usize].held;
+            place_item(&mut plans, by, Held::new(*from, part(item, cut.region)))?;
+        }
     }
     // Some readers expect a number of files, so a task with fewer shards writes empty files.
-    for share in &mut shares {
-        let files = share.plan.files.len().max(sharding.files_per_task as usize);
-        share.plan.files.resize(files, 0);
+    for plan in &mut plans {
+        let files = plan.files.len().max(sharding.files_per_task as usize);
+        plan.files.resize(files, 0);
     }
-    placement.metrics = Some(sharding.metrics);
-    Ok((shares, placement))
+    Ok((plans, Some(sharding.metrics)))
 }
 
 /// Refuses the save if ranks have different policies.
@@ -170,32 +143,13 @@ fn same_policy(policy: Option<&dyn ShardingPolicy>, leaves: &Leaves, tasks: Task
     )))
 }
 
-/// Makes all items the coordinator's. The items of other ranks come after its own leaves, in the order of ranks.
-fn gather(
-    offered: &mut [Offered<'_>],
-    shares: &mut [Share],
-    tasks: Tasks,
-    own: usize,
-) -> Vec<Vec<WriteItem>> {
-    let mut taken: Vec<Vec<WriteItem>> = vec![Vec::new(); shares.len()];
-    shares.iter_mut().for_each(|share| share.to_coordinator = true);
-    let others = offered.iter_mut().filter(|o| o.task != tasks.coordinator);
-    for (next, o) in (own as u32..).zip(others) {
-        let rank = (o.task - tasks.first) as usize;
-        shares[rank].give.push(o.item.clone());
-        taken[rank].push(o.item.clone());
-        (o.task, o.item.source) = (tasks.coordinator, next);
-    }
-    taken
-}
-
 fn ask(policy: &dyn ShardingPolicy, offered: &[Offered<'_>], limits: Limits) -> Result<Sharding> {
     let no_axes = Region::default();
     let pieces: Vec<Piece<'_>> = offered
         .iter()
         .map(|o| {
-            let key = &*o.item.key;
-            let chunk = o.item.tensor();
+            let key = &*o.held.item.key;
+            let chunk = o.held.item.tensor();
             let name = o.leaf.map_or(key, |l| &l.name);
             Piece {
                 key,
@@ -208,7 +162,7 @@ fn ask(policy: &dyn ShardingPolicy, offered: &[Offered<'_>], limits: Limits) -> 
                 // The owner is the path of the parent. In a flat dict the keys themselves contain the dots.
                 owner: name.rsplit_once('.').map_or("", |(owner, _)| owner),
                 tag: o.leaf.and_then(|l| l.tag.as_deref()),
-                bytes: match &o.item.kind {
+                bytes: match &o.held.item.kind {
                     WriteKind::Tensor(t) => t.bytes(),
                     WriteKind::Object { bytes_hint } => *bytes_hint,
                 },
@@ -230,7 +184,7 @@ fn part(item: &WriteItem, region: Region) -> WriteItem {
 fn cut_chunks(offered: &[Offered<'_>], sharding: &Sharding, metadata: &mut Metadata) -> Result<()> {
     let mut cut: BTreeMap<u32, Vec<Region>> = BTreeMap::new();
     for c in sharding.shards.iter().flat_map(|s| &s.cuts) {
-        if offered[c.piece as usize].item.tensor().is_some_and(|t| t.region != c.region) {
+        if offered[c.piece as usize].held.item.tensor().is_some_and(|t| t.region != c.region) {
             cut.entry(c.piece).or_default().push(c.region.clone());
         }
     }
@@ -239,7 +193,7 @@ fn cut_chunks(offered: &[Offered<'_>], sharding: &Sharding, metadata: &mut Metad
     }
     let mut chunks: BTreeMap<ChunkId, Vec<Region>> = BTreeMap::new();
     for (piece, parts) in cut {
-        let item = &offered[piece as usize].item;
+        let item = &offered[piece as usize].held.item;
         let chunk = item.tensor().and_then(|t| metadata.tensor(&item.key)?.chunk_at(&t.region.offsets, None));
         let Some(chunk) = chunk else {
             let what =

@@ -1,23 +1,26 @@
 //! The collective part of a save: everything that is decided before a byte moves.
 
+mod exchange;
 mod prepared;
 mod resolve;
+mod written;
 
 use crate::{
     BackendVersion, PreparedSave, Result, SaveCx, SaveShardedStrategy, StorageWriter, StrategyError,
     agree::{self, agree},
     pipeline::{
-        gather,
-        placement::{self, Offer, Placement, Share, Tasks},
+        exchange::{Apart, Share},
+        placement::{self, Offer, Tasks},
     },
 };
 use async_trait::async_trait;
 use prepared::{Prepared, Step, Work};
 use reshard_model::FlatStateDict;
-use reshard_plan::{Metadata, PlannerData, SaveContext, SavePlan, WriteItem, paths_of_plan};
-use reshard_policy::{ShardingPolicy, describe, gathers};
-use resolve::{Cells, Resolver};
+use reshard_plan::{Metadata, PlannerData, SaveContext, SavePlan, paths_of_plan, save_exchange_groups};
+use reshard_policy::{PolicyMetrics, ShardingPolicy, describe, gathers};
+use resolve::{Cells, codec};
 use std::sync::Arc;
+use written::Target;
 
 /// The save strategy of any [`StorageWriter`].
 #[derive(Debug)]
@@ -61,49 +64,68 @@ impl<W: StorageWriter> Planned<W> {
         let offer = policy
             .and_then(|_| self.local_plan(&mut state, cx))
             .and_then(|p| Offer::new(p, &state, asked.as_deref()));
-        let resolver =
-            Resolver { writer: Arc::clone(&self.writer), planner: Arc::clone(&cx.planner), own: state.len() };
         // The global plan. In a rank-local save each rank makes it from its own offer; the ranks only agree that all of
         // them succeeded. Otherwise the coordinator makes it, and `decided` keeps the part that only it needs.
         let mut decided = None;
-        let Share { plan, to_coordinator, give } = if cx.rank_local {
+        let share = if cx.rank_local {
             let share =
                 offer.and_then(|o| Ok(self.global_plan(vec![o], asked.as_deref(), cx, &mut decided)?.pop()));
-            agree(comm, "plan", share).await?.unwrap_or_default()
+            let none = || StrategyError::Internal("a rank-local save has no plan".into());
+            agree(comm, "plan", share.and_then(|share| share.ok_or_else(none))).await?
         } else {
             agree::decide(comm, "plan", offer, |offers| {
                 self.global_plan(offers, asked.as_deref(), cx, &mut decided)
             })
             .await?
         };
-        // If a policy wants all items on the coordinator, they are brought there now. The plan already refers to them as
-        // leaves after the coordinator's own.
-        let (metadata, placement) = decided.unwrap_or_default();
-        if to_coordinator {
-            let cells = Cells::of(&state);
-            let mut brought = FlatStateDict::new();
-            let resolve = |item: &WriteItem| resolver.resolve(item, &state, &cells);
-            gather::bring(comm, &*self.writer, &give, &resolve, &placement.taken, &mut brought).await?;
-            state.extend(brought);
-        }
-        // The last collective step of planning. The result owns everything, so any thread can write it.
-        let finished = cx.planner.finish_plan(plan).map_err(StrategyError::from);
-        let plan = agree(comm, "plan", finished).await?;
+        // The last collective steps of planning. The result owns everything, so any thread can write it. An exchange has a
+        // group of its own, because it runs beside the steps of the whole group.
+        let Share { plan, exchange } = share;
+        let plan = agree(comm, "plan", self.finish_plan(plan, cx)).await?;
+        let peers = match exchange {
+            None => None,
+            Some(group) => Apart::of(group, comm, cx.exchange_memory).await?,
+        };
+        let (metadata, policy) = decided.unwrap_or_default();
         Ok(Prepared {
-            resolver,
-            transaction: Arc::clone(&cx.transaction),
-            durability: cx.durability,
-            progress: cx.progress.clone(),
+            writer: Arc::clone(&self.writer),
+            planner: Arc::clone(&cx.planner),
+            target: Target {
+                transaction: Arc::clone(&cx.transaction),
+                durability: cx.durability,
+                progress: cx.progress.clone(),
+            },
             rank: comm.rank().0,
             rank_local: cx.rank_local,
             url: cx.url.to_owned(),
             dialect: cx.dialect,
             work: Some(Work { plan, state }),
+            peers,
             step: Step::Write,
             results: Vec::new(),
+            heard: None,
             metadata,
-            policy: placement.metrics,
+            policy,
         })
+    }
+
+    /// Calls the planner's `finish_plan`. It may change anything except the exchange and the items that other ranks give, because
+    /// other ranks rely on these.
+    fn finish_plan(&self, plan: SavePlan, cx: &SaveCx<'_>) -> Result<SavePlan> {
+        let agreed = plan.exchange.clone();
+        let taken: Vec<_> = plan.taken_items()?.into_iter().map(|(_, item)| item.clone()).collect();
+        let plan = cx.planner.finish_plan(plan)?;
+        let items = plan.taken_items()?.into_iter().map(|(_, item)| item);
+        if plan.exchange != agreed || !items.eq(&taken) {
+            let what = "a planner's finish_plan may not change an exchange, on which other ranks count";
+            return Err(StrategyError::Invalid(what.into()));
+        }
+        plan.by_file()?;
+        let mut exchanged = agreed.gives.iter().map(|give| &give.item).chain(&taken);
+        if exchanged.any(|item| item.tensor().is_none()) {
+            codec(&*self.writer)?;
+        }
+        Ok(plan)
     }
 
     /// The policy of the save, or else the policy in the format's configuration.
@@ -159,24 +181,21 @@ impl<W: StorageWriter> Planned<W> {
         offers: Vec<Offer>,
         policy: Option<&dyn ShardingPolicy>,
         cx: &SaveCx<'_>,
-        decided: &mut Option<(Metadata, Placement)>,
-    ) -> Result<Vec<Share>> {
+        decided: &mut Option<(Metadata, Option<PolicyMetrics>)>,
+    ) -> Result<Vec<Share<SavePlan>>> {
         let (plans, leaves) = placement::take_apart(offers);
         let (plans, mut metadata) = cx.planner.create_global_plan(plans)?;
         let first = if cx.rank_local { cx.comm.rank().0 } else { 0 };
         let tasks = Tasks { first, coordinator: cx.comm.coordinator().0 };
-        let (mut shares, placement) =
+        let ranks = plans.len();
+        let (plans, metrics) =
             placement::place(policy, plans, &leaves, &mut metadata, tasks, cx.policy_limits)?;
-        let plans = shares.iter_mut().map(|s| std::mem::take(&mut s.plan)).collect();
         let plans = self.writer.prepare_global_plan(plans)?;
-        *decided = Some((metadata, placement));
-        if plans.len() != shares.len() {
-            let what = format!("the format made {} plans for {} ranks", plans.len(), shares.len());
+        *decided = Some((metadata, metrics));
+        if plans.len() != ranks {
+            let what = format!("the format made {} plans for {ranks} ranks", plans.len());
             return Err(StrategyError::Internal(what));
         }
-        for (share, plan) in shares.iter_mut().zip(plans) {
-            share.plan = plan;
-        }
-        Ok(shares)
+        Share::all(plans, |plan| plan.exchange.is_empty(), save_exchange_groups)
     }
 }

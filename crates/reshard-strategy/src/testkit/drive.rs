@@ -56,10 +56,11 @@ pub fn save_staged_on_ranks(
     run(store, if_exists, ranks, Some(Staging { stagers: stagers.to_vec(), staged: Arc::new(staged) }))
 }
 
+/// A stager for each rank, and what each does when its state is staged.
 #[derive(Clone)]
-struct Staging {
-    stagers: Vec<Arc<dyn AsyncStager>>,
-    staged: Arc<dyn Fn(u32) + Send + Sync>,
+pub(super) struct Staging {
+    pub(super) stagers: Vec<Arc<dyn AsyncStager>>,
+    pub(super) staged: Arc<dyn Fn(u32) + Send + Sync>,
 }
 
 impl Staging {
@@ -76,30 +77,38 @@ fn run(
     ranks: Vec<Rank<dyn SaveShardedStrategy, dyn SavePlanner>>,
     staging: Option<Staging>,
 ) -> Vec<Result<Saved>> {
+    let groups = LocalGroup::new(ranks.len() as u32).into_iter();
+    let seat = |group| Seat::new(Arc::new(group), Arc::clone(store));
+    save_on_seats(groups.map(seat).zip(ranks).collect(), if_exists, staging)
+}
+
+/// [`save_on_ranks`] where ranks differ in more.
+pub(super) fn save_on_seats(
+    ranks: Vec<(Seat, Rank<dyn SaveShardedStrategy, dyn SavePlanner>)>,
+    if_exists: IfExists,
+    staging: Option<Staging>,
+) -> Vec<Result<Saved>> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let attempt = format!("testkit-{}", COUNT.fetch_add(1, Ordering::Relaxed));
-    let store = Arc::clone(store);
-    let groups = LocalGroup::new(ranks.len() as u32).into_iter().zip(ranks).collect();
-    on_ranks(groups, move |(group, rank)| {
-        let (store, attempt, if_exists) = (Arc::clone(&store), attempt.clone(), if_exists.clone());
-        let staging = staging.clone();
-        async move { save(&group, store, &attempt, if_exists, rank, staging).await }
+    on_ranks(ranks, move |(seat, rank)| {
+        let (attempt, if_exists, staging) = (attempt.clone(), if_exists.clone(), staging.clone());
+        async move { save(seat, &attempt, if_exists, rank, staging).await }
     })
 }
 
 async fn save(
-    group: &dyn ProcessGroup,
-    store: Arc<dyn Store>,
+    seat: Seat,
     attempt: &str,
     if_exists: IfExists,
     rank: Rank<dyn SaveShardedStrategy, dyn SavePlanner>,
     staging: Option<Staging>,
 ) -> Result<Saved> {
-    let comm = Comm::new(group);
+    let Seat { group, store, exchange_memory, deadline } = seat;
+    let comm = Comm::new(&*group).with_deadline(deadline);
     let transaction = store.begin(attempt, if_exists).await.map_err(StrategyError::from);
     let transaction = agree(&comm, "begin", transaction).await?;
     let saved = async {
-        let mut prepared = prepare(&comm, rank, &transaction, &store.url()).await?;
+        let mut prepared = prepare(&comm, rank, &transaction, &store.url(), exchange_memory).await?;
         let staged = match &staging {
             Some(staging) => staging.run(comm.rank().0, &mut *prepared).await,
             None => Ok(()),
@@ -126,9 +135,11 @@ async fn prepare(
     rank: Rank<dyn SaveShardedStrategy, dyn SavePlanner>,
     transaction: &Arc<dyn Transaction>,
     url: &str,
+    exchange_memory: u64,
 ) -> Result<Box<dyn PreparedSave>> {
     let (groups, url) = (BTreeMap::new(), url.to_owned());
     let cx = SaveCx::new(*comm, &groups, Arc::clone(transaction), &url, rank.planner);
+    let cx = cx.with_exchange_memory(exchange_memory);
     rank.strategy.prepare(rank.flat, &cx).await
 }
 
@@ -164,7 +175,7 @@ pub fn load_on_ranks(
     load_on_seats(groups.map(seat).zip(ranks).collect())
 }
 
-/// What one rank loads with.
+/// What one rank saves or loads with.
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
     pub(super) group: Arc<dyn ProcessGroup>,

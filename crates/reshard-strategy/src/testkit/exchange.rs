@@ -5,13 +5,13 @@ use super::{
     Cut, Rank, Tap, check_sample,
     drive::{Seat, load_on_seats},
     left::{addresses, failed},
+    meter::{Meter, local},
     sample, sample_template, save_on_ranks,
 };
 use crate::{LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, SaveShardedConfig};
-use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_comm::{
-    Cause, CommError, LocalGroup, ProcessGroup, Rank as CommRank,
+    Cause, CommError, ProcessGroup,
     testkit::{Fault as GroupFault, FaultGroup},
 };
 use reshard_model::{DType, Data, DeviceTensor, ErrorKind, FlatStateDict, Sharded, testkit::FakeDevice};
@@ -143,63 +143,6 @@ impl LoadPlanner for Spoiled {
     }
 }
 
-/// A group that sees how many bytes are on their way to and from this rank at once.
-#[derive(Debug)]
-struct Meter {
-    inner: Arc<dyn ProcessGroup>,
-    most: Arc<AtomicU64>,
-}
-
-#[async_trait]
-impl ProcessGroup for Meter {
-    fn rank(&self) -> CommRank {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> u32 {
-        self.inner.size()
-    }
-
-    async fn all_to_all(&self, to: Vec<Bytes>) -> reshard_comm::Result<Vec<Bytes>> {
-        let sent: usize = to.iter().map(Bytes::len).sum();
-        let got = self.inner.all_to_all(to).await?;
-        let received: usize = got.iter().map(Bytes::len).sum();
-        self.most.fetch_max((sent + received) as u64, Ordering::Relaxed);
-        Ok(got)
-    }
-
-    async fn split(
-        &self,
-        color: Option<u32>,
-        order: u32,
-    ) -> reshard_comm::Result<Option<Arc<dyn ProcessGroup>>> {
-        let most = &self.most;
-        let part = self.inner.split(color, order).await?;
-        Ok(part.map(|inner| Arc::new(Self { inner, most: Arc::clone(most) }) as Arc<dyn ProcessGroup>))
-    }
-
-    // As if it were the transport's own, so that only exchanges are measured.
-    async fn gather(&self, mine: Bytes, root: CommRank) -> reshard_comm::Result<Option<Vec<Bytes>>> {
-        self.inner.gather(mine, root).await
-    }
-
-    async fn scatter(&self, parts: Option<Vec<Bytes>>, root: CommRank) -> reshard_comm::Result<Bytes> {
-        self.inner.scatter(parts, root).await
-    }
-
-    async fn broadcast(&self, data: Option<Bytes>, root: CommRank) -> reshard_comm::Result<Bytes> {
-        self.inner.broadcast(data, root).await
-    }
-
-    fn abort(&self, cause: Cause) {
-        self.inner.abort(cause);
-    }
-
-    fn silent(&self) -> Vec<CommRank> {
-        self.inner.silent()
-    }
-}
-
 struct World<'c> {
     load: &'c dyn LoadShardedConfig,
     objects: bool,
@@ -208,10 +151,6 @@ struct World<'c> {
 
 type Seats = Vec<(Seat, Rank<dyn LoadShardedStrategy, dyn LoadPlanner>)>;
 type Outcomes = Vec<Result<Loaded, LoadFailure>>;
-
-fn local(ranks: u32) -> impl Iterator<Item = Arc<dyn ProcessGroup>> {
-    LocalGroup::new(ranks).into_iter().map(|group| Arc::new(group) as Arc<dyn ProcessGroup>)
-}
 
 impl World<'_> {
     /// Ranks that all want the same; where a cell of objects is wanted, some of them the same.
@@ -270,9 +209,7 @@ impl World<'_> {
         for groups in groupings {
             let ranks = groups.len() as u32;
             let most: Vec<Arc<AtomicU64>> = groups.iter().map(|_| Arc::default()).collect();
-            let metered = local(ranks).zip(&most).map(|(inner, most)| {
-                Arc::new(Meter { inner, most: Arc::clone(most) }) as Arc<dyn ProcessGroup>
-            });
+            let metered = local(ranks).zip(&most).map(|(inner, most)| Meter::on(inner, most));
             let planner = |_| {
                 let (base, groups) = (DefaultLoadPlanner::DEFAULT, groups.clone());
                 Arc::new(OneReader { base, groups }) as Arc<dyn LoadPlanner>

@@ -109,7 +109,7 @@ impl Pair<'_> {
 }
 
 /// Handles on the caller's tensors.
-fn handles(flat: &FlatStateDict) -> Vec<Tensor> {
+pub(super) fn handles(flat: &FlatStateDict) -> Vec<Tensor> {
     let tensors = flat.values().filter_map(|leaf| match leaf {
         Sharded::Tensor(t) => t.data.host().cloned(),
         Sharded::Object(_) => None,
@@ -128,8 +128,9 @@ pub(super) fn spoil(tensor: Tensor) {
     }
 }
 
+/// A stager that fails.
 #[derive(Debug)]
-struct NoMemory;
+pub(super) struct NoMemory;
 
 #[async_trait]
 impl AsyncStager for NoMemory {

@@ -2,6 +2,7 @@ use super::{
     Cut, Rank, Tap, check_sample,
     drive::save_on_ranks,
     exchange::what_ranks_read_for_each_other_is_what_each_would_read,
+    exchange_of_saves::what_ranks_write_for_each_other_is_what_each_would_write,
     flat::regions_of_flattened_ranges_are_read,
     left::{addresses, failed, files, nothing_is_left},
     load_on_ranks,
@@ -38,6 +39,7 @@ pub fn save_load_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedCo
     phases_can_be_parted(save, load);
     regions_of_flattened_ranges_are_read(save, load);
     what_ranks_read_for_each_other_is_what_each_would_read(save, load);
+    what_ranks_write_for_each_other_is_what_each_would_write(save, load);
     pair.an_empty_state_is_a_checkpoint();
     pair.ranks_without_leaves_take_part();
     pair.what_is_stored_is_told();

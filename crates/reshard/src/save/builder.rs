@@ -47,6 +47,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         rank_local: false,
         coordinators_plain_tensors: false,
         progress: Progress::default(),
+        exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
         registry: None,
         stores: None,
     }
@@ -74,6 +75,7 @@ pub struct Save<'a> {
     pub(super) rank_local: bool,
     pub(super) coordinators_plain_tensors: bool,
     pub(super) progress: Progress,
+    pub(super) exchange_memory: u64,
     pub(super) registry: Option<Registry>,
     pub(super) stores: Option<Stores>,
 }
@@ -248,6 +250,14 @@ impl<'a> Save<'a> {
     /// Sets a callback that is called with the number of bytes written, from any thread.
     pub fn progress(mut self, f: impl Fn(u64) + Send + Sync + 'static) -> Self {
         self.progress = Progress::new(f);
+        self
+    }
+
+    /// How many bytes this rank may hold while it writes pieces of other ranks, or gives its own to them, because a planner
+    /// or a policy that gathers says so. If ranks set different values, the smallest one is used. The default is
+    /// [`DEFAULT_EXCHANGE_MEMORY`](reshard_strategy::DEFAULT_EXCHANGE_MEMORY), 256 MiB.
+    pub fn exchange_memory(mut self, bytes: u64) -> Self {
+        self.exchange_memory = bytes;
         self
     }
 

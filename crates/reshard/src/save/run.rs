@@ -97,7 +97,7 @@ impl Save<'_> {
         let groups = std::mem::take(&mut self.ranks.groups);
         let mut cx = SaveCx::new(*comm, &groups, Arc::<Tally>::clone(transaction), self.url, planner);
         (cx.durability, cx.dialect, cx.rank_local) = (self.durability, self.dialect, self.rank_local);
-        cx.progress = self.progress.clone();
+        (cx.progress, cx.exchange_memory) = (self.progress.clone(), self.exchange_memory);
         (cx.policy, cx.policy_limits) = (self.policy.take(), self.policy_limits);
         if self.dialect == Dialect::Dcp {
             cx.planner_data = Some(PlannerData::Paths(parts.paths));

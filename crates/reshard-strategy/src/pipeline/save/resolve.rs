@@ -1,37 +1,60 @@
 //! Finds the data of planned items.
 
-use crate::{Result, StorageWriter, StrategyError};
-use reshard_model::{FlatStateDict, Payload, Sharded, Value};
-use reshard_plan::{DefaultSavePlanner, SavePlanner, WriteData, WriteItem, WriteKind};
+use crate::{Blocks, Elements, Result, StorageWriter, StrategyError, encode_object};
+use reshard_model::{FlatStateDict, ObjectCodec, Payload, Sharded, Value};
+use reshard_plan::{SavePlanner, WriteData, WriteItem, WriteKind};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Finds the data of planned items.
-pub(super) struct Resolver<W> {
+/// The state of this rank, in which the data of planned items are found.
+pub(super) struct Source<W> {
     pub(super) writer: Arc<W>,
-    pub(super) planner: Arc<dyn SavePlanner>,
-    /// The number of this rank's own leaves. Later leaves were brought here by other ranks, whose planners have already
-    /// transformed them.
-    pub(super) own: usize,
+    planner: Arc<dyn SavePlanner>,
+    state: FlatStateDict,
+    cells: Cells,
 }
 
-impl<W: StorageWriter> Resolver<W> {
-    pub(super) fn resolve(
-        &self,
-        item: &WriteItem,
-        state: &FlatStateDict,
-        cells: &Cells,
-    ) -> Result<WriteData> {
-        if item.source as usize >= self.own && (item.source as usize) < state.len() {
-            return Ok(DefaultSavePlanner::DEFAULT.lookup_object(item, state)?);
-        }
+impl<W: StorageWriter> Source<W> {
+    pub(super) fn new(writer: Arc<W>, planner: Arc<dyn SavePlanner>, state: FlatStateDict) -> Self {
+        Self { writer, planner, cells: Cells::of(&state), state }
+    }
+
+    /// The data of an item that this rank has.
+    pub(super) fn resolve(&self, item: &WriteItem) -> Result<WriteData> {
         let one = |item: &WriteItem| -> Result<WriteData> {
-            Ok(self.planner.transform_object(item, self.planner.lookup_object(item, state)?)?)
+            Ok(self.planner.transform_object(item, self.planner.lookup_object(item, &self.state)?)?)
         };
         match item.kind {
-            WriteKind::Object { .. } if self.writer.object_lists() => cells.list(item, &one),
+            WriteKind::Object { .. } if self.writer.object_lists() => self.cells.list(item, &one),
             _ => one(item),
         }
     }
+
+    /// The bytes of an item that this rank gives to another one: the elements in row-major order, or the encoded object.
+    ///
+    /// # Errors
+    /// The planner finds no data, or the format has no codec.
+    pub(super) fn blocks(&self, item: &WriteItem) -> Result<Blocks> {
+        match (&item.kind, self.resolve(item)?) {
+            (WriteKind::Tensor(t), WriteData::Tensor(data)) => Ok(Elements::of(item, t, data)?.blocks()),
+            (WriteKind::Object { .. }, WriteData::Object(payload)) => {
+                let bytes = encode_object(&*codec(&*self.writer)?, &item.key, payload)?;
+                Ok(Box::new(std::iter::once(Ok(bytes))))
+            }
+            _ => {
+                let what =
+                    format!("{}: an object was given for a tensor, or a tensor for an object", item.key);
+                Err(StrategyError::Invalid(what))
+            }
+        }
+    }
+}
+
+/// The codec by which objects go to other ranks.
+pub(super) fn codec<W: StorageWriter>(writer: &W) -> Result<Arc<dyn ObjectCodec>> {
+    writer.codec().ok_or_else(|| StrategyError::Unsupported {
+        strategy: writer.key().to_string(),
+        what: "bringing objects to another rank".into(),
+    })
 }
 
 /// The leaves of each cell of an object array. If one rank has several leaves of a cell, they are stored as one list.

@@ -1,11 +1,13 @@
 //! The sending side of an exchange: what this rank reads for others.
 
-use super::peers::{MORE, NO_MORE, Table};
 use crate::{
     LoadCx, ReadCx, ReadObject, ReadTotals, Result, StorageReader, StrategyError, encode_object,
-    pipeline::load::{
-        lend::Place,
-        transfer::{goes_straight, put, reclaimed, scratch},
+    pipeline::{
+        exchange::{Outgoing, Table, not_a_peer},
+        load::{
+            lend::Place,
+            transfer::{goes_straight, put, reclaimed, scratch},
+        },
     },
 };
 use bytes::Bytes;
@@ -15,6 +17,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     iter::Peekable,
     slice,
+    sync::Arc,
 };
 
 /// What this rank still has to read and to send.
@@ -26,7 +29,7 @@ pub(super) struct Giver<'p> {
     ready: VecDeque<Ready>,
     /// The objects that were read.
     pub(super) objects: BTreeMap<ObjectId, Payload>,
-    table: &'p Table,
+    table: Arc<Table>,
 }
 
 struct Ready {
@@ -39,7 +42,7 @@ impl<'p> Giver<'p> {
     pub(super) fn new(
         plan: &'p LoadPlan,
         own: BTreeMap<usize, Vec<Place<'p>>>,
-        table: &'p Table,
+        table: Arc<Table>,
     ) -> Result<Self> {
         let serves = plan.exchange.serves.iter().enumerate().peekable();
         Ok(Self { serves, own, ready: VecDeque::new(), objects: BTreeMap::new(), table })
@@ -52,7 +55,7 @@ impl<'p> Giver<'p> {
         how: &ReadCx<'_>,
         cx: &LoadCx<'_>,
         totals: &mut ReadTotals,
-    ) -> Result<Vec<Vec<Bytes>>> {
+    ) -> Result<Outgoing> {
         self.read(from, how, cx, totals).await?;
         // Each peer gets at most the quota. All receivers of the same data advance together, so these are kept only once.
         let mut blocks: Vec<Vec<Bytes>> = vec![Vec::new(); self.table.len()];
@@ -69,12 +72,12 @@ impl<'p> Giver<'p> {
             }
         }
         self.ready.retain(|ready| !ready.bytes.is_empty());
-        // The first byte of each part tells the peer whether this rank has more.
         let more = self.serves.peek().is_some() || !self.ready.is_empty();
-        for part in &mut blocks {
-            part.insert(0, if more { MORE } else { NO_MORE });
-        }
-        Ok(blocks)
+        Ok(Outgoing { parts: blocks, more })
+    }
+
+    pub(super) fn table(&self) -> &Table {
+        &self.table
     }
 
     /// Reads the next data, as long as there is memory for them.
@@ -137,8 +140,7 @@ impl<'p> Giver<'p> {
                     [&length[..], &object].concat().into()
                 }
             };
-            let unknown = || StrategyError::Internal("a rank of an exchange is not in its group".into());
-            let to = serve.to.iter().map(|to| self.table.number(*to).ok_or_else(unknown));
+            let to = serve.to.iter().map(|to| self.table.number(*to).ok_or_else(not_a_peer));
             self.ready.push_back(Ready { bytes, to: to.collect::<Result<_>>()? });
         }
         Ok(())

@@ -1,11 +1,13 @@
 //! The receiving side of an exchange: what other ranks read for this rank, and where it goes.
 
-use super::peers::Table;
 use crate::{
     LoadCx, Result, StorageReader, StrategyError,
-    pipeline::load::{
-        lend::Place,
-        transfer::{goes_straight, put},
+    pipeline::{
+        exchange::{Table, not_a_peer, unplanned},
+        load::{
+            lend::Place,
+            transfer::{goes_straight, put},
+        },
     },
 };
 use bytes::Bytes;
@@ -61,9 +63,8 @@ impl<'p> Taker<'p> {
         let mut waiting: Vec<VecDeque<Coming<'p>>> = Vec::new();
         waiting.resize_with(table.len(), VecDeque::new);
         for (n, receive) in plan.exchange.receives.iter().enumerate() {
-            let unknown = || StrategyError::Internal("a rank of an exchange is not in its group".into());
-            let peer = table.number(receive.from).ok_or_else(unknown)?;
-            let first = receive.items.first().ok_or_else(unknown)?;
+            let peer = table.number(receive.from).ok_or_else(not_a_peer)?;
+            let first = receive.items.first().ok_or_else(not_a_peer)?;
             let key = &*first.piece.key;
             let coming = match first.wanted(from.metadata())? {
                 Wanted::Object(id) => Coming::Object { key, id, length: Vec::new(), bytes: Vec::new() },
@@ -101,19 +102,15 @@ impl<'p> Taker<'p> {
     }
 
     /// Returns the objects. Fails if something has not come.
-    pub(super) fn done(&mut self, table: &Table) -> Result<BTreeMap<ObjectId, Payload>> {
+    pub(super) fn done(self, table: &Table) -> Result<BTreeMap<ObjectId, Payload>> {
         for (peer, queue) in self.waiting.iter().enumerate() {
             if let Some(Coming::Tensor { key, .. } | Coming::Object { key, .. }) = queue.front() {
                 let what = format!("{key}: rank {} has sent less of it than was planned", table.rank(peer));
                 return Err(StrategyError::Internal(what));
             }
         }
-        Ok(std::mem::take(&mut self.objects))
+        Ok(self.objects)
     }
-}
-
-fn unplanned() -> StrategyError {
-    StrategyError::Internal("a rank has sent more than was planned".into())
 }
 
 impl Coming<'_> {

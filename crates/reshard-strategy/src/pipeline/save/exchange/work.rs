@@ -1,0 +1,131 @@
+//! The thread that lays out and writes the files of a rank that takes part in an exchange.
+
+use super::{
+    super::{
+        resolve::{Source, codec},
+        written::{Target, lay_out},
+    },
+    feed::Feed,
+};
+use crate::{FileLayout, Result, StorageWriter, StrategyError, WriteResult};
+use reshard_comm::Cause;
+use reshard_model::Payload;
+use reshard_plan::{PieceId, SavePlan, WriteData, WriteItem};
+use reshard_storage::{FileBody, Written, wait, work_here};
+use std::{
+    collections::BTreeSet,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    thread,
+};
+
+/// Starts the thread. It tells `feed` when it ends.
+pub(super) fn start<W: StorageWriter>(
+    feed: &Arc<Feed>,
+    plan: &Arc<SavePlan>,
+    source: &Arc<Source<W>>,
+    rank: u32,
+    target: Target,
+) -> Result<()> {
+    let (feed, plan, source) = (Arc::clone(feed), Arc::clone(plan), Arc::clone(source));
+    let work = move || {
+        let done = catch_unwind(AssertUnwindSafe(|| write(&feed, &plan, &*source, rank, &target)));
+        // Nothing of the state is held when the end is told.
+        drop((plan, source, target));
+        feed.ended(
+            done.unwrap_or_else(|panic| Err(StrategyError::Internal(Cause::from_panic(&*panic).message))),
+        );
+    };
+    let named = thread::Builder::new().name("reshard-exchange".into());
+    named.spawn(work).map(drop).map_err(no_thread)
+}
+
+fn no_thread(e: io::Error) -> StrategyError {
+    StrategyError::Invalid(format!("no thread could be started to write what other ranks give: {e}"))
+}
+
+fn write<W: StorageWriter>(
+    feed: &Arc<Feed>,
+    plan: &SavePlan,
+    source: &Source<W>,
+    rank: u32,
+    target: &Target,
+) -> Result<Vec<WriteResult>> {
+    let resolve = |item: &WriteItem| match item.taken() {
+        None => source.resolve(item),
+        Some(n) => taken(feed, n, item, source),
+    };
+    let FileLayout { files, items, copied } = lay_out(&*source.writer, rank, plan, &resolve)?;
+    feed.laid_out();
+    let fed = fed(plan, &items);
+    let written = write_files(files, &fed, feed, target)?;
+    FileLayout::results(items, copied, &written)
+}
+
+/// The data of an item that another rank gives. Tensors come while they are written, objects now.
+fn taken<W: StorageWriter>(
+    feed: &Arc<Feed>,
+    n: usize,
+    item: &WriteItem,
+    source: &Source<W>,
+) -> Result<WriteData> {
+    if let Some(t) = item.tensor() {
+        return Ok(WriteData::Tensor(feed.tensor(n, t)));
+    }
+    let codec = codec(&*source.writer)?.name();
+    let failed = |e| StrategyError::Invalid(format!("object {}: {e}", item.key));
+    let bytes = feed.whole(n).map_err(failed)?;
+    Ok(WriteData::Object(Payload::Encoded { codec, bytes }))
+}
+
+/// The files with tensors that other ranks give.
+fn fed(plan: &SavePlan, items: &[(PieceId, Vec<crate::ExtentId>)]) -> BTreeSet<usize> {
+    let taken = plan.items.iter().filter(|item| item.taken().is_some() && item.tensor().is_some());
+    let taken: BTreeSet<PieceId> = taken.map(WriteItem::id).collect();
+    let extents = items.iter().filter(|(id, _)| taken.contains(id)).flat_map(|(_, extents)| extents);
+    extents.map(|(file, _)| *file as usize).collect()
+}
+
+/// Writes files that wait for other ranks on this thread alone, so that no I/O thread waits for a rank. Writes the others as usual.
+fn write_files(
+    files: Vec<FileBody>,
+    fed: &BTreeSet<usize>,
+    feed: &Feed,
+    target: &Target,
+) -> Result<Vec<Written>> {
+    let (mut waiting, mut own) = (Vec::new(), Vec::new());
+    for (n, file) in files.into_iter().enumerate() {
+        if fed.contains(&n) { &mut waiting } else { &mut own }.push((n, file));
+    }
+    let (own, waiting) = thread::scope(|scope| {
+        let write_own = || {
+            let written = numbered(own, |files| wait(target.write(files)));
+            // Nobody needs the other files any more.
+            if written.is_err() {
+                feed.stop();
+            }
+            written
+        };
+        let named = thread::Builder::new().name("reshard-own-files".into());
+        let own = named.spawn_scoped(scope, write_own).map_err(no_thread)?;
+        let waiting = numbered(waiting, |files| work_here(|| wait(target.write(files))));
+        let own = own.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok::<_, StrategyError>((own, waiting))
+    })?;
+    // If both failed, the files that wait may have failed for the sake of the others.
+    let mut written: Vec<(usize, Written)> = own?.into_iter().chain(waiting?).collect();
+    written.sort_by_key(|(n, _)| *n);
+    Ok(written.into_iter().map(|(_, written)| written).collect())
+}
+
+fn numbered(
+    files: Vec<(usize, FileBody)>,
+    write: impl FnOnce(Vec<FileBody>) -> Result<Vec<Written>>,
+) -> Result<Vec<(usize, Written)>> {
+    if files.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (numbers, files): (Vec<usize>, Vec<FileBody>) = files.into_iter().unzip();
+    Ok(numbers.into_iter().zip(write(files)?).collect())
+}
