@@ -250,7 +250,7 @@ fn load(a: &Args, verify: bool, cut: Cut, parts: u64, world: u64) -> Result<Meas
         },
         move |(plain, totals, leaves)| {
             if let Ok(mut t) = sums.lock() {
-                *t = (t.0 + totals.needed, t.1 + totals.read, t.2 + totals.headers);
+                *t = (t.0 + totals.needed, t.1 + totals.bytes, t.2 + totals.beside);
             }
             Ok((template(plain, &leaves)?, leaves))
         },

@@ -151,7 +151,7 @@ fn load(
     let (loaded, reports): (Vec<ValueTree>, Vec<LoadReport>) = loaded?.into_iter().unzip();
     let files: BTreeSet<&String> = reports.iter().flat_map(|r| &r.opened).collect();
     let sum = |of: fn(&LoadReport) -> u64| reports.iter().map(of).sum::<u64>();
-    let per_byte = sum(|r| r.totals.read) as f64 / sum(|r| r.totals.needed).max(1) as f64;
+    let per_byte = sum(|r| r.totals.bytes) as f64 / sum(|r| r.totals.needed).max(1) as f64;
     // Rows of a small model are short, and so are the gaps between parts of them.
     let gaps = if per_byte >= 1.005 { ", with short gaps" } else { "" };
     let onto = units::some(ranks.into(), "rank");

@@ -6,8 +6,8 @@
 use bytes::Bytes;
 use reshard_model::{BoxError, DType, Layout, LentBuffer, LentView, Region, RegionMut, Tensor};
 use reshard_storage::{
-    Checksum, Durability, Extent, FileBody, IfExists, Length, LocalStore, Name, Part, Progress, ReadStats,
-    RecordRead, Store, StoreExt, wait,
+    Checksum, Durability, Extent, FileBody, IfExists, Length, LocalStore, Name, Part, Progress, RecordRead,
+    Store, StoreExt, Traffic, wait,
 };
 use rustix::time::{ClockId, clock_gettime};
 use std::{
@@ -271,7 +271,7 @@ fn load(
     case: &Case,
     items: Vec<Vec<(Option<Layout>, RegionMut)>>,
     checked: bool,
-) -> Result<ReadStats> {
+) -> Result<Traffic> {
     let per = {
         let entries = wait(store.files())?;
         let bytes: u64 = entries.iter().filter(|e| e.name.as_str().starts_with("__")).map(|e| e.bytes).sum();

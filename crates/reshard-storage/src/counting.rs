@@ -1,6 +1,6 @@
 use crate::{
     Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Link, Listing, Name, PlaceKind, Progress,
-    ReadStats, RecordRead, Recovery, Result, Store, Transaction, Written,
+    RecordRead, Recovery, Result, Store, Traffic, Transaction, Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -18,7 +18,7 @@ pub struct Counts {
     /// Files that were read from.
     pub opened: BTreeSet<Name>,
     /// Sum over all reads.
-    pub records: ReadStats,
+    pub records: Traffic,
     /// The number of ranges that `read` and `read_ranges` were asked for.
     pub ranges: u64,
     /// The bytes that were read for these ranges, including short gaps between ranges that were read together.
@@ -32,7 +32,7 @@ pub struct Counts {
 impl Counts {
     /// All bytes that were read, including short gaps between wanted ranges.
     pub fn read(&self) -> u64 {
-        self.range_bytes + self.records.bytes_read + self.records.bytes_between
+        self.range_bytes + self.records.bytes + self.records.beside
     }
 }
 
@@ -91,18 +91,18 @@ impl Store for CountingStore {
         Ok(bytes)
     }
 
-    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, ReadStats)> {
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
         let opened = names(reads.iter().map(|(name, _)| name));
         let (all, stats) = self.inner.read_ranges(reads).await?;
         self.count(|c| {
             c.opened.extend(opened);
             c.ranges += all.len() as u64;
-            c.range_bytes += stats.bytes_read + stats.bytes_between;
+            c.range_bytes += stats.bytes + stats.beside;
         });
         Ok((all, stats))
     }
 
-    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
+    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
         let opened = names(reads.iter().map(|g| &g.name));
         let stats = self.inner.read_into(reads, progress).await?;
         self.count(|c| {

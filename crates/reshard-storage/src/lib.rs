@@ -33,6 +33,7 @@ mod store;
 mod stores;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+mod traffic;
 #[cfg(feature = "testkit")]
 pub mod trail;
 #[cfg(all(feature = "local", not(feature = "testkit")))]
@@ -48,11 +49,12 @@ pub use local::LocalStore;
 pub use name::Name;
 pub use part::{PartStore, PlaceKind};
 pub use pool::work_here;
-pub use record_read::{Checksum, Part, ReadStats, RecordRead};
+pub use record_read::{Checksum, Part, RecordRead};
 pub use recovery::{Leftover, Recovery};
 pub use run::run_blocking;
 pub use store::{Depth, Head, Hints, IfExists, Link, Listing, Store, Transaction};
 pub use stores::{OpenStore, StoreScheme, Stores};
+pub use traffic::Traffic;
 pub use wait::wait;
 
 /// What a crate needs to announce its [`StoreScheme`].

@@ -15,8 +15,8 @@ mod url;
 mod write;
 
 use crate::{
-    Depth, Head, Hints, IfExists, Leftover, Link, Listing, Name, PlaceKind, Progress, ReadStats, RecordRead,
-    Recovery, Result, StorageError, Store, Transaction, pool,
+    Depth, Head, Hints, IfExists, Leftover, Link, Listing, Name, PlaceKind, Progress, RecordRead, Recovery,
+    Result, StorageError, Store, Traffic, Transaction, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -112,11 +112,11 @@ impl Store for LocalStore {
         pool::run_one(move || Input::open(&root, &name)?.read_bytes(&range)).await
     }
 
-    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, ReadStats)> {
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
         read::read_ranges(self.root.clone(), reads).await
     }
 
-    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
+    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
         read::read_into(self.root.clone(), reads, progress).await
     }
 

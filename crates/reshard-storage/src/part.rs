@@ -1,6 +1,6 @@
 use crate::{
-    Depth, Entry, Head, Hints, IfExists, Link, Listing, Name, Progress, ReadStats, RecordRead, Result,
-    StorageError, Store, Transaction,
+    Depth, Entry, Head, Hints, IfExists, Link, Listing, Name, Progress, RecordRead, Result, StorageError,
+    Store, Traffic, Transaction,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -89,14 +89,14 @@ impl Store for PartStore {
         self.folder.read(&self.there(name)?, range).await
     }
 
-    async fn read_ranges(&self, mut reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, ReadStats)> {
+    async fn read_ranges(&self, mut reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
         for (name, _) in &mut reads {
             *name = self.there(name)?;
         }
         self.folder.read_ranges(reads).await
     }
 
-    async fn read_into(&self, mut reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
+    async fn read_into(&self, mut reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
         for read in &mut reads {
             read.name = self.there(&read.name)?;
         }

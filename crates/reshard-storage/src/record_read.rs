@@ -4,7 +4,7 @@ pub(crate) mod split;
 
 use crate::Name;
 use reshard_model::{BoxError, Layout, RegionMut};
-use std::{fmt, iter::Sum, ops::Range};
+use std::{fmt, ops::Range};
 
 /// A check that sees every byte of a record, in order. Use it only if the whole record is read.
 pub trait Checksum: Send {
@@ -52,30 +52,5 @@ impl fmt::Debug for RecordRead {
             .field("parts", &self.parts)
             .field("check", &self.check.is_some())
             .finish()
-    }
-}
-
-/// How much was read, and why.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ReadStats {
-    /// Bytes that went into regions.
-    pub bytes_needed: u64,
-    /// Bytes of records that were read. They include bytes that only a check needed, and short gaps.
-    pub bytes_read: u64,
-    /// Bytes between neighbouring small records that were read too, so that one read serves several records.
-    pub bytes_between: u64,
-    /// Calls to the operating system, or requests.
-    pub reads: u64,
-}
-
-impl Sum for ReadStats {
-    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
-        all.fold(Self::default(), |a, b| Self {
-            bytes_needed: a.bytes_needed + b.bytes_needed,
-            bytes_read: a.bytes_read + b.bytes_read,
-            bytes_between: a.bytes_between + b.bytes_between,
-            reads: a.reads + b.reads,
-        })
     }
 }

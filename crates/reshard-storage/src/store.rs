@@ -1,5 +1,5 @@
 use crate::{
-    Durability, Entry, FileBody, Name, PlaceKind, Progress, ReadStats, RecordRead, Recovery, Result, Written,
+    Durability, Entry, FileBody, Name, PlaceKind, Progress, RecordRead, Recovery, Result, Traffic, Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -178,11 +178,11 @@ pub trait Store: fmt::Debug + Send + Sync {
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes>;
 
     /// Reads many ranges. Returns them in the order of the call, with statistics. Neighbouring ranges are read together; the gaps
-    /// between them count as [`bytes_between`](ReadStats::bytes_between).
+    /// between them count as [`beside`](Traffic::beside).
     ///
     /// # Errors
     /// As [`read`](Self::read), for one of the ranges.
-    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, ReadStats)> {
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
         crate::record_read::reads::read_ranges(self, reads).await
     }
 
@@ -192,7 +192,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`read`](Self::read). [`Check`](crate::StorageError::Check) if the bytes of a record are wrong; they are in their
     /// regions all the same. [`Region`](crate::StorageError::Region) if a part does not fit its record or its region.
-    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
+    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
         crate::record_read::reads::read_into(self, reads, progress).await
     }
 

@@ -88,8 +88,8 @@ fn read(wanted: Vec<Wanted>) -> [u64; 3] {
     }
     let told = told.lock().unwrap();
     assert!(!told.contains(&0), "nothing is told when nothing has landed");
-    assert_eq!((told.iter().sum::<u64>(), stats.bytes_needed), (needed, needed));
-    [stats.reads, stats.bytes_read, stats.bytes_between]
+    assert_eq!((told.iter().sum::<u64>(), stats.needed), (needed, needed));
+    [stats.requests, stats.bytes, stats.beside]
 }
 
 #[test]

@@ -7,8 +7,8 @@ use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard_model::{Dims, Layout, Region, Segments};
 use reshard_storage::{
-    Checksum, Durability, FileBody, Hints, IfExists, LocalStore, Name, Part, Progress, ReadStats, RecordRead,
-    StorageError, Store,
+    Checksum, Durability, FileBody, Hints, IfExists, LocalStore, Name, Part, Progress, RecordRead,
+    StorageError, Store, Traffic,
     testkit::{Fault, FaultStore, MemoryStore, Op, Target},
 };
 use std::sync::{Arc, mpsc};
@@ -120,7 +120,7 @@ fn check_items(
     file: &Bytes,
     items: &[Item],
     plain_runs: bool,
-) -> Result<ReadStats, TestCaseError> {
+) -> Result<Traffic, TestCaseError> {
     let (mut reads, mut targets, mut at) = (Vec::new(), Vec::new(), 0);
     for item in items {
         at += item.before;
@@ -157,10 +157,10 @@ fn check_items(
         let got: Vec<u8> = target.into_vec::<f32>().into_iter().flat_map(f32::to_le_bytes).collect();
         prop_assert_eq!(got, want);
     }
-    prop_assert_eq!(stats.bytes_needed, needed);
+    prop_assert_eq!(stats.needed, needed);
     let records: u64 = items.iter().map(|i| i.layout().hull().end + i.tail).sum();
-    prop_assert!(stats.bytes_read <= records, "no byte is read twice");
-    prop_assert!(plain_runs || stats.bytes_between == 0);
+    prop_assert!(stats.bytes <= records, "no byte is read twice");
+    prop_assert!(plain_runs || stats.beside == 0);
     Ok(stats)
 }
 
@@ -201,7 +201,7 @@ proptest! {
         let record = 0..file.len() as u64;
         let reads = vec![RecordRead { name: name("a"), record, parts, check: None }];
         let stats = block_on(place(&file).store.read_into(reads, Progress::none())).unwrap();
-        prop_assert_eq!((stats.bytes_read, stats.bytes_between), (count * width, 0));
+        prop_assert_eq!((stats.bytes, stats.beside), (count * width, 0));
         let want = &file[(from * width) as usize..][..(count * width) as usize];
         prop_assert_eq!(target.into_vec::<u8>(), want);
     }
@@ -216,7 +216,7 @@ fn one_eighth_of_the_columns_reads_no_byte_twice_and_little_else() {
     let parts = vec![Part { source: stored.narrow(&region), into: lent_regions.pop().unwrap() }];
     let reads = vec![RecordRead { name: name("a"), record: 0..file.len() as u64, parts, check: None }];
     let stats = block_on(place(&file).store.read_into(reads, Progress::none())).unwrap();
-    assert_eq!((stats.bytes_needed, stats.bytes_read, stats.reads), (1 << 20, 1 << 20, 512));
+    assert_eq!((stats.needed, stats.bytes, stats.requests), (1 << 20, 1 << 20, 512));
 }
 
 #[test]
@@ -238,8 +238,8 @@ fn small_neighbours_are_read_together() {
         }
     });
     let stats = block_on(place(&file).store.read_into(reads.collect(), Progress::none())).unwrap();
-    assert_eq!((stats.bytes_needed, stats.bytes_read), (1_024_000, 1_024_000));
-    assert!(stats.reads < 20 && stats.bytes_between < 500_000, "{stats:?}");
+    assert_eq!((stats.needed, stats.bytes), (1_024_000, 1_024_000));
+    assert!(stats.requests < 20 && stats.beside < 500_000, "{stats:?}");
     let got = target.into_vec::<u8>();
     assert!((0..1_000).all(|i| got[i * 1_024..(i + 1) * 1_024] == file[i * 1_524..i * 1_524 + 1_024]));
 }

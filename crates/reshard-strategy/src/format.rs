@@ -1,6 +1,6 @@
 //! What a format has to implement: DCP's StorageWriter and StorageReader, without the pipeline around them.
 
-use crate::{BackendVersion, ReadTotals, Result, StrategyError, with_sources};
+use crate::{BackendVersion, Result, StrategyError, Traffic, with_sources};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{
@@ -536,7 +536,7 @@ pub trait StorageReader: ReaderHooks {
     ///
     /// # Errors
     /// The first read that fails.
-    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals>;
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic>;
     /// Reads objects, in their stored encoding or as values. Returns them in the order of `reads`.
     ///
     /// # Errors

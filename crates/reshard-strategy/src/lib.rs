@@ -46,8 +46,9 @@ pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, read_small, repeats};
 pub use objects::{load_with_objects, save_with_objects};
 pub use pipeline::{OpenFormat, Planned, PlannedLoad};
 pub use registry::{Action, BackendVersion, Make, Registration, Registry, StrategyKey};
-pub use report::{LoadNotes, RankTotals, ReadTotals, SaveTotals};
+pub use report::{LoadNotes, SaveTotals};
 pub use reshard_plan::{FlatView, Selection, WriteData};
+pub use reshard_storage::Traffic;
 pub use sharded::{
     Detection, LoadFailure, LoadShardedStrategy, Loaded, OwnFile, PreparedSave, SaveShardedStrategy, Saved,
 };

@@ -1,6 +1,6 @@
 use crate::{
-    AsyncStager, BackendVersion, LoadCx, LoadNotes, OpenCx, RankTotals, ReadTotals, Records, Result, SaveCx,
-    SaveTotals, StorageReader, StrategyError,
+    AsyncStager, BackendVersion, LoadCx, LoadNotes, OpenCx, Records, Result, SaveCx, SaveTotals,
+    StorageReader, StrategyError, Traffic,
     common::{compatible, unsupported},
 };
 use async_trait::async_trait;
@@ -70,7 +70,7 @@ pub struct Saved {
     /// What was stored (on the coordinator).
     pub metadata: Option<Arc<Metadata>>,
     /// Per rank, what it wrote (on the coordinator: a list on every rank would be as long as all ranks times all ranks).
-    pub ranks: Vec<RankTotals>,
+    pub ranks: Vec<Traffic>,
     /// What all ranks wrote.
     pub totals: SaveTotals,
     /// What a sharding policy did (on the coordinator; on every rank of a rank-local save).
@@ -187,7 +187,7 @@ pub struct Loaded {
     /// What the caller should know.
     pub notes: LoadNotes,
     /// What was read.
-    pub totals: ReadTotals,
+    pub totals: Traffic,
     /// How long planning took. Time that is neither planning nor moving was spent on agreeing.
     pub decided: Duration,
     /// How long moving bytes took.
@@ -197,7 +197,7 @@ pub struct Loaded {
 impl Loaded {
     /// A result without further information.
     pub fn new(state: FlatStateDict) -> Self {
-        let (notes, totals) = (LoadNotes::default(), ReadTotals::default());
+        let (notes, totals) = (LoadNotes::default(), Traffic::default());
         Self { state, notes, totals, decided: Duration::ZERO, moved: Duration::ZERO }
     }
 }

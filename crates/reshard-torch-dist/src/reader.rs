@@ -19,8 +19,8 @@ use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead};
 use reshard_strategy::{
-    BackendVersion, FileRole, LimitOption, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor, ReadTotals,
-    ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, VerifyReport,
+    BackendVersion, FileRole, LimitOption, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks,
+    Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
     torch::{TorchObjects, check_records, parsing},
 };
 use reshard_torch_format::TorchSave;
@@ -98,12 +98,12 @@ impl StorageReader for TorchDistReader {
         }
     }
 
-    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals> {
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
         let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
         for r in reads {
             by_chunk.entry(r.selection.chunk).or_default().push(r);
         }
-        let mut totals = ReadTotals::default();
+        let mut totals = Traffic::default();
         let mut forms = Forms::default();
         let mut left = by_chunk.into_iter();
         loop {
@@ -164,12 +164,12 @@ impl TorchDistReader {
         window: Vec<(ChunkId, Vec<ReadTensor>)>,
         cx: &ReadCx<'_>,
         forms: &mut Forms,
-        totals: &mut ReadTotals,
+        totals: &mut Traffic,
     ) -> Result<()> {
         let ReadCx { verify, progress, .. } = *cx;
         let wanted = window.iter().map(|(c, _)| self.wanted(*c)).collect::<Result<Vec<Wanted>>>()?;
         let (heads, header_bytes, header_requests) = self.heads(&wanted, verify, forms).await?;
-        totals.headers += header_bytes;
+        totals.beside += header_bytes;
         totals.requests += header_requests;
         let mut records = Vec::with_capacity(heads.len());
         for ((head, w), reads) in
@@ -196,10 +196,10 @@ impl TorchDistReader {
             }
         }
         let stats = self.store.read_into(records, progress.clone()).await.map_err(|e| self.lost(e, None))?;
-        totals.needed += stats.bytes_needed;
-        totals.read += stats.bytes_read;
-        totals.headers += stats.bytes_between;
-        totals.requests += stats.reads;
+        totals.needed += stats.needed;
+        totals.bytes += stats.bytes;
+        totals.beside += stats.beside;
+        totals.requests += stats.requests;
         Ok(())
     }
 

@@ -3,7 +3,7 @@ use crate::{
     error::OPEN,
     opened::{HowToOpen, Opened},
     ranks::{self, Ranks},
-    report::{Clock, Phase, RankReads},
+    report::{Clock, Phase},
 };
 use indexmap::IndexMap;
 use reshard_comm::{Comm, ProcessGroup, Rank};
@@ -12,7 +12,7 @@ use reshard_model::{
     split_as,
 };
 use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata};
-use reshard_storage::{CountingStore, Progress, Store, Stores};
+use reshard_storage::{CountingStore, Progress, Store, Stores, Traffic};
 use reshard_strategy::{
     BackendVersion, LoadCx, LoadShardedConfig, Loaded, ReadLimits, Registry, StrategyError, agree, cause,
 };
@@ -239,7 +239,7 @@ impl<'a> Load<'a> {
         let (spare, handles) = (skeleton.clone(), state.clone());
         let joined = skeleton.join(values(state, &missing), common).map_err(StrategyError::from);
         let counts = store.take();
-        let reads = RankReads { bytes: counts.read(), files: counts.opened.len() as u64 };
+        let reads = Traffic::read(counts.read(), counts.opened.len() as u64);
         let joined = agree_all(comm, "join", joined, reads).await;
         clock.done(Phase::Finish);
         match joined {

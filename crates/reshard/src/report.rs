@@ -1,8 +1,7 @@
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
-use reshard_storage::Name;
-use reshard_strategy::{LoadNotes, RankTotals, ReadTotals, SaveTotals};
-use serde::{Deserialize, Serialize};
+use reshard_storage::{Name, Traffic};
+use reshard_strategy::{LoadNotes, SaveTotals};
 use std::{
     collections::BTreeSet,
     sync::Arc,
@@ -69,8 +68,8 @@ impl Clock {
 pub struct SaveReport {
     /// What is stored. Only on the coordinator (in a rank-local save on every rank).
     pub metadata: Option<Arc<Metadata>>,
-    /// What each rank wrote, by rank. Only on the coordinator.
-    pub ranks: Vec<RankTotals>,
+    /// What each rank wrote, by rank: items, their bytes as stored, and files. Neither common state nor records are in it. Only on the coordinator.
+    pub ranks: Vec<Traffic>,
     /// What all ranks wrote. On every rank.
     pub totals: SaveTotals,
     /// What a sharding policy did, if there was one. Only on the coordinator (in a rank-local save on every rank).
@@ -91,12 +90,12 @@ impl SaveReport {
 
     /// Bytes that all ranks wrote.
     pub fn bytes(&self) -> u64 {
-        self.totals.bytes
+        self.totals.all.bytes
     }
 
     /// Files that all ranks wrote.
     pub fn files(&self) -> u64 {
-        self.totals.files
+        self.totals.all.files
     }
 
     /// The bytes of the rank that wrote the most, divided by the mean of all ranks.
@@ -110,28 +109,18 @@ fn imbalance(of_ranks: impl ExactSizeIterator<Item = u64> + Clone) -> f64 {
     if most == 0 { 1.0 } else { most as f64 * ranks / of_ranks.sum::<u64>() as f64 }
 }
 
-/// What one rank read, including metadata, common state and objects.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct RankReads {
-    /// Bytes, including descriptions of items and short gaps between items.
-    pub bytes: u64,
-    /// Files.
-    pub files: u64,
-}
-
 /// What a load did.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LoadReport {
     /// What is stored.
     pub metadata: Arc<Metadata>,
-    /// What each rank read, by rank. On every rank.
-    pub ranks: Vec<RankReads>,
+    /// The bytes and files that each rank read, by rank, including metadata, common state and objects. On every rank.
+    pub ranks: Vec<Traffic>,
     /// Names of the files that this rank opened.
     pub opened: BTreeSet<String>,
     /// The bytes of tensors that this rank needed, and the bytes that were read for them.
-    pub totals: ReadTotals,
+    pub totals: Traffic,
     /// Unexpected keys, missing keys, and casts.
     pub notes: LoadNotes,
     pub(crate) phases: Phases,

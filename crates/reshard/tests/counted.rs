@@ -69,7 +69,7 @@ fn a_load_counts_all_that_the_system_read_the_gaps_between_ranges_too() {
         let (told, few) = (report.bytes(), 0..20);
         let same = few.into_iter().any(|questions| told + questions * own == system);
         assert!(same, "each {step}th, {columns} columns: told {told}, but the system read {system}");
-        gaps += report.totals.headers;
+        gaps += report.totals.beside;
         assert!(report.time(Phase::Read) > std::time::Duration::ZERO);
     }
     assert!(gaps > 0);

@@ -60,7 +60,6 @@ const FACADE: [&str; 26] = [
     "Phase",
     "Prune",
     "PruneReport",
-    "RankReads",
     "ReadLimits",
     "Registry",
     "Remains",

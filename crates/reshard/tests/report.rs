@@ -70,7 +70,7 @@ fn the_report_of_a_load_says_what_each_rank_read_of_which_files() {
         .map(|f| std::fs::metadata(format!("{url}/{f}")).unwrap().len())
         .iter()
         .sum::<u64>();
-    let expected = reports.iter().map(|r| small + r.totals.read + r.totals.headers);
+    let expected = reports.iter().map(|r| small + r.totals.bytes + r.totals.beside);
     assert_eq!(reports[0].ranks.iter().map(|r| r.bytes).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
     let most = reports[0].ranks[1].bytes as f64;
     assert!((reports[0].imbalance() - 2.0 * most / reports[0].bytes() as f64).abs() < 1e-9);

@@ -4,7 +4,7 @@
 
 use reshard::{
     DType, Dialect, Region, ShardedTensor, StateDict, Tensor, Value, blocking,
-    strategy::{ReadTotals, with_sources},
+    strategy::{Traffic, with_sources},
 };
 use tempfile::TempDir;
 
@@ -32,7 +32,7 @@ fn whole(key: &str, shape: [u64; 2]) -> (String, ShardedTensor) {
     part(key, shape, [0, 0], shape)
 }
 
-fn totals(url: &str, verify: bool, leaves: impl IntoIterator<Item = (String, ShardedTensor)>) -> ReadTotals {
+fn totals(url: &str, verify: bool, leaves: impl IntoIterator<Item = (String, ShardedTensor)>) -> Traffic {
     let mut template = StateDict::new();
     leaves.into_iter().for_each(|(key, leaf)| drop(template.insert(key, leaf)));
     let load = reshard::load(template, url).verify(verify);
@@ -59,7 +59,7 @@ fn reads_so_much(cases: Vec<Case<'_>>) {
     let mut wrong = String::new();
     for (what, verify, leaves, expected) in cases {
         let t = totals(&url, verify, leaves);
-        let got = [t.needed, t.read, t.headers, t.requests, t.verified];
+        let got = [t.needed, t.bytes, t.beside, t.requests, t.verified];
         if got != expected {
             wrong.push_str(&format!("{what}: {got:?}, not {expected:?}\n"));
         }

@@ -11,7 +11,7 @@ use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, PlaceKind, Progress, RecordRead, Store, StoreExt};
 use reshard_strategy::{
     BackendVersion, Damage, FileRole, OpenCx, OpenFormat, OwnFile, ReadCx, ReadLimits, ReadObject,
-    ReadTensor, ReadTotals, ReaderHooks, Result, Selection, StorageInfo, StorageReader, StrategyError,
+    ReadTensor, ReaderHooks, Result, Selection, StorageInfo, StorageReader, StrategyError, Traffic,
     VerifyReport,
 };
 use reshard_torch_format::{Limits, LoadOptions, TorchSave, archive::ArchiveOptions};
@@ -226,12 +226,12 @@ impl StorageReader for ExampleReader {
 
     // The store does the work: it coalesces, reads in parallel and puts elements into the regions. The format says where the
     // elements lie, and which checksum a record that is read as a whole must have.
-    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals> {
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
         let mut by_chunk: BTreeMap<ChunkId, Vec<ReadTensor>> = BTreeMap::new();
         for read in reads {
             by_chunk.entry(read.selection.chunk).or_default().push(read);
         }
-        let mut totals = ReadTotals::default();
+        let mut totals = Traffic::default();
         let (mut records, mut whole) = (Vec::new(), Vec::new());
         for (id, reads) in by_chunk {
             let place = self.chunk(id)?;
@@ -247,14 +247,14 @@ impl StorageReader for ExampleReader {
         let places: Vec<&Place> = whole.iter().map(|(_, place)| *place).collect();
         for ((record, _), sum) in whole.iter().zip(self.sums(&places).await?) {
             records[*record].check = Some(Box::new(Sum::new(sum)));
-            totals.headers += crate::index::CRC;
+            totals.beside += crate::index::CRC;
             totals.requests += 1;
             totals.verified += 1;
         }
         let stats = self.store.read_into(records, cx.progress.clone()).await?;
-        totals.needed += stats.bytes_needed;
-        totals.read += stats.bytes_read;
-        totals.requests += stats.reads;
+        totals.needed += stats.needed;
+        totals.bytes += stats.bytes;
+        totals.requests += stats.requests;
         Ok(totals)
     }
 

@@ -99,7 +99,7 @@ fn peak(store: &Arc<dyn Store>, exchange_memory: u64) -> usize {
             }
         });
     let peak = PEAK.load(Relaxed) - before;
-    let read: u64 = loaded.iter().map(|l| l.totals.read).sum();
+    let read: u64 = loaded.iter().map(|l| l.totals.bytes).sum();
     assert_eq!(read, CHUNKS * EACH * 4, "each byte once");
     let whole = numbers(0, CHUNKS * EACH).to_bytes();
     for leaf in loaded.iter().flat_map(|l| l.state.values()) {

@@ -243,9 +243,9 @@ fn objects_are_files_of_the_common_strategy_counted_and_found_by_any_ranks() {
             want.iter().map(|f| std::fs::metadata(Path::new(&url).join(f)).unwrap().len()).sum();
         for report in &reports {
             let totals = report.totals;
-            assert_eq!((totals.items, totals.files), (2 * ranks + 1, 2 * ranks + 1));
+            assert_eq!((totals.all.items, totals.all.files), (2 * ranks + 1, 2 * ranks + 1));
             // A checksum stands behind each of the example's items.
-            assert_eq!(totals.bytes, objects + 12 * 5 * 4 + ranks * 4);
+            assert_eq!(totals.all.bytes, objects + 12 * 5 * 4 + ranks * 4);
             assert_eq!(totals.most, reports[0].ranks.iter().map(|r| r.bytes).max().unwrap());
         }
         assert_eq!(reports[0].ranks.iter().map(|r| r.items).sum::<u64>(), 2 * ranks + 1);

@@ -11,8 +11,8 @@ use reshard_plan::{
 use reshard_storage::{IfExists, Progress, Store, testkit::MemoryStore};
 use reshard_strategy::{
     BackendVersion, FileLayout, FinishCx, LoadShardedStrategy, OpenCx, OpenFormat, Planned, PlannedLoad,
-    ReadCx, ReadObject, ReadTensor, ReadTotals, ReaderHooks, Records, Resolve, Result, SaveShardedStrategy,
-    StorageInfo, StorageReader, StorageWriter, VerifyReport, WriterHooks,
+    ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Resolve, Result, SaveShardedStrategy, StorageInfo,
+    StorageReader, StorageWriter, Traffic, VerifyReport, WriterHooks,
     testkit::{Cut, Rank, check_sample, load_on_ranks, sample, sample_template, save_on_ranks},
 };
 use std::sync::{
@@ -142,7 +142,7 @@ impl StorageReader for TalkingReader {
         self.inner.codec()
     }
 
-    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals> {
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
         assert_eq!(cx.storage_data, answered(self.talks.rank()));
         self.inner.read_tensors(reads, cx).await
     }

@@ -4,7 +4,7 @@ use crate::{
     handmade::{Item, pickle, view, zip, zstd},
     limits::made,
 };
-use reshard::strategy::{ReadTotals, with_sources};
+use reshard::strategy::{Traffic, with_sources};
 use reshard::{DType, Region, ShardedTensor, StateDict, Value, blocking, model::Tree};
 
 const SHAPE: [u64; 2] = [64, 32];
@@ -28,12 +28,12 @@ fn padded(bytes: u32) -> Vec<u8> {
 }
 
 /// Loads the tensor, and says what was read for it.
-fn load(archive: Vec<u8>) -> Result<ReadTotals, String> {
+fn load(archive: Vec<u8>) -> Result<Traffic, String> {
     load_rows(Item::tensor("w", &SHAPE, archive), &[(0, 64)], true)
 }
 
 /// Loads rows of a tensor, from the first number to before the second, into a leaf each.
-fn load_rows(item: Item, rows: &[(u64, u64)], verify: bool) -> Result<ReadTotals, String> {
+fn load_rows(item: Item, rows: &[(u64, u64)], verify: bool) -> Result<Traffic, String> {
     let made = made(&[item]);
     let mut template = StateDict::new();
     for (i, (from, to)) in rows.iter().enumerate() {
@@ -105,8 +105,8 @@ fn records_may_lie_in_any_order_and_have_any_neighbours() {
     let mut wrong = String::new();
     for (what, records, expected) in cases {
         let t = load(zip(records)).unwrap();
-        assert_eq!((t.needed, t.read, t.verified), (8192, 8192, 1), "{what}");
-        let got = [t.headers, t.requests];
+        assert_eq!((t.needed, t.bytes, t.verified), (8192, 8192, 1), "{what}");
+        let got = [t.beside, t.requests];
         if got != expected {
             wrong.push_str(&format!("{what}: {got:?}, not {expected:?}\n"));
         }
@@ -122,7 +122,7 @@ fn a_directory_may_be_longer_than_the_tail_that_is_read() {
         vec![("data.pkl", &pickle[..], false), ("data/0", &data, false), ("version", b"3\n", false)];
     records.extend(names.iter().map(|name| (&**name, &b""[..], false)));
     let t = load(zip(&records)).unwrap();
-    assert_eq!((t.headers, t.requests), (5363, 5));
+    assert_eq!((t.beside, t.requests), (5363, 5));
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn what_is_packed_is_unpacked_as_far_as_it_is_wanted_and_checked_at_its_end() {
         ("transformed rows", transformed(), vec![(1, 2), (7, 9)], true, [384, 384, 8348, 1, 1]),
     ] {
         let t = load_rows(item, &rows, verify).unwrap();
-        let got = [t.needed, t.read, t.headers, t.requests, t.verified];
+        let got = [t.needed, t.bytes, t.beside, t.requests, t.verified];
         if got != expected {
             wrong.push_str(&format!("{what}: {got:?}, not {expected:?}\n"));
         }
@@ -180,7 +180,7 @@ fn small_neighbours_are_read_together_and_what_lies_between_counts_as_headers() 
     }
     let (_, report) = blocking::run(reshard::load(template, &made.url).with_report()).unwrap();
     let t = report.totals;
-    assert_eq!((t.needed, t.read, t.verified), (3 * 8192, 3 * 8192, 3));
+    assert_eq!((t.needed, t.bytes, t.verified), (3 * 8192, 3 * 8192, 3));
     // Both ends of each archive, then the elements in one read with two gaps between them.
-    assert_eq!((t.headers, t.requests), (6 * 1024 + 2 * beside, 7));
+    assert_eq!((t.beside, t.requests), (6 * 1024 + 2 * beside, 7));
 }

@@ -80,8 +80,8 @@ impl Open {
                 .collect();
             assert!(got == want, "rows {from} to {to}");
         }
-        assert_eq!((totals.needed, totals.read), (wanted, wanted));
-        Ok([totals.headers, totals.requests, totals.verified])
+        assert_eq!((totals.needed, totals.bytes), (wanted, wanted));
+        Ok([totals.beside, totals.requests, totals.verified])
     }
 
     fn rows(&self, rows: &[(u64, u64)]) -> [u64; 3] {

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name, PartStore,
-    PlaceKind, Progress, ReadStats, RecordRead, Recovery, Result, StorageError, Store, Transaction, Written,
+    PlaceKind, Progress, RecordRead, Recovery, Result, StorageError, Store, Traffic, Transaction, Written,
     failpoint, pool,
     trail::{Trace, note},
 };
@@ -76,11 +76,11 @@ impl Store for LocalPart {
         self.reads.read(name, range).await
     }
 
-    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, ReadStats)> {
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
         self.reads.read_ranges(reads).await
     }
 
-    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
+    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
         self.reads.read_into(reads, progress).await
     }
 

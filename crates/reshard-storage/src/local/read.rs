@@ -5,7 +5,7 @@ use super::{
     root::Root,
 };
 use crate::{
-    Name, Progress, ReadStats, RecordRead, Result,
+    Name, Progress, RecordRead, Result, Traffic,
     pool::{self, Batch, Turn},
     record_read::{
         plan::{Joined, Prepared, join},
@@ -78,10 +78,7 @@ fn tasks<T>(
     out
 }
 
-pub(super) async fn read_ranges(
-    root: Root,
-    reads: Vec<(Name, Range<u64>)>,
-) -> Result<(Vec<Bytes>, ReadStats)> {
+pub(super) async fn read_ranges(root: Root, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
     let n = reads.len();
     let reads = Arc::new(reads);
     let all = Arc::clone(&reads);
@@ -94,7 +91,7 @@ pub(super) async fn read_ranges(
         }
         Ok(Vec::new())
     });
-    let (mut out, mut stats) = (vec![Bytes::new(); n], ReadStats::default());
+    let (mut out, mut stats) = (vec![Bytes::new(); n], Traffic::default());
     for (joined, bytes) in done.await?.into_iter().flatten() {
         split(&reads, &joined.members, &joined.range, &bytes, &mut out)?;
         stats = [stats, joined.stats(&reads)].into_iter().sum();
@@ -118,7 +115,7 @@ fn read_joined(root: &Root, group: Vec<Joined>, batch: &Arc<Batch<Together>>) ->
     Ok(out)
 }
 
-pub(super) async fn read_into(root: Root, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
+pub(super) async fn read_into(root: Root, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
     let total: u64 = reads.iter().map(weight).fold(0, u64::saturating_add);
     // A record that is most of the work is read by several threads.
     let Split { reads: mut all, cut } = split_large(reads, PIECE.max(share(total, pool::width())))?;
@@ -129,7 +126,7 @@ pub(super) async fn read_into(root: Root, reads: Vec<RecordRead>, progress: Prog
             let (root, progress) = (root.clone(), progress.clone());
             batch.spawn(Turn::Main, move |batch| read_group(&root, group, &progress, batch));
         }
-        Ok(ReadStats::default())
+        Ok(Traffic::default())
     });
     Ok(stats.await.map_err(|e| name_whole(e, &cut))?.into_iter().sum())
 }
@@ -144,9 +141,9 @@ fn read_group(
     root: &Root,
     group: Vec<RecordRead>,
     progress: &Progress,
-    batch: &Arc<Batch<ReadStats>>,
-) -> Result<ReadStats> {
-    let Some(first) = group.first() else { return Ok(ReadStats::default()) };
+    batch: &Arc<Batch<Traffic>>,
+) -> Result<Traffic> {
+    let Some(first) = group.first() else { return Ok(Traffic::default()) };
     let input = Input::open(root, &first.name)?;
     let mut prepared = Vec::with_capacity(group.len());
     for read in group {
@@ -154,7 +151,7 @@ fn read_group(
         prepared.push(Prepared::new(read)?);
     }
     let mut group = prepared.into_iter().peekable();
-    let mut reader = Reader { input, progress, batch, stats: ReadStats::default() };
+    let mut reader = Reader { input, progress, batch, stats: Traffic::default() };
     while let Some(p) = group.next() {
         if batch.is_stopped() {
             break;
@@ -193,8 +190,8 @@ fn joins(near: &[Prepared], next: &Prepared) -> bool {
 struct Reader<'a> {
     input: Input,
     progress: &'a Progress,
-    batch: &'a Arc<Batch<ReadStats>>,
-    stats: ReadStats,
+    batch: &'a Arc<Batch<Traffic>>,
+    stats: Traffic,
 }
 
 impl Reader<'_> {
@@ -212,15 +209,15 @@ impl Reader<'_> {
                 self.landed(p.needed);
                 p.finish()?;
             }
-            self.stats.reads += 1;
-            self.stats.bytes_read += inside;
-            self.stats.bytes_between += end - start - inside;
+            self.stats.requests += 1;
+            self.stats.bytes += inside;
+            self.stats.beside += end - start - inside;
             Ok(())
         })
     }
 
     fn landed(&mut self, bytes: u64) {
-        self.stats.bytes_needed += bytes;
+        self.stats.needed += bytes;
         if bytes > 0 {
             self.progress.add(bytes);
         }
@@ -255,8 +252,8 @@ impl Reader<'_> {
                 // Elements that share bytes: all in one block, whose size was limited when it was planned.
                 read(&mut vec![0; len as usize])?;
             }
-            self.stats.reads += 1;
-            self.stats.bytes_read += len;
+            self.stats.requests += 1;
+            self.stats.bytes += len;
             let now = len.min(p.needed - told);
             told += now;
             self.landed(now);
@@ -317,8 +314,8 @@ impl Reader<'_> {
                 if let Some(check) = check.as_mut() {
                     call.buffers.iter().for_each(|b| check.update(b));
                 }
-                self.stats.reads += 1;
-                self.stats.bytes_read += call.len as u64;
+                self.stats.requests += 1;
+                self.stats.bytes += call.len as u64;
                 self.landed(call.landed);
                 if self.batch.is_stopped() {
                     return Ok(());

@@ -1,6 +1,6 @@
 //! Plans which blocks of a record are read.
 
-use crate::{Checksum, Name, Part, ReadStats, RecordRead, Result, StorageError};
+use crate::{Checksum, Name, Part, RecordRead, Result, StorageError, Traffic};
 use reshard_model::{Layout, Segments, StridedCopy};
 use std::{
     cmp::Reverse,
@@ -203,13 +203,14 @@ impl Joined {
     }
 
     /// The statistics of reading it.
-    pub(crate) fn stats(&self, reads: &[(Name, Range<u64>)]) -> ReadStats {
+    pub(crate) fn stats(&self, reads: &[(Name, Range<u64>)]) -> Traffic {
         let asked = self.members.iter().map(|&i| reads[i].1.end - reads[i].1.start);
-        ReadStats {
-            bytes_needed: asked.fold(0, u64::saturating_add),
-            bytes_read: self.bytes() - self.between,
-            bytes_between: self.between,
-            reads: 1,
+        Traffic {
+            needed: asked.fold(0, u64::saturating_add),
+            bytes: self.bytes() - self.between,
+            beside: self.between,
+            requests: 1,
+            ..Traffic::default()
         }
     }
 }
@@ -298,11 +299,8 @@ mod tests {
             (a.clone(), 5..6),
         ];
         let joined = join(&reads, 10, 35).unwrap();
-        let stats: Vec<_> = joined
-            .iter()
-            .map(|j| j.stats(&reads))
-            .map(|s| (s.bytes_needed, s.bytes_read, s.bytes_between))
-            .collect();
+        let stats: Vec<_> =
+            joined.iter().map(|j| j.stats(&reads)).map(|s| (s.needed, s.bytes, s.beside)).collect();
         assert_eq!(stats, [(21, 20, 10), (20, 20, 0), (5, 5, 0)]);
         let got: Vec<_> = joined.into_iter().map(|j| (j.name.to_string(), j.range, j.members)).collect();
         assert_eq!(

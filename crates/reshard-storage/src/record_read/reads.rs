@@ -4,7 +4,7 @@ use super::{
     plan::{Prepared, join},
     split::{Split, name_whole, split as cut_large},
 };
-use crate::{Name, Progress, ReadStats, RecordRead, Result, StorageError, Store};
+use crate::{Name, Progress, RecordRead, Result, StorageError, Store, Traffic};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use std::ops::Range;
@@ -13,11 +13,11 @@ use std::ops::Range;
 pub(crate) async fn read_ranges<S: Store + ?Sized>(
     store: &S,
     reads: Vec<(Name, Range<u64>)>,
-) -> Result<(Vec<Bytes>, ReadStats)> {
+) -> Result<(Vec<Bytes>, Traffic)> {
     let hints = store.hints();
     let joined = join(&reads, hints.coalesce_gap, hints.part_size)?;
     let mut out = vec![Bytes::new(); reads.len()];
-    let mut stats = ReadStats::default();
+    let mut stats = Traffic::default();
     let mut answers = stream::iter(joined)
         .map(|j| async move { store.read(&j.name, j.range.clone()).await.map(|bytes| (j, bytes)) })
         .buffered(hints.concurrency.max(1));
@@ -56,7 +56,7 @@ pub(crate) async fn read_into<S: Store + ?Sized>(
     store: &S,
     reads: Vec<RecordRead>,
     progress: Progress,
-) -> Result<ReadStats> {
+) -> Result<Traffic> {
     let hints = store.hints();
     let lanes = hints.concurrency.max(1);
     let total: u64 = reads.iter().map(RecordRead::weight).fold(0, u64::saturating_add);
@@ -66,7 +66,7 @@ pub(crate) async fn read_into<S: Store + ?Sized>(
     all.sort_by(|a, b| (&a.name, a.record.start).cmp(&(&b.name, b.record.start)));
     let progress = &progress;
     let work = all.into_iter().map(|p| one(store, p, hints.coalesce_gap, hints.part_size, progress));
-    let stats: Result<Vec<ReadStats>> = stream::iter(work).buffer_unordered(lanes).try_collect().await;
+    let stats: Result<Vec<Traffic>> = stream::iter(work).buffer_unordered(lanes).try_collect().await;
     Ok(stats.map_err(|e| name_whole(e, &cut))?.into_iter().sum())
 }
 
@@ -76,8 +76,8 @@ async fn one<S: Store + ?Sized>(
     gap: u64,
     part: u64,
     progress: &Progress,
-) -> Result<ReadStats> {
-    let mut stats = ReadStats { bytes_needed: p.needed, ..ReadStats::default() };
+) -> Result<Traffic> {
+    let mut stats = Traffic { needed: p.needed, ..Traffic::default() };
     while let Some(block) = p.next_block(gap, part) {
         let at = p.record.start;
         let range = at + block.start..at + block.end;
@@ -87,10 +87,10 @@ async fn one<S: Store + ?Sized>(
             return Err(StorageError::Short { path: p.name.to_string(), range, size });
         }
         p.feed(block.start, &bytes);
-        stats.bytes_read += bytes.len() as u64;
-        stats.reads += 1;
+        stats.bytes += bytes.len() as u64;
+        stats.requests += 1;
     }
     p.finish()?;
-    progress.add(stats.bytes_needed);
+    progress.add(stats.needed);
     Ok(stats)
 }

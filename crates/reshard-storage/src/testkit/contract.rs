@@ -62,7 +62,7 @@ async fn a_place_that_does_not_exist_is_empty(store: Arc<dyn Store>) {
     assert!(store.leftovers().await.unwrap().is_empty());
     store.remove(&[name("a")]).await.unwrap();
     assert!(store.read_ranges(Vec::new()).await.unwrap().0.is_empty());
-    assert_eq!(store.read_into(Vec::new(), Progress::none()).await.unwrap().reads, 0);
+    assert_eq!(store.read_into(Vec::new(), Progress::none()).await.unwrap().requests, 0);
     assert!(!store.url().is_empty());
 }
 

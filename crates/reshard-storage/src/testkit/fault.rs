@@ -1,6 +1,6 @@
 use crate::{
     Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name, PlaceKind,
-    Progress, ReadStats, RecordRead, Recovery, Result, Source, StorageError, Store, StoreExt, Transaction,
+    Progress, RecordRead, Recovery, Result, Source, StorageError, Store, StoreExt, Traffic, Transaction,
     Written, WrittenExtent, record_read::reads,
 };
 use async_trait::async_trait;
@@ -210,7 +210,7 @@ impl Store for FaultStore {
         Ok(if flip { flipped(&bytes) } else { bytes })
     }
 
-    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, ReadStats)> {
+    async fn read_ranges(&self, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
         let fault = self.due(Op::ReadRanges);
         if let (Some(Fault::Short), Some((name, range))) = (fault, reads.first()) {
             return Err(self.short(name, range.clone()));
@@ -231,7 +231,7 @@ impl Store for FaultStore {
         Ok((all, stats))
     }
 
-    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<ReadStats> {
+    async fn read_into(&self, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
         let fault = self.due(Op::ReadInto);
         if let (Some(Fault::Short), Some(g)) = (fault, reads.first()) {
             return Err(self.short(&g.name, g.record.clone()));

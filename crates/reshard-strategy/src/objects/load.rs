@@ -1,9 +1,8 @@
 use super::{join, nobody, part};
 use crate::{
     BackendVersion, Damage, Detection, FileRole, LoadCommonStrategy, LoadCx, LoadFailure, LoadNotes,
-    LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor, ReadTotals,
-    ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, VerifyReport, agree,
-    pipeline::load_planned,
+    LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks,
+    Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport, agree, pipeline::load_planned,
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Path, Payload, Sharded, ShardedObject};
@@ -226,7 +225,7 @@ impl StorageReader for Reader {
         }
     }
 
-    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals> {
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
         self.base.read_tensors(reads, cx).await
     }
 

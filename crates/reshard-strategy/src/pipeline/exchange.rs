@@ -2,7 +2,7 @@
 //!
 //! One stream of bytes goes from each rank to each other rank. In each round a rank sends the next bytes of its streams. All ranks of
 //! the group learn whether every rank succeeded, and whether any rank needs another round. What is in the streams, a load and a save
-//! say by a [`Traffic`].
+//! say by a [`Streams`].
 
 mod peers;
 
@@ -89,7 +89,7 @@ pub(super) struct Outgoing {
 
 /// What a rank sends to its peers and gets from them.
 #[async_trait]
-pub(super) trait Traffic: Send {
+pub(super) trait Streams: Send {
     /// What it sends in the next round.
     async fn send(&mut self) -> Result<Outgoing>;
     /// Takes what a peer has sent in this round.
@@ -100,7 +100,7 @@ pub(super) trait Traffic: Send {
 ///
 /// # Collective
 /// All peers call it.
-pub(super) async fn exchange<B: Send, T: Traffic>(
+pub(super) async fn exchange<B: Send, T: Streams>(
     meeting: Meeting<'_>,
     begun: Result<B>,
     start: impl FnOnce(B, Arc<Table>) -> Result<T> + Send,
@@ -112,7 +112,7 @@ pub(super) async fn exchange<B: Send, T: Traffic>(
     exchanged
 }
 
-async fn rounds<B: Send, T: Traffic>(
+async fn rounds<B: Send, T: Streams>(
     meeting: Meeting<'_>,
     begun: Result<B>,
     start: impl FnOnce(B, Arc<Table>) -> Result<T> + Send,
@@ -123,18 +123,18 @@ async fn rounds<B: Send, T: Traffic>(
         (Err(_), Err(own)) => return Err(Stopped::Here(own)),
         (Err(e), Ok(_)) => return Err(Stopped::Lost(e)),
     };
-    // From here on an error is kept in `traffic`: it is handed in with the next round.
-    let mut traffic = begun.and_then(|begun| start(begun, Arc::clone(&table)));
+    // From here on an error is kept in `streams`: it is handed in with the next round.
+    let mut streams = begun.and_then(|begun| start(begun, Arc::clone(&table)));
     loop {
-        let parts = match &mut traffic {
-            Ok(traffic) => traffic.send().await.map(with_more),
+        let parts = match &mut streams {
+            Ok(streams) => streams.send().await.map(with_more),
             Err(_) => Ok(Vec::new()),
         };
         // A rank that can't continue still takes the step, and hands in its cause instead of bytes.
-        let parts = match (parts, &traffic) {
+        let parts = match (parts, &streams) {
             (Err(e), _) => {
                 let cause = cause(&e);
-                traffic = Err(e);
+                streams = Err(e);
                 Err(cause)
             }
             (Ok(_), Err(e)) => Err(cause(e)),
@@ -143,13 +143,13 @@ async fn rounds<B: Send, T: Traffic>(
         // The round itself. If any rank failed, all ranks stop here: a failed rank with its own error, the others with the
         // error that they heard.
         let heard = meeting.comm.all_to_all(STEP, parts).await;
-        let (going, heard) = match (&mut traffic, heard) {
+        let (going, heard) = match (&mut streams, heard) {
             (Ok(going), Ok(heard)) => (going, heard),
             (Ok(_), Err(e @ CommError::Ranks { .. })) => return Err(Stopped::There(e)),
             (Ok(_), Err(e)) => return Err(Stopped::Lost(table.named(e))),
             (Err(_), _) => {
                 let lost = || StrategyError::Internal("an exchange lost its error".into());
-                return Err(Stopped::Here(traffic.err().unwrap_or_else(lost)));
+                return Err(Stopped::Here(streams.err().unwrap_or_else(lost)));
             }
         };
         // Received bytes go to their places. All parts are looked at even after an error, because each says whether its rank
@@ -163,9 +163,9 @@ async fn rounds<B: Send, T: Traffic>(
         // An error of the last round can't be handed in here any more. A step of the whole group will report it.
         match (failed, more) {
             (Err(e), false) => return Err(Stopped::Here(e)),
-            (Err(e), true) => traffic = Err(e),
+            (Err(e), true) => streams = Err(e),
             (Ok(()), true) => {}
-            (Ok(()), false) => return traffic.map_err(Stopped::Here),
+            (Ok(()), false) => return streams.map_err(Stopped::Here),
         }
     }
 }

@@ -7,7 +7,7 @@ mod transfer;
 
 use crate::{
     BackendVersion, Detection, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, OpenCx, OwnFile,
-    ReadCx, ReadTotals, Result, StorageReader, StrategyError,
+    ReadCx, Result, StorageReader, StrategyError, Traffic,
     agree::{self, agree},
     pipeline::exchange::{Peers, Share, Stopped},
 };
@@ -136,7 +136,7 @@ pub(crate) async fn load_planned(
         Ok(totals) => (Ok(totals), None),
         Err(stopped) => {
             let (mine, heard) = stopped.parted();
-            (mine.map(|()| ReadTotals::default()), heard)
+            (mine.map(|()| Traffic::default()), heard)
         }
     };
     let totals = agree(&cx.comm, "read", mine).await;
@@ -243,7 +243,7 @@ async fn fill(
     peers: Option<&Peers>,
     from: &dyn StorageReader,
     cx: &LoadCx<'_>,
-) -> (FlatStateDict, Result<ReadTotals, Stopped>) {
+) -> (FlatStateDict, Result<Traffic, Stopped>) {
     let how = ReadCx::new(cx.verify, &cx.progress).with_storage_data(&plan.storage_data);
     // First this rank's own reads. An error is not returned yet, because peers of an exchange may wait for this rank.
     let (loan, read) = match Loan::take(template, plan) {

@@ -2,8 +2,8 @@
 
 use super::{left::files, phases::spoil};
 use crate::{
-    BackendVersion, LoadCommonStrategy, OpenCx, ReadCx, ReadObject, ReadTensor, ReadTotals, ReaderHooks,
-    Result, SaveCommonStrategy, StorageInfo, StorageReader, VerifyReport,
+    BackendVersion, LoadCommonStrategy, OpenCx, ReadCx, ReadObject, ReadTensor, ReaderHooks, Result,
+    SaveCommonStrategy, StorageInfo, StorageReader, Traffic, VerifyReport,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -63,9 +63,9 @@ impl StorageReader for NoItems {
         unreachable!("it has no objects")
     }
 
-    async fn read_tensors(&self, reads: Vec<ReadTensor>, _: &ReadCx<'_>) -> Result<ReadTotals> {
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, _: &ReadCx<'_>) -> Result<Traffic> {
         assert!(reads.is_empty(), "it has no tensors");
-        Ok(ReadTotals::default())
+        Ok(Traffic::default())
     }
 
     async fn read_objects(&self, reads: &[ReadObject], _: &ReadCx<'_>) -> Result<Vec<Payload>> {

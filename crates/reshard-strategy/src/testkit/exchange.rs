@@ -189,7 +189,7 @@ impl World<'_> {
             check_sample(&loaded.state);
             loaded.totals
         });
-        totals.map(|totals| totals.read).sum()
+        totals.map(|totals| totals.bytes).sum()
     }
 
     fn each_byte_is_read_once_a_group_in_bounded_memory(&self) {

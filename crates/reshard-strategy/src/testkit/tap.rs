@@ -1,7 +1,7 @@
 use crate::{
     BackendVersion, Detection, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure, LoadShardedStrategy,
-    Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor, ReadTotals, ReaderHooks, Records,
-    Resolve, Result, StorageInfo, StorageReader, StorageWriter, VerifyReport, WriteData, WriterHooks,
+    Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Resolve, Result,
+    StorageInfo, StorageReader, StorageWriter, Traffic, VerifyReport, WriteData, WriterHooks,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -376,7 +376,7 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
         self.inner.producer()
     }
 
-    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<ReadTotals> {
+    async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
         self.tap.format("reader.read_tensors")?;
         self.inner.read_tensors(reads, cx).await
     }

@@ -8,7 +8,7 @@ use crate::{
 use bytes::Bytes;
 use reshard_model::{Layout, Tensor};
 use reshard_plan::ChunkId;
-use reshard_storage::{Name, ReadStats};
+use reshard_storage::{Name, Traffic};
 use reshard_strategy::{Result, Selection, StrategyError, torch::parsing};
 use reshard_torch_format::{
     Error as FormatError, Limits, TensorRef,
@@ -135,7 +135,7 @@ impl TorchDistReader {
         // In the same order, each archive takes its ranges: one if it is small, else two.
         let mut requests = ranges.len() as u64;
         let (got, stats) = self.read_ranges(ranges, wanted).await?;
-        let (mut got, mut bytes) = (got.into_iter(), stats.bytes_read + stats.bytes_between);
+        let (mut got, mut bytes) = (got.into_iter(), stats.bytes + stats.beside);
         let mut heads = Vec::with_capacity(wanted.len());
         for w in wanted {
             if self.table.is_transformed(w.place) {
@@ -163,7 +163,7 @@ impl TorchDistReader {
         &self,
         ranges: Vec<(Name, Range<u64>)>,
         wanted: &[Wanted],
-    ) -> Result<(Vec<Bytes>, ReadStats)> {
+    ) -> Result<(Vec<Bytes>, Traffic)> {
         self.store.read_ranges(ranges).await.map_err(|e| {
             // The store names the file. The user also wants to know which tensor is lost.
             let text = e.to_string();

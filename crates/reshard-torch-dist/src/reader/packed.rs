@@ -17,7 +17,7 @@ use bytes::Bytes;
 use reshard_model::{StridedCopy, Tensor};
 use reshard_plan::ChunkId;
 use reshard_storage::{Progress, StorageError};
-use reshard_strategy::{LimitOption, ReadTensor, ReadTotals, Result, StrategyError};
+use reshard_strategy::{LimitOption, ReadTensor, Result, StrategyError, Traffic};
 use reshard_torch_format::archive::{Directory, Inflate, Method};
 use std::{io, ops::Range};
 
@@ -118,7 +118,7 @@ impl TorchDistReader {
         reads: Vec<ReadTensor>,
         verify: bool,
         progress: &Progress,
-        totals: &mut ReadTotals,
+        totals: &mut Traffic,
     ) -> Result<()> {
         let tensor = match self.kept.take(w.chunk, verify) {
             Some(Unpacked::Tensor(tensor)) => tensor,
@@ -127,7 +127,7 @@ impl TorchDistReader {
                 self.limits.whole(format_args!("the archive of {name}"), len)?;
                 self.kept.make_room(self.chunk_bytes(w.chunk));
                 let stored = self.at(w, 0..len).await?;
-                (totals.headers, totals.requests) = (totals.headers + len, totals.requests + 1);
+                (totals.beside, totals.requests) = (totals.beside + len, totals.requests + 1);
                 totals.verified += u64::from(verify);
                 self.in_memory(w, self.archive_of(w, stored)?, verify)?
             }
@@ -150,7 +150,7 @@ impl TorchDistReader {
         reads: Vec<ReadTensor>,
         verify: bool,
         progress: &Progress,
-        totals: &mut ReadTotals,
+        totals: &mut Traffic,
     ) -> Result<()> {
         // The range of the record that is wanted. If the kept stream is already past its start, the chunk is read backwards.
         let mut hulls = Vec::with_capacity(reads.len());
@@ -168,7 +168,7 @@ impl TorchDistReader {
             let part = r.part(&d.layout)?;
             wanted += part.into.bytes();
             totals.needed += part.into.bytes();
-            totals.read += part.into.bytes();
+            totals.bytes += part.into.bytes();
             progress.add(part.into.bytes());
             parts.push(part.into.strided_copy(&part.source)?);
         }
@@ -180,7 +180,7 @@ impl TorchDistReader {
                 let packed = d.data.end - d.data.start;
                 self.limits.whole(format_args!("the packed storage of {}", self.name_of(w.chunk)), packed)?;
                 let stored = self.at(w, d.data.clone()).await?;
-                (totals.headers, totals.requests) = (totals.headers + packed, totals.requests + 1);
+                (totals.beside, totals.requests) = (totals.beside + packed, totals.requests + 1);
                 Box::new(Stream { content: Inflate::new(&d.record, stored).map_err(corrupt)?, packed, at: 0 })
             }
         };
@@ -214,12 +214,12 @@ pub(super) fn land(
     tensor: &Tensor,
     reads: Vec<ReadTensor>,
     progress: &Progress,
-    totals: &mut ReadTotals,
+    totals: &mut Traffic,
 ) -> Result<()> {
     for r in reads {
         let bytes = r.into.bytes();
-        (totals.needed, totals.read) = (totals.needed + bytes, totals.read + bytes);
-        totals.headers = totals.headers.saturating_sub(bytes);
+        (totals.needed, totals.bytes) = (totals.needed + bytes, totals.bytes + bytes);
+        totals.beside = totals.beside.saturating_sub(bytes);
         progress.add(bytes);
         r.fill_from(tensor)?;
     }

@@ -60,11 +60,11 @@ proptest! {
 
         let counted = counts.take();
         let needed = len * columns * dtype.size();
-        prop_assert!(counted.records.bytes_needed <= needed);
-        prop_assert_eq!(counted.records.bytes_read, counted.records.bytes_needed);
+        prop_assert!(counted.records.needed <= needed);
+        prop_assert_eq!(counted.records.bytes, counted.records.needed);
         // Items of a few KiB are read whole, header and elements at once.
-        let small = needed - counted.records.bytes_needed;
-        let headers = counted.range_bytes + counted.records.bytes_between - small.min(counted.range_bytes);
+        let small = needed - counted.records.needed;
+        let headers = counted.range_bytes + counted.records.beside - small.min(counted.range_bytes);
         // Head and tail of an item, and of neighbours, are read at once if little lies between them.
         let each = HEADERS_PER_ITEM + 2 * counts.hints().coalesce_gap;
         prop_assert!(headers <= items * each, "{headers} bytes of headers for {items} items");
@@ -89,8 +89,8 @@ proptest! {
             let (plain, report) = outcome.unwrap();
             world.check(&cut, r, n, &plain);
             needed += report.totals.needed;
-            read += report.totals.read;
-            headers += report.totals.headers;
+            read += report.totals.bytes;
+            headers += report.totals.beside;
         }
         let all: u64 = world.tensors.iter().map(|t| t.whole().nbytes()).sum();
         prop_assert_eq!((needed, read), (all, all));
@@ -99,7 +99,7 @@ proptest! {
         // Head and tail of an item, and of neighbours, are read at once if little lies between them.
         let each = HEADERS_PER_ITEM + 2 * counts.hints().coalesce_gap;
         prop_assert!(headers <= items * each, "{headers} for {items}");
-        prop_assert!(counts.take().records.bytes_read <= all);
+        prop_assert!(counts.take().records.bytes <= all);
     }
 
     #[test]
@@ -132,7 +132,7 @@ proptest! {
             prop_assert!(got.to_bytes() == world.tensors[0].part(region));
         }
         let whole = 128 * columns * 4;
-        prop_assert!(report.totals.read <= whole, "{} of {whole} bytes", report.totals.read);
-        prop_assert!(counts.take().records.bytes_read <= whole);
+        prop_assert!(report.totals.bytes <= whole, "{} of {whole} bytes", report.totals.bytes);
+        prop_assert!(counts.take().records.bytes <= whole);
     }
 }

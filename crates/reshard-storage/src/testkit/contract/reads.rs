@@ -20,8 +20,8 @@ pub(super) async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {
     }
     assert_eq!(got[6], bytes.slice(10..12));
     // One of them is the whole file: no gaps, and no byte has to be read twice.
-    assert_eq!((stats.bytes_needed, stats.bytes_between), (50_363, 0));
-    assert!((50_002..=50_363).contains(&stats.bytes_read) && stats.reads >= 2, "{stats:?}");
+    assert_eq!((stats.needed, stats.beside), (50_363, 0));
+    assert!((50_002..=50_363).contains(&stats.bytes) && stats.requests >= 2, "{stats:?}");
     for range in [49_999..50_001, 60_000..60_001, 0..u64::MAX] {
         let e = store.read(&name("a"), range.clone()).await.unwrap_err();
         let StorageError::Short { path, range: of, size } = &e else { panic!("{e}") };
@@ -84,8 +84,8 @@ pub(super) async fn wanted_elements_land_and_nothing_else_changes(store: Arc<dyn
         let check = if checked { Equals::boxed(bytes.slice(3000..)) } else { None };
         let reads = vec![RecordRead { name: name("a"), record: record.clone(), parts, check }];
         let stats = store.read_into(reads, Progress::none()).await.unwrap();
-        assert_eq!(stats.bytes_needed, 40 * 20 + 128);
-        assert!(stats.bytes_read >= stats.bytes_needed && stats.bytes_read <= 64 * 128);
+        assert_eq!(stats.needed, 40 * 20 + 128);
+        assert!(stats.bytes >= stats.needed && stats.bytes <= 64 * 128);
         assert!(a.is_free() && b.is_free(), "regions are given back");
         let (a, b) = (a.into_vec::<u8>(), b.into_vec::<u8>());
         assert_eq!(b, bytes[3000 + 63 * 128..]);
@@ -109,7 +109,7 @@ pub(super) async fn a_failed_check_names_the_record(store: Arc<dyn Store>) {
         let outcome = store.read_into(reads, Progress::none()).await;
         assert!(target.is_free());
         if good {
-            assert_eq!(outcome.unwrap().bytes_read, 8_900);
+            assert_eq!(outcome.unwrap().bytes, 8_900);
             assert_eq!(target.into_vec::<u8>(), bytes[150..160]);
         } else {
             let e = outcome.unwrap_err();

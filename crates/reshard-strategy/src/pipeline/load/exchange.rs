@@ -8,8 +8,8 @@ mod take;
 
 use super::lend::Exchanged;
 use crate::{
-    LoadCx, ReadCx, ReadTotals, Result, StorageReader,
-    pipeline::exchange::{self, Outgoing, Peers, Stopped, Traffic},
+    LoadCx, ReadCx, Result, StorageReader, Traffic,
+    pipeline::exchange::{self, Outgoing, Peers, Stopped, Streams},
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -24,11 +24,11 @@ use take::Taker;
 pub(super) async fn exchange(
     peers: &Peers,
     plan: &LoadPlan,
-    read: Result<(ReadTotals, Exchanged<'_>)>,
+    read: Result<(Traffic, Exchanged<'_>)>,
     from: &dyn StorageReader,
     how: &ReadCx<'_>,
     cx: &LoadCx<'_>,
-) -> Result<(ReadTotals, BTreeMap<ObjectId, Payload>), Stopped> {
+) -> Result<(Traffic, BTreeMap<ObjectId, Payload>), Stopped> {
     let meeting = peers.meeting(&cx.comm, cx.exchange_memory);
     let exchanged = exchange::exchange(meeting, read, |(totals, Exchanged { served, received }), table| {
         let taker = Taker::new(plan, received, &table, from, cx)?;
@@ -45,14 +45,14 @@ pub(super) async fn exchange(
 struct Reads<'p, 'c> {
     giver: Giver<'p>,
     taker: Taker<'p>,
-    totals: ReadTotals,
+    totals: Traffic,
     from: &'c dyn StorageReader,
     how: &'c ReadCx<'c>,
     cx: &'c LoadCx<'c>,
 }
 
 #[async_trait]
-impl Traffic for Reads<'_, '_> {
+impl Streams for Reads<'_, '_> {
     async fn send(&mut self) -> Result<Outgoing> {
         self.giver.round(self.from, self.how, self.cx, &mut self.totals).await
     }

@@ -1,7 +1,7 @@
 //! Elements on their way from storage into lent buffers.
 
 use super::lend::{Exchanged, Place, Places};
-use crate::{LoadCx, ReadCx, ReadTensor, ReadTotals, Result, StorageReader, StrategyError};
+use crate::{LoadCx, ReadCx, ReadTensor, Result, StorageReader, StrategyError, Traffic};
 use reshard_model::{DType, Layout, LentBuffer, LentView, Region, RegionMut, Tensor};
 use reshard_plan::{Destination, ReadItem, Selection, cast};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(super) async fn transfer<'p>(
     from: &dyn StorageReader,
     how: &ReadCx<'_>,
     cx: &LoadCx<'_>,
-) -> Result<(ReadTotals, Exchanged<'p>)> {
+) -> Result<(Traffic, Exchanged<'p>)> {
     places.zeros.into_iter().try_for_each(zero)?;
     let (mut direct, mut detours) = (Vec::new(), Vec::new());
     for Place { item, dtype, into } in places.reads {
@@ -88,7 +88,7 @@ async fn through_scratch(
     from: &dyn StorageReader,
     how: &ReadCx<'_>,
     cx: &LoadCx<'_>,
-) -> Result<ReadTotals> {
+) -> Result<Traffic> {
     let (mut reads, mut waiting) = (Vec::new(), Vec::new());
     for Detour { item, selection, dtype, into } in detours {
         let (read, lent, views) = scratch(&item.piece.key, selection, into.shape())?;

@@ -13,7 +13,7 @@ mod work;
 use super::{resolve::Source, written::Target};
 use crate::{
     Result, StorageWriter, WriteResult,
-    pipeline::exchange::{self, Apart, Outgoing, Stopped, Table, Traffic},
+    pipeline::exchange::{self, Apart, Outgoing, Stopped, Streams, Table},
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -68,7 +68,7 @@ struct Writes<W> {
 }
 
 #[async_trait]
-impl<W: StorageWriter> Traffic for Writes<W> {
+impl<W: StorageWriter> Streams for Writes<W> {
     async fn send(&mut self) -> Result<Outgoing> {
         // A rank has nothing to say until its files need bytes, or are written.
         self.feed.ready().await;

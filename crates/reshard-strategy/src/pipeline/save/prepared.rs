@@ -6,8 +6,8 @@ use super::{
     written::{Target, check_written, lay_out},
 };
 use crate::{
-    AsyncStager, FileLayout, FinishCx, PreparedSave, RankTotals, Records, Result, SaveTotals, Saved,
-    StorageInfo, StorageWriter, StrategyError, WriteResult, agree, cause,
+    AsyncStager, FileLayout, FinishCx, PreparedSave, Records, Result, SaveTotals, Saved, StorageInfo,
+    StorageWriter, StrategyError, Traffic, WriteResult, agree, cause,
     pipeline::exchange::{Apart, Stopped},
     staging::stage_leaves,
 };
@@ -188,7 +188,7 @@ impl<W: StorageWriter> Prepared<W> {
             Err(cause) => (Records::default(), Err(cause)),
         };
         let mut ranks = Vec::new();
-        let summed = comm.all_reduce("write", mine, |all: Vec<RankTotals>| {
+        let summed = comm.all_reduce("write", mine, |all: Vec<Traffic>| {
             ranks = all;
             Ok(SaveTotals::of(&ranks))
         });
@@ -202,9 +202,9 @@ fn written_already() -> StrategyError {
     StrategyError::Internal("a prepared save is written once, and staged before".into())
 }
 
-fn totals(results: &[WriteResult]) -> RankTotals {
+fn totals(results: &[WriteResult]) -> Traffic {
     let parts = || results.iter().flat_map(|p| &p.parts);
     let files: BTreeSet<&str> = parts().map(|p| p.file.as_str()).collect();
     let bytes = parts().map(StorageInfo::length).sum();
-    RankTotals { items: results.len() as u64, bytes, files: files.len() as u64 }
+    Traffic::written(results.len() as u64, bytes, files.len() as u64)
 }

@@ -1,7 +1,7 @@
 //! The sending side of an exchange: what this rank reads for others.
 
 use crate::{
-    LoadCx, ReadCx, ReadObject, ReadTotals, Result, StorageReader, StrategyError, encode_object,
+    LoadCx, ReadCx, ReadObject, Result, StorageReader, StrategyError, Traffic, encode_object,
     pipeline::{
         exchange::{Outgoing, Table, not_a_peer},
         load::{
@@ -54,7 +54,7 @@ impl<'p> Giver<'p> {
         from: &dyn StorageReader,
         how: &ReadCx<'_>,
         cx: &LoadCx<'_>,
-        totals: &mut ReadTotals,
+        totals: &mut Traffic,
     ) -> Result<Outgoing> {
         self.read(from, how, cx, totals).await?;
         // Each peer gets at most the quota. All receivers of the same data advance together, so these are kept only once.
@@ -86,7 +86,7 @@ impl<'p> Giver<'p> {
         from: &dyn StorageReader,
         how: &ReadCx<'_>,
         cx: &LoadCx<'_>,
-        totals: &mut ReadTotals,
+        totals: &mut Traffic,
     ) -> Result<()> {
         let mut held: u64 = self.ready.iter().map(|ready| ready.bytes.len() as u64).sum();
         // It is better to read much at a time than a little in each round, because formats read neighbouring chunks together.
@@ -160,7 +160,7 @@ async fn read_tensors(
     selections: Vec<&Selection>,
     from: &dyn StorageReader,
     how: &ReadCx<'_>,
-    totals: &mut ReadTotals,
+    totals: &mut Traffic,
 ) -> Result<Vec<Tensor>> {
     if selections.is_empty() {
         return Ok(Vec::new());
