@@ -51,8 +51,12 @@ fn remove_open(at: impl AsFd, name: &OsStr, dir: &OwnedFd) -> Result<(), Failed>
     if mount::is_apart(dir, &at)? {
         return Err(Failed::Apart(PathBuf::new()));
     }
-    if let Some(apart) = mount::first_below(dir)? {
-        return Err(Failed::Apart(apart));
+    match mount::first_below(dir) {
+        Ok(None) => {}
+        Ok(Some(apart)) => return Err(Failed::Apart(apart)),
+        // Somebody else is removing it, too.
+        Err(Errno::NOENT | Errno::STALE) => return Err(Errno::NOTEMPTY.into()),
+        Err(e) => return Err(e.into()),
     }
     clear(dir)?;
     Ok(rustix::fs::unlinkat(&at, name, AtFlags::REMOVEDIR)?)
