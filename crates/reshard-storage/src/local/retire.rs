@@ -282,7 +282,7 @@ mod tests {
             let files = ["own", "m/gold", "m/sub/gold"].map(|f| Name::new(f).unwrap());
             let e = retire(&site, &aside, &old, &new, &files, Durability::Process).unwrap_err();
             assert!(matches!(&e, StorageError::NotCarried { first, count: 1, .. } if first == "m"), "{e}");
-            assert!(aside.path.join("own").exists());
+            assert!(aside.path.join("own").exists() && !site.place.join("m").exists());
             // The temporary directory is removed through mounts.
             unbind(&aside.path.join("m"));
         });
