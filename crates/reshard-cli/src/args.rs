@@ -10,6 +10,7 @@ use reshard::{
     policy::{ByteSize, ShardingPolicy},
     torch_dist::Flavour,
 };
+use reshard_convert::MAX_PIECES;
 use std::{sync::Arc, time::Duration};
 
 /// Inspect, digest, verify and convert distributed checkpoints, without Python.
@@ -234,6 +235,10 @@ pub(crate) struct Convert {
     /// The number of ranks.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     pub(crate) ranks: u32,
+    /// The most pieces into which the ranks may cut all tensors together: each into one per rank, but into no more than it has
+    /// rows. A million pieces take about 2 GB of memory.
+    #[arg(long, value_name = "N", default_value_t = MAX_PIECES)]
+    pub(crate) max_pieces: u64,
     /// The number of files of each rank.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) files_per_rank: u32,
@@ -243,6 +248,9 @@ pub(crate) struct Convert {
     /// The sharding policy that decides on files, as JSON.
     #[arg(long, value_name = "JSON", conflicts_with_all = ["files_per_rank", "max_shard_size"], value_parser = policy)]
     pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
+    /// The most slices into which a policy or --max-shard-size may cut. The default is 4 per piece, plus a million.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_slices: Option<usize>,
     #[command(flatten)]
     pub(crate) select: Select,
     /// Replace the checkpoint at DST. It stays whole until the new one is complete.

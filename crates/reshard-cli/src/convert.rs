@@ -13,7 +13,7 @@ use crate::{
 };
 use futures::executor::block_on;
 use reshard::{ErrorKind, SaveReport, policy::PolicyMetrics, torch_dist};
-use reshard_convert::{Asked, ConvertError, ConvertReport, Finding, MAX_FILES, check_files, convert};
+use reshard_convert::{Asked, ConvertError, ConvertReport, Finding, check_files, convert};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -43,6 +43,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         .with_flavour(args.flavour.into());
     let mut setup = convert(&source, &args.dst)
         .ranks(args.ranks)
+        .max_pieces(args.max_pieces)
         .strategy(strategy)
         .overwrite(args.overwrite)
         .verify(!args.no_verify)
@@ -53,6 +54,9 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     }
     if let Some(max) = args.max_shard_size {
         setup = setup.max_shard_size(max.0);
+    }
+    if let Some(max) = args.max_slices {
+        setup = setup.max_slices(max);
     }
     if let Some(policy) = &args.policy {
         setup = setup.policy(policy.clone());
@@ -98,7 +102,7 @@ fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>
         return Ok(());
     }
     let (out, time) = (&mut *io.out, Duration::from_secs_f64(report.seconds));
-    writeln!(out, "{}  {}", styled(GOOD, "converted"), report.dst)?;
+    writeln!(out, "{}  {}", styled(GOOD, "converted"), shown(report.dst))?;
     let what =
         format!("{}, {}", units::some(report.tensors, "tensor"), units::some(report.objects, "object"));
     fact(out, "holds", what)?;
@@ -119,16 +123,26 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
     let src = &args.src;
     let what = e.to_string();
     match e {
-        ConvertError::TooManyFiles { files, asked } => {
-            let (files, max) = (units::count(files), units::count(MAX_FILES));
-            let what = format!("that would be {files} files, and a conversion writes at most {max}");
+        ConvertError::TooManyFiles { files, max, asked } => {
+            let (files, max, why) = (units::count(files), units::count(max), asked.why());
+            let what = format!("that would be {files} files, and a conversion writes at most {max}{why}");
             let hint = match asked {
                 Asked::BySize => "name a larger --max-shard-size",
                 _ => "name fewer --ranks or --files-per-rank",
             };
             CliError::told(what, hint)
         }
-        ConvertError::Over { .. } => CliError::told(
+        ConvertError::TooManyPieces { pieces, max, ranks } => {
+            let (pieces, max, ranks) =
+                (units::count(pieces), units::count(max), units::some(ranks.into(), "rank"));
+            CliError::told(
+                format!(
+                    "{ranks} would cut the tensors into {pieces} pieces, and a conversion cuts into at most {max}"
+                ),
+                "name fewer --ranks, or raise the limit with --max-pieces N; a million pieces take about 2 GB of memory",
+            )
+        }
+        ConvertError::Over { .. } | ConvertError::Linked { .. } => CliError::told(
             what,
             "convert to a new place beside the source, verify it, then rename it to where you want it",
         ),

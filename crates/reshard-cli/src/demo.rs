@@ -76,7 +76,7 @@ pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8>
     table::rows(io.out, ["PHASE", ">BYTES", ">TIME", ">RATE", ""], phases.0)?;
     writeln!(io.out, "\n{}  all {} bytes are right", styled(GOOD, "ok"), units::count(bytes))?;
     match &args.dir {
-        Some(dir) => writeln!(io.out, "Look at it:  reshard inspect {dir}")?,
+        Some(dir) => writeln!(io.out, "Look at it:  reshard inspect {}", table::shown(dir))?,
         None => writeln!(
             io.out,
             "Keep the checkpoint with --dir DIR; `reshard inspect DIR` shows what is in it."

@@ -32,6 +32,7 @@ mod prune;
 mod run;
 mod table;
 mod units;
+mod usage;
 mod verify;
 mod whereabouts;
 

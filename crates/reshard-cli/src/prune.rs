@@ -88,13 +88,20 @@ pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8
         Some(format) => prune.format(format.clone()),
         None => prune,
     };
-    let report = blocking::run(prune).map_err(|e| program.explained(&args.dir, e))?;
-    if args.json {
-        json::write(io.out, &Report::of(args.dry_run, &report))?;
-        return Ok(OK);
+    let (report, outcome) = match blocking::run(prune) {
+        Ok(report) => (report, Ok(OK)),
+        Err(e) => {
+            let (e, report) = e.into_parts();
+            (report, Err(program.explained(&args.dir, e)))
+        }
+    };
+    // A failure comes after what was done before it.
+    match (&outcome, args.json) {
+        (Err(_), _) if report.removed.is_empty() => {}
+        (_, true) => json::write(io.out, &Report::of(args.dry_run, &report))?,
+        (_, false) => print(args.dry_run, &report, io)?,
     }
-    print(args.dry_run, &report, io)?;
-    Ok(OK)
+    outcome
 }
 
 fn print(dry_run: bool, p: &PruneReport, io: &mut Io<'_>) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::{
     program::Program,
     prune,
     table::BAD,
-    verify,
+    usage, verify,
 };
 use clap::Parser;
 use reshard::{Registry, Stores};
@@ -30,16 +30,17 @@ impl Program {
         let cli = match Cli::try_parse_from(args) {
             Ok(cli) => cli,
             Err(e) => {
-                if asked_for_json && e.use_stderr() {
-                    let message = e.render().to_string();
+                let (is_error, code) = (e.use_stderr(), e.exit_code());
+                let text = usage::text(e);
+                if asked_for_json && is_error {
+                    let message = anstream::adapter::strip_str(&text).to_string();
                     let message = message.trim_start_matches("error: ").trim_end();
                     io.error_json("invalid", None, message, "`reshard help` says what it can be asked");
                 }
-                let text = e.render().ansi().to_string();
-                let to = if e.use_stderr() { &mut *io.err } else { &mut *io.out };
+                let to = if is_error { &mut *io.err } else { &mut *io.out };
                 // A closed pipe keeps nobody from having asked for help.
                 write!(to, "{text}").and_then(|()| to.flush()).unwrap_or(());
-                return u8::try_from(e.exit_code()).unwrap_or(FAILED);
+                return u8::try_from(code).unwrap_or(FAILED);
             }
         };
         let done = self.command(&cli.command, io).and_then(|code| {

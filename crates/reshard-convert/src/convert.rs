@@ -4,7 +4,7 @@ use crate::{
     Asked, ConvertError, Finding, Result,
     destination::{self, check_files},
     rewrite::Rewrite,
-    source::{Keys, Source},
+    source::{self, Keys, Source},
 };
 use futures::future::join_all;
 use reshard::{
@@ -21,8 +21,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The maximal number of ranks of one conversion. So many ranks take half a gigabyte of memory in addition to the data.
+/// The maximal number of ranks of one conversion. So many ranks take about 100 MB of memory in addition to their pieces.
 pub const MAX_RANKS: u32 = 4_096;
+
+/// The maximal number of pieces into which one conversion cuts tensors, unless [`Convert::max_pieces`] sets another one. So many pieces take about
+/// half a gigabyte of memory.
+pub const MAX_PIECES: u64 = 200_000;
 
 /// The deadline of a step is long, because all ranks run in one process: one rank may write for hours while the others wait.
 const PATIENCE: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -42,8 +46,10 @@ pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
         dst,
         keys: Keys::default(),
         ranks: 1,
+        max_pieces: MAX_PIECES,
         config: TorchDistConfig::new(),
         max_shard_size: None,
+        max_slices: None,
         policy: None,
         overwrite: false,
         verify: true,
@@ -62,8 +68,10 @@ pub struct Convert<'a> {
     dst: &'a str,
     keys: Keys<'a>,
     ranks: u32,
+    max_pieces: u64,
     config: TorchDistConfig,
     max_shard_size: Option<u64>,
+    max_slices: Option<usize>,
     policy: Option<Arc<dyn ShardingPolicy>>,
     overwrite: bool,
     verify: bool,
@@ -83,6 +91,14 @@ impl<'a> Convert<'a> {
     /// The number of ranks. The default is 1, the maximum is [`MAX_RANKS`].
     pub fn ranks(mut self, ranks: u32) -> Self {
         self.ranks = ranks;
+        self
+    }
+
+    /// Into how many pieces the ranks may cut all tensors together. The default is [`MAX_PIECES`]. A tensor is cut into one
+    /// piece per rank, but into no more than it has rows. What is not cut does not count. A million pieces take about 2 GB of
+    /// memory.
+    pub fn max_pieces(mut self, pieces: u64) -> Self {
+        self.max_pieces = pieces;
         self
     }
 
@@ -108,6 +124,12 @@ impl<'a> Convert<'a> {
     /// The policy that decides which tensor, or which part of it, goes into which file; see [`reshard::Save::policy`].
     pub fn policy(mut self, policy: impl Into<Arc<dyn ShardingPolicy>>) -> Self {
         self.policy = Some(policy.into());
+        self
+    }
+
+    /// How many slices the policy's answer may have; see [`reshard::Save::max_slices`].
+    pub fn max_slices(mut self, slices: usize) -> Self {
+        self.max_slices = Some(slices);
         self
     }
 
@@ -165,13 +187,14 @@ impl<'a> Convert<'a> {
             return Err(ConvertError::Ranks(self.ranks));
         }
         check_files(self.ranks, self.config.files_per_rank.max(1))?;
+        self.few_enough_pieces()?;
         self.can_be_carried()?;
         let stores = match self.stores.take() {
             Some(stores) => stores,
             None => Stores::linked().map_err(|e| ConvertError::Destination(e.into()))?,
         };
         let store = &**self.source.store();
-        destination::check(self.source.url(), store, self.dst, &stores, self.overwrite)?;
+        destination::check(self.source.url(), store, self.dst, &stores, self.overwrite).await?;
         // Tensors are read in blocks, and a block is not a whole item with a checksum. So damage would be carried over
         // and get a new, correct checksum. Therefore the source is checked first.
         if self.verify {
@@ -182,6 +205,15 @@ impl<'a> Convert<'a> {
         let source = Source::read(self.source, &self.keys).await.map_err(ConvertError::Read)?;
         source.has_places()?;
         Ok(Conversion { setup: self, source, stores })
+    }
+
+    /// Refuses more pieces than fit into memory. A small source can name many tensors.
+    fn few_enough_pieces(&self) -> Result<()> {
+        let pieces = source::cut_pieces(self.source, &self.keys, self.ranks);
+        if pieces <= self.max_pieces {
+            return Ok(());
+        }
+        Err(ConvertError::TooManyPieces { pieces, max: self.max_pieces, ranks: self.ranks })
     }
 
     /// Refuses a source that is not understood as a whole.
@@ -268,9 +300,7 @@ impl Conversion<'_> {
             return Err(ConvertError::NothingChosen { src: setup.source.url().into() });
         }
         let start = Instant::now();
-        let dealt = source.dealt(setup.ranks);
-        let states = (0..setup.ranks).map(|rank| source.of_rank(rank, setup.ranks, &dealt));
-        let states: Vec<StateDict> = states.collect::<Result<_, _>>().map_err(ConvertError::Read)?;
+        let states = source.states(setup.ranks).map_err(ConvertError::Read)?;
         let saved = setup.save(&source, &states, stores).await?;
         Ok(ConvertReport {
             tensors: source.tensors(),
@@ -294,6 +324,9 @@ impl Convert<'_> {
             let mut save = source.save(state, self.dst);
             if let Some(policy) = &policy {
                 save = save.boxed_policy(Arc::clone(policy));
+            }
+            if let Some(slices) = self.max_slices {
+                save = save.max_slices(slices);
             }
             if let Some(registry) = &self.registry {
                 save = save.registry(registry.clone());

@@ -3,7 +3,7 @@
 use crate::{Asked, ConvertError, Over, Result};
 use reshard::{
     Stores,
-    storage::{LocalStore, StorageError, Store},
+    storage::{Link, LocalStore, StorageError, Store},
     strategy::StrategyError,
 };
 use std::{
@@ -15,6 +15,10 @@ use std::{
 /// The maximal number of files of one conversion. A directory should not hold more.
 pub const MAX_FILES: u64 = 65_536;
 
+/// The maximal product of ranks and files per rank. Each of these files is made, however small the source is, and making so
+/// many takes seconds.
+pub const MAX_FILES_OF_RANKS: u64 = 16_384;
+
 /// Checks that a conversion may write so many files. [`Convert`](crate::Convert) calls this itself. Your program can call
 /// it before it opens the source.
 ///
@@ -25,11 +29,12 @@ pub fn check_files(ranks: u32, files_per_rank: u32) -> Result<()> {
 }
 
 pub(crate) fn few_enough(files: u64, asked: Asked) -> Result<()> {
-    if files <= MAX_FILES { Ok(()) } else { Err(ConvertError::TooManyFiles { files, asked }) }
+    let max = if asked == Asked::ByRanks { MAX_FILES_OF_RANKS } else { MAX_FILES };
+    if files <= max { Ok(()) } else { Err(ConvertError::TooManyFiles { files, max, asked }) }
 }
 
 /// Refuses an impossible destination before the source is checked, because that check may take long.
-pub(crate) fn check(
+pub(crate) async fn check(
     src: &str,
     source: &dyn Store,
     dst: &str,
@@ -41,6 +46,11 @@ pub(crate) fn check(
     let dst_path = local_path(&place.url());
     if let Some(over) = over(source, &*place, dst_path.as_deref()) {
         return Err(ConvertError::Over { dst: dst.into(), over, src: src.into() });
+    }
+    if let Some(dst_path) = &dst_path
+        && let Some(file) = linked(source, dst_path).await?
+    {
+        return Err(ConvertError::Linked { dst: dst.into(), file, src: src.into() });
     }
     let taken = dst_path.is_some_and(|d| fs::read_dir(d).is_ok_and(|mut found| found.next().is_some()));
     if taken && !overwrite {
@@ -62,6 +72,28 @@ fn over(source: &dyn Store, place: &dyn Store, dst: Option<&Path>) -> Option<Ove
         (Some(src), Some(dst)) => holds(dst, &src),
         _ => (url == place.url()).then_some(Over::Source),
     }
+}
+
+/// The first file of the source that is a link to what a directory holds.
+async fn linked(source: &dyn Store, dst: &Path) -> Result<Option<String>> {
+    let Some(src) = local_path(&source.url()).filter(|_| dst.exists()) else { return Ok(None) };
+    let links = source.links().await.map_err(|e| ConvertError::Destination(e.into()))?;
+    let into = |link: &Link| link.followed && leads_into(dst, src.join(link.name.as_str()));
+    Ok(links.into_iter().find(into).map(|link| link.name.to_string()))
+}
+
+/// Whether a link leads to what a directory holds, at its end or by another link on the way.
+fn leads_into(dst: &Path, link: PathBuf) -> bool {
+    let mut at = link;
+    // No system follows more.
+    for _ in 0..40 {
+        let Ok(target) = fs::read_link(&at) else { return false };
+        at = at.parent().unwrap_or(Path::new("/")).join(target);
+        if at.parent().is_some_and(|above| holds(dst, above).is_some()) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Whether a directory is the same as another one or contains it, whatever their names are.

@@ -1,6 +1,6 @@
 //! Why a conversion is refused, or fails.
 
-use crate::{MAX_FILES, MAX_RANKS};
+use crate::MAX_RANKS;
 use reshard::{
     BackendVersion, ErrorKind, Region,
     strategy::{Damage, StrategyError},
@@ -17,13 +17,38 @@ pub enum ConvertError {
     /// No rank, or more than [`MAX_RANKS`].
     #[error("a conversion has 1 to {MAX_RANKS} ranks, not {0}")]
     Ranks(u32),
-    /// More than [`MAX_FILES`].
-    #[error("that would be {files} files, and a conversion writes at most {MAX_FILES}")]
+    /// More than [`MAX_FILES`](crate::MAX_FILES) or [`MAX_FILES_OF_RANKS`](crate::MAX_FILES_OF_RANKS).
+    #[error("that would be {files} files, and a conversion writes at most {max}{}", asked.why())]
     TooManyFiles {
         /// How many it would be.
         files: u64,
+        /// How many are allowed.
+        max: u64,
         /// Which option asks for them.
         asked: Asked,
+    },
+    /// More pieces than [`Convert::max_pieces`](crate::Convert::max_pieces).
+    #[error(
+        "{ranks} ranks would cut the tensors into {pieces} pieces, and a conversion cuts into at most {max}; name fewer ranks, or raise \
+         `max_pieces`"
+    )]
+    TooManyPieces {
+        /// How many it would be.
+        pieces: u64,
+        /// How many are allowed.
+        max: u64,
+        /// The number of ranks.
+        ranks: u32,
+    },
+    /// A file of the source is a link into the destination, so replacing that would take the file from the source.
+    #[error("{dst} holds what {file} in {src} is a link to")]
+    Linked {
+        /// The destination.
+        dst: String,
+        /// The link, as a name in the source.
+        file: String,
+        /// The source.
+        src: String,
     },
     /// The destination is the source, or a directory that contains the source.
     #[error("{dst} {over} {src}")]
@@ -102,6 +127,16 @@ pub enum Asked {
     BySize,
 }
 
+impl Asked {
+    /// Where a limit on files is another one.
+    pub fn why(self) -> &'static str {
+        match self {
+            Self::ByRanks => " by ranks and files per rank",
+            Self::BySize => "",
+        }
+    }
+}
+
 /// How a destination relates to the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -150,7 +185,11 @@ impl ConvertError {
     /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Ranks(_) | Self::TooManyFiles { .. } | Self::Over { .. } => ErrorKind::Invalid,
+            Self::Ranks(_)
+            | Self::TooManyFiles { .. }
+            | Self::TooManyPieces { .. }
+            | Self::Over { .. }
+            | Self::Linked { .. } => ErrorKind::Invalid,
             Self::Destination(e) => e.kind(),
             Self::Format { .. } | Self::Flattened { .. } | Self::Unknown { .. } => ErrorKind::Unsupported,
             Self::Unsound { finding, .. } => match finding {

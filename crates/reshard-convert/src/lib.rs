@@ -46,6 +46,6 @@ mod error;
 mod rewrite;
 mod source;
 
-pub use convert::{Conversion, Convert, ConvertReport, MAX_RANKS, convert};
-pub use destination::{MAX_FILES, check_files};
+pub use convert::{Conversion, Convert, ConvertReport, MAX_PIECES, MAX_RANKS, convert};
+pub use destination::{MAX_FILES, MAX_FILES_OF_RANKS, check_files};
 pub use error::{Asked, ConvertError, Finding, Over, Result};

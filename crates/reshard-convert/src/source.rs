@@ -123,7 +123,7 @@ impl Source {
 
     /// Gives each item that can't be cut to the least loaded rank, or the lowest of several. In a real job every rank would
     /// have it, but here memory would then grow with ranks times items.
-    pub(crate) fn dealt(&self, ranks: u32) -> Vec<u32> {
+    fn dealt(&self, ranks: u32) -> Vec<u32> {
         let mut loads = vec![0u64; ranks as usize];
         for t in self.items.iter().filter_map(Item::cut) {
             let row = t.nbytes() / t.shape().first().copied().unwrap_or(1).max(1);
@@ -149,26 +149,48 @@ impl Source {
         self.items.iter().map(deal).collect()
     }
 
-    /// The state of one rank, including its share of the [`dealt`](Self::dealt) items.
-    pub(crate) fn of_rank(&self, rank: u32, ranks: u32, dealt: &[u32]) -> Result<StateDict, reshard::Error> {
-        let mut sharded = StateDict::new();
-        for (item, to) in self.items.iter().zip(dealt) {
+    /// The state of each rank. An item that can't be cut is on one rank only, as [`dealt`](Self::dealt) says.
+    pub(crate) fn states(&self, ranks: u32) -> Result<Vec<StateDict>, reshard::Error> {
+        let mut states: Vec<StateDict> = (0..ranks).map(|_| StateDict::new()).collect();
+        for (item, to) in self.items.iter().zip(self.dealt(ranks)) {
             match item {
-                _ if item.cut().is_none() && *to != rank => {}
                 // Under its stored name: a cell of an array of objects stays as it is.
                 Item::Object(key, payload) => {
-                    nest(&mut sharded, key, ShardedObject::item(key, payload.clone()).into());
+                    if let Some(state) = states.get_mut(to as usize) {
+                        nest(state, key, ShardedObject::item(key, payload.clone()).into());
+                    }
                 }
                 Item::Tensor(t) => {
-                    if let Some(region) = part(t.shape(), rank.into(), ranks.into()) {
-                        let leaf = ShardedTensor::region_of(t.key(), t.dtype(), t.shape(), region.clone());
-                        nest(&mut sharded, t.key(), leaf.with_data(Data::Lazy(t.source(region)?)).into());
+                    let first = if item.cut().is_some() { 0 } else { to };
+                    let owners = (first..ranks).take(pieces_of(t.shape(), ranks) as usize);
+                    for (state, rank) in states.iter_mut().skip(first as usize).zip(owners) {
+                        if let Some(region) = part(t.shape(), rank.into(), ranks.into()) {
+                            let leaf =
+                                ShardedTensor::region_of(t.key(), t.dtype(), t.shape(), region.clone());
+                            nest(state, t.key(), leaf.with_data(Data::Lazy(t.source(region)?)).into());
+                        }
                     }
                 }
             }
         }
-        Ok(sharded)
+        Ok(states)
     }
+}
+
+/// Into how many pieces the chosen tensors are cut, those that are not cut aside.
+pub(crate) fn cut_pieces(checkpoint: &Checkpoint, keys: &Keys<'_>, ranks: u32) -> u64 {
+    let chosen = checkpoint.metadata().entries().filter(|e| keys.has(e.key()));
+    let pieces = chosen.map(|entry| match entry {
+        Entry::Tensor(t) => u64::from(pieces_of(&t.shape(), ranks)),
+        Entry::Object(..) => 1,
+    });
+    pieces.filter(|n| *n > 1).fold(0, u64::saturating_add)
+}
+
+/// Into how many pieces a tensor is cut: one per rank, but none without a row.
+fn pieces_of(shape: &[u64], ranks: u32) -> u32 {
+    let rows = shape.first().copied().unwrap_or(1).max(1);
+    u32::try_from(rows).unwrap_or(u32::MAX).min(ranks)
 }
 
 /// Trees are walked recursively, so a key with too many dots stays one name instead of a path.
@@ -218,6 +240,7 @@ mod tests {
                     at = p.end(0);
                 }
                 assert_eq!((at, parts.len() as u64), (rows, rows.min(ranks)));
+                assert_eq!(parts.len() as u32, pieces_of(&[rows, 3], ranks as u32));
             }
         }
     }
@@ -226,6 +249,7 @@ mod tests {
     fn what_cannot_be_cut_is_on_every_rank() {
         for shape in [&[][..], &[1, 8], &[0, 4]] {
             assert_eq!(part(shape, 2, 3), Some(Region::whole(shape)));
+            assert_eq!(pieces_of(shape, 3), 1);
         }
     }
 }

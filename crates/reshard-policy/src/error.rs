@@ -8,7 +8,9 @@ pub type Result<T, E = PolicyError> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum PolicyError {
     /// More slices than allowed.
-    #[error("more than {limit} slices; if that is meant, raise `Limits::max_slices`")]
+    #[error(
+        "more than {limit} slices; if so many are meant, raise `max_slices` (`--max-slices` of `reshard convert`)"
+    )]
     TooMany {
         /// How many are allowed.
         limit: usize,

@@ -39,20 +39,20 @@ pub trait StoreExt: Store {
     }
 
     /// [`Recovery::remove_leftover`](crate::Recovery::remove_leftover), if the store has a `Recovery`.
-    fn remove_leftover(&self, attempt: &str) -> impl Future<Output = Result<()>> + Send {
+    fn remove_leftover(&self, left: &Leftover) -> impl Future<Output = Result<()>> + Send {
         async move {
             match self.recovery() {
-                Some(recovery) => recovery.remove_leftover(attempt).await,
+                Some(recovery) => recovery.remove_leftover(left).await,
                 None => Ok(()),
             }
         }
     }
 
     /// [`Recovery::finish_replacing`](crate::Recovery::finish_replacing), if the store has a `Recovery`.
-    fn finish_replacing(&self, attempt: &str, files: &[Name]) -> impl Future<Output = Result<()>> + Send {
+    fn finish_replacing(&self, left: &Leftover, files: &[Name]) -> impl Future<Output = Result<()>> + Send {
         async move {
             match self.recovery() {
-                Some(recovery) => recovery.finish_replacing(attempt, files).await,
+                Some(recovery) => recovery.finish_replacing(left, files).await,
                 None => Ok(()),
             }
         }

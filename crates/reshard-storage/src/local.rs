@@ -4,8 +4,10 @@ mod begun;
 mod dir;
 mod file;
 mod leftover;
+mod mount;
 mod part;
 mod read;
+mod remove;
 mod retire;
 mod root;
 mod sibling;
@@ -196,13 +198,13 @@ impl Recovery for LocalStore {
         pool::run_one(move || leftover::leftovers(&place)).await
     }
 
-    async fn remove_leftover(&self, attempt: &str) -> Result<()> {
-        let (place, attempt) = (self.path().to_path_buf(), attempt.to_owned());
-        pool::run_one(move || transaction::remove_leftover(&place, &attempt)).await
+    async fn remove_leftover(&self, left: &Leftover) -> Result<()> {
+        let (place, left) = (self.path().to_path_buf(), left.clone());
+        pool::run_one(move || transaction::remove_leftover(&place, &left)).await
     }
 
-    async fn finish_replacing(&self, attempt: &str, files: &[Name]) -> Result<()> {
-        let (place, attempt, files) = (self.path().to_path_buf(), attempt.to_owned(), files.to_vec());
-        pool::run_one(move || transaction::finish_replacing(&place, &attempt, &files)).await
+    async fn finish_replacing(&self, left: &Leftover, files: &[Name]) -> Result<()> {
+        let (place, left, files) = (self.path().to_path_buf(), left.clone(), files.to_vec());
+        pool::run_one(move || transaction::finish_replacing(&place, &left, &files)).await
     }
 }

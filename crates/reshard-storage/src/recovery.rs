@@ -45,17 +45,21 @@ pub trait Recovery: Send + Sync {
     /// anything that may belong to somebody else.
     async fn leftovers(&self) -> Result<Vec<Leftover>>;
 
-    /// Removes what an attempt wrote. `Ok` if nothing is left.
-    async fn remove_leftover(&self, attempt: &str) -> Result<()>;
+    /// Removes a leftover that [`leftovers`](Self::leftovers) has told, unless it is a replaced version. Finds it by its path, so
+    /// the work does not grow with the number of leftovers. `Ok` if it is gone.
+    ///
+    /// # Errors
+    /// Before anything is removed: [`Unsupported`](crate::StorageError::Unsupported), if a file system is mounted in it.
+    async fn remove_leftover(&self, left: &Leftover) -> Result<()>;
 
     /// Finishes the work of an attempt that replaced a version and died ([`Leftover::replaced`]). Removes these files of the old
     /// version, and moves all other files in it back to the place. `Ok` if nothing is left, and also in stores that never leave
     /// anything.
     ///
     /// # Errors
-    /// [`NotCarried`](crate::StorageError::NotCarried) names what stays where it is, because its name is taken or the
-    /// system refuses.
-    async fn finish_replacing(&self, _attempt: &str, _files: &[Name]) -> Result<()> {
+    /// [`NotCarried`](crate::StorageError::NotCarried) names what stays where it is, because its name is taken, the
+    /// system refuses, or a file system is mounted there. If one is, no file of the old version is removed.
+    async fn finish_replacing(&self, _left: &Leftover, _files: &[Name]) -> Result<()> {
         Ok(())
     }
 }

@@ -11,6 +11,8 @@ use std::path::PathBuf;
 #[cfg_attr(feature = "testkit", derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord))]
 #[cfg_attr(not(feature = "testkit"), expect(dead_code, unreachable_pub, reason = "only named, never made"))]
 pub enum Trace {
+    /// The names in a directory were listed, to find what attempts have left there.
+    Listed(PathBuf),
     /// A directory was made.
     Made(PathBuf),
     /// Bytes were written into a file.
@@ -30,7 +32,8 @@ impl Trace {
     /// The file or directory.
     pub fn path(&self) -> &Path {
         match self {
-            Self::Made(p)
+            Self::Listed(p)
+            | Self::Made(p)
             | Self::Wrote(p)
             | Self::Linked(p)
             | Self::SyncedFile(p)

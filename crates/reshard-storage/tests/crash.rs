@@ -106,10 +106,8 @@ fn a_crash_at_any_step_leaves_the_old_or_the_new_version() {
             for left in block_on(store.leftovers()).unwrap() {
                 assert_eq!(left.replaced, version(&place) == Some(2), "{step}");
                 match left.replaced {
-                    true => {
-                        block_on(store.finish_replacing(&left.attempt, &["a", "d/b", "record"].map(name)))
-                    }
-                    false => block_on(store.remove_leftover(&left.attempt)),
+                    true => block_on(store.finish_replacing(&left, &["a", "d/b", "record"].map(name))),
+                    false => block_on(store.remove_leftover(&left)),
                 }
                 .unwrap();
             }

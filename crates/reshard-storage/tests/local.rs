@@ -6,8 +6,10 @@ use bytes::Bytes;
 use futures::{executor::block_on, future::join_all};
 use reshard_model::ErrorKind;
 use reshard_storage::{
-    Durability, Extent, FileBody, IfExists, Length, LocalStore, Name, Progress, Result, StorageError, Store,
-    StoreExt, Written, wait,
+    Durability, Extent, FileBody, IfExists, Leftover, Length, LocalStore, Name, Progress, Result,
+    StorageError, Store, StoreExt, Written,
+    testkit::{Trace, Trail},
+    wait,
 };
 use std::{
     ffi::OsStr,
@@ -173,15 +175,61 @@ fn leftovers_are_those_of_this_place_only() {
     assert_eq!(told, [("one", false, 7), ("three", true, 0), ("two", false, 0)]);
     assert!(left[0].path.ends_with("/.x.one.tmp"));
     assert_eq!(left[0].modified, Some(when));
-    block_on(store.remove_leftover("one")).unwrap();
-    block_on(store.remove_leftover("three")).unwrap();
+    block_on(store.remove_leftover(&left[0])).unwrap();
+    block_on(store.remove_leftover(&left[1])).unwrap();
     assert_eq!(block_on(store.leftovers()).unwrap().len(), 2, "a replaced version may hold files of others");
-    block_on(store.finish_replacing("four", &[])).unwrap();
+    let four = dir.path().join(".x.four.1-2.old").display().to_string();
+    block_on(store.finish_replacing(&Leftover::new("four", four).replaced(), &[])).unwrap();
     assert!(dir.path().join(".x.four.1-2.old").exists(), "another directory than the one that is meant");
     for bad in ["", "../x", "a.b", "a/b"] {
-        assert_eq!(block_on(store.remove_leftover(bad)).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(
+            block_on(store.remove_leftover(&Leftover::new(bad, "/x"))).unwrap_err().kind(),
+            ErrorKind::Invalid
+        );
         assert_eq!(block_on(store.begin(bad, IfExists::Refuse)).unwrap_err().kind(), ErrorKind::Invalid);
     }
+}
+
+#[test]
+fn a_leftover_is_removed_only_under_its_own_name_and_beside_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalStore::at(dir.path().join("x")).unwrap();
+    for d in [".x.one.tmp", ".x.two.tmp", ".y.one.tmp", "away/.x.one.tmp"] {
+        fs::create_dir_all(dir.path().join(d)).unwrap();
+    }
+    let remove = |attempt: &str, name: &str| {
+        let path = dir.path().join(name).display().to_string();
+        block_on(store.remove_leftover(&Leftover::new(attempt, path))).unwrap();
+    };
+    for (attempt, name) in [("one", ".x.two.tmp"), ("one", ".y.one.tmp"), ("one", "x"), ("one", "..")] {
+        remove(attempt, name);
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 4);
+    // What lies elsewhere stays, whatever is said of it.
+    remove("one", "away/.x.one.tmp");
+    assert!(dir.path().join("away/.x.one.tmp").exists() && !dir.path().join(".x.one.tmp").exists());
+}
+
+#[test]
+fn the_names_beside_a_place_are_listed_once_however_many_leftovers_are_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = fs::canonicalize(dir.path()).unwrap();
+    for n in 0..20 {
+        fs::create_dir(home.join(format!(".x.a{n}.tmp"))).unwrap();
+        let old = home.join("old");
+        fs::create_dir(&old).unwrap();
+        let number = fs::metadata(&old).unwrap().ino();
+        fs::rename(&old, home.join(format!(".x.b{n}.1-{number:x}.old"))).unwrap();
+    }
+    fs::create_dir(home.join("x")).unwrap();
+    let store = LocalStore::at(home.join("x")).unwrap();
+    let trail = Trail::below(&home);
+    for left in block_on(store.leftovers()).unwrap() {
+        block_on(store.remove_leftover(&left)).unwrap();
+        block_on(store.finish_replacing(&left, &[])).unwrap();
+    }
+    let listings = trail.seen().into_iter().filter(|t| matches!(t, Trace::Listed(_))).count();
+    assert_eq!((listings, fs::read_dir(&home).unwrap().count()), (1, 1));
 }
 
 #[test]
@@ -208,7 +256,7 @@ fn a_place_may_have_any_name() {
     let left = block_on(store.leftovers()).unwrap();
     assert_eq!(left.iter().map(|l| l.attempt.as_str()).collect::<Vec<_>>(), ["dead"]);
     assert!(LocalStore::open(&left[0].path).unwrap().path().is_dir(), "{}", left[0].path);
-    block_on(store.remove_leftover("dead")).unwrap();
+    block_on(store.remove_leftover(&left[0])).unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 

@@ -272,8 +272,8 @@ fn crash(place: &Path, kind: PlaceKind, step: &str) -> bool {
     let store = part(place, kind);
     for left in block_on(store.leftovers()).unwrap() {
         assert!(!left.replaced);
-        block_on(store.remove_leftover(&left.attempt)).unwrap();
-        block_on(store.finish_replacing(&left.attempt, &[])).unwrap();
+        block_on(store.remove_leftover(&left)).unwrap();
+        block_on(store.finish_replacing(&left, &[])).unwrap();
     }
     assert!(block_on(store.leftovers()).unwrap().is_empty());
     !status.success()

@@ -12,7 +12,8 @@ use std::{
     fs,
     os::unix::{
         ffi::OsStrExt,
-        fs::{MetadataExt, PermissionsExt, symlink},
+        fs::{MetadataExt, PermissionsExt, chown, symlink},
+        process::CommandExt,
     },
     path::Path,
     process::Command,
@@ -136,10 +137,11 @@ fn what_has_a_name_that_the_new_version_takes_is_kept_aside_and_told() {
     assert_eq!(beside(dir.path()), [&*format!(".x.second.{:x}-{old:x}.old", number()), "x"]);
     assert_eq!(beside(Path::new(kept)), ["new"], "the old version itself is gone");
     // Nothing takes it away; when the name is free it goes where it was.
-    let again = block_on(store.finish_replacing("second", &FILES.map(name))).unwrap_err();
+    let left = block_on(store.leftovers()).unwrap().pop().unwrap();
+    let again = block_on(store.finish_replacing(&left, &FILES.map(name))).unwrap_err();
     assert!(matches!(again, StorageError::NotCarried { .. }), "{again}");
     fs::remove_file(store.path().join("new")).unwrap();
-    block_on(store.finish_replacing("second", &FILES.map(name))).unwrap();
+    block_on(store.finish_replacing(&left, &FILES.map(name))).unwrap();
     assert_eq!(fs::read(store.path().join("new")).unwrap(), b"mine");
     assert_eq!(beside(dir.path()), ["x"]);
 }
@@ -246,4 +248,81 @@ fn a_home_and_what_lies_above_it_are_never_replaced() {
     }
     assert_eq!(fs::read(store.path().join("record")).unwrap(), [1]);
     assert_eq!(beside(dir.path()), ["to-home", "x"]);
+}
+
+/// The user that checks what only the owner of everything could do.
+const NOBODY: u32 = 65534;
+
+/// Runs a test again as somebody who is not root, with a directory of his own.
+fn as_nobody(test: &str, prepare: impl FnOnce(&Path), work: impl FnOnce(&Path)) {
+    const MARK: &str = "RESHARD_TEST_NOBODY";
+    if let Some(home) = std::env::var_os(MARK) {
+        return work(Path::new(&home));
+    }
+    let home = tempfile::tempdir().unwrap();
+    if !rustix::process::geteuid().is_root() {
+        return work(home.path());
+    }
+    chown(home.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    prepare(home.path());
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    again.args(["--exact", test, "--test-threads=1"]).env(MARK, home.path()).uid(NOBODY).gid(NOBODY);
+    let out = again.output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success() && text.contains("1 passed"), "{text}");
+}
+
+fn allow(dir: &Path, mode: u32) {
+    fs::set_permissions(dir, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn a_place_that_may_not_be_written_to_is_refused_before_anything_is_written() {
+    let test = "a_place_that_may_not_be_written_to_is_refused_before_anything_is_written";
+    as_nobody(
+        test,
+        |_| {},
+        |home| {
+            let store = LocalStore::at(home.join("x")).unwrap();
+            save(&store, "first", 1);
+            fs::write(store.path().join("README"), "mine").unwrap();
+            for mode in [0o555, 0o577] {
+                allow(store.path(), mode);
+                let e = begin(&store, "second").unwrap_err();
+                let told = e.to_string();
+                assert!(
+                    matches!(e, StorageError::Unsupported { .. }) && told.contains("chmod u+rwx"),
+                    "{told}"
+                );
+                assert_eq!(beside(home), ["x"]);
+            }
+            allow(store.path(), 0o700);
+            save(&store, "second", 2);
+            assert_eq!(fs::read(store.path().join("README")).unwrap(), b"mine");
+        },
+    );
+}
+
+#[test]
+fn a_place_of_another_user_is_refused_if_the_new_version_could_not_be_written_to() {
+    let test = "a_place_of_another_user_is_refused_if_the_new_version_could_not_be_written_to";
+    let prepare = |home: &Path| {
+        for (dir, mode) in [("x", 0o575), ("y", 0o775)] {
+            let store = LocalStore::at(home.join(dir)).unwrap();
+            save(&store, "first", 1);
+            chown(store.path(), None, Some(NOBODY)).unwrap();
+            allow(store.path(), mode);
+        }
+    };
+    as_nobody(test, prepare, |home| {
+        // Without another user there is nothing to try.
+        if home.join("x").exists() {
+            let store = |dir: &str| LocalStore::at(home.join(dir)).unwrap();
+            let e = begin(&store("x"), "second").unwrap_err().to_string();
+            assert!(e.contains("its owner has no right to write to it"), "{e}");
+            // The directories in it are not his.
+            let e = begin(&store("y"), "second").unwrap_err().to_string();
+            assert!(e.contains("no right to move the directory d in it"), "{e}");
+        }
+    });
 }

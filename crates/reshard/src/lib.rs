@@ -71,7 +71,7 @@ pub use checkpoint::{
 pub use common::{CommonForm, StoredCommon};
 pub use error::{Error, LoadError, Result};
 pub use load::{Load, load};
-pub use prune::{Kept, Prune, PruneReport, Remains, RemainsKind, prune};
+pub use prune::{Kept, Prune, PruneError, PruneReport, Remains, RemainsKind, prune};
 pub use report::{LoadReport, Phase, SaveReport};
 pub use save::{Save, save};
 pub use sidecar::{SIDECAR, Sidecar};

@@ -1,7 +1,7 @@
 //! Removes what saves have left behind.
 
 use crate::{
-    Result,
+    Error, Result,
     attempt::is_of_a_save,
     control::sha256,
     error::Context,
@@ -11,9 +11,12 @@ use crate::{
     sidecar::Sidecar,
 };
 use reshard_megatron::METADATA_JSON;
+use reshard_model::ErrorKind;
 use reshard_storage::{Entry, Leftover, Name, Progress, StorageError, Store, StoreExt, Stores};
 use reshard_strategy::{BackendVersion, Damage, FileRole, ReadLimits, Registry, StrategyError};
 use std::{
+    collections::BTreeSet,
+    fmt,
     future::{Future, IntoFuture},
     io,
     pin::Pin,
@@ -56,7 +59,8 @@ const IDLE: Duration = Duration::from_secs(24 * 3600);
 /// ```
 ///
 /// # Errors
-/// The place holds something that is no checkpoint, or a damaged one; another save finished meanwhile; I/O.
+/// The place holds something that is no checkpoint, or a damaged one; another save finished meanwhile; a file system is
+/// mounted in a leftover; I/O. [`PruneError::report`] says what was removed before that.
 pub fn prune(url: &str) -> Prune<'_> {
     Prune { url, dry_run: false, older_than: IDLE, how: HowToOpen::default() }
 }
@@ -82,6 +86,56 @@ pub struct PruneReport {
     /// Files in the directory that do not belong to the checkpoint.
     pub foreign: Vec<Entry>,
 }
+
+/// The error of a prune, with what was removed before it. Another call goes on.
+#[derive(Debug)]
+pub struct PruneError {
+    error: Error,
+    report: Box<PruneReport>,
+}
+
+impl PruneError {
+    /// The error.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// What the caller can do.
+    pub fn kind(&self) -> ErrorKind {
+        self.error.kind()
+    }
+
+    /// What was removed, and what stays. It does not contain leftovers that were not tried.
+    pub fn report(&self) -> &PruneReport {
+        &self.report
+    }
+
+    /// Returns the error and the [`report`](Self::report).
+    pub fn into_parts(self) -> (Error, PruneReport) {
+        (self.error, *self.report)
+    }
+}
+
+impl fmt::Display for PruneError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl std::error::Error for PruneError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+impl From<PruneError> for Error {
+    fn from(e: PruneError) -> Self {
+        e.error
+    }
+}
+
+/// What was done, and whether that is all.
+type Pruned = (PruneReport, Result<(), StrategyError>);
 
 /// A leftover.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,12 +216,16 @@ impl<'a> Prune<'a> {
         self
     }
 
-    async fn run(self) -> Result<PruneReport> {
+    async fn run(self) -> Result<PruneReport, PruneError> {
         let url = self.url;
-        self.prune().await.during(ACT, url)
+        let (report, outcome) = self.prune().await.unwrap_or_else(|e| (PruneReport::default(), Err(e)));
+        match outcome.during(ACT, url) {
+            Ok(()) => Ok(report),
+            Err(error) => Err(PruneError { error, report: Box::new(report) }),
+        }
     }
 
-    async fn prune(mut self) -> Result<PruneReport, StrategyError> {
+    async fn prune(mut self) -> Result<Pruned, StrategyError> {
         // Errors of linked strategies and stores come before any look at the place.
         let registry = match self.how.registry.take() {
             Some(r) => r,
@@ -201,7 +259,7 @@ impl<'a> Prune<'a> {
             }
         }
         if self.dry_run {
-            return Ok(plan.report());
+            return Ok((plan.report(), Ok(())));
         }
         // A save that finished meanwhile has put another directory there, and knows better what it needs.
         let now = place.resolved().await?.unwrap_or_else(|| Arc::clone(&place));
@@ -209,7 +267,7 @@ impl<'a> Prune<'a> {
             let source = io::Error::new(io::ErrorKind::ResourceBusy, "somebody saved to it meanwhile");
             return Err(StorageError::io("prune", self.url, source).into());
         }
-        plan.carry_out(&held, &place).await
+        Ok(plan.carry_out(&held, &place).await)
     }
 
     /// Opens the checkpoint if a quick check finds no damage.
@@ -218,7 +276,7 @@ impl<'a> Prune<'a> {
         let found = opened.reader.verify(false, &Progress::default()).await?;
         match opened.common().await {
             // It is whole, but this program can't decode all of it.
-            Err(e) if e.kind() == reshard_model::ErrorKind::Unsupported => {}
+            Err(e) if e.kind() == ErrorKind::Unsupported => {}
             common => drop(common?),
         }
         let name = |d: &Damage| d.key.as_ref().map(|k| format!("{k}: ")).unwrap_or_default();
@@ -257,7 +315,7 @@ impl<'a> Prune<'a> {
 }
 
 impl<'a> IntoFuture for Prune<'a> {
-    type Output = Result<PruneReport>;
+    type Output = Result<PruneReport, PruneError>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
@@ -408,35 +466,38 @@ impl Plan {
         self.report
     }
 
-    async fn carry_out(
-        mut self,
-        held: &Arc<dyn Store>,
-        place: &Arc<dyn Store>,
-    ) -> Result<PruneReport, StrategyError> {
-        let now = left_by_saves(place).await?;
+    /// If a removal fails, the rest is not tried, and the report says what is gone by then.
+    async fn carry_out(mut self, held: &Arc<dyn Store>, place: &Arc<dyn Store>) -> Pruned {
+        let now: BTreeSet<Leftover> = match left_by_saves(place).await {
+            Ok(now) => now.into_iter().collect(),
+            Err(e) => return (self.report, Err(e)),
+        };
         for (what, removal) in std::mem::take(&mut self.removals) {
-            let outcome = match removal {
-                // It changed since the check, so somebody is working on it.
-                Removal::File(name, then) if held.modified(&name).await? == then => {
-                    held.remove(&[name]).await
-                }
-                Removal::Unfinished(left) if now.contains(&left) => {
-                    place.remove_leftover(&left.attempt).await
-                }
-                Removal::Replaced(left, files) if now.contains(&left) => {
-                    place.finish_replacing(&left.attempt, &files).await
-                }
-                _ => {
-                    self.keep(what, Kept::Recent);
-                    continue;
-                }
-            };
-            match outcome {
-                Ok(()) => self.report.removed.push(what),
+            match remove(removal, &now, held, place).await {
+                Ok(true) => self.report.removed.push(what),
+                Ok(false) => self.keep(what, Kept::Recent),
                 Err(e @ StorageError::NotCarried { .. }) => self.keep(what, Kept::Stuck(e.to_string())),
-                Err(e) => return Err(e.into()),
+                Err(e) => return (self.report, Err(e.into())),
             }
         }
-        Ok(self.report)
+        (self.report, Ok(()))
     }
+}
+
+/// Removes one leftover. `false` if it changed since the check, so somebody is working on it.
+async fn remove(
+    removal: Removal,
+    now: &BTreeSet<Leftover>,
+    held: &Arc<dyn Store>,
+    place: &Arc<dyn Store>,
+) -> Result<bool, StorageError> {
+    match removal {
+        Removal::File(name, then) if held.modified(&name).await? == then => held.remove(&[name]).await?,
+        Removal::Unfinished(left) if now.contains(&left) => place.remove_leftover(&left).await?,
+        Removal::Replaced(left, files) if now.contains(&left) => {
+            place.finish_replacing(&left, &files).await?;
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
 }

@@ -8,9 +8,11 @@ use reshard::{
     Dialect, ErrorKind, Kept, LocalGroup, PruneReport, RemainsKind, ShardedTensor, StateDict, Stores, Tensor,
     blocking::{self, Checkpoint},
     storage::{
-        Depth, Head, Hints, IfExists, Listing, Name, Progress, StorageError, Store, StoreScheme, Transaction,
+        Depth, Head, Hints, IfExists, Listing, LocalStore, Name, Progress, StorageError, Store, StoreScheme,
+        Transaction,
     },
 };
+use reshard_storage::testkit::{Fault, FaultStore, Op, Trace, Trail};
 use std::{
     collections::BTreeMap,
     fs,
@@ -29,12 +31,12 @@ fn url(dir: &Path) -> String {
 }
 
 fn prune(dir: &Path) -> reshard::Result<PruneReport> {
-    blocking::run(reshard::prune(&url(dir)))
+    Ok(blocking::run(reshard::prune(&url(dir)))?)
 }
 
 /// Also what may be in use.
 fn prune_all(dir: &Path) -> reshard::Result<PruneReport> {
-    blocking::run(reshard::prune(&url(dir)).older_than(Duration::ZERO))
+    Ok(blocking::run(reshard::prune(&url(dir)).older_than(Duration::ZERO))?)
 }
 
 fn removed(report: &PruneReport) -> Vec<&str> {
@@ -298,6 +300,46 @@ fn what_unfinished_saves_left_goes_when_it_is_old_or_asked_for() {
     unfinished(&dir, 2 * DAY);
     assert_eq!(removed(&prune(&dir).unwrap()), [left.to_str().unwrap()]);
     assert_eq!(step(&dir), 1);
+}
+
+/// A checkpoint with some leftovers of unfinished saves.
+fn with_leftovers(count: usize) -> (TempDir, PathBuf) {
+    let (home, dir) = place();
+    save(&dir, 1);
+    for n in 0..count {
+        fs::create_dir(dir.with_file_name(format!(".step.{n:x}-1a2b3c4d5e6f7082-3.tmp"))).unwrap();
+    }
+    (home, dir)
+}
+
+#[test]
+fn a_prune_that_fails_halfway_says_what_it_has_removed() {
+    let (home, dir) = with_leftovers(5);
+    fs::write(dir.join("README.md"), "read me").unwrap();
+    let store = FaultStore::new(Arc::new(LocalStore::at(&dir).unwrap()));
+    store.fail(Op::RemoveLeftover, 3, Fault::Before);
+    let url = store.url();
+    let prune = reshard::prune(&url).older_than(Duration::ZERO).stores(Stores::only(Arc::new(store)));
+    let e = blocking::run(prune).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unavailable);
+    assert!(e.to_string().contains("injected fault"), "{e}");
+    let gone: Vec<_> =
+        (0..3).map(|n| dir.with_file_name(format!(".step.{n}-1a2b3c4d5e6f7082-3.tmp"))).collect();
+    assert_eq!(removed(e.report()), gone.iter().map(|p| p.to_str().unwrap()).collect::<Vec<_>>());
+    assert_eq!(foreign(e.report()), ["README.md"]);
+    assert!(gone.iter().all(|p| !p.exists()));
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 3);
+}
+
+#[test]
+fn the_names_beside_the_place_are_listed_as_often_for_one_leftover_as_for_many() {
+    let listings = |count| {
+        let (home, dir) = with_leftovers(count);
+        let trail = Trail::below(fs::canonicalize(home.path()).unwrap());
+        assert_eq!(prune_all(&dir).unwrap().removed.len(), count);
+        trail.seen().into_iter().filter(|t| matches!(t, Trace::Listed(_))).count()
+    };
+    assert_eq!(listings(30), listings(1));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 use crate::{
-    handmade, run,
+    handmade::{self, Item},
+    limits::{made, sound},
+    run,
     states::{self, Saved},
 };
 use reshard::{CommonForm, Value, ValueTree, blocking::Checkpoint, model::Tree};
@@ -389,19 +391,105 @@ fn more_files_than_a_directory_should_hold_are_refused_before_anything_is_read()
         |ranks, files| run(&["convert", "nowhere", &to, "--ranks", ranks, "--files-per-rank", files]);
     let ran = nowhere("4096", "65536");
     assert!(
-        ran.code == 2 && ran.err.contains("268,435,456 files") && ran.err.contains("65,536"),
+        ran.code == 2 && ran.err.contains("268,435,456 files") && ran.err.contains("16,384"),
         "{}",
         ran.err
     );
     assert!(ran.err.contains("hint: name fewer --ranks or --files-per-rank"), "{}", ran.err);
-    assert!(nowhere("241", "272").err.contains("65,552 files"));
-    assert!(nowhere("3", "21846").err.contains("65,538 files"));
-    for (ranks, files) in [("4096", "16"), ("1", "65536"), ("16", "4096")] {
+    assert!(nowhere("4096", "16").err.contains("65,536 files"));
+    assert!(nowhere("3", "5462").err.contains("16,386 files"));
+    for (ranks, files) in [("4096", "4"), ("1", "16384"), ("16", "1024")] {
         assert_eq!(nowhere(ranks, files).code, 3, "so many files may be, but nowhere is no checkpoint");
     }
     assert_eq!(convert(&["--ranks", "2", "--files-per-rank", "65536"]).code, 2);
     assert!(!std::path::Path::new(&to).exists());
     assert_eq!(convert(&["--ranks", "2", "--files-per-rank", "16"]).code, 0);
+}
+
+#[test]
+fn more_pieces_than_fit_into_memory_are_refused_and_an_option_raises_the_limit() {
+    let made = made(&[sound("a", 8, false), sound("b", 2, false), sound("c", 1, false)]);
+    let to = made.beside("to");
+    let convert = |more: &[&str]| run(&[&["convert", &made.url, &to, "--overwrite"][..], more].concat());
+    // A tensor has no more pieces than rows, and what is not cut does not count: 4 + 2.
+    let ran = convert(&["--ranks", "4", "--max-pieces", "5"]);
+    assert!(ran.code == 2 && ran.err.contains("4 ranks would cut"), "{}", ran.err);
+    assert!(ran.err.contains("6 pieces") && ran.err.contains("at most 5"), "{}", ran.err);
+    assert!(
+        ran.err.contains("hint: name fewer --ranks, or raise the limit with --max-pieces N"),
+        "{}",
+        ran.err
+    );
+    assert!(!std::path::Path::new(&to).exists());
+    for more in [&["--ranks", "4", "--max-pieces", "6"][..], &["--max-pieces", "0"], &["--ranks", "4096"]] {
+        let ran = convert(more);
+        assert_eq!(ran.code, 0, "{more:?}: {}", ran.err);
+    }
+}
+
+#[test]
+fn tensors_of_many_rows_and_many_ranks_make_too_many_pieces() {
+    let items: Vec<Item> = (0..49).map(|i| sound(&format!("t{i}"), 4096, false)).collect();
+    let made = made(&items);
+    let convert = |to: &str, keys: &str| {
+        run(&["convert", &made.url, &made.beside(to), "--ranks", "4096", "--key", keys, "--no-verify"])
+    };
+    let ran = convert("all", "*");
+    assert!(
+        ran.code == 2 && ran.err.contains("200,704 pieces") && ran.err.contains("200,000"),
+        "{}",
+        ran.err
+    );
+    assert_eq!(convert("some", "t1*").code, 0, "keys that are not chosen don't count");
+}
+
+#[test]
+fn a_policy_of_too_many_slices_names_the_option_that_allows_them() {
+    let made = made(&[sound("w", 300, false)]);
+    let policy = r#"{"type":"max_shard_size","max_shard_size":"100"}"#;
+    let convert = |max: &str| {
+        let to = made.beside(max);
+        run(&["convert", &made.url, &to, "--policy", policy, "--max-slices", max])
+    };
+    let ran = convert("3");
+    assert!(ran.code == 2 && ran.err.contains("more than 3 slices"), "{}", ran.err);
+    assert!(ran.err.contains("--max-slices"), "{}", ran.err);
+    assert_eq!(convert("12").code, 0);
+}
+
+#[test]
+fn what_files_of_the_source_are_links_to_is_not_replaced() {
+    let saved = states::dcp();
+    let copy = |name: &str| {
+        let to = std::path::PathBuf::from(saved.beside(name));
+        std::fs::create_dir(&to).unwrap();
+        for entry in std::fs::read_dir(&saved.url).unwrap().map(Result::unwrap) {
+            std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+        to
+    };
+    let (dst, away) = (copy("dst"), copy("away"));
+    let link = |to: &std::path::Path, at: std::path::PathBuf| {
+        std::fs::remove_file(&at).unwrap();
+        std::os::unix::fs::symlink(to, at).unwrap();
+    };
+    let direct = copy("direct");
+    link("../dst/__0_0.distcp".as_ref(), direct.join("__0_0.distcp"));
+    // By another link in the destination, which would be replaced too.
+    let over = copy("over");
+    link(&away.join("__0_0.distcp"), dst.join("__0_0.distcp"));
+    link(&dst.join("__0_0.distcp"), over.join("__0_0.distcp"));
+    for src in [&direct, &over].map(|p| p.to_str().unwrap()) {
+        let before = digest(src);
+        let ran = run(&["convert", src, dst.to_str().unwrap(), "--overwrite", "--ranks", "2"]);
+        assert!(ran.code == 2 && ran.err.contains("__0_0.distcp in"), "{} {}", ran.code, ran.err);
+        assert!(ran.err.contains("is a link to"), "{}", ran.err);
+        assert_eq!(digest(src), before);
+    }
+    // Links to elsewhere hinder nobody.
+    let ran = run(&["convert", dst.to_str().unwrap(), &saved.beside("new")]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert_eq!(run(&["convert", direct.to_str().unwrap(), over.to_str().unwrap(), "--overwrite"]).code, 0);
 }
 
 #[test]

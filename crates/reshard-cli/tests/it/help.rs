@@ -1,4 +1,4 @@
-use crate::{run, states};
+use crate::{run, run_raw, states};
 use std::{
     io::{BufRead, BufReader},
     process::{Command, Stdio},
@@ -37,6 +37,86 @@ fn a_wrong_command_line_exits_with_2_and_says_what_is_right() {
             ran.err
         );
     }
+}
+
+/// What moves a cursor, turns text, or is not seen.
+const EVIL: &str = "x\u{1b}]0;pwn\u{7}\u{9b}31m\u{202e}\u{e0041}\r\n\u{1b}[31my";
+
+/// Text in which styles are all that there is of escapes.
+fn is_harmless(text: &str, what: &str) {
+    let bare: String = text.replace("\u{1b}[", "\u{0}[").split('\u{0}').map(without_style).collect();
+    let steers =
+        |c: char| (c.is_control() && c != '\n') || ('\u{202a}'..='\u{202e}').contains(&c) || c > '\u{e0000}';
+    assert!(!bare.contains(steers), "{what}: {bare:?}");
+}
+
+#[test]
+fn what_a_wrong_command_line_repeats_can_not_steer_the_terminal() {
+    let option = format!("--{EVIL}");
+    let value = format!("--ranks={EVIL}");
+    let policy = format!(r#"{{"type":"{EVIL}"}}"#);
+    let escaped = policy.replace('\u{1b}', "\\u001b").replace('\u{7}', "\\u0007").replace("\r\n", "");
+    for args in [
+        &[EVIL][..],
+        &[&option],
+        &["inspect", "a", &option],
+        &["inspect", "a", EVIL],
+        &["inspect", &option],
+        &["convert", "a", "b", &value],
+        &["convert", "a", "b", "--flavour", EVIL],
+        &["convert", "a", "b", "--policy", &policy],
+        &["convert", "a", "b", "--policy", &escaped],
+        &["convert", "a", "b", "--max-shard-size", EVIL],
+        &["convert", "a", "b", "--max-memory", EVIL],
+        &["convert", "a", "b", "--format", EVIL],
+        &["prune", "a", "--older-than", EVIL],
+        &["demo", "--size", EVIL],
+    ] {
+        // The demo prints no JSON.
+        for json in [&[][..], &["--json"]].into_iter().take(if args[0] == "demo" { 1 } else { 2 }) {
+            let ran = run_raw(&[args, json].concat());
+            let what = format!("{args:?}");
+            assert_eq!(ran.code, 2, "{what}");
+            is_harmless(&ran.err, &what);
+            is_harmless(&ran.out, &what);
+            let plain = anstream::adapter::strip_str(&ran.err).to_string();
+            assert!(plain.contains("\\u{1b}") || plain.contains("\\u{202e}"), "{what}: {plain}");
+            assert!(!plain.lines().any(|l| l.starts_with('y')), "{what}: {plain}");
+        }
+    }
+}
+
+/// A part that follows an escape, without the rest of a style.
+fn without_style(part: &str) -> &str {
+    let style = part.strip_prefix('[').and_then(|p| p.split_once('m'));
+    match style {
+        Some((codes, rest)) if codes.bytes().all(|b| b.is_ascii_digit() || b == b';') => rest,
+        _ => part,
+    }
+}
+
+#[test]
+fn paths_that_are_printed_can_not_steer_the_terminal() {
+    let saved = states::dcp();
+    let evil = |name: &str| saved.beside(&format!("{name}{EVIL}"));
+    for args in [
+        &["convert", &saved.url, &evil("to")][..],
+        &["convert", &saved.url, &evil("to")],
+        &["inspect", &evil("to")],
+        &["verify", &evil("to")],
+        &["prune", &evil("to")],
+        &["digest", &evil("to")],
+        &["ls", &evil("to"), "--key", EVIL],
+        &["convert", &evil("to"), &evil("to")],
+        &["inspect", &evil("nothing")],
+        &["demo", "--size", "1MiB", "--dir", &evil("demo")],
+    ] {
+        let ran = run_raw(args);
+        let what = format!("{args:?}");
+        is_harmless(&ran.out, &what);
+        is_harmless(&ran.err, &what);
+    }
+    assert!(run(&["convert", &saved.url, &evil("also")]).ok().contains("\\u{202e}"));
 }
 
 #[test]

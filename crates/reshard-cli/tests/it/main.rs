@@ -47,6 +47,15 @@ pub(crate) fn run(args: &[&str]) -> Ran {
     run_with(Stores::linked().unwrap(), args)
 }
 
+/// The same, with styles.
+pub(crate) fn run_raw(args: &[&str]) -> Ran {
+    let program = Program::new(Registry::linked().unwrap(), Stores::linked().unwrap());
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let args = std::iter::once("reshard").chain(args.iter().copied());
+    let code = program.run(args, &mut Io { out: &mut out, err: &mut err, bars: false });
+    Ran { code, out: String::from_utf8(out).unwrap(), err: String::from_utf8(err).unwrap() }
+}
+
 /// The same, with stores.
 pub(crate) fn run_with(stores: Stores, args: &[&str]) -> Ran {
     let program = Program::new(Registry::linked().unwrap(), stores);

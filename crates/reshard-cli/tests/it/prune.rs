@@ -1,9 +1,11 @@
 use crate::{
-    run,
+    run, run_with,
     states::{self, Saved},
 };
+use reshard::{Stores, storage::LocalStore};
+use reshard_storage::testkit::{Fault, FaultStore, Op};
 use serde_json::json;
-use std::{fs, path::Path, time::SystemTime};
+use std::{fs, path::Path, sync::Arc, time::SystemTime};
 
 /// A checkpoint with a file of an older save, one that is new, one of others, and what an unfinished save left.
 fn cluttered() -> Saved {
@@ -68,6 +70,37 @@ fn the_json_has_the_promised_form() {
         "bytes": 1000,
     });
     assert_eq!(j.to_string(), want.to_string(), "members in this order");
+}
+
+#[test]
+fn a_prune_that_fails_halfway_prints_what_it_has_removed_and_then_the_error() {
+    for json in [false, true] {
+        let saved = cluttered();
+        let store = FaultStore::new(Arc::new(LocalStore::open(&saved.url).unwrap()));
+        store.fail(Op::RemoveLeftover, 0, Fault::Before);
+        let mut args = vec!["prune", &saved.url, "--older-than", "0s"];
+        if json {
+            args.push("--json");
+        }
+        let ran = run_with(Stores::only(Arc::new(store)), &args);
+        assert_eq!(ran.code, 2, "{}", ran.err);
+        assert!(ran.err.contains("injected fault") && ran.err.contains("hint: "), "{}", ran.err);
+        assert!(ran.out.contains("__8_0.distcp") && ran.out.contains("README.md"), "{}", ran.out);
+        if json {
+            let rows: Vec<serde_json::Value> =
+                ran.out.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+            assert_eq!(
+                (rows.len(), &rows[0]["bytes"], &rows[1]["error"]["kind"]),
+                (2, &json!(3000), &json!("unavailable"))
+            );
+        } else {
+            assert!(
+                ran.out.starts_with("REMOVED") && ran.out.contains("3.00 kB are free again"),
+                "{}",
+                ran.out
+            );
+        }
+    }
 }
 
 #[test]

@@ -148,7 +148,7 @@ fn slices_that_are_no_part_of_their_piece_are_named() {
 fn ten_million_slices_for_ten_pieces_are_stopped() {
     let state: Vec<Owned> = (0..10).map(|i| Owned::f32(&format!("w{i}"), &[1])).collect();
     let answer = Says { too_many: true, ..Says::default() };
-    refused(&answer, &state, &["more than 1000040 slices", "raise `Limits::max_slices`"]);
+    refused(&answer, &state, &["more than 1000040 slices", "raise `max_slices`"]);
     let swaps = Says { swaps: true, ..Says::default() };
     refused(&swaps, &state, &["more than 1000040 slices"]);
     let error = decide(&answer, &pieces(&state), Limits::default().with_max_slices(5)).unwrap_err();

@@ -184,107 +184,6 @@ pub(super) fn unlink(root: impl AsFd, name: &Name) -> Result<(), Errno> {
     }
 }
 
-/// Removes a directory with all that is in it. One that is not there is no error.
-pub(super) fn remove_tree(at: impl AsFd, name: &OsStr, path: &Path) -> Result<()> {
-    again_and_again(path, || match open(&at, name) {
-        // No directory, or a link.
-        Err(Errno::NOTDIR | Errno::LOOP) => rustix::fs::unlinkat(&at, name, AtFlags::empty()),
-        other => {
-            clear(&other?)?;
-            rustix::fs::unlinkat(&at, name, AtFlags::REMOVEDIR)
-        }
-    })
-}
-
-/// The same, if the name means this open directory. What else bears the name by now is not ours, and stays.
-pub(super) fn remove_held(at: impl AsFd, name: &OsStr, dir: &OwnedFd, path: &Path) -> Result<()> {
-    again_and_again(path, || match Identity::named(&at, name)? {
-        None => Ok(()),
-        found if found == Some(Identity::of(dir)?) => {
-            clear(dir)?;
-            rustix::fs::unlinkat(&at, name, AtFlags::REMOVEDIR)
-        }
-        _ => {
-            tracing::warn!(path = %path.display(), "not removed: it is not the directory that this save has made");
-            Ok(())
-        }
-    })
-}
-
-fn again_and_again(path: &Path, mut remove: impl FnMut() -> Result<(), Errno>) -> Result<()> {
-    // Another rank may remove it too, or still be adding a file.
-    let mut tries = 0;
-    loop {
-        match remove() {
-            Ok(()) | Err(Errno::NOENT) => return Ok(()),
-            Err(Errno::NOTEMPTY | Errno::EXIST) if tries < 100 => tries += 1,
-            Err(e) => return Err(StorageError::io("remove", path, e)),
-        }
-    }
-}
-
-/// So many directories are open, one in the other, while a tree is removed.
-const OPEN: usize = 32;
-
-/// Removes all that is in a directory. What lies deeper than [`OPEN`] is first moved up, so that neither stack nor descriptors
-/// grow with the depth.
-fn clear(dir: &OwnedFd) -> Result<(), Errno> {
-    let mut lifted = 0;
-    loop {
-        let before = lifted;
-        for name in names(dir)? {
-            remove_all(dir, dir, &name, OPEN, &mut lifted)?;
-        }
-        if lifted == before {
-            return Ok(());
-        }
-    }
-}
-
-fn remove_all(
-    top: &OwnedFd,
-    at: &OwnedFd,
-    name: &CStr,
-    levels: usize,
-    lifted: &mut u64,
-) -> Result<(), Errno> {
-    match rustix::fs::unlinkat(at, name, AtFlags::empty()) {
-        // How systems say that it is a directory.
-        Err(Errno::ISDIR | Errno::PERM) => {}
-        other => return gone(other),
-    }
-    if levels == 0 {
-        return gone(lift(top, at, name, lifted));
-    }
-    let dir = match open(at, name) {
-        // No directory, or a link.
-        Err(Errno::NOTDIR | Errno::LOOP) => return gone(rustix::fs::unlinkat(at, name, AtFlags::empty())),
-        Err(Errno::NOENT) => return Ok(()),
-        other => other?,
-    };
-    for name in names(&dir)? {
-        remove_all(top, &dir, &name, levels - 1, lifted)?;
-    }
-    gone(rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR))
-}
-
-/// Gives a directory a free name in the topmost one.
-fn lift(top: &OwnedFd, at: &OwnedFd, name: &CStr, lifted: &mut u64) -> Result<(), Errno> {
-    loop {
-        let free = format!(".lifted-{}-{lifted}", std::process::id());
-        *lifted += 1;
-        match rustix::fs::renameat(at, name, top, free) {
-            // Something bears that name.
-            Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {}
-            other => return other,
-        }
-    }
-}
-
-fn gone(outcome: Result<(), Errno>) -> Result<(), Errno> {
-    if outcome == Err(Errno::NOENT) { Ok(()) } else { outcome }
-}
-
 /// Length of a file that is no link; `None` when there is none.
 fn len(dir: BorrowedFd<'_>, file: &str) -> Result<Option<u64>, Errno> {
     let stat = rustix::fs::statat(dir, file, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -482,10 +381,6 @@ pub(super) mod tests {
         let remove = |name| unlink(&at, &Name::new(name).unwrap());
         assert!(matches!(remove("d"), Err(Errno::ISDIR | Errno::PERM)));
         assert_eq!([remove("f"), remove("f"), remove("f/g"), remove("g/h")], [Ok(()); 4]);
-        assert_eq!(
-            [gone(Ok(())), gone(Err(Errno::NOENT)), gone(Err(Errno::IO))],
-            [Ok(()), Ok(()), Err(Errno::IO)]
-        );
         assert!(is_absent(Errno::NOENT) && is_absent(Errno::NOTDIR) && !is_absent(Errno::IO));
         assert_eq!([c".", c"..", c"...", c"a"].map(utf8), [None, None, Some("..."), Some("a")]);
     }
@@ -508,70 +403,5 @@ pub(super) mod tests {
             [Some(4), Some(0), None, None, None]
         );
         assert!(matches!(len(&"x".repeat(300)), Err(StorageError::Io { .. })));
-    }
-
-    #[test]
-    fn what_is_being_filled_is_removed_a_hundred_times_again_and_then_given_up() {
-        for (e, tries) in [(Errno::NOTEMPTY, 101), (Errno::EXIST, 101), (Errno::IO, 1)] {
-            let mut calls = 0;
-            let outcome = again_and_again(Path::new("x"), || {
-                calls += 1;
-                assert!(calls < 1000, "{e}");
-                Err(e)
-            });
-            assert!(matches!(outcome, Err(StorageError::Io { .. })), "{outcome:?}");
-            assert_eq!(calls, tries, "{e}");
-        }
-        let mut calls = 0;
-        let late = || {
-            calls += 1;
-            if calls <= 100 { Err(Errno::NOTEMPTY) } else { Ok(()) }
-        };
-        assert!(again_and_again(Path::new("x"), late).is_ok());
-    }
-
-    #[test]
-    fn a_tree_of_any_depth_is_removed() {
-        with_few_files("local::dir::tests::a_tree_of_any_depth_is_removed", any_depth);
-    }
-
-    fn any_depth() {
-        let home = tempfile::tempdir().unwrap();
-        let at = hold(home.path()).unwrap();
-        let tree = home.path().join("tree");
-        for held in [false, true] {
-            fs::create_dir_all(tree.join("a/b")).unwrap();
-            nest(&tree, 3_000, "d", "f");
-            nest(&tree.join("d"), 100, "e", "f");
-            // Names that are used to move directories up may be there.
-            let taken = |n: u32| tree.join(format!(".lifted-{}-{n}", std::process::id()));
-            fs::create_dir_all(taken(0).join("x")).unwrap();
-            fs::write(taken(1), "").unwrap();
-            if held {
-                remove_held(&at, "tree".as_ref(), &open(&at, "tree").unwrap(), &tree).unwrap();
-            } else {
-                remove_tree(&at, "tree".as_ref(), &tree).unwrap();
-            }
-            assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
-        }
-    }
-
-    #[test]
-    fn a_directory_that_is_another_one_by_now_stays() {
-        let home = tempfile::tempdir().unwrap();
-        let at = hold(home.path()).unwrap();
-        let [ours, theirs] = ["ours", "theirs"].map(|d| home.path().join(d));
-        for d in [&ours, &theirs] {
-            fs::create_dir(d).unwrap();
-            fs::write(d.join("f"), "").unwrap();
-        }
-        let held = open(&at, "ours").unwrap();
-        assert_eq!(path_of(&held).is_some(), cfg!(target_os = "linux"));
-        remove_held(&at, "theirs".as_ref(), &held, &theirs).unwrap();
-        remove_held(&at, "nothing".as_ref(), &held, &theirs).unwrap();
-        assert!(ours.join("f").exists() && theirs.join("f").exists());
-        remove_held(&at, "ours".as_ref(), &held, &ours).unwrap();
-        assert!(!ours.exists() && theirs.join("f").exists());
-        assert_eq!(path_of(&held), None);
     }
 }

@@ -3,16 +3,22 @@
 use super::{
     sibling::{Sibling, State, siblings},
     site::Home,
-    url::url,
+    url::{self, url},
 };
 use crate::{Leftover, Result, StorageError};
-use std::{fs, path::Path, time::SystemTime};
+use std::{
+    ffi::{OsStr, OsString},
+    fs,
+    path::Path,
+    time::SystemTime,
+};
 
 /// What attempts at this place have left beside it.
 pub(super) fn leftovers(place: &Path) -> Result<Vec<Leftover>> {
     let home = Home::find(place)?;
     let Some(up) = &home.up else { return Ok(Vec::new()) };
-    let found = siblings(up, &home.name).map_err(|e| StorageError::io("list", &home.parent, e))?;
+    let found =
+        siblings(up, &home.parent, &home.name).map_err(|e| StorageError::io("list", &home.parent, e))?;
     let leftover = |s: Sibling| {
         let path = home.parent.join(&s.name);
         let (bytes, modified) = extent_of(&path);
@@ -24,6 +30,15 @@ pub(super) fn leftovers(place: &Path) -> Result<Vec<Leftover>> {
     let mut out: Vec<_> = found.into_iter().map(leftover).collect();
     out.sort();
     Ok(out)
+}
+
+/// The name that a leftover has beside its place.
+pub(super) fn name_of(left: &Leftover) -> Option<OsString> {
+    let path = match left.path.strip_prefix("file://") {
+        Some(rest) => url::path(rest)?,
+        None => left.path.clone().into(),
+    };
+    path.file_name().map(OsStr::to_owned)
 }
 
 /// Bytes of all files below a directory, and when one of them last changed. Somebody may be removing them.

@@ -6,7 +6,7 @@
 use super::{
     LocalStore, begun,
     dir::{self, Dir, Identity},
-    leftover,
+    leftover, remove,
     root::Root,
     sibling,
     site::{Home, Site},
@@ -180,8 +180,8 @@ impl Recovery for LocalPart {
         pool::run_one(move || leftover::leftovers(&place)).await
     }
 
-    async fn remove_leftover(&self, attempt: &str) -> Result<()> {
-        let (place, kind, attempt) = (self.path.clone(), self.reads.kind(), attempt.to_owned());
+    async fn remove_leftover(&self, left: &Leftover) -> Result<()> {
+        let (place, kind, attempt) = (self.path.clone(), self.reads.kind(), left.attempt.clone());
         pool::run_one(move || {
             let Some(site) = Home::find(&place)?.site(&attempt)? else { return Ok(()) };
             match site.join() {
@@ -189,14 +189,14 @@ impl Recovery for LocalPart {
                 Ok(built) if kind == PlaceKind::Prefix => withdraw(&site, &built)?,
                 other => drop(other?),
             }
-            dir::remove_tree(&site.up, &site.built_name, &site.built)
+            remove::remove_tree(&site.up, &site.built_name, &site.built)
         })
         .await
     }
 
-    async fn finish_replacing(&self, attempt: &str, _: &[Name]) -> Result<()> {
+    async fn finish_replacing(&self, left: &Leftover, _: &[Name]) -> Result<()> {
         // What was exchanged lies in the attempt's directory, and goes with it.
-        sibling::check_attempt(attempt)
+        sibling::check_attempt(&left.attempt)
     }
 }
 
@@ -428,7 +428,7 @@ fn commit(
     let durable = make_durable(site, durability);
     failpoint::hit("commit.parent_synced");
     // The new version is there, whatever becomes of this, which shows among the leftovers.
-    if let Err(e) = dir::remove_held(&site.up, &site.built_name, built.fd(), &site.built) {
+    if let Err(e) = remove::remove_held(&site.up, &site.built_name, built.fd(), &site.built) {
         tracing::warn!(path = %site.built.display(), error = %e, "the attempt's directory was not removed");
     }
     durable
@@ -482,6 +482,6 @@ impl Transaction for PartTransaction {
             return Ok(());
         }
         let (site, built) = (self.site.clone(), self.built.clone());
-        pool::run_one(move || dir::remove_held(&site.up, &site.built_name, built.fd(), &site.built)).await
+        pool::run_one(move || remove::remove_held(&site.up, &site.built_name, built.fd(), &site.built)).await
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{
     dir::{self, Identity, names, open, rmdir, unlink},
+    mount::is_mount,
     sibling::Aside,
     site::Site,
 };
@@ -38,10 +39,13 @@ pub(super) fn retire(
         stuck: Vec::new(),
     };
     carry.all(old, new);
+    // What is mounted there is somebody else's, whatever it is called: nothing is removed around it.
+    let mounted = carry.stuck.iter().any(|(_, e)| *e == Errno::BUSY);
     if carry.moved && durability == Durability::Machine {
         dir::sync(new, &site.place)?;
     }
     failpoint::hit("commit.carried");
+    let files = if mounted { &[] } else { files };
     let removed = files.iter().try_for_each(|name| unlink(old, name)).and_then(|()| {
         let parents = files.iter().flat_map(|n| Path::new(n.as_str()).ancestors().skip(1));
         // Longer ones first: a directory is removed after those in it.
@@ -179,6 +183,9 @@ impl Carry<'_> {
             Err(Errno::NOENT) => return Ok(None),
             other => other?,
         };
+        if is_mount(old, name)? {
+            return Err(Errno::BUSY);
+        }
         let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         // In a deep nest most paths are longer than any of the files.
         let text = if path.as_os_str().len() <= self.longest { path.to_str() } else { None };
@@ -260,7 +267,25 @@ mod tests {
         let mut found = names(&bottom).unwrap();
         found.sort();
         assert_eq!(found, [c"mine", c"theirs"].map(CString::from));
-        dir::remove_tree(&site.up, &site.name, &site.place).unwrap();
+        crate::local::remove::remove_tree(&site.up, &site.name, &site.place).unwrap();
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn no_file_is_removed_through_a_mount_in_the_old_version() {
+        use crate::local::mount::tests::{bind, unbind, with_mount};
+        with_mount("local::retire::tests::no_file_is_removed_through_a_mount_in_the_old_version", |home| {
+            let (_home, site, aside, [old, new]) = old_and_new();
+            fs::create_dir(aside.path.join("m")).unwrap();
+            fs::write(aside.path.join("own"), "").unwrap();
+            bind(&home.join("from"), &aside.path.join("m"));
+            let files = ["own", "m/gold", "m/sub/gold"].map(|f| Name::new(f).unwrap());
+            let e = retire(&site, &aside, &old, &new, &files, Durability::Process).unwrap_err();
+            assert!(matches!(&e, StorageError::NotCarried { first, count: 1, .. } if first == "m"), "{e}");
+            assert!(aside.path.join("own").exists() && !site.place.join("m").exists());
+            // The temporary directory is removed through mounts.
+            unbind(&aside.path.join("m"));
+        });
     }
 
     #[test]

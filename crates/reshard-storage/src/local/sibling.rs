@@ -1,7 +1,10 @@
 //! Hidden siblings of a place, in which attempts work: how they are called, and what is found under such names.
 
 use super::dir::{self, Identity};
-use crate::{Result, StorageError};
+use crate::{
+    Result, StorageError,
+    trail::{Trace, note},
+};
 use rustix::io::Errno;
 use std::{
     ffi::{OsStr, OsString},
@@ -129,21 +132,30 @@ impl Sibling {
     }
 }
 
-/// All that attempts have left in the directory that names a place.
-pub(super) fn siblings(up: &OwnedFd, place: &OsStr) -> Result<Vec<Sibling>, Errno> {
+/// What bears a name in the directory that names a place, if an attempt has left it.
+pub(super) fn sibling_called(up: &OwnedFd, place: &OsStr, name: &OsStr) -> Result<Option<Sibling>, Errno> {
+    found(up, Identity::of(up)?, place, name)
+}
+
+fn found(up: &OwnedFd, above: Identity, place: &OsStr, name: &OsStr) -> Result<Option<Sibling>, Errno> {
+    let Some((attempt, said)) = parse(name, place) else { return Ok(None) };
+    // A link of such a name is not ours.
+    let Some(identity) = Identity::of_directory(up, name)? else { return Ok(None) };
+    let Some(state) = said.state(identity, above) else {
+        tracing::warn!(name = %name.display(), "left alone: it is not the directory that a save called so");
+        return Ok(None);
+    };
+    Ok(Some(Sibling { name: name.to_owned(), attempt: attempt.to_owned(), state, identity }))
+}
+
+/// All that attempts have left in the directory that names a place, which lies at `parent`.
+pub(super) fn siblings(up: &OwnedFd, parent: &Path, place: &OsStr) -> Result<Vec<Sibling>, Errno> {
+    note(|| Trace::Listed(parent.into()));
     let up = dir::open(up, c".")?;
     let above = Identity::of(&up)?;
     let mut out = Vec::new();
     for name in dir::names(&up)? {
-        let name = OsStr::from_bytes(name.to_bytes());
-        let Some((attempt, said)) = parse(name, place) else { continue };
-        // A link of such a name is not ours.
-        let Some(identity) = Identity::of_directory(&up, name)? else { continue };
-        let Some(state) = said.state(identity, above) else {
-            tracing::warn!(name = %name.display(), "left alone: it is not the directory that a save called so");
-            continue;
-        };
-        out.push(Sibling { name: name.to_owned(), attempt: attempt.to_owned(), state, identity });
+        out.extend(found(&up, above, place, OsStr::from_bytes(name.to_bytes()))?);
     }
     Ok(out)
 }
@@ -216,8 +228,11 @@ mod tests {
             fs::rename(&d, home.path().join(called)).unwrap();
         }
         let up = dir::open(rustix::fs::CWD, home.path()).unwrap();
-        let mut found: Vec<_> =
-            siblings(&up, OsStr::new("x")).unwrap().into_iter().map(|s| (s.attempt, s.state)).collect();
+        let mut found: Vec<_> = siblings(&up, home.path(), OsStr::new("x"))
+            .unwrap()
+            .into_iter()
+            .map(|s| (s.attempt, s.state))
+            .collect();
         found.sort_by(|a, b| a.0.cmp(&b.0));
         let want = [("both", State::Ready), ("ready", State::Ready), ("replaced", State::Replaced)];
         assert_eq!(found, want.map(|(attempt, state)| (attempt.to_owned(), state)));
@@ -239,7 +254,7 @@ mod tests {
         let [tmp, away] = [".x.a.tmp", "away"].map(|d| home.path().join(d));
         fs::create_dir(&tmp).unwrap();
         let up = dir::open(rustix::fs::CWD, home.path()).unwrap();
-        let found = siblings(&up, OsStr::new("x")).unwrap().pop().unwrap();
+        let found = siblings(&up, home.path(), OsStr::new("x")).unwrap().pop().unwrap();
         assert!(found.open(&up).unwrap().is_some());
         fs::rename(&tmp, &away).unwrap();
         assert!(found.open(&up).unwrap().is_none());

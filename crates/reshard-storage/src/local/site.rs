@@ -2,24 +2,21 @@
 
 use super::{
     dir::{self, Dir, Identity},
-    sibling::{self, Aside, State, check_attempt, siblings},
+    mount::is_mount,
+    sibling::{self, Aside, State, check_attempt, sibling_called},
 };
 use crate::{
     Result, StorageError, failpoint,
     trail::{Trace, note},
 };
 use rustix::{
-    fs::{AtFlags, FileType, RenameFlags},
+    fs::{AtFlags, FileType, Mode, RenameFlags},
     io::Errno,
-    path::Arg,
 };
 use std::{
     ffi::{OsStr, OsString},
     fs, io,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::ffi::OsStrExt,
-    },
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -94,22 +91,6 @@ fn canonical(at: PathBuf) -> PathBuf {
         (Some(Ok(parent)), Some(name)) => parent.join(name),
         _ => at,
     }
-}
-
-/// Whether a directory is the root of a mounted file system. Bind mounts have the device of what is around them; the kernel
-/// knows them all the same.
-fn is_mount(parent: impl AsFd, name: impl Arg + Copy) -> Result<bool, Errno> {
-    #[cfg(target_os = "linux")]
-    {
-        use rustix::fs::{StatxAttributes, StatxFlags, statx};
-        if let Ok(s) = statx(&parent, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)
-            && s.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT)
-        {
-            return Ok(s.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
-        }
-    }
-    let here = rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    Ok(here.st_dev != rustix::fs::fstat(&parent)?.st_dev)
 }
 
 impl Home {
@@ -229,6 +210,7 @@ impl Site {
                 "your home directory is it or lies in it, and nothing that holds more than a checkpoint is replaced",
             ));
         }
+        self.check_writable(place)?;
         for name in dir::names(place).map_err(|e| StorageError::io("list", &self.place, e))? {
             let stat = rustix::fs::statat(place, &*name, AtFlags::SYMLINK_NOFOLLOW);
             if !stat.is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Directory) {
@@ -249,6 +231,28 @@ impl Site {
                      save to a new place"
                 )));
             }
+        }
+        Ok(())
+    }
+
+    /// That files can be moved out of the place, and into the new version, which gets the place's permissions.
+    fn check_writable(&self, place: &OwnedFd) -> Result<()> {
+        let refused = |who: &str| {
+            self.unsupported(format!(
+                "{who} has no right to write to it, so what others have put there can't be moved to the new version; change that \
+                 with `chmod u+rwx`, or save to a new place"
+            ))
+        };
+        let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+        match rustix::fs::accessat(place, c".", access, AtFlags::empty()) {
+            Err(Errno::ACCESS | Errno::ROFS) => return Err(refused("this user")),
+            other => other.map_err(|e| StorageError::io("look at", &self.place, e))?,
+        }
+        // The new version is of this user, also if the place is somebody else's and only the group may write to it.
+        let stat = rustix::fs::fstat(place).map_err(|e| StorageError::io("look at", &self.place, e))?;
+        let owners = Mode::from_raw_mode(stat.st_mode).contains(Mode::RWXU);
+        if !owners && !rustix::process::geteuid().is_root() {
+            return Err(refused("its owner"));
         }
         Ok(())
     }
@@ -338,15 +342,14 @@ impl Site {
         }
     }
 
-    /// What this attempt has left in such a state, and where.
-    pub(super) fn left(&self, state: State) -> Result<Option<(Aside, OwnedFd)>> {
-        let found = siblings(&self.up, &self.name).map_err(|e| StorageError::io("list", &self.parent, e))?;
-        let Some(sibling) = found.into_iter().find(|s| s.state == state && s.attempt == self.attempt) else {
-            return Ok(None);
-        };
-        let path = self.parent.join(&sibling.name);
-        let fd = sibling.open(&self.up).map_err(|e| StorageError::io("open", &path, e))?;
-        Ok(fd.map(|fd| (Aside { name: sibling.name, path }, fd)))
+    /// What this attempt has left under a name, and where. No other name is looked at, because there may be many.
+    pub(super) fn left(&self, name: &OsStr) -> Result<Option<(State, Aside, OwnedFd)>> {
+        let path = self.parent.join(name);
+        let fail = |e| StorageError::io("open", &path, e);
+        let found = sibling_called(&self.up, &self.name, name).map_err(fail)?;
+        let Some(sibling) = found.filter(|s| s.attempt == self.attempt) else { return Ok(None) };
+        let fd = sibling.open(&self.up).map_err(fail)?;
+        Ok(fd.map(|fd| (sibling.state, Aside { name: sibling.name, path }, fd)))
     }
 
     /// Gives the new version the name that the old one is to get: whoever finds that later can tell which of them it is.
@@ -515,17 +518,6 @@ mod tests {
         fs::write(&x.place, "").unwrap();
         assert!(x.standing().unwrap_err().to_string().contains("there is a file"));
         assert!(x.put().is_err());
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn the_root_of_a_file_system_is_told_from_a_directory_in_it() {
-        let root = dir::hold(Path::new("/")).unwrap();
-        assert_eq!(is_mount(&root, "proc"), Ok(true));
-        let (_dir, home) = home();
-        fs::create_dir(home.join("d")).unwrap();
-        let home = dir::hold(&home).unwrap();
-        assert_eq!((is_mount(&home, "d"), is_mount(&home, "none").is_err()), (Ok(false), true));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::{
     begun,
     dir::{self, Dir, Identity},
+    leftover, remove,
     retire::retire,
     root::Root,
     sibling::{Aside, State},
@@ -10,8 +11,8 @@ use super::{
     write::{self, sync_file},
 };
 use crate::{
-    Depth, Durability, Entry, FileBody, IfExists, Name, Progress, Result, StorageError, Transaction, Written,
-    failpoint, pool,
+    Depth, Durability, Entry, FileBody, IfExists, Leftover, Name, Progress, Result, StorageError,
+    Transaction, Written, failpoint, pool,
     trail::{Trace, note},
 };
 use async_trait::async_trait;
@@ -39,18 +40,24 @@ pub(super) struct LocalTransaction {
 /// A version that was replaced, where it lies now, and its files.
 type Replaced = (Arc<OwnedFd>, Aside, Arc<[Name]>);
 
-pub(super) fn remove_leftover(place: &Path, attempt: &str) -> Result<()> {
-    let Some(site) = Home::find(place)?.site(attempt)? else { return Ok(()) };
-    dir::remove_tree(&site.up, &site.built_name, &site.built)?;
-    match site.left(State::Ready)? {
-        Some((aside, built)) => dir::remove_held(&site.up, &aside.name, &built, &aside.path),
-        None => Ok(()),
+/// What lies there of a leftover, and at which site.
+fn find(place: &Path, left: &Leftover) -> Result<Option<(Site, State, Aside, OwnedFd)>> {
+    let Some(site) = Home::find(place)?.site(&left.attempt)? else { return Ok(None) };
+    let Some(name) = leftover::name_of(left) else { return Ok(None) };
+    Ok(site.left(&name)?.map(|(state, at, fd)| (site, state, at, fd)))
+}
+
+pub(super) fn remove_leftover(place: &Path, left: &Leftover) -> Result<()> {
+    match find(place, left)? {
+        Some((site, State::Built | State::Ready, at, fd)) => {
+            remove::remove_held(&site.up, &at.name, &fd, &at.path)
+        }
+        _ => Ok(()),
     }
 }
 
-pub(super) fn finish_replacing(place: &Path, attempt: &str, files: &[Name]) -> Result<()> {
-    let Some(site) = Home::find(place)?.site(attempt)? else { return Ok(()) };
-    let Some((aside, old)) = site.left(State::Replaced)? else { return Ok(()) };
+pub(super) fn finish_replacing(place: &Path, left: &Leftover, files: &[Name]) -> Result<()> {
+    let Some((site, State::Replaced, aside, old)) = find(place, left)? else { return Ok(()) };
     let new = dir::open(&site.up, &site.name).map_err(|e| StorageError::io("open", &site.place, e))?;
     retire(&site, &aside, &old, &new, files, Durability::Machine)
 }
@@ -251,7 +258,7 @@ impl Transaction for LocalTransaction {
             return Ok(());
         }
         let (site, built) = (self.site.clone(), self.built.clone());
-        pool::run_one(move || dir::remove_held(&site.up, &site.built_name, built.fd(), &site.built)).await
+        pool::run_one(move || remove::remove_held(&site.up, &site.built_name, built.fd(), &site.built)).await
     }
 }
 
@@ -337,8 +344,10 @@ mod tests {
     /// What pruning does beside a place: finds what was left, and returns whether it was replaced; removes it.
     fn prune(place: &Path) -> Vec<bool> {
         let found = leftovers(place).unwrap();
-        remove_leftover(place, "a").unwrap();
-        finish_replacing(place, "a", &[Name::new("owner").unwrap()]).unwrap();
+        for left in &found {
+            remove_leftover(place, left).unwrap();
+            finish_replacing(place, left, &[Name::new("owner").unwrap()]).unwrap();
+        }
         assert!(leftovers(place).unwrap().is_empty());
         found.iter().map(|l| l.replaced).collect()
     }

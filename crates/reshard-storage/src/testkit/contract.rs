@@ -148,8 +148,6 @@ async fn a_version_replaces_the_named_files_of_the_old_one(store: Arc<dyn Store>
     assert_eq!(names(&store).await, ["a", "dir/other", "other", "record"]);
     assert_eq!(store.read(&name("a"), 0..2_000).await.unwrap(), new);
     assert_eq!(store.read(&name("dir/other"), 0..10).await.unwrap(), old.slice(..10));
-    store.finish_replacing("three", &[name("a")]).await.unwrap();
-    assert_eq!(store.read(&name("a"), 0..2_000).await.unwrap(), new, "nothing is left to do");
     assert!(store.leftovers().await.unwrap().is_empty());
 }
 
@@ -264,9 +262,11 @@ async fn what_was_not_committed_shows_and_can_be_removed(store: Arc<dyn Store>) 
     // A store that keeps what is staged where nobody can find it may say that there is nothing.
     for left in store.leftovers().await.unwrap() {
         assert_eq!(left.attempt, "dead");
+        assert!(!left.replaced);
+        store.finish_replacing(&left, &[name("a")]).await.unwrap();
+        store.remove_leftover(&left).await.unwrap();
+        store.remove_leftover(&left).await.unwrap();
     }
-    store.remove_leftover("dead").await.unwrap();
-    store.remove_leftover("dead").await.unwrap();
     assert!(store.leftovers().await.unwrap().is_empty());
 }
 

@@ -310,12 +310,12 @@ impl Recovery for FaultStore {
         self.with(Op::Leftovers, self.inner.leftovers()).await
     }
 
-    async fn remove_leftover(&self, attempt: &str) -> Result<()> {
-        self.with(Op::RemoveLeftover, self.inner.remove_leftover(attempt)).await
+    async fn remove_leftover(&self, left: &Leftover) -> Result<()> {
+        self.with(Op::RemoveLeftover, self.inner.remove_leftover(left)).await
     }
 
-    async fn finish_replacing(&self, attempt: &str, files: &[Name]) -> Result<()> {
-        self.with(Op::FinishReplacing, self.inner.finish_replacing(attempt, files)).await
+    async fn finish_replacing(&self, left: &Leftover, files: &[Name]) -> Result<()> {
+        self.with(Op::FinishReplacing, self.inner.finish_replacing(left, files)).await
     }
 }
 

@@ -153,8 +153,8 @@ impl Recovery for MemoryStore {
         Ok(lock(&self.place).begun.keys().map(|a| Leftover::new(a.clone(), format!("{url}#{a}"))).collect())
     }
 
-    async fn remove_leftover(&self, attempt: &str) -> Result<()> {
-        lock(&self.place).begun.remove(attempt);
+    async fn remove_leftover(&self, left: &Leftover) -> Result<()> {
+        lock(&self.place).begun.remove(&left.attempt);
         Ok(())
     }
 }

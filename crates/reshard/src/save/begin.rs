@@ -7,7 +7,7 @@ use crate::{
     replace::{Replaced, no_checkpoint, replace},
 };
 use reshard_comm::Comm;
-use reshard_storage::{Name, StorageError, StoreExt, Transaction};
+use reshard_storage::{Name, StorageError, Store, StoreExt, Transaction};
 use reshard_strategy::{StrategyError, cause};
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl SetUp {
                 // The version may exist all the same, if only the answer was lost. A refusal leaves nothing, and the directory that
                 // has the attempt's name by now may be somebody else's.
                 if !refused(&e)
-                    && let Err(e) = store.remove_leftover(attempt).await
+                    && let Err(e) = remove(&store, attempt).await
                 {
                     tracing::debug!(error = %e, "what a failed save may have left could not be removed");
                 }
@@ -45,6 +45,14 @@ impl SetUp {
         let transaction = self.store.join(&attempt, place.as_deref()).await?;
         Ok(Begun { transaction, stays: Vec::new() })
     }
+}
+
+/// Removes what an attempt has left.
+async fn remove(store: &Arc<dyn Store>, attempt: &str) -> Result<(), StorageError> {
+    for left in store.leftovers().await?.iter().filter(|l| l.attempt == attempt) {
+        store.remove_leftover(left).await?;
+    }
+    Ok(())
 }
 
 /// Whether the store itself refused.

@@ -161,7 +161,7 @@ fn what_ranks_are_told_of_a_save_grows_with_their_number_and_no_faster() {
         assert_eq!(listed.ranks.iter().map(|r| r.bytes).sum::<u64>(), listed.bytes());
         for r in &reports {
             assert_eq!(r.totals, listed.totals);
-            assert_eq!((r.totals.ranks, r.totals.items, r.files()), (RANKS, RANKS.into(), RANKS.into()));
+            assert_eq!((r.totals.ranks, r.totals.all.items, r.files()), (RANKS, RANKS.into(), RANKS.into()));
             assert!((r.imbalance() - 1.0).abs() < 1e-9, "{}", r.imbalance());
         }
     }

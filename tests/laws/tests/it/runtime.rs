@@ -90,9 +90,9 @@ impl Recovery for Remote {
         let inner = self.inner.clone();
         self.there(async move { inner.leftovers().await }).await
     }
-    async fn remove_leftover(&self, attempt: &str) -> Result<()> {
-        let (inner, attempt) = (self.inner.clone(), attempt.to_owned());
-        self.there(async move { inner.remove_leftover(&attempt).await }).await
+    async fn remove_leftover(&self, left: &Leftover) -> Result<()> {
+        let (inner, left) = (self.inner.clone(), left.clone());
+        self.there(async move { inner.remove_leftover(&left).await }).await
     }
 }
 
