@@ -50,7 +50,7 @@ const MODULES: [&str; 9] =
     ["comm", "megatron", "model", "plan", "policy", "prelude", "storage", "strategy", "torch_dist"];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 26] = [
+const FACADE: [&str; 25] = [
     "BackendVersion",
     "CommonForm",
     "Error",
