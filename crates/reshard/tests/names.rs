@@ -50,7 +50,7 @@ const MODULES: [&str; 9] =
     ["comm", "megatron", "model", "plan", "policy", "prelude", "storage", "strategy", "torch_dist"];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 25] = [
+const FACADE: [&str; 26] = [
     "BackendVersion",
     "CommonForm",
     "Error",
@@ -59,6 +59,7 @@ const FACADE: [&str; 25] = [
     "LoadReport",
     "Phase",
     "Prune",
+    "PruneError",
     "PruneReport",
     "ReadLimits",
     "Registry",

@@ -148,7 +148,8 @@ fn text(name: &CStr) -> PathBuf {
     OsStr::from_bytes(name.to_bytes()).into()
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 pub(super) mod tests {
     use super::*;
     use crate::local::dir::tests::{nest, with_few_files};
