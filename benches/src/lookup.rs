@@ -27,11 +27,18 @@ fn ids() -> Vec<i64> {
 fn table() -> Result<ShardedVariable> {
     let spec = PartitionSpec::partitions([PARTS, 1]);
     let zeros = |_: &[u64], _: &[u64], shape: &[u64]| Tensor::zeros("table", DType::Float32, shape);
-    let mut table = ShardedVariable::create("table", &[ROWS, WIDTH], DType::Float32, &spec, 1, zeros)?;
+    let mut table =
+        ShardedVariable::create("table", &[ROWS, WIDTH], DType::Float32, &spec, 1, zeros)?;
     let all: Vec<i64> = (0..ROWS as i64).collect();
     for rows in all.chunks(100_000) {
-        let elements = rows.iter().flat_map(|&row| [row as f32; WIDTH as usize]).collect();
-        table.scatter_update(rows, &Tensor::from_vec(&[rows.len() as u64, WIDTH], elements)?)?;
+        let elements = rows
+            .iter()
+            .flat_map(|&row| [row as f32; WIDTH as usize])
+            .collect();
+        table.scatter_update(
+            rows,
+            &Tensor::from_vec(&[rows.len() as u64, WIDTH], elements)?,
+        )?;
     }
     Ok(table)
 }
@@ -57,10 +64,16 @@ pub(crate) fn lookup(what: Do, iterations: usize) -> Result<Measured> {
     let options = LookupOptions::new().threads(2);
     let mut rows = embedding_lookup(&table, &ids, &options)?;
     check(&rows, &ids)?;
-    let parts: Vec<Bytes> =
-        table.parts().iter().map(|p| p.data().map_or_else(Bytes::new, Tensor::to_bytes)).collect();
+    let parts: Vec<Bytes> = table
+        .parts()
+        .iter()
+        .map(|p| p.data().map_or_else(Bytes::new, Tensor::to_bytes))
+        .collect();
     let mut kept = Some(zeros()?);
-    let mut out = Measured { bytes: IDS * WIDTH * 4, ..Measured::default() };
+    let mut out = Measured {
+        bytes: IDS * WIDTH * 4,
+        ..Measured::default()
+    };
     // The first run warms up.
     for turn in 0..=iterations {
         let (start, before) = (Instant::now(), cpu());
@@ -69,7 +82,12 @@ pub(crate) fn lookup(what: Do, iterations: usize) -> Result<Measured> {
             Do::Lookup => new = Some(embedding_lookup(&table, &ids, &options)?),
             Do::Into => embedding_lookup_into(&table, &ids, &options, &mut rows)?,
             Do::Loop => copied = Some(copy(&parts, &ids, zeros()?)?),
-            Do::LoopInto => copied = kept.take().map(|rows| copy(&parts, &ids, rows)).transpose()?,
+            Do::LoopInto => {
+                copied = kept
+                    .take()
+                    .map(|rows| copy(&parts, &ids, rows))
+                    .transpose()?
+            }
             Do::Gradients => gradients = Some(lookup_gradients(&table, &ids, &rows, &options)?),
         }
         if turn > 0 {
@@ -81,7 +99,9 @@ pub(crate) fn lookup(what: Do, iterations: usize) -> Result<Measured> {
             kept = Some(copied);
         }
         check(new.as_ref().unwrap_or(&rows), &ids)?;
-        let counted = gradients.map_or(ids.len(), |parts| parts.iter().map(|p| p.indices.len()).sum());
+        let counted = gradients.map_or(ids.len(), |parts| {
+            parts.iter().map(|p| p.indices.len()).sum()
+        });
         ensure!(counted == ids.len(), "gradients are lost");
     }
     Ok(out)
@@ -109,7 +129,10 @@ fn copy(parts: &[Bytes], ids: &[i64], rows: Tensor) -> Result<Tensor> {
     let layout = rows.layout().clone();
     let (lent, views) = LentBuffer::new("rows", vec![rows]).map_err(|(e, _)| e)?;
     let whole = Region::whole(layout.shape());
-    let into = lent.regions_mut(&[(&views[0], whole)])?.pop().context("one region was asked for")?;
+    let into = lent
+        .regions_mut(&[(&views[0], whole)])?
+        .pop()
+        .context("one region was asked for")?;
     let mut memory = into.strided_copy(&layout)?;
     let (_, memory_of_rows) = memory.take_runs(1).pop().context("there is one run")?;
     let (first, second) = memory_of_rows.as_chunks_mut().0.split_at_mut(half);
@@ -118,13 +141,18 @@ fn copy(parts: &[Bytes], ids: &[i64], rows: Tensor) -> Result<Tensor> {
         work(&ids[..half], first);
     });
     drop(memory);
-    lent.reclaim(views).ok().and_then(|mut rows| rows.pop()).context("a region is left")
+    lent.reclaim(views)
+        .ok()
+        .and_then(|mut rows| rows.pop())
+        .context("a region is left")
 }
 
 fn check(rows: &Tensor, ids: &[i64]) -> Result<()> {
     let elements = rows.to_vec::<f32>().context("float32 is looked up")?;
-    let right =
-        elements.chunks(WIDTH as usize).zip(ids).all(|(row, &id)| row.iter().all(|&x| x == id as f32));
+    let right = elements
+        .chunks(WIDTH as usize)
+        .zip(ids)
+        .all(|(row, &id)| row.iter().all(|&x| x == id as f32));
     ensure!(right && elements.len() as u64 == IDS * WIDTH, "wrong rows");
     Ok(())
 }

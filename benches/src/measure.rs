@@ -128,14 +128,32 @@ impl How {
 pub(crate) fn run(what: &What) -> Result<Measured> {
     match what {
         What::Save { args, how } => save(args, *how),
-        What::Load { args, no_verify, cut, parts, world } => {
-            let cut = if matches!(cut, CutArg::Rows) { Cut::Rows } else { Cut::Columns };
+        What::Load {
+            args,
+            no_verify,
+            cut,
+            parts,
+            world,
+        } => {
+            let cut = if matches!(cut, CutArg::Rows) {
+                Cut::Rows
+            } else {
+                Cut::Columns
+            };
             load(args, !no_verify, cut, *parts, *world)
         }
         What::Pwrite { args, how } => plain(args, Some(*how)),
         What::Pread(a) => plain(a, None),
-        What::Plan { ranks, items, replicas } => crate::plan::plan(*ranks, *items, *replicas),
-        What::Policy { pieces, iterations, cut } => crate::policy::policy(*pieces, *cut, *iterations),
+        What::Plan {
+            ranks,
+            items,
+            replicas,
+        } => crate::plan::plan(*ranks, *items, *replicas),
+        What::Policy {
+            pieces,
+            iterations,
+            cut,
+        } => crate::policy::policy(*pieces, *cut, *iterations),
         What::Embedding { what, iterations } => crate::lookup::lookup(*what, *iterations),
         What::Parse { file, iterations } => crate::plan::parse(file, *iterations),
     }
@@ -194,7 +212,13 @@ fn on_ranks<S: Send + 'static, T>(
                     state = after(done)?;
                 }
                 // The first run warms up.
-                Ok((Runs { seconds: runs.seconds.split_off(1), cpu: runs.cpu.split_off(1) }, state))
+                Ok((
+                    Runs {
+                        seconds: runs.seconds.split_off(1),
+                        cpu: runs.cpu.split_off(1),
+                    },
+                    state,
+                ))
             })
         })
         .collect();
@@ -202,10 +226,20 @@ fn on_ranks<S: Send + 'static, T>(
     for t in threads {
         all.push(t.join().map_err(|_| anyhow!("a rank panicked"))??);
     }
-    let slowest = |i: usize| all.iter().map(|(runs, _)| runs.seconds[i]).fold(0.0, f64::max);
+    let slowest = |i: usize| {
+        all.iter()
+            .map(|(runs, _)| runs.seconds[i])
+            .fold(0.0, f64::max)
+    };
     let seconds = (0..iterations).map(slowest).collect();
-    let cpu = all.first().map(|(runs, _)| runs.cpu.clone()).unwrap_or_default();
-    Ok((Runs { seconds, cpu }, all.into_iter().map(|(_, s)| s).collect()))
+    let cpu = all
+        .first()
+        .map(|(runs, _)| runs.cpu.clone())
+        .unwrap_or_default();
+    Ok((
+        Runs { seconds, cpu },
+        all.into_iter().map(|(_, s)| s).collect(),
+    ))
 }
 
 fn save(a: &Args, how: How) -> Result<Measured> {
@@ -217,8 +251,14 @@ fn save(a: &Args, how: How) -> Result<Measured> {
         move |rank| b.state.build(b.gb, rank, 2, Cut::Rows, 2),
         move || how.prepare(&dir),
         move |state, group| {
-            let save = reshard::save(&state, &url).group(group).overwrite(how.overwrite);
-            let save = if how.synced { save } else { save.durability(Durability::Process) };
+            let save = reshard::save(&state, &url)
+                .group(group)
+                .overwrite(how.overwrite);
+            let save = if how.synced {
+                save
+            } else {
+                save.durability(Durability::Process)
+            };
             blocking::run(save)?;
             Ok(state)
         },
@@ -227,7 +267,14 @@ fn save(a: &Args, how: How) -> Result<Measured> {
     let bytes = states.iter().map(nbytes).sum();
     let peak = peak();
     let (Runs { seconds, cpu }, grown) = (runs, peak.saturating_sub(bytes));
-    Ok(Measured { seconds, cpu, bytes, peak, grown, ..Measured::default() })
+    Ok(Measured {
+        seconds,
+        cpu,
+        bytes,
+        peak,
+        grown,
+        ..Measured::default()
+    })
 }
 
 fn load(a: &Args, verify: bool, cut: Cut, parts: u64, world: u64) -> Result<Measured> {
@@ -244,8 +291,12 @@ fn load(a: &Args, verify: bool, cut: Cut, parts: u64, world: u64) -> Result<Meas
         },
         || (),
         move |(state, leaves), group| {
-            let (plain, report) =
-                block_on(reshard::load(state, &url).group(group).verify(verify).with_report())?;
+            let (plain, report) = block_on(
+                reshard::load(state, &url)
+                    .group(group)
+                    .verify(verify)
+                    .with_report(),
+            )?;
             Ok((plain, report.totals, leaves))
         },
         move |(plain, totals, leaves)| {
@@ -263,7 +314,16 @@ fn load(a: &Args, verify: bool, cut: Cut, parts: u64, world: u64) -> Result<Meas
     let times = (a.iterations + 1) as u64;
     let (needed, read, headers) = (t.0 / times, t.1 / times, t.2 / times);
     let (Runs { seconds, cpu }, grown) = (runs, peak.saturating_sub(bytes));
-    Ok(Measured { seconds, cpu, bytes, peak, grown, needed, read, headers })
+    Ok(Measured {
+        seconds,
+        cpu,
+        bytes,
+        peak,
+        grown,
+        needed,
+        read,
+        headers,
+    })
 }
 
 /// The leaves without their data, to make the next template of what was loaded.
@@ -271,7 +331,10 @@ fn blueprint(state: &StateDict) -> Vec<(String, ShardedTensor)> {
     let mut out = Vec::new();
     state.visit(&mut |path, leaf| {
         if let Leaf::Tensor(t) = leaf {
-            out.push((reshard::model::Path::from(path).to_string(), t.without_data()));
+            out.push((
+                reshard::model::Path::from(path).to_string(),
+                t.without_data(),
+            ));
         }
     });
     out
@@ -279,11 +342,17 @@ fn blueprint(state: &StateDict) -> Vec<(String, ShardedTensor)> {
 
 /// What was loaded, as the template of the next load.
 fn template(plain: ValueTree, leaves: &[(String, ShardedTensor)]) -> Result<StateDict> {
-    let Tree::Dict(mut loaded) = plain else { bail!("what was loaded is no dict") };
+    let Tree::Dict(mut loaded) = plain else {
+        bail!("what was loaded is no dict")
+    };
     let mut out = StateDict::new();
     for (key, leaf) in leaves {
-        let tensor = loaded.swap_remove(&Step::from(key.as_str())).and_then(Tree::into_leaf);
-        let tensor = tensor.and_then(Value::into_tensor).with_context(|| format!("{key} was not loaded"))?;
+        let tensor = loaded
+            .swap_remove(&Step::from(key.as_str()))
+            .and_then(Tree::into_leaf);
+        let tensor = tensor
+            .and_then(Value::into_tensor)
+            .with_context(|| format!("{key} was not loaded"))?;
         out.insert(key.as_str(), leaf.clone().with_data(tensor));
     }
     Ok(out)
@@ -293,9 +362,18 @@ fn template(plain: ValueTree, leaves: &[(String, ShardedTensor)]) -> Result<Stat
 fn check(state: &StateDict) -> Result<()> {
     let mut wrong = None;
     state.visit(&mut |_, leaf| {
-        if let Leaf::Tensor(ShardedTensor { key, data: Data::Host(t), dtype, .. }) = leaf {
-            let one: &[u8] =
-                if *dtype == reshard::DType::BFloat16 { &[0x80, 0x3f] } else { &[0, 0, 0x80, 0x3f] };
+        if let Leaf::Tensor(ShardedTensor {
+            key,
+            data: Data::Host(t),
+            dtype,
+            ..
+        }) = leaf
+        {
+            let one: &[u8] = if *dtype == reshard::DType::BFloat16 {
+                &[0x80, 0x3f]
+            } else {
+                &[0, 0, 0x80, 0x3f]
+            };
             if t.to_bytes().chunks(one.len()).any(|e| e != one) {
                 wrong = Some(key.to_string());
             }
@@ -322,10 +400,18 @@ fn plain(a: &Args, write: Option<How>) -> Result<Measured> {
         move |(rank, mut memory), _| {
             let path = dir.join(format!("plain{rank}"));
             let new = path.with_extension("new");
-            let file = if write.is_some() { File::create(&new)? } else { File::open(&path)? };
+            let file = if write.is_some() {
+                File::create(&new)?
+            } else {
+                File::open(&path)?
+            };
             for (i, block) in memory.chunks_mut(BLOCK).enumerate() {
                 let at = (i * BLOCK) as u64;
-                if write.is_some() { file.write_all_at(block, at)? } else { file.read_exact_at(block, at)? }
+                if write.is_some() {
+                    file.write_all_at(block, at)?
+                } else {
+                    file.read_exact_at(block, at)?
+                }
             }
             if write.is_some_and(|how| how.synced) {
                 file.sync_data()?;
@@ -338,5 +424,10 @@ fn plain(a: &Args, write: Option<How>) -> Result<Measured> {
         Ok,
     )?;
     let Runs { seconds, cpu } = runs;
-    Ok(Measured { seconds, cpu, bytes: per_rank as u64 * 2, ..Measured::default() })
+    Ok(Measured {
+        seconds,
+        cpu,
+        bytes: per_rank as u64 * 2,
+        ..Measured::default()
+    })
 }

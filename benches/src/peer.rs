@@ -26,13 +26,20 @@ pub(crate) struct Pythons {
 pub(crate) const OURS: &str = "reshard";
 
 /// Large memory of torch, and of what takes its memory from glibc, in huge pages: as large tensors of reshard are.
-const HUGE_PAGES: [(&str, &str); 2] =
-    [("THP_MEM_ALLOC_ENABLE", "1"), ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")];
+const HUGE_PAGES: [(&str, &str); 2] = [
+    ("THP_MEM_ALLOC_ENABLE", "1"),
+    ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
+];
 
 /// Jiffies of all processors since the start: all, and idle ones.
 fn jiffies() -> Option<(u64, u64)> {
     let stat = std::fs::read_to_string("/proc/stat").ok()?;
-    let numbers = stat.lines().next()?.split_whitespace().skip(1).map(|n| n.parse().unwrap_or(0));
+    let numbers = stat
+        .lines()
+        .next()?
+        .split_whitespace()
+        .skip(1)
+        .map(|n| n.parse().unwrap_or(0));
     let all: Vec<u64> = numbers.take(8).collect();
     Some((all.iter().sum(), all.get(3)? + all.get(4)?))
 }
@@ -109,7 +116,10 @@ impl Peer {
 
     /// Seconds of a process, and of each of its runs.
     pub(crate) fn costs(self, process: f64, run: f64) -> Self {
-        Self { cost: (process, run), ..self }
+        Self {
+            cost: (process, run),
+            ..self
+        }
     }
 
     /// What is checked, or written to be checked.
@@ -119,12 +129,18 @@ impl Peer {
 
     /// The fastest of these is measured, and named.
     pub(crate) fn best_of(self, settings: &[&'static str]) -> Self {
-        Self { settings: settings.to_vec(), ..self }
+        Self {
+            settings: settings.to_vec(),
+            ..self
+        }
     }
 
     /// With its large memory in huge pages.
     pub(crate) fn huge_pages(self) -> Self {
-        Self { huge_pages: true, ..self }
+        Self {
+            huge_pages: true,
+            ..self
+        }
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -184,7 +200,8 @@ impl Peer {
     pub(crate) fn run(&mut self, pythons: &Pythons, runs: usize) -> Result<()> {
         let mut command = self.command(pythons, runs)?;
         command.args(self.settings.first());
-        self.measured.push(serde_json::from_str(&self.answer(command, pythons)?)?);
+        self.measured
+            .push(serde_json::from_str(&self.answer(command, pythons)?)?);
         Ok(())
     }
 
@@ -200,9 +217,14 @@ impl Peer {
             Program::Torch(script) => (&pythons.python, script),
             Program::TensorFlow(script) => (&pythons.tensorflow, script),
         };
-        let python = python.as_ref().with_context(|| format!("there is no Python for {}", self.name))?;
+        let python = python
+            .as_ref()
+            .with_context(|| format!("there is no Python for {}", self.name))?;
         let mut command = Command::new(python);
-        command.arg(pythons.scripts.join(script)).args(args).env("PYTHONWARNINGS", "ignore");
+        command
+            .arg(pythons.scripts.join(script))
+            .args(args)
+            .env("PYTHONWARNINGS", "ignore");
         if self.huge_pages {
             command.envs(HUGE_PAGES);
         }
@@ -212,16 +234,27 @@ impl Peer {
     /// The last line of JSON that it prints.
     fn answer(&self, mut command: Command, pythons: &Pythons) -> Result<String> {
         wait_for_quiet(pythons.patience);
-        let out = command.output().with_context(|| format!("{} did not start", self.name))?;
+        let out = command
+            .output()
+            .with_context(|| format!("{} did not start", self.name))?;
         let text = String::from_utf8_lossy(&out.stdout);
-        match text.lines().rev().find(|l| l.starts_with('{')).filter(|_| out.status.success()) {
+        match text
+            .lines()
+            .rev()
+            .find(|l| l.starts_with('{'))
+            .filter(|_| out.status.success())
+        {
             Some(line) => Ok(line.to_string()),
             None => bail!("{}: {}", self.name, String::from_utf8_lossy(&out.stderr)),
         }
     }
 
     fn all(&self, of: impl Fn(&Measured) -> &[f64]) -> Vec<f64> {
-        let mut all: Vec<f64> = self.measured.iter().flat_map(|m| of(m).iter().copied()).collect();
+        let mut all: Vec<f64> = self
+            .measured
+            .iter()
+            .flat_map(|m| of(m).iter().copied())
+            .collect();
         all.sort_by(f64::total_cmp);
         all
     }

@@ -4,7 +4,10 @@ use crate::measured::{Measured, cpu, peak};
 use anyhow::{Context, Result};
 use reshard::{
     DType, Region,
-    plan::{DefaultSavePlanner, SavePlan, SavePlanner, TensorProperties, TensorWrite, WriteItem, WriteKind},
+    plan::{
+        DefaultSavePlanner, SavePlan, SavePlanner, TensorProperties, TensorWrite, WriteItem,
+        WriteKind,
+    },
 };
 use std::{path::Path, time::Instant};
 
@@ -31,7 +34,12 @@ pub(crate) fn plan(ranks: u32, items: u32, replicas: u32) -> Result<Measured> {
     let (plans, metadata) = DefaultSavePlanner::DCP.create_global_plan(plans)?;
     let (seconds, cpu) = (vec![start.elapsed().as_secs_f64()], vec![cpu() - used]);
     drop((plans, metadata));
-    Ok(Measured { seconds, cpu, grown: peak().saturating_sub(before), ..Measured::default() })
+    Ok(Measured {
+        seconds,
+        cpu,
+        grown: peak().saturating_sub(before),
+        ..Measured::default()
+    })
 }
 
 /// Reads a `.metadata` as a checkpoint's opening does. Its memory is all that this takes, the file's own bytes too.

@@ -13,9 +13,15 @@ use std::time::Instant;
 /// `cut`, in shards of a size at which nearly every matrix is cut.
 pub(crate) fn policy(pieces: u32, cut: bool, iterations: usize) -> Result<Measured> {
     const RANKS: u32 = 256;
-    let keys: Vec<String> = (0..pieces).map(|i| format!("layers.{}.weight_{}", i / 16, i % 16)).collect();
+    let keys: Vec<String> = (0..pieces)
+        .map(|i| format!("layers.{}.weight_{}", i / 16, i % 16))
+        .collect();
     let shape = |i: u32| -> Dims {
-        if i % 16 < 12 { [u64::from(i % 16 + 1) << 16, 1024].into() } else { [8192].into() }
+        if i % 16 < 12 {
+            [u64::from(i % 16 + 1) << 16, 1024].into()
+        } else {
+            [8192].into()
+        }
     };
     let boxes: Vec<(Dims, Region)> = (0..pieces)
         .map(|i| {
@@ -31,7 +37,11 @@ pub(crate) fn policy(pieces: u32, cut: bool, iterations: usize) -> Result<Measur
         .zip(&keys)
         .zip(&boxes)
         .map(|((i, key), (shape, region))| {
-            let dtype = if i % 2 == 0 { DType::BFloat16 } else { DType::Float32 };
+            let dtype = if i % 2 == 0 {
+                DType::BFloat16
+            } else {
+                DType::Float32
+            };
             Piece {
                 key,
                 name: key,

@@ -34,7 +34,15 @@ pub(crate) struct Row {
 impl Row {
     pub(crate) fn new(title: impl Into<String>, peers: Vec<Peer>, targets: Vec<Target>) -> Self {
         let title = title.into();
-        Self { title, peers, targets, needs: Vec::new(), amplification: None, turns: None, leaves: None }
+        Self {
+            title,
+            peers,
+            targets,
+            needs: Vec::new(),
+            amplification: None,
+            turns: None,
+            leaves: None,
+        }
     }
 
     pub(crate) fn needs(mut self, file: &str, by: Peer) -> Self {
@@ -43,15 +51,24 @@ impl Row {
     }
 
     pub(crate) fn turns(self, turns: usize) -> Self {
-        Self { turns: Some(turns), ..self }
+        Self {
+            turns: Some(turns),
+            ..self
+        }
     }
 
     pub(crate) fn removes(self, file: &str) -> Self {
-        Self { leaves: Some(file.into()), ..self }
+        Self {
+            leaves: Some(file.into()),
+            ..self
+        }
     }
 
     pub(crate) fn amplification(self, most: f64) -> Self {
-        Self { amplification: Some(most), ..self }
+        Self {
+            amplification: Some(most),
+            ..self
+        }
     }
 
     /// Seconds that it takes, roughly.
@@ -98,11 +115,21 @@ impl Row {
     fn line(&self, p: &Peer) -> Option<String> {
         let (seconds, last) = (p.seconds()?, p.last()?);
         let gb = last.bytes as f64 / 1e9;
-        let speed = if gb > 0.0 { format!("{:.2} GB/s", gb / seconds) } else { String::new() };
+        let speed = if gb > 0.0 {
+            format!("{:.2} GB/s", gb / seconds)
+        } else {
+            String::new()
+        };
         let cpu = p.cpu().map_or(String::new(), |cpu| format!("{cpu:.2} s"));
-        let mut memory = if p.grown() > 0 { format!("{} MiB", p.grown() >> 20) } else { String::new() };
-        let mut ratio =
-            self.ratio(p.name()).filter(|_| !p.is_ours()).map_or(String::new(), |r| format!("{r:.2}x"));
+        let mut memory = if p.grown() > 0 {
+            format!("{} MiB", p.grown() >> 20)
+        } else {
+            String::new()
+        };
+        let mut ratio = self
+            .ratio(p.name())
+            .filter(|_| !p.is_ours())
+            .map_or(String::new(), |r| format!("{r:.2}x"));
         for target in &self.targets {
             match target {
                 Target::Ratio(peer, least) if *peer == p.name() => {
@@ -110,16 +137,24 @@ impl Row {
                     ratio += &format!(" (target {least:.2}x, {})", verdict(reached));
                 }
                 Target::Either(a, b) if a.0 == p.name() => {
-                    let reached =
-                        [a, b].iter().any(|(peer, least)| self.ratio(peer).is_some_and(|r| r >= *least));
+                    let reached = [a, b]
+                        .iter()
+                        .any(|(peer, least)| self.ratio(peer).is_some_and(|r| r >= *least));
                     let (least, peer, or) = (a.1, b.0, b.1);
-                    ratio += &format!(" (target {least:.2}x, or {or:.2}x of {peer}, {})", verdict(reached));
+                    ratio += &format!(
+                        " (target {least:.2}x, or {or:.2}x of {peer}, {})",
+                        verdict(reached)
+                    );
                 }
                 Target::Seconds(most) if p.is_ours() => {
                     ratio = format!("(target {most} s, {})", verdict(seconds <= *most));
                 }
                 Target::Memory(most) if p.is_ours() => {
-                    memory += &format!(" (target {} MiB, {})", most >> 20, verdict(p.grown() <= *most));
+                    memory += &format!(
+                        " (target {} MiB, {})",
+                        most >> 20,
+                        verdict(p.grown() <= *most)
+                    );
                 }
                 _ => {}
             }

@@ -74,7 +74,14 @@ impl State {
     }
 
     /// What rank `rank` of `world` holds, when each tensor is cut into `parts` of which it takes part `rank`.
-    pub(crate) fn build(self, gb: f64, rank: u64, world: u64, cut: Cut, parts: u64) -> Result<StateDict> {
+    pub(crate) fn build(
+        self,
+        gb: f64,
+        rank: u64,
+        world: u64,
+        cut: Cut,
+        parts: u64,
+    ) -> Result<StateDict> {
         let mut out = StateDict::new();
         match self {
             Self::Llama => {
@@ -91,7 +98,8 @@ impl State {
                             region.lengths[axis] /= parts;
                             region.offsets[axis] = region.lengths[axis] * rank;
                             let data = ones(dtype, &region.lengths)?;
-                            let leaf = ShardedTensor::region_of(&key, dtype, shape, region).with_data(data);
+                            let leaf = ShardedTensor::region_of(&key, dtype, shape, region)
+                                .with_data(data);
                             out.insert(key, leaf);
                         }
                     }

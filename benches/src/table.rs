@@ -36,7 +36,9 @@ pub(crate) struct Args {
 }
 
 fn place(text: &str) -> Result<(String, PathBuf), String> {
-    let (name, path) = text.split_once('=').ok_or("a place is written as name=directory")?;
+    let (name, path) = text
+        .split_once('=')
+        .ok_or("a place is written as name=directory")?;
     Ok((name.into(), path.into()))
 }
 
@@ -65,32 +67,61 @@ struct Group {
 }
 
 /// Prints the table, and on the standard error how long it will take.
-#[expect(clippy::print_stdout, clippy::print_stderr, reason = "a program whose output is its result")]
+#[expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program whose output is its result"
+)]
 pub(crate) fn run(args: &Args) -> Result<()> {
     let turns = args.runs.clamp(1, 3);
-    let runs = Runs { turns, each: args.runs.div_ceil(turns) };
+    let runs = Runs {
+        turns,
+        each: args.runs.div_ceil(turns),
+    };
     let mut groups = Vec::new();
     for (name, path) in &args.on {
-        let folder =
-            tempfile::tempdir_in(path).with_context(|| format!("{} can't be written to", path.display()))?;
+        let folder = tempfile::tempdir_in(path)
+            .with_context(|| format!("{} can't be written to", path.display()))?;
         let mut rows = large(args, name, folder.path());
+        rows.push(one_chunk(args, name, folder.path()));
         rows.extend(small(args, name, folder.path()));
         if !is_in_memory(path)? {
             rows.extend(synced(args, name, folder.path()));
         }
-        groups.push(Group { folder: Some(folder), rows });
+        groups.push(Group {
+            folder: Some(folder),
+            rows,
+        });
     }
     let folder = tempfile::tempdir()?;
     let rows = planning(folder.path());
     groups.push(Group { folder: None, rows });
-    groups.push(Group { folder: None, rows: embeddings() });
+    groups.push(Group {
+        folder: None,
+        rows: embeddings(),
+    });
     for group in &mut groups {
-        group.rows.retain(|row| args.only.as_ref().is_none_or(|text| row.title.contains(text)));
+        group.rows.retain(|row| {
+            args.only
+                .as_ref()
+                .is_none_or(|text| row.title.contains(text))
+        });
     }
     let rows = || groups.iter().flat_map(|g| &g.rows);
-    let warming = groups.iter().filter(|g| g.folder.is_some() && !g.rows.is_empty()).count() as f64 * 10.0;
-    let seconds: f64 = rows().map(|row| row.estimate(runs, &args.pythons)).sum::<f64>() + warming;
-    eprintln!("{} comparisons, about {:.0} minutes on a quiet machine", rows().count(), seconds / 60.0);
+    let warming = groups
+        .iter()
+        .filter(|g| g.folder.is_some() && !g.rows.is_empty())
+        .count() as f64
+        * 10.0;
+    let seconds: f64 = rows()
+        .map(|row| row.estimate(runs, &args.pythons))
+        .sum::<f64>()
+        + warming;
+    eprintln!(
+        "{} comparisons, about {:.0} minutes on a quiet machine",
+        rows().count(),
+        seconds / 60.0
+    );
     println!(
         "| what | who | checks | runs | median | speed | their time / ours | CPU | memory beyond the state |"
     );
@@ -108,7 +139,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             }
         }
     }
-    eprintln!("it took {:.1} minutes", start.elapsed().as_secs_f64() / 60.0);
+    eprintln!(
+        "it took {:.1} minutes",
+        start.elapsed().as_secs_f64() / 60.0
+    );
     Ok(())
 }
 
@@ -122,7 +156,11 @@ const NOTHING: &str = "nothing";
 
 /// DCP's settings, of which the fastest is measured in each row.
 const SAVES: [&str; 4] = ["plain", "cached", "cached,threads=2", "cached,ops=1"];
-const SAVES_WITHOUT_CRC: [&str; 3] = ["cached,no-crc", "cached,threads=2,no-crc", "cached,no-crc,ops=1"];
+const SAVES_WITHOUT_CRC: [&str; 3] = [
+    "cached,no-crc",
+    "cached,threads=2,no-crc",
+    "cached,no-crc,ops=1",
+];
 const SMALL_SAVES: [&str; 6] = [
     "plain",
     "cached",
@@ -136,7 +174,11 @@ const LOADS: [&str; 2] = ["plain", "ops=1"];
 
 /// A measurement of DCP's script.
 fn dcp(name: &'static str, mode: &str, state: &str, gb: &str, dir: &str, more: &[&str]) -> Peer {
-    let args: Vec<&str> = [mode, state, gb, dir, RUNS].iter().chain(more).copied().collect();
+    let args: Vec<&str> = [mode, state, gb, dir, RUNS]
+        .iter()
+        .chain(more)
+        .copied()
+        .collect();
     let seconds = if state == "small" { 1.9 } else { 0.9 };
     Peer::torch(name, "dcp_bench.py", &args).costs(5.0, seconds)
 }
@@ -145,17 +187,25 @@ fn dcp(name: &'static str, mode: &str, state: &str, gb: &str, dir: &str, more: &
 fn large(args: &Args, place: &str, base: &Path) -> Vec<Row> {
     let gb = &*args.gb.to_string();
     let at = |name: &str| base.join(name).display().to_string();
-    let (ours, theirs, plain, one) = (&*at("ours"), &*at("theirs"), &*at("plain"), &*at("one"));
+    let (ours, theirs, plain) = (&*at("ours"), &*at("theirs"), &*at("plain"));
     let save = || Peer::reshard(OURS, &["save", "llama", gb, ours, RUNS]).checks(WRITES);
     let save_theirs = || dcp("DCP", "save", "llama", gb, theirs, &[]).checks(WRITES);
     let pwrite = || Peer::reshard("pwrite", &["pwrite", "llama", gb, plain, RUNS]);
     let pread = || Peer::reshard("pread", &["pread", "llama", gb, plain, RUNS]).checks(NOTHING);
     let load = |more: &[&str]| {
-        let all: Vec<&str> = ["load", "llama", gb, ours, RUNS].iter().chain(more).copied().collect();
+        let all: Vec<&str> = ["load", "llama", gb, ours, RUNS]
+            .iter()
+            .chain(more)
+            .copied()
+            .collect();
         Peer::reshard(OURS, &all)
     };
-    let load_theirs =
-        |mode| dcp("DCP", mode, "llama", gb, theirs, &[]).best_of(&LOADS).checks(NOTHING).costs(5.0, 0.5);
+    let load_theirs = |mode| {
+        dcp("DCP", mode, "llama", gb, theirs, &[])
+            .best_of(&LOADS)
+            .checks(NOTHING)
+            .costs(5.0, 0.5)
+    };
     let mut rows = vec![
         Row::new(
             format!("save {gb} GB, {place}"),
@@ -183,8 +233,16 @@ fn large(args: &Args, place: &str, base: &Path) -> Vec<Row> {
         .needs(theirs, save_theirs()),
         Row::new(
             format!("load same split, unverified, {place}"),
-            vec![load(&["--no-verify"]).checks(NOTHING), load_theirs("load"), pread()],
-            vec![Target::Ratio("DCP", 2.0), Target::Ratio("pread", 0.85), BESIDE],
+            vec![
+                load(&["--no-verify"]).checks(NOTHING),
+                load_theirs("load"),
+                pread(),
+            ],
+            vec![
+                Target::Ratio("DCP", 2.0),
+                Target::Ratio("pread", 0.85),
+                BESIDE,
+            ],
         )
         .needs(ours, save())
         .needs(theirs, save_theirs())
@@ -201,26 +259,38 @@ fn large(args: &Args, place: &str, base: &Path) -> Vec<Row> {
         .needs(theirs, save_theirs()),
     ];
     for (cut, most) in [("rows", 1.05), ("columns", f64::INFINITY)] {
-        let part = load(&["--cut", cut, "--parts", "8", "--world", "1"]).checks("nothing: parts of chunks");
-        let row = Row::new(format!("load an eighth of the {cut}, {place}"), vec![part], vec![BESIDE]);
+        let part = load(&["--cut", cut, "--parts", "8", "--world", "1"])
+            .checks("nothing: parts of chunks");
+        let row = Row::new(
+            format!("load an eighth of the {cut}, {place}"),
+            vec![part],
+            vec![BESIDE],
+        );
         rows.push(row.needs(ours, save()).amplification(most));
     }
-    rows.push(
-        Row::new(
-            format!("load one tensor of {gb} GB, stored as one chunk, onto 1 rank, {place}"),
-            vec![
-                Peer::reshard(OURS, &["load", "one", gb, one, RUNS, "--parts", "1", "--world", "1"])
-                    .checks(VERIFIED),
-                dcp("DCP", "load", "one", gb, one, &["--world", "1"]).best_of(&LOADS).checks(NOTHING),
-                pread(),
-            ],
-            vec![],
-        )
-        .needs(one, Peer::reshard(OURS, &["save", "one", gb, one, "1"]))
-        .needs(plain, pwrite())
-        .removes(one),
-    );
     rows
+}
+
+/// A tensor that all of a machine's threads read together.
+fn one_chunk(args: &Args, place: &str, base: &Path) -> Row {
+    let gb = &*args.gb.to_string();
+    let at = |name: &str| base.join(name).display().to_string();
+    let (plain, one) = (&*at("plain"), &*at("one"));
+    let load = ["load", "one", gb, one, RUNS, "--parts", "1", "--world", "1"];
+    let theirs = dcp("DCP", "load", "one", gb, one, &["--world", "1"]);
+    let peers = vec![
+        Peer::reshard(OURS, &load).checks(VERIFIED),
+        theirs.best_of(&LOADS).checks(NOTHING),
+        Peer::reshard("pread", &["pread", "llama", gb, plain, RUNS]).checks(NOTHING),
+    ];
+    let name = format!("load one tensor of {gb} GB, stored as one chunk, onto 1 rank, {place}");
+    Row::new(name, peers, vec![])
+        .needs(one, Peer::reshard(OURS, &["save", "one", gb, one, "1"]))
+        .needs(
+            plain,
+            Peer::reshard("pwrite", &["pwrite", "llama", gb, plain, RUNS]),
+        )
+        .removes(one)
 }
 
 /// Many small tensors.
@@ -232,37 +302,58 @@ fn small(args: &Args, place: &str, base: &Path) -> Vec<Row> {
     let save_theirs = || dcp("DCP", "save", "small", gb, theirs, &[]);
     let saves = Row::new(
         format!("save 8,192 tensors of 64 KiB, {place}"),
-        vec![save(), save_theirs().best_of(&SMALL_SAVES).checks("as it says")],
+        vec![
+            save(),
+            save_theirs().best_of(&SMALL_SAVES).checks("as it says"),
+        ],
         vec![Target::Ratio("DCP", 10.0), BESIDE],
     );
     let loads = Row::new(
         format!("load 8,192 tensors of 64 KiB, {place}"),
         vec![
             Peer::reshard(OURS, &["load", "small", gb, ours, RUNS]).checks(VERIFIED),
-            dcp("DCP", "load", "small", gb, theirs, &[]).best_of(&LOADS).checks(NOTHING),
+            dcp("DCP", "load", "small", gb, theirs, &[])
+                .best_of(&LOADS)
+                .checks(NOTHING),
         ],
         vec![Target::Ratio("DCP", 10.0), BESIDE],
     );
-    vec![saves, loads.needs(ours, save()).needs(theirs, save_theirs())]
+    vec![
+        saves,
+        loads.needs(ours, save()).needs(theirs, save_theirs()),
+    ]
 }
 
 /// What users get who set nothing: every file is on the disk when a save returns.
 fn synced(args: &Args, place: &str, base: &Path) -> Vec<Row> {
     let gb = &*args.synced_gb.to_string();
     let at = |name: &str| base.join(name).display().to_string();
-    let (ours, theirs, plain) = (&*at("ours-synced"), &*at("theirs-synced"), &*at("plain-synced"));
+    let (ours, theirs, plain) = (
+        &*at("ours-synced"),
+        &*at("theirs-synced"),
+        &*at("plain-synced"),
+    );
     let rows = [("save", None), ("overwrite", Some("--overwrite"))].map(|(what, overwrite)| {
-        let ours: Vec<&str> =
-            ["save", "llama", gb, ours, RUNS, "--synced"].into_iter().chain(overwrite).collect();
-        let plain: Vec<&str> =
-            ["pwrite", "llama", gb, plain, RUNS, "--synced"].into_iter().chain(overwrite).collect();
+        let ours: Vec<&str> = ["save", "llama", gb, ours, RUNS, "--synced"]
+            .into_iter()
+            .chain(overwrite)
+            .collect();
+        let plain: Vec<&str> = ["pwrite", "llama", gb, plain, RUNS, "--synced"]
+            .into_iter()
+            .chain(overwrite)
+            .collect();
         let theirs = dcp("DCP", "save", "llama", gb, theirs, overwrite.as_slice());
         let peers = vec![
             Peer::reshard(OURS, &ours).checks(WRITES).costs(1.5, 1.5),
             theirs.best_of(&SYNCED_SAVES).checks(WRITES).costs(5.0, 1.5),
             Peer::reshard("pwrite and fsync", &plain).costs(1.5, 1.5),
         ];
-        Row::new(format!("{what} {gb} GB and fsync, as by default, {place}"), peers, vec![]).turns(2)
+        Row::new(
+            format!("{what} {gb} GB and fsync, as by default, {place}"),
+            peers,
+            vec![],
+        )
+        .turns(2)
     });
     rows.into()
 }
@@ -286,9 +377,15 @@ fn planning(folder: &Path) -> Vec<Row> {
             Peer::reshard(OURS, &["parse", file, RUNS]).costs(0.5, 1.5),
             Peer::torch("pickle.load", SCRIPT, &["load", file, "2"]).costs(20.0, 0.0),
         ],
-        vec![Target::Ratio("pickle.load", 5.0), Target::Memory(200_000_000)],
+        vec![
+            Target::Ratio("pickle.load", 5.0),
+            Target::Memory(200_000_000),
+        ],
     )
-    .needs(file, Peer::torch("DCP", SCRIPT, &["write", "1000", "1000", file]));
+    .needs(
+        file,
+        Peer::torch("DCP", SCRIPT, &["write", "1000", "1000", file]),
+    );
     let pieces = Row::new(
         "1 million pieces in shards of 512 MiB",
         vec![Peer::reshard(OURS, &["policy", "1000000", RUNS])],
@@ -300,9 +397,18 @@ fn planning(folder: &Path) -> Vec<Row> {
 /// Lookups in a table of 10 million x 64 float32 in 8 parts, by two threads.
 fn embeddings() -> Vec<Row> {
     const SCRIPT: &str = "embedding_bench.py";
-    let ours = |name, what| Peer::reshard(name, &["embedding", what, RUNS]).costs(6.0, 0.15).huge_pages();
-    let torch = |name, what| Peer::torch(name, SCRIPT, &["torch", what, RUNS]).costs(8.0, 0.15).huge_pages();
-    let tensorflow = |name, who, what| Peer::tensorflow(name, SCRIPT, &[who, what, RUNS]).huge_pages();
+    let ours = |name, what| {
+        Peer::reshard(name, &["embedding", what, RUNS])
+            .costs(6.0, 0.15)
+            .huge_pages()
+    };
+    let torch = |name, what| {
+        Peer::torch(name, SCRIPT, &["torch", what, RUNS])
+            .costs(8.0, 0.15)
+            .huge_pages()
+    };
+    let tensorflow =
+        |name, who, what| Peer::tensorflow(name, SCRIPT, &[who, what, RUNS]).huge_pages();
     const LOOP: &str = "a plain loop";
     const FUNCTION: &str = "TensorFlow, tf.function";
     const EAGER: &str = "TensorFlow, eager";

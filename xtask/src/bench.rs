@@ -8,10 +8,19 @@ use crate::venv;
 /// Builds the package `reshard-benches` and prints its table, beside the torch and the TensorFlow of the Pythons that it is given.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     let (python, tensorflow) = (venv::TORCH_215.python()?, venv::TENSORFLOW.python()?);
-    cargo(&["run", "--release", "--locked", "--package", "reshard-benches", "--", "table", "--python"])
-        .args([python])
-        .args(["--tensorflow"])
-        .args([tensorflow])
-        .args(args)
-        .run()
+    cargo(&[
+        "run",
+        "--release",
+        "--locked",
+        "--package",
+        "reshard-benches",
+        "--",
+        "table",
+        "--python",
+    ])
+    .args([python])
+    .args(["--tensorflow"])
+    .args([tensorflow])
+    .args(args)
+    .run()
 }

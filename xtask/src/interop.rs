@@ -46,12 +46,36 @@ const GUESTS: &[Guest] = &[
     Guest {
         venv: &TORCH_215,
         cases: &[
-            Case { who: "torch-2.15", spec: "dcp", converts: true },
-            Case { who: "torch-2.15", spec: "dcp-2.4", converts: true },
-            Case { who: "torch-2.15", spec: "dcp-new", converts: true },
-            Case { who: "torch-2.15", spec: "surrogates", converts: true },
-            Case { who: "mcore-0.16", spec: "megatron", converts: false },
-            Case { who: "mcore-0.16", spec: "megatron-new", converts: false },
+            Case {
+                who: "torch-2.15",
+                spec: "dcp",
+                converts: true,
+            },
+            Case {
+                who: "torch-2.15",
+                spec: "dcp-2.4",
+                converts: true,
+            },
+            Case {
+                who: "torch-2.15",
+                spec: "dcp-new",
+                converts: true,
+            },
+            Case {
+                who: "torch-2.15",
+                spec: "surrogates",
+                converts: true,
+            },
+            Case {
+                who: "mcore-0.16",
+                spec: "megatron",
+                converts: false,
+            },
+            Case {
+                who: "mcore-0.16",
+                spec: "megatron-new",
+                converts: false,
+            },
         ],
         flavours: &[("2.3", 1), ("2.4", 1), ("2.15", 3)],
         policies: true,
@@ -60,9 +84,21 @@ const GUESTS: &[Guest] = &[
     Guest {
         venv: &TORCH_24,
         cases: &[
-            Case { who: "torch-2.4", spec: "dcp", converts: true },
-            Case { who: "torch-2.4", spec: "dcp-2.4", converts: true },
-            Case { who: "torch-2.4", spec: "surrogates", converts: true },
+            Case {
+                who: "torch-2.4",
+                spec: "dcp",
+                converts: true,
+            },
+            Case {
+                who: "torch-2.4",
+                spec: "dcp-2.4",
+                converts: true,
+            },
+            Case {
+                who: "torch-2.4",
+                spec: "surrogates",
+                converts: true,
+            },
         ],
         flavours: &[("2.3", 1), ("2.4", 3)],
         policies: true,
@@ -71,8 +107,16 @@ const GUESTS: &[Guest] = &[
     Guest {
         venv: &TORCH_21,
         cases: &[
-            Case { who: "torch-2.1", spec: "dcp", converts: false },
-            Case { who: "torch-2.1", spec: "surrogates", converts: false },
+            Case {
+                who: "torch-2.1",
+                spec: "dcp",
+                converts: false,
+            },
+            Case {
+                who: "torch-2.1",
+                spec: "surrogates",
+                converts: false,
+            },
         ],
         flavours: &[],
         policies: true,
@@ -80,14 +124,25 @@ const GUESTS: &[Guest] = &[
     },
     Guest {
         venv: &MCORE_012,
-        cases: &[Case { who: "mcore-0.12", spec: "megatron", converts: false }],
+        cases: &[Case {
+            who: "mcore-0.12",
+            spec: "megatron",
+            converts: false,
+        }],
         flavours: &[],
         policies: false,
         newest: false,
     },
 ];
 
-const SPECS: &[&str] = &["dcp", "dcp-2.4", "dcp-new", "surrogates", "megatron", "megatron-new"];
+const SPECS: &[&str] = &[
+    "dcp",
+    "dcp-2.4",
+    "dcp-new",
+    "surrogates",
+    "megatron",
+    "megatron-new",
+];
 
 /// Ranks that reshard saves on and loads on; all specs can be cut so.
 const RESHARD_RANKS: &[u32] = &[1, 4];
@@ -129,16 +184,31 @@ impl Run {
     fn start(only_drivers: bool) -> Result<Self> {
         let place = target_dir().join("interop");
         if place.exists() {
-            std::fs::remove_dir_all(&place).with_context(|| format!("cannot remove {}", place.display()))?;
+            std::fs::remove_dir_all(&place)
+                .with_context(|| format!("cannot remove {}", place.display()))?;
         }
-        std::fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
+        std::fs::create_dir_all(&place)
+            .with_context(|| format!("cannot make {}", place.display()))?;
         let (mut reshard, programs) = (None, target_dir().join("debug"));
         if !only_drivers {
-            cargo(&["build", "--locked", "--package", "reshard-interop", "--package", "reshard-cli"])
-                .run()?;
+            cargo(&[
+                "build",
+                "--locked",
+                "--package",
+                "reshard-interop",
+                "--package",
+                "reshard-cli",
+            ])
+            .run()?;
             reshard = Some(programs.join("reshard-interop"));
         }
-        Ok(Self { place, reshard, command: programs.join("reshard"), passed: 0, failed: Vec::new() })
+        Ok(Self {
+            place,
+            reshard,
+            command: programs.join("reshard"),
+            passed: 0,
+            failed: Vec::new(),
+        })
     }
 
     fn guest(&mut self, guest: &Guest) -> Result<()> {
@@ -146,7 +216,9 @@ impl Run {
         for case in guest.cases {
             self.case(case, &python);
         }
-        let Some(program) = self.reshard.clone() else { return Ok(()) };
+        let Some(program) = self.reshard.clone() else {
+            return Ok(());
+        };
         for (flavour, ranks) in guest.flavours {
             self.flavour(&program, guest.venv, &python, flavour, *ranks);
         }
@@ -161,26 +233,58 @@ impl Run {
     }
 
     fn case(&mut self, case: &Case, python: &Path) {
-        let Case { who, spec, converts } = *case;
+        let Case {
+            who,
+            spec,
+            converts,
+        } = *case;
         // The drivers, and on how many ranks they load; Megatron's grids need an even split.
-        let (family, loads) = if spec.starts_with("megatron") { ("mcore", [1, 2]) } else { ("dcp", [1, 3]) };
+        let (family, loads) = if spec.starts_with("megatron") {
+            ("mcore", [1, 2])
+        } else {
+            ("dcp", [1, 3])
+        };
         let theirs = format!("{spec}-by-{who}");
         let save = format!("{family}_save.py");
-        self.driver(python, &save, spec, &theirs, Some(SAVERS), &format!("{who} saves {theirs}"));
+        self.driver(
+            python,
+            &save,
+            spec,
+            &theirs,
+            Some(SAVERS),
+            &format!("{who} saves {theirs}"),
+        );
         let mut sources = vec![theirs.clone()];
         if self.reshard.is_some() {
             for ranks in RESHARD_RANKS {
                 self.reshard("check", spec, *ranks, &theirs);
             }
-            sources = RESHARD_RANKS.iter().map(|ranks| format!("{spec}-by-reshard-{ranks}")).collect();
+            sources = RESHARD_RANKS
+                .iter()
+                .map(|ranks| format!("{spec}-by-reshard-{ranks}"))
+                .collect();
             let converted = self.convert(&theirs);
             let what = format!("{who} loads {converted} on {} ranks", loads[1]);
-            self.driver(python, &format!("{family}_load.py"), spec, &converted, Some(loads[1]), &what);
+            self.driver(
+                python,
+                &format!("{family}_load.py"),
+                spec,
+                &converted,
+                Some(loads[1]),
+                &what,
+            );
         }
         for source in &sources {
             for ranks in loads {
                 let what = format!("{who} loads {source} on {ranks} rank(s)");
-                self.driver(python, &format!("{family}_load.py"), spec, source, Some(ranks), &what);
+                self.driver(
+                    python,
+                    &format!("{family}_load.py"),
+                    spec,
+                    source,
+                    Some(ranks),
+                    &what,
+                );
             }
             if converts {
                 let what = format!("{who} converts {source} to one file");
@@ -194,7 +298,12 @@ impl Run {
         let dir = format!("dcp-flavour-{flavour}");
         if !self.place.join(&dir).exists() {
             let write = ["write", "--ranks", "2", "--flavour", flavour];
-            self.check(&format!("reshard saves {dir}"), Program::new(program).args(write), "dcp", &dir);
+            self.check(
+                &format!("reshard saves {dir}"),
+                Program::new(program).args(write),
+                "dcp",
+                &dir,
+            );
             self.reshard("check", "dcp", 3, &dir);
         }
         let what = format!("{} loads {dir} on {ranks} rank(s)", venv.name());
@@ -205,7 +314,12 @@ impl Run {
     fn rank_local(&mut self, program: &Path, python: &Path) {
         let dir = "dcp-rank-local";
         let write = ["write", "--ranks", "2", "--rank-local"];
-        self.check(&format!("reshard saves {dir}"), Program::new(program).args(write), "dcp", dir);
+        self.check(
+            &format!("reshard saves {dir}"),
+            Program::new(program).args(write),
+            "dcp",
+            dir,
+        );
         self.reshard("check", "dcp", 3, dir);
         let load = torch(python, "dcp_load.py").args(["--ranks", "2", "--cut", "write"]);
         self.check(&format!("torch-2.15 loads {dir}"), load, "dcp", dir);
@@ -217,7 +331,12 @@ impl Run {
             let dir = format!("dcp-shards-of-{bytes}");
             if !self.place.join(&dir).exists() {
                 let write = ["write", "--ranks", "2", "--max-shard-size", bytes];
-                self.check(&format!("reshard saves {dir}"), Program::new(program).args(write), "dcp", &dir);
+                self.check(
+                    &format!("reshard saves {dir}"),
+                    Program::new(program).args(write),
+                    "dcp",
+                    &dir,
+                );
                 self.reshard("check", "dcp", 3, &dir);
             }
             for ranks in [1, 3] {
@@ -229,21 +348,39 @@ impl Run {
 
     /// The planners of PyTorch's page: what reshard saves with one is loaded by PyTorch, and the other way round.
     fn planners(&mut self, program: &Path, python: &Path) {
-        for (planner, spec) in
-            [("rename", "planners"), ("fp16", "planners"), ("extra", "planners"), ("ddp", "ddp")]
-        {
+        for (planner, spec) in [
+            ("rename", "planners"),
+            ("fp16", "planners"),
+            ("extra", "planners"),
+            ("ddp", "ddp"),
+        ] {
             let dir = format!("planner-{planner}");
             let write = ["write", "--ranks", "2", "--planner", planner];
-            self.check(&format!("reshard saves {dir}"), Program::new(program).args(write), spec, &dir);
+            self.check(
+                &format!("reshard saves {dir}"),
+                Program::new(program).args(write),
+                spec,
+                &dir,
+            );
             let load = torch(python, "dcp_load.py").args(["--ranks", "3", "--planner", planner]);
             self.check(&format!("torch-2.15 loads {dir}"), load, spec, &dir);
         }
-        for (planner, renames) in [("rename", &["--planner", "rename"][..]), ("materialize", &[])] {
+        for (planner, renames) in [
+            ("rename", &["--planner", "rename"][..]),
+            ("materialize", &[]),
+        ] {
             let dir = format!("for-planner-{planner}");
-            let save = torch(python, "dcp_save.py").args(["--ranks", "2"]).args(renames.iter().copied());
+            let save = torch(python, "dcp_save.py")
+                .args(["--ranks", "2"])
+                .args(renames.iter().copied());
             self.check(&format!("torch-2.15 saves {dir}"), save, "planners", &dir);
             let check = ["check", "--ranks", "3", "--planner", planner];
-            self.check(&format!("reshard loads {dir}"), Program::new(program).args(check), "planners", &dir);
+            self.check(
+                &format!("reshard loads {dir}"),
+                Program::new(program).args(check),
+                "planners",
+                &dir,
+            );
         }
     }
 
@@ -257,9 +394,20 @@ impl Run {
         converted
     }
 
-    fn driver(&mut self, python: &Path, driver: &str, spec: &str, dir: &str, ranks: Option<u32>, what: &str) {
-        let program = torch(python, driver)
-            .args(ranks.iter().flat_map(|ranks| ["--ranks".to_owned(), ranks.to_string()]));
+    fn driver(
+        &mut self,
+        python: &Path,
+        driver: &str,
+        spec: &str,
+        dir: &str,
+        ranks: Option<u32>,
+        what: &str,
+    ) {
+        let program = torch(python, driver).args(
+            ranks
+                .iter()
+                .flat_map(|ranks| ["--ranks".to_owned(), ranks.to_string()]),
+        );
         self.check(what, program, spec, dir);
     }
 
@@ -267,14 +415,26 @@ impl Run {
         let Some(program) = &self.reshard else { return };
         let program = Program::new(program).args([command, "--ranks", &ranks.to_string()]);
         let verb = if command == "write" { "saves" } else { "loads" };
-        self.check(&format!("reshard {verb} {dir} on {ranks} rank(s)"), program, spec, dir);
+        self.check(
+            &format!("reshard {verb} {dir} on {ranks} rank(s)"),
+            program,
+            spec,
+            dir,
+        );
     }
 
     /// Runs one of the programs that know specs.
     fn check(&mut self, what: &str, program: Program, spec: &str, dir: &str) {
-        let spec = root().join("tests/interop/specs").join(format!("{spec}.json"));
+        let spec = root()
+            .join("tests/interop/specs")
+            .join(format!("{spec}.json"));
         let dir = self.place.join(dir);
-        let arguments = ["--spec".as_ref(), spec.as_os_str(), "--dir".as_ref(), dir.as_os_str()];
+        let arguments = [
+            "--spec".as_ref(),
+            spec.as_os_str(),
+            "--dir".as_ref(),
+            dir.as_os_str(),
+        ];
         self.timed(what, program.args(arguments));
     }
 
@@ -305,7 +465,11 @@ impl Run {
             std::fs::remove_dir_all(&self.place)
                 .with_context(|| format!("cannot remove {}", self.place.display()))?;
         }
-        say(format!("{} passed, {} failed", self.passed, self.failed.len()));
+        say(format!(
+            "{} passed, {} failed",
+            self.passed,
+            self.failed.len()
+        ));
         if !self.failed.is_empty() {
             bail!("interop failed");
         }
@@ -316,5 +480,7 @@ impl Run {
 /// One of the Python drivers.
 fn torch(python: &Path, driver: &str) -> Program {
     let script = root().join("tests/interop/python").join(driver);
-    Program::new(python).env("PYTHONDONTWRITEBYTECODE", "1").args([script])
+    Program::new(python)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .args([script])
 }

@@ -8,21 +8,55 @@ const DENY_VERSION: &str = "0.20.2";
 
 pub(crate) fn run() -> Result<()> {
     cargo(&["fmt", "--all", "--", "--check"]).run()?;
-    let clippy =
-        ["clippy", "--workspace", "--all-targets", "--all-features", "--locked", "--", "-D", "warnings"];
+    let clippy = [
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--all-features",
+        "--locked",
+        "--",
+        "-D",
+        "warnings",
+    ];
     cargo(&clippy).run()?;
     // Each format and place can be left out.
     for features in ["", "local", "torch-dist"] {
-        let check =
-            ["check", "-p", "reshard", "--lib", "--no-default-features", "--features", features, "--locked"];
-        cargo(&check).env("RUSTFLAGS", "-D warnings").env("CARGO_TARGET_DIR", "target/features").run()?;
+        let check = [
+            "check",
+            "-p",
+            "reshard",
+            "--lib",
+            "--no-default-features",
+            "--features",
+            features,
+            "--locked",
+        ];
+        cargo(&check)
+            .env("RUSTFLAGS", "-D warnings")
+            .env("CARGO_TARGET_DIR", "target/features")
+            .run()?;
     }
     // Libraries only: the program `reshard` and the library `reshard` would write the same page.
-    cargo(&["doc", "--workspace", "--lib", "--no-deps", "--all-features", "--locked"])
-        .env("RUSTDOCFLAGS", "-D warnings")
-        .run()?;
+    cargo(&[
+        "doc",
+        "--workspace",
+        "--lib",
+        "--no-deps",
+        "--all-features",
+        "--locked",
+    ])
+    .env("RUSTDOCFLAGS", "-D warnings")
+    .run()?;
     // Advisories are left out: they come from outside, and would turn an unchanged tree red.
     Program::new(tool("cargo-deny", DENY_VERSION)?)
-        .args(["--workspace", "--all-features", "--locked", "check", "licenses", "bans", "sources"])
+        .args([
+            "--workspace",
+            "--all-features",
+            "--locked",
+            "check",
+            "licenses",
+            "bans",
+            "sources",
+        ])
         .run()
 }

@@ -91,7 +91,11 @@ fn run(args: &[String]) -> Result<()> {
         "lint" => lint::run(),
         "interop" => {
             let (keep, only_drivers, frugal) = (has("--keep"), has("--self"), has("--frugal"));
-            interop::run(&interop::Options { keep, only_drivers, frugal })
+            interop::run(&interop::Options {
+                keep,
+                only_drivers,
+                frugal,
+            })
         }
         "ci" => ci(),
         "mutants" => mutants::run(&mutants::Options {
@@ -108,7 +112,10 @@ fn run(args: &[String]) -> Result<()> {
         "nightly" if has("--share") => nightly::share(seed()?),
         "nightly" => {
             let fuzz = number(&given, "--fuzz")?.unwrap_or(300);
-            nightly::run(&nightly::Options { fuzz, seed: seed()? })
+            nightly::run(&nightly::Options {
+                fuzz,
+                seed: seed()?,
+            })
         }
         "help" | "-h" | "--help" => {
             say(HELP);
@@ -123,8 +130,19 @@ fn test() -> Result<()> {
 }
 
 fn ci() -> Result<()> {
-    let interop = || interop::run(&interop::Options { keep: false, only_drivers: false, frugal: false });
-    steps(&[("test", &test), ("tidy", &|| tidy::run(false)), ("lint", &lint::run), ("interop", &interop)])
+    let interop = || {
+        interop::run(&interop::Options {
+            keep: false,
+            only_drivers: false,
+            frugal: false,
+        })
+    };
+    steps(&[
+        ("test", &test),
+        ("tidy", &|| tidy::run(false)),
+        ("lint", &lint::run),
+        ("interop", &interop),
+    ])
 }
 
 /// The number that was given for a setting, the last one if there are several.
@@ -133,11 +151,17 @@ fn number<T: FromStr<Err: std::error::Error + Send + Sync + 'static>>(
     setting: &str,
 ) -> Result<Option<T>> {
     let last = given.iter().rfind(|(name, _)| *name == setting);
-    last.map(|(_, value)| value.parse().with_context(|| format!("{setting} is no number: `{value}`")))
-        .transpose()
+    last.map(|(_, value)| {
+        value
+            .parse()
+            .with_context(|| format!("{setting} is no number: `{value}`"))
+    })
+    .transpose()
 }
 
 /// A seed that nobody chose.
 fn clock() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
 }

@@ -91,21 +91,35 @@ pub(crate) struct Tools {
 impl Tools {
     /// What a program needs to know that builds or runs the tests of a copy.
     fn surround(&self, program: Program, home: &Path) -> Result<Program> {
-        let quiet = QUIET.iter().fold(program, |program, (name, value)| program.env(name, value));
+        let quiet = QUIET
+            .iter()
+            .fold(program, |program, (name, value)| program.env(name, value));
         let quiet = quiet.env("CARGO_INCREMENTAL", "1");
         // Cargo finds nextest where all programs are found.
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let dirs = self.nextest.parent().map(Path::to_owned).into_iter().chain(std::env::split_paths(&path));
+        let dirs = self
+            .nextest
+            .parent()
+            .map(Path::to_owned)
+            .into_iter()
+            .chain(std::env::split_paths(&path));
         let path = std::env::join_paths(dirs.filter(|dir| !dir.as_os_str().is_empty()))?;
-        Ok(quiet.env("PATH", path).env("CARGO_TARGET_DIR", home.join("target")))
+        Ok(quiet
+            .env("PATH", path)
+            .env("CARGO_TARGET_DIR", home.join("target")))
     }
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let cores = chosen(&options.cores)?;
-    let tools = Tools { mutants: tool("cargo-mutants", VERSION)?, nextest: tool(NEXTEST.0, NEXTEST.1)? };
+    let tools = Tools {
+        mutants: tool("cargo-mutants", VERSION)?,
+        nextest: tool(NEXTEST.0, NEXTEST.1)?,
+    };
     let home = target_dir().join("mutants");
-    let trees: Vec<PathBuf> = (0..options.jobs.max(1)).map(|job| home.join(job.to_string())).collect();
+    let trees: Vec<PathBuf> = (0..options.jobs.max(1))
+        .map(|job| home.join(job.to_string()))
+        .collect();
     for tree in &trees {
         tree::copy(&tree.join("tree"))?;
     }
@@ -117,15 +131,26 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         all.extend(mutants.into_iter().map(|mutant| (core, mutant)));
     }
     if options.cores.is_empty()
-        && let Some(stale) = known.iter().find(|known| !all.iter().any(|(_, mutant)| known.is(mutant)))
+        && let Some(stale) = known
+            .iter()
+            .find(|known| !all.iter().any(|(_, mutant)| known.is(mutant)))
     {
-        bail!("{} lists what is no mutant any more: {}", known::PAGE, stale.says());
+        bail!(
+            "{} lists what is no mutant any more: {}",
+            known::PAGE,
+            stale.says()
+        );
     }
     if options.list {
         return Ok(());
     }
     if let Some(sample) = options.sample {
-        say(format!("{} of {} mutants, by --seed {}", sample.min(all.len()), all.len(), options.seed));
+        say(format!(
+            "{} of {} mutants, by --seed {}",
+            sample.min(all.len()),
+            all.len(),
+            options.seed
+        ));
         dice::shuffle(&mut all, options.seed);
         all.truncate(sample);
     }
@@ -151,11 +176,22 @@ fn judge(
 ) -> Result<Tally> {
     let begin = Instant::now();
     let mut outcomes = together::judge(tools, &trees[0], trees.len(), core, mutants)?;
-    let left = mutants.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_none());
+    let left = mutants
+        .iter()
+        .zip(&outcomes)
+        .filter(|(_, outcome)| outcome.is_none());
     let left: Vec<&Mutant> = left.map(|(mutant, _)| *mutant).collect();
     let alone = alone::judge(tools, trees, core, &left)?;
-    outcomes.iter_mut().filter(|outcome| outcome.is_none()).zip(alone).for_each(|(o, new)| *o = Some(new));
-    let mut tally = Tally { core: core.name, took: begin.elapsed(), ..Tally::default() };
+    outcomes
+        .iter_mut()
+        .filter(|outcome| outcome.is_none())
+        .zip(alone)
+        .for_each(|(o, new)| *o = Some(new));
+    let mut tally = Tally {
+        core: core.name,
+        took: begin.elapsed(),
+        ..Tally::default()
+    };
     for (mutant, outcome) in mutants.iter().zip(outcomes) {
         match outcome {
             Some(Outcome::Caught) => tally.caught += 1,
@@ -164,7 +200,10 @@ fn judge(
             _ if known.iter().any(|known| known.is(mutant)) => tally.known += 1,
             _ => {
                 // At once, so that work on it can begin.
-                say(format!("SURVIVES  {}\n- ``{}`` at ``{}``: WHY", mutant.name, mutant.what, mutant.line));
+                say(format!(
+                    "SURVIVES  {}\n- ``{}`` at ``{}``: WHY",
+                    mutant.name, mutant.what, mutant.line
+                ));
                 tally.missed.push((*mutant).clone());
             }
         }
@@ -176,14 +215,19 @@ fn judge(
 fn run_jobs<J: FnOnce() -> Result<()> + Send>(jobs: impl Iterator<Item = J>) -> Result<()> {
     std::thread::scope(|scope| {
         let jobs: Vec<_> = jobs.map(|job| scope.spawn(job)).collect();
-        jobs.into_iter()
-            .try_for_each(|job| job.join().unwrap_or_else(|_| bail!("a job of `mutants` panicked")))
+        jobs.into_iter().try_for_each(|job| {
+            job.join()
+                .unwrap_or_else(|_| bail!("a job of `mutants` panicked"))
+        })
     })
 }
 
 /// What a job does next.
 fn next<T>(queue: &Mutex<VecDeque<T>>) -> Option<T> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    queue
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .pop_front()
 }
 
 /// As many jobs as there are CPUs.
@@ -192,11 +236,23 @@ pub(crate) fn all_cpus() -> usize {
 }
 
 fn chosen(names: &[String]) -> Result<Vec<&'static Core>> {
-    let all = || CORES.iter().map(|core| core.name).collect::<Vec<_>>().join(", ");
-    if let Some(odd) = names.iter().find(|name| !CORES.iter().any(|core| core.name == **name)) {
+    let all = || {
+        CORES
+            .iter()
+            .map(|core| core.name)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    if let Some(odd) = names
+        .iter()
+        .find(|name| !CORES.iter().any(|core| core.name == **name))
+    {
         bail!("there is no core `{odd}`; there are {}", all());
     }
-    Ok(CORES.iter().filter(|core| names.is_empty() || names.iter().any(|name| name == core.name)).collect())
+    Ok(CORES
+        .iter()
+        .filter(|core| names.is_empty() || names.iter().any(|name| name == core.name))
+        .collect())
 }
 
 /// All mutants of a core.
@@ -207,8 +263,12 @@ fn list(program: &Path, tree: &Path, core: &Core) -> Result<Vec<Mutant>> {
         .args([tree])
         .args(files)
         .read()?;
-    let listed: Vec<Value> = serde_json::from_str(&listed).context("cargo-mutants listed no JSON")?;
-    let mut mutants = listed.iter().map(|mutant| parse(tree, mutant)).collect::<Result<Vec<_>>>()?;
+    let listed: Vec<Value> =
+        serde_json::from_str(&listed).context("cargo-mutants listed no JSON")?;
+    let mut mutants = listed
+        .iter()
+        .map(|mutant| parse(tree, mutant))
+        .collect::<Result<Vec<_>>>()?;
     // Two of one name are tried together.
     mutants.sort_by(|a, b| a.name.cmp(&b.name));
     mutants.dedup();
@@ -221,15 +281,32 @@ fn parse(tree: &Path, mutant: &Value) -> Result<Mutant> {
     let place = |value: &Value| Some((number(&value["line"])?, number(&value["column"])?));
     let read = || {
         let (name, file) = (text(&mutant["name"])?, text(&mutant["file"])?);
-        let (from, to) = (place(&mutant["span"]["start"])?, place(&mutant["span"]["end"])?);
+        let (from, to) = (
+            place(&mutant["span"]["start"])?,
+            place(&mutant["span"]["end"])?,
+        );
         // "FILE:LINE:COLUMN: WHAT"
         let what = name.strip_prefix(&file)?.split_once(": ")?.1.to_owned();
         let source = std::fs::read_to_string(tree.join(&file)).ok()?;
-        let line = source.lines().nth(from.0.checked_sub(1)?)?.trim().to_owned();
+        let line = source
+            .lines()
+            .nth(from.0.checked_sub(1)?)?
+            .trim()
+            .to_owned();
         let (package, replacement) = (text(&mutant["package"])?, text(&mutant["replacement"])?);
-        Some(Mutant { name, file, what, line, package, from, to, replacement })
+        Some(Mutant {
+            name,
+            file,
+            what,
+            line,
+            package,
+            from,
+            to,
+            replacement,
+        })
     };
-    read().with_context(|| format!("cargo-mutants listed what this program does not know: {mutant}"))
+    read()
+        .with_context(|| format!("cargo-mutants listed what this program does not know: {mutant}"))
 }
 
 fn report(tallies: &[Tally], took: Duration) -> Result<()> {
@@ -270,14 +347,21 @@ mod tests {
     fn a_mutant_is_what_stands_in_the_source() -> Result<()> {
         let file = "xtask/src/mutants/cores.rs";
         let name = format!("{file}:3:1: replace f -> bool with true");
-        let span = serde_json::json!({"start": {"line": 1, "column": 1}, "end": {"line": 1, "column": 3}});
+        let span =
+            serde_json::json!({"start": {"line": 1, "column": 1}, "end": {"line": 1, "column": 3}});
         let listed = serde_json::json!({
             "name": name, "file": file, "span": span, "package": "xtask", "replacement": "true",
         });
         let mutant = parse(&crate::shell::root(), &listed)?;
         assert_eq!(mutant.what, "replace f -> bool with true");
-        assert_eq!((mutant.from, mutant.to, &*mutant.replacement), ((1, 1), (1, 3), "true"));
-        assert_eq!(mutant.line, "//! Which code is mutated, and which tests have to notice.");
+        assert_eq!(
+            (mutant.from, mutant.to, &*mutant.replacement),
+            ((1, 1), (1, 3), "true")
+        );
+        assert_eq!(
+            mutant.line,
+            "//! Which code is mutated, and which tests have to notice."
+        );
         assert!(parse(&crate::shell::root(), &serde_json::json!({"name": "f"})).is_err());
         Ok(())
     }

@@ -39,17 +39,26 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// All tests, those that are ignored by default too, with more cases and more damage.
 fn long() -> Result<()> {
-    cargo(&["test", "--workspace", "--locked", "--no-fail-fast", "--", "--include-ignored"])
-        .env("PROPTEST_CASES", CASES)
-        .env("RESHARD_THOROUGH", "1")
-        .run()
+    cargo(&[
+        "test",
+        "--workspace",
+        "--locked",
+        "--no-fail-fast",
+        "--",
+        "--include-ignored",
+    ])
+    .env("PROPTEST_CASES", CASES)
+    .env("RESHARD_THOROUGH", "1")
+    .run()
 }
 
 /// What every change gets of a night: the tests of one package, which the seed chooses, with as many cases.
 pub(crate) fn share(seed: u64) -> Result<()> {
     let packages = tested()?;
     let chosen = usize::try_from(seed % packages.len().max(1) as u64)?;
-    let package = packages.get(chosen).context("no package of the workspace has tests")?;
+    let package = packages
+        .get(chosen)
+        .context("no package of the workspace has tests")?;
     say(format!(
         "share of the night: {package}; `cargo xtask nightly --share --seed {seed}` does the same again"
     ));
@@ -79,17 +88,34 @@ fn tested() -> Result<Vec<String>> {
 
 /// Hostile checkpoints, with the time that the program has as users get it.
 fn bombs() -> Result<()> {
-    cargo(&["test", "--release", "--package", "reshard-bombs", "--locked", "--no-fail-fast"]).run()
+    cargo(&[
+        "test",
+        "--release",
+        "--package",
+        "reshard-bombs",
+        "--locked",
+        "--no-fail-fast",
+    ])
+    .run()
 }
 
 /// Each target for a while, from what it found before.
 fn fuzz(seconds: u64) -> Result<()> {
     let program = tool("cargo-fuzz", FUZZ_VERSION)?;
     let manifest = root().join("fuzz/Cargo.toml");
-    let metadata =
-        cargo(&["metadata", "--no-deps", "--format-version=1", "--manifest-path"]).args([manifest]).read()?;
+    let metadata = cargo(&[
+        "metadata",
+        "--no-deps",
+        "--format-version=1",
+        "--manifest-path",
+    ])
+    .args([manifest])
+    .read()?;
     let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata is no JSON")?;
-    let targets = metadata["packages"][0]["targets"].as_array().into_iter().flatten();
+    let targets = metadata["packages"][0]["targets"]
+        .as_array()
+        .into_iter()
+        .flatten();
     for target in targets.filter_map(|target| target["name"].as_str()) {
         // A fuzzer needs flags that only a nightly compiler has.
         Program::new(&program)

@@ -12,7 +12,9 @@ use anyhow::{Context as _, Result, bail};
 pub(crate) fn say(line: impl AsRef<str>) {
     let mut out = std::io::stdout().lock();
     // A closed pipe must not turn a green run into a red one.
-    writeln!(out, "{}", line.as_ref()).and_then(|()| out.flush()).unwrap_or_default();
+    writeln!(out, "{}", line.as_ref())
+        .and_then(|()| out.flush())
+        .unwrap_or_default();
 }
 
 /// The root folder of the workspace.
@@ -39,7 +41,10 @@ pub(crate) fn steps(steps: &[Step<'_>]) -> Result<()> {
     for (name, step) in steps {
         let begin = Instant::now();
         let outcome = step();
-        times.push(format!("{name:<8} {:>5.0} s", begin.elapsed().as_secs_f64()));
+        times.push(format!(
+            "{name:<8} {:>5.0} s",
+            begin.elapsed().as_secs_f64()
+        ));
         if outcome.is_err() {
             say(times.join("\n"));
             return outcome;
@@ -51,8 +56,15 @@ pub(crate) fn steps(steps: &[Step<'_>]) -> Result<()> {
 
 /// Files of the project, relative to its root: what git tracks or would track.
 pub(crate) fn project_files() -> Result<Vec<PathBuf>> {
-    let listed =
-        Program::new("git").args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).read()?;
+    let listed = Program::new("git")
+        .args([
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ])
+        .read()?;
     let mut files: Vec<PathBuf> = listed.split_terminator('\0').map(PathBuf::from).collect();
     // A deleted file stays in the index until the deletion is staged.
     files.retain(|file| root().join(file).is_file());
@@ -72,13 +84,22 @@ pub(crate) fn tool(name: &str, version: &str) -> Result<PathBuf> {
     // `cargo NAME` gives its own name as the first argument, and some want to hear it.
     let ask = name.strip_prefix("cargo-").filter(|_| name != "cargo-deny");
     for program in [own.clone(), PathBuf::from(name)] {
-        if Program::new(&program).args(ask).args(["--version"]).read().is_ok_and(|said| is_ours(&said)) {
+        if Program::new(&program)
+            .args(ask)
+            .args(["--version"])
+            .read()
+            .is_ok_and(|said| is_ours(&said))
+        {
             return Ok(program);
         }
     }
-    say(format!("{name} is built once into target/tools; this takes some minutes"));
+    say(format!(
+        "{name} is built once into target/tools; this takes some minutes"
+    ));
     let package = format!("{name}@{version}");
-    cargo(&["install", "--quiet", "--locked", "--root"]).args([tools.as_os_str(), package.as_ref()]).run()?;
+    cargo(&["install", "--quiet", "--locked", "--root"])
+        .args([tools.as_os_str(), package.as_ref()])
+        .run()?;
     Ok(own)
 }
 
@@ -113,7 +134,10 @@ impl Program {
     /// Shows the command line, runs it and shows what it prints.
     pub(crate) fn run(mut self) -> Result<()> {
         say(format!("\n$ {}", self.line()));
-        let status = self.command.status().with_context(|| format!("cannot run `{}`", self.line()))?;
+        let status = self
+            .command
+            .status()
+            .with_context(|| format!("cannot run `{}`", self.line()))?;
         if !status.success() {
             bail!("`{}` failed ({status})", self.line());
         }
@@ -127,19 +151,33 @@ impl Program {
 
     /// The same, for a program that says something by these exit codes too.
     pub(crate) fn read_unless(mut self, codes: &[i32]) -> Result<String> {
-        let output = self.command.output().with_context(|| format!("cannot run `{}`", self.line()))?;
-        if !output.status.success() && !output.status.code().is_some_and(|code| codes.contains(&code)) {
-            let (out, err) =
-                (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let output = self
+            .command
+            .output()
+            .with_context(|| format!("cannot run `{}`", self.line()))?;
+        if !output.status.success()
+            && !output
+                .status
+                .code()
+                .is_some_and(|code| codes.contains(&code))
+        {
+            let (out, err) = (
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr),
+            );
             bail!("`{}` failed ({})\n{out}{err}", self.line(), output.status);
         }
-        String::from_utf8(output.stdout).with_context(|| format!("`{}` printed no text", self.line()))
+        String::from_utf8(output.stdout)
+            .with_context(|| format!("`{}` printed no text", self.line()))
     }
 
     fn line(&self) -> String {
         let program = Path::new(self.command.get_program());
         let name = program.file_name().unwrap_or(program.as_os_str());
         let words = std::iter::once(name).chain(self.command.get_args());
-        words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+        words
+            .map(|word| word.to_string_lossy())
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 }

@@ -28,11 +28,17 @@ pub(crate) fn run(bless: bool) -> Result<()> {
     examples::check(&files, &mut complaints)?;
     words::check(&files, &mut complaints)?;
     if complaints.is_empty() {
-        say(format!("tidy: {} files, nothing to complain about", files.len()));
+        say(format!(
+            "tidy: {} files, nothing to complain about",
+            files.len()
+        ));
         return Ok(());
     }
     for complaint in &complaints {
         say(format!("tidy: {complaint}"));
     }
-    bail!("tidy found {} breaches of the house rules", complaints.len())
+    bail!(
+        "tidy found {} breaches of the house rules",
+        complaints.len()
+    )
 }

@@ -24,20 +24,31 @@ pub(crate) const TORCH_215: Venv = Venv {
 };
 
 /// Oldest torch whose DCP is stable.
-pub(crate) const TORCH_21: Venv = Venv { name: "torch-2.1", installs: &[&["torch==2.1.2", "numpy<2"]] };
+pub(crate) const TORCH_21: Venv = Venv {
+    name: "torch-2.1",
+    installs: &[&["torch==2.1.2", "numpy<2"]],
+};
 
 /// The first torch that writes `storage_meta`, and lists as entries of their own.
-pub(crate) const TORCH_24: Venv = Venv { name: "torch-2.4", installs: &[&["torch==2.4.1", "numpy<2"]] };
+pub(crate) const TORCH_24: Venv = Venv {
+    name: "torch-2.4",
+    installs: &[&["torch==2.4.1", "numpy<2"]],
+};
 
 /// Oldest megatron-core that we promise to serve, with the torch of its time.
 pub(crate) const MCORE_012: Venv = Venv {
     name: "mcore-0.12",
-    installs: &[&["torch==2.6.0", "numpy<2", "packaging", "psutil"], &["--no-deps", "megatron-core==0.12.3"]],
+    installs: &[
+        &["torch==2.6.0", "numpy<2", "packaging", "psutil"],
+        &["--no-deps", "megatron-core==0.12.3"],
+    ],
 };
 
 /// The TensorFlow whose embeddings ours are held to. Without support for GPUs, which is most of its size.
-pub(crate) const TENSORFLOW: Venv =
-    Venv { name: "tensorflow-2.21", installs: &[&["tensorflow-cpu==2.21.0"]] };
+pub(crate) const TENSORFLOW: Venv = Venv {
+    name: "tensorflow-2.21",
+    installs: &[&["tensorflow-cpu==2.21.0"]],
+};
 
 impl Venv {
     pub(crate) const fn name(&self) -> &'static str {
@@ -57,7 +68,8 @@ impl Venv {
             return Ok(python);
         }
         self.install(&dir, &python)?;
-        std::fs::write(&stamp, recipe).with_context(|| format!("cannot write {}", stamp.display()))?;
+        std::fs::write(&stamp, recipe)
+            .with_context(|| format!("cannot write {}", stamp.display()))?;
         Ok(python)
     }
 
@@ -75,15 +87,29 @@ impl Venv {
         if dir.exists() {
             // In a directory that was given to us there may be somebody's folder of that name.
             if !is_venv(dir) && given().is_some() {
-                bail!("{} is there and no virtual environment; move it away", dir.display());
+                bail!(
+                    "{} is there and no virtual environment; move it away",
+                    dir.display()
+                );
             }
-            std::fs::remove_dir_all(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
+            std::fs::remove_dir_all(dir)
+                .with_context(|| format!("cannot remove {}", dir.display()))?;
         }
-        Program::new(interpreter()?).args(["-m", "venv"]).args([dir]).run()?;
+        Program::new(interpreter()?)
+            .args(["-m", "venv"])
+            .args([dir])
+            .run()?;
         for packages in self.installs {
             // pip's own cache would hold the gigabytes a second time.
             Program::new(python)
-                .args(["-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check"])
+                .args([
+                    "-m",
+                    "pip",
+                    "install",
+                    "--quiet",
+                    "--no-cache-dir",
+                    "--disable-pip-version-check",
+                ])
                 .args(*packages)
                 .run()?;
         }
@@ -93,12 +119,15 @@ impl Venv {
 
 /// Python writes that file into each of them first. A folder without anything is as good.
 fn is_venv(dir: &Path) -> bool {
-    dir.join("pyvenv.cfg").is_file() || std::fs::read_dir(dir).is_ok_and(|mut all| all.next().is_none())
+    dir.join("pyvenv.cfg").is_file()
+        || std::fs::read_dir(dir).is_ok_and(|mut all| all.next().is_none())
 }
 
 /// Where somebody else keeps environments for us.
 fn given() -> Option<PathBuf> {
-    std::env::var_os("RESHARD_VENVS").filter(|dir| !dir.is_empty()).map(|dir| root().join(dir))
+    std::env::var_os("RESHARD_VENVS")
+        .filter(|dir| !dir.is_empty())
+        .map(|dir| root().join(dir))
 }
 
 fn own() -> PathBuf {
@@ -113,7 +142,9 @@ fn interpreter() -> Result<String> {
         None => vec!["python3.11", "python3.10", "python3"],
     };
     for candidate in &candidates {
-        let version = Program::new(candidate).args(["-c", "import sys; print(*sys.version_info[:2])"]).read();
+        let version = Program::new(candidate)
+            .args(["-c", "import sys; print(*sys.version_info[:2])"])
+            .read();
         if version.is_ok_and(|version| matches!(version.trim(), "3 10" | "3 11")) {
             return Ok((*candidate).to_owned());
         }

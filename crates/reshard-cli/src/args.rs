@@ -31,8 +31,10 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Shows what a checkpoint holds, which program wrote it and which programs can load it. Reads no tensor.
-    #[command(after_help = "Example:\n  reshard inspect /ckpt/step-1000 --key 'decoder.layers.0.*'\n  \
-                            reshard inspect /ckpt/step-1000 --json | jq '.tensors[].key'")]
+    #[command(
+        after_help = "Example:\n  reshard inspect /ckpt/step-1000 --key 'decoder.layers.0.*'\n  \
+                            reshard inspect /ckpt/step-1000 --json | jq '.tensors[].key'"
+    )]
     Inspect(Inspect),
     /// Lists the keys of tensors and objects, one per line.
     #[command(after_help = "Example:\n  reshard ls /ckpt/step-1000 --key '*.weight'")]
@@ -48,20 +50,28 @@ pub(crate) enum Command {
     )]
     Verify(Verify),
     /// Rewrites a checkpoint as another number of ranks would have saved it, in bounded memory.
-    #[command(after_help = "Example, for eight ranks, as PyTorch 2.15 writes it:\n  \
+    #[command(
+        after_help = "Example, for eight ranks, as PyTorch 2.15 writes it:\n  \
                             reshard convert /ckpt/step-1000 /ckpt/step-1000-w8 --ranks 8 --flavour 2.15\n\n\
                             In files of at most 500 MiB:\n  \
-                            reshard convert /ckpt/step-1000 /ckpt/step-1000-files --max-shard-size 500MiB")]
+                            reshard convert /ckpt/step-1000 /ckpt/step-1000-files --max-shard-size 500MiB"
+    )]
     Convert(Convert),
     /// Removes what older and unfinished saves have left in a checkpoint's directory and beside it. Never removes files of other programs.
-    #[command(after_help = "Example, look first:\n  reshard prune /ckpt/step-1000 --dry-run\n  \
-                            reshard prune /ckpt/step-1000")]
+    #[command(
+        after_help = "Example, look first:\n  reshard prune /ckpt/step-1000 --dry-run\n  \
+                            reshard prune /ckpt/step-1000"
+    )]
     Prune(Prune),
     /// Lists the strategies and stores that are linked into this program.
-    #[command(after_help = "Example:\n  reshard plugins --json | jq -r '.strategies[].backend' | sort -u")]
+    #[command(
+        after_help = "Example:\n  reshard plugins --json | jq -r '.strategies[].backend' | sort -u"
+    )]
     Plugins(Plugins),
     /// Saves the state of a transformer, loads it on another number of ranks with another split, and checks every byte.
-    #[command(after_help = "Example:\n  reshard demo --ranks 8 --to 3 --size 2GB --dir /mnt/fast/demo")]
+    #[command(
+        after_help = "Example:\n  reshard demo --ranks 8 --to 3 --size 2GB --dir /mnt/fast/demo"
+    )]
     Demo(Demo),
 }
 
@@ -131,7 +141,12 @@ struct Limits {
     max_memory: Option<ByteSize>,
     /// The most bytes of anything that can only be read as a whole, such as metadata, common state or an object. The default
     /// is 4GiB.
-    #[arg(long, value_name = "SIZE", default_value = "4GiB", hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "4GiB",
+        hide_default_value = true
+    )]
     max_whole: ByteSize,
     /// Read tensors in which many elements share the same few stored bytes, however many elements there are.
     #[arg(long)]
@@ -140,8 +155,9 @@ struct Limits {
 
 impl Limits {
     fn get(&self) -> ReadLimits {
-        let limits =
-            ReadLimits::default().with_max_whole(self.max_whole.0).with_allow_repeated(self.allow_repeated);
+        let limits = ReadLimits::default()
+            .with_max_whole(self.max_whole.0)
+            .with_allow_repeated(self.allow_repeated);
         match self.max_memory {
             Some(max) => limits.with_max_memory(max.0),
             None => limits,
@@ -333,7 +349,10 @@ mod tests {
         for c in cli.get_subcommands() {
             let help = c.clone().render_long_help().to_string();
             assert!(help.contains("Example"), "{} has none", c.get_name());
-            assert!(help.contains(&format!("reshard {}", c.get_name())), "{help}");
+            assert!(
+                help.contains(&format!("reshard {}", c.get_name())),
+                "{help}"
+            );
         }
     }
 }

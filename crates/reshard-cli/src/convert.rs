@@ -62,18 +62,35 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         setup = setup.policy(policy.clone());
     }
 
-    let bar = io.bar("checking", if args.no_verify { 0 } else { stored_bytes(&source) });
+    let bar = io.bar(
+        "checking",
+        if args.no_verify {
+            0
+        } else {
+            stored_bytes(&source)
+        },
+    );
     let checked = bar.clone();
     let prepared = block_on(setup.checked(move |n| checked.inc(n)).prepare());
     bar.finish_and_clear();
     let conversion = prepared.map_err(told)?;
-    io.note_idle(keys, &args.src, source.metadata().entries().map(|e| e.key()));
+    io.note_idle(
+        keys,
+        &args.src,
+        source.metadata().entries().map(|e| e.key()),
+    );
 
     let bar = io.bar("writing", conversion.bytes());
     let written = bar.clone();
     let done = block_on(conversion.progress(move |n| written.inc(n)).run());
     bar.finish_and_clear();
-    let ConvertReport { tensors, objects, took, saved, .. } = done.map_err(told)?;
+    let ConvertReport {
+        tensors,
+        objects,
+        took,
+        saved,
+        ..
+    } = done.map_err(told)?;
     let report = Report {
         schema: 1,
         src: &args.src,
@@ -103,18 +120,48 @@ fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>
     }
     let (out, time) = (&mut *io.out, Duration::from_secs_f64(report.seconds));
     writeln!(out, "{}  {}", styled(GOOD, "converted"), shown(report.dst))?;
-    let what =
-        format!("{}, {}", units::some(report.tensors, "tensor"), units::some(report.objects, "object"));
+    let what = format!(
+        "{}, {}",
+        units::some(report.tensors, "tensor"),
+        units::some(report.objects, "object")
+    );
     fact(out, "holds", what)?;
-    let (ranks, files) = (units::some(report.ranks.into(), "rank"), units::some(report.files, "file"));
-    fact(out, "written as", format!("{ranks}, {files}, {}", units::bytes(report.bytes)))?;
+    let (ranks, files) = (
+        units::some(report.ranks.into(), "rank"),
+        units::some(report.files, "file"),
+    );
+    fact(
+        out,
+        "written as",
+        format!("{ranks}, {files}, {}", units::bytes(report.bytes)),
+    )?;
     if let Some(p) = report.policy {
-        let sizes = format!("{} to {}", units::bytes(p.smallest), units::bytes(p.largest));
+        let sizes = format!(
+            "{} to {}",
+            units::bytes(p.smallest),
+            units::bytes(p.largest)
+        );
         let cut = units::some(p.split_tensors, "tensor");
-        fact(out, "policy", format!("{}: {sizes} a file, {cut} cut", p.description))?;
+        fact(
+            out,
+            "policy",
+            format!("{}: {sizes} a file, {cut} cut", p.description),
+        )?;
     }
-    fact(out, "balance", format!("the fullest rank has {:.2} of the mean", saved.imbalance()))?;
-    fact(out, "took", format!("{}  {}", units::seconds(time), units::rate(report.bytes, time)))?;
+    fact(
+        out,
+        "balance",
+        format!("the fullest rank has {:.2} of the mean", saved.imbalance()),
+    )?;
+    fact(
+        out,
+        "took",
+        format!(
+            "{}  {}",
+            units::seconds(time),
+            units::rate(report.bytes, time)
+        ),
+    )?;
     Ok(())
 }
 
@@ -125,7 +172,8 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
     match e {
         ConvertError::TooManyFiles { files, max, asked } => {
             let (files, max, why) = (units::count(files), units::count(max), asked.why());
-            let what = format!("that would be {files} files, and a conversion writes at most {max}{why}");
+            let what =
+                format!("that would be {files} files, and a conversion writes at most {max}{why}");
             let hint = match asked {
                 Asked::BySize => "name a larger --max-shard-size",
                 _ => "name fewer --ranks or --files-per-rank",
@@ -133,8 +181,11 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
             CliError::told(what, hint)
         }
         ConvertError::TooManyPieces { pieces, max, ranks } => {
-            let (pieces, max, ranks) =
-                (units::count(pieces), units::count(max), units::some(ranks.into(), "rank"));
+            let (pieces, max, ranks) = (
+                units::count(pieces),
+                units::count(max),
+                units::some(ranks.into(), "rank"),
+            );
             CliError::told(
                 format!(
                     "{ranks} would cut the tensors into {pieces} pieces, and a conversion cuts into at most {max}"
@@ -147,19 +198,25 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
             "convert to a new place beside the source, verify it, then rename it to where you want it",
         ),
         ConvertError::Destination(e) => e.into(),
-        ConvertError::Format { .. } => {
-            CliError::told(what, "load it with the program that wrote it, and save it as torch_dist")
-        }
-        ConvertError::Flattened { .. } => {
-            CliError::told(what, "load it with Megatron Core 0.8 to 0.15 and save it unflattened")
-        }
+        ConvertError::Format { .. } => CliError::told(
+            what,
+            "load it with the program that wrote it, and save it as torch_dist",
+        ),
+        ConvertError::Flattened { .. } => CliError::told(
+            what,
+            "load it with Megatron Core 0.8 to 0.15 and save it unflattened",
+        ),
         ConvertError::Unknown { key, why } => {
             let what = format!("{} can't be carried over: {why}", shown(&key));
-            CliError::told(what, format!("`reshard inspect {src}` lists all such; --key chooses the others"))
+            CliError::told(
+                what,
+                format!("`reshard inspect {src}` lists all such; --key chooses the others"),
+            )
         }
         ConvertError::Unsound { finding, what, .. } => {
             let found = format!("{src} {finding}: {}", line(&what));
-            let hint = format!("`reshard verify {src}` lists all of it; --key chooses what is sound");
+            let hint =
+                format!("`reshard verify {src}` lists all of it; --key chooses what is sound");
             match finding {
                 Finding::Damaged => CliError::damaged(found, hint),
                 Finding::NotUnderstood => CliError::told(
@@ -179,9 +236,10 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
             format!("`reshard ls {src}` lists the keys"),
         ),
         // Of the target, since the source is open: so nothing is said of a checkpoint.
-        ConvertError::Write(e) if e.kind() == ErrorKind::NotFound => {
-            CliError::told(CliError::from(e).text(), "check the path of DST and what lies above it")
-        }
+        ConvertError::Write(e) if e.kind() == ErrorKind::NotFound => CliError::told(
+            CliError::from(e).text(),
+            "check the path of DST and what lies above it",
+        ),
         ConvertError::Read(e) | ConvertError::Write(e) => e.into(),
         _ => CliError::told(what, "`reshard convert --help` says what it can be asked"),
     }

@@ -27,16 +27,32 @@ struct Phases(Vec<[String; 5]>);
 
 impl Phases {
     fn done(&mut self, phase: &str, bytes: u64, time: Duration, what: impl Into<String>) {
-        let size = if bytes == 0 { String::new() } else { units::bytes(bytes) };
-        self.0.push([phase.into(), size, units::seconds(time), units::rate(bytes, time), what.into()]);
+        let size = if bytes == 0 {
+            String::new()
+        } else {
+            units::bytes(bytes)
+        };
+        self.0.push([
+            phase.into(),
+            size,
+            units::seconds(time),
+            units::rate(bytes, time),
+            what.into(),
+        ]);
     }
 }
 
 pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8> {
     let (n, m, size) = (args.ranks, args.to, args.size.0);
     if size > LARGEST {
-        let what = format!("{} of state is more than one machine can show", units::bytes(size));
-        return Err(CliError::told(what, "give a --size that fits this machine's memory, such as 2GB"));
+        let what = format!(
+            "{} of state is more than one machine can show",
+            units::bytes(size)
+        );
+        return Err(CliError::told(
+            what,
+            "give a --size that fits this machine's memory, such as 2GB",
+        ));
     }
     let model = Model::of_size(size);
     let temporary;
@@ -44,7 +60,10 @@ pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8>
         Some(dir) => dir.clone(),
         None => {
             let made = tempfile::Builder::new().prefix("reshard-demo-").tempdir();
-            temporary = made.map_err(|source| CliError::Io { what: "no temporary directory", source })?;
+            temporary = made.map_err(|source| CliError::Io {
+                what: "no temporary directory",
+                source,
+            })?;
             temporary.path().join("step-1000").display().to_string()
         }
     };
@@ -57,14 +76,29 @@ pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8>
 
     let mut phases = Phases::default();
     let (states, time) = timed(|| each(0..n, |r| model.state(Cut::SAVED, r, n)));
-    phases.done("build", model.bytes(), time, format!("state of {}", units::some(n.into(), "rank")));
+    phases.done(
+        "build",
+        model.bytes(),
+        time,
+        format!("state of {}", units::some(n.into(), "rank")),
+    );
     save(program, &states?, &url, io, &mut phases)?;
     verify(program, &url, io, &mut phases)?;
 
     let (templates, time) = timed(|| each(0..m, |r| model.template(Cut::LOADED, r, m)));
-    let what = format!("memory of {}, filled with something else", units::some(m.into(), "rank"));
+    let what = format!(
+        "memory of {}, filled with something else",
+        units::some(m.into(), "rank")
+    );
     phases.done("prepare", model.bytes_on(m), time, what);
-    let loaded = load(program, templates?, &url, model.bytes_on(m), io, &mut phases)?;
+    let loaded = load(
+        program,
+        templates?,
+        &url,
+        model.bytes_on(m),
+        io,
+        &mut phases,
+    )?;
 
     let bar = io.bar("checking", model.bytes_on(m));
     let check = |(r, plain)| model.check(Cut::LOADED, r, m, n, plain, &bar);
@@ -74,7 +108,12 @@ pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8>
     phases.done("check", bytes, time, "every byte against what it must be");
 
     table::rows(io.out, ["PHASE", ">BYTES", ">TIME", ">RATE", ""], phases.0)?;
-    writeln!(io.out, "\n{}  all {} bytes are right", styled(GOOD, "ok"), units::count(bytes))?;
+    writeln!(
+        io.out,
+        "\n{}  all {} bytes are right",
+        styled(GOOD, "ok"),
+        units::count(bytes)
+    )?;
     match &args.dir {
         Some(dir) => writeln!(io.out, "Look at it:  reshard inspect {}", table::shown(dir))?,
         None => writeln!(
@@ -91,29 +130,54 @@ fn timed<T>(f: impl FnOnce() -> T) -> (T, Duration) {
     (out, start.elapsed())
 }
 
-fn save(program: &Program, states: &[StateDict], url: &str, io: &Io<'_>, phases: &mut Phases) -> Result<()> {
+fn save(
+    program: &Program,
+    states: &[StateDict],
+    url: &str,
+    io: &Io<'_>,
+    phases: &mut Phases,
+) -> Result<()> {
     let groups = LocalGroup::new(states.len() as u32);
     let bar = io.bar("saving", states.iter().map(model::held_by).sum());
     let one = |(group, state): (&LocalGroup, _)| {
         let told = bar.clone();
-        let save = reshard::save(state, url).group(group).progress(move |n| told.inc(n));
-        let save = save.registry(program.registry.clone()).stores(program.stores.clone());
+        let save = reshard::save(state, url)
+            .group(group)
+            .progress(move |n| told.inc(n));
+        let save = save
+            .registry(program.registry.clone())
+            .stores(program.stores.clone());
         Ok(reshard::blocking::run(save)?)
     };
     let (saved, time) = timed(|| each(groups.iter().zip(states), one));
     bar.finish_and_clear();
     let saved: Vec<SaveReport> = saved?;
-    let Some(report) = saved.first() else { return Ok(()) };
-    let what = format!("{}, fsynced, committed in one step", units::some(report.files(), "file"));
+    let Some(report) = saved.first() else {
+        return Ok(());
+    };
+    let what = format!(
+        "{}, fsynced, committed in one step",
+        units::some(report.files(), "file")
+    );
     phases.done("save", report.bytes(), time, what);
-    phases.done("  plan", 0, report.time(Phase::Plan), "who writes what; replicas once");
+    phases.done(
+        "  plan",
+        0,
+        report.time(Phase::Plan),
+        "who writes what; replicas once",
+    );
     phases.done(
         "  write",
         report.bytes(),
         report.time(Phase::Write),
         "from the buffers to the disk, with a CRC-32 each",
     );
-    phases.done("  commit", 0, report.time(Phase::Commit), "all have written; one atomic step");
+    phases.done(
+        "  commit",
+        0,
+        report.time(Phase::Commit),
+        "all have written; one atomic step",
+    );
     Ok(())
 }
 
@@ -122,10 +186,21 @@ fn verify(program: &Program, url: &str, io: &Io<'_>, phases: &mut Phases) -> Res
     let (found, time) = timed(|| crate::findings::check(&checkpoint, true, io));
     let found = found?;
     if let Some(d) = found.damage.iter().chain(&found.unchecked).next() {
-        let what = format!("what was just saved is damaged: {}", crate::findings::line(d));
-        return Err(CliError::damaged(what, "check the disk and the memory of this machine"));
+        let what = format!(
+            "what was just saved is damaged: {}",
+            crate::findings::line(d)
+        );
+        return Err(CliError::damaged(
+            what,
+            "check the disk and the memory of this machine",
+        ));
     }
-    phases.done("verify", found.bytes, time, format!("every CRC-32 of {}", units::some(found.items, "item")));
+    phases.done(
+        "verify",
+        found.bytes,
+        time,
+        format!("every CRC-32 of {}", units::some(found.items, "item")),
+    );
     Ok(())
 }
 
@@ -142,8 +217,12 @@ fn load(
     let bar = io.bar("loading", bytes);
     let one = |(group, template): (&LocalGroup, _)| {
         let told = bar.clone();
-        let load = reshard::load(template, url).group(group).progress(move |n| told.inc(n));
-        let load = load.registry(program.registry.clone()).stores(program.stores.clone());
+        let load = reshard::load(template, url)
+            .group(group)
+            .progress(move |n| told.inc(n));
+        let load = load
+            .registry(program.registry.clone())
+            .stores(program.stores.clone());
         Ok(futures::executor::block_on(load.with_report())?)
     };
     let (loaded, time) = timed(|| each(groups.iter().zip(templates), one));
@@ -153,11 +232,25 @@ fn load(
     let sum = |of: fn(&LoadReport) -> u64| reports.iter().map(of).sum::<u64>();
     let per_byte = sum(|r| r.totals.bytes) as f64 / sum(|r| r.totals.needed).max(1) as f64;
     // Rows of a small model are short, and so are the gaps between parts of them.
-    let gaps = if per_byte >= 1.005 { ", with short gaps" } else { "" };
+    let gaps = if per_byte >= 1.005 {
+        ", with short gaps"
+    } else {
+        ""
+    };
     let onto = units::some(ranks.into(), "rank");
-    phases.done("load", bytes, time, format!("onto {onto}; {per_byte:.2} bytes read per byte needed{gaps}"));
+    phases.done(
+        "load",
+        bytes,
+        time,
+        format!("onto {onto}; {per_byte:.2} bytes read per byte needed{gaps}"),
+    );
     if let Some(report) = reports.first() {
-        phases.done("  plan", 0, report.time(Phase::Plan), "open, and who needs what");
+        phases.done(
+            "  plan",
+            0,
+            report.time(Phase::Plan),
+            "open, and who needs what",
+        );
         let what = format!(
             "from {}; the busiest rank has {:.2} of the mean",
             units::some(files.len() as u64, "file"),
@@ -176,9 +269,23 @@ fn each<T: Send, R: Send>(
 ) -> Result<Vec<R>> {
     thread::scope(|scope| {
         let f = &f;
-        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || f(rank))).collect();
-        let outcomes: Vec<_> = threads.into_iter().map(thread::ScopedJoinHandle::join).collect();
-        let panicked = |_| Err(CliError::told("a rank's thread panicked", "please report this"));
-        outcomes.into_iter().map(|o| o.unwrap_or_else(panicked)).collect()
+        let threads: Vec<_> = ranks
+            .into_iter()
+            .map(|rank| scope.spawn(move || f(rank)))
+            .collect();
+        let outcomes: Vec<_> = threads
+            .into_iter()
+            .map(thread::ScopedJoinHandle::join)
+            .collect();
+        let panicked = |_| {
+            Err(CliError::told(
+                "a rank's thread panicked",
+                "please report this",
+            ))
+        };
+        outcomes
+            .into_iter()
+            .map(|o| o.unwrap_or_else(panicked))
+            .collect()
     })
 }

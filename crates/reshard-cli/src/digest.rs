@@ -47,7 +47,15 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     let chosen: Vec<TensorHandle> = checkpoint.tensors().filter(|t| keys.has(t.key())).collect();
     let producer = checkpoint.producer();
     let unknown = producer.unknown.keys().map(String::as_str);
-    io.note_idle(keys, &args.dir, checkpoint.metadata().tensors().map(|t| t.key()).chain(unknown));
+    io.note_idle(
+        keys,
+        &args.dir,
+        checkpoint
+            .metadata()
+            .tensors()
+            .map(|t| t.key())
+            .chain(unknown),
+    );
     let flattened = producer.as_stored.len();
     if flattened > 0 {
         io.note(format!(
@@ -61,7 +69,9 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         true => damage_by_key(&checkpoint, keys, io)?,
         false => BTreeMap::new(),
     };
-    let (sound, damaged): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|t| !damage.contains_key(t.key()));
+    let (sound, damaged): (Vec<_>, Vec<_>) = chosen
+        .into_iter()
+        .partition(|t| !damage.contains_key(t.key()));
     let mut tensors = Map::new();
     let mut errors: Map<String, Json> = Map::new();
     for t in damaged {
@@ -73,7 +83,13 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         errors.insert(key, format!("not understood: {what}").into());
         code = worse(code, FAILED);
     }
-    let bar = io.bar("digesting", sound.iter().map(|t| t.nbytes()).fold(0, u64::saturating_add));
+    let bar = io.bar(
+        "digesting",
+        sound
+            .iter()
+            .map(|t| t.nbytes())
+            .fold(0, u64::saturating_add),
+    );
     let out = &mut *io.out;
     let mut failures = 0;
     let untried = hash_all(&sound, |t, hash, step| {
@@ -81,7 +97,8 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         match hash {
             None => {}
             Some(Ok(sha256)) if args.json => {
-                let entry = json!({ "dtype": t.dtype().name(), "shape": &**t.shape(), "sha256": sha256 });
+                let entry =
+                    json!({ "dtype": t.dtype().name(), "shape": &**t.shape(), "sha256": sha256 });
                 tensors.insert(t.key().into(), entry);
             }
             Some(Ok(sha256)) => bar.suspend(|| writeln!(out, "{sha256}  {}", shown(t.key())))?,
@@ -105,8 +122,13 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         }
         json::write(io.out, &report)?;
     }
-    let Some(what) = tell_failures(&errors, untried, io)? else { return Ok(code) };
-    let hint = format!("`reshard verify {}` lists all that is wrong, or can't be read", args.dir);
+    let Some(what) = tell_failures(&errors, untried, io)? else {
+        return Ok(code);
+    };
+    let hint = format!(
+        "`reshard verify {}` lists all that is wrong, or can't be read",
+        args.dir
+    );
     let failed = CliError::Told { what, hint, code };
     if !args.json {
         return Err(failed);
@@ -126,29 +148,43 @@ fn damage_by_key(
     let report = findings::check(checkpoint, true, io)?;
     for d in findings::concerning(&report.damage, keys) {
         if let Some(key) = &d.key {
-            damage.entry(key.clone()).or_insert_with(|| findings::below_key(d));
+            damage
+                .entry(key.clone())
+                .or_insert_with(|| findings::below_key(d));
         }
     }
     Ok(damage)
 }
 
 /// Tells all failures but the first, which it returns.
-fn tell_failures(errors: &Map<String, Json>, untried: usize, io: &mut Io<'_>) -> Result<Option<String>> {
-    let told =
-        |(key, what): (&String, &Json)| format!("no digest of {key}: {}", what.as_str().unwrap_or_default());
+fn tell_failures(
+    errors: &Map<String, Json>,
+    untried: usize,
+    io: &mut Io<'_>,
+) -> Result<Option<String>> {
+    let told = |(key, what): (&String, &Json)| {
+        format!("no digest of {key}: {}", what.as_str().unwrap_or_default())
+    };
     let mut all = errors.iter().map(told);
-    let Some(first) = all.next() else { return Ok(None) };
+    let Some(first) = all.next() else {
+        return Ok(None);
+    };
     io.out.flush()?;
     for failure in all.take(TOLD) {
         io.note(failure);
     }
     let left_out = errors.len().saturating_sub(1 + TOLD);
     if left_out > 0 {
-        io.note(format!("no digest of {} more", units::some(left_out as u64, "tensor")));
+        io.note(format!(
+            "no digest of {} more",
+            units::some(left_out as u64, "tensor")
+        ));
     }
     if untried > 0 {
         let untried = units::some(untried as u64, "tensor");
-        io.note(format!("{untried} not tried, since so many others can't be read"));
+        io.note(format!(
+            "{untried} not tried, since so many others can't be read"
+        ));
     }
     Ok(Some(first))
 }
@@ -163,10 +199,13 @@ fn hash_all(
     thread::scope(|scope| {
         let (send, receive) = mpsc::sync_channel(1);
         scope.spawn(move || {
-            tensors.chunk_by(are_small).flat_map(|run| run.chunks(TOGETHER)).try_for_each(|run| match run {
-                [one] => read(one, &send),
-                several => send.send(read_together(several)),
-            })
+            tensors
+                .chunk_by(are_small)
+                .flat_map(|run| run.chunks(TOGETHER))
+                .try_for_each(|run| match run {
+                    [one] => read(one, &send),
+                    several => send.send(read_together(several)),
+                })
         });
         let mut left = tensors.iter();
         while let Some(t) = left.as_slice().first() {
@@ -182,7 +221,9 @@ fn hash_all(
                     Ok(Read::Together(all)) => {
                         for read in all {
                             let Some(t) = left.next() else { break };
-                            let bytes = read.as_ref().map_or(0, |t| t.as_ref().map_or(0, |t| t.nbytes()));
+                            let bytes = read
+                                .as_ref()
+                                .map_or(0, |t| t.as_ref().map_or(0, |t| t.nbytes()));
                             let digest = |t: Option<Tensor>| {
                                 let mut hasher = sha2::Sha256::new();
                                 t.iter().for_each(|t| hash(&mut hasher, t));
@@ -242,5 +283,8 @@ fn read_together(tensors: &[TensorHandle]) -> Read {
 }
 
 fn whole(t: &TensorHandle) -> Result<Option<Tensor>, reshard::Error> {
-    t.blocks(BLOCK).next().map(|region| t.read(region)).transpose()
+    t.blocks(BLOCK)
+        .next()
+        .map(|region| t.read(region))
+        .transpose()
 }

@@ -50,7 +50,10 @@ pub(crate) enum CliError {
 /// Errors of writing results.
 impl From<io::Error> for CliError {
     fn from(source: io::Error) -> Self {
-        Self::Io { what: "the output can't be written", source }
+        Self::Io {
+            what: "the output can't be written",
+            source,
+        }
     }
 }
 
@@ -68,11 +71,19 @@ impl From<LoadError> for CliError {
 
 impl CliError {
     pub(crate) fn told(what: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self::Told { what: what.into(), hint: hint.into(), code: FAILED }
+        Self::Told {
+            what: what.into(),
+            hint: hint.into(),
+            code: FAILED,
+        }
     }
 
     pub(crate) fn damaged(what: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self::Told { what: what.into(), hint: hint.into(), code: DAMAGED }
+        Self::Told {
+            what: what.into(),
+            hint: hint.into(),
+            code: DAMAGED,
+        }
     }
 
     /// Somebody who read the output, such as `head`, has enough.
@@ -106,7 +117,11 @@ impl CliError {
     }
 
     fn storage(&self) -> Option<&StorageError> {
-        if let Some(StrategyError::Storage(e)) = self.strategy() { Some(e) } else { None }
+        if let Some(StrategyError::Storage(e)) = self.strategy() {
+            Some(e)
+        } else {
+            None
+        }
     }
 
     pub(crate) fn exit_code(&self) -> u8 {
@@ -146,7 +161,9 @@ impl CliError {
                 "check the path (`ls -a` shows what lies there); `reshard plugins` lists the formats that this program knows"
             }
             Some(ErrorKind::NotFound) => "`reshard ls` lists the keys that are stored",
-            Some(ErrorKind::Exists) => "choose another place, or replace what lies there with --overwrite",
+            Some(ErrorKind::Exists) => {
+                "choose another place, or replace what lies there with --overwrite"
+            }
             Some(ErrorKind::Corrupt) => {
                 "`reshard verify` lists all that is damaged; restore the files from a copy"
             }
@@ -196,8 +213,12 @@ pub(crate) const RAISE: &str = "if you trust the checkpoint, --max-memory SIZE, 
 
 fn raise(option: LimitOption) -> &'static str {
     match option {
-        LimitOption::MaxMemory => "if you trust the checkpoint, `--max-memory SIZE` raises that limit",
-        LimitOption::MaxWhole => "if you trust the checkpoint, `--max-whole SIZE` raises that limit",
+        LimitOption::MaxMemory => {
+            "if you trust the checkpoint, `--max-memory SIZE` raises that limit"
+        }
+        LimitOption::MaxWhole => {
+            "if you trust the checkpoint, `--max-whole SIZE` raises that limit"
+        }
         LimitOption::AllowRepeated => "if you trust the checkpoint, `--allow-repeated` reads it",
         _ => RAISE,
     }
@@ -205,7 +226,11 @@ fn raise(option: LimitOption) -> &'static str {
 
 /// Exit code of two findings: damage comes before all else.
 pub(crate) fn worse(a: u8, b: u8) -> u8 {
-    if a == DAMAGED || b == DAMAGED { DAMAGED } else { a.max(b) }
+    if a == DAMAGED || b == DAMAGED {
+        DAMAGED
+    } else {
+        a.max(b)
+    }
 }
 
 /// An error with its sources, without repetitions.

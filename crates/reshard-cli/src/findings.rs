@@ -31,14 +31,27 @@ pub(crate) fn check(checkpoint: &Checkpoint, full: bool, io: &Io<'_>) -> Result<
 
 /// Bytes of all stored items.
 pub(crate) fn stored_bytes(checkpoint: &Checkpoint) -> u64 {
-    let chunks = checkpoint.tensors().flat_map(|t| t.chunks()).flat_map(|c| c.parts);
-    let objects = checkpoint.objects().flat_map(|k| checkpoint.object_parts(k));
-    chunks.chain(objects).map(|p| p.length()).fold(0, u64::saturating_add)
+    let chunks = checkpoint
+        .tensors()
+        .flat_map(|t| t.chunks())
+        .flat_map(|c| c.parts);
+    let objects = checkpoint
+        .objects()
+        .flat_map(|k| checkpoint.object_parts(k));
+    chunks
+        .chain(objects)
+        .map(|p| p.length())
+        .fold(0, u64::saturating_add)
 }
 
 /// Findings that concern the chosen keys.
-pub(crate) fn concerning<'d>(found: &'d [Damage], keys: Keys<'_>) -> impl Iterator<Item = &'d Damage> {
-    found.iter().filter(move |d| d.key.as_ref().is_none_or(|k| keys.has(k)))
+pub(crate) fn concerning<'d>(
+    found: &'d [Damage],
+    keys: Keys<'_>,
+) -> impl Iterator<Item = &'d Damage> {
+    found
+        .iter()
+        .filter(move |d| d.key.as_ref().is_none_or(|k| keys.has(k)))
 }
 
 #[cfg(test)]
@@ -56,13 +69,22 @@ mod tests {
                 what: what.into(),
             })
         };
-        assert_eq!(found("w", None, "nothing was found"), "w: nothing was found");
-        assert_eq!(found("w", Some("__0_0.distcp"), "it is short"), "w: __0_0.distcp at byte 7: it is short");
+        assert_eq!(
+            found("w", None, "nothing was found"),
+            "w: nothing was found"
+        );
+        assert_eq!(
+            found("w", Some("__0_0.distcp"), "it is short"),
+            "w: __0_0.distcp at byte 7: it is short"
+        );
         // Letters of a message, and whole words of it, are no key, and no file.
         for name in ["t", "a", "can't", "it"] {
             let want = format!("{name}: it can't have a tail");
             assert_eq!(found(name, None, "it can't have a tail"), want);
-            assert_eq!(found("w", Some(name), "it can't be"), format!("w: {name} at byte 7: it can't be"));
+            assert_eq!(
+                found("w", Some(name), "it can't be"),
+                format!("w: {name} at byte 7: it can't be")
+            );
         }
     }
 }

@@ -18,8 +18,15 @@ impl Keys<'_> {
 
     /// Patterns that match none of these keys, each with what may have been meant.
     pub(crate) fn idle<'k>(&self, keys: impl Iterator<Item = &'k str> + Clone) -> Vec<Idle<'k>> {
-        let idle = self.0.iter().filter(|g| !keys.clone().any(|k| matches(g, k)));
-        idle.map(|g| Idle { glob: g.clone(), near: near(g, keys.clone()) }).collect()
+        let idle = self
+            .0
+            .iter()
+            .filter(|g| !keys.clone().any(|k| matches(g, k)));
+        idle.map(|g| Idle {
+            glob: g.clone(),
+            near: near(g, keys.clone()),
+        })
+        .collect()
     }
 
     /// The patterns, for messages.
@@ -39,7 +46,12 @@ impl fmt::Display for Idle<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "no key matches {}", shown(&self.glob))?;
         for (i, key) in self.near.iter().enumerate() {
-            write!(f, "{} {}", if i == 0 { "; did you mean" } else { " or" }, shown(key))?;
+            write!(
+                f,
+                "{} {}",
+                if i == 0 { "; did you mean" } else { " or" },
+                shown(key)
+            )?;
         }
         Ok(())
     }
@@ -51,9 +63,9 @@ const LONGEST: usize = 1_024;
 /// A pattern of the command line.
 pub(crate) fn parse(text: &str) -> Result<String, String> {
     match text.chars().count() {
-        n if n > LONGEST => {
-            Err(format!("a pattern has at most {LONGEST} characters, not {n}; * stands for the rest"))
-        }
+        n if n > LONGEST => Err(format!(
+            "a pattern has at most {LONGEST} characters, not {n}; * stands for the rest"
+        )),
         _ => Ok(text.into()),
     }
 }
@@ -82,8 +94,10 @@ fn near<'k>(glob: &str, keys: impl Iterator<Item = &'k str>) -> Vec<&'k str> {
         left = left.checked_sub(glob.len().saturating_mul(key.len()))?;
         Some(distance(glob, key)).filter(|d| *d <= limit)
     };
-    let mut found: Vec<(usize, &str)> =
-        keys.take(LOOKED_AT).filter_map(|key| Some((score(key)?, key))).collect();
+    let mut found: Vec<(usize, &str)> = keys
+        .take(LOOKED_AT)
+        .filter_map(|key| Some((score(key)?, key)))
+        .collect();
     found.sort_unstable();
     found.into_iter().take(SHOWN).map(|(_, key)| key).collect()
 }
@@ -100,7 +114,9 @@ fn distance(glob: &str, key: &str) -> usize {
                 '*' => row[k + 1].min(row[k]),
                 g => {
                     let same = g == '?' || g == *c;
-                    (diagonal + usize::from(!same)).min(row[k] + 1).min(row[k + 1] + 1)
+                    (diagonal + usize::from(!same))
+                        .min(row[k] + 1)
+                        .min(row[k + 1] + 1)
                 }
             };
             diagonal = std::mem::replace(&mut row[k + 1], next);
@@ -115,22 +131,33 @@ fn distance(glob: &str, key: &str) -> usize {
 /// the rest. So no step is taken twice, however many stars there are.
 fn matches(glob: &str, key: &str) -> bool {
     let mut parts = glob.split('*');
-    let Some(rest) = parts.next().and_then(|first| behind(first, key)) else { return false };
-    let Some(last) = parts.next_back() else { return rest.is_empty() };
-    parts.try_fold(rest, |rest, part| find(part, rest)).is_some_and(|rest| ends(last, rest))
+    let Some(rest) = parts.next().and_then(|first| behind(first, key)) else {
+        return false;
+    };
+    let Some(last) = parts.next_back() else {
+        return rest.is_empty();
+    };
+    parts
+        .try_fold(rest, |rest, part| find(part, rest))
+        .is_some_and(|rest| ends(last, rest))
 }
 
 /// What follows the part of a pattern where a text begins with it.
 fn behind<'t>(part: &str, text: &'t str) -> Option<&'t str> {
     let mut rest = text.chars();
-    part.chars().all(|want| rest.next().is_some_and(|c| want == '?' || want == c)).then_some(rest.as_str())
+    part.chars()
+        .all(|want| rest.next().is_some_and(|c| want == '?' || want == c))
+        .then_some(rest.as_str())
 }
 
 /// What follows the first place of a part.
 fn find<'t>(part: &str, text: &'t str) -> Option<&'t str> {
     if !part.contains('?') {
         // What is longer is not looked for: to prepare a search takes time of its own.
-        return Some(text).filter(|t| t.len() >= part.len())?.find(part).map(|at| &text[at + part.len()..]);
+        return Some(text)
+            .filter(|t| t.len() >= part.len())?
+            .find(part)
+            .map(|at| &text[at + part.len()..]);
     }
     find_any(&part.chars().collect::<Vec<_>>(), text)
 }
@@ -141,11 +168,17 @@ fn find_any<'t>(part: &[char], text: &'t str) -> Option<&'t str> {
     let words = part.len().div_ceil(64);
     let bits = |is: &dyn Fn(char) -> bool| {
         let mut bits = vec![0u64; words];
-        part.iter().enumerate().filter(|(_, c)| is(**c)).for_each(|(i, _)| bits[i / 64] |= 1 << (i % 64));
+        part.iter()
+            .enumerate()
+            .filter(|(_, c)| is(**c))
+            .for_each(|(i, _)| bits[i / 64] |= 1 << (i % 64));
         bits
     };
     let any = bits(&|c| c == '?');
-    let of: BTreeMap<char, Vec<u64>> = part.iter().map(|&c| (c, bits(&|p| p == '?' || p == c))).collect();
+    let of: BTreeMap<char, Vec<u64>> = part
+        .iter()
+        .map(|&c| (c, bits(&|p| p == '?' || p == c)))
+        .collect();
     let (last, mut begun) = (part.len() - 1, vec![0u64; words]);
     for (at, c) in text.char_indices() {
         let mut carry = 1;
@@ -164,7 +197,10 @@ fn find_any<'t>(part: &[char], text: &'t str) -> Option<&'t str> {
 fn ends(part: &str, text: &str) -> bool {
     match part.chars().count() {
         0 => true,
-        n => text.char_indices().nth_back(n - 1).is_some_and(|(at, _)| behind(part, &text[at..]).is_some()),
+        n => text
+            .char_indices()
+            .nth_back(n - 1)
+            .is_some_and(|(at, _)| behind(part, &text[at..]).is_some()),
     }
 }
 
@@ -209,8 +245,15 @@ mod tests {
         let (key, part) = ("a".repeat(1_000_000), format!("?{}", "a".repeat(1_000)));
         assert!(!matches(&format!("*{part}b*"), &key));
         assert!(matches(&format!("*{part}*{part}?*"), &key));
-        let keys: Vec<String> = (0..200).map(|k| format!("{}{k}", "a".repeat(20_000))).collect();
-        assert_eq!(Keys(&[format!("*{part}b*")]).idle(keys.iter().map(String::as_str)).len(), 1);
+        let keys: Vec<String> = (0..200)
+            .map(|k| format!("{}{k}", "a".repeat(20_000)))
+            .collect();
+        assert_eq!(
+            Keys(&[format!("*{part}b*")])
+                .idle(keys.iter().map(String::as_str))
+                .len(),
+            1
+        );
     }
 
     proptest! {
@@ -228,9 +271,17 @@ mod tests {
 
     #[test]
     fn suggestions_of_long_keys_end_with_what_is_found_until_then() {
-        let keys: Vec<String> =
-            (0..1_000).map(|k| format!("{}{k}", "layers.".repeat(5_000))).chain(["step".into()]).collect();
-        let glob = |g: String| Keys(&[g]).idle(keys.iter().map(String::as_str)).remove(0).near.len();
+        let keys: Vec<String> = (0..1_000)
+            .map(|k| format!("{}{k}", "layers.".repeat(5_000)))
+            .chain(["step".into()])
+            .collect();
+        let glob = |g: String| {
+            Keys(&[g])
+                .idle(keys.iter().map(String::as_str))
+                .remove(0)
+                .near
+                .len()
+        };
         assert_eq!(glob(format!("{}x", "layers.".repeat(5_000))), 0);
         assert_eq!(glob("stp".into()), 1);
         assert_eq!(glob("layers.layers.7".into()), SHOWN);
@@ -238,18 +289,37 @@ mod tests {
 
     #[test]
     fn a_pattern_that_matches_nothing_leads_to_keys_that_it_nearly_matches() {
-        let keys = ["layers.0.weight", "layers.0.bias", "layers.1.weight", "norm.weight", "step"];
+        let keys = [
+            "layers.0.weight",
+            "layers.0.bias",
+            "layers.1.weight",
+            "norm.weight",
+            "step",
+        ];
         let idle = |globs: &[&str]| {
             let globs: Vec<String> = globs.iter().map(ToString::to_string).collect();
-            Keys(&globs).idle(keys.iter().copied()).iter().map(ToString::to_string).collect::<Vec<_>>()
+            Keys(&globs)
+                .idle(keys.iter().copied())
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
         };
         assert_eq!(
             idle(&["layer.*.weight"]),
             ["no key matches layer.*.weight; did you mean layers.0.weight or layers.1.weight"]
         );
-        assert_eq!(idle(&["step", "nrom.weight"]), ["no key matches nrom.weight; did you mean norm.weight"]);
-        assert_eq!(idle(&["bias"]), ["no key matches bias; did you mean layers.0.bias"]);
-        assert_eq!(idle(&["something else", "*"]), ["no key matches something else"]);
+        assert_eq!(
+            idle(&["step", "nrom.weight"]),
+            ["no key matches nrom.weight; did you mean norm.weight"]
+        );
+        assert_eq!(
+            idle(&["bias"]),
+            ["no key matches bias; did you mean layers.0.bias"]
+        );
+        assert_eq!(
+            idle(&["something else", "*"]),
+            ["no key matches something else"]
+        );
         assert!(idle(&["*.weight", "ste?"]).is_empty() && idle(&[]).is_empty());
     }
 

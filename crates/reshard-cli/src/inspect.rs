@@ -25,7 +25,14 @@ pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<
     let facts = Facts::of(checkpoint)?;
     let keys = args.select.keys();
     if args.json {
-        json::write(io.out, &Report { facts: &facts, keys, summary: args.summary })?;
+        json::write(
+            io.out,
+            &Report {
+                facts: &facts,
+                keys,
+                summary: args.summary,
+            },
+        )?;
     } else {
         print::summary(&facts, io.out)?;
         if !args.summary {
@@ -35,7 +42,11 @@ pub(crate) fn run(program: &Program, args: &Inspect, io: &mut Io<'_>) -> Result<
     io.out.flush()?;
     let unknown = facts.checkpoint.producer().unknown;
     let known = facts.checkpoint.metadata().entries().map(|e| e.key());
-    io.note_idle(keys, &args.dir, known.chain(unknown.keys().map(String::as_str)));
+    io.note_idle(
+        keys,
+        &args.dir,
+        known.chain(unknown.keys().map(String::as_str)),
+    );
     Ok(OK)
 }
 
@@ -56,9 +67,17 @@ impl Serialize for Report<'_> {
         m.serialize_entry("version", &c.backend().version)?;
         m.serialize_entry("dialect", c.dialect().name())?;
         if !self.summary {
-            let tensors = || c.tensors().filter(|t| self.keys.has(t.key())).map(TensorRow);
+            let tensors = || {
+                c.tensors()
+                    .filter(|t| self.keys.has(t.key()))
+                    .map(TensorRow)
+            };
             m.serialize_entry("tensors", &Seq(tensors))?;
-            let objects = || c.objects().filter(|k| self.keys.has(k)).map(|k| ObjectRow::of(f, k));
+            let objects = || {
+                c.objects()
+                    .filter(|k| self.keys.has(k))
+                    .map(|k| ObjectRow::of(f, k))
+            };
             m.serialize_entry("objects", &Seq(objects))?;
             m.serialize_entry("common", &f.common.as_ref().ok().map(json::value))?;
             m.serialize_entry("files", &Seq(|| f.files.iter().map(FileRow::of)))?;
@@ -112,7 +131,12 @@ impl<'a> ChunkRow<'a> {
             lengths: &c.region.lengths,
             file: p.map(|p| p.file.as_str()),
             offset: p.map(|p| p.range.start),
-            length: p.map(|_| c.parts.iter().map(StorageInfo::length).fold(0, u64::saturating_add)),
+            length: p.map(|_| {
+                c.parts
+                    .iter()
+                    .map(StorageInfo::length)
+                    .fold(0, u64::saturating_add)
+            }),
         }
     }
 }
@@ -130,8 +154,20 @@ struct ProducerRow<'a> {
 
 impl<'a> ProducerRow<'a> {
     fn of(p: &'a Producer) -> Self {
-        let Producer { written_by, loadable_by, notes, as_stored, unknown } = p;
-        Self { written_by, loadable_by, notes, flattened: as_stored.len(), unknown }
+        let Producer {
+            written_by,
+            loadable_by,
+            notes,
+            as_stored,
+            unknown,
+        } = p;
+        Self {
+            written_by,
+            loadable_by,
+            notes,
+            flattened: as_stored.len(),
+            unknown,
+        }
     }
 }
 
@@ -149,7 +185,12 @@ impl<'a> ObjectRow<'a> {
         let p = parts.first();
         Self {
             key,
-            bytes: p.map(|_| parts.iter().map(StorageInfo::length).fold(0, u64::saturating_add)),
+            bytes: p.map(|_| {
+                parts
+                    .iter()
+                    .map(StorageInfo::length)
+                    .fold(0, u64::saturating_add)
+            }),
             offset: p.map(|p| p.range.start),
             file: p.map(|p| p.file.to_string()),
         }
@@ -164,6 +205,9 @@ struct FileRow<'a> {
 
 impl<'a> FileRow<'a> {
     fn of(f: &'a facts::File) -> Self {
-        Self { name: &f.name, bytes: f.bytes }
+        Self {
+            name: &f.name,
+            bytes: f.bytes,
+        }
     }
 }

@@ -16,7 +16,9 @@ use std::io::{self, Write};
 
 /// Writes a line of JSON that can't steer a terminal.
 pub(crate) fn write(out: &mut dyn Write, value: &(impl Serialize + ?Sized)) -> CliResult<()> {
-    value.serialize(&mut serde_json::Serializer::with_formatter(&mut *out, Inert))?;
+    value.serialize(&mut serde_json::Serializer::with_formatter(
+        &mut *out, Inert,
+    ))?;
     Ok(writeln!(out)?)
 }
 
@@ -24,7 +26,11 @@ pub(crate) fn write(out: &mut dyn Write, value: &(impl Serialize + ?Sized)) -> C
 struct Inert;
 
 impl serde_json::ser::Formatter for Inert {
-    fn write_string_fragment<W: ?Sized + Write>(&mut self, out: &mut W, text: &str) -> io::Result<()> {
+    fn write_string_fragment<W: ?Sized + Write>(
+        &mut self,
+        out: &mut W,
+        text: &str,
+    ) -> io::Result<()> {
         // Most text is such, and there may be a gigabyte of it.
         if text.bytes().all(|b| (0x20..0x7f).contains(&b)) {
             return out.write_all(text.as_bytes());
@@ -33,7 +39,11 @@ impl serde_json::ser::Formatter for Inert {
         while let Some(at) = rest.find(steers) {
             out.write_all(&rest.as_bytes()[..at])?;
             let mut behind = rest[at..].chars();
-            for unit in behind.next().into_iter().flat_map(|c| c.encode_utf16(&mut [0; 2]).to_vec()) {
+            for unit in behind
+                .next()
+                .into_iter()
+                .flat_map(|c| c.encode_utf16(&mut [0; 2]).to_vec())
+            {
                 write!(out, "\\u{unit:04x}")?;
             }
             rest = behind.as_str();
@@ -71,18 +81,29 @@ impl Serialize for InJson<'_> {
             Value::List(v) => List(v).serialize(s),
             Value::Tuple(v) => tagged(s, "$tuple", &List(v)),
             Value::Set(v) => tagged(s, "$set", &List(v)),
-            Value::Dict(d) if is_plain(d) => {
-                s.collect_map(d.iter().map(|(k, v)| (k.as_str().unwrap_or_default(), InJson(v))))
-            }
+            Value::Dict(d) if is_plain(d) => s.collect_map(
+                d.iter()
+                    .map(|(k, v)| (k.as_str().unwrap_or_default(), InJson(v))),
+            ),
             Value::Dict(d) => tagged(s, "$dict", &Pairs(d)),
             Value::Tensor(t) => tagged(s, "$tensor", &Digested(t)),
             Value::Opaque(o) => tagged(s, "$opaque", &Object(o)),
-            other => tagged(s, "$opaque", &Class { class: other.type_name() }),
+            other => tagged(
+                s,
+                "$opaque",
+                &Class {
+                    class: other.type_name(),
+                },
+            ),
         }
     }
 }
 
-fn tagged<S: Serializer>(s: S, tag: &'static str, value: &impl Serialize) -> Result<S::Ok, S::Error> {
+fn tagged<S: Serializer>(
+    s: S,
+    tag: &'static str,
+    value: &impl Serialize,
+) -> Result<S::Ok, S::Error> {
     let mut m = s.serialize_map(Some(1))?;
     m.serialize_entry(tag, value)?;
     m.end()
@@ -113,12 +134,17 @@ impl Serialize for Pairs<'_> {
 fn is_plain(d: &[(Value, Value)]) -> bool {
     /// Of so few keys each is compared with each.
     const FEW: usize = 8;
-    let keys = || d.iter().filter_map(|(k, _)| k.as_str().filter(|k| !k.starts_with('$')));
+    let keys = || {
+        d.iter()
+            .filter_map(|(k, _)| k.as_str().filter(|k| !k.starts_with('$')))
+    };
     if keys().count() != d.len() {
         return false;
     }
     if d.len() <= FEW {
-        return keys().enumerate().all(|(i, k)| keys().take(i).all(|before| before != k));
+        return keys()
+            .enumerate()
+            .all(|(i, k)| keys().take(i).all(|before| before != k));
     }
     let mut sorted: Vec<&str> = keys().collect();
     sorted.sort_unstable();
@@ -149,7 +175,9 @@ impl Serialize for Object<'_> {
         match &o.construct {
             Construct::Global => m.serialize_entry("global", &true)?,
             Construct::Reduce(args) | Construct::NewObj(args) if args.is_empty() => {}
-            Construct::Reduce(args) | Construct::NewObj(args) => m.serialize_entry("args", &List(args))?,
+            Construct::Reduce(args) | Construct::NewObj(args) => {
+                m.serialize_entry("args", &List(args))?
+            }
             Construct::NewObjEx(args, kwargs) => {
                 m.serialize_entry("args", &List(args))?;
                 m.serialize_entry("kwargs", &Pairs(kwargs))?;
@@ -208,14 +236,19 @@ fn elements(t: &Tensor) -> Option<Json> {
         DType::Int64 => ints(t.to_vec::<i64>()),
         DType::Float16 | DType::BFloat16 | DType::Float32 | DType::Float64 => {
             let wide = cast::tensor(t, DType::Float64).ok()?.to_vec::<f64>()?;
-            wide.into_iter().map(|f| serde_json::to_value(Float(f)).ok()).collect()
+            wide.into_iter()
+                .map(|f| serde_json::to_value(Float(f)).ok())
+                .collect()
         }
         _ => None,
     }
 }
 
 fn int(i: i128) -> Json {
-    i64::try_from(i).map(Json::from).or_else(|_| u64::try_from(i).map(Json::from)).unwrap_or(Json::Null)
+    i64::try_from(i)
+        .map(Json::from)
+        .or_else(|_| u64::try_from(i).map(Json::from))
+        .unwrap_or(Json::Null)
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
@@ -233,7 +266,8 @@ fn base64(bytes: &[u8]) -> impl Serialize {
     struct Base64<'b>(&'b [u8]);
     impl std::fmt::Display for Base64<'_> {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+            const ALPHABET: &[u8; 64] =
+                b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
             let letter = |bits: u32| ALPHABET[(bits & 63) as usize];
             let mut text = Vec::with_capacity(4 * PIECE / 3);
             for piece in self.0.chunks(PIECE) {
@@ -241,7 +275,12 @@ fn base64(bytes: &[u8]) -> impl Serialize {
                 for group in piece.chunks(3) {
                     let byte = |i: usize| u32::from(group.get(i).copied().unwrap_or(0));
                     let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-                    let mut four = [letter(bits >> 18), letter(bits >> 12), letter(bits >> 6), letter(bits)];
+                    let mut four = [
+                        letter(bits >> 18),
+                        letter(bits >> 12),
+                        letter(bits >> 6),
+                        letter(bits),
+                    ];
                     four[group.len() + 1..].fill(b'=');
                     text.extend_from_slice(&four);
                 }
@@ -286,16 +325,25 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         let inert = r"a\u009b31m\u202eb\udb40\udc41\u007fé\u001b";
         assert_eq!(text, format!("{{\"{inert}\":\"{inert}\"}}\n"));
-        assert_eq!(serde_json::from_str::<Json>(&text).unwrap(), json!({ odd: odd }));
+        assert_eq!(
+            serde_json::from_str::<Json>(&text).unwrap(),
+            json!({ odd: odd })
+        );
     }
 
     #[test]
     fn what_json_has_is_written_as_it_is() {
         let d = Value::Dict(vec![
             ("a".into(), Value::None),
-            ("b".into(), vec![true.into(), Value::Int(i64::MIN), 1.5.into()].into()),
+            (
+                "b".into(),
+                vec![true.into(), Value::Int(i64::MIN), 1.5.into()].into(),
+            ),
         ]);
-        assert_eq!(text(&d), r#"{"a":null,"b":[true,-9223372036854775808,1.5]}"#);
+        assert_eq!(
+            text(&d),
+            r#"{"a":null,"b":[true,-9223372036854775808,1.5]}"#
+        );
         assert_eq!(text(&Value::Float(-0.0)), "-0.0");
     }
 
@@ -304,12 +352,24 @@ mod tests {
         for (v, want) in [
             (Value::Tuple(vec![Value::Int(1)]), r#"{"$tuple":[1]}"#),
             (Value::Set(vec!["x".into()]), r#"{"$set":["x"]}"#),
-            (Value::Bytes(b"\x00\xff"[..].to_vec().into()), r#"{"$bytes":"AP8="}"#),
+            (
+                Value::Bytes(b"\x00\xff"[..].to_vec().into()),
+                r#"{"$bytes":"AP8="}"#,
+            ),
             (Value::Float(f64::NAN), r#"{"$float":"nan"}"#),
             (Value::Float(f64::NEG_INFINITY), r#"{"$float":"-inf"}"#),
-            (Value::Dict(vec![(Value::Int(0), "x".into())]), r#"{"$dict":[[0,"x"]]}"#),
-            (Value::Dict(vec![("$tuple".into(), Value::None)]), r#"{"$dict":[["$tuple",null]]}"#),
-            (Value::BigInt([0, 0, 0, 0, 0, 0, 0, 0, 1].into()), r#"{"$int":"18446744073709551616"}"#),
+            (
+                Value::Dict(vec![(Value::Int(0), "x".into())]),
+                r#"{"$dict":[[0,"x"]]}"#,
+            ),
+            (
+                Value::Dict(vec![("$tuple".into(), Value::None)]),
+                r#"{"$dict":[["$tuple",null]]}"#,
+            ),
+            (
+                Value::BigInt([0, 0, 0, 0, 0, 0, 0, 0, 1].into()),
+                r#"{"$int":"18446744073709551616"}"#,
+            ),
             (
                 Value::BigInt([255, 255, 255, 255, 255, 255, 255, 255, 254].into()),
                 r#"{"$int":"-18446744073709551617"}"#,
@@ -321,7 +381,13 @@ mod tests {
 
     #[test]
     fn base64_is_the_standard_one() {
-        for (text, want) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")] {
+        for (text, want) in [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg=="),
+        ] {
             assert_eq!(json!(base64(text.as_bytes())), json!(want));
         }
     }
@@ -345,7 +411,10 @@ mod tests {
         let t = Tensor::from_vec(&[3], vec![1f32, f32::INFINITY, -2.5]).unwrap();
         let j = &serde_json::to_value(value(&t.into())).unwrap()["$tensor"];
         assert_eq!(j["data"].to_string(), r#"[1.0,{"$float":"inf"},-2.5]"#);
-        assert_eq!((&j["dtype"], j["shape"].to_string()), (&json!("float32"), "[3]".into()));
+        assert_eq!(
+            (&j["dtype"], j["shape"].to_string()),
+            (&json!("float32"), "[3]".into())
+        );
         let big = Tensor::from_vec(&[64], vec![0u8; 64]).unwrap();
         let j = &serde_json::to_value(value(&big.into())).unwrap()["$tensor"];
         assert_eq!(j["sha256"], hex(&Sha256::digest([0u8; 64])));

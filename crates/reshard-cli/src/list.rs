@@ -19,12 +19,18 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
     if args.json {
         json::write(io.out, &serde_json::json!({ "schema": 1, "keys": found }))?;
     } else {
-        found.iter().try_for_each(|k| writeln!(io.out, "{}", shown(k)))?;
+        found
+            .iter()
+            .try_for_each(|k| writeln!(io.out, "{}", shown(k)))?;
     }
     io.out.flush()?;
     let unknown = checkpoint.producer().unknown;
     let known = checkpoint.metadata().entries().map(|e| e.key());
-    io.note_idle(keys, &args.dir, known.chain(unknown.keys().map(String::as_str)));
+    io.note_idle(
+        keys,
+        &args.dir,
+        known.chain(unknown.keys().map(String::as_str)),
+    );
     // What nothing but `inspect` can tell of is left out, and not in silence.
     if let Some(first) = unknown.keys().find(|k| keys.has(k)) {
         let all = units::some(unknown.keys().filter(|k| keys.has(k)).count() as u64, "key");

@@ -50,7 +50,11 @@ pub(crate) fn run(program: &Program, args: &Plugins, io: &mut Io<'_>) -> Result<
         crate_version: s.origin_version,
     };
     let stores = program.stores.schemes().map(scheme).collect();
-    let report = Report { schema: 1, strategies, stores };
+    let report = Report {
+        schema: 1,
+        strategies,
+        stores,
+    };
     if args.json {
         json::write(io.out, &report)?;
         return Ok(OK);
@@ -63,9 +67,18 @@ pub(crate) fn run(program: &Program, args: &Plugins, io: &mut Io<'_>) -> Result<
             format!("{} {}", s.origin, s.crate_version),
         ]
     };
-    table::rows(io.out, ["STRATEGY", "BACKEND", ">VERSION", "CRATE"], report.strategies.iter().map(row))?;
+    table::rows(
+        io.out,
+        ["STRATEGY", "BACKEND", ">VERSION", "CRATE"],
+        report.strategies.iter().map(row),
+    )?;
     writeln!(io.out)?;
-    let row = |s: &Scheme| [format!("{}://", s.scheme), format!("{} {}", s.origin, s.crate_version)];
+    let row = |s: &Scheme| {
+        [
+            format!("{}://", s.scheme),
+            format!("{} {}", s.origin, s.crate_version),
+        ]
+    };
     table::rows(io.out, ["STORE", "CRATE"], report.stores.iter().map(row))?;
     Ok(OK)
 }

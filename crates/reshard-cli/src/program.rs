@@ -4,7 +4,9 @@ use crate::{
     error::{CliError, Result},
     whereabouts,
 };
-use reshard::{ErrorKind, OpenOptions, Registry, Stores, blocking::Checkpoint, storage::LocalStore};
+use reshard::{
+    ErrorKind, OpenOptions, Registry, Stores, blocking::Checkpoint, storage::LocalStore,
+};
 use std::path::PathBuf;
 
 /// The program: the commands, over strategies and stores.
@@ -21,10 +23,13 @@ impl Program {
     }
 
     pub(crate) fn open(&self, url: &str, options: OpenOptions) -> Result<Checkpoint> {
-        let options = options.registry(self.registry.clone()).stores(self.stores.clone());
+        let options = options
+            .registry(self.registry.clone())
+            .stores(self.stores.clone());
         Checkpoint::open_with(options, url).map_err(|e| match e.kind() {
             ErrorKind::Corrupt => {
-                let hint = "restore that file from a copy, or save again; nothing can be read without it";
+                let hint =
+                    "restore that file from a copy, or save again; nothing can be read without it";
                 CliError::damaged(CliError::from(e).text(), hint)
             }
             _ => self.explained(url, e),
@@ -37,9 +42,9 @@ impl Program {
         match e.kind() {
             ErrorKind::NotFound => path().and_then(|p| whereabouts::explain(url, &p)),
             // A file can't be opened as a directory.
-            ErrorKind::Unavailable => {
-                path().filter(|p| !p.is_dir()).and_then(|p| whereabouts::explain(url, &p))
-            }
+            ErrorKind::Unavailable => path()
+                .filter(|p| !p.is_dir())
+                .and_then(|p| whereabouts::explain(url, &p)),
             _ => None,
         }
         .unwrap_or_else(|| e.into())
@@ -49,6 +54,8 @@ impl Program {
 /// Where a URL lies on this machine's file systems, if it does.
 fn local_path(program: &Program, url: &str) -> Option<PathBuf> {
     let url = program.stores.open(url).ok()?.url();
-    let store = url.starts_with("file://").then(|| LocalStore::open(&url).ok())??;
+    let store = url
+        .starts_with("file://")
+        .then(|| LocalStore::open(&url).ok())??;
     Some(store.path().to_path_buf())
 }

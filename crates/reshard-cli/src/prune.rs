@@ -49,7 +49,12 @@ impl<'a> Row<'a> {
             RemainsKind::Replaced => "replaced",
             _ => "other",
         };
-        Self { path: &r.path, kind, bytes: r.bytes, age_seconds: r.age.map(|a| a.as_secs()) }
+        Self {
+            path: &r.path,
+            kind,
+            bytes: r.bytes,
+            age_seconds: r.age.map(|a| a.as_secs()),
+        }
     }
 }
 
@@ -63,7 +68,10 @@ impl<'a> Report<'a> {
                 Kept::Stuck(_) => "stuck",
                 _ => "other",
             };
-            KeptRow { row: Row::of(r), why }
+            KeptRow {
+                row: Row::of(r),
+                why,
+            }
         };
         Self {
             schema: 1,
@@ -77,12 +85,19 @@ impl<'a> Report<'a> {
 }
 
 fn freed(p: &PruneReport) -> u64 {
-    p.removed.iter().map(|r| r.bytes).fold(0, u64::saturating_add)
+    p.removed
+        .iter()
+        .map(|r| r.bytes)
+        .fold(0, u64::saturating_add)
 }
 
 pub(crate) fn run(program: &Program, args: &Prune, io: &mut Io<'_>) -> Result<u8> {
-    let prune = reshard::prune(&args.dir).dry_run(args.dry_run).older_than(args.older_than);
-    let prune = prune.registry(program.registry.clone()).stores(program.stores.clone());
+    let prune = reshard::prune(&args.dir)
+        .dry_run(args.dry_run)
+        .older_than(args.older_than);
+    let prune = prune
+        .registry(program.registry.clone())
+        .stores(program.stores.clone());
     let prune = prune.limits(args.reading.limits());
     let prune = match &args.reading.format {
         Some(format) => prune.format(format.clone()),
@@ -108,28 +123,47 @@ fn print(dry_run: bool, p: &PruneReport, io: &mut Io<'_>) -> Result<()> {
     let out = &mut *io.out;
     if !p.removed.is_empty() {
         let row = |r: &Remains| [r.path.clone(), units::bytes(r.bytes), from(r.kind).into()];
-        let title = if dry_run { "WOULD BE REMOVED" } else { "REMOVED" };
+        let title = if dry_run {
+            "WOULD BE REMOVED"
+        } else {
+            "REMOVED"
+        };
         table::rows(out, [title, ">SIZE", ""], p.removed.iter().map(row))?;
         writeln!(out)?;
     }
     if !p.kept.is_empty() {
-        let row = |(r, why): &(Remains, Kept)| [r.path.clone(), units::bytes(r.bytes), reason(r, why)];
+        let row =
+            |(r, why): &(Remains, Kept)| [r.path.clone(), units::bytes(r.bytes), reason(r, why)];
         table::rows(out, ["KEPT", ">SIZE", "WHY"], p.kept.iter().map(row))?;
         writeln!(out)?;
     }
     if !p.foreign.is_empty() {
         let row = |f: &Entry| [f.name.to_string(), units::bytes(f.bytes)];
-        table::rows(out, ["OF OTHERS, LEFT ALONE", ">SIZE"], p.foreign.iter().take(FEW).map(row))?;
+        table::rows(
+            out,
+            ["OF OTHERS, LEFT ALONE", ">SIZE"],
+            p.foreign.iter().take(FEW).map(row),
+        )?;
         if p.foreign.len() > FEW {
-            writeln!(out, "and {} more", units::count((p.foreign.len() - FEW) as u64))?;
+            writeln!(
+                out,
+                "and {} more",
+                units::count((p.foreign.len() - FEW) as u64)
+            )?;
         }
         writeln!(out)?;
     }
     let size = units::bytes(freed(p));
     match (p.removed.is_empty(), dry_run) {
-        (true, _) if p.kept.is_empty() => writeln!(out, "{}  nothing is left over", styled(GOOD, "clean"))?,
+        (true, _) if p.kept.is_empty() => {
+            writeln!(out, "{}  nothing is left over", styled(GOOD, "clean"))?
+        }
         (true, _) => writeln!(out, "{}  nothing was removed", styled(BOLD, "kept"))?,
-        (false, true) => writeln!(out, "{}  {size} would be free again", styled(BOLD, "dry run"))?,
+        (false, true) => writeln!(
+            out,
+            "{}  {size} would be free again",
+            styled(BOLD, "dry run")
+        )?,
         (false, false) => writeln!(out, "{}  {size} are free again", styled(GOOD, "pruned"))?,
     }
     Ok(())
@@ -139,7 +173,9 @@ fn from(kind: RemainsKind) -> &'static str {
     match kind {
         RemainsKind::File => "no item lies in it",
         RemainsKind::Unfinished => "of a save that was never finished",
-        RemainsKind::Replaced => "replaced; what others had put there is back in the checkpoint's directory",
+        RemainsKind::Replaced => {
+            "replaced; what others had put there is back in the checkpoint's directory"
+        }
         _ => "",
     }
 }

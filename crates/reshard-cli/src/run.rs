@@ -24,7 +24,11 @@ use std::{
 impl Program {
     /// Runs a command line, the program's name first. Returns the exit code: 0 done, 1 damaged, 2 could not be done, 3 not a
     /// checkpoint.
-    pub fn run<A: Into<OsString> + Clone>(&self, args: impl IntoIterator<Item = A>, io: &mut Io<'_>) -> u8 {
+    pub fn run<A: Into<OsString> + Clone>(
+        &self,
+        args: impl IntoIterator<Item = A>,
+        io: &mut Io<'_>,
+    ) -> u8 {
         let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
         let asked_for_json = args.iter().any(|a| a == "--json");
         let cli = match Cli::try_parse_from(args) {
@@ -35,7 +39,12 @@ impl Program {
                 if asked_for_json && is_error {
                     let message = anstream::adapter::strip_str(&text).to_string();
                     let message = message.trim_start_matches("error: ").trim_end();
-                    io.error_json("invalid", None, message, "`reshard help` says what it can be asked");
+                    io.error_json(
+                        "invalid",
+                        None,
+                        message,
+                        "`reshard help` says what it can be asked",
+                    );
                 }
                 let to = if is_error { &mut *io.err } else { &mut *io.out };
                 // A closed pipe keeps nobody from having asked for help.
@@ -80,10 +89,19 @@ impl Program {
         report_full_files();
         let styles = anstream::AutoStream::choice(&io::stdout());
         // What strips the styles writes a line in pieces.
-        let stdout: Box<dyn Write> = Box::new(io::BufWriter::with_capacity(1 << 16, io::stdout().lock()));
-        let mut out = io::BufWriter::with_capacity(1 << 16, anstream::AutoStream::new(stdout, styles));
+        let stdout: Box<dyn Write> =
+            Box::new(io::BufWriter::with_capacity(1 << 16, io::stdout().lock()));
+        let mut out =
+            io::BufWriter::with_capacity(1 << 16, anstream::AutoStream::new(stdout, styles));
         let mut err = anstream::AutoStream::auto(io::stderr());
-        let code = self.run(std::env::args_os(), &mut Io { out: &mut out, err: &mut err, bars: true });
+        let code = self.run(
+            std::env::args_os(),
+            &mut Io {
+                out: &mut out,
+                err: &mut err,
+                bars: true,
+            },
+        );
         ExitCode::from(code)
     }
 }
@@ -119,6 +137,11 @@ fn report_full_files() {
 }
 
 fn fail(e: CliError) -> ExitCode {
-    writeln!(anstream::AutoStream::auto(io::stderr()), "{BAD}error:{BAD:#} {}", e.text()).unwrap_or(());
+    writeln!(
+        anstream::AutoStream::auto(io::stderr()),
+        "{BAD}error:{BAD:#} {}",
+        e.text()
+    )
+    .unwrap_or(());
     ExitCode::from(FAILED)
 }

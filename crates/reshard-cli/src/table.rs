@@ -6,10 +6,12 @@ use std::{borrow::Cow, fmt::Display, io};
 
 pub(crate) const BOLD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();
-pub(crate) const GOOD: Style =
-    Style::new().bold().fg_color(Some(anstyle::Color::Ansi(anstyle::AnsiColor::Green)));
-pub(crate) const BAD: Style =
-    Style::new().bold().fg_color(Some(anstyle::Color::Ansi(anstyle::AnsiColor::Red)));
+pub(crate) const GOOD: Style = Style::new()
+    .bold()
+    .fg_color(Some(anstyle::Color::Ansi(anstyle::AnsiColor::Green)));
+pub(crate) const BAD: Style = Style::new()
+    .bold()
+    .fg_color(Some(anstyle::Color::Ansi(anstyle::AnsiColor::Red)));
 
 /// Text that may come from a file: characters that could move a terminal's cursor, turn its direction or stay unseen are
 /// written as escapes.
@@ -17,7 +19,13 @@ pub(crate) fn shown(text: &str) -> Cow<'_, str> {
     if !text.contains(steers) {
         return text.into();
     }
-    let escaped = |c: char| if steers(c) { c.escape_default().to_string() } else { c.to_string() };
+    let escaped = |c: char| {
+        if steers(c) {
+            c.escape_default().to_string()
+        } else {
+            c.to_string()
+        }
+    };
     text.chars().map(escaped).collect()
 }
 
@@ -45,7 +53,9 @@ pub(crate) fn rows<const N: usize>(
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> io::Result<()> {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(titles.map(|t| t.trim_start_matches('>')));
     for row in rows {
         table.add_row(row.map(|cell| shown(&cell).into_owned()));
@@ -78,7 +88,11 @@ pub(crate) fn styled_fact(
     style: Style,
     value: impl Display,
 ) -> io::Result<()> {
-    writeln!(out, "  {DIM}{name:<12}{DIM:#}{style}{}{style:#}", shown(&value.to_string()))
+    writeln!(
+        out,
+        "  {DIM}{name:<12}{DIM:#}{style}{}{style:#}",
+        shown(&value.to_string())
+    )
 }
 
 #[cfg(test)]
@@ -89,14 +103,22 @@ mod tests {
     fn text_of_a_file_cannot_steer_the_terminal() {
         assert_eq!(shown("a\u{1b}[2Jb\n"), "a\\u{1b}[2Jb\\n");
         assert_eq!(shown("a\u{202e}gpj.exe"), "a\\u{202e}gpj.exe");
-        assert_eq!(shown("a\u{9b}b\u{e0041}\u{e0100}"), "a\\u{9b}b\\u{e0041}\\u{e0100}");
+        assert_eq!(
+            shown("a\u{9b}b\u{e0041}\u{e0100}"),
+            "a\\u{9b}b\\u{e0041}\\u{e0100}"
+        );
         assert_eq!(shown("größe.データ"), "größe.データ");
     }
 
     #[test]
     fn columns_line_up_under_a_bold_heading() {
         let mut out = Vec::new();
-        rows(&mut out, ["A", ">B"], [["x".into(), "1".into()], ["long".into(), "1000".into()]]).unwrap();
+        rows(
+            &mut out,
+            ["A", ">B"],
+            [["x".into(), "1".into()], ["long".into(), "1000".into()]],
+        )
+        .unwrap();
         let text = String::from_utf8(out).unwrap();
         let plain = text.replace("\u{1b}[1m", "").replace("\u{1b}[0m", "");
         assert_eq!(plain, "A        B\nx        1\nlong  1000\n");

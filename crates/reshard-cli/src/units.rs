@@ -26,24 +26,37 @@ pub(crate) fn seconds(d: Duration) -> String {
 /// `1.23 GB/s`; nothing for what took no time.
 pub(crate) fn rate(bytes: u64, d: Duration) -> String {
     let s = d.as_secs_f64();
-    if s <= 0.0 || bytes == 0 { String::new() } else { format!("{:.2} GB/s", bytes as f64 / s / 1e9) }
+    if s <= 0.0 || bytes == 0 {
+        String::new()
+    } else {
+        format!("{:.2} GB/s", bytes as f64 / s / 1e9)
+    }
 }
 
 const AGES: [(&str, u64); 4] = [("d", 24 * 3600), ("h", 3600), ("m", 60), ("s", 1)];
 
 /// `3 h`: in the largest unit of which there is one.
 pub(crate) fn age(d: Duration) -> String {
-    let (unit, long) = AGES.into_iter().find(|(_, long)| d.as_secs() >= *long).unwrap_or(("s", 1));
+    let (unit, long) = AGES
+        .into_iter()
+        .find(|(_, long)| d.as_secs() >= *long)
+        .unwrap_or(("s", 1));
     format!("{} {unit}", d.as_secs() / long)
 }
 
 /// Reads `90s`, `45m`, `12h`, `7d`.
 pub(crate) fn parse_age(text: &str) -> Result<Duration, String> {
-    let of =
-        |(unit, long): (&str, u64)| text.trim().strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(long);
+    let of = |(unit, long): (&str, u64)| {
+        text.trim()
+            .strip_suffix(unit)?
+            .parse::<u64>()
+            .ok()?
+            .checked_mul(long)
+    };
     let secs = AGES.into_iter().find_map(of);
-    secs.map(Duration::from_secs)
-        .ok_or_else(|| format!("{text:?} is no age; write it as 90s, 45m, 12h or 7d, and 0s for any age"))
+    secs.map(Duration::from_secs).ok_or_else(|| {
+        format!("{text:?} is no age; write it as 90s, 45m, 12h or 7d, and 0s for any age")
+    })
 }
 
 #[cfg(test)]
@@ -52,11 +65,20 @@ mod tests {
 
     #[test]
     fn ages_are_read_and_written_with_units() {
-        for (text, want) in [("0s", 0), ("90s", 90), ("45m", 2700), ("12h", 43_200), ("7d", 604_800)] {
+        for (text, want) in [
+            ("0s", 0),
+            ("90s", 90),
+            ("45m", 2700),
+            ("12h", 43_200),
+            ("7d", 604_800),
+        ] {
             assert_eq!(parse_age(text), Ok(Duration::from_secs(want)), "{text}");
         }
         for text in ["", "d", "1", "1w", "-1d", "1.5h", "99999999999999999d"] {
-            assert!(parse_age(text).unwrap_err().contains("write it as"), "{text}");
+            assert!(
+                parse_age(text).unwrap_err().contains("write it as"),
+                "{text}"
+            );
         }
         let ages = [0, 59, 60, 7_199, 7_200, 200_000].map(|s| age(Duration::from_secs(s)));
         assert_eq!(ages, ["0 s", "59 s", "1 m", "1 h", "2 h", "2 d"]);

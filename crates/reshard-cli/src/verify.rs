@@ -37,7 +37,10 @@ impl Report {
             ("not understood", &v.not_understood),
             ("not read", &v.not_read),
         ];
-        let status = all.iter().find(|(_, found)| !found.is_empty()).map_or("sound", |(status, _)| status);
+        let status = all
+            .iter()
+            .find(|(_, found)| !found.is_empty())
+            .map_or("sound", |(status, _)| status);
         Self {
             schema: 1,
             status,
@@ -53,7 +56,12 @@ impl Report {
 
     /// Of a checkpoint that could not be opened.
     fn failed(quick: bool, e: &CliError) -> Self {
-        let what = Damage { key: None, file: None, offset: None, what: e.text() };
+        let what = Damage {
+            key: None,
+            file: None,
+            offset: None,
+            what: e.text(),
+        };
         let mut v = VerifyReport::default();
         match (e.exit_code(), e.kind()) {
             (_, Some(ErrorKind::Limit)) => v.not_read.push(what),
@@ -61,9 +69,16 @@ impl Report {
             (FAILED, _) => v.unchecked.push(what),
             _ => v.damage.push(what),
         }
-        let status = if e.exit_code() == NO_CHECKPOINT { Some("not a checkpoint") } else { None };
+        let status = if e.exit_code() == NO_CHECKPOINT {
+            Some("not a checkpoint")
+        } else {
+            None
+        };
         let report = Self::of(quick, v);
-        Self { status: status.unwrap_or(report.status), ..report }
+        Self {
+            status: status.unwrap_or(report.status),
+            ..report
+        }
     }
 
     fn exit_code(&self) -> u8 {
@@ -77,7 +92,9 @@ impl Report {
 }
 
 pub(crate) fn run(program: &Program, args: &Verify, io: &mut Io<'_>) -> Result<u8> {
-    let checked = program.open(&args.dir, args.reading.options()).and_then(|c| check(&c, !args.quick, io));
+    let checked = program
+        .open(&args.dir, args.reading.options())
+        .and_then(|c| check(&c, !args.quick, io));
     let report = match checked {
         Ok(v) => Report::of(args.quick, v),
         // JSON tells it itself; people get the error as of any command.
@@ -109,9 +126,16 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
         }
     }
     let looked = match args.quick {
-        true => format!("{}: structure, coverage and sizes", units::some(report.items, "item")),
+        true => format!(
+            "{}: structure, coverage and sizes",
+            units::some(report.items, "item")
+        ),
         false => {
-            format!("{}, {}: every checksum", units::some(report.items, "item"), units::bytes(report.bytes))
+            format!(
+                "{}, {}: every checksum",
+                units::some(report.items, "item"),
+                units::bytes(report.bytes)
+            )
         }
     };
     match report.status {
@@ -148,20 +172,36 @@ mod tests {
         let words = ["damaged", "unchecked", "not understood", "not read"];
         for found in 0u32..16 {
             let finding = |i: usize| {
-                let one = Damage { key: None, file: None, offset: None, what: words[i].into() };
-                if found & (1 << i) == 0 { Vec::new() } else { vec![one] }
+                let one = Damage {
+                    key: None,
+                    file: None,
+                    offset: None,
+                    what: words[i].into(),
+                };
+                if found & (1 << i) == 0 {
+                    Vec::new()
+                } else {
+                    vec![one]
+                }
             };
             let mut v = VerifyReport::default();
             (v.damage, v.unchecked) = (finding(0), finding(1));
             (v.not_understood, v.not_read) = (finding(2), finding(3));
             let report = Report::of(false, v);
-            let worst = words.get(found.trailing_zeros() as usize).copied().unwrap_or("sound");
+            let worst = words
+                .get(found.trailing_zeros() as usize)
+                .copied()
+                .unwrap_or("sound");
             let code = match worst {
                 "sound" => 0,
                 "damaged" => 1,
                 _ => 2,
             };
-            assert_eq!((report.status, report.exit_code()), (worst, code), "{found:04b}");
+            assert_eq!(
+                (report.status, report.exit_code()),
+                (worst, code),
+                "{found:04b}"
+            );
         }
     }
 }

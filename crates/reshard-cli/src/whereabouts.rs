@@ -24,20 +24,35 @@ const DEPTH: usize = 4;
 
 /// What lies at a path that is no checkpoint, and what to do. `None` when there is no more to say than the error did.
 pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
-    let told = |what: String, hint: String| Some(CliError::Told { what, hint, code: NO_CHECKPOINT });
+    let told = |what: String, hint: String| {
+        Some(CliError::Told {
+            what,
+            hint,
+            code: NO_CHECKPOINT,
+        })
+    };
     let meta = match fs::metadata(path) {
         Ok(meta) => meta,
         Err(_) if fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink()) => {
-            let to = fs::read_link(path).map(|to| to.display().to_string()).unwrap_or_default();
+            let to = fs::read_link(path)
+                .map(|to| to.display().to_string())
+                .unwrap_or_default();
             let hint = "point the link at a checkpoint, or name one".into();
-            return told(format!("{named} is a link to {to}, and that leads nowhere"), hint);
+            return told(
+                format!("{named} is a link to {to}, and that leads nowhere"),
+                hint,
+            );
         }
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            let near = path.parent().map(|p| Checkpoints::below(p, 1)).unwrap_or_default();
+            let near = path
+                .parent()
+                .map(|p| Checkpoints::below(p, 1))
+                .unwrap_or_default();
             return match near.found.first() {
-                Some(first) => {
-                    told(format!("nothing lies at {named}; beside it lie {}", near.names()), example(first))
-                }
+                Some(first) => told(
+                    format!("nothing lies at {named}; beside it lie {}", near.names()),
+                    example(first),
+                ),
                 None => told(format!("nothing lies at {named}"), "check the path".into()),
             };
         }
@@ -45,24 +60,40 @@ pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
     };
     if !meta.is_dir() {
         let (kind, hint) = file(path, &meta);
-        return told(format!("{named} is {kind}, and a checkpoint is a directory"), hint);
+        return told(
+            format!("{named} is {kind}, and a checkpoint is a directory"),
+            hint,
+        );
     }
     // Of the rest of a checkpoint the error itself says what it lacks.
-    if fs::read_dir(path).ok()?.flatten().any(|e| e.file_name().to_str().is_some_and(is_of_one)) {
+    if fs::read_dir(path)
+        .ok()?
+        .flatten()
+        .any(|e| e.file_name().to_str().is_some_and(is_of_one))
+    {
         return None;
     }
     let below = Checkpoints::below(path, DEPTH);
     if let Some(first) = below.found.first() {
-        let what = format!("{named} is not a checkpoint; it holds some: {}", below.names());
+        let what = format!(
+            "{named} is not a checkpoint; it holds some: {}",
+            below.names()
+        );
         return told(what, example(first));
     }
     let (what, whose) = others(path)?;
     let hint = format!("load it with {whose}; `reshard plugins` lists what this program can read");
-    told(format!("{named} holds {what}, no checkpoint that this program can read"), hint)
+    told(
+        format!("{named} holds {what}, no checkpoint that this program can read"),
+        hint,
+    )
 }
 
 fn example(path: &Path) -> String {
-    format!("name one of them, as in  reshard inspect {}", shown(&path.display().to_string()))
+    format!(
+        "name one of them, as in  reshard inspect {}",
+        shown(&path.display().to_string())
+    )
 }
 
 /// What a file is, and what to name instead.
@@ -76,19 +107,28 @@ fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
         };
         return (kind, "check the path".into());
     }
-    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+    let name = path
+        .file_name()
+        .and_then(|n| n.to_str())
+        .unwrap_or_default();
     let parent = path.parent().unwrap_or(Path::new("/"));
-    let of = format!("name the directory, as in  reshard inspect {}", shown(&parent.display().to_string()));
+    let of = format!(
+        "name the directory, as in  reshard inspect {}",
+        shown(&parent.display().to_string())
+    );
     let mut first = [0; 4];
-    let known = fs::File::open(path).and_then(|mut f| f.read_exact(&mut first)).is_ok();
+    let known = fs::File::open(path)
+        .and_then(|mut f| f.read_exact(&mut first))
+        .is_ok();
     match own_file(name) {
         Some(OwnFile::Metadata | OwnFile::RankMetadata(_)) => ("the metadata of a checkpoint", of),
         Some(OwnFile::Data) => ("a data file of a checkpoint", of),
         _ if is_of_one(name) && is_checkpoint(parent) => ("a file of a checkpoint", of),
         _ if name == SIDECAR => ("a file of a checkpoint", of),
-        _ if name.ends_with(".safetensors") => {
-            ("a file of safetensors", "`reshard plugins` lists what this program can read".into())
-        }
+        _ if name.ends_with(".safetensors") => (
+            "a file of safetensors",
+            "`reshard plugins` lists what this program can read".into(),
+        ),
         _ if known && first == *b"PK\x03\x04" => (
             "a zip archive, as torch.save writes them",
             "load it with torch.load, and save it as a distributed checkpoint".into(),
@@ -110,16 +150,21 @@ fn is_checkpoint(dir: &Path) -> bool {
 
 /// What other programs leave.
 fn others(dir: &Path) -> Option<(&'static str, &'static str)> {
-    let names = fs::read_dir(dir).ok()?.take(LOOKED_AT).flatten().map(|e| e.file_name());
+    let names = fs::read_dir(dir)
+        .ok()?
+        .take(LOOKED_AT)
+        .flatten()
+        .map(|e| e.file_name());
     let names: Vec<String> = names.filter_map(|n| n.into_string().ok()).collect();
     let any = |f: &dyn Fn(&str) -> bool| names.iter().any(|n| f(n));
     match () {
         () if any(&|n| n.ends_with(".safetensors")) => {
             Some(("files of safetensors", "the program that saved it"))
         }
-        () if any(&|n| n.starts_with("mp_rank_")) => {
-            Some(("a checkpoint of Megatron's format `torch`, with files of each rank", "Megatron"))
-        }
+        () if any(&|n| n.starts_with("mp_rank_")) => Some((
+            "a checkpoint of Megatron's format `torch`, with files of each rank",
+            "Megatron",
+        )),
         () if any(&|n| n.ends_with(".index")) && any(&|n| n.contains(".data-00000-of-")) => {
             Some(("files of TensorFlow", "TensorFlow"))
         }
@@ -172,21 +217,41 @@ impl Checkpoints {
         found.sort_by_cached_key(|p| {
             let name = name(p);
             let digits = name.trim_end_matches(|c: char| !c.is_ascii_digit());
-            let number =
-                digits.rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse::<u64>().ok());
-            (latest.as_deref() != Some(&name), std::cmp::Reverse(number), name)
+            let number = digits
+                .rsplit(|c: char| !c.is_ascii_digit())
+                .next()
+                .and_then(|n| n.parse::<u64>().ok());
+            (
+                latest.as_deref() != Some(&name),
+                std::cmp::Reverse(number),
+                name,
+            )
         });
         let names: Vec<String> = found.iter().map(|p| name(p)).collect();
-        Self { latest: latest.is_some() && latest.as_ref() == names.first(), found, names }
+        Self {
+            latest: latest.is_some() && latest.as_ref() == names.first(),
+            found,
+            names,
+        }
     }
 
     fn names(&self) -> String {
-        let mut names: Vec<String> = self.names.iter().take(NAMED).map(|n| shown(n).into_owned()).collect();
+        let mut names: Vec<String> = self
+            .names
+            .iter()
+            .take(NAMED)
+            .map(|n| shown(n).into_owned())
+            .collect();
         if let (true, Some(first)) = (self.latest, names.first_mut()) {
             first.push_str(" (the latest)");
         }
         let more = self.names.len().saturating_sub(NAMED);
-        names.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
+        names.join(", ")
+            + &if more > 0 {
+                format!(" and {more} more")
+            } else {
+                String::new()
+            }
     }
 }
 
@@ -196,7 +261,11 @@ fn latest(dir: &Path) -> Option<String> {
     let tracker = dir.join("latest_checkpointed_iteration.txt");
     // A named pipe would block.
     fs::metadata(&tracker).ok().filter(fs::Metadata::is_file)?;
-    fs::File::open(tracker).ok()?.take(64).read_to_string(&mut text).ok()?;
+    fs::File::open(tracker)
+        .ok()?
+        .take(64)
+        .read_to_string(&mut text)
+        .ok()?;
     match text.trim() {
         "release" => Some("release".into()),
         iteration => Some(format!("iter_{:07}", iteration.parse::<u64>().ok()?)),

@@ -16,15 +16,25 @@ pub struct Cause {
 impl Cause {
     /// A cause without sources.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), chain: Vec::new() }
+        Self {
+            kind,
+            message: message.into(),
+            chain: Vec::new(),
+        }
     }
 
     /// Takes the message of `error` and those of its sources.
     pub fn from_error(kind: ErrorKind, error: &dyn Error) -> Self {
         const DEEPEST: usize = 32; // an error that is its own source must not hang us
-        let chain =
-            successors(error.source(), |&e| e.source()).take(DEEPEST).map(ToString::to_string).collect();
-        Self { kind, message: error.to_string(), chain }
+        let chain = successors(error.source(), |&e| e.source())
+            .take(DEEPEST)
+            .map(ToString::to_string)
+            .collect();
+        Self {
+            kind,
+            message: error.to_string(),
+            chain,
+        }
     }
 
     /// Takes the message of a panic.
@@ -33,7 +43,10 @@ impl Cause {
             .downcast_ref::<&str>()
             .copied()
             .or_else(|| payload.downcast_ref::<String>().map(|s| &**s));
-        Self::new(ErrorKind::Internal, format!("panicked: {}", said.unwrap_or("(no message)")))
+        Self::new(
+            ErrorKind::Internal,
+            format!("panicked: {}", said.unwrap_or("(no message)")),
+        )
     }
 }
 

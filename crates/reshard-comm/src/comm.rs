@@ -50,13 +50,20 @@ impl Comm<'static> {
 impl<'g> Comm<'g> {
     /// Over `group`, with rank 0 as coordinator.
     pub fn new(group: &'g dyn ProcessGroup) -> Self {
-        Self { group, coordinator: Rank(0), deadline: DEFAULT_DEADLINE }
+        Self {
+            group,
+            coordinator: Rank(0),
+            deadline: DEFAULT_DEADLINE,
+        }
     }
 
     /// Makes another rank of the group the coordinator. All ranks must name the same rank.
     #[must_use]
     pub fn with_coordinator(self, coordinator: Rank) -> Self {
-        Self { coordinator, ..self }
+        Self {
+            coordinator,
+            ..self
+        }
     }
 
     /// Sets how long each step waits for the other ranks, counted from this rank's call.
@@ -148,8 +155,9 @@ impl<'g> Comm<'g> {
             return self.decide_alone(step, part, decide);
         }
         self.run(step, async {
-            let answer =
-                self.meet(step, part, |bodies, out| wire::encode(&decide(wire::decode_each(bodies)?)?, out));
+            let answer = self.meet(step, part, |bodies, out| {
+                wire::encode(&decide(wire::decode_each(bodies)?)?, out)
+            });
             self.read_one(step, &answer.await?)
         })
         .await
@@ -173,13 +181,20 @@ impl<'g> Comm<'g> {
         let decide = |parts| one_per_rank(self.size(), decide(parts)?);
         if self.is_alone() {
             let mut all = self.decide_alone(step, part, decide)?;
-            return all.pop().ok_or_else(|| self.broken(step, "decided nothing"));
+            return all
+                .pop()
+                .ok_or_else(|| self.broken(step, "decided nothing"));
         }
         self.run(step, async {
             let mut each = None;
             let verdict = self.meet(step, part, |bodies, _| {
                 let decided = decide(wire::decode_each(bodies)?)?;
-                each = Some(decided.iter().map(wire::encoded).collect::<Result<_, Cause>>()?);
+                each = Some(
+                    decided
+                        .iter()
+                        .map(wire::encoded)
+                        .collect::<Result<_, Cause>>()?,
+                );
                 Ok(())
             });
             verdict.await?;
@@ -195,7 +210,11 @@ impl<'g> Comm<'g> {
     ///
     /// # Errors
     /// Those of [`Comm`]'s contract. A coordinator that passes `None` has failed.
-    pub async fn broadcast<T>(self, step: &'static str, value: Option<Result<T, Cause>>) -> Result<T>
+    pub async fn broadcast<T>(
+        self,
+        step: &'static str,
+        value: Option<Result<T, Cause>>,
+    ) -> Result<T>
     where
         T: Serialize + DeserializeOwned + Send,
     {
@@ -206,9 +225,12 @@ impl<'g> Comm<'g> {
         };
         // Only the coordinator's closure runs, so only its value is sent.
         self.all_reduce(step, part, |_| {
-            value
-                .take()
-                .ok_or_else(|| Cause::new(ErrorKind::Internal, "the coordinator has no value to broadcast"))
+            value.take().ok_or_else(|| {
+                Cause::new(
+                    ErrorKind::Internal,
+                    "the coordinator has no value to broadcast",
+                )
+            })
         })
         .await
     }
@@ -243,7 +265,9 @@ impl<'g> Comm<'g> {
                     Ok(())
                 })
             };
-            let parts = (0..size as usize).map(part).collect::<Result<Vec<Bytes>>>()?;
+            let parts = (0..size as usize)
+                .map(part)
+                .collect::<Result<Vec<Bytes>>>()?;
             // The parts may be large: from here on there is only one copy.
             drop(to);
             let heard = self.hear(step, &self.group.all_to_all(parts).await?);
@@ -270,10 +294,15 @@ impl<'g> Comm<'g> {
         step: &'static str,
         color: Option<u32>,
     ) -> Result<Option<Arc<dyn ProcessGroup>>> {
-        self.run(step, async { self.group.split(color, self.rank().0).await }).await
+        self.run(step, async { self.group.split(color, self.rank().0).await })
+            .await
     }
 
-    async fn run<T>(&self, step: &'static str, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
+    async fn run<T>(
+        &self,
+        step: &'static str,
+        work: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
         step::run(self.group, step, self.deadline, work).await
     }
 
@@ -286,7 +315,10 @@ impl<'g> Comm<'g> {
     ) -> Result<Bytes> {
         let (me, root) = (self.rank(), self.coordinator);
         let failed = |cause| Outcome::Failed(BTreeMap::from([(me, cause)]));
-        let mine = wire::pack(step, me, |out| part.and_then(|part| wire::encode(&part, out)).map_err(failed));
+        let mine = wire::pack(step, me, |out| {
+            part.and_then(|part| wire::encode(&part, out))
+                .map_err(failed)
+        });
         let answer = match self.group.gather(mine?, root).await? {
             None => None,
             Some(parts) => Some(wire::pack(step, me, |out| {
@@ -298,7 +330,10 @@ impl<'g> Comm<'g> {
         match wire::unpack(&answer) {
             Ok((head, body)) => match head.outcome {
                 Outcome::Done if head.step == step => Ok(body),
-                Outcome::Done => Err(CommError::OutOfStep(differ(&[(root, head.step.as_str()), (me, step)]))),
+                Outcome::Done => Err(CommError::OutOfStep(differ(&[
+                    (root, head.step.as_str()),
+                    (me, step),
+                ]))),
                 Outcome::Failed(causes) => Err(CommError::Ranks { step, causes }),
                 Outcome::OutOfStep(why) => Err(CommError::OutOfStep(why)),
             },
@@ -309,9 +344,13 @@ impl<'g> Comm<'g> {
     /// On the coordinator: the bodies of all messages, if every rank succeeded and is in this step.
     fn hear(&self, step: &str, messages: &[Bytes]) -> Result<Vec<Bytes>, Outcome> {
         let (mut steps, mut bodies, mut causes) = (Vec::new(), Vec::new(), BTreeMap::new());
-        for (rank, message) in messages.iter().enumerate().map(|(i, message)| (Rank::at(i), message)) {
-            let (head, body) =
-                wire::unpack(message).map_err(|why| Outcome::OutOfStep(format!("rank {rank} {why}")))?;
+        for (rank, message) in messages
+            .iter()
+            .enumerate()
+            .map(|(i, message)| (Rank::at(i), message))
+        {
+            let (head, body) = wire::unpack(message)
+                .map_err(|why| Outcome::OutOfStep(format!("rank {rank} {why}")))?;
             steps.push((rank, head.step));
             match head.outcome {
                 Outcome::Done => bodies.push(body),
@@ -322,7 +361,11 @@ impl<'g> Comm<'g> {
         if steps.iter().any(|(_, theirs)| theirs != step) {
             return Err(Outcome::OutOfStep(differ(&steps)));
         }
-        if causes.is_empty() { Ok(bodies) } else { Err(Outcome::Failed(causes)) }
+        if causes.is_empty() {
+            Ok(bodies)
+        } else {
+            Err(Outcome::Failed(causes))
+        }
     }
 
     fn is_alone(&self) -> bool {
@@ -337,7 +380,10 @@ impl<'g> Comm<'g> {
         decide: impl FnOnce(Vec<T>) -> Result<U, Cause>,
     ) -> Result<U> {
         part.and_then(|part| catch(|| decide(vec![part])))
-            .map_err(|cause| CommError::Ranks { step, causes: BTreeMap::from([(self.rank(), cause)]) })
+            .map_err(|cause| CommError::Ranks {
+                step,
+                causes: BTreeMap::from([(self.rank(), cause)]),
+            })
     }
 
     fn read<T: DeserializeOwned>(&self, step: &str, body: &[u8], count: u32) -> Result<Vec<T>> {
@@ -345,7 +391,9 @@ impl<'g> Comm<'g> {
     }
 
     fn read_one<T: DeserializeOwned>(&self, step: &str, body: &[u8]) -> Result<T> {
-        self.read(step, body, 1)?.pop().ok_or_else(|| self.broken(step, "received nothing"))
+        self.read(step, body, 1)?
+            .pop()
+            .ok_or_else(|| self.broken(step, "received nothing"))
     }
 
     /// This rank fails where the others believe that all ranks succeeded. Only breaking the group can tell them.
@@ -375,6 +423,8 @@ fn differ(steps: &[(Rank, impl AsRef<str>)]) -> String {
     for (rank, step) in steps {
         by_step.entry(step.as_ref()).or_default().push(*rank);
     }
-    let parts = by_step.iter().map(|(step, ranks)| format!("{} in `{step}`", crate::rank::Ranks(ranks)));
+    let parts = by_step
+        .iter()
+        .map(|(step, ranks)| format!("{} in `{step}`", crate::rank::Ranks(ranks)));
     parts.collect::<Vec<_>>().join("; ")
 }

@@ -42,10 +42,15 @@ impl CommError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Ranks { causes, .. } => {
-                let mut kinds = causes.values().map(|c| c.kind).filter(|k| *k != ErrorKind::PeerFailed);
+                let mut kinds = causes
+                    .values()
+                    .map(|c| c.kind)
+                    .filter(|k| *k != ErrorKind::PeerFailed);
                 match kinds.next() {
                     Some(first) if kinds.all(|k| k == first) => first,
-                    Some(_) if causes.values().any(|c| c.kind == ErrorKind::Corrupt) => ErrorKind::Corrupt,
+                    Some(_) if causes.values().any(|c| c.kind == ErrorKind::Corrupt) => {
+                        ErrorKind::Corrupt
+                    }
                     _ => ErrorKind::PeerFailed,
                 }
             }
@@ -63,8 +68,15 @@ impl CommError {
     }
 
     pub(crate) fn rank_left(rank: Rank, what: impl fmt::Display) -> Self {
-        let why = if std::thread::panicking() { ", as it panicked" } else { "" };
-        Self::Broken(Cause::new(ErrorKind::PeerFailed, format!("rank {rank} left {what}{why}")))
+        let why = if std::thread::panicking() {
+            ", as it panicked"
+        } else {
+            ""
+        };
+        Self::Broken(Cause::new(
+            ErrorKind::PeerFailed,
+            format!("rank {rank} left {what}{why}"),
+        ))
     }
 }
 
@@ -73,7 +85,12 @@ struct Causes<'a>(&'a BTreeMap<Rank, Cause>);
 impl fmt::Display for Causes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
-        write!(f, "{} rank{}", self.0.len(), if self.0.len() == 1 { "" } else { "s" })?;
+        write!(
+            f,
+            "{} rank{}",
+            self.0.len(),
+            if self.0.len() == 1 { "" } else { "s" }
+        )?;
         for (i, (rank, cause)) in self.0.iter().take(SHOWN).enumerate() {
             write!(f, "{} rank {rank}: {cause}", if i == 0 { ":" } else { ";" })?;
         }

@@ -89,12 +89,17 @@ pub trait ProcessGroup: fmt::Debug + Send + Sync {
 
     /// All ranks get the `data` of `root`. Data that other ranks pass are ignored.
     async fn broadcast(&self, data: Option<Bytes>, root: Rank) -> Result<Bytes> {
-        self.scatter(data.map(|data| vec![data; self.size() as usize]), root).await
+        self.scatter(data.map(|data| vec![data; self.size() as usize]), root)
+            .await
     }
 }
 
 fn wrong<G: ProcessGroup + ?Sized>(group: &G, call: String) -> CommError {
-    let error = CommError::OutOfStep(format!("rank {} of {} calls {call}", group.rank(), group.size()));
+    let error = CommError::OutOfStep(format!(
+        "rank {} of {} calls {call}",
+        group.rank(),
+        group.size()
+    ));
     group.abort(error.to_cause());
     error
 }
@@ -114,7 +119,11 @@ impl ProcessGroup for SingleProcess {
     }
 
     async fn all_to_all(&self, to: Vec<Bytes>) -> Result<Vec<Bytes>> {
-        if to.len() == 1 { Ok(to) } else { Err(wrong(self, format!("all_to_all of {} parts", to.len()))) }
+        if to.len() == 1 {
+            Ok(to)
+        } else {
+            Err(wrong(self, format!("all_to_all of {} parts", to.len())))
+        }
     }
 
     async fn split(&self, color: Option<u32>, _: u32) -> Result<Option<Arc<dyn ProcessGroup>>> {

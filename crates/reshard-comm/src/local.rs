@@ -37,11 +37,19 @@ impl LocalGroup {
     /// The `size` ranks of a new group, in order.
     pub fn new(size: u32) -> Vec<Self> {
         let hub = Arc::new(Hub::new(size));
-        (0..size).map(|rank| Self { rank: Rank(rank), hub: Arc::clone(&hub) }).collect()
+        (0..size)
+            .map(|rank| Self {
+                rank: Rank(rank),
+                hub: Arc::clone(&hub),
+            })
+            .collect()
     }
 
     fn call(&self, op: Op, bytes: Vec<Bytes>) -> Call<'_> {
-        Call { group: self, state: State::New(op, bytes) }
+        Call {
+            group: self,
+            state: State::New(op, bytes),
+        }
     }
 }
 
@@ -53,7 +61,8 @@ impl fmt::Debug for LocalGroup {
 
 impl Drop for LocalGroup {
     fn drop(&mut self) {
-        self.hub.break_with(CommError::rank_left(self.rank, "the group"));
+        self.hub
+            .break_with(CommError::rank_left(self.rank, "the group"));
     }
 }
 
@@ -135,10 +144,16 @@ impl ProcessGroup for LocalGroup {
     }
 
     async fn scatter(&self, parts: Option<Vec<Bytes>>, root: Rank) -> Result<Bytes> {
-        Ok(self.call(Op::Scatter(root), parts.unwrap_or_default()).await?.one())
+        Ok(self
+            .call(Op::Scatter(root), parts.unwrap_or_default())
+            .await?
+            .one())
     }
 
     async fn broadcast(&self, data: Option<Bytes>, root: Rank) -> Result<Bytes> {
-        Ok(self.call(Op::Broadcast(root), data.into_iter().collect()).await?.one())
+        Ok(self
+            .call(Op::Broadcast(root), data.into_iter().collect())
+            .await?
+            .one())
     }
 }

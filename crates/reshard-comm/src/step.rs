@@ -22,7 +22,11 @@ pub struct Guard<'g> {
 
 impl<'g> Guard<'g> {
     pub(crate) fn new(group: &'g dyn ProcessGroup, what: &'static str) -> Self {
-        Self { group, what, armed: true }
+        Self {
+            group,
+            what,
+            armed: true,
+        }
     }
 
     /// The work is finished. It succeeded, or its error will be handed in at the next step.
@@ -34,8 +38,10 @@ impl<'g> Guard<'g> {
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         if self.armed {
-            let left =
-                CommError::rank_left(self.group.rank(), format_args!("`{}` before it was done", self.what));
+            let left = CommError::rank_left(
+                self.group.rank(),
+                format_args!("`{}` before it was done", self.what),
+            );
             tracing::debug!(rank = self.group.rank().0, what = self.what, "{left}");
             self.group.abort(left.to_cause());
         }
@@ -62,9 +68,16 @@ pub(crate) async fn run<T>(
         if let Poll::Ready(outcome) = work.as_mut().poll(cx) {
             return Poll::Ready(outcome);
         }
-        timer.get_or_insert_with(|| Delay::new(deadline)).poll_unpin(cx).map(|()| {
-            Err(CommError::Deadline { step, seconds: deadline.as_secs_f64(), silent: group.silent() })
-        })
+        timer
+            .get_or_insert_with(|| Delay::new(deadline))
+            .poll_unpin(cx)
+            .map(|()| {
+                Err(CommError::Deadline {
+                    step,
+                    seconds: deadline.as_secs_f64(),
+                    silent: group.silent(),
+                })
+            })
     })
     .await;
     if let Err(broken) = &outcome

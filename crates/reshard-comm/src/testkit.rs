@@ -41,7 +41,10 @@ where
     F: Future<Output = T>,
 {
     let outcomes = try_on_ranks(groups, rank);
-    outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    outcomes
+        .into_iter()
+        .map(|outcome| outcome.unwrap_or_else(|panic| resume_unwind(panic)))
+        .collect()
 }
 
 /// Like [`on_ranks`], for ranks that are meant to panic.
@@ -62,13 +65,17 @@ where
         .into_iter()
         .map(|group| {
             let (rank, (done, outcome)) = (Arc::clone(&rank), mpsc::sync_channel(1));
-            thread::spawn(move || done.send(catch_unwind(AssertUnwindSafe(|| block_on(rank(group))))));
+            thread::spawn(move || {
+                done.send(catch_unwind(AssertUnwindSafe(|| block_on(rank(group)))))
+            });
             outcome
         })
         .collect();
     let outcomes = running.into_iter().enumerate().map(|(rank, outcome)| {
         let left = deadline.saturating_duration_since(Instant::now());
-        outcome.recv_timeout(left).unwrap_or_else(|_| panic!("rank {rank} hangs"))
+        outcome
+            .recv_timeout(left)
+            .unwrap_or_else(|_| panic!("rank {rank} hangs"))
     });
     outcomes.collect()
 }

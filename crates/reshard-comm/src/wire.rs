@@ -32,7 +32,11 @@ pub(crate) fn pack(
     fill: impl FnOnce(&mut Vec<u8>) -> Result<(), Outcome>,
 ) -> Result<Bytes> {
     let head = |outcome| -> Result<Vec<u8>> {
-        let head = Head { step: step.to_owned(), from, outcome };
+        let head = Head {
+            step: step.to_owned(),
+            from,
+            outcome,
+        };
         postcard::to_extend(&head, vec![VERSION])
             .map_err(|e| CommError::Broken(Cause::from_error(ErrorKind::Internal, &e)))
     };
@@ -47,7 +51,11 @@ pub(crate) fn pack(
 pub(crate) fn unpack(message: &Bytes) -> Result<(Head, Bytes), String> {
     let body = match message.split_first() {
         Some((&VERSION, rest)) => rest,
-        Some((other, _)) => return Err(format!("speaks version {other} of the protocol, not {VERSION}")),
+        Some((other, _)) => {
+            return Err(format!(
+                "speaks version {other} of the protocol, not {VERSION}"
+            ));
+        }
         None => return Err("sent an empty message".to_owned()),
     };
     match postcard::take_from_bytes(body) {
@@ -74,7 +82,8 @@ pub(crate) fn encoded<T: Serialize>(value: &T) -> Result<Bytes, Cause> {
 pub(crate) fn decode<T: DeserializeOwned>(mut bytes: &[u8], count: usize) -> Result<Vec<T>, Cause> {
     let mut values = Vec::with_capacity(count);
     for _ in 0..count {
-        let (value, rest) = postcard::take_from_bytes(bytes).map_err(|e| unfit::<T>("received", e))?;
+        let (value, rest) =
+            postcard::take_from_bytes(bytes).map_err(|e| unfit::<T>("received", e))?;
         values.push(value);
         bytes = rest;
     }
@@ -95,5 +104,9 @@ pub(crate) fn decode_each<T: DeserializeOwned>(bodies: &[Bytes]) -> Result<Vec<T
 
 fn unfit<T>(done: &str, why: impl ToString) -> Cause {
     let message = format!("a {} can't be {done}", std::any::type_name::<T>());
-    Cause { kind: ErrorKind::Internal, message, chain: vec![why.to_string()] }
+    Cause {
+        kind: ErrorKind::Internal,
+        message,
+        chain: vec![why.to_string()],
+    }
 }

@@ -8,7 +8,10 @@ use std::sync::Arc;
 type Group = Arc<dyn ProcessGroup>;
 
 fn local(size: u32) -> Vec<Group> {
-    LocalGroup::new(size).into_iter().map(|group| Arc::new(group) as Group).collect()
+    LocalGroup::new(size)
+        .into_iter()
+        .map(|group| Arc::new(group) as Group)
+        .collect()
 }
 
 #[test]
@@ -18,9 +21,13 @@ fn a_local_group_keeps_the_contract() {
 
 #[test]
 fn a_single_process_keeps_the_contract() {
-    testkit::process_group_contract(
-        |size| if size == 1 { vec![Arc::new(SingleProcess)] } else { local(size) },
-    );
+    testkit::process_group_contract(|size| {
+        if size == 1 {
+            vec![Arc::new(SingleProcess)]
+        } else {
+            local(size)
+        }
+    });
 }
 
 #[test]
@@ -45,7 +52,11 @@ impl ProcessGroup for Minimal {
         self.0.all_to_all(to).await
     }
     async fn split(&self, color: Option<u32>, order: u32) -> Result<Option<Group>> {
-        Ok(self.0.split(color, order).await?.map(|part| Arc::new(Self(part)) as Group))
+        Ok(self
+            .0
+            .split(color, order)
+            .await?
+            .map(|part| Arc::new(Self(part)) as Group))
     }
     fn abort(&self, cause: Cause) {
         self.0.abort(cause);
@@ -55,6 +66,9 @@ impl ProcessGroup for Minimal {
 #[test]
 fn the_provided_methods_keep_the_contract() {
     testkit::process_group_contract(|size| {
-        local(size).into_iter().map(|g| Arc::new(Minimal(g)) as Group).collect()
+        local(size)
+            .into_iter()
+            .map(|g| Arc::new(Minimal(g)) as Group)
+            .collect()
     });
 }

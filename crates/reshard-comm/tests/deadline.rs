@@ -11,7 +11,10 @@ fn a_step_waits_half_an_hour_unless_told_otherwise() {
         let comm = Comm::new(&group);
         assert_eq!(comm.deadline(), half_an_hour);
         assert_eq!(comm.with_coordinator(Rank(1)).deadline(), half_an_hour);
-        assert_eq!(comm.with_deadline(Duration::from_secs(7)).deadline(), Duration::from_secs(7));
+        assert_eq!(
+            comm.with_deadline(Duration::from_secs(7)).deadline(),
+            Duration::from_secs(7)
+        );
     }
     assert_eq!(Comm::single().deadline(), half_an_hour);
 }

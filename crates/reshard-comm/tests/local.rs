@@ -91,7 +91,10 @@ fn two_calls_at_once_on_one_rank_are_refused() {
     let mut first = groups[0].barrier();
     assert!((&mut first).now_or_never().is_none());
     let second = groups[0].barrier().now_or_never();
-    assert!(matches!(second, Some(Err(CommError::OutOfStep(_)))), "{second:?}");
+    assert!(
+        matches!(second, Some(Err(CommError::OutOfStep(_)))),
+        "{second:?}"
+    );
 }
 
 #[test]
@@ -107,7 +110,12 @@ fn what_was_dealt_is_delivered_though_the_group_broke_since() {
     let groups = LocalGroup::new(2);
     let mut early = groups[0].all_gather(Bytes::from_static(b"a"));
     assert!((&mut early).now_or_never().is_none());
-    assert!(groups[1].all_gather(Bytes::from_static(b"b")).now_or_never().is_some());
+    assert!(
+        groups[1]
+            .all_gather(Bytes::from_static(b"b"))
+            .now_or_never()
+            .is_some()
+    );
     groups[1].abort(Cause::new(ErrorKind::Internal, "later"));
     assert_eq!(early.now_or_never().unwrap().unwrap().concat(), b"ab");
     assert!(groups[0].barrier().now_or_never().unwrap().is_err());
@@ -134,17 +142,39 @@ fn a_cause_keeps_the_chain_and_says_nothing_twice() {
     let middle = Layer("cannot extend: no space left", Some(Box::new(root)));
     let error = Layer("cannot write `__0_0.distcp`", Some(Box::new(middle)));
     let cause = Cause::from_error(ErrorKind::Unavailable, &error);
-    assert_eq!(cause.chain, ["cannot extend: no space left", "no space left"]);
-    assert_eq!(cause.to_string(), "cannot write `__0_0.distcp`: cannot extend: no space left");
+    assert_eq!(
+        cause.chain,
+        ["cannot extend: no space left", "no space left"]
+    );
+    assert_eq!(
+        cause.to_string(),
+        "cannot write `__0_0.distcp`: cannot extend: no space left"
+    );
 }
 
 #[test]
 fn an_error_of_a_thousand_ranks_stays_readable() {
-    let causes = (0..1000).map(|rank| (Rank(rank), Cause::new(ErrorKind::Corrupt, "bad"))).collect();
-    let error = CommError::Ranks { step: "read", causes };
-    assert!(error.to_string().starts_with("step `read` failed on 1000 ranks: rank 0: bad; rank 1: bad;"));
-    assert!(error.to_string().ends_with("; rank 7: bad; and 992 more"), "{error}");
-    let error = CommError::Deadline { step: "read", seconds: 1800.0, silent: (0..20).map(Rank).collect() };
+    let causes = (0..1000)
+        .map(|rank| (Rank(rank), Cause::new(ErrorKind::Corrupt, "bad")))
+        .collect();
+    let error = CommError::Ranks {
+        step: "read",
+        causes,
+    };
+    assert!(
+        error
+            .to_string()
+            .starts_with("step `read` failed on 1000 ranks: rank 0: bad; rank 1: bad;")
+    );
+    assert!(
+        error.to_string().ends_with("; rank 7: bad; and 992 more"),
+        "{error}"
+    );
+    let error = CommError::Deadline {
+        step: "read",
+        seconds: 1800.0,
+        silent: (0..20).map(Rank).collect(),
+    };
     assert!(error.to_string().ends_with(
         "within 1800 s from ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 4 more"
     ));
@@ -153,8 +183,15 @@ fn an_error_of_a_thousand_ranks_stays_readable() {
 #[test]
 fn the_kind_of_an_error_is_the_one_its_causes_share() {
     let of = |kinds: &[ErrorKind]| {
-        let causes = (0..).map(Rank).zip(kinds.iter().map(|kind| Cause::new(*kind, ""))).collect();
-        CommError::Ranks { step: "read", causes }.kind()
+        let causes = (0..)
+            .map(Rank)
+            .zip(kinds.iter().map(|kind| Cause::new(*kind, "")))
+            .collect();
+        CommError::Ranks {
+            step: "read",
+            causes,
+        }
+        .kind()
     };
     use ErrorKind::{Corrupt, Invalid, PeerFailed, Unavailable};
     assert_eq!(of(&[Corrupt, Corrupt]), Corrupt);
@@ -167,7 +204,10 @@ fn the_kind_of_an_error_is_the_one_its_causes_share() {
 
 #[test]
 fn a_group_shows_which_rank_it_is() {
-    assert_eq!(format!("{:?}", LocalGroup::new(3)[1]), "LocalGroup(rank 1 of 3)");
+    assert_eq!(
+        format!("{:?}", LocalGroup::new(3)[1]),
+        "LocalGroup(rank 1 of 3)"
+    );
 }
 
 #[test]
@@ -177,14 +217,32 @@ fn a_root_that_is_no_rank_and_a_wrong_number_of_parts_are_told_at_once() {
         let ranks = LocalGroup::new(2);
         let group = &ranks[0];
         let outcome = match case {
-            0 => group.gather(none(), Rank(2)).now_or_never().map(|outcome| outcome.map(drop)),
-            1 => group.scatter(None, Rank(2)).now_or_never().map(|outcome| outcome.map(drop)),
-            2 => group.broadcast(None, Rank(2)).now_or_never().map(|outcome| outcome.map(drop)),
-            3 => group.scatter(Some(vec![none()]), Rank(0)).now_or_never().map(|outcome| outcome.map(drop)),
-            _ => group.broadcast(None, Rank(0)).now_or_never().map(|outcome| outcome.map(drop)),
+            0 => group
+                .gather(none(), Rank(2))
+                .now_or_never()
+                .map(|outcome| outcome.map(drop)),
+            1 => group
+                .scatter(None, Rank(2))
+                .now_or_never()
+                .map(|outcome| outcome.map(drop)),
+            2 => group
+                .broadcast(None, Rank(2))
+                .now_or_never()
+                .map(|outcome| outcome.map(drop)),
+            3 => group
+                .scatter(Some(vec![none()]), Rank(0))
+                .now_or_never()
+                .map(|outcome| outcome.map(drop)),
+            _ => group
+                .broadcast(None, Rank(0))
+                .now_or_never()
+                .map(|outcome| outcome.map(drop)),
         };
         let told = outcome.expect("it waits for others").unwrap_err();
-        assert!(matches!(&told, CommError::OutOfStep(_)), "case {case}: {told}");
+        assert!(
+            matches!(&told, CommError::OutOfStep(_)),
+            "case {case}: {told}"
+        );
     }
     assert_eq!(Rank::from(3), Rank(3));
 }

@@ -27,8 +27,14 @@ fn full() -> Cause {
     Cause::from_error(ErrorKind::Unavailable, &io::Error::other("disk full"))
 }
 
-const OPERATIONS: [&str; 6] =
-    ["all_gather", "agree", "all_reduce", "reduce_scatter", "broadcast", "all_to_all"];
+const OPERATIONS: [&str; 6] = [
+    "all_gather",
+    "agree",
+    "all_reduce",
+    "reduce_scatter",
+    "broadcast",
+    "all_to_all",
+];
 
 /// What one rank sends to another: blocks, some of them empty.
 fn blocks(from: u32, to: u32) -> Vec<Bytes> {
@@ -41,23 +47,38 @@ async fn take(comm: Comm<'_>, operation: &'static str, outcome: Result<(), Cause
     let (me, size) = (comm.rank().0, comm.size());
     let part = outcome.clone().map(|()| me);
     match operation {
-        "all_gather" => assert_eq!(comm.all_gather(operation, part).await?, (0..size).collect::<Vec<_>>()),
+        "all_gather" => assert_eq!(
+            comm.all_gather(operation, part).await?,
+            (0..size).collect::<Vec<_>>()
+        ),
         "agree" => comm.agree(operation, outcome).await?,
         "all_reduce" => {
-            let text = comm.all_reduce(operation, part, |parts| Ok(format!("{parts:?}"))).await?;
+            let text = comm
+                .all_reduce(operation, part, |parts| Ok(format!("{parts:?}")))
+                .await?;
             assert_eq!(text, format!("{:?}", (0..size).collect::<Vec<_>>()));
         }
         "reduce_scatter" => {
-            let squares = |parts: Vec<u32>| Ok(parts.iter().map(|part| u64::from(part * part)).collect());
-            assert_eq!(comm.reduce_scatter(operation, part, squares).await?, u64::from(me * me));
+            let squares =
+                |parts: Vec<u32>| Ok(parts.iter().map(|part| u64::from(part * part)).collect());
+            assert_eq!(
+                comm.reduce_scatter(operation, part, squares).await?,
+                u64::from(me * me)
+            );
         }
         "all_to_all" => {
             let to = outcome.map(|()| (0..size).map(|to| blocks(me, to)).collect());
-            let wanted: Vec<Bytes> = (0..size).map(|from| blocks(from, me).concat().into()).collect();
+            let wanted: Vec<Bytes> = (0..size)
+                .map(|from| blocks(from, me).concat().into())
+                .collect();
             assert_eq!(comm.all_to_all(operation, to).await?, wanted);
         }
         _ => {
-            let told = if comm.is_coordinator() { Some(part) } else { outcome.err().map(Err) };
+            let told = if comm.is_coordinator() {
+                Some(part)
+            } else {
+                outcome.err().map(Err)
+            };
             assert_eq!(comm.broadcast(operation, told).await?, comm.coordinator().0);
         }
     }
@@ -84,7 +105,13 @@ fn many_rounds_agree() {
     on_ranks(LocalGroup::new(4), |group| async move {
         for _ in 0..200 {
             for (operation, coordinator) in OPERATIONS.into_iter().zip([0, 1, 2, 3, 1, 2]) {
-                take(Comm::new(&group).with_coordinator(Rank(coordinator)), operation, Ok(())).await.unwrap();
+                take(
+                    Comm::new(&group).with_coordinator(Rank(coordinator)),
+                    operation,
+                    Ok(()),
+                )
+                .await
+                .unwrap();
             }
         }
     });
@@ -98,12 +125,23 @@ fn an_error_of_any_rank_in_any_operation_reaches_all_and_the_group_stays_usable(
                 let comm = Comm::new(&group).with_coordinator(coordinator);
                 for bad in 0b001..0b111u32 {
                     let is_bad = |rank: Rank| bad >> rank.0 & 1 == 1;
-                    let outcome = if is_bad(comm.rank()) { Err(full()) } else { Ok(()) };
+                    let outcome = if is_bad(comm.rank()) {
+                        Err(full())
+                    } else {
+                        Ok(())
+                    };
                     let error = take(comm, operation, outcome).await.unwrap_err();
-                    let wanted = (0..3).map(Rank).filter(|r| is_bad(*r)).map(|r| (r, full())).collect();
+                    let wanted = (0..3)
+                        .map(Rank)
+                        .filter(|r| is_bad(*r))
+                        .map(|r| (r, full()))
+                        .collect();
                     assert_eq!(causes(&error), &wanted);
                     assert_eq!(error.kind(), ErrorKind::Unavailable);
-                    assert!(error.to_string().contains(&format!("`{operation}`")), "{error}");
+                    assert!(
+                        error.to_string().contains(&format!("`{operation}`")),
+                        "{error}"
+                    );
                 }
                 take(comm, operation, Ok(())).await.unwrap();
             }
@@ -118,12 +156,19 @@ fn a_failed_part_means_that_nothing_is_decided() {
     on_ranks(LocalGroup::new(3), move |group| {
         let decided = Arc::clone(&decided);
         async move {
-            let part = if group.rank() == Rank(2) { Err(full()) } else { Ok(()) };
+            let part = if group.rank() == Rank(2) {
+                Err(full())
+            } else {
+                Ok(())
+            };
             let decide = |_: Vec<()>| {
                 decided.fetch_add(1, Ordering::SeqCst);
                 Ok(())
             };
-            Comm::new(&group).all_reduce("plan", part, decide).await.unwrap_err();
+            Comm::new(&group)
+                .all_reduce("plan", part, decide)
+                .await
+                .unwrap_err();
         }
     });
     assert_eq!(seen.load(Ordering::SeqCst), 0);
@@ -133,19 +178,33 @@ fn a_failed_part_means_that_nothing_is_decided() {
 fn a_decision_that_fails_or_panics_is_the_coordinators_failure() {
     let outcomes = on_ranks(LocalGroup::new(3), |group| async move {
         let comm = Comm::new(&group).with_coordinator(Rank(1));
-        let fails = comm.all_reduce("plan", Ok(()), |_| Err::<(), _>(full())).await.unwrap_err();
-        let panics =
-            comm.reduce_scatter("plan", Ok(()), |_| -> Result<Vec<()>, Cause> { panic!("oh {}", 1) });
+        let fails = comm
+            .all_reduce("plan", Ok(()), |_| Err::<(), _>(full()))
+            .await
+            .unwrap_err();
+        let panics = comm.reduce_scatter("plan", Ok(()), |_| -> Result<Vec<()>, Cause> {
+            panic!("oh {}", 1)
+        });
         let panics = panics.await.unwrap_err();
-        let short = comm.reduce_scatter("plan", Ok(1), |mut parts| Ok(parts.split_off(1))).await.unwrap_err();
+        let short = comm
+            .reduce_scatter("plan", Ok(1), |mut parts| Ok(parts.split_off(1)))
+            .await
+            .unwrap_err();
         comm.agree("usable", Ok(())).await.unwrap();
         [fails, panics, short]
     });
     for errors in outcomes {
-        let said = errors
-            .each_ref()
-            .map(|error| causes(error).iter().map(|(r, c)| format!("{r}: {c}")).collect::<Vec<_>>());
-        let wanted = ["1: disk full", "1: panicked: oh 1", "1: 2 parts were decided for 3 ranks"];
+        let said = errors.each_ref().map(|error| {
+            causes(error)
+                .iter()
+                .map(|(r, c)| format!("{r}: {c}"))
+                .collect::<Vec<_>>()
+        });
+        let wanted = [
+            "1: disk full",
+            "1: panicked: oh 1",
+            "1: 2 parts were decided for 3 ranks",
+        ];
         assert_eq!(said, wanted.map(|text| vec![text.to_owned()]));
         assert_eq!(errors[1].kind(), ErrorKind::Internal);
     }
@@ -165,14 +224,30 @@ impl Serialize for Unsendable {
 fn a_value_that_cannot_be_sent_is_a_failure_of_its_rank() {
     on_ranks(LocalGroup::new(3), |group| async move {
         let comm = Comm::new(&group);
-        let part = if comm.rank() == Rank(2) { Err(full()) } else { Ok(Unsendable) };
+        let part = if comm.rank() == Rank(2) {
+            Err(full())
+        } else {
+            Ok(Unsendable)
+        };
         let error = comm.all_gather("part", part).await.unwrap_err();
-        assert_eq!(causes(&error).keys().collect::<Vec<_>>(), [&Rank(0), &Rank(1), &Rank(2)]);
-        let error = comm.all_reduce("answer", Ok(()), |_| Ok(Unsendable)).await.unwrap_err();
+        assert_eq!(
+            causes(&error).keys().collect::<Vec<_>>(),
+            [&Rank(0), &Rank(1), &Rank(2)]
+        );
+        let error = comm
+            .all_reduce("answer", Ok(()), |_| Ok(Unsendable))
+            .await
+            .unwrap_err();
         assert_eq!(causes(&error).keys().collect::<Vec<_>>(), [&Rank(0)]);
-        assert!(error.to_string().contains("Unsendable can't be sent"), "{error}");
-        let error =
-            comm.reduce_scatter("parts", Ok(()), |_| Ok(vec![Unsendable, Unsendable, Unsendable])).await;
+        assert!(
+            error.to_string().contains("Unsendable can't be sent"),
+            "{error}"
+        );
+        let error = comm
+            .reduce_scatter("parts", Ok(()), |_| {
+                Ok(vec![Unsendable, Unsendable, Unsendable])
+            })
+            .await;
         assert_eq!(causes(&error.unwrap_err()).len(), 1);
         comm.agree("usable", Ok(())).await.unwrap();
     });
@@ -186,7 +261,12 @@ fn a_part_of_another_type_than_the_coordinators_is_an_error() {
             Rank(0) => comm.all_reduce("part", Ok(1u8), |_| Ok(())).await,
             _ => comm.all_reduce("part", Ok((1u8, 2u8)), |_| Ok(())).await,
         };
-        assert!(error.unwrap_err().to_string().contains("a u8 can't be received: bytes are left over"));
+        assert!(
+            error
+                .unwrap_err()
+                .to_string()
+                .contains("a u8 can't be received: bytes are left over")
+        );
         comm.agree("usable", Ok(())).await.unwrap();
     });
 }
@@ -196,20 +276,34 @@ fn an_answer_that_one_rank_cannot_read_breaks_the_group() {
     on_ranks(LocalGroup::new(3), |group| async move {
         let comm = Comm::new(&group);
         if comm.rank() == Rank(1) {
-            let error = comm.all_reduce("answer", Ok(()), |_| Ok(String::new())).await.unwrap_err();
-            assert!(error.to_string().contains("rank 1 failed in step `answer`"), "{error}");
+            let error = comm
+                .all_reduce("answer", Ok(()), |_| Ok(String::new()))
+                .await
+                .unwrap_err();
+            assert!(
+                error.to_string().contains("rank 1 failed in step `answer`"),
+                "{error}"
+            );
         } else {
-            comm.all_reduce("answer", Ok(()), |_| Ok(200u8)).await.unwrap();
+            comm.all_reduce("answer", Ok(()), |_| Ok(200u8))
+                .await
+                .unwrap();
         }
         let error = comm.agree("next", Ok(())).await.unwrap_err();
-        assert!(error.to_string().contains("rank 1 failed in step `answer`"), "{error}");
+        assert!(
+            error.to_string().contains("rank 1 failed in step `answer`"),
+            "{error}"
+        );
     });
 }
 
 #[test]
 fn a_coordinator_without_a_value_to_broadcast_has_failed() {
     on_ranks(LocalGroup::new(2), |group| async move {
-        let error = Comm::new(&group).broadcast::<u8>("metadata", None).await.unwrap_err();
+        let error = Comm::new(&group)
+            .broadcast::<u8>("metadata", None)
+            .await
+            .unwrap_err();
         assert_eq!(causes(&error).keys().collect::<Vec<_>>(), [&Rank(0)]);
     });
 }
@@ -229,7 +323,9 @@ fn a_panic_between_steps_reaches_all() {
                 Ok(outcome) => {
                     let error = outcome.unwrap_err();
                     assert!(
-                        error.to_string().contains(&format!("rank {bad} left the group, as it panicked")),
+                        error
+                            .to_string()
+                            .contains(&format!("rank {bad} left the group, as it panicked")),
                         "{error}"
                     );
                     assert_eq!(error.kind(), ErrorKind::PeerFailed);
@@ -256,7 +352,10 @@ fn a_future_dropped_in_any_operation_reaches_all() {
         });
         for error in errors(outcomes) {
             let wanted = format!("rank 1 left `{operation}` before it was done");
-            assert!(matches!(&error, CommError::Broken(cause) if cause.message == wanted), "{error}");
+            assert!(
+                matches!(&error, CommError::Broken(cause) if cause.message == wanted),
+                "{error}"
+            );
         }
     }
 }
@@ -265,14 +364,21 @@ fn a_future_dropped_in_any_operation_reaches_all() {
 fn a_future_dropped_while_the_others_wait_reaches_all() {
     let groups = LocalGroup::new(3);
     block_on(async {
-        let mut waiting: Vec<_> =
-            groups.iter().map(|g| Box::pin(Comm::new(g).agree("write", Ok(())))).collect();
+        let mut waiting: Vec<_> = groups
+            .iter()
+            .map(|g| Box::pin(Comm::new(g).agree("write", Ok(()))))
+            .collect();
         drop(waiting.remove(2)); // never polled, so nothing has begun
         assert!(waiting[0].as_mut().now_or_never().is_none());
         assert!(waiting[1].as_mut().now_or_never().is_none());
         drop(waiting.remove(1));
         let error = waiting.remove(0).await.unwrap_err();
-        assert!(error.to_string().contains("rank 1 left `write` before it was done"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("rank 1 left `write` before it was done"),
+            "{error}"
+        );
     });
 }
 
@@ -289,18 +395,30 @@ fn a_guard_tells_of_work_that_was_given_up() {
         outcome
     });
     let error = outcomes.into_iter().next().unwrap().unwrap().unwrap_err();
-    assert!(error.to_string().contains("rank 1 left `save` before it was done, as it panicked"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("rank 1 left `save` before it was done, as it panicked"),
+        "{error}"
+    );
     drop(kept);
 }
 
 #[test]
 fn a_rank_that_leaves_while_others_wait_is_named() {
     let outcomes = on_ranks(LocalGroup::new(3), |group| async move {
-        if group.rank() == Rank(1) { Ok(()) } else { Comm::new(&group).agree("write", Ok(())).await }
+        if group.rank() == Rank(1) {
+            Ok(())
+        } else {
+            Comm::new(&group).agree("write", Ok(())).await
+        }
     });
     for rank in [0, 2] {
         let error = outcomes[rank].as_ref().unwrap_err();
-        assert!(error.to_string().contains("rank 1 left the group"), "{error}");
+        assert!(
+            error.to_string().contains("rank 1 left the group"),
+            "{error}"
+        );
     }
 }
 
@@ -319,36 +437,51 @@ fn ranks_may_leave_after_their_last_step() {
 fn a_silent_rank_is_named_at_the_deadline() {
     for silent in (0..3).map(Rank) {
         let groups = LocalGroup::new(3);
-        let begun = join_all(groups.iter().map(|group| Comm::new(group).agree("begin", Ok(()))));
+        let begun = join_all(
+            groups
+                .iter()
+                .map(|group| Comm::new(group).agree("begin", Ok(()))),
+        );
         assert!(block_on(begun).iter().all(Result::is_ok));
         // One rank waits patiently. It is asked first, so that it has come when the hasty one begins to wait, and no clock
         // decides who is silent. The silent one comes when the others have given up.
         let mut others = groups.iter().filter(|group| group.rank() != silent);
         let (patient, hasty) = (others.next().unwrap(), others.next().unwrap());
         let gone = AtomicU32::new(0);
-        let waiting = [(patient, None), (hasty, Some(Duration::from_millis(50)))].map(|(group, deadline)| {
-            let gone = &gone;
-            async move {
-                let comm = Comm::new(group);
-                let comm = deadline.map_or(comm, |deadline| comm.with_deadline(deadline));
-                let outcome = comm.agree("write", Ok(())).await;
-                gone.fetch_add(1, Ordering::SeqCst);
-                outcome
-            }
-            .boxed_local()
-        });
+        let waiting =
+            [(patient, None), (hasty, Some(Duration::from_millis(50)))].map(|(group, deadline)| {
+                let gone = &gone;
+                async move {
+                    let comm = Comm::new(group);
+                    let comm = deadline.map_or(comm, |deadline| comm.with_deadline(deadline));
+                    let outcome = comm.agree("write", Ok(())).await;
+                    gone.fetch_add(1, Ordering::SeqCst);
+                    outcome
+                }
+                .boxed_local()
+            });
         let late = async {
             while gone.load(Ordering::SeqCst) < 2 {
                 Delay::new(Duration::from_millis(5)).await;
             }
-            Comm::new(&groups[silent.index()]).agree("write", Ok(())).await
+            Comm::new(&groups[silent.index()])
+                .agree("write", Ok(()))
+                .await
         };
         let outcomes = block_on(join_all(waiting.into_iter().chain([late.boxed_local()])));
         let errors = errors(outcomes);
         let wanted = format!("step `write`: no answer within 0.05 s from rank {silent};");
-        assert!(errors.iter().all(|e| format!("{e};").contains(&wanted)), "{errors:?}");
-        assert!(matches!(&errors[1], CommError::Deadline { silent: named, .. } if *named == [silent]));
-        assert!(matches!(errors[2], CommError::Broken(_)), "the late one learns that it was given up");
+        assert!(
+            errors.iter().all(|e| format!("{e};").contains(&wanted)),
+            "{errors:?}"
+        );
+        assert!(
+            matches!(&errors[1], CommError::Deadline { silent: named, .. } if *named == [silent])
+        );
+        assert!(
+            matches!(errors[2], CommError::Broken(_)),
+            "the late one learns that it was given up"
+        );
     }
 }
 
@@ -410,18 +543,36 @@ fn ranks_that_name_different_coordinators_are_told_so() {
         let comm = Comm::new(&group).with_coordinator(Rank(group.rank().0 / 2));
         comm.agree("plan", Ok(())).await
     });
-    assert!(errors(outcomes).iter().all(|error| error.to_string().contains("gather to rank 1")));
+    assert!(
+        errors(outcomes)
+            .iter()
+            .all(|error| error.to_string().contains("gather to rank 1"))
+    );
 }
 
 #[test]
 fn a_coordinator_outside_the_group_is_an_error() {
     for size in [1, 3] {
         let outcomes = on_ranks(LocalGroup::new(size), |group| async move {
-            Comm::new(&group).with_coordinator(Rank(3)).agree("plan", Ok(())).await
+            Comm::new(&group)
+                .with_coordinator(Rank(3))
+                .agree("plan", Ok(()))
+                .await
         });
-        assert!(errors(outcomes).iter().all(|error| error.to_string().contains("gather to rank 3")));
+        assert!(
+            errors(outcomes)
+                .iter()
+                .all(|error| error.to_string().contains("gather to rank 3"))
+        );
     }
-    assert!(block_on(Comm::single().with_coordinator(Rank(3)).agree("plan", Ok(()))).is_err());
+    assert!(
+        block_on(
+            Comm::single()
+                .with_coordinator(Rank(3))
+                .agree("plan", Ok(()))
+        )
+        .is_err()
+    );
 }
 
 /// What each rank of three gets when one of them has a fault at one of its calls; a panic is `None`.
@@ -444,19 +595,32 @@ async fn with_fault(bad: Option<(u32, u64, Fault)>) -> Vec<Option<Result<u64>>> 
             }
             Ok(group.calls())
         };
-        AssertUnwindSafe(steps).catch_unwind().map(std::result::Result::ok)
+        AssertUnwindSafe(steps)
+            .catch_unwind()
+            .map(std::result::Result::ok)
     });
     join_all(ranks).await
 }
 
 #[test]
 fn a_fault_of_the_transport_at_any_call_reaches_all() {
-    let calls: Vec<u64> =
-        block_on(with_fault(None)).into_iter().map(|outcome| outcome.unwrap().unwrap()).collect();
-    assert_eq!(calls, [12; 3], "two collectives a step, three for reduce_scatter, one for all_to_all");
-    let faults = [Fault::Fail(full()), Fault::Abort(full()), Fault::Panic, Fault::Silence];
-    let cases =
-        faults.iter().flat_map(|fault| (0..3).flat_map(move |rank| (0..12).map(move |at| (rank, at, fault))));
+    let calls: Vec<u64> = block_on(with_fault(None))
+        .into_iter()
+        .map(|outcome| outcome.unwrap().unwrap())
+        .collect();
+    assert_eq!(
+        calls, [12; 3],
+        "two collectives a step, three for reduce_scatter, one for all_to_all"
+    );
+    let faults = [
+        Fault::Fail(full()),
+        Fault::Abort(full()),
+        Fault::Panic,
+        Fault::Silence,
+    ];
+    let cases = faults
+        .iter()
+        .flat_map(|fault| (0..3).flat_map(move |rank| (0..12).map(move |at| (rank, at, fault))));
     block_on(join_all(cases.map(|(rank, at, fault)| async move {
         for (me, outcome) in (0..).zip(with_fault(Some((rank, at, fault.clone()))).await) {
             let wanted = match fault {
@@ -468,7 +632,10 @@ fn a_fault_of_the_transport_at_any_call_reaches_all() {
                 Fault::Silence => format!("from rank {rank}"),
                 _ => "disk full".to_owned(),
             };
-            let error = outcome.unwrap().expect_err("a rank thinks that all is well").to_string();
+            let error = outcome
+                .unwrap()
+                .expect_err("a rank thinks that all is well")
+                .to_string();
             assert!(
                 error.contains(&wanted),
                 "{fault:?} of rank {rank} at call {at}, as rank {me} sees it: {error}"
@@ -490,10 +657,19 @@ fn ranks_1_and_3_of_4_are_a_group_whose_coordinator_is_3() {
         for operation in OPERATIONS {
             take(comm, operation, Ok(())).await.unwrap();
         }
-        let decided = comm.all_reduce("plan", Ok(group.rank()), |parts| Ok((group.rank(), parts))).await;
+        let decided = comm
+            .all_reduce("plan", Ok(group.rank()), |parts| Ok((group.rank(), parts)))
+            .await;
         assert_eq!(decided.unwrap(), (Rank(3), vec![Rank(1), Rank(3)]));
-        let outcome = if group.rank() == Rank(1) { Err(full()) } else { Ok(()) };
-        assert_eq!(causes(&comm.agree("write", outcome).await.unwrap_err()), &[(Rank(0), full())].into());
+        let outcome = if group.rank() == Rank(1) {
+            Err(full())
+        } else {
+            Ok(())
+        };
+        assert_eq!(
+            causes(&comm.agree("write", outcome).await.unwrap_err()),
+            &[(Rank(0), full())].into()
+        );
         group.barrier().await.unwrap();
     });
 }
@@ -503,26 +679,47 @@ fn sixty_four_ranks_are_joined_on_one_thread() {
     let groups = LocalGroup::new(64);
     let outcomes = block_on(join_all(groups.iter().map(|group| async move {
         for operation in OPERATIONS {
-            take(Comm::new(group).with_coordinator(Rank(63)), operation, Ok(())).await?;
+            take(
+                Comm::new(group).with_coordinator(Rank(63)),
+                operation,
+                Ok(()),
+            )
+            .await?;
         }
-        let outcome = if group.rank() == Rank(17) { Err(full()) } else { Ok(()) };
+        let outcome = if group.rank() == Rank(17) {
+            Err(full())
+        } else {
+            Ok(())
+        };
         Comm::new(group).agree("write", outcome).await
     })));
-    assert!(errors(outcomes).iter().all(|error| causes(error).keys().eq([&Rank(17)])));
+    assert!(
+        errors(outcomes)
+            .iter()
+            .all(|error| causes(error).keys().eq([&Rank(17)]))
+    );
 }
 
 #[test]
 fn one_rank_needs_no_group() {
     block_on(async {
         let comm = Comm::single();
-        assert_eq!((comm.rank(), comm.size(), comm.is_coordinator()), (Rank(0), 1, true));
+        assert_eq!(
+            (comm.rank(), comm.size(), comm.is_coordinator()),
+            (Rank(0), 1, true)
+        );
         for operation in OPERATIONS {
             take(comm, operation, Ok(())).await.unwrap();
             let error = take(comm, operation, Err(full())).await.unwrap_err();
             assert_eq!(causes(&error), &[(Rank(0), full())].into());
         }
-        let panics = comm.all_reduce("plan", Ok(()), |_| -> Result<(), Cause> { panic!("oh") }).await;
-        assert_eq!(panics.unwrap_err().to_string(), "step `plan` failed on 1 rank: rank 0: panicked: oh");
+        let panics = comm
+            .all_reduce("plan", Ok(()), |_| -> Result<(), Cause> { panic!("oh") })
+            .await;
+        assert_eq!(
+            panics.unwrap_err().to_string(),
+            "step `plan` failed on 1 rank: rank 0: panicked: oh"
+        );
     });
 }
 
@@ -533,7 +730,9 @@ fn one_rank_sends_nothing() {
         block_on(take(Comm::new(&group), operation, Ok(()))).unwrap();
     }
     assert_eq!(group.calls(), 0);
-    let wrong = block_on(SingleProcess.scatter(Some(Vec::new()), Rank(0))).unwrap_err().to_string();
+    let wrong = block_on(SingleProcess.scatter(Some(Vec::new()), Rank(0)))
+        .unwrap_err()
+        .to_string();
     assert!(wrong.contains("scatter of 0 parts"), "{wrong}");
 }
 
@@ -566,16 +765,26 @@ impl ProcessGroup for Stale {
 
 #[test]
 fn an_answer_to_another_step_is_none_to_this_one() {
-    let stale: Vec<_> = LocalGroup::new(2).into_iter().map(|group| Stale(group, OnceLock::new())).collect();
+    let stale: Vec<_> = LocalGroup::new(2)
+        .into_iter()
+        .map(|group| Stale(group, OnceLock::new()))
+        .collect();
     let outcomes = block_on(join_all(stale.iter().map(|group| async move {
         Comm::new(group).agree("plan", Ok(())).await.unwrap();
         Comm::new(group).agree("write", Ok(())).await
     })));
-    assert_eq!(stale[0].silent(), [], "nobody is blamed by a transport that can't tell");
+    assert_eq!(
+        stale[0].silent(),
+        [],
+        "nobody is blamed by a transport that can't tell"
+    );
     for (me, e) in errors(outcomes).into_iter().enumerate() {
         assert!(matches!(e, CommError::OutOfStep(_)), "{e:?}");
         let told = e.to_string();
-        assert!(["`plan`", "`write`"].iter().all(|step| told.contains(step)), "as rank {me} sees it: {told}");
+        assert!(
+            ["`plan`", "`write`"].iter().all(|step| told.contains(step)),
+            "as rank {me} sees it: {told}"
+        );
     }
 }
 
@@ -596,7 +805,10 @@ fn other_than_a_part_for_each_rank_is_a_failure_of_its_rank() {
     on_ranks(LocalGroup::new(3), |group| async move {
         let comm = Comm::new(&group);
         let parts = if comm.rank() == Rank(1) { 2 } else { 3 };
-        let error = comm.all_to_all("move", Ok(vec![Vec::new(); parts])).await.unwrap_err();
+        let error = comm
+            .all_to_all("move", Ok(vec![Vec::new(); parts]))
+            .await
+            .unwrap_err();
         assert_eq!(
             error.to_string(),
             "step `move` failed on 1 rank: rank 1: 2 parts were decided for 3 ranks"
@@ -621,6 +833,11 @@ fn a_split_that_one_rank_does_not_come_to_ends_at_the_deadline() {
         }
     });
     for error in errors(outcomes) {
-        assert!(error.to_string().contains("`split`: no answer within 0.05 s from rank 2"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("`split`: no answer within 0.05 s from rank 2"),
+            "{error}"
+        );
     }
 }

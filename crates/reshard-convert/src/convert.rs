@@ -198,13 +198,23 @@ impl<'a> Convert<'a> {
         // Tensors are read in blocks, and a block is not a whole item with a checksum. So damage would be carried over
         // and get a new, correct checksum. Therefore the source is checked first.
         if self.verify {
-            let found = self.source.verify(true, self.checked.clone()).await.map_err(ConvertError::Read)?;
+            let found = self
+                .source
+                .verify(true, self.checked.clone())
+                .await
+                .map_err(ConvertError::Read)?;
             self.sound(&found)?;
         }
         self.understood()?;
-        let source = Source::read(self.source, &self.keys).await.map_err(ConvertError::Read)?;
+        let source = Source::read(self.source, &self.keys)
+            .await
+            .map_err(ConvertError::Read)?;
         source.has_places()?;
-        Ok(Conversion { setup: self, source, stores })
+        Ok(Conversion {
+            setup: self,
+            source,
+            stores,
+        })
     }
 
     /// Refuses more pieces than fit into memory. A small source can name many tensors.
@@ -213,14 +223,21 @@ impl<'a> Convert<'a> {
         if pieces <= self.max_pieces {
             return Ok(());
         }
-        Err(ConvertError::TooManyPieces { pieces, max: self.max_pieces, ranks: self.ranks })
+        Err(ConvertError::TooManyPieces {
+            pieces,
+            max: self.max_pieces,
+            ranks: self.ranks,
+        })
     }
 
     /// Refuses a source that is not understood as a whole.
     fn can_be_carried(&self) -> Result<()> {
         let (src, format) = (self.source.url(), self.source.backend());
         if &*format.backend != torch_dist::NAME {
-            return Err(ConvertError::Format { src: src.into(), format: format.clone() });
+            return Err(ConvertError::Format {
+                src: src.into(),
+                format: format.clone(),
+            });
         }
         if !self.source.producer().as_stored.is_empty() {
             return Err(ConvertError::Flattened { src: src.into() });
@@ -230,7 +247,13 @@ impl<'a> Convert<'a> {
 
     /// Refuses a chosen item whose description is not understood: the copy would lack it without saying so.
     fn understood(&self) -> Result<()> {
-        match self.source.producer().unknown.into_iter().find(|(key, _)| self.keys.has(key)) {
+        match self
+            .source
+            .producer()
+            .unknown
+            .into_iter()
+            .find(|(key, _)| self.keys.has(key))
+        {
             None => Ok(()),
             Some((key, why)) => Err(ConvertError::Unknown { key, why }),
         }
@@ -245,12 +268,16 @@ impl<'a> Convert<'a> {
             (Finding::NotUnderstood, &found.not_understood),
             (Finding::NotRead, &found.not_read),
         ];
-        let mut worst = worst.into_iter().filter_map(|(is, all)| Some((is, all.iter().find(concerns)?)));
+        let mut worst = worst
+            .into_iter()
+            .filter_map(|(is, all)| Some((is, all.iter().find(concerns)?)));
         match worst.next() {
             None => Ok(()),
-            Some((finding, what)) => {
-                Err(ConvertError::Unsound { src: self.source.url().into(), finding, what: what.clone() })
-            }
+            Some((finding, what)) => Err(ConvertError::Unsound {
+                src: self.source.url().into(),
+                finding,
+                what: what.clone(),
+            }),
         }
     }
 }
@@ -292,12 +319,18 @@ impl Conversion<'_> {
     /// [`ConvertError::TooManyFiles`] because of [`Convert::max_shard_size`]; [`ConvertError::NothingChosen`]; the errors
     /// of [`reshard::save`].
     pub async fn run(self) -> Result<ConvertReport> {
-        let Self { setup, source, stores } = self;
+        let Self {
+            setup,
+            source,
+            stores,
+        } = self;
         if let Some(max) = setup.max_shard_size {
             destination::few_enough(source.bytes() / max.max(1), Asked::BySize)?;
         }
         if source.is_empty() && setup.keys.0.is_some() {
-            return Err(ConvertError::NothingChosen { src: setup.source.url().into() });
+            return Err(ConvertError::NothingChosen {
+                src: setup.source.url().into(),
+            });
         }
         let start = Instant::now();
         let states = source.states(setup.ranks).map_err(ConvertError::Read)?;
@@ -313,10 +346,16 @@ impl Conversion<'_> {
 
 impl Convert<'_> {
     /// Saves the states of all ranks. I/O threads read and write the bytes, so one task can drive all ranks.
-    async fn save(&self, source: &Source, states: &[StateDict], stores: Stores) -> Result<SaveReport> {
+    async fn save(
+        &self,
+        source: &Source,
+        states: &[StateDict],
+        stores: Stores,
+    ) -> Result<SaveReport> {
         let planner = Rewrite::of(self.source, &self.keys);
-        let limit =
-            self.max_shard_size.map(|max| Arc::new(MaxShardSize::new(max)) as Arc<dyn ShardingPolicy>);
+        let limit = self
+            .max_shard_size
+            .map(|max| Arc::new(MaxShardSize::new(max)) as Arc<dyn ShardingPolicy>);
         let policy = limit.or_else(|| self.policy.clone());
         let groups = LocalGroup::new(self.ranks);
         let saves = groups.iter().zip(states).map(|(group, state)| {

@@ -29,8 +29,16 @@ pub fn check_files(ranks: u32, files_per_rank: u32) -> Result<()> {
 }
 
 pub(crate) fn few_enough(files: u64, asked: Asked) -> Result<()> {
-    let max = if asked == Asked::ByRanks { MAX_FILES_OF_RANKS } else { MAX_FILES };
-    if files <= max { Ok(()) } else { Err(ConvertError::TooManyFiles { files, max, asked }) }
+    let max = if asked == Asked::ByRanks {
+        MAX_FILES_OF_RANKS
+    } else {
+        MAX_FILES
+    };
+    if files <= max {
+        Ok(())
+    } else {
+        Err(ConvertError::TooManyFiles { files, max, asked })
+    }
 }
 
 /// Refuses an impossible destination before the source is checked, because that check may take long.
@@ -42,17 +50,28 @@ pub(crate) async fn check(
     overwrite: bool,
 ) -> Result<()> {
     // If the place can't be opened, the save will report that.
-    let Ok(place) = stores.open(dst) else { return Ok(()) };
+    let Ok(place) = stores.open(dst) else {
+        return Ok(());
+    };
     let dst_path = local_path(&place.url());
     if let Some(over) = over(source, &*place, dst_path.as_deref()) {
-        return Err(ConvertError::Over { dst: dst.into(), over, src: src.into() });
+        return Err(ConvertError::Over {
+            dst: dst.into(),
+            over,
+            src: src.into(),
+        });
     }
     if let Some(dst_path) = &dst_path
         && let Some(file) = linked(source, dst_path).await?
     {
-        return Err(ConvertError::Linked { dst: dst.into(), file, src: src.into() });
+        return Err(ConvertError::Linked {
+            dst: dst.into(),
+            file,
+            src: src.into(),
+        });
     }
-    let taken = dst_path.is_some_and(|d| fs::read_dir(d).is_ok_and(|mut found| found.next().is_some()));
+    let taken =
+        dst_path.is_some_and(|d| fs::read_dir(d).is_ok_and(|mut found| found.next().is_some()));
     if taken && !overwrite {
         let exists = StorageError::Exists { path: dst.into() };
         return Err(ConvertError::Destination(StrategyError::from(exists)));
@@ -62,7 +81,9 @@ pub(crate) async fn check(
 
 /// The path of a URL in the local file system, if it has one.
 fn local_path(url: &str) -> Option<PathBuf> {
-    let store = url.starts_with("file://").then(|| LocalStore::open(url).ok())??;
+    let store = url
+        .starts_with("file://")
+        .then(|| LocalStore::open(url).ok())??;
     Some(store.path().to_path_buf())
 }
 
@@ -76,10 +97,18 @@ fn over(source: &dyn Store, place: &dyn Store, dst: Option<&Path>) -> Option<Ove
 
 /// The first file of the source that is a link to what a directory holds.
 async fn linked(source: &dyn Store, dst: &Path) -> Result<Option<String>> {
-    let Some(src) = local_path(&source.url()).filter(|_| dst.exists()) else { return Ok(None) };
-    let links = source.links().await.map_err(|e| ConvertError::Destination(e.into()))?;
+    let Some(src) = local_path(&source.url()).filter(|_| dst.exists()) else {
+        return Ok(None);
+    };
+    let links = source
+        .links()
+        .await
+        .map_err(|e| ConvertError::Destination(e.into()))?;
     let into = |link: &Link| link.followed && leads_into(dst, src.join(link.name.as_str()));
-    Ok(links.into_iter().find(into).map(|link| link.name.to_string()))
+    Ok(links
+        .into_iter()
+        .find(into)
+        .map(|link| link.name.to_string()))
 }
 
 /// Whether a link leads to what a directory holds, at its end or by another link on the way.
@@ -87,7 +116,9 @@ fn leads_into(dst: &Path, link: PathBuf) -> bool {
     let mut at = link;
     // No system follows more.
     for _ in 0..40 {
-        let Ok(target) = fs::read_link(&at) else { return false };
+        let Ok(target) = fs::read_link(&at) else {
+            return false;
+        };
         at = at.parent().unwrap_or(Path::new("/")).join(target);
         if at.parent().is_some_and(|above| holds(dst, above).is_some()) {
             return true;

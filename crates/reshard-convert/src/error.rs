@@ -64,7 +64,10 @@ pub enum ConvertError {
     #[error(transparent)]
     Destination(StrategyError),
     /// The format of the source can't be converted.
-    #[error("{src} is of {format}; only {} checkpoints can be converted yet", reshard::torch_dist::NAME)]
+    #[error(
+        "{src} is of {format}; only {} checkpoints can be converted yet",
+        reshard::torch_dist::NAME
+    )]
     Format {
         /// The source.
         src: String,
@@ -191,7 +194,9 @@ impl ConvertError {
             | Self::Over { .. }
             | Self::Linked { .. } => ErrorKind::Invalid,
             Self::Destination(e) => e.kind(),
-            Self::Format { .. } | Self::Flattened { .. } | Self::Unknown { .. } => ErrorKind::Unsupported,
+            Self::Format { .. } | Self::Flattened { .. } | Self::Unknown { .. } => {
+                ErrorKind::Unsupported
+            }
             Self::Unsound { finding, .. } => match finding {
                 Finding::Damaged => ErrorKind::Corrupt,
                 Finding::Unchecked => ErrorKind::Unavailable,

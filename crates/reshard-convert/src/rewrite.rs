@@ -28,11 +28,17 @@ impl Rewrite {
             (Dialect::Megatron, _) => None,
             (_, Some(PlannerData::Paths(paths))) => {
                 let kept = paths.iter().filter(|(k, _)| keys.has(k));
-                Some(PlannerData::Paths(kept.map(|(k, p)| (k.clone(), p.clone())).collect()))
+                Some(PlannerData::Paths(
+                    kept.map(|(k, p)| (k.clone(), p.clone())).collect(),
+                ))
             }
             (_, other) => other.cloned(),
         };
-        Self { base: DefaultSavePlanner::DCP, source, planner_data: Arc::new(planner_data) }
+        Self {
+            base: DefaultSavePlanner::DCP,
+            source,
+            planner_data: Arc::new(planner_data),
+        }
     }
 }
 
@@ -44,10 +50,20 @@ impl SavePlanner for Rewrite {
     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
         let mut plan = self.base.create_local_plan(state, cx)?;
         for item in &mut plan.items {
-            if let (Some(from), WriteKind::Tensor(to)) = (self.source.tensor(&item.key), &mut item.kind) {
-                let TensorProperties { requires_grad, pin_memory, .. } = from.properties();
+            if let (Some(from), WriteKind::Tensor(to)) =
+                (self.source.tensor(&item.key), &mut item.kind)
+            {
+                let TensorProperties {
+                    requires_grad,
+                    pin_memory,
+                    ..
+                } = from.properties();
                 // The elements are written row-major, whatever order they had.
-                to.properties = TensorProperties { requires_grad, pin_memory, ..TensorProperties::default() };
+                to.properties = TensorProperties {
+                    requires_grad,
+                    pin_memory,
+                    ..TensorProperties::default()
+                };
             }
         }
         Ok(plan)
@@ -55,6 +71,9 @@ impl SavePlanner for Rewrite {
 
     fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {
         let (plans, metadata) = self.base.create_global_plan(plans)?;
-        Ok((plans, metadata.with_planner_data(Option::clone(&self.planner_data))))
+        Ok((
+            plans,
+            metadata.with_planner_data(Option::clone(&self.planner_data)),
+        ))
     }
 }

@@ -23,7 +23,11 @@ impl Keys<'_> {
 
 impl fmt::Debug for Keys<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "some keys" } else { "all keys" })
+        f.write_str(if self.0.is_some() {
+            "some keys"
+        } else {
+            "all keys"
+        })
     }
 }
 
@@ -65,32 +69,52 @@ impl Source {
     pub(crate) fn has_places(&self) -> Result<()> {
         for item in &self.items {
             let Item::Tensor(tensor) = item else { continue };
-            let lost = tensor.chunks().into_iter().find(|c| c.parts.is_empty() && !c.region.is_empty());
+            let lost = tensor
+                .chunks()
+                .into_iter()
+                .find(|c| c.parts.is_empty() && !c.region.is_empty());
             if let Some(chunk) = lost {
-                return Err(ConvertError::NoPlace { key: tensor.key().into(), region: chunk.region });
+                return Err(ConvertError::NoPlace {
+                    key: tensor.key().into(),
+                    region: chunk.region,
+                });
             }
         }
         Ok(())
     }
 
     /// Reads objects in their stored form, and no tensors.
-    pub(crate) async fn read(checkpoint: &Checkpoint, keys: &Keys<'_>) -> Result<Self, reshard::Error> {
+    pub(crate) async fn read(
+        checkpoint: &Checkpoint,
+        keys: &Keys<'_>,
+    ) -> Result<Self, reshard::Error> {
         let dialect = checkpoint.dialect();
         let common = checkpoint.stored_common().await?;
         let of_common = common.as_ref().and_then(StoredCommon::object_key);
         let is_common = |key: &str| of_common == Some(key);
         let mut items = Vec::new();
-        for entry in checkpoint.metadata().entries().filter(|e| keys.has(e.key()) && !is_common(e.key())) {
+        for entry in checkpoint
+            .metadata()
+            .entries()
+            .filter(|e| keys.has(e.key()) && !is_common(e.key()))
+        {
             let key = entry.key();
             items.push(match entry {
                 Entry::Tensor(_) => Item::Tensor(checkpoint.tensor(key)?),
-                Entry::Object(..) => Item::Object(key.into(), checkpoint.object_payload(key).await?),
+                Entry::Object(..) => {
+                    Item::Object(key.into(), checkpoint.object_payload(key).await?)
+                }
             });
         }
         let (sidecar, _) = checkpoint.sidecar().await;
         let mut empty_dicts = sidecar.map_or_else(Vec::new, |s| s.empty_dicts);
         empty_dicts.retain(|p| keys.has(&p.to_string()));
-        Ok(Self { dialect, items, common, empty_dicts })
+        Ok(Self {
+            dialect,
+            items,
+            common,
+            empty_dicts,
+        })
     }
 
     /// Sets up the save of a rank's state.
@@ -109,7 +133,10 @@ impl Source {
     }
 
     pub(crate) fn tensors(&self) -> u64 {
-        self.items.iter().filter(|i| matches!(i, Item::Tensor(_))).count() as u64
+        self.items
+            .iter()
+            .filter(|i| matches!(i, Item::Tensor(_)))
+            .count() as u64
     }
 
     pub(crate) fn objects(&self) -> u64 {
@@ -118,7 +145,10 @@ impl Source {
 
     /// About how many bytes will be written.
     pub(crate) fn bytes(&self) -> u64 {
-        self.items.iter().map(Item::bytes).fold(0, u64::saturating_add)
+        self.items
+            .iter()
+            .map(Item::bytes)
+            .fold(0, u64::saturating_add)
     }
 
     /// Gives each item that can't be cut to the least loaded rank, or the lowest of several. In a real job every rank would
@@ -165,9 +195,17 @@ impl Source {
                     let owners = (first..ranks).take(pieces_of(t.shape(), ranks) as usize);
                     for (state, rank) in states.iter_mut().skip(first as usize).zip(owners) {
                         if let Some(region) = part(t.shape(), rank.into(), ranks.into()) {
-                            let leaf =
-                                ShardedTensor::region_of(t.key(), t.dtype(), t.shape(), region.clone());
-                            nest(state, t.key(), leaf.with_data(Data::Lazy(t.source(region)?)).into());
+                            let leaf = ShardedTensor::region_of(
+                                t.key(),
+                                t.dtype(),
+                                t.shape(),
+                                region.clone(),
+                            );
+                            nest(
+                                state,
+                                t.key(),
+                                leaf.with_data(Data::Lazy(t.source(region)?)).into(),
+                            );
                         }
                     }
                 }
@@ -179,7 +217,10 @@ impl Source {
 
 /// Into how many pieces the chosen tensors are cut, those that are not cut aside.
 pub(crate) fn cut_pieces(checkpoint: &Checkpoint, keys: &Keys<'_>, ranks: u32) -> u64 {
-    let chosen = checkpoint.metadata().entries().filter(|e| keys.has(e.key()));
+    let chosen = checkpoint
+        .metadata()
+        .entries()
+        .filter(|e| keys.has(e.key()));
     let pieces = chosen.map(|entry| match entry {
         Entry::Tensor(t) => u64::from(pieces_of(&t.shape(), ranks)),
         Entry::Object(..) => 1,
@@ -217,7 +258,9 @@ fn nest(state: &mut StateDict, key: &str, leaf: Tree<Leaf>) {
 /// rows. Parts differ by at most one row, and the longer ones come first.
 fn part(shape: &[u64], rank: u64, ranks: u64) -> Option<Region> {
     let mut region = Region::whole(shape);
-    let Some(&rows) = shape.first().filter(|n| **n > 1) else { return Some(region) };
+    let Some(&rows) = shape.first().filter(|n| **n > 1) else {
+        return Some(region);
+    };
     let (each, more) = (rows / ranks, rows % ranks);
     region.offsets[0] = each * rank + more.min(rank);
     region.lengths[0] = each + u64::from(rank < more);
@@ -232,7 +275,9 @@ mod tests {
     fn parts_cover_the_rows_and_differ_by_at_most_one() {
         for rows in 2..40 {
             for ranks in 1..9 {
-                let parts: Vec<Region> = (0..ranks).filter_map(|r| part(&[rows, 3], r, ranks)).collect();
+                let parts: Vec<Region> = (0..ranks)
+                    .filter_map(|r| part(&[rows, 3], r, ranks))
+                    .collect();
                 let mut at = 0;
                 for p in &parts {
                     assert_eq!((p.offsets[0], p.lengths[1]), (at, 3));

@@ -27,7 +27,9 @@ fn saved(name: &str) -> (MemoryStore, Checkpoint) {
 }
 
 fn is_empty(url: &str) -> bool {
-    futures::executor::block_on(MemoryStore::at(url).files()).unwrap().is_empty()
+    futures::executor::block_on(MemoryStore::at(url).files())
+        .unwrap()
+        .is_empty()
 }
 
 #[test]
@@ -46,7 +48,10 @@ fn what_is_chosen_is_written_as_so_many_ranks() {
         .checked(adder(&checked))
         .progress(adder(&written));
     let report = blocking::run(conversion).unwrap();
-    assert_eq!((report.tensors, report.objects, report.saved.totals.ranks), (1, 0, 3));
+    assert_eq!(
+        (report.tensors, report.objects, report.saved.totals.ranks),
+        (1, 0, 3)
+    );
     assert!(checked.load(Ordering::Relaxed) >= 56 && written.load(Ordering::Relaxed) >= 48);
     let to = Checkpoint::open("memory://chosen-to").unwrap();
     let w = to.tensor("model.w").unwrap();
@@ -63,7 +68,10 @@ fn what_is_prepared_says_what_it_would_write_and_writes_nothing() {
     let (_, source) = saved("prepared");
     let setup = convert(&source, "memory://prepared-to").ranks(2);
     let prepared = futures::executor::block_on(setup.prepare()).unwrap();
-    assert_eq!((prepared.tensors(), prepared.objects(), prepared.bytes()), (2, 0, 56));
+    assert_eq!(
+        (prepared.tensors(), prepared.objects(), prepared.bytes()),
+        (2, 0, 56)
+    );
     drop(prepared);
     assert!(is_empty("memory://prepared-to"));
 }
@@ -72,18 +80,34 @@ fn what_is_prepared_says_what_it_would_write_and_writes_nothing() {
 fn a_place_is_not_written_over_itself_in_any_store() {
     let (_, source) = saved("itself");
     let error = blocking::run(convert(&source, "memory://itself").overwrite(true)).unwrap_err();
-    assert!(matches!(error, ConvertError::Over { over: Over::Source, .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            ConvertError::Over {
+                over: Over::Source,
+                ..
+            }
+        ),
+        "{error}"
+    );
     assert_eq!(error.kind(), ErrorKind::Invalid);
     // By whatever name.
     let place: Arc<dyn Store> = Arc::new(MemoryStore::at("memory://itself"));
-    let error = blocking::run(convert(&source, "elsewhere").store(place).overwrite(true)).unwrap_err();
+    let error =
+        blocking::run(convert(&source, "elsewhere").store(place).overwrite(true)).unwrap_err();
     assert!(matches!(error, ConvertError::Over { .. }), "{error}");
 }
 
 #[test]
 fn damage_of_what_is_chosen_is_found_before_anything_is_written() {
     let (store, source) = saved("damaged");
-    let chunk = source.tensor("model.w").unwrap().chunks().remove(0).parts.remove(0);
+    let chunk = source
+        .tensor("model.w")
+        .unwrap()
+        .chunks()
+        .remove(0)
+        .parts
+        .remove(0);
     let file = futures::executor::block_on(store.read(&chunk.file, 0..chunk.range.end)).unwrap();
     let data: Vec<u8> = (0..12).flat_map(|i| (i as f32).to_le_bytes()).collect();
     let at = file.windows(data.len()).position(|w| w == data).unwrap();
@@ -95,10 +119,18 @@ fn damage_of_what_is_chosen_is_found_before_anything_is_written() {
     store.put(chunk.file, Bytes::from(whole));
     let source = Checkpoint::open("memory://damaged").unwrap();
     let error = blocking::run(convert(&source, "memory://damaged-to")).unwrap_err();
-    let ConvertError::Unsound { finding: Finding::Damaged, what, .. } = &error else {
+    let ConvertError::Unsound {
+        finding: Finding::Damaged,
+        what,
+        ..
+    } = &error
+    else {
         unreachable!("{error}")
     };
-    assert_eq!((what.key.as_deref(), error.kind()), (Some("model.w"), ErrorKind::Corrupt));
+    assert_eq!(
+        (what.key.as_deref(), error.kind()),
+        (Some("model.w"), ErrorKind::Corrupt)
+    );
     assert!(is_empty("memory://damaged-to"));
     let rest = convert(&source, "memory://damaged-to").keys(|key| key == "optim.m");
     assert_eq!(blocking::run(rest).unwrap().tensors, 1);
@@ -110,11 +142,21 @@ fn what_no_conversion_should_be_is_refused_by_name() {
     let to = "memory://refused-to";
     for ranks in [0, MAX_RANKS + 1] {
         let error = blocking::run(convert(&source, to).ranks(ranks)).unwrap_err();
-        assert!(matches!(error, ConvertError::Ranks(n) if n == ranks), "{error}");
+        assert!(
+            matches!(error, ConvertError::Ranks(n) if n == ranks),
+            "{error}"
+        );
     }
     let error = blocking::run(convert(&source, to).ranks(2).files_per_rank(40_000)).unwrap_err();
     assert!(
-        matches!(error, ConvertError::TooManyFiles { files: 80_000, max: 16_384, asked: Asked::ByRanks }),
+        matches!(
+            error,
+            ConvertError::TooManyFiles {
+                files: 80_000,
+                max: 16_384,
+                asked: Asked::ByRanks
+            }
+        ),
         "{error}"
     );
     assert!(check_files(1, 16_384).is_ok() && check_files(2, 8_193).is_err());

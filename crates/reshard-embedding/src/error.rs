@@ -56,7 +56,10 @@ pub enum EmbeddingError {
 impl EmbeddingError {
     /// With text.
     pub(crate) fn invalid(name: &str, what: impl Into<String>) -> Self {
-        Self::Invalid { name: name.into(), what: what.into() }
+        Self::Invalid {
+            name: name.into(),
+            what: what.into(),
+        }
     }
 
     /// What the caller can do.
@@ -65,7 +68,9 @@ impl EmbeddingError {
             Self::Unsupported { .. } => ErrorKind::Unsupported,
             Self::Model(e) => e.kind(),
             Self::Policy(e) => e.kind(),
-            Self::Invalid { .. } | Self::IdOutOfRange { .. } | Self::NoData { .. } => ErrorKind::Invalid,
+            Self::Invalid { .. } | Self::IdOutOfRange { .. } | Self::NoData { .. } => {
+                ErrorKind::Invalid
+            }
         }
     }
 }

@@ -10,7 +10,8 @@ macro_rules! forward_changes {
             /// `value` has another shape or element type, or the memory of a part is shared or can't be written. Then nothing
             /// has changed.
             pub fn assign(&mut self, value: &Tensor) -> Result<()> {
-                self.variable_mut().update($crate::number::Op::Update, value)
+                self.variable_mut()
+                    .update($crate::number::Op::Update, value)
             }
 
             /// Adds to every element the element of `value` at the same place. Otherwise it is like [`assign`](Self::assign).
@@ -43,12 +44,21 @@ macro_rules! forward_changes {
             /// # Errors
             /// The number of tensors differs from that of the parts, or one has another shape or element type. Then no part has
             /// changed.
-            pub fn fill(&mut self, task: u32, loaded: impl IntoIterator<Item = Tensor>) -> Result<()> {
+            pub fn fill(
+                &mut self,
+                task: u32,
+                loaded: impl IntoIterator<Item = Tensor>,
+            ) -> Result<()> {
                 self.variable_mut().fill(task, loaded)
             }
 
             /// Puts the templates of `task` under a key of a state dict, as a list. If the task has no parts, it puts nothing there.
-            pub fn template_into(&mut self, template: &mut StateDict, key: impl Into<Step>, task: u32) {
+            pub fn template_into(
+                &mut self,
+                template: &mut StateDict,
+                key: impl Into<Step>,
+                task: u32,
+            ) {
                 self.variable_mut().template_into(template, key, task)
             }
 
@@ -56,7 +66,12 @@ macro_rules! forward_changes {
             ///
             /// # Errors
             /// Those of [`fill`](Self::fill), or there is no list of tensors under the key.
-            pub fn restore_from(&mut self, loaded: &mut ValueTree, key: &str, task: u32) -> Result<()> {
+            pub fn restore_from(
+                &mut self,
+                loaded: &mut ValueTree,
+                key: &str,
+                task: u32,
+            ) -> Result<()> {
                 self.variable_mut().restore_from(loaded, key, task)
             }
 
@@ -64,7 +79,12 @@ macro_rules! forward_changes {
             ///
             /// # Errors
             /// The template does not have what [`template_into`](Self::template_into) put there.
-            pub fn reclaim_from(&mut self, template: &mut StateDict, key: &str, task: u32) -> Result<()> {
+            pub fn reclaim_from(
+                &mut self,
+                template: &mut StateDict,
+                key: &str,
+                task: u32,
+            ) -> Result<()> {
                 self.variable_mut().reclaim_from(template, key, task)
             }
         }

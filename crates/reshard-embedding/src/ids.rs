@@ -35,7 +35,10 @@ impl<'a> Ids<'a> {
 
     /// One id, without an axis.
     pub fn scalar(id: i64) -> Self {
-        Self { values: Cow::Owned(vec![id]), shape: Dims::default() }
+        Self {
+            values: Cow::Owned(vec![id]),
+            shape: Dims::default(),
+        }
     }
 
     /// The ids in a tensor of integers: of up to 32 bits, or signed 64-bit ones.
@@ -54,10 +57,16 @@ impl<'a> Ids<'a> {
             _ => None,
         };
         let Some(values) = values else {
-            let what = format!("elements are {}; ids are int64, or integers of fewer bits", tensor.dtype());
+            let what = format!(
+                "elements are {}; ids are int64, or integers of fewer bits",
+                tensor.dtype()
+            );
             return Err(EmbeddingError::invalid("ids", what));
         };
-        Ok(Self { values: values.into(), shape: tensor.shape().clone() })
+        Ok(Self {
+            values: values.into(),
+            shape: tensor.shape().clone(),
+        })
     }
 
     /// The ids, row-major.
@@ -77,7 +86,10 @@ fn widened<T: Element + Into<i64>>(tensor: &Tensor) -> Option<Vec<i64>> {
 
 impl<'a> From<&'a [i64]> for Ids<'a> {
     fn from(values: &'a [i64]) -> Self {
-        Self { values: values.into(), shape: [values.len() as u64].into() }
+        Self {
+            values: values.into(),
+            shape: [values.len() as u64].into(),
+        }
     }
 }
 
@@ -96,12 +108,18 @@ impl<'a> From<&'a Vec<i64>> for Ids<'a> {
 impl From<Vec<i64>> for Ids<'_> {
     fn from(values: Vec<i64>) -> Self {
         let shape = [values.len() as u64].into();
-        Self { values: values.into(), shape }
+        Self {
+            values: values.into(),
+            shape,
+        }
     }
 }
 
 impl<'a> From<&'a Ids<'_>> for Ids<'a> {
     fn from(ids: &'a Ids<'_>) -> Self {
-        Self { values: Cow::Borrowed(&ids.values), shape: ids.shape.clone() }
+        Self {
+            values: Cow::Borrowed(&ids.values),
+            shape: ids.shape.clone(),
+        }
     }
 }

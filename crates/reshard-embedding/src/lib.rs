@@ -46,8 +46,8 @@ mod variable;
 pub use error::{EmbeddingError, Result};
 pub use ids::Ids;
 pub use lookup::{
-    Combiner, IndexedSlices, LookupOptions, SparseIds, Strategy, embedding_lookup, embedding_lookup_into,
-    embedding_lookup_sparse, lookup_gradients, safe_embedding_lookup_sparse,
+    Combiner, IndexedSlices, LookupOptions, SparseIds, Strategy, embedding_lookup,
+    embedding_lookup_into, embedding_lookup_sparse, lookup_gradients, safe_embedding_lookup_sparse,
 };
 pub use mirrored::Mirrored;
 pub use partitioned::PartitionedVariable;

@@ -52,17 +52,26 @@ impl<'a> LookupOptions<'a> {
     /// With `c = max(max_norm, 0)` a row `x` becomes `x * c / max(norm(x), c)`. As in TensorFlow, the multiplication comes first,
     /// so rounding may change rows whose norm is small enough.
     pub fn max_norm(self, max_norm: f64) -> Self {
-        Self { max_norm: Some(max_norm), ..self }
+        Self {
+            max_norm: Some(max_norm),
+            ..self
+        }
     }
 
     /// Says that the rows of the table are in this order.
     pub fn through(self, permutation: &'a Permutation) -> Self {
-        Self { permutation: Some(permutation), ..self }
+        Self {
+            permutation: Some(permutation),
+            ..self
+        }
     }
 
     /// Sets the maximal number of threads.
     pub fn threads(self, threads: usize) -> Self {
-        Self { threads: Some(threads), ..self }
+        Self {
+            threads: Some(threads),
+            ..self
+        }
     }
 }
 
@@ -95,8 +104,13 @@ pub fn embedding_lookup<'a>(
     let elements = elements_of(table);
     let reader = Reader::new(table, &elements, options)?;
     let list = shape_of_rows(table, &[ids.values().len() as u64]);
-    let rows =
-        filled(table.name(), table.dtype(), &list, options.threads, |run, to| reader.read(&ids, run, to))?;
+    let rows = filled(
+        table.name(),
+        table.dtype(),
+        &list,
+        options.threads,
+        |run, to| reader.read(&ids, run, to),
+    )?;
     Ok(rows.view(&shape_of_rows(table, ids.shape()))?)
 }
 
@@ -122,14 +136,23 @@ pub fn embedding_lookup_into<'a>(
     out: &mut Tensor,
 ) -> Result<()> {
     let ids = ids.into();
-    table.check_value("a lookup of these ids", out, &shape_of_rows(table, ids.shape()))?;
+    table.check_value(
+        "a lookup of these ids",
+        out,
+        &shape_of_rows(table, ids.shape()),
+    )?;
     if !out.layout().is_contiguous() {
-        return Err(EmbeddingError::invalid(table.name(), "rows can't be put into a view with gaps"));
+        return Err(EmbeddingError::invalid(
+            table.name(),
+            "rows can't be put into a view with gaps",
+        ));
     }
     let elements = elements_of(table);
     let reader = Reader::new(table, &elements, options)?;
     let rows = ids.values().len() as u64;
-    refilled(table.name(), out, rows, options.threads, |run, to| reader.read(&ids, run, to))
+    refilled(table.name(), out, rows, options.threads, |run, to| {
+        reader.read(&ids, run, to)
+    })
 }
 
 /// These axes, and those of a row.
@@ -152,12 +175,14 @@ impl<'a> Places<'a> {
         match (options.strategy, options.permutation) {
             (Strategy::Div, None) => Ok(Self::Div(rows)),
             (Strategy::Mod, None) => Ok(Self::Mod(rows)),
-            (Strategy::Mod, Some(_)) => {
-                fail("\"mod\" is an order of rows of its own; a permutation goes with \"div\"".into())
-            }
-            (Strategy::Div, Some(p)) if p.len() as u64 != rows.total() => {
-                fail(format!("a permutation of {} rows for a table of {}", p.len(), rows.total()))
-            }
+            (Strategy::Mod, Some(_)) => fail(
+                "\"mod\" is an order of rows of its own; a permutation goes with \"div\"".into(),
+            ),
+            (Strategy::Div, Some(p)) if p.len() as u64 != rows.total() => fail(format!(
+                "a permutation of {} rows for a table of {}",
+                p.len(),
+                rows.total()
+            )),
             (Strategy::Div, Some(p)) => Ok(Self::Through(rows, p)),
         }
     }
@@ -178,11 +203,21 @@ impl<'a> Places<'a> {
 
     /// Why an id has no place.
     fn refuse(self, table: &ShardedVariable, id: i64, at: usize) -> EmbeddingError {
-        let (Self::Mod(rows), Ok(row)) = (self, u64::try_from(id)) else { return table.out_of_range(id, at) };
+        let (Self::Mod(rows), Ok(row)) = (self, u64::try_from(id)) else {
+            return table.out_of_range(id, at);
+        };
         let parts = rows.parts() as u64;
         let (part, row) = ((row % parts) as usize, row / parts);
-        let why = format!("in \"mod\" order it is row {row} of part {part}, which has {}", rows.len(part));
-        EmbeddingError::IdOutOfRange { name: table.name().into(), id, at, why }
+        let why = format!(
+            "in \"mod\" order it is row {row} of part {part}, which has {}",
+            rows.len(part)
+        );
+        EmbeddingError::IdOutOfRange {
+            name: table.name().into(),
+            id,
+            at,
+            why,
+        }
     }
 }
 
@@ -191,7 +226,11 @@ type Clip = fn(&mut [u8], f64);
 
 /// The elements of each part; none of those that do not lie here.
 fn elements_of(table: &ShardedVariable) -> Vec<Bytes> {
-    table.parts().iter().map(|p| p.data().map_or_else(Bytes::new, Tensor::to_bytes)).collect()
+    table
+        .parts()
+        .iter()
+        .map(|p| p.data().map_or_else(Bytes::new, Tensor::to_bytes))
+        .collect()
 }
 
 /// A table that is read.
@@ -205,43 +244,71 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     /// Of a table with these [elements](elements_of).
-    fn new(table: &'a ShardedVariable, parts: &'a [Bytes], options: &LookupOptions<'a>) -> Result<Self> {
+    fn new(
+        table: &'a ShardedVariable,
+        parts: &'a [Bytes],
+        options: &LookupOptions<'a>,
+    ) -> Result<Self> {
         let parts = parts.iter().map(|part| &part[..]).collect();
         let clip = match options.max_norm {
             None => None,
             Some(bound) => {
-                let clip = norm::clip(table.dtype()).ok_or_else(|| table.unsupported("max_norm"))?;
+                let clip =
+                    norm::clip(table.dtype()).ok_or_else(|| table.unsupported("max_norm"))?;
                 norm::check(bound, table)?;
                 Some((clip, bound))
             }
         };
-        Ok(Self { table, places: Places::new(table, options)?, parts, width: table.row_bytes(), clip })
+        Ok(Self {
+            table,
+            places: Places::new(table, options)?,
+            parts,
+            width: table.row_bytes(),
+            clip,
+        })
     }
 
     /// The row of an id. `at` is its position, for the message.
     fn row(&self, id: i64, at: usize) -> Result<&'a [u8]> {
-        let row = self.places.locate(id).and_then(|place| stored(&self.parts, place, self.width));
+        let row = self
+            .places
+            .locate(id)
+            .and_then(|place| stored(&self.parts, place, self.width));
         row.ok_or_else(|| self.refuse(id, at))
     }
 
     /// Why an id has no row here. `at` is its position.
     fn refuse(&self, id: i64, at: usize) -> EmbeddingError {
         match self.places.locate(id) {
-            Some((part, _)) => self.table.data(part).err().unwrap_or_else(|| self.table.out_of_range(id, at)),
+            Some((part, _)) => self
+                .table
+                .data(part)
+                .err()
+                .unwrap_or_else(|| self.table.out_of_range(id, at)),
             None => self.places.refuse(self.table, id, at),
         }
     }
 
     /// Puts the rows of a run of ids one behind the other.
     fn read(&self, ids: &Ids<'_>, run: Range<u64>, to: &mut [u8]) -> Result<()> {
-        let Self { places, parts, width, .. } = self;
+        let Self {
+            places,
+            parts,
+            width,
+            ..
+        } = self;
         let first = run.start as usize;
         let ids = &ids.values()[first..run.end as usize];
         if *width == 0 {
-            return ids.iter().enumerate().try_for_each(|(i, &id)| self.row(id, first + i).map(drop));
+            return ids
+                .iter()
+                .enumerate()
+                .try_for_each(|(i, &id)| self.row(id, first + i).map(drop));
         }
         let copied = match places {
-            Places::Div(rows) => copy(parts, ids, *width, to, |id| rows.locate(u64::try_from(id).ok()?)),
+            Places::Div(rows) => copy(parts, ids, *width, to, |id| {
+                rows.locate(u64::try_from(id).ok()?)
+            }),
             places => copy(parts, ids, *width, to, |id| places.locate(id)),
         };
         if let Some(&id) = ids.get(copied) {

@@ -8,8 +8,12 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc, thread};
 
 /// The row-major layout of a shape.
 pub(crate) fn contiguous(name: &str, item: u64, shape: &[u64]) -> Result<Layout> {
-    let too_large =
-        || ModelError::invalid(name, format!("a tensor of shape {} is too large", Dims::from(shape)));
+    let too_large = || {
+        ModelError::invalid(
+            name,
+            format!("a tensor of shape {} is too large", Dims::from(shape)),
+        )
+    };
     Ok(Layout::contiguous(item, shape).ok_or_else(too_large)?)
 }
 
@@ -21,7 +25,9 @@ fn open(into: RegionMut) -> Result<StridedCopy> {
 
 /// The memory of an [open](open) region.
 fn run(into: &mut StridedCopy) -> &mut [u8] {
-    into.take_runs(1).pop().map_or_else(Default::default, |(_, run)| run)
+    into.take_runs(1)
+        .pop()
+        .map_or_else(Default::default, |(_, run)| run)
 }
 
 /// A buffer that is lent: the tensors that it has, by their numbers.
@@ -47,7 +53,10 @@ pub(crate) fn edit<R>(
         match LentBuffer::new(name, handles) {
             Ok((buffer, views)) => lent.push((members, buffer, views)),
             Err((e, handles)) => {
-                members.iter().zip(handles).for_each(|(&i, t)| *tensors[i] = Some(t));
+                members
+                    .iter()
+                    .zip(handles)
+                    .for_each(|(&i, t)| *tensors[i] = Some(t));
                 refused = Some(e.into());
                 break;
             }
@@ -56,15 +65,20 @@ pub(crate) fn edit<R>(
     let outcome = match refused {
         Some(e) => Err(e),
         None => opened(&lent, tensors.len()).map(|mut open| {
-            let mut runs: Vec<&mut [u8]> =
-                open.iter_mut().map(|o| o.as_mut().map_or_else(Default::default, run)).collect();
+            let mut runs: Vec<&mut [u8]> = open
+                .iter_mut()
+                .map(|o| o.as_mut().map_or_else(Default::default, run))
+                .collect();
             f(&mut runs)
         }),
     };
     for (members, buffer, views) in lent {
         // No region is left, so that the buffers come back.
         if let Ok(handles) = buffer.reclaim(views) {
-            members.iter().zip(handles).for_each(|(&i, t)| *tensors[i] = Some(t));
+            members
+                .iter()
+                .zip(handles)
+                .for_each(|(&i, t)| *tensors[i] = Some(t));
         }
     }
     outcome
@@ -73,7 +87,10 @@ pub(crate) fn edit<R>(
 fn opened(lent: &[Lent], n: usize) -> Result<Vec<Option<StridedCopy>>> {
     let mut out: Vec<Option<StridedCopy>> = (0..n).map(|_| None).collect();
     for (members, buffer, views) in lent {
-        let wants: Vec<_> = views.iter().map(|v| (v, Region::whole(v.layout().shape()))).collect();
+        let wants: Vec<_> = views
+            .iter()
+            .map(|v| (v, Region::whole(v.layout().shape())))
+            .collect();
         for (&i, into) in members.iter().zip(buffer.regions_mut(&wants)?) {
             if into.bytes() > 0 {
                 out[i] = Some(open(into)?);
@@ -112,7 +129,9 @@ pub(crate) fn refilled(
     let nothing = Tensor::zeros(name, out.dtype(), &[0])?;
     let mut tensor = Some(std::mem::replace(out, nothing));
     let outcome = edit(name, vec![&mut tensor], |memory| {
-        memory.first_mut().map_or(Ok(()), |memory| fill(memory, rows, threads, f))
+        memory
+            .first_mut()
+            .map_or(Ok(()), |memory| fill(memory, rows, threads, f))
     });
     if let Some(back) = tensor {
         *out = back;
@@ -128,7 +147,9 @@ pub(crate) fn written(
     f: impl FnOnce(&mut [u8]) -> Result<()>,
 ) -> Result<Tensor> {
     let mut out = Some(Tensor::zeros(name, dtype, shape)?);
-    edit(name, vec![&mut out], |memory| memory.first_mut().map_or(Ok(()), |memory| f(memory)))??;
+    edit(name, vec![&mut out], |memory| {
+        memory.first_mut().map_or(Ok(()), |memory| f(memory))
+    })??;
     out.ok_or_else(|| not_back(name))
 }
 
@@ -147,20 +168,29 @@ fn fill(
     let work = |rows: Range<u64>, memory: &mut [u8]| {
         let blocks = memory.chunks_mut((at_a_time * width) as usize);
         let firsts = rows.clone().step_by(at_a_time as usize);
-        firsts.zip(blocks).try_for_each(|(first, block)| f(first..rows.end.min(first + at_a_time), block))
+        firsts
+            .zip(blocks)
+            .try_for_each(|(first, block)| f(first..rows.end.min(first + at_a_time), block))
     };
-    let most = threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)) as u64;
+    let most =
+        threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)) as u64;
     let each = rows.div_ceil((bytes / BYTES_PER_THREAD).min(most).max(1));
     thread::scope(|scope| {
         let runs = memory.chunks_mut((each * width) as usize);
-        let mut runs =
-            (0..rows).step_by(each as usize).zip(runs).map(|(i, run)| (i..rows.min(i + each), run));
+        let mut runs = (0..rows)
+            .step_by(each as usize)
+            .zip(runs)
+            .map(|(i, run)| (i..rows.min(i + each), run));
         let first = runs.next();
         let work = &work;
-        let others: Vec<_> = runs.map(|(rows, run)| scope.spawn(move || work(rows, run))).collect();
+        let others: Vec<_> = runs
+            .map(|(rows, run)| scope.spawn(move || work(rows, run)))
+            .collect();
         let mut outcome = first.map_or(Ok(()), |(rows, run)| work(rows, run));
         for thread in others {
-            let theirs = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let theirs = thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             // The first error in the order of indexes is told, however many threads there are.
             outcome = outcome.and(theirs);
         }
@@ -178,7 +208,10 @@ pub(crate) fn assembled(
     let (lent, views) =
         LentBuffer::new(name, vec![Tensor::zeros(name, dtype, shape)?]).map_err(|(e, _)| e)?;
     let pieces = || pieces.iter().filter(|(to, _)| !to.is_empty());
-    let wants: Vec<_> = views.iter().flat_map(|v| pieces().map(move |(to, _)| (v, (*to).clone()))).collect();
+    let wants: Vec<_> = views
+        .iter()
+        .flat_map(|v| pieces().map(move |(to, _)| (v, (*to).clone())))
+        .collect();
     for (into, (_, piece)) in lent.regions_mut(&wants)?.into_iter().zip(pieces()) {
         into.fill(&piece.to_bytes())?;
     }
@@ -187,7 +220,10 @@ pub(crate) fn assembled(
 
 /// The one tensor that was lent.
 fn reclaimed(name: &str, lent: Arc<LentBuffer>, views: Vec<LentView>) -> Result<Tensor> {
-    let out = lent.reclaim(views).ok().and_then(|mut tensors| tensors.pop());
+    let out = lent
+        .reclaim(views)
+        .ok()
+        .and_then(|mut tensors| tensors.pop());
     out.ok_or_else(|| not_back(name))
 }
 

@@ -56,10 +56,17 @@ impl Mirrored {
     ///
     /// # Errors
     /// When there is no task, or the shape is too large.
-    pub fn declare(name: &str, shape: &[u64], dtype: DType, tasks: impl Into<Tasks>) -> Result<Self> {
+    pub fn declare(
+        name: &str,
+        shape: &[u64],
+        dtype: DType,
+        tasks: impl Into<Tasks>,
+    ) -> Result<Self> {
         let tasks = tasks.into().check(name)?;
         let copies = (0..tasks.count()).map(|task| (Region::whole(shape), task));
-        Ok(Self { variable: Variable::declare(name, dtype, shape, copies, true)? })
+        Ok(Self {
+            variable: Variable::declare(name, dtype, shape, copies, true)?,
+        })
     }
 
     pub(crate) fn variable_mut(&mut self) -> &mut Variable {
@@ -71,8 +78,12 @@ impl Mirrored {
     /// # Errors
     /// When there is no such task, or its copy is not here.
     pub fn copy(&self, task: u32) -> Result<&Tensor> {
-        let missing = || EmbeddingError::invalid(self.name(), format!("no copy of task {task} lies here"));
-        self.parts().get(task as usize).and_then(|p| p.data()).ok_or_else(missing)
+        let missing =
+            || EmbeddingError::invalid(self.name(), format!("no copy of task {task} lies here"));
+        self.parts()
+            .get(task as usize)
+            .and_then(|p| p.data())
+            .ok_or_else(missing)
     }
 }
 

@@ -166,7 +166,9 @@ pub(crate) fn first_zero(dtype: DType, bytes: &[u8]) -> Option<usize> {
     if dtype.is_float() {
         return None;
     }
-    bytes.chunks_exact(size).position(|e| e.iter().all(|&b| b == 0))
+    bytes
+        .chunks_exact(size)
+        .position(|e| e.iter().all(|&b| b == 0))
 }
 
 /// Runs `$body` with `$t` as the floating-point type that `$dtype` is; `None` for others.
@@ -230,7 +232,10 @@ mod tests {
         assert_eq!(apply(Op::Add, DType::UInt8, &[250u8, 1], &[10, 1]), [4, 2]);
         assert_eq!(apply(Op::Sub, DType::UInt8, &[0u8], &[1]), [255]);
         assert_eq!(apply(Op::Mul, DType::Int32, &[i32::MAX], &[2]), [-2]);
-        assert_eq!(apply(Op::Div, DType::Int64, &[-7i64, 7, i64::MIN], &[2, -2, -1]), [-3, -3, i64::MIN]);
+        assert_eq!(
+            apply(Op::Div, DType::Int64, &[-7i64, 7, i64::MIN], &[2, -2, -1]),
+            [-3, -3, i64::MIN]
+        );
         assert_eq!(first_zero(DType::Int16, &[1, 0, 0, 1, 0, 0]), Some(2));
         assert_eq!(first_zero(DType::Float32, &[0; 8]), None);
     }
@@ -238,8 +243,14 @@ mod tests {
     #[test]
     fn sixteen_bit_floats_are_rounded_once_an_operation() {
         let h = |v: f32| f16::from_f32(v);
-        assert_eq!(apply(Op::Add, DType::Float16, &[h(2048.0)], &[h(1.0)]), [h(2048.0)]);
-        assert_eq!(apply(Op::Div, DType::Float16, &[h(1.0)], &[h(3.0)]), [h(1.0 / 3.0)]);
+        assert_eq!(
+            apply(Op::Add, DType::Float16, &[h(2048.0)], &[h(1.0)]),
+            [h(2048.0)]
+        );
+        assert_eq!(
+            apply(Op::Div, DType::Float16, &[h(1.0)], &[h(3.0)]),
+            [h(1.0 / 3.0)]
+        );
         let b = bf16::from_f32;
         assert_eq!(
             apply(Op::Mul, DType::BFloat16, &[b(3.0)], &[b(1.0 / 3.0)]),
@@ -253,8 +264,14 @@ mod tests {
         let old = [1.0, nan, 2.0, 2.0];
         let max = apply(Op::Max, DType::Float32, &old, &[nan, 1.0, 3.0, 1.0]);
         let min = apply(Op::Min, DType::Float32, &old, &[nan, 1.0, 3.0, 1.0]);
-        assert_eq!((max[0], max[1].is_nan(), max[2], max[3]), (1.0, true, 3.0, 2.0));
-        assert_eq!((min[0], min[1].is_nan(), min[2], min[3]), (1.0, true, 2.0, 1.0));
+        assert_eq!(
+            (max[0], max[1].is_nan(), max[2], max[3]),
+            (1.0, true, 3.0, 2.0)
+        );
+        assert_eq!(
+            (min[0], min[1].is_nan(), min[2], min[3]),
+            (1.0, true, 2.0, 1.0)
+        );
     }
 
     #[test]

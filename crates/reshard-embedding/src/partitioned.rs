@@ -45,13 +45,20 @@ impl PartitionedVariable {
         parts: impl IntoIterator<Item = (Dims, Tensor)>,
     ) -> Result<Self> {
         let fail = |what: String| Err(EmbeddingError::invalid(name, what));
-        let mut parts: Vec<(Region, Tensor)> =
-            parts.into_iter().map(|(at, t)| (Region::new(at, t.shape().clone()), t)).collect();
+        let mut parts: Vec<(Region, Tensor)> = parts
+            .into_iter()
+            .map(|(at, t)| (Region::new(at, t.shape().clone()), t))
+            .collect();
         parts.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let Some((_, first)) = parts.first() else { return fail("a variable has at least one part".into()) };
+        let Some((_, first)) = parts.first() else {
+            return fail("a variable has at least one part".into());
+        };
         let dtype = first.dtype();
         if let Some((region, _)) = parts.iter().find(|(region, _)| !region.fits(shape)) {
-            return fail(format!("part {region} does not lie in shape {}", Dims::from(shape)));
+            return fail(format!(
+                "part {region} does not lie in shape {}",
+                Dims::from(shape)
+            ));
         }
         let regions: Vec<Region> = parts.iter().map(|(region, _)| region.clone()).collect();
         let range = |i: usize, a: usize| regions[i].offsets[a]..regions[i].end(a);
@@ -62,7 +69,13 @@ impl PartitionedVariable {
             }
             Some(BoxFault::Hole(hole)) => return fail(format!("no part has {hole}")),
         }
-        let variable = Variable::declare(name, dtype, shape, regions.into_iter().map(|r| (r, 0)), false)?;
+        let variable = Variable::declare(
+            name,
+            dtype,
+            shape,
+            regions.into_iter().map(|r| (r, 0)),
+            false,
+        )?;
         let mut out = Self { variable };
         for (i, (_, part)) in parts.into_iter().enumerate() {
             out.variable.put(i, part)?;
@@ -112,7 +125,15 @@ impl PartitionedVariable {
         grid: &Grid,
         tasks: impl IntoIterator<Item = u32>,
     ) -> Result<Self> {
-        Ok(Self { variable: Variable::declare(name, dtype, grid.shape(), grid.regions().zip(tasks), false)? })
+        Ok(Self {
+            variable: Variable::declare(
+                name,
+                dtype,
+                grid.shape(),
+                grid.regions().zip(tasks),
+                false,
+            )?,
+        })
     }
 
     pub(crate) fn variable_mut(&mut self) -> &mut Variable {
@@ -122,7 +143,9 @@ impl PartitionedVariable {
 
 impl From<ShardedVariable> for PartitionedVariable {
     fn from(sharded: ShardedVariable) -> Self {
-        Self { variable: sharded.into_variable() }
+        Self {
+            variable: sharded.into_variable(),
+        }
     }
 }
 

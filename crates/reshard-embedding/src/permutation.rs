@@ -1,4 +1,6 @@
-use crate::{EmbeddingError, Ids, LookupOptions, Result, ShardedVariable, lookup::embedding_lookup};
+use crate::{
+    EmbeddingError, Ids, LookupOptions, Result, ShardedVariable, lookup::embedding_lookup,
+};
 use reshard_model::{DType, ReplicaId, ShardedTensor, Tensor};
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -55,7 +57,11 @@ impl Loads {
     /// The largest load divided by the mean. 1 means balanced. Without any load it is 1.
     pub fn max_over_mean(&self) -> f64 {
         let mean = self.mean();
-        if mean > 0.0 { self.max() as f64 / mean } else { 1.0 }
+        if mean > 0.0 {
+            self.max() as f64 / mean
+        } else {
+            1.0
+        }
     }
 }
 
@@ -68,7 +74,9 @@ fn fail<T>(what: String) -> Result<T> {
 /// Memory for a number that somebody gave.
 fn list<T>(n: u64) -> Result<Vec<T>> {
     let mut out = Vec::new();
-    let reserved = usize::try_from(n).ok().and_then(|n| out.try_reserve_exact(n).ok());
+    let reserved = usize::try_from(n)
+        .ok()
+        .and_then(|n| out.try_reserve_exact(n).ok());
     match reserved {
         Some(()) => Ok(out),
         None => fail(format!("no memory for the order of {n} rows")),
@@ -146,12 +154,15 @@ impl Permutation {
 
         let mut room = capacities.to_vec();
         let open = (0..capacities.len()).filter(|&part| capacities[part] > 0);
-        let mut least: BinaryHeap<Reverse<(u128, usize)>> = open.map(|part| Reverse((0, part))).collect();
+        let mut least: BinaryHeap<Reverse<(u128, usize)>> =
+            open.map(|part| Reverse((0, part))).collect();
         let mut part_of_id: Vec<u32> = list(rows)?;
         part_of_id.resize(rows as usize, 0);
         for id in order {
             // The capacities add up to the ids, so that there is a part with room.
-            let Some(Reverse((load, part))) = least.pop() else { break };
+            let Some(Reverse((load, part))) = least.pop() else {
+                break;
+            };
             part_of_id[id as usize] = part as u32;
             room[part] -= 1;
             if room[part] > 0 {
@@ -187,7 +198,9 @@ impl Permutation {
     /// The row of an id; `None` if there is no such id.
     #[inline]
     pub fn row_of(&self, id: u64) -> Option<u64> {
-        self.row_of_id.get(usize::try_from(id).ok()?).map(|&row| row as u64)
+        self.row_of_id
+            .get(usize::try_from(id).ok()?)
+            .map(|&row| row as u64)
     }
 
     /// The rows of ids, for a scatter.
@@ -205,13 +218,25 @@ impl Permutation {
     pub fn rows_of<'a>(&self, ids: impl Into<Ids<'a>>) -> Result<Ids<'static>> {
         let ids = ids.into();
         let row = |(at, &id): (usize, &i64)| {
-            let row = usize::try_from(id).ok().and_then(|id| self.row_of_id.get(id));
+            let row = usize::try_from(id)
+                .ok()
+                .and_then(|id| self.row_of_id.get(id));
             row.copied().ok_or_else(|| {
                 let why = format!("the order has {} rows", self.len());
-                EmbeddingError::IdOutOfRange { name: NAME.into(), id, at, why }
+                EmbeddingError::IdOutOfRange {
+                    name: NAME.into(),
+                    id,
+                    at,
+                    why,
+                }
             })
         };
-        let rows = ids.values().iter().enumerate().map(row).collect::<Result<Vec<_>>>()?;
+        let rows = ids
+            .values()
+            .iter()
+            .enumerate()
+            .map(row)
+            .collect::<Result<Vec<_>>>()?;
         Ids::shaped(rows, ids.shape())
     }
 
@@ -226,7 +251,9 @@ impl Permutation {
         for (id, &row) in (0..).zip(&self.row_of_id) {
             id_of_row[row as usize] = id;
         }
-        Self { row_of_id: id_of_row }
+        Self {
+            row_of_id: id_of_row,
+        }
     }
 
     /// The loads of parts with these capacities if the rows are in this order.
@@ -236,7 +263,10 @@ impl Permutation {
     pub fn loads(&self, frequencies: &[u64], capacities: &[u64]) -> Result<Loads> {
         let rows = checked_rows(frequencies, capacities)?;
         if rows != self.len() as u64 {
-            return fail(format!("parts of {rows} rows for an order of {}", self.len()));
+            return fail(format!(
+                "parts of {rows} rows for an order of {}",
+                self.len()
+            ));
         }
         let parts = crate::rows::Rows::new(capacities.iter().copied());
         let mut loads = vec![0; capacities.len()];
@@ -280,7 +310,11 @@ impl Permutation {
         let mut out = table.like(table.name(), table.dtype())?;
         for part in 0..rows.parts() {
             let (start, len) = (rows.start(part) as usize, rows.len(part) as usize);
-            let data = embedding_lookup(table, &self.row_of_id[start..start + len], &LookupOptions::new())?;
+            let data = embedding_lookup(
+                table,
+                &self.row_of_id[start..start + len],
+                &LookupOptions::new(),
+            )?;
             out.variable_mut().put(part, data)?;
         }
         Ok(out)
@@ -304,7 +338,11 @@ impl Permutation {
             return Ok(None);
         }
         let rows = Tensor::from_vec(&[self.len() as u64], self.row_of_id.clone())?;
-        Ok(Some(ShardedTensor::replicated(&Self::key(table), rows, ReplicaId::from(replica))))
+        Ok(Some(ShardedTensor::replicated(
+            &Self::key(table),
+            rows,
+            ReplicaId::from(replica),
+        )))
     }
 
     /// The template of the order for a table of this name and so many rows. Use it if the checkpoint has the key.
@@ -317,17 +355,27 @@ impl Permutation {
     /// # Errors
     /// The tensor is not int64 with one axis; the errors of [`new`](Self::new).
     pub fn from_tensor(row_of_id: &Tensor) -> Result<Self> {
-        match row_of_id.to_vec::<i64>().filter(|_| row_of_id.shape().len() == 1) {
+        match row_of_id
+            .to_vec::<i64>()
+            .filter(|_| row_of_id.shape().len() == 1)
+        {
             Some(rows) => Self::new(rows),
-            None => fail(format!("is int64 of one axis, not {} of {}", row_of_id.dtype(), row_of_id.shape())),
+            None => fail(format!(
+                "is int64 of one axis, not {} of {}",
+                row_of_id.dtype(),
+                row_of_id.shape()
+            )),
         }
     }
 }
 
 /// How many rows there are for these frequencies.
 fn checked_rows(frequencies: &[u64], capacities: &[u64]) -> Result<u64> {
-    let rows = capacities.iter().try_fold(0u64, |sum, &n| sum.checked_add(n));
-    let rows = rows.filter(|&rows| i64::try_from(rows).is_ok() && u32::try_from(capacities.len()).is_ok());
+    let rows = capacities
+        .iter()
+        .try_fold(0u64, |sum, &n| sum.checked_add(n));
+    let rows =
+        rows.filter(|&rows| i64::try_from(rows).is_ok() && u32::try_from(capacities.len()).is_ok());
     match rows {
         None => fail("parts with too many rows in all".into()),
         Some(rows) if frequencies.len() as u64 > rows => {

@@ -34,12 +34,18 @@ impl Rows {
                 part as u32
             })
             .collect();
-        Self { parts, hints, shift }
+        Self {
+            parts,
+            hints,
+            shift,
+        }
     }
 
     /// Number of rows.
     pub(crate) fn total(&self) -> u64 {
-        self.parts.last().map_or(0, |(start, len)| start.saturating_add(*len))
+        self.parts
+            .last()
+            .map_or(0, |(start, len)| start.saturating_add(*len))
     }
 
     /// Number of parts.
@@ -76,7 +82,10 @@ impl Rows {
             return None;
         }
         // Parts without rows begin where the next one does.
-        let part = self.parts.partition_point(|&(start, _)| start <= row).checked_sub(1)?;
+        let part = self
+            .parts
+            .partition_point(|&(start, _)| start <= row)
+            .checked_sub(1)?;
         Some((part, row - self.start(part)))
     }
 }

@@ -54,7 +54,11 @@ impl Deref for AnyVariable {
 impl AnyVariable {
     /// The one in parts along the first axis, if it is that.
     pub fn into_sharded(self) -> Option<ShardedVariable> {
-        if let Self::Sharded(v) = self { Some(v) } else { None }
+        if let Self::Sharded(v) = self {
+            Some(v)
+        } else {
+            None
+        }
     }
 
     fn variable_mut(&mut self) -> &mut Variable {
@@ -176,9 +180,16 @@ impl VariableScope {
         };
         if choice == Choice::Mirror {
             let zeros = Dims::zeros(shape.len());
-            let made = Mirrored::create(name, shape, dtype, tasks, |full| initializer(full, &zeros, full))?;
-            let each = Dims::from(shape).volume().unwrap_or(0).saturating_mul(dtype.size());
-            self.bytes.iter_mut().for_each(|b| *b = b.saturating_add(each));
+            let made = Mirrored::create(name, shape, dtype, tasks, |full| {
+                initializer(full, &zeros, full)
+            })?;
+            let each = Dims::from(shape)
+                .volume()
+                .unwrap_or(0)
+                .saturating_mul(dtype.size());
+            self.bytes
+                .iter_mut()
+                .for_each(|b| *b = b.saturating_add(each));
             return Ok(AnyVariable::Mirrored(made));
         }
         let cut = match (spec, &self.partitioner) {
@@ -189,7 +200,8 @@ impl VariableScope {
         };
         let grid = cut.grid(tasks, shape, dtype)?;
         let (placed, next, bytes) = self.place(&grid, dtype);
-        let along_rows = !shape.is_empty() && grid.splits()[1..].iter().all(|split| split.len() == 1);
+        let along_rows =
+            !shape.is_empty() && grid.splits()[1..].iter().all(|split| split.len() == 1);
         let made = if along_rows {
             let mut v = ShardedVariable::on(name, dtype, &grid, placed)?;
             v.variable_mut().initialize(tasks, initializer)?;
@@ -236,14 +248,20 @@ pub fn slices_of(
 ) -> impl FnMut(&[u64], &[u64], &[u64]) -> reshard_model::Result<Tensor> + use<'_> {
     move |full, offset, shape| {
         if **whole.shape() != *full {
-            let what = format!("a tensor of shape {} for one of {}", whole.shape(), Dims::from(full));
+            let what = format!(
+                "a tensor of shape {} for one of {}",
+                whole.shape(),
+                Dims::from(full)
+            );
             return Err(reshard_model::ModelError::invalid("initializer", what));
         }
         let part = whole.narrow(&Region::new(Dims::from(offset), Dims::from(shape)));
         let to = Region::whole(shape);
-        assembled("initializer", whole.dtype(), part.shape(), &[(&to, &part)]).map_err(|e| match e {
-            EmbeddingError::Model(e) => e,
-            e => reshard_model::ModelError::invalid("initializer", e.to_string()),
-        })
+        assembled("initializer", whole.dtype(), part.shape(), &[(&to, &part)]).map_err(
+            |e| match e {
+                EmbeddingError::Model(e) => e,
+                e => reshard_model::ModelError::invalid("initializer", e.to_string()),
+            },
+        )
     }
 }

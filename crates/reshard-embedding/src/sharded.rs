@@ -50,9 +50,13 @@ impl ShardedVariable {
     pub fn from_parts(name: &str, parts: impl IntoIterator<Item = Tensor>) -> Result<Self> {
         let parts: Vec<Tensor> = parts.into_iter().collect();
         let fail = |what: String| Err(EmbeddingError::invalid(name, what));
-        let Some(first) = parts.first() else { return fail("a variable has at least one part".into()) };
+        let Some(first) = parts.first() else {
+            return fail("a variable has at least one part".into());
+        };
         let Some((_, inner)) = first.shape().split_first() else {
-            return fail("a part without axes can't be put together with others; give it shape [1]".into());
+            return fail(
+                "a part without axes can't be put together with others; give it shape [1]".into(),
+            );
         };
         let mut shape = first.shape().clone();
         shape[0] = 0;
@@ -73,9 +77,21 @@ impl ShardedVariable {
                 return fail("the parts are too large together".into());
             };
             shape[0] = rows;
-            regions.push((Region { offsets, lengths: part.shape().clone() }, 0));
+            regions.push((
+                Region {
+                    offsets,
+                    lengths: part.shape().clone(),
+                },
+                0,
+            ));
         }
-        let mut out = Self::of(Variable::declare(name, first.dtype(), &shape, regions, false)?);
+        let mut out = Self::of(Variable::declare(
+            name,
+            first.dtype(),
+            &shape,
+            regions,
+            false,
+        )?);
         for (i, part) in parts.into_iter().enumerate() {
             out.variable.put(i, part)?;
         }
@@ -125,7 +141,8 @@ impl ShardedVariable {
         tasks: impl IntoIterator<Item = u32>,
     ) -> Result<Self> {
         if grid.shape().is_empty() {
-            let what = "a variable without axes has no rows to shard; a PartitionedVariable holds it";
+            let what =
+                "a variable without axes has no rows to shard; a PartitionedVariable holds it";
             return Err(EmbeddingError::invalid(name, what));
         }
         if let Some(axis) = (1..grid.shape().len()).find(|&axis| grid.splits()[axis].len() > 1) {
@@ -135,7 +152,13 @@ impl ShardedVariable {
             );
             return Err(EmbeddingError::invalid(name, what));
         }
-        Ok(Self::of(Variable::declare(name, dtype, grid.shape(), grid.regions().zip(tasks), false)?))
+        Ok(Self::of(Variable::declare(
+            name,
+            dtype,
+            grid.shape(),
+            grid.regions().zip(tasks),
+            false,
+        )?))
     }
 
     fn of(variable: Variable) -> Self {
@@ -149,7 +172,13 @@ impl ShardedVariable {
     /// The element type makes it too large.
     pub fn like(&self, name: &str, dtype: DType) -> Result<Self> {
         let parts = self.parts().iter().map(|p| (p.region.clone(), p.task));
-        Ok(Self::of(Variable::declare(name, dtype, self.shape(), parts, false)?))
+        Ok(Self::of(Variable::declare(
+            name,
+            dtype,
+            self.shape(),
+            parts,
+            false,
+        )?))
     }
 
     /// Rows of each part.
@@ -196,14 +225,22 @@ impl ShardedVariable {
             0 => "there are no rows".into(),
             n => format!("rows are 0 to {}", n - 1),
         };
-        EmbeddingError::IdOutOfRange { name: self.name().into(), id, at, why }
+        EmbeddingError::IdOutOfRange {
+            name: self.name().into(),
+            id,
+            at,
+            why,
+        }
     }
 
     fn check_list(&self, ids: &Ids<'_>) -> Result<()> {
         if ids.shape().len() == 1 {
             return Ok(());
         }
-        let what = format!("ids have one axis here, given was shape {}", Dims::from(ids.shape()));
+        let what = format!(
+            "ids have one axis here, given was shape {}",
+            Dims::from(ids.shape())
+        );
         Err(EmbeddingError::invalid(self.name(), what))
     }
 

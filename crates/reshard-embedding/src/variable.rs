@@ -25,7 +25,10 @@ pub struct Tasks {
 impl Tasks {
     /// So many tasks, one of which is this process. Only the parts of this task get data here.
     pub fn only(count: u32, here: u32) -> Self {
-        Self { count, here: Some(here) }
+        Self {
+            count,
+            here: Some(here),
+        }
     }
 
     /// How many.
@@ -40,15 +43,21 @@ impl Tasks {
 
     pub(crate) fn check(self, name: &str) -> Result<Self> {
         match self {
-            Self { count: 0, .. } => {
-                Err(EmbeddingError::invalid(name, "no task to hold it; there is at least one"))
-            }
-            Self { count, .. } if u64::from(count) > MAX_PARTS => {
-                Err(EmbeddingError::invalid(name, format!("{count} tasks are more than {MAX_PARTS}")))
-            }
-            Self { count, here: Some(here) } if here >= count => {
-                Err(EmbeddingError::invalid(name, format!("task {here} of {count}: the first is 0")))
-            }
+            Self { count: 0, .. } => Err(EmbeddingError::invalid(
+                name,
+                "no task to hold it; there is at least one",
+            )),
+            Self { count, .. } if u64::from(count) > MAX_PARTS => Err(EmbeddingError::invalid(
+                name,
+                format!("{count} tasks are more than {MAX_PARTS}"),
+            )),
+            Self {
+                count,
+                here: Some(here),
+            } if here >= count => Err(EmbeddingError::invalid(
+                name,
+                format!("task {here} of {count}: the first is 0"),
+            )),
             ok => Ok(ok),
         }
     }
@@ -87,7 +96,9 @@ impl Cut<'_> {
     pub(crate) fn grid(&self, tasks: Tasks, shape: &[u64], dtype: DType) -> Result<Grid> {
         Ok(match self {
             Self::Spec(spec) => spec.grid_with_empty(shape)?,
-            Self::Partitioner(p) => Grid::even(shape, &p.partitions(tasks.count, shape, dtype.into())?)?,
+            Self::Partitioner(p) => {
+                Grid::even(shape, &p.partitions(tasks.count, shape, dtype.into())?)?
+            }
             Self::Whole => PartitionSpec::whole(shape.len()).grid(shape)?,
         })
     }
@@ -144,8 +155,21 @@ impl Variable {
         // Also of an empty one the other axes must fit, so that no arithmetic on places overflows.
         let at_least_one: Dims = shape.iter().map(|&n| n.max(1)).collect();
         contiguous(name, dtype.size(), &at_least_one)?;
-        let parts = parts.into_iter().map(|(region, task)| Part { task, region, data: None }).collect();
-        Ok(Self { name: name.into(), dtype, shape: shape.into(), parts, mirrored })
+        let parts = parts
+            .into_iter()
+            .map(|(region, task)| Part {
+                task,
+                region,
+                data: None,
+            })
+            .collect();
+        Ok(Self {
+            name: name.into(),
+            dtype,
+            shape: shape.into(),
+            parts,
+            mirrored,
+        })
     }
 
     /// Gives every part that lies here what `initializer` makes of (full shape, offset, part shape).
@@ -185,7 +209,9 @@ impl Variable {
             return Err(EmbeddingError::invalid(&self.name, what));
         }
         if !data.layout().is_contiguous() {
-            let what = format!("part {part} {region} is a view with gaps; parts are row-major, so copy it");
+            let what = format!(
+                "part {part} {region} is a view with gaps; parts are row-major, so copy it"
+            );
             return Err(EmbeddingError::invalid(&self.name, what));
         }
         Ok(())
@@ -214,17 +240,26 @@ impl Variable {
     /// The data of a part.
     pub(crate) fn data(&self, part: usize) -> Result<&Tensor> {
         let Part { task, data, .. } = &self.parts[part];
-        data.as_ref().ok_or_else(|| EmbeddingError::NoData { name: self.name.clone(), part, task: *task })
+        data.as_ref().ok_or_else(|| EmbeddingError::NoData {
+            name: self.name.clone(),
+            part,
+            task: *task,
+        })
     }
 
     /// Parts that make up the whole, each with its data: of a mirrored variable the first copy that lies here.
     pub(crate) fn cover(&self) -> Result<Vec<(&Region, &Tensor)>> {
         if self.mirrored {
-            let copy = self.parts.iter().find_map(|p| Some((&p.region, p.data.as_ref()?)));
+            let copy = self
+                .parts
+                .iter()
+                .find_map(|p| Some((&p.region, p.data.as_ref()?)));
             let none = || EmbeddingError::invalid(&self.name, "no copy of it lies here");
             return Ok(vec![copy.ok_or_else(none)?]);
         }
-        (0..self.parts.len()).map(|i| Ok((&self.parts[i].region, self.data(i)?))).collect()
+        (0..self.parts.len())
+            .map(|i| Ok((&self.parts[i].region, self.data(i)?)))
+            .collect()
     }
 
     /// Joins the parts into one tensor in new memory.
@@ -237,7 +272,11 @@ impl Variable {
 
     /// Lends the memory of all parts to `f`, in their order; of those that do not lie here an empty piece.
     pub(crate) fn edit<R>(&mut self, f: impl FnOnce(&mut [&mut [u8]]) -> R) -> Result<R> {
-        edit(&self.name, self.parts.iter_mut().map(|p| &mut p.data).collect(), f)
+        edit(
+            &self.name,
+            self.parts.iter_mut().map(|p| &mut p.data).collect(),
+            f,
+        )
     }
 
     /// Changes every element with that of `value` at the same place, or none when there is an error.
@@ -246,13 +285,19 @@ impl Variable {
         let kernel = self.kernel(op)?;
         let (item, bytes) = (self.dtype.size(), value.to_bytes());
         let whole = contiguous(&self.name, item, &self.shape)?;
-        let boxes = self
-            .parts
-            .iter()
-            .map(|p| Ok((whole.narrow(&p.region), contiguous(&self.name, item, &p.region.lengths)?)));
+        let boxes = self.parts.iter().map(|p| {
+            Ok((
+                whole.narrow(&p.region),
+                contiguous(&self.name, item, &p.region.lengths)?,
+            ))
+        });
         let boxes = boxes.collect::<Result<Vec<(Layout, Layout)>>>()?;
         self.edit(|parts| {
-            for (part, (from, to)) in parts.iter_mut().zip(&boxes).filter(|(part, _)| !part.is_empty()) {
+            for (part, (from, to)) in parts
+                .iter_mut()
+                .zip(&boxes)
+                .filter(|(part, _)| !part.is_empty())
+            {
                 for (from, to, len) in Segments::row_major(from, to) {
                     let (from, to, len) = (from as usize, to as usize, len as usize);
                     kernel(&mut part[to..to + len], &bytes[from..from + len]);
@@ -266,7 +311,11 @@ impl Variable {
     }
 
     pub(crate) fn unsupported(&self, op: &'static str) -> EmbeddingError {
-        EmbeddingError::Unsupported { name: self.name.clone(), op, dtype: self.dtype }
+        EmbeddingError::Unsupported {
+            name: self.name.clone(),
+            op,
+            dtype: self.dtype,
+        }
     }
 
     pub(crate) fn check_value(&self, what: &str, value: &Tensor, shape: &Dims) -> Result<()> {

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use reshard_model::{BoxError, ObjectCodec, Payload, ShardedObject, Value, ValueTree};
 use reshard_storage::{FileBody, Name, Progress, StoreExt};
 use reshard_strategy::{
-    BackendVersion, LoadCommonStrategy, Make, OpenCx, ReadCx, ReadLimits, ReadObject, Registration, Result,
-    SaveCommonStrategy, StorageReader, StrategyError, decode_object, encode_object,
+    BackendVersion, LoadCommonStrategy, Make, OpenCx, ReadCx, ReadLimits, ReadObject, Registration,
+    Result, SaveCommonStrategy, StorageReader, StrategyError, decode_object, encode_object,
     torch::{TorchObjects, check_records, is_beyond_us, no_damage},
 };
 use reshard_torch_format::{LoadOptions, TorchSave, archive::ArchiveOptions};
@@ -31,7 +31,10 @@ pub struct TorchCommon;
 
 /// The options with which `torch.save` writes a file. The folder in the archive has the name of the file without `.pt`.
 fn codec(prefix: &str) -> TorchSave {
-    TorchSave::new(LoadOptions::default(), ArchiveOptions::default().with_prefix(prefix))
+    TorchSave::new(
+        LoadOptions::default(),
+        ArchiveOptions::default().with_prefix(prefix),
+    )
 }
 
 impl SaveCommonStrategy for TorchCommon {
@@ -40,31 +43,43 @@ impl SaveCommonStrategy for TorchCommon {
     }
 
     fn layout_common(&self, common: &ValueTree) -> Result<Vec<FileBody>> {
-        let bytes = codec("common").encode(&Value::from(common.clone())).map_err(|source| {
-            StrategyError::Object { key: COMMON.into(), what: "the common state can't be encoded", source }
-        })?;
+        let bytes = codec("common")
+            .encode(&Value::from(common.clone()))
+            .map_err(|source| StrategyError::Object {
+                key: COMMON.into(),
+                what: "the common state can't be encoded",
+                source,
+            })?;
         Ok(vec![FileBody::from_bytes(Name::new(COMMON)?, bytes)])
     }
 
     fn layout_objects(&self, objects: &[ShardedObject]) -> Result<Option<Vec<FileBody>>> {
-        objects.iter().map(object_file).collect::<Result<_>>().map(Some)
+        objects
+            .iter()
+            .map(object_file)
+            .collect::<Result<_>>()
+            .map(Some)
     }
 }
 
 fn object_file(object: &ShardedObject) -> Result<FileBody> {
     let key = object.unique_key();
     let Some((_, cell)) = cell(&key).and_then(|_| key.rsplit_once('/')) else {
-        let what =
-            "an object that is stored in a file of its own has a key without `/`, and is a cell of an array";
+        let what = "an object that is stored in a file of its own has a key without `/`, and is a cell of an array";
         return Err(StrategyError::Invalid(format!("{key}: {what}")));
     };
     let bytes = encode_object(&codec(cell), &key, object.data.clone())?;
-    Ok(FileBody::from_bytes(Name::new(format!("{key}{SUFFIX}"))?, bytes))
+    Ok(FileBody::from_bytes(
+        Name::new(format!("{key}{SUFFIX}"))?,
+        bytes,
+    ))
 }
 
 /// The object to which the name of a file, without its suffix, belongs.
 fn cell(key: &str) -> Option<ShardedObject> {
-    ShardedObject::empty_from_unique_key(key).ok().filter(|o| o.unique_key() == key)
+    ShardedObject::empty_from_unique_key(key)
+        .ok()
+        .filter(|o| o.unique_key() == key)
 }
 
 #[async_trait]
@@ -75,17 +90,26 @@ impl LoadCommonStrategy for TorchCommon {
 
     async fn load_common(&self, cx: &OpenCx, from: &dyn StorageReader) -> Result<ValueTree> {
         let (file, value) = match cx.limits.read(&cx.store, &Name::new(COMMON)?).await? {
-            Some(bytes) => (COMMON, decode(COMMON, "the common state", bytes, &cx.limits)?),
+            Some(bytes) => (
+                COMMON,
+                decode(COMMON, "the common state", bytes, &cx.limits)?,
+            ),
             None => (COMMON_STATE_CELL, from_object(cx, from).await?),
         };
         match value {
             Value::Dict(_) => Ok(ValueTree::from(value)),
             // It may be a special dict, such as an OrderedDict. That is no damage.
             Value::Opaque(other) => Err(StrategyError::Undecoded {
-                what: format!("common state of class {} (a plain dict is known)", other.class()),
+                what: format!(
+                    "common state of class {} (a plain dict is known)",
+                    other.class()
+                ),
             }),
             other => {
-                let what = format!("the common state is no dict but of type {}", other.type_name());
+                let what = format!(
+                    "the common state is no dict but of type {}",
+                    other.type_name()
+                );
                 Err(StrategyError::corrupt(file, None, what))
             }
         }
@@ -115,28 +139,41 @@ impl LoadCommonStrategy for TorchCommon {
                 return Err(StrategyError::corrupt(file, None, "it is missing"));
             };
             let value = decode(&file, "the object", bytes, &cx.limits)?;
-            out.push(ShardedObject { data: Payload::Value(value), ..object });
+            out.push(ShardedObject {
+                data: Payload::Value(value),
+                ..object
+            });
         }
         Ok(out)
     }
 
     async fn load_sharded_metadata(&self, cx: &OpenCx) -> Result<Vec<ShardedObject>> {
         let files = cx.store.files().await?;
-        Ok(files.iter().filter_map(|f| cell(f.name.as_str().strip_suffix(SUFFIX)?)).collect())
+        Ok(files
+            .iter()
+            .filter_map(|f| cell(f.name.as_str().strip_suffix(SUFFIX)?))
+            .collect())
     }
 }
 
 fn decode(what: &str, content: &str, bytes: Bytes, limits: &ReadLimits) -> Result<Value> {
-    let payload = Payload::Encoded { codec: TorchSave::NAME, bytes: bytes.clone() };
+    let payload = Payload::Encoded {
+        codec: TorchSave::NAME,
+        bytes: bytes.clone(),
+    };
     decode_object(&TorchObjects::new(limits), what, payload).map_err(|e| match e {
         // An object beyond the limits of the decoder is not damaged.
         StrategyError::Object { source, .. } if is_beyond_us(&source) => {
             let told = |why| format!("decoding {content} of {what} ({why})");
             match check_records(&bytes, limits) {
-                Ok(()) => StrategyError::Undecoded { what: told(source.to_string()) },
+                Ok(()) => StrategyError::Undecoded {
+                    what: told(source.to_string()),
+                },
                 Err(e) => {
-                    let unknown =
-                        |why| StrategyError::Unsupported { strategy: "torch/1".into(), what: told(why) };
+                    let unknown = |why| StrategyError::Unsupported {
+                        strategy: "torch/1".into(),
+                        what: told(why),
+                    };
                     no_damage(&e, what, unknown)
                         .unwrap_or_else(|| cant_be_decoded(what, content, Box::new(e)))
                 }
@@ -160,16 +197,24 @@ fn cant_be_decoded(what: &str, content: &str, source: BoxError) -> StrategyError
 async fn from_object(cx: &OpenCx, from: &dyn StorageReader) -> Result<Value> {
     let Some(object) = from.metadata().object(COMMON_STATE_CELL) else {
         let why = "it has neither common.pt nor the object common_state".into();
-        return Err(StrategyError::NotACheckpoint { url: cx.store.url(), why });
+        return Err(StrategyError::NotACheckpoint {
+            url: cx.store.url(),
+            why,
+        });
     };
     let none = Progress::none();
-    let read = from.read_objects(&[ReadObject { object }], &ReadCx::new(true, &none)).await?.pop();
+    let read = from
+        .read_objects(&[ReadObject { object }], &ReadCx::new(true, &none))
+        .await?
+        .pop();
     let value = match read {
         Some(Payload::Value(value)) => value,
         Some(Payload::Encoded { codec, bytes }) if codec == TorchSave::NAME => {
             decode(COMMON_STATE_CELL, "the common state", bytes, &cx.limits)?
         }
-        Some(encoded @ Payload::Encoded { .. }) => decode_object(&*from.codec(), COMMON_STATE_CELL, encoded)?,
+        Some(encoded @ Payload::Encoded { .. }) => {
+            decode_object(&*from.codec(), COMMON_STATE_CELL, encoded)?
+        }
         _ => {
             let what = format!("the object {COMMON_STATE_CELL} was not read");
             return Err(StrategyError::Internal(what));
@@ -178,7 +223,11 @@ async fn from_object(cx: &OpenCx, from: &dyn StorageReader) -> Result<Value> {
     match value {
         value if !from.object_lists() => Ok(value),
         Value::List(mut v) if v.len() == 1 => Ok(v.remove(0)),
-        _ => Err(StrategyError::corrupt(COMMON_STATE_CELL, None, "it is no list of one element")),
+        _ => Err(StrategyError::corrupt(
+            COMMON_STATE_CELL,
+            None,
+            "it is no list of one element",
+        )),
     }
 }
 

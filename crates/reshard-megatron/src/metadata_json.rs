@@ -88,7 +88,10 @@ impl MetadataJson {
     /// Those of [`parse`](Self::parse).
     pub async fn of(store: &Arc<dyn Store>) -> Result<Option<Self>> {
         let bytes = read_small(store, &Name::new(METADATA_JSON)?).await?;
-        Ok(bytes.map(|bytes| Self::parse(&bytes)).transpose()?.flatten())
+        Ok(bytes
+            .map(|bytes| Self::parse(&bytes))
+            .transpose()?
+            .flatten())
     }
 
     /// Parses the bytes of the file. `None` if they are JSON without Megatron Core's fields, because many programs have a
@@ -99,18 +102,22 @@ impl MetadataJson {
     pub fn parse(bytes: &[u8]) -> Result<Option<Self>> {
         // Serde would accept an array in place of the object.
         let of_others = match bytes.trim_ascii_start().first() {
-            Some(b'{') => serde_json::from_slice::<Sign>(bytes).is_ok_and(|s| s.sharded_backend.is_none()),
+            Some(b'{') => {
+                serde_json::from_slice::<Sign>(bytes).is_ok_and(|s| s.sharded_backend.is_none())
+            }
             _ => serde_json::from_slice::<IgnoredAny>(bytes).is_ok(),
         };
         if of_others {
             return Ok(None);
         }
-        serde_json::from_slice(bytes).map(Some).map_err(|e| StrategyError::Corrupt {
-            file: METADATA_JSON.into(),
-            offset: None,
-            what: "it is no JSON object with sharded_backend and its version".into(),
-            source: Some(Box::new(e)),
-        })
+        serde_json::from_slice(bytes)
+            .map(Some)
+            .map_err(|e| StrategyError::Corrupt {
+                file: METADATA_JSON.into(),
+                offset: None,
+                what: "it is no JSON object with sharded_backend and its version".into(),
+                source: Some(Box::new(e)),
+            })
     }
 
     /// Whether the bytes begin as Megatron Core begins this file, even if they end early.
@@ -144,7 +151,9 @@ pub enum Whose {
 impl Whose {
     /// Reads the file of a place. A file that can't be read counts as another program's.
     pub async fn of(store: &Arc<dyn Store>) -> Self {
-        let Ok(name) = Name::new(METADATA_JSON) else { return Self::OfOthers };
+        let Ok(name) = Name::new(METADATA_JSON) else {
+            return Self::OfOthers;
+        };
         let bytes = read_small(store, &name).await.ok().flatten();
         match bytes.map(|b| (MetadataJson::begins(&b), MetadataJson::parse(&b))) {
             None | Some((false, Ok(None))) => Self::OfOthers,
@@ -161,8 +170,14 @@ mod tests {
     #[test]
     fn a_metadata_json_of_another_program_is_told_from_a_damaged_one() {
         for (text, want) in [
-            (r#"{"sharded_backend": "torch_dist", "more": [1]}"#, Ok(true)),
-            (r#" {"sharded_backend": "torch_dist", "sharded_backend_version": 1}"#, Ok(true)),
+            (
+                r#"{"sharded_backend": "torch_dist", "more": [1]}"#,
+                Ok(true),
+            ),
+            (
+                r#" {"sharded_backend": "torch_dist", "sharded_backend_version": 1}"#,
+                Ok(true),
+            ),
             ("{}", Ok(false)),
             (r#"{"lr": 0.1, "steps": [1, 2]}"#, Ok(false)),
             (r#"["sharded_backend"]"#, Ok(false)),
@@ -171,15 +186,24 @@ mod tests {
             ("{", Err(())),
             (r#"{"a": 1} {"a": 2}"#, Err(())),
             (r#"{"sharded_backend": 3}"#, Err(())),
-            (r#"{"sharded_backend": "a", "sharded_backend": "b"}"#, Err(())),
+            (
+                r#"{"sharded_backend": "a", "sharded_backend": "b"}"#,
+                Err(()),
+            ),
             (r#"{"sharded_backend": "torch_di"#, Err(())),
         ] {
-            let found = MetadataJson::parse(text.as_bytes()).map(|json| json.is_some()).map_err(|_| ());
+            let found = MetadataJson::parse(text.as_bytes())
+                .map(|json| json.is_some())
+                .map_err(|_| ());
             assert_eq!(found, want, "{text}");
         }
-        for (text, want) in
-            [("", true), ("{", true), (r#"{"sharded_backend": "x"#, true), (r#"{"lr"#, false), ("{ ", false)]
-        {
+        for (text, want) in [
+            ("", true),
+            ("{", true),
+            (r#"{"sharded_backend": "x"#, true),
+            (r#"{"lr"#, false),
+            ("{ ", false),
+        ] {
             assert_eq!(MetadataJson::begins(text.as_bytes()), want, "{text}");
         }
     }

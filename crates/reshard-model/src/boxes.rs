@@ -23,7 +23,9 @@ pub fn first_overlap(
     ndim: usize,
     range: impl Fn(usize, usize) -> Range<u64>,
 ) -> Option<(usize, usize)> {
-    let mut ids: Vec<usize> = (0..n).filter(|&i| (0..ndim).all(|a| !range(i, a).is_empty())).collect();
+    let mut ids: Vec<usize> = (0..n)
+        .filter(|&i| (0..ndim).all(|a| !range(i, a).is_empty()))
+        .collect();
     overlap_in(&mut ids, ndim, 0, 0, &range)
 }
 
@@ -51,14 +53,22 @@ fn overlap_in(
         let split = at == ids.len() || range(ids[at], axis).start >= reach;
         if split {
             let group = &mut ids[from..at];
-            let failed = if group.len() == at && at == ids.len() { failed + 1 } else { 0 };
+            let failed = if group.len() == at && at == ids.len() {
+                failed + 1
+            } else {
+                0
+            };
             if let Some(pair) = overlap_in(&mut ids[from..at], ndim, next, failed, range) {
                 return Some(pair);
             }
             from = at;
         }
         if at < ids.len() {
-            reach = if split { range(ids[at], axis).end } else { reach.max(range(ids[at], axis).end) };
+            reach = if split {
+                range(ids[at], axis).end
+            } else {
+                reach.max(range(ids[at], axis).end)
+            };
         }
     }
     None
@@ -113,7 +123,11 @@ pub enum BoxFault {
 /// assert_eq!(fault(3, 6), Some(BoxFault::Overlap(1, 2)));
 /// assert_eq!(fault(1, 6), Some(BoxFault::Hole(Region::new([3], [3]))));
 /// ```
-pub fn first_fault(whole: &Region, n: usize, range: impl Fn(usize, usize) -> Range<u64>) -> Option<BoxFault> {
+pub fn first_fault(
+    whole: &Region,
+    n: usize,
+    range: impl Fn(usize, usize) -> Range<u64>,
+) -> Option<BoxFault> {
     if whole.is_empty() {
         return None;
     }
@@ -122,7 +136,9 @@ pub fn first_fault(whole: &Region, n: usize, range: impl Fn(usize, usize) -> Ran
         r.start.max(whole.offsets[a])..r.end.min(whole.end(a))
     };
     let ndim = whole.ndim();
-    let ids: Vec<usize> = (0..n).filter(|&i| (0..ndim).all(|a| !part(i, a).is_empty())).collect();
+    let ids: Vec<usize> = (0..n)
+        .filter(|&i| (0..ndim).all(|a| !part(i, a).is_empty()))
+        .collect();
     loop {
         if let Ok(fault) = fault_by(&mut Lengths::of(ndim), whole, &ids, &part) {
             return fault;
@@ -142,9 +158,12 @@ fn fault_by(
     let axes = (0..whole.ndim()).filter(|&a| ids.iter().any(|&i| part(i, a) != of_whole(a)));
     let axes: Vec<usize> = axes.collect();
     let mut of_all = |bounds: &dyn Fn(usize) -> Range<u64>| {
-        axes.iter().fold(Print::ONE, |print, &a| print.times(lengths.at(a, bounds(a))))
+        axes.iter().fold(Print::ONE, |print, &a| {
+            print.times(lengths.at(a, bounds(a)))
+        })
     };
-    let mut boxes: Vec<(usize, Print)> = ids.iter().map(|&i| (i, of_all(&|a| part(i, a)))).collect();
+    let mut boxes: Vec<(usize, Print)> =
+        ids.iter().map(|&i| (i, of_all(&|a| part(i, a)))).collect();
     let mut want = [of_all(&of_whole)];
     let mut cell = whole.clone();
     for &axis in &axes {
@@ -152,11 +171,22 @@ fn fault_by(
             break;
         }
         // In each slab between two edges the cross-sections of the boxes in it have to add up to that of the whole.
-        divide(&mut want, |print| print, |_| lengths.at(axis, of_whole(axis)))?;
-        divide(&mut boxes, |(_, print)| print, |(i, _)| lengths.at(axis, part(*i, axis)))?;
+        divide(
+            &mut want,
+            |print| print,
+            |_| lengths.at(axis, of_whole(axis)),
+        )?;
+        divide(
+            &mut boxes,
+            |(_, print)| print,
+            |(i, _)| lengths.at(axis, part(*i, axis)),
+        )?;
         let edges = |of: fn(Range<u64>) -> u64| {
-            let mut edges: Vec<(u64, usize)> =
-                boxes.iter().enumerate().map(|(at, (i, _))| (of(part(*i, axis)), at)).collect();
+            let mut edges: Vec<(u64, usize)> = boxes
+                .iter()
+                .enumerate()
+                .map(|(at, (i, _))| (of(part(*i, axis)), at))
+                .collect();
             edges.sort_unstable();
             edges
         };
@@ -173,7 +203,10 @@ fn fault_by(
             while let Some(&(_, at)) = ends.get(ended).filter(|(end, _)| *end <= lo) {
                 (ended, sum) = (ended + 1, sum.minus(boxes[at].1));
             }
-            let next = [starts.get(begun), ends.get(ended)].into_iter().flatten().map(|(edge, _)| *edge);
+            let next = [starts.get(begun), ends.get(ended)]
+                .into_iter()
+                .flatten()
+                .map(|(edge, _)| *edge);
             let hi = next.min().unwrap_or(end);
             if sum != want[0] {
                 break lo..hi;
@@ -223,14 +256,22 @@ impl Print {
     fn inverse(self) -> Self {
         (0..61).rev().fold(Self::ONE, |power, bit| {
             let squared = power.times(power);
-            if (PRIME - 2) >> bit & 1 == 1 { squared.times(self) } else { squared }
+            if (PRIME - 2) >> bit & 1 == 1 {
+                squared.times(self)
+            } else {
+                squared
+            }
         })
     }
 }
 
 /// Of a number below twice the prime.
 fn reduced(number: u64) -> u64 {
-    if number < PRIME { number } else { number - PRIME }
+    if number < PRIME {
+        number
+    } else {
+        number - PRIME
+    }
 }
 
 /// Two edges of a box have one key, so that nothing can be divided by their difference.
@@ -270,12 +311,16 @@ struct Lengths {
 
 impl Lengths {
     fn of(ndim: usize) -> Self {
-        Self { keys: Default::default(), last: vec![(0..0, Print::default()); ndim] }
+        Self {
+            keys: Default::default(),
+            last: vec![(0..0, Print::default()); ndim],
+        }
     }
 
     fn at(&mut self, axis: usize, range: Range<u64>) -> Print {
         if self.last[axis].0 != range {
-            let key = |at: u64| Print([0, 1].map(|k: usize| self.keys[k].hash_one((axis, at)) % PRIME));
+            let key =
+                |at: u64| Print([0, 1].map(|k: usize| self.keys[k].hash_one((axis, at)) % PRIME));
             self.last[axis] = (range.clone(), key(range.end).minus(key(range.start)));
         }
         self.last[axis].1
@@ -309,7 +354,9 @@ mod tests {
 
     fn overlap(boxes: &[Region]) -> Option<(usize, usize)> {
         let ndim = boxes.first().map_or(0, Region::ndim);
-        first_overlap(boxes.len(), ndim, |i, a| boxes[i].offsets[a]..boxes[i].end(a))
+        first_overlap(boxes.len(), ndim, |i, a| {
+            boxes[i].offsets[a]..boxes[i].end(a)
+        })
     }
 
     fn naive(boxes: &[Region]) -> bool {
@@ -317,7 +364,10 @@ mod tests {
     }
 
     fn region(ndim: usize) -> impl Strategy<Value = Region> {
-        (prop::collection::vec(0u64..5, ndim), prop::collection::vec(0u64..4, ndim))
+        (
+            prop::collection::vec(0u64..5, ndim),
+            prop::collection::vec(0u64..4, ndim),
+        )
             .prop_map(|(o, l)| Region::new(o, l))
     }
 
@@ -378,7 +428,9 @@ mod tests {
     }
 
     fn fault(whole: &Region, boxes: &[Region]) -> Option<BoxFault> {
-        first_fault(whole, boxes.len(), |i, a| boxes[i].offsets[a]..boxes[i].end(a))
+        first_fault(whole, boxes.len(), |i, a| {
+            boxes[i].offsets[a]..boxes[i].end(a)
+        })
     }
 
     #[test]
@@ -388,7 +440,8 @@ mod tests {
             let boxes: Vec<Region> = (0..ndim)
                 .map(|axis| {
                     let mut r = Region::whole(&vec![2; ndim]);
-                    (0..=axis).for_each(|a| (r.offsets[a], r.lengths[a]) = (u64::from(a < axis), 1));
+                    (0..=axis)
+                        .for_each(|a| (r.offsets[a], r.lengths[a]) = (u64::from(a < axis), 1));
                     r
                 })
                 .collect();
@@ -411,18 +464,27 @@ mod tests {
                 2 => (x.end - 1..x.end, y.start + 1..y.end),
                 _ => (x.start + 1..x.end, y.start..y.start + 1),
             };
-            boxes.push(Region::new([a.start, b.start], [a.end - a.start, b.end - b.start]));
+            boxes.push(Region::new(
+                [a.start, b.start],
+                [a.end - a.start, b.end - b.start],
+            ));
             if side % 4 == 3 {
                 (x, y) = (x.start + 1..x.end - 1, y.start + 1..y.end - 1);
             }
         }
-        boxes.push(Region::new([x.start, y.start], [x.end - x.start, y.end - y.start]));
+        boxes.push(Region::new(
+            [x.start, y.start],
+            [x.end - x.start, y.end - y.start],
+        ));
         let asked = std::cell::Cell::new(0u64);
         let range = |i: usize, a: usize| {
             asked.set(asked.get() + 1);
             boxes[i].offsets[a]..boxes[i].end(a)
         };
-        assert_eq!(first_fault(&Region::whole(&[n, n]), boxes.len(), range), None);
+        assert_eq!(
+            first_fault(&Region::whole(&[n, n]), boxes.len(), range),
+            None
+        );
         let each = asked.get() / boxes.len() as u64;
         assert!(boxes.len() > 10_000 && each < 50, "{each} questions a box");
     }
@@ -437,7 +499,10 @@ mod tests {
         ];
         let whole = Region::whole(&[3, 3]);
         assert_eq!(overlap(&boxes), None);
-        assert_eq!(fault(&whole, &boxes), Some(BoxFault::Hole(Region::new([1, 1], [1, 1]))));
+        assert_eq!(
+            fault(&whole, &boxes),
+            Some(BoxFault::Hole(Region::new([1, 1], [1, 1])))
+        );
         boxes.push(Region::new([1, 1], [1, 1]));
         assert_eq!(overlap(&boxes), None);
         assert_eq!(fault(&whole, &boxes), None);
@@ -448,9 +513,15 @@ mod tests {
 
     #[test]
     fn scalars_overlap_each_other() {
-        assert_eq!(overlap(&[Region::default(), Region::default()]), Some((0, 1)));
+        assert_eq!(
+            overlap(&[Region::default(), Region::default()]),
+            Some((0, 1))
+        );
         let scalar = Region::default;
-        assert_eq!(fault(&scalar(), &[scalar(), scalar()]), Some(BoxFault::Overlap(0, 1)));
+        assert_eq!(
+            fault(&scalar(), &[scalar(), scalar()]),
+            Some(BoxFault::Overlap(0, 1))
+        );
         assert_eq!(fault(&scalar(), &[scalar()]), None);
         assert_eq!(fault(&scalar(), &[]), Some(BoxFault::Hole(scalar())));
     }
@@ -477,7 +548,10 @@ mod tests {
 
     #[test]
     fn numbers_of_the_field_have_one_form() {
-        assert_eq!([0, PRIME - 1, PRIME, 2 * PRIME - 1].map(reduced), [0, PRIME - 1, 0, PRIME - 1]);
+        assert_eq!(
+            [0, PRIME - 1, PRIME, 2 * PRIME - 1].map(reduced),
+            [0, PRIME - 1, 0, PRIME - 1]
+        );
         for number in [1, 2, PRIME - 1] {
             let print = Print([number; 2]);
             assert_eq!(print.times(print.inverse()).0, [1, 1], "{number}");

@@ -64,7 +64,10 @@ unsafe impl Sync for LentBuffer {}
 
 impl fmt::Debug for LentBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LentBuffer").field("key", &self.key).field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("LentBuffer")
+            .field("key", &self.key)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
     }
 }
 
@@ -77,7 +80,10 @@ pub struct LentView {
 
 impl LentView {
     pub(crate) fn of(t: &Tensor) -> Self {
-        Self { dtype: t.dtype(), layout: t.layout().clone() }
+        Self {
+            dtype: t.dtype(),
+            layout: t.layout().clone(),
+        }
     }
 
     pub(crate) fn handle(self, buffer: &Arc<dyn HostBuffer>) -> Tensor {
@@ -97,7 +103,10 @@ impl LentBuffer {
     /// Returns the handles, with [`ModelError::BufferShared`] if somebody holds another handle, [`ModelError::ReadOnly`] if
     /// the memory can't be written, and [`ModelError::Invalid`] if two handles belong to different buffers or elements of one
     /// handle share memory.
-    #[expect(clippy::type_complexity, reason = "success gives two things, failure gives the tensors back")]
+    #[expect(
+        clippy::type_complexity,
+        reason = "success gives two things, failure gives the tensors back"
+    )]
     pub fn new(
         key: &str,
         mut handles: Vec<Tensor>,
@@ -112,8 +121,7 @@ impl LentBuffer {
             ));
         }
         if handles.iter().any(|t| !t.layout().is_injective()) {
-            let what =
-                "elements of this tensor share memory (an expanded view); load into a tensor of its own";
+            let what = "elements of this tensor share memory (an expanded view); load into a tensor of its own";
             return Err((ModelError::invalid(key, what), handles));
         }
         let mut only = first.buffer();
@@ -122,18 +130,30 @@ impl LentBuffer {
             views.into_iter().map(|v| v.handle(buffer)).collect()
         };
         let Some(unique) = Arc::get_mut(&mut only) else {
-            return Err((ModelError::BufferShared { key: key.into() }, back(&only, views)));
+            return Err((
+                ModelError::BufferShared { key: key.into() },
+                back(&only, views),
+            ));
         };
         let Some(bytes) = unique.as_bytes_mut() else {
             return Err((ModelError::ReadOnly { key: key.into() }, back(&only, views)));
         };
         let (len, ptr) = (bytes.len() as u64, NonNull::from(bytes).cast());
         if let Some(v) = views.iter().find(|v| v.layout.hull().end > len) {
-            let what = format!("a view reaches byte {} of a buffer of {len} bytes", v.layout.hull().end);
+            let what = format!(
+                "a view reaches byte {} of a buffer of {len} bytes",
+                v.layout.hull().end
+            );
             return Err((ModelError::invalid(key, what), back(&only, views)));
         }
         Ok((
-            Arc::new(Self { key: key.into(), buffer: only, ptr, len, claimed: AtomicBool::new(false) }),
+            Arc::new(Self {
+                key: key.into(),
+                buffer: only,
+                ptr,
+                len,
+                claimed: AtomicBool::new(false),
+            }),
             views,
         ))
     }
@@ -146,18 +166,27 @@ impl LentBuffer {
     pub fn regions_mut(self: &Arc<Self>, wants: &[(&LentView, Region)]) -> Result<Vec<RegionMut>> {
         for (view, region) in wants {
             if !region.fits(view.layout.shape()) || view.layout.hull().end > self.len {
-                let what = format!("region {region} does not lie in a view of shape {}", view.layout.shape());
+                let what = format!(
+                    "region {region} does not lie in a view of shape {}",
+                    view.layout.shape()
+                );
                 return Err(ModelError::invalid(&self.key, what));
             }
         }
         self.check_disjoint(wants)?;
         // A second round of regions could overlap the first.
         if self.claimed.swap(true, Ordering::Relaxed) {
-            return Err(ModelError::invalid(&self.key, "the buffer is claimed already"));
+            return Err(ModelError::invalid(
+                &self.key,
+                "the buffer is claimed already",
+            ));
         }
         Ok(wants
             .iter()
-            .map(|(view, region)| RegionMut { lent: Arc::clone(self), layout: view.layout.narrow(region) })
+            .map(|(view, region)| RegionMut {
+                lent: Arc::clone(self),
+                layout: view.layout.narrow(region),
+            })
             .collect())
     }
 
@@ -169,7 +198,9 @@ impl LentBuffer {
         // Regions of one view: views are injective, so disjoint boxes are disjoint memory.
         let mut order: Vec<usize> = (0..wants.len()).collect();
         order.sort_by_key(|&i| std::ptr::from_ref(wants[i].0) as usize);
-        let groups: Vec<&[usize]> = order.chunk_by(|&i, &j| std::ptr::eq(wants[i].0, wants[j].0)).collect();
+        let groups: Vec<&[usize]> = order
+            .chunk_by(|&i, &j| std::ptr::eq(wants[i].0, wants[j].0))
+            .collect();
         for g in &groups {
             let ndim = wants[g[0]].1.ndim();
             let range = |i: usize, a: usize| wants[g[i]].1.offsets[a]..wants[g[i]].1.end(a);
@@ -181,7 +212,10 @@ impl LentBuffer {
             return Ok(());
         }
         // Regions of different views: apart when the bytes that they span are; else their runs are compared one by one.
-        let hulls: Vec<_> = wants.iter().map(|(v, r)| v.layout.narrow(r).hull()).collect();
+        let hulls: Vec<_> = wants
+            .iter()
+            .map(|(v, r)| v.layout.narrow(r).hull())
+            .collect();
         if first_overlap(hulls.len(), 1, |i, _| hulls[i].clone()).is_none() {
             return Ok(());
         }
@@ -201,7 +235,10 @@ impl LentBuffer {
     ///
     /// # Errors
     /// Returns both arguments if a region still exists.
-    pub fn reclaim(self: Arc<Self>, views: Vec<LentView>) -> Result<Vec<Tensor>, (Arc<Self>, Vec<LentView>)> {
+    pub fn reclaim(
+        self: Arc<Self>,
+        views: Vec<LentView>,
+    ) -> Result<Vec<Tensor>, (Arc<Self>, Vec<LentView>)> {
         match Arc::try_unwrap(self) {
             Ok(me) => Ok(views.into_iter().map(|v| v.handle(&me.buffer)).collect()),
             Err(me) => Err((me, views)),
@@ -246,7 +283,10 @@ impl RegionMut {
         let (mut low, mut high) = (Region::whole(shape), Region::whole(shape));
         low.lengths[axis] = at;
         (high.offsets[axis], high.lengths[axis]) = (at, extent - at);
-        let part = |region| Self { lent: Arc::clone(&self.lent), layout: self.layout.narrow(region) };
+        let part = |region| Self {
+            lent: Arc::clone(&self.lent),
+            layout: self.layout.narrow(region),
+        };
         Ok((part(&low), part(&high)))
     }
 
@@ -266,7 +306,11 @@ impl RegionMut {
             return Err(ModelError::invalid(&self.lent.key, what));
         }
         let segments = Segments::source_order(source, &self.layout);
-        Ok(StridedCopy { segments, taken: 0, into: self })
+        Ok(StridedCopy {
+            segments,
+            taken: 0,
+            into: self,
+        })
     }
 
     /// Fills the region from its elements in row-major order.
@@ -277,8 +321,11 @@ impl RegionMut {
         let Some(source) = Layout::contiguous(self.layout.item(), self.layout.shape())
             .filter(|l| l.bytes() == elements.len() as u64)
         else {
-            let what =
-                format!("{} bytes given for a region of {} bytes", elements.len(), self.layout.bytes());
+            let what = format!(
+                "{} bytes given for a region of {} bytes",
+                elements.len(),
+                self.layout.bytes()
+            );
             return Err(ModelError::invalid(&self.lent.key, what));
         };
         self.strided_copy(&source)?.feed(0, elements);
@@ -293,7 +340,11 @@ impl RegionMut {
         let buffer = tensor.buffer();
         let bytes = buffer.as_bytes();
         if source.hull().end > bytes.len() as u64 {
-            let what = format!("elements up to byte {} of a buffer of {}", source.hull().end, bytes.len());
+            let what = format!(
+                "elements up to byte {} of a buffer of {}",
+                source.hull().end,
+                bytes.len()
+            );
             return Err(ModelError::invalid(&self.lent.key, what));
         }
         self.strided_copy(source)?.feed(0, bytes);
@@ -305,7 +356,9 @@ impl RegionMut {
         debug_assert!(at + len <= self.lent.len);
         // SAFETY: `at..at + len` is a run of `self.layout`, whose hull was checked against the buffer's length in
         // `LentBuffer::regions_mut`; no other region has a byte of it, and `&mut self` is held.
-        unsafe { std::slice::from_raw_parts_mut(self.lent.ptr.as_ptr().add(at as usize), len as usize) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.lent.ptr.as_ptr().add(at as usize), len as usize)
+        }
     }
 }
 
@@ -334,7 +387,9 @@ impl StridedCopy {
     pub fn take_runs(&mut self, max: usize) -> Vec<(u64, &mut [u8])> {
         let mut spans: Vec<(u64, u64, u64)> = Vec::new();
         while spans.len() < max {
-            let Some((s, d, n)) = self.segments.next() else { break };
+            let Some((s, d, n)) = self.segments.next() else {
+                break;
+            };
             let t = std::mem::take(&mut self.taken);
             spans.push((s + t, d + t, n - t));
         }
@@ -343,7 +398,9 @@ impl StridedCopy {
             .into_iter()
             .map(|(s, d, n)| {
                 // SAFETY: as in `RegionMut::run`; the runs of one injective layout are disjoint from each other.
-                (s, unsafe { std::slice::from_raw_parts_mut(base.as_ptr().add(d as usize), n as usize) })
+                (s, unsafe {
+                    std::slice::from_raw_parts_mut(base.as_ptr().add(d as usize), n as usize)
+                })
             })
             .collect()
     }
@@ -386,14 +443,23 @@ mod tests {
         let (lent, views) = land(Tensor::from_vec(&[3, 4], v).unwrap());
         let left = Region::new([0, 0], [3, 2]);
         let right = Region::new([0, 2], [3, 2]);
-        let lent_regions = lent.regions_mut(&[(&views[0], left), (&views[0], right)]).unwrap();
+        let lent_regions = lent
+            .regions_mut(&[(&views[0], left), (&views[0], right)])
+            .unwrap();
         let threads: Vec<_> = lent_regions
             .into_iter()
             .enumerate()
             .map(|(i, c)| std::thread::spawn(move || c.fill(&[i as u8 + 1; 24]).unwrap()))
             .collect();
         threads.into_iter().for_each(|t| t.join().unwrap());
-        let v: Vec<f32> = lent.reclaim(views).ok().unwrap().pop().unwrap().into_vec().unwrap();
+        let v: Vec<f32> = lent
+            .reclaim(views)
+            .ok()
+            .unwrap()
+            .pop()
+            .unwrap()
+            .into_vec()
+            .unwrap();
         assert_eq!(v.as_ptr() as usize, address);
         assert_eq!((v[0].to_bits(), v[2].to_bits()), (0x0101_0101, 0x0202_0202));
     }
@@ -403,15 +469,32 @@ mod tests {
         let from = Tensor::from_vec(&[6], (0..6u8).collect()).unwrap();
         let fill = |source: &Layout| {
             let (lent, views) = land(Tensor::from_vec(&[2, 2], vec![9u8; 4]).unwrap());
-            let into = lent.regions_mut(&[(&views[0], Region::whole(&[2, 2]))]).unwrap().remove(0);
+            let into = lent
+                .regions_mut(&[(&views[0], Region::whole(&[2, 2]))])
+                .unwrap()
+                .remove(0);
             into.fill_from(&from, source).map_err(|e| e.to_string())?;
             Ok::<_, String>(lent.reclaim(views).ok().unwrap()[0].to_vec::<u8>().unwrap())
         };
-        let at = |start, strides: [u64; 2]| Layout::new(1, start, [2, 2].into(), strides.into()).unwrap();
+        let at = |start, strides: [u64; 2]| {
+            Layout::new(1, start, [2, 2].into(), strides.into()).unwrap()
+        };
         assert_eq!(fill(&at(1, [1, 3])).unwrap(), [1, 4, 2, 5]);
-        assert_eq!(fill(&at(2, [0, 1])).unwrap(), [2, 3, 2, 3], "a row that is there once");
-        assert!(fill(&at(2, [3, 1])).unwrap_err().contains("up to byte 7 of a buffer of 6"));
-        assert!(fill(&Layout::contiguous(1, &[4]).unwrap()).unwrap_err().contains("can't fill"));
+        assert_eq!(
+            fill(&at(2, [0, 1])).unwrap(),
+            [2, 3, 2, 3],
+            "a row that is there once"
+        );
+        assert!(
+            fill(&at(2, [3, 1]))
+                .unwrap_err()
+                .contains("up to byte 7 of a buffer of 6")
+        );
+        assert!(
+            fill(&Layout::contiguous(1, &[4]).unwrap())
+                .unwrap_err()
+                .contains("can't fill")
+        );
     }
 
     #[test]
@@ -428,15 +511,25 @@ mod tests {
         let t = Tensor::from_vec(&[2, 4], vec![0u8; 8]).unwrap();
         let (l, v) = land(t);
         let boxes = [Region::new([0, 0], [2, 3]), Region::new([1, 2], [1, 1])];
-        assert!(l.regions_mut(&[(&v[0], boxes[0].clone()), (&v[0], boxes[1].clone())]).is_err());
+        assert!(
+            l.regions_mut(&[(&v[0], boxes[0].clone()), (&v[0], boxes[1].clone())])
+                .is_err()
+        );
         let flat = Tensor::from_vec(&[2, 4], vec![0u8; 8]).unwrap();
-        let (even, odd) =
-            (flat.narrow(&Region::new([0, 0], [2, 2])), flat.narrow(&Region::new([0, 2], [2, 2])));
+        let (even, odd) = (
+            flat.narrow(&Region::new([0, 0], [2, 2])),
+            flat.narrow(&Region::new([0, 2], [2, 2])),
+        );
         drop(flat);
         let (l, v) = LentBuffer::new("flat", vec![even, odd]).unwrap();
         let whole = Region::whole(&[2, 2]);
-        let lent_regions = l.regions_mut(&[(&v[0], whole.clone()), (&v[1], whole.clone())]).unwrap();
-        assert!(l.regions_mut(&[(&v[0], whole)]).is_err(), "a buffer is lent once");
+        let lent_regions = l
+            .regions_mut(&[(&v[0], whole.clone()), (&v[1], whole.clone())])
+            .unwrap();
+        assert!(
+            l.regions_mut(&[(&v[0], whole)]).is_err(),
+            "a buffer is lent once"
+        );
         drop(lent_regions);
         let t = l.reclaim(v).ok().unwrap();
         assert!(t[0].same_buffer(&t[1]));
@@ -446,7 +539,11 @@ mod tests {
     fn feeding_in_blocks_of_any_size_gives_the_same() {
         for block in 1..=24usize {
             let (l, v) = land(Tensor::from_vec(&[3, 4], vec![0u16; 12]).unwrap());
-            let into = l.regions_mut(&[(&v[0], Region::new([0, 1], [3, 2]))]).unwrap().pop().unwrap();
+            let into = l
+                .regions_mut(&[(&v[0], Region::new([0, 1], [3, 2]))])
+                .unwrap()
+                .pop()
+                .unwrap();
             // the source is the transpose, so that its order is not the destination's
             let source = Layout::new(2, 3, [3, 2].into(), [1, 3].into()).unwrap();
             let stored: Vec<u8> = (0..9u16).flat_map(|i| i.to_le_bytes()).collect();
@@ -456,7 +553,14 @@ mod tests {
             }
             assert_eq!(copy.next_at(), None);
             drop(copy);
-            let got: Vec<u16> = l.reclaim(v).ok().unwrap().pop().unwrap().into_vec().unwrap();
+            let got: Vec<u16> = l
+                .reclaim(v)
+                .ok()
+                .unwrap()
+                .pop()
+                .unwrap()
+                .into_vec()
+                .unwrap();
             assert_eq!(got, [0, 3, 6, 0, 0, 4, 7, 0, 0, 5, 8, 0]);
         }
     }

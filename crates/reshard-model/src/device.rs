@@ -47,7 +47,8 @@ impl DeviceTensor {
     /// # Errors
     /// [`ModelError::Invalid`] when the buffer is too small.
     pub fn new(dtype: DType, shape: &[u64], buffer: Arc<dyn DeviceBuffer>) -> Result<Self> {
-        let layout = Layout::contiguous(dtype.size(), shape).filter(|l| l.hull().end <= buffer.nbytes());
+        let layout =
+            Layout::contiguous(dtype.size(), shape).filter(|l| l.hull().end <= buffer.nbytes());
         let layout = layout.ok_or_else(|| {
             let (shape, have) = (Dims::from(shape), buffer.nbytes());
             ModelError::invalid(
@@ -55,7 +56,11 @@ impl DeviceTensor {
                 format!("shape {shape} of {dtype} does not fit a device buffer of {have} bytes"),
             )
         })?;
-        Ok(Self { dtype, layout, buffer })
+        Ok(Self {
+            dtype,
+            layout,
+            buffer,
+        })
     }
 
     /// Element type.
@@ -80,7 +85,11 @@ impl DeviceTensor {
 
     /// A view of a part of it; `region` must lie in the shape.
     pub fn narrow(&self, region: &Region) -> Self {
-        Self { dtype: self.dtype, layout: self.layout.narrow(region), buffer: Arc::clone(&self.buffer) }
+        Self {
+            dtype: self.dtype,
+            layout: self.layout.narrow(region),
+            buffer: Arc::clone(&self.buffer),
+        }
     }
 
     /// Joins parts into one tensor, without a copy. They must be neighbours along the first axis in one buffer, as
@@ -96,11 +105,18 @@ impl DeviceTensor {
             )
         };
         let first = parts.first().ok_or_else(fail)?;
-        if parts.iter().any(|p| p.dtype != first.dtype || !Arc::ptr_eq(&p.buffer, &first.buffer)) {
+        if parts
+            .iter()
+            .any(|p| p.dtype != first.dtype || !Arc::ptr_eq(&p.buffer, &first.buffer))
+        {
             return Err(fail());
         }
         let layout = Layout::stacked(parts.iter().map(|p| &p.layout)).ok_or_else(fail)?;
-        Ok(Self { dtype: first.dtype, layout, buffer: Arc::clone(&first.buffer) })
+        Ok(Self {
+            dtype: first.dtype,
+            layout,
+            buffer: Arc::clone(&first.buffer),
+        })
     }
 
     /// A copy in host memory.
@@ -137,7 +153,11 @@ impl DeviceTensor {
     }
 
     fn failed(&self, key: &str, what: &str, source: BoxError) -> ModelError {
-        ModelError::Source { key: key.into(), what: format!("{what} {}", self.buffer.device()), source }
+        ModelError::Source {
+            key: key.into(),
+            what: format!("{what} {}", self.buffer.device()),
+            source,
+        }
     }
 }
 
@@ -154,7 +174,10 @@ mod tests {
 
     fn tensor(shape: &[u64]) -> (Arc<FakeDevice>, DeviceTensor) {
         let device = FakeDevice::new(Dims::from(shape).volume().unwrap());
-        (Arc::clone(&device), DeviceTensor::new(DType::UInt8, shape, device).unwrap())
+        (
+            Arc::clone(&device),
+            DeviceTensor::new(DType::UInt8, shape, device).unwrap(),
+        )
     }
 
     #[test]
@@ -164,7 +187,10 @@ mod tests {
         t.fill("k", &host).unwrap();
         assert_eq!(memory.bytes(), [1, 2, 3, 4, 5, 6]);
         assert_eq!(t.to_host("k").unwrap(), host);
-        assert_eq!((t.dtype(), &**t.shape(), t.buffer().device()), (DType::UInt8, &[2, 3][..], "fake:0"));
+        assert_eq!(
+            (t.dtype(), &**t.shape(), t.buffer().device()),
+            (DType::UInt8, &[2, 3][..], "fake:0")
+        );
         let other = t.buffer().allocate(4).unwrap();
         assert_eq!((other.nbytes(), other.device()), (4, "fake:0"));
     }
@@ -173,9 +199,13 @@ mod tests {
     fn a_view_reads_and_writes_its_part_only() {
         let (memory, t) = tensor(&[3, 4]);
         let part = t.narrow(&Region::new([1, 1], [2, 2]));
-        part.fill("k", &Tensor::from_vec(&[2, 2], vec![1u8, 2, 3, 4]).unwrap()).unwrap();
+        part.fill("k", &Tensor::from_vec(&[2, 2], vec![1u8, 2, 3, 4]).unwrap())
+            .unwrap();
         assert_eq!(memory.bytes(), [0, 0, 0, 0, 0, 1, 2, 0, 0, 3, 4, 0]);
-        assert_eq!(part.to_host("k").unwrap().to_vec::<u8>().unwrap(), [1, 2, 3, 4]);
+        assert_eq!(
+            part.to_host("k").unwrap().to_vec::<u8>().unwrap(),
+            [1, 2, 3, 4]
+        );
         let mut out = [0; 2];
         part.read(&Region::new([0, 1], [2, 1]), &mut out).unwrap();
         assert_eq!(out, [2, 4]);
@@ -186,23 +216,42 @@ mod tests {
         let (_, t) = tensor(&[4, 2]);
         let rows = |from, n| t.narrow(&Region::new([from, 0], [n, 2]));
         let joined = DeviceTensor::concat("k", &[rows(1, 1), rows(2, 2)]).unwrap();
-        assert_eq!((joined.layout().clone(), &**joined.shape()), (rows(1, 3).layout().clone(), &[3, 2][..]));
+        assert_eq!(
+            (joined.layout().clone(), &**joined.shape()),
+            (rows(1, 3).layout().clone(), &[3, 2][..])
+        );
         let (_, other) = tensor(&[1, 2]);
-        for bad in [vec![], vec![rows(2, 1), rows(0, 1)], vec![rows(0, 1), other]] {
-            assert!(DeviceTensor::concat("k", &bad).unwrap_err().to_string().contains("aren't neighbours"));
+        for bad in [
+            vec![],
+            vec![rows(2, 1), rows(0, 1)],
+            vec![rows(0, 1), other],
+        ] {
+            assert!(
+                DeviceTensor::concat("k", &bad)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("aren't neighbours")
+            );
         }
     }
 
     #[test]
     fn what_does_not_fit_the_device_is_refused() {
         let e = DeviceTensor::new(DType::Float32, &[3], FakeDevice::new(11)).unwrap_err();
-        assert_eq!(e.to_string(), "shape [3] of float32 does not fit a device buffer of 11 bytes");
+        assert_eq!(
+            e.to_string(),
+            "shape [3] of float32 does not fit a device buffer of 11 bytes"
+        );
         let (memory, t) = tensor(&[2]);
-        for host in
-            [Tensor::from_vec(&[3], vec![1u8; 3]).unwrap(), Tensor::from_vec(&[2], vec![1i8; 2]).unwrap()]
-        {
+        for host in [
+            Tensor::from_vec(&[3], vec![1u8; 3]).unwrap(),
+            Tensor::from_vec(&[2], vec![1i8; 2]).unwrap(),
+        ] {
             let e = t.fill("k", &host).unwrap_err();
-            assert!(e.to_string().starts_with("k: a device tensor of shape [2]"), "{e}");
+            assert!(
+                e.to_string().starts_with("k: a device tensor of shape [2]"),
+                "{e}"
+            );
         }
         assert_eq!(memory.bytes(), [0, 0]);
     }
@@ -212,7 +261,10 @@ mod tests {
         let t = DeviceTensor::new(DType::UInt8, &[8], Arc::new(LostDevice)).unwrap();
         let source = |e: &ModelError| std::error::Error::source(e).map(ToString::to_string);
         let e = t.to_host("w").unwrap_err();
-        assert_eq!((e.to_string(), source(&e)), ("w: copying from lost:0".into(), Some("gone".into())));
+        assert_eq!(
+            (e.to_string(), source(&e)),
+            ("w: copying from lost:0".into(), Some("gone".into()))
+        );
         assert_eq!(e.kind(), crate::ErrorKind::Unavailable);
         let host = Tensor::from_vec(&[8], vec![0u8; 8]).unwrap();
         assert_eq!(

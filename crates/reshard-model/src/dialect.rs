@@ -3,7 +3,9 @@ use std::{fmt, str::FromStr};
 
 /// Whose conventions a checkpoint follows: what becomes of leaves that aren't sharded.
 #[non_exhaustive]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub enum Dialect {
     /// Megatron Core: leaves that aren't sharded are common state, which rank 0 saves as one object.
     #[default]
@@ -45,6 +47,10 @@ pub struct ParseDialectError(String);
 impl FromStr for Dialect {
     type Err = ParseDialectError;
     fn from_str(s: &str) -> Result<Self, ParseDialectError> {
-        Self::ALL.iter().copied().find(|d| d.name() == s).ok_or_else(|| ParseDialectError(s.into()))
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|d| d.name() == s)
+            .ok_or_else(|| ParseDialectError(s.into()))
     }
 }

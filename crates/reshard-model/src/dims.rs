@@ -29,7 +29,11 @@ impl Dims {
     /// Product of the extents; `None` when it does not fit 64 bits.
     pub fn volume(&self) -> Option<u64> {
         // A zero anywhere makes the product zero, whatever the other extents are.
-        if self.0.contains(&0) { Some(0) } else { self.0.iter().try_fold(1u64, |v, &d| v.checked_mul(d)) }
+        if self.0.contains(&0) {
+            Some(0)
+        } else {
+            self.0.iter().try_fold(1u64, |v, &d| v.checked_mul(d))
+        }
     }
 }
 
@@ -98,6 +102,9 @@ mod tests {
     #[test]
     fn numbers_are_shown_as_python_shows_them() {
         let dims = Dims::from([2, 3]);
-        assert_eq!((format!("{dims}"), format!("{dims:?}")), ("[2, 3]".into(), "[2, 3]".into()));
+        assert_eq!(
+            (format!("{dims}"), format!("{dims:?}")),
+            ("[2, 3]".into(), "[2, 3]".into())
+        );
     }
 }

@@ -85,24 +85,30 @@ impl DType {
     /// Bytes of the parts that byte order applies to: a complex number is two of them.
     pub const fn word(self) -> u64 {
         match self {
-            Self::Complex32 | Self::BComplex32 | Self::Complex64 | Self::Complex128 => self.size() / 2,
+            Self::Complex32 | Self::BComplex32 | Self::Complex64 | Self::Complex128 => {
+                self.size() / 2
+            }
             _ => self.size(),
         }
     }
 
     /// Whether elements are complex numbers.
     pub const fn is_complex(self) -> bool {
-        matches!(self, Self::Complex32 | Self::BComplex32 | Self::Complex64 | Self::Complex128)
+        matches!(
+            self,
+            Self::Complex32 | Self::BComplex32 | Self::Complex64 | Self::Complex128
+        )
     }
 
     /// Whether elements are real floating-point numbers.
     pub const fn is_float(self) -> bool {
-        matches!(self, Self::Float16 | Self::BFloat16 | Self::Float32 | Self::Float64)
-            || matches!(
-                self,
-                Self::Float8E4M3Fn | Self::Float8E4M3FnUz | Self::Float8E5M2 | Self::Float8E5M2FnUz
-            )
-            || matches!(self, Self::Float8E8M0Fnu | Self::Float4E2M1FnX2)
+        matches!(
+            self,
+            Self::Float16 | Self::BFloat16 | Self::Float32 | Self::Float64
+        ) || matches!(
+            self,
+            Self::Float8E4M3Fn | Self::Float8E4M3FnUz | Self::Float8E5M2 | Self::Float8E5M2FnUz
+        ) || matches!(self, Self::Float8E8M0Fnu | Self::Float4E2M1FnX2)
     }
 }
 
@@ -123,6 +129,10 @@ impl FromStr for DType {
     type Err = ParseDTypeError;
     fn from_str(s: &str) -> Result<Self, ParseDTypeError> {
         let s = s.strip_prefix("torch.").unwrap_or(s);
-        Self::ALL.iter().copied().find(|d| d.name() == s).ok_or_else(|| ParseDTypeError(s.into()))
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|d| d.name() == s)
+            .ok_or_else(|| ParseDTypeError(s.into()))
     }
 }

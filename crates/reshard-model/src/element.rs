@@ -64,7 +64,11 @@ impl<T: bytemuck::Pod> Aligned<T> {
 
     /// The elements as a vector of nothing else, which moves them by some bytes.
     fn into_vec(self) -> Vec<T> {
-        let Self { mut memory, from, len } = self;
+        let Self {
+            mut memory,
+            from,
+            len,
+        } = self;
         memory.truncate(from + len);
         memory.drain(..from);
         memory
@@ -77,12 +81,16 @@ impl<T: bytemuck::Pod + Send + Sync> HostBuffer for Aligned<T> {
     }
 
     fn as_bytes_mut(&mut self) -> Option<&mut [u8]> {
-        Some(bytemuck::cast_slice_mut(&mut self.memory[self.from..self.from + self.len]))
+        Some(bytemuck::cast_slice_mut(
+            &mut self.memory[self.from..self.from + self.len],
+        ))
     }
 }
 
 /// The vector of a buffer, if nobody else holds that, and if it is one of such elements.
-fn take<T: bytemuck::Pod + Send + Sync>(buffer: Arc<dyn HostBuffer>) -> Result<Vec<T>, Arc<dyn HostBuffer>>
+fn take<T: bytemuck::Pod + Send + Sync>(
+    buffer: Arc<dyn HostBuffer>,
+) -> Result<Vec<T>, Arc<dyn HostBuffer>>
 where
     Vec<T>: HostBuffer,
 {
@@ -141,9 +149,12 @@ pub(crate) fn zeroed(key: &str, dtype: DType, elements: u64) -> Result<Arc<dyn H
         prefer_huge_pages(bytemuck::cast_slice_mut(&mut memory.memory));
         Ok(Arc::new(memory))
     }
-    let too_big = || ModelError::invalid(key, format!("no memory for {elements} elements of {dtype}"));
+    let too_big =
+        || ModelError::invalid(key, format!("no memory for {elements} elements of {dtype}"));
     let n = usize::try_from(elements).map_err(|_| too_big())?;
-    n.checked_mul(dtype.size() as usize).filter(|b| *b <= isize::MAX as usize).ok_or_else(too_big)?;
+    n.checked_mul(dtype.size() as usize)
+        .filter(|b| *b <= isize::MAX as usize)
+        .ok_or_else(too_big)?;
     match dtype {
         DType::UInt16 => make::<u16>(n),
         DType::UInt32 => make::<u32>(n),
@@ -171,8 +182,17 @@ mod tests {
 
     #[test]
     fn a_large_buffer_is_aligned_and_can_be_taken_out() {
-        for (dtype, size) in [(DType::UInt8, 1), (DType::BFloat16, 2), (DType::Complex128, 16)] {
-            for n in [1, LARGE as u64 / size - 1, LARGE as u64 / size, LARGE as u64 / size + 3] {
+        for (dtype, size) in [
+            (DType::UInt8, 1),
+            (DType::BFloat16, 2),
+            (DType::Complex128, 16),
+        ] {
+            for n in [
+                1,
+                LARGE as u64 / size - 1,
+                LARGE as u64 / size,
+                LARGE as u64 / size + 3,
+            ] {
                 let buffer = zeroed("t", dtype, n).unwrap();
                 assert_eq!(buffer.as_bytes().len() as u64, n * size);
                 let is_aligned = buffer.as_bytes().as_ptr().align_offset(ALIGNMENT) == 0;
@@ -180,10 +200,15 @@ mod tests {
             }
         }
         let mut buffer = zeroed("t", DType::Float32, LARGE as u64).unwrap();
-        let memory = Arc::get_mut(&mut buffer).and_then(|b| b.as_bytes_mut()).unwrap();
+        let memory = Arc::get_mut(&mut buffer)
+            .and_then(|b| b.as_bytes_mut())
+            .unwrap();
         memory[..4].copy_from_slice(&1f32.to_le_bytes());
         memory[4 * LARGE - 4..].copy_from_slice(&2f32.to_le_bytes());
         let vector = f32::from_buffer(buffer).ok().unwrap();
-        assert_eq!((vector.len(), vector[0], vector[1], vector[LARGE - 1]), (LARGE, 1.0, 0.0, 2.0));
+        assert_eq!(
+            (vector.len(), vector[0], vector[1], vector[LARGE - 1]),
+            (LARGE, 1.0, 0.0, 2.0)
+        );
     }
 }

@@ -43,7 +43,10 @@ impl SourceError {
             ErrorKind::Corrupt | ErrorKind::Unsupported | ErrorKind::Limit => kind,
             _ => ErrorKind::Unavailable,
         };
-        Self { kind, error: error.into() }
+        Self {
+            kind,
+            error: error.into(),
+        }
     }
 
     /// What the caller can do.
@@ -90,7 +93,9 @@ pub enum ModelError {
         key: String,
     },
     /// A buffer of the template can't be written to.
-    #[error("the buffer of {key} is read-only; pass memory that can be written, or let load allocate")]
+    #[error(
+        "the buffer of {key} is read-only; pass memory that can be written, or let load allocate"
+    )]
     ReadOnly {
         /// Key of the tensor.
         key: String,
@@ -135,7 +140,10 @@ impl ModelError {
 
     /// An [`Invalid`](Self::Invalid) about `key`.
     pub fn invalid(key: &str, what: impl Into<String>) -> Self {
-        Self::Invalid { key: key.into(), what: what.into() }
+        Self::Invalid {
+            key: key.into(),
+            what: what.into(),
+        }
     }
 }
 

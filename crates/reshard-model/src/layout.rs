@@ -28,10 +28,19 @@ impl Layout {
     /// A layout with any strides. `None` if the offset of its last byte does not fit 63 bits, or shape and strides differ in
     /// length.
     pub fn new(item: u64, start: u64, shape: Dims, strides: Dims) -> Option<Self> {
-        let out = Self { item, start, shape, strides };
+        let out = Self {
+            item,
+            start,
+            shape,
+            strides,
+        };
         (out.shape.len() == out.strides.len()).then_some(())?;
         let elements = out.shape.volume()?;
-        let end = if elements == 0 { out.start } else { out.last()?.checked_add(1)? };
+        let end = if elements == 0 {
+            out.start
+        } else {
+            out.last()?.checked_add(1)?
+        };
         let bytes = end.max(elements).checked_mul(item.max(1))?;
         (bytes <= i64::MAX as u64).then_some(out)
     }
@@ -41,7 +50,9 @@ impl Layout {
         self.shape
             .iter()
             .zip(&self.strides)
-            .try_fold(self.start, |at, (&n, &s)| at.checked_add(n.saturating_sub(1).checked_mul(s)?))
+            .try_fold(self.start, |at, (&n, &s)| {
+                at.checked_add(n.saturating_sub(1).checked_mul(s)?)
+            })
     }
 
     /// Bytes per element.
@@ -77,7 +88,11 @@ impl Layout {
     /// The range of bytes from the first element to the end of the last one. A buffer must contain it.
     pub fn hull(&self) -> std::ops::Range<u64> {
         let first = self.start * self.item;
-        if self.elements() == 0 { first..first } else { first..(self.last().unwrap_or(0) + 1) * self.item }
+        if self.elements() == 0 {
+            first..first
+        } else {
+            first..(self.last().unwrap_or(0) + 1) * self.item
+        }
     }
 
     /// Whether the elements lie one after the other in row-major order.
@@ -100,8 +115,13 @@ impl Layout {
         if self.elements() == 0 {
             return true;
         }
-        let mut axes: SmallVec<[(u64, u64); 4]> =
-            self.strides.iter().zip(&self.shape).filter(|(_, n)| **n > 1).map(|(&s, &n)| (s, n)).collect();
+        let mut axes: SmallVec<[(u64, u64); 4]> = self
+            .strides
+            .iter()
+            .zip(&self.shape)
+            .filter(|(_, n)| **n > 1)
+            .map(|(&s, &n)| (s, n))
+            .collect();
         axes.sort_unstable();
         // Enough, though not needed for odd overlaps that happen to interleave: each axis steps over all that lies within it.
         let mut reach = 0u64;
@@ -114,7 +134,11 @@ impl Layout {
 
     /// The same elements with another shape. `None` if the shapes differ in more than axes of length 1.
     pub fn squeeze_to(&self, shape: &[u64]) -> Option<Self> {
-        let mut own = self.shape.iter().zip(&self.strides).filter(|(n, _)| **n != 1);
+        let mut own = self
+            .shape
+            .iter()
+            .zip(&self.strides)
+            .filter(|(n, _)| **n != 1);
         let mut strides = Dims::default();
         for &n in shape {
             match n {
@@ -133,10 +157,21 @@ impl Layout {
     /// The part that `region` selects. The region must fit the shape.
     pub fn narrow(&self, region: &Region) -> Self {
         debug_assert!(region.fits(&self.shape), "{region} in {}", self.shape);
-        let start = region.offsets.iter().zip(&self.strides).map(|(&o, &s)| o * s).sum::<u64>() + self.start;
+        let start = region
+            .offsets
+            .iter()
+            .zip(&self.strides)
+            .map(|(&o, &s)| o * s)
+            .sum::<u64>()
+            + self.start;
         // An empty region may start past the last element; nothing is ever read there.
         let start = if region.is_empty() { self.start } else { start };
-        Self { item: self.item, start, shape: region.lengths.clone(), strides: self.strides.clone() }
+        Self {
+            item: self.item,
+            start,
+            shape: region.lengths.clone(),
+            strides: self.strides.clone(),
+        }
     }
 }
 
@@ -216,18 +251,32 @@ impl Segments {
         let mut merged: SmallVec<[Axis; 4]> = SmallVec::new();
         for inner in axes {
             match merged.last_mut() {
-                Some(outer) if outer.src == inner.src * inner.len && outer.dst == inner.dst * inner.len => {
-                    *outer = Axis { len: outer.len * inner.len, ..inner };
+                Some(outer)
+                    if outer.src == inner.src * inner.len && outer.dst == inner.dst * inner.len =>
+                {
+                    *outer = Axis {
+                        len: outer.len * inner.len,
+                        ..inner
+                    };
                 }
                 _ => merged.push(inner),
             }
         }
         let mut run = item;
-        if merged.last().is_some_and(|a| a.src == item && a.dst == item) {
+        if merged
+            .last()
+            .is_some_and(|a| a.src == item && a.dst == item)
+        {
             run *= merged.pop().map_or(1, |a| a.len);
         }
         let done = src.shape.contains(&0);
-        Self { axes: merged, run, src: src.start * item, dst: dst.start * item, done }
+        Self {
+            axes: merged,
+            run,
+            src: src.start * item,
+            dst: dst.start * item,
+            done,
+        }
     }
 
     /// Length of each run in bytes (all are equal).
@@ -237,7 +286,11 @@ impl Segments {
 
     /// The number of all runs, including those already taken. 0 once all are taken.
     pub fn count(&self) -> u64 {
-        if self.done { 0 } else { self.axes.iter().map(|a| a.len).product::<u64>() }
+        if self.done {
+            0
+        } else {
+            self.axes.iter().map(|a| a.len).product::<u64>()
+        }
     }
 
     /// The run that comes next, without taking it.
@@ -332,7 +385,10 @@ mod tests {
     #[test]
     fn a_contiguous_copy_is_one_run() {
         let l = Layout::contiguous(4, &[3, 1, 5]).unwrap();
-        assert_eq!(Segments::row_major(&l, &l).collect::<Vec<_>>(), [(0, 0, 60)]);
+        assert_eq!(
+            Segments::row_major(&l, &l).collect::<Vec<_>>(),
+            [(0, 0, 60)]
+        );
         let rows = l.narrow(&Region::new([1, 0, 0], [2, 1, 5]));
         assert_eq!(rows.hull(), 20..60);
     }
@@ -340,8 +396,14 @@ mod tests {
     #[test]
     fn a_layout_tells_what_it_was_made_of() {
         let l = Layout::new(2, 5, [3, 4].into(), [9, 2].into()).unwrap();
-        assert_eq!((l.item(), l.start(), l.elements(), l.bytes()), (2, 5, 12, 24));
-        assert_eq!((&l.shape()[..], &l.strides()[..]), (&[3, 4][..], &[9, 2][..]));
+        assert_eq!(
+            (l.item(), l.start(), l.elements(), l.bytes()),
+            (2, 5, 12, 24)
+        );
+        assert_eq!(
+            (&l.shape()[..], &l.strides()[..]),
+            (&[3, 4][..], &[9, 2][..])
+        );
         assert_eq!(l.hull(), 10..2 * (5 + 18 + 6 + 1));
     }
 
@@ -350,7 +412,10 @@ mod tests {
         let l = Layout::new(2, 7, [2, 1, 3].into(), [9, 5, 2].into()).unwrap();
         for shape in [&[2, 3][..], &[2, 1, 3], &[1, 2, 3, 1]] {
             let other = l.squeeze_to(shape).unwrap();
-            assert_eq!((other.item(), other.start(), &other.shape()[..]), (2, 7, shape));
+            assert_eq!(
+                (other.item(), other.start(), &other.shape()[..]),
+                (2, 7, shape)
+            );
             assert_eq!(elements(&other), elements(&l));
         }
         for shape in [&[3, 2][..], &[2], &[2, 3, 2], &[6], &[]] {
@@ -387,10 +452,20 @@ mod tests {
     #[test]
     fn an_expanded_tensor_is_not_injective() {
         assert!(
-            Layout::new(4, 0, [1, 3].into(), [0, 1].into()).unwrap().is_injective(),
+            Layout::new(4, 0, [1, 3].into(), [0, 1].into())
+                .unwrap()
+                .is_injective(),
             "nothing is expanded"
         );
-        assert!(!Layout::new(4, 0, [3, 2].into(), [0, 1].into()).unwrap().is_injective());
-        assert!(!Layout::new(4, 0, [3, 2].into(), [1, 1].into()).unwrap().is_injective());
+        assert!(
+            !Layout::new(4, 0, [3, 2].into(), [0, 1].into())
+                .unwrap()
+                .is_injective()
+        );
+        assert!(
+            !Layout::new(4, 0, [3, 2].into(), [1, 1].into())
+                .unwrap()
+                .is_injective()
+        );
     }
 }

@@ -53,13 +53,14 @@ pub use layout::{Layout, Segments};
 pub use mesh::{DeviceMesh, Placement};
 pub use region::{Region, Rows, Select};
 pub use sharded::{
-    AxisCoordinates, AxisSlice, BuildFn, Data, FlatStateDict, Leaf, LocalNonpersistent, MergeFn, ObjectCodec,
-    Payload, ReplicaId, Sharded, ShardedObject, ShardedTensor, ShardedTensorFactory, StateDict, Swiglu,
-    TensorSource, add_prefix_for_sharding, apply_prefix_mapping, local_chunk, replace_prefix_for_sharding,
+    AxisCoordinates, AxisSlice, BuildFn, Data, FlatStateDict, Leaf, LocalNonpersistent, MergeFn,
+    ObjectCodec, Payload, ReplicaId, Sharded, ShardedObject, ShardedTensor, ShardedTensorFactory,
+    StateDict, Swiglu, TensorSource, add_prefix_for_sharding, apply_prefix_mapping, local_chunk,
+    replace_prefix_for_sharding,
 };
 pub use split::{
-    Flatten, Parts, PathOfKey, PlainTensor, Skeleton, expand_factories, merge_factories, split, split_as,
-    unflatten,
+    Flatten, Parts, PathOfKey, PlainTensor, Skeleton, expand_factories, merge_factories, split,
+    split_as, unflatten,
 };
 pub use tensor::Tensor;
 pub use tree::{Difference, Path, Step, Tree, ValueTree, diff};

@@ -52,8 +52,12 @@ impl DeviceMesh {
     /// name is there twice.
     pub fn new(axes: &[(&str, u64)], ranks: Vec<u32>) -> Result<Self> {
         let shape: Dims = axes.iter().map(|(_, n)| *n).collect();
-        let fail =
-            |what: String| Err(ModelError::invalid("", format!("device mesh of shape {shape}: {what}")));
+        let fail = |what: String| {
+            Err(ModelError::invalid(
+                "",
+                format!("device mesh of shape {shape}: {what}"),
+            ))
+        };
         if shape.contains(&0) || shape.volume() != Some(ranks.len() as u64) {
             return fail(format!("{} ranks were given", ranks.len()));
         }
@@ -66,7 +70,11 @@ impl DeviceMesh {
         if let Some(twice) = (1..names.len()).find(|&i| names[..i].contains(&names[i])) {
             return fail(format!("axis {:?} is there twice", names[twice]));
         }
-        Ok(Self { shape, names, ranks })
+        Ok(Self {
+            shape,
+            names,
+            ranks,
+        })
     }
 
     /// The ranks from 0 on, in row-major order.
@@ -74,11 +82,16 @@ impl DeviceMesh {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn of(axes: &[(&str, u64)]) -> Result<Self> {
-        let n = axes.iter().try_fold(1u32, |n, (_, size)| n.checked_mul(u32::try_from(*size).ok()?));
+        let n = axes.iter().try_fold(1u32, |n, (_, size)| {
+            n.checked_mul(u32::try_from(*size).ok()?)
+        });
         match n {
             // More would not be a mesh of anything, but memory.
             Some(n) if n <= 1 << 24 => Self::new(axes, (0..n).collect()),
-            _ => Err(ModelError::invalid("", "a device mesh of more than 16,777,216 ranks")),
+            _ => Err(ModelError::invalid(
+                "",
+                "a device mesh of more than 16,777,216 ranks",
+            )),
         }
     }
 
@@ -111,8 +124,15 @@ impl DeviceMesh {
     /// Which copy of its pieces a rank holds: its coordinates along the axes that replicate. `None` when it is not in the mesh.
     pub fn replica_id(&self, placements: &[Placement], rank: u32) -> Option<ReplicaId> {
         let at = self.coordinate(rank)?;
-        let replicated = at.iter().zip(placements).filter(|(_, p)| **p == Placement::Replicate);
-        Some(ReplicaId(replicated.map(|(&c, _)| u32::try_from(c).unwrap_or(u32::MAX)).collect()))
+        let replicated = at
+            .iter()
+            .zip(placements)
+            .filter(|(_, p)| **p == Placement::Replicate);
+        Some(ReplicaId(
+            replicated
+                .map(|(&c, _)| u32::try_from(c).unwrap_or(u32::MAX))
+                .collect(),
+        ))
     }
 
     /// The boxes of a global tensor that a rank holds, in the order of its local tensor; `None` when the rank is not in the
@@ -143,28 +163,43 @@ impl DeviceMesh {
     ) -> Result<Option<Vec<(Region, Region)>>> {
         let fail = |what: String| Err(ModelError::invalid(key, what));
         if placements.len() != self.shape.len() {
-            return fail(format!("{} placements for a mesh of shape {}", placements.len(), self.shape));
+            return fail(format!(
+                "{} placements for a mesh of shape {}",
+                placements.len(),
+                self.shape
+            ));
         }
         for p in placements {
             match *p {
                 Placement::Partial => {
                     return fail(
-                        "a partial placement can't be saved or loaded; reduce the tensor first".into(),
+                        "a partial placement can't be saved or loaded; reduce the tensor first"
+                            .into(),
                     );
                 }
-                Placement::Shard(dim) | Placement::StridedShard { dim, .. } if dim >= global_shape.len() => {
+                Placement::Shard(dim) | Placement::StridedShard { dim, .. }
+                    if dim >= global_shape.len() =>
+                {
                     let shape = Dims::from(global_shape);
-                    return fail(format!("a placement cuts axis {dim} of a tensor of shape {shape}"));
+                    return fail(format!(
+                        "a placement cuts axis {dim} of a tensor of shape {shape}"
+                    ));
                 }
-                Placement::StridedShard { split_factor: 0, .. } => {
+                Placement::StridedShard {
+                    split_factor: 0, ..
+                } => {
                     return fail("a strided placement with split factor 0".into());
                 }
                 _ => {}
             }
         }
-        let Some(at) = self.coordinate(rank) else { return Ok(None) };
-        let mut axes: Vec<Vec<Range<u64>>> =
-            global_shape.iter().map(|&n| std::iter::once(0..n).collect()).collect();
+        let Some(at) = self.coordinate(rank) else {
+            return Ok(None);
+        };
+        let mut axes: Vec<Vec<Range<u64>>> = global_shape
+            .iter()
+            .map(|&n| std::iter::once(0..n).collect())
+            .collect();
         for ((p, &index), &parts) in placements.iter().zip(&at).zip(&self.shape) {
             let (dim, split_factor) = match *p {
                 Placement::Shard(dim) => (dim, 1),
@@ -193,7 +228,10 @@ fn cut(ranges: &[Range<u64>], split_factor: u64, parts: u64, index: u64) -> Vec<
         let mut seen = 0;
         for r in ranges {
             let n = r.end - r.start;
-            let (a, b) = (lo.clamp(seen, seen + n) - seen, hi.clamp(seen, seen + n) - seen);
+            let (a, b) = (
+                lo.clamp(seen, seen + n) - seen,
+                hi.clamp(seen, seen + n) - seen,
+            );
             seen += n;
             if a == b {
                 continue;
@@ -215,7 +253,11 @@ fn boxes(axes: &[Vec<Range<u64>>], global_shape: &[u64]) -> Vec<(Region, Region)
         // An axis without elements: PyTorch puts what is empty at the end.
         let nothing = extent..extent;
         let empty = ranges.iter().all(Range::is_empty);
-        let ranges = if empty { std::slice::from_ref(&nothing) } else { ranges };
+        let ranges = if empty {
+            std::slice::from_ref(&nothing)
+        } else {
+            ranges
+        };
         out = out
             .iter()
             .flat_map(|(global, local)| {
@@ -254,7 +296,9 @@ impl ShardedTensor {
     ) -> Result<Vec<Self>> {
         let data = data.into();
         let (dtype, shape) = data.known_spec(key)?;
-        let Some(held) = mesh.held(key, placements, global_shape, rank)? else { return Ok(Vec::new()) };
+        let Some(held) = mesh.held(key, placements, global_shape, rank)? else {
+            return Ok(Vec::new());
+        };
         let mut local = Dims::zeros(global_shape.len());
         for (_, place) in &held {
             (0..local.len()).for_each(|a| local[a] = local[a].max(place.end(a)));
@@ -266,7 +310,11 @@ impl ShardedTensor {
             return Err(ModelError::invalid(key, what));
         }
         let pieces = Self::declare_mesh(key, dtype, mesh, placements, global_shape, rank)?;
-        Ok(pieces.into_iter().zip(&held).map(|(p, (_, place))| p.with_data(data.narrow(place))).collect())
+        Ok(pieces
+            .into_iter()
+            .zip(&held)
+            .map(|(p, (_, place))| p.with_data(data.narrow(place)))
+            .collect())
     }
 
     /// As [`from_mesh`](Self::from_mesh), without data.
@@ -281,7 +329,9 @@ impl ShardedTensor {
         global_shape: &[u64],
         rank: u32,
     ) -> Result<Vec<Self>> {
-        let Some(pieces) = mesh.pieces(key, placements, global_shape, rank)? else { return Ok(Vec::new()) };
+        let Some(pieces) = mesh.pieces(key, placements, global_shape, rank)? else {
+            return Ok(Vec::new());
+        };
         let replica_id = mesh.replica_id(placements, rank).unwrap_or_default();
         let fragmentations = regular(mesh, placements, global_shape);
         pieces
@@ -305,5 +355,9 @@ fn regular(mesh: &DeviceMesh, placements: &[Placement], global_shape: &[u64]) ->
             Placement::Replicate | Placement::Partial => {}
         }
     }
-    global_shape.iter().zip(&fragments).all(|(n, f)| n.is_multiple_of(*f)).then_some(fragments)
+    global_shape
+        .iter()
+        .zip(&fragments)
+        .all(|(n, f)| n.is_multiple_of(*f))
+        .then_some(fragments)
 }

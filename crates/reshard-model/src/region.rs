@@ -16,12 +16,18 @@ pub struct Region {
 impl Region {
     /// A box of `lengths` at `offsets`; both have one number per axis.
     pub fn new(offsets: impl Into<Dims>, lengths: impl Into<Dims>) -> Self {
-        Self { offsets: offsets.into(), lengths: lengths.into() }
+        Self {
+            offsets: offsets.into(),
+            lengths: lengths.into(),
+        }
     }
 
     /// All of a tensor of this shape.
     pub fn whole(shape: &[u64]) -> Self {
-        Self { offsets: Dims::zeros(shape.len()), lengths: shape.into() }
+        Self {
+            offsets: Dims::zeros(shape.len()),
+            lengths: shape.into(),
+        }
     }
 
     /// Rows of the first axis, whole in the others.
@@ -71,15 +77,19 @@ impl Region {
     /// Whether every element of `other` lies in this box.
     pub fn contains(&self, other: &Self) -> bool {
         self.ndim() == other.ndim()
-            && (0..self.ndim()).all(|a| other.offsets[a] >= self.offsets[a] && other.end(a) <= self.end(a))
+            && (0..self.ndim())
+                .all(|a| other.offsets[a] >= self.offsets[a] && other.end(a) <= self.end(a))
     }
 
     /// Whether it lies inside a tensor of this shape.
     pub fn fits(&self, shape: &[u64]) -> bool {
         self.ndim() == shape.len()
             && self.offsets.len() == shape.len()
-            && (0..shape.len())
-                .all(|a| self.offsets[a].checked_add(self.lengths[a]).is_some_and(|end| end <= shape[a]))
+            && (0..shape.len()).all(|a| {
+                self.offsets[a]
+                    .checked_add(self.lengths[a])
+                    .is_some_and(|end| end <= shape[a])
+            })
     }
 
     /// Boxes of at most `max` elements (at least one) that follow each other in row-major order and make up this one.
@@ -101,7 +111,10 @@ impl Region {
         let step = (max / inner.max(1)).max(1);
         let mut at = (!self.is_empty()).then(|| self.offsets.clone());
         std::iter::from_fn(move || {
-            let mut out = Self { offsets: at.take()?, lengths: self.lengths.clone() };
+            let mut out = Self {
+                offsets: at.take()?,
+                lengths: self.lengths.clone(),
+            };
             let Some(cut) = cut else { return Some(out) };
             out.lengths[..cut].fill(1);
             out.lengths[cut] = step.min(self.end(cut) - out.offsets[cut]);
@@ -121,7 +134,9 @@ impl Region {
     /// The same box with offsets counted from the start of `origin`, which must contain it.
     pub fn within(&self, origin: &Self) -> Self {
         Self {
-            offsets: (0..self.ndim()).map(|a| self.offsets[a].saturating_sub(origin.offsets[a])).collect(),
+            offsets: (0..self.ndim())
+                .map(|a| self.offsets[a].saturating_sub(origin.offsets[a]))
+                .collect(),
             lengths: self.lengths.clone(),
         }
     }
@@ -132,7 +147,13 @@ impl fmt::Display for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("[")?;
         for a in 0..self.ndim() {
-            write!(f, "{}{}:{}", if a == 0 { "" } else { ", " }, self.offsets[a], self.end(a))?;
+            write!(
+                f,
+                "{}{}:{}",
+                if a == 0 { "" } else { ", " },
+                self.offsets[a],
+                self.end(a)
+            )?;
         }
         f.write_str("]")
     }
@@ -152,7 +173,10 @@ impl Select for Region {
         if self.fits(shape) {
             return Ok(self.clone());
         }
-        Err(ModelError::invalid(key, format!("region {self} does not lie in shape {}", Dims::from(shape))))
+        Err(ModelError::invalid(
+            key,
+            format!("region {self} does not lie in shape {}", Dims::from(shape)),
+        ))
     }
 }
 
@@ -177,7 +201,10 @@ impl Select for Rows {
         let Range { start, end } = self.0;
         if shape.is_empty() || start > end || end > shape[0] {
             let shape = Dims::from(shape);
-            return Err(ModelError::invalid(key, format!("rows {start}..{end} do not lie in shape {shape}")));
+            return Err(ModelError::invalid(
+                key,
+                format!("rows {start}..{end} do not lie in shape {shape}"),
+            ));
         }
         let mut r = Region::whole(shape);
         (r.offsets[0], r.lengths[0]) = (start, end - start);
@@ -220,7 +247,10 @@ mod tests {
         let shape = [5, 3];
         let inner = Region::new([1, 0], [4, 2]);
         assert_eq!(inner.resolve("w", &shape).unwrap(), inner);
-        assert_eq!(<&Region as Select>::resolve(&&inner, "w", &shape).unwrap(), inner);
+        assert_eq!(
+            <&Region as Select>::resolve(&&inner, "w", &shape).unwrap(),
+            inner
+        );
         assert_eq!((..).resolve("w", &shape).unwrap(), Region::whole(&shape));
         for outer in [Region::new([1, 0], [5, 2]), Region::new([1], [4])] {
             let error = outer.resolve("w", &shape).unwrap_err().to_string();
@@ -232,10 +262,16 @@ mod tests {
         }
         #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
         for rows in [3..2, 0..6, 6..6] {
-            let error = Region::rows(rows).resolve("w", &shape).unwrap_err().to_string();
+            let error = Region::rows(rows)
+                .resolve("w", &shape)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains("do not lie in shape [5, 3]"), "{error}");
         }
-        assert!(Region::rows(0..0).resolve("w", &[]).is_err(), "a scalar has no rows");
+        assert!(
+            Region::rows(0..0).resolve("w", &[]).is_err(),
+            "a scalar has no rows"
+        );
     }
 
     #[test]
@@ -243,7 +279,11 @@ mod tests {
         let (a, b) = (Region::new([2, 0], [5, 9]), Region::new([4, 3], [7, 2]));
         let both = Some(Region::new([4, 3], [3, 2]));
         assert_eq!((a.intersect(&b), b.intersect(&a)), (both.clone(), both));
-        assert_eq!(a.intersect(&Region::new([7, 3], [1, 1])), None, "boxes that only touch");
+        assert_eq!(
+            a.intersect(&Region::new([7, 3], [1, 1])),
+            None,
+            "boxes that only touch"
+        );
     }
 
     #[test]
@@ -256,10 +296,18 @@ mod tests {
     fn a_box_holds_what_lies_in_it_on_every_axis() {
         let outer = Region::new([2, 2], [4, 4]);
         assert!(outer.contains(&outer) && outer.contains(&Region::new([3, 4], [3, 1])));
-        for (offsets, lengths) in [([1, 3], [2, 1]), ([3, 1], [1, 2]), ([5, 3], [2, 1]), ([3, 5], [1, 2])] {
+        for (offsets, lengths) in [
+            ([1, 3], [2, 1]),
+            ([3, 1], [1, 2]),
+            ([5, 3], [2, 1]),
+            ([3, 5], [1, 2]),
+        ] {
             let outside = Region::new(offsets, lengths);
             assert!(!outer.contains(&outside), "{outer} holds {outside}");
         }
-        assert!(!outer.contains(&Region::new([3], [1])), "another number of axes");
+        assert!(
+            !outer.contains(&Region::new([3], [1])),
+            "another number of axes"
+        );
     }
 }

@@ -277,7 +277,12 @@ impl ShardedObject {
             return self.key.to_string();
         }
         let join = |d: &Dims| d.iter().map(u64::to_string).collect::<Vec<_>>().join(".");
-        format!("{}/shard_{}_{}", self.key, join(&self.global_offset), join(&self.global_shape))
+        format!(
+            "{}/shard_{}_{}",
+            self.key,
+            join(&self.global_offset),
+            join(&self.global_shape)
+        )
     }
 
     /// The cell that a unique key names, without data. Very old names lack the last extent of the shape. Then it becomes
@@ -287,20 +292,30 @@ impl ShardedObject {
     /// [`ModelError::Invalid`] when the name is not of this form.
     pub fn empty_from_unique_key(unique_key: &str) -> Result<Self> {
         let fail = || {
-            let what =
-                "not the name of an object: expected KEY/shard_OFFSET_SHAPE, such as rng_state/shard_0.1_1.2";
+            let what = "not the name of an object: expected KEY/shard_OFFSET_SHAPE, such as rng_state/shard_0.1_1.2";
             ModelError::invalid(unique_key, what)
         };
-        let (key, cell) = unique_key.split_once('/').filter(|(_, c)| !c.contains('/')).ok_or_else(fail)?;
+        let (key, cell) = unique_key
+            .split_once('/')
+            .filter(|(_, c)| !c.contains('/'))
+            .ok_or_else(fail)?;
         let mut parts = cell.split('_');
         let (Some("shard"), Some(offset), Some(shape), None) =
             (parts.next(), parts.next(), parts.next(), parts.next())
         else {
             return Err(fail());
         };
-        let ints = |s: &str| s.split('.').map(|p| p.parse().ok()).collect::<Option<Dims>>();
+        let ints = |s: &str| {
+            s.split('.')
+                .map(|p| p.parse().ok())
+                .collect::<Option<Dims>>()
+        };
         let offset = ints(offset).ok_or_else(fail)?;
-        let mut shape = if shape.is_empty() { Dims::default() } else { ints(shape).ok_or_else(fail)? };
+        let mut shape = if shape.is_empty() {
+            Dims::default()
+        } else {
+            ints(shape).ok_or_else(fail)?
+        };
         if shape.len() + 1 == offset.len() {
             shape.push(offset.last().map_or(1, |o| o.saturating_add(1)));
         }

@@ -4,8 +4,8 @@
 //! where everything was; [`Skeleton::join`] builds the result of a load from them. All are pure functions of their arguments.
 
 use crate::{
-    Data, Dialect, FlatStateDict, Leaf, LentView, LocalNonpersistent, ModelError, Path, Payload, Result,
-    Sharded, ShardedTensorFactory, StateDict, Step, Tensor, Tree, Value, ValueTree,
+    Data, Dialect, FlatStateDict, Leaf, LentView, LocalNonpersistent, ModelError, Path, Payload,
+    Result, Sharded, ShardedTensorFactory, StateDict, Step, Tensor, Tree, Value, ValueTree,
 };
 use indexmap::IndexMap;
 use std::collections::BTreeMap;
@@ -134,19 +134,36 @@ pub fn split_as(state: StateDict, dialect: Dialect, flatten: Flatten) -> Result<
 
 /// The same, if there is nothing but tensors.
 fn tensors_only(parts: Parts) -> Result<Parts> {
-    match parts.flat.iter().find(|(_, leaf)| matches!(leaf, Sharded::Object(_))) {
+    match parts
+        .flat
+        .iter()
+        .find(|(_, leaf)| matches!(leaf, Sharded::Object(_)))
+    {
         Some((path, _)) => {
             let what = "it is no tensor, and a checkpoint of tensors only can hold nothing else; leave it out, or take another dialect";
             Err(structure(&path.0, what))
         }
-        None => Ok(Parts { paths: PathOfKey::new(), ..parts }),
+        None => Ok(Parts {
+            paths: PathOfKey::new(),
+            ..parts
+        }),
     }
 }
 
 impl Parts {
     fn new(flat: FlatStateDict, common: ValueTree, slots: Tree<Slot>) -> Self {
-        let skeleton = Skeleton { slots, factories: Tree::new(), lent: BTreeMap::new() };
-        Self { flat, common, paths: PathOfKey::new(), dropped_empty: Vec::new(), skeleton }
+        let skeleton = Skeleton {
+            slots,
+            factories: Tree::new(),
+            lent: BTreeMap::new(),
+        };
+        Self {
+            flat,
+            common,
+            paths: PathOfKey::new(),
+            dropped_empty: Vec::new(),
+            skeleton,
+        }
     }
 }
 
@@ -158,7 +175,13 @@ fn lend(factories: &mut Tree<ShardedTensorFactory>, flat: &FlatStateDict) -> BTr
         if let Data::Host(t) = &factory.data
             && buffers.contains_key(&t.buffer_id())
         {
-            lent.insert(Path::from(path), Lent { view: LentView::of(t), buffer: t.buffer_id() });
+            lent.insert(
+                Path::from(path),
+                Lent {
+                    view: LentView::of(t),
+                    buffer: t.buffer_id(),
+                },
+            );
             factory.data = Data::None;
         }
     });
@@ -190,7 +213,10 @@ impl Skeleton {
             Slot::Value => loaded.swap_remove(path).map(ValueTree::from),
         });
         if let Some(path) = loaded.keys().min() {
-            return Err(structure(&path.0, "this was loaded, but the template has no such leaf"));
+            return Err(structure(
+                &path.0,
+                "this was loaded, but the template has no such leaf",
+            ));
         }
         let mut out = common;
         if let Some(filled) = filled {
@@ -215,10 +241,16 @@ impl Skeleton {
             }
         });
         let mut out = StateDict::new();
-        if let Some(tree) = unfill(self.slots, Some(&self.factories), &mut Vec::new(), &mut flat) {
+        if let Some(tree) = unfill(
+            self.slots,
+            Some(&self.factories),
+            &mut Vec::new(),
+            &mut flat,
+        ) {
             out = tree;
         }
-        let common = common.try_map::<_, ModelError>(&mut |_, v| Ok(Some(Tree::Leaf(Leaf::Value(v)))))?;
+        let common =
+            common.try_map::<_, ModelError>(&mut |_, v| Ok(Some(Tree::Leaf(Leaf::Value(v)))))?;
         if let Some(common) = common {
             out.merge(common)?;
         }
@@ -278,7 +310,11 @@ fn unfill(
         Some((path.pop()?, out?))
     };
     Some(match slots {
-        Tree::Dict(d) => Tree::Dict(d.into_iter().filter_map(|(k, v)| child(k, v, path)).collect()),
+        Tree::Dict(d) => Tree::Dict(
+            d.into_iter()
+                .filter_map(|(k, v)| child(k, v, path))
+                .collect(),
+        ),
         Tree::List(v) => Tree::List(
             v.into_iter()
                 .enumerate()
@@ -306,5 +342,8 @@ fn unfill(
 }
 
 fn structure(path: &[Step], what: impl Into<String>) -> ModelError {
-    ModelError::Structure { path: Path::from(path).to_string(), what: what.into() }
+    ModelError::Structure {
+        path: Path::from(path).to_string(),
+        what: what.into(),
+    }
 }

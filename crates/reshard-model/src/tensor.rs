@@ -21,7 +21,10 @@ impl Tensor {
     /// [`ModelError::Invalid`] when the buffer has fewer bytes than the shape needs.
     pub fn new(dtype: DType, shape: &[u64], buffer: impl HostBuffer) -> Result<Self> {
         let layout = Layout::contiguous(dtype.size(), shape).ok_or_else(|| {
-            ModelError::invalid("", format!("a tensor of shape {} is too large", Dims::from(shape)))
+            ModelError::invalid(
+                "",
+                format!("a tensor of shape {} is too large", Dims::from(shape)),
+            )
         })?;
         Self::with_layout(dtype, layout, Arc::new(buffer))
     }
@@ -34,14 +37,23 @@ impl Tensor {
         let (need, have) = (layout.hull().end, buffer.as_bytes().len() as u64);
         if layout.item() != dtype.size() || (layout.elements() > 0 && need > have) {
             let shape = layout.shape();
-            let what = format!("shape {shape} of {dtype} needs {need} bytes, the buffer has {have}");
+            let what =
+                format!("shape {shape} of {dtype} needs {need} bytes, the buffer has {have}");
             return Err(ModelError::invalid("", what));
         }
-        Ok(Self { dtype, layout, buffer })
+        Ok(Self {
+            dtype,
+            layout,
+            buffer,
+        })
     }
 
     pub(crate) fn from_parts(dtype: DType, layout: Layout, buffer: Arc<dyn HostBuffer>) -> Self {
-        Self { dtype, layout, buffer }
+        Self {
+            dtype,
+            layout,
+            buffer,
+        }
     }
 
     /// A row-major tensor over the caller's vector, without a copy.
@@ -61,10 +73,14 @@ impl Tensor {
     pub fn from_vec<T: Element>(shape: &[u64], v: Vec<T>) -> Result<Self> {
         let shape = Dims::from(shape);
         if shape.volume() != Some(v.len() as u64) {
-            return Err(ModelError::invalid("", format!("{} elements given for shape {shape}", v.len())));
+            return Err(ModelError::invalid(
+                "",
+                format!("{} elements given for shape {shape}", v.len()),
+            ));
         }
-        let layout = Layout::contiguous(T::DTYPE.size(), &shape)
-            .ok_or_else(|| ModelError::invalid("", format!("a tensor of shape {shape} is too large")))?;
+        let layout = Layout::contiguous(T::DTYPE.size(), &shape).ok_or_else(|| {
+            ModelError::invalid("", format!("a tensor of shape {shape} is too large"))
+        })?;
         Self::with_layout(T::DTYPE, layout, T::into_buffer(v))
     }
 
@@ -74,8 +90,9 @@ impl Tensor {
     /// [`ModelError::Invalid`] when there is no memory for it; `key` is for the message.
     pub fn zeros(key: &str, dtype: DType, shape: &[u64]) -> Result<Self> {
         let shape = Dims::from(shape);
-        let layout = Layout::contiguous(dtype.size(), &shape)
-            .ok_or_else(|| ModelError::invalid(key, format!("a tensor of shape {shape} is too large")))?;
+        let layout = Layout::contiguous(dtype.size(), &shape).ok_or_else(|| {
+            ModelError::invalid(key, format!("a tensor of shape {shape} is too large"))
+        })?;
         let buffer = zeroed(key, dtype, layout.elements())?;
         Self::with_layout(dtype, layout, buffer)
     }
@@ -102,7 +119,11 @@ impl Tensor {
 
     /// A view of a part of it; `region` must lie in the shape.
     pub fn narrow(&self, region: &Region) -> Self {
-        Self { dtype: self.dtype, layout: self.layout.narrow(region), buffer: Arc::clone(&self.buffer) }
+        Self {
+            dtype: self.dtype,
+            layout: self.layout.narrow(region),
+            buffer: Arc::clone(&self.buffer),
+        }
     }
 
     /// The same elements under another shape.
@@ -112,13 +133,20 @@ impl Tensor {
     pub fn view(&self, shape: &[u64]) -> Result<Self> {
         let to = Dims::from(shape);
         if !self.layout.is_contiguous() || to.volume() != self.layout.shape().volume() {
-            let what = format!("a tensor of shape {} can't be viewed as {to}", self.layout.shape());
+            let what = format!(
+                "a tensor of shape {} can't be viewed as {to}",
+                self.layout.shape()
+            );
             return Err(ModelError::invalid("", what));
         }
         let flat = Layout::contiguous(self.dtype.size(), shape)
             .and_then(|l| Layout::new(l.item(), self.layout.start(), to, l.strides().clone()));
         match flat {
-            Some(layout) => Ok(Self { dtype: self.dtype, layout, buffer: Arc::clone(&self.buffer) }),
+            Some(layout) => Ok(Self {
+                dtype: self.dtype,
+                layout,
+                buffer: Arc::clone(&self.buffer),
+            }),
             None => Err(ModelError::invalid("", "a view too large")),
         }
     }
@@ -131,7 +159,9 @@ impl Tensor {
     /// memory.
     pub fn concat(key: &str, parts: &[Self]) -> Result<Self> {
         let fail = |what: String| Err(ModelError::invalid(key, what));
-        let Some(first) = parts.first() else { return fail("no parts to put together".into()) };
+        let Some(first) = parts.first() else {
+            return fail("no parts to put together".into());
+        };
         for p in parts {
             let rows = p.shape().get(1..);
             if p.dtype != first.dtype || rows.is_none() || rows != first.shape().get(1..) {
@@ -150,8 +180,11 @@ impl Tensor {
             return Self::with_layout(first.dtype, layout, first.buffer());
         }
         let mut shape = first.shape().clone();
-        let rows = parts.iter().try_fold(0u64, |n, p| n.checked_add(p.shape()[0]));
-        shape[0] = rows.ok_or_else(|| ModelError::invalid(key, "the parts are too large together"))?;
+        let rows = parts
+            .iter()
+            .try_fold(0u64, |n, p| n.checked_add(p.shape()[0]));
+        shape[0] =
+            rows.ok_or_else(|| ModelError::invalid(key, "the parts are too large together"))?;
         let mut out = Self::zeros(key, first.dtype, &shape)?;
         let Some(mut to) = Arc::get_mut(&mut out.buffer).and_then(|b| b.as_bytes_mut()) else {
             return fail("new memory can't be written".into());
@@ -169,8 +202,17 @@ impl Tensor {
         let hull = self.layout.hull();
         let dense = self.layout.is_injective() && hull.end - hull.start == self.layout.bytes();
         let shape = [self.layout.elements()];
-        let layout = Layout::new(self.dtype.size(), self.layout.start(), shape.into(), [1].into())?;
-        dense.then(|| Self { dtype: self.dtype, layout, buffer: Arc::clone(&self.buffer) })
+        let layout = Layout::new(
+            self.dtype.size(),
+            self.layout.start(),
+            shape.into(),
+            [1].into(),
+        )?;
+        dense.then(|| Self {
+            dtype: self.dtype,
+            layout,
+            buffer: Arc::clone(&self.buffer),
+        })
     }
 
     /// Whether two handles belong to the same buffer.
@@ -204,8 +246,16 @@ impl Tensor {
         if self.dtype != T::DTYPE || !whole {
             return Err(self);
         }
-        let Self { dtype, layout, buffer } = self;
-        T::from_buffer(buffer).map_err(|buffer| Self { dtype, layout, buffer })
+        let Self {
+            dtype,
+            layout,
+            buffer,
+        } = self;
+        T::from_buffer(buffer).map_err(|buffer| Self {
+            dtype,
+            layout,
+            buffer,
+        })
     }
 
     /// A copy of the elements in row-major order. `None` if the element type differs.
@@ -233,7 +283,10 @@ impl Tensor {
         let mut at = hull.start;
         let mut left = self.layout.bytes();
         let mut segments = (!contiguous).then(|| {
-            (Segments::row_major(&self.layout, &self.layout), 0u64 /* taken of the next run */)
+            (
+                Segments::row_major(&self.layout, &self.layout),
+                0u64, /* taken of the next run */
+            )
         });
         std::iter::from_fn(move || {
             let len = left.min(max);
@@ -272,7 +325,9 @@ impl fmt::Debug for Tensor {
 /// Equal type, shape and bytes.
 impl PartialEq for Tensor {
     fn eq(&self, other: &Self) -> bool {
-        self.dtype == other.dtype && self.shape() == other.shape() && self.to_bytes() == other.to_bytes()
+        self.dtype == other.dtype
+            && self.shape() == other.shape()
+            && self.to_bytes() == other.to_bytes()
     }
 }
 
@@ -320,10 +375,16 @@ mod tests {
         for parts in [
             vec![rows(2, 2), rows(0, 2)],
             vec![rows(0, 1), rows(2, 1)],
-            vec![rows(0, 2), Tensor::from_vec(&[1, 3], vec![7u16; 3]).unwrap()],
+            vec![
+                rows(0, 2),
+                Tensor::from_vec(&[1, 3], vec![7u16; 3]).unwrap(),
+            ],
             vec![columns(0, 2), columns(1, 2)],
         ] {
-            let want: Vec<u16> = parts.iter().flat_map(|p| p.to_vec::<u16>().unwrap()).collect();
+            let want: Vec<u16> = parts
+                .iter()
+                .flat_map(|p| p.to_vec::<u16>().unwrap())
+                .collect();
             let joined = Tensor::concat("k", &parts).unwrap();
             assert!(!joined.same_buffer(&t));
             assert_eq!(joined.into_vec::<u16>().unwrap(), want);
@@ -333,20 +394,38 @@ mod tests {
     #[test]
     fn parts_that_do_not_fit_together_are_refused() {
         let t = |shape: &[u64]| Tensor::zeros("k", DType::UInt8, shape).unwrap();
-        assert!(Tensor::concat("k", &[]).unwrap_err().to_string().starts_with("k: no parts"));
+        assert!(
+            Tensor::concat("k", &[])
+                .unwrap_err()
+                .to_string()
+                .starts_with("k: no parts")
+        );
         assert!(Tensor::concat("k", &[t(&[2, 3]), t(&[2, 2])]).is_err());
         assert!(Tensor::concat("k", &[t(&[2]), t(&[])]).is_err());
-        assert!(Tensor::concat("k", &[t(&[2]), Tensor::zeros("k", DType::Int8, &[2]).unwrap()]).is_err());
+        assert!(
+            Tensor::concat(
+                "k",
+                &[t(&[2]), Tensor::zeros("k", DType::Int8, &[2]).unwrap()]
+            )
+            .is_err()
+        );
         assert!(Tensor::concat("k", &[t(&[u64::MAX, 0]), t(&[1, 0])]).is_err());
     }
 
     #[test]
     fn every_dtype_has_zeros_and_too_large_ones_are_an_error() {
         for &d in DType::ALL {
-            assert_eq!(Tensor::zeros("k", d, &[2, 3]).unwrap().nbytes(), 6 * d.size());
+            assert_eq!(
+                Tensor::zeros("k", d, &[2, 3]).unwrap().nbytes(),
+                6 * d.size()
+            );
         }
         assert_eq!(
-            Tensor::zeros("k", DType::BFloat16, &[2]).unwrap().into_vec::<half::bf16>().unwrap().len(),
+            Tensor::zeros("k", DType::BFloat16, &[2])
+                .unwrap()
+                .into_vec::<half::bf16>()
+                .unwrap()
+                .len(),
             2
         );
         let e = Tensor::zeros("huge", DType::Float32, &[1 << 59]).unwrap_err();

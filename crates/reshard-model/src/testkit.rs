@@ -15,7 +15,10 @@ impl FakeDevice {
 
     /// A copy of the memory.
     pub fn bytes(&self) -> Vec<u8> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -36,7 +39,8 @@ impl DeviceBuffer for FakeDevice {
         let memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let flat = Layout::contiguous(from.item(), from.shape()).ok_or("too large")?;
         for (s, d, n) in Segments::row_major(from, &flat) {
-            out[d as usize..(d + n) as usize].copy_from_slice(&memory[s as usize..(s + n) as usize]);
+            out[d as usize..(d + n) as usize]
+                .copy_from_slice(&memory[s as usize..(s + n) as usize]);
         }
         Ok(())
     }
@@ -45,7 +49,8 @@ impl DeviceBuffer for FakeDevice {
         let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let flat = Layout::contiguous(to.item(), to.shape()).ok_or("too large")?;
         for (s, d, n) in Segments::row_major(&flat, to) {
-            memory[d as usize..(d + n) as usize].copy_from_slice(&elements[s as usize..(s + n) as usize]);
+            memory[d as usize..(d + n) as usize]
+                .copy_from_slice(&elements[s as usize..(s + n) as usize]);
         }
         Ok(())
     }

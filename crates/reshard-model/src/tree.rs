@@ -113,7 +113,9 @@ impl<L> Tree<L> {
             Self::Dict(_) => None,
             _ => Some(std::mem::take(self)),
         };
-        let Self::Dict(d) = self else { return displaced };
+        let Self::Dict(d) = self else {
+            return displaced;
+        };
         d.insert(key.into(), tree).or(displaced)
     }
 
@@ -166,17 +168,29 @@ impl<L> Tree<L> {
 
     /// The leaf, if this is one.
     pub fn leaf(&self) -> Option<&L> {
-        if let Self::Leaf(l) = self { Some(l) } else { None }
+        if let Self::Leaf(l) = self {
+            Some(l)
+        } else {
+            None
+        }
     }
 
     /// The leaf, if this is one.
     pub fn into_leaf(self) -> Option<L> {
-        if let Self::Leaf(l) = self { Some(l) } else { None }
+        if let Self::Leaf(l) = self {
+            Some(l)
+        } else {
+            None
+        }
     }
 
     /// Removes the subtree under a str key from this dict, and returns it.
     pub fn remove(&mut self, key: &str) -> Option<Self> {
-        if let Self::Dict(d) = self { d.shift_remove(&Step::from(key)) } else { None }
+        if let Self::Dict(d) = self {
+            d.shift_remove(&Step::from(key))
+        } else {
+            None
+        }
     }
 
     /// Calls `f` on each leaf with its path, in order.
@@ -215,7 +229,9 @@ impl<L> Tree<L> {
                 Tree::Leaf(l) => f(path, l),
                 Tree::Dict(d) => d.iter_mut().for_each(|(k, v)| child(k.clone(), v, path)),
                 Tree::List(v) => {
-                    v.iter_mut().enumerate().for_each(|(i, v)| child(Step::Index(i as u64), v, path));
+                    v.iter_mut()
+                        .enumerate()
+                        .for_each(|(i, v)| child(Step::Index(i as u64), v, path));
                 }
             }
         }
@@ -282,7 +298,10 @@ impl<L> Tree<L> {
     pub fn merge(&mut self, other: Self) -> Result<()> {
         fn go<L>(a: &mut Tree<L>, b: Tree<L>, path: &mut Vec<Step>) -> Result<()> {
             let fail = |path: &[Step], what: String| {
-                Err(ModelError::Structure { path: Path::from(path).to_string(), what })
+                Err(ModelError::Structure {
+                    path: Path::from(path).to_string(),
+                    what,
+                })
             };
             match (a, b) {
                 (Tree::Dict(a), Tree::Dict(b)) => {
@@ -308,7 +327,11 @@ impl<L> Tree<L> {
                 }
                 (Tree::List(a), Tree::List(b)) => fail(
                     path,
-                    format!("cannot merge two lists with different lengths ({} and {})", a.len(), b.len()),
+                    format!(
+                        "cannot merge two lists with different lengths ({} and {})",
+                        a.len(),
+                        b.len()
+                    ),
                 ),
                 _ => fail(path, "two values for one place".into()),
             }
@@ -331,9 +354,11 @@ impl From<Value> for ValueTree {
                 let keys: Option<Vec<Step>> = d.iter().map(|(k, _)| step(k)).collect();
                 match keys {
                     None => Self::Leaf(Value::Dict(d)),
-                    Some(keys) => {
-                        Self::Dict(keys.into_iter().zip(d.into_iter().map(|(_, v)| v.into())).collect())
-                    }
+                    Some(keys) => Self::Dict(
+                        keys.into_iter()
+                            .zip(d.into_iter().map(|(_, v)| v.into()))
+                            .collect(),
+                    ),
                 }
             }
             leaf => Self::Leaf(leaf),
@@ -351,9 +376,8 @@ impl From<ValueTree> for Value {
                     .map(|(k, v)| {
                         let k = match k {
                             Step::Key(k) => Self::Str(k),
-                            Step::Index(i) => {
-                                i64::try_from(i).map_or_else(|_| Self::Str(i.to_string().into()), Self::Int)
-                            }
+                            Step::Index(i) => i64::try_from(i)
+                                .map_or_else(|_| Self::Str(i.to_string().into()), Self::Int),
                         };
                         (k, v.into())
                     })
@@ -374,47 +398,79 @@ mod tests {
         assert_eq!(t.insert("a", 2), Some(ValueTree::Leaf(Value::Int(1))));
         let mut leaf = ValueTree::Leaf(Value::Int(7));
         assert_eq!(leaf.insert("a", 1), Some(ValueTree::Leaf(Value::Int(7))));
-        assert_eq!(leaf.get("a").and_then(ValueTree::leaf), Some(&Value::Int(1)));
+        assert_eq!(
+            leaf.get("a").and_then(ValueTree::leaf),
+            Some(&Value::Int(1))
+        );
     }
 
     #[test]
     fn values_become_trees_and_back() {
         let v = Value::Dict(vec![
-            ("a".into(), Value::List(vec![Value::Int(1), Value::Dict(vec![])])),
-            (Value::Int(0), Value::Dict(vec![(Value::Float(0.5), Value::None)])),
+            (
+                "a".into(),
+                Value::List(vec![Value::Int(1), Value::Dict(vec![])]),
+            ),
+            (
+                Value::Int(0),
+                Value::Dict(vec![(Value::Float(0.5), Value::None)]),
+            ),
         ]);
         let t = ValueTree::from(v.clone());
-        assert_eq!(t.at(&["a".into(), 0.into()]).and_then(ValueTree::leaf), Some(&Value::Int(1)));
+        assert_eq!(
+            t.at(&["a".into(), 0.into()]).and_then(ValueTree::leaf),
+            Some(&Value::Int(1))
+        );
         assert_eq!(Value::from(t), v);
     }
 
     fn sample() -> ValueTree {
-        let list = Value::List(vec![Value::Int(2), Value::Dict(vec![("c".into(), Value::Int(3))])]);
-        ValueTree::from(Value::Dict(vec![("a".into(), Value::Int(1)), ("b".into(), list)]))
+        let list = Value::List(vec![
+            Value::Int(2),
+            Value::Dict(vec![("c".into(), Value::Int(3))]),
+        ]);
+        ValueTree::from(Value::Dict(vec![
+            ("a".into(), Value::Int(1)),
+            ("b".into(), list),
+        ]))
     }
 
     #[test]
     fn leaves_are_visited_in_order_with_their_paths() {
         let mut seen = Vec::new();
         sample().visit(&mut |p, v| seen.push((Path::from(p).to_string(), v.as_int().unwrap())));
-        assert_eq!(seen, [("a".into(), 1), ("b.0".into(), 2), ("b.1.c".into(), 3)]);
+        assert_eq!(
+            seen,
+            [("a".into(), 1), ("b.0".into(), 2), ("b.1.c".into(), 3)]
+        );
         let mut t = sample();
         t.visit_mut(&mut |p, v| *v = Value::Int(p.len() as i64));
         assert_eq!(t.into_nested_values(), [1, 2, 3].map(Value::Int));
-        assert_eq!(sample().map(&mut |v| v.type_name()).nested_values(), ["int"; 3]);
+        assert_eq!(
+            sample().map(&mut |v| v.type_name()).nested_values(),
+            ["int"; 3]
+        );
     }
 
     #[test]
     fn a_walk_drops_what_it_empties_and_keeps_what_was_empty() {
         let mut t = sample();
         t.insert_tree("empty", ValueTree::new());
-        let odd = |_: &[Step], v: Value| Ok::<_, ()>((v.as_int() != Some(3)).then_some(ValueTree::Leaf(v)));
+        let odd = |_: &[Step], v: Value| {
+            Ok::<_, ()>((v.as_int() != Some(3)).then_some(ValueTree::Leaf(v)))
+        };
         let t = t.try_map(&mut { odd }).unwrap().unwrap();
-        assert_eq!(t.at(&["b".into()]), Some(&ValueTree::List(vec![ValueTree::Leaf(Value::Int(2))])));
+        assert_eq!(
+            t.at(&["b".into()]),
+            Some(&ValueTree::List(vec![ValueTree::Leaf(Value::Int(2))]))
+        );
         assert_eq!(t.get("empty"), Some(&ValueTree::new()));
         let nothing = sample().try_map::<Value, ()>(&mut |_, _| Ok(None)).unwrap();
         assert_eq!(nothing, None);
-        assert_eq!(sample().try_map::<Value, _>(&mut |p, _| Err(p.len())), Err(1));
+        assert_eq!(
+            sample().try_map::<Value, _>(&mut |p, _| Err(p.len())),
+            Err(1)
+        );
     }
 
     #[test]
@@ -431,7 +487,10 @@ mod tests {
     #[test]
     fn paths_are_shown_as_names_and_as_subscripts() {
         let p = Path(vec!["a.b".into(), 0.into(), "c".into()]);
-        assert_eq!((p.to_string(), p.quoted()), ("a.b.0.c".into(), r#"["a.b"][0]["c"]"#.into()));
+        assert_eq!(
+            (p.to_string(), p.quoted()),
+            ("a.b.0.c".into(), r#"["a.b"][0]["c"]"#.into())
+        );
         let json = serde_json::to_string(&p).unwrap();
         assert_eq!(serde_json::from_str::<Path>(&json).unwrap(), p);
     }
@@ -440,8 +499,14 @@ mod tests {
     fn what_is_missing_on_the_way_is_made_and_nothing_else_changes() {
         let at = |steps: &[Step]| Path::from(steps);
         let mut t = sample();
-        t.insert_at(&at(&["new".into(), "x".into(), 0.into(), "y".into()]).0, ValueTree::new());
-        t.insert_at(&at(&["new".into(), "x".into(), 1.into()]).0, ValueTree::new());
+        t.insert_at(
+            &at(&["new".into(), "x".into(), 0.into(), "y".into()]).0,
+            ValueTree::new(),
+        );
+        t.insert_at(
+            &at(&["new".into(), "x".into(), 1.into()]).0,
+            ValueTree::new(),
+        );
         let list = ValueTree::List(vec![
             ValueTree::from(Value::Dict(vec![("y".into(), Value::Dict(vec![]))])),
             ValueTree::new(),
@@ -461,18 +526,26 @@ mod tests {
 
     #[test]
     fn parting_needs_a_container() {
-        let e = ValueTree::Leaf(Value::None).extract_matching_values(false, &mut |_| true).unwrap_err();
+        let e = ValueTree::Leaf(Value::None)
+            .extract_matching_values(false, &mut |_| true)
+            .unwrap_err();
         assert_eq!(e.to_string(), "at : only a dict or a list can be parted");
     }
 
     #[test]
     fn lists_of_other_lengths_differ_where_one_has_more() {
         let list = |n: i64| {
-            ValueTree::from(Value::Dict(vec![("a".into(), Value::List((0..n).map(Value::Int).collect()))]))
+            ValueTree::from(Value::Dict(vec![(
+                "a".into(),
+                Value::List((0..n).map(Value::Int).collect()),
+            )]))
         };
         let d = diff(&list(1), &list(3));
         let names: Vec<String> = d.only_right.iter().map(ToString::to_string).collect();
-        assert_eq!((names, d.only_left.len()), (vec!["a.1".to_owned(), "a.2".into()], 0));
+        assert_eq!(
+            (names, d.only_left.len()),
+            (vec!["a.1".to_owned(), "a.2".into()], 0)
+        );
         assert_eq!(diff(&list(3), &list(1)).only_left.len(), 2);
         assert!(diff(&list(2), &list(2)).is_empty());
     }

@@ -78,27 +78,47 @@ impl Opaque {
 impl Value {
     /// The int, if it is one of up to 64 bits.
     pub fn as_int(&self) -> Option<i64> {
-        if let Self::Int(i) = self { Some(*i) } else { None }
+        if let Self::Int(i) = self {
+            Some(*i)
+        } else {
+            None
+        }
     }
 
     /// The float, if it is one.
     pub fn as_float(&self) -> Option<f64> {
-        if let Self::Float(f) = self { Some(*f) } else { None }
+        if let Self::Float(f) = self {
+            Some(*f)
+        } else {
+            None
+        }
     }
 
     /// The text, if it is a str.
     pub fn as_str(&self) -> Option<&str> {
-        if let Self::Str(s) = self { Some(s) } else { None }
+        if let Self::Str(s) = self {
+            Some(s)
+        } else {
+            None
+        }
     }
 
     /// The tensor, if it is one in host memory.
     pub fn as_tensor(&self) -> Option<&Tensor> {
-        if let Self::Tensor(t) = self { Some(t) } else { None }
+        if let Self::Tensor(t) = self {
+            Some(t)
+        } else {
+            None
+        }
     }
 
     /// The tensor, if it is one in host memory.
     pub fn into_tensor(self) -> Option<Tensor> {
-        if let Self::Tensor(t) = self { Some(t) } else { None }
+        if let Self::Tensor(t) = self {
+            Some(t)
+        } else {
+            None
+        }
     }
 
     /// The elements of a list or tuple.
@@ -112,7 +132,10 @@ impl Value {
     /// The value of a str key of a dict, or of an object's state.
     pub fn get(&self, key: &str) -> Option<&Self> {
         match self {
-            Self::Dict(d) => d.iter().find(|(k, _)| k.as_str() == Some(key)).map(|(_, v)| v),
+            Self::Dict(d) => d
+                .iter()
+                .find(|(k, _)| k.as_str() == Some(key))
+                .map(|(_, v)| v),
             Self::Opaque(o) => o
                 .pairs
                 .iter()
@@ -262,8 +285,14 @@ mod tests {
             }))
         };
         let mut value = Value::Dict(vec![
-            (Value::Int(5), Value::List(vec![Value::Int(6), object(Construct::Global)])),
-            (Value::Tuple(vec![Value::Int(7)]), object(Construct::Reduce(vec![Value::Int(8)]))),
+            (
+                Value::Int(5),
+                Value::List(vec![Value::Int(6), object(Construct::Global)]),
+            ),
+            (
+                Value::Tuple(vec![Value::Int(7)]),
+                object(Construct::Reduce(vec![Value::Int(8)])),
+            ),
             ("new".into(), object(Construct::NewObj(vec![Value::Int(9)]))),
             (
                 "ex".into(),
@@ -289,7 +318,8 @@ mod tests {
         let local = Value::Local(LocalNonpersistent::new(1));
         assert_eq!(local, local.clone());
         assert_ne!(local, Value::Local(LocalNonpersistent::new(1)));
-        let device = || Value::Device(DeviceTensor::new(DType::UInt8, &[1], FakeDevice::new(1)).unwrap());
+        let device =
+            || Value::Device(DeviceTensor::new(DType::UInt8, &[1], FakeDevice::new(1)).unwrap());
         let one = device();
         assert_eq!(one, one.clone());
         assert_ne!(one, device());
@@ -297,16 +327,27 @@ mod tests {
 
     #[test]
     fn keys_are_found_in_dicts_and_in_objects() {
-        let dict = |k: &str, v: i64| Value::Dict(vec![(Value::Int(0), Value::None), (k.into(), v.into())]);
+        let dict =
+            |k: &str, v: i64| Value::Dict(vec![(Value::Int(0), Value::None), (k.into(), v.into())]);
         assert_eq!(dict("a", 1).get("a"), Some(&Value::Int(1)));
         assert_eq!(dict("a", 1).get("b"), None);
         let object = |state, pairs| {
             let (module, name) = ("argparse".into(), "Namespace".into());
             let construct = Construct::NewObj(vec![]);
-            Value::Opaque(Box::new(Opaque { module, name, construct, state, items: vec![], pairs }))
+            Value::Opaque(Box::new(Opaque {
+                module,
+                name,
+                construct,
+                state,
+                items: vec![],
+                pairs,
+            }))
         };
         let o = object(Some(dict("a", 1)), vec![("b".into(), Value::Int(2))]);
-        assert_eq!((o.get("a"), o.get("b")), (Some(&Value::Int(1)), Some(&Value::Int(2))));
+        assert_eq!(
+            (o.get("a"), o.get("b")),
+            (Some(&Value::Int(1)), Some(&Value::Int(2)))
+        );
         assert_eq!(o.type_name(), "argparse.Namespace");
         assert_eq!(object(None, vec![]).get("a"), None);
     }
@@ -338,6 +379,10 @@ mod tests {
         assert_eq!(all[8].0.as_seq(), Some(&[][..]));
         assert_eq!(all[11].0.as_tensor(), Some(&t));
         assert_eq!(all[11].0.clone().into_tensor(), Some(t));
-        assert!(all[0].0.as_int().is_none() && all[0].0.as_tensor().is_none() && all[0].0.as_seq().is_none());
+        assert!(
+            all[0].0.as_int().is_none()
+                && all[0].0.as_tensor().is_none()
+                && all[0].0.as_seq().is_none()
+        );
     }
 }

@@ -1,11 +1,16 @@
 //! Factories: leaves that are several when saved.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
 
 use indexmap::IndexMap;
 use proptest::prelude::*;
 use reshard_model::{
-    DType, Data, Dialect, Leaf, LentBuffer, Path, Region, Sharded, ShardedTensor, ShardedTensorFactory,
-    StateDict, Step, Swiglu, Tensor, Tree, Value, ValueTree, expand_factories, merge_factories, split,
+    DType, Data, Dialect, Leaf, LentBuffer, Path, Region, Sharded, ShardedTensor,
+    ShardedTensorFactory, StateDict, Step, Swiglu, Tensor, Tree, Value, ValueTree,
+    expand_factories, merge_factories, split,
 };
 
 fn ints(shape: &[u64]) -> Tensor {
@@ -17,7 +22,13 @@ fn parts(factory: &ShardedTensorFactory) -> Vec<ShardedTensor> {
         Sharded::Tensor(t) => t,
         Sharded::Object(o) => panic!("{o:?}"),
     };
-    factory.build().unwrap().into_nested_values().into_iter().map(tensor).collect()
+    factory
+        .build()
+        .unwrap()
+        .into_nested_values()
+        .into_iter()
+        .map(tensor)
+        .collect()
 }
 
 /// Part 1 of 2 of a gated weight, of 16 local rows, of which elements 8..64 are here.
@@ -30,15 +41,20 @@ fn flat() -> ShardedTensor {
 fn a_flattened_range_is_cut_where_the_second_half_begins() {
     let p = parts(&ShardedTensorFactory::swiglu(flat(), Swiglu::OneKey).unwrap());
     let elements = |t: &ShardedTensor| t.data.host().unwrap().to_vec::<i32>().unwrap();
-    assert_eq!((p[0].flattened_range.clone(), p[1].flattened_range.clone()), (Some(8..40), Some(0..24)));
+    assert_eq!(
+        (p[0].flattened_range.clone(), p[1].flattened_range.clone()),
+        (Some(8..40), Some(0..24))
+    );
     assert_eq!(elements(&p[0]), (8..40).collect::<Vec<_>>());
     assert_eq!(elements(&p[1]), (40..64).collect::<Vec<_>>());
-    assert!(
-        p.iter()
-            .all(|p| p.local_shape == [8, 5].into() && p.global_shape == [32, 5].into() && &*p.key == "fc1")
-    );
+    assert!(p.iter().all(|p| p.local_shape == [8, 5].into()
+        && p.global_shape == [32, 5].into()
+        && &*p.key == "fc1"));
     // w is part 1 of 4, v part 3
-    assert_eq!((p[0].global_offset.clone(), p[1].global_offset.clone()), ([8, 0].into(), [24, 0].into()));
+    assert_eq!(
+        (p[0].global_offset.clone(), p[1].global_offset.clone()),
+        ([8, 0].into(), [24, 0].into())
+    );
     assert_eq!(p[0].axis_fragmentations, Some([4, 1].into()));
 }
 
@@ -72,14 +88,19 @@ fn a_half_that_a_range_does_not_reach_is_left_out() {
     assert_eq!(ranges(4..8), [("k_v".into(), 0..4)]);
     assert_eq!(ranges(3..5), [("k_w".into(), 3..4), ("k_v".into(), 0..1)]);
     for (range, key) in [(0..0, "k_w"), (4..4, "k_w"), (8..8, "k_v")] {
-        assert_eq!(ranges(range)[0].0, key, "something comes back of an empty range");
+        assert_eq!(
+            ranges(range)[0].0,
+            key,
+            "something comes back of an empty range"
+        );
     }
 }
 
 #[test]
 fn prepended_axes_stay_before_the_halves() {
     let t =
-        ShardedTensor::from_rank_offsets_prepended("k", ints(&[4, 2]), &[(0, 2, 3), (1, 1, 2)], 1).unwrap();
+        ShardedTensor::from_rank_offsets_prepended("k", ints(&[4, 2]), &[(0, 2, 3), (1, 1, 2)], 1)
+            .unwrap();
     let p = parts(&ShardedTensorFactory::swiglu(t, Swiglu::OneKey).unwrap());
     let offsets: Vec<_> = p.iter().map(|p| p.global_offset.to_vec()).collect();
     assert_eq!(offsets, [[2, 2, 0], [2, 6, 0]]);
@@ -103,13 +124,24 @@ fn the_same_factory_serves_other_data_under_another_key() {
         ("optimizer.exp_avg.fc1_v", DType::Float64, Some(0..5))
     );
     assert!(p.iter().all(|p| !p.replica_id.is_main()));
-    let template = ShardedTensorFactory { flattened_range: None, ..f.without_data() };
-    assert_eq!(parts(&template)[0].dtype, DType::Int32, "without data the type of the first tensor counts");
+    let template = ShardedTensorFactory {
+        flattened_range: None,
+        ..f.without_data()
+    };
+    assert_eq!(
+        parts(&template)[0].dtype,
+        DType::Int32,
+        "without data the type of the first tensor counts"
+    );
 }
 
 #[test]
 fn what_can_not_be_halved_is_refused() {
-    let swiglu = |t| ShardedTensorFactory::swiglu(t, Swiglu::OneKey).unwrap_err().to_string();
+    let swiglu = |t| {
+        ShardedTensorFactory::swiglu(t, Swiglu::OneKey)
+            .unwrap_err()
+            .to_string()
+    };
     let odd = ShardedTensor::full("k", ints(&[3, 2]));
     assert!(swiglu(odd).starts_with("k: a local shape of [3, 2] can't be cut into [w | v]"));
     assert!(swiglu(ShardedTensor::full("k", ints(&[]))).contains("even number of rows"));
@@ -118,10 +150,25 @@ fn what_can_not_be_halved_is_refused() {
     let mut endless = ShardedTensor::template("k", DType::Int8, &[0]);
     endless.axis_fragmentations = Some([u64::MAX].into());
     let f = ShardedTensorFactory::swiglu(endless, Swiglu::OneKey).unwrap();
-    assert!(f.build().unwrap_err().to_string().contains("too many fragments"));
-    let f = ShardedTensorFactory::swiglu(ShardedTensor::full("k", ints(&[4])), Swiglu::OneKey).unwrap();
-    let other = ShardedTensorFactory { data: ints(&[6]).into(), ..f };
-    assert!(other.build().unwrap_err().to_string().contains("data shape [6] should match local_shape [4]"));
+    assert!(
+        f.build()
+            .unwrap_err()
+            .to_string()
+            .contains("too many fragments")
+    );
+    let f =
+        ShardedTensorFactory::swiglu(ShardedTensor::full("k", ints(&[4])), Swiglu::OneKey).unwrap();
+    let other = ShardedTensorFactory {
+        data: ints(&[6]).into(),
+        ..f
+    };
+    assert!(
+        other
+            .build()
+            .unwrap_err()
+            .to_string()
+            .contains("data shape [6] should match local_shape [4]")
+    );
 }
 
 /// A state with a factory at `layers[1]["fc1"]`.
@@ -140,7 +187,10 @@ fn state(factory: ShardedTensorFactory) -> StateDict {
 /// What a load would hand in: the tensors of the template, or its key.
 fn loaded(flat: reshard_model::FlatStateDict) -> IndexMap<Path, Value> {
     let value = |s| match s {
-        Sharded::Tensor(ShardedTensor { data: Data::Host(t), .. }) => Value::Tensor(t),
+        Sharded::Tensor(ShardedTensor {
+            data: Data::Host(t),
+            ..
+        }) => Value::Tensor(t),
         other => Value::from(other.key()),
     };
     flat.into_iter().map(|(p, s)| (p, value(s))).collect()
@@ -169,12 +219,18 @@ fn a_factorys_buffer_is_loaded_into_and_comes_back_whole_without_a_copy() {
             .collect();
         let (lent, views) = LentBuffer::new("fc1", halves).unwrap();
         let whole = Region::whole(&[2, 2]);
-        let lent_regions = lent.regions_mut(&[(&views[0], whole.clone()), (&views[1], whole)]).unwrap();
+        let lent_regions = lent
+            .regions_mut(&[(&views[0], whole.clone()), (&views[1], whole)])
+            .unwrap();
         for (i, into) in lent_regions.into_iter().enumerate() {
             into.fill(&[i as u8 + 1; 16]).unwrap();
         }
         let mut halves = lent.reclaim(views).ok().unwrap().into_iter();
-        for s in parts.flat.values_mut().filter(|s| s.key().starts_with("fc1")) {
+        for s in parts
+            .flat
+            .values_mut()
+            .filter(|s| s.key().starts_with("fc1"))
+        {
             let Sharded::Tensor(t) = s else { panic!() };
             t.data = Data::Host(halves.next().unwrap());
         }
@@ -182,7 +238,9 @@ fn a_factorys_buffer_is_loaded_into_and_comes_back_whole_without_a_copy() {
 
         let loaded = loaded(parts.flat);
         let mut result = parts.skeleton.join(loaded, parts.common).unwrap();
-        let Some(Tree::List(layers)) = result.remove("layers") else { panic!() };
+        let Some(Tree::List(layers)) = result.remove("layers") else {
+            panic!()
+        };
         let merged = layers[1].get("fc1").unwrap().leaf().unwrap().clone();
         drop(layers);
         let v: Vec<i32> = merged.into_tensor().unwrap().into_vec().unwrap();
@@ -196,16 +254,22 @@ fn a_factory_gets_its_buffer_back_when_a_load_failed() {
     let v: Vec<i32> = (0..8).collect();
     let address = v.as_ptr();
     let whole = ShardedTensor::full("fc1", Tensor::from_vec(&[4, 2], v).unwrap());
-    let parts = split(state(ShardedTensorFactory::swiglu(whole, Swiglu::OneKey).unwrap()), Dialect::Megatron)
-        .unwrap();
+    let parts = split(
+        state(ShardedTensorFactory::swiglu(whole, Swiglu::OneKey).unwrap()),
+        Dialect::Megatron,
+    )
+    .unwrap();
     let restored = parts.skeleton.restore(parts.flat, parts.common).unwrap();
-    let mut tensors = restored.into_nested_values().into_iter().filter_map(|l| match l {
-        Leaf::Factory(f) => match f.data {
-            Data::Host(t) => Some(t),
+    let mut tensors = restored
+        .into_nested_values()
+        .into_iter()
+        .filter_map(|l| match l {
+            Leaf::Factory(f) => match f.data {
+                Data::Host(t) => Some(t),
+                _ => None,
+            },
             _ => None,
-        },
-        _ => None,
-    });
+        });
     let t = tensors.next().unwrap();
     assert_eq!(t.shape(), &[4, 2].into());
     let v = t.into_vec::<i32>().unwrap();
@@ -214,20 +278,31 @@ fn a_factory_gets_its_buffer_back_when_a_load_failed() {
 
 #[test]
 fn a_half_that_was_not_loaded_is_an_error_and_not_half_a_tensor() {
-    let f = ShardedTensorFactory::swiglu(ShardedTensor::full("fc1", ints(&[4, 2])), Swiglu::TwoKeys).unwrap();
+    let f =
+        ShardedTensorFactory::swiglu(ShardedTensor::full("fc1", ints(&[4, 2])), Swiglu::TwoKeys)
+            .unwrap();
     let parts = split(state(f), Dialect::Megatron).unwrap();
     let mut loaded = loaded(parts.flat);
     loaded.retain(|p, _| p.to_string() != "layers.1.fc1.0");
     let e = parts.skeleton.join(loaded, parts.common).unwrap_err();
-    assert_eq!(e.to_string(), "fc1: the parts that were loaded have 4 elements, 8 are needed");
+    assert_eq!(
+        e.to_string(),
+        "fc1: the parts that were loaded have 4 elements, 8 are needed"
+    );
 }
 
 /// A factory whose value is what it gets.
 fn echo() -> ShardedTensorFactory {
     let build = |f: &ShardedTensorFactory| {
-        Ok(Tree::Leaf(Sharded::Tensor(ShardedTensor::template(&f.key, DType::Int8, &[1]))))
+        Ok(Tree::Leaf(Sharded::Tensor(ShardedTensor::template(
+            &f.key,
+            DType::Int8,
+            &[1],
+        ))))
     };
-    ShardedTensorFactory::new("k", Data::None, build, |_, loaded| Ok(Value::List(vec![loaded.into()])))
+    ShardedTensorFactory::new("k", Data::None, build, |_, loaded| {
+        Ok(Value::List(vec![loaded.into()]))
+    })
 }
 
 #[test]
@@ -235,7 +310,13 @@ fn factories_are_expanded_at_their_places() {
     let (expanded, factories) = expand_factories(state(echo())).unwrap();
     let at = |tree: &StateDict| tree.at(&["layers".into(), 1.into(), "fc1".into()]).cloned();
     assert!(matches!(at(&expanded), Some(Tree::Leaf(Leaf::Tensor(t))) if &*t.key == "k"));
-    assert!(factories.at(&["layers".into(), 1.into(), "fc1".into()]).unwrap().leaf().is_some());
+    assert!(
+        factories
+            .at(&["layers".into(), 1.into(), "fc1".into()])
+            .unwrap()
+            .leaf()
+            .is_some()
+    );
     assert_eq!(factories.nested_values().len(), 1);
     let (_, none) = expand_factories(StateDict::new()).unwrap();
     assert!(none.nested_values().is_empty());
@@ -244,7 +325,9 @@ fn factories_are_expanded_at_their_places() {
 #[test]
 fn subtrees_that_do_not_fit_their_factories_are_errors_with_the_path() {
     fn tree<L>(steps: &[Step], leaf: L) -> Tree<L> {
-        steps.iter().rev().fold(Tree::Leaf(leaf), |t, s| Tree::Dict([(s.clone(), t)].into_iter().collect()))
+        steps.iter().rev().fold(Tree::Leaf(leaf), |t, s| {
+            Tree::Dict([(s.clone(), t)].into_iter().collect())
+        })
     }
     let list = |n: i64| ValueTree::List((0..n).map(|i| ValueTree::Leaf(Value::Int(i))).collect());
     let under = |t: ValueTree| {
@@ -252,7 +335,8 @@ fn subtrees_that_do_not_fit_their_factories_are_errors_with_the_path() {
         d.insert_tree("a", t);
         d
     };
-    let error = |loaded, factories: &Tree<_>| merge_factories(loaded, factories).unwrap_err().to_string();
+    let error =
+        |loaded, factories: &Tree<_>| merge_factories(loaded, factories).unwrap_err().to_string();
     let at = |step: Step| tree(&["a".into(), step], echo());
     assert_eq!(
         error(under(ValueTree::new()), &at("b".into())),
@@ -267,7 +351,8 @@ fn subtrees_that_do_not_fit_their_factories_are_errors_with_the_path() {
             .starts_with("at a: invalid key Key(\"b\") of a factory in a list")
     );
     assert!(
-        error(under(ValueTree::Leaf(Value::None)), &at("b".into())).starts_with("at a: a value lies where")
+        error(under(ValueTree::Leaf(Value::None)), &at("b".into()))
+            .starts_with("at a: a value lies where")
     );
     let mut lists = Tree::new();
     lists.insert_tree("a", Tree::List(vec![Tree::Leaf(echo())]));
@@ -282,7 +367,10 @@ fn subtrees_that_do_not_fit_their_factories_are_errors_with_the_path() {
         Value::List(vec![Value::List(vec![Value::Int(0)])])
     );
     let merged = merge_factories(under(list(2)), &at(1.into())).unwrap();
-    assert_eq!(merged.at(&["a".into(), 0.into()]), Some(&ValueTree::Leaf(Value::Int(0))));
+    assert_eq!(
+        merged.at(&["a".into(), 0.into()]),
+        Some(&ValueTree::Leaf(Value::Int(0)))
+    );
 }
 
 proptest! {

@@ -2,7 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use proptest::prelude::*;
-use reshard_model::{DType, Data, DeviceMesh, Dims, Placement, Region, ShardedTensor, Tensor, first_fault};
+use reshard_model::{
+    DType, Data, DeviceMesh, Dims, Placement, Region, ShardedTensor, Tensor, first_fault,
+};
 use std::collections::BTreeSet;
 
 /// Chunks of checkpoints that PyTorch 2.15 wrote (ranks with equal chunks share one):
@@ -57,11 +59,17 @@ sharded_tensor_w4 grid | 2,2 | 0,1,2,3 | S0 S1 | 4,6 | 0,0+2,3 0,3+2,3 2,0+2,3 2
 sharded_tensor_w4 two_per_rank | 4 |  | T0/2 | 16 | 0+2 2+2 4+2 6+2 8+2 10+2 12+2 14+2";
 
 fn dims(s: &str) -> Dims {
-    s.split(',').filter(|s| !s.trim().is_empty()).map(|n| n.trim().parse::<u64>().unwrap()).collect()
+    s.split(',')
+        .filter(|s| !s.trim().is_empty())
+        .map(|n| n.trim().parse::<u64>().unwrap())
+        .collect()
 }
 
 fn mesh(shape: &[u64], ranks: Option<Vec<u32>>) -> DeviceMesh {
-    let axes: Vec<(&str, u64)> = ["a", "b", "c"].into_iter().zip(shape.iter().copied()).collect();
+    let axes: Vec<(&str, u64)> = ["a", "b", "c"]
+        .into_iter()
+        .zip(shape.iter().copied())
+        .collect();
     match ranks {
         None => DeviceMesh::of(&axes).unwrap(),
         Some(ranks) => DeviceMesh::new(&axes, ranks).unwrap(),
@@ -74,9 +82,10 @@ fn placement(s: &str) -> Placement {
     }
     match s[1..].split_once('/') {
         None => Placement::Shard(s[1..].parse().unwrap()),
-        Some((dim, factor)) => {
-            Placement::StridedShard { dim: dim.parse().unwrap(), split_factor: factor.parse().unwrap() }
-        }
+        Some((dim, factor)) => Placement::StridedShard {
+            dim: dim.parse().unwrap(),
+            split_factor: factor.parse().unwrap(),
+        },
     }
 }
 
@@ -120,7 +129,10 @@ fn uneven_row_chunks_of_a_legacy_sharded_tensor_are_an_irregular_grid() {
         rows.push(piece.region());
     }
     let range = |i: usize, a: usize| rows[i].offsets[a]..rows[i].end(a);
-    assert_eq!(first_fault(&Region::whole(&[10, 2]), rows.len(), range), None);
+    assert_eq!(
+        first_fault(&Region::whole(&[10, 2]), rows.len(), range),
+        None
+    );
 }
 
 /// Index lists per axis that torch 2.15's `_split_tensor` gives to each rank, and its first offsets.
@@ -129,7 +141,11 @@ fn strided_and_nested_cuts_select_the_elements_that_torch_selects() {
     let cases: serde_json::Value =
         serde_json::from_str(include_str!("data/placements_torch_2.15.json")).unwrap();
     let ints = |v: &serde_json::Value| -> Vec<u64> {
-        v.as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect()
+        v.as_array()
+            .unwrap()
+            .iter()
+            .map(|n| n.as_u64().unwrap())
+            .collect()
     };
     let cases = cases.as_array().unwrap();
     assert_eq!(cases.len(), 60);
@@ -141,13 +157,19 @@ fn strided_and_nested_cuts_select_the_elements_that_torch_selects() {
             .map(|p| match ints(p)[..] {
                 [] => Placement::Replicate,
                 [dim] => Placement::Shard(dim as usize),
-                [dim, split_factor] => Placement::StridedShard { dim: dim as usize, split_factor },
+                [dim, split_factor] => Placement::StridedShard {
+                    dim: dim as usize,
+                    split_factor,
+                },
                 _ => panic!("{p}"),
             })
             .collect();
         let (mesh, shape) = (mesh(&ints(&case[0]), None), ints(&case[2]));
         for (rank, theirs) in case[3].as_array().unwrap().iter().enumerate() {
-            let pieces = mesh.pieces("k", &placements, &shape, rank as u32).unwrap().unwrap();
+            let pieces = mesh
+                .pieces("k", &placements, &shape, rank as u32)
+                .unwrap()
+                .unwrap();
             assert_eq!(*pieces[0].offsets, ints(&theirs[0]), "{case} rank {rank}");
             for axis in 0..shape.len() {
                 let mut ranges = Vec::new();
@@ -158,7 +180,11 @@ fn strided_and_nested_cuts_select_the_elements_that_torch_selects() {
                     }
                 }
                 let ours: Vec<u64> = ranges.into_iter().flatten().collect();
-                assert_eq!(ours, ints(&theirs[1][axis]), "{case} rank {rank} axis {axis}");
+                assert_eq!(
+                    ours,
+                    ints(&theirs[1][axis]),
+                    "{case} rank {rank} axis {axis}"
+                );
             }
         }
     }
@@ -167,8 +193,19 @@ fn strided_and_nested_cuts_select_the_elements_that_torch_selects() {
 #[test]
 fn fsdp_over_tensor_parallel_gives_ranks_in_another_order_than_offsets() {
     let mesh = mesh(&[2, 2], None);
-    let placements = [Placement::StridedShard { dim: 0, split_factor: 2 }, Placement::Shard(0)];
-    let offset = |rank| mesh.pieces("w", &placements, &[6, 4], rank).unwrap().unwrap()[0].offsets[0];
+    let placements = [
+        Placement::StridedShard {
+            dim: 0,
+            split_factor: 2,
+        },
+        Placement::Shard(0),
+    ];
+    let offset = |rank| {
+        mesh.pieces("w", &placements, &[6, 4], rank)
+            .unwrap()
+            .unwrap()[0]
+            .offsets[0]
+    };
     assert_eq!([0, 1, 2, 3].map(offset), [0, 3, 2, 5]);
 }
 
@@ -176,13 +213,17 @@ fn fsdp_over_tensor_parallel_gives_ranks_in_another_order_than_offsets() {
 fn a_rank_outside_of_the_mesh_holds_nothing() {
     let mesh = mesh(&[2], Some(vec![5, 1]));
     let data = Tensor::from_vec(&[2], vec![1u8, 2]).unwrap();
-    assert_eq!(mesh.pieces("k", &[Placement::Shard(0)], &[4], 0).unwrap(), None);
+    assert_eq!(
+        mesh.pieces("k", &[Placement::Shard(0)], &[4], 0).unwrap(),
+        None
+    );
     assert!(
         ShardedTensor::from_mesh("k", data.clone(), &mesh, &[Placement::Shard(0)], &[4], 0)
             .unwrap()
             .is_empty()
     );
-    let first = ShardedTensor::from_mesh("k", data, &mesh, &[Placement::Shard(0)], &[4], 5).unwrap();
+    let first =
+        ShardedTensor::from_mesh("k", data, &mesh, &[Placement::Shard(0)], &[4], 5).unwrap();
     assert_eq!(first[0].global_offset, [0].into());
     assert_eq!(mesh.coordinate(1), Some([1].into()));
 }
@@ -194,7 +235,13 @@ fn what_can_not_be_placed_is_refused_with_the_reason() {
     assert!(error(&[Placement::Partial]).starts_with("w: a partial placement"));
     assert!(error(&[Placement::Shard(1)]).contains("cuts axis 1 of a tensor of shape [4]"));
     assert!(error(&[]).contains("0 placements for a mesh of shape [2]"));
-    assert!(error(&[Placement::StridedShard { dim: 0, split_factor: 0 }]).contains("split factor 0"));
+    assert!(
+        error(&[Placement::StridedShard {
+            dim: 0,
+            split_factor: 0
+        }])
+        .contains("split factor 0")
+    );
     let error = |axes: &[(&str, u64)], ranks| DeviceMesh::new(axes, ranks).unwrap_err().to_string();
     assert!(error(&[("a", 2)], vec![1, 1]).contains("rank 1 is there twice"));
     assert!(error(&[("a", 2)], vec![1]).contains("1 ranks were given"));
@@ -203,14 +250,17 @@ fn what_can_not_be_placed_is_refused_with_the_reason() {
     let data = Tensor::from_vec(&[3], vec![0u8; 3]).unwrap();
     let e = ShardedTensor::from_mesh("w", data, &m, &[Placement::Shard(0)], &[4], 1).unwrap_err();
     assert!(e.to_string().contains("rank 1 holds shape [2]"), "{e}");
-    assert!(ShardedTensor::from_mesh("w", Data::None, &m, &[Placement::Shard(0)], &[4], 1).is_err());
+    assert!(
+        ShardedTensor::from_mesh("w", Data::None, &m, &[Placement::Shard(0)], &[4], 1).is_err()
+    );
 }
 
 fn any_placement(ndim: usize) -> impl Strategy<Value = Placement> {
     prop_oneof![
         Just(Placement::Replicate),
         (0..ndim).prop_map(Placement::Shard),
-        (0..ndim, 1u64..4).prop_map(|(dim, split_factor)| Placement::StridedShard { dim, split_factor }),
+        (0..ndim, 1u64..4)
+            .prop_map(|(dim, split_factor)| Placement::StridedShard { dim, split_factor }),
     ]
 }
 

@@ -29,7 +29,10 @@ fn error(change: impl FnOnce(&mut ShardedTensor)) -> String {
 
 #[test]
 fn each_contradiction_is_named_with_key_field_and_both_values() {
-    assert_eq!(error(|t| t.dtype = DType::Int64), "w: data dtype int32 should match dtype int64");
+    assert_eq!(
+        error(|t| t.dtype = DType::Int64),
+        "w: data dtype int32 should match dtype int64"
+    );
     assert_eq!(
         error(|t| t.local_shape = [3, 3].into()),
         "w: data shape [2, 3] should match local_shape [3, 3]"
@@ -44,22 +47,31 @@ fn each_contradiction_is_named_with_key_field_and_both_values() {
             t.data = ints(&[n]).into();
         })
     };
-    assert_eq!(flat(2..6, 3), "w: data shape [3] doesn't match flattened_range 2..6");
+    assert_eq!(
+        flat(2..6, 3),
+        "w: data shape [3] doesn't match flattened_range 2..6"
+    );
     assert!(
-        flat(2..7, 5).contains("flattened_range 2..7 does not lie in the 6 elements of local_shape [2, 3]")
+        flat(2..7, 5)
+            .contains("flattened_range 2..7 does not lie in the 6 elements of local_shape [2, 3]")
     );
     assert!(flat(Range { start: 3, end: 2 }, 0).contains("flattened_range 3..2 does not lie in"));
-    assert!(error(|t| t.global_offset = [2].into()).contains("(global_offset [2], global_shape [6, 3])"));
+    assert!(
+        error(|t| t.global_offset = [2].into())
+            .contains("(global_offset [2], global_shape [6, 3])")
+    );
     assert!(error(|t| t.prepend_axis_num = 1).contains("prepend_axis_num 1, global_shape [6, 3]"));
     assert!(
-        error(|t| t.prepend_axis_num = usize::MAX).contains("should be equal to global shape dimensions")
+        error(|t| t.prepend_axis_num = usize::MAX)
+            .contains("should be equal to global shape dimensions")
     );
     assert_eq!(
         error(|t| t.global_offset = [1, 0].into()),
         "w: global offset (1) must be divisible by local shape (2)"
     );
     assert!(
-        error(|t| t.axis_fragmentations = Some([3].into())).contains("axis_fragmentations [3] should have")
+        error(|t| t.axis_fragmentations = Some([3].into()))
+            .contains("axis_fragmentations [3] should have")
     );
     assert!(error(|t| t.axis_fragmentations = Some([2, 1].into())).contains("axis 0: 2 fragments"));
     assert!(error(|t| t.axis_fragmentations = Some([0, 1].into())).contains("axis 0: 0 fragments"));
@@ -76,13 +88,38 @@ fn each_contradiction_is_named_with_key_field_and_both_values() {
 #[test]
 fn sizes_that_can_not_be_counted_are_refused() {
     let t = |local: &[u64], global: &[u64], offset: &[u64]| {
-        ShardedTensor::new("w", Data::None, DType::Float64, local, global, offset, None, 0, 0, false, None)
+        ShardedTensor::new(
+            "w",
+            Data::None,
+            DType::Float64,
+            local,
+            global,
+            offset,
+            None,
+            0,
+            0,
+            false,
+            None,
+        )
     };
     assert!(
-        t(&[1 << 40, 1 << 40], &[1 << 40, 1 << 40], &[0, 0]).unwrap_err().to_string().contains("too large")
+        t(&[1 << 40, 1 << 40], &[1 << 40, 1 << 40], &[0, 0])
+            .unwrap_err()
+            .to_string()
+            .contains("too large")
     );
-    assert!(t(&[1, 1], &[1 << 40, 1 << 40], &[0, 0]).unwrap_err().to_string().contains("global_shape"));
-    assert!(t(&[2], &[u64::MAX], &[u64::MAX - 1]).unwrap_err().to_string().contains("lies outside"));
+    assert!(
+        t(&[1, 1], &[1 << 40, 1 << 40], &[0, 0])
+            .unwrap_err()
+            .to_string()
+            .contains("global_shape")
+    );
+    assert!(
+        t(&[2], &[u64::MAX], &[u64::MAX - 1])
+            .unwrap_err()
+            .to_string()
+            .contains("lies outside")
+    );
     assert!(ShardedTensor::declare("w", DType::Int8, &[1 << 40], &[(0, 0, 1 << 40)], 0).is_err());
 }
 
@@ -93,7 +130,12 @@ fn a_shape_mismatch_that_is_allowed_also_allows_an_uneven_grid() {
     t.validate().unwrap();
     assert_eq!(t.max_allowed_chunks().unwrap(), [1, 3].into());
     t.allow_shape_mismatch = false;
-    assert!(t.max_allowed_chunks().unwrap_err().to_string().contains("axis shape (6) not divisible by"));
+    assert!(
+        t.max_allowed_chunks()
+            .unwrap_err()
+            .to_string()
+            .contains("axis shape (6) not divisible by")
+    );
 }
 
 #[test]
@@ -113,46 +155,87 @@ fn irregular_grids_have_no_grid_coordinates_and_any_place() {
 #[test]
 fn nothing_is_divided_by_an_empty_extent() {
     for shape in [[0, 3], [3, 0], [0, 0]] {
-        let t = ShardedTensor::from_rank_offsets("w", ints(&shape), &[(0, 1, 2), (1, 2, 3)]).unwrap();
+        let t =
+            ShardedTensor::from_rank_offsets("w", ints(&shape), &[(0, 1, 2), (1, 2, 3)]).unwrap();
         assert_eq!(t.local_chunk_offset_in_global().unwrap().len(), 2);
         assert_eq!(t.max_allowed_chunks().unwrap().len(), 2);
         assert_eq!(t.narrow(0, 0, 0).unwrap()[0].local_shape[0], 0);
         let flat =
-            ShardedTensor::from_rank_offsets_flat("w", ints(&[0]), &shape, &[(0, 1, 2)], 1, 0..0).unwrap();
-        assert_eq!(flat.local_coordinates().unwrap(), [vec![], vec![]] as [Vec<u64>; 2]);
+            ShardedTensor::from_rank_offsets_flat("w", ints(&[0]), &shape, &[(0, 1, 2)], 1, 0..0)
+                .unwrap();
+        assert_eq!(
+            flat.local_coordinates().unwrap(),
+            [vec![], vec![]] as [Vec<u64>; 2]
+        );
     }
 }
 
 #[test]
 fn a_tensor_without_axes_is_a_tensor() {
     let t = ShardedTensor::from_rank_offsets("step", ints(&[]), &[]).unwrap();
-    assert_eq!((t.global_slice(), t.local_chunk_offset_in_global().unwrap()), (vec![], [].into()));
+    assert_eq!(
+        (t.global_slice(), t.local_chunk_offset_in_global().unwrap()),
+        (vec![], [].into())
+    );
     assert!(t.narrow(0, 0, 0).is_err());
 }
 
 #[test]
 fn rank_offsets_that_do_not_fit_are_refused() {
-    let e = |o| ShardedTensor::from_rank_offsets("w", ints(&[2]), &[o]).unwrap_err().to_string();
-    assert_eq!(e((1, 0, 1)), "w: invalid rank offset (1, 0, 1): the tensor has 1 axes");
-    assert_eq!(e((0, 2, 2)), "w: invalid rank offset (0, 2, 2): the rank must be less than the fragments");
-    assert!(
-        ShardedTensor::from_rank_offsets("w", Data::None, &[]).unwrap_err().to_string().contains("declare")
+    let e = |o| {
+        ShardedTensor::from_rank_offsets("w", ints(&[2]), &[o])
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(
+        e((1, 0, 1)),
+        "w: invalid rank offset (1, 0, 1): the tensor has 1 axes"
     );
-    let flat = |n, range| ShardedTensor::from_rank_offsets_flat("w", ints(n), &[2, 3], &[], 0, range);
-    assert!(
-        flat(&[2, 1], 0..2).unwrap_err().to_string().contains("should have one axis, it has shape [2, 1]")
+    assert_eq!(
+        e((0, 2, 2)),
+        "w: invalid rank offset (0, 2, 2): the rank must be less than the fragments"
     );
     assert!(
-        flat(&[2], 0..3).unwrap_err().to_string().contains("flattened range 0..3 does not fit data of 2")
+        ShardedTensor::from_rank_offsets("w", Data::None, &[])
+            .unwrap_err()
+            .to_string()
+            .contains("declare")
     );
-    assert!(flat(&[2], 5..7).unwrap_err().to_string().contains("flattened_range 5..7 does not lie in"));
+    let flat =
+        |n, range| ShardedTensor::from_rank_offsets_flat("w", ints(n), &[2, 3], &[], 0, range);
+    assert!(
+        flat(&[2, 1], 0..2)
+            .unwrap_err()
+            .to_string()
+            .contains("should have one axis, it has shape [2, 1]")
+    );
+    assert!(
+        flat(&[2], 0..3)
+            .unwrap_err()
+            .to_string()
+            .contains("flattened range 0..3 does not fit data of 2")
+    );
+    assert!(
+        flat(&[2], 5..7)
+            .unwrap_err()
+            .to_string()
+            .contains("flattened_range 5..7 does not lie in")
+    );
 }
 
 #[test]
 fn prepended_axes_are_indices_of_the_global_slice() {
     let t =
-        ShardedTensor::from_rank_offsets_prepended("w", ints(&[5, 2]), &[(0, 3, 4), (1, 1, 2)], 1).unwrap();
-    assert_eq!(t.global_slice(), [AxisSlice::Index(3), AxisSlice::Range(5..10), AxisSlice::Range(0..2)]);
+        ShardedTensor::from_rank_offsets_prepended("w", ints(&[5, 2]), &[(0, 3, 4), (1, 1, 2)], 1)
+            .unwrap();
+    assert_eq!(
+        t.global_slice(),
+        [
+            AxisSlice::Index(3),
+            AxisSlice::Range(5..10),
+            AxisSlice::Range(0..2)
+        ]
+    );
     assert_eq!(t.region(), Region::new([3, 5, 0], [1, 5, 2]));
     assert_eq!(t.local_chunk_offset_in_global().unwrap(), [3, 1, 0].into());
     // a prepended axis has local extent 1, so its global extent is the number of fragments
@@ -169,7 +252,8 @@ fn data_is_allocated_as_zeros_where_there_is_none() {
     let mut full = good();
     full.init_data().unwrap();
     assert_eq!(full.data.host().unwrap(), &ints(&[2, 3]));
-    let flat = ShardedTensor::from_rank_offsets_flat("w", ints(&[2]), &[2, 3], &[], 0, 1..3).unwrap();
+    let flat =
+        ShardedTensor::from_rank_offsets_flat("w", ints(&[2]), &[2, 3], &[], 0, 1..3).unwrap();
     let mut flat = flat.without_data();
     flat.init_data().unwrap();
     assert_eq!(flat.data.host().unwrap().shape(), &[2].into());
@@ -196,8 +280,16 @@ impl TensorSource for Counting {
 fn a_part_of_a_lazy_source_reads_its_own_elements() {
     let t = ShardedTensor::declare("w", DType::UInt8, &[4, 4], &[(0, 0, 2)], 0).unwrap();
     let t = t.with_data(Data::Lazy(Arc::new(Counting)));
-    let part = t.narrow(0, 1, 2).unwrap().remove(0).narrow(1, 2, 2).unwrap().remove(0);
-    let Data::Lazy(source) = &part.data else { panic!() };
+    let part = t
+        .narrow(0, 1, 2)
+        .unwrap()
+        .remove(0)
+        .narrow(1, 2, 2)
+        .unwrap()
+        .remove(0);
+    let Data::Lazy(source) = &part.data else {
+        panic!()
+    };
     let mut out = [0; 2];
     source.read(&Region::new([1, 0], [1, 2]), &mut out).unwrap();
     assert_eq!(out, [10, 11]);
@@ -297,14 +389,23 @@ proptest! {
 #[test]
 fn object_cells_outside_of_their_array_are_refused() {
     let e = |shape: &[u64], offset: &[u64]| {
-        ShardedObject::new("rng", 1, shape, offset, 0).unwrap_err().to_string()
+        ShardedObject::new("rng", 1, shape, offset, 0)
+            .unwrap_err()
+            .to_string()
     };
-    assert_eq!(e(&[2], &[2]), "rng: cell [2] lies outside of an array of [2]");
-    assert!(
-        e(&[2], &[0, 0])
-            .starts_with("rng: global offset dimensions should be equal to global shape dimensions")
+    assert_eq!(
+        e(&[2], &[2]),
+        "rng: cell [2] lies outside of an array of [2]"
     );
-    assert_eq!(e(&[], &[]), "rng: an array of objects needs an axis; take shape [1], offset [0]");
+    assert!(
+        e(&[2], &[0, 0]).starts_with(
+            "rng: global offset dimensions should be equal to global shape dimensions"
+        )
+    );
+    assert_eq!(
+        e(&[], &[]),
+        "rng: an array of objects needs an axis; take shape [1], offset [0]"
+    );
     let item = ShardedObject::item("lr", Payload::Value(Value::from(0.1)));
     assert_eq!((item.is_item(), item.unique_key()), (true, "lr".to_owned()));
 }
@@ -312,7 +413,10 @@ fn object_cells_outside_of_their_array_are_refused() {
 #[test]
 fn old_names_without_the_last_extent_are_read() {
     let o = ShardedObject::empty_from_unique_key("rng/shard_0.3_1").unwrap();
-    assert_eq!((o.global_shape, o.global_offset), ([1, 4].into(), [0, 3].into()));
+    assert_eq!(
+        (o.global_shape, o.global_offset),
+        ([1, 4].into(), [0, 3].into())
+    );
     for bad in [
         "rng",
         "a/b/shard_0_1",
@@ -322,8 +426,13 @@ fn old_names_without_the_last_extent_are_read() {
         "rng/shard_1_1",
         "rng/shard_-1_1",
     ] {
-        let e = ShardedObject::empty_from_unique_key(bad).unwrap_err().to_string();
-        assert!(e.starts_with(bad) && e.contains("not the name of an object"), "{e}");
+        let e = ShardedObject::empty_from_unique_key(bad)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            e.starts_with(bad) && e.contains("not the name of an object"),
+            "{e}"
+        );
     }
 }
 
@@ -347,6 +456,9 @@ fn prefixes_are_added_and_replaced_all_or_none() {
     replace_prefix_for_sharding(&mut state, "m.", "n.").unwrap();
     assert_eq!(keys(&state), ["n.w", "n.rng"]);
     let e = replace_prefix_for_sharding(&mut state, "n.r", "x").unwrap_err();
-    assert_eq!(e.to_string(), r#"n.w: expected a key that begins with prefix "n.r""#);
+    assert_eq!(
+        e.to_string(),
+        r#"n.w: expected a key that begins with prefix "n.r""#
+    );
     assert_eq!(keys(&state), ["n.w", "n.rng"]);
 }

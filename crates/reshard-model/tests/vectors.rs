@@ -1,9 +1,13 @@
 //! Golden calls of Megatron Core 0.12.3's pure functions, made by Megatron itself (`data/vectors_012.json`).
-#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
 
 use reshard_model::{
-    AxisCoordinates, DType, Dims, Leaf, Path, ReplicaId, ShardedObject, ShardedTensor, StateDict, Step,
-    Tensor, Tree, Value, ValueTree, apply_prefix_mapping, diff,
+    AxisCoordinates, DType, Dims, Leaf, Path, ReplicaId, ShardedObject, ShardedTensor, StateDict,
+    Step, Tensor, Tree, Value, ValueTree, apply_prefix_mapping, diff,
 };
 use serde_json::{Value as Json, json};
 use std::ops::Range;
@@ -24,7 +28,10 @@ fn vectors(function: &str, count: usize) -> Vec<Vector> {
         .filter(of_function)
         .map(|v| {
             assert!(v.get("out").is_some() != v.get("err").is_some(), "{v}");
-            Vector { input: v["in"].clone(), out: v.get("out").cloned() }
+            Vector {
+                input: v["in"].clone(),
+                out: v.get("out").cloned(),
+            }
         })
         .collect();
     assert_eq!(all.len(), count, "vectors of {function}");
@@ -42,12 +49,17 @@ fn check<T>(v: &Vector, ours: Result<T, impl std::fmt::Display>, same: impl FnOn
 }
 
 fn dims(v: &Json) -> Dims {
-    v.as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect()
+    v.as_array()
+        .unwrap()
+        .iter()
+        .map(|n| n.as_u64().unwrap())
+        .collect()
 }
 
 /// Some bounds were written as text, since they were numpy's ints.
 fn number(v: &Json) -> u64 {
-    v.as_u64().unwrap_or_else(|| v.as_str().unwrap().parse().unwrap())
+    v.as_u64()
+        .unwrap_or_else(|| v.as_str().unwrap().parse().unwrap())
 }
 
 fn range(v: &Json) -> Option<Range<u64>> {
@@ -57,7 +69,12 @@ fn range(v: &Json) -> Option<Range<u64>> {
 fn offsets(input: &Json) -> Result<Vec<(usize, u64, u64)>, String> {
     let number = |v: &Json| v.as_u64().ok_or_else(|| format!("{v} is negative"));
     let triple = |o: &Json| Ok((number(&o[0])? as usize, number(&o[1])?, number(&o[2])?));
-    input["offsets"].as_array().unwrap().iter().map(triple).collect()
+    input["offsets"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(triple)
+        .collect()
 }
 
 /// Whether all fields are as Megatron's; data is compared by [`data`].
@@ -66,19 +83,33 @@ fn fields(t: &ShardedTensor, v: &Json) {
     assert_eq!(t.local_shape, dims(&v["local_shape"]), "{v}");
     assert_eq!(t.global_shape, dims(&v["global_shape"]), "{v}");
     assert_eq!(t.global_offset, dims(&v["global_offset"]), "{v}");
-    assert_eq!(t.axis_fragmentations, Some(dims(&v["axis_fragmentations"])), "{v}");
+    assert_eq!(
+        t.axis_fragmentations,
+        Some(dims(&v["axis_fragmentations"])),
+        "{v}"
+    );
     // Ours says "the main copy" by no number, too.
     assert!(v["replica_id"] == 0 && t.replica_id.is_main());
-    assert_eq!(t.prepend_axis_num as u64, v["prepend_axis_num"].as_u64().unwrap());
-    assert_eq!(t.allow_shape_mismatch, v["allow_shape_mismatch"].as_bool().unwrap());
+    assert_eq!(
+        t.prepend_axis_num as u64,
+        v["prepend_axis_num"].as_u64().unwrap()
+    );
+    assert_eq!(
+        t.allow_shape_mismatch,
+        v["allow_shape_mismatch"].as_bool().unwrap()
+    );
     assert_eq!(t.flattened_range, range(&v["flattened_range"]), "{v}");
 }
 
 fn data(t: &ShardedTensor, v: &Json) {
     let ours = t.data.host().unwrap();
     assert_eq!(ours.shape(), &dims(&v["data"][0]), "{v}");
-    let theirs: Vec<i32> =
-        v["data"][1].as_array().unwrap().iter().map(|n| n.as_i64().unwrap() as i32).collect();
+    let theirs: Vec<i32> = v["data"][1]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|n| n.as_i64().unwrap() as i32)
+        .collect();
     assert_eq!(ours.to_vec::<i32>().unwrap(), theirs, "{v}");
 }
 
@@ -97,7 +128,10 @@ fn local(shape: &[u64], range: Option<&Range<u64>>) -> Tensor {
 
 /// The tensor that the input describes, regular or flattened.
 fn tensor(input: &Json) -> Result<ShardedTensor, String> {
-    let (shape, prepend) = (dims(&input["shape"]), input["prepend"].as_u64().unwrap() as usize);
+    let (shape, prepend) = (
+        dims(&input["shape"]),
+        input["prepend"].as_u64().unwrap() as usize,
+    );
     let (offsets, range) = (offsets(input)?, range(&input["flattened_range"]));
     let data = local(&shape, range.as_ref());
     match range {
@@ -127,11 +161,19 @@ fn from_rank_offsets_flat() {
 #[test]
 fn sharded_tensor() {
     for v in vectors("ShardedTensor", 7) {
-        let fragmentations =
-            v.input["axis_fragmentations"].as_array().map(|_| dims(&v.input["axis_fragmentations"]));
+        let fragmentations = v.input["axis_fragmentations"]
+            .as_array()
+            .map(|_| dims(&v.input["axis_fragmentations"]));
         let local_shape = dims(&v.input["local_shape"]);
         // The data had shape (2, 3), where the call did not ask for an empty one.
-        let data = local(if local_shape[0] == 0 { &[0, 3] } else { &[2, 3] }, None);
+        let data = local(
+            if local_shape[0] == 0 {
+                &[0, 3]
+            } else {
+                &[2, 3]
+            },
+            None,
+        );
         let ours = ShardedTensor::new(
             "k",
             data,
@@ -157,7 +199,8 @@ fn sharded_tensor() {
 #[test]
 fn local_chunk_offset_in_global() {
     for v in vectors("local_chunk_offset_in_global", 60) {
-        let ours = tensor(&v.input).and_then(|t| t.local_chunk_offset_in_global().map_err(|e| e.to_string()));
+        let ours = tensor(&v.input)
+            .and_then(|t| t.local_chunk_offset_in_global().map_err(|e| e.to_string()));
         check(&v, ours, |d, out| assert_eq!(d, dims(out)));
     }
 }
@@ -196,8 +239,10 @@ fn global_coordinates() {
 fn narrow() {
     for v in vectors("narrow", 105) {
         let at = |name: &str| v.input[name].as_u64().unwrap();
-        let ours = tensor(&v.input)
-            .and_then(|t| t.narrow(at("dim") as usize, at("start"), at("length")).map_err(|e| e.to_string()));
+        let ours = tensor(&v.input).and_then(|t| {
+            t.narrow(at("dim") as usize, at("start"), at("length"))
+                .map_err(|e| e.to_string())
+        });
         check(&v, ours, |ours, out| {
             let theirs = out.as_array().unwrap();
             assert_eq!(ours.len(), theirs.len(), "{}", v.input);
@@ -212,10 +257,15 @@ fn narrow() {
 #[test]
 fn is_main_replica() {
     for v in vectors("is_main_replica", 8) {
-        let ids =
-            v.input["replica_id"].as_array().cloned().unwrap_or_else(|| vec![v.input["replica_id"].clone()]);
+        let ids = v.input["replica_id"]
+            .as_array()
+            .cloned()
+            .unwrap_or_else(|| vec![v.input["replica_id"].clone()]);
         // A negative number can't be said; Megatron takes it for a copy that is not the main one.
-        let ours = ids.iter().map(|n| n.as_u64().map(|n| n as u32)).collect::<Option<Box<[u32]>>>();
+        let ours = ids
+            .iter()
+            .map(|n| n.as_u64().map(|n| n as u32))
+            .collect::<Option<Box<[u32]>>>();
         let main = ours.is_some_and(|ids| ReplicaId(ids).is_main());
         assert_eq!(json!(main), v.out.unwrap(), "{}", v.input);
     }
@@ -225,11 +275,18 @@ fn is_main_replica() {
 fn unique_key() {
     for v in vectors("unique_key", 4) {
         let key = v.input["key"].as_str().unwrap();
-        let (shape, offset) = (dims(&v.input["global_shape"]), dims(&v.input["global_offset"]));
+        let (shape, offset) = (
+            dims(&v.input["global_shape"]),
+            dims(&v.input["global_offset"]),
+        );
         let ours = ShardedObject::new(key, 1, &shape, &offset, 0);
         if shape.is_empty() {
             // Megatron makes a name of it that it can't read.
-            assert!(ours.unwrap_err().to_string().starts_with("a: an array of objects needs an axis"));
+            assert!(
+                ours.unwrap_err()
+                    .to_string()
+                    .starts_with("a: an array of objects needs an axis")
+            );
             continue;
         }
         check(&v, ours, |o, out| assert_eq!(json!(o.unique_key()), *out));
@@ -271,7 +328,13 @@ fn step(k: &str) -> Step {
 }
 
 fn path(v: &Json) -> Path {
-    Path(v.as_array().unwrap().iter().map(|s| step(s.as_str().unwrap())).collect())
+    Path(
+        v.as_array()
+            .unwrap()
+            .iter()
+            .map(|s| step(s.as_str().unwrap()))
+            .collect(),
+    )
 }
 
 #[test]
@@ -291,9 +354,18 @@ fn extract_matching_values() {
 fn nested_values() {
     for v in vectors("nested_values", 6) {
         let x = tree(&v.input["x"]);
-        let ours = Tree::List(x.nested_values().into_iter().cloned().map(Tree::Leaf).collect());
+        let ours = Tree::List(
+            x.nested_values()
+                .into_iter()
+                .cloned()
+                .map(Tree::Leaf)
+                .collect(),
+        );
         assert_eq!(ours, tree(v.out.as_ref().unwrap()));
-        assert_eq!(x.nested_values().into_iter().cloned().collect::<Vec<_>>(), x.into_nested_values());
+        assert_eq!(
+            x.nested_values().into_iter().cloned().collect::<Vec<_>>(),
+            x.into_nested_values()
+        );
     }
 }
 
@@ -302,7 +374,9 @@ fn merge() {
     for v in vectors("merge", 8) {
         let mut ours = tree(&v.input["x1"]);
         let merged = ours.merge(tree(&v.input["x2"]));
-        check(&v, merged.map(|()| ours), |ours, out| assert_eq!(ours, tree(out)));
+        check(&v, merged.map(|()| ours), |ours, out| {
+            assert_eq!(ours, tree(out))
+        });
     }
 }
 
@@ -352,8 +426,10 @@ fn prefixes_are_mapped() {
             state.insert(i as u64, t);
         }
         let mapping = v.input["mapping"].as_object().unwrap();
-        let mapping: Vec<(&str, &str)> =
-            mapping.iter().map(|(a, b)| (a.as_str(), b.as_str().unwrap())).collect();
+        let mapping: Vec<(&str, &str)> = mapping
+            .iter()
+            .map(|(a, b)| (a.as_str(), b.as_str().unwrap()))
+            .collect();
         apply_prefix_mapping(&mut state, &mapping);
         let keys = state.nested_values().into_iter().map(|l| match l {
             Leaf::Tensor(t) => json!(t.key),

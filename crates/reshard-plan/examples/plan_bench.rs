@@ -6,7 +6,8 @@
 
 use reshard_model::{DType, Region};
 use reshard_plan::{
-    DefaultSavePlanner, PlanError, SavePlan, SavePlanner, TensorProperties, TensorWrite, WriteItem, WriteKind,
+    DefaultSavePlanner, PlanError, SavePlan, SavePlanner, TensorProperties, TensorWrite, WriteItem,
+    WriteKind,
 };
 use std::time::Instant;
 
@@ -25,8 +26,9 @@ fn main() -> Result<(), PlanError> {
             properties: TensorProperties::default(),
         }),
     };
-    let plans: Vec<SavePlan> =
-        (0..ranks).map(|r| SavePlan::new((0..items).map(|k| item(r, k)).collect())).collect();
+    let plans: Vec<SavePlan> = (0..ranks)
+        .map(|r| SavePlan::new((0..items).map(|k| item(r, k)).collect()))
+        .collect();
 
     let start = Instant::now();
     let (plans, metadata) = DefaultSavePlanner::DCP.create_global_plan(plans)?;

@@ -21,7 +21,9 @@ use wide::{BLOCK, Wide};
 /// assert!(!Cast::Float.allows(DType::Int64, DType::Float32));
 /// assert!(Cast::Any.allows(DType::Int64, DType::Float32));
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Cast {
     /// No cast. Another type is an error.
@@ -78,8 +80,15 @@ impl Cast {
 /// ```
 pub fn convert(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Result<()> {
     let (a, b) = (from.size() as usize, to.size() as usize);
-    if !src.len().is_multiple_of(a) || !dst.len().is_multiple_of(b) || src.len() / a != dst.len() / b {
-        let what = format!("{} bytes of {from} don't become {} bytes of {to}", src.len(), dst.len());
+    if !src.len().is_multiple_of(a)
+        || !dst.len().is_multiple_of(b)
+        || src.len() / a != dst.len() / b
+    {
+        let what = format!(
+            "{} bytes of {from} don't become {} bytes of {to}",
+            src.len(),
+            dst.len()
+        );
         return Err(PlanError::invalid("", what));
     }
     if from == to {
@@ -88,7 +97,10 @@ pub fn convert(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Result<()>
     }
     if !Cast::Any.allows(from, to) {
         let what = format!("no conversion of {from} to {to}; declare the tensor as {from}");
-        return Err(PlanError::Unsupported { key: String::new(), what });
+        return Err(PlanError::Unsupported {
+            key: String::new(),
+            what,
+        });
     }
     match (part(from), part(to)) {
         (Some(x), Some(y)) => convert(x, src, y, dst),
@@ -100,7 +112,11 @@ pub fn convert(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Result<()>
                 src.chunks_exact(a).for_each(|z| {
                     // Only a bool sees the imaginary part.
                     let zero = wide::is_zero(x, &z[..half]);
-                    let part = if to == DType::Bool && zero { &z[half..] } else { &z[..half] };
+                    let part = if to == DType::Bool && zero {
+                        &z[half..]
+                    } else {
+                        &z[..half]
+                    };
                     reals.extend_from_slice(part);
                 });
                 convert(x, &reals, to, dst)?;
@@ -173,7 +189,10 @@ fn through<W: Wide>(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Resul
         let known = W::decode(from, src, block) && W::encode(block, to, dst);
         if !known {
             let what = format!("no conversion of {from} to {to} in this version");
-            return Err(PlanError::Unsupported { key: String::new(), what });
+            return Err(PlanError::Unsupported {
+                key: String::new(),
+                what,
+            });
         }
     }
     Ok(())

@@ -67,11 +67,17 @@ impl PlanError {
     }
 
     pub(crate) fn invalid(key: &str, what: impl Into<String>) -> Self {
-        Self::Invalid { key: key.into(), what: what.into() }
+        Self::Invalid {
+            key: key.into(),
+            what: what.into(),
+        }
     }
 
     pub(crate) fn corrupt(key: &str, what: impl Into<String>) -> Self {
-        Self::Corrupt { key: key.into(), what: what.into() }
+        Self::Corrupt {
+            key: key.into(),
+            what: what.into(),
+        }
     }
 }
 
@@ -197,7 +203,9 @@ impl fmt::Display for DuplicatePieces {
         f.write_str(match self {
             Self::BothMain => "both as its main replica; give one another replica_id",
             Self::Differ => "with different content; give one another key",
-            Self::Unknown => "and whether they are equal can't be told before they are read; leave one out",
+            Self::Unknown => {
+                "and whether they are equal can't be told before they are read; leave one out"
+            }
         })
     }
 }
@@ -207,15 +215,21 @@ impl Problem {
     pub fn key(&self) -> &str {
         match self {
             Self::Missing { key, .. } | Self::Kind { key, .. } | Self::Shape { key, .. } => key,
-            Self::DType { key, .. } | Self::OutOfBounds { key, .. } | Self::Overlap { key, .. } => key,
-            Self::Hole { key, .. } | Self::Duplicate { key, .. } | Self::DuplicatePieces { key, .. } => key,
+            Self::DType { key, .. } | Self::OutOfBounds { key, .. } | Self::Overlap { key, .. } => {
+                key
+            }
+            Self::Hole { key, .. }
+            | Self::Duplicate { key, .. }
+            | Self::DuplicatePieces { key, .. } => key,
         }
     }
 
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Missing { .. } => ErrorKind::NotFound,
-            Self::OutOfBounds { .. } | Self::Overlap { .. } | Self::Hole { .. } => ErrorKind::Corrupt,
+            Self::OutOfBounds { .. } | Self::Overlap { .. } | Self::Hole { .. } => {
+                ErrorKind::Corrupt
+            }
             _ => ErrorKind::Invalid,
         }
     }
@@ -233,11 +247,21 @@ impl fmt::Display for Problem {
             }
             Self::Kind { key, is, other } => write!(f, "{key} is {is}, and {other}"),
             Self::Shape { key, is, other } => write!(f, "{key} has shape {is}, and {other}"),
-            Self::DType { key, is, other, ranks: None } => write!(
+            Self::DType {
+                key,
+                is,
+                other,
+                ranks: None,
+            } => write!(
                 f,
                 "{key} is stored as {is} and asked for as {other}; declare it as {is}, or allow the cast"
             ),
-            Self::DType { key, is, other, ranks: Some((a, b)) } => {
+            Self::DType {
+                key,
+                is,
+                other,
+                ranks: Some((a, b)),
+            } => {
                 write!(f, "{key} is {is} on rank {a} and {other} on rank {b}")
             }
             Self::OutOfBounds { key, at, shape } => {
@@ -247,9 +271,18 @@ impl fmt::Display for Problem {
             Self::Hole { key, region, shape } => {
                 write!(f, "{key}: no chunk has {region} of shape {shape}")
             }
-            Self::DuplicatePieces { key, region, rank, paths: [a, b], why } => {
+            Self::DuplicatePieces {
+                key,
+                region,
+                rank,
+                paths: [a, b],
+                why,
+            } => {
                 let piece = region.as_ref().map_or("it".into(), ToString::to_string);
-                write!(f, "{key}: the leaves at {a} and {b} of rank {rank} both hold {piece}, {why}")
+                write!(
+                    f,
+                    "{key}: the leaves at {a} and {b} of rank {rank} both hold {piece}, {why}"
+                )
             }
             Self::Duplicate { key, ranks } => write!(f, "{key} is written by ranks {ranks:?}"),
         }
@@ -266,7 +299,11 @@ impl Problems {
     /// The kind that all problems share, or else [`ErrorKind::Invalid`].
     fn kind(&self) -> ErrorKind {
         let first = self.0.first().map_or(ErrorKind::Invalid, Problem::kind);
-        if self.0.iter().all(|p| p.kind() == first) { first } else { ErrorKind::Invalid }
+        if self.0.iter().all(|p| p.kind() == first) {
+            first
+        } else {
+            ErrorKind::Invalid
+        }
     }
 }
 
@@ -276,7 +313,10 @@ impl fmt::Display for Problems {
             return only.fmt(f);
         }
         write!(f, "{} problems", self.0.len())?;
-        self.0.iter().take(Self::SHOWN).try_for_each(|p| write!(f, "\n  {p}"))?;
+        self.0
+            .iter()
+            .take(Self::SHOWN)
+            .try_for_each(|p| write!(f, "\n  {p}"))?;
         match self.0.len().checked_sub(Self::SHOWN) {
             None | Some(0) => Ok(()),
             Some(more) => write!(f, "\n  and {more} more"),

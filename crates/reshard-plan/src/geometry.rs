@@ -15,8 +15,16 @@ impl Fault {
     pub(crate) fn problem(self, tensor: TensorRef<'_>, at: impl Fn(usize) -> At) -> Problem {
         let (key, shape) = (tensor.key().to_owned(), tensor.shape());
         match self {
-            Self::OutOfBounds(i) => Problem::OutOfBounds { key, at: at(i), shape },
-            Self::Overlap(i, j) => Problem::Overlap { key, a: at(i), b: at(j) },
+            Self::OutOfBounds(i) => Problem::OutOfBounds {
+                key,
+                at: at(i),
+                shape,
+            },
+            Self::Overlap(i, j) => Problem::Overlap {
+                key,
+                a: at(i),
+                b: at(j),
+            },
             Self::Hole(region) => Problem::Hole { key, region, shape },
         }
     }
@@ -27,7 +35,12 @@ pub(crate) fn fault(tensor: TensorRef<'_>, allow_holes: bool) -> Option<Fault> {
     let (shape, first, ndim) = (tensor.shape(), tensor.positions().start, tensor.ndim());
     let range = |i: usize, axis: usize| tensor.range(first + i as u32, axis);
     let chunks = tensor.chunk_count();
-    let outside = |&i: &usize| shape.iter().enumerate().any(|(axis, &extent)| range(i, axis).end > extent);
+    let outside = |&i: &usize| {
+        shape
+            .iter()
+            .enumerate()
+            .any(|(axis, &extent)| range(i, axis).end > extent)
+    };
     if let Some(i) = (0..chunks).find(outside) {
         return Some(Fault::OutOfBounds(i));
     }
@@ -45,7 +58,10 @@ impl Metadata {
     pub fn problems(&self) -> Vec<Problem> {
         self.tensors()
             .filter_map(|t| {
-                let at = |i: usize| At { region: t.region(t.positions().start + i as u32), rank: None };
+                let at = |i: usize| At {
+                    region: t.region(t.positions().start + i as u32),
+                    rank: None,
+                };
                 fault(t, false).map(|f| f.problem(t, at))
             })
             .collect()

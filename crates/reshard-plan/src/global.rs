@@ -1,8 +1,8 @@
 //! The global plan of a save: from the plans of all ranks, it decides which rank writes what, and what the checkpoint holds.
 
 use crate::{
-    At, DefaultSavePlanner, Metadata, Offer, PlanError, PlannerData, Problem, Problems, Result, SavePlan,
-    TensorWrite, WriteItem, WriteKind, geometry,
+    At, DefaultSavePlanner, Metadata, Offer, PlanError, PlannerData, Problem, Problems, Result,
+    SavePlan, TensorWrite, WriteItem, WriteKind, geometry,
 };
 use indexmap::map::Entry;
 use reshard_model::PathOfKey;
@@ -15,8 +15,13 @@ use keys::{Keys, NONE};
 use pieces::Pieces;
 
 /// Dedup, table and checks, in a few passes over all items. It allocates only some numbers per item.
-pub(crate) fn plan(mut plans: Vec<SavePlan>, how: &DefaultSavePlanner) -> Result<(Vec<SavePlan>, Metadata)> {
-    if plans.iter().map(|p| p.items.len()).sum::<usize>() >= NONE as usize || plans.len() >= NONE as usize {
+pub(crate) fn plan(
+    mut plans: Vec<SavePlan>,
+    how: &DefaultSavePlanner,
+) -> Result<(Vec<SavePlan>, Metadata)> {
+    if plans.iter().map(|p| p.items.len()).sum::<usize>() >= NONE as usize
+        || plans.len() >= NONE as usize
+    {
         return Err(PlanError::invalid("", "more than 2³² pieces in one save"));
     }
     let paths = merge_paths(&mut plans);
@@ -68,7 +73,10 @@ fn merge_paths(plans: &mut [SavePlan]) -> Option<PlannerData> {
             };
             if *known.get() != path {
                 let writers = writers.get_or_insert_with(|| lowest_writers(plans));
-                if writers.get(&**known.key()).is_none_or(|writer| *writer <= rank) {
+                if writers
+                    .get(&**known.key())
+                    .is_none_or(|writer| *writer <= rank)
+                {
                     known.insert(path);
                 }
             }
@@ -80,7 +88,8 @@ fn merge_paths(plans: &mut [SavePlan]) -> Option<PlannerData> {
 /// The lowest rank with an item of each key.
 fn lowest_writers(plans: &[SavePlan]) -> BTreeMap<&str, usize> {
     let all = plans.iter().enumerate().rev();
-    all.flat_map(|(rank, plan)| plan.items.iter().map(move |item| (&*item.key, rank))).collect()
+    all.flat_map(|(rank, plan)| plan.items.iter().map(move |item| (&*item.key, rank)))
+        .collect()
 }
 
 /// An overview of everything that all ranks offer.
@@ -141,14 +150,23 @@ impl<'p> Survey<'p> {
                     if let Some(other) = other.filter(|o| twice || o.lengths != b.region.lengths) {
                         wrong = Some(Problem::Overlap {
                             key: item.key.to_string(),
-                            a: At { region: other.clone(), rank: Some(self.pieces.rank(piece)) },
-                            b: At { region: b.region.clone(), rank: Some(rank) },
+                            a: At {
+                                region: other.clone(),
+                                rank: Some(self.pieces.rank(piece)),
+                            },
+                            b: At {
+                                region: b.region.clone(),
+                                rank: Some(rank),
+                            },
                         });
                     }
                 } else if wrong.is_none() && !b.region.fits(&b.global_shape) {
                     wrong = Some(Problem::OutOfBounds {
                         key: item.key.to_string(),
-                        at: At { region: b.region.clone(), rank: Some(rank) },
+                        at: At {
+                            region: b.region.clone(),
+                            rank: Some(rank),
+                        },
                         shape: b.global_shape.clone(),
                     });
                 }
@@ -205,7 +223,12 @@ impl<'p> Survey<'p> {
         // Keys are ordered by their first written item. A key of which nothing is written is placed by its first item.
         let mut order: Vec<(u32, &WriteItem)> = Vec::with_capacity(written);
         let mut first = vec![NONE; written];
-        let items = || plans.iter().enumerate().flat_map(|(r, p)| p.items.iter().map(move |i| (r as u32, i)));
+        let items = || {
+            plans
+                .iter()
+                .enumerate()
+                .flat_map(|(r, p)| p.items.iter().map(move |i| (r as u32, i)))
+        };
         for (((key, _), kept), (_, item)) in self.of_item.iter().zip(kept).zip(items()) {
             let (key, first) = (*key, &mut first[*key as usize]);
             if *first == NONE && (*kept || chunks[key as usize] == 0) {
@@ -234,7 +257,12 @@ impl<'p> Survey<'p> {
         for (key, item) in &order {
             let end = at + chunks[*key as usize] as usize;
             if let Some(t) = item.tensor() {
-                let id = builder.add_tensor(&item.key, t.dtype, &t.global_shape, t.properties.clone())?;
+                let id = builder.add_tensor(
+                    &item.key,
+                    t.dtype,
+                    &t.global_shape,
+                    t.properties.clone(),
+                )?;
                 for chunk in sorted[at..end].iter().filter_map(|(_, t)| *t) {
                     builder.add_chunk(id, &chunk.region)?;
                 }
@@ -253,7 +281,9 @@ impl<'p> Survey<'p> {
             if self.keys.is_spoiled(*key) || item.tensor().is_none() {
                 continue;
             }
-            let Some(tensor) = metadata.tensor(&item.key) else { continue };
+            let Some(tensor) = metadata.tensor(&item.key) else {
+                continue;
+            };
             let fault = geometry::fault(tensor, self.allow_holes);
             if let Some(fault) = fault {
                 let place = |i: usize| At {

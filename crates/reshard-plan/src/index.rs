@@ -27,7 +27,11 @@ const FEW: usize = 32;
 
 impl<'m> Index<'m> {
     pub(crate) fn new(tensor: TensorRef<'m>) -> Self {
-        Self { tensor, sorted: None, asked: 0 }
+        Self {
+            tensor,
+            sorted: None,
+            asked: 0,
+        }
     }
 
     /// Positions of the chunks that share elements with `region`, ascending. A region without axes meets every chunk.
@@ -46,8 +50,12 @@ impl<'m> Index<'m> {
                 r.start < r.end && r.start < region.end(axis) && region.offsets[axis] < r.end
             })
         };
-        let Some(s) = &self.sorted else { return self.tensor.positions().filter(exact).collect() };
-        let mut end = s.starts.partition_point(|start| *start < region.end(s.axis));
+        let Some(s) = &self.sorted else {
+            return self.tensor.positions().filter(exact).collect();
+        };
+        let mut end = s
+            .starts
+            .partition_point(|start| *start < region.end(s.axis));
         let mut out = Vec::new();
         while end > 0 && s.reach[end - 1] > region.offsets[s.axis] {
             end -= 1;
@@ -63,14 +71,20 @@ impl Sorted {
     fn new(tensor: TensorRef<'_>) -> Option<Self> {
         let shape = tensor.shape();
         let length = |axis: usize| {
-            let sum: f64 =
-                tensor.positions().map(|p| tensor.range(p, axis)).map(|r| (r.end - r.start) as f64).sum();
+            let sum: f64 = tensor
+                .positions()
+                .map(|p| tensor.range(p, axis))
+                .map(|r| (r.end - r.start) as f64)
+                .sum();
             sum / shape[axis].max(1) as f64
         };
         let axis = (0..tensor.ndim()).min_by(|a, b| length(*a).total_cmp(&length(*b)))?;
         let mut positions: Vec<u32> = tensor.positions().collect();
         positions.sort_by_key(|p| tensor.range(*p, axis).start);
-        let starts = positions.iter().map(|p| tensor.range(*p, axis).start).collect();
+        let starts = positions
+            .iter()
+            .map(|p| tensor.range(*p, axis).start)
+            .collect();
         let reach = positions
             .iter()
             .scan(0, |reach, p| {
@@ -78,7 +92,12 @@ impl Sorted {
                 Some(*reach)
             })
             .collect();
-        Some(Self { axis, starts, reach, positions })
+        Some(Self {
+            axis,
+            starts,
+            reach,
+            positions,
+        })
     }
 }
 
@@ -91,7 +110,9 @@ mod tests {
     /// The same before and after the chunks are sorted.
     fn met(chunks: &[Region], region: &Region) -> Vec<u32> {
         let mut b = Metadata::builder();
-        let w = b.add_tensor("w", DType::Int8, &[100, 4], Default::default()).unwrap();
+        let w = b
+            .add_tensor("w", DType::Int8, &[100, 4], Default::default())
+            .unwrap();
         for c in chunks {
             b.add_chunk(w, c).unwrap();
         }

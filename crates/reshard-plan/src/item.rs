@@ -26,7 +26,9 @@ impl fmt::Display for PieceId {
 }
 
 /// torch.memory_format, as DCP stores it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub enum MemoryFormat {
     /// Row-major.
     #[default]
@@ -66,7 +68,10 @@ pub struct TensorWrite {
 impl TensorWrite {
     /// Bytes of the chunk.
     pub fn bytes(&self) -> u64 {
-        self.region.volume().unwrap_or(u64::MAX).saturating_mul(self.dtype.size())
+        self.region
+            .volume()
+            .unwrap_or(u64::MAX)
+            .saturating_mul(self.dtype.size())
     }
 }
 
@@ -99,12 +104,19 @@ pub struct WriteItem {
 impl WriteItem {
     /// Identity of the piece.
     pub fn id(&self) -> PieceId {
-        PieceId { key: self.key.clone(), offset: self.tensor().map(|t| t.region.offsets.clone()) }
+        PieceId {
+            key: self.key.clone(),
+            offset: self.tensor().map(|t| t.region.offsets.clone()),
+        }
     }
 
     /// The chunk, if it is one.
     pub fn tensor(&self) -> Option<&TensorWrite> {
-        if let WriteKind::Tensor(t) = &self.kind { Some(t) } else { None }
+        if let WriteKind::Tensor(t) = &self.kind {
+            Some(t)
+        } else {
+            None
+        }
     }
 
     /// What it costs its rank: the bytes of the chunk, or an estimate for an object; at least 1.
@@ -163,7 +175,11 @@ pub enum PlannerData {
 impl PlannerData {
     /// The path of a key, if these are paths.
     pub fn path(&self, key: &str) -> Option<&Path> {
-        if let Self::Paths(p) = self { p.get(key) } else { None }
+        if let Self::Paths(p) = self {
+            p.get(key)
+        } else {
+            None
+        }
     }
 }
 
@@ -186,13 +202,19 @@ pub struct SavePlan {
 impl SavePlan {
     /// A plan of these pieces.
     pub fn new(items: Vec<WriteItem>) -> Self {
-        Self { items, ..Self::default() }
+        Self {
+            items,
+            ..Self::default()
+        }
     }
 
     /// With data for the commit record.
     #[must_use]
     pub fn with_planner_data(self, data: PlannerData) -> Self {
-        Self { planner_data: Some(data), ..self }
+        Self {
+            planner_data: Some(data),
+            ..self
+        }
     }
 
     /// The items of each file. If nobody decided on files, all items are in one file. If there are no items, there is no file.
@@ -201,12 +223,18 @@ impl SavePlan {
     /// [`PlanError::Invalid`] if the numbers in `files` don't add up to the number of items, because a planner changed the items afterwards.
     pub fn by_file(&self) -> Result<Vec<&[WriteItem]>> {
         if self.files.is_empty() {
-            return Ok(if self.items.is_empty() { Vec::new() } else { vec![&self.items] });
+            return Ok(if self.items.is_empty() {
+                Vec::new()
+            } else {
+                vec![&self.items]
+            });
         }
         let mut rest = self.items.as_slice();
         let mut out = Vec::with_capacity(self.files.len());
         for &n in &self.files {
-            let Some((file, more)) = rest.split_at_checked(n as usize) else { break };
+            let Some((file, more)) = rest.split_at_checked(n as usize) else {
+                break;
+            };
             out.push(file);
             rest = more;
         }
@@ -268,6 +296,9 @@ pub struct LoadPlan {
 impl LoadPlan {
     /// A plan of these parts.
     pub fn new(items: Vec<ReadItem>) -> Self {
-        Self { items, ..Self::default() }
+        Self {
+            items,
+            ..Self::default()
+        }
     }
 }

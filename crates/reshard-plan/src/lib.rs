@@ -37,8 +37,8 @@ pub use exchange::{
     exchange_groups, place_item, save_exchange_groups, share_reads, share_writes, take_items,
 };
 pub use item::{
-    Fill, LoadPlan, MemoryFormat, PieceId, PlannerData, ReadItem, Recast, SavePlan, Stored, TensorProperties,
-    TensorWrite, WriteItem, WriteKind,
+    Fill, LoadPlan, MemoryFormat, PieceId, PlannerData, ReadItem, Recast, SavePlan, Stored,
+    TensorProperties, TensorWrite, WriteItem, WriteKind,
 };
 pub use load::{DefaultLoadPlanner, Destination, LoadContext, LoadPlanner};
 pub use metadata::{ChunkId, Entry, Metadata, MetadataBuilder, ObjectId, TensorId, TensorRef};

@@ -20,7 +20,11 @@ pub struct LoadContext<'a> {
 impl<'a> LoadContext<'a> {
     /// The context of a rank.
     pub fn new(metadata: &'a Metadata, rank: u32, is_coordinator: bool) -> Self {
-        Self { metadata, rank, is_coordinator }
+        Self {
+            metadata,
+            rank,
+            is_coordinator,
+        }
     }
 }
 
@@ -128,7 +132,11 @@ pub trait LoadPlanner: Any + Debug + Send + Sync {
     ///
     /// # Errors
     /// [`PlanError::Load`](crate::PlanError::Load) if the checkpoint can't fill the template.
-    fn create_local_plan(&self, template: &FlatStateDict, cx: &LoadContext<'_>) -> Result<LoadPlan> {
+    fn create_local_plan(
+        &self,
+        template: &FlatStateDict,
+        cx: &LoadContext<'_>,
+    ) -> Result<LoadPlan> {
         self.base().create_local_plan(template, cx)
     }
 
@@ -136,7 +144,11 @@ pub trait LoadPlanner: Any + Debug + Send + Sync {
     ///
     /// # Errors
     /// Any reason why the ranks can't load.
-    fn create_global_plan(&self, plans: Vec<LoadPlan>, cx: &LoadContext<'_>) -> Result<Vec<LoadPlan>> {
+    fn create_global_plan(
+        &self,
+        plans: Vec<LoadPlan>,
+        cx: &LoadContext<'_>,
+    ) -> Result<Vec<LoadPlan>> {
         self.base().create_global_plan(plans, cx)
     }
 
@@ -197,7 +209,11 @@ pub struct DefaultLoadPlanner {
 
 impl DefaultLoadPlanner {
     /// Everything must be stored, with the type that was asked for.
-    pub const DEFAULT: Self = Self { allow_partial_load: false, strict: false, cast: Cast::Never };
+    pub const DEFAULT: Self = Self {
+        allow_partial_load: false,
+        strict: false,
+        cast: Cast::Never,
+    };
 
     /// Sets whether a leaf whose key is not stored stays as it is.
     pub fn allow_partial_load(mut self, allow: bool) -> Self {
@@ -228,11 +244,19 @@ impl LoadPlanner for DefaultLoadPlanner {
         Ok(())
     }
 
-    fn create_local_plan(&self, template: &FlatStateDict, cx: &LoadContext<'_>) -> Result<LoadPlan> {
+    fn create_local_plan(
+        &self,
+        template: &FlatStateDict,
+        cx: &LoadContext<'_>,
+    ) -> Result<LoadPlan> {
         crate::read::plan(self, template, cx.metadata)
     }
 
-    fn create_global_plan(&self, mut plans: Vec<LoadPlan>, _: &LoadContext<'_>) -> Result<Vec<LoadPlan>> {
+    fn create_global_plan(
+        &self,
+        mut plans: Vec<LoadPlan>,
+        _: &LoadContext<'_>,
+    ) -> Result<Vec<LoadPlan>> {
         crate::read::agree_on_unexpected(&mut plans);
         Ok(plans)
     }

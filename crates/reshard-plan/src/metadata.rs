@@ -11,15 +11,21 @@ pub use builder::MetadataBuilder;
 use column::Column;
 
 /// The number of a chunk, in the order in which chunks were added. A format uses it as the index of its own table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub struct ChunkId(pub u32);
 
 /// The number of an object, in the order in which objects were added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub struct ObjectId(pub u32);
 
 /// The number of a tensor, in the order in which tensors were added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub struct TensorId(pub u32);
 
 /// A part of the arena of keys.
@@ -125,7 +131,9 @@ impl Metadata {
     }
 
     fn name(&self, n: Name) -> &str {
-        self.names.get(n.at as usize..n.at as usize + n.len as usize).unwrap_or_default()
+        self.names
+            .get(n.at as usize..n.at as usize + n.len as usize)
+            .unwrap_or_default()
     }
 
     fn tensor_at(&self, id: u32) -> TensorRef<'_> {
@@ -139,22 +147,29 @@ impl Metadata {
 
     /// All objects, by key.
     pub fn objects(&self) -> impl ExactSizeIterator<Item = (ObjectId, &str)> + Clone {
-        self.objects_by_key.iter().map(|&id| (ObjectId(id), self.name(self.objects[id as usize])))
+        self.objects_by_key
+            .iter()
+            .map(|&id| (ObjectId(id), self.name(self.objects[id as usize])))
     }
 
     /// Tensors and objects in the order in which they were added, which PyTorch keeps.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> + Clone {
         let tensors = self.tensors.len();
-        self.order.iter().map(move |&n| match (n as usize).checked_sub(tensors) {
-            None => Entry::Tensor(self.tensor_at(n)),
-            Some(o) => Entry::Object(ObjectId(o as u32), self.name(self.objects[o])),
-        })
+        self.order
+            .iter()
+            .map(move |&n| match (n as usize).checked_sub(tensors) {
+                None => Entry::Tensor(self.tensor_at(n)),
+                Some(o) => Entry::Object(ObjectId(o as u32), self.name(self.objects[o])),
+            })
     }
 
     /// The tensor of a key.
     pub fn tensor(&self, key: &str) -> Option<TensorRef<'_>> {
         let name = |id: &u32| self.name(self.tensors[*id as usize].name);
-        let at = self.tensors_by_key.binary_search_by(|id| name(id).cmp(key)).ok()?;
+        let at = self
+            .tensors_by_key
+            .binary_search_by(|id| name(id).cmp(key))
+            .ok()?;
         Some(self.tensor_at(self.tensors_by_key[at]))
     }
 
@@ -183,7 +198,10 @@ impl Metadata {
     /// The object of a key.
     pub fn object(&self, key: &str) -> Option<ObjectId> {
         let name = |id: &u32| self.name(self.objects[*id as usize]);
-        let at = self.objects_by_key.binary_search_by(|id| name(id).cmp(key)).ok()?;
+        let at = self
+            .objects_by_key
+            .binary_search_by(|id| name(id).cmp(key))
+            .ok()?;
         Some(ObjectId(self.objects_by_key[at]))
     }
 
@@ -195,7 +213,9 @@ impl Metadata {
     /// The chunk of this number, with its tensor.
     pub fn chunk(&self, id: ChunkId) -> Option<(TensorRef<'_>, Region)> {
         let position = self.position(id)?;
-        let row = self.tensors.partition_point(|r| r.first + r.chunks <= position);
+        let row = self
+            .tensors
+            .partition_point(|r| r.first + r.chunks <= position);
         let tensor = self.tensor_at(row as u32);
         Some((tensor, tensor.region(position)))
     }
@@ -218,7 +238,9 @@ impl Metadata {
 
     /// Number of chunks of all tensors. Their ids are all smaller.
     pub fn chunk_count(&self) -> usize {
-        self.tensors.last().map_or(0, |r| (r.first + r.chunks) as usize)
+        self.tensors
+            .last()
+            .map_or(0, |r| (r.first + r.chunks) as usize)
     }
 
     /// Number of objects. Their ids are all smaller.
@@ -228,7 +250,9 @@ impl Metadata {
 
     /// Bytes of all elements of all tensors.
     pub fn total_bytes(&self) -> u64 {
-        self.tensors().map(|t| t.bytes()).fold(0, u64::saturating_add)
+        self.tensors()
+            .map(|t| t.bytes())
+            .fold(0, u64::saturating_add)
     }
 
     /// The data of planners in the commit record.
@@ -265,7 +289,9 @@ impl Metadata {
     pub fn with_objects<'k>(&self, keys: impl IntoIterator<Item = &'k str>) -> Result<Self> {
         let mut builder = self.without_chunks()?;
         // Chunks of several tensors may have been added by turns.
-        for (tensor, region) in (0..self.chunk_count() as u32).filter_map(|id| self.chunk(ChunkId(id))) {
+        for (tensor, region) in
+            (0..self.chunk_count() as u32).filter_map(|id| self.chunk(ChunkId(id)))
+        {
             builder.add_chunk(tensor.id(), &region)?;
         }
         for key in keys {
@@ -303,7 +329,10 @@ impl Metadata {
         self.names.len()
             + self.tensors.capacity() * size_of::<Row>()
             + self.objects.capacity() * size_of::<Name>()
-            + numbers.iter().map(|v| v.capacity() * size_of::<u32>()).sum::<usize>()
+            + numbers
+                .iter()
+                .map(|v| v.capacity() * size_of::<u32>())
+                .sum::<usize>()
             + self.shapes.heap_bytes()
             + self.coords.heap_bytes()
     }
@@ -313,9 +342,10 @@ impl fmt::Debug for Metadata {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map()
             .entries(self.entries().map(|e| match e {
-                Entry::Tensor(t) => {
-                    (t.key(), format!("{} {} in {} chunks", t.dtype(), t.shape(), t.chunk_count()))
-                }
+                Entry::Tensor(t) => (
+                    t.key(),
+                    format!("{} {} in {} chunks", t.dtype(), t.shape(), t.chunk_count()),
+                ),
                 Entry::Object(_, key) => (key, "object".into()),
             }))
             .finish()
@@ -331,7 +361,14 @@ pub struct TensorRef<'m> {
 
 impl fmt::Debug for TensorRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} {} in {} chunks", self.key(), self.dtype(), self.shape(), self.chunk_count())
+        write!(
+            f,
+            "{}: {} {} in {} chunks",
+            self.key(),
+            self.dtype(),
+            self.shape(),
+            self.chunk_count()
+        )
     }
 }
 
@@ -363,12 +400,17 @@ impl<'m> TensorRef<'m> {
     /// Elements per axis.
     pub fn shape(&self) -> Dims {
         let at = self.row().shape as usize;
-        (at..at + self.ndim()).map(|i| self.metadata.shapes.get(i)).collect()
+        (at..at + self.ndim())
+            .map(|i| self.metadata.shapes.get(i))
+            .collect()
     }
 
     /// Bytes of all elements.
     pub fn bytes(&self) -> u64 {
-        self.shape().volume().unwrap_or(u64::MAX).saturating_mul(self.dtype().size())
+        self.shape()
+            .volume()
+            .unwrap_or(u64::MAX)
+            .saturating_mul(self.dtype().size())
     }
 
     /// What else is stored about it.
@@ -383,8 +425,11 @@ impl<'m> TensorRef<'m> {
                 1 => MemoryFormat::ChannelsLast,
                 _ => MemoryFormat::Preserve,
             },
-            strides: (row.flags & HAS_STRIDES != 0)
-                .then(|| (strides..strides + n).map(|i| self.metadata.shapes.get(i)).collect()),
+            strides: (row.flags & HAS_STRIDES != 0).then(|| {
+                (strides..strides + n)
+                    .map(|i| self.metadata.shapes.get(i))
+                    .collect()
+            }),
         }
     }
 
@@ -396,12 +441,16 @@ impl<'m> TensorRef<'m> {
     /// Its chunks in the order in which they were added, which is DCP's order.
     pub fn chunks(&self) -> impl ExactSizeIterator<Item = (ChunkId, Region)> + Clone + use<'m> {
         let this = *self;
-        self.positions().map(move |p| (this.metadata.id(p), this.region(p)))
+        self.positions()
+            .map(move |p| (this.metadata.id(p), this.region(p)))
     }
 
     /// The chunk at `index` of its list of chunks: DCP's index hint.
     pub fn chunk_by_index(&self, index: usize) -> Option<(ChunkId, Region)> {
-        let p = self.row().first + u32::try_from(index).ok().filter(|i| *i < self.row().chunks)?;
+        let p = self.row().first
+            + u32::try_from(index)
+                .ok()
+                .filter(|i| *i < self.row().chunks)?;
         Some((self.metadata.id(p), self.region(p)))
     }
 
@@ -411,20 +460,37 @@ impl<'m> TensorRef<'m> {
             return None;
         }
         let starts = |p: u32| (0..self.ndim()).map(move |a| self.range(p, a).start);
-        let hinted = hint.and_then(|h| u32::try_from(h).ok()).filter(|h| *h < self.row().chunks);
+        let hinted = hint
+            .and_then(|h| u32::try_from(h).ok())
+            .filter(|h| *h < self.row().chunks);
         if let Some(p) = hinted.map(|h| self.row().first + h)
             && starts(p).eq(offset.iter().copied())
         {
             return Some(self.metadata.id(p));
         }
-        let sorted = |i: u32| self.metadata.by_offset.get(i as usize).copied().unwrap_or(i);
-        let Range { start: mut lo, mut end } = self.positions();
+        let sorted = |i: u32| {
+            self.metadata
+                .by_offset
+                .get(i as usize)
+                .copied()
+                .unwrap_or(i)
+        };
+        let Range {
+            start: mut lo,
+            mut end,
+        } = self.positions();
         let last = end;
         while lo < end {
             let mid = lo + (end - lo) / 2;
-            if starts(sorted(mid)).lt(offset.iter().copied()) { lo = mid + 1 } else { end = mid }
+            if starts(sorted(mid)).lt(offset.iter().copied()) {
+                lo = mid + 1
+            } else {
+                end = mid
+            }
         }
-        let found = (lo < last).then(|| sorted(lo)).filter(|&p| starts(p).eq(offset.iter().copied()))?;
+        let found = (lo < last)
+            .then(|| sorted(lo))
+            .filter(|&p| starts(p).eq(offset.iter().copied()))?;
         Some(self.metadata.id(found))
     }
 
@@ -457,7 +523,14 @@ impl<'m> TensorRef<'m> {
 
     pub(crate) fn region(&self, position: u32) -> Region {
         let (at, n) = (self.coords(position), self.ndim());
-        let dims = |from: usize| (from..from + n).map(|i| self.metadata.coords.get(i)).collect();
-        Region { offsets: dims(at), lengths: dims(at + n) }
+        let dims = |from: usize| {
+            (from..from + n)
+                .map(|i| self.metadata.coords.get(i))
+                .collect()
+        };
+        Region {
+            offsets: dims(at),
+            lengths: dims(at + n),
+        }
     }
 }

@@ -21,16 +21,26 @@ pub(crate) struct Near<'m> {
 
 impl<'m> Near<'m> {
     pub(crate) fn new(metadata: &'m Metadata) -> Self {
-        let keys: Vec<&str> = metadata.entries().map(|e| e.key()).filter(|k| k.len() <= LONGEST).collect();
+        let keys: Vec<&str> = metadata
+            .entries()
+            .map(|e| e.key())
+            .filter(|k| k.len() <= LONGEST)
+            .collect();
         let cost = keys.iter().map(|k| k.len() + EACH).sum();
-        Self { keys, cost, left: BUDGET }
+        Self {
+            keys,
+            cost,
+            left: BUDGET,
+        }
     }
 
     /// Up to three keys: cells of an array of objects and those with a dotted part more or less in front first, then those a
     /// few letters away.
     pub(crate) fn of(&mut self, missing: &str) -> Vec<String> {
-        let ends_with =
-            |long: &str, short: &str| long.strip_suffix(short).is_some_and(|front| front.ends_with('.'));
+        let ends_with = |long: &str, short: &str| {
+            long.strip_suffix(short)
+                .is_some_and(|front| front.ends_with('.'))
+        };
         if self.left < self.cost || missing.len() > LONGEST {
             return Vec::new();
         }
@@ -38,7 +48,9 @@ impl<'m> Near<'m> {
         let mut found: Vec<(usize, &str)> = Vec::new();
         let limit = (missing.chars().count() / 4).clamp(1, 4);
         for &key in &self.keys {
-            let cell = key.strip_prefix(missing).is_some_and(|rest| rest.starts_with("/shard_"));
+            let cell = key
+                .strip_prefix(missing)
+                .is_some_and(|rest| rest.starts_with("/shard_"));
             let distance = if cell || ends_with(key, missing) || ends_with(missing, key) {
                 Some(0)
             } else {
@@ -63,7 +75,12 @@ fn distance(a: &str, b: &str, limit: usize) -> Option<usize> {
     }
     let front = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
     let (a, b) = (&a[front..], &b[front..]);
-    let back = a.iter().rev().zip(b.iter().rev()).take_while(|(x, y)| x == y).count();
+    let back = a
+        .iter()
+        .rev()
+        .zip(b.iter().rev())
+        .take_while(|(x, y)| x == y)
+        .count();
     let (a, b) = (&a[..a.len() - back], &b[..b.len() - back]);
     if a.len().min(b.len()) > 64 {
         return None;
@@ -72,7 +89,9 @@ fn distance(a: &str, b: &str, limit: usize) -> Option<usize> {
     for (i, x) in a.iter().enumerate() {
         let mut diagonal = std::mem::replace(&mut row[0], i + 1);
         for (j, y) in b.iter().enumerate() {
-            let cost = (diagonal + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
+            let cost = (diagonal + usize::from(x != y))
+                .min(row[j] + 1)
+                .min(row[j + 1] + 1);
             diagonal = std::mem::replace(&mut row[j + 1], cost);
         }
     }
@@ -87,12 +106,21 @@ mod tests {
     #[test]
     fn a_prefix_more_or_less_and_a_slip_of_the_pen_are_found() {
         let mut b = Metadata::builder();
-        for key in ["module.layer.weight", "layer.bias", "optimizer.step", "layer.weights"] {
-            b.add_tensor(key, DType::Float32, &[1], Default::default()).unwrap();
+        for key in [
+            "module.layer.weight",
+            "layer.bias",
+            "optimizer.step",
+            "layer.weights",
+        ] {
+            b.add_tensor(key, DType::Float32, &[1], Default::default())
+                .unwrap();
         }
         let m = b.finish(None).unwrap();
         let mut near = Near::new(&m);
-        assert_eq!(near.of("layer.weight"), ["module.layer.weight", "layer.weights"]);
+        assert_eq!(
+            near.of("layer.weight"),
+            ["module.layer.weight", "layer.weights"]
+        );
         assert_eq!(near.of("model.layer.bias"), ["layer.bias"]);
         assert_eq!(near.of("optimiser.step"), ["optimizer.step"]);
         assert!(near.of("nothing.like.it").is_empty());
@@ -133,7 +161,10 @@ mod tests {
         let mut near = Near::new(&m);
         let missing = format!("{:0>1000}", "00x");
         let hints: Vec<usize> = (0..30).map(|_| near.of(&missing).len()).collect();
-        assert!(hints[..16].iter().all(|n| *n == 3) && hints[16..].iter().all(|n| *n == 0), "{hints:?}");
+        assert!(
+            hints[..16].iter().all(|n| *n == 3) && hints[16..].iter().all(|n| *n == 0),
+            "{hints:?}"
+        );
     }
 
     #[test]

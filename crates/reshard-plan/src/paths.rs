@@ -17,12 +17,17 @@ pub fn paths_of_plan(paths: &PathOfKey, plan: &SavePlan, state: &FlatStateDict) 
             .is_some_and(|known| known.0.len() == path.0.len() && text(known).eq(text(path)))
     };
     let named = |source: u32| state.get_index(source as usize).map(|(_, leaf)| key(leaf));
-    if state.iter().all(unchanged) && plan.items.iter().all(|i| named(i.source).is_some_and(|k| *k == *i.key))
+    if state.iter().all(unchanged)
+        && plan
+            .items
+            .iter()
+            .all(|i| named(i.source).is_some_and(|k| *k == *i.key))
     {
         return paths.clone();
     }
     // Paths in a flat state do not distinguish list indices from int keys, so they are compared as text.
-    let known: BTreeMap<Vec<Cow<'_, str>>, &Path> = paths.values().map(|p| (text(p).collect(), p)).collect();
+    let known: BTreeMap<Vec<Cow<'_, str>>, &Path> =
+        paths.values().map(|p| (text(p).collect(), p)).collect();
     let mut names: Vec<BTreeSet<&str>> = vec![BTreeSet::new(); state.len()];
     for item in &plan.items {
         if let Some(names) = names.get_mut(item.source as usize) {
@@ -35,7 +40,11 @@ pub fn paths_of_plan(paths: &PathOfKey, plan: &SavePlan, state: &FlatStateDict) 
         let same = known.get(&text(path).collect::<Vec<_>>()).copied();
         let path = same.or_else(|| paths.get(&*own)).unwrap_or(path);
         // A leaf without items is written by another rank, or by none.
-        let names = if names.is_empty() { BTreeSet::from([&*own]) } else { names };
+        let names = if names.is_empty() {
+            BTreeSet::from([&*own])
+        } else {
+            names
+        };
         for name in names {
             match out.get(name) {
                 None => drop(out.insert(name.into(), path.clone())),

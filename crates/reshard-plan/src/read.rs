@@ -1,10 +1,12 @@
 //! From a template to read items.
 
 use crate::{
-    At, DefaultLoadPlanner, Fill, LoadPlan, Metadata, PieceId, PlanError, Problem, Problems, ReadItem,
-    Recast, Result, Stored, TensorRef, index::Index, near::Near,
+    At, DefaultLoadPlanner, Fill, LoadPlan, Metadata, PieceId, PlanError, Problem, Problems,
+    ReadItem, Recast, Result, Stored, TensorRef, index::Index, near::Near,
 };
-use reshard_model::{BoxFault, FlatStateDict, Region, Sharded, ShardedObject, ShardedTensor, first_fault};
+use reshard_model::{
+    BoxFault, FlatStateDict, Region, Sharded, ShardedObject, ShardedTensor, first_fault,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Plans what one rank reads. It finds all problems before it fails.
@@ -28,7 +30,11 @@ pub(crate) fn plan(
             Sharded::Object(o) => reader.object(dest, o),
         }
     }
-    let Reader { mut plan, mut problems, .. } = reader;
+    let Reader {
+        mut plan,
+        mut problems,
+        ..
+    } = reader;
     if !problems.is_empty() {
         problems.sort_by(|a, b| a.key().cmp(b.key()));
         problems.dedup();
@@ -61,18 +67,27 @@ fn unexpected(template: &FlatStateDict, metadata: &Metadata) -> Vec<Box<str>> {
         }
     }
     let asked = |key: &str| tensors.contains(key) || objects.contains(key);
-    metadata.entries().map(|e| e.key()).filter(|k| !asked(k)).map(Into::into).collect()
+    metadata
+        .entries()
+        .map(|e| e.key())
+        .filter(|k| !asked(k))
+        .map(Into::into)
+        .collect()
 }
 
 /// Keeps only the keys that no rank asked for.
 pub(crate) fn agree_on_unexpected(plans: &mut [LoadPlan]) {
-    let Some((first, rest)) = plans.split_first() else { return };
+    let Some((first, rest)) = plans.split_first() else {
+        return;
+    };
     let mut agreed = first.unexpected.clone();
     for plan in rest {
         let theirs: BTreeSet<&str> = plan.unexpected.iter().map(|k| &**k).collect();
         agreed.retain(|k| theirs.contains(&**k));
     }
-    plans.iter_mut().for_each(|p| p.unexpected.clone_from(&agreed));
+    plans
+        .iter_mut()
+        .for_each(|p| p.unexpected.clone_from(&agreed));
 }
 
 struct Reader<'m> {
@@ -88,7 +103,10 @@ impl<'m> Reader<'m> {
         if self.options.allow_partial_load {
             self.plan.missing.push(dest);
         } else {
-            self.problems.push(Problem::Missing { key: key.into(), near: Vec::new() });
+            self.problems.push(Problem::Missing {
+                key: key.into(),
+                near: Vec::new(),
+            });
         }
     }
 
@@ -106,12 +124,17 @@ impl<'m> Reader<'m> {
             Some(id) => self.plan.items.push(ReadItem {
                 dest,
                 dest_region: Region::default(),
-                piece: PieceId { key: key.into(), offset: None },
+                piece: PieceId {
+                    key: key.into(),
+                    offset: None,
+                },
                 stored: Stored::Object(id),
                 stored_region: Region::default(),
                 flat: None,
             }),
-            None if self.metadata.tensor(&key).is_some() => self.wrong_kind(&key, "a tensor", "an object"),
+            None if self.metadata.tensor(&key).is_some() => {
+                self.wrong_kind(&key, "a tensor", "an object")
+            }
             None => self.missing(dest, &key),
         }
     }
@@ -127,15 +150,23 @@ impl<'m> Reader<'m> {
         };
         if t.flattened_range.is_some() {
             let what = "flattened ranges can't be loaded yet; ask for the unflattened chunk".into();
-            return Err(PlanError::Unsupported { key: t.key.to_string(), what });
+            return Err(PlanError::Unsupported {
+                key: t.key.to_string(),
+                what,
+            });
         }
         let wanted = t.region();
         if !wanted.fits(&t.global_shape) {
-            let what = format!("region {wanted} does not lie in the global shape {}", t.global_shape);
+            let what = format!(
+                "region {wanted} does not lie in the global shape {}",
+                t.global_shape
+            );
             return Err(PlanError::invalid(&t.key, what));
         }
         let shape = stored.shape();
-        if shape.len() != t.global_shape.len() || (shape != t.global_shape && !t.allow_shape_mismatch) {
+        if shape.len() != t.global_shape.len()
+            || (shape != t.global_shape && !t.allow_shape_mismatch)
+        {
             self.problems.push(shapes_differ(stored, t));
             return Ok(());
         }
@@ -149,27 +180,45 @@ impl<'m> Reader<'m> {
             return Ok(());
         }
         if stored.dtype() != t.dtype {
-            self.plan.recasts.push(Recast { dest, from: stored.dtype(), to: t.dtype });
+            self.plan.recasts.push(Recast {
+                dest,
+                from: stored.dtype(),
+                to: t.dtype,
+            });
         }
         // With `allow_shape_mismatch` a part of the wanted region may lie outside the stored tensor. It becomes zeros.
         let (there, absent) = split(&wanted, &Region::whole(&shape));
-        self.plan.fills.extend(absent.iter().map(|r| Fill { dest, dest_region: r.within(&wanted) }));
+        self.plan.fills.extend(absent.iter().map(|r| Fill {
+            dest,
+            dest_region: r.within(&wanted),
+        }));
         let Some(there) = there else { return Ok(()) };
 
         // One item for each chunk that meets the wanted region. The index of a tensor is built once for all its leaves.
-        let index = self.indices.entry(stored.id().0).or_insert_with(|| Index::new(stored));
-        let chunks: Vec<(u32, Region)> =
-            index.meet(&there).into_iter().map(|p| (p, stored.region(p))).collect();
+        let index = self
+            .indices
+            .entry(stored.id().0)
+            .or_insert_with(|| Index::new(stored));
+        let chunks: Vec<(u32, Region)> = index
+            .meet(&there)
+            .into_iter()
+            .map(|p| (p, stored.region(p)))
+            .collect();
         if let Some(problem) = incomplete(stored, &there, &chunks) {
             self.problems.push(problem);
             return Ok(());
         }
         for (position, chunk) in chunks {
-            let Some(both) = chunk.intersect(&there) else { continue };
+            let Some(both) = chunk.intersect(&there) else {
+                continue;
+            };
             self.plan.items.push(ReadItem {
                 dest,
                 dest_region: both.within(&wanted),
-                piece: PieceId { key: t.key.clone(), offset: Some(chunk.offsets.clone()) },
+                piece: PieceId {
+                    key: t.key.clone(),
+                    offset: Some(chunk.offsets.clone()),
+                },
                 stored: Stored::Chunk(stored.id_of(position)),
                 stored_region: both.within(&chunk),
                 flat: None,
@@ -182,14 +231,34 @@ impl<'m> Reader<'m> {
 /// Why the chunks that meet a region do not fill it, if they don't.
 fn incomplete(stored: TensorRef<'_>, region: &Region, chunks: &[(u32, Region)]) -> Option<Problem> {
     let key = || stored.key().to_owned();
-    let at = |i: usize| At { region: chunks[i].1.clone(), rank: None };
+    let at = |i: usize| At {
+        region: chunks[i].1.clone(),
+        rank: None,
+    };
     if let Some(i) = chunks.iter().position(|(_, c)| !c.fits(&stored.shape())) {
-        return Some(Problem::OutOfBounds { key: key(), at: at(i), shape: stored.shape() });
+        return Some(Problem::OutOfBounds {
+            key: key(),
+            at: at(i),
+            shape: stored.shape(),
+        });
     }
-    let parts: Vec<Region> = chunks.iter().filter_map(|(_, c)| c.intersect(region)).collect();
-    match first_fault(region, parts.len(), |i, a| parts[i].offsets[a]..parts[i].end(a))? {
-        BoxFault::Overlap(i, j) => Some(Problem::Overlap { key: key(), a: at(i), b: at(j) }),
-        BoxFault::Hole(region) => Some(Problem::Hole { key: key(), region, shape: stored.shape() }),
+    let parts: Vec<Region> = chunks
+        .iter()
+        .filter_map(|(_, c)| c.intersect(region))
+        .collect();
+    match first_fault(region, parts.len(), |i, a| {
+        parts[i].offsets[a]..parts[i].end(a)
+    })? {
+        BoxFault::Overlap(i, j) => Some(Problem::Overlap {
+            key: key(),
+            a: at(i),
+            b: at(j),
+        }),
+        BoxFault::Hole(region) => Some(Problem::Hole {
+            key: key(),
+            region,
+            shape: stored.shape(),
+        }),
     }
 }
 
@@ -198,7 +267,9 @@ fn split(wanted: &Region, whole: &Region) -> (Option<Region>, Vec<Region>) {
     if wanted.is_empty() {
         return (None, Vec::new());
     }
-    let Some(there) = wanted.intersect(whole) else { return (None, vec![wanted.clone()]) };
+    let Some(there) = wanted.intersect(whole) else {
+        return (None, vec![wanted.clone()]);
+    };
     let mut rest = wanted.clone();
     let mut absent = Vec::new();
     // Both begin at or after 0, so what is absent lies behind the end of each axis.
@@ -227,10 +298,21 @@ fn shapes_differ(stored: TensorRef<'_>, t: &ShardedTensor) -> Problem {
     if shape.len() != t.global_shape.len() {
         other += "; the number of axes differs";
     } else {
-        let (s, verb) = if axes.len() == 1 { ("is", "differs") } else { ("es", "differ") };
+        let (s, verb) = if axes.len() == 1 {
+            ("is", "differs")
+        } else {
+            ("es", "differ")
+        };
         other += &format!("; ax{s} {} {verb}", axes.join(", "));
     }
     let chunks = stored.chunk_count();
-    let is = format!("{shape} in the checkpoint, in {chunks} chunk{}", if chunks == 1 { "" } else { "s" });
-    Problem::Shape { key: t.key.to_string(), is, other }
+    let is = format!(
+        "{shape} in the checkpoint, in {chunks} chunk{}",
+        if chunks == 1 { "" } else { "s" }
+    );
+    Problem::Shape {
+        key: t.key.to_string(),
+        is,
+        other,
+    }
 }

@@ -1,6 +1,8 @@
 //! The hooks of a save, and their defaults.
 
-use crate::{Metadata, PlanError, Result, SavePlan, TensorProperties, TensorWrite, WriteItem, WriteKind};
+use crate::{
+    Metadata, PlanError, Result, SavePlan, TensorProperties, TensorWrite, WriteItem, WriteKind,
+};
 use reshard_model::{
     BoxError, Data, FlatStateDict, Payload, Region, Sharded, ShardedTensor, TensorSource, Value,
 };
@@ -24,7 +26,11 @@ pub struct SaveContext<'a> {
 impl<'a> SaveContext<'a> {
     /// The context of a rank, without data of the format.
     pub fn new(rank: u32, is_coordinator: bool) -> Self {
-        Self { rank, is_coordinator, storage_meta: None }
+        Self {
+            rank,
+            is_coordinator,
+            storage_meta: None,
+        }
     }
 
     /// Sets the data of the format.
@@ -256,11 +262,17 @@ pub struct DefaultSavePlanner {
 
 impl DefaultSavePlanner {
     /// As in Megatron Core.
-    pub const DEFAULT: Self =
-        Self { offer: Offer::MainReplica, dedup: Dedup::LeastLoaded, allow_holes: false };
+    pub const DEFAULT: Self = Self {
+        offer: Offer::MainReplica,
+        dedup: Dedup::LeastLoaded,
+        allow_holes: false,
+    };
 
     /// As in DCP: all replicas are offered.
-    pub const DCP: Self = Self { offer: Offer::AllReplicas, ..Self::DEFAULT };
+    pub const DCP: Self = Self {
+        offer: Offer::AllReplicas,
+        ..Self::DEFAULT
+    };
 
     /// Sets which rank writes a piece.
     pub fn with_dedup(mut self, dedup: Dedup) -> Self {
@@ -290,19 +302,31 @@ impl SavePlanner for DefaultSavePlanner {
         let mut items = Vec::with_capacity(state.len());
         let mut offered = duplicates::Offered::new(cx.rank, self.offer, state);
         for (source, (path, leaf)) in state.iter().enumerate() {
-            let source = u32::try_from(source).ok().filter(|source| *source < WriteItem::TAKEN);
-            let source = source
-                .ok_or_else(|| PlanError::invalid(leaf.key(), "a state dict of more than 2³¹ leaves"))?;
+            let source = u32::try_from(source)
+                .ok()
+                .filter(|source| *source < WriteItem::TAKEN);
+            let source = source.ok_or_else(|| {
+                PlanError::invalid(leaf.key(), "a state dict of more than 2³¹ leaves")
+            })?;
             items.extend(match leaf {
                 Sharded::Tensor(t) if main_only && !t.replica_id.is_main() => None,
                 Sharded::Object(o) if main_only && !o.replica_id.is_main() => None,
                 leaf if !offered.first(path, leaf)? => None,
                 Sharded::Tensor(t) => Some(write_tensor(t, source)?),
                 Sharded::Object(o) => {
-                    let bytes_hint =
-                        if let Payload::Encoded { bytes, .. } = &o.data { bytes.len() } else { 0 };
-                    let kind = WriteKind::Object { bytes_hint: bytes_hint as u64 };
-                    Some(WriteItem { key: o.unique_key().into(), source, kind })
+                    let bytes_hint = if let Payload::Encoded { bytes, .. } = &o.data {
+                        bytes.len()
+                    } else {
+                        0
+                    };
+                    let kind = WriteKind::Object {
+                        bytes_hint: bytes_hint as u64,
+                    };
+                    Some(WriteItem {
+                        key: o.unique_key().into(),
+                        source,
+                        kind,
+                    })
                 }
             });
         }
@@ -326,11 +350,16 @@ impl SavePlanner for DefaultSavePlanner {
             (Some((_, Sharded::Tensor(t))), WriteKind::Tensor(w)) => {
                 part_of(t, &w.region, &item.key).map(WriteData::Tensor)
             }
-            (Some(_), _) => {
-                Err(PlanError::invalid(&item.key, "an object can't give a tensor, nor a tensor an object"))
-            }
+            (Some(_), _) => Err(PlanError::invalid(
+                &item.key,
+                "an object can't give a tensor, nor a tensor an object",
+            )),
             (None, _) => {
-                let what = format!("there is no leaf {}; the state has {}", item.source, state.len());
+                let what = format!(
+                    "there is no leaf {}; the state has {}",
+                    item.source,
+                    state.len()
+                );
                 Err(PlanError::invalid(&item.key, what))
             }
         }
@@ -344,7 +373,10 @@ impl SavePlanner for DefaultSavePlanner {
 fn write_tensor(t: &ShardedTensor, source: u32) -> Result<WriteItem> {
     if t.flattened_range.is_some() {
         let what = "flattened ranges can't be saved yet; save the unflattened chunk".into();
-        return Err(PlanError::Unsupported { key: t.key.to_string(), what });
+        return Err(PlanError::Unsupported {
+            key: t.key.to_string(),
+            what,
+        });
     }
     let kind = WriteKind::Tensor(TensorWrite {
         dtype: t.dtype,
@@ -352,7 +384,11 @@ fn write_tensor(t: &ShardedTensor, source: u32) -> Result<WriteItem> {
         region: t.region(),
         properties: TensorProperties::default(),
     });
-    Ok(WriteItem { key: t.key.clone(), source, kind })
+    Ok(WriteItem {
+        key: t.key.clone(),
+        source,
+        kind,
+    })
 }
 
 /// The elements of `region`, which is in global coordinates, of a leaf.
@@ -367,14 +403,21 @@ fn part_of(t: &ShardedTensor, region: &Region, key: &str) -> Result<Data> {
     }
     let inner = region.within(&whole);
     let drop = |d: &[u64]| reshard_model::Dims::from(&d[t.prepend_axis_num..]);
-    let inner = Region { offsets: drop(&inner.offsets), lengths: drop(&inner.lengths) };
+    let inner = Region {
+        offsets: drop(&inner.offsets),
+        lengths: drop(&inner.lengths),
+    };
     Ok(match &t.data {
         Data::None => Data::None,
         Data::Host(host) => Data::Host(host.narrow(&inner)),
-        Data::Device(device) => {
-            Data::Lazy(Arc::new(Part { of: Arc::new(device.clone()), offsets: inner.offsets }))
-        }
-        Data::Lazy(of) => Data::Lazy(Arc::new(Part { of: Arc::clone(of), offsets: inner.offsets })),
+        Data::Device(device) => Data::Lazy(Arc::new(Part {
+            of: Arc::new(device.clone()),
+            offsets: inner.offsets,
+        })),
+        Data::Lazy(of) => Data::Lazy(Arc::new(Part {
+            of: Arc::clone(of),
+            offsets: inner.offsets,
+        })),
     })
 }
 
@@ -388,9 +431,17 @@ struct Part {
 impl TensorSource for Part {
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let prepended = region.ndim().saturating_sub(self.offsets.len());
-        let (offsets, lengths) =
-            (region.offsets.iter().skip(prepended), region.lengths.iter().skip(prepended));
+        let (offsets, lengths) = (
+            region.offsets.iter().skip(prepended),
+            region.lengths.iter().skip(prepended),
+        );
         let offsets = offsets.zip(&self.offsets).map(|(o, by)| o + by).collect();
-        self.of.read(&Region { offsets, lengths: lengths.copied().collect() }, out)
+        self.of.read(
+            &Region {
+                offsets,
+                lengths: lengths.copied().collect(),
+            },
+            out,
+        )
     }
 }

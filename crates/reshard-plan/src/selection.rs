@@ -22,21 +22,36 @@ impl FlatView {
         let rows = Layout::contiguous(stored.item(), &self.shape)?.narrow(region);
         let mut start = stored.start();
         if rows.elements() > 0 {
-            let reach =
-                rows.shape().iter().zip(rows.strides()).map(|(n, stride)| (n - 1) * stride).sum::<u64>();
+            let reach = rows
+                .shape()
+                .iter()
+                .zip(rows.strides())
+                .map(|(n, stride)| (n - 1) * stride)
+                .sum::<u64>();
             let first = rows.start().checked_sub(self.start)?;
             (first.checked_add(reach)? < stored.elements()).then_some(())?;
             start = start.checked_add(first.checked_mul(step)?)?;
         }
-        let strides: Option<Dims> = rows.strides().iter().map(|stride| stride.checked_mul(step)).collect();
+        let strides: Option<Dims> = rows
+            .strides()
+            .iter()
+            .map(|stride| stride.checked_mul(step))
+            .collect();
         Layout::new(rows.item(), start, rows.shape().clone(), strides?)
     }
 }
 
 /// The distance of neighbours in row-major order, if it is always the same.
 fn step(layout: &Layout) -> Option<u64> {
-    let mut axes = layout.shape().iter().zip(layout.strides()).rev().filter(|(n, _)| **n > 1);
-    let Some((&n, &step)) = axes.next() else { return Some(1) };
+    let mut axes = layout
+        .shape()
+        .iter()
+        .zip(layout.strides())
+        .rev()
+        .filter(|(n, _)| **n > 1);
+    let Some((&n, &step)) = axes.next() else {
+        return Some(1);
+    };
     let mut next = step.checked_mul(n)?;
     for (&n, &stride) in axes {
         if stride != next {
@@ -87,13 +102,21 @@ pub struct Selection {
 impl Selection {
     /// A box of a chunk, relative to its start.
     pub fn new(chunk: ChunkId, dtype: DType, region: Region) -> Self {
-        Self { chunk, dtype, region, flat: None }
+        Self {
+            chunk,
+            dtype,
+            region,
+            flat: None,
+        }
     }
 
     /// A box of the tensor of which the chunk is a range.
     #[must_use]
     pub fn flat(self, view: FlatView) -> Self {
-        Self { flat: Some(view), ..self }
+        Self {
+            flat: Some(view),
+            ..self
+        }
     }
 
     /// Number of elements.
@@ -109,25 +132,41 @@ impl Selection {
         let fail = |what: String| Err(PlanError::invalid(&format!("chunk {}", self.chunk.0), what));
         if stored.item() != self.dtype.size() {
             let size = stored.item();
-            return fail(format!("elements of {size} bytes are stored, {} was asked for", self.dtype));
+            return fail(format!(
+                "elements of {size} bytes are stored, {} was asked for",
+                self.dtype
+            ));
         }
         let Some(flat) = &self.flat else {
             if self.region.fits(stored.shape()) {
                 return Ok(stored.narrow(&self.region));
             }
-            return fail(format!("region {} does not lie in shape {}", self.region, stored.shape()));
+            return fail(format!(
+                "region {} does not lie in shape {}",
+                self.region,
+                stored.shape()
+            ));
         };
-        let found = if self.region.fits(&flat.shape) { flat.layout(stored, &self.region) } else { None };
+        let found = if self.region.fits(&flat.shape) {
+            flat.layout(stored, &self.region)
+        } else {
+            None
+        };
         found.map_or_else(|| fail(outside(&self.region, flat, stored.elements())), Ok)
     }
 
     /// Whether selections of one chunk, which has `elements` elements, cover each of its elements exactly once. All selections must lie in
     /// the chunk. `false` if their flat views differ.
     pub fn cover_once(all: &[&Self], elements: u64) -> bool {
-        let Some(first) = all.first() else { return elements == 0 };
+        let Some(first) = all.first() else {
+            return elements == 0;
+        };
         let range = |i: usize, axis: usize| all[i].region.offsets[axis]..all[i].region.end(axis);
         let alike = |s: &&Self| s.flat == first.flat && s.region.ndim() == first.region.ndim();
-        all.iter().map(|s| s.elements()).fold(0, u64::saturating_add) == elements
+        all.iter()
+            .map(|s| s.elements())
+            .fold(0, u64::saturating_add)
+            == elements
             && all.iter().all(alike)
             && first_overlap(all.len(), first.region.ndim(), range).is_none()
     }
@@ -135,7 +174,9 @@ impl Selection {
 
 fn outside(region: &Region, flat: &FlatView, elements: u64) -> String {
     let (shape, start, end) = (&flat.shape, flat.start, flat.start.saturating_add(elements));
-    format!("region {region} of shape {shape} does not lie in its elements {start}..{end}, which are stored")
+    format!(
+        "region {region} of shape {shape} does not lie in its elements {start}..{end}, which are stored"
+    )
 }
 
 impl ReadItem {
@@ -145,10 +186,15 @@ impl ReadItem {
     /// [`PlanError::Invalid`] with the key, if a planner asks for something that `metadata` does not have, or for another shape than that of
     /// the destination.
     pub fn selection(&self, metadata: &Metadata) -> Result<Option<Selection>> {
-        let Stored::Chunk(id) = self.stored else { return Ok(None) };
+        let Stored::Chunk(id) = self.stored else {
+            return Ok(None);
+        };
         let (key, region) = (&self.piece.key, &self.stored_region);
         let Some((tensor, chunk)) = metadata.chunk(id) else {
-            return Err(PlanError::invalid(key, format!("there is no chunk {}, which is to be read", id.0)));
+            return Err(PlanError::invalid(
+                key,
+                format!("there is no chunk {}, which is to be read", id.0),
+            ));
         };
         if region.lengths != self.dest_region.lengths {
             let (have, want) = (&region.lengths, &self.dest_region.lengths);
@@ -165,7 +211,8 @@ impl ReadItem {
             None => region.fits(shape),
             Some(flat) => {
                 let dense = Layout::contiguous(tensor.dtype().size(), shape);
-                region.fits(&flat.shape) && dense.is_some_and(|dense| flat.layout(&dense, region).is_some())
+                region.fits(&flat.shape)
+                    && dense.is_some_and(|dense| flat.layout(&dense, region).is_some())
             }
         };
         if inside {
@@ -251,15 +298,27 @@ mod tests {
     #[test]
     fn what_is_not_in_the_chunk_is_refused() {
         let stored = Layout::contiguous(2, &[2, 3]).unwrap();
-        assert_eq!(select(Region::new([1, 0], [1, 3])).layout(&stored).unwrap().hull(), 6..12);
+        assert_eq!(
+            select(Region::new([1, 0], [1, 3]))
+                .layout(&stored)
+                .unwrap()
+                .hull(),
+            6..12
+        );
         let error = |s: Selection, l: &Layout| s.layout(l).unwrap_err().to_string();
         let e = error(select(Region::new([1, 0], [2, 3])), &stored);
         assert_eq!(e, "chunk 0: region [1:3, 0:3] does not lie in shape [2, 3]");
         assert!(error(select(Region::new([0], [1])), &stored).contains("does not lie in"));
         let wide = Layout::contiguous(4, &[2, 3]).unwrap();
         let e = error(select(Region::whole(&[2, 3])), &wide);
-        assert_eq!(e, "chunk 0: elements of 4 bytes are stored, int16 was asked for");
-        let flat = FlatView { shape: [4, 3].into(), start: 2 };
+        assert_eq!(
+            e,
+            "chunk 0: elements of 4 bytes are stored, int16 was asked for"
+        );
+        let flat = FlatView {
+            shape: [4, 3].into(),
+            start: 2,
+        };
         let e = error(select(Region::new([0, 1], [1, 2])).flat(flat), &stored);
         assert_eq!(
             e,
@@ -267,8 +326,16 @@ mod tests {
         );
         // Rows with gaps between them are not one range.
         let gaps = Layout::new(2, 0, [2, 3].into(), [9, 1].into()).unwrap();
-        let flat = FlatView { shape: [6].into(), start: 0 };
-        assert!(select(Region::new([0], [1])).flat(flat).layout(&gaps).is_err());
+        let flat = FlatView {
+            shape: [6].into(),
+            start: 0,
+        };
+        assert!(
+            select(Region::new([0], [1]))
+                .flat(flat)
+                .layout(&gaps)
+                .is_err()
+        );
     }
 
     #[test]
@@ -277,45 +344,87 @@ mod tests {
         let (a, b, over) = (s(0, 1), s(1, 2), s(0, 2));
         assert!(Selection::cover_once(&[&a, &b], 6));
         assert!(!Selection::cover_once(&[&a], 6));
-        assert!(!Selection::cover_once(&[&over, &a], 6), "a row twice, one not at all");
-        let flat = s(1, 2).flat(FlatView { shape: [3, 2].into(), start: 0 });
-        assert!(!Selection::cover_once(&[&a, &flat], 6), "regions of different views can't be compared");
+        assert!(
+            !Selection::cover_once(&[&over, &a], 6),
+            "a row twice, one not at all"
+        );
+        let flat = s(1, 2).flat(FlatView {
+            shape: [3, 2].into(),
+            start: 0,
+        });
+        assert!(
+            !Selection::cover_once(&[&a, &flat], 6),
+            "regions of different views can't be compared"
+        );
         assert!(Selection::cover_once(&[], 0) && !Selection::cover_once(&[], 1));
     }
 
     #[test]
     fn an_item_that_can_not_be_read_names_its_key() {
         let mut builder = Metadata::builder();
-        let w = builder.add_tensor("w", DType::Int16, &[4, 3], Default::default()).unwrap();
+        let w = builder
+            .add_tensor("w", DType::Int16, &[4, 3], Default::default())
+            .unwrap();
         let chunk = builder.add_chunk(w, &Region::new([2, 0], [2, 3])).unwrap();
         let metadata = builder.finish(None).unwrap();
         let item = |id, dest: [u64; 2], region: Region| ReadItem {
             dest: 0,
             dest_region: Region::whole(&dest),
-            piece: crate::PieceId { key: "w".into(), offset: Some([2, 0].into()) },
+            piece: crate::PieceId {
+                key: "w".into(),
+                offset: Some([2, 0].into()),
+            },
             stored: Stored::Chunk(id),
             stored_region: region,
             flat: None,
         };
         let row = item(chunk, [1, 3], Region::new([1, 0], [1, 3]));
-        assert_eq!(row.selection(&metadata).unwrap(), Some(select(Region::new([1, 0], [1, 3]))));
+        assert_eq!(
+            row.selection(&metadata).unwrap(),
+            Some(select(Region::new([1, 0], [1, 3])))
+        );
         let error = |i: ReadItem| i.selection(&metadata).unwrap_err().to_string();
         let outside = item(chunk, [1, 3], Region::new([2, 0], [1, 3]));
-        assert_eq!(error(outside), "w: region [2:3, 0:3] does not lie in its chunk [2:4, 0:3]");
+        assert_eq!(
+            error(outside),
+            "w: region [2:3, 0:3] does not lie in its chunk [2:4, 0:3]"
+        );
         let shape = item(chunk, [3, 1], Region::new([1, 0], [1, 3]));
-        assert_eq!(error(shape), "w: a region of shape [1, 3] can't fill one of shape [3, 1]");
+        assert_eq!(
+            error(shape),
+            "w: a region of shape [1, 3] can't fill one of shape [3, 1]"
+        );
         let unknown = item(ChunkId(9), [1, 3], Region::new([1, 0], [1, 3]));
-        assert_eq!(error(unknown), "w: there is no chunk 9, which is to be read");
+        assert_eq!(
+            error(unknown),
+            "w: there is no chunk 9, which is to be read"
+        );
         let flat = |start| {
-            let view = FlatView { shape: [3, 3].into(), start };
-            ReadItem { flat: Some(Box::new(view)), ..item(chunk, [1, 3], Region::new([1, 0], [1, 3])) }
+            let view = FlatView {
+                shape: [3, 3].into(),
+                start,
+            };
+            ReadItem {
+                flat: Some(Box::new(view)),
+                ..item(chunk, [1, 3], Region::new([1, 0], [1, 3]))
+            }
         };
-        assert!(flat(0).selection(&metadata).unwrap().unwrap().flat.is_some());
+        assert!(
+            flat(0)
+                .selection(&metadata)
+                .unwrap()
+                .unwrap()
+                .flat
+                .is_some()
+        );
         assert_eq!(
             error(flat(4)),
             "w: region [1:2, 0:3] of shape [3, 3] does not lie in its elements 4..10, which are stored"
         );
-        let object = ReadItem { stored: Stored::Object(crate::ObjectId(0)), ..row };
+        let object = ReadItem {
+            stored: Stored::Object(crate::ObjectId(0)),
+            ..row
+        };
         assert_eq!(object.selection(&metadata).unwrap(), None);
     }
 }

@@ -39,7 +39,11 @@ fn each(text: usize, build: impl Fn(&mut reshard_plan::MetadataBuilder)) -> usiz
     let metadata = b.finish(None).unwrap();
     let live = LIVE.load(Relaxed) - before;
     assert_eq!(metadata.chunk_count() as u32, MILLION);
-    assert!(metadata.heap_bytes().abs_diff(live) < 1024, "{} and {live}", metadata.heap_bytes());
+    assert!(
+        metadata.heap_bytes().abs_diff(live) < 1024,
+        "{} and {live}",
+        metadata.heap_bytes()
+    );
     (live - text) / MILLION as usize
 }
 
@@ -48,27 +52,51 @@ fn each(text: usize, build: impl Fn(&mut reshard_plan::MetadataBuilder)) -> usiz
 fn a_chunk_takes_under_100_bytes() {
     let row = |i: u32| Region::new([u64::from(i), 0], [1, 64]);
     let one = each(1, |b| {
-        let w = b.add_tensor("w", DType::BFloat16, &[MILLION.into(), 64], Default::default()).unwrap();
+        let w = b
+            .add_tensor(
+                "w",
+                DType::BFloat16,
+                &[MILLION.into(), 64],
+                Default::default(),
+            )
+            .unwrap();
         for i in 0..MILLION {
             b.add_chunk(w, &row(i)).unwrap();
         }
     });
     let many = each(8 * MILLION as usize, |b| {
         for i in 0..MILLION {
-            let w = b.add_tensor(&format!("w{i:07}"), DType::BFloat16, &[1, 64], Default::default()).unwrap();
+            let w = b
+                .add_tensor(
+                    &format!("w{i:07}"),
+                    DType::BFloat16,
+                    &[1, 64],
+                    Default::default(),
+                )
+                .unwrap();
             b.add_chunk(w, &Region::whole(&[1, 64])).unwrap();
         }
     });
     // chunks of a thousand tensors in turns, from the last row to the first, far out
     let mixed = each(4 * 1000, |b| {
         let shape = [1 << 40, 64];
-        let add =
-            |i: u32| b.add_tensor(&format!("{i:04}"), DType::BFloat16, &shape, Default::default()).unwrap();
+        let add = |i: u32| {
+            b.add_tensor(
+                &format!("{i:04}"),
+                DType::BFloat16,
+                &shape,
+                Default::default(),
+            )
+            .unwrap()
+        };
         let tensors: Vec<_> = (0..1000).map(add).collect();
         for i in (0..MILLION).rev() {
             let far = Region::new([u64::from(i) << 20, 0], [1, 64]);
             b.add_chunk(tensors[i as usize % 1000], &far).unwrap();
         }
     });
-    assert!(one <= 16 && many < 100 && mixed < 100, "{one} {many} {mixed}");
+    assert!(
+        one <= 16 && many < 100 && mixed < 100,
+        "{one} {many} {mixed}"
+    );
 }

@@ -59,7 +59,10 @@ impl ShardingPolicy for AllInOne {
             );
             return Err(PolicyError::invalid(what));
         }
-        pieces.iter().enumerate().try_for_each(|(i, piece)| out.push(i, piece.region.clone()))
+        pieces
+            .iter()
+            .enumerate()
+            .try_for_each(|(i, piece)| out.push(i, piece.region.clone()))
     }
 
     fn gathers(&self) -> bool {

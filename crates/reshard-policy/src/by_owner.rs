@@ -46,7 +46,10 @@ pub struct ByOwner {
 
 impl Default for ByOwner {
     fn default() -> Self {
-        Self { owners: Vec::new(), depth: 1 }
+        Self {
+            owners: Vec::new(),
+            depth: 1,
+        }
     }
 }
 
@@ -57,7 +60,10 @@ fn is_one(depth: &usize) -> bool {
 impl ByOwner {
     /// The owners are these tags and paths.
     pub fn new(owners: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self { owners: owners.into_iter().map(Into::into).collect(), ..Self::default() }
+        Self {
+            owners: owners.into_iter().map(Into::into).collect(),
+            ..Self::default()
+        }
     }
 
     /// The owners are every tag, and every entry at the top of the state dict that contains other entries.
@@ -68,7 +74,10 @@ impl ByOwner {
     /// The owners are every tag, and every path of so many steps in the state dict. If the path of a leaf is shorter, its
     /// parent is the owner.
     pub fn each_to_depth(depth: usize) -> Self {
-        Self { depth, ..Self::default() }
+        Self {
+            depth,
+            ..Self::default()
+        }
     }
 }
 
@@ -78,12 +87,16 @@ impl ShardingPolicy for ByOwner {
         match self.owners.as_slice() {
             [] if self.depth <= 1 => "a shard an owner".into(),
             [] => format!("a shard an owner, down to depth {}", self.depth),
-            owners => format!("a shard each for {}, and one for the rest", owners.join(", ")),
+            owners => format!(
+                "a shard each for {}, and one for the rest",
+                owners.join(", ")
+            ),
         }
     }
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
-        let numbers: BTreeMap<&str, usize> = self.owners.iter().map(String::as_str).zip(0..).collect();
+        let numbers: BTreeMap<&str, usize> =
+            self.owners.iter().map(String::as_str).zip(0..).collect();
         for task in by_task(pieces) {
             let shards = if self.owners.is_empty() {
                 let owner = |i: usize| owner(&pieces[i], self.depth);
@@ -106,14 +119,21 @@ impl ShardingPolicy for ByOwner {
 
 /// The tag, or the first steps of the path.
 fn owner<'a>(piece: &Piece<'a>, depth: usize) -> Option<&'a str> {
-    let end = piece.owner.match_indices('.').nth(depth.saturating_sub(1)).map(|(at, _)| at);
+    let end = piece
+        .owner
+        .match_indices('.')
+        .nth(depth.saturating_sub(1))
+        .map(|(at, _)| at);
     let path = &piece.owner[..end.unwrap_or(piece.owner.len())];
     piece.tag.or(Some(path).filter(|path| !path.is_empty()))
 }
 
 /// Of the owners that are known by tag or by path, the one that fits; the longer paths are tried first.
 fn number(numbers: &BTreeMap<&str, usize>, piece: &Piece<'_>) -> Option<usize> {
-    let above = piece.owner.rmatch_indices('.').map(|(at, _)| &piece.owner[..at]);
+    let above = piece
+        .owner
+        .rmatch_indices('.')
+        .map(|(at, _)| &piece.owner[..at]);
     let mut names = piece.tag.into_iter().chain([piece.owner]).chain(above);
     names.find_map(|name| numbers.get(name).copied())
 }
@@ -132,12 +152,31 @@ mod tests {
             Owned::f32("ab.w", &[1]).tag("nobody"),
             Owned::f32("a.v", &[1]).task(1),
         ];
-        let deep = [Owned::f32("a.b.c.x", &[1]), Owned::f32("a.b.d.y", &[1]), Owned::f32("a.e.z", &[1])];
+        let deep = [
+            Owned::f32("a.b.c.x", &[1]),
+            Owned::f32("a.b.d.y", &[1]),
+            Owned::f32("a.e.z", &[1]),
+        ];
         assert_eq!(told(&ByOwner::each(), &deep), ["a.b.c.x a.b.d.y a.e.z"]);
-        assert_eq!(told(&ByOwner::each_to_depth(2), &deep), ["a.b.c.x a.b.d.y", "a.e.z"]);
-        assert_eq!(told(&ByOwner::each_to_depth(9), &deep), ["a.b.c.x", "a.b.d.y", "a.e.z"]);
-        assert_eq!(told(&ByOwner::each(), &state), ["a.x", "a.y.z", "ab.w", "step", "a.v"]);
-        assert_eq!(told(&ByOwner::new(["a", "frozen"]), &state), ["a.y.z", "a.x", "step ab.w", "a.v"]);
-        assert_eq!(told(&ByOwner::new(["a", "a.y"]), &state), ["a.x", "a.y.z", "step ab.w", "a.v"]);
+        assert_eq!(
+            told(&ByOwner::each_to_depth(2), &deep),
+            ["a.b.c.x a.b.d.y", "a.e.z"]
+        );
+        assert_eq!(
+            told(&ByOwner::each_to_depth(9), &deep),
+            ["a.b.c.x", "a.b.d.y", "a.e.z"]
+        );
+        assert_eq!(
+            told(&ByOwner::each(), &state),
+            ["a.x", "a.y.z", "ab.w", "step", "a.v"]
+        );
+        assert_eq!(
+            told(&ByOwner::new(["a", "frozen"]), &state),
+            ["a.y.z", "a.x", "step ab.w", "a.v"]
+        );
+        assert_eq!(
+            told(&ByOwner::new(["a", "a.y"]), &state),
+            ["a.x", "a.y.z", "step ab.w", "a.v"]
+        );
     }
 }

@@ -47,7 +47,9 @@ impl ShardingPolicy for ShardByDevice {
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
         let device = |i: usize| pieces[i].device;
-        by_task(pieces).into_iter().try_for_each(|task| put(pieces, groups(task, device), out))
+        by_task(pieces)
+            .into_iter()
+            .try_for_each(|task| put(pieces, groups(task, device), out))
     }
 }
 

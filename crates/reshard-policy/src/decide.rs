@@ -22,7 +22,9 @@ pub struct Limits {
 impl Limits {
     /// Sets the maximal number of slices.
     pub fn with_max_slices(self, max_slices: usize) -> Self {
-        Self { max_slices: Some(max_slices) }
+        Self {
+            max_slices: Some(max_slices),
+        }
     }
 }
 
@@ -90,18 +92,33 @@ pub struct PolicyMetrics {
 /// # Errors
 /// The error of the policy, its panic, or the fault in its answer, with the policy's description, the key, the slices and
 /// the shard.
-pub fn decide(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>], limits: Limits) -> Result<Sharding> {
+pub fn decide(
+    policy: &dyn ShardingPolicy,
+    pieces: &[Piece<'_>],
+    limits: Limits,
+) -> Result<Sharding> {
     if u32::try_from(pieces.len()).is_err() {
-        return Err(PolicyError::invalid(format!("{} pieces are more than 2^32", pieces.len())));
+        return Err(PolicyError::invalid(format!(
+            "{} pieces are more than 2^32",
+            pieces.len()
+        )));
     }
     pieces.iter().try_for_each(Piece::check)?;
     let description = describe(policy)?;
     let files_per_task = guarded(&description, || policy.files_per_task())?;
     if files_per_task as usize > pieces.len().saturating_add(MAX_EMPTY) {
-        let what = format!("{files_per_task} files a task for {} pieces; take fewer", pieces.len());
-        return Err(PolicyError::failed(&description, PolicyError::invalid(what)));
+        let what = format!(
+            "{files_per_task} files a task for {} pieces; take fewer",
+            pieces.len()
+        );
+        return Err(PolicyError::failed(
+            &description,
+            PolicyError::invalid(what),
+        ));
     }
-    let limit = limits.max_slices.unwrap_or_else(|| pieces.len().saturating_mul(4).saturating_add(1_000_000));
+    let limit = limits
+        .max_slices
+        .unwrap_or_else(|| pieces.len().saturating_mul(4).saturating_add(1_000_000));
     let limit = limit.min(u32::MAX as usize);
     let mut out = Shards::with_limit(limit);
     let start = Instant::now();
@@ -110,11 +127,19 @@ pub fn decide(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>], limits: Limits)
     let answer = said.and_then(|()| out.finish()).and_then(|answer| {
         // A policy may have put another list in the place of the one that counted.
         let slices: usize = answer.iter().map(Vec::len).sum();
-        if slices > limit { Err(PolicyError::TooMany { limit }) } else { Ok(answer) }
+        if slices > limit {
+            Err(PolicyError::TooMany { limit })
+        } else {
+            Ok(answer)
+        }
     });
     let answer = answer.map_err(|source| PolicyError::failed(&description, source))?;
     check::check(&description, pieces, &answer)?;
-    let metrics = PolicyMetrics { description, duration, ..metrics(pieces, &answer) };
+    let metrics = PolicyMetrics {
+        description,
+        duration,
+        ..metrics(pieces, &answer)
+    };
     tracing::info!(
         policy = metrics.description,
         duration_us = metrics.duration.as_micros() as u64,
@@ -127,8 +152,18 @@ pub fn decide(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>], limits: Limits)
         "a sharding policy has decided"
     );
     let task = |cuts: &[Cut]| cuts.first().map_or(0, |c| pieces[c.piece as usize].task);
-    let shards = answer.into_iter().map(|cuts| Shard { task: task(&cuts), cuts }).collect();
-    Ok(Sharding { shards, files_per_task, metrics })
+    let shards = answer
+        .into_iter()
+        .map(|cuts| Shard {
+            task: task(&cuts),
+            cuts,
+        })
+        .collect();
+    Ok(Sharding {
+        shards,
+        files_per_task,
+        metrics,
+    })
 }
 
 /// More empty files than that are surely a mistake.
@@ -152,19 +187,27 @@ pub fn gathers(policy: &dyn ShardingPolicy) -> Result<bool> {
 
 /// A policy is somebody else's code: what it panics with is an error.
 fn guarded<T>(description: &str, call: impl FnOnce() -> T) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(call))
-        .map_err(|panic| PolicyError::Panicked { policy: description.into(), what: words(&*panic) })
+    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| PolicyError::Panicked {
+        policy: description.into(),
+        what: words(&*panic),
+    })
 }
 
 fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| Some(panic.downcast_ref::<String>()?));
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| Some(panic.downcast_ref::<String>()?));
     text.unwrap_or("with something that is no text").into()
 }
 
 /// Of an answer that was checked.
 fn metrics(pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> PolicyMetrics {
     let mut split: Vec<&str> = Vec::new();
-    let mut out = PolicyMetrics { shards: answer.len() as u64, ..PolicyMetrics::default() };
+    let mut out = PolicyMetrics {
+        shards: answer.len() as u64,
+        ..PolicyMetrics::default()
+    };
     for (number, cuts) in answer.iter().enumerate() {
         let mut bytes = 0u64;
         for cut in cuts {
@@ -177,7 +220,11 @@ fn metrics(pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> PolicyMetrics {
         out.slices += cuts.len() as u64;
         out.bytes = out.bytes.saturating_add(bytes);
         out.largest = out.largest.max(bytes);
-        out.smallest = if number == 0 { bytes } else { out.smallest.min(bytes) };
+        out.smallest = if number == 0 {
+            bytes
+        } else {
+            out.smallest.min(bytes)
+        };
     }
     split.sort_unstable();
     split.dedup();

@@ -38,7 +38,9 @@ pub enum PolicyError {
         what: String,
     },
     /// A policy returned a slice of a piece that it was not given.
-    #[error("there is no piece {piece}, of which it wants {region} (shard {shard}); it was given {pieces}")]
+    #[error(
+        "there is no piece {piece}, of which it wants {region} (shard {shard}); it was given {pieces}"
+    )]
     NoPiece {
         /// Number of the piece.
         piece: u32,
@@ -72,7 +74,10 @@ impl PolicyError {
     }
 
     pub(crate) fn failed(policy: &str, source: Self) -> Self {
-        Self::Failed { policy: policy.into(), source: Box::new(source) }
+        Self::Failed {
+            policy: policy.into(),
+            source: Box::new(source),
+        }
     }
 
     /// What the caller can do.
@@ -80,7 +85,9 @@ impl PolicyError {
         match self {
             Self::TooMany { .. } | Self::Invalid { .. } => ErrorKind::Invalid,
             Self::Failed { source, .. } => source.kind(),
-            Self::Wrong { .. } | Self::NoPiece { .. } | Self::Panicked { .. } => ErrorKind::Internal,
+            Self::Wrong { .. } | Self::NoPiece { .. } | Self::Panicked { .. } => {
+                ErrorKind::Internal
+            }
         }
     }
 }

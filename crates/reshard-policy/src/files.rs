@@ -33,7 +33,9 @@ impl ShardingPolicy for ByFiles {
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
         let files = self.files_per_task() as usize;
-        by_task(pieces).into_iter().try_for_each(|task| put(pieces, spread(pieces, task, files), out))
+        by_task(pieces)
+            .into_iter()
+            .try_for_each(|task| put(pieces, spread(pieces, task, files), out))
     }
 
     fn files_per_task(&self) -> u32 {
@@ -72,8 +74,9 @@ impl ShardingPolicy for ByItem {
 fn spread(pieces: &[Piece<'_>], task: Vec<usize>, files: usize) -> Vec<Vec<usize>> {
     let piece = |i: usize| &pieces[i];
     let files = files.min(task.len());
-    let (objects, mut tensors): (Vec<usize>, Vec<usize>) =
-        task.into_iter().partition(|&i| piece(i).content == Content::Object);
+    let (objects, mut tensors): (Vec<usize>, Vec<usize>) = task
+        .into_iter()
+        .partition(|&i| piece(i).content == Content::Object);
     if files == 1 {
         return vec![objects.into_iter().chain(tensors).collect()];
     }
@@ -82,7 +85,8 @@ fn spread(pieces: &[Piece<'_>], task: Vec<usize>, files: usize) -> Vec<Vec<usize
         out[n % files].push(i);
     }
     tensors.sort_by_key(|&i| Reverse(piece(i).bytes));
-    let mut lightest: BinaryHeap<Reverse<(u64, usize)>> = (0..files).map(|file| Reverse((0, file))).collect();
+    let mut lightest: BinaryHeap<Reverse<(u64, usize)>> =
+        (0..files).map(|file| Reverse((0, file))).collect();
     for i in tensors {
         if let Some(mut least) = lightest.peek_mut() {
             let Reverse((bytes, file)) = &mut *least;
@@ -122,9 +126,15 @@ mod tests {
     #[test]
     fn a_number_of_files_that_must_be_a_mistake_is_refused() {
         assert!(decided(&ByFiles::new(65_537), &[]).is_err());
-        assert_eq!(decided(&ByFiles::new(65_536), &[]).unwrap().files_per_task, 65_536);
+        assert_eq!(
+            decided(&ByFiles::new(65_536), &[]).unwrap().files_per_task,
+            65_536
+        );
         // In another policy nothing is promised, and no memory is taken for files that stay empty.
         let most = Then::new(ShardByTask::new(), ByFiles::new(u32::MAX));
-        assert_eq!(told(&most, &[Owned::f32("a", &[1]), Owned::f32("b", &[2])]), ["b", "a"]);
+        assert_eq!(
+            told(&most, &[Owned::f32("a", &[1]), Owned::f32("b", &[2])]),
+            ["b", "a"]
+        );
     }
 }

@@ -30,14 +30,19 @@ pub struct Importance {
 impl Importance {
     /// These keys, most important first.
     pub fn new(keys: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self { keys: keys.into_iter().map(Into::into).collect() }
+        Self {
+            keys: keys.into_iter().map(Into::into).collect(),
+        }
     }
 }
 
 #[typetag::serde(name = "importance")]
 impl ShardingPolicy for Importance {
     fn description(&self) -> String {
-        format!("shards of their own for {}, and one for the rest", self.keys.join(", "))
+        format!(
+            "shards of their own for {}, and one for the rest",
+            self.keys.join(", ")
+        )
     }
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
@@ -75,6 +80,9 @@ mod tests {
             Owned::f32("c", &[1]).task(1),
             Owned::f32("d", &[1]).task(2),
         ];
-        assert_eq!(told(&Importance::new(["b", "nothing", "a", "b"]), &state), ["b", "a", "b", "c", "d"]);
+        assert_eq!(
+            told(&Importance::new(["b", "nothing", "a", "b"]), &state),
+            ["b", "a", "b", "c", "d"]
+        );
     }
 }

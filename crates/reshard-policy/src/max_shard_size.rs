@@ -1,4 +1,6 @@
-use crate::{ByteSize, Content, Piece, PolicyError, Result, ShardingPolicy, Shards, tasks::by_task};
+use crate::{
+    ByteSize, Content, Piece, PolicyError, Result, ShardingPolicy, Shards, tasks::by_task,
+};
 use reshard_model::DType;
 use serde::{Deserialize, Serialize};
 
@@ -69,24 +71,36 @@ impl MaxShardSize {
     /// Makes shards of at most so many bytes.
     pub fn new(max_shard_size: u64) -> Self {
         let max_shard_size = ByteSize(max_shard_size);
-        Self { max_shard_size, mode: MaxShardSizeMode::Fill, readable_by_tensorflow: false }
+        Self {
+            max_shard_size,
+            mode: MaxShardSizeMode::Fill,
+            readable_by_tensorflow: false,
+        }
     }
 
     /// Makes shards of at most so many bytes, with the same cuts as TensorFlow.
     pub fn tensorflow(max_shard_size: u64) -> Self {
-        Self { mode: MaxShardSizeMode::TensorFlow, ..Self::new(max_shard_size) }
+        Self {
+            mode: MaxShardSizeMode::TensorFlow,
+            ..Self::new(max_shard_size)
+        }
     }
 
     /// Does not cut tensors whose slices TensorFlow can't join.
     pub fn readable_by_tensorflow(self) -> Self {
-        Self { readable_by_tensorflow: true, ..self }
+        Self {
+            readable_by_tensorflow: true,
+            ..self
+        }
     }
 
     fn keeps_whole(&self, piece: &Piece<'_>) -> bool {
         match piece.content {
             Content::Object => true,
             Content::Strings(_) => self.readable_by_tensorflow,
-            Content::Tensor(dtype) => self.readable_by_tensorflow && !COPIED_BY_TENSORFLOW.contains(&dtype),
+            Content::Tensor(dtype) => {
+                self.readable_by_tensorflow && !COPIED_BY_TENSORFLOW.contains(&dtype)
+            }
         }
     }
 }
@@ -113,14 +127,20 @@ impl ShardingPolicy for MaxShardSize {
             MaxShardSizeMode::Fill => "",
             MaxShardSizeMode::TensorFlow => ", as TensorFlow cuts",
         };
-        let readable = if self.readable_by_tensorflow { ", readable by TensorFlow" } else { "" };
+        let readable = if self.readable_by_tensorflow {
+            ", readable by TensorFlow"
+        } else {
+            ""
+        };
         format!("shards of at most {}{mode}{readable}", self.max_shard_size)
     }
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
         let limit = self.max_shard_size.0;
         if limit == 0 && self.mode == MaxShardSizeMode::Fill {
-            return Err(PolicyError::invalid("max_shard_size is 0; nothing fits into such a shard"));
+            return Err(PolicyError::invalid(
+                "max_shard_size is 0; nothing fits into such a shard",
+            ));
         }
         for task in by_task(pieces) {
             out.start();

@@ -66,7 +66,10 @@ impl<'a> Piece<'a> {
     pub(crate) fn inner_bytes(&self, part: &Region) -> u64 {
         match self.content {
             _ if part == self.region => self.bytes,
-            Content::Tensor(dtype) => part.volume().unwrap_or(u64::MAX).saturating_mul(dtype.size()),
+            Content::Tensor(dtype) => part
+                .volume()
+                .unwrap_or(u64::MAX)
+                .saturating_mul(dtype.size()),
             Content::Strings(lengths) => runs(self.region, part)
                 .flat_map(|run| lengths.get(run).unwrap_or_default())
                 .fold(0u64, |sum, &n| sum.saturating_add(n)),
@@ -79,12 +82,20 @@ impl<'a> Piece<'a> {
         if part.ndim() == axes && part.offsets.len() == axes && self.region.contains(part) {
             return Ok(());
         }
-        Err(PolicyError::invalid(format!("{}: {part} does not lie in the piece {}", self.key, self.region)))
+        Err(PolicyError::invalid(format!(
+            "{}: {part} does not lie in the piece {}",
+            self.key, self.region
+        )))
     }
 
     /// Whether its fields go with each other.
     pub(crate) fn check(&self) -> Result<()> {
-        let wrong = |what: String| Err(PolicyError::invalid(format!("{} {}: {what}", self.key, self.region)));
+        let wrong = |what: String| {
+            Err(PolicyError::invalid(format!(
+                "{} {}: {what}",
+                self.key, self.region
+            )))
+        };
         let shape = Dims::from(self.global_shape);
         if !self.region.fits(self.global_shape) {
             return wrong(format!("the piece does not lie in shape {shape}"));
@@ -94,17 +105,26 @@ impl<'a> Piece<'a> {
         };
         match self.content {
             Content::Tensor(dtype) if volume.checked_mul(dtype.size()) != Some(self.bytes) => {
-                wrong(format!("{volume} elements of {dtype} are not {} bytes", self.bytes))
+                wrong(format!(
+                    "{volume} elements of {dtype} are not {} bytes",
+                    self.bytes
+                ))
             }
             Content::Strings(lengths) if lengths.len() as u64 != volume => {
                 wrong(format!("{} lengths for {volume} strings", lengths.len()))
             }
             Content::Strings(lengths)
-                if lengths.iter().try_fold(0u64, |sum, &n| sum.checked_add(n)) != Some(self.bytes) =>
+                if lengths.iter().try_fold(0u64, |sum, &n| sum.checked_add(n))
+                    != Some(self.bytes) =>
             {
-                wrong(format!("the lengths of the strings do not add up to {} bytes", self.bytes))
+                wrong(format!(
+                    "the lengths of the strings do not add up to {} bytes",
+                    self.bytes
+                ))
             }
-            Content::Object if self.region.ndim() > 0 => wrong(format!("an object with shape {shape}")),
+            Content::Object if self.region.ndim() > 0 => {
+                wrong(format!("an object with shape {shape}"))
+            }
             _ => Ok(()),
         }
     }
@@ -132,17 +152,55 @@ mod tests {
         piece.check().unwrap();
         let slice = piece.slice(Region::new([1, 1], [2, 2])).unwrap();
         let part = slice.piece();
-        assert_eq!((part.content, part.bytes), (Content::Strings(&[2, 3, 5, 6]), 16));
-        assert_eq!((part.task, part.tag, part.global_shape), (7, Some("t"), &[3, 3][..]));
+        assert_eq!(
+            (part.content, part.bytes),
+            (Content::Strings(&[2, 3, 5, 6]), 16)
+        );
+        assert_eq!(
+            (part.task, part.tag, part.global_shape),
+            (7, Some("t"), &[3, 3][..])
+        );
         part.check().unwrap();
         assert_eq!(piece.bytes_of(&Region::new([2, 0], [1, 1])).unwrap(), 4);
-        for outside in [Region::new([0, 0], [1, 1]), Region::new([1], [1]), Region::new([1, 0], [2])] {
+        for outside in [
+            Region::new([0, 0], [1, 1]),
+            Region::new([1], [1]),
+            Region::new([1, 0], [2]),
+        ] {
             assert!(piece.slice(outside).is_err());
         }
         assert!(Piece { bytes: 20, ..piece }.check().is_err());
-        assert!(Piece { content: Content::Strings(&lengths[1..]), ..piece }.check().is_err());
-        assert!(Piece { content: Content::Object, ..piece }.check().is_err());
-        assert!(Piece { content: Content::Tensor(DType::Int64), ..piece }.check().is_err());
-        assert!(Piece { global_shape: &[2, 3], ..piece }.check().is_err());
+        assert!(
+            Piece {
+                content: Content::Strings(&lengths[1..]),
+                ..piece
+            }
+            .check()
+            .is_err()
+        );
+        assert!(
+            Piece {
+                content: Content::Object,
+                ..piece
+            }
+            .check()
+            .is_err()
+        );
+        assert!(
+            Piece {
+                content: Content::Tensor(DType::Int64),
+                ..piece
+            }
+            .check()
+            .is_err()
+        );
+        assert!(
+            Piece {
+                global_shape: &[2, 3],
+                ..piece
+            }
+            .check()
+            .is_err()
+        );
     }
 }

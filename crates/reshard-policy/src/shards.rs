@@ -23,7 +23,12 @@ pub struct Shards {
 impl Shards {
     /// Takes at most `limit` slices.
     pub fn with_limit(limit: usize) -> Self {
-        Self { shards: Vec::new(), slices: 0, limit, refused: false }
+        Self {
+            shards: Vec::new(),
+            slices: 0,
+            limit,
+            refused: false,
+        }
     }
 
     /// Starts a new shard. If the current shard is empty, this does nothing.
@@ -43,7 +48,9 @@ impl Shards {
     /// # Errors
     /// [`PolicyError::TooMany`].
     pub fn push(&mut self, piece: usize, region: Region) -> Result<()> {
-        let piece = u32::try_from(piece).ok().filter(|_| self.slices < self.limit);
+        let piece = u32::try_from(piece)
+            .ok()
+            .filter(|_| self.slices < self.limit);
         let Some(piece) = piece else {
             self.refused = true;
             return Err(PolicyError::TooMany { limit: self.limit });
@@ -61,7 +68,10 @@ impl Shards {
     /// Makes empty `Shards` for the answer of another policy that this policy calls. They may take as many slices as are
     /// left here.
     pub fn for_another(&self) -> Self {
-        Self { shards: Vec::new(), ..*self }
+        Self {
+            shards: Vec::new(),
+            ..*self
+        }
     }
 
     /// The shards, none of them empty.
@@ -69,7 +79,11 @@ impl Shards {
     /// # Errors
     /// [`PolicyError::TooMany`] if a slice was refused, even if the policy ignored that error.
     pub fn finish(self) -> Result<Vec<Vec<Cut>>> {
-        if self.refused { Err(PolicyError::TooMany { limit: self.limit }) } else { Ok(self.into_inner()) }
+        if self.refused {
+            Err(PolicyError::TooMany { limit: self.limit })
+        } else {
+            Ok(self.into_inner())
+        }
     }
 
     /// The shards, none of them empty.
@@ -94,7 +108,10 @@ mod tests {
             out.push(0, Region::default()).unwrap();
         }
         out.start();
-        assert_eq!(out.into_inner().iter().map(Vec::len).collect::<Vec<_>>(), [1, 1]);
+        assert_eq!(
+            out.into_inner().iter().map(Vec::len).collect::<Vec<_>>(),
+            [1, 1]
+        );
         assert!(Shards::with_limit(9).into_inner().is_empty());
     }
 

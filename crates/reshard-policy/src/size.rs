@@ -58,10 +58,15 @@ impl FromStr for ByteSize {
 
     fn from_str(s: &str) -> Result<Self, PolicyError> {
         let text = s.trim();
-        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let digits = text
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
         let unit = unit.trim_start();
-        let factor = UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)).map(|u| u.1);
+        let factor = UNITS
+            .iter()
+            .find(|(name, _)| name.eq_ignore_ascii_case(unit))
+            .map(|u| u.1);
         let factor = if unit.is_empty() { Some(1) } else { factor };
         factor.and_then(|f| scaled(number, f)).map(Self).ok_or_else(|| {
             PolicyError::invalid(format!(
@@ -82,7 +87,9 @@ fn scaled(number: &str, factor: u64) -> Option<u64> {
         _ => fraction.parse::<u64>().ok()?,
     };
     let parts = u128::from(parts) * u128::from(factor);
-    let rest = parts.is_multiple_of(places.into()).then(|| parts / u128::from(places))?;
+    let rest = parts
+        .is_multiple_of(places.into())
+        .then(|| parts / u128::from(places))?;
     u64::try_from(u128::from(whole.parse::<u64>().ok()?) * u128::from(factor) + rest).ok()
 }
 
@@ -101,7 +108,9 @@ impl<'de> Deserialize<'de> for ByteSize {
             }
 
             fn visit_i64<E: de::Error>(self, v: i64) -> Result<ByteSize, E> {
-                u64::try_from(v).map(ByteSize).map_err(|_| E::invalid_value(de::Unexpected::Signed(v), &self))
+                u64::try_from(v)
+                    .map(ByteSize)
+                    .map_err(|_| E::invalid_value(de::Unexpected::Signed(v), &self))
             }
 
             fn visit_str<E: de::Error>(self, v: &str) -> Result<ByteSize, E> {

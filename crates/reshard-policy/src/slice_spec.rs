@@ -39,18 +39,31 @@ impl SliceSpec {
     pub fn part(full_shape: &[u64], region: Region) -> Result<Self, PolicyError> {
         let full_shape = Dims::from(full_shape);
         if !region.fits(&full_shape) {
-            return Err(PolicyError::invalid(format!("slice {region} does not lie in shape {full_shape}")));
+            return Err(PolicyError::invalid(format!(
+                "slice {region} does not lie in shape {full_shape}"
+            )));
         }
-        if full_shape.volume().is_none_or(|n| i64::try_from(n).is_err()) {
-            return Err(PolicyError::invalid(format!("shape {full_shape} has 2^63 elements or more")));
+        if full_shape
+            .volume()
+            .is_none_or(|n| i64::try_from(n).is_err())
+        {
+            return Err(PolicyError::invalid(format!(
+                "shape {full_shape} has 2^63 elements or more"
+            )));
         }
-        Ok(if full_shape.is_empty() { Self::Whole } else { Self::Part { full_shape, region } })
+        Ok(if full_shape.is_empty() {
+            Self::Whole
+        } else {
+            Self::Part { full_shape, region }
+        })
     }
 }
 
 impl fmt::Display for SliceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Part { full_shape, region } = self else { return Ok(()) };
+        let Self::Part { full_shape, region } = self else {
+            return Ok(());
+        };
         full_shape.iter().try_for_each(|n| write!(f, "{n} "))?;
         for (axis, (offset, length)) in region.offsets.iter().zip(&region.lengths).enumerate() {
             write!(f, "{}{offset},{length}", if axis == 0 { "" } else { ":" })?;
@@ -74,18 +87,26 @@ impl FromStr for SliceSpec {
         let Some((shape, parts)) = s.rsplit_once(' ') else {
             return Err(wrong("there is no space between shape and slice".into()));
         };
-        let extent = |text: &str| number(text).ok_or_else(|| wrong(format!("{text:?} is no extent")));
-        let full_shape: Dims = shape.split(' ').map(extent).collect::<Result<Vec<u64>, _>>()?.into();
+        let extent =
+            |text: &str| number(text).ok_or_else(|| wrong(format!("{text:?} is no extent")));
+        let full_shape: Dims = shape
+            .split(' ')
+            .map(extent)
+            .collect::<Result<Vec<u64>, _>>()?
+            .into();
         let mut region = Region::default();
         for part in parts.split(':').filter(|part| !part.is_empty()) {
             let Some(&whole) = full_shape.get(region.ndim()) else {
-                return Err(wrong(format!("the slice has more axes than shape {full_shape}")));
+                return Err(wrong(format!(
+                    "the slice has more axes than shape {full_shape}"
+                )));
             };
             let (offset, length) = if part == "-" {
                 (0, whole)
             } else {
-                let pair = pair(part)
-                    .ok_or_else(|| wrong(format!("{part:?} is neither a pair of numbers nor '-'")))?;
+                let pair = pair(part).ok_or_else(|| {
+                    wrong(format!("{part:?} is neither a pair of numbers nor '-'"))
+                })?;
                 if pair.1 == 0 {
                     return Err(wrong(format!("{part:?} has no length")));
                 }
@@ -95,7 +116,9 @@ impl FromStr for SliceSpec {
             region.lengths.push(length);
         }
         if region.ndim() < full_shape.len() {
-            return Err(wrong(format!("the slice has fewer axes than shape {full_shape}")));
+            return Err(wrong(format!(
+                "the slice has fewer axes than shape {full_shape}"
+            )));
         }
         Self::part(&full_shape, region).map_err(|e| wrong(e.to_string()))
     }
@@ -168,7 +191,10 @@ mod tests {
     #[test]
     fn an_error_quotes_the_text_and_shows_a_right_one() {
         let error = "4 3 0,4".parse::<SliceSpec>().unwrap_err().to_string();
-        assert!(error.contains("\"4 3 0,4\": the slice has fewer axes than shape [4, 3]"), "{error}");
+        assert!(
+            error.contains("\"4 3 0,4\": the slice has fewer axes than shape [4, 3]"),
+            "{error}"
+        );
         assert!(error.contains("such as"), "{error}");
     }
 

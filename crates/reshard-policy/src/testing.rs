@@ -60,23 +60,33 @@ impl Owned {
     }
 
     pub(crate) fn device(self, device: &str) -> Self {
-        Self { device: device.into(), ..self }
+        Self {
+            device: device.into(),
+            ..self
+        }
     }
 
     pub(crate) fn tag(self, tag: &str) -> Self {
-        Self { tag: Some(tag.into()), ..self }
+        Self {
+            tag: Some(tag.into()),
+            ..self
+        }
     }
 
     /// Only a part, of which a piece of strings has the lengths.
     pub(crate) fn part(self, offsets: &[u64], lengths: &[u64]) -> Self {
-        Self { region: Region::new(offsets, lengths), ..self }
+        Self {
+            region: Region::new(offsets, lengths),
+            ..self
+        }
     }
 
     pub(crate) fn piece(&self) -> Piece<'_> {
         let (content, bytes) = match &self.content {
-            OwnedContent::Tensor(dtype) => {
-                (Content::Tensor(*dtype), self.region.volume().unwrap() * dtype.size())
-            }
+            OwnedContent::Tensor(dtype) => (
+                Content::Tensor(*dtype),
+                self.region.volume().unwrap() * dtype.size(),
+            ),
             OwnedContent::Strings(lengths) => (Content::Strings(lengths), lengths.iter().sum()),
             OwnedContent::Object(bytes) => (Content::Object, *bytes),
         };
@@ -109,11 +119,20 @@ pub(crate) fn told(policy: &dyn ShardingPolicy, owned: &[Owned]) -> Vec<String> 
     let line = |cuts: Vec<crate::Cut>| {
         let word = |c: crate::Cut| {
             let owned = &owned[c.piece as usize];
-            if c.region == owned.region { owned.key.clone() } else { format!("{}{}", owned.key, c.region) }
+            if c.region == owned.region {
+                owned.key.clone()
+            } else {
+                format!("{}{}", owned.key, c.region)
+            }
         };
         cuts.into_iter().map(word).collect::<Vec<_>>().join(" ")
     };
-    decided(policy, owned).unwrap().shards.into_iter().map(|s| line(s.cuts)).collect()
+    decided(policy, owned)
+        .unwrap()
+        .shards
+        .into_iter()
+        .map(|s| line(s.cuts))
+        .collect()
 }
 
 fn element() -> impl Strategy<Value = DType> {
@@ -130,7 +149,10 @@ fn element() -> impl Strategy<Value = DType> {
 pub(crate) fn any_tensor(key: String) -> impl Strategy<Value = Owned> {
     let axes = prop::collection::vec((0u64..3, 0u64..7, 0u64..3), 0..4);
     (element(), axes).prop_map(move |(dtype, axes)| {
-        let shape: Vec<u64> = axes.iter().map(|&(before, n, behind)| before + n + behind).collect();
+        let shape: Vec<u64> = axes
+            .iter()
+            .map(|&(before, n, behind)| before + n + behind)
+            .collect();
         let offsets: Vec<u64> = axes.iter().map(|a| a.0).collect();
         let lengths: Vec<u64> = axes.iter().map(|a| a.1).collect();
         Owned::tensor(&key, dtype, &shape).part(&offsets, &lengths)
@@ -140,7 +162,8 @@ pub(crate) fn any_tensor(key: String) -> impl Strategy<Value = Owned> {
 fn any_strings(key: String) -> impl Strategy<Value = Owned> {
     prop::collection::vec(0u64..4, 0..3).prop_flat_map(move |shape| {
         let (key, n) = (key.clone(), shape.iter().product::<u64>() as usize);
-        prop::collection::vec(0u64..30, n).prop_map(move |lengths| Owned::strings(&key, &shape, &lengths))
+        prop::collection::vec(0u64..30, n)
+            .prop_map(move |lengths| Owned::strings(&key, &shape, &lengths))
     })
 }
 
@@ -148,7 +171,9 @@ fn any_strings(key: String) -> impl Strategy<Value = Owned> {
 pub(crate) fn any_state(objects: bool) -> impl Strategy<Value = Vec<Owned>> {
     let one = (0..if objects { 5 } else { 4 }).prop_flat_map(|kind| match kind {
         0 => any_strings("m.s".into()).boxed(),
-        4 => (0u64..200).prop_map(|bytes| Owned::object("m.o", bytes)).boxed(),
+        4 => (0u64..200)
+            .prop_map(|bytes| Owned::object("m.o", bytes))
+            .boxed(),
         n => any_tensor(format!("m{n}.t")).boxed(),
     });
     let one = (one, 0u32..3, 0u8..3, any::<bool>());
@@ -157,7 +182,9 @@ pub(crate) fn any_state(objects: bool) -> impl Strategy<Value = Vec<Owned>> {
         let number = |(i, (mut owned, task, device, tag)): (usize, (Owned, u32, u8, bool))| {
             owned.key = format!("{}{i}", owned.key);
             owned.tag = tag.then(|| format!("tag{device}"));
-            owned.task(task).device(["cpu", "cuda:0", "cuda:1"][usize::from(device)])
+            owned
+                .task(task)
+                .device(["cpu", "cuda:0", "cuda:1"][usize::from(device)])
         };
         all.into_iter().enumerate().map(number).collect()
     })

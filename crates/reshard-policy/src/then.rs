@@ -45,7 +45,10 @@ impl Then {
         first: impl Into<Box<dyn ShardingPolicy>>,
         second: impl Into<Box<dyn ShardingPolicy>>,
     ) -> Self {
-        Self { first: first.into(), second: second.into() }
+        Self {
+            first: first.into(),
+            second: second.into(),
+        }
     }
 }
 
@@ -58,12 +61,19 @@ impl<P: ShardingPolicy> From<P> for Box<dyn ShardingPolicy> {
 #[typetag::serde(name = "then")]
 impl ShardingPolicy for Then {
     fn description(&self) -> String {
-        format!("{}, then {}", self.first.description(), self.second.description())
+        format!(
+            "{}, then {}",
+            self.first.description(),
+            self.second.description()
+        )
     }
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
         for (number, cuts) in answer(&*self.first, pieces, out)?.iter().enumerate() {
-            let parts = cuts.iter().map(|cut| Part::of(pieces, cut, number)).collect::<Result<Vec<_>>>();
+            let parts = cuts
+                .iter()
+                .map(|cut| Part::of(pieces, cut, number))
+                .collect::<Result<Vec<_>>>();
             let parts = parts.map_err(|e| failed(&*self.first, e))?;
             let inner: Vec<Piece<'_>> = parts.iter().map(Part::piece).collect();
             for (number, shard) in answer(&*self.second, &inner, out)?.into_iter().enumerate() {
@@ -82,9 +92,16 @@ impl ShardingPolicy for Then {
     }
 }
 
-fn answer(policy: &dyn ShardingPolicy, pieces: &[Piece<'_>], out: &Shards) -> Result<Vec<Vec<Cut>>> {
+fn answer(
+    policy: &dyn ShardingPolicy,
+    pieces: &[Piece<'_>],
+    out: &Shards,
+) -> Result<Vec<Vec<Cut>>> {
     let mut inner = out.for_another();
-    policy.shard(pieces, &mut inner).and_then(|()| inner.finish()).map_err(|e| failed(policy, e))
+    policy
+        .shard(pieces, &mut inner)
+        .and_then(|()| inner.finish())
+        .map_err(|e| failed(policy, e))
 }
 
 fn failed(policy: &dyn ShardingPolicy, source: PolicyError) -> PolicyError {
@@ -92,12 +109,13 @@ fn failed(policy: &dyn ShardingPolicy, source: PolicyError) -> PolicyError {
 }
 
 fn known<'l, T>(list: &'l [T], cut: &Cut, shard: usize) -> Result<&'l T> {
-    list.get(cut.piece as usize).ok_or_else(|| PolicyError::NoPiece {
-        piece: cut.piece,
-        pieces: list.len(),
-        region: cut.region.clone(),
-        shard,
-    })
+    list.get(cut.piece as usize)
+        .ok_or_else(|| PolicyError::NoPiece {
+            piece: cut.piece,
+            pieces: list.len(),
+            region: cut.region.clone(),
+            shard,
+        })
 }
 
 /// What the second policy is given.

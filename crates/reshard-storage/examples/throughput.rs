@@ -6,8 +6,8 @@
 use bytes::Bytes;
 use reshard_model::{BoxError, DType, Layout, LentBuffer, LentView, Region, RegionMut, Tensor};
 use reshard_storage::{
-    Checksum, Durability, Extent, FileBody, IfExists, Length, LocalStore, Name, Part, Progress, RecordRead,
-    Store, StoreExt, Traffic, wait,
+    Checksum, Durability, Extent, FileBody, IfExists, Length, LocalStore, Name, Part, Progress,
+    RecordRead, Store, StoreExt, Traffic, wait,
 };
 use rustix::time::{ClockId, clock_gettime};
 use std::{
@@ -52,7 +52,11 @@ impl Checksum for Crc {
 
     fn finish(self: Box<Self>) -> Result {
         // The sums are not what is measured; that they are made is.
-        if self.0.finalize() == 1 { Err("unlucky".into()) } else { Ok(()) }
+        if self.0.finalize() == 1 {
+            Err("unlucky".into())
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -147,18 +151,42 @@ fn main() -> Result {
         dirs = vec!["/dev/shm".into(), ".".into()];
     }
     let total: usize = mib << 20;
-    let memory =
-        Bytes::from((0..total).map(|i| (i.wrapping_mul(2_654_435_761) >> 15) as u8).collect::<Vec<u8>>());
+    let memory = Bytes::from(
+        (0..total)
+            .map(|i| (i.wrapping_mul(2_654_435_761) >> 15) as u8)
+            .collect::<Vec<u8>>(),
+    );
     let cases = [
-        Case { name: "items of 64 MiB, 2 files", item: 64 << 20, files: 2 },
-        Case { name: "items of 64 MiB, 1 file", item: 64 << 20, files: 1 },
-        Case { name: "items of 64 KiB, 2 files", item: 64 << 10, files: 2 },
-        Case { name: "items of 1 KiB, 2 files", item: 1 << 10, files: 2 },
+        Case {
+            name: "items of 64 MiB, 2 files",
+            item: 64 << 20,
+            files: 2,
+        },
+        Case {
+            name: "items of 64 MiB, 1 file",
+            item: 64 << 20,
+            files: 1,
+        },
+        Case {
+            name: "items of 64 KiB, 2 files",
+            item: 64 << 10,
+            files: 2,
+        },
+        Case {
+            name: "items of 1 KiB, 2 files",
+            item: 1 << 10,
+            files: 2,
+        },
     ];
     for dir in &dirs {
         for case in cases.iter().filter(|c| c.name.contains(&only)) {
             let total = if case.item < 2048 { total / 16 } else { total };
-            writeln!(io::stdout(), "{dir}: {}, {} MiB in all", case.name, total >> 20)?;
+            writeln!(
+                io::stdout(),
+                "{dir}: {}, {} MiB in all",
+                case.name,
+                total >> 20
+            )?;
             run(Path::new(dir), case, &memory.slice(..total), rounds)?;
         }
     }
@@ -190,8 +218,10 @@ fn run(dir: &Path, case: &Case, memory: &Bytes, rounds: usize) -> Result {
                 .map(|i| Region::new([(i * case.item) as u64], [case.item as u64]))
                 .collect();
             let (buffer, lent_regions) = take(tensor, &regions)?;
-            let parts =
-                lent_regions.into_iter().map(|c| vec![(Layout::contiguous(1, c.shape()), c)]).collect();
+            let parts = lent_regions
+                .into_iter()
+                .map(|c| vec![(Layout::contiguous(1, c.shape()), c)])
+                .collect();
             table.time(what, total, || load(&store, case, parts, checked).map(drop))?;
             tensor = give(buffer)?;
             if tensor.to_bytes() != *memory {
@@ -201,14 +231,20 @@ fn run(dir: &Path, case: &Case, memory: &Bytes, rounds: usize) -> Result {
         if case.item >= 8192 {
             // The left half of every row of 8 KiB, as a load with another split wants it.
             let per = (case.item / 8192) as u64;
-            let regions: Vec<Region> =
-                (0..(total / case.item) as u64).map(|i| Region::new([i * per, 0], [per, 4096])).collect();
+            let regions: Vec<Region> = (0..(total / case.item) as u64)
+                .map(|i| Region::new([i * per, 0], [per, 4096]))
+                .collect();
             let (buffer, lent_regions) = take(rows, &regions)?;
             let source = Layout::new(1, 0, [per, 4096].into(), [8192, 1].into());
-            let parts = lent_regions.into_iter().map(|c| vec![(source.clone(), c)]).collect();
-            table.time("read half of each 8 KiB row (bytes needed)", total / 2, || {
-                load(&store, case, parts, false).map(drop)
-            })?;
+            let parts = lent_regions
+                .into_iter()
+                .map(|c| vec![(source.clone(), c)])
+                .collect();
+            table.time(
+                "read half of each 8 KiB row (bytes needed)",
+                total / 2,
+                || load(&store, case, parts, false).map(drop),
+            )?;
             rows = give(buffer)?;
             // Rows of 4 KiB that land in the left half of rows of 8 KiB.
             let wide = Tensor::new(
@@ -217,16 +253,21 @@ fn run(dir: &Path, case: &Case, memory: &Bytes, rounds: usize) -> Result {
                 tensor.into_vec::<u8>().map_err(|_| "shared")?,
             )?;
             let per = (case.item / 4096) as u64;
-            let regions: Vec<Region> =
-                (0..(total / case.item / 2) as u64).map(|i| Region::new([i * per, 0], [per, 4096])).collect();
+            let regions: Vec<Region> = (0..(total / case.item / 2) as u64)
+                .map(|i| Region::new([i * per, 0], [per, 4096]))
+                .collect();
             let (buffer, lent_regions) = take(wide, &regions)?;
-            let parts =
-                lent_regions.into_iter().map(|c| vec![(Layout::contiguous(1, c.shape()), c)]).collect();
+            let parts = lent_regions
+                .into_iter()
+                .map(|c| vec![(Layout::contiguous(1, c.shape()), c)])
+                .collect();
             table.time("read 4 KiB rows into columns", total / 2, || {
                 load(&store, case, parts, false).map(drop)
             })?;
-            tensor =
-                Tensor::from_vec(&[total as u64], give(buffer)?.into_vec::<u8>().map_err(|_| "shared")?)?;
+            tensor = Tensor::from_vec(
+                &[total as u64],
+                give(buffer)?.into_vec::<u8>().map_err(|_| "shared")?,
+            )?;
         }
     }
     fs::remove_dir_all(&place)?;
@@ -249,18 +290,28 @@ fn save(store: &LocalStore, memory: &Bytes, case: &Case, hashed: bool) -> Result
         let mut files = Vec::new();
         for f in 0..case.files {
             let each = each_file(memory.len(), case) * case.item;
-            let mut rest = memory.slice((f * each).min(memory.len())..((f + 1) * each).min(memory.len()));
+            let mut rest =
+                memory.slice((f * each).min(memory.len())..((f + 1) * each).min(memory.len()));
             let mut extents: Vec<Box<dyn Extent>> = Vec::new();
             while !rest.is_empty() {
                 extents.push(Box::new(header.clone()));
                 let hash = hashed.then(crc32fast::Hasher::new);
-                extents.push(Box::new(Hashed { rest: rest.split_to(case.item), hash }));
+                extents.push(Box::new(Hashed {
+                    rest: rest.split_to(case.item),
+                    hash,
+                }));
             }
             files.push(FileBody::new(name(f)?, extents));
         }
-        transaction.write(files, Durability::Process, Progress::none()).await?;
         transaction
-            .commit(Some((Name::new(".metadata")?, Bytes::from_static(b"done"))), &[], Durability::Process)
+            .write(files, Durability::Process, Progress::none())
+            .await?;
+        transaction
+            .commit(
+                Some((Name::new(".metadata")?, Bytes::from_static(b"done"))),
+                &[],
+                Durability::Process,
+            )
             .await?;
         Ok(())
     })
@@ -274,7 +325,11 @@ fn load(
 ) -> Result<Traffic> {
     let per = {
         let entries = wait(store.files())?;
-        let bytes: u64 = entries.iter().filter(|e| e.name.as_str().starts_with("__")).map(|e| e.bytes).sum();
+        let bytes: u64 = entries
+            .iter()
+            .filter(|e| e.name.as_str().starts_with("__"))
+            .map(|e| e.bytes)
+            .sum();
         (bytes as usize / (case.item + GAP)).div_ceil(case.files)
     };
     let mut reads = Vec::new();
@@ -282,7 +337,12 @@ fn load(
         let start = ((i % per) * (case.item + GAP) + GAP) as u64;
         let parts = parts
             .into_iter()
-            .map(|(source, into)| Ok(Part { source: source.ok_or("too large")?, into }))
+            .map(|(source, into)| {
+                Ok(Part {
+                    source: source.ok_or("too large")?,
+                    into,
+                })
+            })
             .collect::<Result<_>>()?;
         let check = checked.then(|| Box::new(Crc(crc32fast::Hasher::new())) as Box<dyn Checksum>);
         reads.push(RecordRead {
@@ -312,8 +372,10 @@ fn plain_write(dir: &Path, memory: &Bytes, case: &Case, table: &mut Table) -> Re
                 .iter()
                 .map(|(i, bytes)| {
                     s.spawn(move || -> io::Result<()> {
-                        let f =
-                            OpenOptions::new().create_new(true).write(true).open(dir.join(i.to_string()))?;
+                        let f = OpenOptions::new()
+                            .create_new(true)
+                            .write(true)
+                            .open(dir.join(i.to_string()))?;
                         bytes
                             .chunks(1 << 20)
                             .enumerate()
@@ -321,13 +383,17 @@ fn plain_write(dir: &Path, memory: &Bytes, case: &Case, table: &mut Table) -> Re
                     })
                 })
                 .collect();
-            threads.into_iter().try_for_each(|t| Ok(t.join().map_err(|_| "panic")??))
+            threads
+                .into_iter()
+                .try_for_each(|t| Ok(t.join().map_err(|_| "panic")??))
         })
     })
 }
 
 fn plain_read(dir: &Path, memory: &mut [u8], table: &mut Table) -> Result {
-    let files: Vec<File> = fs::read_dir(dir)?.map(|e| File::open(e?.path())).collect::<io::Result<_>>()?;
+    let files: Vec<File> = fs::read_dir(dir)?
+        .map(|e| File::open(e?.path()))
+        .collect::<io::Result<_>>()?;
     let (total, half) = (memory.len(), memory.len() / 2);
     table.time("plain pread", total, || {
         std::thread::scope(|s| {
@@ -345,7 +411,9 @@ fn plain_read(dir: &Path, memory: &mut [u8], table: &mut Table) -> Result {
                     })
                 })
                 .collect();
-            threads.into_iter().try_for_each(|t| Ok(t.join().map_err(|_| "panic")??))
+            threads
+                .into_iter()
+                .try_for_each(|t| Ok(t.join().map_err(|_| "panic")??))
         })
     })
 }

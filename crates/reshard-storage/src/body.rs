@@ -106,7 +106,10 @@ pub struct FileBody {
 impl FileBody {
     /// A file of extents, in order.
     pub fn new(name: Name, extents: Vec<Box<dyn Extent>>) -> Self {
-        Self { name, source: Source::Extents(extents) }
+        Self {
+            name,
+            source: Source::Extents(extents),
+        }
     }
 
     /// A file of bytes in memory.
@@ -116,7 +119,10 @@ impl FileBody {
 
     /// A copy of a file in another place.
     pub fn copy_of(name: Name, store: Arc<dyn Store>, of: Name) -> Self {
-        Self { name, source: Source::CopyOf { store, name: of } }
+        Self {
+            name,
+            source: Source::CopyOf { store, name: of },
+        }
     }
 
     /// Its length, as far as it is known before writing. The length of a copy is unknown. `None` if it does not fit 64 bits.
@@ -125,9 +131,17 @@ impl FileBody {
             return Some(Length::Unknown { at_most: u64::MAX });
         };
         let lengths = extents.iter().map(|e| e.length());
-        let most = lengths.clone().try_fold(0u64, |sum, length| sum.checked_add(length.at_most()))?;
-        let exact = lengths.into_iter().all(|length| matches!(length, Length::Exact(_)));
-        Some(if exact { Length::Exact(most) } else { Length::Unknown { at_most: most } })
+        let most = lengths
+            .clone()
+            .try_fold(0u64, |sum, length| sum.checked_add(length.at_most()))?;
+        let exact = lengths
+            .into_iter()
+            .all(|length| matches!(length, Length::Exact(_)));
+        Some(if exact {
+            Length::Exact(most)
+        } else {
+            Length::Unknown { at_most: most }
+        })
     }
 
     /// Its name and extents, for stores that keep files in memory. If it is a copy, the original is read as a whole.
@@ -138,7 +152,9 @@ impl FileBody {
         let extents: Vec<Box<dyn Extent>> = match self.source {
             Source::Extents(extents) => extents,
             Source::CopyOf { store, name } => {
-                vec![Box::new(store.read(&name, 0..whole(&*store, &name).await?).await?)]
+                vec![Box::new(
+                    store.read(&name, 0..whole(&*store, &name).await?).await?,
+                )]
             }
         };
         Ok((self.name, extents))
@@ -147,7 +163,9 @@ impl FileBody {
 
 /// The length of a file that must exist.
 pub(crate) async fn whole(store: &dyn Store, name: &Name) -> Result<u64> {
-    let missing = || StorageError::NotFound { path: format!("{}/{name}", store.url()) };
+    let missing = || StorageError::NotFound {
+        path: format!("{}/{name}", store.url()),
+    };
     store.len(name).await?.ok_or_else(missing)
 }
 
@@ -183,7 +201,10 @@ pub struct Written {
 impl Written {
     /// The entry that a version must contain when it is committed.
     pub fn entry(&self) -> Entry {
-        Entry { name: self.name.clone(), bytes: self.bytes }
+        Entry {
+            name: self.name.clone(),
+            bytes: self.bytes,
+        }
     }
 }
 
@@ -209,7 +230,10 @@ impl Entry {
             Some(n) => format!("{name} was written with {bytes} bytes and has {n} now"),
             None => format!("{name}, which was written with {bytes} bytes, is not there any more"),
         };
-        Err(StorageError::Incomplete { path: version.to_string(), what })
+        Err(StorageError::Incomplete {
+            path: version.to_string(),
+            what,
+        })
     }
 }
 

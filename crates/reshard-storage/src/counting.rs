@@ -1,6 +1,6 @@
 use crate::{
-    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Link, Listing, Name, PlaceKind, Progress,
-    RecordRead, Recovery, Result, Store, Traffic, Transaction, Written,
+    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Link, Listing, Name, PlaceKind,
+    Progress, RecordRead, Recovery, Result, Store, Traffic, Transaction, Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -46,7 +46,10 @@ pub struct CountingStore {
 impl CountingStore {
     /// Wraps another store.
     pub fn new(inner: Arc<dyn Store>) -> Self {
-        Self { inner, counts: Arc::default() }
+        Self {
+            inner,
+            counts: Arc::default(),
+        }
     }
 
     /// What was counted since the last call.
@@ -126,21 +129,39 @@ impl Store for CountingStore {
 
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
         let inner = self.inner.pinned().await?;
-        Ok(inner.map(|inner| Arc::new(Self { inner, counts: Arc::clone(&self.counts) }) as _))
+        Ok(inner.map(|inner| {
+            Arc::new(Self {
+                inner,
+                counts: Arc::clone(&self.counts),
+            }) as _
+        }))
     }
 
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
         let inner = self.inner.begin(attempt, if_exists).await?;
-        Ok(Arc::new(CountingTransaction { inner, store: self.clone() }))
+        Ok(Arc::new(CountingTransaction {
+            inner,
+            store: self.clone(),
+        }))
     }
 
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
         let inner = self.inner.resolved().await?;
-        Ok(inner.map(|inner| Arc::new(Self { inner, counts: Arc::clone(&self.counts) }) as _))
+        Ok(inner.map(|inner| {
+            Arc::new(Self {
+                inner,
+                counts: Arc::clone(&self.counts),
+            }) as _
+        }))
     }
 
     fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
-        self.inner.of_kind(kind).map(|inner| Arc::new(Self { inner, counts: Arc::clone(&self.counts) }) as _)
+        self.inner.of_kind(kind).map(|inner| {
+            Arc::new(Self {
+                inner,
+                counts: Arc::clone(&self.counts),
+            }) as _
+        })
     }
 
     async fn local_file(&self, name: &Name) -> Result<Option<File>> {
@@ -153,7 +174,10 @@ impl Store for CountingStore {
 
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
         let inner = self.inner.join(attempt, place).await?;
-        Ok(Arc::new(CountingTransaction { inner, store: self.clone() }))
+        Ok(Arc::new(CountingTransaction {
+            inner,
+            store: self.clone(),
+        }))
     }
 
     fn recovery(&self) -> Option<&dyn Recovery> {

@@ -27,7 +27,9 @@ pub enum StorageError {
         path: String,
     },
     /// The place holds something already.
-    #[error("{path} exists already and is not empty; choose another place, or ask for it to be replaced")]
+    #[error(
+        "{path} exists already and is not empty; choose another place, or ask for it to be replaced"
+    )]
     Exists {
         /// Which place: a path or a URL.
         path: String,
@@ -222,7 +224,9 @@ pub enum StorageError {
         hint: String,
     },
     /// Two crates register one URL scheme.
-    #[error("the store scheme `{scheme}` is claimed by both {first} and {second}; link only one of them")]
+    #[error(
+        "the store scheme `{scheme}` is claimed by both {first} and {second}; link only one of them"
+    )]
     DuplicateScheme {
         /// The scheme.
         scheme: String,
@@ -246,14 +250,20 @@ pub enum StorageError {
 }
 
 fn gave(want: Length, got: u64) -> String {
-    if got > want.at_most() { format!("more (at least {got})") } else { format!("only {got}") }
+    if got > want.at_most() {
+        format!("more (at least {got})")
+    } else {
+        format!("only {got}")
+    }
 }
 
 impl StorageError {
     /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Name { .. } | Self::Invalid { .. } | Self::UnknownScheme { .. } => ErrorKind::Invalid,
+            Self::Name { .. } | Self::Invalid { .. } | Self::UnknownScheme { .. } => {
+                ErrorKind::Invalid
+            }
             Self::NotFound { .. } => ErrorKind::NotFound,
             Self::Exists { .. } => ErrorKind::Exists,
             // The file is missing where it should be.
@@ -263,9 +273,9 @@ impl StorageError {
             | Self::LinkedDirectory { .. }
             | Self::NoFile { .. } => ErrorKind::Corrupt,
             Self::Unsupported { .. } => ErrorKind::Unsupported,
-            Self::Source { source, .. } => {
-                source.get_ref().map_or(ErrorKind::Unavailable, |e| SourceError::kind_of(e))
-            }
+            Self::Source { source, .. } => source
+                .get_ref()
+                .map_or(ErrorKind::Unavailable, |e| SourceError::kind_of(e)),
             Self::Io { .. }
             | Self::Incomplete { .. }
             | Self::Changed { .. }
@@ -282,11 +292,19 @@ impl StorageError {
     }
 
     /// An I/O error with what was being done to which path; a missing file becomes [`NotFound`](Self::NotFound).
-    pub fn io(action: &'static str, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
+    pub fn io(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+        source: impl Into<io::Error>,
+    ) -> Self {
         let (path, source) = (path.into().display().to_string(), source.into());
         match source.kind() {
             io::ErrorKind::NotFound => Self::NotFound { path },
-            _ => Self::Io { action, path, source },
+            _ => Self::Io {
+                action,
+                path,
+                source,
+            },
         }
     }
 

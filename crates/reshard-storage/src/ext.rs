@@ -49,7 +49,11 @@ pub trait StoreExt: Store {
     }
 
     /// [`Recovery::finish_replacing`](crate::Recovery::finish_replacing), if the store has a `Recovery`.
-    fn finish_replacing(&self, left: &Leftover, files: &[Name]) -> impl Future<Output = Result<()>> + Send {
+    fn finish_replacing(
+        &self,
+        left: &Leftover,
+        files: &[Name],
+    ) -> impl Future<Output = Result<()>> + Send {
         async move {
             match self.recovery() {
                 Some(recovery) => recovery.finish_replacing(left, files).await,

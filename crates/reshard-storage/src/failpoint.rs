@@ -36,8 +36,12 @@ mod armed {
     ];
 
     /// Those of them that only a save meets which replaces something.
-    pub const REPLACING: &[&str] =
-        &["commit.ready", "commit.exchanged", "commit.carried", "commit.old_removed"];
+    pub const REPLACING: &[&str] = &[
+        "commit.ready",
+        "commit.exchanged",
+        "commit.carried",
+        "commit.old_removed",
+    ];
 
     /// Dies here if the environment says so.
     pub fn hit(step: &str) {

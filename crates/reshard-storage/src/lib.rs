@@ -23,9 +23,15 @@ mod failpoint;
 mod local;
 mod name;
 mod part;
-#[cfg_attr(not(feature = "local"), expect(dead_code, reason = "only local places use all of it"))]
+#[cfg_attr(
+    not(feature = "local"),
+    expect(dead_code, reason = "only local places use all of it")
+)]
 mod pool;
-#[cfg_attr(not(feature = "local"), expect(dead_code, reason = "only local places use all of it"))]
+#[cfg_attr(
+    not(feature = "local"),
+    expect(dead_code, reason = "only local places use all of it")
+)]
 mod record_read;
 mod recovery;
 mod run;
@@ -40,7 +46,9 @@ pub mod trail;
 mod trail;
 mod wait;
 
-pub use body::{Durability, Entry, Extent, FileBody, Length, Progress, Source, Written, WrittenExtent};
+pub use body::{
+    Durability, Entry, Extent, FileBody, Length, Progress, Source, Written, WrittenExtent,
+};
 pub use counting::{CountingStore, Counts};
 pub use error::{Result, StorageError};
 pub use ext::StoreExt;

@@ -17,8 +17,8 @@ mod url;
 mod write;
 
 use crate::{
-    Depth, Head, Hints, IfExists, Leftover, Link, Listing, Name, PlaceKind, Progress, RecordRead, Recovery,
-    Result, StorageError, Store, Traffic, Transaction, pool,
+    Depth, Head, Hints, IfExists, Leftover, Link, Listing, Name, PlaceKind, Progress, RecordRead,
+    Recovery, Result, StorageError, Store, Traffic, Transaction, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -68,7 +68,9 @@ impl LocalStore {
     pub fn open(url: &str) -> Result<Self> {
         match url.strip_prefix("file://") {
             Some(rest) => Self::at(url::path(rest).ok_or_else(|| {
-                StorageError::invalid(format!("{url}: a file URL has an absolute path: file:///dir/name"))
+                StorageError::invalid(format!(
+                    "{url}: a file URL has an absolute path: file:///dir/name"
+                ))
             })?),
             None => Self::at(url),
         }
@@ -84,7 +86,10 @@ impl LocalStore {
             return Err(StorageError::invalid("the path of a checkpoint is empty"));
         }
         let place = std::path::absolute(path).map_err(|e| StorageError::io("find", path, e))?;
-        Ok(Self { root: Root::new(place), home: None })
+        Ok(Self {
+            root: Root::new(place),
+            home: None,
+        })
     }
 
     /// The directory.
@@ -100,7 +105,11 @@ impl Store for LocalStore {
     }
 
     fn hints(&self) -> Hints {
-        Hints { part_size: 8 << 20, concurrency: pool::width(), coalesce_gap: read::GAP }
+        Hints {
+            part_size: 8 << 20,
+            concurrency: pool::width(),
+            coalesce_gap: read::GAP,
+        }
     }
 
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
@@ -140,7 +149,12 @@ impl Store for LocalStore {
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
         let root = self.root.clone();
         let held = pool::run_one(move || root.hold()).await?;
-        Ok(held.map(|root| Arc::new(Self { root, home: self.home.clone() }) as _))
+        Ok(held.map(|root| {
+            Arc::new(Self {
+                root,
+                home: self.home.clone(),
+            }) as _
+        }))
     }
 
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
@@ -148,7 +162,10 @@ impl Store for LocalStore {
         let found = pool::run_one(move || {
             let mut home = Home::find(&place)?;
             let root = Root::held(home.place.clone(), home.open()?);
-            Ok(Self { root, home: Some(Arc::new(home)) })
+            Ok(Self {
+                root,
+                home: Some(Arc::new(home)),
+            })
         });
         Ok(Some(Arc::new(found.await?)))
     }
@@ -171,7 +188,11 @@ impl Store for LocalStore {
     }
 
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        let (place, home, attempt) = (self.path().to_path_buf(), self.home.clone(), attempt.to_owned());
+        let (place, home, attempt) = (
+            self.path().to_path_buf(),
+            self.home.clone(),
+            attempt.to_owned(),
+        );
         let begin = move || match home {
             Some(home) => LocalTransaction::begin(&home, &attempt, if_exists),
             None => LocalTransaction::begin(&Home::find(&place)?, &attempt, if_exists),

@@ -24,7 +24,10 @@ impl Name {
     pub fn new(name: impl Into<Box<str>>) -> Result<Self> {
         let name = name.into();
         match fault(&name) {
-            Some(why) => Err(StorageError::Name { name: name.into(), why }),
+            Some(why) => Err(StorageError::Name {
+                name: name.into(),
+                why,
+            }),
             None => Ok(Self(name)),
         }
     }
@@ -94,11 +97,20 @@ mod tests {
 
     #[test]
     fn names_that_leave_the_directory_are_refused_and_named() {
-        for bad in ["", "/a", "..", "a/../b", "a//b", "a/", "./a", "a\\b", "a\0b", "C:x", "c:/x"] {
+        for bad in [
+            "", "/a", "..", "a/../b", "a//b", "a/", "./a", "a\\b", "a\0b", "C:x", "c:/x",
+        ] {
             let e = Name::new(bad).unwrap_err();
             assert!(e.to_string().contains(&format!("{bad:?}")), "{e}");
         }
-        for good in ["a", ".metadata", "__0_0.distcp", "a/b..c/d", "データ", "iter:1"] {
+        for good in [
+            "a",
+            ".metadata",
+            "__0_0.distcp",
+            "a/b..c/d",
+            "データ",
+            "iter:1",
+        ] {
             assert_eq!(Name::new(good).unwrap().to_string(), good);
         }
     }

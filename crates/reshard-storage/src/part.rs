@@ -1,6 +1,6 @@
 use crate::{
-    Depth, Entry, Head, Hints, IfExists, Link, Listing, Name, Progress, RecordRead, Result, StorageError,
-    Store, Traffic, Transaction,
+    Depth, Entry, Head, Hints, IfExists, Link, Listing, Name, Progress, RecordRead, Result,
+    StorageError, Store, Traffic, Transaction,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -34,23 +34,42 @@ pub struct PartStore {
 impl PartStore {
     /// One file of a folder. `url` opens it again.
     pub fn file(url: impl Into<String>, folder: Arc<dyn Store>, name: Name) -> Self {
-        Self { url: url.into(), folder, part: Ok(name) }
+        Self {
+            url: url.into(),
+            folder,
+            part: Ok(name),
+        }
     }
 
     /// The files of a folder itself whose names begin so. `url` opens them again.
-    pub fn prefix(url: impl Into<String>, folder: Arc<dyn Store>, prefix: impl Into<Box<str>>) -> Self {
-        Self { url: url.into(), folder, part: Err(prefix.into()) }
+    pub fn prefix(
+        url: impl Into<String>,
+        folder: Arc<dyn Store>,
+        prefix: impl Into<Box<str>>,
+    ) -> Self {
+        Self {
+            url: url.into(),
+            folder,
+            part: Err(prefix.into()),
+        }
     }
 
     /// What of its folder it is.
     pub fn kind(&self) -> PlaceKind {
-        if self.part.is_ok() { PlaceKind::File } else { PlaceKind::Prefix }
+        if self.part.is_ok() {
+            PlaceKind::File
+        } else {
+            PlaceKind::Prefix
+        }
     }
 
     /// The same part of another folder.
     #[must_use]
     pub fn of(&self, folder: Arc<dyn Store>) -> Self {
-        Self { folder, ..self.clone() }
+        Self {
+            folder,
+            ..self.clone()
+        }
     }
 
     /// The name in the folder of a file of this place. `None` if no file of this place can have such a name.
@@ -71,7 +90,9 @@ impl PartStore {
     }
 
     fn there(&self, name: &Name) -> Result<Name> {
-        self.outer(name).ok_or_else(|| StorageError::NotFound { path: format!("{name} of {}", self.url) })
+        self.outer(name).ok_or_else(|| StorageError::NotFound {
+            path: format!("{name} of {}", self.url),
+        })
     }
 }
 
@@ -89,7 +110,10 @@ impl Store for PartStore {
         self.folder.read(&self.there(name)?, range).await
     }
 
-    async fn read_ranges(&self, mut reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
+    async fn read_ranges(
+        &self,
+        mut reads: Vec<(Name, Range<u64>)>,
+    ) -> Result<(Vec<Bytes>, Traffic)> {
         for (name, _) in &mut reads {
             *name = self.there(name)?;
         }
@@ -110,11 +134,19 @@ impl Store for PartStore {
             _ if below.is_some() => {}
             Ok(name) => {
                 let head = self.folder.head(name).await?;
-                files.extend(head.map(|head| Entry { name: name.clone(), bytes: head.bytes }));
+                files.extend(head.map(|head| Entry {
+                    name: name.clone(),
+                    bytes: head.bytes,
+                }));
             }
             Err(_) => {
                 let all = self.folder.list(None, Depth::One).await?.files.into_iter();
-                files.extend(all.filter_map(|e| Some(Entry { name: self.inner(&e.name)?, ..e })));
+                files.extend(all.filter_map(|e| {
+                    Some(Entry {
+                        name: self.inner(&e.name)?,
+                        ..e
+                    })
+                }));
             }
         }
         Ok(Listing::of(files))
@@ -143,11 +175,21 @@ impl Store for PartStore {
 
     async fn links(&self) -> Result<Vec<Link>> {
         let all = self.folder.links().await?.into_iter();
-        Ok(all.filter_map(|link| Some(Link { name: self.inner(&link.name)?, ..link })).collect())
+        Ok(all
+            .filter_map(|link| {
+                Some(Link {
+                    name: self.inner(&link.name)?,
+                    ..link
+                })
+            })
+            .collect())
     }
 
     async fn join(&self, attempt: &str, _: Option<&str>) -> Result<Arc<dyn Transaction>> {
-        Err(StorageError::NotJoined { path: self.url(), attempt: attempt.to_owned() })
+        Err(StorageError::NotJoined {
+            path: self.url(),
+            attempt: attempt.to_owned(),
+        })
     }
 
     async fn begin(&self, _: &str, _: IfExists) -> Result<Arc<dyn Transaction>> {

@@ -98,10 +98,17 @@ impl Pool {
                         pool.work();
                     }
                 };
-                thread::Builder::new().name(format!("reshard-io-{i}")).spawn(work).is_ok()
+                thread::Builder::new()
+                    .name(format!("reshard-io-{i}"))
+                    .spawn(work)
+                    .is_ok()
             })
             .count();
-        let pool = Arc::new(Self { queues: Mutex::default(), wake: Condvar::new(), threads });
+        let pool = Arc::new(Self {
+            queues: Mutex::default(),
+            wake: Condvar::new(),
+            threads,
+        });
         for _ in 0..threads {
             if send.send(Arc::clone(&pool)).is_err() {
                 break;
@@ -115,9 +122,18 @@ impl Pool {
         loop {
             let mut queues = lock(&self.queues);
             let job = loop {
-                match queues.main.pop_front().or_else(|| queues.helpers.pop_front()) {
+                match queues
+                    .main
+                    .pop_front()
+                    .or_else(|| queues.helpers.pop_front())
+                {
                     Some(job) => break job,
-                    None => queues = self.wake.wait(queues).unwrap_or_else(PoisonError::into_inner),
+                    None => {
+                        queues = self
+                            .wake
+                            .wait(queues)
+                            .unwrap_or_else(PoisonError::into_inner)
+                    }
                 }
             };
             drop(queues);
@@ -188,7 +204,11 @@ impl<T: Send + 'static> Batch<T> {
             };
             me.ended(number, outcome);
         };
-        if self.inline { job() } else { POOL.push(turn, Box::new(job)) }
+        if self.inline {
+            job()
+        } else {
+            POOL.push(turn, Box::new(job))
+        }
     }
 
     fn ended(&self, number: usize, outcome: Option<Result<T>>) {
@@ -228,14 +248,26 @@ pub(crate) async fn run<T: Send + 'static>(
     first: impl FnOnce(&Arc<Batch<T>>) -> Result<T> + Send + 'static,
 ) -> Result<Vec<T>> {
     let (notify, ended) = oneshot::channel();
-    let state = State { started: 0, running: 0, done: Vec::new(), error: None, notify: Some(notify) };
+    let state = State {
+        started: 0,
+        running: 0,
+        done: Vec::new(),
+        error: None,
+        notify: Some(notify),
+    };
     // When no thread could be started: better slow than stuck.
     let inline = IN_POOL.get() || POOL.threads == 0;
-    let batch = Arc::new(Batch { stop: AtomicBool::new(false), inline, state: Mutex::new(state) });
+    let batch = Arc::new(Batch {
+        stop: AtomicBool::new(false),
+        inline,
+        state: Mutex::new(state),
+    });
     let guard = CallOff(batch);
     guard.0.spawn(Turn::Main, first);
     if ended.await.is_err() {
-        return Err(StorageError::Panicked { message: "the I/O threads are gone".into() });
+        return Err(StorageError::Panicked {
+            message: "the I/O threads are gone".into(),
+        });
     }
     let mut state = lock(&guard.0.state);
     if let Some((_, e)) = state.error.take() {
@@ -251,13 +283,19 @@ pub(crate) async fn run_one<T: Send + 'static>(
     task: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let mut all = run(move |_| task()).await?;
-    all.pop().ok_or_else(|| StorageError::Panicked { message: "a task ended without an outcome".into() })
+    all.pop().ok_or_else(|| StorageError::Panicked {
+        message: "a task ended without an outcome".into(),
+    })
 }
 
 fn panicked(payload: &(dyn Any + Send)) -> StorageError {
-    let text =
-        payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
-    StorageError::Panicked { message: text.unwrap_or("(no message)").into() }
+    let text = payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or(payload.downcast_ref::<String>().map(String::as_str));
+    StorageError::Panicked {
+        message: text.unwrap_or("(no message)").into(),
+    }
 }
 
 #[cfg(test)]
@@ -284,7 +322,9 @@ mod tests {
         // More waiting tasks than threads, each of them waiting for another round of tasks.
         let rounds = block_on(run(|batch| {
             for _ in 0..4 * width() {
-                batch.spawn(Turn::Main, |_| block_on(run_one(|| block_on(run_one(|| Ok(1))))));
+                batch.spawn(Turn::Main, |_| {
+                    block_on(run_one(|| block_on(run_one(|| Ok(1)))))
+                });
             }
             Ok(0)
         }));

@@ -24,17 +24,30 @@ pub struct Leftover {
 impl Leftover {
     /// A leftover at `path`, which `attempt` wrote.
     pub fn new(attempt: impl Into<String>, path: impl Into<String>) -> Self {
-        Self { attempt: attempt.into(), path: path.into(), replaced: false, bytes: 0, modified: None }
+        Self {
+            attempt: attempt.into(),
+            path: path.into(),
+            replaced: false,
+            bytes: 0,
+            modified: None,
+        }
     }
 
     /// Sets its contents.
     pub fn holding(self, bytes: u64, modified: Option<SystemTime>) -> Self {
-        Self { bytes, modified, ..self }
+        Self {
+            bytes,
+            modified,
+            ..self
+        }
     }
 
     /// Marks it as the version that the attempt replaced.
     pub fn replaced(self) -> Self {
-        Self { replaced: true, ..self }
+        Self {
+            replaced: true,
+            ..self
+        }
     }
 }
 

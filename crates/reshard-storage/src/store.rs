@@ -1,5 +1,6 @@
 use crate::{
-    Durability, Entry, FileBody, Name, PlaceKind, Progress, RecordRead, Recovery, Result, Traffic, Written,
+    Durability, Entry, FileBody, Name, PlaceKind, Progress, RecordRead, Recovery, Result, Traffic,
+    Written,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -19,7 +20,11 @@ pub struct Hints {
 
 impl Default for Hints {
     fn default() -> Self {
-        Self { part_size: 8 << 20, concurrency: 8, coalesce_gap: 4 << 10 }
+        Self {
+            part_size: 8 << 20,
+            concurrency: 8,
+            coalesce_gap: 4 << 10,
+        }
     }
 }
 
@@ -31,12 +36,18 @@ impl Hints {
 
     /// Sets the [`concurrency`](Self::concurrency).
     pub fn with_concurrency(self, concurrency: usize) -> Self {
-        Self { concurrency, ..self }
+        Self {
+            concurrency,
+            ..self
+        }
     }
 
     /// Sets the [`coalesce_gap`](Self::coalesce_gap).
     pub fn with_coalesce_gap(self, coalesce_gap: u64) -> Self {
-        Self { coalesce_gap, ..self }
+        Self {
+            coalesce_gap,
+            ..self
+        }
     }
 }
 
@@ -103,7 +114,9 @@ impl Listing {
         let prefix = folder.map_or_else(String::new, |folder| format!("{folder}/"));
         let (mut files, mut folders) = (Vec::new(), BTreeSet::new());
         for entry in all {
-            let Some(rest) = entry.name.as_str().strip_prefix(&*prefix) else { continue };
+            let Some(rest) = entry.name.as_str().strip_prefix(&*prefix) else {
+                continue;
+            };
             match rest.split_once('/') {
                 Some((folder, _)) if depth == Depth::One => {
                     folders.extend(Name::new(format!("{prefix}{folder}")));

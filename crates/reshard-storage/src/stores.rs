@@ -46,7 +46,12 @@ impl StoreScheme {
         origin_version: &'static str,
         open: fn(&str) -> Result<Arc<dyn Store>>,
     ) -> Self {
-        Self { scheme, origin, origin_version, open }
+        Self {
+            scheme,
+            origin,
+            origin_version,
+            open,
+        }
     }
 }
 
@@ -108,7 +113,10 @@ impl Stores {
 
     /// One place that is already open. Every URL means this place.
     pub fn only(store: Arc<dyn Store>) -> Self {
-        Self { only: Some(store), ..Self::default() }
+        Self {
+            only: Some(store),
+            ..Self::default()
+        }
     }
 
     /// Adds a scheme.
@@ -161,13 +169,20 @@ impl Stores {
 
     /// All schemes.
     fn names(&self) -> BTreeSet<&str> {
-        self.linked.keys().copied().chain(self.given.keys().map(String::as_str)).collect()
+        self.linked
+            .keys()
+            .copied()
+            .chain(self.given.keys().map(String::as_str))
+            .collect()
     }
 }
 
 impl fmt::Debug for Stores {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stores").field("schemes", &self.names()).field("only", &self.only).finish()
+        f.debug_struct("Stores")
+            .field("schemes", &self.names())
+            .field("only", &self.only)
+            .finish()
     }
 }
 
@@ -176,13 +191,18 @@ fn hint(scheme: &str) -> String {
     const OWN: &str = "link a crate that registers it (`use that_crate as _;`; docs/strategies.md says how to write one) or call \
                        `Stores::with`";
     match scheme {
-        "memory" => format!("The feature `testkit` of reshard-storage adds it, for tests; else {OWN}"),
-        "s3" | "s3a" | "gs" | "gcs" | "az" | "azure" | "abfs" | "abfss" | "http" | "https" | "hdfs" => {
+        "memory" => {
+            format!("The feature `testkit` of reshard-storage adds it, for tests; else {OWN}")
+        }
+        "s3" | "s3a" | "gs" | "gcs" | "az" | "azure" | "abfs" | "abfss" | "http" | "https"
+        | "hdfs" => {
             format!(
                 "No crate or feature of reshard serves it yet: use a directory, such as a mount of it, or {OWN}"
             )
         }
-        _ => format!("No crate or feature of reshard serves it; is it misspelt? Use a directory, or {OWN}"),
+        _ => format!(
+            "No crate or feature of reshard serves it; is it misspelt? Use a directory, or {OWN}"
+        ),
     }
 }
 
@@ -202,7 +222,11 @@ mod tests {
     #[test]
     fn an_unknown_scheme_lists_what_is_linked_and_says_what_would_add_it() {
         let said = |url: &str| Stores::linked().unwrap().open(url).unwrap_err().to_string();
-        let linked: Vec<_> = Stores::linked().unwrap().schemes().map(|s| s.scheme).collect();
+        let linked: Vec<_> = Stores::linked()
+            .unwrap()
+            .schemes()
+            .map(|s| s.scheme)
+            .collect();
         assert_eq!(
             said("s3://bucket/ckpt"),
             format!(
@@ -219,23 +243,35 @@ mod tests {
     #[test]
     fn two_claims_of_one_scheme_name_both_crates() {
         let mut s = Stores::linked().unwrap();
-        let mine = StoreScheme::new("file", "my-crate", "1.0.0", |u| Ok(Arc::new(LocalStore::open(u)?)));
+        let mine = StoreScheme::new("file", "my-crate", "1.0.0", |u| {
+            Ok(Arc::new(LocalStore::open(u)?))
+        });
         let e = s.register(mine).unwrap_err().to_string();
-        assert!(e.contains("reshard-storage") && e.contains("my-crate"), "{e}");
+        assert!(
+            e.contains("reshard-storage") && e.contains("my-crate"),
+            "{e}"
+        );
     }
 
     #[test]
     fn what_is_handed_in_comes_before_what_is_linked() {
-        let opener =
-            |at: &'static str| move |_: &str| -> Result<Arc<dyn Store>> { Ok(Arc::new(LocalStore::at(at)?)) };
-        let stores = Stores::linked().unwrap().with("file", opener("/mine")).with("own", opener("/own"));
+        let opener = |at: &'static str| {
+            move |_: &str| -> Result<Arc<dyn Store>> { Ok(Arc::new(LocalStore::at(at)?)) }
+        };
+        let stores = Stores::linked()
+            .unwrap()
+            .with("file", opener("/mine"))
+            .with("own", opener("/own"));
         let url = |stores: &Stores, of: &str| stores.open(of).map(|s| s.url());
         assert_eq!(url(&stores, "/a").unwrap(), "file:///mine");
         assert_eq!(url(&stores, "own://a").unwrap(), "file:///own");
         let e = url(&stores, "none://a").unwrap_err().to_string();
         assert!(e.contains("file,") && e.contains("own"), "{e}");
         // Another one of the same scheme.
-        assert_eq!(url(&stores.clone().with("own", opener("/b")), "own://a").unwrap(), "file:///b");
+        assert_eq!(
+            url(&stores.clone().with("own", opener("/b")), "own://a").unwrap(),
+            "file:///b"
+        );
         let only = Stores::only(Arc::new(LocalStore::at("/one").unwrap()));
         assert_eq!(url(&only, "none://a").unwrap(), "file:///one");
     }
@@ -244,8 +280,14 @@ mod tests {
     fn plain_paths_and_file_urls_are_local() {
         let s = Stores::linked().unwrap();
         assert_eq!(s.open("/tmp/x").unwrap().url(), "file:///tmp/x");
-        assert_eq!(s.open("file:///tmp/x y").unwrap().url(), "file:///tmp/x%20y");
-        assert_eq!(s.open("file:///tmp/x%20y").unwrap().url(), "file:///tmp/x%20y");
+        assert_eq!(
+            s.open("file:///tmp/x y").unwrap().url(),
+            "file:///tmp/x%20y"
+        );
+        assert_eq!(
+            s.open("file:///tmp/x%20y").unwrap().url(),
+            "file:///tmp/x%20y"
+        );
         assert_eq!(scheme_of("a/b://c"), None);
     }
 }

@@ -27,12 +27,21 @@ pub struct Traffic {
 impl Traffic {
     /// Items that were written, their bytes as stored, and the files in which they lie.
     pub fn written(items: u64, bytes: u64, files: u64) -> Self {
-        Self { items, bytes, files, ..Self::default() }
+        Self {
+            items,
+            bytes,
+            files,
+            ..Self::default()
+        }
     }
 
     /// Bytes that were read from files.
     pub fn read(bytes: u64, files: u64) -> Self {
-        Self { bytes, files, ..Self::default() }
+        Self {
+            bytes,
+            files,
+            ..Self::default()
+        }
     }
 }
 
@@ -41,7 +50,15 @@ impl Add for Traffic {
 
     fn add(self, other: Self) -> Self {
         // All of them, so that a new one is not forgotten.
-        let Self { items, needed, bytes, beside, requests, files, verified } = other;
+        let Self {
+            items,
+            needed,
+            bytes,
+            beside,
+            requests,
+            files,
+            verified,
+        } = other;
         Self {
             items: self.items + items,
             needed: self.needed + needed,

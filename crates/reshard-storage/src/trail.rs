@@ -8,8 +8,14 @@ use std::path::Path;
 use std::path::PathBuf;
 
 /// One thing that was done, and succeeded.
-#[cfg_attr(feature = "testkit", derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord))]
-#[cfg_attr(not(feature = "testkit"), expect(dead_code, unreachable_pub, reason = "only named, never made"))]
+#[cfg_attr(
+    feature = "testkit",
+    derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)
+)]
+#[cfg_attr(
+    not(feature = "testkit"),
+    expect(dead_code, unreachable_pub, reason = "only named, never made")
+)]
 pub enum Trace {
     /// The names in a directory were listed, to find what attempts have left there.
     Listed(PathBuf),
@@ -74,7 +80,10 @@ mod collect {
             return;
         }
         let trace = trace();
-        for (_, seen) in trails.iter_mut().filter(|(dir, _)| trace.path().starts_with(dir)) {
+        for (_, seen) in trails
+            .iter_mut()
+            .filter(|(dir, _)| trace.path().starts_with(dir))
+        {
             seen.push(trace.clone());
         }
     }
@@ -93,7 +102,11 @@ mod collect {
 
         /// What was done so far.
         pub fn seen(&self) -> Vec<Trace> {
-            trails().iter().find(|(dir, _)| *dir == self.0).map(|(_, seen)| seen.clone()).unwrap_or_default()
+            trails()
+                .iter()
+                .find(|(dir, _)| *dir == self.0)
+                .map(|(_, seen)| seen.clone())
+                .unwrap_or_default()
         }
     }
 

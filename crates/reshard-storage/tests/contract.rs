@@ -34,15 +34,22 @@ fn a_local_directory_keeps_the_contract() {
 fn a_place_in_memory_keeps_the_contract() {
     block_on(store_contract(|| Arc::new(MemoryStore::new())));
     // Small parts and no joining, as if every request were dear.
-    let hints = Hints::default().with_part_size(100).with_coalesce_gap(0).with_concurrency(3);
-    block_on(store_contract(|| Arc::new(MemoryStore::new().with_hints(hints))));
+    let hints = Hints::default()
+        .with_part_size(100)
+        .with_coalesce_gap(0)
+        .with_concurrency(3);
+    block_on(store_contract(|| {
+        Arc::new(MemoryStore::new().with_hints(hints))
+    }));
 }
 
 #[test]
 fn wrappers_keep_the_contract_of_what_they_wrap() {
     let dir = tempfile::tempdir().unwrap();
     let make = local(&dir);
-    block_on(store_contract(|| Arc::new(CountingStore::new(Arc::new(FaultStore::new(make()))))));
+    block_on(store_contract(|| {
+        Arc::new(CountingStore::new(Arc::new(FaultStore::new(make()))))
+    }));
 }
 
 #[test]
@@ -50,7 +57,12 @@ fn urls_open_stores_of_their_scheme() {
     static N: AtomicUsize = AtomicUsize::new(0);
     let stores = Stores::linked().unwrap();
     block_on(store_contract(|| {
-        stores.open(&format!("memory://contract-{}", N.fetch_add(1, Ordering::Relaxed))).unwrap()
+        stores
+            .open(&format!(
+                "memory://contract-{}",
+                N.fetch_add(1, Ordering::Relaxed)
+            ))
+            .unwrap()
     }));
     let schemes: Vec<_> = stores.schemes().map(|s| s.scheme).collect();
     assert_eq!(schemes, ["file", "memory"]);

@@ -27,9 +27,20 @@ fn save(place: &Path, byte: u8) {
         let if_exists = IfExists::Replace(["a", "d/b", "record"].map(name).into());
         let transaction = store.begin(&format!("by-{byte}"), if_exists).await.unwrap();
         let file = |n: &str| FileBody::from_bytes(name(n), vec![byte; 3 << 20].into());
-        transaction.write(vec![file("a"), file("d/b")], Durability::Machine, Progress::none()).await.unwrap();
         transaction
-            .commit(Some((name("record"), vec![byte; 9].into())), &[], Durability::Machine)
+            .write(
+                vec![file("a"), file("d/b")],
+                Durability::Machine,
+                Progress::none(),
+            )
+            .await
+            .unwrap();
+        transaction
+            .commit(
+                Some((name("record"), vec![byte; 9].into())),
+                &[],
+                Durability::Machine,
+            )
             .await
             .unwrap();
     });
@@ -86,7 +97,9 @@ fn a_crash_at_any_step_leaves_the_old_or_the_new_version() {
             if replacing {
                 save(&place, 1);
                 fs::create_dir(place.join("logs")).unwrap();
-                OTHERS.iter().for_each(|f| fs::write(place.join(f), f).unwrap());
+                OTHERS
+                    .iter()
+                    .for_each(|f| fs::write(place.join(f), f).unwrap());
             }
             let status = save_and_crash(&place, 2, step);
             if failpoint::REPLACING.contains(step) && !replacing {
@@ -106,14 +119,20 @@ fn a_crash_at_any_step_leaves_the_old_or_the_new_version() {
             for left in block_on(store.leftovers()).unwrap() {
                 assert_eq!(left.replaced, version(&place) == Some(2), "{step}");
                 match left.replaced {
-                    true => block_on(store.finish_replacing(&left, &["a", "d/b", "record"].map(name))),
+                    true => {
+                        block_on(store.finish_replacing(&left, &["a", "d/b", "record"].map(name)))
+                    }
                     false => block_on(store.remove_leftover(&left)),
                 }
                 .unwrap();
             }
             assert!(block_on(store.leftovers()).unwrap().is_empty());
             for other in OTHERS.iter().filter(|_| replacing) {
-                assert_eq!(fs::read_to_string(place.join(other)).unwrap(), *other, "{step}");
+                assert_eq!(
+                    fs::read_to_string(place.join(other)).unwrap(),
+                    *other,
+                    "{step}"
+                );
             }
             save(&place, 3);
             assert_eq!(version(&place), Some(3));
@@ -124,9 +143,13 @@ fn a_crash_at_any_step_leaves_the_old_or_the_new_version() {
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         }
         // The new version is there from the rename or exchange on, and not before; a save that never meets the step goes through.
-        let exchanged = failpoint::STEPS.iter().position(|s| *s == "commit.exchanged").unwrap();
-        let early =
-            failpoint::STEPS[..exchanged].iter().filter(|s| replacing || !failpoint::REPLACING.contains(s));
+        let exchanged = failpoint::STEPS
+            .iter()
+            .position(|s| *s == "commit.exchanged")
+            .unwrap();
+        let early = failpoint::STEPS[..exchanged]
+            .iter()
+            .filter(|s| replacing || !failpoint::REPLACING.contains(s));
         let early = early.count();
         assert_eq!((before, after), (early, failpoint::STEPS.len() - early));
     }

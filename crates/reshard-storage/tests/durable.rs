@@ -24,8 +24,9 @@ fn save(parent: &Path, place: &str, if_exists: IfExists, durability: Durability)
     block_on(async {
         let body = |n: &str| {
             // Several extents, taken by several threads.
-            let part =
-                || Box::new(bytes::Bytes::from(vec![7u8; 5 << 20])) as Box<dyn reshard_storage::Extent>;
+            let part = || {
+                Box::new(bytes::Bytes::from(vec![7u8; 5 << 20])) as Box<dyn reshard_storage::Extent>
+            };
             FileBody::new(name(n), vec![part(), part()])
         };
         let begun = store.begin("x", if_exists).await.unwrap();
@@ -33,9 +34,15 @@ fn save(parent: &Path, place: &str, if_exists: IfExists, durability: Durability)
         let ranks = [begun, joined];
         for (transaction, files) in ranks.iter().zip([["a", "sub/b"], ["c", "sub/deep/d"]]) {
             let files = files.into_iter().map(body).collect();
-            transaction.write(files, durability, Progress::none()).await.unwrap();
+            transaction
+                .write(files, durability, Progress::none())
+                .await
+                .unwrap();
         }
-        ranks[0].commit(Some((name("record"), vec![1].into())), &[], durability).await.unwrap();
+        ranks[0]
+            .commit(Some((name("record"), vec![1].into())), &[], durability)
+            .await
+            .unwrap();
     });
     trail.seen()
 }
@@ -57,23 +64,46 @@ fn check(trail: &[Trace], parent: &Path, built: &Path, place: &Path) {
         let wrote = last(trail, |t| *t == Trace::Wrote(file.clone())).unwrap();
         let sync = first(trail, |t| *t == Trace::SyncedFile(file.clone()))
             .unwrap_or_else(|| panic!("{} was never synced", file.display()));
-        assert!(wrote < sync && sync < renamed, "{}: written, synced, then committed", file.display());
+        assert!(
+            wrote < sync && sync < renamed,
+            "{}: written, synced, then committed",
+            file.display()
+        );
         synced.push((sync, file));
     }
     // The record comes when all others are on the disk.
     let (record, others) = synced.split_last().unwrap();
     assert!(others.iter().all(|(at, _)| *at < record.0));
     let wrote_record = first(trail, |t| *t == Trace::Wrote(record.1.clone())).unwrap();
-    assert!(others.iter().all(|(at, _)| *at < wrote_record), "the record is written last");
+    assert!(
+        others.iter().all(|(at, _)| *at < wrote_record),
+        "the record is written last"
+    );
     for (at, file) in &synced {
         // Every directory on the way to a file names it on the disk before anybody can see it.
-        for dir in file.ancestors().skip(1).take_while(|d| d.starts_with(built)) {
-            let sync = last(&trail[..renamed], |t| *t == Trace::SyncedDirectory(dir.into()));
-            assert!(sync.is_some_and(|s| s > *at), "{} is synced after {}", dir.display(), file.display());
+        for dir in file
+            .ancestors()
+            .skip(1)
+            .take_while(|d| d.starts_with(built))
+        {
+            let sync = last(&trail[..renamed], |t| {
+                *t == Trace::SyncedDirectory(dir.into())
+            });
+            assert!(
+                sync.is_some_and(|s| s > *at),
+                "{} is synced after {}",
+                dir.display(),
+                file.display()
+            );
         }
     }
-    let after = first(&trail[renamed..], |t| *t == Trace::SyncedDirectory(parent.into()));
-    assert!(after.is_some(), "the name of the new version is on the disk");
+    let after = first(&trail[renamed..], |t| {
+        *t == Trace::SyncedDirectory(parent.into())
+    });
+    assert!(
+        after.is_some(),
+        "the name of the new version is on the disk"
+    );
 }
 
 #[test]
@@ -97,8 +127,15 @@ fn a_version_that_replaces_another_is_on_the_disk_before_the_old_one_is_removed(
     let trail = save(&parent, "ckpt", replace, Durability::Machine);
     check(&trail, &parent, &parent.join(".ckpt.x.tmp"), &place);
     // What was carried over to the new version has its name there, too.
-    let renamed = first(&trail, |t| matches!(t, Trace::Renamed(_, to) if *to == place)).unwrap();
-    assert!(trail[renamed..].contains(&Trace::SyncedDirectory(place.clone())), "{trail:?}");
+    let renamed = first(
+        &trail,
+        |t| matches!(t, Trace::Renamed(_, to) if *to == place),
+    )
+    .unwrap();
+    assert!(
+        trail[renamed..].contains(&Trace::SyncedDirectory(place.clone())),
+        "{trail:?}"
+    );
     assert!(place.join("README").exists() && !place.join("old").exists());
 }
 
@@ -116,17 +153,27 @@ fn a_file_that_is_linked_from_another_place_is_on_the_disk_before_the_version_is
         block_on(async {
             let transaction = new.begin("x", IfExists::Refuse).await.unwrap();
             let copy = FileBody::copy_of(name("sub/b"), old, name("a"));
-            transaction.write(vec![copy], durability, Progress::none()).await.unwrap();
+            transaction
+                .write(vec![copy], durability, Progress::none())
+                .await
+                .unwrap();
             transaction.commit(None, &[], durability).await.unwrap();
         });
         let trail = trail.seen();
         let file = parent.join(".new.x.tmp/sub/b");
         let at = |step: Trace| first(&trail, |t| *t == step);
         let linked = at(Trace::Linked(file.clone())).unwrap();
-        let synced =
-            [at(Trace::SyncedFile(file.clone())), at(Trace::SyncedDirectory(file.parent().unwrap().into()))];
+        let synced = [
+            at(Trace::SyncedFile(file.clone())),
+            at(Trace::SyncedDirectory(file.parent().unwrap().into())),
+        ];
         let waits = durability == Durability::Machine;
-        assert!(synced.iter().all(|s| s.is_some_and(|s| s > linked) == waits), "{durability:?}: {trail:?}");
+        assert!(
+            synced
+                .iter()
+                .all(|s| s.is_some_and(|s| s > linked) == waits),
+            "{durability:?}: {trail:?}"
+        );
     }
 }
 
@@ -142,11 +189,16 @@ fn a_file_that_is_copied_from_another_store_is_on_the_disk_when_it_is_written() 
         block_on(async {
             let transaction = new.begin("x", IfExists::Refuse).await.unwrap();
             let copy = FileBody::copy_of(name("b"), Arc::new(old), name("a"));
-            transaction.write(vec![copy], durability, Progress::none()).await.unwrap();
+            transaction
+                .write(vec![copy], durability, Progress::none())
+                .await
+                .unwrap();
             transaction.commit(None, &[], durability).await.unwrap();
         });
         assert_eq!(fs::read(parent.join("new/b")).unwrap(), b"in memory");
-        let synced = trail.seen().contains(&Trace::SyncedFile(parent.join(".new.x.tmp/b")));
+        let synced = trail
+            .seen()
+            .contains(&Trace::SyncedFile(parent.join(".new.x.tmp/b")));
         assert_eq!(synced, durability == Durability::Machine);
     }
 }
@@ -155,11 +207,20 @@ fn a_file_that_is_copied_from_another_store_is_on_the_disk_when_it_is_written() 
 fn directories_made_for_a_place_are_named_on_the_disk() {
     let dir = tempfile::tempdir().unwrap();
     let parent = fs::canonicalize(dir.path()).unwrap();
-    let trail = save(&parent, "runs/7/ckpt", IfExists::Refuse, Durability::Machine);
+    let trail = save(
+        &parent,
+        "runs/7/ckpt",
+        IfExists::Refuse,
+        Durability::Machine,
+    );
     for made in ["runs", "runs/7"].map(|d| parent.join(d)) {
         let at = first(&trail, |t| *t == Trace::Made(made.clone())).unwrap();
         let above: PathBuf = made.parent().unwrap().into();
-        assert!(trail[at..].contains(&Trace::SyncedDirectory(above)), "{}", made.display());
+        assert!(
+            trail[at..].contains(&Trace::SyncedDirectory(above)),
+            "{}",
+            made.display()
+        );
     }
 }
 
@@ -169,7 +230,9 @@ fn a_save_that_need_only_outlive_the_process_waits_for_no_disk() {
     let parent = fs::canonicalize(dir.path()).unwrap();
     let trail = save(&parent, "ckpt", IfExists::Refuse, Durability::Process);
     assert!(trail.iter().any(|t| matches!(t, Trace::Wrote(_))));
-    let synced: Vec<_> =
-        trail.iter().filter(|t| matches!(t, Trace::SyncedFile(_) | Trace::SyncedDirectory(_))).collect();
+    let synced: Vec<_> = trail
+        .iter()
+        .filter(|t| matches!(t, Trace::SyncedFile(_) | Trace::SyncedDirectory(_)))
+        .collect();
     assert!(synced.is_empty(), "{synced:?}");
 }

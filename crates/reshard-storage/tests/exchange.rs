@@ -19,9 +19,16 @@ fn save(place: &Path, attempt: &str, byte: u8) {
         let if_exists = IfExists::Replace([name("data"), name("record")].into());
         let transaction = store.begin(attempt, if_exists).await.unwrap();
         let body = FileBody::from_bytes(name("data"), vec![byte; 10].into());
-        let written = transaction.write(vec![body], Durability::Machine, Progress::none()).await.unwrap();
+        let written = transaction
+            .write(vec![body], Durability::Machine, Progress::none())
+            .await
+            .unwrap();
         transaction
-            .commit(Some((name("record"), vec![byte].into())), &[written[0].entry()], Durability::Machine)
+            .commit(
+                Some((name("record"), vec![byte].into())),
+                &[written[0].entry()],
+                Durability::Machine,
+            )
             .await
             .unwrap();
     });
@@ -30,7 +37,8 @@ fn save(place: &Path, attempt: &str, byte: u8) {
 /// Names that come and go in a directory while something is done, in order; those of one rename have the same number.
 fn seen(dir: &Path, work: impl FnOnce()) -> Vec<(String, &'static str, usize)> {
     let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
-    let kinds = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVED_FROM | WatchFlags::MOVED_TO;
+    let kinds =
+        WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVED_FROM | WatchFlags::MOVED_TO;
     inotify::add_watch(&watch, dir, kinds).unwrap();
     work();
     let (mut out, mut cookies) = (Vec::new(), Vec::new());
@@ -48,13 +56,20 @@ fn seen(dir: &Path, work: impl FnOnce()) -> Vec<(String, &'static str, usize)> {
             cookies.push(event.cookie());
         }
         let number = cookies.iter().position(|c| *c == event.cookie()).unwrap();
-        out.push((event.file_name().unwrap().to_str().unwrap().to_owned(), kind, number));
+        out.push((
+            event.file_name().unwrap().to_str().unwrap().to_owned(),
+            kind,
+            number,
+        ));
     }
     out
 }
 
 fn told<'e>(events: &'e [(String, &'static str, usize)]) -> Vec<(&'e str, &'static str, usize)> {
-    events.iter().map(|(name, kind, number)| (name.as_str(), *kind, *number)).collect()
+    events
+        .iter()
+        .map(|(name, kind, number)| (name.as_str(), *kind, *number))
+        .collect()
 }
 
 #[test]
@@ -91,5 +106,12 @@ fn a_first_version_comes_to_its_place_by_one_rename() {
     let dir = tempfile::tempdir().unwrap();
     let parent = fs::canonicalize(dir.path()).unwrap();
     let events = seen(&parent, || save(&parent.join("x"), "first", 1));
-    assert_eq!(told(&events), [(".x.first.tmp", "made", 0), (".x.first.tmp", "from", 1), ("x", "to", 1)]);
+    assert_eq!(
+        told(&events),
+        [
+            (".x.first.tmp", "made", 0),
+            (".x.first.tmp", "from", 1),
+            ("x", "to", 1)
+        ]
+    );
 }

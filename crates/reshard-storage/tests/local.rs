@@ -29,14 +29,24 @@ fn save(store: &LocalStore, attempt: &str, if_exists: IfExists, byte: u8) -> Res
     block_on(async {
         let transaction = store.begin(attempt, if_exists).await?;
         let body = FileBody::from_bytes(name("data"), vec![byte; 10].into());
-        transaction.write(vec![body], Durability::Machine, Progress::none()).await?;
-        transaction.commit(Some((name("record"), vec![byte].into())), &[], Durability::Machine).await
+        transaction
+            .write(vec![body], Durability::Machine, Progress::none())
+            .await?;
+        transaction
+            .commit(
+                Some((name("record"), vec![byte].into())),
+                &[],
+                Durability::Machine,
+            )
+            .await
     })
 }
 
 fn listed(dir: &Path) -> Vec<String> {
-    let mut all: Vec<_> =
-        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut all: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     all.sort();
     all
 }
@@ -46,7 +56,13 @@ fn an_empty_directory_is_filled_and_missing_ones_above_are_made() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("empty")).unwrap();
     for place in ["empty", "a/b/c"] {
-        save(&LocalStore::at(dir.path().join(place)).unwrap(), "x", IfExists::Refuse, 1).unwrap();
+        save(
+            &LocalStore::at(dir.path().join(place)).unwrap(),
+            "x",
+            IfExists::Refuse,
+            1,
+        )
+        .unwrap();
         assert_eq!(listed(&dir.path().join(place)), ["data", "record"]);
     }
     assert_eq!(listed(dir.path()), ["a", "empty"]);
@@ -64,7 +80,11 @@ fn what_lies_there_is_refused_unless_it_is_to_be_replaced() {
     save(&store, "one", IfExists::Refuse, 1).unwrap();
     let e = save(&store, "two", IfExists::Refuse, 2).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Exists);
-    assert!(e.to_string().contains(dir.path().join("x").to_str().unwrap()), "{e}");
+    assert!(
+        e.to_string()
+            .contains(dir.path().join("x").to_str().unwrap()),
+        "{e}"
+    );
     assert_eq!(listed(dir.path()), ["x"]);
     save(&store, "three", replace(), 3).unwrap();
     assert_eq!(listed(dir.path()), ["x"]);
@@ -93,13 +113,26 @@ fn a_link_stays_and_what_it_points_to_is_written() {
     let store = LocalStore::at(dir.path().join("latest")).unwrap();
     for (i, attempt) in ["a", "b"].into_iter().enumerate() {
         save(&store, attempt, replace(), i as u8).unwrap();
-        assert!(fs::symlink_metadata(dir.path().join("latest")).unwrap().is_symlink());
-        assert_eq!(fs::read(dir.path().join("real/ckpt/record")).unwrap(), [i as u8]);
+        assert!(
+            fs::symlink_metadata(dir.path().join("latest"))
+                .unwrap()
+                .is_symlink()
+        );
+        assert_eq!(
+            fs::read(dir.path().join("real/ckpt/record")).unwrap(),
+            [i as u8]
+        );
         assert_eq!(listed(&dir.path().join("real")), ["ckpt"]);
         assert_eq!(block_on(store.files()).unwrap().len(), 2);
     }
     std::os::unix::fs::symlink("around", dir.path().join("around")).unwrap();
-    let e = save(&LocalStore::at(dir.path().join("around")).unwrap(), "a", IfExists::Refuse, 1).unwrap_err();
+    let e = save(
+        &LocalStore::at(dir.path().join("around")).unwrap(),
+        "a",
+        IfExists::Refuse,
+        1,
+    )
+    .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
 }
 
@@ -107,7 +140,9 @@ fn a_link_stays_and_what_it_points_to_is_written() {
 fn a_rank_joins_where_the_version_was_begun_wherever_a_link_leads_by_now() {
     let dir = tempfile::tempdir().unwrap();
     let link = dir.path().join("latest");
-    ["one", "two"].iter().for_each(|d| fs::create_dir(dir.path().join(d)).unwrap());
+    ["one", "two"]
+        .iter()
+        .for_each(|d| fs::create_dir(dir.path().join(d)).unwrap());
     for place in ["latest", "latest/ckpt"] {
         std::os::unix::fs::symlink("one", &link).unwrap();
         let store = LocalStore::at(dir.path().join(place)).unwrap();
@@ -124,11 +159,21 @@ fn a_rank_joins_where_the_version_was_begun_wherever_a_link_leads_by_now() {
             for (transaction, file) in [(&begun, "mine"), (&joined, "theirs")] {
                 let body = FileBody::from_bytes(name(file), vec![1; 10].into());
                 written.extend(
-                    transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap(),
+                    transaction
+                        .write(vec![body], Durability::Process, Progress::none())
+                        .await
+                        .unwrap(),
                 );
             }
             let files: Vec<_> = written.iter().map(Written::entry).collect();
-            begun.commit(Some((name("record"), vec![1].into())), &files, Durability::Process).await.unwrap();
+            begun
+                .commit(
+                    Some((name("record"), vec![1].into())),
+                    &files,
+                    Durability::Process,
+                )
+                .await
+                .unwrap();
         });
         fs::remove_file(&link).unwrap();
         let made = dir.path().join(place.replace("latest", "one"));
@@ -152,41 +197,80 @@ fn a_mounted_root_is_refused_before_anything_is_written() {
 #[test]
 fn leftovers_are_those_of_this_place_only() {
     let dir = tempfile::tempdir().unwrap();
-    for d in
-        [".x.one.tmp", ".x.two.tmp", ".x.four.1-2.old", ".x.y.one.tmp", ".xx.one.tmp", ".x..tmp", "x.one.tmp"]
-    {
+    for d in [
+        ".x.one.tmp",
+        ".x.two.tmp",
+        ".x.four.1-2.old",
+        ".x.y.one.tmp",
+        ".xx.one.tmp",
+        ".x..tmp",
+        "x.one.tmp",
+    ] {
         fs::create_dir(dir.path().join(d)).unwrap();
     }
     // A version that was replaced has its number in its name.
     let three = dir.path().join("three");
     fs::create_dir(&three).unwrap();
     let number = fs::metadata(&three).unwrap().ino();
-    fs::rename(&three, dir.path().join(format!(".x.three.1-{number:x}.old"))).unwrap();
+    fs::rename(
+        &three,
+        dir.path().join(format!(".x.three.1-{number:x}.old")),
+    )
+    .unwrap();
     let ours = dir.path().join(".x.one.tmp/data");
     fs::write(&ours, [0; 7]).unwrap();
     let when = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
-    fs::File::options().write(true).open(&ours).unwrap().set_modified(when).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(&ours)
+        .unwrap()
+        .set_modified(when)
+        .unwrap();
     // What bears such a name and is no directory is not ours.
     fs::write(dir.path().join(".x.five.tmp"), "").unwrap();
-    std::os::unix::fs::symlink(dir.path().join(".xx.one.tmp"), dir.path().join(".x.six.tmp")).unwrap();
+    std::os::unix::fs::symlink(
+        dir.path().join(".xx.one.tmp"),
+        dir.path().join(".x.six.tmp"),
+    )
+    .unwrap();
     let store = LocalStore::at(dir.path().join("x")).unwrap();
     let left = block_on(store.leftovers()).unwrap();
-    let told: Vec<_> = left.iter().map(|l| (l.attempt.as_str(), l.replaced, l.bytes)).collect();
-    assert_eq!(told, [("one", false, 7), ("three", true, 0), ("two", false, 0)]);
+    let told: Vec<_> = left
+        .iter()
+        .map(|l| (l.attempt.as_str(), l.replaced, l.bytes))
+        .collect();
+    assert_eq!(
+        told,
+        [("one", false, 7), ("three", true, 0), ("two", false, 0)]
+    );
     assert!(left[0].path.ends_with("/.x.one.tmp"));
     assert_eq!(left[0].modified, Some(when));
     block_on(store.remove_leftover(&left[0])).unwrap();
     block_on(store.remove_leftover(&left[1])).unwrap();
-    assert_eq!(block_on(store.leftovers()).unwrap().len(), 2, "a replaced version may hold files of others");
+    assert_eq!(
+        block_on(store.leftovers()).unwrap().len(),
+        2,
+        "a replaced version may hold files of others"
+    );
     let four = dir.path().join(".x.four.1-2.old").display().to_string();
     block_on(store.finish_replacing(&Leftover::new("four", four).replaced(), &[])).unwrap();
-    assert!(dir.path().join(".x.four.1-2.old").exists(), "another directory than the one that is meant");
+    assert!(
+        dir.path().join(".x.four.1-2.old").exists(),
+        "another directory than the one that is meant"
+    );
     for bad in ["", "../x", "a.b", "a/b"] {
         assert_eq!(
-            block_on(store.remove_leftover(&Leftover::new(bad, "/x"))).unwrap_err().kind(),
+            block_on(store.remove_leftover(&Leftover::new(bad, "/x")))
+                .unwrap_err()
+                .kind(),
             ErrorKind::Invalid
         );
-        assert_eq!(block_on(store.begin(bad, IfExists::Refuse)).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(
+            block_on(store.begin(bad, IfExists::Refuse))
+                .unwrap_err()
+                .kind(),
+            ErrorKind::Invalid
+        );
     }
 }
 
@@ -201,7 +285,12 @@ fn a_leftover_is_removed_only_under_its_own_name_and_beside_its_place() {
         let path = dir.path().join(name).display().to_string();
         block_on(store.remove_leftover(&Leftover::new(attempt, path))).unwrap();
     };
-    for (attempt, name) in [("one", ".x.two.tmp"), ("one", ".y.one.tmp"), ("one", "x"), ("one", "..")] {
+    for (attempt, name) in [
+        ("one", ".x.two.tmp"),
+        ("one", ".y.one.tmp"),
+        ("one", "x"),
+        ("one", ".."),
+    ] {
         remove(attempt, name);
     }
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 4);
@@ -228,7 +317,11 @@ fn the_names_beside_a_place_are_listed_once_however_many_leftovers_are_removed()
         block_on(store.remove_leftover(&left)).unwrap();
         block_on(store.finish_replacing(&left, &[])).unwrap();
     }
-    let listings = trail.seen().into_iter().filter(|t| matches!(t, Trace::Listed(_))).count();
+    let listings = trail
+        .seen()
+        .into_iter()
+        .filter(|t| matches!(t, Trace::Listed(_)))
+        .count();
     assert_eq!((listings, fs::read_dir(&home).unwrap().count()), (1, 1));
 }
 
@@ -236,10 +329,20 @@ fn the_names_beside_a_place_are_listed_once_however_many_leftovers_are_removed()
 fn a_named_pipe_does_not_block_a_reader() {
     let dir = tempfile::tempdir().unwrap();
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-    rustix::fs::mknodat(rustix::fs::CWD, dir.path().join("p"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        dir.path().join("p"),
+        rustix::fs::FileType::Fifo,
+        mode,
+        0,
+    )
+    .unwrap();
     let store = LocalStore::at(dir.path()).unwrap();
     let e = block_on(store.read(&name("p"), 0..1)).unwrap_err();
-    assert!(e.kind() == ErrorKind::Corrupt && e.to_string().contains("named pipe"), "{e}");
+    assert!(
+        e.kind() == ErrorKind::Corrupt && e.to_string().contains("named pipe"),
+        "{e}"
+    );
     assert!(block_on(store.files()).unwrap().is_empty());
     assert_eq!(block_on(store.len(&name("p"))).unwrap(), None);
 }
@@ -254,8 +357,15 @@ fn a_place_may_have_any_name() {
     save(&store, "two", replace(), 2).unwrap();
     assert_eq!(fs::read(dir.path().join(name).join("record")).unwrap(), [2]);
     let left = block_on(store.leftovers()).unwrap();
-    assert_eq!(left.iter().map(|l| l.attempt.as_str()).collect::<Vec<_>>(), ["dead"]);
-    assert!(LocalStore::open(&left[0].path).unwrap().path().is_dir(), "{}", left[0].path);
+    assert_eq!(
+        left.iter().map(|l| l.attempt.as_str()).collect::<Vec<_>>(),
+        ["dead"]
+    );
+    assert!(
+        LocalStore::open(&left[0].path).unwrap().path().is_dir(),
+        "{}",
+        left[0].path
+    );
     block_on(store.remove_leftover(&left[0])).unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
@@ -271,10 +381,17 @@ fn removing_follows_no_link() {
     let store = LocalStore::at(dir.path().join("x")).unwrap();
     // Whether that is an error or nothing at all: what lies behind the link stays.
     let outcome = block_on(store.remove(&[name("d/data")]));
-    assert_eq!(fs::read(dir.path().join("mine/data")).unwrap(), b"mine", "{outcome:?}");
+    assert_eq!(
+        fs::read(dir.path().join("mine/data")).unwrap(),
+        b"mine",
+        "{outcome:?}"
+    );
     block_on(store.remove(&[name("link")])).unwrap();
     assert_eq!(
-        (listed(&dir.path().join("x")), listed(&dir.path().join("mine"))),
+        (
+            listed(&dir.path().join("x")),
+            listed(&dir.path().join("mine"))
+        ),
         (vec!["d".into()], vec!["data".into()])
     );
 }
@@ -307,12 +424,31 @@ fn a_link_to_a_file_is_that_file_and_one_to_a_directory_is_not_entered() {
             );
             assert_eq!(store.len(&behind).await.unwrap(), None);
             assert_eq!(store.modified(&behind).await.unwrap(), None);
-            let all: Vec<_> = store.files().await.unwrap().into_iter().map(|e| (e.name, e.bytes)).collect();
-            assert_eq!(all, [("file", 5), ("sub/data", 5), ("sub/file", 5)].map(|(n, b)| (name(n), b)));
+            let all: Vec<_> = store
+                .files()
+                .await
+                .unwrap()
+                .into_iter()
+                .map(|e| (e.name, e.bytes))
+                .collect();
+            assert_eq!(
+                all,
+                [("file", 5), ("sub/data", 5), ("sub/file", 5)].map(|(n, b)| (name(n), b))
+            );
             let links = store.links().await.unwrap();
-            let links: Vec<_> = links.iter().map(|l| (l.name.as_str(), &*l.target, l.followed)).collect();
+            let links: Vec<_> = links
+                .iter()
+                .map(|l| (l.name.as_str(), &*l.target, l.followed))
+                .collect();
             let dir = ("dir", "../other", false);
-            assert_eq!(links, [dir, ("file", "../other/data", true), ("sub/file", "../../other/data", true)]);
+            assert_eq!(
+                links,
+                [
+                    dir,
+                    ("file", "../other/data", true),
+                    ("sub/file", "../../other/data", true)
+                ]
+            );
         }
     });
 }
@@ -322,7 +458,12 @@ fn when_a_file_changed_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let when = SystemTime::UNIX_EPOCH + Duration::new(1_234_567, 890);
     fs::write(dir.path().join("a"), "a").unwrap();
-    fs::File::options().write(true).open(dir.path().join("a")).unwrap().set_modified(when).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(dir.path().join("a"))
+        .unwrap()
+        .set_modified(when)
+        .unwrap();
     fs::create_dir(dir.path().join("d")).unwrap();
     let store = LocalStore::at(dir.path()).unwrap();
     assert_eq!(block_on(store.modified(&name("a"))).unwrap(), Some(when));
@@ -375,15 +516,31 @@ fn many_ranks_whose_bytes_come_from_another_store_do_not_wait_for_each_other() {
     block_on(async {
         let transaction = copy.begin("a", IfExists::Refuse).await.unwrap();
         let writes = (0..16).map(|rank| {
-            let extents =
-                (0..100).map(|i| Box::new(Lazy(source.clone(), i * 1_000, (i + 1) * 1_000)) as _).collect();
+            let extents = (0..100)
+                .map(|i| Box::new(Lazy(source.clone(), i * 1_000, (i + 1) * 1_000)) as _)
+                .collect();
             let body = FileBody::new(name(&format!("{rank}")), extents);
             transaction.write(vec![body], Durability::Process, Progress::none())
         });
-        join_all(writes).await.into_iter().for_each(|w| assert_eq!(w.unwrap()[0].bytes, 100_000));
-        transaction.commit(Some((name("record"), Bytes::new())), &[], Durability::Process).await.unwrap();
+        join_all(writes)
+            .await
+            .into_iter()
+            .for_each(|w| assert_eq!(w.unwrap()[0].bytes, 100_000));
+        transaction
+            .commit(
+                Some((name("record"), Bytes::new())),
+                &[],
+                Durability::Process,
+            )
+            .await
+            .unwrap();
         for rank in 0..16 {
-            assert_eq!(copy.read(&name(&format!("{rank}")), 0..100_000).await.unwrap(), bytes);
+            assert_eq!(
+                copy.read(&name(&format!("{rank}")), 0..100_000)
+                    .await
+                    .unwrap(),
+                bytes
+            );
         }
     });
 }
@@ -408,10 +565,13 @@ impl Extent for Odd {
 fn blocks_of_any_size_arrive_whole() {
     let dir = tempfile::tempdir().unwrap();
     let store = LocalStore::at(dir.path().join("x")).unwrap();
-    let bytes: Bytes = (0..30_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
+    let bytes: Bytes = (0..30_000_000u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8)
+        .collect();
     block_on(async {
         let transaction = store.begin("a", IfExists::Refuse).await.unwrap();
-        let mut extents: Vec<Box<dyn Extent>> = vec![Box::new(Odd(bytes.clone(), 0)), Box::new(Bytes::new())];
+        let mut extents: Vec<Box<dyn Extent>> =
+            vec![Box::new(Odd(bytes.clone(), 0)), Box::new(Bytes::new())];
         extents.extend((0..5_000).map(|i| Box::new(bytes.slice(i * 7..i * 7 + i % 300)) as _));
         extents.push(Box::new(Odd(bytes.slice(..2_000_000), 3)));
         let want: Vec<u8> = bytes
@@ -421,11 +581,22 @@ fn blocks_of_any_size_arrive_whole() {
             .chain(bytes.slice(..2_000_000))
             .collect();
         let written = transaction
-            .write(vec![FileBody::new(name("a"), extents)], Durability::Process, Progress::none())
+            .write(
+                vec![FileBody::new(name("a"), extents)],
+                Durability::Process,
+                Progress::none(),
+            )
             .await
             .unwrap();
         assert_eq!(written[0].bytes, want.len() as u64);
-        transaction.commit(Some((name("record"), Bytes::new())), &[], Durability::Process).await.unwrap();
+        transaction
+            .commit(
+                Some((name("record"), Bytes::new())),
+                &[],
+                Durability::Process,
+            )
+            .await
+            .unwrap();
         assert!(store.read(&name("a"), 0..want.len() as u64).await.unwrap() == want);
     });
 }
@@ -449,7 +620,10 @@ fn an_extent_that_panics_is_an_error_and_nothing_is_committed() {
     block_on(async {
         let transaction = store.begin("a", IfExists::Refuse).await.unwrap();
         let body = FileBody::new(name("a"), vec![Box::new(Panics)]);
-        let e = transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap_err();
+        let e = transaction
+            .write(vec![body], Durability::Process, Progress::none())
+            .await
+            .unwrap_err();
         assert_eq!(e.to_string(), "an I/O task panicked: a broken extent");
         transaction.rollback().await.unwrap();
     });
@@ -462,9 +636,14 @@ fn a_version_is_committed_once() {
     let store = LocalStore::at(dir.path().join("x")).unwrap();
     block_on(async {
         let transaction = store.begin("a", replace()).await.unwrap();
-        transaction.commit(Some((name("r"), Bytes::new())), &[], Durability::Process).await.unwrap();
-        let e =
-            transaction.commit(Some((name("r"), Bytes::new())), &[], Durability::Process).await.unwrap_err();
+        transaction
+            .commit(Some((name("r"), Bytes::new())), &[], Durability::Process)
+            .await
+            .unwrap();
+        let e = transaction
+            .commit(Some((name("r"), Bytes::new())), &[], Durability::Process)
+            .await
+            .unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Invalid, "{e}");
     });
 }
@@ -476,14 +655,27 @@ fn of_attempts_that_race_for_a_free_place_one_wins() {
     let threads: Vec<_> = (0..8u8)
         .map(|i| {
             let store = Arc::clone(&store);
-            std::thread::spawn(move || save(&store, &format!("t{i}"), IfExists::Refuse, i).map(|()| i))
+            std::thread::spawn(move || {
+                save(&store, &format!("t{i}"), IfExists::Refuse, i).map(|()| i)
+            })
         })
         .collect();
     let outcomes: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
-    let winners: Vec<u8> = outcomes.iter().filter_map(|o| o.as_ref().ok().copied()).collect();
+    let winners: Vec<u8> = outcomes
+        .iter()
+        .filter_map(|o| o.as_ref().ok().copied())
+        .collect();
     assert_eq!(winners.len(), 1);
-    assert!(outcomes.iter().filter_map(|o| o.as_ref().err()).all(|e| e.kind() == ErrorKind::Exists));
-    assert_eq!(fs::read(dir.path().join("x/data")).unwrap(), [winners[0]; 10]);
+    assert!(
+        outcomes
+            .iter()
+            .filter_map(|o| o.as_ref().err())
+            .all(|e| e.kind() == ErrorKind::Exists)
+    );
+    assert_eq!(
+        fs::read(dir.path().join("x/data")).unwrap(),
+        [winners[0]; 10]
+    );
 }
 
 #[test]
@@ -492,7 +684,10 @@ fn a_range_may_be_empty_and_not_end_before_it_starts() {
     fs::write(dir.path().join("a"), "bytes").unwrap();
     let store = LocalStore::at(dir.path()).unwrap();
     let read = |range| block_on(store.read(&name("a"), range)).map(|b| b.to_vec());
-    assert_eq!((read(3..3).unwrap(), read(3..4).unwrap()), (vec![], b"e".to_vec()));
+    assert_eq!(
+        (read(3..3).unwrap(), read(3..4).unwrap()),
+        (vec![], b"e".to_vec())
+    );
     let backwards = Range { start: 4, end: 3 };
     assert!(read(backwards).unwrap_err().to_string().contains("4..3"));
 }

@@ -5,7 +5,9 @@
 use bytes::Bytes;
 use futures::executor::block_on;
 use reshard_model::{BoxError, Layout, Region, Segments};
-use reshard_storage::{Checksum, LocalStore, Name, Part, Progress, RecordRead, Store, testkit::Target};
+use reshard_storage::{
+    Checksum, LocalStore, Name, Part, Progress, RecordRead, Store, testkit::Target,
+};
 use std::sync::{Arc, Mutex};
 
 const K: u64 = 1 << 10;
@@ -31,11 +33,19 @@ fn runs(count: u64, len: u64, apart: u64) -> Layout {
 }
 
 fn of(record: std::ops::Range<u64>, parts: Vec<Layout>) -> Wanted {
-    Wanted { record, parts, checked: false }
+    Wanted {
+        record,
+        parts,
+        checked: false,
+    }
 }
 
 fn checked(record: std::ops::Range<u64>, parts: Vec<Layout>) -> Wanted {
-    Wanted { record, parts, checked: true }
+    Wanted {
+        record,
+        parts,
+        checked: true,
+    }
 }
 
 struct Counts(Arc<Mutex<u64>>, u64);
@@ -54,13 +64,20 @@ impl Checksum for Counts {
 /// What reading them takes: reads, bytes read, bytes between. What lands and what is told is looked at, too.
 fn read(wanted: Vec<Wanted>) -> [u64; 3] {
     let size = wanted.iter().map(|w| w.record.end).max().unwrap();
-    let bytes: Bytes = (0..size).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let bytes: Bytes = (0..size)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect();
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("a"), &bytes).unwrap();
     let store = LocalStore::at(home.path()).unwrap();
 
     let (mut targets, mut reads, mut needed) = (Vec::new(), Vec::new(), 0);
-    for Wanted { record, parts, checked } in wanted {
+    for Wanted {
+        record,
+        parts,
+        checked,
+    } in wanted
+    {
         let mut given = Vec::new();
         for source in parts {
             let shape = source.shape().clone();
@@ -73,11 +90,19 @@ fn read(wanted: Vec<Wanted>) -> [u64; 3] {
             }
             needed += want.len() as u64;
             targets.push((target, want));
-            given.push(Part { source, into: regions.pop().unwrap() });
+            given.push(Part {
+                source,
+                into: regions.pop().unwrap(),
+            });
         }
         let all = record.end - record.start;
         let check = checked.then(|| -> Box<dyn Checksum> { Box::new(Counts(Arc::default(), all)) });
-        reads.push(RecordRead { name: Name::new("a").unwrap(), record, parts: given, check });
+        reads.push(RecordRead {
+            name: Name::new("a").unwrap(),
+            record,
+            parts: given,
+            check,
+        });
     }
     let told = Arc::new(Mutex::new(Vec::new()));
     let tell = Arc::clone(&told);
@@ -87,7 +112,10 @@ fn read(wanted: Vec<Wanted>) -> [u64; 3] {
         assert!(target.into_vec::<u8>() == want, "other bytes have landed");
     }
     let told = told.lock().unwrap();
-    assert!(!told.contains(&0), "nothing is told when nothing has landed");
+    assert!(
+        !told.contains(&0),
+        "nothing is told when nothing has landed"
+    );
     assert_eq!((told.iter().sum::<u64>(), stats.needed), (needed, needed));
     [stats.requests, stats.bytes, stats.beside]
 }
@@ -97,7 +125,10 @@ fn long_runs_come_in_strides_and_those_that_are_checked_in_blocks() {
     assert_eq!(read(vec![of(0..M, vec![run(0, M)])]), [1, M, 0]);
     assert_eq!(read(vec![checked(0..M, vec![run(0, M)])]), [4, M, 0]);
     assert_eq!(read(vec![of(0..8 * M, vec![run(0, 8 * M)])]), [1, 8 * M, 0]);
-    assert_eq!(read(vec![of(0..17 * M, vec![run(0, 17 * M)])]), [3, 17 * M, 0]);
+    assert_eq!(
+        read(vec![of(0..17 * M, vec![run(0, 17 * M)])]),
+        [3, 17 * M, 0]
+    );
     // The second run fills the stride that the first has begun.
     let two = vec![run(0, 6 * M), run(6 * M, 6 * M)];
     assert_eq!(read(vec![of(0..12 * M, two)]), [2, 12 * M, 0]);
@@ -115,8 +146,14 @@ fn short_gaps_between_long_runs_are_read_along() {
         assert_eq!(read(vec![of(0..8 * K, apart)]), want, "{gap}");
     }
     // With what nobody wants before and behind it.
-    assert_eq!(read(vec![of(0..64 * K, vec![run(30 * K, 2 * K)])]), [1, 2 * K, 0]);
-    assert_eq!(read(vec![checked(0..64 * K, vec![run(30 * K, 2 * K)])]), [2, 64 * K, 0]);
+    assert_eq!(
+        read(vec![of(0..64 * K, vec![run(30 * K, 2 * K)])]),
+        [1, 2 * K, 0]
+    );
+    assert_eq!(
+        read(vec![checked(0..64 * K, vec![run(30 * K, 2 * K)])]),
+        [2, 64 * K, 0]
+    );
 }
 
 #[test]
@@ -126,7 +163,10 @@ fn short_runs_are_copied_from_blocks() {
     assert_eq!(long, [4, 2 * M - K - 3 * K, 0]);
     let short = read(vec![of(0..2 * M, vec![runs(1_024, K - 1, 2 * K)])]);
     assert_eq!(short, [8, 2 * M - K - 1, 0]);
-    assert_eq!(read(vec![checked(0..600 * K, vec![runs(600, 512, K)])]), [3, 600 * K, 0]);
+    assert_eq!(
+        read(vec![checked(0..600 * K, vec![runs(600, 512, K)])]),
+        [3, 600 * K, 0]
+    );
 }
 
 #[test]
@@ -140,7 +180,11 @@ fn long_runs_that_do_not_ascend_are_copied_from_blocks() {
 fn elements_that_share_bytes_come_in_one_block() {
     for len in [200 * K, 300 * K] {
         let windows = Layout::new(1, 0, [2, len].into(), [1, 1].into()).unwrap();
-        assert_eq!(read(vec![of(0..M, vec![windows])]), [1, len + 1, 0], "{len}");
+        assert_eq!(
+            read(vec![of(0..M, vec![windows])]),
+            [1, len + 1, 0],
+            "{len}"
+        );
     }
 }
 
@@ -148,7 +192,10 @@ fn elements_that_share_bytes_come_in_one_block() {
 fn small_neighbours_are_read_together() {
     let pair = |len: u64, gap: u64| {
         let second = len + gap;
-        vec![checked(0..len, vec![run(0, len)]), checked(second..second + len, vec![run(0, len)])]
+        vec![
+            checked(0..len, vec![run(0, len)]),
+            checked(second..second + len, vec![run(0, len)]),
+        ]
     };
     for (len, gap, want) in [
         (100, 0, [1, 200, 0]),
@@ -177,17 +224,30 @@ fn small_neighbours_are_read_together() {
 fn neighbours_of_which_little_is_wanted_are_not_read_together() {
     // Without a check only what is wanted counts, wherever it lies in its record.
     let far = 40 * K;
-    let late = vec![of(0..far + 100, vec![run(far, 100)]), of(far + 150..far + 250, vec![run(0, 100)])];
+    let late = vec![
+        of(0..far + 100, vec![run(far, 100)]),
+        of(far + 150..far + 250, vec![run(0, 100)]),
+    ];
     assert_eq!(read(late), [1, 200, 50]);
     for (gap, want) in [(GAP, [1, 300 + GAP, 0]), (GAP + 1, [3, 300, 0])] {
         let sparse = of(0..200 + gap, vec![run(0, 100), run(100 + gap, 100)]);
         let next = 200 + gap;
-        assert_eq!(read(vec![sparse, of(next..next + 100, vec![run(0, 100)])]), want, "{gap}");
+        assert_eq!(
+            read(vec![sparse, of(next..next + 100, vec![run(0, 100)])]),
+            want,
+            "{gap}"
+        );
     }
     // Both orders: the sparse one may come last.
-    let last = vec![of(0..100, vec![run(0, 100)]), of(100..10 * K, vec![run(0, 100), run(6 * K, 100)])];
+    let last = vec![
+        of(0..100, vec![run(0, 100)]),
+        of(100..10 * K, vec![run(0, 100), run(6 * K, 100)]),
+    ];
     assert_eq!(read(last), [3, 300, 0]);
     // Records that share bytes are read one by one.
-    let shared = vec![checked(0..100, vec![run(0, 100)]), checked(50..150, vec![run(0, 100)])];
+    let shared = vec![
+        checked(0..100, vec![run(0, 100)]),
+        checked(50..150, vec![run(0, 100)]),
+    ];
     assert_eq!(read(shared), [2, 200, 0]);
 }

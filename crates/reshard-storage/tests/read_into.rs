@@ -18,7 +18,9 @@ fn name(s: &str) -> Name {
 }
 
 fn pattern(len: usize) -> Bytes {
-    (0..len).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+    (0..len)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect()
 }
 
 struct Place {
@@ -33,14 +35,27 @@ fn place(bytes: &Bytes) -> Place {
     block_on(async {
         let transaction = store.begin("x", IfExists::Refuse).await.unwrap();
         let body = FileBody::from_bytes(name("a"), bytes.clone());
-        transaction.write(vec![body], Durability::Process, Progress::none()).await.unwrap();
-        transaction.commit(Some((name("record"), Bytes::new())), &[], Durability::Process).await.unwrap();
+        transaction
+            .write(vec![body], Durability::Process, Progress::none())
+            .await
+            .unwrap();
+        transaction
+            .commit(
+                Some((name("record"), Bytes::new())),
+                &[],
+                Durability::Process,
+            )
+            .await
+            .unwrap();
     });
     Place { _dir: dir, store }
 }
 
 fn memory(bytes: &Bytes, part: u64, gap: u64) -> MemoryStore {
-    let hints = Hints::default().with_part_size(part).with_coalesce_gap(gap).with_concurrency(2);
+    let hints = Hints::default()
+        .with_part_size(part)
+        .with_coalesce_gap(gap)
+        .with_concurrency(2);
     let store = MemoryStore::new().with_hints(hints);
     store.put(name("a"), bytes.clone());
     store
@@ -56,7 +71,11 @@ impl Checksum for Seen {
     }
 
     fn finish(self: Box<Self>) -> Result<(), reshard_model::BoxError> {
-        if self.0.is_empty() { Ok(()) } else { Err("not all bytes were seen".into()) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err("not all bytes were seen".into())
+        }
     }
 }
 
@@ -78,14 +97,33 @@ const BYTES: u64 = 4;
 fn item() -> impl Strategy<Value = Item> {
     let long = prop_oneof![4 => 1u64..6, 1 => 200u64..700];
     (
-        (0u64..5_000, prop::collection::vec(long, 1..4), Just(vec![0usize, 1, 2]).prop_shuffle()),
-        (prop::bool::weighted(0.1), prop::collection::vec(0u64..100, 3), 0u64..100),
+        (
+            0u64..5_000,
+            prop::collection::vec(long, 1..4),
+            Just(vec![0usize, 1, 2]).prop_shuffle(),
+        ),
+        (
+            prop::bool::weighted(0.1),
+            prop::collection::vec(0u64..100, 3),
+            0u64..100,
+        ),
         (any::<bool>(), 0u64..40),
     )
-        .prop_map(|((before, shape, order), (expand, from, cut), (checked, tail))| {
-            let order = order.into_iter().filter(|&a| a < shape.len()).collect();
-            Item { before, shape, order, expand, from, cut, checked, tail }
-        })
+        .prop_map(
+            |((before, shape, order), (expand, from, cut), (checked, tail))| {
+                let order = order.into_iter().filter(|&a| a < shape.len()).collect();
+                Item {
+                    before,
+                    shape,
+                    order,
+                    expand,
+                    from,
+                    cut,
+                    checked,
+                    tail,
+                }
+            },
+        )
 }
 
 impl Item {
@@ -104,8 +142,18 @@ impl Item {
 
     /// Two disjoint regions of it, next to each other along its first axis.
     fn wanted(&self) -> Vec<Region> {
-        let offsets: Vec<u64> = self.shape.iter().zip(&self.from).map(|(n, f)| f % n).collect();
-        let lengths: Vec<u64> = self.shape.iter().zip(&offsets).map(|(n, o)| (n - o).div_ceil(2)).collect();
+        let offsets: Vec<u64> = self
+            .shape
+            .iter()
+            .zip(&self.from)
+            .map(|(n, f)| f % n)
+            .collect();
+        let lengths: Vec<u64> = self
+            .shape
+            .iter()
+            .zip(&offsets)
+            .map(|(n, o)| (n - o).div_ceil(2))
+            .collect();
         let first = self.cut % (lengths[0] + 1);
         let (mut a, mut b) = ((offsets.clone(), lengths.clone()), (offsets, lengths));
         a.1[0] = first;
@@ -131,11 +179,23 @@ fn check_items(
         let parts = regions
             .iter()
             .zip(lent_regions)
-            .map(|(r, into)| Part { source: layout.narrow(r), into })
+            .map(|(r, into)| Part {
+                source: layout.narrow(r),
+                into,
+            })
             .collect();
         let seen = file.slice(record.start as usize..record.end as usize);
-        let check: Option<Box<dyn Checksum>> = if item.checked { Some(Box::new(Seen(seen))) } else { None };
-        reads.push(RecordRead { name: name("a"), record: record.clone(), parts, check });
+        let check: Option<Box<dyn Checksum>> = if item.checked {
+            Some(Box::new(Seen(seen)))
+        } else {
+            None
+        };
+        reads.push(RecordRead {
+            name: name("a"),
+            record: record.clone(),
+            parts,
+            check,
+        });
         targets.push((target, layout, regions, record.start));
         at = record.end;
     }
@@ -154,7 +214,11 @@ fn check_items(
                 want[d as usize..(d + n) as usize].copy_from_slice(&file[s..s + n as usize]);
             }
         }
-        let got: Vec<u8> = target.into_vec::<f32>().into_iter().flat_map(f32::to_le_bytes).collect();
+        let got: Vec<u8> = target
+            .into_vec::<f32>()
+            .into_iter()
+            .flat_map(f32::to_le_bytes)
+            .collect();
         prop_assert_eq!(got, want);
     }
     prop_assert_eq!(stats.needed, needed);
@@ -165,7 +229,10 @@ fn check_items(
 }
 
 fn length(items: &[Item]) -> usize {
-    items.iter().map(|i| i.before + i.layout().hull().end + i.tail).sum::<u64>() as usize
+    items
+        .iter()
+        .map(|i| i.before + i.layout().hull().end + i.tail)
+        .sum::<u64>() as usize
 }
 
 proptest! {
@@ -212,11 +279,23 @@ fn one_eighth_of_the_columns_reads_no_byte_twice_and_little_else() {
     let file = pattern(512 * 16_384);
     let stored = Layout::contiguous(2, &[512, 8_192]).unwrap();
     let region = Region::new([0, 1_024], [512, 1_024]);
-    let (_target, mut lent_regions) = Target::new::<i16>(&[512, 1_024], &[Region::whole(&[512, 1_024])]);
-    let parts = vec![Part { source: stored.narrow(&region), into: lent_regions.pop().unwrap() }];
-    let reads = vec![RecordRead { name: name("a"), record: 0..file.len() as u64, parts, check: None }];
+    let (_target, mut lent_regions) =
+        Target::new::<i16>(&[512, 1_024], &[Region::whole(&[512, 1_024])]);
+    let parts = vec![Part {
+        source: stored.narrow(&region),
+        into: lent_regions.pop().unwrap(),
+    }];
+    let reads = vec![RecordRead {
+        name: name("a"),
+        record: 0..file.len() as u64,
+        parts,
+        check: None,
+    }];
     let stats = block_on(place(&file).store.read_into(reads, Progress::none())).unwrap();
-    assert_eq!((stats.needed, stats.bytes, stats.requests), (1 << 20, 1 << 20, 512));
+    assert_eq!(
+        (stats.needed, stats.bytes, stats.requests),
+        (1 << 20, 1 << 20, 512)
+    );
 }
 
 #[test]
@@ -225,7 +304,9 @@ fn small_neighbours_are_read_together() {
     let file = pattern(1_000 * 1_524);
     let (target, lent_regions) = Target::new::<u8>(
         &[1_000, 1_024],
-        &(0..1_000).map(|i| Region::new([i, 0], [1, 1_024])).collect::<Vec<_>>(),
+        &(0..1_000)
+            .map(|i| Region::new([i, 0], [1, 1_024]))
+            .collect::<Vec<_>>(),
     );
     let reads = lent_regions.into_iter().enumerate().map(|(i, into)| {
         let start = i as u64 * 1_524;
@@ -237,27 +318,50 @@ fn small_neighbours_are_read_together() {
             check: None,
         }
     });
-    let stats = block_on(place(&file).store.read_into(reads.collect(), Progress::none())).unwrap();
+    let stats = block_on(
+        place(&file)
+            .store
+            .read_into(reads.collect(), Progress::none()),
+    )
+    .unwrap();
     assert_eq!((stats.needed, stats.bytes), (1_024_000, 1_024_000));
     assert!(stats.requests < 20 && stats.beside < 500_000, "{stats:?}");
     let got = target.into_vec::<u8>();
-    assert!((0..1_000).all(|i| got[i * 1_024..(i + 1) * 1_024] == file[i * 1_524..i * 1_524 + 1_024]));
+    assert!(
+        (0..1_000).all(|i| got[i * 1_024..(i + 1) * 1_024] == file[i * 1_524..i * 1_524 + 1_024])
+    );
 }
 
 fn whole(len: u64, check: Option<Box<dyn Checksum>>) -> (Target, Vec<RecordRead>) {
     let (target, into) = Target::bytes(len);
     let source = Layout::contiguous(1, &[len]).unwrap();
-    (target, vec![RecordRead { name: name("a"), record: 0..len, parts: vec![Part { source, into }], check }])
+    (
+        target,
+        vec![RecordRead {
+            name: name("a"),
+            record: 0..len,
+            parts: vec![Part { source, into }],
+            check,
+        }],
+    )
 }
 
 #[test]
 fn a_cut_file_is_named_with_its_size_and_what_was_wanted() {
     let place = place(&pattern(1_000));
     let path = place.store.path().join("a");
-    std::fs::File::options().write(true).open(&path).unwrap().set_len(400).unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(400)
+        .unwrap();
     let (target, reads) = whole(1_000, None);
     let e = block_on(place.store.read_into(reads, Progress::none())).unwrap_err();
-    assert!(matches!(&e, StorageError::Short { range, size: 400, .. } if *range == (0..1_000)), "{e}");
+    assert!(
+        matches!(&e, StorageError::Short { range, size: 400, .. } if *range == (0..1_000)),
+        "{e}"
+    );
     assert!(e.to_string().contains(path.to_str().unwrap()), "{e}");
     assert!(target.is_free());
 }
@@ -268,8 +372,16 @@ fn elements_that_share_bytes_beyond_reason_are_refused() {
     let store = memory(&Bytes::from(vec![0; len as usize]), 1 << 20, 0);
     let source = Layout::new(1, 0, [2, len].into(), [0, 1].into()).unwrap();
     let (target, mut lent_regions) = Target::new::<u8>(&[2, len], &[Region::whole(&[2, len])]);
-    let parts = vec![Part { source, into: lent_regions.pop().unwrap() }];
-    let reads = vec![RecordRead { name: name("a"), record: 0..len, parts, check: None }];
+    let parts = vec![Part {
+        source,
+        into: lent_regions.pop().unwrap(),
+    }];
+    let reads = vec![RecordRead {
+        name: name("a"),
+        record: 0..len,
+        parts,
+        check: None,
+    }];
     let e = block_on(store.read_into(reads, Progress::none())).unwrap_err();
     assert!(matches!(e, StorageError::Unsupported { .. }), "{e}");
     assert!(target.is_free());
@@ -314,13 +426,19 @@ fn a_read_that_is_given_up_midway_ends_soon_and_lets_go_of_the_buffer() {
     let first = told.recv().unwrap();
     assert!(first < bytes.len() as u64);
     drop(read);
-    assert!(!target.is_free(), "the read is under way; its region keeps the memory alive");
+    assert!(
+        !target.is_free(),
+        "the read is under way; its region keeps the memory alive"
+    );
     drop(go);
     while !target.is_free() {
         std::thread::yield_now();
     }
     assert_eq!(told.iter().sum::<u64>(), 0, "nothing more was read");
-    assert_eq!(target.into_vec::<u8>()[..first as usize], bytes[..first as usize]);
+    assert_eq!(
+        target.into_vec::<u8>()[..first as usize],
+        bytes[..first as usize]
+    );
 }
 
 #[test]
@@ -333,7 +451,14 @@ fn injected_faults_do_what_they_say() {
     assert_eq!(read().unwrap(), bytes);
     assert!(read().is_err());
     let wrong = read().unwrap();
-    assert_eq!(wrong.iter().zip(&bytes).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>(), 1);
+    assert_eq!(
+        wrong
+            .iter()
+            .zip(&bytes)
+            .map(|(a, b)| (a ^ b).count_ones())
+            .sum::<u32>(),
+        1
+    );
     assert_eq!(read().unwrap(), bytes);
     let read = |fault: Option<Fault>| {
         if let Some(fault) = fault {
@@ -345,9 +470,18 @@ fn injected_faults_do_what_they_say() {
         outcome
     };
     assert!(read(None).is_ok());
-    assert!(matches!(read(Some(Fault::FlippedBit)), Err(StorageError::Check { .. })));
-    assert!(matches!(read(Some(Fault::Short)), Err(StorageError::Short { .. })));
-    assert!(matches!(read(Some(Fault::After)), Err(StorageError::Io { .. })));
+    assert!(matches!(
+        read(Some(Fault::FlippedBit)),
+        Err(StorageError::Check { .. })
+    ));
+    assert!(matches!(
+        read(Some(Fault::Short)),
+        Err(StorageError::Short { .. })
+    ));
+    assert!(matches!(
+        read(Some(Fault::After)),
+        Err(StorageError::Io { .. })
+    ));
     assert!(read(None).is_ok());
 }
 
@@ -359,6 +493,10 @@ impl Checksum for Compares {
     }
 
     fn finish(self: Box<Self>) -> Result<(), reshard_model::BoxError> {
-        if self.1 { Ok(()) } else { Err("other bytes".into()) }
+        if self.1 {
+            Ok(())
+        } else {
+            Err("other bytes".into())
+        }
     }
 }

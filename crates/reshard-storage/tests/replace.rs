@@ -5,7 +5,8 @@
 use futures::executor::block_on;
 use reshard_model::ErrorKind;
 use reshard_storage::{
-    Durability, FileBody, IfExists, LocalStore, Name, Progress, StorageError, Store, StoreExt, Transaction,
+    Durability, FileBody, IfExists, LocalStore, Name, Progress, StorageError, Store, StoreExt,
+    Transaction,
 };
 use std::{
     ffi::OsStr,
@@ -32,11 +33,26 @@ fn begin(store: &LocalStore, attempt: &str) -> Result<Arc<dyn Transaction>, Stor
 }
 
 /// Writes files of one byte and commits.
-fn finish(transaction: &Arc<dyn Transaction>, byte: u8, files: &[&str]) -> Result<(), StorageError> {
-    let bodies = files.iter().map(|f| FileBody::from_bytes(name(f), vec![byte; 10].into())).collect();
+fn finish(
+    transaction: &Arc<dyn Transaction>,
+    byte: u8,
+    files: &[&str],
+) -> Result<(), StorageError> {
+    let bodies = files
+        .iter()
+        .map(|f| FileBody::from_bytes(name(f), vec![byte; 10].into()))
+        .collect();
     block_on(async {
-        transaction.write(bodies, Durability::Machine, Progress::none()).await?;
-        transaction.commit(Some((name("record"), vec![byte].into())), &[], Durability::Machine).await
+        transaction
+            .write(bodies, Durability::Machine, Progress::none())
+            .await?;
+        transaction
+            .commit(
+                Some((name("record"), vec![byte].into())),
+                &[],
+                Durability::Machine,
+            )
+            .await
     })
 }
 
@@ -53,8 +69,10 @@ fn saved() -> (TempDir, LocalStore) {
 }
 
 fn beside(dir: &Path) -> Vec<String> {
-    let mut all: Vec<_> =
-        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut all: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     all.sort();
     all
 }
@@ -74,7 +92,14 @@ fn what_is_of_others_stays_also_when_it_came_while_the_save_ran() {
     symlink("../outside", x.join("link")).unwrap();
     symlink("nowhere", x.join("dangling")).unwrap();
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-    rustix::fs::mknodat(rustix::fs::CWD, x.join("pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        x.join("pipe"),
+        rustix::fs::FileType::Fifo,
+        mode,
+        0,
+    )
+    .unwrap();
     fs::set_permissions(x.join("logs"), fs::Permissions::from_mode(0o711)).unwrap();
 
     let inode = |dir| fs::metadata(x.join(dir)).unwrap().ino();
@@ -87,10 +112,16 @@ fn what_is_of_others_stays_also_when_it_came_while_the_save_ran() {
 
     assert_eq!(beside(dir.path()), ["outside", "x"]);
     assert_eq!(
-        (fs::read(x.join("data")).unwrap(), fs::read(x.join("record")).unwrap()),
+        (
+            fs::read(x.join("data")).unwrap(),
+            fs::read(x.join("record")).unwrap()
+        ),
         (vec![2; 10], vec![2])
     );
-    assert!(!x.join("d/more").exists(), "a file of the old version that the new one has not");
+    assert!(
+        !x.join("d/more").exists(),
+        "a file of the old version that the new one has not"
+    );
     for (file, text) in [
         ("README.md", "read me"),
         ("logs/deep/today", "today"),
@@ -101,16 +132,30 @@ fn what_is_of_others_stays_also_when_it_came_while_the_save_ran() {
     ] {
         assert_eq!(fs::read_to_string(x.join(file)).unwrap(), text);
     }
-    assert_eq!(fs::read_to_string(x.join(OsStr::from_bytes(b"odd \xff\\"))).unwrap(), "odd");
+    assert_eq!(
+        fs::read_to_string(x.join(OsStr::from_bytes(b"odd \xff\\"))).unwrap(),
+        "odd"
+    );
     assert!(x.join("logs/deep/empty").is_dir());
     assert_eq!(
         inode("logs"),
         theirs,
         "what is of others as a whole is the same directory, with all that is known of it"
     );
-    assert_ne!(inode("d"), shared, "one with files of the old version is another one");
-    assert_eq!(fs::metadata(x.join("logs")).unwrap().permissions().mode() & 0o7777, 0o711);
-    assert!(fs::symlink_metadata(x.join("dangling")).unwrap().is_symlink());
+    assert_ne!(
+        inode("d"),
+        shared,
+        "one with files of the old version is another one"
+    );
+    assert_eq!(
+        fs::metadata(x.join("logs")).unwrap().permissions().mode() & 0o7777,
+        0o711
+    );
+    assert!(
+        fs::symlink_metadata(x.join("dangling"))
+            .unwrap()
+            .is_symlink()
+    );
     assert!(fs::symlink_metadata(x.join("link")).unwrap().is_symlink());
     assert_eq!(beside(&outside), ["precious"]);
     assert!(!fs::metadata(x.join("pipe")).unwrap().is_file());
@@ -126,16 +171,35 @@ fn what_has_a_name_that_the_new_version_takes_is_kept_aside_and_told() {
         fs::write(store.path().join(file), "mine").unwrap();
     }
     let e = finish(&transaction, 2, &["data", "new"]).unwrap_err();
-    let StorageError::NotCarried { path, kept, count: 1, first, .. } = &e else { panic!("{e}") };
-    assert_eq!((path.as_str(), first.as_str()), (store.path().to_str().unwrap(), "new"));
+    let StorageError::NotCarried {
+        path,
+        kept,
+        count: 1,
+        first,
+        ..
+    } = &e
+    else {
+        panic!("{e}")
+    };
+    assert_eq!(
+        (path.as_str(), first.as_str()),
+        (store.path().to_str().unwrap(), "new")
+    );
     assert!(e.to_string().contains("exists"), "{e}");
     // The new version is there, whole; giving it up comes too late.
     block_on(transaction.rollback()).unwrap();
     assert_eq!(fs::read(store.path().join("new")).unwrap(), [2; 10]);
     assert_eq!(fs::read(store.path().join("README.md")).unwrap(), b"mine");
     assert_eq!(fs::read(Path::new(kept).join("new")).unwrap(), b"mine");
-    assert_eq!(beside(dir.path()), [&*format!(".x.second.{:x}-{old:x}.old", number()), "x"]);
-    assert_eq!(beside(Path::new(kept)), ["new"], "the old version itself is gone");
+    assert_eq!(
+        beside(dir.path()),
+        [&*format!(".x.second.{:x}-{old:x}.old", number()), "x"]
+    );
+    assert_eq!(
+        beside(Path::new(kept)),
+        ["new"],
+        "the old version itself is gone"
+    );
     // Nothing takes it away; when the name is free it goes where it was.
     let left = block_on(store.leftovers()).unwrap().pop().unwrap();
     let again = block_on(store.finish_replacing(&left, &FILES.map(name))).unwrap_err();
@@ -242,9 +306,16 @@ fn a_home_and_what_lies_above_it_are_never_replaced() {
     symlink(&home, dir.path().join("to-home")).unwrap();
     for home in [store.path(), &home, &dir.path().join("to-home")] {
         let mut again = Command::new(std::env::current_exe().unwrap());
-        again.args(["--exact", "child", "--test-threads=1"]).env("HOME", home).env(PLACE, store.path());
+        again
+            .args(["--exact", "child", "--test-threads=1"])
+            .env("HOME", home)
+            .env(PLACE, store.path());
         let out = again.output().unwrap();
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+        assert!(
+            out.status.success(),
+            "{}",
+            String::from_utf8_lossy(&out.stdout)
+        );
     }
     assert_eq!(fs::read(store.path().join("record")).unwrap(), [1]);
     assert_eq!(beside(dir.path()), ["to-home", "x"]);
@@ -266,7 +337,11 @@ fn as_nobody(test: &str, prepare: impl FnOnce(&Path), work: impl FnOnce(&Path)) 
     chown(home.path(), Some(NOBODY), Some(NOBODY)).unwrap();
     prepare(home.path());
     let mut again = Command::new(std::env::current_exe().unwrap());
-    again.args(["--exact", test, "--test-threads=1"]).env(MARK, home.path()).uid(NOBODY).gid(NOBODY);
+    again
+        .args(["--exact", test, "--test-threads=1"])
+        .env(MARK, home.path())
+        .uid(NOBODY)
+        .gid(NOBODY);
     let out = again.output().unwrap();
     let text = String::from_utf8_lossy(&out.stdout);
     assert!(out.status.success() && text.contains("1 passed"), "{text}");

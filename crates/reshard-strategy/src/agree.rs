@@ -44,7 +44,11 @@ where
     });
     match (decided.await, failed) {
         (Ok(share), _) => Ok(share),
-        (Err(e), failed) => Err(theirs(comm, e, failed.and_then(|()| own.map_or(Ok(()), Err)))),
+        (Err(e), failed) => Err(theirs(
+            comm,
+            e,
+            failed.and_then(|()| own.map_or(Ok(()), Err)),
+        )),
     }
 }
 

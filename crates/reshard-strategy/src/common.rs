@@ -81,7 +81,10 @@ pub trait LoadCommonStrategy: Any + fmt::Debug + Send + Sync {
 }
 
 pub(crate) fn unsupported(key: &BackendVersion, what: &str) -> StrategyError {
-    StrategyError::Unsupported { strategy: key.to_string(), what: what.into() }
+    StrategyError::Unsupported {
+        strategy: key.to_string(),
+        what: what.into(),
+    }
 }
 
 pub(crate) fn compatible(mine: &BackendVersion, stored: &BackendVersion) -> Result<()> {

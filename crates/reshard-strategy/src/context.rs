@@ -51,8 +51,11 @@ impl<'a> SaveCx<'a> {
         url: &'a str,
         planner: Arc<dyn SavePlanner>,
     ) -> Self {
-        let (durability, dialect, progress) =
-            (Durability::default(), Dialect::default(), Progress::default());
+        let (durability, dialect, progress) = (
+            Durability::default(),
+            Dialect::default(),
+            Progress::default(),
+        );
         Self {
             comm,
             groups,
@@ -73,7 +76,10 @@ impl<'a> SaveCx<'a> {
     /// Sets the limit of memory for exchanges, in bytes.
     #[must_use]
     pub fn with_exchange_memory(self, exchange_memory: u64) -> Self {
-        Self { exchange_memory, ..self }
+        Self {
+            exchange_memory,
+            ..self
+        }
     }
 }
 
@@ -92,7 +98,11 @@ pub struct OpenCx {
 impl OpenCx {
     /// A context with the default limits, for a checkpoint without anything of Megatron Core's.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, limits: ReadLimits::default(), dialect: Dialect::Dcp }
+        Self {
+            store,
+            limits: ReadLimits::default(),
+            dialect: Dialect::Dcp,
+        }
     }
 
     /// In another dialect.
@@ -142,12 +152,23 @@ impl<'a> LoadCx<'a> {
         planner: Arc<dyn LoadPlanner>,
     ) -> Self {
         let (progress, exchange_memory) = (Progress::default(), DEFAULT_EXCHANGE_MEMORY);
-        Self { comm, groups, store, planner, verify: true, progress, exchange_memory }
+        Self {
+            comm,
+            groups,
+            store,
+            planner,
+            verify: true,
+            progress,
+            exchange_memory,
+        }
     }
 
     /// Sets the limit of memory for exchanges, in bytes.
     #[must_use]
     pub fn with_exchange_memory(self, exchange_memory: u64) -> Self {
-        Self { exchange_memory, ..self }
+        Self {
+            exchange_memory,
+            ..self
+        }
     }
 }

@@ -18,7 +18,11 @@ pub struct Elements(Source);
 
 enum Source {
     Host(Tensor),
-    Pulled { source: Arc<dyn TensorSource>, shape: Region, size: u64 },
+    Pulled {
+        source: Arc<dyn TensorSource>,
+        shape: Region,
+        size: u64,
+    },
 }
 
 impl fmt::Debug for Elements {
@@ -57,36 +61,55 @@ impl Elements {
             Data::Host(h) => Source::Host(h),
             Data::Device(d) => {
                 let shape = Region::whole(d.shape());
-                Source::Pulled { source: Arc::new(d), shape, size }
+                Source::Pulled {
+                    source: Arc::new(d),
+                    shape,
+                    size,
+                }
             }
-            Data::Lazy(source) => Source::Pulled { source, shape: Region::whole(shape), size },
+            Data::Lazy(source) => Source::Pulled {
+                source,
+                shape: Region::whole(shape),
+                size,
+            },
             Data::None => return Err(invalid("there is no data to save".into())),
         }))
     }
 
     /// The tensor, if they lie in host memory.
     pub fn host(&self) -> Option<&Tensor> {
-        if let Source::Host(t) = &self.0 { Some(t) } else { None }
+        if let Source::Host(t) = &self.0 {
+            Some(t)
+        } else {
+            None
+        }
     }
 
     /// Their bytes.
     pub fn blocks(self) -> Blocks {
         match self.0 {
             Source::Host(t) => Box::new(t.blocks(BLOCK).map(Ok)),
-            Source::Pulled { source, shape, size } => {
-                Box::new(shape.blocks(BLOCK * 4 / size.max(1)).map(move |r| {
-                    let mut out = vec![0; (r.volume().unwrap_or(0) * size) as usize];
-                    source.read(&r, &mut out).map_err(|e: BoxError| io::Error::other(e))?;
-                    Ok(out.into())
-                }))
-            }
+            Source::Pulled {
+                source,
+                shape,
+                size,
+            } => Box::new(shape.blocks(BLOCK * 4 / size.max(1)).map(move |r| {
+                let mut out = vec![0; (r.volume().unwrap_or(0) * size) as usize];
+                source
+                    .read(&r, &mut out)
+                    .map_err(|e: BoxError| io::Error::other(e))?;
+                Ok(out.into())
+            })),
         }
     }
 }
 
 /// Whether a local tensor of this shape is the chunk, which may have prepended axes of extent 1.
 fn is_without_prepended(local: &[u64], chunk: &[u64]) -> bool {
-    let prepended = chunk.len().checked_sub(local.len()).and_then(|n| chunk.split_at_checked(n));
+    let prepended = chunk
+        .len()
+        .checked_sub(local.len())
+        .and_then(|n| chunk.split_at_checked(n));
     prepended.is_some_and(|(ones, rest)| rest == local && ones.iter().all(|n| *n == 1))
 }
 
@@ -103,10 +126,13 @@ pub fn encode_object(codec: &dyn ObjectCodec, key: &str, payload: Payload) -> Re
             source,
         }),
         Payload::Encoded { codec: name, .. } => {
-            let what = format!("{key}: an object encoded as {name} can't be stored here; decode it first");
+            let what =
+                format!("{key}: an object encoded as {name} can't be stored here; decode it first");
             Err(StrategyError::Invalid(what))
         }
-        Payload::None => Err(StrategyError::Invalid(format!("object {key} has no data to save"))),
+        Payload::None => Err(StrategyError::Invalid(format!(
+            "object {key} has no data to save"
+        ))),
     }
 }
 
@@ -120,15 +146,23 @@ pub fn decode_object(codec: &dyn ObjectCodec, key: &str, payload: Payload) -> Re
         Payload::None => return Ok(Value::None),
         Payload::Encoded { bytes, .. } => bytes,
     };
-    codec.decode(&bytes).map_err(|source| match source.downcast() {
-        Ok(told) => match *told {
-            StrategyError::Limit { what, option, max } => {
-                StrategyError::Limit { what: format!("object {key}: {what}"), option, max }
-            }
-            told => told,
-        },
-        Err(source) => StrategyError::Object { key: key.into(), what: "it can't be decoded", source },
-    })
+    codec
+        .decode(&bytes)
+        .map_err(|source| match source.downcast() {
+            Ok(told) => match *told {
+                StrategyError::Limit { what, option, max } => StrategyError::Limit {
+                    what: format!("object {key}: {what}"),
+                    option,
+                    max,
+                },
+                told => told,
+            },
+            Err(source) => StrategyError::Object {
+                key: key.into(),
+                what: "it can't be decoded",
+                source,
+            },
+        })
 }
 
 #[cfg(test)]
@@ -139,7 +173,10 @@ mod tests {
     fn only_leading_axes_of_extent_1_may_be_missing() {
         let is = |local: &[u64], chunk: &[u64]| is_without_prepended(local, chunk);
         assert!(
-            is(&[2, 3], &[2, 3]) && is(&[2, 3], &[1, 1, 2, 3]) && is(&[], &[1]) && is(&[1, 2], &[1, 1, 2])
+            is(&[2, 3], &[2, 3])
+                && is(&[2, 3], &[1, 1, 2, 3])
+                && is(&[], &[1])
+                && is(&[1, 2], &[1, 1, 2])
         );
         assert!(!is(&[2, 3], &[2, 1, 3]) && !is(&[2, 3], &[2, 3, 1]) && !is(&[2, 3], &[4, 2, 3]));
         assert!(!is(&[1, 2, 3], &[2, 3]) && !is(&[3, 2], &[2, 3]) && !is(&[2], &[]));

@@ -60,7 +60,9 @@ pub enum StrategyError {
         why: String,
     },
     /// The place may hold a checkpoint of either of two formats.
-    #[error("{url} may be a checkpoint of {a} or of {b}, by the names of its files; say which one is meant")]
+    #[error(
+        "{url} may be a checkpoint of {a} or of {b}, by the names of its files; say which one is meant"
+    )]
     Ambiguous {
         /// Where.
         url: String,
@@ -149,7 +151,12 @@ impl StrategyError {
 
     /// A [`Corrupt`](Self::Corrupt) without a parser's error.
     pub fn corrupt(file: impl ToString, offset: Option<u64>, what: impl Into<String>) -> Self {
-        Self::Corrupt { file: file.to_string(), offset, what: what.into(), source: None }
+        Self::Corrupt {
+            file: file.to_string(),
+            offset,
+            what: what.into(),
+            source: None,
+        }
     }
 }
 

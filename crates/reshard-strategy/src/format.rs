@@ -36,7 +36,11 @@ pub struct StorageInfo {
 impl StorageInfo {
     /// Without a receipt.
     pub fn new(file: Name, range: Range<u64>) -> Self {
-        Self { file, range, receipt: Bytes::new() }
+        Self {
+            file,
+            range,
+            receipt: Bytes::new(),
+        }
     }
 
     /// Number of its bytes.
@@ -57,7 +61,10 @@ pub struct WriteResult {
 impl WriteResult {
     /// Number of its bytes.
     pub fn length(&self) -> u64 {
-        self.parts.iter().map(StorageInfo::length).fold(0, u64::saturating_add)
+        self.parts
+            .iter()
+            .map(StorageInfo::length)
+            .fold(0, u64::saturating_add)
     }
 
     /// Its one part.
@@ -68,8 +75,11 @@ impl WriteResult {
         match &*self.parts {
             [part] => Ok(part),
             parts => {
-                let what =
-                    format!("{} was written in {} parts, where the format has one", self.id, parts.len());
+                let what = format!(
+                    "{} was written in {} parts, where the format has one",
+                    self.id,
+                    parts.len()
+                );
                 Err(StrategyError::Internal(what))
             }
         }
@@ -106,10 +116,18 @@ impl FileLayout {
             let part = |(file, extent): ExtentId| {
                 let file = written.get(file as usize)?;
                 let WrittenExtent { range, receipt } = file.extents.get(extent as usize)?.clone();
-                Some(StorageInfo { file: file.name.clone(), range, receipt })
+                Some(StorageInfo {
+                    file: file.name.clone(),
+                    range,
+                    receipt,
+                })
             };
-            let parts = extents.iter().map(|extent| part(*extent)).collect::<Option<_>>();
-            let missing = || StrategyError::Internal(format!("{id} lies in an extent that was not written"));
+            let parts = extents
+                .iter()
+                .map(|extent| part(*extent))
+                .collect::<Option<_>>();
+            let missing =
+                || StrategyError::Internal(format!("{id} lies in an extent that was not written"));
             let parts = parts.ok_or_else(missing)?;
             out.push(WriteResult { id, parts });
         }
@@ -141,13 +159,22 @@ impl<'a> FinishCx<'a> {
         metadata: &'a Metadata,
         written: &'a [Vec<WriteResult>],
     ) -> Self {
-        Self { url, dialect, metadata, written, rank: None }
+        Self {
+            url,
+            dialect,
+            metadata,
+            written,
+            rank: None,
+        }
     }
 
     /// For one rank of a rank-local checkpoint.
     #[must_use]
     pub fn of_rank(self, rank: u32) -> Self {
-        Self { rank: Some(rank), ..self }
+        Self {
+            rank: Some(rank),
+            ..self
+        }
     }
 }
 
@@ -163,7 +190,10 @@ pub struct Records {
 impl Records {
     /// Only a commit record.
     pub fn one(name: Name, bytes: Bytes) -> Self {
-        Self { files: Vec::new(), commit: Some((name, bytes)) }
+        Self {
+            files: Vec::new(),
+            commit: Some((name, bytes)),
+        }
     }
 
     /// All files; the commit record comes last.
@@ -280,9 +310,14 @@ impl ReadTensor {
         let source = self.selection.layout(stored)?;
         let source = source.squeeze_to(self.into.shape()).ok_or_else(|| {
             let (have, want) = (source.shape(), Dims::from(self.into.shape()));
-            StrategyError::Invalid(format!("a region of shape {have} can't fill one of shape {want}"))
+            StrategyError::Invalid(format!(
+                "a region of shape {have} can't fill one of shape {want}"
+            ))
         })?;
-        Ok(Part { source, into: self.into })
+        Ok(Part {
+            source,
+            into: self.into,
+        })
     }
 
     /// Copies the wanted elements of a chunk that is in memory.
@@ -310,13 +345,20 @@ pub struct ReadCx<'a> {
 impl<'a> ReadCx<'a> {
     /// Without data of a plan.
     pub fn new(verify: bool, progress: &'a Progress) -> Self {
-        Self { verify, progress, storage_data: &[] }
+        Self {
+            verify,
+            progress,
+            storage_data: &[],
+        }
     }
 
     /// Sets the data that the format has put into this rank's plan.
     #[must_use]
     pub fn with_storage_data(self, storage_data: &'a [u8]) -> Self {
-        Self { storage_data, ..self }
+        Self {
+            storage_data,
+            ..self
+        }
     }
 }
 
@@ -393,11 +435,18 @@ impl Damage {
     /// Makes it of an error. Key and location have their own fields, so `what` does not repeat them.
     pub fn of(key: Option<&str>, e: &StrategyError) -> Self {
         let (file, offset, what) = match e {
-            StrategyError::Corrupt { file, offset, what, .. } => (Some(file.clone()), *offset, what.clone()),
+            StrategyError::Corrupt {
+                file, offset, what, ..
+            } => (Some(file.clone()), *offset, what.clone()),
             StrategyError::Object { what, .. } => (None, None, (*what).into()),
             e => (None, None, e.to_string()),
         };
-        Self { key: key.map(Into::into), file, offset, what: with_sources(what, e) }
+        Self {
+            key: key.map(Into::into),
+            file,
+            offset,
+            what: with_sources(what, e),
+        }
     }
 
     /// The text without the key, for a list that names the key elsewhere.

@@ -39,8 +39,9 @@ pub use context::{DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, SaveCx};
 pub use elements::{Blocks, Elements, decode_object, encode_object};
 pub use error::{Result, StrategyError, cause, with_sources};
 pub use format::{
-    Damage, ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks,
-    Records, Resolve, StorageInfo, StorageReader, StorageWriter, VerifyReport, WriteResult, WriterHooks,
+    Damage, ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadCx, ReadObject, ReadTensor,
+    ReaderHooks, Records, Resolve, StorageInfo, StorageReader, StorageWriter, VerifyReport,
+    WriteResult, WriterHooks,
 };
 pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, read_small, repeats};
 pub use objects::{load_with_objects, save_with_objects};
@@ -50,7 +51,8 @@ pub use report::{LoadNotes, SaveTotals};
 pub use reshard_plan::{FlatView, Selection, WriteData};
 pub use reshard_storage::Traffic;
 pub use sharded::{
-    Detection, LoadFailure, LoadShardedStrategy, Loaded, OwnFile, PreparedSave, SaveShardedStrategy, Saved,
+    Detection, LoadFailure, LoadShardedStrategy, Loaded, OwnFile, PreparedSave,
+    SaveShardedStrategy, Saved,
 };
 pub use staging::{AsyncStager, BlockingAsyncStager};
 

@@ -31,7 +31,12 @@ pub struct ReadLimits {
 
 impl Default for ReadLimits {
     fn default() -> Self {
-        Self { max_memory: None, max_whole: 4 << 30, allow_repeated: false, slack: 64 << 20 }
+        Self {
+            max_memory: None,
+            max_whole: 4 << 30,
+            allow_repeated: false,
+            slack: 64 << 20,
+        }
     }
 }
 
@@ -63,7 +68,11 @@ impl ReadLimits {
             return Ok(());
         }
         let what = format!("{what} has {bytes} bytes, which is too much to be read as a whole");
-        Err(StrategyError::Limit { what, option: LimitOption::MaxWhole, max: self.max_whole })
+        Err(StrategyError::Limit {
+            what,
+            option: LimitOption::MaxWhole,
+            max: self.max_whole,
+        })
     }
 
     /// Fails if tensors with so many bytes of elements, of which so many are stored, may not be read.
@@ -80,7 +89,11 @@ impl ReadLimits {
     /// The error for tensors that are not read because many elements share few stored bytes.
     pub fn refused(what: impl fmt::Display, bytes: u64, stored: u64) -> StrategyError {
         let what = format!("{what}: {bytes} bytes of elements share {stored} that are stored");
-        StrategyError::Limit { what, option: LimitOption::AllowRepeated, max: REPEATED }
+        StrategyError::Limit {
+            what,
+            option: LimitOption::AllowRepeated,
+            max: REPEATED,
+        }
     }
 
     /// Reads a file as a whole; `None` if there is no such file. It checks the length before it reads.
@@ -98,7 +111,9 @@ async fn read_if(
     name: &Name,
     permits: impl FnOnce(u64) -> Result<()>,
 ) -> Result<Option<Bytes>> {
-    let Some(len) = store.len(name).await? else { return Ok(None) };
+    let Some(len) = store.len(name).await? else {
+        return Ok(None);
+    };
     permits(len)?;
     Ok(Some(store.read(name, 0..len).await?))
 }
@@ -162,7 +177,9 @@ impl LimitOption {
             Self::MaxMemory | Self::MaxWhole => {
                 format!("the option {} raises the limit of {max}", self.name())
             }
-            Self::AllowRepeated => format!("beyond {max} only the option {} reads that", self.name()),
+            Self::AllowRepeated => {
+                format!("beyond {max} only the option {} reads that", self.name())
+            }
         }
     }
 }
@@ -177,19 +194,34 @@ mod tests {
         assert!(repeats(u64::MAX, 1) && !repeats(u64::MAX, u64::MAX));
         let limits = ReadLimits::default();
         assert!(limits.repeated("w", REPEATED, 4).is_ok());
-        let e = limits.repeated("w", REPEATED + 4, 4).unwrap_err().to_string();
-        assert!(e.contains("268435460 bytes") && e.contains("allow_repeated"), "{e}");
+        let e = limits
+            .repeated("w", REPEATED + 4, 4)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            e.contains("268435460 bytes") && e.contains("allow_repeated"),
+            "{e}"
+        );
         assert!(limits.repeated("w", REPEATED + 8, (32 << 20) + 1).is_ok());
-        assert!(limits.with_allow_repeated(true).repeated("w", 1 << 40, 4).is_ok());
+        assert!(
+            limits
+                .with_allow_repeated(true)
+                .repeated("w", 1 << 40, 4)
+                .is_ok()
+        );
     }
 
     #[test]
     fn what_is_read_whole_has_a_limit_that_the_error_names() {
         let limits = ReadLimits::default().with_max_whole(10 << 20);
         assert!(limits.whole(".metadata", 10 << 20).is_ok());
-        let e = limits.whole(".metadata", (10 << 20) + 1).unwrap_err().to_string();
+        let e = limits
+            .whole(".metadata", (10 << 20) + 1)
+            .unwrap_err()
+            .to_string();
         assert!(
-            e.contains(".metadata has 10485761 bytes") && e.contains("max_whole raises the limit of 10 MiB"),
+            e.contains(".metadata has 10485761 bytes")
+                && e.contains("max_whole raises the limit of 10 MiB"),
             "{e}"
         );
     }

@@ -12,14 +12,20 @@ use reshard_model::{FlatStateDict, Path, Sharded};
 
 /// Separates objects and tensors, each in the order of the state.
 fn part(state: FlatStateDict) -> (FlatStateDict, FlatStateDict) {
-    state.into_iter().partition(|(_, leaf)| matches!(leaf, Sharded::Object(_)))
+    state
+        .into_iter()
+        .partition(|(_, leaf)| matches!(leaf, Sharded::Object(_)))
 }
 
 /// Joins both again, in the order of `paths`. Leaves that were added meanwhile come last.
 fn join(paths: &[Path], objects: FlatStateDict, tensors: FlatStateDict) -> FlatStateDict {
     let mut parts: IndexMap<Path, Sharded> = objects.into_iter().chain(tensors).collect();
     let mut out = FlatStateDict::with_capacity(parts.len());
-    out.extend(paths.iter().filter_map(|path| parts.swap_remove_entry(path)));
+    out.extend(
+        paths
+            .iter()
+            .filter_map(|path| parts.swap_remove_entry(path)),
+    );
     out.extend(parts);
     out
 }
@@ -35,5 +41,8 @@ fn nobody(
         Some(common) => format!("{sharded}, nor by {common}, which has the common state"),
         None => format!("{sharded}, and there is no common strategy that could do it"),
     };
-    StrategyError::Unsupported { strategy, what: format!("{doing} the sharded object {key}") }
+    StrategyError::Unsupported {
+        strategy,
+        what: format!("{doing} the sharded object {key}"),
+    }
 }

@@ -1,7 +1,8 @@
 //! Strategies by name. The registry is a checked value. It is filled at link time and by hand.
 
 use crate::{
-    LoadCommonStrategy, LoadShardedConfig, Result, SaveCommonStrategy, SaveShardedConfig, StrategyError,
+    LoadCommonStrategy, LoadShardedConfig, Result, SaveCommonStrategy, SaveShardedConfig,
+    StrategyError,
 };
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
@@ -18,7 +19,10 @@ pub struct BackendVersion {
 impl BackendVersion {
     /// A name.
     pub fn new(backend: &str, version: u32) -> Self {
-        Self { backend: backend.into(), version }
+        Self {
+            backend: backend.into(),
+            version,
+        }
     }
 }
 
@@ -124,7 +128,10 @@ impl Registration {
             Make::SaveCommon(_) => Action::SaveCommon,
             Make::LoadCommon(_) => Action::LoadCommon,
         };
-        StrategyKey { action, name: BackendVersion::new(self.backend, self.version) }
+        StrategyKey {
+            action,
+            name: BackendVersion::new(self.backend, self.version),
+        }
     }
 }
 
@@ -156,7 +163,11 @@ impl Registry {
     /// [`StrategyError::Duplicate`].
     pub fn register(&mut self, r: Registration) -> Result<()> {
         if let Some(old) = self.by_key.get(&r.key()) {
-            return Err(StrategyError::Duplicate { key: r.key(), a: old.origin, b: r.origin });
+            return Err(StrategyError::Duplicate {
+                key: r.key(),
+                a: old.origin,
+                b: r.origin,
+            });
         }
         self.by_key.insert(r.key(), r);
         Ok(())
@@ -168,10 +179,17 @@ impl Registry {
     }
 
     fn find(&self, action: Action, name: &BackendVersion) -> Result<&Registration> {
-        let key = StrategyKey { action, name: name.clone() };
+        let key = StrategyKey {
+            action,
+            name: name.clone(),
+        };
         self.by_key.get(&key).ok_or_else(|| {
-            let linked =
-                self.by_key.keys().filter(|k| k.action == action).map(|k| k.name.to_string()).collect();
+            let linked = self
+                .by_key
+                .keys()
+                .filter(|k| k.action == action)
+                .map(|k| k.name.to_string())
+                .collect();
             StrategyError::Unknown { key, linked }
         })
     }
@@ -200,10 +218,11 @@ impl Registry {
 
     /// Default configurations of all strategies that load sharded leaves, in the order of their names.
     pub fn all_load_sharded(&self) -> impl Iterator<Item = Box<dyn LoadShardedConfig>> {
-        self.iter().filter_map(|registration| match registration.make {
-            Make::LoadSharded(f) => Some(f()),
-            _ => None,
-        })
+        self.iter()
+            .filter_map(|registration| match registration.make {
+                Make::LoadSharded(f) => Some(f()),
+                _ => None,
+            })
     }
 
     /// A strategy that saves common state.
@@ -230,5 +249,7 @@ impl Registry {
 }
 
 fn mixed_up() -> StrategyError {
-    StrategyError::Internal("a strategy is registered for another action than it is made for".into())
+    StrategyError::Internal(
+        "a strategy is registered for another action than it is made for".into(),
+    )
 }

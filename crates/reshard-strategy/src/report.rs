@@ -26,7 +26,11 @@ impl SaveTotals {
     /// The bytes of the rank that wrote the most, divided by the mean of all ranks.
     pub fn imbalance(&self) -> f64 {
         let all = self.all.bytes;
-        if all == 0 { 1.0 } else { self.most as f64 * f64::from(self.ranks) / all as f64 }
+        if all == 0 {
+            1.0
+        } else {
+            self.most as f64 * f64::from(self.ranks) / all as f64
+        }
     }
 }
 

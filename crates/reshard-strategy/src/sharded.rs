@@ -23,7 +23,8 @@ pub trait SaveShardedStrategy: Any + fmt::Debug + Send + Sync {
     ///
     /// # Collective
     /// Every rank calls it. If one rank fails, all ranks get an error that names it.
-    async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>>;
+    async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>)
+    -> Result<Box<dyn PreparedSave>>;
 
     /// Whether it stores sharded objects. If not, the common strategy stores them. PyTorch's dialect has
     /// no common strategy: there every leaf that is no tensor is an object, and such a save fails. The default is that it does.
@@ -198,7 +199,13 @@ impl Loaded {
     /// A result without further information.
     pub fn new(state: FlatStateDict) -> Self {
         let (notes, totals) = (LoadNotes::default(), Traffic::default());
-        Self { state, notes, totals, decided: Duration::ZERO, moved: Duration::ZERO }
+        Self {
+            state,
+            notes,
+            totals,
+            decided: Duration::ZERO,
+            moved: Duration::ZERO,
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use crate::{Result, StrategyError};
 use async_trait::async_trait;
 use indexmap::IndexMap;
 use reshard_model::{
-    DType, Data, DeviceTensor, Dims, FlatStateDict, HostBuffer, Layout, ModelError, Payload, Sharded, Tensor,
-    Value,
+    DType, Data, DeviceTensor, Dims, FlatStateDict, HostBuffer, Layout, ModelError, Payload,
+    Sharded, Tensor, Value,
 };
 use reshard_storage::run_blocking;
 use std::{
@@ -80,7 +80,10 @@ impl AsyncStager for BlockingAsyncStager {
         let mut copies: IndexMap<usize, Copied> = IndexMap::new();
         for (i, leaf) in leaves.iter().enumerate() {
             if let Some((buffer, from)) = Origin::of(leaf) {
-                copies.entry(buffer).or_insert_with(|| Copied::new(from)).add(i, leaf);
+                copies
+                    .entry(buffer)
+                    .or_insert_with(|| Copied::new(from))
+                    .add(i, leaf);
             }
         }
         // First all memory is allocated. Then I/O threads copy.
@@ -98,7 +101,10 @@ impl AsyncStager for BlockingAsyncStager {
             let (from, spans) = (copied.from.clone(), copied.spans());
             tasks.push(move || from.copy(&spans, memory));
         }
-        let filled = run_blocking(tasks).await?.into_iter().collect::<Result<Vec<Arc<Memory>>>>()?;
+        let filled = run_blocking(tasks)
+            .await?
+            .into_iter()
+            .collect::<Result<Vec<Arc<Memory>>>>()?;
         for (copied, memory) in copies.values().zip(&filled) {
             for &i in &copied.leaves {
                 leaves[i] = copied.view(&leaves[i], memory)?;
@@ -125,7 +131,11 @@ struct Copied {
 
 impl Copied {
     fn new(from: Origin) -> Self {
-        Self { from, leaves: Vec::new(), parts: Vec::new() }
+        Self {
+            from,
+            leaves: Vec::new(),
+            parts: Vec::new(),
+        }
     }
 
     fn add(&mut self, i: usize, leaf: &Data) {
@@ -139,7 +149,8 @@ impl Copied {
 
     /// Puts the parts one after the other, without the gaps between them. Returns the total number of bytes.
     fn lay_out(&mut self) -> u64 {
-        self.parts.sort_unstable_by_key(|(span, _)| (span.start, span.end));
+        self.parts
+            .sort_unstable_by_key(|(span, _)| (span.start, span.end));
         let mut parts: Vec<(Range<u64>, u64)> = Vec::new();
         let mut end = 0;
         for (span, _) in self.parts.drain(..) {
@@ -165,9 +176,15 @@ impl Copied {
     /// A leaf's view of the copy.
     fn view(&self, leaf: &Data, memory: &Arc<Memory>) -> Result<Data> {
         let fault = || StrategyError::Internal("a staged leaf does not lie in its copy".into());
-        let (Some((dtype, _)), Some(old)) = (leaf.spec(), layout(leaf)) else { return Err(fault()) };
+        let (Some((dtype, _)), Some(old)) = (leaf.spec(), layout(leaf)) else {
+            return Err(fault());
+        };
         let from = old.hull().start;
-        let at = match self.parts.partition_point(|(span, _)| span.start <= from).checked_sub(1) {
+        let at = match self
+            .parts
+            .partition_point(|(span, _)| span.start <= from)
+            .checked_sub(1)
+        {
             Some(part) if !old.hull().is_empty() => {
                 let (span, at) = self.parts.get(part).ok_or_else(fault)?;
                 at + (from - span.start)
@@ -175,9 +192,18 @@ impl Copied {
             _ => 0,
         };
         let start = at / old.item().max(1);
-        let layout = Layout::new(old.item(), start, old.shape().clone(), old.strides().clone());
+        let layout = Layout::new(
+            old.item(),
+            start,
+            old.shape().clone(),
+            old.strides().clone(),
+        );
         let memory = Arc::clone(memory) as Arc<dyn HostBuffer>;
-        Ok(Data::Host(Tensor::with_layout(dtype, layout.ok_or_else(fault)?, memory)?))
+        Ok(Data::Host(Tensor::with_layout(
+            dtype,
+            layout.ok_or_else(fault)?,
+            memory,
+        )?))
     }
 }
 
@@ -201,7 +227,10 @@ impl Origin {
     fn of(leaf: &Data) -> Option<(usize, Self)> {
         match leaf {
             Data::Host(t) => Some((t.buffer_id(), Self::Host(t.clone()))),
-            Data::Device(t) => Some((Arc::as_ptr(t.buffer()).cast::<u8>() as usize, Self::Device(t.clone()))),
+            Data::Device(t) => Some((
+                Arc::as_ptr(t.buffer()).cast::<u8>() as usize,
+                Self::Device(t.clone()),
+            )),
             Data::None | Data::Lazy(_) => None,
         }
     }
@@ -216,19 +245,27 @@ impl Origin {
 
     /// Copies spans of the buffer, one behind the other.
     fn copy(&self, spans: &[Range<u64>], mut memory: Arc<Memory>) -> Result<Arc<Memory>> {
-        let fault =
-            || StrategyError::Internal("memory for a copy is in use, or a leaf leaves its buffer".into());
+        let fault = || {
+            StrategyError::Internal(
+                "memory for a copy is in use, or a leaf leaves its buffer".into(),
+            )
+        };
         let out = &mut Arc::get_mut(&mut memory).ok_or_else(fault)?.0;
         out.clear();
         for span in spans {
             let (start, end) = (span.start as usize, span.end as usize);
             match self {
-                Self::Host(t) => out.extend_from_slice(t.buffer_bytes().get(start..end).ok_or_else(fault)?),
+                Self::Host(t) => {
+                    out.extend_from_slice(t.buffer_bytes().get(start..end).ok_or_else(fault)?)
+                }
                 Self::Device(t) => {
                     let at = out.len();
                     out.resize(at + (end - start), 0);
-                    let bytes = Layout::new(1, span.start, [span.end - span.start].into(), [1].into());
-                    let copied = t.buffer().copy_to_host(&bytes.ok_or_else(fault)?, &mut out[at..]);
+                    let bytes =
+                        Layout::new(1, span.start, [span.end - span.start].into(), [1].into());
+                    let copied = t
+                        .buffer()
+                        .copy_to_host(&bytes.ok_or_else(fault)?, &mut out[at..]);
                     copied.map_err(|source| ModelError::Source {
                         key: "staging".into(),
                         what: format!("copying from {}", t.buffer().device()),
@@ -247,8 +284,11 @@ struct Memory(Vec<u8>);
 impl Memory {
     fn new(bytes: u64) -> Result<Arc<Self>> {
         let mut out = Vec::new();
-        let reserved = usize::try_from(bytes).ok().and_then(|n| out.try_reserve_exact(n).ok());
-        let none = || StrategyError::Invalid(format!("no memory for {bytes} bytes that are staged"));
+        let reserved = usize::try_from(bytes)
+            .ok()
+            .and_then(|n| out.try_reserve_exact(n).ok());
+        let none =
+            || StrategyError::Invalid(format!("no memory for {bytes} bytes that are staged"));
         reserved.map(|()| Arc::new(Self(out))).ok_or_else(none)
     }
 }
@@ -270,7 +310,9 @@ struct Pool {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.kept.iter().map(|(bytes, kept)| (bytes, kept.len()))).finish()
+        f.debug_map()
+            .entries(self.kept.iter().map(|(bytes, kept)| (bytes, kept.len())))
+            .finish()
     }
 }
 
@@ -278,7 +320,9 @@ impl Pool {
     /// Memory of so many bytes that no save is using.
     fn take(&mut self, bytes: u64) -> Option<Arc<Memory>> {
         let kept = self.kept.get_mut(&bytes)?;
-        let free = kept.iter().rposition(|(memory, _)| Arc::strong_count(memory) == 1)?;
+        let free = kept
+            .iter()
+            .rposition(|(memory, _)| Arc::strong_count(memory) == 1)?;
         Some(kept.swap_remove(free).0)
     }
 
@@ -287,7 +331,10 @@ impl Pool {
         self.calls += 1;
         let now = self.calls;
         for memory in used {
-            self.kept.entry(memory.0.len() as u64).or_default().push((memory, now));
+            self.kept
+                .entry(memory.0.len() as u64)
+                .or_default()
+                .push((memory, now));
         }
         self.kept.retain(|_, kept| {
             kept.retain(|(_, last)| now - last < IDLE);
@@ -322,12 +369,18 @@ pub(crate) async fn stage_leaves(
     let expected: Vec<Described> = originals.iter().map(described).collect();
     let staged = stager.stage(originals).await?;
     if staged.len() != expected.len() {
-        let what = format!("{stager:?} gave back {} of {} leaves", staged.len(), expected.len());
+        let what = format!(
+            "{stager:?} gave back {} of {} leaves",
+            staged.len(),
+            expected.len()
+        );
         return Err(StrategyError::Internal(what));
     }
     let on_device = staged.iter().any(|leaf| matches!(leaf, Data::Device(_)));
     if on_device || !staged.iter().map(described).eq(expected) {
-        let what = format!("{stager:?} gave back leaves of other types or shapes, or left some on a device");
+        let what = format!(
+            "{stager:?} gave back leaves of other types or shapes, or left some on a device"
+        );
         return Err(StrategyError::Internal(what));
     }
     let mut staged = staged.into_iter();
@@ -358,7 +411,9 @@ fn visit(state: &mut FlatStateDict, f: &mut dyn FnMut(Option<u32>, &mut Data)) {
         match leaf {
             Sharded::Tensor(t) => f(Some(i), &mut t.data),
             Sharded::Object(o) => {
-                let Payload::Value(value) = &mut o.data else { continue };
+                let Payload::Value(value) = &mut o.data else {
+                    continue;
+                };
                 value.visit_mut(&mut |v| {
                     if let Value::Tensor(t) = v {
                         let mut data = Data::Host(t.clone());
@@ -406,7 +461,10 @@ mod tests {
             Region::new([0, 0], [0, 8]),
             Region::new([999, 0], [1, 8]),
         ];
-        let leaves: Vec<Data> = regions.iter().map(|r| Data::Host(whole.narrow(r))).collect();
+        let leaves: Vec<Data> = regions
+            .iter()
+            .map(|r| Data::Host(whole.narrow(r)))
+            .collect();
         let stager = BlockingAsyncStager::new();
         let staged = stage(&stager, leaves.clone());
         assert_eq!(stager.allocations(), 1);
@@ -416,18 +474,30 @@ mod tests {
             assert_eq!(host(copy).layout().strides(), host(leaf).layout().strides());
         }
         // Two neighbours in one part, two apart from them: each begins and ends at a multiple of 64 bytes.
-        assert!(host(&staged[0]).buffer_bytes().len() <= 128 + 64 + 64, "gaps are copied");
+        assert!(
+            host(&staged[0]).buffer_bytes().len() <= 128 + 64 + 64,
+            "gaps are copied"
+        );
         // What was one element stays one.
         let [a, b] = [&staged[0], &staged[1]].map(|t| host(t).layout().clone());
         let first = |l: &Layout, r: Region| l.narrow(&r).start();
-        assert_eq!(first(&a, Region::new([2, 0], [1, 1])), first(&b, Region::new([0, 3], [1, 1])));
+        assert_eq!(
+            first(&a, Region::new([2, 0], [1, 1])),
+            first(&b, Region::new([0, 3], [1, 1]))
+        );
     }
 
     #[test]
-    fn the_second_save_of_a_structure_allocates_nothing_and_the_memory_of_a_save_at_work_is_left_alone() {
+    fn the_second_save_of_a_structure_allocates_nothing_and_the_memory_of_a_save_at_work_is_left_alone()
+     {
         let stager = BlockingAsyncStager::new();
-        let leaves =
-            |salt: u64| vec![Data::Host(numbers(&[300 + salt])), numbers(&[7]).into(), numbers(&[7]).into()];
+        let leaves = |salt: u64| {
+            vec![
+                Data::Host(numbers(&[300 + salt])),
+                numbers(&[7]).into(),
+                numbers(&[7]).into(),
+            ]
+        };
         let first = stage(&stager, leaves(0));
         assert_eq!(stager.allocations(), 3);
         let address = |leaf: &Data| host(leaf).buffer_bytes().as_ptr() as usize;
@@ -470,12 +540,15 @@ mod tests {
         ];
         let stager = BlockingAsyncStager::new();
         let staged = stage(&stager, leaves);
-        device.fill("k", &Tensor::zeros("k", DType::UInt8, &[16, 16]).unwrap()).unwrap();
+        device
+            .fill("k", &Tensor::zeros("k", DType::UInt8, &[16, 16]).unwrap())
+            .unwrap();
         assert_eq!(host(&staged[0]), &old.narrow(&column));
         assert_eq!(host(&staged[3]), &old);
         assert!(host(&staged[0]).same_buffer(host(&staged[3])));
         assert!(
-            matches!(&staged[1], Data::Lazy(l) if Arc::ptr_eq(l, &lazy)) && matches!(staged[2], Data::None)
+            matches!(&staged[1], Data::Lazy(l) if Arc::ptr_eq(l, &lazy))
+                && matches!(staged[2], Data::None)
         );
         assert_eq!(stager.allocations(), 1);
     }
@@ -493,16 +566,25 @@ mod tests {
         let bytes = numbers(&[4096]);
         let buffer = || Arc::new(bytes.buffer_bytes().to_vec()) as Arc<dyn HostBuffer>;
         let views = [
-            (DType::Int16, Layout::new(2, 33, [3, 4].into(), [0, 1].into())),
+            (
+                DType::Int16,
+                Layout::new(2, 33, [3, 4].into(), [0, 1].into()),
+            ),
             (DType::UInt8, Layout::new(1, 129, [1].into(), [1].into())),
-            (DType::Complex128, Layout::new(16, 500, [2, 2].into(), [3, 1].into())),
+            (
+                DType::Complex128,
+                Layout::new(16, 500, [2, 2].into(), [3, 1].into()),
+            ),
             (DType::Float32, Layout::new(4, 2040, [8].into(), [1].into())),
         ];
         let shared = buffer();
         let leaves = views.map(|(dtype, layout)| {
             Data::Host(Tensor::with_layout(dtype, layout.unwrap(), Arc::clone(&shared)).unwrap())
         });
-        for (copy, leaf) in stage(&BlockingAsyncStager::new(), leaves.to_vec()).iter().zip(&leaves) {
+        for (copy, leaf) in stage(&BlockingAsyncStager::new(), leaves.to_vec())
+            .iter()
+            .zip(&leaves)
+        {
             assert_eq!(host(copy), host(leaf));
         }
     }
@@ -529,7 +611,10 @@ mod tests {
         let path = |k: &str| Path(vec![k.into()]);
         let tensor = |k: &str, t: &Tensor| Sharded::Tensor(ShardedTensor::full(k, t.clone()));
         let (wanted, other, inner) = (numbers(&[3]), numbers(&[4]), numbers(&[5]));
-        let object = Value::Dict(vec![("t".into(), Value::List(vec![Value::Tensor(inner.clone())]))]);
+        let object = Value::Dict(vec![(
+            "t".into(),
+            Value::List(vec![Value::Tensor(inner.clone())]),
+        )]);
         let object = ShardedObject::new("o", object, &[1], &[0], 0).unwrap();
         let mut state: FlatStateDict = [
             (path("wanted"), tensor("wanted", &wanted)),
@@ -545,10 +630,18 @@ mod tests {
         };
         assert!(data("wanted") == Some(&wanted) && !data("wanted").unwrap().same_buffer(&wanted));
         assert!(data("other").is_none());
-        let Sharded::Object(ShardedObject { data: Payload::Value(v), .. }) = &state[&path("o")] else {
+        let Sharded::Object(ShardedObject {
+            data: Payload::Value(v),
+            ..
+        }) = &state[&path("o")]
+        else {
             panic!("no object")
         };
-        let staged = v.get("t").and_then(|l| l.as_seq()).and_then(|l| l[0].as_tensor()).unwrap();
+        let staged = v
+            .get("t")
+            .and_then(|l| l.as_seq())
+            .and_then(|l| l[0].as_tensor())
+            .unwrap();
         assert!(*staged == inner && !staged.same_buffer(&inner));
         for t in [wanted, other, inner] {
             assert!(t.into_vec::<u16>().is_ok(), "nobody else holds it");
@@ -557,7 +650,11 @@ mod tests {
             |leaves| drop(leaves.pop()),
             |leaves| leaves[0] = Data::None,
             |leaves| leaves[0] = Data::Host(numbers(&[9])),
-            |leaves| leaves[0] = DeviceTensor::new(DType::Int16, &[3], FakeDevice::new(6)).unwrap().into(),
+            |leaves| {
+                leaves[0] = DeviceTensor::new(DType::Int16, &[3], FakeDevice::new(6))
+                    .unwrap()
+                    .into()
+            },
         ];
         for wrong in wrong {
             let e = block_on(stage_leaves(&mut state.clone(), &plan, &Does(wrong))).unwrap_err();
@@ -568,6 +665,9 @@ mod tests {
 
     #[test]
     fn what_can_not_be_allocated_is_an_error() {
-        assert!(Memory::new(u64::MAX).is_err_and(|e| e.to_string().contains("18446744073709551615 bytes")));
+        assert!(
+            Memory::new(u64::MAX)
+                .is_err_and(|e| e.to_string().contains("18446744073709551615 bytes"))
+        );
     }
 }

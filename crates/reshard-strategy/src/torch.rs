@@ -13,13 +13,24 @@ use std::fmt;
 /// The limits of a parser.
 pub fn parsing(limits: &ReadLimits) -> Limits {
     // One number for records and for tensors whose elements share memory; of records the ratio of deflate is another bound.
-    let unpacked = if limits.allow_repeated { u64::MAX } else { limits.max_whole };
-    Limits { memory: limits.max_memory, unpacked, slack: limits.slack, ..Limits::default() }
+    let unpacked = if limits.allow_repeated {
+        u64::MAX
+    } else {
+        limits.max_whole
+    };
+    Limits {
+        memory: limits.max_memory,
+        unpacked,
+        slack: limits.slack,
+        ..Limits::default()
+    }
 }
 
 /// What a parser found too much, if an option allows it.
 fn too_much(e: &FormatError, what: impl fmt::Display) -> Option<StrategyError> {
-    let FormatError::Limit { offset, limit, max } = e else { return None };
+    let FormatError::Limit { offset, limit, max } = e else {
+        return None;
+    };
     let (option, why) = match *limit {
         "bytes of memory" => (
             LimitOption::MaxMemory,
@@ -27,13 +38,21 @@ fn too_much(e: &FormatError, what: impl fmt::Display) -> Option<StrategyError> {
                 "asks for more memory than what is made of a file of its length, at byte {offset} of its pickle"
             ),
         ),
-        "unpacked bytes" => (LimitOption::MaxWhole, "unpacks to more than is read as a whole".into()),
-        "bytes in a tensor" => {
-            (LimitOption::AllowRepeated, "holds a tensor whose elements share memory and are too many".into())
-        }
+        "unpacked bytes" => (
+            LimitOption::MaxWhole,
+            "unpacks to more than is read as a whole".into(),
+        ),
+        "bytes in a tensor" => (
+            LimitOption::AllowRepeated,
+            "holds a tensor whose elements share memory and are too many".into(),
+        ),
         _ => return None,
     };
-    Some(StrategyError::Limit { what: format!("{what} {why}"), option, max: *max })
+    Some(StrategyError::Limit {
+        what: format!("{what} {why}"),
+        option,
+        max: *max,
+    })
 }
 
 /// What a parser said when that is no damage: more than a limit allows, or what it is not made for, which `told` puts into words.
@@ -70,7 +89,10 @@ impl TorchObjects {
     /// Within these limits.
     pub fn new(limits: &ReadLimits) -> Self {
         let load = LoadOptions::default().with_limits(parsing(limits));
-        Self { codec: TorchSave::new(load, ArchiveOptions::default()), limits: *limits }
+        Self {
+            codec: TorchSave::new(load, ArchiveOptions::default()),
+            limits: *limits,
+        }
     }
 }
 
@@ -80,13 +102,15 @@ impl ObjectCodec for TorchObjects {
     }
 
     fn decode(&self, bytes: &Bytes) -> Result<Value, BoxError> {
-        let value =
-            self.codec.decode(bytes).map_err(|e| match e.downcast_ref().and_then(|e| too_much(e, "it")) {
+        let value = self.codec.decode(bytes).map_err(|e| {
+            match e.downcast_ref().and_then(|e| too_much(e, "it")) {
                 Some(limit) => limit.into(),
                 None => e,
-            })?;
+            }
+        })?;
         let stored = bytes.len() as u64;
-        self.limits.repeated("all its tensors", tensor_bytes(&value), stored)?;
+        self.limits
+            .repeated("all its tensors", tensor_bytes(&value), stored)?;
         Ok(value)
     }
 

@@ -26,7 +26,10 @@ pub(crate) struct Form {
 
 impl Form {
     pub(crate) fn new(layout: ArchiveLayout) -> Self {
-        Self { head: Bytes::copy_from_slice(layout.head()), layout }
+        Self {
+            head: Bytes::copy_from_slice(layout.head()),
+            layout,
+        }
     }
 }
 
@@ -39,7 +42,11 @@ pub(crate) struct Blob {
 
 impl Blob {
     pub(crate) fn new(form: Arc<Form>, elements: Elements) -> Self {
-        Self { form, checksum: Checksum::default(), state: State::Head(elements) }
+        Self {
+            form,
+            checksum: Checksum::default(),
+            state: State::Head(elements),
+        }
     }
 }
 
@@ -65,7 +72,9 @@ impl Checksum {
     }
 
     fn finish(&mut self) -> u32 {
-        self.waiting.drain(..).for_each(|block| self.crc.update(&block));
+        self.waiting
+            .drain(..)
+            .for_each(|block| self.crc.update(&block));
         std::mem::take(&mut self.crc).finalize()
     }
 }
@@ -90,7 +99,13 @@ impl Extent for Blob {
                 Some(Err(e)) => Some(Err(e)),
                 None => {
                     let crc = self.checksum.finish();
-                    Some(self.form.layout.finish(&[crc]).map(Bytes::from).map_err(io::Error::other))
+                    Some(
+                        self.form
+                            .layout
+                            .finish(&[crc])
+                            .map(Bytes::from)
+                            .map_err(io::Error::other),
+                    )
                 }
             },
             State::Done => None,

@@ -114,11 +114,16 @@ impl TorchDistConfig {
     /// Settings that contradict each other.
     pub fn writer(&self) -> Result<TorchDistWriter> {
         if self.files_per_rank > MAX_FILES {
-            let what = format!("files_per_rank is {}, at most {MAX_FILES} are possible", self.files_per_rank);
+            let what = format!(
+                "files_per_rank is {}, at most {MAX_FILES} are possible",
+                self.files_per_rank
+            );
             return Err(StrategyError::Invalid(what));
         }
         if self.file_per_item && self.files_per_rank > 1 {
-            return Err(StrategyError::Invalid("file_per_item and files_per_rank exclude each other".into()));
+            return Err(StrategyError::Invalid(
+                "file_per_item and files_per_rank exclude each other".into(),
+            ));
         }
         let era = match self.archive {
             ArchiveEra::Torch27 => Era::Torch27,
@@ -166,4 +171,6 @@ macro_rules! register {
 }
 
 register!(Make::SaveSharded(|| Box::new(TorchDistConfig::default())));
-register!(Make::LoadSharded(|| Box::new(TorchDistLoadConfig::default())));
+register!(Make::LoadSharded(|| Box::new(
+    TorchDistLoadConfig::default()
+)));

@@ -2,7 +2,9 @@ use serde::{Deserialize, Serialize};
 
 /// The generation of PyTorch for which a `.metadata` file is written. A version of PyTorch reads all earlier flavours and no later ones.
 /// Only the first flavour is read by all versions from 2.1 to 2.15.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[non_exhaustive]
 pub enum Flavour {
     /// PyTorch 2.1 to 2.15 read it. The properties have the name of the old module, which later versions still accept.
@@ -22,7 +24,12 @@ pub enum Flavour {
 
 impl Flavour {
     /// All flavours, with the most widely readable one first.
-    pub const ALL: [Self; 4] = [Self::Universal, Self::Torch23, Self::Torch24, Self::Torch215];
+    pub const ALL: [Self; 4] = [
+        Self::Universal,
+        Self::Torch23,
+        Self::Torch24,
+        Self::Torch215,
+    ];
 
     /// Its name in configuration.
     pub fn name(self) -> &'static str {

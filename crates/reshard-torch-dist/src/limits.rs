@@ -17,5 +17,8 @@ pub(crate) fn unreadable(e: FormatError, name: &str, file: &str, offset: u64) ->
 
 /// The error for data that this version does not understand. They may be sound.
 pub(crate) fn not_understood(what: String) -> StrategyError {
-    StrategyError::Unsupported { strategy: format!("{NAME}/1"), what }
+    StrategyError::Unsupported {
+        strategy: format!("{NAME}/1"),
+        what,
+    }
 }

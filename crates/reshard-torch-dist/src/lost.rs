@@ -11,10 +11,17 @@ impl fmt::Display for Lost {
             StorageError::NotFound { .. } => f.write_str("the file is not there"),
             StorageError::NoFile { what, .. } => f.write_str(what),
             StorageError::LinkedDirectory { directory, .. } => {
-                write!(f, "{directory} is a link to a directory, which is not followed")
+                write!(
+                    f,
+                    "{directory} is a link to a directory, which is not followed"
+                )
             }
             StorageError::Short { range, size, .. } => {
-                write!(f, "the file has {size} bytes, but bytes {}..{} were wanted", range.start, range.end)
+                write!(
+                    f,
+                    "the file has {size} bytes, but bytes {}..{} were wanted",
+                    range.start, range.end
+                )
             }
             StorageError::Record { range, need, .. } => {
                 let len = range.end.saturating_sub(range.start);
@@ -54,23 +61,44 @@ mod tests {
         let (path, name) = ("/place/__0_0.distcp", Name::new("__0_0.distcp").unwrap());
         let range = 100..200;
         for (e, said) in [
-            (StorageError::NotFound { path: path.into() }, "the file is not there"),
             (
-                StorageError::Short { path: path.into(), range: range.clone(), size: 150 },
+                StorageError::NotFound { path: path.into() },
+                "the file is not there",
+            ),
+            (
+                StorageError::Short {
+                    path: path.into(),
+                    range: range.clone(),
+                    size: 150,
+                },
                 "the file has 150 bytes, but bytes 100..200 were wanted",
             ),
             (
-                StorageError::Record { name: name.clone(), range: range.clone(), need: 104 },
+                StorageError::Record {
+                    name: name.clone(),
+                    range: range.clone(),
+                    need: 104,
+                },
                 "the record of 100 bytes at 100 can't hold elements up to its byte 104",
             ),
             (
-                StorageError::Check { name, range, source: "the CRC-32 is another".into() },
+                StorageError::Check {
+                    name,
+                    range,
+                    source: "the CRC-32 is another".into(),
+                },
                 "bytes 100..200: the CRC-32 is another",
             ),
         ] {
             let lost = reader.lost(e, Some("tensor w".into()));
             assert_eq!(lost.kind(), ErrorKind::Corrupt);
-            let StrategyError::Corrupt { source: Some(source), .. } = &lost else { panic!("{lost}") };
+            let StrategyError::Corrupt {
+                source: Some(source),
+                ..
+            } = &lost
+            else {
+                panic!("{lost}")
+            };
             assert_eq!(source.to_string(), said);
             let text = format!("{lost}: {source}");
             assert_eq!(text.matches("__0_0.distcp").count(), 1, "{text}");

@@ -52,7 +52,10 @@ fn metadata(name: &str) -> Option<OwnFile> {
     }
     let rank = name.strip_prefix("__")?.strip_suffix(METADATA)?;
     // Exactly as it is written: without a sign and without leading zeros.
-    rank.parse().ok().filter(|r: &u32| r.to_string() == rank).map(OwnFile::RankMetadata)
+    rank.parse()
+        .ok()
+        .filter(|r: &u32| r.to_string() == rank)
+        .map(OwnFile::RankMetadata)
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use crate::{
 use async_trait::async_trait;
 use reshard_storage::{Name, Store, StoreExt};
 use reshard_strategy::{
-    self as strategy, BackendVersion, OpenCx, OpenFormat, ReadLimits, Result, StorageReader, StrategyError,
-    torch::parsing,
+    self as strategy, BackendVersion, OpenCx, OpenFormat, ReadLimits, Result, StorageReader,
+    StrategyError, torch::parsing,
 };
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -51,7 +51,10 @@ impl OpenFormat for TorchDist {
 /// Merges the files of all ranks. Only the file names tell which ranks there were. So a missing last rank shows only as a hole, but a
 /// missing rank in between is named.
 async fn rank_local(store: &Arc<dyn Store>, limits: &ReadLimits) -> Result<(Table, u32)> {
-    let not = |why: String| StrategyError::NotACheckpoint { url: store.url(), why };
+    let not = |why: String| StrategyError::NotACheckpoint {
+        url: store.url(),
+        why,
+    };
     let top = store.top().await?;
     let files = || top.names().filter_map(own_file);
     let ranks: BTreeSet<u32> = files()
@@ -61,7 +64,9 @@ async fn rank_local(store: &Arc<dyn Store>, limits: &ReadLimits) -> Result<(Tabl
         })
         .collect();
     if ranks.is_empty() {
-        let unfinished = top.names().find(|name| own_file(name) == Some(OwnFile::Unfinished));
+        let unfinished = top
+            .names()
+            .find(|name| own_file(name) == Some(OwnFile::Unfinished));
         return Err(not(match unfinished {
             Some(name) => format!("there is only a {name}, so the save was never finished"),
             None => "there is no .metadata, so either nothing was saved here or the save was never finished"

@@ -48,17 +48,28 @@ impl Needs {
             Flavour::Torch24 => 4,
             Flavour::Torch215 => 15,
         };
-        let format = if rank_local { RANK_LOCAL.max(format) } else { format };
+        let format = if rank_local {
+            RANK_LOCAL.max(format)
+        } else {
+            format
+        };
         let all: BTreeSet<DType> = table.metadata.tensors().map(|t| t.dtype()).collect();
         let minor = all.iter().copied().map(since).fold(format, u8::max);
-        let dtypes = all.into_iter().filter(|d| since(*d) == minor && minor > format).collect();
+        let dtypes = all
+            .into_iter()
+            .filter(|d| since(*d) == minor && minor > format)
+            .collect();
         Self { minor, dtypes }
     }
 
     /// `PyTorch 2.7 or later, for its uint16, uint32`.
     fn text(&self) -> String {
         let names: Vec<&str> = self.dtypes.iter().map(|d| d.name()).collect();
-        let why = if names.is_empty() { String::new() } else { format!(", for its {}", names.join(", ")) };
+        let why = if names.is_empty() {
+            String::new()
+        } else {
+            format!(", for its {}", names.join(", "))
+        };
         format!("PyTorch 2.{} or later{why}", self.minor)
     }
 }
@@ -66,7 +77,9 @@ impl Needs {
 /// The versions that write a flavour: the first and the last minor version of PyTorch 2, as text.
 fn writers(s: &Signs, flavour: Flavour) -> (u8, &'static str) {
     match flavour {
-        Flavour::Universal if !s.has_tensors && !s.storage_meta => (3, "PyTorch 2.1 to 2.3, or reshard"),
+        Flavour::Universal if !s.has_tensors && !s.storage_meta => {
+            (3, "PyTorch 2.1 to 2.3, or reshard")
+        }
         Flavour::Universal => (2, "PyTorch 2.1 or 2.2, or reshard for all versions"),
         Flavour::Torch23 => (3, "PyTorch 2.3"),
         Flavour::Torch24 if s.version.is_some() => (14, "PyTorch 2.9 to 2.14"),
@@ -87,13 +100,18 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
         (last, _) if last < needs.minor => "reshard",
         (_, names) => names,
     };
-    let mut out = Producer { written_by: vec![torch.into()], ..Producer::default() };
+    let mut out = Producer {
+        written_by: vec![torch.into()],
+        ..Producer::default()
+    };
     out.loadable_by.push(match rank_local {
         Some(n) => format!("{}, on {n} ranks with the same layout", needs.text()),
         None => needs.text(),
     });
     if let Some(n) = rank_local {
-        out.notes.push(format!("rank-local: each of {n} ranks has metadata of its own"));
+        out.notes.push(format!(
+            "rank-local: each of {n} ranks has metadata of its own"
+        ));
     }
     if dialect == Dialect::Megatron {
         let modern = table.metadata.object(COMMON_STATE).is_some();
@@ -126,18 +144,34 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
     }
     out.unknown.clone_from(&table.unknown);
     if !table.unknown.is_empty() {
-        out.loadable_by.iter_mut().for_each(|l| l.push_str("; what is not understood may ask for more"));
+        out.loadable_by
+            .iter_mut()
+            .for_each(|l| l.push_str("; what is not understood may ask for more"));
     }
     let most = 20;
-    out.notes
-        .extend(table.unknown.iter().take(most).map(|(key, what)| format!("{key} can't be read: {what}")));
+    out.notes.extend(
+        table
+            .unknown
+            .iter()
+            .take(most)
+            .map(|(key, what)| format!("{key} can't be read: {what}")),
+    );
     if let Some(more) = table.unknown.len().checked_sub(most).filter(|n| *n > 0) {
         out.notes.push(format!("so it is with {more} more"));
     }
     if table.transforms.len() > 1 {
-        let names: BTreeSet<&str> = table.transforms.iter().flatten().map(String::as_str).collect();
+        let names: BTreeSet<&str> = table
+            .transforms
+            .iter()
+            .flatten()
+            .map(String::as_str)
+            .collect();
         let shown: Vec<&str> = names.iter().copied().take(most).collect();
-        let more = names.len().checked_sub(most).filter(|n| *n > 0).map(|n| format!(" and {n} more"));
+        let more = names
+            .len()
+            .checked_sub(most)
+            .filter(|n| *n > 0)
+            .map(|n| format!(" and {n} more"));
         out.notes.push(format!(
             "items went through stream transforms: {}{}",
             shown.join(", "),
@@ -154,18 +188,32 @@ mod tests {
     use reshard_plan::Metadata;
 
     /// What is said of a checkpoint of these element types.
-    fn of(dtypes: &[DType], flavour: Flavour, dialect: Dialect, rank_local: Option<u32>) -> Producer {
+    fn of(
+        dtypes: &[DType],
+        flavour: Flavour,
+        dialect: Dialect,
+        rank_local: Option<u32>,
+    ) -> Producer {
         let mut b = Metadata::builder();
         for (i, d) in dtypes.iter().enumerate() {
-            let id = b.add_tensor(&i.to_string(), *d, &[0], Default::default()).unwrap();
+            let id = b
+                .add_tensor(&i.to_string(), *d, &[0], Default::default())
+                .unwrap();
             b.add_chunk(id, &Region::new([0], [0])).unwrap();
         }
-        let pickle = crate::metadata::write(&b.finish(None).unwrap(), &[], flavour, "here").unwrap();
-        producer(&Table::parse("m", pickle.into(), &Default::default()).unwrap(), dialect, rank_local)
+        let pickle =
+            crate::metadata::write(&b.finish(None).unwrap(), &[], flavour, "here").unwrap();
+        producer(
+            &Table::parse("m", pickle.into(), &Default::default()).unwrap(),
+            dialect,
+            rank_local,
+        )
     }
 
     fn readers(dtypes: &[DType], flavour: Flavour, rank_local: Option<u32>) -> String {
-        of(dtypes, flavour, Dialect::Dcp, rank_local).loadable_by.join("; ")
+        of(dtypes, flavour, Dialect::Dcp, rank_local)
+            .loadable_by
+            .join("; ")
     }
 
     #[test]
@@ -173,11 +221,15 @@ mod tests {
         use DType::*;
         for d in DType::ALL {
             let want = match d {
-                Bool | UInt8 | Int8 | Int16 | Int32 | Int64 | Float16 | BFloat16 | Float32 | Float64
-                | Complex64 | Complex128 => "PyTorch 2.1 or later".into(),
+                Bool | UInt8 | Int8 | Int16 | Int32 | Int64 | Float16 | BFloat16 | Float32
+                | Float64 | Complex64 | Complex128 => "PyTorch 2.1 or later".into(),
                 Float8E4M3Fn | Float8E5M2 => format!("PyTorch 2.2 or later, for its {d}"),
-                Complex32 | Float8E4M3FnUz | Float8E5M2FnUz => format!("PyTorch 2.3 or later, for its {d}"),
-                UInt16 | UInt32 | UInt64 | Float8E8M0Fnu => format!("PyTorch 2.7 or later, for its {d}"),
+                Complex32 | Float8E4M3FnUz | Float8E5M2FnUz => {
+                    format!("PyTorch 2.3 or later, for its {d}")
+                }
+                UInt16 | UInt32 | UInt64 | Float8E8M0Fnu => {
+                    format!("PyTorch 2.7 or later, for its {d}")
+                }
                 Float4E2M1FnX2 => format!("PyTorch 2.14 or later, for its {d}"),
                 BComplex32 => format!("PyTorch 2.15 or later, for its {d}"),
                 _ => "a new element type: since when has PyTorch had it?".into(),
@@ -193,25 +245,49 @@ mod tests {
             readers(&[UInt16, Complex32, UInt32], Flavour::Torch23, None),
             "PyTorch 2.7 or later, for its uint16, uint32"
         );
-        assert_eq!(readers(&[Complex32], Flavour::Torch24, None), "PyTorch 2.4 or later");
-        assert_eq!(readers(&[BComplex32], Flavour::Torch215, None), "PyTorch 2.15 or later");
+        assert_eq!(
+            readers(&[Complex32], Flavour::Torch24, None),
+            "PyTorch 2.4 or later"
+        );
+        assert_eq!(
+            readers(&[BComplex32], Flavour::Torch215, None),
+            "PyTorch 2.15 or later"
+        );
         let local = |dtypes, flavour| readers(dtypes, flavour, Some(2));
         let layout = ", on 2 ranks with the same layout";
-        assert_eq!(local(&[UInt16], Flavour::Universal), format!("PyTorch 2.9 or later{layout}"));
-        assert_eq!(local(&[Float32], Flavour::Torch215), format!("PyTorch 2.15 or later{layout}"));
+        assert_eq!(
+            local(&[UInt16], Flavour::Universal),
+            format!("PyTorch 2.9 or later{layout}")
+        );
+        assert_eq!(
+            local(&[Float32], Flavour::Torch215),
+            format!("PyTorch 2.15 or later{layout}")
+        );
         let new = format!("PyTorch 2.15 or later, for its bcomplex32{layout}");
         assert_eq!(local(&[BComplex32], Flavour::Universal), new);
     }
 
     #[test]
     fn megatron_core_needs_that_pytorch_too() {
-        let said = of(&[DType::UInt16], Flavour::Universal, Dialect::Megatron, None).loadable_by;
+        let said = of(
+            &[DType::UInt16],
+            Flavour::Universal,
+            Dialect::Megatron,
+            None,
+        )
+        .loadable_by;
         assert_eq!(
             said,
-            ["PyTorch 2.7 or later, for its uint16", "Megatron Core 0.12 or later with such a PyTorch"]
+            [
+                "PyTorch 2.7 or later, for its uint16",
+                "Megatron Core 0.12 or later with such a PyTorch"
+            ]
         );
         let said = of(&[DType::Int8], Flavour::Universal, Dialect::Megatron, None).loadable_by;
-        assert_eq!(said, ["PyTorch 2.1 or later", "Megatron Core 0.12 or later"]);
+        assert_eq!(
+            said,
+            ["PyTorch 2.1 or later", "Megatron Core 0.12 or later"]
+        );
     }
 
     #[test]
@@ -219,12 +295,21 @@ mod tests {
         let by = |dtypes, flavour| of(dtypes, flavour, Dialect::Dcp, None).written_by;
         assert_eq!(by(&[DType::UInt16], Flavour::Universal), ["reshard"]);
         assert_eq!(by(&[DType::UInt16], Flavour::Torch23), ["reshard"]);
-        assert_eq!(by(&[DType::UInt16], Flavour::Torch24), ["PyTorch 2.9 to 2.14"]);
-        assert_eq!(by(&[DType::BComplex32], Flavour::Torch215), ["PyTorch 2.15"]);
+        assert_eq!(
+            by(&[DType::UInt16], Flavour::Torch24),
+            ["PyTorch 2.9 to 2.14"]
+        );
+        assert_eq!(
+            by(&[DType::BComplex32], Flavour::Torch215),
+            ["PyTorch 2.15"]
+        );
         assert_eq!(
             by(&[DType::Float8E5M2], Flavour::Universal),
             ["PyTorch 2.1 or 2.2, or reshard for all versions"]
         );
-        assert_eq!(of(&[], Flavour::Universal, Dialect::Dcp, Some(2)).written_by, ["reshard"]);
+        assert_eq!(
+            of(&[], Flavour::Universal, Dialect::Dcp, Some(2)).written_by,
+            ["reshard"]
+        );
     }
 }

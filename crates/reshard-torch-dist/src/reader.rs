@@ -19,8 +19,8 @@ use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead};
 use reshard_strategy::{
-    BackendVersion, FileRole, LimitOption, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor, ReaderHooks,
-    Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
+    BackendVersion, FileRole, LimitOption, Producer, ReadCx, ReadLimits, ReadObject, ReadTensor,
+    ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport,
     torch::{TorchObjects, check_records, parsing},
 };
 use reshard_torch_format::TorchSave;
@@ -49,11 +49,19 @@ impl StorageReader for TorchDistReader {
     }
 
     fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
-        self.table.chunk(chunk).and_then(|place| self.storage_info(place)).into_iter().collect()
+        self.table
+            .chunk(chunk)
+            .and_then(|place| self.storage_info(place))
+            .into_iter()
+            .collect()
     }
 
     fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
-        self.table.object(object).and_then(|place| self.storage_info(place)).into_iter().collect()
+        self.table
+            .object(object)
+            .and_then(|place| self.storage_info(place))
+            .into_iter()
+            .collect()
     }
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
@@ -75,7 +83,11 @@ impl StorageReader for TorchDistReader {
         }
         match self.repeats.get(key) {
             None => Ok(()),
-            Some((bytes, stored)) => Err(ReadLimits::refused(format_args!("tensor {key}"), *bytes, *stored)),
+            Some((bytes, stored)) => Err(ReadLimits::refused(
+                format_args!("tensor {key}"),
+                *bytes,
+                *stored,
+            )),
         }
     }
 
@@ -111,7 +123,8 @@ impl StorageReader for TorchDistReader {
             if window.is_empty() {
                 return Ok(totals);
             }
-            self.read_window(window, cx, &mut forms, &mut totals).await?;
+            self.read_window(window, cx, &mut forms, &mut totals)
+                .await?;
         }
     }
 
@@ -121,25 +134,34 @@ impl StorageReader for TorchDistReader {
         for r in reads {
             let key = self.table.metadata.object_key(r.object).unwrap_or_default();
             let place = self.table.object(r.object).ok_or_else(|| {
-                let what = format!("object {key} has no place: the metadata lost its storage entry");
+                let what =
+                    format!("object {key} has no place: the metadata lost its storage entry");
                 StrategyError::corrupt(crate::METADATA, None, what)
             })?;
             if let Some(other) = self.overlaps.with(place) {
                 let what = format!("object {key} and another item claim the same bytes ({other})");
                 return Err(StrategyError::corrupt(crate::METADATA, None, what));
             }
-            self.limits.whole(format_args!("object {key}"), place.length)?;
+            self.limits
+                .whole(format_args!("object {key}"), place.length)?;
             ranges.push((self.table.file(place)?, self.table.range(place)?));
             places.push((place, key));
         }
-        let (stored, _) = self.store.read_ranges(ranges).await.map_err(|e| self.lost(e, None))?;
+        let (stored, _) = self
+            .store
+            .read_ranges(ranges)
+            .await
+            .map_err(|e| self.lost(e, None))?;
         let mut out = Vec::with_capacity(stored.len());
         for ((place, key), bytes) in places.into_iter().zip(stored) {
             let bytes = self.object_archive(place, key, bytes)?;
             if cx.verify {
                 self.check_archive(place, key, &bytes)?;
             }
-            out.push(Payload::Encoded { codec: TorchSave::NAME, bytes });
+            out.push(Payload::Encoded {
+                codec: TorchSave::NAME,
+                bytes,
+            });
         }
         Ok(out)
     }
@@ -156,7 +178,10 @@ impl TorchDistReader {
     /// `None` if the name of the file is refused.
     fn storage_info(&self, place: Place) -> Option<StorageInfo> {
         let end = place.offset.saturating_add(place.length);
-        Some(StorageInfo::new(self.table.file(place).ok()?, place.offset..end))
+        Some(StorageInfo::new(
+            self.table.file(place).ok()?,
+            place.offset..end,
+        ))
     }
 
     async fn read_window(
@@ -166,14 +191,21 @@ impl TorchDistReader {
         forms: &mut Forms,
         totals: &mut Traffic,
     ) -> Result<()> {
-        let ReadCx { verify, progress, .. } = *cx;
-        let wanted = window.iter().map(|(c, _)| self.wanted(*c)).collect::<Result<Vec<Wanted>>>()?;
+        let ReadCx {
+            verify, progress, ..
+        } = *cx;
+        let wanted = window
+            .iter()
+            .map(|(c, _)| self.wanted(*c))
+            .collect::<Result<Vec<Wanted>>>()?;
         let (heads, header_bytes, header_requests) = self.heads(&wanted, verify, forms).await?;
         totals.beside += header_bytes;
         totals.requests += header_requests;
         let mut records = Vec::with_capacity(heads.len());
-        for ((head, w), reads) in
-            heads.into_iter().zip(&wanted).zip(window.into_iter().map(|(_, reads)| reads))
+        for ((head, w), reads) in heads
+            .into_iter()
+            .zip(&wanted)
+            .zip(window.into_iter().map(|(_, reads)| reads))
         {
             match head {
                 Head::Memory(tensor) => {
@@ -181,21 +213,42 @@ impl TorchDistReader {
                     packed::land(&tensor, reads, progress, totals)?;
                 }
                 Head::Packed => self.read_packed(w, reads, verify, progress, totals).await?,
-                Head::Deflated(d) => self.read_deflated(w, *d, reads, verify, progress, totals).await?,
+                Head::Deflated(d) => {
+                    self.read_deflated(w, *d, reads, verify, progress, totals)
+                        .await?
+                }
                 Head::Stored(s) => {
                     let selections: Vec<_> = reads.iter().map(|r| &r.selection).collect();
-                    let all = verify && reads_all(&s.layout, s.record.end - s.record.start, &selections);
+                    let all =
+                        verify && reads_all(&s.layout, s.record.end - s.record.start, &selections);
                     totals.verified += u64::from(all);
                     let check = all.then(|| -> Box<dyn Checksum> {
                         let metadata = Arc::clone(&self.table.metadata);
-                        Box::new(Crc::new(s.record.end - s.record.start, s.crc32, metadata, w.chunk))
+                        Box::new(Crc::new(
+                            s.record.end - s.record.start,
+                            s.crc32,
+                            metadata,
+                            w.chunk,
+                        ))
                     });
-                    let parts = reads.into_iter().map(|r| r.part(&s.layout)).collect::<Result<_>>()?;
-                    records.push(RecordRead { name: s.file, record: s.record, parts, check });
+                    let parts = reads
+                        .into_iter()
+                        .map(|r| r.part(&s.layout))
+                        .collect::<Result<_>>()?;
+                    records.push(RecordRead {
+                        name: s.file,
+                        record: s.record,
+                        parts,
+                        check,
+                    });
                 }
             }
         }
-        let stats = self.store.read_into(records, progress.clone()).await.map_err(|e| self.lost(e, None))?;
+        let stats = self
+            .store
+            .read_into(records, progress.clone())
+            .await
+            .map_err(|e| self.lost(e, None))?;
         totals.needed += stats.needed;
         totals.bytes += stats.bytes;
         totals.beside += stats.beside;
@@ -210,20 +263,35 @@ impl TorchDistReader {
         key: &str,
         stored: bytes::Bytes,
     ) -> Result<bytes::Bytes> {
-        let (what, budget) = (format!("object {key}"), parsing(&self.limits).budget(place.length).max());
+        let (what, budget) = (
+            format!("object {key}"),
+            parsing(&self.limits).budget(place.length).max(),
+        );
         let most = budget.min(self.limits.max_whole);
-        self.untransform(place, &what, stored, most)?.ok_or_else(|| match budget == most {
-            true => {
-                let what =
-                    format!("{what} unpacks to more than what is made of {} stored bytes", place.length);
-                StrategyError::Limit { what, option: LimitOption::MaxMemory, max: budget }
-            }
-            false => self.too_large(&what),
-        })
+        self.untransform(place, &what, stored, most)?
+            .ok_or_else(|| match budget == most {
+                true => {
+                    let what = format!(
+                        "{what} unpacks to more than what is made of {} stored bytes",
+                        place.length
+                    );
+                    StrategyError::Limit {
+                        what,
+                        option: LimitOption::MaxMemory,
+                        max: budget,
+                    }
+                }
+                false => self.too_large(&what),
+            })
     }
 
     /// Checks that every record of an object's archive has the checksum in the archive.
-    pub(crate) fn check_archive(&self, place: Place, key: &str, bytes: &bytes::Bytes) -> Result<()> {
+    pub(crate) fn check_archive(
+        &self,
+        place: Place,
+        key: &str,
+        bytes: &bytes::Bytes,
+    ) -> Result<()> {
         let file = self.table.file(place)?;
         check_records(bytes, &self.limits)
             .map_err(|e| unreadable(e, &format!("object {key}"), file.as_str(), place.offset))

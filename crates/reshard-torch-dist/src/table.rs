@@ -71,15 +71,25 @@ impl Table {
             return Stored::Unknown;
         }
         let tensor = || self.metadata.tensor(key).map(|t| Stored::Tensor(t.id()));
-        self.metadata.object(key).map(Stored::Object).or_else(tensor).unwrap_or(Stored::Nothing)
+        self.metadata
+            .object(key)
+            .map(Stored::Object)
+            .or_else(tensor)
+            .unwrap_or(Stored::Nothing)
     }
 
     pub(crate) fn chunk(&self, id: ChunkId) -> Option<Place> {
-        self.chunks.get(id.0 as usize).copied().filter(|p| p.file != u32::MAX)
+        self.chunks
+            .get(id.0 as usize)
+            .copied()
+            .filter(|p| p.file != u32::MAX)
     }
 
     pub(crate) fn object(&self, id: ObjectId) -> Option<Place> {
-        self.objects.get(id.0 as usize).copied().filter(|p| p.file != u32::MAX)
+        self.objects
+            .get(id.0 as usize)
+            .copied()
+            .filter(|p| p.file != u32::MAX)
     }
 }
 
@@ -101,24 +111,36 @@ impl Table {
     pub(crate) fn file(&self, place: Place) -> Result<Name> {
         match self.files.get(place.file as usize) {
             Some(Ok(name)) => Ok(name.clone()),
-            Some(Err(e)) => {
-                Err(StrategyError::corrupt(crate::METADATA, None, format!("a file name is refused: {e}")))
-            }
-            None => Err(StrategyError::corrupt(crate::METADATA, None, "an item has no file")),
+            Some(Err(e)) => Err(StrategyError::corrupt(
+                crate::METADATA,
+                None,
+                format!("a file name is refused: {e}"),
+            )),
+            None => Err(StrategyError::corrupt(
+                crate::METADATA,
+                None,
+                "an item has no file",
+            )),
         }
     }
 
     /// The bytes of an item in its file.
     pub(crate) fn range(&self, place: Place) -> Result<std::ops::Range<u64>> {
-        let end = place.offset.checked_add(place.length).filter(|e| *e <= i64::MAX as u64);
-        let end =
-            end.ok_or_else(|| StrategyError::corrupt(crate::METADATA, None, "an item ends past 2^63 bytes"))?;
+        let end = place
+            .offset
+            .checked_add(place.length)
+            .filter(|e| *e <= i64::MAX as u64);
+        let end = end.ok_or_else(|| {
+            StrategyError::corrupt(crate::METADATA, None, "an item ends past 2^63 bytes")
+        })?;
         Ok(place.offset..end)
     }
 
     /// What was done to an item's archive, in the order of undoing it.
     pub(crate) fn descriptors(&self, place: Place) -> &[String] {
-        self.transforms.get(place.transforms as usize).map_or(&[], Vec::as_slice)
+        self.transforms
+            .get(place.transforms as usize)
+            .map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn is_transformed(&self, place: Place) -> bool {
@@ -151,11 +173,27 @@ mod tests {
         let mut results = Vec::new();
         for &(key, length) in items {
             b.add_object(key).unwrap();
-            let id = PieceId { key: key.into(), offset: None };
-            let part = StorageInfo::new(Name::new("__0_0.distcp").unwrap(), 7..length.saturating_add(7));
-            results.push(WriteResult { id, parts: vec![part] });
+            let id = PieceId {
+                key: key.into(),
+                offset: None,
+            };
+            let part = StorageInfo::new(
+                Name::new("__0_0.distcp").unwrap(),
+                7..length.saturating_add(7),
+            );
+            results.push(WriteResult {
+                id,
+                parts: vec![part],
+            });
         }
-        write(&b.finish(planner_data).unwrap(), &[results], Flavour::Universal, "").unwrap().into()
+        write(
+            &b.finish(planner_data).unwrap(),
+            &[results],
+            Flavour::Universal,
+            "",
+        )
+        .unwrap()
+        .into()
     }
 
     #[test]
@@ -173,7 +211,9 @@ mod tests {
         ];
         let mut b = Metadata::builder();
         for (i, properties) in all.iter().enumerate() {
-            let id = b.add_tensor(&i.to_string(), DType::Float32, &[5, 5], properties.clone()).unwrap();
+            let id = b
+                .add_tensor(&i.to_string(), DType::Float32, &[5, 5], properties.clone())
+                .unwrap();
             b.add_chunk(id, &Region::whole(&[5, 5])).unwrap();
         }
         let pickle = write(&b.finish(None).unwrap(), &[], Flavour::Torch215, "").unwrap();
@@ -188,7 +228,11 @@ mod tests {
         let items: Vec<(&str, u64)> = keys.iter().map(String::as_str).zip(lengths).collect();
         let table = Table::parse("m", objects(&items, None), &Limits::default()).unwrap();
         assert_eq!(
-            table.objects.iter().map(|p| (p.offset, p.length)).collect::<Vec<_>>(),
+            table
+                .objects
+                .iter()
+                .map(|p| (p.offset, p.length))
+                .collect::<Vec<_>>(),
             lengths.map(|l| (7, l))
         );
     }
@@ -196,26 +240,45 @@ mod tests {
     #[test]
     fn lone_surrogates_are_spelled_when_read_and_surrogates_when_written() {
         let keys = ["a\\ud800b", "a\\\\ud800b", "\\\\\\udfff", "plain\\x"];
-        let python: [&[u8]; 4] = [b"a\xed\xa0\x80b", b"a\\ud800b", b"\\\xed\xbf\xbf", b"plain\\x"];
-        let paths = keys.iter().map(|k| ((*k).into(), Path(vec![Step::Key((*k).into()), Step::Index(1)])));
+        let python: [&[u8]; 4] = [
+            b"a\xed\xa0\x80b",
+            b"a\\ud800b",
+            b"\\\xed\xbf\xbf",
+            b"plain\\x",
+        ];
+        let paths = keys.iter().map(|k| {
+            (
+                (*k).into(),
+                Path(vec![Step::Key((*k).into()), Step::Index(1)]),
+            )
+        });
         let paths = PlannerData::Paths(paths.collect());
         let pickle = objects(&keys.map(|k| (k, 1)), Some(paths.clone()));
         for key in python {
             assert!(
-                pickle.windows(key.len() + 1).any(|w| w[0] == key.len() as u8 && &w[1..] == key),
+                pickle
+                    .windows(key.len() + 1)
+                    .any(|w| w[0] == key.len() as u8 && &w[1..] == key),
                 "{key:?}"
             );
         }
         let table = Table::parse("m", pickle, &Limits::default()).unwrap();
         for (i, key) in keys.into_iter().enumerate() {
-            assert_eq!(table.metadata.object(key), Some(ObjectId(i as u32)), "{key}");
+            assert_eq!(
+                table.metadata.object(key),
+                Some(ObjectId(i as u32)),
+                "{key}"
+            );
         }
         assert_eq!(table.metadata.planner_data(), Some(&paths));
         assert!(table.objects.iter().all(|p| p.length == 1));
     }
 
     fn limits(memory: u64) -> Limits {
-        Limits { memory: Some(memory), ..Limits::default() }
+        Limits {
+            memory: Some(memory),
+            ..Limits::default()
+        }
     }
 
     #[test]
@@ -224,7 +287,10 @@ mod tests {
         let read = |memory| Table::parse("m", file.clone(), &limits(memory)).map(drop);
         assert!(read(700_000).is_ok());
         // The columns have its text once, in twice the room. The table has more copies of it while it is built.
-        assert_eq!(read(400_000).unwrap_err().kind(), reshard_model::ErrorKind::Limit);
+        assert_eq!(
+            read(400_000).unwrap_err().kind(),
+            reshard_model::ErrorKind::Limit
+        );
     }
 
     #[test]

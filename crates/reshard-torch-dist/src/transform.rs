@@ -28,7 +28,9 @@ pub(crate) fn decode(descriptor: &str, stored: &[u8], most: u64) -> Result<Bytes
         ));
     }
     match descriptor.split_once('/') {
-        Some(("stream.zstd", version)) if version.split('.').next() == Some("1") => zstd(stored, most),
+        Some(("stream.zstd", version)) if version.split('.').next() == Some("1") => {
+            zstd(stored, most)
+        }
         _ => Err(Refused::Unknown(format!(
             "the stream transform {descriptor:?} is not known; known is stream.zstd/1"
         ))),
@@ -57,13 +59,17 @@ struct Header {
 
 impl Header {
     fn parse(stored: &[u8]) -> Result<Self, Refused> {
-        let damaged = |what: &str| Refused::Damaged(format!("a zstd stream can't be decoded: {what}"));
+        let damaged =
+            |what: &str| Refused::Damaged(format!("a zstd stream can't be decoded: {what}"));
         let unknown = |what: &str| Refused::Unknown(format!("a zstd stream has {what}"));
         let mut at = stored;
         let mut take = |n: usize| match at.split_at_checked(n) {
             Some((bytes, rest)) => {
                 at = rest;
-                Ok(bytes.iter().rev().fold(0u64, |all, b| all << 8 | u64::from(*b)))
+                Ok(bytes
+                    .iter()
+                    .rev()
+                    .fold(0u64, |all, b| all << 8 | u64::from(*b)))
             }
             None => Err(damaged("it ends in the header of a frame")),
         };
@@ -101,7 +107,11 @@ impl Header {
             None => content.unwrap_or(0),
         };
         let bytes = stored.len() - at.len();
-        Ok(Self { content, window, bytes })
+        Ok(Self {
+            content,
+            window,
+            bytes,
+        })
     }
 
     /// That `got` bytes can have come out of the blocks of this frame: none has more bytes than the window, or 128 KiB. The decoder
@@ -114,7 +124,9 @@ impl Header {
             let (last, repeated, size) = (said & 1 == 1, said >> 1 & 3 == 1, u64::from(said >> 3));
             if size > most {
                 let what = "a block has more bytes than the window of its frame";
-                return Err(Refused::Damaged(format!("a zstd stream can't be decoded: {what}")));
+                return Err(Refused::Damaged(format!(
+                    "a zstd stream can't be decoded: {what}"
+                )));
             }
             room += most;
             let stored = if repeated { 1 } else { size as usize };
@@ -122,7 +134,9 @@ impl Header {
         }
         if got > room {
             let what = "its blocks have more bytes than the window of their frame";
-            return Err(Refused::Damaged(format!("a zstd stream can't be decoded: {what}")));
+            return Err(Refused::Damaged(format!(
+                "a zstd stream can't be decoded: {what}"
+            )));
         }
         Ok(())
     }
@@ -137,7 +151,10 @@ fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Refused> {
     loop {
         let had = out.len();
         let frame = Header::parse(rest)?;
-        if frame.content.is_some_and(|bytes| bytes > most.saturating_sub(had as u64)) {
+        if frame
+            .content
+            .is_some_and(|bytes| bytes > most.saturating_sub(had as u64))
+        {
             return Err(Refused::More);
         }
         // A frame in one segment is its own window, and no longer than was allowed.
@@ -151,7 +168,8 @@ fn zstd(stored: &[u8], most: u64) -> Result<Bytes, Refused> {
         let room = frame.window.saturating_mul(4).saturating_add(1 << 20);
         if room > had_room {
             let room = usize::try_from(room).ok();
-            room.and_then(|n| Vec::<u8>::new().try_reserve_exact(n).ok()).ok_or(Refused::NoMemory(had))?;
+            room.and_then(|n| Vec::<u8>::new().try_reserve_exact(n).ok())
+                .ok_or(Refused::NoMemory(had))?;
         }
         had_room = had_room.max(room);
         let this = rest;
@@ -188,11 +206,15 @@ fn decoded<'s>(
         if (out.len() + n) as u64 > most {
             return Err(Refused::More);
         }
-        out.try_reserve(n).map_err(|_| Refused::NoMemory(out.len()))?;
+        out.try_reserve(n)
+            .map_err(|_| Refused::NoMemory(out.len()))?;
         out.extend_from_slice(&block[..n]);
     }
     let (rest, frame) = decoder.into_parts();
-    match (frame.get_checksum_from_data(), frame.get_calculated_checksum()) {
+    match (
+        frame.get_checksum_from_data(),
+        frame.get_calculated_checksum(),
+    ) {
         (Some(said), Some(is)) if said != is => Err(bad(&"the checksum of a frame is wrong")),
         _ => Ok(rest),
     }
@@ -226,7 +248,10 @@ mod tests {
         assert_eq!(told(&frame(&[0, 0], b"abc", b""), 2), Err(Refused::More));
         // Gigabytes are refused by the header alone.
         let gigabytes = [&[0xa0][..], &(1u32 << 31).to_le_bytes()].concat();
-        assert_eq!(told(&frame(&gigabytes, b"abc", b""), 1 << 20), Err(Refused::More));
+        assert_eq!(
+            told(&frame(&gigabytes, b"abc", b""), 1 << 20),
+            Err(Refused::More)
+        );
         for (header, behind) in [
             // Another length, a bit that is reserved, a window of 2^32.
             (&[0x20, 4][..], &b""[..]),
@@ -238,7 +263,10 @@ mod tests {
             (&[0x24, 3], b"1234"),
         ] {
             let outcome = told(&frame(header, b"abc", behind), 100);
-            assert!(matches!(outcome, Err(Refused::Damaged(_))), "{header:?} {behind:?}: {outcome:?}");
+            assert!(
+                matches!(outcome, Err(Refused::Damaged(_))),
+                "{header:?} {behind:?}: {outcome:?}"
+            );
         }
     }
 
@@ -249,26 +277,50 @@ mod tests {
         let larger = told(&frame(&[0, 0], &[7; 1025], b""), 2000);
         assert!(matches!(larger, Err(Refused::Damaged(_))), "{larger:?}");
         // One byte that is repeated, in a window of 1 KiB and of 2 KiB.
-        let repeated =
-            |window: u8| [&MAGIC[..], &[0, window, (1100 << 3 | 3) as u8, (1100 >> 5) as u8, 0, 9]].concat();
+        let repeated = |window: u8| {
+            [
+                &MAGIC[..],
+                &[0, window, (1100 << 3 | 3) as u8, (1100 >> 5) as u8, 0, 9],
+            ]
+            .concat()
+        };
         assert!(matches!(told(&repeated(0), 2000), Err(Refused::Damaged(_))));
         assert_eq!(told(&repeated(1 << 3), 2000).unwrap(), vec![9; 1100]);
         // Of compressed blocks only the number tells how much can come out.
-        let header = Header { content: None, window: 1024, bytes: 0 };
-        let two = [&[5 << 3 | 4, 0, 0][..], &[0; 5], &[2 << 3 | 5, 0, 0], &[0; 2]].concat();
+        let header = Header {
+            content: None,
+            window: 1024,
+            bytes: 0,
+        };
+        let two = [
+            &[5 << 3 | 4, 0, 0][..],
+            &[0; 5],
+            &[2 << 3 | 5, 0, 0],
+            &[0; 2],
+        ]
+        .concat();
         assert!(header.check_blocks(&two, 2048).is_ok());
-        assert!(matches!(header.check_blocks(&two, 2049), Err(Refused::Damaged(_))));
+        assert!(matches!(
+            header.check_blocks(&two, 2049),
+            Err(Refused::Damaged(_))
+        ));
     }
 
     #[test]
     fn what_only_this_version_does_not_know_is_no_damage() {
         let skipped = [0x50, 0x2a, 0x4d, 0x18, 1, 0, 0, 0, 7];
-        let (dictionary, window) = (frame(&[0x21, 9, 3], b"abc", b""), frame(&[0, 20 << 3], b"abc", b""));
+        let (dictionary, window) = (
+            frame(&[0x21, 9, 3], b"abc", b""),
+            frame(&[0, 20 << 3], b"abc", b""),
+        );
         for stored in [&skipped[..], &dictionary, &window] {
             let outcome = told(stored, 100);
             assert!(matches!(outcome, Err(Refused::Unknown(_))), "{outcome:?}");
         }
         // A dictionary of the number 0 is none.
-        assert_eq!(told(&frame(&[0x21, 0, 3], b"abc", b""), 100).unwrap(), b"abc");
+        assert_eq!(
+            told(&frame(&[0x21, 0, 3], b"abc", b""), 100).unwrap(),
+            b"abc"
+        );
     }
 }

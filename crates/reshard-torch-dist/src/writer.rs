@@ -10,8 +10,8 @@ use reshard_plan::{SavePlan, TensorWrite, WriteItem, WriteKind};
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Extent, FileBody, Name};
 use reshard_strategy::{
-    BackendVersion, Elements, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter, StrategyError,
-    WriteData, WriterHooks, encode_object,
+    BackendVersion, Elements, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
+    StrategyError, WriteData, WriterHooks, encode_object,
 };
 use reshard_torch_format::{
     TensorRef, TorchSave,
@@ -61,7 +61,10 @@ impl StorageWriter for TorchDistWriter {
                 extents.push(self.extent(item, resolve(item)?, &mut forms)?);
                 out.items.push((item.id(), vec![(n, i)]));
             }
-            out.files.push(FileBody::new(Name::new(format!("__{rank}_{n}.distcp"))?, extents));
+            out.files.push(FileBody::new(
+                Name::new(format!("__{rank}_{n}.distcp"))?,
+                extents,
+            ));
         }
         Ok(out)
     }
@@ -80,12 +83,19 @@ impl StorageWriter for TorchDistWriter {
 type Forms = BTreeMap<(DType, Dims, Dims), Arc<Form>>;
 
 impl TorchDistWriter {
-    fn extent(&self, item: &WriteItem, data: WriteData, forms: &mut Forms) -> Result<Box<dyn Extent>> {
+    fn extent(
+        &self,
+        item: &WriteItem,
+        data: WriteData,
+        forms: &mut Forms,
+    ) -> Result<Box<dyn Extent>> {
         match (&item.kind, data) {
             (WriteKind::Tensor(t), WriteData::Tensor(data)) => self.tensor(item, t, data, forms),
-            (WriteKind::Object { .. }, WriteData::Object(payload)) => {
-                Ok(Box::new(encode_object(&TorchSave::default(), &item.key, payload)?))
-            }
+            (WriteKind::Object { .. }, WriteData::Object(payload)) => Ok(Box::new(encode_object(
+                &TorchSave::default(),
+                &item.key,
+                payload,
+            )?)),
             _ => Err(StrategyError::Invalid(format!(
                 "{}: an object was given for a tensor, or a tensor for an object",
                 item.key
@@ -109,7 +119,8 @@ impl TorchDistWriter {
             && let Some(flat) = host.in_memory_order()
         {
             let strides = host.layout().strides().clone();
-            let layout = Layout::new(t.dtype.size(), 0, shape.clone(), strides).ok_or_else(too_large)?;
+            let layout =
+                Layout::new(t.dtype.size(), 0, shape.clone(), strides).ok_or_else(too_large)?;
             return self.blob(t, &layout, flat.into(), forms);
         }
         let layout = Layout::contiguous(t.dtype.size(), shape).ok_or_else(too_large)?;
@@ -131,7 +142,8 @@ impl TorchDistWriter {
         let mut described = TensorRef::contiguous(t.dtype, layout.shape()).map_err(format_error)?;
         described.strides = layout.strides().clone();
         let pickle = described.pickle().map_err(format_error)?;
-        let archive = ArchiveLayout::new(&pickle, &[layout.bytes()], &self.archive).map_err(format_error)?;
+        let archive =
+            ArchiveLayout::new(&pickle, &[layout.bytes()], &self.archive).map_err(format_error)?;
         let form = Arc::new(Form::new(archive));
         forms.insert(which, Arc::clone(&form));
         Ok(Box::new(Blob::new(form, elements)))
@@ -140,6 +152,10 @@ impl TorchDistWriter {
 
 /// As PyTorch orders a file.
 fn objects_first(items: &[WriteItem]) -> impl Iterator<Item = &WriteItem> {
-    let of = |objects: bool| items.iter().filter(move |i| i.tensor().is_none() == objects);
+    let of = |objects: bool| {
+        items
+            .iter()
+            .filter(move |i| i.tensor().is_none() == objects)
+    };
     of(true).chain(of(false))
 }

@@ -108,7 +108,10 @@ fn what_is_described_in_an_unknown_way_leaves_the_rest() {
         ("TensorStorageMetadata", "TensorStorageMetadatb"),
     ] {
         let mut bytes = sound();
-        let at = bytes.windows(old.len()).position(|w| w == old.as_bytes()).unwrap();
+        let at = bytes
+            .windows(old.len())
+            .position(|w| w == old.as_bytes())
+            .unwrap();
         bytes[at..at + old.len()].copy_from_slice(new.as_bytes());
         assert_eq!(parse_metadata(bytes).unwrap(), (0, 0, 1), "{new}");
     }

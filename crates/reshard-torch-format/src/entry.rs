@@ -96,13 +96,17 @@ pub fn load_archive(archive: &Archive, options: &LoadOptions) -> Result<Value> {
         s.check(record.size)?;
         archive.content_within(record, options.verify, budget)
     };
-    Decoder::new(&graph, &pickle, &options.limits, fetch).of_file(order, len).value(root)
+    Decoder::new(&graph, &pickle, &options.limits, fetch)
+        .of_file(order, len)
+        .value(root)
 }
 
 fn load_pickle(bytes: &Bytes, limits: &Limits) -> Result<Value> {
     let mut graph = Graph::default();
     let (root, _) = run(bytes, &mut graph, limits)?;
-    let fetch = |s: &StorageRef, _: &mut Budget| Err(Error::tensor(&s.key, "a bare pickle has no storages"));
+    let fetch = |s: &StorageRef, _: &mut Budget| {
+        Err(Error::tensor(&s.key, "a bare pickle has no storages"))
+    };
     Decoder::new(&graph, bytes, limits, fetch).value(root)
 }
 

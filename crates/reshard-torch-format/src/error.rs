@@ -15,7 +15,10 @@ pub enum Error {
         what: Box<str>,
     },
     /// A pickle exceeds a limit.
-    #[error("what byte {offset} asks for exceeds the limit of {max} {limit}{}", way_out(limit))]
+    #[error(
+        "what byte {offset} asks for exceeds the limit of {max} {limit}{}",
+        way_out(limit)
+    )]
     Limit {
         /// Where.
         offset: u64,
@@ -133,15 +136,24 @@ impl Error {
     }
 
     pub(crate) fn pickle(offset: usize, what: impl Into<Box<str>>) -> Self {
-        Self::Pickle { offset: offset as u64, what: what.into() }
+        Self::Pickle {
+            offset: offset as u64,
+            what: what.into(),
+        }
     }
 
     pub(crate) fn archive(offset: u64, what: impl Into<Box<str>>) -> Self {
-        Self::Archive { offset, what: what.into() }
+        Self::Archive {
+            offset,
+            what: what.into(),
+        }
     }
 
     pub(crate) fn tensor(key: &str, what: impl Into<Box<str>>) -> Self {
-        Self::Tensor { key: key.into(), what: what.into() }
+        Self::Tensor {
+            key: key.into(),
+            what: what.into(),
+        }
     }
 
     pub(crate) fn encode(what: impl Into<Box<str>>) -> Self {

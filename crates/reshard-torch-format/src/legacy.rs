@@ -20,7 +20,8 @@ const PROTOCOL: i64 = 1001;
 /// Whether bytes start as such a file does.
 pub(crate) fn is_legacy(bytes: &[u8]) -> bool {
     let mut reader = Reader::new(bytes);
-    matches!(reader.next_op(), Ok(Op::Proto(_))) && matches!(reader.next_op(), Ok(Op::Long1(v)) if v == MAGIC)
+    matches!(reader.next_op(), Ok(Op::Proto(_)))
+        && matches!(reader.next_op(), Ok(Op::Long1(v)) if v == MAGIC)
 }
 
 /// Reads the object of such a file.
@@ -30,14 +31,20 @@ pub(crate) fn load(bytes: &Bytes, limits: &Limits) -> Result<Value> {
     let mut at = 0;
     let (magic, root) = pickle(bytes, &mut at, limits, budget.clone())?;
     if !matches!(magic.node(root), Node::Long(v) if **v == MAGIC) {
-        return Err(Error::pickle(0, "the magic number of an old torch file is missing"));
+        return Err(Error::pickle(
+            0,
+            "the magic number of an old torch file is missing",
+        ));
     }
     let (protocol, root) = pickle(bytes, &mut at, limits, magic.budget().clone())?;
     match protocol.as_int(root) {
         Some(PROTOCOL) => {}
         other => {
             let what = format!("protocol {other:?} of old torch files (1001 is known)");
-            return Err(Error::Unsupported { offset: at as u64, what: what.into() });
+            return Err(Error::Unsupported {
+                offset: at as u64,
+                what: what.into(),
+            });
         }
     }
     drop((magic, protocol));
@@ -56,7 +63,12 @@ pub(crate) fn load(bytes: &Bytes, limits: &Limits) -> Result<Value> {
 }
 
 /// The next pickle of the file.
-fn pickle<'a>(bytes: &'a Bytes, at: &mut usize, limits: &Limits, budget: Budget) -> Result<(Graph<'a>, Id)> {
+fn pickle<'a>(
+    bytes: &'a Bytes,
+    at: &mut usize,
+    limits: &Limits,
+    budget: Budget,
+) -> Result<(Graph<'a>, Id)> {
     let mut graph = Graph::within(budget);
     let start = *at;
     let rest = bytes.get(start..).unwrap_or(&[]);
@@ -83,15 +95,27 @@ fn storages(
     let (keys, root) = pickle(bytes, at, limits, object.budget().clone())?;
     let keys_at = *at;
     let bad = |at: usize, what: &str| Error::pickle(at, what);
-    let list = keys.as_seq(root).ok_or_else(|| bad(keys_at, "the keys of the storages are no list"))?;
+    let list = keys
+        .as_seq(root)
+        .ok_or_else(|| bad(keys_at, "the keys of the storages are no list"))?;
     let mut out = BTreeMap::new();
     for &key in list {
-        let key = keys.as_str(key).ok_or_else(|| bad(keys_at, "the key of a storage is no str"))?;
-        let size = sizes.get(key).ok_or_else(|| bad(keys_at, "a storage is listed that nothing uses"))?;
-        let count = bytes.get(*at..).and_then(|b| b.first_chunk()).map(|c| u64::from_le_bytes(*c));
-        let len = count.and_then(|n| n.checked_mul(*size)).and_then(|n| usize::try_from(n).ok());
-        let range =
-            len.and_then(|n| Some(*at + 8..(*at + 8).checked_add(n)?)).filter(|r| r.end <= bytes.len());
+        let key = keys
+            .as_str(key)
+            .ok_or_else(|| bad(keys_at, "the key of a storage is no str"))?;
+        let size = sizes
+            .get(key)
+            .ok_or_else(|| bad(keys_at, "a storage is listed that nothing uses"))?;
+        let count = bytes
+            .get(*at..)
+            .and_then(|b| b.first_chunk())
+            .map(|c| u64::from_le_bytes(*c));
+        let len = count
+            .and_then(|n| n.checked_mul(*size))
+            .and_then(|n| usize::try_from(n).ok());
+        let range = len
+            .and_then(|n| Some(*at + 8..(*at + 8).checked_add(n)?))
+            .filter(|r| r.end <= bytes.len());
         let range = range.ok_or_else(|| bad(*at, "the file ends inside a storage"))?;
         *at = range.end;
         if out.insert(key.into(), range).is_some() {

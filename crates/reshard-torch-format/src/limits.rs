@@ -52,7 +52,11 @@ impl Default for Limits {
 impl Limits {
     /// The memory that the parsed form of an input of so many bytes may take.
     pub fn budget(&self, input: u64) -> Budget {
-        let usual = input.saturating_mul(64).saturating_add(self.slack).min(4 << 30).min(*SHARE);
+        let usual = input
+            .saturating_mul(64)
+            .saturating_add(self.slack)
+            .min(4 << 30)
+            .min(*SHARE);
         Budget::new(self.memory.unwrap_or(usual))
     }
 }

@@ -8,7 +8,11 @@ use crate::{
 /// What an allocator takes for a block of so many bytes: it keeps notes of its own, and has no blocks below 32 bytes.
 #[inline(always)]
 pub(crate) fn block(bytes: usize) -> u64 {
-    if bytes == 0 { 0 } else { ((bytes as u64).saturating_add(8 + 15) & !15).max(32) }
+    if bytes == 0 {
+        0
+    } else {
+        ((bytes as u64).saturating_add(8 + 15) & !15).max(32)
+    }
 }
 
 /// The same for so many items of a type.
@@ -20,7 +24,11 @@ pub(crate) fn blocks_of<T>(items: usize) -> u64 {
 /// Makes room for more items, drawn from the budget at the capacity that it takes.
 #[inline(always)]
 pub(crate) fn make_room<T>(items: &mut Vec<T>, more: usize, budget: &mut Budget) -> Built<()> {
-    if items.capacity() - items.len() < more { grow(items, more, budget) } else { Ok(()) }
+    if items.capacity() - items.len() < more {
+        grow(items, more, budget)
+    } else {
+        Ok(())
+    }
 }
 
 #[cold]
@@ -30,7 +38,11 @@ fn grow<T>(items: &mut Vec<T>, more: usize, budget: &mut Budget) -> Built<()> {
     let need = len.saturating_add(more);
     // A long one grows by less: what it does not need is drawn, too.
     let spare = if len < 1 << 16 { len } else { len / 4 };
-    let wanted = if len == 0 { need } else { need.max(len.saturating_add(spare)).max(4) };
+    let wanted = if len == 0 {
+        need
+    } else {
+        need.max(len.saturating_add(spare)).max(4)
+    };
     budget.give_back(blocks_of::<T>(had));
     budget.take(blocks_of::<T>(wanted))?;
     let room = items.try_reserve_exact(wanted - len);

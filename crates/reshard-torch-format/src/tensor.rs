@@ -60,7 +60,12 @@ impl TensorRef {
     /// # Errors
     /// [`Error::Tensor`] if its size does not fit 63 bits.
     pub fn contiguous(dtype: DType, shape: &[u64]) -> Result<Self> {
-        let too_large = || Error::tensor("0", format!("shape {} of {dtype} is too large", Dims::from(shape)));
+        let too_large = || {
+            Error::tensor(
+                "0",
+                format!("shape {} of {dtype} is too large", Dims::from(shape)),
+            )
+        };
         let layout = Layout::contiguous(dtype.size(), shape).ok_or_else(too_large)?;
         Ok(Self {
             dtype,
@@ -105,9 +110,20 @@ impl TensorRef {
     /// As [`pickle`](Self::pickle).
     pub fn emit(&self, e: &mut Emitter) -> Result<()> {
         let legacy = storage::legacy_name(self.dtype);
-        e.global("torch._utils", if legacy.is_some() { "_rebuild_tensor_v2" } else { "_rebuild_tensor_v3" })?;
+        e.global(
+            "torch._utils",
+            if legacy.is_some() {
+                "_rebuild_tensor_v2"
+            } else {
+                "_rebuild_tensor_v3"
+            },
+        )?;
         e.op(Op::Mark);
-        StorageRef { dtype: legacy.map(|_| self.dtype), ..self.storage.clone() }.emit(e)?;
+        StorageRef {
+            dtype: legacy.map(|_| self.dtype),
+            ..self.storage.clone()
+        }
+        .emit(e)?;
         e.uint(self.offset);
         e.ints(&self.shape);
         e.ints(&self.strides);
@@ -128,8 +144,11 @@ impl TensorRef {
     }
 
     fn emit_bits(&self, e: &mut Emitter) {
-        let bits: Vec<&str> =
-            [("conj", self.conj), ("neg", self.neg)].iter().filter(|b| b.1).map(|b| b.0).collect();
+        let bits: Vec<&str> = [("conj", self.conj), ("neg", self.neg)]
+            .iter()
+            .filter(|b| b.1)
+            .map(|b| b.0)
+            .collect();
         if bits.is_empty() {
             return;
         }
@@ -142,7 +161,11 @@ impl TensorRef {
             e.str(bit);
             e.bool(true);
         }
-        e.op(if bits.len() > 1 { Op::SetItems } else { Op::SetItem });
+        e.op(if bits.len() > 1 {
+            Op::SetItems
+        } else {
+            Op::SetItem
+        });
     }
 
     /// Where the elements lie in the storage's record.
@@ -157,8 +180,15 @@ impl TensorRef {
             );
             Error::tensor(&self.storage.key, what)
         };
-        let layout = Layout::new(self.dtype.size(), self.offset, self.shape.clone(), self.strides.clone());
-        layout.filter(|l| l.elements() == 0 || l.hull().end <= self.storage.len).ok_or_else(bad)
+        let layout = Layout::new(
+            self.dtype.size(),
+            self.offset,
+            self.shape.clone(),
+            self.strides.clone(),
+        );
+        layout
+            .filter(|l| l.elements() == 0 || l.hull().end <= self.storage.len)
+            .ok_or_else(bad)
     }
 
     /// Compares the length of the storage in the pickle with the size of its record.
@@ -205,12 +235,16 @@ impl TensorRef {
         }
         let bytes = tensor.nbytes();
         let mut elements: Vec<u8> = Vec::new();
-        let room = usize::try_from(bytes).ok().and_then(|n| elements.try_reserve_exact(n).ok());
+        let room = usize::try_from(bytes)
+            .ok()
+            .and_then(|n| elements.try_reserve_exact(n).ok());
         room.ok_or_else(|| {
             let what = format!("to hold the {bytes} bytes of a tensor whose elements must be changed, for which there is no memory,");
             Error::Unsupported { offset: 0, what: what.into() }
         })?;
-        tensor.blocks(1 << 20).for_each(|block| elements.extend_from_slice(&block));
+        tensor
+            .blocks(1 << 20)
+            .for_each(|block| elements.extend_from_slice(&block));
         self.resolve(&mut elements, order)?;
         Ok(Tensor::new(self.dtype, &self.shape, Bytes::from(elements))?)
     }

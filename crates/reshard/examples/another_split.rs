@@ -2,7 +2,11 @@
 //!
 //! `cargo run -p reshard --example another_split`
 
-#![expect(clippy::print_stdout, clippy::expect_used, reason = "an example, which a test runs")]
+#![expect(
+    clippy::print_stdout,
+    clippy::expect_used,
+    reason = "an example, which a test runs"
+)]
 
 use reshard::prelude::*;
 
@@ -25,7 +29,10 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
             (rank * rows..(rank + 1) * rows).flat_map(|r| (0..COLUMNS).map(move |c| element(r, c)));
         let mine = Tensor::from_vec(&[rows, COLUMNS], elements.collect())?;
         let mut state = StateDict::new();
-        state.insert("m", ShardedTensor::from_rank_offsets("m", mine, &[(0, rank, 4)])?);
+        state.insert(
+            "m",
+            ShardedTensor::from_rank_offsets("m", mine, &[(0, rank, 4)])?,
+        );
         blocking::run(save(&state, &url).group(&group))?;
         Ok(())
     })?;
@@ -36,9 +43,14 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
         // Memory of the model, which the load fills in place.
         let mine = Tensor::zeros("m", DType::Int32, &[ROWS, columns])?;
         let mut template = StateDict::new();
-        template.insert("m", ShardedTensor::from_rank_offsets("m", mine, &[(1, rank, 2)])?);
+        template.insert(
+            "m",
+            ShardedTensor::from_rank_offsets("m", mine, &[(1, rank, 2)])?,
+        );
         let loaded = blocking::run(load(template, &url).group(&group))?;
-        let mine = loaded.get("m").and_then(|t| t.leaf()?.as_tensor()?.to_vec::<i32>());
+        let mine = loaded
+            .get("m")
+            .and_then(|t| t.leaf()?.as_tensor()?.to_vec::<i32>());
         let first = rank * columns;
         let want = (0..ROWS).flat_map(|r| (first..first + columns).map(move |c| element(r, c)));
         assert_eq!(mine, Some(want.collect()));
@@ -54,8 +66,12 @@ fn on_ranks(
     rank: impl Fn(LocalGroup) -> Result<(), Box<dyn std::error::Error + Send + Sync>> + Sync,
 ) -> Result<(), Box<dyn std::error::Error>> {
     std::thread::scope(|scope| {
-        let all: Vec<_> = LocalGroup::new(ranks).into_iter().map(|g| scope.spawn(|| rank(g))).collect();
-        all.into_iter().try_for_each(|rank| rank.join().expect("a rank panicked"))
+        let all: Vec<_> = LocalGroup::new(ranks)
+            .into_iter()
+            .map(|g| scope.spawn(|| rank(g)))
+            .collect();
+        all.into_iter()
+            .try_for_each(|rank| rank.join().expect("a rank panicked"))
     })
     .map_err(|e| e as Box<dyn std::error::Error>)
 }

@@ -21,7 +21,8 @@ impl SavePlanner for WithoutOptimizer {
 
     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
         let mut plan = self.0.create_local_plan(state, cx)?;
-        plan.items.retain(|item| !item.key.starts_with("optimizer."));
+        plan.items
+            .retain(|item| !item.key.starts_with("optimizer."));
         Ok(plan)
     }
 }
@@ -31,7 +32,10 @@ pub(crate) fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let url = dir.path().join("ckpt").display().to_string();
     let mut state = StateDict::new();
     for key in ["model.weight", "optimizer.exp_avg"] {
-        state.insert(key, ShardedTensor::full(key, Tensor::zeros(key, DType::Float32, &[4])?));
+        state.insert(
+            key,
+            ShardedTensor::full(key, Tensor::zeros(key, DType::Float32, &[4])?),
+        );
     }
     let planner = WithoutOptimizer(DefaultSavePlanner::DCP);
     blocking::run(save(&state, &url).dialect(Dialect::Dcp).planner(planner))?;

@@ -16,7 +16,10 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let report = blocking::run(save(&state, &url).policy(MaxShardSize::new(1 << 20)))?;
 
     let metrics = report.policy.ok_or("the policy was not asked")?;
-    println!("{}: {} files, the largest of {} bytes", metrics.description, metrics.shards, metrics.largest);
+    println!(
+        "{}: {} files, the largest of {} bytes",
+        metrics.description, metrics.shards, metrics.largest
+    );
     assert!(metrics.largest <= 1 << 20);
 
     // It is one tensor all the same: whoever loads it sees nothing of the cuts.

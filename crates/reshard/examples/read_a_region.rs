@@ -7,21 +7,34 @@
 use reshard::prelude::*;
 
 /// Written by `torch.distributed.checkpoint`; `tests/fixtures` has the script.
-const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/dcp/dt_1d_w3/ckpt");
+const GOLDEN: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../tests/fixtures/dcp/dt_1d_w3/ckpt"
+);
 
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
-    let url = args.next().filter(|arg| !arg.starts_with('-')).unwrap_or_else(|| GOLDEN.into());
+    let url = args
+        .next()
+        .filter(|arg| !arg.starts_with('-'))
+        .unwrap_or_else(|| GOLDEN.into());
     let checkpoint = blocking::Checkpoint::open(&url)?;
     for tensor in checkpoint.tensors() {
         println!("{} {} {}", tensor.key(), tensor.dtype(), tensor.shape());
     }
     let tensor = match args.next() {
         Some(key) => checkpoint.tensor(&key)?,
-        None => checkpoint.tensors().find(|t| t.shape().len() == 2).ok_or("it has no matrix")?,
+        None => checkpoint
+            .tensors()
+            .find(|t| t.shape().len() == 2)
+            .ok_or("it has no matrix")?,
     };
     // The bytes of the first row are read, wherever they lie.
     let row = tensor.read(Region::rows(0..1))?;
-    println!("the first row of {} has {} bytes", tensor.key(), row.nbytes());
+    println!(
+        "the first row of {} has {} bytes",
+        tensor.key(),
+        row.nbytes()
+    );
     Ok(())
 }

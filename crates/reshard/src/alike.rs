@@ -6,7 +6,9 @@
 
 use indexmap::IndexMap;
 use reshard_comm::{Cause, Comm, Rank};
-use reshard_model::{DType, Data, Dialect, Dims, FlatStateDict, Path, PlainTensor, Region, Step, Tensor};
+use reshard_model::{
+    DType, Data, Dialect, Dims, FlatStateDict, Path, PlainTensor, Region, Step, Tensor,
+};
 use reshard_storage::run_blocking;
 use reshard_strategy::{Result, StrategyError, agree as all_agree, cause};
 use serde::{Deserialize, Serialize};
@@ -69,16 +71,29 @@ pub(crate) async fn agree<T>(
         Ok(_) if !rule.compares() => Ok(Vec::new()),
         Ok(_) => prints(plain).await.map_err(|e| cause(&e)),
     };
-    let told = told.map(|prints| Told { coordinators: rule.coordinators, prints });
-    let left = comm.all_reduce(step, told, |all| rule.compare(&all, comm.coordinator())).await?;
+    let told = told.map(|prints| Told {
+        coordinators: rule.coordinators,
+        prints,
+    });
+    let left = comm
+        .all_reduce(step, told, |all| rule.compare(&all, comm.coordinator()))
+        .await?;
     Ok((outcome?, left))
 }
 
 /// Removes the plain leaves that are left to the coordinator.
-pub(crate) fn leave_to_coordinator(keys: &[String], plain: &[PlainTensor], flat: &mut FlatStateDict) {
+pub(crate) fn leave_to_coordinator(
+    keys: &[String],
+    plain: &[PlainTensor],
+    flat: &mut FlatStateDict,
+) {
     let keys: BTreeSet<Step> = keys.iter().map(|k| k.as_str().into()).collect();
-    let left: BTreeSet<Step> =
-        plain.iter().filter_map(|t| t.path.0.first()).filter(|k| keys.contains(*k)).cloned().collect();
+    let left: BTreeSet<Step> = plain
+        .iter()
+        .filter_map(|t| t.path.0.first())
+        .filter(|k| keys.contains(*k))
+        .cloned()
+        .collect();
     if !left.is_empty() {
         flat.retain(|_, leaf| !left.contains(&leaf.key().into()));
     }
@@ -91,11 +106,21 @@ async fn prints(plain: &[PlainTensor]) -> Result<Vec<(Path, Print)>> {
     for t in plain {
         let (buffer, dtype, layout) = match &t.data {
             Data::Host(h) => (h.buffer_id(), h.dtype(), h.layout()),
-            Data::Device(d) => (Arc::as_ptr(d.buffer()).cast::<u8>() as usize, d.dtype(), d.layout()),
+            Data::Device(d) => (
+                Arc::as_ptr(d.buffer()).cast::<u8>() as usize,
+                d.dtype(),
+                d.layout(),
+            ),
             // Other leaves contain no plain tensors.
             Data::None | Data::Lazy(_) => continue,
         };
-        let view = (buffer, dtype, layout.start(), layout.shape().clone(), layout.strides().clone());
+        let view = (
+            buffer,
+            dtype,
+            layout.start(),
+            layout.shape().clone(),
+            layout.strides().clone(),
+        );
         let entry = views.entry(view);
         of_view.push((t.path.clone(), dtype, layout.shape().clone(), entry.index()));
         entry.or_insert(t);
@@ -115,11 +140,22 @@ async fn prints(plain: &[PlainTensor]) -> Result<Vec<(Path, Print)>> {
             }
         }
     }
-    let hashed = run_blocking(tasks.into_iter().map(|task| move || task.iter().map(crc).collect()));
+    let hashed = run_blocking(
+        tasks
+            .into_iter()
+            .map(|task| move || task.iter().map(crc).collect()),
+    );
     let hashed: Vec<Vec<Result<u32>>> = hashed.await?;
     let crcs = hashed.into_iter().flatten().collect::<Result<Vec<u32>>>()?;
     let print = |(path, dtype, shape, view): (Path, DType, Dims, usize)| {
-        Some((path, Print { dtype, shape, crc: *crcs.get(view)? }))
+        Some((
+            path,
+            Print {
+                dtype,
+                shape,
+                crc: *crcs.get(view)?,
+            },
+        ))
     };
     Ok(of_view.into_iter().filter_map(print).collect())
 }
@@ -194,24 +230,41 @@ impl Rule {
                     }
                 }
             }
-            let meant = if holders.contains_key(&coordinator) { Some(coordinator) } else { None };
+            let meant = if holders.contains_key(&coordinator) {
+                Some(coordinator)
+            } else {
+                None
+            };
             let first = meant.or_else(|| holders.keys().next().copied());
-            let Some((first, is)) = first.and_then(|r| Some((r, *holders.get(&r)?))) else { continue };
+            let Some((first, is)) = first.and_then(|r| Some((r, *holders.get(&r)?))) else {
+                continue;
+            };
             holders.retain(|_, print| *print != is);
-            match (holders.is_empty(), self.coordinators && meant.is_some(), item) {
+            match (
+                holders.is_empty(),
+                self.coordinators && meant.is_some(),
+                item,
+            ) {
                 (true, ..) => {}
                 (false, true, Some(item)) => drop(left.insert(item.to_string())),
                 _ => problems.push(problem(path, first, is, &holders)),
             }
         }
-        if problems.is_empty() { Ok(left.into_iter().collect()) } else { Err(self.refused(&problems)) }
+        if problems.is_empty() {
+            Ok(left.into_iter().collect())
+        } else {
+            Err(self.refused(&problems))
+        }
     }
 
     fn refused(self, problems: &[String]) -> Cause {
         let mut what =
             "plain tensors are not the same on all ranks, and a checkpoint holds each of them once:"
                 .to_owned();
-        problems.iter().take(SHOWN).for_each(|p| what = format!("{what}\n  {p}"));
+        problems
+            .iter()
+            .take(SHOWN)
+            .for_each(|p| what = format!("{what}\n  {p}"));
         if let Some(more @ 1..) = problems.len().checked_sub(SHOWN) {
             what = format!("{what}\n  and {more} more");
         }
@@ -219,7 +272,9 @@ impl Rule {
                  `ShardedTensor::replicated`; or give each rank's tensor a key of its own";
         what += match self.coordinators {
             true => "; the coordinator's can't be meant where it has none",
-            false => "; or, if the coordinator's is meant, save with `.coordinators_plain_tensors(true)`",
+            false => {
+                "; or, if the coordinator's is meant, save with `.coordinators_plain_tensors(true)`"
+            }
         };
         cause(&StrategyError::Invalid(what))
     }
@@ -232,13 +287,18 @@ fn problem(path: &Path, first: Rank, is: Option<&Print>, others: &Holders<'_>) -
     let mut ways: IndexMap<String, Vec<Rank>> = IndexMap::new();
     for (rank, other) in others {
         let way = match (is, other) {
-            (Some(a), Some(b)) if (a.dtype, &a.shape) == (b.dtype, &b.shape) => "other elements".to_owned(),
+            (Some(a), Some(b)) if (a.dtype, &a.shape) == (b.dtype, &b.shape) => {
+                "other elements".to_owned()
+            }
             (_, Some(b)) => spec(b),
             (_, None) => "none".to_owned(),
         };
         ways.entry(way).or_default().push(*rank);
     }
-    let mut out = format!("{path}: rank {first} has {}", is.map_or("none".to_owned(), spec));
+    let mut out = format!(
+        "{path}: rank {first} has {}",
+        is.map_or("none".to_owned(), spec)
+    );
     for (way, ranks) in ways.iter().take(WAYS) {
         let have = if ranks.len() == 1 { "has" } else { "have" };
         out = format!("{out}, {} {have} {way}", Rank::list(ranks));

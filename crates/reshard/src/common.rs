@@ -39,16 +39,28 @@ impl StoredCommon {
 
     /// The common state of an open checkpoint; `None` if its dialect has none.
     pub(crate) async fn of(opened: &Opened, verify: bool) -> Result<Option<Self>, StrategyError> {
-        let Some(common) = &opened.common else { return Ok(None) };
+        let Some(common) = &opened.common else {
+            return Ok(None);
+        };
         if common.key() != BackendVersion::new("torch", 1) {
             let what =
-                "carrying common state over undecoded; load it, and save it as a part of the state".into();
-            return Err(StrategyError::Unsupported { strategy: common.key().to_string(), what });
+                "carrying common state over undecoded; load it, and save it as a part of the state"
+                    .into();
+            return Err(StrategyError::Unsupported {
+                strategy: common.key().to_string(),
+                what,
+            });
         }
         let name = Name::new(COMMON)?;
         if let Some(bytes) = opened.limits.read(&opened.store, &name).await? {
-            let payload = Payload::Encoded { codec: opened.reader.codec().name(), bytes };
-            return Ok(Some(Self { form: CommonForm::File, payload }));
+            let payload = Payload::Encoded {
+                codec: opened.reader.codec().name(),
+                bytes,
+            };
+            return Ok(Some(Self {
+                form: CommonForm::File,
+                payload,
+            }));
         }
         let Some(object) = opened.reader.metadata().object(COMMON_STATE_CELL) else {
             // Says what is missing.
@@ -56,21 +68,30 @@ impl StoredCommon {
             return Ok(None);
         };
         let (none, reads) = (Progress::none(), [ReadObject { object }]);
-        let payload = opened.reader.read_objects(&reads, &ReadCx::new(verify, &none)).await?.pop();
-        Ok(payload.map(|payload| Self { form: CommonForm::Object, payload }))
+        let payload = opened
+            .reader
+            .read_objects(&reads, &ReadCx::new(verify, &none))
+            .await?
+            .pop();
+        Ok(payload.map(|payload| Self {
+            form: CommonForm::Object,
+            payload,
+        }))
     }
 
     /// The leaf of the sharded part that holds it, if a leaf does.
     pub(crate) fn leaf(&self) -> Option<ShardedObject> {
-        self.object_key().map(|key| ShardedObject::item(key, self.payload.clone()))
+        self.object_key()
+            .map(|key| ShardedObject::item(key, self.payload.clone()))
     }
 
     /// The file that holds it, if a file does.
     pub(crate) fn layout(&self) -> Result<Vec<FileBody>, StrategyError> {
         match (self.form, &self.payload) {
-            (CommonForm::File, Payload::Encoded { bytes, .. }) => {
-                Ok(vec![FileBody::from_bytes(Name::new(COMMON)?, bytes.clone())])
-            }
+            (CommonForm::File, Payload::Encoded { bytes, .. }) => Ok(vec![FileBody::from_bytes(
+                Name::new(COMMON)?,
+                bytes.clone(),
+            )]),
             _ => Ok(Vec::new()),
         }
     }

@@ -17,9 +17,19 @@ const BLOCK: u64 = 4 << 20;
 ///
 /// # Errors
 /// What the store says.
-pub(crate) async fn sha256(store: &Arc<dyn Store>, name: &Name, formats: &Formats) -> Result<Option<String>> {
-    let most = if formats.of_record(name.as_str()).is_some() { RECORD } else { OTHER_RECORD };
-    let Some(len) = store.len(name).await?.filter(|len| *len <= most) else { return Ok(None) };
+pub(crate) async fn sha256(
+    store: &Arc<dyn Store>,
+    name: &Name,
+    formats: &Formats,
+) -> Result<Option<String>> {
+    let most = if formats.of_record(name.as_str()).is_some() {
+        RECORD
+    } else {
+        OTHER_RECORD
+    };
+    let Some(len) = store.len(name).await?.filter(|len| *len <= most) else {
+        return Ok(None);
+    };
     let mut hasher = Sha256::new();
     let mut at = 0;
     while at < len {
@@ -57,7 +67,11 @@ mod tests {
             Hints::default()
         }
         async fn read(&self, name: &Name, _: Range<u64>) -> reshard_storage::Result<Bytes> {
-            Err(StorageError::io("read", name.as_str(), io::Error::other("nothing is read here")))
+            Err(StorageError::io(
+                "read",
+                name.as_str(),
+                io::Error::other("nothing is read here"),
+            ))
         }
         async fn list(&self, _: Option<&Name>, _: Depth) -> reshard_storage::Result<Listing> {
             Ok(Listing::default())
@@ -68,10 +82,18 @@ mod tests {
         async fn head(&self, _: &Name) -> reshard_storage::Result<Option<Head>> {
             Ok(Some(Head::new(self.0, None)))
         }
-        async fn begin(&self, _: &str, _: IfExists) -> reshard_storage::Result<Arc<dyn Transaction>> {
+        async fn begin(
+            &self,
+            _: &str,
+            _: IfExists,
+        ) -> reshard_storage::Result<Arc<dyn Transaction>> {
             Err(StorageError::invalid("nothing is written here"))
         }
-        async fn join(&self, _: &str, _: Option<&str>) -> reshard_storage::Result<Arc<dyn Transaction>> {
+        async fn join(
+            &self,
+            _: &str,
+            _: Option<&str>,
+        ) -> reshard_storage::Result<Arc<dyn Transaction>> {
             Err(StorageError::invalid("nothing is written here"))
         }
     }
@@ -83,7 +105,11 @@ mod tests {
     #[test]
     fn no_byte_is_hashed_of_what_is_longer_than_a_commit_record() {
         let formats = Formats::of(&Registry::linked().unwrap()).unwrap();
-        for (name, most) in [(".metadata", RECORD), ("__3.metadata", RECORD), ("manifest", OTHER_RECORD)] {
+        for (name, most) in [
+            (".metadata", RECORD),
+            ("__3.metadata", RECORD),
+            ("manifest", OTHER_RECORD),
+        ] {
             for len in [most + 1, 8 << 40, u64::MAX] {
                 let (store, name) = file(name, len);
                 assert!(
@@ -101,7 +127,10 @@ mod tests {
 
     #[test]
     fn no_byte_is_read_of_what_is_longer_than_a_small_file() {
-        for (len, why) in [(SMALL + 1, "it has 67108865 bytes"), (SMALL, "nothing is read here")] {
+        for (len, why) in [
+            (SMALL + 1, "it has 67108865 bytes"),
+            (SMALL, "nothing is read here"),
+        ] {
             let (store, name) = file("metadata.json", len);
             let e = block_on(read_small(&store, &name)).unwrap_err();
             assert!(format!("{e:?}").contains(why), "{e:?}");

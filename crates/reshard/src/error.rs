@@ -41,7 +41,11 @@ impl std::error::Error for Error {
 
 impl Error {
     pub(crate) fn new(doing: &'static str, url: &str, source: impl Into<StrategyError>) -> Self {
-        Self { doing, url: url.into(), source: source.into() }
+        Self {
+            doing,
+            url: url.into(),
+            source: source.into(),
+        }
     }
 
     /// What the caller can do.
@@ -66,9 +70,8 @@ impl Error {
     /// ```
     pub fn is_no_checkpoint(&self) -> bool {
         match &self.source {
-            StrategyError::NotACheckpoint { .. } | StrategyError::Storage(StorageError::NotFound { .. }) => {
-                true
-            }
+            StrategyError::NotACheckpoint { .. }
+            | StrategyError::Storage(StorageError::NotFound { .. }) => true,
             // Until a checkpoint is open, nothing else can be missing.
             StrategyError::Comm(CommError::Ranks { step: OPEN, causes }) => {
                 causes.values().all(|c| c.kind == ErrorKind::NotFound)
@@ -102,7 +105,13 @@ macro_rules! context {
         }
     )*};
 }
-context!(StrategyError, StorageError, ModelError, PlanError, CommError);
+context!(
+    StrategyError,
+    StorageError,
+    ModelError,
+    PlanError,
+    CommError
+);
 
 /// The error of a failed load. It contains the template with its buffers.
 pub struct LoadError {
@@ -112,7 +121,10 @@ pub struct LoadError {
 
 impl LoadError {
     pub(crate) fn new(error: Error, template: StateDict) -> Self {
-        Self { error, template: Box::new(template) }
+        Self {
+            error,
+            template: Box::new(template),
+        }
     }
 
     /// The error.

@@ -18,17 +18,31 @@ pub(crate) struct Formats(pub(crate) Vec<Format>);
 impl Formats {
     /// All formats of a registry.
     pub(crate) fn of(registry: &Registry) -> Result<Self> {
-        registry.all_load_sharded().map(|config| config.build()).collect::<Result<_>>().map(Self)
+        registry
+            .all_load_sharded()
+            .map(|config| config.build())
+            .collect::<Result<_>>()
+            .map(Self)
     }
 
     /// The formats whose checkpoints can be places of this kind.
     pub(crate) fn of_kind(&self, kind: PlaceKind) -> Self {
-        Self(self.0.iter().filter(|f| f.lives_in(kind)).cloned().collect())
+        Self(
+            self.0
+                .iter()
+                .filter(|f| f.lives_in(kind))
+                .cloned()
+                .collect(),
+        )
     }
 
     /// The formats whose `detect` gives this answer for the files of a place.
     pub(crate) fn that(&self, detected: Detection, top: &Listing) -> Vec<Format> {
-        self.0.iter().filter(|f| f.detect(top) == detected).cloned().collect()
+        self.0
+            .iter()
+            .filter(|f| f.detect(top) == detected)
+            .cloned()
+            .collect()
     }
 
     /// Whether one of them answers `Yes` to these files.
@@ -48,13 +62,23 @@ impl Formats {
 
     /// The one format whose commit record is among these files.
     pub(crate) fn with_record(&self, files: &[Entry]) -> Option<Self> {
-        let is_record = |f: &Format, file: &Entry| f.own_file(file.name.as_str()) == Some(OwnFile::Record);
-        let mut found = self.0.iter().filter(|f| files.iter().any(|file| is_record(f, file)));
-        found.next().filter(|_| found.next().is_none()).map(|one| Self(vec![Arc::clone(one)]))
+        let is_record =
+            |f: &Format, file: &Entry| f.own_file(file.name.as_str()) == Some(OwnFile::Record);
+        let mut found = self
+            .0
+            .iter()
+            .filter(|f| files.iter().any(|file| is_record(f, file)));
+        found
+            .next()
+            .filter(|_| found.next().is_none())
+            .map(|one| Self(vec![Arc::clone(one)]))
     }
 
     /// The format that gives its commit record this name.
     pub(crate) fn of_record(&self, name: &str) -> Option<BackendVersion> {
-        self.0.iter().find(|f| f.own_file(name) == Some(OwnFile::Record)).map(|f| f.key())
+        self.0
+            .iter()
+            .find(|f| f.own_file(name) == Some(OwnFile::Record))
+            .map(|f| f.key())
     }
 }

@@ -66,7 +66,8 @@ pub mod blocking;
 pub mod prelude;
 
 pub use checkpoint::{
-    Checkpoint, OpenOptions, StoredChunk, TensorHandle, load_common, load_metadata, load_plain_tensors,
+    Checkpoint, OpenOptions, StoredChunk, TensorHandle, load_common, load_metadata,
+    load_plain_tensors,
 };
 pub use common::{CommonForm, StoredCommon};
 pub use error::{Error, LoadError, Result};
@@ -80,8 +81,8 @@ pub use reshard_comm::{self as comm, LocalGroup, ProcessGroup, Rank, SingleProce
 /// What Megatron Core adds to a checkpoint of any format.
 pub use reshard_megatron as megatron;
 pub use reshard_model::{
-    self as model, DType, Data, Dialect, ErrorKind, Region, ShardedObject, ShardedTensor, StateDict, Tensor,
-    Value, ValueTree,
+    self as model, DType, Data, Dialect, ErrorKind, Region, ShardedObject, ShardedTensor,
+    StateDict, Tensor, Value, ValueTree,
 };
 pub use reshard_plan::{self as plan, Cast};
 pub use reshard_policy::{self as policy, ShardingPolicy};

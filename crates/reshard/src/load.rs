@@ -8,13 +8,14 @@ use crate::{
 use indexmap::IndexMap;
 use reshard_comm::{Comm, ProcessGroup, Rank};
 use reshard_model::{
-    Data, Dialect, FlatStateDict, Flatten, Path, Payload, Sharded, Skeleton, StateDict, Value, ValueTree,
-    split_as,
+    Data, Dialect, FlatStateDict, Flatten, Path, Payload, Sharded, Skeleton, StateDict, Value,
+    ValueTree, split_as,
 };
 use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata};
 use reshard_storage::{CountingStore, Progress, Store, Stores, Traffic};
 use reshard_strategy::{
-    BackendVersion, LoadCx, LoadShardedConfig, Loaded, ReadLimits, Registry, StrategyError, agree, cause,
+    BackendVersion, LoadCx, LoadShardedConfig, Loaded, ReadLimits, Registry, StrategyError, agree,
+    cause,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -180,7 +181,11 @@ impl<'a> Load<'a> {
     }
 
     /// Opens, splits the template and reads common state. Then all ranks learn whether every rank succeeded.
-    async fn begin(&self, comm: &Comm<'_>, template: StateDict) -> Result<Begun, (StrategyError, StateDict)> {
+    async fn begin(
+        &self,
+        comm: &Comm<'_>,
+        template: StateDict,
+    ) -> Result<Begun, (StrategyError, StateDict)> {
         let opened = self.open().await;
         let (mine, template) = match opened {
             Err(e) => (Err(e), Some(template)),
@@ -190,9 +195,17 @@ impl<'a> Load<'a> {
                     // Handles to return if the template can't be split. They must be gone before buffers are lent.
                     let spare = template.clone();
                     match split_for(template, opened.reader.dialect(), opened.reader.metadata()) {
-                        Ok((flat, skeleton, own)) => {
-                            (Ok(Begun { store, opened, common, flat, skeleton, own }), None)
-                        }
+                        Ok((flat, skeleton, own)) => (
+                            Ok(Begun {
+                                store,
+                                opened,
+                                common,
+                                flat,
+                                skeleton,
+                                own,
+                            }),
+                            None,
+                        ),
                         Err(e) => (Err(e), Some(spare)),
                     }
                 }
@@ -206,9 +219,10 @@ impl<'a> Load<'a> {
             (Ok(()), Some(begun)) => Ok(begun),
             (Err(e), Some(begun)) => Err((e, begun.give_back())),
             (Err(e), None) => Err((e, template.unwrap_or_default())),
-            (Ok(()), None) => {
-                Err((StrategyError::Internal("a failure was not heard".into()), template.unwrap_or_default()))
-            }
+            (Ok(()), None) => Err((
+                StrategyError::Internal("a failure was not heard".into()),
+                template.unwrap_or_default(),
+            )),
         }
     }
 
@@ -218,26 +232,52 @@ impl<'a> Load<'a> {
         begun: Begun,
         clock: &mut Clock,
     ) -> Result<(ValueTree, LoadReport), (StrategyError, StateDict)> {
-        let Begun { store, opened, common, flat, skeleton, own } = begun;
-        let planner = self.planner.take().unwrap_or_else(|| Arc::new(self.default));
+        let Begun {
+            store,
+            opened,
+            common,
+            flat,
+            skeleton,
+            own,
+        } = begun;
+        let planner = self
+            .planner
+            .take()
+            .unwrap_or_else(|| Arc::new(self.default));
         let groups = std::mem::take(&mut self.ranks.groups);
         let mut cx = LoadCx::new(*comm, &groups, Arc::clone(&opened.store), planner);
         (cx.verify, cx.progress, cx.exchange_memory) =
             (self.verify, self.progress.clone(), self.exchange_memory);
         let metadata = Arc::clone(opened.reader.metadata());
-        let loaded = opened.sharded.load(flat, Arc::clone(&opened.reader), &cx).await;
-        let Loaded { state, notes, totals, decided, moved, .. } = match loaded {
+        let loaded = opened
+            .sharded
+            .load(flat, Arc::clone(&opened.reader), &cx)
+            .await;
+        let Loaded {
+            state,
+            notes,
+            totals,
+            decided,
+            moved,
+            ..
+        } = match loaded {
             Ok(loaded) => loaded,
             Err(failure) => {
                 let template = skeleton.restore(failure.template, own).unwrap_or_default();
                 return Err((failure.error, template));
             }
         };
-        clock.done_but(Phase::Finish, [(Phase::Plan, decided), (Phase::Read, moved)]);
-        let missing: std::collections::BTreeSet<&str> = notes.missing.iter().map(String::as_str).collect();
+        clock.done_but(
+            Phase::Finish,
+            [(Phase::Plan, decided), (Phase::Read, moved)],
+        );
+        let missing: std::collections::BTreeSet<&str> =
+            notes.missing.iter().map(String::as_str).collect();
         // Handles to return if the loaded leaves don't fit onto the common state; dropped if they do.
         let (spare, handles) = (skeleton.clone(), state.clone());
-        let joined = skeleton.join(values(state, &missing), common).map_err(StrategyError::from);
+        let joined = skeleton
+            .join(values(state, &missing), common)
+            .map_err(StrategyError::from);
         let counts = store.take();
         let reads = Traffic::read(counts.read(), counts.opened.len() as u64);
         let joined = agree_all(comm, "join", joined, reads).await;
@@ -246,7 +286,17 @@ impl<'a> Load<'a> {
             Ok((plain, ranks)) => {
                 let phases = clock.phases();
                 let opened = counts.opened.iter().map(ToString::to_string).collect();
-                Ok((plain, LoadReport { metadata, ranks, opened, totals, notes, phases }))
+                Ok((
+                    plain,
+                    LoadReport {
+                        metadata,
+                        ranks,
+                        opened,
+                        totals,
+                        notes,
+                        phases,
+                    },
+                ))
             }
             Err(e) => Err((e, spare.restore(handles, own).unwrap_or_default())),
         }
@@ -283,7 +333,9 @@ struct Begun {
 
 impl Begun {
     fn give_back(self) -> StateDict {
-        self.skeleton.restore(self.flat, self.own).unwrap_or_default()
+        self.skeleton
+            .restore(self.flat, self.own)
+            .unwrap_or_default()
     }
 }
 
@@ -302,7 +354,11 @@ fn split_for(
     let again = parts.skeleton.restore(parts.flat, parts.common)?;
     // Counts on a copy of the handles, which is dropped before buffers are taken.
     let before = split_as(again.clone(), dialect, Flatten::Torch2_3).map_or(0, |p| found(&p.flat));
-    let rules = if before > now { Flatten::Torch2_3 } else { Flatten::Torch2_4 };
+    let rules = if before > now {
+        Flatten::Torch2_3
+    } else {
+        Flatten::Torch2_4
+    };
     let parts = split_as(again, dialect, rules)?;
     Ok((parts.flat, parts.skeleton, parts.common))
 }
@@ -318,7 +374,10 @@ fn has(metadata: &Metadata, leaf: &Sharded) -> bool {
 }
 
 /// Makes values of the leaves. A leaf that a partial load did not find keeps the contents of the template.
-fn values(state: FlatStateDict, missing: &std::collections::BTreeSet<&str>) -> IndexMap<Path, Value> {
+fn values(
+    state: FlatStateDict,
+    missing: &std::collections::BTreeSet<&str>,
+) -> IndexMap<Path, Value> {
     let mut out = IndexMap::with_capacity(state.len());
     for (path, leaf) in state {
         let lost = missing.contains(leaf.key());

@@ -9,8 +9,8 @@ use reshard_megatron::{METADATA_JSON, MetadataJson};
 use reshard_model::{Dialect, ValueTree};
 use reshard_storage::{Entry, Name, PlaceKind, Store, StoreExt, Stores};
 use reshard_strategy::{
-    BackendVersion, FileRole, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, OpenCx, ReadLimits,
-    Registry, StorageReader, StrategyError, load_with_objects,
+    BackendVersion, FileRole, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, OpenCx,
+    ReadLimits, Registry, StorageReader, StrategyError, load_with_objects,
 };
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -61,7 +61,10 @@ impl HowToOpen {
             }
         };
         let formats = Formats::of(registry)?;
-        match self.open_folder(Arc::clone(&store), registry, &formats).await {
+        match self
+            .open_folder(Arc::clone(&store), registry, &formats)
+            .await
+        {
             Err(e) if is_no_folder(&e) => self.open_part(&store, registry, &formats, e).await,
             opened => opened,
         }
@@ -86,7 +89,9 @@ impl HowToOpen {
             if !lives {
                 continue;
             }
-            let Some(part) = store.of_kind(kind) else { continue };
+            let Some(part) = store.of_kind(kind) else {
+                continue;
+            };
             let part = part.pinned().await?.unwrap_or(part);
             let top = part.top().await?;
             if top.is_empty() {
@@ -101,7 +106,9 @@ impl HowToOpen {
                     None => return Err(no_format_of_files(formats, &part)),
                 },
             };
-            return self.open_as(sharded, part, Dialect::Dcp, None, formats).await;
+            return self
+                .open_as(sharded, part, Dialect::Dcp, None, formats)
+                .await;
         }
         Err(e)
     }
@@ -115,15 +122,24 @@ impl HowToOpen {
         // While somebody replaces the checkpoint, all reads still see the version of one save.
         let store = store.pinned().await?.unwrap_or(store);
         let json = MetadataJson::of(&store).await?;
-        let dialect = if json.is_some() { Dialect::Megatron } else { Dialect::Dcp };
-        let common = json.as_ref().map(|json| find_common(registry, &json.common())).transpose()?;
+        let dialect = if json.is_some() {
+            Dialect::Megatron
+        } else {
+            Dialect::Dcp
+        };
+        let common = json
+            .as_ref()
+            .map(|json| find_common(registry, &json.common()))
+            .transpose()?;
         let chosen = self.chosen(registry)?;
         let name = match (json, &chosen) {
             (Some(json), _) => json.sharded(),
             (None, None) => recognise(&store, formats).await?,
             // Settings do not choose another format, and a choice of a format does not choose another version.
             (None, Some(chosen)) => match noted_other(&store, &chosen.key(), formats).await {
-                Some(noted) if self.format.is_none() || noted.backend == chosen.key().backend => noted,
+                Some(noted) if self.format.is_none() || noted.backend == chosen.key().backend => {
+                    noted
+                }
                 _ => chosen.key(),
             },
         };
@@ -132,7 +148,9 @@ impl HowToOpen {
             None => registry.load_sharded(&name)?.build()?,
         };
         sharded.check_compatibility(&name)?;
-        let opened = self.open_as(sharded, store, dialect, common, formats).await?;
+        let opened = self
+            .open_as(sharded, store, dialect, common, formats)
+            .await?;
         Ok(Opened { name, ..opened })
     }
 
@@ -145,10 +163,20 @@ impl HowToOpen {
         formats: &Formats,
     ) -> Result<Opened> {
         let (name, sharded) = (sharded.key(), load_with_objects(sharded, common.clone()));
-        let cx = OpenCx::new(store).with_limits(self.limits).with_dialect(dialect);
+        let cx = OpenCx::new(store)
+            .with_limits(self.limits)
+            .with_dialect(dialect);
         let reader = sharded.open(&cx).await?;
         let formats = formats.clone();
-        Ok(Opened { store: cx.store, limits: cx.limits, sharded, reader, common, name, formats })
+        Ok(Opened {
+            store: cx.store,
+            limits: cx.limits,
+            sharded,
+            reader,
+            common,
+            name,
+            formats,
+        })
     }
 
     /// The strategy that the user has chosen, by settings or by name.
@@ -160,7 +188,10 @@ impl HowToOpen {
         };
         match &self.format {
             Some(format) if *format != chosen.key() => {
-                let what = format!("settings of {} do not open a checkpoint as {format}", chosen.key());
+                let what = format!(
+                    "settings of {} do not open a checkpoint as {format}",
+                    chosen.key()
+                );
                 Err(StrategyError::Invalid(what))
             }
             _ => Ok(Some(chosen)),
@@ -168,7 +199,10 @@ impl HowToOpen {
     }
 }
 
-fn find_common(registry: &Registry, stored: &BackendVersion) -> Result<Arc<dyn LoadCommonStrategy>> {
+fn find_common(
+    registry: &Registry,
+    stored: &BackendVersion,
+) -> Result<Arc<dyn LoadCommonStrategy>> {
     let common = registry.load_common(stored)?;
     common.check_compatibility(stored)?;
     Ok(common)
@@ -176,18 +210,26 @@ fn find_common(registry: &Registry, stored: &BackendVersion) -> Result<Arc<dyn L
 
 impl Opened {
     pub(crate) async fn common(&self) -> Result<ValueTree> {
-        let Some(common) = &self.common else { return Ok(ValueTree::new()) };
+        let Some(common) = &self.common else {
+            return Ok(ValueTree::new());
+        };
         let cx = OpenCx::new(Arc::clone(&self.store)).with_limits(self.limits);
         let cx = cx.with_dialect(Dialect::Megatron);
-        common.load_common(&cx, &*self.reader).await.map_err(|e| match e {
-            // Its metadata says that it is a checkpoint, so a missing file means that a part of it is missing.
-            StrategyError::NotACheckpoint { why, .. } => StrategyError::corrupt(
-                METADATA_JSON,
-                None,
-                format!("it names common state, but {}", why.replace("it has", "there is")),
-            ),
-            e => e,
-        })
+        common
+            .load_common(&cx, &*self.reader)
+            .await
+            .map_err(|e| match e {
+                // Its metadata says that it is a checkpoint, so a missing file means that a part of it is missing.
+                StrategyError::NotACheckpoint { why, .. } => StrategyError::corrupt(
+                    METADATA_JSON,
+                    None,
+                    format!(
+                        "it names common state, but {}",
+                        why.replace("it has", "there is")
+                    ),
+                ),
+                e => e,
+            })
     }
 
     pub(crate) async fn sidecar(&self) -> (Option<Sidecar>, Option<String>) {
@@ -197,8 +239,13 @@ impl Opened {
     /// Names of the files that hold its items.
     pub(crate) fn item_files(&self) -> BTreeSet<Name> {
         let (reader, metadata) = (&self.reader, self.reader.metadata());
-        let chunks = metadata.tensors().flat_map(|t| t.chunks()).flat_map(|(id, _)| reader.locate_chunk(id));
-        let objects = metadata.objects().flat_map(|(id, _)| reader.locate_object(id));
+        let chunks = metadata
+            .tensors()
+            .flat_map(|t| t.chunks())
+            .flat_map(|(id, _)| reader.locate_chunk(id));
+        let objects = metadata
+            .objects()
+            .flat_map(|(id, _)| reader.locate_object(id));
         chunks.chain(objects).map(|p| p.file).collect()
     }
 
@@ -212,7 +259,10 @@ impl Opened {
     fn adds(&self, name: &Name) -> bool {
         match name.as_str() {
             SIDECAR => true,
-            _ => self.common.as_ref().is_some_and(|c| c.owns(name) || reshard_megatron::owns(name)),
+            _ => self
+                .common
+                .as_ref()
+                .is_some_and(|c| c.owns(name) || reshard_megatron::owns(name)),
         }
     }
 

@@ -13,7 +13,7 @@
 //! ```
 
 pub use crate::{
-    Cast, Checkpoint, DType, Data, Dialect, Durability, ErrorKind, LoadError, LocalGroup, OpenOptions,
-    ProcessGroup, Rank, Region, ShardedObject, ShardedTensor, ShardingPolicy, SingleProcess, StateDict,
-    Tensor, TensorHandle, Value, ValueTree, blocking, load, save,
+    Cast, Checkpoint, DType, Data, Dialect, Durability, ErrorKind, LoadError, LocalGroup,
+    OpenOptions, ProcessGroup, Rank, Region, ShardedObject, ShardedTensor, ShardingPolicy,
+    SingleProcess, StateDict, Tensor, TensorHandle, Value, ValueTree, blocking, load, save,
 };

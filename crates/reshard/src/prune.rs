@@ -62,7 +62,12 @@ const IDLE: Duration = Duration::from_secs(24 * 3600);
 /// The place holds something that is no checkpoint, or a damaged one; another save finished meanwhile; a file system is
 /// mounted in a leftover; I/O. [`PruneError::report`] says what was removed before that.
 pub fn prune(url: &str) -> Prune<'_> {
-    Prune { url, dry_run: false, older_than: IDLE, how: HowToOpen::default() }
+    Prune {
+        url,
+        dry_run: false,
+        older_than: IDLE,
+        how: HowToOpen::default(),
+    }
 }
 
 /// A prune with its options; made by [`prune`].
@@ -218,10 +223,16 @@ impl<'a> Prune<'a> {
 
     async fn run(self) -> Result<PruneReport, PruneError> {
         let url = self.url;
-        let (report, outcome) = self.prune().await.unwrap_or_else(|e| (PruneReport::default(), Err(e)));
+        let (report, outcome) = self
+            .prune()
+            .await
+            .unwrap_or_else(|e| (PruneReport::default(), Err(e)));
         match outcome.during(ACT, url) {
             Ok(()) => Ok(report),
-            Err(error) => Err(PruneError { error, report: Box::new(report) }),
+            Err(error) => Err(PruneError {
+                error,
+                report: Box::new(report),
+            }),
         }
     }
 
@@ -262,9 +273,15 @@ impl<'a> Prune<'a> {
             return Ok((plan.report(), Ok(())));
         }
         // A save that finished meanwhile has put another directory there, and knows better what it needs.
-        let now = place.resolved().await?.unwrap_or_else(|| Arc::clone(&place));
+        let now = place
+            .resolved()
+            .await?
+            .unwrap_or_else(|| Arc::clone(&place));
         if records(&now, &formats).await? != records_then {
-            let source = io::Error::new(io::ErrorKind::ResourceBusy, "somebody saved to it meanwhile");
+            let source = io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "somebody saved to it meanwhile",
+            );
             return Err(StorageError::io("prune", self.url, source).into());
         }
         Ok(plan.carry_out(&held, &place).await)
@@ -281,12 +298,27 @@ impl<'a> Prune<'a> {
         }
         let name = |d: &Damage| d.key.as_ref().map(|k| format!("{k}: ")).unwrap_or_default();
         if let Some(d) = found.damage.into_iter().next() {
-            let what = format!("{}{}; nothing of a damaged checkpoint is removed", name(&d), d.what);
-            return Err(StrategyError::corrupt(d.file.unwrap_or_else(|| self.url.into()), d.offset, what));
+            let what = format!(
+                "{}{}; nothing of a damaged checkpoint is removed",
+                name(&d),
+                d.what
+            );
+            return Err(StrategyError::corrupt(
+                d.file.unwrap_or_else(|| self.url.into()),
+                d.offset,
+                what,
+            ));
         }
         if let Some(d) = found.not_understood.first() {
-            let what = format!("pruning a checkpoint of which not all is understood ({}{})", name(d), d.what);
-            return Err(StrategyError::Unsupported { strategy: opened.name.to_string(), what });
+            let what = format!(
+                "pruning a checkpoint of which not all is understood ({}{})",
+                name(d),
+                d.what
+            );
+            return Err(StrategyError::Unsupported {
+                strategy: opened.name.to_string(),
+                what,
+            });
         }
         match found.unchecked.first() {
             Some(d) => {
@@ -305,7 +337,9 @@ impl<'a> Prune<'a> {
     ) -> Result<(Vec<Name>, Option<SystemTime>), StrategyError> {
         let store = self.how.store(&left.path)?;
         let store = store.resolved().await?.unwrap_or(store);
-        let files = files_of(&store, &self.how, store.files().await?, formats).await?.files;
+        let files = files_of(&store, &self.how, store.files().await?, formats)
+            .await?
+            .files;
         let mut modified = None;
         for name in &files {
             modified = modified.max(store.modified(name).await?);
@@ -340,13 +374,23 @@ struct Record {
 
 async fn records(store: &Arc<dyn Store>, formats: &Formats) -> Result<Vec<Record>, StrategyError> {
     // A wrong sidecar does no harm: at worst one more file is checked.
-    let noted = Sidecar::any(store).await.map_or_else(Vec::new, |s| s.names());
+    let noted = Sidecar::any(store)
+        .await
+        .map_or_else(Vec::new, |s| s.names());
     let mut out = Vec::new();
     for file in store.top().await?.files {
         if is_record(&file.name, &noted, formats) || file.name.as_str() == METADATA_JSON {
             let modified = store.modified(&file.name).await?;
-            let sha256 = if modified.is_none() { sha256(store, &file.name, formats).await? } else { None };
-            out.push(Record { file, modified, sha256 });
+            let sha256 = if modified.is_none() {
+                sha256(store, &file.name, formats).await?
+            } else {
+                None
+            };
+            out.push(Record {
+                file,
+                modified,
+                sha256,
+            });
         }
     }
     Ok(out)
@@ -358,9 +402,20 @@ fn is_record(name: &Name, noted: &[String], formats: &Formats) -> bool {
 }
 
 fn remains(left: &Leftover) -> Remains {
-    let kind = if left.replaced { RemainsKind::Replaced } else { RemainsKind::Unfinished };
-    let age = left.modified.and_then(|m| SystemTime::now().duration_since(m).ok());
-    Remains { path: left.path.clone(), kind, bytes: left.bytes, age }
+    let kind = if left.replaced {
+        RemainsKind::Replaced
+    } else {
+        RemainsKind::Unfinished
+    };
+    let age = left
+        .modified
+        .and_then(|m| SystemTime::now().duration_since(m).ok());
+    Remains {
+        path: left.path.clone(),
+        kind,
+        bytes: left.bytes,
+        age,
+    }
 }
 
 /// What to remove, and what to keep.
@@ -382,7 +437,13 @@ enum Removal {
 impl Plan {
     fn new(older_than: Duration) -> Self {
         let (now, report) = (SystemTime::now(), PruneReport::default());
-        Self { now, older_than, committed: None, removals: Vec::new(), report }
+        Self {
+            now,
+            older_than,
+            committed: None,
+            removals: Vec::new(),
+            report,
+        }
     }
 
     fn keep(&mut self, what: Remains, why: Kept) {
@@ -416,7 +477,10 @@ impl Plan {
         roles: Vec<(Entry, FileRole)>,
         formats: &Formats,
     ) -> Result<(), StrategyError> {
-        let noted = Sidecar::read(store, formats).await.0.map_or_else(Vec::new, |s| s.names());
+        let noted = Sidecar::read(store, formats)
+            .await
+            .0
+            .map_or_else(Vec::new, |s| s.names());
         let (mut left, mut disputed) = (Vec::new(), false);
         let mut records = Vec::new();
         for (file, role) in roles {
@@ -434,17 +498,24 @@ impl Plan {
         // The earliest time; `None` if one of the times is unknown.
         self.committed = records.into_iter().min().flatten();
         for (modified, role, _) in &left {
-            disputed |=
-                *role == FileRole::Record && modified.is_none_or(|m| self.committed.is_none_or(|c| m >= c));
+            disputed |= *role == FileRole::Record
+                && modified.is_none_or(|m| self.committed.is_none_or(|c| m >= c));
         }
         for (modified, _, file) in left {
             let (path, age) = (file.name.to_string(), self.age(modified));
-            let what = Remains { path, kind: RemainsKind::File, bytes: file.bytes, age };
+            let what = Remains {
+                path,
+                kind: RemainsKind::File,
+                bytes: file.bytes,
+                age,
+            };
             match disputed {
                 true => self.keep(what, Kept::Disputed),
-                false => {
-                    self.remove_or_keep(what, Removal::File(file.name, modified), self.is_settled(modified))
-                }
+                false => self.remove_or_keep(
+                    what,
+                    Removal::File(file.name, modified),
+                    self.is_settled(modified),
+                ),
             }
         }
         Ok(())
@@ -476,7 +547,9 @@ impl Plan {
             match remove(removal, &now, held, place).await {
                 Ok(true) => self.report.removed.push(what),
                 Ok(false) => self.keep(what, Kept::Recent),
-                Err(e @ StorageError::NotCarried { .. }) => self.keep(what, Kept::Stuck(e.to_string())),
+                Err(e @ StorageError::NotCarried { .. }) => {
+                    self.keep(what, Kept::Stuck(e.to_string()))
+                }
                 Err(e) => return (self.report, Err(e.into())),
             }
         }
@@ -492,7 +565,9 @@ async fn remove(
     place: &Arc<dyn Store>,
 ) -> Result<bool, StorageError> {
     match removal {
-        Removal::File(name, then) if held.modified(&name).await? == then => held.remove(&[name]).await?,
+        Removal::File(name, then) if held.modified(&name).await? == then => {
+            held.remove(&[name]).await?
+        }
         Removal::Unfinished(left) if now.contains(&left) => place.remove_leftover(&left).await?,
         Removal::Replaced(left, files) if now.contains(&left) => {
             place.finish_replacing(&left, &files).await?;

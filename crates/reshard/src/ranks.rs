@@ -14,7 +14,12 @@ pub(crate) struct Ranks<'a> {
 
 impl Default for Ranks<'_> {
     fn default() -> Self {
-        Self { group: &SingleProcess, groups: BTreeMap::new(), coordinator: Rank(0), deadline: None }
+        Self {
+            group: &SingleProcess,
+            groups: BTreeMap::new(),
+            coordinator: Rank(0),
+            deadline: None,
+        }
     }
 }
 
@@ -65,8 +70,14 @@ mod tests {
 
     #[test]
     fn a_step_waits_half_an_hour_unless_told_otherwise() {
-        assert_eq!(Ranks::default().comm().deadline(), Duration::from_secs(1800));
-        let hasty = Ranks { deadline: Some(Duration::from_secs(7)), ..Ranks::default() };
+        assert_eq!(
+            Ranks::default().comm().deadline(),
+            Duration::from_secs(1800)
+        );
+        let hasty = Ranks {
+            deadline: Some(Duration::from_secs(7)),
+            ..Ranks::default()
+        };
         assert_eq!(hasty.comm().deadline(), Duration::from_secs(7));
     }
 }

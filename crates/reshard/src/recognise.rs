@@ -29,13 +29,19 @@ pub(crate) async fn noted_other(
 
 async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVersion> {
     let probed = formats.that(Detection::Yes, &probe(store, formats).await?);
-    let one = if let [format] = &*probed { Some(format.key()) } else { None };
+    let one = if let [format] = &*probed {
+        Some(format.key())
+    } else {
+        None
+    };
     let unfinished = reshard_megatron::is_unfinished(store).await?;
     if let Some(note) = Sidecar::any(store).await {
         // With a `common.pt`, a note counts only if it names its format, because such a note is for PyTorch's dialect.
         let noted = match unfinished {
             true => note.strategy.clone(),
-            false => note.format(formats).filter(|noted| one.as_ref() != Some(noted)),
+            false => note
+                .format(formats)
+                .filter(|noted| one.as_ref() != Some(noted)),
         };
         if let Some(noted) = noted
             && note.belongs(store, formats).await
@@ -48,22 +54,35 @@ async fn detect(store: &Arc<dyn Store>, formats: &Formats) -> Result<BackendVers
     }
     // If it were opened in PyTorch's dialect, its common state would be lost.
     if unfinished {
-        let why =
-            "there is a common.pt, but no metadata.json of Megatron Core, so its save was never finished";
-        return Err(StrategyError::NotACheckpoint { url: store.url(), why: why.into() });
+        let why = "there is a common.pt, but no metadata.json of Megatron Core, so its save was never finished";
+        return Err(StrategyError::NotACheckpoint {
+            url: store.url(),
+            why: why.into(),
+        });
     }
     if let Some(format) = one {
         return Ok(format);
     }
     let listed = store.top().await?;
     let found = one_of(formats, &listed, store)?;
-    found.ok_or_else(|| StrategyError::NotACheckpoint { url: store.url(), why: unknown(formats, &listed) })
+    found.ok_or_else(|| StrategyError::NotACheckpoint {
+        url: store.url(),
+        why: unknown(formats, &listed),
+    })
 }
 
 /// The one format that answers `Yes` to these files, or else the one that answers `Likely`.
-fn one_of(formats: &Formats, listed: &Listing, store: &Arc<dyn Store>) -> Result<Option<BackendVersion>> {
+fn one_of(
+    formats: &Formats,
+    listed: &Listing,
+    store: &Arc<dyn Store>,
+) -> Result<Option<BackendVersion>> {
     let sure = formats.that(Detection::Yes, listed);
-    let found = if sure.is_empty() { formats.that(Detection::Likely, listed) } else { sure };
+    let found = if sure.is_empty() {
+        formats.that(Detection::Likely, listed)
+    } else {
+        sure
+    };
     match &*found {
         [] => Ok(None),
         [format] => Ok(Some(format.key())),
@@ -73,15 +92,23 @@ fn one_of(formats: &Formats, listed: &Listing, store: &Arc<dyn Store>) -> Result
 
 /// The format that answers `Yes` because of a file that is newer than the commit record of a note. Perhaps another
 /// program, which does not know the note, saved that file.
-async fn later(store: &Arc<dyn Store>, formats: &Formats, note: &Sidecar) -> Result<Option<BackendVersion>> {
+async fn later(
+    store: &Arc<dyn Store>,
+    formats: &Formats,
+    note: &Sidecar,
+) -> Result<Option<BackendVersion>> {
     let names = note.names();
     let mut committed = None;
     for name in &names {
         committed = committed.max(store.modified(&Name::new(&**name)?).await?);
     }
     for format in &formats.0 {
-        for file in probe(store, &Formats(vec![Arc::clone(format)])).await?.files {
-            if !names.iter().any(|n| n == file.name.as_str()) && store.modified(&file.name).await? > committed
+        for file in probe(store, &Formats(vec![Arc::clone(format)]))
+            .await?
+            .files
+        {
+            if !names.iter().any(|n| n == file.name.as_str())
+                && store.modified(&file.name).await? > committed
             {
                 let is_sure = format.detect(&Listing::of(vec![file])) == Detection::Yes;
                 return Ok(is_sure.then(|| format.key()));
@@ -92,7 +119,11 @@ async fn later(store: &Arc<dyn Store>, formats: &Formats, note: &Sidecar) -> Res
 }
 
 fn ambiguous(store: &Arc<dyn Store>, a: &BackendVersion, b: &BackendVersion) -> StrategyError {
-    StrategyError::Ambiguous { url: store.url(), a: a.clone(), b: b.clone() }
+    StrategyError::Ambiguous {
+        url: store.url(),
+        a: a.clone(),
+        b: b.clone(),
+    }
 }
 
 /// Whether a place may be something else than a folder: no format recognises anything below its URL.
@@ -128,7 +159,10 @@ pub(crate) fn no_format_of_files(formats: &Formats, store: &Arc<dyn Store>) -> S
             format!("it is a file, and none of the linked formats that have checkpoints of one file knows its name: {}", names.join(", "))
         }
     };
-    StrategyError::NotACheckpoint { url: store.url(), why }
+    StrategyError::NotACheckpoint {
+        url: store.url(),
+        why,
+    }
 }
 
 /// The well-known files that exist.
@@ -195,22 +229,46 @@ mod tests {
         }
 
         async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-            Err(StrategyError::NotACheckpoint { url: cx.store.url(), why: "it is a test".into() })
+            Err(StrategyError::NotACheckpoint {
+                url: cx.store.url(),
+                why: "it is a test".into(),
+            })
         }
     }
 
     fn formats() -> Formats {
         let all = [
-            Fake { name: "a", sure: "a.json", likely: "data", probes: &["a.json"] },
-            Fake { name: "b", sure: "b.json", likely: "data", probes: &["b.json", "b.old"] },
-            Fake { name: "listed", sure: "any.idx", likely: "part", probes: &[] },
+            Fake {
+                name: "a",
+                sure: "a.json",
+                likely: "data",
+                probes: &["a.json"],
+            },
+            Fake {
+                name: "b",
+                sure: "b.json",
+                likely: "data",
+                probes: &["b.json", "b.old"],
+            },
+            Fake {
+                name: "listed",
+                sure: "any.idx",
+                likely: "part",
+                probes: &[],
+            },
         ];
-        Formats(all.into_iter().map(|f| Arc::new(PlannedLoad::new(f)) as Format).collect())
+        Formats(
+            all.into_iter()
+                .map(|f| Arc::new(PlannedLoad::new(f)) as Format)
+                .collect(),
+        )
     }
 
     fn place(names: &[&str]) -> MemoryStore {
         let store = MemoryStore::new();
-        names.iter().for_each(|name| store.put(Name::new(*name).unwrap(), "1".into()));
+        names
+            .iter()
+            .for_each(|name| store.put(Name::new(*name).unwrap(), "1".into()));
         store
     }
 
@@ -250,7 +308,10 @@ mod tests {
         };
         assert_eq!(why(&[]), "no file and no folder lies in it");
         let known = why(&["README.md"]);
-        assert!(known.ends_with("a/1 (a.json); b/1 (b.json, b.old); listed/1"), "{known}");
+        assert!(
+            known.ends_with("a/1 (a.json); b/1 (b.json, b.old); listed/1"),
+            "{known}"
+        );
     }
 
     #[test]
@@ -259,7 +320,11 @@ mod tests {
             let store = FaultStore::new(Arc::new(place(&[name, "x"])));
             store.fail(Op::List, 0, Fault::Before);
             let store: Arc<dyn Store> = Arc::new(store);
-            assert_eq!(block_on(detect(&store, &formats())).is_err(), listed, "{name}");
+            assert_eq!(
+                block_on(detect(&store, &formats())).is_err(),
+                listed,
+                "{name}"
+            );
         }
     }
 }

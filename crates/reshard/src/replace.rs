@@ -38,7 +38,11 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
         || Sidecar::any(store).await.is_some();
     if !checkpoint {
         // The store itself checks for other things than files when it begins.
-        return if top.files.is_empty() { Ok(Replaced::default()) } else { Err(no_checkpoint()) };
+        return if top.files.is_empty() {
+            Ok(Replaced::default())
+        } else {
+            Err(no_checkpoint())
+        };
     }
     // A file that nobody can attribute would stay, and would make the new checkpoint unreadable.
     let unclear = match json {
@@ -52,13 +56,21 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
         )));
     }
     let files = store.files().await?;
-    let below = files.iter().filter_map(|f| f.name.as_str().rsplit_once('/'));
+    let below = files
+        .iter()
+        .filter_map(|f| f.name.as_str().rsplit_once('/'));
     if below.into_iter().any(|(_, name)| sign(name)) {
         return Err(refused("other checkpoints lie in it"));
     }
-    let how = HowToOpen { registry: Some(registry.clone()), ..HowToOpen::default() };
+    let how = HowToOpen {
+        registry: Some(registry.clone()),
+        ..HowToOpen::default()
+    };
     match owned(store, &how, files, json, &formats).await {
-        Ok(Owned { files, stays }) => Ok(Replaced { if_exists: IfExists::Replace(files.into()), stays }),
+        Ok(Owned { files, stays }) => Ok(Replaced {
+            if_exists: IfExists::Replace(files.into()),
+            stays,
+        }),
         Err(StrategyError::Unknown { key, .. }) => {
             let why = format!(
                 "it is a checkpoint of {}, whose files this program can't tell from those of others",
@@ -66,16 +78,20 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
             );
             Err(refused(&why))
         }
-        Err(StrategyError::Ambiguous { a, b, .. }) => {
-            Err(refused(&format!("files of two formats lie in it, of {a} and of {b}")))
-        }
+        Err(StrategyError::Ambiguous { a, b, .. }) => Err(refused(&format!(
+            "files of two formats lie in it, of {a} and of {b}"
+        ))),
         Err(e) => Err(e),
     }
 }
 
 fn refused(why: &str) -> StrategyError {
     let what = "replacing what lies there".into();
-    StorageError::Unsupported { what, why: format!("{why}; name another place, or clear this one") }.into()
+    StorageError::Unsupported {
+        what,
+        why: format!("{why}; name another place, or clear this one"),
+    }
+    .into()
 }
 
 /// The error for a place whose contents are no checkpoint.
@@ -116,20 +132,32 @@ async fn owned(
     formats: &Formats,
 ) -> Result<Owned> {
     // If the record of one format is there, only this format's names count; other names may be a stranger's.
-    let of_one = formats.with_record(&files).unwrap_or_else(|| formats.clone());
+    let of_one = formats
+        .with_record(&files)
+        .unwrap_or_else(|| formats.clone());
     let added = |name: &Name| {
         name.as_str() == SIDECAR
-            || (json == Whose::Megatrons && (name.as_str() == COMMON || reshard_megatron::owns(name)))
+            || (json == Whose::Megatrons
+                && (name.as_str() == COMMON || reshard_megatron::owns(name)))
     };
     let known = |name: &Name| of_one.own(name.as_str()) || added(name);
     // Usually the names decide everything, and nothing has to be opened.
     if of_one.0.len() == 1 && files.iter().all(|f| known(&f.name)) {
-        return Ok(Owned { files: files.into_iter().map(|f| f.name).collect(), stays: Vec::new() });
+        return Ok(Owned {
+            files: files.into_iter().map(|f| f.name).collect(),
+            stays: Vec::new(),
+        });
     }
     match how.open_store(Arc::clone(store)).await {
         Ok(opened) => {
-            let roles = opened.roles().await?.into_iter().filter(|(_, r)| *r != FileRole::Foreign);
-            let (files, stays) = roles.map(|(f, _)| f.name).partition(|name| opened.owns(name));
+            let roles = opened
+                .roles()
+                .await?
+                .into_iter()
+                .filter(|(_, r)| *r != FileRole::Foreign);
+            let (files, stays) = roles
+                .map(|(f, _)| f.name)
+                .partition(|name| opened.owns(name));
             Ok(Owned { files, stays })
         }
         Err(
@@ -140,7 +168,10 @@ async fn owned(
         // The checkpoint is damaged or unfinished, so only names can decide.
         Err(_) => {
             let files = files.into_iter().map(|f| f.name).filter(known).collect();
-            Ok(Owned { files, stays: Vec::new() })
+            Ok(Owned {
+                files,
+                stays: Vec::new(),
+            })
         }
     }
 }

@@ -37,7 +37,10 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn start() -> Self {
-        Self { last: Instant::now(), phases: Phases::default() }
+        Self {
+            last: Instant::now(),
+            phases: Phases::default(),
+        }
     }
 
     pub(crate) fn done(&mut self, phase: Phase) {
@@ -45,7 +48,11 @@ impl Clock {
     }
 
     /// Counts the time since the last phase as this phase, except parts that were timed separately.
-    pub(crate) fn done_but(&mut self, phase: Phase, parts: impl IntoIterator<Item = (Phase, Duration)>) {
+    pub(crate) fn done_but(
+        &mut self,
+        phase: Phase,
+        parts: impl IntoIterator<Item = (Phase, Duration)>,
+    ) {
         let now = Instant::now();
         let mut left = now - self.last;
         for (part, time) in parts {
@@ -106,7 +113,11 @@ impl SaveReport {
 
 fn imbalance(of_ranks: impl ExactSizeIterator<Item = u64> + Clone) -> f64 {
     let (ranks, most) = (of_ranks.len() as f64, of_ranks.clone().max().unwrap_or(0));
-    if most == 0 { 1.0 } else { most as f64 * ranks / of_ranks.sum::<u64>() as f64 }
+    if most == 0 {
+        1.0
+    } else {
+        most as f64 * ranks / of_ranks.sum::<u64>() as f64
+    }
 }
 
 /// What a load did.

@@ -52,7 +52,10 @@ pub struct FileDigest {
 
 impl FileDigest {
     fn of((file, bytes): &(Name, Bytes)) -> Self {
-        Self { file: file.to_string(), sha256: hex(&Sha256::digest(bytes)) }
+        Self {
+            file: file.to_string(),
+            sha256: hex(&Sha256::digest(bytes)),
+        }
     }
 }
 
@@ -82,7 +85,10 @@ impl Sidecar {
 
     /// Whether it says plainly whose it is: one commit record, or some files, each once.
     fn is_bound(&self) -> bool {
-        let sorted = self.metadata.windows(2).all(|w| matches!(w, [a, b] if a.file < b.file));
+        let sorted = self
+            .metadata
+            .windows(2)
+            .all(|w| matches!(w, [a, b] if a.file < b.file));
         let files = self.files().count();
         sorted && (1..=MOST_FILES).contains(&files) && (self.commit.is_none() || files == 1)
     }
@@ -99,7 +105,9 @@ impl Sidecar {
 
     /// The format that it names, or else the format that gives its commit record such a name.
     pub(crate) fn format(&self, formats: &Formats) -> Option<BackendVersion> {
-        self.strategy.clone().or_else(|| formats.of_record(&self.commit.as_ref()?.file))
+        self.strategy
+            .clone()
+            .or_else(|| formats.of_record(&self.commit.as_ref()?.file))
     }
 
     pub(crate) fn to_bytes(&self) -> Bytes {
@@ -112,19 +120,31 @@ impl Sidecar {
     }
 
     /// The sidecar of a checkpoint, and the reason if it was ignored.
-    pub(crate) async fn read(store: &Arc<dyn Store>, formats: &Formats) -> (Option<Self>, Option<String>) {
-        let Some(bytes) = bytes(store).await else { return (None, None) };
+    pub(crate) async fn read(
+        store: &Arc<dyn Store>,
+        formats: &Formats,
+    ) -> (Option<Self>, Option<String>) {
+        let Some(bytes) = bytes(store).await else {
+            return (None, None);
+        };
         let Ok(me) = serde_json::from_slice::<Self>(&bytes) else {
             return (
                 None,
-                Some(format!("{SIDECAR} is ignored: it is not in a form that this version knows")),
+                Some(format!(
+                    "{SIDECAR} is ignored: it is not in a form that this version knows"
+                )),
             );
         };
         match me.belongs(store, formats).await {
             true => (Some(me), None),
             false => {
                 let files = me.names().join(", ");
-                (None, Some(format!("{SIDECAR} is ignored: it belongs to another {files}")))
+                (
+                    None,
+                    Some(format!(
+                        "{SIDECAR} is ignored: it belongs to another {files}"
+                    )),
+                )
             }
         }
     }
@@ -137,7 +157,9 @@ impl Sidecar {
         // All together are no longer than one may be.
         let mut room = OTHER_RECORD;
         for of in self.files() {
-            let Ok(name) = Name::new(&*of.file) else { return false };
+            let Ok(name) = Name::new(&*of.file) else {
+                return false;
+            };
             if self.commit.is_none() {
                 let left = match store.len(&name).await {
                     Ok(len) => len.and_then(|len| room.checked_sub(len)),

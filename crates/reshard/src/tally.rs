@@ -19,7 +19,10 @@ pub(crate) struct Tally {
 
 impl Tally {
     pub(crate) fn new(inner: Arc<dyn Transaction>) -> Self {
-        Self { inner, files: Mutex::default() }
+        Self {
+            inner,
+            files: Mutex::default(),
+        }
     }
 
     /// Takes the list of files that this rank has written.
@@ -50,7 +53,9 @@ impl Transaction for Tally {
                 (Length::Exact(bytes), _) => bytes,
                 (Length::Unknown { .. }, Some(w)) => w.bytes,
                 (Length::Unknown { .. }, None) => {
-                    return Err(StorageError::invalid(format!("the store does not say how long {name} is")));
+                    return Err(StorageError::invalid(format!(
+                        "the store does not say how long {name} is"
+                    )));
                 }
             };
             own.push(Entry { name, bytes });

@@ -2,12 +2,17 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use reshard::{DType, Dialect, LoadReport, Phase, Region, ShardedTensor, StateDict, Tensor, blocking};
+use reshard::{
+    DType, Dialect, LoadReport, Phase, Region, ShardedTensor, StateDict, Tensor, blocking,
+};
 
 /// Bytes that this process has read, and how many of them this question takes.
 fn read_so_far() -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/self/io").unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("rchar: "))
+        .unwrap();
     (line.parse().unwrap(), text.len() as u64)
 }
 
@@ -57,7 +62,12 @@ fn a_load_counts_all_that_the_system_read_the_gaps_between_ranges_too() {
             for i in (0..200u64).step_by(step) {
                 let rows = rows(i);
                 let region = Region::new([1, 0], [rows - 1, columns]);
-                let leaf = ShardedTensor::region_of(&format!("w{i:03}"), DType::Float32, &[rows, 8], region);
+                let leaf = ShardedTensor::region_of(
+                    &format!("w{i:03}"),
+                    DType::Float32,
+                    &[rows, 8],
+                    region,
+                );
                 template.insert(format!("w{i:03}"), leaf);
             }
             template
@@ -67,8 +77,13 @@ fn a_load_counts_all_that_the_system_read_the_gaps_between_ranges_too() {
     for (step, columns) in [(1, 8), (1, 3), (2, 8), (3, 1), (7, 8)] {
         let (system, report) = system_and_report(every(step, columns), &url);
         let (told, few) = (report.bytes(), 0..20);
-        let same = few.into_iter().any(|questions| told + questions * own == system);
-        assert!(same, "each {step}th, {columns} columns: told {told}, but the system read {system}");
+        let same = few
+            .into_iter()
+            .any(|questions| told + questions * own == system);
+        assert!(
+            same,
+            "each {step}th, {columns} columns: told {told}, but the system read {system}"
+        );
         gaps += report.totals.beside;
         assert!(report.time(Phase::Read) > std::time::Duration::ZERO);
     }

@@ -3,7 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use reshard::{
-    BackendVersion, Dialect, ErrorKind, OpenOptions, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
+    BackendVersion, Dialect, ErrorKind, OpenOptions, ShardedObject, ShardedTensor, StateDict,
+    Tensor, Value,
     blocking::{self, Checkpoint},
     model::{Leaf, Tree},
 };
@@ -34,11 +35,18 @@ fn tensors_alone_are_saved_and_loaded_without_anything_beside() {
     let checkpoint = Checkpoint::open(&url).unwrap();
     let keys: Vec<_> = checkpoint.tensors().map(|t| t.key().to_owned()).collect();
     assert_eq!(keys, ["inner.bias", "w"]);
-    assert_eq!((checkpoint.objects().count(), checkpoint.metadata().planner_data()), (0, None));
+    assert_eq!(
+        (
+            checkpoint.objects().count(),
+            checkpoint.metadata().planner_data()
+        ),
+        (0, None)
+    );
     // The format makes PyTorch's checkpoints.
     assert_eq!(checkpoint.dialect(), Dialect::Dcp);
     let loaded = blocking::load(state(), &url).unwrap();
-    let Some(Tree::Leaf(Value::Tensor(bias))) = loaded.get("inner").and_then(|inner| inner.get("bias"))
+    let Some(Tree::Leaf(Value::Tensor(bias))) =
+        loaded.get("inner").and_then(|inner| inner.get("bias"))
     else {
         panic!("{loaded:?}")
     };
@@ -48,11 +56,15 @@ fn tensors_alone_are_saved_and_loaded_without_anything_beside() {
 #[test]
 fn what_is_no_tensor_is_refused_with_its_path_before_anything_is_written() {
     let object = ShardedObject::new("o", Value::Int(1), &[1], &[0], 0).unwrap();
-    for (key, leaf) in [("step", Leaf::Value(Value::Int(7))), ("o", Leaf::Object(object))] {
+    for (key, leaf) in [
+        ("step", Leaf::Value(Value::Int(7))),
+        ("o", Leaf::Object(object)),
+    ] {
         let (dir, url) = place();
         let mut state = state();
         state.insert_tree(key, Tree::Leaf(leaf));
-        let e = blocking::run(reshard::save(&state, &url).dialect(Dialect::TensorsOnly)).unwrap_err();
+        let e =
+            blocking::run(reshard::save(&state, &url).dialect(Dialect::TensorsOnly)).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Invalid);
         assert!(
             reshard::strategy::with_sources(e.to_string(), &e)
@@ -81,9 +93,15 @@ fn a_format_that_is_chosen_by_hand_is_not_looked_for() {
     // Without metadata.json, whatever lies there.
     std::fs::create_dir(format!("{url}-empty")).unwrap();
     let empty = format!("{url}-empty");
-    let e = Checkpoint::open_with(OpenOptions::new().format(BackendVersion::new("torch_dist", 1)), &empty)
-        .unwrap_err();
+    let e = Checkpoint::open_with(
+        OpenOptions::new().format(BackendVersion::new("torch_dist", 1)),
+        &empty,
+    )
+    .unwrap_err();
     assert!(e.to_string().contains("there is no .metadata"), "{e}");
     let e = Checkpoint::open(&empty).unwrap_err();
-    assert!(e.to_string().contains("no file and no folder lies in it"), "{e}");
+    assert!(
+        e.to_string().contains("no file and no folder lies in it"),
+        "{e}"
+    );
 }

@@ -41,8 +41,16 @@ fn tensors_of_one_shape_keep_their_own_type_strides_and_elements() {
     }
     let loaded = blocking::run(reshard::load(wanted, &url)).unwrap();
     for (key, tensor) in &all {
-        let got = loaded.get(key).and_then(|t| t.leaf()).and_then(|v| v.as_tensor()).unwrap();
-        assert_eq!((got.dtype(), got.shape()), (tensor.dtype(), tensor.shape()), "{key}");
+        let got = loaded
+            .get(key)
+            .and_then(|t| t.leaf())
+            .and_then(|v| v.as_tensor())
+            .unwrap();
+        assert_eq!(
+            (got.dtype(), got.shape()),
+            (tensor.dtype(), tensor.shape()),
+            "{key}"
+        );
         assert_eq!(got.to_bytes(), tensor.to_bytes(), "{key}");
     }
 }

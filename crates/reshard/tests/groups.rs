@@ -10,7 +10,10 @@ fn rows(from: u64) -> StateDict {
     let mut state = StateDict::new();
     let region = Region::new([from, 0], [2, 4]);
     let leaf = ShardedTensor::region_of("w", DType::Float32, &[6, 4], region);
-    state.insert("w", leaf.with_data(Tensor::from_vec(&[2, 4], vec![1f32; 8]).unwrap()));
+    state.insert(
+        "w",
+        leaf.with_data(Tensor::from_vec(&[2, 4], vec![1f32; 8]).unwrap()),
+    );
     state
 }
 
@@ -29,6 +32,11 @@ fn a_save_that_fails_while_it_is_planned_leaves_the_group_usable() {
     };
     // Rows 2 and 3 are nobody's.
     let failed = save([0, 4, 0]);
-    assert!(failed.iter().all(|e| e.as_ref().is_err_and(|e| e.contains("w"))), "{failed:?}");
+    assert!(
+        failed
+            .iter()
+            .all(|e| e.as_ref().is_err_and(|e| e.contains("w"))),
+        "{failed:?}"
+    );
     assert_eq!(save([0, 2, 4]), [Ok(()), Ok(()), Ok(())]);
 }

@@ -2,14 +2,25 @@
 
 /// The names that a source file gives to others, sorted.
 fn names(source: &str) -> Vec<String> {
-    let code: String = source.lines().filter(|l| !l.trim_start().starts_with("//")).collect();
+    let code: String = source
+        .lines()
+        .filter(|l| !l.trim_start().starts_with("//"))
+        .collect();
     let mut out = Vec::new();
     for part in code.split("pub ").skip(1) {
-        let Some((said, _)) = part.split_once(';') else { continue };
-        let list = said.split_once('{').map_or(said, |(_, list)| list.trim_end_matches('}'));
+        let Some((said, _)) = part.split_once(';') else {
+            continue;
+        };
+        let list = said
+            .split_once('{')
+            .map_or(said, |(_, list)| list.trim_end_matches('}'));
         for item in list.split(',').map(str::trim).filter(|i| !i.is_empty()) {
             let name = item.rsplit_once(" as ").map_or(item, |(_, name)| name);
-            let name = name.trim_start_matches("mod ").rsplit("::").next().unwrap_or(name);
+            let name = name
+                .trim_start_matches("mod ")
+                .rsplit("::")
+                .next()
+                .unwrap_or(name);
             out.push(name.trim_start_matches("use ").to_owned());
         }
     }
@@ -46,8 +57,17 @@ const PRELUDE: [&str; 25] = [
 ];
 
 /// Modules: the crates, and two of its own.
-const MODULES: [&str; 9] =
-    ["comm", "megatron", "model", "plan", "policy", "prelude", "storage", "strategy", "torch_dist"];
+const MODULES: [&str; 9] = [
+    "comm",
+    "megatron",
+    "model",
+    "plan",
+    "policy",
+    "prelude",
+    "storage",
+    "strategy",
+    "torch_dist",
+];
 
 /// What saves, loads and checkpoints take and return.
 const FACADE: [&str; 26] = [

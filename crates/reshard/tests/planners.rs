@@ -16,8 +16,17 @@ struct Adds;
 impl SavePlanner for Adds {
     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
         let mut plan = self.base().create_local_plan(state, cx)?;
-        let like = plan.items.iter().find(|item| item.tensor().is_none()).unwrap().clone();
-        plan.items.push(WriteItem { key: "added".into(), source: state.len() as u32, ..like });
+        let like = plan
+            .items
+            .iter()
+            .find(|item| item.tensor().is_none())
+            .unwrap()
+            .clone();
+        plan.items.push(WriteItem {
+            key: "added".into(),
+            source: state.len() as u32,
+            ..like
+        });
         Ok(plan)
     }
 
@@ -35,7 +44,12 @@ fn a_planner_may_add_an_item_that_no_leaf_stands_for() {
     let url = home.path().join("step").display().to_string();
     let mut state = StateDict::new();
     state.insert("own", "text");
-    blocking::run(reshard::save(&state, &url).dialect(Dialect::Dcp).planner(Adds)).unwrap();
+    blocking::run(
+        reshard::save(&state, &url)
+            .dialect(Dialect::Dcp)
+            .planner(Adds),
+    )
+    .unwrap();
     let saved = Checkpoint::open(&url).unwrap();
     assert_eq!(saved.object("added").unwrap(), Value::from(7));
     assert_eq!(saved.object("own").unwrap(), Value::from("text"));
@@ -61,8 +75,8 @@ impl SavePlanner for Renames {
     fn set_up(&self, state: &mut FlatStateDict, _: &SaveContext<'_>) -> Result<()> {
         if let Self::Leaves = self {
             for leaf in state.values_mut() {
-                let (Sharded::Tensor(ShardedTensor { key, .. }) | Sharded::Object(ShardedObject { key, .. })) =
-                    leaf;
+                let (Sharded::Tensor(ShardedTensor { key, .. })
+                | Sharded::Object(ShardedObject { key, .. })) = leaf;
                 *key = renamed(key);
             }
         }
@@ -72,7 +86,9 @@ impl SavePlanner for Renames {
     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
         let mut plan = self.base().create_local_plan(state, cx)?;
         if let Self::Items = self {
-            plan.items.iter_mut().for_each(|item| item.key = renamed(&item.key));
+            plan.items
+                .iter_mut()
+                .for_each(|item| item.key = renamed(&item.key));
         }
         Ok(plan)
     }
@@ -88,7 +104,11 @@ fn paths_go_with_keys_that_a_planner_renames() {
     // A list, and a dict with int keys: a flat state does not tell them apart.
     let mut numbered = StateDict::new();
     numbered.insert(0, tensor(3.0));
-    let list = StateDict::List([4.0, 5.0].map(|n| StateDict::Leaf(Value::Tensor(tensor(n)).into())).into());
+    let list = StateDict::List(
+        [4.0, 5.0]
+            .map(|n| StateDict::Leaf(Value::Tensor(tensor(n)).into()))
+            .into(),
+    );
     let mut state = StateDict::new();
     state.insert_tree("model", model);
     state.insert_tree("list", list);
@@ -99,11 +119,25 @@ fn paths_go_with_keys_that_a_planner_renames() {
     let expected = Checkpoint::open(&url("as it is")).unwrap().state().unwrap();
     for planner in [Renames::Items, Renames::Leaves] {
         let url = url(&format!("{planner:?}"));
-        blocking::run(reshard::save(&state, &url).dialect(Dialect::Dcp).planner(planner)).unwrap();
+        blocking::run(
+            reshard::save(&state, &url)
+                .dialect(Dialect::Dcp)
+                .planner(planner),
+        )
+        .unwrap();
         let saved = Checkpoint::open(&url).unwrap();
         let mut keys: Vec<_> = saved.tensors().map(|t| t.key().to_owned()).collect();
         keys.sort();
-        assert_eq!(keys, ["model.a", "model.b", "module.list.0", "module.list.1", "module.numbered.0"]);
+        assert_eq!(
+            keys,
+            [
+                "model.a",
+                "model.b",
+                "module.list.0",
+                "module.list.1",
+                "module.numbered.0"
+            ]
+        );
         assert_eq!(saved.state().unwrap(), expected, "{url}");
     }
 }

@@ -23,8 +23,16 @@ fn url(dir: &Path) -> String {
 
 fn save_as(dir: &Path, dialect: Dialect) -> SaveReport {
     let mut state = StateDict::new();
-    state.insert("w", ShardedTensor::full("w", Tensor::from_vec(&[3], vec![1f32, 2.0, 3.0]).unwrap()));
-    blocking::run(reshard::save(&state, &url(dir)).overwrite(true).dialect(dialect)).unwrap()
+    state.insert(
+        "w",
+        ShardedTensor::full("w", Tensor::from_vec(&[3], vec![1f32, 2.0, 3.0]).unwrap()),
+    );
+    blocking::run(
+        reshard::save(&state, &url(dir))
+            .overwrite(true)
+            .dialect(dialect),
+    )
+    .unwrap()
 }
 
 fn save(dir: &Path) -> SaveReport {
@@ -50,7 +58,9 @@ fn name_in_metadata(dir: &Path, name: &str) {
 
 /// Writes a `reshard.json` that calls a file the commit record, with its right digest.
 fn name_in_sidecar(dir: &Path, name: &str) {
-    let digest = fs::read(dir.join(name)).map(Sha256::digest).unwrap_or_default();
+    let digest = fs::read(dir.join(name))
+        .map(Sha256::digest)
+        .unwrap_or_default();
     let hex: String = digest.iter().map(|b| format!("{b:02x}")).collect();
     let json = format!(
         r#"{{"schema": 1, "writer": "reshard 0.1.0", "commit": {{"file": "{name}", "sha256": "{hex}"}}}}"#
@@ -64,8 +74,9 @@ fn put(file: &Path) {
 }
 
 fn is_whole(dir: &Path) {
-    let report =
-        blocking::Checkpoint::open(&url(dir)).unwrap().verify(true, reshard::storage::Progress::none());
+    let report = blocking::Checkpoint::open(&url(dir))
+        .unwrap()
+        .verify(true, reshard::storage::Progress::none());
     assert!(report.unwrap().damage.is_empty());
 }
 
@@ -95,9 +106,20 @@ fn overwriting_leaves_a_file_that_only_metadata_name() {
         is_whole(&dir);
         // It is told, if the record could be read at all.
         let told: Vec<_> = report.stays.iter().map(|n| n.as_str()).collect();
-        assert_eq!(told, if name.starts_with("..") { vec![] } else { vec![name] });
+        assert_eq!(
+            told,
+            if name.starts_with("..") {
+                vec![]
+            } else {
+                vec![name]
+            }
+        );
         let beside = fs::read_dir(home.path()).unwrap().count();
-        assert_eq!(beside, if name.starts_with("..") { 2 } else { 1 }, "{name}: nothing is left aside");
+        assert_eq!(
+            beside,
+            if name.starts_with("..") { 2 } else { 1 },
+            "{name}: nothing is left aside"
+        );
     }
 }
 
@@ -116,7 +138,11 @@ fn a_data_file_with_a_separation_hint_is_the_checkpoints_own_in_megatrons_dialec
         put(&dir.join("backup__0_0.distcp"));
         save_as(&dir, dialect);
         assert_eq!(dir.join(hinted).exists(), !is_own, "{dialect}");
-        assert_eq!(fs::read(dir.join("backup__0_0.distcp")).unwrap(), PRECIOUS, "{dialect}");
+        assert_eq!(
+            fs::read(dir.join("backup__0_0.distcp")).unwrap(),
+            PRECIOUS,
+            "{dialect}"
+        );
     }
 }
 
@@ -131,7 +157,11 @@ fn overwriting_leaves_a_file_that_only_a_sidecar_names() {
                 fs::write(dir.join(".metadata"), "no pickle").unwrap();
             }
             save(&dir);
-            assert_eq!(fs::read(dir.join(name)).unwrap(), PRECIOUS, "{name}, damaged: {damaged}");
+            assert_eq!(
+                fs::read(dir.join(name)).unwrap(),
+                PRECIOUS,
+                "{name}, damaged: {damaged}"
+            );
             is_whole(&dir);
         }
     }
@@ -146,17 +176,27 @@ fn overwriting_leaves_files_of_other_programs_that_have_megatrons_names() {
     // A metadata.json that is whole and says nothing of Megatron's.
     fs::write(dir.join("metadata.json"), r#"{"lr": 0.1}"#).unwrap();
     save(&dir);
-    assert_eq!(fs::read(dir.join("metadata.json")).unwrap(), br#"{"lr": 0.1}"#);
+    assert_eq!(
+        fs::read(dir.join("metadata.json")).unwrap(),
+        br#"{"lr": 0.1}"#
+    );
     is_whole(&dir);
     // Nor do they go when a `.metadata` of PyTorch's dialect names them.
-    for (name, kept) in [("metadata.json", &br#"{"lr": 0.1}"#[..]), ("integrity.json", PRECIOUS)] {
+    for (name, kept) in [
+        ("metadata.json", &br#"{"lr": 0.1}"#[..]),
+        ("integrity.json", PRECIOUS),
+    ] {
         for damaged in [false, true] {
             name_in_metadata(&dir, name);
             if damaged {
                 fs::write(dir.join(".metadata"), "no pickle").unwrap();
             }
             save(&dir);
-            assert_eq!(fs::read(dir.join(name)).unwrap(), kept, "{name}, damaged: {damaged}");
+            assert_eq!(
+                fs::read(dir.join(name)).unwrap(),
+                kept,
+                "{name}, damaged: {damaged}"
+            );
             is_whole(&dir);
         }
     }
@@ -172,12 +212,19 @@ fn overwriting_leaves_files_of_other_programs_that_have_megatrons_names() {
 
 #[test]
 fn what_may_be_of_an_unfinished_save_of_megatron_or_of_others_is_not_replaced() {
-    for (name, bytes) in [("common.pt", PRECIOUS), ("metadata.json", b"{\"a\": 1}\n{\"a\": 2}\n")] {
+    for (name, bytes) in [
+        ("common.pt", PRECIOUS),
+        ("metadata.json", b"{\"a\": 1}\n{\"a\": 2}\n"),
+    ] {
         let (_home, dir) = place();
         fs::write(dir.join(name), bytes).unwrap();
         let before = fs::read(dir.join(".metadata")).unwrap();
-        let e = blocking::run(reshard::save(&StateDict::new(), &url(&dir)).overwrite(true)).unwrap_err();
-        assert!(e.kind() == ErrorKind::Unsupported && e.to_string().contains(&format!("its {name} ")), "{e}");
+        let e = blocking::run(reshard::save(&StateDict::new(), &url(&dir)).overwrite(true))
+            .unwrap_err();
+        assert!(
+            e.kind() == ErrorKind::Unsupported && e.to_string().contains(&format!("its {name} ")),
+            "{e}"
+        );
         assert_eq!(fs::read(dir.join(name)).unwrap(), bytes);
         assert_eq!(fs::read(dir.join(".metadata")).unwrap(), before);
         fs::remove_file(dir.join(name)).unwrap();
@@ -200,8 +247,11 @@ fn what_may_be_of_an_unfinished_save_of_megatron_or_of_others_is_not_replaced() 
 fn overwriting_removes_links_and_not_what_they_lead_to() {
     let (home, dir) = place();
     let outside = home.path().join("cache");
-    for (link, to) in [("__7_0.distcp", "blob"), ("__8_0.distcp", "__8_0.distcp"), (".metadata.tmp", "meta")]
-    {
+    for (link, to) in [
+        ("__7_0.distcp", "blob"),
+        ("__8_0.distcp", "__8_0.distcp"),
+        (".metadata.tmp", "meta"),
+    ] {
         put(&outside.join(to));
         symlink(outside.join(to), dir.join(link)).unwrap();
     }
@@ -266,12 +316,20 @@ fn pruning_gives_back_what_only_a_record_of_a_replaced_version_names() {
             let report = prune(&dir);
             assert_eq!(report.removed.len(), 1, "{report:?}");
             assert!(!old.exists());
-            assert_eq!(fs::read(dir.join(name)).unwrap(), PRECIOUS, "{name}, sidecar: {sidecar}");
+            assert_eq!(
+                fs::read(dir.join(name)).unwrap(),
+                PRECIOUS,
+                "{name}, sidecar: {sidecar}"
+            );
             is_whole(&dir);
             // And it stays there, whatever is called next.
             prune(&dir);
             save(&dir);
-            assert_eq!(fs::read(dir.join(name)).unwrap(), PRECIOUS, "{name}, sidecar: {sidecar}");
+            assert_eq!(
+                fs::read(dir.join(name)).unwrap(),
+                PRECIOUS,
+                "{name}, sidecar: {sidecar}"
+            );
         }
     }
 }
@@ -295,7 +353,10 @@ fn pruning_touches_only_directories_that_saves_name_so() {
     age(&home.path().join("other"));
     aside(&home.path().join("other"), "backup");
     let report = prune(&dir);
-    assert!(report.removed.is_empty() && report.kept.is_empty(), "{report:?}");
+    assert!(
+        report.removed.is_empty() && report.kept.is_empty(),
+        "{report:?}"
+    );
     assert_eq!(fs::read_dir(home.path()).unwrap().count(), 9);
 }
 
@@ -303,7 +364,10 @@ fn pruning_touches_only_directories_that_saves_name_so() {
 fn a_sidecar_that_names_terabytes_of_nothing_is_ignored_at_once() {
     for name in ["huge", "__3.metadata"] {
         let (_home, dir) = place();
-        fs::File::create(dir.join(name)).unwrap().set_len(8 << 40).unwrap();
+        fs::File::create(dir.join(name))
+            .unwrap()
+            .set_len(8 << 40)
+            .unwrap();
         let json = r#"{"schema": 1, "writer": "x", "commit": {"file": "NAME", "sha256": "00"}}"#;
         fs::write(dir.join("reshard.json"), json.replace("NAME", name)).unwrap();
         // Were it read, none of these would end today.

@@ -5,11 +5,12 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard::{
-    Dialect, ErrorKind, Kept, LocalGroup, PruneReport, RemainsKind, ShardedTensor, StateDict, Stores, Tensor,
+    Dialect, ErrorKind, Kept, LocalGroup, PruneReport, RemainsKind, ShardedTensor, StateDict,
+    Stores, Tensor,
     blocking::{self, Checkpoint},
     storage::{
-        Depth, Head, Hints, IfExists, Listing, LocalStore, Name, Progress, StorageError, Store, StoreScheme,
-        Transaction,
+        Depth, Head, Hints, IfExists, Listing, LocalStore, Name, Progress, StorageError, Store,
+        StoreScheme, Transaction,
     },
 };
 use reshard_storage::testkit::{Fault, FaultStore, Op, Trace, Trail};
@@ -36,7 +37,9 @@ fn prune(dir: &Path) -> reshard::Result<PruneReport> {
 
 /// Also what may be in use.
 fn prune_all(dir: &Path) -> reshard::Result<PruneReport> {
-    Ok(blocking::run(reshard::prune(&url(dir)).older_than(Duration::ZERO))?)
+    Ok(blocking::run(
+        reshard::prune(&url(dir)).older_than(Duration::ZERO),
+    )?)
 }
 
 fn removed(report: &PruneReport) -> Vec<&str> {
@@ -44,7 +47,11 @@ fn removed(report: &PruneReport) -> Vec<&str> {
 }
 
 fn kept(report: &PruneReport) -> Vec<(&str, &Kept)> {
-    report.kept.iter().map(|(r, why)| (r.path.as_str(), why)).collect()
+    report
+        .kept
+        .iter()
+        .map(|(r, why)| (r.path.as_str(), why))
+        .collect()
 }
 
 fn foreign(report: &PruneReport) -> Vec<&str> {
@@ -97,7 +104,12 @@ fn copy(from: &Path, to: &Path) {
 
 /// Says that a file changed so long ago.
 fn changed(file: &Path, ago: Duration) {
-    fs::File::options().write(true).open(file).unwrap().set_modified(SystemTime::now() - ago).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(file)
+        .unwrap()
+        .set_modified(SystemTime::now() - ago)
+        .unwrap();
 }
 
 fn state(step: i64) -> StateDict {
@@ -120,8 +132,16 @@ fn step(dir: &Path) -> i64 {
 #[test]
 fn files_of_an_older_save_go_and_the_checkpoint_stays_as_it_is() {
     let (_home, dir) = fixture("dcp/stale_files");
-    let verify = || Checkpoint::open(&url(&dir)).unwrap().verify(true, Progress::none()).unwrap();
-    let (sound, state) = (verify(), Checkpoint::open(&url(&dir)).unwrap().state().unwrap());
+    let verify = || {
+        Checkpoint::open(&url(&dir))
+            .unwrap()
+            .verify(true, Progress::none())
+            .unwrap()
+    };
+    let (sound, state) = (
+        verify(),
+        Checkpoint::open(&url(&dir)).unwrap().state().unwrap(),
+    );
     assert!(sound.damage.is_empty() && sound.items > 0);
     fs::write(dir.join("README.md"), "read me").unwrap();
     fs::create_dir(dir.join("logs")).unwrap();
@@ -132,7 +152,11 @@ fn files_of_an_older_save_go_and_the_checkpoint_stays_as_it_is() {
     assert_eq!(files(&dir), before, "a dry run changes nothing");
     let report = prune(&dir).unwrap();
     assert_eq!(
-        report.removed.iter().map(|r| (r.kind, r.bytes)).collect::<Vec<_>>(),
+        report
+            .removed
+            .iter()
+            .map(|r| (r.kind, r.bytes))
+            .collect::<Vec<_>>(),
         [(RemainsKind::File, 3154); 2]
     );
     assert_eq!(removed(&report), ["__0_1.distcp", "__0_2.distcp"]);
@@ -149,7 +173,10 @@ fn files_of_an_older_save_go_and_the_checkpoint_stays_as_it_is() {
     left.remove(&dir.join("__0_2.distcp"));
     assert_eq!(files(&dir), left);
     assert_eq!(verify(), sound);
-    assert_eq!(Checkpoint::open(&url(&dir)).unwrap().state().unwrap(), state);
+    assert_eq!(
+        Checkpoint::open(&url(&dir)).unwrap().state().unwrap(),
+        state
+    );
     let again = prune(&dir).unwrap();
     assert!(again.removed.is_empty() && again.kept.is_empty());
 }
@@ -157,8 +184,18 @@ fn files_of_an_older_save_go_and_the_checkpoint_stays_as_it_is() {
 #[test]
 fn no_file_of_any_checkpoint_is_ever_removed() {
     let (mut sound, mut refused) = (0, 0);
-    for family in ["dcp", "dcp/v2.1.2", "dcp/v2.14.0", "dcp/v2.3.1", "dcp/v2.4.1", "megatron"] {
-        for entry in fs::read_dir(fixtures().join(family)).unwrap().map(Result::unwrap) {
+    for family in [
+        "dcp",
+        "dcp/v2.1.2",
+        "dcp/v2.14.0",
+        "dcp/v2.3.1",
+        "dcp/v2.4.1",
+        "megatron",
+    ] {
+        for entry in fs::read_dir(fixtures().join(family))
+            .unwrap()
+            .map(Result::unwrap)
+        {
             let name = entry.file_name().into_string().unwrap();
             if name == "stale_files" || !entry.path().join("ckpt").is_dir() {
                 continue;
@@ -167,14 +204,20 @@ fn no_file_of_any_checkpoint_is_ever_removed() {
             let before = files(&dir);
             match prune_all(&dir) {
                 Ok(report) => {
-                    assert!(report.removed.is_empty() && report.kept.is_empty(), "{name}: {report:?}");
+                    assert!(
+                        report.removed.is_empty() && report.kept.is_empty(),
+                        "{name}: {report:?}"
+                    );
                     assert!(report.foreign.is_empty(), "{name}: {:?}", report.foreign);
                     sound += 1;
                 }
                 Err(e) => {
                     let kinds = [ErrorKind::Corrupt, ErrorKind::NotFound, ErrorKind::Invalid];
                     assert!(kinds.contains(&e.kind()), "{name}: {e}");
-                    assert!(["bad_", "evil_", "flat"].iter().any(|n| name.contains(n)), "{name}: {e}");
+                    assert!(
+                        ["bad_", "evil_", "flat"].iter().any(|n| name.contains(n)),
+                        "{name}: {e}"
+                    );
                     refused += 1;
                 }
             }
@@ -201,11 +244,23 @@ fn of_a_damaged_checkpoint_nothing_is_removed() {
 #[test]
 fn what_is_no_checkpoint_is_refused() {
     let (_home, dir) = place();
-    assert_eq!(prune_all(&dir).unwrap_err().kind(), ErrorKind::NotFound, "nothing lies there");
+    assert_eq!(
+        prune_all(&dir).unwrap_err().kind(),
+        ErrorKind::NotFound,
+        "nothing lies there"
+    );
     fs::create_dir(&dir).unwrap();
-    assert_eq!(prune_all(&dir).unwrap_err().kind(), ErrorKind::NotFound, "an empty directory");
+    assert_eq!(
+        prune_all(&dir).unwrap_err().kind(),
+        ErrorKind::NotFound,
+        "an empty directory"
+    );
     fs::write(dir.join("__0_0.distcp"), "half").unwrap();
-    assert_eq!(prune_all(&dir).unwrap_err().kind(), ErrorKind::NotFound, "a save that was never finished");
+    assert_eq!(
+        prune_all(&dir).unwrap_err().kind(),
+        ErrorKind::NotFound,
+        "a save that was never finished"
+    );
     assert!(dir.join("__0_0.distcp").exists());
 }
 
@@ -215,7 +270,11 @@ fn a_file_that_a_save_may_be_writing_stays_unless_it_is_old_or_asked_for() {
     changed(&dir.join("__0_1.distcp"), DAY / 2);
     changed(&dir.join("__0_2.distcp"), 2 * DAY);
     let report = prune(&dir).unwrap();
-    assert_eq!(removed(&report), ["__0_2.distcp"], "later than the checkpoint, but of two days ago");
+    assert_eq!(
+        removed(&report),
+        ["__0_2.distcp"],
+        "later than the checkpoint, but of two days ago"
+    );
     assert_eq!(kept(&report), [("__0_1.distcp", &Kept::Recent)]);
     assert!(report.kept[0].0.age.unwrap() >= DAY / 2);
     assert_eq!(removed(&prune_all(&dir).unwrap()), ["__0_1.distcp"]);
@@ -226,7 +285,10 @@ fn metadata_that_was_never_renamed_goes() {
     let (_home, dir) = fixture("dcp/stale_files");
     fs::write(dir.join(".metadata.tmp"), "half").unwrap();
     changed(&dir.join(".metadata.tmp"), 20 * DAY);
-    assert_eq!(removed(&prune(&dir).unwrap()), [".metadata.tmp", "__0_1.distcp", "__0_2.distcp"]);
+    assert_eq!(
+        removed(&prune(&dir).unwrap()),
+        [".metadata.tmp", "__0_1.distcp", "__0_2.distcp"]
+    );
 }
 
 /// Saves on two ranks, each of which has all of the state.
@@ -236,7 +298,10 @@ fn save_rank_local(dir: &Path) {
         for group in &groups {
             scope.spawn(move || {
                 let (state, url) = (state(1), url(dir));
-                let save = reshard::save(&state, &url).group(group).dialect(Dialect::Dcp).rank_local(true);
+                let save = reshard::save(&state, &url)
+                    .group(group)
+                    .dialect(Dialect::Dcp)
+                    .rank_local(true);
                 blocking::run(save).unwrap();
             });
         }
@@ -249,7 +314,10 @@ fn replicas_of_a_rank_local_save_are_no_leftovers() {
     save_rank_local(&dir);
     assert!(dir.join("__1.metadata").exists() && dir.join("__1_0.distcp").exists());
     let report = prune_all(&dir).unwrap();
-    assert!(report.removed.is_empty() && report.kept.is_empty() && report.foreign.is_empty(), "{report:?}");
+    assert!(
+        report.removed.is_empty() && report.kept.is_empty() && report.foreign.is_empty(),
+        "{report:?}"
+    );
 }
 
 #[test]
@@ -294,7 +362,10 @@ fn what_unfinished_saves_left_goes_when_it_is_old_or_asked_for() {
     assert_eq!(kept(&report), [(left.to_str().unwrap(), &Kept::Recent)]);
     let report = prune_all(&dir).unwrap();
     assert_eq!(removed(&report), [left.to_str().unwrap()]);
-    assert_eq!((report.removed[0].kind, report.removed[0].bytes), (RemainsKind::Unfinished, 200));
+    assert_eq!(
+        (report.removed[0].kind, report.removed[0].bytes),
+        (RemainsKind::Unfinished, 200)
+    );
     assert!(!left.exists());
 
     unfinished(&dir, 2 * DAY);
@@ -319,13 +390,19 @@ fn a_prune_that_fails_halfway_says_what_it_has_removed() {
     let store = FaultStore::new(Arc::new(LocalStore::at(&dir).unwrap()));
     store.fail(Op::RemoveLeftover, 3, Fault::Before);
     let url = store.url();
-    let prune = reshard::prune(&url).older_than(Duration::ZERO).stores(Stores::only(Arc::new(store)));
+    let prune = reshard::prune(&url)
+        .older_than(Duration::ZERO)
+        .stores(Stores::only(Arc::new(store)));
     let e = blocking::run(prune).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unavailable);
     assert!(e.to_string().contains("injected fault"), "{e}");
-    let gone: Vec<_> =
-        (0..3).map(|n| dir.with_file_name(format!(".step.{n}-1a2b3c4d5e6f7082-3.tmp"))).collect();
-    assert_eq!(removed(e.report()), gone.iter().map(|p| p.to_str().unwrap()).collect::<Vec<_>>());
+    let gone: Vec<_> = (0..3)
+        .map(|n| dir.with_file_name(format!(".step.{n}-1a2b3c4d5e6f7082-3.tmp")))
+        .collect();
+    assert_eq!(
+        removed(e.report()),
+        gone.iter().map(|p| p.to_str().unwrap()).collect::<Vec<_>>()
+    );
     assert_eq!(foreign(e.report()), ["README.md"]);
     assert!(gone.iter().all(|p| !p.exists()));
     assert_eq!(fs::read_dir(home.path()).unwrap().count(), 3);
@@ -337,7 +414,11 @@ fn the_names_beside_the_place_are_listed_as_often_for_one_leftover_as_for_many()
         let (home, dir) = with_leftovers(count);
         let trail = Trail::below(fs::canonicalize(home.path()).unwrap());
         assert_eq!(prune_all(&dir).unwrap().removed.len(), count);
-        trail.seen().into_iter().filter(|t| matches!(t, Trace::Listed(_))).count()
+        trail
+            .seen()
+            .into_iter()
+            .filter(|t| matches!(t, Trace::Listed(_)))
+            .count()
     };
     assert_eq!(listings(30), listings(1));
 }
@@ -403,7 +484,10 @@ fn a_version_that_is_about_to_be_exchanged_is_of_an_unfinished_save() {
     let ready = aside(&dir, |number| format!("{number:x}-1"));
     save(&dir, 2);
     // Whoever has made it ready may be alive.
-    assert_eq!(kept(&prune(&dir).unwrap()), [(ready.to_str().unwrap(), &Kept::Recent)]);
+    assert_eq!(
+        kept(&prune(&dir).unwrap()),
+        [(ready.to_str().unwrap(), &Kept::Recent)]
+    );
     assert!(ready.join(".metadata").exists());
     let report = prune_all(&dir).unwrap();
     assert_eq!(removed(&report), [ready.to_str().unwrap()]);
@@ -421,7 +505,10 @@ fn a_directory_that_a_killed_save_took_out_of_the_place_and_did_not_mean_stays()
     let before = files(&theirs);
     save(&dir, 2);
     let report = prune_all(&dir).unwrap();
-    assert!(report.removed.is_empty() && report.kept.is_empty(), "{report:?}");
+    assert!(
+        report.removed.is_empty() && report.kept.is_empty(),
+        "{report:?}"
+    );
     assert_eq!(files(&theirs), before);
 }
 
@@ -442,10 +529,15 @@ fn what_has_no_room_at_the_place_stays_where_it_is_and_is_told() {
     save(&dir, 2);
     fs::write(dir.join("README.md"), "another one").unwrap();
     let report = prune_all(&dir).unwrap();
-    let [(what, Kept::Stuck(why))] = &report.kept[..] else { panic!("{report:?}") };
+    let [(what, Kept::Stuck(why))] = &report.kept[..] else {
+        panic!("{report:?}")
+    };
     assert_eq!(what.path, old.to_str().unwrap());
     assert!(why.contains("README.md"), "{why}");
-    assert_eq!(files(&old).keys().collect::<Vec<_>>(), [&old.join("README.md")]);
+    assert_eq!(
+        files(&old).keys().collect::<Vec<_>>(),
+        [&old.join("README.md")]
+    );
     assert_eq!(fs::read(dir.join("README.md")).unwrap(), b"another one");
     assert!(dir.join("logs/today").exists());
 }
@@ -478,10 +570,18 @@ impl Store for Busy {
         }
         self.0.head(name).await
     }
-    async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>, StorageError> {
+    async fn begin(
+        &self,
+        attempt: &str,
+        if_exists: IfExists,
+    ) -> Result<Arc<dyn Transaction>, StorageError> {
         self.0.begin(attempt, if_exists).await
     }
-    async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>, StorageError> {
+    async fn join(
+        &self,
+        attempt: &str,
+        place: Option<&str>,
+    ) -> Result<Arc<dyn Transaction>, StorageError> {
         self.0.join(attempt, place).await
     }
 }
@@ -494,8 +594,11 @@ fn nothing_is_removed_when_somebody_saves_meanwhile() {
         let path = url.trim_start_matches("busy://");
         Ok(Arc::new(Busy(Stores::linked()?.open(path)?, path.into())))
     };
-    stores.register(StoreScheme::new("busy", "this test", "0.0.0", open)).unwrap();
-    let e = blocking::run(reshard::prune(&format!("busy://{}", url(&dir))).stores(stores)).unwrap_err();
+    stores
+        .register(StoreScheme::new("busy", "this test", "0.0.0", open))
+        .unwrap();
+    let e =
+        blocking::run(reshard::prune(&format!("busy://{}", url(&dir))).stores(stores)).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
     assert!(e.to_string().contains("meanwhile"), "{e}");
     assert!(dir.join("__0_1.distcp").exists() && dir.join("__0_2.distcp").exists());
@@ -514,12 +617,22 @@ fn no_link_is_followed() {
     let link = |to: &str, at: PathBuf| std::os::unix::fs::symlink(to, at).unwrap();
     link("../precious/__0_5.distcp", dir.join("__0_5.distcp"));
     link("../precious", dir.join("below"));
-    link("precious", home.path().join(".step.7-1a2b3c4d5e6f7087-7.tmp"));
+    link(
+        "precious",
+        home.path().join(".step.7-1a2b3c4d5e6f7087-7.tmp"),
+    );
     fs::create_dir(home.path().join(".step.8-1a2b3c4d5e6f7088-8.tmp")).unwrap();
-    link("../precious", home.path().join(".step.8-1a2b3c4d5e6f7088-8.tmp/d"));
+    link(
+        "../precious",
+        home.path().join(".step.8-1a2b3c4d5e6f7088-8.tmp/d"),
+    );
     let report = prune_all(&dir).unwrap();
     let beside = home.path().join(".step.8-1a2b3c4d5e6f7088-8.tmp");
-    assert_eq!(removed(&report), ["__0_5.distcp", beside.to_str().unwrap()], "the links themselves");
+    assert_eq!(
+        removed(&report),
+        ["__0_5.distcp", beside.to_str().unwrap()],
+        "the links themselves"
+    );
     assert_eq!(files(&precious).len(), 2);
     assert!(dir.join("below").exists() && !beside.exists());
 }

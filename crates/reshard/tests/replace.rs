@@ -21,7 +21,11 @@ fn a_folder_of_checkpoints_is_not_replaced() {
     std::fs::write(home.path().join("metadata.json"), "{}").unwrap();
     let e = save(home.path()).unwrap_err();
     assert!(e.to_string().contains("is no checkpoint"), "{e}");
-    std::fs::write(home.path().join("metadata.json"), r#"{"sharded_backend": "torch_dist"}"#).unwrap();
+    std::fs::write(
+        home.path().join("metadata.json"),
+        r#"{"sharded_backend": "torch_dist"}"#,
+    )
+    .unwrap();
     let e = save(home.path()).unwrap_err();
     assert!(e.to_string().contains("other checkpoints lie in it"), "{e}");
     for step in ["step-1", "step-2"] {
@@ -39,14 +43,19 @@ fn a_folder_of_folders_is_not_replaced() {
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
         assert!(e.to_string().contains("is no checkpoint"), "{e}");
     }
-    assert!(blocking::Checkpoint::open(&home.path().join("a/step-1").display().to_string()).is_ok());
+    assert!(
+        blocking::Checkpoint::open(&home.path().join("a/step-1").display().to_string()).is_ok()
+    );
 }
 
 #[test]
 fn a_folder_of_other_files_is_not_replaced() {
     let home = tempfile::tempdir().unwrap();
     std::fs::write(home.path().join("thesis.tex"), "years of work").unwrap();
-    assert_eq!(save(home.path()).unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(
+        save(home.path()).unwrap_err().kind(),
+        ErrorKind::Unsupported
+    );
     assert!(home.path().join("thesis.tex").exists());
 }
 
@@ -66,12 +75,23 @@ fn what_is_not_of_the_checkpoint_stays() {
     let dir = home.path().join("step-1");
     save(&dir).unwrap();
     // Of an older save with more ranks, and of Megatron Core.
-    for file in ["__9_0.distcp", "__3.metadata", ".metadata.tmp", "integrity.json"] {
+    for file in [
+        "__9_0.distcp",
+        "__3.metadata",
+        ".metadata.tmp",
+        "integrity.json",
+    ] {
         std::fs::write(dir.join(file), "old").unwrap();
     }
     std::fs::create_dir(dir.join("logs")).unwrap();
     // Any text may be a separation hint, and this checkpoint has none.
-    for file in ["README.md", "train_state.pt", "logs/today", "backup__0_0.distcp", "__00_0.distcp"] {
+    for file in [
+        "README.md",
+        "train_state.pt",
+        "logs/today",
+        "backup__0_0.distcp",
+        "__00_0.distcp",
+    ] {
         std::fs::write(dir.join(file), file).unwrap();
     }
     save(&dir).unwrap();
@@ -97,7 +117,10 @@ fn what_is_not_of_the_checkpoint_stays() {
             "train_state.pt"
         ]
     );
-    assert_eq!(std::fs::read(dir.join("logs/today")).unwrap(), b"logs/today");
+    assert_eq!(
+        std::fs::read(dir.join("logs/today")).unwrap(),
+        b"logs/today"
+    );
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
 }
 
@@ -119,7 +142,11 @@ fn a_checkpoint_of_a_format_that_is_not_linked_is_not_replaced() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path().join("step-1");
     std::fs::create_dir_all(dir.join("weight")).unwrap();
-    std::fs::write(dir.join("metadata.json"), r#"{"sharded_backend": "unheard_of"}"#).unwrap();
+    std::fs::write(
+        dir.join("metadata.json"),
+        r#"{"sharded_backend": "unheard_of"}"#,
+    )
+    .unwrap();
     std::fs::write(dir.join("weight/0.0"), "a chunk").unwrap();
     let e = save(&dir).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
@@ -136,5 +163,8 @@ fn the_new_directory_keeps_the_permissions_of_the_old_one() {
     save(&dir).unwrap();
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o750)).unwrap();
     save(&dir).unwrap();
-    assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o7777, 0o750);
+    assert_eq!(
+        std::fs::metadata(&dir).unwrap().permissions().mode() & 0o7777,
+        0o750
+    );
 }

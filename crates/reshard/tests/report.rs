@@ -4,8 +4,8 @@
 
 use futures::{executor::block_on, future::join_all};
 use reshard::{
-    DType, ErrorKind, LoadError, LoadReport, LocalGroup, Phase, Region, ShardedTensor, StateDict, Tensor,
-    ValueTree,
+    DType, ErrorKind, LoadError, LoadReport, LocalGroup, Phase, Region, ShardedTensor, StateDict,
+    Tensor, ValueTree,
     model::FlatStateDict,
     plan::{DefaultLoadPlanner, Destination, LoadContext, LoadPlan, LoadPlanner, ReadItem},
 };
@@ -25,7 +25,10 @@ fn saved() -> (TempDir, String) {
         .map(|rank| {
             let rows = Tensor::from_vec(&[512, 8], vec![rank as f32; 4096]).unwrap();
             let mut state = StateDict::new();
-            state.insert("w", ShardedTensor::from_rank_offsets("w", rows, &[(0, rank, 2)]).unwrap());
+            state.insert(
+                "w",
+                ShardedTensor::from_rank_offsets("w", rows, &[(0, rank, 2)]).unwrap(),
+            );
             state.insert("step", 7);
             state
         })
@@ -34,20 +37,27 @@ fn saved() -> (TempDir, String) {
         let save = reshard::save(state, &url).group(group);
         async { save.await }
     });
-    block_on(join_all(saves)).into_iter().for_each(|saved| drop(saved.unwrap()));
+    block_on(join_all(saves))
+        .into_iter()
+        .for_each(|saved| drop(saved.unwrap()));
     (dir, url)
 }
 
 fn load(url: &str, templates: Vec<StateDict>) -> Vec<Result<(ValueTree, LoadReport), LoadError>> {
     let groups = LocalGroup::new(templates.len() as u32);
     let loads = groups.iter().zip(templates);
-    block_on(join_all(loads.map(|(group, template)| reshard::load(template, url).group(group).with_report())))
+    block_on(join_all(loads.map(|(group, template)| {
+        reshard::load(template, url).group(group).with_report()
+    })))
 }
 
 fn rows(from: u64, rows: u64) -> StateDict {
     let mut template = StateDict::new();
     let region = Region::new([from, 0], [rows, 8]);
-    template.insert("w", ShardedTensor::region_of("w", DType::Float32, &[1024, 8], region));
+    template.insert(
+        "w",
+        ShardedTensor::region_of("w", DType::Float32, &[1024, 8], region),
+    );
     template
 }
 
@@ -58,8 +68,19 @@ fn the_report_of_a_load_says_what_each_rank_read_of_which_files() {
     let reports: Vec<LoadReport> = loaded.into_iter().map(|l| l.unwrap().1).collect();
     let beside = [".metadata", "common.pt", "metadata.json"];
     let names = |r: &LoadReport| r.opened.iter().cloned().collect::<Vec<_>>();
-    assert_eq!(names(&reports[0]), [&beside[..1], &["__0_0.distcp"], &beside[1..]].concat());
-    assert_eq!(names(&reports[1]), [&beside[..1], &["__0_0.distcp", "__1_0.distcp"], &beside[1..]].concat());
+    assert_eq!(
+        names(&reports[0]),
+        [&beside[..1], &["__0_0.distcp"], &beside[1..]].concat()
+    );
+    assert_eq!(
+        names(&reports[1]),
+        [
+            &beside[..1],
+            &["__0_0.distcp", "__1_0.distcp"],
+            &beside[1..]
+        ]
+        .concat()
+    );
     assert_eq!(reports[0].ranks, reports[1].ranks);
     assert_eq!(reports[0].files(), 9);
     for (r, rows) in reports.iter().zip([512, 768]) {
@@ -70,8 +91,13 @@ fn the_report_of_a_load_says_what_each_rank_read_of_which_files() {
         .map(|f| std::fs::metadata(format!("{url}/{f}")).unwrap().len())
         .iter()
         .sum::<u64>();
-    let expected = reports.iter().map(|r| small + r.totals.bytes + r.totals.beside);
-    assert_eq!(reports[0].ranks.iter().map(|r| r.bytes).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    let expected = reports
+        .iter()
+        .map(|r| small + r.totals.bytes + r.totals.beside);
+    assert_eq!(
+        reports[0].ranks.iter().map(|r| r.bytes).collect::<Vec<_>>(),
+        expected.collect::<Vec<_>>()
+    );
     let most = reports[0].ranks[1].bytes as f64;
     assert!((reports[0].imbalance() - 2.0 * most / reports[0].bytes() as f64).abs() < 1e-9);
     assert!(reports[0].metadata.tensor("w").is_some());
@@ -120,7 +146,10 @@ fn planning_counts_as_planning_and_reading_as_reading() {
     for phase in [Phase::Plan, Phase::Read] {
         let slept = Arc::new(Mutex::new(Duration::ZERO));
         let before = Instant::now();
-        let load = reshard::load(rows(0, 512), &url).planner(Slow { phase, slept: Arc::clone(&slept) });
+        let load = reshard::load(rows(0, 512), &url).planner(Slow {
+            phase,
+            slept: Arc::clone(&slept),
+        });
         let (_, report) = block_on(load.with_report()).unwrap();
         // A busy machine makes any phase long. But what was slept is in its own phase; and no time is in two of them, so it is in
         // no other.
@@ -129,8 +158,10 @@ fn planning_counts_as_planning_and_reading_as_reading() {
             slept > Duration::ZERO && report.time(phase) >= slept,
             "{phase:?}, slept {slept:?}: {report:?}"
         );
-        let sum: Duration =
-            [Phase::Plan, Phase::Read, Phase::Finish].map(|phase| report.time(phase)).iter().sum();
+        let sum: Duration = [Phase::Plan, Phase::Read, Phase::Finish]
+            .map(|phase| report.time(phase))
+            .iter()
+            .sum();
         assert!(sum <= all, "{sum:?} of {all:?}: {report:?}");
     }
 }
@@ -142,7 +173,9 @@ fn a_rank_whose_state_does_not_fit_the_common_state_fails_the_load_of_all() {
     clash.insert_tree("step", rows(0, 4));
     let loaded = load(&url, vec![rows(0, 4), clash]);
     for (rank, outcome) in loaded.into_iter().enumerate() {
-        let Err(error) = outcome else { panic!("rank {rank} went on") };
+        let Err(error) = outcome else {
+            panic!("rank {rank} went on")
+        };
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert!(error.to_string().contains("rank 1"), "{error}");
         let (_, template) = error.into_parts();

@@ -4,10 +4,18 @@
 
 use reshard::{CommonForm, Dialect, ErrorKind, ShardedObject, StateDict, Value};
 
-fn save(state: &StateDict, form: CommonForm, dialect: Dialect) -> reshard::Result<reshard::SaveReport> {
+fn save(
+    state: &StateDict,
+    form: CommonForm,
+    dialect: Dialect,
+) -> reshard::Result<reshard::SaveReport> {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
-    let saved = reshard::blocking::run(reshard::save(state, &url).common_form(form).dialect(dialect));
+    let saved = reshard::blocking::run(
+        reshard::save(state, &url)
+            .common_form(form)
+            .dialect(dialect),
+    );
     assert_eq!(saved.is_ok(), dir.path().join("ckpt").exists());
     saved
 }
@@ -35,7 +43,10 @@ fn a_sharded_object_cannot_pass_for_common_state() {
     let object = ShardedObject::new("common_state", Value::Int(1), &[1], &[0], 0).unwrap();
     state.insert("mine", object);
     let error = save(&state, CommonForm::File, Dialect::Megatron).unwrap_err();
-    assert!(error.to_string().contains("mine") && error.to_string().contains("common_state"), "{error}");
+    assert!(
+        error.to_string().contains("mine") && error.to_string().contains("common_state"),
+        "{error}"
+    );
 }
 
 #[test]

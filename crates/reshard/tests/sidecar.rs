@@ -7,7 +7,9 @@ use reshard::{
     comm::Comm,
     model::FlatStateDict,
     storage::Name,
-    strategy::{AsyncStager, PreparedSave, Result, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved},
+    strategy::{
+        AsyncStager, PreparedSave, Result, SaveCx, SaveShardedConfig, SaveShardedStrategy, Saved,
+    },
     torch_dist::TorchDistConfig,
 };
 use std::{
@@ -39,7 +41,10 @@ fn sidecar(dir: &Path) -> (bool, Option<String>) {
 #[test]
 fn reshard_json_beside_another_metadata_is_ignored_and_said_so() {
     let home = tempfile::tempdir().unwrap();
-    let (ours, other) = (saved(home.path(), "ours", 1.0, true), saved(home.path(), "another", 2.0, false));
+    let (ours, other) = (
+        saved(home.path(), "ours", 1.0, true),
+        saved(home.path(), "another", 2.0, false),
+    );
     assert_eq!(sidecar(&ours), (true, None));
     assert_ne!(
         std::fs::read(ours.join(".metadata")).unwrap(),
@@ -48,7 +53,10 @@ fn reshard_json_beside_another_metadata_is_ignored_and_said_so() {
     std::fs::copy(ours.join("reshard.json"), other.join("reshard.json")).unwrap();
     let (counts, why) = sidecar(&other);
     assert!(!counts, "a sidecar of another checkpoint counts");
-    assert_eq!(why.as_deref(), Some("reshard.json is ignored: it belongs to another .metadata"));
+    assert_eq!(
+        why.as_deref(),
+        Some("reshard.json is ignored: it belongs to another .metadata")
+    );
     // What it says is in nobody's state.
     let mut template = StateDict::new();
     template.insert("w", Tensor::from_vec(&[2], vec![0f32; 2]).unwrap());
@@ -56,7 +64,14 @@ fn reshard_json_beside_another_metadata_is_ignored_and_said_so() {
     let loaded = blocking::run(async { reshard::load(template, &url).await }).unwrap();
     assert!(loaded.get("nothing").is_none());
     assert_eq!(
-        loaded.get("w").unwrap().leaf().unwrap().as_tensor().unwrap().to_vec::<f32>(),
+        loaded
+            .get("w")
+            .unwrap()
+            .leaf()
+            .unwrap()
+            .as_tensor()
+            .unwrap()
+            .to_vec::<f32>(),
         Some(vec![2.0; 2])
     );
 }
@@ -96,7 +111,11 @@ impl SaveShardedStrategy for Unrecorded {
     fn key(&self) -> BackendVersion {
         self.0.key()
     }
-    async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>> {
+    async fn prepare(
+        &self,
+        state: FlatStateDict,
+        cx: &SaveCx<'_>,
+    ) -> Result<Box<dyn PreparedSave>> {
         Ok(Box::new(UnrecordedSave(self.0.prepare(state, cx).await?)))
     }
 }
@@ -114,7 +133,10 @@ impl PreparedSave for UnrecordedSave {
     async fn finish(self: Box<Self>, written: Result<()>, comm: &Comm<'_>) -> Result<Saved> {
         let mut saved = self.0.finish(written, comm).await?;
         let extra = (Name::new("another")?, b"metadata".as_slice().into());
-        saved.records.files.extend(saved.records.commit.take().into_iter().chain([extra]));
+        saved
+            .records
+            .files
+            .extend(saved.records.commit.take().into_iter().chain([extra]));
         Ok(saved)
     }
 }
@@ -127,11 +149,24 @@ fn reshard_json_of_a_format_without_a_commit_record_belongs_to_all_of_its_metada
     let mut state = StateDict::new();
     state.insert("w", Tensor::from_vec(&[2], vec![1f32; 2]).unwrap());
     state.insert_tree("nothing", StateDict::new());
-    blocking::run(reshard::save(&state, &url).dialect(Dialect::Dcp).strategy(WithoutRecord)).unwrap();
+    blocking::run(
+        reshard::save(&state, &url)
+            .dialect(Dialect::Dcp)
+            .strategy(WithoutRecord),
+    )
+    .unwrap();
     let json: serde_json::Value =
         serde_json::from_slice(&std::fs::read(dir.join("reshard.json")).unwrap()).unwrap();
-    let files: Vec<_> = json["metadata"].as_array().unwrap().iter().map(|f| f["file"].clone()).collect();
-    assert_eq!((files, json.get("commit")), (vec![".metadata".into(), "another".into()], None));
+    let files: Vec<_> = json["metadata"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|f| f["file"].clone())
+        .collect();
+    assert_eq!(
+        (files, json.get("commit")),
+        (vec![".metadata".into(), "another".into()], None)
+    );
     assert_eq!(sidecar(&dir), (true, None));
     // One of them changed.
     std::fs::write(dir.join("another"), "metadatb").unwrap();
@@ -147,7 +182,10 @@ fn reshard_json_of_a_format_without_a_commit_record_belongs_to_all_of_its_metada
         sidecar(&dir).0
     };
     assert!(with(&|_| ()));
-    assert!(!with(&|json| json["metadata"].as_array_mut().unwrap().reverse()));
+    assert!(!with(&|json| json["metadata"]
+        .as_array_mut()
+        .unwrap()
+        .reverse()));
     assert!(!with(&|json| json["commit"] = json["metadata"][0].clone()));
     assert!(!with(&|json| json["metadata"] = serde_json::json!([])));
 }

@@ -29,8 +29,16 @@ fn failures(dir: &str) -> usize {
             writeln!(stderr(), "error: {what}: {e:#}").unwrap_or(());
         }
     };
-    told("common", blocking::load_common(dir).map(drop).map_err(Into::into));
-    told("plain tensors", blocking::load_plain_tensors(dir).map(drop).map_err(Into::into));
+    told(
+        "common",
+        blocking::load_common(dir).map(drop).map_err(Into::into),
+    );
+    told(
+        "plain tensors",
+        blocking::load_plain_tensors(dir)
+            .map(drop)
+            .map_err(Into::into),
+    );
     let checkpoint = match opened {
         Ok(checkpoint) => checkpoint,
         Err(e) => {
@@ -40,7 +48,10 @@ fn failures(dir: &str) -> usize {
     };
     told("state", checkpoint.state().map(drop).map_err(Into::into));
     for key in checkpoint.objects().take(FEW) {
-        told("object", checkpoint.object(key).map(drop).map_err(Into::into));
+        told(
+            "object",
+            checkpoint.object(key).map(drop).map_err(Into::into),
+        );
     }
     for tensor in checkpoint.tensors().take(FEW) {
         for region in tensor.blocks(1 << 20).take(FEW) {
@@ -58,10 +69,15 @@ const FEW: usize = 3;
 fn load(checkpoint: &blocking::Checkpoint, dir: &str) -> Result<()> {
     let mut template = StateDict::new();
     for t in checkpoint.tensors().take(FEW) {
-        template.insert(t.key(), ShardedTensor::template(t.key(), t.dtype(), t.shape()));
+        template.insert(
+            t.key(),
+            ShardedTensor::template(t.key(), t.dtype(), t.shape()),
+        );
         let near = format!("{}'", t.key());
         template.insert(&*near, ShardedTensor::template(&near, DType::Float32, &[1]));
     }
     template.insert("nothing", Value::None);
-    blocking::load(template, dir).map(drop).map_err(|e| e.into_parts().0.into())
+    blocking::load(template, dir)
+        .map(drop)
+        .map_err(|e| e.into_parts().0.into())
 }

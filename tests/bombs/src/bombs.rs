@@ -42,13 +42,19 @@ pub struct Bomb {
 
 impl fmt::Debug for Bomb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bomb").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Bomb")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
 impl Bomb {
     fn new(name: &str, make: impl Fn(&Path) -> Result<()> + 'static) -> Self {
-        Self { name: name.into(), make: Box::new(make), commands: Vec::new() }
+        Self {
+            name: name.into(),
+            make: Box::new(make),
+            commands: Vec::new(),
+        }
     }
 
     /// A `.metadata`, and nothing else.
@@ -57,7 +63,8 @@ impl Bomb {
     }
 
     fn with(mut self, command: &[&str]) -> Self {
-        self.commands.push(command.iter().map(ToString::to_string).collect());
+        self.commands
+            .push(command.iter().map(ToString::to_string).collect());
         self
     }
 }
@@ -67,12 +74,16 @@ const STORAGES: [(&str, &[u8]); 1] = [("0", &[0; 4])];
 
 /// Pickles as objects.
 pub fn objects() -> Vec<Bomb> {
-    home("object", |dir, pickle| put_items(dir, &[Item::object("o", zip::torch(&pickle, &STORAGES))]))
+    home("object", |dir, pickle| {
+        put_items(dir, &[Item::object("o", zip::torch(&pickle, &STORAGES))])
+    })
 }
 
 /// Pickles as common state.
 pub fn common() -> Vec<Bomb> {
-    home("common", |dir, pickle| put_common(dir, &zip::torch(&pickle, &STORAGES)))
+    home("common", |dir, pickle| {
+        put_common(dir, &zip::torch(&pickle, &STORAGES))
+    })
 }
 
 /// Pickles as common state, without an archive around them.
@@ -83,11 +94,20 @@ pub fn bare() -> Vec<Bomb> {
 /// Pickles where that of a tensor is.
 pub fn in_tensors() -> Vec<Bomb> {
     home("tensor", |dir, pickle| {
-        put_items(dir, &[Item::tensor("t", Type::F32, &[1], zip::torch(&pickle, &STORAGES))])
+        put_items(
+            dir,
+            &[Item::tensor(
+                "t",
+                Type::F32,
+                &[1],
+                zip::torch(&pickle, &STORAGES),
+            )],
+        )
     })
 }
 
 fn home(place: &str, put: impl Fn(&Path, Vec<u8>) -> Result<()> + Copy + 'static) -> Vec<Bomb> {
     let all = values::values().into_iter().chain(built::built());
-    all.map(|(name, make)| Bomb::new(&format!("{name}/{place}"), move |dir| put(dir, make()))).collect()
+    all.map(|(name, make)| Bomb::new(&format!("{name}/{place}"), move |dir| put(dir, make())))
+        .collect()
 }

@@ -18,8 +18,13 @@ impl Pickle {
         self.object((MD, "TensorProperties"), |p| {
             p.tuple(|p| {
                 p.global(("torch", of));
-                p.call(("torch.serialization", "_get_layout"), |p| done(p.text("torch.strided")));
-                p.raw(b"\x89").call((MD, "_MEM_FORMAT_ENCODING"), |p| done(p.int(0))).raw(b"\x89").with(more);
+                p.call(("torch.serialization", "_get_layout"), |p| {
+                    done(p.text("torch.strided"))
+                });
+                p.raw(b"\x89")
+                    .call((MD, "_MEM_FORMAT_ENCODING"), |p| done(p.int(0)))
+                    .raw(b"\x89")
+                    .with(more);
             });
         })
     }
@@ -30,7 +35,11 @@ impl Pickle {
     }
 
     /// `ChunkStorageMetadata`, of what is written.
-    pub fn chunk_of(&mut self, offsets: impl FnOnce(&mut Self), sizes: impl FnOnce(&mut Self)) -> &mut Self {
+    pub fn chunk_of(
+        &mut self,
+        offsets: impl FnOnce(&mut Self),
+        sizes: impl FnOnce(&mut Self),
+    ) -> &mut Self {
         self.object((MD, "ChunkStorageMetadata"), |p| {
             p.dict(|p| done(p.text("offsets").with(offsets).text("sizes").with(sizes)));
         })
@@ -50,7 +59,12 @@ impl Pickle {
     ) -> &mut Self {
         self.object((MD, "TensorStorageMetadata"), |p| {
             p.dict(|p| {
-                p.text("properties").with(properties).text("size").with(size).text("chunks").with(chunks);
+                p.text("properties")
+                    .with(properties)
+                    .text("size")
+                    .with(size)
+                    .text("chunks")
+                    .with(chunks);
             });
         })
     }
@@ -70,7 +84,11 @@ impl Pickle {
     }
 
     /// `MetadataIndex`, of a key that is written.
-    pub fn index_of(&mut self, key: impl FnOnce(&mut Self), chunk: Option<(&[i64], i64)>) -> &mut Self {
+    pub fn index_of(
+        &mut self,
+        key: impl FnOnce(&mut Self),
+        chunk: Option<(&[i64], i64)>,
+    ) -> &mut Self {
         self.object((MD, "MetadataIndex"), |p| {
             p.dict(|p| {
                 p.text("fqn").with(key).text("offset");
@@ -122,7 +140,11 @@ impl Pickle {
     ) -> &mut Self {
         self.object((MD, "Metadata"), |p| {
             p.dict(|p| {
-                p.text("state_dict_metadata").dict(entries).text("storage_data").dict(places).with(more);
+                p.text("state_dict_metadata")
+                    .dict(entries)
+                    .text("storage_data")
+                    .dict(places)
+                    .with(more);
             });
         })
     }
@@ -150,12 +172,20 @@ pub struct Item {
 impl Item {
     /// An object.
     pub fn object(key: &str, stored: Vec<u8>) -> Self {
-        Self { key: key.into(), tensor: None, stored, transforms: Vec::new() }
+        Self {
+            key: key.into(),
+            tensor: None,
+            stored,
+            transforms: Vec::new(),
+        }
     }
 
     /// A tensor.
     pub fn tensor(key: &str, of: Type, shape: &[i64], stored: Vec<u8>) -> Self {
-        Self { tensor: Some((of, shape.to_vec())), ..Self::object(key, stored) }
+        Self {
+            tensor: Some((of, shape.to_vec())),
+            ..Self::object(key, stored)
+        }
     }
 }
 
@@ -173,7 +203,10 @@ pub fn put(dir: &Path, name: &str, bytes: &[u8]) -> Result<()> {
 /// I/O; file systems without sparse files.
 pub fn put_sparse(dir: &Path, name: &str, bytes: &[u8], length: u64) -> Result<()> {
     put(dir, name, bytes)?;
-    Ok(fs::File::options().write(true).open(dir.join(name))?.set_len(length)?)
+    Ok(fs::File::options()
+        .write(true)
+        .open(dir.join(name))?
+        .set_len(length)?)
 }
 
 /// Writes items, one behind the other, and the `.metadata` that lists them.
@@ -209,7 +242,15 @@ pub fn put_items(dir: &Path, items: &[Item]) -> Result<()> {
     };
     p.metadata(entries, places, |_| ());
     put(dir, ".metadata", &p.end())?;
-    put(dir, DATA, &items.iter().flat_map(|i| &i.stored).copied().collect::<Vec<u8>>())
+    put(
+        dir,
+        DATA,
+        &items
+            .iter()
+            .flat_map(|i| &i.stored)
+            .copied()
+            .collect::<Vec<u8>>(),
+    )
 }
 
 /// Writes a checkpoint in Megatron's dialect, with nothing but common state.

@@ -15,7 +15,9 @@ pub fn done(_: &mut Pickle) {}
 impl Pickle {
     /// Begins one of protocol 4.
     pub fn new() -> Self {
-        Self { bytes: b"\x80\x04".to_vec() }
+        Self {
+            bytes: b"\x80\x04".to_vec(),
+        }
     }
 
     /// Ends it.
@@ -54,12 +56,16 @@ impl Pickle {
     /// A str, of bytes that need not be UTF-8.
     pub fn text(&mut self, text: impl AsRef<[u8]>) -> &mut Self {
         let text = text.as_ref();
-        self.raw(b"X").raw(&(text.len() as u32).to_le_bytes()).raw(text)
+        self.raw(b"X")
+            .raw(&(text.len() as u32).to_le_bytes())
+            .raw(text)
     }
 
     /// Bytes.
     pub fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        self.raw(b"B").raw(&(bytes.len() as u32).to_le_bytes()).raw(bytes)
+        self.raw(b"B")
+            .raw(&(bytes.len() as u32).to_le_bytes())
+            .raw(bytes)
     }
 
     /// An int, in the shortest form.
@@ -76,7 +82,9 @@ impl Pickle {
 
     /// A positive int of so many bytes.
     pub fn long(&mut self, bytes: usize) -> &mut Self {
-        self.raw(b"\x8b").raw(&(bytes as u32).to_le_bytes()).times(bytes, b"\x7f")
+        self.raw(b"\x8b")
+            .raw(&(bytes as u32).to_le_bytes())
+            .times(bytes, b"\x7f")
     }
 
     /// None.
@@ -86,7 +94,11 @@ impl Pickle {
 
     /// A class.
     pub fn global(&mut self, (module, name): Name<'_>) -> &mut Self {
-        self.raw(b"c").raw(module.as_bytes()).raw(b"\n").raw(name.as_bytes()).raw(b"\n")
+        self.raw(b"c")
+            .raw(module.as_bytes())
+            .raw(b"\n")
+            .raw(name.as_bytes())
+            .raw(b"\n")
     }
 
     /// Remembers the top of the stack under a number.
@@ -203,7 +215,13 @@ impl Pickle {
     /// A storage.
     pub fn storage(&mut self, of: Type, record: &str, numel: i64) -> &mut Self {
         self.tuple(|p| {
-            done(p.text("storage").global(("torch", of.storage())).text(record).text("cpu").int(numel))
+            done(
+                p.text("storage")
+                    .global(("torch", of.storage()))
+                    .text(record)
+                    .text("cpu")
+                    .int(numel),
+            )
         })
         .raw(b"Q")
     }
@@ -216,14 +234,18 @@ impl Pickle {
         more: impl FnOnce(&mut Self),
     ) -> &mut Self {
         self.call(("torch._utils", "_rebuild_tensor_v2"), |p| {
-            p.storage(v.of, v.record, v.numel).int(0).with(form).raw(b"\x89");
+            p.storage(v.of, v.record, v.numel)
+                .int(0)
+                .with(form)
+                .raw(b"\x89");
             p.call(("collections", "OrderedDict"), |_| ()).with(more);
         })
     }
 
     /// A tensor.
     pub fn tensor(&mut self, v: View<'_>) -> &mut Self {
-        let ints = |p: &mut Self, all: &[i64]| done(p.tuple(|p| all.iter().for_each(|n| done(p.int(*n)))));
+        let ints =
+            |p: &mut Self, all: &[i64]| done(p.tuple(|p| all.iter().for_each(|n| done(p.int(*n)))));
         let form = |p: &mut Self| {
             ints(p, v.shape);
             ints(p, v.strides);

@@ -38,7 +38,15 @@ const COMMANDS: [&[&str]; 14] = [
     &["verify", "DIR", "--json"],
     &["verify", "DIR", "--quick"],
     &["convert", "DIR", "TO"],
-    &["convert", "DIR", "TO", "--ranks", "3", "--no-verify", "--json"],
+    &[
+        "convert",
+        "DIR",
+        "TO",
+        "--ranks",
+        "3",
+        "--no-verify",
+        "--json",
+    ],
     &["prune", "DIR", "--dry-run"],
     &["library", "DIR"],
 ];
@@ -51,7 +59,8 @@ const COMMANDS: [&[&str]; 14] = [
 pub fn all(program: &str, bombs: &[Bomb]) -> Result<()> {
     let only = |variable: &str| std::env::var(variable).unwrap_or_default();
     let (bombs_only, commands_only) = (only("RESHARD_BOMBS"), only("RESHARD_COMMANDS"));
-    let is_one = |only: &str, name: &str| only.is_empty() || only.split(',').any(|o| name.starts_with(o));
+    let is_one =
+        |only: &str, name: &str| only.is_empty() || only.split(',').any(|o| name.starts_with(o));
     let chosen = |b: &&Bomb| is_one(&bombs_only, &b.name);
     let mut failures = Vec::new();
     let (mut ran, mut slowest) = (0, (Duration::ZERO, String::new()));
@@ -60,10 +69,16 @@ pub fn all(program: &str, bombs: &[Bomb]) -> Result<()> {
         let dir = home.path().join("bomb");
         std::fs::create_dir(&dir)?;
         (bomb.make)(&dir).with_context(|| format!("{} can't be made", bomb.name))?;
-        let more = bomb.commands.iter().map(|c| c.iter().map(String::as_str).collect::<Vec<_>>());
+        let more = bomb
+            .commands
+            .iter()
+            .map(|c| c.iter().map(String::as_str).collect::<Vec<_>>());
         let mut deaths = 0;
-        for command in
-            COMMANDS.iter().map(|c| c.to_vec()).chain(more).filter(|c| is_one(&commands_only, &text(c)))
+        for command in COMMANDS
+            .iter()
+            .map(|c| c.to_vec())
+            .chain(more)
+            .filter(|c| is_one(&commands_only, &text(c)))
         {
             let to = home.path().join("to");
             if deaths == DEATHS {
@@ -86,11 +101,20 @@ pub fn all(program: &str, bombs: &[Bomb]) -> Result<()> {
             ran += 1;
         }
     }
-    writeln!(stderr(), "{ran} commands; the slowest took {:.1} s: {}", slowest.0.as_secs_f64(), slowest.1)?;
+    writeln!(
+        stderr(),
+        "{ran} commands; the slowest took {:.1} s: {}",
+        slowest.0.as_secs_f64(),
+        slowest.1
+    )?;
     if failures.is_empty() {
         return Ok(());
     }
-    anyhow::bail!("{} of {ran} commands failed:\n{}", failures.len(), failures.join("\n"))
+    anyhow::bail!(
+        "{} of {ran} commands failed:\n{}",
+        failures.len(),
+        failures.join("\n")
+    )
 }
 
 fn text(command: &[&str]) -> String {
@@ -112,14 +136,28 @@ impl Ended {
     fn problems(&self, command: &[&str]) -> Vec<String> {
         let mut found = Vec::new();
         let took = self.took.as_secs_f64();
-        let first: String = self.err.lines().next().unwrap_or_default().chars().take(200).collect();
+        let first: String = self
+            .err
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .chars()
+            .take(200)
+            .collect();
         match (self.hung, self.status.signal(), self.status.code()) {
             (true, ..) => found.push(format!("still at work after {took:.0} s")),
-            (_, Some(signal), _) => found.push(format!("signal {signal} after {took:.1} s: {first}")),
+            (_, Some(signal), _) => {
+                found.push(format!("signal {signal} after {took:.1} s: {first}"))
+            }
             (_, _, Some(0..=3)) => {}
             (_, _, code) => found.push(format!("exit code {code:?}: {first}")),
         }
-        for odd in ["panicked", "report this", "File too large", "memory allocation"] {
+        for odd in [
+            "panicked",
+            "report this",
+            "File too large",
+            "memory allocation",
+        ] {
             if self.err.contains(odd) && self.status.signal().is_none() {
                 found.push(format!("says {odd:?}: {first}"));
             }
@@ -157,8 +195,12 @@ fn command_on(program: &str, command: &[&str], dir: &Path, to: &Path) -> Result<
         };
     }
     let start = Instant::now();
-    let mut child =
-        child.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("sh")?;
+    let mut child = child
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("sh")?;
     let out = child.stdout.take().map(|s| thread::spawn(|| first_of(s)));
     let err = child.stderr.take().map(|s| thread::spawn(|| first_of(s)));
     let (mut hung, mut pause) = (false, Duration::from_millis(1));
@@ -176,7 +218,14 @@ fn command_on(program: &str, command: &[&str], dir: &Path, to: &Path) -> Result<
     let took = start.elapsed();
     let read = |t: Option<thread::JoinHandle<_>>| t.and_then(|t| t.join().ok()).unwrap_or_default();
     let ((out, whole), (err, _)) = (read(out), read(err));
-    Ok(Ended { status, out, whole, err: String::from_utf8_lossy(&err).into_owned(), took, hung })
+    Ok(Ended {
+        status,
+        out,
+        whole,
+        err: String::from_utf8_lossy(&err).into_owned(),
+        took,
+        hung,
+    })
 }
 
 /// The beginning of a stream that is read to its end, and whether that is all of it.

@@ -24,7 +24,13 @@ impl Record {
     /// Stored as it is.
     pub fn plain(name: impl Into<String>, bytes: &[u8]) -> Self {
         let (size, crc) = (bytes.len() as u64, crc32fast::hash(bytes));
-        Self { name: name.into(), stored: bytes.to_vec(), method: 0, size, crc }
+        Self {
+            name: name.into(),
+            stored: bytes.to_vec(),
+            method: 0,
+            size,
+            crc,
+        }
     }
 
     /// Deflated.
@@ -34,7 +40,11 @@ impl Record {
     pub fn deflated(name: impl Into<String>, bytes: &[u8]) -> Result<Self> {
         let mut packer = DeflateEncoder::new(Vec::new(), Compression::best());
         packer.write_all(bytes)?;
-        Ok(Self { stored: packer.finish()?, method: 8, ..Self::plain(name, bytes) })
+        Ok(Self {
+            stored: packer.finish()?,
+            method: 8,
+            ..Self::plain(name, bytes)
+        })
     }
 
     /// So many MiB of one byte, deflated: about a thousandth of them lies in the file.
@@ -70,7 +80,13 @@ impl Record {
             }
         }
         stored.extend_from_slice(b"\x01\0\0\xff\xff");
-        Ok(Self { name: name.into(), stored, method: 8, size, crc: crc.finalize() })
+        Ok(Self {
+            name: name.into(),
+            stored,
+            method: 8,
+            size,
+            crc: crc.finalize(),
+        })
     }
 }
 
@@ -98,7 +114,8 @@ impl Zip {
         self.body.extend_from_slice(&r.crc.to_le_bytes());
         self.body.extend_from_slice(&low(r.stored.len() as u64));
         self.body.extend_from_slice(&low(r.size));
-        self.body.extend_from_slice(&(r.name.len() as u16).to_le_bytes());
+        self.body
+            .extend_from_slice(&(r.name.len() as u16).to_le_bytes());
         self.body.extend_from_slice(&0u16.to_le_bytes());
         self.body.extend_from_slice(r.name.as_bytes());
         self.body.extend_from_slice(&r.stored);
@@ -121,7 +138,11 @@ impl Zip {
         d.extend_from_slice(&low(stored));
         d.extend_from_slice(&low(r.size));
         d.extend_from_slice(&(r.name.len() as u16).to_le_bytes());
-        let extra = if wide.is_empty() { 0 } else { wide.len() as u16 + 4 };
+        let extra = if wide.is_empty() {
+            0
+        } else {
+            wide.len() as u16 + 4
+        };
         d.extend_from_slice(&extra.to_le_bytes());
         d.extend_from_slice(&[0; 10]);
         d.extend_from_slice(&low(at));
@@ -137,7 +158,12 @@ impl Zip {
 
     /// The archive, with a comment.
     pub fn end(&self, comment: &[u8]) -> Vec<u8> {
-        self.end_as(self.listed, self.body.len() as u64, self.directory.len() as u64, comment)
+        self.end_as(
+            self.listed,
+            self.body.len() as u64,
+            self.directory.len() as u64,
+            comment,
+        )
     }
 
     /// The archive, whose end says where its directory lies.
@@ -166,15 +192,18 @@ impl Zip {
 
 /// An archive as `torch.save` makes them: a pickle, and storages by name.
 pub fn torch(pickle: &[u8], storages: &[(&str, &[u8])]) -> Vec<u8> {
-    let storages: Vec<Record> =
-        storages.iter().map(|(name, bytes)| Record::plain(format!("archive/data/{name}"), bytes)).collect();
+    let storages: Vec<Record> = storages
+        .iter()
+        .map(|(name, bytes)| Record::plain(format!("archive/data/{name}"), bytes))
+        .collect();
     torch_of(&Record::plain("archive/data.pkl", pickle), &storages)
 }
 
 /// The same of records.
 pub fn torch_of(pickle: &Record, storages: &[Record]) -> Vec<u8> {
     let mut zip = Zip::default();
-    zip.add(pickle).add(&Record::plain("archive/byteorder", b"little"));
+    zip.add(pickle)
+        .add(&Record::plain("archive/byteorder", b"little"));
     for r in storages {
         zip.add(r);
     }

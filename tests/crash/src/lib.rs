@@ -2,7 +2,9 @@
 //! nothing; and tensors and common state are always of one save.
 
 use anyhow::{Context, Result, anyhow, bail};
-use reshard::{DType, Dialect, LocalGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking};
+use reshard::{
+    DType, Dialect, LocalGroup, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking,
+};
 use std::path::Path;
 
 const TENSORS: u64 = 12;
@@ -19,9 +21,14 @@ fn state(step: u64, rank: u64) -> Result<StateDict> {
     let mut out = StateDict::new();
     let rows = ROWS / u64::from(RANKS);
     for i in 0..TENSORS {
-        let data =
-            Tensor::from_vec(&[rows, COLUMNS], vec![(step * 100 + i) as f32; (rows * COLUMNS) as usize])?;
-        out.insert(key(i), ShardedTensor::from_rank_offsets(&key(i), data, &[(0, rank, RANKS.into())])?);
+        let data = Tensor::from_vec(
+            &[rows, COLUMNS],
+            vec![(step * 100 + i) as f32; (rows * COLUMNS) as usize],
+        )?;
+        out.insert(
+            key(i),
+            ShardedTensor::from_rank_offsets(&key(i), data, &[(0, rank, RANKS.into())])?,
+        );
     }
     out.insert("step", i64::try_from(step)?);
     Ok(out)
@@ -40,14 +47,19 @@ pub fn save(dir: &Path, step: u64, overwrite: bool, dialect: Dialect) -> Result<
                 let url = &url;
                 scope.spawn(move || -> Result<()> {
                     let state = state(step, rank as u64)?;
-                    let save = reshard::save(&state, url).group(&group).overwrite(overwrite).dialect(dialect);
+                    let save = reshard::save(&state, url)
+                        .group(&group)
+                        .overwrite(overwrite)
+                        .dialect(dialect);
                     // A killed process leaves the page cache as it is; fsync would only make the test slow.
                     blocking::run(save.durability(reshard::Durability::Process))?;
                     Ok(())
                 })
             })
             .collect();
-        threads.into_iter().try_for_each(|t| t.join().map_err(|_| anyhow!("a rank panicked"))?)
+        threads
+            .into_iter()
+            .try_for_each(|t| t.join().map_err(|_| anyhow!("a rank panicked"))?)
     })
 }
 
@@ -62,21 +74,33 @@ pub fn look(dir: &Path) -> Result<Option<u64>> {
     }
     let checkpoint =
         blocking::Checkpoint::open(&url).context("something lies there that is no checkpoint")?;
-    let damage = checkpoint.verify(true, reshard::storage::Progress::default())?.damage;
+    let damage = checkpoint
+        .verify(true, reshard::storage::Progress::default())?
+        .damage;
     if !damage.is_empty() {
         bail!("damaged: {damage:?}");
     }
     let mut template = StateDict::new();
     for i in 0..TENSORS {
-        template.insert(key(i), ShardedTensor::template(&key(i), DType::Float32, &[ROWS, COLUMNS]));
+        template.insert(
+            key(i),
+            ShardedTensor::template(&key(i), DType::Float32, &[ROWS, COLUMNS]),
+        );
     }
     template.insert("step", Value::None);
     let loaded = blocking::load(template, &url).map_err(|e| e.into_parts().0)?;
-    let step = loaded.get("step").and_then(ValueTree::leaf).and_then(Value::as_int).context("no step")?;
+    let step = loaded
+        .get("step")
+        .and_then(ValueTree::leaf)
+        .and_then(Value::as_int)
+        .context("no step")?;
     let step = u64::try_from(step)?;
     for i in 0..TENSORS {
-        let leaf =
-            loaded.get(&key(i)).and_then(ValueTree::leaf).and_then(Value::as_tensor).context("no tensor")?;
+        let leaf = loaded
+            .get(&key(i))
+            .and_then(ValueTree::leaf)
+            .and_then(Value::as_tensor)
+            .context("no tensor")?;
         let elements = leaf.to_vec::<f32>().context("another element type")?;
         if elements.iter().any(|e| *e != (step * 100 + i) as f32) {
             bail!("{} is not of step {step}, as the common state is", key(i));

@@ -10,7 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-fn saver(dir: &Path, step: u64, overwrite: bool, dialect: Dialect, crash_at: Option<&str>) -> Child {
+fn saver(
+    dir: &Path,
+    step: u64,
+    overwrite: bool,
+    dialect: Dialect,
+    crash_at: Option<&str>,
+) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_reshard-saver"));
     command
         .arg(dir)
@@ -28,7 +34,9 @@ const OTHERS: [&str; 2] = ["README.md", "logs/today"];
 
 fn put_others(dir: &Path) {
     std::fs::create_dir(dir.join("logs")).unwrap();
-    OTHERS.iter().for_each(|file| std::fs::write(dir.join(file), file).unwrap());
+    OTHERS
+        .iter()
+        .for_each(|file| std::fs::write(dir.join(file), file).unwrap());
 }
 
 /// Nothing but whole checkpoints and hidden leftovers lie beside each other; pruning clears the leftovers away, and puts what is
@@ -42,7 +50,11 @@ fn pruning_clears_up(dir: &Path, others: bool) {
         pruned => assert!(pruned.unwrap().kept.is_empty()),
     }
     for entry in std::fs::read_dir(dir.parent().unwrap()).unwrap() {
-        assert_eq!(entry.unwrap().path(), dir, "a killed save left something that is not cleared away");
+        assert_eq!(
+            entry.unwrap().path(),
+            dir,
+            "a killed save left something that is not cleared away"
+        );
     }
     for file in OTHERS.iter().filter(|_| others) {
         assert_eq!(std::fs::read_to_string(dir.join(file)).unwrap(), *file);
@@ -63,14 +75,22 @@ fn a_save_killed_at_any_named_step_leaves_the_old_the_new_or_nothing() {
                 }
                 let status = saver(&dir, 2, overwrite, dialect, Some(at)).wait().unwrap();
                 killed += u32::from(!status.success());
-                let found =
-                    look(&dir).unwrap_or_else(|e| panic!("killed at {at}, {dialect}, {overwrite}: {e:#}"));
-                let allowed: &[Option<u64>] = if overwrite { &[Some(1), Some(2)] } else { &[None, Some(2)] };
+                let found = look(&dir)
+                    .unwrap_or_else(|e| panic!("killed at {at}, {dialect}, {overwrite}: {e:#}"));
+                let allowed: &[Option<u64>] = if overwrite {
+                    &[Some(1), Some(2)]
+                } else {
+                    &[None, Some(2)]
+                };
                 assert!(allowed.contains(&found), "killed at {at}: found {found:?}");
                 let committed = at.starts_with("commit.")
                     && !matches!(at, "commit.record" | "commit.synced" | "commit.ready");
                 if !status.success() {
-                    assert_eq!(found == Some(2), committed, "killed at {at}: found {found:?}");
+                    assert_eq!(
+                        found == Some(2),
+                        committed,
+                        "killed at {at}: found {found:?}"
+                    );
                 }
                 // The next save goes through, whatever lies around; before it is pruned, or after.
                 if dialect == Dialect::Dcp {
@@ -95,7 +115,12 @@ fn a_prune_that_is_killed_is_taken_up_by_the_next() {
     save(&dir, 1, false, Dialect::Dcp).unwrap();
     put_others(&dir);
     // The old version lies aside, with what is of others.
-    assert!(!saver(&dir, 2, true, Dialect::Dcp, Some("commit.renamed")).wait().unwrap().success());
+    assert!(
+        !saver(&dir, 2, true, Dialect::Dcp, Some("commit.renamed"))
+            .wait()
+            .unwrap()
+            .success()
+    );
     assert!(!dir.join(OTHERS[0]).exists());
     let prune = Command::new(env!("CARGO_BIN_EXE_reshard-saver"))
         .arg(&dir)
@@ -104,7 +129,11 @@ fn a_prune_that_is_killed_is_taken_up_by_the_next() {
         .status()
         .unwrap();
     assert!(!prune.success(), "it was to be killed");
-    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 2, "the old version is still there");
+    assert_eq!(
+        std::fs::read_dir(home.path()).unwrap().count(),
+        2,
+        "the old version is still there"
+    );
     assert_eq!(look(&dir).unwrap(), Some(2));
     pruning_clears_up(&dir, true);
     assert_eq!(look(&dir).unwrap(), Some(2));
@@ -126,7 +155,12 @@ fn a_save_killed_at_300_random_moments_leaves_the_old_the_new_or_nothing() {
     let whole = || {
         let time = |step| {
             let start = Instant::now();
-            assert!(saver(&warm, step, true, Dialect::Megatron, None).wait().unwrap().success());
+            assert!(
+                saver(&warm, step, true, Dialect::Megatron, None)
+                    .wait()
+                    .unwrap()
+                    .success()
+            );
             start.elapsed()
         };
         (0..3).map(time).max().unwrap_or_default()
@@ -139,7 +173,11 @@ fn a_save_killed_at_300_random_moments_leaves_the_old_the_new_or_nothing() {
             longest = whole();
         }
         let overwrite = i % 3 != 0;
-        let dialect = if i % 2 == 0 { Dialect::Megatron } else { Dialect::Dcp };
+        let dialect = if i % 2 == 0 {
+            Dialect::Megatron
+        } else {
+            Dialect::Dcp
+        };
         let home = home.path().join(i.to_string());
         std::fs::create_dir(&home).unwrap();
         let dir = home.join("step");
@@ -151,8 +189,13 @@ fn a_save_killed_at_300_random_moments_leaves_the_old_the_new_or_nothing() {
         std::thread::sleep(longest.mul_f64(scattered(i) * 1.1));
         drop(child.kill());
         child.wait().unwrap();
-        let found = look(&dir).unwrap_or_else(|e| panic!("moment {i}, {dialect}, {overwrite}: {e:#}"));
-        let allowed: &[Option<u64>] = if overwrite { &[Some(1), Some(2)] } else { &[None, Some(2)] };
+        let found =
+            look(&dir).unwrap_or_else(|e| panic!("moment {i}, {dialect}, {overwrite}: {e:#}"));
+        let allowed: &[Option<u64>] = if overwrite {
+            &[Some(1), Some(2)]
+        } else {
+            &[None, Some(2)]
+        };
         assert!(allowed.contains(&found), "moment {i}: found {found:?}");
         if found == Some(2) {
             after += 1
@@ -163,5 +206,8 @@ fn a_save_killed_at_300_random_moments_leaves_the_old_the_new_or_nothing() {
         assert_eq!(look(&dir).unwrap(), found, "moment {i}");
         std::fs::remove_dir_all(&home).unwrap();
     }
-    assert!(before > 0 && after > 0, "moments all on one side ({before} before, {after} after) prove little");
+    assert!(
+        before > 0 && after > 0,
+        "moments all on one side ({before} before, {after} after) prove little"
+    );
 }

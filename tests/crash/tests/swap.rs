@@ -21,11 +21,16 @@ const MANY: u64 = 500;
 /// All directories that are, or look like, checkpoints, however deep; those that are still hidden are not.
 fn checkpoints(dir: &Path, out: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
-        if !entry.file_type().unwrap().is_dir() || entry.file_name().as_encoded_bytes().starts_with(b".") {
+        if !entry.file_type().unwrap().is_dir()
+            || entry.file_name().as_encoded_bytes().starts_with(b".")
+        {
             continue;
         }
         let path = entry.path();
-        match fs::read_dir(&path).unwrap().any(|e| e.unwrap().file_type().unwrap().is_file()) {
+        match fs::read_dir(&path)
+            .unwrap()
+            .any(|e| e.unwrap().file_type().unwrap().is_file())
+        {
             true => out.push(path),
             false => checkpoints(&path, out),
         }
@@ -68,7 +73,11 @@ fn race(home: &Path, url: &Path, rounds: u64, swap: impl Fn() + Sync) -> u64 {
         });
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for step in 10..10 + rounds {
-                let dialect = if step % 2 == 0 { Dialect::Megatron } else { Dialect::Dcp };
+                let dialect = if step % 2 == 0 {
+                    Dialect::Megatron
+                } else {
+                    Dialect::Dcp
+                };
                 let saved = save(url, step, true, dialect);
                 done += u64::from(saved.is_ok());
                 pause.store(true, Ordering::Release);
@@ -86,7 +95,10 @@ fn race(home: &Path, url: &Path, rounds: u64, swap: impl Fn() + Sync) -> u64 {
                     }
                 }
                 // What is said to be saved is there.
-                assert!(saved.is_err() || found.contains(&Some(step)), "{step} is not among {found:?}");
+                assert!(
+                    saved.is_err() || found.contains(&Some(step)),
+                    "{step} is not among {found:?}"
+                );
                 pause.store(false, Ordering::Release);
                 while paused.load(Ordering::Acquire) {
                     thread::yield_now();
@@ -142,7 +154,13 @@ fn swap(a: &Path, b: &Path, count: &std::sync::atomic::AtomicU64) {
 fn a_directory_that_is_swapped(rounds: u64, place_itself: bool) {
     let home = tempfile::tempdir().unwrap();
     let [one, two] = ["one", "two"].map(|n| home.path().join(n));
-    let at = |dir: &Path| if place_itself { dir.to_path_buf() } else { dir.join("ckpt") };
+    let at = |dir: &Path| {
+        if place_itself {
+            dir.to_path_buf()
+        } else {
+            dir.join("ckpt")
+        }
+    };
     for (dir, step) in [(&one, 1), (&two, 2)] {
         save(&at(dir), step, false, Dialect::Megatron).unwrap();
     }
@@ -157,15 +175,23 @@ fn a_hidden_directory_that_is_swapped(rounds: u64) {
     let mut last = 1;
     save(&one, last, false, Dialect::Megatron).unwrap();
     let swap = || {
-        let beside = fs::read_dir(home.path()).unwrap().map(|e| e.unwrap().path());
-        let is_hidden = |path: &PathBuf| path.file_name().unwrap().as_encoded_bytes().starts_with(b".");
+        let beside = fs::read_dir(home.path())
+            .unwrap()
+            .map(|e| e.unwrap().path());
+        let is_hidden = |path: &PathBuf| {
+            path.file_name()
+                .unwrap()
+                .as_encoded_bytes()
+                .starts_with(b".")
+        };
         for built in beside.filter(is_hidden) {
             let (at, exchange) = (rustix::fs::CWD, rustix::fs::RenameFlags::EXCHANGE);
             // It may be gone by now.
             rustix::fs::renameat_with(at, &built, at, &theirs, exchange).unwrap_or(());
         }
     };
-    let precious = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().path().join("notes.txt").exists();
+    let precious =
+        |entry: std::io::Result<fs::DirEntry>| entry.unwrap().path().join("notes.txt").exists();
     for step in 2..2 + rounds {
         fs::create_dir_all(&theirs).unwrap();
         fs::write(theirs.join("notes.txt"), "precious").unwrap();
@@ -180,21 +206,33 @@ fn a_hidden_directory_that_is_swapped(rounds: u64) {
             stop.store(true, Ordering::Release);
             saved
         });
-        assert!(fs::read_dir(home.path()).unwrap().any(precious), "step {step} has removed it: {saved:?}");
+        assert!(
+            fs::read_dir(home.path()).unwrap().any(precious),
+            "step {step} has removed it: {saved:?}"
+        );
         if saved.is_ok() {
             assert_eq!(look(&one).unwrap(), Some(step));
             last = step;
         }
         // Whatever the directories are called by now: the last checkpoint, or the one after it, is whole in one of them.
-        let all = || fs::read_dir(home.path()).unwrap().map(|e| e.unwrap().path());
+        let all = || {
+            fs::read_dir(home.path())
+                .unwrap()
+                .map(|e| e.unwrap().path())
+        };
         let found: Vec<_> = all().filter_map(|dir| look(&dir).ok()?).collect();
-        assert!(found.contains(&last) || found.contains(&step), "step {step}: {found:?} {saved:?}");
+        assert!(
+            found.contains(&last) || found.contains(&step),
+            "step {step}: {found:?} {saved:?}"
+        );
         // From here on as if nothing had been.
         if look(&one).ok().flatten() != Some(last) {
             all().for_each(|dir| fs::remove_dir_all(dir).unwrap());
             save(&one, last, false, Dialect::Megatron).unwrap();
         }
-        all().filter(|dir| *dir != one).for_each(|dir| fs::remove_dir_all(dir).unwrap());
+        all()
+            .filter(|dir| *dir != one)
+            .for_each(|dir| fs::remove_dir_all(dir).unwrap());
     }
 }
 

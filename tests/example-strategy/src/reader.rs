@@ -28,7 +28,12 @@ impl OpenFormat for ExampleFormat {
     }
 
     fn own_file(&self, name: &str) -> Option<OwnFile> {
-        let of_a_rank = || name.strip_prefix("rank-")?.strip_suffix(".bin")?.parse::<u32>().ok();
+        let of_a_rank = || {
+            name.strip_prefix("rank-")?
+                .strip_suffix(".bin")?
+                .parse::<u32>()
+                .ok()
+        };
         match name {
             INDEX => Some(OwnFile::Record),
             _ => of_a_rank().map(|_| OwnFile::Data),
@@ -45,7 +50,12 @@ impl OpenFormat for ExampleFormat {
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        let OpenCx { store, limits, dialect, .. } = cx;
+        let OpenCx {
+            store,
+            limits,
+            dialect,
+            ..
+        } = cx;
         // Its length is looked at before memory is taken for it.
         let Some(index) = limits.read(store, &Name::new(INDEX)?).await? else {
             return Err(StrategyError::NotACheckpoint {
@@ -59,7 +69,12 @@ impl OpenFormat for ExampleFormat {
             what: "it is no index".into(),
             source: Some(Box::new(e)),
         })?;
-        Ok(Arc::new(ExampleReader::new(Arc::clone(store), *limits, index, *dialect)?))
+        Ok(Arc::new(ExampleReader::new(
+            Arc::clone(store),
+            *limits,
+            index,
+            *dialect,
+        )?))
     }
 }
 
@@ -75,17 +90,26 @@ struct ExampleReader {
 }
 
 impl ExampleReader {
-    fn new(store: Arc<dyn Store>, limits: ReadLimits, index: Index, dialect: Dialect) -> Result<Self> {
+    fn new(
+        store: Arc<dyn Store>,
+        limits: ReadLimits,
+        index: Index,
+        dialect: Dialect,
+    ) -> Result<Self> {
         // Files may be damaged or hostile. The builder refuses tables that contradict themselves; what it does not look at,
         // lengths of chunks, is checked here. That chunks cover what is wanted of a tensor is checked by each load.
         let (mut builder, mut chunks, mut objects) = (Metadata::builder(), Vec::new(), Vec::new());
         for t in index.tensors {
             let id = builder.add_tensor(&t.key, t.dtype, &t.shape, t.properties)?;
             for c in t.chunks {
-                let elements = Layout::contiguous(t.dtype.size(), &c.region.lengths).map(|l| l.bytes());
+                let elements =
+                    Layout::contiguous(t.dtype.size(), &c.region.lengths).map(|l| l.bytes());
                 let stored = c.place.ranges().map(|(data, _)| data.end - data.start);
                 if stored.is_none() || stored != elements {
-                    let what = format!("{}: chunk {} can't have {} bytes", t.key, c.region, c.place.length);
+                    let what = format!(
+                        "{}: chunk {} can't have {} bytes",
+                        t.key, c.region, c.place.length
+                    );
                     return Err(StrategyError::corrupt(INDEX, None, what));
                 }
                 builder.add_chunk(id, &c.region)?;
@@ -104,7 +128,14 @@ impl ExampleReader {
             objects.push(o.place);
         }
         let metadata = Arc::new(builder.finish(index.planner_data)?);
-        Ok(Self { store, limits, dialect, metadata, chunks, objects })
+        Ok(Self {
+            store,
+            limits,
+            dialect,
+            metadata,
+            chunks,
+            objects,
+        })
     }
 
     fn chunk(&self, id: ChunkId) -> Result<&Place> {
@@ -116,15 +147,27 @@ impl ExampleReader {
     /// follows.
     fn layout(&self, id: ChunkId) -> Result<Layout> {
         let stored = self.metadata.chunk(id);
-        let layout = stored.and_then(|(t, region)| Layout::contiguous(t.dtype().size(), &region.lengths));
-        layout.ok_or_else(|| StrategyError::corrupt(INDEX, None, format!("it has no chunk {}", id.0)))
+        let layout =
+            stored.and_then(|(t, region)| Layout::contiguous(t.dtype().size(), &region.lengths));
+        layout
+            .ok_or_else(|| StrategyError::corrupt(INDEX, None, format!("it has no chunk {}", id.0)))
     }
 
     /// The checksums behind items.
     async fn sums(&self, places: &[&Place]) -> Result<Vec<u32>> {
-        let ranges = places.iter().map(|p| Ok((p.file.clone(), split(p)?.1))).collect::<Result<_>>()?;
+        let ranges = places
+            .iter()
+            .map(|p| Ok((p.file.clone(), split(p)?.1)))
+            .collect::<Result<_>>()?;
         let sum = |b: Bytes| b.iter().rev().fold(0, |sum, &b| sum << 8 | u32::from(b));
-        Ok(self.store.read_ranges(ranges).await?.0.into_iter().map(sum).collect())
+        Ok(self
+            .store
+            .read_ranges(ranges)
+            .await?
+            .0
+            .into_iter()
+            .map(sum)
+            .collect())
     }
 
     /// Whether an item's bytes are those that were written, without taking memory for all of them at once.
@@ -144,7 +187,9 @@ impl ExampleReader {
 }
 
 fn split(place: &Place) -> Result<(Range<u64>, Range<u64>)> {
-    place.ranges().ok_or_else(|| StrategyError::corrupt(INDEX, None, "a place ends before it starts"))
+    place
+        .ranges()
+        .ok_or_else(|| StrategyError::corrupt(INDEX, None, "a place ends before it starts"))
 }
 
 fn wrong(place: &Place, source: BoxError) -> StrategyError {
@@ -165,7 +210,10 @@ struct Sum {
 
 impl Sum {
     fn new(stored: u32) -> Self {
-        Self { hasher: crc32fast::Hasher::new(), stored }
+        Self {
+            hasher: crc32fast::Hasher::new(),
+            stored,
+        }
     }
 }
 
@@ -177,7 +225,9 @@ impl Checksum for Sum {
     fn finish(self: Box<Self>) -> Result<(), BoxError> {
         match self.hasher.finalize() {
             found if found == self.stored => Ok(()),
-            found => Err(format!("its CRC-32 is {found:08x}, {:08x} was written", self.stored).into()),
+            found => {
+                Err(format!("its CRC-32 is {found:08x}, {:08x} was written", self.stored).into())
+            }
         }
     }
 }
@@ -199,7 +249,11 @@ impl StorageReader for ExampleReader {
     }
 
     fn locate_chunk(&self, chunk: ChunkId) -> Vec<StorageInfo> {
-        self.chunks.get(chunk.0 as usize).map(part_at).into_iter().collect()
+        self.chunks
+            .get(chunk.0 as usize)
+            .map(part_at)
+            .into_iter()
+            .collect()
     }
 
     fn owns(&self, name: &Name) -> bool {
@@ -216,12 +270,22 @@ impl StorageReader for ExampleReader {
     }
 
     fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
-        self.objects.get(object.0 as usize).map(part_at).into_iter().collect()
+        self.objects
+            .get(object.0 as usize)
+            .map(part_at)
+            .into_iter()
+            .collect()
     }
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
-        let limits = Limits { memory: self.limits.max_memory, ..Limits::default() };
-        Arc::new(TorchSave::new(LoadOptions::default().with_limits(limits), ArchiveOptions::default()))
+        let limits = Limits {
+            memory: self.limits.max_memory,
+            ..Limits::default()
+        };
+        Arc::new(TorchSave::new(
+            LoadOptions::default().with_limits(limits),
+            ArchiveOptions::default(),
+        ))
     }
 
     // The store does the work: it coalesces, reads in parallel and puts elements into the regions. The format says where the
@@ -237,12 +301,24 @@ impl StorageReader for ExampleReader {
             let place = self.chunk(id)?;
             let stored = self.layout(id)?;
             let elements = stored.elements();
-            if cx.verify && reads.iter().any(|read| Selection::cover_once(&[&read.selection], elements)) {
+            if cx.verify
+                && reads
+                    .iter()
+                    .any(|read| Selection::cover_once(&[&read.selection], elements))
+            {
                 whole.push((records.len(), place));
             }
-            let parts = reads.into_iter().map(|read| read.part(&stored)).collect::<Result<_>>()?;
+            let parts = reads
+                .into_iter()
+                .map(|read| read.part(&stored))
+                .collect::<Result<_>>()?;
             let (record, _) = split(place)?;
-            records.push(RecordRead { name: place.file.clone(), record, parts, check: None });
+            records.push(RecordRead {
+                name: place.file.clone(),
+                record,
+                parts,
+                check: None,
+            });
         }
         let places: Vec<&Place> = whole.iter().map(|(_, place)| *place).collect();
         for ((record, _), sum) in whole.iter().zip(self.sums(&places).await?) {
@@ -262,7 +338,10 @@ impl StorageReader for ExampleReader {
         let mut out = Vec::new();
         for read in reads {
             let unknown = || StrategyError::corrupt(INDEX, None, "it lacks an object");
-            let place = self.objects.get(read.object.0 as usize).ok_or_else(unknown)?;
+            let place = self
+                .objects
+                .get(read.object.0 as usize)
+                .ok_or_else(unknown)?;
             self.limits.whole(&place.file, place.length)?;
             let bytes = self.store.read(&place.file, split(place)?.0).await?;
             if cx.verify {
@@ -270,7 +349,10 @@ impl StorageReader for ExampleReader {
                 sum.update(&bytes);
                 Box::new(sum).finish().map_err(|e| wrong(place, e))?;
             }
-            out.push(Payload::Encoded { codec: TorchSave::default().name(), bytes });
+            out.push(Payload::Encoded {
+                codec: TorchSave::default().name(),
+                bytes,
+            });
         }
         Ok(out)
     }
@@ -281,9 +363,11 @@ impl StorageReader for ExampleReader {
             report.items += 1;
             let there = self.store.len(&place.file).await?.unwrap_or(0);
             let found = match split(place) {
-                Ok((_, sum)) if sum.end > there => {
-                    Err(StrategyError::corrupt(&place.file, Some(place.offset), "the file is cut"))
-                }
+                Ok((_, sum)) if sum.end > there => Err(StrategyError::corrupt(
+                    &place.file,
+                    Some(place.offset),
+                    "the file is cut",
+                )),
                 Ok(_) if full => self.check(place).await,
                 Ok(_) => Ok(0),
                 Err(e) => Err(e),
@@ -306,5 +390,8 @@ impl StorageReader for ExampleReader {
 }
 
 fn part_at(place: &Place) -> StorageInfo {
-    StorageInfo::new(place.file.clone(), place.offset..place.offset.saturating_add(place.length))
+    StorageInfo::new(
+        place.file.clone(),
+        place.offset..place.offset.saturating_add(place.length),
+    )
 }

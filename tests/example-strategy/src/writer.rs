@@ -9,8 +9,8 @@ use reshard_model::ObjectCodec;
 use reshard_plan::{PieceId, SavePlan, WriteItem, WriteKind};
 use reshard_storage::{Extent, FileBody, Length, Name};
 use reshard_strategy::{
-    BackendVersion, Blocks, Elements, FileLayout, FinishCx, Records, Resolve, Result, StorageWriter,
-    StrategyError, WriteData, WriteResult, WriterHooks, encode_object,
+    BackendVersion, Blocks, Elements, FileLayout, FinishCx, Records, Resolve, Result,
+    StorageWriter, StrategyError, WriteData, WriteResult, WriterHooks, encode_object,
 };
 use reshard_torch_format::TorchSave;
 use std::{collections::BTreeMap, io, sync::Arc};
@@ -51,7 +51,10 @@ impl StorageWriter for ExampleWriter {
     fn finish(&self, cx: &FinishCx<'_>) -> Result<Records> {
         if cx.rank.is_some() {
             let what = "a rank-local checkpoint".into();
-            return Err(StrategyError::Unsupported { strategy: self.key().to_string(), what });
+            return Err(StrategyError::Unsupported {
+                strategy: self.key().to_string(),
+                what,
+            });
         }
         let metadata = cx.metadata;
         let places: BTreeMap<&PieceId, &WriteResult> =
@@ -65,12 +68,21 @@ impl StorageWriter for ExampleWriter {
                 length: part.length(),
             })
         };
-        let mut index = Index { planner_data: metadata.planner_data().cloned(), ..Index::default() };
+        let mut index = Index {
+            planner_data: metadata.planner_data().cloned(),
+            ..Index::default()
+        };
         for t in metadata.tensors() {
             let mut chunks = Vec::new();
             for (_, region) in t.chunks() {
-                let id = PieceId { key: t.key().into(), offset: Some(region.offsets.clone()) };
-                chunks.push(ChunkEntry { place: place(&id)?, region });
+                let id = PieceId {
+                    key: t.key().into(),
+                    offset: Some(region.offsets.clone()),
+                };
+                chunks.push(ChunkEntry {
+                    place: place(&id)?,
+                    region,
+                });
             }
             index.tensors.push(TensorEntry {
                 key: t.key().into(),
@@ -81,11 +93,17 @@ impl StorageWriter for ExampleWriter {
             });
         }
         for (_, key) in metadata.objects() {
-            let place = place(&PieceId { key: key.into(), offset: None })?;
-            index.objects.push(ObjectEntry { key: key.into(), place });
+            let place = place(&PieceId {
+                key: key.into(),
+                offset: None,
+            })?;
+            index.objects.push(ObjectEntry {
+                key: key.into(),
+                place,
+            });
         }
-        let json =
-            serde_json::to_vec_pretty(&index).map_err(|e| StrategyError::Invalid(format!("{INDEX}: {e}")))?;
+        let json = serde_json::to_vec_pretty(&index)
+            .map_err(|e| StrategyError::Invalid(format!("{INDEX}: {e}")))?;
         Ok(Records::one(Name::new(INDEX)?, json.into()))
     }
 }
@@ -109,10 +127,20 @@ impl Summed {
                 let bytes = encode_object(&TorchSave::default(), &item.key, payload)?;
                 (bytes.len() as u64, Box::new(std::iter::once(Ok(bytes))))
             }
-            _ => return Err(invalid("an object was given for a tensor, or a tensor for an object")),
+            _ => {
+                return Err(invalid(
+                    "an object was given for a tensor, or a tensor for an object",
+                ));
+            }
         };
-        let length = length.checked_add(CRC).ok_or_else(|| invalid("it is too large"))?;
-        Ok(Self { length, blocks: Some(blocks), crc: crc32fast::Hasher::new() })
+        let length = length
+            .checked_add(CRC)
+            .ok_or_else(|| invalid("it is too large"))?;
+        Ok(Self {
+            length,
+            blocks: Some(blocks),
+            crc: crc32fast::Hasher::new(),
+        })
     }
 }
 
@@ -129,7 +157,9 @@ impl Extent for Summed {
             }
             None => {
                 self.blocks = None;
-                Some(Ok(Bytes::copy_from_slice(&self.crc.clone().finalize().to_le_bytes())))
+                Some(Ok(Bytes::copy_from_slice(
+                    &self.crc.clone().finalize().to_le_bytes(),
+                )))
             }
         }
     }

@@ -1,12 +1,17 @@
 //! Objects that one rank reads and hands out.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "what a test calls fails by panicking too")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "what a test calls fails by panicking too"
+)]
 
 use futures::executor::block_on;
 use reshard_comm::{Comm, LocalGroup, testkit::on_ranks};
 use reshard_example::{ExampleFormat, ExampleWriter};
 use reshard_model::{FlatStateDict, Path, Payload, Sharded, ShardedObject, Value};
 use reshard_plan::{
-    DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, PlanError, share_reads,
+    DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, PlanError,
+    share_reads,
 };
 use reshard_storage::{CountingStore, IfExists, Store, testkit::MemoryStore};
 use reshard_strategy::{
@@ -29,13 +34,20 @@ impl LoadPlanner for Highest {
             plans,
             cx.metadata,
             |_| Some(0),
-            |all| all.iter().map(|demand| demand.ranks[demand.ranks.len() - 1]).collect(),
+            |all| {
+                all.iter()
+                    .map(|demand| demand.ranks[demand.ranks.len() - 1])
+                    .collect()
+            },
         )
     }
 }
 
 fn object(name: &str, data: Payload) -> (Path, Sharded) {
-    (Path(vec![name.into()]), Sharded::Object(ShardedObject::item(name, data)))
+    (
+        Path(vec![name.into()]),
+        Sharded::Object(ShardedObject::item(name, data)),
+    )
 }
 
 const VALUES: [(&str, i64); 3] = [("a", 7), ("b", -1), ("c", 40_000)];
@@ -44,20 +56,31 @@ const VALUES: [(&str, i64); 3] = [("a", 7), ("b", -1), ("c", 40_000)];
 fn ranges(store: &Arc<dyn Store>, ranks: u32, planner: impl LoadPlanner) -> u64 {
     let counting = CountingStore::new(Arc::clone(store));
     let counted: Arc<dyn Store> = Arc::new(counting.clone());
-    let reader = block_on(PlannedLoad::new(ExampleFormat).open(&OpenCx::new(Arc::clone(&counted)))).unwrap();
+    let reader =
+        block_on(PlannedLoad::new(ExampleFormat).open(&OpenCx::new(Arc::clone(&counted)))).unwrap();
     counting.take();
     let planner: Arc<dyn LoadPlanner> = Arc::new(planner);
     on_ranks(LocalGroup::new(ranks), move |group| {
-        let (reader, counted, planner) = (Arc::clone(&reader), Arc::clone(&counted), Arc::clone(&planner));
+        let (reader, counted, planner) = (
+            Arc::clone(&reader),
+            Arc::clone(&counted),
+            Arc::clone(&planner),
+        );
         async move {
-            let template: FlatStateDict =
-                VALUES.iter().map(|(name, _)| object(name, Payload::None)).collect();
+            let template: FlatStateDict = VALUES
+                .iter()
+                .map(|(name, _)| object(name, Payload::None))
+                .collect();
             let groups = BTreeMap::new();
             let cx = LoadCx::new(Comm::new(&group), &groups, counted, planner);
-            let loaded = PlannedLoad::new(ExampleFormat).load(template, reader, &cx).await;
+            let loaded = PlannedLoad::new(ExampleFormat)
+                .load(template, reader, &cx)
+                .await;
             let loaded = loaded.map_err(|failure| failure.error).unwrap();
             for ((name, value), leaf) in VALUES.iter().zip(loaded.state.values()) {
-                let Sharded::Object(found) = leaf else { panic!("{name} is a tensor") };
+                let Sharded::Object(found) = leaf else {
+                    panic!("{name} is a tensor")
+                };
                 assert_eq!(found.data, Payload::Value(Value::Int(*value)));
             }
         }
@@ -68,13 +91,17 @@ fn ranges(store: &Arc<dyn Store>, ranks: u32, planner: impl LoadPlanner) -> u64 
 #[test]
 fn an_object_that_several_ranks_want_is_read_once() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-    let values = VALUES.iter().map(|(name, value)| object(name, Payload::Value(Value::Int(*value))));
+    let values = VALUES
+        .iter()
+        .map(|(name, value)| object(name, Payload::Value(Value::Int(*value))));
     let rank = Rank {
         strategy: Arc::new(Planned::new(ExampleWriter)) as _,
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as _,
         flat: values.collect(),
     };
-    save_on_ranks(&store, IfExists::Refuse, vec![rank]).into_iter().for_each(|o| drop(o.unwrap()));
+    save_on_ranks(&store, IfExists::Refuse, vec![rank])
+        .into_iter()
+        .for_each(|o| drop(o.unwrap()));
     let once = ranges(&store, 1, DefaultLoadPlanner::DEFAULT);
     assert_eq!(ranges(&store, 3, DefaultLoadPlanner::DEFAULT), 3 * once);
     assert_eq!(ranges(&store, 3, Highest), once);

@@ -7,8 +7,8 @@ use reshard_comm::{Comm, LocalGroup, testkit::on_ranks};
 use reshard_example::{ExampleFormat, ExampleWriter};
 use reshard_model::{FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor};
 use reshard_plan::{
-    DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, Metadata, PlanError, SavePlan, SavePlanner,
-    share_reads, share_writes,
+    DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, Metadata, PlanError, SavePlan,
+    SavePlanner, share_reads, share_writes,
 };
 use reshard_storage::{IfExists, LocalStore, Store, testkit::MemoryStore};
 use reshard_strategy::{
@@ -31,7 +31,10 @@ static PEAK: AtomicUsize = AtomicUsize::new(0);
 // SAFETY: hands everything to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        PEAK.fetch_max(LIVE.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
+        PEAK.fetch_max(
+            LIVE.fetch_add(layout.size(), Relaxed) + layout.size(),
+            Relaxed,
+        );
         // SAFETY: as the caller promises.
         unsafe { System.alloc(layout) }
     }
@@ -76,7 +79,9 @@ fn leaf(region: Region, data: Tensor) -> (Path, Sharded) {
 }
 
 fn chunks() -> FlatStateDict {
-    (0..CHUNKS).map(|c| leaf(Region::new([c * EACH], [EACH]), numbers(c * EACH, EACH))).collect()
+    (0..CHUNKS)
+        .map(|c| leaf(Region::new([c * EACH], [EACH]), numbers(c * EACH, EACH)))
+        .collect()
 }
 
 /// The most bytes that all ranks together held beyond their templates.
@@ -86,24 +91,35 @@ fn peak(store: &Arc<dyn Store>, exchange_memory: u64) -> usize {
     let store = Arc::clone(store);
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);
-    let loaded =
-        on_ranks(LocalGroup::new(RANKS).into_iter().zip(templates).collect(), move |(group, flat)| {
+    let loaded = on_ranks(
+        LocalGroup::new(RANKS).into_iter().zip(templates).collect(),
+        move |(group, flat)| {
             let store = Arc::clone(&store);
             async move {
                 let strategy = PlannedLoad::new(ExampleFormat);
-                let reader = strategy.open(&OpenCx::new(Arc::clone(&store))).await.unwrap();
+                let reader = strategy
+                    .open(&OpenCx::new(Arc::clone(&store)))
+                    .await
+                    .unwrap();
                 let groups = BTreeMap::new();
                 let cx = LoadCx::new(Comm::new(&group), &groups, store, Arc::new(InTurn));
                 let cx = cx.with_exchange_memory(exchange_memory);
-                strategy.load(flat, reader, &cx).await.map_err(|failure| failure.error).unwrap()
+                strategy
+                    .load(flat, reader, &cx)
+                    .await
+                    .map_err(|failure| failure.error)
+                    .unwrap()
             }
-        });
+        },
+    );
     let peak = PEAK.load(Relaxed) - before;
     let read: u64 = loaded.iter().map(|l| l.totals.bytes).sum();
     assert_eq!(read, CHUNKS * EACH * 4, "each byte once");
     let whole = numbers(0, CHUNKS * EACH).to_bytes();
     for leaf in loaded.iter().flat_map(|l| l.state.values()) {
-        let Sharded::Tensor(t) = leaf else { panic!("an object") };
+        let Sharded::Tensor(t) = leaf else {
+            panic!("an object")
+        };
         assert!(t.data.host().unwrap().to_bytes() == whole);
     }
     peak
@@ -114,15 +130,22 @@ fn peak(store: &Arc<dyn Store>, exchange_memory: u64) -> usize {
 struct First;
 
 impl SavePlanner for First {
-    fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
+    fn create_global_plan(
+        &self,
+        plans: Vec<SavePlan>,
+    ) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
         let (plans, metadata) = self.base().create_global_plan(plans)?;
-        Ok((share_writes(plans, |_| Some(0), |all| vec![0; all.len()])?, metadata))
+        Ok((
+            share_writes(plans, |_| Some(0), |all| vec![0; all.len()])?,
+            metadata,
+        ))
     }
 }
 
 /// The most bytes that all ranks together held beyond their states while one of them wrote them all. Returns what was written, too.
 fn peak_of_save(home: &std::path::Path, exchange_memory: u64) -> (usize, Vec<u8>) {
-    let store: Arc<dyn Store> = Arc::new(LocalStore::at(home.join(exchange_memory.to_string())).unwrap());
+    let store: Arc<dyn Store> =
+        Arc::new(LocalStore::at(home.join(exchange_memory.to_string())).unwrap());
     let mut states = vec![FlatStateDict::new(); RANKS as usize];
     for (n, (path, leaf)) in chunks().into_iter().enumerate() {
         states[n % RANKS as usize].insert(path, leaf);
@@ -137,17 +160,26 @@ fn peak_of_save(home: &std::path::Path, exchange_memory: u64) -> (usize, Vec<u8>
             let (comm, groups) = (Comm::new(&group), BTreeMap::new());
             let cx = SaveCx::new(comm, &groups, Arc::clone(&transaction), "", Arc::new(First));
             let cx = cx.with_exchange_memory(exchange_memory);
-            let mut prepared = Planned::new(ExampleWriter).prepare(flat, &cx).await.unwrap();
+            let mut prepared = Planned::new(ExampleWriter)
+                .prepare(flat, &cx)
+                .await
+                .unwrap();
             let written = prepared.write().await;
             let saved = prepared.finish(written, &comm).await.unwrap();
             if comm.is_coordinator() {
                 assert_eq!(saved.ranks[0].items, CHUNKS);
-                transaction.commit(None, &[], Default::default()).await.unwrap();
+                transaction
+                    .commit(None, &[], Default::default())
+                    .await
+                    .unwrap();
             }
         }
     });
     let peak = PEAK.load(Relaxed) - before;
-    (peak, std::fs::read(home.join(exchange_memory.to_string()).join("rank-0.bin")).unwrap())
+    (
+        peak,
+        std::fs::read(home.join(exchange_memory.to_string()).join("rank-0.bin")).unwrap(),
+    )
 }
 
 #[test]
@@ -163,11 +195,20 @@ fn a_save_holds_no_more() {
     const BESIDES: usize = 3 << 20;
     let home = tempfile::tempdir().unwrap();
     let (most, bytes) = peak_of_save(home.path(), MEMORY);
-    assert!(bytes.len() as u64 > CHUNKS * EACH * 4, "all of it, with checksums");
-    assert!(most < RANKS as usize * MEMORY as usize + BESIDES, "{most} bytes");
+    assert!(
+        bytes.len() as u64 > CHUNKS * EACH * 4,
+        "all of it, with checksums"
+    );
+    assert!(
+        most < RANKS as usize * MEMORY as usize + BESIDES,
+        "{most} bytes"
+    );
     // What is measured is what the limit limits.
     let (more, same) = peak_of_save(home.path(), 64 << 20);
-    assert!(more > most + (4 << 20), "{more} bytes, and {most} with less memory");
+    assert!(
+        more > most + (4 << 20),
+        "{more} bytes, and {most} with less memory"
+    );
     assert!(bytes == same);
 }
 
@@ -178,13 +219,18 @@ fn a_load_holds_no_more() {
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as _,
         flat: chunks(),
     };
-    save_on_ranks(&store, IfExists::Refuse, vec![rank]).into_iter().for_each(|o| drop(o.unwrap()));
+    save_on_ranks(&store, IfExists::Refuse, vec![rank])
+        .into_iter()
+        .for_each(|o| drop(o.unwrap()));
 
     const MEMORY: u64 = 1 << 20;
     // Plans, tables of chunks, threads.
     const BESIDES: usize = 512 << 10;
     let most = peak(&store, MEMORY);
-    assert!(most < RANKS as usize * MEMORY as usize + BESIDES, "{most} bytes");
+    assert!(
+        most < RANKS as usize * MEMORY as usize + BESIDES,
+        "{most} bytes"
+    );
     // What is measured is what the limit limits.
     let more = peak(&store, 64 << 20);
     assert!(more > 2 * RANKS as usize * MEMORY as usize, "{more} bytes");

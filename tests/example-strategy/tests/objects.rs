@@ -12,10 +12,10 @@ use reshard::{
     plan::SavePlan,
     storage::FileBody,
     strategy::{
-        FileLayout, FinishCx, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, Make, OpenCx,
-        OpenFormat, Planned, PlannedLoad, Records, Registration, Resolve, Result, SaveCommonStrategy,
-        SaveShardedConfig, SaveShardedStrategy, StorageReader, StorageWriter, WriterHooks, load_with_objects,
-        save_with_objects, testkit,
+        FileLayout, FinishCx, LoadCommonStrategy, LoadShardedConfig, LoadShardedStrategy, Make,
+        OpenCx, OpenFormat, Planned, PlannedLoad, Records, Registration, Resolve, Result,
+        SaveCommonStrategy, SaveShardedConfig, SaveShardedStrategy, StorageReader, StorageWriter,
+        WriterHooks, load_with_objects, save_with_objects, testkit,
     },
 };
 use reshard_comm::testkit::on_ranks;
@@ -39,7 +39,10 @@ impl StorageWriter for TensorsOnly {
     }
 
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
-        assert!(plan.items.iter().all(|item| item.tensor().is_some()), "it is never given objects");
+        assert!(
+            plan.items.iter().all(|item| item.tensor().is_some()),
+            "it is never given objects"
+        );
         ExampleWriter.layout(rank, plan, resolve)
     }
 
@@ -73,20 +76,30 @@ struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { format: TensorsOnly("tensors_only".into()), with_common: false }
+        Self {
+            format: TensorsOnly("tensors_only".into()),
+            with_common: false,
+        }
     }
 }
 
 /// The readers are the example's, and so is the name.
 fn contract(with_common: bool) -> Config {
-    Config { format: TensorsOnly("example".into()), with_common }
+    Config {
+        format: TensorsOnly("example".into()),
+        with_common,
+    }
 }
 
 #[typetag::serde(name = "tensors_only")]
 impl SaveShardedConfig for Config {
     fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
         let alone = Arc::new(Planned::new(self.format.clone()));
-        Ok(if self.with_common { save_with_objects(alone, Some(Arc::new(TorchCommon))) } else { alone })
+        Ok(if self.with_common {
+            save_with_objects(alone, Some(Arc::new(TorchCommon)))
+        } else {
+            alone
+        })
     }
 }
 
@@ -94,7 +107,11 @@ impl SaveShardedConfig for Config {
 impl LoadShardedConfig for Config {
     fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
         let alone = Arc::new(PlannedLoad::new(self.format.clone()));
-        Ok(if self.with_common { load_with_objects(alone, Some(Arc::new(TorchCommon))) } else { alone })
+        Ok(if self.with_common {
+            load_with_objects(alone, Some(Arc::new(TorchCommon)))
+        } else {
+            alone
+        })
     }
 }
 
@@ -129,7 +146,13 @@ impl LoadCommonStrategy for CommonOnly {
 
 const fn entry(backend: &'static str, make: Make) -> Registration {
     let (origin, origin_version) = (env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
-    Registration { backend, version: 1, origin, origin_version, make }
+    Registration {
+        backend,
+        version: 1,
+        origin,
+        origin_version,
+        make,
+    }
 }
 
 inventory::submit! { entry("common_only", Make::LoadCommon(|| Arc::new(CommonOnly))) }
@@ -138,7 +161,9 @@ inventory::submit! { entry("tensors_only", Make::LoadSharded(|| Box::new(Config:
 /// Row block `rank` of `ranks` of a matrix, an object a rank, one that all have, and common state.
 fn state(rank: u64, ranks: u64, objects: bool) -> StateDict {
     let rows = 12 / ranks;
-    let elements = (rank * rows * 5..(rank + 1) * rows * 5).map(|i| i as f32).collect();
+    let elements = (rank * rows * 5..(rank + 1) * rows * 5)
+        .map(|i| i as f32)
+        .collect();
     let local = Tensor::from_vec(&[rows, 5], elements).unwrap();
     let mut state = StateDict::new();
     let weight = ShardedTensor::from_rank_offsets("weight", local, &[(0, rank, ranks)]).unwrap();
@@ -147,7 +172,9 @@ fn state(rank: u64, ranks: u64, objects: bool) -> StateDict {
     if objects {
         let rng = ShardedObject::new("rng", Value::Int(rank as i64), &[ranks], &[rank], 0).unwrap();
         state.insert("rng", rng);
-        let shared = ShardedObject::new("shared", Value::Str("all".into()), &[1], &[0], rank as u32).unwrap();
+        let shared =
+            ShardedObject::new("shared", Value::Str("all".into()), &[1], &[0], rank as u32)
+                .unwrap();
         state.insert("shared", shared);
     }
     state
@@ -155,12 +182,24 @@ fn state(rank: u64, ranks: u64, objects: bool) -> StateDict {
 
 fn template(rank: u64, ranks: u64, saved: u64) -> StateDict {
     let mut template = StateDict::new();
-    let rows = ShardedTensor::declare("weight", DType::Float32, &[12 / ranks, 5], &[(0, rank, ranks)], 0);
+    let rows = ShardedTensor::declare(
+        "weight",
+        DType::Float32,
+        &[12 / ranks, 5],
+        &[(0, rank, ranks)],
+        0,
+    );
     template.insert("weight", rows.unwrap());
     let cells: [(&str, u64, u64); 2] = [("rng", saved, rank % saved), ("shared", 1, 0)];
     for (key, cells, at) in cells {
         let cell = ShardedObject::new(key, Value::None, &[cells], &[at], 0).unwrap();
-        template.insert(key, ShardedObject { data: Payload::None, ..cell });
+        template.insert(
+            key,
+            ShardedObject {
+                data: Payload::None,
+                ..cell
+            },
+        );
     }
     template
 }
@@ -177,15 +216,26 @@ fn save(
         let url = url.clone();
         async move {
             let state = state(u64::from(group.rank().0), ranks, objects);
-            let save = reshard::save(&state, &url).group(&group).strategy(Config::default()).dialect(dialect);
+            let save = reshard::save(&state, &url)
+                .group(&group)
+                .strategy(Config::default())
+                .dialect(dialect);
             let save = save.overwrite(true);
-            if common { save.await } else { save.common_strategy(CommonOnly).await }
+            if common {
+                save.await
+            } else {
+                save.common_strategy(CommonOnly).await
+            }
         }
     })
 }
 
 /// What each rank is told of a load of a template that asks for objects of `saved` ranks.
-fn load(url: &str, ranks: u64, saved: u64) -> Vec<std::result::Result<ValueTree, (ErrorKind, String)>> {
+fn load(
+    url: &str,
+    ranks: u64,
+    saved: u64,
+) -> Vec<std::result::Result<ValueTree, (ErrorKind, String)>> {
     let url = url.to_owned();
     on_ranks(LocalGroup::new(ranks as u32), move |group| {
         let url = url.clone();
@@ -204,9 +254,15 @@ async fn open(url: &str) -> Checkpoint {
 fn files(dir: &Path) -> BTreeSet<String> {
     let mut out = BTreeSet::new();
     for entry in std::fs::read_dir(dir).unwrap() {
-        let (path, name) = entry.map(|e| (e.path(), e.file_name().into_string().unwrap())).unwrap();
+        let (path, name) = entry
+            .map(|e| (e.path(), e.file_name().into_string().unwrap()))
+            .unwrap();
         match path.is_dir() {
-            true => out.extend(files(&path).into_iter().map(|below| format!("{name}/{below}"))),
+            true => out.extend(
+                files(&path)
+                    .into_iter()
+                    .map(|below| format!("{name}/{below}")),
+            ),
             false => drop(out.insert(name)),
         }
     }
@@ -235,24 +291,50 @@ fn objects_are_files_of_the_common_strategy_counted_and_found_by_any_ranks() {
     let url = dir.path().join("ckpt").display().to_string();
     // The second save replaces the first, and what is left of it goes.
     for ranks in [3, 1] {
-        let reports: Vec<SaveReport> =
-            save(&url, ranks, true, true, Dialect::Megatron).into_iter().map(|r| r.unwrap()).collect();
-        let mut want: BTreeSet<String> = (0..ranks).map(|r| format!("rng/shard_{r}_{ranks}.pt")).collect();
+        let reports: Vec<SaveReport> = save(&url, ranks, true, true, Dialect::Megatron)
+            .into_iter()
+            .map(|r| r.unwrap())
+            .collect();
+        let mut want: BTreeSet<String> = (0..ranks)
+            .map(|r| format!("rng/shard_{r}_{ranks}.pt"))
+            .collect();
         want.insert("shared/shard_0_1.pt".into());
-        let objects: u64 =
-            want.iter().map(|f| std::fs::metadata(Path::new(&url).join(f)).unwrap().len()).sum();
+        let objects: u64 = want
+            .iter()
+            .map(|f| std::fs::metadata(Path::new(&url).join(f)).unwrap().len())
+            .sum();
         for report in &reports {
             let totals = report.totals;
-            assert_eq!((totals.all.items, totals.all.files), (2 * ranks + 1, 2 * ranks + 1));
+            assert_eq!(
+                (totals.all.items, totals.all.files),
+                (2 * ranks + 1, 2 * ranks + 1)
+            );
             // A checksum stands behind each of the example's items.
             assert_eq!(totals.all.bytes, objects + 12 * 5 * 4 + ranks * 4);
-            assert_eq!(totals.most, reports[0].ranks.iter().map(|r| r.bytes).max().unwrap());
+            assert_eq!(
+                totals.most,
+                reports[0].ranks.iter().map(|r| r.bytes).max().unwrap()
+            );
         }
-        assert_eq!(reports[0].ranks.iter().map(|r| r.items).sum::<u64>(), 2 * ranks + 1);
+        assert_eq!(
+            reports[0].ranks.iter().map(|r| r.items).sum::<u64>(),
+            2 * ranks + 1
+        );
         let metadata = reports[0].metadata.as_ref().unwrap();
-        assert_eq!((metadata.object_count() as u64, metadata.tensor_count()), (ranks + 1, 1));
+        assert_eq!(
+            (metadata.object_count() as u64, metadata.tensor_count()),
+            (ranks + 1, 1)
+        );
         want.extend((0..ranks).map(|r| format!("rank-{r}.bin")));
-        want.extend(["common.pt", "example.index.json", "metadata.json", "reshard.json"].map(String::from));
+        want.extend(
+            [
+                "common.pt",
+                "example.index.json",
+                "metadata.json",
+                "reshard.json",
+            ]
+            .map(String::from),
+        );
         assert_eq!(files(Path::new(&url)), want);
 
         for onto in [1, 2] {
@@ -260,31 +342,50 @@ fn objects_are_files_of_the_common_strategy_counted_and_found_by_any_ranks() {
                 let loaded = loaded.unwrap();
                 let leaf = |key: &str| loaded.get(key).and_then(|t| t.leaf()).unwrap().clone();
                 assert_eq!(leaf("rng"), Value::Int((rank % ranks) as i64));
-                assert_eq!((leaf("shared"), leaf("step")), (Value::Str("all".into()), Value::Int(7)));
+                assert_eq!(
+                    (leaf("shared"), leaf("step")),
+                    (Value::Str("all".into()), Value::Int(7))
+                );
                 let rows = leaf("weight").as_tensor().unwrap().to_vec::<f32>().unwrap();
                 let share = 60 / onto;
-                assert_eq!(rows, (rank * share..(rank + 1) * share).map(|i| i as f32).collect::<Vec<_>>());
+                assert_eq!(
+                    rows,
+                    (rank * share..(rank + 1) * share)
+                        .map(|i| i as f32)
+                        .collect::<Vec<_>>()
+                );
             }
         }
         block_on(async {
             let opened = open(&url).await;
             assert_eq!(opened.objects().count() as u64, ranks + 1);
             let last = format!("rng/shard_{}_{ranks}", ranks - 1);
-            assert_eq!(opened.object(&last).await.unwrap(), Value::Int(ranks as i64 - 1));
+            assert_eq!(
+                opened.object(&last).await.unwrap(),
+                Value::Int(ranks as i64 - 1)
+            );
             let report = opened.verify(true, Default::default()).await.unwrap();
             assert_eq!((report.damage.len(), report.items), (0, 2 * ranks + 1));
             assert!(
-                opened.roles().await.unwrap().iter().all(|(_, r)| *r != reshard::strategy::FileRole::Foreign)
+                opened
+                    .roles()
+                    .await
+                    .unwrap()
+                    .iter()
+                    .all(|(_, r)| *r != reshard::strategy::FileRole::Foreign)
             );
         });
     }
 }
 
 #[test]
-fn a_key_that_is_missing_and_a_file_that_is_damaged_are_named_and_a_strict_load_knows_the_objects() {
+fn a_key_that_is_missing_and_a_file_that_is_damaged_are_named_and_a_strict_load_knows_the_objects()
+{
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
-    save(&url, 1, true, true, Dialect::Megatron).into_iter().for_each(|r| drop(r.unwrap()));
+    save(&url, 1, true, true, Dialect::Megatron)
+        .into_iter()
+        .for_each(|r| drop(r.unwrap()));
     let mut less = StateDict::new();
     let cell = template(0, 1, 1);
     let rng = cell.get("rng").and_then(|t| t.leaf()).unwrap().clone();
@@ -304,8 +405,11 @@ fn a_key_that_is_missing_and_a_file_that_is_damaged_are_named_and_a_strict_load_
         assert_eq!(e.0, ErrorKind::Corrupt);
         assert!(e.1.contains("rng/shard_0_1.pt"), "{e:?}");
     }
-    let report = block_on(async { open(&url).await.verify(true, Default::default()).await }).unwrap();
-    let [damage] = &*report.damage else { panic!("{report:?}") };
+    let report =
+        block_on(async { open(&url).await.verify(true, Default::default()).await }).unwrap();
+    let [damage] = &*report.damage else {
+        panic!("{report:?}")
+    };
     let found = (damage.key.as_deref(), damage.file.as_deref());
     assert_eq!(found, (Some("rng/shard_0_1"), Some("rng/shard_0_1.pt")));
 }
@@ -322,19 +426,32 @@ fn where_nobody_stores_objects_only_saves_and_loads_with_some_fail_on_all_ranks(
             let all = ["rng/shard_0_", "tensors_only/1", "common_only/1"];
             assert!(all.iter().all(|part| text.contains(part)), "{text}");
         }
-        assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "nothing is left");
+        assert!(
+            std::fs::read_dir(dir.path()).unwrap().next().is_none(),
+            "nothing is left"
+        );
     }
     for ranks in [1, 3] {
-        save(&url, ranks, false, false, Dialect::Megatron).into_iter().for_each(|r| drop(r.unwrap()));
+        save(&url, ranks, false, false, Dialect::Megatron)
+            .into_iter()
+            .for_each(|r| drop(r.unwrap()));
         for (kind, text) in load(&url, ranks, 2).into_iter().map(|l| l.unwrap_err()) {
             assert_eq!(kind, ErrorKind::Unsupported);
             assert!(
-                ["rng/shard_0_2", "tensors_only/1", "common_only/1"].iter().all(|p| text.contains(p)),
+                ["rng/shard_0_2", "tensors_only/1", "common_only/1"]
+                    .iter()
+                    .all(|p| text.contains(p)),
                 "{text}"
             );
         }
         block_on(async {
-            let weight = open(&url).await.tensor("weight").unwrap().read(..).await.unwrap();
+            let weight = open(&url)
+                .await
+                .tensor("weight")
+                .unwrap()
+                .read(..)
+                .await
+                .unwrap();
             assert_eq!(weight.to_vec::<f32>().unwrap()[59], 59.);
         });
     }
@@ -342,7 +459,10 @@ fn where_nobody_stores_objects_only_saves_and_loads_with_some_fail_on_all_ranks(
     let other = dir.path().join("dcp").display().to_string();
     for outcome in save(&other, 1, false, true, Dialect::Dcp) {
         let text = outcome.unwrap_err().strategy_error().to_string();
-        assert!(text.contains("step") && text.contains("no common strategy"), "{text}");
+        assert!(
+            text.contains("step") && text.contains("no common strategy"),
+            "{text}"
+        );
     }
 }
 
@@ -353,7 +473,12 @@ fn common_state_is_not_put_into_an_object_that_the_sharded_strategy_does_not_sto
     let state = state(0, 1, false);
     let save = reshard::save(&state, &url).strategy(Config::default());
     let e = block_on(async { save.common_form(reshard::CommonForm::Object).await }).unwrap_err();
-    assert!(e.strategy_error().to_string().contains("take the form of a file"), "{e}");
+    assert!(
+        e.strategy_error()
+            .to_string()
+            .contains("take the form of a file"),
+        "{e}"
+    );
 }
 
 #[test]

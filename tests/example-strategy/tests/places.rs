@@ -4,12 +4,13 @@
 
 use async_trait::async_trait;
 use reshard::{
-    BackendVersion, DType, Dialect, ErrorKind, OpenOptions, Registry, ShardedTensor, StateDict, Tensor,
+    BackendVersion, DType, Dialect, ErrorKind, OpenOptions, Registry, ShardedTensor, StateDict,
+    Tensor,
     blocking::{self, Checkpoint},
     storage::{Listing, LocalStore, Name, PlaceKind, Store, StoreExt},
     strategy::{
-        Detection, LoadShardedStrategy, Make, OpenCx, OpenFormat, PlannedLoad, Registration, Result,
-        StorageReader,
+        Detection, LoadShardedStrategy, Make, OpenCx, OpenFormat, PlannedLoad, Registration,
+        Result, StorageReader,
     },
 };
 use reshard_example::{ExampleConfig, ExampleFormat};
@@ -32,7 +33,11 @@ impl OpenFormat for OneFile {
     }
 
     fn detect(&self, top: &Listing) -> Detection {
-        if top.names().all(|name| name.ends_with(".one")) { Detection::Yes } else { Detection::No }
+        if top.names().all(|name| name.ends_with(".one")) {
+            Detection::Yes
+        } else {
+            Detection::No
+        }
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
@@ -40,8 +45,12 @@ impl OpenFormat for OneFile {
         let bytes = cx.store.read(&only.name, 0..only.bytes).await?;
         let files: BTreeMap<Name, Vec<u8>> = serde_json::from_slice(&bytes).unwrap();
         let store = MemoryStore::new();
-        files.into_iter().for_each(|(name, bytes)| store.put(name, bytes.into()));
-        ExampleFormat.open(&OpenCx::new(Arc::new(store)).with_limits(cx.limits)).await
+        files
+            .into_iter()
+            .for_each(|(name, bytes)| store.put(name, bytes.into()));
+        ExampleFormat
+            .open(&OpenCx::new(Arc::new(store)).with_limits(cx.limits))
+            .await
     }
 }
 
@@ -70,10 +79,17 @@ fn registry() -> Registry {
 
 fn save(dir: &Path) {
     let mut state = StateDict::new();
-    state.insert("w", ShardedTensor::full("w", Tensor::from_vec(&[3], vec![1u8, 2, 3]).unwrap()));
+    state.insert(
+        "w",
+        ShardedTensor::full("w", Tensor::from_vec(&[3], vec![1u8, 2, 3]).unwrap()),
+    );
     let url = dir.display().to_string();
-    blocking::run(reshard::save(&state, &url).dialect(Dialect::Dcp).strategy(ExampleConfig::default()))
-        .unwrap();
+    blocking::run(
+        reshard::save(&state, &url)
+            .dialect(Dialect::Dcp)
+            .strategy(ExampleConfig::default()),
+    )
+    .unwrap();
 }
 
 fn template() -> StateDict {
@@ -102,11 +118,28 @@ fn files_with_a_prefix_are_a_checkpoint_of_a_format_that_has_such() {
         }
     }
     let found = open(OpenOptions::new(), &at("step-1.")).unwrap();
-    assert_eq!(found.tensor("w").unwrap().read(..).unwrap().to_vec::<u8>().unwrap(), [1, 2, 3]);
+    assert_eq!(
+        found
+            .tensor("w")
+            .unwrap()
+            .read(..)
+            .unwrap()
+            .to_vec::<u8>()
+            .unwrap(),
+        [1, 2, 3]
+    );
     assert_eq!(*found.backend(), BackendVersion::new("example", 1));
     let loaded = blocking::load(template(), &at("step-1.").display().to_string()).unwrap();
     assert_eq!(
-        loaded.get("w").unwrap().leaf().unwrap().as_tensor().unwrap().to_vec::<u8>().unwrap(),
+        loaded
+            .get("w")
+            .unwrap()
+            .leaf()
+            .unwrap()
+            .as_tensor()
+            .unwrap()
+            .to_vec::<u8>()
+            .unwrap(),
         [1, 2, 3]
     );
     // Another rest of the names, and none at all: nothing that a format knows.
@@ -116,8 +149,10 @@ fn files_with_a_prefix_are_a_checkpoint_of_a_format_that_has_such() {
     }
     // A format whose checkpoints are folders is not asked: these would be names of its files.
     let dcp = at("dcp");
-    blocking::run(reshard::save(&template_of_zeros(), &dcp.display().to_string()).dialect(Dialect::Dcp))
-        .unwrap();
+    blocking::run(
+        reshard::save(&template_of_zeros(), &dcp.display().to_string()).dialect(Dialect::Dcp),
+    )
+    .unwrap();
     fs::copy(dcp.join(".metadata"), at("x.metadata")).unwrap();
     let e = open(OpenOptions::new(), &at("x")).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::NotFound, "{}", said(&e));
@@ -125,7 +160,10 @@ fn files_with_a_prefix_are_a_checkpoint_of_a_format_that_has_such() {
 
 fn template_of_zeros() -> StateDict {
     let mut state = StateDict::new();
-    state.insert("w", ShardedTensor::full("w", Tensor::zeros("w", DType::UInt8, &[3]).unwrap()));
+    state.insert(
+        "w",
+        ShardedTensor::full("w", Tensor::zeros("w", DType::UInt8, &[3]).unwrap()),
+    );
     state
 }
 
@@ -137,17 +175,30 @@ fn one_file_is_a_checkpoint_of_a_format_that_has_such() {
     let files: BTreeMap<String, Vec<u8>> = fs::read_dir(at("folder"))
         .unwrap()
         .map(|e| e.unwrap().path())
-        .map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(path).unwrap()))
+        .map(|path| {
+            (
+                path.file_name().unwrap().to_str().unwrap().to_owned(),
+                fs::read(path).unwrap(),
+            )
+        })
         .collect();
     for name in ["all.one", "all.other"] {
         fs::write(at(name), serde_json::to_vec(&files).unwrap()).unwrap();
     }
     let key = || BackendVersion::new("one_file", 1);
-    for (name, options) in [("all.one", OpenOptions::new()), ("all.other", OpenOptions::new().format(key()))]
-    {
+    for (name, options) in [
+        ("all.one", OpenOptions::new()),
+        ("all.other", OpenOptions::new().format(key())),
+    ] {
         let found = open(options, &at(name)).unwrap();
         assert_eq!(
-            found.tensor("w").unwrap().read(reshard::Region::rows(1..2)).unwrap().to_vec::<u8>().unwrap(),
+            found
+                .tensor("w")
+                .unwrap()
+                .read(reshard::Region::rows(1..2))
+                .unwrap()
+                .to_vec::<u8>()
+                .unwrap(),
             [2]
         );
         assert_eq!(*found.backend(), key());
@@ -155,36 +206,71 @@ fn one_file_is_a_checkpoint_of_a_format_that_has_such() {
     let url = at("all.one").display().to_string();
     let loaded = blocking::run(reshard::load(template(), &url).registry(registry())).unwrap();
     assert_eq!(
-        loaded.get("w").unwrap().leaf().unwrap().as_tensor().unwrap().to_vec::<u8>().unwrap(),
+        loaded
+            .get("w")
+            .unwrap()
+            .leaf()
+            .unwrap()
+            .as_tensor()
+            .unwrap()
+            .to_vec::<u8>()
+            .unwrap(),
         [1, 2, 3]
     );
     let e = said(&open(OpenOptions::new(), &at("all.other")).unwrap_err());
-    assert!(e.contains("it is a file, and none of the linked formats") && e.contains("one_file/1"), "{e}");
+    assert!(
+        e.contains("it is a file, and none of the linked formats") && e.contains("one_file/1"),
+        "{e}"
+    );
     let e = Checkpoint::open(&url).unwrap_err();
     let told = said(&e);
-    assert!(told.contains("it is a file, and no linked format has checkpoints of one file"), "{told}");
+    assert!(
+        told.contains("it is a file, and no linked format has checkpoints of one file"),
+        "{told}"
+    );
     assert_eq!(e.kind(), ErrorKind::NotFound);
     // A format of folders that is chosen by hand reads no file.
-    assert!(open(OpenOptions::new().format(BackendVersion::new("torch_dist", 1)), &at("all.one")).is_err());
+    assert!(
+        open(
+            OpenOptions::new().format(BackendVersion::new("torch_dist", 1)),
+            &at("all.one")
+        )
+        .is_err()
+    );
 }
 
 #[test]
 fn a_place_that_is_open_already_is_saved_to_and_loaded_from() {
     let place: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let mut state = StateDict::new();
-    state.insert("w", ShardedTensor::full("w", Tensor::from_vec(&[3], vec![4u8, 5, 6]).unwrap()));
+    state.insert(
+        "w",
+        ShardedTensor::full("w", Tensor::from_vec(&[3], vec![4u8, 5, 6]).unwrap()),
+    );
     // No store is linked for such a URL.
     let url = "bucket://of mine";
     blocking::run(reshard::save(&state, url).store(Arc::clone(&place))).unwrap();
     let loaded = blocking::run(reshard::load(template(), url).store(Arc::clone(&place))).unwrap();
     assert_eq!(
-        loaded.get("w").unwrap().leaf().unwrap().as_tensor().unwrap().to_vec::<u8>().unwrap(),
+        loaded
+            .get("w")
+            .unwrap()
+            .leaf()
+            .unwrap()
+            .as_tensor()
+            .unwrap()
+            .to_vec::<u8>()
+            .unwrap(),
         [4, 5, 6]
     );
     let found = Checkpoint::open_with(OpenOptions::new().store(Arc::clone(&place)), url).unwrap();
     assert_eq!((found.url(), found.metadata().tensors().count()), (url, 1));
     let e = blocking::run(reshard::save(&state, url).store(place)).unwrap_err();
-    assert!(e.kind() == ErrorKind::Exists && said(&e).contains(url), "{}", said(&e));
+    assert!(
+        e.kind() == ErrorKind::Exists && said(&e).contains(url),
+        "{}",
+        said(&e)
+    );
     // A part of a folder that is handed in is a place as well.
     let home = tempfile::tempdir().unwrap();
     save(&home.path().join("x"));

@@ -5,14 +5,15 @@ use bytes::Bytes;
 use reshard_example::{ExampleFormat, ExampleWriter};
 use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Payload, Sharded};
 use reshard_plan::{
-    ChunkId, DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, Metadata, ObjectId,
-    PlanError, PlannerData, ReadItem, SavePlan, SavePlanner, Stored,
+    ChunkId, DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, Metadata,
+    ObjectId, PlanError, PlannerData, ReadItem, SavePlan, SavePlanner, Stored,
 };
 use reshard_storage::{IfExists, Progress, Store, testkit::MemoryStore};
 use reshard_strategy::{
-    BackendVersion, FileLayout, FinishCx, LoadShardedStrategy, OpenCx, OpenFormat, Planned, PlannedLoad,
-    ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Resolve, Result, SaveShardedStrategy, StorageInfo,
-    StorageReader, StorageWriter, Traffic, VerifyReport, WriterHooks,
+    BackendVersion, FileLayout, FinishCx, LoadShardedStrategy, OpenCx, OpenFormat, Planned,
+    PlannedLoad, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Resolve, Result,
+    SaveShardedStrategy, StorageInfo, StorageReader, StorageWriter, Traffic, VerifyReport,
+    WriterHooks,
     testkit::{Cut, Rank, check_sample, load_on_ranks, sample, sample_template, save_on_ranks},
 };
 use std::sync::{
@@ -62,7 +63,9 @@ impl WriterHooks for Talks {
     }
 
     fn prepare_global_plan(&self, mut plans: Vec<SavePlan>) -> Result<Vec<SavePlan>> {
-        plans.iter_mut().for_each(|p| p.storage_data = answer(&p.storage_data));
+        plans
+            .iter_mut()
+            .for_each(|p| p.storage_data = answer(&p.storage_data));
         Ok(plans)
     }
 }
@@ -89,7 +92,10 @@ impl OpenFormat for Talks {
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        Ok(Arc::new(TalkingReader { inner: ExampleFormat.open(cx).await?, talks: Self::default() }))
+        Ok(Arc::new(TalkingReader {
+            inner: ExampleFormat.open(cx).await?,
+            talks: Self::default(),
+        }))
     }
 }
 
@@ -111,7 +117,9 @@ impl ReaderHooks for TalkingReader {
     }
 
     fn prepare_global_plan(&self, mut plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>> {
-        plans.iter_mut().for_each(|p| p.storage_data = answer(&p.storage_data));
+        plans
+            .iter_mut()
+            .for_each(|p| p.storage_data = answer(&p.storage_data));
         Ok(plans)
     }
 }
@@ -173,7 +181,10 @@ impl LoadPlanner for Notes {
     }
 
     fn finish_plan(&self, plan: LoadPlan) -> Result<LoadPlan, PlanError> {
-        assert_eq!(plan.planner_data, Some(PlannerData::Str(format!("rank {}", self.0).into())));
+        assert_eq!(
+            plan.planner_data,
+            Some(PlannerData::Str(format!("rank {}", self.0).into()))
+        );
         Ok(plan)
     }
 }
@@ -186,7 +197,9 @@ fn formats_and_planners_find_in_a_plan_what_they_put_there() {
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as Arc<dyn SavePlanner>,
         flat: sample(Cut::Rows, r, RANKS, true),
     });
-    save_on_ranks(&store, IfExists::Refuse, ranks.collect()).into_iter().for_each(|o| drop(o.unwrap()));
+    save_on_ranks(&store, IfExists::Refuse, ranks.collect())
+        .into_iter()
+        .for_each(|o| drop(o.unwrap()));
     let ranks = (0..RANKS).map(|r| Rank {
         strategy: Arc::new(PlannedLoad::new(Talks::default())) as Arc<dyn LoadShardedStrategy>,
         planner: Arc::new(Notes(r)) as Arc<dyn LoadPlanner>,
@@ -205,7 +218,10 @@ struct Wrong(Change);
 
 impl LoadPlanner for Wrong {
     fn finish_plan(&self, mut plan: LoadPlan) -> Result<LoadPlan, PlanError> {
-        plan.items.iter_mut().filter(|i| &*i.piece.key == "matrix").for_each(self.0);
+        plan.items
+            .iter_mut()
+            .filter(|i| &*i.piece.key == "matrix")
+            .for_each(self.0);
         Ok(plan)
     }
 }
@@ -218,7 +234,9 @@ fn a_plan_that_can_not_be_carried_out_is_an_error_with_its_key_and_the_template_
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as Arc<dyn SavePlanner>,
         flat: sample(Cut::Rows, 0, 1, true),
     };
-    save_on_ranks(&store, IfExists::Refuse, vec![rank]).into_iter().for_each(|o| drop(o.unwrap()));
+    save_on_ranks(&store, IfExists::Refuse, vec![rank])
+        .into_iter()
+        .for_each(|o| drop(o.unwrap()));
     let wrong: [(Change, &str); 6] = [
         (
             |i| i.stored_region.offsets[0] += 1,
@@ -228,13 +246,22 @@ fn a_plan_that_can_not_be_carried_out_is_an_error_with_its_key_and_the_template_
             |i| i.stored_region.lengths[0] -= 1,
             "matrix: a region of shape [11, 7] can't fill one of shape [12, 7]",
         ),
-        (|i| i.stored = Stored::Chunk(ChunkId(999)), "matrix: there is no chunk 999"),
+        (
+            |i| i.stored = Stored::Chunk(ChunkId(999)),
+            "matrix: there is no chunk 999",
+        ),
         (
             |i| i.dest_region.offsets[0] += 1,
             "matrix: region [1:13, 0:7] does not lie in a view of shape [12, 7]",
         ),
-        (|i| i.dest = 999, "into leaf 999 of the template, which has no such leaf"),
-        (|i| i.dest = 10, "into rng, which is an object in the template"),
+        (
+            |i| i.dest = 999,
+            "into leaf 999 of the template, which has no such leaf",
+        ),
+        (
+            |i| i.dest = 10,
+            "into rng, which is an object in the template",
+        ),
     ];
     for (wrong, says) in wrong {
         let template = sample_template(Cut::Rows, 0, 1, Some(1));
@@ -257,7 +284,10 @@ fn a_plan_that_can_not_be_carried_out_is_an_error_with_its_key_and_the_template_
             assert!(e.contains(says), "{e}, and not {says}");
             let after = addresses(&failure.template);
             assert!(
-                before.iter().zip(after).all(|(b, a)| b.is_none() || *b == a),
+                before
+                    .iter()
+                    .zip(after)
+                    .all(|(b, a)| b.is_none() || *b == a),
                 "a buffer was lost: {says}"
             );
         }

@@ -3,7 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard::{
-    BackendVersion, CommonForm, Dialect, ErrorKind, OpenOptions, ShardedTensor, StateDict, Tensor, Value,
+    BackendVersion, CommonForm, Dialect, ErrorKind, OpenOptions, ShardedTensor, StateDict, Tensor,
+    Value,
     blocking::{self, Checkpoint},
     torch_dist::TorchDistLoadConfig,
 };
@@ -12,12 +13,21 @@ use std::{fs, path::Path};
 
 fn state(n: f32) -> StateDict {
     let mut state = StateDict::new();
-    state.insert("w", ShardedTensor::full("w", Tensor::from_vec(&[2], vec![n, n]).unwrap()));
+    state.insert(
+        "w",
+        ShardedTensor::full("w", Tensor::from_vec(&[2], vec![n, n]).unwrap()),
+    );
     state
 }
 
 fn element(checkpoint: &Checkpoint) -> f32 {
-    checkpoint.tensor("w").unwrap().read(..).unwrap().to_vec::<f32>().unwrap()[0]
+    checkpoint
+        .tensor("w")
+        .unwrap()
+        .read(..)
+        .unwrap()
+        .to_vec::<f32>()
+        .unwrap()[0]
 }
 
 fn open(url: &str, format: Option<&str>) -> reshard::Result<Checkpoint> {
@@ -50,8 +60,12 @@ fn what_a_checkpoint_says_of_itself_comes_before_names_and_names_before_nothing(
     copy(&theirs, &ours, ".metadata");
     copy(&theirs, &ours, "__0_0.distcp");
     let touch = |name: &str, secs: u64| {
-        let file = fs::File::options().write(true).open(ours.join(name)).unwrap();
-        file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(secs)).unwrap();
+        let file = fs::File::options()
+            .write(true)
+            .open(ours.join(name))
+            .unwrap();
+        file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(secs))
+            .unwrap();
     };
     touch("example.index.json", 2_000);
     touch(".metadata", 2_000);
@@ -59,10 +73,16 @@ fn what_a_checkpoint_says_of_itself_comes_before_names_and_names_before_nothing(
     // One that came later may be a save of a program that knows nothing of the note.
     touch(".metadata", 3_000);
     assert_eq!(open(&url, None).unwrap_err().kind(), ErrorKind::Invalid);
-    assert_eq!(open(&url, Some("torch_dist")).unwrap().backend(), &key("torch_dist"));
+    assert_eq!(
+        open(&url, Some("torch_dist")).unwrap().backend(),
+        &key("torch_dist")
+    );
     // Such a place is not overwritten.
     let e = blocking::run(reshard::save(&one, &url).overwrite(true)).unwrap_err();
-    assert!(e.to_string().contains("of example/1 and of torch_dist/1"), "{e}");
+    assert!(
+        e.to_string().contains("of example/1 and of torch_dist/1"),
+        "{e}"
+    );
     touch(".metadata", 1_000);
     fs::remove_file(ours.join("reshard.json")).unwrap();
     let e = open(&url, None).unwrap_err();
@@ -71,7 +91,10 @@ fn what_a_checkpoint_says_of_itself_comes_before_names_and_names_before_nothing(
     assert!(said.contains("example/1 or of torch_dist/1"), "{said}");
     for (name, element_is) in [("example", 1.), ("torch_dist", 2.)] {
         let checkpoint = open(&url, Some(name)).unwrap();
-        assert_eq!((checkpoint.backend(), element(&checkpoint)), (&key(name), element_is));
+        assert_eq!(
+            (checkpoint.backend(), element(&checkpoint)),
+            (&key(name), element_is)
+        );
     }
     // The program says how to choose, and is told.
     let run = |args: &[&str]| {
@@ -80,12 +103,22 @@ fn what_a_checkpoint_says_of_itself_comes_before_names_and_names_before_nothing(
             reshard::Registry::linked().unwrap(),
             reshard::Stores::linked().unwrap(),
         );
-        let mut io = reshard_cli::Io { out: &mut out, err: &mut err, bars: false };
+        let mut io = reshard_cli::Io {
+            out: &mut out,
+            err: &mut err,
+            bars: false,
+        };
         let code = program.run(args, &mut io);
-        (code, String::from_utf8(out).unwrap() + &String::from_utf8(err).unwrap())
+        (
+            code,
+            String::from_utf8(out).unwrap() + &String::from_utf8(err).unwrap(),
+        )
     };
     let (code, told) = run(&["reshard", "ls", &url]);
-    assert!(code == 2 && told.contains("`--format` chooses one of them"), "{code} {told}");
+    assert!(
+        code == 2 && told.contains("`--format` chooses one of them"),
+        "{code} {told}"
+    );
     let (code, told) = run(&["reshard", "verify", &url, "--format", "example/1"]);
     assert_eq!(code, 0, "{told}");
     let (code, told) = run(&["reshard", "prune", &url, "--dry-run", "--format", "example"]);
@@ -102,7 +135,11 @@ fn what_a_checkpoint_says_of_itself_comes_before_names_and_names_before_nothing(
     fs::rename(theirs.join("__0_0.distcp"), theirs.join("weights.bin")).unwrap();
     let e = open(&other, None).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::NotFound);
-    assert!(e.to_string().contains("example/1 (example.index.json); torch_dist/1 (.metadata, "), "{e}");
+    assert!(
+        e.to_string()
+            .contains("example/1 (example.index.json); torch_dist/1 (.metadata, "),
+        "{e}"
+    );
 }
 
 #[test]
@@ -112,9 +149,16 @@ fn in_megatrons_dialect_metadata_json_names_the_format() {
     blocking::run(reshard::save(&state(3.), &url).strategy(ExampleConfig::default())).unwrap();
     fs::write(home.path().join("x/.metadata"), "of another program").unwrap();
     let checkpoint = open(&url, None).unwrap();
-    assert_eq!((checkpoint.dialect(), element(&checkpoint)), (Dialect::Megatron, 3.));
+    assert_eq!(
+        (checkpoint.dialect(), element(&checkpoint)),
+        (Dialect::Megatron, 3.)
+    );
     let e = open(&url, Some("torch_dist")).unwrap_err();
-    assert!(e.to_string().contains("a checkpoint of example/1 is not supported by torch_dist/1"), "{e}");
+    assert!(
+        e.to_string()
+            .contains("a checkpoint of example/1 is not supported by torch_dist/1"),
+        "{e}"
+    );
 }
 
 #[test]
@@ -122,14 +166,26 @@ fn settings_are_no_choice_of_another_format_and_files_of_others_are_no_sign_of_m
     let home = tempfile::tempdir().unwrap();
     let url = home.path().join("x").display().to_string();
     let state = state(4.);
-    let save = || reshard::save(&state, &url).strategy(ExampleConfig::default()).dialect(Dialect::Dcp);
+    let save = || {
+        reshard::save(&state, &url)
+            .strategy(ExampleConfig::default())
+            .dialect(Dialect::Dcp)
+    };
     blocking::run(save()).unwrap();
     let with = |options: OpenOptions| Checkpoint::open_with(options, &url);
     let settings = || OpenOptions::new().strategy(TorchDistLoadConfig::default());
     let e = with(settings()).unwrap_err();
-    assert!(e.to_string().contains("a checkpoint of example/1 is not supported by torch_dist/1"), "{e}");
+    assert!(
+        e.to_string()
+            .contains("a checkpoint of example/1 is not supported by torch_dist/1"),
+        "{e}"
+    );
     let e = with(settings().format(BackendVersion::new("example", 1))).unwrap_err();
-    assert!(e.to_string().contains("settings of torch_dist/1 do not open a checkpoint as example/1"), "{e}");
+    assert!(
+        e.to_string()
+            .contains("settings of torch_dist/1 do not open a checkpoint as example/1"),
+        "{e}"
+    );
 
     // A common.pt of somebody is not that of an unfinished save, while reshard.json says what lies here.
     fs::write(home.path().join("x/common.pt"), "of another program").unwrap();
@@ -153,7 +209,13 @@ fn common_state_may_be_an_object_of_any_format() {
     blocking::run(save.common_form(CommonForm::Object)).unwrap();
     assert!(!home.path().join("x/common.pt").exists());
     let common = blocking::load_common(&url).unwrap();
-    assert_eq!(common.get("step").and_then(|step| step.leaf()), Some(&Value::Int(7)));
-    let report = open(&url, None).unwrap().verify(true, Default::default()).unwrap();
+    assert_eq!(
+        common.get("step").and_then(|step| step.leaf()),
+        Some(&Value::Int(7))
+    );
+    let report = open(&url, None)
+        .unwrap()
+        .verify(true, Default::default())
+        .unwrap();
     assert!(report.damage.is_empty(), "{report:?}");
 }

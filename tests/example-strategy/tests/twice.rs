@@ -22,7 +22,12 @@ inventory::submit! {
 
 #[test]
 fn two_crates_that_claim_one_key_are_an_error_that_names_both() {
-    let both = |e: String| assert!(e.contains("reshard-example") && e.contains("somebody-else"), "{e}");
+    let both = |e: String| {
+        assert!(
+            e.contains("reshard-example") && e.contains("somebody-else"),
+            "{e}"
+        )
+    };
     both(Registry::linked().unwrap_err().to_string());
     both(Stores::linked().unwrap_err().to_string());
     let dir = tempfile::tempdir().unwrap();

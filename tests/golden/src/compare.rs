@@ -17,7 +17,12 @@ pub enum Depth {
 
 /// What of an opened checkpoint differs from what is expected: nothing, if all is well.
 pub fn compare(checkpoint: &Checkpoint, expected: &Expected, depth: Depth) -> Vec<String> {
-    let mut c = Comparison { checkpoint, expected, depth, wrong: Vec::new() };
+    let mut c = Comparison {
+        checkpoint,
+        expected,
+        depth,
+        wrong: Vec::new(),
+    };
     c.keys();
     for (key, facts) in &expected.tensors {
         c.tensor(key, facts);
@@ -55,7 +60,10 @@ pub fn compare(checkpoint: &Checkpoint, expected: &Expected, depth: Depth) -> Ve
 pub fn compare_tensor(facts: &TensorFacts, tensor: &Tensor) -> Option<String> {
     if tensor.dtype() != facts.dtype || *tensor.shape() != facts.shape {
         let (dtype, shape) = (tensor.dtype(), tensor.shape());
-        return Some(format!("expected {} {}, got {dtype} {shape}", facts.dtype, facts.shape));
+        return Some(format!(
+            "expected {} {}, got {dtype} {shape}",
+            facts.dtype, facts.shape
+        ));
     }
     let got = sha256(tensor.blocks(1 << 20));
     (got != facts.sha256).then(|| format!("expected sha256 {}, got {got}", facts.sha256))
@@ -79,7 +87,11 @@ impl Comparison<'_> {
     }
 
     fn keys(&mut self) {
-        let got: BTreeSet<String> = self.checkpoint.tensors().map(|t| t.key().to_owned()).collect();
+        let got: BTreeSet<String> = self
+            .checkpoint
+            .tensors()
+            .map(|t| t.key().to_owned())
+            .collect();
         let want: BTreeSet<String> = self.expected.tensors.keys().cloned().collect();
         self.same_keys("tensor", &got, &want);
         let got: BTreeSet<String> = self.checkpoint.objects().map(Into::into).collect();
@@ -88,8 +100,10 @@ impl Comparison<'_> {
     }
 
     fn same_keys(&mut self, what: &str, got: &BTreeSet<String>, want: &BTreeSet<String>) {
-        got.difference(want).for_each(|k| self.note(k, &format!("unexpected {what}")));
-        want.difference(got).for_each(|k| self.note(k, &format!("missing {what}")));
+        got.difference(want)
+            .for_each(|k| self.note(k, &format!("unexpected {what}")));
+        want.difference(got)
+            .for_each(|k| self.note(k, &format!("missing {what}")));
     }
 
     fn tensor(&mut self, key: &str, facts: &TensorFacts) {
@@ -105,18 +119,31 @@ impl Comparison<'_> {
                 }
             }
         }
-        let Some(want) = facts.chunks.as_ref().filter(|_| self.depth == Depth::Places) else { return };
+        let Some(want) = facts
+            .chunks
+            .as_ref()
+            .filter(|_| self.depth == Depth::Places)
+        else {
+            return;
+        };
         let got: Vec<Chunk> = handle
             .chunks()
             .into_iter()
-            .map(|c| Chunk { offsets: c.region.offsets, sizes: c.region.lengths, place: place(&c.parts) })
+            .map(|c| Chunk {
+                offsets: c.region.offsets,
+                sizes: c.region.lengths,
+                place: place(&c.parts),
+            })
             .collect();
         if got != *want {
             self.note(key, &format!("expected chunks {want:?}, got {got:?}"));
         }
     }
 
-    #[expect(clippy::print_stdout, reason = "shown when a test is asked what it did")]
+    #[expect(
+        clippy::print_stdout,
+        reason = "shown when a test is asked what it did"
+    )]
     fn value(&mut self, key: &str, says: &Says, value: &Value) {
         match says {
             Says::Nothing => {}
@@ -133,7 +160,10 @@ impl Comparison<'_> {
                     println!("{key:?}: not compared, the repr of {class} is not known: {text}");
                 }
                 Err(python::Cannot { class }) => {
-                    self.note(key, &format!("can't compare objects of {class} with {text}: {value:?}"));
+                    self.note(
+                        key,
+                        &format!("can't compare objects of {class} with {text}: {value:?}"),
+                    );
                 }
             },
         }
@@ -155,12 +185,17 @@ impl Comparison<'_> {
         if let Some(nested) = self.expected.nested
             && nested != paths.is_some()
         {
-            self.note("planner_data", &format!("expected: {nested}, got: {}", paths.is_some()));
+            self.note(
+                "planner_data",
+                &format!("expected: {nested}, got: {}", paths.is_some()),
+            );
         }
         let tensors = self.expected.tensors.iter().map(|(k, t)| (k, &t.path));
         let objects = self.expected.objects.iter().map(|(k, o)| (k, &o.path));
-        let want: BTreeMap<_, _> =
-            tensors.chain(objects).filter_map(|(k, p)| Some((k, p.as_ref()?))).collect();
+        let want: BTreeMap<_, _> = tensors
+            .chain(objects)
+            .filter_map(|(k, p)| Some((k, p.as_ref()?)))
+            .collect();
         for (key, path) in &want {
             let got = paths.and_then(|p| p.get(key.as_str()));
             if got != Some(path) {
@@ -191,7 +226,10 @@ impl Comparison<'_> {
                 (Some(tree), None, Some(object)) => {
                     self.value(key, &object.says, &Value::from(tree.clone()));
                 }
-                (at, ..) => self.note(key, &format!("the nested state has {at:?} at {}", path.quoted())),
+                (at, ..) => self.note(
+                    key,
+                    &format!("the nested state has {at:?} at {}", path.quoted()),
+                ),
             }
         }
     }
@@ -200,10 +238,15 @@ impl Comparison<'_> {
         match block_on(self.checkpoint.files()) {
             Err(e) => self.note("files", &chain(&e)),
             Ok(files) => {
-                let got: BTreeMap<String, u64> =
-                    files.iter().map(|f| (f.name.to_string(), f.bytes)).collect();
+                let got: BTreeMap<String, u64> = files
+                    .iter()
+                    .map(|f| (f.name.to_string(), f.bytes))
+                    .collect();
                 if got != self.expected.files {
-                    self.note("files", &format!("expected {:?}, got {got:?}", self.expected.files));
+                    self.note(
+                        "files",
+                        &format!("expected {:?}, got {got:?}", self.expected.files),
+                    );
                 }
             }
         }
@@ -213,5 +256,9 @@ impl Comparison<'_> {
 /// Of an item that is stored in one part.
 fn place(parts: &[StorageInfo]) -> Option<Place> {
     let [p] = parts else { return None };
-    Some(Place { file: p.file.to_string(), offset: p.range.start, length: p.length() })
+    Some(Place {
+        file: p.file.to_string(),
+        offset: p.range.start,
+        length: p.length(),
+    })
 }

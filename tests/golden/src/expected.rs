@@ -139,32 +139,57 @@ fn dcp(json: &Json) -> Result<Option<Expected>> {
         return Ok(Some(out));
     }
     for (name, size) in object(&json["files"], "files")? {
-        out.files.insert(name.clone(), size.as_u64().ok_or("files: a size is no number")?);
+        out.files.insert(
+            name.clone(),
+            size.as_u64().ok_or("files: a size is no number")?,
+        );
     }
     for (key, t) in object(&json["tensors"], "tensors")? {
         let chunks = match t["chunks"].as_array() {
             None => None,
             Some(all) => Some(all.iter().map(chunk).collect::<Result<Vec<Chunk>>>()?),
         };
-        let facts = TensorFacts { chunks, path: path(&t["path"]), ..facts(t)? };
+        let facts = TensorFacts {
+            chunks,
+            path: path(&t["path"]),
+            ..facts(t)?
+        };
         out.tensors.insert(key.clone(), facts);
     }
     if let Some(all) = json["bytes"].as_object() {
         for (key, o) in all {
             let text = o["repr"].as_str().ok_or("bytes: no repr")?;
             let says = Says::Repr(text.into(), o["type"].as_str().map(Into::into));
-            out.objects.insert(key.clone(), Object { says, path: path(&o["path"]), place: place(o) });
+            out.objects.insert(
+                key.clone(),
+                Object {
+                    says,
+                    path: path(&o["path"]),
+                    place: place(o),
+                },
+            );
         }
     }
     // Megatron's one says only which keys there are.
     for (key, class) in json["keys"].as_object().into_iter().flatten() {
         if class == "BytesStorageMetadata" {
-            out.objects.insert(key.clone(), Object { says: Says::Nothing, path: None, place: None });
+            out.objects.insert(
+                key.clone(),
+                Object {
+                    says: Says::Nothing,
+                    path: None,
+                    place: None,
+                },
+            );
         }
     }
     out.nested = json["metadata"]["has_planner_data"].as_bool();
     let lost = json["torch_cannot_load"].as_array();
-    out.beyond_torch = lost.into_iter().flatten().filter_map(|k| Some(k.as_str()?.to_owned())).collect();
+    out.beyond_torch = lost
+        .into_iter()
+        .flatten()
+        .filter_map(|k| Some(k.as_str()?.to_owned()))
+        .collect();
     Ok(Some(out))
 }
 
@@ -175,17 +200,27 @@ fn megatron(json: &Json) -> Result<Option<Expected>> {
     let mut out = Expected::new(json);
     for file in array(&json["files"], "files")? {
         let name = file["path"].as_str().ok_or("files: no path")?;
-        out.files.insert(name.into(), file["size"].as_u64().ok_or("files: no size")?);
+        out.files
+            .insert(name.into(), file["size"].as_u64().ok_or("files: no size")?);
     }
     let dcp = &json["dcp"];
     let mut places = BTreeMap::new();
     for row in array(&dcp["storage"], "dcp.storage")? {
         let key = row[0].as_str().ok_or("dcp.storage: no name")?.to_owned();
         let offset = row[1].as_array().map(|_| dims(&row[1])).transpose()?;
-        let (Some(file), Some(at), Some(length)) = (row[3].as_str(), row[4].as_u64(), row[5].as_u64()) else {
+        let (Some(file), Some(at), Some(length)) =
+            (row[3].as_str(), row[4].as_u64(), row[5].as_u64())
+        else {
             return Err(format!("dcp.storage: {row}"));
         };
-        places.insert((key, offset), Place { file: file.into(), offset: at, length });
+        places.insert(
+            (key, offset),
+            Place {
+                file: file.into(),
+                offset: at,
+                length,
+            },
+        );
     }
     for (key, t) in object(&json["tensors"], "tensors")? {
         let flattened = t["flattened_in_ckpt"] == true;
@@ -193,19 +228,43 @@ fn megatron(json: &Json) -> Result<Option<Expected>> {
             out.flattened.insert(key.clone(), dims(&t["global_shape"])?);
         }
         // What is stored of a flattened tensor has another shape, which PyTorch reads as it is.
-        let stored = facts(if flattened { &dcp["plain_load"][key] } else { t })?;
+        let stored = facts(if flattened {
+            &dcp["plain_load"][key]
+        } else {
+            t
+        })?;
         let item = &dcp["items"][key];
         let chunk = |c: &Json| {
             let (offsets, sizes) = (dims(&c[0])?, dims(&c[1])?);
             let place = places.get(&(key.clone(), Some(offsets.clone()))).cloned();
-            Ok(Chunk { offsets, sizes, place })
+            Ok(Chunk {
+                offsets,
+                sizes,
+                place,
+            })
         };
-        let chunks = array(&item["chunks"], "dcp.items.chunks")?.iter().map(chunk).collect::<Result<_>>()?;
-        out.tensors.insert(key.clone(), TensorFacts { chunks: Some(chunks), ..stored });
+        let chunks = array(&item["chunks"], "dcp.items.chunks")?
+            .iter()
+            .map(chunk)
+            .collect::<Result<_>>()?;
+        out.tensors.insert(
+            key.clone(),
+            TensorFacts {
+                chunks: Some(chunks),
+                ..stored
+            },
+        );
     }
     for (key, o) in object(&json["objects"], "objects")? {
         let place = places.get(&(key.clone(), None)).cloned();
-        out.objects.insert(key.clone(), Object { says: Says::Typed(o["typed"].clone()), path: None, place });
+        out.objects.insert(
+            key.clone(),
+            Object {
+                says: Says::Typed(o["typed"].clone()),
+                path: None,
+                place,
+            },
+        );
     }
     out.common = json["common"].get("typed").map(|t| Says::Typed(t.clone()));
     out.loads = array(&json["loads"], "loads")?.clone();
@@ -214,13 +273,28 @@ fn megatron(json: &Json) -> Result<Option<Expected>> {
 
 fn facts(t: &Json) -> Result<TensorFacts> {
     let dtype = t["dtype"].as_str().ok_or("a tensor without dtype")?;
-    let dtype = dtype.parse().map_err(|_| format!("unknown dtype {dtype}"))?;
-    let sha256 = t["sha256"].as_str().ok_or("a tensor without sha256")?.into();
-    Ok(TensorFacts { dtype, shape: dims(&t["shape"])?, sha256, path: None, chunks: None })
+    let dtype = dtype
+        .parse()
+        .map_err(|_| format!("unknown dtype {dtype}"))?;
+    let sha256 = t["sha256"]
+        .as_str()
+        .ok_or("a tensor without sha256")?
+        .into();
+    Ok(TensorFacts {
+        dtype,
+        shape: dims(&t["shape"])?,
+        sha256,
+        path: None,
+        chunks: None,
+    })
 }
 
 fn chunk(c: &Json) -> Result<Chunk> {
-    Ok(Chunk { offsets: dims(&c["offsets"])?, sizes: dims(&c["sizes"])?, place: place(c) })
+    Ok(Chunk {
+        offsets: dims(&c["offsets"])?,
+        sizes: dims(&c["sizes"])?,
+        place: place(c),
+    })
 }
 
 fn place(item: &Json) -> Option<Place> {
@@ -236,11 +310,15 @@ fn path(steps: &Json) -> Option<Path> {
         Json::String(s) => Some(Step::from(s.as_str())),
         other => other.as_u64().map(Step::Index),
     };
-    Some(Path(steps.as_array()?.iter().map(step).collect::<Option<_>>()?))
+    Some(Path(
+        steps.as_array()?.iter().map(step).collect::<Option<_>>()?,
+    ))
 }
 
 fn dims(json: &Json) -> Result<Dims> {
-    let all = json.as_array().and_then(|a| a.iter().map(Json::as_u64).collect::<Option<Dims>>());
+    let all = json
+        .as_array()
+        .and_then(|a| a.iter().map(Json::as_u64).collect::<Option<Dims>>());
     all.ok_or_else(|| format!("{json} is no shape"))
 }
 

@@ -90,23 +90,40 @@ pub fn fixtures() -> Vec<Fixture> {
 fn find(root: &Path, family: Family, out: &mut Vec<Fixture>) {
     let mut folders = vec![root.join(family.folder())];
     while let Some(folder) = folders.pop() {
-        let Ok(entries) = fs::read_dir(&folder) else { continue };
-        for entry in entries.filter_map(|e| Some(e.ok()?.path())).filter(|p| p.is_dir()) {
+        let Ok(entries) = fs::read_dir(&folder) else {
+            continue;
+        };
+        for entry in entries
+            .filter_map(|e| Some(e.ok()?.path()))
+            .filter(|p| p.is_dir())
+        {
             let Ok(text) = fs::read_to_string(entry.join("expected.json")) else {
                 folders.push(entry);
                 continue;
             };
-            let name = entry.strip_prefix(root).unwrap_or(&entry).display().to_string();
+            let name = entry
+                .strip_prefix(root)
+                .unwrap_or(&entry)
+                .display()
+                .to_string();
             let expected = Expected::parse(family, &text);
             let expected = expected.unwrap_or_else(|e| unreadable(&name, &e));
             if let Some(expected) = expected {
-                out.push(Fixture { family, name, folder: entry, expected });
+                out.push(Fixture {
+                    family,
+                    name,
+                    folder: entry,
+                    expected,
+                });
             }
         }
     }
 }
 
-#[expect(clippy::panic, reason = "for tests: a fixture that is not understood must not be passed over")]
+#[expect(
+    clippy::panic,
+    reason = "for tests: a fixture that is not understood must not be passed over"
+)]
 fn unreadable(name: &str, why: &str) -> ! {
     panic!("{name}/expected.json: {why}")
 }

@@ -33,9 +33,17 @@ fn float(v: f64) -> String {
     let exponent: i32 = exponent.parse().unwrap_or(0);
     if (-4..16).contains(&exponent) {
         let text = format!("{v}");
-        return if text.contains('.') { text } else { text + ".0" };
+        return if text.contains('.') {
+            text
+        } else {
+            text + ".0"
+        };
     }
-    format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
+    format!(
+        "{digits}e{}{:02}",
+        if exponent < 0 { '-' } else { '+' },
+        exponent.abs()
+    )
 }
 
 /// An int of any size, from two's complement in little-endian bytes.
@@ -62,7 +70,11 @@ fn big(le: &[u8]) -> String {
         }
     }
     let text: String = digits.iter().rev().map(|d| char::from(b'0' + d)).collect();
-    format!("{}{}", if negative { "-" } else { "" }, if text.is_empty() { "0" } else { &text })
+    format!(
+        "{}{}",
+        if negative { "-" } else { "" },
+        if text.is_empty() { "0" } else { &text }
+    )
 }
 
 #[cfg(test)]

@@ -15,12 +15,17 @@ impl Scratch {
     /// # Errors
     /// Of the file system.
     pub fn of(folder: &Path) -> io::Result<Self> {
-        let out = Self { folder: tempfile::tempdir()? };
+        let out = Self {
+            folder: tempfile::tempdir()?,
+        };
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
             // Not fs::copy: fixtures may be read-only, the copies must not be.
             if entry.file_type()?.is_file() {
-                fs::write(out.folder.path().join(entry.file_name()), fs::read(entry.path())?)?;
+                fs::write(
+                    out.folder.path().join(entry.file_name()),
+                    fs::read(entry.path())?,
+                )?;
             }
         }
         Ok(out)
@@ -39,7 +44,10 @@ impl Scratch {
         let mut out = Vec::new();
         for entry in fs::read_dir(self.folder.path())? {
             let entry = entry?;
-            out.push((entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path())?));
+            out.push((
+                entry.file_name().to_string_lossy().into_owned(),
+                fs::read(entry.path())?,
+            ));
         }
         out.sort();
         Ok(out)

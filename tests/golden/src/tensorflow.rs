@@ -13,12 +13,23 @@ pub fn cases(name: &str) -> Vec<Value> {
     let text = fs::read_to_string(&file).unwrap_or_else(|e| missing(&file, &e));
     let golden: Value = serde_json::from_str(&text).unwrap();
     let cases = golden["cases"].as_array().unwrap().clone();
-    assert_eq!(Some(cases.len() as u64), golden["n"].as_u64(), "{}", file.display());
+    assert_eq!(
+        Some(cases.len() as u64),
+        golden["n"].as_u64(),
+        "{}",
+        file.display()
+    );
     assert!(!cases.is_empty());
     cases
 }
 
-#[expect(clippy::panic, reason = "for tests: a folder without the cases must not be passed over")]
+#[expect(
+    clippy::panic,
+    reason = "for tests: a folder without the cases must not be passed over"
+)]
 fn missing(file: &Path, why: &io::Error) -> ! {
-    panic!("{}: {why}; it has to be in the folder that RESHARD_FIXTURES names", file.display())
+    panic!(
+        "{}: {why}; it has to be in the folder that RESHARD_FIXTURES names",
+        file.display()
+    )
 }

@@ -1,13 +1,19 @@
 //! Good checkpoints that are damaged here: cut at many lengths, and with bits flipped in every part of every file. What is
 //! read of them is right, or it is an error.
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail and speak as tests do")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests fail and speak as tests do"
+)]
 
 use futures::executor::block_on;
 use reshard::{
-    Checkpoint, Data, Dialect, ErrorKind, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
-    ValueTree, model::Payload, storage::Progress,
+    Checkpoint, Data, Dialect, ErrorKind, Region, ShardedObject, ShardedTensor, StateDict, Tensor,
+    Value, ValueTree, model::Payload, storage::Progress,
 };
-use reshard_golden::{Family, Fixture, Place, Scratch, TensorFacts, chain, compare_tensor, fixtures, ours};
+use reshard_golden::{
+    Family, Fixture, Place, Scratch, TensorFacts, chain, compare_tensor, fixtures, ours,
+};
 use std::{
     collections::BTreeMap,
     fs,
@@ -50,7 +56,11 @@ fn a_file_that_is_cut_gives_an_error_or_the_right_data() {
         let mut lengths: Vec<usize> = vec![0, 1];
         // Around everything that a reader may look for: pickles, archives, and the ends of their parts.
         for mark in [&b"PK"[..], b"\x80\x02", b"."] {
-            let found = bytes.windows(mark.len()).enumerate().filter(|(_, w)| *w == mark).map(|(i, _)| i);
+            let found = bytes
+                .windows(mark.len())
+                .enumerate()
+                .filter(|(_, w)| *w == mark)
+                .map(|(i, _)| i);
             lengths.extend(found.flat_map(|i| [i.saturating_sub(1), i, i + 1, i + mark.len()]));
         }
         let step = lengths.len().div_ceil(COPIES);
@@ -70,10 +80,18 @@ fn a_bit_that_is_flipped_gives_an_error_or_the_right_data() {
         let bare = matches!(name.rsplit('.').next(), Some("metadata" | "json"));
         let places = spread(bytes.len(), if bare { usize::MAX } else { COPIES }, random);
         let bits = |byte: usize, random: &mut Random| match bare && thorough() {
-            true => (0..8).map(|bit| Change::Flip { byte, bit }).collect::<Vec<_>>(),
-            false => vec![Change::Flip { byte, bit: random.below(8) as u8 }],
+            true => (0..8)
+                .map(|bit| Change::Flip { byte, bit })
+                .collect::<Vec<_>>(),
+            false => vec![Change::Flip {
+                byte,
+                bit: random.below(8) as u8,
+            }],
         };
-        places.into_iter().flat_map(|byte| bits(byte, random)).collect()
+        places
+            .into_iter()
+            .flat_map(|byte| bits(byte, random))
+            .collect()
     });
 }
 
@@ -90,10 +108,15 @@ fn what_came_out_wrong_once_does_not_again() {
     ];
     let mut wrong = Vec::new();
     for fixture in fixtures() {
-        let Some((_, byte, bit)) = known.iter().find(|k| ours() && k.0 == fixture.name) else { continue };
+        let Some((_, byte, bit)) = known.iter().find(|k| ours() && k.0 == fixture.name) else {
+            continue;
+        };
         let subject = Subject::new(fixture);
         let file = subject.scratch.file(".metadata");
-        let change = Change::Flip { byte: *byte, bit: *bit };
+        let change = Change::Flip {
+            byte: *byte,
+            bit: *bit,
+        };
         fs::write(&file, change.apply(&fs::read(&file).unwrap())).unwrap();
         wrong.extend(subject.judge(&format!(".metadata {change:?}")));
     }
@@ -103,7 +126,10 @@ fn what_came_out_wrong_once_does_not_again() {
 /// One place at random in each of so many parts of equal length.
 fn spread(len: usize, parts: usize, random: &mut Random) -> Vec<usize> {
     let step = len.div_ceil(parts).max(1);
-    (0..len).step_by(step).map(|at| at + random.below(step.min(len - at) as u64) as usize).collect()
+    (0..len)
+        .step_by(step)
+        .map(|at| at + random.below(step.min(len - at) as u64) as usize)
+        .collect()
 }
 
 #[test]
@@ -116,7 +142,12 @@ fn a_file_that_is_gone_gives_an_error_or_the_right_data() {
             fs::write(subject.scratch.file(name), bytes).unwrap();
         }
     }
-    assert!(wrong.is_empty(), "{} findings:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} findings:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }
 
 /// The checksum of an item says nothing of a part of it. What can be known about where the part lies must hold all the same.
@@ -128,10 +159,16 @@ fn a_bit_that_is_flipped_around_a_large_tensor_gives_an_error_or_the_right_part(
             let name = &item.place.file;
             let bytes = fs::read(subject.scratch.file(name)).unwrap();
             let mut random = Random::of(&item.key);
-            let (from, to) = (item.place.offset as usize, (item.place.offset + item.place.length) as usize);
+            let (from, to) = (
+                item.place.offset as usize,
+                (item.place.offset + item.place.length) as usize,
+            );
             for byte in (from..to).filter(|i| !item.elements.contains(i)) {
                 copies += 1;
-                let change = Change::Flip { byte, bit: random.below(8) as u8 };
+                let change = Change::Flip {
+                    byte,
+                    bit: random.below(8) as u8,
+                };
                 fs::write(subject.scratch.file(name), change.apply(&bytes)).unwrap();
                 wrong.extend(subject.judge_part(&item, &format!("{name} {change:?}")));
             }
@@ -140,7 +177,12 @@ fn a_bit_that_is_flipped_around_a_large_tensor_gives_an_error_or_the_right_part(
     }
     println!("{copies} damaged copies read in part");
     assert!(copies > 0 || !ours(), "nothing was damaged");
-    assert!(wrong.is_empty(), "{} findings:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} findings:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }
 
 /// What is written into them is not believed: no shape, length or depth takes memory by being there.
@@ -148,7 +190,9 @@ fn a_bit_that_is_flipped_around_a_large_tensor_gives_an_error_or_the_right_part(
 fn hostile_checkpoints_take_no_memory() {
     let before = peak();
     for f in fixtures().iter().filter(|f| !f.expected.sound) {
-        let Ok(checkpoint) = block_on(Checkpoint::open(&f.url())) else { continue };
+        let Ok(checkpoint) = block_on(Checkpoint::open(&f.url())) else {
+            continue;
+        };
         for t in checkpoint.tensors() {
             drop(block_on(t.read(..)));
         }
@@ -161,7 +205,11 @@ fn hostile_checkpoints_take_no_memory() {
 
 fn bounded(before: Option<u64>) {
     if let (Some(before), Some(after)) = (before, peak()) {
-        assert!(after - before < MEMORY, "reading took {} MiB of memory", (after - before) >> 20);
+        assert!(
+            after - before < MEMORY,
+            "reading took {} MiB of memory",
+            (after - before) >> 20
+        );
     }
 }
 
@@ -181,7 +229,12 @@ fn run(mut changes: impl FnMut(&str, &[u8], &mut Random) -> Vec<Change>) {
     }
     println!("{copies} damaged copies read");
     assert!(copies > 0, "nothing was damaged");
-    assert!(wrong.is_empty(), "{} findings:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} findings:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
     bounded(before);
 }
 
@@ -193,7 +246,12 @@ fn thorough() -> bool {
 fn peak() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+    line.trim()
+        .strip_suffix(" kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()
+        .map(|kib| kib << 10)
 }
 
 /// Numbers that are the same in every run.
@@ -201,7 +259,10 @@ struct Random(u64);
 
 impl Random {
     fn of(name: &str) -> Self {
-        Self(name.bytes().fold(0, |n, b| n.wrapping_mul(31).wrapping_add(b.into())))
+        Self(
+            name.bytes()
+                .fold(0, |n, b| n.wrapping_mul(31).wrapping_add(b.into())),
+        )
     }
 
     fn below(&mut self, n: u64) -> u64 {
@@ -224,7 +285,10 @@ struct Subject {
 }
 
 fn subjects() -> Vec<Subject> {
-    let mut all: Vec<Fixture> = fixtures().into_iter().filter(|f| f.expected.sound).collect();
+    let mut all: Vec<Fixture> = fixtures()
+        .into_iter()
+        .filter(|f| f.expected.sound)
+        .collect();
     all.sort_by_key(|f| (f.family, f.expected.files.values().sum::<u64>()));
     let mut taken: BTreeMap<Family, usize> = BTreeMap::new();
     all.retain(|f| {
@@ -248,7 +312,11 @@ struct LargeItem {
 /// Checkpoints with such tensors.
 fn large_subjects() -> Vec<Subject> {
     let large = |f: &Fixture| {
-        let mut chunks = f.expected.tensors.values().flat_map(|t| t.chunks.iter().flatten());
+        let mut chunks = f
+            .expected
+            .tensors
+            .values()
+            .flat_map(|t| t.chunks.iter().flatten());
         f.expected.sound && chunks.any(|c| c.place.as_ref().is_some_and(|p| p.length > LARGE))
     };
     fixtures()
@@ -265,13 +333,22 @@ impl Subject {
         let checkpoint = block_on(Checkpoint::open(&self.scratch.url())).unwrap();
         let mut out = Vec::new();
         for (key, facts) in &self.fixture.expected.tensors {
-            let Some([chunk]) = facts.chunks.as_deref() else { continue };
-            let Some(place) = chunk.place.clone().filter(|p| p.length > LARGE) else { continue };
+            let Some([chunk]) = facts.chunks.as_deref() else {
+                continue;
+            };
+            let Some(place) = chunk.place.clone().filter(|p| p.length > LARGE) else {
+                continue;
+            };
             let whole = block_on(checkpoint.tensor(key).unwrap().read(..)).unwrap();
-            let (file, elements) = (fs::read(self.scratch.file(&place.file)).unwrap(), whole.to_bytes());
+            let (file, elements) = (
+                fs::read(self.scratch.file(&place.file)).unwrap(),
+                whole.to_bytes(),
+            );
             let from = place.offset as usize;
             let item = &file[from..from + place.length as usize];
-            let Some(at) = item.windows(elements.len()).position(|w| w == elements) else { continue };
+            let Some(at) = item.windows(elements.len()).position(|w| w == elements) else {
+                continue;
+            };
             let mut region = Region::whole(&facts.shape);
             (region.offsets[0], region.lengths[0]) = (facts.shape[0] / 2, 1);
             out.push(LargeItem {
@@ -314,9 +391,12 @@ impl Subject {
 
     /// What is wrong with how the damaged copy is read; being refused is not wrong.
     fn judge(&self, what: &str) -> Vec<String> {
-        let found =
-            catch_unwind(AssertUnwindSafe(|| self.read())).unwrap_or_else(|_| vec!["it panicked".into()]);
-        found.into_iter().map(|f| format!("{}: {what}: {f}", self.fixture)).collect()
+        let found = catch_unwind(AssertUnwindSafe(|| self.read()))
+            .unwrap_or_else(|_| vec!["it panicked".into()]);
+        found
+            .into_iter()
+            .map(|f| format!("{}: {what}: {f}", self.fixture))
+            .collect()
     }
 
     fn read(&self) -> Vec<String> {
@@ -333,12 +413,16 @@ impl Subject {
         };
         let mut failed = Vec::new();
         for (key, facts) in &self.fixture.expected.tensors {
-            let Ok(t) = checkpoint.tensor(key) else { continue };
+            let Ok(t) = checkpoint.tensor(key) else {
+                continue;
+            };
             let asked = t.dtype() == facts.dtype && *t.shape() == facts.shape;
             match block_on(t.read(..)) {
                 Err(e) => failed.push(chain(&e)),
                 Ok(t) if asked => {
-                    wrong.extend(compare_tensor(facts, &t).map(|w| format!("wrong data in {key}: {w}")));
+                    wrong.extend(
+                        compare_tensor(facts, &t).map(|w| format!("wrong data in {key}: {w}")),
+                    );
                 }
                 // It is another tensor now: who asks for what was saved must be told.
                 Ok(_) => wrong.extend(self.load_one(key, facts)),
@@ -394,20 +478,23 @@ impl Subject {
         }
         for key in self.objects.keys() {
             match self.dialect {
-                Dialect::Megatron => {
-                    template.insert(key.as_str(), ShardedObject::empty_from_unique_key(key).unwrap())
-                }
+                Dialect::Megatron => template.insert(
+                    key.as_str(),
+                    ShardedObject::empty_from_unique_key(key).unwrap(),
+                ),
                 _ => template.insert(key.as_str(), ShardedObject::item(key, Payload::None)),
             };
         }
-        let Ok(state) = block_on(async { reshard::load(template, &self.scratch.url()).await }) else {
+        let Ok(state) = block_on(async { reshard::load(template, &self.scratch.url()).await })
+        else {
             return Vec::new();
         };
         let mut wrong = Vec::new();
         for (key, facts) in &self.fixture.expected.tensors {
             match state.get(key).and_then(|t| t.leaf()?.as_tensor()) {
-                Some(t) => wrong
-                    .extend(compare_tensor(facts, t).map(|w| format!("wrong data loaded for {key}: {w}"))),
+                Some(t) => wrong.extend(
+                    compare_tensor(facts, t).map(|w| format!("wrong data loaded for {key}: {w}")),
+                ),
                 None => wrong.push(format!("{key} was not loaded, and that was not said")),
             }
         }

@@ -6,8 +6,9 @@
 
 use reshard::{Tensor, model::Element};
 use reshard_embedding::{
-    Combiner, EmbeddingError, Ids, Index, LookupOptions, Permutation, ShardedVariable, SparseIds, Strategy,
-    embedding_lookup, embedding_lookup_sparse, lookup_gradients, safe_embedding_lookup_sparse,
+    Combiner, EmbeddingError, Ids, Index, LookupOptions, Permutation, ShardedVariable, SparseIds,
+    Strategy, embedding_lookup, embedding_lookup_sparse, lookup_gradients,
+    safe_embedding_lookup_sparse,
 };
 use reshard_golden::cases;
 use serde_json::Value;
@@ -15,18 +16,28 @@ use serde_json::Value;
 type Result<T> = std::result::Result<T, EmbeddingError>;
 
 fn ints(v: &Value) -> Vec<i64> {
-    v.as_array().unwrap().iter().map(|v| v.as_i64().unwrap()).collect()
+    v.as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v.as_i64().unwrap())
+        .collect()
 }
 
 fn sizes(case: &Value) -> Vec<u64> {
-    ints(&case["shard_rows"]).into_iter().map(|n| n as u64).collect()
+    ints(&case["shard_rows"])
+        .into_iter()
+        .map(|n| n as u64)
+        .collect()
 }
 
 /// Nested lists as a shape and elements; an empty list ends the shape. Some numbers are text, as Python writes them.
 fn array(v: &Value) -> (Vec<u64>, Vec<f64>) {
     match v {
         Value::String(s) if s.starts_with('[') => {
-            let quoted = s.replace("nan", "\"nan\"").replace("-inf", "\"-Inf\"").replace("inf", "\"inf\"");
+            let quoted = s
+                .replace("nan", "\"nan\"")
+                .replace("-inf", "\"-Inf\"")
+                .replace("inf", "\"inf\"");
             array(&serde_json::from_str(&quoted).unwrap())
         }
         Value::String(s) => (vec![], vec![s.parse().unwrap()]),
@@ -47,11 +58,19 @@ fn floats(v: &Value) -> Vec<f32> {
 
 fn ids(v: &Value) -> Ids<'static> {
     let (shape, values) = array(v);
-    Ids::shaped(values.into_iter().map(|x| x as i64).collect::<Vec<_>>(), &shape).unwrap()
+    Ids::shaped(
+        values.into_iter().map(|x| x as i64).collect::<Vec<_>>(),
+        &shape,
+    )
+    .unwrap()
 }
 
 /// Parts of so many rows; element `i` of all rows is what `element` says.
-fn table<T: Element>(rows: &[u64], inner: &[u64], element: impl Fn(usize) -> T) -> Result<ShardedVariable> {
+fn table<T: Element>(
+    rows: &[u64],
+    inner: &[u64],
+    element: impl Fn(usize) -> T,
+) -> Result<ShardedVariable> {
     let width: u64 = inner.iter().product();
     let mut at = 0;
     let parts = rows.iter().map(|&n| {
@@ -75,7 +94,9 @@ fn places(rows: &[u64]) -> Vec<Vec<i64>> {
 
 fn is_even(rows: &[u64]) -> bool {
     let (total, n) = (rows.iter().sum::<u64>(), rows.len() as u64);
-    rows.iter().enumerate().all(|(i, &r)| r == total / n + u64::from((i as u64) < total % n))
+    rows.iter()
+        .enumerate()
+        .all(|(i, &r)| r == total / n + u64::from((i as u64) < total % n))
 }
 
 #[test]
@@ -84,7 +105,10 @@ fn an_id_is_looked_up_where_tensorflow_finds_it_and_by_div_where_it_is() {
     for case in cases("embedding_lookup") {
         let rows = sizes(&case);
         if rows.is_empty() {
-            assert!(case["error"].is_object() && ShardedVariable::from_parts("table", []).is_err(), "{case}");
+            assert!(
+                case["error"].is_object() && ShardedVariable::from_parts("table", []).is_err(),
+                "{case}"
+            );
             continue;
         }
         // A row is [part, row in the part].
@@ -98,11 +122,16 @@ fn an_id_is_looked_up_where_tensorflow_finds_it_and_by_div_where_it_is() {
         let options = LookupOptions::new().strategy(strategy);
         let ids = ids(&case["ids"]);
         let got = embedding_lookup(&table, &ids, &options);
-        let tensorflow: Option<Vec<i64>> =
-            case.get("rows").map(|rows| array(rows).1.into_iter().map(|x| x as i64).collect());
+        let tensorflow: Option<Vec<i64>> = case
+            .get("rows")
+            .map(|rows| array(rows).1.into_iter().map(|x| x as i64).collect());
         if div && (!is_even(&rows) || case["tag"] == "fewer rows than shards") {
             // TensorFlow computes places from the number of rows and parts alone; here they are where they are.
-            let want: Vec<i64> = ids.values().iter().flat_map(|&id| places[id as usize].clone()).collect();
+            let want: Vec<i64> = ids
+                .values()
+                .iter()
+                .flat_map(|&id| places[id as usize].clone())
+                .collect();
             assert_eq!(got.unwrap().to_vec::<i64>().unwrap(), want, "{case}");
             misread += usize::from(tensorflow != Some(want));
             continue;
@@ -137,13 +166,19 @@ fn a_table_trained_with_mod_is_read_in_the_order_it_has() {
         let anew = numbered(&[total / 3, total - total / 3]);
         let through = embedding_lookup(&anew, &ids, &LookupOptions::new().through(&order)).unwrap();
         assert_eq!(in_parts, through, "{case}");
-        assert_eq!(order.undo(&anew).unwrap().to_tensor().unwrap(), through, "{case}");
+        assert_eq!(
+            order.undo(&anew).unwrap().to_tensor().unwrap(),
+            through,
+            "{case}"
+        );
     }
 }
 
 /// Equal, or both NaN, up to a part in a million: sums are made in another order here than in TensorFlow.
 fn near(got: f32, want: f32, scale: f32) -> bool {
-    got == want || got.is_nan() && want.is_nan() || (got - want).abs() <= 1e-6 * want.abs().max(scale)
+    got == want
+        || got.is_nan() && want.is_nan()
+        || (got - want).abs() <= 1e-6 * want.abs().max(scale)
 }
 
 #[test]
@@ -165,10 +200,18 @@ fn rows_are_clipped_as_tensorflow_does_it() {
         let width = shape[1..].iter().product::<u64>() as usize;
         for (row, &id) in ids.values().iter().enumerate() {
             let of_row = &params[id as usize * width..][..width];
-            let norm = of_row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+            let norm = of_row
+                .iter()
+                .map(|&x| f64::from(x).powi(2))
+                .sum::<f64>()
+                .sqrt();
             if norm < bound * 0.999 {
-                let bits =
-                    |v: &[f32]| v[row * width..][..width].iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                let bits = |v: &[f32]| {
+                    v[row * width..][..width]
+                        .iter()
+                        .map(|x| x.to_bits())
+                        .collect::<Vec<_>>()
+                };
                 assert_eq!(bits(&got), bits(&want), "{case}");
                 exact += 1;
             }
@@ -183,8 +226,12 @@ fn lines_of_ids_are_combined_as_tensorflow_does_it() {
         let (shape, params) = array(&case["params"]);
         let params: Vec<f32> = params.into_iter().map(|x| x as f32).collect();
         let table = table(&sizes(&case), &shape[1..], |i| params[i]).unwrap();
-        let lines: Vec<u64> =
-            case["indices"].as_array().unwrap().iter().map(|i| i[0].as_u64().unwrap()).collect();
+        let lines: Vec<u64> = case["indices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|i| i[0].as_u64().unwrap())
+            .collect();
         let batch = case["batch"].as_u64().unwrap();
         let mut ids = SparseIds::new(batch, lines, ints(&case["ids"])).unwrap();
         if !case["weights"].is_null() {
@@ -196,7 +243,13 @@ fn lines_of_ids_are_combined_as_tensorflow_does_it() {
             options = options.max_norm(bound);
         }
         let got = if case["safe"] == true {
-            safe_embedding_lookup_sparse(&table, &ids, combiner, case["default_id"].as_i64(), &options)
+            safe_embedding_lookup_sparse(
+                &table,
+                &ids,
+                combiner,
+                case["default_id"].as_i64(),
+                &options,
+            )
         } else {
             assert!(case["default_id"].is_null(), "{case}");
             embedding_lookup_sparse(&table, &ids, combiner, &options)
@@ -220,21 +273,34 @@ fn a_gradient_has_its_rows_of_each_part() {
         let table = table(&sizes(&case), &shape[1..], |_| 0f32).unwrap();
         let upstream: Vec<f32> = upstream.into_iter().map(|x| x as f32).collect();
         let upstream = Tensor::from_vec(&shape, upstream).unwrap();
-        let got = lookup_gradients(&table, ids(&case["ids"]), &upstream, &LookupOptions::new()).unwrap();
+        let got =
+            lookup_gradients(&table, ids(&case["ids"]), &upstream, &LookupOptions::new()).unwrap();
         let want = case["grads"].as_array().unwrap();
         assert_eq!(got.len(), want.len(), "{case}");
         for (got, want) in got.iter().zip(want) {
             let dense_shape: Vec<u64> = got.dense_shape.to_vec();
             if want["kind"] == "IndexedSlices" {
                 assert_eq!(got.indices, ints(&want["indices"]), "{case}");
-                assert_eq!(got.values.to_vec::<f32>().unwrap(), floats(&want["values"]), "{case}");
+                assert_eq!(
+                    got.values.to_vec::<f32>().unwrap(),
+                    floats(&want["values"]),
+                    "{case}"
+                );
                 assert_eq!(
                     dense_shape,
-                    array(&want["dense_shape"]).1.iter().map(|&n| n as u64).collect::<Vec<_>>()
+                    array(&want["dense_shape"])
+                        .1
+                        .iter()
+                        .map(|&n| n as u64)
+                        .collect::<Vec<_>>()
                 );
             } else {
                 let dense = got.to_dense().unwrap();
-                assert_eq!(dense.to_vec::<f32>().unwrap(), floats(&want["values"]), "{case}");
+                assert_eq!(
+                    dense.to_vec::<f32>().unwrap(),
+                    floats(&want["values"]),
+                    "{case}"
+                );
             }
         }
     }
@@ -247,7 +313,11 @@ fn slices_are_those_of_numpy() {
         let v = numbered(&sizes(&case));
         let subscript = match case.get("index") {
             Some(index) => Index::At(index.as_i64().unwrap()),
-            None => Index::slice(case["start"].as_i64(), case["stop"].as_i64(), case["step"].as_i64()),
+            None => Index::slice(
+                case["start"].as_i64(),
+                case["stop"].as_i64(),
+                case["step"].as_i64(),
+            ),
         };
         let got = v.slice(&[subscript]);
         if case["error"].is_object() {
@@ -261,7 +331,10 @@ fn slices_are_those_of_numpy() {
         assert_eq!(**got.shape(), *array(want).0, "{case}");
         assert_eq!(got.to_vec::<f32>().unwrap(), floats(want), "{case}");
     }
-    assert!(unlike_numpy > 0, "slices that TensorFlow gets wrong are among the cases");
+    assert!(
+        unlike_numpy > 0,
+        "slices that TensorFlow gets wrong are among the cases"
+    );
 }
 
 type Scatter = fn(&mut ShardedVariable, &Ids<'_>, &Tensor) -> Result<()>;
@@ -324,21 +397,32 @@ fn scatters_and_sparse_reads_are_right_for_parts_of_any_size() {
             assert_eq!(got, floats(&case["result"]), "{case}");
         }
     }
-    assert!(refused > 0 && reordered > 0, "what TensorFlow refuses or reorders is among the cases");
+    assert!(
+        refused > 0 && reordered > 0,
+        "what TensorFlow refuses or reorders is among the cases"
+    );
 }
 
 #[test]
 fn a_lookup_in_a_sharded_variable_is_right_however_it_is_run() {
     let mut wrong_in_function = 0;
     for case in cases("sharded_variable_lookup") {
-        let got =
-            embedding_lookup(&numbered(&sizes(&case)), ids(&case["ids"]), &LookupOptions::new()).unwrap();
+        let got = embedding_lookup(
+            &numbered(&sizes(&case)),
+            ids(&case["ids"]),
+            &LookupOptions::new(),
+        )
+        .unwrap();
         let got = got.to_vec::<f32>().unwrap();
         assert_eq!(got, floats(&case["eager"]), "{case}");
         // Inside `tf.function` TensorFlow takes the formula for the places, whatever the sizes are.
-        wrong_in_function += usize::from(case.get("function").is_none_or(|rows| floats(rows) != got));
+        wrong_in_function +=
+            usize::from(case.get("function").is_none_or(|rows| floats(rows) != got));
     }
-    assert!(wrong_in_function > 0, "rows that TensorFlow gets wrong are among the cases");
+    assert!(
+        wrong_in_function > 0,
+        "rows that TensorFlow gets wrong are among the cases"
+    );
 }
 
 #[test]
@@ -348,7 +432,11 @@ fn what_a_sharded_variable_is_made_of_and_assigned_is_checked() {
         Tensor::from_vec(shape, vec![0f32; n]).unwrap()
     };
     let build = |parts: Vec<Tensor>| ShardedVariable::from_parts("v", parts);
-    let assign = |value: &Tensor| build(vec![t(&[1, 2]), t(&[2, 2]), t(&[1, 2])]).unwrap().assign(value);
+    let assign = |value: &Tensor| {
+        build(vec![t(&[1, 2]), t(&[2, 2]), t(&[1, 2])])
+            .unwrap()
+            .assign(value)
+    };
     for case in cases("sharded_variable_checks") {
         let done: Result<()> = match case["tag"].as_str().unwrap() {
             // These the compiler refuses: there is no list but one of tensors.

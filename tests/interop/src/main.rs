@@ -70,20 +70,35 @@ fn on_ranks(ranks: u32, work: impl Fn(u64, &LocalGroup) -> Result<()> + Send + S
     std::thread::scope(|scope| {
         let work = &work;
         let groups = LocalGroup::new(ranks).into_iter().enumerate();
-        let threads: Vec<_> =
-            groups.map(|(rank, group)| scope.spawn(move || work(rank as u64, &group))).collect();
-        threads.into_iter().try_for_each(|t| t.join().map_err(|_| anyhow!("a rank panicked"))?)
+        let threads: Vec<_> = groups
+            .map(|(rank, group)| scope.spawn(move || work(rank as u64, &group)))
+            .collect();
+        threads
+            .into_iter()
+            .try_for_each(|t| t.join().map_err(|_| anyhow!("a rank panicked"))?)
     })
 }
 
-fn write(Write { args, flavour, rank_local, planner, max_shard_size }: &Write) -> Result<()> {
+fn write(
+    Write {
+        args,
+        flavour,
+        rank_local,
+        planner,
+        max_shard_size,
+    }: &Write,
+) -> Result<()> {
     let spec = Spec::read(&args.spec)?;
     let url = args.dir.display().to_string();
     on_ranks(args.ranks, |rank, group| {
         let state = state::to_save(&spec, rank, args.ranks.into())?;
-        let config: Box<dyn reshard::strategy::SaveShardedConfig> =
-            serde_json::from_value(serde_json::json!({ "type": "torch_dist", "flavour": flavour }))?;
-        let save = reshard::save(&state, &url).group(group).dialect(spec.dialect).boxed_strategy(config);
+        let config: Box<dyn reshard::strategy::SaveShardedConfig> = serde_json::from_value(
+            serde_json::json!({ "type": "torch_dist", "flavour": flavour }),
+        )?;
+        let save = reshard::save(&state, &url)
+            .group(group)
+            .dialect(spec.dialect)
+            .boxed_strategy(config);
         let save = save.rank_local(*rank_local);
         let save = match planner {
             None => save,
@@ -118,7 +133,9 @@ fn check(Check { args, planner }: &Check) -> Result<()> {
         };
         let loaded: ValueTree = blocking::run(load).map_err(reshard::Error::from)?;
         for (path, want) in state::wanted(&spec, rank, world)? {
-            let got = loaded.at(&path.0).ok_or_else(|| anyhow!("{path}: missing in what was loaded"))?;
+            let got = loaded
+                .at(&path.0)
+                .ok_or_else(|| anyhow!("{path}: missing in what was loaded"))?;
             let got = Value::from(got.clone());
             if got != want {
                 bail!("{path}: {got:?} instead of {want:?}");
@@ -126,10 +143,15 @@ fn check(Check { args, planner }: &Check) -> Result<()> {
         }
         Ok(())
     })?;
-    let verified = blocking::Checkpoint::open(&url)?.verify(true, reshard::storage::Progress::default())?;
+    let verified =
+        blocking::Checkpoint::open(&url)?.verify(true, reshard::storage::Progress::default())?;
     if let Some(damage) = verified.damage.first() {
         bail!("a sound checkpoint is called damaged: {damage:?}");
     }
-    println!("loaded {} on {} ranks, every bit as the spec says", args.spec.display(), args.ranks);
+    println!(
+        "loaded {} on {} ranks, every bit as the spec says",
+        args.spec.display(),
+        args.ranks
+    );
     Ok(())
 }

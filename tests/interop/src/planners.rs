@@ -5,8 +5,8 @@ use reshard::{
     DType, Data, ShardedObject, ShardedTensor, Tensor,
     model::{FlatStateDict, Sharded},
     plan::{
-        DefaultSavePlanner, LoadContext, LoadPlanner, Metadata, PlannerData, Result, SaveContext, SavePlan,
-        SavePlanner, WriteData, WriteItem, WriteKind, cast,
+        DefaultSavePlanner, LoadContext, LoadPlanner, Metadata, PlannerData, Result, SaveContext,
+        SavePlan, SavePlanner, WriteData, WriteItem, WriteKind, cast,
     },
 };
 
@@ -37,7 +37,9 @@ impl SavePlanner for RenamePlanner {
 
     fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan> {
         let mut plan = self.base().create_local_plan(state, cx)?;
-        plan.items.iter_mut().for_each(|item| item.key = format!("foo_{}", item.key).into());
+        plan.items
+            .iter_mut()
+            .for_each(|item| item.key = format!("foo_{}", item.key).into());
         Ok(plan)
     }
 }
@@ -49,8 +51,8 @@ pub(crate) struct RenamedPlanner;
 impl LoadPlanner for RenamedPlanner {
     fn set_up(&self, template: &mut FlatStateDict, _: &LoadContext<'_>) -> Result<()> {
         for leaf in template.values_mut() {
-            let (Sharded::Tensor(ShardedTensor { key, .. }) | Sharded::Object(ShardedObject { key, .. })) =
-                leaf;
+            let (Sharded::Tensor(ShardedTensor { key, .. })
+            | Sharded::Object(ShardedObject { key, .. })) = leaf;
             *key = format!("foo_{key}").into();
         }
         Ok(())
@@ -78,7 +80,9 @@ impl SavePlanner for FP16Planner {
 
     fn transform_object(&self, item: &WriteItem, data: WriteData) -> Result<WriteData> {
         Ok(match self.base().transform_object(item, data)? {
-            WriteData::Tensor(Data::Host(t)) => WriteData::Tensor(cast::tensor(&t, DType::Float16)?.into()),
+            WriteData::Tensor(Data::Host(t)) => {
+                WriteData::Tensor(cast::tensor(&t, DType::Float16)?.into())
+            }
             other => other,
         })
     }
@@ -97,7 +101,10 @@ impl SavePlanner for DDPLoadBalancingPlanner {
         let items = std::mem::take(&mut plans[0].items);
         let ranks = plans.len();
         plans.iter_mut().for_each(|p| p.items.clear());
-        items.into_iter().enumerate().for_each(|(i, item)| plans[i % ranks].items.push(item));
+        items
+            .into_iter()
+            .enumerate()
+            .for_each(|(i, item)| plans[i % ranks].items.push(item));
         self.base().create_global_plan(plans)
     }
 }
@@ -118,8 +125,14 @@ impl SavePlanner for SaveExtraDataPlanner {
 
     fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {
         let (plans, metadata) = self.base().create_global_plan(plans)?;
-        let all = plans.iter().filter_map(|p| p.planner_data.clone()).collect();
-        Ok((plans, metadata.with_planner_data(Some(PlannerData::List(all)))))
+        let all = plans
+            .iter()
+            .filter_map(|p| p.planner_data.clone())
+            .collect();
+        Ok((
+            plans,
+            metadata.with_planner_data(Some(PlannerData::List(all))),
+        ))
     }
 }
 

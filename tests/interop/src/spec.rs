@@ -79,7 +79,8 @@ fn path(parts: &[Json]) -> Path {
 
 impl Spec {
     pub(crate) fn read(file: &std::path::Path) -> Result<Self> {
-        let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+        let text =
+            std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
         serde_json::from_str(&text).with_context(|| format!("reading {}", file.display()))
     }
 }
@@ -87,18 +88,30 @@ impl Spec {
 impl TensorSpec {
     /// Its place in the state dict; for Megatron's dialect that is free.
     pub(crate) fn path(&self) -> Path {
-        if self.path.is_empty() { Path(vec![self.key.as_str().into()]) } else { path(&self.path) }
+        if self.path.is_empty() {
+            Path(vec![self.key.as_str().into()])
+        } else {
+            path(&self.path)
+        }
     }
 
     /// Its key in the checkpoint.
     pub(crate) fn key(&self) -> String {
-        if self.key.is_empty() { path(&self.path).to_string() } else { self.key.clone() }
+        if self.key.is_empty() {
+            path(&self.path).to_string()
+        } else {
+            self.key.clone()
+        }
     }
 
     /// A region of it in memory of its own.
     pub(crate) fn part(&self, region: &Region) -> Result<Tensor> {
         let whole = tensor(self.dtype, &self.shape, self.seed)?;
-        Ok(Tensor::new(self.dtype, &region.lengths, whole.narrow(region).to_bytes().to_vec())?)
+        Ok(Tensor::new(
+            self.dtype,
+            &region.lengths,
+            whole.narrow(region).to_bytes().to_vec(),
+        )?)
     }
 }
 
@@ -123,9 +136,17 @@ fn tensor(dtype: DType, shape: &[u64], seed: u64) -> Result<Tensor> {
     let bytes = shape.iter().product::<u64>() * dtype.size();
     let byte = |i: u64| {
         let b = ((i + 1).wrapping_add(seed << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56;
-        if dtype == DType::Bool { b as u8 & 1 } else { b as u8 }
+        if dtype == DType::Bool {
+            b as u8 & 1
+        } else {
+            b as u8
+        }
     };
-    Ok(Tensor::new(dtype, shape, (0..bytes).map(byte).collect::<Vec<u8>>())?)
+    Ok(Tensor::new(
+        dtype,
+        shape,
+        (0..bytes).map(byte).collect::<Vec<u8>>(),
+    )?)
 }
 
 /// The value that tagged JSON means.
@@ -142,7 +163,8 @@ pub(crate) fn value(j: &Json) -> Result<Value> {
         Json::Object(o) => match o.iter().next() {
             Some((tag, body)) if o.len() == 1 && tag.starts_with('$') => tagged(tag, body)?,
             _ => {
-                let pair = |(k, v): (&String, &Json)| Ok((Value::Str(k.as_str().into()), value(v)?));
+                let pair =
+                    |(k, v): (&String, &Json)| Ok((Value::Str(k.as_str().into()), value(v)?));
                 Value::Dict(o.iter().map(pair).collect::<Result<_>>()?)
             }
         },

@@ -24,9 +24,16 @@ fn pieces(t: &TensorSpec, cut: Cut, rank: u64, world: u64) -> Result<Vec<Piece>>
     let leaf = match cut {
         Cut::Axis(axis) => {
             (region.offsets[axis], region.lengths[axis]) = local_chunk(t.shape[axis], world, rank);
-            Some(ShardedTensor::region_of(&key, t.dtype, &t.shape, region.clone()))
+            Some(ShardedTensor::region_of(
+                &key,
+                t.dtype,
+                &t.shape,
+                region.clone(),
+            ))
         }
-        Cut::Replicate => Some(ShardedTensor::template(&key, t.dtype, &t.shape).with_replica_id(rank as u32)),
+        Cut::Replicate => {
+            Some(ShardedTensor::template(&key, t.dtype, &t.shape).with_replica_id(rank as u32))
+        }
         Cut::Plain => None,
     };
     let data = t.part(&region)?;
@@ -51,10 +58,18 @@ fn prepended(t: &TensorSpec, cut: Cut, rank: u64, world: u64) -> Result<Vec<Piec
         }
         let local = &region.lengths[1..];
         let leaf = ShardedTensor::declare(&key, t.dtype, local, &offsets, 1)?;
-        let replica = if cut == Cut::Replicate { rank as u32 } else { 0 };
+        let replica = if cut == Cut::Replicate {
+            rank as u32
+        } else {
+            0
+        };
         let data = t.part(&region)?.view(local)?;
         let path = Path(vec![format!("{key}#{i}").into()]);
-        Ok(Piece { path, leaf: Some(leaf.with_replica_id(replica)), data })
+        Ok(Piece {
+            path,
+            leaf: Some(leaf.with_replica_id(replica)),
+            data,
+        })
     })
     .collect()
 }
@@ -71,7 +86,9 @@ fn place(tree: &mut StateDict, path: &[Step], leaf: Tree<Leaf>) {
                 *tree = StateDict::new();
             }
             match tree {
-                Tree::Dict(d) => d.entry(first.clone()).or_insert_with(|| Tree::Leaf(Value::None.into())),
+                Tree::Dict(d) => d
+                    .entry(first.clone())
+                    .or_insert_with(|| Tree::Leaf(Value::None.into())),
                 _ => return,
             }
         }
@@ -106,7 +123,10 @@ pub(crate) fn to_save(spec: &Spec, rank: u64, world: u64) -> Result<StateDict> {
     let mut out = StateDict::new();
     for t in &spec.tensors {
         for Piece { path, leaf, data } in pieces(t, t.write, rank, world)? {
-            let leaf = leaf.map_or_else(|| Leaf::from(data.clone()), |l| l.with_data(data.clone()).into());
+            let leaf = leaf.map_or_else(
+                || Leaf::from(data.clone()),
+                |l| l.with_data(data.clone()).into(),
+            );
             place(&mut out, &path.0, Tree::Leaf(leaf));
         }
     }
@@ -116,13 +136,21 @@ pub(crate) fn to_save(spec: &Spec, rank: u64, world: u64) -> Result<StateDict> {
     for o in &spec.objects {
         let cells = o.cells()?;
         let n = cells.len() as u64;
-        for (i, cell) in cells.into_iter().enumerate().filter(|(i, _)| *i as u64 % world == rank) {
+        for (i, cell) in cells
+            .into_iter()
+            .enumerate()
+            .filter(|(i, _)| *i as u64 % world == rank)
+        {
             let object = ShardedObject::new(&o.key, cell, &[n], &[i as u64], 0)?;
             place(&mut out, &cell_path(&o.key, i).0, Tree::Leaf(object.into()));
         }
     }
     for (key, body) in &spec.common {
-        place(&mut out, &[key.as_str().into()], leaves(ValueTree::from(crate::spec::value(body)?)));
+        place(
+            &mut out,
+            &[key.as_str().into()],
+            leaves(ValueTree::from(crate::spec::value(body)?)),
+        );
     }
     Ok(out)
 }
@@ -138,7 +166,9 @@ pub(crate) fn to_load(spec: &Spec, rank: u64, world: u64, bare: bool) -> Result<
                     leaf.unwrap_or_else(plain).into()
                 }
                 None => Leaf::from(Tensor::zeros(&t.key(), t.dtype, data.shape())?),
-                Some(leaf) => leaf.with_data(Tensor::zeros(&t.key(), t.dtype, data.shape())?).into(),
+                Some(leaf) => leaf
+                    .with_data(Tensor::zeros(&t.key(), t.dtype, data.shape())?)
+                    .into(),
             };
             place(&mut out, &path.0, Tree::Leaf(leaf));
         }
@@ -153,7 +183,11 @@ pub(crate) fn to_load(spec: &Spec, rank: u64, world: u64, bare: bool) -> Result<
             object.data = Payload::None;
             // Every rank asks for all cells; only one of them is the main one.
             object.replica_id = (rank as u32).into();
-            place(&mut out, &cell_path(&o.key, i as usize).0, Tree::Leaf(object.into()));
+            place(
+                &mut out,
+                &cell_path(&o.key, i as usize).0,
+                Tree::Leaf(object.into()),
+            );
         }
     }
     Ok(out)
@@ -163,13 +197,22 @@ pub(crate) fn to_load(spec: &Spec, rank: u64, world: u64, bare: bool) -> Result<
 pub(crate) fn wanted(spec: &Spec, rank: u64, world: u64) -> Result<Vec<(Path, Value)>> {
     let mut out = Vec::new();
     for t in &spec.tensors {
-        out.extend(pieces(t, t.read, rank, world)?.into_iter().map(|p| (p.path, Value::Tensor(p.data))));
+        out.extend(
+            pieces(t, t.read, rank, world)?
+                .into_iter()
+                .map(|p| (p.path, Value::Tensor(p.data))),
+        );
     }
     for v in &spec.values {
         out.push((v.path(), v.value()?));
     }
     for o in &spec.objects {
-        out.extend(o.cells()?.into_iter().enumerate().map(|(i, cell)| (cell_path(&o.key, i), cell)));
+        out.extend(
+            o.cells()?
+                .into_iter()
+                .enumerate()
+                .map(|(i, cell)| (cell_path(&o.key, i), cell)),
+        );
     }
     if spec.dialect == Dialect::Megatron {
         for (key, body) in &spec.common {

@@ -40,9 +40,17 @@ impl Place {
             *count += 1;
             *count
         };
-        let (url, store): (Arc<str>, Arc<dyn Store>) = (format!("laws://{n}").into(), Arc::new(store));
-        PLACES.lock().unwrap().insert(url.to_string(), Arc::clone(&store));
-        Self { _leaves: Arc::new(Leaves(Arc::clone(&url))), url, store }
+        let (url, store): (Arc<str>, Arc<dyn Store>) =
+            (format!("laws://{n}").into(), Arc::new(store));
+        PLACES
+            .lock()
+            .unwrap()
+            .insert(url.to_string(), Arc::clone(&store));
+        Self {
+            _leaves: Arc::new(Leaves(Arc::clone(&url))),
+            url,
+            store,
+        }
     }
 
     /// An empty one in memory.
@@ -96,6 +104,13 @@ pub fn stores() -> Stores {
         Some(store) => Ok(Arc::clone(store)),
         None => Err(StorageError::NotFound { path: url.into() }),
     };
-    stores.register(StoreScheme::new("laws", "reshard-laws", env!("CARGO_PKG_VERSION"), open)).unwrap();
+    stores
+        .register(StoreScheme::new(
+            "laws",
+            "reshard-laws",
+            env!("CARGO_PKG_VERSION"),
+            open,
+        ))
+        .unwrap();
     stores
 }

@@ -2,8 +2,8 @@
 
 use crate::place::stores;
 use reshard::{
-    Load, LoadError, LoadReport, LocalGroup, ProcessGroup, Rank, Result, Save, SaveReport, StateDict,
-    ValueTree, strategy::StrategyError,
+    Load, LoadError, LoadReport, LocalGroup, ProcessGroup, Rank, Result, Save, SaveReport,
+    StateDict, ValueTree, strategy::StrategyError,
 };
 use reshard_comm::testkit::try_on_ranks;
 use std::{collections::BTreeMap, sync::Arc, thread};
@@ -13,7 +13,10 @@ pub type Groups = Vec<Arc<dyn ProcessGroup>>;
 
 /// A new group of this process.
 pub fn group(ranks: u32) -> Groups {
-    LocalGroup::new(ranks).into_iter().map(|g| Arc::new(g) as Arc<dyn ProcessGroup>).collect()
+    LocalGroup::new(ranks)
+        .into_iter()
+        .map(|g| Arc::new(g) as Arc<dyn ProcessGroup>)
+        .collect()
 }
 
 /// What a rank of a load gets.
@@ -38,10 +41,19 @@ pub fn try_save(
 ) -> Vec<thread::Result<Result<SaveReport>>> {
     assert_eq!(groups.len(), states.len());
     let (url, set): (Arc<str>, _) = (url.into(), Arc::new(set));
-    try_on_ranks(groups.into_iter().zip(states).collect(), move |(group, state)| {
-        let (url, set) = (Arc::clone(&url), Arc::clone(&set));
-        async move { set(group.rank(), reshard::save(&state, &url).group(&*group).stores(stores())).await }
-    })
+    try_on_ranks(
+        groups.into_iter().zip(states).collect(),
+        move |(group, state)| {
+            let (url, set) = (Arc::clone(&url), Arc::clone(&set));
+            async move {
+                set(
+                    group.rank(),
+                    reshard::save(&state, &url).group(&*group).stores(stores()),
+                )
+                .await
+            }
+        },
+    )
 }
 
 /// Each of `groups` loads its template with the options that `set` adds.
@@ -63,17 +75,25 @@ pub fn try_load(
 ) -> Vec<thread::Result<Loaded>> {
     assert_eq!(groups.len(), templates.len());
     let (url, set): (Arc<str>, _) = (url.into(), Arc::new(set));
-    try_on_ranks(groups.into_iter().zip(templates).collect(), move |(group, template)| {
-        let (url, set) = (Arc::clone(&url), Arc::clone(&set));
-        async move {
-            let load = reshard::load(template, &url).group(&*group).stores(stores());
-            set(group.rank(), load).with_report().await
-        }
-    })
+    try_on_ranks(
+        groups.into_iter().zip(templates).collect(),
+        move |(group, template)| {
+            let (url, set) = (Arc::clone(&url), Arc::clone(&set));
+            async move {
+                let load = reshard::load(template, &url)
+                    .group(&*group)
+                    .stores(stores());
+                set(group.rank(), load).with_report().await
+            }
+        },
+    )
 }
 
 fn whole<T>(outcomes: Vec<thread::Result<T>>) -> Vec<T> {
-    outcomes.into_iter().map(|o| o.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    outcomes
+        .into_iter()
+        .map(|o| o.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        .collect()
 }
 
 /// What every rank was told of a failure: the step, and the cause of each rank that failed.
@@ -86,9 +106,13 @@ pub fn told<'e>(
     let mut all = errors.into_iter().map(|e| {
         let e = e.unwrap_or_else(|| panic!("a rank went on where another failed"));
         match e.strategy_error() {
-            StrategyError::Comm(reshard::comm::CommError::Ranks { step, causes }) => {
-                (*step, causes.iter().map(|(r, c)| (r.0, c.to_string())).collect::<BTreeMap<_, _>>())
-            }
+            StrategyError::Comm(reshard::comm::CommError::Ranks { step, causes }) => (
+                *step,
+                causes
+                    .iter()
+                    .map(|(r, c)| (r.0, c.to_string()))
+                    .collect::<BTreeMap<_, _>>(),
+            ),
             other => panic!("a rank was not told who failed, but: {other}"),
         }
     });

@@ -2,8 +2,8 @@
 
 use reshard::{
     strategy::{
-        LoadShardedConfig, LoadShardedStrategy, Planned, Result, SaveShardedConfig, SaveShardedStrategy,
-        testkit::Tap,
+        LoadShardedConfig, LoadShardedStrategy, Planned, Result, SaveShardedConfig,
+        SaveShardedStrategy, testkit::Tap,
     },
     torch_dist::TorchDistConfig,
 };
@@ -22,7 +22,10 @@ pub struct TappedSave {
 impl TappedSave {
     /// One of both behind `tap`.
     pub fn new(tap: Tap, torch: bool) -> Self {
-        Self { torch, tap: Some(tap) }
+        Self {
+            torch,
+            tap: Some(tap),
+        }
     }
 }
 
@@ -48,7 +51,10 @@ pub struct TappedLoad {
 impl TappedLoad {
     /// `inner` behind `tap`.
     pub fn new(tap: Tap, inner: impl LoadShardedConfig + 'static) -> Self {
-        Self { inner: Box::new(inner), tap: Some(tap) }
+        Self {
+            inner: Box::new(inner),
+            tap: Some(tap),
+        }
     }
 }
 

@@ -6,10 +6,11 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 use reshard::{
-    DType, Data, Dialect, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    DType, Data, Dialect, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
+    ValueTree,
     model::{
-        BoxError, DeviceBuffer, DeviceMesh, DeviceTensor, Dims, HostBuffer, Layout, Leaf, LocalNonpersistent,
-        Path, Payload, Placement, Segments, Step, TensorSource, Tree,
+        BoxError, DeviceBuffer, DeviceMesh, DeviceTensor, Dims, HostBuffer, Layout, Leaf,
+        LocalNonpersistent, Path, Payload, Placement, Segments, Step, TensorSource, Tree,
     },
 };
 use reshard_model::testkit::FakeDevice;
@@ -35,9 +36,19 @@ impl Global {
     pub fn whole(&self) -> Tensor {
         let bytes = self.shape.iter().product::<u64>() * self.dtype.size();
         let mask = if self.dtype == DType::Bool { 1 } else { 0xff };
-        let byte =
-            |i: u64| ((i as u32).wrapping_add(self.salt).wrapping_mul(2_654_435_761) >> 13) as u8 & mask;
-        Tensor::new(self.dtype, &self.shape, (0..bytes).map(byte).collect::<Vec<u8>>()).unwrap()
+        let byte = |i: u64| {
+            ((i as u32)
+                .wrapping_add(self.salt)
+                .wrapping_mul(2_654_435_761)
+                >> 13) as u8
+                & mask
+        };
+        Tensor::new(
+            self.dtype,
+            &self.shape,
+            (0..bytes).map(byte).collect::<Vec<u8>>(),
+        )
+        .unwrap()
     }
 
     /// The elements of a region, row-major.
@@ -78,7 +89,11 @@ impl Dice {
         self.1 += 1;
         let throw = u64::from(self.0[self.1 % self.0.len()]);
         // Later rounds throw other numbers, unless all are zero.
-        let round = if throw == 0 { 0 } else { (self.1 / self.0.len()) as u64 };
+        let round = if throw == 0 {
+            0
+        } else {
+            (self.1 / self.0.len()) as u64
+        };
         (throw + round) % n.max(1)
     }
 
@@ -103,24 +118,39 @@ fn shape() -> impl Strategy<Value = Vec<u64>> {
 }
 
 fn global() -> impl Strategy<Value = (DType, Vec<u64>, u32, bool)> {
-    (prop::sample::select(DType::ALL), shape(), any::<u32>(), prop::bool::weighted(0.2))
+    (
+        prop::sample::select(DType::ALL),
+        shape(),
+        any::<u32>(),
+        prop::bool::weighted(0.2),
+    )
 }
 
 /// Random worlds.
 pub fn world() -> impl Strategy<Value = World> {
     let tensors = prop::collection::vec(global(), 0..6);
-    (tensors, any::<bool>(), prop::collection::vec(value(), 0..5)).prop_map(|(tensors, objects, values)| {
-        let tensors = tensors.into_iter().enumerate().map(|(i, (dtype, shape, salt, prepended))| Global {
-            key: format!("layers.{i}.weight"),
-            dtype,
-            shape,
-            salt,
-            prepended,
-        });
-        let names = ["a", "b", "c", "d", "e"].map(Value::from);
-        let extra = Value::Dict(names.into_iter().zip(values).collect());
-        World { tensors: tensors.collect(), objects, extra }
-    })
+    (tensors, any::<bool>(), prop::collection::vec(value(), 0..5)).prop_map(
+        |(tensors, objects, values)| {
+            let tensors =
+                tensors
+                    .into_iter()
+                    .enumerate()
+                    .map(|(i, (dtype, shape, salt, prepended))| Global {
+                        key: format!("layers.{i}.weight"),
+                        dtype,
+                        shape,
+                        salt,
+                        prepended,
+                    });
+            let names = ["a", "b", "c", "d", "e"].map(Value::from);
+            let extra = Value::Dict(names.into_iter().zip(values).collect());
+            World {
+                tensors: tensors.collect(),
+                objects,
+                extra,
+            }
+        },
+    )
 }
 
 /// Random values, as Python keeps them beside tensors.
@@ -144,10 +174,20 @@ pub fn value() -> impl Strategy<Value = Value> {
             many.clone().prop_map(Value::Tuple),
             prop::collection::btree_set(any::<i32>(), 0..3)
                 .prop_map(|s| Value::Set(s.into_iter().map(Value::from).collect())),
+            many.clone().prop_map(|v| {
+                Value::Dict(
+                    ["x", "y", "z"]
+                        .into_iter()
+                        .map(Value::from)
+                        .zip(v)
+                        .collect(),
+                )
+            }),
             many.clone()
-                .prop_map(|v| { Value::Dict(["x", "y", "z"].into_iter().map(Value::from).zip(v).collect()) }),
-            many.clone().prop_map(|v| Value::Dict((0..).map(Value::Int).zip(v).collect())),
-            many.prop_map(|v| Value::Dict([0.5, -1.].map(Value::Float).into_iter().zip(v).collect())),
+                .prop_map(|v| Value::Dict((0..).map(Value::Int).zip(v).collect())),
+            many.prop_map(|v| Value::Dict(
+                [0.5, -1.].map(Value::Float).into_iter().zip(v).collect()
+            )),
         ]
     })
 }
@@ -163,7 +203,9 @@ impl World {
         for (i, global) in self.tensors.iter().enumerate() {
             let held = match dice.below(5) {
                 0 => alone(global, ranks, dice),
-                1 => (0..ranks).map(|r| vec![leaf(global, Region::whole(&global.shape), r)]).collect(),
+                1 => (0..ranks)
+                    .map(|r| vec![leaf(global, Region::whole(&global.shape), r)])
+                    .collect(),
                 2 | 3 => boxes(global, ranks, dice),
                 _ => mesh(global, ranks, dice),
             };
@@ -195,7 +237,9 @@ impl World {
             let replica = if global.shape.is_empty() { rank } else { 0 };
             vec![leaf(global, region, replica)]
         };
-        Cut((0..ranks).map(|r| self.tensors.iter().map(|g| piece(g, r)).collect()).collect())
+        Cut((0..ranks)
+            .map(|r| self.tensors.iter().map(|g| piece(g, r)).collect())
+            .collect())
     }
 }
 
@@ -223,7 +267,9 @@ fn boxes(global: &Global, ranks: u32, dice: &mut Dice) -> Vec<Vec<ShardedTensor>
     let mut all = vec![Region::whole(&global.shape)];
     for _ in 0..dice.below(7) {
         let i = dice.below(all.len() as u64) as usize;
-        let thick: Vec<usize> = (0..global.shape.len()).filter(|&a| all[i].lengths[a] > 1).collect();
+        let thick: Vec<usize> = (0..global.shape.len())
+            .filter(|&a| all[i].lengths[a] > 1)
+            .collect();
         if thick.is_empty() {
             continue;
         }
@@ -263,16 +309,27 @@ fn mesh(global: &Global, ranks: u32, dice: &mut Dice) -> Vec<Vec<ShardedTensor>>
     let placements: Vec<Placement> = (0..2)
         .map(|_| match (dice.below(4), global.shape.len() as u64) {
             (0, _) | (_, 0) => Placement::Replicate,
-            (1, axes) => {
-                Placement::StridedShard { dim: dice.below(axes) as usize, split_factor: 1 + dice.below(3) }
-            }
+            (1, axes) => Placement::StridedShard {
+                dim: dice.below(axes) as usize,
+                split_factor: 1 + dice.below(3),
+            },
             (_, axes) => Placement::Shard(dice.below(axes) as usize),
         })
         .collect();
     let declare = |r| {
-        ShardedTensor::declare_mesh(&global.key, global.dtype, &mesh, &placements, &global.shape, r).unwrap()
+        ShardedTensor::declare_mesh(
+            &global.key,
+            global.dtype,
+            &mesh,
+            &placements,
+            &global.shape,
+            r,
+        )
+        .unwrap()
     };
-    (0..ranks).map(|r| declare(r).into_iter().map(|t| prepend(global, t)).collect()).collect()
+    (0..ranks)
+        .map(|r| declare(r).into_iter().map(|t| prepend(global, t)).collect())
+        .collect()
 }
 
 /// A buffer that tells what was in it when the last handle is dropped.
@@ -333,7 +390,10 @@ impl Watch {
     pub fn check_back(&self) {
         for w in &self.0 {
             let last = w.last_words.lock().unwrap().take();
-            assert_eq!(last.unwrap_or_else(|| panic!("a buffer was kept")).len(), w.after.len());
+            assert_eq!(
+                last.unwrap_or_else(|| panic!("a buffer was kept")).len(),
+                w.after.len()
+            );
         }
     }
 }
@@ -357,7 +417,8 @@ fn arrange(dice: &mut Dice, item: u64, shape: &[u64], at: u64) -> Layout {
 fn put(elements: &[u8], layout: &Layout, buffer: &mut [u8]) {
     let flat = Layout::contiguous(layout.item(), layout.shape()).unwrap();
     for (from, to, n) in Segments::row_major(&flat, layout) {
-        buffer[to as usize..(to + n) as usize].copy_from_slice(&elements[from as usize..(from + n) as usize]);
+        buffer[to as usize..(to + n) as usize]
+            .copy_from_slice(&elements[from as usize..(from + n) as usize]);
     }
 }
 
@@ -402,8 +463,14 @@ impl Memory<'_> {
             before.clone_from(&after);
         }
         let last_words = Arc::default();
-        self.watch.0.push(Watched { last_words: Arc::clone(&last_words), after });
-        Arc::new(Telling { bytes: before, last_words })
+        self.watch.0.push(Watched {
+            last_words: Arc::clone(&last_words),
+            after,
+        });
+        Arc::new(Telling {
+            bytes: before,
+            last_words,
+        })
     }
 
     /// Memory of some kind for piece number `n`; `None` for the flat buffer, which is there only when all pieces are known.
@@ -437,7 +504,9 @@ impl Memory<'_> {
                 Data::Device(device(dtype, shape, known, elements.len() as u64))
             }
             _ if self.template => Data::None,
-            _ => Data::Lazy(Arc::new(Pulled(Tensor::new(dtype, shape, elements.to_vec()).unwrap()))),
+            _ => Data::Lazy(Arc::new(Pulled(
+                Tensor::new(dtype, shape, elements.to_vec()).unwrap(),
+            ))),
         })
     }
 }
@@ -447,8 +516,16 @@ fn path_of(tensor: usize, piece: usize) -> Path {
     let (tensor_name, piece_name) = (format!("t{tensor}"), format!("p{piece}"));
     Path(match tensor % 3 {
         0 => vec![tensor_name.into(), piece_name.into()],
-        1 => vec!["layers".into(), Step::Index(tensor as u64), piece_name.into()],
-        _ => vec!["lists".into(), tensor_name.into(), Step::Index(piece as u64)],
+        1 => vec![
+            "layers".into(),
+            Step::Index(tensor as u64),
+            piece_name.into(),
+        ],
+        _ => vec![
+            "lists".into(),
+            tensor_name.into(),
+            Step::Index(piece as u64),
+        ],
     })
 }
 
@@ -509,10 +586,23 @@ impl World {
             datas.push(memory.data(n, t, &elements));
         }
         if !memory.views.is_empty() {
-            let Memory { flat, flat_after, views, watch, .. } = &mut memory;
-            let bytes = if template { flat.clone() } else { flat_after.clone() };
+            let Memory {
+                flat,
+                flat_after,
+                views,
+                watch,
+                ..
+            } = &mut memory;
+            let bytes = if template {
+                flat.clone()
+            } else {
+                flat_after.clone()
+            };
             let last_words = Arc::default();
-            watch.0.push(Watched { last_words: Arc::clone(&last_words), after: flat_after.clone() });
+            watch.0.push(Watched {
+                last_words: Arc::clone(&last_words),
+                after: flat_after.clone(),
+            });
             let buffer: Arc<dyn HostBuffer> = Arc::new(Telling { bytes, last_words });
             for (n, dtype, layout) in views.drain(..) {
                 let view = Tensor::with_layout(dtype, layout, Arc::clone(&buffer)).unwrap();
@@ -521,7 +611,10 @@ impl World {
         }
         let mut state = StateDict::new();
         for ((i, j, t), data) in self.pieces(cut, rank).zip(datas) {
-            let leaf = ShardedTensor { data: data.unwrap(), ..t.clone() };
+            let leaf = ShardedTensor {
+                data: data.unwrap(),
+                ..t.clone()
+            };
             insert(&mut state, &path_of(i, j).0, leaf.into());
         }
         (state, memory.watch)
@@ -546,7 +639,9 @@ impl World {
 
     /// What all ranks save.
     pub fn states(&self, cut: &Cut, dice: &mut Dice) -> Vec<StateDict> {
-        (0..cut.0.len() as u32).map(|r| self.state(cut, r, dice)).collect()
+        (0..cut.0.len() as u32)
+            .map(|r| self.state(cut, r, dice))
+            .collect()
     }
 
     /// What a rank loads into, and what its memory must be after that; `saved` ranks have saved.
@@ -560,9 +655,14 @@ impl World {
     ) -> (StateDict, Watch) {
         let (mut template, watch) = self.tensors(cut, rank, dice, true);
         if self.objects {
-            for (key, shape, offset) in
-                [("rng", &[saved.into(), 2][..], &[u64::from(rank % saved), 1][..]), ("shared", &[1], &[0])]
-            {
+            for (key, shape, offset) in [
+                (
+                    "rng",
+                    &[saved.into(), 2][..],
+                    &[u64::from(rank % saved), 1][..],
+                ),
+                ("shared", &[1], &[0]),
+            ] {
                 let mut cell = ShardedObject::new(key, Value::None, shape, offset, 0).unwrap();
                 cell.data = Payload::None;
                 template.insert(key, cell);
@@ -587,7 +687,12 @@ impl World {
             let what = || format!("{} {} of rank {rank}", t.key, t.region());
             let got = match loaded.at(&path.0).and_then(ValueTree::leaf) {
                 Some(Value::Tensor(got)) => {
-                    assert_eq!((got.dtype(), got.shape()), (t.dtype, &t.local_shape), "{}", what());
+                    assert_eq!(
+                        (got.dtype(), got.shape()),
+                        (t.dtype, &t.local_shape),
+                        "{}",
+                        what()
+                    );
                     got.to_bytes()
                 }
                 Some(Value::Device(got)) => got.to_host("w").unwrap().to_bytes(),
@@ -601,9 +706,14 @@ impl World {
             assert_eq!(leaf("rng"), Some(&theirs));
             assert_eq!(leaf("shared"), Some(&Value::from("same")));
         }
-        let Some(Value::Local(local)) = leaf("local") else { panic!("the local leaf is gone") };
+        let Some(Value::Local(local)) = leaf("local") else {
+            panic!("the local leaf is gone")
+        };
         assert_eq!(local.0.downcast_ref::<u32>(), Some(&(1000 + rank)));
-        assert_eq!(loaded.get("extra"), Some(&ValueTree::from(self.extra.clone())));
+        assert_eq!(
+            loaded.get("extra"),
+            Some(&ValueTree::from(self.extra.clone()))
+        );
     }
 }
 

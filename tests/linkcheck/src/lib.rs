@@ -9,5 +9,7 @@ pub fn linked() -> reshard::strategy::Result<Vec<String>> {
     let registry = reshard::Registry::linked()?;
     let stores = reshard::Stores::linked()?;
     let strategies = registry.iter().map(|r| r.key().to_string());
-    Ok(strategies.chain(stores.schemes().map(|s| format!("{}://", s.scheme))).collect())
+    Ok(strategies
+        .chain(stores.schemes().map(|s| format!("{}://", s.scheme)))
+        .collect())
 }

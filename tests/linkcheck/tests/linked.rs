@@ -20,6 +20,9 @@ fn a_program_that_names_only_the_facade_has_all_that_is_built_in() {
 #[test]
 fn all_of_it_comes_from_crates_of_reshard() {
     for r in reshard::Registry::linked().unwrap().iter() {
-        assert!(r.origin.starts_with("reshard-") && !r.origin_version.is_empty(), "{r:?}");
+        assert!(
+            r.origin.starts_with("reshard-") && !r.origin_version.is_empty(),
+            "{r:?}"
+        );
     }
 }

@@ -23,7 +23,10 @@ pub(crate) fn judge(
     mutants: &[&Mutant],
 ) -> Result<Vec<Outcome>> {
     let batches: VecDeque<_> = (0..).step_by(BATCH).zip(mutants.chunks(BATCH)).collect();
-    let (queue, done) = (Mutex::new(batches), Mutex::new(vec![Outcome::Missed; mutants.len()]));
+    let (queue, done) = (
+        Mutex::new(batches),
+        Mutex::new(vec![Outcome::Missed; mutants.len()]),
+    );
     let job = |home: &PathBuf| -> Result<()> {
         let mut limits = None;
         while let Some((at, batch)) = next(&queue) {
@@ -44,16 +47,30 @@ pub(crate) fn judge(
 /// The judges are green where nothing is broken; how long each may take where something is, is several times what it took.
 fn baseline(tools: &Tools, home: &Path, core: &Core) -> Result<Vec<Duration>> {
     let judge = |judge: &Judge, how: &[&str]| {
-        let packages = judge.packages.iter().flat_map(|package| ["--package", package]);
+        let packages = judge
+            .packages
+            .iter()
+            .flat_map(|package| ["--package", package]);
         // Batches that were stopped may have left a broken source; then cargo must see it mended.
         tools
-            .surround(cargo(&["nextest", "run", "--locked", "--cargo-profile", PROFILE]), home)?
-            .args(["--manifest-path".as_ref(), home.join("tree/Cargo.toml").as_os_str()])
+            .surround(
+                cargo(&["nextest", "run", "--locked", "--cargo-profile", PROFILE]),
+                home,
+            )?
+            .args([
+                "--manifest-path".as_ref(),
+                home.join("tree/Cargo.toml").as_os_str(),
+            ])
             .args(packages)
             .args(how)
             .args(judge.tests)
             .read()
-            .with_context(|| format!("the judges of {} are red before anything is broken", core.name))
+            .with_context(|| {
+                format!(
+                    "the judges of {} are red before anything is broken",
+                    core.name
+                )
+            })
     };
     let mut limits = Vec::new();
     for one in core.judges {
@@ -76,11 +93,16 @@ fn judge_batch(
 ) -> Result<Vec<Outcome>> {
     let mut outcomes = vec![Outcome::Missed; mutants.len()];
     for (judge, limit) in core.judges.iter().zip(limits) {
-        let left = mutants.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == Outcome::Missed);
+        let left = mutants
+            .iter()
+            .zip(&outcomes)
+            .filter(|(_, outcome)| **outcome == Outcome::Missed);
         let left: Vec<&Mutant> = left.map(|(mutant, _)| *mutant).collect();
         if !left.is_empty() {
             let judged = try_mutants(tools, home, core, judge, &left, *limit)?;
-            let missed = outcomes.iter_mut().filter(|outcome| **outcome == Outcome::Missed);
+            let missed = outcomes
+                .iter_mut()
+                .filter(|outcome| **outcome == Outcome::Missed);
             missed.zip(judged).for_each(|(old, new)| *old = new);
         }
     }
@@ -96,7 +118,9 @@ fn try_mutants(
     mutants: &[&Mutant],
     limit: Duration,
 ) -> Result<Vec<Outcome>> {
-    let names = mutants.iter().flat_map(|m| ["--re".to_owned(), format!("^{}$", escape(&m.name))]);
+    let names = mutants
+        .iter()
+        .flat_map(|m| ["--re".to_owned(), format!("^{}$", escape(&m.name))]);
     let ended = tools
         .surround(Program::new(&tools.mutants), home)?
         .args([
@@ -110,16 +134,31 @@ fn try_mutants(
         ])
         .args([home.join("tree")])
         .args(["--output".as_ref(), home.as_os_str()])
-        .args(["--timeout", &limit.as_secs().to_string(), "--build-timeout", "900"])
+        .args([
+            "--timeout",
+            &limit.as_secs().to_string(),
+            "--build-timeout",
+            "900",
+        ])
         .args(["--profile", PROFILE, "--cargo-arg=--locked"])
-        .args(judge.tests.iter().map(|arg| format!("--cargo-test-arg={arg}")))
+        .args(
+            judge
+                .tests
+                .iter()
+                .map(|arg| format!("--cargo-test-arg={arg}")),
+        )
         .args(["--test-package", &judge.packages.join(",")])
         .args(core.files.iter().flat_map(|file| ["--file", file]))
         .args(names)
         .read_unless(&[2, 3])?; // Missed mutants and timeouts are no failures of the program.
-    say(format!("{:<10} one by one: {}", core.name, ended.lines().last().unwrap_or_default()));
+    say(format!(
+        "{:<10} one by one: {}",
+        core.name,
+        ended.lines().last().unwrap_or_default()
+    ));
     let path = home.join("mutants.out/outcomes.json");
-    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = std::fs::read_to_string(&path)
+        .with_context(|| format!("cannot read {}", path.display()))?;
     let outcomes: Value = serde_json::from_str(&text).context("outcomes.json is no JSON")?;
     let mut summaries = BTreeMap::new();
     for outcome in outcomes["outcomes"].as_array().into_iter().flatten() {
@@ -139,7 +178,10 @@ fn try_mutants(
         }
     }
     let of = |mutant: &&Mutant| {
-        summaries.get(&*mutant.name).copied().with_context(|| format!("{} was not tried", mutant.name))
+        summaries
+            .get(&*mutant.name)
+            .copied()
+            .with_context(|| format!("{} was not tried", mutant.name))
     };
     mutants.iter().map(of).collect()
 }
@@ -162,6 +204,9 @@ mod tests {
 
     #[test]
     fn a_name_is_escaped() {
-        assert_eq!(escape("a.rs:1:2: replace f -> Option<u8>"), r"a\.rs:1:2: replace f \-> Option<u8>");
+        assert_eq!(
+            escape("a.rs:1:2: replace f -> Option<u8>"),
+            r"a\.rs:1:2: replace f \-> Option<u8>"
+        );
     }
 }

@@ -28,7 +28,10 @@ pub(crate) const CORES: &[Core] = &[
             "crates/reshard-model/src/layout.rs",
             "crates/reshard-model/src/dims.rs",
         ],
-        judges: &[Judge { packages: &["reshard-model"], tests: &["--tests"] }],
+        judges: &[Judge {
+            packages: &["reshard-model"],
+            tests: &["--tests"],
+        }],
     },
     Core {
         name: "plan",
@@ -43,16 +46,31 @@ pub(crate) const CORES: &[Core] = &[
             "crates/reshard-plan/src/metadata/builder.rs",
         ],
         judges: &[
-            Judge { packages: &["reshard-plan"], tests: &["--test", "plan"] },
-            Judge { packages: &["reshard-plan"], tests: &["--tests"] },
+            Judge {
+                packages: &["reshard-plan"],
+                tests: &["--test", "plan"],
+            },
+            Judge {
+                packages: &["reshard-plan"],
+                tests: &["--tests"],
+            },
         ],
     },
     Core {
         name: "comm",
-        files: &["crates/reshard-comm/src/*.rs", "crates/reshard-comm/src/local/*.rs"],
+        files: &[
+            "crates/reshard-comm/src/*.rs",
+            "crates/reshard-comm/src/local/*.rs",
+        ],
         judges: &[
-            Judge { packages: &["reshard-comm"], tests: &["--test", "protocol"] },
-            Judge { packages: &["reshard-comm"], tests: &["--tests"] },
+            Judge {
+                packages: &["reshard-comm"],
+                tests: &["--test", "protocol"],
+            },
+            Judge {
+                packages: &["reshard-comm"],
+                tests: &["--tests"],
+            },
         ],
     },
     Core {
@@ -63,24 +81,42 @@ pub(crate) const CORES: &[Core] = &[
             "crates/reshard-torch-dist/src/table.rs",
         ],
         judges: &[
-            Judge { packages: &["reshard-cli"], tests: &["--test", "it"] },
-            Judge { packages: &["reshard-golden"], tests: &["--test", "it"] },
-            Judge { packages: &["reshard-torch-dist", "reshard"], tests: &["--tests"] },
+            Judge {
+                packages: &["reshard-cli"],
+                tests: &["--test", "it"],
+            },
+            Judge {
+                packages: &["reshard-golden"],
+                tests: &["--test", "it"],
+            },
+            Judge {
+                packages: &["reshard-torch-dist", "reshard"],
+                tests: &["--tests"],
+            },
         ],
     },
     Core {
         name: "commit",
-        files: &["crates/reshard-storage/src/local.rs", "crates/reshard-storage/src/local/*.rs"],
+        files: &[
+            "crates/reshard-storage/src/local.rs",
+            "crates/reshard-storage/src/local/*.rs",
+        ],
         judges: &[
             Judge {
                 packages: &["reshard-storage"],
                 tests: &[
-                    "--lib", "--test", "durable", "--test", "exchange", "--test", "local", "--test",
-                    "replace",
+                    "--lib", "--test", "durable", "--test", "exchange", "--test", "local",
+                    "--test", "replace",
                 ],
             },
-            Judge { packages: &["reshard-storage"], tests: &["--test", "contract", "--test", "read_into"] },
-            Judge { packages: &["reshard-storage"], tests: &["--tests"] },
+            Judge {
+                packages: &["reshard-storage"],
+                tests: &["--test", "contract", "--test", "read_into"],
+            },
+            Judge {
+                packages: &["reshard-storage"],
+                tests: &["--tests"],
+            },
         ],
     },
     Core {
@@ -90,10 +126,22 @@ pub(crate) const CORES: &[Core] = &[
             "crates/reshard-strategy/src/pipeline/save/*.rs",
         ],
         judges: &[
-            Judge { packages: &["reshard-strategy"], tests: &["--lib"] },
-            Judge { packages: &["reshard"], tests: &["--tests"] },
-            Judge { packages: &["reshard-laws"], tests: &["--tests"] },
-            Judge { packages: &["reshard-example"], tests: &["--tests"] },
+            Judge {
+                packages: &["reshard-strategy"],
+                tests: &["--lib"],
+            },
+            Judge {
+                packages: &["reshard"],
+                tests: &["--tests"],
+            },
+            Judge {
+                packages: &["reshard-laws"],
+                tests: &["--tests"],
+            },
+            Judge {
+                packages: &["reshard-example"],
+                tests: &["--tests"],
+            },
         ],
     },
     Core {
@@ -105,8 +153,14 @@ pub(crate) const CORES: &[Core] = &[
             "crates/reshard-torch-format/src/value/read.rs",
         ],
         judges: &[
-            Judge { packages: &["reshard-torch-format"], tests: &["--test", "it"] },
-            Judge { packages: &["reshard-torch-format"], tests: &["--tests"] },
+            Judge {
+                packages: &["reshard-torch-format"],
+                tests: &["--test", "it"],
+            },
+            Judge {
+                packages: &["reshard-torch-format"],
+                tests: &["--tests"],
+            },
         ],
     },
 ];
@@ -120,7 +174,10 @@ mod tests {
     fn every_file_of_a_core_is_there() {
         for file in CORES.iter().flat_map(|core| core.files) {
             let dir = file.strip_suffix("/*.rs");
-            assert!(root().join(dir.unwrap_or(file)).exists(), "{file} moved: say so in CORES");
+            assert!(
+                root().join(dir.unwrap_or(file)).exists(),
+                "{file} moved: say so in CORES"
+            );
         }
     }
 }

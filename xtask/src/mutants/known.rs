@@ -26,7 +26,8 @@ impl Known {
 }
 
 pub(crate) fn read() -> Result<Vec<Known>> {
-    let text = std::fs::read_to_string(root().join(PAGE)).with_context(|| format!("cannot read {PAGE}"))?;
+    let text = std::fs::read_to_string(root().join(PAGE))
+        .with_context(|| format!("cannot read {PAGE}"))?;
     parse(&text)
 }
 
@@ -35,7 +36,9 @@ fn parse(text: &str) -> Result<Vec<Known>> {
     let (mut file, mut known) = (None, Vec::new());
     for (number, line) in (1..).zip(text.lines()) {
         if let Some(heading) = line.strip_prefix('#') {
-            file = heading.strip_prefix("## ").map(|file| file.trim().to_owned());
+            file = heading
+                .strip_prefix("## ")
+                .map(|file| file.trim().to_owned());
         } else if let (Some(file), Some(entry)) = (&file, line.strip_prefix("- ``")) {
             let parts = entry.split_once("`` at ``").and_then(|(what, rest)| {
                 let (line, why) = rest.split_once("``: ")?;
@@ -44,7 +47,11 @@ fn parse(text: &str) -> Result<Vec<Known>> {
             let Some((what, line)) = parts else {
                 bail!("{PAGE}:{number}: not of the form \"- ``MUTATION`` at ``LINE``: REASON\"");
             };
-            known.push(Known { file: file.clone(), what, line });
+            known.push(Known {
+                file: file.clone(),
+                what,
+                line,
+            });
         }
     }
     Ok(known)
@@ -64,9 +71,16 @@ mod tests {
         let text = "# Mutants\n- ``no entry\n### a/b.rs\n\n- ``replace < with <= in f`` at ``if a < b || c {``: equal does nothing\n## Else\n- ``x\n";
         let known = parse(text)?;
         let (file, what, line) = ("a/b.rs", "replace < with <= in f", "if a < b || c {");
-        let want = Known { file: file.into(), what: what.into(), line: line.into() };
+        let want = Known {
+            file: file.into(),
+            what: what.into(),
+            line: line.into(),
+        };
         assert_eq!(known, [want]);
-        assert!(parse("### a.rs\n- ``replace < with <=`` at ``a < b``:\n").is_err(), "without a reason");
+        assert!(
+            parse("### a.rs\n- ``replace < with <=`` at ``a < b``:\n").is_err(),
+            "without a reason"
+        );
         Ok(())
     }
 }

@@ -59,7 +59,9 @@ impl Tests {
         let mut programs: Vec<Suite> = Vec::new();
         for judge in core.judges {
             let messages = messages(tools, home, judge)?;
-            let built = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let built = messages
+                .lines()
+                .filter_map(|line| serde_json::from_str::<Value>(line).ok());
             for suite in built.filter_map(|message| suite(&message)) {
                 if programs.iter().all(|known| known.program != suite.program) {
                     programs.push(suite);
@@ -73,24 +75,40 @@ impl Tests {
         let (begin, count) = (Instant::now(), queue.len());
         let (queue, done) = (Mutex::new(queue), Mutex::new(Vec::new()));
         run_jobs((0..jobs.max(1)).map(|job| {
-            let (entered, programs, queue, done) =
-                (home.join(format!("entered-{job}")), &programs, &queue, &done);
+            let (entered, programs, queue, done) = (
+                home.join(format!("entered-{job}")),
+                &programs,
+                &queue,
+                &done,
+            );
             move || {
                 while let Some((program, name)) = next(queue) {
                     let test = programs[program].try_alone(program, name, &entered)?;
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push(test);
+                    done.lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push(test);
                 }
                 Ok(())
             }
         }))?;
         let took = begin.elapsed().as_secs_f64();
-        say(format!("{:<10} {count} tests, one by one, take {took:.1} s", core.name));
-        Ok(Self { programs, tests: done.into_inner().unwrap_or_else(PoisonError::into_inner) })
+        say(format!(
+            "{:<10} {count} tests, one by one, take {took:.1} s",
+            core.name
+        ));
+        Ok(Self {
+            programs,
+            tests: done.into_inner().unwrap_or_else(PoisonError::into_inner),
+        })
     }
 
     /// Runs those that enter a function while a mutant of it is chosen, until one notices; and says how many enter it.
     pub(crate) fn outcome(&self, mutant: usize, function: usize) -> Result<(Outcome, usize)> {
-        let enter: Vec<&Test> = self.tests.iter().filter(|test| test.enters.contains(&function)).collect();
+        let enter: Vec<&Test> = self
+            .tests
+            .iter()
+            .filter(|test| test.enters.contains(&function))
+            .collect();
         for quick in [true, false] {
             let mut batches: BTreeMap<usize, Vec<&Test>> = BTreeMap::new();
             for test in enter.iter().filter(|test| (test.took < QUICK) == quick) {
@@ -128,24 +146,45 @@ pub(super) fn messages_of<'p>(
 ) -> Result<String> {
     tools
         .surround(cargo(command), home)?
-        .args(["--locked", "--message-format", "json", "--profile", PROFILE, "--manifest-path"])
+        .args([
+            "--locked",
+            "--message-format",
+            "json",
+            "--profile",
+            PROFILE,
+            "--manifest-path",
+        ])
         .args([home.join("tree/Cargo.toml")])
-        .args(packages.into_iter().flat_map(|package| ["--package", package]))
+        .args(
+            packages
+                .into_iter()
+                .flat_map(|package| ["--package", package]),
+        )
         .read_unless(&[101])
 }
 
 /// The program of tests that a message of cargo tells of.
 fn suite(message: &Value) -> Option<Suite> {
-    let program = message["executable"].as_str().filter(|_| message["profile"]["test"] == true)?;
+    let program = message["executable"]
+        .as_str()
+        .filter(|_| message["profile"]["test"] == true)?;
     let folder = Path::new(message["manifest_path"].as_str()?).parent()?;
-    Some(Suite { program: program.into(), folder: folder.into() })
+    Some(Suite {
+        program: program.into(),
+        folder: folder.into(),
+    })
 }
 
 impl Suite {
     /// The names of its tests.
     fn names(&self) -> Result<Vec<String>> {
-        let listed = Program::new(&self.program).args(["--list", "--format", "terse"]).read()?;
-        Ok(listed.lines().filter_map(|line| Some(line.strip_suffix(": test")?.to_owned())).collect())
+        let listed = Program::new(&self.program)
+            .args(["--list", "--format", "terse"])
+            .read()?;
+        Ok(listed
+            .lines()
+            .filter_map(|line| Some(line.strip_suffix(": test")?.to_owned()))
+            .collect())
     }
 
     /// Runs a test while nothing is broken. `entered` is a file of which nobody else makes use.
@@ -153,12 +192,23 @@ impl Suite {
         std::fs::write(entered, "")?;
         let begin = Instant::now();
         if self.outcome(0, &[&name], PATIENCE, Some(entered))? != Outcome::Missed {
-            bail!("{name} of {} is red before anything is broken", self.program.display());
+            bail!(
+                "{name} of {} is red before anything is broken",
+                self.program.display()
+            );
         }
         let took = begin.elapsed();
         let functions = std::fs::read_to_string(entered)?;
-        let enters = functions.lines().map(str::parse).collect::<Result<_, _>>()?;
-        Ok(Test { program, name, took, enters })
+        let enters = functions
+            .lines()
+            .map(str::parse)
+            .collect::<Result<_, _>>()?;
+        Ok(Test {
+            program,
+            name,
+            took,
+            enters,
+        })
     }
 
     fn outcome(
@@ -168,9 +218,14 @@ impl Suite {
         limit: Duration,
         entered: Option<&Path>,
     ) -> Result<Outcome> {
-        let (begin, failed) = (Instant::now(), || format!("cannot run {}", self.program.display()));
+        let (begin, failed) = (Instant::now(), || {
+            format!("cannot run {}", self.program.display())
+        });
         let mut child = Command::new("sh")
-            .args(["-c", &format!("ulimit -v {MEMORY}; exec \"$0\" --test-threads 2 --exact \"$@\"")])
+            .args([
+                "-c",
+                &format!("ulimit -v {MEMORY}; exec \"$0\" --test-threads 2 --exact \"$@\""),
+            ])
             .arg(&self.program)
             .args(names)
             .current_dir(&self.folder)
@@ -222,8 +277,15 @@ mod tests {
     fn script(text: &str, name: &str) -> Suite {
         let program = std::env::temp_dir().join(format!("mutants-{}-{name}", std::process::id()));
         std::fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap_or_default();
-        drop(Program::new("chmod").args(["+x".as_ref(), program.as_os_str()]).read());
-        Suite { program, folder: std::env::temp_dir() }
+        drop(
+            Program::new("chmod")
+                .args(["+x".as_ref(), program.as_os_str()])
+                .read(),
+        );
+        Suite {
+            program,
+            folder: std::env::temp_dir(),
+        }
     }
 
     const MINUTE: Duration = Duration::from_secs(60);
@@ -232,13 +294,22 @@ mod tests {
     fn a_program_that_fails_or_does_not_end_has_noticed() -> Result<()> {
         let chosen = script("test $RESHARD_MUTANT = 7 && exit 101; exit 0", "chosen");
         let outcome = |mutant| chosen.outcome(mutant, &[], MINUTE, None);
-        assert_eq!((outcome(0)?, outcome(7)?), (Outcome::Missed, Outcome::Caught));
+        assert_eq!(
+            (outcome(0)?, outcome(7)?),
+            (Outcome::Missed, Outcome::Caught)
+        );
         let endless = script("sleep 100 & sleep 100", "endless");
-        assert_eq!(endless.outcome(1, &[], Duration::from_secs(1), None)?, Outcome::Timeout);
+        assert_eq!(
+            endless.outcome(1, &[], Duration::from_secs(1), None)?,
+            Outcome::Timeout
+        );
         let begin = Instant::now();
         let early = script("echo 'test a ... FAILED'; sleep 100", "early");
         assert_eq!(early.outcome(1, &[], MINUTE, None)?, Outcome::Caught);
-        assert!(begin.elapsed() < Duration::from_secs(50), "the other tests are not waited for");
+        assert!(
+            begin.elapsed() < Duration::from_secs(50),
+            "the other tests are not waited for"
+        );
         for suite in [chosen, endless, early] {
             std::fs::remove_file(suite.program)?;
         }
@@ -255,16 +326,32 @@ mod tests {
             "enters",
         );
         assert_eq!(suite.names()?, ["a", "b"]);
-        let (entered, log) = (suite.program.with_extension("entered"), suite.program.with_extension("log"));
-        let tests = [suite.try_alone(0, "a".into(), &entered)?, suite.try_alone(0, "b".into(), &entered)?];
+        let (entered, log) = (
+            suite.program.with_extension("entered"),
+            suite.program.with_extension("log"),
+        );
+        let tests = [
+            suite.try_alone(0, "a".into(), &entered)?,
+            suite.try_alone(0, "b".into(), &entered)?,
+        ];
         assert_eq!(tests[1].enters, BTreeSet::from([3, 9]));
         std::fs::write(&log, "")?;
-        let tests = Tests { programs: vec![suite], tests: tests.into() };
+        let tests = Tests {
+            programs: vec![suite],
+            tests: tests.into(),
+        };
         assert_eq!(tests.outcome(10, 9)?, (Outcome::Caught, 1));
         assert_eq!(tests.outcome(4, 3)?, (Outcome::Missed, 2));
-        assert_eq!(tests.outcome(10, 8)?, (Outcome::Missed, 0), "no test enters it");
+        assert_eq!(
+            tests.outcome(10, 8)?,
+            (Outcome::Missed, 0),
+            "no test enters it"
+        );
         let ran = std::fs::read_to_string(&log)?;
-        assert_eq!(ran, "10 --test-threads 2 --exact b\n4 --test-threads 2 --exact a b\n");
+        assert_eq!(
+            ran,
+            "10 --test-threads 2 --exact b\n4 --test-threads 2 --exact a b\n"
+        );
         for file in [&tests.programs[0].program, &entered, &log] {
             std::fs::remove_file(file)?;
         }

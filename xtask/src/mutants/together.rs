@@ -37,16 +37,24 @@ pub(crate) fn judge(
         mutants.len()
     ));
     let tests = Tests::build(tools, home, core, jobs)?;
-    let (queue, done) = (Mutex::new(VecDeque::from(built.woven)), Mutex::new(Vec::new()));
+    let (queue, done) = (
+        Mutex::new(VecDeque::from(built.woven)),
+        Mutex::new(Vec::new()),
+    );
     run_jobs((0..jobs.max(1)).map(|_| {
         || {
             while let Some((id, function)) = next(&queue) {
                 let (outcome, enter) = tests.outcome(id, function)?;
                 if outcome == Outcome::Missed {
                     // At once, so that work on it can begin.
-                    say(format!("not noticed by {enter} tests: {}", mutants[id - 1].name));
+                    say(format!(
+                        "not noticed by {enter} tests: {}",
+                        mutants[id - 1].name
+                    ));
                 }
-                done.lock().unwrap_or_else(PoisonError::into_inner).push((id, outcome));
+                done.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push((id, outcome));
             }
             Ok(())
         }
@@ -80,8 +88,10 @@ fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result
     for (id, mutant) in (1..).zip(mutants) {
         of_file.entry(&mutant.file).or_default().push((id, mutant));
     }
-    let sources: BTreeMap<&str, String> =
-        of_file.keys().map(|file| Ok((*file, read(&tree.join(file))?))).collect::<Result<_>>()?;
+    let sources: BTreeMap<&str, String> = of_file
+        .keys()
+        .map(|file| Ok((*file, read(&tree.join(file))?)))
+        .collect::<Result<_>>()?;
     let mut unviable = Vec::new();
     for _ in 0..BUILDS {
         let mut woven: BTreeMap<&str, Woven> = BTreeMap::new();
@@ -91,29 +101,50 @@ fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result
             woven.insert(file, one);
         }
         // The code itself first: what the tests are built of takes longer.
-        let mut errors = errors_of(&messages_of(&["check"], packages.iter().copied(), tools, home)?);
+        let mut errors = errors_of(&messages_of(
+            &["check"],
+            packages.iter().copied(),
+            tools,
+            home,
+        )?);
         for judge in core.judges {
             if errors.is_empty() {
                 errors = errors_of(&messages(tools, home, judge)?);
             }
         }
-        let bodies = || woven.iter().flat_map(|(file, one)| one.bodies.iter().map(move |body| (*file, body)));
+        let bodies = || {
+            woven
+                .iter()
+                .flat_map(|(file, one)| one.bodies.iter().map(move |body| (*file, body)))
+        };
         if errors.is_empty() {
             let woven = bodies().map(|(_, body)| (body.id, body.function)).collect();
             return Ok(Built { woven, unviable });
         }
         let wrong = |file: &str, body: &Body| {
-            errors.iter().any(|(name, line)| name == file && body.lines.contains(line))
+            errors
+                .iter()
+                .any(|(name, line)| name == file && body.lines.contains(line))
         };
-        let wrong: BTreeSet<usize> =
-            bodies().filter(|(file, body)| wrong(file, body)).map(|(_, body)| body.id).collect();
+        let wrong: BTreeSet<usize> = bodies()
+            .filter(|(file, body)| wrong(file, body))
+            .map(|(_, body)| body.id)
+            .collect();
         if wrong.is_empty() {
-            bail!("the mutants of {} can't be built together: {errors:?}", core.name);
+            bail!(
+                "the mutants of {} can't be built together: {errors:?}",
+                core.name
+            );
         }
-        of_file.values_mut().for_each(|mutants| mutants.retain(|(id, _)| !wrong.contains(id)));
+        of_file
+            .values_mut()
+            .for_each(|mutants| mutants.retain(|(id, _)| !wrong.contains(id)));
         unviable.extend(wrong);
     }
-    bail!("some mutants of {} still don't compile after {BUILDS} builds", core.name)
+    bail!(
+        "some mutants of {} still don't compile after {BUILDS} builds",
+        core.name
+    )
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -123,14 +154,20 @@ fn read(path: &Path) -> Result<String> {
 /// Files and lines of the errors that the compiler found.
 fn errors_of(messages: &str) -> BTreeSet<(String, usize)> {
     let mut out = BTreeSet::new();
-    for message in messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+    for message in messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+    {
         let message = &message["message"];
         if message["level"] == "error" {
-            let mut spans: Vec<&Value> = message["spans"].as_array().into_iter().flatten().collect();
+            let mut spans: Vec<&Value> =
+                message["spans"].as_array().into_iter().flatten().collect();
             while let Some(span) = spans.pop() {
                 // What a macro made is where it was called.
                 spans.extend(span["expansion"].get("span"));
-                let line = span["line_start"].as_u64().and_then(|line| usize::try_from(line).ok());
+                let line = span["line_start"]
+                    .as_u64()
+                    .and_then(|line| usize::try_from(line).ok());
                 if let (true, Some(file), Some(line)) =
                     (span["is_primary"] == true, span["file_name"].as_str(), line)
                 {
@@ -157,6 +194,9 @@ mod tests {
         };
         assert!(errors_of(&format!("{}\nnoise\n", message("warning"))).is_empty());
         let found = errors_of(&message("error"));
-        assert_eq!(found, BTreeSet::from([("/std/macros.rs".into(), 9), ("a.rs".into(), 7)]));
+        assert_eq!(
+            found,
+            BTreeSet::from([("/std/macros.rs".into(), 9), ("a.rs".into(), 7)])
+        );
     }
 }

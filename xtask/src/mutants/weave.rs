@@ -58,24 +58,49 @@ pub(crate) struct Body {
 pub(crate) fn weave(source: &str, mutants: &[(usize, &Mutant)]) -> Result<Woven> {
     let mut functions = Functions(Vec::new());
     functions.visit_file(&syn::parse_file(source).context("a source that is no Rust")?);
-    let places = mutants.iter().map(|(id, mutant)| Some((*id, bytes(source, mutant)?, &*mutant.replacement)));
-    let places: Vec<_> = places.collect::<Option<_>>().context("a mutant lies outside of its source")?;
-    let mut woven = Woven { text: String::new(), bodies: Vec::new() };
+    let places = mutants
+        .iter()
+        .map(|(id, mutant)| Some((*id, bytes(source, mutant)?, &*mutant.replacement)));
+    let places: Vec<_> = places
+        .collect::<Option<_>>()
+        .context("a mutant lies outside of its source")?;
+    let mut woven = Woven {
+        text: String::new(),
+        bodies: Vec::new(),
+    };
     let mut done = 0;
     for body in functions.0 {
         let inside = |place: &Range<usize>| body.start <= place.start && place.end <= body.end;
-        let own: Vec<_> = places.iter().filter(|(_, place, _)| inside(place)).collect();
-        let Some(function) = own.iter().map(|(id, ..)| *id).min() else { continue };
+        let own: Vec<_> = places
+            .iter()
+            .filter(|(_, place, _)| inside(place))
+            .collect();
+        let Some(function) = own.iter().map(|(id, ..)| *id).min() else {
+            continue;
+        };
         woven.text.push_str(&source[done..body.start]);
-        woven.text.push_str(&format!("{{ match crate::__mutant({function}) {{\n"));
+        woven
+            .text
+            .push_str(&format!("{{ match crate::__mutant({function}) {{\n"));
         for (id, place, replacement) in own {
             let first = woven.next_line();
-            let (before, behind) = (&source[body.start..place.start], &source[place.end..body.end]);
-            woven.text.push_str(&format!("{id} => {before} {replacement} {behind}\n"));
+            let (before, behind) = (
+                &source[body.start..place.start],
+                &source[place.end..body.end],
+            );
+            woven
+                .text
+                .push_str(&format!("{id} => {before} {replacement} {behind}\n"));
             let lines = first..woven.next_line();
-            woven.bodies.push(Body { id: *id, function, lines });
+            woven.bodies.push(Body {
+                id: *id,
+                function,
+                lines,
+            });
         }
-        woven.text.push_str(&format!("_ => {}\n}} }}", &source[body.clone()]));
+        woven
+            .text
+            .push_str(&format!("_ => {}\n}} }}", &source[body.clone()]));
         done = body.end;
     }
     woven.text.push_str(&source[done..]);
@@ -98,7 +123,11 @@ fn bytes(source: &str, mutant: &Mutant) -> Option<Range<usize>> {
         let line: &str = source.split_inclusive('\n').nth(line.checked_sub(1)?)?;
         let start = line.as_ptr() as usize - source.as_ptr() as usize;
         let column = column.checked_sub(1)?;
-        let within = line.char_indices().map(|(i, _)| i).chain([line.len()]).nth(column)?;
+        let within = line
+            .char_indices()
+            .map(|(i, _)| i)
+            .chain([line.len()])
+            .nth(column)?;
         Some(start + within)
     };
     Some(at(mutant.from)?..at(mutant.to)?)
@@ -123,7 +152,8 @@ impl Functions {
         opaque.visit_return_type(&signature.output);
         if signature.constness.is_none() && !opaque.0 {
             let braces = body.brace_token.span;
-            self.0.push(braces.open().byte_range().start..braces.close().byte_range().end);
+            self.0
+                .push(braces.open().byte_range().start..braces.close().byte_range().end);
         }
     }
 }
@@ -148,30 +178,47 @@ impl<'ast> Visit<'ast> for Functions {
 mod tests {
     use super::*;
 
-    const SOURCE: &str =
-        "const fn c() -> u8 { 1 + 2 }\n/// ä\n#[inline] fn f(a: u8) -> bool {\n    /* ä */ a < 3\n}\n";
+    const SOURCE: &str = "const fn c() -> u8 { 1 + 2 }\n/// ä\n#[inline] fn f(a: u8) -> bool {\n    /* ä */ a < 3\n}\n";
 
     fn mutant(from: (usize, usize), to: (usize, usize), replacement: &str) -> Mutant {
-        Mutant { from, to, replacement: replacement.into(), ..Mutant::default() }
+        Mutant {
+            from,
+            to,
+            replacement: replacement.into(),
+            ..Mutant::default()
+        }
     }
 
     #[test]
     fn each_mutant_is_a_body_that_is_chosen_by_number() -> Result<()> {
-        let (less, all) = (mutant((4, 15), (4, 16), "<="), mutant((4, 5), (4, 18), "true"));
+        let (less, all) = (
+            mutant((4, 15), (4, 16), "<="),
+            mutant((4, 5), (4, 18), "true"),
+        );
         let constant = mutant((1, 24), (1, 25), "-");
         let woven = weave(SOURCE, &[(7, &less), (8, &all), (9, &constant)])?;
         let text = "const fn c() -> u8 { 1 + 2 }\n/// ä\n#[inline(never)] fn f(a: u8) -> bool { match crate::__mutant(7) {\n\
                     7 => {\n    /* ä */ a  <=  3\n}\n8 => {\n     true \n}\n_ => {\n    /* ä */ a < 3\n}\n} }\n";
         assert_eq!(woven.text, text);
-        let body = |id, lines| Body { id, function: 7, lines };
+        let body = |id, lines| Body {
+            id,
+            function: 7,
+            lines,
+        };
         assert_eq!(
             woven.bodies,
             [body(7, 4..7), body(8, 7..10)],
             "what is not in a body that runs is left out"
         );
         syn::parse_file(&woven.text)?;
-        let opaque = weave("fn f() -> Option<impl Fn()> { g() }", &[(3, &mutant((1, 31), (1, 34), "h()"))])?;
-        assert!(opaque.bodies.is_empty(), "another body may have another type");
+        let opaque = weave(
+            "fn f() -> Option<impl Fn()> { g() }",
+            &[(3, &mutant((1, 31), (1, 34), "h()"))],
+        )?;
+        assert!(
+            opaque.bodies.is_empty(),
+            "another body may have another type"
+        );
         Ok(())
     }
 
@@ -183,6 +230,10 @@ mod tests {
 
     #[test]
     fn the_chooser_reads_what_is_chosen() {
-        assert!([CHOICE, ENTERED].iter().all(|name| CHOOSER.contains(&format!("{name:?}"))));
+        assert!(
+            [CHOICE, ENTERED]
+                .iter()
+                .all(|name| CHOOSER.contains(&format!("{name:?}")))
+        );
     }
 }

@@ -33,7 +33,9 @@ pub(super) fn check(metadata: &Value, root: &Path, complaints: &mut Vec<String>)
     let mut seen = BTreeSet::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {
         for target in package["targets"].as_array().into_iter().flatten() {
-            let Some(path) = target["src_path"].as_str().map(PathBuf::from) else { continue };
+            let Some(path) = target["src_path"].as_str().map(PathBuf::from) else {
+                continue;
+            };
             if seen.insert(path.clone()) {
                 complaints.extend(check_target(&path, root, &text)?);
             }
@@ -52,20 +54,36 @@ fn check_target(
     let needs = needs::of(&whole);
     let name = |file: usize| {
         let path = &whole.files[file].path;
-        path.strip_prefix(root).unwrap_or(path).display().to_string()
+        path.strip_prefix(root)
+            .unwrap_or(path)
+            .display()
+            .to_string()
     };
     let arrows: BTreeMap<usize, BTreeSet<usize>> =
-        needs.iter().fold(BTreeMap::new(), |mut all, ((from, to), _)| {
-            all.entry(*from).or_insert_with(BTreeSet::new).insert(*to);
-            all
-        });
+        needs
+            .iter()
+            .fold(BTreeMap::new(), |mut all, ((from, to), _)| {
+                all.entry(*from).or_insert_with(BTreeSet::new).insert(*to);
+                all
+            });
     let told = |circle: BTreeSet<usize>| {
-        let inside = needs.iter().filter(|((from, to), _)| circle.contains(from) && circle.contains(to));
+        let inside = needs
+            .iter()
+            .filter(|((from, to), _)| circle.contains(from) && circle.contains(to));
         let lines = inside.map(|((from, to), names)| {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            format!("\n  {} needs {} of {}", name(*from), names.join(", "), name(*to))
+            format!(
+                "\n  {} needs {} of {}",
+                name(*from),
+                names.join(", "),
+                name(*to)
+            )
         });
-        format!("{} files need each other in a circle:{}", circle.len(), lines.collect::<String>())
+        format!(
+            "{} files need each other in a circle:{}",
+            circle.len(),
+            lines.collect::<String>()
+        )
     };
     Ok(circles(&arrows).into_iter().map(told).collect())
 }
@@ -76,8 +94,10 @@ mod tests {
 
     /// The circles of a crate of these files, `lib.rs` first; each as the arrows that are told.
     fn found(files: &[(&str, &str)]) -> Vec<String> {
-        let files: BTreeMap<PathBuf, String> =
-            files.iter().map(|(name, text)| (Path::new("src").join(name), (*text).to_owned())).collect();
+        let files: BTreeMap<PathBuf, String> = files
+            .iter()
+            .map(|(name, text)| (Path::new("src").join(name), (*text).to_owned()))
+            .collect();
         let read = |path: &Path| Ok(files.get(path).cloned());
         check_target(Path::new("src/lib.rs"), Path::new("src"), &read)
             .unwrap_or_else(|e| vec![format!("{e:#}")])
@@ -97,7 +117,10 @@ mod tests {
             "pub struct A;\nfn f() { use crate::b::{self as other}; other::B; }",
         ] {
             let circles = found(&[
-                ("lib.rs", "mod a;\nmod b;\npub(crate) use b::{B, B as Beta};"),
+                (
+                    "lib.rs",
+                    "mod a;\nmod b;\npub(crate) use b::{B, B as Beta};",
+                ),
                 ("a.rs", a),
                 ("b.rs", b),
             ]);
@@ -123,7 +146,11 @@ mod tests {
             ("d.rs", &file("a")),
         ]);
         assert_eq!(circles.len(), 1);
-        assert!(circles[0].starts_with("3 files") && !circles[0].contains("d.rs"), "{}", circles[0]);
+        assert!(
+            circles[0].starts_with("3 files") && !circles[0].contains("d.rs"),
+            "{}",
+            circles[0]
+        );
     }
 
     #[test]
@@ -133,17 +160,26 @@ mod tests {
             found(&[("lib.rs", "mod a;"), ("a.rs", &module), ("a/part.rs", part)])
         };
         let part = "use super::Whole;\npub struct Part;\npub fn f(_: Whole) {}";
-        for module in
-            ["fn g() { part::f(Whole) }", "use part::f;\nfn g() { f(Whole) }", "pub use part::{Part, f};"]
-        {
+        for module in [
+            "fn g() { part::f(Whole) }",
+            "use part::f;\nfn g() { f(Whole) }",
+            "pub use part::{Part, f};",
+        ] {
             assert!(found(module, part).is_empty(), "{module}");
         }
-        for module in ["fn g(_: part::Part) {}", "use part::Part;", "pub use part::Part;\nfn g(_: Part) {}"] {
+        for module in [
+            "fn g(_: part::Part) {}",
+            "use part::Part;",
+            "pub use part::Part;\nfn g(_: Part) {}",
+        ] {
             assert_eq!(found(module, part).len(), 1, "{module}");
             assert!(found(module, "pub struct Part;").is_empty(), "{module}");
         }
         // A part calls nobody above it but in its own module.
-        let up = found("fn h() {}\nfn g() { part::f() }", "pub fn f() { super::h() }");
+        let up = found(
+            "fn h() {}\nfn g() { part::f() }",
+            "pub fn f() { super::h() }",
+        );
         assert!(up.is_empty(), "{up:?}");
     }
 
@@ -154,11 +190,23 @@ mod tests {
             let b = "use crate::a::A;\npub struct B(A);\npub fn f() {}";
             found(&[("lib.rs", &lib), ("a.rs", a), ("b.rs", b)]).len()
         };
-        let (word, call) = ("use crate::B;\npub struct A;", "pub struct A;\nfn g() { crate::b::f() }");
-        assert_eq!((found("pub use b::B;", word), found("pub(crate) use b::B;", word)), (0, 1));
+        let (word, call) = (
+            "use crate::B;\npub struct A;",
+            "pub struct A;\nfn g() { crate::b::f() }",
+        );
+        assert_eq!(
+            (
+                found("pub use b::B;", word),
+                found("pub(crate) use b::B;", word)
+            ),
+            (0, 1)
+        );
         assert_eq!((found("pub use b::f;", call), found("", call)), (1, 1));
         assert_eq!(
-            found("pub mod c { pub use crate::b::B; }", word.replace("crate::B", "crate::b::B").as_str()),
+            found(
+                "pub mod c { pub use crate::b::B; }",
+                word.replace("crate::B", "crate::b::B").as_str()
+            ),
             0
         );
     }
@@ -183,7 +231,12 @@ mod tests {
         let lib = "mod a;\nmod b;";
         let a = "macro_rules! m { () => {} }\npub(crate) use m;\nuse crate::b::B;";
         assert_eq!(
-            found(&[("lib.rs", lib), ("a.rs", a), ("b.rs", "pub struct B;\ncrate::a::m!();")]).len(),
+            found(&[
+                ("lib.rs", lib),
+                ("a.rs", a),
+                ("b.rs", "pub struct B;\ncrate::a::m!();")
+            ])
+            .len(),
             1
         );
     }

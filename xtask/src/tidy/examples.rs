@@ -11,10 +11,14 @@ use crate::shell::root;
 
 pub(super) fn check(files: &[PathBuf], complaints: &mut Vec<String>) -> Result<()> {
     let read = |file: &PathBuf| {
-        std::fs::read_to_string(root().join(file)).with_context(|| format!("cannot read {}", file.display()))
+        std::fs::read_to_string(root().join(file))
+            .with_context(|| format!("cannot read {}", file.display()))
     };
-    let has =
-        |extension: &'static str| files.iter().filter(move |f| f.extension().is_some_and(|e| e == extension));
+    let has = |extension: &'static str| {
+        files
+            .iter()
+            .filter(move |f| f.extension().is_some_and(|e| e == extension))
+    };
     let mut tested = BTreeSet::new();
     for source in has("rs") {
         tested.extend(included(source, &read(source)?));
@@ -28,8 +32,14 @@ pub(super) fn check(files: &[PathBuf], complaints: &mut Vec<String>) -> Result<(
 /// The pages whose blocks are doc tests because of this source, relative to the project's root.
 fn included<'a>(source: &'a Path, text: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
     text.lines().filter_map(move |line| {
-        let attribute = line.trim_start().trim_start_matches("#!").trim_start_matches('#');
-        let path = attribute.strip_prefix("[doc = include_str!(\"")?.split_once('"')?.0;
+        let attribute = line
+            .trim_start()
+            .trim_start_matches("#!")
+            .trim_start_matches('#');
+        let path = attribute
+            .strip_prefix("[doc = include_str!(\"")?
+            .split_once('"')?
+            .0;
         Some(resolved(source.parent()?, path))
     })
 }
@@ -64,9 +74,15 @@ fn check_page(page: &Path, text: &str, tested: bool) -> Vec<String> {
                 let info = line[fence.len()..].to_ascii_lowercase();
                 let words: Vec<&str> = info.split([',', ' ', '{', '}']).collect();
                 match words[0] {
-                    "" => complain(number, "a block without a language; name it, or write `text`"),
+                    "" => complain(
+                        number,
+                        "a block without a language; name it, or write `text`",
+                    ),
                     "rust" | "rs" if words.iter().any(|w| w.starts_with("ignore")) => {
-                        complain(number, "Rust that is ignored proves nothing; let it compile");
+                        complain(
+                            number,
+                            "Rust that is ignored proves nothing; let it compile",
+                        );
                     }
                     "rust" if !tested && !found => complain(
                         number,
@@ -99,7 +115,10 @@ mod tests {
     fn rust_in_a_page_that_no_doc_test_includes_is_found_once() {
         let page = "Text\n\n```rust\nfn f() {}\n```\n\n```rust\n```\n";
         let found = complaints(page, false);
-        assert!(found.len() == 1 && found[0].starts_with("docs/a.md:3: Rust that nothing"), "{found:?}");
+        assert!(
+            found.len() == 1 && found[0].starts_with("docs/a.md:3: Rust that nothing"),
+            "{found:?}"
+        );
         assert!(complaints(page, true).is_empty());
     }
 
@@ -118,7 +137,13 @@ mod tests {
 
     #[test]
     fn what_stands_in_a_block_opens_none() {
-        assert!(complaints("````text\n```rust\n```\n````\n```console\n$ a\n```\n", false).is_empty());
+        assert!(
+            complaints(
+                "````text\n```rust\n```\n````\n```console\n$ a\n```\n",
+                false
+            )
+            .is_empty()
+        );
     }
 
     #[test]
@@ -126,6 +151,9 @@ mod tests {
         let text = "#![doc = include_str!(\"../../../docs/a.md\")]\n#[doc = include_str!(\"b.md\")]\nstruct B;\n\
                     // include_str!(\"c.md\")\nconst C: &str = include_str!(\"c.md\");\n";
         let pages: Vec<PathBuf> = included(Path::new("crates/x/src/book.rs"), text).collect();
-        assert_eq!(pages, [Path::new("docs/a.md"), Path::new("crates/x/src/b.md")]);
+        assert_eq!(
+            pages,
+            [Path::new("docs/a.md"), Path::new("crates/x/src/b.md")]
+        );
     }
 }

@@ -9,8 +9,12 @@ use crate::shell::root;
 const MAX_LINES: usize = 900;
 
 /// Parts of paths that exist on one machine only. Written in two parts, as this file is checked as well.
-const MACHINE_PATHS: &[&str] =
-    &[concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/"), concat!("/wo", "rk/")];
+const MACHINE_PATHS: &[&str] = &[
+    concat!("/ho", "me/"),
+    concat!("/ro", "ot/"),
+    concat!("/Us", "ers/"),
+    concat!("/wo", "rk/"),
+];
 
 pub(super) fn check(files: &[PathBuf], complaints: &mut Vec<String>) -> Result<()> {
     for file in files {
@@ -19,9 +23,16 @@ pub(super) fn check(files: &[PathBuf], complaints: &mut Vec<String>) -> Result<(
         if path.starts_with("tests/fixtures/") {
             continue;
         }
-        let bytes = std::fs::read(root().join(file)).with_context(|| format!("cannot read {path}"))?;
-        let Ok(text) = String::from_utf8(bytes) else { continue };
-        complaints.extend(check_text(&path, &text).into_iter().map(|complaint| format!("{path}{complaint}")));
+        let bytes =
+            std::fs::read(root().join(file)).with_context(|| format!("cannot read {path}"))?;
+        let Ok(text) = String::from_utf8(bytes) else {
+            continue;
+        };
+        complaints.extend(
+            check_text(&path, &text)
+                .into_iter()
+                .map(|complaint| format!("{path}{complaint}")),
+        );
     }
     Ok(())
 }
@@ -29,7 +40,10 @@ pub(super) fn check(files: &[PathBuf], complaints: &mut Vec<String>) -> Result<(
 fn check_text(path: &str, text: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     for (number, line) in numbered(text) {
-        if let Some(part) = MACHINE_PATHS.iter().find(|part| names_machine_path(line, part)) {
+        if let Some(part) = MACHINE_PATHS
+            .iter()
+            .find(|part| names_machine_path(line, part))
+        {
             complaints.push(format!(":{number}: names a path of one machine ({part}…)"));
         }
     }
@@ -38,11 +52,15 @@ fn check_text(path: &str, text: &str) -> Vec<String> {
     }
     let lines = text.lines().count();
     if lines > MAX_LINES {
-        complaints.push(format!(": {lines} lines, more than {MAX_LINES}: split it by what it does"));
+        complaints.push(format!(
+            ": {lines} lines, more than {MAX_LINES}: split it by what it does"
+        ));
     }
     for (number, line) in numbered(text) {
         let doc = line.trim_start();
-        if let Some(fence) = doc.strip_prefix("/// ```").or_else(|| doc.strip_prefix("//! ```"))
+        if let Some(fence) = doc
+            .strip_prefix("/// ```")
+            .or_else(|| doc.strip_prefix("//! ```"))
             && fence.split(',').any(|word| word.trim() == "ignore")
         {
             complaints.push(format!(
@@ -56,7 +74,9 @@ fn check_text(path: &str, text: &str) -> Vec<String> {
         if path.starts_with("crates/")
             && let Some(number) = first_code(text)
         {
-            complaints.push(format!(":{number}: lib.rs holds only docs, `mod` and `use`"));
+            complaints.push(format!(
+                ":{number}: lib.rs holds only docs, `mod` and `use`"
+            ));
         }
         let crate_docs = |line: &str| line.starts_with("//!") || line.starts_with("#![doc");
         if !text.lines().any(crate_docs) {
@@ -70,7 +90,9 @@ fn check_text(path: &str, text: &str) -> Vec<String> {
 }
 
 fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    text.lines().enumerate().map(|(index, line)| (index + 1, line))
+    text.lines()
+        .enumerate()
+        .map(|(index, line)| (index + 1, line))
 }
 
 /// Whether an absolute path with this beginning stands in the line (`network/x` does not count).
@@ -96,7 +118,9 @@ fn first_code(text: &str) -> Option<usize> {
         if line.is_empty() || line.starts_with("//") || line == "}" {
             continue;
         }
-        let item = line.trim_start_matches("pub(crate) ").trim_start_matches("pub ");
+        let item = line
+            .trim_start_matches("pub(crate) ")
+            .trim_start_matches("pub ");
         let end = if line.starts_with('#') {
             ']'
         } else if item.starts_with("use ") || item.starts_with("extern crate ") {
@@ -128,7 +152,10 @@ mod tests {
     fn a_function_in_lib_rs_is_found_at_its_line() {
         assert_eq!(first_code("//! Docs.\nmod a;\n\npub fn f() {}\n"), Some(4));
         let complaints = check_text("crates/x/src/lib.rs", "mod a;\nconst N: u8 = 1;\n");
-        assert!(complaints[0].starts_with(":2:") && complaints[1].contains("crate docs"), "{complaints:?}");
+        assert!(
+            complaints[0].starts_with(":2:") && complaints[1].contains("crate docs"),
+            "{complaints:?}"
+        );
     }
 
     #[test]

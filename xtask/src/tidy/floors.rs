@@ -25,7 +25,12 @@ const FLOORS: &[(&str, u32)] = &[
 ];
 
 /// Crates that a program may take without getting any runtime with them.
-const WITHOUT_RUNTIME: &[&str] = &["reshard-model", "reshard-plan", "reshard-policy", "reshard-torch-format"];
+const WITHOUT_RUNTIME: &[&str] = &[
+    "reshard-model",
+    "reshard-plan",
+    "reshard-policy",
+    "reshard-torch-format",
+];
 
 const RUNTIMES: &[&str] = &[
     "tokio",
@@ -65,24 +70,39 @@ fn edges(metadata: &Value) -> Result<BTreeMap<String, Vec<String>>> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let mut edges = BTreeMap::new();
     for package in list(&metadata["packages"]) {
-        let name = package["name"].as_str().context("cargo metadata has a package without name")?;
-        let manifest = package["manifest_path"].as_str().unwrap_or_default().replace('\\', "/");
+        let name = package["name"]
+            .as_str()
+            .context("cargo metadata has a package without name")?;
+        let manifest = package["manifest_path"]
+            .as_str()
+            .unwrap_or_default()
+            .replace('\\', "/");
         if !manifest.ends_with(&format!("/crates/{name}/Cargo.toml")) {
             continue;
         }
-        let normal =
-            list(&package["dependencies"]).into_iter().filter(|dependency| dependency["kind"].is_null());
-        let names = normal.filter_map(|dependency| dependency["name"].as_str().map(String::from)).collect();
+        let normal = list(&package["dependencies"])
+            .into_iter()
+            .filter(|dependency| dependency["kind"].is_null());
+        let names = normal
+            .filter_map(|dependency| dependency["name"].as_str().map(String::from))
+            .collect();
         edges.insert(name.to_owned(), names);
     }
     Ok(edges)
 }
 
 fn check_edges(edges: &BTreeMap<String, Vec<String>>, complaints: &mut Vec<String>) {
-    let floor = |name: &str| FLOORS.iter().find(|(known, _)| *known == name).map(|(_, floor)| *floor);
+    let floor = |name: &str| {
+        FLOORS
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, floor)| *floor)
+    };
     for (name, uses) in edges {
         let Some(own) = floor(name) else {
-            complaints.push(format!("{name} has no floor: give it one in xtask/src/tidy/floors.rs"));
+            complaints.push(format!(
+                "{name} has no floor: give it one in xtask/src/tidy/floors.rs"
+            ));
             continue;
         };
         for used in uses {
@@ -100,7 +120,10 @@ fn check_edges(edges: &BTreeMap<String, Vec<String>>, complaints: &mut Vec<Strin
 }
 
 fn check_runtime(name: &str, tree: &str, complaints: &mut Vec<String>) {
-    let mut found: Vec<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
+    let mut found: Vec<&str> = tree
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .collect();
     found.retain(|package| RUNTIMES.contains(package));
     found.sort_unstable();
     found.dedup();
@@ -124,12 +147,21 @@ mod tests {
 
     #[test]
     fn a_crate_may_use_any_floor_below_it() {
-        assert!(complaints("reshard-torch-dist", &["reshard-model", "reshard-strategy", "serde"]).is_empty());
+        assert!(
+            complaints(
+                "reshard-torch-dist",
+                &["reshard-model", "reshard-strategy", "serde"]
+            )
+            .is_empty()
+        );
     }
 
     #[test]
     fn a_crate_may_not_use_its_own_floor_or_a_higher_one() {
-        assert!(complaints("reshard-plan", &["reshard-storage"])[0].contains("reshard-storage (floor 1)"));
+        assert!(
+            complaints("reshard-plan", &["reshard-storage"])[0]
+                .contains("reshard-storage (floor 1)")
+        );
         assert!(complaints("reshard-model", &["reshard"])[0].contains("floor 4"));
     }
 

@@ -11,13 +11,20 @@ use crate::shell::root;
 const MAX_LINES: usize = 100;
 
 pub(super) fn check(files: &[PathBuf], complaints: &mut Vec<String>) -> Result<()> {
-    for file in files.iter().filter(|file| file.extension().is_some_and(|e| e == "rs")) {
+    for file in files
+        .iter()
+        .filter(|file| file.extension().is_some_and(|e| e == "rs"))
+    {
         let path = file.to_string_lossy().replace('\\', "/");
-        let text =
-            std::fs::read_to_string(root().join(file)).with_context(|| format!("cannot read {path}"))?;
-        let tokens: TokenStream = text.parse().map_err(|e| anyhow!("{path} is no Rust: {e}"))?;
+        let text = std::fs::read_to_string(root().join(file))
+            .with_context(|| format!("cannot read {path}"))?;
+        let tokens: TokenStream = text
+            .parse()
+            .map_err(|e| anyhow!("{path} is no Rust: {e}"))?;
         for Long { name, line, lines } in long(tokens) {
-            complaints.push(format!("{path}:{line}: `{name}` has {lines} lines, more than {MAX_LINES}"));
+            complaints.push(format!(
+                "{path}:{line}: `{name}` has {lines} lines, more than {MAX_LINES}"
+            ));
         }
     }
     Ok(())
@@ -73,22 +80,38 @@ mod tests {
     #[test]
     fn a_function_of_more_lines_than_allowed_is_found_wherever_it_stands() {
         let body = |lines: usize| "f();\n".repeat(lines - 2);
-        for (before, behind) in
-            [("", ""), ("impl A {\n", "}"), ("proptest! {\n", "}"), ("fn g() {}\nmod tests {\n", "}")]
-        {
+        for (before, behind) in [
+            ("", ""),
+            ("impl A {\n", "}"),
+            ("proptest! {\n", "}"),
+            ("fn g() {}\nmod tests {\n", "}"),
+        ] {
             let text = |lines| {
-                format!("{before}fn name<T>(a: [u8; 4]) -> u8 where T: Fn() {{\n{}}}{behind}", body(lines))
+                format!(
+                    "{before}fn name<T>(a: [u8; 4]) -> u8 where T: Fn() {{\n{}}}{behind}",
+                    body(lines)
+                )
             };
             assert_eq!(found(&text(100)), []);
             let line = before.lines().count() + 1;
-            assert_eq!(found(&text(101)), [Long { name: "name".into(), line, lines: 101 }]);
+            assert_eq!(
+                found(&text(101)),
+                [Long {
+                    name: "name".into(),
+                    line,
+                    lines: 101
+                }]
+            );
         }
     }
 
     #[test]
     fn declarations_and_types_of_functions_have_no_body() {
         let braces = format!("{{\n{}}}", "f();\n".repeat(200));
-        for text in ["trait A { fn a(); }\nstruct B ", "type F = fn(u8) -> u8;\nimpl A "] {
+        for text in [
+            "trait A { fn a(); }\nstruct B ",
+            "type F = fn(u8) -> u8;\nimpl A ",
+        ] {
             assert_eq!(found(&format!("{text}{braces}")), [], "{text}");
         }
     }

@@ -13,12 +13,13 @@ const HASH: &str = "sha256:";
 
 pub(super) fn check(files: &[PathBuf], bless: bool, complaints: &mut Vec<String>) -> Result<()> {
     let pages = files.iter().filter(|file| {
-        file.starts_with("docs/formats") && file.extension().is_some_and(|extension| extension == "md")
+        file.starts_with("docs/formats")
+            && file.extension().is_some_and(|extension| extension == "md")
     });
     for page in pages {
         let name = page.display();
-        let text =
-            std::fs::read_to_string(root().join(page)).with_context(|| format!("cannot read {name}"))?;
+        let text = std::fs::read_to_string(root().join(page))
+            .with_context(|| format!("cannot read {name}"))?;
         let Some(line) = text.lines().find(|line| line.starts_with(OPEN)) else {
             complaints.push(format!(
                 "{name}: names no source; add a line `{OPEN} PATH... {HASH} 0 -->` and run `cargo xtask tidy --bless`"
@@ -26,14 +27,21 @@ pub(super) fn check(files: &[PathBuf], bless: bool, complaints: &mut Vec<String>
             continue;
         };
         let Some((sources, written)) = parse(line) else {
-            complaints
-                .push(format!("{name}: cannot read `{line}`; it should be `{OPEN} PATH... {HASH} HEX -->`"));
+            complaints.push(format!(
+                "{name}: cannot read `{line}`; it should be `{OPEN} PATH... {HASH} HEX -->`"
+            ));
             continue;
         };
-        let missing: Vec<&str> =
-            sources.iter().copied().filter(|source| !root().join(source).exists()).collect();
+        let missing: Vec<&str> = sources
+            .iter()
+            .copied()
+            .filter(|source| !root().join(source).exists())
+            .collect();
         if !missing.is_empty() || sources.is_empty() {
-            complaints.push(format!("{name}: names sources that do not exist: {}", missing.join(", ")));
+            complaints.push(format!(
+                "{name}: names sources that do not exist: {}",
+                missing.join(", ")
+            ));
             continue;
         }
         let now = hash(&sources, files)?;
@@ -58,7 +66,10 @@ pub(super) fn check(files: &[PathBuf], bless: bool, complaints: &mut Vec<String>
 
 /// The sources and the hash of a source line.
 fn parse(line: &str) -> Option<(Vec<&str>, &str)> {
-    let (sources, hash) = line.strip_prefix(OPEN)?.strip_suffix("-->")?.split_once(HASH)?;
+    let (sources, hash) = line
+        .strip_prefix(OPEN)?
+        .strip_suffix("-->")?
+        .split_once(HASH)?;
     Some((sources.split_whitespace().collect(), hash.trim()))
 }
 
@@ -68,7 +79,9 @@ fn hash(sources: &[&str], files: &[PathBuf]) -> Result<String> {
     for source in sources {
         let source = Path::new(source);
         let is_rust = |file: &Path| file.extension().is_some_and(|extension| extension == "rs");
-        for file in files.iter().filter(|file| *file == source || (file.starts_with(source) && is_rust(file)))
+        for file in files
+            .iter()
+            .filter(|file| *file == source || (file.starts_with(source) && is_rust(file)))
         {
             let text = std::fs::read_to_string(root().join(file))
                 .with_context(|| format!("cannot read {}", file.display()))?;
@@ -77,7 +90,12 @@ fn hash(sources: &[&str], files: &[PathBuf]) -> Result<String> {
             hasher.update([0]);
         }
     }
-    Ok(hasher.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect())
+    Ok(hasher
+        .finalize()
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
 }
 
 #[cfg(test)]
@@ -86,16 +104,25 @@ mod tests {
 
     #[test]
     fn a_source_line_gives_its_paths_and_hash() {
-        assert_eq!(parse("<!-- source: a.rs b/ sha256: 01ab -->"), Some((vec!["a.rs", "b/"], "01ab")));
+        assert_eq!(
+            parse("<!-- source: a.rs b/ sha256: 01ab -->"),
+            Some((vec!["a.rs", "b/"], "01ab"))
+        );
         assert_eq!(parse("<!-- source: a.rs -->"), None);
     }
 
     #[test]
     fn the_hash_follows_the_content_and_the_order() -> Result<()> {
-        let files = [PathBuf::from("xtask/src/main.rs"), PathBuf::from("xtask/src/shell.rs")];
+        let files = [
+            PathBuf::from("xtask/src/main.rs"),
+            PathBuf::from("xtask/src/shell.rs"),
+        ];
         let both = hash(&["xtask/src"], &files)?;
         assert_eq!(both.len(), 16);
-        assert_eq!(both, hash(&["xtask/src/main.rs", "xtask/src/shell.rs"], &files)?);
+        assert_eq!(
+            both,
+            hash(&["xtask/src/main.rs", "xtask/src/shell.rs"], &files)?
+        );
         assert_ne!(both, hash(&["xtask/src/main.rs"], &files)?);
         Ok(())
     }

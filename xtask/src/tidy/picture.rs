@@ -17,16 +17,28 @@ struct Theme {
 }
 
 const THEMES: [Theme; 2] = [
-    Theme { file: "docs/benchmarks-light.svg", text: "#1f2328", faint: "#8c959f", bar: "#2f6f4f" },
-    Theme { file: "docs/benchmarks-dark.svg", text: "#e6edf3", faint: "#6e7681", bar: "#57ab7a" },
+    Theme {
+        file: "docs/benchmarks-light.svg",
+        text: "#1f2328",
+        faint: "#8c959f",
+        bar: "#2f6f4f",
+    },
+    Theme {
+        file: "docs/benchmarks-dark.svg",
+        text: "#e6edf3",
+        faint: "#6e7681",
+        bar: "#57ab7a",
+    },
 ];
 
 pub(super) fn check(bless: bool, complaints: &mut Vec<String>) -> Result<()> {
-    let table =
-        std::fs::read_to_string(root().join(TABLE)).with_context(|| format!("cannot read {TABLE}"))?;
+    let table = std::fs::read_to_string(root().join(TABLE))
+        .with_context(|| format!("cannot read {TABLE}"))?;
     let bars = bars(&table);
     if bars.is_empty() {
-        complaints.push(format!("{TABLE}: no row has a peer and a ratio, so there is nothing to draw"));
+        complaints.push(format!(
+            "{TABLE}: no row has a peer and a ratio, so there is nothing to draw"
+        ));
     }
     for theme in &THEMES {
         let (path, drawn) = (root().join(theme.file), drawn(&bars, theme));
@@ -38,7 +50,9 @@ pub(super) fn check(bless: bool, complaints: &mut Vec<String>) -> Result<()> {
             say(format!("tidy: {} drawn", theme.file));
         } else {
             let name = theme.file;
-            complaints.push(format!("{name}: is not what {TABLE} says; run `cargo xtask tidy --bless`"));
+            complaints.push(format!(
+                "{name}: is not what {TABLE} says; run `cargo xtask tidy --bless`"
+            ));
         }
     }
     Ok(())
@@ -65,13 +79,23 @@ fn bars(table: &str) -> Vec<Bar> {
     let mut out = Vec::new();
     for row in table.lines().filter(|line| line.starts_with('|')) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        let [_, what, who, _, _, _, _, ratio, ..] = &cells[..] else { continue };
-        let Some((_, peer)) = PEERS.iter().find(|(begins, _)| who.starts_with(begins)) else { continue };
-        let Some((ratio, _)) = ratio.split_once('x') else { continue };
+        let [_, what, who, _, _, _, _, ratio, ..] = &cells[..] else {
+            continue;
+        };
+        let Some((_, peer)) = PEERS.iter().find(|(begins, _)| who.starts_with(begins)) else {
+            continue;
+        };
+        let Some((ratio, _)) = ratio.split_once('x') else {
+            continue;
+        };
         let Ok(ratio) = ratio.parse() else { continue };
         if !what.ends_with(", tmpfs") {
             let what = what.trim_end_matches(", disk").to_owned();
-            out.push(Bar { what, peer: (*peer).to_owned(), ratio });
+            out.push(Bar {
+                what,
+                peer: (*peer).to_owned(),
+                ratio,
+            });
         }
     }
     out
@@ -88,7 +112,12 @@ fn x(ratio: f64) -> f64 {
 }
 
 fn drawn(bars: &[Bar], theme: &Theme) -> String {
-    let Theme { text, faint, bar: colour, .. } = theme;
+    let Theme {
+        text,
+        faint,
+        bar: colour,
+        ..
+    } = theme;
     let bottom = 40.0 + ROW * bars.len() as f64;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"900\" height=\"{:.0}\" font-family=\"sans-serif\" font-size=\"13\">\n",
@@ -104,8 +133,14 @@ fn drawn(bars: &[Bar], theme: &Theme) -> String {
         ))?;
         for tick in TICKS {
             let x = x(tick);
-            let dash = if tick == 1.0 { "" } else { " stroke-dasharray=\"2 4\"" };
-            put(format_args!("<path d=\"M{x:.1} 32V{bottom:.1}\" stroke=\"{faint}\"{dash}/>"))?;
+            let dash = if tick == 1.0 {
+                ""
+            } else {
+                " stroke-dasharray=\"2 4\""
+            };
+            put(format_args!(
+                "<path d=\"M{x:.1} 32V{bottom:.1}\" stroke=\"{faint}\"{dash}/>"
+            ))?;
             let y = bottom + 18.0;
             put(format_args!(
                 "<text x=\"{x:.1}\" y=\"{y:.1}\" fill=\"{faint}\" text-anchor=\"middle\">{tick}</text>"
@@ -156,10 +191,18 @@ mod tests {
 | a < b | torch embedding | | 15 | 3 s | 1 GB/s | 0.93x | 2 s | 7 MiB |
 ";
         let found = bars(table);
-        let told: Vec<_> = found.iter().map(|b| (&*b.what, &*b.peer, b.ratio)).collect();
-        assert_eq!(told, [("save", "PyTorch DCP", 2.1), ("a < b", "PyTorch", 0.93)]);
+        let told: Vec<_> = found
+            .iter()
+            .map(|b| (&*b.what, &*b.peer, b.ratio))
+            .collect();
+        assert_eq!(
+            told,
+            [("save", "PyTorch DCP", 2.1), ("a < b", "PyTorch", 0.93)]
+        );
         let svg = drawn(&found, &THEMES[0]);
-        assert!(svg.contains("a &lt; b") && svg.contains("0.93 PyTorch") && svg.ends_with("</svg>\n"));
+        assert!(
+            svg.contains("a &lt; b") && svg.contains("0.93 PyTorch") && svg.ends_with("</svg>\n")
+        );
         assert!(x(1.0) > x(0.93) && x(50.0) <= LEFT + WIDTH);
     }
 }

@@ -56,15 +56,31 @@ impl Model {
             bytes.saturating_sub(PER_PARAMETER * vocabulary(h) * h) / layer
         };
         // The widest that still has some depth.
-        let hidden = (5..14).rev().map(|p| 1u64 << p).find(|h| layers_of(*h) >= 4).unwrap_or(32);
+        let hidden = (5..14)
+            .rev()
+            .map(|p| 1u64 << p)
+            .find(|h| layers_of(*h) >= 4)
+            .unwrap_or(32);
         let layers = layers_of(hidden).max(1);
-        let mut out = Self { hidden, layers, parameters: Vec::new() };
+        let mut out = Self {
+            hidden,
+            layers,
+            parameters: Vec::new(),
+        };
         let (h, f) = (hidden, feed_forward(hidden));
-        out.add("embedding.word_embeddings.weight".into(), &[vocabulary(h), h], Some(0));
+        out.add(
+            "embedding.word_embeddings.weight".into(),
+            &[vocabulary(h), h],
+            Some(0),
+        );
         for l in 0..layers {
             let layer = |name: &str| format!("decoder.layers.{l}.{name}");
             out.add(layer("input_layernorm.weight"), &[h], None);
-            out.add(layer("self_attention.linear_qkv.weight"), &[3 * h, h], Some(0));
+            out.add(
+                layer("self_attention.linear_qkv.weight"),
+                &[3 * h, h],
+                Some(0),
+            );
             out.add(layer("self_attention.linear_proj.weight"), &[h, h], Some(1));
             out.add(layer("pre_mlp_layernorm.weight"), &[h], None);
             out.add(layer("mlp.linear_fc1.weight"), &[2 * f, h], Some(0));
@@ -75,11 +91,19 @@ impl Model {
     }
 
     fn add(&mut self, name: String, shape: &[u64], axis: Option<usize>) {
-        self.parameters.push(Parameter { name, shape: shape.into(), axis });
+        self.parameters.push(Parameter {
+            name,
+            shape: shape.into(),
+            axis,
+        });
     }
 
     pub(super) fn describe(&self) -> String {
-        let parameters = self.parameters.iter().map(|p| p.shape.iter().product::<u64>()).sum::<u64>();
+        let parameters = self
+            .parameters
+            .iter()
+            .map(|p| p.shape.iter().product::<u64>())
+            .sum::<u64>();
         format!(
             "A transformer of {} layers, hidden size {}: {:.1} million parameters, {} tensors, {}",
             self.layers,
@@ -92,20 +116,34 @@ impl Model {
 
     /// Of all tensors, once.
     pub(super) fn bytes(&self) -> u64 {
-        self.parameters.iter().map(|p| PER_PARAMETER * p.shape.iter().product::<u64>()).sum()
+        self.parameters
+            .iter()
+            .map(|p| PER_PARAMETER * p.shape.iter().product::<u64>())
+            .sum()
     }
 
     /// On so many ranks together: what is not cut is on each.
     pub(super) fn bytes_on(&self, ranks: u32) -> u64 {
-        let copies = |p: &Parameter| if p.axis.is_some() { 1 } else { u64::from(ranks) };
-        self.parameters.iter().map(|p| copies(p) * PER_PARAMETER * p.shape.iter().product::<u64>()).sum()
+        let copies = |p: &Parameter| {
+            if p.axis.is_some() {
+                1
+            } else {
+                u64::from(ranks)
+            }
+        };
+        self.parameters
+            .iter()
+            .map(|p| copies(p) * PER_PARAMETER * p.shape.iter().product::<u64>())
+            .sum()
     }
 
     /// What a rank saves.
     pub(super) fn state(&self, cut: Cut, rank: u32, ranks: u32) -> Result<StateDict> {
         let mut state = self.tree(cut, rank, ranks, |part, shape, region| {
             let mut bytes = vec![0; size(part, region)];
-            runs(shape, region, part.dtype.size(), |at, out| fill(part.seed, at, &mut bytes[out]));
+            runs(shape, region, part.dtype.size(), |at, out| {
+                fill(part.seed, at, &mut bytes[out])
+            });
             bytes
         })?;
         let rng = ShardedObject::new("rng_state", rng(rank), &[ranks.into()], &[rank.into()], 0);
@@ -117,7 +155,9 @@ impl Model {
 
     /// What a rank loads into: memory that is there, with other bytes in it.
     pub(super) fn template(&self, cut: Cut, rank: u32, ranks: u32) -> Result<StateDict> {
-        self.tree(cut, rank, ranks, |part, _, region| vec![STALE; size(part, region)])
+        self.tree(cut, rank, ranks, |part, _, region| {
+            vec![STALE; size(part, region)]
+        })
     }
 
     fn tree(
@@ -134,7 +174,8 @@ impl Model {
                 let data = bytes(&part, &p.shape, &region);
                 let data = Tensor::new(part.dtype, &region.lengths, data).map_err(broken)?;
                 let leaf =
-                    ShardedTensor::region_of(&part.key, part.dtype, &p.shape, region.clone()).with_data(data);
+                    ShardedTensor::region_of(&part.key, part.dtype, &p.shape, region.clone())
+                        .with_data(data);
                 let copy = if p.axis.is_some() { 0 } else { rank };
                 state.insert(part.key.as_str(), leaf.with_replica_id(copy));
             }
@@ -158,7 +199,8 @@ impl Model {
             let region = p.region(cut, rank, ranks);
             for part in p.parts() {
                 let found = loaded.get(&part.key).and_then(|l| l.leaf()?.as_tensor());
-                let Some(found) = found.filter(|t| t.dtype() == part.dtype && *t.shape() == region.lengths)
+                let Some(found) =
+                    found.filter(|t| t.dtype() == part.dtype && *t.shape() == region.lengths)
                 else {
                     return Err(wrong(format!("{} was not loaded", part.key)));
                 };
@@ -182,7 +224,8 @@ impl Model {
             }
         }
         let common = |key: &str| loaded.get(key).cloned().map(Value::from);
-        if common("iteration") != Some(Value::Int(1000)) || common("args") != Some(arguments(self, saved_by))
+        if common("iteration") != Some(Value::Int(1000))
+            || common("args") != Some(arguments(self, saved_by))
         {
             return Err(wrong("the common state differs".into()));
         }
@@ -228,7 +271,10 @@ fn wrong(what: String) -> CliError {
 }
 
 fn rng(rank: u32) -> Value {
-    Value::Tuple(vec![(1234 + rank).into(), Value::Bytes(vec![rank as u8; 16].into())])
+    Value::Tuple(vec![
+        (1234 + rank).into(),
+        Value::Bytes(vec![rank as u8; 16].into()),
+    ])
 }
 
 /// A few of the settings that Megatron keeps.
@@ -245,11 +291,21 @@ fn arguments(model: &Model, ranks: u32) -> Value {
 
 impl Parameter {
     fn parts(&self) -> [Part; 3] {
-        let part = |key: String, dtype| Part { seed: seed(&key), key, dtype };
+        let part = |key: String, dtype| Part {
+            seed: seed(&key),
+            key,
+            dtype,
+        };
         [
             part(self.name.clone(), DType::BFloat16),
-            part(format!("optimizer.state.exp_avg.{}", self.name), DType::Float32),
-            part(format!("optimizer.state.exp_avg_sq.{}", self.name), DType::Float32),
+            part(
+                format!("optimizer.state.exp_avg.{}", self.name),
+                DType::Float32,
+            ),
+            part(
+                format!("optimizer.state.exp_avg_sq.{}", self.name),
+                DType::Float32,
+            ),
         ]
     }
 
@@ -274,9 +330,16 @@ fn size(part: &Part, region: &Region) -> usize {
 fn runs(shape: &[u64], region: &Region, item: u64, mut f: impl FnMut(u64, std::ops::Range<usize>)) {
     // One axis or two; whole rows follow each other.
     let columns = if shape.len() == 2 { shape[1] } else { 1 };
-    let (first, width) = if shape.len() == 2 { (region.offsets[1], region.lengths[1]) } else { (0, 1) };
-    let (rows, step) =
-        if width == columns { (1, region.lengths[0] * columns) } else { (region.lengths[0], width) };
+    let (first, width) = if shape.len() == 2 {
+        (region.offsets[1], region.lengths[1])
+    } else {
+        (0, 1)
+    };
+    let (rows, step) = if width == columns {
+        (1, region.lengths[0] * columns)
+    } else {
+        (region.lengths[0], width)
+    };
     let mut here = 0;
     for row in 0..rows {
         let at = (region.offsets[0] + row) * columns + first;
@@ -290,7 +353,9 @@ fn runs(shape: &[u64], region: &Region, item: u64, mut f: impl FnMut(u64, std::o
 
 /// A number for a name.
 fn seed(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
 /// Eight bytes that look random, and depend on nothing but their place.

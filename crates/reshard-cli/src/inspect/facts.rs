@@ -59,7 +59,11 @@ pub(super) struct Link {
 
 impl From<reshard::storage::Link> for Link {
     fn from(l: reshard::storage::Link) -> Self {
-        Self { name: l.name.into(), target: l.target, followed: l.followed }
+        Self {
+            name: l.name.into(),
+            target: l.target,
+            followed: l.followed,
+        }
     }
 }
 
@@ -81,10 +85,18 @@ pub(super) struct Totals {
 impl Facts {
     pub(super) fn of(checkpoint: Checkpoint) -> Result<Self> {
         let quick = checkpoint.verify(false, reshard::storage::Progress::default())?;
-        let problems = quick.damage.iter().chain(&quick.unchecked).map(findings::line).collect();
+        let problems = quick
+            .damage
+            .iter()
+            .chain(&quick.unchecked)
+            .map(findings::line)
+            .collect();
         let not_understood = quick.not_understood.iter().map(findings::line).collect();
         let not_read = quick.not_read.iter().map(findings::line).collect();
-        let common = checkpoint.common().map(Value::from).map_err(|e| crate::error::chain(&e));
+        let common = checkpoint
+            .common()
+            .map(Value::from)
+            .map_err(|e| crate::error::chain(&e));
         let (sidecar, note) = checkpoint.sidecar();
         let mut notes: Vec<String> = note.into_iter().collect();
         if let Err(e) = &common {
@@ -93,7 +105,11 @@ impl Facts {
         let links: Vec<Link> = checkpoint.links()?.into_iter().map(Link::from).collect();
         let files = files(&checkpoint, &links)?;
         let of = |roles: &[FileRole]| {
-            files.iter().filter(|f| roles.contains(&f.role)).map(|f| f.name.clone()).collect::<Vec<_>>()
+            files
+                .iter()
+                .filter(|f| roles.contains(&f.role))
+                .map(|f| f.name.clone())
+                .collect::<Vec<_>>()
         };
         let mut leftovers = of(&[FileRole::Leftover, FileRole::Record]);
         leftovers.extend(checkpoint.leftovers()?.into_iter().map(|l| l.path));
@@ -115,7 +131,10 @@ impl Facts {
 
     pub(super) fn totals(&self) -> Totals {
         let m = self.checkpoint.metadata();
-        let places = self.checkpoint.objects().flat_map(|k| self.checkpoint.object_parts(k));
+        let places = self
+            .checkpoint
+            .objects()
+            .flat_map(|k| self.checkpoint.object_parts(k));
         Totals {
             tensors: m.tensor_count() as u64,
             chunks: m.chunk_count() as u64,
@@ -123,7 +142,11 @@ impl Facts {
             files: self.files.len() as u64,
             tensor_bytes: m.total_bytes(),
             object_bytes: places.map(|p| p.length()).fold(0, u64::saturating_add),
-            file_bytes: self.files.iter().map(|f| f.bytes).fold(0, u64::saturating_add),
+            file_bytes: self
+                .files
+                .iter()
+                .map(|f| f.bytes)
+                .fold(0, u64::saturating_add),
         }
     }
 
@@ -133,28 +156,44 @@ impl Facts {
 
     /// The training step, if common state tells it.
     pub(super) fn iteration(&self) -> Option<i64> {
-        let own = self.common.as_ref().ok().and_then(|c| c.get("iteration")?.as_int());
+        let own = self
+            .common
+            .as_ref()
+            .ok()
+            .and_then(|c| c.get("iteration")?.as_int());
         own.or_else(|| self.args()?.get("iteration")?.as_int())
     }
 
     /// Sizes by Megatron's names, if common state tells them.
     pub(super) fn parallel(&self) -> BTreeMap<&'static str, i64> {
-        PARALLEL.iter().filter_map(|(name, _)| Some((*name, self.args()?.get(name)?.as_int()?))).collect()
+        PARALLEL
+            .iter()
+            .filter_map(|(name, _)| Some((*name, self.args()?.get(name)?.as_int()?)))
+            .collect()
     }
 
     /// Sizes by short names, in an order that reads well.
     pub(super) fn parallel_text(&self) -> String {
         let sizes = self.parallel();
         let one = |(name, short): &(&str, &str)| Some(format!("{short} {}", sizes.get(name)?));
-        PARALLEL.iter().filter_map(one).collect::<Vec<_>>().join(", ")
+        PARALLEL
+            .iter()
+            .filter_map(one)
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 }
 
 fn files(checkpoint: &Checkpoint, links: &[Link]) -> Result<Vec<File>> {
     let links: BTreeMap<&str, &Link> = links.iter().map(|l| (&*l.name, l)).collect();
     let mut owned: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    let chunks = checkpoint.tensors().flat_map(|t| t.chunks()).flat_map(|c| c.parts);
-    let objects = checkpoint.objects().flat_map(|k| checkpoint.object_parts(k));
+    let chunks = checkpoint
+        .tensors()
+        .flat_map(|t| t.chunks())
+        .flat_map(|c| c.parts);
+    let objects = checkpoint
+        .objects()
+        .flat_map(|k| checkpoint.object_parts(k));
     for p in chunks.chain(objects) {
         let (items, bytes) = owned.entry(p.file.to_string()).or_default();
         *items += 1;
@@ -164,7 +203,14 @@ fn files(checkpoint: &Checkpoint, links: &[Link]) -> Result<Vec<File>> {
         let name = f.name.to_string();
         let (items, owned) = owned.get(&name).copied().unwrap_or_default();
         let target = links.get(&*name).map(|l| l.target.clone());
-        File { name, bytes: f.bytes, items, owned, role, target }
+        File {
+            name,
+            bytes: f.bytes,
+            items,
+            owned,
+            role,
+            target,
+        }
     };
     Ok(checkpoint.roles()?.into_iter().map(file).collect())
 }

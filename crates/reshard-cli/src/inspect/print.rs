@@ -17,7 +17,11 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
     let c = &f.checkpoint;
     let (producer, totals) = (c.producer(), f.totals());
     writeln!(out, "{BOLD}{}{BOLD:#}", table::shown(c.url()))?;
-    fact(out, "format", format!("{}, dialect {}", c.backend(), c.dialect()))?;
+    fact(
+        out,
+        "format",
+        format!("{}, dialect {}", c.backend(), c.dialect()),
+    )?;
     if !producer.written_by.is_empty() {
         fact(out, "written by", producer.written_by.join("; "))?;
     }
@@ -41,10 +45,30 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
     fact(
         out,
         "tensors",
-        format!("{} in {chunks}, {}", units::count(totals.tensors), units::bytes(totals.tensor_bytes)),
+        format!(
+            "{} in {chunks}, {}",
+            units::count(totals.tensors),
+            units::bytes(totals.tensor_bytes)
+        ),
     )?;
-    fact(out, "objects", format!("{}, {}", units::count(totals.objects), units::bytes(totals.object_bytes)))?;
-    fact(out, "files", format!("{}, {}", units::count(totals.files), units::bytes(totals.file_bytes)))?;
+    fact(
+        out,
+        "objects",
+        format!(
+            "{}, {}",
+            units::count(totals.objects),
+            units::bytes(totals.object_bytes)
+        ),
+    )?;
+    fact(
+        out,
+        "files",
+        format!(
+            "{}, {}",
+            units::count(totals.files),
+            units::bytes(totals.file_bytes)
+        ),
+    )?;
     condition(f, out)?;
     for note in producer.notes.iter().chain(&f.notes) {
         fact(out, "note", note)?;
@@ -55,26 +79,46 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
 /// What is wrong with it, and what lies in it that is not its own.
 fn condition(f: &Facts, out: &mut dyn Write) -> Result<()> {
     match f.problems.len() {
-        0 => styled_fact(out, "coverage", GOOD, "complete; all items lie in their files")?,
+        0 => styled_fact(
+            out,
+            "coverage",
+            GOOD,
+            "complete; all items lie in their files",
+        )?,
         n => styled_fact(out, "coverage", BAD, units::some(n as u64, "problem"))?,
     }
     few(out, "problem", &f.problems)?;
-    let unread = [("not understood", &f.not_understood), ("not read", &f.not_read)];
-    let unread = unread.iter().flat_map(|(word, found)| found.iter().map(move |f| format!("{word}: {f}")));
+    let unread = [
+        ("not understood", &f.not_understood),
+        ("not read", &f.not_read),
+    ];
+    let unread = unread
+        .iter()
+        .flat_map(|(word, found)| found.iter().map(move |f| format!("{word}: {f}")));
     few(out, "unread", &unread.collect::<Vec<_>>())?;
     few(out, "leftover", &f.leftovers)?;
     // Of a damaged checkpoint they may be what is left of it.
     if !f.leftovers.is_empty() && f.problems.is_empty() {
         let url = f.checkpoint.url();
-        fact(out, "", format!("`reshard prune {url}` removes what no save is writing any more"))?;
+        fact(
+            out,
+            "",
+            format!("`reshard prune {url}` removes what no save is writing any more"),
+        )?;
     }
     few(out, "of others", &f.foreign)?;
     let (followed, not): (Vec<_>, Vec<_>) = f.links.iter().partition(|l| l.followed);
     if !followed.is_empty() {
-        let what = format!("{}, followed to where they lead", units::some(followed.len() as u64, "file"));
+        let what = format!(
+            "{}, followed to where they lead",
+            units::some(followed.len() as u64, "file")
+        );
         fact(out, "links", what)?;
     }
-    let not: Vec<String> = not.iter().map(|l| format!("{} leads to {}", l.name, l.target)).collect();
+    let not: Vec<String> = not
+        .iter()
+        .map(|l| format!("{} leads to {}", l.name, l.target))
+        .collect();
     few(out, "not followed", &not)
 }
 
@@ -83,7 +127,11 @@ fn few(out: &mut dyn Write, name: &str, all: &[String]) -> Result<()> {
         fact(out, name, one)?;
     }
     if all.len() > FEW {
-        fact(out, "", format!("and {} more", units::count((all.len() - FEW) as u64)))?;
+        fact(
+            out,
+            "",
+            format!("and {} more", units::count((all.len() - FEW) as u64)),
+        )?;
     }
     Ok(())
 }
@@ -97,16 +145,29 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
         writeln!(out)?;
         let row = |t: &TensorHandle| {
             let (shape, chunks) = (t.shape().to_string(), t.chunks().len() as u64);
-            [t.key().into(), t.dtype().to_string(), shape, units::bytes(t.nbytes()), units::count(chunks)]
+            [
+                t.key().into(),
+                t.dtype().to_string(),
+                shape,
+                units::bytes(t.nbytes()),
+                units::count(chunks),
+            ]
         };
-        table::rows(out, ["TENSOR", "TYPE", "SHAPE", ">SIZE", ">CHUNKS"], tensors.iter().map(row))?;
+        table::rows(
+            out,
+            ["TENSOR", "TYPE", "SHAPE", ">SIZE", ">CHUNKS"],
+            tensors.iter().map(row),
+        )?;
     }
     if !objects.is_empty() {
         writeln!(out)?;
         let row = |key: &&str| match &*c.object_parts(key) {
             [] => [(*key).into(), "?".into(), "nowhere".into()],
             parts @ [first, ..] => {
-                let bytes = parts.iter().map(StorageInfo::length).fold(0, u64::saturating_add);
+                let bytes = parts
+                    .iter()
+                    .map(StorageInfo::length)
+                    .fold(0, u64::saturating_add);
                 [(*key).into(), units::bytes(bytes), first.file.to_string()]
             }
         };
@@ -137,10 +198,18 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
             Some(target) => format!("{note}, link to {target}"),
             None => note,
         };
-        let items = if f.items == 0 { String::new() } else { units::count(f.items) };
+        let items = if f.items == 0 {
+            String::new()
+        } else {
+            units::count(f.items)
+        };
         [f.name.clone(), units::bytes(f.bytes), items, note]
     };
-    table::rows(out, ["FILE", ">SIZE", ">ITEMS", ""], f.files.iter().map(row))?;
+    table::rows(
+        out,
+        ["FILE", ">SIZE", ">ITEMS", ""],
+        f.files.iter().map(row),
+    )?;
     Ok(())
 }
 
@@ -151,12 +220,17 @@ fn short(v: &Value) -> String {
     match v {
         Value::None => "None".into(),
         Value::Str(s) if s.chars().count() > WIDTH => {
-            format!("{}…", s.chars().take(WIDTH).collect::<String>().escape_debug())
+            format!(
+                "{}…",
+                s.chars().take(WIDTH).collect::<String>().escape_debug()
+            )
         }
         Value::Str(s) => s.escape_debug().to_string(),
         Value::Bytes(b) => many(b.len(), "byte"),
         Value::List(v) | Value::Tuple(v) | Value::Set(v) => many(v.len(), "element"),
-        Value::BigInt(bytes) if bytes.len() > WIDTH => format!("an integer of {} bytes", bytes.len()),
+        Value::BigInt(bytes) if bytes.len() > WIDTH => {
+            format!("an integer of {} bytes", bytes.len())
+        }
         Value::Dict(d) => many(d.len(), "entry").replace("entrys", "entries"),
         Value::Tensor(t) => format!("{} {}", t.dtype(), t.shape()),
         Value::Opaque(o) => match &o.state {

@@ -25,7 +25,11 @@ pub(super) fn text(bytes: &[u8]) -> String {
 
 /// Decimal digits of a few bytes.
 fn decimal(sign: &str, magnitude: &[u8]) -> String {
-    let limb = |four: &[u8]| four.iter().rev().fold(0u32, |limb, b| limb << 8 | u32::from(*b));
+    let limb = |four: &[u8]| {
+        four.iter()
+            .rev()
+            .fold(0u32, |limb, b| limb << 8 | u32::from(*b))
+    };
     let mut limbs: Vec<u32> = magnitude.chunks(4).map(limb).collect();
     // Nine decimal digits at a time, the last ones first.
     let mut groups = Vec::new();
@@ -65,7 +69,10 @@ mod tests {
         let mut long = vec![0; 512];
         long[511] = 1;
         let digits = text(&long);
-        assert_eq!((digits.len(), &digits[..9], &digits[1222..]), (1231, "407964406", "699821056"));
+        assert_eq!(
+            (digits.len(), &digits[..9], &digits[1222..]),
+            (1231, "407964406", "699821056")
+        );
         long.push(0);
         assert_eq!(text(&long), format!("0x1{}", "00".repeat(511)));
         long[512] = 0xff;

@@ -33,13 +33,23 @@ fn content_is_kept_from_any_number_of_ranks_to_any_other() {
     for saved in [states::megatron(), states::dcp()] {
         let (tensors, objects_then) = (digest(&saved.url), objects(&saved.url));
         let common = Checkpoint::open(&saved.url).unwrap().common().unwrap();
-        for (ranks, files, flavour) in
-            [("1", "1", "universal"), ("3", "1", "2.4"), ("4", "2", "2.15"), ("9", "1", "2.3")]
-        {
+        for (ranks, files, flavour) in [
+            ("1", "1", "universal"),
+            ("3", "1", "2.4"),
+            ("4", "2", "2.15"),
+            ("9", "1", "2.3"),
+        ] {
             let to = converted(
                 &saved,
                 ranks,
-                &["--ranks", ranks, "--files-per-rank", files, "--flavour", flavour],
+                &[
+                    "--ranks",
+                    ranks,
+                    "--files-per-rank",
+                    files,
+                    "--flavour",
+                    flavour,
+                ],
             );
             assert_eq!(digest(&to), tensors);
             assert_eq!(objects(&to), objects_then);
@@ -48,7 +58,13 @@ fn content_is_kept_from_any_number_of_ranks_to_any_other() {
             assert_eq!(c.dialect(), Checkpoint::open(&saved.url).unwrap().dialect());
             assert_eq!(run(&["verify", &to]).code, 0);
         }
-        let back = run(&["convert", &saved.beside("9"), &saved.beside("back"), "--ranks", "2"]);
+        let back = run(&[
+            "convert",
+            &saved.beside("9"),
+            &saved.beside("back"),
+            "--ranks",
+            "2",
+        ]);
         assert_eq!((back.code, digest(&saved.beside("back"))), (0, tensors));
     }
 }
@@ -66,7 +82,10 @@ fn nesting_and_empty_dicts_are_kept() {
     };
     let then = state(&saved.url);
     assert!(then.get("optim").unwrap().get("state").is_some());
-    assert_eq!(sorted(state(&converted(&saved, "to", &["--ranks", "3"]))), sorted(then));
+    assert_eq!(
+        sorted(state(&converted(&saved, "to", &["--ranks", "3"]))),
+        sorted(then)
+    );
 }
 
 #[test]
@@ -76,12 +95,22 @@ fn rows_are_spread_evenly_and_what_cannot_be_cut_is_stored_once() {
     let j = run(&["inspect", &to, "--json"]).json();
     let rows = |i: usize| {
         let chunks = j["tensors"][i]["chunks"].as_array().unwrap();
-        chunks.iter().map(|c| c["lengths"].clone()).collect::<Vec<_>>()
+        chunks
+            .iter()
+            .map(|c| c["lengths"].clone())
+            .collect::<Vec<_>>()
     };
     assert_eq!(rows(0), [json!([2, 4]), json!([2, 4]), json!([1, 4])]);
-    assert_eq!((rows(1), rows(2), rows(3)), (vec![], vec![json!([1]); 3], vec![json!([])]));
-    let names: Vec<&str> =
-        j["files"].as_array().unwrap().iter().map(|f| f["name"].as_str().unwrap()).collect();
+    assert_eq!(
+        (rows(1), rows(2), rows(3)),
+        (vec![], vec![json!([1]); 3], vec![json!([])])
+    );
+    let names: Vec<&str> = j["files"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|f| f["name"].as_str().unwrap())
+        .collect();
     let want = [
         ".metadata",
         "__0_0.distcp",
@@ -102,7 +131,11 @@ fn a_glob_carries_a_part_over_and_must_match_something() {
     let state = Checkpoint::open(&to).unwrap().state().unwrap();
     assert!(state.get("model").unwrap().get("weight").is_some() && state.get("optim").is_none());
     let ran = run(&["convert", &saved.url, &saved.beside("no"), "--key", "x"]);
-    assert!(ran.code == 2 && ran.err.contains("reshard ls"), "{}", ran.err);
+    assert!(
+        ran.code == 2 && ran.err.contains("reshard ls"),
+        "{}",
+        ran.err
+    );
 }
 
 #[test]
@@ -110,14 +143,38 @@ fn what_lies_there_is_replaced_only_when_asked() {
     let saved = states::dcp();
     let to = converted(&saved, "to", &[]);
     let ran = run(&["convert", &saved.url, &to, "--ranks", "2"]);
-    assert!(ran.code == 2 && ran.err.contains("--overwrite"), "{}", ran.err);
-    let again = run(&["convert", &saved.url, &to, "--ranks", "2", "--overwrite", "--json"]).json();
+    assert!(
+        ran.code == 2 && ran.err.contains("--overwrite"),
+        "{}",
+        ran.err
+    );
+    let again = run(&[
+        "convert",
+        &saved.url,
+        &to,
+        "--ranks",
+        "2",
+        "--overwrite",
+        "--json",
+    ])
+    .json();
     assert_eq!(
-        (&again["schema"], &again["ranks"], &again["tensors"], &again["objects"]),
+        (
+            &again["schema"],
+            &again["ranks"],
+            &again["tensors"],
+            &again["objects"]
+        ),
         (&json!(1), &json!(2), &json!(2), &json!(2))
     );
     let facts = run(&["inspect", &to, "--json"]).json();
-    assert_eq!((&facts["leftovers"], facts["files"].as_array().unwrap().len()), (&json!([]), 4));
+    assert_eq!(
+        (
+            &facts["leftovers"],
+            facts["files"].as_array().unwrap().len()
+        ),
+        (&json!([]), 4)
+    );
 }
 
 #[test]
@@ -131,7 +188,10 @@ fn what_is_of_others_stays_when_a_checkpoint_is_replaced() {
     }
     assert_eq!(run(&["convert", &saved.url, &to, "--overwrite"]).code, 0);
     let j = run(&["inspect", &to, "--json"]).json();
-    assert_eq!((&j["foreign"], &j["leftovers"]), (&json!(["README.md", "logs/today"]), &json!([])));
+    assert_eq!(
+        (&j["foreign"], &j["leftovers"]),
+        (&json!(["README.md", "logs/today"]), &json!([]))
+    );
 }
 
 #[test]
@@ -139,12 +199,20 @@ fn the_source_and_what_it_lies_in_are_never_written_over() {
     let saved = states::dcp();
     let before = digest(&saved.url);
     let home = std::path::Path::new(&saved.url).parent().unwrap();
-    std::fs::write(home.join("metadata.json"), r#"{"sharded_backend": "torch_dist"}"#).unwrap();
+    std::fs::write(
+        home.join("metadata.json"),
+        r#"{"sharded_backend": "torch_dist"}"#,
+    )
+    .unwrap();
     std::os::unix::fs::symlink(&saved.url, home.join("link")).unwrap();
     std::os::unix::fs::symlink(home, home.join("up")).unwrap();
     let dot = format!("{}/.", saved.url);
     let file = format!("file://{}", saved.url);
-    let (above, link, up) = (home.display().to_string(), saved.beside("link"), saved.beside("up"));
+    let (above, link, up) = (
+        home.display().to_string(),
+        saved.beside("link"),
+        saved.beside("up"),
+    );
     for (src, dst, what) in [
         (&saved.url, &saved.url, "source itself"),
         (&saved.url, &dot, "source itself"),
@@ -157,7 +225,12 @@ fn the_source_and_what_it_lies_in_are_never_written_over() {
     ] {
         for more in [&["--overwrite"][..], &[]] {
             let ran = run(&[&["convert", src, dst][..], more].concat());
-            assert!(ran.code == 2 && ran.err.contains(what), "{dst}: {} {}", ran.code, ran.err);
+            assert!(
+                ran.code == 2 && ran.err.contains(what),
+                "{dst}: {} {}",
+                ran.code,
+                ran.err
+            );
         }
     }
     assert_eq!(digest(&saved.url), before);
@@ -171,12 +244,20 @@ fn damage_is_not_carried_over() {
     let file = saved.path(chunk["file"].as_str().unwrap());
     let mut bytes = std::fs::read(&file).unwrap();
     let at = chunk["offset"].as_u64().unwrap() as usize;
-    let data = 1f32.to_le_bytes().into_iter().chain(2f32.to_le_bytes()).collect::<Vec<u8>>();
+    let data = 1f32
+        .to_le_bytes()
+        .into_iter()
+        .chain(2f32.to_le_bytes())
+        .collect::<Vec<u8>>();
     let inside = bytes[at..].windows(8).position(|w| w == data).unwrap();
     bytes[at + inside] ^= 1;
     std::fs::write(&file, bytes).unwrap();
     let ran = run(&["convert", &saved.url, &saved.beside("to")]);
-    assert!(ran.code == 1 && ran.err.contains("layer.weight") && ran.err.contains("CRC-32"), "{}", ran.err);
+    assert!(
+        ran.code == 1 && ran.err.contains("layer.weight") && ran.err.contains("CRC-32"),
+        "{}",
+        ran.err
+    );
     assert!(!std::path::Path::new(&saved.beside("to")).exists());
     let to = converted(&saved, "rest", &["--key", "s*", "--key", "norm"]);
     assert_eq!(run(&["ls", &to]).ok(), "norm\nscale\n");
@@ -198,15 +279,24 @@ fn common_state_stays_where_the_source_keeps_it() {
     let path = |name: &str| dir.path().join(name).display().to_string();
     let mut state = reshard::StateDict::new();
     state.insert("step", 5);
-    let content = Value::Dict(vec![("sharding_type".into(), "fully_sharded_model_space".into())]);
+    let content = Value::Dict(vec![(
+        "sharding_type".into(),
+        "fully_sharded_model_space".into(),
+    )]);
     for form in [CommonForm::File, CommonForm::Object] {
         let (from, to) = (path(&format!("{form:?}")), path(&format!("{form:?}-to")));
-        let save = reshard::save(&state, &from).common_form(form).content_metadata(content.clone());
+        let save = reshard::save(&state, &from)
+            .common_form(form)
+            .content_metadata(content.clone());
         reshard::blocking::run(save).unwrap();
         assert_eq!(run(&["convert", &from, &to, "--ranks", "2"]).code, 0);
         let facts = |url: &str| {
             let j = run(&["inspect", url, "--json"]).json();
-            let has_file = j["files"].as_array().unwrap().iter().any(|f| f["name"] == "common.pt");
+            let has_file = j["files"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|f| f["name"] == "common.pt");
             (j["common"].clone(), run(&["ls", url]).ok(), has_file)
         };
         assert_eq!(facts(&to), facts(&from));
@@ -226,9 +316,16 @@ fn files_are_as_a_policy_says_and_inspect_tells_which() {
     let mut told = Vec::new();
     for (name, way) in ["flag", "json"].into_iter().zip(ways) {
         let to = converted(&saved, name, &[&["--ranks", "2"], way].concat());
-        assert_eq!((digest(&to), run(&["verify", &to]).code), (digest(&saved.url), 0));
+        assert_eq!(
+            (digest(&to), run(&["verify", &to]).code),
+            (digest(&saved.url), 0)
+        );
         let j = run(&["inspect", &to, "--json"]).json();
-        let chunks = j["tensors"].as_array().unwrap().iter().flat_map(|t| t["chunks"].as_array().unwrap());
+        let chunks = j["tensors"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(|t| t["chunks"].as_array().unwrap());
         // Rows of four floats: a rank's three and two rows don't fit a file of 40 bytes whole.
         let lengths: Vec<u64> = chunks
             .map(|c| c["lengths"].as_array().unwrap())
@@ -246,8 +343,19 @@ fn files_are_as_a_policy_says_and_inspect_tells_which() {
         told.push(policy);
     }
     assert_eq!(told[0], told[1]);
-    let j = run(&["convert", &saved.url, &saved.beside("told"), "--max-shard-size", "1MB", "--json"]).json();
-    assert_eq!((&j["policy"]["shards"], &j["policy"]["split_tensors"]), (&json!(1), &json!(0)));
+    let j = run(&[
+        "convert",
+        &saved.url,
+        &saved.beside("told"),
+        "--max-shard-size",
+        "1MB",
+        "--json",
+    ])
+    .json();
+    assert_eq!(
+        (&j["policy"]["shards"], &j["policy"]["split_tensors"]),
+        (&json!(1), &json!(0))
+    );
 }
 
 #[test]
@@ -255,11 +363,21 @@ fn everything_goes_into_one_file_when_gathered() {
     let saved = states::megatron();
     let all = r#"{"type":"all_in_one","gather":true}"#;
     let to = converted(&saved, "one", &["--ranks", "3", "--policy", all]);
-    assert_eq!((digest(&to), run(&["verify", &to]).code), (digest(&saved.url), 0));
+    assert_eq!(
+        (digest(&to), run(&["verify", &to]).code),
+        (digest(&saved.url), 0)
+    );
     assert_eq!(objects(&to), objects(&saved.url));
     let j = run(&["inspect", &to, "--json"]).json();
-    let names = j["files"].as_array().unwrap().iter().map(|f| f["name"].as_str().unwrap());
-    assert_eq!(names.filter(|n| n.ends_with(".distcp")).collect::<Vec<_>>(), ["__0_0.distcp"]);
+    let names = j["files"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|f| f["name"].as_str().unwrap());
+    assert_eq!(
+        names.filter(|n| n.ends_with(".distcp")).collect::<Vec<_>>(),
+        ["__0_0.distcp"]
+    );
 }
 
 #[test]
@@ -267,15 +385,41 @@ fn a_policy_that_cannot_be_read_says_how_to_write_it() {
     let saved = states::dcp();
     for (policy, says) in [
         ("x", "max_shard_size"),
-        (r#"{"type":"max_shard_size","max_shard_size":"500M"}"#, "MiB"),
-        (r#"{"type":"max_shard_size","max_shard_size":1,"more":2}"#, "more"),
+        (
+            r#"{"type":"max_shard_size","max_shard_size":"500M"}"#,
+            "MiB",
+        ),
+        (
+            r#"{"type":"max_shard_size","max_shard_size":1,"more":2}"#,
+            "more",
+        ),
         (r#"{"type":"nobodys"}"#, "nobodys"),
     ] {
-        let ran = run(&["convert", &saved.url, &saved.beside("to"), "--policy", policy]);
-        assert!(ran.code == 2 && ran.err.contains(says), "{policy}: {}", ran.err);
+        let ran = run(&[
+            "convert",
+            &saved.url,
+            &saved.beside("to"),
+            "--policy",
+            policy,
+        ]);
+        assert!(
+            ran.code == 2 && ran.err.contains(says),
+            "{policy}: {}",
+            ran.err
+        );
     }
-    let ran = run(&["convert", &saved.url, &saved.beside("to"), "--max-shard-size", "0"]);
-    assert!(ran.code == 2 && !std::path::Path::new(&saved.beside("to")).exists(), "{}", ran.err);
+    let ran = run(&[
+        "convert",
+        &saved.url,
+        &saved.beside("to"),
+        "--max-shard-size",
+        "0",
+    ]);
+    assert!(
+        ran.code == 2 && !std::path::Path::new(&saved.beside("to")).exists(),
+        "{}",
+        ran.err
+    );
 }
 
 #[test]
@@ -293,7 +437,10 @@ fn empty_dicts_in_lists_are_kept() {
     let saved = states::save(&[state], reshard::Dialect::Dcp);
     let state = |url: &str| Checkpoint::open(url).unwrap().state().unwrap();
     let then = state(&saved.url);
-    assert_eq!(then.get("layers").and_then(|l| l.at(&[1.into()])), Some(&ValueTree::new()));
+    assert_eq!(
+        then.get("layers").and_then(|l| l.at(&[1.into()])),
+        Some(&ValueTree::new())
+    );
     let to = converted(&saved, "to", &["--ranks", "3"]);
     assert_eq!(state(&to), then);
     let part = state(&converted(&saved, "part", &["--key", "layers.2.*"]));
@@ -303,23 +450,49 @@ fn empty_dicts_in_lists_are_kept() {
 #[test]
 fn common_state_that_is_no_dict_is_damage() {
     let saved = states::megatron();
-    let list = objects(&states::dcp().url).into_iter().find(|(k, _)| k == "names").unwrap().1;
+    let list = objects(&states::dcp().url)
+        .into_iter()
+        .find(|(k, _)| k == "names")
+        .unwrap()
+        .1;
     std::fs::write(saved.path("common.pt"), list).unwrap();
     let ran = run(&["verify", &saved.url, "--quick"]);
-    assert!(ran.code == 1 && ran.out.contains("common.pt") && ran.out.contains("list"), "{}", ran.out);
+    assert!(
+        ran.code == 1 && ran.out.contains("common.pt") && ran.out.contains("list"),
+        "{}",
+        ran.out
+    );
     let ran = run(&["convert", &saved.url, &saved.beside("to")]);
-    assert!(ran.code == 1 && ran.err.contains("common.pt"), "{}", ran.err);
-    assert!(run(&["inspect", &saved.url]).ok().contains("no dict but of type list"));
+    assert!(
+        ran.code == 1 && ran.err.contains("common.pt"),
+        "{}",
+        ran.err
+    );
+    assert!(
+        run(&["inspect", &saved.url])
+            .ok()
+            .contains("no dict but of type list")
+    );
 }
 
 #[test]
 fn common_state_of_another_class_is_no_damage() {
     let saved = states::megatron();
-    let ordered = handmade::pickle([handmade::global("collections", "OrderedDict"), b")R".to_vec()].concat());
+    let ordered = handmade::pickle(
+        [
+            handmade::global("collections", "OrderedDict"),
+            b")R".to_vec(),
+        ]
+        .concat(),
+    );
     let common = handmade::archive(&ordered, &[], false);
     std::fs::write(saved.path("common.pt"), &common).unwrap();
     run(&["verify", &saved.url]).ok();
-    assert!(run(&["inspect", &saved.url]).ok().contains("collections.OrderedDict"));
+    assert!(
+        run(&["inspect", &saved.url])
+            .ok()
+            .contains("collections.OrderedDict")
+    );
     let to = converted(&saved, "to", &[]);
     assert_eq!(std::fs::read(format!("{to}/common.pt")).unwrap(), common);
 }
@@ -332,7 +505,10 @@ fn of_megatron() -> Vec<std::path::PathBuf> {
         None => root.join("tests/fixtures"),
     };
     let all = std::fs::read_dir(root.join("megatron")).unwrap();
-    let mut all: Vec<_> = all.map(|e| e.unwrap().path().join("ckpt")).filter(|p| p.is_dir()).collect();
+    let mut all: Vec<_> = all
+        .map(|e| e.unwrap().path().join("ckpt"))
+        .filter(|p| p.is_dir())
+        .collect();
     all.sort();
     all
 }
@@ -343,8 +519,16 @@ fn common_state_of_real_checkpoints_is_carried_over_byte_for_byte() {
     let (mut files, mut cells, mut opaque) = (0, 0, 0);
     for from in of_megatron() {
         let url = from.display().to_string();
-        let name = from.parent().unwrap().file_name().unwrap().to_str().unwrap();
-        let Ok(c) = Checkpoint::open(&url) else { continue };
+        let name = from
+            .parent()
+            .unwrap()
+            .file_name()
+            .unwrap()
+            .to_str()
+            .unwrap();
+        let Ok(c) = Checkpoint::open(&url) else {
+            continue;
+        };
         if !c.producer().as_stored.is_empty() {
             continue;
         }
@@ -370,16 +554,28 @@ fn common_state_of_real_checkpoints_is_carried_over_byte_for_byte() {
 #[test]
 fn common_state_that_was_not_decoded_is_not_mixed_with_other() {
     let saved = states::megatron();
-    let common = Checkpoint::open(&saved.url).unwrap().stored_common().unwrap().unwrap();
+    let common = Checkpoint::open(&saved.url)
+        .unwrap()
+        .stored_common()
+        .unwrap()
+        .unwrap();
     let mut state = reshard::StateDict::new();
     state.insert("step", 1);
     let to = saved.beside("to");
     for dialect in [reshard::Dialect::Megatron, reshard::Dialect::Dcp] {
-        let save = reshard::save(&state, &to).dialect(dialect).stored_common(common.clone());
+        let save = reshard::save(&state, &to)
+            .dialect(dialect)
+            .stored_common(common.clone());
         let error = reshard::blocking::run(save).unwrap_err();
         assert_eq!(error.kind(), reshard::ErrorKind::Invalid, "{error}");
     }
-    assert!(Checkpoint::open(&states::dcp().url).unwrap().stored_common().unwrap().is_none());
+    assert!(
+        Checkpoint::open(&states::dcp().url)
+            .unwrap()
+            .stored_common()
+            .unwrap()
+            .is_none()
+    );
 }
 
 #[test]
@@ -387,41 +583,80 @@ fn more_files_than_a_directory_should_hold_are_refused_before_anything_is_read()
     let saved = states::dcp();
     let to = saved.beside("to");
     let convert = |more: &[&str]| run(&[&["convert", &saved.url, &to][..], more].concat());
-    let nowhere =
-        |ranks, files| run(&["convert", "nowhere", &to, "--ranks", ranks, "--files-per-rank", files]);
+    let nowhere = |ranks, files| {
+        run(&[
+            "convert",
+            "nowhere",
+            &to,
+            "--ranks",
+            ranks,
+            "--files-per-rank",
+            files,
+        ])
+    };
     let ran = nowhere("4096", "65536");
     assert!(
         ran.code == 2 && ran.err.contains("268,435,456 files") && ran.err.contains("16,384"),
         "{}",
         ran.err
     );
-    assert!(ran.err.contains("hint: name fewer --ranks or --files-per-rank"), "{}", ran.err);
+    assert!(
+        ran.err
+            .contains("hint: name fewer --ranks or --files-per-rank"),
+        "{}",
+        ran.err
+    );
     assert!(nowhere("4096", "16").err.contains("65,536 files"));
     assert!(nowhere("3", "5462").err.contains("16,386 files"));
     for (ranks, files) in [("4096", "4"), ("1", "16384"), ("16", "1024")] {
-        assert_eq!(nowhere(ranks, files).code, 3, "so many files may be, but nowhere is no checkpoint");
+        assert_eq!(
+            nowhere(ranks, files).code,
+            3,
+            "so many files may be, but nowhere is no checkpoint"
+        );
     }
-    assert_eq!(convert(&["--ranks", "2", "--files-per-rank", "65536"]).code, 2);
+    assert_eq!(
+        convert(&["--ranks", "2", "--files-per-rank", "65536"]).code,
+        2
+    );
     assert!(!std::path::Path::new(&to).exists());
     assert_eq!(convert(&["--ranks", "2", "--files-per-rank", "16"]).code, 0);
 }
 
 #[test]
 fn more_pieces_than_fit_into_memory_are_refused_and_an_option_raises_the_limit() {
-    let made = made(&[sound("a", 8, false), sound("b", 2, false), sound("c", 1, false)]);
+    let made = made(&[
+        sound("a", 8, false),
+        sound("b", 2, false),
+        sound("c", 1, false),
+    ]);
     let to = made.beside("to");
-    let convert = |more: &[&str]| run(&[&["convert", &made.url, &to, "--overwrite"][..], more].concat());
+    let convert =
+        |more: &[&str]| run(&[&["convert", &made.url, &to, "--overwrite"][..], more].concat());
     // A tensor has no more pieces than rows, and what is not cut does not count: 4 + 2.
     let ran = convert(&["--ranks", "4", "--max-pieces", "5"]);
-    assert!(ran.code == 2 && ran.err.contains("4 ranks would cut"), "{}", ran.err);
-    assert!(ran.err.contains("6 pieces") && ran.err.contains("at most 5"), "{}", ran.err);
     assert!(
-        ran.err.contains("hint: name fewer --ranks, or raise the limit with --max-pieces N"),
+        ran.code == 2 && ran.err.contains("4 ranks would cut"),
+        "{}",
+        ran.err
+    );
+    assert!(
+        ran.err.contains("6 pieces") && ran.err.contains("at most 5"),
+        "{}",
+        ran.err
+    );
+    assert!(
+        ran.err
+            .contains("hint: name fewer --ranks, or raise the limit with --max-pieces N"),
         "{}",
         ran.err
     );
     assert!(!std::path::Path::new(&to).exists());
-    for more in [&["--ranks", "4", "--max-pieces", "6"][..], &["--max-pieces", "0"], &["--ranks", "4096"]] {
+    for more in [
+        &["--ranks", "4", "--max-pieces", "6"][..],
+        &["--max-pieces", "0"],
+        &["--ranks", "4096"],
+    ] {
         let ran = convert(more);
         assert_eq!(ran.code, 0, "{more:?}: {}", ran.err);
     }
@@ -429,10 +664,21 @@ fn more_pieces_than_fit_into_memory_are_refused_and_an_option_raises_the_limit()
 
 #[test]
 fn tensors_of_many_rows_and_many_ranks_make_too_many_pieces() {
-    let items: Vec<Item> = (0..49).map(|i| sound(&format!("t{i}"), 4096, false)).collect();
+    let items: Vec<Item> = (0..49)
+        .map(|i| sound(&format!("t{i}"), 4096, false))
+        .collect();
     let made = made(&items);
     let convert = |to: &str, keys: &str| {
-        run(&["convert", &made.url, &made.beside(to), "--ranks", "4096", "--key", keys, "--no-verify"])
+        run(&[
+            "convert",
+            &made.url,
+            &made.beside(to),
+            "--ranks",
+            "4096",
+            "--key",
+            keys,
+            "--no-verify",
+        ])
     };
     let ran = convert("all", "*");
     assert!(
@@ -440,7 +686,11 @@ fn tensors_of_many_rows_and_many_ranks_make_too_many_pieces() {
         "{}",
         ran.err
     );
-    assert_eq!(convert("some", "t1*").code, 0, "keys that are not chosen don't count");
+    assert_eq!(
+        convert("some", "t1*").code,
+        0,
+        "keys that are not chosen don't count"
+    );
 }
 
 #[test]
@@ -449,10 +699,22 @@ fn a_policy_of_too_many_slices_names_the_option_that_allows_them() {
     let policy = r#"{"type":"max_shard_size","max_shard_size":"100"}"#;
     let convert = |max: &str| {
         let to = made.beside(max);
-        run(&["convert", &made.url, &to, "--policy", policy, "--max-slices", max])
+        run(&[
+            "convert",
+            &made.url,
+            &to,
+            "--policy",
+            policy,
+            "--max-slices",
+            max,
+        ])
     };
     let ran = convert("3");
-    assert!(ran.code == 2 && ran.err.contains("more than 3 slices"), "{}", ran.err);
+    assert!(
+        ran.code == 2 && ran.err.contains("more than 3 slices"),
+        "{}",
+        ran.err
+    );
     assert!(ran.err.contains("--max-slices"), "{}", ran.err);
     assert_eq!(convert("12").code, 0);
 }
@@ -481,15 +743,36 @@ fn what_files_of_the_source_are_links_to_is_not_replaced() {
     link(&dst.join("__0_0.distcp"), over.join("__0_0.distcp"));
     for src in [&direct, &over].map(|p| p.to_str().unwrap()) {
         let before = digest(src);
-        let ran = run(&["convert", src, dst.to_str().unwrap(), "--overwrite", "--ranks", "2"]);
-        assert!(ran.code == 2 && ran.err.contains("__0_0.distcp in"), "{} {}", ran.code, ran.err);
+        let ran = run(&[
+            "convert",
+            src,
+            dst.to_str().unwrap(),
+            "--overwrite",
+            "--ranks",
+            "2",
+        ]);
+        assert!(
+            ran.code == 2 && ran.err.contains("__0_0.distcp in"),
+            "{} {}",
+            ran.code,
+            ran.err
+        );
         assert!(ran.err.contains("is a link to"), "{}", ran.err);
         assert_eq!(digest(src), before);
     }
     // Links to elsewhere hinder nobody.
     let ran = run(&["convert", dst.to_str().unwrap(), &saved.beside("new")]);
     assert_eq!(ran.code, 0, "{}", ran.err);
-    assert_eq!(run(&["convert", direct.to_str().unwrap(), over.to_str().unwrap(), "--overwrite"]).code, 0);
+    assert_eq!(
+        run(&[
+            "convert",
+            direct.to_str().unwrap(),
+            over.to_str().unwrap(),
+            "--overwrite"
+        ])
+        .code,
+        0
+    );
 }
 
 #[test]
@@ -498,8 +781,18 @@ fn files_of_a_byte_each_are_refused_where_they_are_too_many() {
     let data = reshard::Tensor::from_vec(&[70_000], vec![1u8; 70_000]).unwrap();
     state.insert("w", reshard::ShardedTensor::replicated("w", data, 0));
     let saved = states::save(&[state], reshard::Dialect::Dcp);
-    let ran = run(&["convert", &saved.url, &saved.beside("to"), "--max-shard-size", "1"]);
-    assert!(ran.code == 2 && ran.err.contains("larger --max-shard-size"), "{}", ran.err);
+    let ran = run(&[
+        "convert",
+        &saved.url,
+        &saved.beside("to"),
+        "--max-shard-size",
+        "1",
+    ]);
+    assert!(
+        ran.code == 2 && ran.err.contains("larger --max-shard-size"),
+        "{}",
+        ran.err
+    );
 }
 
 #[test]

@@ -3,7 +3,10 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 fn sha(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+    Sha256::digest(bytes)
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect()
 }
 
 #[test]
@@ -29,23 +32,37 @@ fn damaged_tensors_have_no_digest_and_the_others_have() {
     let saved = states::megatron();
     let j = run(&["inspect", &saved.url, "--json", "--key", "norm"]).json();
     let chunk = &j["tensors"][0]["chunks"][0];
-    let (file, at) =
-        (saved.path(chunk["file"].as_str().unwrap()), chunk["offset"].as_u64().unwrap() as usize);
+    let (file, at) = (
+        saved.path(chunk["file"].as_str().unwrap()),
+        chunk["offset"].as_u64().unwrap() as usize,
+    );
     let mut bytes = std::fs::read(&file).unwrap();
     let len = chunk["length"].as_u64().unwrap() as usize;
     // The elements 1, 2, 3 are found by their bytes.
-    let data = 1i64.to_le_bytes().into_iter().chain(2i64.to_le_bytes()).collect::<Vec<u8>>();
-    let inside = bytes[at..at + len].windows(16).position(|w| w == data).unwrap();
+    let data = 1i64
+        .to_le_bytes()
+        .into_iter()
+        .chain(2i64.to_le_bytes())
+        .collect::<Vec<u8>>();
+    let inside = bytes[at..at + len]
+        .windows(16)
+        .position(|w| w == data)
+        .unwrap();
     bytes[at + inside] ^= 4;
     std::fs::write(&file, bytes).unwrap();
     let ran = run(&["digest", &saved.url, "--json"]);
     let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!((ran.code, j["tensors"].as_object().unwrap().len()), (1, 3));
     assert!(
-        j["tensors"].get("norm").is_none() && j["errors"]["norm"].as_str().unwrap().contains("CRC-32"),
+        j["tensors"].get("norm").is_none()
+            && j["errors"]["norm"].as_str().unwrap().contains("CRC-32"),
         "{j}"
     );
-    assert!(ran.err.contains("norm") && ran.err.contains("reshard verify"), "{}", ran.err);
+    assert!(
+        ran.err.contains("norm") && ran.err.contains("reshard verify"),
+        "{}",
+        ran.err
+    );
     assert_eq!(run(&["digest", &saved.url, "--key", "scale"]).code, 0);
 }
 
@@ -59,9 +76,13 @@ fn a_tensor_that_is_digested_in_blocks_is_checked_as_a_whole_before() {
     let saved = states::save(&[state], reshard::Dialect::Dcp);
     let elements = |n| 1.5f32.to_le_bytes().repeat(n);
     let small = json!({ "dtype": "float32", "shape": [3], "sha256": sha(&elements(3)) });
-    let large = json!({ "dtype": "float32", "shape": [3 << 20], "sha256": sha(&elements(3 << 20)) });
+    let large =
+        json!({ "dtype": "float32", "shape": [3 << 20], "sha256": sha(&elements(3 << 20)) });
     let j = run(&["digest", &saved.url, "--json"]).json();
-    assert_eq!(j, json!({ "schema": 1, "tensors": { "large": large, "small": small } }));
+    assert_eq!(
+        j,
+        json!({ "schema": 1, "tensors": { "large": large, "small": small } })
+    );
 
     let file = saved.path("__0_0.distcp");
     let mut bytes = std::fs::read(&file).unwrap();
@@ -69,10 +90,24 @@ fn a_tensor_that_is_digested_in_blocks_is_checked_as_a_whole_before() {
     std::fs::write(&file, bytes).unwrap();
     let ran = run(&["digest", &saved.url, "--json"]);
     let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
-    assert_eq!((ran.code, &j["tensors"]), (1, &json!({ "small": small })), "{j}");
+    assert_eq!(
+        (ran.code, &j["tensors"]),
+        (1, &json!({ "small": small })),
+        "{j}"
+    );
     let errors = j["errors"].as_object().unwrap();
-    assert!(errors.len() == 1 && errors["large"].as_str().unwrap().contains("CRC-32"), "{j}");
+    assert!(
+        errors.len() == 1 && errors["large"].as_str().unwrap().contains("CRC-32"),
+        "{j}"
+    );
     let ran = run(&["digest", &saved.url]);
-    assert_eq!((ran.code, ran.out), (1, format!("{}  small\n", sha(&elements(3)))));
-    assert_eq!(run(&["digest", &saved.url, "--no-verify"]).code, 0, "nobody looks");
+    assert_eq!(
+        (ran.code, ran.out),
+        (1, format!("{}  small\n", sha(&elements(3))))
+    );
+    assert_eq!(
+        run(&["digest", &saved.url, "--no-verify"]).code,
+        0,
+        "nobody looks"
+    );
 }

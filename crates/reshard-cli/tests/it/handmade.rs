@@ -22,12 +22,21 @@ fn tuple(items: &[Vec<u8>]) -> Vec<u8> {
 }
 
 fn dict(fields: &[(&str, Vec<u8>)]) -> Vec<u8> {
-    let fields: Vec<u8> = fields.iter().flat_map(|(k, v)| [text(k), v.clone()].concat()).collect();
+    let fields: Vec<u8> = fields
+        .iter()
+        .flat_map(|(k, v)| [text(k), v.clone()].concat())
+        .collect();
     [&b"}("[..], &fields, b"u"].concat()
 }
 
 fn object(module: &str, name: &str, state: Vec<u8>) -> Vec<u8> {
-    [global(module, name), b")\x81".to_vec(), state, b"b".to_vec()].concat()
+    [
+        global(module, name),
+        b")\x81".to_vec(),
+        state,
+        b"b".to_vec(),
+    ]
+    .concat()
 }
 
 fn ints(dims: &[u64]) -> Vec<u8> {
@@ -49,15 +58,28 @@ pub(crate) struct Item {
 
 impl Item {
     pub(crate) fn tensor(key: &str, shape: &[u64], stored: Vec<u8>) -> Self {
-        Self { key: key.into(), shape: Some(shape.into()), stored, transform: None }
+        Self {
+            key: key.into(),
+            shape: Some(shape.into()),
+            stored,
+            transform: None,
+        }
     }
 
     pub(crate) fn object(key: &str, stored: Vec<u8>) -> Self {
-        Self { key: key.into(), shape: None, stored, transform: None }
+        Self {
+            key: key.into(),
+            shape: None,
+            stored,
+            transform: None,
+        }
     }
 
     pub(crate) fn transformed(self, by: &'static str) -> Self {
-        Self { transform: Some(by), ..self }
+        Self {
+            transform: Some(by),
+            ..self
+        }
     }
 
     fn described(&self) -> Vec<u8> {
@@ -74,7 +96,10 @@ impl Item {
         let chunk = object(
             MD,
             "ChunkStorageMetadata",
-            dict(&[("offsets", size(&vec![0; shape.len()])), ("sizes", size(shape))]),
+            dict(&[
+                ("offsets", size(&vec![0; shape.len()])),
+                ("sizes", size(shape)),
+            ]),
         );
         object(
             MD,
@@ -88,11 +113,18 @@ impl Item {
     }
 
     fn index(&self) -> Vec<u8> {
-        let offset = self.shape.as_ref().map_or_else(|| b"N".to_vec(), |s| size(&vec![0; s.len()]));
+        let offset = self
+            .shape
+            .as_ref()
+            .map_or_else(|| b"N".to_vec(), |s| size(&vec![0; s.len()]));
         object(
             MD,
             "MetadataIndex",
-            dict(&[("fqn", text(&self.key)), ("offset", offset), ("index", b"N".to_vec())]),
+            dict(&[
+                ("fqn", text(&self.key)),
+                ("offset", offset),
+                ("index", b"N".to_vec()),
+            ]),
         )
     }
 
@@ -103,9 +135,16 @@ impl Item {
             ("length", int(at.end - at.start)),
         ];
         if let Some(by) = self.transform {
-            fields.push(("transform_descriptors", [&b"]("[..], &text(by), b"e"].concat()));
+            fields.push((
+                "transform_descriptors",
+                [&b"]("[..], &text(by), b"e"].concat(),
+            ));
         }
-        object("torch.distributed.checkpoint.filesystem", "_StorageInfo", dict(&fields))
+        object(
+            "torch.distributed.checkpoint.filesystem",
+            "_StorageInfo",
+            dict(&fields),
+        )
     }
 }
 
@@ -125,18 +164,39 @@ pub(crate) fn write(dir: &Path, items: &[Item]) {
         ("planner_data", b"N".to_vec()),
     ]);
     fs::create_dir_all(dir).unwrap();
-    fs::write(dir.join(".metadata"), [&b"\x80\x04"[..], &object(MD, "Metadata", root), b"."].concat())
-        .unwrap();
+    fs::write(
+        dir.join(".metadata"),
+        [&b"\x80\x04"[..], &object(MD, "Metadata", root), b"."].concat(),
+    )
+    .unwrap();
     fs::write(dir.join("__0_0.distcp"), data).unwrap();
 }
 
 /// The call that makes a tensor of a float32 storage of so many elements.
 pub(crate) fn view(shape: &[u64], strides: &[u64], storage: u64) -> Vec<u8> {
-    let id = tuple(&[text("storage"), global("torch", "FloatStorage"), text("0"), text("cpu"), int(storage)]);
+    let id = tuple(&[
+        text("storage"),
+        global("torch", "FloatStorage"),
+        text("0"),
+        text("cpu"),
+        int(storage),
+    ]);
     let hooks = [global("collections", "OrderedDict"), b")R".to_vec()].concat();
     let storage = [id, b"Q".to_vec()].concat();
-    let args = tuple(&[storage, int(0), ints(shape), ints(strides), b"\x89".to_vec(), hooks]);
-    [global("torch._utils", "_rebuild_tensor_v2"), args, b"R".to_vec()].concat()
+    let args = tuple(&[
+        storage,
+        int(0),
+        ints(shape),
+        ints(strides),
+        b"\x89".to_vec(),
+        hooks,
+    ]);
+    [
+        global("torch._utils", "_rebuild_tensor_v2"),
+        args,
+        b"R".to_vec(),
+    ]
+    .concat()
 }
 
 /// A whole pickle.
@@ -146,16 +206,25 @@ pub(crate) fn pickle(value: Vec<u8>) -> Vec<u8> {
 
 /// An archive as `torch.save` lays it out, its storage packed or not.
 pub(crate) fn archive(pickle: &[u8], storage: &[u8], packed: bool) -> Vec<u8> {
-    zip(&[("data.pkl", pickle, false), ("version", b"3\n", false), ("data/0", storage, packed)])
+    zip(&[
+        ("data.pkl", pickle, false),
+        ("version", b"3\n", false),
+        ("data/0", storage, packed),
+    ])
 }
 
 /// An archive of records, each of them packed or not.
 pub(crate) fn zip<N: AsRef<str>>(records: &[(N, &[u8], bool)]) -> Vec<u8> {
     let mut zip = ZipWriter::new(std::io::Cursor::new(Vec::new()));
     for (name, bytes, packed) in records {
-        let method = if *packed { CompressionMethod::Deflated } else { CompressionMethod::Stored };
+        let method = if *packed {
+            CompressionMethod::Deflated
+        } else {
+            CompressionMethod::Stored
+        };
         let options = SimpleFileOptions::default().compression_method(method);
-        zip.start_file(format!("archive/{}", name.as_ref()), options).unwrap();
+        zip.start_file(format!("archive/{}", name.as_ref()), options)
+            .unwrap();
         zip.write_all(bytes).unwrap();
     }
     zip.finish().unwrap().into_inner()
@@ -166,7 +235,8 @@ pub(crate) fn zstd(bytes: &[u8], zeros: usize) -> Vec<u8> {
     const BLOCK: usize = 128 << 10;
     // No checksum, no content size, a window of 128 KiB.
     let mut out = vec![0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x38];
-    let header = |kind: usize, len: usize| ((len << 3 | kind << 1) as u32).to_le_bytes()[..3].to_vec();
+    let header =
+        |kind: usize, len: usize| ((len << 3 | kind << 1) as u32).to_le_bytes()[..3].to_vec();
     for block in bytes.chunks(BLOCK) {
         out.extend(header(0, block.len()));
         out.extend(block);

@@ -10,12 +10,20 @@ fn program() -> Command {
 
 #[test]
 fn help_of_each_command_has_an_example_that_parses() {
-    for command in ["inspect", "ls", "digest", "verify", "convert", "prune", "plugins", "demo"] {
+    for command in [
+        "inspect", "ls", "digest", "verify", "convert", "prune", "plugins", "demo",
+    ] {
         let ran = run(&[command, "--help"]);
         assert_eq!((ran.code, ran.err.as_str()), (0, ""));
         let lines: Vec<&str> = ran.out.lines().collect();
         let at = lines.iter().position(|l| l.starts_with("Example")).unwrap();
-        assert!(lines[at + 1..].iter().any(|l| l.contains(&format!("reshard {command}"))), "{}", ran.out);
+        assert!(
+            lines[at + 1..]
+                .iter()
+                .any(|l| l.contains(&format!("reshard {command}"))),
+            "{}",
+            ran.out
+        );
     }
     assert!(run(&["--version"]).ok().starts_with("reshard "));
 }
@@ -44,9 +52,14 @@ const EVIL: &str = "x\u{1b}]0;pwn\u{7}\u{9b}31m\u{202e}\u{e0041}\r\n\u{1b}[31my"
 
 /// Text in which styles are all that there is of escapes.
 fn is_harmless(text: &str, what: &str) {
-    let bare: String = text.replace("\u{1b}[", "\u{0}[").split('\u{0}').map(without_style).collect();
-    let steers =
-        |c: char| (c.is_control() && c != '\n') || ('\u{202a}'..='\u{202e}').contains(&c) || c > '\u{e0000}';
+    let bare: String = text
+        .replace("\u{1b}[", "\u{0}[")
+        .split('\u{0}')
+        .map(without_style)
+        .collect();
+    let steers = |c: char| {
+        (c.is_control() && c != '\n') || ('\u{202a}'..='\u{202e}').contains(&c) || c > '\u{e0000}'
+    };
     assert!(!bare.contains(steers), "{what}: {bare:?}");
 }
 
@@ -55,7 +68,10 @@ fn what_a_wrong_command_line_repeats_can_not_steer_the_terminal() {
     let option = format!("--{EVIL}");
     let value = format!("--ranks={EVIL}");
     let policy = format!(r#"{{"type":"{EVIL}"}}"#);
-    let escaped = policy.replace('\u{1b}', "\\u001b").replace('\u{7}', "\\u0007").replace("\r\n", "");
+    let escaped = policy
+        .replace('\u{1b}', "\\u001b")
+        .replace('\u{7}', "\\u0007")
+        .replace("\r\n", "");
     for args in [
         &[EVIL][..],
         &[&option],
@@ -73,15 +89,24 @@ fn what_a_wrong_command_line_repeats_can_not_steer_the_terminal() {
         &["demo", "--size", EVIL],
     ] {
         // The demo prints no JSON.
-        for json in [&[][..], &["--json"]].into_iter().take(if args[0] == "demo" { 1 } else { 2 }) {
+        for json in [&[][..], &["--json"]]
+            .into_iter()
+            .take(if args[0] == "demo" { 1 } else { 2 })
+        {
             let ran = run_raw(&[args, json].concat());
             let what = format!("{args:?}");
             assert_eq!(ran.code, 2, "{what}");
             is_harmless(&ran.err, &what);
             is_harmless(&ran.out, &what);
             let plain = anstream::adapter::strip_str(&ran.err).to_string();
-            assert!(plain.contains("\\u{1b}") || plain.contains("\\u{202e}"), "{what}: {plain}");
-            assert!(!plain.lines().any(|l| l.starts_with('y')), "{what}: {plain}");
+            assert!(
+                plain.contains("\\u{1b}") || plain.contains("\\u{202e}"),
+                "{what}: {plain}"
+            );
+            assert!(
+                !plain.lines().any(|l| l.starts_with('y')),
+                "{what}: {plain}"
+            );
         }
     }
 }
@@ -116,21 +141,32 @@ fn paths_that_are_printed_can_not_steer_the_terminal() {
         is_harmless(&ran.out, &what);
         is_harmless(&ran.err, &what);
     }
-    assert!(run(&["convert", &saved.url, &evil("also")]).ok().contains("\\u{202e}"));
+    assert!(
+        run(&["convert", &saved.url, &evil("also")])
+            .ok()
+            .contains("\\u{202e}")
+    );
 }
 
 #[test]
 fn plugins_tells_crate_and_version_of_all_that_is_linked() {
     let own = env!("CARGO_PKG_VERSION");
     let j = run(&["plugins", "--json"]).json();
-    let store = serde_json::json!({ "scheme": "file", "crate": "reshard-storage", "crate_version": own });
+    let store =
+        serde_json::json!({ "scheme": "file", "crate": "reshard-storage", "crate_version": own });
     assert_eq!((&j["schema"], &j["stores"][0]), (&1.into(), &store));
     let s = &j["strategies"][0];
     assert_eq!(
         (&s["backend"], &s["version"], &s["crate"]),
-        (&"torch_dist".into(), &1.into(), &"reshard-torch-dist".into())
+        (
+            &"torch_dist".into(),
+            &1.into(),
+            &"reshard-torch-dist".into()
+        )
     );
-    let rows = ["strategies", "stores"].map(|of| j[of].as_array().unwrap().clone()).concat();
+    let rows = ["strategies", "stores"]
+        .map(|of| j[of].as_array().unwrap().clone())
+        .concat();
     assert!(rows.len() > 4, "{j}");
     for row in &rows {
         assert!(
@@ -139,8 +175,14 @@ fn plugins_tells_crate_and_version_of_all_that_is_linked() {
         );
     }
     let text = run(&["plugins"]).ok();
-    assert!(text.contains("save sharded  torch_dist") && text.contains("file://"), "{text}");
-    for line in text.lines().filter(|l| !l.is_empty() && !l.contains("CRATE")) {
+    assert!(
+        text.contains("save sharded  torch_dist") && text.contains("file://"),
+        "{text}"
+    );
+    for line in text
+        .lines()
+        .filter(|l| !l.is_empty() && !l.contains("CRATE"))
+    {
         assert!(line.ends_with(&format!(" {own}")), "{line}");
     }
 }
@@ -149,17 +191,44 @@ fn plugins_tells_crate_and_version_of_all_that_is_linked() {
 fn a_pattern_that_matches_nothing_is_told_with_what_may_have_been_meant() {
     let saved = states::megatron();
     for command in ["ls", "inspect", "digest"] {
-        let ran = run(&[command, &saved.url, "--key", "layer.wieght", "--key", "norm", "--key", "zzz"]);
+        let ran = run(&[
+            command,
+            &saved.url,
+            "--key",
+            "layer.wieght",
+            "--key",
+            "norm",
+            "--key",
+            "zzz",
+        ]);
         assert_eq!(ran.code, 0, "{}", ran.err);
         assert!(ran.out.contains("norm"), "{}", ran.out);
         let told: Vec<&str> = ran.err.lines().collect();
         assert_eq!(told.len(), 2, "{}", ran.err);
-        assert!(told[0].contains("no key matches layer.wieght; did you mean layer.weight"), "{}", ran.err);
-        assert!(told[1].contains("no key matches zzz; `reshard ls"), "{}", ran.err);
+        assert!(
+            told[0].contains("no key matches layer.wieght; did you mean layer.weight"),
+            "{}",
+            ran.err
+        );
+        assert!(
+            told[1].contains("no key matches zzz; `reshard ls"),
+            "{}",
+            ran.err
+        );
     }
-    let ran = run(&["convert", &saved.url, &saved.beside("copy"), "--key", "weight"]);
+    let ran = run(&[
+        "convert",
+        &saved.url,
+        &saved.beside("copy"),
+        "--key",
+        "weight",
+    ]);
     assert_eq!(ran.code, 2);
-    assert!(ran.err.contains("did you mean layer.weight") && ran.err.contains("hint: "), "{}", ran.err);
+    assert!(
+        ran.err.contains("did you mean layer.weight") && ran.err.contains("hint: "),
+        "{}",
+        ran.err
+    );
 }
 
 #[test]
@@ -191,21 +260,36 @@ fn the_demo_checks_every_byte_and_shows_its_acts() {
     let dir = tempfile::tempdir().unwrap();
     let kept = dir.path().join("demo").display().to_string();
     let child = program()
-        .args(["demo", "--size", "4MiB", "--ranks", "3", "--to", "2", "--dir", &kept])
+        .args([
+            "demo", "--size", "4MiB", "--ranks", "3", "--to", "2", "--dir", &kept,
+        ])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let out = child.wait_with_output().unwrap();
     assert!(out.status.success());
-    let text: Vec<String> = BufReader::new(&out.stdout[..]).lines().map(Result::unwrap).collect();
+    let text: Vec<String> = BufReader::new(&out.stdout[..])
+        .lines()
+        .map(Result::unwrap)
+        .collect();
     let text = text.join("\n");
     for act in ["build", "save", "  write", "verify", "load", "check"] {
-        assert!(text.lines().any(|l| l.starts_with(act)), "{act} is not in\n{text}");
+        assert!(
+            text.lines().any(|l| l.starts_with(act)),
+            "{act} is not in\n{text}"
+        );
     }
-    assert!(text.contains("bytes are right") && !text.contains('\u{1b}'), "{text}");
+    assert!(
+        text.contains("bytes are right") && !text.contains('\u{1b}'),
+        "{text}"
+    );
     assert_eq!(run(&["verify", &kept]).code, 0);
     let again = run(&["demo", "--size", "1MiB", "--dir", &kept]);
-    assert!(again.code == 2 && again.err.contains("hint: "), "{}", again.err);
+    assert!(
+        again.code == 2 && again.err.contains("hint: "),
+        "{}",
+        again.err
+    );
 }
 
 #[test]
@@ -223,7 +307,15 @@ fn a_command_that_fails_prints_its_error_as_json_when_that_is_asked_for() {
         (&["convert", &saved.url, &unfinished], 2, "exists"),
         (&["convert", &saved.url, &saved.url], 2, "invalid"),
         (
-            &["convert", &saved.url, &saved.beside("to"), "--ranks", "4096", "--files-per-rank", "17"],
+            &[
+                "convert",
+                &saved.url,
+                &saved.beside("to"),
+                "--ranks",
+                "4096",
+                "--files-per-rank",
+                "17",
+            ],
             2,
             "invalid",
         ),
@@ -235,15 +327,25 @@ fn a_command_that_fails_prints_its_error_as_json_when_that_is_asked_for() {
         let ran = run(&[args, &["--json"]].concat());
         let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
         let error = &j["error"];
-        assert_eq!((ran.code, plain.code, plain.out.as_str()), (code, code, ""), "{args:?}");
+        assert_eq!(
+            (ran.code, plain.code, plain.out.as_str()),
+            (code, code, ""),
+            "{args:?}"
+        );
         assert_eq!(
             (&j["schema"], &error["kind"]),
             (&serde_json::json!(1), &serde_json::json!(kind)),
             "{args:?} {error}"
         );
-        let url = args.get(1).map_or(serde_json::Value::Null, |url| (*url).into());
+        let url = args
+            .get(1)
+            .map_or(serde_json::Value::Null, |url| (*url).into());
         assert_eq!(error["url"], url);
-        assert!(ran.err.contains(error["message"].as_str().unwrap()), "{error} {}", ran.err);
+        assert!(
+            ran.err.contains(error["message"].as_str().unwrap()),
+            "{error} {}",
+            ran.err
+        );
         assert!(!error["hint"].as_str().unwrap().is_empty());
     }
 }
@@ -254,6 +356,13 @@ fn a_failed_digest_is_one_json() {
     std::fs::write(saved.path("__0_0.distcp"), vec![0; 100_000]).unwrap();
     let ran = run(&["digest", &saved.url, "--json"]);
     let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
-    assert!(ran.code == 1 && j["errors"].is_object() && j["error"].is_null(), "{j}");
-    assert!(ran.err.contains("error: no digest of") && ran.err.contains("hint: "), "{}", ran.err);
+    assert!(
+        ran.code == 1 && j["errors"].is_object() && j["error"].is_null(),
+        "{j}"
+    );
+    assert!(
+        ran.err.contains("error: no digest of") && ran.err.contains("hint: "),
+        "{}",
+        ran.err
+    );
 }

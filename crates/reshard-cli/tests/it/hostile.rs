@@ -38,8 +38,15 @@ fn ends(args: &[&str], url: &str) -> Output {
     }
     let out = child.wait_with_output().unwrap();
     let err = String::from_utf8_lossy(&out.stderr);
-    assert!((0..=3).contains(&out.status.code().unwrap()), "{args:?}: {} {err}", out.status);
-    assert!(!err.contains("panicked") && !err.contains("report this"), "{args:?}: {err}");
+    assert!(
+        (0..=3).contains(&out.status.code().unwrap()),
+        "{args:?}: {} {err}",
+        out.status
+    );
+    assert!(
+        !err.contains("panicked") && !err.contains("report this"),
+        "{args:?}: {err}"
+    );
     out
 }
 
@@ -56,7 +63,13 @@ fn pipes_devices_loops_and_directories_in_place_of_files_hang_nobody() {
         "directory" => fs::create_dir(at).unwrap(),
         _ => symlink("nothing", at).unwrap(),
     };
-    for file in [".metadata", "metadata.json", "common.pt", "__0_0.distcp", "reshard.json"] {
+    for file in [
+        ".metadata",
+        "metadata.json",
+        "common.pt",
+        "__0_0.distcp",
+        "reshard.json",
+    ] {
         for kind in ["pipe", "device", "loop", "directory", "dangling link"] {
             let saved = states::megatron();
             fs::remove_file(saved.path(file)).unwrap();
@@ -65,7 +78,11 @@ fn pipes_devices_loops_and_directories_in_place_of_files_hang_nobody() {
                 let out = ends(args, &saved.url);
                 // What reshard adds is not needed; without the others something is wrong.
                 if args[0] == "verify" {
-                    assert_eq!(out.status.success(), file == "reshard.json", "{kind} as {file}: {args:?}");
+                    assert_eq!(
+                        out.status.success(),
+                        file == "reshard.json",
+                        "{kind} as {file}: {args:?}"
+                    );
                 }
             }
         }
@@ -76,7 +93,10 @@ fn pipes_devices_loops_and_directories_in_place_of_files_hang_nobody() {
 fn files_that_say_they_are_longer_than_all_memory_take_none() {
     for file in ["metadata.json", "reshard.json"] {
         let saved = states::megatron();
-        fs::File::create(saved.path(file)).unwrap().set_len(1 << 40).unwrap();
+        fs::File::create(saved.path(file))
+            .unwrap()
+            .set_len(1 << 40)
+            .unwrap();
         for args in COMMANDS {
             ends(args, &saved.url);
         }
@@ -89,8 +109,7 @@ fn a_note_that_names_any_file_reads_no_other() {
     let outside = saved.beside("outside");
     fs::write(&outside, "outside").unwrap();
     for file in ["../outside", &outside, "/dev/zero", "", "nothing"] {
-        let note =
-            serde_json::json!({ "schema": 1, "writer": "x", "commit": { "file": file, "sha256": "00" } });
+        let note = serde_json::json!({ "schema": 1, "writer": "x", "commit": { "file": file, "sha256": "00" } });
         fs::write(saved.path("reshard.json"), note.to_string()).unwrap();
         for args in COMMANDS {
             assert!(ends(args, &saved.url).status.success(), "{file}: {args:?}");
@@ -119,8 +138,11 @@ fn a_file_that_grows_beyond_what_the_user_may_write_is_an_error_and_leaves_nothi
     let home = tempfile::tempdir().unwrap();
     let to = home.path().join("new");
     let limited = r#"ulimit -f 64; exec "$0" demo --dir "$1" --size 1MiB"#;
-    let out =
-        Command::new("sh").args(["-c", limited, env!("CARGO_BIN_EXE_reshard")]).arg(&to).output().unwrap();
+    let out = Command::new("sh")
+        .args(["-c", limited, env!("CARGO_BIN_EXE_reshard")])
+        .arg(&to)
+        .output()
+        .unwrap();
     let err = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(2), "{} {err}", out.status);
     assert!(err.contains("File too large"), "{err}");

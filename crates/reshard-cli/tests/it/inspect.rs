@@ -10,23 +10,47 @@ fn names(v: &Value) -> Vec<&str> {
 fn the_json_has_the_promised_form() {
     let saved = states::megatron();
     let j = run(&["inspect", &saved.url, "--json"]).json();
-    let first = ["schema", "backend", "version", "dialect", "tensors", "objects", "common", "files"];
+    let first = [
+        "schema", "backend", "version", "dialect", "tensors", "objects", "common", "files",
+    ];
     assert_eq!(names(&j)[..8], first);
     assert_eq!(
         (&j["schema"], &j["backend"], &j["version"], &j["dialect"]),
-        (&json!(1), &json!("torch_dist"), &json!(1), &json!("megatron"))
+        (
+            &json!(1),
+            &json!("torch_dist"),
+            &json!(1),
+            &json!("megatron")
+        )
     );
-    let keys: Vec<&Value> = j["tensors"].as_array().unwrap().iter().map(|t| &t["key"]).collect();
+    let keys: Vec<&Value> = j["tensors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|t| &t["key"])
+        .collect();
     assert_eq!(keys, ["layer.weight", "none", "norm", "scale"]);
     let t = &j["tensors"][0];
     assert_eq!(names(t), ["key", "dtype", "shape", "bytes", "chunks"]);
-    assert_eq!((&t["dtype"], &t["shape"], &t["bytes"]), (&json!("float32"), &json!([5, 4]), &json!(80)));
+    assert_eq!(
+        (&t["dtype"], &t["shape"], &t["bytes"]),
+        (&json!("float32"), &json!([5, 4]), &json!(80))
+    );
     let chunk = &t["chunks"][1];
-    assert_eq!(names(chunk), ["offsets", "lengths", "file", "offset", "length"]);
-    assert_eq!((&chunk["offsets"], &chunk["lengths"]), (&json!([3, 0]), &json!([2, 4])));
+    assert_eq!(
+        names(chunk),
+        ["offsets", "lengths", "file", "offset", "length"]
+    );
+    assert_eq!(
+        (&chunk["offsets"], &chunk["lengths"]),
+        (&json!([3, 0]), &json!([2, 4]))
+    );
     // The stored item lies where it is said to: an archive begins with PK and ends with the end of its directory.
     let file = std::fs::read(saved.path(chunk["file"].as_str().unwrap())).unwrap();
-    let (at, len) = (chunk["offset"].as_u64().unwrap() as usize, chunk["length"].as_u64().unwrap() as usize);
+    let (at, len) = (
+        chunk["offset"].as_u64().unwrap() as usize,
+        chunk["length"].as_u64().unwrap() as usize,
+    );
     assert_eq!(
         (&file[at..at + 4], &file[at + len - 22..at + len - 18]),
         (&b"PK\x03\x04"[..], &b"PK\x05\x06"[..])
@@ -38,8 +62,17 @@ fn the_json_has_the_promised_form() {
     let odd = json!({ "$tuple": [{ "$float": "nan" }, { "$bytes": "AQI=" }, { "$set": ["a"] }] });
     assert_eq!(j["common"]["odd"], odd);
     let state = json!({ "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1 });
-    assert_eq!(j["common"]["args"], json!({ "$opaque": { "class": "argparse.Namespace", "state": state } }));
-    assert_eq!((&j["iteration"], &j["parallel"]["tensor_model_parallel_size"]), (&json!(1000), &json!(2)));
+    assert_eq!(
+        j["common"]["args"],
+        json!({ "$opaque": { "class": "argparse.Namespace", "state": state } })
+    );
+    assert_eq!(
+        (
+            &j["iteration"],
+            &j["parallel"]["tensor_model_parallel_size"]
+        ),
+        (&json!(1000), &json!(2))
+    );
     assert_eq!((&j["problems"], &j["leftovers"]), (&json!([]), &json!([])));
 }
 
@@ -62,14 +95,22 @@ fn people_see_who_wrote_it_what_is_in_it_and_that_it_is_complete() {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
     let short = run(&["inspect", &saved.url, "--summary"]).ok();
-    assert!(short.contains("coverage") && !short.contains("rng_state"), "{short}");
+    assert!(
+        short.contains("coverage") && !short.contains("rng_state"),
+        "{short}"
+    );
 }
 
 #[test]
 fn a_glob_chooses_tensors_and_objects() {
     let saved = states::megatron();
     let j = run(&["inspect", &saved.url, "--json", "--key", "n*"]).json();
-    let keys: Vec<&Value> = j["tensors"].as_array().unwrap().iter().map(|t| &t["key"]).collect();
+    let keys: Vec<&Value> = j["tensors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|t| &t["key"])
+        .collect();
     assert_eq!(keys, ["none", "norm"]);
     assert_eq!(j["objects"], json!([]));
     assert_eq!(
@@ -81,7 +122,11 @@ fn a_glob_chooses_tensors_and_objects() {
         json!({ "schema": 1, "keys": ["scale"] })
     );
     let none = run(&["inspect", &saved.url, "--key", "nothing"]);
-    assert!(none.code == 0 && none.err.contains("reshard ls"), "{}", none.err);
+    assert!(
+        none.code == 0 && none.err.contains("reshard ls"),
+        "{}",
+        none.err
+    );
 }
 
 #[test]
@@ -94,13 +139,20 @@ fn files_that_no_item_owns_are_leftovers_or_of_others() {
     assert_eq!(
         (&j["leftovers"], &j["foreign"], &j["dialect"]),
         (
-            &json!(["__9_0.distcp", saved.beside(".ckpt.1-1a2b3c4d5e6f7082-3.tmp")]),
+            &json!([
+                "__9_0.distcp",
+                saved.beside(".ckpt.1-1a2b3c4d5e6f7082-3.tmp")
+            ]),
             &json!(["notes.txt"]),
             &json!("dcp")
         )
     );
     let text = run(&["inspect", &saved.url]).ok();
-    for part in ["leftover    __9_0.distcp", "reshard prune", "of others   notes.txt"] {
+    for part in [
+        "leftover    __9_0.distcp",
+        "reshard prune",
+        "of others   notes.txt",
+    ] {
         assert!(text.contains(part), "{text}");
     }
 }
@@ -110,8 +162,18 @@ fn a_checkpoint_with_lost_common_state_can_still_be_inspected() {
     let saved = states::megatron();
     std::fs::remove_file(saved.path("common.pt")).unwrap();
     let j = run(&["inspect", &saved.url, "--json"]).json();
-    assert_eq!((&j["common"], j["tensors"].as_array().unwrap().len()), (&Value::Null, 4));
-    assert!(j["notes"][0].as_str().unwrap().contains("common state can't be read"), "{}", j["notes"]);
+    assert_eq!(
+        (&j["common"], j["tensors"].as_array().unwrap().len()),
+        (&Value::Null, 4)
+    );
+    assert!(
+        j["notes"][0]
+            .as_str()
+            .unwrap()
+            .contains("common state can't be read"),
+        "{}",
+        j["notes"]
+    );
 }
 
 #[test]
@@ -120,6 +182,10 @@ fn what_is_no_checkpoint_says_so_and_what_to_do() {
     for command in ["inspect", "ls", "digest", "verify"] {
         let ran = run(&[command, dir.path().to_str().unwrap()]);
         assert_eq!(ran.code, 3, "{command}");
-        assert!(ran.err.contains("not a checkpoint") && ran.err.contains("hint: "), "{}", ran.err);
+        assert!(
+            ran.err.contains("not a checkpoint") && ran.err.contains("hint: "),
+            "{}",
+            ran.err
+        );
     }
 }

@@ -13,7 +13,9 @@ const SHAPE: [u64; 2] = [64, 32];
 type Record<'a> = (&'a str, &'a [u8], bool);
 
 fn elements() -> Vec<u8> {
-    (0..2048u16).flat_map(|i| f32::from(i).to_le_bytes()).collect()
+    (0..2048u16)
+        .flat_map(|i| f32::from(i).to_le_bytes())
+        .collect()
 }
 
 /// The description of the tensor.
@@ -23,7 +25,13 @@ fn described() -> Vec<u8> {
 
 /// The same, with a text before it that is thrown away.
 fn padded(bytes: u32) -> Vec<u8> {
-    let text = [&b"X"[..], &bytes.to_le_bytes(), &vec![b'x'; bytes as usize], b"0"].concat();
+    let text = [
+        &b"X"[..],
+        &bytes.to_le_bytes(),
+        &vec![b'x'; bytes as usize],
+        b"0",
+    ]
+    .concat();
     [&b"\x80\x02"[..], &text, &described()[2..]].concat()
 }
 
@@ -38,10 +46,14 @@ fn load_rows(item: Item, rows: &[(u64, u64)], verify: bool) -> Result<Traffic, S
     let mut template = StateDict::new();
     for (i, (from, to)) in rows.iter().enumerate() {
         let region = Region::new([*from, 0], [to - from, 32]);
-        template.insert(format!("rows {i}"), ShardedTensor::region_of("w", DType::Float32, &SHAPE, region));
+        template.insert(
+            format!("rows {i}"),
+            ShardedTensor::region_of("w", DType::Float32, &SHAPE, region),
+        );
     }
     let load = reshard::load(template, &made.url).verify(verify);
-    let (state, report) = blocking::run(load.with_report()).map_err(|e| with_sources(e.to_string(), &e))?;
+    let (state, report) =
+        blocking::run(load.with_report()).map_err(|e| with_sources(e.to_string(), &e))?;
     for (i, (from, to)) in rows.iter().enumerate() {
         let Some(Tree::Leaf(Value::Tensor(found))) = state.get(&format!("rows {i}")) else {
             panic!("{state:?}")
@@ -57,8 +69,24 @@ fn records_may_lie_in_any_order_and_have_any_neighbours() {
     let (pickle, long, data, filler) = (described(), padded(2000), elements(), vec![7; 5000]);
     let version = ("version", &b"3\n"[..], false);
     let cases: [(&str, &[Record<'_>], [u64; 2]); 8] = [
-        ("as usual", &[("data.pkl", &pickle, false), version, ("data/0", &data, false)], [2048, 3]),
-        ("storage first", &[("data/0", &data, false), ("data.pkl", &pickle, false), version], [2048, 3]),
+        (
+            "as usual",
+            &[
+                ("data.pkl", &pickle, false),
+                version,
+                ("data/0", &data, false),
+            ],
+            [2048, 3],
+        ),
+        (
+            "storage first",
+            &[
+                ("data/0", &data, false),
+                ("data.pkl", &pickle, false),
+                version,
+            ],
+            [2048, 3],
+        ),
         (
             "all in the middle",
             &[
@@ -72,17 +100,30 @@ fn records_may_lie_in_any_order_and_have_any_neighbours() {
         ),
         (
             "a packed description",
-            &[("a", &filler, false), ("data.pkl", &long, true), ("data/0", &data, false), version],
+            &[
+                ("a", &filler, false),
+                ("data.pkl", &long, true),
+                ("data/0", &data, false),
+                version,
+            ],
             [2293, 7],
         ),
         (
             "a description over the end",
-            &[("data.pkl", &long, false), ("data/0", &data, false), version],
+            &[
+                ("data.pkl", &long, false),
+                ("data/0", &data, false),
+                version,
+            ],
             [4284, 6],
         ),
         (
             "a description before the tail",
-            &[("data/0", &data, false), version, ("data.pkl", &long, false)],
+            &[
+                ("data/0", &data, false),
+                version,
+                ("data.pkl", &long, false),
+            ],
             [4286, 6],
         ),
         (
@@ -98,7 +139,11 @@ fn records_may_lie_in_any_order_and_have_any_neighbours() {
         ),
         (
             "nothing stored in between",
-            &[("data.pkl", &pickle, false), version, ("data/0", &data, true)],
+            &[
+                ("data.pkl", &pickle, false),
+                version,
+                ("data/0", &data, true),
+            ],
             [0, 2],
         ),
     ];
@@ -117,9 +162,14 @@ fn records_may_lie_in_any_order_and_have_any_neighbours() {
 #[test]
 fn a_directory_may_be_longer_than_the_tail_that_is_read() {
     let (pickle, data) = (described(), elements());
-    let names: Vec<String> = (0..40).map(|i| format!("a name of some length {i}")).collect();
-    let mut records =
-        vec![("data.pkl", &pickle[..], false), ("data/0", &data, false), ("version", b"3\n", false)];
+    let names: Vec<String> = (0..40)
+        .map(|i| format!("a name of some length {i}"))
+        .collect();
+    let mut records = vec![
+        ("data.pkl", &pickle[..], false),
+        ("data/0", &data, false),
+        ("version", b"3\n", false),
+    ];
     records.extend(names.iter().map(|name| (&**name, &b""[..], false)));
     let t = load(zip(&records)).unwrap();
     assert_eq!((t.beside, t.requests), (5363, 5));
@@ -131,31 +181,98 @@ fn a_description_has_a_size_that_is_plausible() {
     // What is thrown away, what is around it, and the rest.
     let (most, other) = (1 << 20, (padded(0).len()) as u32);
     let archive = |bytes| {
-        zip(&[("data.pkl", &padded(bytes)[..], false), ("data/0", &data, false), ("version", b"3\n", false)])
+        zip(&[
+            ("data.pkl", &padded(bytes)[..], false),
+            ("data/0", &data, false),
+            ("version", b"3\n", false),
+        ])
     };
     load(archive(most - other)).unwrap();
     let e = load(archive(most - other + 1)).unwrap_err();
-    assert!(e.contains("tensor w") && e.contains("larger than any tensor needs"), "{e}");
+    assert!(
+        e.contains("tensor w") && e.contains("larger than any tensor needs"),
+        "{e}"
+    );
 }
 
 #[test]
 fn what_is_packed_is_unpacked_as_far_as_it_is_wanted_and_checked_at_its_end() {
     let (pickle, data) = (described(), elements());
     let usual = [("data.pkl", &pickle[..], false), ("version", b"3\n", false)];
-    let deflated = || Item::tensor("w", &SHAPE, zip(&[usual[0], usual[1], ("data/0", &data, true)]));
+    let deflated = || {
+        Item::tensor(
+            "w",
+            &SHAPE,
+            zip(&[usual[0], usual[1], ("data/0", &data, true)]),
+        )
+    };
     let stored = zip(&[usual[0], usual[1], ("data/0", &data, false)]);
     let transformed = || Item::tensor("w", &SHAPE, zstd(&stored, 0)).transformed("stream.zstd/1");
     let mut wrong = String::new();
     for (what, item, rows, verify, expected) in [
-        ("deflated", deflated(), vec![(0, 64)], true, [8192, 8192, 0, 2, 1]),
-        ("deflated, not checked", deflated(), vec![(0, 64)], false, [8192, 8192, 0, 2, 0]),
-        ("first rows", deflated(), vec![(0, 10)], true, [1280, 1280, 4460, 2, 1]),
-        ("last rows", deflated(), vec![(60, 64)], true, [512, 512, 5228, 2, 1]),
-        ("rows at both ends", deflated(), vec![(0, 2), (62, 64)], true, [512, 512, 5228, 2, 1]),
-        ("rows in the middle", deflated(), vec![(30, 33)], true, [384, 384, 5356, 2, 1]),
-        ("transformed", transformed(), vec![(0, 64)], true, [8192, 8192, 540, 1, 1]),
-        ("transformed, not checked", transformed(), vec![(0, 64)], false, [8192, 8192, 540, 1, 0]),
-        ("transformed rows", transformed(), vec![(1, 2), (7, 9)], true, [384, 384, 8348, 1, 1]),
+        (
+            "deflated",
+            deflated(),
+            vec![(0, 64)],
+            true,
+            [8192, 8192, 0, 2, 1],
+        ),
+        (
+            "deflated, not checked",
+            deflated(),
+            vec![(0, 64)],
+            false,
+            [8192, 8192, 0, 2, 0],
+        ),
+        (
+            "first rows",
+            deflated(),
+            vec![(0, 10)],
+            true,
+            [1280, 1280, 4460, 2, 1],
+        ),
+        (
+            "last rows",
+            deflated(),
+            vec![(60, 64)],
+            true,
+            [512, 512, 5228, 2, 1],
+        ),
+        (
+            "rows at both ends",
+            deflated(),
+            vec![(0, 2), (62, 64)],
+            true,
+            [512, 512, 5228, 2, 1],
+        ),
+        (
+            "rows in the middle",
+            deflated(),
+            vec![(30, 33)],
+            true,
+            [384, 384, 5356, 2, 1],
+        ),
+        (
+            "transformed",
+            transformed(),
+            vec![(0, 64)],
+            true,
+            [8192, 8192, 540, 1, 1],
+        ),
+        (
+            "transformed, not checked",
+            transformed(),
+            vec![(0, 64)],
+            false,
+            [8192, 8192, 540, 1, 0],
+        ),
+        (
+            "transformed rows",
+            transformed(),
+            vec![(1, 2), (7, 9)],
+            true,
+            [384, 384, 8348, 1, 1],
+        ),
     ] {
         let t = load_rows(item, &rows, verify).unwrap();
         let got = [t.needed, t.bytes, t.beside, t.requests, t.verified];
@@ -163,14 +280,22 @@ fn what_is_packed_is_unpacked_as_far_as_it_is_wanted_and_checked_at_its_end() {
             wrong.push_str(&format!("{what}: {got:?}, not {expected:?}\n"));
         }
     }
-    assert!(wrong.is_empty(), "[needed, read, headers, requests, verified]\n{wrong}");
+    assert!(
+        wrong.is_empty(),
+        "[needed, read, headers, requests, verified]\n{wrong}"
+    );
 }
 
 #[test]
 fn small_neighbours_are_read_together_and_what_lies_between_counts_as_headers() {
     let (pickle, data) = (described(), elements());
-    let archive =
-        || zip(&[("data.pkl", &pickle[..], false), ("version", b"3\n", false), ("data/0", &data, false)]);
+    let archive = || {
+        zip(&[
+            ("data.pkl", &pickle[..], false),
+            ("version", b"3\n", false),
+            ("data/0", &data, false),
+        ])
+    };
     let beside = archive().len() as u64 - data.len() as u64;
     let keys = ["a", "b", "c"];
     let made = made(&keys.map(|key| Item::tensor(key, &SHAPE, archive())));

@@ -17,7 +17,10 @@ pub(crate) fn made(items: &[Item]) -> Made {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ckpt");
     write(&path, items);
-    Made { url: path.display().to_string(), dir }
+    Made {
+        url: path.display().to_string(),
+        dir,
+    }
 }
 
 impl Made {
@@ -35,36 +38,73 @@ impl Made {
 /// Floats that count, and the tensor of them.
 pub(crate) fn sound(key: &str, n: u64, packed: bool) -> Item {
     let storage: Vec<u8> = (0..n).flat_map(|i| (i as f32).to_le_bytes()).collect();
-    Item::tensor(key, &[n], archive(&pickle(view(&[n], &[1], n)), &storage, packed))
+    Item::tensor(
+        key,
+        &[n],
+        archive(&pickle(view(&[n], &[1], n)), &storage, packed),
+    )
 }
 
 fn repeated(key: &str, n: u64) -> Item {
-    Item::tensor(key, &[n], archive(&pickle(view(&[n], &[0], 1)), &[0; 4], false))
+    Item::tensor(
+        key,
+        &[n],
+        archive(&pickle(view(&[n], &[0], 1)), &[0; 4], false),
+    )
 }
 
 #[test]
 fn a_terabyte_out_of_four_bytes_is_read_by_nobody_who_did_not_ask_for_it() {
     let made = made(&[repeated("huge", 1 << 38), sound("w", 4, false)]);
     // Not even a little of it: before others read it all, and do not end.
-    let huge = reshard::blocking::Checkpoint::open(&made.url).unwrap().tensor("huge").unwrap();
-    for e in [huge.read(Region::rows(0..2)).err(), huge.source(Region::rows(0..2)).err()] {
+    let huge = reshard::blocking::Checkpoint::open(&made.url)
+        .unwrap()
+        .tensor("huge")
+        .unwrap();
+    for e in [
+        huge.read(Region::rows(0..2)).err(),
+        huge.source(Region::rows(0..2)).err(),
+    ] {
         assert_eq!(e.unwrap().kind(), reshard::ErrorKind::Limit);
     }
     let mut template = reshard::StateDict::new();
-    let leaf = ShardedTensor::region_of("huge", reshard::DType::Float32, &[1 << 38], Region::new([0], [2]));
+    let leaf = ShardedTensor::region_of(
+        "huge",
+        reshard::DType::Float32,
+        &[1 << 38],
+        Region::new([0], [2]),
+    );
     template.insert("huge", leaf);
     let e = reshard::blocking::load(template, &made.url).unwrap_err();
     assert!(e.to_string().contains("allow_repeated"), "{e}");
     let ran = run(&["digest", &made.url]);
     assert_eq!(ran.code, 2, "{}", ran.err);
-    assert!(ran.out.contains("  w") && !ran.out.contains("huge"), "the others are digested: {}", ran.out);
-    assert!(ran.err.contains("huge") && ran.err.contains("1099511627776 bytes"), "{}", ran.err);
+    assert!(
+        ran.out.contains("  w") && !ran.out.contains("huge"),
+        "the others are digested: {}",
+        ran.out
+    );
+    assert!(
+        ran.err.contains("huge") && ran.err.contains("1099511627776 bytes"),
+        "{}",
+        ran.err
+    );
     assert!(ran.err.contains("allow_repeated"), "{}", ran.err);
 
     for flags in [&[][..], &["--quick"]] {
         let (code, j) = made.verified(flags);
-        assert_eq!((code, &j["status"], &j["damage"]), (2, &json!("not read"), &json!([])), "{j}");
-        assert_eq!((&j["not_read"][0]["key"], j["not_read"].as_array().unwrap().len()), (&json!("huge"), 1));
+        assert_eq!(
+            (code, &j["status"], &j["damage"]),
+            (2, &json!("not read"), &json!([])),
+            "{j}"
+        );
+        assert_eq!(
+            (
+                &j["not_read"][0]["key"],
+                j["not_read"].as_array().unwrap().len()
+            ),
+            (&json!("huge"), 1)
+        );
     }
     let ran = run(&["verify", &made.url]);
     assert!(
@@ -77,19 +117,37 @@ fn a_terabyte_out_of_four_bytes_is_read_by_nobody_who_did_not_ask_for_it() {
 
     for flags in [&[][..], &["--no-verify"]] {
         let ran = run(&[&["convert", &made.url, &made.beside("to")][..], flags].concat());
-        assert!(ran.code == 2 && ran.err.contains("huge"), "{} {}", ran.code, ran.err);
+        assert!(
+            ran.code == 2 && ran.err.contains("huge"),
+            "{} {}",
+            ran.code,
+            ran.err
+        );
         assert!(ran.err.contains("--allow-repeated"), "{}", ran.err);
     }
-    assert_eq!(run(&["convert", &made.url, &made.beside("to"), "--key", "w"]).code, 0);
-    assert!(run(&["inspect", &made.url]).ok().contains("not read: huge: "));
+    assert_eq!(
+        run(&["convert", &made.url, &made.beside("to"), "--key", "w"]).code,
+        0
+    );
+    assert!(
+        run(&["inspect", &made.url])
+            .ok()
+            .contains("not read: huge: ")
+    );
 
     let checkpoint = reshard::blocking::Checkpoint::open(&made.url).unwrap();
     let e = checkpoint.state().unwrap_err();
     assert_eq!(e.kind(), reshard::ErrorKind::Limit, "{e}");
     let mut template = reshard::StateDict::new();
-    template.insert("t", ShardedTensor::template("huge", reshard::DType::Float32, &[1 << 38]));
+    template.insert(
+        "t",
+        ShardedTensor::template("huge", reshard::DType::Float32, &[1 << 38]),
+    );
     let e = reshard::blocking::load(template, &made.url).unwrap_err();
-    assert!(e.kind() == reshard::ErrorKind::Limit && e.to_string().contains("allow_repeated"), "{e}");
+    assert!(
+        e.kind() == reshard::ErrorKind::Limit && e.to_string().contains("allow_repeated"),
+        "{e}"
+    );
 }
 
 #[test]
@@ -99,17 +157,27 @@ fn repeated_elements_are_read_up_to_a_gigabyte_in_all() {
     let text = run(&["digest", &few.url]).ok();
     assert_eq!(text.lines().count(), 2);
 
-    let many: Vec<Item> = (0..5).map(|i| repeated(&format!("t{i}"), 1 << 26)).collect();
+    let many: Vec<Item> = (0..5)
+        .map(|i| repeated(&format!("t{i}"), 1 << 26))
+        .collect();
     let many = made(&many);
-    assert_eq!(run(&["digest", &many.url]).code, 2, "five tensors of 256 MiB each, of 20 bytes");
+    assert_eq!(
+        run(&["digest", &many.url]).code,
+        2,
+        "five tensors of 256 MiB each, of 20 bytes"
+    );
     let (code, j) = many.verified(&[]);
     assert_eq!((code, j["not_read"].as_array().unwrap().len()), (2, 5));
 
     // The option does read them.
-    let options =
-        reshard::OpenOptions::new().limits(reshard::ReadLimits::default().with_allow_repeated(true));
+    let options = reshard::OpenOptions::new()
+        .limits(reshard::ReadLimits::default().with_allow_repeated(true));
     let checkpoint = reshard::blocking::Checkpoint::open_with(options, &many.url).unwrap();
-    let rows = checkpoint.tensor("t3").unwrap().read(Region::rows(5..8)).unwrap();
+    let rows = checkpoint
+        .tensor("t3")
+        .unwrap()
+        .read(Region::rows(5..8))
+        .unwrap();
     assert_eq!(rows.to_vec::<f32>().unwrap(), [0.0; 3]);
 }
 
@@ -122,9 +190,15 @@ fn an_object_whose_tensors_share_memory_is_shown_and_carried_over_and_not_decode
     assert_eq!((code, &j["status"]), (2, &json!("not read")), "{j}");
     let checkpoint = reshard::blocking::Checkpoint::open(&made.url).unwrap();
     let e = checkpoint.object("o").unwrap_err();
-    assert!(e.kind() == reshard::ErrorKind::Limit && e.to_string().contains("allow_repeated"), "{e}");
+    assert!(
+        e.kind() == reshard::ErrorKind::Limit && e.to_string().contains("allow_repeated"),
+        "{e}"
+    );
     assert_eq!(made.verified(&["--allow-repeated"]).0, 0);
-    assert_eq!(run(&["convert", &made.url, &made.beside("to"), "--no-verify"]).code, 0);
+    assert_eq!(
+        run(&["convert", &made.url, &made.beside("to"), "--no-verify"]).code,
+        0
+    );
 }
 
 #[test]
@@ -140,23 +214,54 @@ fn a_compressed_tensor_unpacks_to_what_its_shape_says_and_to_no_more() {
     ];
     let made = made(&items);
     let (code, j) = made.verified(&[]);
-    assert_eq!((code, &j["status"], &j["damage"]), (2, &json!("not understood"), &json!([])), "{j}");
-    let keys: Vec<&str> =
-        j["not_understood"].as_array().unwrap().iter().map(|d| d["key"].as_str().unwrap()).collect();
+    assert_eq!(
+        (code, &j["status"], &j["damage"]),
+        (2, &json!("not understood"), &json!([])),
+        "{j}"
+    );
+    let keys: Vec<&str> = j["not_understood"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|d| d["key"].as_str().unwrap())
+        .collect();
     assert_eq!(keys, ["deflated", "zstd"]);
     let ran = run(&["digest", &made.url, "--json"]);
     let j: Json = serde_json::from_str(&ran.out).unwrap();
-    assert_eq!((ran.code, j["errors"].as_object().unwrap().len()), (2, 2), "{j}");
+    assert_eq!(
+        (ran.code, j["errors"].as_object().unwrap().len()),
+        (2, 2),
+        "{j}"
+    );
 
     // In blocks, in whatever order, and whole.
     let checkpoint = reshard::blocking::Checkpoint::open(&made.url).unwrap();
     let packed = checkpoint.tensor("packed").unwrap();
-    for rows in [0..3, 4_000_000..4_000_002, 1_000_000..1_000_003, 0..5_000_000] {
-        let got = packed.read(Region::rows(rows.clone())).unwrap().to_vec::<f32>().unwrap();
+    for rows in [
+        0..3,
+        4_000_000..4_000_002,
+        1_000_000..1_000_003,
+        0..5_000_000,
+    ] {
+        let got = packed
+            .read(Region::rows(rows.clone()))
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap();
         assert!(got.into_iter().eq(rows.map(|i| i as f32)));
     }
     let to = made.beside("to");
-    run(&["convert", &made.url, &to, "--ranks", "3", "--key", "packed", "--no-verify"]).ok();
+    run(&[
+        "convert",
+        &made.url,
+        &to,
+        "--ranks",
+        "3",
+        "--key",
+        "packed",
+        "--no-verify",
+    ])
+    .ok();
     let digest = |url: &str| run(&["digest", url, "--key", "packed"]).ok();
     assert_eq!(digest(&made.url), digest(&to));
 }
@@ -164,14 +269,25 @@ fn a_compressed_tensor_unpacks_to_what_its_shape_says_and_to_no_more() {
 #[test]
 fn a_deflated_chunk_whose_columns_lie_one_after_the_other_is_unpacked_twice_at_most() {
     let (rows, columns) = (1_000u64, 500);
-    let floats: Vec<u8> = (0..rows * columns).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let floats: Vec<u8> = (0..rows * columns)
+        .flat_map(|i| (i as f32).to_le_bytes())
+        .collect();
     let described = pickle(view(&[rows, columns], &[1, rows], rows * columns));
-    let made = made(&[Item::tensor("w", &[rows, columns], archive(&described, &floats, true))]);
+    let made = made(&[Item::tensor(
+        "w",
+        &[rows, columns],
+        archive(&described, &floats, true),
+    )]);
     let checkpoint = reshard::blocking::Checkpoint::open(&made.url).unwrap();
     let tensor = checkpoint.tensor("w").unwrap();
     let read = |from: u64| {
-        let got = tensor.read(Region::rows(from..from + 10)).unwrap().to_vec::<f32>().unwrap();
-        let want = (from..from + 10).flat_map(|row| (0..columns).map(move |c| (c * rows + row) as f32));
+        let got = tensor
+            .read(Region::rows(from..from + 10))
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap();
+        let want =
+            (from..from + 10).flat_map(|row| (0..columns).map(move |c| (c * rows + row) as f32));
         assert!(got.into_iter().eq(want), "{from}");
     };
     read(0);
@@ -202,7 +318,13 @@ fn noise(n: usize) -> Vec<u8> {
 fn whatever_a_chunk_is_read_through_it_unpacks_to_what_its_shape_says() {
     // More than its four bytes and what a description may take; as long as it is stored, it is read in pieces, or as a whole,
     // and behind a stream as a whole.
-    let bomb = |storage: &[u8]| archive(&pickle(view(&[1], &[1], storage.len() as u64 / 4)), storage, true);
+    let bomb = |storage: &[u8]| {
+        archive(
+            &pickle(view(&[1], &[1], storage.len() as u64 / 4)),
+            storage,
+            true,
+        )
+    };
     let (long, short) = (bomb(&noise(5 << 20)), bomb(&vec![0; 5 << 20]));
     assert!(long.len() > 4 << 20 && short.len() < 1 << 20);
     let made = made(&[
@@ -212,12 +334,22 @@ fn whatever_a_chunk_is_read_through_it_unpacks_to_what_its_shape_says() {
     ]);
     let why = "unpacks to far more than the 4 bytes of its elements";
     let (code, j) = made.verified(&[]);
-    let told: Vec<_> =
-        j["not_understood"].as_array().unwrap().iter().map(|d| d["what"].to_string()).collect();
-    assert!((code, told.len()) == (2, 3) && told.iter().all(|what| what.contains(why)), "{j}");
+    let told: Vec<_> = j["not_understood"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|d| d["what"].to_string())
+        .collect();
+    assert!(
+        (code, told.len()) == (2, 3) && told.iter().all(|what| what.contains(why)),
+        "{j}"
+    );
     let j: Json = serde_json::from_str(&run(&["digest", &made.url, "--json"]).out).unwrap();
     for key in ["long", "short", "streamed"] {
-        assert!(j["errors"][key].as_str().is_some_and(|e| e.contains(why)), "{j}");
+        assert!(
+            j["errors"][key].as_str().is_some_and(|e| e.contains(why)),
+            "{j}"
+        );
     }
 }
 
@@ -239,10 +371,22 @@ fn an_object_in_a_stream_unpacks_to_what_its_budget_allows() {
         Item::object("bomb", zstd(&list, 65_536)).transformed("stream.zstd/1"),
     ]);
     let (code, j) = made.verified(&[]);
-    assert_eq!((code, &j["not_read"][0]["key"], &j["damage"]), (2, &json!("bomb"), &json!([])), "{j}");
+    assert_eq!(
+        (code, &j["not_read"][0]["key"], &j["damage"]),
+        (2, &json!("bomb"), &json!([])),
+        "{j}"
+    );
     let ran = run(&["convert", &made.url, &made.beside("to"), "--no-verify"]);
-    assert!(ran.code == 2 && ran.err.contains("--max-memory"), "{} {}", ran.code, ran.err);
-    assert_eq!(run(&["convert", &made.url, &made.beside("to"), "--key", "sound"]).code, 0);
+    assert!(
+        ran.code == 2 && ran.err.contains("--max-memory"),
+        "{} {}",
+        ran.code,
+        ran.err
+    );
+    assert_eq!(
+        run(&["convert", &made.url, &made.beside("to"), "--key", "sound"]).code,
+        0
+    );
 }
 
 #[test]
@@ -253,21 +397,44 @@ fn what_is_not_understood_has_its_own_word_and_exits_with_2_unless_something_is_
     ];
     let mut items = vec![
         sound("w", 4, false),
-        Item::tensor("q", &[4], archive(&pickle(quantized.concat()), &[0; 16], false)),
+        Item::tensor(
+            "q",
+            &[4],
+            archive(&pickle(quantized.concat()), &[0; 16], false),
+        ),
         sound("t", 4, false).transformed("stream.brotli/1"),
     ];
     let made = made(&items);
     let (code, j) = made.verified(&[]);
-    assert_eq!((code, &j["status"], &j["damage"]), (2, &json!("not understood"), &json!([])), "{j}");
+    assert_eq!(
+        (code, &j["status"], &j["damage"]),
+        (2, &json!("not understood"), &json!([])),
+        "{j}"
+    );
     let ran = run(&["verify", &made.url]);
-    assert!(ran.out.contains("not understood  ") && ran.out.contains("stream.brotli/1"), "{}", ran.out);
+    assert!(
+        ran.out.contains("not understood  ") && ran.out.contains("stream.brotli/1"),
+        "{}",
+        ran.out
+    );
     assert!(!ran.err.contains("restore"), "{}", ran.err);
-    for command in [&["digest", &made.url][..], &["convert", &made.url, &made.beside("to")]] {
+    for command in [
+        &["digest", &made.url][..],
+        &["convert", &made.url, &made.beside("to")],
+    ] {
         let ran = run(command);
-        assert!(ran.code == 2 && !ran.err.contains("damaged"), "{command:?}: {} {}", ran.code, ran.err);
+        assert!(
+            ran.code == 2 && !ran.err.contains("damaged"),
+            "{command:?}: {} {}",
+            ran.code,
+            ran.err
+        );
     }
     assert_eq!(run(&["digest", &made.url, "--key", "w"]).code, 0);
-    assert_eq!(run(&["convert", &made.url, &made.beside("to"), "--key", "w"]).code, 0);
+    assert_eq!(
+        run(&["convert", &made.url, &made.beside("to"), "--key", "w"]).code,
+        0
+    );
     let checkpoint = reshard::blocking::Checkpoint::open(&made.url).unwrap();
     for key in ["q", "t"] {
         let e = checkpoint.tensor(key).unwrap().read(..).unwrap_err();
@@ -275,14 +442,26 @@ fn what_is_not_understood_has_its_own_word_and_exits_with_2_unless_something_is_
     }
 
     let last = items.len() - 3;
-    let at = items[last].stored.windows(4).position(|w| w == 1f32.to_le_bytes()).unwrap();
+    let at = items[last]
+        .stored
+        .windows(4)
+        .position(|w| w == 1f32.to_le_bytes())
+        .unwrap();
     items[last].stored[at] ^= 1;
     let both = self::made(&items);
     let (code, j) = both.verified(&[]);
     assert_eq!((code, &j["status"]), (1, &json!("damaged")), "{j}");
     let ran = run(&["verify", &both.url]);
-    let words: Vec<_> = ran.out.lines().map(|line| line.split_once("  ").unwrap().0).collect();
-    assert_eq!(words, ["damaged", "not understood", "not understood"], "the worst comes first");
+    let words: Vec<_> = ran
+        .out
+        .lines()
+        .map(|line| line.split_once("  ").unwrap().0)
+        .collect();
+    assert_eq!(
+        words,
+        ["damaged", "not understood", "not understood"],
+        "the worst comes first"
+    );
     assert_eq!(run(&["digest", &both.url]).code, 1);
     assert_eq!(run(&["convert", &both.url, &both.beside("to")]).code, 1);
 }
@@ -293,17 +472,34 @@ fn what_is_read_whole_is_measured_before_it_is_read() {
     for file in [".metadata", "common.pt"] {
         let saved = crate::states::megatron();
         // A hole takes no room on the disk.
-        std::fs::File::create(saved.path(file)).unwrap().set_len(large).unwrap();
+        std::fs::File::create(saved.path(file))
+            .unwrap()
+            .set_len(large)
+            .unwrap();
         let ran = run(&["verify", &saved.url]);
         assert_eq!(ran.code, 2, "{} {}", ran.out, ran.err);
         let told = ran.out + &ran.err;
-        assert!(told.contains(file) && told.contains("max_whole") && told.contains("--max-whole"), "{told}");
+        assert!(
+            told.contains(file) && told.contains("max_whole") && told.contains("--max-whole"),
+            "{told}"
+        );
     }
     let saved = crate::states::dcp();
     let ran = run(&["verify", &saved.url, "--max-whole", "100"]);
-    assert!(ran.code == 2 && ran.err.contains("--max-whole"), "{}", ran.err);
+    assert!(
+        ran.code == 2 && ran.err.contains("--max-whole"),
+        "{}",
+        ran.err
+    );
     for command in ["inspect", "ls", "digest", "verify", "prune"] {
-        let ran = run(&[command, &saved.url, "--max-whole", "1GiB", "--max-memory", "1GiB"]);
+        let ran = run(&[
+            command,
+            &saved.url,
+            "--max-whole",
+            "1GiB",
+            "--max-memory",
+            "1GiB",
+        ]);
         assert_eq!(ran.code, 0, "{command}: {}", ran.err);
     }
 }
@@ -312,8 +508,13 @@ fn what_is_read_whole_is_measured_before_it_is_read() {
 fn the_cap_of_what_is_read_whole_is_that_of_each_thing_that_is() {
     // Each is longer than `.metadata`, which is read first.
     let text = "x".repeat(20_000);
-    let list = archive(&pickle([&b"X\x20\x4e\0\0"[..], text.as_bytes()].concat()), &[], false);
-    let floats = |n: u64, packed| archive(&pickle(view(&[n], &[1], n)), &noise(4 * n as usize), packed);
+    let list = archive(
+        &pickle([&b"X\x20\x4e\0\0"[..], text.as_bytes()].concat()),
+        &[],
+        false,
+    );
+    let floats =
+        |n: u64, packed| archive(&pickle(view(&[n], &[1], n)), &noise(4 * n as usize), packed);
     // Its elements have to be changed, so they are in memory together.
     let mut negated = view(&[50_000], &[0], 1);
     negated.truncate(negated.len() - b"tR".len());
@@ -322,21 +523,37 @@ fn the_cap_of_what_is_read_whole_is_that_of_each_thing_that_is() {
         Item::object("object", list),
         Item::tensor("deflated", &[50_000], floats(50_000, true)),
         Item::tensor("long", &[1_250_000], floats(1_250_000, true)),
-        Item::tensor("negated", &[50_000], archive(&pickle(negated), &[0; 4], false)),
-        Item::tensor("streamed", &[50_000], zstd(&floats(50_000, false), 0)).transformed("stream.zstd/1"),
+        Item::tensor(
+            "negated",
+            &[50_000],
+            archive(&pickle(negated), &[0; 4], false),
+        ),
+        Item::tensor("streamed", &[50_000], zstd(&floats(50_000, false), 0))
+            .transformed("stream.zstd/1"),
     ]);
     let max = "10000";
     let (code, j) = made.verified(&["--max-whole", max]);
-    let told: Vec<_> = j["not_read"].as_array().unwrap().iter().map(|d| d.to_string()).collect();
+    let told: Vec<_> = j["not_read"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|d| d.to_string())
+        .collect();
     assert!(
-        (code, told.len()) == (2, 4) && told.iter().all(|d| d.contains("too much to be read as a whole")),
+        (code, told.len()) == (2, 4)
+            && told
+                .iter()
+                .all(|d| d.contains("too much to be read as a whole")),
         "{j}"
     );
     let ran = run(&["digest", &made.url, "--json", "--max-whole", max]);
     let j: Json = serde_json::from_str(&ran.out).unwrap();
     for key in ["deflated", "long", "negated", "streamed"] {
         let e = j["errors"][key].as_str().unwrap_or_default();
-        assert!(e.contains(key) && e.contains("too much to be read as a whole"), "{j}");
+        assert!(
+            e.contains(key) && e.contains("too much to be read as a whole"),
+            "{j}"
+        );
     }
     assert_eq!(ran.code, 2);
     assert_eq!(made.verified(&[]).0, 0);
@@ -347,15 +564,34 @@ fn the_cap_of_what_is_read_whole_is_that_of_common_state_and_of_the_metadata_of_
     let saved = crate::states::megatron();
     let metadata = std::fs::metadata(saved.path(".metadata")).unwrap().len();
     let text = "x".repeat(2 * metadata as usize);
-    let common =
-        pickle([&b"}X\x01\0\0\0aX"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes(), b"s"].concat());
+    let common = pickle(
+        [
+            &b"}X\x01\0\0\0aX"[..],
+            &(text.len() as u32).to_le_bytes(),
+            text.as_bytes(),
+            b"s",
+        ]
+        .concat(),
+    );
     std::fs::write(saved.path("common.pt"), archive(&common, &[], false)).unwrap();
     assert_eq!(run(&["verify", &saved.url]).code, 0);
     let ran = run(&["verify", &saved.url, "--max-whole", &metadata.to_string()]);
-    assert!(ran.code == 2 && ran.out.contains("common.pt has "), "{} {}", ran.out, ran.err);
+    assert!(
+        ran.code == 2 && ran.out.contains("common.pt has "),
+        "{} {}",
+        ran.out,
+        ran.err
+    );
 
-    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/dcp/rank_local_w2/ckpt");
-    let each = [0, 1].map(|r| std::fs::metadata(format!("{fixture}/__{r}.metadata")).unwrap().len());
+    let fixture = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/fixtures/dcp/rank_local_w2/ckpt"
+    );
+    let each = [0, 1].map(|r| {
+        std::fs::metadata(format!("{fixture}/__{r}.metadata"))
+            .unwrap()
+            .len()
+    });
     let max = |bytes: u64| run(&["verify", fixture, "--max-whole", &bytes.to_string()]);
     let all = each.iter().sum();
     assert_eq!(max(all).code, 0);
@@ -370,9 +606,17 @@ fn the_cap_of_what_is_read_whole_is_that_of_common_state_and_of_the_metadata_of_
 
 #[test]
 fn an_object_that_is_no_pickle_is_damage_though_its_checksum_is_right() {
-    let o =
-        |pickle: &[u8]| Item::object("o", zip(&[("data.pkl", pickle, false), ("version", b"3\n", false)]));
-    for (pickle, code) in [(&b"\x80\x02K\x07."[..], 0), (b"\x80\x02K", 1), (b"\x80\x02no pickle.", 1)] {
+    let o = |pickle: &[u8]| {
+        Item::object(
+            "o",
+            zip(&[("data.pkl", pickle, false), ("version", b"3\n", false)]),
+        )
+    };
+    for (pickle, code) in [
+        (&b"\x80\x02K\x07."[..], 0),
+        (b"\x80\x02K", 1),
+        (b"\x80\x02no pickle.", 1),
+    ] {
         let made = made(&[o(pickle)]);
         let (found, said) = made.verified(&[]);
         assert_eq!(found, code, "{said}");
@@ -386,23 +630,39 @@ fn an_item_whose_place_lacks_something_is_damage_of_the_metadata() {
     let whole = std::fs::read(&file).unwrap();
     for field in ["relative_path", "offset", "length"] {
         let mut bytes = whole.clone();
-        let at = bytes.windows(field.len() + 4).rposition(|w| w[4..] == *field.as_bytes()).unwrap();
+        let at = bytes
+            .windows(field.len() + 4)
+            .rposition(|w| w[4..] == *field.as_bytes())
+            .unwrap();
         bytes[at + 4] = b'x';
         std::fs::write(&file, &bytes).unwrap();
         let ran = run(&["ls", &made.url]);
         assert_eq!(ran.code, 1, "{field}: {}", ran.err);
-        assert!(ran.err.contains("lacks its file, offset or length"), "{field}: {}", ran.err);
+        assert!(
+            ran.err.contains("lacks its file, offset or length"),
+            "{field}: {}",
+            ran.err
+        );
     }
 }
 
 #[test]
 fn an_item_whose_place_is_named_in_another_form_is_not_understood() {
-    let o = Item::object("o", zip(&[("data.pkl", b"\x80\x02K\x07.", false), ("version", b"3\n", false)]));
+    let o = Item::object(
+        "o",
+        zip(&[
+            ("data.pkl", b"\x80\x02K\x07.", false),
+            ("version", b"3\n", false),
+        ]),
+    );
     for item in [o, sound("w", 10, false)] {
         let made = made(&[item]);
         let file = std::path::Path::new(&made.url).join(".metadata");
         let mut bytes = std::fs::read(&file).unwrap();
-        let at = bytes.windows(13).position(|w| w == b"MetadataIndex").unwrap();
+        let at = bytes
+            .windows(13)
+            .position(|w| w == b"MetadataIndex")
+            .unwrap();
         bytes[at + 12] = b'X';
         std::fs::write(&file, &bytes).unwrap();
         let (code, said) = made.verified(&[]);
@@ -415,8 +675,11 @@ fn a_large_tensor_may_have_a_packed_description() {
     let n = 3 << 19;
     let storage: Vec<u8> = (0..n).flat_map(|i| (i as f32).to_le_bytes()).collect();
     let pickle = pickle(view(&[n], &[1], n));
-    let archive =
-        zip(&[("data.pkl", &pickle[..], true), ("version", b"3\n", false), ("data/0", &storage, false)]);
+    let archive = zip(&[
+        ("data.pkl", &pickle[..], true),
+        ("version", b"3\n", false),
+        ("data/0", &storage, false),
+    ]);
     let (code, said) = made(&[Item::tensor("w", &[n], archive)]).verified(&[]);
     assert_eq!(code, 0, "{said}");
 }

@@ -30,17 +30,27 @@ fn every_command_follows_a_link_to_a_file() {
     assert_eq!(run(&["verify", &saved.url]).code, 0);
     assert_eq!(run(&["verify", &saved.url, "--quick"]).code, 0);
     let text = run(&["inspect", &saved.url]).ok();
-    assert!(text.contains("link to ../cache/blob") && text.contains("1 file, followed"), "{text}");
+    assert!(
+        text.contains("link to ../cache/blob") && text.contains("1 file, followed"),
+        "{text}"
+    );
     let j = run(&["inspect", &saved.url, "--json"]).json();
     assert_eq!(
         j["links"].to_string(),
         r#"[{"name":"__0_0.distcp","target":"../cache/blob","followed":true}]"#
     );
-    assert_eq!(run(&["inspect", &plain.url, "--json"]).json()["links"].to_string(), "[]");
+    assert_eq!(
+        run(&["inspect", &plain.url, "--json"]).json()["links"].to_string(),
+        "[]"
+    );
     let copy = saved.beside("copy");
     run(&["convert", &saved.url, &copy]).ok();
     assert_eq!(run(&["digest", &copy]).ok(), digest);
-    assert!(fs::read_dir(&copy).unwrap().all(|e| !e.unwrap().file_type().unwrap().is_symlink()));
+    assert!(
+        fs::read_dir(&copy)
+            .unwrap()
+            .all(|e| !e.unwrap().file_type().unwrap().is_symlink())
+    );
     // Nothing of what the links lead to is taken away.
     run(&["prune", &saved.url, "--older-than", "0s"]).ok();
     assert!(saved.path(DATA).is_symlink());
@@ -57,14 +67,20 @@ fn a_checkpoint_may_be_all_links_to_files() {
         let inspected = run(&["inspect", &saved.url, "--json"]).json()["common"].clone();
         let cache = PathBuf::from(saved.beside("cache"));
         fs::create_dir(&cache).unwrap();
-        for file in fs::read_dir(&saved.url).unwrap().map(|e| e.unwrap().file_name()) {
+        for file in fs::read_dir(&saved.url)
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+        {
             let at = Path::new(&saved.url).join(&file);
             fs::rename(&at, cache.join(&file)).unwrap();
             symlink(cache.join(&file), at).unwrap();
         }
         assert!(run(&["verify", &saved.url]).ok().starts_with("sound"));
         assert_eq!(run(&["digest", &saved.url]).ok(), digest);
-        assert_eq!(run(&["inspect", &saved.url, "--json"]).json()["common"], inspected);
+        assert_eq!(
+            run(&["inspect", &saved.url, "--json"]).json()["common"],
+            inspected
+        );
     }
 }
 
@@ -91,7 +107,11 @@ fn no_command_follows_a_link_to_a_directory() {
     fs::rename(saved.path("sub"), &elsewhere).unwrap();
     symlink("../elsewhere", saved.path("sub")).unwrap();
 
-    for args in [&["verify", &*saved.url][..], &["verify", &saved.url, "--quick"], &["digest", &saved.url]] {
+    for args in [
+        &["verify", &*saved.url][..],
+        &["verify", &saved.url, "--quick"],
+        &["digest", &saved.url],
+    ] {
         let ran = run(args);
         assert_eq!(ran.code, 1, "{args:?}: {} {}", ran.out, ran.err);
         assert!((ran.out + &ran.err).contains("sub/prec.txt"), "{args:?}");
@@ -99,7 +119,10 @@ fn no_command_follows_a_link_to_a_directory() {
     let text = run(&["inspect", &saved.url]).ok();
     assert!(text.contains("sub leads to ../elsewhere"), "{text}");
     let j = run(&["inspect", &saved.url, "--json"]).json();
-    assert_eq!(j["links"].to_string(), r#"[{"name":"sub","target":"../elsewhere","followed":false}]"#);
+    assert_eq!(
+        j["links"].to_string(),
+        r#"[{"name":"sub","target":"../elsewhere","followed":false}]"#
+    );
     let copy = saved.beside("copy");
     assert_eq!(run(&["convert", &saved.url, &copy]).code, 1);
     assert!(!Path::new(&copy).exists());
@@ -107,7 +130,10 @@ fn no_command_follows_a_link_to_a_directory() {
 
     // Overwriting moves the link, and nothing behind it.
     let source = states::dcp();
-    assert_eq!(run(&["convert", &source.url, &saved.url, "--overwrite"]).code, 0);
+    assert_eq!(
+        run(&["convert", &source.url, &saved.url, "--overwrite"]).code,
+        0
+    );
     assert!(saved.path("sub").is_symlink() && Path::new(&elsewhere).join("prec.txt").exists());
     assert_eq!(run(&["digest", &saved.url]).ok(), digest);
 }

@@ -52,16 +52,41 @@ pub(crate) fn run_raw(args: &[&str]) -> Ran {
     let program = Program::new(Registry::linked().unwrap(), Stores::linked().unwrap());
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let args = std::iter::once("reshard").chain(args.iter().copied());
-    let code = program.run(args, &mut Io { out: &mut out, err: &mut err, bars: false });
-    Ran { code, out: String::from_utf8(out).unwrap(), err: String::from_utf8(err).unwrap() }
+    let code = program.run(
+        args,
+        &mut Io {
+            out: &mut out,
+            err: &mut err,
+            bars: false,
+        },
+    );
+    Ran {
+        code,
+        out: String::from_utf8(out).unwrap(),
+        err: String::from_utf8(err).unwrap(),
+    }
 }
 
 /// The same, with stores.
 pub(crate) fn run_with(stores: Stores, args: &[&str]) -> Ran {
     let program = Program::new(Registry::linked().unwrap(), stores);
-    let (mut out, mut err) = (anstream::StripStream::new(Vec::new()), anstream::StripStream::new(Vec::new()));
+    let (mut out, mut err) = (
+        anstream::StripStream::new(Vec::new()),
+        anstream::StripStream::new(Vec::new()),
+    );
     let args = std::iter::once("reshard").chain(args.iter().copied());
-    let code = program.run(args, &mut Io { out: &mut out, err: &mut err, bars: false });
+    let code = program.run(
+        args,
+        &mut Io {
+            out: &mut out,
+            err: &mut err,
+            bars: false,
+        },
+    );
     let text = |s: anstream::StripStream<Vec<u8>>| String::from_utf8(s.into_inner()).unwrap();
-    Ran { code, out: text(out), err: text(err) }
+    Ran {
+        code,
+        out: text(out),
+        err: text(err),
+    }
 }

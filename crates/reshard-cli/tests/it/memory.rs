@@ -21,7 +21,8 @@ impl TensorSource for Rows {
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let width = region.lengths[1] as usize * 4;
         for (row, out) in (self.0 + region.offsets[0]..).zip(out.chunks_mut(width)) {
-            out.chunks_mut(4).for_each(|e| e.copy_from_slice(&(row as u32).to_le_bytes()));
+            out.chunks_mut(4)
+                .for_each(|e| e.copy_from_slice(&(row as u32).to_le_bytes()));
         }
         Ok(())
     }
@@ -30,7 +31,11 @@ impl TensorSource for Rows {
 fn large() -> states::Saved {
     let rank = |rank: u64| {
         // Not where blocks end.
-        let (from, to) = if rank == 0 { (0, 30_001) } else { (30_001, ROWS) };
+        let (from, to) = if rank == 0 {
+            (0, 30_001)
+        } else {
+            (30_001, ROWS)
+        };
         let region = Region::new([from, 0], [to - from, COLUMNS]);
         let leaf = ShardedTensor::region_of("w", DType::Int32, &[ROWS, COLUMNS], region);
         let mut state = StateDict::new();
@@ -42,24 +47,42 @@ fn large() -> states::Saved {
 
 fn peak_of(args: &[&str]) -> u64 {
     let out = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "memory::a_child_runs_a_command", "--nocapture", "--test-threads=1"])
+        .args([
+            "--exact",
+            "memory::a_child_runs_a_command",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(ARGS, args.join("\n"))
         .output()
         .unwrap();
     let text = String::from_utf8(out.stdout).unwrap();
-    assert!(out.status.success(), "{text}{}", String::from_utf8_lossy(&out.stderr));
-    let peak = text.lines().find_map(|l| l.split_once("peak: ")).unwrap_or_else(|| panic!("{text}")).1;
+    assert!(
+        out.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    let peak = text
+        .lines()
+        .find_map(|l| l.split_once("peak: "))
+        .unwrap_or_else(|| panic!("{text}"))
+        .1;
     peak.trim().parse().unwrap()
 }
 
 #[test]
 fn a_child_runs_a_command() {
-    let Ok(args) = std::env::var(ARGS) else { return };
+    let Ok(args) = std::env::var(ARGS) else {
+        return;
+    };
     let args: Vec<&str> = args.lines().collect();
     let ran = run(&args);
     assert_eq!(ran.code, 0, "{}", ran.err);
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let peak = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap();
+    let peak = status
+        .lines()
+        .find_map(|l| l.strip_prefix("VmHWM:"))
+        .unwrap();
     println!("\npeak: {}", peak.trim().trim_end_matches("kB"));
 }
 
@@ -76,7 +99,13 @@ fn digest_verify_and_convert_of_a_large_tensor_stay_far_below_its_size() {
     ];
     for args in commands {
         let peak = peak_of(args) << 10;
-        assert!(peak < BYTES / 2, "{args:?} took {peak} bytes for a tensor of {BYTES}");
+        assert!(
+            peak < BYTES / 2,
+            "{args:?} took {peak} bytes for a tensor of {BYTES}"
+        );
     }
-    assert_eq!(run(&["digest", &saved.url]).ok(), run(&["digest", &to]).ok());
+    assert_eq!(
+        run(&["digest", &saved.url]).ok(),
+        run(&["digest", &to]).ok()
+    );
 }

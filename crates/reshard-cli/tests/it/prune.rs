@@ -10,10 +10,17 @@ use std::{fs, path::Path, sync::Arc, time::SystemTime};
 /// A checkpoint with a file of an older save, one that is new, one of others, and what an unfinished save left.
 fn cluttered() -> Saved {
     let saved = states::dcp();
-    for (file, bytes) in [("__8_0.distcp", 1000), ("__9_0.distcp", 2000), ("README.md", 3000)] {
+    for (file, bytes) in [
+        ("__8_0.distcp", 1000),
+        ("__9_0.distcp", 2000),
+        ("README.md", 3000),
+    ] {
         fs::write(saved.path(file), vec![0; bytes]).unwrap();
     }
-    let old = fs::File::options().write(true).open(saved.path("__8_0.distcp")).unwrap();
+    let old = fs::File::options()
+        .write(true)
+        .open(saved.path("__8_0.distcp"))
+        .unwrap();
     old.set_modified(SystemTime::UNIX_EPOCH).unwrap();
     let left = saved.beside(".ckpt.1-1a2b3c4d5e6f7082-3.tmp");
     fs::create_dir(&left).unwrap();
@@ -26,7 +33,10 @@ fn what_is_left_over_goes_and_the_rest_is_told() {
     let saved = cluttered();
     let digest = run(&["digest", &saved.url]).ok();
     let dry = run(&["prune", &saved.url, "--dry-run"]).ok();
-    assert!(dry.starts_with("WOULD BE REMOVED") && dry.contains("1.00 kB would be free again"), "{dry}");
+    assert!(
+        dry.starts_with("WOULD BE REMOVED") && dry.contains("1.00 kB would be free again"),
+        "{dry}"
+    );
     assert!(saved.path("__8_0.distcp").exists());
     let text = run(&["prune", &saved.url]).ok();
     for part in [
@@ -43,10 +53,23 @@ fn what_is_left_over_goes_and_the_rest_is_told() {
     }
     assert!(!saved.path("__8_0.distcp").exists() && saved.path("__9_0.distcp").exists());
     let all = run(&["prune", &saved.url, "--older-than", "0s"]).ok();
-    assert!(all.contains("6.00 kB are free again") && all.contains("never finished"), "{all}");
-    assert!(run(&["prune", &saved.url]).ok().ends_with("clean  nothing is left over\n"));
+    assert!(
+        all.contains("6.00 kB are free again") && all.contains("never finished"),
+        "{all}"
+    );
+    assert!(
+        run(&["prune", &saved.url])
+            .ok()
+            .ends_with("clean  nothing is left over\n")
+    );
     assert!(saved.path("README.md").exists());
-    assert_eq!((run(&["digest", &saved.url]).ok(), run(&["verify", &saved.url]).code), (digest, 0));
+    assert_eq!(
+        (
+            run(&["digest", &saved.url]).ok(),
+            run(&["verify", &saved.url]).code
+        ),
+        (digest, 0)
+    );
 }
 
 #[test]
@@ -84,11 +107,22 @@ fn a_prune_that_fails_halfway_prints_what_it_has_removed_and_then_the_error() {
         }
         let ran = run_with(Stores::only(Arc::new(store)), &args);
         assert_eq!(ran.code, 2, "{}", ran.err);
-        assert!(ran.err.contains("injected fault") && ran.err.contains("hint: "), "{}", ran.err);
-        assert!(ran.out.contains("__8_0.distcp") && ran.out.contains("README.md"), "{}", ran.out);
+        assert!(
+            ran.err.contains("injected fault") && ran.err.contains("hint: "),
+            "{}",
+            ran.err
+        );
+        assert!(
+            ran.out.contains("__8_0.distcp") && ran.out.contains("README.md"),
+            "{}",
+            ran.out
+        );
         if json {
-            let rows: Vec<serde_json::Value> =
-                ran.out.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+            let rows: Vec<serde_json::Value> = ran
+                .out
+                .lines()
+                .map(|l| serde_json::from_str(l).unwrap())
+                .collect();
             assert_eq!(
                 (rows.len(), &rows[0]["bytes"], &rows[1]["error"]["kind"]),
                 (2, &json!(3000), &json!("unavailable"))

@@ -30,8 +30,12 @@ pub(crate) fn save(states: &[StateDict], dialect: Dialect) -> Saved {
     let url = dir.path().join("ckpt").display().to_string();
     let groups = LocalGroup::new(states.len() as u32);
     let ranks = states.iter().zip(&groups);
-    let saves =
-        ranks.map(|(state, group)| reshard::save(state, &url).group(group).dialect(dialect).into_future());
+    let saves = ranks.map(|(state, group)| {
+        reshard::save(state, &url)
+            .group(group)
+            .dialect(dialect)
+            .into_future()
+    });
     let all = block_on(join_all(saves));
     all.into_iter().for_each(|r| drop(r.unwrap()));
     Saved { _dir: dir, url }
@@ -49,11 +53,21 @@ pub(crate) fn megatron() -> Saved {
         let region = Region::new([3 * rank, 0], [rows, 4]);
         let first = 12.0 * rank as f32;
         let data = (0..rows * 4).map(|i| first + i as f32).collect();
-        let leaf = ShardedTensor::region_of("layer.weight", reshard::DType::Float32, &[5, 4], region);
+        let leaf =
+            ShardedTensor::region_of("layer.weight", reshard::DType::Float32, &[5, 4], region);
         state.insert("w", leaf.with_data(tensor(&[rows, 4], data)));
-        state.insert("norm", ShardedTensor::replicated("norm", tensor(&[3], vec![1i64, 2, 3]), rank as u32));
-        state.insert("scale", ShardedTensor::replicated("scale", tensor(&[], vec![0.5f64]), rank as u32));
-        state.insert("none", ShardedTensor::replicated("none", tensor::<u8>(&[0, 4], vec![]), rank as u32));
+        state.insert(
+            "norm",
+            ShardedTensor::replicated("norm", tensor(&[3], vec![1i64, 2, 3]), rank as u32),
+        );
+        state.insert(
+            "scale",
+            ShardedTensor::replicated("scale", tensor(&[], vec![0.5f64]), rank as u32),
+        );
+        state.insert(
+            "none",
+            ShardedTensor::replicated("none", tensor::<u8>(&[0, 4], vec![]), rank as u32),
+        );
         let rng = ShardedObject::new("rng_state", Value::Int(7 + rank as i64), &[2], &[rank], 0);
         state.insert("rng", rng.unwrap());
         state.insert("iteration", 1000);
@@ -66,8 +80,16 @@ pub(crate) fn megatron() -> Saved {
 
 /// As argparse leaves it.
 fn arguments() -> Value {
-    let fields = [("tensor_model_parallel_size", 2), ("pipeline_model_parallel_size", 1)];
-    let state = Value::Dict(fields.into_iter().map(|(k, v)| (k.into(), v.into())).collect());
+    let fields = [
+        ("tensor_model_parallel_size", 2),
+        ("pipeline_model_parallel_size", 1),
+    ];
+    let state = Value::Dict(
+        fields
+            .into_iter()
+            .map(|(k, v)| (k.into(), v.into()))
+            .collect(),
+    );
     Value::Opaque(Box::new(Opaque {
         module: "argparse".into(),
         name: "Namespace".into(),
@@ -90,8 +112,14 @@ fn odd() -> Value {
 /// One rank, PyTorch's dialect, nested, with an empty dict.
 pub(crate) fn dcp() -> Saved {
     let mut model = StateDict::new();
-    model.insert("weight", Value::Tensor(tensor(&[5, 2], (0..10i32).collect())));
-    model.insert("bias", Value::Tensor(tensor(&[1, 6], vec![1u8, 2, 3, 4, 5, 6])));
+    model.insert(
+        "weight",
+        Value::Tensor(tensor(&[5, 2], (0..10i32).collect())),
+    );
+    model.insert(
+        "bias",
+        Value::Tensor(tensor(&[1, 6], vec![1u8, 2, 3, 4, 5, 6])),
+    );
     let mut optim = StateDict::new();
     optim.insert("lr", 0.1);
     optim.insert_tree("state", StateDict::new());

@@ -8,15 +8,22 @@ use crate::{
 use std::{fs, os::unix::fs::symlink, path::Path};
 
 /// An archive whose record of this name says in its headers that it is packed by `method`, encrypted or not.
-fn packed(mut archive: Vec<u8>, record: &str, method: u8, encrypted: bool, headers: &[&[u8]]) -> Vec<u8> {
+fn packed(
+    mut archive: Vec<u8>,
+    record: &str,
+    method: u8,
+    encrypted: bool,
+    headers: &[&[u8]],
+) -> Vec<u8> {
     let mut found = 0;
     // Signature, where its flags are, its method, its name.
     for (signature, flags, at, name) in [(b"PK\x03\x04", 6, 8, 30), (b"PK\x01\x02", 8, 10, 46)] {
         for i in 0..archive.len() - name {
-            let here =
-                archive[i..].starts_with(signature) && archive[i + name..].starts_with(record.as_bytes());
+            let here = archive[i..].starts_with(signature)
+                && archive[i + name..].starts_with(record.as_bytes());
             if here && headers.contains(&&signature[..]) {
-                (archive[i + flags], archive[i + at]) = (archive[i + flags] | u8::from(encrypted), method);
+                (archive[i + flags], archive[i + at]) =
+                    (archive[i + flags] | u8::from(encrypted), method);
                 found += 1;
             }
         }
@@ -30,33 +37,64 @@ const BOTH: &[&[u8]] = &[b"PK\x03\x04", b"PK\x01\x02"];
 /// Every command says so: what is named is not understood, and nothing is damaged.
 fn is_not_understood(made: &Made, key: &str) {
     let (code, j) = made.verified(&[]);
-    assert_eq!((code, j["damage"].to_string()), (2, "[]".into()), "{key}: {j}");
+    assert_eq!(
+        (code, j["damage"].to_string()),
+        (2, "[]".into()),
+        "{key}: {j}"
+    );
     let found = j["not_understood"].as_array().unwrap();
     assert!(found.len() == 1 && found[0]["key"] == key, "{key}: {j}");
     for (command, to) in [("digest", false), ("convert", true)] {
-        let to = if to { vec![made.beside("to")] } else { Vec::new() };
+        let to = if to {
+            vec![made.beside("to")]
+        } else {
+            Vec::new()
+        };
         for flags in [&[][..], &["--no-verify"]] {
             let mut args = vec![command, &made.url];
             args.extend(to.iter().map(String::as_str).chain(flags.iter().copied()));
             let ran = run(&args);
             // Objects have no digest.
-            let code = if command == "digest" && key == "object" { 0 } else { 2 };
-            assert!(ran.code == code && !ran.err.contains("damage"), "{args:?}: {} {}", ran.code, ran.err);
+            let code = if command == "digest" && key == "object" {
+                0
+            } else {
+                2
+            };
+            assert!(
+                ran.code == code && !ran.err.contains("damage"),
+                "{args:?}: {} {}",
+                ran.code,
+                ran.err
+            );
         }
     }
     assert_eq!(run(&["digest", &made.url, "--key", "ok"]).code, 0, "{key}");
-    assert_eq!(run(&["convert", &made.url, &made.beside("ok"), "--key", "ok"]).code, 0, "{key}");
+    assert_eq!(
+        run(&["convert", &made.url, &made.beside("ok"), "--key", "ok"]).code,
+        0,
+        "{key}"
+    );
 }
 
 fn tensor(n: u64) -> Vec<u8> {
-    archive(&pickle(view(&[n], &[1], n)), &vec![7; 4 * n as usize], false)
+    archive(
+        &pickle(view(&[n], &[1], n)),
+        &vec![7; 4 * n as usize],
+        false,
+    )
 }
 
 #[test]
 fn a_record_packed_in_an_unknown_way_is_not_understood_wherever_it_lies() {
-    for (method, encrypted) in
-        [(12, false), (14, false), (93, false), (95, false), (99, true), (0, true), (8, true)]
-    {
+    for (method, encrypted) in [
+        (12, false),
+        (14, false),
+        (93, false),
+        (95, false),
+        (99, true),
+        (0, true),
+        (8, true),
+    ] {
         for record in ["archive/data/0", "archive/data.pkl", "archive/version"] {
             // Read whole, read in pieces, and checked in pieces.
             for n in [4, 5000, 2 << 20] {
@@ -65,7 +103,10 @@ fn a_record_packed_in_an_unknown_way_is_not_understood_wherever_it_lies() {
                     continue;
                 }
                 let item = packed(tensor(n), record, method, encrypted, BOTH);
-                is_not_understood(&made(&[sound("ok", 4, false), Item::tensor("w", &[n], item)]), "w");
+                is_not_understood(
+                    &made(&[sound("ok", 4, false), Item::tensor("w", &[n], item)]),
+                    "w",
+                );
             }
         }
     }
@@ -73,13 +114,27 @@ fn a_record_packed_in_an_unknown_way_is_not_understood_wherever_it_lies() {
     let object = packed(list.clone(), "archive/data.pkl", 12, false, BOTH);
     let made = made(&[sound("ok", 4, false), Item::object("object", object)]);
     let (code, j) = made.verified(&[]);
-    assert!(code == 2 && j["not_understood"][0]["key"] == "object" && j["damage"][0].is_null(), "{j}");
+    assert!(
+        code == 2 && j["not_understood"][0]["key"] == "object" && j["damage"][0].is_null(),
+        "{j}"
+    );
 
     let saved = states::megatron();
-    let common = packed(archive(&pickle(b"}".to_vec()), b"", false), "archive/data.pkl", 12, false, BOTH);
+    let common = packed(
+        archive(&pickle(b"}".to_vec()), b"", false),
+        "archive/data.pkl",
+        12,
+        false,
+        BOTH,
+    );
     fs::write(saved.path("common.pt"), common).unwrap();
     let ran = run(&["verify", &saved.url]);
-    assert!(ran.code == 2 && ran.out.starts_with("not understood"), "{} {}", ran.out, ran.err);
+    assert!(
+        ran.code == 2 && ran.out.starts_with("not understood"),
+        "{} {}",
+        ran.out,
+        ran.err
+    );
     assert_eq!(run(&["convert", &saved.url, &saved.beside("to")]).code, 2);
 }
 
@@ -87,9 +142,11 @@ fn a_record_packed_in_an_unknown_way_is_not_understood_wherever_it_lies() {
 fn an_unknown_method_in_one_of_two_headers_is_damage_and_so_is_what_lies_beside_one() {
     let mut items = Vec::new();
     // Read whole, and checked in pieces: after what is not understood, and before it.
-    for (n, record) in
-        [(5000, "archive/data.pkl"), (2 << 20, "archive/data.pkl"), (2 << 20, "archive/version")]
-    {
+    for (n, record) in [
+        (5000, "archive/data.pkl"),
+        (2 << 20, "archive/data.pkl"),
+        (2 << 20, "archive/version"),
+    ] {
         let mut flipped = packed(tensor(n), record, 12, false, BOTH);
         let at = flipped.windows(4).position(|w| w == [7; 4]).unwrap();
         flipped[at] ^= 1;
@@ -104,7 +161,10 @@ fn an_unknown_method_in_one_of_two_headers_is_damage_and_so_is_what_lies_beside_
     let mut list = packed(list, "archive/data.pkl", 12, false, BOTH);
     let at = list.windows(4).position(|w| w == b"more").unwrap();
     list[at] ^= 1;
-    let mut all: Vec<Item> = items.into_iter().map(|(n, bytes)| Item::tensor("w", &[n], bytes)).collect();
+    let mut all: Vec<Item> = items
+        .into_iter()
+        .map(|(n, bytes)| Item::tensor("w", &[n], bytes))
+        .collect();
     all.push(Item::object("o", list));
     for item in all {
         let made = made(&[item]);
@@ -158,11 +218,22 @@ fn metadata_of_a_later_pickle_are_not_understood() {
 #[test]
 fn transforms_and_places_in_unknown_forms_are_not_understood_key_by_key() {
     let text = b"X\x03\0\0\0odd";
-    for other in [&text[..], b"}", b"(X\x03\0\0\0oddt", b")", b"K\x07", b"cmy\nTransforms\n)\x81"] {
-        let made = changed(Some("odd"), |bytes| replace(bytes, &[b"](", &text[..], b"e"].concat(), other));
+    for other in [
+        &text[..],
+        b"}",
+        b"(X\x03\0\0\0oddt",
+        b")",
+        b"K\x07",
+        b"cmy\nTransforms\n)\x81",
+    ] {
+        let made = changed(Some("odd"), |bytes| {
+            replace(bytes, &[b"](", &text[..], b"e"].concat(), other)
+        });
         is_not_understood(&made, "w");
     }
-    let none = changed(Some("odd"), |bytes| replace(bytes, &[b"](", &text[..], b"e"].concat(), b"N"));
+    let none = changed(Some("odd"), |bytes| {
+        replace(bytes, &[b"](", &text[..], b"e"].concat(), b"N")
+    });
     assert_eq!(none.verified(&[]).0, 0);
     for class in ["_StorageInfo", "MetadataIndex", "ChunkStorageMetadata"] {
         let made = changed(None, |bytes| replace(bytes, class.as_bytes(), b"Later"));
@@ -177,22 +248,44 @@ fn a_tensor_of_more_axes_than_are_known_fails_only_itself() {
     let axes = [1; 65];
     let many = archive(&pickle(view(&axes, &axes, 1)), &[0; 4], false);
     let one = archive(&pickle(view(&axes[..64], &axes[..64], 1)), &[0; 4], false);
-    let items =
-        [sound("ok", 4, false), Item::tensor("most", &axes[..64], one), Item::tensor("w", &axes, many)];
+    let items = [
+        sound("ok", 4, false),
+        Item::tensor("most", &axes[..64], one),
+        Item::tensor("w", &axes, many),
+    ];
     is_not_understood(&made(&items), "w");
 }
 
 #[test]
 fn a_wrong_checksum_that_a_conversion_meets_is_damage() {
     let mut item = sound("w", 4, false);
-    let at = item.stored.windows(4).position(|w| w == 1f32.to_le_bytes()).unwrap();
+    let at = item
+        .stored
+        .windows(4)
+        .position(|w| w == 1f32.to_le_bytes())
+        .unwrap();
     item.stored[at] ^= 1;
     let made = made(&[item, sound("ok", 4, false)]);
     for ranks in ["1", "3"] {
-        let ran = run(&["convert", &made.url, &made.beside("to"), "--no-verify", "--ranks", ranks, "--json"]);
+        let ran = run(&[
+            "convert",
+            &made.url,
+            &made.beside("to"),
+            "--no-verify",
+            "--ranks",
+            ranks,
+            "--json",
+        ]);
         let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
-        assert_eq!((ran.code, &j["error"]["kind"]), (1, &"corrupt".into()), "{j}");
-        assert!(j["error"]["hint"].to_string().contains("reshard verify"), "{j}");
+        assert_eq!(
+            (ran.code, &j["error"]["kind"]),
+            (1, &"corrupt".into()),
+            "{j}"
+        );
+        assert!(
+            j["error"]["hint"].to_string().contains("reshard verify"),
+            "{j}"
+        );
     }
 }
 
@@ -201,8 +294,14 @@ fn what_lies_where_a_data_file_should_be_is_told_by_all_commands_as_damage() {
     type Put = fn(&Path);
     let cases: [(Put, &str); 4] = [
         (|at| fs::create_dir(at).unwrap(), "a directory"),
-        (|at| drop(std::os::unix::net::UnixListener::bind(at).unwrap()), "a socket"),
-        (|at| symlink(at.file_name().unwrap(), at).unwrap(), "a link that leads to itself"),
+        (
+            |at| drop(std::os::unix::net::UnixListener::bind(at).unwrap()),
+            "a socket",
+        ),
+        (
+            |at| symlink(at.file_name().unwrap(), at).unwrap(),
+            "a link that leads to itself",
+        ),
         (|at| symlink("/dev/null", at).unwrap(), "a device"),
     ];
     for (put, what) in cases {
@@ -219,7 +318,11 @@ fn what_lies_where_a_data_file_should_be_is_told_by_all_commands_as_damage() {
         ] {
             let ran = run(args);
             let said = ran.out + &ran.err;
-            assert!(ran.code == 1 && said.contains(what), "{args:?}: {} {said}", ran.code);
+            assert!(
+                ran.code == 1 && said.contains(what),
+                "{args:?}: {} {said}",
+                ran.code
+            );
         }
     }
 }
@@ -230,6 +333,10 @@ fn inspect_escapes_the_name_of_the_directory() {
     let odd = made.beside("a\u{202e}b\u{1b}[31m");
     fs::rename(&made.url, &odd).unwrap();
     let ran = run(&["inspect", &odd]);
-    assert!(ran.code == 0 && !ran.out.contains(['\u{202e}', '\u{1b}']), "{:?}", ran.out);
+    assert!(
+        ran.code == 0 && !ran.out.contains(['\u{202e}', '\u{1b}']),
+        "{:?}",
+        ran.out
+    );
     assert!(ran.out.contains("a\\u{202e}b"), "{:?}", ran.out);
 }

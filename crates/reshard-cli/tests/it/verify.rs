@@ -4,7 +4,8 @@ use bytes::Bytes;
 use reshard::{
     Stores,
     storage::{
-        Depth, Head, Hints, IfExists, Listing, Name, Result, StorageError, Store, StoreScheme, Transaction,
+        Depth, Head, Hints, IfExists, Listing, Name, Result, StorageError, Store, StoreScheme,
+        Transaction,
     },
 };
 use serde_json::json;
@@ -14,9 +15,16 @@ use std::{ops::Range, sync::Arc};
 fn a_sound_checkpoint_exits_with_0() {
     for saved in [states::megatron(), states::dcp()] {
         assert!(run(&["verify", &saved.url]).ok().starts_with("sound  "));
-        assert!(run(&["verify", &saved.url, "--quick"]).ok().contains("coverage"));
+        assert!(
+            run(&["verify", &saved.url, "--quick"])
+                .ok()
+                .contains("coverage")
+        );
         let j = run(&["verify", &saved.url, "--json"]).json();
-        assert_eq!((&j["schema"], &j["status"], &j["damage"]), (&json!(1), &json!("sound"), &json!([])));
+        assert_eq!(
+            (&j["schema"], &j["status"], &j["damage"]),
+            (&json!(1), &json!("sound"), &json!([]))
+        );
     }
 }
 
@@ -42,7 +50,12 @@ fn a_flipped_bit_anywhere_in_an_item_is_found_by_the_full_check() {
 #[test]
 fn lost_and_cut_files_exit_with_1_and_are_named() {
     let cut = |saved: &states::Saved, name: &str, to: u64| {
-        std::fs::OpenOptions::new().write(true).open(saved.path(name)).unwrap().set_len(to).unwrap();
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(saved.path(name))
+            .unwrap()
+            .set_len(to)
+            .unwrap();
     };
     for quick in [&["--quick"][..], &[]] {
         let check = |saved: &states::Saved| run(&[&["verify", &saved.url][..], quick].concat());
@@ -64,12 +77,22 @@ fn lost_and_cut_files_exit_with_1_and_are_named() {
         let saved = states::megatron();
         cut(&saved, ".metadata", 100);
         let ran = check(&saved);
-        assert!(ran.code == 1 && ran.err.contains(".metadata"), "{} {}", ran.code, ran.err);
+        assert!(
+            ran.code == 1 && ran.err.contains(".metadata"),
+            "{} {}",
+            ran.code,
+            ran.err
+        );
 
         let saved = states::megatron();
         cut(&saved, "common.pt", 100);
         let ran = check(&saved);
-        assert!(ran.code == 1 && ran.out.contains("common"), "{} {}", ran.code, ran.out);
+        assert!(
+            ran.code == 1 && ran.out.contains("common"),
+            "{} {}",
+            ran.code,
+            ran.out
+        );
     }
 }
 
@@ -78,20 +101,44 @@ fn what_could_not_be_checked_exits_with_2() {
     let saved = states::dcp();
     let url = format!("broken://{}", saved.url);
     let mut stores = Stores::linked().unwrap();
-    stores.register(StoreScheme::new("broken", "this test", "0.0.0", Broken::open)).unwrap();
+    stores
+        .register(StoreScheme::new(
+            "broken",
+            "this test",
+            "0.0.0",
+            Broken::open,
+        ))
+        .unwrap();
     let run = |args: &[&str]| run_with(stores.clone(), args);
     let ran = run(&["verify", &url]);
     assert_eq!(ran.code, 2, "{}", ran.err);
-    assert!(ran.out.contains("unchecked") && ran.out.contains("model.weight"), "{}", ran.out);
+    assert!(
+        ran.out.contains("unchecked") && ran.out.contains("model.weight"),
+        "{}",
+        ran.out
+    );
     assert!(ran.err.contains("try again"), "{}", ran.err);
     let j: serde_json::Value = serde_json::from_str(&run(&["verify", &url, "--json"]).out).unwrap();
-    assert_eq!((&j["status"], &j["damage"]), (&json!("unchecked"), &json!([])));
+    assert_eq!(
+        (&j["status"], &j["damage"]),
+        (&json!("unchecked"), &json!([]))
+    );
     assert_eq!(run(&["verify", &url, "--quick"]).code, 0);
     let to = saved.beside("to");
-    assert_eq!((run(&["convert", &url, &to]).code, run(&["digest", &url]).code), (2, 2));
+    assert_eq!(
+        (
+            run(&["convert", &url, &to]).code,
+            run(&["digest", &url]).code
+        ),
+        (2, 2)
+    );
 
     let ran = run(&["verify", "gopher://somewhere"]);
-    assert!(ran.code == 2 && ran.err.contains("gopher") && ran.err.contains("broken"), "{}", ran.err);
+    assert!(
+        ran.code == 2 && ran.err.contains("gopher") && ran.err.contains("broken"),
+        "{}",
+        ran.err
+    );
 }
 
 /// A disk that gives metadata and nothing else.
@@ -115,7 +162,11 @@ impl Store for Broken {
     }
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
         if name.as_str().ends_with(".distcp") {
-            return Err(StorageError::io("read", name.as_str(), std::io::Error::other("the disk is gone")));
+            return Err(StorageError::io(
+                "read",
+                name.as_str(),
+                std::io::Error::other("the disk is gone"),
+            ));
         }
         self.0.read(name, range).await
     }
@@ -141,11 +192,24 @@ fn no_checkpoint_exits_with_3_in_both_forms() {
     let saved = states::megatron();
     std::fs::remove_file(saved.path(".metadata")).unwrap();
     let ran = run(&["verify", &saved.url]);
-    assert!(ran.code == 3 && ran.err.contains("not a checkpoint"), "{} {}", ran.code, ran.err);
+    assert!(
+        ran.code == 3 && ran.err.contains("not a checkpoint"),
+        "{} {}",
+        ran.code,
+        ran.err
+    );
     let ran = run(&["verify", &saved.url, "--json"]);
     let j: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
-    assert_eq!((ran.code, &j["status"], &ran.err[..]), (3, &json!("not a checkpoint"), ""));
-    assert!(j["damage"][0]["what"].as_str().unwrap().contains(".metadata"));
+    assert_eq!(
+        (ran.code, &j["status"], &ran.err[..]),
+        (3, &json!("not a checkpoint"), "")
+    );
+    assert!(
+        j["damage"][0]["what"]
+            .as_str()
+            .unwrap()
+            .contains(".metadata")
+    );
 }
 
 /// A list of lists of lists …, as torch.save would write it; deeper than values may be here.
@@ -155,7 +219,8 @@ fn beyond_the_decoder() -> Vec<u8> {
     pickle.extend(std::iter::repeat_n(b"a".as_slice(), 399).flatten());
     pickle.push(b'.');
     let layout =
-        reshard_torch_format::archive::ArchiveLayout::new(&pickle, &[], &Default::default()).unwrap();
+        reshard_torch_format::archive::ArchiveLayout::new(&pickle, &[], &Default::default())
+            .unwrap();
     let mut bytes = layout.head().to_vec();
     bytes.extend(layout.finish(&[]).unwrap());
     bytes
@@ -163,18 +228,29 @@ fn beyond_the_decoder() -> Vec<u8> {
 
 #[test]
 fn an_object_that_is_beyond_the_decoder_is_sound_and_carried_over() {
-    let payload =
-        reshard::model::Payload::Encoded { codec: "torch.save", bytes: beyond_the_decoder().into() };
+    let payload = reshard::model::Payload::Encoded {
+        codec: "torch.save",
+        bytes: beyond_the_decoder().into(),
+    };
     let mut state = reshard::StateDict::new();
     state.insert("deep", reshard::ShardedObject::item("deep", payload));
     let saved = states::save(&[state], reshard::Dialect::Dcp);
     assert_eq!(run(&["verify", &saved.url]).code, 0);
     let to = saved.beside("to");
     assert_eq!(run(&["convert", &saved.url, &to]).code, 0);
-    let object =
-        |url: &str| reshard::blocking::Checkpoint::open(url).unwrap().object_payload("deep").unwrap();
+    let object = |url: &str| {
+        reshard::blocking::Checkpoint::open(url)
+            .unwrap()
+            .object_payload("deep")
+            .unwrap()
+    };
     assert_eq!(object(&to), object(&saved.url));
-    assert!(reshard::blocking::Checkpoint::open(&to).unwrap().object("deep").is_err());
+    assert!(
+        reshard::blocking::Checkpoint::open(&to)
+            .unwrap()
+            .object("deep")
+            .is_err()
+    );
 }
 
 #[test]
@@ -186,15 +262,25 @@ fn common_state_that_is_beyond_the_decoder_is_sound_and_carried_over() {
     assert!(run(&["prune", &saved.url, "--dry-run"]).code == 0);
     let to = saved.beside("to");
     run(&["convert", &saved.url, &to, "--ranks", "3"]).ok();
-    assert_eq!(std::fs::read(std::path::Path::new(&to).join("common.pt")).unwrap(), bytes);
+    assert_eq!(
+        std::fs::read(std::path::Path::new(&to).join("common.pt")).unwrap(),
+        bytes
+    );
     let text = run(&["inspect", &saved.url]).ok();
-    assert!(text.contains("the common state can't be read") && text.contains("256"), "{text}");
+    assert!(
+        text.contains("the common state can't be read") && text.contains("256"),
+        "{text}"
+    );
     // A flipped bit in it is damage all the same.
     let at = bytes.windows(4).position(|w| w == b"]]]]").unwrap();
     bytes[at] ^= 1;
     std::fs::write(saved.path("common.pt"), &bytes).unwrap();
     let ran = run(&["verify", &saved.url]);
-    assert!(ran.code == 1 && ran.out.contains("common.pt"), "{}", ran.out);
+    assert!(
+        ran.code == 1 && ran.out.contains("common.pt"),
+        "{}",
+        ran.out
+    );
 }
 
 #[test]
@@ -207,35 +293,89 @@ fn an_element_type_that_nobody_knows_is_told_by_all_commands_and_stops_only_what
 
     let ran = run(&["verify", &saved.url]);
     assert_eq!(ran.code, 2, "nothing is damaged");
-    assert!(ran.out.contains("not understood  norm: its element type torch.int66"), "{}", ran.out);
+    assert!(
+        ran.out
+            .contains("not understood  norm: its element type torch.int66"),
+        "{}",
+        ran.out
+    );
     let listed = run(&["inspect", &saved.url]).ok();
-    assert!(listed.contains("norm can't be read: its element type torch.int66"), "{listed}");
+    assert!(
+        listed.contains("norm can't be read: its element type torch.int66"),
+        "{listed}"
+    );
     let j = run(&["inspect", &saved.url, "--json"]).json();
-    assert!(j["producer"]["unknown"]["norm"].as_str().unwrap().contains("torch.int66"), "{j}");
+    assert!(
+        j["producer"]["unknown"]["norm"]
+            .as_str()
+            .unwrap()
+            .contains("torch.int66"),
+        "{j}"
+    );
 
     let ran = run(&["digest", &saved.url, "--json"]);
-    assert!(ran.code == 2 && ran.err.contains("norm"), "{} {}", ran.code, ran.err);
-    assert!(ran.out.contains("layer.weight"), "the others are digested: {}", ran.out);
+    assert!(
+        ran.code == 2 && ran.err.contains("norm"),
+        "{} {}",
+        ran.code,
+        ran.err
+    );
+    assert!(
+        ran.out.contains("layer.weight"),
+        "the others are digested: {}",
+        ran.out
+    );
     assert_eq!(run(&["digest", &saved.url, "--key", "layer*"]).code, 0);
 
     for command in ["digest", "inspect", "ls"] {
         let ran = run(&[command, &saved.url, "--key", "norm"]);
-        assert!(!ran.err.contains("no key matches"), "{command}: {}", ran.err);
+        assert!(
+            !ran.err.contains("no key matches"),
+            "{command}: {}",
+            ran.err
+        );
     }
     let listed = run(&["ls", &saved.url]);
-    assert!(!listed.out.contains("norm") && listed.err.contains("such as norm"), "{}", listed.err);
+    assert!(
+        !listed.out.contains("norm") && listed.err.contains("such as norm"),
+        "{}",
+        listed.err
+    );
 
     let ran = run(&["convert", &saved.url, &saved.beside("all")]);
-    assert!(ran.code == 2 && ran.err.contains("norm"), "{} {}", ran.code, ran.err);
+    assert!(
+        ran.code == 2 && ran.err.contains("norm"),
+        "{} {}",
+        ran.code,
+        ran.err
+    );
     for chosen in [&[][..], &["--key", "norm"]] {
         let unchecked = ["convert", &saved.url, &saved.beside("all"), "--no-verify"];
         let ran = run(&[&unchecked[..], chosen].concat());
-        assert!(ran.code == 2 && ran.err.contains("norm can't be carried over"), "{} {}", ran.code, ran.err);
+        assert!(
+            ran.code == 2 && ran.err.contains("norm can't be carried over"),
+            "{} {}",
+            ran.code,
+            ran.err
+        );
     }
     assert!(!std::path::Path::new(&saved.beside("all")).exists());
-    let error = reshard::blocking::Checkpoint::open(&saved.url).unwrap().state().unwrap_err();
+    let error = reshard::blocking::Checkpoint::open(&saved.url)
+        .unwrap()
+        .state()
+        .unwrap_err();
     assert!(error.to_string().contains("torch.int66"), "{error}");
-    assert_eq!(run(&["convert", &saved.url, &saved.beside("some"), "--key", "layer*"]).code, 0);
+    assert_eq!(
+        run(&[
+            "convert",
+            &saved.url,
+            &saved.beside("some"),
+            "--key",
+            "layer*"
+        ])
+        .code,
+        0
+    );
 }
 
 #[test]
@@ -243,18 +383,30 @@ fn a_key_that_would_move_the_cursor_is_escaped_in_notes_too() {
     let saved = states::megatron();
     let mut metadata = std::fs::read(saved.path(".metadata")).unwrap();
     for (old, new) in [(&b"norm"[..], &b"n\nrm"[..]), (b"int64", b"int66")] {
-        let places: Vec<usize> = (0..metadata.len()).filter(|&at| metadata[at..].starts_with(old)).collect();
+        let places: Vec<usize> = (0..metadata.len())
+            .filter(|&at| metadata[at..].starts_with(old))
+            .collect();
         assert!(!places.is_empty());
-        places.into_iter().for_each(|at| metadata[at..at + old.len()].copy_from_slice(new));
+        places
+            .into_iter()
+            .for_each(|at| metadata[at..at + old.len()].copy_from_slice(new));
     }
     std::fs::write(saved.path(".metadata"), metadata).unwrap();
     let ran = run(&["ls", &saved.url]);
-    assert!(ran.code == 0 && ran.err.contains("such as n\\nrm"), "{}", ran.err);
+    assert!(
+        ran.code == 0 && ran.err.contains("such as n\\nrm"),
+        "{}",
+        ran.err
+    );
     let listed = run(&["inspect", &saved.url]).ok();
     assert!(listed.contains("n\\nrm can't be read"), "{listed}");
     // Of a pattern, too.
     let ran = run(&["ls", &saved.url, "--key", "a\u{1b}[31m"]);
-    assert!(!ran.err.contains('\u{1b}') && ran.err.contains("no key matches"), "{}", ran.err);
+    assert!(
+        !ran.err.contains('\u{1b}') && ran.err.contains("no key matches"),
+        "{}",
+        ran.err
+    );
 }
 
 #[test]

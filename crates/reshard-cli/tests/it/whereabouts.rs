@@ -5,7 +5,11 @@ use std::{fs, os::unix::fs::symlink, path::Path};
 fn training() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for step in [5, 10, 990] {
-        fs::rename(states::megatron().url, dir.path().join(format!("iter_{step:07}"))).unwrap();
+        fs::rename(
+            states::megatron().url,
+            dir.path().join(format!("iter_{step:07}")),
+        )
+        .unwrap();
     }
     fs::create_dir(dir.path().join("tensorboard")).unwrap();
     dir
@@ -14,9 +18,19 @@ fn training() -> tempfile::TempDir {
 fn says(path: &Path, parts: &[&str]) {
     for command in ["inspect", "ls", "digest", "verify", "prune"] {
         let ran = run(&[command, path.to_str().unwrap()]);
-        assert_eq!((ran.code, ran.out.as_str()), (3, ""), "{command} {}: {}", path.display(), ran.err);
+        assert_eq!(
+            (ran.code, ran.out.as_str()),
+            (3, ""),
+            "{command} {}: {}",
+            path.display(),
+            ran.err
+        );
         for part in parts.iter().chain(&["hint: "]) {
-            assert!(ran.err.contains(part), "{command}: {part:?} is not in {}", ran.err);
+            assert!(
+                ran.err.contains(part),
+                "{command}: {part:?} is not in {}",
+                ran.err
+            );
         }
     }
 }
@@ -25,25 +39,55 @@ fn says(path: &Path, parts: &[&str]) {
 fn a_file_of_a_checkpoint_leads_to_its_directory() {
     let saved = states::megatron();
     let hint = format!("reshard inspect {}", saved.url);
-    says(&saved.path(".metadata"), &["is the metadata of a checkpoint", &hint]);
-    says(&saved.path("__1_0.distcp"), &["is a data file of a checkpoint", &hint]);
-    says(&saved.path("common.pt"), &["is a file of a checkpoint", &hint]);
+    says(
+        &saved.path(".metadata"),
+        &["is the metadata of a checkpoint", &hint],
+    );
+    says(
+        &saved.path("__1_0.distcp"),
+        &["is a data file of a checkpoint", &hint],
+    );
+    says(
+        &saved.path("common.pt"),
+        &["is a file of a checkpoint", &hint],
+    );
     let beside = |name: &str, bytes: &[u8]| {
         fs::write(saved.beside(name), bytes).unwrap();
         saved.beside(name)
     };
-    says(Path::new(&beside("model.safetensors", b"12345678{}")), &["file of safetensors"]);
-    says(Path::new(&beside("model.pt", b"PK\x03\x04more")), &["as torch.save writes them"]);
-    says(Path::new(&beside("x", b"")), &["is a file, and a checkpoint is a directory"]);
+    says(
+        Path::new(&beside("model.safetensors", b"12345678{}")),
+        &["file of safetensors"],
+    );
+    says(
+        Path::new(&beside("model.pt", b"PK\x03\x04more")),
+        &["as torch.save writes them"],
+    );
+    says(
+        Path::new(&beside("x", b"")),
+        &["is a file, and a checkpoint is a directory"],
+    );
     says(Path::new("/dev/null"), &["is a device"]);
 }
 
 #[test]
 fn a_folder_of_checkpoints_names_them_the_latest_first() {
     let dir = training();
-    says(dir.path(), &["it holds some: iter_0000990, iter_0000010, iter_0000005", "/iter_0000990"]);
+    says(
+        dir.path(),
+        &[
+            "it holds some: iter_0000990, iter_0000010, iter_0000005",
+            "/iter_0000990",
+        ],
+    );
     fs::write(dir.path().join("latest_checkpointed_iteration.txt"), "10\n").unwrap();
-    says(dir.path(), &["iter_0000010 (the latest), iter_0000990, iter_0000005", "/iter_0000010"]);
+    says(
+        dir.path(),
+        &[
+            "iter_0000010 (the latest), iter_0000990, iter_0000005",
+            "/iter_0000010",
+        ],
+    );
     for odd in ["release", "", "-1", "99999999999999999999999", "../../etc"] {
         fs::write(dir.path().join("latest_checkpointed_iteration.txt"), odd).unwrap();
         says(dir.path(), &["it holds some: iter_0000990,"]);
@@ -52,7 +96,10 @@ fn a_folder_of_checkpoints_names_them_the_latest_first() {
     fs::rename(dir.path(), above.path().join("run")).unwrap();
     fs::create_dir(dir.path()).unwrap();
     says(above.path(), &["run/iter_0000990"]);
-    says(&above.path().join("run/iter_0000011"), &["nothing lies at", "beside it lie iter_0000990"]);
+    says(
+        &above.path().join("run/iter_0000011"),
+        &["nothing lies at", "beside it lie iter_0000990"],
+    );
 }
 
 #[test]
@@ -74,12 +121,22 @@ fn what_is_not_there_is_told() {
 fn what_other_programs_left_is_named() {
     let dir = tempfile::tempdir().unwrap();
     for (name, files, part) in [
-        ("hf", &["model-00001-of-00001.safetensors"][..], "files of safetensors"),
-        ("tf", &["ckpt.index", "ckpt.data-00000-of-00001"], "files of TensorFlow"),
+        (
+            "hf",
+            &["model-00001-of-00001.safetensors"][..],
+            "files of safetensors",
+        ),
+        (
+            "tf",
+            &["ckpt.index", "ckpt.data-00000-of-00001"],
+            "files of TensorFlow",
+        ),
     ] {
         let place = dir.path().join(name);
         fs::create_dir(&place).unwrap();
-        files.iter().for_each(|f| fs::write(place.join(f), "").unwrap());
+        files
+            .iter()
+            .for_each(|f| fs::write(place.join(f), "").unwrap());
         says(&place, &[part]);
     }
     fs::create_dir_all(dir.path().join("old/mp_rank_00")).unwrap();

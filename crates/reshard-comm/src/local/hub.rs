@@ -85,8 +85,16 @@ impl Hub {
         fn empty<T>(size: u32) -> Vec<Option<T>> {
             (0..size).map(|_| None).collect()
         }
-        let seats = Seats { round: empty(size), inbox: empty(size), wakers: empty(size), broken: None };
-        Self { seats: Mutex::new(seats), size }
+        let seats = Seats {
+            round: empty(size),
+            inbox: empty(size),
+            wakers: empty(size),
+            broken: None,
+        };
+        Self {
+            seats: Mutex::new(seats),
+            size,
+        }
     }
 
     pub(super) fn size(&self) -> u32 {
@@ -145,7 +153,11 @@ impl Hub {
     /// Who has not come to the round that others wait in.
     pub(super) fn silent(&self) -> Vec<Rank> {
         let seats = self.seats();
-        let absent = seats.round.iter().enumerate().filter(|(_, given)| given.is_none());
+        let absent = seats
+            .round
+            .iter()
+            .enumerate()
+            .filter(|(_, given)| given.is_none());
         absent.map(|(i, _)| Rank::at(i)).collect()
     }
 }
@@ -160,14 +172,25 @@ impl Seats {
         if self.round.get(me.index()).is_none_or(here)
             || self.inbox.get(me.index()).is_none_or(|p| p.is_some())
         {
-            return Some(format!("rank {me} calls {op} while another call of its is in flight"));
+            return Some(format!(
+                "rank {me} calls {op} while another call of its is in flight"
+            ));
         }
-        let first = self.round.iter().flatten().map(|(theirs, _)| *theirs).next()?;
+        let first = self
+            .round
+            .iter()
+            .flatten()
+            .map(|(theirs, _)| *theirs)
+            .next()?;
         if first.same_round(op) {
             return None;
         }
-        let there: Vec<Rank> =
-            (0..).map(Rank).zip(&self.round).filter(|(_, s)| s.is_some()).map(|(r, _)| r).collect();
+        let there: Vec<Rank> = (0..)
+            .map(Rank)
+            .zip(&self.round)
+            .filter(|(_, s)| s.is_some())
+            .map(|(r, _)| r)
+            .collect();
         Some(format!("rank {me} calls {op}, {} {first}", Ranks(&there)))
     }
 }
@@ -183,18 +206,28 @@ fn wake(mut seats: MutexGuard<'_, Seats>) {
 fn deal(op: Op, given: Vec<(Op, Vec<Bytes>)>) -> Vec<Parcel> {
     let size = given.len();
     let mut parcels: Vec<Parcel> = (0..size).map(|_| Parcel::default()).collect();
-    let of = |root: Rank| given.get(root.index()).map(|(_, parts)| parts.as_slice()).unwrap_or_default();
+    let of = |root: Rank| {
+        given
+            .get(root.index())
+            .map(|(_, parts)| parts.as_slice())
+            .unwrap_or_default()
+    };
     match op {
         Op::Barrier => {}
         Op::Split { .. } => split(&given, &mut parcels),
         Op::AllToAll => {
             for (_, parts) in given {
-                parcels.iter_mut().zip(parts).for_each(|(parcel, part)| parcel.bytes.push(part));
+                parcels
+                    .iter_mut()
+                    .zip(parts)
+                    .for_each(|(parcel, part)| parcel.bytes.push(part));
             }
         }
         Op::AllGather => {
             let all: Vec<Bytes> = given.into_iter().flat_map(|(_, parts)| parts).collect();
-            parcels.iter_mut().for_each(|parcel| parcel.bytes.clone_from(&all));
+            parcels
+                .iter_mut()
+                .for_each(|parcel| parcel.bytes.clone_from(&all));
         }
         Op::Gather(root) => {
             if let Some(parcel) = parcels.get_mut(root.index()) {
@@ -202,9 +235,14 @@ fn deal(op: Op, given: Vec<(Op, Vec<Bytes>)>) -> Vec<Parcel> {
             }
         }
         Op::Scatter(root) => {
-            parcels.iter_mut().zip(of(root)).for_each(|(parcel, part)| parcel.bytes.push(part.clone()));
+            parcels
+                .iter_mut()
+                .zip(of(root))
+                .for_each(|(parcel, part)| parcel.bytes.push(part.clone()));
         }
-        Op::Broadcast(root) => parcels.iter_mut().for_each(|parcel| parcel.bytes.extend_from_slice(of(root))),
+        Op::Broadcast(root) => parcels
+            .iter_mut()
+            .for_each(|parcel| parcel.bytes.extend_from_slice(of(root))),
     }
     parcels
 }
@@ -213,7 +251,11 @@ fn deal(op: Op, given: Vec<(Op, Vec<Bytes>)>) -> Vec<Parcel> {
 fn split(given: &[(Op, Vec<Bytes>)], parcels: &mut [Parcel]) {
     let mut colors = BTreeMap::<u32, Vec<(u32, usize)>>::new();
     for (rank, (op, _)) in given.iter().enumerate() {
-        if let Op::Split { color: Some(color), order } = op {
+        if let Op::Split {
+            color: Some(color),
+            order,
+        } = op
+        {
             colors.entry(*color).or_default().push((*order, rank));
         }
     }

@@ -63,7 +63,10 @@ fn well<T>(outcome: crate::Result<T>) -> T {
 }
 
 fn ranks_are_numbered_in_order(groups: &[Group], size: u32) {
-    let found: Vec<_> = groups.iter().map(|group| (group.rank(), group.size())).collect();
+    let found: Vec<_> = groups
+        .iter()
+        .map(|group| (group.rank(), group.size()))
+        .collect();
     let wanted: Vec<_> = (0..size).map(|rank| (Rank(rank), size)).collect();
     assert_eq!(found, wanted, "(rank, size) of each group");
 }
@@ -72,8 +75,17 @@ fn all_to_all_is_a_transpose(groups: Vec<Group>) {
     on_ranks(groups, |group| async move {
         let me = group.rank();
         for round in 0..50 {
-            let got = well(group.all_to_all(ranks(&group).map(|to| note(round, me, to)).collect()).await);
-            assert_eq!(got, ranks(&group).map(|from| note(round, from, me)).collect::<Vec<_>>());
+            let got = well(
+                group
+                    .all_to_all(ranks(&group).map(|to| note(round, me, to)).collect())
+                    .await,
+            );
+            assert_eq!(
+                got,
+                ranks(&group)
+                    .map(|from| note(round, from, me))
+                    .collect::<Vec<_>>()
+            );
         }
     });
 }
@@ -82,7 +94,12 @@ fn all_gather_is_in_order_of_ranks(groups: Vec<Group>) {
     on_ranks(groups, |group| async move {
         for round in 0..50 {
             let got = well(group.all_gather(note(round, group.rank(), Rank(0))).await);
-            assert_eq!(got, ranks(&group).map(|from| note(round, from, Rank(0))).collect::<Vec<_>>());
+            assert_eq!(
+                got,
+                ranks(&group)
+                    .map(|from| note(round, from, Rank(0)))
+                    .collect::<Vec<_>>()
+            );
         }
     });
 }
@@ -93,10 +110,15 @@ fn any_rank_can_be_root(groups: Vec<Group>) {
         for (round, root) in (0..4).flat_map(|_| ranks(&group)).enumerate() {
             let is_root = me == root;
             let gathered = well(group.gather(note(round, me, root), root).await);
-            let wanted = is_root.then(|| ranks(&group).map(|from| note(round, from, root)).collect());
+            let wanted =
+                is_root.then(|| ranks(&group).map(|from| note(round, from, root)).collect());
             assert_eq!(gathered, wanted, "gather to {root}");
             let parts = is_root.then(|| ranks(&group).map(|to| note(round, root, to)).collect());
-            assert_eq!(well(group.scatter(parts, root).await), note(round, root, me), "scatter from {root}");
+            assert_eq!(
+                well(group.scatter(parts, root).await),
+                note(round, root, me),
+                "scatter from {root}"
+            );
             let data = is_root.then(|| note(round, root, root));
             assert_eq!(
                 well(group.broadcast(data, root).await),
@@ -135,7 +157,10 @@ fn a_barrier_waits_for_all(groups: Vec<Group>) {
     });
     let last_in = waited.iter().map(|(before, _)| *before).max();
     let first_out = waited.iter().map(|(_, after)| *after).min();
-    assert!(last_in <= first_out, "a rank left the barrier before all had come");
+    assert!(
+        last_in <= first_out,
+        "a rank left the barrier before all had come"
+    );
 }
 
 fn split_sorts_by_color_and_order(groups: Vec<Group>) {
@@ -144,17 +169,33 @@ fn split_sorts_by_color_and_order(groups: Vec<Group>) {
         let in_none = |rank: u32| rank == last && last > 1;
         let color = (!in_none(me)).then_some(me % 2);
         let part = well(group.split(color, last - me).await);
-        assert_eq!(part.is_some(), color.is_some(), "only ranks with a color are in a sub-group");
+        assert_eq!(
+            part.is_some(),
+            color.is_some(),
+            "only ranks with a color are in a sub-group"
+        );
         if let Some(part) = part {
-            let wanted: Vec<u8> =
-                (0..=last).rev().filter(|r| !in_none(*r) && r % 2 == me % 2).map(|r| r as u8).collect();
+            let wanted: Vec<u8> = (0..=last)
+                .rev()
+                .filter(|r| !in_none(*r) && r % 2 == me % 2)
+                .map(|r| r as u8)
+                .collect();
             let got = well(part.all_gather(vec![me as u8].into()).await);
-            assert_eq!(got.concat(), wanted, "ranks of color {}, the last one first", me % 2);
+            assert_eq!(
+                got.concat(),
+                wanted,
+                "ranks of color {}, the last one first",
+                me % 2
+            );
             assert_eq!(wanted.get(part.rank().index()), Some(&(me as u8)));
             assert_eq!(part.size() as usize, wanted.len());
         }
         let same_order = well(group.split(Some(7), 7).await);
-        assert_eq!(same_order.map(|same| same.rank()), Some(group.rank()), "equal orders are sorted by rank");
+        assert_eq!(
+            same_order.map(|same| same.rank()),
+            Some(group.rank()),
+            "equal orders are sorted by rank"
+        );
         well(group.barrier().await);
     });
 }
@@ -188,20 +229,32 @@ fn parts_or_failures_cross_and_the_whole_group_learns_of_its_sub_groups(groups: 
         );
         let comm = Comm::new(&*part);
         for round in 0..10 {
-            let parts =
-                ranks(&part).map(|to| vec![note(round, comm.rank(), to), note(round, to, to)]).collect();
+            let parts = ranks(&part)
+                .map(|to| vec![note(round, comm.rank(), to), note(round, to, to)])
+                .collect();
             let got = well(comm.all_to_all("move", Ok(parts)).await);
-            let sent =
-                |from| [note(round, from, comm.rank()), note(round, comm.rank(), comm.rank())].concat();
+            let sent = |from| {
+                [
+                    note(round, from, comm.rank()),
+                    note(round, comm.rank(), comm.rank()),
+                ]
+                .concat()
+            };
             assert_eq!(got, ranks(&part).map(sent).collect::<Vec<_>>());
         }
         // The last rank fails: its sub-group learns it at once, the others when all agree.
-        let parts = if me == last { Err(boom()) } else { Ok(vec![Vec::new(); part.size() as usize]) };
+        let parts = if me == last {
+            Err(boom())
+        } else {
+            Ok(vec![Vec::new(); part.size() as usize])
+        };
         let failed = comm.all_to_all("move", parts).await;
         assert_eq!(failed.is_err(), me % 2 == last % 2, "rank {me}: {failed:?}");
         let mine = if me == last { Err(boom()) } else { Ok(()) };
         match whole.agree("moved", mine).await {
-            Err(CommError::Ranks { causes, .. }) => assert_eq!(causes, [(Rank(last), boom())].into()),
+            Err(CommError::Ranks { causes, .. }) => {
+                assert_eq!(causes, [(Rank(last), boom())].into())
+            }
             other => panic!("rank {me}: {other:?}"),
         }
         well(comm.agree("usable", Ok(())).await);
@@ -224,14 +277,26 @@ fn errors_reach_all_and_the_group_stays_usable(groups: Vec<Group>) {
     on_ranks(groups, |group| async move {
         let comm = Comm::new(&*group).with_coordinator(Rank(group.size() - 1));
         for bad in ranks(&group) {
-            let part = if group.rank() == bad { Err(boom()) } else { Ok(bad) };
+            let part = if group.rank() == bad {
+                Err(boom())
+            } else {
+                Ok(bad)
+            };
             match comm.all_gather("part", part).await {
                 Err(CommError::Ranks { causes, .. }) => assert_eq!(causes, [(bad, boom())].into()),
                 other => {
-                    assert!(other.is_err(), "rank {bad} failed, and rank {} got {other:?}", group.rank())
+                    assert!(
+                        other.is_err(),
+                        "rank {bad} failed, and rank {} got {other:?}",
+                        group.rank()
+                    )
                 }
             }
-            let sum = comm.all_reduce("sum", Ok(group.rank().0), |parts| Ok(parts.iter().sum::<u32>())).await;
+            let sum = comm
+                .all_reduce("sum", Ok(group.rank().0), |parts| {
+                    Ok(parts.iter().sum::<u32>())
+                })
+                .await;
             assert_eq!(well(sum), ranks(&group).map(|rank| rank.0).sum::<u32>());
             let mine = comm.reduce_scatter("deal", Ok(group.rank()), |mut parts| {
                 parts.reverse();
@@ -247,11 +312,16 @@ fn an_abort_reaches_all_for_good(groups: Vec<Group>) {
         well(group.barrier().await);
         if group.rank() == Rank(1) {
             group.abort(boom());
-            group.abort(Cause::new(ErrorKind::Internal, "a second cause, that must not hide the first"));
+            group.abort(Cause::new(
+                ErrorKind::Internal,
+                "a second cause, that must not hide the first",
+            ));
         }
         for _ in 0..3 {
             match group.barrier().await {
-                Err(CommError::Broken(cause)) => assert!(cause.to_string().contains("boom"), "{cause}"),
+                Err(CommError::Broken(cause)) => {
+                    assert!(cause.to_string().contains("boom"), "{cause}")
+                }
                 other => assert!(matches!(other, Err(CommError::Broken(_))), "{other:?}"),
             }
         }
@@ -264,7 +334,10 @@ fn a_dropped_future_breaks_the_group(groups: Vec<Group>) {
         let dropped = Arc::clone(&dropped);
         async move {
             if group.rank() == Rank(1) {
-                assert!(group.barrier().now_or_never().is_none(), "nobody else is there yet");
+                assert!(
+                    group.barrier().now_or_never().is_none(),
+                    "nobody else is there yet"
+                );
             }
             dropped.wait();
             assert!(
@@ -286,9 +359,15 @@ fn a_silent_rank_breaks_the_group_at_the_deadline(groups: Vec<Group>) {
             while group.rank() == Rank(1) && ended.load(Ordering::SeqCst) + 1 < group.size() {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            let outcome = Comm::new(&*group).with_deadline(deadline).agree("meet", Ok(())).await;
+            let outcome = Comm::new(&*group)
+                .with_deadline(deadline)
+                .agree("meet", Ok(()))
+                .await;
             assert!(
-                matches!(outcome, Err(CommError::Deadline { .. } | CommError::Broken(_))),
+                matches!(
+                    outcome,
+                    Err(CommError::Deadline { .. } | CommError::Broken(_))
+                ),
                 "rank {}: {outcome:?}",
                 group.rank()
             );

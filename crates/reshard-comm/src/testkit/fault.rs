@@ -37,12 +37,24 @@ struct Plan {
 impl FaultGroup {
     /// Call number `at` goes wrong, and all others go through.
     pub fn new(inner: Arc<dyn ProcessGroup>, at: u64, fault: Fault) -> Self {
-        Self { inner, plan: Arc::new(Plan { calls: AtomicU64::new(0), fault: Some((at, fault)) }) }
+        Self {
+            inner,
+            plan: Arc::new(Plan {
+                calls: AtomicU64::new(0),
+                fault: Some((at, fault)),
+            }),
+        }
     }
 
     /// Nothing goes wrong; [`calls`](Self::calls) tells how many places there are for a fault.
     pub fn counting(inner: Arc<dyn ProcessGroup>) -> Self {
-        Self { inner, plan: Arc::new(Plan { calls: AtomicU64::new(0), fault: None }) }
+        Self {
+            inner,
+            plan: Arc::new(Plan {
+                calls: AtomicU64::new(0),
+                fault: None,
+            }),
+        }
     }
 
     /// How many collectives this rank has called.
@@ -94,7 +106,12 @@ impl ProcessGroup for FaultGroup {
     async fn split(&self, color: Option<u32>, order: u32) -> Result<Option<Arc<dyn ProcessGroup>>> {
         self.enter().await?;
         let part = self.inner.split(color, order).await?;
-        Ok(part.map(|inner| Arc::new(Self { inner, plan: Arc::clone(&self.plan) }) as Arc<dyn ProcessGroup>))
+        Ok(part.map(|inner| {
+            Arc::new(Self {
+                inner,
+                plan: Arc::clone(&self.plan),
+            }) as Arc<dyn ProcessGroup>
+        }))
     }
 
     async fn barrier(&self) -> Result<()> {

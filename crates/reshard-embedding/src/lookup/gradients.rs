@@ -28,19 +28,36 @@ impl IndexedSlices {
         let Some((&rows, row)) = self.dense_shape.split_first() else {
             return fail("a dense shape without axes has no rows".into());
         };
-        let wanted: Dims = std::iter::once(self.indices.len() as u64).chain(row.iter().copied()).collect();
+        let wanted: Dims = std::iter::once(self.indices.len() as u64)
+            .chain(row.iter().copied())
+            .collect();
         if *self.values.shape() != wanted {
             let (n, shape) = (self.indices.len(), self.values.shape());
-            return fail(format!("values of shape {shape} for {n} indices into shape {}", self.dense_shape));
+            return fail(format!(
+                "values of shape {shape} for {n} indices into shape {}",
+                self.dense_shape
+            ));
         }
-        if let Some((at, &id)) =
-            self.indices.iter().enumerate().find(|(_, i)| !u64::try_from(**i).is_ok_and(|i| i < rows))
+        if let Some((at, &id)) = self
+            .indices
+            .iter()
+            .enumerate()
+            .find(|(_, i)| !u64::try_from(**i).is_ok_and(|i| i < rows))
         {
             let why = format!("there are {rows} rows");
-            return Err(EmbeddingError::IdOutOfRange { name: NAME.into(), id, at, why });
+            return Err(EmbeddingError::IdOutOfRange {
+                name: NAME.into(),
+                id,
+                at,
+                why,
+            });
         }
         let dtype = self.values.dtype();
-        let unsupported = || EmbeddingError::Unsupported { name: NAME.into(), op: Op::Add.name(), dtype };
+        let unsupported = || EmbeddingError::Unsupported {
+            name: NAME.into(),
+            op: Op::Add.name(),
+            dtype,
+        };
         let add = kernel(Op::Add, dtype).ok_or_else(unsupported)?;
         let bytes = self.values.to_bytes();
         let width = bytes.len() / self.indices.len().max(1);
@@ -80,15 +97,24 @@ pub fn lookup_gradients<'a>(
     options: &LookupOptions<'_>,
 ) -> Result<Vec<IndexedSlices>> {
     let ids = ids.into();
-    table.check_value("a gradient for these ids", upstream, &shape_of_rows(table, ids.shape()))?;
+    table.check_value(
+        "a gradient for these ids",
+        upstream,
+        &shape_of_rows(table, ids.shape()),
+    )?;
     if options.max_norm.is_some() {
-        return Err(EmbeddingError::invalid(table.name(), "no gradient is computed through max_norm"));
+        return Err(EmbeddingError::invalid(
+            table.name(),
+            "no gradient is computed through max_norm",
+        ));
     }
     let places = Places::new(table, options)?;
     let mut indices: Vec<Vec<i64>> = vec![Vec::new(); table.parts().len()];
     let mut positions: Vec<Vec<usize>> = vec![Vec::new(); table.parts().len()];
     for (at, &id) in ids.values().iter().enumerate() {
-        let (part, row) = places.locate(id).ok_or_else(|| places.refuse(table, id, at))?;
+        let (part, row) = places
+            .locate(id)
+            .ok_or_else(|| places.refuse(table, id, at))?;
         indices[part].push(row as i64);
         positions[part].push(at);
     }
@@ -96,16 +122,26 @@ pub fn lookup_gradients<'a>(
     let parts = table.parts().iter().zip(indices.into_iter().zip(positions));
     let slices = parts.map(|(part, (indices, positions))| {
         let shape = shape_of_rows(table, &[indices.len() as u64]);
-        let values = filled(table.name(), table.dtype(), &shape, options.threads, |run, to| {
-            if width > 0 {
-                let positions = &positions[run.start as usize..run.end as usize];
-                for (&at, to) in positions.iter().zip(to.chunks_exact_mut(width)) {
-                    to.copy_from_slice(&bytes[at * width..][..width]);
+        let values = filled(
+            table.name(),
+            table.dtype(),
+            &shape,
+            options.threads,
+            |run, to| {
+                if width > 0 {
+                    let positions = &positions[run.start as usize..run.end as usize];
+                    for (&at, to) in positions.iter().zip(to.chunks_exact_mut(width)) {
+                        to.copy_from_slice(&bytes[at * width..][..width]);
+                    }
                 }
-            }
-            Ok(())
-        })?;
-        Ok(IndexedSlices { indices, values, dense_shape: part.region().lengths.clone() })
+                Ok(())
+            },
+        )?;
+        Ok(IndexedSlices {
+            indices,
+            values,
+            dense_shape: part.region().lengths.clone(),
+        })
     });
     slices.collect()
 }

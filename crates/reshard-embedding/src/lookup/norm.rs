@@ -12,18 +12,33 @@ pub(super) fn clip(dtype: DType) -> Option<Clip> {
 
 /// Whether rows can be multiplied by it: infinity would make each of them NaN.
 pub(super) fn check(bound: f64, table: &ShardedVariable) -> Result<()> {
-    let most = if table.dtype() == DType::Float64 { f64::MAX } else { f32::MAX.into() };
+    let most = if table.dtype() == DType::Float64 {
+        f64::MAX
+    } else {
+        f32::MAX.into()
+    };
     if bound.abs() <= most {
         return Ok(());
     }
-    let what = if bound.is_nan() { "not a number" } else { "more than can be computed with; leave it out" };
-    Err(EmbeddingError::invalid(table.name(), format!("max_norm {bound} is {what}")))
+    let what = if bound.is_nan() {
+        "not a number"
+    } else {
+        "more than can be computed with; leave it out"
+    };
+    Err(EmbeddingError::invalid(
+        table.name(),
+        format!("max_norm {bound} is {what}"),
+    ))
 }
 
 fn clip_row<T: Float>(row: &mut [u8], bound: f64) {
     let bound = T::Wide::of(bound.max(0.0));
     let squares = sum_of_squares::<T>(row);
-    let norm = if squares > T::Wide::ZERO { squares.sqrt() } else { squares };
+    let norm = if squares > T::Wide::ZERO {
+        squares.sqrt()
+    } else {
+        squares
+    };
     // Written so that a norm that is NaN stays one.
     let divisor = if norm < bound { bound } else { norm };
     map(row, |x: T| T::narrow(x.widen() * bound / divisor));
@@ -78,7 +93,11 @@ mod tests {
     fn sixteen_bit_rows_are_computed_in_float32() {
         let h = clipped(&[f16::from_f32(300.0); 2], 1.0, DType::Float16); // 300 squared is no float16
         assert_eq!(h, [f16::from_f32(0.5f32.sqrt()); 2]);
-        let b = clipped(&[bf16::from_f32(3.0), bf16::from_f32(4.0)], 1.0, DType::BFloat16);
+        let b = clipped(
+            &[bf16::from_f32(3.0), bf16::from_f32(4.0)],
+            1.0,
+            DType::BFloat16,
+        );
         assert_eq!(b, [bf16::from_f32(0.6), bf16::from_f32(0.8)]);
         assert!(clip(DType::Int32).is_none() && clip(DType::Float8E5M2).is_none());
     }

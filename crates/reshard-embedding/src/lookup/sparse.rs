@@ -49,22 +49,41 @@ impl SparseIds {
         let (line_of, ids) = (line_of.into(), ids.into());
         let fail = |what: String| Err(EmbeddingError::invalid("sparse ids", what));
         if line_of.len() != ids.len() {
-            return fail(format!("{} ids with {} lines for them", ids.len(), line_of.len()));
+            return fail(format!(
+                "{} ids with {} lines for them",
+                ids.len(),
+                line_of.len()
+            ));
         }
         if let Some(i) = line_of.windows(2).position(|w| w[0] > w[1]) {
             let (a, b) = (line_of[i], line_of[i + 1]);
-            return fail(format!("line {b} comes after line {a}; sort the ids by their lines"));
+            return fail(format!(
+                "line {b} comes after line {a}; sort the ids by their lines"
+            ));
         }
         if let Some(last) = line_of.last().filter(|&&line| line >= lines) {
             return fail(format!("an id in line {last} of {lines}, counted from 0"));
         }
-        Ok(Self { lines, line_of, ids, weights: None })
+        Ok(Self {
+            lines,
+            line_of,
+            ids,
+            weights: None,
+        })
     }
 
     /// Makes lines from a list of ids per line.
     pub fn ragged(lines: &[&[i64]]) -> Self {
-        let line_of = (0..).zip(lines).flat_map(|(i, ids)| std::iter::repeat_n(i, ids.len())).collect();
-        Self { lines: lines.len() as u64, line_of, ids: lines.concat(), weights: None }
+        let line_of = (0..)
+            .zip(lines)
+            .flat_map(|(i, ids)| std::iter::repeat_n(i, ids.len()))
+            .collect();
+        Self {
+            lines: lines.len() as u64,
+            line_of,
+            ids: lines.concat(),
+            weights: None,
+        }
     }
 
     /// Sets a weight for each id.
@@ -77,7 +96,10 @@ impl SparseIds {
             let what = format!("{} weights for {} ids", weights.len(), self.ids.len());
             return Err(EmbeddingError::invalid("sparse ids", what));
         }
-        Ok(Self { weights: Some(weights), ..self })
+        Ok(Self {
+            weights: Some(weights),
+            ..self
+        })
     }
 }
 
@@ -107,7 +129,16 @@ pub fn embedding_lookup_sparse(
     combiner: Combiner,
     options: &LookupOptions<'_>,
 ) -> Result<Tensor> {
-    lookup(table, ids, options, Rules { combiner, safe: false, default_id: None })
+    lookup(
+        table,
+        ids,
+        options,
+        Rules {
+            combiner,
+            safe: false,
+            default_id: None,
+        },
+    )
 }
 
 /// As [`embedding_lookup_sparse`], for unchecked ids. It skips negative ids and, unless the combiner is [`Sum`](Combiner::Sum), ids
@@ -122,7 +153,16 @@ pub fn safe_embedding_lookup_sparse(
     default_id: Option<i64>,
     options: &LookupOptions<'_>,
 ) -> Result<Tensor> {
-    lookup(table, ids, options, Rules { combiner, safe: true, default_id })
+    lookup(
+        table,
+        ids,
+        options,
+        Rules {
+            combiner,
+            safe: true,
+            default_id,
+        },
+    )
 }
 
 #[derive(Clone, Copy)]
@@ -150,9 +190,13 @@ fn lookup(
     let combine = with_float!(table.dtype(), T => combine::<T> as Combine);
     let combine = combine.ok_or_else(|| table.unsupported("a combination of rows"))?;
     let shape = shape_of_rows(table, &[ids.lines]);
-    filled(table.name(), table.dtype(), &shape, options.threads, |run, to| {
-        combine(&reader, ids, rules, run, to)
-    })
+    filled(
+        table.name(),
+        table.dtype(),
+        &shape,
+        options.threads,
+        |run, to| combine(&reader, ids, rules, run, to),
+    )
 }
 
 type Combine = fn(&Reader<'_>, &SparseIds, Rules, Range<u64>, &mut [u8]) -> Result<()>;
@@ -170,7 +214,9 @@ fn combine<T: Float>(
         // There is nothing to combine, but ids are checked.
         let end = ids.line_of.partition_point(|&line| line < lines.end);
         let taken = (at..end).filter(|&i| rules.takes(ids.ids[i], ids.weight(i)));
-        return taken.into_iter().try_for_each(|i| reader.row(ids.ids[i], i).map(drop));
+        return taken
+            .into_iter()
+            .try_for_each(|i| reader.row(ids.ids[i], i).map(drop));
     }
     let mut line = Line::<T>::new(reader)?;
     for (number, out) in lines.zip(out.chunks_exact_mut(reader.width)) {
@@ -211,10 +257,21 @@ struct Line<'a, T: Float> {
 impl<'a, T: Float> Line<'a, T> {
     fn new(reader: &'a Reader<'a>) -> Result<Self> {
         let (zero, n) = (T::Wide::ZERO, reader.width / size_of::<T>());
-        let too_large =
-            || EmbeddingError::invalid(reader.table.name(), format!("no memory for sums of {n} elements"));
+        let too_large = || {
+            EmbeddingError::invalid(
+                reader.table.name(),
+                format!("no memory for sums of {n} elements"),
+            )
+        };
         let sums = try_zeroed_vec(n).map_err(|()| too_large())?;
-        Ok(Self { reader, sums, count: 0, weights: zero, squares: zero, clipped: Vec::new() })
+        Ok(Self {
+            reader,
+            sums,
+            count: 0,
+            weights: zero,
+            squares: zero,
+            clipped: Vec::new(),
+        })
     }
 
     fn clear(&mut self) {
@@ -250,7 +307,11 @@ impl<'a, T: Float> Line<'a, T> {
             Combiner::Sqrtn => self.squares.sqrt(),
         };
         for (to, &sum) in out.chunks_exact_mut(size_of::<T>()).zip(&self.sums) {
-            let v = if divisor == T::Wide::ZERO { T::Wide::ZERO } else { sum / divisor };
+            let v = if divisor == T::Wide::ZERO {
+                T::Wide::ZERO
+            } else {
+                sum / divisor
+            };
             to.copy_from_slice(bytes_of(&T::narrow(v)));
         }
     }

@@ -22,10 +22,15 @@ impl Permutation {
             table.template_into(template, key, task);
             return Ok(());
         }
-        let stored =
-            |(stored, _)| ShardedTensor::region_of(table.name(), table.dtype(), table.shape(), stored);
+        let stored = |(stored, _)| {
+            ShardedTensor::region_of(table.name(), table.dtype(), table.shape(), stored)
+        };
         let parts = table.pieces(task).map(|part| table.parts()[part].region());
-        insert(template, key, parts.flat_map(|part| self.runs(part)).map(stored).collect());
+        insert(
+            template,
+            key,
+            parts.flat_map(|part| self.runs(part)).map(stored).collect(),
+        );
         Ok(())
     }
 
@@ -52,13 +57,17 @@ impl Permutation {
                 rows.dtype() == table.dtype() && *rows.shape() == place.lengths
             };
             if rows.len() != places.len() || !places.iter().zip(&rows).all(fits) {
-                let what = format!("what was loaded as {key} are not the rows of part {part} {region}");
+                let what =
+                    format!("what was loaded as {key} are not the rows of part {part} {region}");
                 return Err(EmbeddingError::invalid(table.name(), what));
             }
             let pieces: Vec<(&Region, &Tensor)> = places.iter().zip(&rows).collect();
             assembled(table.name(), table.dtype(), &region.lengths, &pieces)
         };
-        let parts = table.pieces(task).map(part).collect::<Result<Vec<Tensor>>>()?;
+        let parts = table
+            .pieces(task)
+            .map(part)
+            .collect::<Result<Vec<Tensor>>>()?;
         if runs.next().is_some() {
             let what = format!("what was loaded as {key} are more rows than those of task {task}");
             return Err(EmbeddingError::invalid(table.name(), what));

@@ -2,7 +2,9 @@
 
 use super::Variable;
 use crate::{EmbeddingError, Result};
-use reshard_model::{Data, Leaf, ReplicaId, ShardedTensor, StateDict, Step, Tensor, Tree, Value, ValueTree};
+use reshard_model::{
+    Data, Leaf, ReplicaId, ShardedTensor, StateDict, Step, Tensor, Tree, Value, ValueTree,
+};
 
 impl Variable {
     /// The tensors that `task` saves: its parts, as pieces of one tensor whose key is the variable's name. Parts without elements are
@@ -11,7 +13,9 @@ impl Variable {
     /// # Errors
     /// A part of this task has no data here.
     pub fn sharded_tensors(&self, task: u32) -> Result<Vec<ShardedTensor>> {
-        self.pieces(task).map(|i| Ok(self.declared(i).with_data(self.data(i)?.clone()))).collect()
+        self.pieces(task)
+            .map(|i| Ok(self.declared(i).with_data(self.data(i)?.clone())))
+            .collect()
     }
 
     pub(crate) fn templates(&mut self, task: u32) -> Vec<ShardedTensor> {
@@ -26,11 +30,19 @@ impl Variable {
         pieces.into_iter().map(template).collect()
     }
 
-    pub(crate) fn fill(&mut self, task: u32, loaded: impl IntoIterator<Item = Tensor>) -> Result<()> {
+    pub(crate) fn fill(
+        &mut self,
+        task: u32,
+        loaded: impl IntoIterator<Item = Tensor>,
+    ) -> Result<()> {
         let loaded: Vec<Tensor> = loaded.into_iter().collect();
         let pieces: Vec<usize> = self.pieces(task).collect();
         if loaded.len() != pieces.len() {
-            let what = format!("{} tensors for the {} parts of task {task}", loaded.len(), pieces.len());
+            let what = format!(
+                "{} tensors for the {} parts of task {task}",
+                loaded.len(),
+                pieces.len()
+            );
             return Err(EmbeddingError::invalid(&self.name, what));
         }
         for (&i, data) in pieces.iter().zip(&loaded) {
@@ -59,11 +71,21 @@ impl Variable {
         Ok(())
     }
 
-    pub(crate) fn template_into(&mut self, template: &mut StateDict, key: impl Into<Step>, task: u32) {
+    pub(crate) fn template_into(
+        &mut self,
+        template: &mut StateDict,
+        key: impl Into<Step>,
+        task: u32,
+    ) {
         insert(template, key, self.templates(task));
     }
 
-    pub(crate) fn restore_from(&mut self, loaded: &mut ValueTree, key: &str, task: u32) -> Result<()> {
+    pub(crate) fn restore_from(
+        &mut self,
+        loaded: &mut ValueTree,
+        key: &str,
+        task: u32,
+    ) -> Result<()> {
         let tensors = self.loaded(loaded, key)?;
         self.fill(task, tensors)
     }
@@ -72,17 +94,27 @@ impl Variable {
     pub(crate) fn loaded(&self, loaded: &mut ValueTree, key: &str) -> Result<Vec<Tensor>> {
         let tensors = match loaded.remove(key) {
             None => Some(Vec::new()),
-            Some(Tree::List(items)) => {
-                items.into_iter().map(|t| t.into_leaf().and_then(Value::into_tensor)).collect()
-            }
+            Some(Tree::List(items)) => items
+                .into_iter()
+                .map(|t| t.into_leaf().and_then(Value::into_tensor))
+                .collect(),
             Some(_) => None,
         };
-        let other =
-            || EmbeddingError::invalid(&self.name, format!("what was loaded as {key} is no list of tensors"));
+        let other = || {
+            EmbeddingError::invalid(
+                &self.name,
+                format!("what was loaded as {key} is no list of tensors"),
+            )
+        };
         tensors.ok_or_else(other)
     }
 
-    pub(crate) fn reclaim_from(&mut self, template: &mut StateDict, key: &str, task: u32) -> Result<()> {
+    pub(crate) fn reclaim_from(
+        &mut self,
+        template: &mut StateDict,
+        key: &str,
+        task: u32,
+    ) -> Result<()> {
         let pieces: Vec<usize> = self.pieces(task).collect();
         let leaves = match template.remove(key) {
             Some(Tree::List(leaves)) => leaves,
@@ -111,8 +143,13 @@ impl Variable {
     /// the tensor.
     pub(crate) fn pieces(&self, task: u32) -> impl Iterator<Item = usize> {
         let none = self.shape.contains(&0);
-        let stored =
-            move |i: usize| if none { i == 0 || self.mirrored } else { !self.parts[i].region.is_empty() };
+        let stored = move |i: usize| {
+            if none {
+                i == 0 || self.mirrored
+            } else {
+                !self.parts[i].region.is_empty()
+            }
+        };
         (0..self.parts.len()).filter(move |&i| self.parts[i].task == task && stored(i))
     }
 
@@ -126,7 +163,10 @@ impl Variable {
 
 pub(crate) fn insert(state: &mut StateDict, key: impl Into<Step>, tensors: Vec<ShardedTensor>) {
     if !tensors.is_empty() {
-        let list = tensors.into_iter().map(|t| Tree::Leaf(Leaf::from(t))).collect();
+        let list = tensors
+            .into_iter()
+            .map(|t| Tree::Leaf(Leaf::from(t)))
+            .collect();
         state.insert_tree(key, Tree::List(list));
     }
 }

@@ -46,10 +46,18 @@ impl Index {
         stop: impl Into<Option<i64>>,
         step: impl Into<Option<i64>>,
     ) -> Self {
-        Self::Slice { start: start.into(), stop: stop.into(), step: step.into() }
+        Self::Slice {
+            start: start.into(),
+            stop: stop.into(),
+            step: step.into(),
+        }
     }
 
-    const ALL: Self = Self::Slice { start: None, stop: None, step: None };
+    const ALL: Self = Self::Slice {
+        start: None,
+        stop: None,
+        step: None,
+    };
 }
 
 impl From<i64> for Index {
@@ -99,8 +107,11 @@ impl Selected {
         let (start, n) = (i128::from(self.start), i128::from(self.count));
         // The first k whose index has come to `bound`, in the direction of the step.
         let reach = |bound: i128| {
-            let (distance, step) =
-                if self.step > 0 { (bound - start, self.step) } else { (start - bound, -self.step) };
+            let (distance, step) = if self.step > 0 {
+                (bound - start, self.step)
+            } else {
+                (start - bound, -self.step)
+            };
             ((distance + step - 1).div_euclid(step)).clamp(0, n) as u64
         };
         if self.step > 0 {
@@ -123,12 +134,17 @@ impl Variable {
     pub fn slice(&self, subscript: &[Index]) -> Result<Tensor> {
         let (selected, shape) = self.select(subscript)?;
         let cover = self.cover()?;
-        let parts: Vec<(&Region, bytes::Bytes)> = cover.iter().map(|(r, t)| (*r, t.to_bytes())).collect();
+        let parts: Vec<(&Region, bytes::Bytes)> =
+            cover.iter().map(|(r, t)| (*r, t.to_bytes())).collect();
         let item = self.dtype.size();
         let counts: Dims = selected.iter().map(|s| s.count).collect();
         let out = written(&self.name, self.dtype, &counts, |out| {
             // Of an empty one the strides may be anything.
-            let parts = if out.is_empty() { &[] } else { parts.as_slice() };
+            let parts = if out.is_empty() {
+                &[]
+            } else {
+                parts.as_slice()
+            };
             for (region, bytes) in parts {
                 let axes = walks(item, &selected, &counts, region);
                 if axes.iter().all(|axis| axis.count > 0) {
@@ -143,13 +159,20 @@ impl Variable {
     /// What is selected of each axis, and the shape of the result.
     fn select(&self, subscript: &[Index]) -> Result<(Vec<Selected>, Dims)> {
         let fail = |what: String| Err(EmbeddingError::invalid(&self.name, what));
-        let named = subscript.iter().filter(|i| matches!(i, Index::At(_) | Index::Slice { .. })).count();
+        let named = subscript
+            .iter()
+            .filter(|i| matches!(i, Index::At(_) | Index::Slice { .. }))
+            .count();
         let ellipses = subscript.iter().filter(|i| **i == Index::Ellipsis).count();
         if ellipses > 1 {
             return fail("a subscript has at most one ellipsis".into());
         }
         let Some(rest) = self.shape.len().checked_sub(named) else {
-            return fail(format!("{named} indexes for shape {}, which has {}", self.shape, self.shape.len()));
+            return fail(format!(
+                "{named} indexes for shape {}, which has {}",
+                self.shape,
+                self.shape.len()
+            ));
         };
         let mut entries: Vec<Index> = Vec::with_capacity(subscript.len() + rest);
         for &entry in subscript {
@@ -168,13 +191,21 @@ impl Variable {
             match entry {
                 Index::NewAxis => shape.push(1),
                 Index::At(at) => {
-                    let from_start = if at < 0 { i128::from(at) + i128::from(extent) } else { at.into() };
+                    let from_start = if at < 0 {
+                        i128::from(at) + i128::from(extent)
+                    } else {
+                        at.into()
+                    };
                     if from_start < 0 || from_start >= i128::from(extent) {
                         return fail(format!(
                             "index {at} is outside of axis {axis}, which has length {extent}"
                         ));
                     }
-                    selected.push(Selected { start: from_start as u64, step: 1, count: 1 });
+                    selected.push(Selected {
+                        start: from_start as u64,
+                        step: 1,
+                        count: 1,
+                    });
                 }
                 Index::Slice { step: Some(0), .. } => {
                     return fail(format!("a slice of axis {axis} with step 0"));
@@ -194,17 +225,33 @@ impl Variable {
 /// Python's rule for `start:stop:step` of a sequence of `extent`.
 fn clamped(start: Option<i64>, stop: Option<i64>, step: i64, extent: u64) -> Selected {
     let (extent, step) = (i128::from(extent), i128::from(step));
-    let (lowest, highest) = if step > 0 { (0, extent) } else { (-1, extent - 1) };
+    let (lowest, highest) = if step > 0 {
+        (0, extent)
+    } else {
+        (-1, extent - 1)
+    };
     let bound = |given: Option<i64>, default: i128| match given.map(i128::from) {
         None => default,
         Some(i) if i < 0 => (i + extent).max(lowest),
         Some(i) => i.min(highest),
     };
-    let (first, end) = if step > 0 { (lowest, highest) } else { (highest, lowest) };
+    let (first, end) = if step > 0 {
+        (lowest, highest)
+    } else {
+        (highest, lowest)
+    };
     let (start, stop) = (bound(start, first), bound(stop, end));
     let distance = if step > 0 { stop - start } else { start - stop };
-    let count = if distance <= 0 { 0 } else { (distance - 1) / step.abs() + 1 };
-    Selected { start: start.max(0) as u64, step, count: count as u64 }
+    let count = if distance <= 0 {
+        0
+    } else {
+        (distance - 1) / step.abs() + 1
+    };
+    Selected {
+        start: start.max(0) as u64,
+        step,
+        count: count as u64,
+    }
 }
 
 /// How one axis of a part goes to the result: so many indexes, bytes to go in the part and in the result for each.
@@ -227,9 +274,17 @@ fn walks(item: u64, selected: &[Selected], counts: &[u64], region: &Region) -> V
         let first = if count == 0 {
             (0, 0)
         } else {
-            ((s.index(k.start) - lo).saturating_mul(from), k.start.saturating_mul(to))
+            (
+                (s.index(k.start) - lo).saturating_mul(from),
+                k.start.saturating_mul(to),
+            )
         };
-        out.push(Walk { count, first, from: s.step * i128::from(from), to });
+        out.push(Walk {
+            count,
+            first,
+            from: s.step * i128::from(from),
+            to,
+        });
         // Strides of a part that has nothing to give are not used.
         from = from.saturating_mul(region.lengths[axis]);
         to = to.saturating_mul(counts[axis]);

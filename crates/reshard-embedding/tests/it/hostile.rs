@@ -3,8 +3,9 @@
 use crate::table;
 use proptest::prelude::*;
 use reshard_embedding::{
-    Combiner, Cut, Ids, Index, LookupOptions, Mirrored, PartitionedVariable, Permutation, ShardedVariable,
-    SparseIds, Strategy as Order, embedding_lookup, embedding_lookup_sparse, lookup_gradients,
+    Combiner, Cut, Ids, Index, LookupOptions, Mirrored, PartitionedVariable, Permutation,
+    ShardedVariable, SparseIds, Strategy as Order, embedding_lookup, embedding_lookup_sparse,
+    lookup_gradients,
 };
 use reshard_model::{DType, Dims, Tensor};
 use reshard_policy::partition::PartitionSpec;

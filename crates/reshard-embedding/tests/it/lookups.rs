@@ -12,7 +12,9 @@ use reshard_model::{Element, ErrorKind, Region, Tensor};
 
 fn floats<T: Element>(rows: Vec<Vec<T>>) -> ShardedVariable {
     let width = rows[0].len() as u64;
-    let parts = rows.into_iter().map(|row| Tensor::from_vec(&[1, width], row).unwrap());
+    let parts = rows
+        .into_iter()
+        .map(|row| Tensor::from_vec(&[1, width], row).unwrap());
     ShardedVariable::from_parts("emb", parts).unwrap()
 }
 
@@ -205,7 +207,10 @@ fn an_id_without_a_row_is_named_with_its_place() {
     };
     let plain = LookupOptions::new();
     let ids = Ids::shaped(vec![0, 5, 6, -1], &[2, 2]).unwrap();
-    assert_eq!(message(ids, &plain), "table: id 6 at position 2 is out of range: rows are 0 to 5");
+    assert_eq!(
+        message(ids, &plain),
+        "table: id 6 at position 2 is out of range: rows are 0 to 5"
+    );
     assert!(message((&[i64::MIN]).into(), &plain).contains("-9223372036854775808"));
     let by_mod = plain.strategy(Order::Mod);
     let e = message((&[0, 3, 4]).into(), &by_mod);
@@ -233,7 +238,10 @@ fn the_first_wrong_id_is_told_whatever_the_number_of_threads() {
     }
     ids.truncate(400);
     let got = embedding_lookup(&v, &ids, &LookupOptions::new().threads(3)).unwrap();
-    assert_eq!(got.into_vec::<i64>().unwrap(), (0..400 * 1024).collect::<Vec<i64>>());
+    assert_eq!(
+        got.into_vec::<i64>().unwrap(),
+        (0..400 * 1024).collect::<Vec<i64>>()
+    );
 }
 
 #[test]
@@ -243,9 +251,14 @@ fn a_lookup_fills_memory_that_is_there() {
     let mut out = embedding_lookup(&v, &[0, 1], &options).unwrap();
     let memory = out.buffer_id();
     embedding_lookup_into(&v, &[2, 0], &options, &mut out).unwrap();
-    assert_eq!((out.buffer_id(), out.to_vec::<i64>().unwrap()), (memory, vec![4, 5, 0, 1]));
+    assert_eq!(
+        (out.buffer_id(), out.to_vec::<i64>().unwrap()),
+        (memory, vec![4, 5, 0, 1])
+    );
     let message = |ids: &[i64], out: &mut Tensor| {
-        embedding_lookup_into(&v, ids, &options, out).unwrap_err().to_string()
+        embedding_lookup_into(&v, ids, &options, out)
+            .unwrap_err()
+            .to_string()
     };
     assert!(message(&[0], &mut out).contains("values of shape [1, 2] of int64, given were [2, 2]"));
     assert!(message(&[0, 3], &mut out).contains("out of range"));
@@ -254,31 +267,45 @@ fn a_lookup_fills_memory_that_is_there() {
     // also after an error it has its memory
     assert!(out.same_buffer(&other) && out.buffer_id() == memory);
     drop(out);
-    let mut column =
-        Tensor::from_vec(&[1, 2, 4], vec![0i64; 8]).unwrap().narrow(&Region::new([0, 0, 0], [1, 2, 2]));
+    let mut column = Tensor::from_vec(&[1, 2, 4], vec![0i64; 8])
+        .unwrap()
+        .narrow(&Region::new([0, 0, 0], [1, 2, 2]));
     let ids = Ids::shaped(vec![0, 1], &[1, 2]).unwrap();
-    assert!(embedding_lookup_into(&v, ids, &options, &mut column).unwrap_err().to_string().contains("gaps"));
+    assert!(
+        embedding_lookup_into(&v, ids, &options, &mut column)
+            .unwrap_err()
+            .to_string()
+            .contains("gaps")
+    );
 }
 
 #[test]
 fn sparse_lookups_are_the_same_by_any_number_of_threads() {
     let n = 3000u64;
-    let rows = Tensor::from_vec(&[n, 32], (0..n * 32).map(|i| (i % 1009) as f32).collect()).unwrap();
+    let rows =
+        Tensor::from_vec(&[n, 32], (0..n * 32).map(|i| (i % 1009) as f32).collect()).unwrap();
     let v = ShardedVariable::from_parts("emb", [rows]).unwrap();
     // 20,000 lines of 0 to 4 ids, 2.5 MB
-    let lines: Vec<Vec<i64>> =
-        (0..20_000).map(|i| (0..i % 5).map(|k| (i * 7 + k * 13) % n as i64).collect()).collect();
+    let lines: Vec<Vec<i64>> = (0..20_000)
+        .map(|i| (0..i % 5).map(|k| (i * 7 + k * 13) % n as i64).collect())
+        .collect();
     let borrowed: Vec<&[i64]> = lines.iter().map(Vec::as_slice).collect();
     let ids = SparseIds::ragged(&borrowed);
     let look = |threads| {
         let options = LookupOptions::new().threads(threads);
-        embedding_lookup_sparse(&v, &ids, Combiner::Sum, &options).unwrap().to_vec::<f32>().unwrap()
+        embedding_lookup_sparse(&v, &ids, Combiner::Sum, &options)
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap()
     };
     let got = look(3);
     assert!(got == look(1));
     for (line, got) in lines.iter().zip(got.chunks(32)) {
         for (column, &got) in got.iter().enumerate() {
-            let sum: u64 = line.iter().map(|&id| (id as u64 * 32 + column as u64) % 1009).sum();
+            let sum: u64 = line
+                .iter()
+                .map(|&id| (id as u64 * 32 + column as u64) % 1009)
+                .sum();
             assert_eq!(got, sum as f32);
         }
     }
@@ -287,18 +314,28 @@ fn sparse_lookups_are_the_same_by_any_number_of_threads() {
 #[test]
 fn options_that_do_not_go_together_are_refused() {
     let (v, order) = (table(&[2, 1], &[]), Permutation::identity(3).unwrap());
-    let look =
-        |v: &ShardedVariable, o: LookupOptions<'_>| embedding_lookup(v, &[0], &o).unwrap_err().to_string();
+    let look = |v: &ShardedVariable, o: LookupOptions<'_>| {
+        embedding_lookup(v, &[0], &o).unwrap_err().to_string()
+    };
     assert!(
-        look(&v, LookupOptions::new().through(&order).strategy(Order::Mod)).contains("goes with \"div\"")
+        look(
+            &v,
+            LookupOptions::new().through(&order).strategy(Order::Mod)
+        )
+        .contains("goes with \"div\"")
     );
     let other = table(&[2, 2], &[]);
     assert!(look(&other, LookupOptions::new().through(&order)).contains("3 rows for a table of 4"));
-    assert!(look(&v, LookupOptions::new().max_norm(1.0)).contains("max_norm is not defined for int64"));
+    assert!(
+        look(&v, LookupOptions::new().max_norm(1.0)).contains("max_norm is not defined for int64")
+    );
     let f = floats(vec![vec![1f32]]);
     assert!(look(&f, LookupOptions::new().max_norm(f64::NAN)).contains("not a number"));
     for bound in [f64::INFINITY, f64::NEG_INFINITY, 1e39] {
-        assert!(look(&f, LookupOptions::new().max_norm(bound)).contains("more than can be computed with"));
+        assert!(
+            look(&f, LookupOptions::new().max_norm(bound))
+                .contains("more than can be computed with")
+        );
     }
     let wide = floats(vec![vec![1f64]]);
     assert!(embedding_lookup(&wide, &[0], &LookupOptions::new().max_norm(1e39)).is_ok());
@@ -313,22 +350,36 @@ fn options_that_do_not_go_together_are_refused() {
 #[test]
 fn ids_are_whole_numbers_in_a_shape_that_they_fill() {
     assert!(
-        Ids::shaped(vec![1, 2, 3], &[2, 2]).unwrap_err().to_string().contains("3 given for shape [2, 2]")
+        Ids::shaped(vec![1, 2, 3], &[2, 2])
+            .unwrap_err()
+            .to_string()
+            .contains("3 given for shape [2, 2]")
     );
     assert!(Ids::shaped(vec![], &[u64::MAX, u64::MAX]).is_err());
     let e = Ids::of(&Tensor::from_vec(&[1], vec![1f32]).unwrap()).unwrap_err();
     assert!(e.to_string().contains("elements are float32"), "{e}");
     fn ids<T: Element>(values: Vec<T>) -> Result<Vec<i64>, reshard_embedding::EmbeddingError> {
-        Ok(Ids::of(&Tensor::from_vec(&[1], values).unwrap())?.values().to_vec())
+        Ok(Ids::of(&Tensor::from_vec(&[1], values).unwrap())?
+            .values()
+            .to_vec())
     }
     assert_eq!(ids(vec![i64::MIN]).unwrap(), [i64::MIN]);
     assert_eq!(ids(vec![u32::MAX]).unwrap(), [i64::from(u32::MAX)]);
-    assert_eq!((ids(vec![-7i32]).unwrap(), ids(vec![-7i16]).unwrap()), (vec![-7], vec![-7]));
-    assert_eq!((ids(vec![-7i8]).unwrap(), ids(vec![255u8]).unwrap()), (vec![-7], vec![255]));
+    assert_eq!(
+        (ids(vec![-7i32]).unwrap(), ids(vec![-7i16]).unwrap()),
+        (vec![-7], vec![-7])
+    );
+    assert_eq!(
+        (ids(vec![-7i8]).unwrap(), ids(vec![255u8]).unwrap()),
+        (vec![-7], vec![255])
+    );
     assert_eq!(ids(vec![65_535u16]).unwrap(), [65_535]);
     assert!(ids(vec![1u64]).is_err());
     let got = embedding_lookup(&table(&[3], &[]), Ids::scalar(2), &LookupOptions::new()).unwrap();
-    assert_eq!((got.shape().len(), got.to_vec::<i64>().unwrap()), (0, vec![2]));
+    assert_eq!(
+        (got.shape().len(), got.to_vec::<i64>().unwrap()),
+        (0, vec![2])
+    );
 }
 
 #[test]
@@ -338,9 +389,15 @@ fn a_sparse_matrix_is_checked_when_it_is_made() {
         assert!(message.contains(what), "{message}");
     };
     says(SparseIds::new(2, [0, 1], [5]), "1 ids with 2 lines");
-    says(SparseIds::new(2, [1, 0], [5, 5]), "line 0 comes after line 1");
+    says(
+        SparseIds::new(2, [1, 0], [5, 5]),
+        "line 0 comes after line 1",
+    );
     says(SparseIds::new(2, [0, 2], [5, 5]), "line 2 of 2");
-    says(SparseIds::ragged(&[&[1], &[2]]).with_weights([1.0]), "1 weights for 2 ids");
+    says(
+        SparseIds::ragged(&[&[1], &[2]]).with_weights([1.0]),
+        "1 weights for 2 ids",
+    );
 }
 
 #[test]
@@ -351,24 +408,39 @@ fn safe_lookups_leave_out_what_means_nothing() {
         .unwrap();
     let look = |combiner, default| {
         let options = LookupOptions::new();
-        safe_embedding_lookup_sparse(&v, &ids, combiner, default, &options).unwrap().to_vec::<f32>().unwrap()
+        safe_embedding_lookup_sparse(&v, &ids, combiner, default, &options)
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap()
     };
     // weights that are not positive count in sums only
-    assert_eq!(look(Combiner::Sum, None), [-2.0, -20.0, 0.0, 0.0, 0.0, 0.0, 6.0, 60.0]);
-    assert_eq!(look(Combiner::Mean, Some(1)), [1.0, 10.0, 2.0, 20.0, 2.0, 20.0, 3.0, 30.0]);
+    assert_eq!(
+        look(Combiner::Sum, None),
+        [-2.0, -20.0, 0.0, 0.0, 0.0, 0.0, 6.0, 60.0]
+    );
+    assert_eq!(
+        look(Combiner::Mean, Some(1)),
+        [1.0, 10.0, 2.0, 20.0, 2.0, 20.0, 3.0, 30.0]
+    );
     // an id that weighs nothing is no id
     let weightless = SparseIds::ragged(&[&[2]]).with_weights([0.0]).unwrap();
     for (combiner, want) in [(Combiner::Sqrtn, [1.0, 10.0]), (Combiner::Sum, [0.0, 0.0])] {
-        let got = safe_embedding_lookup_sparse(&v, &weightless, combiner, Some(0), &LookupOptions::new());
+        let got =
+            safe_embedding_lookup_sparse(&v, &weightless, combiner, Some(0), &LookupOptions::new());
         assert_eq!(got.unwrap().to_vec::<f32>().unwrap(), want);
     }
-    let plain = embedding_lookup_sparse(&v, &ids, Combiner::Sum, &LookupOptions::new()).unwrap_err();
+    let plain =
+        embedding_lookup_sparse(&v, &ids, Combiner::Sum, &LookupOptions::new()).unwrap_err();
     assert!(plain.to_string().contains("id -1 at position 1"), "{plain}");
-    let missing = safe_embedding_lookup_sparse(&v, &ids, Combiner::Mean, Some(3), &LookupOptions::new());
+    let missing =
+        safe_embedding_lookup_sparse(&v, &ids, Combiner::Mean, Some(3), &LookupOptions::new());
     assert!(missing.unwrap_err().to_string().contains("id 3"));
     // where no line needs it the default is not looked up
     let full = SparseIds::ragged(&[&[0]]);
-    assert!(safe_embedding_lookup_sparse(&v, &full, Combiner::Mean, Some(3), &LookupOptions::new()).is_ok());
+    assert!(
+        safe_embedding_lookup_sparse(&v, &full, Combiner::Mean, Some(3), &LookupOptions::new())
+            .is_ok()
+    );
 }
 
 #[test]
@@ -396,7 +468,8 @@ fn sixteen_bit_rows_are_added_up_in_float32() {
 fn rows_are_clipped_before_they_are_combined() {
     let v = floats(vec![vec![3f32, 4.0], vec![0.0, 10.0]]);
     let ids = SparseIds::ragged(&[&[0, 1]]);
-    let got = embedding_lookup_sparse(&v, &ids, Combiner::Sum, &LookupOptions::new().max_norm(5.0)).unwrap();
+    let got = embedding_lookup_sparse(&v, &ids, Combiner::Sum, &LookupOptions::new().max_norm(5.0))
+        .unwrap();
     assert_eq!(got.to_vec::<f32>().unwrap(), [3.0, 9.0]);
 }
 
@@ -404,8 +477,14 @@ fn rows_are_clipped_before_they_are_combined() {
 fn indexed_slices_are_checked_when_they_are_made_dense() {
     let v = table(&[2], &[2]);
     let upstream = Tensor::from_vec(&[1, 2], vec![1i64, 2]).unwrap();
-    let [good] = lookup_gradients(&v, &[1], &upstream, &LookupOptions::new()).unwrap().try_into().unwrap();
-    assert_eq!(good.to_dense().unwrap().to_vec::<i64>().unwrap(), [0, 0, 1, 2]);
+    let [good] = lookup_gradients(&v, &[1], &upstream, &LookupOptions::new())
+        .unwrap()
+        .try_into()
+        .unwrap();
+    assert_eq!(
+        good.to_dense().unwrap().to_vec::<i64>().unwrap(),
+        [0, 0, 1, 2]
+    );
     for index in [2, -1, i64::MIN] {
         let mut bad = good.clone();
         bad.indices[0] = index;

@@ -54,5 +54,6 @@ fn splits(axes: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Vec<u64>>> 
 
 /// Rows of some parts, of which at least one has some.
 fn rows() -> impl Strategy<Value = Vec<u64>> {
-    prop::collection::vec(0u64..7, 1..6).prop_filter("some rows", |rows| rows.iter().any(|&n| n > 0))
+    prop::collection::vec(0u64..7, 1..6)
+        .prop_filter("some rows", |rows| rows.iter().any(|&n| n > 0))
 }

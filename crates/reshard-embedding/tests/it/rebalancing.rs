@@ -97,7 +97,10 @@ fn a_frequency_sorted_vocabulary_is_spread_evenly() {
     // Zipf: the first part would have most of the load.
     let frequencies: Vec<u64> = (1..=1000).map(|rank| 1_000_000 / rank).collect();
     let capacities = [250; 4];
-    let before = Permutation::identity(1000).unwrap().loads(&frequencies, &capacities).unwrap();
+    let before = Permutation::identity(1000)
+        .unwrap()
+        .loads(&frequencies, &capacities)
+        .unwrap();
     let order = Permutation::balanced(&frequencies, &capacities).unwrap();
     let after = order.loads(&frequencies, &capacities).unwrap();
     assert!(before.max_over_mean() > 3.0, "{before:?}");
@@ -122,14 +125,23 @@ fn what_is_no_order_is_refused() {
     says(Permutation::new(vec![0, 0]), "row 0 is given twice");
     says(Permutation::new(vec![0, 2]), "id 1 has row 2 of 2");
     says(Permutation::new(vec![i64::MIN]), "id 0 has row");
-    says(Permutation::balanced(&[1, 1], &[1]), "2 frequencies for 1 rows");
+    says(
+        Permutation::balanced(&[1, 1], &[1]),
+        "2 frequencies for 1 rows",
+    );
     says(Permutation::balanced(&[], &[u64::MAX, 1]), "too many rows");
     says(Permutation::balanced(&[], &[1 << 62]), "no memory");
     says(Permutation::of_mod(4, 0), "0 parts");
     says(Permutation::of_mod(1 << 62, 2), "no memory");
     says(Permutation::identity(u64::MAX), "no memory");
-    says(Permutation::from_tensor(&Tensor::from_vec(&[1], vec![0i32]).unwrap()), "not int32");
-    says(Permutation::from_tensor(&Tensor::from_vec(&[1, 1], vec![0i64]).unwrap()), "one axis");
+    says(
+        Permutation::from_tensor(&Tensor::from_vec(&[1], vec![0i32]).unwrap()),
+        "not int32",
+    );
+    says(
+        Permutation::from_tensor(&Tensor::from_vec(&[1, 1], vec![0i64]).unwrap()),
+        "one axis",
+    );
     let order = Permutation::identity(3).unwrap();
     assert!(order.apply(&table(&[4], &[])).is_err() && order.undo(&table(&[2], &[])).is_err());
     assert!(order.loads(&[], &[2]).is_err());
@@ -141,7 +153,9 @@ fn rows_that_were_not_asked_for_are_refused_and_change_nothing() {
     let mut v = table(&[2, 3], &[1]);
     let before = v.to_tensor().unwrap();
     let mut template = StateDict::new();
-    order.undo_template_into(&mut v, &mut template, "emb", 0).unwrap();
+    order
+        .undo_template_into(&mut v, &mut template, "emb", 0)
+        .unwrap();
     let leaves = template.remove("emb").unwrap();
     let regions: Vec<String> = match leaves {
         Tree::List(leaves) => leaves
@@ -153,22 +167,44 @@ fn rows_that_were_not_asked_for_are_refused_and_change_nothing() {
             .collect(),
         other => panic!("{other:?}"),
     };
-    assert_eq!(regions, ["[0:1, 0:1]", "[3:4, 0:1]", "[1:2, 0:1]", "[4:5, 0:1]", "[2:3, 0:1]"]);
+    assert_eq!(
+        regions,
+        [
+            "[0:1, 0:1]",
+            "[3:4, 0:1]",
+            "[1:2, 0:1]",
+            "[4:5, 0:1]",
+            "[2:3, 0:1]"
+        ]
+    );
     let row = || Tensor::from_vec(&[1, 1], vec![9i64]).unwrap();
     let two = || Tensor::from_vec(&[2, 1], vec![9i64, 9]).unwrap();
     let list = |rows: Vec<Tensor>| {
         let mut loaded = ValueTree::new();
-        loaded.insert_tree("emb", Tree::List(rows.into_iter().map(|t| Tree::Leaf(t.into())).collect()));
+        loaded.insert_tree(
+            "emb",
+            Tree::List(rows.into_iter().map(|t| Tree::Leaf(t.into())).collect()),
+        );
         loaded
     };
     for (rows, why) in [
         (vec![row(); 4], "not the rows of part 1 [2:5, 0:1]"),
-        (vec![row(), two(), row(), row(), row()], "not the rows of part 0"),
+        (
+            vec![row(), two(), row(), row(), row()],
+            "not the rows of part 0",
+        ),
         (vec![row(); 6], "more rows than those of task 0"),
     ] {
-        let e = order.undo_restore_from(&mut v, &mut list(rows), "emb", 0).unwrap_err().to_string();
+        let e = order
+            .undo_restore_from(&mut v, &mut list(rows), "emb", 0)
+            .unwrap_err()
+            .to_string();
         assert!(e.contains(why), "{e}");
         assert_eq!(v.to_tensor().unwrap(), before);
     }
-    assert!(order.undo_template_into(&mut table(&[4], &[]), &mut StateDict::new(), "emb", 0).is_err());
+    assert!(
+        order
+            .undo_template_into(&mut table(&[4], &[]), &mut StateDict::new(), "emb", 0)
+            .is_err()
+    );
 }

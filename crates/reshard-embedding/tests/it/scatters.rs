@@ -65,8 +65,13 @@ proptest! {
 #[test]
 fn the_same_id_again_sees_what_the_first_has_done() {
     let mut v = table(&[1, 2], &[]);
-    v.scatter_update(&[2, 2], &Tensor::from_vec(&[2], vec![10i64, 20]).unwrap()).unwrap();
-    v.scatter_div(&[2, 2, 1], &Tensor::from_vec(&[3], vec![3i64, 3, 1]).unwrap()).unwrap();
+    v.scatter_update(&[2, 2], &Tensor::from_vec(&[2], vec![10i64, 20]).unwrap())
+        .unwrap();
+    v.scatter_div(
+        &[2, 2, 1],
+        &Tensor::from_vec(&[3], vec![3i64, 3, 1]).unwrap(),
+    )
+    .unwrap();
     assert_eq!(v.to_tensor().unwrap().to_vec::<i64>().unwrap(), [0, 1, 2]);
 }
 
@@ -76,60 +81,103 @@ fn an_id_that_comes_a_million_times_is_added_a_million_times() {
     let n = 1_000_000;
     let mut ids = vec![2i64; n];
     ids[n / 2] = 0;
-    v.scatter_add(&ids, &Tensor::from_vec(&[n as u64], vec![1i64; n]).unwrap()).unwrap();
-    assert_eq!(v.to_tensor().unwrap().to_vec::<i64>().unwrap(), [1, 1, 2 + n as i64 - 1]);
+    v.scatter_add(&ids, &Tensor::from_vec(&[n as u64], vec![1i64; n]).unwrap())
+        .unwrap();
+    assert_eq!(
+        v.to_tensor().unwrap().to_vec::<i64>().unwrap(),
+        [1, 1, 2 + n as i64 - 1]
+    );
     let upstream = Tensor::from_vec(&[n as u64], vec![1i64; n]).unwrap();
-    let gradients = reshard_embedding::lookup_gradients(&v, &ids, &upstream, &Default::default()).unwrap();
-    assert_eq!(gradients[1].to_dense().unwrap().to_vec::<i64>().unwrap(), [0, n as i64 - 1]);
+    let gradients =
+        reshard_embedding::lookup_gradients(&v, &ids, &upstream, &Default::default()).unwrap();
+    assert_eq!(
+        gradients[1].to_dense().unwrap().to_vec::<i64>().unwrap(),
+        [0, n as i64 - 1]
+    );
 }
 
 #[test]
 fn an_integer_is_not_divided_by_zero_and_a_float_is() {
     let mut v = table(&[1, 2], &[]);
     let before = v.to_tensor().unwrap();
-    let e = v.scatter_div(&[0, 2], &Tensor::from_vec(&[2], vec![5i64, 0]).unwrap()).unwrap_err();
+    let e = v
+        .scatter_div(&[0, 2], &Tensor::from_vec(&[2], vec![5i64, 0]).unwrap())
+        .unwrap_err();
     assert!(e.to_string().contains("division by zero: value 1"), "{e}");
     assert_eq!(v.to_tensor().unwrap(), before);
-    let mut f = ShardedVariable::from_parts("f", [Tensor::from_vec(&[1], vec![3f32]).unwrap()]).unwrap();
-    f.scatter_div(&[0], &Tensor::from_vec(&[1], vec![0f32]).unwrap()).unwrap();
-    assert_eq!(f.to_tensor().unwrap().to_vec::<f32>().unwrap(), [f32::INFINITY]);
+    let mut f =
+        ShardedVariable::from_parts("f", [Tensor::from_vec(&[1], vec![3f32]).unwrap()]).unwrap();
+    f.scatter_div(&[0], &Tensor::from_vec(&[1], vec![0f32]).unwrap())
+        .unwrap();
+    assert_eq!(
+        f.to_tensor().unwrap().to_vec::<f32>().unwrap(),
+        [f32::INFINITY]
+    );
 }
 
 #[test]
 fn values_have_a_row_for_each_id_and_ids_have_one_axis() {
     let mut v = table(&[2, 2], &[3]);
-    let t =
-        |shape: &[u64]| Tensor::from_vec(shape, vec![1i64; shape.iter().product::<u64>() as usize]).unwrap();
+    let t = |shape: &[u64]| {
+        Tensor::from_vec(shape, vec![1i64; shape.iter().product::<u64>() as usize]).unwrap()
+    };
     let e = v.scatter_add(&[0, 1], &t(&[2, 2])).unwrap_err();
-    assert!(e.to_string().contains("values of shape [2, 3] of int64, given were [2, 2]"), "{e}");
+    assert!(
+        e.to_string()
+            .contains("values of shape [2, 3] of int64, given were [2, 2]"),
+        "{e}"
+    );
     assert!(v.scatter_add(&[0, 1], &t(&[3])).is_err());
-    assert!(v.scatter_add(&[0], &Tensor::from_vec(&[1, 3], vec![1i32; 3]).unwrap()).is_err());
+    assert!(
+        v.scatter_add(&[0], &Tensor::from_vec(&[1, 3], vec![1i32; 3]).unwrap())
+            .is_err()
+    );
     assert!(v.scatter_add(Ids::scalar(0), &t(&[3])).is_err());
-    assert!(v.sparse_read(Ids::shaped(vec![0, 1], &[1, 2]).unwrap()).is_err());
+    assert!(
+        v.sparse_read(Ids::shaped(vec![0, 1], &[1, 2]).unwrap())
+            .is_err()
+    );
 }
 
 #[test]
 fn every_type_is_moved_and_those_with_arithmetic_are_computed_with() {
     fn sum<T: Element + PartialEq + std::fmt::Debug>(a: T, b: T, want: T) {
-        let mut v = ShardedVariable::from_parts("v", [Tensor::from_vec(&[2], vec![a, a]).unwrap()]).unwrap();
-        v.scatter_add(&[1], &Tensor::from_vec(&[1], vec![b]).unwrap()).unwrap();
+        let mut v = ShardedVariable::from_parts("v", [Tensor::from_vec(&[2], vec![a, a]).unwrap()])
+            .unwrap();
+        v.scatter_add(&[1], &Tensor::from_vec(&[1], vec![b]).unwrap())
+            .unwrap();
         assert_eq!(v.to_tensor().unwrap().to_vec::<T>().unwrap(), [a, want]);
     }
     sum(250u8, 10, 4);
     sum(-5i16, 3, -2);
     sum(u64::MAX, 1, 0);
     sum(1.5f64, 2.25, 3.75);
-    sum(f16::from_f32(2048.0), f16::from_f32(3.0), f16::from_f32(2052.0)); // rounded to even
-    sum(bf16::from_f32(256.0), bf16::from_f32(1.0), bf16::from_f32(256.0));
+    sum(
+        f16::from_f32(2048.0),
+        f16::from_f32(3.0),
+        f16::from_f32(2052.0),
+    ); // rounded to even
+    sum(
+        bf16::from_f32(256.0),
+        bf16::from_f32(1.0),
+        bf16::from_f32(256.0),
+    );
     for &dtype in DType::ALL {
         let zeros = |n| Tensor::zeros("v", dtype, &[n]).unwrap();
         let ones = Tensor::new(dtype, &[1], vec![1u8; dtype.size() as usize]).unwrap();
         let mut v = ShardedVariable::from_parts("v", [zeros(1), zeros(2)]).unwrap();
         v.scatter_update(&[2], &ones).unwrap();
-        assert_eq!(v.sparse_read(&[2]).unwrap().to_bytes(), ones.to_bytes(), "{dtype}");
+        assert_eq!(
+            v.sparse_read(&[2]).unwrap().to_bytes(),
+            ones.to_bytes(),
+            "{dtype}"
+        );
         if let Err(e) = v.scatter_max(&[0], &ones) {
             assert_eq!(e.kind(), ErrorKind::Unsupported);
-            assert!(e.to_string().contains(dtype.name()) && e.to_string().contains("maximum"), "{e}");
+            assert!(
+                e.to_string().contains(dtype.name()) && e.to_string().contains("maximum"),
+                "{e}"
+            );
             assert!(
                 dtype == DType::Bool || dtype.is_complex() || dtype.name().starts_with("float"),
                 "{dtype}"

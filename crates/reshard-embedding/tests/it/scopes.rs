@@ -16,7 +16,11 @@ fn tasks(v: &AnyVariable) -> Vec<u32> {
 #[test]
 fn round_robin_counts_over_all_variables() {
     let mut scope = VariableScope::new(2).with_partitioner(FixedShardsPartitioner::new(3));
-    let mut make = |name, shape: &[u64]| scope.variable(name, shape, DType::Float32, None, zeros).unwrap();
+    let mut make = |name, shape: &[u64]| {
+        scope
+            .variable(name, shape, DType::Float32, None, zeros)
+            .unwrap()
+    };
     assert_eq!(tasks(&make("emb", &[9, 2])), [0, 1, 0]);
     assert_eq!(tasks(&make("next", &[2])), [1, 0]); // no more parts than rows
     assert_eq!(tasks(&make("scalar", &[])), [1]);
@@ -26,7 +30,13 @@ fn round_robin_counts_over_all_variables() {
 #[test]
 fn by_bytes_the_emptiest_task_is_next() {
     let mut scope = VariableScope::new(2).with_placement(Placement::ByBytes);
-    let mut make = |name, n: u64| tasks(&scope.variable(name, &[n], DType::Float32, None, zeros).unwrap());
+    let mut make = |name, n: u64| {
+        tasks(
+            &scope
+                .variable(name, &[n], DType::Float32, None, zeros)
+                .unwrap(),
+        )
+    };
     assert_eq!(make("large", 100), [0]);
     assert_eq!(make("small", 10), [1]);
     assert_eq!(make("another", 10), [1]);
@@ -43,7 +53,9 @@ fn many_parts_are_placed_on_many_tasks_by_bytes() {
         .with_partitioner(FixedShardsPartitioner::per_task());
     for rows in [u64::from(n) - 1, u64::from(n) + 1] {
         scope
-            .variable("v", &[rows], DType::UInt8, None, |_, _, s| Tensor::zeros("v", DType::UInt8, s))
+            .variable("v", &[rows], DType::UInt8, None, |_, _, s| {
+                Tensor::zeros("v", DType::UInt8, s)
+            })
             .unwrap();
     }
     // All but the last have a row; it is the emptiest then, and gets the longest part.
@@ -55,15 +67,27 @@ fn many_parts_are_placed_on_many_tasks_by_bytes() {
 fn a_spec_of_its_own_goes_before_partitioner_and_chooser() {
     let mut scope = VariableScope::new(2)
         .with_partitioner(FixedShardsPartitioner::new(2))
-        .with_chooser(|name, _, _| if name.starts_with("emb") { Choice::Shard } else { Choice::Mirror });
-    let made = scope.variable("dense", &[4, 4], DType::Float32, None, zeros).unwrap();
+        .with_chooser(|name, _, _| {
+            if name.starts_with("emb") {
+                Choice::Shard
+            } else {
+                Choice::Mirror
+            }
+        });
+    let made = scope
+        .variable("dense", &[4, 4], DType::Float32, None, zeros)
+        .unwrap();
     assert!(matches!(made, AnyVariable::Mirrored(_)));
     assert_eq!(scope.bytes(), [64, 64]);
     let spec = PartitionSpec::splits([[1, 3].as_slice(), &[2, 2]]);
-    let made = scope.variable("dense2", &[4, 4], DType::Float32, Some(&spec), zeros).unwrap();
+    let made = scope
+        .variable("dense2", &[4, 4], DType::Float32, Some(&spec), zeros)
+        .unwrap();
     assert!(matches!(made, AnyVariable::Partitioned(_)));
     assert_eq!(tasks(&made), [0, 1, 0, 1]);
-    let made = scope.variable("emb", &[4, 4], DType::Float32, None, zeros).unwrap();
+    let made = scope
+        .variable("emb", &[4, 4], DType::Float32, None, zeros)
+        .unwrap();
     assert_eq!(made.into_sharded().unwrap().part_rows(), [2, 2]);
 }
 
@@ -72,7 +96,9 @@ fn a_partitioner_from_configuration_may_cut_any_axis() {
     let json = r#"{"type": "fixed_shards_partitioner", "num_shards": 2, "axis": -1}"#;
     let partitioner: Box<dyn Partitioner> = serde_json::from_str(json).unwrap();
     let mut scope = VariableScope::new(1).with_boxed_partitioner(partitioner);
-    let made = scope.variable("w", &[4, 6], DType::Float32, None, zeros).unwrap();
+    let made = scope
+        .variable("w", &[4, 6], DType::Float32, None, zeros)
+        .unwrap();
     assert!(matches!(made, AnyVariable::Partitioned(_)));
     assert_eq!(made.parts()[1].region().to_string(), "[0:4, 3:6]");
 }
@@ -81,10 +107,25 @@ fn a_partitioner_from_configuration_may_cut_any_axis() {
 fn a_variable_that_fails_takes_no_turn() {
     let mut scope = VariableScope::new(3);
     let fails = |_: &[u64], _: &[u64], _: &[u64]| Tensor::zeros("v", DType::Float32, &[7]);
-    assert!(scope.variable("bad", &[4], DType::Float32, None, fails).is_err());
+    assert!(
+        scope
+            .variable("bad", &[4], DType::Float32, None, fails)
+            .is_err()
+    );
     assert_eq!(scope.bytes(), [0, 0, 0]);
-    assert_eq!(tasks(&scope.variable("good", &[4], DType::Float32, None, zeros).unwrap()), [0]);
-    assert!(VariableScope::new(0).variable("v", &[4], DType::Float32, None, zeros).is_err());
+    assert_eq!(
+        tasks(
+            &scope
+                .variable("good", &[4], DType::Float32, None, zeros)
+                .unwrap()
+        ),
+        [0]
+    );
+    assert!(
+        VariableScope::new(0)
+            .variable("v", &[4], DType::Float32, None, zeros)
+            .is_err()
+    );
 }
 
 #[test]
@@ -93,16 +134,32 @@ fn whatever_a_scope_made_changes_and_is_loaded_alike() {
     let grid = PartitionSpec::partitions([2, 2]);
     let mut scope = VariableScope::new(2)
         .with_partitioner(FixedShardsPartitioner::new(2))
-        .with_chooser(|name, _, _| if name == "bias" { Choice::Mirror } else { Choice::Shard });
+        .with_chooser(|name, _, _| {
+            if name == "bias" {
+                Choice::Mirror
+            } else {
+                Choice::Shard
+            }
+        });
     let specs = [("emb", None), ("bias", None), ("w", Some(&grid))];
     for (name, spec) in specs {
-        let mut v = scope.variable(name, &[2, 2], DType::Float32, spec, zeros).unwrap();
+        let mut v = scope
+            .variable(name, &[2, 2], DType::Float32, spec, zeros)
+            .unwrap();
         v.assign_add(&ones()).unwrap();
         assert_eq!(v.to_tensor().unwrap(), ones(), "{name}");
         for task in 0..2 {
-            let lent = v.templates(task).into_iter().map(|t| t.data.host().unwrap().clone());
+            let lent = v
+                .templates(task)
+                .into_iter()
+                .map(|t| t.data.host().unwrap().clone());
             let lent: Vec<Tensor> = lent.collect();
-            assert!(v.parts().iter().all(|p| p.data().is_some() == (p.task() != task)), "{name}");
+            assert!(
+                v.parts()
+                    .iter()
+                    .all(|p| p.data().is_some() == (p.task() != task)),
+                "{name}"
+            );
             v.fill(task, lent).unwrap();
         }
         assert_eq!(v.to_tensor().unwrap(), ones(), "{name}");
@@ -114,10 +171,15 @@ fn more_tasks_than_anybody_has_are_refused_before_memory_is_taken_for_them() {
     let many = Tasks::only(u32::MAX, 7);
     let message = |e: reshard_embedding::EmbeddingError| e.to_string();
     let said = [
-        message(VariableScope::new(many).variable("v", &[4], DType::Float32, None, zeros).unwrap_err()),
+        message(
+            VariableScope::new(many)
+                .variable("v", &[4], DType::Float32, None, zeros)
+                .unwrap_err(),
+        ),
         message(reshard_embedding::Mirrored::declare("v", &[4], DType::Float32, many).unwrap_err()),
     ];
-    said.iter().for_each(|e| assert!(e.contains("4294967295 tasks are more than 1048576"), "{e}"));
+    said.iter()
+        .for_each(|e| assert!(e.contains("4294967295 tasks are more than 1048576"), "{e}"));
 }
 
 proptest! {

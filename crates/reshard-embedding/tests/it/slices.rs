@@ -9,8 +9,12 @@ use reshard_model::Tensor;
 fn python(start: Option<i64>, stop: Option<i64>, step: i64, n: i64) -> Vec<u64> {
     let from_end = |i: i64| if i < 0 { i.saturating_add(n) } else { i };
     let (low, high) = if step > 0 { (0, n) } else { (-1, n - 1) };
-    let start = start.map_or(if step > 0 { low } else { high }, |i| from_end(i).clamp(low, high));
-    let stop = stop.map_or(if step > 0 { high } else { low }, |i| from_end(i).clamp(low, high));
+    let start = start.map_or(if step > 0 { low } else { high }, |i| {
+        from_end(i).clamp(low, high)
+    });
+    let stop = stop.map_or(if step > 0 { high } else { low }, |i| {
+        from_end(i).clamp(low, high)
+    });
     let mut out = Vec::new();
     let mut i = start;
     while if step > 0 { i < stop } else { i > stop } {
@@ -23,7 +27,10 @@ fn python(start: Option<i64>, stop: Option<i64>, step: i64, n: i64) -> Vec<u64> 
 /// The slice of a whole tensor, element by element.
 fn model(whole: &Tensor, subscript: &[Index]) -> Option<(Vec<u64>, Vec<i64>)> {
     let shape = whole.shape();
-    let named = subscript.iter().filter(|i| !matches!(i, Index::Ellipsis | Index::NewAxis)).count();
+    let named = subscript
+        .iter()
+        .filter(|i| !matches!(i, Index::Ellipsis | Index::NewAxis))
+        .count();
     let rest = shape.len().checked_sub(named)?;
     let mut entries = Vec::new();
     let mut seen = false;
@@ -47,7 +54,11 @@ fn model(whole: &Tensor, subscript: &[Index]) -> Option<(Vec<u64>, Vec<i64>)> {
         axis += 1;
         axes.push(match entry {
             Index::At(i) => {
-                vec![u64::try_from(if i < 0 { i + n } else { i }).ok().filter(|&i| i < n as u64)?]
+                vec![
+                    u64::try_from(if i < 0 { i + n } else { i })
+                        .ok()
+                        .filter(|&i| i < n as u64)?,
+                ]
             }
             Index::Slice { start, stop, step } => {
                 let picked = python(start, stop, step.unwrap_or(1), n);
@@ -60,9 +71,15 @@ fn model(whole: &Tensor, subscript: &[Index]) -> Option<(Vec<u64>, Vec<i64>)> {
     let elements = whole.to_vec::<i64>().unwrap();
     let mut places = vec![0u64];
     for (axis, picked) in axes.iter().enumerate() {
-        places = places.iter().flat_map(|at| picked.iter().map(move |i| at * shape[axis] + i)).collect();
+        places = places
+            .iter()
+            .flat_map(|at| picked.iter().map(move |i| at * shape[axis] + i))
+            .collect();
     }
-    Some((out_shape, places.into_iter().map(|at| elements[at as usize]).collect()))
+    Some((
+        out_shape,
+        places.into_iter().map(|at| elements[at as usize]).collect(),
+    ))
 }
 
 fn index() -> impl Strategy<Value = Index> {
@@ -102,20 +119,31 @@ fn entries_of_all_kinds_go_together() {
         (t.shape().to_vec(), t.to_vec::<i64>().unwrap())
     };
     assert_eq!(got(&[]), (vec![3, 2, 3], (0..18).collect()));
-    assert_eq!(got(&[(-1).into(), Index::Ellipsis, 0.into()]), (vec![2], vec![12, 15]));
+    assert_eq!(
+        got(&[(-1).into(), Index::Ellipsis, 0.into()]),
+        (vec![2], vec![12, 15])
+    );
     assert_eq!(
         got(&[Index::slice(None, None, -2), 1.into(), (1..).into()]),
         (vec![2, 2], vec![16, 17, 4, 5])
     );
-    assert_eq!(got(&[Index::NewAxis, Index::Ellipsis, Index::NewAxis]).0, [1, 3, 2, 3, 1]);
+    assert_eq!(
+        got(&[Index::NewAxis, Index::Ellipsis, Index::NewAxis]).0,
+        [1, 3, 2, 3, 1]
+    );
     assert_eq!(got(&[Index::slice(5, 1, None)]), (vec![0, 2, 3], vec![]));
 }
 
 #[test]
 fn slices_are_right_also_when_they_are_large() {
     let v = table(&[70_000, 1, 60_000], &[3]);
-    let got = v.slice(&[Index::slice(None, None, -1), Index::slice(0, None, 2)]).unwrap();
-    let want: Vec<i64> = (0..130_001).rev().flat_map(|row| [3 * row, 3 * row + 2]).collect();
+    let got = v
+        .slice(&[Index::slice(None, None, -1), Index::slice(0, None, 2)])
+        .unwrap();
+    let want: Vec<i64> = (0..130_001)
+        .rev()
+        .flat_map(|row| [3 * row, 3 * row + 2])
+        .collect();
     assert_eq!(got.to_vec::<i64>().unwrap(), want);
 }
 
@@ -126,9 +154,15 @@ fn what_numpy_refuses_is_refused_with_its_reason() {
         let message = v.slice(subscript).unwrap_err().to_string();
         assert!(message.contains(what), "{message}");
     };
-    says(&[3.into()], "index 3 is outside of axis 0, which has length 3");
+    says(
+        &[3.into()],
+        "index 3 is outside of axis 0, which has length 3",
+    );
     says(&[0.into(), (-3).into()], "index -3 is outside of axis 1");
     says(&[Index::slice(None, None, 0)], "step 0");
-    says(&[0.into(), 0.into(), 0.into()], "3 indexes for shape [3, 2], which has 2");
+    says(
+        &[0.into(), 0.into(), 0.into()],
+        "3 indexes for shape [3, 2], which has 2",
+    );
     says(&[Index::Ellipsis, Index::Ellipsis], "at most one ellipsis");
 }

@@ -45,13 +45,30 @@ proptest! {
 fn each_part_is_made_with_its_own_offset_and_shape() {
     let mut asked = Vec::new();
     let spec = PartitionSpec::splits([[2, 0, 3].as_slice(), &[2]]);
-    let v = ShardedVariable::create("v", &[5, 2], DType::Float32, &spec, 2, |full, offset, shape| {
-        asked.push((full.to_vec(), offset.to_vec(), shape.to_vec()));
-        Tensor::zeros("v", DType::Float32, shape)
-    });
-    assert_eq!(v.unwrap().parts().iter().map(|p| p.task()).collect::<Vec<_>>(), [0, 1, 0]);
+    let v = ShardedVariable::create(
+        "v",
+        &[5, 2],
+        DType::Float32,
+        &spec,
+        2,
+        |full, offset, shape| {
+            asked.push((full.to_vec(), offset.to_vec(), shape.to_vec()));
+            Tensor::zeros("v", DType::Float32, shape)
+        },
+    );
+    assert_eq!(
+        v.unwrap()
+            .parts()
+            .iter()
+            .map(|p| p.task())
+            .collect::<Vec<_>>(),
+        [0, 1, 0]
+    );
     let want = [([0, 0], [2, 2]), ([2, 0], [0, 2]), ([2, 0], [3, 2])];
-    assert_eq!(asked, want.map(|(offset, shape)| (vec![5, 2], offset.to_vec(), shape.to_vec())));
+    assert_eq!(
+        asked,
+        want.map(|(offset, shape)| (vec![5, 2], offset.to_vec(), shape.to_vec()))
+    );
 }
 
 #[test]
@@ -59,13 +76,20 @@ fn a_task_makes_its_own_parts_only() {
     let three = FixedShardsPartitioner::new(3);
     let zeros = |_: &[u64], _: &[u64], shape: &[u64]| Tensor::zeros("v", DType::Int64, shape);
     let cut = Cut::Partitioner(&three);
-    let mut v = ShardedVariable::create("v", &[6], DType::Int64, cut, Tasks::only(2, 1), zeros).unwrap();
+    let mut v =
+        ShardedVariable::create("v", &[6], DType::Int64, cut, Tasks::only(2, 1), zeros).unwrap();
     let here: Vec<bool> = v.parts().iter().map(|p| p.data().is_some()).collect();
     assert_eq!(here, [false, true, false]);
     // What lies here is read and changed, what does not is named.
     v.assign(&counted(&[6])).unwrap();
-    assert_eq!(v.sparse_read(&[3, 2]).unwrap().to_vec::<i64>().unwrap(), [3, 2]);
-    assert_eq!(message(v.sparse_read(&[3, 4])), "v: part 2 belongs to task 0 and has no data here");
+    assert_eq!(
+        v.sparse_read(&[3, 2]).unwrap().to_vec::<i64>().unwrap(),
+        [3, 2]
+    );
+    assert_eq!(
+        message(v.sparse_read(&[3, 4])),
+        "v: part 2 belongs to task 0 and has no data here"
+    );
     assert!(v.scatter_add(&[2, 0], &counted(&[2])).is_err());
     assert!(v.to_tensor().is_err() && v.slice(&[]).is_err());
     assert!(v.sharded_tensors(0).is_err());
@@ -105,7 +129,10 @@ fn parts_of_one_buffer_are_changed_in_place_unless_they_overlap() {
     assert!(message(v.assign(&counted(&[6, 2]))).contains("shared"));
     drop(v);
     assert!(message(other.assign(&counted(&[7, 2]))).contains("overlap"));
-    assert_eq!(other.to_tensor().unwrap().to_vec::<i64>().unwrap()[4..8], [4, 5, 4, 5]);
+    assert_eq!(
+        other.to_tensor().unwrap().to_vec::<i64>().unwrap()[4..8],
+        [4, 5, 4, 5]
+    );
 }
 
 #[test]
@@ -115,7 +142,10 @@ fn values_of_another_shape_are_refused_before_anything_changes() {
         let e = message(v.assign(&counted(shape)));
         assert!(e.contains("values of shape [3, 2] of int64"), "{e}");
     }
-    assert!(v.assign(&Tensor::from_vec(&[3, 2], vec![0i32; 6]).unwrap()).is_err());
+    assert!(
+        v.assign(&Tensor::from_vec(&[3, 2], vec![0i32; 6]).unwrap())
+            .is_err()
+    );
     assert_eq!(v.to_tensor().unwrap(), counted(&[3, 2]));
 }
 
@@ -123,7 +153,14 @@ fn values_of_another_shape_are_refused_before_anything_changes() {
 fn what_does_not_make_a_variable_is_refused_with_its_reason() {
     let zeros = |_: &[u64], _: &[u64], shape: &[u64]| Tensor::zeros("v", DType::Int64, shape);
     let make = |shape: &[u64], spec: PartitionSpec, tasks: Tasks| {
-        message(ShardedVariable::create("v", shape, DType::Int64, &spec, tasks, zeros))
+        message(ShardedVariable::create(
+            "v",
+            shape,
+            DType::Int64,
+            &spec,
+            tasks,
+            zeros,
+        ))
     };
     let parts = |n: &[u64]| PartitionSpec::partitions(n);
     assert!(make(&[4, 4], parts(&[1, 2]), 1.into()).contains("cut into 2 parts along axis 1"));
@@ -132,9 +169,23 @@ fn what_does_not_make_a_variable_is_refused_with_its_reason() {
     assert!(make(&[4], parts(&[2]), 0.into()).contains("no task"));
     assert!(make(&[4], parts(&[2]), Tasks::only(2, 2)).contains("task 2 of 2"));
     let wrong = |_: &[u64], _: &[u64], _: &[u64]| Tensor::zeros("v", DType::Int64, &[3]);
-    let e = message(ShardedVariable::create("v", &[4], DType::Int64, &parts(&[2]), 1, wrong));
-    assert!(e.contains("part 0 [0:2] on task 0 has shape [2] of int64, it was given [3]"), "{e}");
-    let e = message(PartitionedVariable::from_parts("w", &[2], [([1].into(), counted(&[2]))]));
+    let e = message(ShardedVariable::create(
+        "v",
+        &[4],
+        DType::Int64,
+        &parts(&[2]),
+        1,
+        wrong,
+    ));
+    assert!(
+        e.contains("part 0 [0:2] on task 0 has shape [2] of int64, it was given [3]"),
+        "{e}"
+    );
+    let e = message(PartitionedVariable::from_parts(
+        "w",
+        &[2],
+        [([1].into(), counted(&[2]))],
+    ));
     assert!(e.contains("[1:3] does not lie in shape [2]"), "{e}");
     let twice = [([0].into(), counted(&[2])), ([1].into(), counted(&[1]))];
     assert!(message(PartitionedVariable::from_parts("w", &[2], twice)).contains("overlap"));
@@ -144,9 +195,16 @@ fn what_does_not_make_a_variable_is_refused_with_its_reason() {
 fn a_tensor_is_cut_into_parts_of_their_own_memory() {
     let whole = counted(&[5, 3]);
     let spec = PartitionSpec::partitions([2, 2]);
-    let mut v = PartitionedVariable::create("w", &[5, 3], DType::Int64, &spec, 1, slices_of(&whole)).unwrap();
+    let mut v =
+        PartitionedVariable::create("w", &[5, 3], DType::Int64, &spec, 1, slices_of(&whole))
+            .unwrap();
     v.assign_add(&whole).unwrap();
-    assert_eq!(cut(&v.to_tensor().unwrap(), &[4, 2], &[1, 1]).to_vec::<i64>().unwrap(), [28]);
+    assert_eq!(
+        cut(&v.to_tensor().unwrap(), &[4, 2], &[1, 1])
+            .to_vec::<i64>()
+            .unwrap(),
+        [28]
+    );
     let e = PartitionedVariable::create("w", &[5, 4], DType::Int64, &spec, 1, slices_of(&whole));
     assert!(message(e).contains("[5, 3] for one of [5, 4]"));
 }
@@ -167,8 +225,10 @@ fn a_mirrored_variable_is_the_same_on_every_task_and_saved_once() {
         assert_eq!(saved.replica_id.is_main(), task == 0);
     }
     assert!(v.copy(3).is_err());
-    let one =
-        Mirrored::create("v", &[2], DType::Int64, Tasks::only(3, 1), |shape| Ok(counted(shape))).unwrap();
+    let one = Mirrored::create("v", &[2], DType::Int64, Tasks::only(3, 1), |shape| {
+        Ok(counted(shape))
+    })
+    .unwrap();
     assert!(one.copy(0).is_err());
     assert_eq!(one.to_tensor().unwrap(), counted(&[2]));
     assert!(Mirrored::create("v", &[2], DType::Int64, 3, |_| Ok(counted(&[3]))).is_err());
@@ -177,13 +237,20 @@ fn a_mirrored_variable_is_the_same_on_every_task_and_saved_once() {
 #[test]
 fn templates_lend_the_memory_of_parts_and_fill_brings_it_back() {
     let mut v = table(&[2, 0, 1], &[]);
-    let address =
-        |v: &ShardedVariable| v.parts().iter().map(|p| p.data().map(Tensor::buffer_id)).collect::<Vec<_>>();
+    let address = |v: &ShardedVariable| {
+        v.parts()
+            .iter()
+            .map(|p| p.data().map(Tensor::buffer_id))
+            .collect::<Vec<_>>()
+    };
     let before = address(&v);
     let lent = v.templates(0);
     assert_eq!(lent.len(), 2, "an empty part is not in a checkpoint");
     assert!(v.to_tensor().is_err());
-    let mut tensors: Vec<Tensor> = lent.into_iter().map(|t| t.data.host().unwrap().clone()).collect();
+    let mut tensors: Vec<Tensor> = lent
+        .into_iter()
+        .map(|t| t.data.host().unwrap().clone())
+        .collect();
     assert!(message(v.fill(0, tensors[..1].to_vec())).contains("1 tensors for the 2 parts"));
     tensors.reverse();
     assert!(v.fill(0, tensors.clone()).is_err());

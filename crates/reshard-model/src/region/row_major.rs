@@ -29,7 +29,10 @@ impl Region {
     /// ```
     pub fn boxes(&self, range: Range<u64>) -> impl Iterator<Item = Self> {
         let strides = self.strides();
-        let (mut at, end) = (range.start, range.end.min(self.volume().unwrap_or(u64::MAX)));
+        let (mut at, end) = (
+            range.start,
+            range.end.min(self.volume().unwrap_or(u64::MAX)),
+        );
         std::iter::from_fn(move || {
             if at >= end {
                 return None;
@@ -44,8 +47,11 @@ impl Region {
             for a in 0..=axis {
                 let index = at / strides[a] % self.lengths[a];
                 out.offsets[a] += index;
-                out.lengths[a] =
-                    if a < axis { 1 } else { (self.lengths[a] - index).min((end - at) / strides[a]) };
+                out.lengths[a] = if a < axis {
+                    1
+                } else {
+                    (self.lengths[a] - index).min((end - at) / strides[a])
+                };
             }
             at += out.lengths[axis] * strides[axis];
             Some(out)

@@ -53,7 +53,11 @@ impl From<DeviceTensor> for Data {
 impl Data {
     /// The tensor, if it is in host memory.
     pub fn host(&self) -> Option<&Tensor> {
-        if let Self::Host(t) = self { Some(t) } else { None }
+        if let Self::Host(t) = self {
+            Some(t)
+        } else {
+            None
+        }
     }
 
     /// Type and shape of the elements, where they are known without reading.
@@ -80,9 +84,10 @@ impl Data {
             Self::None => Self::None,
             Self::Host(t) => Self::Host(t.narrow(region)),
             Self::Device(t) => Self::Device(t.narrow(region)),
-            Self::Lazy(source) => {
-                Self::Lazy(Arc::new(Part { source: Arc::clone(source), at: region.offsets.clone() }))
-            }
+            Self::Lazy(source) => Self::Lazy(Arc::new(Part {
+                source: Arc::clone(source),
+                at: region.offsets.clone(),
+            })),
         }
     }
 }
@@ -95,7 +100,18 @@ struct Part {
 
 impl TensorSource for Part {
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
-        let offsets: Dims = self.at.iter().zip(&region.offsets).map(|(a, b)| a + b).collect();
-        self.source.read(&Region { offsets, lengths: region.lengths.clone() }, out)
+        let offsets: Dims = self
+            .at
+            .iter()
+            .zip(&region.offsets)
+            .map(|(a, b)| a + b)
+            .collect();
+        self.source.read(
+            &Region {
+                offsets,
+                lengths: region.lengths.clone(),
+            },
+            out,
+        )
     }
 }

@@ -32,7 +32,9 @@ pub struct ShardedTensorFactory {
 
 impl fmt::Debug for ShardedTensorFactory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ShardedTensorFactory").field("key", &self.key).finish_non_exhaustive()
+        f.debug_struct("ShardedTensorFactory")
+            .field("key", &self.key)
+            .finish_non_exhaustive()
     }
 }
 
@@ -103,7 +105,11 @@ impl ShardedTensorFactory {
             flattened_range: whole.flattened_range,
             build: Arc::new(move |f| halves(&shape, form, f)),
             merge: Arc::new(move |f, parts| {
-                let elements = f.flattened_range.as_ref().map(|r| r.end - r.start).or_else(|| local.volume());
+                let elements = f
+                    .flattened_range
+                    .as_ref()
+                    .map(|r| r.end - r.start)
+                    .or_else(|| local.volume());
                 concat(&f.key, parts, elements)
             }),
         })
@@ -119,7 +125,10 @@ impl ShardedTensorFactory {
 
     /// The same factory without data.
     pub fn without_data(&self) -> Self {
-        Self { data: Data::None, ..self.clone() }
+        Self {
+            data: Data::None,
+            ..self.clone()
+        }
     }
 }
 
@@ -138,19 +147,27 @@ fn halves(whole: &ShardedTensor, form: Swiglu, f: &ShardedTensorFactory) -> Resu
     let rows = whole.local_shape[0] / 2;
     let row = whole.local_shape[1..].iter().product::<u64>();
     let fragments = whole.axis_fragmentations.as_ref().map_or(1, |f| f[axis]);
-    let at = whole.global_offset[axis].checked_div(whole.local_shape[0]).unwrap_or(0);
+    let at = whole.global_offset[axis]
+        .checked_div(whole.local_shape[0])
+        .unwrap_or(0);
     let mut parts = Vec::with_capacity(2);
     for (half, suffix) in [(0, "_w"), (1, "_v")] {
         let mut part = whole.clone();
         let (at, of) = match form {
-            Swiglu::OneKey => {
-                (fragments.checked_mul(half).and_then(|n| n.checked_add(at)), fragments.checked_mul(2))
-            }
+            Swiglu::OneKey => (
+                fragments.checked_mul(half).and_then(|n| n.checked_add(at)),
+                fragments.checked_mul(2),
+            ),
             Swiglu::TwoKeys => (Some(at), Some(fragments)),
         };
-        let place = at.zip(of).and_then(|(at, of)| Some((of, of.checked_mul(rows)?, at.checked_mul(rows)?)));
+        let place = at
+            .zip(of)
+            .and_then(|(at, of)| Some((of, of.checked_mul(rows)?, at.checked_mul(rows)?)));
         let Some((of, extent, offset)) = place else {
-            return Err(ModelError::invalid(&whole.key, format!("{fragments} are too many fragments")));
+            return Err(ModelError::invalid(
+                &whole.key,
+                format!("{fragments} are too many fragments"),
+            ));
         };
         if form == Swiglu::TwoKeys {
             part.key = format!("{}{suffix}", part.key).into();

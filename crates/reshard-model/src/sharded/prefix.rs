@@ -27,10 +27,15 @@ pub fn add_prefix_for_sharding(state: &mut StateDict, prefix: &str) {
 pub fn replace_prefix_for_sharding(state: &mut StateDict, old: &str, new: &str) -> Result<()> {
     let mut stranger = None;
     state.visit_mut(&mut |_, leaf| {
-        stranger = stranger.take().or_else(|| key(leaf).filter(|k| !k.starts_with(old)).cloned());
+        stranger = stranger
+            .take()
+            .or_else(|| key(leaf).filter(|k| !k.starts_with(old)).cloned());
     });
     if let Some(k) = stranger {
-        return Err(ModelError::invalid(&k, format!("expected a key that begins with prefix {old:?}")));
+        return Err(ModelError::invalid(
+            &k,
+            format!("expected a key that begins with prefix {old:?}"),
+        ));
     }
     apply_prefix_mapping(state, &[(old, new)]);
     Ok(())
@@ -41,7 +46,10 @@ pub fn replace_prefix_for_sharding(state: &mut StateDict, old: &str, new: &str) 
 pub fn apply_prefix_mapping(state: &mut StateDict, mapping: &[(&str, &str)]) {
     state.visit_mut(&mut |_, leaf| {
         let Some(k) = key(leaf) else { return };
-        if let Some((rest, new)) = mapping.iter().find_map(|(old, new)| Some((k.strip_prefix(old)?, new))) {
+        if let Some((rest, new)) = mapping
+            .iter()
+            .find_map(|(old, new)| Some((k.strip_prefix(old)?, new)))
+        {
             *k = format!("{new}{rest}").into();
         }
     });

@@ -23,7 +23,10 @@ impl ShardedTensor {
     ///
     /// # Errors
     /// [`ModelError::Invalid`] when the fields contradict each other.
-    #[expect(clippy::too_many_arguments, reason = "the eleven fields of Megatron Core's constructor")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the eleven fields of Megatron Core's constructor"
+    )]
     pub fn new(
         key: &str,
         data: impl Into<Data>,
@@ -113,16 +116,25 @@ impl ShardedTensor {
         let data = data.into();
         let (dtype, shape) = data.known_spec(key)?;
         if shape.len() != 1 {
-            let what = format!("data of a flattened tensor should have one axis, it has shape {shape}");
+            let what =
+                format!("data of a flattened tensor should have one axis, it has shape {shape}");
             return Err(ModelError::invalid(key, what));
         }
         let Range { start, end } = flattened_range;
         if end.checked_sub(start) != Some(shape[0]) {
-            let what = format!("flattened range {start}..{end} does not fit data of {} elements", shape[0]);
+            let what = format!(
+                "flattened range {start}..{end} does not fit data of {} elements",
+                shape[0]
+            );
             return Err(ModelError::invalid(key, what));
         }
         let out = Self::declare(key, dtype, local_shape, offsets, prepend_axis_num)?;
-        Self { data, flattened_range: Some(flattened_range), ..out }.validated()
+        Self {
+            data,
+            flattened_range: Some(flattened_range),
+            ..out
+        }
+        .validated()
     }
 
     /// As [`from_rank_offsets`](Self::from_rank_offsets), without data, and with `prepend_axis_num` leading axes. `axis` counts
@@ -183,12 +195,18 @@ impl ShardedTensor {
     /// A whole tensor, held by this rank alone.
     pub fn full(key: &str, data: Tensor) -> Self {
         let (dtype, shape) = (data.dtype(), data.shape().clone());
-        Self { data: Data::Host(data), ..Self::template(key, dtype, &shape) }
+        Self {
+            data: Data::Host(data),
+            ..Self::template(key, dtype, &shape)
+        }
     }
 
     /// A whole tensor of which every rank holds a copy.
     pub fn replicated(key: &str, data: Tensor, replica_id: impl Into<ReplicaId>) -> Self {
-        Self { replica_id: replica_id.into(), ..Self::full(key, data) }
+        Self {
+            replica_id: replica_id.into(),
+            ..Self::full(key, data)
+        }
     }
 
     /// A whole tensor without data. Use it in a template if the load should allocate the memory.
@@ -242,7 +260,10 @@ impl ShardedTensor {
 
     /// The same piece without data.
     pub fn without_data(&self) -> Self {
-        Self { data: Data::None, ..self.clone() }
+        Self {
+            data: Data::None,
+            ..self.clone()
+        }
     }
 
     /// Allocates zeros if there is no data: for the local shape, or for the flattened range.
@@ -274,7 +295,10 @@ impl ShardedTensor {
 
     /// The box of the global tensor that it holds, prepended axes (of extent 1) included.
     pub fn region(&self) -> Region {
-        Region { offsets: self.global_offset.clone(), lengths: self.local_extents() }
+        Region {
+            offsets: self.global_offset.clone(),
+            lengths: self.local_extents(),
+        }
     }
 
     /// Whether the chunks of the tensor form a regular grid.
@@ -300,7 +324,13 @@ impl ShardedTensor {
     /// [`ModelError::Invalid`] with the key, the field, and both values.
     pub fn validate(&self) -> Result<()> {
         let fail = |what: String| Err(ModelError::invalid(&self.key, what));
-        let Self { local_shape, global_shape, global_offset, prepend_axis_num, .. } = self;
+        let Self {
+            local_shape,
+            global_shape,
+            global_offset,
+            prepend_axis_num,
+            ..
+        } = self;
         self.validate_data()?;
         if global_shape.len() != global_offset.len() {
             return fail(format!(
@@ -317,9 +347,15 @@ impl ShardedTensor {
         self.validate_grid()?;
         if !self.region().fits(global_shape) {
             let region = self.region();
-            return fail(format!("the local chunk {region} lies outside of global_shape {global_shape}"));
+            return fail(format!(
+                "the local chunk {region} lies outside of global_shape {global_shape}"
+            ));
         }
-        if global_shape.volume().and_then(|n| n.checked_mul(self.dtype.size())).is_none() {
+        if global_shape
+            .volume()
+            .and_then(|n| n.checked_mul(self.dtype.size()))
+            .is_none()
+        {
             return fail(format!("global_shape {global_shape} is too large"));
         }
         Ok(())
@@ -334,10 +370,15 @@ impl ShardedTensor {
         };
         if let Some((dtype, shape)) = self.data.spec() {
             if dtype != self.dtype {
-                return fail(format!("data dtype {dtype} should match dtype {}", self.dtype));
+                return fail(format!(
+                    "data dtype {dtype} should match dtype {}",
+                    self.dtype
+                ));
             }
             if self.flattened_range.is_none() && shape != local_shape {
-                return fail(format!("data shape {shape} should match local_shape {local_shape}"));
+                return fail(format!(
+                    "data shape {shape} should match local_shape {local_shape}"
+                ));
             }
             if self.flattened_range.is_some() && shape.len() != 1 {
                 return fail(format!(
@@ -352,8 +393,14 @@ impl ShardedTensor {
                 );
                 return fail(what);
             }
-            if let Some((_, shape)) = self.data.spec().filter(|(_, shape)| shape[0] != end - start) {
-                return fail(format!("data shape {shape} doesn't match flattened_range {start}..{end}"));
+            if let Some((_, shape)) = self
+                .data
+                .spec()
+                .filter(|(_, shape)| shape[0] != end - start)
+            {
+                return fail(format!(
+                    "data shape {shape} doesn't match flattened_range {start}..{end}"
+                ));
             }
         }
         Ok(())
@@ -362,7 +409,11 @@ impl ShardedTensor {
     /// The fragments of a regular grid make up the global shape.
     fn validate_grid(&self) -> Result<()> {
         let fail = |what: String| Err(ModelError::invalid(&self.key, what));
-        let Self { global_shape, global_offset, .. } = self;
+        let Self {
+            global_shape,
+            global_offset,
+            ..
+        } = self;
         let local = self.local_extents();
         if let Some(fragmentations) = &self.axis_fragmentations {
             for (&offset, &extent) in global_offset.iter().zip(&local) {
@@ -380,7 +431,9 @@ impl ShardedTensor {
             for axis in 0..local.len() {
                 let (of, extent, whole) = (fragmentations[axis], local[axis], global_shape[axis]);
                 if of == 0
-                    || extent != 0 && !self.allow_shape_mismatch && of.checked_mul(extent) != Some(whole)
+                    || extent != 0
+                        && !self.allow_shape_mismatch
+                        && of.checked_mul(extent) != Some(whole)
                 {
                     return fail(format!(
                         "axis {axis}: {of} fragments (axis_fragmentations) of local extent {extent} don't make up \

@@ -2,8 +2,8 @@
 
 use super::{Flatten, Parts, PathOfKey, Slot, structure};
 use crate::{
-    Data, FlatStateDict, Leaf, ModelError, Path, Payload, Result, Sharded, ShardedObject, ShardedTensor,
-    StateDict, Step, Tree, Value, ValueTree,
+    Data, FlatStateDict, Leaf, ModelError, Path, Payload, Result, Sharded, ShardedObject,
+    ShardedTensor, StateDict, Step, Tree, Value, ValueTree,
 };
 use indexmap::IndexMap;
 
@@ -137,7 +137,9 @@ impl Items {
         let fqn = || Path(self.path.clone()).to_string();
         let (sharded, slot, alone) = match leaf {
             Leaf::Local(l) | Leaf::Value(Value::Local(l)) => return Ok(Tree::Leaf(Slot::Local(l))),
-            Leaf::Factory(_) => return Err(structure(&self.path, "a factory built another factory")),
+            Leaf::Factory(_) => {
+                return Err(structure(&self.path, "a factory built another factory"));
+            }
             Leaf::Tensor(mut t) => {
                 let alone = t.key.is_empty();
                 if alone {
@@ -154,16 +156,24 @@ impl Items {
                 o.validate()?;
                 (Sharded::Object(o), Slot::Sharded, alone)
             }
-            Leaf::Value(Value::Tensor(t)) => {
-                (Sharded::Tensor(ShardedTensor::full(&fqn(), t)), Slot::Value, true)
-            }
+            Leaf::Value(Value::Tensor(t)) => (
+                Sharded::Tensor(ShardedTensor::full(&fqn(), t)),
+                Slot::Value,
+                true,
+            ),
             Leaf::Value(Value::Device(t)) => {
                 let template = ShardedTensor::template(&fqn(), t.dtype(), t.shape());
-                (Sharded::Tensor(template.with_data(Data::Device(t))), Slot::Value, true)
+                (
+                    Sharded::Tensor(template.with_data(Data::Device(t))),
+                    Slot::Value,
+                    true,
+                )
             }
-            Leaf::Value(v) => {
-                (Sharded::Object(ShardedObject::item(&fqn(), Payload::Value(v))), Slot::Value, true)
-            }
+            Leaf::Value(v) => (
+                Sharded::Object(ShardedObject::item(&fqn(), Payload::Value(v))),
+                Slot::Value,
+                true,
+            ),
         };
         self.name(&sharded, alone)?;
         self.flat.insert(Path(self.path.clone()), sharded);
@@ -183,11 +193,15 @@ impl Items {
                     other.path.quoted(),
                     path.quoted()
                 );
-                return Err(ModelError::Structure { path: path.to_string(), what });
+                return Err(ModelError::Structure {
+                    path: path.to_string(),
+                    what,
+                });
             }
             return Ok(());
         }
-        self.paths.insert(name.as_str().into(), Path(self.kinds.clone()));
+        self.paths
+            .insert(name.as_str().into(), Path(self.kinds.clone()));
         self.names.insert(name, Name { path, alone });
         Ok(())
     }

@@ -49,7 +49,10 @@ fn expand(tree: StateDict) -> Result<(StateDict, Option<Tree<ShardedTensorFactor
 /// # Errors
 /// [`ModelError::Structure`](crate::ModelError::Structure) with the path: a key of `factories` is missing in `loaded`, a
 /// list has another length, an index is out of its bounds, a list is asked for a key. And whatever a factory says.
-pub fn merge_factories(loaded: ValueTree, factories: &Tree<ShardedTensorFactory>) -> Result<ValueTree> {
+pub fn merge_factories(
+    loaded: ValueTree,
+    factories: &Tree<ShardedTensorFactory>,
+) -> Result<ValueTree> {
     merge(loaded, factories, &mut Vec::new())
 }
 
@@ -96,19 +99,28 @@ fn merge(
             let len = v.len();
             for (step, f) in factories {
                 let Step::Index(i) = step else {
-                    return Err(structure(path, format!("invalid key {step:?} of a factory in a list")));
+                    return Err(structure(
+                        path,
+                        format!("invalid key {step:?} of a factory in a list"),
+                    ));
                 };
                 match usize::try_from(*i).ok().and_then(|i| v.get_mut(i)) {
                     Some(child) => at(child, step, f, path)?,
                     None => {
-                        let what = format!("the factory's index {i} is out of bounds of a list of {len}");
+                        let what =
+                            format!("the factory's index {i} is out of bounds of a list of {len}");
                         return Err(structure(path, what));
                     }
                 }
             }
             Ok(Tree::List(v))
         }
-        (Tree::Leaf(_), _) => Err(structure(path, "a value lies where factories are deeper in")),
-        (Tree::Dict(_), Tree::List(_)) => Err(structure(path, "a dict lies where a list of factories is")),
+        (Tree::Leaf(_), _) => Err(structure(
+            path,
+            "a value lies where factories are deeper in",
+        )),
+        (Tree::Dict(_), Tree::List(_)) => {
+            Err(structure(path, "a dict lies where a list of factories is"))
+        }
     }
 }

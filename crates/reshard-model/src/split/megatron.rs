@@ -7,7 +7,11 @@ use indexmap::IndexMap;
 pub(super) fn split(state: StateDict) -> Result<Parts> {
     let mut flat = FlatStateDict::new();
     let Halves { slots, common } = part(state, &mut Vec::new(), &mut flat)?;
-    Ok(Parts::new(flat, common.unwrap_or_default(), slots.unwrap_or_default()))
+    Ok(Parts::new(
+        flat,
+        common.unwrap_or_default(),
+        slots.unwrap_or_default(),
+    ))
 }
 
 /// A subtree, parted. A half is there when it has a leaf; empty containers are common.
@@ -18,10 +22,18 @@ struct Halves {
 }
 
 fn part(tree: StateDict, path: &mut Vec<Step>, flat: &mut FlatStateDict) -> Result<Halves> {
-    let slot = |slot| Ok(Halves { slots: Some(Tree::Leaf(slot)), common: None });
+    let slot = |slot| {
+        Ok(Halves {
+            slots: Some(Tree::Leaf(slot)),
+            common: None,
+        })
+    };
     match tree {
         Tree::Leaf(Leaf::Value(Value::Local(l)) | Leaf::Local(l)) => slot(Slot::Local(l)),
-        Tree::Leaf(Leaf::Value(v)) => Ok(Halves { slots: None, common: Some(ValueTree::Leaf(v)) }),
+        Tree::Leaf(Leaf::Value(v)) => Ok(Halves {
+            slots: None,
+            common: Some(ValueTree::Leaf(v)),
+        }),
         Tree::Leaf(Leaf::Tensor(t)) => {
             t.validate()?;
             named(&t.key, path)?;
@@ -35,10 +47,14 @@ fn part(tree: StateDict, path: &mut Vec<Step>, flat: &mut FlatStateDict) -> Resu
             slot(Slot::Sharded)
         }
         Tree::Leaf(Leaf::Factory(_)) => Err(structure(path, "a factory built another factory")),
-        Tree::Dict(d) if d.is_empty() => Ok(Halves { slots: None, common: Some(ValueTree::new()) }),
-        Tree::List(v) if v.is_empty() => {
-            Ok(Halves { slots: None, common: Some(ValueTree::List(Vec::new())) })
-        }
+        Tree::Dict(d) if d.is_empty() => Ok(Halves {
+            slots: None,
+            common: Some(ValueTree::new()),
+        }),
+        Tree::List(v) if v.is_empty() => Ok(Halves {
+            slots: None,
+            common: Some(ValueTree::List(Vec::new())),
+        }),
         Tree::Dict(d) => {
             let (mut slots, mut common) = (IndexMap::new(), IndexMap::new());
             for (k, v) in d {
@@ -79,7 +95,10 @@ fn part(tree: StateDict, path: &mut Vec<Step>, flat: &mut FlatStateDict) -> Resu
 
 fn named(key: &str, path: &[Step]) -> Result<()> {
     if key.is_empty() {
-        return Err(structure(path, "a sharded leaf needs a key in Megatron's dialect"));
+        return Err(structure(
+            path,
+            "a sharded leaf needs a key in Megatron's dialect",
+        ));
     }
     Ok(())
 }

@@ -17,9 +17,14 @@ pub struct PlainTensor {
 impl Parts {
     /// All plain tensors, including those inside lists, tuples and objects, as handles on the caller's buffers.
     pub fn plain_tensors(&self) -> Vec<PlainTensor> {
-        let mut found = Found { out: Vec::new(), path: Vec::new() };
+        let mut found = Found {
+            out: Vec::new(),
+            path: Vec::new(),
+        };
         self.skeleton.slots.visit(&mut |path, slot| {
-            let leaf = matches!(slot, Slot::Value).then(|| self.flat.get(&Path::from(path))).flatten();
+            let leaf = matches!(slot, Slot::Value)
+                .then(|| self.flat.get(&Path::from(path)))
+                .flatten();
             let Some(leaf) = leaf else { return };
             found.path.push(leaf.key().into());
             match leaf {
@@ -44,7 +49,10 @@ struct Found {
 
 impl Found {
     fn add(&mut self, data: Data) {
-        self.out.push(PlainTensor { path: Path(self.path.clone()), data });
+        self.out.push(PlainTensor {
+            path: Path(self.path.clone()),
+            data,
+        });
     }
 
     fn below(&mut self, step: Step, look: impl FnOnce(&mut Self)) {
@@ -56,8 +64,12 @@ impl Found {
     fn tree(&mut self, tree: &ValueTree) {
         match tree {
             Tree::Leaf(v) => self.value(v),
-            Tree::Dict(d) => d.iter().for_each(|(k, v)| self.below(k.clone(), |f| f.tree(v))),
-            Tree::List(v) => (0..).zip(v).for_each(|(i, v)| self.below(Step::Index(i), |f| f.tree(v))),
+            Tree::Dict(d) => d
+                .iter()
+                .for_each(|(k, v)| self.below(k.clone(), |f| f.tree(v))),
+            Tree::List(v) => (0..)
+                .zip(v)
+                .for_each(|(i, v)| self.below(Step::Index(i), |f| f.tree(v))),
         }
     }
 
@@ -96,7 +108,9 @@ impl Found {
     }
 
     fn values(&mut self, values: &[Value]) {
-        (0..).zip(values).for_each(|(i, v)| self.below(Step::Index(i), |f| f.value(v)));
+        (0..)
+            .zip(values)
+            .for_each(|(i, v)| self.below(Step::Index(i), |f| f.value(v)));
     }
 
     fn pairs(&mut self, pairs: &[(Value, Value)]) {
@@ -114,8 +128,8 @@ impl Found {
 #[cfg(test)]
 mod tests {
     use crate::{
-        Construct, DType, DeviceTensor, Dialect, Leaf, LocalNonpersistent, Opaque, ShardedTensor, StateDict,
-        Tensor, Tree, Value, ValueTree, split, testkit::FakeDevice,
+        Construct, DType, DeviceTensor, Dialect, Leaf, LocalNonpersistent, Opaque, ShardedTensor,
+        StateDict, Tensor, Tree, Value, ValueTree, split, testkit::FakeDevice,
     };
 
     fn tensor(n: u8) -> Value {
@@ -131,12 +145,18 @@ mod tests {
 
     fn state() -> StateDict {
         let mut state = StateDict::new();
-        state.insert("declared", ShardedTensor::full("declared", Tensor::from_vec(&[1], vec![9u8]).unwrap()));
+        state.insert(
+            "declared",
+            ShardedTensor::full("declared", Tensor::from_vec(&[1], vec![9u8]).unwrap()),
+        );
         state.insert("w", tensor(1));
         let list = ValueTree::List(vec![Tree::Leaf(tensor(2)), Tree::Leaf(tensor(3))]);
         state.insert_tree("list", list.map(&mut Leaf::Value));
         state.insert("tuple", Value::Tuple(vec![1.into(), tensor(4)]));
-        state.insert("value", Value::Dict(vec![(Value::Int(7), tensor(5)), (Value::Int(-1), 0.into())]));
+        state.insert(
+            "value",
+            Value::Dict(vec![(Value::Int(7), tensor(5)), (Value::Int(-1), 0.into())]),
+        );
         state.insert("local", LocalNonpersistent::new(1));
         state.insert("step", 7);
         state
@@ -144,10 +164,15 @@ mod tests {
 
     #[test]
     fn plain_tensors_are_found_in_containers_under_the_same_names_in_both_dialects() {
-        let want: Vec<(String, u8)> =
-            [("w", 1), ("list.0", 2), ("list.1", 3), ("tuple.1", 4), ("value.7", 5)]
-                .map(|(p, n)| (p.into(), n))
-                .into();
+        let want: Vec<(String, u8)> = [
+            ("w", 1),
+            ("list.0", 2),
+            ("list.1", 3),
+            ("tuple.1", 4),
+            ("value.7", 5),
+        ]
+        .map(|(p, n)| (p.into(), n))
+        .into();
         for dialect in [Dialect::Megatron, Dialect::Dcp] {
             assert_eq!(found(state(), dialect), want, "{dialect:?}");
         }

@@ -31,18 +31,25 @@ pub fn unflatten(entries: impl IntoIterator<Item = (Path, Value)>) -> Result<Val
     let mut padding = PADDING;
     for (path, value) in entries {
         if path.0.is_empty() || path.0.len() > DEPTH {
-            let what = format!("a stored path of {} steps; 1 to {DEPTH} are possible", path.0.len());
+            let what = format!(
+                "a stored path of {} steps; 1 to {DEPTH} are possible",
+                path.0.len()
+            );
             return Err(structure(&path.0[..path.0.len().min(8)], what));
         }
-        let place = path.0.iter().enumerate().try_fold(&mut root, |tree, (i, step)| {
-            let next = match path.0.get(i + 1) {
-                Some(Step::Index(_)) => ValueTree::List(Vec::new()),
-                Some(Step::Key(_)) => ValueTree::new(),
-                // Marks a place that is not taken yet.
-                None => HOLE,
-            };
-            enter(tree, step, next, &mut padding).map_err(|what| structure(&path.0[..=i], what))
-        })?;
+        let place = path
+            .0
+            .iter()
+            .enumerate()
+            .try_fold(&mut root, |tree, (i, step)| {
+                let next = match path.0.get(i + 1) {
+                    Some(Step::Index(_)) => ValueTree::List(Vec::new()),
+                    Some(Step::Key(_)) => ValueTree::new(),
+                    // Marks a place that is not taken yet.
+                    None => HOLE,
+                };
+                enter(tree, step, next, &mut padding).map_err(|what| structure(&path.0[..=i], what))
+            })?;
         if matches!((&*place, &value), (Tree::Dict(_), Value::Dict(d)) if d.is_empty()) {
             continue;
         }
@@ -73,7 +80,9 @@ fn enter<'a>(
             let hole = |i: u64| format!("index {i} of a list of which almost nothing is stored");
             let i = usize::try_from(*i).map_err(|_| hole(*i))?;
             if i >= v.len() {
-                *padding = padding.checked_sub(i - v.len()).ok_or_else(|| hole(i as u64))?;
+                *padding = padding
+                    .checked_sub(i - v.len())
+                    .ok_or_else(|| hole(i as u64))?;
                 v.resize(i + 1, HOLE);
             }
             &mut v[i]

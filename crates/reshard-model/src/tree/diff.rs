@@ -52,7 +52,11 @@ fn go(left: &ValueTree, right: &ValueTree, path: &mut Vec<Step>, out: &mut Diffe
                 go(a, b, path, out);
                 path.pop();
             }
-            out.only_right.extend(b.keys().filter(|k| !a.contains_key(*k)).map(|k| at(path, k.clone())));
+            out.only_right.extend(
+                b.keys()
+                    .filter(|k| !a.contains_key(*k))
+                    .map(|k| at(path, k.clone())),
+            );
         }
         (Tree::List(a), Tree::List(b)) => {
             for (i, (a, b)) in a.iter().zip(b).enumerate() {
@@ -65,7 +69,11 @@ fn go(left: &ValueTree, right: &ValueTree, path: &mut Vec<Step>, out: &mut Diffe
             out.only_right.extend(more(a.len(), b.len()));
         }
         (Tree::Leaf(a), Tree::Leaf(b)) if a == b => {}
-        _ => out.mismatch.push((Path::from(path.as_slice()), type_name(left), type_name(right))),
+        _ => out.mismatch.push((
+            Path::from(path.as_slice()),
+            type_name(left),
+            type_name(right),
+        )),
     }
 }
 

@@ -50,7 +50,11 @@ impl<L> Tree<L> {
                 (Self::Dict(yes), Self::Dict(no))
             }
             Self::List(v) if lists_as_dicts => {
-                let d = v.into_iter().enumerate().map(|(i, v)| (Step::Index(i as u64), v)).collect();
+                let d = v
+                    .into_iter()
+                    .enumerate()
+                    .map(|(i, v)| (Step::Index(i as u64), v))
+                    .collect();
                 return Self::Dict(d).extract_matching_values(lists_as_dicts, matches);
             }
             Self::List(v) => {
@@ -72,7 +76,11 @@ impl<L> Tree<L> {
     ) -> Result<(Option<Self>, Option<Self>)> {
         if let Self::Leaf(l) = self {
             let leaf = Self::Leaf;
-            return Ok(if matches(&l) { (Some(leaf(l)), None) } else { (None, Some(leaf(l))) });
+            return Ok(if matches(&l) {
+                (Some(leaf(l)), None)
+            } else {
+                (None, Some(leaf(l)))
+            });
         }
         let was_empty = self.is_empty_container();
         let (yes, no) = self.extract_matching_values(lists_as_dicts, matches)?;

@@ -14,10 +14,30 @@ pub(super) struct Kind {
     infinite: bool,
 }
 
-pub(super) const E4M3FN: Kind = Kind { mantissa: 3, bias: 7, fnuz: false, infinite: false };
-pub(super) const E4M3FNUZ: Kind = Kind { mantissa: 3, bias: 8, fnuz: true, infinite: false };
-pub(super) const E5M2: Kind = Kind { mantissa: 2, bias: 15, fnuz: false, infinite: true };
-pub(super) const E5M2FNUZ: Kind = Kind { mantissa: 2, bias: 16, fnuz: true, infinite: false };
+pub(super) const E4M3FN: Kind = Kind {
+    mantissa: 3,
+    bias: 7,
+    fnuz: false,
+    infinite: false,
+};
+pub(super) const E4M3FNUZ: Kind = Kind {
+    mantissa: 3,
+    bias: 8,
+    fnuz: true,
+    infinite: false,
+};
+pub(super) const E5M2: Kind = Kind {
+    mantissa: 2,
+    bias: 15,
+    fnuz: false,
+    infinite: true,
+};
+pub(super) const E5M2FNUZ: Kind = Kind {
+    mantissa: 2,
+    bias: 16,
+    fnuz: true,
+    infinite: false,
+};
 
 impl Kind {
     pub(super) fn of(d: DType) -> Option<Self> {
@@ -33,13 +53,20 @@ impl Kind {
     pub(super) fn decode(self, byte: u8) -> f32 {
         let magnitude = i32::from(byte & 0x7f);
         let sign = if byte & 0x80 == 0 { 1.0 } else { -1.0 };
-        let (mantissa, exponent) = (magnitude & ((1 << self.mantissa) - 1), magnitude >> self.mantissa);
+        let (mantissa, exponent) = (
+            magnitude & ((1 << self.mantissa) - 1),
+            magnitude >> self.mantissa,
+        );
         let top = (0x7f >> self.mantissa) == exponent;
         if self.fnuz && byte == 0x80 || !self.fnuz && !self.infinite && magnitude == 0x7f {
             return f32::NAN;
         }
         if self.infinite && top {
-            return if mantissa == 0 { sign * f32::INFINITY } else { f32::NAN };
+            return if mantissa == 0 {
+                sign * f32::INFINITY
+            } else {
+                f32::NAN
+            };
         }
         let unit = 1 - self.bias - self.mantissa as i32;
         if exponent == 0 {

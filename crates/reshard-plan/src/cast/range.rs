@@ -26,10 +26,28 @@ struct Float {
 
 /// `None`: not known to convert to anything.
 fn values(d: DType) -> Option<Values> {
-    let int = |signed, digits| Some(Values { digits, signed, float: None, complex: false });
+    let int = |signed, digits| {
+        Some(Values {
+            digits,
+            signed,
+            float: None,
+            complex: false,
+        })
+    };
     let float = |digits, max, min, special| {
-        let float = Float { max, min, zero: true, negative_zero: special, infinite: special };
-        Some(Values { digits, signed: true, float: Some(float), complex: false })
+        let float = Float {
+            max,
+            min,
+            zero: true,
+            negative_zero: special,
+            infinite: special,
+        };
+        Some(Values {
+            digits,
+            signed: true,
+            float: Some(float),
+            complex: false,
+        })
     };
     match d {
         DType::Bool => int(false, 1),
@@ -49,15 +67,39 @@ fn values(d: DType) -> Option<Values> {
         DType::Float8E5M2FnUz => float(3, 15, -17, false),
         DType::Float8E4M3FnUz => float(4, 7, -10, false),
         DType::Float8E4M3Fn => {
-            let float = Float { max: 8, min: -9, zero: true, negative_zero: true, infinite: false };
-            Some(Values { digits: 4, signed: true, float: Some(float), complex: false })
+            let float = Float {
+                max: 8,
+                min: -9,
+                zero: true,
+                negative_zero: true,
+                infinite: false,
+            };
+            Some(Values {
+                digits: 4,
+                signed: true,
+                float: Some(float),
+                complex: false,
+            })
         }
         DType::Float8E8M0Fnu => {
-            let float = Float { max: 127, min: -127, zero: false, negative_zero: false, infinite: false };
-            Some(Values { digits: 1, signed: false, float: Some(float), complex: false })
+            let float = Float {
+                max: 127,
+                min: -127,
+                zero: false,
+                negative_zero: false,
+                infinite: false,
+            };
+            Some(Values {
+                digits: 1,
+                signed: false,
+                float: Some(float),
+                complex: false,
+            })
         }
         DType::Complex32 | DType::BComplex32 | DType::Complex64 | DType::Complex128 => {
-            super::part(d).and_then(values).map(|v| Values { complex: true, ..v })
+            super::part(d)
+                .and_then(values)
+                .map(|v| Values { complex: true, ..v })
         }
         _ => None,
     }
@@ -65,7 +107,9 @@ fn values(d: DType) -> Option<Values> {
 
 /// Whether every value of `a` is one of `b`.
 pub(super) fn holds(b: DType, a: DType) -> bool {
-    let (Some(b), Some(a)) = (values(b), values(a)) else { return false };
+    let (Some(b), Some(a)) = (values(b), values(a)) else {
+        return false;
+    };
     if a.complex && !b.complex || a.signed && !b.signed || a.digits > b.digits {
         return false;
     }

@@ -2,11 +2,18 @@ use super::{float8::Kind, *};
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-const FLOAT8: [DType; 4] =
-    [DType::Float8E4M3Fn, DType::Float8E4M3FnUz, DType::Float8E5M2, DType::Float8E5M2FnUz];
+const FLOAT8: [DType; 4] = [
+    DType::Float8E4M3Fn,
+    DType::Float8E4M3FnUz,
+    DType::Float8E5M2,
+    DType::Float8E5M2FnUz,
+];
 
 fn known() -> impl Iterator<Item = DType> {
-    DType::ALL.iter().copied().filter(|d| *d != DType::Float4E2M1FnX2)
+    DType::ALL
+        .iter()
+        .copied()
+        .filter(|d| *d != DType::Float4E2M1FnX2)
 }
 
 fn cast(from: DType, src: &[u8], to: DType) -> Vec<u8> {
@@ -17,7 +24,12 @@ fn cast(from: DType, src: &[u8], to: DType) -> Vec<u8> {
 
 /// All values of types of up to 16 bits; corners of the others.
 fn samples(d: DType) -> Vec<u8> {
-    let wide = |words: &[f64]| words.iter().flat_map(|w| cast(DType::Float64, &w.to_le_bytes(), d)).collect();
+    let wide = |words: &[f64]| {
+        words
+            .iter()
+            .flat_map(|w| cast(DType::Float64, &w.to_le_bytes(), d))
+            .collect()
+    };
     match d.size() {
         1 if d == DType::Bool => vec![0, 1],
         1 => (0..=255).collect(),
@@ -26,7 +38,10 @@ fn samples(d: DType) -> Vec<u8> {
             let x = samples(part(d).unwrap());
             let n = d.size() as usize / 2;
             // Each number beside the one before it, so that imaginary parts are numbers too.
-            x.chunks_exact(n).zip(x.chunks_exact(n).skip(1)).flat_map(|(a, b)| [a, b].concat()).collect()
+            x.chunks_exact(n)
+                .zip(x.chunks_exact(n).skip(1))
+                .flat_map(|(a, b)| [a, b].concat())
+                .collect()
         }
         n if d.is_float() => {
             let numbers = [
@@ -49,7 +64,10 @@ fn samples(d: DType) -> Vec<u8> {
         }
         n => {
             let ones = |bits: u32| ((1u128 << bits) - 1).to_le_bytes()[..n as usize].to_vec();
-            (0..=8 * n as u32).flat_map(ones).chain(vec![0x80; n as usize]).collect()
+            (0..=8 * n as u32)
+                .flat_map(ones)
+                .chain(vec![0x80; n as usize])
+                .collect()
         }
     }
 }
@@ -58,11 +76,16 @@ fn samples(d: DType) -> Vec<u8> {
 fn same(d: DType, a: &[u8], b: &[u8]) -> bool {
     if let Some(x) = part(d) {
         let n = x.size() as usize;
-        return a.chunks_exact(n).zip(b.chunks_exact(n)).all(|(a, b)| same(x, a, b));
+        return a
+            .chunks_exact(n)
+            .zip(b.chunks_exact(n))
+            .all(|(a, b)| same(x, a, b));
     }
     a == b
         || d.is_float() && {
-            let nan = |e: &[u8]| f64::from_le_bytes(cast(d, e, DType::Float64).try_into().unwrap()).is_nan();
+            let nan = |e: &[u8]| {
+                f64::from_le_bytes(cast(d, e, DType::Float64).try_into().unwrap()).is_nan()
+            };
             nan(a) && nan(b)
         }
 }
@@ -83,7 +106,10 @@ fn lossless_casts_are_those_that_come_back_the_same() {
             // Between ints, what wraps around comes back; so compare numbers.
             let kept = match (ints(from, &src), ints(to, &there)) {
                 (Some(a), Some(b)) => a == b,
-                _ => src.chunks_exact(n).zip(back.chunks_exact(n)).all(|(a, b)| same(from, a, b)),
+                _ => src
+                    .chunks_exact(n)
+                    .zip(back.chunks_exact(n))
+                    .all(|(a, b)| same(from, a, b)),
             };
             assert_eq!(Cast::Lossless.allows(from, to), kept, "{from} to {to}");
         }
@@ -94,7 +120,8 @@ fn lossless_casts_are_those_that_come_back_the_same() {
 fn policies_contain_each_other() {
     for a in DType::ALL.iter().copied() {
         for b in DType::ALL.iter().copied() {
-            let allowed = [Cast::Never, Cast::Lossless, Cast::Float, Cast::Any].map(|c| c.allows(a, b));
+            let allowed =
+                [Cast::Never, Cast::Lossless, Cast::Float, Cast::Any].map(|c| c.allows(a, b));
             assert!(allowed.is_sorted(), "{a} to {b}: {allowed:?}");
             assert_eq!(allowed[0], a == b);
         }
@@ -111,21 +138,56 @@ fn values_become_what_pytorch_makes_of_them() {
     let table: Vec<(D, Vec<u8>, D, Vec<u8>)> = vec![
         (D::Float32, f(-1.75), D::Int64, i(-1)),
         (D::Float32, f(f32::NAN), D::Int64, i(0)),
-        (D::Float32, f(3e9), D::Int32, i32::MAX.to_le_bytes().to_vec()),
+        (
+            D::Float32,
+            f(3e9),
+            D::Int32,
+            i32::MAX.to_le_bytes().to_vec(),
+        ),
         (D::Float32, f(-0.0), D::Bool, vec![0]),
         (D::Float32, f(f32::NAN), D::Bool, vec![1]),
         (D::Float32, f(0.5), D::Bool, vec![1]),
         (D::Int64, i(-1), D::UInt8, vec![255]),
         (D::Int64, i(257), D::Int8, vec![1]),
-        (D::UInt64, i(-1), D::Float64, 18_446_744_073_709_551_615f64.to_le_bytes().to_vec()),
+        (
+            D::UInt64,
+            i(-1),
+            D::Float64,
+            18_446_744_073_709_551_615f64.to_le_bytes().to_vec(),
+        ),
         // 2^24 + 1 is no float32; the way from int64 to float16 leads through float32
         (D::Int64, i(16_777_217), D::Float32, f(16_777_216.0)),
-        (D::Int64, i(65_519), D::Float16, f16::MAX.to_le_bytes().to_vec()),
-        (D::Int64, i(65_520), D::Float16, f16::INFINITY.to_le_bytes().to_vec()),
+        (
+            D::Int64,
+            i(65_519),
+            D::Float16,
+            f16::MAX.to_le_bytes().to_vec(),
+        ),
+        (
+            D::Int64,
+            i(65_520),
+            D::Float16,
+            f16::INFINITY.to_le_bytes().to_vec(),
+        ),
         (D::Bool, vec![7], D::Int8, vec![1]),
-        (D::Float32, f(1.0 + 1.0 / 256.0), D::BFloat16, bf16::from_f32(1.0).to_le_bytes().to_vec()),
-        (D::Float32, f(1.0 + 3.0 / 256.0), D::BFloat16, bf16::from_f32(1.015625).to_le_bytes().to_vec()),
-        (D::Float64, 1e300f64.to_le_bytes().to_vec(), D::Float32, f(f32::INFINITY)),
+        (
+            D::Float32,
+            f(1.0 + 1.0 / 256.0),
+            D::BFloat16,
+            bf16::from_f32(1.0).to_le_bytes().to_vec(),
+        ),
+        (
+            D::Float32,
+            f(1.0 + 3.0 / 256.0),
+            D::BFloat16,
+            bf16::from_f32(1.015625).to_le_bytes().to_vec(),
+        ),
+        (
+            D::Float64,
+            1e300f64.to_le_bytes().to_vec(),
+            D::Float32,
+            f(f32::INFINITY),
+        ),
         (D::Float32, f(2.0), D::Complex64, [f(2.0), f(0.0)].concat()),
         (D::Complex64, [f(2.5), f(9.0)].concat(), D::Float32, f(2.5)),
         (D::Complex64, [f(0.0), f(9.0)].concat(), D::Bool, vec![1]),
@@ -139,7 +201,12 @@ fn values_become_what_pytorch_makes_of_them() {
         (D::Float32, f(448.0), D::Float8E4M3Fn, vec![0x7e]),
         (D::Float32, f(464.0), D::Float8E4M3Fn, vec![0x7e]),
         (D::Float32, f(465.0), D::Float8E4M3Fn, vec![0x7e]),
-        (D::Float32, f(f32::NEG_INFINITY), D::Float8E4M3Fn, vec![0xfe]),
+        (
+            D::Float32,
+            f(f32::NEG_INFINITY),
+            D::Float8E4M3Fn,
+            vec![0xfe],
+        ),
         (D::Float32, f(f32::NAN), D::Float8E4M3Fn, vec![0x7f]),
         (D::Float32, f(-1.0), D::UInt8, vec![255]),
         (D::Float32, f(-1.0), D::UInt16, vec![0, 0]),
@@ -162,7 +229,11 @@ fn values_become_what_pytorch_makes_of_them() {
 #[test]
 fn lengths_that_differ_are_refused() {
     let e = convert(DType::Float32, &[0; 8], DType::Int8, &mut [0; 3]).unwrap_err();
-    assert!(e.to_string().contains("8 bytes of float32 don't become 3 bytes of int8"), "{e}");
+    assert!(
+        e.to_string()
+            .contains("8 bytes of float32 don't become 3 bytes of int8"),
+        "{e}"
+    );
     assert!(convert(DType::Float32, &[0; 6], DType::Int8, &mut [0; 1]).is_err());
 }
 
@@ -170,7 +241,8 @@ fn lengths_that_differ_are_refused() {
 fn nearest(k: Kind, value: f32) -> u8 {
     (0..=255u8)
         .filter(|b| {
-            k.decode(*b).is_finite() && (k.decode(*b) == 0.0 || (k.decode(*b) < 0.0) == (value < 0.0))
+            k.decode(*b).is_finite()
+                && (k.decode(*b) == 0.0 || (k.decode(*b) < 0.0) == (value < 0.0))
         })
         .min_by(|a, b| {
             let far = |b: &u8| (f64::from(k.decode(*b)) - f64::from(value)).abs();

@@ -15,12 +15,20 @@ pub(super) trait Wide: Copy {
 }
 
 fn read<const N: usize, W>(src: &[u8], block: &mut [W], f: impl Fn([u8; N]) -> W) -> bool {
-    src.as_chunks().0.iter().zip(block).for_each(|(s, w)| *w = f(*s));
+    src.as_chunks()
+        .0
+        .iter()
+        .zip(block)
+        .for_each(|(s, w)| *w = f(*s));
     true
 }
 
 fn write<const N: usize, W: Copy>(block: &[W], dst: &mut [u8], f: impl Fn(W) -> [u8; N]) -> bool {
-    dst.as_chunks_mut().0.iter_mut().zip(block).for_each(|(d, w)| *d = f(*w));
+    dst.as_chunks_mut()
+        .0
+        .iter_mut()
+        .zip(block)
+        .for_each(|(d, w)| *d = f(*w));
     true
 }
 
@@ -36,7 +44,9 @@ impl Wide for f32 {
     fn decode(from: DType, src: &[u8], block: &mut [Self]) -> bool {
         match from {
             DType::Float32 => read(src, block, Self::from_le_bytes),
-            DType::BFloat16 => read(src, block, |b| Self::from_bits(u32::from(u16::from_le_bytes(b)) << 16)),
+            DType::BFloat16 => read(src, block, |b| {
+                Self::from_bits(u32::from(u16::from_le_bytes(b)) << 16)
+            }),
             DType::Float16 => {
                 let mut half = [f16::ZERO; BLOCK];
                 let half = &mut half[..block.len()];
@@ -78,7 +88,10 @@ impl Wide for f64 {
         let mut small = [0f32; BLOCK];
         let small = &mut small[..block.len()];
         let known = f32::decode(from, src, small);
-        block.iter_mut().zip(small).for_each(|(w, s)| *w = (*s).into());
+        block
+            .iter_mut()
+            .zip(small)
+            .for_each(|(w, s)| *w = (*s).into());
         known
     }
 

@@ -42,11 +42,17 @@ struct Route<W> {
 
 impl<W: Ware> Routes<W> {
     pub(super) fn new(ranks: usize) -> Self {
-        Self { ranks, routes: BTreeMap::new() }
+        Self {
+            ranks,
+            routes: BTreeMap::new(),
+        }
     }
 
     fn route(&mut self, from: u32, to: u32) -> &mut Route<W> {
-        self.routes.entry((from, to)).or_insert_with(|| Route { given: Vec::new(), taken: Vec::new() })
+        self.routes.entry((from, to)).or_insert_with(|| Route {
+            given: Vec::new(),
+            taken: Vec::new(),
+        })
     }
 
     /// The next thing that `rank` gives to `to`.
@@ -59,13 +65,19 @@ impl<W: Ware> Routes<W> {
                 return Ok(());
             }
         };
-        Err(PlanError::invalid(ware.name(), format!("rank {rank} hands {ware} out to {whom}")))
+        Err(PlanError::invalid(
+            ware.name(),
+            format!("rank {rank} hands {ware} out to {whom}"),
+        ))
     }
 
     /// The next thing that `rank` takes from `from`.
     pub(super) fn take(&mut self, rank: u32, from: u32, ware: W) -> Result<()> {
         if from as usize >= self.ranks || from == rank {
-            let what = format!("rank {rank} waits for it from rank {from} of {}", self.ranks);
+            let what = format!(
+                "rank {rank} waits for it from rank {from} of {}",
+                self.ranks
+            );
             return Err(PlanError::invalid(ware.name(), what));
         }
         self.route(from, rank).taken.push(ware);
@@ -88,7 +100,9 @@ impl<W: Ware> Routes<W> {
 impl<W: Ware> Route<W> {
     fn check(&self, from: u32, to: u32) -> Result<()> {
         let n = self.given.len().max(self.taken.len());
-        let Some(i) = (0..n).find(|i| self.given.get(*i) != self.taken.get(*i)) else { return Ok(()) };
+        let Some(i) = (0..n).find(|i| self.given.get(*i) != self.taken.get(*i)) else {
+            return Ok(());
+        };
         let (ware, what) = match (self.given.get(i), self.taken.get(i)) {
             (Some(given), None) => {
                 let to = format!("rank {to}, which does not wait for it");
@@ -136,10 +150,17 @@ fn groups(ranks: usize, routes: &[(u32, u32)]) -> Vec<Option<ExchangeGroup>> {
         let peers = gives[rank as usize].max(takes[rank as usize]);
         if peers > 0 {
             let first = root(&mut above, rank);
-            let group = found.entry(first).or_insert(ExchangeGroup { first, ranks: 0, most_peers: 0 });
+            let group = found.entry(first).or_insert(ExchangeGroup {
+                first,
+                ranks: 0,
+                most_peers: 0,
+            });
             group.ranks += 1;
             group.most_peers = group.most_peers.max(peers);
         }
     }
-    (0u32..).take(ranks).map(|rank| found.get(&root(&mut above, rank)).copied()).collect()
+    (0u32..)
+        .take(ranks)
+        .map(|rank| found.get(&root(&mut above, rank)).copied())
+        .collect()
 }

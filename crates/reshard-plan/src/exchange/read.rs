@@ -1,7 +1,9 @@
 //! What ranks of a load read for each other.
 
 use super::check::{ExchangeGroup, Routes, Ware};
-use crate::{ChunkId, LoadPlan, Metadata, ObjectId, PlanError, ReadItem, Result, Selection, Stored};
+use crate::{
+    ChunkId, LoadPlan, Metadata, ObjectId, PlanError, ReadItem, Result, Selection, Stored,
+};
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, collections::BTreeSet, fmt};
 
@@ -36,7 +38,11 @@ impl Wanted {
 impl fmt::Display for Wanted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Chunk(Selection { chunk: ChunkId(id), region, .. }) => write!(f, "{region} of chunk {id}"),
+            Self::Chunk(Selection {
+                chunk: ChunkId(id),
+                region,
+                ..
+            }) => write!(f, "{region} of chunk {id}"),
             Self::Object(_) => f.write_str("the object"),
         }
     }
@@ -50,8 +56,14 @@ impl ReadItem {
     pub fn wanted(&self, metadata: &Metadata) -> Result<Wanted> {
         let unknown = || PlanError::invalid(&self.piece.key, "it is to be read, and is not stored");
         match self.stored {
-            Stored::Chunk(_) => self.selection(metadata)?.map(Wanted::Chunk).ok_or_else(unknown),
-            Stored::Object(id) => metadata.object_key(id).map(|_| Wanted::Object(id)).ok_or_else(unknown),
+            Stored::Chunk(_) => self
+                .selection(metadata)?
+                .map(Wanted::Chunk)
+                .ok_or_else(unknown),
+            Stored::Object(id) => metadata
+                .object_key(id)
+                .map(|_| Wanted::Object(id))
+                .ok_or_else(unknown),
         }
     }
 }
@@ -69,7 +81,10 @@ pub struct Serve {
 impl Serve {
     /// Sends `what` to these ranks.
     pub fn new(what: Wanted, to: impl Into<Box<[u32]>>) -> Self {
-        Self { what, to: to.into() }
+        Self {
+            what,
+            to: to.into(),
+        }
     }
 }
 
@@ -118,7 +133,9 @@ impl Exchange {
 impl LoadPlan {
     /// All items that fill leaves of this rank: first those that it reads, then those that others read for it.
     pub fn all_items(&self) -> impl Iterator<Item = &ReadItem> {
-        self.items.iter().chain(self.exchange.receives.iter().flat_map(|r| &r.items))
+        self.items
+            .iter()
+            .chain(self.exchange.receives.iter().flat_map(|r| &r.items))
     }
 }
 
@@ -127,7 +144,10 @@ impl LoadPlan {
 /// # Errors
 /// [`PlanError::Invalid`] with a key and the ranks, if what one rank serves is not what another one receives. Otherwise these ranks
 /// would wait forever.
-pub fn exchange_groups(plans: &[LoadPlan], metadata: &Metadata) -> Result<Vec<Option<ExchangeGroup>>> {
+pub fn exchange_groups(
+    plans: &[LoadPlan],
+    metadata: &Metadata,
+) -> Result<Vec<Option<ExchangeGroup>>> {
     let mut routes = Routes::new(plans.len());
     let ware = |what| Read { what, metadata };
     for (rank, plan) in (0u32..).zip(plans) {
@@ -177,7 +197,10 @@ fn check_receivers(rank: u32, serve: &Serve, ware: &Read<'_>) -> Result<()> {
     let mut seen = BTreeSet::new();
     for &to in &serve.to {
         if !seen.insert(to) {
-            return fail(format!("rank {rank} hands {} out to rank {to} twice", serve.what));
+            return fail(format!(
+                "rank {rank} hands {} out to rank {to} twice",
+                serve.what
+            ));
         }
     }
     Ok(())
@@ -194,7 +217,8 @@ fn check_items(rank: u32, receive: &Receive, metadata: &Metadata) -> Result<Want
     for item in rest {
         let other = item.wanted(metadata)?;
         if other != what {
-            let says = format!("rank {rank} puts {what} from rank {from} into an item that wants {other}");
+            let says =
+                format!("rank {rank} puts {what} from rank {from} into an item that wants {other}");
             return Err(PlanError::invalid(&item.piece.key, says));
         }
     }

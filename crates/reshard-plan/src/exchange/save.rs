@@ -72,7 +72,10 @@ impl SavePlan {
         for item in &self.items {
             let Some(n) = item.taken() else { continue };
             let says = match found.get_mut(n) {
-                None => format!("its source is item {n} from other ranks, which give {}", found.len()),
+                None => format!(
+                    "its source is item {n} from other ranks, which give {}",
+                    found.len()
+                ),
                 Some(Some(other)) => format!("its source is what {} writes, too", other.id()),
                 Some(none) => {
                     *none = Some(item);
@@ -84,7 +87,8 @@ impl SavePlan {
         let given = found.into_iter().zip(&self.exchange.takes);
         let item = |(item, &from): (Option<_>, &u32)| {
             let what = || format!("no item is written with what rank {from} gives");
-            item.map(|item| (from, item)).ok_or_else(|| PlanError::invalid("an exchange", what()))
+            item.map(|item| (from, item))
+                .ok_or_else(|| PlanError::invalid("an exchange", what()))
         };
         given.map(item).collect()
     }
@@ -104,7 +108,8 @@ fn routes(plans: &[SavePlan]) -> Result<Routes<Written<'_>>> {
     for (rank, plan) in (0u32..).zip(plans) {
         for Give { to, item } in &plan.exchange.gives {
             if item.taken().is_some() {
-                let what = format!("rank {rank} hands it out to rank {to}, and has it from another rank");
+                let what =
+                    format!("rank {rank} hands it out to rank {to}, and has it from another rank");
                 return Err(PlanError::invalid(&item.key, what));
             }
             routes.give(rank, *to, Written(item))?;
@@ -173,14 +178,23 @@ pub fn take_items(plans: &mut [SavePlan]) -> Result<Vec<Vec<Held>>> {
     let mut out = Vec::with_capacity(plans.len());
     for (rank, plan) in (0u32..).zip(plans) {
         let takes = std::mem::take(&mut plan.exchange.takes).into_iter();
-        let takes: Vec<_> =
-            takes.map(|from| Some((from, leaves.get_mut(&(from, rank))?.pop_front()?))).collect();
+        let takes: Vec<_> = takes
+            .map(|from| Some((from, leaves.get_mut(&(from, rank))?.pop_front()?)))
+            .collect();
         let held = |item: WriteItem| {
             let giver = item.taken().and_then(|n| takes.get(n).copied()?);
             let (from, source) = giver.unwrap_or((rank, item.source));
-            Held { from, item: WriteItem { source, ..item } }
+            Held {
+                from,
+                item: WriteItem { source, ..item },
+            }
         };
-        out.push(std::mem::take(&mut plan.items).into_iter().map(held).collect());
+        out.push(
+            std::mem::take(&mut plan.items)
+                .into_iter()
+                .map(held)
+                .collect(),
+        );
     }
     Ok(out)
 }
@@ -208,11 +222,21 @@ pub fn place_item(plans: &mut [SavePlan], by: u32, held: Held) -> Result<()> {
         plan.items.push(item);
         return Ok(());
     }
-    let n = u32::try_from(plan.exchange.takes.len()).ok().filter(|n| *n < WriteItem::TAKEN);
-    let Some(n) = n else { return invalid(format!("rank {by} takes more than 2³¹ items")) };
+    let n = u32::try_from(plan.exchange.takes.len())
+        .ok()
+        .filter(|n| *n < WriteItem::TAKEN);
+    let Some(n) = n else {
+        return invalid(format!("rank {by} takes more than 2³¹ items"));
+    };
     plan.exchange.takes.push(from);
-    plan.items.push(WriteItem { source: WriteItem::TAKEN + n, ..item.clone() });
-    plans[from as usize].exchange.gives.push(Give::new(by, item));
+    plan.items.push(WriteItem {
+        source: WriteItem::TAKEN + n,
+        ..item.clone()
+    });
+    plans[from as usize]
+        .exchange
+        .gives
+        .push(Give::new(by, item));
     Ok(())
 }
 
@@ -267,14 +291,23 @@ pub fn share_writes(
     for (by, held) in (0u32..).zip(take_items(&mut plans)?) {
         for Held { from, item } in held {
             match group(by) {
-                Some(group) => offers.push(Offered { group, from, by, item }),
+                Some(group) => offers.push(Offered {
+                    group,
+                    from,
+                    by,
+                    item,
+                }),
                 None => stays.push((by, Held { from, item })),
             }
         }
     }
     let writers = choose(&offers);
     if writers.len() != offers.len() {
-        let what = format!("{} ranks were chosen to write {} pieces", writers.len(), offers.len());
+        let what = format!(
+            "{} ranks were chosen to write {} pieces",
+            writers.len(),
+            offers.len()
+        );
         return Err(PlanError::invalid("an exchange", what));
     }
     for (by, held) in stays {

@@ -70,7 +70,11 @@ pub fn share_reads(
     let demands: Vec<Demand> = all.iter().map(demand).collect();
     let readers = choose(&demands);
     if readers.len() != demands.len() {
-        let what = format!("{} readers were chosen for {} reads", readers.len(), demands.len());
+        let what = format!(
+            "{} readers were chosen for {} reads",
+            readers.len(),
+            demands.len()
+        );
         return Err(PlanError::invalid("an exchange", what));
     }
     drop(demands);
@@ -85,7 +89,10 @@ pub fn share_reads(
             } else {
                 to.push(rank);
                 let items = items.into_iter().map(|(_, item)| item).collect();
-                plans[rank as usize].exchange.receives.push(Receive::new(reader, items));
+                plans[rank as usize]
+                    .exchange
+                    .receives
+                    .push(Receive::new(reader, items));
             }
         }
         if to.is_empty() {
@@ -93,7 +100,10 @@ pub fn share_reads(
         }
         let Some(plan) = plans.get_mut(reader as usize) else {
             let key = what.key(metadata).unwrap_or_default();
-            return Err(PlanError::invalid(key, format!("rank {reader} of {ranks} was chosen to read it")));
+            return Err(PlanError::invalid(
+                key,
+                format!("rank {reader} of {ranks} was chosen to read it"),
+            ));
         };
         plan.exchange.serves.push(Serve::new(what, to));
     }

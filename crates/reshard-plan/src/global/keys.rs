@@ -63,15 +63,27 @@ impl<'p> Keys<'p> {
     }
 
     fn find_or_insert(&mut self, item: &'p WriteItem, rank: u32) -> u32 {
-        let Self { first, table, hasher, .. } = self;
+        let Self {
+            first,
+            table,
+            hasher,
+            ..
+        } = self;
         let hash = hasher.hash_one(&*item.key);
         let equal = |n: &u32| first[*n as usize].item.key == item.key;
         if let Some(n) = table.find(hash, equal) {
             return *n;
         }
         let key = first.len() as u32;
-        first.push(First { item, rank, next: NONE, spoiled: false });
-        table.insert_unique(hash, key, |n| hasher.hash_one(&*first[*n as usize].item.key));
+        first.push(First {
+            item,
+            rank,
+            next: NONE,
+            spoiled: false,
+        });
+        table.insert_unique(hash, key, |n| {
+            hasher.hash_one(&*first[*n as usize].item.key)
+        });
         key
     }
 }

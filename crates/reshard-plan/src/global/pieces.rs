@@ -50,16 +50,34 @@ impl<'p> Pieces<'p> {
         self.offer(key, item, &[], rank, true)
     }
 
-    pub(super) fn chunk(&mut self, key: u32, item: &'p WriteItem, t: &'p TensorWrite, rank: u32) -> u32 {
+    pub(super) fn chunk(
+        &mut self,
+        key: u32,
+        item: &'p WriteItem,
+        t: &'p TensorWrite,
+        rank: u32,
+    ) -> u32 {
         self.offer(key, item, &t.region.offsets, rank, false)
     }
 
     /// Replicas usually offer the same pieces in the same order. So the piece that followed the previous one last time is
     /// tried first, which avoids a look-up in the table.
-    fn offer(&mut self, key: u32, item: &'p WriteItem, offset: &[u64], rank: u32, object: bool) -> u32 {
-        let guess = self.last.map_or(NONE, |last| self.pieces[last as usize].next);
+    fn offer(
+        &mut self,
+        key: u32,
+        item: &'p WriteItem,
+        offset: &[u64],
+        rank: u32,
+        object: bool,
+    ) -> u32 {
+        let guess = self
+            .last
+            .map_or(NONE, |last| self.pieces[last as usize].next);
         let piece = match self.pieces.get_mut(guess as usize) {
-            Some(p) if p.key == key && self.offsets[p.offset..p.offset + p.ndim as usize] == *offset => {
+            Some(p)
+                if p.key == key
+                    && self.offsets[p.offset..p.offset + p.ndim as usize] == *offset =>
+            {
                 p.offers += 1;
                 guess
             }
@@ -81,7 +99,13 @@ impl<'p> Pieces<'p> {
         rank: u32,
         object: bool,
     ) -> u32 {
-        let Self { pieces, offsets, table, hasher, .. } = self;
+        let Self {
+            pieces,
+            offsets,
+            table,
+            hasher,
+            ..
+        } = self;
         let hash = |key: u32, offset: &[u64]| {
             let mut h = hasher.build_hasher();
             h.write_u32(key);
@@ -167,7 +191,10 @@ impl<'p> Pieces<'p> {
             .iter()
             .map(|p| {
                 let to = from + p.offers as usize;
-                let least = candidates[from..to].iter().copied().min_by_key(|r| load[*r as usize]);
+                let least = candidates[from..to]
+                    .iter()
+                    .copied()
+                    .min_by_key(|r| load[*r as usize]);
                 from = to;
                 let owner = least.unwrap_or(p.rank);
                 load[owner as usize] = load[owner as usize].saturating_add(p.cost);

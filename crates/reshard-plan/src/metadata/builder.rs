@@ -1,5 +1,6 @@
 use super::{
-    ChunkId, Column, FORMAT, HAS_STRIDES, Metadata, Name, ObjectId, PIN_MEMORY, REQUIRES_GRAD, Row, TensorId,
+    ChunkId, Column, FORMAT, HAS_STRIDES, Metadata, Name, ObjectId, PIN_MEMORY, REQUIRES_GRAD, Row,
+    TensorId,
 };
 use crate::{PlanError, PlannerData, Result, TensorProperties};
 use foldhash::fast::RandomState;
@@ -41,7 +42,9 @@ impl std::fmt::Debug for MetadataBuilder {
 const OBJECT: u32 = 1 << 31;
 
 fn text(names: &str, n: Name) -> &str {
-    names.get(n.at as usize..n.at as usize + n.len as usize).unwrap_or_default()
+    names
+        .get(n.at as usize..n.at as usize + n.len as usize)
+        .unwrap_or_default()
 }
 
 impl MetadataBuilder {
@@ -77,12 +80,21 @@ impl MetadataBuilder {
 
     fn enter(&mut self, number: u32, key: &str) {
         self.order.push(number);
-        let Self { names, tensors, objects, keys, hasher, .. } = self;
+        let Self {
+            names,
+            tensors,
+            objects,
+            keys,
+            hasher,
+            ..
+        } = self;
         let name = |n: u32| match n & OBJECT {
             0 => tensors[n as usize].name,
             _ => objects[(n ^ OBJECT) as usize],
         };
-        keys.insert_unique(hasher.hash_one(key), number, |n| hasher.hash_one(text(names, name(*n))));
+        keys.insert_unique(hasher.hash_one(key), number, |n| {
+            hasher.hash_one(text(names, name(*n)))
+        });
     }
 
     /// A tensor without chunks.
@@ -99,9 +111,16 @@ impl MetadataBuilder {
         let ndim = u8::try_from(shape.len())
             .map_err(|_| PlanError::corrupt(key, format!("a tensor of {} axes", shape.len())))?;
         let full = || PlanError::corrupt(key, "too many tensors");
-        let number = u32::try_from(self.tensors.len()).ok().filter(|n| *n < OBJECT).ok_or_else(full)?;
+        let number = u32::try_from(self.tensors.len())
+            .ok()
+            .filter(|n| *n < OBJECT)
+            .ok_or_else(full)?;
         let at = u32::try_from(self.shapes.len()).map_err(|_| full())?;
-        if let Some(s) = properties.strides.as_ref().filter(|s| s.len() != shape.len()) {
+        if let Some(s) = properties
+            .strides
+            .as_ref()
+            .filter(|s| s.len() != shape.len())
+        {
             let what = format!("{} strides for {} axes", s.len(), shape.len());
             return Err(PlanError::corrupt(key, what));
         }
@@ -139,7 +158,10 @@ impl MetadataBuilder {
     /// [`PlanError::Corrupt`] if its number of axes is not the tensor's, or there are 2³² chunks.
     pub fn add_chunk(&mut self, tensor: TensorId, region: &Region) -> Result<ChunkId> {
         let Some(row) = self.tensors.get_mut(tensor.0 as usize) else {
-            return Err(PlanError::invalid("", format!("no tensor has number {}", tensor.0)));
+            return Err(PlanError::invalid(
+                "",
+                format!("no tensor has number {}", tensor.0),
+            ));
         };
         if region.offsets.len() != row.ndim.into() || region.lengths.len() != row.ndim.into() {
             let what = format!(
@@ -150,7 +172,10 @@ impl MetadataBuilder {
         }
         let id = self.chunks;
         let Some(chunks) = id.checked_add(1) else {
-            return Err(PlanError::corrupt(text(&self.names, row.name), "too many chunks"));
+            return Err(PlanError::corrupt(
+                text(&self.names, row.name),
+                "too many chunks",
+            ));
         };
         row.chunks += 1;
         if tensor.0 < self.last && self.owners.is_empty() {
@@ -159,7 +184,8 @@ impl MetadataBuilder {
             self.owners = Vec::with_capacity(chunks as usize);
             for (t, row) in counts {
                 let n = row.chunks - u32::from(t == tensor.0 as usize);
-                self.owners.extend(std::iter::repeat_n(t as u32, n as usize));
+                self.owners
+                    .extend(std::iter::repeat_n(t as u32, n as usize));
             }
         }
         self.last = self.last.max(tensor.0);
@@ -177,7 +203,9 @@ impl MetadataBuilder {
     /// # Errors
     /// [`PlanError::Corrupt`] for a key that is there already.
     pub fn add_object(&mut self, key: &str) -> Result<ObjectId> {
-        let number = u32::try_from(self.objects.len()).ok().filter(|n| *n < OBJECT);
+        let number = u32::try_from(self.objects.len())
+            .ok()
+            .filter(|n| *n < OBJECT);
         let number = number.ok_or_else(|| PlanError::corrupt(key, "too many objects"))?;
         let name = self.new_name(key)?;
         self.objects.push(name);
@@ -190,13 +218,26 @@ impl MetadataBuilder {
     /// # Errors
     /// [`PlanError::Corrupt`] when tensors and objects together are more than 2³².
     pub fn finish(self, planner_data: Option<PlannerData>) -> Result<Metadata> {
-        let Self { names, mut tensors, mut objects, mut order, mut shapes, coords, owners, keys, .. } = self;
+        let Self {
+            names,
+            mut tensors,
+            mut objects,
+            mut order,
+            mut shapes,
+            coords,
+            owners,
+            keys,
+            ..
+        } = self;
         drop(keys);
         let count = tensors.len() as u32;
         if tensors.len() + objects.len() > u32::MAX as usize {
             return Err(PlanError::corrupt("", "too many keys"));
         }
-        order.iter_mut().filter(|n| **n & OBJECT != 0).for_each(|n| *n = (*n ^ OBJECT) + count);
+        order
+            .iter_mut()
+            .filter(|n| **n & OBJECT != 0)
+            .for_each(|n| *n = (*n ^ OBJECT) + count);
         let (mut first, mut at) = (0, 0);
         for row in &mut tensors {
             (row.first, row.coords) = (first, at);
@@ -273,7 +314,10 @@ fn by_offset(m: &Metadata) -> Vec<u32> {
     let mut out: Vec<u32> = Vec::new();
     for id in 0..m.tensors.len() as u32 {
         let range = m.tensor_at(id).positions();
-        let lie_so = range.clone().skip(1).all(|p| starts(id, p - 1) <= starts(id, p));
+        let lie_so = range
+            .clone()
+            .skip(1)
+            .all(|p| starts(id, p - 1) <= starts(id, p));
         if lie_so && out.is_empty() {
             continue;
         }

@@ -17,7 +17,12 @@ pub(super) struct Offered<'s> {
 impl<'s> Offered<'s> {
     pub(super) fn new(rank: u32, offer: Offer, state: &FlatStateDict) -> Self {
         let seen = IndexMap::with_capacity(state.len());
-        Self { rank, main_only: offer == Offer::MainReplica, seen, problems: Vec::new() }
+        Self {
+            rank,
+            main_only: offer == Offer::MainReplica,
+            seen,
+            problems: Vec::new(),
+        }
     }
 
     /// Whether a leaf is the first that holds its piece. If two leaves of one piece contradict each other, this is recorded.
@@ -39,7 +44,9 @@ impl<'s> Offered<'s> {
         // Which duplicates are judged here. Others are left to the global plan or to the format.
         let region = match (other, leaf) {
             // The format makes a list of the leaves of one cell.
-            (Sharded::Object(a), Sharded::Object(b)) if !a.is_item() && !b.is_item() => return Ok(false),
+            (Sharded::Object(a), Sharded::Object(b)) if !a.is_item() && !b.is_item() => {
+                return Ok(false);
+            }
             (Sharded::Object(_), Sharded::Object(_)) => None,
             (Sharded::Tensor(a), Sharded::Tensor(b)) if alike(a, b) => Some(a.region()),
             // They contradict each other in another way. The global plan will report it.
@@ -63,7 +70,11 @@ impl<'s> Offered<'s> {
     }
 
     pub(super) fn done(self) -> Result<()> {
-        if self.problems.is_empty() { Ok(()) } else { Err(PlanError::Save(Problems(self.problems))) }
+        if self.problems.is_empty() {
+            Ok(())
+        } else {
+            Err(PlanError::Save(Problems(self.problems)))
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! Tensors cut at random, and small things that tests share.
 
 use proptest::prelude::*;
-use reshard_model::{DType, Dims, FlatStateDict, Path, Region, Sharded, ShardedObject, ShardedTensor};
+use reshard_model::{
+    DType, Dims, FlatStateDict, Path, Region, Sharded, ShardedObject, ShardedTensor,
+};
 use reshard_plan::{
     DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlan, LoadPlanner, Metadata, Result,
     SaveContext, SavePlan, SavePlanner,
@@ -42,16 +44,25 @@ pub(crate) fn leaf(key: &str, shape: &[u64], region: Region) -> ShardedTensor {
 /// A flat state whose paths are numbers.
 pub(crate) fn flat(leaves: impl IntoIterator<Item = ShardedTensor>) -> FlatStateDict {
     let path = |i: usize| Path(vec![(i as u64).into()]);
-    leaves.into_iter().enumerate().map(|(i, t)| (path(i), Sharded::Tensor(t))).collect()
+    leaves
+        .into_iter()
+        .enumerate()
+        .map(|(i, t)| (path(i), Sharded::Tensor(t)))
+        .collect()
 }
 
 pub(crate) fn objects(keys: &[&str]) -> FlatStateDict {
     let item = |k: &&str| Sharded::Object(ShardedObject::item(k, Default::default()));
-    keys.iter().map(|k| (Path(vec![(*k).into()]), item(k))).collect()
+    keys.iter()
+        .map(|k| (Path(vec![(*k).into()]), item(k)))
+        .collect()
 }
 
 /// Local plans of all ranks, and the global one.
-pub(crate) fn save(planner: &dyn SavePlanner, ranks: &[FlatStateDict]) -> Result<(Vec<SavePlan>, Metadata)> {
+pub(crate) fn save(
+    planner: &dyn SavePlanner,
+    ranks: &[FlatStateDict],
+) -> Result<(Vec<SavePlan>, Metadata)> {
     let local = |(rank, state): (usize, &FlatStateDict)| {
         planner.create_local_plan(state, &SaveContext::new(rank as u32, rank == 0))
     };
@@ -74,7 +85,9 @@ pub(crate) fn load(
 /// A table of tensors "w" with these chunks, whatever they are.
 pub(crate) fn table(shape: &[u64], chunks: &[Region]) -> Metadata {
     let mut b = Metadata::builder();
-    let w = b.add_tensor("w", DType::Float32, shape, Default::default()).unwrap();
+    let w = b
+        .add_tensor("w", DType::Float32, shape, Default::default())
+        .unwrap();
     for c in chunks {
         b.add_chunk(w, c).unwrap();
     }

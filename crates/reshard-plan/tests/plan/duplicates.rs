@@ -5,8 +5,8 @@ use crate::{
     save::bytes,
 };
 use reshard_model::{
-    DType, Data, DeviceBuffer, DeviceTensor, ErrorKind, FlatStateDict, Path, Payload, Region, Sharded,
-    ShardedObject, ShardedTensor, Tensor, TensorSource, Value,
+    DType, Data, DeviceBuffer, DeviceTensor, ErrorKind, FlatStateDict, Path, Payload, Region,
+    Sharded, ShardedObject, ShardedTensor, Tensor, TensorSource, Value,
     testkit::{FakeDevice, LostDevice},
 };
 use reshard_plan::*;
@@ -29,7 +29,12 @@ fn duplicates(
 
 #[test]
 fn two_leaves_of_one_piece_with_different_elements_are_named_by_their_paths() {
-    let said = duplicates(DefaultSavePlanner::DCP, bytes("w", [1, 2]), bytes("w", [1, 3])).unwrap_err();
+    let said = duplicates(
+        DefaultSavePlanner::DCP,
+        bytes("w", [1, 2]),
+        bytes("w", [1, 3]),
+    )
+    .unwrap_err();
     insta::assert_snapshot!(said, @"the ranks' pieces don't make a checkpoint: w: the leaves at model.a and b of rank 3 both hold [0:2], with different content; give one another key");
     let item = |n: i64| ShardedObject::item("o", Payload::Value(Value::Int(n)));
     let said = duplicates(DefaultSavePlanner::DCP, item(1), item(2)).unwrap_err();
@@ -39,15 +44,24 @@ fn two_leaves_of_one_piece_with_different_elements_are_named_by_their_paths() {
 #[test]
 fn replicas_of_one_rank_that_are_equal_are_one_piece() {
     let whole = bytes("w", [1, 2]);
-    assert_eq!(duplicates(DefaultSavePlanner::DCP, whole.clone(), whole.clone()), Ok(1));
     assert_eq!(
-        duplicates(DefaultSavePlanner::DCP, whole.clone(), bytes("w", [1, 2]).with_replica_id(1)),
+        duplicates(DefaultSavePlanner::DCP, whole.clone(), whole.clone()),
+        Ok(1)
+    );
+    assert_eq!(
+        duplicates(
+            DefaultSavePlanner::DCP,
+            whole.clone(),
+            bytes("w", [1, 2]).with_replica_id(1)
+        ),
         Ok(1)
     );
     let item = || ShardedObject::item("o", Payload::Value(Value::Int(1)));
     assert_eq!(duplicates(DefaultSavePlanner::DCP, item(), item()), Ok(1));
     // A column, and the same as a row of its own.
-    let column = Tensor::from_vec(&[2, 2], vec![1u8, 9, 2, 9]).unwrap().narrow(&Region::new([0, 0], [2, 1]));
+    let column = Tensor::from_vec(&[2, 2], vec![1u8, 9, 2, 9])
+        .unwrap()
+        .narrow(&Region::new([0, 0], [2, 1]));
     let column = ShardedTensor::full("w", column);
     let row = ShardedTensor::full("w", Tensor::from_vec(&[2, 1], vec![1u8, 2]).unwrap());
     assert_eq!(duplicates(DefaultSavePlanner::DCP, column, row), Ok(1));
@@ -57,23 +71,38 @@ fn replicas_of_one_rank_that_are_equal_are_one_piece() {
 fn duplicates_of_odd_shapes_and_numbers_are_one_piece() {
     let nan = || Tensor::from_vec(&[2], vec![f32::NAN, -0.0]).unwrap();
     let of = |t: Tensor| ShardedTensor::full("w", t);
-    assert_eq!(duplicates(DefaultSavePlanner::DCP, of(nan()), of(nan())), Ok(1));
+    assert_eq!(
+        duplicates(DefaultSavePlanner::DCP, of(nan()), of(nan())),
+        Ok(1)
+    );
     let zero = Tensor::from_vec(&[2], vec![f32::NAN, 0.0]).unwrap();
     assert!(duplicates(DefaultSavePlanner::DCP, of(nan()), of(zero)).is_err());
     let item = || ShardedObject::item("o", Payload::Value(Value::Float(f64::NAN)));
     assert_eq!(duplicates(DefaultSavePlanner::DCP, item(), item()), Ok(1));
     let scalar = |v: u8| of(Tensor::from_vec(&[], vec![v]).unwrap());
-    assert_eq!(duplicates(DefaultSavePlanner::DCP, scalar(1), scalar(1)), Ok(1));
+    assert_eq!(
+        duplicates(DefaultSavePlanner::DCP, scalar(1), scalar(1)),
+        Ok(1)
+    );
     assert!(duplicates(DefaultSavePlanner::DCP, scalar(1), scalar(2)).is_err());
     // What has no elements has none to differ in, and none to write.
     let empty = || of(Tensor::from_vec::<u8>(&[0, 3], vec![]).unwrap());
     let path = |step: String| Path(vec![step.into()]);
-    let state: FlatStateDict = (0..3).map(|n| (path(n.to_string()), Sharded::Tensor(empty()))).collect();
+    let state: FlatStateDict = (0..3)
+        .map(|n| (path(n.to_string()), Sharded::Tensor(empty())))
+        .collect();
     let (plans, metadata) = save(&DefaultSavePlanner::DCP, &[state]).unwrap();
-    assert_eq!((plans[0].items.len(), metadata.tensor("w").unwrap().shape()), (0, [0, 3].into()));
+    assert_eq!(
+        (plans[0].items.len(), metadata.tensor("w").unwrap().shape()),
+        (0, [0, 3].into())
+    );
     // Many of one piece: each is compared with the first alone.
-    let many = (0..50_000).map(|n| (path(n.to_string()), Sharded::Tensor(of(nan())))).collect();
-    let plan = DefaultSavePlanner::DCP.create_local_plan(&many, &SaveContext::new(0, true)).unwrap();
+    let many = (0..50_000)
+        .map(|n| (path(n.to_string()), Sharded::Tensor(of(nan()))))
+        .collect();
+    let plan = DefaultSavePlanner::DCP
+        .create_local_plan(&many, &SaveContext::new(0, true))
+        .unwrap();
     assert_eq!(plan.items.len(), 1);
 }
 
@@ -82,12 +111,16 @@ fn duplicates_on_a_device_are_compared_and_lazy_ones_are_not_read() {
     let device = |values: [u8; 2]| {
         let fake = FakeDevice::new(2);
         let d = DeviceTensor::new(DType::UInt8, &[2], fake).unwrap();
-        d.fill("w", &Tensor::from_vec(&[2], values.to_vec()).unwrap()).unwrap();
+        d.fill("w", &Tensor::from_vec(&[2], values.to_vec()).unwrap())
+            .unwrap();
         d
     };
     let leaf = |data: Data| ShardedTensor::template("w", DType::UInt8, &[2]).with_data(data);
     let on = |v| leaf(Data::Device(device(v)));
-    assert_eq!(duplicates(DefaultSavePlanner::DCP, on([1, 2]), bytes("w", [1, 2])), Ok(1));
+    assert_eq!(
+        duplicates(DefaultSavePlanner::DCP, on([1, 2]), bytes("w", [1, 2])),
+        Ok(1)
+    );
     assert!(
         duplicates(DefaultSavePlanner::DCP, on([1, 2]), on([1, 3]))
             .unwrap_err()
@@ -95,7 +128,10 @@ fn duplicates_on_a_device_are_compared_and_lazy_ones_are_not_read() {
     );
     let lazy: Arc<dyn TensorSource> = Arc::new(device([1, 2]));
     let lazy = leaf(Data::Lazy(lazy));
-    assert_eq!(duplicates(DefaultSavePlanner::DCP, lazy.clone(), lazy.clone()), Ok(1));
+    assert_eq!(
+        duplicates(DefaultSavePlanner::DCP, lazy.clone(), lazy.clone()),
+        Ok(1)
+    );
     let said = duplicates(DefaultSavePlanner::DCP, lazy, bytes("w", [1, 2])).unwrap_err();
     assert!(said.contains("can't be told"), "{said}");
 }
@@ -105,8 +141,18 @@ fn two_main_replicas_of_one_rank_are_named_by_their_paths() {
     let whole = || bytes("w", [1, 2]);
     let said = duplicates(DefaultSavePlanner::DEFAULT, whole(), whole()).unwrap_err();
     insta::assert_snapshot!(said, @"the ranks' pieces don't make a checkpoint: w: the leaves at model.a and b of rank 3 both hold [0:2], both as its main replica; give one another replica_id");
-    assert_eq!(duplicates(DefaultSavePlanner::DEFAULT, whole(), whole().with_replica_id(1)), Ok(1));
-    assert_eq!(duplicates(DefaultSavePlanner::DEFAULT, whole(), bytes("v", [1, 2])), Ok(2));
+    assert_eq!(
+        duplicates(
+            DefaultSavePlanner::DEFAULT,
+            whole(),
+            whole().with_replica_id(1)
+        ),
+        Ok(1)
+    );
+    assert_eq!(
+        duplicates(DefaultSavePlanner::DEFAULT, whole(), bytes("v", [1, 2])),
+        Ok(2)
+    );
 }
 
 #[test]
@@ -124,8 +170,14 @@ fn cells_of_one_array_are_pieces_of_their_own() {
     for planner in [DefaultSavePlanner::DEFAULT, DefaultSavePlanner::DCP] {
         assert_eq!(duplicates(planner, cell(0), cell(1)), Ok(2));
         // An item that is called as a cell is stored is no leaf of that cell.
-        for said in [duplicates(planner, cell(0), item()), duplicates(planner, item(), cell(0))] {
-            assert!(said.unwrap_err().contains("the leaves at model.a and b of rank 3"));
+        for said in [
+            duplicates(planner, cell(0), item()),
+            duplicates(planner, item(), cell(0)),
+        ] {
+            assert!(
+                said.unwrap_err()
+                    .contains("the leaves at model.a and b of rank 3")
+            );
         }
     }
 }
@@ -156,7 +208,11 @@ fn two_views_of_one_buffer_are_compared() {
     let row = |at| ShardedTensor::full("w", rows.narrow(&Region::new([at, 0], [1, 2])));
     assert_eq!(duplicates(DefaultSavePlanner::DCP, row(0), row(0)), Ok(1));
     assert_eq!(duplicates(DefaultSavePlanner::DCP, row(0), row(2)), Ok(1));
-    assert!(duplicates(DefaultSavePlanner::DCP, row(0), row(1)).unwrap_err().contains("different content"));
+    assert!(
+        duplicates(DefaultSavePlanner::DCP, row(0), row(1))
+            .unwrap_err()
+            .contains("different content")
+    );
 }
 
 #[test]
@@ -170,6 +226,11 @@ fn one_view_of_one_device_is_not_read_to_be_compared() {
     assert_eq!(duplicates(DefaultSavePlanner::DCP, leaf(0), leaf(0)), Ok(1));
     let path = |step: &str| Path(vec![step.into()]);
     let state = FlatStateDict::from([(path("a"), leaf(0).into()), (path("b"), leaf(2).into())]);
-    let e = DefaultSavePlanner::DCP.create_local_plan(&state, &SaveContext::new(0, true)).unwrap_err();
-    assert!(e.to_string().contains("lost:0"), "another view has to be read: {e}");
+    let e = DefaultSavePlanner::DCP
+        .create_local_plan(&state, &SaveContext::new(0, true))
+        .unwrap_err();
+    assert!(
+        e.to_string().contains("lost:0"),
+        "another view has to be read: {e}"
+    );
 }

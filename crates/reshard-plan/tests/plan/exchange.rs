@@ -13,7 +13,9 @@ type Filled = BTreeMap<(u32, Dims), Dims>;
 
 /// The elements of a selection: where they are in the tensor.
 fn read(what: &Wanted, metadata: &Metadata) -> Vec<Dims> {
-    let Wanted::Chunk(s) = what else { panic!("an object") };
+    let Wanted::Chunk(s) = what else {
+        panic!("an object")
+    };
     let (_, chunk) = metadata.chunk(s.chunk).unwrap();
     assert!(s.region.fits(&chunk.lengths));
     let global = |e: Dims| e.iter().zip(&chunk.offsets).map(|(a, b)| a + b).collect();
@@ -24,7 +26,11 @@ fn put(item: &ReadItem, elements_read: &[Dims], into: &mut Filled) {
     let places = elements(&item.dest_region);
     assert_eq!(places.len(), elements_read.len());
     for (place, element) in places.into_iter().zip(elements_read) {
-        assert_eq!(into.insert((item.dest, place), element.clone()), None, "filled twice");
+        assert_eq!(
+            into.insert((item.dest, place), element.clone()),
+            None,
+            "filled twice"
+        );
     }
 }
 
@@ -34,7 +40,9 @@ fn carry_out(plans: &[LoadPlan], metadata: &Metadata) -> Vec<Filled> {
     for (rank, plan) in (0..).zip(plans) {
         for serve in &plan.exchange.serves {
             for to in &serve.to {
-                sent.entry((rank, *to)).or_default().push_back(read(&serve.what, metadata));
+                sent.entry((rank, *to))
+                    .or_default()
+                    .push_back(read(&serve.what, metadata));
             }
         }
     }
@@ -44,29 +52,43 @@ fn carry_out(plans: &[LoadPlan], metadata: &Metadata) -> Vec<Filled> {
             put(item, &read(&item.wanted(metadata).unwrap(), metadata), into);
         }
         for receive in &plan.exchange.receives {
-            let got = sent.get_mut(&(receive.from, rank)).and_then(VecDeque::pop_front).expect("it is sent");
+            let got = sent
+                .get_mut(&(receive.from, rank))
+                .and_then(VecDeque::pop_front)
+                .expect("it is sent");
             receive.items.iter().for_each(|item| put(item, &got, into));
         }
     }
-    assert!(sent.values().all(VecDeque::is_empty), "all that is sent is taken");
+    assert!(
+        sent.values().all(VecDeque::is_empty),
+        "all that is sent is taken"
+    );
     out
 }
 
 /// Regions of a tensor, each wanted by some of the ranks; by some of them twice.
 fn templates() -> impl Strategy<Value = (Vec<u64>, Vec<FlatStateDict>)> {
-    (shapes(), seeds(), prop::collection::vec(prop::collection::vec(0..RANKS, 0..5), 10)).prop_map(
-        |(shape, seeds, holders)| {
+    (
+        shapes(),
+        seeds(),
+        prop::collection::vec(prop::collection::vec(0..RANKS, 0..5), 10),
+    )
+        .prop_map(|(shape, seeds, holders)| {
             let mut ranks = vec![Vec::new(); RANKS];
             for (region, holders) in cut(&shape, &seeds).into_iter().zip(&holders) {
-                holders.iter().for_each(|&rank| ranks[rank].push(leaf("w", &shape, region.clone())));
+                holders
+                    .iter()
+                    .for_each(|&rank| ranks[rank].push(leaf("w", &shape, region.clone())));
             }
             (shape, ranks.into_iter().map(flat).collect())
-        },
-    )
+        })
 }
 
 fn plain(templates: &[FlatStateDict], metadata: &Metadata) -> Vec<LoadPlan> {
-    templates.iter().map(|t| load(DefaultLoadPlanner::DEFAULT, t, metadata).unwrap()).collect()
+    templates
+        .iter()
+        .map(|t| load(DefaultLoadPlanner::DEFAULT, t, metadata).unwrap())
+        .collect()
 }
 
 proptest! {
@@ -145,18 +167,33 @@ proptest! {
 }
 
 fn prop_assert_group(demand: &Demand, groups: &[Option<u32>]) {
-    assert!(demand.ranks.iter().all(|r| groups[*r as usize] == Some(demand.group)), "{demand:?}");
-    assert!(!demand.ranks.is_empty() && demand.ranks.is_sorted_by(|a, b| a < b), "{demand:?}");
+    assert!(
+        demand
+            .ranks
+            .iter()
+            .all(|r| groups[*r as usize] == Some(demand.group)),
+        "{demand:?}"
+    );
+    assert!(
+        !demand.ranks.is_empty() && demand.ranks.is_sorted_by(|a, b| a < b),
+        "{demand:?}"
+    );
 }
 
 #[test]
 fn what_one_hands_out_and_another_waits_for_must_be_the_same() {
     let metadata = stored(&[
-        flat([leaf("a", &[4], Region::whole(&[4])), leaf("b", &[4], Region::whole(&[4]))]),
+        flat([
+            leaf("a", &[4], Region::whole(&[4])),
+            leaf("b", &[4], Region::whole(&[4])),
+        ]),
         objects(&["o"]),
     ]);
     let template = || {
-        let mut out = flat([leaf("a", &[4], Region::whole(&[4])), leaf("b", &[4], Region::whole(&[4]))]);
+        let mut out = flat([
+            leaf("a", &[4], Region::whole(&[4])),
+            leaf("b", &[4], Region::whole(&[4])),
+        ]);
         out.extend(objects(&["o"]));
         out
     };
@@ -188,42 +225,67 @@ fn what_one_hands_out_and_another_waits_for_must_be_the_same() {
             |p| p[0].exchange.serves[1].to = [1].into(),
             "b: rank 2 waits for [0:4] of chunk 1 from rank 0, which hands out the object of o",
         ),
-        (|p| p[0].exchange.serves[1].to = [].into(), "b: rank 0 hands [0:4] of chunk 1 out to nobody"),
+        (
+            |p| p[0].exchange.serves[1].to = [].into(),
+            "b: rank 0 hands [0:4] of chunk 1 out to nobody",
+        ),
         (
             |p| p[0].exchange.serves[1].to = [1, 2, 3].into(),
             "b: rank 0 hands [0:4] of chunk 1 out to rank 3 of 3",
         ),
-        (|p| p[0].exchange.serves[1].to = [1, 0].into(), "b: rank 0 hands [0:4] of chunk 1 out to itself"),
+        (
+            |p| p[0].exchange.serves[1].to = [1, 0].into(),
+            "b: rank 0 hands [0:4] of chunk 1 out to itself",
+        ),
         (
             |p| p[0].exchange.serves[1].to = [1, 2, 1].into(),
             "b: rank 0 hands [0:4] of chunk 1 out to rank 1 twice",
         ),
-        (|p| p[1].exchange.receives[0].from = 1, "a: rank 1 waits for it from rank 1 of 3"),
+        (
+            |p| p[1].exchange.receives[0].from = 1,
+            "a: rank 1 waits for it from rank 1 of 3",
+        ),
     ];
     for (change, says) in wrong {
         let mut plans = shared.clone();
         change(&mut plans);
-        assert_eq!(exchange_groups(&plans, &metadata).unwrap_err().to_string(), says);
+        assert_eq!(
+            exchange_groups(&plans, &metadata).unwrap_err().to_string(),
+            says
+        );
     }
     let mut plans = shared.clone();
     plans[1].exchange.receives[0].items.clear();
     let e = exchange_groups(&plans, &metadata).unwrap_err().to_string();
-    assert_eq!(e, "an exchange: rank 1 waits for something from rank 0 that goes nowhere");
+    assert_eq!(
+        e,
+        "an exchange: rank 1 waits for something from rank 0 that goes nowhere"
+    );
     let mut plans = shared;
     let other = plans[1].exchange.receives[1].items[0].clone();
     plans[1].exchange.receives[0].items.push(other);
     let e = exchange_groups(&plans, &metadata).unwrap_err().to_string();
-    assert_eq!(e, "b: rank 1 puts [0:4] of chunk 0 from rank 0 into an item that wants [0:4] of chunk 1");
+    assert_eq!(
+        e,
+        "b: rank 1 puts [0:4] of chunk 0 from rank 0 into an item that wants [0:4] of chunk 1"
+    );
 }
 
 #[test]
 fn the_default_planner_makes_no_exchange() {
     let metadata = stored(&[flat([leaf("w", &[4], Region::whole(&[4]))])]);
-    let templates: Vec<_> = (0..3).map(|_| flat([leaf("w", &[4], Region::whole(&[4]))])).collect();
+    let templates: Vec<_> = (0..3)
+        .map(|_| flat([leaf("w", &[4], Region::whole(&[4]))]))
+        .collect();
     let plans = plain(&templates, &metadata);
-    let global =
-        DefaultLoadPlanner::DEFAULT.create_global_plan(plans, &LoadContext::new(&metadata, 0, true)).unwrap();
-    assert!(global.iter().all(|p| p.exchange.is_empty() && p.items.len() == 1));
+    let global = DefaultLoadPlanner::DEFAULT
+        .create_global_plan(plans, &LoadContext::new(&metadata, 0, true))
+        .unwrap();
+    assert!(
+        global
+            .iter()
+            .all(|p| p.exchange.is_empty() && p.items.len() == 1)
+    );
     assert_eq!(exchange_groups(&global, &metadata).unwrap(), [None; 3]);
 }
 
@@ -232,8 +294,12 @@ fn a_choice_that_can_not_be_is_refused() {
     let metadata = stored(&[flat([leaf("w", &[4], Region::whole(&[4]))])]);
     let template = || flat([leaf("w", &[4], Region::whole(&[4]))]);
     let plans = || plain(&[template(), template()], &metadata);
-    let e = share_reads(plans(), &metadata, |_| Some(0), |_| vec![7]).unwrap_err().to_string();
+    let e = share_reads(plans(), &metadata, |_| Some(0), |_| vec![7])
+        .unwrap_err()
+        .to_string();
     assert_eq!(e, "w: rank 7 of 2 was chosen to read it");
-    let e = share_reads(plans(), &metadata, |_| Some(0), |_| vec![]).unwrap_err().to_string();
+    let e = share_reads(plans(), &metadata, |_| Some(0), |_| vec![])
+        .unwrap_err()
+        .to_string();
     assert_eq!(e, "an exchange: 0 readers were chosen for 1 reads");
 }

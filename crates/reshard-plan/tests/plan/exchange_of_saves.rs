@@ -1,6 +1,9 @@
 //! What ranks write for each other: every piece is still written once, by the rank that was chosen, from the leaf that it had.
 
-#![expect(clippy::unwrap_used, reason = "what a test calls fails by panicking too")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "what a test calls fails by panicking too"
+)]
 
 use crate::cuts::*;
 use proptest::prelude::*;
@@ -12,8 +15,13 @@ const RANKS: usize = 4;
 
 /// Boxes of a tensor, each on one rank, and an object on some.
 fn states() -> impl Strategy<Value = Vec<FlatStateDict>> {
-    (shapes(), seeds(), prop::collection::vec(0..RANKS, 10), 0..RANKS).prop_map(
-        |(shape, seeds, holders, n)| {
+    (
+        shapes(),
+        seeds(),
+        prop::collection::vec(0..RANKS, 10),
+        0..RANKS,
+    )
+        .prop_map(|(shape, seeds, holders, n)| {
             let mut ranks = vec![Vec::new(); RANKS];
             for (region, holder) in cut(&shape, &seeds).into_iter().zip(&holders) {
                 ranks[*holder].push(leaf("w", &shape, region));
@@ -23,8 +31,7 @@ fn states() -> impl Strategy<Value = Vec<FlatStateDict>> {
                 state.extend(objects(&[&format!("o{rank}")]));
             }
             states
-        },
-    )
+        })
 }
 
 fn plain(states: &[FlatStateDict]) -> Vec<SavePlan> {
@@ -34,7 +41,10 @@ fn plain(states: &[FlatStateDict]) -> Vec<SavePlan> {
 /// Who has each item, and the item as that rank has it; by the rank that writes it.
 fn placed(plans: &[SavePlan]) -> Vec<Vec<(u32, WriteItem)>> {
     let items = take_items(&mut plans.to_vec()).unwrap();
-    items.into_iter().map(|own| own.into_iter().map(|p| (p.from, p.item)).collect()).collect()
+    items
+        .into_iter()
+        .map(|own| own.into_iter().map(|p| (p.from, p.item)).collect())
+        .collect()
 }
 
 proptest! {
@@ -148,28 +158,53 @@ fn what_one_gives_and_another_takes_must_be_the_same() {
         e(|p| p[1].exchange.gives[0].item.key = "v".into()),
         "w: rank 0 waits for float32 [2:4] from rank 1, which hands out float32 [2:4] of v"
     );
-    assert_eq!(e(|p| p[1].exchange.gives[0].to = 2), "w: rank 1 hands float32 [2:4] out to rank 2 of 2");
-    assert_eq!(e(|p| p[1].exchange.gives[0].to = 1), "w: rank 1 hands float32 [2:4] out to itself");
-    assert_eq!(e(|p| p[0].exchange.takes[0] = 0), "w: rank 0 waits for it from rank 0 of 2");
+    assert_eq!(
+        e(|p| p[1].exchange.gives[0].to = 2),
+        "w: rank 1 hands float32 [2:4] out to rank 2 of 2"
+    );
+    assert_eq!(
+        e(|p| p[1].exchange.gives[0].to = 1),
+        "w: rank 1 hands float32 [2:4] out to itself"
+    );
+    assert_eq!(
+        e(|p| p[0].exchange.takes[0] = 0),
+        "w: rank 0 waits for it from rank 0 of 2"
+    );
     assert_eq!(
         e(|p| p[1].exchange.gives[0].item.source = WriteItem::TAKEN),
         "w: rank 1 hands it out to rank 0, and has it from another rank"
     );
-    assert_eq!(e(|p| p[0].items[0].source = WriteItem::TAKEN), "w: its source is what w[0] writes, too");
-    assert_eq!(e(|p| p[0].items[1].source += 1), "w: its source is item 1 from other ranks, which give 1");
-    assert_eq!(e(|p| drop(p[0].items.pop())), "an exchange: no item is written with what rank 1 gives");
+    assert_eq!(
+        e(|p| p[0].items[0].source = WriteItem::TAKEN),
+        "w: its source is what w[0] writes, too"
+    );
+    assert_eq!(
+        e(|p| p[0].items[1].source += 1),
+        "w: its source is item 1 from other ranks, which give 1"
+    );
+    assert_eq!(
+        e(|p| drop(p[0].items.pop())),
+        "an exchange: no item is written with what rank 1 gives"
+    );
 }
 
 #[test]
 fn a_choice_of_writers_that_can_not_be_is_refused() {
     let e = |choose: fn(&[Offered]) -> Vec<u32>| {
-        share_writes(two(), |_| Some(0), choose).unwrap_err().to_string()
+        share_writes(two(), |_| Some(0), choose)
+            .unwrap_err()
+            .to_string()
     };
-    assert_eq!(e(|_| vec![0]), "an exchange: 1 ranks were chosen to write 2 pieces");
+    assert_eq!(
+        e(|_| vec![0]),
+        "an exchange: 1 ranks were chosen to write 2 pieces"
+    );
     assert_eq!(e(|_| vec![0, 2]), "w: rank 2 of 2 was chosen to write it");
     let mut laid_out = two();
     laid_out[1].files = vec![1];
-    let e = share_writes(laid_out, |_| None, to(0)).unwrap_err().to_string();
+    let e = share_writes(laid_out, |_| None, to(0))
+        .unwrap_err()
+        .to_string();
     assert!(e.contains("it has its file already"), "{e}");
 }
 
@@ -178,6 +213,10 @@ fn the_default_planner_makes_no_exchange_of_a_save() {
     let plans = two();
     assert!(plans.iter().all(|plan| plan.exchange.is_empty()));
     assert_eq!(save_exchange_groups(&plans).unwrap(), [None, None]);
-    let sources: BTreeSet<u32> = plans.iter().flat_map(|p| &p.items).map(|i| i.source).collect();
+    let sources: BTreeSet<u32> = plans
+        .iter()
+        .flat_map(|p| &p.items)
+        .map(|i| i.source)
+        .collect();
     assert!(sources.iter().all(|s| *s < WriteItem::TAKEN));
 }

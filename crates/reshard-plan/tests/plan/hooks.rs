@@ -109,8 +109,14 @@ fn said<T>(outcome: Result<T>) -> String {
 fn hooks_of_a_save_that_are_not_overridden_are_those_of_the_base() {
     let (noted, cx) = (Noted::default(), SaveContext::new(0, true));
     let planner: &dyn SavePlanner = &Over(noted.clone());
-    let item = DefaultSavePlanner::DEFAULT.create_local_plan(&state(), &cx).unwrap().items.remove(0);
-    let data = DefaultSavePlanner::DEFAULT.lookup_object(&item, &state()).unwrap();
+    let item = DefaultSavePlanner::DEFAULT
+        .create_local_plan(&state(), &cx)
+        .unwrap()
+        .items
+        .remove(0);
+    let data = DefaultSavePlanner::DEFAULT
+        .lookup_object(&item, &state())
+        .unwrap();
     let errors = [
         said(planner.set_up(&mut state(), &cx)),
         said(planner.create_local_plan(&state(), &cx)),
@@ -120,15 +126,26 @@ fn hooks_of_a_save_that_are_not_overridden_are_those_of_the_base() {
         said(planner.transform_object(&item, data)),
     ];
     let hooks = noted.take();
-    assert_eq!((hooks.len(), hooks[0], hooks[5]), (6, "set_up", "transform_object"));
-    assert!(errors.iter().zip(hooks).all(|(e, hook)| e.contains(hook)), "{errors:?}");
+    assert_eq!(
+        (hooks.len(), hooks[0], hooks[5]),
+        (6, "set_up", "transform_object")
+    );
+    assert!(
+        errors.iter().zip(hooks).all(|(e, hook)| e.contains(hook)),
+        "{errors:?}"
+    );
 }
 
 #[test]
 fn hooks_of_a_load_that_are_not_overridden_are_those_of_the_base() {
     let (noted, metadata) = (Noted::default(), stored(&[state()]));
-    let (planner, cx): (&dyn LoadPlanner, _) = (&Over(noted.clone()), LoadContext::new(&metadata, 0, true));
-    let item = DefaultLoadPlanner::DEFAULT.create_local_plan(&state(), &cx).unwrap().items.remove(0);
+    let (planner, cx): (&dyn LoadPlanner, _) =
+        (&Over(noted.clone()), LoadContext::new(&metadata, 0, true));
+    let item = DefaultLoadPlanner::DEFAULT
+        .create_local_plan(&state(), &cx)
+        .unwrap()
+        .items
+        .remove(0);
     let tensor = Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap();
     let errors = [
         said(planner.set_up(&mut state(), &cx)),
@@ -141,8 +158,14 @@ fn hooks_of_a_load_that_are_not_overridden_are_those_of_the_base() {
         said(planner.commit_tensor(&item)),
     ];
     let hooks = noted.take();
-    assert_eq!((hooks.len(), hooks[0], hooks[7]), (8, "set_up", "commit_tensor"));
-    assert!(errors.iter().zip(hooks).all(|(e, hook)| e.contains(hook)), "{errors:?}");
+    assert_eq!(
+        (hooks.len(), hooks[0], hooks[7]),
+        (8, "set_up", "commit_tensor")
+    );
+    assert!(
+        errors.iter().zip(hooks).all(|(e, hook)| e.contains(hook)),
+        "{errors:?}"
+    );
 }
 
 #[test]
@@ -152,13 +175,20 @@ fn the_defaults_hand_plans_and_objects_on_as_they_are() {
     let local = |state| saves.create_local_plan(state, &cx).unwrap();
     let plan = local(&ranks[0]);
     assert_eq!(saves.finish_plan(plan.clone()).unwrap().items.len(), 1);
-    let (plans, metadata) = saves.create_global_plan(vec![plan, local(&ranks[1])]).unwrap();
-    assert_eq!(plans.iter().map(|p| p.items.len()).collect::<Vec<_>>(), [1, 1]);
+    let (plans, metadata) = saves
+        .create_global_plan(vec![plan, local(&ranks[1])])
+        .unwrap();
+    assert_eq!(
+        plans.iter().map(|p| p.items.len()).collect::<Vec<_>>(),
+        [1, 1]
+    );
 
     let loads: &dyn LoadPlanner = &DefaultLoadPlanner::DEFAULT;
     let cx = LoadContext::new(&metadata, 0, true);
-    let plans: Vec<LoadPlan> =
-        ranks.iter().map(|state| loads.create_local_plan(state, &cx).unwrap()).collect();
+    let plans: Vec<LoadPlan> = ranks
+        .iter()
+        .map(|state| loads.create_local_plan(state, &cx).unwrap())
+        .collect();
     let items = |plans: &[LoadPlan]| plans.iter().map(|p| p.items.len()).collect::<Vec<_>>();
     assert_eq!(items(&plans), [1, 1]);
     let plans = loads.create_global_plan(plans, &cx).unwrap();
@@ -166,22 +196,37 @@ fn the_defaults_hand_plans_and_objects_on_as_they_are() {
     let finished = loads.finish_plan(plans[0].clone()).unwrap();
     assert_eq!(finished.items.len(), 1);
     let seven = || Payload::Value(Value::Int(7));
-    assert_eq!(loads.load_object(&plans[1].items[0], seven()).unwrap(), seven());
+    assert_eq!(
+        loads.load_object(&plans[1].items[0], seven()).unwrap(),
+        seven()
+    );
 }
 
 #[test]
 fn a_context_says_who_asks_and_what_the_format_said() {
     let said = Value::Int(3);
     let cx = SaveContext::new(5, true).with_storage_meta(Some(&said));
-    assert_eq!((cx.rank, cx.is_coordinator, cx.storage_meta), (5, true, Some(&said)));
+    assert_eq!(
+        (cx.rank, cx.is_coordinator, cx.storage_meta),
+        (5, true, Some(&said))
+    );
 }
 
 #[test]
 fn a_builder_finds_its_tensors_and_shows_what_it_has() {
     let mut b = Metadata::builder();
-    let ids = ["a", "b"].map(|key| b.add_tensor(key, DType::Int8, &[2], Default::default()).unwrap());
+    let ids = ["a", "b"].map(|key| {
+        b.add_tensor(key, DType::Int8, &[2], Default::default())
+            .unwrap()
+    });
     b.add_object("o").unwrap();
     b.add_chunk(ids[1], &Region::whole(&[2])).unwrap();
-    assert_eq!(["a", "b", "o", "c"].map(|key| b.tensor(key)), [Some(ids[0]), Some(ids[1]), None, None]);
-    assert_eq!(format!("{b:?}"), "MetadataBuilder { tensors: 2, chunks: 1, objects: 1, .. }");
+    assert_eq!(
+        ["a", "b", "o", "c"].map(|key| b.tensor(key)),
+        [Some(ids[0]), Some(ids[1]), None, None]
+    );
+    assert_eq!(
+        format!("{b:?}"),
+        "MetadataBuilder { tensors: 2, chunks: 1, objects: 1, .. }"
+    );
 }

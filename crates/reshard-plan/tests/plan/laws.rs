@@ -6,8 +6,12 @@ use std::collections::BTreeMap;
 
 /// A tensor cut into boxes, each offered by some of the ranks.
 fn ranks() -> impl Strategy<Value = (Vec<u64>, Vec<FlatStateDict>)> {
-    (shapes(), seeds(), prop::collection::vec(prop::collection::vec(0usize..5, 1..4), 10)).prop_map(
-        |(shape, seeds, holders)| {
+    (
+        shapes(),
+        seeds(),
+        prop::collection::vec(prop::collection::vec(0usize..5, 1..4), 10),
+    )
+        .prop_map(|(shape, seeds, holders)| {
             let mut ranks = vec![Vec::new(); 5];
             for (region, holders) in cut(&shape, &seeds).into_iter().zip(&holders) {
                 for (i, &rank) in holders.iter().enumerate() {
@@ -15,15 +19,19 @@ fn ranks() -> impl Strategy<Value = (Vec<u64>, Vec<FlatStateDict>)> {
                 }
             }
             (shape, ranks.into_iter().map(flat).collect())
-        },
-    )
+        })
 }
 
 /// How often each element is written.
 fn written(plans: &[SavePlan]) -> BTreeMap<Dims, u32> {
     let mut out = BTreeMap::new();
-    let tensors = plans.iter().flat_map(|p| &p.items).filter_map(WriteItem::tensor);
-    tensors.flat_map(|t| elements(&t.region)).for_each(|e| *out.entry(e).or_default() += 1);
+    let tensors = plans
+        .iter()
+        .flat_map(|p| &p.items)
+        .filter_map(WriteItem::tensor);
+    tensors
+        .flat_map(|t| elements(&t.region))
+        .for_each(|e| *out.entry(e).or_default() += 1);
     out
 }
 

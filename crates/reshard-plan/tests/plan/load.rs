@@ -19,7 +19,12 @@ fn spans(plan: &LoadPlan) -> Vec<[u64; 4]> {
     let span = |i: &ReadItem| {
         let offset = i.piece.offset.as_ref().unwrap()[0];
         assert_eq!(i.dest_region.lengths, i.stored_region.lengths);
-        [offset, i.stored_region.offsets[0], i.dest_region.offsets[0], i.dest_region.lengths[0]]
+        [
+            offset,
+            i.stored_region.offsets[0],
+            i.dest_region.offsets[0],
+            i.dest_region.lengths[0],
+        ]
     };
     plan.items.iter().map(span).collect()
 }
@@ -37,14 +42,22 @@ fn eight_ranks_to_four_and_back_and_four_to_three() {
 #[test]
 fn a_chunk_that_straddles_two_is_read_in_two_parts() {
     let metadata = table(&[16], &[Region::new([0], [8]), Region::new([8], [8])]);
-    let plan = load(PLAIN, &flat([leaf("w", &[16], Region::new([4], [7]))]), &metadata).unwrap();
+    let plan = load(
+        PLAIN,
+        &flat([leaf("w", &[16], Region::new([4], [7]))]),
+        &metadata,
+    )
+    .unwrap();
     assert_eq!(spans(&plan), [[0, 4, 0, 4], [8, 0, 4, 3]]);
 }
 
 #[test]
 fn everything_that_does_not_fit_is_said_at_once() {
     let mut ranks = [
-        flat(["layer.weight", "layer.bias", "shape", "type"].map(|k| leaf(k, &[4], Region::whole(&[4])))),
+        flat(
+            ["layer.weight", "layer.bias", "shape", "type"]
+                .map(|k| leaf(k, &[4], Region::whole(&[4]))),
+        ),
         objects(&["optimizer.step"]),
     ];
     ranks[0].sort_keys();
@@ -54,7 +67,10 @@ fn everything_that_does_not_fit_is_said_at_once() {
         leaf("layer.bais", &[4], Region::whole(&[4])),
         leaf("nothing", &[4], Region::whole(&[4])),
         leaf("shape", &[5], Region::whole(&[5])),
-        ShardedTensor { dtype: DType::BFloat16, ..leaf("type", &[4], Region::whole(&[4])) },
+        ShardedTensor {
+            dtype: DType::BFloat16,
+            ..leaf("type", &[4], Region::whole(&[4]))
+        },
         leaf("optimizer.step", &[4], Region::whole(&[4])),
     ]);
     template.extend(objects(&["layer.bias"]));
@@ -77,7 +93,10 @@ fn missing_keys_alone_are_not_found_and_may_be_left_alone() {
     let metadata = vector(8, 2);
     let mut template = part(8, 0, 2);
     template.extend(objects(&["step"]));
-    assert_eq!(load(PLAIN, &template, &metadata).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(
+        load(PLAIN, &template, &metadata).unwrap_err().kind(),
+        ErrorKind::NotFound
+    );
     let plan = load(PLAIN.allow_partial_load(true), &template, &metadata).unwrap();
     assert_eq!((plan.missing, plan.items.len()), (vec![1], 1));
 }
@@ -101,16 +120,29 @@ fn damage_is_corrupt_and_names_boxes() {
             vec![Region::new([0], [4]), Region::new([4], [u64::MAX])],
             "the checkpoint can't fill the template: w: chunk [4:18446744073709551615] does not lie in shape [8]",
         ),
-        (vec![], "the checkpoint can't fill the template: w: no chunk has [0:8] of shape [8]"),
+        (
+            vec![],
+            "the checkpoint can't fill the template: w: no chunk has [0:8] of shape [8]",
+        ),
     ];
     for (chunks, text) in cases {
         let metadata = table(&[8], &chunks);
-        let e = load(PLAIN, &flat([leaf("w", &[8], Region::whole(&[8]))]), &metadata).unwrap_err();
+        let e = load(
+            PLAIN,
+            &flat([leaf("w", &[8], Region::whole(&[8]))]),
+            &metadata,
+        )
+        .unwrap_err();
         assert_eq!((e.kind(), e.to_string()), (ErrorKind::Corrupt, text.into()));
         assert_eq!(metadata.problems().len(), 1);
         // what doesn't want the damaged part loads
         assert_eq!(
-            load(PLAIN, &flat([leaf("w", &[8], Region::new([0], [2]))]), &metadata).is_ok(),
+            load(
+                PLAIN,
+                &flat([leaf("w", &[8], Region::new([0], [2]))]),
+                &metadata
+            )
+            .is_ok(),
             !chunks.is_empty()
         );
     }
@@ -119,26 +151,51 @@ fn damage_is_corrupt_and_names_boxes() {
 #[test]
 fn a_cast_is_reported_where_it_is_allowed() {
     let metadata = vector(8, 1);
-    let template = flat([ShardedTensor { dtype: DType::BFloat16, ..leaf("st", &[8], Region::whole(&[8])) }]);
+    let template = flat([ShardedTensor {
+        dtype: DType::BFloat16,
+        ..leaf("st", &[8], Region::whole(&[8]))
+    }]);
     for cast in [Cast::Never, Cast::Lossless] {
         assert!(load(PLAIN.cast(cast), &template, &metadata).is_err());
     }
     for cast in [Cast::Float, Cast::Any] {
         let plan = load(PLAIN.cast(cast), &template, &metadata).unwrap();
-        assert_eq!(plan.recasts, [Recast { dest: 0, from: DType::Float32, to: DType::BFloat16 }]);
+        assert_eq!(
+            plan.recasts,
+            [Recast {
+                dest: 0,
+                from: DType::Float32,
+                to: DType::BFloat16
+            }]
+        );
     }
 }
 
 #[test]
 fn prepended_axes_of_any_number_read_the_same_chunks() {
     // (4, 5, 80) stored plain, read as (5, 80) with one axis in front, and as (80) with two
-    let metadata =
-        table(&[4, 5, 80], &[Region::new([0, 0, 0], [2, 5, 80]), Region::new([2, 0, 0], [2, 5, 80])]);
+    let metadata = table(
+        &[4, 5, 80],
+        &[
+            Region::new([0, 0, 0], [2, 5, 80]),
+            Region::new([2, 0, 0], [2, 5, 80]),
+        ],
+    );
     let one = ShardedTensor::declare("w", DType::Float32, &[5, 80], &[(0, 3, 4)], 1).unwrap();
-    let two = ShardedTensor::declare("w", DType::Float32, &[80], &[(0, 1, 4), (1, 2, 5)], 2).unwrap();
+    let two =
+        ShardedTensor::declare("w", DType::Float32, &[80], &[(0, 1, 4), (1, 2, 5)], 2).unwrap();
     let plan = load(PLAIN, &flat([one, two]), &metadata).unwrap();
-    let seen: Vec<_> =
-        plan.items.iter().map(|i| (i.dest, i.dest_region.to_string(), i.stored_region.to_string())).collect();
+    let seen: Vec<_> = plan
+        .items
+        .iter()
+        .map(|i| {
+            (
+                i.dest,
+                i.dest_region.to_string(),
+                i.stored_region.to_string(),
+            )
+        })
+        .collect();
     assert_eq!(
         seen,
         [
@@ -152,40 +209,78 @@ fn prepended_axes_of_any_number_read_the_same_chunks() {
 fn with_allow_shape_mismatch_what_is_missing_becomes_zeros() {
     let metadata = table(&[4, 3], &[Region::whole(&[4, 3])]);
     let ask = |region: Region| {
-        let t = ShardedTensor { allow_shape_mismatch: true, ..leaf("w", &[6, 5], region) };
+        let t = ShardedTensor {
+            allow_shape_mismatch: true,
+            ..leaf("w", &[6, 5], region)
+        };
         load(PLAIN, &flat([t]), &metadata).unwrap()
     };
     let seen = |plan: &LoadPlan| {
-        let items: Vec<String> =
-            plan.items.iter().map(|i| format!("{} from {}", i.dest_region, i.stored_region)).collect();
-        (items, plan.fills.iter().map(|f| f.dest_region.to_string()).collect::<Vec<_>>())
+        let items: Vec<String> = plan
+            .items
+            .iter()
+            .map(|i| format!("{} from {}", i.dest_region, i.stored_region))
+            .collect();
+        (
+            items,
+            plan.fills
+                .iter()
+                .map(|f| f.dest_region.to_string())
+                .collect::<Vec<_>>(),
+        )
     };
     let strings = |v: &[&str]| v.iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(
         seen(&ask(Region::whole(&[6, 5]))),
-        (strings(&["[0:4, 0:3] from [0:4, 0:3]"]), strings(&["[4:6, 0:5]", "[0:4, 3:5]"]))
+        (
+            strings(&["[0:4, 0:3] from [0:4, 0:3]"]),
+            strings(&["[4:6, 0:5]", "[0:4, 3:5]"])
+        )
     );
     assert_eq!(
         seen(&ask(Region::new([3, 2], [2, 2]))),
-        (strings(&["[0:1, 0:1] from [3:4, 2:3]"]), strings(&["[1:2, 0:2]", "[0:1, 1:2]"]))
+        (
+            strings(&["[0:1, 0:1] from [3:4, 2:3]"]),
+            strings(&["[1:2, 0:2]", "[0:1, 1:2]"])
+        )
     );
-    assert_eq!(seen(&ask(Region::new([4, 0], [2, 5]))), (vec![], strings(&["[0:2, 0:5]"])));
+    assert_eq!(
+        seen(&ask(Region::new([4, 0], [2, 5]))),
+        (vec![], strings(&["[0:2, 0:5]"]))
+    );
     // a smaller one leaves the surplus out
-    let small = ShardedTensor { allow_shape_mismatch: true, ..leaf("w", &[2, 2], Region::whole(&[2, 2])) };
+    let small = ShardedTensor {
+        allow_shape_mismatch: true,
+        ..leaf("w", &[2, 2], Region::whole(&[2, 2]))
+    };
     let plan = load(PLAIN, &flat([small]), &metadata).unwrap();
-    assert_eq!(seen(&plan), (strings(&["[0:2, 0:2] from [0:2, 0:2]"]), vec![]));
+    assert_eq!(
+        seen(&plan),
+        (strings(&["[0:2, 0:2] from [0:2, 0:2]"]), vec![])
+    );
     // another number of axes never fits
-    let other = ShardedTensor { allow_shape_mismatch: true, ..leaf("w", &[12], Region::whole(&[12])) };
+    let other = ShardedTensor {
+        allow_shape_mismatch: true,
+        ..leaf("w", &[12], Region::whole(&[12]))
+    };
     let e = load(PLAIN, &flat([other]), &metadata).unwrap_err();
     assert!(e.to_string().ends_with("the number of axes differs"), "{e}");
 }
 
 #[test]
 fn a_leaf_that_contradicts_itself_is_refused() {
-    let e = load(PLAIN, &flat([leaf("st", &[8], Region::new([4], [5]))]), &vector(8, 1)).unwrap_err();
+    let e = load(
+        PLAIN,
+        &flat([leaf("st", &[8], Region::new([4], [5]))]),
+        &vector(8, 1),
+    )
+    .unwrap_err();
     assert_eq!(
         (e.kind(), e.to_string().as_str()),
-        (ErrorKind::Invalid, "st: region [4:9] does not lie in the global shape [8]")
+        (
+            ErrorKind::Invalid,
+            "st: region [4:9] does not lie in the global shape [8]"
+        )
     );
 }
 
@@ -198,16 +293,29 @@ fn unexpected_keys_are_those_that_no_rank_asks_for() {
         .map(|k| load(planner, &objects(k), &metadata).unwrap())
         .collect();
     assert_eq!(plans[0].unexpected, ["d".into(), "c".into()]);
-    let plans = planner.create_global_plan(plans, &LoadContext::new(&metadata, 0, true)).unwrap();
+    let plans = planner
+        .create_global_plan(plans, &LoadContext::new(&metadata, 0, true))
+        .unwrap();
     assert!(plans.iter().all(|p| p.unexpected == ["d".into()]));
-    assert!(load(PLAIN, &objects(&[]), &metadata).unwrap().unexpected.is_empty());
+    assert!(
+        load(PLAIN, &objects(&[]), &metadata)
+            .unwrap()
+            .unexpected
+            .is_empty()
+    );
 }
 
 #[test]
 fn a_query_among_very_many_chunks_is_quick() {
     let n = 200_000u64;
-    let metadata = table(&[n], &(0..n).map(|i| Region::new([i], [1])).collect::<Vec<_>>());
+    let metadata = table(
+        &[n],
+        &(0..n).map(|i| Region::new([i], [1])).collect::<Vec<_>>(),
+    );
     let template = flat((0..2000).map(|i| leaf("w", &[n], Region::new([i * 100], [100]))));
     // one by one these would be 400 million comparisons
-    assert_eq!(load(PLAIN, &template, &metadata).unwrap().items.len() as u64, n);
+    assert_eq!(
+        load(PLAIN, &template, &metadata).unwrap().items.len() as u64,
+        n
+    );
 }

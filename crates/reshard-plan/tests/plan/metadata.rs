@@ -62,19 +62,33 @@ fn keys_are_found_by_name_and_listed_as_they_came() {
         memory_format: MemoryFormat::Preserve,
         strides: Some([1, 4].into()),
     };
-    b.add_tensor("m", DType::Float16, &[4, 1 << 40], strided.clone()).unwrap();
+    b.add_tensor("m", DType::Float16, &[4, 1 << 40], strided.clone())
+        .unwrap();
     b.add_object("a").unwrap();
-    b.add_tensor("", DType::Bool, &[], Default::default()).unwrap();
+    b.add_tensor("", DType::Bool, &[], Default::default())
+        .unwrap();
     let m = b.finish(Some(PlannerData::Str("mine".into()))).unwrap();
-    assert_eq!(m.entries().map(|e| e.key()).collect::<Vec<_>>(), ["z", "m", "a", ""]);
-    assert_eq!(m.objects().collect::<Vec<_>>(), [(ObjectId(1), "a"), (ObjectId(0), "z")]);
+    assert_eq!(
+        m.entries().map(|e| e.key()).collect::<Vec<_>>(),
+        ["z", "m", "a", ""]
+    );
+    assert_eq!(
+        m.objects().collect::<Vec<_>>(),
+        [(ObjectId(1), "a"), (ObjectId(0), "z")]
+    );
     assert_eq!(
         (m.object("z"), m.object("m"), m.object_key(ObjectId(1))),
         (Some(ObjectId(0)), None, Some("a"))
     );
     let t = m.tensor("m").unwrap();
-    assert_eq!((t.properties(), t.shape().to_vec(), t.bytes()), (strided, vec![4, 1 << 40], 8 << 40));
-    assert_eq!(m.tensor("").unwrap().properties(), TensorProperties::default());
+    assert_eq!(
+        (t.properties(), t.shape().to_vec(), t.bytes()),
+        (strided, vec![4, 1 << 40], 8 << 40)
+    );
+    assert_eq!(
+        m.tensor("").unwrap().properties(),
+        TensorProperties::default()
+    );
     assert_eq!(m.total_bytes(), (8 << 40) + 1);
     assert!(m.tensor("a").is_none() && m.tensor("n").is_none());
     assert_eq!(m.planner_data(), Some(&PlannerData::Str("mine".into())));
@@ -83,21 +97,35 @@ fn keys_are_found_by_name_and_listed_as_they_came() {
 #[test]
 fn what_contradicts_itself_is_refused() {
     let mut b = Metadata::builder();
-    let w = b.add_tensor("w", DType::Float16, &[4], Default::default()).unwrap();
+    let w = b
+        .add_tensor("w", DType::Float16, &[4], Default::default())
+        .unwrap();
     b.add_object("o").unwrap();
-    let strided = TensorProperties { strides: Some([1].into()), ..Default::default() };
+    let strided = TensorProperties {
+        strides: Some([1].into()),
+        ..Default::default()
+    };
     let errors = [
         b.add_object("w").unwrap_err(),
-        b.add_tensor("o", DType::Int8, &[], Default::default()).unwrap_err(),
+        b.add_tensor("o", DType::Int8, &[], Default::default())
+            .unwrap_err(),
         b.add_chunk(w, &Region::whole(&[1, 1])).unwrap_err(),
         b.add_chunk(w, &Region::new([0], [])).unwrap_err(),
-        b.add_tensor("s", DType::Int8, &[2, 2], strided).unwrap_err(),
-        b.add_tensor("d", DType::Int8, &[1; 256], Default::default()).unwrap_err(),
+        b.add_tensor("s", DType::Int8, &[2, 2], strided)
+            .unwrap_err(),
+        b.add_tensor("d", DType::Int8, &[1; 256], Default::default())
+            .unwrap_err(),
     ];
     assert!(errors.iter().all(|e| e.kind() == ErrorKind::Corrupt));
     assert_eq!(errors[0].to_string(), "w: stored twice, once as a tensor");
-    assert_eq!(errors[2].to_string(), "w: a chunk at [0, 0] of [1, 1] in a tensor of 1 axes");
+    assert_eq!(
+        errors[2].to_string(),
+        "w: a chunk at [0, 0] of [1, 1] in a tensor of 1 axes"
+    );
     // nothing of it is left behind
     let m = b.finish(None).unwrap();
-    assert_eq!((m.tensor_count(), m.object_count(), m.chunk_count()), (1, 1, 0));
+    assert_eq!(
+        (m.tensor_count(), m.object_count(), m.chunk_count()),
+        (1, 1, 0)
+    );
 }

@@ -1,7 +1,7 @@
 use crate::cuts::*;
 use reshard_model::{
-    DType, Data, ErrorKind, FlatStateDict, Path, Payload, Region, Sharded, ShardedObject, ShardedTensor,
-    Step, Tensor, Value,
+    DType, Data, ErrorKind, FlatStateDict, Path, Payload, Region, Sharded, ShardedObject,
+    ShardedTensor, Step, Tensor, Value,
 };
 use reshard_plan::*;
 
@@ -28,7 +28,10 @@ fn everything_wrong_is_said_at_once_with_boxes_and_ranks() {
         flat([
             rows("hole", 4, 4),
             rows("overlap", 4, 4),
-            ShardedTensor { dtype: DType::BFloat16, ..rows("dtype", 4, 4) },
+            ShardedTensor {
+                dtype: DType::BFloat16,
+                ..rows("dtype", 4, 4)
+            },
             rows("outside", 7, 2),
             leaf("shape", &[9, 2], Region::new([4, 0], [5, 2])),
         ]),
@@ -52,12 +55,21 @@ fn boxes_and_ranks_are_those_of_the_tensor_that_is_wrong() {
         flat([rows("b", 5, 3)]),
     ];
     let e = error(DefaultSavePlanner::DCP, &ranks).to_string();
-    assert!(e.ends_with(": b: chunks [2:6, 0:2] of rank 1 and [5:8, 0:2] of rank 2 overlap"), "{e}");
+    assert!(
+        e.ends_with(": b: chunks [2:6, 0:2] of rank 1 and [5:8, 0:2] of rank 2 overlap"),
+        "{e}"
+    );
 }
 
 #[test]
 fn a_key_that_is_tensor_and_object_is_refused() {
-    let e = error(DefaultSavePlanner::DCP, &[objects(&["w"]), flat([leaf("w", &[1], Region::whole(&[1]))])]);
+    let e = error(
+        DefaultSavePlanner::DCP,
+        &[
+            objects(&["w"]),
+            flat([leaf("w", &[1], Region::whole(&[1]))]),
+        ],
+    );
     insta::assert_snapshot!(e, @"the ranks' pieces don't make a checkpoint: w is an object on rank 0, and a tensor on rank 1");
 }
 
@@ -65,30 +77,63 @@ fn a_key_that_is_tensor_and_object_is_refused() {
 fn a_long_list_is_cut() {
     let state = flat((0..100).map(|i| leaf(&format!("w{i:02}"), &[2], Region::new([0], [1]))));
     let text = error(DefaultSavePlanner::DCP, &[state]).to_string();
-    assert!(text.contains("100 problems") && text.ends_with("and 80 more"), "{text}");
+    assert!(
+        text.contains("100 problems") && text.ends_with("and 80 more"),
+        "{text}"
+    );
     assert_eq!(text.lines().count(), 22);
 }
 
 #[test]
 fn a_replica_of_another_size_is_no_replica() {
-    let e = error(DefaultSavePlanner::DCP, &[flat([rows("w", 0, 8)]), flat([rows("w", 0, 4)])]);
-    assert!(e.to_string().contains("[0:8, 0:2] of rank 0 and [0:4, 0:2] of rank 1 overlap"), "{e}");
+    let e = error(
+        DefaultSavePlanner::DCP,
+        &[flat([rows("w", 0, 8)]), flat([rows("w", 0, 4)])],
+    );
+    assert!(
+        e.to_string()
+            .contains("[0:8, 0:2] of rank 0 and [0:4, 0:2] of rank 1 overlap"),
+        "{e}"
+    );
 }
 
 #[test]
 fn two_main_replicas_are_refused_and_none_is_a_hole() {
     let whole = || flat([rows("w", 0, 8)]);
     let e = error(DefaultSavePlanner::DEFAULT, &[whole(), whole()]);
-    assert!(e.to_string().contains("[0:8, 0:2] of rank 0 and [0:8, 0:2] of rank 1 overlap"), "{e}");
-    let ranks = [flat([rows("w", 0, 4)]), flat([rows("w", 4, 4).with_replica_id(1)])];
+    assert!(
+        e.to_string()
+            .contains("[0:8, 0:2] of rank 0 and [0:8, 0:2] of rank 1 overlap"),
+        "{e}"
+    );
+    let ranks = [
+        flat([rows("w", 0, 4)]),
+        flat([rows("w", 4, 4).with_replica_id(1)]),
+    ];
     let e = error(DefaultSavePlanner::DEFAULT, &ranks);
     assert!(e.to_string().contains("no chunk has [4:8, 0:2]"), "{e}");
-    let e = error(DefaultSavePlanner::DEFAULT, &[objects(&["rng"]), objects(&["rng"])]);
-    assert!(e.to_string().contains("rng is written by ranks [0, 1]"), "{e}");
+    let e = error(
+        DefaultSavePlanner::DEFAULT,
+        &[objects(&["rng"]), objects(&["rng"])],
+    );
+    assert!(
+        e.to_string().contains("rng is written by ranks [0, 1]"),
+        "{e}"
+    );
     let e = error(DefaultSavePlanner::DEFAULT, &[flat([]), whole(), whole()]);
-    assert!(e.to_string().contains("[0:8, 0:2] of rank 1 and [0:8, 0:2] of rank 2 overlap"), "{e}");
-    let e = error(DefaultSavePlanner::DEFAULT, &[flat([]), objects(&["rng"]), objects(&["rng"])]);
-    assert!(e.to_string().contains("rng is written by ranks [1, 2]"), "{e}");
+    assert!(
+        e.to_string()
+            .contains("[0:8, 0:2] of rank 1 and [0:8, 0:2] of rank 2 overlap"),
+        "{e}"
+    );
+    let e = error(
+        DefaultSavePlanner::DEFAULT,
+        &[flat([]), objects(&["rng"]), objects(&["rng"])],
+    );
+    assert!(
+        e.to_string().contains("rng is written by ranks [1, 2]"),
+        "{e}"
+    );
 }
 
 #[test]
@@ -96,16 +141,33 @@ fn replicas_that_are_not_main_are_offered_by_the_dcp_planner_alone() {
     let replica = |id: u32| -> [Sharded; 3] {
         let cell = ShardedObject::new("rng", 1, &[2], &[1], id).unwrap();
         let item = ShardedObject::item("step", Payload::Value(Value::Int(1)));
-        let item = ShardedObject { replica_id: id.into(), ..item };
-        [bytes("w", [1, 2]).with_replica_id(id).into(), cell.into(), item.into()]
+        let item = ShardedObject {
+            replica_id: id.into(),
+            ..item
+        };
+        [
+            bytes("w", [1, 2]).with_replica_id(id).into(),
+            cell.into(),
+            item.into(),
+        ]
     };
     let offered = |planner: DefaultSavePlanner, id| {
         let named = |(n, leaf)| (Path(vec![format!("leaf{n}").into()]), leaf);
         let state: FlatStateDict = replica(id).into_iter().enumerate().map(named).collect();
-        planner.create_local_plan(&state, &SaveContext::new(1, false)).unwrap().items.len()
+        planner
+            .create_local_plan(&state, &SaveContext::new(1, false))
+            .unwrap()
+            .items
+            .len()
     };
-    assert_eq!([0, 1].map(|id| offered(DefaultSavePlanner::DEFAULT, id)), [3, 0]);
-    assert_eq!([0, 1].map(|id| offered(DefaultSavePlanner::DCP, id)), [3, 3]);
+    assert_eq!(
+        [0, 1].map(|id| offered(DefaultSavePlanner::DEFAULT, id)),
+        [3, 0]
+    );
+    assert_eq!(
+        [0, 1].map(|id| offered(DefaultSavePlanner::DCP, id)),
+        [3, 3]
+    );
 }
 
 #[test]
@@ -123,7 +185,10 @@ fn empty_chunks_are_not_written_but_their_tensor_is_known() {
     ];
     for planner in [DefaultSavePlanner::DCP, DefaultSavePlanner::DEFAULT] {
         let (plans, metadata) = save(&planner, &ranks).unwrap();
-        assert_eq!(plans.iter().map(|p| p.items.len()).collect::<Vec<_>>(), [1, 0]);
+        assert_eq!(
+            plans.iter().map(|p| p.items.len()).collect::<Vec<_>>(),
+            [1, 0]
+        );
         let none = metadata.tensor("none").unwrap();
         assert_eq!((none.shape().to_vec(), none.chunk_count()), (vec![0, 3], 0));
         assert!(load(DefaultLoadPlanner::DEFAULT, &ranks[0], &metadata).is_ok());
@@ -133,18 +198,35 @@ fn empty_chunks_are_not_written_but_their_tensor_is_known() {
 #[test]
 fn scalars_are_checked_too() {
     let scalar = || leaf("s", &[], Region::default());
-    let (plans, metadata) = save(&DefaultSavePlanner::DCP, &[flat([scalar()]), flat([scalar()])]).unwrap();
+    let (plans, metadata) = save(
+        &DefaultSavePlanner::DCP,
+        &[flat([scalar()]), flat([scalar()])],
+    )
+    .unwrap();
     assert_eq!((plans[0].items.len(), plans[1].items.len()), (1, 0));
     assert_eq!(plans[0].items[0].id().offset, Some([].into()));
-    assert_eq!(metadata.tensor("s").unwrap().chunk_at(&[], None), Some(ChunkId(0)));
-    let e = error(DefaultSavePlanner::DEFAULT, &[flat([scalar()]), flat([scalar()])]);
-    assert!(e.to_string().contains("s: chunks [] of rank 0 and [] of rank 1 overlap"), "{e}");
+    assert_eq!(
+        metadata.tensor("s").unwrap().chunk_at(&[], None),
+        Some(ChunkId(0))
+    );
+    let e = error(
+        DefaultSavePlanner::DEFAULT,
+        &[flat([scalar()]), flat([scalar()])],
+    );
+    assert!(
+        e.to_string()
+            .contains("s: chunks [] of rank 0 and [] of rank 1 overlap"),
+        "{e}"
+    );
 }
 
 #[test]
 fn a_rank_that_offers_a_piece_twice_writes_it_once() {
-    let (plans, metadata) =
-        save(&DefaultSavePlanner::DCP, &[flat([rows("w", 0, 8), rows("w", 0, 8)])]).unwrap();
+    let (plans, metadata) = save(
+        &DefaultSavePlanner::DCP,
+        &[flat([rows("w", 0, 8), rows("w", 0, 8)])],
+    )
+    .unwrap();
     assert_eq!((plans[0].items.len(), metadata.chunk_count()), (1, 1));
 }
 
@@ -156,18 +238,38 @@ pub(crate) fn bytes(key: &str, values: [u8; 2]) -> ShardedTensor {
 fn ties_go_to_the_lowest_rank_and_order_of_keys_is_that_of_plans() {
     let state = || flat(["a", "b", "c"].map(|k| leaf(k, &[2], Region::whole(&[2]))));
     let (plans, metadata) = save(&DefaultSavePlanner::DCP, &[state(), state()]).unwrap();
-    let keys = |p: &SavePlan| p.items.iter().map(|i| i.key.to_string()).collect::<Vec<_>>();
-    assert_eq!((keys(&plans[0]), keys(&plans[1])), (vec!["a".into(), "c".into()], vec!["b".into()]));
-    assert_eq!(metadata.entries().map(|e| e.key()).collect::<Vec<_>>(), ["a", "c", "b"]);
-    assert_eq!(metadata.tensors().map(|t| t.key()).collect::<Vec<_>>(), ["a", "b", "c"]);
+    let keys = |p: &SavePlan| {
+        p.items
+            .iter()
+            .map(|i| i.key.to_string())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (keys(&plans[0]), keys(&plans[1])),
+        (vec!["a".into(), "c".into()], vec!["b".into()])
+    );
+    assert_eq!(
+        metadata.entries().map(|e| e.key()).collect::<Vec<_>>(),
+        ["a", "c", "b"]
+    );
+    assert_eq!(
+        metadata.tensors().map(|t| t.key()).collect::<Vec<_>>(),
+        ["a", "b", "c"]
+    );
 }
 
 #[test]
 fn objects_are_kept_from_one_rank_by_dedup() {
-    let (plans, metadata) =
-        save(&DefaultSavePlanner::DCP, &[objects(&["a", "b"]), objects(&["b", "c"])]).unwrap();
+    let (plans, metadata) = save(
+        &DefaultSavePlanner::DCP,
+        &[objects(&["a", "b"]), objects(&["b", "c"])],
+    )
+    .unwrap();
     assert_eq!(plans.iter().map(|p| p.items.len()).sum::<usize>(), 3);
-    assert_eq!(metadata.objects().map(|(_, k)| k).collect::<Vec<_>>(), ["a", "b", "c"]);
+    assert_eq!(
+        metadata.objects().map(|(_, k)| k).collect::<Vec<_>>(),
+        ["a", "b", "c"]
+    );
 }
 
 #[test]
@@ -178,7 +280,9 @@ fn paths_are_merged_as_a_chain_map_is() {
     };
     let plans = vec![plan(&["a", "b"], "0"), plan(&["c", "b"], "1")];
     let (plans, metadata) = DefaultSavePlanner::DCP.create_global_plan(plans).unwrap();
-    let Some(PlannerData::Paths(paths)) = metadata.planner_data() else { panic!() };
+    let Some(PlannerData::Paths(paths)) = metadata.planner_data() else {
+        panic!()
+    };
     let seen: Vec<String> = paths.iter().map(|(k, p)| format!("{k}={p}")).collect();
     assert_eq!(seen, ["c=1.c", "b=0.b", "a=0.a"]);
     assert!(plans.iter().all(|p| p.planner_data.is_none()));
@@ -194,7 +298,10 @@ fn a_rank_that_writes_a_key_knows_its_path_better_than_one_that_has_a_replica() 
     let writes = |keys: &[&str], of: &[(&str, &str)]| {
         let mut plan = paths(of);
         let cx = SaveContext::new(1, false);
-        plan.items = DefaultSavePlanner::DCP.create_local_plan(&objects(keys), &cx).unwrap().items;
+        plan.items = DefaultSavePlanner::DCP
+            .create_local_plan(&objects(keys), &cx)
+            .unwrap()
+            .items;
         plan
     };
     let plans = vec![
@@ -203,7 +310,9 @@ fn a_rank_that_writes_a_key_knows_its_path_better_than_one_that_has_a_replica() 
         writes(&["a", "b"], &[("a", "odd"), ("b", "at a")]),
     ];
     let (_, metadata) = DefaultSavePlanner::DCP.create_global_plan(plans).unwrap();
-    let Some(PlannerData::Paths(paths)) = metadata.planner_data() else { panic!() };
+    let Some(PlannerData::Paths(paths)) = metadata.planner_data() else {
+        panic!()
+    };
     let mut seen: Vec<String> = paths.iter().map(|(k, p)| format!("{k} is {p}")).collect();
     seen.sort();
     assert_eq!(seen, ["a is at b", "b is at a", "c is at c"]);
@@ -218,16 +327,23 @@ fn a_part_of_a_leaf_is_found_in_host_device_and_lazy_data() {
     let lazy: std::sync::Arc<dyn reshard_model::TensorSource> = std::sync::Arc::new(device.clone());
     for data in [Data::Host(host), Data::Device(device), Data::Lazy(lazy)] {
         // layer 1 of 3, as a leading axis that the data lacks
-        let t = ShardedTensor::declare("w", DType::UInt8, &[4, 2], &[(0, 1, 3)], 1).unwrap().with_data(data);
+        let t = ShardedTensor::declare("w", DType::UInt8, &[4, 2], &[(0, 1, 3)], 1)
+            .unwrap()
+            .with_data(data);
         let state = flat([t]);
         let mut item = DefaultSavePlanner::DEFAULT
             .create_local_plan(&state, &SaveContext::default())
             .unwrap()
             .items
             .remove(0);
-        let WriteKind::Tensor(w) = &mut item.kind else { panic!() };
+        let WriteKind::Tensor(w) = &mut item.kind else {
+            panic!()
+        };
         w.region = Region::new([1, 1, 1], [1, 2, 1]);
-        let bytes = match DefaultSavePlanner::DEFAULT.lookup_object(&item, &state).unwrap() {
+        let bytes = match DefaultSavePlanner::DEFAULT
+            .lookup_object(&item, &state)
+            .unwrap()
+        {
             WriteData::Tensor(Data::Host(t)) => t.to_bytes().to_vec(),
             WriteData::Tensor(Data::Lazy(s)) => {
                 let [mut out, mut again] = [[0; 2]; 2];
@@ -239,50 +355,88 @@ fn a_part_of_a_leaf_is_found_in_host_device_and_lazy_data() {
             other => panic!("{other:?}"),
         };
         assert_eq!(bytes, [3, 5]);
-        let WriteKind::Tensor(w) = &mut item.kind else { panic!() };
+        let WriteKind::Tensor(w) = &mut item.kind else {
+            panic!()
+        };
         w.region.offsets[0] = 2;
-        let e = DefaultSavePlanner::DEFAULT.lookup_object(&item, &state).unwrap_err();
-        assert!(e.to_string().starts_with("w: [2:3, 1:3, 1:2] does not lie in [1:2, 0:4, 0:2]"), "{e}");
+        let e = DefaultSavePlanner::DEFAULT
+            .lookup_object(&item, &state)
+            .unwrap_err();
+        assert!(
+            e.to_string()
+                .starts_with("w: [2:3, 1:3, 1:2] does not lie in [1:2, 0:4, 0:2]"),
+            "{e}"
+        );
     }
 }
 
 #[test]
 fn a_whole_lazy_leaf_is_read_by_regions_of_the_item() {
-    let device =
-        reshard_model::DeviceTensor::new(DType::UInt8, &[2], reshard_model::testkit::FakeDevice::new(2));
-    let lazy: std::sync::Arc<dyn reshard_model::TensorSource> = std::sync::Arc::new(device.unwrap());
+    let device = reshard_model::DeviceTensor::new(
+        DType::UInt8,
+        &[2],
+        reshard_model::testkit::FakeDevice::new(2),
+    );
+    let lazy: std::sync::Arc<dyn reshard_model::TensorSource> =
+        std::sync::Arc::new(device.unwrap());
     let t = ShardedTensor::declare("w", DType::UInt8, &[2], &[(0, 1, 3)], 1).unwrap();
-    let whole = t.clone().with_data(Data::Lazy(std::sync::Arc::clone(&lazy)));
+    let whole = t
+        .clone()
+        .with_data(Data::Lazy(std::sync::Arc::clone(&lazy)));
     let state = flat([ShardedTensor::template("v", DType::UInt8, &[2]).with_data(whole.data)]);
-    let plan = DefaultSavePlanner::DEFAULT.create_local_plan(&state, &SaveContext::default()).unwrap();
-    let data = DefaultSavePlanner::DEFAULT.lookup_object(&plan.items[0], &state).unwrap();
-    let WriteData::Tensor(Data::Lazy(same)) = data else { panic!("{data:?}") };
-    assert!(std::sync::Arc::ptr_eq(&same, &lazy), "without prepended axes it is handed on as it is");
+    let plan = DefaultSavePlanner::DEFAULT
+        .create_local_plan(&state, &SaveContext::default())
+        .unwrap();
+    let data = DefaultSavePlanner::DEFAULT
+        .lookup_object(&plan.items[0], &state)
+        .unwrap();
+    let WriteData::Tensor(Data::Lazy(same)) = data else {
+        panic!("{data:?}")
+    };
+    assert!(
+        std::sync::Arc::ptr_eq(&same, &lazy),
+        "without prepended axes it is handed on as it is"
+    );
     let state = flat([t.with_data(Data::Lazy(lazy))]);
-    let plan = DefaultSavePlanner::DEFAULT.create_local_plan(&state, &SaveContext::default()).unwrap();
-    let data = DefaultSavePlanner::DEFAULT.lookup_object(&plan.items[0], &state).unwrap();
-    let WriteData::Tensor(Data::Lazy(source)) = data else { panic!("{data:?}") };
+    let plan = DefaultSavePlanner::DEFAULT
+        .create_local_plan(&state, &SaveContext::default())
+        .unwrap();
+    let data = DefaultSavePlanner::DEFAULT
+        .lookup_object(&plan.items[0], &state)
+        .unwrap();
+    let WriteData::Tensor(Data::Lazy(source)) = data else {
+        panic!("{data:?}")
+    };
     source.read(&Region::whole(&[1, 2]), &mut [0; 2]).unwrap();
 }
 
 #[test]
 fn a_rank_that_saves_alone_needs_not_have_all_of_a_tensor() {
     let half = [flat([rows("w", 0, 3)])];
-    let plan =
-        |planner| save(&planner, &half).map(|(_, metadata)| metadata.tensor("w").unwrap().chunk_count());
+    let plan = |planner| {
+        save(&planner, &half).map(|(_, metadata)| metadata.tensor("w").unwrap().chunk_count())
+    };
     let e = plan(DefaultSavePlanner::DEFAULT).unwrap_err().to_string();
     assert!(e.contains("no chunk has"), "{e}");
-    assert_eq!(plan(DefaultSavePlanner::DEFAULT.with_allow_holes(true)).unwrap(), 1);
+    assert_eq!(
+        plan(DefaultSavePlanner::DEFAULT.with_allow_holes(true)).unwrap(),
+        1
+    );
 }
 
 #[test]
 fn flattened_ranges_say_not_yet() {
-    let t = ShardedTensor { flattened_range: Some(0..3), ..rows("w", 0, 8) };
+    let t = ShardedTensor {
+        flattened_range: Some(0..3),
+        ..rows("w", 0, 8)
+    };
     let e = save(&DefaultSavePlanner::DEFAULT, &[flat([t.clone()])]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unsupported);
     let stored = stored(&[flat([rows("w", 0, 8)])]);
     assert_eq!(
-        load(DefaultLoadPlanner::DEFAULT, &flat([t]), &stored).unwrap_err().kind(),
+        load(DefaultLoadPlanner::DEFAULT, &flat([t]), &stored)
+            .unwrap_err()
+            .kind(),
         ErrorKind::Unsupported
     );
 }

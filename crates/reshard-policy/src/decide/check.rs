@@ -20,7 +20,12 @@ pub(super) fn check(policy: &str, pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> 
         for Cut { piece, region } in cuts {
             let Some(of) = pieces.get(*piece as usize) else {
                 let (piece, region) = (*piece, region.clone());
-                let source = PolicyError::NoPiece { piece, pieces: pieces.len(), region, shard: number };
+                let source = PolicyError::NoPiece {
+                    piece,
+                    pieces: pieces.len(),
+                    region,
+                    shard: number,
+                };
                 return Err(PolicyError::failed(policy, source));
             };
             let first = *first.get_or_insert(of);
@@ -33,7 +38,11 @@ pub(super) fn check(policy: &str, pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> 
             }
             let axes = of.region.ndim();
             if region.ndim() != axes || region.offsets.len() != axes {
-                let what = format!("has {} axes, but the piece {} has {axes}", region.ndim(), of.region);
+                let what = format!(
+                    "has {} axes, but the piece {} has {axes}",
+                    region.ndim(),
+                    of.region
+                );
                 return wrong(of.key, region, Some(number), what);
             }
             if !fits(region) || !of.region.contains(region) {
@@ -81,8 +90,10 @@ pub(super) fn check(policy: &str, pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> 
                 return wrong(of.key, regions[b], Some(found[b].0 as usize), what);
             }
             Some(Fault::Hole(hole)) => {
-                let what =
-                    format!("of the piece {} is in no shard; a policy may leave out nothing", of.region);
+                let what = format!(
+                    "of the piece {} is in no shard; a policy may leave out nothing",
+                    of.region
+                );
                 return wrong(of.key, &hole, None, what);
             }
         }
@@ -92,7 +103,11 @@ pub(super) fn check(policy: &str, pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> 
 
 /// Whether its ends are numbers of 64 bits.
 fn fits(region: &Region) -> bool {
-    region.offsets.iter().zip(&region.lengths).all(|(o, l)| o.checked_add(*l).is_some())
+    region
+        .offsets
+        .iter()
+        .zip(&region.lengths)
+        .all(|(o, l)| o.checked_add(*l).is_some())
 }
 
 fn region(answer: &[Vec<Cut>], (shard, at): (u32, u32)) -> &Region {

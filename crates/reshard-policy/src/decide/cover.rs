@@ -21,8 +21,9 @@ pub(super) enum Fault {
 
 /// The boxes lie in the whole, have its axes, and are not empty.
 pub(super) fn fault(whole: &Region, boxes: &[&Region]) -> Option<Fault> {
-    let axes: Vec<usize> =
-        (0..whole.ndim()).filter(|&a| boxes.iter().any(|b| b.lengths[a] != whole.lengths[a])).collect();
+    let axes: Vec<usize> = (0..whole.ndim())
+        .filter(|&a| boxes.iter().any(|b| b.lengths[a] != whole.lengths[a]))
+        .collect();
     match axes[..] {
         [] if boxes.is_empty() => Some(Fault::Hole(whole.clone())),
         [] => (boxes.len() > 1).then_some(Fault::Twice(0, 1)),
@@ -48,12 +49,19 @@ fn along(whole: &Region, boxes: &[&Region], axis: usize) -> Option<Fault> {
             Ordering::Greater => return hole(reach, boxes[i].offsets[axis]),
         }
     }
-    if reach < whole.end(axis) { hole(reach, whole.end(axis)) } else { None }
+    if reach < whole.end(axis) {
+        hole(reach, whole.end(axis))
+    } else {
+        None
+    }
 }
 
 fn by_sections(whole: &Region, boxes: &[&Region], axes: &[usize]) -> Option<Fault> {
     let all: Vec<&Region> = boxes.iter().copied().chain([whole]).collect();
-    let sections = (0..all.len()).map(|i| Section { of: i, times: if i < boxes.len() { 1 } else { -1 } });
+    let sections = (0..all.len()).map(|i| Section {
+        of: i,
+        times: if i < boxes.len() { 1 } else { -1 },
+    });
     let mut place = Vec::with_capacity(axes.len());
     let sum = uneven(&all, sections.collect(), axes, &mut place)?;
     let mut element = whole.clone();
@@ -64,7 +72,10 @@ fn by_sections(whole: &Region, boxes: &[&Region], axes: &[usize]) -> Option<Faul
         return Some(Fault::Hole(widened(element, whole, boxes, axes)));
     }
     let mut both = (0..boxes.len()).filter(|&i| boxes[i].contains(&element));
-    Some(Fault::Twice(both.next().unwrap_or(0), both.next().unwrap_or(0)))
+    Some(Fault::Twice(
+        both.next().unwrap_or(0),
+        both.next().unwrap_or(0),
+    ))
 }
 
 /// A box, seen along the axes that are left, and how often it counts.
@@ -75,19 +86,40 @@ struct Section {
 }
 
 /// The first place, in lexicographic order, at which sections do not add up to nothing, and their sum there.
-fn uneven(all: &[&Region], sections: Vec<Section>, axes: &[usize], place: &mut Vec<u64>) -> Option<i64> {
+fn uneven(
+    all: &[&Region],
+    sections: Vec<Section>,
+    axes: &[usize],
+    place: &mut Vec<u64>,
+) -> Option<i64> {
     let Some((&axis, axes)) = axes.split_first() else {
         let sum = sections.iter().map(|s| s.times).sum();
         return (sum != 0).then_some(sum);
     };
-    let ends =
-        |s: Section| [(all[s.of].offsets[axis], s), (all[s.of].end(axis), Section { times: -s.times, ..s })];
+    let ends = |s: Section| {
+        [
+            (all[s.of].offsets[axis], s),
+            (
+                all[s.of].end(axis),
+                Section {
+                    times: -s.times,
+                    ..s
+                },
+            ),
+        ]
+    };
     let mut changes: Vec<(u64, Section)> = sections.into_iter().flat_map(ends).collect();
-    let of = |s: Section| axes.iter().map(move |&a| (all[s.of].offsets[a], all[s.of].lengths[a]));
+    let of = |s: Section| {
+        axes.iter()
+            .map(move |&a| (all[s.of].offsets[a], all[s.of].lengths[a]))
+    };
     changes.sort_unstable_by(|(x, a), (y, b)| x.cmp(y).then_with(|| of(*a).cmp(of(*b))));
     for here in changes.chunk_by(|(x, _), (y, _)| x == y) {
         let alike = here.chunk_by(|(_, a), (_, b)| of(*a).eq(of(*b)));
-        let added = alike.map(|s| Section { of: s[0].1.of, times: s.iter().map(|(_, s)| s.times).sum() });
+        let added = alike.map(|s| Section {
+            of: s[0].1.of,
+            times: s.iter().map(|(_, s)| s.times).sum(),
+        });
         place.push(here[0].0);
         let found = uneven(all, added.filter(|s| s.times != 0).collect(), axes, place);
         if found.is_some() {
@@ -102,7 +134,11 @@ fn uneven(all: &[&Region], sections: Vec<Section>, axes: &[usize], place: &mut V
 fn widened(mut hole: Region, whole: &Region, boxes: &[&Region], axes: &[usize]) -> Region {
     for &axis in axes.iter().rev() {
         hole.lengths[axis] = whole.end(axis) - hole.offsets[axis];
-        let met = boxes.iter().filter(|b| b.intersect(&hole).is_some()).map(|b| b.offsets[axis]).min();
+        let met = boxes
+            .iter()
+            .filter(|b| b.intersect(&hole).is_some())
+            .map(|b| b.offsets[axis])
+            .min();
         if let Some(end) = met {
             hole.lengths[axis] = end.saturating_sub(hole.offsets[axis]);
         }
@@ -131,7 +167,8 @@ mod tests {
                 if at < length {
                     let mut high = low.clone();
                     low.lengths[axis] = at;
-                    (high.offsets[axis], high.lengths[axis]) = (high.offsets[axis] + at, length - at);
+                    (high.offsets[axis], high.lengths[axis]) =
+                        (high.offsets[axis] + at, length - at);
                     boxes.push(high);
                 }
             }
@@ -200,7 +237,12 @@ mod tests {
         // A pinwheel in two axes, whose arms are rods and whose eye goes through all of them.
         let n = 40;
         let mut boxes = vec![Region::new([1, 1, 0, 0, 0], [1, 1, n, n, n])];
-        for arm in [([0, 0], [2, 1]), ([2, 0], [1, 2]), ([1, 2], [2, 1]), ([0, 1], [1, 2])] {
+        for arm in [
+            ([0, 0], [2, 1]),
+            ([2, 0], [1, 2]),
+            ([1, 2], [2, 1]),
+            ([0, 1], [1, 2]),
+        ] {
             let ([x, y], [w, h]) = arm;
             let rod = |i: u64| Region::new([x, y, i / n / n, i / n % n, i % n], [w, h, 1, 1, 1]);
             boxes.extend((0..n * n * n).map(rod));

@@ -50,7 +50,10 @@ impl ShardingPolicy for Says {
     }
 
     fn gathers(&self) -> bool {
-        assert!(self.panics.as_deref() != Some("gathers"), "nowhere to gather");
+        assert!(
+            self.panics.as_deref() != Some("gathers"),
+            "nowhere to gather"
+        );
         false
     }
 
@@ -61,7 +64,10 @@ impl ShardingPolicy for Says {
 }
 
 fn all(parts: &[(u64, u64)]) -> Vec<(usize, Region)> {
-    parts.iter().map(|&(from, to)| (0, Region::new([from], [to - from]))).collect()
+    parts
+        .iter()
+        .map(|&(from, to)| (0, Region::new([from], [to - from])))
+        .collect()
 }
 
 /// The whole story of an error.
@@ -78,12 +84,18 @@ fn story(error: &PolicyError) -> String {
 fn refused(policy: &Says, state: &[Owned], words: &[&str]) {
     let error = decided(policy, state).unwrap_err();
     let story = story(&error);
-    assert!(words.iter().all(|w| story.contains(w)), "{story} lacks one of {words:?}");
+    assert!(
+        words.iter().all(|w| story.contains(w)),
+        "{story} lacks one of {words:?}"
+    );
     assert!(story.contains("hostile"), "{story}");
 }
 
 fn says(shards: impl Into<Vec<Vec<(usize, Region)>>>) -> Says {
-    Says { shards: shards.into(), ..Says::default() }
+    Says {
+        shards: shards.into(),
+        ..Says::default()
+    }
 }
 
 fn vector() -> [Owned; 1] {
@@ -92,9 +104,21 @@ fn vector() -> [Owned; 1] {
 
 #[test]
 fn a_tensor_that_is_left_out_is_named() {
-    refused(&says([]), &vector(), &["w [0:10]", "is in no shard", "leave out nothing"]);
-    refused(&says([]), &[Owned::f32("none", &[0])], &["none [0:0]", "is in no shard"]);
-    refused(&says([]), &[Owned::object("o", 3)], &["o []", "is in no shard"]);
+    refused(
+        &says([]),
+        &vector(),
+        &["w [0:10]", "is in no shard", "leave out nothing"],
+    );
+    refused(
+        &says([]),
+        &[Owned::f32("none", &[0])],
+        &["none [0:0]", "is in no shard"],
+    );
+    refused(
+        &says([]),
+        &[Owned::object("o", 3)],
+        &["o []", "is in no shard"],
+    );
 }
 
 #[test]
@@ -110,11 +134,32 @@ fn a_part_that_is_left_out_is_named() {
 #[test]
 fn an_overlap_is_named_with_both_slices_and_shards() {
     let answer = says([all(&[(0, 6)]), all(&[(5, 10)])]);
-    refused(&answer, &vector(), &["w [5:10]", "overlaps [0:6] of shard 0", "(shard 1)"]);
-    refused(&says([all(&[(0, 10)]), all(&[(0, 10)])]), &vector(), &["w [0:10]", "overlaps"]);
-    let twice = |shape: &[u64]| says([vec![(0, Region::whole(shape))], vec![(0, Region::whole(shape))]]);
-    refused(&twice(&[]), &[Owned::object("o", 3)], &["o []", "overlaps", "(shard 1)"]);
-    refused(&twice(&[0]), &[Owned::f32("none", &[0])], &["none [0:0]", "was in shard 0 already (shard 1)"]);
+    refused(
+        &answer,
+        &vector(),
+        &["w [5:10]", "overlaps [0:6] of shard 0", "(shard 1)"],
+    );
+    refused(
+        &says([all(&[(0, 10)]), all(&[(0, 10)])]),
+        &vector(),
+        &["w [0:10]", "overlaps"],
+    );
+    let twice = |shape: &[u64]| {
+        says([
+            vec![(0, Region::whole(shape))],
+            vec![(0, Region::whole(shape))],
+        ])
+    };
+    refused(
+        &twice(&[]),
+        &[Owned::object("o", 3)],
+        &["o []", "overlaps", "(shard 1)"],
+    );
+    refused(
+        &twice(&[0]),
+        &[Owned::f32("none", &[0])],
+        &["none [0:0]", "was in shard 0 already (shard 1)"],
+    );
 }
 
 #[test]
@@ -122,7 +167,11 @@ fn a_shard_of_two_tasks_is_named() {
     let state = [Owned::f32("a", &[1]), Owned::f32("b", &[1]).task(3)];
     let region = Region::whole(&[1]);
     let answer = says([vec![(0, region.clone()), (1, region)]]);
-    refused(&answer, &state, &["b [0:1]", "is of task 3", "has a of task 0", "(shard 0)"]);
+    refused(
+        &answer,
+        &state,
+        &["b [0:1]", "is of task 3", "has a of task 0", "(shard 0)"],
+    );
 }
 
 #[test]
@@ -133,46 +182,112 @@ fn slices_that_are_no_part_of_their_piece_are_named() {
         &vector(),
         &["w [5:11]", "does not lie in the piece [0:10]", "(shard 1)"],
     );
-    refused(&one(0, Region::new([u64::MAX], [2])), &vector(), &["does not lie in the piece"]);
-    refused(&one(0, Region::new([0, 0], [1, 1])), &vector(), &["has 2 axes", "has 1"]);
-    refused(&one(0, Region::new([0, 0], [1])), &vector(), &["has 1 axes"]);
+    refused(
+        &one(0, Region::new([u64::MAX], [2])),
+        &vector(),
+        &["does not lie in the piece"],
+    );
+    refused(
+        &one(0, Region::new([0, 0], [1, 1])),
+        &vector(),
+        &["has 2 axes", "has 1"],
+    );
+    refused(
+        &one(0, Region::new([0, 0], [1])),
+        &vector(),
+        &["has 1 axes"],
+    );
     refused(&one(0, Region::default()), &vector(), &["has 0 axes"]);
-    refused(&one(0, Region::new([4], [0])), &vector(), &["w [4:4]", "is an empty slice"]);
-    refused(&one(7, Region::new([0], [1])), &vector(), &["no piece 7", "[0:1]", "(shard 1)", "given 1"]);
-    refused(&one(usize::MAX, Region::default()), &vector(), &["more than"]);
+    refused(
+        &one(0, Region::new([4], [0])),
+        &vector(),
+        &["w [4:4]", "is an empty slice"],
+    );
+    refused(
+        &one(7, Region::new([0], [1])),
+        &vector(),
+        &["no piece 7", "[0:1]", "(shard 1)", "given 1"],
+    );
+    refused(
+        &one(usize::MAX, Region::default()),
+        &vector(),
+        &["more than"],
+    );
     let outside = [Owned::f32("w", &[10]).part(&[4], &[3])];
-    refused(&says([all(&[(3, 7)])]), &outside, &["w [3:7]", "does not lie in the piece [4:7]"]);
+    refused(
+        &says([all(&[(3, 7)])]),
+        &outside,
+        &["w [3:7]", "does not lie in the piece [4:7]"],
+    );
 }
 
 #[test]
 fn ten_million_slices_for_ten_pieces_are_stopped() {
-    let state: Vec<Owned> = (0..10).map(|i| Owned::f32(&format!("w{i}"), &[1])).collect();
-    let answer = Says { too_many: true, ..Says::default() };
-    refused(&answer, &state, &["more than 1000040 slices", "raise `max_slices`"]);
-    let swaps = Says { swaps: true, ..Says::default() };
+    let state: Vec<Owned> = (0..10)
+        .map(|i| Owned::f32(&format!("w{i}"), &[1]))
+        .collect();
+    let answer = Says {
+        too_many: true,
+        ..Says::default()
+    };
+    refused(
+        &answer,
+        &state,
+        &["more than 1000040 slices", "raise `max_slices`"],
+    );
+    let swaps = Says {
+        swaps: true,
+        ..Says::default()
+    };
     refused(&swaps, &state, &["more than 1000040 slices"]);
-    let error = decide(&answer, &pieces(&state), Limits::default().with_max_slices(5)).unwrap_err();
+    let error = decide(
+        &answer,
+        &pieces(&state),
+        Limits::default().with_max_slices(5),
+    )
+    .unwrap_err();
     assert!(story(&error).contains("more than 5 slices"));
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
 #[test]
 fn more_files_than_anybody_can_want_are_refused_before_memory_is_taken_for_them() {
-    let promises = |files| Says { files, ..says([all(&[(0, 10)])]) };
-    refused(&promises(u32::MAX), &vector(), &["4294967295 files a task for 1 pieces"]);
+    let promises = |files| Says {
+        files,
+        ..says([all(&[(0, 10)])])
+    };
+    refused(
+        &promises(u32::MAX),
+        &vector(),
+        &["4294967295 files a task for 1 pieces"],
+    );
     assert_eq!(decided(&promises(7), &vector()).unwrap().files_per_task, 7);
 }
 
 #[test]
 fn a_panic_is_an_error() {
-    let panics = |text: &str| Says { panics: Some(text.into()), ..Says::default() };
-    refused(&panics("out of luck"), &vector(), &["panicked", "out of luck"]);
+    let panics = |text: &str| Says {
+        panics: Some(text.into()),
+        ..Says::default()
+    };
+    refused(
+        &panics("out of luck"),
+        &vector(),
+        &["panicked", "out of luck"],
+    );
     let error = decided(&panics("early"), &vector()).unwrap_err();
     assert!(error.to_string().contains("no words"), "{error}");
     assert_eq!(error.kind(), ErrorKind::Internal);
-    refused(&panics("files"), &vector(), &["panicked", "nothing to count"]);
+    refused(
+        &panics("files"),
+        &vector(),
+        &["panicked", "nothing to count"],
+    );
     let error = gathers(&panics("gathers")).unwrap_err().to_string();
-    assert!(error.contains("hostile") && error.contains("nowhere to gather"), "{error}");
+    assert!(
+        error.contains("hostile") && error.contains("nowhere to gather"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -184,7 +299,10 @@ fn a_hostile_policy_within_another_is_named_too() {
     let bad = || -> Box<dyn ShardingPolicy> { says([vec![(7, Region::new([0], [1]))]]).into() };
     let good = || -> Box<dyn ShardingPolicy> { ShardByTask::new().into() };
     for text in [story(bad(), good()), story(good(), bad())] {
-        assert!(text.contains("policy \"hostile\" failed: there is no piece 7"), "{text}");
+        assert!(
+            text.contains("policy \"hostile\" failed: there is no piece 7"),
+            "{text}"
+        );
     }
     let outside = || says([vec![(0, Region::new([9], [2]))]]).into();
     assert!(
@@ -194,14 +312,26 @@ fn a_hostile_policy_within_another_is_named_too() {
     assert!(story(good(), outside()).contains("w [9:11] does not lie in the piece [0:10]"));
     let part = says([all(&[(0, 5)])]);
     assert!(story(good(), part.into()).contains("w [5:10] of the piece [0:10] is in no shard"));
-    let many = Says { too_many: true, ..Says::default() };
+    let many = Says {
+        too_many: true,
+        ..Says::default()
+    };
     assert!(story(good(), many.into()).contains("more than 1000004 slices"));
 }
 
 #[test]
 fn pieces_that_contradict_themselves_are_refused_before_the_policy_is_asked() {
-    let error = decided(&ShardByTask::new(), &[Owned::f32("w", &[2]).part(&[1], &[2])]).unwrap_err();
-    assert!(error.to_string().contains("w [1:3]: the piece does not lie in shape [2]"), "{error}");
+    let error = decided(
+        &ShardByTask::new(),
+        &[Owned::f32("w", &[2]).part(&[1], &[2])],
+    )
+    .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("w [1:3]: the piece does not lie in shape [2]"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -225,7 +355,10 @@ fn figures_are_those_of_the_answer() {
         split_tensors: 2,
     };
     assert_eq!(metrics, wanted);
-    assert_eq!(decided(&ShardByTask::new(), &[]).unwrap().metrics.smallest, 0);
+    assert_eq!(
+        decided(&ShardByTask::new(), &[]).unwrap().metrics.smallest,
+        0
+    );
 }
 
 /// Keeps the fields of events.
@@ -264,12 +397,20 @@ impl tracing::Subscriber for Events {
 fn figures_and_warnings_are_told_to_tracing() {
     let events = Events::default();
     let state = [Owned::f32("a", &[5]), Owned::object("o", 99)];
-    tracing::subscriber::with_default(events.clone(), || decided(&MaxShardSize::new(12), &state).unwrap());
+    tracing::subscriber::with_default(events.clone(), || {
+        decided(&MaxShardSize::new(12), &state).unwrap()
+    });
     let told = events.0.lock().unwrap().join(" ");
     let figures = "shards=3 slices=3 bytes=119 largest=99 smallest=8 split_tensors=1";
-    assert!(told.contains("policy=\"shards of at most 12 B\"") && told.contains(figures), "{told}");
+    assert!(
+        told.contains("policy=\"shards of at most 12 B\"") && told.contains(figures),
+        "{told}"
+    );
     assert!(told.contains("duration_us="), "{told}");
-    assert!(told.contains("key=\"o\" region=[] bytes=99 limit=12"), "{told}");
+    assert!(
+        told.contains("key=\"o\" region=[] bytes=99 limit=12"),
+        "{told}"
+    );
 }
 
 /// Policies that never fail.
@@ -286,7 +427,9 @@ fn any_policy() -> impl Strategy<Value = Box<dyn ShardingPolicy>> {
             _ => ByItem::new().into(),
         }
     });
-    leaf.prop_recursive(2, 4, 2, |inner| (inner.clone(), inner).prop_map(|(a, b)| Then::new(a, b).into()))
+    leaf.prop_recursive(2, 4, 2, |inner| {
+        (inner.clone(), inner).prop_map(|(a, b)| Then::new(a, b).into())
+    })
 }
 
 proptest! {
@@ -350,7 +493,9 @@ fn every_policy_comes_from_configuration_and_goes_back() {
         let policy: Box<dyn ShardingPolicy> = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&policy).unwrap(), text);
         let more = format!("{}, \"colour\": 1}}", text.strip_suffix('}').unwrap());
-        let error = serde_json::from_str::<Box<dyn ShardingPolicy>>(&more).unwrap_err().to_string();
+        let error = serde_json::from_str::<Box<dyn ShardingPolicy>>(&more)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("colour"), "{error}");
     }
     let sizes = [r#""500 MiB""#, "524288000", r#""524.288MB""#];

@@ -21,14 +21,27 @@ pub(super) fn fill(
 ) -> Result<()> {
     let limit = policy.max_shard_size.0;
     // Objects, which can't be cut, come first, as PyTorch has it; then there are elements for what is left free.
-    let objects = |of: bool| task.iter().filter(move |&&i| (pieces[i].content == Content::Object) == of);
+    let objects = |of: bool| {
+        task.iter()
+            .filter(move |&&i| (pieces[i].content == Content::Object) == of)
+    };
     let rows = |of| objects(of).map(|&i| Row::of(&pieces[i], i, policy));
     let plan = Plan::of(rows(true).chain(rows(false)), limit);
-    let mut shard = Filler { limit, plan, room: limit, empty: true, too_large: Vec::new(), out };
+    let mut shard = Filler {
+        limit,
+        plan,
+        room: limit,
+        empty: true,
+        too_large: Vec::new(),
+        out,
+    };
     for row in rows(true) {
         shard.put(&row)?;
     }
-    let segments = shard.plan.segments(shard.room, limit, rows(false).map(|row| row.fitting(limit)));
+    let segments =
+        shard
+            .plan
+            .segments(shard.room, limit, rows(false).map(|row| row.fitting(limit)));
     let mut tensors = rows(false);
     for (number, segment) in segments.into_iter().enumerate() {
         if number > 0 {
@@ -41,7 +54,11 @@ pub(super) fn fill(
     }
     let Filler { too_large, out, .. } = shard;
     for (row, elements) in too_large {
-        warn_too_large(row.piece, row.bytes(elements.start..elements.start + 1), limit);
+        warn_too_large(
+            row.piece,
+            row.bytes(elements.start..elements.start + 1),
+            limit,
+        );
         for element in elements {
             out.start();
             row.push(element..element + 1, out)?;

@@ -54,8 +54,11 @@ impl<'p> Tensor<'p> {
             Content::Object => (piece.bytes, piece.bytes),
             Content::Tensor(dtype) => (piece.bytes, dtype.size()),
             Content::Strings(lengths) => {
-                let (rows, inner) =
-                    piece.region.lengths.split_first().map_or((1, &[][..]), |(&n, inner)| (n, inner));
+                let (rows, inner) = piece
+                    .region
+                    .lengths
+                    .split_first()
+                    .map_or((1, &[][..]), |(&n, inner)| (n, inner));
                 if rows == 0 || inner.iter().any(|&n| n != 1) {
                     return Err(raises(
                         piece,
@@ -147,8 +150,16 @@ mod tests {
 
     #[test]
     fn parts_are_balanced_and_the_gap_is_filled_by_more_of_the_same_tensor() {
-        assert_eq!(cut(39, &[Owned::f32("t", &[10])]), ["t[0:5] t[5:8] t[8:9]", "t[9:10]"]);
-        let wanted = ["t[0:6, 0:1, 0:2]", "t[0:2, 1:4, 0:2]", "t[2:4, 1:4, 0:2]", "t[4:6, 1:4, 0:2]"];
+        assert_eq!(
+            cut(39, &[Owned::f32("t", &[10])]),
+            ["t[0:5] t[5:8] t[8:9]", "t[9:10]"]
+        );
+        let wanted = [
+            "t[0:6, 0:1, 0:2]",
+            "t[0:2, 1:4, 0:2]",
+            "t[2:4, 1:4, 0:2]",
+            "t[4:6, 1:4, 0:2]",
+        ];
         assert_eq!(cut(48, &[Owned::f32("t", &[6, 4, 2])]), wanted);
     }
 
@@ -178,7 +189,10 @@ mod tests {
             (0, Owned::f32("t", &[2])),
         ] {
             let message = fails(limit, owned);
-            assert!(message.contains("t [0:") && message.contains("never returns"), "{message}");
+            assert!(
+                message.contains("t [0:") && message.contains("never returns"),
+                "{message}"
+            );
         }
     }
 
@@ -186,7 +200,9 @@ mod tests {
     fn where_tensorflow_raises_or_loses_a_tensor_is_an_error() {
         assert!(fails(100, Owned::strings("s", &[2, 2], &[1; 4])).contains("arrays of strings"));
         assert!(fails(100, Owned::strings("s", &[0], &[])).contains("vectors of no strings"));
-        assert!(fails(4, Owned::strings("s", &[3, 1], &[1, 2, 3])).contains("cuts no array of strings"));
+        assert!(
+            fails(4, Owned::strings("s", &[3, 1], &[1, 2, 3])).contains("cuts no array of strings")
+        );
         assert!(fails(9, Owned::f32("none", &[3, 0])).contains("none [0:3, 0:0] is in no shard"));
     }
 }

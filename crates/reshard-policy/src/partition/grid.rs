@@ -34,7 +34,11 @@ impl Grid {
     pub fn even(shape: &[u64], parts: &[u64]) -> Result<Self> {
         same_rank(shape, parts.len())?;
         check_count(shape, parts)?;
-        let splits = shape.iter().zip(parts).map(|(&length, &n)| even(length, n)).collect();
+        let splits = shape
+            .iter()
+            .zip(parts)
+            .map(|(&length, &n)| even(length, n))
+            .collect();
         Ok(Self::build(shape, splits))
     }
 
@@ -69,7 +73,11 @@ impl Grid {
             });
             running.collect()
         };
-        Self { shape: shape.into(), starts: splits.iter().map(starts).collect(), splits }
+        Self {
+            shape: shape.into(),
+            starts: splits.iter().map(starts).collect(),
+            splits,
+        }
     }
 
     /// Shape of the whole.
@@ -107,7 +115,10 @@ impl Grid {
         if part >= self.len() {
             return None;
         }
-        let mut region = Region { offsets: Dims::zeros(self.shape.len()), lengths: self.shape.clone() };
+        let mut region = Region {
+            offsets: Dims::zeros(self.shape.len()),
+            lengths: self.shape.clone(),
+        };
         let mut rest = part;
         for (axis, split) in self.splits.iter().enumerate().rev() {
             let at = rest % split.len();
@@ -129,7 +140,9 @@ impl Grid {
         if index >= self.shape[axis] {
             return None;
         }
-        starts.partition_point(|&start| start <= index).checked_sub(1)
+        starts
+            .partition_point(|&start| start <= index)
+            .checked_sub(1)
     }
 
     /// The partition in its shortest form: lengths are listed only for axes that are not cut evenly.
@@ -144,7 +157,9 @@ impl Grid {
 }
 
 fn even(length: u64, parts: u64) -> Dims {
-    (0..parts).map(|i| length / parts + u64::from(i < length % parts)).collect()
+    (0..parts)
+        .map(|i| length / parts + u64::from(i < length % parts))
+        .collect()
 }
 
 fn same_rank(shape: &[u64], axes: usize) -> Result<()> {
@@ -203,13 +218,31 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_named() {
-        says(Grid::even(&[4, 3], &[2]), "1 axes for shape [4, 3], which has 2");
+        says(
+            Grid::even(&[4, 3], &[2]),
+            "1 axes for shape [4, 3], which has 2",
+        );
         says(Grid::even(&[4, 3], &[2, 0]), "no parts along axis 1");
-        says(Grid::even(&[1 << 40, 9], &[1 << 40, 9]), "more than 1048576");
-        says(Grid::even(&[9, 9], &[u64::MAX, u64::MAX]), "more than 1048576");
-        says(Grid::of_splits(&[4], &[[3, 2].into()]), "[3, 2] along axis 0 add up to 5, but shape [4] has 4");
-        says(Grid::of_splits(&[4], &[[u64::MAX, 5].into()]), "more than 64 bits hold");
-        says(Grid::of_splits(&[4], &[Dims::default()]), "no parts along axis 0");
+        says(
+            Grid::even(&[1 << 40, 9], &[1 << 40, 9]),
+            "more than 1048576",
+        );
+        says(
+            Grid::even(&[9, 9], &[u64::MAX, u64::MAX]),
+            "more than 1048576",
+        );
+        says(
+            Grid::of_splits(&[4], &[[3, 2].into()]),
+            "[3, 2] along axis 0 add up to 5, but shape [4] has 4",
+        );
+        says(
+            Grid::of_splits(&[4], &[[u64::MAX, 5].into()]),
+            "more than 64 bits hold",
+        );
+        says(
+            Grid::of_splits(&[4], &[Dims::default()]),
+            "no parts along axis 0",
+        );
     }
 
     #[test]

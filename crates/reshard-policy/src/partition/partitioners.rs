@@ -72,12 +72,18 @@ pub struct FixedShardsPartitioner {
 impl FixedShardsPartitioner {
     /// Makes so many parts along axis 0.
     pub fn new(num_shards: u64) -> Self {
-        Self { num_shards: Some(num_shards), axis: 0 }
+        Self {
+            num_shards: Some(num_shards),
+            axis: 0,
+        }
     }
 
     /// Makes one part per task along axis 0.
     pub fn per_task() -> Self {
-        Self { num_shards: None, axis: 0 }
+        Self {
+            num_shards: None,
+            axis: 0,
+        }
     }
 
     /// Along another axis.
@@ -130,12 +136,19 @@ impl Default for MinSizePartitioner {
 impl MinSizePartitioner {
     /// Makes parts of about so many bytes along axis 0, up to a number of parts.
     pub fn new(min_shard_bytes: u64, max_shards: u64) -> Self {
-        Self { min_shard_bytes: ByteSize(min_shard_bytes), max_shards, ..Self::default() }
+        Self {
+            min_shard_bytes: ByteSize(min_shard_bytes),
+            max_shards,
+            ..Self::default()
+        }
     }
 
     /// Sets the assumed bytes of a string.
     pub fn with_bytes_per_string(self, bytes_per_string: u64) -> Self {
-        Self { bytes_per_string, ..self }
+        Self {
+            bytes_per_string,
+            ..self
+        }
     }
 
     /// Along another axis.
@@ -153,7 +166,10 @@ impl Partitioner for MinSizePartitioner {
         along(self.axis, shape, |length| {
             let bytes = u128::from(volume(shape)?) * u128::from(item);
             let wanted = bytes.div_ceil(self.min_shard_bytes.0.into());
-            Ok(u64::try_from(wanted).unwrap_or(u64::MAX).min(self.max_shards).min(length))
+            Ok(u64::try_from(wanted)
+                .unwrap_or(u64::MAX)
+                .min(self.max_shards)
+                .min(length))
         })
     }
 }
@@ -183,17 +199,28 @@ impl MaxSizePartitioner {
     /// Makes parts of at most so many bytes along axis 0.
     pub fn new(max_shard_bytes: u64) -> Self {
         let max_shard_bytes = ByteSize(max_shard_bytes);
-        Self { max_shard_bytes, max_shards: None, bytes_per_string: BYTES_PER_STRING, axis: 0 }
+        Self {
+            max_shard_bytes,
+            max_shards: None,
+            bytes_per_string: BYTES_PER_STRING,
+            axis: 0,
+        }
     }
 
     /// Sets the maximal number of parts.
     pub fn with_max_shards(self, max_shards: u64) -> Self {
-        Self { max_shards: Some(max_shards), ..self }
+        Self {
+            max_shards: Some(max_shards),
+            ..self
+        }
     }
 
     /// Sets the assumed bytes of a string.
     pub fn with_bytes_per_string(self, bytes_per_string: u64) -> Self {
-        Self { bytes_per_string, ..self }
+        Self {
+            bytes_per_string,
+            ..self
+        }
     }
 
     /// Along another axis.
@@ -213,8 +240,9 @@ impl Partitioner for MaxSizePartitioner {
                 return Ok(1);
             }
             let slice = u128::from(elements / length) * u128::from(item);
-            let indexes =
-                u64::try_from(u128::from(self.max_shard_bytes.0) / slice).unwrap_or(u64::MAX).max(1);
+            let indexes = u64::try_from(u128::from(self.max_shard_bytes.0) / slice)
+                .unwrap_or(u64::MAX)
+                .max(1);
             let most = self.max_shards.filter(|&n| n > 0).unwrap_or(u64::MAX);
             Ok(length.div_ceil(indexes).min(most))
         })
@@ -246,7 +274,10 @@ pub fn variable_axis_size_partitioner(
     max_shards: Option<u64>,
 ) -> MaxSizePartitioner {
     let axis = MaxSizePartitioner::new(max_shard_bytes).with_axis(axis);
-    MaxSizePartitioner { max_shards, ..axis.with_bytes_per_string(bytes_per_string_element) }
+    MaxSizePartitioner {
+        max_shards,
+        ..axis.with_bytes_per_string(bytes_per_string_element)
+    }
 }
 
 const BYTES_PER_STRING: u64 = 16;
@@ -259,7 +290,9 @@ fn positive(name: &str, value: u64) -> Result<()> {
     if value > 0 {
         return Ok(());
     }
-    Err(PolicyError::invalid(format!("{name} is 0; it must be at least 1")))
+    Err(PolicyError::invalid(format!(
+        "{name} is 0; it must be at least 1"
+    )))
 }
 
 fn item_size(element: ElementType, bytes_per_string: u64) -> Result<u64> {
@@ -272,7 +305,9 @@ fn item_size(element: ElementType, bytes_per_string: u64) -> Result<u64> {
 
 fn volume(shape: &[u64]) -> Result<u64> {
     let shape = Dims::from(shape);
-    shape.volume().ok_or_else(|| PolicyError::invalid(format!("shape {shape} has more than 2^64 elements")))
+    shape
+        .volume()
+        .ok_or_else(|| PolicyError::invalid(format!("shape {shape} has more than 2^64 elements")))
 }
 
 /// One part along every axis but one. A scalar has no axis and is one part.
@@ -281,10 +316,19 @@ fn along(axis: i64, shape: &[u64], parts: impl FnOnce(u64) -> Result<u64>) -> Re
     if shape.is_empty() {
         return Ok(out);
     }
-    let from_first = if axis < 0 { axis.checked_add_unsigned(shape.len() as u64) } else { Some(axis) };
-    let at =
-        from_first.and_then(|a| usize::try_from(a).ok()).filter(|&a| a < shape.len()).ok_or_else(|| {
-            PolicyError::invalid(format!("shape {} has no axis {axis} to be cut along", Dims::from(shape)))
+    let from_first = if axis < 0 {
+        axis.checked_add_unsigned(shape.len() as u64)
+    } else {
+        Some(axis)
+    };
+    let at = from_first
+        .and_then(|a| usize::try_from(a).ok())
+        .filter(|&a| a < shape.len())
+        .ok_or_else(|| {
+            PolicyError::invalid(format!(
+                "shape {} has no axis {axis} to be cut along",
+                Dims::from(shape)
+            ))
         })?;
     out[at] = parts(shape[at])?.max(1);
     Ok(out)
@@ -305,22 +349,56 @@ mod tests {
 
     #[test]
     fn parameters_that_cannot_be_are_named() {
-        says(FixedShardsPartitioner::new(0).partitions(1, &[4], F32), "num_shards is 0");
-        says(FixedShardsPartitioner::per_task().partitions(0, &[4], F32), "num_shards is 0");
-        says(MinSizePartitioner::new(0, 1).partitions(1, &[4], F32), "min_shard_bytes is 0");
-        says(MinSizePartitioner::new(1, 0).partitions(1, &[4], F32), "max_shards is 0");
-        says(MaxSizePartitioner::new(0).partitions(1, &[4], F32), "max_shard_bytes is 0");
+        says(
+            FixedShardsPartitioner::new(0).partitions(1, &[4], F32),
+            "num_shards is 0",
+        );
+        says(
+            FixedShardsPartitioner::per_task().partitions(0, &[4], F32),
+            "num_shards is 0",
+        );
+        says(
+            MinSizePartitioner::new(0, 1).partitions(1, &[4], F32),
+            "min_shard_bytes is 0",
+        );
+        says(
+            MinSizePartitioner::new(1, 0).partitions(1, &[4], F32),
+            "max_shards is 0",
+        );
+        says(
+            MaxSizePartitioner::new(0).partitions(1, &[4], F32),
+            "max_shard_bytes is 0",
+        );
         let no_length = MaxSizePartitioner::new(1).with_bytes_per_string(0);
-        says(no_length.partitions(1, &[4], ElementType::String), "bytes_per_string is 0");
-        says(MaxSizePartitioner::new(1).with_axis(2).partitions(1, &[4, 4], F32), "no axis 2");
-        says(MaxSizePartitioner::new(1).with_axis(-3).partitions(1, &[4, 4], F32), "no axis -3");
-        says(MaxSizePartitioner::new(1).partitions(1, &[1 << 40, 1 << 40], F32), "more than 2^64");
+        says(
+            no_length.partitions(1, &[4], ElementType::String),
+            "bytes_per_string is 0",
+        );
+        says(
+            MaxSizePartitioner::new(1)
+                .with_axis(2)
+                .partitions(1, &[4, 4], F32),
+            "no axis 2",
+        );
+        says(
+            MaxSizePartitioner::new(1)
+                .with_axis(-3)
+                .partitions(1, &[4, 4], F32),
+            "no axis -3",
+        );
+        says(
+            MaxSizePartitioner::new(1).partitions(1, &[1 << 40, 1 << 40], F32),
+            "more than 2^64",
+        );
     }
 
     #[test]
     fn scalars_and_shapes_without_elements_are_one_part() {
-        let all: [&dyn Partitioner; 3] =
-            [&FixedShardsPartitioner::new(3), &MinSizePartitioner::new(1, 4), &MaxSizePartitioner::new(10)];
+        let all: [&dyn Partitioner; 3] = [
+            &FixedShardsPartitioner::new(3),
+            &MinSizePartitioner::new(1, 4),
+            &MaxSizePartitioner::new(10),
+        ];
         for p in all {
             assert_eq!(*p.partitions(2, &[], F32).unwrap(), [0u64; 0]);
             assert_eq!(*p.partitions(2, &[0, 4], F32).unwrap(), [1, 1]);
@@ -336,21 +414,30 @@ mod tests {
 
     #[test]
     fn configuration_names_them_and_refuses_unknown_fields() {
-        let parse = |s: &str| serde_json::from_str::<Box<dyn Partitioner>>(s).map_err(|e| e.to_string());
+        let parse =
+            |s: &str| serde_json::from_str::<Box<dyn Partitioner>>(s).map_err(|e| e.to_string());
         let max =
-            parse(r#"{"type": "max_size_partitioner", "max_shard_bytes": "1 KiB", "axis": 1}"#).unwrap();
+            parse(r#"{"type": "max_size_partitioner", "max_shard_bytes": "1 KiB", "axis": 1}"#)
+                .unwrap();
         assert_eq!(*max.partitions(1, &[2, 1024], F32).unwrap(), [1, 8]);
         let min =
-            parse(r#"{"type": "min_size_partitioner", "min_slice_size": 4, "max_partitions": 7}"#).unwrap();
+            parse(r#"{"type": "min_size_partitioner", "min_slice_size": 4, "max_partitions": 7}"#)
+                .unwrap();
         assert_eq!(*min.partitions(1, &[9], F32).unwrap(), [7]);
         let per_task = parse(r#"{"type": "fixed_shards_partitioner"}"#).unwrap();
         assert_eq!(*per_task.partitions(5, &[9], F32).unwrap(), [5]);
         let text = serde_json::to_string(&max).unwrap();
         assert_eq!(format!("{:?}", parse(&text).unwrap()), format!("{max:?}"));
         assert!(
-            parse(r#"{"type": "fixed_shards_partitioner", "shards": 3}"#).unwrap_err().contains("shards")
+            parse(r#"{"type": "fixed_shards_partitioner", "shards": 3}"#)
+                .unwrap_err()
+                .contains("shards")
         );
-        assert!(parse(r#"{"type": "max_size_partitioner"}"#).unwrap_err().contains("max_shard_bytes"));
+        assert!(
+            parse(r#"{"type": "max_size_partitioner"}"#)
+                .unwrap_err()
+                .contains("max_shard_bytes")
+        );
         assert!(parse(r#"{"type": "no_partitioner"}"#).is_err());
     }
 

@@ -84,7 +84,9 @@ impl PartitionSpec {
             Self::Splits(splits) => splits.iter().map(|s| s.len() as u64).collect(),
         };
         let wrong = |what: &str| {
-            Err(PolicyError::invalid(format!("parts {parts} of a tensor of {ndim} axes: {what}")))
+            Err(PolicyError::invalid(format!(
+                "parts {parts} of a tensor of {ndim} axes: {what}"
+            )))
         };
         if ndim == 0 || parts.len() != ndim {
             return wrong("there must be one number for each of its axes, and one axis at least");
@@ -117,9 +119,16 @@ mod tests {
     fn an_empty_part_is_refused_unless_it_is_allowed_or_the_axis_is_empty() {
         let three = PartitionSpec::partitions([3]);
         let message = three.grid(&[2]).unwrap_err().to_string();
-        assert!(message.contains("2 in 3 parts, with lengths [1, 1, 0]"), "{message}");
+        assert!(
+            message.contains("2 in 3 parts, with lengths [1, 1, 0]"),
+            "{message}"
+        );
         assert_eq!(three.grid_with_empty(&[2]).unwrap().len(), 3);
-        assert!(PartitionSpec::splits([[0, 2].as_slice()]).grid(&[2]).is_err());
+        assert!(
+            PartitionSpec::splits([[0, 2].as_slice()])
+                .grid(&[2])
+                .is_err()
+        );
         assert_eq!(PartitionSpec::whole(2).grid(&[0, 4]).unwrap().len(), 1);
         assert!(PartitionSpec::partitions([2, 1]).grid(&[0, 4]).is_err());
     }
@@ -129,14 +138,29 @@ mod tests {
         let normal = |splits: &[u64]| PartitionSpec::splits([splits]).normalized(&[7]).unwrap();
         assert_eq!(normal(&[3, 2, 2]), PartitionSpec::partitions([3]));
         assert_eq!(normal(&[7]), PartitionSpec::whole(1));
-        assert_eq!(normal(&[2, 3, 2]), PartitionSpec::splits([[2, 3, 2].as_slice()]));
-        assert!(PartitionSpec::splits([[3, 2].as_slice()]).normalized(&[7]).is_err());
+        assert_eq!(
+            normal(&[2, 3, 2]),
+            PartitionSpec::splits([[2, 3, 2].as_slice()])
+        );
+        assert!(
+            PartitionSpec::splits([[3, 2].as_slice()])
+                .normalized(&[7])
+                .is_err()
+        );
     }
 
     #[test]
     fn the_one_axis_that_is_cut_is_found() {
-        assert_eq!(PartitionSpec::partitions([1, 3]).one_axis(2).unwrap(), (1, 3));
-        assert_eq!(PartitionSpec::splits([[4].as_slice(), &[1, 2]]).one_axis(2).unwrap(), (1, 2));
+        assert_eq!(
+            PartitionSpec::partitions([1, 3]).one_axis(2).unwrap(),
+            (1, 3)
+        );
+        assert_eq!(
+            PartitionSpec::splits([[4].as_slice(), &[1, 2]])
+                .one_axis(2)
+                .unwrap(),
+            (1, 2)
+        );
         assert_eq!(PartitionSpec::whole(2).one_axis(2).unwrap(), (0, 1));
         for (parts, ndim) in [(vec![2, 2], 2), (vec![0, 1], 2), (vec![2], 2), (vec![], 0)] {
             assert!(PartitionSpec::partitions(parts).one_axis(ndim).is_err());
@@ -146,7 +170,10 @@ mod tests {
     #[test]
     fn configuration_says_partitions_or_splits_and_nothing_else() {
         let parse = |s: &str| serde_json::from_str::<PartitionSpec>(s);
-        assert_eq!(parse(r#"{"partitions": [2, 1]}"#).unwrap(), PartitionSpec::partitions([2, 1]));
+        assert_eq!(
+            parse(r#"{"partitions": [2, 1]}"#).unwrap(),
+            PartitionSpec::partitions([2, 1])
+        );
         assert!(parse(r#"{"partitions": [2], "splits": [[1, 1]]}"#).is_err());
         assert!(parse(r#"{"parts": [2]}"#).is_err());
         assert!(parse(r#"{"partitions": [-1]}"#).is_err());

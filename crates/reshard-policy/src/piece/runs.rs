@@ -9,7 +9,9 @@ pub(crate) fn runs(whole: &Region, part: &Region) -> impl Iterator<Item = Range<
     // Nobody has a list that is too long for a layout.
     let layouts = Layout::contiguous(1, &whole.lengths).zip(Layout::contiguous(1, &part.lengths));
     let runs = layouts.map(|(list, own)| Segments::row_major(&list.narrow(&part), &own));
-    runs.into_iter().flatten().map(|(from, _, n)| from as usize..(from + n) as usize)
+    runs.into_iter()
+        .flatten()
+        .map(|(from, _, n)| from as usize..(from + n) as usize)
 }
 
 #[cfg(test)]

@@ -33,7 +33,12 @@ impl<'a> Slice<'a> {
                 .collect(),
             _ => Vec::new(),
         };
-        Self { of, region, lengths, bytes }
+        Self {
+            of,
+            region,
+            lengths,
+            bytes,
+        }
     }
 
     /// The part as a piece. It has its own region, bytes and lengths of strings; everything else is the whole piece's.
@@ -42,6 +47,11 @@ impl<'a> Slice<'a> {
             Content::Strings(_) => Content::Strings(&self.lengths),
             other => other,
         };
-        Piece { region: &self.region, bytes: self.bytes, content, ..self.of }
+        Piece {
+            region: &self.region,
+            bytes: self.bytes,
+            content,
+            ..self.of
+        }
     }
 }

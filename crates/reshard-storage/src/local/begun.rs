@@ -37,7 +37,8 @@ impl Built {
 fn machine() -> Option<String> {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let id = id.trim();
-    (!id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-')).then(|| id.to_owned())
+    (!id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-'))
+        .then(|| id.to_owned())
 }
 
 /// Tells the other ranks where a version is built.
@@ -57,7 +58,9 @@ pub(super) fn join(mine: &Path, attempt: &str, told: Option<&str>) -> Result<(Si
     let (theirs, built) = told.map_or((None, None), parse);
     // Where the other rank says. Another machine may know that directory by another path: then as the URL says.
     for place in theirs.as_deref().into_iter().chain([mine]) {
-        let Some(site) = Home::find(place)?.site(attempt)? else { continue };
+        let Some(site) = Home::find(place)?.site(attempt)? else {
+            continue;
+        };
         match site.join() {
             // What somebody has put there instead is neither written to nor removed.
             Ok(dir) if built.as_ref().is_some_and(|built| !built.may_be(dir.fd())) => {}
@@ -66,7 +69,10 @@ pub(super) fn join(mine: &Path, attempt: &str, told: Option<&str>) -> Result<(Si
             Err(e) => return Err(e),
         }
     }
-    Err(StorageError::NotJoined { path: mine.display().to_string(), attempt: attempt.to_owned() })
+    Err(StorageError::NotJoined {
+        path: mine.display().to_string(),
+        attempt: attempt.to_owned(),
+    })
 }
 
 fn parse(told: &str) -> (Option<PathBuf>, Option<Built>) {

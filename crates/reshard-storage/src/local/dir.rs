@@ -24,7 +24,9 @@ use std::{
 const ANY: Mode = Mode::from_raw_mode(0o777);
 
 /// How a directory is opened to be listed and worked in.
-pub(super) const ENTER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+pub(super) const ENTER: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::CLOEXEC);
 
 /// Opens a directory that is not a link to one.
 pub(super) fn open(at: impl AsFd, path: impl Arg) -> Result<OwnedFd, Errno> {
@@ -114,7 +116,9 @@ pub(super) fn bears(at: impl AsFd, name: &OsStr, dir: &OwnedFd) -> Result<bool, 
 /// Where an open directory is by now, as far as the system tells.
 pub(super) fn path_of(dir: &OwnedFd) -> Option<PathBuf> {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd())).ok()?;
-    bears(rustix::fs::CWD, path.as_os_str(), dir).ok()?.then_some(path)
+    bears(rustix::fs::CWD, path.as_os_str(), dir)
+        .ok()?
+        .then_some(path)
 }
 
 /// Whether nothing lies in a directory.
@@ -147,7 +151,9 @@ pub(super) fn below<T>(
     name: &Name,
     f: impl FnOnce(BorrowedFd<'_>, &str) -> Result<T, Errno>,
 ) -> Result<T, Errno> {
-    let Some((dirs, file)) = name.as_str().rsplit_once('/') else { return f(root.as_fd(), name.as_str()) };
+    let Some((dirs, file)) = name.as_str().rsplit_once('/') else {
+        return f(root.as_fd(), name.as_str());
+    };
     let mut held: Option<OwnedFd> = None;
     for part in dirs.split('/') {
         held = Some(match &held {
@@ -167,7 +173,13 @@ pub(super) fn open_below(root: impl AsFd, name: &Name) -> Result<OwnedFd, Errno>
     #[cfg(target_os = "linux")]
     {
         use rustix::fs::{ResolveFlags, openat2};
-        match openat2(&root, name.as_str(), ENTER, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+        match openat2(
+            &root,
+            name.as_str(),
+            ENTER,
+            Mode::empty(),
+            ResolveFlags::NO_SYMLINKS,
+        ) {
             // Not on this kernel, or not in this sandbox.
             Err(Errno::NOSYS | Errno::PERM) => {}
             other => return other,
@@ -178,7 +190,9 @@ pub(super) fn open_below(root: impl AsFd, name: &Name) -> Result<OwnedFd, Errno>
 
 /// Removes a file below an open directory, if it is there.
 pub(super) fn unlink(root: impl AsFd, name: &Name) -> Result<(), Errno> {
-    match below(root, name, |dir, file| rustix::fs::unlinkat(dir, file, AtFlags::empty())) {
+    match below(root, name, |dir, file| {
+        rustix::fs::unlinkat(dir, file, AtFlags::empty())
+    }) {
         Err(e) if is_absent(e) => Ok(()),
         other => other,
     }
@@ -202,7 +216,10 @@ impl Dir {
     /// Opens a directory, which lies at `path`; that is only for messages.
     pub(super) fn open(at: impl AsFd, name: &OsStr, path: &Path) -> Result<Self> {
         let fd = open(at, name).map_err(|e| StorageError::io("open", path, e))?;
-        Ok(Self { fd: Arc::new(fd), path: path.into() })
+        Ok(Self {
+            fd: Arc::new(fd),
+            path: path.into(),
+        })
     }
 
     pub(super) fn fd(&self) -> &OwnedFd {
@@ -219,12 +236,15 @@ impl Dir {
             .union(OFlags::CLOEXEC)
             .union(OFlags::NOFOLLOW);
         let mode = Mode::from_raw_mode(0o666);
-        let file = below(&self.fd, name, |dir, file| rustix::fs::openat(dir, file, flags, mode));
+        let file = below(&self.fd, name, |dir, file| {
+            rustix::fs::openat(dir, file, flags, mode)
+        });
         let file = File::from(file.map_err(|e| match e {
             Errno::EXIST => StorageError::invalid(format!("{name} is written twice")),
             e => StorageError::io("create", &path, e),
         })?);
-        file.set_len(bytes).map_err(|e| StorageError::io("set the length of", &path, e))?;
+        file.set_len(bytes)
+            .map_err(|e| StorageError::io("set the length of", &path, e))?;
         Ok((path, file))
     }
 
@@ -241,7 +261,9 @@ impl Dir {
         match linked {
             Ok(()) => {
                 note(|| Trace::Linked(path.clone()));
-                let meta = file.metadata().map_err(|e| StorageError::io("look at", &path, e))?;
+                let meta = file
+                    .metadata()
+                    .map_err(|e| StorageError::io("look at", &path, e))?;
                 Ok(Some((path, meta.len())))
             }
             Err(Errno::EXIST) => Err(StorageError::invalid(format!("{name} is written twice"))),
@@ -256,9 +278,17 @@ impl Dir {
     fn make_parents(&self, name: &Name) -> Result<()> {
         for (end, _) in name.as_str().match_indices('/') {
             let above = Name::new(&name.as_str()[..end])?;
-            match below(&self.fd, &above, |dir, part| rustix::fs::mkdirat(dir, part, ANY)) {
+            match below(&self.fd, &above, |dir, part| {
+                rustix::fs::mkdirat(dir, part, ANY)
+            }) {
                 Ok(()) | Err(Errno::EXIST) => {}
-                Err(e) => return Err(StorageError::io("create", self.path.join(above.as_str()), e)),
+                Err(e) => {
+                    return Err(StorageError::io(
+                        "create",
+                        self.path.join(above.as_str()),
+                        e,
+                    ));
+                }
             }
         }
         Ok(())
@@ -268,7 +298,9 @@ impl Dir {
     pub(super) fn len(&self, name: &Name) -> Result<Option<u64>> {
         match below(&self.fd, name, len) {
             Err(e) if is_absent(e) || e == Errno::LOOP => Ok(None),
-            other => other.map_err(|e| StorageError::io("look at", self.path.join(name.as_str()), e)),
+            other => {
+                other.map_err(|e| StorageError::io("look at", self.path.join(name.as_str()), e))
+            }
         }
     }
 
@@ -277,7 +309,11 @@ impl Dir {
         sync(self.fd(), &self.path)?;
         let all: BTreeSet<&str> = names
             .iter()
-            .flat_map(|n| n.as_str().match_indices('/').map(|(end, _)| &n.as_str()[..end]))
+            .flat_map(|n| {
+                n.as_str()
+                    .match_indices('/')
+                    .map(|(end, _)| &n.as_str()[..end])
+            })
             .collect();
         for dir in all {
             let path = self.path.join(dir);
@@ -333,8 +369,17 @@ pub(super) mod tests {
             return work();
         }
         let mut again = std::process::Command::new("sh");
-        again.args(["-c", r#"ulimit -n 200; exec "$0" --exact "$1" --test-threads=1"#]).env(MARK, "");
-        let out = again.arg(std::env::current_exe().unwrap()).arg(test).output().unwrap();
+        again
+            .args([
+                "-c",
+                r#"ulimit -n 200; exec "$0" --exact "$1" --test-threads=1"#,
+            ])
+            .env(MARK, "");
+        let out = again
+            .arg(std::env::current_exe().unwrap())
+            .arg(test)
+            .output()
+            .unwrap();
         let text = String::from_utf8_lossy(&out.stdout);
         assert!(out.status.success() && text.contains("1 passed"), "{text}");
     }
@@ -361,17 +406,28 @@ pub(super) mod tests {
             at.try_clone().unwrap(),
         ];
         for fd in opened.iter().chain([&at]) {
-            assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+            assert!(
+                rustix::io::fcntl_getfd(fd)
+                    .unwrap()
+                    .contains(rustix::io::FdFlags::CLOEXEC)
+            );
         }
         #[cfg(target_os = "linux")]
         assert!(rustix::fs::fcntl_getfl(&at).unwrap().contains(OFlags::PATH));
         for name in ["f", "to-d", "to-f"] {
-            let e = [open(&at, name).err(), open_below(&at, &Name::new(name).unwrap()).err()];
+            let e = [
+                open(&at, name).err(),
+                open_below(&at, &Name::new(name).unwrap()).err(),
+            ];
             let refused = |e: &Option<Errno>| matches!(e, Some(Errno::NOTDIR | Errno::LOOP));
             assert!(e.iter().all(refused), "{name}: {e:?}");
         }
         for name in ["f", "to-f"] {
-            assert_eq!(hold(&home.path().join(name)).err(), Some(Errno::NOTDIR), "{name}");
+            assert_eq!(
+                hold(&home.path().join(name)).err(),
+                Some(Errno::NOTDIR),
+                "{name}"
+            );
         }
     }
 
@@ -380,9 +436,15 @@ pub(super) mod tests {
         let (_home, at) = with_both();
         let remove = |name| unlink(&at, &Name::new(name).unwrap());
         assert!(matches!(remove("d"), Err(Errno::ISDIR | Errno::PERM)));
-        assert_eq!([remove("f"), remove("f"), remove("f/g"), remove("g/h")], [Ok(()); 4]);
+        assert_eq!(
+            [remove("f"), remove("f"), remove("f/g"), remove("g/h")],
+            [Ok(()); 4]
+        );
         assert!(is_absent(Errno::NOENT) && is_absent(Errno::NOTDIR) && !is_absent(Errno::IO));
-        assert_eq!([c".", c"..", c"...", c"a"].map(utf8), [None, None, Some("..."), Some("a")]);
+        assert_eq!(
+            [c".", c"..", c"...", c"a"].map(utf8),
+            [None, None, Some("..."), Some("a")]
+        );
     }
 
     #[test]
@@ -402,6 +464,9 @@ pub(super) mod tests {
             ["d/in", "f", "to-d/in", "d", "g"].map(|n| len(n).unwrap()),
             [Some(4), Some(0), None, None, None]
         );
-        assert!(matches!(len(&"x".repeat(300)), Err(StorageError::Io { .. })));
+        assert!(matches!(
+            len(&"x".repeat(300)),
+            Err(StorageError::Io { .. })
+        ));
     }
 }

@@ -26,21 +26,38 @@ pub(super) struct Input {
 impl Input {
     pub(super) fn open(root: &Root, name: &Name) -> Result<Self> {
         let (path, file) = (root.path_of(name), root.open_file(name)?);
-        let meta = file.metadata().map_err(|e| StorageError::io("look at", &path, e))?;
+        let meta = file
+            .metadata()
+            .map_err(|e| StorageError::io("look at", &path, e))?;
         if !meta.is_file() {
             let what = what_it_is(FileType::from_raw_mode(meta.mode()));
-            return Err(StorageError::NoFile { path: path.display().to_string(), what });
+            return Err(StorageError::NoFile {
+                path: path.display().to_string(),
+                what,
+            });
         }
-        Ok(Self { file, size: meta.len(), path })
+        Ok(Self {
+            file,
+            size: meta.len(),
+            path,
+        })
     }
 
     fn short(&self, range: Range<u64>, size: u64) -> StorageError {
-        StorageError::Short { path: self.path.display().to_string(), range, size }
+        StorageError::Short {
+            path: self.path.display().to_string(),
+            range,
+            size,
+        }
     }
 
     /// That the file is long enough to have these bytes.
     pub(super) fn expect(&self, range: &Range<u64>) -> Result<()> {
-        if range.end > self.size { Err(self.short(range.clone(), self.size)) } else { Ok(()) }
+        if range.end > self.size {
+            Err(self.short(range.clone(), self.size))
+        } else {
+            Ok(())
+        }
     }
 
     /// The file has shrunk since it was opened, or the system failed.
@@ -55,7 +72,9 @@ impl Input {
     /// Fills `out` from byte `at` on.
     pub(super) fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
         let range = at..at + out.len() as u64;
-        self.file.read_exact_at(out, at).map_err(|e| self.failed(range, e))
+        self.file
+            .read_exact_at(out, at)
+            .map_err(|e| self.failed(range, e))
     }
 
     /// A range in memory of its own. The range was checked against the file's size, so that no length from a damaged
@@ -66,7 +85,8 @@ impl Input {
         let mut out: Vec<u8> = Vec::new();
         // A file with holes may be longer than all memory.
         out.try_reserve_exact(len).map_err(|_| {
-            let e = std::io::Error::new(ErrorKind::OutOfMemory, format!("no memory for {len} bytes"));
+            let e =
+                std::io::Error::new(ErrorKind::OutOfMemory, format!("no memory for {len} bytes"));
             StorageError::io("read", &self.path, e)
         })?;
         piecemeal(range, ErrorKind::UnexpectedEof, |at| {
@@ -148,7 +168,10 @@ mod tests {
         piecemeal(&(5..5), ErrorKind::WriteZero, |_| Err(Errno::IO)).unwrap();
         let of = |outcome| piecemeal(&(0..9), ErrorKind::WriteZero, |_| outcome).unwrap_err();
         assert_eq!(of(Ok(0)).kind(), ErrorKind::WriteZero);
-        assert_eq!(of(Err(Errno::IO)).raw_os_error(), Some(Errno::IO.raw_os_error()));
+        assert_eq!(
+            of(Err(Errno::IO)).raw_os_error(),
+            Some(Errno::IO.raw_os_error())
+        );
     }
 
     #[test]
@@ -156,20 +179,31 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("a"), [7; 1000]).unwrap();
         let input = Input::open(&Root::new(home.path().into()), &Name::new("a").unwrap()).unwrap();
-        File::options().write(true).open(home.path().join("a")).unwrap().set_len(400).unwrap();
+        File::options()
+            .write(true)
+            .open(home.path().join("a"))
+            .unwrap()
+            .set_len(400)
+            .unwrap();
         let (mut one, mut two) = ([0; 300], [0; 300]);
         let errors = [
             input.read(200, &mut one).unwrap_err(),
-            input.read_vectored(200, &mut [&mut one, &mut two]).unwrap_err(),
+            input
+                .read_vectored(200, &mut [&mut one, &mut two])
+                .unwrap_err(),
             input.read_bytes(&(300..900)).unwrap_err(),
         ];
         let ranges = errors.map(|e| match e {
-            StorageError::Short { range, size: 400, .. } => range,
+            StorageError::Short {
+                range, size: 400, ..
+            } => range,
             e => panic!("{e:?}"),
         });
         assert_eq!(ranges, [200..500, 200..800, 300..900]);
         let mut out = [0; 200];
-        input.read_vectored(100, &mut [&mut out[..50], &mut one]).unwrap_err();
+        input
+            .read_vectored(100, &mut [&mut out[..50], &mut one])
+            .unwrap_err();
         input.read(200, &mut out).unwrap();
         assert_eq!(out, [7; 200]);
     }

@@ -16,16 +16,22 @@ use std::{
 /// What attempts at this place have left beside it.
 pub(super) fn leftovers(place: &Path) -> Result<Vec<Leftover>> {
     let home = Home::find(place)?;
-    let Some(up) = &home.up else { return Ok(Vec::new()) };
-    let found =
-        siblings(up, &home.parent, &home.name).map_err(|e| StorageError::io("list", &home.parent, e))?;
+    let Some(up) = &home.up else {
+        return Ok(Vec::new());
+    };
+    let found = siblings(up, &home.parent, &home.name)
+        .map_err(|e| StorageError::io("list", &home.parent, e))?;
     let leftover = |s: Sibling| {
         let path = home.parent.join(&s.name);
         let (bytes, modified) = extent_of(&path);
         // Whatever it is called, it can be opened by what is said here.
         let text = path.to_str().map_or_else(|| url(&path), str::to_owned);
         let left = Leftover::new(s.attempt, text).holding(bytes, modified);
-        if s.state == State::Replaced { left.replaced() } else { left }
+        if s.state == State::Replaced {
+            left.replaced()
+        } else {
+            left
+        }
     };
     let mut out: Vec<_> = found.into_iter().map(leftover).collect();
     out.sort();
@@ -58,7 +64,10 @@ fn extent_of(dir: &Path) -> (u64, Option<SystemTime>) {
         }
     }
     // Removing files changes their directory: only where there are none it is asked.
-    (bytes, last.or_else(|| fs::metadata(dir).ok()?.modified().ok()))
+    (
+        bytes,
+        last.or_else(|| fs::metadata(dir).ok()?.modified().ok()),
+    )
 }
 
 #[cfg(test)]
@@ -78,26 +87,46 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let home = fs::canonicalize(dir.path()).unwrap();
         let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        for (file, bytes, seconds) in
-            [(".x.a.tmp/d/f", 5, 100), (".x.a.tmp/d/g", 6, 300), (".x.a.tmp/h", 7, 200), ("b/f", 1, 50)]
-        {
+        for (file, bytes, seconds) in [
+            (".x.a.tmp/d/f", 5, 100),
+            (".x.a.tmp/d/g", 6, 300),
+            (".x.a.tmp/h", 7, 200),
+            ("b/f", 1, 50),
+        ] {
             let path = home.join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(&path, vec![0; bytes]).unwrap();
-            fs::File::options().write(true).open(&path).unwrap().set_modified(at(seconds)).unwrap();
+            fs::File::options()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .set_modified(at(seconds))
+                .unwrap();
         }
         let old = home.join(format!(".x.b.1-{:x}.old", number(&home.join("b"))));
         fs::rename(home.join("b"), old).unwrap();
         fs::create_dir(home.join(".x.c.tmp")).unwrap();
-        fs::File::open(home.join(".x.c.tmp")).unwrap().set_modified(at(70)).unwrap();
+        fs::File::open(home.join(".x.c.tmp"))
+            .unwrap()
+            .set_modified(at(70))
+            .unwrap();
         // Of none of these.
         fs::create_dir(home.join(".x.d.out")).unwrap();
         fs::write(home.join(".x.e.tmp"), "a file").unwrap();
         symlink(".x.a.tmp", home.join(".x.f.tmp")).unwrap();
         let left = leftovers(&home.join("x")).unwrap();
-        let told: Vec<_> =
-            left.iter().map(|l| (&*l.attempt, l.replaced, l.bytes, l.modified.unwrap())).collect();
-        assert_eq!(told, [("a", false, 18, at(300)), ("b", true, 1, at(50)), ("c", false, 0, at(70))]);
+        let told: Vec<_> = left
+            .iter()
+            .map(|l| (&*l.attempt, l.replaced, l.bytes, l.modified.unwrap()))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                ("a", false, 18, at(300)),
+                ("b", true, 1, at(50)),
+                ("c", false, 0, at(70))
+            ]
+        );
         assert_eq!(left[0].path, home.join(".x.a.tmp").to_str().unwrap());
         assert!(leftovers(&home.join("none/x")).unwrap().is_empty());
         let e = leftovers(&home.join(".x.e.tmp/x")).unwrap_err();

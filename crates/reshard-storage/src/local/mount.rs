@@ -73,7 +73,11 @@ fn look(dir: &OwnedFd, name: &CStr) -> Result<Found, Errno> {
     }
     // Some file systems give files, but not directories, a device of their own.
     let apart = stat.st_dev != rustix::fs::fstat(dir)?.st_dev;
-    Ok(if apart { Found::Apart } else { Found::Directory })
+    Ok(if apart {
+        Found::Apart
+    } else {
+        Found::Directory
+    })
 }
 
 /// So many directories stay open above the one that is looked at. Deeper ones are found again by `..`, so that descriptors don't
@@ -109,7 +113,11 @@ pub(super) fn first_below(top: &OwnedFd) -> Result<Option<PathBuf>, Errno> {
             let found = directories(&dir)?;
             let known = Identity::of(&here)?;
             let left = std::mem::replace(&mut here, dir);
-            above.push(Level { dir: (above.len() < OPEN).then_some(left), known, names });
+            above.push(Level {
+                dir: (above.len() < OPEN).then_some(left),
+                known,
+                names,
+            });
             names = match found {
                 Ok(names) => names,
                 Err(apart) => return Ok(Some(path.join(text(&apart)))),
@@ -117,7 +125,9 @@ pub(super) fn first_below(top: &OwnedFd) -> Result<Option<PathBuf>, Errno> {
             continue;
         }
         // All of it is looked at: back to the one above.
-        let Some(level) = above.pop() else { return Ok(None) };
+        let Some(level) = above.pop() else {
+            return Ok(None);
+        };
         here = match level.dir {
             Some(dir) => dir,
             None => dir::open(&here, c"..")?,
@@ -172,18 +182,29 @@ pub(super) mod tests {
         let home = tempfile::tempdir().unwrap();
         let script = r#"mkdir -p "$2"/from/sub && echo gold > "$2"/from/gold && echo gold > "$2"/from/sub/gold && exec "$0" --exact "$1" --test-threads=1"#;
         let mut again = unshare();
-        again.args(["sh", "-c", script]).arg(std::env::current_exe().unwrap()).arg(test).arg(home.path());
+        again
+            .args(["sh", "-c", script])
+            .arg(std::env::current_exe().unwrap())
+            .arg(test)
+            .arg(home.path());
         let out = again.env(MARK, home.path()).output().unwrap();
         let text = String::from_utf8_lossy(&out.stdout);
         assert!(out.status.success() && text.contains("1 passed"), "{text}");
         for gold in ["gold", "sub/gold"] {
-            assert!(home.path().join("from").join(gold).exists(), "{gold} is gone");
+            assert!(
+                home.path().join("from").join(gold).exists(),
+                "{gold} is gone"
+            );
         }
     }
 
     /// Lets a directory, or a file, be seen as another one, too.
     pub(in super::super) fn bind(from: &Path, to: &Path) {
-        let done = Command::new("mount").arg("--bind").args([from, to]).status().unwrap();
+        let done = Command::new("mount")
+            .arg("--bind")
+            .args([from, to])
+            .status()
+            .unwrap();
         assert!(done.success());
     }
 
@@ -198,42 +219,58 @@ pub(super) mod tests {
         let home = tempfile::tempdir().unwrap();
         fs::create_dir(home.path().join("d")).unwrap();
         let home = dir::hold(home.path()).unwrap();
-        assert_eq!((is_mount(&home, "d"), is_mount(&home, "none").is_err()), (Ok(false), true));
+        assert_eq!(
+            (is_mount(&home, "d"), is_mount(&home, "none").is_err()),
+            (Ok(false), true)
+        );
         let proc = dir::open(&root, "proc").unwrap();
         assert_eq!(is_apart(&proc, &root), Ok(true));
         assert_eq!(is_apart(&dir::open(&home, "d").unwrap(), &home), Ok(false));
-        let first = first_below(&dir::open(rustix::fs::CWD, "/").unwrap()).unwrap().unwrap();
+        let first = first_below(&dir::open(rustix::fs::CWD, "/").unwrap())
+            .unwrap()
+            .unwrap();
         assert!(first.iter().count() == 1, "{}", first.display());
     }
 
     #[test]
     fn a_mount_is_found_wherever_it_lies() {
-        with_mount("local::mount::tests::a_mount_is_found_wherever_it_lies", |home| {
-            let tree = home.join("tree");
-            for d in ["a/b/c", "d/e", "z"] {
-                fs::create_dir_all(tree.join(d)).unwrap();
-            }
-            fs::write(tree.join("z/f"), "").unwrap();
-            std::os::unix::fs::symlink(home.join("from"), tree.join("a/link")).unwrap();
-            let first = || first_below(&dir::open(rustix::fs::CWD, &tree).unwrap()).unwrap();
-            assert_eq!(first(), None);
-            bind(&home.join("from/gold"), &tree.join("z/f"));
-            assert_eq!(first(), Some("z/f".into()));
-            bind(&home.join("from"), &tree.join("z"));
-            assert_eq!(first(), Some("z".into()));
-        });
+        with_mount(
+            "local::mount::tests::a_mount_is_found_wherever_it_lies",
+            |home| {
+                let tree = home.join("tree");
+                for d in ["a/b/c", "d/e", "z"] {
+                    fs::create_dir_all(tree.join(d)).unwrap();
+                }
+                fs::write(tree.join("z/f"), "").unwrap();
+                std::os::unix::fs::symlink(home.join("from"), tree.join("a/link")).unwrap();
+                let first = || first_below(&dir::open(rustix::fs::CWD, &tree).unwrap()).unwrap();
+                assert_eq!(first(), None);
+                bind(&home.join("from/gold"), &tree.join("z/f"));
+                assert_eq!(first(), Some("z/f".into()));
+                bind(&home.join("from"), &tree.join("z"));
+                assert_eq!(first(), Some("z".into()));
+            },
+        );
     }
 
     #[test]
     fn a_nest_of_any_depth_is_looked_through() {
-        with_few_files("local::mount::tests::a_nest_of_any_depth_is_looked_through", || {
-            let home = tempfile::tempdir().unwrap();
-            nest(home.path(), 3_000, "d", "f");
-            nest(&home.path().join("d/d"), 100, "e", "f");
-            let at = dir::open(rustix::fs::CWD, home.path()).unwrap();
-            assert_eq!(first_below(&at), Ok(None));
-            let up = dir::hold(home.path().parent().unwrap()).unwrap();
-            super::super::remove::remove_tree(&up, home.path().file_name().unwrap(), home.path()).unwrap();
-        });
+        with_few_files(
+            "local::mount::tests::a_nest_of_any_depth_is_looked_through",
+            || {
+                let home = tempfile::tempdir().unwrap();
+                nest(home.path(), 3_000, "d", "f");
+                nest(&home.path().join("d/d"), 100, "e", "f");
+                let at = dir::open(rustix::fs::CWD, home.path()).unwrap();
+                assert_eq!(first_below(&at), Ok(None));
+                let up = dir::hold(home.path().parent().unwrap()).unwrap();
+                super::super::remove::remove_tree(
+                    &up,
+                    home.path().file_name().unwrap(),
+                    home.path(),
+                )
+                .unwrap();
+            },
+        );
     }
 }

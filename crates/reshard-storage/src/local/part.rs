@@ -15,9 +15,9 @@ use super::{
     write,
 };
 use crate::{
-    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name, PartStore,
-    PlaceKind, Progress, RecordRead, Recovery, Result, StorageError, Store, Traffic, Transaction, Written,
-    failpoint, pool,
+    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name,
+    PartStore, PlaceKind, Progress, RecordRead, Recovery, Result, StorageError, Store, Traffic,
+    Transaction, Written, failpoint, pool,
     trail::{Trace, note},
 };
 use async_trait::async_trait;
@@ -51,13 +51,20 @@ impl LocalPart {
     /// `None` when the path ends in no name that a file can have.
     pub(super) fn new(path: &Path, kind: PlaceKind) -> Option<Self> {
         let (parent, name) = (path.parent()?, Name::new(path.file_name()?.to_str()?).ok()?);
-        let folder = Arc::new(LocalStore { root: Root::new(parent.to_path_buf()), home: None });
+        let folder = Arc::new(LocalStore {
+            root: Root::new(parent.to_path_buf()),
+            home: None,
+        });
         let reads = match kind {
             PlaceKind::Folder => return None,
             PlaceKind::File => PartStore::file(url(path), folder, name),
             PlaceKind::Prefix => PartStore::prefix(url(path), folder, name.as_str()),
         };
-        Some(Self { path: path.to_path_buf(), reads, home: None })
+        Some(Self {
+            path: path.to_path_buf(),
+            reads,
+            home: None,
+        })
     }
 }
 
@@ -103,14 +110,21 @@ impl Store for LocalPart {
         }
         let path = self.path.clone();
         let held = pool::run_one(move || {
-            let (Some(parent), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str)) else {
+            let (Some(parent), Some(name)) =
+                (path.parent(), path.file_name().and_then(OsStr::to_str))
+            else {
                 return Ok(None);
             };
             Root::new(parent.to_path_buf()).hold_file(Name::new(name)?)
         });
-        let Some(root) = held.await? else { return Ok(None) };
+        let Some(root) = held.await? else {
+            return Ok(None);
+        };
         let folder = Arc::new(LocalStore { root, home: None });
-        Ok(Some(Arc::new(Self { reads: self.reads.of(folder), ..self.clone() })))
+        Ok(Some(Arc::new(Self {
+            reads: self.reads.of(folder),
+            ..self.clone()
+        })))
     }
 
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
@@ -118,15 +132,17 @@ impl Store for LocalPart {
         let home = pool::run_one(move || {
             let mut home = Home::find(&place)?;
             let found = match &home.up {
-                Some(up) => {
-                    Identity::named(up, &home.name).map_err(|e| StorageError::io("look at", &place, e))?
-                }
+                Some(up) => Identity::named(up, &home.name)
+                    .map_err(|e| StorageError::io("look at", &place, e))?,
                 None => None,
             };
             home.known = Some(found);
             Ok(home)
         });
-        Ok(Some(Arc::new(Self { home: Some(Arc::new(home.await?)), ..self.clone() })))
+        Ok(Some(Arc::new(Self {
+            home: Some(Arc::new(home.await?)),
+            ..self.clone()
+        })))
     }
 
     fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
@@ -183,7 +199,9 @@ impl Recovery for LocalPart {
     async fn remove_leftover(&self, left: &Leftover) -> Result<()> {
         let (place, kind, attempt) = (self.path.clone(), self.reads.kind(), left.attempt.clone());
         pool::run_one(move || {
-            let Some(site) = Home::find(&place)?.site(&attempt)? else { return Ok(()) };
+            let Some(site) = Home::find(&place)?.site(&attempt)? else {
+                return Ok(());
+            };
             match site.join() {
                 Err(StorageError::NotFound { .. }) => return Ok(()),
                 Ok(built) if kind == PlaceKind::Prefix => withdraw(&site, &built)?,
@@ -210,8 +228,13 @@ fn with_prefix(site: &Site, name: &Name) -> OsString {
 /// Takes back what a killed attempt has linked into the folder, unless it had come to the last file: the record.
 fn withdraw(site: &Site, built: &Dir) -> Result<()> {
     let fail = |e| StorageError::io("look at", &site.place, e);
-    let held = built.fd().try_clone().map_err(|e| StorageError::io("open", &site.built, e))?;
-    let files = Root::held(site.built.clone(), Some(held)).list(None, Depth::One)?.files;
+    let held = built
+        .fd()
+        .try_clone()
+        .map_err(|e| StorageError::io("open", &site.built, e))?;
+    let files = Root::held(site.built.clone(), Some(held))
+        .list(None, Depth::One)?
+        .files;
     let mut linked = Vec::new();
     for file in &files {
         let outer = with_prefix(site, &file.name);
@@ -227,9 +250,15 @@ fn withdraw(site: &Site, built: &Dir) -> Result<()> {
 }
 
 fn unlink_all(site: &Site, names: &[OsString]) -> Result<()> {
-    names.iter().try_for_each(|name| match rustix::fs::unlinkat(&site.up, &**name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(e) => Err(StorageError::io("remove", site.place.with_file_name(name), e)),
+    names.iter().try_for_each(|name| {
+        match rustix::fs::unlinkat(&site.up, &**name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(StorageError::io(
+                "remove",
+                site.place.with_file_name(name),
+                e,
+            )),
+        }
     })
 }
 
@@ -246,7 +275,13 @@ struct PartTransaction {
 
 impl PartTransaction {
     fn new(site: Site, built: Dir, kind: PlaceKind, old: Option<Arc<OwnedFd>>) -> Self {
-        Self { site, built, kind, old, committed: AtomicBool::new(false) }
+        Self {
+            site,
+            built,
+            kind,
+            old,
+            committed: AtomicBool::new(false),
+        }
     }
 
     fn begin(home: &Home, attempt: &str, kind: PlaceKind, if_exists: &IfExists) -> Result<Self> {
@@ -280,10 +315,14 @@ impl PartTransaction {
     /// Under which name a file lies in the version. One file has that of the place, whatever the format calls it.
     fn named(&self, file: FileBody) -> Result<FileBody> {
         match self.kind {
-            PlaceKind::File => Ok(FileBody { name: own_name(&self.site)?, ..file }),
-            _ if file.name.as_str().contains('/') => Err(self
-                .site
-                .unsupported(format!("{} would lie in a folder, and a prefix has none", file.name))),
+            PlaceKind::File => Ok(FileBody {
+                name: own_name(&self.site)?,
+                ..file
+            }),
+            _ if file.name.as_str().contains('/') => Err(self.site.unsupported(format!(
+                "{} would lie in a folder, and a prefix has none",
+                file.name
+            ))),
             _ => Ok(file),
         }
     }
@@ -291,7 +330,10 @@ impl PartTransaction {
 
 /// The name of the one file.
 fn own_name(site: &Site) -> Result<Name> {
-    let name = site.name.to_str().ok_or_else(|| site.unsupported("its name is no text"))?;
+    let name = site
+        .name
+        .to_str()
+        .ok_or_else(|| site.unsupported("its name is no text"))?;
     Name::new(name)
 }
 
@@ -309,7 +351,9 @@ fn standing(site: &Site) -> Result<Option<OwnedFd>> {
     }
     // No right to read it is needed.
     let flags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-    rustix::fs::openat(&site.up, &site.name, flags, Mode::empty()).map(Some).map_err(fail)
+    rustix::fs::openat(&site.up, &site.name, flags, Mode::empty())
+        .map(Some)
+        .map_err(fail)
 }
 
 /// Puts the one file of a version into its place, in one step.
@@ -351,9 +395,19 @@ fn put_prefix(site: &Site, built: &Dir, files: &[&Name], durability: Durability)
     let mut put = |name: &Name| {
         let outer = with_prefix(site, name);
         let path = site.place.with_file_name(&outer);
-        match rustix::fs::linkat(built.fd(), name.as_str(), &site.up, &*outer, AtFlags::empty()) {
+        match rustix::fs::linkat(
+            built.fd(),
+            name.as_str(),
+            &site.up,
+            &*outer,
+            AtFlags::empty(),
+        ) {
             Ok(()) => {}
-            Err(Errno::EXIST) => return Err(StorageError::Exists { path: path.display().to_string() }),
+            Err(Errno::EXIST) => {
+                return Err(StorageError::Exists {
+                    path: path.display().to_string(),
+                });
+            }
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => {
                 return Err(site.unsupported("its file system has no hard links, so that files with a prefix can't become visible in one step"));
             }
@@ -390,7 +444,9 @@ fn commit(
 ) -> Result<()> {
     match (kind, record) {
         (PlaceKind::File, Some((name, _))) => {
-            return Err(site.unsupported(format!("it is one file, and the format has a record, {name}, too")));
+            return Err(site.unsupported(format!(
+                "it is one file, and the format has a record, {name}, too"
+            )));
         }
         (PlaceKind::File, None) => {
             let name = own_name(site)?;
@@ -413,9 +469,9 @@ fn commit(
             note(|| Trace::Renamed(site.built.join(name.as_str()), site.place.clone()));
         }
         (_, None) => {
-            return Err(
-                site.unsupported("the format has no record by which files with a prefix become visible")
-            );
+            return Err(site.unsupported(
+                "the format has no record by which files with a prefix become visible",
+            ));
         }
         (_, Some((name, bytes))) => {
             write_record(built, &name, &bytes, durability)?;
@@ -443,11 +499,15 @@ impl Transaction for PartTransaction {
         progress: Progress,
     ) -> Result<Vec<Written>> {
         if self.kind == PlaceKind::File && files.len() > 1 {
-            return Err(self
-                .site
-                .unsupported(format!("it is one file, and the format writes {}", files.len())));
+            return Err(self.site.unsupported(format!(
+                "it is one file, and the format writes {}",
+                files.len()
+            )));
         }
-        let files = files.into_iter().map(|file| self.named(file)).collect::<Result<_>>()?;
+        let files = files
+            .into_iter()
+            .map(|file| self.named(file))
+            .collect::<Result<_>>()?;
         write::write(self.built.clone(), files, durability, progress).await
     }
 
@@ -462,9 +522,17 @@ impl Transaction for PartTransaction {
         durability: Durability,
     ) -> Result<()> {
         if self.committed.load(Ordering::Relaxed) {
-            return Err(StorageError::invalid(format!("{} is committed already", self.site.place.display())));
+            return Err(StorageError::invalid(format!(
+                "{} is committed already",
+                self.site.place.display()
+            )));
         }
-        let (site, built, kind, files) = (self.site.clone(), self.built.clone(), self.kind, files.to_vec());
+        let (site, built, kind, files) = (
+            self.site.clone(),
+            self.built.clone(),
+            self.kind,
+            files.to_vec(),
+        );
         let how = (durability, self.old.clone());
         let outcome = pool::run_one(move || commit(&site, &built, kind, record, &files, how)).await;
         if matches!(outcome, Ok(()) | Err(StorageError::NotDurable { .. })) {
@@ -482,6 +550,9 @@ impl Transaction for PartTransaction {
             return Ok(());
         }
         let (site, built) = (self.site.clone(), self.built.clone());
-        pool::run_one(move || remove::remove_held(&site.up, &site.built_name, built.fd(), &site.built)).await
+        pool::run_one(move || {
+            remove::remove_held(&site.up, &site.built_name, built.fd(), &site.built)
+        })
+        .await
     }
 }

@@ -66,7 +66,9 @@ fn tasks<T>(
     for item in sorted {
         let n = bytes(&item);
         match out.last_mut() {
-            Some((sum, group)) if *sum < least && group.last().is_some_and(|l| same_file(l, &item)) => {
+            Some((sum, group))
+                if *sum < least && group.last().is_some_and(|l| same_file(l, &item)) =>
+            {
                 *sum = sum.saturating_add(n);
                 group.push(item);
             }
@@ -78,7 +80,10 @@ fn tasks<T>(
     out
 }
 
-pub(super) async fn read_ranges(root: Root, reads: Vec<(Name, Range<u64>)>) -> Result<(Vec<Bytes>, Traffic)> {
+pub(super) async fn read_ranges(
+    root: Root,
+    reads: Vec<(Name, Range<u64>)>,
+) -> Result<(Vec<Bytes>, Traffic)> {
     let n = reads.len();
     let reads = Arc::new(reads);
     let all = Arc::clone(&reads);
@@ -102,7 +107,9 @@ pub(super) async fn read_ranges(root: Root, reads: Vec<(Name, Range<u64>)>) -> R
 type Together = Vec<(Joined, Bytes)>;
 
 fn read_joined(root: &Root, group: Vec<Joined>, batch: &Arc<Batch<Together>>) -> Result<Together> {
-    let Some(first) = group.first() else { return Ok(Vec::new()) };
+    let Some(first) = group.first() else {
+        return Ok(Vec::new());
+    };
     let input = Input::open(root, &first.name)?;
     let mut out = Vec::with_capacity(group.len());
     for j in group {
@@ -115,20 +122,33 @@ fn read_joined(root: &Root, group: Vec<Joined>, batch: &Arc<Batch<Together>>) ->
     Ok(out)
 }
 
-pub(super) async fn read_into(root: Root, reads: Vec<RecordRead>, progress: Progress) -> Result<Traffic> {
+pub(super) async fn read_into(
+    root: Root,
+    reads: Vec<RecordRead>,
+    progress: Progress,
+) -> Result<Traffic> {
     let total: u64 = reads.iter().map(weight).fold(0, u64::saturating_add);
     // A record that is most of the work is read by several threads.
-    let Split { reads: mut all, cut } = split_large(reads, PIECE.max(share(total, pool::width())))?;
+    let Split {
+        reads: mut all,
+        cut,
+    } = split_large(reads, PIECE.max(share(total, pool::width())))?;
     let stats = pool::run(move |batch| {
         all.sort_by(|a, b| (&a.name, a.record.start).cmp(&(&b.name, b.record.start)));
         let same = |a: &RecordRead, b: &RecordRead| a.name == b.name;
         for (_, group) in tasks(all, same, weight) {
             let (root, progress) = (root.clone(), progress.clone());
-            batch.spawn(Turn::Main, move |batch| read_group(&root, group, &progress, batch));
+            batch.spawn(Turn::Main, move |batch| {
+                read_group(&root, group, &progress, batch)
+            });
         }
         Ok(Traffic::default())
     });
-    Ok(stats.await.map_err(|e| name_whole(e, &cut))?.into_iter().sum())
+    Ok(stats
+        .await
+        .map_err(|e| name_whole(e, &cut))?
+        .into_iter()
+        .sum())
 }
 
 /// Bytes that a read moves, roughly, with what it costs beside.
@@ -143,7 +163,9 @@ fn read_group(
     progress: &Progress,
     batch: &Arc<Batch<Traffic>>,
 ) -> Result<Traffic> {
-    let Some(first) = group.first() else { return Ok(Traffic::default()) };
+    let Some(first) = group.first() else {
+        return Ok(Traffic::default());
+    };
     let input = Input::open(root, &first.name)?;
     let mut prepared = Vec::with_capacity(group.len());
     for read in group {
@@ -151,7 +173,12 @@ fn read_group(
         prepared.push(Prepared::new(read)?);
     }
     let mut group = prepared.into_iter().peekable();
-    let mut reader = Reader { input, progress, batch, stats: Traffic::default() };
+    let mut reader = Reader {
+        input,
+        progress,
+        batch,
+        stats: Traffic::default(),
+    };
     while let Some(p) = group.next() {
         if batch.is_stopped() {
             break;
@@ -174,7 +201,9 @@ fn read_group(
 
 /// Whether `next` is better read in one go with small records before it.
 fn joins(near: &[Prepared], next: &Prepared) -> bool {
-    let (Some(first), Some(last)) = (near.first(), near.last()) else { return false };
+    let (Some(first), Some(last)) = (near.first(), near.last()) else {
+        return false;
+    };
     let (start, end, span) = (first.span().start, last.span().end, next.span());
     let dense = |p: &Prepared| {
         let hull = p.hull.end - p.hull.start;
@@ -204,7 +233,10 @@ impl Reader<'_> {
             let mut inside = 0;
             for mut p in near {
                 let (span, at) = (p.span(), p.hull.start);
-                p.feed(at, &bytes[(span.start - start) as usize..(span.end - start) as usize]);
+                p.feed(
+                    at,
+                    &bytes[(span.start - start) as usize..(span.end - start) as usize],
+                );
                 inside += span.end - span.start;
                 self.landed(p.needed);
                 p.finish()?;
@@ -230,7 +262,11 @@ impl Reader<'_> {
             self.blocks(&mut p)?;
         }
         // When called off, the record is not complete.
-        if self.batch.is_stopped() { Ok(()) } else { p.finish() }
+        if self.batch.is_stopped() {
+            Ok(())
+        } else {
+            p.finish()
+        }
     }
 
     /// Short runs: blocks that are copied from.
@@ -264,8 +300,18 @@ impl Reader<'_> {
 
     /// Long runs: read into place, several in one call; what lies between them goes into `spare`.
     fn direct(&mut self, p: &mut Prepared, spare: &mut [u8]) -> Result<()> {
-        let Prepared { record, parts, check, hull, .. } = p;
-        let (gap, stride) = if check.is_some() { (u64::MAX, BLOCK) } else { (GAP, STRIDE) };
+        let Prepared {
+            record,
+            parts,
+            check,
+            hull,
+            ..
+        } = p;
+        let (gap, stride) = if check.is_some() {
+            (u64::MAX, BLOCK)
+        } else {
+            (GAP, STRIDE)
+        };
         let (mut at, mut filled) = (hull.start, 0);
         loop {
             let mut runs: Vec<(u64, &mut [u8])> = Vec::new();
@@ -302,7 +348,11 @@ impl Reader<'_> {
                         let (fill, rest) = run.split_at_mut(call.room(run.len() as u64));
                         call.landed += fill.len() as u64;
                         at = call.push(at, fill);
-                        next = if rest.is_empty() { runs.next() } else { Some((at, rest)) };
+                        next = if rest.is_empty() {
+                            runs.next()
+                        } else {
+                            Some((at, rest))
+                        };
                     } else {
                         break;
                     }
@@ -310,7 +360,8 @@ impl Reader<'_> {
                 if call.is_empty() {
                     break;
                 }
-                self.input.read_vectored(record.start + call.at, &mut call.buffers)?;
+                self.input
+                    .read_vectored(record.start + call.at, &mut call.buffers)?;
                 if let Some(check) = check.as_mut() {
                     call.buffers.iter().for_each(|b| check.update(b));
                 }
@@ -339,7 +390,13 @@ struct Call<'a> {
 
 impl<'a> Call<'a> {
     fn new(stride: usize) -> Self {
-        Self { at: 0, buffers: Vec::new(), len: 0, stride, landed: 0 }
+        Self {
+            at: 0,
+            buffers: Vec::new(),
+            len: 0,
+            stride,
+            landed: 0,
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -376,7 +433,9 @@ mod tests {
     /// Work of so many bytes, in files by number.
     fn cut(work: &[(u32, u64)]) -> Vec<(u64, usize)> {
         let cut = tasks(work.to_vec(), |a, b| a.0 == b.0, |(_, bytes)| *bytes);
-        cut.into_iter().map(|(bytes, group)| (bytes, group.len())).collect()
+        cut.into_iter()
+            .map(|(bytes, group)| (bytes, group.len()))
+            .collect()
     }
 
     #[test]
@@ -388,25 +447,44 @@ mod tests {
     fn work_is_cut_into_tasks_that_are_neither_tiny_nor_late() {
         // A group is closed when it has the least that a task has.
         assert_eq!(cut(&[(0, SHORT); 3]), [(SHORT, 1); 3]);
-        assert_eq!(cut(&[(0, SHORT - 1); 3]), [(2 * (SHORT - 1), 2), (SHORT - 1, 1)]);
-        assert_eq!(cut(&[(0, 1), (1, 1), (1, 1), (0, 1)]), [(1, 1), (2, 2), (1, 1)]);
+        assert_eq!(
+            cut(&[(0, SHORT - 1); 3]),
+            [(2 * (SHORT - 1), 2), (SHORT - 1, 1)]
+        );
+        assert_eq!(
+            cut(&[(0, 1), (1, 1), (1, 1), (0, 1)]),
+            [(1, 1), (2, 2), (1, 1)]
+        );
         // Much work: no task has less than 4 MiB.
         let much = cut(&[(0, TASK / 2); 1000]);
-        assert!(much.len() == 500 && much.iter().all(|task| *task == (TASK, 2)), "{much:?}");
+        assert!(
+            much.len() == 500 && much.iter().all(|task| *task == (TASK, 2)),
+            "{much:?}"
+        );
         // Large ones first, the largest before all; the others stay in order.
         let sizes = [TASK, LARGE, TASK + 1, LARGE + 1, LARGE - 1];
         let work: Vec<_> = (0..).zip(sizes).collect();
         let order: Vec<u64> = cut(&work).into_iter().map(|(bytes, _)| bytes).collect();
         assert_eq!(order, [LARGE + 1, LARGE, TASK, TASK + 1, LARGE - 1]);
-        assert!(cut(&[(0, u64::MAX), (1, u64::MAX)]).len() == 2, "sums do not overflow");
+        assert!(
+            cut(&[(0, u64::MAX), (1, u64::MAX)]).len() == 2,
+            "sums do not overflow"
+        );
     }
 
     #[test]
     fn a_read_weighs_what_it_moves_and_something_beside() {
         let (_target, into) = crate::testkit::Target::bytes(100);
-        let part = Part { source: Layout::contiguous(1, &[100]).unwrap(), into };
-        let read =
-            RecordRead { name: Name::new("a").unwrap(), record: 0..1000, parts: vec![part], check: None };
+        let part = Part {
+            source: Layout::contiguous(1, &[100]).unwrap(),
+            into,
+        };
+        let read = RecordRead {
+            name: Name::new("a").unwrap(),
+            record: 0..1000,
+            parts: vec![part],
+            check: None,
+        };
         assert_eq!(weight(&read), 100 + EACH);
     }
 
@@ -417,7 +495,10 @@ mod tests {
         let (first, rest) = bytes.split_at_mut(1500);
         assert!(call.has_room() && call.room(5000) == 2000 && call.push(7, first) == 1507);
         assert!(call.has_room() && call.room(5000) == 500 && call.room(3) == 3);
-        assert_eq!((call.push(1507, &mut rest[..500]), call.at, call.has_room()), (2007, 7, false));
+        assert_eq!(
+            (call.push(1507, &mut rest[..500]), call.at, call.has_room()),
+            (2007, 7, false)
+        );
 
         let mut call = Call::new(1 << 20);
         for (i, byte) in bytes[..MAX_VECTORS].chunks_mut(1).enumerate() {

@@ -77,7 +77,11 @@ fn again_and_again(path: &Path, mut remove: impl FnMut() -> Result<(), Failed>) 
 
 fn not_removed(path: &Path, apart: &Path) -> StorageError {
     // Joining an empty path would add a slash.
-    let mounted = if apart.as_os_str().is_empty() { path.to_path_buf() } else { path.join(apart) };
+    let mounted = if apart.as_os_str().is_empty() {
+        path.to_path_buf()
+    } else {
+        path.join(apart)
+    };
     StorageError::Unsupported {
         what: format!("removing {}", path.display()),
         why: format!(
@@ -123,7 +127,9 @@ fn remove_all(
     }
     let dir = match open(at, name) {
         // No directory, or a link.
-        Err(Errno::NOTDIR | Errno::LOOP) => return gone(rustix::fs::unlinkat(at, name, AtFlags::empty())),
+        Err(Errno::NOTDIR | Errno::LOOP) => {
+            return gone(rustix::fs::unlinkat(at, name, AtFlags::empty()));
+        }
         Err(Errno::NOENT) => return Ok(()),
         other => other?,
     };
@@ -151,7 +157,11 @@ fn lift(top: &OwnedFd, at: &OwnedFd, name: &CStr, lifted: &mut u64) -> Result<()
 }
 
 fn gone(outcome: Result<(), Errno>) -> Result<(), Errno> {
-    if outcome == Err(Errno::NOENT) { Ok(()) } else { outcome }
+    if outcome == Err(Errno::NOENT) {
+        Ok(())
+    } else {
+        outcome
+    }
 }
 
 #[cfg(test)]
@@ -180,13 +190,19 @@ mod tests {
             |home| {
                 let at = hold(home).unwrap();
                 // A directory, a file, and the topmost one itself.
-                for (tree, mount, from) in
-                    [("one", "m/n", "from"), ("two", "z", "from/gold"), ("three", "", "from")]
-                {
+                for (tree, mount, from) in [
+                    ("one", "m/n", "from"),
+                    ("two", "z", "from/gold"),
+                    ("three", "", "from"),
+                ] {
                     let path = home.join(tree);
                     fs::create_dir_all(path.join("a")).unwrap();
                     fs::write(path.join("a/first"), "").unwrap();
-                    let to = if mount.is_empty() { path.clone() } else { path.join(mount) };
+                    let to = if mount.is_empty() {
+                        path.clone()
+                    } else {
+                        path.join(mount)
+                    };
                     match from {
                         "from" => fs::create_dir_all(&to).unwrap(),
                         _ => fs::write(&to, "").unwrap(),
@@ -194,7 +210,8 @@ mod tests {
                     bind(&home.join(from), &to);
                     let held = open(&at, tree).unwrap();
                     let removed = remove_tree(&at, tree.as_ref(), &path);
-                    for e in [removed, remove_held(&at, tree.as_ref(), &held, &path)].map(Result::unwrap_err)
+                    for e in [removed, remove_held(&at, tree.as_ref(), &held, &path)]
+                        .map(Result::unwrap_err)
                     {
                         let told = format!(
                             "removing {} is not possible here: {} is mounted",
@@ -222,20 +239,30 @@ mod tests {
                 assert!(calls < 1000, "{e}");
                 Err(e.into())
             });
-            assert!(matches!(outcome, Err(StorageError::Io { .. })), "{outcome:?}");
+            assert!(
+                matches!(outcome, Err(StorageError::Io { .. })),
+                "{outcome:?}"
+            );
             assert_eq!(calls, tries, "{e}");
         }
         let mut calls = 0;
         let late = || {
             calls += 1;
-            if calls <= 100 { Err(Errno::NOTEMPTY.into()) } else { Ok(()) }
+            if calls <= 100 {
+                Err(Errno::NOTEMPTY.into())
+            } else {
+                Ok(())
+            }
         };
         assert!(again_and_again(Path::new("x"), late).is_ok());
     }
 
     #[test]
     fn a_tree_of_any_depth_is_removed() {
-        with_few_files("local::remove::tests::a_tree_of_any_depth_is_removed", any_depth);
+        with_few_files(
+            "local::remove::tests::a_tree_of_any_depth_is_removed",
+            any_depth,
+        );
     }
 
     fn any_depth() {

@@ -34,7 +34,11 @@ pub(super) fn retire(
 ) -> Result<()> {
     let mut carry = Carry {
         files: files.iter().map(Name::as_str).collect(),
-        longest: files.iter().map(|f| f.as_str().len()).max().unwrap_or_default(),
+        longest: files
+            .iter()
+            .map(|f| f.as_str().len())
+            .max()
+            .unwrap_or_default(),
         moved: false,
         stuck: Vec::new(),
     };
@@ -46,12 +50,17 @@ pub(super) fn retire(
     }
     failpoint::hit("commit.carried");
     let files = if mounted { &[] } else { files };
-    let removed = files.iter().try_for_each(|name| unlink(old, name)).and_then(|()| {
-        let parents = files.iter().flat_map(|n| Path::new(n.as_str()).ancestors().skip(1));
-        // Longer ones first: a directory is removed after those in it.
-        let parents: BTreeSet<&Path> = parents.filter(|p| !p.as_os_str().is_empty()).collect();
-        parents.into_iter().rev().try_for_each(|p| rmdir(old, p))
-    });
+    let removed = files
+        .iter()
+        .try_for_each(|name| unlink(old, name))
+        .and_then(|()| {
+            let parents = files
+                .iter()
+                .flat_map(|n| Path::new(n.as_str()).ancestors().skip(1));
+            // Longer ones first: a directory is removed after those in it.
+            let parents: BTreeSet<&Path> = parents.filter(|p| !p.as_os_str().is_empty()).collect();
+            parents.into_iter().rev().try_for_each(|p| rmdir(old, p))
+        });
     if let Some((first, e)) = carry.stuck.first() {
         return Err(StorageError::NotCarried {
             path: site.place.display().to_string(),
@@ -63,7 +72,13 @@ pub(super) fn retire(
     }
     removed
         .and_then(|()| dir::bears(&site.up, &aside.name, old))
-        .and_then(|same| if same { rmdir(&site.up, &aside.name) } else { Ok(()) })
+        .and_then(|same| {
+            if same {
+                rmdir(&site.up, &aside.name)
+            } else {
+                Ok(())
+            }
+        })
         .map_err(|e| StorageError::io("remove", &aside.path, e))
 }
 
@@ -84,9 +99,16 @@ impl Pair {
 
     /// The pair that it lies in, which was this one.
     fn above(&self, known: [Identity; 2]) -> Result<Self, Errno> {
-        let above = Self { old: open(&self.old, c"..")?, new: open(&self.new, c"..")? };
+        let above = Self {
+            old: open(&self.old, c"..")?,
+            new: open(&self.new, c"..")?,
+        };
         // Somebody may have moved one of them meanwhile.
-        if above.identities()? == known { Ok(above) } else { Err(Errno::STALE) }
+        if above.identities()? == known {
+            Ok(above)
+        } else {
+            Err(Errno::STALE)
+        }
     }
 }
 
@@ -123,7 +145,12 @@ struct Carry<'a> {
 impl Carry<'_> {
     fn all(&mut self, old: &OwnedFd, new: &OwnedFd) {
         let dup = |fd| rustix::io::fcntl_dupfd_cloexec(fd, 0);
-        let top = dup(old).and_then(|old| Level::of(Pair { old, new: dup(new)? }));
+        let top = dup(old).and_then(|old| {
+            Level::of(Pair {
+                old,
+                new: dup(new)?,
+            })
+        });
         let mut here = match top {
             Ok(level) => level,
             Err(e) => return self.stuck.push((PathBuf::new(), e)),
@@ -134,7 +161,10 @@ impl Carry<'_> {
         loop {
             if let Some(name) = here.names.next() {
                 path.push(OsStr::from_bytes(name.to_bytes()));
-                match self.one(&here.pair, &name, &path).and_then(|found| Self::descend(found, &here.pair)) {
+                match self
+                    .one(&here.pair, &name, &path)
+                    .and_then(|found| Self::descend(found, &here.pair))
+                {
                     Ok(None) => {}
                     Ok(Some((below, known))) => {
                         let Level { pair, names } = mem::replace(&mut here, below);
@@ -147,7 +177,9 @@ impl Carry<'_> {
                 path.pop();
                 continue;
             }
-            let Some(Waiting { pair, known, names }) = above.pop() else { return };
+            let Some(Waiting { pair, known, names }) = above.pop() else {
+                return;
+            };
             match pair.map_or_else(|| here.pair.above(known), Ok) {
                 Ok(pair) => {
                     let done = path.file_name().map_or(Ok(()), |name| {
@@ -173,7 +205,9 @@ impl Carry<'_> {
     }
 
     fn descend(found: Option<Pair>, here: &Pair) -> Result<Option<(Level, [Identity; 2])>, Errno> {
-        found.map(|pair| Ok((Level::of(pair)?, here.identities()?))).transpose()
+        found
+            .map(|pair| Ok((Level::of(pair)?, here.identities()?)))
+            .transpose()
     }
 
     /// Moves one of a pair's names. Returns what is to be merged instead, a part of it at a time.
@@ -188,7 +222,11 @@ impl Carry<'_> {
         }
         let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         // In a deep nest most paths are longer than any of the files.
-        let text = if path.as_os_str().len() <= self.longest { path.to_str() } else { None };
+        let text = if path.as_os_str().len() <= self.longest {
+            path.to_str()
+        } else {
+            None
+        };
         if !is_dir && text.is_some_and(|t| self.files.contains(t)) {
             return Ok(None);
         }
@@ -209,7 +247,10 @@ impl Carry<'_> {
     /// Whether some of the old version's own files lie in a directory.
     fn holds_files(&self, dir: &str) -> bool {
         let first = format!("{dir}/");
-        self.files.range(&*first..).next().is_some_and(|f| f.starts_with(&first))
+        self.files
+            .range(&*first..)
+            .next()
+            .is_some_and(|f| f.starts_with(&first))
     }
 }
 
@@ -220,7 +261,10 @@ fn merged(pair: &Pair, name: &CStr, mode: RawMode) -> Result<Pair, Errno> {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(e) => return Err(e),
     }
-    Ok(Pair { old, new: open(&pair.new, name)? })
+    Ok(Pair {
+        old,
+        new: open(&pair.new, name)?,
+    })
 }
 
 #[cfg(test)]
@@ -234,9 +278,15 @@ mod tests {
 
     fn old_and_new() -> (tempfile::TempDir, Site, Aside, [OwnedFd; 2]) {
         let home = tempfile::tempdir().unwrap();
-        let site = Home::find(&home.path().join("x")).unwrap().site("a").unwrap().unwrap();
+        let site = Home::find(&home.path().join("x"))
+            .unwrap()
+            .site("a")
+            .unwrap()
+            .unwrap();
         let names = ["old", "x"];
-        names.into_iter().for_each(|d| fs::create_dir(site.place.with_file_name(d)).unwrap());
+        names
+            .into_iter()
+            .for_each(|d| fs::create_dir(site.place.with_file_name(d)).unwrap());
         let [old, new] = names.map(|d| open(&site.up, d).unwrap());
         let aside = site.aside(&new, &old).unwrap();
         fs::rename(site.place.with_file_name("old"), &aside.path).unwrap();
@@ -245,7 +295,10 @@ mod tests {
 
     #[test]
     fn nests_of_any_depth_are_merged() {
-        with_few_files("local::retire::tests::nests_of_any_depth_are_merged", any_depth);
+        with_few_files(
+            "local::retire::tests::nests_of_any_depth_are_merged",
+            any_depth,
+        );
     }
 
     fn any_depth() {
@@ -256,7 +309,15 @@ mod tests {
         fs::write(aside.path.join("z"), "").unwrap();
         // In the middle, below those that stay open.
         nest(&aside.path.join(["d"; 40].join("/")), 1, "e", "more");
-        retire(&site, &aside, &old, &new, &[Name::new("d/d/own").unwrap()], Durability::Process).unwrap();
+        retire(
+            &site,
+            &aside,
+            &old,
+            &new,
+            &[Name::new("d/d/own").unwrap()],
+            Durability::Process,
+        )
+        .unwrap();
         assert!(!aside.path.exists());
         assert!(site.place.join("z").exists());
         assert!(site.place.join(["d"; 40].join("/")).join("e/more").exists());
@@ -274,18 +335,24 @@ mod tests {
     #[test]
     fn no_file_is_removed_through_a_mount_in_the_old_version() {
         use crate::local::mount::tests::{bind, unbind, with_mount};
-        with_mount("local::retire::tests::no_file_is_removed_through_a_mount_in_the_old_version", |home| {
-            let (_home, site, aside, [old, new]) = old_and_new();
-            fs::create_dir(aside.path.join("m")).unwrap();
-            fs::write(aside.path.join("own"), "").unwrap();
-            bind(&home.join("from"), &aside.path.join("m"));
-            let files = ["own", "m/gold", "m/sub/gold"].map(|f| Name::new(f).unwrap());
-            let e = retire(&site, &aside, &old, &new, &files, Durability::Process).unwrap_err();
-            assert!(matches!(&e, StorageError::NotCarried { first, count: 1, .. } if first == "m"), "{e}");
-            assert!(aside.path.join("own").exists() && !site.place.join("m").exists());
-            // The temporary directory is removed through mounts.
-            unbind(&aside.path.join("m"));
-        });
+        with_mount(
+            "local::retire::tests::no_file_is_removed_through_a_mount_in_the_old_version",
+            |home| {
+                let (_home, site, aside, [old, new]) = old_and_new();
+                fs::create_dir(aside.path.join("m")).unwrap();
+                fs::write(aside.path.join("own"), "").unwrap();
+                bind(&home.join("from"), &aside.path.join("m"));
+                let files = ["own", "m/gold", "m/sub/gold"].map(|f| Name::new(f).unwrap());
+                let e = retire(&site, &aside, &old, &new, &files, Durability::Process).unwrap_err();
+                assert!(
+                    matches!(&e, StorageError::NotCarried { first, count: 1, .. } if first == "m"),
+                    "{e}"
+                );
+                assert!(aside.path.join("own").exists() && !site.place.join("m").exists());
+                // The temporary directory is removed through mounts.
+                unbind(&aside.path.join("m"));
+            },
+        );
     }
 
     #[test]
@@ -297,7 +364,10 @@ mod tests {
         let below = merged(&top, c"d", 0o700).unwrap();
         assert!(below.above(top.identities().unwrap()).is_ok());
         fs::rename(aside.path.join("d"), site.place.join("away")).unwrap();
-        assert_eq!(below.above(top.identities().unwrap()).err(), Some(Errno::STALE));
+        assert_eq!(
+            below.above(top.identities().unwrap()).err(),
+            Some(Errno::STALE)
+        );
     }
 
     #[test]
@@ -312,7 +382,15 @@ mod tests {
         // Neither is the old one any more what bears its name.
         fs::rename(&aside.path, &gone).unwrap();
         fs::create_dir(&aside.path).unwrap();
-        retire(&site, &aside, &old, &new, &[Name::new("data").unwrap()], Durability::Process).unwrap();
+        retire(
+            &site,
+            &aside,
+            &old,
+            &new,
+            &[Name::new("data").unwrap()],
+            Durability::Process,
+        )
+        .unwrap();
         assert!(park.join("mine").exists());
         assert!(aside.path.exists() && fs::read_dir(&gone).unwrap().next().is_none());
         assert!(fs::read_dir(&site.place).unwrap().next().is_none());

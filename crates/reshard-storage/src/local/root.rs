@@ -30,12 +30,20 @@ pub(super) struct Root {
 
 impl Root {
     pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, held: None, file: None }
+        Self {
+            path,
+            held: None,
+            file: None,
+        }
     }
 
     /// A directory that is open already. `None` when there is none.
     pub(super) fn held(path: PathBuf, fd: Option<OwnedFd>) -> Self {
-        Self { path, held: fd.map(Arc::new), file: None }
+        Self {
+            path,
+            held: fd.map(Arc::new),
+            file: None,
+        }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -44,23 +52,36 @@ impl Root {
 
     /// The same directory, held open. `None` when there is none.
     pub(super) fn hold(&self) -> Result<Option<Self>> {
-        let Some(fd) = self.open()? else { return Ok(None) };
-        Ok(Some(Self { held: Some(Arc::new(fd)), ..self.clone() }))
+        let Some(fd) = self.open()? else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            held: Some(Arc::new(fd)),
+            ..self.clone()
+        }))
     }
 
     /// The same directory with a file of it, both held open. `None` when there is no such file.
     pub(super) fn hold_file(&self, name: Name) -> Result<Option<Self>> {
-        let Some(root) = self.hold()? else { return Ok(None) };
+        let Some(root) = self.hold()? else {
+            return Ok(None);
+        };
         if root.head(&name)?.is_none() {
             return Ok(None);
         }
         let file = root.open_file(&name)?;
-        Ok(Some(Self { file: Some((name, Arc::new(file))), ..root }))
+        Ok(Some(Self {
+            file: Some((name, Arc::new(file))),
+            ..root
+        }))
     }
 
     /// The file that is held under a name.
     fn held_file(&self, name: &Name) -> Option<&File> {
-        self.file.as_ref().filter(|(held, _)| held == name).map(|(_, file)| &**file)
+        self.file
+            .as_ref()
+            .filter(|(held, _)| held == name)
+            .map(|(_, file)| &**file)
     }
 
     /// Opens the directory. `None` when there is none.
@@ -71,7 +92,9 @@ impl Root {
         };
         match outcome {
             Err(Errno::NOENT) => Ok(None),
-            other => other.map(Some).map_err(|e| StorageError::io("open", &self.path, e)),
+            other => other
+                .map(Some)
+                .map_err(|e| StorageError::io("open", &self.path, e)),
         }
     }
 
@@ -98,40 +121,65 @@ impl Root {
 
     pub(super) fn open_file(&self, name: &Name) -> Result<File> {
         if let Some(file) = self.held_file(name) {
-            return file.try_clone().map_err(|e| StorageError::io("open", self.path_of(name), e));
+            return file
+                .try_clone()
+                .map_err(|e| StorageError::io("open", self.path_of(name), e));
         }
         // A named pipe in a hostile checkpoint must not block us.
-        let flags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
-        let opened = self.at(name, |dir, file| rustix::fs::openat(dir, file, flags, Mode::empty()));
-        opened.map(File::from).map_err(|e| match self.linked_directory(name) {
-            Some(directory) if matches!(e, Errno::NOTDIR | Errno::LOOP) => {
-                StorageError::LinkedDirectory { path: self.path_of(name).display().to_string(), directory }
-            }
-            _ => match self.obstacle(name, e) {
-                Some(what) => StorageError::NoFile { path: self.path_of(name).display().to_string(), what },
-                None => StorageError::io("open", self.path_of(name), e),
-            },
-        })
+        let flags = OFlags::RDONLY
+            .union(OFlags::CLOEXEC)
+            .union(OFlags::NONBLOCK);
+        let opened = self.at(name, |dir, file| {
+            rustix::fs::openat(dir, file, flags, Mode::empty())
+        });
+        opened
+            .map(File::from)
+            .map_err(|e| match self.linked_directory(name) {
+                Some(directory) if matches!(e, Errno::NOTDIR | Errno::LOOP) => {
+                    StorageError::LinkedDirectory {
+                        path: self.path_of(name).display().to_string(),
+                        directory,
+                    }
+                }
+                _ => match self.obstacle(name, e) {
+                    Some(what) => StorageError::NoFile {
+                        path: self.path_of(name).display().to_string(),
+                        what,
+                    },
+                    None => StorageError::io("open", self.path_of(name), e),
+                },
+            })
     }
 
     /// What lies where a file that can't be opened should be, if it is no file.
     fn obstacle(&self, name: &Name, e: Errno) -> Option<&'static str> {
         match e {
             Errno::LOOP => Some("it is a link that leads to itself"),
-            Errno::NOTDIR if name.as_str().contains('/') => Some("what it should lie in is no directory"),
+            Errno::NOTDIR if name.as_str().contains('/') => {
+                Some("what it should lie in is no directory")
+            }
             // So the system opens sockets.
-            Errno::NXIO => self.stat(name).ok()?.map(|s| what_it_is(FileType::from_raw_mode(s.st_mode))),
+            Errno::NXIO => self
+                .stat(name)
+                .ok()?
+                .map(|s| what_it_is(FileType::from_raw_mode(s.st_mode))),
             _ => None,
         }
     }
 
     /// The directory on the way to a file that is a link, if one is.
     fn linked_directory(&self, name: &Name) -> Option<String> {
-        let dirs = name.as_str().match_indices('/').map(|(end, _)| &name.as_str()[..end]);
+        let dirs = name
+            .as_str()
+            .match_indices('/')
+            .map(|(end, _)| &name.as_str()[..end]);
         let is_link = |dir: &&str| {
-            let Ok(name) = Name::new(*dir) else { return false };
-            let stat =
-                self.at(&name, |above, part| rustix::fs::statat(above, part, AtFlags::SYMLINK_NOFOLLOW));
+            let Ok(name) = Name::new(*dir) else {
+                return false;
+            };
+            let stat = self.at(&name, |above, part| {
+                rustix::fs::statat(above, part, AtFlags::SYMLINK_NOFOLLOW)
+            });
             stat.is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Symlink)
         };
         dirs.into_iter().find(is_link).map(str::to_owned)
@@ -140,11 +188,13 @@ impl Root {
     /// What there is about a file, or what it is a link to; `None` when there is none.
     fn stat(&self, name: &Name) -> Result<Option<Stat>> {
         if let Some(file) = self.held_file(name) {
-            let stat =
-                rustix::fs::fstat(file).map_err(|e| StorageError::io("look at", self.path_of(name), e))?;
+            let stat = rustix::fs::fstat(file)
+                .map_err(|e| StorageError::io("look at", self.path_of(name), e))?;
             return Ok(Some(stat));
         }
-        match self.at(name, |dir, file| rustix::fs::statat(dir, file, AtFlags::empty())) {
+        match self.at(name, |dir, file| {
+            rustix::fs::statat(dir, file, AtFlags::empty())
+        }) {
             Ok(stat) => Ok(Some(stat)),
             Err(e) if is_absent(e) || e == Errno::LOOP => Ok(None),
             Err(e) => Err(StorageError::io("look at", self.path_of(name), e)),
@@ -159,7 +209,9 @@ impl Root {
 
     /// Removes files; no link is followed on the way.
     pub(super) fn remove(&self, names: &[Name]) -> Result<()> {
-        let Some(root) = self.open()? else { return Ok(()) };
+        let Some(root) = self.open()? else {
+            return Ok(());
+        };
         names.iter().try_for_each(|name| {
             unlink(&root, name).map_err(|e| StorageError::io("remove", self.path_of(name), e))
         })
@@ -181,7 +233,11 @@ impl Root {
         self.walk(None, Depth::All, |found| {
             if let Some(target) = found.target {
                 let followed = found.stat.as_ref().and_then(file_len).is_some();
-                out.push(Link { name: found.name, target, followed });
+                out.push(Link {
+                    name: found.name,
+                    target,
+                    followed,
+                });
             }
         })?;
         out.sort();
@@ -191,7 +247,9 @@ impl Root {
     /// Everything below but directories that are entered. What lies deeper than a path can say is skipped: no checkpoint has it.
     fn walk(&self, below: Option<&Name>, depth: Depth, mut each: impl FnMut(Found)) -> Result<()> {
         let fail = |e| StorageError::io("list", &self.path, e);
-        let Some(root) = self.open()? else { return Ok(()) };
+        let Some(root) = self.open()? else {
+            return Ok(());
+        };
         // Directories that are still to be looked at; the first may be the root.
         let mut waiting = vec![below.cloned()];
         while let Some(at) = waiting.pop() {
@@ -207,7 +265,9 @@ impl Root {
             let prefix = at.map(|name| format!("{name}/")).unwrap_or_default();
             for entry in Dir::read_from(&dir).map_err(fail)? {
                 let entry = entry.map_err(fail)?;
-                let Some(file) = utf8(entry.file_name()) else { continue };
+                let Some(file) = utf8(entry.file_name()) else {
+                    continue;
+                };
                 let stat = match rustix::fs::statat(&dir, file, AtFlags::SYMLINK_NOFOLLOW) {
                     Err(e) if is_absent(e) => continue,
                     other => other.map_err(fail)?,
@@ -232,9 +292,17 @@ impl Root {
                             Err(e) if is_absent(e) || e == Errno::INVAL => continue,
                             other => other.map_err(fail)?.to_string_lossy().into_owned(),
                         };
-                        each(Found { name, stat, target: Some(target) });
+                        each(Found {
+                            name,
+                            stat,
+                            target: Some(target),
+                        });
                     }
-                    (_, Ok(name)) => each(Found { name, stat: Some(stat), target: None }),
+                    (_, Ok(name)) => each(Found {
+                        name,
+                        stat: Some(stat),
+                        target: None,
+                    }),
                 }
             }
         }
@@ -253,7 +321,10 @@ struct Found {
 
 impl Found {
     fn file(self) -> Option<Entry> {
-        Some(Entry { bytes: self.stat.as_ref().and_then(file_len)?, name: self.name })
+        Some(Entry {
+            bytes: self.stat.as_ref().and_then(file_len)?,
+            name: self.name,
+        })
     }
 
     /// Itself; not what it points to.
@@ -281,7 +352,10 @@ fn file_len(stat: &Stat) -> Option<u64> {
 
 /// `None` before 1970.
 fn changed(stat: &Stat) -> Option<SystemTime> {
-    let (secs, nanos) = (u64::try_from(stat.st_mtime).ok()?, u32::try_from(stat.st_mtime_nsec).ok()?);
+    let (secs, nanos) = (
+        u64::try_from(stat.st_mtime).ok()?,
+        u32::try_from(stat.st_mtime_nsec).ok()?,
+    );
     SystemTime::UNIX_EPOCH.checked_add(Duration::new(secs, nanos))
 }
 
@@ -313,13 +387,18 @@ mod tests {
     fn a_directory_that_is_a_link_is_told_and_not_entered() {
         let home = tempfile::tempdir().unwrap();
         let [dir, other] = ["ckpt", "other"].map(|d| home.path().join(d));
-        [dir.join("d/a"), other.join("b")].into_iter().for_each(file);
+        [dir.join("d/a"), other.join("b")]
+            .into_iter()
+            .for_each(file);
         symlink(&other, dir.join("link")).unwrap();
         symlink(&other, dir.join("d/link")).unwrap();
         assert_eq!(walked(&dir, Depth::All, |_| ()), ["d/a", "d/link", "link"]);
         assert_eq!(walked(&dir, Depth::One, |_| ()), ["d", "link"]);
         let top = Root::new(dir).list(None, Depth::One).unwrap();
-        assert_eq!((top.folders, top.files), (vec![Name::new("d").unwrap()], Vec::new()));
+        assert_eq!(
+            (top.folders, top.files),
+            (vec![Name::new("d").unwrap()], Vec::new())
+        );
     }
 
     #[test]
@@ -338,20 +417,31 @@ mod tests {
                 ("socket", "it is a socket"),
                 ("file/a", "what it should lie in is no directory"),
             ] {
-                let Err(StorageError::NoFile { path, what }) = opened(name) else { panic!("{name}") };
+                let Err(StorageError::NoFile { path, what }) = opened(name) else {
+                    panic!("{name}")
+                };
                 assert_eq!((what, path), (told, at(name).display().to_string()));
             }
             // As if it were not there: looked at, it is none.
             for name in ["itself", "file/a", "absent", "dir/absent/a"] {
-                assert_eq!(root.head(&Name::new(name).unwrap()).unwrap(), None, "{name}");
+                assert_eq!(
+                    root.head(&Name::new(name).unwrap()).unwrap(),
+                    None,
+                    "{name}"
+                );
             }
             // What can't be looked at is not as if it were not there.
             let long = Name::new("x".repeat(300)).unwrap();
             assert!(matches!(root.head(&long), Err(StorageError::Io { .. })));
-            assert!(matches!(root.open_file(&long), Err(StorageError::Io { .. })));
+            assert!(matches!(
+                root.open_file(&long),
+                Err(StorageError::Io { .. })
+            ));
         }
         // The place itself is a file: that is no file that should lie in something.
-        let e = Root::new(at("file")).open_file(&Name::new("a").unwrap()).unwrap_err();
+        let e = Root::new(at("file"))
+            .open_file(&Name::new("a").unwrap())
+            .unwrap_err();
         assert!(matches!(e, StorageError::Io { .. }), "{e:?}");
         let kinds = [
             FileType::Directory,
@@ -361,8 +451,18 @@ mod tests {
             FileType::BlockDevice,
             FileType::Unknown,
         ];
-        let told = ["a directory", "a named pipe", "a socket", "a device", "a device", "no regular file"];
-        assert_eq!(kinds.map(what_it_is), told.map(|what| format!("it is {what}")));
+        let told = [
+            "a directory",
+            "a named pipe",
+            "a socket",
+            "a device",
+            "a device",
+            "no regular file",
+        ];
+        assert_eq!(
+            kinds.map(what_it_is),
+            told.map(|what| format!("it is {what}"))
+        );
     }
 
     #[test]
@@ -373,7 +473,10 @@ mod tests {
         assert_eq!(root.list(None, Depth::All).unwrap(), Listing::default());
         let links = root.links().unwrap();
         assert_eq!(
-            links.iter().map(|l| (l.target.as_str(), l.followed)).collect::<Vec<_>>(),
+            links
+                .iter()
+                .map(|l| (l.target.as_str(), l.followed))
+                .collect::<Vec<_>>(),
             [("itself", false)]
         );
     }
@@ -395,7 +498,10 @@ mod tests {
         }
         file(home.path().join("x/top"));
         let names = walked(&home.path().join("x"), Depth::All, |_| ());
-        let ends: Vec<_> = names.iter().map(|n| n.rsplit('/').next().unwrap()).collect();
+        let ends: Vec<_> = names
+            .iter()
+            .map(|n| n.rsplit('/').next().unwrap())
+            .collect();
         assert_eq!(ends, ["in", "top"]);
     }
 
@@ -404,10 +510,16 @@ mod tests {
         for (on_the_way, link) in [(false, true), (true, true), (false, false), (true, false)] {
             let home = tempfile::tempdir().unwrap();
             let [dir, other] = ["ckpt", "other"].map(|d| home.path().join(d));
-            ["ckpt/d/e/a", "ckpt/d/f/a", "other/b", "other/e/b", "other/f/b"]
-                .map(|f| home.path().join(f))
-                .into_iter()
-                .for_each(file);
+            [
+                "ckpt/d/e/a",
+                "ckpt/d/f/a",
+                "other/b",
+                "other/e/b",
+                "other/f/b",
+            ]
+            .map(|f| home.path().join(f))
+            .into_iter()
+            .for_each(file);
             let mut first = String::new();
             // One of two directories is being listed; the other one is known, and comes next.
             let names = walked(&dir, Depth::All, |name| {
@@ -415,7 +527,12 @@ mod tests {
                 let next = if name == "d/e/a" { "d/f" } else { "d/e" };
                 let swapped = dir.join(if on_the_way { "d" } else { next });
                 fs::rename(&swapped, home.path().join("away")).unwrap();
-                if link { symlink(&other, swapped) } else { fs::write(swapped, "") }.unwrap();
+                if link {
+                    symlink(&other, swapped)
+                } else {
+                    fs::write(swapped, "")
+                }
+                .unwrap();
             });
             assert_eq!(names, [first], "{on_the_way} {link}");
         }

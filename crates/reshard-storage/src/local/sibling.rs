@@ -23,9 +23,21 @@ pub(super) struct Aside {
 }
 
 impl Aside {
-    pub(super) fn new(parent: &Path, place: &OsStr, attempt: &str, [new, old]: [Identity; 2]) -> Self {
-        let name = sibling(place, attempt, &format!("{}-{}.old", hex(new.number()), hex(old.number())));
-        Self { path: parent.join(&name), name }
+    pub(super) fn new(
+        parent: &Path,
+        place: &OsStr,
+        attempt: &str,
+        [new, old]: [Identity; 2],
+    ) -> Self {
+        let name = sibling(
+            place,
+            attempt,
+            &format!("{}-{}.old", hex(new.number()), hex(old.number())),
+        );
+        Self {
+            path: parent.join(&name),
+            name,
+        }
     }
 }
 
@@ -51,14 +63,17 @@ fn sibling(place: &OsStr, attempt: &str, rest: &str) -> OsString {
 }
 
 fn is_attempt(s: &str) -> bool {
-    !s.is_empty() && s.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    !s.is_empty()
+        && s.bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
 }
 
 pub(super) fn check_attempt(attempt: &str) -> Result<()> {
     if is_attempt(attempt) && attempt.len() <= 64 {
         return Ok(());
     }
-    let what = format!("{attempt:?} can't be an attempt's id: 1 to 64 letters, digits, `-` and `_` can");
+    let what =
+        format!("{attempt:?} can't be an attempt's id: 1 to 64 letters, digits, `-` and `_` can");
     Err(StorageError::invalid(what))
 }
 
@@ -71,7 +86,11 @@ enum Said<'n> {
 
 /// Which attempt a sibling is of, and what its name says.
 fn parse<'n>(found: &'n OsStr, place: &OsStr) -> Option<(&'n str, Said<'n>)> {
-    let rest = found.as_bytes().strip_prefix(b".")?.strip_prefix(place.as_bytes())?.strip_prefix(b".")?;
+    let rest = found
+        .as_bytes()
+        .strip_prefix(b".")?
+        .strip_prefix(place.as_bytes())?
+        .strip_prefix(b".")?;
     let (attempt, said) = match str::from_utf8(rest).ok()?.rsplit_once('.')? {
         (attempt, "tmp") => (attempt, Said::Built),
         (rest, "old") => {
@@ -98,7 +117,9 @@ pub(super) enum State {
 impl Said<'_> {
     /// What a directory is that bears such a name in `up`; `None` when it is not one that the name means.
     fn state(self, found: Identity, up: Identity) -> Option<State> {
-        let Self::Aside { new, old } = self else { return Some(State::Built) };
+        let Self::Aside { new, old } = self else {
+            return Some(State::Built);
+        };
         // Only on one device numbers tell directories apart. A device's own number is another one on other machines, and after
         // a restart, so it is not in the name.
         let number = hex(found.number_beside(up)?);
@@ -133,19 +154,37 @@ impl Sibling {
 }
 
 /// What bears a name in the directory that names a place, if an attempt has left it.
-pub(super) fn sibling_called(up: &OwnedFd, place: &OsStr, name: &OsStr) -> Result<Option<Sibling>, Errno> {
+pub(super) fn sibling_called(
+    up: &OwnedFd,
+    place: &OsStr,
+    name: &OsStr,
+) -> Result<Option<Sibling>, Errno> {
     found(up, Identity::of(up)?, place, name)
 }
 
-fn found(up: &OwnedFd, above: Identity, place: &OsStr, name: &OsStr) -> Result<Option<Sibling>, Errno> {
-    let Some((attempt, said)) = parse(name, place) else { return Ok(None) };
+fn found(
+    up: &OwnedFd,
+    above: Identity,
+    place: &OsStr,
+    name: &OsStr,
+) -> Result<Option<Sibling>, Errno> {
+    let Some((attempt, said)) = parse(name, place) else {
+        return Ok(None);
+    };
     // A link of such a name is not ours.
-    let Some(identity) = Identity::of_directory(up, name)? else { return Ok(None) };
+    let Some(identity) = Identity::of_directory(up, name)? else {
+        return Ok(None);
+    };
     let Some(state) = said.state(identity, above) else {
         tracing::warn!(name = %name.display(), "left alone: it is not the directory that a save called so");
         return Ok(None);
     };
-    Ok(Some(Sibling { name: name.to_owned(), attempt: attempt.to_owned(), state, identity }))
+    Ok(Some(Sibling {
+        name: name.to_owned(),
+        attempt: attempt.to_owned(),
+        state,
+        identity,
+    }))
 }
 
 /// All that attempts have left in the directory that names a place, which lies at `parent`.
@@ -155,7 +194,12 @@ pub(super) fn siblings(up: &OwnedFd, parent: &Path, place: &OsStr) -> Result<Vec
     let above = Identity::of(&up)?;
     let mut out = Vec::new();
     for name in dir::names(&up)? {
-        out.extend(found(&up, above, place, OsStr::from_bytes(name.to_bytes()))?);
+        out.extend(found(
+            &up,
+            above,
+            place,
+            OsStr::from_bytes(name.to_bytes()),
+        )?);
     }
     Ok(out)
 }
@@ -234,14 +278,31 @@ mod tests {
             .map(|s| (s.attempt, s.state))
             .collect();
         found.sort_by(|a, b| a.0.cmp(&b.0));
-        let want = [("both", State::Ready), ("ready", State::Ready), ("replaced", State::Replaced)];
-        assert_eq!(found, want.map(|(attempt, state)| (attempt.to_owned(), state)));
+        let want = [
+            ("both", State::Ready),
+            ("ready", State::Ready),
+            ("replaced", State::Replaced),
+        ];
+        assert_eq!(
+            found,
+            want.map(|(attempt, state)| (attempt.to_owned(), state))
+        );
     }
 
     #[test]
     fn a_number_counts_only_on_the_device_of_the_directory_above() {
-        let one = |path: &str| Identity::named(rustix::fs::CWD, OsStr::new(path)).unwrap().unwrap();
-        let (root, said) = (one("/"), Said::Aside { new: "0", old: &hex(one("/").number()) });
+        let one = |path: &str| {
+            Identity::named(rustix::fs::CWD, OsStr::new(path))
+                .unwrap()
+                .unwrap()
+        };
+        let (root, said) = (
+            one("/"),
+            Said::Aside {
+                new: "0",
+                old: &hex(one("/").number()),
+            },
+        );
         assert_eq!(said.state(root, root), Some(State::Replaced));
         if cfg!(target_os = "linux") {
             assert_eq!(said.state(root, one("/proc")), None);
@@ -254,7 +315,10 @@ mod tests {
         let [tmp, away] = [".x.a.tmp", "away"].map(|d| home.path().join(d));
         fs::create_dir(&tmp).unwrap();
         let up = dir::open(rustix::fs::CWD, home.path()).unwrap();
-        let found = siblings(&up, home.path(), OsStr::new("x")).unwrap().pop().unwrap();
+        let found = siblings(&up, home.path(), OsStr::new("x"))
+            .unwrap()
+            .pop()
+            .unwrap();
         assert!(found.open(&up).unwrap().is_some());
         fs::rename(&tmp, &away).unwrap();
         assert!(found.open(&up).unwrap().is_none());

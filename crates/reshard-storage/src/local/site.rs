@@ -24,8 +24,7 @@ use std::{
     },
 };
 
-const MOUNT: &str =
-    "it is the root of a mounted file system, which can't be renamed; choose a directory inside of it";
+const MOUNT: &str = "it is the root of a mounted file system, which can't be renamed; choose a directory inside of it";
 
 /// A place by what it really is: the directory that names it, held open. Whatever becomes of the links and directories on the
 /// way to it, what is done at the place is done in this one.
@@ -72,7 +71,9 @@ fn resolve(place: &Path) -> Result<(PathBuf, PathBuf, OsString)> {
             Err(_) => {
                 let at = canonical(at);
                 return match (at.parent(), at.file_name()) {
-                    (Some(parent), Some(name)) => Ok((at.clone(), parent.to_path_buf(), name.to_owned())),
+                    (Some(parent), Some(name)) => {
+                        Ok((at.clone(), parent.to_path_buf(), name.to_owned()))
+                    }
                     (None, _) => Err(unsupported("it is the root directory")),
                     _ => Err(unsupported("its last part is `..`")),
                 };
@@ -98,9 +99,17 @@ impl Home {
         let (place, parent, name) = resolve(place)?;
         let up = match dir::hold(&parent) {
             Err(Errno::NOENT) => None,
-            other => Some(Arc::new(other.map_err(|e| StorageError::io("open", &parent, e))?)),
+            other => Some(Arc::new(
+                other.map_err(|e| StorageError::io("open", &parent, e))?,
+            )),
         };
-        Ok(Self { place, parent, name, up, known: None })
+        Ok(Self {
+            place,
+            parent,
+            name,
+            up,
+            known: None,
+        })
     }
 
     /// Opens the place's directory, and keeps in mind which it is; `None` when there is none.
@@ -112,7 +121,9 @@ impl Home {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
             other => other.map_err(|e| StorageError::io("open", &self.place, e))?,
         };
-        self.known = Some(Some(Identity::of(&fd).map_err(|e| StorageError::io("look at", &self.place, e))?));
+        self.known = Some(Some(
+            Identity::of(&fd).map_err(|e| StorageError::io("look at", &self.place, e))?,
+        ));
         Ok(Some(fd))
     }
 
@@ -139,8 +150,13 @@ impl Home {
         }
         make_directories(&self.parent)?;
         let up = dir::hold(&self.parent).map_err(|e| StorageError::io("open", &self.parent, e))?;
-        let me = Self { up: Some(Arc::new(up)), ..self.clone() };
-        me.site(attempt)?.ok_or_else(|| StorageError::NotFound { path: self.parent.display().to_string() })
+        let me = Self {
+            up: Some(Arc::new(up)),
+            ..self.clone()
+        };
+        me.site(attempt)?.ok_or_else(|| StorageError::NotFound {
+            path: self.parent.display().to_string(),
+        })
     }
 }
 
@@ -166,17 +182,24 @@ fn make_directories(path: &Path) -> Result<()> {
 
 impl Site {
     pub(super) fn exists(&self) -> StorageError {
-        StorageError::Exists { path: self.place.display().to_string() }
+        StorageError::Exists {
+            path: self.place.display().to_string(),
+        }
     }
 
     pub(super) fn unsupported(&self, why: impl Into<String>) -> StorageError {
         let what = format!("writing a checkpoint at {}", self.place.display());
-        StorageError::Unsupported { what, why: why.into() }
+        StorageError::Unsupported {
+            what,
+            why: why.into(),
+        }
     }
 
     /// Somebody has put something else at the place since it was looked at.
     pub(super) fn changed(&self) -> StorageError {
-        StorageError::Changed { path: self.place.display().to_string() }
+        StorageError::Changed {
+            path: self.place.display().to_string(),
+        }
     }
 
     /// The directory at the place, which can be renamed; `None` when there is nothing.
@@ -198,7 +221,8 @@ impl Site {
             Err(e) => return Err(StorageError::io("look at", &self.place, e)),
         }
         let fd = dir::open(&self.up, &self.name);
-        fd.map(Some).map_err(|e| StorageError::io("open", &self.place, e))
+        fd.map(Some)
+            .map_err(|e| StorageError::io("open", &self.place, e))
     }
 
     /// That the place, which holds something, is one to be replaced, and that what is not the checkpoint's can be moved over
@@ -249,7 +273,8 @@ impl Site {
             other => other.map_err(|e| StorageError::io("look at", &self.place, e))?,
         }
         // The new version is of this user, also if the place is somebody else's and only the group may write to it.
-        let stat = rustix::fs::fstat(place).map_err(|e| StorageError::io("look at", &self.place, e))?;
+        let stat =
+            rustix::fs::fstat(place).map_err(|e| StorageError::io("look at", &self.place, e))?;
         let owners = Mode::from_raw_mode(stat.st_mode).contains(Mode::RWXU);
         if !owners && !rustix::process::geteuid().is_root() {
             return Err(refused("its owner"));
@@ -280,11 +305,13 @@ impl Site {
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let [a, b] = ["a", "b"].map(|s| format!(".probe-{}-{n}-{s}", std::process::id()));
         for d in [&a, &b] {
-            dir::make(built.fd(), d.as_ref()).map_err(|e| StorageError::io("create", &self.built, e))?;
+            dir::make(built.fd(), d.as_ref())
+                .map_err(|e| StorageError::io("create", &self.built, e))?;
         }
         let outcome = exchange(built.fd(), a.as_ref(), b.as_ref());
         for d in [&a, &b] {
-            dir::rmdir(built.fd(), d).map_err(|e| StorageError::io("remove", self.built.join(d), e))?;
+            dir::rmdir(built.fd(), d)
+                .map_err(|e| StorageError::io("remove", self.built.join(d), e))?;
         }
         outcome.map_err(|e| self.not_exchanged(e))
     }
@@ -316,15 +343,27 @@ impl Site {
             Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
             Err(Errno::BUSY | Errno::XDEV) => Err(self.unsupported(MOUNT)),
             Err(Errno::NOTDIR) => Err(self.unsupported("there is a file, not a directory")),
-            Err(e) => Err(StorageError::io("rename the new version to", &self.place, e)),
+            Err(e) => Err(StorageError::io(
+                "rename the new version to",
+                &self.place,
+                e,
+            )),
         }
     }
 
     /// Where these two versions are to be exchanged.
     pub(super) fn aside(&self, built: &OwnedFd, old: &OwnedFd) -> Result<Aside> {
         let fail = |e| StorageError::io("look at", &self.place, e);
-        let [built, old] = [Identity::of(built).map_err(fail)?, Identity::of(old).map_err(fail)?];
-        Ok(Aside::new(&self.parent, &self.name, &self.attempt, [built, old]))
+        let [built, old] = [
+            Identity::of(built).map_err(fail)?,
+            Identity::of(old).map_err(fail)?,
+        ];
+        Ok(Aside::new(
+            &self.parent,
+            &self.name,
+            &self.attempt,
+            [built, old],
+        ))
     }
 
     /// That the system takes a name of such a length, before much is written in vain.
@@ -347,9 +386,20 @@ impl Site {
         let path = self.parent.join(name);
         let fail = |e| StorageError::io("open", &path, e);
         let found = sibling_called(&self.up, &self.name, name).map_err(fail)?;
-        let Some(sibling) = found.filter(|s| s.attempt == self.attempt) else { return Ok(None) };
+        let Some(sibling) = found.filter(|s| s.attempt == self.attempt) else {
+            return Ok(None);
+        };
         let fd = sibling.open(&self.up).map_err(fail)?;
-        Ok(fd.map(|fd| (sibling.state, Aside { name: sibling.name, path }, fd)))
+        Ok(fd.map(|fd| {
+            (
+                sibling.state,
+                Aside {
+                    name: sibling.name,
+                    path,
+                },
+                fd,
+            )
+        }))
     }
 
     /// Gives the new version the name that the old one is to get: whoever finds that later can tell which of them it is.
@@ -387,7 +437,8 @@ impl Site {
             }
             // What came back out of the place is what had been put there, unless that was taken away in between.
             Ok(false)
-                if self.exchange(aside).is_ok() && dir::bears(&self.up, &aside.name, built) == Ok(true) =>
+                if self.exchange(aside).is_ok()
+                    && dir::bears(&self.up, &aside.name, built) == Ok(true) =>
             {
                 self.withdraw(built, aside);
                 return Err(self.changed());
@@ -397,9 +448,18 @@ impl Site {
         }
         // The old version, if it is that, may not be called replaced: it would be removed.
         let out = sibling::out(&self.name, &self.attempt);
-        let renamed =
-            rustix::fs::renameat_with(&self.up, &aside.name, &self.up, &out, RenameFlags::NOREPLACE);
-        let kept = if renamed.is_ok() { self.parent.join(out) } else { aside.path.clone() };
+        let renamed = rustix::fs::renameat_with(
+            &self.up,
+            &aside.name,
+            &self.up,
+            &out,
+            RenameFlags::NOREPLACE,
+        );
+        let kept = if renamed.is_ok() {
+            self.parent.join(out)
+        } else {
+            aside.path.clone()
+        };
         let whereabouts = |fd| match dir::path_of(fd) {
             Some(path) => path.display().to_string(),
             None => format!("somewhere beside {}", self.place.display()),
@@ -428,7 +488,10 @@ impl Site {
     /// A name of this attempt means something else by now.
     pub(super) fn not_built(&self, path: &Path) -> StorageError {
         let what = "it is not the directory any more that was written to".into();
-        StorageError::Incomplete { path: path.display().to_string(), what }
+        StorageError::Incomplete {
+            path: path.display().to_string(),
+            what,
+        }
     }
 
     /// The names of the place and its siblings are on the disk after this.
@@ -464,16 +527,25 @@ mod tests {
             symlink(format!("l{}", n - 1), home.join(format!("l{n}"))).unwrap();
         }
         let (place, parent, name) = resolve(&home.join("l38")).unwrap();
-        assert_eq!((place, parent, name), (to.clone(), home.clone(), "to".into()));
+        assert_eq!(
+            (place, parent, name),
+            (to.clone(), home.clone(), "to".into())
+        );
         let e = resolve(&home.join("l39")).unwrap_err().to_string();
         assert!(e.contains("too many symbolic links"), "{e}");
         // Absolute ones, and what lies below a link.
         fs::create_dir_all(home.join("d/e")).unwrap();
         symlink(home.join("d"), home.join("abs")).unwrap();
         assert_eq!(resolve(&home.join("abs/e")).unwrap().0, home.join("d/e"));
-        assert_eq!(resolve(&home.join("abs/new")).unwrap().0, home.join("d/new"));
+        assert_eq!(
+            resolve(&home.join("abs/new")).unwrap().0,
+            home.join("d/new")
+        );
         assert_eq!(resolve(&home.join("d/e/..")).unwrap().0, home.join("d"));
-        for (bad, why) in [(PathBuf::from("/"), "root directory"), (home.join("none/.."), "`..`")] {
+        for (bad, why) in [
+            (PathBuf::from("/"), "root directory"),
+            (home.join("none/.."), "`..`"),
+        ] {
             let e = resolve(&bad).unwrap_err().to_string();
             assert!(e.contains(why), "{e}");
         }
@@ -513,20 +585,37 @@ mod tests {
         fs::remove_dir(&x.place).unwrap();
         // A link that was not there when the place was looked up.
         symlink("elsewhere", &x.place).unwrap();
-        assert!(x.standing().unwrap_err().to_string().contains("become a symbolic link"));
+        assert!(
+            x.standing()
+                .unwrap_err()
+                .to_string()
+                .contains("become a symbolic link")
+        );
         fs::remove_file(&x.place).unwrap();
         fs::write(&x.place, "").unwrap();
-        assert!(x.standing().unwrap_err().to_string().contains("there is a file"));
+        assert!(
+            x.standing()
+                .unwrap_err()
+                .to_string()
+                .contains("there is a file")
+        );
         assert!(x.put().is_err());
     }
 
     #[test]
     fn what_can_not_be_exchanged_says_why() {
         let (_dir, home) = home();
-        let site = Home::find(&home.join("x")).unwrap().site("a").unwrap().unwrap();
+        let site = Home::find(&home.join("x"))
+            .unwrap()
+            .site("a")
+            .unwrap()
+            .unwrap();
         let why = |e| site.not_exchanged(e).to_string();
         for none in [Errno::INVAL, Errno::NOSYS, Errno::OPNOTSUPP] {
-            assert!(why(none).contains("can't exchange two directories"), "{none}");
+            assert!(
+                why(none).contains("can't exchange two directories"),
+                "{none}"
+            );
         }
         for mount in [Errno::BUSY, Errno::XDEV] {
             assert!(why(mount).contains("mounted file system"), "{mount}");

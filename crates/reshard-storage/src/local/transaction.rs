@@ -42,9 +42,15 @@ type Replaced = (Arc<OwnedFd>, Aside, Arc<[Name]>);
 
 /// What lies there of a leftover, and at which site.
 fn find(place: &Path, left: &Leftover) -> Result<Option<(Site, State, Aside, OwnedFd)>> {
-    let Some(site) = Home::find(place)?.site(&left.attempt)? else { return Ok(None) };
-    let Some(name) = leftover::name_of(left) else { return Ok(None) };
-    Ok(site.left(&name)?.map(|(state, at, fd)| (site, state, at, fd)))
+    let Some(site) = Home::find(place)?.site(&left.attempt)? else {
+        return Ok(None);
+    };
+    let Some(name) = leftover::name_of(left) else {
+        return Ok(None);
+    };
+    Ok(site
+        .left(&name)?
+        .map(|(state, at, fd)| (site, state, at, fd)))
 }
 
 pub(super) fn remove_leftover(place: &Path, left: &Leftover) -> Result<()> {
@@ -57,8 +63,11 @@ pub(super) fn remove_leftover(place: &Path, left: &Leftover) -> Result<()> {
 }
 
 pub(super) fn finish_replacing(place: &Path, left: &Leftover, files: &[Name]) -> Result<()> {
-    let Some((site, State::Replaced, aside, old)) = find(place, left)? else { return Ok(()) };
-    let new = dir::open(&site.up, &site.name).map_err(|e| StorageError::io("open", &site.place, e))?;
+    let Some((site, State::Replaced, aside, old)) = find(place, left)? else {
+        return Ok(());
+    };
+    let new =
+        dir::open(&site.up, &site.name).map_err(|e| StorageError::io("open", &site.place, e))?;
     retire(&site, &aside, &old, &new, files, Durability::Machine)
 }
 
@@ -92,21 +101,39 @@ impl LocalTransaction {
             })?;
         }
         failpoint::hit("transaction.created");
-        Ok(Self { site, built, if_exists, old: old.map(Arc::new), committed: AtomicBool::new(false) })
+        Ok(Self {
+            site,
+            built,
+            if_exists,
+            old: old.map(Arc::new),
+            committed: AtomicBool::new(false),
+        })
     }
 
     /// What another rank has begun, and [told](begun::tell) of.
     pub(super) fn join(place: &Path, attempt: &str, told: Option<&str>) -> Result<Self> {
         let (site, built) = begun::join(place, attempt, told)?;
         // Nothing is replaced by a rank that joins: the one that has begun it commits.
-        Ok(Self { site, built, if_exists: IfExists::Refuse, old: None, committed: AtomicBool::new(false) })
+        Ok(Self {
+            site,
+            built,
+            if_exists: IfExists::Refuse,
+            old: None,
+            committed: AtomicBool::new(false),
+        })
     }
 }
 
 /// Writes the commit record of a version.
-pub(super) fn write_record(built: &Dir, name: &Name, bytes: &[u8], durability: Durability) -> Result<()> {
+pub(super) fn write_record(
+    built: &Dir,
+    name: &Name,
+    bytes: &[u8],
+    durability: Durability,
+) -> Result<()> {
     let (path, file) = built.create(name, bytes.len() as u64)?;
-    file.write_all_at(bytes, 0).map_err(|e| StorageError::io("write", &path, e))?;
+    file.write_all_at(bytes, 0)
+        .map_err(|e| StorageError::io("write", &path, e))?;
     note(|| Trace::Wrote(path.clone()));
     failpoint::hit("commit.record");
     if durability == Durability::Machine {
@@ -133,7 +160,10 @@ pub(super) fn check(site: &Site, built: &Dir, files: &[Entry]) -> Result<()> {
 pub(super) async fn written(built: &Dir, path: &Path) -> Result<Vec<Entry>> {
     let (built, path) = (built.clone(), path.to_path_buf());
     pool::run_one(move || {
-        let fd = built.fd().try_clone().map_err(|e| StorageError::io("open", &path, e))?;
+        let fd = built
+            .fd()
+            .try_clone()
+            .map_err(|e| StorageError::io("open", &path, e))?;
         Ok(Root::held(path, Some(fd)).list(None, Depth::All)?.files)
     })
     .await
@@ -143,9 +173,10 @@ pub(super) async fn written(built: &Dir, path: &Path) -> Result<Vec<Entry>> {
 pub(super) fn make_durable(site: &Site, durability: Durability) -> Result<()> {
     match durability {
         Durability::Machine => site.sync_parent().map_err(|e| match e {
-            StorageError::Io { source, .. } => {
-                StorageError::NotDurable { path: site.place.display().to_string(), source }
-            }
+            StorageError::Io { source, .. } => StorageError::NotDurable {
+                path: site.place.display().to_string(),
+                source,
+            },
             other => other,
         }),
         Durability::Process => Ok(()),
@@ -170,8 +201,12 @@ impl Site {
         if self.put()? {
             return Ok(None);
         }
-        let IfExists::Replace(files) = if_exists else { return Err(self.exists()) };
-        let Some(old) = old else { return Err(self.changed()) };
+        let IfExists::Replace(files) = if_exists else {
+            return Err(self.exists());
+        };
+        let Some(old) = old else {
+            return Err(self.changed());
+        };
         let same = dir::bears(&self.up, &self.name, &old);
         if !same.map_err(|e| StorageError::io("look at", &self.place, e))? {
             return Err(self.changed());
@@ -199,7 +234,9 @@ impl Site {
         failpoint::hit("commit.renamed");
         let durable = make_durable(self, durability);
         failpoint::hit("commit.parent_synced");
-        let Some((old, aside, files)) = replaced else { return durable };
+        let Some((old, aside, files)) = replaced else {
+            return durable;
+        };
         // What is of others goes over to the new version, whatever else fails.
         match retire(self, &aside, &old, built.fd(), &files, durability) {
             Err(e @ StorageError::NotCarried { .. }) => return Err(e),
@@ -235,15 +272,23 @@ impl Transaction for LocalTransaction {
         durability: Durability,
     ) -> Result<()> {
         if self.committed.load(Ordering::Relaxed) {
-            return Err(StorageError::invalid(format!("{} is committed already", self.site.place.display())));
+            return Err(StorageError::invalid(format!(
+                "{} is committed already",
+                self.site.place.display()
+            )));
         }
-        let (site, built, old) =
-            (self.site.clone(), self.built.clone(), (self.if_exists.clone(), self.old.clone()));
+        let (site, built, old) = (
+            self.site.clone(),
+            self.built.clone(),
+            (self.if_exists.clone(), self.old.clone()),
+        );
         let files = files.to_vec();
         let work = move || site.commit(&built, record, &files, durability, old);
         let outcome = pool::run_one(work).await;
-        if matches!(outcome, Ok(()) | Err(StorageError::NotDurable { .. } | StorageError::NotCarried { .. }))
-        {
+        if matches!(
+            outcome,
+            Ok(()) | Err(StorageError::NotDurable { .. } | StorageError::NotCarried { .. })
+        ) {
             self.committed.store(true, Ordering::Relaxed);
         }
         outcome
@@ -258,7 +303,10 @@ impl Transaction for LocalTransaction {
             return Ok(());
         }
         let (site, built) = (self.site.clone(), self.built.clone());
-        pool::run_one(move || remove::remove_held(&site.up, &site.built_name, built.fd(), &site.built)).await
+        pool::run_one(move || {
+            remove::remove_held(&site.up, &site.built_name, built.fd(), &site.built)
+        })
+        .await
     }
 }
 
@@ -282,7 +330,10 @@ mod tests {
         fn new() -> Self {
             let home = tempfile::tempdir().unwrap();
             let case = Self::below(home.path());
-            Self { _home: Some(home), ..case }
+            Self {
+                _home: Some(home),
+                ..case
+            }
         }
 
         fn below(home: &Path) -> Self {
@@ -293,16 +344,25 @@ mod tests {
                 fs::write(dir.join("owner"), owner).unwrap();
             }
             let found = Home::find(&place).unwrap();
-            let transaction = LocalTransaction::begin(&found, "a", IfExists::Replace([].into())).unwrap();
+            let transaction =
+                LocalTransaction::begin(&found, "a", IfExists::Replace([].into())).unwrap();
             fs::write(transaction.site.built.join("owner"), "N").unwrap();
             let old = transaction.old.as_ref().unwrap();
             let aside = transaction.site.aside(transaction.built.fd(), old).unwrap();
             transaction.site.ready(&aside).unwrap();
-            Self { transaction, aside, place, park, _home: None }
+            Self {
+                transaction,
+                aside,
+                place,
+                park,
+                _home: None,
+            }
         }
 
         fn replace(&self) -> Result<()> {
-            self.transaction.site.replace(self.transaction.built.fd(), self.old(), &self.aside)
+            self.transaction
+                .site
+                .replace(self.transaction.built.fd(), self.old(), &self.aside)
         }
 
         fn exchange(&self) {
@@ -310,12 +370,15 @@ mod tests {
         }
 
         fn settle(&self) -> Result<()> {
-            self.transaction.site.settle(self.transaction.built.fd(), self.old(), &self.aside)
+            self.transaction
+                .site
+                .settle(self.transaction.built.fd(), self.old(), &self.aside)
         }
 
         /// Somebody exchanges the two directories.
         fn swap(&self) {
-            rustix::fs::renameat_with(CWD, &self.place, CWD, &self.park, RenameFlags::EXCHANGE).unwrap();
+            rustix::fs::renameat_with(CWD, &self.place, CWD, &self.park, RenameFlags::EXCHANGE)
+                .unwrap();
         }
 
         fn old(&self) -> &OwnedFd {
@@ -335,8 +398,9 @@ mod tests {
     fn beside(home: &Path) -> Vec<(String, String)> {
         let entries = fs::read_dir(home).unwrap().map(Result::unwrap);
         let owner = |dir: PathBuf| fs::read_to_string(dir.join("owner")).unwrap();
-        let mut all: Vec<_> =
-            entries.map(|e| (e.file_name().into_string().unwrap(), owner(e.path()))).collect();
+        let mut all: Vec<_> = entries
+            .map(|e| (e.file_name().into_string().unwrap(), owner(e.path())))
+            .collect();
         all.sort();
         all
     }
@@ -353,7 +417,9 @@ mod tests {
     }
 
     fn are(all: &[(&str, &str)]) -> Vec<(String, String)> {
-        all.iter().map(|(dir, owner)| ((*dir).into(), (*owner).into())).collect()
+        all.iter()
+            .map(|(dir, owner)| ((*dir).into(), (*owner).into()))
+            .collect()
     }
 
     #[test]
@@ -377,14 +443,25 @@ mod tests {
             return drop(case.replace());
         }
         let home = tempfile::tempdir().unwrap();
-        let test = "what_somebody_puts_there_stays_when_the_process_is_killed_before_that_goes_back";
+        let test =
+            "what_somebody_puts_there_stays_when_the_process_is_killed_before_that_goes_back";
         let mut killed = std::process::Command::new(std::env::current_exe().unwrap());
-        killed.args([test, "--test-threads=1"]).env(HOME, home.path());
-        let out = killed.env(failpoint::VARIABLE, "commit.exchanged").output().unwrap();
+        killed
+            .args([test, "--test-threads=1"])
+            .env(HOME, home.path());
+        let out = killed
+            .env(failpoint::VARIABLE, "commit.exchanged")
+            .output()
+            .unwrap();
         assert_eq!(out.status.signal(), Some(9), "{out:?}");
         let after = beside(home.path());
-        let [(_, b), rest @ ..] = &after[..] else { panic!("{after:?}") };
-        assert_eq!((b.as_str(), rest), ("B", &are(&[("park", "A"), ("x", "N")])[..]));
+        let [(_, b), rest @ ..] = &after[..] else {
+            panic!("{after:?}")
+        };
+        assert_eq!(
+            (b.as_str(), rest),
+            ("B", &are(&[("park", "A"), ("x", "N")])[..])
+        );
         assert!(prune(&home.path().join("x")).is_empty());
         assert_eq!(beside(home.path()), after);
     }
@@ -392,21 +469,27 @@ mod tests {
     #[test]
     fn what_a_killed_process_leaves_is_the_new_version_or_the_old_one() {
         // Before the exchange, after it, and when it was undone since somebody had put another directory there.
-        for (exchanges, swapped, replaced, stays) in
-            [(0, false, false, "A"), (1, false, true, "N"), (2, true, false, "B")]
-        {
+        for (exchanges, swapped, replaced, stays) in [
+            (0, false, false, "A"),
+            (1, false, true, "N"),
+            (2, true, false, "B"),
+        ] {
             let case = Case::new();
             if swapped {
                 case.swap();
             }
             (0..exchanges).for_each(|_| case.exchange());
             assert_eq!(prune(&case.place), [replaced]);
-            assert_eq!(case.beside(), are(&[("park", if swapped { "A" } else { "B" }), ("x", stays)]));
+            assert_eq!(
+                case.beside(),
+                are(&[("park", if swapped { "A" } else { "B" }), ("x", stays)])
+            );
         }
     }
 
     #[test]
-    fn directories_that_are_exchanged_before_and_after_the_exchange_stay_and_the_error_says_where_they_are() {
+    fn directories_that_are_exchanged_before_and_after_the_exchange_stay_and_the_error_says_where_they_are()
+     {
         let case = Case::new();
         let Case { place, park, .. } = &case;
         case.swap();
@@ -415,8 +498,19 @@ mod tests {
         let e = case.settle().unwrap_err();
         case.rollback();
         let out = place.with_file_name(".x.a.out");
-        assert_eq!(case.beside(), are(&[(".x.a.out", "A"), ("park", "N"), ("x", "B")]));
-        let StorageError::Displaced { path, kept, old, new } = &e else { panic!("{e}") };
+        assert_eq!(
+            case.beside(),
+            are(&[(".x.a.out", "A"), ("park", "N"), ("x", "B")])
+        );
+        let StorageError::Displaced {
+            path,
+            kept,
+            old,
+            new,
+        } = &e
+        else {
+            panic!("{e}")
+        };
         let told = [path, kept].map(PathBuf::from);
         assert_eq!(told, [place.clone(), out.clone()]);
         if cfg!(target_os = "linux") {
@@ -429,13 +523,18 @@ mod tests {
     #[test]
     fn another_directory_that_is_put_at_the_place_instead_of_the_new_version_is_told() {
         let case = Case::new();
-        let Case { place, park, aside, .. } = &case;
+        let Case {
+            place, park, aside, ..
+        } = &case;
         rustix::fs::renameat_with(CWD, &aside.path, CWD, park, RenameFlags::EXCHANGE).unwrap();
         case.exchange();
         let e = case.settle().unwrap_err();
         case.rollback();
         assert!(matches!(&e, StorageError::Displaced { .. }), "{e}");
-        assert_eq!(case.beside(), are(&[(".x.a.out", "A"), ("park", "N"), ("x", "B")]));
+        assert_eq!(
+            case.beside(),
+            are(&[(".x.a.out", "A"), ("park", "N"), ("x", "B")])
+        );
         assert!(leftovers(place).unwrap().is_empty());
     }
 
@@ -449,7 +548,10 @@ mod tests {
         let e = case.settle().unwrap_err();
         assert!(matches!(e, StorageError::Displaced { .. }), "{e}");
         case.rollback();
-        assert_eq!(case.beside(), are(&[(".x.a.out", "B"), ("away", "N"), ("park", "A")]));
+        assert_eq!(
+            case.beside(),
+            are(&[(".x.a.out", "B"), ("away", "N"), ("park", "A")])
+        );
         assert!(park.exists());
     }
 
@@ -457,14 +559,20 @@ mod tests {
     fn another_directory_under_a_hidden_name_is_neither_committed_nor_removed() {
         let case = Case::new();
         let Case { place, park, .. } = &case;
-        let (old, [tmp, away]) = (&case.aside.path, [".x.a.tmp", "away"].map(|d| place.with_file_name(d)));
+        let (old, [tmp, away]) = (
+            &case.aside.path,
+            [".x.a.tmp", "away"].map(|d| place.with_file_name(d)),
+        );
         fs::rename(old, away).unwrap();
         fs::rename(park, old).unwrap();
         let e = case.replace().unwrap_err();
         assert!(matches!(e, StorageError::Incomplete { .. }), "{e}");
         fs::rename(old, tmp).unwrap();
         case.rollback();
-        assert_eq!(case.beside(), are(&[(".x.a.tmp", "B"), ("away", "N"), ("x", "A")]));
+        assert_eq!(
+            case.beside(),
+            are(&[(".x.a.tmp", "B"), ("away", "N"), ("x", "A")])
+        );
     }
 
     #[test]

@@ -22,14 +22,19 @@ pub(super) fn url(path: &Path) -> String {
 
 /// The path of what follows `file://`; `None` when it is not absolute or names another host.
 pub(super) fn path(rest: &str) -> Option<PathBuf> {
-    let rest = rest.strip_prefix("localhost").filter(|r| r.starts_with('/')).unwrap_or(rest);
+    let rest = rest
+        .strip_prefix("localhost")
+        .filter(|r| r.starts_with('/'))
+        .unwrap_or(rest);
     if !rest.starts_with('/') {
         return None;
     }
     let mut out = Vec::with_capacity(rest.len());
     let mut bytes = rest.as_bytes();
     while let Some((&b, tail)) = bytes.split_first() {
-        let code = tail.get(..2).filter(|hex| b == b'%' && hex.iter().all(u8::is_ascii_hexdigit));
+        let code = tail
+            .get(..2)
+            .filter(|hex| b == b'%' && hex.iter().all(u8::is_ascii_hexdigit));
         let code = code.and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
         // A `%` that starts no code is itself: people write paths, too.
         out.push(code.unwrap_or(b));
@@ -47,7 +52,12 @@ mod tests {
         let odd = OsString::from_vec(b"/a b/\xff%25/\xe3\x83\x87?#".to_vec());
         let url = url(Path::new(&odd));
         assert_eq!(url, "file:///a%20b/%FF%2525/%E3%83%87%3F%23");
-        assert_eq!(path(url.strip_prefix("file://").unwrap()).unwrap().as_os_str(), odd);
+        assert_eq!(
+            path(url.strip_prefix("file://").unwrap())
+                .unwrap()
+                .as_os_str(),
+            odd
+        );
     }
 
     #[test]

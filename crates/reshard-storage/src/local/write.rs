@@ -5,8 +5,8 @@ use super::{
     file::{MAX_VECTORS, write_vectored},
 };
 use crate::{
-    Durability, Extent, FileBody, Length, Name, Progress, Result, Source, StorageError, Store, Written,
-    WrittenExtent,
+    Durability, Extent, FileBody, Length, Name, Progress, Result, Source, StorageError, Store,
+    Written, WrittenExtent,
     body::whole,
     failpoint,
     pool::{self, Batch, Turn},
@@ -70,9 +70,14 @@ pub(super) async fn write(
     let mut out: Vec<Written> = Vec::with_capacity(files.len());
     let (mut new, mut copies) = (Vec::new(), Vec::new());
     for (number, body) in files.into_iter().enumerate() {
-        let too_long = || StorageError::invalid(format!("{}: its length does not fit 63 bits", body.name));
+        let too_long =
+            || StorageError::invalid(format!("{}: its length does not fit 63 bits", body.name));
         let length = body.length().ok_or_else(too_long)?;
-        out.push(Written { name: body.name.clone(), bytes: 0, extents: Vec::new() });
+        out.push(Written {
+            name: body.name.clone(),
+            bytes: 0,
+            extents: Vec::new(),
+        });
         match body.source {
             Source::CopyOf { store, name } => copies.push((number, store, name)),
             Source::Extents(extents) => {
@@ -83,12 +88,20 @@ pub(super) async fn write(
         }
     }
     let (written, done) = (AtomicU64::new(0), Mutex::default());
-    let shared = Arc::new(Shared { durability, progress: progress.clone(), written, total, done });
+    let shared = Arc::new(Shared {
+        durability,
+        progress: progress.clone(),
+        written,
+        total,
+        done,
+    });
     let (dir, all) = (built.clone(), Arc::clone(&shared));
     pool::run(move |batch| {
         for (number, name, length, extents) in new {
             let (dir, shared) = (dir.clone(), Arc::clone(&all));
-            batch.spawn(Turn::Main, move |batch| main(&dir, (number, name, length), extents, shared, batch));
+            batch.spawn(Turn::Main, move |batch| {
+                main(&dir, (number, name, length), extents, shared, batch)
+            });
         }
         Ok(())
     })
@@ -100,7 +113,15 @@ pub(super) async fn write(
         out[file].extents.push(extent);
     }
     for (number, store, name) in copies {
-        out[number].bytes = copy(&built, &out[number].name, store, name, durability, &progress).await?;
+        out[number].bytes = copy(
+            &built,
+            &out[number].name,
+            store,
+            name,
+            durability,
+            &progress,
+        )
+        .await?;
     }
     let names: Vec<Name> = out.iter().map(|w| w.name.clone()).collect();
     pool::run_one(move || {
@@ -132,7 +153,15 @@ fn main(
     failpoint::hit("write.opened");
     let waiting = units(extents, unit);
     let left = AtomicUsize::new(waiting.len());
-    let out = Arc::new(Output { shared, number, name, path, file, left, waiting: Mutex::new(waiting) });
+    let out = Arc::new(Output {
+        shared,
+        number,
+        name,
+        path,
+        file,
+        left,
+        waiting: Mutex::new(waiting),
+    });
     if out.left.load(Ordering::Relaxed) == 0 {
         return out.close();
     }
@@ -179,7 +208,11 @@ fn units(extents: Vec<Box<dyn Extent>>, size: u64) -> VecDeque<Unit> {
                 room -= len;
             }
             _ => {
-                out.push_back(Unit { at, first, extents: vec![e] });
+                out.push_back(Unit {
+                    at,
+                    first,
+                    extents: vec![e],
+                });
                 room = size.saturating_sub(len);
             }
         }
@@ -190,12 +223,20 @@ fn units(extents: Vec<Box<dyn Extent>>, size: u64) -> VecDeque<Unit> {
 
 impl Output {
     fn take(&self) -> Option<Unit> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        self.waiting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop_front()
     }
 
     fn write(&self, unit: Unit, batch: &Arc<Batch<()>>) -> Result<()> {
         let name = &self.name;
-        let mut pending = Pending { out: self, at: unit.at, len: 0, blocks: Vec::new() };
+        let mut pending = Pending {
+            out: self,
+            at: unit.at,
+            len: 0,
+            blocks: Vec::new(),
+        };
         let mut offset = unit.at;
         let mut done = Vec::with_capacity(unit.extents.len());
         for (number, mut extent) in (unit.first..).zip(unit.extents) {
@@ -217,15 +258,34 @@ impl Output {
                 pending.push(block)?;
             }
             if !want.allows(got) {
-                return Err(StorageError::ExtentLength { name: name.clone(), offset, want, got });
+                return Err(StorageError::ExtentLength {
+                    name: name.clone(),
+                    offset,
+                    want,
+                    got,
+                });
             }
             let range = offset..offset + got;
             offset = range.end;
-            done.push(((self.number, number), WrittenExtent { range, receipt: extent.receipt() }));
+            done.push((
+                (self.number, number),
+                WrittenExtent {
+                    range,
+                    receipt: extent.receipt(),
+                },
+            ));
         }
         pending.flush()?;
-        self.shared.done.lock().unwrap_or_else(PoisonError::into_inner).append(&mut done);
-        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 { self.close() } else { Ok(()) }
+        self.shared
+            .done
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .append(&mut done);
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.close()
+        } else {
+            Ok(())
+        }
     }
 
     /// Every byte is written.
@@ -302,7 +362,9 @@ async fn copy(
     let (built, name, bytes) = (dir.clone(), to.clone(), whole(&*from, &of).await?);
     if let Some(file) = from.local_file(&of).await? {
         let linked = pool::run_one(move || {
-            let Some((path, bytes)) = built.link(&name, &file)? else { return Ok(None) };
+            let Some((path, bytes)) = built.link(&name, &file)? else {
+                return Ok(None);
+            };
             // Whoever wrote it may not have waited for the disk.
             if durability == Durability::Machine {
                 sync_file(&file, &path)?;
@@ -332,7 +394,8 @@ async fn copy(
 }
 
 pub(super) fn sync_file(file: &File, path: &Path) -> Result<()> {
-    file.sync_data().map_err(|e| StorageError::io("sync", path, e))?;
+    file.sync_data()
+        .map_err(|e| StorageError::io("sync", path, e))?;
     note(|| Trace::SyncedFile(path.into()));
     Ok(())
 }
@@ -363,7 +426,9 @@ mod tests {
     fn calls(blocks: &[usize]) -> Vec<u64> {
         let home = tempfile::tempdir().unwrap();
         let store = LocalStore::at(home.path().join("x")).unwrap();
-        let bytes: Vec<u8> = (0..blocks.iter().sum()).map(|i: usize| ((i * 31) >> 7) as u8).collect();
+        let bytes: Vec<u8> = (0..blocks.iter().sum())
+            .map(|i: usize| ((i * 31) >> 7) as u8)
+            .collect();
         let mut rest = Bytes::from(bytes.clone());
         let blocks = blocks.iter().map(|n| rest.split_to(*n)).collect();
         let told = Arc::new(Mutex::new(Vec::new()));
@@ -371,10 +436,18 @@ mod tests {
         let progress = Progress::new(move |n| tell.lock().unwrap().push(n));
         block_on(async {
             let transaction = store.begin("a", IfExists::Refuse).await.unwrap();
-            let file =
-                FileBody::new(Name::new("f").unwrap(), vec![Box::new(Blocks(blocks)) as Box<dyn Extent>]);
-            transaction.write(vec![file], Durability::Process, progress).await.unwrap();
-            transaction.commit(None, &[], Durability::Process).await.unwrap();
+            let file = FileBody::new(
+                Name::new("f").unwrap(),
+                vec![Box::new(Blocks(blocks)) as Box<dyn Extent>],
+            );
+            transaction
+                .write(vec![file], Durability::Process, progress)
+                .await
+                .unwrap();
+            transaction
+                .commit(None, &[], Durability::Process)
+                .await
+                .unwrap();
         });
         assert!(std::fs::read(home.path().join("x/f")).unwrap() == bytes);
         let told = told.lock().unwrap();
@@ -402,11 +475,19 @@ mod tests {
     #[test]
     fn a_thread_takes_extents_up_to_a_unit() {
         let of = |sizes: &[usize], size: u64| {
-            let extents = sizes.iter().map(|n| Box::new(Bytes::from(vec![0; *n])) as Box<dyn Extent>);
+            let extents = sizes
+                .iter()
+                .map(|n| Box::new(Bytes::from(vec![0; *n])) as Box<dyn Extent>);
             let units = units(extents.collect(), size);
-            units.iter().map(|u| (u.at, u.first, u.extents.len())).collect::<Vec<_>>()
+            units
+                .iter()
+                .map(|u| (u.at, u.first, u.extents.len()))
+                .collect::<Vec<_>>()
         };
-        assert_eq!(of(&[4, 5, 1, 10, 11, 1], 10), [(0, 0, 3), (10, 3, 1), (20, 4, 1), (31, 5, 1)]);
+        assert_eq!(
+            of(&[4, 5, 1, 10, 11, 1], 10),
+            [(0, 0, 3), (10, 3, 1), (20, 4, 1), (31, 5, 1)]
+        );
         assert_eq!(of(&[4, 0, 7], 10), [(0, 0, 2), (4, 2, 1)]);
         assert_eq!(of(&[], 10), []);
         assert_eq!(of(&[3, 4], u64::MAX), [(0, 0, 2)]);

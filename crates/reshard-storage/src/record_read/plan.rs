@@ -39,9 +39,17 @@ pub(crate) struct CheckedPart {
 
 impl Prepared {
     pub(crate) fn new(read: RecordRead) -> Result<Self> {
-        let RecordRead { name, record, parts: given, check } = read;
+        let RecordRead {
+            name,
+            record,
+            parts: given,
+            check,
+        } = read;
         let Some(len) = record.end.checked_sub(record.start) else {
-            let what = format!("{name}: record {}..{} ends before it starts", record.start, record.end);
+            let what = format!(
+                "{name}: record {}..{} ends before it starts",
+                record.start, record.end
+            );
             return Err(StorageError::invalid(what));
         };
         // Checks each part against its region and the record, before any byte is read.
@@ -49,7 +57,11 @@ impl Prepared {
         let mut needed = 0u64;
         for Part { source, into } in given {
             let bytes = into.bytes();
-            let fit = |e| StorageError::Region { name: name.clone(), range: record.clone(), source: e };
+            let fit = |e| StorageError::Region {
+                name: name.clone(),
+                range: record.clone(),
+                source: e,
+            };
             let copy = into.strided_copy(&source).map_err(fit)?;
             if bytes == 0 {
                 continue;
@@ -57,7 +69,11 @@ impl Prepared {
             needed = needed.saturating_add(bytes);
             let hull = source.hull();
             if hull.end > len {
-                return Err(StorageError::Record { name, range: record, need: hull.end });
+                return Err(StorageError::Record {
+                    name,
+                    range: record,
+                    need: hull.end,
+                });
             }
             parts.push(CheckedPart { hull, source, copy });
         }
@@ -69,21 +85,42 @@ impl Prepared {
         let hull = match check {
             Some(_) => 0..len,
             None => {
-                parts.first().map_or(0, |p| p.hull.start)..parts.iter().map(|p| p.hull.end).max().unwrap_or(0)
+                parts.first().map_or(0, |p| p.hull.start)
+                    ..parts.iter().map(|p| p.hull.end).max().unwrap_or(0)
             }
         };
         if !injective && hull.end - hull.start > MAX_BLOCK {
-            let what = format!("{name}: reading {} bytes at {}", hull.end - hull.start, record.start);
-            let why = format!("its elements share bytes, and only up to {MAX_BLOCK} bytes of that are read");
+            let what = format!(
+                "{name}: reading {} bytes at {}",
+                hull.end - hull.start,
+                record.start
+            );
+            let why = format!(
+                "its elements share bytes, and only up to {MAX_BLOCK} bytes of that are read"
+            );
             return Err(StorageError::Unsupported { what, why });
         }
         let (ascending, single) = (injective && disjoint, !injective);
-        Ok(Self { name, record, parts, check, needed, hull, ascending, single, wanted: None })
+        Ok(Self {
+            name,
+            record,
+            parts,
+            check,
+            needed,
+            hull,
+            ascending,
+            single,
+            wanted: None,
+        })
     }
 
     /// The shortest run that is contiguous in the record and in memory, in bytes.
     pub(crate) fn run(&self) -> u64 {
-        self.parts.iter().map(|p| p.copy.run()).min().unwrap_or(u64::MAX)
+        self.parts
+            .iter()
+            .map(|p| p.copy.run())
+            .min()
+            .unwrap_or(u64::MAX)
     }
 
     /// The range of the file that is read at most.
@@ -95,8 +132,16 @@ impl Prepared {
     /// block.
     pub(crate) fn next_block(&mut self, gap: u64, max: u64) -> Option<Range<u64>> {
         let wanted = self.wanted.get_or_insert_with(|| {
-            let segments = self.parts.iter().map(|p| Segments::source_order(&p.source, &p.source)).collect();
-            Wanted::new(segments, self.single || self.check.is_some(), self.hull.clone())
+            let segments = self
+                .parts
+                .iter()
+                .map(|p| Segments::source_order(&p.source, &p.source))
+                .collect();
+            Wanted::new(
+                segments,
+                self.single || self.check.is_some(),
+                self.hull.clone(),
+            )
         });
         wanted.next_block(gap, if self.single { u64::MAX } else { max })
     }
@@ -114,12 +159,18 @@ impl Prepared {
     /// Finishes the read: checks that everything was read, and that the check is satisfied.
     pub(crate) fn finish(self) -> Result<()> {
         if let Some(missing) = self.parts.iter().find_map(|p| p.copy.next_at()) {
-            let what =
-                format!("{}: byte {missing} of the record at {} was not read", self.name, self.record.start);
+            let what = format!(
+                "{}: byte {missing} of the record at {} was not read",
+                self.name, self.record.start
+            );
             return Err(StorageError::Internal { what });
         }
         match self.check.map(Checksum::finish) {
-            Some(Err(source)) => Err(StorageError::Check { name: self.name, range: self.record, source }),
+            Some(Err(source)) => Err(StorageError::Check {
+                name: self.name,
+                range: self.record,
+                source,
+            }),
             _ => Ok(()),
         }
     }
@@ -138,8 +189,15 @@ struct Wanted {
 impl Wanted {
     fn new(segments: Vec<Segments>, whole: bool, hull: Range<u64>) -> Self {
         let starts = segments.iter().enumerate();
-        let next = starts.filter_map(|(i, s)| Some(Reverse((s.peek()?.0, i)))).collect();
-        Self { segments, next, whole, hull }
+        let next = starts
+            .filter_map(|(i, s)| Some(Reverse((s.peek()?.0, i))))
+            .collect();
+        Self {
+            segments,
+            next,
+            whole,
+            hull,
+        }
     }
 
     fn next_block(&mut self, gap: u64, max: u64) -> Option<Range<u64>> {
@@ -204,7 +262,10 @@ impl Joined {
 
     /// The statistics of reading it.
     pub(crate) fn stats(&self, reads: &[(Name, Range<u64>)]) -> Traffic {
-        let asked = self.members.iter().map(|&i| reads[i].1.end - reads[i].1.start);
+        let asked = self
+            .members
+            .iter()
+            .map(|&i| reads[i].1.end - reads[i].1.start);
         Traffic {
             needed: asked.fold(0, u64::saturating_add),
             bytes: self.bytes() - self.between,
@@ -232,13 +293,19 @@ pub(crate) fn join(reads: &[(Name, Range<u64>)], gap: u64, max: u64) -> Result<V
             Some(j)
                 if j.name == *name
                     && r.start <= j.range.end.saturating_add(gap)
-                    && r.end.max(j.range.end) - j.range.start <= max.max(j.range.end - j.range.start) =>
+                    && r.end.max(j.range.end) - j.range.start
+                        <= max.max(j.range.end - j.range.start) =>
             {
                 j.between += r.start.saturating_sub(j.range.end);
                 j.range.end = j.range.end.max(r.end);
                 j.members.push(i);
             }
-            _ => out.push(Joined { name: name.clone(), range: r.clone(), members: vec![i], between: 0 }),
+            _ => out.push(Joined {
+                name: name.clone(),
+                range: r.clone(),
+                members: vec![i],
+                between: 0,
+            }),
         }
     }
     Ok(out)
@@ -254,15 +321,26 @@ mod tests {
     }
 
     fn wanted(layouts: &[Layout]) -> Wanted {
-        let segments = layouts.iter().map(|l| Segments::source_order(l, l)).collect();
+        let segments = layouts
+            .iter()
+            .map(|l| Segments::source_order(l, l))
+            .collect();
         Wanted::new(segments, false, 0..1 << 20)
     }
 
     fn strided() -> impl Strategy<Value = Layout> {
-        (0u64..40, 1u64..6, 1u64..6, 0u64..9, 0u64..50).prop_map(|(start, rows, cols, pad, pad2)| {
-            let step = cols + pad;
-            Layout::new(2, start, [2, rows, cols].into(), [rows * step + pad2, step, 1].into()).unwrap()
-        })
+        (0u64..40, 1u64..6, 1u64..6, 0u64..9, 0u64..50).prop_map(
+            |(start, rows, cols, pad, pad2)| {
+                let step = cols + pad;
+                Layout::new(
+                    2,
+                    start,
+                    [2, rows, cols].into(),
+                    [rows * step + pad2, step, 1].into(),
+                )
+                .unwrap()
+            },
+        )
     }
 
     proptest! {
@@ -299,13 +377,23 @@ mod tests {
             (a.clone(), 5..6),
         ];
         let joined = join(&reads, 10, 35).unwrap();
-        let stats: Vec<_> =
-            joined.iter().map(|j| j.stats(&reads)).map(|s| (s.needed, s.bytes, s.beside)).collect();
+        let stats: Vec<_> = joined
+            .iter()
+            .map(|j| j.stats(&reads))
+            .map(|s| (s.needed, s.bytes, s.beside))
+            .collect();
         assert_eq!(stats, [(21, 20, 10), (20, 20, 0), (5, 5, 0)]);
-        let got: Vec<_> = joined.into_iter().map(|j| (j.name.to_string(), j.range, j.members)).collect();
+        let got: Vec<_> = joined
+            .into_iter()
+            .map(|j| (j.name.to_string(), j.range, j.members))
+            .collect();
         assert_eq!(
             got,
-            [("a".into(), 0..30, vec![2, 4, 1]), ("a".into(), 40..60, vec![3]), ("b".into(), 0..5, vec![0])]
+            [
+                ("a".into(), 0..30, vec![2, 4, 1]),
+                ("a".into(), 40..60, vec![3]),
+                ("b".into(), 0..5, vec![0])
+            ]
         );
     }
 }

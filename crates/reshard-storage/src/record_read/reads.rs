@@ -19,7 +19,12 @@ pub(crate) async fn read_ranges<S: Store + ?Sized>(
     let mut out = vec![Bytes::new(); reads.len()];
     let mut stats = Traffic::default();
     let mut answers = stream::iter(joined)
-        .map(|j| async move { store.read(&j.name, j.range.clone()).await.map(|bytes| (j, bytes)) })
+        .map(|j| async move {
+            store
+                .read(&j.name, j.range.clone())
+                .await
+                .map(|bytes| (j, bytes))
+        })
         .buffered(hints.concurrency.max(1));
     while let Some((j, bytes)) = answers.try_next().await? {
         split(&reads, &j.members, &j.range, &bytes, &mut out)?;
@@ -38,7 +43,10 @@ pub(crate) fn split(
 ) -> Result<()> {
     for &i in members {
         let (name, r) = &reads[i];
-        let (from, to) = ((r.start - range.start) as usize, (r.end - range.start) as usize);
+        let (from, to) = (
+            (r.start - range.start) as usize,
+            (r.end - range.start) as usize,
+        );
         if to > bytes.len() {
             return Err(StorageError::Short {
                 path: name.to_string(),
@@ -59,14 +67,25 @@ pub(crate) async fn read_into<S: Store + ?Sized>(
 ) -> Result<Traffic> {
     let hints = store.hints();
     let lanes = hints.concurrency.max(1);
-    let total: u64 = reads.iter().map(RecordRead::weight).fold(0, u64::saturating_add);
+    let total: u64 = reads
+        .iter()
+        .map(RecordRead::weight)
+        .fold(0, u64::saturating_add);
     // A large record is read through several lanes too, when there are few others.
     let Split { reads, cut } = cut_large(reads, hints.part_size.max(total / (2 * lanes as u64)))?;
-    let mut all = reads.into_iter().map(Prepared::new).collect::<Result<Vec<_>>>()?;
+    let mut all = reads
+        .into_iter()
+        .map(Prepared::new)
+        .collect::<Result<Vec<_>>>()?;
     all.sort_by(|a, b| (&a.name, a.record.start).cmp(&(&b.name, b.record.start)));
     let progress = &progress;
-    let work = all.into_iter().map(|p| one(store, p, hints.coalesce_gap, hints.part_size, progress));
-    let stats: Result<Vec<Traffic>> = stream::iter(work).buffer_unordered(lanes).try_collect().await;
+    let work = all
+        .into_iter()
+        .map(|p| one(store, p, hints.coalesce_gap, hints.part_size, progress));
+    let stats: Result<Vec<Traffic>> = stream::iter(work)
+        .buffer_unordered(lanes)
+        .try_collect()
+        .await;
     Ok(stats.map_err(|e| name_whole(e, &cut))?.into_iter().sum())
 }
 
@@ -77,14 +96,21 @@ async fn one<S: Store + ?Sized>(
     part: u64,
     progress: &Progress,
 ) -> Result<Traffic> {
-    let mut stats = Traffic { needed: p.needed, ..Traffic::default() };
+    let mut stats = Traffic {
+        needed: p.needed,
+        ..Traffic::default()
+    };
     while let Some(block) = p.next_block(gap, part) {
         let at = p.record.start;
         let range = at + block.start..at + block.end;
         let bytes = store.read(&p.name, range.clone()).await?;
         if bytes.len() as u64 != block.end - block.start {
             let size = range.start + bytes.len() as u64;
-            return Err(StorageError::Short { path: p.name.to_string(), range, size });
+            return Err(StorageError::Short {
+                path: p.name.to_string(),
+                range,
+                size,
+            });
         }
         p.feed(block.start, &bytes);
         stats.bytes += bytes.len() as u64;

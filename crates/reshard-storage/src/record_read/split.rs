@@ -6,7 +6,10 @@ use std::ops::Range;
 
 /// Cuts reads so that none of them moves many more bytes than `share`, as far as they can be cut.
 pub(crate) fn split(reads: Vec<RecordRead>, share: u64) -> Result<Split> {
-    let mut out = Split { reads: Vec::with_capacity(reads.len()), cut: Vec::new() };
+    let mut out = Split {
+        reads: Vec::with_capacity(reads.len()),
+        cut: Vec::new(),
+    };
     for read in reads {
         if read.weight() <= share {
             out.reads.push(read);
@@ -15,7 +18,11 @@ pub(crate) fn split(reads: Vec<RecordRead>, share: u64) -> Result<Split> {
         let whole = (read.name.clone(), read.record.clone());
         let (mut left, before) = (vec![read], out.reads.len());
         while let Some(read) = left.pop() {
-            match if read.weight() > share { halve(read)? } else { Halves::One(read) } {
+            match if read.weight() > share {
+                halve(read)?
+            } else {
+                Halves::One(read)
+            } {
                 Halves::One(read) => out.reads.push(read),
                 Halves::Two(first, second) => left.extend([*second, *first]),
             }
@@ -36,10 +43,23 @@ pub(crate) struct Split {
 
 /// Makes the error of a check name the whole record, even if the record was cut.
 pub(crate) fn name_whole(e: StorageError, cut: &[(Name, Range<u64>)]) -> StorageError {
-    let StorageError::Check { name, range, source } = e else { return e };
-    let whole = cut.iter().find(|(n, r)| *n == name && r.start <= range.start && range.end <= r.end);
+    let StorageError::Check {
+        name,
+        range,
+        source,
+    } = e
+    else {
+        return e;
+    };
+    let whole = cut
+        .iter()
+        .find(|(n, r)| *n == name && r.start <= range.start && range.end <= r.end);
     let range = whole.map_or(range, |(_, whole)| whole.clone());
-    StorageError::Check { name, range, source }
+    StorageError::Check {
+        name,
+        range,
+        source,
+    }
 }
 
 impl RecordRead {
@@ -47,7 +67,11 @@ impl RecordRead {
     pub(crate) fn weight(&self) -> u64 {
         match self.check {
             Some(_) => self.record.end.saturating_sub(self.record.start),
-            None => self.parts.iter().map(|p| p.into.bytes()).fold(0, u64::saturating_add),
+            None => self
+                .parts
+                .iter()
+                .map(|p| p.into.bytes())
+                .fold(0, u64::saturating_add),
         }
     }
 }
@@ -73,7 +97,9 @@ fn halve(mut read: RecordRead) -> Result<Halves> {
     // Finds the cut first, then asks the check, because a check that can't be split keeps the read whole.
     read.parts.retain(|p| p.into.bytes() > 0);
     read.parts.sort_by_key(|p| p.source.hull().start);
-    let Some(place) = place(&read.parts) else { return Ok(Halves::One(read)) };
+    let Some(place) = place(&read.parts) else {
+        return Ok(Halves::One(read));
+    };
     let rest = match &mut read.check {
         None => None,
         Some(check) => match check.split(place.at) {
@@ -82,27 +108,61 @@ fn halve(mut read: RecordRead) -> Result<Halves> {
         },
     };
     // Distributes the parts. At most one part crosses the cut; its source and its destination are cut at the same element.
-    let RecordRead { name, record, mut parts, check } = read;
+    let RecordRead {
+        name,
+        record,
+        mut parts,
+        check,
+    } = read;
     let mut behind = parts.split_off(place.first);
     if let Some((axis, index)) = place.within {
         let whole = behind.remove(0);
         let (low, high) = halves(&whole.source, axis, index);
-        let fit = |source| StorageError::Region { name: name.clone(), range: record.clone(), source };
+        let fit = |source| StorageError::Region {
+            name: name.clone(),
+            range: record.clone(),
+            source,
+        };
         let (first, second) = whole.into.split(axis, index).map_err(fit)?;
-        parts.push(Part { source: low, into: first });
-        behind.insert(0, Part { source: high, into: second });
+        parts.push(Part {
+            source: low,
+            into: first,
+        });
+        behind.insert(
+            0,
+            Part {
+                source: high,
+                into: second,
+            },
+        );
     }
     // The second half has a record of its own, so its sources count from the cut.
     for p in &mut behind {
         // `place` has chosen the cut so that all of them start at or after it, at a whole element.
         let start = p.source.start() - place.at / p.source.item().max(1);
-        let moved = Layout::new(p.source.item(), start, p.source.shape().clone(), p.source.strides().clone());
-        p.source =
-            moved.ok_or_else(|| StorageError::Internal { what: format!("{name}: a cut moved a part") })?;
+        let moved = Layout::new(
+            p.source.item(),
+            start,
+            p.source.shape().clone(),
+            p.source.strides().clone(),
+        );
+        p.source = moved.ok_or_else(|| StorageError::Internal {
+            what: format!("{name}: a cut moved a part"),
+        })?;
     }
     let middle = record.start + place.at;
-    let first = RecordRead { name: name.clone(), record: record.start..middle, parts, check };
-    let second = RecordRead { name, record: middle..record.end, parts: behind, check: rest };
+    let first = RecordRead {
+        name: name.clone(),
+        record: record.start..middle,
+        parts,
+        check,
+    };
+    let second = RecordRead {
+        name,
+        record: middle..record.end,
+        parts: behind,
+        check: rest,
+    };
     Ok(Halves::Two(Box::new(first), Box::new(second)))
 }
 
@@ -117,22 +177,40 @@ fn halves(source: &Layout, axis: usize, index: u64) -> (Layout, Layout) {
 /// Finds the cut. Each of the `parts` wants at least one element, and they are sorted. `None` if they can't be cut.
 fn place(parts: &[Part]) -> Option<Place> {
     let item = parts.first()?.source.item();
-    let apart = parts.windows(2).all(|w| w[0].source.hull().end <= w[1].source.hull().start);
-    if item == 0 || !apart || parts.iter().any(|p| p.source.item() != item || !p.source.is_injective()) {
+    let apart = parts
+        .windows(2)
+        .all(|w| w[0].source.hull().end <= w[1].source.hull().start);
+    if item == 0
+        || !apart
+        || parts
+            .iter()
+            .any(|p| p.source.item() != item || !p.source.is_injective())
+    {
         return None;
     }
-    let total: u64 = parts.iter().map(|p| p.into.bytes()).fold(0, u64::saturating_add);
+    let total: u64 = parts
+        .iter()
+        .map(|p| p.into.bytes())
+        .fold(0, u64::saturating_add);
     let mut before = 0;
     for (first, p) in parts.iter().enumerate() {
         let bytes = p.into.bytes();
         // A cut between two parts is the cheapest. It is taken if both sides get at least about a quarter.
         if first > 0 && before >= total / 4 {
-            return Some(Place { at: p.source.hull().start, first, within: None });
+            return Some(Place {
+                at: p.source.hull().start,
+                first,
+                within: None,
+            });
         }
         if before + bytes > total / 4 * 3 {
             let (axis, index) = cut(&p.source, total / 2 - before, bytes)?;
             let at = halves(&p.source, axis, index).1.hull().start;
-            return Some(Place { at, first, within: Some((axis, index)) });
+            return Some(Place {
+                at,
+                first,
+                within: Some((axis, index)),
+            });
         }
         before += bytes;
     }
@@ -183,7 +261,11 @@ mod tests {
         }
 
         fn split(&mut self, at: u64) -> Option<Box<dyn Checksum>> {
-            Some(Box::new(Self { at: self.at + at, bytes: Vec::new(), all: Arc::clone(&self.all) }))
+            Some(Box::new(Self {
+                at: self.at + at,
+                bytes: Vec::new(),
+                all: Arc::clone(&self.all),
+            }))
         }
     }
 
@@ -193,7 +275,10 @@ mod tests {
             let mut p = Prepared::new(read).unwrap();
             while let Some(block) = p.next_block(3, 7) {
                 let start = p.record.start;
-                p.feed(block.start, &file[(start + block.start) as usize..(start + block.end) as usize]);
+                p.feed(
+                    block.start,
+                    &file[(start + block.start) as usize..(start + block.end) as usize],
+                );
             }
             p.finish().unwrap();
         }
@@ -202,8 +287,13 @@ mod tests {
     /// A layout of `shape` with axes in some order, and two regions of it.
     fn wanted() -> impl Strategy<Value = (Layout, Vec<Region>)> {
         let shape = prop::collection::vec(1u64..7, 1..4);
-        (shape, Just(vec![0usize, 1, 2]).prop_shuffle(), 0u64..7, 0u64..3).prop_map(
-            |(shape, order, cut, pad)| {
+        (
+            shape,
+            Just(vec![0usize, 1, 2]).prop_shuffle(),
+            0u64..7,
+            0u64..3,
+        )
+            .prop_map(|(shape, order, cut, pad)| {
                 let mut strides = Dims::zeros(shape.len());
                 let mut step = 1;
                 for &a in order.iter().rev().filter(|&&a| a < shape.len()) {
@@ -216,8 +306,7 @@ mod tests {
                 b.offsets[0] = a.lengths[0];
                 b.lengths[0] -= a.lengths[0];
                 (layout, vec![a, b])
-            },
-        )
+            })
     }
 
     fn lent(
@@ -229,9 +318,17 @@ mod tests {
         let (lent, views) = LentBuffer::new("t", vec![tensor]).unwrap();
         let wants: Vec<_> = regions.iter().map(|r| (&views[0], r.clone())).collect();
         let lent_regions = lent.regions_mut(&wants).unwrap();
-        let parts = regions.iter().zip(lent_regions).map(|(r, into)| Part { source: layout.narrow(r), into });
+        let parts = regions.iter().zip(lent_regions).map(|(r, into)| Part {
+            source: layout.narrow(r),
+            into,
+        });
         let parts = parts.collect();
-        let read = RecordRead { name: name(), record: 5..5 + layout.hull().end + 3, parts, check };
+        let read = RecordRead {
+            name: name(),
+            record: 5..5 + layout.hull().end + 3,
+            parts,
+            check,
+        };
         (lent, views, read)
     }
 
@@ -290,9 +387,19 @@ mod tests {
 
     #[test]
     fn an_error_names_the_record_that_was_cut() {
-        let wrong = |range| StorageError::Check { name: name(), range, source: "wrong".into() };
+        let wrong = |range| StorageError::Check {
+            name: name(),
+            range,
+            source: "wrong".into(),
+        };
         let cut = [(name(), 100..200)];
-        assert_eq!(name_whole(wrong(150..200), &cut).to_string(), "a, bytes 100..200: wrong");
-        assert_eq!(name_whole(wrong(50..150), &cut).to_string(), "a, bytes 50..150: wrong");
+        assert_eq!(
+            name_whole(wrong(150..200), &cut).to_string(),
+            "a, bytes 100..200: wrong"
+        );
+        assert_eq!(
+            name_whole(wrong(50..150), &cut).to_string(),
+            "a, bytes 50..150: wrong"
+        );
     }
 }

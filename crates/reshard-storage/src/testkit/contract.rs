@@ -5,7 +5,8 @@ mod sample;
 mod writes;
 
 use crate::{
-    Depth, Durability, Entry, IfExists, Progress, Result, StorageError, Store, StoreExt, Transaction, Written,
+    Depth, Durability, Entry, IfExists, Progress, Result, StorageError, Store, StoreExt,
+    Transaction, Written,
 };
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -57,12 +58,25 @@ async fn a_place_that_does_not_exist_is_empty(store: Arc<dyn Store>) {
     assert!(names(&store).await.is_empty());
     assert_eq!(store.len(&name("a")).await.unwrap(), None);
     assert!(!store.exists(&name("a")).await.unwrap());
-    assert_eq!(kind(store.read(&name("a"), 0..1).await), ErrorKind::NotFound);
-    assert_eq!(kind(store.read_ranges(vec![(name("a"), 0..1)]).await), ErrorKind::NotFound);
+    assert_eq!(
+        kind(store.read(&name("a"), 0..1).await),
+        ErrorKind::NotFound
+    );
+    assert_eq!(
+        kind(store.read_ranges(vec![(name("a"), 0..1)]).await),
+        ErrorKind::NotFound
+    );
     assert!(store.leftovers().await.unwrap().is_empty());
     store.remove(&[name("a")]).await.unwrap();
     assert!(store.read_ranges(Vec::new()).await.unwrap().0.is_empty());
-    assert_eq!(store.read_into(Vec::new(), Progress::none()).await.unwrap().requests, 0);
+    assert_eq!(
+        store
+            .read_into(Vec::new(), Progress::none())
+            .await
+            .unwrap()
+            .requests,
+        0
+    );
     assert!(!store.url().is_empty());
 }
 
@@ -75,18 +89,32 @@ async fn what_is_written_is_seen_only_when_committed(store: Arc<dyn Store>) {
         count.fetch_add(n, Ordering::Relaxed);
     });
     let bodies = vec![file("b/c", &bytes), file("a", &Bytes::new())];
-    transaction.write(bodies, Durability::Machine, progress).await.unwrap();
+    transaction
+        .write(bodies, Durability::Machine, progress)
+        .await
+        .unwrap();
     assert_eq!(moved.load(Ordering::Relaxed), 100_000);
     assert!(names(&store).await.is_empty());
     assert_eq!(store.len(&name("b/c")).await.unwrap(), None);
-    transaction.commit(Some(record()), &[], Durability::Machine).await.unwrap();
+    transaction
+        .commit(Some(record()), &[], Durability::Machine)
+        .await
+        .unwrap();
     assert_eq!(names(&store).await, ["a", "b/c", "record"]);
     let top = store.top().await.unwrap();
-    let files: Vec<_> = top.files.iter().map(|e| (e.name.as_str(), e.bytes)).collect();
+    let files: Vec<_> = top
+        .files
+        .iter()
+        .map(|e| (e.name.as_str(), e.bytes))
+        .collect();
     assert_eq!(files, [("a", 0), ("record", 4)]);
     assert_eq!(top.folders, [name("b")]);
     assert_eq!(store.len(&name("b/c")).await.unwrap(), Some(100_000));
-    assert_eq!(store.len(&name("b")).await.unwrap(), None, "a directory is no file");
+    assert_eq!(
+        store.len(&name("b")).await.unwrap(),
+        None,
+        "a directory is no file"
+    );
     assert_eq!(store.read(&name("b/c"), 0..100_000).await.unwrap(), bytes);
     assert_eq!(store.read(&name("record"), 0..4).await.unwrap(), "done");
     assert!(store.leftovers().await.unwrap().is_empty());
@@ -103,28 +131,58 @@ async fn a_folder_is_listed_alone(store: Arc<dyn Store>) {
     committed(&store, "one", IfExists::Refuse, &files).await;
     for (below, depth, files, folders) in [
         (None, Depth::One, vec!["a", "record"], vec!["b", "bb"]),
-        (None, Depth::All, vec!["a", "b/c", "b/d/e", "b/d/f/g", "bb/h", "record"], vec![]),
+        (
+            None,
+            Depth::All,
+            vec!["a", "b/c", "b/d/e", "b/d/f/g", "bb/h", "record"],
+            vec![],
+        ),
         (Some("b"), Depth::One, vec!["b/c"], vec!["b/d"]),
-        (Some("b"), Depth::All, vec!["b/c", "b/d/e", "b/d/f/g"], vec![]),
+        (
+            Some("b"),
+            Depth::All,
+            vec!["b/c", "b/d/e", "b/d/f/g"],
+            vec![],
+        ),
         (Some("b/d"), Depth::One, vec!["b/d/e"], vec!["b/d/f"]),
         // A file is no folder, and what is not there holds nothing.
         (Some("a"), Depth::All, vec![], vec![]),
         (Some("b/none"), Depth::One, vec![], vec![]),
     ] {
         let found = store.list(below.map(name).as_ref(), depth).await.unwrap();
-        assert_eq!(found.names().collect::<Vec<_>>(), files, "{below:?} {depth:?}");
-        assert_eq!(found.folders, folders.into_iter().map(name).collect::<Vec<_>>(), "{below:?} {depth:?}");
+        assert_eq!(
+            found.names().collect::<Vec<_>>(),
+            files,
+            "{below:?} {depth:?}"
+        );
+        assert_eq!(
+            found.folders,
+            folders.into_iter().map(name).collect::<Vec<_>>(),
+            "{below:?} {depth:?}"
+        );
     }
 }
 
 async fn a_place_that_holds_something_is_refused(store: Arc<dyn Store>) {
     let late = store.begin("late", IfExists::Refuse).await.unwrap();
     committed(&store, "one", IfExists::Refuse, &[("a", pattern(10, 7))]).await;
-    assert_eq!(kind(store.begin("two", IfExists::Refuse).await), ErrorKind::Exists);
+    assert_eq!(
+        kind(store.begin("two", IfExists::Refuse).await),
+        ErrorKind::Exists
+    );
     // It was filled after the transaction had begun.
-    late.write(vec![file("b", &pattern(10, 8))], Durability::Process, Progress::none()).await.unwrap();
+    late.write(
+        vec![file("b", &pattern(10, 8))],
+        Durability::Process,
+        Progress::none(),
+    )
+    .await
+    .unwrap();
     let record = (name("record"), Bytes::from_static(b"late"));
-    assert_eq!(kind(late.commit(Some(record), &[], Durability::Process).await), ErrorKind::Exists);
+    assert_eq!(
+        kind(late.commit(Some(record), &[], Durability::Process).await),
+        ErrorKind::Exists
+    );
     late.rollback().await.unwrap();
     assert_eq!(names(&store).await, ["a", "record"]);
     assert_eq!(store.read(&name("record"), 0..4).await.unwrap(), "done");
@@ -133,21 +191,46 @@ async fn a_place_that_holds_something_is_refused(store: Arc<dyn Store>) {
 
 async fn a_version_replaces_the_named_files_of_the_old_one(store: Arc<dyn Store>) {
     let (old, new) = (pattern(1_000, 9), pattern(2_000, 10));
-    committed(&store, "one", replace(&[]), &[("a", old.clone()), ("dir/b", old.clone())]).await;
+    committed(
+        &store,
+        "one",
+        replace(&[]),
+        &[("a", old.clone()), ("dir/b", old.clone())],
+    )
+    .await;
     let others = [("dir/other", old.slice(..10)), ("other", old.slice(..20))];
     committed(&store, "two", replace(&["record", "nothing"]), &others).await;
-    assert_eq!(names(&store).await, ["a", "dir/b", "dir/other", "other", "record"]);
-    let transaction = store.begin("three", replace(&["a", "dir/b", "record"])).await.unwrap();
-    transaction.write(vec![file("a", &new)], Durability::Machine, Progress::none()).await.unwrap();
-    assert_eq!(names(&store).await, ["a", "dir/b", "dir/other", "other", "record"]);
+    assert_eq!(
+        names(&store).await,
+        ["a", "dir/b", "dir/other", "other", "record"]
+    );
+    let transaction = store
+        .begin("three", replace(&["a", "dir/b", "record"]))
+        .await
+        .unwrap();
+    transaction
+        .write(vec![file("a", &new)], Durability::Machine, Progress::none())
+        .await
+        .unwrap();
+    assert_eq!(
+        names(&store).await,
+        ["a", "dir/b", "dir/other", "other", "record"]
+    );
     assert_eq!(store.read(&name("a"), 0..1_000).await.unwrap(), old);
     transaction
-        .commit(Some((name("record"), Bytes::from_static(b"new"))), &[], Durability::Machine)
+        .commit(
+            Some((name("record"), Bytes::from_static(b"new"))),
+            &[],
+            Durability::Machine,
+        )
         .await
         .unwrap();
     assert_eq!(names(&store).await, ["a", "dir/other", "other", "record"]);
     assert_eq!(store.read(&name("a"), 0..2_000).await.unwrap(), new);
-    assert_eq!(store.read(&name("dir/other"), 0..10).await.unwrap(), old.slice(..10));
+    assert_eq!(
+        store.read(&name("dir/other"), 0..10).await.unwrap(),
+        old.slice(..10)
+    );
     assert!(store.leftovers().await.unwrap().is_empty());
 }
 
@@ -155,50 +238,99 @@ async fn a_version_that_others_joined_replaces_them_too(store: Arc<dyn Store>) {
     let (old, new) = (pattern(1_000, 13), pattern(2_000, 14));
     let three = [("a", old.clone()), ("b", old.clone()), ("c", old)];
     committed(&store, "one", IfExists::Refuse, &three).await;
-    let begun = store.begin("two", replace(&["a", "b", "c", "record"])).await.unwrap();
-    begun.write(vec![file("a", &new)], Durability::Process, Progress::none()).await.unwrap();
+    let begun = store
+        .begin("two", replace(&["a", "b", "c", "record"]))
+        .await
+        .unwrap();
+    begun
+        .write(vec![file("a", &new)], Durability::Process, Progress::none())
+        .await
+        .unwrap();
     // Joining changes neither what is written nor what is replaced.
     let joined = store.join("two", begun.place().as_deref()).await.unwrap();
-    joined.write(vec![file("b", &new)], Durability::Process, Progress::none()).await.unwrap();
-    let files = ["a", "b"].map(|n| Entry { name: name(n), bytes: 2_000 });
+    joined
+        .write(vec![file("b", &new)], Durability::Process, Progress::none())
+        .await
+        .unwrap();
+    let files = ["a", "b"].map(|n| Entry {
+        name: name(n),
+        bytes: 2_000,
+    });
     assert_eq!(
         begun.written().await.unwrap(),
         files,
         "what was written before and after another rank joined"
     );
-    begun.commit(Some(record()), &files, Durability::Process).await.unwrap();
-    assert_eq!(names(&store).await, ["a", "b", "record"], "the version names a, b, c and record as replaced");
+    begun
+        .commit(Some(record()), &files, Durability::Process)
+        .await
+        .unwrap();
+    assert_eq!(
+        names(&store).await,
+        ["a", "b", "record"],
+        "the version names a, b, c and record as replaced"
+    );
     for file in ["a", "b"] {
-        assert_eq!(store.read(&name(file), 0..2_000).await.unwrap(), new, "{file}");
+        assert_eq!(
+            store.read(&name(file), 0..2_000).await.unwrap(),
+            new,
+            "{file}"
+        );
     }
 }
 
 async fn nobody_joins_what_nobody_began(store: Arc<dyn Store>) {
     let outcome = store.join("nothing", None).await;
-    assert!(matches!(outcome, Err(StorageError::NotJoined { .. })), "joined what nobody began: {outcome:?}");
+    assert!(
+        matches!(outcome, Err(StorageError::NotJoined { .. })),
+        "joined what nobody began: {outcome:?}"
+    );
     assert!(names(&store).await.is_empty() && store.leftovers().await.unwrap().is_empty());
 }
 
 async fn a_pinned_version_never_mixes_with_the_next(store: Arc<dyn Store>) {
     let (old, new) = (pattern(1_000, 15), pattern(1_000, 16));
-    committed(&store, "one", IfExists::Refuse, &[("a", old.clone()), ("d/b", old.clone())]).await;
-    let Some(pinned) = store.pinned().await.unwrap() else { return };
+    committed(
+        &store,
+        "one",
+        IfExists::Refuse,
+        &[("a", old.clone()), ("d/b", old.clone())],
+    )
+    .await;
+    let Some(pinned) = store.pinned().await.unwrap() else {
+        return;
+    };
     assert_eq!(pinned.url(), store.url());
     assert_eq!(names(&pinned).await, ["a", "d/b", "record"]);
     assert_eq!(pinned.read(&name("d/b"), 0..1_000).await.unwrap(), old);
-    committed(&store, "two", replace(&["a", "d/b", "record"]), &[("a", new.clone())]).await;
+    committed(
+        &store,
+        "two",
+        replace(&["a", "d/b", "record"]),
+        &[("a", new.clone())],
+    )
+    .await;
     match pinned.read(&name("a"), 0..1_000).await {
         Ok(bytes) => assert_eq!(bytes, old),
         Err(e) => assert_eq!(e.kind(), ErrorKind::NotFound),
     }
-    assert!(pinned.len(&name("a")).await.unwrap().is_none_or(|n| n == 1_000));
+    assert!(
+        pinned
+            .len(&name("a"))
+            .await
+            .unwrap()
+            .is_none_or(|n| n == 1_000)
+    );
     assert_eq!(store.read(&name("a"), 0..1_000).await.unwrap(), new);
 }
 
 async fn an_abandoned_version_leaves_nothing(store: Arc<dyn Store>) {
     let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
     let files = vec![file("a", &pattern(10, 11)), file("b/c/d", &pattern(10, 11))];
-    transaction.write(files, Durability::Process, Progress::none()).await.unwrap();
+    transaction
+        .write(files, Durability::Process, Progress::none())
+        .await
+        .unwrap();
     transaction.rollback().await.unwrap();
     transaction.rollback().await.unwrap();
     assert!(names(&store).await.is_empty() && store.leftovers().await.unwrap().is_empty());
@@ -210,20 +342,35 @@ async fn many_ranks_write_one_version(store: Arc<dyn Store>) {
     let first = store.begin("together", IfExists::Refuse).await.unwrap();
     let place = first.place();
     let joined = join_all((1..8).map(|_| store.join("together", place.as_deref()))).await;
-    let transactions: Vec<Arc<dyn Transaction>> =
-        [Ok(first)].into_iter().chain(joined).map(Result::unwrap).collect();
+    let transactions: Vec<Arc<dyn Transaction>> = [Ok(first)]
+        .into_iter()
+        .chain(joined)
+        .map(Result::unwrap)
+        .collect();
     let writes = transactions.iter().enumerate().map(|(rank, transaction)| {
-        let files = (0..3).map(|f| file(&format!("__{rank}_{f}"), &pattern(70_000, rank * 3 + f))).collect();
+        let files = (0..3)
+            .map(|f| file(&format!("__{rank}_{f}"), &pattern(70_000, rank * 3 + f)))
+            .collect();
         transaction.write(files, Durability::Machine, Progress::none())
     });
-    let written: Vec<Written> = join_all(writes).await.into_iter().flat_map(Result::unwrap).collect();
+    let written: Vec<Written> = join_all(writes)
+        .await
+        .into_iter()
+        .flat_map(Result::unwrap)
+        .collect();
     assert_eq!(written.len(), 24);
-    transactions[0].commit(Some(record()), &entries(&written), Durability::Machine).await.unwrap();
+    transactions[0]
+        .commit(Some(record()), &entries(&written), Durability::Machine)
+        .await
+        .unwrap();
     drop(transactions);
     assert_eq!(names(&store).await.len(), 25);
     for rank in 0..8 {
         for f in 0..3 {
-            let got = store.read(&name(&format!("__{rank}_{f}")), 0..70_000).await.unwrap();
+            let got = store
+                .read(&name(&format!("__{rank}_{f}")), 0..70_000)
+                .await
+                .unwrap();
             assert_eq!(got, pattern(70_000, rank * 3 + f));
         }
     }
@@ -231,21 +378,54 @@ async fn many_ranks_write_one_version(store: Arc<dyn Store>) {
 
 async fn a_version_that_lacks_a_file_is_not_committed(store: Arc<dyn Store>) {
     let (old, new) = (pattern(100, 17), pattern(200, 18));
-    committed(&store, "old", IfExists::Refuse, &[("a", old.clone()), ("d/b", old.clone())]).await;
+    committed(
+        &store,
+        "old",
+        IfExists::Refuse,
+        &[("a", old.clone()), ("d/b", old.clone())],
+    )
+    .await;
     // Missing, too short, too long, below a directory that is there and one that is not, what is a directory.
-    let wrong = [("c", 200), ("a", 201), ("a", 199), ("d/b", 0), ("d/c", 200), ("e/f/g", 200), ("d", 0)];
+    let wrong = [
+        ("c", 200),
+        ("a", 201),
+        ("a", 199),
+        ("d/b", 0),
+        ("d/c", 200),
+        ("e/f/g", 200),
+        ("d", 0),
+    ];
     for (i, (file_name, bytes)) in wrong.into_iter().enumerate() {
-        let transaction = store.begin(&format!("new-{i}"), replace(&["a", "d/b", "record"])).await.unwrap();
+        let transaction = store
+            .begin(&format!("new-{i}"), replace(&["a", "d/b", "record"]))
+            .await
+            .unwrap();
         let files = vec![file("a", &new), file("d/b", &new)];
-        let written = transaction.write(files, Durability::Process, Progress::none()).await.unwrap();
+        let written = transaction
+            .write(files, Durability::Process, Progress::none())
+            .await
+            .unwrap();
         let mut expected = entries(&written);
-        expected.push(Entry { name: name(file_name), bytes });
+        expected.push(Entry {
+            name: name(file_name),
+            bytes,
+        });
         let new = (name("record"), Bytes::from_static(b"new"));
-        let e = transaction.commit(Some(new), &expected, Durability::Process).await.unwrap_err();
-        assert!(matches!(e, StorageError::Incomplete { .. }), "{file_name}: {e}");
+        let e = transaction
+            .commit(Some(new), &expected, Durability::Process)
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(e, StorageError::Incomplete { .. }),
+            "{file_name}: {e}"
+        );
         assert!(e.to_string().contains(file_name), "{e}");
         assert_eq!(names(&store).await, ["a", "d/b", "record"]);
-        assert_eq!(store.read(&name("a"), 0..100).await.unwrap(), old, "the old version is whole");
+        assert_eq!(
+            store.read(&name("a"), 0..100).await.unwrap(),
+            old,
+            "the old version is whole"
+        );
         assert_eq!(store.read(&name("record"), 0..4).await.unwrap(), "done");
         transaction.rollback().await.unwrap();
     }
@@ -255,7 +435,11 @@ async fn a_version_that_lacks_a_file_is_not_committed(store: Arc<dyn Store>) {
 async fn what_was_not_committed_shows_and_can_be_removed(store: Arc<dyn Store>) {
     let transaction = store.begin("dead", IfExists::Refuse).await.unwrap();
     transaction
-        .write(vec![file("a", &pattern(10, 13))], Durability::Process, Progress::none())
+        .write(
+            vec![file("a", &pattern(10, 13))],
+            Durability::Process,
+            Progress::none(),
+        )
         .await
         .unwrap();
     drop(transaction);
@@ -272,8 +456,17 @@ async fn what_was_not_committed_shows_and_can_be_removed(store: Arc<dyn Store>) 
 
 async fn removed_files_are_gone(store: Arc<dyn Store>) {
     let b = pattern(10, 14);
-    committed(&store, "one", IfExists::Refuse, &[("a", b.clone()), ("d/b", b.clone()), ("c", b)]).await;
-    store.remove(&[name("a"), name("d/b"), name("nothing"), name("c/nothing")]).await.unwrap();
+    committed(
+        &store,
+        "one",
+        IfExists::Refuse,
+        &[("a", b.clone()), ("d/b", b.clone()), ("c", b)],
+    )
+    .await;
+    store
+        .remove(&[name("a"), name("d/b"), name("nothing"), name("c/nothing")])
+        .await
+        .unwrap();
     assert_eq!(names(&store).await, ["c", "record"]);
     assert!(!store.exists(&name("d/b")).await.unwrap());
 }

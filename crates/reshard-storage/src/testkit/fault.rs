@@ -1,7 +1,7 @@
 use crate::{
-    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name, PlaceKind,
-    Progress, RecordRead, Recovery, Result, Source, StorageError, Store, StoreExt, Traffic, Transaction,
-    Written, WrittenExtent, record_read::reads,
+    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name,
+    PlaceKind, Progress, RecordRead, Recovery, Result, Source, StorageError, Store, StoreExt,
+    Traffic, Transaction, Written, WrittenExtent, record_read::reads,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -18,7 +18,10 @@ use std::{
 /// What a [`FaultStore`] can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "they are the methods of Store, Recovery and Transaction")]
+#[expect(
+    missing_docs,
+    reason = "they are the methods of Store, Recovery and Transaction"
+)]
 pub enum Op {
     Read,
     ReadRanges,
@@ -115,12 +118,23 @@ pub struct FaultStore {
 impl FaultStore {
     /// Around another store; without faults yet.
     pub fn new(inner: Arc<dyn Store>) -> Self {
-        Self { inner, plan: Arc::default(), flip: Arc::default() }
+        Self {
+            inner,
+            plan: Arc::default(),
+            flip: Arc::default(),
+        }
     }
 
     /// Fails the `nth` call of `op` from now on; 0 is the next one.
     pub fn fail(&self, op: Op, nth: u64, fault: Fault) {
-        self.plan.lock().unwrap_or_else(PoisonError::into_inner).push(Planned { op, wait: nth, fault });
+        self.plan
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Planned {
+                op,
+                wait: nth,
+                fault,
+            });
     }
 
     fn due(&self, op: Op) -> Option<Fault> {
@@ -170,7 +184,11 @@ impl FaultStore {
 
     fn short(&self, name: &Name, range: Range<u64>) -> StorageError {
         let size = range.start + (range.end - range.start) / 2;
-        StorageError::Short { path: format!("{}/{name}", self.inner.url()), range, size }
+        StorageError::Short {
+            path: format!("{}/{name}", self.inner.url()),
+            range,
+            size,
+        }
     }
 }
 
@@ -267,21 +285,41 @@ impl Store for FaultStore {
 
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
         let inner = self.with(Op::Pinned, self.inner.pinned()).await?;
-        Ok(inner.map(|inner| Arc::new(Self { inner, ..self.clone() }) as _))
+        Ok(inner.map(|inner| {
+            Arc::new(Self {
+                inner,
+                ..self.clone()
+            }) as _
+        }))
     }
 
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        let inner = self.with(Op::Begin, self.inner.begin(attempt, if_exists)).await?;
-        Ok(Arc::new(FaultTransaction { inner, store: self.clone() }))
+        let inner = self
+            .with(Op::Begin, self.inner.begin(attempt, if_exists))
+            .await?;
+        Ok(Arc::new(FaultTransaction {
+            inner,
+            store: self.clone(),
+        }))
     }
 
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
         let inner = self.with(Op::Resolved, self.inner.resolved()).await?;
-        Ok(inner.map(|inner| Arc::new(Self { inner, ..self.clone() }) as _))
+        Ok(inner.map(|inner| {
+            Arc::new(Self {
+                inner,
+                ..self.clone()
+            }) as _
+        }))
     }
 
     fn of_kind(&self, kind: PlaceKind) -> Option<Arc<dyn Store>> {
-        self.inner.of_kind(kind).map(|inner| Arc::new(Self { inner, ..self.clone() }) as _)
+        self.inner.of_kind(kind).map(|inner| {
+            Arc::new(Self {
+                inner,
+                ..self.clone()
+            }) as _
+        })
     }
 
     async fn local_file(&self, _: &Name) -> Result<Option<File>> {
@@ -294,8 +332,13 @@ impl Store for FaultStore {
     }
 
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
-        let inner = self.with(Op::Begin, self.inner.join(attempt, place)).await?;
-        Ok(Arc::new(FaultTransaction { inner, store: self.clone() }))
+        let inner = self
+            .with(Op::Begin, self.inner.join(attempt, place))
+            .await?;
+        Ok(Arc::new(FaultTransaction {
+            inner,
+            store: self.clone(),
+        }))
     }
 
     fn recovery(&self) -> Option<&dyn Recovery> {
@@ -311,11 +354,16 @@ impl Recovery for FaultStore {
     }
 
     async fn remove_leftover(&self, left: &Leftover) -> Result<()> {
-        self.with(Op::RemoveLeftover, self.inner.remove_leftover(left)).await
+        self.with(Op::RemoveLeftover, self.inner.remove_leftover(left))
+            .await
     }
 
     async fn finish_replacing(&self, left: &Leftover, files: &[Name]) -> Result<()> {
-        self.with(Op::FinishReplacing, self.inner.finish_replacing(left, files)).await
+        self.with(
+            Op::FinishReplacing,
+            self.inner.finish_replacing(left, files),
+        )
+        .await
     }
 }
 
@@ -339,25 +387,37 @@ impl FaultTransaction {
         for file in &mut files {
             let (mut bytes, mut extents) = (BytesMut::new(), Vec::new());
             let name = file.name.clone();
-            let (_, source) = std::mem::replace(file, FileBody::from_bytes(name.clone(), Bytes::new()))
-                .into_extents()
-                .await?;
+            let (_, source) =
+                std::mem::replace(file, FileBody::from_bytes(name.clone(), Bytes::new()))
+                    .into_extents()
+                    .await?;
             for mut extent in source {
                 let start = bytes.len() as u64;
                 while let Some(block) = extent.next_block() {
                     bytes.extend_from_slice(&block.unwrap());
                 }
-                extents.push(WrittenExtent { range: start..bytes.len() as u64, receipt: extent.receipt() });
+                extents.push(WrittenExtent {
+                    range: start..bytes.len() as u64,
+                    receipt: extent.receipt(),
+                });
             }
-            said.push(Written { name: name.clone(), bytes: bytes.len() as u64, extents });
+            said.push(Written {
+                name: name.clone(),
+                bytes: bytes.len() as u64,
+                extents,
+            });
             *file = FileBody::from_bytes(name, bytes.freeze());
         }
         if let Some(last) = files.pop()
             && fault == Fault::Cut
             && let Source::Extents(mut extents) = last.source
         {
-            let mut bytes =
-                extents.pop().and_then(|mut e| e.next_block()).transpose().unwrap().unwrap_or_default();
+            let mut bytes = extents
+                .pop()
+                .and_then(|mut e| e.next_block())
+                .transpose()
+                .unwrap()
+                .unwrap_or_default();
             bytes.truncate(bytes.len().saturating_sub(1));
             files.push(FileBody::from_bytes(last.name, bytes));
         }
@@ -396,7 +456,9 @@ impl Transaction for FaultTransaction {
         files: &[Entry],
         durability: Durability,
     ) -> Result<()> {
-        self.store.with(Op::Commit, self.inner.commit(record, files, durability)).await
+        self.store
+            .with(Op::Commit, self.inner.commit(record, files, durability))
+            .await
     }
 
     async fn written(&self) -> Result<Vec<Entry>> {

@@ -1,6 +1,6 @@
 use crate::{
-    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Listing, Name, Progress, Recovery,
-    Result, StorageError, Store, StoreScheme, Transaction, Written, WrittenExtent,
+    Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Listing, Name, Progress,
+    Recovery, Result, StorageError, Store, StoreScheme, Transaction, Written, WrittenExtent,
 };
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -45,7 +45,11 @@ impl MemoryStore {
     /// The place of a URL of any scheme; all stores of one URL in this process share it.
     pub fn at(url: &str) -> Self {
         let place = lock(&PLACES).entry(url.into()).or_default().clone();
-        Self { url: url.into(), place, hints: Hints::default() }
+        Self {
+            url: url.into(),
+            place,
+            hints: Hints::default(),
+        }
     }
 
     /// The place of this name: `memory://NAME`.
@@ -55,7 +59,11 @@ impl MemoryStore {
 
     /// A place that nobody else has.
     pub fn new() -> Self {
-        Self { url: "memory://anonymous".into(), place: Arc::default(), hints: Hints::default() }
+        Self {
+            url: "memory://anonymous".into(),
+            place: Arc::default(),
+            hints: Hints::default(),
+        }
     }
 
     /// With other hints, to see how others act on them.
@@ -91,7 +99,9 @@ impl Store for MemoryStore {
             return Err(StorageError::NotFound { path });
         };
         if range.start > range.end {
-            return Err(StorageError::invalid(format!("{path}: a range ends before it starts")));
+            return Err(StorageError::invalid(format!(
+                "{path}: a range ends before it starts"
+            )));
         }
         let size = bytes.len() as u64;
         if range.end > size {
@@ -102,12 +112,18 @@ impl Store for MemoryStore {
 
     async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
         let place = lock(&self.place);
-        let all = place.files.iter().map(|(n, b)| Entry { name: n.clone(), bytes: b.len() as u64 });
+        let all = place.files.iter().map(|(n, b)| Entry {
+            name: n.clone(),
+            bytes: b.len() as u64,
+        });
         Ok(Listing::below(all.collect(), below, depth))
     }
 
     async fn head(&self, name: &Name) -> Result<Option<Head>> {
-        Ok(lock(&self.place).files.get(name).map(|b| Head::new(b.len() as u64, None)))
+        Ok(lock(&self.place)
+            .files
+            .get(name)
+            .map(|b| Head::new(b.len() as u64, None)))
     }
 
     async fn remove(&self, names: &[Name]) -> Result<()> {
@@ -120,8 +136,14 @@ impl Store for MemoryStore {
 
     async fn pinned(&self) -> Result<Option<Arc<dyn Store>>> {
         let files = lock(&self.place).files.clone();
-        let place = Arc::new(Mutex::new(Place { files, ..Place::default() }));
-        Ok(Some(Arc::new(Self { place, ..self.clone() })))
+        let place = Arc::new(Mutex::new(Place {
+            files,
+            ..Place::default()
+        }));
+        Ok(Some(Arc::new(Self {
+            place,
+            ..self.clone()
+        })))
     }
 
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
@@ -130,15 +152,26 @@ impl Store for MemoryStore {
             return Err(StorageError::Exists { path: self.url() });
         }
         place.begun.entry(attempt.into()).or_default();
-        Ok(Arc::new(MemoryTransaction { store: self.clone(), attempt: attempt.into(), if_exists }))
+        Ok(Arc::new(MemoryTransaction {
+            store: self.clone(),
+            attempt: attempt.into(),
+            if_exists,
+        }))
     }
 
     async fn join(&self, attempt: &str, _: Option<&str>) -> Result<Arc<dyn Transaction>> {
         if !lock(&self.place).begun.contains_key(attempt) {
-            return Err(StorageError::NotJoined { path: self.url(), attempt: attempt.into() });
+            return Err(StorageError::NotJoined {
+                path: self.url(),
+                attempt: attempt.into(),
+            });
         }
         let (store, if_exists) = (self.clone(), IfExists::Refuse);
-        Ok(Arc::new(MemoryTransaction { store, attempt: attempt.into(), if_exists }))
+        Ok(Arc::new(MemoryTransaction {
+            store,
+            attempt: attempt.into(),
+            if_exists,
+        }))
     }
 
     fn recovery(&self) -> Option<&dyn Recovery> {
@@ -150,7 +183,11 @@ impl Store for MemoryStore {
 impl Recovery for MemoryStore {
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
         let url = self.url();
-        Ok(lock(&self.place).begun.keys().map(|a| Leftover::new(a.clone(), format!("{url}#{a}"))).collect())
+        Ok(lock(&self.place)
+            .begun
+            .keys()
+            .map(|a| Leftover::new(a.clone(), format!("{url}#{a}")))
+            .collect())
     }
 
     async fn remove_leftover(&self, left: &Leftover) -> Result<()> {
@@ -178,7 +215,12 @@ impl MemoryTransaction {
 
 #[async_trait]
 impl Transaction for MemoryTransaction {
-    async fn write(&self, files: Vec<FileBody>, _: Durability, progress: Progress) -> Result<Vec<Written>> {
+    async fn write(
+        &self,
+        files: Vec<FileBody>,
+        _: Durability,
+        progress: Progress,
+    ) -> Result<Vec<Written>> {
         let mut out = Vec::new();
         for body in files {
             let (name, extents) = body.into_extents().await?;
@@ -195,32 +237,57 @@ impl Transaction for MemoryTransaction {
                 }
                 let end = bytes.len() as u64;
                 if !want.allows(end - offset) {
-                    return Err(StorageError::ExtentLength { name, offset, want, got: end - offset });
+                    return Err(StorageError::ExtentLength {
+                        name,
+                        offset,
+                        want,
+                        got: end - offset,
+                    });
                 }
-                parts.push(WrittenExtent { range: offset..end, receipt: extent.receipt() });
+                parts.push(WrittenExtent {
+                    range: offset..end,
+                    receipt: extent.receipt(),
+                });
             }
             let bytes = bytes.freeze();
             let len = bytes.len() as u64;
             let mut place = lock(&self.store.place);
-            let begun = place.begun.get_mut(&self.attempt).ok_or_else(|| self.gone())?;
+            let begun = place
+                .begun
+                .get_mut(&self.attempt)
+                .ok_or_else(|| self.gone())?;
             if begun.insert(name.clone(), bytes).is_some() {
                 return Err(StorageError::invalid(format!("{name} is written twice")));
             }
             drop(place);
             progress.add(len);
-            out.push(Written { name, bytes: len, extents: parts });
+            out.push(Written {
+                name,
+                bytes: len,
+                extents: parts,
+            });
         }
         Ok(out)
     }
 
-    async fn commit(&self, record: Option<(Name, Bytes)>, files: &[Entry], _: Durability) -> Result<()> {
+    async fn commit(
+        &self,
+        record: Option<(Name, Bytes)>,
+        files: &[Entry],
+        _: Durability,
+    ) -> Result<()> {
         let mut place = lock(&self.store.place);
         let begun = place.begun.get(&self.attempt).ok_or_else(|| self.gone())?;
         for file in files {
-            file.check(self.store.url(), begun.get(&file.name).map(|b| b.len() as u64))?;
+            file.check(
+                self.store.url(),
+                begun.get(&file.name).map(|b| b.len() as u64),
+            )?;
         }
         if self.if_exists == IfExists::Refuse && !place.files.is_empty() {
-            return Err(StorageError::Exists { path: self.store.url() });
+            return Err(StorageError::Exists {
+                path: self.store.url(),
+            });
         }
         let new = place.begun.remove(&self.attempt).unwrap_or_default();
         if let IfExists::Replace(old) = &self.if_exists {
@@ -234,7 +301,13 @@ impl Transaction for MemoryTransaction {
     async fn written(&self) -> Result<Vec<Entry>> {
         let place = lock(&self.store.place);
         let begun = place.begun.get(&self.attempt).ok_or_else(|| self.gone())?;
-        Ok(begun.iter().map(|(name, b)| Entry { name: name.clone(), bytes: b.len() as u64 }).collect())
+        Ok(begun
+            .iter()
+            .map(|(name, b)| Entry {
+                name: name.clone(),
+                bytes: b.len() as u64,
+            })
+            .collect())
     }
 
     async fn rollback(&self) -> Result<()> {

@@ -15,7 +15,9 @@ impl Target {
     /// When the shape is too large, or regions overlap or don't fit.
     pub fn new<T: Element>(shape: &[u64], regions: &[Region]) -> (Self, Vec<RegionMut>) {
         let tensor = Tensor::zeros("target", dtype::<T>(), shape).unwrap();
-        let (lent, views) = LentBuffer::new("target", vec![tensor]).map_err(|(e, _)| e).unwrap();
+        let (lent, views) = LentBuffer::new("target", vec![tensor])
+            .map_err(|(e, _)| e)
+            .unwrap();
         let wants: Vec<_> = regions.iter().map(|r| (&views[0], r.clone())).collect();
         let lent_regions = lent.regions_mut(&wants).unwrap();
         (Self { lent, views }, lent_regions)
@@ -40,8 +42,18 @@ impl Target {
     /// # Panics
     /// When a region is still in use, or the elements are not `T`.
     pub fn into_vec<T: Element>(self) -> Vec<T> {
-        let tensors = self.lent.reclaim(self.views).map_err(|_| "a region is still in use").unwrap();
-        tensors.into_iter().next().unwrap().into_vec().map_err(|_| "other elements").unwrap()
+        let tensors = self
+            .lent
+            .reclaim(self.views)
+            .map_err(|_| "a region is still in use")
+            .unwrap();
+        tensors
+            .into_iter()
+            .next()
+            .unwrap()
+            .into_vec()
+            .map_err(|_| "other elements")
+            .unwrap()
     }
 }
 

@@ -1,8 +1,9 @@
 use super::{join, nobody, part};
 use crate::{
-    BackendVersion, Damage, Detection, FileRole, LoadCommonStrategy, LoadCx, LoadFailure, LoadNotes,
-    LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks,
-    Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport, agree, pipeline::load_planned,
+    BackendVersion, Damage, Detection, FileRole, LoadCommonStrategy, LoadCx, LoadFailure,
+    LoadNotes, LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject,
+    ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic,
+    VerifyReport, agree, pipeline::load_planned,
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Path, Payload, Sharded, ShardedObject};
@@ -32,7 +33,9 @@ struct WithObjects {
 impl WithObjects {
     /// The common strategy, if it loads objects.
     fn able(&self) -> Option<&Arc<dyn LoadCommonStrategy>> {
-        self.common.as_ref().filter(|c| c.can_handle_sharded_objects())
+        self.common
+            .as_ref()
+            .filter(|c| c.can_handle_sharded_objects())
     }
 
     /// Fills the objects of a template.
@@ -48,13 +51,21 @@ impl WithObjects {
         let asked = match objects.values().next() {
             Some(Sharded::Object(o)) => {
                 let common = self.common.as_ref().map(|c| c.key());
-                Err(nobody("loading", &o.unique_key(), &self.sharded.key(), common.as_ref()))
+                Err(nobody(
+                    "loading",
+                    &o.unique_key(),
+                    &self.sharded.key(),
+                    common.as_ref(),
+                ))
             }
             _ => Ok(()),
         };
         match agree(&cx.comm, "plan", asked).await {
             Ok(()) => Ok(Loaded::new(objects)),
-            Err(error) => Err(Box::new(LoadFailure { error, template: objects })),
+            Err(error) => Err(Box::new(LoadFailure {
+                error,
+                template: objects,
+            })),
         }
     }
 }
@@ -67,11 +78,22 @@ impl LoadShardedStrategy for WithObjects {
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
         let base = self.sharded.open(cx).await?;
-        let Some(common) = self.able() else { return Ok(base) };
+        let Some(common) = self.able() else {
+            return Ok(base);
+        };
         let objects = common.load_sharded_metadata(cx).await?;
         let keys: Vec<String> = objects.iter().map(ShardedObject::unique_key).collect();
-        let metadata = Arc::new(base.metadata().with_objects(keys.iter().map(String::as_str))?);
-        Ok(Arc::new(Reader { base, common: Arc::clone(common), cx: cx.clone(), metadata, objects }))
+        let metadata = Arc::new(
+            base.metadata()
+                .with_objects(keys.iter().map(String::as_str))?,
+        );
+        Ok(Arc::new(Reader {
+            base,
+            common: Arc::clone(common),
+            cx: cx.clone(),
+            metadata,
+            objects,
+        }))
     }
 
     async fn load(
@@ -83,7 +105,10 @@ impl LoadShardedStrategy for WithObjects {
         let paths: Vec<Path> = template.keys().cloned().collect();
         let (objects, tensors) = part(template);
         let back = |objects, tensors, error| {
-            Err(Box::new(LoadFailure { error, template: join(&paths, objects, tensors) }))
+            Err(Box::new(LoadFailure {
+                error,
+                template: join(&paths, objects, tensors),
+            }))
         };
         // Objects come first: they are small, and their errors are reported before tensors are read.
         let objects = match self.objects(objects, &from, cx).await {
@@ -91,7 +116,9 @@ impl LoadShardedStrategy for WithObjects {
             Err(failure) => return back(failure.template, tensors, failure.error),
         };
         let any: &dyn Any = &*from;
-        let base = any.downcast_ref::<Reader>().map_or_else(|| Arc::clone(&from), |r| Arc::clone(&r.base));
+        let base = any
+            .downcast_ref::<Reader>()
+            .map_or_else(|| Arc::clone(&from), |r| Arc::clone(&r.base));
         match self.sharded.load(tensors, base, cx).await {
             Ok(tensors) => Ok(both(&paths, objects, tensors, from.metadata())),
             Err(failure) => back(objects.state, failure.template, failure.error),
@@ -126,9 +153,18 @@ impl LoadShardedStrategy for WithObjects {
 /// Merges the two results. Each part has reported the keys of the other as unexpected, so these are removed.
 fn both(paths: &[Path], objects: Loaded, tensors: Loaded, metadata: &Metadata) -> Loaded {
     let (mut notes, theirs) = (tensors.notes, objects.notes);
-    let LoadNotes { unexpected, missing, casts } = &mut notes;
+    let LoadNotes {
+        unexpected,
+        missing,
+        casts,
+    } = &mut notes;
     unexpected.retain(|key| metadata.object(key).is_none());
-    unexpected.extend(theirs.unexpected.into_iter().filter(|key| metadata.object(key).is_some()));
+    unexpected.extend(
+        theirs
+            .unexpected
+            .into_iter()
+            .filter(|key| metadata.object(key).is_some()),
+    );
     missing.extend(theirs.missing);
     casts.extend(theirs.casts);
     let mut totals = tensors.totals;
@@ -164,7 +200,9 @@ impl Reader {
         let read = self.common.load_sharded_objects(objects, &self.cx).await?;
         let wrong = |what| StrategyError::Internal(format!("{}: {what}", self.common.key()));
         if !read.iter().map(ShardedObject::unique_key).eq(keys) {
-            return Err(wrong("other objects were loaded than were asked for".to_owned()));
+            return Err(wrong(
+                "other objects were loaded than were asked for".to_owned(),
+            ));
         }
         let data = read.into_iter().map(|o| match o.data {
             Payload::Value(value) => Ok(Payload::Value(value)),
@@ -195,7 +233,11 @@ impl StorageReader for Reader {
     }
 
     fn locate_object(&self, object: ObjectId) -> Vec<StorageInfo> {
-        if self.of_common(object).is_some() { Vec::new() } else { self.base.locate_object(object) }
+        if self.of_common(object).is_some() {
+            Vec::new()
+        } else {
+            self.base.locate_object(object)
+        }
     }
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
@@ -235,12 +277,18 @@ impl StorageReader for Reader {
             match self.of_common(read.object) {
                 None => theirs.push(*read),
                 Some(n) => {
-                    let unknown = || StrategyError::Internal(format!("there is no object {}", read.object.0));
+                    let unknown =
+                        || StrategyError::Internal(format!("there is no object {}", read.object.0));
                     objects.push(self.objects.get(n).ok_or_else(unknown)?.clone());
                 }
             }
         }
-        let mut objects = if objects.is_empty() { Vec::new() } else { self.read(objects).await? }.into_iter();
+        let mut objects = if objects.is_empty() {
+            Vec::new()
+        } else {
+            self.read(objects).await?
+        }
+        .into_iter();
         if theirs.is_empty() {
             return Ok(objects.collect());
         }

@@ -1,8 +1,8 @@
 use super::{nobody, part};
 use crate::{
     AsyncStager, BackendVersion, FileLayout, FinishCx, PreparedSave, Records, Resolve, Result,
-    SaveCommonStrategy, SaveCx, SaveShardedStrategy, SaveTotals, Saved, StorageWriter, StrategyError,
-    WriteData, WriterHooks, agree, cause, pipeline::Planned,
+    SaveCommonStrategy, SaveCx, SaveShardedStrategy, SaveTotals, Saved, StorageWriter,
+    StrategyError, WriteData, WriterHooks, agree, cause, pipeline::Planned,
 };
 use async_trait::async_trait;
 use reshard_comm::Comm;
@@ -43,11 +43,19 @@ impl WithObjects {
             Sharded::Tensor(_) => None,
         });
         match (able, leaf) {
-            (Some(common), _) => Ok(Some(ObjectWriter { common, sharded: self.sharded.key() })),
+            (Some(common), _) => Ok(Some(ObjectWriter {
+                common,
+                sharded: self.sharded.key(),
+            })),
             (None, None) => Ok(None),
             (None, Some(key)) => {
                 let common = self.common.as_ref().map(|c| c.key());
-                Err(nobody("storing", &key, &self.sharded.key(), common.as_ref()))
+                Err(nobody(
+                    "storing",
+                    &key,
+                    &self.sharded.key(),
+                    common.as_ref(),
+                ))
             }
         }
     }
@@ -59,23 +67,33 @@ impl SaveShardedStrategy for WithObjects {
         self.sharded.key()
     }
 
-    async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>> {
+    async fn prepare(
+        &self,
+        state: FlatStateDict,
+        cx: &SaveCx<'_>,
+    ) -> Result<Box<dyn PreparedSave>> {
         let guard = cx.comm.guard("planning a save of objects");
         let (objects, tensors) = part(state);
         let writer = agree(&cx.comm, "plan", self.writer(&objects)).await;
         guard.done();
         let objects = match writer? {
             Some(writer) => {
-                let cx = SaveCx { policy: None, planner_data: None, ..cx.clone() };
+                let cx = SaveCx {
+                    policy: None,
+                    planner_data: None,
+                    ..cx.clone()
+                };
                 Some(Planned::new(writer).prepare(objects, &cx).await?)
             }
             None => None,
         };
         let tensors = self.sharded.prepare(tensors, cx).await?;
         match objects {
-            Some(objects) => {
-                Ok(Box::new(Prepared { objects, tensors: Some(tensors), objects_written: false }))
-            }
+            Some(objects) => Ok(Box::new(Prepared {
+                objects,
+                tensors: Some(tensors),
+                objects_written: false,
+            })),
             None => Ok(tensors),
         }
     }
@@ -99,7 +117,10 @@ impl StorageWriter for ObjectWriter {
         let mut objects = Vec::with_capacity(plan.items.len());
         for item in &plan.items {
             let WriteData::Object(data) = resolve(item)? else {
-                let what = format!("{}: a tensor was planned where there are only objects", item.key);
+                let what = format!(
+                    "{}: a tensor was planned where there are only objects",
+                    item.key
+                );
                 return Err(StrategyError::Invalid(what));
             };
             let cell = ShardedObject::empty_from_unique_key(&item.key).ok();
@@ -110,18 +131,37 @@ impl StorageWriter for ObjectWriter {
             (Some(files), _) => files,
             (None, None) => Vec::new(),
             (None, Some(o)) => {
-                return Err(nobody("storing", &o.unique_key(), &self.sharded, Some(&self.common.key())));
+                return Err(nobody(
+                    "storing",
+                    &o.unique_key(),
+                    &self.sharded,
+                    Some(&self.common.key()),
+                ));
             }
         };
         if !objects.is_empty() && files.is_empty() {
-            let what = format!("{} laid out no file for {} objects", self.common.key(), objects.len());
+            let what = format!(
+                "{} laid out no file for {} objects",
+                self.common.key(),
+                objects.len()
+            );
             return Err(StrategyError::Internal(what));
         }
         // Which of the extents an object is made of, nobody has to know; the first object stands for all, so that they are counted.
-        let mut extents =
-            (0..).zip(&files).flat_map(|(n, file)| extents(file).map(move |i| (n, i))).collect();
-        let items = plan.items.iter().map(|item| (item.id(), std::mem::take(&mut extents))).collect();
-        Ok(FileLayout { files, items, copied: Vec::new() })
+        let mut extents = (0..)
+            .zip(&files)
+            .flat_map(|(n, file)| extents(file).map(move |i| (n, i)))
+            .collect();
+        let items = plan
+            .items
+            .iter()
+            .map(|item| (item.id(), std::mem::take(&mut extents)))
+            .collect();
+        Ok(FileLayout {
+            files,
+            items,
+            copied: Vec::new(),
+        })
     }
 
     fn finish(&self, _: &FinishCx<'_>) -> Result<Records> {
@@ -153,7 +193,11 @@ fn dropped() -> StrategyError {
 impl PreparedSave for Prepared {
     async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()> {
         self.objects.stage(stager).await?;
-        self.tensors.as_mut().ok_or_else(dropped)?.stage(stager).await
+        self.tensors
+            .as_mut()
+            .ok_or_else(dropped)?
+            .stage(stager)
+            .await
     }
 
     async fn write(&mut self) -> Result<()> {
@@ -171,9 +215,17 @@ impl PreparedSave for Prepared {
         if !self.objects_written && written.is_err() {
             self.tensors = None;
         }
-        let (objects, tensors) = if self.objects_written { (Ok(()), written) } else { (written, Ok(())) };
+        let (objects, tensors) = if self.objects_written {
+            (Ok(()), written)
+        } else {
+            (written, Ok(()))
+        };
         let objects = self.objects.finish(objects, comm).await?;
-        let saved = self.tensors.ok_or_else(dropped)?.finish(tensors, comm).await?;
+        let saved = self
+            .tensors
+            .ok_or_else(dropped)?
+            .finish(tensors, comm)
+            .await?;
         both(saved, objects, comm).await
     }
 }
@@ -181,9 +233,9 @@ impl PreparedSave for Prepared {
 /// What was saved of both. Numbers of all ranks are known to the coordinator alone.
 async fn both(mut saved: Saved, objects: Saved, comm: &Comm<'_>) -> Result<Saved> {
     let merged = match (&saved.metadata, &objects.metadata) {
-        (Some(tensors), Some(objects)) => {
-            tensors.with_objects(objects.objects().map(|(_, key)| key)).map(Some)
-        }
+        (Some(tensors), Some(objects)) => tensors
+            .with_objects(objects.objects().map(|(_, key)| key))
+            .map(Some),
         _ => Ok(None),
     };
     let merged = merged.map_err(StrategyError::from);
@@ -192,7 +244,9 @@ async fn both(mut saved: Saved, objects: Saved, comm: &Comm<'_>) -> Result<Saved
     }
     let ranks = &saved.ranks;
     let told = merged.as_ref().map(|_| ()).map_err(cause);
-    let totals = comm.all_reduce("write", told, |_: Vec<()>| Ok(SaveTotals::of(ranks))).await;
+    let totals = comm
+        .all_reduce("write", told, |_: Vec<()>| Ok(SaveTotals::of(ranks)))
+        .await;
     match (totals, merged) {
         (Ok(totals), Ok(merged)) => {
             saved.totals = totals;

@@ -38,10 +38,23 @@ impl<P> Share<P> {
         groups: impl FnOnce(&[P]) -> Result<Vec<Option<ExchangeGroup>>, PlanError>,
     ) -> Result<Vec<Self>> {
         if plans.iter().all(has_none) {
-            return Ok(plans.into_iter().map(|plan| Self { plan, exchange: None }).collect());
+            return Ok(plans
+                .into_iter()
+                .map(|plan| Self {
+                    plan,
+                    exchange: None,
+                })
+                .collect());
         }
         let groups = groups(&plans)?;
-        Ok(plans.into_iter().zip(groups).map(|(plan, group)| Self { plan, exchange: Some(group) }).collect())
+        Ok(plans
+            .into_iter()
+            .zip(groups)
+            .map(|(plan, group)| Self {
+                plan,
+                exchange: Some(group),
+            })
+            .collect())
     }
 }
 

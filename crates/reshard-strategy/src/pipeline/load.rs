@@ -6,8 +6,8 @@ mod objects;
 mod transfer;
 
 use crate::{
-    BackendVersion, Detection, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, OpenCx, OwnFile,
-    ReadCx, Result, StorageReader, StrategyError, Traffic,
+    BackendVersion, Detection, LoadCx, LoadFailure, LoadNotes, LoadShardedStrategy, Loaded, OpenCx,
+    OwnFile, ReadCx, Result, StorageReader, StrategyError, Traffic,
     agree::{self, agree},
     pipeline::exchange::{Peers, Share, Stopped},
 };
@@ -143,7 +143,13 @@ pub(crate) async fn load_planned(
     let totals = totals.and_then(|totals| heard.map_or(Ok(totals), |e| Err(e.into())));
     guard.done();
     match totals {
-        Ok(totals) => Ok(Loaded { notes: notes(&plan, &template), totals, state: template, decided, moved }),
+        Ok(totals) => Ok(Loaded {
+            notes: notes(&plan, &template),
+            totals,
+            state: template,
+            decided,
+            moved,
+        }),
         Err(error) => Err(Box::new(LoadFailure { error, template })),
     }
 }
@@ -155,7 +161,11 @@ struct Planned {
 }
 
 /// Makes DCP's calls up to `finish_plan`, in DCP's order.
-async fn plan(template: &mut FlatStateDict, from: &dyn StorageReader, cx: &LoadCx<'_>) -> Result<Planned> {
+async fn plan(
+    template: &mut FlatStateDict,
+    from: &dyn StorageReader,
+    cx: &LoadCx<'_>,
+) -> Result<Planned> {
     let (rank, is_coordinator) = (cx.comm.rank().0, cx.comm.is_coordinator());
     let context = LoadContext::new(from.metadata(), rank, is_coordinator);
     // `set_up` may change the template. If the load fails, the caller must get back what it gave.
@@ -165,14 +175,21 @@ async fn plan(template: &mut FlatStateDict, from: &dyn StorageReader, cx: &LoadC
         from.reset(&cx.store.url());
         cx.planner.set_up(template, &context)?;
         from.set_up(rank, is_coordinator)?;
-        let plan = cx.planner.create_local_plan(template, &context).map_err(|e| explained(e, from))?;
+        let plan = cx
+            .planner
+            .create_local_plan(template, &context)
+            .map_err(|e| explained(e, from))?;
         not_lacking(&plan, template, from)?;
         tensors(&plan).try_for_each(|i| from.permits(&i.piece.key))?;
         from.prepare_local_plan(plan)
     })();
     let planned = agree::decide(&cx.comm, "plan", local, |plans| {
         let plans = from.prepare_global_plan(cx.planner.create_global_plan(plans, &context)?)?;
-        Share::all(plans, |plan| plan.exchange.is_empty(), |plans| exchange_groups(plans, from.metadata()))
+        Share::all(
+            plans,
+            |plan| plan.exchange.is_empty(),
+            |plans| exchange_groups(plans, from.metadata()),
+        )
     })
     .await;
     let finished = match planned {
@@ -189,13 +206,18 @@ async fn plan(template: &mut FlatStateDict, from: &dyn StorageReader, cx: &LoadC
 async fn finish(share: Share<LoadPlan>, cx: &LoadCx<'_>) -> Result<Planned> {
     let Share { plan, exchange } = share;
     let agreed = exchange.map(|_| plan.exchange.clone()).unwrap_or_default();
-    let finished = cx.planner.finish_plan(plan).map_err(StrategyError::from).and_then(|plan| {
-        if plan.exchange == agreed {
-            return Ok(plan);
-        }
-        let what = "a planner's finish_plan may not change an exchange, on which other ranks count";
-        Err(StrategyError::Invalid(what.into()))
-    });
+    let finished = cx
+        .planner
+        .finish_plan(plan)
+        .map_err(StrategyError::from)
+        .and_then(|plan| {
+            if plan.exchange == agreed {
+                return Ok(plan);
+            }
+            let what =
+                "a planner's finish_plan may not change an exchange, on which other ranks count";
+            Err(StrategyError::Invalid(what.into()))
+        });
     let plan = agree(&cx.comm, "plan", finished).await?;
     let peers = match exchange {
         None => None,
@@ -215,24 +237,39 @@ fn explained(e: PlanError, from: &dyn StorageReader) -> StrategyError {
 
 /// A partial load may skip a leaf that is not stored. It must not skip a leaf that is stored but can't be loaded.
 fn not_lacking(plan: &LoadPlan, template: &FlatStateDict, from: &dyn StorageReader) -> Result<()> {
-    let missing = plan.missing.iter().filter_map(|i| template.get_index(*i as usize));
+    let missing = plan
+        .missing
+        .iter()
+        .filter_map(|i| template.get_index(*i as usize));
     let mut whys = missing.filter_map(|(_, leaf)| match leaf {
         Sharded::Tensor(t) => from.why_not(&t.key),
         Sharded::Object(o) => from.why_not(&o.unique_key()),
     });
-    whys.next().map_or(Ok(()), |what| Err(unsupported(what, from)))
+    whys.next()
+        .map_or(Ok(()), |what| Err(unsupported(what, from)))
 }
 
 fn unsupported(what: String, from: &dyn StorageReader) -> StrategyError {
-    StrategyError::Unsupported { strategy: from.key().to_string(), what }
+    StrategyError::Unsupported {
+        strategy: from.key().to_string(),
+        what,
+    }
 }
 
 fn notes(plan: &LoadPlan, template: &FlatStateDict) -> LoadNotes {
-    let key = |i: &u32| template.get_index(*i as usize).map_or_else(String::new, |(_, s)| s.key().into());
+    let key = |i: &u32| {
+        template
+            .get_index(*i as usize)
+            .map_or_else(String::new, |(_, s)| s.key().into())
+    };
     LoadNotes {
         unexpected: plan.unexpected.iter().map(|k| k.to_string()).collect(),
         missing: plan.missing.iter().map(&key).collect(),
-        casts: plan.recasts.iter().map(|r| (key(&r.dest), r.from, r.to)).collect(),
+        casts: plan
+            .recasts
+            .iter()
+            .map(|r| (key(&r.dest), r.from, r.to))
+            .collect(),
     }
 }
 
@@ -259,7 +296,9 @@ async fn fill(
     // Then the exchange, in which a failed rank tells its peers.
     let read = match peers {
         Some(peers) => exchange(peers, plan, read, from, &how, cx).await,
-        None => read.map(|(totals, _)| (totals, BTreeMap::new())).map_err(Stopped::Here),
+        None => read
+            .map(|(totals, _)| (totals, BTreeMap::new()))
+            .map_err(Stopped::Here),
     };
     // The template gets its buffers back in any case. Objects are put into leaves, so they come after that.
     let loan = match loan {
@@ -276,7 +315,9 @@ async fn fill(
     };
     // The planner may see tensors only when all of them are complete.
     let committed = read.and_then(|totals| {
-        tensors(plan).try_for_each(|i| cx.planner.commit_tensor(i)).map_err(StrategyError::from)?;
+        tensors(plan)
+            .try_for_each(|i| cx.planner.commit_tensor(i))
+            .map_err(StrategyError::from)?;
         Ok(totals)
     });
     (template, committed)

@@ -41,10 +41,19 @@ impl Offer {
         policy: Option<&dyn ShardingPolicy>,
     ) -> Result<Self> {
         let about = |p| -> Result<About> {
-            let leaves = state.iter().map(|(path, leaf)| LeafInfo::of(path, leaf)).collect();
-            Ok(About { policy: describe(p)?, leaves })
+            let leaves = state
+                .iter()
+                .map(|(path, leaf)| LeafInfo::of(path, leaf))
+                .collect();
+            Ok(About {
+                policy: describe(p)?,
+                leaves,
+            })
         };
-        Ok(Self { plan, about: policy.map(about).transpose()? })
+        Ok(Self {
+            plan,
+            about: policy.map(about).transpose()?,
+        })
     }
 }
 
@@ -57,7 +66,11 @@ impl LeafInfo {
             },
             Sharded::Object(_) => "cpu",
         };
-        Self { name: path.to_string().into(), device: device.into(), tag: leaf.tag().map(Into::into) }
+        Self {
+            name: path.to_string().into(),
+            device: device.into(),
+            tag: leaf.tag().map(Into::into),
+        }
     }
 }
 
@@ -94,16 +107,26 @@ pub(super) fn place(
     limits: Limits,
 ) -> Result<(Vec<SavePlan>, Option<PolicyMetrics>)> {
     same_policy(policy, leaves, tasks)?;
-    let Some(policy) = policy else { return Ok((plans, None)) };
+    let Some(policy) = policy else {
+        return Ok((plans, None));
+    };
     // Each item becomes a piece of the policy, together with the leaf that it comes from. A policy that gathers sees all items
     // as the coordinator's. The plans are emptied: the policy's answer fills them again.
     let gathers = gathers(policy)? && plans.len() > 1;
     let mut offered = Vec::with_capacity(plans.iter().map(|p| p.items.len()).sum());
     for (rank, items) in (0u32..).zip(take_items(&mut plans)?) {
-        let task = if gathers { tasks.coordinator } else { tasks.first + rank };
+        let task = if gathers {
+            tasks.coordinator
+        } else {
+            tasks.first + rank
+        };
         offered.extend(items.into_iter().map(|held| {
             let about = leaves.0.get(held.from as usize).and_then(Option::as_ref);
-            Offered { task, leaf: about.and_then(|a| a.leaves.get(held.item.source as usize)), held }
+            Offered {
+                task,
+                leaf: about.and_then(|a| a.leaves.get(held.item.source as usize)),
+                held,
+            }
         }));
     }
     // The metadata must have the chunks that the policy cut, before anybody writes them.
@@ -113,7 +136,9 @@ pub(super) fn place(
     // them to the task in an exchange.
     for shard in sharding.shards {
         let by = shard.task - tasks.first;
-        let Some(plan) = plans.get_mut(by as usize) else { continue };
+        let Some(plan) = plans.get_mut(by as usize) else {
+            continue;
+        };
         plan.files.push(shard.cuts.len() as u32);
         for cut in shard.cuts {
             let Held { from, item, .. } = &offered[cut.piece as usize].held;
@@ -131,7 +156,10 @@ pub(super) fn place(
 /// Refuses the save if ranks have different policies.
 fn same_policy(policy: Option<&dyn ShardingPolicy>, leaves: &Leaves, tasks: Tasks) -> Result<()> {
     let mine = policy.map(describe).transpose()?;
-    let other = leaves.0.iter().position(|a| a.as_ref().map(|a| &a.policy) != mine.as_ref());
+    let other = leaves
+        .0
+        .iter()
+        .position(|a| a.as_ref().map(|a| &a.policy) != mine.as_ref());
     let Some(rank) = other else { return Ok(()) };
     let name = |p: Option<&str>| p.map_or("no policy".into(), |p| format!("the policy \"{p}\""));
     let theirs = leaves.0[rank].as_ref().map(|a| a.policy.as_str());
@@ -174,17 +202,29 @@ fn ask(policy: &dyn ShardingPolicy, offered: &[Offered<'_>], limits: Limits) -> 
 
 fn part(item: &WriteItem, region: Region) -> WriteItem {
     let kind = match &item.kind {
-        WriteKind::Tensor(t) => WriteKind::Tensor(TensorWrite { region, ..t.clone() }),
+        WriteKind::Tensor(t) => WriteKind::Tensor(TensorWrite {
+            region,
+            ..t.clone()
+        }),
         object => object.clone(),
     };
-    WriteItem { key: item.key.clone(), source: item.source, kind }
+    WriteItem {
+        key: item.key.clone(),
+        source: item.source,
+        kind,
+    }
 }
 
 /// A piece that was cut becomes several chunks of its tensor in the metadata.
 fn cut_chunks(offered: &[Offered<'_>], sharding: &Sharding, metadata: &mut Metadata) -> Result<()> {
     let mut cut: BTreeMap<u32, Vec<Region>> = BTreeMap::new();
     for c in sharding.shards.iter().flat_map(|s| &s.cuts) {
-        if offered[c.piece as usize].held.item.tensor().is_some_and(|t| t.region != c.region) {
+        if offered[c.piece as usize]
+            .held
+            .item
+            .tensor()
+            .is_some_and(|t| t.region != c.region)
+        {
             cut.entry(c.piece).or_default().push(c.region.clone());
         }
     }
@@ -194,10 +234,16 @@ fn cut_chunks(offered: &[Offered<'_>], sharding: &Sharding, metadata: &mut Metad
     let mut chunks: BTreeMap<ChunkId, Vec<Region>> = BTreeMap::new();
     for (piece, parts) in cut {
         let item = &offered[piece as usize].held.item;
-        let chunk = item.tensor().and_then(|t| metadata.tensor(&item.key)?.chunk_at(&t.region.offsets, None));
+        let chunk = item.tensor().and_then(|t| {
+            metadata
+                .tensor(&item.key)?
+                .chunk_at(&t.region.offsets, None)
+        });
         let Some(chunk) = chunk else {
-            let what =
-                format!("the planner's metadata has no chunk {}, which a policy wants to cut", item.id());
+            let what = format!(
+                "the planner's metadata has no chunk {}, which a policy wants to cut",
+                item.id()
+            );
             return Err(StrategyError::Invalid(what));
         };
         chunks.insert(chunk, parts);

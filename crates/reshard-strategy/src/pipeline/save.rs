@@ -6,7 +6,8 @@ mod resolve;
 mod written;
 
 use crate::{
-    BackendVersion, PreparedSave, Result, SaveCx, SaveShardedStrategy, StorageWriter, StrategyError,
+    BackendVersion, PreparedSave, Result, SaveCx, SaveShardedStrategy, StorageWriter,
+    StrategyError,
     agree::{self, agree},
     pipeline::{
         exchange::{Apart, Share},
@@ -16,7 +17,9 @@ use crate::{
 use async_trait::async_trait;
 use prepared::{Prepared, Step, Work};
 use reshard_model::FlatStateDict;
-use reshard_plan::{Metadata, PlannerData, SaveContext, SavePlan, paths_of_plan, save_exchange_groups};
+use reshard_plan::{
+    Metadata, PlannerData, SaveContext, SavePlan, paths_of_plan, save_exchange_groups,
+};
 use reshard_policy::{PolicyMetrics, ShardingPolicy, describe, gathers};
 use resolve::{Cells, codec};
 use std::sync::Arc;
@@ -31,7 +34,9 @@ pub struct Planned<W> {
 impl<W: StorageWriter> Planned<W> {
     /// Drives `writer`.
     pub fn new(writer: W) -> Self {
-        Self { writer: Arc::new(writer) }
+        Self {
+            writer: Arc::new(writer),
+        }
     }
 }
 
@@ -45,7 +50,11 @@ impl<W: StorageWriter> SaveShardedStrategy for Planned<W> {
         self.writer.can_handle_sharded_objects()
     }
 
-    async fn prepare(&self, state: FlatStateDict, cx: &SaveCx<'_>) -> Result<Box<dyn PreparedSave>> {
+    async fn prepare(
+        &self,
+        state: FlatStateDict,
+        cx: &SaveCx<'_>,
+    ) -> Result<Box<dyn PreparedSave>> {
         let guard = cx.comm.guard("planning a save");
         let planned = self.plan(state, cx).await;
         // If a rank failed, all ranks have learnt it in a step, so the group stays usable.
@@ -68,8 +77,11 @@ impl<W: StorageWriter> Planned<W> {
         // them succeeded. Otherwise the coordinator makes it, and `decided` keeps the part that only it needs.
         let mut decided = None;
         let share = if cx.rank_local {
-            let share =
-                offer.and_then(|o| Ok(self.global_plan(vec![o], asked.as_deref(), cx, &mut decided)?.pop()));
+            let share = offer.and_then(|o| {
+                Ok(self
+                    .global_plan(vec![o], asked.as_deref(), cx, &mut decided)?
+                    .pop())
+            });
             let none = || StrategyError::Internal("a rank-local save has no plan".into());
             agree(comm, "plan", share.and_then(|share| share.ok_or_else(none))).await?
         } else {
@@ -113,11 +125,16 @@ impl<W: StorageWriter> Planned<W> {
     /// other ranks rely on these.
     fn finish_plan(&self, plan: SavePlan, cx: &SaveCx<'_>) -> Result<SavePlan> {
         let agreed = plan.exchange.clone();
-        let taken: Vec<_> = plan.taken_items()?.into_iter().map(|(_, item)| item.clone()).collect();
+        let taken: Vec<_> = plan
+            .taken_items()?
+            .into_iter()
+            .map(|(_, item)| item.clone())
+            .collect();
         let plan = cx.planner.finish_plan(plan)?;
         let items = plan.taken_items()?.into_iter().map(|(_, item)| item);
         if plan.exchange != agreed || !items.eq(&taken) {
-            let what = "a planner's finish_plan may not change an exchange, on which other ranks count";
+            let what =
+                "a planner's finish_plan may not change an exchange, on which other ranks count";
             return Err(StrategyError::Invalid(what.into()));
         }
         plan.by_file()?;
@@ -131,10 +148,15 @@ impl<W: StorageWriter> Planned<W> {
     /// The policy of the save, or else the policy in the format's configuration.
     fn policy(&self, cx: &SaveCx<'_>) -> Result<Option<Arc<dyn ShardingPolicy>>> {
         let configured = self.writer.policy();
-        let Some(policy) = &cx.policy else { return Ok(configured) };
+        let Some(policy) = &cx.policy else {
+            return Ok(configured);
+        };
         let strategy = self.writer.key().to_string();
         if !self.writer.takes_policy() {
-            return Err(StrategyError::Unsupported { strategy, what: "a sharding policy".into() });
+            return Err(StrategyError::Unsupported {
+                strategy,
+                what: "a sharding policy".into(),
+            });
         }
         if let Some(other) = configured {
             return Err(StrategyError::Invalid(format!(
@@ -186,10 +208,19 @@ impl<W: StorageWriter> Planned<W> {
         let (plans, leaves) = placement::take_apart(offers);
         let (plans, mut metadata) = cx.planner.create_global_plan(plans)?;
         let first = if cx.rank_local { cx.comm.rank().0 } else { 0 };
-        let tasks = Tasks { first, coordinator: cx.comm.coordinator().0 };
+        let tasks = Tasks {
+            first,
+            coordinator: cx.comm.coordinator().0,
+        };
         let ranks = plans.len();
-        let (plans, metrics) =
-            placement::place(policy, plans, &leaves, &mut metadata, tasks, cx.policy_limits)?;
+        let (plans, metrics) = placement::place(
+            policy,
+            plans,
+            &leaves,
+            &mut metadata,
+            tasks,
+            cx.policy_limits,
+        )?;
         let plans = self.writer.prepare_global_plan(plans)?;
         *decided = Some((metadata, metrics));
         if plans.len() != ranks {

@@ -2,15 +2,17 @@
 
 use super::{left::files, phases::spoil};
 use crate::{
-    BackendVersion, LoadCommonStrategy, OpenCx, ReadCx, ReadObject, ReadTensor, ReaderHooks, Result,
-    SaveCommonStrategy, StorageInfo, StorageReader, Traffic, VerifyReport,
+    BackendVersion, LoadCommonStrategy, OpenCx, ReadCx, ReadObject, ReadTensor, ReaderHooks,
+    Result, SaveCommonStrategy, StorageInfo, StorageReader, Traffic, VerifyReport,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_executor::block_on;
 use reshard_model::{Dialect, ObjectCodec, Payload, ShardedObject, Tensor, Value, ValueTree};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
-use reshard_storage::{Durability, FileBody, IfExists, Name, Progress, Store, testkit::MemoryStore};
+use reshard_storage::{
+    Durability, FileBody, IfExists, Name, Progress, Store, testkit::MemoryStore,
+};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// Runs every rule of a strategy that stores common state, and of the one that loads what it stored; those of objects, too, if
@@ -22,7 +24,11 @@ pub fn common_contract(save: &dyn SaveCommonStrategy, load: &dyn LoadCommonStrat
     load.check_compatibility(&save.key()).unwrap();
     common_state_comes_back(save, load);
     let stores = save.layout_objects(&[]).unwrap();
-    assert_eq!(stores.is_some(), load.can_handle_sharded_objects(), "what is stored can be loaded");
+    assert_eq!(
+        stores.is_some(),
+        load.can_handle_sharded_objects(),
+        "what is stored can be loaded"
+    );
     if let Some(files) = stores {
         assert!(files.is_empty(), "no objects are no files");
         objects_come_back(save, load);
@@ -83,7 +89,10 @@ fn tensor(salt: u8) -> Tensor {
 }
 
 fn common(t: Tensor) -> ValueTree {
-    let args = Value::Dict(vec![("lr".into(), 0.5.into()), ("names".into(), vec!["a".into()].into())]);
+    let args = Value::Dict(vec![
+        ("lr".into(), 0.5.into()),
+        ("names".into(), vec!["a".into()].into()),
+    ]);
     let mut out = ValueTree::new();
     out.insert("step", Value::Int(7));
     out.insert("args", args);
@@ -97,8 +106,14 @@ fn write(layout: Vec<FileBody>, changed: Vec<Tensor>) -> Arc<dyn Store> {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     block_on(async {
         let transaction = store.begin("common", IfExists::Refuse).await.unwrap();
-        transaction.write(layout, Durability::Process, Progress::none()).await.unwrap();
-        transaction.commit(None, &[], Durability::Process).await.unwrap();
+        transaction
+            .write(layout, Durability::Process, Progress::none())
+            .await
+            .unwrap();
+        transaction
+            .commit(None, &[], Durability::Process)
+            .await
+            .unwrap();
     });
     store
 }
@@ -110,7 +125,9 @@ fn open(store: Arc<dyn Store>) -> OpenCx {
 
 fn of(files: &BTreeMap<Name, Bytes>) -> OpenCx {
     let store = MemoryStore::new();
-    files.iter().for_each(|(name, bytes)| store.put(name.clone(), bytes.clone()));
+    files
+        .iter()
+        .for_each(|(name, bytes)| store.put(name.clone(), bytes.clone()));
     open(Arc::new(store))
 }
 
@@ -132,10 +149,14 @@ fn common_state_comes_back(save: &dyn SaveCommonStrategy, load: &dyn LoadCommonS
     let t = tensor(0);
     let layout = save.layout_common(&common(t.clone())).unwrap();
     let store = write(layout, vec![t]);
-    let loaded = block_on(load.load_common(&open(Arc::clone(&store)), &NoItems::default())).unwrap();
+    let loaded =
+        block_on(load.load_common(&open(Arc::clone(&store)), &NoItems::default())).unwrap();
     assert_eq!(Value::from(loaded), Value::from(common(tensor(0))));
     let all = files(&store);
-    assert!(all.keys().all(|name| load.owns(name)), "its files are its own");
+    assert!(
+        all.keys().all(|name| load.owns(name)),
+        "its files are its own"
+    );
     let again = write(save.layout_common(&common(tensor(0))).unwrap(), Vec::new());
     assert!(files(&again) == all, "equal state gives equal bytes");
     for cx in damaged(&all) {
@@ -148,7 +169,10 @@ fn common_state_comes_back(save: &dyn SaveCommonStrategy, load: &dyn LoadCommonS
 fn cells(with: impl Fn(u64) -> Payload) -> Vec<ShardedObject> {
     let cell = |(key, shape, at): (&str, &[u64], &[u64])| {
         let cell = ShardedObject::new(key, Value::None, shape, at, 0).unwrap();
-        ShardedObject { data: with(at.iter().sum()), ..cell }
+        ShardedObject {
+            data: with(at.iter().sum()),
+            ..cell
+        }
     };
     let all: [(&str, &[u64], &[u64]); 4] = [
         ("rng_state", &[3], &[0]),
@@ -160,7 +184,9 @@ fn cells(with: impl Fn(u64) -> Payload) -> Vec<ShardedObject> {
 }
 
 fn objects_come_back(save: &dyn SaveCommonStrategy, load: &dyn LoadCommonStrategy) {
-    let (t, keys) = (tensor(9), |o: &[ShardedObject]| o.iter().map(|o| o.unique_key()).collect::<Vec<_>>());
+    let (t, keys) = (tensor(9), |o: &[ShardedObject]| {
+        o.iter().map(|o| o.unique_key()).collect::<Vec<_>>()
+    });
     let value = |t: &Tensor, n: u64| vec![Value::Int(n as i64), Value::Tensor(t.clone())].into();
     let objects = cells(|n| Payload::Value(value(&t, n)));
     let layout = save.layout_objects(&objects).unwrap().unwrap();
@@ -168,11 +194,17 @@ fn objects_come_back(save: &dyn SaveCommonStrategy, load: &dyn LoadCommonStrateg
     let store = write(layout, vec![t]);
     let cx = open(Arc::clone(&store));
     let all = files(&store);
-    assert!(all.keys().all(|name| load.owns_object(name)), "its files are its own");
+    assert!(
+        all.keys().all(|name| load.owns_object(name)),
+        "its files are its own"
+    );
 
     let mut want = cells(|n| Payload::Value(value(&tensor(9), n)));
     let mut listed = block_on(load.load_sharded_metadata(&cx)).unwrap();
-    assert!(listed.iter().all(|o| o.data == Payload::None), "they are listed without data");
+    assert!(
+        listed.iter().all(|o| o.data == Payload::None),
+        "they are listed without data"
+    );
     listed.sort_by_key(ShardedObject::unique_key);
     want.sort_by_key(ShardedObject::unique_key);
     assert_eq!(keys(&listed), keys(&want));

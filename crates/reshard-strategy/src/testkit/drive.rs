@@ -53,7 +53,15 @@ pub fn save_staged_on_ranks(
     staged: impl Fn(u32) + Send + Sync + 'static,
 ) -> Vec<Result<Saved>> {
     assert_eq!(ranks.len(), stagers.len());
-    run(store, if_exists, ranks, Some(Staging { stagers: stagers.to_vec(), staged: Arc::new(staged) }))
+    run(
+        store,
+        if_exists,
+        ranks,
+        Some(Staging {
+            stagers: stagers.to_vec(),
+            staged: Arc::new(staged),
+        }),
+    )
 }
 
 /// A stager for each rank, and what each does when its state is staged.
@@ -103,12 +111,21 @@ async fn save(
     rank: Rank<dyn SaveShardedStrategy, dyn SavePlanner>,
     staging: Option<Staging>,
 ) -> Result<Saved> {
-    let Seat { group, store, exchange_memory, deadline } = seat;
+    let Seat {
+        group,
+        store,
+        exchange_memory,
+        deadline,
+    } = seat;
     let comm = Comm::new(&*group).with_deadline(deadline);
-    let transaction = store.begin(attempt, if_exists).await.map_err(StrategyError::from);
+    let transaction = store
+        .begin(attempt, if_exists)
+        .await
+        .map_err(StrategyError::from);
     let transaction = agree(&comm, "begin", transaction).await?;
     let saved = async {
-        let mut prepared = prepare(&comm, rank, &transaction, &store.url(), exchange_memory).await?;
+        let mut prepared =
+            prepare(&comm, rank, &transaction, &store.url(), exchange_memory).await?;
         let staged = match &staging {
             Some(staging) => staging.run(comm.rank().0, &mut *prepared).await,
             None => Ok(()),
@@ -149,7 +166,9 @@ fn elsewhere(mut prepared: Box<dyn PreparedSave>) -> (Box<dyn PreparedSave>, Res
         let written = block_on(prepared.write());
         (prepared, written)
     };
-    std::thread::spawn(write).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    std::thread::spawn(write)
+        .join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 async fn commit(transaction: &Arc<dyn Transaction>, saved: &Saved) -> Result<()> {
@@ -157,8 +176,13 @@ async fn commit(transaction: &Arc<dyn Transaction>, saved: &Saved) -> Result<()>
     if files.is_empty() && commit.is_none() {
         return Ok(());
     }
-    let files = files.into_iter().map(|(name, bytes)| FileBody::from_bytes(name, bytes)).collect();
-    transaction.write(files, Durability::Process, Progress::none()).await?;
+    let files = files
+        .into_iter()
+        .map(|(name, bytes)| FileBody::from_bytes(name, bytes))
+        .collect();
+    transaction
+        .write(files, Durability::Process, Progress::none())
+        .await?;
     Ok(transaction.commit(commit, &[], Durability::Process).await?)
 }
 
@@ -186,7 +210,12 @@ pub(super) struct Seat {
 
 impl Seat {
     pub(super) fn new(group: Arc<dyn ProcessGroup>, store: Arc<dyn Store>) -> Self {
-        Self { group, store, exchange_memory: DEFAULT_EXCHANGE_MEMORY, deadline: DEFAULT_DEADLINE }
+        Self {
+            group,
+            store,
+            exchange_memory: DEFAULT_EXCHANGE_MEMORY,
+            deadline: DEFAULT_DEADLINE,
+        }
     }
 }
 
@@ -195,14 +224,28 @@ pub(super) fn load_on_seats(
     ranks: Vec<(Seat, Rank<dyn LoadShardedStrategy, dyn LoadPlanner>)>,
 ) -> Vec<Result<Loaded, LoadFailure>> {
     on_ranks(ranks, move |(seat, rank)| async move {
-        let Seat { group, store, exchange_memory, deadline } = seat;
+        let Seat {
+            group,
+            store,
+            exchange_memory,
+            deadline,
+        } = seat;
         let (comm, groups) = (Comm::new(&*group).with_deadline(deadline), BTreeMap::new());
         let opened = rank.strategy.open(&OpenCx::new(Arc::clone(&store))).await;
         let reader = match agree(&comm, "open", opened).await {
             Ok(reader) => reader,
-            Err(error) => return Err(LoadFailure { error, template: rank.flat }),
+            Err(error) => {
+                return Err(LoadFailure {
+                    error,
+                    template: rank.flat,
+                });
+            }
         };
-        let cx = LoadCx::new(comm, &groups, store, rank.planner).with_exchange_memory(exchange_memory);
-        rank.strategy.load(rank.flat, reader, &cx).await.map_err(|failure| *failure)
+        let cx =
+            LoadCx::new(comm, &groups, store, rank.planner).with_exchange_memory(exchange_memory);
+        rank.strategy
+            .load(rank.flat, reader, &cx)
+            .await
+            .map_err(|failure| *failure)
     })
 }

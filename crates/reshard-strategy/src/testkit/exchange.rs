@@ -14,10 +14,12 @@ use reshard_comm::{
     Cause, CommError, ProcessGroup,
     testkit::{Fault as GroupFault, FaultGroup},
 };
-use reshard_model::{DType, Data, DeviceTensor, ErrorKind, FlatStateDict, Sharded, testkit::FakeDevice};
+use reshard_model::{
+    DType, Data, DeviceTensor, ErrorKind, FlatStateDict, Sharded, testkit::FakeDevice,
+};
 use reshard_plan::{
-    Cast, DefaultLoadPlanner, DefaultSavePlanner, Demand, LoadContext, LoadPlan, LoadPlanner, PlanError,
-    SavePlanner, share_reads,
+    Cast, DefaultLoadPlanner, DefaultSavePlanner, Demand, LoadContext, LoadPlan, LoadPlanner,
+    PlanError, SavePlanner, share_reads,
 };
 use reshard_storage::{
     IfExists, Store,
@@ -55,7 +57,11 @@ pub(super) fn what_ranks_read_for_each_other_is_what_each_would_read(
     let saved = save_on_ranks(&store, IfExists::Refuse, (0..SAVED).map(rank).collect());
     saved.into_iter().for_each(|o| drop(o.unwrap()));
 
-    let world = World { load, objects, store };
+    let world = World {
+        load,
+        objects,
+        store,
+    };
     world.each_byte_is_read_once_a_group_in_bounded_memory();
     world.each_rank_gets_what_it_wants();
     world.an_exchange_may_cross_casts_transforms_and_devices();
@@ -75,7 +81,10 @@ struct OneReader {
 
 impl OneReader {
     fn all(ranks: u32) -> Self {
-        Self { base: DefaultLoadPlanner::DEFAULT, groups: vec![Some(0); ranks as usize] }
+        Self {
+            base: DefaultLoadPlanner::DEFAULT,
+            groups: vec![Some(0); ranks as usize],
+        }
     }
 }
 
@@ -172,9 +181,19 @@ impl World<'_> {
         let ranks = groups.len() as u32;
         let seat = |group: Arc<dyn ProcessGroup>| {
             let r = group.rank().0;
-            let seat = Seat { exchange_memory: MEMORY, ..Seat::new(group, Arc::clone(&self.store)) };
+            let seat = Seat {
+                exchange_memory: MEMORY,
+                ..Seat::new(group, Arc::clone(&self.store))
+            };
             let strategy = self.load.build().unwrap();
-            (seat, Rank { strategy, planner: planner(r), flat: self.template(r, ranks) })
+            (
+                seat,
+                Rank {
+                    strategy,
+                    planner: planner(r),
+                    flat: self.template(r, ranks),
+                },
+            )
         };
         groups.into_iter().map(seat).collect()
     }
@@ -184,7 +203,9 @@ impl World<'_> {
     }
 
     fn read(&self, seats: Seats) -> u64 {
-        let loaded = load_on_seats(seats).into_iter().map(|l| l.map_err(|f| f.error).unwrap());
+        let loaded = load_on_seats(seats)
+            .into_iter()
+            .map(|l| l.map_err(|f| f.error).unwrap());
         let totals = loaded.map(|loaded| {
             check_sample(&loaded.state);
             loaded.totals
@@ -209,7 +230,9 @@ impl World<'_> {
         for groups in groupings {
             let ranks = groups.len() as u32;
             let most: Vec<Arc<AtomicU64>> = groups.iter().map(|_| Arc::default()).collect();
-            let metered = local(ranks).zip(&most).map(|(inner, most)| Meter::on(inner, most));
+            let metered = local(ranks)
+                .zip(&most)
+                .map(|(inner, most)| Meter::on(inner, most));
             let planner = |_| {
                 let (base, groups) = (DefaultLoadPlanner::DEFAULT, groups.clone());
                 Arc::new(OneReader { base, groups }) as Arc<dyn LoadPlanner>
@@ -217,11 +240,22 @@ impl World<'_> {
             let read = self.read(self.seats(planner, metered.collect()));
             let readers = groups.iter().flatten().collect::<BTreeSet<_>>().len()
                 + groups.iter().filter(|group| group.is_none()).count();
-            assert_eq!(read, once * readers as u64, "{groups:?}: each chunk is read once a group");
+            assert_eq!(
+                read,
+                once * readers as u64,
+                "{groups:?}: each chunk is read once a group"
+            );
             for (group, most) in groups.iter().zip(most) {
                 let most = most.load(Ordering::Relaxed);
-                assert_eq!(most > 0, group.is_some(), "only ranks with an exchange take part in it");
-                assert!(most <= MEMORY / 2, "{groups:?}: {most} bytes are on their way at once");
+                assert_eq!(
+                    most > 0,
+                    group.is_some(),
+                    "only ranks with an exchange take part in it"
+                );
+                assert!(
+                    most <= MEMORY / 2,
+                    "{groups:?}: {most} bytes are on their way at once"
+                );
             }
         }
         assert_eq!(plain(3), 3 * once);
@@ -234,7 +268,9 @@ impl World<'_> {
             let planner = |_| Arc::new(Lowest) as Arc<dyn LoadPlanner>;
             let mut seats = self.seats(planner, local(ranks).collect());
             // All waits at once, and rounds end within large items.
-            seats.iter_mut().for_each(|(seat, _)| seat.exchange_memory = 10 * MEMORY);
+            seats
+                .iter_mut()
+                .for_each(|(seat, _)| seat.exchange_memory = 10 * MEMORY);
             for (r, (_, rank)) in seats.iter_mut().enumerate().skip(1) {
                 let mut n = 0;
                 rank.flat.retain(|_, _| {
@@ -254,8 +290,12 @@ impl World<'_> {
         let seats = |shared: bool| {
             let base = DefaultLoadPlanner::DEFAULT.cast(Cast::Any);
             let groups = vec![shared.then_some(0); ranks as usize];
-            let planner =
-                move |_| Arc::new(OneReader { base, groups: groups.clone() }) as Arc<dyn LoadPlanner>;
+            let planner = move |_| {
+                Arc::new(OneReader {
+                    base,
+                    groups: groups.clone(),
+                }) as Arc<dyn LoadPlanner>
+            };
             let mut seats = self.seats(planner, local(ranks).collect());
             for (r, (_, rank)) in seats.iter_mut().enumerate() {
                 for leaf in rank.flat.values_mut() {
@@ -265,7 +305,8 @@ impl World<'_> {
                         (2 | 3, DType::Int16 | DType::UInt8) => {
                             let bytes = t.local_shape.iter().product::<u64>() * t.dtype.size();
                             let memory = FakeDevice::new(bytes);
-                            let device = DeviceTensor::new(t.dtype, &t.local_shape, memory).unwrap();
+                            let device =
+                                DeviceTensor::new(t.dtype, &t.local_shape, memory).unwrap();
                             t.data = Data::Device(device);
                         }
                         _ => {}
@@ -275,24 +316,40 @@ impl World<'_> {
             seats
         };
         let all = |outcomes: Outcomes| -> Vec<Vec<Bytes>> {
-            let states = outcomes.into_iter().map(|l| l.map_err(|f| f.error).unwrap().state);
-            states.map(|state| state.values().filter_map(elements).collect()).collect()
+            let states = outcomes
+                .into_iter()
+                .map(|l| l.map_err(|f| f.error).unwrap().state);
+            states
+                .map(|state| state.values().filter_map(elements).collect())
+                .collect()
         };
-        assert_eq!(all(load_on_seats(seats(true))), all(load_on_seats(seats(false))));
+        assert_eq!(
+            all(load_on_seats(seats(true))),
+            all(load_on_seats(seats(false)))
+        );
     }
 
     fn a_plan_without_exchanges_takes_no_more_steps(&self) {
         let calls = |planner: Arc<dyn LoadPlanner>| {
             let groups: Vec<FaultGroup> = local(2).map(FaultGroup::counting).collect();
-            let counted = groups.iter().map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>).collect();
+            let counted = groups
+                .iter()
+                .map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>)
+                .collect();
             self.read(self.seats(|_| Arc::clone(&planner), counted));
             // Two of them are for opening.
             groups.iter().map(|g| g.calls() - 2).collect::<Vec<_>>()
         };
         let plain = calls(Arc::new(DefaultLoadPlanner::DEFAULT));
         // A strategy may load objects and tensors by themselves.
-        assert!([[PLAIN_CALLS; 2], [2 * PLAIN_CALLS; 2]].contains(&[plain[0], plain[1]]), "{plain:?} steps");
-        let alone = OneReader { base: DefaultLoadPlanner::DEFAULT, groups: vec![Some(0), Some(1)] };
+        assert!(
+            [[PLAIN_CALLS; 2], [2 * PLAIN_CALLS; 2]].contains(&[plain[0], plain[1]]),
+            "{plain:?} steps"
+        );
+        let alone = OneReader {
+            base: DefaultLoadPlanner::DEFAULT,
+            groups: vec![Some(0), Some(1)],
+        };
         assert_eq!(calls(Arc::new(alone)), plain, "nobody shares anything");
         assert!(calls(Arc::new(OneReader::all(2)))[0] > plain[0]);
     }
@@ -301,23 +358,52 @@ impl World<'_> {
         type Global = fn(&mut [LoadPlan]);
         type Case<'s> = (Global, fn(&mut LoadPlan), &'s [&'s str]);
         let cases: [Case<'_>; 4] = [
-            (|p| drop(p[1].exchange.serves.pop()), |_| (), &["rank 1", "does not hand it out"]),
-            (|p| drop(p[2].exchange.receives.pop()), |_| (), &["to rank 2", "does not wait for it"]),
-            (|p| p[0].exchange.serves[0].to = [9].into(), |_| (), &["rank 0", "to rank 9 of 3"]),
-            (|_| (), |plan| plan.exchange.serves.reverse(), &["finish_plan may not change an exchange"]),
+            (
+                |p| drop(p[1].exchange.serves.pop()),
+                |_| (),
+                &["rank 1", "does not hand it out"],
+            ),
+            (
+                |p| drop(p[2].exchange.receives.pop()),
+                |_| (),
+                &["to rank 2", "does not wait for it"],
+            ),
+            (
+                |p| p[0].exchange.serves[0].to = [9].into(),
+                |_| (),
+                &["rank 0", "to rank 9 of 3"],
+            ),
+            (
+                |_| (),
+                |plan| plan.exchange.serves.reverse(),
+                &["finish_plan may not change an exchange"],
+            ),
         ];
         for (globally, finally, says) in cases {
-            let planner =
-                |_| Arc::new(Spoiled { inner: OneReader::all(3), globally, finally }) as Arc<dyn LoadPlanner>;
+            let planner = |_| {
+                Arc::new(Spoiled {
+                    inner: OneReader::all(3),
+                    globally,
+                    finally,
+                }) as Arc<dyn LoadPlanner>
+            };
             let e = self.fails(self.seats(planner, local(3).collect()));
             assert_eq!(e.kind(), ErrorKind::Invalid, "{e}");
-            assert!(says.iter().all(|say| e.to_string().contains(say)), "{e}, and not {says:?}");
+            assert!(
+                says.iter().all(|say| e.to_string().contains(say)),
+                "{e}, and not {says:?}"
+            );
         }
     }
 
     /// All ranks get the same error, and their templates.
     fn fails(&self, seats: Seats) -> CommError {
-        failed(templates_come_back(seats).into_iter().map(|o| o.map_err(|f| f.error)).collect())
+        failed(
+            templates_come_back(seats)
+                .into_iter()
+                .map(|o| o.map_err(|f| f.error))
+                .collect(),
+        )
     }
 
     fn a_store_that_fails_in_the_middle_fails_all(&self) {
@@ -334,8 +420,15 @@ impl World<'_> {
                 if outcomes.iter().all(Result::is_ok) {
                     continue;
                 }
-                let e = failed(outcomes.into_iter().map(|o| o.map_err(|f| f.error)).collect());
-                let CommError::Ranks { causes, step } = &e else { panic!("{e}") };
+                let e = failed(
+                    outcomes
+                        .into_iter()
+                        .map(|o| o.map_err(|f| f.error))
+                        .collect(),
+                );
+                let CommError::Ranks { causes, step } = &e else {
+                    panic!("{e}")
+                };
                 met += u32::from(*step == "read");
                 assert_eq!(causes.keys().map(|r| r.0).collect::<Vec<_>>(), [bad], "{e}");
                 assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
@@ -345,15 +438,20 @@ impl World<'_> {
     }
 
     fn a_hook_that_fails_in_the_middle_fails_all(&self) {
-        for hook in ["planner.lookup_tensor", "planner.commit_tensor", "reader.read_tensors"] {
+        for hook in [
+            "planner.lookup_tensor",
+            "planner.commit_tensor",
+            "reader.read_tensors",
+        ] {
             for (nth, bad) in [(0, 0), (3, 2), (9, 1)] {
                 let count = Arc::new(AtomicU64::new(0));
                 let heard = Arc::clone(&count);
-                let tap =
-                    Tap::new(move |h| match h == hook && heard.fetch_add(1, Ordering::Relaxed) == nth {
+                let tap = Tap::new(move |h| {
+                    match h == hook && heard.fetch_add(1, Ordering::Relaxed) == nth {
                         true => Err("a fault".into()),
                         false => Ok(()),
-                    });
+                    }
+                });
                 let mut seats = self.one_reader(3);
                 let rank = &mut seats[bad as usize].1;
                 rank.planner = Arc::new(tap.on(OneReader::all(3)));
@@ -362,9 +460,20 @@ impl World<'_> {
                 if count.load(Ordering::Relaxed) <= nth {
                     continue;
                 }
-                let e = failed(outcomes.into_iter().map(|o| o.map_err(|f| f.error)).collect());
-                let CommError::Ranks { causes, .. } = &e else { panic!("{hook}: {e}") };
-                assert_eq!(causes.keys().map(|r| r.0).collect::<Vec<_>>(), [bad], "{hook}: {e}");
+                let e = failed(
+                    outcomes
+                        .into_iter()
+                        .map(|o| o.map_err(|f| f.error))
+                        .collect(),
+                );
+                let CommError::Ranks { causes, .. } = &e else {
+                    panic!("{hook}: {e}")
+                };
+                assert_eq!(
+                    causes.keys().map(|r| r.0).collect::<Vec<_>>(),
+                    [bad],
+                    "{hook}: {e}"
+                );
                 assert!(e.to_string().contains("a fault"), "{hook}: {e}");
             }
         }
@@ -375,23 +484,33 @@ impl World<'_> {
     fn a_transport_that_fails_anywhere_fails_all(&self) {
         let boom = Cause::new(ErrorKind::Unavailable, "a fault");
         // Two groups, or one, and a rank that has to do with neither.
-        for groups in [vec![Some(0); 3], vec![Some(0), Some(1), Some(0), Some(1), None]] {
+        for groups in [
+            vec![Some(0); 3],
+            vec![Some(0), Some(1), Some(0), Some(1), None],
+        ] {
             let ranks = groups.len() as u32;
             let load = |bad: u32, at: u64, fault: Option<GroupFault>| {
                 let wrapped: Vec<FaultGroup> = local(ranks)
                     .map(|group| match &fault {
-                        Some(fault) if group.rank().0 == bad => FaultGroup::new(group, at, fault.clone()),
+                        Some(fault) if group.rank().0 == bad => {
+                            FaultGroup::new(group, at, fault.clone())
+                        }
                         _ => FaultGroup::counting(group),
                     })
                     .collect();
-                let dynamic = wrapped.iter().map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>).collect();
+                let dynamic = wrapped
+                    .iter()
+                    .map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>)
+                    .collect();
                 let planner = |_| {
                     let (base, groups) = (DefaultLoadPlanner::DEFAULT, groups.clone());
                     Arc::new(OneReader { base, groups }) as Arc<dyn LoadPlanner>
                 };
                 let mut seats = self.seats(planner, dynamic);
                 if matches!(fault, Some(GroupFault::Silence)) {
-                    seats.iter_mut().for_each(|(seat, _)| seat.deadline = Duration::from_millis(100));
+                    seats
+                        .iter_mut()
+                        .for_each(|(seat, _)| seat.deadline = Duration::from_millis(100));
                 }
                 // Handles on groups that live on break nothing.
                 let outcomes = templates_come_back(seats);
@@ -402,11 +521,21 @@ impl World<'_> {
                 assert!(loaded.iter().all(Result::is_ok) && calls > PLAIN_CALLS + 2);
                 // The last call of all only tells what all know already.
                 let middle = PLAIN_CALLS + 4;
-                for at in [PLAIN_CALLS, PLAIN_CALLS + 1, PLAIN_CALLS + 2, middle, calls - 3, calls - 2] {
+                for at in [
+                    PLAIN_CALLS,
+                    PLAIN_CALLS + 1,
+                    PLAIN_CALLS + 2,
+                    middle,
+                    calls - 3,
+                    calls - 2,
+                ] {
                     for fault in [GroupFault::Fail(boom.clone()), GroupFault::Silence] {
                         let (outcomes, _) = load(bad, at, Some(fault.clone()));
                         for (rank, outcome) in outcomes.into_iter().enumerate() {
-                            assert!(outcome.is_err(), "rank {rank} goes on: {fault:?} of {bad} at call {at}");
+                            assert!(
+                                outcome.is_err(),
+                                "rank {rank} goes on: {fault:?} of {bad} at call {at}"
+                            );
                         }
                     }
                 }
@@ -429,7 +558,10 @@ fn elements(leaf: &Sharded) -> Option<Bytes> {
 
 /// Loads; whatever comes of it, each rank has its template's own buffers again.
 fn templates_come_back(seats: Seats) -> Outcomes {
-    let before: Vec<_> = seats.iter().map(|(_, rank)| addresses(&rank.flat)).collect();
+    let before: Vec<_> = seats
+        .iter()
+        .map(|(_, rank)| addresses(&rank.flat))
+        .collect();
     let outcomes = load_on_seats(seats);
     for (rank, (outcome, before)) in outcomes.iter().zip(before).enumerate() {
         let flat = match outcome {
@@ -440,7 +572,10 @@ fn templates_come_back(seats: Seats) -> Outcomes {
             Err(failure) => &failure.template,
         };
         let after = addresses(flat);
-        assert!(before.iter().all(|(p, a)| after.get(p) == Some(a)), "a buffer of rank {rank} was lost");
+        assert!(
+            before.iter().all(|(p, a)| after.get(p) == Some(a)),
+            "a buffer of rank {rank} was lost"
+        );
     }
     outcomes
 }

@@ -11,20 +11,20 @@ use super::{
     sample, sample_template,
 };
 use crate::{
-    AsyncStager, BlockingAsyncStager, LoadShardedConfig, Result, SaveShardedConfig, SaveShardedStrategy,
-    Saved,
+    AsyncStager, BlockingAsyncStager, LoadShardedConfig, Result, SaveShardedConfig,
+    SaveShardedStrategy, Saved,
 };
 use reshard_comm::{
     Cause, CommError, ProcessGroup,
     testkit::{Fault as GroupFault, FaultGroup},
 };
 use reshard_model::{
-    BoxError, DType, Data, DeviceTensor, ErrorKind, FlatStateDict, Path, Region, Sharded, Step, Tensor,
-    TensorSource, testkit::FakeDevice,
+    BoxError, DType, Data, DeviceTensor, ErrorKind, FlatStateDict, Path, Region, Sharded, Step,
+    Tensor, TensorSource, testkit::FakeDevice,
 };
 use reshard_plan::{
-    DefaultLoadPlanner, DefaultSavePlanner, Metadata, Offered, PlanError, SavePlan, SavePlanner, WriteData,
-    WriteItem, WriteKind, cast, share_writes,
+    DefaultLoadPlanner, DefaultSavePlanner, Metadata, Offered, PlanError, SavePlan, SavePlanner,
+    WriteData, WriteItem, WriteKind, cast, share_writes,
 };
 use reshard_storage::{
     IfExists, Name, Store,
@@ -48,15 +48,23 @@ pub(super) fn what_ranks_write_for_each_other_is_what_each_would_write(
     save: &dyn SaveShardedConfig,
     load: &dyn LoadShardedConfig,
 ) {
-    let mut world = World { save, load, objects: false };
+    let mut world = World {
+        save,
+        load,
+        objects: false,
+    };
     let able = save.build().unwrap().can_handle_sharded_objects()
         && load.build().unwrap().can_handle_sharded_objects();
     // Objects can be given to others only if the format has a codec.
     if able {
-        let with = World { objects: true, ..world };
+        let with = World {
+            objects: true,
+            ..world
+        };
         let to_first = Assign::new(vec![Some(0); 2], true, |_, _| 0);
         let outcome = with.run(&with.store(), with.seats(&to_first, local(2).collect()));
-        let unable = |e: &crate::StrategyError| e.to_string().contains("bringing objects to another rank");
+        let unable =
+            |e: &crate::StrategyError| e.to_string().contains("bringing objects to another rank");
         world.objects = !outcome.iter().any(|o| o.as_ref().is_err_and(unable));
     }
     world.bytes_are_those_of_a_save_whose_writer_has_the_pieces_itself();
@@ -98,12 +106,20 @@ impl Assign {
         choose: impl Fn(&Offered, usize) -> u32 + Send + Sync + 'static,
     ) -> Self {
         let base = Arc::new(DefaultSavePlanner::DEFAULT);
-        Self { base, groups, objects, choose: Arc::new(choose), decided: Arc::default() }
+        Self {
+            base,
+            groups,
+            objects,
+            choose: Arc::new(choose),
+            decided: Arc::default(),
+        }
     }
 
     /// Each piece goes to another rank.
     fn turns(ranks: u32, objects: bool) -> Self {
-        Self::new(vec![Some(0); ranks as usize], objects, move |_, i| i as u32 % ranks)
+        Self::new(vec![Some(0); ranks as usize], objects, move |_, i| {
+            i as u32 % ranks
+        })
     }
 }
 
@@ -112,7 +128,10 @@ impl SavePlanner for Assign {
         &*self.base
     }
 
-    fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
+    fn create_global_plan(
+        &self,
+        plans: Vec<SavePlan>,
+    ) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
         let (plans, metadata) = self.base.create_global_plan(plans)?;
         let group = |rank: u32| self.groups[rank as usize];
         let plans = share_writes(plans, group, |all| {
@@ -121,7 +140,10 @@ impl SavePlanner for Assign {
                 _ => (self.choose)(offered, i),
             };
             let writers: Vec<u32> = all.iter().enumerate().map(writer).collect();
-            let decided = all.iter().zip(&writers).map(|(o, by)| (o.from, *by, o.item.clone()));
+            let decided = all
+                .iter()
+                .zip(&writers)
+                .map(|(o, by)| (o.from, *by, o.item.clone()));
             *self.decided.lock().unwrap() = decided.collect();
             writers
         })?;
@@ -142,7 +164,10 @@ impl SavePlanner for Spoiled {
         &self.inner
     }
 
-    fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
+    fn create_global_plan(
+        &self,
+        plans: Vec<SavePlan>,
+    ) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
         let (mut plans, metadata) = self.inner.create_global_plan(plans)?;
         (self.globally)(&mut plans);
         Ok((plans, metadata))
@@ -203,7 +228,11 @@ impl TensorSource for Elsewhere {
 }
 
 fn elsewhere(tensor: &Tensor, fails: u64) -> Data {
-    Data::Lazy(Arc::new(Elsewhere { tensor: tensor.clone(), reads: AtomicU64::new(0), fails }))
+    Data::Lazy(Arc::new(Elsewhere {
+        tensor: tensor.clone(),
+        reads: AtomicU64::new(0),
+        fails,
+    }))
 }
 
 #[derive(Clone, Copy)]
@@ -220,9 +249,15 @@ impl World<'_> {
         Arc::new(MemoryStore::new())
     }
 
-    fn seats(&self, planner: &(impl SavePlanner + Clone), groups: Vec<Arc<dyn ProcessGroup>>) -> Seats {
+    fn seats(
+        &self,
+        planner: &(impl SavePlanner + Clone),
+        groups: Vec<Arc<dyn ProcessGroup>>,
+    ) -> Seats {
         let ranks = groups.len() as u32;
-        let states = (0..ranks).map(|r| sample(Cut::Rows, r, ranks, self.objects)).collect();
+        let states = (0..ranks)
+            .map(|r| sample(Cut::Rows, r, ranks, self.objects))
+            .collect();
         self.seated(|_| Arc::new(planner.clone()), states, groups)
     }
 
@@ -234,15 +269,27 @@ impl World<'_> {
     ) -> Seats {
         let seat = |(group, flat): (Arc<dyn ProcessGroup>, FlatStateDict)| {
             let planner = planner(group.rank().0);
-            let seat = Seat { exchange_memory: MEMORY, ..Seat::new(group, self.store()) };
-            (seat, Rank { strategy: self.save.build().unwrap(), planner, flat })
+            let seat = Seat {
+                exchange_memory: MEMORY,
+                ..Seat::new(group, self.store())
+            };
+            (
+                seat,
+                Rank {
+                    strategy: self.save.build().unwrap(),
+                    planner,
+                    flat,
+                },
+            )
         };
         groups.into_iter().zip(states).map(seat).collect()
     }
 
     /// Saves to `store`, unless a rank has another one.
     fn run(&self, store: &Arc<dyn Store>, mut seats: Seats) -> Vec<Result<Saved>> {
-        seats.iter_mut().for_each(|(seat, _)| seat.store = Arc::clone(store));
+        seats
+            .iter_mut()
+            .for_each(|(seat, _)| seat.store = Arc::clone(store));
         save_on_seats(seats, IfExists::Refuse, None)
     }
 
@@ -254,8 +301,13 @@ impl World<'_> {
     /// And the names of the files that describe it.
     fn saved_with_records(&self, seats: Seats) -> (Arc<dyn Store>, BTreeSet<Name>) {
         let (store, ranks) = (self.store(), seats.len() as u32);
-        let saved = self.run(&store, seats).into_iter().map(|o| o.unwrap().records);
-        let records = saved.flat_map(|r| r.into_files().map(|(name, _)| name)).collect();
+        let saved = self
+            .run(&store, seats)
+            .into_iter()
+            .map(|o| o.unwrap().records);
+        let records = saved
+            .flat_map(|r| r.into_files().map(|(name, _)| name))
+            .collect();
         self.check(&store, ranks);
         (store, records)
     }
@@ -263,7 +315,11 @@ impl World<'_> {
     fn check(&self, store: &Arc<dyn Store>, ranks: u32) {
         let flat = sample_template(Cut::Columns, 0, 1, self.objects.then_some(ranks));
         let planner = Arc::new(DefaultLoadPlanner::DEFAULT) as _;
-        let rank = Rank { strategy: self.load.build().unwrap(), planner, flat };
+        let rank = Rank {
+            strategy: self.load.build().unwrap(),
+            planner,
+            flat,
+        };
         for loaded in load_on_ranks(store, vec![rank]) {
             check_sample(&loaded.map_err(|f| f.error).unwrap().state);
         }
@@ -278,14 +334,24 @@ impl World<'_> {
                 Assign::new(one.clone(), self.objects, all_to(0)),
                 Assign::new(one.clone(), self.objects, all_to(ranks - 1)),
                 Assign::turns(ranks, self.objects),
-                Assign::new((0..ranks).map(|r| Some(r / 2)).collect(), self.objects, lowest),
-                Assign::new((0..ranks).map(|r| (r != 1).then_some(7)).collect(), self.objects, all_to(1)),
+                Assign::new(
+                    (0..ranks).map(|r| Some(r / 2)).collect(),
+                    self.objects,
+                    lowest,
+                ),
+                Assign::new(
+                    (0..ranks).map(|r| (r != 1).then_some(7)).collect(),
+                    self.objects,
+                    all_to(1),
+                ),
             ];
             for planner in planners {
                 let exchanged = self.saved(self.seats(&planner, local(ranks).collect()));
                 // The same pieces, each with the rank that writes it.
                 let decided = std::mem::take(&mut *planner.decided.lock().unwrap());
-                let before: Vec<_> = (0..ranks).map(|r| sample(Cut::Rows, r, ranks, self.objects)).collect();
+                let before: Vec<_> = (0..ranks)
+                    .map(|r| sample(Cut::Rows, r, ranks, self.objects))
+                    .collect();
                 let mut states = vec![FlatStateDict::new(); ranks as usize];
                 for r in 0..ranks as usize {
                     for (n, leaf) in before[r].values().enumerate() {
@@ -298,7 +364,9 @@ impl World<'_> {
                     }
                 }
                 for (n, (from, by, item)) in decided.iter().enumerate() {
-                    let (_, leaf) = before[*from as usize].get_index(item.source as usize).unwrap();
+                    let (_, leaf) = before[*from as usize]
+                        .get_index(item.source as usize)
+                        .unwrap();
                     let path = Path(vec![Step::from("given"), Step::Index(n as u64)]);
                     states[*by as usize].insert(path, leaf.clone());
                 }
@@ -324,20 +392,35 @@ impl World<'_> {
             vec![Some(0), Some(0), Some(0), Some(0), Some(0)],
         ];
         for groups in groupings {
-            let members = |group: u32| (0u32..).zip(&groups).filter(move |(_, g)| **g == Some(group));
-            let of: Vec<Vec<u32>> = (0..2).map(|g| members(g).map(|(r, _)| r).collect()).collect();
+            let members = |group: u32| {
+                (0u32..)
+                    .zip(&groups)
+                    .filter(move |(_, g)| **g == Some(group))
+            };
+            let of: Vec<Vec<u32>> = (0..2)
+                .map(|g| members(g).map(|(r, _)| r).collect())
+                .collect();
             let turns = move |offered: &Offered, i: usize| {
                 let ranks = &of[offered.group as usize];
                 ranks[i % ranks.len()]
             };
             let most: Vec<Arc<AtomicU64>> = groups.iter().map(|_| Arc::default()).collect();
-            let metered = local(groups.len() as u32).zip(&most).map(|(inner, most)| Meter::on(inner, most));
+            let metered = local(groups.len() as u32)
+                .zip(&most)
+                .map(|(inner, most)| Meter::on(inner, most));
             let planner = Assign::new(groups.clone(), self.objects, turns);
             self.saved(self.seats(&planner, metered.collect()));
             for (group, most) in groups.iter().zip(most) {
                 let most = most.load(Ordering::Relaxed);
-                assert_eq!(most > 0, group.is_some(), "only ranks with an exchange take part in it");
-                assert!(most <= MEMORY / 2, "{groups:?}: {most} bytes are on their way at once");
+                assert_eq!(
+                    most > 0,
+                    group.is_some(),
+                    "only ranks with an exchange take part in it"
+                );
+                assert!(
+                    most <= MEMORY / 2,
+                    "{groups:?}: {most} bytes are on their way at once"
+                );
             }
         }
     }
@@ -346,7 +429,9 @@ impl World<'_> {
     fn an_exchange_may_cross_casts_devices_and_sources(&self) {
         let ranks = 3;
         let save = |base: Arc<dyn SavePlanner>, shared: bool| {
-            let mut states: Vec<_> = (0..ranks).map(|r| sample(Cut::Rows, r, ranks, self.objects)).collect();
+            let mut states: Vec<_> = (0..ranks)
+                .map(|r| sample(Cut::Rows, r, ranks, self.objects))
+                .collect();
             for (r, flat) in states.iter_mut().enumerate() {
                 for leaf in flat.values_mut() {
                     let Sharded::Tensor(t) = leaf else { continue };
@@ -355,7 +440,8 @@ impl World<'_> {
                         (_, DType::Float32) => {}
                         (1, _) => {
                             let memory = FakeDevice::new(host.nbytes());
-                            let device = DeviceTensor::new(t.dtype, &t.local_shape, memory).unwrap();
+                            let device =
+                                DeviceTensor::new(t.dtype, &t.local_shape, memory).unwrap();
                             device.fill(&t.key, &host).unwrap();
                             t.data = Data::Device(device);
                         }
@@ -364,19 +450,27 @@ impl World<'_> {
                     }
                 }
             }
-            let to_last = move |offered: &Offered, _: usize| if shared { ranks - 1 } else { offered.from };
+            let to_last =
+                move |offered: &Offered, _: usize| if shared { ranks - 1 } else { offered.from };
             let planner = Assign::new(vec![Some(0); ranks as usize], self.objects, to_last);
             let planner = Assign { base, ..planner };
             let store = self.store();
-            let seats = self.seated(|_| Arc::new(planner.clone()), states, local(ranks).collect());
-            self.run(&store, seats).into_iter().for_each(|o| drop(o.unwrap()));
+            let seats = self.seated(
+                |_| Arc::new(planner.clone()),
+                states,
+                local(ranks).collect(),
+            );
+            self.run(&store, seats)
+                .into_iter()
+                .for_each(|o| drop(o.unwrap()));
             store
         };
         let same: Arc<dyn SavePlanner> = Arc::new(DefaultSavePlanner::DEFAULT);
         self.check(&save(Arc::clone(&same), true), ranks);
         // All bytes of the elements are there, cast by those who have them.
         let [shared, own] = [true, false].map(|shared| save(Arc::new(Wider), shared));
-        let length = |store: &Arc<dyn Store>| files(store).values().map(bytes::Bytes::len).sum::<usize>();
+        let length =
+            |store: &Arc<dyn Store>| files(store).values().map(bytes::Bytes::len).sum::<usize>();
         let plain = length(&save(same, true));
         assert!(length(&shared) > plain && length(&own) > plain);
         let flat = sample_template(Cut::Columns, 0, 1, self.objects.then_some(ranks));
@@ -390,8 +484,17 @@ impl World<'_> {
                 }
             }
             let planner = Arc::new(DefaultLoadPlanner::DEFAULT) as _;
-            let rank = Rank { strategy: self.load.build().unwrap(), planner, flat };
-            let state = load_on_ranks(store, vec![rank]).pop().unwrap().map_err(|f| f.error).unwrap().state;
+            let rank = Rank {
+                strategy: self.load.build().unwrap(),
+                planner,
+                flat,
+            };
+            let state = load_on_ranks(store, vec![rank])
+                .pop()
+                .unwrap()
+                .map_err(|f| f.error)
+                .unwrap()
+                .state;
             let tensors = state.into_values().filter_map(|leaf| match leaf {
                 Sharded::Tensor(t) => Some(t.data.host().unwrap().to_bytes()),
                 Sharded::Object(_) => None,
@@ -404,12 +507,17 @@ impl World<'_> {
     fn a_plan_without_exchanges_takes_no_more_steps(&self) {
         let calls = |planner: &Assign| {
             let groups: Vec<FaultGroup> = local(2).map(FaultGroup::counting).collect();
-            let counted = groups.iter().map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>).collect();
+            let counted = groups
+                .iter()
+                .map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>)
+                .collect();
             self.saved(self.seats(planner, counted));
             groups.iter().map(FaultGroup::calls).collect::<Vec<_>>()
         };
         let plain = calls(&Assign::new(vec![None, None], self.objects, |_, _| 0));
-        let alone = Assign::new(vec![Some(0), Some(1)], self.objects, |offered, _| offered.from);
+        let alone = Assign::new(vec![Some(0), Some(1)], self.objects, |offered, _| {
+            offered.from
+        });
         assert_eq!(calls(&alone), plain, "nobody gives anything");
         assert!(calls(&Assign::turns(2, self.objects))[0] > plain[0]);
     }
@@ -418,33 +526,62 @@ impl World<'_> {
         type Global = fn(&mut [SavePlan]);
         type Case<'s> = (Global, fn(&mut SavePlan), &'s [&'s str]);
         let cases: [Case<'_>; 6] = [
-            (|p| drop(p[1].exchange.gives.pop()), |_| (), &["rank 1", "does not hand it out"]),
+            (
+                |p| drop(p[1].exchange.gives.pop()),
+                |_| (),
+                &["rank 1", "does not hand it out"],
+            ),
             (
                 |p| p[0].exchange.gives.iter_mut().for_each(|give| give.to = 9),
                 |_| (),
                 &["rank 0", "to rank 9 of 3"],
             ),
-            (|p| p[0].exchange.takes.push(1), |_| (), &["no item is written with what rank 1 gives"]),
-            (|p| p[2].exchange.takes.clear(), |_| (), &["from other ranks, which give 0"]),
-            (|_| (), |plan| plan.exchange.gives.reverse(), &["finish_plan may not change an exchange"]),
+            (
+                |p| p[0].exchange.takes.push(1),
+                |_| (),
+                &["no item is written with what rank 1 gives"],
+            ),
+            (
+                |p| p[2].exchange.takes.clear(),
+                |_| (),
+                &["from other ranks, which give 0"],
+            ),
+            (
+                |_| (),
+                |plan| plan.exchange.gives.reverse(),
+                &["finish_plan may not change an exchange"],
+            ),
             (|_| (), |plan| plan.items.reverse(), &[]),
         ];
         for (globally, finally, says) in cases {
             let planner = |_| {
-                Arc::new(Spoiled { inner: Assign::turns(3, self.objects), globally, finally })
-                    as Arc<dyn SavePlanner>
+                Arc::new(Spoiled {
+                    inner: Assign::turns(3, self.objects),
+                    globally,
+                    finally,
+                }) as Arc<dyn SavePlanner>
             };
-            let states = (0..3).map(|r| sample(Cut::Rows, r, 3, self.objects)).collect();
-            let (store, seats) = (self.store(), self.seated(planner, states, local(3).collect()));
+            let states = (0..3)
+                .map(|r| sample(Cut::Rows, r, 3, self.objects))
+                .collect();
+            let (store, seats) = (
+                self.store(),
+                self.seated(planner, states, local(3).collect()),
+            );
             if says.is_empty() {
-                self.run(&store, seats).into_iter().for_each(|o| drop(o.unwrap()));
+                self.run(&store, seats)
+                    .into_iter()
+                    .for_each(|o| drop(o.unwrap()));
                 self.check(&store, 3);
                 continue;
             }
             let e = failed(self.run(&store, seats));
             assert!(matches!(&e, CommError::Ranks { step: "plan", .. }), "{e}");
             assert_eq!(e.kind(), ErrorKind::Invalid, "{e}");
-            assert!(says.iter().all(|say| e.to_string().contains(say)), "{e}, and not {says:?}");
+            assert!(
+                says.iter().all(|say| e.to_string().contains(say)),
+                "{e}, and not {says:?}"
+            );
             nothing_is_left(&store);
         }
     }
@@ -455,29 +592,48 @@ impl World<'_> {
         let plain = self.saved(self.seats(&planner, local(ranks).collect()));
         let store = self.store();
         let mut seats = self.seats(&planner, local(ranks).collect());
-        seats.iter_mut().for_each(|(seat, _)| seat.store = Arc::clone(&store));
-        let own = Mutex::new(seats.iter().map(|(_, rank)| handles(&rank.flat)).collect::<Vec<_>>());
-        let stagers = (0..ranks).map(|_| Arc::new(BlockingAsyncStager::new()) as Arc<dyn AsyncStager>);
+        seats
+            .iter_mut()
+            .for_each(|(seat, _)| seat.store = Arc::clone(&store));
+        let own = Mutex::new(
+            seats
+                .iter()
+                .map(|(_, rank)| handles(&rank.flat))
+                .collect::<Vec<_>>(),
+        );
+        let stagers =
+            (0..ranks).map(|_| Arc::new(BlockingAsyncStager::new()) as Arc<dyn AsyncStager>);
         let staged = move |rank: u32| {
             let own = std::mem::take(&mut own.lock().unwrap()[rank as usize]);
             own.into_iter().for_each(spoil);
         };
-        let staging = Staging { stagers: stagers.collect(), staged: Arc::new(staged) };
+        let staging = Staging {
+            stagers: stagers.collect(),
+            staged: Arc::new(staged),
+        };
         let saved = save_on_seats(seats, IfExists::Refuse, Some(staging));
         saved.into_iter().for_each(|o| drop(o.unwrap()));
-        assert!(files(&store) == files(&plain), "a staged save writes the bytes of one that is not");
+        assert!(
+            files(&store) == files(&plain),
+            "a staged save writes the bytes of one that is not"
+        );
     }
 
     /// A rank that can't stage does not write, and its peers do not wait for it.
     fn a_failed_staging_is_told_to_those_who_wait(&self) {
         let (ranks, store) = (3, self.store());
         let mut seats = self.seats(&Assign::turns(ranks, self.objects), local(ranks).collect());
-        seats.iter_mut().for_each(|(seat, _)| seat.store = Arc::clone(&store));
+        seats
+            .iter_mut()
+            .for_each(|(seat, _)| seat.store = Arc::clone(&store));
         let stager = |r| match r {
             1 => Arc::new(NoMemory) as Arc<dyn AsyncStager>,
             _ => Arc::new(BlockingAsyncStager::new()),
         };
-        let staging = Staging { stagers: (0..ranks).map(stager).collect(), staged: Arc::new(|_| ()) };
+        let staging = Staging {
+            stagers: (0..ranks).map(stager).collect(),
+            staged: Arc::new(|_| ()),
+        };
         let e = failed(save_on_seats(seats, IfExists::Refuse, Some(staging)));
         named(&e, 1, "a stager without memory");
         nothing_is_left(&store);
@@ -494,9 +650,11 @@ impl World<'_> {
             ("planner.finish_plan", 0, 2),
         ] {
             let count = AtomicU64::new(0);
-            let tap = Tap::new(move |h| match h == hook && count.fetch_add(1, Ordering::Relaxed) == nth {
-                true => Err("a fault".into()),
-                false => Ok(()),
+            let tap = Tap::new(move |h| {
+                match h == hook && count.fetch_add(1, Ordering::Relaxed) == nth {
+                    true => Err("a fault".into()),
+                    false => Ok(()),
+                }
             });
             let store = self.store();
             let mut seats = self.seats(&Assign::turns(ranks, self.objects), local(ranks).collect());
@@ -539,7 +697,9 @@ impl World<'_> {
                 Some(rank) => Assign::new(vec![Some(0); 3], self.objects, move |_, _| rank),
             };
             let mut seats = self.seats(&planner, local(ranks).collect());
-            seats.iter_mut().for_each(|(seat, _)| seat.store = Arc::clone(&inner));
+            seats
+                .iter_mut()
+                .for_each(|(seat, _)| seat.store = Arc::clone(&inner));
             let faulty = FaultStore::new(Arc::clone(&inner));
             faulty.fail(Op::Write, 0, Fault::Before);
             seats[bad as usize].0.store = Arc::new(faulty);
@@ -554,22 +714,35 @@ impl World<'_> {
     fn a_transport_that_fails_anywhere_fails_all(&self) {
         let boom = Cause::new(ErrorKind::Unavailable, "a fault");
         // One group, or two and a rank that has to do with neither.
-        for groups in [vec![Some(0); 3], vec![Some(0), Some(1), Some(0), Some(1), None]] {
+        for groups in [
+            vec![Some(0); 3],
+            vec![Some(0), Some(1), Some(0), Some(1), None],
+        ] {
             let ranks = groups.len() as u32;
             let save = |bad: u32, at: u64, fault: Option<GroupFault>| {
                 let wrapped: Vec<FaultGroup> = local(ranks)
                     .map(|group| match &fault {
-                        Some(fault) if group.rank().0 == bad => FaultGroup::new(group, at, fault.clone()),
+                        Some(fault) if group.rank().0 == bad => {
+                            FaultGroup::new(group, at, fault.clone())
+                        }
                         _ => FaultGroup::counting(group),
                     })
                     .collect();
-                let dynamic = wrapped.iter().map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>).collect();
+                let dynamic = wrapped
+                    .iter()
+                    .map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>)
+                    .collect();
                 let planner = Assign::new(groups.clone(), self.objects, |offered, _| offered.group);
                 let mut seats = self.seats(&planner, dynamic);
                 if matches!(fault, Some(GroupFault::Silence)) {
-                    seats.iter_mut().for_each(|(seat, _)| seat.deadline = Duration::from_millis(100));
+                    seats
+                        .iter_mut()
+                        .for_each(|(seat, _)| seat.deadline = Duration::from_millis(100));
                 }
-                (self.run(&self.store(), seats), wrapped[bad as usize].calls())
+                (
+                    self.run(&self.store(), seats),
+                    wrapped[bad as usize].calls(),
+                )
             };
             for bad in [0, ranks.min(3) - 1] {
                 let (saved, calls) = save(bad, 0, None);
@@ -580,7 +753,10 @@ impl World<'_> {
                     for fault in [GroupFault::Fail(boom.clone()), GroupFault::Silence] {
                         let (outcomes, _) = save(bad, at, Some(fault.clone()));
                         for (rank, outcome) in outcomes.into_iter().enumerate() {
-                            assert!(outcome.is_err(), "rank {rank} goes on: {fault:?} of {bad} at call {at}");
+                            assert!(
+                                outcome.is_err(),
+                                "rank {rank} goes on: {fault:?} of {bad} at call {at}"
+                            );
                         }
                     }
                 }
@@ -591,7 +767,9 @@ impl World<'_> {
 
 /// Only this rank is named, with this cause.
 fn named(e: &CommError, bad: u32, says: &str) {
-    let CommError::Ranks { causes, .. } = e else { panic!("{e}") };
+    let CommError::Ranks { causes, .. } = e else {
+        panic!("{e}")
+    };
     assert_eq!(causes.keys().map(|r| r.0).collect::<Vec<_>>(), [bad], "{e}");
     assert!(e.to_string().contains(says), "{e}");
 }

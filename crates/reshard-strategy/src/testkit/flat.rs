@@ -24,19 +24,33 @@ pub(super) fn regions_of_flattened_ranges_are_read(
 ) {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let planner: Arc<dyn SavePlanner> = Arc::new(DefaultSavePlanner::DEFAULT);
-    let rank =
-        |r| Rank { strategy: save.build().unwrap(), planner: Arc::clone(&planner), flat: ranges(r, 3) };
+    let rank = |r| Rank {
+        strategy: save.build().unwrap(),
+        planner: Arc::clone(&planner),
+        flat: ranges(r, 3),
+    };
     let saved = save_on_ranks(&store, IfExists::Refuse, (0..3).map(rank).collect());
     saved.into_iter().for_each(|o| drop(o.unwrap()));
 
     let planner: Arc<dyn LoadPlanner> = Arc::new(Unflatten);
-    let rank = |r| Rank { strategy: load.build().unwrap(), planner: Arc::clone(&planner), flat: boxes(r) };
+    let rank = |r| Rank {
+        strategy: load.build().unwrap(),
+        planner: Arc::clone(&planner),
+        flat: boxes(r),
+    };
     for loaded in load_on_ranks(&store, (0..2).map(rank).collect()) {
         for leaf in loaded.map_err(|f| f.error).unwrap().state.values() {
-            let Sharded::Tensor(t) = leaf else { panic!("an object") };
+            let Sharded::Tensor(t) = leaf else {
+                panic!("an object")
+            };
             let got = t.data.host().unwrap();
             let got: Vec<i64> = match t.dtype {
-                DType::Int16 => got.to_vec::<i16>().unwrap().into_iter().map(i64::from).collect(),
+                DType::Int16 => got
+                    .to_vec::<i16>()
+                    .unwrap()
+                    .into_iter()
+                    .map(i64::from)
+                    .collect(),
                 _ => got.to_vec::<i64>().unwrap(),
             };
             assert_eq!(got, elements(t), "{} {} {}", t.key, t.region(), t.dtype);
@@ -63,7 +77,10 @@ fn ranges(rank: u64, ranks: u64) -> FlatStateDict {
         let (start, end) = (n * rank / ranks, n * (rank + 1) / ranks);
         for chunk in 0..LAYERS * CHUNKS {
             let numbers = (start..end).map(|i| (chunk * n + i) as i16).collect();
-            let region = Region::new([chunk / CHUNKS, chunk % CHUNKS, 0, start], [1, 1, 1, end - start]);
+            let region = Region::new(
+                [chunk / CHUNKS, chunk % CHUNKS, 0, start],
+                [1, 1, 1, end - start],
+            );
             let leaf = ShardedTensor {
                 local_shape: [end - start].into(),
                 prepend_axis_num: 3,
@@ -88,7 +105,12 @@ fn boxes(rank: u64) -> FlatStateDict {
                 let leaf = ShardedTensor {
                     local_shape: region.lengths[1..].into(),
                     prepend_axis_num: 1,
-                    ..ShardedTensor::region_of(key, dtype, &[LAYERS, CHUNKS * rows, columns], region)
+                    ..ShardedTensor::region_of(
+                        key,
+                        dtype,
+                        &[LAYERS, CHUNKS * rows, columns],
+                        region,
+                    )
                 };
                 out.insert(path(key, out.len()), Sharded::Tensor(leaf));
             }
@@ -122,14 +144,22 @@ impl LoadPlanner for Unflatten {
                 }
                 let start = stored.offsets[3];
                 for part in Region::whole(&shape).boxes(start..stored.end(3)) {
-                    let Some(both) = part.intersect(&inner) else { continue };
+                    let Some(both) = part.intersect(&inner) else {
+                        continue;
+                    };
                     plan.items.push(ReadItem {
                         dest: dest as u32,
                         dest_region: both.within(&inner),
-                        piece: PieceId { key: t.key.clone(), offset: Some(stored.offsets.clone()) },
+                        piece: PieceId {
+                            key: t.key.clone(),
+                            offset: Some(stored.offsets.clone()),
+                        },
                         stored: Stored::Chunk(id),
                         stored_region: both,
-                        flat: Some(Box::new(FlatView { shape: shape.into(), start })),
+                        flat: Some(Box::new(FlatView {
+                            shape: shape.into(),
+                            start,
+                        })),
                     });
                 }
             }

@@ -5,7 +5,8 @@ use crate::{LoadShardedConfig, OpenCx, SaveShardedConfig};
 use futures_executor::block_on;
 use reshard_model::{FlatStateDict, Path, PathOfKey, Step};
 use reshard_plan::{
-    DefaultSavePlanner, MemoryFormat, PlannerData, Result, SaveContext, SavePlan, SavePlanner, WriteKind,
+    DefaultSavePlanner, MemoryFormat, PlannerData, Result, SaveContext, SavePlan, SavePlanner,
+    WriteKind,
 };
 use reshard_storage::{IfExists, Store, testkit::MemoryStore};
 use std::sync::Arc;
@@ -23,11 +24,16 @@ impl SavePlanner for Says {
             if let WriteKind::Tensor(t) = &mut item.kind {
                 t.properties.requires_grad = n % 2 == 0;
                 t.properties.pin_memory = n % 3 == 0;
-                t.properties.memory_format =
-                    [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast, MemoryFormat::Preserve]
-                        [n as usize % 3];
+                t.properties.memory_format = [
+                    MemoryFormat::Contiguous,
+                    MemoryFormat::ChannelsLast,
+                    MemoryFormat::Preserve,
+                ][n as usize % 3];
             }
-            paths.insert(item.key.clone(), Path(vec![Step::from("list"), Step::Index(n), Step::from("é.")]));
+            paths.insert(
+                item.key.clone(),
+                Path(vec![Step::from("list"), Step::Index(n), Step::from("é.")]),
+            );
         }
         Ok(plan.with_planner_data(PlannerData::Paths(paths)))
     }
@@ -46,17 +52,31 @@ pub fn metadata_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedCon
         flat: sample(Cut::Rows, r, 2, false),
     });
     let saved: Vec<_> = save_on_ranks(&store, IfExists::Refuse, ranks.collect());
-    let saved = saved.into_iter().map(|one| one.unwrap().metadata).next().flatten();
+    let saved = saved
+        .into_iter()
+        .map(|one| one.unwrap().metadata)
+        .next()
+        .flatten();
     let saved = saved.expect("the coordinator knows the metadata");
     let reader = block_on(load.build().unwrap().open(&OpenCx::new(store))).unwrap();
     let opened = reader.metadata();
     for tensor in saved.tensors() {
         let key = tensor.key();
-        let stored = opened.tensor(key).unwrap_or_else(|| panic!("{key} is not told"));
-        assert_eq!(stored.properties(), tensor.properties(), "the properties of {key}");
+        let stored = opened
+            .tensor(key)
+            .unwrap_or_else(|| panic!("{key} is not told"));
+        assert_eq!(
+            stored.properties(),
+            tensor.properties(),
+            "the properties of {key}"
+        );
     }
-    let Some(PlannerData::Paths(paths)) = saved.planner_data() else { panic!("the planner gave paths") };
-    let Some(kept) = opened.planner_data() else { panic!("planner_data is lost") };
+    let Some(PlannerData::Paths(paths)) = saved.planner_data() else {
+        panic!("the planner gave paths")
+    };
+    let Some(kept) = opened.planner_data() else {
+        panic!("planner_data is lost")
+    };
     for (key, path) in paths {
         assert_eq!(kept.path(key), Some(path), "the path of {key}");
     }

@@ -23,7 +23,10 @@ pub(super) fn files(store: &Arc<dyn Store>) -> BTreeMap<Name, Bytes> {
 pub(super) fn addresses(flat: &FlatStateDict) -> BTreeMap<Path, usize> {
     flat.iter()
         .filter_map(|(path, leaf)| match leaf {
-            Sharded::Tensor(ShardedTensor { data: Data::Host(t), .. }) => Some((path.clone(), t.buffer_id())),
+            Sharded::Tensor(ShardedTensor {
+                data: Data::Host(t),
+                ..
+            }) => Some((path.clone(), t.buffer_id())),
             _ => None,
         })
         .collect()
@@ -37,11 +40,21 @@ pub(super) fn failed<T>(outcomes: Vec<Result<T>>) -> CommError {
         Err(e) => panic!("a rank kept its error for itself: {e}"),
     });
     let first = all.next().unwrap();
-    assert!(all.all(|e| e.to_string() == first.to_string()), "every rank gets the same");
+    assert!(
+        all.all(|e| e.to_string() == first.to_string()),
+        "every rank gets the same"
+    );
     first
 }
 
 pub(super) fn nothing_is_left(store: &Arc<dyn Store>) {
-    assert!(files(store).is_empty(), "files of a failed save are visible");
-    assert_eq!(block_on(store.leftovers()).unwrap(), [], "a failed save left its transaction");
+    assert!(
+        files(store).is_empty(),
+        "files of a failed save are visible"
+    );
+    assert_eq!(
+        block_on(store.leftovers()).unwrap(),
+        [],
+        "a failed save left its transaction"
+    );
 }

@@ -18,13 +18,18 @@ pub(super) struct Meter {
 impl Meter {
     /// Around a group; keeps the most bytes in `most`.
     pub(super) fn on(inner: Arc<dyn ProcessGroup>, most: &Arc<AtomicU64>) -> Arc<dyn ProcessGroup> {
-        Arc::new(Self { inner, most: Arc::clone(most) })
+        Arc::new(Self {
+            inner,
+            most: Arc::clone(most),
+        })
     }
 }
 
 /// The ranks of a new group.
 pub(super) fn local(ranks: u32) -> impl Iterator<Item = Arc<dyn ProcessGroup>> {
-    LocalGroup::new(ranks).into_iter().map(|group| Arc::new(group) as Arc<dyn ProcessGroup>)
+    LocalGroup::new(ranks)
+        .into_iter()
+        .map(|group| Arc::new(group) as Arc<dyn ProcessGroup>)
 }
 
 #[async_trait]
@@ -41,7 +46,8 @@ impl ProcessGroup for Meter {
         let sent: usize = to.iter().map(Bytes::len).sum();
         let got = self.inner.all_to_all(to).await?;
         let received: usize = got.iter().map(Bytes::len).sum();
-        self.most.fetch_max((sent + received) as u64, Ordering::Relaxed);
+        self.most
+            .fetch_max((sent + received) as u64, Ordering::Relaxed);
         Ok(got)
     }
 
@@ -52,15 +58,28 @@ impl ProcessGroup for Meter {
     ) -> reshard_comm::Result<Option<Arc<dyn ProcessGroup>>> {
         let most = &self.most;
         let part = self.inner.split(color, order).await?;
-        Ok(part.map(|inner| Arc::new(Self { inner, most: Arc::clone(most) }) as Arc<dyn ProcessGroup>))
+        Ok(part.map(|inner| {
+            Arc::new(Self {
+                inner,
+                most: Arc::clone(most),
+            }) as Arc<dyn ProcessGroup>
+        }))
     }
 
     // As if it were the transport's own, so that only exchanges are measured.
-    async fn gather(&self, mine: Bytes, root: CommRank) -> reshard_comm::Result<Option<Vec<Bytes>>> {
+    async fn gather(
+        &self,
+        mine: Bytes,
+        root: CommRank,
+    ) -> reshard_comm::Result<Option<Vec<Bytes>>> {
         self.inner.gather(mine, root).await
     }
 
-    async fn scatter(&self, parts: Option<Vec<Bytes>>, root: CommRank) -> reshard_comm::Result<Bytes> {
+    async fn scatter(
+        &self,
+        parts: Option<Vec<Bytes>>,
+        root: CommRank,
+    ) -> reshard_comm::Result<Bytes> {
         self.inner.scatter(parts, root).await
     }
 

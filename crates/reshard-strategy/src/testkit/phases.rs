@@ -5,7 +5,9 @@ use super::{
     left::{failed, files, nothing_is_left},
     load_on_ranks, sample, sample_template, save_on_ranks, save_staged_on_ranks,
 };
-use crate::{AsyncStager, BlockingAsyncStager, LoadShardedConfig, Result, SaveShardedConfig, StrategyError};
+use crate::{
+    AsyncStager, BlockingAsyncStager, LoadShardedConfig, Result, SaveShardedConfig, StrategyError,
+};
 use async_trait::async_trait;
 use reshard_comm::CommError;
 use reshard_model::{Data, FlatStateDict, LentBuffer, Region, Sharded, Tensor};
@@ -18,7 +20,11 @@ const RANKS: u32 = 2;
 pub(super) fn phases_can_be_parted(save: &dyn SaveShardedConfig, load: &dyn LoadShardedConfig) {
     let objects = save.build().unwrap().can_handle_sharded_objects()
         && load.build().unwrap().can_handle_sharded_objects();
-    let pair = Pair { save, load, objects };
+    let pair = Pair {
+        save,
+        load,
+        objects,
+    };
     pair.what_is_staged_may_change_before_it_is_written();
     pair.a_failed_layout_is_told_to_all();
     pair.a_failed_staging_is_told_to_all();
@@ -50,12 +56,16 @@ impl Pair<'_> {
             saved.unwrap();
         }
         let stagers: Vec<Arc<BlockingAsyncStager>> = (0..RANKS).map(|_| Arc::default()).collect();
-        let dynamic: Vec<Arc<dyn AsyncStager>> = stagers.iter().map(|s| Arc::clone(s) as _).collect();
+        let dynamic: Vec<Arc<dyn AsyncStager>> =
+            stagers.iter().map(|s| Arc::clone(s) as _).collect();
         let mut allocations = Vec::new();
         for _ in 0..3 {
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
             let ranks = self.ranks(planner);
-            let handles = ranks.iter().map(|rank| handles(&rank.flat)).collect::<Vec<_>>();
+            let handles = ranks
+                .iter()
+                .map(|rank| handles(&rank.flat))
+                .collect::<Vec<_>>();
             let handles = Mutex::new(handles);
             let staged = move |rank: u32| {
                 let own = std::mem::take(&mut handles.lock().unwrap()[rank as usize]);
@@ -64,10 +74,17 @@ impl Pair<'_> {
             for saved in save_staged_on_ranks(&store, IfExists::Refuse, ranks, &dynamic, staged) {
                 saved.unwrap();
             }
-            assert!(files(&store) == files(&plain), "a staged save writes the bytes of one that is not");
+            assert!(
+                files(&store) == files(&plain),
+                "a staged save writes the bytes of one that is not"
+            );
             let template = sample_template(Cut::Rows, 0, 1, self.objects.then_some(RANKS));
             let planner = Arc::new(DefaultLoadPlanner::DEFAULT) as _;
-            let rank = Rank { strategy: self.load.build().unwrap(), planner, flat: template };
+            let rank = Rank {
+                strategy: self.load.build().unwrap(),
+                planner,
+                flat: template,
+            };
             for loaded in load_on_ranks(&store, vec![rank]) {
                 check_sample(&loaded.map_err(|f| f.error).unwrap().state);
             }
@@ -90,7 +107,10 @@ impl Pair<'_> {
         };
         let e = failed(save_on_ranks(&store, IfExists::Refuse, self.ranks(planner)));
         let text = e.to_string();
-        assert!(text.contains("a fault") && text.contains("rank 1: in `layout`"), "{text}");
+        assert!(
+            text.contains("a fault") && text.contains("rank 1: in `layout`"),
+            "{text}"
+        );
         nothing_is_left(&store);
     }
 
@@ -99,9 +119,17 @@ impl Pair<'_> {
         let planner = |_| Arc::new(DefaultSavePlanner::DEFAULT) as Arc<dyn SavePlanner>;
         let stagers: [Arc<dyn AsyncStager>; RANKS as usize] =
             [Arc::new(BlockingAsyncStager::new()), Arc::new(NoMemory)];
-        let saved = save_staged_on_ranks(&store, IfExists::Refuse, self.ranks(planner), &stagers, |_| ());
+        let saved = save_staged_on_ranks(
+            &store,
+            IfExists::Refuse,
+            self.ranks(planner),
+            &stagers,
+            |_| (),
+        );
         let e = failed(saved);
-        let CommError::Ranks { causes, .. } = &e else { panic!("{e}") };
+        let CommError::Ranks { causes, .. } = &e else {
+            panic!("{e}")
+        };
         assert_eq!(causes.keys().map(|r| r.0).collect::<Vec<_>>(), [1], "{e}");
         assert!(e.to_string().contains("a stager without memory"), "{e}");
         nothing_is_left(&store);
@@ -121,8 +149,13 @@ pub(super) fn handles(flat: &FlatStateDict) -> Vec<Tensor> {
 pub(super) fn spoil(tensor: Tensor) {
     let shape = tensor.shape().clone();
     let lent = LentBuffer::new("staged", vec![tensor]);
-    let (lent, views) = lent.map_err(|(e, _)| e).expect("a staged save holds nothing of the caller's");
-    for region in lent.regions_mut(&[(&views[0], Region::whole(&shape))]).unwrap() {
+    let (lent, views) = lent
+        .map_err(|(e, _)| e)
+        .expect("a staged save holds nothing of the caller's");
+    for region in lent
+        .regions_mut(&[(&views[0], Region::whole(&shape))])
+        .unwrap()
+    {
         let other = vec![0xa5; region.bytes() as usize];
         region.fill(&other).unwrap();
     }

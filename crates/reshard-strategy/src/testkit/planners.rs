@@ -1,9 +1,11 @@
 use super::{Cut, Rank, Tap, check_sample, load_on_ranks, sample, sample_template, save_on_ranks};
 use crate::{LoadShardedConfig, OpenCx, Result, SaveShardedConfig, StrategyError};
-use reshard_model::{DType, Data, ErrorKind, FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor};
+use reshard_model::{
+    DType, Data, ErrorKind, FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor,
+};
 use reshard_plan::{
-    DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlanner, SaveContext, SavePlan, SavePlanner,
-    WriteData, WriteKind,
+    DefaultLoadPlanner, DefaultSavePlanner, LoadContext, LoadPlanner, SaveContext, SavePlan,
+    SavePlanner, WriteData, WriteKind,
 };
 use reshard_storage::{IfExists, Store, testkit::MemoryStore};
 use std::sync::{Arc, Mutex};
@@ -53,17 +55,30 @@ pub fn save_planner_contract<P: SavePlanner>(
         let ranks = (0..2).map(|r| {
             let (calls, tap) = recorder();
             heard.push(calls);
-            let planner: Arc<dyn SavePlanner> =
-                if wrapped { Arc::new(Around(tap.on(make()))) } else { Arc::new(tap.on(make())) };
-            Rank { strategy: save.build().unwrap(), planner, flat: sample(Cut::Rows, r, 2, false) }
+            let planner: Arc<dyn SavePlanner> = if wrapped {
+                Arc::new(Around(tap.on(make())))
+            } else {
+                Arc::new(tap.on(make()))
+            };
+            Rank {
+                strategy: save.build().unwrap(),
+                planner,
+                flat: sample(Cut::Rows, r, 2, false),
+            }
         });
         let ranks = ranks.collect();
-        save_on_ranks(&store, IfExists::Refuse, ranks).into_iter().for_each(|o| drop(o.unwrap()));
+        save_on_ranks(&store, IfExists::Refuse, ranks)
+            .into_iter()
+            .for_each(|o| drop(o.unwrap()));
         for (rank, calls) in heard.iter().enumerate() {
             let mut order = order(calls);
             // Items are resolved one by one.
-            let mut resolved = order
-                .split_off(order.iter().position(|c| *c == "planner.lookup_object").unwrap_or(order.len()));
+            let mut resolved = order.split_off(
+                order
+                    .iter()
+                    .position(|c| *c == "planner.lookup_object")
+                    .unwrap_or(order.len()),
+            );
             resolved.dedup();
             let mut want = vec!["planner.set_up", "planner.create_local_plan"];
             if rank == 0 {
@@ -71,13 +86,21 @@ pub fn save_planner_contract<P: SavePlanner>(
             }
             want.push("planner.finish_plan");
             assert_eq!(order, want, "rank {rank}");
-            let turns =
-                resolved.chunks(2).all(|c| c == ["planner.lookup_object", "planner.transform_object"]);
-            assert!(turns, "each item is looked up, then transformed: {resolved:?}");
+            let turns = resolved
+                .chunks(2)
+                .all(|c| c == ["planner.lookup_object", "planner.transform_object"]);
+            assert!(
+                turns,
+                "each item is looked up, then transformed: {resolved:?}"
+            );
         }
         let template = sample_template(Cut::Columns, 0, 1, None);
         let planner = Arc::new(DefaultLoadPlanner::DEFAULT);
-        let rank = Rank { strategy: load.build().unwrap(), planner: planner as _, flat: template };
+        let rank = Rank {
+            strategy: load.build().unwrap(),
+            planner: planner as _,
+            flat: template,
+        };
         for loaded in load_on_ranks(&store, vec![rank]) {
             check_sample(&loaded.map_err(|f| f.error).unwrap().state);
         }
@@ -85,7 +108,9 @@ pub fn save_planner_contract<P: SavePlanner>(
 }
 
 fn plans_of(planner: &impl SavePlanner, ranks: u32) -> (Vec<FlatStateDict>, Vec<SavePlan>) {
-    let mut flats: Vec<FlatStateDict> = (0..ranks).map(|r| sample(Cut::Replicated, r, ranks, true)).collect();
+    let mut flats: Vec<FlatStateDict> = (0..ranks)
+        .map(|r| sample(Cut::Replicated, r, ranks, true))
+        .collect();
     let local = flats.iter_mut().zip(0..).map(|(flat, r)| {
         let cx = SaveContext::new(r, r == 0);
         planner.set_up(flat, &cx).unwrap();
@@ -102,12 +127,16 @@ fn plans_depend_on_their_input_alone<P: SavePlanner>(make: &impl Fn() -> P) {
     let (plans, metadata) = a.create_global_plan(one.clone()).unwrap();
     let again = b.create_global_plan(two).unwrap();
     assert_eq!((plans.len(), &plans), (3, &again.0), "one plan a rank");
-    let keys = |m: &reshard_plan::Metadata| m.entries().map(|e| e.key().to_owned()).collect::<Vec<_>>();
+    let keys =
+        |m: &reshard_plan::Metadata| m.entries().map(|e| e.key().to_owned()).collect::<Vec<_>>();
     assert_eq!(keys(&metadata), keys(&again.1));
     for (mine, theirs) in plans.into_iter().zip(again.0) {
         assert_eq!(a.finish_plan(mine).unwrap(), b.finish_plan(theirs).unwrap());
     }
-    assert!(a.create_global_plan(vec![SavePlan::default(); 3]).is_ok(), "there may be nothing to save");
+    assert!(
+        a.create_global_plan(vec![SavePlan::default(); 3]).is_ok(),
+        "there may be nothing to save"
+    );
 }
 
 fn items_resolve_to_what_they_say<P: SavePlanner>(make: &impl Fn() -> P) {
@@ -119,7 +148,12 @@ fn items_resolve_to_what_they_say<P: SavePlanner>(make: &impl Fn() -> P) {
             let found = planner.lookup_object(&item, flat).unwrap();
             match (planner.transform_object(&item, found).unwrap(), &item.kind) {
                 (WriteData::Tensor(Data::Host(t)), WriteKind::Tensor(w)) => {
-                    assert_eq!((t.dtype(), t.nbytes()), (w.dtype, w.bytes()), "{}", item.id());
+                    assert_eq!(
+                        (t.dtype(), t.nbytes()),
+                        (w.dtype, w.bytes()),
+                        "{}",
+                        item.id()
+                    );
                 }
                 (WriteData::Tensor(_), WriteKind::Tensor(_))
                 | (WriteData::Object(_), WriteKind::Object { .. }) => {}
@@ -168,15 +202,24 @@ pub fn load_planner_contract<P: LoadPlanner>(
         planner: Arc::new(DefaultSavePlanner::DEFAULT) as Arc<dyn SavePlanner>,
         flat: sample(Cut::Rows, r, 2, objects),
     });
-    save_on_ranks(&store, IfExists::Refuse, ranks.collect()).into_iter().for_each(|o| drop(o.unwrap()));
+    save_on_ranks(&store, IfExists::Refuse, ranks.collect())
+        .into_iter()
+        .for_each(|o| drop(o.unwrap()));
     for wrapped in [false, true] {
         let mut heard = Vec::new();
         let ranks = (0..3).map(|r| {
             let (calls, tap) = recorder();
             heard.push(calls);
-            let planner: Arc<dyn LoadPlanner> =
-                if wrapped { Arc::new(AroundLoad(tap.on(make()))) } else { Arc::new(tap.on(make())) };
-            Rank { strategy: load.build().unwrap(), planner, flat: sample_template(Cut::Columns, r, 3, of) }
+            let planner: Arc<dyn LoadPlanner> = if wrapped {
+                Arc::new(AroundLoad(tap.on(make())))
+            } else {
+                Arc::new(tap.on(make()))
+            };
+            Rank {
+                strategy: load.build().unwrap(),
+                planner,
+                flat: sample_template(Cut::Columns, r, 3, of),
+            }
         });
         let ranks = ranks.collect();
         for loaded in load_on_ranks(&store, ranks) {
@@ -184,13 +227,20 @@ pub fn load_planner_contract<P: LoadPlanner>(
         }
         for (rank, calls) in heard.iter().enumerate() {
             let order = order(calls);
-            let plan = order.iter().position(|c| *c == "planner.finish_plan").unwrap_or(0);
+            let plan = order
+                .iter()
+                .position(|c| *c == "planner.finish_plan")
+                .unwrap_or(0);
             let mut want = vec!["planner.set_up", "planner.create_local_plan"];
             if rank == 0 {
                 want.push("planner.create_global_plan");
             }
             assert_eq!(order[..plan], want, "rank {rank}");
-            assert_eq!(order.last(), Some(&"planner.commit_tensor"), "what is loaded is committed, last");
+            assert_eq!(
+                order.last(),
+                Some(&"planner.commit_tensor"),
+                "what is loaded is committed, last"
+            );
             assert_eq!(order.contains(&"planner.load_object"), objects, "{order:?}");
             assert!(order.contains(&"planner.lookup_tensor"), "{order:?}");
         }
@@ -206,7 +256,8 @@ fn read_plans_depend_on_their_input_alone<P: LoadPlanner>(
     objects_of: Option<u32>,
 ) {
     let reader =
-        futures_executor::block_on(load.build().unwrap().open(&OpenCx::new(Arc::clone(store)))).unwrap();
+        futures_executor::block_on(load.build().unwrap().open(&OpenCx::new(Arc::clone(store))))
+            .unwrap();
     let plan = || {
         let planner = make();
         let cx = LoadContext::new(reader.metadata(), 0, true);
@@ -216,9 +267,16 @@ fn read_plans_depend_on_their_input_alone<P: LoadPlanner>(
         let global = planner.create_global_plan(vec![local; 2], &cx).unwrap();
         assert_eq!(global.len(), 2, "one plan a rank");
         for item in global.iter().flat_map(|p| &p.items) {
-            assert_eq!(item.dest_region.lengths, item.stored_region.lengths, "{}", item.piece);
+            assert_eq!(
+                item.dest_region.lengths, item.stored_region.lengths,
+                "{}",
+                item.piece
+            );
         }
-        global.into_iter().map(|p| planner.finish_plan(p).unwrap()).collect::<Vec<_>>()
+        global
+            .into_iter()
+            .map(|p| planner.finish_plan(p).unwrap())
+            .collect::<Vec<_>>()
     };
     assert_eq!(plan(), plan());
 }
@@ -231,12 +289,22 @@ fn what_is_missing_is_an_error<P: LoadPlanner>(
     let leaf = ShardedTensor::region_of("nowhere", DType::Int8, &[2], Region::whole(&[2]))
         .with_data(Tensor::from_vec(&[2], vec![5i8; 2]).unwrap());
     let flat: FlatStateDict = [(Path(vec!["nowhere".into()]), Sharded::Tensor(leaf))].into();
-    let rank =
-        Rank { strategy: load.build().unwrap(), planner: Arc::new(make()) as Arc<dyn LoadPlanner>, flat };
+    let rank = Rank {
+        strategy: load.build().unwrap(),
+        planner: Arc::new(make()) as Arc<dyn LoadPlanner>,
+        flat,
+    };
     for outcome in load_on_ranks(store, vec![rank]) {
         let failure = outcome.map(drop).unwrap_err();
-        assert_eq!(StrategyError::kind(&failure.error), ErrorKind::NotFound, "{}", failure.error);
-        let Sharded::Tensor(t) = &failure.template[0] else { panic!("the template changed") };
+        assert_eq!(
+            StrategyError::kind(&failure.error),
+            ErrorKind::NotFound,
+            "{}",
+            failure.error
+        );
+        let Sharded::Tensor(t) = &failure.template[0] else {
+            panic!("the template changed")
+        };
         assert_eq!(t.data.host().unwrap().to_vec::<i8>().unwrap(), [5, 5]);
     }
 }

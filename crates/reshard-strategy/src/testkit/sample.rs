@@ -1,6 +1,6 @@
 use reshard_model::{
-    DType, Data, FlatStateDict, Path, Payload, Region, Sharded, ShardedObject, ShardedTensor, Tensor, Value,
-    local_chunk,
+    DType, Data, FlatStateDict, Path, Payload, Region, Sharded, ShardedObject, ShardedTensor,
+    Tensor, Value, local_chunk,
 };
 
 /// How the sample's tensors are spread over ranks.
@@ -26,7 +26,8 @@ impl Cut {
             Self::Columns if !shape.is_empty() => shape.len() - 1,
             _ => return region,
         };
-        (region.offsets[axis], region.lengths[axis]) = local_chunk(shape[axis], ranks.into(), rank.into());
+        (region.offsets[axis], region.lengths[axis]) =
+            local_chunk(shape[axis], ranks.into(), rank.into());
         region
     }
 }
@@ -47,11 +48,18 @@ const TENSORS: &[(&str, DType, &[u64])] = &[
 
 /// Elements that are the same in every run, and differ between tensors.
 fn whole(key: &str, dtype: DType, shape: &[u64]) -> Tensor {
-    let salt = key.bytes().fold(7u32, |s, b| s.wrapping_mul(31) + u32::from(b));
+    let salt = key
+        .bytes()
+        .fold(7u32, |s, b| s.wrapping_mul(31) + u32::from(b));
     let bytes = shape.iter().product::<u64>() * dtype.size();
     let byte = |i: u64| ((i as u32).wrapping_add(salt).wrapping_mul(2_654_435_761) >> 13) as u8;
     let mask = if dtype == DType::Bool { 1 } else { 0xff };
-    Tensor::new(dtype, shape, (0..bytes).map(|i| byte(i) & mask).collect::<Vec<u8>>()).unwrap()
+    Tensor::new(
+        dtype,
+        shape,
+        (0..bytes).map(|i| byte(i) & mask).collect::<Vec<u8>>(),
+    )
+    .unwrap()
 }
 
 fn path(key: &str) -> Path {
@@ -59,13 +67,23 @@ fn path(key: &str) -> Path {
 }
 
 fn object(rank: u32, ranks: u32) -> ShardedObject {
-    ShardedObject::new("rng", Value::Int(rank.into()), &[ranks.into()], &[rank.into()], 0).unwrap()
+    ShardedObject::new(
+        "rng",
+        Value::Int(rank.into()),
+        &[ranks.into()],
+        &[rank.into()],
+        0,
+    )
+    .unwrap()
 }
 
 /// What a rank of several saves: tensors of many kinds, as views of larger buffers, and an object if `objects`.
 pub fn sample(cut: Cut, rank: u32, ranks: u32, objects: bool) -> FlatStateDict {
     let mut out = leaves(cut, rank, ranks, |t, all| {
-        let part = all.narrow(&Region { offsets: t.global_offset.clone(), lengths: t.local_shape.clone() });
+        let part = all.narrow(&Region {
+            offsets: t.global_offset.clone(),
+            lengths: t.local_shape.clone(),
+        });
         t.with_data(part)
     });
     if objects {
@@ -89,7 +107,10 @@ pub fn sample_template(cut: Cut, rank: u32, ranks: u32, objects: Option<u32>) ->
         }
     });
     if let Some(saved) = objects {
-        let cell = ShardedObject { data: Payload::None, ..object(rank % saved, saved) };
+        let cell = ShardedObject {
+            data: Payload::None,
+            ..object(rank % saved, saved)
+        };
         out.insert(path("rng"), Sharded::Object(cell));
     }
     out
@@ -104,9 +125,16 @@ fn leaves(
     let leaf = |&(key, dtype, shape): &(&str, DType, &[u64])| {
         let region = cut.region(shape, rank, ranks);
         // Ranks that hold the same are copies of each other.
-        let copy = if region == Region::whole(shape) { rank } else { 0 };
+        let copy = if region == Region::whole(shape) {
+            rank
+        } else {
+            0
+        };
         let t = ShardedTensor::region_of(key, dtype, shape, region).with_replica_id(copy);
-        (path(key), Sharded::Tensor(with(t, &whole(key, dtype, shape))))
+        (
+            path(key),
+            Sharded::Tensor(with(t, &whole(key, dtype, shape))),
+        )
     };
     TENSORS.iter().map(leaf).collect()
 }
@@ -119,8 +147,13 @@ pub fn check_sample(loaded: &FlatStateDict) {
     for leaf in loaded.values() {
         match leaf {
             Sharded::Tensor(t) => {
-                let Data::Host(got) = &t.data else { panic!("{} was not loaded", t.key) };
-                let part = Region { offsets: t.global_offset.clone(), lengths: t.local_shape.clone() };
+                let Data::Host(got) = &t.data else {
+                    panic!("{} was not loaded", t.key)
+                };
+                let part = Region {
+                    offsets: t.global_offset.clone(),
+                    lengths: t.local_shape.clone(),
+                };
                 let want = whole(&t.key, t.dtype, &t.global_shape).narrow(&part);
                 assert_eq!(got.to_bytes(), want.to_bytes(), "{} {part}", t.key);
             }

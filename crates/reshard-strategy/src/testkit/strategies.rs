@@ -10,8 +10,8 @@ use super::{
     sample, sample_template,
 };
 use crate::{
-    BackendVersion, Detection, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, OpenCx, Result,
-    SaveShardedConfig, SaveShardedStrategy, Saved,
+    BackendVersion, Detection, LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, OpenCx,
+    Result, SaveShardedConfig, SaveShardedStrategy, Saved,
 };
 use bytes::Bytes;
 use futures_executor::block_on;
@@ -83,12 +83,18 @@ impl Pair<'_> {
         flats: Vec<FlatStateDict>,
     ) -> Vec<Result<Saved>> {
         let planner: Arc<dyn SavePlanner> = Arc::new(DefaultSavePlanner::DEFAULT);
-        let rank = |flat| Rank { strategy: self.saver(), planner: Arc::clone(&planner), flat };
+        let rank = |flat| Rank {
+            strategy: self.saver(),
+            planner: Arc::clone(&planner),
+            flat,
+        };
         save_on_ranks(store, how, flats.into_iter().map(rank).collect())
     }
 
     fn save(&self, store: &Arc<dyn Store>, cut: Cut, ranks: u32) {
-        let flats = (0..ranks).map(|r| sample(cut, r, ranks, self.objects())).collect();
+        let flats = (0..ranks)
+            .map(|r| sample(cut, r, ranks, self.objects()))
+            .collect();
         for outcome in self.save_flats(store, IfExists::Refuse, flats) {
             outcome.unwrap();
         }
@@ -100,7 +106,11 @@ impl Pair<'_> {
         flats: Vec<FlatStateDict>,
     ) -> Vec<Result<Loaded, LoadFailure>> {
         let planner: Arc<dyn LoadPlanner> = Arc::new(DefaultLoadPlanner::DEFAULT);
-        let rank = |flat| Rank { strategy: self.loader(), planner: Arc::clone(&planner), flat };
+        let rank = |flat| Rank {
+            strategy: self.loader(),
+            planner: Arc::clone(&planner),
+            flat,
+        };
         load_on_ranks(store, flats.into_iter().map(rank).collect())
     }
 
@@ -121,7 +131,10 @@ impl Pair<'_> {
         let loader = self.loader();
         let BackendVersion { backend, version } = self.saver().key();
         loader.check_compatibility(&self.saver().key()).unwrap();
-        for other in [BackendVersion::new("another", 1), BackendVersion::new(&backend, version + 1000)] {
+        for other in [
+            BackendVersion::new("another", 1),
+            BackendVersion::new(&backend, version + 1000),
+        ] {
             let e = loader.check_compatibility(&other).unwrap_err();
             assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
         }
@@ -132,9 +145,15 @@ impl Pair<'_> {
             let from = [3, 2, 1][n];
             let store = store();
             self.save(&store, saved_by, from);
-            for (cut, ranks) in [(Cut::Rows, 2), (Cut::Columns, 3), (Cut::Replicated, 1), (Cut::Rows, 1)] {
-                let templates: Vec<FlatStateDict> =
-                    (0..ranks).map(|r| self.template(cut, r, ranks, from)).collect();
+            for (cut, ranks) in [
+                (Cut::Rows, 2),
+                (Cut::Columns, 3),
+                (Cut::Replicated, 1),
+                (Cut::Rows, 1),
+            ] {
+                let templates: Vec<FlatStateDict> = (0..ranks)
+                    .map(|r| self.template(cut, r, ranks, from))
+                    .collect();
                 let before: Vec<_> = templates.iter().map(addresses).collect();
                 for (loaded, before) in self.load_flats(&store, templates).into_iter().zip(before) {
                     let state = loaded.map_err(|f| f.error).unwrap().state;
@@ -155,16 +174,27 @@ impl Pair<'_> {
             outcome.unwrap();
         }
         let loaded = self.load_flats(&store, vec![FlatStateDict::new(); 3]);
-        assert!(loaded.into_iter().all(|l| l.map_err(|f| f.error).unwrap().state.is_empty()));
+        assert!(
+            loaded
+                .into_iter()
+                .all(|l| l.map_err(|f| f.error).unwrap().state.is_empty())
+        );
     }
 
     fn ranks_without_leaves_take_part(&self) {
         let store = store();
-        let flats = vec![FlatStateDict::new(), sample(Cut::Rows, 0, 1, false), FlatStateDict::new()];
+        let flats = vec![
+            FlatStateDict::new(),
+            sample(Cut::Rows, 0, 1, false),
+            FlatStateDict::new(),
+        ];
         for outcome in self.save_flats(&store, IfExists::Refuse, flats) {
             outcome.unwrap();
         }
-        let templates = vec![FlatStateDict::new(), sample_template(Cut::Columns, 0, 1, None)];
+        let templates = vec![
+            FlatStateDict::new(),
+            sample_template(Cut::Columns, 0, 1, None),
+        ];
         for loaded in self.load_flats(&store, templates) {
             check_sample(&loaded.map_err(|f| f.error).unwrap().state);
         }
@@ -178,7 +208,9 @@ impl Pair<'_> {
         let metadata = reader.metadata();
         for (path, leaf) in sample(Cut::Replicated, 0, 1, false) {
             let Sharded::Tensor(t) = leaf else { continue };
-            let stored = metadata.tensor(&t.key).unwrap_or_else(|| panic!("{path} is not told"));
+            let stored = metadata
+                .tensor(&t.key)
+                .unwrap_or_else(|| panic!("{path} is not told"));
             assert_eq!((stored.dtype(), stored.shape()), (t.dtype, t.global_shape));
         }
         let there = files(&store);
@@ -192,7 +224,10 @@ impl Pair<'_> {
         self.is_recognised(&store, &*reader);
         for full in [false, true] {
             let report = block_on(reader.verify(full, &Progress::none())).unwrap();
-            assert!(report.damage.is_empty() && report.unchecked.is_empty(), "{report:?}");
+            assert!(
+                report.damage.is_empty() && report.unchecked.is_empty(),
+                "{report:?}"
+            );
         }
     }
 
@@ -200,22 +235,52 @@ impl Pair<'_> {
     /// nothing.
     fn is_recognised(&self, store: &Arc<dyn Store>, reader: &dyn crate::StorageReader) {
         let (loader, top) = (self.loader(), block_on(store.top()).unwrap());
-        assert_eq!(loader.detect(&Listing::default()), Detection::No, "nothing lies there");
+        assert_eq!(
+            loader.detect(&Listing::default()),
+            Detection::No,
+            "nothing lies there"
+        );
         let probes = loader.probes();
-        assert!(probes.iter().all(|name| Name::new(*name).is_ok()), "{probes:?} are names");
+        assert!(
+            probes.iter().all(|name| Name::new(*name).is_ok()),
+            "{probes:?} are names"
+        );
         if loader.detect(&top) == Detection::No {
-            return assert!(probes.is_empty(), "who looks for {probes:?} recognises what it has written");
+            return assert!(
+                probes.is_empty(),
+                "who looks for {probes:?} recognises what it has written"
+            );
         }
-        assert_eq!(loader.detect(&top), Detection::Yes, "it is a whole checkpoint");
-        for file in top.files.iter().filter(|f| loader.own_file(f.name.as_str()).is_some()) {
-            assert!(reader.owns(&file.name), "{} has a name of this format", file.name);
+        assert_eq!(
+            loader.detect(&top),
+            Detection::Yes,
+            "it is a whole checkpoint"
+        );
+        for file in top
+            .files
+            .iter()
+            .filter(|f| loader.own_file(f.name.as_str()).is_some())
+        {
+            assert!(
+                reader.owns(&file.name),
+                "{} has a name of this format",
+                file.name
+            );
         }
         for nothing in ["", "README.md", "sub/README.md"] {
             assert_eq!(loader.own_file(nothing), None);
         }
-        let probed = top.files.into_iter().filter(|f| probes.contains(&f.name.as_str())).collect();
+        let probed = top
+            .files
+            .into_iter()
+            .filter(|f| probes.contains(&f.name.as_str()))
+            .collect();
         if !probes.is_empty() {
-            assert_eq!(loader.detect(&Listing::of(probed)), Detection::Yes, "by {probes:?} alone");
+            assert_eq!(
+                loader.detect(&Listing::of(probed)),
+                Detection::Yes,
+                "by {probes:?} alone"
+            );
         }
     }
 
@@ -247,7 +312,9 @@ impl Pair<'_> {
         let reader = block_on(self.loader().open(&OpenCx::new(Arc::clone(&store)))).unwrap();
         assert!(reader.metadata().tensor("old").is_none());
         let loaded = self.load_flats(&store, vec![sample_template(Cut::Columns, 0, 1, None)]);
-        loaded.into_iter().for_each(|l| check_sample(&l.map_err(|f| f.error).unwrap().state));
+        loaded
+            .into_iter()
+            .for_each(|l| check_sample(&l.map_err(|f| f.error).unwrap().state));
     }
 
     fn a_refused_save_changes_nothing(&self) {
@@ -261,18 +328,41 @@ impl Pair<'_> {
     }
 
     fn a_failing_rank_fails_all_and_leaves_nothing(&self) {
-        for hook in
-            ["planner.set_up", "planner.create_local_plan", "planner.finish_plan", "planner.lookup_object"]
-        {
+        for hook in [
+            "planner.set_up",
+            "planner.create_local_plan",
+            "planner.finish_plan",
+            "planner.lookup_object",
+        ] {
             let store = store();
             let rank = |r: u32| {
-                let tap = Tap::new(move |h| if r == 1 && h == hook { Err("a fault".into()) } else { Ok(()) });
+                let tap = Tap::new(move |h| {
+                    if r == 1 && h == hook {
+                        Err("a fault".into())
+                    } else {
+                        Ok(())
+                    }
+                });
                 let planner = Arc::new(tap.on(DefaultSavePlanner::DEFAULT)) as Arc<dyn SavePlanner>;
-                Rank { strategy: self.saver(), planner, flat: sample(Cut::Rows, r, 3, false) }
+                Rank {
+                    strategy: self.saver(),
+                    planner,
+                    flat: sample(Cut::Rows, r, 3, false),
+                }
             };
-            let e = failed(save_on_ranks(&store, IfExists::Refuse, (0..3).map(rank).collect()));
-            let CommError::Ranks { causes, .. } = &e else { panic!("{hook}: {e}") };
-            assert_eq!(causes.keys().map(|r| r.0).collect::<Vec<_>>(), [1], "{hook}: {e}");
+            let e = failed(save_on_ranks(
+                &store,
+                IfExists::Refuse,
+                (0..3).map(rank).collect(),
+            ));
+            let CommError::Ranks { causes, .. } = &e else {
+                panic!("{hook}: {e}")
+            };
+            assert_eq!(
+                causes.keys().map(|r| r.0).collect::<Vec<_>>(),
+                [1],
+                "{hook}: {e}"
+            );
             assert!(e.to_string().contains("a fault"), "{hook}: {e}");
             nothing_is_left(&store);
         }
@@ -313,7 +403,10 @@ impl Pair<'_> {
         }
         let e = failed(errors);
         assert_eq!(e.kind(), ErrorKind::NotFound);
-        assert!(e.to_string().contains("nowhere.a") && e.to_string().contains("nowhere.b"), "{e}");
+        assert!(
+            e.to_string().contains("nowhere.a") && e.to_string().contains("nowhere.b"),
+            "{e}"
+        );
     }
 
     fn a_read_that_fails_gives_the_template_back(&self) {
@@ -325,10 +418,12 @@ impl Pair<'_> {
                 let faulty = FaultStore::new(Arc::clone(&inner));
                 faulty.fail(op, nth, Fault::Before);
                 let faulty: Arc<dyn Store> = Arc::new(faulty);
-                let templates: Vec<FlatStateDict> =
-                    (0..2).map(|r| sample_template(Cut::Columns, r, 2, None)).collect();
+                let templates: Vec<FlatStateDict> = (0..2)
+                    .map(|r| sample_template(Cut::Columns, r, 2, None))
+                    .collect();
                 let before: Vec<_> = templates.iter().map(addresses).collect();
-                for (outcome, before) in self.load_flats(&faulty, templates).into_iter().zip(before) {
+                for (outcome, before) in self.load_flats(&faulty, templates).into_iter().zip(before)
+                {
                     let flat = match outcome {
                         Ok(loaded) => {
                             check_sample(&loaded.state);
@@ -337,7 +432,10 @@ impl Pair<'_> {
                         Err(failure) => failure.template,
                     };
                     let after = addresses(&flat);
-                    assert!(before.iter().all(|(p, a)| after.get(p) == Some(a)), "a buffer was lost: {op:?}");
+                    assert!(
+                        before.iter().all(|(p, a)| after.get(p) == Some(a)),
+                        "a buffer was lost: {op:?}"
+                    );
                 }
             }
         }
@@ -351,15 +449,22 @@ impl Pair<'_> {
             for part in 1..8usize {
                 let mut flipped = bytes.to_vec();
                 let at = bytes.len() * part / 8;
-                let Some(byte) = flipped.get_mut(at) else { continue };
+                let Some(byte) = flipped.get_mut(at) else {
+                    continue;
+                };
                 *byte ^= 0x10;
                 for damaged in [Bytes::from(flipped), bytes.slice(..at)] {
                     let store = MemoryStore::new();
-                    all.iter().for_each(|(n, b)| store.put(n.clone(), b.clone()));
+                    all.iter()
+                        .for_each(|(n, b)| store.put(n.clone(), b.clone()));
                     store.put(name.clone(), damaged);
                     let store: Arc<dyn Store> = Arc::new(store);
                     let template = sample_template(Cut::Rows, 0, 1, None);
-                    for loaded in self.load_flats(&store, vec![template]).into_iter().flatten() {
+                    for loaded in self
+                        .load_flats(&store, vec![template])
+                        .into_iter()
+                        .flatten()
+                    {
                         check_sample(&loaded.state);
                     }
                 }

@@ -1,14 +1,15 @@
 use crate::{
-    BackendVersion, Detection, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure, LoadShardedStrategy,
-    Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor, ReaderHooks, Records, Resolve, Result,
-    StorageInfo, StorageReader, StorageWriter, Traffic, VerifyReport, WriteData, WriterHooks,
+    BackendVersion, Detection, FileLayout, FileRole, FinishCx, LoadCx, LoadFailure,
+    LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor,
+    ReaderHooks, Records, Resolve, Result, StorageInfo, StorageReader, StorageWriter, Traffic,
+    VerifyReport, WriteData, WriterHooks,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, Dialect, FlatStateDict, ObjectCodec, Payload, Tensor, Value};
 use reshard_plan::{
-    ChunkId, Destination, LoadContext, LoadPlan, LoadPlanner, Metadata, ObjectId, PlanError, ReadItem,
-    SaveContext, SavePlan, SavePlanner, WriteItem,
+    ChunkId, Destination, LoadContext, LoadPlan, LoadPlanner, Metadata, ObjectId, PlanError,
+    ReadItem, SaveContext, SavePlan, SavePlanner, WriteItem,
 };
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Entry, Extent, Length, Listing, Name, PlaceKind, Progress, Source, Store};
@@ -29,13 +30,18 @@ impl fmt::Debug for Tap {
 
 impl Tap {
     /// Calls `listen` before each hook.
-    pub fn new(listen: impl Fn(&'static str) -> Result<(), BoxError> + Send + Sync + 'static) -> Self {
+    pub fn new(
+        listen: impl Fn(&'static str) -> Result<(), BoxError> + Send + Sync + 'static,
+    ) -> Self {
         Self(Arc::new(listen))
     }
 
     /// Around a planner, a [`StorageWriter`], or an `Arc<dyn LoadShardedStrategy>`, whose readers it taps too.
     pub fn on<T>(&self, inner: T) -> Tapped<T> {
-        Tapped { inner, tap: self.clone() }
+        Tapped {
+            inner,
+            tap: self.clone(),
+        }
     }
 
     fn hear(&self, hook: &'static str) -> Result<(), BoxError> {
@@ -74,12 +80,19 @@ impl<P: SavePlanner> SavePlanner for Tapped<P> {
         self.inner.set_up(state, cx)
     }
 
-    fn create_local_plan(&self, state: &FlatStateDict, cx: &SaveContext<'_>) -> Result<SavePlan, PlanError> {
+    fn create_local_plan(
+        &self,
+        state: &FlatStateDict,
+        cx: &SaveContext<'_>,
+    ) -> Result<SavePlan, PlanError> {
         self.tap.plan("planner.create_local_plan")?;
         self.inner.create_local_plan(state, cx)
     }
 
-    fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
+    fn create_global_plan(
+        &self,
+        plans: Vec<SavePlan>,
+    ) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
         self.tap.plan("planner.create_global_plan")?;
         self.inner.create_global_plan(plans)
     }
@@ -89,7 +102,11 @@ impl<P: SavePlanner> SavePlanner for Tapped<P> {
         self.inner.finish_plan(plan)
     }
 
-    fn lookup_object(&self, item: &WriteItem, state: &FlatStateDict) -> Result<WriteData, PlanError> {
+    fn lookup_object(
+        &self,
+        item: &WriteItem,
+        state: &FlatStateDict,
+    ) -> Result<WriteData, PlanError> {
         self.tap.plan("planner.lookup_object")?;
         self.inner.lookup_object(item, state)
     }
@@ -213,10 +230,15 @@ impl<W: StorageWriter> StorageWriter for Tapped<W> {
         self.tap.format("writer.layout")?;
         let mut layout = self.inner.layout(rank, plan, resolve)?;
         for file in &mut layout.files {
-            let Source::Extents(extents) = &mut file.source else { continue };
+            let Source::Extents(extents) = &mut file.source else {
+                continue;
+            };
             for extent in extents {
                 let inner = std::mem::replace(extent, Box::new(Bytes::new()));
-                *extent = Box::new(TappedExtent { inner, tap: Some(self.tap.clone()) });
+                *extent = Box::new(TappedExtent {
+                    inner,
+                    tap: Some(self.tap.clone()),
+                });
             }
         }
         Ok(layout)
@@ -261,7 +283,10 @@ impl LoadShardedStrategy for Tapped<Arc<dyn LoadShardedStrategy>> {
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
         self.tap.format("reader.open")?;
         let inner = self.inner.open(cx).await?;
-        Ok(Arc::new(Tapped { inner, tap: self.tap.clone() }))
+        Ok(Arc::new(Tapped {
+            inner,
+            tap: self.tap.clone(),
+        }))
     }
 
     async fn load(
@@ -365,7 +390,10 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
     }
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
-        Arc::new(Tapped { inner: self.inner.codec(), tap: self.tap.clone() })
+        Arc::new(Tapped {
+            inner: self.inner.codec(),
+            tap: self.tap.clone(),
+        })
     }
 
     fn object_lists(&self) -> bool {

@@ -181,13 +181,22 @@ pub(crate) struct RawDict {
 impl RawDict {
     /// The items of `storage_data`: each is the number of an index and the number of a storage.
     pub(crate) fn storage(&self) -> impl Iterator<Item = (u32, u32)> {
-        self.storage.iter().flat_map(|p| (0..p.n).map(|i| (p.index + i, p.storage + i)))
+        self.storage
+            .iter()
+            .flat_map(|p| (0..p.n).map(|i| (p.index + i, p.storage + i)))
     }
 
     fn push_storage(&mut self, index: u32, storage: u32, worth: &mut Worth) -> Built<()> {
         match self.storage.last_mut() {
             Some(p) if p.index + p.n == index && p.storage + p.n == storage => p.n += 1,
-            _ => worth.push(&mut self.storage, Pairs { index, storage, n: 1 })?,
+            _ => worth.push(
+                &mut self.storage,
+                Pairs {
+                    index,
+                    storage,
+                    n: 1,
+                },
+            )?,
         }
         Ok(())
     }
@@ -259,7 +268,11 @@ pub(crate) struct RawChunk {
 impl Columns {
     /// Makes empty columns with this budget.
     pub(crate) fn new(mut worth: Worth) -> Result<Self, Beyond> {
-        Ok(Self { texts: Texts::new(&mut worth)?, worth, ..Self::default() })
+        Ok(Self {
+            texts: Texts::new(&mut worth)?,
+            worth,
+            ..Self::default()
+        })
     }
 
     pub(crate) fn ints(&self, at: u32, n: u32) -> Dims {
@@ -284,10 +297,23 @@ impl Columns {
     }
 
     fn path_of(&mut self, args: V) -> Built<V> {
-        let parts = if let V::Tuple(i) = args { self.tuples.get(i).as_slice() } else { &[] };
-        let text = |p: &V| if let V::Str(s) = p { self.texts.get(*s).unwrap_or_default() } else { "" };
+        let parts = if let V::Tuple(i) = args {
+            self.tuples.get(i).as_slice()
+        } else {
+            &[]
+        };
+        let text = |p: &V| {
+            if let V::Str(s) = p {
+                self.texts.get(*s).unwrap_or_default()
+            } else {
+                ""
+            }
+        };
         self.worth.steps(parts.len())?;
-        let long = parts.iter().map(|p| text(p).len().saturating_add(1)).fold(0, usize::saturating_add);
+        let long = parts
+            .iter()
+            .map(|p| text(p).len().saturating_add(1))
+            .fold(0, usize::saturating_add);
         self.worth.take(long.saturating_mul(2).saturating_add(32))?;
         let mut out = String::with_capacity(long);
         for p in parts {
@@ -301,7 +327,11 @@ impl Columns {
 
     fn props_state(&mut self, i: u32, state: V) {
         let p = &mut self.props[i as usize];
-        let fields = if let V::Tuple(t) = state { self.tuples.get(t).as_slice() } else { &[] };
+        let fields = if let V::Tuple(t) = state {
+            self.tuples.get(t).as_slice()
+        } else {
+            &[]
+        };
         let [dtype, _layout, grad, mem, pin, rest @ ..] = fields else {
             p.odd = true;
             return;
@@ -340,15 +370,19 @@ impl Columns {
     #[inline(always)]
     fn set_field(&mut self, object: V, name: u32, value: V) -> Built<()> {
         use Field::{
-            CheckpointId, Chunks, Fqn, Index, Length, Offset, Offsets, Properties, RelativePath, SaveId,
-            Size, Sizes, TransformDescriptors,
+            CheckpointId, Chunks, Fqn, Index, Length, Offset, Offsets, Properties, RelativePath,
+            SaveId, Size, Sizes, TransformDescriptors,
         };
         // An unknown field is no error. Versions to come may have more fields, but a damaged pickle must not pass for one of
         // these, so its name must be possible.
         let Some(field) = Field::at(name) else {
             return match (object, self.texts.get(name).unwrap_or_default()) {
-                (V::Index(_) | V::Storage(_) | V::Chunk(_) | V::Tensor(_), name) if !is_name(name) => {
-                    Err(Refusal::damaged(format!("{name:?} can't be the name of a field")))
+                (V::Index(_) | V::Storage(_) | V::Chunk(_) | V::Tensor(_), name)
+                    if !is_name(name) =>
+                {
+                    Err(Refusal::damaged(format!(
+                        "{name:?} can't be the name of a field"
+                    )))
                 }
                 _ => Ok(()),
             };
@@ -417,7 +451,9 @@ impl Columns {
                 self.worth.take(ASIDE)?;
                 self.transforms.insert(i, ODD);
             }
-            (V::Storage(_), RelativePath | Offset | Length, _) => return another_type("_StorageInfo"),
+            (V::Storage(_), RelativePath | Offset | Length, _) => {
+                return another_type("_StorageInfo");
+            }
             // The two objects that exist once. The fields of the root are interpreted later, by the table.
             (V::Meta(i), CheckpointId, V::Str(s) | V::Path(s)) => {
                 self.metas[i as usize].checkpoint_id = Some(s);
@@ -524,8 +560,16 @@ impl<'p> Build<'p> for Columns {
     fn tuple(&mut self, items: Items<'_, V>) -> Built<V> {
         let natural = |v: &V| matches!(v, V::Int(i) if *i >= 0);
         if items.as_slice().iter().all(natural) {
-            let natural = |v: &V| if let V::Int(i) = v { u64::try_from(*i).unwrap_or(0) } else { 0 };
-            let (at, n) = self.ints.add(items.as_slice().iter().map(natural), &mut self.worth)?;
+            let natural = |v: &V| {
+                if let V::Int(i) = v {
+                    u64::try_from(*i).unwrap_or(0)
+                } else {
+                    0
+                }
+            };
+            let (at, n) = self
+                .ints
+                .add(items.as_slice().iter().map(natural), &mut self.worth)?;
             return Ok(V::Ints(at, n));
         }
         let i = self.tuples.new_slot(&mut self.worth)?;
@@ -602,7 +646,9 @@ impl<'p> Build<'p> for Columns {
                     ));
                 }
             },
-            (V::Class(Class::Size), _) => return Err(Refusal::damaged("a torch.Size without a tuple")),
+            (V::Class(Class::Size), _) => {
+                return Err(Refusal::damaged("a torch.Size without a tuple"));
+            }
             (V::Class(Class::GetLayout), _) => V::Layout,
             (V::Class(Class::MemFormat), V::Ints(at, 1)) => {
                 V::MemFormat(self.ints.get(*at).unwrap_or(0).min(255) as u8)
@@ -617,25 +663,49 @@ impl<'p> Build<'p> for Columns {
         Ok(out)
     }
     fn new_object(&mut self, class: V, _args: V) -> Built<V> {
-        let V::Class(class) = class else { return Ok(V::Inert) };
+        let V::Class(class) = class else {
+            return Ok(V::Inert);
+        };
         let worth = &mut self.worth;
         Ok(match class {
             Class::Metadata | Class::MCoreMetadata => {
-                let root = RawRoot { subclass: class == Class::MCoreMetadata, ..RawRoot::default() };
+                let root = RawRoot {
+                    subclass: class == Class::MCoreMetadata,
+                    ..RawRoot::default()
+                };
                 V::Root(add(&mut self.roots, root, worth)?)
             }
-            Class::TensorStorageMetadata => V::Tensor(add(&mut self.tensors, RawTensor::default(), worth)?),
-            Class::BytesStorageMetadata => V::BytesItem,
-            Class::TensorProperties(old_module) => {
-                V::Props(add(&mut self.props, Props { old_module, ..Props::default() }, worth)?)
+            Class::TensorStorageMetadata => {
+                V::Tensor(add(&mut self.tensors, RawTensor::default(), worth)?)
             }
-            Class::ChunkStorageMetadata => V::Chunk(add(&mut self.chunks, RawChunk::default(), worth)?),
+            Class::BytesStorageMetadata => V::BytesItem,
+            Class::TensorProperties(old_module) => V::Props(add(
+                &mut self.props,
+                Props {
+                    old_module,
+                    ..Props::default()
+                },
+                worth,
+            )?),
+            Class::ChunkStorageMetadata => {
+                V::Chunk(add(&mut self.chunks, RawChunk::default(), worth)?)
+            }
             Class::MetadataIndex => {
-                let index = RawIndex { key: NONE, hint: NONE, at: 0, ndim: 0, has_offset: false };
+                let index = RawIndex {
+                    key: NONE,
+                    hint: NONE,
+                    at: 0,
+                    ndim: 0,
+                    has_offset: false,
+                };
                 V::Index(add(&mut self.indices, index, worth)?)
             }
             Class::StorageInfo => {
-                let nowhere = NarrowStorage { file: NONE, offset: u64::MAX, length: NONE };
+                let nowhere = NarrowStorage {
+                    file: NONE,
+                    offset: u64::MAX,
+                    length: NONE,
+                };
                 V::Storage(add(&mut self.storages, nowhere, worth)?)
             }
             Class::StorageMeta => V::Meta(add(&mut self.metas, RawMeta::default(), worth)?),
@@ -679,17 +749,30 @@ impl<'p> Build<'p> for Columns {
 impl Columns {
     /// The contents of a `_StorageInfo`.
     pub(crate) fn storage(&self, i: u32) -> RawStorage {
-        let NarrowStorage { offset, length, file } = self.storages[i as usize];
+        let NarrowStorage {
+            offset,
+            length,
+            file,
+        } = self.storages[i as usize];
         let length = match length {
             NONE => self.lengths.get(&i).copied().unwrap_or(u64::MAX),
             length => length.into(),
         };
-        RawStorage { file, transforms: self.transforms.get(&i).copied().unwrap_or(NONE), offset, length }
+        RawStorage {
+            file,
+            transforms: self.transforms.get(&i).copied().unwrap_or(NONE),
+            offset,
+            length,
+        }
     }
 
     /// The chunks of a tensor, in stored order.
     pub(crate) fn chunks_of(&self, t: &RawTensor) -> impl Iterator<Item = u32> {
-        t.chunks.map_or(&[][..], |l| &self.list(l).chunks).iter().cloned().flatten()
+        t.chunks
+            .map_or(&[][..], |l| &self.list(l).chunks)
+            .iter()
+            .cloned()
+            .flatten()
     }
 
     /// Whether its list holds anything else than chunks.
@@ -712,14 +795,21 @@ impl Columns {
     /// Offsets and sizes of a chunk. `None` if their numbers of axes differ.
     pub(crate) fn chunk(&self, c: u32) -> Option<(Dims, Dims)> {
         let c = self.chunks[c as usize];
-        (c.ndim == c.sizes_ndim)
-            .then(|| (self.ints(c.offsets, c.ndim.into()), self.ints(c.sizes, c.sizes_ndim.into())))
+        (c.ndim == c.sizes_ndim).then(|| {
+            (
+                self.ints(c.offsets, c.ndim.into()),
+                self.ints(c.sizes, c.sizes_ndim.into()),
+            )
+        })
     }
 
     /// The texts of a list of transform descriptors.
     pub(crate) fn descriptors(&self, list: u32) -> impl Iterator<Item = &str> + Clone {
-        let (items, odd) =
-            if list == ODD { (&[][..], Some(UNTOLD)) } else { (&self.list(list).items[..], None) };
+        let (items, odd) = if list == ODD {
+            (&[][..], Some(UNTOLD))
+        } else {
+            (&self.list(list).items[..], None)
+        };
         let texts = items.iter().map(|v| match v {
             V::Str(s) => self.texts.get(*s).unwrap_or_default(),
             _ => UNTOLD,

@@ -24,7 +24,11 @@ const WIDE: usize = 48;
 
 impl Default for Ints {
     fn default() -> Self {
-        Self { narrow: Vec::new(), wide: BTreeMap::new(), recent: vec![(0, 0); RECENT] }
+        Self {
+            narrow: Vec::new(),
+            wide: BTreeMap::new(),
+            recent: vec![(0, 0); RECENT],
+        }
     }
 }
 
@@ -37,14 +41,16 @@ impl Ints {
     ) -> Result<Run, Beyond> {
         let len = numbers.len();
         let slot = (1..=SHORT).contains(&len).then(|| {
-            let hash =
-                numbers.clone().fold(0u64, |h, v| (h.rotate_left(5) ^ v).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            let hash = numbers.clone().fold(0u64, |h, v| {
+                (h.rotate_left(5) ^ v).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            });
             (hash >> (64 - RECENT.trailing_zeros())) as usize
         });
         if let Some(slot) = slot {
             let (at, n) = self.recent[slot];
             let equal = |(i, v): (usize, u64)| {
-                self.narrow[at as usize + i] != u32::MAX && u64::from(self.narrow[at as usize + i]) == v
+                self.narrow[at as usize + i] != u32::MAX
+                    && u64::from(self.narrow[at as usize + i]) == v
             };
             if n as usize == len && numbers.clone().enumerate().all(equal) {
                 return Ok((at, n));
@@ -78,7 +84,9 @@ impl Ints {
 
     /// The numbers of a tuple that was added.
     pub(crate) fn dims(&self, (at, n): Run) -> Dims {
-        (at..at.saturating_add(n)).filter_map(|i| self.get(i)).collect()
+        (at..at.saturating_add(n))
+            .filter_map(|i| self.get(i))
+            .collect()
     }
 }
 

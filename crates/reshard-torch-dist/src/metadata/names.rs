@@ -54,7 +54,9 @@ impl Class {
                 "pathlib" | "pathlib._local",
                 "PosixPath" | "WindowsPath" | "PurePosixPath" | "PureWindowsPath" | "Path",
             ) => Self::Path,
-            ("torch", name) if name.len() <= LONGEST_DTYPE => name.parse().map_or(Self::Other, Self::DType),
+            ("torch", name) if name.len() <= LONGEST_DTYPE => {
+                name.parse().map_or(Self::Other, Self::DType)
+            }
             _ => Self::Other,
         }
     }

@@ -8,8 +8,13 @@ use std::borrow::Cow;
 
 /// The code of a surrogate whose spelling, without the backslash, a text begins with.
 fn spelled(text: &[u8]) -> Option<u16> {
-    let [b'u', digits @ ..] = text.get(..5)? else { return None };
-    if digits.iter().any(|d| !matches!(d, b'0'..=b'9' | b'a'..=b'f')) {
+    let [b'u', digits @ ..] = text.get(..5)? else {
+        return None;
+    };
+    if digits
+        .iter()
+        .any(|d| !matches!(d, b'0'..=b'9' | b'a'..=b'f'))
+    {
         return None;
     }
     let code = u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
@@ -51,7 +56,8 @@ pub(crate) fn spell(python: &[u8]) -> Option<Cow<'_, str>> {
         let valid = std::str::from_utf8(rest).map_or_else(|e| e.valid_up_to(), str::len);
         let (text, odd) = rest.split_at(valid);
         copy(text, &mut out, |run, after, out| {
-            let before_a_surrogate = spelled(after).is_some() || (after.is_empty() && !odd.is_empty());
+            let before_a_surrogate =
+                spelled(after).is_some() || (after.is_empty() && !odd.is_empty());
             slashes(if before_a_surrogate { 2 * run } else { run }, out);
             0
         });
@@ -73,18 +79,24 @@ pub(crate) fn unspell(key: &str) -> Cow<'_, [u8]> {
         return key.as_bytes().into();
     }
     let mut out = Vec::with_capacity(key.len());
-    copy(key.as_bytes(), &mut out, |run, after, out| match spelled(after) {
-        None => {
-            slashes(run, out);
-            0
-        }
-        Some(code) => {
-            slashes(run / 2, out);
-            if run.is_multiple_of(2) {
-                return 0;
+    copy(key.as_bytes(), &mut out, |run, after, out| {
+        match spelled(after) {
+            None => {
+                slashes(run, out);
+                0
             }
-            out.extend([0xED, 0x80 | (code >> 6 & 0x3F) as u8, 0x80 | (code & 0x3F) as u8]);
-            5
+            Some(code) => {
+                slashes(run / 2, out);
+                if run.is_multiple_of(2) {
+                    return 0;
+                }
+                out.extend([
+                    0xED,
+                    0x80 | (code >> 6 & 0x3F) as u8,
+                    0x80 | (code & 0x3F) as u8,
+                ]);
+                5
+            }
         }
     });
     out.into()
@@ -127,7 +139,15 @@ mod tests {
 
     #[test]
     fn keys_without_surrogates_are_spelled_as_they_are() {
-        for key in ["", "weight", "C:\\data\\\\x", "\\u0041", "\\uD800", "\\ud7ff", "größe\\"] {
+        for key in [
+            "",
+            "weight",
+            "C:\\data\\\\x",
+            "\\u0041",
+            "\\uD800",
+            "\\ud7ff",
+            "größe\\",
+        ] {
             assert_eq!(spell(key.as_bytes()).unwrap(), key);
             assert_eq!(&unspell(key)[..], key.as_bytes());
         }
@@ -138,7 +158,10 @@ mod tests {
         assert_eq!(spell(b"a\xed\xa0\x80b").unwrap(), "a\\ud800b");
         assert_eq!(spell(b"\\\xed\xbf\xbf").unwrap(), "\\\\\\udfff");
         assert_eq!(spell(b"a\\ud800b").unwrap(), "a\\\\ud800b");
-        assert_eq!(spell(b"\xed\xa0\xbd\xed\xb8\x80").unwrap(), "\\ud83d\\ude00");
+        assert_eq!(
+            spell(b"\xed\xa0\xbd\xed\xb8\x80").unwrap(),
+            "\\ud83d\\ude00"
+        );
         assert_eq!(spell(b"\xff"), None);
         assert_eq!(spell(b"\xed\xa0"), None);
     }

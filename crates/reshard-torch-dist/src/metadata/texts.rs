@@ -34,7 +34,9 @@ struct End {
 
 impl std::fmt::Debug for Texts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Texts").field("texts", &self.ends.len()).finish_non_exhaustive()
+        f.debug_struct("Texts")
+            .field("texts", &self.ends.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -57,14 +59,26 @@ impl Texts {
     /// The number of a text. Looking for it takes steps by its length, so it is done once for each time that the file holds it.
     pub(crate) fn add(&mut self, new: &str, worth: &mut Worth) -> Result<u32, Beyond> {
         let hash = self.hasher.hash_one(new);
-        let Self { all, ends, numbers, keys, .. } = self;
+        let Self {
+            all,
+            ends,
+            numbers,
+            keys,
+            ..
+        } = self;
         if let Some(i) = numbers.find(hash, |i| text(all, ends, *i) == Some(new)) {
             return Ok(*i);
         }
         let i = number(ends.len())?;
         worth.take(ENTRY)?;
         worth.push_str(all, new)?;
-        worth.push(ends, End { at: all.len(), hash })?;
+        worth.push(
+            ends,
+            End {
+                at: all.len(),
+                hash,
+            },
+        )?;
         let rehash = |i: &u32| ends.get(*i as usize).map_or(0, |e| e.hash);
         numbers.try_reserve(1, rehash).map_err(|_| worth.none())?;
         numbers.insert_unique(hash, i, rehash);
@@ -107,15 +121,26 @@ mod tests {
     use reshard_torch_format::Limits;
 
     fn texts(memory: u64) -> (Texts, Worth) {
-        let mut worth = Worth::of(&Limits { memory: Some(memory), ..Limits::default() }, 0);
+        let mut worth = Worth::of(
+            &Limits {
+                memory: Some(memory),
+                ..Limits::default()
+            },
+            0,
+        );
         (Texts::new(&mut worth).unwrap(), worth)
     }
 
     #[test]
     fn equal_texts_are_kept_once() {
         let (mut texts, mut worth) = texts(1 << 20);
-        let all: Vec<String> = (0..1000).map(|i| format!("{}{i}", "é".repeat(i % 7))).collect();
-        let numbers: Vec<u32> = all.iter().map(|t| texts.add(t, &mut worth).unwrap()).collect();
+        let all: Vec<String> = (0..1000)
+            .map(|i| format!("{}{i}", "é".repeat(i % 7)))
+            .collect();
+        let numbers: Vec<u32> = all
+            .iter()
+            .map(|t| texts.add(t, &mut worth).unwrap())
+            .collect();
         let len = texts.all.len();
         for (text, i) in all.iter().zip(&numbers) {
             assert_eq!(texts.add(text, &mut worth), Ok(*i));

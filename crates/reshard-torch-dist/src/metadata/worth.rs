@@ -20,8 +20,14 @@ impl From<Beyond> for Refusal {
 
 /// More of something than 32 bits can number.
 pub(crate) fn number(n: usize) -> Result<u32, Beyond> {
-    let beyond = Beyond { limit: "values of one kind", max: u32::MAX.into() };
-    u32::try_from(n).ok().filter(|n| *n != u32::MAX).ok_or(beyond)
+    let beyond = Beyond {
+        limit: "values of one kind",
+        max: u32::MAX.into(),
+    };
+    u32::try_from(n)
+        .ok()
+        .filter(|n| *n != u32::MAX)
+        .ok_or(beyond)
 }
 
 type Within<T> = Result<T, Beyond>;
@@ -40,7 +46,10 @@ pub(crate) struct Worth {
 
 impl Default for Worth {
     fn default() -> Self {
-        Self { memory: Budget::new(0), steps: Budget::new(0) }
+        Self {
+            memory: Budget::new(0),
+            steps: Budget::new(0),
+        }
     }
 }
 
@@ -57,7 +66,9 @@ impl Worth {
     #[inline]
     pub(crate) fn take(&mut self, bytes: usize) -> Within<()> {
         let max = self.memory.max();
-        self.memory.take(bytes as u64).map_err(|_| Beyond { limit: MEMORY, max })
+        self.memory
+            .take(bytes as u64)
+            .map_err(|_| Beyond { limit: MEMORY, max })
     }
 
     /// Draws steps of work, where what the file names often is gone through each time.
@@ -65,13 +76,19 @@ impl Worth {
     pub(crate) fn steps(&mut self, n: usize) -> Within<()> {
         // More memory brings more steps, so that one option raises both.
         let max = self.memory.max();
-        self.steps.take(n as u64).map_err(|_| Beyond { limit: STEPS, max })
+        self.steps
+            .take(n as u64)
+            .map_err(|_| Beyond { limit: STEPS, max })
     }
 
     /// Makes room for `n` more.
     #[inline]
     pub(crate) fn room<T>(&mut self, v: &mut Vec<T>, n: usize) -> Within<()> {
-        if n <= v.capacity() - v.len() { Ok(()) } else { self.grow(v, n) }
+        if n <= v.capacity() - v.len() {
+            Ok(())
+        } else {
+            self.grow(v, n)
+        }
     }
 
     #[cold]
@@ -84,7 +101,10 @@ impl Worth {
     /// There is no memory for that.
     #[cold]
     pub(crate) fn none(&self) -> Beyond {
-        Beyond { limit: MEMORY, max: self.memory.max() }
+        Beyond {
+            limit: MEMORY,
+            max: self.memory.max(),
+        }
     }
 
     /// Appends a text to others.
@@ -92,7 +112,8 @@ impl Worth {
         if text.len() > to.capacity() - to.len() {
             let want = wanted(to.len(), to.capacity(), text.len());
             self.take(want - to.capacity())?;
-            to.try_reserve_exact(want - to.len()).map_err(|_| self.none())?;
+            to.try_reserve_exact(want - to.len())
+                .map_err(|_| self.none())?;
         }
         to.push_str(text);
         Ok(())
@@ -120,12 +141,21 @@ mod tests {
 
     #[test]
     fn room_is_drawn_by_what_is_really_reserved() {
-        let limits = Limits { memory: Some(1000), ..Limits::default() };
+        let limits = Limits {
+            memory: Some(1000),
+            ..Limits::default()
+        };
         let mut w = Worth::of(&limits, 0);
         let mut v: Vec<u64> = Vec::new();
         while w.push(&mut v, 7).is_ok() {}
         assert_eq!((v.len(), v.capacity()), (64, 64));
-        assert_eq!(w.filled(62, 1u64), Err(Beyond { limit: MEMORY, max: 1000 }));
+        assert_eq!(
+            w.filled(62, 1u64),
+            Err(Beyond {
+                limit: MEMORY,
+                max: 1000
+            })
+        );
         assert_eq!(w.filled(61, 1u64).unwrap().len(), 61);
     }
 }

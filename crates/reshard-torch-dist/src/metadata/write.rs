@@ -21,7 +21,12 @@ pub(crate) fn write(
     flavour: Flavour,
     checkpoint_id: &str,
 ) -> Result<Vec<u8>> {
-    let mut w = Writer { e: Emitter::new(4), flavour, constants: BTreeMap::new(), keys: BTreeMap::new() };
+    let mut w = Writer {
+        e: Emitter::new(4),
+        flavour,
+        constants: BTreeMap::new(),
+        keys: BTreeMap::new(),
+    };
     w.metadata(metadata, results, checkpoint_id)?;
     Ok(w.e.finish())
 }
@@ -135,7 +140,9 @@ impl<'m> Writer<'m> {
         };
         self.new_object(module, "TensorProperties");
         self.e.op(Op::Mark);
-        self.constant(Constant::DType(dtype), |w| w.global_now("torch", dtype.name()));
+        self.constant(Constant::DType(dtype), |w| {
+            w.global_now("torch", dtype.name())
+        });
         self.constant(Constant::Layout, |w| {
             w.global("torch.serialization", "_get_layout");
             w.e.str("torch.strided");
@@ -181,7 +188,9 @@ impl<'m> Writer<'m> {
             Some(PlannerData::Str(s)) => self.plain_text(s),
             Some(PlannerData::List(items)) => {
                 self.e.op(Op::EmptyList);
-                self.batches(items.iter(), Op::Appends, |w, item| w.planner_data(Some(item)));
+                self.batches(items.iter(), Op::Appends, |w, item| {
+                    w.planner_data(Some(item))
+                });
             }
             Some(PlannerData::Bytes(b)) => self.e.op(bytes_op(b)),
             // What a later version of the planner adds is not for PyTorch.
@@ -189,10 +198,18 @@ impl<'m> Writer<'m> {
         }
     }
 
-    fn storage_data(&mut self, metadata: &'m Metadata, results: &'m [Vec<WriteResult>]) -> Result<()> {
+    fn storage_data(
+        &mut self,
+        metadata: &'m Metadata,
+        results: &'m [Vec<WriteResult>],
+    ) -> Result<()> {
         let mut lost = None;
         self.e.op(Op::EmptyDict);
-        let parts = results.iter().flatten().map(|p| Ok((p, p.part()?))).collect::<Result<Vec<_>>>()?;
+        let parts = results
+            .iter()
+            .flatten()
+            .map(|p| Ok((p, p.part()?)))
+            .collect::<Result<Vec<_>>>()?;
         self.batches(parts.into_iter(), Op::SetItems, |w, (p, part)| {
             w.new_object(MD, "MetadataIndex");
             w.e.op(Op::EmptyDict);
@@ -230,9 +247,9 @@ impl<'m> Writer<'m> {
             w.e.op(Op::Build);
         });
         match lost {
-            Some(id) => {
-                Err(StrategyError::Internal(format!("{id} was written, but is not in the plan's metadata")))
-            }
+            Some(id) => Err(StrategyError::Internal(format!(
+                "{id} was written, but is not in the plan's metadata"
+            ))),
             None => Ok(()),
         }
     }
@@ -266,7 +283,8 @@ impl<'m> Writer<'m> {
             0 => self.e.op(Op::EmptyTuple),
             1..=3 => {
                 dims.iter().for_each(|&d| self.e.uint(d));
-                self.e.op([Op::Tuple1, Op::Tuple2, Op::Tuple3][dims.len() - 1]);
+                self.e
+                    .op([Op::Tuple1, Op::Tuple2, Op::Tuple3][dims.len() - 1]);
             }
             _ => {
                 self.e.op(Op::Mark);
@@ -283,7 +301,9 @@ impl<'m> Writer<'m> {
     }
 
     fn global(&mut self, module: &'static str, name: &'static str) {
-        self.constant(Constant::Global(module, name), |w| w.global_now(module, name));
+        self.constant(Constant::Global(module, name), |w| {
+            w.global_now(module, name)
+        });
     }
 
     fn global_now(&mut self, module: &'static str, name: &'static str) {

@@ -33,8 +33,19 @@ type Parts = BTreeMap<u64, (crc32fast::Hasher, u64)>;
 impl Crc {
     /// For a record of `len` bytes.
     pub(super) fn new(len: u64, stored: u32, metadata: Arc<Metadata>, chunk: ChunkId) -> Self {
-        let record = Arc::new(Record { len, stored, metadata, chunk, parts: Mutex::default() });
-        Self { hasher: crc32fast::Hasher::new(), at: 0, seen: 0, record }
+        let record = Arc::new(Record {
+            len,
+            stored,
+            metadata,
+            chunk,
+            parts: Mutex::default(),
+        });
+        Self {
+            hasher: crc32fast::Hasher::new(),
+            at: 0,
+            seen: 0,
+            record,
+        }
     }
 }
 
@@ -45,7 +56,12 @@ impl Checksum for Crc {
     }
 
     fn finish(self: Box<Self>) -> Result<(), BoxError> {
-        let Self { hasher, at, seen, record } = *self;
+        let Self {
+            hasher,
+            at,
+            seen,
+            record,
+        } = *self;
         let found = if seen == record.len {
             Some(hasher.finalize())
         } else {
@@ -67,7 +83,12 @@ impl Checksum for Crc {
 
     fn split(&mut self, at: u64) -> Option<Box<dyn Checksum>> {
         let (hasher, at) = (crc32fast::Hasher::new(), self.at + at);
-        Some(Box::new(Self { hasher, at, seen: 0, record: Arc::clone(&self.record) }))
+        Some(Box::new(Self {
+            hasher,
+            at,
+            seen: 0,
+            record: Arc::clone(&self.record),
+        }))
     }
 }
 

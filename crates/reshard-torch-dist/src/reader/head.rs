@@ -69,8 +69,15 @@ impl Forms {
         self.0.push_back((form, tensor, layout));
     }
 
-    fn find(&self, len: u64, first: &[u8], tail: &[u8]) -> Option<(&(Form, TensorRef, Layout), u32)> {
-        self.0.iter().find_map(|seen| Some((seen, seen.0.matches(len, first, tail)?)))
+    fn find(
+        &self,
+        len: u64,
+        first: &[u8],
+        tail: &[u8],
+    ) -> Option<(&(Form, TensorRef, Layout), u32)> {
+        self.0
+            .iter()
+            .find_map(|seen| Some((seen, seen.0.matches(len, first, tail)?)))
     }
 }
 
@@ -86,7 +93,12 @@ impl Wanted {
     /// Its elements lie in these bytes of its archive.
     fn stored(&self, data: &Range<u64>, layout: Layout, crc32: u32) -> Stored {
         let record = self.range.start + data.start..self.range.start + data.end;
-        Stored { file: self.file.clone(), record, layout, crc32 }
+        Stored {
+            file: self.file.clone(),
+            record,
+            layout,
+            crc32,
+        }
     }
 }
 
@@ -94,15 +106,26 @@ impl TorchDistReader {
     /// Where a chunk lies. The error says why nobody knows.
     pub(crate) fn wanted(&self, chunk: ChunkId) -> Result<Wanted> {
         let place = self.table.chunk(chunk).ok_or_else(|| {
-            let what = format!("{} has no place: the metadata lost its storage entry", self.name_of(chunk));
+            let what = format!(
+                "{} has no place: the metadata lost its storage entry",
+                self.name_of(chunk)
+            );
             StrategyError::corrupt(crate::METADATA, None, what)
         })?;
         if let Some(other) = self.overlaps.with(place) {
-            let what = format!("{} and another item claim the same bytes ({other})", self.name_of(chunk));
+            let what = format!(
+                "{} and another item claim the same bytes ({other})",
+                self.name_of(chunk)
+            );
             return Err(StrategyError::corrupt(crate::METADATA, None, what));
         }
         let (file, range) = (self.table.file(place)?, self.table.range(place)?);
-        Ok(Wanted { chunk, place, file, range })
+        Ok(Wanted {
+            chunk,
+            place,
+            file,
+            range,
+        })
     }
 
     /// A chunk's name for messages.
@@ -174,11 +197,23 @@ impl TorchDistReader {
     }
 
     /// The head of an archive that differs from an earlier one only in elements and checksums.
-    fn same_form(&self, w: &Wanted, first: &[u8], tail: &[u8], forms: &Forms) -> Result<Option<Head>> {
+    fn same_form(
+        &self,
+        w: &Wanted,
+        first: &[u8],
+        tail: &[u8],
+        forms: &Forms,
+    ) -> Result<Option<Head>> {
         let found = forms.find(w.range.end - w.range.start, first, tail);
-        let Some(((form, tensor, layout), crc32)) = found else { return Ok(None) };
+        let Some(((form, tensor, layout), crc32)) = found else {
+            return Ok(None);
+        };
         self.check_described(w, tensor)?;
-        Ok(Some(Head::Stored(w.stored(form.storage(), layout.clone(), crc32))))
+        Ok(Some(Head::Stored(w.stored(
+            form.storage(),
+            layout.clone(),
+            crc32,
+        ))))
     }
 
     async fn head(
@@ -208,7 +243,14 @@ impl TorchDistReader {
         self.unpacks_to_its_shape(w, &directory)?;
         let pickle = directory.get("data.pkl").map_err(corrupt)?;
         let mut described = vec![pickle];
-        let mut known = Known { reader: self, w, first, tail, len, more };
+        let mut known = Known {
+            reader: self,
+            w,
+            first,
+            tail,
+            len,
+            more,
+        };
         let pickle = known.content(pickle).await?;
         let tensor = self.description(w, &pickle)?;
         self.check_described(w, &tensor)?;
@@ -230,7 +272,14 @@ impl TorchDistReader {
             return Ok((Head::Packed, more));
         }
         if record.method != Method::Stored {
-            return Ok((Head::Deflated(Box::new(Deflated { record: record.clone(), data, layout })), more));
+            return Ok((
+                Head::Deflated(Box::new(Deflated {
+                    record: record.clone(),
+                    data,
+                    layout,
+                })),
+                more,
+            ));
         }
         // The form is kept: the next archive of this form need not be parsed.
         let stored = w.stored(&data, layout.clone(), record.crc32);
@@ -257,9 +306,14 @@ impl TorchDistReader {
 
     /// A small archive, read whole.
     fn small(&self, w: &Wanted, bytes: Bytes, verify: bool) -> Result<Head> {
-        let archive = Archive::open(bytes, &parsing(&self.limits)).map_err(|e| self.corrupt(w, e))?;
+        let archive =
+            Archive::open(bytes, &parsing(&self.limits)).map_err(|e| self.corrupt(w, e))?;
         // Many small archives are in memory at once, and 4 KiB of packed data may unpack to 4 MiB.
-        if archive.directory().records().any(|r| r.method != Method::Stored) {
+        if archive
+            .directory()
+            .records()
+            .any(|r| r.method != Method::Stored)
+        {
             return Ok(Head::Packed);
         }
         self.tensor_of(w, &archive, verify).map(Head::Memory)
@@ -275,15 +329,22 @@ impl TorchDistReader {
     /// Checks an archive in memory without making its tensor. Elements are read only for checksums.
     pub(crate) fn check_in_memory(&self, w: &Wanted, stored: Bytes) -> Result<()> {
         let corrupt = |e| self.corrupt(w, e);
-        let archive = Archive::open(self.archive_of(w, stored)?, &self.parsing(w)).map_err(corrupt)?;
+        let archive =
+            Archive::open(self.archive_of(w, stored)?, &self.parsing(w)).map_err(corrupt)?;
         self.unpacks_to_its_shape(w, archive.directory())?;
         archive.check_records(|_| Ok(())).map_err(corrupt)?;
-        let tensor = self.description(w, &archive.read("data.pkl", Verify::No).map_err(corrupt)?)?;
+        let tensor =
+            self.description(w, &archive.read("data.pkl", Verify::No).map_err(corrupt)?)?;
         self.check_described(w, &tensor)?;
-        let record = archive.directory().get(&tensor.storage.record()).map_err(corrupt)?;
+        let record = archive
+            .directory()
+            .get(&tensor.storage.record())
+            .map_err(corrupt)?;
         tensor.check_storage(record.size).map_err(corrupt)?;
         // Without elements: this only checks that such elements are possible.
-        tensor.resolve(&mut [], archive.byte_order().map_err(corrupt)?).map_err(corrupt)
+        tensor
+            .resolve(&mut [], archive.byte_order().map_err(corrupt)?)
+            .map_err(corrupt)
     }
 
     fn tensor_of(&self, w: &Wanted, archive: &Archive, verify: bool) -> Result<Tensor> {
@@ -297,7 +358,9 @@ impl TorchDistReader {
             let elements = tensor.layout().map_err(corrupt)?.bytes();
             self.limits.whole(self.name_of(w.chunk), elements)?;
         }
-        let storage = archive.read(&tensor.storage.record(), check).map_err(corrupt)?;
+        let storage = archive
+            .read(&tensor.storage.record(), check)
+            .map_err(corrupt)?;
         tensor.tensor(Arc::new(storage), order).map_err(corrupt)
     }
 
@@ -310,19 +373,31 @@ impl TorchDistReader {
     fn parsing(&self, w: &Wanted) -> Limits {
         let (limits, most) = (parsing(&self.limits), self.unpacks_to_at_most(w));
         let memory = limits.budget(w.range.end - w.range.start).max().max(most);
-        Limits { unpacked: limits.unpacked.min(most), memory: Some(memory), ..limits }
+        Limits {
+            unpacked: limits.unpacked.min(most),
+            memory: Some(memory),
+            ..limits
+        }
     }
 
     /// Checks that type and shape in the archive are those of the metadata.
     pub(crate) fn check_described(&self, w: &Wanted, tensor: &TensorRef) -> Result<()> {
-        let Some((stored, region)) = self.table.metadata.chunk(w.chunk) else { return Ok(()) };
+        let Some((stored, region)) = self.table.metadata.chunk(w.chunk) else {
+            return Ok(());
+        };
         if tensor.dtype != stored.dtype() {
-            let what = format!("it is stored as {}, the metadata says {}", tensor.dtype, stored.dtype());
+            let what = format!(
+                "it is stored as {}, the metadata says {}",
+                tensor.dtype,
+                stored.dtype()
+            );
             return Err(self.bad(w, &what));
         }
         if tensor.shape != region.lengths {
-            let what =
-                format!("it is stored with shape {}, the metadata says {}", tensor.shape, region.lengths);
+            let what = format!(
+                "it is stored with shape {}, the metadata says {}",
+                tensor.shape, region.lengths
+            );
             return Err(self.bad(w, &what));
         }
         Ok(())
@@ -331,7 +406,10 @@ impl TorchDistReader {
     /// Reads bytes of a chunk's archive.
     pub(crate) async fn at(&self, w: &Wanted, range: Range<u64>) -> Result<Bytes> {
         let range = w.range.start + range.start..w.range.start + range.end;
-        self.store.read(&w.file, range).await.map_err(|e| self.lost(e, Some(self.name_of(w.chunk))))
+        self.store
+            .read(&w.file, range)
+            .await
+            .map_err(|e| self.lost(e, Some(self.name_of(w.chunk))))
     }
 
     /// An error of a parser.
@@ -340,7 +418,11 @@ impl TorchDistReader {
     }
 
     pub(crate) fn bad(&self, w: &Wanted, what: &str) -> StrategyError {
-        StrategyError::corrupt(&w.file, Some(w.range.start), format!("{}: {what}", self.name_of(w.chunk)))
+        StrategyError::corrupt(
+            &w.file,
+            Some(w.range.start),
+            format!("{}: {what}", self.name_of(w.chunk)),
+        )
     }
 }
 
@@ -366,7 +448,9 @@ impl Known<'_> {
             return Ok(self.tail.slice(at(&(range.start - tail..range.end - tail))));
         }
         if range.end > self.len || range.start > range.end {
-            return Err(self.reader.bad(self.w, "a record lies outside of its archive"));
+            return Err(self
+                .reader
+                .bad(self.w, "a record lies outside of its archive"));
         }
         self.more = (self.more.0 + range.end - range.start, self.more.1 + 1);
         self.reader.at(self.w, range).await
@@ -375,23 +459,29 @@ impl Known<'_> {
     /// Where the data of a record lies. A part of the data has no checksum, so the bytes after the data must confirm the header.
     async fn data_range(&mut self, record: &Record) -> Result<Range<u64>> {
         let header = self.bytes(record.header_range()).await?;
-        let data = record.data_range(&header).map_err(|e| self.reader.corrupt(self.w, e))?;
+        let data = record
+            .data_range(&header)
+            .map_err(|e| self.reader.corrupt(self.w, e))?;
         let behind = self.bytes(record.behind(&data)).await?;
-        record.confirm(&data, &behind).map_err(|e| self.reader.corrupt(self.w, e))?;
+        record
+            .confirm(&data, &behind)
+            .map_err(|e| self.reader.corrupt(self.w, e))?;
         Ok(data)
     }
 
     /// The content of a small record, with its checksum checked.
     async fn content(&mut self, record: &Record) -> Result<Bytes> {
         if record.stored > SMALL_RECORD {
-            return Err(self
-                .reader
-                .bad(self.w, "the description of a tensor is larger than any tensor needs"));
+            return Err(self.reader.bad(
+                self.w,
+                "the description of a tensor is larger than any tensor needs",
+            ));
         }
         let range = self.data_range(record).await?;
         let stored = self.bytes(range).await?;
         let content = reshard_torch_format::archive::unpack(record, stored, SMALL_RECORD);
-        let content = content.and_then(|c| reshard_torch_format::archive::check_crc(record, &c).map(|()| c));
+        let content =
+            content.and_then(|c| reshard_torch_format::archive::check_crc(record, &c).map(|()| c));
         content.map_err(|e| self.reader.corrupt(self.w, e))
     }
 }
@@ -404,5 +494,7 @@ const SMALL_RECORD: u64 = 1 << 20;
 
 /// Whether selections of one chunk read every byte of its record exactly once. Then its checksum can be checked on the way.
 pub(crate) fn reads_all(layout: &Layout, record: u64, selections: &[&Selection]) -> bool {
-    layout.bytes() == record && layout.is_injective() && Selection::cover_once(selections, layout.elements())
+    layout.bytes() == record
+        && layout.is_injective()
+        && Selection::cover_once(selections, layout.elements())
 }

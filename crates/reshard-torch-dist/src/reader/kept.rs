@@ -48,7 +48,9 @@ impl Unpacked {
 impl Kept {
     pub(super) fn take(&self, chunk: ChunkId, verified: bool) -> Option<Unpacked> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = all.iter().position(|(c, v, _)| (*c, *v) == (chunk, verified))?;
+        let at = all
+            .iter()
+            .position(|(c, v, _)| (*c, *v) == (chunk, verified))?;
         all.remove(at).map(|(.., unpacked)| unpacked)
     }
 
@@ -75,7 +77,10 @@ impl Kept {
 
     pub(super) fn keep(&self, chunk: ChunkId, verified: bool, unpacked: Unpacked) {
         self.make_room(unpacked.bytes());
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push_back((chunk, verified, unpacked));
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_back((chunk, verified, unpacked));
     }
 }
 
@@ -92,7 +97,12 @@ mod tests {
     }
 
     fn ids(kept: &Kept) -> Vec<u32> {
-        kept.0.lock().unwrap().iter().map(|(chunk, ..)| chunk.0).collect()
+        kept.0
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|(chunk, ..)| chunk.0)
+            .collect()
     }
 
     #[test]
@@ -114,7 +124,12 @@ mod tests {
         assert_eq!(format!("{:?}", tensor(12)), "12 bytes");
         let taken = |chunk, verified| kept.take(ChunkId(chunk), verified).is_some();
         assert_eq!(
-            [taken(5, true), taken(4, false), taken(5, false), taken(5, false)],
+            [
+                taken(5, true),
+                taken(4, false),
+                taken(5, false),
+                taken(5, false)
+            ],
             [false, false, true, false]
         );
     }
@@ -122,17 +137,30 @@ mod tests {
     #[test]
     fn a_stream_is_past_what_it_has_given() {
         let pickle = b"\x80\x02N.";
-        let archive = reshard_torch_format::archive::write_archive(pickle, &[], &Default::default()).unwrap();
         let archive =
-            reshard_torch_format::archive::Archive::open(archive.into(), &Default::default()).unwrap();
+            reshard_torch_format::archive::write_archive(pickle, &[], &Default::default()).unwrap();
+        let archive =
+            reshard_torch_format::archive::Archive::open(archive.into(), &Default::default())
+                .unwrap();
         let record = archive.directory().get("data.pkl").unwrap();
         let content = Inflate::new(record, Bytes::from_static(pickle)).unwrap();
         let kept = Kept::default();
-        kept.keep(ChunkId(1), true, Unpacked::Stream(Box::new(Stream { content, packed: 4, at: 10 })));
+        kept.keep(
+            ChunkId(1),
+            true,
+            Unpacked::Stream(Box::new(Stream {
+                content,
+                packed: 4,
+                at: 10,
+            })),
+        );
         kept.keep(ChunkId(2), true, tensor(4));
         let past = |chunk, start| kept.is_past(ChunkId(chunk), true, start);
         assert_eq!([past(1, 9), past(1, 10), past(1, 11)], [true, false, false]);
         assert_eq!([past(2, 0), past(2, 9), past(3, 0)], [true, true, false]);
-        assert!(!kept.is_past(ChunkId(1), false, 0), "what was not checked is another one");
+        assert!(
+            !kept.is_past(ChunkId(1), false, 0),
+            "what was not checked is another one"
+        );
     }
 }

@@ -34,19 +34,45 @@ pub(crate) struct TorchDistReader {
 
 impl TorchDistReader {
     pub(crate) fn new(cx: &OpenCx, table: Table, rank_local: Option<u32>) -> Self {
-        let OpenCx { mut limits, dialect, .. } = *cx;
+        let OpenCx {
+            mut limits,
+            dialect,
+            ..
+        } = *cx;
         // Of many objects each may take less memory, so that nobody spends hours on all of them.
         let objects = table.metadata.object_count().max(1) as u64;
         limits.slack = limits.slack.min((ALL_SLACK / objects).max(LEAST_SLACK));
         let store = Arc::clone(&cx.store);
         let overlaps = Overlaps::of(&table);
-        let repeats = if limits.allow_repeated { Repeats::new() } else { repeated(&table) };
+        let repeats = if limits.allow_repeated {
+            Repeats::new()
+        } else {
+            repeated(&table)
+        };
         let waste = wasted(&table, limits.max_whole);
         // PyTorch has no such hints. So in its dialect such a name belongs to another program, whatever the metadata say.
-        let files = table.files.iter().flatten().filter(|_| dialect == Dialect::Megatron);
-        let hints = files.filter_map(|name| hint(name.as_str())).map(Into::into).collect();
+        let files = table
+            .files
+            .iter()
+            .flatten()
+            .filter(|_| dialect == Dialect::Megatron);
+        let hints = files
+            .filter_map(|name| hint(name.as_str()))
+            .map(Into::into)
+            .collect();
         let kept = Kept::default();
-        Self { store, table, dialect, rank_local, overlaps, limits, repeats, waste, kept, hints }
+        Self {
+            store,
+            table,
+            dialect,
+            rank_local,
+            overlaps,
+            limits,
+            repeats,
+            waste,
+            kept,
+            hints,
+        }
     }
 
     /// What a file is by its name, with the hints that this checkpoint's data files have.
@@ -61,11 +87,20 @@ impl TorchDistReader {
             | StorageError::Short { path, .. }
             | StorageError::NoFile { path, .. }
             | StorageError::LinkedDirectory { path, .. } => path.clone(),
-            StorageError::Record { name, .. } | StorageError::Check { name, .. } => name.to_string(),
+            StorageError::Record { name, .. } | StorageError::Check { name, .. } => {
+                name.to_string()
+            }
             _ => return e.into(),
         };
-        let what = what
-            .map_or_else(|| "stored bytes are lost or damaged".into(), |w| format!("{w} is lost or damaged"));
-        StrategyError::Corrupt { file, offset: None, what, source: Some(Box::new(Lost(e))) }
+        let what = what.map_or_else(
+            || "stored bytes are lost or damaged".into(),
+            |w| format!("{w} is lost or damaged"),
+        );
+        StrategyError::Corrupt {
+            file,
+            offset: None,
+            what,
+            source: Some(Box::new(Lost(e))),
+        }
     }
 }

@@ -14,12 +14,23 @@ impl Overlaps {
     /// Finds them among all chunks and objects of a checkpoint.
     pub(super) fn of(table: &Table) -> Self {
         // Equal names are the same file whatever their index, for example in the metadata of several ranks.
-        let file = |p: &Place| table.files.get(p.file as usize).and_then(|f| f.as_ref().ok());
+        let file = |p: &Place| {
+            table
+                .files
+                .get(p.file as usize)
+                .and_then(|f| f.as_ref().ok())
+        };
         let all = table.chunks.iter().chain(&table.objects).copied();
         let mut all: Vec<Place> = all.filter(|p| p.length > 0 && file(p).is_some()).collect();
         all.sort_by(|a, b| (file(a), a.offset, a.length).cmp(&(file(b), b.offset, b.length)));
-        let says =
-            |p: &Place| format!("bytes {}..{} of {}", p.offset, end(p), file(p).map_or("", Name::as_str));
+        let says = |p: &Place| {
+            format!(
+                "bytes {}..{} of {}",
+                p.offset,
+                end(p),
+                file(p).map_or("", Name::as_str)
+            )
+        };
         let mut found = BTreeMap::new();
         // Each item is compared with the one, among those before it in its file, that ends last.
         let mut last: Option<Place> = None;
@@ -51,13 +62,38 @@ mod tests {
     use super::*;
 
     /// What is said of each item: chunks first, then objects. Items are (file, offset, length).
-    fn of(names: &[&str], chunks: &[(u32, u64, u64)], objects: &[(u32, u64, u64)]) -> Vec<Option<String>> {
-        let place = |&(file, offset, length): &_| Place { file, transforms: 0, offset, length };
-        let (chunks, objects) = (chunks.iter().map(place).collect(), objects.iter().map(place).collect());
-        let files = names.iter().map(|name| Name::new(*name).map_err(|e| e.to_string())).collect();
-        let table = Table { chunks, objects, files, ..Table::default() };
+    fn of(
+        names: &[&str],
+        chunks: &[(u32, u64, u64)],
+        objects: &[(u32, u64, u64)],
+    ) -> Vec<Option<String>> {
+        let place = |&(file, offset, length): &_| Place {
+            file,
+            transforms: 0,
+            offset,
+            length,
+        };
+        let (chunks, objects) = (
+            chunks.iter().map(place).collect(),
+            objects.iter().map(place).collect(),
+        );
+        let files = names
+            .iter()
+            .map(|name| Name::new(*name).map_err(|e| e.to_string()))
+            .collect();
+        let table = Table {
+            chunks,
+            objects,
+            files,
+            ..Table::default()
+        };
         let overlaps = Overlaps::of(&table);
-        table.chunks.iter().chain(&table.objects).map(|p| overlaps.with(*p).map(str::to_owned)).collect()
+        table
+            .chunks
+            .iter()
+            .chain(&table.objects)
+            .map(|p| overlaps.with(*p).map(str::to_owned))
+            .collect()
     }
 
     fn some(text: &str) -> Option<String> {
@@ -66,10 +102,25 @@ mod tests {
 
     #[test]
     fn items_beside_each_other_share_nothing() {
-        assert_eq!(of(&["a"], &[(0, 0, 4), (0, 4, 4)], &[(0, 8, 4)]), [None, None, None]);
-        assert_eq!(of(&["a", "b"], &[(0, 0, 4), (1, 0, 4)], &[]), [None, None], "in two files");
-        assert_eq!(of(&["a"], &[(0, 0, 4), (0, 2, 0)], &[]), [None, None], "an item without bytes");
-        assert_eq!(of(&["a"], &[(u32::MAX, 0, 4), (u32::MAX, 0, 4)], &[]), [None, None], "without a place");
+        assert_eq!(
+            of(&["a"], &[(0, 0, 4), (0, 4, 4)], &[(0, 8, 4)]),
+            [None, None, None]
+        );
+        assert_eq!(
+            of(&["a", "b"], &[(0, 0, 4), (1, 0, 4)], &[]),
+            [None, None],
+            "in two files"
+        );
+        assert_eq!(
+            of(&["a"], &[(0, 0, 4), (0, 2, 0)], &[]),
+            [None, None],
+            "an item without bytes"
+        );
+        assert_eq!(
+            of(&["a"], &[(u32::MAX, 0, 4), (u32::MAX, 0, 4)], &[]),
+            [None, None],
+            "without a place"
+        );
         assert_eq!(
             of(&["../a"], &[(0, 0, 4), (0, 0, 4)], &[]),
             [None, None],
@@ -80,29 +131,63 @@ mod tests {
     #[test]
     fn each_of_two_items_that_share_bytes_names_the_other() {
         let (first, second) = (some("bytes 0..5 of a"), some("bytes 4..8 of a"));
-        assert_eq!(of(&["a"], &[(0, 0, 5)], &[(0, 4, 4)]), [second.clone(), first.clone()]);
+        assert_eq!(
+            of(&["a"], &[(0, 0, 5)], &[(0, 4, 4)]),
+            [second.clone(), first.clone()]
+        );
         assert_eq!(
             of(&["a", "a"], &[(1, 4, 4), (0, 0, 5)], &[]),
             [first, second],
             "a file under two numbers"
         );
         let same = some("bytes 3..7 of a");
-        assert_eq!(of(&["a"], &[(0, 3, 4), (0, 3, 4)], &[]), [same.clone(), same]);
+        assert_eq!(
+            of(&["a"], &[(0, 3, 4), (0, 3, 4)], &[]),
+            [same.clone(), same]
+        );
         let last = some(&format!("bytes 1..{} of a", u64::MAX));
-        assert_eq!(of(&["a"], &[(0, 1, u64::MAX), (0, 9, 1)], &[]), [some("bytes 9..10 of a"), last]);
+        assert_eq!(
+            of(&["a"], &[(0, 1, u64::MAX), (0, 9, 1)], &[]),
+            [some("bytes 9..10 of a"), last]
+        );
     }
 
     #[test]
     fn an_item_may_hold_several_others() {
         let outer = some("bytes 0..100 of a");
-        let said = of(&["a"], &[(0, 0, 100), (0, 10, 5), (0, 20, 5), (0, 100, 5)], &[(0, 99, 1)]);
-        assert_eq!(said, [some("bytes 99..100 of a"), outer.clone(), outer.clone(), None, outer]);
+        let said = of(
+            &["a"],
+            &[(0, 0, 100), (0, 10, 5), (0, 20, 5), (0, 100, 5)],
+            &[(0, 99, 1)],
+        );
+        assert_eq!(
+            said,
+            [
+                some("bytes 99..100 of a"),
+                outer.clone(),
+                outer.clone(),
+                None,
+                outer
+            ]
+        );
     }
 
     #[test]
     fn each_item_is_held_against_the_one_before_it_that_ends_last() {
-        let said = of(&["a"], &[(0, 0, 10), (0, 10, 10), (0, 15, 10), (0, 25, 1)], &[]);
-        assert_eq!(said, [None, some("bytes 15..25 of a"), some("bytes 10..20 of a"), None]);
+        let said = of(
+            &["a"],
+            &[(0, 0, 10), (0, 10, 10), (0, 15, 10), (0, 25, 1)],
+            &[],
+        );
+        assert_eq!(
+            said,
+            [
+                None,
+                some("bytes 15..25 of a"),
+                some("bytes 10..20 of a"),
+                None
+            ]
+        );
         // A short one in between doesn't hide a long one.
         let said = of(&["a"], &[(0, 0, 30), (0, 10, 5), (0, 20, 5)], &[]);
         assert_eq!(said[2], some("bytes 0..30 of a"));

@@ -24,7 +24,10 @@ use std::{io, ops::Range};
 /// The bytes of an archive in addition to the elements: more than any description takes, and in proportion to what is stored, so that a
 /// small file with many chunks does not unpack to very much.
 fn description(stored: u64) -> u64 {
-    stored.saturating_mul(16).saturating_add(16 << 10).min(4 << 20)
+    stored
+        .saturating_mul(16)
+        .saturating_add(16 << 10)
+        .min(4 << 20)
 }
 
 /// The number of bytes that are inflated at a time.
@@ -33,12 +36,18 @@ const BLOCK: usize = 256 << 10;
 impl TorchDistReader {
     /// Bytes of a chunk's elements.
     pub(crate) fn chunk_bytes(&self, chunk: ChunkId) -> u64 {
-        let Some((tensor, region)) = self.table.metadata.chunk(chunk) else { return 0 };
-        region.volume().unwrap_or(u64::MAX).saturating_mul(tensor.dtype().size())
+        let Some((tensor, region)) = self.table.metadata.chunk(chunk) else {
+            return 0;
+        };
+        region
+            .volume()
+            .unwrap_or(u64::MAX)
+            .saturating_mul(tensor.dtype().size())
     }
 
     pub(crate) fn unpacks_to_at_most(&self, w: &Wanted) -> u64 {
-        self.chunk_bytes(w.chunk).saturating_add(description(w.range.end - w.range.start))
+        self.chunk_bytes(w.chunk)
+            .saturating_add(description(w.range.end - w.range.start))
     }
 
     /// Checks that the archive of a chunk does not unpack to more than its shape needs.
@@ -65,15 +74,20 @@ impl TorchDistReader {
     pub(crate) fn archive_of(&self, w: &Wanted, stored: Bytes) -> Result<Bytes> {
         let shape = self.unpacks_to_at_most(w);
         let most = shape.min(self.limits.max_whole);
-        self.untransform(w.place, &self.name_of(w.chunk), stored, most)?.ok_or_else(|| match most < shape {
-            true => self.too_large(&self.name_of(w.chunk)),
-            false => self.unpacks_to_more(w),
-        })
+        self.untransform(w.place, &self.name_of(w.chunk), stored, most)?
+            .ok_or_else(|| match most < shape {
+                true => self.too_large(&self.name_of(w.chunk)),
+                false => self.unpacks_to_more(w),
+            })
     }
 
     pub(crate) fn too_large(&self, what: &str) -> StrategyError {
         let what = format!("{what} unpacks to more than is read as a whole");
-        StrategyError::Limit { what, option: LimitOption::MaxWhole, max: self.limits.max_whole }
+        StrategyError::Limit {
+            what,
+            option: LimitOption::MaxWhole,
+            max: self.limits.max_whole,
+        }
     }
 
     /// Undoes the transforms of an item. `None` if more than `most` bytes come out.
@@ -86,7 +100,11 @@ impl TorchDistReader {
     ) -> Result<Option<Bytes>> {
         let mut bytes = stored;
         for descriptor in self.table.descriptors(place) {
-            let file = || self.table.file(place).map_or_else(|_| crate::METADATA.into(), |f| f.to_string());
+            let file = || {
+                self.table
+                    .file(place)
+                    .map_or_else(|_| crate::METADATA.into(), |f| f.to_string())
+            };
             bytes = match transform::decode(descriptor, &bytes, most) {
                 Ok(bytes) => bytes,
                 Err(Refused::More) => return Ok(None),
@@ -124,7 +142,8 @@ impl TorchDistReader {
             Some(Unpacked::Tensor(tensor)) => tensor,
             _ => {
                 let (name, len) = (self.name_of(w.chunk), w.range.end - w.range.start);
-                self.limits.whole(format_args!("the archive of {name}"), len)?;
+                self.limits
+                    .whole(format_args!("the archive of {name}"), len)?;
                 self.kept.make_room(self.chunk_bytes(w.chunk));
                 let stored = self.at(w, 0..len).await?;
                 (totals.beside, totals.requests) = (totals.beside + len, totals.requests + 1);
@@ -132,7 +151,10 @@ impl TorchDistReader {
                 self.in_memory(w, self.archive_of(w, stored)?, verify)?
             }
         };
-        let wanted = reads.iter().map(|r| r.selection.elements()).fold(0, u64::saturating_add);
+        let wanted = reads
+            .iter()
+            .map(|r| r.selection.elements())
+            .fold(0, u64::saturating_add);
         land(&tensor, reads, progress, totals)?;
         if wanted < tensor.layout().elements() {
             self.kept.keep(w.chunk, verify, Unpacked::Tensor(tensor));
@@ -157,7 +179,9 @@ impl TorchDistReader {
         for r in &reads {
             hulls.push(r.selection.layout(&d.layout)?.hull());
         }
-        let all = hulls.into_iter().reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        let all = hulls
+            .into_iter()
+            .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
         let Range { start, end } = all.unwrap_or_default();
         if self.kept.is_past(w.chunk, verify, start) {
             return self.read_packed(w, reads, verify, progress, totals).await;
@@ -178,10 +202,17 @@ impl TorchDistReader {
             Some(Unpacked::Stream(stream)) if stream.at <= start => stream,
             _ => {
                 let packed = d.data.end - d.data.start;
-                self.limits.whole(format_args!("the packed storage of {}", self.name_of(w.chunk)), packed)?;
+                self.limits.whole(
+                    format_args!("the packed storage of {}", self.name_of(w.chunk)),
+                    packed,
+                )?;
                 let stored = self.at(w, d.data.clone()).await?;
                 (totals.beside, totals.requests) = (totals.beside + packed, totals.requests + 1);
-                Box::new(Stream { content: Inflate::new(&d.record, stored).map_err(corrupt)?, packed, at: 0 })
+                Box::new(Stream {
+                    content: Inflate::new(&d.record, stored).map_err(corrupt)?,
+                    packed,
+                    at: 0,
+                })
             }
         };
         let mut block = vec![0; BLOCK];
@@ -190,7 +221,9 @@ impl TorchDistReader {
             if n == 0 {
                 return Err(self.bad(w, "its storage ends before its elements do"));
             }
-            parts.iter_mut().for_each(|p| p.feed(stream.at, &block[..n]));
+            parts
+                .iter_mut()
+                .for_each(|p| p.feed(stream.at, &block[..n]));
             stream.at += n as u64;
         }
         if parts.iter().any(|p| p.next_at().is_some()) {

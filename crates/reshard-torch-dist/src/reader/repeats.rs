@@ -10,10 +10,20 @@ pub(super) type Repeats = BTreeMap<Box<str>, (u64, u64)>;
 
 /// All such tensors of a checkpoint. Empty if together they are within the limit.
 pub(super) fn repeated(table: &Table) -> Repeats {
-    let found: Repeats =
-        table.metadata.tensors().filter_map(|t| Some((t.key().into(), of(table, &t)?))).collect();
-    let all = found.values().map(|(bytes, _)| *bytes).fold(0, u64::saturating_add);
-    if all > REPEATED { found } else { Repeats::new() }
+    let found: Repeats = table
+        .metadata
+        .tensors()
+        .filter_map(|t| Some((t.key().into(), of(table, &t)?)))
+        .collect();
+    let all = found
+        .values()
+        .map(|(bytes, _)| *bytes)
+        .fold(0, u64::saturating_add);
+    if all > REPEATED {
+        found
+    } else {
+        Repeats::new()
+    }
 }
 
 fn of(table: &Table, tensor: &TensorRef<'_>) -> Option<(u64, u64)> {
@@ -24,13 +34,20 @@ fn of(table: &Table, tensor: &TensorRef<'_>) -> Option<(u64, u64)> {
         return None;
     }
     for (id, region) in tensor.chunks() {
-        let Some(place) = table.chunk(id) else { continue };
+        let Some(place) = table.chunk(id) else {
+            continue;
+        };
         // What is packed may be far shorter than its elements; it unpacks to no more than its shape says.
         if table.is_transformed(place) {
             return None;
         }
         stored = stored.saturating_add(place.length);
-        bytes = bytes.saturating_add(region.volume().unwrap_or(0).saturating_mul(tensor.dtype().size()));
+        bytes = bytes.saturating_add(
+            region
+                .volume()
+                .unwrap_or(0)
+                .saturating_mul(tensor.dtype().size()),
+        );
         if !repeats(whole.max(bytes), stored) {
             return None;
         }
@@ -51,11 +68,19 @@ mod tests {
     fn of(bytes: &[u64]) -> usize {
         let (mut b, mut results) = (Metadata::builder(), Vec::new());
         for (i, bytes) in bytes.iter().enumerate() {
-            let id = b.add_tensor(&i.to_string(), DType::UInt8, &[*bytes], Default::default()).unwrap();
+            let id = b
+                .add_tensor(&i.to_string(), DType::UInt8, &[*bytes], Default::default())
+                .unwrap();
             b.add_chunk(id, &Region::new([0], [*bytes])).unwrap();
-            let id = PieceId { key: i.to_string().into(), offset: Some([0].into()) };
+            let id = PieceId {
+                key: i.to_string().into(),
+                offset: Some([0].into()),
+            };
             let part = StorageInfo::new(Name::new("a").unwrap(), 0..200);
-            results.push(WriteResult { id, parts: vec![part] });
+            results.push(WriteResult {
+                id,
+                parts: vec![part],
+            });
         }
         let metadata = b.finish(None).unwrap();
         let pickle = crate::metadata::write(&metadata, &[results], Flavour::Universal, "").unwrap();
@@ -66,6 +91,13 @@ mod tests {
     fn tensors_repeat_when_they_are_together_more_than_anybody_may_read() {
         assert_eq!((of(&[REPEATED]), of(&[REPEATED + 1])), (0, 1));
         let half = REPEATED / 2;
-        assert_eq!((of(&[half, half]), of(&[half, half + 1]), of(&[half, half, 7])), (0, 2, 0));
+        assert_eq!(
+            (
+                of(&[half, half]),
+                of(&[half, half + 1]),
+                of(&[half, half, 7])
+            ),
+            (0, 2, 0)
+        );
     }
 }

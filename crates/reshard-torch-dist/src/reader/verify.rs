@@ -22,9 +22,25 @@ use reshard_torch_format::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 
-pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress) -> Result<VerifyReport> {
-    let sizes: BTreeMap<Name, u64> = r.store.files().await?.into_iter().map(|e| (e.name, e.bytes)).collect();
-    let mut v = Verifier { r, sizes, absent: BTreeMap::new(), report: VerifyReport::default(), progress };
+pub(super) async fn verify(
+    r: &TorchDistReader,
+    full: bool,
+    progress: &Progress,
+) -> Result<VerifyReport> {
+    let sizes: BTreeMap<Name, u64> = r
+        .store
+        .files()
+        .await?
+        .into_iter()
+        .map(|e| (e.name, e.bytes))
+        .collect();
+    let mut v = Verifier {
+        r,
+        sizes,
+        absent: BTreeMap::new(),
+        report: VerifyReport::default(),
+        progress,
+    };
     for tensor in r.table.metadata.tensors() {
         v.cover(&tensor);
         if let Err(e) = r.permits(tensor.key()) {
@@ -52,14 +68,19 @@ pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress)
         let place = r.table.object(id);
         let at = place.map(|p| r.table.file(p).and_then(|f| Ok((f, r.table.range(p)?))));
         match at {
-            None => {
-                v.add(Some(key), None, None, "it has no place: the metadata lost its storage entry".into())
-            }
+            None => v.add(
+                Some(key),
+                None,
+                None,
+                "it has no place: the metadata lost its storage entry".into(),
+            ),
             Some(Err(e)) => v.damaged(Some(key), &e),
             Some(Ok((file, range))) => {
                 let placed = v.in_file(key, &file, &range).await;
                 if placed && full {
-                    let checked = v.object(ReadObject { object: id }, range.end - range.start).await;
+                    let checked = v
+                        .object(ReadObject { object: id }, range.end - range.start)
+                        .await;
                     v.note(key, checked);
                 }
             }
@@ -72,7 +93,12 @@ pub(super) async fn verify(r: &TorchDistReader, full: bool, progress: &Progress)
     for (key, what) in &r.table.unknown {
         v.report.items += 1;
         let what = format!("{what}, so it can't be read");
-        v.report.not_understood.push(Damage { key: Some(key.clone()), file: None, offset: None, what });
+        v.report.not_understood.push(Damage {
+            key: Some(key.clone()),
+            file: None,
+            offset: None,
+            what,
+        });
     }
     Ok(v.report)
 }
@@ -89,7 +115,12 @@ struct Verifier<'r> {
 impl Verifier<'_> {
     fn add(&mut self, key: Option<&str>, file: Option<&Name>, offset: Option<u64>, what: String) {
         let (key, file) = (key.map(Into::into), file.map(ToString::to_string));
-        self.report.damage.push(Damage { key, file, offset, what });
+        self.report.damage.push(Damage {
+            key,
+            file,
+            offset,
+            what,
+        });
     }
 
     fn damaged(&mut self, key: Option<&str>, e: &StrategyError) {
@@ -111,18 +142,37 @@ impl Verifier<'_> {
     fn cover(&mut self, tensor: &TensorRef<'_>) {
         let shape = tensor.shape();
         let (key, whole) = (tensor.key(), Region::whole(&shape));
-        let chunks: Vec<Region> = tensor.chunks().map(|(_, r)| r).filter(|r| !r.is_empty()).collect();
+        let chunks: Vec<Region> = tensor
+            .chunks()
+            .map(|(_, r)| r)
+            .filter(|r| !r.is_empty())
+            .collect();
         for c in chunks.iter().filter(|c| !c.fits(&shape)) {
-            self.add(Some(key), None, None, format!("chunk {c} does not lie in the tensor's shape {shape}"));
+            self.add(
+                Some(key),
+                None,
+                None,
+                format!("chunk {c} does not lie in the tensor's shape {shape}"),
+            );
         }
         if whole.volume().is_none() {
-            return self.add(Some(key), None, None, format!("a tensor of shape {shape} can't be"));
+            return self.add(
+                Some(key),
+                None,
+                None,
+                format!("a tensor of shape {shape} can't be"),
+            );
         }
         let range = |i: usize, a: usize| chunks[i].offsets[a]..chunks[i].end(a);
         match first_fault(&whole, chunks.len(), range) {
             None => {}
             Some(BoxFault::Overlap(a, b)) => {
-                self.add(Some(key), None, None, format!("chunks {} and {} overlap", chunks[a], chunks[b]));
+                self.add(
+                    Some(key),
+                    None,
+                    None,
+                    format!("chunks {} and {} overlap", chunks[a], chunks[b]),
+                );
             }
             Some(BoxFault::Hole(hole)) => {
                 self.add(
@@ -146,8 +196,12 @@ impl Verifier<'_> {
         }
         // Something else may lie there.
         let what = match self.r.store.read(file, 0..1).await {
-            Ok(_) | Err(StorageError::NotFound { .. } | StorageError::Short { .. }) => MISSING.into(),
-            Err(e) if e.kind() == ErrorKind::Corrupt => format!("its file can't be read: {}", Lost(e)),
+            Ok(_) | Err(StorageError::NotFound { .. } | StorageError::Short { .. }) => {
+                MISSING.into()
+            }
+            Err(e) if e.kind() == ErrorKind::Corrupt => {
+                format!("its file can't be read: {}", Lost(e))
+            }
             Err(e) => return Err(e),
         };
         self.absent.insert(file.clone(), what.clone());
@@ -165,7 +219,10 @@ impl Verifier<'_> {
                 }
             },
             Some(&size) if size < range.end => {
-                format!("its bytes {}..{} do not fit the file, which has {size}", range.start, range.end)
+                format!(
+                    "its bytes {}..{} do not fit the file, which has {size}",
+                    range.start, range.end
+                )
             }
             Some(_) => return true,
         };
@@ -197,11 +254,18 @@ impl Verifier<'_> {
         // Even if one thing is not understood, another may be damaged.
         let mut found = self.described(w, &directory).await;
         for record in directory.records() {
-            if found.as_ref().is_err_and(|e| e.kind() != ErrorKind::Unsupported) {
+            if found
+                .as_ref()
+                .is_err_and(|e| e.kind() != ErrorKind::Unsupported)
+            {
                 break;
             }
             let checked = self.record(w, record).await;
-            if found.is_ok() || checked.as_ref().is_err_and(|e| e.kind() != ErrorKind::Unsupported) {
+            if found.is_ok()
+                || checked
+                    .as_ref()
+                    .is_err_and(|e| e.kind() != ErrorKind::Unsupported)
+            {
                 found = checked;
             }
         }
@@ -237,7 +301,9 @@ impl Verifier<'_> {
         let corrupt = |e| self.r.corrupt(w, e);
         let header = self.read(w, record.header_range()).await?;
         let range = record.data_range(&header).map_err(corrupt)?;
-        record.confirm(&range, &self.read(w, record.behind(&range)).await?).map_err(corrupt)?;
+        record
+            .confirm(&range, &self.read(w, record.behind(&range)).await?)
+            .map_err(corrupt)?;
         Ok(range)
     }
 
@@ -246,11 +312,14 @@ impl Verifier<'_> {
         let corrupt = |e| self.r.corrupt(w, e);
         let range = self.data_range(w, record).await?;
         if record.method != Method::Stored {
-            self.r
-                .limits
-                .whole(format_args!("{} of {}", record.name, self.r.name_of(w.chunk)), record.stored)?;
+            self.r.limits.whole(
+                format_args!("{} of {}", record.name, self.r.name_of(w.chunk)),
+                record.stored,
+            )?;
             let stored = self.read(w, range).await?;
-            return Inflate::new(record, stored).and_then(Inflate::check).map_err(corrupt);
+            return Inflate::new(record, stored)
+                .and_then(Inflate::check)
+                .map_err(corrupt);
         }
         let mut hasher = crc32fast::Hasher::new();
         let mut at = range.start;
@@ -278,7 +347,11 @@ impl Verifier<'_> {
             Item::Object(object) => metadata.object_key(object),
         };
         let key = key.unwrap_or_default();
-        let at = self.r.table.file(place).and_then(|file| Ok((file, self.r.table.range(place)?)));
+        let at = self
+            .r
+            .table
+            .file(place)
+            .and_then(|file| Ok((file, self.r.table.range(place)?)));
         let (file, range) = match at {
             Ok(at) => at,
             Err(e) => return self.damaged(Some(key), &e),
@@ -287,7 +360,15 @@ impl Verifier<'_> {
             return;
         }
         let checked = match item {
-            Item::Chunk(chunk) => self.chunk(&Wanted { chunk, place, file, range }).await,
+            Item::Chunk(chunk) => {
+                self.chunk(&Wanted {
+                    chunk,
+                    place,
+                    file,
+                    range,
+                })
+                .await
+            }
             Item::Object(_) => self.object_copy(key, place, &file, range).await,
         };
         self.note(key, checked);
@@ -302,7 +383,12 @@ impl Verifier<'_> {
     ) -> Result<u64> {
         let len = range.end - range.start;
         self.r.limits.whole(format_args!("object {key}"), len)?;
-        let stored = self.r.store.read(file, range).await.map_err(|e| self.r.lost(e, None))?;
+        let stored = self
+            .r
+            .store
+            .read(file, range)
+            .await
+            .map_err(|e| self.r.lost(e, None))?;
         let bytes = self.r.object_archive(place, key, stored)?;
         self.r.check_archive(place, key, &bytes)?;
         self.decodes(key, bytes)?;
@@ -312,7 +398,14 @@ impl Verifier<'_> {
 
     /// The checksums are right, so an object beyond the limits of the decoder is not damaged.
     fn decodes(&self, key: &str, bytes: bytes::Bytes) -> Result<()> {
-        match decode_object(&*self.r.codec(), key, Payload::Encoded { codec: TorchSave::NAME, bytes }) {
+        match decode_object(
+            &*self.r.codec(),
+            key,
+            Payload::Encoded {
+                codec: TorchSave::NAME,
+                bytes,
+            },
+        ) {
             Err(StrategyError::Object { source, .. }) if is_beyond_us(&source) => Ok(()),
             decoded => decoded.map(drop),
         }
@@ -320,10 +413,18 @@ impl Verifier<'_> {
 
     async fn object(&self, object: ReadObject, len: u64) -> Result<u64> {
         let none = Progress::none();
-        let payloads = self.r.read_objects(&[object], &ReadCx::new(true, &none)).await?;
+        let payloads = self
+            .r
+            .read_objects(&[object], &ReadCx::new(true, &none))
+            .await?;
         for p in payloads {
             if let Payload::Encoded { bytes, .. } = p {
-                let key = self.r.table.metadata.object_key(object.object).unwrap_or_default();
+                let key = self
+                    .r
+                    .table
+                    .metadata
+                    .object_key(object.object)
+                    .unwrap_or_default();
                 self.decodes(key, bytes)?;
             }
         }

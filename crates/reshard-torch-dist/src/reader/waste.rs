@@ -26,8 +26,13 @@ pub(super) fn wasted(table: &Table, most: u64) -> Waste {
 fn of(table: &Table, tensor: &TensorRef<'_>) -> Option<(u64, u64, u64)> {
     let (mut vain, mut stored, mut bytes) = (0u64, 0u64, 0u64);
     for (id, region) in tensor.chunks() {
-        let Some(place) = table.chunk(id) else { continue };
-        let elements = region.volume().unwrap_or(0).saturating_mul(tensor.dtype().size());
+        let Some(place) = table.chunk(id) else {
+            continue;
+        };
+        let elements = region
+            .volume()
+            .unwrap_or(0)
+            .saturating_mul(tensor.dtype().size());
         let usual = elements.saturating_mul(8).saturating_add(64 << 10);
         vain = vain.saturating_add(place.length.saturating_sub(usual));
         stored = stored.saturating_add(place.length);
@@ -41,7 +46,11 @@ pub(super) fn refused(key: &str, (stored, bytes): (u64, u64), max: u64) -> Strat
     let what = format!(
         "tensor {key} has {bytes} bytes of elements, for which {stored} are stored; all such tensors together are too much to read"
     );
-    StrategyError::Limit { what, option: LimitOption::MaxWhole, max }
+    StrategyError::Limit {
+        what,
+        option: LimitOption::MaxWhole,
+        max,
+    }
 }
 
 #[cfg(test)]
@@ -57,12 +66,20 @@ mod tests {
     fn keys(tensors: &[(u64, u64)], most: u64) -> Vec<String> {
         let (mut b, mut results, mut at) = (Metadata::builder(), Vec::new(), 0);
         for (i, (bytes, stored)) in tensors.iter().enumerate() {
-            let id = b.add_tensor(&i.to_string(), DType::UInt8, &[*bytes], Default::default()).unwrap();
+            let id = b
+                .add_tensor(&i.to_string(), DType::UInt8, &[*bytes], Default::default())
+                .unwrap();
             b.add_chunk(id, &Region::new([0], [*bytes])).unwrap();
-            let id = PieceId { key: i.to_string().into(), offset: Some([0].into()) };
+            let id = PieceId {
+                key: i.to_string().into(),
+                offset: Some([0].into()),
+            };
             let part = StorageInfo::new(Name::new("a").unwrap(), at..at + stored);
             at += stored;
-            results.push(WriteResult { id, parts: vec![part] });
+            results.push(WriteResult {
+                id,
+                parts: vec![part],
+            });
         }
         let metadata = b.finish(None).unwrap();
         let pickle = crate::metadata::write(&metadata, &[results], Flavour::Universal, "").unwrap();

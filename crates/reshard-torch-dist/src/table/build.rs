@@ -22,7 +22,12 @@ use std::{
 };
 
 /// Stands for no location: the checkpoint doesn't say where the item lies.
-const NOWHERE: Place = Place { file: u32::MAX, transforms: 0, offset: 0, length: 0 };
+const NOWHERE: Place = Place {
+    file: u32::MAX,
+    transforms: 0,
+    offset: 0,
+    length: 0,
+};
 
 impl Table {
     /// Reads one file.
@@ -55,14 +60,34 @@ pub(crate) struct TableBuilder {
 impl TableBuilder {
     /// For so many files, which have so many bytes together.
     pub(crate) fn new(files: usize, bytes: u64, limits: &Limits) -> Self {
-        Self { limits: *limits, merging: files > 1, worth: Worth::of(limits, bytes), ..Self::default() }
+        Self {
+            limits: *limits,
+            merging: files > 1,
+            worth: Worth::of(limits, bytes),
+            ..Self::default()
+        }
     }
 
     /// Makes the table of everything that was added.
     pub(crate) fn finish(self) -> Result<Table> {
-        let Self { logical, planner_data, signs, flattened, unknown, parsed, mut worth, .. } = self;
+        let Self {
+            logical,
+            planner_data,
+            signs,
+            flattened,
+            unknown,
+            parsed,
+            mut worth,
+            ..
+        } = self;
         let metadata = Arc::new(logical.finish(planner_data)?);
-        let mut table = Table { metadata, signs, flattened, unknown, ..Table::default() };
+        let mut table = Table {
+            metadata,
+            signs,
+            flattened,
+            unknown,
+            ..Table::default()
+        };
         let first = parsed.first().map_or(crate::METADATA, |(file, ..)| file);
         let mut nowhere = |n| worth.filled(n, NOWHERE).map_err(|b| beyond(first, b));
         table.chunks = nowhere(table.metadata.chunk_count())?;
@@ -94,7 +119,8 @@ impl TableBuilder {
 
     /// Runs the pickle. Its bytes, which are most of the memory, are freed here, before the columns are processed.
     fn columns(&mut self, file: &str, pickle: Bytes, mut columns: Columns) -> Result<(V, Columns)> {
-        let (root, end) = run(&pickle, &mut columns, &self.limits).map_err(|e| unreadable(file, e))?;
+        let (root, end) =
+            run(&pickle, &mut columns, &self.limits).map_err(|e| unreadable(file, e))?;
         self.worth = std::mem::take(&mut columns.worth);
         if end != pickle.len() {
             return Err(StrategyError::corrupt(
@@ -110,7 +136,9 @@ impl TableBuilder {
     fn logical(&mut self, file: &str, root: V, columns: &mut Columns) -> Result<u32> {
         let corrupt = |what: &str| StrategyError::corrupt(file, None, what);
         let V::Root(root) = root else {
-            return Err(corrupt("it holds no torch.distributed.checkpoint.metadata.Metadata"));
+            return Err(corrupt(
+                "it holds no torch.distributed.checkpoint.metadata.Metadata",
+            ));
         };
         let root = columns.roots[root as usize].clone();
         // Facts about the writer, for `inspect`. If they are missing or have another type, that is no error.
@@ -121,7 +149,10 @@ impl TableBuilder {
             let m = &columns.metas[m as usize];
             self.signs.storage_meta = true;
             self.signs.save_id = m.save_id;
-            self.signs.checkpoint_id = m.checkpoint_id.and_then(|id| columns.text_at(id)).map(Into::into);
+            self.signs.checkpoint_id = m
+                .checkpoint_id
+                .and_then(|id| columns.text_at(id))
+                .map(Into::into);
         }
         if let Some(V::Str(v)) = root.field(Field::Version) {
             self.signs.version = columns.text_at(v).map(Into::into);
@@ -137,15 +168,23 @@ impl TableBuilder {
             return Err(corrupt("it has no state_dict_metadata"));
         };
         let Some(V::Dict(storage)) = root.field(Field::StorageData) else {
-            return Err(corrupt("it has no storage_data, so nothing says where the items lie"));
+            return Err(corrupt(
+                "it has no storage_data, so nothing says where the items lie",
+            ));
         };
-        let strange = self.strange_places(columns, storage).map_err(|b| beyond(file, b))?;
+        let strange = self
+            .strange_places(columns, storage)
+            .map_err(|b| beyond(file, b))?;
         self.entries(file, columns, d, &strange)?;
         Ok(storage)
     }
 
     /// Which keys have locations that are objects of unknown classes.
-    fn strange_places(&mut self, columns: &Columns, dict: u32) -> std::result::Result<StrangePlaces, Beyond> {
+    fn strange_places(
+        &mut self,
+        columns: &Columns,
+        dict: u32,
+    ) -> std::result::Result<StrangePlaces, Beyond> {
         let mut strange = StrangePlaces::default();
         let pairs = &columns.dict(dict).pairs;
         self.worth.steps(pairs.len())?;
@@ -162,7 +201,10 @@ impl TableBuilder {
         if strange.unnamed {
             strange.places = self.worth.filled(columns.texts(), 0)?;
             for (index, _) in columns.dict(dict).storage() {
-                if let Some(n) = strange.places.get_mut(columns.indices[index as usize].key as usize) {
+                if let Some(n) = strange
+                    .places
+                    .get_mut(columns.indices[index as usize].key as usize)
+                {
                     *n += 1;
                 }
             }
@@ -181,7 +223,11 @@ impl TableBuilder {
         let mut seen: Vec<bool> = Vec::new();
         for (key, value) in columns.take_pairs(dict) {
             let Some(number) = columns.key(key, &mut self.worth).map_err(beyond)? else {
-                return Err(StrategyError::corrupt(file, None, "a key of state_dict_metadata is no str"));
+                return Err(StrategyError::corrupt(
+                    file,
+                    None,
+                    "a key of state_dict_metadata is no str",
+                ));
             };
             let known = number as usize;
             if known >= seen.len() {
@@ -203,8 +249,11 @@ impl TableBuilder {
             };
             match value {
                 _ if strange.concern(number, chunks) => {
-                    self.not_understood(key, "the form of its place is not one that reshard knows".into())
-                        .map_err(beyond)?;
+                    self.not_understood(
+                        key,
+                        "the form of its place is not one that reshard knows".into(),
+                    )
+                    .map_err(beyond)?;
                 }
                 V::Tensor(t) => self.tensor(file, columns, key, &columns.tensors[t as usize])?,
                 // Every rank of a rank-local checkpoint has its own copy. The first one counts.
@@ -225,14 +274,24 @@ impl TableBuilder {
     /// Records that a key is not understood. Only reads of this key will fail.
     fn not_understood(&mut self, key: &str, what: String) -> std::result::Result<(), Beyond> {
         // Pays for the copies of its description in messages.
-        self.worth.take(key.len().saturating_add(what.len()).saturating_mul(3).saturating_add(ENTRY))?;
+        self.worth.take(
+            key.len()
+                .saturating_add(what.len())
+                .saturating_mul(3)
+                .saturating_add(ENTRY),
+        )?;
         self.unknown.entry(key.into()).or_insert(what);
         Ok(())
     }
 
     fn tensor(&mut self, file: &str, columns: &Columns, key: &str, raw: &RawTensor) -> Result<()> {
-        let corrupt = |what: String| StrategyError::corrupt(file, None, format!("tensor {key}: {what}"));
-        let Description { size: (at, n), props, dtype } = match describe(columns, raw) {
+        let corrupt =
+            |what: String| StrategyError::corrupt(file, None, format!("tensor {key}: {what}"));
+        let Description {
+            size: (at, n),
+            props,
+            dtype,
+        } = match describe(columns, raw) {
             Ok(described) => described,
             Err(what) => {
                 return self.not_understood(key, what).map_err(|b| beyond(file, b));
@@ -241,7 +300,10 @@ impl TableBuilder {
         // Pays for strides, shape, and for each chunk its coordinates (in 64 bits, and again while they are sorted) and its numbers.
         let axes = (n as usize + 1).saturating_mul(4 * size_of::<u64>());
         let each = axes.saturating_add(if self.merging { 2 * ENTRY } else { 64 });
-        let bytes = columns.chunks_in(raw).saturating_mul(each).saturating_add(axes);
+        let bytes = columns
+            .chunks_in(raw)
+            .saturating_mul(each)
+            .saturating_add(axes);
         self.worth.take(bytes).map_err(|b| beyond(file, b))?;
         let shape = &columns.ints(at, n);
         self.signs.has_tensors = true;
@@ -259,14 +321,19 @@ impl TableBuilder {
                         1 => MemoryFormat::ChannelsLast,
                         _ => MemoryFormat::Preserve,
                     },
-                    strides: props.strides.filter(|s| s.1 == n).map(|(at, n)| columns.ints(at, n)[..].into()),
+                    strides: props
+                        .strides
+                        .filter(|s| s.1 == n)
+                        .map(|(at, n)| columns.ints(at, n)[..].into()),
                 };
                 self.logical.add_tensor(key, dtype, shape, properties)?
             }
         };
         for c in columns.chunks_of(raw) {
             let Some((offsets, sizes)) = columns.chunk(c) else {
-                return Err(corrupt("a chunk's offsets and sizes differ in length".into()));
+                return Err(corrupt(
+                    "a chunk's offsets and sizes differ in length".into(),
+                ));
             };
             let region = Region::new(offsets, sizes);
             // In a rank-local checkpoint, every rank lists its own copy of a replicated tensor.
@@ -281,7 +348,9 @@ impl TableBuilder {
     fn mcore_data(&mut self, columns: &mut Columns, dict: u32) -> std::result::Result<(), Beyond> {
         for i in 0..columns.dict(dict).pairs.len() {
             let (key, value) = columns.dict(dict).pairs[i];
-            let (Some(key), V::Dict(d)) = (self.key(columns, key)?, value) else { continue };
+            let (Some(key), V::Dict(d)) = (self.key(columns, key)?, value) else {
+                continue;
+            };
             let fields = &columns.dict(d).pairs;
             self.worth.steps(fields.len())?;
             for &(name, shape) in fields {
@@ -289,7 +358,8 @@ impl TableBuilder {
                     && columns.text_at(name) == Some("nd_reformulated_orig_global_shape")
                 {
                     // Room is made for the next power of two.
-                    self.worth.take((n as usize).saturating_mul(2 * size_of::<u64>()))?;
+                    self.worth
+                        .take((n as usize).saturating_mul(2 * size_of::<u64>()))?;
                     self.flattened.insert(key.clone(), columns.ints(at, n));
                 }
             }
@@ -297,7 +367,11 @@ impl TableBuilder {
         Ok(())
     }
 
-    fn planner_data(&mut self, columns: &mut Columns, dict: u32) -> std::result::Result<(), Beyond> {
+    fn planner_data(
+        &mut self,
+        columns: &mut Columns,
+        dict: u32,
+    ) -> std::result::Result<(), Beyond> {
         self.signs.planner_data = true;
         let mut paths = match self.planner_data.take() {
             Some(PlannerData::Paths(p)) => p,
@@ -313,7 +387,9 @@ impl TableBuilder {
                     for i in 0..items {
                         match columns.tuple_items(t)[i] {
                             V::Int(i) => steps.extend(u64::try_from(i).ok().map(Step::Index)),
-                            step => steps.extend(self.key(columns, step)?.map(|k| Step::Key(k.into()))),
+                            step => {
+                                steps.extend(self.key(columns, step)?.map(|k| Step::Key(k.into())))
+                            }
                         }
                     }
                 }
@@ -332,8 +408,14 @@ impl TableBuilder {
     }
 
     /// A copy of a key's spelling, if it is a str.
-    fn key(&mut self, columns: &mut Columns, key: V) -> std::result::Result<Option<String>, Beyond> {
-        let Some(key) = columns.key(key, &mut self.worth)? else { return Ok(None) };
+    fn key(
+        &mut self,
+        columns: &mut Columns,
+        key: V,
+    ) -> std::result::Result<Option<String>, Beyond> {
+        let Some(key) = columns.key(key, &mut self.worth)? else {
+            return Ok(None);
+        };
         let text = columns.text_at(key).unwrap_or_default();
         self.worth.take(text.len().saturating_add(ENTRY))?;
         Ok(Some(text.into()))
@@ -366,7 +448,10 @@ struct Description<'c> {
 }
 
 /// Or why a tensor can't be read: a later PyTorch may describe it in another way.
-fn describe<'c>(columns: &'c Columns, raw: &RawTensor) -> std::result::Result<Description<'c>, String> {
+fn describe<'c>(
+    columns: &'c Columns,
+    raw: &RawTensor,
+) -> std::result::Result<Description<'c>, String> {
     let other = |what: &str| format!("the form of its {what} is not one that reshard knows");
     let props = raw.props.map(|p| &columns.props[p as usize]);
     if let Some((_, n)) = raw.size.filter(|(_, n)| *n > MOST_AXES.into()) {
@@ -377,12 +462,33 @@ fn describe<'c>(columns: &'c Columns, raw: &RawTensor) -> std::result::Result<De
     }
     match (raw.odd, raw.size, props) {
         (Some(field), ..) => Err(other(field)),
-        (None, Some(size), Some(props @ Props { dtype: Some(dtype), odd: false, .. })) => {
-            Ok(Description { size, props, dtype: *dtype })
-        }
-        (None, Some(_), Some(Props { unknown: Some(name), .. })) => {
+        (
+            None,
+            Some(size),
+            Some(
+                props @ Props {
+                    dtype: Some(dtype),
+                    odd: false,
+                    ..
+                },
+            ),
+        ) => Ok(Description {
+            size,
+            props,
+            dtype: *dtype,
+        }),
+        (
+            None,
+            Some(_),
+            Some(Props {
+                unknown: Some(name),
+                ..
+            }),
+        ) => {
             let name = columns.text_at(*name).unwrap_or_default();
-            Err(format!("its element type torch.{name} is not one that reshard knows"))
+            Err(format!(
+                "its element type torch.{name} is not one that reshard knows"
+            ))
         }
         (None, _, Some(_)) => Err(other("size or properties")),
         (None, _, None) => Err("it has no properties".into()),
@@ -391,7 +497,12 @@ fn describe<'c>(columns: &'c Columns, raw: &RawTensor) -> std::result::Result<De
 
 /// An error of the pickle.
 fn unreadable(file: &str, e: Error) -> StrategyError {
-    if let Error::Limit { limit: limit @ (MEMORY | STEPS), max, .. } = e {
+    if let Error::Limit {
+        limit: limit @ (MEMORY | STEPS),
+        max,
+        ..
+    } = e
+    {
         return beyond(file, Beyond { limit, max });
     }
     let told = |why| not_understood(format!("reading {file} ({why})"));

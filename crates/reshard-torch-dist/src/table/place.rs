@@ -29,19 +29,31 @@ impl Placing<'_> {
         let first = self.table.files.len() as u32;
         let (mut files, mut transforms) = (BTreeMap::new(), BTreeMap::new());
         // A key may be long, and every item may name it. So the result of its look-up is kept.
-        let mut stored = self.worth.filled(columns.texts(), Stored::Unasked).map_err(|b| beyond(file, b))?;
+        let mut stored = self
+            .worth
+            .filled(columns.texts(), Stored::Unasked)
+            .map_err(|b| beyond(file, b))?;
         for (index, storage) in columns.dict(dict).storage() {
             let index = columns.indices[index as usize];
             let Some(key) = columns.text_at(index.key) else {
-                return Err(StrategyError::corrupt(file, None, "an entry of storage_data names no key"));
+                return Err(StrategyError::corrupt(
+                    file,
+                    None,
+                    "an entry of storage_data names no key",
+                ));
             };
             // A location without file, offset or length is damage, even if nobody wants the item.
             let raw = columns.storage(storage);
-            if columns.text_at(raw.file).is_none() || raw.offset == u64::MAX || raw.length == u64::MAX {
+            if columns.text_at(raw.file).is_none()
+                || raw.offset == u64::MAX
+                || raw.length == u64::MAX
+            {
                 let what = format!("the place of {key:?} lacks its file, offset or length");
                 return Err(StrategyError::corrupt(file, None, what));
             }
-            let place = self.place(raw, &mut files, &mut transforms).map_err(|b| beyond(file, b))?;
+            let place = self
+                .place(raw, &mut files, &mut transforms)
+                .map_err(|b| beyond(file, b))?;
             let of = &mut stored[index.key as usize];
             if let Stored::Unasked = of {
                 *of = self.table.stored(key);
@@ -52,7 +64,8 @@ impl Placing<'_> {
                 (None, Stored::Object(id)) => {
                     let set = set(&mut self.table.objects, id.0, place, first);
                     if !set.map_err(|what| twice(file, key, what))? {
-                        self.copy(Item::Object(id), place).map_err(|b| beyond(file, b))?;
+                        self.copy(Item::Object(id), place)
+                            .map_err(|b| beyond(file, b))?;
                     }
                 }
                 (Some((at, n)), Stored::Tensor(id)) => {
@@ -62,12 +75,15 @@ impl Placing<'_> {
                     if let Some(id) = tensor.and_then(|t| t.chunk_at(&columns.ints(at, n), hint)) {
                         let set = set(&mut self.table.chunks, id.0, place, first);
                         if !set.map_err(|what| twice(file, key, what))? {
-                            self.copy(Item::Chunk(id), place).map_err(|b| beyond(file, b))?;
+                            self.copy(Item::Chunk(id), place)
+                                .map_err(|b| beyond(file, b))?;
                         }
                     } else {
                         // Such an entry is short, but searching for its chunk takes many steps. So steps are limited.
                         let steps = tensor.map_or(0, |t| t.chunk_count().max(1).ilog2() * n);
-                        self.worth.steps(steps as usize).map_err(|b| beyond(file, b))?;
+                        self.worth
+                            .steps(steps as usize)
+                            .map_err(|b| beyond(file, b))?;
                     }
                 }
                 (None, _) => {
@@ -99,7 +115,8 @@ impl Placing<'_> {
             (Some(&known), _) => known,
             (None, None) => u32::MAX,
             (None, Some(name)) => {
-                self.worth.take(name.len().saturating_mul(2).saturating_add(ENTRY))?;
+                self.worth
+                    .take(name.len().saturating_mul(2).saturating_add(ENTRY))?;
                 let known = self.table.files.len() as u32;
                 self.table.files.push(file_name(name));
                 files.insert(raw.file, known);
@@ -111,20 +128,37 @@ impl Placing<'_> {
             Some(&known) => known,
             None => {
                 let texts = self.columns.descriptors(raw.transforms);
-                let bytes = texts.clone().map(|t| t.len().saturating_add(size_of::<String>()));
+                let bytes = texts
+                    .clone()
+                    .map(|t| t.len().saturating_add(size_of::<String>()));
                 self.worth.take(bytes.fold(ENTRY, usize::saturating_add))?;
-                let known = self.transforms.insert_full(texts.map(String::from).collect()).0 as u32;
+                let known = self
+                    .transforms
+                    .insert_full(texts.map(String::from).collect())
+                    .0 as u32;
                 transforms.insert(raw.transforms, known);
                 known
             }
         };
-        Ok(Place { file, transforms, offset: raw.offset, length: raw.length })
+        Ok(Place {
+            file,
+            transforms,
+            offset: raw.offset,
+            length: raw.length,
+        })
     }
 }
 /// The first place counts, of equal keys of several ranks; one rank's files start at `first`, and it has each key once. Returns whether
 /// it is the first.
-fn set(places: &mut [Place], id: u32, place: Place, first: u32) -> std::result::Result<bool, &'static str> {
-    let Some(p) = places.get_mut(id as usize) else { return Ok(true) };
+fn set(
+    places: &mut [Place],
+    id: u32,
+    place: Place,
+    first: u32,
+) -> std::result::Result<bool, &'static str> {
+    let Some(p) = places.get_mut(id as usize) else {
+        return Ok(true);
+    };
     match p.file {
         u32::MAX => *p = place,
         file if file >= first => return Err("has two places"),
@@ -142,7 +176,10 @@ const LONGEST_NAME: usize = 4096;
 
 fn file_name(name: &str) -> std::result::Result<Name, String> {
     if name.len() > LONGEST_NAME {
-        return Err(format!("a name of {} bytes; no file system has more than {LONGEST_NAME}", name.len()));
+        return Err(format!(
+            "a name of {} bytes; no file system has more than {LONGEST_NAME}",
+            name.len()
+        ));
     }
     Name::new(name).map_err(|e| e.to_string())
 }
@@ -156,10 +193,17 @@ pub(super) fn beyond(file: &str, b: Beyond) -> StrategyError {
         MEMORY => format!("{file} asks for more memory than what is made of a file of its length"),
         STEPS => format!("{file} names more things again and again than a file of its length"),
         other => {
-            return not_understood(format!("reading {file}, which has more than {} {other},", b.max));
+            return not_understood(format!(
+                "reading {file}, which has more than {} {other},",
+                b.max
+            ));
         }
     };
-    StrategyError::Limit { what, option: LimitOption::MaxMemory, max: b.max }
+    StrategyError::Limit {
+        what,
+        option: LimitOption::MaxMemory,
+        max: b.max,
+    }
 }
 
 #[cfg(test)]
@@ -175,7 +219,12 @@ mod tests {
 
     #[test]
     fn of_the_files_of_ranks_each_has_a_place_once_and_the_first_counts() {
-        let place = |file| Place { file, transforms: 0, offset: 7, length: 1 };
+        let place = |file| Place {
+            file,
+            transforms: 0,
+            offset: 7,
+            length: 1,
+        };
         let mut places = [place(u32::MAX); 2];
         set(&mut places, 0, place(3), 2).unwrap();
         assert_eq!(set(&mut places, 0, place(4), 2), Err("has two places"));

@@ -16,7 +16,9 @@ impl Asm {
         self
     }
     pub(crate) fn str(self, text: &str) -> Self {
-        self.op(b"X").op(&(text.len() as u32).to_le_bytes()).op(text.as_bytes())
+        self.op(b"X")
+            .op(&(text.len() as u32).to_le_bytes())
+            .op(text.as_bytes())
     }
     pub(crate) fn int(self, n: u32) -> Self {
         self.op(b"J").op(&n.to_le_bytes())
@@ -40,22 +42,43 @@ impl Asm {
         }
         self
     }
-    pub(crate) fn object(self, module: &str, name: &str, fields: impl FnOnce(Self) -> Self) -> Self {
+    pub(crate) fn object(
+        self,
+        module: &str,
+        name: &str,
+        fields: impl FnOnce(Self) -> Self,
+    ) -> Self {
         fields(self.class(module, name).op(b")\x81}(")).op(b"ub")
     }
     pub(crate) fn size(self, dims: &[u32]) -> Self {
-        let tuple = dims.iter().fold(self.class("torch", "Size").op(b"("), |a, d| a.int(*d));
+        let tuple = dims
+            .iter()
+            .fold(self.class("torch", "Size").op(b"("), |a, d| a.int(*d));
         tuple.op(b"t\x85R")
     }
     pub(crate) fn properties(self, rest: impl FnOnce(Self) -> Self) -> Self {
-        let state =
-            self.class(MD, "TensorProperties").op(b")\x81(").class("torch", "float32").op(b"N\x89N\x89");
+        let state = self
+            .class(MD, "TensorProperties")
+            .op(b")\x81(")
+            .class("torch", "float32")
+            .op(b"N\x89N\x89");
         rest(state).op(b"tb")
     }
-    pub(crate) fn item(self, key: impl FnOnce(Self) -> Self, more: impl FnOnce(Self) -> Self) -> Self {
+    pub(crate) fn item(
+        self,
+        key: impl FnOnce(Self) -> Self,
+        more: impl FnOnce(Self) -> Self,
+    ) -> Self {
         let index = self.object(MD, "MetadataIndex", |a| key(a.str("fqn")));
         index.object(FS, "_StorageInfo", |a| {
-            more(a.str("relative_path").str("__0_0.distcp").str("offset").int(0).str("length").int(1))
+            more(
+                a.str("relative_path")
+                    .str("__0_0.distcp")
+                    .str("offset")
+                    .int(0)
+                    .str("length")
+                    .int(1),
+            )
         })
     }
     /// The whole: entries, items and further fields.

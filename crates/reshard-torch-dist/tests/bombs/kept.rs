@@ -14,7 +14,13 @@ const CHUNKS: u32 = 1 << 14;
 
 fn large() -> Vec<u8> {
     // In batches, as PyTorch does.
-    let batch = |a: Asm, i: u32, end: &[u8]| if i % 512 == 511 { a.op(end).op(b"(") } else { a };
+    let batch = |a: Asm, i: u32, end: &[u8]| {
+        if i % 512 == 511 {
+            a.op(end).op(b"(")
+        } else {
+            a
+        }
+    };
     let chunk = |a: Asm, i| {
         let a = a.object(MD, "ChunkStorageMetadata", |a| {
             a.str("offsets").size(&[i, 0]).str("sizes").size(&[1, 8])
@@ -23,17 +29,31 @@ fn large() -> Vec<u8> {
     };
     let place = |a: Asm, i| {
         let index = a.object(MD, "MetadataIndex", |a| {
-            a.str("fqn").str("w").str("index").int(i).str("offset").size(&[i, 0])
+            a.str("fqn")
+                .str("w")
+                .str("index")
+                .int(i)
+                .str("offset")
+                .size(&[i, 0])
         });
         let a = index.object(FS, "_StorageInfo", |a| {
-            a.str("relative_path").str("__0_0.distcp").str("offset").int(64 * i).str("length").int(64)
+            a.str("relative_path")
+                .str("__0_0.distcp")
+                .str("offset")
+                .int(64 * i)
+                .str("length")
+                .int(64)
         });
         batch(a, i, b"u")
     };
     Asm::new().metadata(
         |a| {
             a.str("w").object(MD, "TensorStorageMetadata", |a| {
-                let a = a.str("properties").properties(same).str("size").size(&[CHUNKS, 8]);
+                let a = a
+                    .str("properties")
+                    .properties(same)
+                    .str("size")
+                    .size(&[CHUNKS, 8]);
                 a.str("chunks").op(b"](").many(CHUNKS, chunk).op(b"e")
             })
         },
@@ -56,7 +76,11 @@ fn a_file_is_given_back_before_the_table_is_built() {
 
 /// A file of one object, with a megabyte that means nothing.
 fn rank(r: u32) -> Vec<u8> {
-    let a = Asm::new().op(b"B").op(&MIB.to_le_bytes()).op(&vec![0; MIB as usize]).op(b"0");
+    let a = Asm::new()
+        .op(b"B")
+        .op(&MIB.to_le_bytes())
+        .op(&vec![0; MIB as usize])
+        .op(b"0");
     a.metadata(|a| bytes_item(a, &format!("o{r}")), same, same)
 }
 
@@ -69,7 +93,9 @@ fn of_the_files_of_all_ranks_one_is_in_memory_at_a_time() {
     for r in 0..8 {
         std::fs::write(dir.path().join(format!("__{r}.metadata")), rank(r)).unwrap();
     }
-    let cx = OpenCx::new(Arc::new(LocalStore::open(dir.path().to_str().unwrap()).unwrap()));
+    let cx = OpenCx::new(Arc::new(
+        LocalStore::open(dir.path().to_str().unwrap()).unwrap(),
+    ));
     let strategy = TorchDistLoadConfig::default().build().unwrap();
     let (reader, peak) = peak_of(|| futures::executor::block_on(strategy.open(&cx)));
     assert_eq!(reader.unwrap().metadata().object_count(), 8);

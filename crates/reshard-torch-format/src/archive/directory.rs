@@ -1,4 +1,6 @@
-use super::{CENTRAL_HEADER, DESCRIPTOR, END, END64, HAS_DESCRIPTOR, LOCAL_HEADER, LOCATOR64, MAX32};
+use super::{
+    CENTRAL_HEADER, DESCRIPTOR, END, END64, HAS_DESCRIPTOR, LOCAL_HEADER, LOCATOR64, MAX32,
+};
 use crate::{Error, Result};
 use indexmap::IndexMap;
 use std::ops::Range;
@@ -55,9 +57,17 @@ impl Record {
     /// [`Error::Archive`] if the local header is damaged or contradicts the directory, or if the data and its descriptor do not fill the
     /// space up to the next record. Otherwise [`Error::Unsupported`] if both say that the packing method is [unknown](Method::Unknown).
     pub fn data_range(&self, header: &[u8]) -> Result<Range<u64>> {
-        let bad =
-            |what: String| Error::archive(self.header, format!("local header of {:?}: {what}", self.name));
-        let mut f = Fields { bytes: header, at: 0, base: self.header };
+        let bad = |what: String| {
+            Error::archive(
+                self.header,
+                format!("local header of {:?}: {what}", self.name),
+            )
+        };
+        let mut f = Fields {
+            bytes: header,
+            at: 0,
+            base: self.header,
+        };
         if f.u32()? != LOCAL_HEADER {
             return Err(bad("its signature is wrong".into()));
         }
@@ -70,22 +80,35 @@ impl Record {
         if method_of(method, flags) != self.method {
             return Err(bad("method or flags differ from the directory's".into()));
         }
-        if usize::from(name) != self.name.len() || f.take(self.name.len())? != self.name.as_bytes() {
+        if usize::from(name) != self.name.len() || f.take(self.name.len())? != self.name.as_bytes()
+        {
             return Err(bad("its name is another one".into()));
         }
         // If a descriptor follows the data, or with zip64, the fields here are zero or all ones.
-        let differs =
-            |here: u32, there: u64| here != 0 && u64::from(here) != MAX32 && u64::from(here) != there;
-        if differs(stored, self.stored) || differs(size, self.size) || differs(crc, u64::from(self.crc32)) {
+        let differs = |here: u32, there: u64| {
+            here != 0 && u64::from(here) != MAX32 && u64::from(here) != there
+        };
+        if differs(stored, self.stored)
+            || differs(size, self.size)
+            || differs(crc, u64::from(self.crc32))
+        {
             return Err(bad("sizes or checksum differ from the directory's".into()));
         }
         let data = self.header + 30 + u64::from(name) + u64::from(extra);
-        let Some(end) = data.checked_add(self.stored).filter(|end| *end <= self.limit) else {
-            return Err(bad(format!("{} bytes of data do not fit before byte {}", self.stored, self.limit)));
+        let Some(end) = data
+            .checked_add(self.stored)
+            .filter(|end| *end <= self.limit)
+        else {
+            return Err(bad(format!(
+                "{} bytes of data do not fit before byte {}",
+                self.stored, self.limit
+            )));
         };
         match (flags & HAS_DESCRIPTOR != 0, self.limit - end) {
             (false, 0) | (true, 12 | 16 | 20 | 24) => self.is_known().map(|()| data..end),
-            (_, gap) => Err(bad(format!("{gap} bytes behind the data at {end} belong to no record"))),
+            (_, gap) => Err(bad(format!(
+                "{gap} bytes behind the data at {end} belong to no record"
+            ))),
         }
     }
 
@@ -100,19 +123,28 @@ impl Record {
     /// # Errors
     /// [`Error::Archive`] if the bytes are no such descriptor.
     pub fn confirm(&self, data: &Range<u64>, behind: &[u8]) -> Result<()> {
-        let mut f = Fields { bytes: behind, at: 0, base: data.end };
+        let mut f = Fields {
+            bytes: behind,
+            at: 0,
+            base: data.end,
+        };
         // The signature is optional, and sizes have 4 or 8 bytes. Of a larger size the former have the lower half.
         let gap = self.gap(data);
         let signed = gap == 0 || matches!(gap, 12 | 20) || f.u32()? == DESCRIPTOR;
         let right = match gap {
             0 => true,
-            12 | 16 => [f.u32()?, f.u32()?, f.u32()?] == [self.crc32, self.stored as u32, self.size as u32],
+            12 | 16 => {
+                [f.u32()?, f.u32()?, f.u32()?] == [self.crc32, self.stored as u32, self.size as u32]
+            }
             _ => f.u32()? == self.crc32 && [f.u64()?, f.u64()?] == [self.stored, self.size],
         };
         match signed && right {
             true => Ok(()),
             false => {
-                let what = format!("the data of {:?} is not followed by what the directory says", self.name);
+                let what = format!(
+                    "the data of {:?} is not followed by what the directory says",
+                    self.name
+                );
                 Err(Error::archive(data.end, what))
             }
         }
@@ -120,12 +152,17 @@ impl Record {
 
     /// Checks that its packing method is known.
     pub(super) fn is_known(&self) -> Result<()> {
-        let Method::Unknown { method, encrypted } = self.method else { return Ok(()) };
+        let Method::Unknown { method, encrypted } = self.method else {
+            return Ok(());
+        };
         let what = match encrypted {
             true => format!("record {:?}, which is encrypted,", self.name),
             false => format!("record {:?}, packed by zip method {method},", self.name),
         };
-        Err(Error::Unsupported { offset: self.header, what: what.into() })
+        Err(Error::Unsupported {
+            offset: self.header,
+            what: what.into(),
+        })
     }
 
     /// Bytes between the data and the next record.
@@ -186,10 +223,20 @@ impl Directory {
     pub fn get(&self, name: &str) -> Result<&Record> {
         self.find(name).ok_or_else(|| {
             let names: Vec<&str> = self.records.keys().map(|k| &**k).take(8).collect();
-            let more = if self.records.len() > names.len() { ", …" } else { "" };
-            let have =
-                if names.is_empty() { "nothing".into() } else { format!("{}{more}", names.join(", ")) };
-            Error::NoRecord { name: name.into(), have: have.into() }
+            let more = if self.records.len() > names.len() {
+                ", …"
+            } else {
+                ""
+            };
+            let have = if names.is_empty() {
+                "nothing".into()
+            } else {
+                format!("{}{more}", names.join(", "))
+            };
+            Error::NoRecord {
+                name: name.into(),
+                have: have.into(),
+            }
         })
     }
 }
@@ -221,7 +268,10 @@ impl Tail {
     /// that leave the archive, or have sizes that contradict each other.
     pub fn parse(archive_len: u64, tail: &[u8]) -> Result<Self> {
         let Some(start) = archive_len.checked_sub(tail.len() as u64) else {
-            return Err(Error::archive(0, "more bytes were given than the archive has"));
+            return Err(Error::archive(
+                0,
+                "more bytes were given than the archive has",
+            ));
         };
         let tail = &Window { bytes: tail, start };
         let searched = tail.bytes.len().saturating_sub(SEARCH as usize);
@@ -240,7 +290,9 @@ impl Tail {
                 match found {
                     Ok(found) => return Ok(found),
                     // A stray signature in trailing bytes. The true one comes before it.
-                    Err(e) if directories == MAX_DIRECTORIES => return Err(first_error.unwrap_or(e)),
+                    Err(e) if directories == MAX_DIRECTORIES => {
+                        return Err(first_error.unwrap_or(e));
+                    }
                     Err(e) => first_error = first_error.or(Some(e)),
                 }
             }
@@ -263,7 +315,12 @@ impl Tail {
         let (disk, first_disk) = (f.u16()?, f.u16()?);
         let (here, count) = (u64::from(f.u16()?), u64::from(f.u16()?));
         let (len, offset) = (u64::from(f.u32()?), u64::from(f.u32()?));
-        let mut found = End { count, len, offset, before: end };
+        let mut found = End {
+            count,
+            len,
+            offset,
+            before: end,
+        };
         if (disk, first_disk) != (0, 0) || here != count {
             return Err(Error::archive(end, "the archive is one of several parts"));
         }
@@ -287,11 +344,16 @@ impl Tail {
                 found.read64(tail.fields(at, 56)?, at)?;
             }
         }
-        if found.offset.checked_add(found.len).is_none_or(|e| e > found.before)
+        if found
+            .offset
+            .checked_add(found.len)
+            .is_none_or(|e| e > found.before)
             || found.count > found.len / 46
         {
-            let what =
-                format!("a directory of {} bytes at {} does not lie before it", found.len, found.offset);
+            let what = format!(
+                "a directory of {} bytes at {} does not lie before it",
+                found.len, found.offset
+            );
             return Err(Error::archive(end, what));
         }
         if found.offset < tail.start {
@@ -312,7 +374,10 @@ struct End {
 impl End {
     fn read64(&mut self, mut f: Fields<'_>, at: u64) -> Result<()> {
         if f.u32()? != END64 {
-            return Err(Error::archive(at, "the zip64 end record's signature is wrong"));
+            return Err(Error::archive(
+                at,
+                "the zip64 end record's signature is wrong",
+            ));
         }
         f.skip(8 + 2 + 2)?;
         let (disk, first_disk) = (f.u32()?, f.u32()?);
@@ -325,9 +390,17 @@ impl End {
             || !agree(self.len, MAX32, len)
             || !agree(self.offset, MAX32, offset)
         {
-            return Err(Error::archive(at, "the two end records contradict each other"));
+            return Err(Error::archive(
+                at,
+                "the two end records contradict each other",
+            ));
         }
-        *self = Self { count, len, offset, before: at };
+        *self = Self {
+            count,
+            len,
+            offset,
+            before: at,
+        };
         Ok(())
     }
 
@@ -338,12 +411,17 @@ impl End {
             records.push(entry(&mut f, self.offset)?);
         }
         if f.at != f.bytes.len() {
-            return Err(Error::archive(f.offset(), "the directory is longer than its entries"));
+            return Err(Error::archive(
+                f.offset(),
+                "the directory is longer than its entries",
+            ));
         }
         set_limits(&mut records, self.offset)?;
         let prefix: Box<str> = match records.first().and_then(|r| r.name.split_once('/')) {
             Some((prefix, _)) => prefix.into(),
-            None if records.is_empty() => return Err(Error::archive(self.offset, "the archive is empty")),
+            None if records.is_empty() => {
+                return Err(Error::archive(self.offset, "the archive is empty"));
+            }
             None => {
                 return Err(Error::archive(
                     self.offset,
@@ -355,10 +433,18 @@ impl End {
         for r in records {
             let at = r.header;
             if let Some(twice) = map.insert(r.name.clone(), r) {
-                return Err(Error::archive(at, format!("record {:?} is there twice", twice.name)));
+                return Err(Error::archive(
+                    at,
+                    format!("record {:?} is there twice", twice.name),
+                ));
             }
         }
-        Ok(Directory { records: map, prefix, offset: self.offset, end })
+        Ok(Directory {
+            records: map,
+            prefix,
+            offset: self.offset,
+            end,
+        })
     }
 }
 
@@ -387,21 +473,32 @@ fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
     f.skip(2 + 4)?;
     let mut header = u64::from(f.u32()?);
     let name = f.take(name.into())?;
-    let mut extra = Fields { bytes: f.take(extra.into())?, at: 0, base: at };
+    let mut extra = Fields {
+        bytes: f.take(extra.into())?,
+        at: 0,
+        base: at,
+    };
     f.skip(comment.into())?;
 
-    let name: Box<str> =
-        std::str::from_utf8(name).map_err(|_| bad("the name of a record is not UTF-8".into()))?.into();
+    let name: Box<str> = std::str::from_utf8(name)
+        .map_err(|_| bad("the name of a record is not UTF-8".into()))?
+        .into();
     let stays = !name.is_empty()
         && !name.starts_with('/')
         && !name.contains(['\\', '\0'])
         && name.split('/').all(|part| part != ".." && part != ".");
     if !stays {
-        return Err(bad(format!("record {name:?} would leave the archive's folder")));
+        return Err(bad(format!(
+            "record {name:?} would leave the archive's folder"
+        )));
     }
     while extra.at + 4 <= extra.bytes.len() {
         let (id, len) = (extra.u16()?, extra.u16()?);
-        let mut field = Fields { bytes: extra.take(len.into())?, at: 0, base: at };
+        let mut field = Fields {
+            bytes: extra.take(len.into())?,
+            at: 0,
+            base: at,
+        };
         if id == 1 {
             for v in [&mut size, &mut stored, &mut header] {
                 if *v == MAX32 {
@@ -412,10 +509,14 @@ fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
     }
     let method = method_of(method, flags);
     if disk != 0 {
-        return Err(bad(format!("record {name:?} lies in another part of a split archive")));
+        return Err(bad(format!(
+            "record {name:?} lies in another part of a split archive"
+        )));
     }
     if method == Method::Stored && stored != size {
-        return Err(bad(format!("record {name:?} is not packed, yet has sizes {stored} and {size}")));
+        return Err(bad(format!(
+            "record {name:?} is not packed, yet has sizes {stored} and {size}"
+        )));
     }
     let fits = header
         .checked_add(30 + name.len() as u64)
@@ -426,7 +527,16 @@ fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
             "record {name:?} of {stored} bytes at {header} does not lie before the directory"
         )));
     }
-    Ok(Record { name, method, header, stored, size, crc32, limit: end, entry: at })
+    Ok(Record {
+        name,
+        method,
+        header,
+        stored,
+        size,
+        crc32,
+        limit: end,
+        entry: at,
+    })
 }
 
 /// Records may lie in any order, but may not overlap.
@@ -437,7 +547,10 @@ fn set_limits(records: &mut [Record], end: u64) -> Result<()> {
     for i in order {
         let r = &mut records[i];
         if r.header + 30 + r.name.len() as u64 + r.stored > limit {
-            return Err(Error::archive(r.header, format!("record {:?} overlaps the one after it", r.name)));
+            return Err(Error::archive(
+                r.header,
+                format!("record {:?} overlaps the one after it", r.name),
+            ));
         }
         r.limit = limit;
         limit = r.header;
@@ -459,10 +572,15 @@ impl<'a> Window<'a> {
             .zip(usize::try_from(len).ok())
             .and_then(|(i, n)| self.bytes.get(i..)?.get(..n));
         match part {
-            Some(bytes) => Ok(Fields { bytes, at: 0, base: at }),
-            None => {
-                Err(Error::archive(at, format!("{len} bytes are expected there, the archive is shorter")))
-            }
+            Some(bytes) => Ok(Fields {
+                bytes,
+                at: 0,
+                base: at,
+            }),
+            None => Err(Error::archive(
+                at,
+                format!("{len} bytes are expected there, the archive is shorter"),
+            )),
         }
     }
 }
@@ -485,7 +603,10 @@ impl<'a> Fields<'a> {
                 self.at += n;
                 Ok(b)
             }
-            None => Err(Error::archive(self.offset(), "a header of the archive is cut short")),
+            None => Err(Error::archive(
+                self.offset(),
+                "a header of the archive is cut short",
+            )),
         }
     }
 

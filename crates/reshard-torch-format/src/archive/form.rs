@@ -44,8 +44,9 @@ impl Form {
         // Records don't overlap: what has its header before the storage's has its data there, too.
         let before = described.iter().all(|r| r.header < storage.header);
         let header = front.get(usize::try_from(storage.header).ok()?..)?;
-        let follows =
-            header.get(14..18)? == [0; 4] && matches!(storage.gap(at), 16 | 24) && at.end >= last_start;
+        let follows = header.get(14..18)? == [0; 4]
+            && matches!(storage.gap(at), 16 | 24)
+            && at.end >= last_start;
         // Then the end of the archive is where a parser looks first.
         let ends = directory.end().checked_add(22) == Some(len);
         if !(before && follows && ends) {
@@ -54,7 +55,8 @@ impl Form {
 
         let behind = last.get(usize::try_from(at.end - last_start).ok()?..)?;
         let sizes = behind.get(8..usize::try_from(storage.gap(at)).ok()?)?;
-        let place = |r: &Record| usize::try_from(r.checksum_at().checked_sub(directory.offset())?).ok();
+        let place =
+            |r: &Record| usize::try_from(r.checksum_at().checked_sub(directory.offset())?).ok();
         let mut free = Vec::new();
         for r in directory.records().filter(|r| !described.contains(r)) {
             free.push(place(r)?);
@@ -89,10 +91,18 @@ impl Form {
             return None;
         }
         let directory = last.get(last.len().checked_sub(self.directory.len())?..)?;
-        let behind = self.storage.end.checked_sub(len.checked_sub(last.len() as u64)?)?;
-        let behind = last.get(usize::try_from(behind).ok()?..)?.get(..8 + self.sizes.len())?;
+        let behind = self
+            .storage
+            .end
+            .checked_sub(len.checked_sub(last.len() as u64)?)?;
+        let behind = last
+            .get(usize::try_from(behind).ok()?..)?
+            .get(..8 + self.sizes.len())?;
         let checksum = directory.get(self.checksum..self.checksum + 4)?;
-        let same = self.fixed.iter().all(|r| directory[r.clone()] == self.directory[r.clone()])
+        let same = self
+            .fixed
+            .iter()
+            .all(|r| directory[r.clone()] == self.directory[r.clone()])
             && behind[..4] == DESCRIPTOR.to_le_bytes()
             && behind[4..8] == *checksum
             && behind[8..] == *self.sizes;

@@ -14,15 +14,18 @@ pub(super) fn serialization_id(names: u64, crcs: impl Iterator<Item = u32>) -> S
 }
 
 fn fold(values: impl IntoIterator<Item = u64>) -> u64 {
-    values
-        .into_iter()
-        .fold(0u64, |h, v| h ^ v.wrapping_add(0x9E37_79B9).wrapping_add(h << 6).wrapping_add(h >> 2))
+    values.into_iter().fold(0u64, |h, v| {
+        h ^ v
+            .wrapping_add(0x9E37_79B9)
+            .wrapping_add(h << 6)
+            .wrapping_add(h >> 2)
+    })
 }
 
 /// Bucket counts that libstdc++ grows through when elements are added one by one.
 const BUCKETS: [usize; 21] = [
-    13, 29, 59, 127, 257, 541, 1109, 2357, 5087, 10273, 20753, 42043, 85229, 172_933, 351_061, 712_697,
-    1_447_153, 2_938_679, 5_967_347, 12_117_689, 24_607_243,
+    13, 29, 59, 127, 257, 541, 1109, 2357, 5087, 10273, 20753, 42043, 85229, 172_933, 351_061,
+    712_697, 1_447_153, 2_938_679, 5_967_347, 12_117_689, 24_607_243,
 ];
 
 /// Hashes of the names in the order in which `std::unordered_set<std::string>` iterates over them.
@@ -35,7 +38,13 @@ fn set_order<'a>(names: impl Iterator<Item = &'a str>) -> Vec<u64> {
     let mut done = 0;
     for buckets in BUCKETS {
         let upto = hashes.len().min(buckets);
-        let table = Table::of(buckets, order.iter().copied().chain(hashes[done..upto].iter().copied()));
+        let table = Table::of(
+            buckets,
+            order
+                .iter()
+                .copied()
+                .chain(hashes[done..upto].iter().copied()),
+        );
         order = table.order();
         done = upto;
         if done == hashes.len() {
@@ -53,7 +62,10 @@ struct Table {
 
 impl Table {
     fn of(buckets: usize, elements: impl Iterator<Item = u64>) -> Self {
-        let mut t = Self { hashes: vec![0], next: vec![0] };
+        let mut t = Self {
+            hashes: vec![0],
+            next: vec![0],
+        };
         // the element before the first of each bucket; `u32::MAX`: bucket is empty
         let mut before = vec![u32::MAX; buckets];
         for h in elements {

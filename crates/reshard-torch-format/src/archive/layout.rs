@@ -33,7 +33,10 @@ pub struct ArchiveOptions {
 
 impl Default for ArchiveOptions {
     fn default() -> Self {
-        Self { prefix: "archive".into(), era: Era::default() }
+        Self {
+            prefix: "archive".into(),
+            era: Era::default(),
+        }
     }
 }
 
@@ -146,7 +149,9 @@ impl ArchiveLayout {
     pub fn new(pickle: &[u8], storages: &[u64], options: &ArchiveOptions) -> Result<Self> {
         let prefix = &*options.prefix;
         if prefix.is_empty() || prefix.len() > 60_000 || prefix.contains('/') {
-            return Err(Error::encode(format!("{prefix:?} can't be the folder of an archive's records")));
+            return Err(Error::encode(format!(
+                "{prefix:?} can't be the folder of an archive's records"
+            )));
         }
         let inline = |name: &str, bytes: &[u8]| {
             let body = Body::Inline(bytes.into(), crc32fast::hash(bytes));
@@ -160,7 +165,11 @@ impl ArchiveLayout {
         records.push(inline("byteorder", b"little"));
         let first = records.len();
         let order = file_order(storages.len(), options.era);
-        records.extend(order.iter().map(|&i| (format!("data/{i}"), Body::Storage, storages[i])));
+        records.extend(
+            order
+                .iter()
+                .map(|&i| (format!("data/{i}"), Body::Storage, storages[i])),
+        );
         records.push(inline("version", b"3\n"));
         records.push((".data/serialization_id".into(), Body::Id, 40));
 
@@ -169,7 +178,13 @@ impl ArchiveLayout {
         for (name, body, len) in records {
             let name = format!("{prefix}/{name}");
             let header = at;
-            let part = Part { data: data_offset(header, name.len() as u64, len), name, body, len, header };
+            let part = Part {
+                data: data_offset(header, name.len() as u64, len),
+                name,
+                body,
+                len,
+                header,
+            };
             if len > (1 << 62) || part.end() > (1 << 62) {
                 return Err(Error::encode("an archive of more than 2^62 bytes"));
             }
@@ -232,7 +247,9 @@ impl ArchiveLayout {
     /// The part of the storage behind storage `i`.
     fn next(&self, i: usize) -> Option<&Part> {
         let place = self.places.get(i)? + 1;
-        self.parts.get(self.first + place).filter(|_| place < self.order.len())
+        self.parts
+            .get(self.first + place)
+            .filter(|_| place < self.order.len())
     }
 
     /// The range of storage `i`, in bytes from the start of the archive. If there is no such storage, an empty range at the end.
@@ -270,14 +287,22 @@ impl ArchiveLayout {
     /// [`Error::Encode`] if the number of checksums is not that of the storages.
     pub fn finish(&self, crcs: &[u32]) -> Result<Vec<u8>> {
         if crcs.len() != self.order.len() {
-            let what = format!("{} checksums were given for {} storages", crcs.len(), self.order.len());
+            let what = format!(
+                "{} checksums were given for {} storages",
+                crcs.len(),
+                self.order.len()
+            );
             return Err(Error::encode(what));
         }
         let behind = self.order.last().map_or(0, |&last| self.storage(last).end);
         let mut out = Vec::with_capacity((self.len - behind) as usize);
         let sums = self.sums(crcs);
         if let Some(&last) = self.order.last() {
-            put_descriptor(&mut out, &self.parts[self.first + self.order.len() - 1], crcs[last]);
+            put_descriptor(
+                &mut out,
+                &self.parts[self.first + self.order.len() - 1],
+                crcs[last],
+            );
         }
         for i in self.first + self.order.len()..self.parts.len() {
             self.put_whole(&mut out, i, &sums);
@@ -295,18 +320,26 @@ impl ArchiveLayout {
         match &p.body {
             _ if p.len == 0 => 0,
             Body::Inline(_, crc) => *crc,
-            Body::Storage => {
-                self.order.get(part - self.first).and_then(|&i| sums.storages.get(i)).copied().unwrap_or(0)
-            }
+            Body::Storage => self
+                .order
+                .get(part - self.first)
+                .and_then(|&i| sums.storages.get(i))
+                .copied()
+                .unwrap_or(0),
             Body::Id => sums.id_crc,
         }
     }
 
     /// What depends on the storages' checksums.
     fn sums<'a>(&self, storages: &'a [u32]) -> Sums<'a> {
-        let mut sums = Sums { storages, ..Sums::default() };
+        let mut sums = Sums {
+            storages,
+            ..Sums::default()
+        };
         let others = 0..self.parts.len() - 1;
-        let crcs = others.filter(|&i| self.parts[i].has_descriptor()).map(|i| self.crc(i, &sums));
+        let crcs = others
+            .filter(|&i| self.parts[i].has_descriptor())
+            .map(|i| self.crc(i, &sums));
         let id = serialization_id(self.names, crcs);
         sums.id_crc = crc32fast::hash(id.as_bytes());
         sums.id = id;
@@ -364,7 +397,10 @@ fn file_order(n: usize, era: Era) -> Vec<usize> {
 
 fn inverse(order: &[usize]) -> Vec<usize> {
     let mut places = vec![0; order.len()];
-    order.iter().enumerate().for_each(|(place, &i)| places[i] = place);
+    order
+        .iter()
+        .enumerate()
+        .for_each(|(place, &i)| places[i] = place);
     places
 }
 
@@ -372,7 +408,11 @@ fn inverse(order: &[usize]) -> Vec<usize> {
 ///
 /// # Errors
 /// As [`ArchiveLayout::new`].
-pub fn write_archive(pickle: &[u8], storages: &[&[u8]], options: &ArchiveOptions) -> Result<Vec<u8>> {
+pub fn write_archive(
+    pickle: &[u8],
+    storages: &[&[u8]],
+    options: &ArchiveOptions,
+) -> Result<Vec<u8>> {
     let lens: Vec<u64> = storages.iter().map(|s| s.len() as u64).collect();
     let crcs: Vec<u32> = storages.iter().map(|s| crc32fast::hash(s)).collect();
     let layout = ArchiveLayout::new(pickle, &lens, options)?;
@@ -481,7 +521,11 @@ fn put_central_header(out: &mut Vec<u8>, part: &Part, crc: u32) {
 
 /// UTF-8 names; sizes behind the data, if there is data.
 fn flags(part: &Part) -> u16 {
-    if part.has_descriptor() { 0x0808 } else { 0x0800 }
+    if part.has_descriptor() {
+        0x0808
+    } else {
+        0x0800
+    }
 }
 
 fn low(v: u64) -> u32 {

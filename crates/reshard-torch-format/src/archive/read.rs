@@ -33,7 +33,10 @@ impl ByteOrder {
             Some(b"big") => Ok(Self::Big),
             Some(other) => {
                 let text = String::from_utf8_lossy(&other[..other.len().min(20)]).into_owned();
-                Err(Error::archive(0, format!("its byte order is {text:?}, neither little nor big")))
+                Err(Error::archive(
+                    0,
+                    format!("its byte order is {text:?}, neither little nor big"),
+                ))
             }
         }
     }
@@ -73,7 +76,11 @@ impl Archive {
             Tail::Done(directory) => directory,
             Tail::Need(_) => return Err(Error::archive(len, "its directory lies outside of it")),
         };
-        let archive = Self { bytes, directory, limits: *limits };
+        let archive = Self {
+            bytes,
+            directory,
+            limits: *limits,
+        };
         archive.check_version()?;
         Ok(archive)
     }
@@ -121,7 +128,9 @@ impl Archive {
         record.confirm(&range, self.slice(record.behind(&range))?)?;
         let at = range.start as usize..range.end as usize;
         if record.method != Method::Stored && record.size <= self.limits.unpacked {
-            budget.take(record.size).map_err(|r| r.at(record.header as usize))?;
+            budget
+                .take(record.size)
+                .map_err(|r| r.at(record.header as usize))?;
         }
         let content = unpack(record, self.bytes.slice(at), self.limits.unpacked)?;
         if verify == Verify::Crc {
@@ -159,7 +168,10 @@ impl Archive {
     /// The content of a record of a few letters.
     fn word(&self, record: &Record) -> Result<Bytes> {
         if record.size > MAX_WORD {
-            let what = format!("{:?} has {} bytes, {MAX_WORD} are the most", record.name, record.size);
+            let what = format!(
+                "{:?} has {} bytes, {MAX_WORD} are the most",
+                record.name, record.size
+            );
             return Err(Error::archive(record.header, what));
         }
         self.content(record, Verify::Crc)
@@ -182,12 +194,17 @@ impl Archive {
             None => self.directory.get("version")?,
         };
         let text = self.word(record)?;
-        let number = std::str::from_utf8(&text).ok().and_then(|t| t.trim().parse::<u64>().ok());
+        let number = std::str::from_utf8(&text)
+            .ok()
+            .and_then(|t| t.trim().parse::<u64>().ok());
         match number {
             Some(1..=10) => Ok(()),
             Some(n) => {
                 let what = format!("version {n} of torch's archives (1 to 10 are known)");
-                Err(Error::Unsupported { offset: record.header, what: what.into() })
+                Err(Error::Unsupported {
+                    offset: record.header,
+                    what: what.into(),
+                })
             }
             None => Err(Error::archive(record.header, "its version is no number")),
         }

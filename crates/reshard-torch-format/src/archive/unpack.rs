@@ -63,7 +63,10 @@ impl<B: AsRef<[u8]>> Inflate<B> {
         record.is_known()?;
         let len = stored.as_ref().len() as u64;
         if len != record.stored {
-            let what = format!("{:?} has {} bytes, {len} were given", record.name, record.stored);
+            let what = format!(
+                "{:?} has {} bytes, {len} were given",
+                record.name, record.stored
+            );
             return Err(Error::archive(record.header, what));
         }
         let stream = match record.method {
@@ -119,12 +122,17 @@ impl<B: AsRef<[u8]>> Inflate<B> {
     }
 
     fn bad(&self) -> Error {
-        let what = format!("{:?} does not unpack to {} bytes", self.record.name, self.record.size);
+        let what = format!(
+            "{:?} does not unpack to {} bytes",
+            self.record.name, self.record.size
+        );
         Error::archive(self.record.header, what)
     }
 
     fn fill(&mut self, block: &mut [u8]) -> Result<usize> {
-        let wanted = block.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let wanted = block
+            .len()
+            .min(usize::try_from(self.left).unwrap_or(usize::MAX));
         let block = &mut block[..wanted];
         let mut filled = 0;
         while filled < wanted {
@@ -179,7 +187,8 @@ impl<B: AsRef<[u8]>> Inflate<B> {
 /// Errors are those of [`next_block`](Inflate::next_block), wrapped as [`io::ErrorKind::InvalidData`].
 impl<B: AsRef<[u8]>> io::Read for Inflate<B> {
     fn read(&mut self, block: &mut [u8]) -> io::Result<usize> {
-        self.next_block(block).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+        self.next_block(block)
+            .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
     }
 }
 
@@ -195,7 +204,11 @@ fn compare(record: &Record, found: u32) -> Result<()> {
     if found == record.crc32 {
         Ok(())
     } else {
-        Err(Error::Checksum { name: record.name.clone(), stored: record.crc32, found })
+        Err(Error::Checksum {
+            name: record.name.clone(),
+            stored: record.crc32,
+            found,
+        })
     }
 }
 
@@ -209,12 +222,21 @@ pub fn unpack(record: &Record, stored: Bytes, max: u64) -> Result<Bytes> {
         return Ok(stream.stored);
     }
     if record.size > max {
-        return Err(Error::Limit { offset: record.header, limit: "unpacked bytes", max });
+        return Err(Error::Limit {
+            offset: record.header,
+            limit: "unpacked bytes",
+            max,
+        });
     }
     let no_memory = || {
-        let what =
-            format!("to hold the {} bytes of {:?}, for which there is no memory,", record.size, record.name);
-        Error::Unsupported { offset: record.header, what: what.into() }
+        let what = format!(
+            "to hold the {} bytes of {:?}, for which there is no memory,",
+            record.size, record.name
+        );
+        Error::Unsupported {
+            offset: record.header,
+            what: what.into(),
+        }
     };
     let size = usize::try_from(record.size).map_err(|_| no_memory())?;
     let mut out = Vec::new();

@@ -43,8 +43,14 @@ impl Refusal {
     pub(crate) fn at(self, offset: usize) -> Error {
         let offset = offset as u64;
         match *self.0 {
-            Reason::Damaged(what) => Error::Pickle { offset, what: what.into() },
-            Reason::Unsupported(what) => Error::Unsupported { offset, what: what.into() },
+            Reason::Damaged(what) => Error::Pickle {
+                offset,
+                what: what.into(),
+            },
+            Reason::Unsupported(what) => Error::Unsupported {
+                offset,
+                what: what.into(),
+            },
             Reason::Limit(limit, max) => Error::Limit { offset, limit, max },
             Reason::Other(source) => Error::Refused { offset, source },
         }
@@ -136,7 +142,9 @@ pub trait Build<'a> {
         kwargs: Self::Value,
     ) -> Built<Self::Value> {
         let _ = (class, args, kwargs);
-        Err(Refusal::unsupported("an object made with keyword arguments"))
+        Err(Refusal::unsupported(
+            "an object made with keyword arguments",
+        ))
     }
     /// `object.__setstate__(state)`, or an update of its `__dict__`.
     fn build(&mut self, object: &mut Self::Value, state: Self::Value) -> Built<()>;

@@ -30,7 +30,13 @@ impl Emitter {
     pub fn new(protocol: u8) -> Self {
         let protocol = protocol.clamp(2, 5);
         let out = vec![0x80, protocol];
-        Self { out, protocol, next: 0, texts: BTreeMap::new(), globals: BTreeMap::new() }
+        Self {
+            out,
+            protocol,
+            next: 0,
+            texts: BTreeMap::new(),
+            globals: BTreeMap::new(),
+        }
     }
 
     /// Writes an instruction as it is.
@@ -96,7 +102,11 @@ impl Emitter {
     /// An int of any size, two's complement, least significant byte first.
     pub fn long(&mut self, le: &[u8]) {
         let bytes = super::text::shortest(le);
-        self.op(if bytes.len() < 256 { Op::Long1(bytes) } else { Op::Long4(bytes) });
+        self.op(if bytes.len() < 256 {
+            Op::Long1(bytes)
+        } else {
+            Op::Long4(bytes)
+        });
     }
 
     /// A float.
@@ -201,7 +211,9 @@ impl Emitter {
             || nested > 30
             || key_has_break(module, name)
         {
-            return Err(Error::encode(format!("{module:?}.{name:?} as the name of a class")));
+            return Err(Error::encode(format!(
+                "{module:?}.{name:?} as the name of a class"
+            )));
         }
         if self.protocol >= 4 {
             self.str(module);
@@ -216,8 +228,11 @@ impl Emitter {
             self.memoize();
             self.op(Op::Reduce);
         } else {
-            let (old_module, old_name) =
-                if self.protocol < 3 { names::ancient(module, name) } else { (module, name) };
+            let (old_module, old_name) = if self.protocol < 3 {
+                names::ancient(module, name)
+            } else {
+                (module, name)
+            };
             self.op(Op::Global((old_module.as_bytes(), old_name.as_bytes())));
         }
         let id = self.memoize();

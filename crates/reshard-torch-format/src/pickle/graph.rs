@@ -110,7 +110,10 @@ const ZERO: usize = 3;
 /// Takes its memory from the limits of [`run`](super::run).
 impl Default for Graph<'_> {
     fn default() -> Self {
-        Self { bounded: false, ..Self::within(Budget::new(u64::MAX)) }
+        Self {
+            bounded: false,
+            ..Self::within(Budget::new(u64::MAX))
+        }
     }
 }
 
@@ -134,12 +137,16 @@ impl<'a> Graph<'a> {
 
     /// The content of a node.
     pub fn node(&self, id: Id) -> &Node<'a> {
-        self.nodes.get(id.0 as usize).map_or(&Node::None, |(node, _)| node)
+        self.nodes
+            .get(id.0 as usize)
+            .map_or(&Node::None, |(node, _)| node)
     }
 
     /// The position of the instruction that makes a node, in bytes. For `None`, a bool or a small int, the position of the first one.
     pub fn offset(&self, id: Id) -> u64 {
-        self.nodes.get(id.0 as usize).map_or(0, |(_, at)| *at as u64)
+        self.nodes
+            .get(id.0 as usize)
+            .map_or(0, |(_, at)| *at as u64)
     }
 
     /// All nodes, in the order in which the pickle makes them.
@@ -167,12 +174,20 @@ impl<'a> Graph<'a> {
 
     /// A str.
     pub fn as_str(&self, id: Id) -> Option<&str> {
-        if let Node::Str(s) = self.node(id) { Some(s) } else { None }
+        if let Node::Str(s) = self.node(id) {
+            Some(s)
+        } else {
+            None
+        }
     }
 
     /// An int of up to 64 bits.
     pub fn as_int(&self, id: Id) -> Option<i64> {
-        if let Node::Int(v) = self.node(id) { Some(*v) } else { None }
+        if let Node::Int(v) = self.node(id) {
+            Some(*v)
+        } else {
+            None
+        }
     }
 
     /// The elements of a tuple or list.
@@ -241,7 +256,15 @@ impl<'a> Graph<'a> {
             return self.named(module, name);
         }
         self.budget.take(blocks_of::<Call>(1))?;
-        let call = Call { how, callable, args, kwargs, state: None, items: Vec::new(), pairs: Vec::new() };
+        let call = Call {
+            how,
+            callable,
+            args,
+            kwargs,
+            state: None,
+            items: Vec::new(),
+            pairs: Vec::new(),
+        };
         self.add(Node::Call(Box::new(call)))
     }
 
@@ -250,7 +273,9 @@ impl<'a> Graph<'a> {
         if self.as_global(callable)? != ("builtins", "getattr") {
             return None;
         }
-        let &[outer, inner] = self.as_seq(args)? else { return None };
+        let &[outer, inner] = self.as_seq(args)? else {
+            return None;
+        };
         let (module, outer) = self.as_global(outer)?;
         let inner = self.as_str(inner)?;
         let fits = outer.len() + inner.len() < 250 && !inner.is_empty() && !inner.contains('.');
@@ -267,7 +292,8 @@ impl<'a> Graph<'a> {
             None => {
                 // Two counters, the texts, and the place in the set.
                 let held = size_of::<Name>() + 4 * size_of::<usize>();
-                self.budget.take(block(held) + block(name.module.len()) + block(name.name.len()))?;
+                self.budget
+                    .take(block(held) + block(name.module.len()) + block(name.name.len()))?;
                 let new = Arc::new(name);
                 self.names.insert(Arc::clone(&new));
                 new
@@ -283,7 +309,11 @@ fn extend(list: &mut Vec<Id>, items: Items<'_, Id>, budget: &mut Budget) -> Buil
     Ok(())
 }
 
-fn extend_pairs(list: &mut Vec<(Id, Id)>, mut items: Items<'_, Id>, budget: &mut Budget) -> Built<()> {
+fn extend_pairs(
+    list: &mut Vec<(Id, Id)>,
+    mut items: Items<'_, Id>,
+    budget: &mut Budget,
+) -> Built<()> {
     make_room(list, items.len() / 2, budget)?;
     list.extend(std::iter::from_fn(|| Some((items.next()?, items.next()?))));
     Ok(())
@@ -389,7 +419,9 @@ impl<'a> Build<'a> for Graph<'a> {
                 let (m, n) = (m.as_ref().into(), n.as_ref().into());
                 self.named(m, n)
             }
-            (Node::Str(_), Node::Str(_)) => Err(Refusal::damaged("the name of a class is longer than any")),
+            (Node::Str(_), Node::Str(_)) => {
+                Err(Refusal::damaged("the name of a class is longer than any"))
+            }
             _ => Err(Refusal::damaged("the name of a class is no str")),
         }
     }
@@ -401,7 +433,9 @@ impl<'a> Build<'a> for Graph<'a> {
     }
     fn new_object_ex(&mut self, class: Id, args: Id, kwargs: Id) -> Built<Id> {
         if !matches!(self.node(kwargs), Node::Dict(_)) {
-            return Err(Refusal::damaged("the keyword arguments of an object are no dict"));
+            return Err(Refusal::damaged(
+                "the keyword arguments of an object are no dict",
+            ));
         }
         self.make(How::New, class, args, Some(kwargs))
     }

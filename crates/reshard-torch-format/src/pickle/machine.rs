@@ -22,7 +22,11 @@ use std::borrow::Cow;
 /// # Ok(())
 /// # }
 /// ```
-pub fn run<'a, B: Build<'a>>(bytes: &'a [u8], builder: &mut B, limits: &Limits) -> Result<(B::Value, usize)> {
+pub fn run<'a, B: Build<'a>>(
+    bytes: &'a [u8],
+    builder: &mut B,
+    limits: &Limits,
+) -> Result<(B::Value, usize)> {
     let plan = Plan::scan(bytes, limits)?;
     let end = plan.end;
     builder.begin(limits.budget(bytes.len() as u64));
@@ -37,7 +41,9 @@ pub fn run<'a, B: Build<'a>>(bytes: &'a [u8], builder: &mut B, limits: &Limits) 
     let mut reader = Reader::new(bytes);
     loop {
         let at = reader.offset();
-        let op = reader.next_op().map_err(|t| Error::pickle(at, t.to_string()))?;
+        let op = reader
+            .next_op()
+            .map_err(|t| Error::pickle(at, t.to_string()))?;
         if let Op::Stop = op {
             let value = machine.pop().map_err(|r| r.at(at))?;
             if !machine.stack.is_empty() || !machine.marks.is_empty() {
@@ -48,7 +54,10 @@ pub fn run<'a, B: Build<'a>>(bytes: &'a [u8], builder: &mut B, limits: &Limits) 
         if let Op::Frame(len) = op
             && len > (bytes.len() - reader.offset()) as u64
         {
-            return Err(Error::pickle(at, "a frame is longer than the rest of the pickle"));
+            return Err(Error::pickle(
+                at,
+                "a frame is longer than the rest of the pickle",
+            ));
         }
         machine.builder.at(at);
         machine.step(op).map_err(|r| r.at(at))?;
@@ -103,7 +112,10 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
     /// Removes the last mark, and returns the height of the stack at it.
     #[inline(always)]
     fn mark(&mut self) -> Built<usize> {
-        let at = self.marks.pop().ok_or_else(|| Refusal::damaged("a mark is missing"))?;
+        let at = self
+            .marks
+            .pop()
+            .ok_or_else(|| Refusal::damaged("a mark is missing"))?;
         self.base = self.marks.last().copied().unwrap_or(0);
         Ok(at)
     }
@@ -186,15 +198,21 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
         let v = match text.parse::<i64>() {
             Ok(v) => self.builder.int(v),
             Err(_) if text.len() > text::MAX_DIGITS => {
-                return Err(Refusal::limit("decimal digits of an int", text::MAX_DIGITS as u64));
+                return Err(Refusal::limit(
+                    "decimal digits of an int",
+                    text::MAX_DIGITS as u64,
+                ));
             }
-            Err(_) => self.builder.long(Cow::Owned(text::decimal(text).ok_or_else(bad)?)),
+            Err(_) => self
+                .builder
+                .long(Cow::Owned(text::decimal(text).ok_or_else(bad)?)),
         };
         self.push(v)
     }
 
     fn global(&mut self, module: &[u8], name: &[u8]) -> Built<()> {
-        let (Ok(module), Ok(name)) = (std::str::from_utf8(module), std::str::from_utf8(name)) else {
+        let (Ok(module), Ok(name)) = (std::str::from_utf8(module), std::str::from_utf8(name))
+        else {
             return Err(Refusal::damaged("the name of a class is not UTF-8"));
         };
         let v = if self.protocol < 3 {
@@ -211,7 +229,11 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
         let items = self.stack.drain(from..);
         let bare = items.len() == 0;
         let args = self.builder.tuple(items)?;
-        let v = if bare { self.builder.new_object(class, args) } else { self.builder.call(class, args) };
+        let v = if bare {
+            self.builder.new_object(class, args)
+        } else {
+            self.builder.call(class, args)
+        };
         self.push(v)
     }
 
@@ -387,7 +409,8 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
                     return Err(Refusal::damaged("a key has no value"));
                 }
                 let mut dict = self.builder.dict()?;
-                self.builder.set_items(&mut dict, self.stack.drain(from..))?;
+                self.builder
+                    .set_items(&mut dict, self.stack.drain(from..))?;
                 self.push(Ok(dict))
             }
             Op::EmptySet => {
@@ -421,9 +444,9 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
                 let v = self.builder.persistent(id);
                 self.push(v)
             }
-            Op::Ext1(_) | Op::Ext2(_) | Op::Ext4(_) => {
-                Err(Refusal::unsupported("a class by its number in Python's extension registry"))
-            }
+            Op::Ext1(_) | Op::Ext2(_) | Op::Ext4(_) => Err(Refusal::unsupported(
+                "a class by its number in Python's extension registry",
+            )),
             Op::NextBuffer | Op::ReadOnlyBuffer => {
                 Err(Refusal::unsupported("a buffer outside of the pickle"))
             }
@@ -447,12 +470,13 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
                 self.push(v)
             }
             Op::String(raw) => {
-                let raw = text::quoted(raw).ok_or_else(|| Refusal::damaged("a string is not quoted"))?;
+                let raw =
+                    text::quoted(raw).ok_or_else(|| Refusal::damaged("a string is not quoted"))?;
                 self.old_text(raw)
             }
             Op::Unicode(raw) => {
-                let s =
-                    text::raw_unicode(raw).ok_or_else(|| Refusal::damaged("a text has a wrong escape"))?;
+                let s = text::raw_unicode(raw)
+                    .ok_or_else(|| Refusal::damaged("a text has a wrong escape"))?;
                 let v = self.builder.str(s);
                 self.push(v)
             }

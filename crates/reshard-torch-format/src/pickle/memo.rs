@@ -53,7 +53,9 @@ impl Plan {
         let mut fetched = Bits::default();
         let (mut next, mut sparse) = (0usize, false);
         // A number beyond the input's length can't be the count of anything in it.
-        let max = bytes.len().min(usize::try_from(limits.memo).unwrap_or(usize::MAX));
+        let max = bytes
+            .len()
+            .min(usize::try_from(limits.memo).unwrap_or(usize::MAX));
         let bad = |at: usize, what: &str| Err(Error::pickle(at, what));
         loop {
             let at = reader.offset();
@@ -75,7 +77,11 @@ impl Plan {
                     next += usize::from(filled.set(i));
                 }
                 (Some(_), _) if (max as u64) < bytes.len() as u64 => {
-                    return Err(Error::Limit { offset: at as u64, limit: "memo entries", max: limits.memo });
+                    return Err(Error::Limit {
+                        offset: at as u64,
+                        limit: "memo entries",
+                        max: limits.memo,
+                    });
                 }
                 (Some(_), _) => return bad(at, "a memo number is larger than the pickle"),
                 (_, Some(i)) if filled.get(i) => {
@@ -95,14 +101,21 @@ impl Plan {
                 before
             })
             .collect();
-        Ok(Self { fetched, ranks, count: count as usize, sparse, end: reader.offset() })
+        Ok(Self {
+            fetched,
+            ranks,
+            count: count as usize,
+            sparse,
+            end: reader.offset(),
+        })
     }
 
     #[inline(always)]
     fn slot(&self, i: usize) -> Option<usize> {
         let word = *self.fetched.0.get(i / 64)?;
         let bit = 1u64 << (i % 64);
-        (word & bit != 0).then(|| self.ranks[i / 64] as usize + (word & (bit - 1)).count_ones() as usize)
+        (word & bit != 0)
+            .then(|| self.ranks[i / 64] as usize + (word & (bit - 1)).count_ones() as usize)
     }
 }
 
@@ -119,7 +132,12 @@ impl<V> Memo<V> {
     pub(super) fn new(plan: Plan) -> Self {
         let mut slots = Vec::new();
         slots.resize_with(plan.count, || None);
-        Self { plan, slots, next: 0, filled: Bits::default() }
+        Self {
+            plan,
+            slots,
+            next: 0,
+            filled: Bits::default(),
+        }
     }
 
     /// Counts an entry, and gives its place if it is ever fetched. `None` for the number: the next one.

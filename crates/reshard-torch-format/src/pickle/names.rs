@@ -26,8 +26,12 @@ const MODULES: &[(&str, &str)] = &[
 ];
 
 /// Modules that only one direction knows: Python 2's when reading, Python 3's when writing.
-const READ_ONLY: &[(&str, &str)] =
-    &[("io", "StringIO"), ("io", "cStringIO"), ("collections", "UserDict"), ("collections", "UserList")];
+const READ_ONLY: &[(&str, &str)] = &[
+    ("io", "StringIO"),
+    ("io", "cStringIO"),
+    ("collections", "UserDict"),
+    ("collections", "UserList"),
+];
 const WRITE_ONLY: &[(&str, &str)] = &[("_functools", "functools"), ("_pickle", "pickle")];
 
 type Place = (&'static str, &'static str);
@@ -41,19 +45,43 @@ const NAMES: &[(Place, Place)] = &[
     (("builtins", "range"), ("__builtin__", "xrange")),
     (("builtins", "str"), ("__builtin__", "unicode")),
     (("builtins", "zip"), ("itertools", "izip")),
-    (("collections", "UserDict"), ("UserDict", "IterableUserDict")),
+    (
+        ("collections", "UserDict"),
+        ("UserDict", "IterableUserDict"),
+    ),
     (("collections", "UserList"), ("UserList", "UserList")),
     (("collections", "UserString"), ("UserString", "UserString")),
     (("functools", "reduce"), ("__builtin__", "reduce")),
     (("itertools", "filterfalse"), ("itertools", "ifilterfalse")),
     (("itertools", "zip_longest"), ("itertools", "izip_longest")),
-    (("multiprocessing.connection", "Connection"), ("_multiprocessing", "Connection")),
-    (("multiprocessing.context", "AuthenticationError"), ("multiprocessing", "AuthenticationError")),
-    (("multiprocessing.context", "BufferTooShort"), ("multiprocessing", "BufferTooShort")),
-    (("multiprocessing.context", "Process"), ("multiprocessing.process", "Process")),
-    (("multiprocessing.context", "ProcessError"), ("multiprocessing", "ProcessError")),
-    (("multiprocessing.context", "TimeoutError"), ("multiprocessing", "TimeoutError")),
-    (("multiprocessing.popen_fork", "Popen"), ("multiprocessing.forking", "Popen")),
+    (
+        ("multiprocessing.connection", "Connection"),
+        ("_multiprocessing", "Connection"),
+    ),
+    (
+        ("multiprocessing.context", "AuthenticationError"),
+        ("multiprocessing", "AuthenticationError"),
+    ),
+    (
+        ("multiprocessing.context", "BufferTooShort"),
+        ("multiprocessing", "BufferTooShort"),
+    ),
+    (
+        ("multiprocessing.context", "Process"),
+        ("multiprocessing.process", "Process"),
+    ),
+    (
+        ("multiprocessing.context", "ProcessError"),
+        ("multiprocessing", "ProcessError"),
+    ),
+    (
+        ("multiprocessing.context", "TimeoutError"),
+        ("multiprocessing", "TimeoutError"),
+    ),
+    (
+        ("multiprocessing.popen_fork", "Popen"),
+        ("multiprocessing.forking", "Popen"),
+    ),
     (("sys", "intern"), ("__builtin__", "intern")),
     (("urllib.error", "HTTPError"), ("urllib2", "HTTPError")),
     (("urllib.error", "URLError"), ("urllib2", "URLError")),
@@ -136,8 +164,11 @@ pub(crate) fn modern<'a>(module: &'a str, name: &'a str) -> (Cow<'a, str>, Cow<'
     if let Some(((m, n), _)) = NAMES.iter().find(|(_, old)| *old == (module, name)) {
         return ((*m).into(), (*n).into());
     }
-    let module =
-        MODULES.iter().chain(READ_ONLY).find(|(_, old)| *old == module).map_or(module, |(new, _)| new);
+    let module = MODULES
+        .iter()
+        .chain(READ_ONLY)
+        .find(|(_, old)| *old == module)
+        .map_or(module, |(new, _)| new);
     (module.into(), name.into())
 }
 
@@ -157,8 +188,11 @@ pub(crate) fn ancient<'a>(module: &'a str, name: &'a str) -> (&'a str, &'a str) 
     if let Some((_, old)) = NAMES.iter().find(|(new, _)| *new == (module, name)) {
         return *old;
     }
-    let module =
-        MODULES.iter().chain(WRITE_ONLY).find(|(new, _)| *new == module).map_or(module, |(_, old)| old);
+    let module = MODULES
+        .iter()
+        .chain(WRITE_ONLY)
+        .find(|(new, _)| *new == module)
+        .map_or(module, |(_, old)| old);
     (module, name)
 }
 
@@ -172,8 +206,14 @@ mod tests {
             (("builtins", "set"), ("__builtin__", "set")),
             (("builtins", "int"), ("__builtin__", "long")),
             (("builtins", "ValueError"), ("exceptions", "ValueError")),
-            (("collections", "OrderedDict"), ("collections", "OrderedDict")),
-            (("copyreg", "_reconstructor"), ("copy_reg", "_reconstructor")),
+            (
+                ("collections", "OrderedDict"),
+                ("collections", "OrderedDict"),
+            ),
+            (
+                ("copyreg", "_reconstructor"),
+                ("copy_reg", "_reconstructor"),
+            ),
         ] {
             assert_eq!(ancient(new.0, new.1), old);
             let (m, n) = modern(old.0, old.1);

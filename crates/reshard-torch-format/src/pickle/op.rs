@@ -187,7 +187,10 @@ impl<'a> Reader<'a> {
 
     #[inline(always)]
     fn array<const N: usize>(&mut self) -> Result<[u8; N], Trouble> {
-        let (head, rest) = self.rest.split_first_chunk::<N>().ok_or(Trouble::Truncated)?;
+        let (head, rest) = self
+            .rest
+            .split_first_chunk::<N>()
+            .ok_or(Trouble::Truncated)?;
         self.rest = rest;
         Ok(*head)
     }
@@ -241,7 +244,11 @@ mod get {
         r.take(usize::try_from(n).map_err(|_| Trouble::Truncated)?)
     }
     pub(super) fn line<'a>(r: &mut Reader<'a>) -> R<&'a [u8]> {
-        let end = r.rest.iter().position(|&b| b == b'\n').ok_or(Trouble::NoNewline)?;
+        let end = r
+            .rest
+            .iter()
+            .position(|&b| b == b'\n')
+            .ok_or(Trouble::NoNewline)?;
         let text = r.take(end)?;
         r.take(1)?;
         Ok(text)

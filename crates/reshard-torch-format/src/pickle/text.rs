@@ -21,7 +21,11 @@ pub(crate) fn shortest(le: &[u8]) -> &[u8] {
 #[inline]
 pub(crate) fn small(le: &[u8]) -> Option<i64> {
     let le = if le.len() <= 8 { le } else { shortest(le) };
-    let fill = if le.last().is_some_and(|b| b & 0x80 != 0) { 0xFF } else { 0 };
+    let fill = if le.last().is_some_and(|b| b & 0x80 != 0) {
+        0xFF
+    } else {
+        0
+    };
     let mut out = [fill; 8];
     out.get_mut(..le.len())?.copy_from_slice(le);
     Some(i64::from_le_bytes(out))
@@ -37,7 +41,8 @@ pub(crate) fn decimal(text: &str) -> Option<Vec<u8>> {
         Some(rest) => (true, rest),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
     };
-    if digits.is_empty() || digits.len() > MAX_DIGITS || !digits.bytes().all(|b| b.is_ascii_digit()) {
+    if digits.is_empty() || digits.len() > MAX_DIGITS || !digits.bytes().all(|b| b.is_ascii_digit())
+    {
         return None;
     }
     // Eighteen digits at a time fit a word.
@@ -134,7 +139,9 @@ pub(crate) fn quoted(raw: &[u8]) -> Option<Cow<'_, [u8]>> {
             b'0'..=b'7' => {
                 let mut v = u32::from(e - b'0');
                 for _ in 0..2 {
-                    let Some((&d @ b'0'..=b'7', tail)) = rest.split_first() else { break };
+                    let Some((&d @ b'0'..=b'7', tail)) = rest.split_first() else {
+                        break;
+                    };
                     v = v * 8 + u32::from(d - b'0');
                     rest = tail;
                 }
@@ -195,7 +202,10 @@ mod tests {
 
     #[test]
     fn escapes_are_pythons() {
-        assert_eq!(quoted(br"'a\n\x41\101\q'").as_deref(), Some(&b"a\nAA\\q"[..]));
+        assert_eq!(
+            quoted(br"'a\n\x41\101\q'").as_deref(),
+            Some(&b"a\nAA\\q"[..])
+        );
         assert_eq!(quoted(b"'a"), None);
         assert_eq!(quoted(b"'"), None);
         assert_eq!(raw_unicode(b"\\u00e9\xe9\\n").as_deref(), Some("éé\\n"));

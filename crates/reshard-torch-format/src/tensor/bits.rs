@@ -21,13 +21,21 @@ pub(super) fn resolve(t: &TensorRef, bytes: &mut [u8], order: ByteOrder) -> Resu
         }
     };
     if t.conj && dtype.is_complex() {
-        bytes.chunks_exact_mut(2 * word).for_each(|element| flip(&mut element[word..]));
+        bytes
+            .chunks_exact_mut(2 * word)
+            .for_each(|element| flip(&mut element[word..]));
     }
     if t.neg {
         let signed = dtype.is_complex()
-            || matches!(dtype, DType::Float16 | DType::BFloat16 | DType::Float32 | DType::Float64);
+            || matches!(
+                dtype,
+                DType::Float16 | DType::BFloat16 | DType::Float32 | DType::Float64
+            );
         if !signed {
-            return Err(Error::tensor(&t.storage.key, format!("negated elements of {dtype} make no sense")));
+            return Err(Error::tensor(
+                &t.storage.key,
+                format!("negated elements of {dtype} make no sense"),
+            ));
         }
         bytes.chunks_exact_mut(word).for_each(flip);
     }

@@ -19,8 +19,11 @@ pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id, wrapped: Wrapped) -> Result<O
     // A parameter wraps a tensor; more wrapping has no meaning.
     let mut id = id;
     for _ in 0..4 {
-        let Node::Call(call) = graph.node(id) else { return Ok(None) };
-        let Some(("torch._utils" | "torch._tensor", function)) = graph.as_global(call.callable) else {
+        let Node::Call(call) = graph.node(id) else {
+            return Ok(None);
+        };
+        let Some(("torch._utils" | "torch._tensor", function)) = graph.as_global(call.callable)
+        else {
             return Ok(None);
         };
         let args = graph.as_seq(call.args).unwrap_or(&[]);
@@ -29,13 +32,18 @@ pub(crate) fn tensor_of(graph: &Graph<'_>, id: Id, wrapped: Wrapped) -> Result<O
         }
         match (function, args) {
             ("_rebuild_parameter", [inner, ..]) => id = *inner,
-            ("_rebuild_parameter_with_state", [inner, ..]) if wrapped == Wrapped::Any => id = *inner,
+            ("_rebuild_parameter_with_state", [inner, ..]) if wrapped == Wrapped::Any => {
+                id = *inner
+            }
             ("_rebuild_from_type_v2", &[function, class, args, state]) => {
-                let plain = graph.as_global(class) == Some(("torch", "Tensor")) && is_empty(graph, state);
+                let plain =
+                    graph.as_global(class) == Some(("torch", "Tensor")) && is_empty(graph, state);
                 if !plain && wrapped == Wrapped::Plain {
                     return Ok(None);
                 }
-                let Some(("torch._utils", function)) = graph.as_global(function) else { return Ok(None) };
+                let Some(("torch._utils", function)) = graph.as_global(function) else {
+                    return Ok(None);
+                };
                 return rebuild(graph, function, graph.as_seq(args).unwrap_or(&[]));
             }
             (function, args) => return rebuild(graph, function, args),
@@ -59,11 +67,14 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
         "_rebuild_tensor_v3" => 7,
         _ => return Ok(None),
     };
-    let bad = |key: &str, what: &str| Error::tensor(key, format!("it is described wrongly: {what}"));
+    let bad =
+        |key: &str, what: &str| Error::tensor(key, format!("it is described wrongly: {what}"));
     if args.len() != fixed && (fixed == 4 || args.len() != fixed + 1) {
         return Err(bad("?", "the number of arguments is wrong"));
     }
-    let Some(stored) = storage_of(graph, args[0])? else { return Err(bad("?", "it has no storage")) };
+    let Some(stored) = storage_of(graph, args[0])? else {
+        return Err(bad("?", "it has no storage"));
+    };
     let storage = stored.storage;
     let key = storage.key.clone();
     let dtype = if fixed == 7 {
@@ -71,7 +82,9 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
             return Err(bad(&key, "its dtype has no name"));
         };
         // Types that only PyTorch knows, such as bits8, stay what the pickle says.
-        let Ok(dtype) = name.parse::<DType>() else { return Ok(None) };
+        let Ok(dtype) = name.parse::<DType>() else {
+            return Ok(None);
+        };
         dtype
     } else {
         match storage.dtype {
@@ -85,10 +98,16 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
             return Err(unsupported(graph, id, what));
         }
     }
-    let offset = graph.as_int(args[1]).and_then(|v| u64::try_from(v).ok()?.checked_add(stored.view));
-    let (Some(offset), Some(shape), Some(strides)) = (offset, dims(graph, args[2]), dims(graph, args[3]))
+    let offset = graph
+        .as_int(args[1])
+        .and_then(|v| u64::try_from(v).ok()?.checked_add(stored.view));
+    let (Some(offset), Some(shape), Some(strides)) =
+        (offset, dims(graph, args[2]), dims(graph, args[3]))
     else {
-        return Err(bad(&key, "offset, shape or strides are no whole numbers from 0 on"));
+        return Err(bad(
+            &key,
+            "offset, shape or strides are no whole numbers from 0 on",
+        ));
     };
     if shape.len() != strides.len() {
         return Err(bad(&key, "shape and strides differ in length"));
@@ -101,8 +120,10 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
         None | Some(Node::None) => {}
         Some(Node::Dict(pairs)) => {
             if pairs.len() > MAX_METADATA {
-                let what =
-                    format!("a tensor with {} notes in its metadata (at most {MAX_METADATA})", pairs.len());
+                let what = format!(
+                    "a tensor with {} notes in its metadata (at most {MAX_METADATA})",
+                    pairs.len()
+                );
                 return Err(unsupported(graph, args[fixed], what));
             }
             for &(k, v) in pairs {
@@ -117,7 +138,16 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
         }
         Some(_) => return Err(bad(&key, "its metadata is no dict")),
     }
-    let tensor = TensorRef { dtype, storage, offset, shape, strides, requires_grad, conj, neg };
+    let tensor = TensorRef {
+        dtype,
+        storage,
+        offset,
+        shape,
+        strides,
+        requires_grad,
+        conj,
+        neg,
+    };
     tensor.layout()?;
     Ok(Some(tensor))
 }
@@ -128,7 +158,10 @@ const MAX_AXES: usize = 64;
 const MAX_METADATA: usize = 100;
 
 fn unsupported(graph: &Graph<'_>, id: Id, what: String) -> Error {
-    Error::Unsupported { offset: graph.offset(id), what: what.into() }
+    Error::Unsupported {
+        offset: graph.offset(id),
+        what: what.into(),
+    }
 }
 
 /// A tuple, or a `torch.Size` of one.

@@ -47,7 +47,10 @@ const QUANTIZED: &[(&str, u64)] = &[
 ];
 
 pub(super) fn legacy_name(dtype: DType) -> Option<&'static str> {
-    LEGACY.iter().find(|(d, _)| *d == dtype).map(|(_, name)| *name)
+    LEGACY
+        .iter()
+        .find(|(d, _)| *d == dtype)
+        .map(|(_, name)| *name)
 }
 
 /// Bytes per element of a storage class; `None` for an unknown class.
@@ -58,14 +61,24 @@ pub(crate) fn element_size(name: &str) -> Option<u64> {
             .iter()
             .find(|(n, _)| *n == name)
             .map(|(_, size)| *size)
-            .or_else(|| LEGACY.iter().find(|(_, n)| *n == name).map(|(d, _)| d.size())),
+            .or_else(|| {
+                LEGACY
+                    .iter()
+                    .find(|(_, n)| *n == name)
+                    .map(|(d, _)| d.size())
+            }),
     }
 }
 
 impl StorageRef {
     /// A storage of `len` bytes on the CPU.
     pub fn new(key: &str, dtype: Option<DType>, len: u64) -> Self {
-        Self { key: key.into(), dtype, len, location: "cpu".into() }
+        Self {
+            key: key.into(),
+            dtype,
+            len,
+            location: "cpu".into(),
+        }
     }
 
     /// Name of its record, without the archive's prefix.
@@ -81,7 +94,10 @@ impl StorageRef {
         if self.len == record {
             Ok(())
         } else {
-            let what = format!("the pickle says that it has {} bytes, its record has {record}", self.len);
+            let what = format!(
+                "the pickle says that it has {} bytes, its record has {record}",
+                self.len
+            );
             Err(Error::tensor(&self.key, what))
         }
     }
@@ -98,7 +114,13 @@ impl StorageRef {
     }
 
     /// Writes it as a storage of another class.
-    pub(crate) fn emit_as(&self, e: &mut Emitter, module: &str, class: &str, size: u64) -> Result<()> {
+    pub(crate) fn emit_as(
+        &self,
+        e: &mut Emitter,
+        module: &str,
+        class: &str,
+        size: u64,
+    ) -> Result<()> {
         e.op(Op::Mark);
         e.str("storage");
         e.global(module, class)?;
@@ -124,9 +146,14 @@ pub(crate) struct Stored<'g> {
 
 /// Reads `("storage", class, key, location, elements)`; `None` if the node is something else.
 pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stored<'g>>> {
-    let Node::Persistent(tuple) = graph.node(id) else { return Ok(None) };
+    let Node::Persistent(tuple) = graph.node(id) else {
+        return Ok(None);
+    };
     let bad = |what: &str| Error::tensor("?", format!("a storage is described wrongly: {what}"));
-    let unsupported = |what: String| Error::Unsupported { offset: graph.offset(id), what: what.into() };
+    let unsupported = |what: String| Error::Unsupported {
+        offset: graph.offset(id),
+        what: what.into(),
+    };
     let (class, key, location, count, view) = match graph.as_seq(*tuple) {
         Some(&[tag, class, key, location, count]) if graph.as_str(tag) == Some("storage") => {
             (class, key, location, count, None)
@@ -136,14 +163,20 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
         }
         _ => return Err(unsupported("a persistent id that is no storage".into())),
     };
-    let (module, class) = graph.as_global(class).ok_or_else(|| bad("its class has no name"))?;
+    let (module, class) = graph
+        .as_global(class)
+        .ok_or_else(|| bad("its class has no name"))?;
     if !matches!(module, "torch" | "torch.storage" | "torch.cuda") {
         return Err(bad("its class is not torch's"));
     }
     let (Some(key), Some(location)) = (graph.as_str(key), graph.as_str(location)) else {
         return Err(bad("key or location is no str"));
     };
-    if key.is_empty() || key.len() > 1000 || key.contains(['\\', '\0']) || key.split('/').any(|p| p == "..") {
+    if key.is_empty()
+        || key.len() > 1000
+        || key.contains(['\\', '\0'])
+        || key.split('/').any(|p| p == "..")
+    {
         return Err(bad("its key is no name"));
     }
     if location.len() > 1000 {
@@ -156,16 +189,34 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
         });
     };
     let count = graph.as_int(count).and_then(|n| u64::try_from(n).ok());
-    let len = count.and_then(|n| n.checked_mul(size)).filter(|n| *n <= i64::MAX as u64);
-    let Some(len) = len else { return Err(Error::tensor(key, "its number of elements is impossible")) };
+    let len = count
+        .and_then(|n| n.checked_mul(size))
+        .filter(|n| *n <= i64::MAX as u64);
+    let Some(len) = len else {
+        return Err(Error::tensor(key, "its number of elements is impossible"));
+    };
     let dtype = LEGACY.iter().find(|(_, n)| *n == class).map(|(d, _)| *d);
-    let view = match view.filter(|v| !matches!(graph.node(*v), Node::None)).map(|v| graph.as_seq(v)) {
+    let view = match view
+        .filter(|v| !matches!(graph.node(*v), Node::None))
+        .map(|v| graph.as_seq(v))
+    {
         None => 0,
-        Some(Some(&[_, first, _])) => {
-            graph.as_int(first).and_then(|v| u64::try_from(v).ok()).ok_or_else(|| bad("its view"))?
-        }
+        Some(Some(&[_, first, _])) => graph
+            .as_int(first)
+            .and_then(|v| u64::try_from(v).ok())
+            .ok_or_else(|| bad("its view"))?,
         Some(_) => return Err(bad("its view")),
     };
-    let storage = StorageRef { key: key.into(), dtype, len, location: location.into() };
-    Ok(Some(Stored { storage, module, class, view }))
+    let storage = StorageRef {
+        key: key.into(),
+        dtype,
+        len,
+        location: location.into(),
+    };
+    Ok(Some(Stored {
+        storage,
+        module,
+        class,
+        view,
+    }))
 }

@@ -45,7 +45,12 @@ const SMALL_DICT: usize = 8;
 
 impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a, F> {
     /// Of a graph in a file without byte order, of which nothing need be copied.
-    pub(crate) fn new(graph: &'g Graph<'a>, pickle: &'g Bytes, limits: &'g Limits, fetch: F) -> Self {
+    pub(crate) fn new(
+        graph: &'g Graph<'a>,
+        pickle: &'g Bytes,
+        limits: &'g Limits,
+        fetch: F,
+    ) -> Self {
         Self {
             graph,
             pickle,
@@ -66,7 +71,11 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
 
     /// Of a file of `len` bytes.
     pub(crate) fn of_file(self, order: ByteOrder, len: u64) -> Self {
-        Self { order, copies: len, ..self }
+        Self {
+            order,
+            copies: len,
+            ..self
+        }
     }
 
     fn offset(&self) -> u64 {
@@ -94,7 +103,11 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
             Node::OddStr(raw) => {
                 let raw = self.blob(raw)?;
                 self.take(2 * block(16))?;
-                self.plain_call("_codecs", "decode", [raw, "utf-8".into(), "surrogatepass".into()])
+                self.plain_call(
+                    "_codecs",
+                    "decode",
+                    [raw, "utf-8".into(), "surrogatepass".into()],
+                )
             }
             Node::Bytes(raw) => self.blob(raw),
             Node::ByteArray(raw) => {
@@ -144,7 +157,11 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
         self.nodes += u64::from(bytes == 0);
         self.bytes = self.bytes.saturating_add(bytes as u64);
         if self.nodes > self.limits.nodes {
-            return Err(Error::Limit { offset: self.offset(), limit: "nodes", max: self.limits.nodes });
+            return Err(Error::Limit {
+                offset: self.offset(),
+                limit: "nodes",
+                max: self.limits.nodes,
+            });
         }
         if self.bytes > self.limits.bytes {
             return Err(Error::Limit {
@@ -159,7 +176,9 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
     /// Draws from the budget.
     #[inline]
     fn take(&mut self, bytes: u64) -> Result<()> {
-        self.budget.take(bytes).map_err(|r| r.at(self.offset() as usize))
+        self.budget
+            .take(bytes)
+            .map_err(|r| r.at(self.offset() as usize))
     }
 
     /// A list for so many items.
@@ -212,7 +231,9 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
         self.take(search)?;
         let once = self.last_of_each(pairs)?;
         self.budget.give_back(search);
-        let kept = once.as_ref().map_or(0, |once| blocks_of::<Pair>(once.len() + 2));
+        let kept = once
+            .as_ref()
+            .map_or(0, |once| blocks_of::<Pair>(once.len() + 2));
         self.take(kept + block(2 * size_of::<(Id, Option<Rc<[Pair]>>)>()))?;
         self.unique.insert(id, once.clone());
         Ok(once)
@@ -324,7 +345,11 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
                 for &arg in args {
                     all.push(self.value(arg)?);
                 }
-                if how == How::Call { ("operator", "call") } else { ("copyreg", "__newobj__") }
+                if how == How::Call {
+                    ("operator", "call")
+                } else {
+                    ("copyreg", "__newobj__")
+                }
             }
         };
         self.filled(name.0, name.1, Construct::Reduce(all), id, call)
@@ -368,7 +393,12 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
         self.bare(module, name, construct).map(Value::Opaque)
     }
 
-    fn plain_call<const N: usize>(&mut self, module: &str, name: &str, args: [Value; N]) -> Result<Value> {
+    fn plain_call<const N: usize>(
+        &mut self,
+        module: &str,
+        name: &str,
+        args: [Value; N],
+    ) -> Result<Value> {
         self.take(blocks_of::<Value>(N))?;
         self.opaque(module, name, Construct::Reduce(args.into()))
     }
@@ -376,11 +406,18 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
     /// Calls that old protocols spell plain values with.
     fn known(&mut self, name: (&str, &str), args: &[Id]) -> Result<Option<Value>> {
         match (name, args) {
-            (("_codecs", "encode"), &[text, codec]) if self.graph.as_str(codec) == Some("latin1") => {
-                let Some(text) = self.graph.as_str(text) else { return Ok(None) };
+            (("_codecs", "encode"), &[text, codec])
+                if self.graph.as_str(codec) == Some("latin1") =>
+            {
+                let Some(text) = self.graph.as_str(text) else {
+                    return Ok(None);
+                };
                 self.count(text.len())?;
                 self.take(block(text.len()) + block(size_of::<Bytes>()))?;
-                let bytes: Option<Vec<u8>> = text.chars().map(|c| u8::try_from(u32::from(c)).ok()).collect();
+                let bytes: Option<Vec<u8>> = text
+                    .chars()
+                    .map(|c| u8::try_from(u32::from(c)).ok())
+                    .collect();
                 Ok(bytes.map(|b| Value::Bytes(b.into())))
             }
             (("builtins", "bytes"), &[]) => Ok(Some(Value::Bytes(Bytes::new()))),
@@ -396,23 +433,30 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
     /// `functools.partial(C.__new__, C, *args, **kwargs)()`: how protocol 2 makes an object with keyword arguments.
     fn partial_new(&mut self, id: Id, call: &'g Call, args: &[Id]) -> Result<Option<Value>> {
         let graph = self.graph;
-        let Node::Call(partial) = graph.node(call.callable) else { return Ok(None) };
+        let Node::Call(partial) = graph.node(call.callable) else {
+            return Ok(None);
+        };
         let is_partial = graph.as_global(partial.callable) == Some(("functools", "partial"))
             && partial.how == How::Call
             && call.how == How::Call
             && args.is_empty()
             && partial.items.is_empty()
             && partial.pairs.is_empty();
-        let Some(&[function, args, kwargs, dict]) =
-            partial.state.and_then(|s| graph.as_seq(s)).filter(|_| is_partial)
+        let Some(&[function, args, kwargs, dict]) = partial
+            .state
+            .and_then(|s| graph.as_seq(s))
+            .filter(|_| is_partial)
         else {
             return Ok(None);
         };
-        let (Some(function), Some([class, args @ ..])) = (graph.as_global(function), graph.as_seq(args))
+        let (Some(function), Some([class, args @ ..])) =
+            (graph.as_global(function), graph.as_seq(args))
         else {
             return Ok(None);
         };
-        let Some((module, name)) = graph.as_global(*class) else { return Ok(None) };
+        let Some((module, name)) = graph.as_global(*class) else {
+            return Ok(None);
+        };
         let (Node::Dict(_), Node::None) = (graph.node(kwargs), graph.node(dict)) else {
             return Ok(None);
         };
@@ -435,16 +479,24 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
                 + block(2 * size_of::<(Box<str>, Arc<dyn HostBuffer>)>()),
         )?;
         let buffer: Arc<dyn HostBuffer> = Arc::new((self.fetch)(storage, &mut self.budget)?);
-        self.storages.insert(storage.key.clone(), Arc::clone(&buffer));
+        self.storages
+            .insert(storage.key.clone(), Arc::clone(&buffer));
         Ok(buffer)
     }
 
     /// A storage that is no tensor's: it is shown as its class, made of a flat tensor.
     fn storage(&mut self, id: Id) -> Result<Value> {
-        let Some(Stored { storage, module, class, view }) = storage_of(self.graph, id)? else {
+        let Some(Stored {
+            storage,
+            module,
+            class,
+            view,
+        }) = storage_of(self.graph, id)?
+        else {
             return Ok(Value::None);
         };
-        if view != 0 || (self.order == ByteOrder::Big && storage.dtype.is_none_or(|d| d.word() > 1)) {
+        if view != 0 || (self.order == ByteOrder::Big && storage.dtype.is_none_or(|d| d.word() > 1))
+        {
             return Err(Error::Unsupported {
                 offset: self.offset(),
                 what: "a bare storage that is a view or big-endian".into(),

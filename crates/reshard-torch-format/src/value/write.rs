@@ -44,7 +44,10 @@ pub fn encode(value: &Value) -> Result<Encoded> {
     };
     encoder.survey(value)?;
     encoder.value(value)?;
-    Ok(Encoded { pickle: encoder.e.finish(), storages: encoder.storages })
+    Ok(Encoded {
+        pickle: encoder.e.finish(),
+        storages: encoder.storages,
+    })
 }
 
 const MAX_DEPTH: u32 = 500;
@@ -68,7 +71,9 @@ impl Encoder {
     fn enter(&mut self) -> Result<()> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            return Err(Error::encode(format!("a value nested more than {MAX_DEPTH} deep")));
+            return Err(Error::encode(format!(
+                "a value nested more than {MAX_DEPTH} deep"
+            )));
         }
         Ok(())
     }
@@ -78,10 +83,17 @@ impl Encoder {
         self.enter()?;
         match value {
             Value::Tensor(t) if shareable(t) => {
-                self.hulls.entry((t.buffer_id(), t.dtype())).or_default().add(t.layout().hull());
+                self.hulls
+                    .entry((t.buffer_id(), t.dtype()))
+                    .or_default()
+                    .add(t.layout().hull());
             }
-            Value::List(v) | Value::Tuple(v) | Value::Set(v) => v.iter().try_for_each(|v| self.survey(v))?,
-            Value::Dict(d) => d.iter().try_for_each(|(k, v)| self.survey(k).and_then(|()| self.survey(v)))?,
+            Value::List(v) | Value::Tuple(v) | Value::Set(v) => {
+                v.iter().try_for_each(|v| self.survey(v))?
+            }
+            Value::Dict(d) => d
+                .iter()
+                .try_for_each(|(k, v)| self.survey(k).and_then(|()| self.survey(v)))?,
             Value::Opaque(o) => {
                 match &o.construct {
                     Construct::Reduce(args) | Construct::NewObj(args) => {
@@ -94,7 +106,9 @@ impl Encoder {
                     _ => {}
                 }
                 o.items.iter().try_for_each(|v| self.survey(v))?;
-                o.pairs.iter().try_for_each(|(k, v)| self.survey(k).and_then(|()| self.survey(v)))?;
+                o.pairs
+                    .iter()
+                    .try_for_each(|(k, v)| self.survey(k).and_then(|()| self.survey(v)))?;
                 o.state.iter().try_for_each(|v| self.survey(v))?;
             }
             _ => {}
@@ -126,7 +140,12 @@ impl Encoder {
             Value::Dict(v) => self.dict(v)?,
             Value::Tensor(t) => self.tensor(t)?,
             Value::Opaque(o) => self.opaque(o)?,
-            other => return Err(Error::encode(format!("a {} in device or local memory", other.type_name()))),
+            other => {
+                return Err(Error::encode(format!(
+                    "a {} in device or local memory",
+                    other.type_name()
+                )));
+            }
         }
         self.depth -= 1;
         Ok(())
@@ -254,7 +273,10 @@ impl Encoder {
 
     fn only_global(&mut self, o: &Opaque) -> Result<()> {
         if o.state.is_some() || !o.items.is_empty() || !o.pairs.is_empty() {
-            return Err(Error::encode(format!("the class {} itself, with contents", o.class())));
+            return Err(Error::encode(format!(
+                "the class {} itself, with contents",
+                o.class()
+            )));
         }
         self.e.global(&o.module, &o.name)
     }
@@ -300,7 +322,10 @@ impl Encoder {
         let around = self.hulls.get(&group).filter(|_| shareable(t));
         let Some(whole) = around.and_then(|all| all.around(&hull)) else {
             let number = self.add(t.to_bytes());
-            return Ok((StorageRef::new(&number.to_string(), Some(t.dtype()), t.nbytes()), 0));
+            return Ok((
+                StorageRef::new(&number.to_string(), Some(t.dtype()), t.nbytes()),
+                0,
+            ));
         };
         let key = (group, whole.start, whole.end);
         let number = match self.known.get(&key) {
@@ -315,7 +340,11 @@ impl Encoder {
         if hull == whole {
             self.storages[number] = t.to_bytes();
         }
-        let storage = StorageRef::new(&number.to_string(), Some(t.dtype()), whole.end - whole.start);
+        let storage = StorageRef::new(
+            &number.to_string(),
+            Some(t.dtype()),
+            whole.end - whole.start,
+        );
         Ok((storage, (hull.start - whole.start) / item))
     }
 
@@ -326,11 +355,15 @@ impl Encoder {
 
     /// A storage without a tensor, as reading shows it.
     fn bare_storage(&mut self, o: &Opaque) -> Result<bool> {
-        let (Construct::Reduce(args), true) = (&o.construct, matches!(&*o.module, "torch" | "torch.storage"))
-        else {
+        let (Construct::Reduce(args), true) = (
+            &o.construct,
+            matches!(&*o.module, "torch" | "torch.storage"),
+        ) else {
             return Ok(false);
         };
-        let ([Value::Tensor(t)], Some(size)) = (&args[..], element_size(&o.name)) else { return Ok(false) };
+        let ([Value::Tensor(t)], Some(size)) = (&args[..], element_size(&o.name)) else {
+            return Ok(false);
+        };
         let (storage, offset) = self.place(t)?;
         if offset != 0 || storage.len != t.nbytes() {
             let own = self.add(t.to_bytes());
@@ -367,7 +400,11 @@ impl Hulls {
     /// Adds a range, unless it lies in one that is there, and takes away those that lie in it.
     fn add(&mut self, new: Range<u64>) {
         if self.around(&new).is_none() {
-            while let Some((&start, _)) = self.0.range(new.start..).next().filter(|(_, end)| **end <= new.end)
+            while let Some((&start, _)) = self
+                .0
+                .range(new.start..)
+                .next()
+                .filter(|(_, end)| **end <= new.end)
             {
                 self.0.remove(&start);
             }

@@ -7,7 +7,9 @@ use proptest::prelude::*;
 use reshard_model::{DType, ErrorKind, Tensor, Value};
 use reshard_torch_format::{
     Error, Limits, LoadOptions, TensorRef,
-    archive::{Archive, ArchiveLayout, ArchiveOptions, ByteOrder, Era, Record, Tail, Verify, write_archive},
+    archive::{
+        Archive, ArchiveLayout, ArchiveOptions, ByteOrder, Era, Record, Tail, Verify, write_archive,
+    },
     load, load_with, save,
 };
 use std::io::{Cursor, Read, Write};
@@ -30,17 +32,37 @@ fn crc_of_zeros(n: u64) -> u32 {
 #[test]
 fn beyond_4_gib_the_bytes_are_torchs_too() {
     const BIG: u64 = 1 << 32;
-    for sizes in [&[BIG - 2][..], &[BIG - 1], &[BIG + 100], &[BIG + 100, 8, 0], &[8, BIG + 100, BIG - 1]] {
-        let name = sizes.iter().map(u64::to_string).collect::<Vec<_>>().join("_");
-        let read = |ext: &str| std::fs::read(folder("zip64").join(format!("{name}.{ext}"))).unwrap();
+    for sizes in [
+        &[BIG - 2][..],
+        &[BIG - 1],
+        &[BIG + 100],
+        &[BIG + 100, 8, 0],
+        &[8, BIG + 100, BIG - 1],
+    ] {
+        let name = sizes
+            .iter()
+            .map(u64::to_string)
+            .collect::<Vec<_>>()
+            .join("_");
+        let read =
+            |ext: &str| std::fs::read(folder("zip64").join(format!("{name}.{ext}"))).unwrap();
         let (head, tail) = (read("head"), read("tail"));
         // The pickle stands in the head, behind a header of 64-byte alignment.
-        let data = 30 + "archive/data.pkl".len() + usize::from(u16::from_le_bytes([head[28], head[29]]));
+        let data =
+            30 + "archive/data.pkl".len() + usize::from(u16::from_le_bytes([head[28], head[29]]));
         let end = head.windows(4).position(|w| w == b"PK\x07\x08").unwrap();
-        let layout = ArchiveLayout::new(&head[data..end], sizes, &ArchiveOptions::default()).unwrap();
-        assert_eq!(layout.len().to_string(), String::from_utf8(read("len")).unwrap().trim(), "{name}");
+        let layout =
+            ArchiveLayout::new(&head[data..end], sizes, &ArchiveOptions::default()).unwrap();
+        assert_eq!(
+            layout.len().to_string(),
+            String::from_utf8(read("len")).unwrap().trim(),
+            "{name}"
+        );
         assert!(layout.head() == head, "{name}");
-        let crcs: Vec<u32> = sizes.iter().map(|&n| if n == 0 { 0 } else { crc_of_zeros(n) }).collect();
+        let crcs: Vec<u32> = sizes
+            .iter()
+            .map(|&n| if n == 0 { 0 } else { crc_of_zeros(n) })
+            .collect();
         assert!(layout.finish(&crcs).unwrap() == tail, "{name}");
         let Tail::Done(directory) =
             Tail::parse(layout.len(), &tail[sizes.last().map_or(0, |_| 0)..]).unwrap()
@@ -56,7 +78,11 @@ fn beyond_4_gib_the_bytes_are_torchs_too() {
                 let gap = layout.gap(i - 1, crcs[i - 1]);
                 gap[(record.header - layout.gap_range(i - 1).start) as usize..].to_vec()
             };
-            assert_eq!(record.data_range(&header).unwrap(), layout.storage(i), "{name}");
+            assert_eq!(
+                record.data_range(&header).unwrap(),
+                layout.storage(i),
+                "{name}"
+            );
         }
     }
 }
@@ -131,9 +157,13 @@ fn the_zip_crate_reads_usual_archives() {
         for n in 0..30 {
             let parts: Vec<Vec<u8>> = (0..n).map(|i| vec![i; usize::from(i) * 7]).collect();
             let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-            let file = write_archive(b"N.", &parts, &ArchiveOptions::default().with_era(era)).unwrap();
+            let file =
+                write_archive(b"N.", &parts, &ArchiveOptions::default().with_era(era)).unwrap();
             let mut zip = ZipArchive::new(Cursor::new(&file)).unwrap();
-            assert_eq!(zip.len(), usize::from(n) + if era == Era::Torch27 { 6 } else { 4 });
+            assert_eq!(
+                zip.len(),
+                usize::from(n) + if era == Era::Torch27 { 6 } else { 4 }
+            );
             for i in 0..zip.len() {
                 std::io::copy(&mut zip.by_index(i).unwrap(), &mut std::io::sink()).unwrap();
             }
@@ -145,7 +175,11 @@ fn the_zip_crate_reads_usual_archives() {
 fn zip(records: &[(&str, &[u8])], method: CompressionMethod) -> Vec<u8> {
     let mut w = ZipWriter::new(Cursor::new(Vec::new()));
     for (name, data) in records {
-        w.start_file(*name, SimpleFileOptions::default().compression_method(method)).unwrap();
+        w.start_file(
+            *name,
+            SimpleFileOptions::default().compression_method(method),
+        )
+        .unwrap();
         w.write_all(data).unwrap();
     }
     w.finish().unwrap().into_inner()
@@ -160,22 +194,50 @@ fn ones() -> (Vec<u8>, Vec<u8>) {
 fn whatever_pytorchs_reader_accepts_is_read() {
     let (pickle, data) = ones();
     let want = Value::Tensor(Tensor::from_vec(&[50], vec![1f32; 50]).unwrap());
-    let minimal = [("p/data.pkl", &pickle[..]), ("p/data/0", &data), ("p/version", b"3\n")];
-    let reversed = [("x/version", &b"10"[..]), ("x/data/0", &data), ("x/data.pkl", &pickle)];
-    let dotted = [("p/data.pkl", &pickle[..]), ("p/data/0", &data), ("p/.data/version", b"1")];
+    let minimal = [
+        ("p/data.pkl", &pickle[..]),
+        ("p/data/0", &data),
+        ("p/version", b"3\n"),
+    ];
+    let reversed = [
+        ("x/version", &b"10"[..]),
+        ("x/data/0", &data),
+        ("x/data.pkl", &pickle),
+    ];
+    let dotted = [
+        ("p/data.pkl", &pickle[..]),
+        ("p/data/0", &data),
+        ("p/.data/version", b"1"),
+    ];
     for records in [minimal, reversed, dotted] {
         for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
             let mut file = zip(&records, method);
             assert_eq!(load(file.clone().into()).unwrap(), want);
             file.extend([b'!'; 100]);
-            assert_eq!(load(file.clone().into()).unwrap(), want, "bytes behind the end");
+            assert_eq!(
+                load(file.clone().into()).unwrap(),
+                want,
+                "bytes behind the end"
+            );
             file.insert(0, b'!');
             assert!(load(file.into()).is_err(), "bytes before the start");
         }
     }
-    let swapped: Vec<u8> = data.chunks(4).flat_map(|c| c.iter().rev().copied().collect::<Vec<_>>()).collect();
-    let big = [minimal[0], ("p/data/0", &swapped[..]), minimal[2], ("p/byteorder", b"big")];
-    assert_eq!(load(zip(&big, CompressionMethod::Stored).into()).unwrap(), want, "big-endian");
+    let swapped: Vec<u8> = data
+        .chunks(4)
+        .flat_map(|c| c.iter().rev().copied().collect::<Vec<_>>())
+        .collect();
+    let big = [
+        minimal[0],
+        ("p/data/0", &swapped[..]),
+        minimal[2],
+        ("p/byteorder", b"big"),
+    ];
+    assert_eq!(
+        load(zip(&big, CompressionMethod::Stored).into()).unwrap(),
+        want,
+        "big-endian"
+    );
 }
 
 #[test]
@@ -183,8 +245,14 @@ fn a_storage_without_a_tensor_is_read_unless_its_bytes_had_to_change() {
     let text = |t: &str| [&b"X"[..], &(t.len() as u32).to_le_bytes(), t.as_bytes()].concat();
     let read = |class: &str, bytes: usize, order: &[u8], view: &[u8]| {
         let class = format!("ctorch\n{class}\n").into_bytes();
-        let pickle =
-            [b"\x80\x02(".to_vec(), text("storage"), class, text("0"), text("cpu"), b"K\x02".to_vec()];
+        let pickle = [
+            b"\x80\x02(".to_vec(),
+            text("storage"),
+            class,
+            text("0"),
+            text("cpu"),
+            b"K\x02".to_vec(),
+        ];
         let pickle = [&pickle.concat()[..], view, b"tQ."].concat();
         let storage = vec![1; bytes];
         let records = [
@@ -196,19 +264,33 @@ fn a_storage_without_a_tensor_is_read_unless_its_bytes_had_to_change() {
         load(zip(&records, CompressionMethod::Stored).into())
     };
     let view = |first: u8| [&b"("[..], &text("v"), &[b'K', first, b'K', 1, b't']].concat();
-    for (class, bytes) in
-        [("CharStorage", 2), ("ShortStorage", 4), ("FloatStorage", 8), ("UntypedStorage", 2)]
-    {
-        assert!(matches!(read(class, bytes, b"little", b""), Ok(Value::Opaque(o)) if &*o.name == class));
+    for (class, bytes) in [
+        ("CharStorage", 2),
+        ("ShortStorage", 4),
+        ("FloatStorage", 8),
+        ("UntypedStorage", 2),
+    ] {
         assert!(
-            read(class, bytes, b"little", b"N").is_ok() && read(class, bytes, b"little", &view(0)).is_ok()
+            matches!(read(class, bytes, b"little", b""), Ok(Value::Opaque(o)) if &*o.name == class)
+        );
+        assert!(
+            read(class, bytes, b"little", b"N").is_ok()
+                && read(class, bytes, b"little", &view(0)).is_ok()
         );
         let refused = "a bare storage that is a view or big-endian is not supported";
-        assert!(read(class, bytes, b"little", &view(1)).unwrap_err().to_string().contains(refused));
+        assert!(
+            read(class, bytes, b"little", &view(1))
+                .unwrap_err()
+                .to_string()
+                .contains(refused)
+        );
         // Of what has one byte an element there is nothing to swap; what an untyped storage holds nobody knows.
         match read(class, bytes, b"big", b"") {
             Ok(_) => assert_eq!(class, "CharStorage"),
-            Err(e) => assert!(class != "CharStorage" && e.to_string().contains(refused), "{class}: {e}"),
+            Err(e) => assert!(
+                class != "CharStorage" && e.to_string().contains(refused),
+                "{class}: {e}"
+            ),
         }
     }
 }
@@ -216,43 +298,91 @@ fn a_storage_without_a_tensor_is_read_unless_its_bytes_had_to_change() {
 #[test]
 fn what_is_wrong_with_an_archive_is_said() {
     let (pickle, data) = ones();
-    let base = [("p/data.pkl", &pickle[..]), ("p/data/0", &data), ("p/version", b"3\n")];
-    let stored =
-        |records: &[(&str, &[u8])]| load(zip(records, CompressionMethod::Stored).into()).unwrap_err();
+    let base = [
+        ("p/data.pkl", &pickle[..]),
+        ("p/data/0", &data),
+        ("p/version", b"3\n"),
+    ];
+    let stored = |records: &[(&str, &[u8])]| {
+        load(zip(records, CompressionMethod::Stored).into()).unwrap_err()
+    };
     let messages = [
-        (stored(&base[..2]), "the archive has no record \"version\"; it holds p/data.pkl, p/data/0"),
-        (stored(&[base[0], base[2]]), "the archive has no record \"data/0\"; it holds p/data.pkl, p/version"),
+        (
+            stored(&base[..2]),
+            "the archive has no record \"version\"; it holds p/data.pkl, p/data/0",
+        ),
+        (
+            stored(&[base[0], base[2]]),
+            "the archive has no record \"data/0\"; it holds p/data.pkl, p/version",
+        ),
         (
             stored(&[base[0], base[1], ("p/version", b"11")]),
             "version 11 of torch's archives (1 to 10 are known)",
         ),
-        (stored(&[base[0], base[1], ("p/version", b"x")]), "its version is no number"),
-        (stored(&[base[0], base[2], ("p/data/0", &data[..40])]), "it has 200 bytes, its record has 40"),
-        (stored(&[base[0], base[1], base[2], ("p/byteorder", b"pdp")]), "its byte order is \"pdp\", neither"),
-        (stored(&[("data.pkl", b"N.")]), "its records lie in no folder"),
-        (stored(&[("p/../data.pkl", b"N.")]), "would leave the archive's folder"),
-        (stored(&[("/p/data.pkl", b"N.")]), "would leave the archive's folder"),
-        (load(sample("int8.pt").slice(..700)).unwrap_err(), "cut short or no archive"),
+        (
+            stored(&[base[0], base[1], ("p/version", b"x")]),
+            "its version is no number",
+        ),
+        (
+            stored(&[base[0], base[2], ("p/data/0", &data[..40])]),
+            "it has 200 bytes, its record has 40",
+        ),
+        (
+            stored(&[base[0], base[1], base[2], ("p/byteorder", b"pdp")]),
+            "its byte order is \"pdp\", neither",
+        ),
+        (
+            stored(&[("data.pkl", b"N.")]),
+            "its records lie in no folder",
+        ),
+        (
+            stored(&[("p/../data.pkl", b"N.")]),
+            "would leave the archive's folder",
+        ),
+        (
+            stored(&[("/p/data.pkl", b"N.")]),
+            "would leave the archive's folder",
+        ),
+        (
+            load(sample("int8.pt").slice(..700)).unwrap_err(),
+            "cut short or no archive",
+        ),
     ];
     for (error, want) in messages {
         assert!(error.to_string().contains(want), "{error}\nis not: {want}");
-        assert!(matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported), "{error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn records_named_twice_or_lying_in_each_other_are_refused() {
-    let file = zip(&[("p/aaa", b"one"), ("p/bbb", b"two"), ("p/version", b"3")], CompressionMethod::Stored);
+    let file = zip(
+        &[("p/aaa", b"one"), ("p/bbb", b"two"), ("p/version", b"3")],
+        CompressionMethod::Stored,
+    );
     let directory = file.windows(4).position(|w| w == b"PK\x01\x02").unwrap();
     let mut twice = file.clone();
     let second = directory + 46 + 5 + 46;
     assert_eq!(&twice[second..second + 5], b"p/bbb");
     twice[second..second + 5].copy_from_slice(b"p/aaa");
-    assert!(load(twice.into()).unwrap_err().to_string().contains("\"p/aaa\" is there twice"));
+    assert!(
+        load(twice.into())
+            .unwrap_err()
+            .to_string()
+            .contains("\"p/aaa\" is there twice")
+    );
     // The second one claims to start where the first does.
     let mut inside = file.clone();
     inside[second - 4..second].fill(0);
-    assert!(load(inside.into()).unwrap_err().to_string().contains("overlaps"));
+    assert!(
+        load(inside.into())
+            .unwrap_err()
+            .to_string()
+            .contains("overlaps")
+    );
     let mut larger = file;
     larger[directory + 20] = 200;
     larger[directory + 24] = 200;
@@ -261,9 +391,19 @@ fn records_named_twice_or_lying_in_each_other_are_refused() {
 
 #[test]
 fn an_archive_that_unpacks_to_more_than_it_may_is_refused() {
-    let file = zip(&[("p/data.pkl", &vec![b'0'; 1 << 20]), ("p/version", b"3")], CompressionMethod::Deflated);
-    let limits = Limits { unpacked: 1000, ..Default::default() };
-    let error = load_with(file.clone().into(), &LoadOptions::default().with_limits(limits)).unwrap_err();
+    let file = zip(
+        &[("p/data.pkl", &vec![b'0'; 1 << 20]), ("p/version", b"3")],
+        CompressionMethod::Deflated,
+    );
+    let limits = Limits {
+        unpacked: 1000,
+        ..Default::default()
+    };
+    let error = load_with(
+        file.clone().into(),
+        &LoadOptions::default().with_limits(limits),
+    )
+    .unwrap_err();
     assert!(error.to_string().contains("1000 unpacked bytes"), "{error}");
     // A directory that lies about the size gets no memory for it.
     let mut lie = file;
@@ -299,25 +439,40 @@ fn a_bit_flipped_anywhere_gives_an_error_or_the_right_value() {
 
 #[test]
 fn a_flipped_bit_of_a_tensor_is_found_unless_told_not_to_look() {
-    let file = save(&Value::Tensor(Tensor::from_vec(&[4], vec![1u8, 2, 3, 4]).unwrap())).unwrap();
+    let file = save(&Value::Tensor(
+        Tensor::from_vec(&[4], vec![1u8, 2, 3, 4]).unwrap(),
+    ))
+    .unwrap();
     let at = file.windows(4).position(|w| w == [1, 2, 3, 4]).unwrap();
     let mut damaged = file;
     damaged[at] = 9;
     let damaged = Bytes::from(damaged);
     let error = load(damaged.clone()).unwrap_err();
-    assert!(matches!(&error, Error::Checksum { name, .. } if &**name == "archive/data/0"), "{error}");
+    assert!(
+        matches!(&error, Error::Checksum { name, .. } if &**name == "archive/data/0"),
+        "{error}"
+    );
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     let value = load_with(damaged, &LoadOptions::default().with_verify(Verify::No)).unwrap();
-    assert_eq!(value.as_tensor().unwrap().to_vec::<u8>().unwrap(), [9, 2, 3, 4]);
+    assert_eq!(
+        value.as_tensor().unwrap().to_vec::<u8>().unwrap(),
+        [9, 2, 3, 4]
+    );
 }
 
 #[test]
 fn a_layout_wants_as_many_checksums_as_it_has_storages() {
     let layout = ArchiveLayout::new(b"N.", &[1, 2], &ArchiveOptions::default()).unwrap();
     assert_eq!(layout.finish(&[1]).unwrap_err().kind(), ErrorKind::Invalid);
-    assert!(layout.gap(1, 0).is_empty() && layout.gap_range(1).is_empty() && layout.storage(2).is_empty());
+    assert!(
+        layout.gap(1, 0).is_empty()
+            && layout.gap_range(1).is_empty()
+            && layout.storage(2).is_empty()
+    );
     assert!(ArchiveLayout::new(b"N.", &[u64::MAX], &ArchiveOptions::default()).is_err());
     for prefix in ["", "a/b"] {
-        assert!(ArchiveLayout::new(b"N.", &[], &ArchiveOptions::default().with_prefix(prefix)).is_err());
+        assert!(
+            ArchiveLayout::new(b"N.", &[], &ArchiveOptions::default().with_prefix(prefix)).is_err()
+        );
     }
 }

@@ -23,9 +23,16 @@ struct Said {
 fn read(archive: &[u8]) -> Option<(Said, Option<Form>)> {
     let len = archive.len() as u64;
     let (first, last) = ends(archive);
-    let Ok(Tail::Done(directory)) = Tail::parse(len, last) else { return None };
-    let at = |r: Range<u64>| match (first.get(r.start as usize..r.end as usize), len - last.len() as u64) {
-        (None, start) if r.start >= start => last.get((r.start - start) as usize..(r.end - start) as usize),
+    let Ok(Tail::Done(directory)) = Tail::parse(len, last) else {
+        return None;
+    };
+    let at = |r: Range<u64>| match (
+        first.get(r.start as usize..r.end as usize),
+        len - last.len() as u64,
+    ) {
+        (None, start) if r.start >= start => {
+            last.get((r.start - start) as usize..(r.end - start) as usize)
+        }
         (found, _) => found,
     };
     let find = |r: &Record| {
@@ -49,8 +56,22 @@ fn read(archive: &[u8]) -> Option<(Said, Option<Form>)> {
     };
     let record = directory.find(&tensor.storage.record())?;
     let storage = find(record)?;
-    let form = Form::new(len, (first, last), &directory, &described, (record, &storage));
-    Some((Said { tensor, order, storage, crc32: record.crc32 }, form))
+    let form = Form::new(
+        len,
+        (first, last),
+        &directory,
+        &described,
+        (record, &storage),
+    );
+    Some((
+        Said {
+            tensor,
+            order,
+            storage,
+            crc32: record.crc32,
+        },
+        form,
+    ))
 }
 
 fn ends(archive: &[u8]) -> (&[u8], &[u8]) {
@@ -64,7 +85,11 @@ fn matches(form: &Form, archive: &[u8]) -> Option<u32> {
 
 /// A tensor of 1,000 float32 or of 2,000 float16.
 fn archive(half: bool, old: bool, fill: u8) -> Vec<u8> {
-    let (dtype, n) = if half { (DType::Float16, 2000) } else { (DType::Float32, 1000) };
+    let (dtype, n) = if half {
+        (DType::Float16, 2000)
+    } else {
+        (DType::Float32, 1000)
+    };
     let tensor = TensorRef::contiguous(dtype, &[n]).unwrap();
     let era = if old { Era::Torch21 } else { Era::Torch27 };
     let options = ArchiveOptions::default().with_era(era);
@@ -104,7 +129,12 @@ fn every_byte_of_the_descriptor_behind_the_storage_counts() {
         for at in behind..behind + 16 {
             let mut bytes = bytes.clone();
             bytes[at] ^= 1;
-            assert_eq!((matches(&form, &bytes), read(&bytes)), (None, None), "byte {} of it", at - behind);
+            assert_eq!(
+                (matches(&form, &bytes), read(&bytes)),
+                (None, None),
+                "byte {} of it",
+                at - behind
+            );
         }
     }
 }
@@ -113,7 +143,10 @@ fn every_byte_of_the_descriptor_behind_the_storage_counts() {
 fn an_archive_that_does_not_end_with_its_directory_has_no_form() {
     let mut bytes = archive(false, false, 1);
     bytes.extend_from_slice(b"more");
-    assert_eq!(read(&bytes).map(|(said, form)| (said.storage, form)), Some((704..4704, None)));
+    assert_eq!(
+        read(&bytes).map(|(said, form)| (said.storage, form)),
+        Some((704..4704, None))
+    );
 }
 
 type Changes = Vec<(prop::sample::Index, u8)>;

@@ -13,14 +13,24 @@ use std::sync::LazyLock;
 
 /// Everything that reads; small limits keep a hostile file that is *allowed* to be large from taking time.
 fn read_all(bytes: &[u8]) {
-    let limits = Limits { nodes: 20_000, bytes: 1 << 20, unpacked: 1 << 20, ..Default::default() };
-    let options = LoadOptions::default().with_limits(limits).with_verify(Verify::No);
+    let limits = Limits {
+        nodes: 20_000,
+        bytes: 1 << 20,
+        unpacked: 1 << 20,
+        ..Default::default()
+    };
+    let options = LoadOptions::default()
+        .with_limits(limits)
+        .with_verify(Verify::No);
     let shared = Bytes::copy_from_slice(bytes);
     let value = load_with(shared.clone(), &options);
     if let Ok(value) = value {
         // What was read can be written, unless it is nested deeper than Python could.
         if let Ok(file) = reshard_torch_format::save(&value) {
-            assert_eq!(load_with(file.into(), &LoadOptions::default()).unwrap(), value);
+            assert_eq!(
+                load_with(file.into(), &LoadOptions::default()).unwrap(),
+                value
+            );
         }
     }
     let mut graph = Graph::default();
@@ -45,10 +55,12 @@ static FILES: LazyLock<Vec<Bytes>> =
 static PICKLES: LazyLock<Vec<Bytes>> = LazyLock::new(|| {
     FILES
         .iter()
-        .map(|bytes| match Archive::open(bytes.clone(), &Limits::default()) {
-            Ok(archive) => archive.read("data.pkl", Verify::Crc).unwrap(),
-            Err(_) => bytes.clone(),
-        })
+        .map(
+            |bytes| match Archive::open(bytes.clone(), &Limits::default()) {
+                Ok(archive) => archive.read("data.pkl", Verify::Crc).unwrap(),
+                Err(_) => bytes.clone(),
+            },
+        )
         .collect()
 });
 
@@ -69,7 +81,14 @@ fn mutate(bytes: &[u8], changes: &[(Index, u8, u8)]) -> Vec<u8> {
 }
 
 fn changes() -> impl Strategy<Value = Vec<(Index, u8, u8)>> {
-    prop::collection::vec((any::<Index>(), prop_oneof![8 => Just(0u8), 1 => 0u8..4], any::<u8>()), 1..6)
+    prop::collection::vec(
+        (
+            any::<Index>(),
+            prop_oneof![8 => Just(0u8), 1 => 0u8..4],
+            any::<u8>(),
+        ),
+        1..6,
+    )
 }
 
 /// Instructions that fit together often enough to get somewhere.
@@ -142,31 +161,73 @@ fn pickle_error(bytes: &[u8]) -> String {
 #[test]
 fn what_is_wrong_with_a_pickle_is_said_with_the_offset() {
     for (bytes, want) in [
-        (&b""[..], "damaged at byte 0: the input ends inside an instruction"),
-        (b"\x80\x02", "damaged at byte 2: the input ends inside an instruction"),
+        (
+            &b""[..],
+            "damaged at byte 0: the input ends inside an instruction",
+        ),
+        (
+            b"\x80\x02",
+            "damaged at byte 2: the input ends inside an instruction",
+        ),
         (b"\x80\x06N.", "byte 0: pickle protocol 6 is not supported"),
-        (b"NN.", "damaged at byte 2: the pickle ends with values left over"),
-        (b"(.", "damaged at byte 1: an instruction finds too few values"),
+        (
+            b"NN.",
+            "damaged at byte 2: the pickle ends with values left over",
+        ),
+        (
+            b"(.",
+            "damaged at byte 1: an instruction finds too few values",
+        ),
         (b"N\xff.", "damaged at byte 1: 0xff is no pickle opcode"),
         (b"X\xff\xff\xff\xffa.", "damaged at byte 0: the input ends"),
-        (b"\x8b\xff\xff\xff\xff.", "damaged at byte 0: a length is negative"),
-        (b"Nr\xff\xff\xff\xff.", "damaged at byte 1: a memo number is larger than the pickle"),
-        (b"h\x00.", "damaged at byte 0: it names a memo entry that is not there"),
-        (b"\x82\x01.", "byte 0: a class by its number in Python's extension registry is not supported"),
-        (b"\x95\xff\0\0\0\0\0\0\0N.", "damaged at byte 0: a frame is longer than the rest"),
-        (b"NNR.", "damaged at byte 2: the arguments of a call are no tuple"),
-        (b"N)R.", "damaged at byte 2: what is called is no class or function"),
-        (b"NNb.", "damaged at byte 2: it sets the state of what is no object"),
+        (
+            b"\x8b\xff\xff\xff\xff.",
+            "damaged at byte 0: a length is negative",
+        ),
+        (
+            b"Nr\xff\xff\xff\xff.",
+            "damaged at byte 1: a memo number is larger than the pickle",
+        ),
+        (
+            b"h\x00.",
+            "damaged at byte 0: it names a memo entry that is not there",
+        ),
+        (
+            b"\x82\x01.",
+            "byte 0: a class by its number in Python's extension registry is not supported",
+        ),
+        (
+            b"\x95\xff\0\0\0\0\0\0\0N.",
+            "damaged at byte 0: a frame is longer than the rest",
+        ),
+        (
+            b"NNR.",
+            "damaged at byte 2: the arguments of a call are no tuple",
+        ),
+        (
+            b"N)R.",
+            "damaged at byte 2: what is called is no class or function",
+        ),
+        (
+            b"NNb.",
+            "damaged at byte 2: it sets the state of what is no object",
+        ),
         (b"NNa.", "damaged at byte 2: it appends to what is no list"),
         (b"}(Nu.", "damaged at byte 3: a key has no value"),
-        (b"X\x02\0\0\0\xff\xfe.", "damaged at byte 0: a text is not UTF-8"),
+        (
+            b"X\x02\0\0\0\xff\xfe.",
+            "damaged at byte 0: a text is not UTF-8",
+        ),
         (b"I12x\n.", "damaged at byte 0: an int is no number"),
         (b"cfoo", "damaged at byte 0: a line of text has no end"),
     ] {
         let error = pickle_error(bytes);
         assert!(error.contains(want), "{error}\nis not: {want}");
     }
-    let limits = Limits { memo: 1, ..Default::default() };
+    let limits = Limits {
+        memo: 1,
+        ..Default::default()
+    };
     assert!(matches!(
         run(b"Np0\np1\n.", &mut Graph::default(), &limits),
         Err(Error::Limit { offset: 4, .. })

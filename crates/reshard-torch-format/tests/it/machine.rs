@@ -53,14 +53,20 @@ fn no_instruction_reaches_below_a_mark() {
 fn popping_takes_a_value_or_the_mark_on_top() {
     assert_eq!(value(b"K\x01K\x020.").unwrap(), Value::Int(1));
     assert_eq!(value(b"K\x01(0.").unwrap(), Value::Int(1));
-    assert_eq!(value(b"(K\x01K\x020K\x03t.").unwrap(), Value::Tuple(vec![Value::Int(1), Value::Int(3)]));
+    assert_eq!(
+        value(b"(K\x01K\x020K\x03t.").unwrap(),
+        Value::Tuple(vec![Value::Int(1), Value::Int(3)])
+    );
     assert_eq!(value(b"K\x01(K\x02K\x031.").unwrap(), Value::Int(1));
     assert!(error(b"0.").contains("too few values"));
 }
 
 #[test]
 fn the_top_is_copied() {
-    assert_eq!(value(b"(K\x012t.").unwrap(), Value::Tuple(vec![Value::Int(1), Value::Int(1)]));
+    assert_eq!(
+        value(b"(K\x012t.").unwrap(),
+        Value::Tuple(vec![Value::Int(1), Value::Int(1)])
+    );
 }
 
 #[test]
@@ -68,11 +74,23 @@ fn the_memo_counts_what_is_numbered() {
     // Entries of MEMOIZE, one after the other.
     assert_eq!(value(b"K\x01\x940K\x02\x940h\x01.").unwrap(), Value::Int(2));
     // A number that is given twice counts once.
-    assert_eq!(value(b"K\x01q\x000K\x02q\x000K\x03\x940h\x01.").unwrap(), Value::Int(3));
-    assert_eq!(value(b"K\x01q\x000K\x02q\x000h\x00.").unwrap(), Value::Int(2));
-    assert_eq!(value(b"K\x01q\x030K\x02q\x030K\x03\x940h\x01.").unwrap(), Value::Int(3));
+    assert_eq!(
+        value(b"K\x01q\x000K\x02q\x000K\x03\x940h\x01.").unwrap(),
+        Value::Int(3)
+    );
+    assert_eq!(
+        value(b"K\x01q\x000K\x02q\x000h\x00.").unwrap(),
+        Value::Int(2)
+    );
+    assert_eq!(
+        value(b"K\x01q\x030K\x02q\x030K\x03\x940h\x01.").unwrap(),
+        Value::Int(3)
+    );
     // An entry that nobody fetches takes nobody's place, in whatever order they come.
-    assert_eq!(value(b"K\x01q\x050K\x02q\x030h\x05.").unwrap(), Value::Int(1));
+    assert_eq!(
+        value(b"K\x01q\x050K\x02q\x030h\x05.").unwrap(),
+        Value::Int(1)
+    );
     // Numbers in several words of the memo's map.
     let mut pickle = Vec::new();
     for n in [200u8, 64, 63, 65, 0, 199] {
@@ -88,7 +106,10 @@ fn the_memo_counts_what_is_numbered() {
 
 #[test]
 fn a_frame_may_be_as_long_as_the_rest_and_no_longer() {
-    assert_eq!(value(b"\x80\x04\x95\x02\0\0\0\0\0\0\0N.").unwrap(), Value::None);
+    assert_eq!(
+        value(b"\x80\x04\x95\x02\0\0\0\0\0\0\0N.").unwrap(),
+        Value::None
+    );
     assert!(error(b"\x80\x04\x95\x03\0\0\0\0\0\0\0N.").contains("a frame is longer"));
 }
 
@@ -97,7 +118,17 @@ fn ints_have_as_many_digits_as_pythons() {
     let int = |digits: usize| [b"I1", &b"0".repeat(digits - 1)[..], b"\n."].concat();
     assert!(matches!(value(&int(4300)).unwrap(), Value::BigInt(_)));
     let e = run(&int(4301), &mut Graph::default(), &Limits::default()).unwrap_err();
-    assert!(matches!(e, Error::Limit { limit: "decimal digits of an int", max: 4300, .. }), "{e}");
+    assert!(
+        matches!(
+            e,
+            Error::Limit {
+                limit: "decimal digits of an int",
+                max: 4300,
+                ..
+            }
+        ),
+        "{e}"
+    );
     // A sign is none of them; what is too long and no number is said to be too long.
     let negative = [b"I-", &b"1".repeat(4299)[..], b"\n."].concat();
     assert!(matches!(value(&negative).unwrap(), Value::BigInt(_)));
@@ -106,7 +137,8 @@ fn ints_have_as_many_digits_as_pythons() {
 #[test]
 fn names_of_python_2_are_read_up_to_protocol_2() {
     let name = |protocol: u8| {
-        object(value(&[&[0x80, protocol][..], b"ccopy_reg\n_reconstructor\n."].concat()).unwrap()).module
+        object(value(&[&[0x80, protocol][..], b"ccopy_reg\n_reconstructor\n."].concat()).unwrap())
+            .module
     };
     assert_eq!((&*name(2), &*name(3)), ("copyreg", "copy_reg"));
 }
@@ -115,7 +147,13 @@ fn names_of_python_2_are_read_up_to_protocol_2() {
 fn an_instance_without_arguments_is_not_called() {
     let construct = |pickle: &[u8]| object(value(pickle).unwrap()).construct;
     assert_eq!(construct(b"(i__main__\nC\n."), Construct::NewObj(vec![]));
-    assert_eq!(construct(b"(K\x01i__main__\nC\n."), Construct::Reduce(vec![Value::Int(1)]));
+    assert_eq!(
+        construct(b"(K\x01i__main__\nC\n."),
+        Construct::Reduce(vec![Value::Int(1)])
+    );
     assert_eq!(construct(b"(c__main__\nC\no."), Construct::NewObj(vec![]));
-    assert_eq!(construct(b"(c__main__\nC\nK\x01o."), Construct::Reduce(vec![Value::Int(1)]));
+    assert_eq!(
+        construct(b"(c__main__\nC\nK\x01o."),
+        Construct::Reduce(vec![Value::Int(1)])
+    );
 }

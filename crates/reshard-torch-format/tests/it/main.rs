@@ -1,5 +1,10 @@
 //! What crosses the modules of the crate: files of real programs, hostile input, laws.
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests"
+)]
 
 mod archives;
 mod budget;

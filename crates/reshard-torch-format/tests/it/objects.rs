@@ -29,15 +29,29 @@ fn keys_that_python_calls_equal_are_one_key() {
     for (pickle, want) in [
         (&b"}(K\x01K\x02K\x01K\x03u."[..], vec![(int(1), int(3))]),
         (b"}(\x88K\x02\x88K\x03u.", vec![(Value::Bool(true), int(3))]),
-        (b"}(\x88K\x02K\x01K\x03u.", vec![(Value::Bool(true), int(3))]),
-        (b"}(X\x01\0\0\0aK\x02X\x01\0\0\0aK\x03u.", vec![("a".into(), int(3))]),
-        (b"}(K\x00K\x02K\x01K\x03u.", vec![(int(0), int(2)), (int(1), int(3))]),
+        (
+            b"}(\x88K\x02K\x01K\x03u.",
+            vec![(Value::Bool(true), int(3))],
+        ),
+        (
+            b"}(X\x01\0\0\0aK\x02X\x01\0\0\0aK\x03u.",
+            vec![("a".into(), int(3))],
+        ),
+        (
+            b"}(K\x00K\x02K\x01K\x03u.",
+            vec![(int(0), int(2)), (int(1), int(3))],
+        ),
     ] {
         assert_eq!(value(pickle), Value::Dict(want));
     }
     // Also in a dict of many keys, which is searched once.
-    let pairs: Vec<u8> = (0..20u8).chain([3]).flat_map(|n| [b'K', n, b'K', n + 100]).collect();
-    let Value::Dict(pairs) = value(&[b"}(", &pairs[..], b"u."].concat()) else { panic!() };
+    let pairs: Vec<u8> = (0..20u8)
+        .chain([3])
+        .flat_map(|n| [b'K', n, b'K', n + 100])
+        .collect();
+    let Value::Dict(pairs) = value(&[b"}(", &pairs[..], b"u."].concat()) else {
+        panic!()
+    };
     assert_eq!(pairs.len(), 20);
     assert_eq!(pairs[3], (int(3), int(103)));
 }
@@ -52,17 +66,35 @@ fn limits_of_values_hold_to_the_last_node_byte_and_level() {
         Err(Error::Limit { limit, .. }) => Some(limit),
         Err(e) => panic!("{e}"),
     };
-    let nodes = |nodes| Limits { nodes, ..Limits::default() };
-    assert_eq!((told(b"](NNe.", nodes(3)), told(b"](NNe.", nodes(2))), (None, Some("nodes")));
-    let bytes = |bytes| Limits { bytes, ..Limits::default() };
+    let nodes = |nodes| Limits {
+        nodes,
+        ..Limits::default()
+    };
+    assert_eq!(
+        (told(b"](NNe.", nodes(3)), told(b"](NNe.", nodes(2))),
+        (None, Some("nodes"))
+    );
+    let bytes = |bytes| Limits {
+        bytes,
+        ..Limits::default()
+    };
     let text = b"](X\x02\0\0\0abX\x01\0\0\0ce.";
-    assert_eq!((told(text, bytes(3)), told(text, bytes(2))), (None, Some("bytes of text")));
+    assert_eq!(
+        (told(text, bytes(3)), told(text, bytes(2))),
+        (None, Some("bytes of text"))
+    );
     let name = b"cmod\nName\n)R.";
-    assert_eq!((told(name, bytes(7)), told(name, bytes(6))), (None, Some("bytes of text")));
+    assert_eq!(
+        (told(name, bytes(7)), told(name, bytes(6))),
+        (None, Some("bytes of text"))
+    );
     // What holds nothing is no level.
     let nest = |depth: usize| [&b"]".repeat(depth)[..], b"N", &b"a".repeat(depth), b"."].concat();
     assert_eq!(
-        (told(&nest(256), Limits::default()), told(&nest(257), Limits::default())),
+        (
+            told(&nest(256), Limits::default()),
+            told(&nest(257), Limits::default())
+        ),
         (None, Some("levels of nesting"))
     );
 }
@@ -70,27 +102,50 @@ fn limits_of_values_hold_to_the_last_node_byte_and_level() {
 #[test]
 fn bytes_lie_in_the_file_and_text_that_is_none_is_a_call() {
     let file = Bytes::from_static(b"\x80\x04C\x03abc.");
-    let Value::Bytes(bytes) = load(file.clone()).unwrap() else { panic!() };
+    let Value::Bytes(bytes) = load(file.clone()).unwrap() else {
+        panic!()
+    };
     assert_eq!((&*bytes, bytes.as_ptr()), (&b"abc"[..], file[4..].as_ptr()));
     // An escape has to be undone elsewhere.
-    assert_eq!(value(b"S'a\\xff'\n."), Value::Bytes(Bytes::from_static(b"a\xff")));
+    assert_eq!(
+        value(b"S'a\\xff'\n."),
+        Value::Bytes(Bytes::from_static(b"a\xff"))
+    );
     let odd = object(b"X\x03\0\0\0\xed\xa0\x80.");
     assert_eq!(named(&odd), ("_codecs", "decode"));
-    let args =
-        vec![Value::Bytes(Bytes::from_static(b"\xed\xa0\x80")), "utf-8".into(), "surrogatepass".into()];
+    let args = vec![
+        Value::Bytes(Bytes::from_static(b"\xed\xa0\x80")),
+        "utf-8".into(),
+        "surrogatepass".into(),
+    ];
     assert_eq!(odd.construct, Construct::Reduce(args));
 }
 
 #[test]
 fn calls_that_spell_plain_values_are_these_and_nothing_else_is() {
-    assert_eq!(value(b"c__builtin__\nset\n(](K\x01etR."), Value::Set(vec![Value::Int(1)]));
+    assert_eq!(
+        value(b"c__builtin__\nset\n(](K\x01etR."),
+        Value::Set(vec![Value::Int(1)])
+    );
     assert_eq!(value(b"c__builtin__\nset\n)R."), Value::Set(vec![]));
-    assert_eq!(value(b"c__builtin__\nbytes\n)R."), Value::Bytes(Bytes::new()));
+    assert_eq!(
+        value(b"c__builtin__\nbytes\n)R."),
+        Value::Bytes(Bytes::new())
+    );
     let encode = |codec: &[u8]| {
-        [b"c_codecs\nencode\n(X\x02\0\0\0\xc3\xa9X", &[codec.len() as u8][..], b"\0\0\0", codec, b"tR."]
-            .concat()
+        [
+            b"c_codecs\nencode\n(X\x02\0\0\0\xc3\xa9X",
+            &[codec.len() as u8][..],
+            b"\0\0\0",
+            codec,
+            b"tR.",
+        ]
+        .concat()
     };
-    assert_eq!(value(&encode(b"latin1")), Value::Bytes(Bytes::from_static(b"\xe9")));
+    assert_eq!(
+        value(&encode(b"latin1")),
+        Value::Bytes(Bytes::from_static(b"\xe9"))
+    );
     assert_eq!(named(&object(&encode(b"utf-8"))), ("_codecs", "encode"));
     // Made otherwise, or filled afterwards.
     for pickle in [
@@ -112,12 +167,20 @@ fn calls_that_spell_plain_values_are_these_and_nothing_else_is() {
 fn what_was_made_first_and_is_called_then_has_a_name_in_python() {
     let made = |pickle: &[u8]| {
         let object = object(pickle);
-        let Construct::Reduce(args) = object.construct else { panic!() };
+        let Construct::Reduce(args) = object.construct else {
+            panic!()
+        };
         (format!("{}.{}", object.module, object.name), args.len())
     };
     assert_eq!(made(b"cm\nC\n)R(K\x01tR."), ("operator.call".into(), 2));
-    assert_eq!(made(b"cm\nC\n)R(K\x01K\x02t\x81."), ("copyreg.__newobj__".into(), 3));
-    assert_eq!(made(b"\x80\x04cm\nC\n)R)}\x92."), ("copyreg.__newobj_ex__".into(), 3));
+    assert_eq!(
+        made(b"cm\nC\n)R(K\x01K\x02t\x81."),
+        ("copyreg.__newobj__".into(), 3)
+    );
+    assert_eq!(
+        made(b"\x80\x04cm\nC\n)R)}\x92."),
+        ("copyreg.__newobj_ex__".into(), 3)
+    );
 }
 
 #[test]
@@ -126,12 +189,20 @@ fn a_partial_of_a_class_s_new_is_an_object_with_keywords_and_any_other_is_not() 
     let made = |[name, new, how, fill, call]: [&[u8]; 5]| {
         let function = [b"c", new, b"\n"].concat();
         let state = [b"(", &function[..], b"(cm\nC\nK\x07t}X\x01\0\0\0kK\x01sNtb"].concat();
-        object(&[b"c", name, b"\n(", &function, b"t", how, fill, &state, call, b"."].concat())
+        object(
+            &[
+                b"c", name, b"\n(", &function, b"t", how, fill, &state, call, b".",
+            ]
+            .concat(),
+        )
     };
     let usual: [&[u8]; 5] = [b"functools\npartial", b"m\nC.__new__", b"R", b"", b")R"];
     let found = made(usual);
     assert_eq!(named(&found), ("m", "C"));
-    assert_eq!(found.construct, Construct::NewObjEx(vec![Value::Int(7)], vec![("k".into(), Value::Int(1))]));
+    assert_eq!(
+        found.construct,
+        Construct::NewObjEx(vec![Value::Int(7)], vec![("k".into(), Value::Int(1))])
+    );
     for (part, other) in [
         (0, &b"functools\nreduce"[..]),
         (1, b"other\nC.__new__"),
@@ -146,7 +217,10 @@ fn a_partial_of_a_class_s_new_is_an_object_with_keywords_and_any_other_is_not() 
         let mut parts = usual;
         parts[part] = other;
         let found = made(parts);
-        assert!(["operator", "copyreg"].contains(&&*found.module), "{other:?}: {found:?}");
+        assert!(
+            ["operator", "copyreg"].contains(&&*found.module),
+            "{other:?}: {found:?}"
+        );
     }
 }
 
@@ -155,8 +229,16 @@ fn a_stored_tensor_may_be_larger_than_what_is_unpacked_and_a_repeated_one_not() 
     let told = |shape: &[u64], strides: &[u64], unpacked: u64| {
         let mut t = TensorRef::contiguous(DType::UInt8, &[100]).unwrap();
         (t.shape, t.strides) = (shape.into(), strides.into());
-        let file = write_archive(&t.pickle().unwrap(), &[&[7; 100]], &ArchiveOptions::default()).unwrap();
-        let options = LoadOptions::default().with_limits(Limits { unpacked, ..Limits::default() });
+        let file = write_archive(
+            &t.pickle().unwrap(),
+            &[&[7; 100]],
+            &ArchiveOptions::default(),
+        )
+        .unwrap();
+        let options = LoadOptions::default().with_limits(Limits {
+            unpacked,
+            ..Limits::default()
+        });
         load_with(file.into(), &options).is_ok()
     };
     assert!(told(&[100], &[1], 10));

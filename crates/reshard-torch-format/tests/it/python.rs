@@ -5,7 +5,10 @@ use serde_json::{Value as Json, json};
 use sha2::{Digest, Sha256};
 
 pub(crate) fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+    Sha256::digest(bytes)
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect()
 }
 
 fn join(items: &[Value]) -> String {
@@ -13,7 +16,11 @@ fn join(items: &[Value]) -> String {
 }
 
 fn join_pairs(pairs: &[(Value, Value)], sep: &str) -> String {
-    pairs.iter().map(|(k, v)| format!("{}{sep}{}", repr(k), repr(v))).collect::<Vec<_>>().join(", ")
+    pairs
+        .iter()
+        .map(|(k, v)| format!("{}{sep}{}", repr(k), repr(v)))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn args(o: &Opaque) -> &[Value] {
@@ -24,7 +31,11 @@ fn args(o: &Opaque) -> &[Value] {
 }
 
 fn tuple(items: &[Value]) -> String {
-    if items.len() == 1 { format!("({},)", repr(&items[0])) } else { format!("({})", join(items)) }
+    if items.len() == 1 {
+        format!("({},)", repr(&items[0]))
+    } else {
+        format!("({})", join(items))
+    }
 }
 
 pub(crate) fn float(v: f64) -> String {
@@ -40,7 +51,11 @@ pub(crate) fn float(v: f64) -> String {
     if (-4..16).contains(&exp) {
         return format!("{v:?}").replace("e0", "");
     }
-    format!("{digits}e{}{:02}", if exp < 0 { '-' } else { '+' }, exp.abs())
+    format!(
+        "{digits}e{}{:02}",
+        if exp < 0 { '-' } else { '+' },
+        exp.abs()
+    )
 }
 
 fn big(le: &[u8]) -> String {
@@ -75,7 +90,11 @@ fn big(le: &[u8]) -> String {
 }
 
 fn text(s: &str) -> String {
-    let quote = if s.contains('\'') && !s.contains('"') { '"' } else { '\'' };
+    let quote = if s.contains('\'') && !s.contains('"') {
+        '"'
+    } else {
+        '\''
+    };
     let mut out = String::from(quote);
     for c in s.chars() {
         match c {
@@ -95,7 +114,11 @@ fn text(s: &str) -> String {
 }
 
 fn bytes(b: &[u8]) -> String {
-    let quote = if b.contains(&b'\'') && !b.contains(&b'"') { b'"' } else { b'\'' };
+    let quote = if b.contains(&b'\'') && !b.contains(&b'"') {
+        b'"'
+    } else {
+        b'\''
+    };
     let mut out = format!("b{}", char::from(quote));
     for &c in b {
         match c {
@@ -129,7 +152,12 @@ pub(crate) fn repr(v: &Value) -> String {
         Value::Dict(v) => format!("{{{}}}", join_pairs(v, ": ")),
         Value::Tensor(t) => {
             let shape: Vec<Value> = t.shape().iter().map(|&d| Value::Int(d as i64)).collect();
-            format!("tensor(dtype={}, shape={}, sha256={})", t.dtype(), tuple(&shape), sha256(&t.to_bytes()))
+            format!(
+                "tensor(dtype={}, shape={}, sha256={})",
+                t.dtype(),
+                tuple(&shape),
+                sha256(&t.to_bytes())
+            )
         }
         Value::Opaque(o) => opaque(o),
         other => panic!("{other:?}"),
@@ -140,7 +168,11 @@ fn opaque(o: &Opaque) -> String {
     let a = args(o);
     match (&*o.module, &*o.name) {
         ("builtins", "complex") => {
-            let part = |v: &Value| float(v.as_float().unwrap()).trim_end_matches(".0").to_string();
+            let part = |v: &Value| {
+                float(v.as_float().unwrap())
+                    .trim_end_matches(".0")
+                    .to_string()
+            };
             format!("({}+{}j)", part(&a[0]), part(&a[1]))
         }
         ("builtins", "bytearray") => format!("bytearray({})", repr(&a[0])),
@@ -149,9 +181,13 @@ fn opaque(o: &Opaque) -> String {
         ("builtins", "int") => "<class 'int'>".into(),
         ("builtins", "len") => "<built-in function len>".into(),
         ("argparse", "Namespace") => {
-            let Some(Value::Dict(d)) = &o.state else { panic!("{o:?}") };
-            let all: Vec<String> =
-                d.iter().map(|(k, v)| format!("{}={}", k.as_str().unwrap(), repr(v))).collect();
+            let Some(Value::Dict(d)) = &o.state else {
+                panic!("{o:?}")
+            };
+            let all: Vec<String> = d
+                .iter()
+                .map(|(k, v)| format!("{}={}", k.as_str().unwrap(), repr(v)))
+                .collect();
             format!("Namespace({})", all.join(", "))
         }
         ("torch", "Size") => format!("torch.Size([{}])", join(a[0].as_seq().unwrap())),
@@ -164,8 +200,11 @@ fn opaque(o: &Opaque) -> String {
             other => panic!("{other:?}"),
         },
         ("collections", "OrderedDict") => {
-            let all: Vec<String> =
-                o.pairs.iter().map(|(k, v)| format!("({}, {})", repr(k), repr(v))).collect();
+            let all: Vec<String> = o
+                .pairs
+                .iter()
+                .map(|(k, v)| format!("({}, {})", repr(k), repr(v)))
+                .collect();
             format!("OrderedDict([{}])", all.join(", "))
         }
         ("decimal", "Decimal") | ("fractions", "Fraction") => format!("{}({})", o.name, join(a)),
@@ -174,7 +213,14 @@ fn opaque(o: &Opaque) -> String {
             format!("{name}('{}')", parts.join("/").replacen("//", "/", 1))
         }
         ("uuid", "UUID") => {
-            let int = o.state.as_ref().unwrap().get("int").unwrap().as_int().unwrap();
+            let int = o
+                .state
+                .as_ref()
+                .unwrap()
+                .get("int")
+                .unwrap()
+                .as_int()
+                .unwrap();
             let hex = format!("{int:032x}");
             let part = |r: std::ops::Range<usize>| &hex[r];
             format!(
@@ -187,19 +233,34 @@ fn opaque(o: &Opaque) -> String {
             )
         }
         ("datetime", "datetime") => {
-            let Value::Bytes(b) = &a[0] else { panic!("{a:?}") };
+            let Value::Bytes(b) = &a[0] else {
+                panic!("{a:?}")
+            };
             let year = u32::from(b[0]) * 256 + u32::from(b[1]);
             let micros = u32::from(b[7]) << 16 | u32::from(b[8]) << 8 | u32::from(b[9]);
-            format!("datetime.datetime({year}, {}, {}, {}, {}, {}, {micros})", b[2], b[3], b[4], b[5], b[6])
+            format!(
+                "datetime.datetime({year}, {}, {}, {}, {}, {}, {micros})",
+                b[2], b[3], b[4], b[5], b[6]
+            )
         }
-        _ => format!("<{} {:?} {:?} {:?}>", o.class(), o.construct, o.state, o.items),
+        _ => format!(
+            "<{} {:?} {:?} {:?}>",
+            o.class(),
+            o.construct,
+            o.state,
+            o.items
+        ),
     }
 }
 
 /// The lossless form in the fixtures of Megatron, without the values of tensors.
 pub(crate) fn typed(v: &Value) -> Json {
     let all = |v: &[Value]| v.iter().map(typed).collect::<Vec<_>>();
-    let pairs = |v: &[(Value, Value)]| v.iter().map(|(k, v)| json!([typed(k), typed(v)])).collect::<Vec<_>>();
+    let pairs = |v: &[(Value, Value)]| {
+        v.iter()
+            .map(|(k, v)| json!([typed(k), typed(v)]))
+            .collect::<Vec<_>>()
+    };
     match v {
         Value::None => json!({"t": "none"}),
         Value::Bool(v) => json!({"t": "bool", "v": v}),
@@ -228,8 +289,13 @@ pub(crate) fn typed(v: &Value) -> Json {
                 other => panic!("{other:?}"),
             },
             ("argparse", "Namespace") => {
-                let Some(Value::Dict(d)) = &o.state else { panic!("{o:?}") };
-                let all: Vec<Json> = d.iter().map(|(k, v)| json!([k.as_str().unwrap(), typed(v)])).collect();
+                let Some(Value::Dict(d)) = &o.state else {
+                    panic!("{o:?}")
+                };
+                let all: Vec<Json> = d
+                    .iter()
+                    .map(|(k, v)| json!([k.as_str().unwrap(), typed(v)]))
+                    .collect();
                 json!({"t": "argparse.Namespace", "items": all})
             }
             ("torch", name) if o.construct == Construct::Global => {
@@ -244,17 +310,46 @@ pub(crate) fn typed(v: &Value) -> Json {
 
 /// An array of numpy in C order.
 fn array(o: &Opaque) -> Json {
-    let Some([_, shape, dtype, fortran, Value::Bytes(data)]) = o.state.as_ref().and_then(|s| s.as_seq())
+    let Some([_, shape, dtype, fortran, Value::Bytes(data)]) =
+        o.state.as_ref().and_then(|s| s.as_seq())
     else {
         panic!("{o:?}")
     };
     assert_eq!(*fortran, Value::Bool(false));
-    let Value::Opaque(dtype) = dtype else { panic!("{o:?}") };
-    let shape: Vec<usize> = shape.as_seq().unwrap().iter().map(|v| v.as_int().unwrap() as usize).collect();
+    let Value::Opaque(dtype) = dtype else {
+        panic!("{o:?}")
+    };
+    let shape: Vec<usize> = shape
+        .as_seq()
+        .unwrap()
+        .iter()
+        .map(|v| v.as_int().unwrap() as usize)
+        .collect();
     let (name, mut v): (_, Vec<Json>) = match args(dtype)[0].as_str().unwrap() {
-        "f8" => ("float64", data.as_chunks().0.iter().map(|c| json!(f64::from_le_bytes(*c))).collect()),
-        "u4" => ("uint32", data.as_chunks().0.iter().map(|c| json!(u32::from_le_bytes(*c))).collect()),
-        "i8" => ("int64", data.as_chunks().0.iter().map(|c| json!(i64::from_le_bytes(*c))).collect()),
+        "f8" => (
+            "float64",
+            data.as_chunks()
+                .0
+                .iter()
+                .map(|c| json!(f64::from_le_bytes(*c)))
+                .collect(),
+        ),
+        "u4" => (
+            "uint32",
+            data.as_chunks()
+                .0
+                .iter()
+                .map(|c| json!(u32::from_le_bytes(*c)))
+                .collect(),
+        ),
+        "i8" => (
+            "int64",
+            data.as_chunks()
+                .0
+                .iter()
+                .map(|c| json!(i64::from_le_bytes(*c)))
+                .collect(),
+        ),
         other => panic!("{other}"),
     };
     for n in shape.iter().skip(1).rev() {

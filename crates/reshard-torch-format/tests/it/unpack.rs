@@ -12,7 +12,11 @@ use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 /// An archive of one record, with its directory.
 fn archive(content: &[u8], method: CompressionMethod) -> (Bytes, Directory) {
     let mut w = ZipWriter::new(Cursor::new(Vec::new()));
-    w.start_file("p/data/0", SimpleFileOptions::default().compression_method(method)).unwrap();
+    w.start_file(
+        "p/data/0",
+        SimpleFileOptions::default().compression_method(method),
+    )
+    .unwrap();
     w.write_all(content).unwrap();
     let file = Bytes::from(w.finish().unwrap().into_inner());
     let Tail::Done(directory) = Tail::parse(file.len() as u64, &file).unwrap() else {
@@ -23,7 +27,9 @@ fn archive(content: &[u8], method: CompressionMethod) -> (Bytes, Directory) {
 
 fn stored(file: &Bytes, record: &Record) -> Bytes {
     let range = |r: std::ops::Range<u64>| r.start as usize..r.end as usize;
-    let data = record.data_range(&file[range(record.header_range())]).unwrap();
+    let data = record
+        .data_range(&file[range(record.header_range())])
+        .unwrap();
     file.slice(range(data))
 }
 
@@ -34,7 +40,10 @@ fn blocks(record: &Record, stored: &[u8], len: usize) -> Result<Vec<u8>> {
     loop {
         let n = content.next_block(&mut block)?;
         out.extend(&block[..n]);
-        assert!(out.len() as u64 <= record.size, "more than the directory says");
+        assert!(
+            out.len() as u64 <= record.size,
+            "more than the directory says"
+        );
         assert_eq!(content.left(), record.size - out.len() as u64);
         if n == 0 {
             return content.verify().map(|()| out);
@@ -101,7 +110,10 @@ fn bytes_that_are_cut_short_are_no_record() {
     let record = directory.get("data/0").unwrap();
     let stored = stored(&file, record);
     let cut = &stored[..stored.len() - 1];
-    assert!(matches!(Inflate::new(record, cut), Err(Error::Archive { .. })));
+    assert!(matches!(
+        Inflate::new(record, cut),
+        Err(Error::Archive { .. })
+    ));
     let mut shorter = record.clone();
     shorter.stored -= 1;
     let error = blocks(&shorter, cut, 100).unwrap_err().to_string();

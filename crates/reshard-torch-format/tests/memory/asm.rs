@@ -55,8 +55,22 @@ pub(crate) fn tensor(shape: &[u8], strides: &[u8], elements: i64, metadata: &[u8
         &int(elements),
     ]);
     let hooks = [&global("collections", "OrderedDict")[..], b")R"].concat();
-    let args = tuple(&[&storage, b"Q", &int(0), shape, strides, b"\x89", &hooks, metadata]);
-    [&global("torch._utils", "_rebuild_tensor_v2"), &args[..], b"R"].concat()
+    let args = tuple(&[
+        &storage,
+        b"Q",
+        &int(0),
+        shape,
+        strides,
+        b"\x89",
+        &hooks,
+        metadata,
+    ]);
+    [
+        &global("torch._utils", "_rebuild_tensor_v2"),
+        &args[..],
+        b"R",
+    ]
+    .concat()
 }
 
 /// An archive with four bytes as storage 0.

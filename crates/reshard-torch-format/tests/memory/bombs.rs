@@ -19,8 +19,14 @@ fn refusal(file: Vec<u8>) -> String {
     let len = file.len();
     let most = Limits::default().budget(len as u64).max() + machine(&file);
     let (result, peak, seconds) = measured(|| load(file.into()).map(drop));
-    assert!(peak <= most, "{peak} bytes for a file of {len}, {most} are the most: {result:?}");
-    assert!(seconds < 5.0, "{seconds} s for a file of {len} bytes: {result:?}");
+    assert!(
+        peak <= most,
+        "{peak} bytes for a file of {len}, {most} are the most: {result:?}"
+    );
+    assert!(
+        seconds < 5.0,
+        "{seconds} s for a file of {len} bytes: {result:?}"
+    );
     result.map_or_else(|e| e.to_string(), |()| String::new())
 }
 
@@ -57,20 +63,29 @@ fn shared_values_stop_at_the_budget_when_they_are_written_out() {
     }
     let said = refusal(laugh(b"N", 6, 14));
     assert!(said.contains("exceeds the limit of 671"), "{said}");
-    assert!(said.contains("raise it in `Limits::memory` if the file is trusted"), "{said}");
+    assert!(
+        said.contains("raise it in `Limits::memory` if the file is trusted"),
+        "{said}"
+    );
 }
 
 #[test]
 fn a_higher_limit_lets_a_trusted_file_through() {
     let file = laugh(b"N", 5, 14);
     refused(file.clone(), "bytes of memory");
-    let limits = Limits { memory: Some(512 * MIB), ..Default::default() };
+    let limits = Limits {
+        memory: Some(512 * MIB),
+        ..Default::default()
+    };
     assert!(load_with(file.into(), &LoadOptions::default().with_limits(limits)).is_ok());
 }
 
 #[test]
 fn a_large_shared_text_stops_at_the_text_that_is_allowed_or_at_the_budget() {
-    refused(laugh(&text(&"q".repeat(1_000_000)), 3, 10), "bytes of memory");
+    refused(
+        laugh(&text(&"q".repeat(1_000_000)), 3, 10),
+        "bytes of memory",
+    );
     // Bytes are shared with the file.
     let bytes = [&b"B"[..], &1_000_000u32.to_le_bytes(), &[7; 1_000_000]].concat();
     assert_eq!(refusal(laugh(&bytes, 2, 10)), "");
@@ -90,40 +105,85 @@ fn names_put_together_of_shared_texts_are_drawn_from_the_budget() {
         }
     }
     let file = program(&[&out, b"N"]);
-    let limits = Limits { memory: Some(16 * MIB), ..Default::default() };
+    let limits = Limits {
+        memory: Some(16 * MIB),
+        ..Default::default()
+    };
     let most = 16 * MIB + machine(&file);
     let (result, peak, _) =
         measured(|| load_with(file.into(), &LoadOptions::default().with_limits(limits)).map(drop));
-    assert!(peak <= most && result.unwrap_err().to_string().contains("bytes of memory"), "{peak}");
+    assert!(
+        peak <= most && result.unwrap_err().to_string().contains("bytes of memory"),
+        "{peak}"
+    );
 }
 
 #[test]
 fn objects_made_of_single_letters_are_drawn_from_the_budget() {
-    refused(program(&[&global("a", "B"), &b")R".repeat(2_000_000)]), "bytes of memory");
-    refused(program(&[b"(", &b"]".repeat(3_000_000), b"t"]), "bytes of memory");
-    refused(program(&[b"(", &b"N".repeat(3_000_000), b"t"]), "bytes of memory");
-    refused(program(&[b"(", &b"N\x85".repeat(3_000_000), b"t"]), "bytes of memory");
+    refused(
+        program(&[&global("a", "B"), &b")R".repeat(2_000_000)]),
+        "bytes of memory",
+    );
+    refused(
+        program(&[b"(", &b"]".repeat(3_000_000), b"t"]),
+        "bytes of memory",
+    );
+    refused(
+        program(&[b"(", &b"N".repeat(3_000_000), b"t"]),
+        "bytes of memory",
+    );
+    refused(
+        program(&[b"(", &b"N\x85".repeat(3_000_000), b"t"]),
+        "bytes of memory",
+    );
 }
 
 #[test]
 fn deep_or_endless_values_are_refused_at_once() {
-    refused(program(&[&b"]".repeat(100_000), &b"a".repeat(99_999)]), "256 levels of nesting");
-    refused(program(&[b"N", &b"\x85".repeat(200_000)]), "256 levels of nesting");
+    refused(
+        program(&[&b"]".repeat(100_000), &b"a".repeat(99_999)]),
+        "256 levels of nesting",
+    );
+    refused(
+        program(&[b"N", &b"\x85".repeat(200_000)]),
+        "256 levels of nesting",
+    );
     refused(program(&[&b"(".repeat(3_000_000)]), "too few values");
-    refused(program(&[b"]", &put(0), &get(0), b"a"]), "a value that contains itself");
-    refused(program(&[b"}", &put(0), b"K\x01", &get(0), b"s"]), "a value that contains itself");
-    refused(program(&[b"]", &put(0), b"(", &get(0).repeat(50), b"e"]), "a value that contains itself");
+    refused(
+        program(&[b"]", &put(0), &get(0), b"a"]),
+        "a value that contains itself",
+    );
+    refused(
+        program(&[b"}", &put(0), b"K\x01", &get(0), b"s"]),
+        "a value that contains itself",
+    );
+    refused(
+        program(&[b"]", &put(0), b"(", &get(0).repeat(50), b"e"]),
+        "a value that contains itself",
+    );
 }
 
 #[test]
 fn absurd_numbers_take_no_memory() {
-    refused(program(&[b"Nr\xff\xff\xff\xff"]), "a memo number is larger than the pickle");
+    refused(
+        program(&[b"Nr\xff\xff\xff\xff"]),
+        "a memo number is larger than the pickle",
+    );
     refused(program(&[b"p99999999999999999999\n"]), "is no number");
-    refused(program(&[b"\x8d\xff\xff\xff\xff\xff\xff\xff\xffabc"]), "the input ends inside an instruction");
+    refused(
+        program(&[b"\x8d\xff\xff\xff\xff\xff\xff\xff\xffabc"]),
+        "the input ends inside an instruction",
+    );
     refused(program(&[b"\x8b\xff\xff\xff\xff"]), "a length is negative");
-    refused(program(&[b"\x95\xff\xff\xff\xff\xff\xff\xff\xffN"]), "a frame is longer");
+    refused(
+        program(&[b"\x95\xff\xff\xff\xff\xff\xff\xff\xffN"]),
+        "a frame is longer",
+    );
     let digits = b"9".repeat(2_000_000);
-    for int in [[b"L", &digits[..], b"L\n"].concat(), [b"I", &digits[..], b"\n"].concat()] {
+    for int in [
+        [b"L", &digits[..], b"L\n"].concat(),
+        [b"I", &digits[..], b"\n"].concat(),
+    ] {
         refused(program(&[&int]), "4300 decimal digits of an int");
     }
     // As long as they may be, many times.
@@ -134,12 +194,34 @@ fn absurd_numbers_take_no_memory() {
 #[test]
 fn a_tensor_of_a_hundred_thousand_axes_is_refused() {
     let axes = [&tuple(&[&b"K\x01".repeat(100_000)])[..], &keep(0)].concat();
-    let many = [&tensor(&get(0), &get(0), 1, b"")[..], &keep(1), b"](", &get(1).repeat(1000), b"e"].concat();
-    refused(archive(&program(&[&axes, &many])), "a tensor of 100000 axes (at most 64) is not supported");
+    let many = [
+        &tensor(&get(0), &get(0), 1, b"")[..],
+        &keep(1),
+        b"](",
+        &get(1).repeat(1000),
+        b"e",
+    ]
+    .concat();
+    refused(
+        archive(&program(&[&axes, &many])),
+        "a tensor of 100000 axes (at most 64) is not supported",
+    );
     let axes = [&tuple(&[&b"K\x01".repeat(64)])[..], &keep(0)].concat();
-    let many = |n| [&tensor(&get(0), &get(0), 1, b"")[..], &keep(1), b"](", &get(1).repeat(n), b"e"].concat();
+    let many = |n| {
+        [
+            &tensor(&get(0), &get(0), 1, b"")[..],
+            &keep(1),
+            b"](",
+            &get(1).repeat(n),
+            b"e",
+        ]
+        .concat()
+    };
     assert_eq!(refusal(archive(&program(&[&axes, &many(1000)]))), "");
-    refused(archive(&program(&[&axes, &many(200_000)])), "bytes of memory");
+    refused(
+        archive(&program(&[&axes, &many(200_000)])),
+        "bytes of memory",
+    );
 }
 
 #[test]
@@ -150,12 +232,25 @@ fn elements_that_have_to_be_copied_are_copied_once_and_drawn_from_the_budget() {
         archive(&program(&[&t, &put(1), b"0](", &get(1).repeat(100), b"e"]))
     };
     refused(wide(1 << 28), "bytes of memory");
-    assert_eq!(refusal(wide(1 << 22)), "", "16 MiB, a hundred times the same");
+    assert_eq!(
+        refusal(wide(1 << 22)),
+        "",
+        "16 MiB, a hundred times the same"
+    );
     // Elements that are in the file may be copied once, whatever the budget is.
     let storage = vec![0; 8 << 20];
-    let t = program(&[&tensor(&tuple(&[&int(2 << 20)]), &tuple(&[&int(1)]), 2 << 20, &neg)]);
-    let file = reshard_torch_format::archive::write_archive(&t, &[&storage], &Default::default()).unwrap();
-    let limits = Limits { memory: Some(MIB), ..Default::default() };
+    let t = program(&[&tensor(
+        &tuple(&[&int(2 << 20)]),
+        &tuple(&[&int(1)]),
+        2 << 20,
+        &neg,
+    )]);
+    let file =
+        reshard_torch_format::archive::write_archive(&t, &[&storage], &Default::default()).unwrap();
+    let limits = Limits {
+        memory: Some(MIB),
+        ..Default::default()
+    };
     assert!(load_with(file.into(), &LoadOptions::default().with_limits(limits)).is_ok());
 }
 
@@ -181,7 +276,8 @@ fn hostile() -> impl Strategy<Value = Vec<u8>> {
         (1usize..60).prop_map(|n| [b"}(", &b"K\x01N".repeat(n)[..], b"u"].concat()),
         (1usize..60).prop_map(|n| [b"}", &b"K\x01K\x02s".repeat(n)[..]].concat()),
         (1usize..60).prop_map(|n| [b"(", &b"N".repeat(n)[..], b"\x91"].concat()),
-        (1usize..60).prop_map(|n| [&global("a", "B")[..], b")\x81(", &b"N".repeat(n), b"e"].concat()),
+        (1usize..60)
+            .prop_map(|n| [&global("a", "B")[..], b")\x81(", &b"N".repeat(n), b"e"].concat()),
         (1usize..60).prop_map(|n| [b"(", &b"]".repeat(n)[..], b"l"].concat()),
         prop::sample::select(vec![
             &b"N"[..],
@@ -213,7 +309,15 @@ fn hostile() -> impl Strategy<Value = Vec<u8>> {
         let mut out = [leaf, keep(0)].concat();
         for (level, ((open, close), width)) in (0u32..).zip(&levels) {
             // Pairs are whole.
-            out.extend([open, &get(level).repeat(2 * width)[..], close, &keep(level + 1)].concat());
+            out.extend(
+                [
+                    open,
+                    &get(level).repeat(2 * width)[..],
+                    close,
+                    &keep(level + 1),
+                ]
+                .concat(),
+            );
         }
         program(&[&out, &get(levels.len() as u32)])
     })
@@ -240,6 +344,13 @@ proptest! {
 fn a_memo_number_takes_a_bit_for_each_that_is_below_it() {
     // A number may be as large as the pickle is long.
     let number = 1_000_000u32.to_le_bytes();
-    let pickle = [&b"N0".repeat(1 << 19)[..], b"K\x01r", &number, b"0j", &number].concat();
+    let pickle = [
+        &b"N0".repeat(1 << 19)[..],
+        b"K\x01r",
+        &number,
+        b"0j",
+        &number,
+    ]
+    .concat();
     assert_eq!(refusal(archive(&program(&[&pickle]))), "");
 }

@@ -44,7 +44,11 @@ static ALLOCATOR: Counting = Counting;
 /// Seconds that this thread has computed, whatever else the machine does.
 fn computed() -> f64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    stat.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
+    stat.split(' ')
+        .next()
+        .and_then(|ns| ns.parse::<f64>().ok())
+        .unwrap_or(0.0)
+        / 1e9
 }
 
 /// What was computed, most bytes that it held at a time, and seconds.

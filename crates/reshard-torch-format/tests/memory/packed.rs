@@ -30,7 +30,12 @@ fn packed(records: &[(&str, &[u8])], zeros: (&str, usize)) -> Vec<u8> {
 }
 
 fn floats(n: i64, storage: i64) -> Vec<u8> {
-    program(&[&tensor(&tuple(&[&int(n)]), &tuple(&[&int(1)]), storage, b"")])
+    program(&[&tensor(
+        &tuple(&[&int(n)]),
+        &tuple(&[&int(1)]),
+        storage,
+        b"",
+    )])
 }
 
 #[track_caller]
@@ -39,37 +44,69 @@ fn refused(file: Vec<u8>, why: &str) {
     let (result, peak, seconds) = measured(|| load(file.into()).map(drop));
     let said = result.unwrap_err().to_string();
     assert!(said.contains(why), "{said}");
-    assert!(peak <= most && seconds < 5.0, "{peak} bytes, {seconds} s: {said}");
+    assert!(
+        peak <= most && seconds < 5.0,
+        "{peak} bytes, {seconds} s: {said}"
+    );
 }
 
 #[test]
 fn packed_records_unpack_within_the_budget_and_to_no_more_than_they_say() {
     const LARGE: usize = 200 * MIB;
     let elements = (LARGE / 4) as i64;
-    refused(packed(&[("p/version", b"3")], ("p/data.pkl", LARGE)), "bytes of memory");
-    refused(packed(&[("p/data.pkl", b"N.")], ("p/version", LARGE)), "\"p/version\" has 209715200 bytes");
     refused(
-        packed(&[("p/data.pkl", b"N."), ("p/version", b"3")], ("p/byteorder", LARGE)),
+        packed(&[("p/version", b"3")], ("p/data.pkl", LARGE)),
+        "bytes of memory",
+    );
+    refused(
+        packed(&[("p/data.pkl", b"N.")], ("p/version", LARGE)),
+        "\"p/version\" has 209715200 bytes",
+    );
+    refused(
+        packed(
+            &[("p/data.pkl", b"N."), ("p/version", b"3")],
+            ("p/byteorder", LARGE),
+        ),
         "\"p/byteorder\" has 209715200 bytes",
     );
-    let whole =
-        packed(&[("p/data.pkl", &floats(elements, elements)), ("p/version", b"3")], ("p/data/0", LARGE));
+    let whole = packed(
+        &[
+            ("p/data.pkl", &floats(elements, elements)),
+            ("p/version", b"3"),
+        ],
+        ("p/data/0", LARGE),
+    );
     refused(whole.clone(), "bytes of memory");
     // The pickle and the record have to agree before anything is unpacked.
-    let short = packed(&[("p/data.pkl", &floats(1, 1)), ("p/version", b"3")], ("p/data/0", LARGE));
+    let short = packed(
+        &[("p/data.pkl", &floats(1, 1)), ("p/version", b"3")],
+        ("p/data/0", LARGE),
+    );
     refused(short, "its record has 209715200");
-    let trusted = Limits { memory: Some(256 << 20), ..Default::default() };
-    let (value, peak, _) =
-        measured(|| load_with(whole.clone().into(), &LoadOptions::default().with_limits(trusted)).unwrap());
+    let trusted = Limits {
+        memory: Some(256 << 20),
+        ..Default::default()
+    };
+    let (value, peak, _) = measured(|| {
+        load_with(
+            whole.clone().into(),
+            &LoadOptions::default().with_limits(trusted),
+        )
+        .unwrap()
+    });
     assert_eq!(value.as_tensor().unwrap().nbytes(), LARGE as u64);
     assert!(peak < (LARGE + 4 * MIB) as u64, "{peak}");
 
     let archive = Archive::open(whole.into(), &trusted).unwrap();
     let record = archive.directory().get("data/0").unwrap();
     let header = record.header_range();
-    let data = record.data_range(&archive.bytes()[header.start as usize..header.end as usize]).unwrap();
+    let data = record
+        .data_range(&archive.bytes()[header.start as usize..header.end as usize])
+        .unwrap();
     let (sum, peak, _) = measured(|| {
-        let stored = archive.bytes().slice(data.start as usize..data.end as usize);
+        let stored = archive
+            .bytes()
+            .slice(data.start as usize..data.end as usize);
         let mut content = Inflate::new(record, stored).unwrap();
         let mut block = vec![0; 64 * 1024];
         let mut sum = 0;
@@ -95,10 +132,16 @@ fn an_archive_of_many_records_is_read_in_no_time() {
     let ((), peak, seconds) = measured(|| {
         let archive = Archive::open(file.clone().into(), &Limits::default()).unwrap();
         for i in 0..RECORDS {
-            assert_eq!(&archive.read(&format!("data/{i}"), Verify::Crc).unwrap()[..], b"x");
+            assert_eq!(
+                &archive.read(&format!("data/{i}"), Verify::Crc).unwrap()[..],
+                b"x"
+            );
         }
     });
-    assert!(seconds < 5.0 && peak < 10 * file.len() as u64, "{seconds} s, {peak} bytes");
+    assert!(
+        seconds < 5.0 && peak < 10 * file.len() as u64,
+        "{seconds} s, {peak} bytes"
+    );
 }
 
 #[test]
@@ -121,6 +164,11 @@ fn a_comment_that_names_thousands_of_directories_is_not_believed() {
     ];
     let bomb = [&file[..end], &fields.concat().repeat(2900)].concat();
     let (result, _, seconds) = measured(|| Tail::parse(bomb.len() as u64, &bomb).map(drop));
-    assert!(result.unwrap_err().to_string().contains("longer than its entries"));
+    assert!(
+        result
+            .unwrap_err()
+            .to_string()
+            .contains("longer than its entries")
+    );
     assert!(seconds < 2.0, "{seconds} s");
 }

@@ -36,7 +36,11 @@ impl Checkpoint {
 
     /// Names of the files that hold its items.
     pub fn item_files(&self) -> BTreeSet<String> {
-        self.opened.item_files().into_iter().map(String::from).collect()
+        self.opened
+            .item_files()
+            .into_iter()
+            .map(String::from)
+            .collect()
     }
 
     /// All files of its directory, each with its role. [`prune`](crate::prune()) removes the leftovers.
@@ -52,7 +56,12 @@ impl Checkpoint {
     /// # Errors
     /// Only errors that stop the whole check. Damage is in the returned report.
     pub async fn verify(&self, full: bool, progress: Progress) -> Result<VerifyReport> {
-        let mut report = self.opened.reader.verify(full, &progress).await.during("verifying", &self.url)?;
+        let mut report = self
+            .opened
+            .reader
+            .verify(full, &progress)
+            .await
+            .during("verifying", &self.url)?;
         if let Err(e) = self.opened.common().await {
             let damage = reshard_strategy::Damage {
                 key: None,

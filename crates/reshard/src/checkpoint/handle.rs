@@ -82,15 +82,30 @@ impl Checkpoint {
     }
 
     pub(super) fn unsupported(&self, what: String) -> StrategyError {
-        StrategyError::Unsupported { strategy: self.opened.name.to_string(), what }
+        StrategyError::Unsupported {
+            strategy: self.opened.name.to_string(),
+            what,
+        }
     }
 
-    pub(super) async fn fill(&self, template: FlatStateDict) -> Result<FlatStateDict, StrategyError> {
+    pub(super) async fn fill(
+        &self,
+        template: FlatStateDict,
+    ) -> Result<FlatStateDict, StrategyError> {
         let groups = BTreeMap::new();
         let planner = Arc::new(DefaultLoadPlanner::DEFAULT);
-        let mut cx = LoadCx::new(Comm::single(), &groups, Arc::clone(&self.opened.store), planner);
+        let mut cx = LoadCx::new(
+            Comm::single(),
+            &groups,
+            Arc::clone(&self.opened.store),
+            planner,
+        );
         cx.verify = self.verify;
-        let loaded = self.opened.sharded.load(template, Arc::clone(&self.opened.reader), &cx).await;
+        let loaded = self
+            .opened
+            .sharded
+            .load(template, Arc::clone(&self.opened.reader), &cx)
+            .await;
         loaded.map(|l| l.state).map_err(|f| f.error)
     }
 }

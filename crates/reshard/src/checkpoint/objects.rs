@@ -14,7 +14,10 @@ impl Checkpoint {
 
     /// Where the parts of an object lie. Empty if the object is not stored, or if the checkpoint does not say.
     pub fn object_parts(&self, key: &str) -> Vec<StorageInfo> {
-        self.metadata().object(key).map(|id| self.opened.reader.locate_object(id)).unwrap_or_default()
+        self.metadata()
+            .object(key)
+            .map(|id| self.opened.reader.locate_object(id))
+            .unwrap_or_default()
     }
 
     /// Reads and decodes an object. A cell of an array in Megatron Core's dialect is a list.
@@ -32,14 +35,25 @@ impl Checkpoint {
     /// There is no object of that key, or it is damaged.
     pub async fn object_payload(&self, key: &str) -> Result<Payload> {
         let missing = || match self.metadata().tensor(key) {
-            Some(_) => not_stored(format!("{key:?} is a tensor, no object; `Checkpoint::tensor` reads it")),
+            Some(_) => not_stored(format!(
+                "{key:?} is a tensor, no object; `Checkpoint::tensor` reads it"
+            )),
             None => self.unknown("object", key, self.metadata().object_count()),
         };
-        let id = self.metadata().object(key).ok_or_else(missing).during(ACT, &self.url)?;
+        let id = self
+            .metadata()
+            .object(key)
+            .ok_or_else(missing)
+            .during(ACT, &self.url)?;
         let reads = [ReadObject { object: id }];
         let none = Progress::none();
         let how = ReadCx::new(self.verify, &none);
-        let got = self.opened.reader.read_objects(&reads, &how).await.during(ACT, &self.url)?;
+        let got = self
+            .opened
+            .reader
+            .read_objects(&reads, &how)
+            .await
+            .during(ACT, &self.url)?;
         Ok(got.into_iter().next().unwrap_or_default())
     }
 
@@ -61,6 +75,8 @@ impl Checkpoint {
     /// # Errors
     /// It is missing, or its strategy is not `torch`.
     pub async fn stored_common(&self) -> Result<Option<StoredCommon>> {
-        StoredCommon::of(&self.opened, self.verify).await.during(ACT, &self.url)
+        StoredCommon::of(&self.opened, self.verify)
+            .await
+            .during(ACT, &self.url)
     }
 }

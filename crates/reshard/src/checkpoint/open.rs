@@ -69,7 +69,11 @@ impl OpenOptions {
     /// There is no checkpoint, it is damaged, or its strategy is not linked.
     pub async fn open(self, url: &str) -> Result<Checkpoint> {
         let opened = self.how.open(url).await.during("opening", url)?;
-        Ok(Checkpoint { url: url.into(), opened: Arc::new(opened), verify: !self.skip_verify })
+        Ok(Checkpoint {
+            url: url.into(),
+            opened: Arc::new(opened),
+            verify: !self.skip_verify,
+        })
     }
 }
 

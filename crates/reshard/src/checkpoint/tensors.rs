@@ -4,8 +4,8 @@ use super::handle::{ACT, Checkpoint, not_stored};
 use crate::{Error, Result, error::Context};
 use bytes::Bytes;
 use reshard_model::{
-    BoxError, DType, Data, Dims, FlatStateDict, Path, Region, Select, Sharded, ShardedTensor, SourceError,
-    Tensor, TensorSource,
+    BoxError, DType, Data, Dims, FlatStateDict, Path, Region, Select, Sharded, ShardedTensor,
+    SourceError, Tensor, TensorSource,
 };
 use reshard_plan::TensorRef;
 use reshard_strategy::{StorageInfo, StrategyError};
@@ -29,13 +29,17 @@ impl Checkpoint {
         let missing = || {
             let metadata = self.metadata();
             match metadata.object(key) {
-                Some(_) => {
-                    not_stored(format!("{key:?} is an object, no tensor; `Checkpoint::object` reads it"))
-                }
+                Some(_) => not_stored(format!(
+                    "{key:?} is an object, no tensor; `Checkpoint::object` reads it"
+                )),
                 None => self.unknown("tensor", key, metadata.tensor_count()),
             }
         };
-        let found = self.metadata().tensor(key).ok_or_else(missing).during(ACT, &self.url)?;
+        let found = self
+            .metadata()
+            .tensor(key)
+            .ok_or_else(missing)
+            .during(ACT, &self.url)?;
         Ok(self.handle(&found))
     }
 
@@ -45,7 +49,12 @@ impl Checkpoint {
     }
 
     fn handle(&self, t: &TensorRef<'_>) -> TensorHandle {
-        TensorHandle { checkpoint: self.clone(), key: t.key().into(), dtype: t.dtype(), shape: t.shape() }
+        TensorHandle {
+            checkpoint: self.clone(),
+            key: t.key().into(),
+            dtype: t.dtype(),
+            shape: t.shape(),
+        }
     }
 }
 
@@ -76,7 +85,10 @@ impl TensorHandle {
 
     /// The size of all elements, in bytes.
     pub fn nbytes(&self) -> u64 {
-        self.shape.volume().unwrap_or(u64::MAX).saturating_mul(self.dtype.size())
+        self.shape
+            .volume()
+            .unwrap_or(u64::MAX)
+            .saturating_mul(self.dtype.size())
     }
 
     /// Its chunks, in stored order.
@@ -84,7 +96,12 @@ impl TensorHandle {
         let reader = &self.checkpoint.opened.reader;
         let tensor = self.checkpoint.metadata().tensor(&self.key);
         tensor.map_or_else(Vec::new, |t| {
-            t.chunks().map(|(id, region)| StoredChunk { region, parts: reader.locate_chunk(id) }).collect()
+            t.chunks()
+                .map(|(id, region)| StoredChunk {
+                    region,
+                    parts: reader.locate_chunk(id),
+                })
+                .collect()
         })
     }
 
@@ -101,8 +118,15 @@ impl TensorHandle {
         template.insert(Path(vec![(&*self.key).into()]), Sharded::Tensor(leaf));
         let state = self.checkpoint.fill(template).await.during(ACT, url)?;
         match state.into_values().next() {
-            Some(Sharded::Tensor(ShardedTensor { data: Data::Host(t), .. })) => Ok(t),
-            _ => Err(Error::new(ACT, url, StrategyError::Internal(format!("{} was not loaded", self.key)))),
+            Some(Sharded::Tensor(ShardedTensor {
+                data: Data::Host(t),
+                ..
+            })) => Ok(t),
+            _ => Err(Error::new(
+                ACT,
+                url,
+                StrategyError::Internal(format!("{} was not loaded", self.key)),
+            )),
         }
     }
 
@@ -117,9 +141,18 @@ impl TensorHandle {
     /// # Errors
     /// A region outside the shape, or a tensor that the limits don't allow.
     pub fn source(&self, what: impl Select) -> Result<Arc<dyn TensorSource>> {
-        let region = what.resolve(&self.key, &self.shape).during(ACT, &self.checkpoint.url)?;
-        self.checkpoint.opened.reader.permits(&self.key).during(ACT, &self.checkpoint.url)?;
-        Ok(Arc::new(Lazy { tensor: self.clone(), offsets: region.offsets }))
+        let region = what
+            .resolve(&self.key, &self.shape)
+            .during(ACT, &self.checkpoint.url)?;
+        self.checkpoint
+            .opened
+            .reader
+            .permits(&self.key)
+            .during(ACT, &self.checkpoint.url)?;
+        Ok(Arc::new(Lazy {
+            tensor: self.clone(),
+            offsets: region.offsets,
+        }))
     }
 }
 
@@ -132,13 +165,22 @@ struct Lazy {
 impl TensorSource for Lazy {
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let mut region = region.clone();
-        region.offsets.iter_mut().zip(&self.offsets).for_each(|(o, by)| *o += by);
+        region
+            .offsets
+            .iter_mut()
+            .zip(&self.offsets)
+            .for_each(|(o, by)| *o += by);
         // On an I/O thread, local reads run on this same thread, so blocking here can't deadlock.
         let got: Bytes = reshard_storage::wait(self.tensor.read(region))
             .map_err(|e| SourceError::new(e.kind(), e))?
             .to_bytes();
         if got.len() != out.len() {
-            return Err(format!("{} bytes were read where {} are wanted", got.len(), out.len()).into());
+            return Err(format!(
+                "{} bytes were read where {} are wanted",
+                got.len(),
+                out.len()
+            )
+            .into());
         }
         out.copy_from_slice(&got);
         Ok(())

@@ -2,7 +2,9 @@
 
 use super::handle::{ACT, Checkpoint};
 use crate::{Result, error::Context};
-use reshard_model::{Data, FlatStateDict, Path, Sharded, ShardedTensor, Tensor, Value, ValueTree, unflatten};
+use reshard_model::{
+    Data, FlatStateDict, Path, Sharded, ShardedTensor, Tensor, Value, ValueTree, unflatten,
+};
 use reshard_plan::{Entry, Metadata, PlannerData};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -27,7 +29,12 @@ impl Checkpoint {
             entries.push((path.unwrap_or_else(|| Path(vec![key.into()])), value));
         }
         if let (Some(sidecar), _) = self.sidecar().await {
-            entries.extend(sidecar.empty_dicts.into_iter().map(|path| (path, Value::Dict(Vec::new()))));
+            entries.extend(
+                sidecar
+                    .empty_dicts
+                    .into_iter()
+                    .map(|path| (path, Value::Dict(Vec::new()))),
+            );
         }
         let mut out = unflatten(entries).during(ACT, &self.url)?;
         out.merge(self.common().await?).during(ACT, &self.url)?;
@@ -38,9 +45,13 @@ impl Checkpoint {
 /// The path of each stored key, if no other key has the same path or one below it. Paths can clash because ranks may
 /// have had different tensors, or different cells of an array of objects, at one position.
 fn paths_of(metadata: &Metadata) -> BTreeMap<&str, &Path> {
-    let Some(PlannerData::Paths(paths)) = metadata.planner_data() else { return BTreeMap::new() };
-    let mut all: Vec<(&Path, &str)> =
-        metadata.entries().filter_map(|e| Some((paths.get(e.key())?, e.key()))).collect();
+    let Some(PlannerData::Paths(paths)) = metadata.planner_data() else {
+        return BTreeMap::new();
+    };
+    let mut all: Vec<(&Path, &str)> = metadata
+        .entries()
+        .filter_map(|e| Some((paths.get(e.key())?, e.key())))
+        .collect();
     all.sort_unstable();
     let mut alone: BTreeMap<&str, &Path> = all.iter().map(|(path, key)| (*key, *path)).collect();
     let mut above: Option<(&Path, &str)> = None;
@@ -86,7 +97,11 @@ pub async fn load_plain_tensors(url: &str) -> Result<BTreeMap<String, Tensor>> {
     }
     let state = checkpoint.fill(template).await.during(ACT, url)?;
     let tensor = |leaf| match leaf {
-        Sharded::Tensor(ShardedTensor { key, data: Data::Host(t), .. }) => Some((key.to_string(), t)),
+        Sharded::Tensor(ShardedTensor {
+            key,
+            data: Data::Host(t),
+            ..
+        }) => Some((key.to_string(), t)),
         _ => None,
     };
     Ok(state.into_values().filter_map(tensor).collect())

@@ -21,9 +21,16 @@ pub(super) struct Begun {
 impl SetUp {
     /// Begins a new version. The place is resolved here, once for all ranks.
     async fn begin(&self, attempt: &str, overwrite: bool) -> Result<Begun, StrategyError> {
-        let store = self.store.resolved().await?.unwrap_or_else(|| Arc::clone(&self.store));
-        let Replaced { if_exists, stays } =
-            if overwrite { replace(&store, &self.registry).await? } else { Replaced::default() };
+        let store = self
+            .store
+            .resolved()
+            .await?
+            .unwrap_or_else(|| Arc::clone(&self.store));
+        let Replaced { if_exists, stays } = if overwrite {
+            replace(&store, &self.registry).await?
+        } else {
+            Replaced::default()
+        };
         match store.begin(attempt, if_exists).await {
             Ok(transaction) => Ok(Begun { transaction, stays }),
             Err(e) => {
@@ -35,21 +42,36 @@ impl SetUp {
                     tracing::debug!(error = %e, "what a failed save may have left could not be removed");
                 }
                 let exists = matches!(e, StorageError::Exists { .. });
-                Err(if exists && overwrite { no_checkpoint() } else { e.into() })
+                Err(if exists && overwrite {
+                    no_checkpoint()
+                } else {
+                    e.into()
+                })
             }
         }
     }
 
     /// Joins the version that the coordinator has begun.
-    async fn join(&self, (attempt, place): (String, Option<String>)) -> Result<Begun, StrategyError> {
+    async fn join(
+        &self,
+        (attempt, place): (String, Option<String>),
+    ) -> Result<Begun, StrategyError> {
         let transaction = self.store.join(&attempt, place.as_deref()).await?;
-        Ok(Begun { transaction, stays: Vec::new() })
+        Ok(Begun {
+            transaction,
+            stays: Vec::new(),
+        })
     }
 }
 
 /// Removes what an attempt has left.
 async fn remove(store: &Arc<dyn Store>, attempt: &str) -> Result<(), StorageError> {
-    for left in store.leftovers().await?.iter().filter(|l| l.attempt == attempt) {
+    for left in store
+        .leftovers()
+        .await?
+        .iter()
+        .filter(|l| l.attempt == attempt)
+    {
         store.remove_leftover(left).await?;
     }
     Ok(())
@@ -58,7 +80,10 @@ async fn remove(store: &Arc<dyn Store>, attempt: &str) -> Result<(), StorageErro
 /// Whether the store itself refused.
 fn refused(e: &StorageError) -> bool {
     use StorageError::{Changed, Exists, Incomplete, Unsupported};
-    matches!(e, Exists { .. } | Changed { .. } | Unsupported { .. } | Incomplete { .. })
+    matches!(
+        e,
+        Exists { .. } | Changed { .. } | Unsupported { .. } | Incomplete { .. }
+    )
 }
 
 /// The coordinator begins a new version. The other ranks join it at its location, under the same name. They also get the
@@ -102,7 +127,9 @@ pub(super) async fn begin(
             alike::agree(comm, "begin", begun, &setup.plain, rule).await
         }
         (Err(e), _) => Err(own.filter(|_| comm.size() == 1).unwrap_or_else(|| e.into())),
-        (Ok(_), Err(_)) => Err(StrategyError::Internal("a rank that failed was not heard".into())),
+        (Ok(_), Err(_)) => Err(StrategyError::Internal(
+            "a rank that failed was not heard".into(),
+        )),
     };
     if let (Some(transaction), Err(_)) = (transaction, &joined)
         && let Err(e) = transaction.rollback().await

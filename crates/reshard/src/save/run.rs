@@ -20,7 +20,8 @@ use reshard_model::{Dialect, Path, ValueTree};
 use reshard_plan::{DefaultSavePlanner, PlannerData};
 use reshard_storage::{FileBody, Name, Progress, Transaction};
 use reshard_strategy::{
-    PreparedSave, Records, SaveCommonStrategy, SaveCx, SaveShardedStrategy, Saved, StrategyError, agree,
+    PreparedSave, Records, SaveCommonStrategy, SaveCx, SaveShardedStrategy, Saved, StrategyError,
+    agree,
 };
 use std::{
     future::{Future, IntoFuture},
@@ -89,14 +90,25 @@ impl Save<'_> {
         transaction: &Arc<Tally>,
         clock: &mut Clock,
     ) -> Result<(Saved, usize), StrategyError> {
-        let SetUp { sharded, common, parts, .. } = setup;
-        let planner = self
-            .planner
-            .take()
-            .unwrap_or_else(|| Arc::new(default_planner(self.dialect).with_allow_holes(self.rank_local)));
+        let SetUp {
+            sharded,
+            common,
+            parts,
+            ..
+        } = setup;
+        let planner = self.planner.take().unwrap_or_else(|| {
+            Arc::new(default_planner(self.dialect).with_allow_holes(self.rank_local))
+        });
         let groups = std::mem::take(&mut self.ranks.groups);
-        let mut cx = SaveCx::new(*comm, &groups, Arc::<Tally>::clone(transaction), self.url, planner);
-        (cx.durability, cx.dialect, cx.rank_local) = (self.durability, self.dialect, self.rank_local);
+        let mut cx = SaveCx::new(
+            *comm,
+            &groups,
+            Arc::<Tally>::clone(transaction),
+            self.url,
+            planner,
+        );
+        (cx.durability, cx.dialect, cx.rank_local) =
+            (self.durability, self.dialect, self.rank_local);
         (cx.progress, cx.exchange_memory) = (self.progress.clone(), self.exchange_memory);
         (cx.policy, cx.policy_limits) = (self.policy.take(), self.policy_limits);
         if self.dialect == Dialect::Dcp {
@@ -104,10 +116,14 @@ impl Save<'_> {
         }
         let mut prepared = sharded.prepare(parts.flat, &cx).await?;
         clock.done(Phase::Plan);
-        let written = self.write_files(&*common, &parts.common, &mut *prepared, &cx).await;
+        let written = self
+            .write_files(&*common, &parts.common, &mut *prepared, &cx)
+            .await;
         clock.done(Phase::Write);
         let saved = prepared.finish(written, comm).await?;
-        let last = self.write_records(&saved, &*sharded, &*common, &parts.dropped_empty, &cx).await;
+        let last = self
+            .write_records(&saved, &*sharded, &*common, &parts.dropped_empty, &cx)
+            .await;
         // Before the coordinator commits, the records of every rank are written, and it knows every file of every rank.
         let (last, written) = match last {
             Ok(last) => (last, Ok(transaction.take())),
@@ -115,7 +131,10 @@ impl Save<'_> {
         };
         let files = gather(comm, written).await?;
         let committed = if comm.is_coordinator() {
-            transaction.commit(last, &files, self.durability).await.map_err(StrategyError::from)
+            transaction
+                .commit(last, &files, self.durability)
+                .await
+                .map_err(StrategyError::from)
         } else {
             Ok(())
         };
@@ -137,7 +156,9 @@ impl Save<'_> {
                 Some(stored) => stored.layout()?,
                 None => strategy.layout_common(common)?,
             };
-            cx.transaction.write(files, cx.durability, cx.progress.clone()).await?;
+            cx.transaction
+                .write(files, cx.durability, cx.progress.clone())
+                .await?;
         }
         prepared.write().await
     }
@@ -151,7 +172,10 @@ impl Save<'_> {
         empty: &[Path],
         cx: &SaveCx<'_>,
     ) -> Result<Option<(Name, Bytes)>, StrategyError> {
-        let Records { mut files, mut commit } = saved.records.clone();
+        let Records {
+            mut files,
+            mut commit,
+        } = saved.records.clone();
         let me = cx.comm.is_coordinator();
         if me && let Some(mut sidecar) = Sidecar::of(commit.as_ref(), &files) {
             let named = self.dialect == Dialect::Megatron || sharded.key() == default_format();
@@ -162,16 +186,24 @@ impl Save<'_> {
         }
         if me && self.dialect == Dialect::Megatron {
             let json = MetadataJson::new(&sharded.key(), &common.key());
-            let bytes =
-                if self.common_form == CommonForm::File { json.to_bytes() } else { json.to_short_bytes() };
+            let bytes = if self.common_form == CommonForm::File {
+                json.to_bytes()
+            } else {
+                json.to_short_bytes()
+            };
             files.extend(commit.replace((Name::new(METADATA_JSON)?, bytes)));
         }
         if !me {
             files.extend(commit.take());
         }
-        let files: Vec<FileBody> = files.into_iter().map(|(n, b)| FileBody::from_bytes(n, b)).collect();
+        let files: Vec<FileBody> = files
+            .into_iter()
+            .map(|(n, b)| FileBody::from_bytes(n, b))
+            .collect();
         if !files.is_empty() {
-            cx.transaction.write(files, self.durability, Progress::default()).await?;
+            cx.transaction
+                .write(files, self.durability, Progress::default())
+                .await?;
         }
         Ok(commit)
     }

@@ -3,10 +3,13 @@
 use super::builder::Save;
 use crate::{CommonForm, StoredCommon, alike::Rule, formats::default_format};
 use reshard_megatron::{COMMON_STATE, RESERVED};
-use reshard_model::{Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split};
+use reshard_model::{
+    Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split,
+};
 use reshard_storage::{Store, Stores};
 use reshard_strategy::{
-    BackendVersion, Registry, SaveCommonStrategy, SaveShardedStrategy, StrategyError, save_with_objects,
+    BackendVersion, Registry, SaveCommonStrategy, SaveShardedStrategy, StrategyError,
+    save_with_objects,
 };
 use std::sync::Arc;
 
@@ -36,7 +39,9 @@ impl Save<'_> {
             Some(c) => c.build()?,
             None => registry.save_sharded(&default)?.build()?,
         };
-        if self.common.is_some() && (self.dialect != Dialect::Megatron || self.stored_common.is_some()) {
+        if self.common.is_some()
+            && (self.dialect != Dialect::Megatron || self.stored_common.is_some())
+        {
             let what = "a common strategy of your own stores common state of Megatron's dialect: others have none, and common \
                         state that is carried over stays as another strategy has stored it";
             return Err(StrategyError::Invalid(what.into()));
@@ -47,7 +52,10 @@ impl Save<'_> {
         };
         if self.common_form == CommonForm::Object && !sharded.can_handle_sharded_objects() {
             let what = "common state in a sharded object; take the form of a file".into();
-            return Err(StrategyError::Unsupported { strategy: sharded.key().to_string(), what });
+            return Err(StrategyError::Unsupported {
+                strategy: sharded.key().to_string(),
+                what,
+            });
         }
         // Only Megatron's dialect has a common strategy.
         let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
@@ -55,23 +63,38 @@ impl Save<'_> {
         let mut parts = split(self.state.clone(), self.dialect)?;
         parts.dropped_empty.append(&mut self.empty_dicts);
         let alone = self.ranks.group.size() == 1;
-        let plain = if alone { Vec::new() } else { parts.plain_tensors() };
+        let plain = if alone {
+            Vec::new()
+        } else {
+            parts.plain_tensors()
+        };
         match (&self.stored_common, self.dialect) {
             (Some(stored), Dialect::Megatron) => self.add_stored(stored, &mut parts)?,
             (Some(_), dialect) => {
-                let what =
-                    format!("the dialect {dialect} has no common state; save it as a part of the state");
+                let what = format!(
+                    "the dialect {dialect} has no common state; save it as a part of the state"
+                );
                 return Err(StrategyError::Invalid(what));
             }
             (None, Dialect::Megatron) => self.add_reserved(&mut parts)?,
             (None, _) => {}
         }
         let store = stores.open(self.url)?;
-        Ok(SetUp { store, registry, sharded, common, parts, plain })
+        Ok(SetUp {
+            store,
+            registry,
+            sharded,
+            common,
+            parts,
+            plain,
+        })
     }
 
     pub(super) fn rule(&self) -> Rule {
-        Rule { dialect: self.dialect, coordinators: self.coordinators_plain_tensors }
+        Rule {
+            dialect: self.dialect,
+            coordinators: self.coordinators_plain_tensors,
+        }
     }
 
     /// Puts common state that is stored as an object into the state.
@@ -81,8 +104,13 @@ impl Save<'_> {
                         take the leaves that are not sharded out of the state";
             return Err(StrategyError::Invalid(what.into()));
         }
-        if let (Some(object), true) = (stored.leaf(), self.ranks.group.rank() == self.ranks.coordinator) {
-            parts.flat.insert(Path(vec![(&*object.key).into()]), Sharded::Object(object));
+        if let (Some(object), true) = (
+            stored.leaf(),
+            self.ranks.group.rank() == self.ranks.coordinator,
+        ) {
+            parts
+                .flat
+                .insert(Path(vec![(&*object.key).into()]), Sharded::Object(object));
         }
         Ok(())
     }
@@ -91,11 +119,13 @@ impl Save<'_> {
     fn add_reserved(&mut self, parts: &mut Parts) -> Result<(), StrategyError> {
         let taken = RESERVED.into_iter().find(|k| self.state.get(k).is_some());
         if let Some(key) = taken {
-            let what =
-                format!("the key {key} at the top of a state dict is Megatron Core's own; take another one");
+            let what = format!(
+                "the key {key} at the top of a state dict is Megatron Core's own; take another one"
+            );
             return Err(StrategyError::Invalid(what));
         }
-        let is_common = |leaf: &Sharded| matches!(leaf, Sharded::Object(o) if &*o.key == COMMON_STATE);
+        let is_common =
+            |leaf: &Sharded| matches!(leaf, Sharded::Object(o) if &*o.key == COMMON_STATE);
         if let Some((path, _)) = parts.flat.iter().find(|(_, leaf)| is_common(leaf)) {
             let what = format!(
                 "the sharded object at {path} has the key {COMMON_STATE}, under which Megatron Core keeps common state; take another one"
@@ -103,14 +133,18 @@ impl Save<'_> {
             return Err(StrategyError::Invalid(what));
         }
         if let Some(content) = self.content_metadata.take() {
-            parts.common.insert_tree("content_metadata", ValueTree::from(content));
+            parts
+                .common
+                .insert_tree("content_metadata", ValueTree::from(content));
         }
         if self.common_form == CommonForm::Object {
             let common = Value::from(std::mem::take(&mut parts.common));
             // Every rank has a replica; the coordinator's is the main one.
             let replica = u32::from(self.ranks.group.rank() != self.ranks.coordinator);
             let object = ShardedObject::new(COMMON_STATE, common, &[1], &[0], replica)?;
-            parts.flat.insert(Path(vec![COMMON_STATE.into()]), Sharded::Object(object));
+            parts
+                .flat
+                .insert(Path(vec![COMMON_STATE.into()]), Sharded::Object(object));
         }
         Ok(())
     }

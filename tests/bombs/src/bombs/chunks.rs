@@ -30,8 +30,9 @@ fn elements(dir: &Path, n: usize, item: &[u8], apart: bool) -> Result<()> {
     let length = item.len() as i64;
     p.text(DATA).keep(0).size(&[1]).keep(1);
     let entry = |p: &mut Pickle| {
-        let chunk =
-            |p: &mut Pickle, k: usize| done(p.chunk_of(|p| done(p.size(&[k as i64])), |p| done(p.get(1))));
+        let chunk = |p: &mut Pickle, k: usize| {
+            done(p.chunk_of(|p| done(p.size(&[k as i64])), |p| done(p.get(1))))
+        };
         p.text("t").tensor_entry_of(
             |p| done(p.properties("uint8")),
             |p| done(p.size(&[n as i64])),
@@ -40,7 +41,12 @@ fn elements(dir: &Path, n: usize, item: &[u8], apart: bool) -> Result<()> {
     };
     let place = |p: &mut Pickle, k: usize| {
         p.index("t", Some((&[k as i64], k as i64)));
-        p.place_of(|p| done(p.get(0)), if apart { k as i64 * length } else { 0 }, length, |_| ());
+        p.place_of(
+            |p| done(p.get(0)),
+            if apart { k as i64 * length } else { 0 },
+            length,
+            |_| (),
+        );
     };
     p.metadata(entry, |p| done(p.each(n, place)), |_| ());
     put(dir, ".metadata", &p.end())?;
@@ -50,36 +56,54 @@ fn elements(dir: &Path, n: usize, item: &[u8], apart: bool) -> Result<()> {
 /// One element of a storage.
 fn element(numel: i64) -> Vec<u8> {
     let mut p = Pickle::new();
-    p.tensor(View { of: Type::U8, shape: &[1], strides: &[1], numel, record: "0" });
+    p.tensor(View {
+        of: Type::U8,
+        shape: &[1],
+        strides: &[1],
+        numel,
+        record: "0",
+    });
     p.end()
 }
 
 /// Bombs.
 pub fn chunks() -> Vec<Bomb> {
-    [items(), overlaps(), shapes(), holes()].into_iter().flatten().collect()
+    [items(), overlaps(), shapes(), holes()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Items that are little of what they lie in.
 fn items() -> Vec<Bomb> {
     vec![
-        Bomb::new("one-element chunks over deflated storages of 512 MiB", |dir| {
-            let storage = Record::blown_up("archive/data/0", b"", 7, 512, b"")?;
-            elements(
-                dir,
-                40,
-                &zip::torch_of(&Record::plain("archive/data.pkl", &element(512 << 20)), &[storage]),
-                true,
-            )
-        }),
-        Bomb::new("one-element chunks over deflated storages of one element", |dir| {
-            let storage = Record::deflated("archive/data/0", &[7])?;
-            elements(
-                dir,
-                5_000,
-                &zip::torch_of(&Record::plain("archive/data.pkl", &element(1)), &[storage]),
-                true,
-            )
-        }),
+        Bomb::new(
+            "one-element chunks over deflated storages of 512 MiB",
+            |dir| {
+                let storage = Record::blown_up("archive/data/0", b"", 7, 512, b"")?;
+                elements(
+                    dir,
+                    40,
+                    &zip::torch_of(
+                        &Record::plain("archive/data.pkl", &element(512 << 20)),
+                        &[storage],
+                    ),
+                    true,
+                )
+            },
+        ),
+        Bomb::new(
+            "one-element chunks over deflated storages of one element",
+            |dir| {
+                let storage = Record::deflated("archive/data/0", &[7])?;
+                elements(
+                    dir,
+                    5_000,
+                    &zip::torch_of(&Record::plain("archive/data.pkl", &element(1)), &[storage]),
+                    true,
+                )
+            },
+        ),
         Bomb::new("one-element chunks in one item", |dir| {
             elements(dir, 50_000, &zip::torch(&element(1), &[("0", &[7])]), false)
         }),
@@ -93,13 +117,19 @@ fn items() -> Vec<Bomb> {
 fn overlaps() -> Vec<Bomb> {
     vec![
         Bomb::metadata("one chunk many times", || {
-            one(&[1_000], |p| done(p.chunk(&[0], &[1_000]).keep(0).times(1_000_000, b"h\0")))
+            one(&[1_000], |p| {
+                done(p.chunk(&[0], &[1_000]).keep(0).times(1_000_000, b"h\0"))
+            })
         }),
         Bomb::metadata("one chunk of many axes many times", || {
-            one(&[2; 20], |p| done(p.chunk(&[0; 20], &[2; 20]).keep(0).times(1_000_000, b"h\0")))
+            one(&[2; 20], |p| {
+                done(p.chunk(&[0; 20], &[2; 20]).keep(0).times(1_000_000, b"h\0"))
+            })
         }),
         Bomb::metadata("chunks that overlap as stairs", || {
-            one(&[100_000], |p| done(p.each(50_000, |p, k| done(p.chunk(&[k as i64], &[50_000])))))
+            one(&[100_000], |p| {
+                done(p.each(50_000, |p, k| done(p.chunk(&[k as i64], &[50_000]))))
+            })
         }),
         Bomb::metadata("chunks that cross as rows and columns", || {
             one(&[50_000, 50_000], |p| {
@@ -114,7 +144,9 @@ fn overlaps() -> Vec<Bomb> {
             })
         }),
         Bomb::metadata("chunks along a diagonal of eight axes", || {
-            one(&[50_000; 8], |p| done(p.each(20_000, |p, k| done(p.chunk(&[k as i64; 8], &[2; 8])))))
+            one(&[50_000; 8], |p| {
+                done(p.each(20_000, |p, k| done(p.chunk(&[k as i64; 8], &[2; 8]))))
+            })
         }),
     ]
 }
@@ -123,26 +155,41 @@ fn overlaps() -> Vec<Bomb> {
 fn shapes() -> Vec<Bomb> {
     vec![
         Bomb::metadata("many chunks without places", || {
-            one(&[200_000], |p| done(p.each(200_000, |p, k| done(p.chunk(&[k as i64], &[1])))))
+            one(&[200_000], |p| {
+                done(p.each(200_000, |p, k| done(p.chunk(&[k as i64], &[1]))))
+            })
         }),
         Bomb::metadata("many chunks without elements", || {
-            one(&[200_000], |p| done(p.each(200_000, |p, k| done(p.chunk(&[k as i64], &[0])))))
+            one(&[200_000], |p| {
+                done(p.each(200_000, |p, k| done(p.chunk(&[k as i64], &[0]))))
+            })
         }),
         Bomb::metadata("chunks that reach beyond all numbers", || {
             one(&[i64::MAX, i64::MAX], |p| {
-                p.each(10_000, |p, k| done(p.chunk(&[i64::MAX - k as i64, i64::MAX], &[i64::MAX, i64::MAX])));
+                p.each(10_000, |p, k| {
+                    done(p.chunk(&[i64::MAX - k as i64, i64::MAX], &[i64::MAX, i64::MAX]))
+                });
             })
         }),
         Bomb::metadata("chunks of negative lengths", || {
             one(&[-5, 1 << 60], |p| {
-                done(p.each(10_000, |p, k| done(p.chunk(&[-(k as i64), 0], &[i64::MIN, -1]))))
+                done(p.each(10_000, |p, k| {
+                    done(p.chunk(&[-(k as i64), 0], &[i64::MIN, -1]))
+                }))
             })
         }),
         Bomb::metadata("shared shapes of 64 axes", || shared_shapes(1)),
-        Bomb::metadata("shared shapes of 64 axes that fill none of them", || shared_shapes(2)),
+        Bomb::metadata("shared shapes of 64 axes that fill none of them", || {
+            shared_shapes(2)
+        }),
         Bomb::metadata("many tensors without elements", || {
             let mut p = Pickle::new();
-            p.size(&[0; 64]).keep(1).properties("float32").keep(3).list(|_| ()).keep(4);
+            p.size(&[0; 64])
+                .keep(1)
+                .properties("float32")
+                .keep(3)
+                .list(|_| ())
+                .keep(4);
             let entry = |p: &mut Pickle, k: usize| {
                 p.text(format!("layers.{k}.weight"));
                 p.tensor_entry_of(|p| done(p.get(3)), |p| done(p.get(1)), |p| done(p.get(4)));
@@ -161,7 +208,9 @@ fn holes() -> Vec<Bomb> {
             one(&[1 << 60], |p| done(p.chunk(&[0], &[1 << 60])))
         }),
         Bomb::metadata("every other element is missing", || {
-            one(&[400_000], |p| done(p.each(200_000, |p, k| done(p.chunk(&[2 * k as i64], &[1])))))
+            one(&[400_000], |p| {
+                done(p.each(200_000, |p, k| done(p.chunk(&[2 * k as i64], &[1]))))
+            })
         }),
         Bomb::metadata("a chessboard", || {
             one(&[600, 600], |p| {
@@ -177,7 +226,14 @@ fn holes() -> Vec<Bomb> {
 /// One tensor whose every axis has `extent` places, and 100,000 times the chunk that is its first element.
 fn shared_shapes(extent: i64) -> Vec<u8> {
     let mut p = Pickle::new();
-    p.size(&[1; 64]).keep(1).size(&[0; 64]).keep(2).properties("float32").keep(3).size(&[extent; 64]).keep(4);
+    p.size(&[1; 64])
+        .keep(1)
+        .size(&[0; 64])
+        .keep(2)
+        .properties("float32")
+        .keep(3)
+        .size(&[extent; 64])
+        .keep(4);
     let entry = |p: &mut Pickle| {
         let chunk = |p: &mut Pickle, _| done(p.chunk_of(|p| done(p.get(2)), |p| done(p.get(1))));
         p.text("t").tensor_entry_of(

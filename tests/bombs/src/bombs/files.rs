@@ -49,7 +49,12 @@ fn sparse_item(dir: &Path, tensor: bool, length: u64) -> Result<()> {
                 p.object_entry()
             };
         },
-        |p| done(p.index("o", tensor.then_some((&[0], 0))).place(0, length as i64)),
+        |p| {
+            done(
+                p.index("o", tensor.then_some((&[0], 0)))
+                    .place(0, length as i64),
+            )
+        },
         |_| (),
     );
     put(dir, ".metadata", &p.end())?;
@@ -58,7 +63,10 @@ fn sparse_item(dir: &Path, tensor: bool, length: u64) -> Result<()> {
 
 /// Bombs.
 pub fn files() -> Vec<Bomb> {
-    [notes(), controls(), listings(), holes(), hollow_records()].into_iter().flatten().collect()
+    [notes(), controls(), listings(), holes(), hollow_records()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Notes of reshard.
@@ -76,14 +84,25 @@ fn notes() -> Vec<Bomb> {
             put_sparse(dir, DATA, b"", TIB_8)?;
             Ok(commit(DATA, ""))
         }),
-        note("reshard.json in many brackets", |_| Ok("[".repeat(60 << 20))),
-        note("reshard.json in many braces", |_| Ok(r#"{"a":"#.repeat(10 << 20))),
+        note(
+            "reshard.json in many brackets",
+            |_| Ok("[".repeat(60 << 20)),
+        ),
+        note("reshard.json in many braces", |_| {
+            Ok(r#"{"a":"#.repeat(10 << 20))
+        }),
         note("reshard.json of empty paths", |_| {
-            Ok(commit(".metadata", &format!(r#","empty_dicts":[[]{}]"#, ",[]".repeat(18 << 20))))
+            Ok(commit(
+                ".metadata",
+                &format!(r#","empty_dicts":[[]{}]"#, ",[]".repeat(18 << 20)),
+            ))
         }),
         note("reshard.json of a path of many steps", |_| {
             let steps = r#",{"Index":0}"#.repeat(4 << 20);
-            Ok(commit(".metadata", &format!(r#","empty_dicts":[[{{"Key":"a"}}{steps}]]"#)))
+            Ok(commit(
+                ".metadata",
+                &format!(r#","empty_dicts":[[{{"Key":"a"}}{steps}]]"#),
+            ))
         }),
         note("reshard.json of a long writer", |_| {
             Ok(format!(
@@ -94,8 +113,10 @@ fn notes() -> Vec<Bomb> {
         }),
         Bomb::new("reshard.json that fits, of paths without end", |dir| {
             sound(dir)?;
-            let digest: String =
-                Sha256::digest(empty_metadata(Pickle::new())).iter().map(|b| format!("{b:02x}")).collect();
+            let digest: String = Sha256::digest(empty_metadata(Pickle::new()))
+                .iter()
+                .map(|b| format!("{b:02x}"))
+                .collect();
             let steps = r#",{"Index":0}"#.repeat(200_000);
             let text = format!(
                 r#"{{"schema":1,"writer":"x","commit":{{"file":".metadata","sha256":"{digest}"}},"empty_dicts":[[{{"Key":"a"}}{steps}],[{{"Index":18446744073709551615}}]]}}"#
@@ -109,10 +130,17 @@ fn notes() -> Vec<Bomb> {
 fn controls() -> Vec<Bomb> {
     vec![
         control("metadata.json in many brackets", || "[".repeat(60 << 20)),
-        control("metadata.json in many braces", || r#"{"a":"#.repeat(10 << 20)),
-        control("metadata.json of many members", || format!("{{{}\"b\":1}}", "\"a\":1,".repeat(10 << 20))),
+        control("metadata.json in many braces", || {
+            r#"{"a":"#.repeat(10 << 20)
+        }),
+        control("metadata.json of many members", || {
+            format!("{{{}\"b\":1}}", "\"a\":1,".repeat(10 << 20))
+        }),
         control("metadata.json with a long name", || {
-            format!(r#"{{"sharded_backend": "{}", "sharded_backend_version": 1}}"#, "x".repeat(60 << 20))
+            format!(
+                r#"{{"sharded_backend": "{}", "sharded_backend_version": 1}}"#,
+                "x".repeat(60 << 20)
+            )
         }),
         control("metadata.json with a long number", || {
             format!(
@@ -155,19 +183,36 @@ fn listings() -> Vec<Bomb> {
 /// Items that are nothing but a hole.
 fn holes() -> Vec<Bomb> {
     vec![
-        Bomb::new("an object of 8 TiB, all hole", |dir| sparse_item(dir, false, TIB_8)),
-        Bomb::new("an object of 3 GiB, all hole", |dir| sparse_item(dir, false, 3 << 30)),
-        Bomb::new("a tensor's item of 8 TiB, all hole", |dir| sparse_item(dir, true, TIB_8)),
-        Bomb::new("a tensor's item of 3 GiB, all hole", |dir| sparse_item(dir, true, 3 << 30)),
+        Bomb::new("an object of 8 TiB, all hole", |dir| {
+            sparse_item(dir, false, TIB_8)
+        }),
+        Bomb::new("an object of 3 GiB, all hole", |dir| {
+            sparse_item(dir, false, 3 << 30)
+        }),
+        Bomb::new("a tensor's item of 8 TiB, all hole", |dir| {
+            sparse_item(dir, true, TIB_8)
+        }),
+        Bomb::new("a tensor's item of 3 GiB, all hole", |dir| {
+            sparse_item(dir, true, 3 << 30)
+        }),
         Bomb::new("a stream of 3 GiB, all hole", |dir| {
-            let item = Item { transforms: vec!["stream.zstd/1"], ..Item::object("o", b"x".to_vec()) };
+            let item = Item {
+                transforms: vec!["stream.zstd/1"],
+                ..Item::object("o", b"x".to_vec())
+            };
             put_items(dir, &[item])?;
             put_sparse(dir, DATA, b"\x28\xb5\x2f\xfd\x00\x38", 3 << 30)
         }),
         Bomb::new("an item beyond the end of all files", |dir| {
             let mut p = Pickle::new();
-            let entries =
-                |p: &mut Pickle| done(p.text("o").object_entry().text("t").tensor_entry(Type::U8, &[4]));
+            let entries = |p: &mut Pickle| {
+                done(
+                    p.text("o")
+                        .object_entry()
+                        .text("t")
+                        .tensor_entry(Type::U8, &[4]),
+                )
+            };
             let places = |p: &mut Pickle| {
                 p.index("o", None)
                     .place(i64::MAX - 1, i64::MAX)

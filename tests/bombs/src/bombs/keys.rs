@@ -12,13 +12,22 @@ use std::path::Path;
 /// An item that any tensor of one element may be.
 fn element() -> Vec<u8> {
     let mut p = Pickle::new();
-    p.tensor(View { of: Type::U8, shape: &[1], strides: &[1], numel: 1, record: "0" });
+    p.tensor(View {
+        of: Type::U8,
+        shape: &[1],
+        strides: &[1],
+        numel: 1,
+        record: "0",
+    });
     zip::torch(&p.end(), &[("0", &[7])])
 }
 
 /// Tensors of one element under these keys.
 fn under(dir: &Path, keys: impl IntoIterator<Item = String>) -> Result<()> {
-    let items: Vec<Item> = keys.into_iter().map(|k| Item::tensor(&k, Type::U8, &[1], element())).collect();
+    let items: Vec<Item> = keys
+        .into_iter()
+        .map(|k| Item::tensor(&k, Type::U8, &[1], element()))
+        .collect();
     put_items(dir, &items)
 }
 
@@ -30,7 +39,8 @@ fn named(key: &[u8]) -> Vec<u8> {
         p.text("w").object_entry();
     };
     let places = |p: &mut Pickle| {
-        p.index_of(|p| done(p.text(key)), Some((&[0], 0))).place(0, element().len() as i64);
+        p.index_of(|p| done(p.text(key)), Some((&[0], 0)))
+            .place(0, element().len() as i64);
     };
     p.metadata(entries, places, |_| ());
     p.end()
@@ -38,7 +48,10 @@ fn named(key: &[u8]) -> Vec<u8> {
 
 /// Bombs.
 pub fn keys() -> Vec<Bomb> {
-    [patterns(), texts(), cells(), paths()].into_iter().flatten().collect()
+    [patterns(), texts(), cells(), paths()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Keys that commands look for.
@@ -80,13 +93,30 @@ fn texts() -> Vec<Bomb> {
             put(dir, ".metadata", &named(&b"\xed\xa0\x80".repeat(1_000_000)))
         }),
         Bomb::new("a key of 10 MB", |dir| under(dir, ["k".repeat(10_000_000)])),
-        Bomb::new("a key of 5 MB that can't be seen", |dir| under(dir, ["\u{202e}".repeat(1_500_000)])),
-        Bomb::new("many keys beside a long one", |dir| {
-            under(dir, (0..2_000).map(|k| if k == 7 { "k".repeat(3_000_000) } else { k.to_string() }))
+        Bomb::new("a key of 5 MB that can't be seen", |dir| {
+            under(dir, ["\u{202e}".repeat(1_500_000)])
         }),
-        Bomb::new("a key of a million dots", |dir| under(dir, [".".repeat(1_000_000)])),
-        Bomb::new("a key of a million slashes", |dir| under(dir, ["/".repeat(1_000_000)])),
-        Bomb::new("keys within keys", |dir| under(dir, (1..2_000).map(|k| ["a"; 2_000][..k].join(".")))),
+        Bomb::new("many keys beside a long one", |dir| {
+            under(
+                dir,
+                (0..2_000).map(|k| {
+                    if k == 7 {
+                        "k".repeat(3_000_000)
+                    } else {
+                        k.to_string()
+                    }
+                }),
+            )
+        }),
+        Bomb::new("a key of a million dots", |dir| {
+            under(dir, [".".repeat(1_000_000)])
+        }),
+        Bomb::new("a key of a million slashes", |dir| {
+            under(dir, ["/".repeat(1_000_000)])
+        }),
+        Bomb::new("keys within keys", |dir| {
+            under(dir, (1..2_000).map(|k| ["a"; 2_000][..k].join(".")))
+        }),
     ]
 }
 
@@ -94,11 +124,20 @@ fn texts() -> Vec<Bomb> {
 fn cells() -> Vec<Bomb> {
     vec![
         Bomb::new("an object of a million dots", |dir| {
-            put_items(dir, &[Item::object(&".".repeat(1_000_000), zip::torch(b"\x80\x02N.", &[]))])
+            put_items(
+                dir,
+                &[Item::object(
+                    &".".repeat(1_000_000),
+                    zip::torch(b"\x80\x02N.", &[]),
+                )],
+            )
         }),
         Bomb::new("cells of an array without end", |dir| {
             let cell = |k: u64| {
-                Item::object(&format!("a/shard_{k}_{}", u64::MAX), zip::torch(b"\x80\x02]N.a.", &[]))
+                Item::object(
+                    &format!("a/shard_{k}_{}", u64::MAX),
+                    zip::torch(b"\x80\x02]N.a.", &[]),
+                )
             };
             put_items(dir, &[cell(0), cell(1 << 60)])
         }),
@@ -121,10 +160,16 @@ fn paths() -> Vec<Bomb> {
         Bomb::new("paths with an index beyond all lists", |dir| {
             nested(dir, |p| done(p.text("list").int(1 << 60)))
         }),
-        Bomb::new("paths with an index of 2^31", |dir| nested(dir, |p| done(p.int(1 << 31)))),
-        Bomb::new("a path of 100,000 steps", |dir| nested(dir, |p| done(p.times(100_000, b"K\0")))),
+        Bomb::new("paths with an index of 2^31", |dir| {
+            nested(dir, |p| done(p.int(1 << 31)))
+        }),
+        Bomb::new("a path of 100,000 steps", |dir| {
+            nested(dir, |p| done(p.times(100_000, b"K\0")))
+        }),
         Bomb::new("a path of 100,000 names", |dir| {
-            nested(dir, |p| done(p.each(100_000, |p, k| done(p.text(k.to_string())))))
+            nested(dir, |p| {
+                done(p.each(100_000, |p, k| done(p.text(k.to_string()))))
+            })
         }),
         Bomb::new("a path with a long name", |dir| {
             nested(dir, |p| done(p.text("n".repeat(5_000_000)).int(0)))
@@ -137,8 +182,18 @@ fn nested(dir: &Path, path: impl FnOnce(&mut Pickle)) -> Result<()> {
     let mut p = Pickle::new();
     p.metadata(
         |p| done(p.text("t").tensor_entry(Type::U8, &[1])),
-        |p| done(p.index("t", Some((&[0], 0))).place(0, element().len() as i64)),
-        |p| done(p.text("planner_data").dict(|p| done(p.text("t").tuple(path)))),
+        |p| {
+            done(
+                p.index("t", Some((&[0], 0)))
+                    .place(0, element().len() as i64),
+            )
+        },
+        |p| {
+            done(
+                p.text("planner_data")
+                    .dict(|p| done(p.text("t").tuple(path))),
+            )
+        },
     );
     put(dir, "__0_0.distcp", &element())?;
     put(dir, ".metadata", &p.end())

@@ -64,7 +64,11 @@ impl Cursor<'_> {
                     && self.lit(&format!(", sha256={})", sha256(t.blocks(1 << 20))))
             }
             Value::Opaque(o) => self.object(o)?,
-            other => return Err(Cannot { class: other.type_name() }),
+            other => {
+                return Err(Cannot {
+                    class: other.type_name(),
+                });
+            }
         })
     }
 
@@ -80,12 +84,21 @@ impl Cursor<'_> {
         Ok(self.lit(close))
     }
 
-    fn pairs(&mut self, open: &str, colon: &str, v: &[(Value, Value)], end: &str, close: &str) -> Matched {
+    fn pairs(
+        &mut self,
+        open: &str,
+        colon: &str,
+        v: &[(Value, Value)],
+        end: &str,
+        close: &str,
+    ) -> Matched {
         if !self.lit(open) {
             return Ok(false);
         }
         for (i, (key, value)) in v.iter().enumerate() {
-            let key = (i == 0 || self.lit(", ")) && (end.is_empty() || self.lit("(")) && self.value(key)?;
+            let key = (i == 0 || self.lit(", "))
+                && (end.is_empty() || self.lit("("))
+                && self.value(key)?;
             if !key || !self.lit(colon) || !self.value(value)? || !self.lit(end) {
                 return Ok(false);
             }
@@ -109,7 +122,9 @@ impl Cursor<'_> {
                     break;
                 }
             }
-            let Some((i, rest)) = found else { return Ok(false) };
+            let Some((i, rest)) = found else {
+                return Ok(false);
+            };
             self.rest = rest;
             left.remove(i);
         }
@@ -131,7 +146,8 @@ impl Cursor<'_> {
             },
             ("builtins", name @ ("range" | "slice")) => self.all(&format!("{name}("), a, ")")?,
             ("builtins", name) if global => {
-                self.lit(&format!("<class '{name}'>")) || self.lit(&format!("<built-in function {name}>"))
+                self.lit(&format!("<class '{name}'>"))
+                    || self.lit(&format!("<built-in function {name}>"))
             }
             ("argparse", "Namespace") => match &o.state {
                 Some(Value::Dict(d)) => self.namespace(d)?,
@@ -157,7 +173,11 @@ impl Cursor<'_> {
             }
             ("torch", name) if global => self.lit(&format!("torch.{name}")),
             ("collections", "deque") => match a {
-                [_, max] => self.all("deque([", &o.items, "], maxlen=")? && self.value(max)? && self.lit(")"),
+                [_, max] => {
+                    self.all("deque([", &o.items, "], maxlen=")?
+                        && self.value(max)?
+                        && self.lit(")")
+                }
                 _ => self.all("deque([", &o.items, "])")?,
             },
             ("collections", "Counter") => match a {
@@ -183,7 +203,10 @@ impl Cursor<'_> {
                     [Value::Str(s)] => Some(s.split('/').map(Into::into).collect()),
                     all => all.iter().map(|v| Some(v.as_int()?.to_string())).collect(),
                 };
-                self.lit(&format!("Fraction({})", text.ok_or_else(unknown)?.join(", ")))
+                self.lit(&format!(
+                    "Fraction({})",
+                    text.ok_or_else(unknown)?.join(", ")
+                ))
             }
             ("pathlib" | "pathlib._local", name) => {
                 let parts: Option<Vec<&str>> = a.iter().map(Value::as_str).collect();
@@ -197,7 +220,11 @@ impl Cursor<'_> {
             }
             (module, "scalar") if module.starts_with("numpy.") => {
                 let (dtype, text) = numpy::scalar(o).ok_or_else(unknown)?;
-                let text = if text.ends_with('.') { text + "0" } else { text };
+                let text = if text.ends_with('.') {
+                    text + "0"
+                } else {
+                    text
+                };
                 self.lit(&format!("np.{dtype}({text})")) || self.lit(&text)
             }
             _ => return Err(unknown()),
@@ -209,7 +236,11 @@ impl Cursor<'_> {
             return Ok(false);
         }
         for (i, (name, value)) in fields.iter().enumerate() {
-            let name = format!("{}{}=", if i > 0 { ", " } else { "" }, name.as_str().unwrap_or_default());
+            let name = format!(
+                "{}{}=",
+                if i > 0 { ", " } else { "" },
+                name.as_str().unwrap_or_default()
+            );
             if !self.lit(&name) || !self.value(value)? {
                 return Ok(false);
             }
@@ -232,7 +263,9 @@ impl Cursor<'_> {
     }
 
     fn nested(&mut self, shape: &[usize], elements: &[String]) -> bool {
-        let [extent, inner @ ..] = shape else { return self.loose(&elements[0]) };
+        let [extent, inner @ ..] = shape else {
+            return self.loose(&elements[0]);
+        };
         if elements.is_empty() {
             return self.loose("[]");
         }
@@ -252,7 +285,11 @@ fn complex(a: &[Value]) -> Option<String> {
     if re == 0.0 && re.is_sign_positive() {
         return Some(format!("{}j", part(im)));
     }
-    let sign = if im.is_sign_negative() && !im.is_nan() { "" } else { "+" };
+    let sign = if im.is_sign_negative() && !im.is_nan() {
+        ""
+    } else {
+        "+"
+    };
     Some(format!("({}{sign}{}j)", part(re), part(im)))
 }
 
@@ -260,7 +297,11 @@ fn uuid(o: &Opaque) -> Option<String> {
     let mut bytes = [0u8; 16];
     match o.state.as_ref()?.get("int")? {
         Value::Int(i) => bytes[8..].copy_from_slice(&i.to_be_bytes()),
-        Value::BigInt(le) => le.iter().take(16).enumerate().for_each(|(i, b)| bytes[15 - i] = *b),
+        Value::BigInt(le) => le
+            .iter()
+            .take(16)
+            .enumerate()
+            .for_each(|(i, b)| bytes[15 - i] = *b),
         _ => return None,
     }
     let hex = |part: &[u8]| part.iter().map(|b| format!("{b:02x}")).collect::<String>();
@@ -270,7 +311,9 @@ fn uuid(o: &Opaque) -> Option<String> {
 
 fn datetime(a: &[Value]) -> Option<String> {
     let [Value::Bytes(b)] = a else { return None };
-    let [high, low, month, day, hour, minute, second, m0, m1, m2] = **b else { return None };
+    let [high, low, month, day, hour, minute, second, m0, m1, m2] = **b else {
+        return None;
+    };
     let year = u32::from(high) * 256 + u32::from(low);
     let micros = u32::from(m0) << 16 | u32::from(m1) << 8 | u32::from(m2);
     let mut text = format!("datetime.datetime({year}, {month}, {day}, {hour}, {minute}");

@@ -17,7 +17,13 @@ pub fn same(expected: &Json, value: &Value) -> Result<(), String> {
 }
 
 fn go(expected: &Json, value: &Value, at: &str) -> Result<(), String> {
-    let fail = || Err(format!("at {at:?}: expected {}, got {}", short(expected), short_value(value)));
+    let fail = || {
+        Err(format!(
+            "at {at:?}: expected {}, got {}",
+            short(expected),
+            short_value(value)
+        ))
+    };
     let check = |ok: bool| if ok { Ok(()) } else { fail() };
     let items = || expected["items"].as_array().map_or(&[][..], Vec::as_slice);
     let kind = expected["t"].as_str().unwrap_or_default();
@@ -26,11 +32,15 @@ fn go(expected: &Json, value: &Value, at: &str) -> Result<(), String> {
         ("none", Value::None) => Ok(()),
         ("bool", Value::Bool(b)) => check(*v == *b),
         // What a float of JSON can't hold stands as text.
-        ("int", Value::Int(i)) => check(v.as_i64() == Some(*i) || v.as_str() == Some(&i.to_string())),
-        ("int", Value::BigInt(le)) => {
-            check(v.as_str() == Some(&big(le)) || v.as_number().is_some_and(|n| n.to_string() == big(le)))
+        ("int", Value::Int(i)) => {
+            check(v.as_i64() == Some(*i) || v.as_str() == Some(&i.to_string()))
         }
-        ("float", Value::Float(f)) => check(v.as_str() == Some(&float(*f)) || v.as_f64() == Some(*f)),
+        ("int", Value::BigInt(le)) => check(
+            v.as_str() == Some(&big(le)) || v.as_number().is_some_and(|n| n.to_string() == big(le)),
+        ),
+        ("float", Value::Float(f)) => {
+            check(v.as_str() == Some(&float(*f)) || v.as_f64() == Some(*f))
+        }
         ("str", Value::Str(s)) => check(v.as_str() == Some(s)),
         ("bytes", Value::Bytes(b)) => check(expected["hex"] == hex(b)),
         ("list", Value::List(v)) | ("tuple", Value::Tuple(v)) => sequence(items(), v, at),
@@ -57,9 +67,11 @@ fn opaque(expected: &Json, kind: &str, o: &Opaque, at: &str) -> Option<Result<()
     let items = || expected["items"].as_array().map_or(&[][..], Vec::as_slice);
     let yes = |ok: bool| ok.then_some(Ok(()));
     match (kind, &*o.module, &*o.name) {
-        ("frozenset", "builtins", "frozenset") => {
-            Some(unordered(items(), args(o).first().and_then(Value::as_seq).unwrap_or(&[]), at))
-        }
+        ("frozenset", "builtins", "frozenset") => Some(unordered(
+            items(),
+            args(o).first().and_then(Value::as_seq).unwrap_or(&[]),
+            at,
+        )),
         ("OrderedDict", "collections", "OrderedDict") => Some(pairs(items(), &o.pairs, at)),
         ("BytesIO", "_io", "BytesIO") => match o.state.as_ref()?.as_seq()? {
             [Value::Bytes(b), ..] => yes(expected["hex"] == hex(b)),
@@ -99,7 +111,11 @@ fn flatten<'j>(json: &'j Json, out: &mut Vec<&'j Json>) {
 
 fn sequence(expected: &[Json], v: &[Value], at: &str) -> Result<(), String> {
     length(expected.len(), v.len(), at)?;
-    expected.iter().zip(v).enumerate().try_for_each(|(i, (e, v))| go(e, v, &format!("{at}[{i}]")))
+    expected
+        .iter()
+        .zip(v)
+        .enumerate()
+        .try_for_each(|(i, (e, v))| go(e, v, &format!("{at}[{i}]")))
 }
 
 fn unordered(expected: &[Json], v: &[Value], at: &str) -> Result<(), String> {
@@ -124,14 +140,27 @@ fn pairs(expected: &[Json], d: &[(Value, Value)], at: &str) -> Result<(), String
 
 fn fields(expected: &[Json], d: &[(Value, Value)], at: &str) -> Result<(), String> {
     length(expected.len(), d.len(), at)?;
-    expected.iter().zip(d).try_for_each(|(e, (k, v))| match k.as_str() {
-        Some(k) if e[0] == k => go(&e[1], v, &format!("{at}.{k}")),
-        _ => Err(format!("at {at:?}: expected {}, got {}", e[0], short_value(k))),
-    })
+    expected
+        .iter()
+        .zip(d)
+        .try_for_each(|(e, (k, v))| match k.as_str() {
+            Some(k) if e[0] == k => go(&e[1], v, &format!("{at}.{k}")),
+            _ => Err(format!(
+                "at {at:?}: expected {}, got {}",
+                e[0],
+                short_value(k)
+            )),
+        })
 }
 
 fn length(expected: usize, got: usize, at: &str) -> Result<(), String> {
-    if expected == got { Ok(()) } else { Err(format!("at {at:?}: expected {expected} elements, got {got}")) }
+    if expected == got {
+        Ok(())
+    } else {
+        Err(format!(
+            "at {at:?}: expected {expected} elements, got {got}"
+        ))
+    }
 }
 
 fn hex(b: &[u8]) -> String {

@@ -1,7 +1,9 @@
 //! Checkpoints that somebody damaged, or made to do harm.
 
 use futures::executor::block_on;
-use reshard::{Checkpoint, ErrorKind, ShardedTensor, StateDict, storage::Progress, strategy::Damage};
+use reshard::{
+    Checkpoint, ErrorKind, ShardedTensor, StateDict, storage::Progress, strategy::Damage,
+};
 use reshard_golden::{Fixture, Scratch, chain, compare_tensor, fixtures, ours};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
@@ -9,7 +11,10 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 /// kind of damage may be at another place, and any message will do.
 const FACTS: &[(&str, &[&str])] = &[
     ("bad_abs_path", &["/etc/hostname", "absolute"]),
-    ("bad_bitflip", &["CRC-32", "w: __0_0.distcp at byte 1261: chunk [0:2, 0:3]"]),
+    (
+        "bad_bitflip",
+        &["CRC-32", "w: __0_0.distcp at byte 1261: chunk [0:2, 0:3]"],
+    ),
     ("bad_dtype", &["v: ", "float32", "float64"]),
     ("bad_empty_metadata", &[".metadata", "byte 0"]),
     ("bad_hole", &["[2:4, 0:3]", "[4, 3]"]),
@@ -17,14 +22,29 @@ const FACTS: &[(&str, &[&str])] = &[
     ("bad_no_metadata", &["no .metadata", "never finished"]),
     ("bad_out_of_bounds", &["[3:5, 0:3]", "[4, 3]"]),
     ("bad_overlap", &["[0:2, 0:3]", "[1:3, 0:3]", "overlap"]),
-    ("bad_path_traversal", &["../outside.distcp", "out of the checkpoint's directory"]),
+    (
+        "bad_path_traversal",
+        &["../outside.distcp", "out of the checkpoint's directory"],
+    ),
     ("bad_shape", &["v: ", "[3]", "[4]"]),
     ("bad_tmp_only", &[".metadata.tmp", "never finished"]),
     ("bad_truncated_metadata", &[".metadata", "the input ends"]),
     ("bad_zero_data", &["__1_0.distcp", "which has 0"]),
-    ("evil_deep_metadata", &[".metadata", "no torch.distributed.checkpoint.metadata.Metadata"]),
+    (
+        "evil_deep_metadata",
+        &[
+            ".metadata",
+            "no torch.distributed.checkpoint.metadata.Metadata",
+        ],
+    ),
     ("evil_huge_shape", &["4611686018427387904"]),
-    ("evil_metadata", &[".metadata", "no torch.distributed.checkpoint.metadata.Metadata"]),
+    (
+        "evil_metadata",
+        &[
+            ".metadata",
+            "no torch.distributed.checkpoint.metadata.Metadata",
+        ],
+    ),
 ];
 
 #[test]
@@ -34,7 +54,10 @@ fn every_damaged_checkpoint_is_found_out_and_never_read_wrong() {
     for f in all.iter().filter(|f| !f.expected.sound) {
         count += 1;
         let begun = cpu();
-        let mut judge = Judge { fixture: f, wrong: Vec::new() };
+        let mut judge = Judge {
+            fixture: f,
+            wrong: Vec::new(),
+        };
         let said = judge.run();
         if f.expected.detectable {
             told += 1;
@@ -44,7 +67,12 @@ fn every_damaged_checkpoint_is_found_out_and_never_read_wrong() {
         if took > 10 {
             judge.note(format!("took {took} s"));
         }
-        wrong.extend(judge.wrong.iter().map(|w| format!("{f} ({}): {w}", f.expected.description)));
+        wrong.extend(
+            judge
+                .wrong
+                .iter()
+                .map(|w| format!("{f} ({}): {w}", f.expected.description)),
+        );
     }
     println!("{count} damaged checkpoints read, {told} of them had to be found out");
     assert!(count > 0 || !ours(), "no damaged checkpoint was read");
@@ -89,7 +117,10 @@ impl Judge<'_> {
             self.note("verify found nothing".into());
         }
         for t in checkpoint.tensors() {
-            let damaged = report.damage.iter().any(|d| d.key.as_deref() == Some(t.key()));
+            let damaged = report
+                .damage
+                .iter()
+                .any(|d| d.key.as_deref() == Some(t.key()));
             let read = block_on(t.read(..));
             let template = ShardedTensor::template(t.key(), t.dtype(), t.shape());
             let mut state = StateDict::new();
@@ -106,8 +137,16 @@ impl Judge<'_> {
             if loaded.is_ok() != read.is_ok() {
                 self.note(format!("{} is read, or loaded, not both", t.key()));
             }
-            let loaded = loaded.ok().and_then(|s| s.get("t")?.leaf()?.as_tensor().cloned());
-            let Some(facts) = self.fixture.expected.tensors.get(t.key()).filter(|_| detectable) else {
+            let loaded = loaded
+                .ok()
+                .and_then(|s| s.get("t")?.leaf()?.as_tensor().cloned());
+            let Some(facts) = self
+                .fixture
+                .expected
+                .tensors
+                .get(t.key())
+                .filter(|_| detectable)
+            else {
                 continue;
             };
             for got in read.ok().into_iter().chain(loaded) {
@@ -119,17 +158,30 @@ impl Judge<'_> {
         for key in checkpoint.objects() {
             let damaged = report.damage.iter().any(|d| d.key.as_deref() == Some(key));
             if block_on(checkpoint.object(key)).is_ok() == damaged {
-                self.note(format!("object {key}: verify says damaged: {damaged}, reading does not agree"));
+                self.note(format!(
+                    "object {key}: verify says damaged: {damaged}, reading does not agree"
+                ));
             }
         }
         let at = |offset: Option<u64>| offset.map_or(String::new(), |at| format!(" at byte {at}"));
-        let line = |d: &Damage| format!("{}: {}{}: {}", text(&d.key), text(&d.file), at(d.offset), d.what);
+        let line = |d: &Damage| {
+            format!(
+                "{}: {}{}: {}",
+                text(&d.key),
+                text(&d.file),
+                at(d.offset),
+                d.what
+            )
+        };
         report.damage.iter().map(line).collect()
     }
 
     fn message(&mut self, said: &[String]) {
         let name = self.fixture.name.rsplit('/').next().unwrap();
-        let facts = FACTS.iter().find(|(n, _)| *n == name).map_or(&[][..], |(_, facts)| *facts);
+        let facts = FACTS
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map_or(&[][..], |(_, facts)| *facts);
         let all = said.join("\n");
         if all.is_empty() {
             self.note("nothing is said".into());
@@ -145,7 +197,9 @@ impl Judge<'_> {
 #[test]
 fn an_element_type_that_nobody_knows_fails_only_the_tensor_that_has_it() {
     let f = fixtures().into_iter().find(|f| f.name == "dcp/all_dtypes");
-    let Some(f) = f.filter(|_| ours()) else { return };
+    let Some(f) = f.filter(|_| ours()) else {
+        return;
+    };
     let scratch = Scratch::of(&f.checkpoint()).unwrap();
     let metadata = std::fs::read(scratch.file(".metadata")).unwrap();
     let (old, new) = (b"complex64", b"complex96");
@@ -156,32 +210,52 @@ fn an_element_type_that_nobody_knows_fails_only_the_tensor_that_has_it() {
     let checkpoint = block_on(Checkpoint::open(&scratch.url())).unwrap();
     let producer = checkpoint.producer();
     let unknown: Vec<&str> = producer.unknown.keys().map(String::as_str).collect();
-    let (lost, sound): (Vec<_>, Vec<_>) =
-        f.expected.tensors.iter().partition(|(_, t)| t.dtype.name() == "complex64");
+    let (lost, sound): (Vec<_>, Vec<_>) = f
+        .expected
+        .tensors
+        .iter()
+        .partition(|(_, t)| t.dtype.name() == "complex64");
     assert!(!lost.is_empty() && !sound.is_empty());
-    assert_eq!(unknown, lost.iter().map(|(k, _)| k.as_str()).collect::<Vec<_>>());
+    assert_eq!(
+        unknown,
+        lost.iter().map(|(k, _)| k.as_str()).collect::<Vec<_>>()
+    );
     for (key, facts) in sound {
         let got = block_on(checkpoint.tensor(key).unwrap().read(..)).unwrap();
         assert_eq!(compare_tensor(facts, &got), None, "{key}");
     }
     let report = block_on(checkpoint.verify(true, Progress::default())).unwrap();
     assert!(
-        report.not_understood.iter().map(|d| d.key.as_deref().unwrap()).eq(unknown.iter().copied()),
+        report
+            .not_understood
+            .iter()
+            .map(|d| d.key.as_deref().unwrap())
+            .eq(unknown.iter().copied()),
         "{report:?}"
     );
     for (key, facts) in lost {
         let mut template = StateDict::new();
         template.insert("t", ShardedTensor::template(key, facts.dtype, &facts.shape));
         let loaded: reshard::Error =
-            block_on(async { reshard::load(template, &scratch.url()).await }).unwrap_err().into();
+            block_on(async { reshard::load(template, &scratch.url()).await })
+                .unwrap_err()
+                .into();
         let read = checkpoint.tensor(key).unwrap_err();
         let all = block_on(reshard::load_plain_tensors(&scratch.url())).unwrap_err();
         for e in [loaded, read, all] {
             let said = chain(&e);
             assert_eq!(e.kind(), ErrorKind::Unsupported, "{said}");
-            assert!(said.contains("torch.complex96") && said.contains(key), "{said}");
+            assert!(
+                said.contains("torch.complex96") && said.contains(key),
+                "{said}"
+            );
         }
-        assert!(producer.notes.iter().any(|n| n.contains(key) && n.contains("torch.complex96")));
+        assert!(
+            producer
+                .notes
+                .iter()
+                .any(|n| n.contains(key) && n.contains("torch.complex96"))
+        );
     }
 }
 

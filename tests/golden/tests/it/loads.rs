@@ -1,7 +1,9 @@
 //! Calls of Megatron Core's own loader, made again. They were made at world size 2.
 
 use crate::load;
-use reshard::{Cast, Data, ErrorKind, ShardedTensor, StateDict, Tensor, Value, ValueTree, model::Dims};
+use reshard::{
+    Cast, Data, ErrorKind, ShardedTensor, StateDict, Tensor, Value, ValueTree, model::Dims,
+};
 use reshard_golden::{Fixture, chain, fixtures, ours, sha256};
 use serde_json::Value as Json;
 
@@ -22,7 +24,10 @@ fn what_megatron_core_loads_is_loaded_equally_and_what_it_refuses_is_refused() {
                 }
                 () => success(&f, l),
             };
-            wrong.extend(what.err().map(|what| format!("{f}: {}: {what}", l["request"])));
+            wrong.extend(
+                what.err()
+                    .map(|what| format!("{f}: {}: {what}", l["request"])),
+            );
         }
     }
     println!("{count} calls made again: {refused} refused, {not_yet} of flattened ranges");
@@ -73,7 +78,10 @@ fn a_flattened_tensor_is_not_taken_for_one_of_its_own_shape() {
             }
             count += 1;
             let mut template = StateDict::new();
-            template.insert("t", ShardedTensor::template(key, f.expected.tensors[key].dtype, shape));
+            template.insert(
+                "t",
+                ShardedTensor::template(key, f.expected.tensors[key].dtype, shape),
+            );
             match load(vec![template], &f.url(), Cast::Never).remove(0) {
                 Ok(_) => wrong.push(format!("{f}: {key} of {shape} was loaded")),
                 Err(e) if matches!(e.kind(), ErrorKind::Invalid | ErrorKind::Unsupported) => {}
@@ -89,7 +97,11 @@ fn a_flattened_tensor_is_not_taken_for_one_of_its_own_shape() {
 #[test]
 fn flattened_tensors_are_counted() {
     for f in fixtures().iter().filter(|f| f.expected.sound) {
-        let found = reshard::blocking::Checkpoint::open(&f.url()).unwrap().producer().as_stored.len() as u64;
+        let found = reshard::blocking::Checkpoint::open(&f.url())
+            .unwrap()
+            .producer()
+            .as_stored
+            .len() as u64;
         assert_eq!(found, f.expected.flattened.len() as u64, "{f}");
     }
 }
@@ -133,7 +145,9 @@ fn success(f: &Fixture, l: &Json) -> Result<(), String> {
 
 fn refusal(f: &Fixture, l: &Json) -> Result<(), String> {
     for loaded in call(f, l, Cast::Any) {
-        let Err(e) = loaded else { return Err(format!("it was loaded; Megatron Core says {}", l["error"])) };
+        let Err(e) = loaded else {
+            return Err(format!("it was loaded; Megatron Core says {}", l["error"]));
+        };
         let said = chain(&e);
         if !matches!(e.kind(), ErrorKind::Invalid | ErrorKind::NotFound)
             || !said.contains(l["declaration"]["key"].as_str().unwrap())
@@ -152,7 +166,10 @@ fn flattened(f: &Fixture, l: &Json) -> Result<(), String> {
             Err(e) => {
                 let said = chain(&e);
                 let key = l["declaration"]["key"].as_str().unwrap();
-                if e.kind() != ErrorKind::Unsupported || !said.contains("flattened") || !said.contains(key) {
+                if e.kind() != ErrorKind::Unsupported
+                    || !said.contains("flattened")
+                    || !said.contains(key)
+                {
                     return Err(format!("{:?} {said}", e.kind()));
                 }
             }
@@ -166,10 +183,15 @@ fn tensor<'s>(state: &'s ValueTree, name: &str) -> Option<&'s Tensor> {
 }
 
 fn equal(result: &Json, got: Option<&Tensor>) -> Result<(), String> {
-    let Some(got) = got else { return Err("nothing was loaded".into()) };
+    let Some(got) = got else {
+        return Err("nothing was loaded".into());
+    };
     let (dtype, shape) = (got.dtype().to_string(), got.shape());
     if result["dtype"] != dtype || Dims::from(&dims(&result["shape"])[..]) != *shape {
-        return Err(format!("expected {} {}, got {dtype} {shape}", result["dtype"], result["shape"]));
+        return Err(format!(
+            "expected {} {}, got {dtype} {shape}",
+            result["dtype"], result["shape"]
+        ));
     }
     let got = sha256(got.blocks(1 << 20));
     if result["sha256"] == got {
@@ -180,7 +202,11 @@ fn equal(result: &Json, got: Option<&Tensor>) -> Result<(), String> {
 }
 
 fn dims(json: &Json) -> Vec<u64> {
-    json.as_array().unwrap().iter().map(|v| v.as_u64().unwrap()).collect()
+    json.as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v.as_u64().unwrap())
+        .collect()
 }
 
 fn declared(d: &Json) -> ShardedTensor {

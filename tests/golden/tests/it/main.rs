@@ -1,5 +1,9 @@
 //! Checkpoints that PyTorch and Megatron Core wrote.
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail and speak as tests do")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests fail and speak as tests do"
+)]
 
 mod damaged;
 mod loads;

@@ -16,17 +16,26 @@ fn declared(fixture: &str, key: &str, chunks: &[Chunk]) -> Option<(DeviceMesh, V
     // What isn't cut was there on every rank, or on one.
     let whole = chunks.len() == 1;
     match (fixture, key) {
-        ("pipeline_w4", "sub") => Some((DeviceMesh::new(&[("dp", 2)], vec![1, 2]).unwrap(), vec![ROWS])),
+        ("pipeline_w4", "sub") => Some((
+            DeviceMesh::new(&[("dp", 2)], vec![1, 2]).unwrap(),
+            vec![ROWS],
+        )),
         ("pipeline_w4", stage) if stage.starts_with("stage") => {
             let rank = stage[5..6].parse().unwrap();
-            Some((DeviceMesh::new(&[("pp", 1)], vec![rank]).unwrap(), vec![Placement::Replicate]))
+            Some((
+                DeviceMesh::new(&[("pp", 1)], vec![rank]).unwrap(),
+                vec![Placement::Replicate],
+            ))
         }
         ("sharded_tensor_w4", "uneven") => None,
         ("sharded_tensor_w4", "grid") => {
             let mesh = DeviceMesh::of(&[("rows", 2), ("columns", 2)]).unwrap();
             Some((mesh, vec![ROWS, Placement::Shard(1)]))
         }
-        ("sharded_tensor_w4", "two_per_rank") => line(Placement::StridedShard { dim: 0, split_factor: 2 }),
+        ("sharded_tensor_w4", "two_per_rank") => line(Placement::StridedShard {
+            dim: 0,
+            split_factor: 2,
+        }),
         ("hsdp_w4", _) if !whole => {
             let mesh = DeviceMesh::of(&[("replicate", 2), ("shard", 2)]).unwrap();
             Some((mesh, vec![Placement::Replicate, ROWS]))
@@ -39,11 +48,20 @@ fn declared(fixture: &str, key: &str, chunks: &[Chunk]) -> Option<(DeviceMesh, V
 }
 
 /// Each box by its first element, as DCP tells pieces apart, with the ranks that hold it.
-fn held(mesh: &DeviceMesh, placements: &[Placement], shape: &Dims) -> BTreeMap<Dims, (Dims, BTreeSet<u32>)> {
+fn held(
+    mesh: &DeviceMesh,
+    placements: &[Placement],
+    shape: &Dims,
+) -> BTreeMap<Dims, (Dims, BTreeSet<u32>)> {
     let mut out: BTreeMap<Dims, (Dims, BTreeSet<u32>)> = BTreeMap::new();
     for &rank in mesh.ranks() {
-        for Region { offsets, lengths } in mesh.pieces("", placements, shape, rank).unwrap().unwrap() {
-            out.entry(offsets).or_insert((lengths, BTreeSet::new())).1.insert(rank);
+        for Region { offsets, lengths } in
+            mesh.pieces("", placements, shape, rank).unwrap().unwrap()
+        {
+            out.entry(offsets)
+                .or_insert((lengths, BTreeSet::new()))
+                .1
+                .insert(rank);
         }
     }
     out
@@ -52,21 +70,32 @@ fn held(mesh: &DeviceMesh, placements: &[Placement], shape: &Dims) -> BTreeMap<D
 fn check(name: &str, expected: &Expected) -> (usize, Vec<String>) {
     let (mut count, mut wrong) = (0, Vec::new());
     for (key, tensor) in &expected.tensors {
-        let Some(chunks) = &tensor.chunks else { continue };
-        let Some((mesh, placements)) = declared(name, key, chunks) else { continue };
+        let Some(chunks) = &tensor.chunks else {
+            continue;
+        };
+        let Some((mesh, placements)) = declared(name, key, chunks) else {
+            continue;
+        };
         count += 1;
         let mut pieces = held(&mesh, &placements, &tensor.shape);
         for chunk in chunks {
-            let rank = chunk.place.as_ref().and_then(|p| p.file[2..].split('_').next()?.parse::<u32>().ok());
+            let rank = chunk
+                .place
+                .as_ref()
+                .and_then(|p| p.file[2..].split('_').next()?.parse::<u32>().ok());
             match pieces.remove(&chunk.offsets) {
                 Some((lengths, ranks))
                     if lengths == chunk.sizes && rank.is_some_and(|r| ranks.contains(&r)) => {}
-                other => {
-                    wrong.push(format!("{name}: {key}: rank {rank:?} wrote {chunk:?}, declared {other:?}"))
-                }
+                other => wrong.push(format!(
+                    "{name}: {key}: rank {rank:?} wrote {chunk:?}, declared {other:?}"
+                )),
             }
         }
-        wrong.extend(pieces.iter().map(|p| format!("{name}: {key}: nobody wrote {p:?}")));
+        wrong.extend(
+            pieces
+                .iter()
+                .map(|p| format!("{name}: {key}: nobody wrote {p:?}")),
+        );
     }
     (count, wrong)
 }
@@ -94,5 +123,10 @@ fn meshes_and_placements_give_the_chunks_that_pytorch_wrote() {
     }
     println!("{count} tensors declared");
     assert!(count > 50, "{count} tensors are too few to prove anything");
-    assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} differences:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }

@@ -28,24 +28,63 @@ const UNREAD: &[(&str, &str)] = &[
     ("dcp/evil_deep_metadata/ckpt/__1_0.distcp", BEHIND),
     ("dcp/evil_metadata/ckpt/__0_0.distcp", BEHIND),
     ("dcp/evil_metadata/ckpt/__1_0.distcp", BEHIND),
-    ("dcp/bad_abs_path/ckpt/__1_0.distcp", "the metadata name another file instead, which must not be read"),
-    ("dcp/bad_path_traversal/ckpt/__1_0.distcp", "the metadata name another file instead"),
-    ("dcp/bad_path_traversal/outside.distcp", "that is the other file, which must not be read"),
-    ("dcp/bad_hole/ckpt/__1_0.distcp", "the metadata lost what lies in it"),
-    ("dcp/bad_zero_data/ckpt/__1_0.distcp", "it is empty, and that is seen by its length"),
-    ("dcp/empty/ckpt/__0_0.distcp", "a checkpoint without items, and its file without bytes"),
-    ("dcp/replicated_lowest_w4/ckpt/__1_0.distcp", "empty: rank 0 saved everything"),
-    ("dcp/replicated_lowest_w4/ckpt/__2_0.distcp", "empty: rank 0 saved everything"),
-    ("dcp/replicated_lowest_w4/ckpt/__3_0.distcp", "empty: rank 0 saved everything"),
-    ("dcp/stale_files/ckpt/__0_1.distcp", "of an earlier save; no item lies in it"),
-    ("dcp/stale_files/ckpt/__0_2.distcp", "of an earlier save; no item lies in it"),
-    ("megatron/mc020_integrity_w2/ckpt/integrity.json", "not yet: Megatron's digests of files"),
+    (
+        "dcp/bad_abs_path/ckpt/__1_0.distcp",
+        "the metadata name another file instead, which must not be read",
+    ),
+    (
+        "dcp/bad_path_traversal/ckpt/__1_0.distcp",
+        "the metadata name another file instead",
+    ),
+    (
+        "dcp/bad_path_traversal/outside.distcp",
+        "that is the other file, which must not be read",
+    ),
+    (
+        "dcp/bad_hole/ckpt/__1_0.distcp",
+        "the metadata lost what lies in it",
+    ),
+    (
+        "dcp/bad_zero_data/ckpt/__1_0.distcp",
+        "it is empty, and that is seen by its length",
+    ),
+    (
+        "dcp/empty/ckpt/__0_0.distcp",
+        "a checkpoint without items, and its file without bytes",
+    ),
+    (
+        "dcp/replicated_lowest_w4/ckpt/__1_0.distcp",
+        "empty: rank 0 saved everything",
+    ),
+    (
+        "dcp/replicated_lowest_w4/ckpt/__2_0.distcp",
+        "empty: rank 0 saved everything",
+    ),
+    (
+        "dcp/replicated_lowest_w4/ckpt/__3_0.distcp",
+        "empty: rank 0 saved everything",
+    ),
+    (
+        "dcp/stale_files/ckpt/__0_1.distcp",
+        "of an earlier save; no item lies in it",
+    ),
+    (
+        "dcp/stale_files/ckpt/__0_2.distcp",
+        "of an earlier save; no item lies in it",
+    ),
+    (
+        "megatron/mc020_integrity_w2/ckpt/integrity.json",
+        "not yet: Megatron's digests of files",
+    ),
 ];
 
 const BEHIND: &str = "its metadata are damaged or missing, so that nobody knows what lies in it";
 
 /// The sources with the names of TensorFlow's cases.
-const OF_TENSORFLOW: [&str; 2] = [include_str!("../tf_embedding.rs"), include_str!("../tf_policy.rs")];
+const OF_TENSORFLOW: [&str; 2] = [
+    include_str!("../tf_embedding.rs"),
+    include_str!("../tf_policy.rs"),
+];
 
 static STORE: Mutex<Option<CountingStore>> = Mutex::new(None);
 
@@ -55,7 +94,14 @@ fn counted(dir: &Path) -> (Stores, CountingStore) {
     *STORE.lock().unwrap() = Some(store.clone());
     let mut stores = Stores::linked().unwrap();
     let open = |_: &str| Ok(Arc::new(STORE.lock().unwrap().clone().unwrap()) as Arc<dyn Store>);
-    stores.register(StoreScheme::new("counted", "reshard-golden", env!("CARGO_PKG_VERSION"), open)).unwrap();
+    stores
+        .register(StoreScheme::new(
+            "counted",
+            "reshard-golden",
+            env!("CARGO_PKG_VERSION"),
+            open,
+        ))
+        .unwrap();
     (stores, store)
 }
 
@@ -64,13 +110,19 @@ fn read_all(checkpoint: &Checkpoint) {
     drop(block_on(checkpoint.verify(true, Progress::default())));
     drop(block_on(checkpoint.common()));
     drop(block_on(checkpoint.sidecar()));
-    checkpoint.objects().for_each(|key| drop(block_on(checkpoint.object(key))));
+    checkpoint
+        .objects()
+        .for_each(|key| drop(block_on(checkpoint.object(key))));
 }
 
 fn files_below(dir: &Path, out: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
-        if path.is_dir() { files_below(&path, out) } else { out.push(path) }
+        if path.is_dir() {
+            files_below(&path, out)
+        } else {
+            out.push(path)
+        }
     }
 }
 
@@ -87,24 +139,39 @@ fn every_file_of_the_fixtures_is_read_or_on_the_list_of_those_that_are_not() {
         if let Ok(opened) = block_on(OpenOptions::new().stores(stores).open("counted://it")) {
             read_all(&opened);
         }
-        read.extend(store.take().opened.iter().map(|file| format!("{}/ckpt/{file}", f.name)));
+        read.extend(
+            store
+                .take()
+                .opened
+                .iter()
+                .map(|file| format!("{}/ckpt/{file}", f.name)),
+        );
     }
-    for name in OF_TENSORFLOW.iter().flat_map(|source| source.split("cases(\"").skip(1)) {
-        read.insert(format!("tf/goldens/{}.json", name.split('"').next().unwrap()));
+    for name in OF_TENSORFLOW
+        .iter()
+        .flat_map(|source| source.split("cases(\"").skip(1))
+    {
+        read.insert(format!(
+            "tf/goldens/{}.json",
+            name.split('"').next().unwrap()
+        ));
     }
     let mut files = Vec::new();
     files_below(&root(), &mut files);
     let name = |file: &PathBuf| file.strip_prefix(root()).unwrap().display().to_string();
     let files: BTreeSet<String> = files.iter().map(name).collect();
     let covers = |entry: &str, file: &str| {
-        file.strip_prefix(entry).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        file.strip_prefix(entry)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
     let mut wrong: Vec<String> = Vec::new();
     for file in &files {
         let listed = UNREAD.iter().any(|(entry, _)| covers(entry, file));
         match (read.contains(file), listed) {
             (false, false) => wrong.push(format!("{file}: no test reads it")),
-            (true, true) => wrong.push(format!("{file}: is read, and on the list of those that are not")),
+            (true, true) => wrong.push(format!(
+                "{file}: is read, and on the list of those that are not"
+            )),
             _ => {}
         }
     }
@@ -114,7 +181,13 @@ fn every_file_of_the_fixtures_is_read_or_on_the_list_of_those_that_are_not() {
         }
     }
     wrong.extend(
-        read.difference(&files).map(|file| format!("{file}: a test looks for it, but it is not there")),
+        read.difference(&files)
+            .map(|file| format!("{file}: a test looks for it, but it is not there")),
     );
-    assert!(wrong.is_empty(), "{} findings:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} findings:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }

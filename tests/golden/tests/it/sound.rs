@@ -18,7 +18,9 @@ fn every_sound_checkpoint_is_read_bit_for_bit() {
             }
         };
         wrong.extend(
-            compare(&checkpoint, &f.expected, Depth::Places).into_iter().map(|w| format!("{f}: {w}")),
+            compare(&checkpoint, &f.expected, Depth::Places)
+                .into_iter()
+                .map(|w| format!("{f}: {w}")),
         );
         tensors += f.expected.tensors.len();
         objects += f.expected.objects.len();
@@ -32,7 +34,12 @@ fn every_sound_checkpoint_is_read_bit_for_bit() {
     }
     println!("{count} sound checkpoints read: {tensors} tensors, {objects} objects");
     assert!(count > 0, "no sound checkpoint was read");
-    assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} differences:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }
 
 /// Which programs write what a checkpoint's bytes look like: who has written it must be among them.
@@ -41,7 +48,9 @@ fn every_checkpoint_of_megatron_core_is_told_for_that_of_its_generation() {
     let mut wrong = Vec::new();
     for f in fixtures().iter().filter(|f| f.expected.sound) {
         let name = f.to_string();
-        let Some((_, fixture)) = name.rsplit_once("mc0") else { continue };
+        let Some((_, fixture)) = name.rsplit_once("mc0") else {
+            continue;
+        };
         let checkpoint = block_on(Checkpoint::open(&f.url())).unwrap();
         let told = checkpoint.producer().written_by;
         let want = match &fixture[..2] {
@@ -67,9 +76,13 @@ fn calls_that_need_no_template_give_the_same() {
                 if !all.keys().eq(expected.tensors.keys()) {
                     wrong.push(format!("{f}: plain tensors {:?}", all.keys()));
                 }
-                let pairs = all.iter().filter_map(|(key, t)| Some((key, t, expected.tensors.get(key)?)));
-                let compared = pairs.filter_map(|(key, t, facts)| Some((key, compare_tensor(facts, t)?)));
-                wrong.extend(compared.map(|(key, what)| format!("{f}: plain tensor {key}: {what}")));
+                let pairs = all
+                    .iter()
+                    .filter_map(|(key, t)| Some((key, t, expected.tensors.get(key)?)));
+                let compared =
+                    pairs.filter_map(|(key, t, facts)| Some((key, compare_tensor(facts, t)?)));
+                wrong
+                    .extend(compared.map(|(key, what)| format!("{f}: plain tensor {key}: {what}")));
             }
         }
         match (block_on(reshard::load_common(&url)), &expected.common) {
@@ -90,19 +103,34 @@ fn calls_that_need_no_template_give_the_same() {
             }
         }
     }
-    assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} differences:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
 }
 
 /// The PyTorch that wrote a checkpoint loads it, so `inspect` must not ask for a later one, whatever element types are in it.
 #[test]
 fn who_wrote_a_checkpoint_is_among_those_who_are_said_to_load_it() {
     let mut count = 0;
-    for f in fixtures().iter().filter(|f| f.expected.sound && f.family == Family::Dcp) {
+    for f in fixtures()
+        .iter()
+        .filter(|f| f.expected.sound && f.family == Family::Dcp)
+    {
         // Folders of a version are named after it; the rest is of PyTorch 2.15.
-        let wrote =
-            f.name.split('/').find_map(|part| part.strip_prefix("v2.")?.split('.').next()?.parse().ok());
-        let said = &block_on(Checkpoint::open(&f.url())).unwrap().producer().loadable_by[0];
-        let needs = said.strip_prefix("PyTorch 2.").and_then(|s| s.split(' ').next()?.parse::<u32>().ok());
+        let wrote = f
+            .name
+            .split('/')
+            .find_map(|part| part.strip_prefix("v2.")?.split('.').next()?.parse().ok());
+        let said = &block_on(Checkpoint::open(&f.url()))
+            .unwrap()
+            .producer()
+            .loadable_by[0];
+        let needs = said
+            .strip_prefix("PyTorch 2.")
+            .and_then(|s| s.split(' ').next()?.parse::<u32>().ok());
         let needs = needs.unwrap_or_else(|| panic!("{f}: {said}"));
         assert!(needs <= wrote.unwrap_or(15), "{f}: {said}");
         count += 1;

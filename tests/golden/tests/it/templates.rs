@@ -3,7 +3,8 @@
 use crate::load;
 use futures::executor::block_on;
 use reshard::{
-    Cast, Checkpoint, Dialect, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    Cast, Checkpoint, Dialect, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
+    ValueTree,
     model::{Leaf, Path, Payload, Tree, local_chunk, unflatten},
     plan::PlannerData,
 };
@@ -20,12 +21,21 @@ fn paths(checkpoint: &Checkpoint) -> BTreeMap<String, Path> {
         Some(path) => path.clone(),
         None => Path(vec![key.into()]),
     };
-    checkpoint.metadata().entries().map(|e| (e.key().to_owned(), path(e.key()))).collect()
+    checkpoint
+        .metadata()
+        .entries()
+        .map(|e| (e.key().to_owned(), path(e.key())))
+        .collect()
 }
 
 /// The nested state dict with `leaf` of each key.
 fn template(paths: &BTreeMap<String, Path>, mut leaf: impl FnMut(&str) -> Tree<Leaf>) -> StateDict {
-    let keys = unflatten(paths.iter().map(|(key, path)| (path.clone(), Value::from(key.as_str())))).unwrap();
+    let keys = unflatten(
+        paths
+            .iter()
+            .map(|(key, path)| (path.clone(), Value::from(key.as_str()))),
+    )
+    .unwrap();
     replace(keys, &mut |v| match v.as_str() {
         Some(key) => leaf(key),
         // What fills a hole in a list.
@@ -66,12 +76,17 @@ fn differences(
             wrong.extend(what.map(|what| format!("{f}: {key}: {what}")));
             continue;
         }
-        let stored = match (block_on(checkpoint.object(key)).unwrap(), checkpoint.dialect()) {
+        let stored = match (
+            block_on(checkpoint.object(key)).unwrap(),
+            checkpoint.dialect(),
+        ) {
             (Value::List(mut v), Dialect::Megatron) if v.len() == 1 => v.remove(0),
             (v, _) => v,
         };
         if got.cloned().map(Value::from) != Some(stored.clone()) {
-            wrong.push(format!("{f}: object {key}: stored {stored:?}, loaded {got:?}"));
+            wrong.push(format!(
+                "{f}: object {key}: stored {stored:?}, loaded {got:?}"
+            ));
         }
     }
     let common = block_on(checkpoint.common()).unwrap();
@@ -136,7 +151,9 @@ fn buffers_of_a_plain_nested_template_are_filled_in_place() {
             Ok(state) => {
                 let mut wrong = differences(f, checkpoint, &paths, &state);
                 for (key, buffer) in buffers {
-                    let got = state.at(&paths[&key].0).and_then(|t| Some(t.leaf()?.as_tensor()?.buffer_id()));
+                    let got = state
+                        .at(&paths[&key].0)
+                        .and_then(|t| Some(t.leaf()?.as_tensor()?.buffer_id()));
                     if got != Some(buffer) {
                         wrong.push(format!("{f}: {key} was not loaded in place"));
                     }
@@ -171,8 +188,9 @@ fn three_ranks_load_rows_and_columns_of_everything() {
                     state
                 })
                 .collect();
-            let loaded: Result<Vec<ValueTree>, _> =
-                load(templates, checkpoint.url(), Cast::Never).into_iter().collect();
+            let loaded: Result<Vec<ValueTree>, _> = load(templates, checkpoint.url(), Cast::Never)
+                .into_iter()
+                .collect();
             let loaded = match loaded {
                 Ok(loaded) => loaded,
                 Err(e) => {
@@ -183,9 +201,14 @@ fn three_ranks_load_rows_and_columns_of_everything() {
             for t in checkpoint.tensors() {
                 for (rank, state) in loaded.iter().enumerate() {
                     let got = state.get(t.key()).and_then(|t| t.leaf()?.as_tensor());
-                    let want = block_on(t.read(..)).unwrap().narrow(&piece(t.key(), rank as u64).region());
+                    let want = block_on(t.read(..))
+                        .unwrap()
+                        .narrow(&piece(t.key(), rank as u64).region());
                     if got != Some(&want) {
-                        wrong.push(format!("{f}: {}, axis {axis}, rank {rank}: {got:?}", t.key()));
+                        wrong.push(format!(
+                            "{f}: {}, axis {axis}, rank {rank}: {got:?}",
+                            t.key()
+                        ));
                     }
                 }
             }

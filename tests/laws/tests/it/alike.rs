@@ -15,11 +15,17 @@ fn key(i: u64) -> String {
 }
 
 fn dtype(i: u64) -> DType {
-    if i.is_multiple_of(3) { DType::Int32 } else { DType::Float32 }
+    if i.is_multiple_of(3) {
+        DType::Int32
+    } else {
+        DType::Float32
+    }
 }
 
 fn elements(i: u64) -> Vec<u8> {
-    (0..ROWS * COLUMNS * 4).map(|n| (n * 7 + i * 13) as u8).collect()
+    (0..ROWS * COLUMNS * 4)
+        .map(|n| (n * 7 + i * 13) as u8)
+        .collect()
 }
 
 /// Bytes of a file that are no elements.
@@ -40,23 +46,39 @@ fn write(dir: &Path) {
         state.insert(key(i), ShardedTensor::full(&key(i), tensor));
     }
     block_on(async {
-        reshard::save(&state, &dir.display().to_string()).durability(Durability::Process).await
+        reshard::save(&state, &dir.display().to_string())
+            .durability(Durability::Process)
+            .await
     })
     .unwrap();
 }
 
 /// The wanted rows of these tensors; `None` if any of them can't be read.
-fn read(dir: &Path, which: impl Iterator<Item = u64>, rows: &Region, verify: bool) -> Option<Vec<Vec<u8>>> {
+fn read(
+    dir: &Path,
+    which: impl Iterator<Item = u64>,
+    rows: &Region,
+    verify: bool,
+) -> Option<Vec<Vec<u8>>> {
     let (mut template, mut keys) = (StateDict::new(), Vec::new());
     for i in which {
         keys.push(key(i));
         let leaf = ShardedTensor::region_of(&key(i), dtype(i), &[ROWS, COLUMNS], rows.clone());
         template.insert(key(i), leaf);
     }
-    let loaded = block_on(async { reshard::load(template, &dir.display().to_string()).verify(verify).await });
+    let loaded = block_on(async {
+        reshard::load(template, &dir.display().to_string())
+            .verify(verify)
+            .await
+    });
     let loaded = loaded.ok()?;
-    let tensor =
-        |key: &String| loaded.get(key)?.leaf().and_then(Value::as_tensor).map(|t| t.to_bytes().to_vec());
+    let tensor = |key: &String| {
+        loaded
+            .get(key)?
+            .leaf()
+            .and_then(Value::as_tensor)
+            .map(|t| t.to_bytes().to_vec())
+    };
     keys.iter().map(tensor).collect()
 }
 

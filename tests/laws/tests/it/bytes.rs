@@ -21,7 +21,10 @@ use std::{
 };
 
 /// Polls futures in an order that dice throw, on this thread, until all are done.
-fn interleaved<T>(futures: Vec<Pin<Box<dyn Future<Output = T> + Send + '_>>>, dice: &mut Dice) -> Vec<T> {
+fn interleaved<T>(
+    futures: Vec<Pin<Box<dyn Future<Output = T> + Send + '_>>>,
+    dice: &mut Dice,
+) -> Vec<T> {
     let waker = noop_waker();
     let mut futures: Vec<_> = futures.into_iter().map(Some).collect();
     let mut done: Vec<Option<T>> = futures.iter().map(|_| None).collect();
@@ -52,7 +55,11 @@ struct Keeping {
 
 impl SavePlanner for Keeping {
     fn base(&self) -> &dyn SavePlanner {
-        if self.dcp { &DefaultSavePlanner::DCP } else { &DefaultSavePlanner::DEFAULT }
+        if self.dcp {
+            &DefaultSavePlanner::DCP
+        } else {
+            &DefaultSavePlanner::DEFAULT
+        }
     }
 
     fn finish_plan(&self, plan: SavePlan) -> Result<SavePlan, PlanError> {

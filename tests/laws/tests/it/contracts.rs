@@ -19,7 +19,9 @@ fn torch_dist_keeps_it_in_all_its_settings() {
     for config in [
         TorchDistConfig::new().with_files_per_rank(3),
         TorchDistConfig::new().with_file_per_item(true),
-        TorchDistConfig::new().with_archive(ArchiveEra::Torch26).with_strides(Strides::Keep),
+        TorchDistConfig::new()
+            .with_archive(ArchiveEra::Torch26)
+            .with_strides(Strides::Keep),
     ] {
         save_load_contract(&config, &TorchDistLoadConfig::default());
     }

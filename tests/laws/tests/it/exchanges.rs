@@ -28,12 +28,18 @@ impl SavePlanner for Writers {
         &self.base
     }
 
-    fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
+    fn create_global_plan(
+        &self,
+        plans: Vec<SavePlan>,
+    ) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
         let (plans, metadata) = self.base.create_global_plan(plans)?;
         let ranks = plans.len() as u32;
         let group = |rank: u32| self.groups[rank as usize];
         let writer = |i: usize| self.writers[i % self.writers.len()] % ranks;
-        Ok((share_writes(plans, group, |all| (0..all.len()).map(writer).collect())?, metadata))
+        Ok((
+            share_writes(plans, group, |all| (0..all.len()).map(writer).collect())?,
+            metadata,
+        ))
     }
 }
 

@@ -3,8 +3,8 @@
 use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard::{
-    DType, Dialect, ErrorKind, LocalGroup, OpenOptions, ProcessGroup, Rank, Region, ShardedTensor, StateDict,
-    Tensor, storage::Name,
+    DType, Dialect, ErrorKind, LocalGroup, OpenOptions, ProcessGroup, Rank, Region, ShardedTensor,
+    StateDict, Tensor, storage::Name,
 };
 use reshard_comm::testkit::on_ranks;
 use reshard_laws::{
@@ -29,8 +29,13 @@ fn one_and_three() -> Groups {
 }
 
 fn sample() -> World {
-    let tensor =
-        |key: &str, dtype| Global { key: key.into(), dtype, shape: vec![9, 40], salt: 3, prepended: false };
+    let tensor = |key: &str, dtype| Global {
+        key: key.into(),
+        dtype,
+        shape: vec![9, 40],
+        salt: 3,
+        prepended: false,
+    };
     World {
         tensors: vec![tensor("a", DType::Float32), tensor("b", DType::Int64)],
         objects: true,
@@ -43,17 +48,32 @@ fn a_sub_group_saves_and_loads_like_a_group_of_its_own() {
     let world = sample();
     let place = Place::new();
     let groups = one_and_three();
-    assert_eq!(groups.iter().map(|g| (g.rank().0, g.size())).collect::<Vec<_>>(), [(0, 2), (1, 2)]);
+    assert_eq!(
+        groups
+            .iter()
+            .map(|g| (g.rank().0, g.size()))
+            .collect::<Vec<_>>(),
+        [(0, 2), (1, 2)]
+    );
     let cut = world.rows(2);
-    let saved =
-        save(groups, world.states(&cut, &mut Dice::of([0])), place.url(), |_, s| s.coordinator(Rank(1)));
+    let saved = save(
+        groups,
+        world.states(&cut, &mut Dice::of([0])),
+        place.url(),
+        |_, s| s.coordinator(Rank(1)),
+    );
     saved.into_iter().for_each(|o| drop(o.unwrap()));
     let cut = world.columns(2);
-    let templates =
-        (0..2).map(|r| world.template(&cut, r, 2, Dialect::Megatron, &mut Dice::of([1, 3])).0).collect();
-    for (r, outcome) in
-        (0..).zip(load(one_and_three(), templates, place.url(), |_, l| l.coordinator(Rank(1))))
-    {
+    let templates = (0..2)
+        .map(|r| {
+            world
+                .template(&cut, r, 2, Dialect::Megatron, &mut Dice::of([1, 3]))
+                .0
+        })
+        .collect();
+    for (r, outcome) in (0..).zip(load(one_and_three(), templates, place.url(), |_, l| {
+        l.coordinator(Rank(1))
+    })) {
         world.check(&cut, r, 2, &outcome.unwrap().0);
     }
 }
@@ -84,9 +104,14 @@ proptest! {
 fn rank_local(world: &World, dialect: Dialect) -> Place {
     let place = Place::new();
     let states = world.states(&world.rows(2), &mut Dice::of([0]));
-    let saved = save(group(2), states, place.url(), move |_, s| s.rank_local(true).dialect(dialect));
+    let saved = save(group(2), states, place.url(), move |_, s| {
+        s.rank_local(true).dialect(dialect)
+    });
     for outcome in saved {
-        assert!(outcome.unwrap().metadata.is_some(), "every rank has its own");
+        assert!(
+            outcome.unwrap().metadata.is_some(),
+            "every rank has its own"
+        );
     }
     place
 }
@@ -96,10 +121,19 @@ fn a_rank_local_checkpoint_has_a_record_a_rank_and_loads_on_as_many() {
     let world = sample();
     let place = rank_local(&world, Dialect::Dcp);
     let names: Vec<String> = place.files().keys().map(Name::to_string).collect();
-    assert!(names.contains(&"__0.metadata".into()) && names.contains(&"__1.metadata".into()), "{names:?}");
+    assert!(
+        names.contains(&"__0.metadata".into()) && names.contains(&"__1.metadata".into()),
+        "{names:?}"
+    );
     assert!(!names.contains(&".metadata".into()), "{names:?}");
     let cut = world.rows(2);
-    let templates = (0..2).map(|r| world.template(&cut, r, 2, Dialect::Dcp, &mut Dice::of([0])).0).collect();
+    let templates = (0..2)
+        .map(|r| {
+            world
+                .template(&cut, r, 2, Dialect::Dcp, &mut Dice::of([0]))
+                .0
+        })
+        .collect();
     for (r, outcome) in (0..).zip(load(group(2), templates, place.url(), |_, l| l)) {
         world.check(&cut, r, 2, &outcome.unwrap().0);
     }
@@ -113,7 +147,11 @@ fn one_process_opens_a_rank_local_checkpoint_as_a_whole() {
         let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
         for t in &world.tensors {
             let got = block_on(opened.tensor(&t.key).unwrap().read(..)).unwrap();
-            assert!(got.to_bytes() == t.whole().to_bytes(), "{} in {dialect}", t.key);
+            assert!(
+                got.to_bytes() == t.whole().to_bytes(),
+                "{} in {dialect}",
+                t.key
+            );
         }
         let report = block_on(opened.verify(true, Default::default())).unwrap();
         assert!(report.damage.is_empty(), "{report:?}");
@@ -127,14 +165,24 @@ fn a_missing_rank_of_a_rank_local_checkpoint_is_named() {
     block_on(place.store().remove(&[Name::new("__0.metadata").unwrap()])).unwrap();
     let e = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::NotFound);
-    assert!(e.strategy_error().to_string().contains("__0.metadata of rank 0 is missing"), "{e}");
+    assert!(
+        e.strategy_error()
+            .to_string()
+            .contains("__0.metadata of rank 0 is missing"),
+        "{e}"
+    );
 
     // A last rank that is missing shows in what it held.
     let place = rank_local(&world, Dialect::Dcp);
     block_on(place.store().remove(&[Name::new("__1.metadata").unwrap()])).unwrap();
     let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
     let e = block_on(opened.tensor("a").unwrap().read(..)).unwrap_err();
-    assert!(e.strategy_error().to_string().contains("no chunk has [5:9, 0:40]"), "{e}");
+    assert!(
+        e.strategy_error()
+            .to_string()
+            .contains("no chunk has [5:9, 0:40]"),
+        "{e}"
+    );
     drop(Arc::clone(place.store()));
 }
 
@@ -148,20 +196,31 @@ fn what_ranks_are_told_of_a_save_grows_with_their_number_and_no_faster() {
             let region = Region::new([u64::from(r)], [1]);
             let leaf = ShardedTensor::region_of("w", DType::UInt8, &[u64::from(RANKS)], region);
             let mut state = StateDict::new();
-            state.insert("w", leaf.with_data(Tensor::from_vec(&[1], vec![r as u8]).unwrap()));
+            state.insert(
+                "w",
+                leaf.with_data(Tensor::from_vec(&[1], vec![r as u8]).unwrap()),
+            );
             state
         });
         let saved = save(group(RANKS), states.collect(), place.url(), move |_, s| {
-            s.coordinator(Rank(3)).rank_local(rank_local).dialect(Dialect::Dcp)
+            s.coordinator(Rank(3))
+                .rank_local(rank_local)
+                .dialect(Dialect::Dcp)
         });
         let reports: Vec<_> = saved.into_iter().map(Result::unwrap).collect();
         let told: Vec<usize> = reports.iter().map(|r| r.ranks.len()).collect();
         assert_eq!(told.iter().sum::<usize>(), RANKS as usize, "{told:?}");
         let listed = &reports[3];
-        assert_eq!(listed.ranks.iter().map(|r| r.bytes).sum::<u64>(), listed.bytes());
+        assert_eq!(
+            listed.ranks.iter().map(|r| r.bytes).sum::<u64>(),
+            listed.bytes()
+        );
         for r in &reports {
             assert_eq!(r.totals, listed.totals);
-            assert_eq!((r.totals.ranks, r.totals.all.items, r.files()), (RANKS, RANKS.into(), RANKS.into()));
+            assert_eq!(
+                (r.totals.ranks, r.totals.all.items, r.files()),
+                (RANKS, RANKS.into(), RANKS.into())
+            );
             assert!((r.imbalance() - 1.0).abs() < 1e-9, "{}", r.imbalance());
         }
     }

@@ -37,7 +37,14 @@ use reshard_laws::{
 const RANKS: u32 = 3;
 
 /// Failing ranks, and who decides.
-const WHO: &[(&[u32], u32)] = &[(&[0], 0), (&[1], 0), (&[2], 1), (&[1], 1), (&[0, 2], 2), (&[0, 1, 2], 0)];
+const WHO: &[(&[u32], u32)] = &[
+    (&[0], 0),
+    (&[1], 0),
+    (&[2], 1),
+    (&[1], 1),
+    (&[0, 2], 2),
+    (&[0, 1, 2], 0),
+];
 
 /// A hook, whether only the coordinator calls it, and the step in which a fault of it happens.
 type Hook = (&'static str, bool, &'static str);
@@ -85,12 +92,18 @@ fn world() -> World {
         salt: 3,
         prepended: false,
     };
-    World { tensors: vec![tensor("a", 60), tensor("b", 7)], objects: true, extra: Value::Dict(Vec::new()) }
+    World {
+        tensors: vec![tensor("a", 60), tensor("b", 7)],
+        objects: true,
+        extra: Value::Dict(Vec::new()),
+    }
 }
 
 /// What the same throws make every time: each kind of memory but devices.
 fn states(world: &World, cut: &Cut) -> Vec<StateDict> {
-    (0..RANKS).map(|r| world.state(cut, r, &mut simple())).collect()
+    (0..RANKS)
+        .map(|r| world.state(cut, r, &mut simple()))
+        .collect()
 }
 
 fn simple() -> reshard_laws::world::Dice {
@@ -98,7 +111,9 @@ fn simple() -> reshard_laws::world::Dice {
 }
 
 fn templates(world: &World, cut: &Cut) -> (Vec<StateDict>, Vec<Watch>) {
-    (0..RANKS).map(|r| world.template(cut, r, RANKS, Dialect::Megatron, &mut simple())).unzip()
+    (0..RANKS)
+        .map(|r| world.template(cut, r, RANKS, Dialect::Megatron, &mut simple()))
+        .unzip()
 }
 
 fn faulty(hook: &'static str, fails: bool, panics: bool) -> Tap {
@@ -110,14 +125,22 @@ fn faulty(hook: &'static str, fails: bool, panics: bool) -> Tap {
 }
 
 fn fails(hook: &Hook, who: &[u32], coordinator: u32) -> Vec<u32> {
-    who.iter().copied().filter(|r| !hook.1 || *r == coordinator).collect()
+    who.iter()
+        .copied()
+        .filter(|r| !hook.1 || *r == coordinator)
+        .collect()
 }
 
 #[test]
 fn a_fault_in_any_hook_of_a_save_is_told_to_all_and_leaves_nothing() {
     let (world, old) = (world(), Place::new());
     let cut = world.rows(RANKS);
-    for outcome in save(group(RANKS), states(&world, &world.columns(RANKS)), old.url(), |_, s| s) {
+    for outcome in save(
+        group(RANKS),
+        states(&world, &world.columns(RANKS)),
+        old.url(),
+        |_, s| s,
+    ) {
         outcome.unwrap();
     }
     let before = old.files();
@@ -129,23 +152,41 @@ fn a_fault_in_any_hook_of_a_save_is_told_to_all_and_leaves_nothing() {
             }
             let new = Place::new();
             for (place, torch) in [(&new, false), (&new, true), (&old, false), (&old, true)] {
-                let outcomes = save(group(RANKS), states(&world, &cut), place.url(), move |rank, save| {
-                    let tap = faulty(hook.0, who.contains(&rank.0), false);
-                    let planner = tap.on(DefaultSavePlanner::DEFAULT);
-                    save.strategy(TappedSave::new(tap, torch))
-                        .planner(planner)
-                        .coordinator(Rank(coordinator))
-                        .overwrite(true)
-                });
+                let outcomes = save(
+                    group(RANKS),
+                    states(&world, &cut),
+                    place.url(),
+                    move |rank, save| {
+                        let tap = faulty(hook.0, who.contains(&rank.0), false);
+                        let planner = tap.on(DefaultSavePlanner::DEFAULT);
+                        save.strategy(TappedSave::new(tap, torch))
+                            .planner(planner)
+                            .coordinator(Rank(coordinator))
+                            .overwrite(true)
+                    },
+                );
                 let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
                 // Laying out is local: all are told after the write, and the cause names the step.
-                let (all, of_one) =
-                    if hook.2 == "layout" { ("write", "in `layout`: ") } else { (hook.2, "") };
+                let (all, of_one) = if hook.2 == "layout" {
+                    ("write", "in `layout`: ")
+                } else {
+                    (hook.2, "")
+                };
                 assert_eq!(step, all, "{hook:?}: {causes:?}");
-                assert!(causes.values().all(|c| c.starts_with(of_one)), "{hook:?}: {causes:?}");
-                assert_eq!(causes.keys().copied().collect::<Vec<_>>(), expected, "{hook:?}: {causes:?}");
+                assert!(
+                    causes.values().all(|c| c.starts_with(of_one)),
+                    "{hook:?}: {causes:?}"
+                );
+                assert_eq!(
+                    causes.keys().copied().collect::<Vec<_>>(),
+                    expected,
+                    "{hook:?}: {causes:?}"
+                );
                 let fault = format!("a fault in {}", hook.0);
-                assert!(causes.values().all(|c| c.contains(&fault)), "{hook:?}: {causes:?}");
+                assert!(
+                    causes.values().all(|c| c.contains(&fault)),
+                    "{hook:?}: {causes:?}"
+                );
                 assert_eq!(place.leftovers(), 0, "{hook:?}");
             }
             assert!(new.files().is_empty(), "{hook:?}");
@@ -164,11 +205,17 @@ fn a_panic_in_any_hook_of_a_save_is_an_error_on_all_other_ranks() {
                 continue;
             }
             let place = Place::new();
-            let outcomes = try_save(group(RANKS), states(&world, &cut), place.url(), move |rank, save| {
-                let tap = faulty(hook.0, rank.0 == who, true);
-                let planner = tap.on(DefaultSavePlanner::DEFAULT);
-                save.strategy(TappedSave::new(tap, who == 0)).planner(planner)
-            });
+            let outcomes = try_save(
+                group(RANKS),
+                states(&world, &cut),
+                place.url(),
+                move |rank, save| {
+                    let tap = faulty(hook.0, rank.0 == who, true);
+                    let planner = tap.on(DefaultSavePlanner::DEFAULT);
+                    save.strategy(TappedSave::new(tap, who == 0))
+                        .planner(planner)
+                },
+            );
             for (rank, outcome) in (0..).zip(outcomes) {
                 match outcome {
                     Ok(Ok(_)) => panic!("rank {rank} went on: {hook:?} panics on rank {who}"),
@@ -200,7 +247,11 @@ impl LoadPlanner for ByScratch {
 
     fn lookup_tensor(&self, item: &ReadItem) -> Result<Destination, PlanError> {
         // Some of them: the others go straight to the leaf.
-        Ok(if &*item.piece.key == "a" { Destination::Scratch } else { Destination::Leaf })
+        Ok(if &*item.piece.key == "a" {
+            Destination::Scratch
+        } else {
+            Destination::Leaf
+        })
     }
 }
 
@@ -210,7 +261,11 @@ fn checkpoints(world: &World) -> [(Place, bool); 2] {
         let place = Place::new();
         let states = states(world, &world.columns(RANKS));
         let outcomes = save(group(RANKS), states, place.url(), move |_, save| {
-            if torch { save } else { save.strategy(reshard_example::ExampleConfig::default()) }
+            if torch {
+                save
+            } else {
+                save.strategy(reshard_example::ExampleConfig::default())
+            }
         });
         outcomes.into_iter().for_each(|o| drop(o.unwrap()));
         (place, torch)
@@ -236,26 +291,41 @@ fn a_fault_in_any_hook_of_a_load_is_told_to_all_and_gives_the_templates_back() {
                     continue;
                 }
                 let (templates, watches) = templates(&world, &cut);
-                let outcomes = load(group(RANKS), templates, place.url(), move |rank, mut load| {
-                    let fails = who.contains(&rank.0);
-                    if fails && hook.0 == "stores" {
-                        load = load.stores(Stores::linked().unwrap());
-                    }
-                    if fails && hook.0 == "registry" {
-                        load = load.registry(Registry::default());
-                    }
-                    let tap = faulty(hook.0, fails, false);
-                    load.planner(tap.on(ByScratch))
-                        .strategy(tapped(tap, torch))
-                        .coordinator(Rank(coordinator))
-                });
-                let errors: Vec<_> = outcomes.into_iter().map(|o| o.map(drop).unwrap_err()).collect();
+                let outcomes = load(
+                    group(RANKS),
+                    templates,
+                    place.url(),
+                    move |rank, mut load| {
+                        let fails = who.contains(&rank.0);
+                        if fails && hook.0 == "stores" {
+                            load = load.stores(Stores::linked().unwrap());
+                        }
+                        if fails && hook.0 == "registry" {
+                            load = load.registry(Registry::default());
+                        }
+                        let tap = faulty(hook.0, fails, false);
+                        load.planner(tap.on(ByScratch))
+                            .strategy(tapped(tap, torch))
+                            .coordinator(Rank(coordinator))
+                    },
+                );
+                let errors: Vec<_> = outcomes
+                    .into_iter()
+                    .map(|o| o.map(drop).unwrap_err())
+                    .collect();
                 let (step, causes) = told(errors.iter().map(|e| Some(e.error())));
                 assert_eq!(step, hook.2, "{hook:?}: {causes:?}");
-                assert_eq!(causes.keys().copied().collect::<Vec<_>>(), expected, "{hook:?}: {causes:?}");
+                assert_eq!(
+                    causes.keys().copied().collect::<Vec<_>>(),
+                    expected,
+                    "{hook:?}: {causes:?}"
+                );
                 if hook.0.contains('.') {
                     let fault = format!("a fault in {}", hook.0);
-                    assert!(causes.values().all(|c| c.contains(&fault)), "{hook:?}: {causes:?}");
+                    assert!(
+                        causes.values().all(|c| c.contains(&fault)),
+                        "{hook:?}: {causes:?}"
+                    );
                 }
                 for (r, e) in (0..).zip(errors) {
                     let (_, template) = e.into_parts();
@@ -265,7 +335,9 @@ fn a_fault_in_any_hook_of_a_load_is_told_to_all_and_gives_the_templates_back() {
                         paths.sort();
                         paths
                     };
-                    let fresh = world.template(&cut, r, RANKS, Dialect::Megatron, &mut simple()).0;
+                    let fresh = world
+                        .template(&cut, r, RANKS, Dialect::Megatron, &mut simple())
+                        .0;
                     assert_eq!(leaves(&template), leaves(&fresh), "{hook:?}");
                 }
                 watches.iter().for_each(Watch::check_back);
@@ -294,7 +366,8 @@ fn a_panic_in_any_hook_of_a_load_is_an_error_on_all_other_ranks() {
                         Ok(Ok(_)) => panic!("rank {rank} went on: {hook:?} panics on rank {who}"),
                         Ok(Err(e)) => {
                             let text = e.error().strategy_error().to_string();
-                            let both = text.contains(&format!("rank {who}")) && text.contains("panic");
+                            let both =
+                                text.contains(&format!("rank {who}")) && text.contains("panic");
                             assert!(both, "{hook:?}: {text}");
                         }
                         Err(_) => assert_eq!(rank, who, "{hook:?}"),

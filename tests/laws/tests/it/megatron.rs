@@ -1,7 +1,8 @@
 //! Megatron Core's leaves, saved and loaded: irregular grids, cells of objects, leaves that stay where they are.
 
 use reshard::{
-    DType, Dialect, ErrorKind, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    DType, Dialect, ErrorKind, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
+    ValueTree,
     model::{LocalNonpersistent, Tree},
 };
 use reshard_laws::{
@@ -19,7 +20,10 @@ fn ranks_of(split: &Split, data: impl Fn(u64, u64) -> Option<Tensor>) -> Vec<Sta
     let mut piece = |n: u64| {
         let region = Region::new([at], [n]);
         let leaf = ShardedTensor::region_of("keyA", DType::Int64, &[total], region);
-        let leaf = ShardedTensor { axis_fragmentations: None, ..leaf };
+        let leaf = ShardedTensor {
+            axis_fragmentations: None,
+            ..leaf
+        };
         let leaf = match data(at, n) {
             Some(t) => leaf.with_data(t),
             None => leaf,
@@ -47,16 +51,29 @@ fn numbers(from: u64, n: u64) -> Tensor {
 fn moves(from: &Split, to: &Split) {
     let place = Place::new();
     let states = ranks_of(from, |at, n| Some(numbers(at, n)));
-    for saved in save(group(from.len() as u32), states, place.url(), |_, s| s.dialect(Dialect::Megatron)) {
+    for saved in save(group(from.len() as u32), states, place.url(), |_, s| {
+        s.dialect(Dialect::Megatron)
+    }) {
         saved.unwrap_or_else(|e| panic!("{from:?}: {e}"));
     }
-    let loaded = load(group(to.len() as u32), ranks_of(to, |_, _| None), place.url(), |_, l| l);
+    let loaded = load(
+        group(to.len() as u32),
+        ranks_of(to, |_, _| None),
+        place.url(),
+        |_, l| l,
+    );
     let mut at = 0;
     for (rank, (loaded, lengths)) in loaded.into_iter().zip(to).enumerate() {
         let (state, _) = loaded.unwrap_or_else(|e| panic!("{from:?} as {to:?}: {e}"));
         for (i, n) in lengths.iter().enumerate() {
-            let got = state.get(&i.to_string()).and_then(|p| p.leaf()?.as_tensor()).unwrap();
-            assert!(*got == numbers(at, *n), "{from:?} as {to:?}: piece {i} of rank {rank}");
+            let got = state
+                .get(&i.to_string())
+                .and_then(|p| p.leaf()?.as_tensor())
+                .unwrap();
+            assert!(
+                *got == numbers(at, *n),
+                "{from:?} as {to:?}: piece {i} of rank {rank}"
+            );
             at += n;
         }
     }
@@ -91,14 +108,38 @@ fn uneven_splits_of_one_piece_a_rank_are_loaded_as_others() {
 /// The same with several pieces a rank, or none.
 #[test]
 fn uneven_splits_of_several_pieces_a_rank_are_loaded_as_others() {
-    let mixed = || vec![vec![4], vec![7, 8], vec![1], vec![1], vec![1], vec![1], vec![1], vec![3, 3]];
-    let pair = |n: usize, a: &[u64], b: &[u64]| [vec![a.to_vec(); n], vec![b.to_vec(); 8 - n]].concat();
+    let mixed = || {
+        vec![
+            vec![4],
+            vec![7, 8],
+            vec![1],
+            vec![1],
+            vec![1],
+            vec![1],
+            vec![1],
+            vec![3, 3],
+        ]
+    };
+    let pair =
+        |n: usize, a: &[u64], b: &[u64]| [vec![a.to_vec(); n], vec![b.to_vec(); 8 - n]].concat();
     let cases = [
         (pair(8, &[3], &[]), pair(8, &[3], &[])),
         (pair(7, &[], &[3, 3]), pair(7, &[], &[3, 3])),
         (mixed(), mixed()),
         (pair(5, &[2], &[10]), pair(3, &[10], &[2])),
-        (mixed(), vec![vec![2, 4], vec![], vec![5], vec![], vec![5, 9], vec![], vec![1; 5], vec![]]),
+        (
+            mixed(),
+            vec![
+                vec![2, 4],
+                vec![],
+                vec![5],
+                vec![],
+                vec![5, 9],
+                vec![],
+                vec![1; 5],
+                vec![],
+            ],
+        ),
         (pair(8, &[3], &[]), pair(4, &[2, 4], &[])),
     ];
     for (from, to) in &cases {
@@ -109,8 +150,12 @@ fn uneven_splits_of_several_pieces_a_rank_are_loaded_as_others() {
 /// Every ordered pair of splits that hold as many elements, not only those that Megatron Core has tried.
 #[test]
 fn any_split_is_loaded_as_any_other_of_as_many_elements() {
-    let of_24 =
-        [one(&[3; 8]), one(&[1, 1, 1, 1, 1, 1, 2, 16]), one(&[24]), vec![vec![], vec![0, 23, 1], vec![]]];
+    let of_24 = [
+        one(&[3; 8]),
+        one(&[1, 1, 1, 1, 1, 1, 2, 16]),
+        one(&[24]),
+        vec![vec![], vec![0, 23, 1], vec![]],
+    ];
     for from in &of_24 {
         for to in &of_24 {
             moves(from, to);
@@ -119,7 +164,9 @@ fn any_split_is_loaded_as_any_other_of_as_many_elements() {
 }
 
 fn cell(value: impl Into<Value>, offset: u64) -> StateDict {
-    ShardedObject::new("rng", value, &[2], &[offset], 0).unwrap().into()
+    ShardedObject::new("rng", value, &[2], &[offset], 0)
+        .unwrap()
+        .into()
 }
 
 fn dict<const N: usize>(leaves: [(&str, StateDict); N]) -> StateDict {
@@ -145,15 +192,22 @@ fn chain(e: &dyn std::error::Error) -> String {
 /// A checkpoint in which rank 0 has two leaves of cell 0, and rank 1 one of cell 1.
 fn cells() -> Place {
     let place = Place::new();
-    let states = vec![dict([("a", cell(1, 0)), ("b", cell(2, 0))]), dict([("a", cell(3, 1))])];
-    for saved in save(group(2), states, place.url(), |_, s| s.dialect(Dialect::Megatron)) {
+    let states = vec![
+        dict([("a", cell(1, 0)), ("b", cell(2, 0))]),
+        dict([("a", cell(3, 1))]),
+    ];
+    for saved in save(group(2), states, place.url(), |_, s| {
+        s.dialect(Dialect::Megatron)
+    }) {
         saved.unwrap();
     }
     place
 }
 
 fn ints(state: &ValueTree) -> Vec<Option<i64>> {
-    ["a", "b"].map(|k| state.get(k).and_then(|t| t.leaf()?.as_int())).to_vec()
+    ["a", "b"]
+        .map(|k| state.get(k).and_then(|t| t.leaf()?.as_int()))
+        .to_vec()
 }
 
 #[test]
@@ -161,8 +215,10 @@ fn leaves_of_one_cell_on_one_rank_are_a_list_and_come_back_in_order() {
     let place = cells();
     let ask = |offset| cell(0, offset);
     let templates = vec![dict([("a", ask(1))]), dict([("a", ask(0)), ("b", ask(0))])];
-    let got: Vec<_> =
-        load(group(2), templates, place.url(), |_, l| l).into_iter().map(|l| ints(&l.unwrap().0)).collect();
+    let got: Vec<_> = load(group(2), templates, place.url(), |_, l| l)
+        .into_iter()
+        .map(|l| ints(&l.unwrap().0))
+        .collect();
     assert_eq!(got, [vec![Some(3), None], vec![Some(1), Some(2)]]);
 }
 
@@ -170,14 +226,22 @@ fn leaves_of_one_cell_on_one_rank_are_a_list_and_come_back_in_order() {
 fn as_many_leaves_must_ask_for_a_cell_as_it_was_saved_from() {
     let place = cells();
     let refused = |template: StateDict| {
-        let e = load(group(1), vec![template], place.url(), |_, l| l).remove(0).unwrap_err();
+        let e = load(group(1), vec![template], place.url(), |_, l| l)
+            .remove(0)
+            .unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Invalid);
         chain(&e)
     };
     let said = refused(dict([("a", cell(0, 0))]));
-    assert!(said.contains("object rng/shard_0_2 is stored as 2 values, 1 leaves ask for it"), "{said}");
+    assert!(
+        said.contains("object rng/shard_0_2 is stored as 2 values, 1 leaves ask for it"),
+        "{said}"
+    );
     let said = refused(dict([("a", cell(0, 1)), ("b", cell(0, 1))]));
-    assert!(said.contains("object rng/shard_1_2 is stored as 1 values, 2 leaves ask for it"), "{said}");
+    assert!(
+        said.contains("object rng/shard_1_2 is stored as 1 values, 2 leaves ask for it"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -196,13 +260,25 @@ fn a_saved_directory_holds_no_trace_of_a_local_leaf() {
             dict([
                 ("w", ShardedTensor::full("w", numbers(0, 3)).into()),
                 ("nested", within),
-                ("only_local", dict([("of_this_process", LocalNonpersistent::new(7u8).into())])),
-                ("list_of_local", Tree::List(vec![LocalNonpersistent::new(8u8).into()])),
+                (
+                    "only_local",
+                    dict([("of_this_process", LocalNonpersistent::new(7u8).into())]),
+                ),
+                (
+                    "list_of_local",
+                    Tree::List(vec![LocalNonpersistent::new(8u8).into()]),
+                ),
             ])
         };
         let states = vec![state(), state()];
-        let states = states.into_iter().zip(0..).map(|(s, r)| replica(s, r)).collect();
-        for saved in save(group(2), states, url.to_str().unwrap(), move |_, s| s.dialect(dialect)) {
+        let states = states
+            .into_iter()
+            .zip(0..)
+            .map(|(s, r)| replica(s, r))
+            .collect();
+        for saved in save(group(2), states, url.to_str().unwrap(), move |_, s| {
+            s.dialect(dialect)
+        }) {
             saved.unwrap();
         }
         let mut files = 0;
@@ -210,8 +286,13 @@ fn a_saved_directory_holds_no_trace_of_a_local_leaf() {
             let path = entry.unwrap().path();
             let bytes = std::fs::read(&path).unwrap();
             files += 1;
-            for trace in ["lr_scheduler_lambda", "closure", "only_local", "of_this_process", "list_of_local"]
-            {
+            for trace in [
+                "lr_scheduler_lambda",
+                "closure",
+                "only_local",
+                "of_this_process",
+                "list_of_local",
+            ] {
                 let found = bytes.windows(trace.len()).any(|w| w == trace.as_bytes());
                 assert!(!found, "{dialect:?}: {} holds {trace:?}", path.display());
             }
@@ -219,20 +300,33 @@ fn a_saved_directory_holds_no_trace_of_a_local_leaf() {
         assert!(files >= 2, "{dialect:?}: {files} files");
 
         // What the template brings along is what a load hands back.
-        let local = |tree: &ValueTree, path: [&str; 2]| match tree.get(path[0])?.get(path[1])?.leaf()? {
-            Value::Local(l) => l.0.downcast_ref::<String>().cloned(),
-            other => panic!("{other:?}"),
-        };
-        let loaded = load(group(1), vec![state()], url.to_str().unwrap(), |_, l| l).remove(0).unwrap().0;
+        let local =
+            |tree: &ValueTree, path: [&str; 2]| match tree.get(path[0])?.get(path[1])?.leaf()? {
+                Value::Local(l) => l.0.downcast_ref::<String>().cloned(),
+                other => panic!("{other:?}"),
+            };
+        let loaded = load(group(1), vec![state()], url.to_str().unwrap(), |_, l| l)
+            .remove(0)
+            .unwrap()
+            .0;
         let back = local(&loaded, ["nested", "lr_scheduler_lambda"]);
-        assert_eq!(back.as_deref(), Some("a closure of this process"), "{dialect:?}");
-        let kept = loaded.get("nested").and_then(|n| n.get("kept")?.leaf()?.as_str());
+        assert_eq!(
+            back.as_deref(),
+            Some("a closure of this process"),
+            "{dialect:?}"
+        );
+        let kept = loaded
+            .get("nested")
+            .and_then(|n| n.get("kept")?.leaf()?.as_str());
         assert_eq!(kept, Some("this is common"), "{dialect:?}");
     }
 }
 
 fn replica(mut state: StateDict, rank: u32) -> StateDict {
-    state.insert("w", ShardedTensor::full("w", numbers(0, 3)).with_replica_id(rank));
+    state.insert(
+        "w",
+        ShardedTensor::full("w", numbers(0, 3)).with_replica_id(rank),
+    );
     state
 }
 
@@ -240,11 +334,20 @@ fn replica(mut state: StateDict, rank: u32) -> StateDict {
 fn a_local_leaf_where_common_state_is_stored_is_an_error_with_its_path() {
     let place = Place::new();
     let state = dict([("opt", dict([("lr", value(0.5))]))]);
-    save(group(1), vec![state], place.url(), |_, s| s.dialect(Dialect::Megatron)).remove(0).unwrap();
+    save(group(1), vec![state], place.url(), |_, s| {
+        s.dialect(Dialect::Megatron)
+    })
+    .remove(0)
+    .unwrap();
     let template = dict([("opt", dict([("lr", LocalNonpersistent::new(1u8).into())]))]);
-    let e = load(group(1), vec![template], place.url(), |_, l| l).remove(0).unwrap_err();
+    let e = load(group(1), vec![template], place.url(), |_, l| l)
+        .remove(0)
+        .unwrap_err();
     let said = chain(&e);
-    assert!(e.kind() == ErrorKind::Invalid && said.contains("opt.lr"), "{said}");
+    assert!(
+        e.kind() == ErrorKind::Invalid && said.contains("opt.lr"),
+        "{said}"
+    );
 }
 
 /// A DCP save of leaves that share a key says so before it writes, and names both.
@@ -253,10 +356,18 @@ fn leaves_of_one_key_that_differ_are_refused_with_their_paths_and_nothing_is_sav
     let place = Place::new();
     let leaf = |from| -> StateDict { ShardedTensor::full("w", numbers(from, 3)).into() };
     let state = |b| dict([("a", leaf(0)), ("deep", dict([("b", leaf(b))]))]);
-    let dcp = |state| save(group(1), vec![state], place.url(), |_, s| s.dialect(Dialect::Dcp)).remove(0);
+    let dcp = |state| {
+        save(group(1), vec![state], place.url(), |_, s| {
+            s.dialect(Dialect::Dcp)
+        })
+        .remove(0)
+    };
     let e = dcp(state(1)).unwrap_err();
     let said = chain(&e);
-    assert!(said.contains("the leaves at a and deep.b of rank 0"), "{said}");
+    assert!(
+        said.contains("the leaves at a and deep.b of rank 0"),
+        "{said}"
+    );
     assert!(place.files().is_empty() && place.leftovers() == 0);
     dcp(state(0)).unwrap();
 }

@@ -15,17 +15,29 @@ use std::sync::Arc;
 const HEADERS_PER_ITEM: u64 = 4 << 10;
 
 fn matrix(key: &str, dtype: DType, rows: u64, columns: u64) -> Global {
-    Global { key: key.into(), dtype, shape: vec![rows, columns], salt: 17, prepended: false }
+    Global {
+        key: key.into(),
+        dtype,
+        shape: vec![rows, columns],
+        salt: 17,
+        prepended: false,
+    }
 }
 
 fn world(tensors: Vec<Global>) -> World {
-    World { tensors, objects: false, extra: reshard::Value::Dict(Vec::new()) }
+    World {
+        tensors,
+        objects: false,
+        extra: reshard::Value::Dict(Vec::new()),
+    }
 }
 
 /// A store that counts, on disk or in memory, and its place.
 fn counting(dir: Option<&tempfile::TempDir>) -> (CountingStore, Place) {
     let inner: Arc<dyn Store> = match dir {
-        Some(dir) => Arc::new(LocalStore::open(&dir.path().join("ckpt").display().to_string()).unwrap()),
+        Some(dir) => {
+            Arc::new(LocalStore::open(&dir.path().join("ckpt").display().to_string()).unwrap())
+        }
         None => Arc::new(MemoryStore::new()),
     };
     let counting = CountingStore::new(inner);

@@ -4,12 +4,13 @@
 use futures::executor::block_on;
 use proptest::prelude::*;
 use reshard::{
-    Data, Dialect, ErrorKind, OpenOptions, Region, Save, SaveReport, ShardedTensor, StateDict, Tensor,
+    Data, Dialect, ErrorKind, OpenOptions, Region, Save, SaveReport, ShardedTensor, StateDict,
+    Tensor,
     model::{BoxError, TensorSource},
     plan::{DefaultSavePlanner, PlanError, SavePlanner, WriteData, WriteItem},
     policy::{
-        AllInOne, ByFiles, ByItem, ByOwner, Importance, MaxShardSize, Piece, PolicyError, ShardByDevice,
-        ShardingPolicy, Shards, Then,
+        AllInOne, ByFiles, ByItem, ByOwner, Importance, MaxShardSize, Piece, PolicyError,
+        ShardByDevice, ShardingPolicy, Shards, Then,
     },
     torch_dist::TorchDistConfig,
 };
@@ -78,7 +79,9 @@ fn chunks_by_task(pieces: &[Piece<'_>]) -> Vec<std::ops::Range<usize>> {
 
 fn halves(part: &Region, dice: &mut Dice) -> Vec<Region> {
     let axes: Vec<usize> = (0..part.ndim()).filter(|&a| part.lengths[a] > 1).collect();
-    let Some(&axis) = axes.get(dice.below(axes.len() as u64) as usize) else { return vec![part.clone()] };
+    let Some(&axis) = axes.get(dice.below(axes.len() as u64) as usize) else {
+        return vec![part.clone()];
+    };
     let at = 1 + dice.below(part.lengths[axis] - 1);
     let (mut a, mut b) = (part.clone(), part.clone());
     a.lengths[axis] = at;
@@ -115,7 +118,10 @@ impl Choice {
 }
 
 fn choice() -> impl Strategy<Value = Choice> {
-    let chop = (prop::collection::vec(any::<u32>(), 24), prop::bool::weighted(0.3))
+    let chop = (
+        prop::collection::vec(any::<u32>(), 24),
+        prop::bool::weighted(0.3),
+    )
         .prop_map(|(throws, gather)| Choice::Chop(Chop { throws, gather }));
     // Worlds have tensors of some KiB.
     let size = 1u64..4000;
@@ -209,7 +215,12 @@ impl Hostile {
     /// What it places of a piece: all, but for those who leave out rows of the first one, or one element.
     fn parts(self, piece: usize, region: &Region) -> Vec<Region> {
         let of = |offsets: [u64; 2], lengths: [u64; 2]| {
-            let offsets: Vec<u64> = region.offsets.iter().zip(offsets).map(|(o, by)| o + by).collect();
+            let offsets: Vec<u64> = region
+                .offsets
+                .iter()
+                .zip(offsets)
+                .map(|(o, by)| o + by)
+                .collect();
             Region::new(offsets, lengths)
         };
         match self {
@@ -232,7 +243,11 @@ impl ShardingPolicy for Hostile {
 
     #[expect(clippy::panic, reason = "that is what it is for")]
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> reshard::policy::Result<()> {
-        for (i, p) in pieces.iter().enumerate().skip(usize::from(matches!(self, Self::Drop))) {
+        for (i, p) in pieces
+            .iter()
+            .enumerate()
+            .skip(usize::from(matches!(self, Self::Drop)))
+        {
             if i == 0 || !matches!(self, Self::Mix) && pieces[i - 1].task != p.task {
                 out.start();
             }
@@ -251,7 +266,13 @@ impl ShardingPolicy for Hostile {
             | Self::Hoards
             | Self::Clings => {}
             Self::Twice => out.push(0, first)?,
-            Self::Overlap => out.push(0, Region { lengths: vec![1; 2].into(), ..first })?,
+            Self::Overlap => out.push(
+                0,
+                Region {
+                    lengths: vec![1; 2].into(),
+                    ..first
+                },
+            )?,
             Self::Outside => out.push(0, Region::new([40, 0], [1, 2]))?,
             Self::Panic => panic!("I am hostile"),
             Self::Flood => (0..10_000_000).try_for_each(|_| out.push(0, first.clone()))?,
@@ -270,7 +291,11 @@ impl ShardingPolicy for Hostile {
     }
 
     fn files_per_task(&self) -> u32 {
-        if matches!(self, Self::Hoards) { u32::MAX } else { 0 }
+        if matches!(self, Self::Hoards) {
+            u32::MAX
+        } else {
+            0
+        }
     }
 }
 
@@ -279,7 +304,10 @@ fn tables(ranks: u64) -> Vec<StateDict> {
     let rank = |r| {
         let rows = Tensor::from_vec(&[4, 2], (0..8).map(|i| (r * 8 + i) as f32).collect()).unwrap();
         let mut state = StateDict::new();
-        state.insert("table", ShardedTensor::from_rank_offsets("table", rows, &[(0, r, ranks)]).unwrap());
+        state.insert(
+            "table",
+            ShardedTensor::from_rank_offsets("table", rows, &[(0, r, ranks)]).unwrap(),
+        );
         let own = Tensor::from_vec(&[3], vec![r as u8; 3]).unwrap();
         state.insert("own", ShardedTensor::full(&format!("own.{r}"), own));
         state
@@ -299,11 +327,21 @@ fn a_hostile_policy_is_an_error_on_every_rank_and_leaves_no_checkpoint() {
             let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
             // Every rank asks it for its description, only the coordinator for the rest.
             let speechless = matches!(hostile, Hostile::Speechless);
-            assert_eq!((step, causes.len()), ("plan", if speechless { 3 } else { 1 }), "{hostile:?}");
+            assert_eq!(
+                (step, causes.len()),
+                ("plan", if speechless { 3 } else { 1 }),
+                "{hostile:?}"
+            );
             let cause = &causes[&coordinator];
             assert!(cause.contains(says), "{hostile:?}: {cause}");
-            assert!(speechless || cause.contains("of no good will"), "{hostile:?} is not named: {cause}");
-            assert!(place.files().is_empty() && place.leftovers() == 0, "{hostile:?} left something");
+            assert!(
+                speechless || cause.contains("of no good will"),
+                "{hostile:?} is not named: {cause}"
+            );
+            assert!(
+                place.files().is_empty() && place.leftovers() == 0,
+                "{hostile:?} left something"
+            );
         }
     }
 }
@@ -312,9 +350,13 @@ fn a_hostile_policy_is_an_error_on_every_rank_and_leaves_no_checkpoint() {
 fn the_coordinator_alone_says_whether_everything_comes_to_it() {
     for gathers in [false, true] {
         let place = Place::new();
-        let chop = move |gather| Chop { throws: vec![3, 1, 4], gather };
-        let saved =
-            save(group(3), tables(3), place.url(), move |rank, s| s.policy(chop((rank.0 == 0) == gathers)));
+        let chop = move |gather| Chop {
+            throws: vec![3, 1, 4],
+            gather,
+        };
+        let saved = save(group(3), tables(3), place.url(), move |rank, s| {
+            s.policy(chop((rank.0 == 0) == gathers))
+        });
         let saved: Vec<SaveReport> = saved.into_iter().map(|o| o.unwrap()).collect();
         assert_eq!(saved[0].ranks[1..].iter().all(|r| r.items == 0), gathers);
     }
@@ -323,30 +365,40 @@ fn the_coordinator_alone_says_whether_everything_comes_to_it() {
 #[test]
 fn ranks_with_different_policies_are_told_so() {
     let place = Place::new();
-    let outcomes = try_save(group(3), tables(3), place.url(), |rank, save| match rank.0 {
-        2 => save,
-        _ => save.policy(ByFiles::new(2)),
+    let outcomes = try_save(group(3), tables(3), place.url(), |rank, save| {
+        match rank.0 {
+            2 => save,
+            _ => save.policy(ByFiles::new(2)),
+        }
     });
     let outcomes: Vec<_> = outcomes.into_iter().map(|o| o.unwrap()).collect();
     let (_, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
-    assert!(causes[&0].contains("rank 2 was given no policy"), "{causes:?}");
+    assert!(
+        causes[&0].contains("rank 2 was given no policy"),
+        "{causes:?}"
+    );
 }
 
 #[test]
 fn a_policy_and_settings_of_files_exclude_each_other() {
     let place = Place::new();
     let config = || TorchDistConfig::new().with_files_per_rank(2);
-    let saved =
-        save(group(1), tables(1), place.url(), move |_, s| s.policy(ByItem::new()).strategy(config()));
+    let saved = save(group(1), tables(1), place.url(), move |_, s| {
+        s.policy(ByItem::new()).strategy(config())
+    });
     let error = saved[0].as_ref().unwrap_err().to_string();
-    assert!(error.contains("2 files a task") && error.contains("a file for each item"), "{error}");
+    assert!(
+        error.contains("2 files a task") && error.contains("a file for each item"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_format_that_takes_no_policy_says_so() {
     let place = Place::new();
     let saved = save(group(1), tables(1), place.url(), |_, s| {
-        s.policy(ByItem::new()).boxed_strategy(Box::new(ExampleConfig::default()))
+        s.policy(ByItem::new())
+            .boxed_strategy(Box::new(ExampleConfig::default()))
     });
     let error = saved[0].as_ref().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -364,7 +416,9 @@ impl SavePlanner for Normalize {
             WriteData::Tensor(data) => data,
             object => return Ok(object),
         };
-        let Some((shape, values)) = data.host().and_then(|t| Some((t.shape().clone(), t.to_vec::<f32>()?)))
+        let Some((shape, values)) = data
+            .host()
+            .and_then(|t| Some((t.shape().clone(), t.to_vec::<f32>()?)))
         else {
             return Ok(WriteData::Tensor(data));
         };
@@ -381,13 +435,19 @@ impl SavePlanner for Normalize {
 fn values_are_changed_by_a_planner_once_however_they_are_cut_and_moved() {
     for gather in [false, true] {
         let place = Place::new();
-        let chop = Chop { throws: vec![3, 1, 4, 1, 5, 9, 2, 6], gather };
+        let chop = Chop {
+            throws: vec![3, 1, 4, 1, 5, 9, 2, 6],
+            gather,
+        };
         let saved = save(group(3), tables(3), place.url(), move |_, save| {
             save.planner(Normalize).policy(chop.clone())
         });
         saved.into_iter().for_each(|o| drop(o.unwrap()));
         let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
-        let table = block_on(opened.tensor("table").unwrap().read(..)).unwrap().to_vec::<f32>().unwrap();
+        let table = block_on(opened.tensor("table").unwrap().read(..))
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap();
         assert_eq!(table, (0..24).map(|i| i as f32 / 2.).collect::<Vec<_>>());
     }
 }
@@ -395,21 +455,37 @@ fn values_are_changed_by_a_planner_once_however_they_are_cut_and_moved() {
 #[test]
 fn each_rank_of_a_rank_local_save_places_its_own() {
     let place = Place::new();
-    let saved = save(group(3), tables(3), place.url(), |_, s| s.rank_local(true).policy(ByItem::new()));
-    saved.into_iter().for_each(|o| assert_eq!(o.unwrap().policy.unwrap().shards, 2));
+    let saved = save(group(3), tables(3), place.url(), |_, s| {
+        s.rank_local(true).policy(ByItem::new())
+    });
+    saved
+        .into_iter()
+        .for_each(|o| assert_eq!(o.unwrap().policy.unwrap().shards, 2));
     let names: BTreeSet<String> = place.files().keys().map(|n| n.to_string()).collect();
     for r in 0..3 {
-        assert!(names.contains(&format!("__{r}_0.distcp")) && names.contains(&format!("__{r}_1.distcp")));
+        assert!(
+            names.contains(&format!("__{r}_0.distcp"))
+                && names.contains(&format!("__{r}_1.distcp"))
+        );
     }
 }
 
 #[test]
 fn a_state_without_leaves_has_nothing_to_place() {
     let place = Place::new();
-    let states = World { tensors: Vec::new(), objects: false, extra: reshard::Value::None };
+    let states = World {
+        tensors: Vec::new(),
+        objects: false,
+        extra: reshard::Value::None,
+    };
     let cut = states.rows(2);
     let states = states.states(&cut, &mut Dice::of([0]));
-    let saved = save(group(2), states, place.url(), |_, s| s.policy(Chop { throws: vec![0], gather: true }));
+    let saved = save(group(2), states, place.url(), |_, s| {
+        s.policy(Chop {
+            throws: vec![0],
+            gather: true,
+        })
+    });
     let saved: Vec<_> = saved.into_iter().map(|o| o.unwrap()).collect();
     assert_eq!(saved[0].policy.as_ref().map(|p| p.shards), Some(0));
 }
@@ -418,22 +494,39 @@ fn a_state_without_leaves_has_nothing_to_place() {
 fn who_loads_only_the_important_keys_opens_only_their_files() {
     let dir = tempfile::tempdir().unwrap();
     let url = dir.path().join("ckpt").display().to_string();
-    let saved = save(group(2), tables(2), &url, |_, s| s.policy(Importance::new(["table"])));
+    let saved = save(group(2), tables(2), &url, |_, s| {
+        s.policy(Importance::new(["table"]))
+    });
     saved.into_iter().for_each(|o| drop(o.unwrap()));
     let opened = block_on(OpenOptions::new().open(&url)).unwrap();
     let of = |key: &str| -> BTreeSet<String> {
-        opened.tensor(key).unwrap().chunks().iter().map(|c| c.parts[0].file.to_string()).collect()
+        opened
+            .tensor(key)
+            .unwrap()
+            .chunks()
+            .iter()
+            .map(|c| c.parts[0].file.to_string())
+            .collect()
     };
-    assert_eq!(of("table"), ["__0_0.distcp", "__1_0.distcp"].map(String::from).into());
+    assert_eq!(
+        of("table"),
+        ["__0_0.distcp", "__1_0.distcp"].map(String::from).into()
+    );
     assert_eq!(of("own.1"), ["__1_1.distcp"].map(String::from).into());
     for name in ["__0_1.distcp", "__1_1.distcp"] {
         std::fs::remove_file(dir.path().join("ckpt").join(name)).unwrap();
     }
     let mut template = StateDict::new();
-    template.insert("table", ShardedTensor::template("table", reshard::DType::Float32, &[8, 2]));
+    template.insert(
+        "table",
+        ShardedTensor::template("table", reshard::DType::Float32, &[8, 2]),
+    );
     let loaded = load(group(1), vec![template], &url, |_, l| l);
     let (plain, _) = loaded.into_iter().next().unwrap().unwrap();
-    let table = plain.get("table").and_then(|t| t.leaf()?.as_tensor()?.to_vec::<f32>()).unwrap();
+    let table = plain
+        .get("table")
+        .and_then(|t| t.leaf()?.as_tensor()?.to_vec::<f32>())
+        .unwrap();
     assert_eq!(table, (0..16).map(|i| i as f32).collect::<Vec<_>>());
 }
 
@@ -452,27 +545,48 @@ fn owners_are_told_by_place_and_by_tag() {
     state.insert("other", leaf("other"));
     let place = Place::new();
     let policy = || ByOwner::new(["statistics", "critic", "generator"]);
-    let saved = save(group(1), vec![state], place.url(), move |_, s| s.policy(policy()));
+    let saved = save(group(1), vec![state], place.url(), move |_, s| {
+        s.policy(policy())
+    });
     saved.into_iter().for_each(|o| drop(o.unwrap()));
     let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
-    let file = |key: &str| opened.tensor(key).unwrap().chunks()[0].parts[0].file.to_string();
+    let file = |key: &str| {
+        opened.tensor(key).unwrap().chunks()[0].parts[0]
+            .file
+            .to_string()
+    };
     let files = ["mean", "critic.w", "generator.layers.0.w", "other"].map(file);
-    assert_eq!(files, ["__0_0.distcp", "__0_1.distcp", "__0_2.distcp", "__0_3.distcp"]);
+    assert_eq!(
+        files,
+        [
+            "__0_0.distcp",
+            "__0_1.distcp",
+            "__0_2.distcp",
+            "__0_3.distcp"
+        ]
+    );
 }
 
 #[test]
 fn one_file_for_several_ranks_is_refused_unless_gathered() {
     let place = Place::new();
-    let outcomes = try_save(group(3), tables(3), place.url(), |_, save| save.policy(AllInOne::new()));
+    let outcomes = try_save(group(3), tables(3), place.url(), |_, save| {
+        save.policy(AllInOne::new())
+    });
     let outcomes: Vec<_> = outcomes.into_iter().map(|o| o.unwrap()).collect();
     let (_, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
     assert!(causes[&0].contains("gather"), "{causes:?}");
     let policy = || AllInOne::new().gather();
-    let saved =
-        save(group(3), tables(3), place.url(), move |_, s| s.policy(policy()).coordinator(reshard::Rank(1)));
+    let saved = save(group(3), tables(3), place.url(), move |_, s| {
+        s.policy(policy()).coordinator(reshard::Rank(1))
+    });
     saved.into_iter().for_each(|o| drop(o.unwrap()));
-    let names: Vec<String> =
-        place.files().keys().map(|n| n.to_string()).filter(|n| n.ends_with("distcp")).collect();
+    let names: Vec<String> = place
+        .files()
+        .keys()
+        .map(|n| n.to_string())
+        .filter(|n| n.ends_with("distcp"))
+        .collect();
     assert_eq!(names, ["__1_0.distcp"]);
 }
 
@@ -490,14 +604,25 @@ fn what_no_memory_can_hold_is_gathered_piece_by_piece() {
     let place = Place::new();
     let mut states = tables(2);
     let vast = ShardedTensor::template("vast", reshard::DType::UInt8, &[1 << 60]);
-    states[1].insert("vast", ShardedTensor { data: Data::Lazy(Arc::new(Vast)), ..vast });
-    let outcomes = try_save(group(2), states, place.url(), |_, save| save.policy(AllInOne::new().gather()));
+    states[1].insert(
+        "vast",
+        ShardedTensor {
+            data: Data::Lazy(Arc::new(Vast)),
+            ..vast
+        },
+    );
+    let outcomes = try_save(group(2), states, place.url(), |_, save| {
+        save.policy(AllInOne::new().gather())
+    });
     let outcomes: Vec<_> = outcomes.into_iter().map(|o| o.unwrap()).collect();
     let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
     // The coordinator takes no memory for it: what fails is its source, on the rank that has it.
     assert_eq!((step, causes.len()), ("write", 1), "{causes:?}");
     assert!(causes.contains_key(&1), "{causes:?}");
-    assert!(causes[&1].contains("vast: ") && causes[&1].contains("nobody has room for that"), "{causes:?}");
+    assert!(
+        causes[&1].contains("vast: ") && causes[&1].contains("nobody has room for that"),
+        "{causes:?}"
+    );
     assert!(place.files().is_empty() && place.leftovers() == 0);
 }
 
@@ -512,6 +637,12 @@ fn a_limit_of_slices_can_be_set() {
     };
     let error = of(4).unwrap_err();
     let why = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source());
-    assert!(why.map(|e| e.to_string()).any(|e| e.contains("4 slices")), "{error:?}");
-    assert_eq!(of(5).map(|saved| saved.policy.unwrap().slices).unwrap_or(0), 5);
+    assert!(
+        why.map(|e| e.to_string()).any(|e| e.contains("4 slices")),
+        "{error:?}"
+    );
+    assert_eq!(
+        of(5).map(|saved| saved.policy.unwrap().slices).unwrap_or(0),
+        5
+    );
 }

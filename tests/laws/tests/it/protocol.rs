@@ -92,7 +92,11 @@ impl LoadPlanner for ByScratch {
     }
 
     fn lookup_tensor(&self, item: &ReadItem) -> Result<Destination, PlanError> {
-        Ok(if &*item.piece.key == "a" { Destination::Scratch } else { Destination::Leaf })
+        Ok(if &*item.piece.key == "a" {
+            Destination::Scratch
+        } else {
+            Destination::Leaf
+        })
     }
 }
 
@@ -129,7 +133,11 @@ fn hooks_are_called_in_dcps_order() {
             if rank == coordinator {
                 want.push("writer.finish");
             }
-            assert_eq!(*calls.lock().unwrap(), want, "rank {rank}, decided by {coordinator}");
+            assert_eq!(
+                *calls.lock().unwrap(),
+                want,
+                "rank {rank}, decided by {coordinator}"
+            );
         }
 
         let (calls, taps): (Vec<Calls>, Vec<Tap>) = (0..2).map(|_| record()).unzip();
@@ -140,7 +148,9 @@ fn hooks_are_called_in_dcps_order() {
                 true => TappedLoad::new(tap.clone(), TorchDistLoadConfig::default()),
                 false => TappedLoad::new(tap.clone(), ExampleLoadConfig::default()),
             };
-            load.strategy(strategy).planner(tap.on(ByScratch)).coordinator(Rank(coordinator as u32))
+            load.strategy(strategy)
+                .planner(tap.on(ByScratch))
+                .coordinator(Rank(coordinator as u32))
         });
         outcomes.into_iter().for_each(|o| drop(o.unwrap()));
         for (rank, calls) in calls.iter().enumerate() {
@@ -158,7 +168,11 @@ fn hooks_are_called_in_dcps_order() {
             want.push("planner.finish_plan");
             want.extend(["planner.lookup_tensor"; 2]);
             // What goes straight to its leaf first, then what goes through memory.
-            want.extend(["reader.read_tensors", "reader.read_tensors", "planner.transform_tensor"]);
+            want.extend([
+                "reader.read_tensors",
+                "reader.read_tensors",
+                "planner.transform_tensor",
+            ]);
             want.push("reader.read_objects");
             // A cell that is stored as a list has to be taken apart before a planner sees it.
             want.extend(match torch {
@@ -166,7 +180,11 @@ fn hooks_are_called_in_dcps_order() {
                 false => ["planner.load_object", "reader.decode"],
             });
             want.extend(["planner.commit_tensor"; 2]);
-            assert_eq!(*calls.lock().unwrap(), want, "rank {rank}, decided by {coordinator}");
+            assert_eq!(
+                *calls.lock().unwrap(),
+                want,
+                "rank {rank}, decided by {coordinator}"
+            );
         }
     }
 }

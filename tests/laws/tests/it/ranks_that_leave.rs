@@ -14,9 +14,18 @@ use std::{future::IntoFuture, sync::Arc, task::Context, time::Duration};
 const RANKS: u32 = 3;
 
 fn world() -> World {
-    let tensor =
-        Global { key: "a".into(), dtype: DType::Float32, shape: vec![60, 40], salt: 3, prepended: false };
-    World { tensors: vec![tensor], objects: true, extra: Value::Dict(Vec::new()) }
+    let tensor = Global {
+        key: "a".into(),
+        dtype: DType::Float32,
+        shape: vec![60, 40],
+        salt: 3,
+        prepended: false,
+    };
+    World {
+        tensors: vec![tensor],
+        objects: true,
+        extra: Value::Dict(Vec::new()),
+    }
 }
 
 fn states(world: &World) -> Vec<StateDict> {
@@ -25,18 +34,29 @@ fn states(world: &World) -> Vec<StateDict> {
 
 fn templates(world: &World) -> (Vec<StateDict>, Vec<Watch>) {
     let cut = world.columns(RANKS);
-    (0..RANKS).map(|r| world.template(&cut, r, RANKS, Dialect::Megatron, &mut Dice::of([0]))).unzip()
+    (0..RANKS)
+        .map(|r| world.template(&cut, r, RANKS, Dialect::Megatron, &mut Dice::of([0])))
+        .unzip()
 }
 
 fn faults() -> [Fault; 4] {
     let cause = Cause::new(ErrorKind::Unavailable, "the network is down");
-    [Fault::Fail(cause.clone()), Fault::Abort(cause), Fault::Panic, Fault::Silence]
+    [
+        Fault::Fail(cause.clone()),
+        Fault::Abort(cause),
+        Fault::Panic,
+        Fault::Silence,
+    ]
 }
 
 /// The ranks of a group of which one goes wrong at its `at`-th collective.
 fn faulty(who: u32, at: u64, fault: &Fault) -> Groups {
     let wrap = |g: Arc<dyn ProcessGroup>| -> Arc<dyn ProcessGroup> {
-        if g.rank().0 == who { Arc::new(FaultGroup::new(g, at, fault.clone())) } else { g }
+        if g.rank().0 == who {
+            Arc::new(FaultGroup::new(g, at, fault.clone()))
+        } else {
+            g
+        }
     };
     group(RANKS).into_iter().map(wrap).collect()
 }
@@ -60,16 +80,25 @@ fn a_fault_of_the_transport_at_any_collective_fails_the_save_on_all_ranks() {
     let world = world();
     let counting: Vec<FaultGroup> = group(RANKS).into_iter().map(FaultGroup::counting).collect();
     let place = Place::new();
-    let groups = counting.iter().map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>).collect();
-    save(groups, states(&world), place.url(), |_, s| s).into_iter().for_each(|o| drop(o.unwrap()));
+    let groups = counting
+        .iter()
+        .map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>)
+        .collect();
+    save(groups, states(&world), place.url(), |_, s| s)
+        .into_iter()
+        .for_each(|o| drop(o.unwrap()));
     for who in [0, 1] {
         let calls = counting[who as usize].calls();
         assert!(calls >= 8, "{calls}");
         for at in 0..calls {
             for fault in faults() {
                 let place = Place::new();
-                let outcomes =
-                    try_save(faulty(who, at, &fault), states(&world), place.url(), |_, s| s.deadline(SHORT));
+                let outcomes = try_save(
+                    faulty(who, at, &fault),
+                    states(&world),
+                    place.url(),
+                    |_, s| s.deadline(SHORT),
+                );
                 for (rank, outcome) in (0..).zip(outcomes) {
                     match outcome {
                         Ok(Ok(_)) => {
@@ -98,17 +127,25 @@ fn a_fault_of_the_transport_at_any_collective_fails_the_save_on_all_ranks() {
 fn a_fault_of_the_transport_at_any_collective_fails_the_load_on_all_ranks() {
     let world = world();
     let place = Place::new();
-    save(group(RANKS), states(&world), place.url(), |_, s| s).into_iter().for_each(|o| drop(o.unwrap()));
+    save(group(RANKS), states(&world), place.url(), |_, s| s)
+        .into_iter()
+        .for_each(|o| drop(o.unwrap()));
     let counting: Vec<FaultGroup> = group(RANKS).into_iter().map(FaultGroup::counting).collect();
-    let groups = counting.iter().map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>).collect();
-    load(groups, templates(&world).0, place.url(), |_, l| l).into_iter().for_each(|o| drop(o.unwrap()));
+    let groups = counting
+        .iter()
+        .map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>)
+        .collect();
+    load(groups, templates(&world).0, place.url(), |_, l| l)
+        .into_iter()
+        .for_each(|o| drop(o.unwrap()));
     for who in [0, 1] {
         let calls = counting[who as usize].calls();
         for at in 0..calls {
             for fault in faults() {
                 let (templates, watches) = templates(&world);
-                let outcomes =
-                    try_load(faulty(who, at, &fault), templates, place.url(), |_, l| l.deadline(SHORT));
+                let outcomes = try_load(faulty(who, at, &fault), templates, place.url(), |_, l| {
+                    l.deadline(SHORT)
+                });
                 let cut = world.columns(RANKS);
                 for (rank, outcome) in (0..).zip(outcomes) {
                     match outcome {
@@ -147,13 +184,20 @@ fn a_save_whose_future_one_rank_drops_fails_on_the_others() {
                 let url = Arc::clone(&url);
                 async move {
                     let rank = group.rank().0;
-                    let mut save = reshard::save(&state, &url).group(&*group).stores(stores()).into_future();
+                    let mut save = reshard::save(&state, &url)
+                        .group(&*group)
+                        .stores(stores())
+                        .into_future();
                     if rank != who {
                         return save.await.map_or(End::Failed, |_| End::Done);
                     }
                     let waker = noop_waker();
                     for _ in 0..polls {
-                        if save.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+                        if save
+                            .as_mut()
+                            .poll(&mut Context::from_waker(&waker))
+                            .is_ready()
+                        {
                             return End::Done;
                         }
                         std::thread::sleep(Duration::from_millis(1));
@@ -165,7 +209,10 @@ fn a_save_whose_future_one_rank_drops_fails_on_the_others() {
             if ends[who as usize] == End::Dropped {
                 dropped += 1;
                 let others = ends.iter().filter(|e| **e == End::Done).count();
-                assert!(others == 0 || !place.files().is_empty(), "{ends:?} after {polls} polls");
+                assert!(
+                    others == 0 || !place.files().is_empty(),
+                    "{ends:?} after {polls} polls"
+                );
             }
             nothing_or_all(&world, &place);
         }
@@ -177,7 +224,9 @@ fn a_save_whose_future_one_rank_drops_fails_on_the_others() {
 fn a_load_whose_future_one_rank_drops_ends_at_once_on_the_others() {
     let world = world();
     let place = Place::new();
-    save(group(RANKS), states(&world), place.url(), |_, s| s).into_iter().for_each(|o| drop(o.unwrap()));
+    save(group(RANKS), states(&world), place.url(), |_, s| s)
+        .into_iter()
+        .for_each(|o| drop(o.unwrap()));
     let mut dropped = 0;
     for who in [0, 2] {
         for polls in 0..24 {
@@ -187,7 +236,9 @@ fn a_load_whose_future_one_rank_drops_ends_at_once_on_the_others() {
                 let url = Arc::clone(&url);
                 async move {
                     let rank = group.rank().0;
-                    let load = reshard::load(template, &url).group(&*group).stores(stores());
+                    let load = reshard::load(template, &url)
+                        .group(&*group)
+                        .stores(stores());
                     let mut load = Box::pin(load.with_report());
                     if rank != who {
                         return load.await.map_or_else(
@@ -197,7 +248,11 @@ fn a_load_whose_future_one_rank_drops_ends_at_once_on_the_others() {
                     }
                     let waker = noop_waker();
                     for _ in 0..polls {
-                        if load.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+                        if load
+                            .as_mut()
+                            .poll(&mut Context::from_waker(&waker))
+                            .is_ready()
+                        {
                             return (End::Done, String::new());
                         }
                         std::thread::sleep(Duration::from_millis(1));
@@ -208,7 +263,11 @@ fn a_load_whose_future_one_rank_drops_ends_at_once_on_the_others() {
             let ends: Vec<(End, String)> = outcomes.into_iter().map(|o| o.unwrap()).collect();
             dropped += u32::from(ends[who as usize].0 == End::Dropped);
             // They are told; no deadline had to pass.
-            assert!(ends.iter().all(|(_, said)| !said.contains("no answer within")), "{ends:?}");
+            assert!(
+                ends.iter()
+                    .all(|(_, said)| !said.contains("no answer within")),
+                "{ends:?}"
+            );
         }
     }
     assert!(dropped > 2);
@@ -218,7 +277,12 @@ fn a_load_whose_future_one_rank_drops_ends_at_once_on_the_others() {
 fn a_silent_rank_is_named_when_the_deadline_has_passed() {
     let world = world();
     let place = Place::new();
-    let outcomes = save(faulty(1, 2, &Fault::Silence), states(&world), place.url(), |_, s| s.deadline(SHORT));
+    let outcomes = save(
+        faulty(1, 2, &Fault::Silence),
+        states(&world),
+        place.url(),
+        |_, s| s.deadline(SHORT),
+    );
     for outcome in outcomes {
         let e = outcome.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::PeerFailed);
@@ -234,12 +298,25 @@ fn a_group_outlives_saves_and_loads_that_failed_in_order() {
     let place = Place::new();
     let groups = group(RANKS);
     let again = || groups.iter().map(Arc::clone).collect::<Groups>();
-    save(again(), states(&world), place.url(), |_, s| s).into_iter().for_each(|o| drop(o.unwrap()));
+    save(again(), states(&world), place.url(), |_, s| s)
+        .into_iter()
+        .for_each(|o| drop(o.unwrap()));
     // Refused, on all ranks; the group is as good as before.
-    assert!(save(again(), states(&world), place.url(), |_, s| s).iter().all(Result::is_err));
+    assert!(
+        save(again(), states(&world), place.url(), |_, s| s)
+            .iter()
+            .all(Result::is_err)
+    );
     let mut wrong = templates(&world).0;
-    wrong[1].insert("x", reshard::ShardedTensor::template("x", DType::Int8, &[1]));
-    assert!(load(again(), wrong, place.url(), |_, l| l).iter().all(Result::is_err));
+    wrong[1].insert(
+        "x",
+        reshard::ShardedTensor::template("x", DType::Int8, &[1]),
+    );
+    assert!(
+        load(again(), wrong, place.url(), |_, l| l)
+            .iter()
+            .all(Result::is_err)
+    );
     let cut = world.columns(RANKS);
     for (r, outcome) in (0..).zip(load(again(), templates(&world).0, place.url(), |_, l| l)) {
         world.check(&cut, r, RANKS, &outcome.unwrap().0);

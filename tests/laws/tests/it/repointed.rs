@@ -5,7 +5,9 @@ use bytes::Bytes;
 use reshard::{
     DType, Dialect, Region, ShardedTensor, StateDict, Tensor,
     blocking::Checkpoint,
-    storage::{Depth, Head, Hints, IfExists, Listing, LocalStore, Name, Result, Store, Transaction},
+    storage::{
+        Depth, Head, Hints, IfExists, Listing, LocalStore, Name, Result, Store, Transaction,
+    },
 };
 use reshard_laws::{
     place::Place,
@@ -57,20 +59,43 @@ impl Store for Repointed {
 fn all_ranks_write_where_the_link_led_when_the_version_was_begun() {
     let home = tempfile::tempdir().unwrap();
     let [one, two, link] = ["one", "two", "latest"].map(|n| home.path().join(n));
-    [&one, &two].into_iter().for_each(|dir| fs::create_dir(dir).unwrap());
+    [&one, &two]
+        .into_iter()
+        .for_each(|dir| fs::create_dir(dir).unwrap());
     symlink("one", &link).unwrap();
-    let place = Place::of(Repointed { inner: LocalStore::at(&link).unwrap(), link });
+    let place = Place::of(Repointed {
+        inner: LocalStore::at(&link).unwrap(),
+        link,
+    });
     let states = (0..u64::from(RANKS)).map(|rank| {
         let mut state = StateDict::new();
         let region = Region::new([rank], [1]);
         let leaf = ShardedTensor::region_of("w", DType::UInt8, &[RANKS.into()], region);
-        state.insert("w", leaf.with_data(Tensor::from_vec(&[1], vec![rank as u8]).unwrap()));
+        state.insert(
+            "w",
+            leaf.with_data(Tensor::from_vec(&[1], vec![rank as u8]).unwrap()),
+        );
         state
     });
-    let saved = save(group(RANKS), states.collect(), place.url(), |_, s| s.dialect(Dialect::Dcp));
+    let saved = save(group(RANKS), states.collect(), place.url(), |_, s| {
+        s.dialect(Dialect::Dcp)
+    });
     saved.into_iter().for_each(|s| drop(s.unwrap()));
     let checkpoint = Checkpoint::open(&one.display().to_string()).unwrap();
-    assert_eq!(checkpoint.tensor("w").unwrap().read(..).unwrap().to_vec::<u8>().unwrap(), [0, 1, 2]);
+    assert_eq!(
+        checkpoint
+            .tensor("w")
+            .unwrap()
+            .read(..)
+            .unwrap()
+            .to_vec::<u8>()
+            .unwrap(),
+        [0, 1, 2]
+    );
     assert_eq!(fs::read_dir(two).unwrap().count(), 0);
-    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 3, "nothing is left beside them");
+    assert_eq!(
+        fs::read_dir(home.path()).unwrap().count(),
+        3,
+        "nothing is left beside them"
+    );
 }

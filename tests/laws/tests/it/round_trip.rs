@@ -19,7 +19,11 @@ use reshard_laws::{
 /// `torch_dist` in its settings, and a format of a third party.
 fn format() -> impl Strategy<Value = Format> {
     let torch = (0u32..4, any::<bool>()).prop_map(|(files, keep)| {
-        let strides = if keep { Strides::Keep } else { Strides::RowMajor };
+        let strides = if keep {
+            Strides::Keep
+        } else {
+            Strides::RowMajor
+        };
         let config = TorchDistConfig::new().with_strides(strides);
         // Nought stands for a file an item.
         Format(Some(if files == 0 {
@@ -113,9 +117,11 @@ proptest! {
 /// PyTorch keeps int keys of dicts as text.
 fn textual(tree: ValueTree) -> ValueTree {
     match tree {
-        Tree::Dict(d) => {
-            Tree::Dict(d.into_iter().map(|(k, v)| (Step::from(k.to_string()), textual(v))).collect())
-        }
+        Tree::Dict(d) => Tree::Dict(
+            d.into_iter()
+                .map(|(k, v)| (Step::from(k.to_string()), textual(v)))
+                .collect(),
+        ),
         // A list without tensors and dicts is one object.
         Tree::List(v) => Tree::List(v.into_iter().map(textual).collect()),
         leaf => leaf,

@@ -6,8 +6,8 @@ use futures::executor::block_on;
 use reshard::{
     DType, ShardedTensor, StateDict, Tensor,
     storage::{
-        Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Listing, Name, Progress,
-        Recovery, Result, Store, Transaction, Written,
+        Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Listing, Name,
+        Progress, Recovery, Result, Store, Transaction, Written,
     },
 };
 use reshard_laws::{
@@ -27,8 +27,15 @@ struct Remote {
 
 impl Remote {
     fn new() -> Self {
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
-        Self { inner: MemoryStore::new(), runtime: Arc::new(runtime) }
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_time()
+            .build()
+            .unwrap();
+        Self {
+            inner: MemoryStore::new(),
+            runtime: Arc::new(runtime),
+        }
     }
 
     async fn there<T: Send + 'static>(
@@ -43,7 +50,10 @@ impl Remote {
     }
 
     fn transaction(&self, inner: Arc<dyn Transaction>) -> Arc<dyn Transaction> {
-        Arc::new(RemoteTransaction { inner, store: self.clone() })
+        Arc::new(RemoteTransaction {
+            inner,
+            store: self.clone(),
+        })
     }
 }
 
@@ -57,11 +67,13 @@ impl Store for Remote {
     }
     async fn read(&self, name: &Name, range: Range<u64>) -> Result<Bytes> {
         let (inner, name) = (self.inner.clone(), name.clone());
-        self.there(async move { inner.read(&name, range).await }).await
+        self.there(async move { inner.read(&name, range).await })
+            .await
     }
     async fn list(&self, below: Option<&Name>, depth: Depth) -> Result<Listing> {
         let (inner, below) = (self.inner.clone(), below.cloned());
-        self.there(async move { inner.list(below.as_ref(), depth).await }).await
+        self.there(async move { inner.list(below.as_ref(), depth).await })
+            .await
     }
     async fn head(&self, name: &Name) -> Result<Option<Head>> {
         let (inner, name) = (self.inner.clone(), name.clone());
@@ -73,11 +85,21 @@ impl Store for Remote {
     }
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
         let (inner, attempt) = (self.inner.clone(), attempt.to_owned());
-        Ok(self.transaction(self.there(async move { inner.begin(&attempt, if_exists).await }).await?))
+        Ok(self.transaction(
+            self.there(async move { inner.begin(&attempt, if_exists).await })
+                .await?,
+        ))
     }
     async fn join(&self, attempt: &str, place: Option<&str>) -> Result<Arc<dyn Transaction>> {
-        let (inner, attempt, place) = (self.inner.clone(), attempt.to_owned(), place.map(str::to_owned));
-        Ok(self.transaction(self.there(async move { inner.join(&attempt, place.as_deref()).await }).await?))
+        let (inner, attempt, place) = (
+            self.inner.clone(),
+            attempt.to_owned(),
+            place.map(str::to_owned),
+        );
+        Ok(self.transaction(
+            self.there(async move { inner.join(&attempt, place.as_deref()).await })
+                .await?,
+        ))
     }
     fn recovery(&self) -> Option<&dyn Recovery> {
         Some(self)
@@ -92,7 +114,8 @@ impl Recovery for Remote {
     }
     async fn remove_leftover(&self, left: &Leftover) -> Result<()> {
         let (inner, left) = (self.inner.clone(), left.clone());
-        self.there(async move { inner.remove_leftover(&left).await }).await
+        self.there(async move { inner.remove_leftover(&left).await })
+            .await
     }
 }
 
@@ -111,7 +134,9 @@ impl Transaction for RemoteTransaction {
         progress: Progress,
     ) -> Result<Vec<Written>> {
         let inner = Arc::clone(&self.inner);
-        self.store.there(async move { inner.write(files, durability, progress).await }).await
+        self.store
+            .there(async move { inner.write(files, durability, progress).await })
+            .await
     }
     async fn commit(
         &self,
@@ -120,7 +145,9 @@ impl Transaction for RemoteTransaction {
         durability: Durability,
     ) -> Result<()> {
         let (inner, files) = (Arc::clone(&self.inner), files.to_vec());
-        self.store.there(async move { inner.commit(record, &files, durability).await }).await
+        self.store
+            .there(async move { inner.commit(record, &files, durability).await })
+            .await
     }
     async fn written(&self) -> Result<Vec<Entry>> {
         let inner = Arc::clone(&self.inner);
@@ -128,7 +155,9 @@ impl Transaction for RemoteTransaction {
     }
     async fn rollback(&self) -> Result<()> {
         let inner = Arc::clone(&self.inner);
-        self.store.there(async move { inner.rollback().await }).await
+        self.store
+            .there(async move { inner.rollback().await })
+            .await
     }
 }
 
@@ -144,16 +173,33 @@ fn ranks_save_and_load_through_it_whatever_polls_them() {
     let states = |rank: u64| {
         let mut state = StateDict::new();
         let local = Tensor::from_vec(&[1, 2], vec![rank as i32, 7]).unwrap();
-        let rows = ShardedTensor::from_rank_offsets("w", local, &[(0, rank, RANKS.into())]).unwrap();
+        let rows =
+            ShardedTensor::from_rank_offsets("w", local, &[(0, rank, RANKS.into())]).unwrap();
         state.insert("w", rows);
         state
     };
     // Ranks are polled by the plain executor of `futures`, a thread each.
-    let saved = save(group(RANKS), (0..u64::from(RANKS)).map(states).collect(), place.url(), |_, s| s);
+    let saved = save(
+        group(RANKS),
+        (0..u64::from(RANKS)).map(states).collect(),
+        place.url(),
+        |_, s| s,
+    );
     saved.into_iter().for_each(|outcome| drop(outcome.unwrap()));
     let mut template = StateDict::new();
     template.insert("w", ShardedTensor::template("w", DType::Int32, &[3, 2]));
-    let loaded = load(group(1), vec![template], place.url(), |_, l| l).remove(0).unwrap().0;
-    let w = loaded.get("w").unwrap().leaf().unwrap().as_tensor().unwrap().to_vec::<i32>().unwrap();
+    let loaded = load(group(1), vec![template], place.url(), |_, l| l)
+        .remove(0)
+        .unwrap()
+        .0;
+    let w = loaded
+        .get("w")
+        .unwrap()
+        .leaf()
+        .unwrap()
+        .as_tensor()
+        .unwrap()
+        .to_vec::<i32>()
+        .unwrap();
     assert_eq!(w, [0, 7, 1, 7, 2, 7]);
 }

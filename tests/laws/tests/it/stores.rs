@@ -29,7 +29,11 @@ fn world() -> World {
         salt: 3,
         prepended: false,
     };
-    World { tensors: vec![tensor("a", 120), tensor("b", 7)], objects: true, extra: Value::Dict(Vec::new()) }
+    World {
+        tensors: vec![tensor("a", 120), tensor("b", 7)],
+        objects: true,
+        extra: Value::Dict(Vec::new()),
+    }
 }
 
 fn states(world: &World) -> Vec<StateDict> {
@@ -38,7 +42,17 @@ fn states(world: &World) -> Vec<StateDict> {
 
 fn templates(world: &World) -> (Vec<StateDict>, Vec<Watch>) {
     let cut = world.columns(RANKS);
-    (0..RANKS).map(|r| world.template(&cut, r, RANKS, Dialect::Megatron, &mut Dice::of([0, 1, 3, 2]))).unzip()
+    (0..RANKS)
+        .map(|r| {
+            world.template(
+                &cut,
+                r,
+                RANKS,
+                Dialect::Megatron,
+                &mut Dice::of([0, 1, 3, 2]),
+            )
+        })
+        .unzip()
 }
 
 fn faulty(inner: &Place, op: Op, nth: u64, fault: Fault) -> Place {
@@ -50,7 +64,9 @@ fn faulty(inner: &Place, op: Op, nth: u64, fault: Fault) -> Place {
 /// A sound checkpoint in memory.
 fn sound(world: &World) -> Place {
     let place = Place::of(MemoryStore::new());
-    save(group(RANKS), states(world), place.url(), |_, s| s).into_iter().for_each(|o| drop(o.unwrap()));
+    save(group(RANKS), states(world), place.url(), |_, s| s)
+        .into_iter()
+        .for_each(|o| drop(o.unwrap()));
     place
 }
 
@@ -81,10 +97,16 @@ fn a_call_that_fails_fails_the_save_on_all_ranks_and_leaves_nothing() {
                 };
                 assert!(steps.contains(&step), "{op:?} {nth}: {step}");
                 assert_eq!(causes.len(), 1, "{causes:?}");
-                assert!(causes.values().all(|c| c.contains("injected fault")), "{causes:?}");
+                assert!(
+                    causes.values().all(|c| c.contains("injected fault")),
+                    "{causes:?}"
+                );
                 let e = outcomes[0].as_ref().unwrap_err();
                 assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
-                assert!(inner.files().is_empty() && inner.leftovers() == 0, "{op:?} {nth} {fault:?}");
+                assert!(
+                    inner.files().is_empty() && inner.leftovers() == 0,
+                    "{op:?} {nth} {fault:?}"
+                );
             }
         }
     }
@@ -99,7 +121,9 @@ fn an_old_checkpoint_outlives_every_failed_save() {
     for op in [Op::Begin, Op::Write, Op::Commit] {
         for nth in 0..2 {
             let place = faulty(&old, op, nth, Fault::Before);
-            let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s.overwrite(true));
+            let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| {
+                s.overwrite(true)
+            });
             if outcomes.iter().any(Result::is_err) {
                 assert_eq!(old.files(), before, "{op:?} {nth}");
                 assert_eq!(old.leftovers(), 0, "{op:?} {nth}");
@@ -111,8 +135,11 @@ fn an_old_checkpoint_outlives_every_failed_save() {
 #[test]
 fn a_file_that_is_not_whole_in_the_transaction_is_never_committed_whoever_wrote_it() {
     let world = world();
-    let modes =
-        [(RANKS, Dialect::Megatron, false), (RANKS, Dialect::Dcp, true), (1, Dialect::Megatron, false)];
+    let modes = [
+        (RANKS, Dialect::Megatron, false),
+        (RANKS, Dialect::Dcp, true),
+        (1, Dialect::Megatron, false),
+    ];
     for (ranks, dialect, local) in modes {
         let states = || world.states(&world.rows(ranks), &mut Dice::of([0, 1, 3, 2]));
         let save = |place: &Place| {
@@ -137,14 +164,25 @@ fn a_file_that_is_not_whole_in_the_transaction_is_never_committed_whoever_wrote_
                 }
                 let text = outcomes[0].as_ref().unwrap_err().to_string();
                 assert!(text.contains("nothing is committed"), "{text}");
-                let told = ["__", "common.pt", "reshard.json", ".metadata"].map(|f| text.contains(f));
-                met.insert(told.into_iter().position(|t| t).unwrap_or_else(|| panic!("{text}")));
+                let told =
+                    ["__", "common.pt", "reshard.json", ".metadata"].map(|f| text.contains(f));
+                met.insert(
+                    told.into_iter()
+                        .position(|t| t)
+                        .unwrap_or_else(|| panic!("{text}")),
+                );
                 if ranks > 1 {
-                    assert_eq!(self::told(outcomes.iter().map(|o| o.as_ref().err())).0, "commit");
+                    assert_eq!(
+                        self::told(outcomes.iter().map(|o| o.as_ref().err())).0,
+                        "commit"
+                    );
                 }
             }
         }
-        assert!(met.contains(&0) && met.len() >= 2, "data and records: {met:?}");
+        assert!(
+            met.contains(&0) && met.len() >= 2,
+            "data and records: {met:?}"
+        );
     }
 }
 
@@ -172,9 +210,13 @@ fn a_checkpoint_that_lacks_a_planned_item_is_not_committed() {
     for ranks in [1, RANKS] {
         let states = world.states(&world.rows(ranks), &mut Dice::of([0, 1, 3, 2]));
         let place = Place::new();
-        let outcomes = save(group(ranks), states, place.url(), |rank, s| s.planner(Forgetful(rank.0)));
+        let outcomes = save(group(ranks), states, place.url(), |rank, s| {
+            s.planner(Forgetful(rank.0))
+        });
         for outcome in outcomes {
-            let e = outcome.err().unwrap_or_else(|| panic!("a checkpoint with a hole was committed"));
+            let e = outcome
+                .err()
+                .unwrap_or_else(|| panic!("a checkpoint with a hole was committed"));
             let text = e.to_string();
             assert!(
                 text.contains("items were written where") && text.contains("nothing is committed"),
@@ -196,7 +238,10 @@ fn what_can_not_be_cleared_away_does_not_hide_why_the_save_failed() {
     let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s);
     let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
     assert_eq!(step, "write");
-    assert!(causes.values().all(|c| c.contains("write to")), "{causes:?}");
+    assert!(
+        causes.values().all(|c| c.contains("write to")),
+        "{causes:?}"
+    );
     assert!(inner.files().is_empty(), "nothing is visible");
     assert_eq!(inner.leftovers(), 1, "and the rest can be found");
 }
@@ -209,7 +254,11 @@ fn a_place_that_is_taken_is_refused_on_all_ranks() {
     let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s);
     let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
     assert_eq!((step, causes.len()), ("begin", 1));
-    assert!(outcomes.iter().all(|o| o.as_ref().unwrap_err().kind() == ErrorKind::Exists));
+    assert!(
+        outcomes
+            .iter()
+            .all(|o| o.as_ref().unwrap_err().kind() == ErrorKind::Exists)
+    );
     assert_eq!((place.files(), place.leftovers()), (before, 0));
 }
 
@@ -230,7 +279,10 @@ fn a_call_that_fails_fails_the_load_on_all_ranks_and_gives_the_templates_back() 
                     }
                     break;
                 }
-                let errors: Vec<_> = outcomes.into_iter().map(|o| o.map(drop).unwrap_err()).collect();
+                let errors: Vec<_> = outcomes
+                    .into_iter()
+                    .map(|o| o.map(drop).unwrap_err())
+                    .collect();
                 let (_, causes) = told(errors.iter().map(|e| Some(e.error())));
                 assert_eq!(causes.len(), 1, "{op:?} {nth} {fault:?}: {causes:?}");
                 drop(errors);
@@ -251,7 +303,11 @@ fn a_flipped_bit_is_never_loaded() {
             let place = faulty(&sound, op, nth, Fault::FlippedBit);
             // The same cut as was saved, so that every item is read whole and checked.
             let templates = (0..RANKS)
-                .map(|r| world.template(&cut, r, RANKS, Dialect::Megatron, &mut Dice::of([0])).0)
+                .map(|r| {
+                    world
+                        .template(&cut, r, RANKS, Dialect::Megatron, &mut Dice::of([0]))
+                        .0
+                })
                 .collect();
             for (r, outcome) in (0..).zip(load(group(RANKS), templates, place.url(), |_, l| l)) {
                 match outcome {
@@ -284,7 +340,11 @@ fn damage_at_rest_is_found_by_verify_and_by_loads() {
             store.put(name.clone(), damaged.into());
             let place = Place::of(store);
             let templates = (0..RANKS)
-                .map(|r| world.template(&cut, r, RANKS, Dialect::Megatron, &mut Dice::of([0])).0)
+                .map(|r| {
+                    world
+                        .template(&cut, r, RANKS, Dialect::Megatron, &mut Dice::of([0]))
+                        .0
+                })
                 .collect();
             for (r, outcome) in (0..).zip(load(group(RANKS), templates, place.url(), |_, l| l)) {
                 if let Ok((plain, _)) = outcome {
@@ -299,7 +359,8 @@ fn damage_at_rest_is_found_by_verify_and_by_loads() {
 fn on_disk_a_failed_save_leaves_neither_the_place_nor_its_stage() {
     let world = world();
     let dir = tempfile::tempdir().unwrap();
-    let local = reshard::storage::LocalStore::open(&dir.path().join("ckpt").display().to_string()).unwrap();
+    let local =
+        reshard::storage::LocalStore::open(&dir.path().join("ckpt").display().to_string()).unwrap();
     let local: Arc<dyn Store> = Arc::new(local);
     for (op, nth) in [(Op::Write, 0), (Op::Write, 2), (Op::Commit, 0)] {
         let store = FaultStore::new(Arc::clone(&local));
@@ -307,7 +368,11 @@ fn on_disk_a_failed_save_leaves_neither_the_place_nor_its_stage() {
         let place = Place::of(store);
         let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s);
         assert!(outcomes.iter().all(Result::is_err), "{op:?}");
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{op:?} {nth}");
+        assert_eq!(
+            std::fs::read_dir(dir.path()).unwrap().count(),
+            0,
+            "{op:?} {nth}"
+        );
     }
 }
 
@@ -336,7 +401,11 @@ impl TensorSource for OnThreads {
         }
         // Until another thread has taken a file of its own; there is one, unless something is wrong.
         let patience = std::time::Duration::from_secs(60);
-        drop(self.seen.more.wait_timeout_while(seen, patience, |seen| seen.len() < 2));
+        drop(
+            self.seen
+                .more
+                .wait_timeout_while(seen, patience, |seen| seen.len() < 2),
+        );
         out.fill(1);
         Ok(())
     }
@@ -353,7 +422,10 @@ fn a_fault_on_one_of_several_writer_threads_fails_the_save_on_all_ranks_and_leav
                 let region = Region::new([u64::from(rank) << 20], [1 << 20]);
                 let key = format!("w{i}");
                 let leaf = ShardedTensor::region_of(&key, DType::UInt8, &[3 << 20], region);
-                let source = OnThreads { seen: Arc::clone(&seen), faulty: faulty && rank == 1 };
+                let source = OnThreads {
+                    seen: Arc::clone(&seen),
+                    faulty: faulty && rank == 1,
+                };
                 state.insert(key, leaf.with_data(Data::Lazy(Arc::new(source))));
             }
             state
@@ -361,15 +433,22 @@ fn a_fault_on_one_of_several_writer_threads_fails_the_save_on_all_ranks_and_leav
         let url = dir.path().join(place).display().to_string();
         let states = (0..RANKS).map(state).collect();
         let outcomes = save(group(RANKS), states, &url, |_, s| {
-            s.strategy(TorchDistConfig::new().with_files_per_rank(4)).durability(Durability::Process)
+            s.strategy(TorchDistConfig::new().with_files_per_rank(4))
+                .durability(Durability::Process)
         });
         (outcomes, seen.threads.lock().unwrap().len())
     };
     let (outcomes, threads) = run("faulty", true);
     assert!(threads > 1, "one thread wrote all");
     let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
-    assert_eq!((step, causes.keys().copied().collect::<Vec<_>>()), ("write", vec![1]));
-    assert!(causes[&1].contains("a fault on the second thread"), "{causes:?}");
+    assert_eq!(
+        (step, causes.keys().copied().collect::<Vec<_>>()),
+        ("write", vec![1])
+    );
+    assert!(
+        causes[&1].contains("a fault on the second thread"),
+        "{causes:?}"
+    );
     assert_eq!(
         std::fs::read_dir(dir.path()).unwrap().count(),
         0,
@@ -380,6 +459,16 @@ fn a_fault_on_one_of_several_writer_threads_fails_the_save_on_all_ranks_and_leav
     let (outcomes, _) = run("sound", false);
     outcomes.into_iter().for_each(|o| drop(o.unwrap()));
     let files = std::fs::read_dir(dir.path().join("sound")).unwrap();
-    let data = files.filter(|f| f.as_ref().unwrap().path().extension().is_some_and(|e| e == "distcp"));
-    assert_eq!(data.count(), 4 * RANKS as usize, "as many files as asked for");
+    let data = files.filter(|f| {
+        f.as_ref()
+            .unwrap()
+            .path()
+            .extension()
+            .is_some_and(|e| e == "distcp")
+    });
+    assert_eq!(
+        data.count(),
+        4 * RANKS as usize,
+        "as many files as asked for"
+    );
 }

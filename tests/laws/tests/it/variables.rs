@@ -3,11 +3,12 @@
 use proptest::prelude::*;
 use reshard::policy::partition::PartitionSpec;
 use reshard::{
-    DType, Dialect, Region, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking, model::Dims,
+    DType, Dialect, Region, ShardedTensor, StateDict, Tensor, Value, ValueTree, blocking,
+    model::Dims,
 };
 use reshard_embedding::{
-    LookupOptions, Mirrored, PartitionedVariable, Permutation, ShardedVariable, Strategy as Order, Tasks,
-    embedding_lookup, slices_of,
+    LookupOptions, Mirrored, PartitionedVariable, Permutation, ShardedVariable, Strategy as Order,
+    Tasks, embedding_lookup, slices_of,
 };
 use reshard_laws::{
     cases,
@@ -23,14 +24,23 @@ fn whole(shape: &[u64]) -> Tensor {
 
 /// Cuts an axis at random places; parts may be empty.
 fn cut(extent: u64, places: &[prop::sample::Index]) -> Dims {
-    let mut at: Vec<u64> = places.iter().map(|i| i.index(extent as usize + 1) as u64).collect();
+    let mut at: Vec<u64> = places
+        .iter()
+        .map(|i| i.index(extent as usize + 1) as u64)
+        .collect();
     at.extend([0, extent]);
     at.sort_unstable();
     at.windows(2).map(|w| w[1] - w[0]).collect()
 }
 
 fn spec(shape: &[u64], places: &[Vec<prop::sample::Index>]) -> PartitionSpec {
-    PartitionSpec::Splits(shape.iter().zip(places).map(|(&n, places)| cut(n, places)).collect())
+    PartitionSpec::Splits(
+        shape
+            .iter()
+            .zip(places)
+            .map(|(&n, places)| cut(n, places))
+            .collect(),
+    )
 }
 
 type Places = Vec<Vec<prop::sample::Index>>;
@@ -52,7 +62,9 @@ fn dialect() -> impl Strategy<Value = Dialect> {
 fn saved(states: Vec<StateDict>, dialect: Dialect) -> Place {
     let place = Place::new();
     let n = states.len() as u32;
-    for outcome in save(group(n), states, place.url(), move |_, save| save.dialect(dialect)) {
+    for outcome in save(group(n), states, place.url(), move |_, save| {
+        save.dialect(dialect)
+    }) {
         outcome.unwrap();
     }
     place
@@ -60,7 +72,10 @@ fn saved(states: Vec<StateDict>, dialect: Dialect) -> Place {
 
 fn loaded(templates: Vec<StateDict>, place: &Place) -> Vec<ValueTree> {
     let n = templates.len() as u32;
-    load(group(n), templates, place.url(), |_, load| load).into_iter().map(|o| o.unwrap().0).collect()
+    load(group(n), templates, place.url(), |_, load| load)
+        .into_iter()
+        .map(|o| o.unwrap().0)
+        .collect()
 }
 
 /// A state dict that something puts its own under `emb` of.
@@ -224,19 +239,32 @@ proptest! {
 #[test]
 fn of_a_mirrored_variable_one_copy_is_stored_and_all_are_loaded() {
     let values = |shape: &[u64]| Ok(whole(shape));
-    let copy = |task| Mirrored::create("bias", &[3], DType::Int64, Tasks::only(3, task), values).unwrap();
+    let copy =
+        |task| Mirrored::create("bias", &[3], DType::Int64, Tasks::only(3, task), values).unwrap();
     let place = saved(
-        (0..3).map(|task| with(|s| copy(task).save_into(s, "bias", task).unwrap())).collect(),
+        (0..3)
+            .map(|task| with(|s| copy(task).save_into(s, "bias", task).unwrap()))
+            .collect(),
         Dialect::Dcp,
     );
-    let opened = blocking::run(reshard::OpenOptions::new().stores(stores()).open(place.url())).unwrap();
+    let opened = blocking::run(
+        reshard::OpenOptions::new()
+            .stores(stores())
+            .open(place.url()),
+    )
+    .unwrap();
     assert_eq!(opened.tensor("bias").unwrap().chunks().len(), 1);
-    let mut copies: Vec<Mirrored> =
-        (0..4).map(|t| Mirrored::declare("bias", &[3], DType::Int64, Tasks::only(4, t)).unwrap()).collect();
-    let templates =
-        (0..).zip(&mut copies).map(|(task, v)| with(|t| v.template_into(t, "bias", task))).collect();
+    let mut copies: Vec<Mirrored> = (0..4)
+        .map(|t| Mirrored::declare("bias", &[3], DType::Int64, Tasks::only(4, t)).unwrap())
+        .collect();
+    let templates = (0..)
+        .zip(&mut copies)
+        .map(|(task, v)| with(|t| v.template_into(t, "bias", task)))
+        .collect();
     for (task, mut plain) in (0..).zip(loaded(templates, &place)) {
-        copies[task as usize].restore_from(&mut plain, "bias", task).unwrap();
+        copies[task as usize]
+            .restore_from(&mut plain, "bias", task)
+            .unwrap();
         assert_eq!(copies[task as usize].copy(task).unwrap(), &whole(&[3]));
     }
 }
@@ -246,8 +274,12 @@ fn a_failed_load_gives_a_variable_its_memory_back() {
     let zeros = |_: &[u64], _: &[u64], shape: &[u64]| Tensor::zeros("emb", DType::Int64, shape);
     let spec = PartitionSpec::partitions([2]);
     let mut v = ShardedVariable::create("emb", &[4], DType::Int64, &spec, 1, zeros).unwrap();
-    let memory =
-        |v: &ShardedVariable| v.parts().iter().map(|p| p.data().map(Tensor::buffer_id)).collect::<Vec<_>>();
+    let memory = |v: &ShardedVariable| {
+        v.parts()
+            .iter()
+            .map(|p| p.data().map(Tensor::buffer_id))
+            .collect::<Vec<_>>()
+    };
     let before = memory(&v);
     let mut state = StateDict::new();
     state.insert("w", ShardedTensor::full("other", whole(&[4])));
@@ -258,12 +290,22 @@ fn a_failed_load_gives_a_variable_its_memory_back() {
     v.reclaim_from(&mut template, "emb", 0).unwrap();
     assert_eq!(memory(&v), before);
     assert!(v.reclaim_from(&mut StateDict::new(), "emb", 0).is_err());
-    assert_eq!(v.to_tensor().unwrap().narrow(&Region::new([0], [4])).to_vec::<i64>().unwrap(), [0; 4]);
+    assert_eq!(
+        v.to_tensor()
+            .unwrap()
+            .narrow(&Region::new([0], [4]))
+            .to_vec::<i64>()
+            .unwrap(),
+        [0; 4]
+    );
 }
 
 /// An error, and why it came to it.
 fn story(e: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(e), |e| e.source()).map(|e| e.to_string()).collect::<Vec<_>>().join(": ")
+    std::iter::successors(Some(e), |e| e.source())
+        .map(|e| e.to_string())
+        .collect::<Vec<_>>()
+        .join(": ")
 }
 
 /// TensorFlow 1 restores 13 rows into a variable of 12, which then has 13.
@@ -278,7 +320,10 @@ fn a_table_of_another_length_or_type_is_not_loaded_whole_or_in_parts() {
         let template = with(|t| v.template_into(t, "emb", 0));
         let e = blocking::run(reshard::load(template, place.url()).stores(stores())).unwrap_err();
         let story = story(&e);
-        assert!(words.iter().all(|w| story.contains(w)), "{story} lacks one of {words:?}");
+        assert!(
+            words.iter().all(|w| story.contains(w)),
+            "{story} lacks one of {words:?}"
+        );
     };
     for parts in [1, 5] {
         refused(12, DType::Int64, parts, &["emb", "[12, 4]", "[13, 4]"]);
@@ -292,16 +337,28 @@ fn a_lost_part_is_named_with_its_rows() {
     let spec = PartitionSpec::partitions([3, 1]);
     let make = |task| {
         let tasks = Tasks::only(3, task);
-        ShardedVariable::create("emb", &[6, 2], DType::Int64, &spec, tasks, slices_of(&whole(&[6, 2])))
-            .unwrap()
+        ShardedVariable::create(
+            "emb",
+            &[6, 2],
+            DType::Int64,
+            &spec,
+            tasks,
+            slices_of(&whole(&[6, 2])),
+        )
+        .unwrap()
     };
     // Task 1 saves nothing of it.
     let states = [0, 2].map(|task| with(|s| make(task).save_into(s, "emb", task).unwrap()));
     let place = Place::new();
-    let outcomes: Vec<_> =
-        save(group(2), states.into(), place.url(), |_, s| s).into_iter().map(|o| o.unwrap_err()).collect();
+    let outcomes: Vec<_> = save(group(2), states.into(), place.url(), |_, s| s)
+        .into_iter()
+        .map(|o| o.unwrap_err())
+        .collect();
     for e in &outcomes {
         let story = story(e);
-        assert!(story.contains("emb") && story.contains("[2:4, 0:2]"), "{story}");
+        assert!(
+            story.contains("emb") && story.contains("[2:4, 0:2]"),
+            "{story}"
+        );
     }
 }

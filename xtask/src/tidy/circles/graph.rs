@@ -19,7 +19,10 @@ pub(super) fn circles(arrows: &Arrows) -> Vec<BTreeSet<usize>> {
             continue;
         }
         let ahead = reached(*start, arrows);
-        let circle: BTreeSet<usize> = reached(*start, &back).intersection(&ahead).copied().collect();
+        let circle: BTreeSet<usize> = reached(*start, &back)
+            .intersection(&ahead)
+            .copied()
+            .collect();
         done.extend(&circle);
         if circle.len() > 1 {
             all.push(circle);

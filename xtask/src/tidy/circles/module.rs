@@ -8,7 +8,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use syn::{
-    Attribute, Item, ItemMod, Meta, MetaList, UseTree, Visibility, punctuated::Punctuated, token::Comma,
+    Attribute, Item, ItemMod, Meta, MetaList, UseTree, Visibility, punctuated::Punctuated,
+    token::Comma,
 };
 
 /// The files and modules of one target. The first of each is its root.
@@ -66,16 +67,27 @@ pub(super) fn text(path: &Path) -> Result<Option<String>> {
 
 /// Where a module says that its file lies: `#[path = ".."]`.
 fn said_path(module: &ItemMod) -> Option<String> {
-    let said =
-        module.attrs.iter().find(|attr| attr.path().is_ident("path"))?.meta.require_name_value().ok()?;
+    let said = module
+        .attrs
+        .iter()
+        .find(|attr| attr.path().is_ident("path"))?
+        .meta
+        .require_name_value()
+        .ok()?;
     match &said.value {
-        syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(path), .. }) => Some(path.value()),
+        syn::Expr::Lit(syn::ExprLit {
+            lit: syn::Lit::Str(path),
+            ..
+        }) => Some(path.value()),
         _ => None,
     }
 }
 
 impl Crate {
-    pub(super) fn read(path: &Path, read: &dyn Fn(&Path) -> Result<Option<String>>) -> Result<Self> {
+    pub(super) fn read(
+        path: &Path,
+        read: &dyn Fn(&Path) -> Result<Option<String>>,
+    ) -> Result<Self> {
         let mut whole = Self::default();
         let text = read(path)?.with_context(|| format!("{} is not there", path.display()))?;
         let folder = path.parent().unwrap_or(path);
@@ -91,11 +103,19 @@ impl Crate {
         folder: &Path,
         read: &dyn Fn(&Path) -> Result<Option<String>>,
     ) -> Result<usize> {
-        let parsed = syn::parse_file(text).with_context(|| format!("{} is no Rust", path.display()))?;
+        let parsed =
+            syn::parse_file(text).with_context(|| format!("{} is no Rust", path.display()))?;
         let (file, module) = (self.files.len(), self.modules.len());
-        let items: Vec<Item> =
-            parsed.items.into_iter().filter(|item| !is_for_tests(attributes(item))).collect();
-        self.files.push(File { path: path.into(), items: Vec::new(), module });
+        let items: Vec<Item> = parsed
+            .items
+            .into_iter()
+            .filter(|item| !is_for_tests(attributes(item)))
+            .collect();
+        self.files.push(File {
+            path: path.into(),
+            items: Vec::new(),
+            module,
+        });
         self.add_module(file, parent, &items, folder, read)?;
         self.files[file].items = items;
         Ok(module)
@@ -126,7 +146,9 @@ impl Crate {
                 Item::Mod(inner) => {
                     let child = self.add_child(file, module, inner, folder, read)?;
                     self.modules[child].is_public = is_public(&inner.vis);
-                    self.modules[module].children.insert(inner.ident.to_string(), child);
+                    self.modules[module]
+                        .children
+                        .insert(inner.ident.to_string(), child);
                 }
                 Item::Use(item) => {
                     for import in imports(&item.tree) {
@@ -137,7 +159,9 @@ impl Crate {
                     }
                 }
                 item => {
-                    let Some((name, kind, visibility)) = name(item) else { continue };
+                    let Some((name, kind, visibility)) = name(item) else {
+                        continue;
+                    };
                     if visibility.is_some_and(is_public) {
                         self.modules[module].public.push(name.clone());
                     }
@@ -163,7 +187,10 @@ impl Crate {
         }
         let path = folder.join(said_path(inner).unwrap_or_else(|| format!("{name}.rs")));
         let Some(text) = read(&path)? else {
-            bail!("{} is not there; modules lie beside the folder that has their name", path.display());
+            bail!(
+                "{} is not there; modules lie beside the folder that has their name",
+                path.display()
+            );
         };
         self.add_file(&path, &text, Some(parent), &below, read)
     }
@@ -195,7 +222,11 @@ impl Crate {
             return self.resolve(*child, rest, false, seen);
         }
         if let Some(kind) = here.defined.get(first) {
-            return Some(Found { file: here.file, name: first.clone(), kind: *kind });
+            return Some(Found {
+                file: here.file,
+                name: first.clone(),
+                kind: *kind,
+            });
         }
         // `use serde_json::json` may stand beside a module's own `json`, and modules may import each other's names by `*`: each name
         // is followed once.
@@ -218,9 +249,24 @@ impl Crate {
         let mut public = vec![0];
         while let Some(number) = public.pop() {
             let module = &self.modules[number];
-            public.extend(module.children.values().filter(|child| self.modules[**child].is_public));
-            face.extend(module.handed_on.iter().filter_map(|path| self.item_of(number, path)));
-            face.extend(module.public.iter().filter_map(|name| self.item_of(number, slice::from_ref(name))));
+            public.extend(
+                module
+                    .children
+                    .values()
+                    .filter(|child| self.modules[**child].is_public),
+            );
+            face.extend(
+                module
+                    .handed_on
+                    .iter()
+                    .filter_map(|path| self.item_of(number, path)),
+            );
+            face.extend(
+                module
+                    .public
+                    .iter()
+                    .filter_map(|name| self.item_of(number, slice::from_ref(name))),
+            );
         }
         face
     }
@@ -266,7 +312,13 @@ fn collect(tree: &UseTree, path: &mut Vec<String>, all: &mut Vec<Import>) {
     let mut add = |name: Option<String>, last: Option<String>| {
         let mut path = path.clone();
         path.extend(last.filter(|last| last != "self" || path.is_empty()));
-        let name = name.map(|name| if name == "self" { path.last().cloned().unwrap_or(name) } else { name });
+        let name = name.map(|name| {
+            if name == "self" {
+                path.last().cloned().unwrap_or(name)
+            } else {
+                name
+            }
+        });
         all.push(Import { name, path });
     };
     match tree {
@@ -288,14 +340,18 @@ pub(super) fn is_for_tests(attributes: &[Attribute]) -> bool {
         true => attribute.parse_args::<Meta>().ok(),
         false => None,
     };
-    !attributes.iter().filter_map(condition).all(|condition| holds_without_tests(&condition))
+    !attributes
+        .iter()
+        .filter_map(condition)
+        .all(|condition| holds_without_tests(&condition))
 }
 
 /// Whether some build that is no test meets a condition.
 fn holds_without_tests(condition: &Meta) -> bool {
     let all = |list: &MetaList| {
         let all = list.parse_args_with(Punctuated::<Meta, Comma>::parse_terminated);
-        all.map(|all| all.into_iter().collect::<Vec<_>>()).unwrap_or_default()
+        all.map(|all| all.into_iter().collect::<Vec<_>>())
+            .unwrap_or_default()
     };
     match condition {
         Meta::Path(name) => !name.is_ident("test") && !name.is_ident("doctest"),
@@ -341,7 +397,11 @@ fn name(item: &Item) -> Option<(String, Kind, Option<&Visibility>)> {
         Item::Macro(i) => (i.ident.as_ref()?, None),
         _ => return None,
     };
-    let kind = if matches!(item, Item::Fn(_)) { Kind::Function } else { Kind::Other };
+    let kind = if matches!(item, Item::Fn(_)) {
+        Kind::Function
+    } else {
+        Kind::Other
+    };
     Some((ident.to_string(), kind, visibility))
 }
 

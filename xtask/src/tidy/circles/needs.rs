@@ -18,7 +18,14 @@ pub(super) fn of(whole: &Crate) -> Needs {
     let face = whole.face();
     for (number, file) in whole.files.iter().enumerate() {
         let (face, needs, local) = (&face, &mut needs, BTreeMap::new());
-        let mut reader = Reader { whole, face, file: number, module: file.module, local, needs };
+        let mut reader = Reader {
+            whole,
+            face,
+            file: number,
+            module: file.module,
+            local,
+            needs,
+        };
         file.items.iter().for_each(|item| reader.visit_item(item));
     }
     needs
@@ -38,11 +45,17 @@ struct Reader<'c> {
 impl Reader<'_> {
     /// Notes the item that a path leads to, if that is a need.
     fn name(&mut self, path: &[String]) {
-        let Some(found) = self.target(path) else { return };
+        let Some(found) = self.target(path) else {
+            return;
+        };
         let is_word = found.kind == Kind::Other && self.face.contains(&found);
-        let is_call_below = found.kind == Kind::Function && self.whole.is_below(found.file, self.file);
+        let is_call_below =
+            found.kind == Kind::Function && self.whole.is_below(found.file, self.file);
         if !is_word && !is_call_below {
-            self.needs.entry((self.file, found.file)).or_default().insert(found.name);
+            self.needs
+                .entry((self.file, found.file))
+                .or_default()
+                .insert(found.name);
         }
     }
 
@@ -51,7 +64,8 @@ impl Reader<'_> {
         let found = self.whole.item_of(self.module, path).or_else(|| {
             let (first, rest) = path.split_first()?;
             let imported = self.local.get(first)?;
-            self.whole.item_of(self.module, &[&imported[..], rest].concat())
+            self.whole
+                .item_of(self.module, &[&imported[..], rest].concat())
         });
         found.filter(|found| found.file != self.file)
     }
@@ -95,7 +109,9 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 
     fn visit_item_mod(&mut self, item: &'ast ItemMod) {
-        let inner = self.whole.modules[self.module].children.get(&item.ident.to_string());
+        let inner = self.whole.modules[self.module]
+            .children
+            .get(&item.ident.to_string());
         // A file of its own is read as such.
         if let (Some((_, items)), Some(inner)) = (&item.content, inner) {
             let outer = std::mem::replace(&mut self.module, *inner);
@@ -108,7 +124,9 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         for import in imports(&item.tree) {
             let Some(name) = import.name else { continue };
             self.local.insert(name, import.path.clone());
-            let Some(found) = self.target(&import.path) else { continue };
+            let Some(found) = self.target(&import.path) else {
+                continue;
+            };
             if !(is_handed_on(&item.vis) && self.whole.is_below(found.file, self.file)) {
                 self.name(&import.path);
             }
@@ -116,7 +134,11 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let names: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        let names: Vec<String> = path
+            .segments
+            .iter()
+            .map(|segment| segment.ident.to_string())
+            .collect();
         if path.leading_colon.is_none() {
             self.name(&names);
         }

@@ -26,10 +26,17 @@ impl ShardedTensor {
     /// The local chunk as indices of the global tensor, per axis.
     pub fn global_slice(&self) -> Vec<AxisSlice> {
         let prepended = self.prepend_axis_num;
-        let (lead, rest) = self.global_offset.split_at(prepended.min(self.global_offset.len()));
-        let ranges =
-            rest.iter().zip(&self.local_shape).map(|(&o, &n)| AxisSlice::Range(o..o.saturating_add(n)));
-        lead.iter().map(|&o| AxisSlice::Index(o)).chain(ranges).collect()
+        let (lead, rest) = self
+            .global_offset
+            .split_at(prepended.min(self.global_offset.len()));
+        let ranges = rest
+            .iter()
+            .zip(&self.local_shape)
+            .map(|(&o, &n)| AxisSlice::Range(o..o.saturating_add(n)));
+        lead.iter()
+            .map(|&o| AxisSlice::Index(o))
+            .chain(ranges)
+            .collect()
     }
 
     /// Which chunk of the grid it is, in chunks, per axis. Along an axis of local extent 0 it is chunk 0.
@@ -38,7 +45,10 @@ impl ShardedTensor {
     /// [`ModelError::Invalid`] when the grid is irregular, or the offset is not a whole number of chunks.
     pub fn local_chunk_offset_in_global(&self) -> Result<Dims> {
         if self.axis_fragmentations.is_none() {
-            return Err(ModelError::invalid(&self.key, "an irregular grid has no chunk coordinates"));
+            return Err(ModelError::invalid(
+                &self.key,
+                "an irregular grid has no chunk coordinates",
+            ));
         }
         self.validate()?;
         Ok(self
@@ -56,16 +66,24 @@ impl ShardedTensor {
     /// [`allow_shape_mismatch`](Self::allow_shape_mismatch)).
     pub fn max_allowed_chunks(&self) -> Result<Dims> {
         let Some(fragmentations) = &self.axis_fragmentations else {
-            return Err(ModelError::invalid(&self.key, "an irregular grid has no chunk size"));
+            return Err(ModelError::invalid(
+                &self.key,
+                "an irregular grid has no chunk size",
+            ));
         };
         let chunk = |(&extent, &of): (&u64, &u64)| match extent.checked_rem(of) {
             Some(rest) if rest == 0 || self.allow_shape_mismatch => Ok(extent / of),
             _ => {
-                let what = format!("axis shape ({extent}) not divisible by axis fragmentation ({of})");
+                let what =
+                    format!("axis shape ({extent}) not divisible by axis fragmentation ({of})");
                 Err(ModelError::invalid(&self.key, what))
             }
         };
-        self.global_shape.iter().zip(fragmentations).map(chunk).collect()
+        self.global_shape
+            .iter()
+            .zip(fragmentations)
+            .map(chunk)
+            .collect()
     }
 
     /// Where the elements of the flattened range lie in the local chunk: for each local axis the coordinate of each element.
@@ -99,6 +117,10 @@ impl ShardedTensor {
             c.iter_mut().for_each(|c| *c += offset);
             AxisCoordinates::Each(c)
         });
-        Ok(lead.iter().map(|&o| AxisCoordinates::All(o)).chain(each).collect())
+        Ok(lead
+            .iter()
+            .map(|&o| AxisCoordinates::All(o))
+            .chain(each)
+            .collect())
     }
 }

@@ -26,7 +26,10 @@ impl ShardedTensor {
         let fail = |what: String| Err(ModelError::invalid(&self.key, what));
         self.validate()?;
         let Some(&extent) = self.local_shape.get(dim) else {
-            return fail(format!("can't narrow axis {dim} of local_shape {}", self.local_shape));
+            return fail(format!(
+                "can't narrow axis {dim} of local_shape {}",
+                self.local_shape
+            ));
         };
         if start.checked_add(length).is_none_or(|end| end > extent) {
             return fail(format!(
@@ -78,7 +81,10 @@ impl ShardedTensor {
     /// The two must meet or touch.
     pub(crate) fn keep_flat(&mut self, data: &Data, range: &Range<u64>, part: Range<u64>) {
         let cut = range.start.max(part.start)..range.end.min(part.end);
-        self.data = data.narrow(&Region::new([cut.start - range.start], [cut.end - cut.start]));
+        self.data = data.narrow(&Region::new(
+            [cut.start - range.start],
+            [cut.end - cut.start],
+        ));
         self.flattened_range = Some(cut.start - part.start..cut.end - part.start);
     }
 }

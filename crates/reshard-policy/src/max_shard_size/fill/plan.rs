@@ -16,7 +16,11 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn of<'p>(rows: impl Iterator<Item = Row<'p>>, limit: u64) -> Self {
-        let mut plan = Self { left: 0, shards: 1, sure: limit };
+        let mut plan = Self {
+            left: 0,
+            shards: 1,
+            sure: limit,
+        };
         let mut room = limit;
         // The largest size of an element, and what all sizes are multiples of.
         let (mut largest, mut step) = (0, 0);
@@ -57,12 +61,21 @@ impl Plan {
     /// If every shard held just `sure` bytes, a shard that ends with a tensor would leave free what is between that and the end
     /// of its `sure` bytes, and those behind it would begin so much later. So what is left free may only grow from one such end
     /// to the next, up to what the last shard leaves free: they are a longest subsequence that does not decrease.
-    pub(super) fn segments(&self, room: u64, limit: u64, rows: impl Iterator<Item = u128>) -> Vec<Segment> {
+    pub(super) fn segments(
+        &self,
+        room: u64,
+        limit: u64,
+        rows: impl Iterator<Item = u128>,
+    ) -> Vec<Segment> {
         let sure = u128::from(self.sure);
         let start = sure - u128::from(room.saturating_sub(limit - self.sure));
         let end = start + self.left;
         let Some(most) = (self.shards * sure).checked_sub(end) else {
-            return vec![Segment { rows: usize::MAX, left: self.left, shards: self.shards }];
+            return vec![Segment {
+                rows: usize::MAX,
+                left: self.left,
+                shards: self.shards,
+            }];
         };
         let mut ends: Vec<End> = Vec::new();
         // The last one of the best subsequence of each length, by its place in `ends`.
@@ -77,22 +90,37 @@ impl Plan {
                     Some(other) => *other = ends.len(),
                     None => best.push(ends.len()),
                 }
-                ends.push(End { row, at, free, before });
+                ends.push(End {
+                    row,
+                    at,
+                    free,
+                    before,
+                });
             }
             last = at.max(last);
             at += bytes;
         }
-        let mut chosen: Vec<&End> =
-            std::iter::successors(best.last().map(|&i| &ends[i]), |end| Some(&ends[end.before?])).collect();
+        let mut chosen: Vec<&End> = std::iter::successors(best.last().map(|&i| &ends[i]), |end| {
+            Some(&ends[end.before?])
+        })
+        .collect();
         chosen.reverse();
         let (mut row, mut at, mut shards) = (0, start, 0);
         let mut segments: Vec<Segment> = Vec::with_capacity(chosen.len() + 1);
         for end in chosen {
             let through = end.at.div_ceil(sure);
-            segments.push(Segment { rows: end.row - row, left: end.at - at, shards: through - shards });
+            segments.push(Segment {
+                rows: end.row - row,
+                left: end.at - at,
+                shards: through - shards,
+            });
             (row, at, shards) = (end.row, end.at, through);
         }
-        segments.push(Segment { rows: usize::MAX, left: end - at, shards: self.shards - shards });
+        segments.push(Segment {
+            rows: usize::MAX,
+            left: end - at,
+            shards: self.shards - shards,
+        });
         segments
     }
 

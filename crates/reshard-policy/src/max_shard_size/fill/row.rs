@@ -25,7 +25,13 @@ pub(super) enum Size<'p> {
 impl<'p> Row<'p> {
     pub(super) fn of(piece: &'p Piece<'p>, number: usize, policy: &MaxShardSize) -> Self {
         let count = piece.region.volume().unwrap_or(0);
-        let row = |count, size, whole| Self { piece, number, count, size, whole };
+        let row = |count, size, whole| Self {
+            piece,
+            number,
+            count,
+            size,
+            whole,
+        };
         match piece.content {
             _ if count > 0 && policy.keeps_whole(piece) => row(1, Size::Even(piece.bytes), true),
             Content::Tensor(dtype) => row(count, Size::Even(dtype.size()), false),
@@ -38,7 +44,9 @@ impl<'p> Row<'p> {
         match self.size {
             Size::Even(item) => (elements.end - elements.start).saturating_mul(item),
             Size::Each(lengths) => {
-                let of = lengths.get(elements.start as usize..elements.end as usize).unwrap_or_default();
+                let of = lengths
+                    .get(elements.start as usize..elements.end as usize)
+                    .unwrap_or_default();
                 of.iter().fold(0, |sum, &n| sum.saturating_add(n))
             }
         }
@@ -49,7 +57,11 @@ impl<'p> Row<'p> {
         match self.size {
             Size::Even(item) if item > limit => 0,
             Size::Even(item) => u128::from(self.count) * u128::from(item),
-            Size::Each(lengths) => lengths.iter().filter(|&&n| n <= limit).map(|&n| u128::from(n)).sum(),
+            Size::Each(lengths) => lengths
+                .iter()
+                .filter(|&&n| n <= limit)
+                .map(|&n| u128::from(n))
+                .sum(),
         }
     }
 
@@ -57,7 +69,10 @@ impl<'p> Row<'p> {
     pub(super) fn fit(&self, from: u64, room: u64) -> (u64, u64) {
         match self.size {
             Size::Even(item) => {
-                let n = room.checked_div(item).unwrap_or(u64::MAX).min(self.count - from);
+                let n = room
+                    .checked_div(item)
+                    .unwrap_or(u64::MAX)
+                    .min(self.count - from);
                 (from + n, n * item)
             }
             Size::Each(lengths) => {
@@ -81,7 +96,12 @@ impl<'p> Row<'p> {
             Size::Each(lengths) => {
                 let rest = lengths.get(from as usize..).unwrap_or_default();
                 let too_large = rest.first().is_some_and(|&n| n > limit);
-                (rest.iter().take_while(|&&n| (n > limit) == too_large).count() as u64, too_large)
+                (
+                    rest.iter()
+                        .take_while(|&&n| (n > limit) == too_large)
+                        .count() as u64,
+                    too_large,
+                )
             }
         };
         (from..from + n, too_large)
@@ -99,7 +119,8 @@ impl<'p> Row<'p> {
             .filter_map(|&s| Some(to.checked_div(s)? * s))
             .filter(|&at| at > from)
             .map(|at| (at, self.bytes(from..at)));
-        cuts.find(|&(_, bytes)| bytes >= need).unwrap_or((to, bytes))
+        cuts.find(|&(_, bytes)| bytes >= need)
+            .unwrap_or((to, bytes))
     }
 
     pub(super) fn push(&self, elements: Range<u64>, out: &mut Shards) -> Result<()> {
@@ -107,6 +128,8 @@ impl<'p> Row<'p> {
         if self.whole || elements == (0..self.count) {
             return out.push(self.number, region.clone());
         }
-        region.boxes(elements).try_for_each(|part| out.push(self.number, part))
+        region
+            .boxes(elements)
+            .try_for_each(|part| out.push(self.number, part))
     }
 }

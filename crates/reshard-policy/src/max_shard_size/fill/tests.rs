@@ -27,7 +27,10 @@ fn forty_gigabytes_in_half_gibibytes_are_77_slices() {
 #[test]
 fn cuts_lie_between_rows_where_there_is_room_for_that() {
     // 1,200 bytes need three shards of 500, which leaves 300 bytes free.
-    assert_eq!(filled(500, &[Owned::f32("t", &[6, 50])]), ["t[0:2, 0:50]", "t[2:4, 0:50]", "t[4:6, 0:50]"]);
+    assert_eq!(
+        filled(500, &[Owned::f32("t", &[6, 50])]),
+        ["t[0:2, 0:50]", "t[2:4, 0:50]", "t[4:6, 0:50]"]
+    );
 }
 
 #[test]
@@ -39,30 +42,52 @@ fn rows_that_do_not_fit_are_cut_as_well() {
     assert_eq!(shards[1], "t[0:1, 99:100] t[1:2, 0:98]");
     let cube = Owned::tensor("t", DType::Float64, &[3, 4, 5]);
     let sharding = decided(&MaxShardSize::new(95), &[cube]).unwrap();
-    assert!(sharding.metrics.largest <= 95 && sharding.metrics.shards == 6, "{:?}", sharding.metrics);
+    assert!(
+        sharding.metrics.largest <= 95 && sharding.metrics.shards == 6,
+        "{:?}",
+        sharding.metrics
+    );
 }
 
 #[test]
 fn a_tensor_that_need_not_be_cut_is_whole() {
-    let state = [Owned::f32("a", &[25]), Owned::f32("b", &[110]), Owned::f32("c", &[10])];
+    let state = [
+        Owned::f32("a", &[25]),
+        Owned::f32("b", &[110]),
+        Owned::f32("c", &[10]),
+    ];
     assert_eq!(filled(500, &state), ["a", "b c"]);
     // 800 bytes are 2 shards of 500, and the first has to take 300 of them.
-    let state = [Owned::f32("a", &[25]), Owned::f32("b", &[110]), Owned::f32("c", &[65])];
+    let state = [
+        Owned::f32("a", &[25]),
+        Owned::f32("b", &[110]),
+        Owned::f32("c", &[65]),
+    ];
     assert_eq!(filled(500, &state), ["a b[0:100]", "b[100:110] c"]);
 }
 
 #[test]
 fn tensors_without_elements_are_kept() {
-    let state = [Owned::f32("none", &[3, 0]), Owned::f32("t", &[2]), Owned::f32("nothing", &[0])];
+    let state = [
+        Owned::f32("none", &[3, 0]),
+        Owned::f32("t", &[2]),
+        Owned::f32("nothing", &[0]),
+    ];
     assert_eq!(filled(4, &state), ["none t[0:1]", "t[1:2] nothing"]);
     assert_eq!(filled(4, &state[..1]), ["none"]);
 }
 
 #[test]
 fn strings_of_any_shape_are_cut_by_their_real_lengths() {
-    assert_eq!(filled(7, &[Owned::strings("s", &[3], &[1, 2, 5])]), ["s[0:2]", "s[2:3]"]);
+    assert_eq!(
+        filled(7, &[Owned::strings("s", &[3], &[1, 2, 5])]),
+        ["s[0:2]", "s[2:3]"]
+    );
     assert_eq!(filled(100, &[Owned::strings("s", &[2, 2], &[1; 4])]), ["s"]);
-    assert_eq!(filled(3, &[Owned::strings("s", &[2, 2], &[1; 4])]), ["s[0:1, 0:2]", "s[1:2, 0:2]"]);
+    assert_eq!(
+        filled(3, &[Owned::strings("s", &[2, 2], &[1; 4])]),
+        ["s[0:1, 0:2]", "s[1:2, 0:2]"]
+    );
     assert_eq!(filled(3, &[Owned::strings("s", &[0], &[])]), ["s"]);
     assert_eq!(filled(3, &[Owned::strings("s", &[2], &[0, 0])]), ["s"]);
 }
@@ -70,25 +95,49 @@ fn strings_of_any_shape_are_cut_by_their_real_lengths() {
 #[test]
 fn an_element_above_the_limit_is_a_shard_of_its_own_behind_the_others() {
     let strings = Owned::strings("s", &[4], &[1, 9, 2, 9]);
-    let state =
-        [Owned::object("o", 30), strings, Owned::tensor("z", DType::Complex128, &[]), Owned::f32("t", &[1])];
-    assert_eq!(filled(8, &state), ["s[0:1] s[2:3] t", "o", "s[1:2]", "s[3:4]", "z"]);
-    assert_eq!(filled(3, &[Owned::f32("t", &[2, 1])]), ["t[0:1, 0:1]", "t[1:2, 0:1]"]);
+    let state = [
+        Owned::object("o", 30),
+        strings,
+        Owned::tensor("z", DType::Complex128, &[]),
+        Owned::f32("t", &[1]),
+    ];
+    assert_eq!(
+        filled(8, &state),
+        ["s[0:1] s[2:3] t", "o", "s[1:2]", "s[3:4]", "z"]
+    );
+    assert_eq!(
+        filled(3, &[Owned::f32("t", &[2, 1])]),
+        ["t[0:1, 0:1]", "t[1:2, 0:1]"]
+    );
 }
 
 #[test]
 fn objects_come_first_and_elements_fill_what_they_leave_free() {
-    let state = [Owned::f32("t", &[10]), Owned::object("a", 50), Owned::object("b", 60)];
+    let state = [
+        Owned::f32("t", &[10]),
+        Owned::object("a", 50),
+        Owned::object("b", 60),
+    ];
     assert_eq!(filled(100, &state), ["a", "b t"]);
     let state = [Owned::f32("t", &[100]), Owned::object("a", 50)];
-    assert_eq!(filled(100, &state), ["a", "t[0:25]", "t[25:50]", "t[50:75]", "t[75:100]"]);
+    assert_eq!(
+        filled(100, &state),
+        ["a", "t[0:25]", "t[25:50]", "t[50:75]", "t[75:100]"]
+    );
     let state = [Owned::f32("t", &[101]), Owned::object("a", 50)];
-    assert_eq!(filled(100, &state), ["a t[0:12]", "t[12:37]", "t[37:62]", "t[62:87]", "t[87:101]"]);
+    assert_eq!(
+        filled(100, &state),
+        ["a t[0:12]", "t[12:37]", "t[37:62]", "t[62:87]", "t[87:101]"]
+    );
 }
 
 #[test]
 fn each_task_fills_shards_of_its_own() {
-    let state = [Owned::f32("a", &[2]), Owned::f32("b", &[2]).task(1), Owned::f32("c", &[4]).task(1)];
+    let state = [
+        Owned::f32("a", &[2]),
+        Owned::f32("b", &[2]).task(1),
+        Owned::f32("c", &[4]).task(1),
+    ];
     assert_eq!(filled(24, &state), ["a", "b c"]);
     assert_eq!(filled(12, &state), ["a", "b c[0:1]", "c[1:4]"]);
 }
@@ -96,29 +145,51 @@ fn each_task_fills_shards_of_its_own() {
 #[test]
 fn what_is_a_part_already_keeps_its_place() {
     let part = Owned::f32("t", &[10, 10]).part(&[2, 3], &[5, 4]);
-    assert_eq!(filled(32, &[part]), ["t[2:4, 3:7]", "t[4:6, 3:7]", "t[6:7, 3:7]"]);
+    assert_eq!(
+        filled(32, &[part]),
+        ["t[2:4, 3:7]", "t[4:6, 3:7]", "t[6:7, 3:7]"]
+    );
 }
 
 #[test]
 fn a_limit_of_nothing_is_refused() {
     let error = decided(&MaxShardSize::new(0), &[]).unwrap_err();
-    assert!(std::error::Error::source(&error).unwrap().to_string().contains("max_shard_size is 0"));
+    assert!(
+        std::error::Error::source(&error)
+            .unwrap()
+            .to_string()
+            .contains("max_shard_size is 0")
+    );
 }
 
 #[test]
 fn types_that_tensorflow_cannot_put_together_are_whole_when_it_is_to_read_them() {
     let half = Owned::tensor("h", DType::Float16, &[6]);
-    let state = [half, Owned::f32("f", &[2]), Owned::strings("s", &[2], &[4, 4])];
+    let state = [
+        half,
+        Owned::f32("f", &[2]),
+        Owned::strings("s", &[2], &[4, 4]),
+    ];
     for policy in [MaxShardSize::new(8), MaxShardSize::tensorflow(8)] {
-        assert_eq!(told(&policy.readable_by_tensorflow(), &state), ["f", "s", "h"]);
+        assert_eq!(
+            told(&policy.readable_by_tensorflow(), &state),
+            ["f", "s", "h"]
+        );
     }
-    assert_eq!(filled(8, &state), ["h[0:4]", "h[4:6] f[0:1]", "f[1:2] s[0:1]", "s[1:2]"]);
+    assert_eq!(
+        filled(8, &state),
+        ["h[0:4]", "h[4:6] f[0:1]", "f[1:2] s[0:1]", "s[1:2]"]
+    );
 }
 
 /// Sizes of the elements of one task, objects first, without those above the limit.
 fn sizes(owned: &[&Owned], limit: u64) -> Vec<u64> {
-    let objects =
-        |of: bool| owned.iter().map(|o| o.piece()).filter(move |p| (p.content == Content::Object) == of);
+    let objects = |of: bool| {
+        owned
+            .iter()
+            .map(|o| o.piece())
+            .filter(move |p| (p.content == Content::Object) == of)
+    };
     objects(true)
         .chain(objects(false))
         .flat_map(|p| match p.content {
@@ -150,13 +221,17 @@ fn fewest_shards(sizes: &[u64], limit: u64) -> u64 {
 
 /// Cuts of these tensors, in elements, when there are no more shards of so many elements than needed.
 fn fewest_cuts(counts: &[u64], each: usize) -> usize {
-    let of: Vec<usize> = (0..).zip(counts).flat_map(|(i, &n)| vec![i; n as usize]).collect();
+    let of: Vec<usize> = (0..)
+        .zip(counts)
+        .flat_map(|(i, &n)| vec![i; n as usize])
+        .collect();
     let mut best = vec![None; of.len() + 1];
     best[0] = Some(0);
     for _ in 0..of.len().div_ceil(each) {
         let to = |p: usize| {
-            let from = (p.saturating_sub(each)..=p)
-                .filter_map(|q| Some(best[q]? + usize::from(q > 0 && q < of.len() && of[q - 1] == of[q])));
+            let from = (p.saturating_sub(each)..=p).filter_map(|q| {
+                Some(best[q]? + usize::from(q > 0 && q < of.len() && of[q - 1] == of[q]))
+            });
             from.min()
         };
         best = (0..=of.len()).map(to).collect();

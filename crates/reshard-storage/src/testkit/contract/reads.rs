@@ -11,9 +11,26 @@ use std::sync::Arc;
 
 pub(super) async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {
     let bytes = pattern(50_000, 2);
-    committed(&store, "one", IfExists::Refuse, &[("a", bytes.clone()), ("b", bytes.slice(7..))]).await;
-    let ranges = [100..200, 0..0, 49_990..50_000, 150..400, 20_000..20_001, 0..50_000];
-    let reads = ranges.iter().map(|r| (name("a"), r.clone())).chain([(name("b"), 3..5)]).collect();
+    committed(
+        &store,
+        "one",
+        IfExists::Refuse,
+        &[("a", bytes.clone()), ("b", bytes.slice(7..))],
+    )
+    .await;
+    let ranges = [
+        100..200,
+        0..0,
+        49_990..50_000,
+        150..400,
+        20_000..20_001,
+        0..50_000,
+    ];
+    let reads = ranges
+        .iter()
+        .map(|r| (name("a"), r.clone()))
+        .chain([(name("b"), 3..5)])
+        .collect();
     let (got, stats) = store.read_ranges(reads).await.unwrap();
     for (r, g) in ranges.iter().zip(&got) {
         assert_eq!(*g, bytes.slice(r.start as usize..r.end as usize));
@@ -21,22 +38,44 @@ pub(super) async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {
     assert_eq!(got[6], bytes.slice(10..12));
     // One of them is the whole file: no gaps, and no byte has to be read twice.
     assert_eq!((stats.needed, stats.beside), (50_363, 0));
-    assert!((50_002..=50_363).contains(&stats.bytes) && stats.requests >= 2, "{stats:?}");
+    assert!(
+        (50_002..=50_363).contains(&stats.bytes) && stats.requests >= 2,
+        "{stats:?}"
+    );
     for range in [49_999..50_001, 60_000..60_001, 0..u64::MAX] {
         let e = store.read(&name("a"), range.clone()).await.unwrap_err();
-        let StorageError::Short { path, range: of, size } = &e else { panic!("{e}") };
+        let StorageError::Short {
+            path,
+            range: of,
+            size,
+        } = &e
+        else {
+            panic!("{e}")
+        };
         assert_eq!((of, *size), (&range, 50_000));
         assert!(path.ends_with('a'), "{e}");
         assert_eq!(
-            kind(store.read_ranges(vec![(name("b"), 0..1), (name("a"), range)]).await),
+            kind(
+                store
+                    .read_ranges(vec![(name("b"), 0..1), (name("a"), range)])
+                    .await
+            ),
             ErrorKind::Corrupt
         );
     }
     #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
     let backwards = 2..1;
     let why = "a range that ends before it starts is no damage";
-    assert_eq!(kind(store.read(&name("a"), backwards.clone()).await), ErrorKind::Invalid, "{why}");
-    assert_eq!(kind(store.read_ranges(vec![(name("a"), backwards)]).await), ErrorKind::Invalid, "{why}");
+    assert_eq!(
+        kind(store.read(&name("a"), backwards.clone()).await),
+        ErrorKind::Invalid,
+        "{why}"
+    );
+    assert_eq!(
+        kind(store.read_ranges(vec![(name("a"), backwards)]).await),
+        ErrorKind::Invalid,
+        "{why}"
+    );
 }
 
 /// Compares with bytes that are known.
@@ -58,7 +97,11 @@ impl Checksum for Equals {
     }
 
     fn finish(self: Box<Self>) -> Result<(), BoxError> {
-        if self.right && self.want.is_empty() { Ok(()) } else { Err("other bytes".into()) }
+        if self.right && self.want.is_empty() {
+            Ok(())
+        } else {
+            Err("other bytes".into())
+        }
     }
 }
 
@@ -78,11 +121,26 @@ pub(super) async fn wanted_elements_land_and_nothing_else_changes(store: Arc<dyn
         let (a, mut into_a) = Target::new::<u8>(&[50, 22], &[Region::new([3, 1], [40, 20])]);
         let (b, mut into_b) = Target::new::<u8>(&[1, 128], &[Region::whole(&[1, 128])]);
         let parts = vec![
-            Part { source: stored.narrow(&want), into: into_a.pop().unwrap() },
-            Part { source: stored.narrow(&last), into: into_b.pop().unwrap() },
+            Part {
+                source: stored.narrow(&want),
+                into: into_a.pop().unwrap(),
+            },
+            Part {
+                source: stored.narrow(&last),
+                into: into_b.pop().unwrap(),
+            },
         ];
-        let check = if checked { Equals::boxed(bytes.slice(3000..)) } else { None };
-        let reads = vec![RecordRead { name: name("a"), record: record.clone(), parts, check }];
+        let check = if checked {
+            Equals::boxed(bytes.slice(3000..))
+        } else {
+            None
+        };
+        let reads = vec![RecordRead {
+            name: name("a"),
+            record: record.clone(),
+            parts,
+            check,
+        }];
         let stats = store.read_into(reads, Progress::none()).await.unwrap();
         assert_eq!(stats.needed, 40 * 20 + 128);
         assert!(stats.bytes >= stats.needed && stats.bytes <= 64 * 128);
@@ -92,7 +150,11 @@ pub(super) async fn wanted_elements_land_and_nothing_else_changes(store: Arc<dyn
         for (i, got) in a.iter().enumerate() {
             let (r, c) = (i / 22, i % 22);
             let inside = (3..43).contains(&r) && (1..21).contains(&c);
-            let want = if inside { bytes[3000 + (r + 2) * 128 + c + 9] } else { 0 };
+            let want = if inside {
+                bytes[3000 + (r + 2) * 128 + c + 9]
+            } else {
+                0
+            };
             assert_eq!(*got, want, "row {r}, column {c}");
         }
     }
@@ -101,11 +163,19 @@ pub(super) async fn wanted_elements_land_and_nothing_else_changes(store: Arc<dyn
 pub(super) async fn a_failed_check_names_the_record(store: Arc<dyn Store>) {
     let bytes = pattern(10_000, 4);
     committed(&store, "one", IfExists::Refuse, &[("a", bytes.clone())]).await;
-    for (good, of) in [(true, bytes.slice(100..9_000)), (false, bytes.slice(99..8_999))] {
+    for (good, of) in [
+        (true, bytes.slice(100..9_000)),
+        (false, bytes.slice(99..8_999)),
+    ] {
         let (target, into) = Target::bytes(10);
         let source = rows(1, &[8_900]).narrow(&Region::new([50], [10]));
         let parts = vec![Part { source, into }];
-        let reads = vec![RecordRead { name: name("a"), record: 100..9_000, parts, check: Equals::boxed(of) }];
+        let reads = vec![RecordRead {
+            name: name("a"),
+            record: 100..9_000,
+            parts,
+            check: Equals::boxed(of),
+        }];
         let outcome = store.read_into(reads, Progress::none()).await;
         assert!(target.is_free());
         if good {
@@ -113,7 +183,9 @@ pub(super) async fn a_failed_check_names_the_record(store: Arc<dyn Store>) {
             assert_eq!(target.into_vec::<u8>(), bytes[150..160]);
         } else {
             let e = outcome.unwrap_err();
-            let StorageError::Check { name: n, range, .. } = &e else { panic!("{e}") };
+            let StorageError::Check { name: n, range, .. } = &e else {
+                panic!("{e}")
+            };
             assert_eq!((n.as_str(), range), ("a", &(100..9_000)));
         }
     }
@@ -132,8 +204,12 @@ pub(super) async fn parts_that_do_not_fit_are_refused(store: Arc<dyn Store>) {
     ];
     for (record, source, len, want) in cases {
         let (target, into) = Target::bytes(len);
-        let reads =
-            vec![RecordRead { name: name("a"), record, parts: vec![Part { source, into }], check: None }];
+        let reads = vec![RecordRead {
+            name: name("a"),
+            record,
+            parts: vec![Part { source, into }],
+            check: None,
+        }];
         assert_eq!(kind(store.read_into(reads, Progress::none()).await), want);
         assert!(target.is_free());
     }

@@ -1,6 +1,8 @@
 //! What the rules have in common.
 
-use crate::{Durability, Entry, FileBody, IfExists, Name, Progress, Result, Store, StoreExt, Written};
+use crate::{
+    Durability, Entry, FileBody, IfExists, Name, Progress, Result, Store, StoreExt, Written,
+};
 use bytes::Bytes;
 use reshard_model::ErrorKind;
 use std::sync::Arc;
@@ -10,7 +12,9 @@ pub(super) fn name(s: &str) -> Name {
 }
 
 pub(super) fn pattern(len: usize, seed: usize) -> Bytes {
-    (0..len).map(|i| ((i + seed).wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+    (0..len)
+        .map(|i| ((i + seed).wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect()
 }
 
 pub(super) fn file(n: &str, bytes: &Bytes) -> FileBody {
@@ -37,15 +41,30 @@ pub(super) async fn committed(
 ) {
     let transaction = store.begin(attempt, if_exists).await.unwrap();
     let bodies = files.iter().map(|(n, b)| file(n, b)).collect();
-    let written = transaction.write(bodies, Durability::Process, Progress::none()).await.unwrap();
-    let want: Vec<_> = files.iter().map(|(n, b)| (name(n), b.len() as u64)).collect();
+    let written = transaction
+        .write(bodies, Durability::Process, Progress::none())
+        .await
+        .unwrap();
+    let want: Vec<_> = files
+        .iter()
+        .map(|(n, b)| (name(n), b.len() as u64))
+        .collect();
     let got: Vec<_> = written.iter().map(|w| (w.name.clone(), w.bytes)).collect();
     assert_eq!(got, want, "in the order given");
-    transaction.commit(Some(record()), &entries(&written), Durability::Process).await.unwrap();
+    transaction
+        .commit(Some(record()), &entries(&written), Durability::Process)
+        .await
+        .unwrap();
 }
 
 pub(super) async fn names(store: &Arc<dyn Store>) -> Vec<String> {
-    store.files().await.unwrap().into_iter().map(|e| e.name.to_string()).collect()
+    store
+        .files()
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|e| e.name.to_string())
+        .collect()
 }
 
 pub(super) fn kind<T>(outcome: Result<T>) -> ErrorKind {

@@ -41,10 +41,16 @@ impl Peers {
         // Either one exchange group has all ranks, or none has. So either all ranks call `split`, or none does.
         let all = group.filter(|group| group.ranks == whole.size());
         if let Some(ExchangeGroup { most_peers, .. }) = all {
-            return Ok(Some(Self { part: None, most_peers }));
+            return Ok(Some(Self {
+                part: None,
+                most_peers,
+            }));
         }
         let part = whole.split(STEP, group.map(|group| group.first)).await?;
-        Ok(group.zip(part).map(|(group, part)| Self { part: Some(part), most_peers: group.most_peers }))
+        Ok(group.zip(part).map(|(group, part)| Self {
+            part: Some(part),
+            most_peers: group.most_peers,
+        }))
     }
 
     /// The meeting of these ranks.
@@ -53,7 +59,12 @@ impl Peers {
             Some(part) => Comm::new(&**part).with_deadline(whole.deadline()),
             None => *whole,
         };
-        Meeting { comm, rank: whole.rank(), most_peers: self.most_peers, memory }
+        Meeting {
+            comm,
+            rank: whole.rank(),
+            most_peers: self.most_peers,
+            memory,
+        }
     }
 }
 
@@ -81,7 +92,10 @@ impl Apart {
         memory: u64,
     ) -> Result<Option<Self>> {
         let part = whole.split(STEP, group.map(|group| group.first)).await?;
-        let cause = Cause::new(ErrorKind::Internal, format!("rank {} was dropped", whole.rank()));
+        let cause = Cause::new(
+            ErrorKind::Internal,
+            format!("rank {} was dropped", whole.rank()),
+        );
         Ok(group.zip(part).map(|(group, part)| Self {
             part,
             rank: whole.rank(),
@@ -94,7 +108,12 @@ impl Apart {
 
     pub(in crate::pipeline) fn meeting(&self) -> Meeting<'_> {
         let comm = Comm::new(&*self.part).with_deadline(self.deadline);
-        Meeting { comm, rank: self.rank, most_peers: self.most_peers, memory: self.memory }
+        Meeting {
+            comm,
+            rank: self.rank,
+            most_peers: self.most_peers,
+            memory: self.memory,
+        }
     }
 
     /// The exchange is over, and the peers know how it ended.
@@ -133,11 +152,24 @@ const LEAST: u64 = 256;
 impl Table {
     /// All peers tell each other their rank in the whole group, and how much memory they may use. The smallest memory counts.
     pub(in crate::pipeline) async fn meet(meeting: Meeting<'_>) -> Result<Self, CommError> {
-        let Meeting { comm, rank, most_peers, memory } = meeting;
+        let Meeting {
+            comm,
+            rank,
+            most_peers,
+            memory,
+        } = meeting;
         let all: Vec<(Rank, u64)> = comm.all_gather(STEP, Ok((rank, memory))).await?;
-        let memory = all.iter().map(|(_, memory)| *memory).min().unwrap_or(memory);
+        let memory = all
+            .iter()
+            .map(|(_, memory)| *memory)
+            .min()
+            .unwrap_or(memory);
         let ranks = all.into_iter().map(|(rank, _)| rank).collect();
-        Ok(Self { ranks, memory, most_peers: most_peers.max(1) })
+        Ok(Self {
+            ranks,
+            memory,
+            most_peers: most_peers.max(1),
+        })
     }
 
     /// How many peers there are.
@@ -158,7 +190,9 @@ impl Table {
     /// The most bytes that one rank sends to another in a round. So at most a quarter of the memory holds sent data, and a
     /// quarter received data.
     pub(in crate::pipeline) fn quota(&self) -> u64 {
-        (self.memory / 4 / u64::from(self.most_peers)).saturating_sub(HEAD).max(LEAST)
+        (self.memory / 4 / u64::from(self.most_peers))
+            .saturating_sub(HEAD)
+            .max(LEAST)
     }
 
     /// The most bytes that wait: in a load those that are read but not yet sent, in a save those that came but are not yet written.
@@ -169,14 +203,24 @@ impl Table {
     /// Translates an error of the sub-group, which has its own rank numbers, for the whole group.
     pub(super) fn named(&self, e: CommError) -> CommError {
         match e {
-            CommError::Deadline { step, seconds, silent } => {
+            CommError::Deadline {
+                step,
+                seconds,
+                silent,
+            } => {
                 let whole = |rank: Rank| self.ranks.get(rank.index()).copied().unwrap_or(rank);
-                CommError::Deadline { step, seconds, silent: silent.into_iter().map(whole).collect() }
+                CommError::Deadline {
+                    step,
+                    seconds,
+                    silent: silent.into_iter().map(whole).collect(),
+                }
             }
             CommError::Broken(mut cause) if !self.is_whole() => {
                 let ranks = Rank::list(&self.ranks);
-                cause.message =
-                    format!("in an exchange of {ranks}, by place in this list: {}", cause.message);
+                cause.message = format!(
+                    "in an exchange of {ranks}, by place in this list: {}",
+                    cause.message
+                );
                 CommError::Broken(cause)
             }
             other => other,
@@ -184,6 +228,9 @@ impl Table {
     }
 
     fn is_whole(&self) -> bool {
-        self.ranks.iter().enumerate().all(|(i, rank)| rank.index() == i)
+        self.ranks
+            .iter()
+            .enumerate()
+            .all(|(i, rank)| rank.index() == i)
     }
 }

@@ -30,12 +30,28 @@ pub(super) async fn exchange(
     cx: &LoadCx<'_>,
 ) -> Result<(Traffic, BTreeMap<ObjectId, Payload>), Stopped> {
     let meeting = peers.meeting(&cx.comm, cx.exchange_memory);
-    let exchanged = exchange::exchange(meeting, read, |(totals, Exchanged { served, received }), table| {
-        let taker = Taker::new(plan, received, &table, from, cx)?;
-        let giver = Giver::new(plan, served, table)?;
-        Ok(Reads { giver, taker, totals, from, how, cx })
-    });
-    let Reads { giver, taker, totals, .. } = exchanged.await?;
+    let exchanged = exchange::exchange(
+        meeting,
+        read,
+        |(totals, Exchanged { served, received }), table| {
+            let taker = Taker::new(plan, received, &table, from, cx)?;
+            let giver = Giver::new(plan, served, table)?;
+            Ok(Reads {
+                giver,
+                taker,
+                totals,
+                from,
+                how,
+                cx,
+            })
+        },
+    );
+    let Reads {
+        giver,
+        taker,
+        totals,
+        ..
+    } = exchanged.await?;
     let mut objects = taker.done(giver.table())?;
     objects.extend(giver.objects);
     Ok((totals, objects))
@@ -54,7 +70,9 @@ struct Reads<'p, 'c> {
 #[async_trait]
 impl Streams for Reads<'_, '_> {
     async fn send(&mut self) -> Result<Outgoing> {
-        self.giver.round(self.from, self.how, self.cx, &mut self.totals).await
+        self.giver
+            .round(self.from, self.how, self.cx, &mut self.totals)
+            .await
     }
 
     fn receive(&mut self, peer: usize, part: Bytes) -> Result<()> {

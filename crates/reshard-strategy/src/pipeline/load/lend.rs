@@ -3,7 +3,8 @@
 use crate::{LoadFailure, Result, StrategyError};
 use indexmap::IndexMap;
 use reshard_model::{
-    DType, Data, FlatStateDict, LentBuffer, LentView, Region, RegionMut, Sharded, ShardedTensor, Tensor,
+    DType, Data, FlatStateDict, LentBuffer, LentView, Region, RegionMut, Sharded, ShardedTensor,
+    Tensor,
 };
 use reshard_plan::{LoadPlan, Metadata, ReadItem, Stored, Wanted};
 use std::{
@@ -76,10 +77,17 @@ impl Loan {
     /// # Errors
     /// The failure contains the template.
     pub(super) fn take(template: FlatStateDict, plan: &LoadPlan) -> Result<Self, Box<LoadFailure>> {
-        let mut loan = Self { template, devices: BTreeMap::new(), buffers: Vec::new() };
+        let mut loan = Self {
+            template,
+            devices: BTreeMap::new(),
+            buffers: Vec::new(),
+        };
         match loan.allocate(plan).and_then(|()| loan.lend(&filled(plan))) {
             Ok(()) => Ok(loan),
-            Err(error) => Err(Box::new(LoadFailure { error, template: loan.give_back(false).0 })),
+            Err(error) => Err(Box::new(LoadFailure {
+                error,
+                template: loan.give_back(false).0,
+            })),
         }
     }
 
@@ -100,28 +108,39 @@ impl Loan {
 
     fn lend(&mut self, filled: &BTreeSet<u32>) -> Result<()> {
         for &i in filled {
-            let Some(t) = tensor_mut(&mut self.template, i) else { continue };
+            let Some(t) = tensor_mut(&mut self.template, i) else {
+                continue;
+            };
             if let Data::Device(d) = &t.data {
                 // A read may cover only a part of the leaf. The host copy keeps the rest.
                 let host = d.to_host(&t.key)?;
-                self.devices.insert(i, std::mem::replace(&mut t.data, Data::Host(host)));
+                self.devices
+                    .insert(i, std::mem::replace(&mut t.data, Data::Host(host)));
             }
         }
         // A buffer can be lent only with all handles on it, so leaves that share a buffer are lent together.
         let mut views: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
         for (i, leaf) in self.template.values().enumerate() {
-            if let Sharded::Tensor(ShardedTensor { data: Data::Host(h), .. }) = leaf {
+            if let Sharded::Tensor(ShardedTensor {
+                data: Data::Host(h),
+                ..
+            }) = leaf
+            {
                 views.entry(h.buffer_id()).or_default().push(i as u32);
             }
         }
         views.retain(|_, leaves| leaves.iter().any(|i| filled.contains(i)));
-        views.into_values().try_for_each(|leaves| self.lend_buffer(leaves))
+        views
+            .into_values()
+            .try_for_each(|leaves| self.lend_buffer(leaves))
     }
 
     fn lend_buffer(&mut self, leaves: Vec<u32>) -> Result<()> {
         let (mut key, mut handles) = (String::new(), Vec::with_capacity(leaves.len()));
         for &i in &leaves {
-            let Some(t) = tensor_mut(&mut self.template, i) else { continue };
+            let Some(t) = tensor_mut(&mut self.template, i) else {
+                continue;
+            };
             if let Data::Host(h) = std::mem::take(&mut t.data) {
                 handles.push(h);
             }
@@ -130,7 +149,11 @@ impl Loan {
             }
         }
         match LentBuffer::new(&key, handles) {
-            Ok((buffer, views)) => self.buffers.push(Lent { buffer, views, leaves }),
+            Ok((buffer, views)) => self.buffers.push(Lent {
+                buffer,
+                views,
+                leaves,
+            }),
             Err((e, handles)) => {
                 restore(&mut self.template, &leaves, handles);
                 return Err(e.into());
@@ -147,11 +170,18 @@ impl Loan {
         // Finds the buffer and the view of each leaf.
         let mut at = BTreeMap::new();
         for (buffer, lent) in self.buffers.iter().enumerate() {
-            at.extend(lent.leaves.iter().enumerate().map(|(view, &leaf)| (leaf, (buffer, view))));
+            at.extend(
+                lent.leaves
+                    .iter()
+                    .enumerate()
+                    .map(|(view, &leaf)| (leaf, (buffer, view))),
+            );
         }
         // A buffer checks that its regions are disjoint, so all regions of a buffer, zeros too, must be collected first.
         let items = routed(plan, metadata)?;
-        let reads = items.into_iter().map(|(i, route)| (i.dest, &i.dest_region, Some((i, route))));
+        let reads = items
+            .into_iter()
+            .map(|(i, route)| (i.dest, &i.dest_region, Some((i, route))));
         let zeros = plan.fills.iter().map(|f| (f.dest, &f.dest_region, None));
         let mut wants: Vec<Vec<Want<'_>>> = Vec::new();
         wants.resize_with(self.buffers.len(), Vec::new);
@@ -160,14 +190,21 @@ impl Loan {
             let (Some(Sharded::Tensor(t)), Some(&(buffer, view))) = (leaf, at.get(&dest)) else {
                 return Err(no_memory(dest, leaf));
             };
-            wants[buffer].push(Want { view, region: local(t, region), item, dtype: t.dtype });
+            wants[buffer].push(Want {
+                view,
+                region: local(t, region),
+                item,
+                dtype: t.dtype,
+            });
         }
 
         // Now each buffer is cut once, and each region goes to the reader that fills it.
         let mut out = Places::default();
         for (lent, wants) in self.buffers.iter().zip(wants) {
-            let regions: Vec<(&LentView, Region)> =
-                wants.iter().map(|want| (&lent.views[want.view], want.region.clone())).collect();
+            let regions: Vec<(&LentView, Region)> = wants
+                .iter()
+                .map(|want| (&lent.views[want.view], want.region.clone()))
+                .collect();
             let regions = lent.buffer.regions_mut(&regions)?;
             for (Want { item, dtype, .. }, into) in wants.into_iter().zip(regions) {
                 let Some((item, route)) = item else {
@@ -188,10 +225,19 @@ impl Loan {
     /// Returns the template with its own buffers. If `filled`, the data that were read are copied to their devices.
     /// Otherwise device memory stays unchanged.
     pub(super) fn give_back(self, filled: bool) -> (FlatStateDict, Result<()>) {
-        let Self { mut template, devices, buffers } = self;
+        let Self {
+            mut template,
+            devices,
+            buffers,
+        } = self;
         // Every buffer is taken back, even if one of them is lost.
         let mut lost = None;
-        for Lent { buffer, views, leaves } in buffers {
+        for Lent {
+            buffer,
+            views,
+            leaves,
+        } in buffers
+        {
             match buffer.reclaim(views) {
                 Ok(handles) => restore(&mut template, &leaves, handles),
                 Err(_) => lost = lost.or(leaves.first().copied()),
@@ -200,13 +246,18 @@ impl Loan {
         let mut outcome = match lost.and_then(|i| template.get_index(i as usize)) {
             None => Ok(()),
             Some((_, leaf)) => {
-                let what = format!("the buffer of {} is still being read into by a store", leaf.key());
+                let what = format!(
+                    "the buffer of {} is still being read into by a store",
+                    leaf.key()
+                );
                 Err(StrategyError::Internal(what))
             }
         };
         // Each device leaf gets its device data back. These are changed only if the whole load succeeded.
         for (i, device) in devices {
-            let Some(t) = tensor_mut(&mut template, i) else { continue };
+            let Some(t) = tensor_mut(&mut template, i) else {
+                continue;
+            };
             let host = std::mem::replace(&mut t.data, device);
             if let (Data::Device(d), Data::Host(h)) = (&t.data, host)
                 && filled
@@ -235,22 +286,38 @@ fn routed<'p>(plan: &'p LoadPlan, metadata: &Metadata) -> Result<Vec<(&'p ReadIt
         return Ok(own.map(|item| (item, Route::Read)).collect());
     }
     // If this rank reads something for others, it does not read it again for itself.
-    let served: IndexMap<&Wanted, usize> =
-        plan.exchange.serves.iter().enumerate().map(|(n, serve)| (&serve.what, n)).collect();
+    let served: IndexMap<&Wanted, usize> = plan
+        .exchange
+        .serves
+        .iter()
+        .enumerate()
+        .map(|(n, serve)| (&serve.what, n))
+        .collect();
     let mut out = Vec::new();
     for item in own {
-        let route = served.get(&item.wanted(metadata)?).map_or(Route::Read, |n| Route::Served(*n));
+        let route = served
+            .get(&item.wanted(metadata)?)
+            .map_or(Route::Read, |n| Route::Served(*n));
         out.push((item, route));
     }
     for (n, receive) in plan.exchange.receives.iter().enumerate() {
-        out.extend(receive.items.iter().filter(|i| is_tensor(i)).map(|item| (item, Route::Received(n))));
+        out.extend(
+            receive
+                .items
+                .iter()
+                .filter(|i| is_tensor(i))
+                .map(|item| (item, Route::Received(n))),
+        );
     }
     Ok(out)
 }
 
 /// The leaves that the plan fills, by position in the template.
 fn filled(plan: &LoadPlan) -> BTreeSet<u32> {
-    tensors(plan).map(|i| i.dest).chain(plan.fills.iter().map(|f| f.dest)).collect()
+    tensors(plan)
+        .map(|i| i.dest)
+        .chain(plan.fills.iter().map(|f| f.dest))
+        .collect()
 }
 
 fn tensor_mut(template: &mut FlatStateDict, i: u32) -> Option<&mut ShardedTensor> {
@@ -271,7 +338,10 @@ fn restore(template: &mut FlatStateDict, leaves: &[u32], handles: Vec<Tensor>) {
 /// The region of a leaf's local tensor for a region of the plan. The local tensor lacks the prepended axes, whose length is 1.
 fn local(leaf: &ShardedTensor, region: &Region) -> Region {
     let cut = |d: &[u64]| d.get(leaf.prepend_axis_num..).unwrap_or(&[]).into();
-    Region { offsets: cut(&region.offsets), lengths: cut(&region.lengths) }
+    Region {
+        offsets: cut(&region.offsets),
+        lengths: cut(&region.lengths),
+    }
 }
 
 fn no_memory(dest: u32, leaf: Option<&Sharded>) -> StrategyError {

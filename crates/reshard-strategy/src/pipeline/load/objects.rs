@@ -25,7 +25,9 @@ pub(super) async fn objects(
     let reads: Vec<ReadObject> = missing.map(|&object| ReadObject { object }).collect();
     let mut read = from.read_objects(&reads, how).await?.into_iter();
     for (id, items) in leaves {
-        let Some(payload) = there.remove(&id).or_else(|| read.next()) else { break };
+        let Some(payload) = there.remove(&id).or_else(|| read.next()) else {
+            break;
+        };
         put(template, &items, &payload, from, cx)?;
     }
     Ok(())
@@ -53,9 +55,11 @@ fn put(
         } else {
             let list = match &mut parts {
                 Some(list) => list,
-                none => {
-                    none.insert(elements(decode_object(&*codec, key, payload.clone())?, items.len(), item)?)
-                }
+                none => none.insert(elements(
+                    decode_object(&*codec, key, payload.clone())?,
+                    items.len(),
+                    item,
+                )?),
             };
             Payload::Value(list.get(n).cloned().unwrap_or(Value::None))
         };

@@ -22,7 +22,9 @@ struct Detour<'p> {
 impl Detour<'_> {
     /// The bytes of temporary memory that it needs.
     fn bytes(&self) -> u64 {
-        self.selection.elements().saturating_mul(self.selection.dtype.size())
+        self.selection
+            .elements()
+            .saturating_mul(self.selection.dtype.size())
     }
 }
 
@@ -36,11 +38,18 @@ pub(super) async fn transfer<'p>(
     places.zeros.into_iter().try_for_each(zero)?;
     let (mut direct, mut detours) = (Vec::new(), Vec::new());
     for Place { item, dtype, into } in places.reads {
-        let Some(selection) = item.selection(from.metadata())? else { continue };
+        let Some(selection) = item.selection(from.metadata())? else {
+            continue;
+        };
         if goes_straight(item, selection.dtype, dtype, cx)? {
             direct.push(ReadTensor::new(selection, into));
         } else {
-            detours.push(Detour { item, selection, dtype, into });
+            detours.push(Detour {
+                item,
+                selection,
+                dtype,
+                into,
+            });
         }
     }
     let mut totals = from.read_tensors(direct, how).await?;
@@ -53,7 +62,12 @@ pub(super) async fn transfer<'p>(
 
 /// Whether elements of stored type `stored` go straight into a leaf of type `dtype`. Elements that are cast always go through
 /// temporary memory, whatever the planner says.
-pub(super) fn goes_straight(item: &ReadItem, stored: DType, dtype: DType, cx: &LoadCx<'_>) -> Result<bool> {
+pub(super) fn goes_straight(
+    item: &ReadItem,
+    stored: DType,
+    dtype: DType,
+    cx: &LoadCx<'_>,
+) -> Result<bool> {
     Ok(stored == dtype && cx.planner.lookup_tensor(item)? == Destination::Leaf)
 }
 
@@ -71,7 +85,9 @@ fn round(detours: &[Detour<'_>]) -> usize {
 
 fn zero(into: RegionMut) -> Result<()> {
     let bytes = into.bytes();
-    let Some(dense) = Layout::contiguous(into.item(), into.shape()) else { return Ok(()) };
+    let Some(dense) = Layout::contiguous(into.item(), into.shape()) else {
+        return Ok(());
+    };
     let mut copy = into.strided_copy(&dense)?;
     let mut at = 0;
     while at < bytes {
@@ -90,7 +106,13 @@ async fn through_scratch(
     cx: &LoadCx<'_>,
 ) -> Result<Traffic> {
     let (mut reads, mut waiting) = (Vec::new(), Vec::new());
-    for Detour { item, selection, dtype, into } in detours {
+    for Detour {
+        item,
+        selection,
+        dtype,
+        into,
+    } in detours
+    {
         let (read, lent, views) = scratch(&item.piece.key, selection, into.shape())?;
         reads.push(read);
         waiting.push((item, dtype, into, lent, views));
@@ -110,7 +132,10 @@ pub(super) fn scratch(
 ) -> Result<(ReadTensor, Arc<LentBuffer>, Vec<LentView>)> {
     let memory = Tensor::zeros(key, selection.dtype, shape)?;
     let (lent, views) = LentBuffer::new(key, vec![memory]).map_err(|(e, _)| e)?;
-    let whole: Vec<_> = views.iter().map(|view| (view, Region::whole(shape))).collect();
+    let whole: Vec<_> = views
+        .iter()
+        .map(|view| (view, Region::whole(shape)))
+        .collect();
     let none = || StrategyError::Internal(format!("{key}: memory of one view has no region"));
     let inner = lent.regions_mut(&whole)?.pop().ok_or_else(none)?;
     Ok((ReadTensor::new(selection, inner), lent, views))
@@ -119,7 +144,10 @@ pub(super) fn scratch(
 /// Takes the temporary memory back once it is filled.
 pub(super) fn reclaimed(lent: Arc<LentBuffer>, views: Vec<LentView>) -> Result<Tensor> {
     let kept = || StrategyError::Internal("a store kept a buffer".into());
-    lent.reclaim(views).ok().and_then(|mut all| all.pop()).ok_or_else(kept)
+    lent.reclaim(views)
+        .ok()
+        .and_then(|mut all| all.pop())
+        .ok_or_else(kept)
 }
 
 /// Lets the planner transform elements, in the shape of their place. Casts them and puts them into the place.
@@ -146,11 +174,22 @@ mod tests {
     #[test]
     fn zeros_fill_a_region_of_many_blocks_and_nothing_else() {
         let (rows, columns) = (300, 200);
-        let ones = Tensor::from_vec(&[rows, columns], vec![1u8; (rows * columns) as usize]).unwrap();
+        let ones =
+            Tensor::from_vec(&[rows, columns], vec![1u8; (rows * columns) as usize]).unwrap();
         let (lent, views) = LentBuffer::new("w", vec![ones]).unwrap();
         let inner = Region::new([1, 3], [rows - 1, columns - 3]);
-        lent.regions_mut(&[(&views[0], inner)]).unwrap().into_iter().try_for_each(zero).unwrap();
-        let filled = lent.reclaim(views).ok().unwrap().remove(0).to_vec::<u8>().unwrap();
+        lent.regions_mut(&[(&views[0], inner)])
+            .unwrap()
+            .into_iter()
+            .try_for_each(zero)
+            .unwrap();
+        let filled = lent
+            .reclaim(views)
+            .ok()
+            .unwrap()
+            .remove(0)
+            .to_vec::<u8>()
+            .unwrap();
         for (i, &byte) in (0u64..).zip(&filled) {
             let outside = i / columns < 1 || i % columns < 3;
             assert_eq!(byte, u8::from(outside), "element {i}");

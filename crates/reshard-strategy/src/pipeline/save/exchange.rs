@@ -38,11 +38,17 @@ pub(super) async fn exchange<W: StorageWriter>(
         let shared = Feed::new(&plan, &table)?;
         work::start(&shared, &plan, &source, rank, target)?;
         feed = Some(Ends(Arc::clone(&shared)));
-        Ok(Writes { feed: shared, giver, table })
+        Ok(Writes {
+            feed: shared,
+            giver,
+            table,
+        })
     })
     .await
     .map(drop);
-    let Some(ends) = feed else { return (false, exchanged.map(|()| Vec::new())) };
+    let Some(ends) = feed else {
+        return (false, exchanged.map(|()| Vec::new()));
+    };
     // The thread is at its end before this rank is done: nothing holds the state any more.
     if exchanged.is_err() {
         ends.0.stop();
@@ -74,8 +80,14 @@ impl<W: StorageWriter> Streams for Writes<W> {
         self.feed.ready().await;
         let (asks, more) = self.feed.asks()?;
         let given = self.giver.round()?;
-        let parts = asks.into_iter().zip(given).map(|(ask, given)| wire::part(&ask, given));
-        Ok(Outgoing { parts: parts.collect::<Result<_>>()?, more })
+        let parts = asks
+            .into_iter()
+            .zip(given)
+            .map(|(ask, given)| wire::part(&ask, given));
+        Ok(Outgoing {
+            parts: parts.collect::<Result<_>>()?,
+            more,
+        })
     }
 
     fn receive(&mut self, peer: usize, part: Bytes) -> Result<()> {

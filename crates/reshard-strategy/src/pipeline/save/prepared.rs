@@ -6,8 +6,8 @@ use super::{
     written::{Target, check_written, lay_out},
 };
 use crate::{
-    AsyncStager, FileLayout, FinishCx, PreparedSave, Records, Result, SaveTotals, Saved, StorageInfo,
-    StorageWriter, StrategyError, Traffic, WriteResult, agree, cause,
+    AsyncStager, FileLayout, FinishCx, PreparedSave, Records, Result, SaveTotals, Saved,
+    StorageInfo, StorageWriter, StrategyError, Traffic, WriteResult, agree, cause,
     pipeline::exchange::{Apart, Stopped},
     staging::stage_leaves,
 };
@@ -90,7 +90,10 @@ impl<W: StorageWriter> Prepared<W> {
         let cause = cause(e);
         match self.step {
             Step::Write => cause,
-            step => Cause { message: format!("in `{}`: {}", step.name(), cause.message), ..cause },
+            step => Cause {
+                message: format!("in `{}`: {}", step.name(), cause.message),
+                ..cause
+            },
         }
     }
 }
@@ -99,10 +102,16 @@ impl<W: StorageWriter> Prepared<W> {
 impl<W: StorageWriter> PreparedSave for Prepared<W> {
     async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()> {
         self.step = Step::Staging;
-        let Some(Work { plan, state }) = &mut self.work else { return Err(written_already()) };
+        let Some(Work { plan, state }) = &mut self.work else {
+            return Err(written_already());
+        };
         // The plan names leaves that tensors come from, also those that this rank gives to others. Only these are copied.
         let given = plan.exchange.gives.iter().map(|give| &give.item);
-        let tensors = plan.items.iter().chain(given).filter(|i| i.tensor().is_some());
+        let tensors = plan
+            .items
+            .iter()
+            .chain(given)
+            .filter(|i| i.tensor().is_some());
         let wanted = tensors.map(|i| i.source).collect();
         stage_leaves(state, &wanted, stager).await
     }
@@ -113,13 +122,18 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
         let source = Source::new(Arc::clone(&self.writer), Arc::clone(&self.planner), state);
         let Some(peers) = self.peers.take() else {
             let resolve = |item: &WriteItem| source.resolve(item);
-            let FileLayout { files, items, copied } = lay_out(&*self.writer, self.rank, &plan, &resolve)?;
+            let FileLayout {
+                files,
+                items,
+                copied,
+            } = lay_out(&*self.writer, self.rank, &plan, &resolve)?;
             self.step = Step::Write;
             let written = self.target.write(files).await?;
             self.results = FileLayout::results(items, copied, &written)?;
             return Ok(());
         };
-        let (laid_out, exchanged) = exchange(&peers, plan, source, self.rank, self.target.clone()).await;
+        let (laid_out, exchanged) =
+            exchange(&peers, plan, source, self.rank, self.target.clone()).await;
         if laid_out {
             self.step = Step::Write;
         }
@@ -158,7 +172,10 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
             (Err(e), None) => Err(me.told(e)),
         };
         let totals = comm.all_reduce("write", part, |parts: Vec<Part>| {
-            let results = parts.into_iter().map(Part::results).collect::<Result<Vec<_>, Cause>>()?;
+            let results = parts
+                .into_iter()
+                .map(Part::results)
+                .collect::<Result<Vec<_>, Cause>>()?;
             check_written(metadata, &results)?;
             let cx = FinishCx::new(url, dialect, metadata, &results);
             saved.records = writer.finish(&cx).map_err(|e| cause(&e))?;
@@ -176,13 +193,21 @@ impl<W: StorageWriter> PreparedSave for Prepared<W> {
 
 impl<W: StorageWriter> Prepared<W> {
     /// Finishes a rank-local save, in which each rank has a record of its own items.
-    async fn finish_alone(self, written: Result<Vec<WriteResult>>, comm: &Comm<'_>) -> Result<Saved> {
-        let records = written.as_ref().map_err(|e| self.told(e)).and_then(|results| {
-            let own = std::slice::from_ref(results);
-            let cx = FinishCx::new(&self.url, self.dialect, &self.metadata, own).of_rank(comm.rank().0);
-            let records = self.writer.finish(&cx).map_err(|e| cause(&e))?;
-            Ok((records, totals(results)))
-        });
+    async fn finish_alone(
+        self,
+        written: Result<Vec<WriteResult>>,
+        comm: &Comm<'_>,
+    ) -> Result<Saved> {
+        let records = written
+            .as_ref()
+            .map_err(|e| self.told(e))
+            .and_then(|results| {
+                let own = std::slice::from_ref(results);
+                let cx = FinishCx::new(&self.url, self.dialect, &self.metadata, own)
+                    .of_rank(comm.rank().0);
+                let records = self.writer.finish(&cx).map_err(|e| cause(&e))?;
+                Ok((records, totals(results)))
+            });
         let (records, mine) = match records {
             Ok((records, totals)) => (records, Ok(totals)),
             Err(cause) => (Records::default(), Err(cause)),
@@ -194,7 +219,13 @@ impl<W: StorageWriter> Prepared<W> {
         });
         let totals = summed.await.map_err(|e| agree::theirs(comm, e, written))?;
         let metadata = Some(Arc::new(self.metadata));
-        Ok(Saved { records, metadata, ranks, totals, policy: self.policy })
+        Ok(Saved {
+            records,
+            metadata,
+            ranks,
+            totals,
+            policy: self.policy,
+        })
     }
 }
 

@@ -15,13 +15,20 @@ pub(super) struct Source<W> {
 
 impl<W: StorageWriter> Source<W> {
     pub(super) fn new(writer: Arc<W>, planner: Arc<dyn SavePlanner>, state: FlatStateDict) -> Self {
-        Self { writer, planner, cells: Cells::of(&state), state }
+        Self {
+            writer,
+            planner,
+            cells: Cells::of(&state),
+            state,
+        }
     }
 
     /// The data of an item that this rank has.
     pub(super) fn resolve(&self, item: &WriteItem) -> Result<WriteData> {
         let one = |item: &WriteItem| -> Result<WriteData> {
-            Ok(self.planner.transform_object(item, self.planner.lookup_object(item, &self.state)?)?)
+            Ok(self
+                .planner
+                .transform_object(item, self.planner.lookup_object(item, &self.state)?)?)
         };
         match item.kind {
             WriteKind::Object { .. } if self.writer.object_lists() => self.cells.list(item, &one),
@@ -35,14 +42,18 @@ impl<W: StorageWriter> Source<W> {
     /// The planner finds no data, or the format has no codec.
     pub(super) fn blocks(&self, item: &WriteItem) -> Result<Blocks> {
         match (&item.kind, self.resolve(item)?) {
-            (WriteKind::Tensor(t), WriteData::Tensor(data)) => Ok(Elements::of(item, t, data)?.blocks()),
+            (WriteKind::Tensor(t), WriteData::Tensor(data)) => {
+                Ok(Elements::of(item, t, data)?.blocks())
+            }
             (WriteKind::Object { .. }, WriteData::Object(payload)) => {
                 let bytes = encode_object(&*codec(&*self.writer)?, &item.key, payload)?;
                 Ok(Box::new(std::iter::once(Ok(bytes))))
             }
             _ => {
-                let what =
-                    format!("{}: an object was given for a tensor, or a tensor for an object", item.key);
+                let what = format!(
+                    "{}: an object was given for a tensor, or a tensor for an object",
+                    item.key
+                );
                 Err(StrategyError::Invalid(what))
             }
         }
@@ -78,28 +89,45 @@ impl Cells {
     pub(super) fn one_leaf_each(&self, state: &FlatStateDict) -> Result<()> {
         for (key, sources) in &self.0 {
             let leaves = sources.iter().filter_map(|i| state.get_index(*i as usize));
-            let is_main = |leaf: &Sharded| matches!(leaf, Sharded::Object(o) if o.replica_id.is_main());
-            let main: Vec<_> = leaves.filter(|(_, leaf)| is_main(leaf)).map(|(path, _)| path).collect();
+            let is_main =
+                |leaf: &Sharded| matches!(leaf, Sharded::Object(o) if o.replica_id.is_main());
+            let main: Vec<_> = leaves
+                .filter(|(_, leaf)| is_main(leaf))
+                .map(|(path, _)| path)
+                .collect();
             if let [first, second, ..] = &main[..] {
-                let what =
-                    format!("{first} and {second} are both {key}, of which this format stores one on a rank");
+                let what = format!(
+                    "{first} and {second} are both {key}, of which this format stores one on a rank"
+                );
                 return Err(StrategyError::Invalid(what));
             }
         }
         Ok(())
     }
 
-    fn list(&self, item: &WriteItem, one: &dyn Fn(&WriteItem) -> Result<WriteData>) -> Result<WriteData> {
+    fn list(
+        &self,
+        item: &WriteItem,
+        one: &dyn Fn(&WriteItem) -> Result<WriteData>,
+    ) -> Result<WriteData> {
         // A planner may have renamed the item, so its source, not its key, names the cell.
-        let Some(sources) = self.0.values().find(|v| v.contains(&item.source)) else { return one(item) };
+        let Some(sources) = self.0.values().find(|v| v.contains(&item.source)) else {
+            return one(item);
+        };
         let mut values = Vec::new();
         for &source in sources {
-            match one(&WriteItem { source, ..item.clone() })? {
+            match one(&WriteItem {
+                source,
+                ..item.clone()
+            })? {
                 WriteData::Object(Payload::Value(v)) => values.push(v),
                 // An encoded payload is carried over as it was stored, including its list.
                 encoded if sources.len() == 1 => return Ok(encoded),
                 _ => {
-                    let what = format!("{}: several leaves of one cell can't be stored undecoded", item.key);
+                    let what = format!(
+                        "{}: several leaves of one cell can't be stored undecoded",
+                        item.key
+                    );
                     return Err(StrategyError::Invalid(what));
                 }
             }
@@ -123,7 +151,9 @@ mod tests {
         let check = |leaves: [Sharded; 2]| {
             let paths = ["a", "b"].map(|name| Path(vec![name.into()]));
             let state: FlatStateDict = paths.into_iter().zip(leaves).collect();
-            Cells::of(&state).one_leaf_each(&state).map_err(|e| e.to_string())
+            Cells::of(&state)
+                .one_leaf_each(&state)
+                .map_err(|e| e.to_string())
         };
         assert_eq!(check([leaf(0), leaf(1)]), Ok(()), "one is a replica");
         let e = check([leaf(0), leaf(0)]).unwrap_err();
@@ -132,26 +162,46 @@ mod tests {
 
     #[test]
     fn several_leaves_of_a_cell_are_a_list_unless_they_are_encoded() {
-        let item = WriteItem { key: "o".into(), source: 3, kind: WriteKind::Object { bytes_hint: 1 } };
-        let encoded = || Payload::Encoded { codec: "c", bytes: Bytes::from_static(b"e") };
+        let item = WriteItem {
+            key: "o".into(),
+            source: 3,
+            kind: WriteKind::Object { bytes_hint: 1 },
+        };
+        let encoded = || Payload::Encoded {
+            codec: "c",
+            bytes: Bytes::from_static(b"e"),
+        };
         let list = |sources: &[u32], encoded_from: u32| {
             let cells = Cells(BTreeMap::from([("o".to_owned(), sources.to_vec())]));
             let one = |item: &WriteItem| {
                 let value = Payload::Value(Value::from(i64::from(item.source)));
-                Ok(WriteData::Object(if item.source < encoded_from { value } else { encoded() }))
+                Ok(WriteData::Object(if item.source < encoded_from {
+                    value
+                } else {
+                    encoded()
+                }))
             };
             cells.list(&item, &one).map_err(|e| e.to_string())
         };
-        let numbers = |numbers: &[i64]| Value::List(numbers.iter().map(|n| Value::from(*n)).collect());
+        let numbers =
+            |numbers: &[i64]| Value::List(numbers.iter().map(|n| Value::from(*n)).collect());
         let is_list = |found, expected: &[i64]| matches!(found, Ok(WriteData::Object(Payload::Value(v))) if v == numbers(expected));
         assert!(is_list(list(&[3], 9), &[3]));
         assert!(is_list(list(&[1, 3], 9), &[1, 3]));
-        assert!(matches!(list(&[3], 0), Ok(WriteData::Object(Payload::Encoded { .. }))));
+        assert!(matches!(
+            list(&[3], 0),
+            Ok(WriteData::Object(Payload::Encoded { .. }))
+        ));
         for sources in [&[3, 5][..], &[1, 3]] {
             let e = list(sources, 3).unwrap_err();
-            assert!(e.contains("o: several leaves of one cell can't be stored undecoded"), "{e}");
+            assert!(
+                e.contains("o: several leaves of one cell can't be stored undecoded"),
+                "{e}"
+            );
         }
         // Of another cell.
-        assert!(matches!(list(&[1, 2], 9), Ok(WriteData::Object(Payload::Value(v))) if v == Value::from(3)));
+        assert!(
+            matches!(list(&[1, 2], 9), Ok(WriteData::Object(Payload::Value(v))) if v == Value::from(3))
+        );
     }
 }

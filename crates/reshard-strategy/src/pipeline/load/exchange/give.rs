@@ -45,7 +45,13 @@ impl<'p> Giver<'p> {
         table: Arc<Table>,
     ) -> Result<Self> {
         let serves = plan.exchange.serves.iter().enumerate().peekable();
-        Ok(Self { serves, own, ready: VecDeque::new(), objects: BTreeMap::new(), table })
+        Ok(Self {
+            serves,
+            own,
+            ready: VecDeque::new(),
+            objects: BTreeMap::new(),
+            table,
+        })
     }
 
     /// The part of each peer in this round.
@@ -61,11 +67,21 @@ impl<'p> Giver<'p> {
         let mut blocks: Vec<Vec<Bytes>> = vec![Vec::new(); self.table.len()];
         let mut left = vec![self.table.quota(); self.table.len()];
         for ready in &mut self.ready {
-            let n = ready.to.iter().map(|&to| left[to]).min().unwrap_or(0).min(ready.bytes.len() as u64);
+            let n = ready
+                .to
+                .iter()
+                .map(|&to| left[to])
+                .min()
+                .unwrap_or(0)
+                .min(ready.bytes.len() as u64);
             let block = ready.bytes.split_to(n as usize);
             for &to in &ready.to {
                 // The stream is in order: until this is sent as a whole, nothing after it may go to this peer.
-                left[to] = if ready.bytes.is_empty() { left[to] - n } else { 0 };
+                left[to] = if ready.bytes.is_empty() {
+                    left[to] - n
+                } else {
+                    0
+                };
                 if !block.is_empty() {
                     blocks[to].push(block.clone());
                 }
@@ -73,7 +89,10 @@ impl<'p> Giver<'p> {
         }
         self.ready.retain(|ready| !ready.bytes.is_empty());
         let more = self.serves.peek().is_some() || !self.ready.is_empty();
-        Ok(Outgoing { parts: blocks, more })
+        Ok(Outgoing {
+            parts: blocks,
+            more,
+        })
     }
 
     pub(super) fn table(&self) -> &Table {
@@ -88,7 +107,11 @@ impl<'p> Giver<'p> {
         cx: &LoadCx<'_>,
         totals: &mut Traffic,
     ) -> Result<()> {
-        let mut held: u64 = self.ready.iter().map(|ready| ready.bytes.len() as u64).sum();
+        let mut held: u64 = self
+            .ready
+            .iter()
+            .map(|ready| ready.bytes.len() as u64)
+            .sum();
         // It is better to read much at a time than a little in each round, because formats read neighbouring chunks together.
         if held > self.table.window() / 2 {
             return Ok(());
@@ -113,7 +136,9 @@ impl<'p> Giver<'p> {
             Wanted::Object(object) => Some(ReadObject { object }),
             Wanted::Chunk(_) => None,
         });
-        let mut tensors = read_tensors(selections.collect(), from, how, totals).await?.into_iter();
+        let mut tensors = read_tensors(selections.collect(), from, how, totals)
+            .await?
+            .into_iter();
         let objects: Vec<ReadObject> = objects.collect();
         let mut payloads = match objects.is_empty() {
             true => Vec::new(),
@@ -123,12 +148,14 @@ impl<'p> Giver<'p> {
         // In the order of the plan, which is the order of the streams. This rank's own items are filled at once, so that the
         // data need not be kept for them.
         for (n, serve) in next {
-            let lacking = || StrategyError::Internal("a format read less than it was asked for".into());
+            let lacking =
+                || StrategyError::Internal("a format read less than it was asked for".into());
             let bytes = match &serve.what {
                 Wanted::Chunk(selection) => {
                     let tensor = tensors.next().ok_or_else(lacking)?;
                     let own = self.own.remove(&n).unwrap_or_default();
-                    own.into_iter().try_for_each(|place| keep(place, &tensor, selection, cx))?;
+                    own.into_iter()
+                        .try_for_each(|place| keep(place, &tensor, selection, cx))?;
                     tensor.to_bytes()
                 }
                 Wanted::Object(id) => {
@@ -140,8 +167,14 @@ impl<'p> Giver<'p> {
                     [&length[..], &object].concat().into()
                 }
             };
-            let to = serve.to.iter().map(|to| self.table.number(*to).ok_or_else(not_a_peer));
-            self.ready.push_back(Ready { bytes, to: to.collect::<Result<_>>()? });
+            let to = serve
+                .to
+                .iter()
+                .map(|to| self.table.number(*to).ok_or_else(not_a_peer));
+            self.ready.push_back(Ready {
+                bytes,
+                to: to.collect::<Result<_>>()?,
+            });
         }
         Ok(())
     }
@@ -151,7 +184,11 @@ impl<'p> Giver<'p> {
 fn size(what: &Wanted, from: &dyn StorageReader) -> u64 {
     match what {
         Wanted::Chunk(_) => what.bytes().unwrap_or(0),
-        Wanted::Object(id) => from.locate_object(*id).iter().map(|part| part.length()).sum(),
+        Wanted::Object(id) => from
+            .locate_object(*id)
+            .iter()
+            .map(|part| part.length())
+            .sum(),
     }
 }
 
@@ -167,13 +204,19 @@ async fn read_tensors(
     }
     let (mut reads, mut waiting) = (Vec::new(), Vec::new());
     for selection in selections {
-        let key = from.metadata().chunk(selection.chunk).map_or("", |(tensor, _)| tensor.key());
+        let key = from
+            .metadata()
+            .chunk(selection.chunk)
+            .map_or("", |(tensor, _)| tensor.key());
         let (read, lent, views) = scratch(key, selection.clone(), &selection.region.lengths)?;
         reads.push(read);
         waiting.push((lent, views));
     }
     *totals += from.read_tensors(reads, how).await?;
-    waiting.into_iter().map(|(lent, views)| reclaimed(lent, views)).collect()
+    waiting
+        .into_iter()
+        .map(|(lent, views)| reclaimed(lent, views))
+        .collect()
 }
 
 /// Puts data that this rank serves into its own leaf.

@@ -67,17 +67,32 @@ impl<'p> Taker<'p> {
             let first = receive.items.first().ok_or_else(not_a_peer)?;
             let key = &*first.piece.key;
             let coming = match first.wanted(from.metadata())? {
-                Wanted::Object(id) => Coming::Object { key, id, length: Vec::new(), bytes: Vec::new() },
+                Wanted::Object(id) => Coming::Object {
+                    key,
+                    id,
+                    length: Vec::new(),
+                    bytes: Vec::new(),
+                },
                 Wanted::Chunk(selection) => {
                     let places = received.remove(&n).unwrap_or_default();
-                    let sinks = places.into_iter().map(|place| Sink::new(place, &selection, cx));
+                    let sinks = places
+                        .into_iter()
+                        .map(|place| Sink::new(place, &selection, cx));
                     let bytes = selection.elements().saturating_mul(selection.dtype.size());
-                    Coming::Tensor { key, at: 0, bytes, sinks: sinks.collect::<Result<_>>()? }
+                    Coming::Tensor {
+                        key,
+                        at: 0,
+                        bytes,
+                        sinks: sinks.collect::<Result<_>>()?,
+                    }
                 }
             };
             waiting[peer].push_back(coming);
         }
-        Ok(Self { waiting, objects: BTreeMap::new() })
+        Ok(Self {
+            waiting,
+            objects: BTreeMap::new(),
+        })
     }
 
     /// Takes the next bytes of a peer.
@@ -88,7 +103,9 @@ impl<'p> Taker<'p> {
         from: &dyn StorageReader,
         cx: &LoadCx<'_>,
     ) -> Result<()> {
-        let Some(queue) = self.waiting.get_mut(peer) else { return Err(unplanned()) };
+        let Some(queue) = self.waiting.get_mut(peer) else {
+            return Err(unplanned());
+        };
         loop {
             // An entry that has no bytes is complete before any bytes come.
             while let Some(coming) = queue.pop_front_if(|coming| coming.is_whole()) {
@@ -105,7 +122,10 @@ impl<'p> Taker<'p> {
     pub(super) fn done(self, table: &Table) -> Result<BTreeMap<ObjectId, Payload>> {
         for (peer, queue) in self.waiting.iter().enumerate() {
             if let Some(Coming::Tensor { key, .. } | Coming::Object { key, .. }) = queue.front() {
-                let what = format!("{key}: rank {} has sent less of it than was planned", table.rank(peer));
+                let what = format!(
+                    "{key}: rank {} has sent less of it than was planned",
+                    table.rank(peer)
+                );
                 return Err(StrategyError::Internal(what));
             }
         }
@@ -123,9 +143,12 @@ impl Coming<'_> {
 
     /// Takes the bytes that it still needs from the front of a part.
     fn take(&mut self, part: &mut Bytes) -> Result<()> {
-        let mut split = |n: u64| part.split_to(part.len().min(usize::try_from(n).unwrap_or(usize::MAX)));
+        let mut split =
+            |n: u64| part.split_to(part.len().min(usize::try_from(n).unwrap_or(usize::MAX)));
         match self {
-            Self::Tensor { at, bytes, sinks, .. } => {
+            Self::Tensor {
+                at, bytes, sinks, ..
+            } => {
                 let block = split(*bytes - *at);
                 for sink in sinks {
                     match sink {
@@ -152,7 +175,10 @@ impl Coming<'_> {
         match self {
             Self::Tensor { sinks, .. } => sinks.into_iter().try_for_each(|sink| sink.finish(cx)),
             Self::Object { id, bytes, .. } => {
-                let payload = Payload::Encoded { codec: from.codec().name(), bytes: bytes.into() };
+                let payload = Payload::Encoded {
+                    codec: from.codec().name(),
+                    bytes: bytes.into(),
+                };
                 objects.insert(id, payload);
                 Ok(())
             }
@@ -170,13 +196,23 @@ impl<'p> Sink<'p> {
         let Place { item, dtype, into } = place;
         let stored = selection.dtype;
         if !goes_straight(item, stored, dtype, cx)? {
-            return Ok(Self::Memory { item, stored, dtype, into, bytes: Vec::new() });
+            return Ok(Self::Memory {
+                item,
+                stored,
+                dtype,
+                into,
+                bytes: Vec::new(),
+            });
         }
         let dense = Layout::contiguous(stored.size(), into.shape());
         let dense = dense.filter(|dense| dense.elements() == selection.elements());
         let (have, want) = (&selection.region.lengths, into.shape());
-        let other =
-            || format!("{}: a region of shape {have} can't fill one of shape {want:?}", item.piece.key);
+        let other = || {
+            format!(
+                "{}: a region of shape {have} can't fill one of shape {want:?}",
+                item.piece.key
+            )
+        };
         let dense = dense.ok_or_else(|| StrategyError::Invalid(other()))?;
         Ok(Self::Leaf(into.strided_copy(&dense)?))
     }
@@ -184,7 +220,13 @@ impl<'p> Sink<'p> {
     fn finish(self, cx: &LoadCx<'_>) -> Result<()> {
         match self {
             Self::Leaf(_) => Ok(()),
-            Self::Memory { item, stored, dtype, into, bytes } => {
+            Self::Memory {
+                item,
+                stored,
+                dtype,
+                into,
+                bytes,
+            } => {
                 let read = Tensor::new(stored, into.shape(), Bytes::from(bytes))?;
                 put(item, read, dtype, into, cx)
             }

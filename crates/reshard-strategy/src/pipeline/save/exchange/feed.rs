@@ -128,7 +128,10 @@ impl Feed {
         let mut peers = vec![Vec::new(); table.len()];
         let mut items = Vec::with_capacity(plan.exchange.takes.len());
         for (n, (from, item)) in plan.taken_items()?.into_iter().enumerate() {
-            let peer = table.number(from).and_then(|n| peers.get_mut(n)).ok_or_else(not_a_peer)?;
+            let peer = table
+                .number(from)
+                .and_then(|n| peers.get_mut(n))
+                .ok_or_else(not_a_peer)?;
             let bytes = item.tensor().map(TensorWrite::bytes);
             items.push(Item {
                 key: item.key.clone(),
@@ -194,7 +197,11 @@ impl Feed {
     /// The files could not be written.
     pub(super) fn asks(&self) -> Result<(Vec<Ask>, bool)> {
         let mut state = self.lock();
-        if let Some(e) = state.written.take_if(|written| written.is_err()).and_then(Result::err) {
+        if let Some(e) = state
+            .written
+            .take_if(|written| written.is_err())
+            .and_then(Result::err)
+        {
             return Err(e);
         }
         let complete = state.is_complete();
@@ -222,7 +229,10 @@ impl Feed {
             let credit = if streams.is_empty() { 0 } else { credit };
             taken += credit;
             givers = givers.saturating_sub(u64::from(!items.is_empty()));
-            asks.push(Ask { credit, items: streams });
+            asks.push(Ask {
+                credit,
+                items: streams,
+            });
         }
         state.coming = asks.iter().map(|ask| ask.credit).sum();
         Ok((asks, !complete))
@@ -231,10 +241,18 @@ impl Feed {
     /// Takes what a peer has sent.
     pub(super) fn take(&self, table: &Table, peer: usize, mut given: Bytes) -> Result<()> {
         let mut state = self.lock();
-        let State { items, peers, held, .. } = &mut *state;
+        let State {
+            items, peers, held, ..
+        } = &mut *state;
         while !given.is_empty() {
-            let Piece { stream, last, bytes } = Piece::next(&mut given)?;
-            let item = peers.get(peer).and_then(|own| own.get(stream.item as usize));
+            let Piece {
+                stream,
+                last,
+                bytes,
+            } = Piece::next(&mut given)?;
+            let item = peers
+                .get(peer)
+                .and_then(|own| own.get(stream.item as usize));
             let item = item.and_then(|n| items.get_mut(*n)).ok_or_else(unplanned)?;
             // Bytes of a reading that has ended since.
             if item.attempt != stream.attempt {
@@ -297,7 +315,11 @@ impl Feed {
                 state.waker = Some(cx.waker().clone());
                 return Poll::Pending;
             }
-            let none = || Err(StrategyError::Internal("an exchange lost what was written".into()));
+            let none = || {
+                Err(StrategyError::Internal(
+                    "an exchange lost what was written".into(),
+                ))
+            };
             Poll::Ready(state.written.take().unwrap_or_else(none))
         })
         .await
@@ -309,14 +331,25 @@ impl Feed {
             item.sources += 1;
         }
         let (dtype, shape) = (t.dtype, t.region.lengths.clone());
-        Data::Lazy(Arc::new(Taken { feed: Arc::clone(self), n, dtype, shape, whole: Mutex::new(None) }))
+        Data::Lazy(Arc::new(Taken {
+            feed: Arc::clone(self),
+            n,
+            dtype,
+            shape,
+            whole: Mutex::new(None),
+        }))
     }
 
     /// Waits for the next bytes of an item, at most so many. Empty at its end.
     fn next(&self, n: usize, most: usize) -> Result<Bytes, BoxError> {
         let mut state = self.lock();
         loop {
-            let State { items, held, stopped, .. } = &mut *state;
+            let State {
+                items,
+                held,
+                stopped,
+                ..
+            } = &mut *state;
             let item = items.get_mut(n).ok_or("an item that no rank gives")?;
             if let Some(block) = item.blocks.front_mut() {
                 let bytes = block.split_to(block.len().min(most));
@@ -332,13 +365,18 @@ impl Feed {
                 return Ok(Bytes::new());
             }
             if *stopped {
-                return Err(
-                    format!("{}: the exchange with the rank that has it was broken off", item.key).into()
-                );
+                return Err(format!(
+                    "{}: the exchange with the rank that has it was broken off",
+                    item.key
+                )
+                .into());
             }
             item.needed = true;
             state.wake();
-            state = self.came.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .came
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -359,10 +397,18 @@ impl Feed {
     /// All bytes of an item, in memory.
     pub(super) fn whole(&self, n: usize) -> Result<Bytes, BoxError> {
         self.rewind(n);
-        let expected = self.lock().items.get(n).and_then(|item| item.bytes).unwrap_or(0);
+        let expected = self
+            .lock()
+            .items
+            .get(n)
+            .and_then(|item| item.bytes)
+            .unwrap_or(0);
         let mut out = Vec::new();
-        let reserved = usize::try_from(expected).ok().and_then(|n| out.try_reserve_exact(n).ok());
-        reserved.ok_or_else(|| format!("no memory for {expected} bytes that another rank gives"))?;
+        let reserved = usize::try_from(expected)
+            .ok()
+            .and_then(|n| out.try_reserve_exact(n).ok());
+        reserved
+            .ok_or_else(|| format!("no memory for {expected} bytes that another rank gives"))?;
         loop {
             let bytes = self.next(n, usize::MAX)?;
             if bytes.is_empty() {
@@ -375,7 +421,10 @@ impl Feed {
 
 impl Item {
     fn stream(&self) -> Stream {
-        Stream { item: self.number, attempt: self.attempt }
+        Stream {
+            item: self.number,
+            attempt: self.attempt,
+        }
     }
 }
 
@@ -395,9 +444,15 @@ struct Taken {
 impl TensorSource for Taken {
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let region = self.with_all_axes(region);
-        let wanted = region.volume().and_then(|n| n.checked_mul(self.dtype.size()));
+        let wanted = region
+            .volume()
+            .and_then(|n| n.checked_mul(self.dtype.size()));
         if !region.fits(&self.shape) || wanted != Some(out.len() as u64) {
-            return Err(format!("{region} does not lie in {}, or does not fit the memory", self.shape).into());
+            return Err(format!(
+                "{region} does not lie in {}, or does not fit the memory",
+                self.shape
+            )
+            .into());
         }
         if out.is_empty() {
             return Ok(());
@@ -430,9 +485,15 @@ impl Taken {
     /// Readers may leave out axes that the leaf prepends, of length 1.
     fn with_all_axes(&self, region: &Region) -> Region {
         let missing = self.shape.len().saturating_sub(region.ndim());
-        let with =
-            |fill: u64, d: &Dims| std::iter::repeat_n(fill, missing).chain(d.iter().copied()).collect();
-        Region { offsets: with(0, &region.offsets), lengths: with(1, &region.lengths) }
+        let with = |fill: u64, d: &Dims| {
+            std::iter::repeat_n(fill, missing)
+                .chain(d.iter().copied())
+                .collect()
+        };
+        Region {
+            offsets: with(0, &region.offsets),
+            lengths: with(1, &region.lengths),
+        }
     }
 
     /// Where a region begins, in bytes, if its elements follow each other without gaps.

@@ -47,10 +47,21 @@ impl<W: StorageWriter> Giver<W> {
         let mut peers: Vec<Peer> = Vec::new();
         peers.resize_with(table.len(), Peer::default);
         for give in &plan.exchange.gives {
-            let peer = table.number(give.to).and_then(|n| peers.get_mut(n)).ok_or_else(not_a_peer)?;
-            peer.items.push(Given { item: give.item.clone(), attempt: 0, state: State::Waits });
+            let peer = table
+                .number(give.to)
+                .and_then(|n| peers.get_mut(n))
+                .ok_or_else(not_a_peer)?;
+            peer.items.push(Given {
+                item: give.item.clone(),
+                attempt: 0,
+                state: State::Waits,
+            });
         }
-        Ok(Self { source, peers, quota: table.quota() })
+        Ok(Self {
+            source,
+            peers,
+            quota: table.quota(),
+        })
     }
 
     /// Takes what a peer asks for.
@@ -63,7 +74,10 @@ impl<W: StorageWriter> Giver<W> {
     /// The pieces for each peer in this round.
     pub(super) fn round(&mut self) -> Result<Vec<Vec<Bytes>>> {
         let (source, quota) = (&*self.source, self.quota);
-        self.peers.iter_mut().map(|peer| peer.round(source, quota)).collect()
+        self.peers
+            .iter_mut()
+            .map(|peer| peer.round(source, quota))
+            .collect()
     }
 }
 
@@ -73,7 +87,9 @@ impl Peer {
         let mut left = credit.min(quota);
         let mut out = Vec::new();
         for Stream { item: n, attempt } in items {
-            let none = || StrategyError::Internal(format!("a rank asks for item {n}, which it is not given"));
+            let none = || {
+                StrategyError::Internal(format!("a rank asks for item {n}, which it is not given"))
+            };
             let given = self.items.get_mut(n as usize).ok_or_else(none)?;
             if given.attempt != attempt {
                 (given.attempt, given.state) = (attempt, State::Waits);
@@ -82,7 +98,12 @@ impl Peer {
                 && let Some((last, bytes)) = given.next(left - HEAD, source)?
             {
                 left -= HEAD + bytes.len() as u64;
-                Piece { stream: Stream { item: n, attempt }, last, bytes }.push(&mut out);
+                Piece {
+                    stream: Stream { item: n, attempt },
+                    last,
+                    bytes,
+                }
+                .push(&mut out);
             }
         }
         Ok(out)
@@ -91,11 +112,17 @@ impl Peer {
 
 impl Given {
     /// The next bytes, at most so many, and whether they are the last ones. `None` if all are sent.
-    fn next<W: StorageWriter>(&mut self, most: u64, source: &Source<W>) -> Result<Option<(bool, Bytes)>> {
+    fn next<W: StorageWriter>(
+        &mut self,
+        most: u64,
+        source: &Source<W>,
+    ) -> Result<Option<(bool, Bytes)>> {
         if let State::Waits = self.state {
             self.state = State::Open(source.blocks(&self.item)?, Bytes::new());
         }
-        let State::Open(blocks, rest) = &mut self.state else { return Ok(None) };
+        let State::Open(blocks, rest) = &mut self.state else {
+            return Ok(None);
+        };
         while rest.is_empty() {
             match blocks.next() {
                 Some(block) => *rest = block.map_err(|e| unreadable(&self.item, e))?,
@@ -105,7 +132,9 @@ impl Given {
                 }
             }
         }
-        let most = usize::try_from(most).unwrap_or(usize::MAX).min(u32::MAX as usize);
+        let most = usize::try_from(most)
+            .unwrap_or(usize::MAX)
+            .min(u32::MAX as usize);
         let n = rest.len().min(most);
         Ok(Some((false, rest.split_to(n))))
     }

@@ -39,7 +39,11 @@ pub(super) const ASK: u64 = 24;
 impl Piece {
     /// As blocks of a part.
     pub(super) fn push(self, part: &mut Vec<Bytes>) {
-        let Self { stream, last, bytes } = self;
+        let Self {
+            stream,
+            last,
+            bytes,
+        } = self;
         let mut head = Vec::with_capacity(HEAD as usize);
         head.extend(stream.item.to_le_bytes());
         head.extend(stream.attempt.to_le_bytes());
@@ -61,7 +65,11 @@ impl Piece {
         if n > part.len() {
             return Err(unplanned());
         }
-        Ok(Self { stream: Stream { item, attempt }, last, bytes: part.split_to(n) })
+        Ok(Self {
+            stream: Stream { item, attempt },
+            last,
+            bytes: part.split_to(n),
+        })
     }
 }
 

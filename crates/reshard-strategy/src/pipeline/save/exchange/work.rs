@@ -30,19 +30,23 @@ pub(super) fn start<W: StorageWriter>(
 ) -> Result<()> {
     let (feed, plan, source) = (Arc::clone(feed), Arc::clone(plan), Arc::clone(source));
     let work = move || {
-        let done = catch_unwind(AssertUnwindSafe(|| write(&feed, &plan, &*source, rank, &target)));
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            write(&feed, &plan, &*source, rank, &target)
+        }));
         // Nothing of the state is held when the end is told.
         drop((plan, source, target));
-        feed.ended(
-            done.unwrap_or_else(|panic| Err(StrategyError::Internal(Cause::from_panic(&*panic).message))),
-        );
+        feed.ended(done.unwrap_or_else(|panic| {
+            Err(StrategyError::Internal(Cause::from_panic(&*panic).message))
+        }));
     };
     let named = thread::Builder::new().name("reshard-exchange".into());
     named.spawn(work).map(drop).map_err(no_thread)
 }
 
 fn no_thread(e: io::Error) -> StrategyError {
-    StrategyError::Invalid(format!("no thread could be started to write what other ranks give: {e}"))
+    StrategyError::Invalid(format!(
+        "no thread could be started to write what other ranks give: {e}"
+    ))
 }
 
 fn write<W: StorageWriter>(
@@ -56,7 +60,11 @@ fn write<W: StorageWriter>(
         None => source.resolve(item),
         Some(n) => taken(feed, n, item, source),
     };
-    let FileLayout { files, items, copied } = lay_out(&*source.writer, rank, plan, &resolve)?;
+    let FileLayout {
+        files,
+        items,
+        copied,
+    } = lay_out(&*source.writer, rank, plan, &resolve)?;
     feed.laid_out();
     let fed = fed(plan, &items);
     let written = write_files(files, &fed, feed, target)?;
@@ -81,9 +89,15 @@ fn taken<W: StorageWriter>(
 
 /// The files with tensors that other ranks give.
 fn fed(plan: &SavePlan, items: &[(PieceId, Vec<crate::ExtentId>)]) -> BTreeSet<usize> {
-    let taken = plan.items.iter().filter(|item| item.taken().is_some() && item.tensor().is_some());
+    let taken = plan
+        .items
+        .iter()
+        .filter(|item| item.taken().is_some() && item.tensor().is_some());
     let taken: BTreeSet<PieceId> = taken.map(WriteItem::id).collect();
-    let extents = items.iter().filter(|(id, _)| taken.contains(id)).flat_map(|(_, extents)| extents);
+    let extents = items
+        .iter()
+        .filter(|(id, _)| taken.contains(id))
+        .flat_map(|(_, extents)| extents);
     extents.map(|(file, _)| *file as usize).collect()
 }
 
@@ -96,7 +110,12 @@ fn write_files(
 ) -> Result<Vec<Written>> {
     let (mut waiting, mut own) = (Vec::new(), Vec::new());
     for (n, file) in files.into_iter().enumerate() {
-        if fed.contains(&n) { &mut waiting } else { &mut own }.push((n, file));
+        if fed.contains(&n) {
+            &mut waiting
+        } else {
+            &mut own
+        }
+        .push((n, file));
     }
     let (own, waiting) = thread::scope(|scope| {
         let write_own = || {
@@ -110,7 +129,9 @@ fn write_files(
         let named = thread::Builder::new().name("reshard-own-files".into());
         let own = named.spawn_scoped(scope, write_own).map_err(no_thread)?;
         let waiting = numbered(waiting, |files| work_here(|| wait(target.write(files))));
-        let own = own.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let own = own
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         Ok::<_, StrategyError>((own, waiting))
     })?;
     // If both failed, the files that wait may have failed for the sake of the others.

@@ -8,22 +8,42 @@ use std::{collections::BTreeMap, thread};
 const MEMORY: u64 = 4 << 10;
 
 fn table(memory: u64) -> Table {
-    let meeting = Meeting { comm: Comm::single(), rank: Rank(0), most_peers: 1, memory };
+    let meeting = Meeting {
+        comm: Comm::single(),
+        rank: Rank(0),
+        most_peers: 1,
+        memory,
+    };
     block_on(Table::meet(meeting)).unwrap()
 }
 
 fn item(n: u32, kind: WriteKind) -> WriteItem {
-    WriteItem { key: format!("item {n}").into(), source: WriteItem::TAKEN + n, kind }
+    WriteItem {
+        key: format!("item {n}").into(),
+        source: WriteItem::TAKEN + n,
+        kind,
+    }
 }
 
 fn tensor(n: u32, shape: &[u64]) -> WriteItem {
     let (global_shape, region) = (shape.into(), Region::whole(shape));
     let properties = TensorProperties::default();
-    item(n, WriteKind::Tensor(TensorWrite { dtype: DType::UInt8, global_shape, region, properties }))
+    item(
+        n,
+        WriteKind::Tensor(TensorWrite {
+            dtype: DType::UInt8,
+            global_shape,
+            region,
+            properties,
+        }),
+    )
 }
 
 fn bytes(n: u32, length: u64) -> Bytes {
-    (0..length).map(|i| (i * 7 + u64::from(n) * 31 + (i >> 8)) as u8).collect::<Vec<u8>>().into()
+    (0..length)
+        .map(|i| (i * 7 + u64::from(n) * 31 + (i >> 8)) as u8)
+        .collect::<Vec<u8>>()
+        .into()
 }
 
 /// Gives what the feed of these items asks for, while `reader` reads from it on a thread of its own. Returns how many bytes were
@@ -59,7 +79,12 @@ fn fed(
             *at += n;
             left = left.saturating_sub(HEAD + n);
             sent += n;
-            Piece { stream: *stream, last: *at == whole.len() as u64, bytes: piece }.push(&mut part);
+            Piece {
+                stream: *stream,
+                last: *at == whole.len() as u64,
+                bytes: piece,
+            }
+            .push(&mut part);
         }
         feed.take(&table, 0, part.concat().into()).unwrap();
         most = most.max(feed.lock().held);
@@ -72,7 +97,9 @@ fn fed(
 }
 
 fn source(feed: &Arc<Feed>, n: usize, item: &WriteItem) -> Arc<dyn TensorSource> {
-    let Data::Lazy(source) = feed.tensor(n, item.tensor().unwrap()) else { panic!("not a source") };
+    let Data::Lazy(source) = feed.tensor(n, item.tensor().unwrap()) else {
+        panic!("not a source")
+    };
     source
 }
 
@@ -88,7 +115,9 @@ fn what_is_read_in_order_goes_through_in_bounded_memory_and_once() {
     let (sent, most) = fed(items, &[30_000, 0, 7], MEMORY, |feed, items| {
         let sources: Vec<_> = (0..3).map(|n| source(feed, n, &items[n])).collect();
         feed.laid_out();
-        let blocks = Region::whole(&[100, 300]).blocks(1000).map(|block| read(&*sources[0], &block));
+        let blocks = Region::whole(&[100, 300])
+            .blocks(1000)
+            .map(|block| read(&*sources[0], &block));
         assert!(blocks.flatten().eq(bytes(0, 30_000)));
         assert!(read(&*sources[1], &Region::whole(&[0, 5])).is_empty());
         assert_eq!(read(&*sources[2], &Region::whole(&[7])), bytes(2, 7));
@@ -124,16 +153,39 @@ fn an_item_may_be_read_twice_or_not_row_by_row() {
     let (sent, _) = fed(items, &[2000; 2], MEMORY, |feed, items| {
         let sources: Vec<_> = (0..2).map(|n| source(feed, n, &items[n])).collect();
         // Once more from the start, and without the axis that is prepended.
-        assert_eq!(read(&*sources[0], &Region::whole(&[1, 40, 50])), bytes(0, 2000));
-        assert_eq!(read(&*sources[0], &Region::whole(&[40, 50])), bytes(0, 2000));
+        assert_eq!(
+            read(&*sources[0], &Region::whole(&[1, 40, 50])),
+            bytes(0, 2000)
+        );
+        assert_eq!(
+            read(&*sources[0], &Region::whole(&[40, 50])),
+            bytes(0, 2000)
+        );
         // Columns: all is collected at the first.
         let whole = Tensor::new(DType::UInt8, &[40, 50], bytes(1, 2000)).unwrap();
-        for column in [Region::new([0, 7], [40, 3]), Region::new([0, 0], [40, 7]), Region::whole(&[40, 50])] {
-            assert_eq!(read(&*sources[1], &column), whole.narrow(&column).to_bytes());
+        for column in [
+            Region::new([0, 7], [40, 3]),
+            Region::new([0, 0], [40, 7]),
+            Region::whole(&[40, 50]),
+        ] {
+            assert_eq!(
+                read(&*sources[1], &column),
+                whole.narrow(&column).to_bytes()
+            );
         }
         let mut short = [0; 3];
-        assert!(sources[1].read(&Region::new([39, 0], [2, 50]), &mut [0; 100]).is_err(), "beyond its end");
-        assert!(sources[1].read(&Region::new([0, 0], [1, 4]), &mut short).is_err(), "4 elements into 3");
+        assert!(
+            sources[1]
+                .read(&Region::new([39, 0], [2, 50]), &mut [0; 100])
+                .is_err(),
+            "beyond its end"
+        );
+        assert!(
+            sources[1]
+                .read(&Region::new([0, 0], [1, 4]), &mut short)
+                .is_err(),
+            "4 elements into 3"
+        );
         feed.laid_out();
     });
     assert!(sent >= 3 * 2000, "{sent}");
@@ -141,8 +193,10 @@ fn an_item_may_be_read_twice_or_not_row_by_row() {
 
 #[test]
 fn objects_come_whole_and_who_waits_in_vain_gets_an_error() {
-    let items =
-        vec![item(0, WriteKind::Object { bytes_hint: 1 }), item(1, WriteKind::Object { bytes_hint: 1 })];
+    let items = vec![
+        item(0, WriteKind::Object { bytes_hint: 1 }),
+        item(1, WriteKind::Object { bytes_hint: 1 }),
+    ];
     fed(items.clone(), &[9000, 0], MEMORY, |feed, _| {
         assert_eq!(feed.whole(0).unwrap(), bytes(0, 9000));
         assert_eq!(feed.whole(1).unwrap(), Bytes::new());
@@ -155,7 +209,10 @@ fn objects_come_whole_and_who_waits_in_vain_gets_an_error() {
     block_on(feed.ready());
     feed.stop();
     let said = thread.join().unwrap();
-    assert!(said.contains("item 1") && said.contains("broken off"), "{said}");
+    assert!(
+        said.contains("item 1") && said.contains("broken off"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -167,7 +224,12 @@ fn bytes_that_were_not_planned_are_an_error() {
         let feed = Feed::new(&plan, &table).unwrap();
         let mut part = Vec::new();
         let stream = Stream { item, attempt: 0 };
-        Piece { stream, last, bytes: vec![0; n].into() }.push(&mut part);
+        Piece {
+            stream,
+            last,
+            bytes: vec![0; n].into(),
+        }
+        .push(&mut part);
         let mut part = part.concat();
         if n == 3 {
             part.pop();
@@ -175,10 +237,27 @@ fn bytes_that_were_not_planned_are_an_error() {
         feed.take(&table, 0, part.into()).map_err(|e| e.to_string())
     };
     assert_eq!(given(0, false, 4), Ok(()));
-    assert!(given(0, false, 5).unwrap_err().contains("item 0: rank 0 has sent more of it"));
-    assert!(given(0, true, 2).unwrap_err().contains("item 0: rank 0 has sent less of it"));
-    assert!(given(1, false, 1).unwrap_err().contains("more than was planned"));
-    assert!(given(0, false, 3).unwrap_err().contains("more than was planned"), "cut off");
+    assert!(
+        given(0, false, 5)
+            .unwrap_err()
+            .contains("item 0: rank 0 has sent more of it")
+    );
+    assert!(
+        given(0, true, 2)
+            .unwrap_err()
+            .contains("item 0: rank 0 has sent less of it")
+    );
+    assert!(
+        given(1, false, 1)
+            .unwrap_err()
+            .contains("more than was planned")
+    );
+    assert!(
+        given(0, false, 3)
+            .unwrap_err()
+            .contains("more than was planned"),
+        "cut off"
+    );
 }
 
 #[test]
@@ -190,7 +269,12 @@ fn bytes_of_a_reading_that_has_ended_are_not_those_of_the_next() {
     let give = |attempt, bytes: &'static [u8]| {
         let mut part = Vec::new();
         let stream = Stream { item: 0, attempt };
-        Piece { stream, last: false, bytes: Bytes::from_static(bytes) }.push(&mut part);
+        Piece {
+            stream,
+            last: false,
+            bytes: Bytes::from_static(bytes),
+        }
+        .push(&mut part);
         feed.take(&table, 0, part.concat().into()).unwrap();
     };
     give(0, b"ab");
