@@ -4,7 +4,7 @@ use crate::{BoxError, DType, Dims, ModelError, Path, Result, Tree, Value};
 use bytes::Bytes;
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
-use std::{any::Any, fmt, ops::Range, sync::Arc};
+use std::{any::Any, borrow::Cow, fmt, ops::Range, sync::Arc};
 
 mod data;
 mod factory;
@@ -61,6 +61,15 @@ impl Sharded {
         match self {
             Self::Tensor(t) => &t.key,
             Self::Object(o) => &o.key,
+        }
+    }
+
+    /// The key under which it is stored by itself: that of a tensor, and the [`unique_key`](ShardedObject::unique_key) of an object.
+    pub fn unique_key(&self) -> Cow<'_, str> {
+        match self {
+            Self::Tensor(t) => Cow::Borrowed(&*t.key),
+            Self::Object(o) if o.is_item() => Cow::Borrowed(&*o.key),
+            Self::Object(o) => Cow::Owned(o.unique_key()),
         }
     }
 }

@@ -13,10 +13,14 @@ use std::{
 pub fn paths_of_plan(paths: &PathOfKey, plan: &SavePlan, state: &FlatStateDict) -> PathOfKey {
     let unchanged = |(path, leaf): (&Path, &Sharded)| {
         paths
-            .get(&*key(leaf))
+            .get(&*leaf.unique_key())
             .is_some_and(|known| known.0.len() == path.0.len() && text(known).eq(text(path)))
     };
-    let named = |source: u32| state.get_index(source as usize).map(|(_, leaf)| key(leaf));
+    let named = |source: u32| {
+        state
+            .get_index(source as usize)
+            .map(|(_, leaf)| leaf.unique_key())
+    };
     if state.iter().all(unchanged)
         && plan
             .items
@@ -36,7 +40,7 @@ pub fn paths_of_plan(paths: &PathOfKey, plan: &SavePlan, state: &FlatStateDict) 
     }
     let (mut out, mut several) = (PathOfKey::new(), BTreeSet::<Box<str>>::new());
     for ((path, leaf), names) in state.iter().zip(names) {
-        let own = key(leaf);
+        let own = leaf.unique_key();
         let same = known.get(&text(path).collect::<Vec<_>>()).copied();
         let path = same.or_else(|| paths.get(&*own)).unwrap_or(path);
         // A leaf without items is written by another rank, or by none.
@@ -56,14 +60,6 @@ pub fn paths_of_plan(paths: &PathOfKey, plan: &SavePlan, state: &FlatStateDict) 
     }
     out.retain(|name, _| !several.contains(name));
     out
-}
-
-fn key(leaf: &Sharded) -> Cow<'_, str> {
-    match leaf {
-        Sharded::Tensor(t) => Cow::Borrowed(&*t.key),
-        Sharded::Object(o) if o.is_item() => Cow::Borrowed(&*o.key),
-        Sharded::Object(o) => Cow::Owned(o.unique_key()),
-    }
 }
 
 fn text(path: &Path) -> impl Iterator<Item = Cow<'_, str>> {

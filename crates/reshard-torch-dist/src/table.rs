@@ -160,7 +160,7 @@ pub fn parse_metadata(pickle: impl Into<Bytes>) -> Result<(usize, usize, usize)>
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{Flavour, metadata::write};
     use reshard_model::{DType, Path, Region, Step};
@@ -194,6 +194,30 @@ mod tests {
         )
         .unwrap()
         .into()
+    }
+
+    /// Of tensors of these bytes, in archives of these, one behind the other.
+    pub(crate) fn of_tensors(tensors: &[(u64, u64)]) -> Table {
+        let (mut b, mut results, mut at) = (Metadata::builder(), Vec::new(), 0);
+        for (i, (bytes, stored)) in tensors.iter().enumerate() {
+            let key = i.to_string();
+            let id = b.add_tensor(&key, DType::UInt8, &[*bytes], Default::default());
+            b.add_chunk(id.unwrap(), &Region::new([0], [*bytes]))
+                .unwrap();
+            let id = PieceId {
+                key: key.into(),
+                offset: Some([0].into()),
+            };
+            let part = StorageInfo::new(Name::new("a").unwrap(), at..at + stored);
+            at += stored;
+            results.push(WriteResult {
+                id,
+                parts: vec![part],
+            });
+        }
+        let metadata = b.finish(None).unwrap();
+        let pickle = write(&metadata, &[results], Flavour::Universal, "").unwrap();
+        Table::parse("m", pickle.into(), &Limits::default()).unwrap()
     }
 
     #[test]

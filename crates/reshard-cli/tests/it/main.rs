@@ -21,6 +21,7 @@ mod whereabouts;
 
 use reshard::{Registry, Stores};
 use reshard_cli::{Io, Program};
+use std::io::Write;
 
 /// What a run left.
 pub(crate) struct Ran {
@@ -30,6 +31,11 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
+    fn of(code: u8, out: Vec<u8>, err: Vec<u8>) -> Self {
+        let [out, err] = [out, err].map(|bytes| String::from_utf8(bytes).unwrap());
+        Self { code, out, err }
+    }
+
     /// The output of a run that went well.
     pub(crate) fn ok(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (0, ""), "{}", self.out);
@@ -49,44 +55,22 @@ pub(crate) fn run(args: &[&str]) -> Ran {
 
 /// The same, with styles.
 pub(crate) fn run_raw(args: &[&str]) -> Ran {
-    let program = Program::new(Registry::linked().unwrap(), Stores::linked().unwrap());
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let args = std::iter::once("reshard").chain(args.iter().copied());
-    let code = program.run(
-        args,
-        &mut Io {
-            out: &mut out,
-            err: &mut err,
-            bars: false,
-        },
-    );
-    Ran {
-        code,
-        out: String::from_utf8(out).unwrap(),
-        err: String::from_utf8(err).unwrap(),
-    }
+    let code = run_into(Stores::linked().unwrap(), args, &mut out, &mut err);
+    Ran::of(code, out, err)
 }
 
 /// The same, with stores.
 pub(crate) fn run_with(stores: Stores, args: &[&str]) -> Ran {
+    let stripped = || anstream::StripStream::new(Vec::new());
+    let (mut out, mut err) = (stripped(), stripped());
+    let code = run_into(stores, args, &mut out, &mut err);
+    Ran::of(code, out.into_inner(), err.into_inner())
+}
+
+fn run_into(stores: Stores, args: &[&str], out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let program = Program::new(Registry::linked().unwrap(), stores);
-    let (mut out, mut err) = (
-        anstream::StripStream::new(Vec::new()),
-        anstream::StripStream::new(Vec::new()),
-    );
     let args = std::iter::once("reshard").chain(args.iter().copied());
-    let code = program.run(
-        args,
-        &mut Io {
-            out: &mut out,
-            err: &mut err,
-            bars: false,
-        },
-    );
-    let text = |s: anstream::StripStream<Vec<u8>>| String::from_utf8(s.into_inner()).unwrap();
-    Ran {
-        code,
-        out: text(out),
-        err: text(err),
-    }
+    let bars = false;
+    program.run(args, &mut Io { out, err, bars })
 }

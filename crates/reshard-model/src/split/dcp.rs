@@ -181,10 +181,7 @@ impl Items {
     }
 
     fn name(&mut self, sharded: &Sharded, alone: bool) -> Result<()> {
-        let name = match sharded {
-            Sharded::Tensor(t) => t.key.to_string(),
-            Sharded::Object(o) => o.unique_key(),
-        };
+        let name = sharded.unique_key().into_owned();
         let path = Path(self.path.clone());
         if let Some(other) = self.names.get(&name) {
             if alone || other.alone {

@@ -30,9 +30,8 @@ impl<'s> Offered<'s> {
         // Pieces are identified by key and offset. An empty piece is never written, so it can't clash.
         let piece = match leaf {
             Sharded::Tensor(t) if t.region().is_empty() => return Ok(true),
-            Sharded::Tensor(t) => (Cow::Borrowed(&*t.key), t.global_offset.clone()),
-            Sharded::Object(o) if o.is_item() => (Cow::Borrowed(&*o.key), Dims::default()),
-            Sharded::Object(o) => (Cow::Owned(o.unique_key()), Dims::default()),
+            Sharded::Tensor(t) => (leaf.unique_key(), t.global_offset.clone()),
+            Sharded::Object(_) => (leaf.unique_key(), Dims::default()),
         };
         let (other_path, other) = match self.seen.entry(piece) {
             indexmap::map::Entry::Vacant(v) => {

@@ -5,7 +5,7 @@ use super::{
     Cut, Rank, Tap, check_sample,
     drive::{Seat, load_on_seats},
     left::{addresses, failed},
-    meter::{Meter, local},
+    meter::{Meter, local, with_fault},
     sample, sample_template, save_on_ranks,
 };
 use crate::{LoadFailure, LoadShardedConfig, LoadShardedStrategy, Loaded, SaveShardedConfig};
@@ -490,18 +490,7 @@ impl World<'_> {
         ] {
             let ranks = groups.len() as u32;
             let load = |bad: u32, at: u64, fault: Option<GroupFault>| {
-                let wrapped: Vec<FaultGroup> = local(ranks)
-                    .map(|group| match &fault {
-                        Some(fault) if group.rank().0 == bad => {
-                            FaultGroup::new(group, at, fault.clone())
-                        }
-                        _ => FaultGroup::counting(group),
-                    })
-                    .collect();
-                let dynamic = wrapped
-                    .iter()
-                    .map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>)
-                    .collect();
+                let (wrapped, dynamic) = with_fault(ranks, bad, at, fault.as_ref());
                 let planner = |_| {
                     let (base, groups) = (DefaultLoadPlanner::DEFAULT, groups.clone());
                     Arc::new(OneReader { base, groups }) as Arc<dyn LoadPlanner>

@@ -6,7 +6,7 @@ use super::{
     drive::{Seat, Staging, save_on_seats},
     left::{failed, files, nothing_is_left},
     load_on_ranks,
-    meter::{Meter, local},
+    meter::{Meter, local, with_fault},
     phases::{NoMemory, handles, spoil},
     sample, sample_template,
 };
@@ -720,18 +720,7 @@ impl World<'_> {
         ] {
             let ranks = groups.len() as u32;
             let save = |bad: u32, at: u64, fault: Option<GroupFault>| {
-                let wrapped: Vec<FaultGroup> = local(ranks)
-                    .map(|group| match &fault {
-                        Some(fault) if group.rank().0 == bad => {
-                            FaultGroup::new(group, at, fault.clone())
-                        }
-                        _ => FaultGroup::counting(group),
-                    })
-                    .collect();
-                let dynamic = wrapped
-                    .iter()
-                    .map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>)
-                    .collect();
+                let (wrapped, dynamic) = with_fault(ranks, bad, at, fault.as_ref());
                 let planner = Assign::new(groups.clone(), self.objects, |offered, _| offered.group);
                 let mut seats = self.seats(&planner, dynamic);
                 if matches!(fault, Some(GroupFault::Silence)) {

@@ -1,8 +1,11 @@
-//! A group that measures what it moves.
+//! Groups that measure what they move, or fail.
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use reshard_comm::{Cause, LocalGroup, ProcessGroup, Rank as CommRank};
+use reshard_comm::{
+    Cause, LocalGroup, ProcessGroup, Rank as CommRank,
+    testkit::{Fault, FaultGroup},
+};
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
@@ -30,6 +33,26 @@ pub(super) fn local(ranks: u32) -> impl Iterator<Item = Arc<dyn ProcessGroup>> {
     LocalGroup::new(ranks)
         .into_iter()
         .map(|group| Arc::new(group) as Arc<dyn ProcessGroup>)
+}
+
+/// The ranks of a new group, with a fault of rank `bad` at its call `at`; all of them count their calls. Also as what ranks take.
+pub(super) fn with_fault(
+    ranks: u32,
+    bad: u32,
+    at: u64,
+    fault: Option<&Fault>,
+) -> (Vec<FaultGroup>, Vec<Arc<dyn ProcessGroup>>) {
+    let wrapped: Vec<FaultGroup> = local(ranks)
+        .map(|group| match fault {
+            Some(fault) if group.rank().0 == bad => FaultGroup::new(group, at, fault.clone()),
+            _ => FaultGroup::counting(group),
+        })
+        .collect();
+    let dynamic = wrapped
+        .iter()
+        .map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>)
+        .collect();
+    (wrapped, dynamic)
 }
 
 #[async_trait]

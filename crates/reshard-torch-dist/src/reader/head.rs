@@ -12,7 +12,7 @@ use reshard_storage::{Name, Traffic};
 use reshard_strategy::{Result, Selection, StrategyError, torch::parsing};
 use reshard_torch_format::{
     Error as FormatError, Limits, TensorRef,
-    archive::{Archive, ByteOrder, Form, Method, Record, Tail, Verify},
+    archive::{Archive, ByteOrder, Directory, Form, Method, Record, Tail, Verify},
 };
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
@@ -225,20 +225,7 @@ impl TorchDistReader {
     ) -> Result<(Head, (u64, u64))> {
         let len = w.range.end - w.range.start;
         let corrupt = |e| self.corrupt(w, e);
-        let mut more = (0, 0);
-        // The directory is at the end. If the end of the archive was not enough, the parser says how much more it needs.
-        let directory = match Tail::parse(len, &tail).map_err(corrupt)? {
-            Tail::Done(d) => d,
-            Tail::Need(r) => {
-                self.directory(w, &r)?;
-                let longer = self.at(w, r.clone()).await?;
-                more = (more.0 + r.end - r.start, more.1 + 1);
-                match Tail::parse(len, &longer).map_err(corrupt)? {
-                    Tail::Done(d) => d,
-                    Tail::Need(_) => return Err(self.bad(w, "its zip directory has no end")),
-                }
-            }
-        };
+        let (directory, more) = self.directory(w, &tail).await?;
         // The description: the pickle, and the byte order. Both must be within the limits, and must agree with the metadata.
         self.unpacks_to_its_shape(w, &directory)?;
         let pickle = directory.get("data.pkl").map_err(corrupt)?;
@@ -290,17 +277,31 @@ impl TorchDistReader {
         Ok((Head::Stored(stored), more))
     }
 
-    /// Refuses a zip directory that is larger than any archive of a tensor has.
-    pub(crate) fn directory(&self, w: &Wanted, range: &Range<u64>) -> Result<()> {
-        match range.end - range.start > DIRECTORY {
-            true => Err(not_understood(format!(
-                "reading {} at byte {} of {} (its zip directory begins {} bytes before its end)",
+    /// The directory of an archive, which is at its end. If the `tail` is not enough, the parser says how much more it needs. Also
+    /// returns the numbers of bytes and requests that this took.
+    pub(crate) async fn directory(
+        &self,
+        w: &Wanted,
+        tail: &[u8],
+    ) -> Result<(Directory, (u64, u64))> {
+        let len = w.range.end - w.range.start;
+        let corrupt = |e| self.corrupt(w, e);
+        let range = match Tail::parse(len, tail).map_err(corrupt)? {
+            Tail::Done(directory) => return Ok((directory, (0, 0))),
+            Tail::Need(range) => range,
+        };
+        let more = range.end - range.start;
+        if more > DIRECTORY {
+            return Err(not_understood(format!(
+                "reading {} at byte {} of {} (its zip directory begins {more} bytes before its end)",
                 self.name_of(w.chunk),
                 w.range.start,
                 w.file,
-                range.end - range.start
-            ))),
-            false => Ok(()),
+            )));
+        }
+        match Tail::parse(len, &self.at(w, range).await?).map_err(corrupt)? {
+            Tail::Done(directory) => Ok((directory, (more, 1))),
+            Tail::Need(_) => Err(self.bad(w, "its zip directory has no end")),
         }
     }
 

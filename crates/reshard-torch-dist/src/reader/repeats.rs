@@ -58,33 +58,12 @@ fn of(table: &Table, tensor: &TensorRef<'_>) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Flavour;
-    use reshard_model::{DType, Region};
-    use reshard_plan::{Metadata, PieceId};
-    use reshard_storage::Name;
-    use reshard_strategy::{StorageInfo, WriteResult};
+    use crate::table::tests::of_tensors;
 
     /// Keys of those that repeat, of tensors of so many bytes of which 200 are stored.
     fn of(bytes: &[u64]) -> usize {
-        let (mut b, mut results) = (Metadata::builder(), Vec::new());
-        for (i, bytes) in bytes.iter().enumerate() {
-            let id = b
-                .add_tensor(&i.to_string(), DType::UInt8, &[*bytes], Default::default())
-                .unwrap();
-            b.add_chunk(id, &Region::new([0], [*bytes])).unwrap();
-            let id = PieceId {
-                key: i.to_string().into(),
-                offset: Some([0].into()),
-            };
-            let part = StorageInfo::new(Name::new("a").unwrap(), 0..200);
-            results.push(WriteResult {
-                id,
-                parts: vec![part],
-            });
-        }
-        let metadata = b.finish(None).unwrap();
-        let pickle = crate::metadata::write(&metadata, &[results], Flavour::Universal, "").unwrap();
-        repeated(&Table::parse("m", pickle.into(), &Default::default()).unwrap()).len()
+        let tensors: Vec<_> = bytes.iter().map(|bytes| (*bytes, 200)).collect();
+        repeated(&of_tensors(&tensors)).len()
     }
 
     #[test]

@@ -238,18 +238,9 @@ impl Verifier<'_> {
             let stored = self.read(w, 0..len).await?;
             return self.r.check_in_memory(w, stored).map(|()| len);
         }
-        let corrupt = |e| self.r.corrupt(w, e);
-        let first = Tail::first_range(len);
-        let directory = match Tail::parse(len, &self.read(w, first).await?).map_err(corrupt)? {
-            Tail::Done(d) => d,
-            Tail::Need(range) => {
-                self.r.directory(w, &range)?;
-                match Tail::parse(len, &self.read(w, range).await?).map_err(corrupt)? {
-                    Tail::Done(d) => d,
-                    Tail::Need(_) => return Err(self.r.bad(w, "its zip directory has no end")),
-                }
-            }
-        };
+        let tail = self.read(w, Tail::first_range(len)).await?;
+        let (directory, (more, _)) = self.r.directory(w, &tail).await?;
+        self.progress.add(more);
         self.r.unpacks_to_its_shape(w, &directory)?;
         // Even if one thing is not understood, another may be damaged.
         let mut found = self.described(w, &directory).await;
