@@ -305,25 +305,39 @@ fn divide<T>(
 /// Differences of the random numbers of edges. Nobody can know these beforehand, and make boxes that deceive them.
 struct Lengths {
     keys: [RandomState; 2],
-    /// The last of each axis: boxes that follow each other mostly differ in one.
-    last: Vec<(Range<u64>, Print)>,
+    /// The last box of each axis: boxes that follow each other mostly differ in one.
+    last: Vec<Last>,
+}
+
+/// A range along an axis, with the number of its end: the next box mostly begins there.
+#[derive(Clone, Default)]
+struct Last {
+    range: Range<u64>,
+    end: Print,
+    length: Print,
 }
 
 impl Lengths {
     fn of(ndim: usize) -> Self {
         Self {
             keys: Default::default(),
-            last: vec![(0..0, Print::default()); ndim],
+            last: vec![Last::default(); ndim],
         }
     }
 
     fn at(&mut self, axis: usize, range: Range<u64>) -> Print {
-        if self.last[axis].0 != range {
-            let key =
-                |at: u64| Print([0, 1].map(|k: usize| self.keys[k].hash_one((axis, at)) % PRIME));
-            self.last[axis] = (range.clone(), key(range.end).minus(key(range.start)));
+        let Self { keys, last } = self;
+        let last = &mut last[axis];
+        if last.range != range {
+            let key = |at: u64| Print([0, 1].map(|k: usize| keys[k].hash_one((axis, at)) % PRIME));
+            // The default is no box's, and has no number.
+            let follows = !last.range.is_empty() && last.range.end == range.start;
+            let start = if follows { last.end } else { key(range.start) };
+            let end = key(range.end);
+            let length = end.minus(start);
+            *last = Last { range, end, length };
         }
-        self.last[axis].1
+        last.length
     }
 }
 

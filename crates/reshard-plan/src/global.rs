@@ -1,8 +1,8 @@
 //! The global plan of a save: from the plans of all ranks, it decides which rank writes what, and what the checkpoint holds.
 
 use crate::{
-    At, DefaultSavePlanner, Metadata, Offer, PlanError, PlannerData, Problem, Problems, Result,
-    SavePlan, TensorWrite, WriteItem, WriteKind, geometry,
+    At, Dedup, DefaultSavePlanner, Metadata, Offer, PlanError, PlannerData, Problem, Problems,
+    Result, SavePlan, TensorWrite, WriteItem, WriteKind, geometry,
 };
 use indexmap::map::Entry;
 use reshard_model::PathOfKey;
@@ -28,7 +28,7 @@ pub(crate) fn plan(
     // All problems are collected and reported together, sorted by key, so that every run gives the same error.
     let (kept, metadata) = {
         let mut survey = Survey::of(&plans, how);
-        let owners = survey.pieces.owners(plans.len(), how.dedup);
+        let owners = survey.owners(&plans, how.dedup);
         let kept = survey.keep(&plans, &owners);
         let metadata = survey.metadata(&plans, &kept, paths)?;
         if !survey.problems.is_empty() {
@@ -189,6 +189,18 @@ impl<'p> Survey<'p> {
             self.problems.push(wrong);
         }
         piece
+    }
+
+    /// The rank that writes each piece.
+    fn owners(&self, plans: &[SavePlan], dedup: Dedup) -> Vec<u32> {
+        let ranks = plans
+            .iter()
+            .zip(0..)
+            .flat_map(|(plan, rank)| std::iter::repeat_n(rank, plan.items.len()));
+        let offers = self.of_item.iter().zip(ranks);
+        let offered =
+            offers.filter_map(|(&(_, piece), rank)| (piece != NONE).then_some((piece, rank)));
+        self.pieces.owners(plans.len(), dedup, offered)
     }
 
     /// Whether each item is written by its rank, rank by rank.

@@ -26,8 +26,7 @@ pub(super) struct Pieces<'p> {
     pieces: Vec<Piece<'p>>,
     /// The offsets in one column, because the items are scattered over the memory.
     offsets: Vec<u64>,
-    /// Piece and rank of every offer, by rank.
-    offers: Vec<(u32, u32)>,
+    offers: usize,
     table: HashTable<u32>,
     hasher: RandomState,
     last: Option<u32>,
@@ -39,7 +38,7 @@ impl<'p> Pieces<'p> {
         Self {
             pieces: Vec::with_capacity(items),
             offsets: Vec::with_capacity(2 * items),
-            offers: Vec::with_capacity(items),
+            offers: 0,
             table: HashTable::with_capacity(items),
             hasher: RandomState::default(),
             last: None,
@@ -87,7 +86,7 @@ impl<'p> Pieces<'p> {
             self.pieces[last as usize].next = piece;
         }
         self.last = Some(piece);
-        self.offers.push((piece, rank));
+        self.offers += 1;
         piece
     }
 
@@ -166,9 +165,14 @@ impl<'p> Pieces<'p> {
         p.item.tensor().filter(|_| !p.object).map(|t| &t.region)
     }
 
-    /// The rank that writes each piece.
-    pub(super) fn owners(&self, ranks: usize, dedup: Dedup) -> Vec<u32> {
-        if dedup == Dedup::LowestRank || self.offers.len() == self.pieces.len() {
+    /// The rank that writes each piece. `offers` are the piece and the rank of every offer, by rank.
+    pub(super) fn owners(
+        &self,
+        ranks: usize,
+        dedup: Dedup,
+        offers: impl Iterator<Item = (u32, u32)>,
+    ) -> Vec<u32> {
+        if dedup == Dedup::LowestRank || self.offers == self.pieces.len() {
             return self.pieces.iter().map(|p| p.rank).collect();
         }
         // Sorts the offers by piece (counting sort). The ranks of a piece stay in ascending order.
@@ -179,7 +183,7 @@ impl<'p> Pieces<'p> {
             sum += p.offers;
         }
         let mut candidates = vec![NONE; sum as usize];
-        for &(piece, rank) in &self.offers {
+        for (piece, rank) in offers {
             let at = &mut next[piece as usize];
             candidates[*at as usize] = rank;
             *at += 1;
