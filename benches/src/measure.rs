@@ -199,6 +199,7 @@ fn on_ranks<S: Send + 'static, T>(
                 let mut state = build(rank as u64)?;
                 let mut runs = Runs::default();
                 for _ in 0..=iterations {
+                    // Between the two barriers nobody works, so what `before` does is in nobody's time.
                     barrier.wait();
                     if rank == 0 {
                         before();
@@ -226,6 +227,8 @@ fn on_ranks<S: Send + 'static, T>(
     for t in threads {
         all.push(t.join().map_err(|_| anyhow!("a rank panicked"))??);
     }
+
+    // A run takes as long as its slowest rank. The CPU time is that of the process, so any rank's will do.
     let slowest = |i: usize| {
         all.iter()
             .map(|(runs, _)| runs.seconds[i])
@@ -279,6 +282,8 @@ fn save(a: &Args, how: How) -> Result<Measured> {
 
 fn load(a: &Args, verify: bool, cut: Cut, parts: u64, world: u64) -> Result<Measured> {
     let (b, url) = (a.clone(), a.dir.display().to_string());
+
+    // The counts of all runs add up in one place, and are divided by the number of runs below.
     let totals = Arc::new(std::sync::Mutex::new((0u64, 0u64, 0u64)));
     let sums = Arc::clone(&totals);
     let (runs, states) = on_ranks(
@@ -306,11 +311,15 @@ fn load(a: &Args, verify: bool, cut: Cut, parts: u64, world: u64) -> Result<Meas
             Ok((template(plain, &leaves)?, leaves))
         },
     )?;
+
+    // Wrong values would make the measurement worthless, so they are looked for after the clock has stopped.
     let states: Vec<StateDict> = states.into_iter().map(|(state, _)| state).collect();
     states.iter().try_for_each(check)?;
     let bytes = states.iter().map(nbytes).sum();
     let peak = peak();
     let t = totals.lock().map_err(|_| anyhow!("a rank panicked"))?;
+
+    // The run that warms up is counted here, too.
     let times = (a.iterations + 1) as u64;
     let (needed, read, headers) = (t.0 / times, t.1 / times, t.2 / times);
     let (Runs { seconds, cpu }, grown) = (runs, peak.saturating_sub(bytes));
@@ -387,6 +396,8 @@ fn plain(a: &Args, write: Option<How>) -> Result<Measured> {
     const BLOCK: usize = 1 << 20;
     let per_rank = (a.state.nbytes(a.gb) / 2) as usize;
     let (dir, make) = (a.dir.clone(), a.dir.clone());
+
+    // The memory is touched before the clock starts, as that of a state is.
     let (runs, _) = on_ranks(
         2,
         a.iterations,
@@ -399,6 +410,8 @@ fn plain(a: &Args, write: Option<How>) -> Result<Measured> {
         },
         move |(rank, mut memory), _| {
             let path = dir.join(format!("plain{rank}"));
+
+            // A new file is written and renamed, as a save does it.
             let new = path.with_extension("new");
             let file = if write.is_some() {
                 File::create(&new)?

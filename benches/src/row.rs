@@ -126,10 +126,13 @@ impl Row {
         } else {
             String::new()
         };
+
         let mut ratio = self
             .ratio(p.name())
             .filter(|_| !p.is_ours())
             .map_or(String::new(), |r| format!("{r:.2}x"));
+
+        // A target stands behind the number that it is about, and says whether it is reached.
         for target in &self.targets {
             match target {
                 Target::Ratio(peer, least) if *peer == p.name() => {

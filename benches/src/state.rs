@@ -93,6 +93,8 @@ impl State {
                             ("exp_avg_sq", DType::Float32),
                         ] {
                             let key = format!("layers.{layer}.{name}.{kind}");
+
+                            // A tensor with one axis has no columns, so it is cut along its rows.
                             let axis = usize::from(cut == Cut::Columns && shape.len() > 1);
                             let mut region = Region::whole(shape);
                             region.lengths[axis] /= parts;
@@ -106,6 +108,7 @@ impl State {
                 }
             }
             Self::Small => {
+                // Small tensors are dealt out whole, each to one rank.
                 for i in (0..(gb * 1e9) as u64 / 65536).filter(|i| i % world == rank) {
                     let key = format!("t{i}");
                     let data = ones(DType::Float32, &[128, 128].into())?;

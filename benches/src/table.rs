@@ -73,6 +73,7 @@ struct Group {
     reason = "a program whose output is its result"
 )]
 pub(crate) fn run(args: &Args) -> Result<()> {
+    // Runs are spread over turns, so that a slow minute of the machine does not hit one program alone.
     let turns = args.runs.clamp(1, 3);
     let runs = Runs {
         turns,
@@ -85,6 +86,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let mut rows = large(args, name, folder.path());
         rows.push(one_chunk(args, name, folder.path()));
         rows.extend(small(args, name, folder.path()));
+
+        // In memory there is no disk to wait for.
         if !is_in_memory(path)? {
             rows.extend(synced(args, name, folder.path()));
         }
@@ -100,6 +103,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         folder: None,
         rows: embeddings(),
     });
+
+    // Rows are chosen before the estimate, so that it counts only what will run.
     for group in &mut groups {
         group.rows.retain(|row| {
             args.only
@@ -126,6 +131,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         "| what | who | checks | runs | median | speed | their time / ours | CPU | memory beyond the state |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+
+    // The folder of a group lives until its rows are done, and is removed with it.
     let start = Instant::now();
     for Group { folder, rows } in groups {
         if let Some(folder) = &folder
@@ -206,6 +213,8 @@ fn large(args: &Args, place: &str, base: &Path) -> Vec<Row> {
             .checks(NOTHING)
             .costs(5.0, 0.5)
     };
+
+    // Each row names what it needs, which is made off the clock and kept for the rows after it.
     let mut rows = vec![
         Row::new(
             format!("save {gb} GB, {place}"),

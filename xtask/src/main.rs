@@ -62,6 +62,8 @@ fn run(args: &[String]) -> Result<()> {
         Some((command, rest)) => (command.as_str(), rest),
         None => ("help", args),
     };
+
+    // A command refuses words that it does not know, so a mistyped flag never starts a long run.
     let (flags, settings): (&[&str], &[&str]) = match command {
         "tidy" => (&["--bless"], &[]),
         "interop" => (&["--keep", "--self", "--frugal"], &[]),
@@ -83,7 +85,9 @@ fn run(args: &[String]) -> Result<()> {
             _ => bail!("`{command}` does not take `{word}`, or not so\n\n{HELP}"),
         }
     }
+
     let has = |flag: &str| given.iter().any(|(name, _)| *name == flag);
+    // Without `--seed` the clock gives one.
     let seed = || Ok::<_, anyhow::Error>(number(&given, "--seed")?.unwrap_or_else(clock));
     match command {
         "test" => test(),

@@ -116,6 +116,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         mutants: tool("cargo-mutants", VERSION)?,
         nextest: tool(NEXTEST.0, NEXTEST.1)?,
     };
+
+    // Each job changes sources in a copy of its own, and the working tree stays as it is.
     let home = target_dir().join("mutants");
     let trees: Vec<PathBuf> = (0..options.jobs.max(1))
         .map(|job| home.join(job.to_string()))
@@ -130,6 +132,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         say(format!("{:<10} {:>5} mutants", core.name, mutants.len()));
         all.extend(mutants.into_iter().map(|mutant| (core, mutant)));
     }
+
+    // Only with all cores listed is a known mutant that is not among them surely gone.
     if options.cores.is_empty()
         && let Some(stale) = known
             .iter()
@@ -144,6 +148,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.list {
         return Ok(());
     }
+
     if let Some(sample) = options.sample {
         say(format!(
             "{} of {} mutants, by --seed {}",
@@ -154,6 +159,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         dice::shuffle(&mut all, options.seed);
         all.truncate(sample);
     }
+
+    // Mutants are judged by core, since those of one core share their builds.
     let begin = Instant::now();
     let mut tallies = Vec::new();
     for core in CORES {

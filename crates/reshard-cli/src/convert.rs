@@ -49,6 +49,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         .verify(!args.no_verify)
         .registry(program.registry.clone())
         .stores(program.stores.clone());
+
     if !keys.all() {
         setup = setup.keys(move |key| keys.has(key));
     }
@@ -62,6 +63,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
         setup = setup.policy(policy.clone());
     }
 
+    // What is checked before anything is written is shown as a step of its own.
     let bar = io.bar(
         "checking",
         if args.no_verify {

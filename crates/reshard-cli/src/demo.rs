@@ -55,6 +55,8 @@ pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8>
         ));
     }
     let model = Model::of_size(size);
+
+    // The variable keeps the temporary directory until the end of the function.
     let temporary;
     let url = match &args.dir {
         Some(dir) => dir.clone(),
@@ -74,6 +76,7 @@ pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8>
     writeln!(io.out, "{DIM}{plan}{DIM:#}\n")?;
     io.out.flush()?;
 
+    // Making and checking the state are timed apart, so they don't count as saving and loading.
     let mut phases = Phases::default();
     let (states, time) = timed(|| each(0..n, |r| model.state(Cut::SAVED, r, n)));
     phases.done(
@@ -139,6 +142,8 @@ fn save(
 ) -> Result<()> {
     let groups = LocalGroup::new(states.len() as u32);
     let bar = io.bar("saving", states.iter().map(model::held_by).sum());
+
+    // Each rank is a thread of this process with a group of its own, as it would be a process elsewhere.
     let one = |(group, state): (&LocalGroup, _)| {
         let told = bar.clone();
         let save = reshard::save(state, url)
@@ -152,6 +157,8 @@ fn save(
     let (saved, time) = timed(|| each(groups.iter().zip(states), one));
     bar.finish_and_clear();
     let saved: Vec<SaveReport> = saved?;
+
+    // All ranks report the same totals, so the first one speaks for all.
     let Some(report) = saved.first() else {
         return Ok(());
     };

@@ -197,6 +197,7 @@ fn hash_all(
 ) -> Result<usize> {
     let stopped = || CliError::told("the reading thread stopped", "please report this");
     thread::scope(|scope| {
+        // The channel holds one block, so at most a few are in memory: in the hash, in the channel, and being read.
         let (send, receive) = mpsc::sync_channel(1);
         scope.spawn(move || {
             tensors
@@ -207,6 +208,8 @@ fn hash_all(
                     several => send.send(read_together(several)),
                 })
         });
+
+        // The thread reads in the order of `tensors`, so its messages always belong to the first one that is left.
         let mut left = tensors.iter();
         while let Some(t) = left.as_slice().first() {
             let mut hasher = sha2::Sha256::new();
@@ -218,6 +221,7 @@ fn hash_all(
                     }
                     Ok(Read::End) => break Some(Ok(hex(&hasher.finalize()))),
                     Ok(Read::Failed(e)) => break Some(Err(e)),
+                    // Small tensors come whole and several at once. They bring their outcomes with them.
                     Ok(Read::Together(all)) => {
                         for read in all {
                             let Some(t) = left.next() else { break };
@@ -238,6 +242,7 @@ fn hash_all(
                     Err(_) => return Err(stopped()),
                 }
             };
+
             if let Some(outcome) = outcome {
                 left.next();
                 if !each(t, Some(outcome), 0)? {

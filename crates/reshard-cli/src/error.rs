@@ -135,6 +135,8 @@ impl CliError {
 
     /// What the user can do.
     pub(crate) fn hint(&self) -> &str {
+        // What is known most precisely speaks first: the command itself, then the format, the store, and the kind at
+        // last.
         if let Self::Told { hint, .. } = self {
             return hint;
         }

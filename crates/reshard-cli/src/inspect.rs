@@ -59,6 +59,8 @@ struct Report<'a> {
 
 impl Serialize for Report<'_> {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        // The members come in the order that the schema promises, and lists are streamed, so no list is in memory
+        // twice.
         let f = self.facts;
         let c = &f.checkpoint;
         let mut m = s.serialize_map(None)?;

@@ -55,6 +55,7 @@ pub(crate) fn run(program: &Program, args: &Plugins, io: &mut Io<'_>) -> Result<
         strategies,
         stores,
     };
+
     if args.json {
         json::write(io.out, &report)?;
         return Ok(OK);

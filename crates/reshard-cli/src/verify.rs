@@ -125,6 +125,7 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             writeln!(io.out, "{}  {}", styled(BAD, word), line(d))?;
         }
     }
+
     let looked = match args.quick {
         true => format!(
             "{}: structure, coverage and sizes",
@@ -138,6 +139,8 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             )
         }
     };
+
+    // Findings go to `out`, and what follows from them to `err`. A flush in between keeps them in order on a terminal.
     match report.status {
         "sound" => writeln!(io.out, "{}  {looked}", styled(GOOD, "sound"))?,
         "damaged" => {

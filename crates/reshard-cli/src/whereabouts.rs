@@ -31,6 +31,8 @@ pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
             code: NO_CHECKPOINT,
         })
     };
+
+    // A link that leads nowhere looks like nothing to whoever follows it, so it is told apart first.
     let meta = match fs::metadata(path) {
         Ok(meta) => meta,
         Err(_) if fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink()) => {
@@ -73,6 +75,8 @@ pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
     {
         return None;
     }
+
+    // People often name the folder of a run in place of a checkpoint in it.
     let below = Checkpoints::below(path, DEPTH);
     if let Some(first) = below.found.first() {
         let what = format!(
@@ -99,6 +103,8 @@ fn example(path: &Path) -> String {
 /// What a file is, and what to name instead.
 fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
     let kind = meta.file_type();
+
+    // Pipes and devices come first, since opening one could block.
     if !kind.is_file() {
         let kind = match () {
             () if kind.is_fifo() => "a named pipe",
@@ -116,10 +122,14 @@ fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
         "name the directory, as in  reshard inspect {}",
         shown(&parent.display().to_string())
     );
+
+    // The first bytes tell an archive apart, whatever its name is.
     let mut first = [0; 4];
     let known = fs::File::open(path)
         .and_then(|mut f| f.read_exact(&mut first))
         .is_ok();
+
+    // Names that only checkpoints have count before names that others have, too.
     match own_file(name) {
         Some(OwnFile::Metadata | OwnFile::RankMetadata(_)) => ("the metadata of a checkpoint", of),
         Some(OwnFile::Data) => ("a data file of a checkpoint", of),

@@ -49,6 +49,8 @@ impl PartitionedVariable {
             .into_iter()
             .map(|(at, t)| (Region::new(at, t.shape().clone()), t))
             .collect();
+
+        // The order of the offsets is that of a grid that was cut here, so both give the parts the same numbers.
         parts.sort_by(|(a, _), (b, _)| a.cmp(b));
         let Some((_, first)) = parts.first() else {
             return fail("a variable has at least one part".into());
@@ -60,6 +62,8 @@ impl PartitionedVariable {
                 Dims::from(shape)
             ));
         }
+
+        // The parts come from outside, so nothing yet says that they cover the shape exactly once.
         let regions: Vec<Region> = parts.iter().map(|(region, _)| region.clone()).collect();
         let range = |i: usize, a: usize| regions[i].offsets[a]..regions[i].end(a);
         match first_fault(&Region::whole(shape), regions.len(), range) {
@@ -76,6 +80,8 @@ impl PartitionedVariable {
             regions.into_iter().map(|r| (r, 0)),
             false,
         )?;
+
+        // `put` checks what is left: the element type, and that a part has no gaps.
         let mut out = Self { variable };
         for (i, (_, part)) in parts.into_iter().enumerate() {
             out.variable.put(i, part)?;

@@ -58,6 +58,8 @@ impl ShardedVariable {
                 "a part without axes can't be put together with others; give it shape [1]".into(),
             );
         };
+
+        // The first axis starts at 0 and grows with each part, so it is also the offset of the next part.
         let mut shape = first.shape().clone();
         shape[0] = 0;
         let mut regions = Vec::with_capacity(parts.len());
@@ -85,6 +87,7 @@ impl ShardedVariable {
                 0,
             ));
         }
+
         let mut out = Self::of(Variable::declare(
             name,
             first.dtype(),

@@ -40,9 +40,13 @@ fn overlap_in(
     if ids.len() < 2 {
         return None;
     }
+
+    // Without axes each box is the one element, so any two overlap.
     if ndim == 0 {
         return Some((ids[0], ids[1]));
     }
+
+    // Sorted by start, a plane that no box crosses is where the next start is not below the furthest end so far.
     ids.sort_unstable_by_key(|&i| (range(i, axis).start, i));
     if failed == ndim {
         return sweep(ids, ndim, axis, range);
@@ -53,6 +57,9 @@ fn overlap_in(
         let split = at == ids.len() || range(ids[at], axis).start >= reach;
         if split {
             let group = &mut ids[from..at];
+
+            // The one group that holds all boxes means that this axis split nothing. A smaller group may be split by
+            // every axis again.
             let failed = if group.len() == at && at == ids.len() {
                 failed + 1
             } else {
@@ -63,6 +70,7 @@ fn overlap_in(
             }
             from = at;
         }
+
         if at < ids.len() {
             reach = if split {
                 range(ids[at], axis).end

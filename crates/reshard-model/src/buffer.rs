@@ -120,12 +120,19 @@ impl LentBuffer {
                 handles,
             ));
         }
+
+        // Two elements at one address would be two writers of one byte.
         if handles.iter().any(|t| !t.layout().is_injective()) {
             let what = "elements of this tensor share memory (an expanded view); load into a tensor of its own";
             return Err((ModelError::invalid(key, what), handles));
         }
+
+        // All given handles are dropped here and only their views are kept. A count above one then means another handle
+        // elsewhere.
         let mut only = first.buffer();
         let views: Vec<LentView> = handles.drain(..).map(|t| LentView::of(&t)).collect();
+
+        // Every failure from here on makes the caller's handles anew.
         let back = |buffer: &Arc<dyn HostBuffer>, views: Vec<LentView>| -> Vec<Tensor> {
             views.into_iter().map(|v| v.handle(buffer)).collect()
         };
@@ -138,6 +145,8 @@ impl LentBuffer {
         let Some(bytes) = unique.as_bytes_mut() else {
             return Err((ModelError::ReadOnly { key: key.into() }, back(&only, views)));
         };
+
+        // Regions write through this pointer, so no view may reach past the end.
         let (len, ptr) = (bytes.len() as u64, NonNull::from(bytes).cast());
         if let Some(v) = views.iter().find(|v| v.layout.hull().end > len) {
             let what = format!(

@@ -142,6 +142,7 @@ pub(crate) fn zeroed(key: &str, dtype: DType, elements: u64) -> Result<Arc<dyn H
     where
         Vec<T>: HostBuffer,
     {
+        // The typed vector itself is the buffer, so it can be taken out without moving elements.
         if n < LARGE / size_of::<T>() {
             return Ok(Arc::new(bytemuck::allocation::try_zeroed_vec::<T>(n)?));
         }
@@ -149,12 +150,17 @@ pub(crate) fn zeroed(key: &str, dtype: DType, elements: u64) -> Result<Arc<dyn H
         prefer_huge_pages(bytemuck::cast_slice_mut(&mut memory.memory));
         Ok(Arc::new(memory))
     }
+
+    // The size may come from a file, so a size that fits no memory is an error and never a panic.
     let too_big =
         || ModelError::invalid(key, format!("no memory for {elements} elements of {dtype}"));
     let n = usize::try_from(elements).map_err(|_| too_big())?;
     n.checked_mul(dtype.size() as usize)
         .filter(|b| *b <= isize::MAX as usize)
         .ok_or_else(too_big)?;
+
+    // The vector has the type of the elements. `from_buffer` finds it again by that type. Types that Rust lacks are
+    // bytes.
     match dtype {
         DType::UInt16 => make::<u16>(n),
         DType::UInt32 => make::<u32>(n),

@@ -236,6 +236,8 @@ impl Segments {
     fn walk(src: &Layout, dst: &Layout, sort: bool) -> Self {
         debug_assert_eq!((src.shape(), src.item), (dst.shape(), dst.item));
         let item = src.item;
+
+        // Axes of extent 1 move nothing, and would keep their neighbours from being merged.
         let mut axes: SmallVec<[Axis; 4]> = (0..src.shape.len())
             .filter(|&a| src.shape[a] != 1)
             .map(|a| Axis {
@@ -245,9 +247,13 @@ impl Segments {
                 at: 0,
             })
             .collect();
+
+        // The largest step goes outermost. Axes that repeat the same bytes go further out still, so runs stay long.
         if sort {
             axes.sort_by_key(|a| std::cmp::Reverse(if a.src == 0 { u64::MAX } else { a.src }));
         }
+
+        // Two axes are one if the outer step is the whole inner axis on both sides.
         let mut merged: SmallVec<[Axis; 4]> = SmallVec::new();
         for inner in axes {
             match merged.last_mut() {
@@ -262,6 +268,8 @@ impl Segments {
                 _ => merged.push(inner),
             }
         }
+
+        // An innermost axis that is dense on both sides is copied in one piece.
         let mut run = item;
         if merged
             .last()

@@ -169,6 +169,8 @@ impl DeviceMesh {
                 self.shape
             ));
         }
+
+        // The cuts below index `axes` by the placement's axis and divide by its factor, so bad placements end here.
         for p in placements {
             match *p {
                 Placement::Partial => {
@@ -193,9 +195,12 @@ impl DeviceMesh {
                 _ => {}
             }
         }
+
         let Some(at) = self.coordinate(rank) else {
             return Ok(None);
         };
+
+        // Each mesh axis cuts what the axes before it left, so an axis of the tensor may be cut several times.
         let mut axes: Vec<Vec<Range<u64>>> = global_shape
             .iter()
             .map(|&n| std::iter::once(0..n).collect())

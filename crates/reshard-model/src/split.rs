@@ -231,6 +231,8 @@ impl Skeleton {
     /// # Errors
     /// [`ModelError::Structure`] when `common` does not come from the same split.
     pub fn restore(mut self, mut flat: FlatStateDict, common: ValueTree) -> Result<StateDict> {
+        // The factories' handles were forgotten for the load. They come back as views of the buffers that the parts
+        // hold.
         let buffers = buffers(&flat);
         self.factories.visit_mut(&mut |path, factory| {
             let lent = self.lent.remove(&Path::from(path));
@@ -249,6 +251,7 @@ impl Skeleton {
         ) {
             out = tree;
         }
+
         let common =
             common.try_map::<_, ModelError>(&mut |_, v| Ok(Some(Tree::Leaf(Leaf::Value(v)))))?;
         if let Some(common) = common {
@@ -300,9 +303,12 @@ fn unfill(
     path: &mut Vec<Step>,
     flat: &mut FlatStateDict,
 ) -> Option<StateDict> {
+    // A factory stands for everything that it built, so the slots below it are not needed.
     if let Some(Tree::Leaf(f)) = factories {
         return Some(f.clone().into());
     }
+
+    // The tree of factories has dicts where this tree has lists, so it is asked by step and not walked alongside.
     let mut child = |step: Step, slots, path: &mut Vec<Step>| {
         let below = factories.and_then(|f| f.at(std::slice::from_ref(&step)));
         path.push(step);
@@ -327,6 +333,7 @@ fn unfill(
             Sharded::Tensor(t) => t.into(),
             Sharded::Object(o) => o.into(),
         },
+        // A plain value that became an item turns back into the value that the caller gave.
         Tree::Leaf(Slot::Value) => match flat.swap_remove(&Path::from(path.as_slice()))? {
             Sharded::Tensor(t) => match t.data {
                 Data::Host(t) => Tree::Leaf(Leaf::Value(Value::Tensor(t))),

@@ -162,6 +162,8 @@ impl Tensor {
         let Some(first) = parts.first() else {
             return fail("no parts to put together".into());
         };
+
+        // Every axis but the first must agree. `get(1..)` is `None` for a tensor without axes, which has no rows.
         for p in parts {
             let rows = p.shape().get(1..);
             if p.dtype != first.dtype || rows.is_none() || rows != first.shape().get(1..) {
@@ -174,11 +176,15 @@ impl Tensor {
                 ));
             }
         }
+
+        // Neighbours in one buffer form a larger view of it.
         if parts.iter().all(|p| p.same_buffer(first))
             && let Some(layout) = Layout::stacked(parts.iter().map(|p| &p.layout))
         {
             return Self::with_layout(first.dtype, layout, first.buffer());
         }
+
+        // Otherwise the parts are copied into new memory, one behind the other.
         let mut shape = first.shape().clone();
         let rows = parts
             .iter()
@@ -189,6 +195,8 @@ impl Tensor {
         let Some(mut to) = Arc::get_mut(&mut out.buffer).and_then(|b| b.as_bytes_mut()) else {
             return fail("new memory can't be written".into());
         };
+
+        // Blocks bound the memory for parts that are not contiguous.
         for block in parts.iter().flat_map(|p| p.blocks(1 << 20)) {
             let (now, rest) = to.split_at_mut(block.len());
             now.copy_from_slice(&block);
@@ -276,12 +284,18 @@ impl Tensor {
     /// contiguous, nothing is copied. A writer pulls these blocks.
     pub fn blocks(&self, max: u64) -> impl Iterator<Item = Bytes> + Send + 'static {
         let item = self.dtype.size();
+
+        // A block ends between elements, so it holds at least one.
         let max = (max / item).max(1).saturating_mul(item);
         let hull = self.layout.hull();
+
+        // Each block of a contiguous tensor is a slice of this handle, which keeps the buffer alive.
         let whole = Bytes::from_owner(Shared(Arc::clone(&self.buffer)));
         let contiguous = self.layout.is_contiguous();
         let mut at = hull.start;
         let mut left = self.layout.bytes();
+
+        // Only a tensor with gaps or another order of axes needs the walk over its runs.
         let mut segments = (!contiguous).then(|| {
             (
                 Segments::row_major(&self.layout, &self.layout),
@@ -299,6 +313,8 @@ impl Tensor {
                 at += len;
                 return Some(block);
             };
+
+            // A block may begin or end inside a run, so `taken` says how much of the next run was already given out.
             let mut block = Vec::with_capacity(len as usize);
             while (block.len() as u64) < len {
                 let (s, _, n) = segments.peek()?;

@@ -265,6 +265,7 @@ impl<L> Tree<L> {
             Ok(match tree {
                 Tree::Leaf(l) => f(path, l)?,
                 Tree::Dict(d) => {
+                    // Only a dict that loses its entries here disappears. One that was empty before stays.
                     let was_empty = d.is_empty();
                     let mut out = IndexMap::new();
                     for (k, v) in d {
@@ -303,6 +304,9 @@ impl<L> Tree<L> {
                     what,
                 })
             };
+
+            // Only containers of the same kind can be joined. A leaf on either side means that two values claim one
+            // place.
             match (a, b) {
                 (Tree::Dict(a), Tree::Dict(b)) => {
                     for (k, v) in b {

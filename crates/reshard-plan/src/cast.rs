@@ -91,6 +91,8 @@ pub fn convert(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Result<()>
         );
         return Err(PlanError::invalid("", what));
     }
+
+    // Equal types come first, since types that can't be converted can still be copied.
     if from == to {
         dst.copy_from_slice(src);
         return Ok(());
@@ -102,6 +104,8 @@ pub fn convert(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Result<()>
             what,
         });
     }
+
+    // A complex number is two reals, so every case comes down to a conversion of reals.
     match (part(from), part(to)) {
         (Some(x), Some(y)) => convert(x, src, y, dst),
         (Some(x), None) => {
@@ -124,6 +128,7 @@ pub fn convert(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Result<()>
             Ok(())
         }
         (None, Some(y)) => {
+            // The imaginary parts stay zero.
             let half = y.size() as usize;
             let mut reals = vec![0; BLOCK * half];
             for (src, dst) in src.chunks(BLOCK * a).zip(dst.chunks_mut(BLOCK * b)) {

@@ -460,6 +460,8 @@ impl<'m> TensorRef<'m> {
             return None;
         }
         let starts = |p: u32| (0..self.ndim()).map(move |a| self.range(p, a).start);
+
+        // A hint comes from a file, so it counts only if a chunk with that offset really lies there.
         let hinted = hint
             .and_then(|h| u32::try_from(h).ok())
             .filter(|h| *h < self.row().chunks);
@@ -468,6 +470,8 @@ impl<'m> TensorRef<'m> {
         {
             return Some(self.metadata.id(p));
         }
+
+        // The binary search needs the chunks by offset. `by_offset` is empty when the list already has that order.
         let sorted = |i: u32| {
             self.metadata
                 .by_offset
@@ -488,6 +492,9 @@ impl<'m> TensorRef<'m> {
                 end = mid
             }
         }
+
+        // The search ends at the first chunk that is not before `offset`, so of several chunks with one offset the
+        // first is found.
         let found = (lo < last)
             .then(|| sorted(lo))
             .filter(|&p| starts(p).eq(offset.iter().copied()))?;

@@ -104,6 +104,8 @@ pub fn decide(
         )));
     }
     pieces.iter().try_for_each(Piece::check)?;
+
+    // The policy may be the user's code, so each call of it is guarded against panics.
     let description = describe(policy)?;
     let files_per_task = guarded(&description, || policy.files_per_task())?;
     if files_per_task as usize > pieces.len().saturating_add(MAX_EMPTY) {
@@ -116,6 +118,8 @@ pub fn decide(
             PolicyError::invalid(what),
         ));
     }
+
+    // A limit stops a policy that makes slices without end before it fills the memory.
     let limit = limits
         .max_slices
         .unwrap_or_else(|| pieces.len().saturating_mul(4).saturating_add(1_000_000));
@@ -135,6 +139,7 @@ pub fn decide(
     });
     let answer = answer.map_err(|source| PolicyError::failed(&description, source))?;
     check::check(&description, pieces, &answer)?;
+
     let metrics = PolicyMetrics {
         description,
         duration,
@@ -151,6 +156,8 @@ pub fn decide(
         split_tensors = metrics.split_tensors,
         "a sharding policy has decided"
     );
+
+    // A shard has pieces of one task only, as the check made sure, so the first one tells.
     let task = |cuts: &[Cut]| cuts.first().map_or(0, |c| pieces[c.piece as usize].task);
     let shards = answer
         .into_iter()

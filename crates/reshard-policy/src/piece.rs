@@ -103,6 +103,8 @@ impl<'a> Piece<'a> {
         let Some(volume) = self.region.volume() else {
             return wrong("the piece has more than 2^64 elements".into());
         };
+
+        // The bytes must be those of the content, because policies and their checks rely on either one.
         match self.content {
             Content::Tensor(dtype) if volume.checked_mul(dtype.size()) != Some(self.bytes) => {
                 wrong(format!(

@@ -84,6 +84,8 @@ impl FromStr for SliceSpec {
                 "slice spec {s:?}: {what}; expected the full shape and offset,length of each axis, such as \"4 3 0,4:1,2\""
             ))
         };
+
+        // The last space ends the shape, because the slice itself has none.
         let Some((shape, parts)) = s.rsplit_once(' ') else {
             return Err(wrong("there is no space between shape and slice".into()));
         };
@@ -95,6 +97,9 @@ impl FromStr for SliceSpec {
             .collect::<Result<Vec<u64>, _>>()?
             .into();
         let mut region = Region::default();
+
+        // The shape comes first, so "-" can stand for the whole of an axis. An empty part between colons counts for
+        // nothing.
         for part in parts.split(':').filter(|part| !part.is_empty()) {
             let Some(&whole) = full_shape.get(region.ndim()) else {
                 return Err(wrong(format!(
@@ -120,6 +125,8 @@ impl FromStr for SliceSpec {
                 "the slice has fewer axes than shape {full_shape}"
             )));
         }
+
+        // `part` checks what concerns both shape and slice.
         Self::part(&full_shape, region).map_err(|e| wrong(e.to_string()))
     }
 }

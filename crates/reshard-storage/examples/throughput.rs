@@ -180,6 +180,7 @@ fn main() -> Result {
     ];
     for dir in &dirs {
         for case in cases.iter().filter(|c| c.name.contains(&only)) {
+            // Many tiny items take long, so there are fewer of them.
             let total = if case.item < 2048 { total / 16 } else { total };
             writeln!(
                 io::stdout(),
@@ -323,6 +324,7 @@ fn load(
     items: Vec<Vec<(Option<Layout>, RegionMut)>>,
     checked: bool,
 ) -> Result<Traffic> {
+    // Records lie in the files as `save` wrote them: each behind a header of `GAP` bytes.
     let per = {
         let entries = wait(store.files())?;
         let bytes: u64 = entries

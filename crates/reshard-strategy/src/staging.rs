@@ -358,6 +358,7 @@ pub(crate) async fn stage_leaves(
     wanted: &BTreeSet<u32>,
     stager: &dyn AsyncStager,
 ) -> Result<()> {
+    // Tensors that are not wanted lose their data here, so none of the caller's handles stays behind.
     let mut originals = Vec::new();
     visit(state, &mut |i, data| {
         if i.is_none_or(|i| wanted.contains(&i)) {
@@ -366,6 +367,8 @@ pub(crate) async fn stage_leaves(
             *data = Data::None;
         }
     });
+
+    // A stager may be the user's code. A leaf of another type or shape would only fail later, in the files.
     let expected: Vec<Described> = originals.iter().map(described).collect();
     let staged = stager.stage(originals).await?;
     if staged.len() != expected.len() {
@@ -383,6 +386,8 @@ pub(crate) async fn stage_leaves(
         );
         return Err(StrategyError::Internal(what));
     }
+
+    // The second visit meets the same leaves in the same order, so each copy gets back to its own leaf.
     let mut staged = staged.into_iter();
     visit(state, &mut |i, data| {
         if i.is_none_or(|i| wanted.contains(&i)) {

@@ -104,6 +104,7 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
         written_by: vec![torch.into()],
         ..Producer::default()
     };
+
     out.loadable_by.push(match rank_local {
         Some(n) => format!("{}, on {n} ranks with the same layout", needs.text()),
         None => needs.text(),
@@ -113,6 +114,8 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
             "rank-local: each of {n} ranks has metadata of its own"
         ));
     }
+
+    // Versions of Megatron Core differ in what they leave in the metadata. The surest signs come first.
     if dialect == Dialect::Megatron {
         let modern = table.metadata.object(COMMON_STATE).is_some();
         let flat = !table.flattened.is_empty();
@@ -131,9 +134,11 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
             () if flat => "Megatron Core 0.8 to 0.15 (flattened tensors)".into(),
             () => "Megatron Core 0.12 or later".into(),
         });
+
         if let (false, Some(reads)) = (needs.dtypes.is_empty(), out.loadable_by.last_mut()) {
             reads.push_str(" with such a PyTorch");
         }
+
         if flat {
             let n = table.flattened.len();
             out.as_stored = table.flattened.keys().cloned().collect();
@@ -142,12 +147,15 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
             ));
         }
     }
+
     out.unknown.clone_from(&table.unknown);
     if !table.unknown.is_empty() {
         out.loadable_by
             .iter_mut()
             .for_each(|l| l.push_str("; what is not understood may ask for more"));
     }
+
+    // The notes are for people, so they name only the first ones.
     let most = 20;
     out.notes.extend(
         table

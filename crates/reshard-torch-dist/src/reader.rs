@@ -129,6 +129,7 @@ impl StorageReader for TorchDistReader {
     }
 
     async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
+        // Everything that can be refused is refused before the first byte is read.
         let mut ranges = Vec::with_capacity(reads.len());
         let mut places = Vec::with_capacity(reads.len());
         for r in reads {
@@ -147,11 +148,14 @@ impl StorageReader for TorchDistReader {
             ranges.push((self.table.file(place)?, self.table.range(place)?));
             places.push((place, key));
         }
+
+        // All objects are read in one call, so the store can join neighbours.
         let (stored, _) = self
             .store
             .read_ranges(ranges)
             .await
             .map_err(|e| self.lost(e, None))?;
+
         let mut out = Vec::with_capacity(stored.len());
         for ((place, key), bytes) in places.into_iter().zip(stored) {
             let bytes = self.object_archive(place, key, bytes)?;
@@ -194,6 +198,8 @@ impl TorchDistReader {
         let ReadCx {
             verify, progress, ..
         } = *cx;
+
+        // The descriptions of all chunks come first, because they tell where the elements lie.
         let wanted = window
             .iter()
             .map(|(c, _)| self.wanted(*c))
@@ -201,6 +207,9 @@ impl TorchDistReader {
         let (heads, header_bytes, header_requests) = self.heads(&wanted, verify, forms).await?;
         totals.beside += header_bytes;
         totals.requests += header_requests;
+
+        // Stored elements are collected for one call of the store. The other kinds need memory, so each lands by
+        // itself.
         let mut records = Vec::with_capacity(heads.len());
         for ((head, w), reads) in heads
             .into_iter()
@@ -219,6 +228,8 @@ impl TorchDistReader {
                 }
                 Head::Stored(s) => {
                     let selections: Vec<_> = reads.iter().map(|r| &r.selection).collect();
+
+                    // A checksum covers the whole record, so it is checked only if all of the record is read anyway.
                     let all =
                         verify && reads_all(&s.layout, s.record.end - s.record.start, &selections);
                     totals.verified += u64::from(all);
@@ -244,6 +255,7 @@ impl TorchDistReader {
                 }
             }
         }
+
         let stats = self
             .store
             .read_into(records, progress.clone())

@@ -204,9 +204,12 @@ impl Rule {
             );
             return Err(cause(&StrategyError::Invalid(what)));
         }
+
+        // Equal prints on all ranks are the rule, and need no tables.
         if all.iter().all(|told| told.prints == all[0].prints) {
             return Ok(Vec::new());
         }
+
         let mut paths: BTreeMap<&Path, Holders<'_>> = BTreeMap::new();
         let mut items: BTreeMap<&Step, BTreeSet<Rank>> = BTreeMap::new();
         for (rank, told) in ranks() {
@@ -217,6 +220,8 @@ impl Rule {
                 }
             }
         }
+
+        // A rank that should have a tensor but does not counts as a holder of nothing, so it differs.
         let mut left = BTreeSet::new();
         let mut problems = Vec::new();
         for (path, mut holders) in paths {
@@ -230,6 +235,8 @@ impl Rule {
                     }
                 }
             }
+
+            // Where the coordinator has a tensor, the others are compared with it, and else with the lowest rank.
             let meant = if holders.contains_key(&coordinator) {
                 Some(coordinator)
             } else {
@@ -240,6 +247,9 @@ impl Rule {
                 continue;
             };
             holders.retain(|_, print| *print != is);
+
+            // A difference is fine only if the caller left such tensors to the coordinator, and the coordinator has
+            // this one.
             match (
                 holders.is_empty(),
                 self.coordinators && meant.is_some(),

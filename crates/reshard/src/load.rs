@@ -240,6 +240,7 @@ impl<'a> Load<'a> {
             skeleton,
             own,
         } = begun;
+
         let planner = self
             .planner
             .take()
@@ -249,6 +250,8 @@ impl<'a> Load<'a> {
         (cx.verify, cx.progress, cx.exchange_memory) =
             (self.verify, self.progress.clone(), self.exchange_memory);
         let metadata = Arc::clone(opened.reader.metadata());
+
+        // The caller's buffers come back whatever happens: a failure carries the template with it.
         let loaded = opened
             .sharded
             .load(flat, Arc::clone(&opened.reader), &cx)
@@ -280,6 +283,8 @@ impl<'a> Load<'a> {
             .map_err(StrategyError::from);
         let counts = store.take();
         let reads = Traffic::read(counts.read(), counts.opened.len() as u64);
+
+        // All ranks succeed or none does, so no rank goes on with a state that others lack.
         let joined = agree_all(comm, "join", joined, reads).await;
         clock.done(Phase::Finish);
         match joined {

@@ -118,6 +118,7 @@ fn try_mutants(
     mutants: &[&Mutant],
     limit: Duration,
 ) -> Result<Vec<Outcome>> {
+    // The names are given as patterns, so every special character is escaped.
     let names = mutants
         .iter()
         .flat_map(|m| ["--re".to_owned(), format!("^{}$", escape(&m.name))]);
@@ -156,6 +157,8 @@ fn try_mutants(
         core.name,
         ended.lines().last().unwrap_or_default()
     ));
+
+    // The program's exit code covers all mutants. Its report says what became of each.
     let path = home.join("mutants.out/outcomes.json");
     let text = std::fs::read_to_string(&path)
         .with_context(|| format!("cannot read {}", path.display()))?;

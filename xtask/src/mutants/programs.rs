@@ -56,6 +56,7 @@ struct Test {
 impl Tests {
     /// Builds them, and runs each alone. They are green while no mutant is chosen.
     pub(crate) fn build(tools: &Tools, home: &Path, core: &Core, jobs: usize) -> Result<Self> {
+        // Judges share packages, so the same program may be built for several of them.
         let mut programs: Vec<Suite> = Vec::new();
         for judge in core.judges {
             let messages = messages(tools, home, judge)?;
@@ -68,12 +69,16 @@ impl Tests {
                 }
             }
         }
+
+        // Each test runs alone, so that what it enters and how long it takes are its own.
         let mut queue = VecDeque::new();
         for (at, suite) in programs.iter().enumerate() {
             queue.extend(suite.names()?.into_iter().map(|name| (at, name)));
         }
         let (begin, count) = (Instant::now(), queue.len());
         let (queue, done) = (Mutex::new(queue), Mutex::new(Vec::new()));
+
+        // Each job has a file of its own for what is entered, so jobs don't mix their notes.
         run_jobs((0..jobs.max(1)).map(|job| {
             let (entered, programs, queue, done) = (
                 home.join(format!("entered-{job}")),
@@ -91,6 +96,7 @@ impl Tests {
                 Ok(())
             }
         }))?;
+
         let took = begin.elapsed().as_secs_f64();
         say(format!(
             "{:<10} {count} tests, one by one, take {took:.1} s",

@@ -76,6 +76,7 @@ struct Built {
 }
 
 fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result<Built> {
+    // The chooser goes into each package once, and stays while the files with mutants are woven anew.
     let tree = home.join("tree");
     let packages: BTreeSet<&str> = mutants.iter().map(|mutant| &*mutant.package).collect();
     for package in &packages {
@@ -92,6 +93,8 @@ fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result
         .keys()
         .map(|file| Ok((*file, read(&tree.join(file))?)))
         .collect::<Result<_>>()?;
+
+    // Mutants that don't compile are taken out and the rest is built again, a few times at most.
     let mut unviable = Vec::new();
     for _ in 0..BUILDS {
         let mut woven: BTreeMap<&str, Woven> = BTreeMap::new();
@@ -121,6 +124,8 @@ fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result
             let woven = bodies().map(|(_, body)| (body.id, body.function)).collect();
             return Ok(Built { woven, unviable });
         }
+
+        // An error belongs to the mutant whose body has its line.
         let wrong = |file: &str, body: &Body| {
             errors
                 .iter()
@@ -136,6 +141,7 @@ fn build(tools: &Tools, home: &Path, core: &Core, mutants: &[&Mutant]) -> Result
                 core.name
             );
         }
+
         of_file
             .values_mut()
             .for_each(|mutants| mutants.retain(|(id, _)| !wrong.contains(id)));

@@ -59,6 +59,8 @@ fn check_target(
             .display()
             .to_string()
     };
+
+    // Circles are found among files, whatever the names are. The names come back only for the complaint.
     let arrows: BTreeMap<usize, BTreeSet<usize>> =
         needs
             .iter()

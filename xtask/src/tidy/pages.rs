@@ -26,6 +26,7 @@ pub(super) fn check(files: &[PathBuf], bless: bool, complaints: &mut Vec<String>
             ));
             continue;
         };
+
         let Some((sources, written)) = parse(line) else {
             complaints.push(format!(
                 "{name}: cannot read `{line}`; it should be `{OPEN} PATH... {HASH} HEX -->`"
@@ -44,10 +45,13 @@ pub(super) fn check(files: &[PathBuf], bless: bool, complaints: &mut Vec<String>
             ));
             continue;
         }
+
         let now = hash(&sources, files)?;
         if now == written {
             continue;
         }
+
+        // Only this one line changes, so the page's own text stays as somebody wrote it.
         if bless {
             let new_line = format!("{OPEN} {} {HASH} {now} -->", sources.join(" "));
             std::fs::write(root().join(page), text.replacen(line, &new_line, 1))

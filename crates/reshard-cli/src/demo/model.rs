@@ -205,6 +205,8 @@ impl Model {
                     return Err(wrong(format!("{} was not loaded", part.key)));
                 };
                 let found = found.to_bytes();
+
+                // Wanted bytes are made run by run, so they never need the memory of a second model.
                 let mut bad = None;
                 runs(&p.shape, &region, part.dtype.size(), |at, here| {
                     want.resize(here.len(), 0);
@@ -223,6 +225,7 @@ impl Model {
                 bar.inc(found.len() as u64);
             }
         }
+
         let common = |key: &str| loaded.get(key).cloned().map(Value::from);
         if common("iteration") != Some(Value::Int(1000))
             || common("args") != Some(arguments(self, saved_by))

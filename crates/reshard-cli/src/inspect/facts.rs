@@ -84,6 +84,7 @@ pub(super) struct Totals {
 
 impl Facts {
     pub(super) fn of(checkpoint: Checkpoint) -> Result<Self> {
+        // No element is read: the structure, the coverage and the sizes are checked.
         let quick = checkpoint.verify(false, reshard::storage::Progress::default())?;
         let problems = quick
             .damage
@@ -93,6 +94,8 @@ impl Facts {
             .collect();
         let not_understood = quick.not_understood.iter().map(findings::line).collect();
         let not_read = quick.not_read.iter().map(findings::line).collect();
+
+        // Common state that can't be read is a note, so that the rest is still shown.
         let common = checkpoint
             .common()
             .map(Value::from)
@@ -104,6 +107,7 @@ impl Facts {
         }
         let links: Vec<Link> = checkpoint.links()?.into_iter().map(Link::from).collect();
         let files = files(&checkpoint, &links)?;
+
         let of = |roles: &[FileRole]| {
             files
                 .iter()
@@ -111,6 +115,8 @@ impl Facts {
                 .map(|f| f.name.clone())
                 .collect::<Vec<_>>()
         };
+
+        // Leftovers lie in the directory or, from saves that never finished, beside it.
         let mut leftovers = of(&[FileRole::Leftover, FileRole::Record]);
         leftovers.extend(checkpoint.leftovers()?.into_iter().map(|l| l.path));
         let foreign = of(&[FileRole::Foreign]);

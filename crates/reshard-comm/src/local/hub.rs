@@ -212,9 +212,12 @@ fn deal(op: Op, given: Vec<(Op, Vec<Bytes>)>) -> Vec<Parcel> {
             .map(|(_, parts)| parts.as_slice())
             .unwrap_or_default()
     };
+
+    // Every call was checked when it came in, so each rank gave as many parts as its operation needs.
     match op {
         Op::Barrier => {}
         Op::Split { .. } => split(&given, &mut parcels),
+        // Rank after rank hands out its parts, so each parcel has them in the order of the ranks that gave them.
         Op::AllToAll => {
             for (_, parts) in given {
                 parcels

@@ -38,6 +38,8 @@ impl IndexedSlices {
                 self.dense_shape
             ));
         }
+
+        // Every index is checked before the loop below uses it as a position in memory.
         if let Some((at, &id)) = self
             .indices
             .iter()
@@ -58,8 +60,11 @@ impl IndexedSlices {
             op: Op::Add.name(),
             dtype,
         };
+
         let add = kernel(Op::Add, dtype).ok_or_else(unsupported)?;
         let bytes = self.values.to_bytes();
+
+        // Without indices there are no values either, so the width does not matter then.
         let width = bytes.len() / self.indices.len().max(1);
         written(NAME, dtype, &self.dense_shape, |out| {
             if width > 0 {
@@ -108,6 +113,8 @@ pub fn lookup_gradients<'a>(
             "no gradient is computed through max_norm",
         ));
     }
+
+    // Ids are grouped by part first, with the place of each in `upstream`, so that threads can copy the rows of a part.
     let places = Places::new(table, options)?;
     let mut indices: Vec<Vec<i64>> = vec![Vec::new(); table.parts().len()];
     let mut positions: Vec<Vec<usize>> = vec![Vec::new(); table.parts().len()];
@@ -128,6 +135,7 @@ pub fn lookup_gradients<'a>(
             &shape,
             options.threads,
             |run, to| {
+                // Rows without elements have no bytes, and `chunks_exact` panics for a width of 0.
                 if width > 0 {
                     let positions = &positions[run.start as usize..run.end as usize];
                     for (&at, to) in positions.iter().zip(to.chunks_exact_mut(width)) {

@@ -159,6 +159,8 @@ impl Variable {
     /// What is selected of each axis, and the shape of the result.
     fn select(&self, subscript: &[Index]) -> Result<(Vec<Selected>, Dims)> {
         let fail = |what: String| Err(EmbeddingError::invalid(&self.name, what));
+
+        // New axes and the ellipsis use up no axis of the variable.
         let named = subscript
             .iter()
             .filter(|i| matches!(i, Index::At(_) | Index::Slice { .. }))
@@ -174,6 +176,8 @@ impl Variable {
                 self.shape.len()
             ));
         };
+
+        // A subscript without an ellipsis has one at its end, as in NumPy. Below there is one entry for each axis.
         let mut entries: Vec<Index> = Vec::with_capacity(subscript.len() + rest);
         for &entry in subscript {
             match entry {
@@ -184,6 +188,9 @@ impl Variable {
         if ellipses == 0 {
             entries.extend(std::iter::repeat_n(Index::ALL, rest));
         }
+
+        // `selected` has every axis of the variable. `shape` is that of the result, where single indexes drop their
+        // axis.
         let (mut selected, mut shape) = (Vec::with_capacity(self.shape.len()), Dims::default());
         for entry in entries {
             let axis = selected.len();
@@ -191,6 +198,7 @@ impl Variable {
             match entry {
                 Index::NewAxis => shape.push(1),
                 Index::At(at) => {
+                    // In 128 bits neither a negative index nor an extent beyond `i64` can overflow.
                     let from_start = if at < 0 {
                         i128::from(at) + i128::from(extent)
                     } else {

@@ -134,6 +134,7 @@ impl ShardedTensorFactory {
 
 /// The two halves of `f`'s data, or the one that its range reaches, in the grid of `whole`.
 fn halves(whole: &ShardedTensor, form: Swiglu, f: &ShardedTensorFactory) -> Result<Tree<Sharded>> {
+    // The factory's fields may have changed since it was made, so the whole is put together and checked again.
     let whole = ShardedTensor {
         key: f.key.clone(),
         dtype: f.data.spec().map_or(whole.dtype, |(dtype, _)| dtype),
@@ -144,6 +145,8 @@ fn halves(whole: &ShardedTensor, form: Swiglu, f: &ShardedTensorFactory) -> Resu
     };
     whole.validate()?;
     let axis = whole.prepend_axis_num;
+
+    // Only the first local axis is halved, so sizes are counted in its rows.
     let rows = whole.local_shape[0] / 2;
     let row = whole.local_shape[1..].iter().product::<u64>();
     let fragments = whole.axis_fragmentations.as_ref().map_or(1, |f| f[axis]);
@@ -153,6 +156,9 @@ fn halves(whole: &ShardedTensor, form: Swiglu, f: &ShardedTensorFactory) -> Resu
     let mut parts = Vec::with_capacity(2);
     for (half, suffix) in [(0, "_w"), (1, "_v")] {
         let mut part = whole.clone();
+
+        // Under one key, all `w` parts come first and all `v` parts after them. Under two keys each half keeps the
+        // grid.
         let (at, of) = match form {
             Swiglu::OneKey => (
                 fragments.checked_mul(half).and_then(|n| n.checked_add(at)),
@@ -178,6 +184,8 @@ fn halves(whole: &ShardedTensor, form: Swiglu, f: &ShardedTensorFactory) -> Resu
         if let Some(f) = &mut part.axis_fragmentations {
             f[axis] = of;
         }
+
+        // The shape is right now. The data still has to be cut to the half.
         match &whole.flattened_range {
             None => {
                 let mut region = Region::whole(&whole.local_shape);

@@ -149,6 +149,8 @@ impl ShardedTensor {
         offsets: &[(usize, u64, u64)],
         prepend_axis_num: usize,
     ) -> Result<Self> {
+        // Prepended axes have extent 1 locally. An axis without an offset is not cut, so its global extent is the local
+        // one.
         let mut local = Dims::splat(1, prepend_axis_num);
         local_shape.iter().for_each(|&n| local.push(n));
         let (mut shape, mut offset) = (local.clone(), Dims::zeros(local.len()));
@@ -166,6 +168,8 @@ impl ShardedTensor {
                     "invalid rank offset ({axis}, {at}, {of}): the rank must be less than the fragments"
                 ));
             }
+
+            // Once this product fits, `at * local[axis]` fits too, because `at` is less than `of`.
             let Some(extent) = of.checked_mul(local[axis]) else {
                 return fail(format!(
                     "invalid rank offset ({axis}, {at}, {of}): the global shape is too large"
@@ -331,6 +335,8 @@ impl ShardedTensor {
             prepend_axis_num,
             ..
         } = self;
+
+        // The order is Megatron Core's, so both report the same mistake first.
         self.validate_data()?;
         if global_shape.len() != global_offset.len() {
             return fail(format!(
@@ -345,6 +351,8 @@ impl ShardedTensor {
             ));
         }
         self.validate_grid()?;
+
+        // Later arithmetic on offsets and bytes relies on these two checks.
         if !self.region().fits(global_shape) {
             let region = self.region();
             return fail(format!(
@@ -368,6 +376,8 @@ impl ShardedTensor {
         let Some(elements) = local_shape.volume() else {
             return fail(format!("local_shape {local_shape} is too large"));
         };
+
+        // Data of a flattened range has one axis, so its shape is compared with the range below.
         if let Some((dtype, shape)) = self.data.spec() {
             if dtype != self.dtype {
                 return fail(format!(
@@ -386,6 +396,8 @@ impl ShardedTensor {
                 ));
             }
         }
+
+        // `elements` bounds the range, so ranges that pass always lie in the chunk.
         if let Some(Range { start, end }) = &self.flattened_range {
             if start > end || *end > elements {
                 let what = format!(
@@ -393,6 +405,8 @@ impl ShardedTensor {
                 );
                 return fail(what);
             }
+
+            // The data has exactly one axis here, as checked above.
             if let Some((_, shape)) = self
                 .data
                 .spec()
@@ -416,6 +430,7 @@ impl ShardedTensor {
         } = self;
         let local = self.local_extents();
         if let Some(fragmentations) = &self.axis_fragmentations {
+            // An empty extent fits every grid, so it divides every offset here.
             for (&offset, &extent) in global_offset.iter().zip(&local) {
                 if offset.checked_rem(extent).unwrap_or(0) != 0 {
                     return fail(format!(
@@ -428,6 +443,8 @@ impl ShardedTensor {
                     "axis_fragmentations {fragmentations} should have as many axes as global_shape {global_shape}"
                 ));
             }
+
+            // A piece that may load from another global shape can have a grid that does not fit its own.
             for axis in 0..local.len() {
                 let (of, extent, whole) = (fragmentations[axis], local[axis], global_shape[axis]);
                 if of == 0

@@ -135,6 +135,9 @@ impl Items {
 
     fn leaf(&mut self, leaf: Leaf) -> Result<Tree<Slot>> {
         let fqn = || Path(self.path.clone()).to_string();
+
+        // `alone` says that the name is the path. No second leaf may have it, whereas pieces of one tensor share their
+        // own key.
         let (sharded, slot, alone) = match leaf {
             Leaf::Local(l) | Leaf::Value(Value::Local(l)) => return Ok(Tree::Leaf(Slot::Local(l))),
             Leaf::Factory(_) => {
@@ -175,6 +178,8 @@ impl Items {
                 true,
             ),
         };
+
+        // The name is checked before the leaf is stored, so `flat` never has two leaves for one item.
         self.name(&sharded, alone)?;
         self.flat.insert(Path(self.path.clone()), sharded);
         Ok(Tree::Leaf(slot))

@@ -67,6 +67,8 @@ fn merge(
         path.pop();
         Ok(())
     };
+
+    // A factory ends the descent, whatever lies there. It alone knows what its parts look like.
     match (loaded, factories) {
         (loaded, Tree::Leaf(f)) => (f.merge)(f, loaded).map(ValueTree::Leaf),
         (Tree::Dict(mut d), Tree::Dict(factories)) => {
@@ -95,6 +97,7 @@ fn merge(
             }
             Ok(Tree::List(v))
         }
+        // Expanding a list leaves a dict with int keys, since only some elements may be factories.
         (Tree::List(mut v), Tree::Dict(factories)) => {
             let len = v.len();
             for (step, f) in factories {

@@ -28,6 +28,8 @@ fn part(tree: StateDict, path: &mut Vec<Step>, flat: &mut FlatStateDict) -> Resu
             common: None,
         })
     };
+
+    // Sharded leaves leave a slot behind. Everything else, empty containers too, is common.
     match tree {
         Tree::Leaf(Leaf::Value(Value::Local(l)) | Leaf::Local(l)) => slot(Slot::Local(l)),
         Tree::Leaf(Leaf::Value(v)) => Ok(Halves {

@@ -52,6 +52,8 @@ fn go(left: &ValueTree, right: &ValueTree, path: &mut Vec<Step>, out: &mut Diffe
                 go(a, b, path, out);
                 path.pop();
             }
+
+            // The walk above follows the order of the left tree, so keys that only the right one has come last.
             out.only_right.extend(
                 b.keys()
                     .filter(|k| !a.contains_key(*k))
@@ -64,6 +66,8 @@ fn go(left: &ValueTree, right: &ValueTree, path: &mut Vec<Step>, out: &mut Diffe
                 go(a, b, path, out);
                 path.pop();
             }
+
+            // One of the two ranges is empty, so only the longer list reports its surplus.
             let more = |from: usize, to: usize| (from..to).map(|i| at(path, Step::Index(i as u64)));
             out.only_left.extend(more(b.len(), a.len()));
             out.only_right.extend(more(a.len(), b.len()));

@@ -40,6 +40,7 @@ impl<L> Tree<L> {
                     what: "only a dict or a list can be parted".into(),
                 });
             }
+            // A key goes to both halves if its subtree has leaves of both kinds.
             Self::Dict(d) => {
                 let (mut yes, mut no) = (IndexMap::new(), IndexMap::new());
                 for (k, v) in d {
@@ -49,6 +50,7 @@ impl<L> Tree<L> {
                 }
                 (Self::Dict(yes), Self::Dict(no))
             }
+            // Int keys keep the positions of the elements, which a shortened list would lose.
             Self::List(v) if lists_as_dicts => {
                 let d = v
                     .into_iter()

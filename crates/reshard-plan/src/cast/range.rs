@@ -49,6 +49,8 @@ fn values(d: DType) -> Option<Values> {
             complex: false,
         })
     };
+
+    // `min` is the exponent of the smallest subnormal number, since that too has to fit.
     match d {
         DType::Bool => int(false, 1),
         DType::UInt8 => int(false, 8),

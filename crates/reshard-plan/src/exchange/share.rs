@@ -51,6 +51,7 @@ pub fn share_reads(
     group: impl Fn(u32) -> Option<u32>,
     choose: impl FnOnce(&[Demand]) -> Vec<u32>,
 ) -> Result<Vec<LoadPlan>> {
+    // Plans are walked by rank, so the ranks of each demand are in order, and a rank's items for it are neighbours.
     let mut all: IndexMap<(u32, Wanted), Wants, RandomState> = IndexMap::default();
     for (rank, plan) in (0u32..).zip(&mut plans) {
         let Some(group) = group(rank) else { continue };
@@ -62,6 +63,7 @@ pub fn share_reads(
             }
         }
     }
+
     let demand = |((group, what), wants): (&(u32, Wanted), &Wants)| Demand {
         group: *group,
         what: what.clone(),
@@ -79,6 +81,7 @@ pub fn share_reads(
     }
     drop(demands);
 
+    // The reader keeps its own items, with their positions. Every other rank gets them from the reader.
     let ranks = plans.len();
     let mut kept: Vec<Vec<Item>> = vec![Vec::new(); ranks];
     for (((_, what), wants), reader) in all.into_iter().zip(readers) {
@@ -95,6 +98,8 @@ pub fn share_reads(
                     .push(Receive::new(reader, items));
             }
         }
+
+        // A demand of the reader alone needs no exchange.
         if to.is_empty() {
             continue;
         }
@@ -107,6 +112,8 @@ pub fn share_reads(
         };
         plan.exchange.serves.push(Serve::new(what, to));
     }
+
+    // The reader's items go back to the order that they had in its plan.
     for (plan, mut items) in plans.iter_mut().zip(kept) {
         items.sort_unstable_by_key(|(position, _)| *position);
         plan.items.extend(items.into_iter().map(|(_, item)| item));

@@ -105,6 +105,8 @@ impl<'p> Pieces<'p> {
             hasher,
             ..
         } = self;
+
+        // The table holds numbers only. It hashes and compares through `pieces`, so keys and offsets exist once.
         let hash = |key: u32, offset: &[u64]| {
             let mut h = hasher.build_hasher();
             h.write_u32(key);
@@ -123,6 +125,8 @@ impl<'p> Pieces<'p> {
                 hash(p.key, of(p))
             },
         );
+
+        // The first rank that offers a piece gives it its item. Later offers only count.
         match found {
             Entry::Occupied(o) => {
                 let n = *o.get();

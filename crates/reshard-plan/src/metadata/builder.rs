@@ -108,6 +108,7 @@ impl MetadataBuilder {
         shape: &[u64],
         properties: TensorProperties,
     ) -> Result<TensorId> {
+        // Rows hold small numbers, so every number is checked before anything is stored. A failed call changes nothing.
         let ndim = u8::try_from(shape.len())
             .map_err(|_| PlanError::corrupt(key, format!("a tensor of {} axes", shape.len())))?;
         let full = || PlanError::corrupt(key, "too many tensors");
@@ -124,6 +125,8 @@ impl MetadataBuilder {
             let what = format!("{} strides for {} axes", s.len(), shape.len());
             return Err(PlanError::corrupt(key, what));
         }
+
+        // Strides follow the shape in the same column, so the row needs only one position and a flag.
         let name = self.new_name(key)?;
         self.shapes.extend(shape);
         if let Some(strides) = &properties.strides {
@@ -229,15 +232,22 @@ impl MetadataBuilder {
             keys,
             ..
         } = self;
+
+        // The index of keys is not needed any more. It goes first, so that it does not add to the memory of the sorted
+        // lists.
         drop(keys);
         let count = tensors.len() as u32;
         if tensors.len() + objects.len() > u32::MAX as usize {
             return Err(PlanError::corrupt("", "too many keys"));
         }
+
+        // Until now objects were numbered apart from tensors. From here on their numbers follow those of the tensors.
         order
             .iter_mut()
             .filter(|n| **n & OBJECT != 0)
             .for_each(|n| *n = (*n ^ OBJECT) + count);
+
+        // Each tensor's chunks get one run of positions, in which `group` then puts them.
         let (mut first, mut at) = (0, 0);
         for row in &mut tensors {
             (row.first, row.coords) = (first, at);
@@ -246,6 +256,8 @@ impl MetadataBuilder {
         }
         let (mut coords, ids, positions) = group(&tensors, coords, &owners);
         drop(owners);
+
+        // The table lives as long as the checkpoint is open, so it keeps no spare room.
         tensors.shrink_to_fit();
         objects.shrink_to_fit();
         order.shrink_to_fit();

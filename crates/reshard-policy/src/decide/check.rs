@@ -15,6 +15,8 @@ pub(super) fn check(policy: &str, pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> 
             what,
         })
     };
+
+    // Each slice by itself: it names a piece, lies in it, and shares its shard with no other task.
     for (number, cuts) in answer.iter().enumerate() {
         let mut first: Option<&Piece<'_>> = None;
         for Cut { piece, region } in cuts {
@@ -63,6 +65,8 @@ pub(super) fn check(policy: &str, pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> 
             }
         }
     }
+
+    // Each piece by itself: its slices cover it exactly once. Most pieces are one slice, which needs no geometry.
     let slices = Slices::of(pieces.len(), answer);
     for (piece, of) in pieces.iter().enumerate() {
         let found = slices.of_piece(piece);

@@ -92,10 +92,13 @@ fn uneven(
     axes: &[usize],
     place: &mut Vec<u64>,
 ) -> Option<i64> {
+    // Without axes left there is one element, and the sum says how often it is covered beyond what is right.
     let Some((&axis, axes)) = axes.split_first() else {
         let sum = sections.iter().map(|s| s.times).sum();
         return (sum != 0).then_some(sum);
     };
+
+    // A box adds its section where it begins, and takes it away where it ends.
     let ends = |s: Section| {
         [
             (all[s.of].offsets[axis], s),
@@ -109,11 +112,15 @@ fn uneven(
         ]
     };
     let mut changes: Vec<(u64, Section)> = sections.into_iter().flat_map(ends).collect();
+
+    // Sorting by place and then by section makes equal sections neighbours, so they add up before the next axis.
     let of = |s: Section| {
         axes.iter()
             .map(move |&a| (all[s.of].offsets[a], all[s.of].lengths[a]))
     };
     changes.sort_unstable_by(|(x, a), (y, b)| x.cmp(y).then_with(|| of(*a).cmp(of(*b))));
+
+    // `place` holds the path to the fault, so a place comes off again only if nothing was found there.
     for here in changes.chunk_by(|(x, _), (y, _)| x == y) {
         let alike = here.chunk_by(|(_, a), (_, b)| of(*a).eq(of(*b)));
         let added = alike.map(|s| Section {

@@ -392,6 +392,8 @@ fn put_file(site: &Site, built: &Dir, old: Option<&OwnedFd>) -> Result<()> {
 /// Links files into the folder, the last of them at last; takes them back when one can't be linked.
 fn put_prefix(site: &Site, built: &Dir, files: &[&Name], durability: Durability) -> Result<()> {
     let mut linked = Vec::new();
+
+    // A link fails if the name exists, where a rename would replace somebody's file.
     let mut put = |name: &Name| {
         let outer = with_prefix(site, name);
         let path = site.place.with_file_name(&outer);
@@ -417,6 +419,8 @@ fn put_prefix(site: &Site, built: &Dir, files: &[&Name], durability: Durability)
         linked.push(outer);
         Ok(())
     };
+
+    // The last file is the record. It must not become visible, nor reach the disk, before the others.
     let outcome = match files.split_last() {
         None => Ok(()),
         Some((record, data)) => data.iter().try_for_each(|name| put(name)).and_then(|()| {
@@ -427,6 +431,7 @@ fn put_prefix(site: &Site, built: &Dir, files: &[&Name], durability: Durability)
             put(record)
         }),
     };
+
     if let Err(e) = outcome {
         unlink_all(site, &linked)?;
         return Err(e);

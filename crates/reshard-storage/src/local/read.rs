@@ -167,6 +167,8 @@ fn read_group(
         return Ok(Traffic::default());
     };
     let input = Input::open(root, &first.name)?;
+
+    // All reads are checked against the file's length before the first byte moves.
     let mut prepared = Vec::with_capacity(group.len());
     for read in group {
         input.expect(&read.record)?;
@@ -179,6 +181,8 @@ fn read_group(
         batch,
         stats: Traffic::default(),
     };
+
+    // Small records that lie close together cost one request, although the gaps between them are read too.
     while let Some(p) = group.next() {
         if batch.is_stopped() {
             break;
@@ -307,14 +311,19 @@ impl Reader<'_> {
             hull,
             ..
         } = p;
+
+        // A checksum needs every byte in order, so then each gap is read, however long, and calls are shorter.
         let (gap, stride) = if check.is_some() {
             (u64::MAX, BLOCK)
         } else {
             (GAP, STRIDE)
         };
+
         let (mut at, mut filled) = (hull.start, 0);
         loop {
             let mut runs: Vec<(u64, &mut [u8])> = Vec::new();
+
+            // One call of the system takes a limited number of buffers, so the runs come in portions.
             for p in &mut parts[filled..] {
                 runs.append(&mut p.copy.take_runs(MAX_VECTORS - runs.len()));
                 if runs.len() == MAX_VECTORS {
@@ -328,15 +337,20 @@ impl Reader<'_> {
             loop {
                 let (mut call, mut free) = (Call::new(stride), &mut *spare);
                 while call.has_room() {
+                    // Behind the last run only a checksum still needs the rest of the hull.
                     let start = match &next {
                         Some((start, _)) => *start,
                         None if last && check.is_some() => hull.end,
                         None => break,
                     };
                     let skip = start - at;
+
+                    // A gap before a call costs nothing without a checksum: the call just begins later.
                     if skip > 0 && call.is_empty() && check.is_none() {
                         at = start;
                     } else if skip > 0 {
+                        // All gaps of a call go into the same spare memory, one behind the other. Once it is full, the
+                        // call ends.
                         let n = call.room(skip).min(free.len());
                         if skip > gap || n == 0 {
                             break;
@@ -360,6 +374,7 @@ impl Reader<'_> {
                 if call.is_empty() {
                     break;
                 }
+
                 self.input
                     .read_vectored(record.start + call.at, &mut call.buffers)?;
                 if let Some(check) = check.as_mut() {

@@ -66,6 +66,7 @@ pub(super) async fn write(
     durability: Durability,
     progress: Progress,
 ) -> Result<Vec<Written>> {
+    // Everything that can be refused is refused before the first file is made.
     let mut total = 0u64;
     let mut out: Vec<Written> = Vec::with_capacity(files.len());
     let (mut new, mut copies) = (Vec::new(), Vec::new());
@@ -87,6 +88,8 @@ pub(super) async fn write(
             }
         }
     }
+
+    // New files are written by all threads at once. Each unit tells its extents when it is done, in any order.
     let (written, done) = (AtomicU64::new(0), Mutex::default());
     let shared = Arc::new(Shared {
         durability,
@@ -106,12 +109,15 @@ pub(super) async fn write(
         Ok(())
     })
     .await?;
+
     let mut done = std::mem::take(&mut *shared.done.lock().unwrap_or_else(PoisonError::into_inner));
     done.sort_unstable_by_key(|(place, _)| *place);
     for ((file, _), extent) in done {
         out[file].bytes = extent.range.end;
         out[file].extents.push(extent);
     }
+
+    // Copies come after the new files, because they read another store and wait for it.
     for (number, store, name) in copies {
         out[number].bytes = copy(
             &built,
@@ -123,6 +129,8 @@ pub(super) async fn write(
         )
         .await?;
     }
+
+    // The directories come last: only now do all names exist that have to be on the disk.
     let names: Vec<Name> = out.iter().map(|w| w.name.clone()).collect();
     pool::run_one(move || {
         failpoint::hit("write.done");
@@ -237,6 +245,8 @@ impl Output {
             len: 0,
             blocks: Vec::new(),
         };
+
+        // A source may give less or more than it said. Neither may reach the place of the next extent.
         let mut offset = unit.at;
         let mut done = Vec::with_capacity(unit.extents.len());
         for (number, mut extent) in (unit.first..).zip(unit.extents) {
@@ -252,6 +262,8 @@ impl Output {
                     source,
                 })?;
                 got += block.len() as u64;
+
+                // The block that is too much is not written. The check below names the extent.
                 if got > want.at_most() {
                     break;
                 }
@@ -275,12 +287,16 @@ impl Output {
                 },
             ));
         }
+
+        // Extents count as written only after the last of their bytes is.
         pending.flush()?;
         self.shared
             .done
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .append(&mut done);
+
+        // Whoever writes the last unit closes the file, so the bytes of all threads are there when it is synced.
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.close()
         } else {

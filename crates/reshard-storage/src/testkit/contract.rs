@@ -198,12 +198,16 @@ async fn a_version_replaces_the_named_files_of_the_old_one(store: Arc<dyn Store>
         &[("a", old.clone()), ("dir/b", old.clone())],
     )
     .await;
+
+    // Names that are to be replaced need not be there, and files of others may join in between.
     let others = [("dir/other", old.slice(..10)), ("other", old.slice(..20))];
     committed(&store, "two", replace(&["record", "nothing"]), &others).await;
     assert_eq!(
         names(&store).await,
         ["a", "dir/b", "dir/other", "other", "record"]
     );
+
+    // Until the commit every reader sees the old version.
     let transaction = store
         .begin("three", replace(&["a", "dir/b", "record"]))
         .await
@@ -225,6 +229,8 @@ async fn a_version_replaces_the_named_files_of_the_old_one(store: Arc<dyn Store>
         )
         .await
         .unwrap();
+
+    // Of the named files only those that the new version has are left. The others' files stay.
     assert_eq!(names(&store).await, ["a", "dir/other", "other", "record"]);
     assert_eq!(store.read(&name("a"), 0..2_000).await.unwrap(), new);
     assert_eq!(
@@ -339,6 +345,7 @@ async fn an_abandoned_version_leaves_nothing(store: Arc<dyn Store>) {
 }
 
 async fn many_ranks_write_one_version(store: Arc<dyn Store>) {
+    // One rank begins, and the others join by the attempt and its place, as on other machines.
     let first = store.begin("together", IfExists::Refuse).await.unwrap();
     let place = first.place();
     let joined = join_all((1..8).map(|_| store.join("together", place.as_deref()))).await;
@@ -359,6 +366,8 @@ async fn many_ranks_write_one_version(store: Arc<dyn Store>) {
         .flat_map(Result::unwrap)
         .collect();
     assert_eq!(written.len(), 24);
+
+    // One commit makes the files of all ranks visible.
     transactions[0]
         .commit(Some(record()), &entries(&written), Durability::Machine)
         .await

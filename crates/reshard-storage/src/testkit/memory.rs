@@ -235,6 +235,8 @@ impl Transaction for MemoryTransaction {
                         source,
                     })?);
                 }
+
+                // The same faults are refused as in a local store, so that tests with this one find them.
                 let end = bytes.len() as u64;
                 if !want.allows(end - offset) {
                     return Err(StorageError::ExtentLength {
@@ -249,6 +251,8 @@ impl Transaction for MemoryTransaction {
                     receipt: extent.receipt(),
                 });
             }
+
+            // The lock is taken only here, because extents are foreign code and may wait.
             let bytes = bytes.freeze();
             let len = bytes.len() as u64;
             let mut place = lock(&self.store.place);

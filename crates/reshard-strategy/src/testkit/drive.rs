@@ -117,6 +117,7 @@ async fn save(
         exchange_memory,
         deadline,
     } = seat;
+
     let comm = Comm::new(&*group).with_deadline(deadline);
     let transaction = store
         .begin(attempt, if_exists)
@@ -126,6 +127,8 @@ async fn save(
     let saved = async {
         let mut prepared =
             prepare(&comm, rank, &transaction, &store.url(), exchange_memory).await?;
+
+        // A failed staging still goes through `finish`, where the other ranks wait for this one.
         let staged = match &staging {
             Some(staging) => staging.run(comm.rank().0, &mut *prepared).await,
             None => Ok(()),
@@ -139,6 +142,8 @@ async fn save(
         agree(&comm, "commit", committed).await?;
         Ok(saved)
     };
+
+    // Files of a failed save go away. One rank does that for all, since the transaction is common.
     let saved: Result<Saved> = saved.await;
     if saved.is_err() && comm.is_coordinator() {
         transaction.rollback().await?;

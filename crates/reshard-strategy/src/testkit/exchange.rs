@@ -218,6 +218,8 @@ impl World<'_> {
             let planner = |_| Arc::new(DefaultLoadPlanner::DEFAULT) as Arc<dyn LoadPlanner>;
             self.read(self.seats(planner, local(ranks).collect()))
         };
+
+        // What one rank alone reads is the measure: each group may read that once.
         let once = plain(1);
         let groupings = [
             vec![Some(0), Some(0)],
@@ -238,6 +240,8 @@ impl World<'_> {
                 Arc::new(OneReader { base, groups }) as Arc<dyn LoadPlanner>
             };
             let read = self.read(self.seats(planner, metered.collect()));
+
+            // A rank without a group reads for itself.
             let readers = groups.iter().flatten().collect::<BTreeSet<_>>().len()
                 + groups.iter().filter(|group| group.is_none()).count();
             assert_eq!(
@@ -258,6 +262,8 @@ impl World<'_> {
                 );
             }
         }
+
+        // Without an exchange every rank reads everything, so the sums above can't be equal by accident.
         assert_eq!(plain(3), 3 * once);
     }
 
@@ -297,6 +303,8 @@ impl World<'_> {
                 }) as Arc<dyn LoadPlanner>
             };
             let mut seats = self.seats(planner, local(ranks).collect());
+
+            // Rank 0 takes everything as it is, so the ranks want the same bytes in different forms.
             for (r, (_, rank)) in seats.iter_mut().enumerate() {
                 for leaf in rank.flat.values_mut() {
                     let Sharded::Tensor(t) = leaf else { continue };
@@ -315,6 +323,8 @@ impl World<'_> {
             }
             seats
         };
+
+        // A load without an exchange says what is right.
         let all = |outcomes: Outcomes| -> Vec<Vec<Bytes>> {
             let states = outcomes
                 .into_iter()
@@ -357,6 +367,8 @@ impl World<'_> {
     fn plans_that_do_not_fit_each_other_are_refused(&self) {
         type Global = fn(&mut [LoadPlan]);
         type Case<'s> = (Global, fn(&mut LoadPlan), &'s [&'s str]);
+
+        // Each case spoils the plans of all ranks or the finished plan of each rank, and says what the error must name.
         let cases: [Case<'_>; 4] = [
             (
                 |p| drop(p[1].exchange.serves.pop()),
@@ -457,6 +469,8 @@ impl World<'_> {
                 rank.planner = Arc::new(tap.on(OneReader::all(3)));
                 rank.strategy = Arc::new(tap.on(Arc::clone(&rank.strategy)));
                 let outcomes = templates_come_back(seats);
+
+                // A hook that this format does not call so often is not met, so there is nothing to check.
                 if count.load(Ordering::Relaxed) <= nth {
                     continue;
                 }
@@ -466,6 +480,7 @@ impl World<'_> {
                         .map(|o| o.map_err(|f| f.error))
                         .collect(),
                 );
+
                 let CommError::Ranks { causes, .. } = &e else {
                     panic!("{hook}: {e}")
                 };

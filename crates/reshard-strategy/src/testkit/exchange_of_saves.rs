@@ -400,6 +400,8 @@ impl World<'_> {
             let of: Vec<Vec<u32>> = (0..2)
                 .map(|g| members(g).map(|(r, _)| r).collect())
                 .collect();
+
+            // The members of a group write its pieces in turn, so bytes go in all directions at once.
             let turns = move |offered: &Offered, i: usize| {
                 let ranks = &of[offered.group as usize];
                 ranks[i % ranks.len()]
@@ -410,6 +412,8 @@ impl World<'_> {
                 .map(|(inner, most)| Meter::on(inner, most));
             let planner = Assign::new(groups.clone(), self.objects, turns);
             self.saved(self.seats(&planner, metered.collect()));
+
+            // Memory limits what is on its way, however much there is to exchange.
             for (group, most) in groups.iter().zip(most) {
                 let most = most.load(Ordering::Relaxed);
                 assert_eq!(
@@ -450,6 +454,8 @@ impl World<'_> {
                     }
                 }
             }
+
+            // With `shared` the last rank writes everything, so all other data goes through the exchange.
             let to_last =
                 move |offered: &Offered, _: usize| if shared { ranks - 1 } else { offered.from };
             let planner = Assign::new(vec![Some(0); ranks as usize], self.objects, to_last);
@@ -473,6 +479,8 @@ impl World<'_> {
             |store: &Arc<dyn Store>| files(store).values().map(bytes::Bytes::len).sum::<usize>();
         let plain = length(&save(same, true));
         assert!(length(&shared) > plain && length(&own) > plain);
+
+        // The casts must have kept the values: what is loaded is the same, however it was written.
         let flat = sample_template(Cut::Columns, 0, 1, self.objects.then_some(ranks));
         let loaded = [&shared, &own].map(|store| {
             let mut flat = flat.clone();
@@ -525,6 +533,8 @@ impl World<'_> {
     fn plans_that_do_not_fit_each_other_are_refused(&self) {
         type Global = fn(&mut [SavePlan]);
         type Case<'s> = (Global, fn(&mut SavePlan), &'s [&'s str]);
+
+        // Each case spoils the plans of all ranks or the finished plan of each rank, and says what the error must name.
         let cases: [Case<'_>; 6] = [
             (
                 |p| drop(p[1].exchange.gives.pop()),
@@ -568,6 +578,8 @@ impl World<'_> {
                 self.store(),
                 self.seated(planner, states, local(3).collect()),
             );
+
+            // A planner may reorder its items when it finishes its plan, so this case must succeed.
             if says.is_empty() {
                 self.run(&store, seats)
                     .into_iter()

@@ -44,6 +44,8 @@ pub(super) fn regions_of_flattened_ranges_are_read(
                 panic!("an object")
             };
             let got = t.data.host().unwrap();
+
+            // Some leaves are loaded through a cast, and hold the same numbers in another type.
             let got: Vec<i64> = match t.dtype {
                 DType::Int16 => got
                     .to_vec::<i16>()

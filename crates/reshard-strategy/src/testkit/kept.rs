@@ -45,12 +45,14 @@ impl SavePlanner for Says {
 /// # Panics
 /// When something is lost.
 pub fn metadata_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedConfig) {
+    // The planner here gives every tensor unusual properties and every key a path that its name does not tell.
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let ranks = (0..2).map(|r| Rank {
         strategy: save.build().unwrap(),
         planner: Arc::new(Says) as Arc<dyn SavePlanner>,
         flat: sample(Cut::Rows, r, 2, false),
     });
+
     let saved: Vec<_> = save_on_ranks(&store, IfExists::Refuse, ranks.collect());
     let saved = saved
         .into_iter()
@@ -58,6 +60,8 @@ pub fn metadata_contract(save: &dyn SaveShardedConfig, load: &dyn LoadShardedCon
         .next()
         .flatten();
     let saved = saved.expect("the coordinator knows the metadata");
+
+    // What the coordinator knew when it saved is compared with what a reader finds in the files.
     let reader = block_on(load.build().unwrap().open(&OpenCx::new(store))).unwrap();
     let opened = reader.metadata();
     for tensor in saved.tensors() {

@@ -51,6 +51,8 @@ impl Pair<'_> {
 
     fn what_is_staged_may_change_before_it_is_written(&self) {
         let planner = |_| Arc::new(DefaultSavePlanner::DEFAULT) as Arc<dyn SavePlanner>;
+
+        // The files of a save without staging are what the staged saves below have to write, too.
         let plain: Arc<dyn Store> = Arc::new(MemoryStore::new());
         for saved in save_on_ranks(&plain, IfExists::Refuse, self.ranks(planner)) {
             saved.unwrap();
@@ -62,6 +64,8 @@ impl Pair<'_> {
         for _ in 0..3 {
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
             let ranks = self.ranks(planner);
+
+            // Every rank's tensors are overwritten once they are staged, as a training step does it.
             let handles = ranks
                 .iter()
                 .map(|rank| handles(&rank.flat))
@@ -90,6 +94,8 @@ impl Pair<'_> {
             }
             allocations.push(stagers.iter().map(|s| s.allocations()).sum::<u64>());
         }
+
+        // The first save allocates its memory. Later ones must use that again.
         assert!(
             allocations[0] > 0 && allocations[1..].iter().all(|n| *n == allocations[0]),
             "{allocations:?}"

@@ -49,6 +49,8 @@ pub fn save_planner_contract<P: SavePlanner>(
 ) {
     plans_depend_on_their_input_alone(&make);
     items_resolve_to_what_they_say(&make);
+
+    // A planner behind another one must see the same hooks in the same order.
     for wrapped in [false, true] {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let mut heard = Vec::new();
@@ -94,6 +96,8 @@ pub fn save_planner_contract<P: SavePlanner>(
                 "each item is looked up, then transformed: {resolved:?}"
             );
         }
+
+        // What was saved must load again with the default planner, in another split.
         let template = sample_template(Cut::Columns, 0, 1, None);
         let planner = Arc::new(DefaultLoadPlanner::DEFAULT);
         let rank = Rank {
@@ -193,6 +197,7 @@ pub fn load_planner_contract<P: LoadPlanner>(
     save: &dyn SaveShardedConfig,
     load: &dyn LoadShardedConfig,
 ) {
+    // Objects are part of the test only if the format can both save and load them.
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let (saves, loads) = (save.build().unwrap(), load.build().unwrap());
     let objects = saves.can_handle_sharded_objects() && loads.can_handle_sharded_objects();
@@ -205,6 +210,8 @@ pub fn load_planner_contract<P: LoadPlanner>(
     save_on_ranks(&store, IfExists::Refuse, ranks.collect())
         .into_iter()
         .for_each(|o| drop(o.unwrap()));
+
+    // A planner behind another one must see the same hooks in the same order.
     for wrapped in [false, true] {
         let mut heard = Vec::new();
         let ranks = (0..3).map(|r| {
@@ -227,6 +234,9 @@ pub fn load_planner_contract<P: LoadPlanner>(
         }
         for (rank, calls) in heard.iter().enumerate() {
             let order = order(calls);
+
+            // The order before the plan is finished is fixed. Behind that the hooks follow the items, whose order is
+            // the format's.
             let plan = order
                 .iter()
                 .position(|c| *c == "planner.finish_plan")

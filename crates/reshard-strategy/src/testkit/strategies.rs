@@ -240,6 +240,8 @@ impl Pair<'_> {
             Detection::No,
             "nothing lies there"
         );
+
+        // A format without a sign of its own is allowed, but then it may not ask for files to look at.
         let probes = loader.probes();
         assert!(
             probes.iter().all(|name| Name::new(*name).is_ok()),
@@ -256,6 +258,8 @@ impl Pair<'_> {
             Detection::Yes,
             "it is a whole checkpoint"
         );
+
+        // Names that a format claims without reading anything must be those that its reader owns.
         for file in top
             .files
             .iter()
@@ -270,6 +274,8 @@ impl Pair<'_> {
         for nothing in ["", "README.md", "sub/README.md"] {
             assert_eq!(loader.own_file(nothing), None);
         }
+
+        // A caller may list only the probes, so they must be enough.
         let probed = top
             .files
             .into_iter()
@@ -335,6 +341,8 @@ impl Pair<'_> {
             "planner.lookup_object",
         ] {
             let store = store();
+
+            // Only one rank fails, and not the coordinator, so the others learn of it through the group alone.
             let rank = |r: u32| {
                 let tap = Tap::new(move |h| {
                     if r == 1 && h == hook {
@@ -355,6 +363,8 @@ impl Pair<'_> {
                 IfExists::Refuse,
                 (0..3).map(rank).collect(),
             ));
+
+            // Every rank must name the one that failed.
             let CommError::Ranks { causes, .. } = &e else {
                 panic!("{hook}: {e}")
             };

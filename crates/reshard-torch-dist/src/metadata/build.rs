@@ -667,6 +667,8 @@ impl<'p> Build<'p> for Columns {
             return Ok(V::Inert);
         };
         let worth = &mut self.worth;
+
+        // Each object begins with marks for missing fields. `build` fills in those that the file has.
         Ok(match class {
             Class::Metadata | Class::MCoreMetadata => {
                 let root = RawRoot {

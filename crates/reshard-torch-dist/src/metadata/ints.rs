@@ -40,6 +40,8 @@ impl Ints {
         worth: &mut Worth,
     ) -> Result<Run, Beyond> {
         let len = numbers.len();
+
+        // Most short tuples equal a recent one. One slot for each hash finds most of them, without a table that grows.
         let slot = (1..=SHORT).contains(&len).then(|| {
             let hash = numbers.clone().fold(0u64, |h, v| {
                 (h.rotate_left(5) ^ v).wrapping_mul(0x9E37_79B9_7F4A_7C15)
@@ -48,6 +50,8 @@ impl Ints {
         });
         if let Some(slot) = slot {
             let (at, n) = self.recent[slot];
+
+            // `u32::MAX` marks a wide number, so a tuple with one never counts as equal.
             let equal = |(i, v): (usize, u64)| {
                 self.narrow[at as usize + i] != u32::MAX
                     && u64::from(self.narrow[at as usize + i]) == v
@@ -56,6 +60,8 @@ impl Ints {
                 return Ok((at, n));
             }
         }
+
+        // The end must fit 32 bits before anything is added.
         let end = number(self.narrow.len().saturating_add(len))?;
         let (at, n) = (self.narrow.len() as u32, end - self.narrow.len() as u32);
         worth.room(&mut self.narrow, len)?;

@@ -203,6 +203,7 @@ impl<'m> Writer<'m> {
         metadata: &'m Metadata,
         results: &'m [Vec<WriteResult>],
     ) -> Result<()> {
+        // The closure below can't fail, so it keeps the first item without a chunk for the end.
         let mut lost = None;
         self.e.op(Op::EmptyDict);
         let parts = results
@@ -210,6 +211,8 @@ impl<'m> Writer<'m> {
             .flatten()
             .map(|p| Ok((p, p.part()?)))
             .collect::<Result<Vec<_>>>()?;
+
+        // Results come in the order of ranks and of writing, so equal saves give equal bytes.
         self.batches(parts.into_iter(), Op::SetItems, |w, (p, part)| {
             w.new_object(MD, "MetadataIndex");
             w.e.op(Op::EmptyDict);
@@ -220,6 +223,7 @@ impl<'m> Writer<'m> {
             match &p.id.offset {
                 None => w.e.none(),
                 Some(offset) => {
+                    // PyTorch finds the chunk faster by its index, and checks it by the offset.
                     let tensor = metadata.tensor(&p.id.key);
                     match tensor.and_then(|t| t.chunk_index(offset)) {
                         Some(i) => w.e.uint(i as u64),

@@ -98,6 +98,7 @@ impl TorchDistReader {
         stored: Bytes,
         most: u64,
     ) -> Result<Option<Bytes>> {
+        // The metadata names the transforms in the order in which they are undone, each on what the one before gave.
         let mut bytes = stored;
         for descriptor in self.table.descriptors(place) {
             let file = || {

@@ -27,6 +27,7 @@ pub(super) async fn verify(
     full: bool,
     progress: &Progress,
 ) -> Result<VerifyReport> {
+    // The sizes are listed once, so that a place outside its file is found without opening the file.
     let sizes: BTreeMap<Name, u64> = r
         .store
         .files()
@@ -41,6 +42,8 @@ pub(super) async fn verify(
         report: VerifyReport::default(),
         progress,
     };
+
+    // The parts of a tensor: do they cover it, may it be read, and does each lie in its file?
     for tensor in r.table.metadata.tensors() {
         v.cover(&tensor);
         if let Err(e) = r.permits(tensor.key()) {
@@ -48,6 +51,8 @@ pub(super) async fn verify(
         }
         for (chunk, region) in tensor.chunks() {
             v.report.items += 1;
+
+            // PyTorch need not store anything for a chunk without elements.
             if region.is_empty() && r.table.chunk(chunk).is_none() {
                 continue;
             }
@@ -55,6 +60,8 @@ pub(super) async fn verify(
                 Err(e) => v.damaged(Some(tensor.key()), &e),
                 Ok(w) => {
                     let placed = v.in_file(tensor.key(), &w.file, &w.range).await;
+
+                    // Data that are refused for their waste are not unpacked here either.
                     if placed && full && !r.waste.contains_key(tensor.key()) {
                         let checked = v.chunk(&w).await;
                         v.note(tensor.key(), checked);
@@ -63,6 +70,7 @@ pub(super) async fn verify(
             }
         }
     }
+
     for (id, key) in r.table.metadata.objects() {
         v.report.items += 1;
         let place = r.table.object(id);
@@ -86,10 +94,13 @@ pub(super) async fn verify(
             }
         }
     }
+
+    // Copies of other ranks are never loaded, but they can be damaged, too.
     for &(item, place) in &r.table.copies {
         v.report.items += 1;
         v.copy(item, place, full).await;
     }
+
     for (key, what) in &r.table.unknown {
         v.report.items += 1;
         let what = format!("{what}, so it can't be read");
@@ -142,6 +153,8 @@ impl Verifier<'_> {
     fn cover(&mut self, tensor: &TensorRef<'_>) {
         let shape = tensor.shape();
         let (key, whole) = (tensor.key(), Region::whole(&shape));
+
+        // Empty chunks cover nothing, and may lie anywhere.
         let chunks: Vec<Region> = tensor
             .chunks()
             .map(|(_, r)| r)
@@ -155,6 +168,8 @@ impl Verifier<'_> {
                 format!("chunk {c} does not lie in the tensor's shape {shape}"),
             );
         }
+
+        // A shape too large to count is a fault by itself, however its chunks lie.
         if whole.volume().is_none() {
             return self.add(
                 Some(key),
@@ -163,6 +178,7 @@ impl Verifier<'_> {
                 format!("a tensor of shape {shape} can't be"),
             );
         }
+
         let range = |i: usize, a: usize| chunks[i].offsets[a]..chunks[i].end(a);
         match first_fault(&whole, chunks.len(), range) {
             None => {}

@@ -80,6 +80,8 @@ impl TableBuilder {
             mut worth,
             ..
         } = self;
+
+        // The keys must all be known before places can be put to them, because a place may come in any file.
         let metadata = Arc::new(logical.finish(planner_data)?);
         let mut table = Table {
             metadata,
@@ -88,10 +90,14 @@ impl TableBuilder {
             unknown,
             ..Table::default()
         };
+
+        // Every chunk and every object gets a slot. One that stays `NOWHERE` has lost its storage entry.
         let first = parsed.first().map_or(crate::METADATA, |(file, ..)| file);
         let mut nowhere = |n| worth.filled(n, NOWHERE).map_err(|b| beyond(first, b));
         table.chunks = nowhere(table.metadata.chunk_count())?;
         table.objects = nowhere(table.metadata.object_count())?;
+
+        // Number 0 is the empty list, which stands for items without transforms.
         let mut transforms = IndexSet::from([Vec::new()]);
         for (file, columns, storage) in parsed {
             Placing {
@@ -373,10 +379,14 @@ impl TableBuilder {
         dict: u32,
     ) -> std::result::Result<(), Beyond> {
         self.signs.planner_data = true;
+
+        // The files of a rank-local checkpoint add to each other.
         let mut paths = match self.planner_data.take() {
             Some(PlannerData::Paths(p)) => p,
             _ => Default::default(),
         };
+
+        // Items are fetched by number each time, because `key` needs the columns mutably.
         for i in 0..columns.dict(dict).pairs.len() {
             let (key, path) = columns.dict(dict).pairs[i];
             let mut steps = Vec::new();
@@ -393,6 +403,7 @@ impl TableBuilder {
                         }
                     }
                 }
+                // A tuple of ints only, as for nested lists, is kept in another form.
                 V::Ints(at, n) | V::Size(at, n) => {
                     self.worth.room(&mut steps, n as usize)?;
                     steps.extend(columns.ints(at, n).iter().copied().map(Step::Index));
@@ -454,6 +465,8 @@ fn describe<'c>(
 ) -> std::result::Result<Description<'c>, String> {
     let other = |what: &str| format!("the form of its {what} is not one that reshard knows");
     let props = raw.props.map(|p| &columns.props[p as usize]);
+
+    // Faults are looked for from the most to the least precise, so the reason names what is really unknown.
     if let Some((_, n)) = raw.size.filter(|(_, n)| *n > MOST_AXES.into()) {
         return Err(format!("it has {n} axes, more than {MOST_AXES}"));
     }

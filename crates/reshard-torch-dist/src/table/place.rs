@@ -111,6 +111,7 @@ impl Placing<'_> {
         files: &mut BTreeMap<u32, u32>,
         transforms: &mut BTreeMap<u32, u32>,
     ) -> std::result::Result<Place, Beyond> {
+        // Many items lie in few files. Each name is paid for and kept once.
         let file = match (files.get(&raw.file), self.columns.text_at(raw.file)) {
             (Some(&known), _) => known,
             (None, None) => u32::MAX,
@@ -123,6 +124,8 @@ impl Placing<'_> {
                 known
             }
         };
+
+        // Equal lists of transforms share a number across files, too.
         let transforms = match transforms.get(&raw.transforms) {
             _ if raw.transforms == NONE => 0,
             Some(&known) => known,

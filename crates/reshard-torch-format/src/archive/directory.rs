@@ -321,9 +321,12 @@ impl Tail {
             offset,
             before: end,
         };
+
         if (disk, first_disk) != (0, 0) || here != count {
             return Err(Error::archive(end, "the archive is one of several parts"));
         }
+
+        // A locator just before the end record means that the numbers of the zip64 record count instead.
         if let Some(locator) = end.checked_sub(20) {
             if locator < tail.start {
                 return Ok(Err(locator..archive_len));
@@ -332,6 +335,7 @@ impl Tail {
             if f.u32()? == LOCATOR64 {
                 f.skip(4)?;
                 let at = f.u64()?;
+
                 if at.checked_add(56).is_none_or(|e| e > locator) {
                     return Err(Error::archive(
                         locator,
@@ -344,6 +348,8 @@ impl Tail {
                 found.read64(tail.fields(at, 56)?, at)?;
             }
         }
+
+        // The directory lies before its end records. An entry takes 46 bytes at least, so a larger count is damage.
         if found
             .offset
             .checked_add(found.len)
@@ -356,6 +362,8 @@ impl Tail {
             );
             return Err(Error::archive(end, what));
         }
+
+        // The caller fetches the missing bytes only after everything that could be checked was checked.
         if found.offset < tail.start {
             return Ok(Err(found.offset..archive_len));
         }
@@ -410,6 +418,9 @@ impl End {
         for _ in 0..self.count {
             records.push(entry(&mut f, self.offset)?);
         }
+
+        // A longer directory has entries that the end record does not count, so programs would disagree about what is
+        // there.
         if f.at != f.bytes.len() {
             return Err(Error::archive(
                 f.offset(),
@@ -417,6 +428,8 @@ impl End {
             ));
         }
         set_limits(&mut records, self.offset)?;
+
+        // torch puts all records into one folder, whose name is that of the first record's.
         let prefix: Box<str> = match records.first().and_then(|r| r.name.split_once('/')) {
             Some((prefix, _)) => prefix.into(),
             None if records.is_empty() => {
@@ -429,6 +442,7 @@ impl End {
                 ));
             }
         };
+
         let mut map = IndexMap::with_capacity(records.len());
         for r in records {
             let at = r.header;
@@ -483,6 +497,8 @@ fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
     let name: Box<str> = std::str::from_utf8(name)
         .map_err(|_| bad("the name of a record is not UTF-8".into()))?
         .into();
+
+    // A caller may unpack by name, so a name must not lead out of a folder.
     let stays = !name.is_empty()
         && !name.starts_with('/')
         && !name.contains(['\\', '\0'])
@@ -492,6 +508,8 @@ fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
             "record {name:?} would leave the archive's folder"
         )));
     }
+
+    // The zip64 field has only those numbers that did not fit above, in this order.
     while extra.at + 4 <= extra.bytes.len() {
         let (id, len) = (extra.u16()?, extra.u16()?);
         let mut field = Fields {
@@ -507,6 +525,7 @@ fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
             }
         }
     }
+
     let method = method_of(method, flags);
     if disk != 0 {
         return Err(bad(format!(
@@ -518,6 +537,8 @@ fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
             "record {name:?} is not packed, yet has sizes {stored} and {size}"
         )));
     }
+
+    // Only now are the sizes final. Every record must end before the directory.
     let fits = header
         .checked_add(30 + name.len() as u64)
         .and_then(|d| d.checked_add(stored))

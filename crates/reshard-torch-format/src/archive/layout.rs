@@ -153,10 +153,13 @@ impl ArchiveLayout {
                 "{prefix:?} can't be the folder of an archive's records"
             )));
         }
+
         let inline = |name: &str, bytes: &[u8]| {
             let body = Body::Inline(bytes.into(), crc32fast::hash(bytes));
             (name.to_string(), body, bytes.len() as u64)
         };
+
+        // The order of the records is torch's, so equal contents give the bytes of a file by torch.
         let mut records = vec![inline("data.pkl", pickle)];
         if options.era == Era::Torch27 {
             records.push(inline(".format_version", b"1"));
@@ -173,6 +176,7 @@ impl ArchiveLayout {
         records.push(inline("version", b"3\n"));
         records.push((".data/serialization_id".into(), Body::Id, 40));
 
+        // Every offset depends only on lengths, so no data is needed here.
         let mut parts = Vec::with_capacity(records.len());
         let (mut at, mut directory_len) = (0u64, 0u64);
         for (name, body, len) in records {
@@ -192,6 +196,8 @@ impl ArchiveLayout {
             directory_len += 46 + part.name.len() as u64 + central_extra(&part).len() as u64;
             parts.push(part);
         }
+
+        // The last record holds a hash over the names of all others.
         let others = &parts[..parts.len() - 1];
         let names = fold_names(others.iter().map(|p| &p.name[prefix.len() + 1..]));
         let mut layout = Self {
@@ -206,6 +212,8 @@ impl ArchiveLayout {
             directory_len,
             len: at + directory_len + 56 + 20 + 22,
         };
+
+        // Everything before the first storage is known now, with the header of that storage.
         let mut head = Vec::new();
         for i in 0..first {
             layout.put_whole(&mut head, i, &Sums::default());

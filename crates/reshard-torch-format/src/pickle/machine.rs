@@ -27,6 +27,7 @@ pub fn run<'a, B: Build<'a>>(
     builder: &mut B,
     limits: &Limits,
 ) -> Result<(B::Value, usize)> {
+    // A first pass checks the opcodes, and finds which memo entries are fetched at all.
     let plan = Plan::scan(bytes, limits)?;
     let end = plan.end;
     builder.begin(limits.budget(bytes.len() as u64));
@@ -44,6 +45,8 @@ pub fn run<'a, B: Build<'a>>(
         let op = reader
             .next_op()
             .map_err(|t| Error::pickle(at, t.to_string()))?;
+
+        // Nothing may be left, or two readers could disagree about what the value is.
         if let Op::Stop = op {
             let value = machine.pop().map_err(|r| r.at(at))?;
             if !machine.stack.is_empty() || !machine.marks.is_empty() {
@@ -51,6 +54,8 @@ pub fn run<'a, B: Build<'a>>(
             }
             return Ok((value, end));
         }
+
+        // Frames only help a reader that streams. One that is too long is a sign of a cut file.
         if let Op::Frame(len) = op
             && len > (bytes.len() - reader.offset()) as u64
         {
@@ -239,6 +244,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
 
     #[inline(always)]
     fn step(&mut self, op: Op<'a>) -> Built<()> {
+        // These are the instructions of current programs. All others are in `rare`, so that this function stays small.
         match op {
             Op::Mark => {
                 self.base = self.stack.len();
@@ -456,6 +462,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
 
     /// Instructions of protocol 0, whose arguments are lines of text.
     fn by_text(&mut self, op: Op<'a>) -> Built<()> {
+        // Protocol 0 has no bools of its own. It writes them as the ints `00` and `01`.
         match op {
             Op::Int(b"00") | Op::Int(b"01") => {
                 let v = self.builder.bool(matches!(op, Op::Int(b"01")));

@@ -71,6 +71,8 @@ impl Plan {
                 Ok(_) => continue,
                 Err(t) => return Err(Error::pickle(at, t.to_string())),
             };
+
+            // A get counts only after its put, as in the second pass, so that pass never misses an entry.
             match (put, get) {
                 (Some(i), _) if i < max => {
                     sparse |= i != next;
@@ -91,6 +93,8 @@ impl Plan {
                 (None, None) => return bad(at, "a memo entry's name is no number"),
             }
         }
+
+        // The rank of a fetched number is its slot, so the memo has no holes.
         let mut count = 0u32;
         let ranks = fetched
             .0

@@ -108,6 +108,8 @@ pub(crate) fn quoted(raw: &[u8]) -> Option<Cow<'_, [u8]>> {
     if !matches!(quote, b'\'' | b'"') {
         return None;
     }
+
+    // Most strings have no escapes, and are borrowed.
     if !inner.contains(&b'\\') {
         return Some(inner.into());
     }
@@ -121,6 +123,8 @@ pub(crate) fn quoted(raw: &[u8]) -> Option<Cow<'_, [u8]>> {
         }
         let (&e, tail) = rest.split_first()?;
         rest = tail;
+
+        // These are the escapes of Python's bytes. An unknown one stays as it is, with its backslash.
         match e {
             b'\n' => {}
             b'\\' | b'\'' | b'"' => out.push(e),
@@ -136,6 +140,7 @@ pub(crate) fn quoted(raw: &[u8]) -> Option<Cow<'_, [u8]>> {
                 out.push(u8::from_str_radix(hex, 16).ok()?);
                 rest = &rest[2..];
             }
+            // Up to three digits count. Python, too, keeps only the low byte.
             b'0'..=b'7' => {
                 let mut v = u32::from(e - b'0');
                 for _ in 0..2 {

@@ -154,6 +154,8 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
         offset: graph.offset(id),
         what: what.into(),
     };
+
+    // Old files add a sixth field, the view.
     let (class, key, location, count, view) = match graph.as_seq(*tuple) {
         Some(&[tag, class, key, location, count]) if graph.as_str(tag) == Some("storage") => {
             (class, key, location, count, None)
@@ -172,6 +174,8 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
     let (Some(key), Some(location)) = (graph.as_str(key), graph.as_str(location)) else {
         return Err(bad("key or location is no str"));
     };
+
+    // The key becomes the name of a record, so it must not lead out of the archive's folder.
     if key.is_empty()
         || key.len() > 1000
         || key.contains(['\\', '\0'])
@@ -188,6 +192,9 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
             what: format!("a storage of class {module}.{class}").into(),
         });
     };
+
+    // The pickle counts elements, and the record bytes. A product too large is refused, since later arithmetic relies
+    // on it.
     let count = graph.as_int(count).and_then(|n| u64::try_from(n).ok());
     let len = count
         .and_then(|n| n.checked_mul(size))
@@ -196,6 +203,7 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
         return Err(Error::tensor(key, "its number of elements is impossible"));
     };
     let dtype = LEGACY.iter().find(|(_, n)| *n == class).map(|(d, _)| *d);
+
     let view = match view
         .filter(|v| !matches!(graph.node(*v), Node::None))
         .map(|v| graph.as_seq(v))

@@ -85,6 +85,8 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
     pub(crate) fn value(&mut self, id: Id) -> Result<Value> {
         self.at = id;
         self.count(0)?;
+
+        // Everything that is copied is counted first, since a small pickle can name one large node many times.
         let graph = self.graph;
         match graph.node(id) {
             Node::None => Ok(Value::None),
@@ -100,6 +102,7 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
                 self.take(block(s.len()))?;
                 Ok(Value::Str(s.as_ref().into()))
             }
+            // Text with lone surrogates is no Rust str, so it becomes the call that makes it in Python.
             Node::OddStr(raw) => {
                 let raw = self.blob(raw)?;
                 self.take(2 * block(16))?;
@@ -116,6 +119,7 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
             }
             Node::Persistent(_) => self.storage(id),
             Node::Global(g) => self.opaque(&g.module, &g.name, Construct::Global),
+            // Only values that hold others can nest too deep, or hold themselves.
             _ => self.nested(id),
         }
     }

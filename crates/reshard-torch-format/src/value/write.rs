@@ -81,6 +81,9 @@ impl Encoder {
     /// Finds which tensors share memory.
     fn survey(&mut self, value: &Value) -> Result<()> {
         self.enter()?;
+
+        // Tensors are met wherever `value` writes them later, so that every shared storage is known before the first is
+        // written.
         match value {
             Value::Tensor(t) if shareable(t) => {
                 self.hulls
@@ -113,6 +116,8 @@ impl Encoder {
             }
             _ => {}
         }
+
+        // An error ends the whole encoding, so the depth is set back only after a success.
         self.depth -= 1;
         Ok(())
     }
@@ -223,6 +228,7 @@ impl Encoder {
         match &o.construct {
             Construct::Global => return self.only_global(o),
             Construct::Reduce(args) => match (&*o.module, &*o.name, args.split_first()) {
+                // Reading shows a call of something that was made first as `operator.call`. It becomes that call again.
                 ("operator", "call", Some((callable @ Value::Opaque(c), args)))
                     if c.construct != Construct::Global =>
                 {
@@ -244,6 +250,8 @@ impl Encoder {
             Construct::NewObjEx(args, kwargs) => self.partial_new(o, args, kwargs)?,
             _ => return Err(Error::encode(format!("an object of {}", o.class()))),
         }
+
+        // CPython numbers the object before its contents, since these may refer to it.
         self.e.memoize();
         for batch in o.items.chunks(BATCH) {
             if let [only] = batch {
@@ -264,6 +272,8 @@ impl Encoder {
                 self.set_items(batch)?;
             }
         }
+
+        // CPython writes the state last, so equal objects give equal bytes.
         if let Some(state) = &o.state {
             self.value(state)?;
             self.e.op(Op::Build);

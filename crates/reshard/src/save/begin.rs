@@ -95,6 +95,7 @@ pub(super) async fn begin(
     overwrite: bool,
     rule: Rule,
 ) -> Result<(Begun, Vec<String>), StrategyError> {
+    // Only the coordinator begins. What it has begun stays here, because others get just the name and the place.
     let mut mine = None;
     let mut own = None;
     let part = match setup {
@@ -116,8 +117,13 @@ pub(super) async fn begin(
         }
         Ok(_) => None,
     };
+
+    // A failure of any rank reaches all of them in place of the name.
     let begun: Result<(String, Option<String>), _> = comm.broadcast("begin", part).await;
+
+    // The handle is kept apart, so a failure below can still be cleaned up.
     let transaction = mine.as_ref().map(|b| Arc::clone(&b.transaction));
+
     let joined = match (begun, setup) {
         (Ok(theirs), Ok(setup)) => {
             let begun = match mine {

@@ -177,6 +177,9 @@ impl Save<'_> {
             mut commit,
         } = saved.records.clone();
         let me = cx.comm.is_coordinator();
+
+        // The sidecar says what the format's own records can't. It comes before the commit record, so no whole
+        // checkpoint lacks it.
         if me && let Some(mut sidecar) = Sidecar::of(commit.as_ref(), &files) {
             let named = self.dialect == Dialect::Megatron || sharded.key() == default_format();
             sidecar.empty_dicts = empty.to_vec();
@@ -184,6 +187,9 @@ impl Save<'_> {
             sidecar.policy = saved.policy.as_ref().map(|p| p.description.clone());
             files.insert(0, (Name::new(SIDECAR)?, sidecar.to_bytes()));
         }
+
+        // In Megatron's dialect `metadata.json` completes the checkpoint, so the format's own record becomes a file
+        // before it.
         if me && self.dialect == Dialect::Megatron {
             let json = MetadataJson::new(&sharded.key(), &common.key());
             let bytes = if self.common_form == CommonForm::File {
@@ -193,6 +199,8 @@ impl Save<'_> {
             };
             files.extend(commit.replace((Name::new(METADATA_JSON)?, bytes)));
         }
+
+        // Only the coordinator commits. Records of other ranks are plain files.
         if !me {
             files.extend(commit.take());
         }

@@ -39,6 +39,8 @@ impl Save<'_> {
             Some(c) => c.build()?,
             None => registry.save_sharded(&default)?.build()?,
         };
+
+        // Settings that contradict each other are refused before anything is done with the state.
         if self.common.is_some()
             && (self.dialect != Dialect::Megatron || self.stored_common.is_some())
         {
@@ -62,12 +64,16 @@ impl Save<'_> {
         let sharded = save_with_objects(sharded, of_dialect);
         let mut parts = split(self.state.clone(), self.dialect)?;
         parts.dropped_empty.append(&mut self.empty_dicts);
+
+        // A rank alone has nobody to compare its plain tensors with.
         let alone = self.ranks.group.size() == 1;
         let plain = if alone {
             Vec::new()
         } else {
             parts.plain_tensors()
         };
+
+        // Common state is added after the comparison above was prepared, since it is not the caller's.
         match (&self.stored_common, self.dialect) {
             (Some(stored), Dialect::Megatron) => self.add_stored(stored, &mut parts)?,
             (Some(_), dialect) => {
@@ -79,6 +85,7 @@ impl Save<'_> {
             (None, Dialect::Megatron) => self.add_reserved(&mut parts)?,
             (None, _) => {}
         }
+
         let store = stores.open(self.url)?;
         Ok(SetUp {
             store,

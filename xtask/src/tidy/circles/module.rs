@@ -129,6 +129,7 @@ impl Crate {
         folder: &Path,
         read: &dyn Fn(&Path) -> Result<Option<String>>,
     ) -> Result<usize> {
+        // The module gets its number before its children do, because they name it as their parent.
         let module = self.modules.len();
         self.modules.push(Module {
             file,
@@ -150,6 +151,7 @@ impl Crate {
                         .children
                         .insert(inner.ident.to_string(), child);
                 }
+                // What is handed on is kept in addition to the import, since others may see it from outside.
                 Item::Use(item) => {
                     for import in imports(&item.tree) {
                         if is_public(&item.vis) {

@@ -70,6 +70,8 @@ impl Plan {
         let sure = u128::from(self.sure);
         let start = sure - u128::from(room.saturating_sub(limit - self.sure));
         let end = start + self.left;
+
+        // The rest needs more than all shards surely hold, so no end can be chosen.
         let Some(most) = (self.shards * sure).checked_sub(end) else {
             return vec![Segment {
                 rows: usize::MAX,
@@ -100,11 +102,14 @@ impl Plan {
             last = at.max(last);
             at += bytes;
         }
+
+        // The chain leads from the last end to the first.
         let mut chosen: Vec<&End> = std::iter::successors(best.last().map(|&i| &ends[i]), |end| {
             Some(&ends[end.before?])
         })
         .collect();
         chosen.reverse();
+
         let (mut row, mut at, mut shards) = (0, start, 0);
         let mut segments: Vec<Segment> = Vec::with_capacity(chosen.len() + 1);
         for end in chosen {
@@ -116,6 +121,8 @@ impl Plan {
             });
             (row, at, shards) = (end.row, end.at, through);
         }
+
+        // The last segment takes all rows that are left.
         segments.push(Segment {
             rows: usize::MAX,
             left: end - at,

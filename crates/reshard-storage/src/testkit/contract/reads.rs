@@ -18,6 +18,8 @@ pub(super) async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {
         &[("a", bytes.clone()), ("b", bytes.slice(7..))],
     )
     .await;
+
+    // Ranges in no order, empty ones, ones that overlap, and a second file.
     let ranges = [
         100..200,
         0..0,
@@ -42,6 +44,8 @@ pub(super) async fn ranges_are_exact_or_an_error(store: Arc<dyn Store>) {
         (50_002..=50_363).contains(&stats.bytes) && stats.requests >= 2,
         "{stats:?}"
     );
+
+    // A range that reaches past the end gives no bytes at all, alone or among others.
     for range in [49_999..50_001, 60_000..60_001, 0..u64::MAX] {
         let e = store.read(&name("a"), range.clone()).await.unwrap_err();
         let StorageError::Short {

@@ -204,6 +204,8 @@ pub(super) async fn an_extent_of_another_length_than_promised_is_an_error(store:
     let bytes = pattern(100, 6);
     let transaction = store.begin("one", IfExists::Refuse).await.unwrap();
     let unknown = |at_most| Length::Unknown { at_most };
+
+    // Too few bytes and too many, also where there should be none, and more than an unknown length allows.
     let wrong =
         [(100, 99), (100, 0), (99, 100), (0, 1)].map(|(says, len)| (Length::Exact(says), len));
     for (i, (says, len)) in wrong
@@ -212,6 +214,8 @@ pub(super) async fn an_extent_of_another_length_than_promised_is_an_error(store:
         .enumerate()
     {
         let blocks = vec![Ok(bytes.slice(..len / 2)), Ok(bytes.slice(len / 2..len))];
+
+        // The wrong extent is the second, so the error must tell its place in the file.
         let extents: Vec<Box<dyn Extent>> =
             vec![Box::new(bytes.clone()), Box::new(Blocks(says, blocks))];
         let body = FileBody::new(name(&format!("f{i}")), extents);
@@ -233,6 +237,8 @@ pub(super) async fn an_extent_of_another_length_than_promised_is_an_error(store:
             (format!("f{i}").as_str(), 100, says)
         );
     }
+
+    // An error of the source keeps its text, and tells how far the source had come.
     let blocks = vec![Ok(bytes.clone()), Err(io::Error::other("no more memory"))];
     let body = FileBody::new(
         name("g"),
@@ -254,6 +260,7 @@ pub(super) async fn an_extent_of_another_length_than_promised_is_an_error(store:
         (n.as_str(), *offset, source.to_string().as_str()),
         ("g", 100, "no more memory")
     );
+
     let twice = vec![file("twice", &bytes), file("twice", &bytes)];
     assert_eq!(
         kind(

@@ -62,10 +62,14 @@ impl<'p> Taker<'p> {
     ) -> Result<Self> {
         let mut waiting: Vec<VecDeque<Coming<'p>>> = Vec::new();
         waiting.resize_with(table.len(), VecDeque::new);
+
+        // A peer sends in the order of this plan, so one queue for each peer tells what its next bytes are.
         for (n, receive) in plan.exchange.receives.iter().enumerate() {
             let peer = table.number(receive.from).ok_or_else(not_a_peer)?;
             let first = receive.items.first().ok_or_else(not_a_peer)?;
             let key = &*first.piece.key;
+
+            // All items of a receive want the same data, so the first one tells what comes.
             let coming = match first.wanted(from.metadata())? {
                 Wanted::Object(id) => Coming::Object {
                     key,

@@ -351,6 +351,8 @@ impl Feed {
                 ..
             } = &mut *state;
             let item = items.get_mut(n).ok_or("an item that no rank gives")?;
+
+            // Bytes that already came count even after the exchange has stopped, so they are looked at first.
             if let Some(block) = item.blocks.front_mut() {
                 let bytes = block.split_to(block.len().min(most));
                 if block.is_empty() {
@@ -358,6 +360,8 @@ impl Feed {
                 }
                 item.read += bytes.len() as u64;
                 *held -= bytes.len() as u64;
+
+                // Taken bytes leave room, so the rounds may ask for more.
                 state.wake();
                 return Ok(bytes);
             }
@@ -371,6 +375,8 @@ impl Feed {
                 )
                 .into());
             }
+
+            // The rounds ask for what is needed before anything else. `take` clears the mark when bytes come.
             item.needed = true;
             state.wake();
             state = self
