@@ -116,7 +116,7 @@ fn what_a_checkpoint_says_of_itself_comes_before_names_and_names_before_nothing(
     };
     let (code, told) = run(&["reshard", "ls", &url]);
     assert!(
-        code == 2 && told.contains("`--format` chooses one of them"),
+        code == 2 && told.contains("choose one of them with --format NAME"),
         "{code} {told}"
     );
     let (code, told) = run(&["reshard", "verify", &url, "--format", "example/1"]);
