@@ -471,7 +471,7 @@ fn common_state_that_is_no_dict_is_damage() {
     assert!(
         run(&["inspect", &saved.url])
             .ok()
-            .contains("no dict but of type list")
+            .contains("not a dict but of type list")
     );
 }
 

@@ -47,7 +47,7 @@ fn what_is_left_over_goes_and_the_rest_is_told() {
         "--older-than 0s",
         "OF OTHER PROGRAMS",
         "README.md",
-        "1.00 kB are free",
+        "1.00 kB freed",
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
