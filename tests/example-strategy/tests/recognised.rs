@@ -182,8 +182,9 @@ fn settings_are_no_choice_of_another_format_and_files_of_others_are_no_sign_of_m
     );
     let e = with(settings().format(BackendVersion::new("example", 1))).unwrap_err();
     assert!(
-        e.to_string()
-            .contains("settings of torch_dist/1 do not open a checkpoint as example/1"),
+        e.to_string().contains(
+            "the settings are of torch_dist/1, so they can't open a checkpoint as example/1"
+        ),
         "{e}"
     );
 

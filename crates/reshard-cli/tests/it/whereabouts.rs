@@ -110,7 +110,7 @@ fn what_is_not_there_is_told() {
     says(&dir.path().join("link"), &["is a link to nothing"]);
     symlink("circle", dir.path().join("circle")).unwrap();
     says(&dir.path().join("circle"), &["is a link to circle"]);
-    says(dir.path(), &["no file and no folder lies in it"]);
+    says(dir.path(), &["it is empty"]);
     let saved = states::dcp();
     says(&saved.path(".metadata/x"), &["nothing lies at"]);
     fs::remove_file(saved.path(".metadata")).unwrap();
