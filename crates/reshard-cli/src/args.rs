@@ -21,7 +21,7 @@ use std::{sync::Arc, time::Duration};
     name = "reshard",
     version,
     max_term_width = 100,
-    after_help = "Exit codes: 0 done, 1 damaged, 2 could not be done, 3 not a checkpoint.\n\nStart with:  reshard demo"
+    after_help = "Exit codes: 0 done, 1 the checkpoint is damaged, 2 could not be done, 3 not a checkpoint.\n\nStart with:  reshard demo"
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -39,13 +39,13 @@ pub(crate) enum Command {
     /// Lists the keys of tensors and objects, one per line.
     #[command(after_help = "Example:\n  reshard ls /ckpt/step-1000 --key '*.weight'")]
     Ls(Ls),
-    /// Prints the SHA-256 of each tensor's elements (row-major, little-endian). It does not depend on the split.
+    /// Prints the SHA-256 of each tensor's elements (row-major, little-endian). It does not depend on how a tensor is split.
     #[command(after_help = "Example, are these the same weights?\n  \
                             diff <(reshard digest /ckpt/a) <(reshard digest /ckpt/b)")]
     Digest(Digest),
     /// Looks for damage: checks structure, coverage, sizes and every checksum.
     #[command(
-        after_help = "Exit codes: 0 sound, 1 damaged, 2 not understood, beyond a limit or not checked, 3 not a checkpoint.\n\n\
+        after_help = "Exit codes: 0 sound, 1 damaged, 2 not understood, not read because of a limit, or not checked, 3 not a checkpoint.\n\n\
                             Example:\n  reshard verify /ckpt/step-1000 && rm -r /ckpt/step-0900"
     )]
     Verify(Verify),
@@ -57,7 +57,7 @@ pub(crate) enum Command {
                             reshard convert /ckpt/step-1000 /ckpt/step-1000-files --max-shard-size 500MiB"
     )]
     Convert(Convert),
-    /// Removes what older and unfinished saves have left in a checkpoint's directory and beside it. Never removes files of other programs.
+    /// Removes what older and unfinished saves have left in the directory of a checkpoint and beside it. It never removes files of other programs.
     #[command(
         after_help = "Example, look first:\n  reshard prune /ckpt/step-1000 --dry-run\n  \
                             reshard prune /ckpt/step-1000"
@@ -68,7 +68,7 @@ pub(crate) enum Command {
         after_help = "Example:\n  reshard plugins --json | jq -r '.strategies[].backend' | sort -u"
     )]
     Plugins(Plugins),
-    /// Saves the state of a transformer, loads it on another number of ranks with another split, and checks every byte.
+    /// Saves the state of a small transformer, loads it on another number of ranks with another split, and checks every byte.
     #[command(
         after_help = "Example:\n  reshard demo --ranks 8 --to 3 --size 2GB --dir /mnt/fast/demo"
     )]
@@ -94,7 +94,7 @@ impl Command {
 /// Which keys.
 #[derive(Debug, Args)]
 pub(crate) struct Select {
-    /// Select only keys that match. `*` stands for any text, `?` for one character. You can give it several times.
+    /// Select only keys that match this pattern. `*` stands for any text, `?` for one character. You can give several patterns.
     #[arg(long = "key", value_name = "GLOB", value_parser = glob::parse)]
     globs: Vec<String>,
 }
@@ -108,8 +108,8 @@ impl Select {
 /// How the checkpoint is read.
 #[derive(Debug, Args)]
 pub(crate) struct Reading {
-    /// The format of the checkpoint to read, such as torch_dist or torch_dist/1. By default it is recognised by the files. If
-    /// the files belong to two formats, you have to give it.
+    /// The format of the checkpoint to read, such as torch_dist or torch_dist/1. By default the files of the checkpoint tell it.
+    /// If they belong to two formats, you have to give it.
     #[arg(long, value_name = "NAME")]
     pub(crate) format: Option<BackendVersion>,
     #[command(flatten)]
@@ -140,7 +140,7 @@ struct Limits {
     #[arg(long, value_name = "SIZE")]
     max_memory: Option<ByteSize>,
     /// The most bytes of anything that can only be read as a whole, such as metadata, common state or an object. The default
-    /// is 4GiB.
+    /// is 4 GiB.
     #[arg(
         long,
         value_name = "SIZE",
@@ -174,7 +174,7 @@ pub(crate) struct Inspect {
     /// Print JSON, schema 1.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print only facts about the whole, no lists.
+    /// Print no lists, only facts about the whole checkpoint.
     #[arg(long)]
     pub(crate) summary: bool,
     #[command(flatten)]
@@ -214,7 +214,7 @@ pub(crate) struct Digest {
 pub(crate) struct Verify {
     /// The checkpoint.
     pub(crate) dir: String,
-    /// Check only structure, coverage and sizes; no checksums.
+    /// Check only structure, coverage and sizes, not the checksums.
     #[arg(long)]
     pub(crate) quick: bool,
     /// Print JSON, schema 1.
@@ -231,8 +231,8 @@ pub(crate) struct Prune {
     /// Remove nothing, and only print what would be removed.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// How long a save must have changed nothing before its data are removed: 90s, 45m, 12h, 7d. With 0s they are removed in
-    /// any case; make sure that no save is running.
+    /// Remove the data of a save that may still be running only if they have not changed for this long: 90s, 45m, 12h, 7d.
+    /// With 0s they are removed in any case, so make sure that no save is running.
     #[arg(long, value_name = "AGE", default_value = "1d", value_parser = units::parse_age)]
     pub(crate) older_than: Duration,
     /// Print JSON, schema 1.
@@ -248,7 +248,7 @@ pub(crate) struct Convert {
     pub(crate) src: String,
     /// Where to write the new one.
     pub(crate) dst: String,
-    /// The number of ranks.
+    /// The number of ranks to write for.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     pub(crate) ranks: u32,
     /// The most pieces into which the ranks may cut all tensors together: each into one per rank, but into no more than it has
@@ -261,7 +261,7 @@ pub(crate) struct Convert {
     /// Cut larger tensors, and start a new file when one is full: 500MiB (2^20 each), 500MB (10^6).
     #[arg(long, value_name = "SIZE", conflicts_with = "files_per_rank")]
     pub(crate) max_shard_size: Option<ByteSize>,
-    /// The sharding policy that decides on files, as JSON.
+    /// The sharding policy that decides what goes into which file, as JSON.
     #[arg(long, value_name = "JSON", conflicts_with_all = ["files_per_rank", "max_shard_size"], value_parser = policy)]
     pub(crate) policy: Option<Arc<dyn ShardingPolicy>>,
     /// The most slices into which a policy or --max-shard-size may cut. The default is 4 per piece, plus a million.
@@ -332,7 +332,7 @@ pub(crate) struct Demo {
     /// About how much state to save, such as 256MiB or 2GB.
     #[arg(long, value_name = "BYTES", default_value = "256MiB")]
     pub(crate) size: ByteSize,
-    /// Where to save, and to leave the checkpoint. The default is a temporary directory, which is removed.
+    /// Where to save the checkpoint. It stays there. The default is a temporary directory, which is removed.
     #[arg(long)]
     pub(crate) dir: Option<String>,
 }

@@ -108,7 +108,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     print(&report, &saved, args.json, io)?;
     for name in &saved.stays {
         io.note(format!(
-            "{name} stays in {}: the checkpoint that was there names it, but no program names its own files so",
+            "{name} stays in {}: the replaced checkpoint names it as its own, but no program of the format gives such a name",
             args.dst
         ));
     }
@@ -147,13 +147,16 @@ fn print(report: &Report<'_>, saved: &SaveReport, as_json: bool, io: &mut Io<'_>
         fact(
             out,
             "policy",
-            format!("{}: {sizes} a file, {cut} cut", p.description),
+            format!("{}: {sizes} per file, {cut} cut", p.description),
         )?;
     }
     fact(
         out,
         "balance",
-        format!("the fullest rank has {:.2} of the mean", saved.imbalance()),
+        format!(
+            "the fullest rank has {:.2} times the mean",
+            saved.imbalance()
+        ),
     )?;
     fact(
         out,
@@ -177,8 +180,8 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
             let what =
                 format!("that would be {files} files, and a conversion writes at most {max}{why}");
             let hint = match asked {
-                Asked::BySize => "name a larger --max-shard-size",
-                _ => "name fewer --ranks or --files-per-rank",
+                Asked::BySize => "give a larger --max-shard-size",
+                _ => "give fewer --ranks or --files-per-rank",
             };
             CliError::told(what, hint)
         }
@@ -192,7 +195,7 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
                 format!(
                     "{ranks} would cut the tensors into {pieces} pieces, and a conversion cuts into at most {max}"
                 ),
-                "name fewer --ranks, or raise the limit with --max-pieces N; a million pieces take about 2 GB of memory",
+                "give fewer --ranks, or raise the limit with --max-pieces N; a million pieces take about 2 GB of memory",
             )
         }
         ConvertError::Over { .. } | ConvertError::Linked { .. } => CliError::told(
@@ -206,24 +209,27 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
         ),
         ConvertError::Flattened { .. } => CliError::told(
             what,
-            "load it with Megatron Core 0.8 to 0.15 and save it unflattened",
+            "load it with Megatron Core 0.8 to 0.15, and save it unflattened",
         ),
         ConvertError::Unknown { key, why } => {
             let what = format!("{} can't be carried over: {why}", shown(&key));
             CliError::told(
                 what,
-                format!("`reshard inspect {src}` lists all such; --key chooses the others"),
+                format!("`reshard inspect {src}` lists all such items; --key chooses the others"),
             )
         }
         ConvertError::Unsound { finding, what, .. } => {
             let found = format!("{src} {finding}: {}", line(&what));
-            let hint =
-                format!("`reshard verify {src}` lists all of it; --key chooses what is sound");
+            let hint = format!(
+                "`reshard verify {src}` lists all that it finds; --key chooses the sound items"
+            );
             match finding {
                 Finding::Damaged => CliError::damaged(found, hint),
                 Finding::NotUnderstood => CliError::told(
                     found,
-                    format!("`reshard verify {src}` lists all such; --key chooses the others"),
+                    format!(
+                        "`reshard verify {src}` lists all such items; --key chooses the others"
+                    ),
                 ),
                 Finding::NotRead => CliError::told(found, RAISE),
                 _ => CliError::told(found, hint),
@@ -231,7 +237,9 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
         }
         ConvertError::NoPlace { .. } => CliError::damaged(
             shown(&what),
-            "`reshard verify` lists all that is wrong; `--key` chooses other tensors",
+            format!(
+                "`reshard verify {src}` lists all that it finds; --key chooses the sound items"
+            ),
         ),
         ConvertError::NothingChosen { .. } => CliError::told(
             format!("nothing in {src} matches {}", keys.text()),
@@ -243,6 +251,6 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
             "check the path of DST and what lies above it",
         ),
         ConvertError::Read(e) | ConvertError::Write(e) => e.into(),
-        _ => CliError::told(what, "`reshard convert --help` says what it can be asked"),
+        _ => CliError::told(what, "`reshard convert --help` lists the options"),
     }
 }

@@ -46,7 +46,7 @@ pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8>
     let (n, m, size) = (args.ranks, args.to, args.size.0);
     if size > LARGEST {
         let what = format!(
-            "{} of state is more than one machine can show",
+            "{} of state is more than one machine can hold",
             units::bytes(size)
         );
         return Err(CliError::told(
@@ -63,7 +63,7 @@ pub(crate) fn run(program: &Program, args: &Demo, io: &mut Io<'_>) -> Result<u8>
         None => {
             let made = tempfile::Builder::new().prefix("reshard-demo-").tempdir();
             temporary = made.map_err(|source| CliError::Io {
-                what: "no temporary directory",
+                what: "a temporary directory can't be made",
                 source,
             })?;
             temporary.path().join("step-1000").display().to_string()
@@ -171,13 +171,13 @@ fn save(
         "  plan",
         0,
         report.time(Phase::Plan),
-        "who writes what; replicas once",
+        "who writes what; replicated tensors once",
     );
     phases.done(
         "  write",
         report.bytes(),
         report.time(Phase::Write),
-        "from the buffers to the disk, with a CRC-32 each",
+        "from the buffers to the disk, each item with a CRC-32",
     );
     phases.done(
         "  commit",
@@ -259,7 +259,7 @@ fn load(
             "open, and who needs what",
         );
         let what = format!(
-            "from {}; the busiest rank has {:.2} of the mean",
+            "from {}; the busiest rank reads {:.2} times the mean",
             units::some(files.len() as u64, "file"),
             report.imbalance()
         );

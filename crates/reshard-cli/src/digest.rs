@@ -59,7 +59,8 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
     let flattened = producer.as_stored.len();
     if flattened > 0 {
         io.note(format!(
-            "{flattened} tensors are stored flattened, chunk by chunk; their digests are of what is stored"
+            "{} stored flattened, chunk by chunk; the digests are of what is stored",
+            units::some(flattened as u64, "tensor")
         ));
     }
     // A tensor that is read in one go has its checksums checked by that; larger ones are read in blocks, of which none is a
@@ -126,7 +127,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         return Ok(code);
     };
     let hint = format!(
-        "`reshard verify {}` lists all that is wrong, or can't be read",
+        "`reshard verify {}` lists all that is damaged or can't be read",
         args.dir
     );
     let failed = CliError::Told { what, hint, code };
@@ -183,7 +184,7 @@ fn tell_failures(
     if untried > 0 {
         let untried = units::some(untried as u64, "tensor");
         io.note(format!(
-            "{untried} not tried, since so many others can't be read"
+            "{untried} not tried, because so many others can't be read"
         ));
     }
     Ok(Some(first))

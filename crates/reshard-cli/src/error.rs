@@ -144,7 +144,7 @@ impl CliError {
             return raise(*option);
         }
         if let Some(StrategyError::Ambiguous { .. }) = self.strategy() {
-            return "`--format` chooses one of them";
+            return "choose one of them with --format NAME";
         }
         match self.storage() {
             Some(StorageError::Unsupported { .. }) => {
@@ -154,7 +154,7 @@ impl CliError {
                 return "rename the directories as the message says; nothing is lost, and `reshard verify` tells which one is whole";
             }
             Some(StorageError::NotCarried { .. }) => {
-                return "the checkpoint is in its place; free the name, and `reshard prune` moves what was kept aside";
+                return "the new checkpoint is in its place; move away what has that name, and `reshard prune` moves the files that were kept";
             }
             _ => {}
         }
@@ -170,7 +170,7 @@ impl CliError {
                 "`reshard verify` lists all that is damaged; restore the files from a copy"
             }
             Some(ErrorKind::Invalid | ErrorKind::Unsupported) => {
-                "`reshard plugins` lists what this program can read and write; `--help` what it can be asked"
+                "`reshard plugins` lists what this program can read and write; `--help` lists the options of a command"
             }
             Some(ErrorKind::Limit) => RAISE,
             Some(ErrorKind::Unavailable) => TRY_AGAIN,
@@ -209,19 +209,19 @@ impl CliError {
 
 /// What to do about something that asks for too much.
 /// For what the system refuses.
-pub(crate) const TRY_AGAIN: &str = "check the disk, the mount, the permissions, and the memory that this process may take (`ulimit -v`), then try again";
+pub(crate) const TRY_AGAIN: &str = "check the disk, the mount, the permissions, and the memory that this process may use (`ulimit -v`), then try again";
 
-pub(crate) const RAISE: &str = "if you trust the checkpoint, --max-memory SIZE, --max-whole SIZE or --allow-repeated raises the limit that is named";
+pub(crate) const RAISE: &str = "if you trust the checkpoint, raise the named limit with --max-memory SIZE, --max-whole SIZE or --allow-repeated";
 
 fn raise(option: LimitOption) -> &'static str {
     match option {
         LimitOption::MaxMemory => {
-            "if you trust the checkpoint, `--max-memory SIZE` raises that limit"
+            "if you trust the checkpoint, raise that limit with --max-memory SIZE"
         }
         LimitOption::MaxWhole => {
-            "if you trust the checkpoint, `--max-whole SIZE` raises that limit"
+            "if you trust the checkpoint, raise that limit with --max-whole SIZE"
         }
-        LimitOption::AllowRepeated => "if you trust the checkpoint, `--allow-repeated` reads it",
+        LimitOption::AllowRepeated => "if you trust the checkpoint, read it with --allow-repeated",
         _ => RAISE,
     }
 }

@@ -64,7 +64,7 @@ const LONGEST: usize = 1_024;
 pub(crate) fn parse(text: &str) -> Result<String, String> {
     match text.chars().count() {
         n if n > LONGEST => Err(format!(
-            "a pattern has at most {LONGEST} characters, not {n}; * stands for the rest"
+            "a pattern has at most {LONGEST} characters, not {n}; write * for the rest"
         )),
         _ => Ok(text.into()),
     }

@@ -35,7 +35,7 @@ pub(crate) fn run(program: &Program, args: &Ls, io: &mut Io<'_>) -> Result<u8> {
     if let Some(first) = unknown.keys().find(|k| keys.has(k)) {
         let all = units::some(unknown.keys().filter(|k| keys.has(k)).count() as u64, "key");
         io.note(format!(
-            "left out: {all} that can't be read, such as {first}; `reshard inspect {}` says why",
+            "left out: {all} that are not understood, such as {first}; `reshard inspect {}` says why",
             args.dir
         ));
     }

@@ -141,7 +141,7 @@ fn print(dry_run: bool, p: &PruneReport, io: &mut Io<'_>) -> Result<()> {
         let row = |f: &Entry| [f.name.to_string(), units::bytes(f.bytes)];
         table::rows(
             out,
-            ["OF OTHERS, LEFT ALONE", ">SIZE"],
+            ["OF OTHER PROGRAMS, KEPT", ">SIZE"],
             p.foreign.iter().take(FEW).map(row),
         )?;
         if p.foreign.len() > FEW {
@@ -156,15 +156,11 @@ fn print(dry_run: bool, p: &PruneReport, io: &mut Io<'_>) -> Result<()> {
     let size = units::bytes(freed(p));
     match (p.removed.is_empty(), dry_run) {
         (true, _) if p.kept.is_empty() => {
-            writeln!(out, "{}  nothing is left over", styled(GOOD, "clean"))?
+            writeln!(out, "{}  there is nothing to remove", styled(GOOD, "clean"))?
         }
         (true, _) => writeln!(out, "{}  nothing was removed", styled(BOLD, "kept"))?,
-        (false, true) => writeln!(
-            out,
-            "{}  {size} would be free again",
-            styled(BOLD, "dry run")
-        )?,
-        (false, false) => writeln!(out, "{}  {size} are free again", styled(GOOD, "pruned"))?,
+        (false, true) => writeln!(out, "{}  {size} would be freed", styled(BOLD, "dry run"))?,
+        (false, false) => writeln!(out, "{}  {size} freed", styled(GOOD, "pruned"))?,
     }
     Ok(())
 }
@@ -172,9 +168,9 @@ fn print(dry_run: bool, p: &PruneReport, io: &mut Io<'_>) -> Result<()> {
 fn from(kind: RemainsKind) -> &'static str {
     match kind {
         RemainsKind::File => "no item lies in it",
-        RemainsKind::Unfinished => "of a save that was never finished",
+        RemainsKind::Unfinished => "left by a save that was never finished",
         RemainsKind::Replaced => {
-            "replaced; what others had put there is back in the checkpoint's directory"
+            "left by a replaced checkpoint; files of other programs in it are moved back"
         }
         _ => "",
     }
@@ -185,11 +181,11 @@ fn reason(r: &Remains, why: &Kept) -> String {
         Kept::Recent => {
             let when =
                 r.age.map_or_else(|| "at an unknown time".into(), |a| format!("{} ago", units::age(a)));
-            format!("changed {when}: a save may be at work; if none is, --older-than 0s")
+            format!("changed {when}, so a save may be running; if none is, use --older-than 0s")
         }
         Kept::Disputed => {
-            "a rank-local save later than .metadata is here too; remove the metadata of the one you don't \
-                           need, .metadata or all __*.metadata, and prune again"
+            "a rank-local save later than .metadata is here too; remove the metadata of the save that you don't \
+                           need (.metadata or all __*.metadata), and prune again"
                 .into()
         }
         Kept::Last => "nothing lies at the place: this is what lay there last".into(),

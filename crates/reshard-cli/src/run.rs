@@ -43,7 +43,7 @@ impl Program {
                         "invalid",
                         None,
                         message,
-                        "`reshard help` says what it can be asked",
+                        "`reshard help` lists the commands; `reshard help COMMAND` lists its options",
                     );
                 }
                 let to = if is_error { &mut *io.err } else { &mut *io.out };

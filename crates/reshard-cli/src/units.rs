@@ -55,7 +55,7 @@ pub(crate) fn parse_age(text: &str) -> Result<Duration, String> {
     };
     let secs = AGES.into_iter().find_map(of);
     secs.map(Duration::from_secs).ok_or_else(|| {
-        format!("{text:?} is no age; write it as 90s, 45m, 12h or 7d, and 0s for any age")
+        format!("{text:?} is not an age; write it as 90s, 45m, 12h or 7d, or 0s for any age")
     })
 }
 

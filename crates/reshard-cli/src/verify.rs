@@ -128,12 +128,12 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
 
     let looked = match args.quick {
         true => format!(
-            "{}: structure, coverage and sizes",
+            "{}; checked structure, coverage and sizes",
             units::some(report.items, "item")
         ),
         false => {
             format!(
-                "{}, {}: every checksum",
+                "{}, {}; checked every checksum",
                 units::some(report.items, "item"),
                 units::bytes(report.bytes)
             )
@@ -154,7 +154,7 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
             io.out.flush()?;
             let hint = match status {
                 "not understood" => {
-                    "all else was checked; a later version may know it, or the program that wrote it"
+                    "everything else was checked; a later version of reshard, or the program that wrote it, may be able to read it"
                 }
                 "not read" => RAISE,
                 _ => TRY_AGAIN,

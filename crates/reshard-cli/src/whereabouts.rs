@@ -39,9 +39,9 @@ pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
             let to = fs::read_link(path)
                 .map(|to| to.display().to_string())
                 .unwrap_or_default();
-            let hint = "point the link at a checkpoint, or name one".into();
+            let hint = "point the link to a checkpoint, or name a checkpoint".into();
             return told(
-                format!("{named} is a link to {to}, and that leads nowhere"),
+                format!("{named} is a link to {to}, and nothing can be found there"),
                 hint,
             );
         }
@@ -80,7 +80,7 @@ pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
     let below = Checkpoints::below(path, DEPTH);
     if let Some(first) = below.found.first() {
         let what = format!(
-            "{named} is not a checkpoint; it holds some: {}",
+            "{named} is not a checkpoint, but holds some: {}",
             below.names()
         );
         return told(what, example(first));
@@ -88,7 +88,7 @@ pub(crate) fn explain(named: &str, path: &Path) -> Option<CliError> {
     let (what, whose) = others(path)?;
     let hint = format!("load it with {whose}; `reshard plugins` lists what this program can read");
     told(
-        format!("{named} holds {what}, no checkpoint that this program can read"),
+        format!("{named} holds {what}, not a checkpoint that this program can read"),
         hint,
     )
 }
@@ -136,7 +136,7 @@ fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
         _ if is_of_one(name) && is_checkpoint(parent) => ("a file of a checkpoint", of),
         _ if name == SIDECAR => ("a file of a checkpoint", of),
         _ if name.ends_with(".safetensors") => (
-            "a file of safetensors",
+            "a safetensors file",
             "`reshard plugins` lists what this program can read".into(),
         ),
         _ if known && first == *b"PK\x03\x04" => (
@@ -169,14 +169,14 @@ fn others(dir: &Path) -> Option<(&'static str, &'static str)> {
     let any = |f: &dyn Fn(&str) -> bool| names.iter().any(|n| f(n));
     match () {
         () if any(&|n| n.ends_with(".safetensors")) => {
-            Some(("files of safetensors", "the program that saved it"))
+            Some(("safetensors files", "the program that saved it"))
         }
         () if any(&|n| n.starts_with("mp_rank_")) => Some((
-            "a checkpoint of Megatron's format `torch`, with files of each rank",
+            "a checkpoint in Megatron's format `torch`, with files of each rank",
             "Megatron",
         )),
         () if any(&|n| n.ends_with(".index")) && any(&|n| n.contains(".data-00000-of-")) => {
-            Some(("files of TensorFlow", "TensorFlow"))
+            Some(("a TensorFlow checkpoint", "TensorFlow"))
         }
         () => None,
     }

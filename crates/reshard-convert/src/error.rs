@@ -29,7 +29,7 @@ pub enum ConvertError {
     },
     /// More pieces than [`Convert::max_pieces`](crate::Convert::max_pieces).
     #[error(
-        "{ranks} ranks would cut the tensors into {pieces} pieces, and a conversion cuts into at most {max}; name fewer ranks, or raise \
+        "{ranks} ranks would cut the tensors into {pieces} pieces, and a conversion cuts into at most {max}; give fewer ranks, or raise \
          `max_pieces`"
     )]
     TooManyPieces {
@@ -41,7 +41,7 @@ pub enum ConvertError {
         ranks: u32,
     },
     /// A file of the source is a link into the destination, so replacing that would take the file from the source.
-    #[error("{dst} holds what {file} in {src} is a link to")]
+    #[error("{dst} holds the file to which {file} in {src} is a link")]
     Linked {
         /// The destination.
         dst: String,
@@ -65,7 +65,7 @@ pub enum ConvertError {
     Destination(StrategyError),
     /// The format of the source can't be converted.
     #[error(
-        "{src} is of {format}; only {} checkpoints can be converted yet",
+        "{src} is a checkpoint of {format}, and only checkpoints of {} can be converted yet",
         reshard::torch_dist::NAME
     )]
     Format {
@@ -99,7 +99,7 @@ pub enum ConvertError {
         what: Damage,
     },
     /// The source does not say where a chunk of a chosen tensor lies.
-    #[error("{key}: chunk {region} has no place in any file")]
+    #[error("{key}: the metadata does not say where chunk {region} lies")]
     NoPlace {
         /// Key of the tensor.
         key: String,

@@ -65,7 +65,7 @@ impl SaveCommonStrategy for TorchCommon {
 fn object_file(object: &ShardedObject) -> Result<FileBody> {
     let key = object.unique_key();
     let Some((_, cell)) = cell(&key).and_then(|_| key.rsplit_once('/')) else {
-        let what = "an object that is stored in a file of its own has a key without `/`, and is a cell of an array";
+        let what = "an object that gets a file of its own must be a cell of an array and have a key without `/`";
         return Err(StrategyError::Invalid(format!("{key}: {what}")));
     };
     let bytes = encode_object(&codec(cell), &key, object.data.clone())?;
@@ -101,13 +101,13 @@ impl LoadCommonStrategy for TorchCommon {
             // It may be a special dict, such as an OrderedDict. That is no damage.
             Value::Opaque(other) => Err(StrategyError::Undecoded {
                 what: format!(
-                    "common state of class {} (a plain dict is known)",
+                    "common state of class {} (only a plain dict is known)",
                     other.class()
                 ),
             }),
             other => {
                 let what = format!(
-                    "the common state is no dict but of type {}",
+                    "the common state is not a dict but of type {}",
                     other.type_name()
                 );
                 Err(StrategyError::corrupt(file, None, what))
@@ -226,7 +226,7 @@ async fn from_object(cx: &OpenCx, from: &dyn StorageReader) -> Result<Value> {
         _ => Err(StrategyError::corrupt(
             COMMON_STATE_CELL,
             None,
-            "it is no list of one element",
+            "it is not a list of one element",
         )),
     }
 }

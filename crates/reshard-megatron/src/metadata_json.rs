@@ -115,7 +115,8 @@ impl MetadataJson {
             .map_err(|e| StrategyError::Corrupt {
                 file: METADATA_JSON.into(),
                 offset: None,
-                what: "it is no JSON object with sharded_backend and its version".into(),
+                what: "it is not a JSON object with sharded_backend and sharded_backend_version"
+                    .into(),
                 source: Some(Box::new(e)),
             })
     }

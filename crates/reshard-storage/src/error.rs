@@ -46,7 +46,7 @@ pub enum StorageError {
         source: io::Error,
     },
     /// A file ends before what should be in it.
-    #[error("{path} has {size} bytes, but bytes {}..{} were wanted; the file is cut or damaged", range.start, range.end)]
+    #[error("{path} has {size} bytes, but bytes {}..{} are needed; the file is cut short or damaged", range.start, range.end)]
     Short {
         /// The file.
         path: String,
@@ -56,7 +56,7 @@ pub enum StorageError {
         size: u64,
     },
     /// Something else lies where a file should be.
-    #[error("{path} is no file: {what}")]
+    #[error("{path} is not a file: {what}")]
     NoFile {
         /// Its path.
         path: String,
@@ -128,7 +128,7 @@ pub enum StorageError {
     },
     /// A file that lies behind a link to a directory.
     #[error(
-        "{path}: {directory} is a link to a directory, which is not followed inside of a checkpoint; put the directory itself \
+        "{path}: {directory} is a link to a directory, which is not followed inside a checkpoint; put the directory itself \
          there, or links to its files"
     )]
     LinkedDirectory {
@@ -139,8 +139,8 @@ pub enum StorageError {
     },
     /// A new version lacks something that was written. It is not committed.
     #[error(
-        "{path}: {what}; nothing is committed, and what was there stays. Somebody changes what ranks have written, or ranks write \
-         to different places: give all of them the same directory, then save again"
+        "{path}: {what}; nothing is committed, and what was there stays. Somebody has changed what ranks wrote, or ranks write to \
+         different places: give all of them the same directory, then save again"
     )]
     Incomplete {
         /// Where the new version was built.
@@ -159,9 +159,9 @@ pub enum StorageError {
     },
     /// Somebody else exchanged directories at the place during this save, and they could not be put back.
     #[error(
-        "{path}: somebody has renamed directories there while this save exchanged two of them, and what it put there or took out is \
-         another one; nothing is removed. What was taken out is {kept}. The version that was to be replaced: {old}. The new \
-         version, whole: {new}. Rename them as they should be"
+        "{path}: somebody renamed directories there while this save exchanged two of them, so the save has moved another directory \
+         than it should; nothing is removed. The directory that it took out is {kept}. The version that it should replace is \
+         {old}. The new version, whole, is {new}. Rename them as they should be"
     )]
     Displaced {
         /// The place.
@@ -175,8 +175,8 @@ pub enum StorageError {
     },
     /// This rank does not find the version that another rank has begun.
     #[error(
-        "{path}: the save that the coordinator has begun here, attempt {attempt}, is not to be seen from this rank; all ranks \
-         have to see one directory under this path, and nobody may rename it meanwhile"
+        "{path}: this rank does not see the save that the coordinator has begun there (attempt {attempt}); all ranks must see \
+         the same directory under this path, and nobody may rename it during the save"
     )]
     NotJoined {
         /// The place, as this rank knows it.
@@ -185,7 +185,9 @@ pub enum StorageError {
         attempt: String,
     },
     /// The new version is committed and whole, but a crash of the machine may still undo it.
-    #[error("{path} is committed, but making that durable failed: {source}")]
+    #[error(
+        "{path} is committed, but a crash of the machine may still undo that, because it could not be synced: {source}"
+    )]
     NotDurable {
         /// The place.
         path: String,
@@ -195,8 +197,8 @@ pub enum StorageError {
     },
     /// The new version is committed and whole, but files of other programs could not be moved into it from the old one.
     #[error(
-        "{path} holds the new checkpoint, but {count} of the files and directories of others that lay there could not be moved \
-         to it and stay in {kept}: {first}: {source}"
+        "{path} holds the new checkpoint, but {count} files and directories of other programs that lay there could not be moved \
+         to it and stay in {kept}, such as {first}: {source}"
     )]
     NotCarried {
         /// The place.
@@ -212,7 +214,7 @@ pub enum StorageError {
         source: io::Error,
     },
     /// No store that is linked into this program has the scheme of a URL.
-    #[error("no store for `{scheme}` (of {url}); linked: {linked}. {hint}")]
+    #[error("no store is linked for `{scheme}` (of {url}); linked: {linked}. {hint}")]
     UnknownScheme {
         /// The URL.
         url: String,
@@ -236,7 +238,7 @@ pub enum StorageError {
         second: String,
     },
     /// A bug.
-    #[error("{what}; this is a bug of reshard")]
+    #[error("{what}; this is a bug in reshard, please report it")]
     Internal {
         /// What should not be.
         what: String,

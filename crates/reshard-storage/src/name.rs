@@ -49,7 +49,7 @@ fn fault(name: &str) -> Option<&'static str> {
     } else if name.starts_with('/')
         || (b.first().is_some_and(u8::is_ascii_alphabetic) && b.get(1) == Some(&b':'))
     {
-        Some("it is absolute; only files inside of the checkpoint's directory are read")
+        Some("it is absolute; only files in the checkpoint's directory are read")
     } else if name.split('/').any(|p| p == "..") {
         Some("it leads out of the checkpoint's directory")
     } else if name.split('/').any(|p| p.is_empty() || p == ".") {

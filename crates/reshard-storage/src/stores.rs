@@ -192,7 +192,7 @@ fn hint(scheme: &str) -> String {
                        `Stores::with`";
     match scheme {
         "memory" => {
-            format!("The feature `testkit` of reshard-storage adds it, for tests; else {OWN}")
+            format!("The feature `testkit` of reshard-storage adds it, for tests; otherwise {OWN}")
         }
         "s3" | "s3a" | "gs" | "gcs" | "az" | "azure" | "abfs" | "abfss" | "http" | "https"
         | "hdfs" => {
@@ -201,7 +201,7 @@ fn hint(scheme: &str) -> String {
             )
         }
         _ => format!(
-            "No crate or feature of reshard serves it; is it misspelt? Use a directory, or {OWN}"
+            "No crate or feature of reshard serves it; is the scheme misspelt? Use a directory, or {OWN}"
         ),
     }
 }
@@ -236,7 +236,7 @@ mod tests {
                 linked.join(", ")
             )
         );
-        assert!(said("flie:///x").contains("serves it; is it misspelt?"));
+        assert!(said("flie:///x").contains("serves it; is the scheme misspelt?"));
         assert!(hint("memory").contains("`testkit` of reshard-storage"));
     }
 

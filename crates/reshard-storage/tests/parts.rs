@@ -229,7 +229,7 @@ fn what_is_no_file_is_not_replaced_and_links_stay() {
     let e = one(&*store, "one", replace(&["model.st"]), b"1")
         .unwrap_err()
         .to_string();
-    assert!(e.contains("there is a directory, not a file"), "{e}");
+    assert!(e.contains("a directory lies there, not a file"), "{e}");
     fs::remove_dir(&place).unwrap();
     // A link stays, and what it leads to is replaced.
     fs::write(dir.path().join("real"), "old").unwrap();

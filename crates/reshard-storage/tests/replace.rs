@@ -394,10 +394,16 @@ fn a_place_of_another_user_is_refused_if_the_new_version_could_not_be_written_to
         if home.join("x").exists() {
             let store = |dir: &str| LocalStore::at(home.join(dir)).unwrap();
             let e = begin(&store("x"), "second").unwrap_err().to_string();
-            assert!(e.contains("its owner has no right to write to it"), "{e}");
+            assert!(
+                e.contains("its owner has no permission to write to it"),
+                "{e}"
+            );
             // The directories in it are not his.
             let e = begin(&store("y"), "second").unwrap_err().to_string();
-            assert!(e.contains("no right to move the directory d in it"), "{e}");
+            assert!(
+                e.contains("permission to move the directory d in it"),
+                "{e}"
+            );
         }
     });
 }

@@ -61,7 +61,7 @@ pub enum StrategyError {
     },
     /// The place may hold a checkpoint of either of two formats.
     #[error(
-        "{url} may be a checkpoint of {a} or of {b}, by the names of its files; say which one is meant"
+        "{url} may be a checkpoint of {a} or of {b}, judging by the names of its files; say which one you mean"
     )]
     Ambiguous {
         /// Where.
@@ -123,7 +123,7 @@ pub enum StrategyError {
     #[error("{0}")]
     Invalid(String),
     /// A strategy, format or store breaks its contract, or reshard has a bug. The caller can do nothing about it.
-    #[error("{0}; this is a mistake of the program, please report it")]
+    #[error("{0}; this is a bug in reshard or in a plug-in, please report it")]
     Internal(String),
 }
 

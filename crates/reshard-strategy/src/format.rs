@@ -76,7 +76,7 @@ impl WriteResult {
             [part] => Ok(part),
             parts => {
                 let what = format!(
-                    "{} was written in {} parts, where the format has one",
+                    "{} was written in {} parts, but the format expects one",
                     self.id,
                     parts.len()
                 );

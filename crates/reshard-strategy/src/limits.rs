@@ -67,7 +67,7 @@ impl ReadLimits {
         if bytes <= self.max_whole {
             return Ok(());
         }
-        let what = format!("{what} has {bytes} bytes, which is too much to be read as a whole");
+        let what = format!("{what} has {bytes} bytes, which is too much to read as a whole");
         Err(StrategyError::Limit {
             what,
             option: LimitOption::MaxWhole,
@@ -88,7 +88,7 @@ impl ReadLimits {
 
     /// The error for tensors that are not read because many elements share few stored bytes.
     pub fn refused(what: impl fmt::Display, bytes: u64, stored: u64) -> StrategyError {
-        let what = format!("{what}: {bytes} bytes of elements share {stored} that are stored");
+        let what = format!("{what}: {bytes} bytes of elements share {stored} stored bytes");
         StrategyError::Limit {
             what,
             option: LimitOption::AllowRepeated,

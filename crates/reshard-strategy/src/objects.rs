@@ -38,8 +38,8 @@ fn nobody(
     common: Option<&BackendVersion>,
 ) -> StrategyError {
     let strategy = match common {
-        Some(common) => format!("{sharded}, nor by {common}, which has the common state"),
-        None => format!("{sharded}, and there is no common strategy that could do it"),
+        Some(common) => format!("{sharded}, nor by {common}, which stores the common state"),
+        None => format!("{sharded}, and there is no common strategy that could"),
     };
     StrategyError::Unsupported {
         strategy,

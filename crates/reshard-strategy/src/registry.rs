@@ -41,7 +41,7 @@ impl FromStr for BackendVersion {
         match version.parse() {
             Ok(version) if !backend.is_empty() => Ok(Self::new(backend, version)),
             _ => Err(StrategyError::Invalid(format!(
-                "{text:?} is no name of a strategy, such as torch_dist/1"
+                "{text:?} is not the name of a strategy; write it as torch_dist or torch_dist/1"
             ))),
         }
     }

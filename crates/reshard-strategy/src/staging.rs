@@ -287,8 +287,11 @@ impl Memory {
         let reserved = usize::try_from(bytes)
             .ok()
             .and_then(|n| out.try_reserve_exact(n).ok());
-        let none =
-            || StrategyError::Invalid(format!("no memory for {bytes} bytes that are staged"));
+        let none = || {
+            StrategyError::Invalid(format!(
+                "no memory for the {bytes} bytes that are to be staged"
+            ))
+        };
         reserved.map(|()| Arc::new(Self(out))).ok_or_else(none)
     }
 }

@@ -35,7 +35,7 @@ fn too_much(e: &FormatError, what: impl fmt::Display) -> Option<StrategyError> {
         "bytes of memory" => (
             LimitOption::MaxMemory,
             format!(
-                "asks for more memory than what is made of a file of its length, at byte {offset} of its pickle"
+                "asks for more memory than a file of its length may take, at byte {offset} of its pickle"
             ),
         ),
         "unpacked bytes" => (

@@ -19,7 +19,7 @@ impl fmt::Display for Lost {
             StorageError::Short { range, size, .. } => {
                 write!(
                     f,
-                    "the file has {size} bytes, but bytes {}..{} were wanted",
+                    "the file has {size} bytes, but bytes {}..{} are needed",
                     range.start, range.end
                 )
             }
@@ -71,7 +71,7 @@ mod tests {
                     range: range.clone(),
                     size: 150,
                 },
-                "the file has 150 bytes, but bytes 100..200 were wanted",
+                "the file has 150 bytes, but bytes 100..200 are needed",
             ),
             (
                 StorageError::Record {
@@ -102,7 +102,7 @@ mod tests {
             assert_eq!(source.to_string(), said);
             let text = format!("{lost}: {source}");
             assert_eq!(text.matches("__0_0.distcp").count(), 1, "{text}");
-            assert!(text.contains("tensor w is lost or damaged"), "{text}");
+            assert!(text.contains("tensor w is missing or damaged"), "{text}");
         }
         let io = StorageError::io("read", METADATA, std::io::Error::other("cable"));
         assert_eq!(reader.lost(io, None).kind(), ErrorKind::Unavailable);

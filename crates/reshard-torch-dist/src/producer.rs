@@ -143,7 +143,8 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
             let n = table.flattened.len();
             out.as_stored = table.flattened.keys().cloned().collect();
             out.notes.push(format!(
-                "{n} tensors are stored flattened, chunk by chunk; their shapes here are the stored ones"
+                "{n} tensor{} stored flattened, chunk by chunk; the shapes here are the stored ones",
+                if n == 1 { " is" } else { "s are" }
             ));
         }
     }
@@ -152,7 +153,7 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
     if !table.unknown.is_empty() {
         out.loadable_by
             .iter_mut()
-            .for_each(|l| l.push_str("; what is not understood may ask for more"));
+            .for_each(|l| l.push_str("; what is not understood may need a later version"));
     }
 
     // The notes are for people, so they name only the first ones.
@@ -165,7 +166,7 @@ pub(crate) fn producer(table: &Table, dialect: Dialect, rank_local: Option<u32>)
             .map(|(key, what)| format!("{key} can't be read: {what}")),
     );
     if let Some(more) = table.unknown.len().checked_sub(most).filter(|n| *n > 0) {
-        out.notes.push(format!("so it is with {more} more"));
+        out.notes.push(format!("{more} more can't be read"));
     }
     if table.transforms.len() > 1 {
         let names: BTreeSet<&str> = table

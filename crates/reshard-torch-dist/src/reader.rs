@@ -136,11 +136,11 @@ impl StorageReader for TorchDistReader {
             let key = self.table.metadata.object_key(r.object).unwrap_or_default();
             let place = self.table.object(r.object).ok_or_else(|| {
                 let what =
-                    format!("object {key} has no place: the metadata lost its storage entry");
+                    format!("the metadata does not say where object {key} lies: its entry in storage_data is missing");
                 StrategyError::corrupt(crate::METADATA, None, what)
             })?;
             if let Some(other) = self.overlaps.with(place) {
-                let what = format!("object {key} and another item claim the same bytes ({other})");
+                let what = format!("object {key} and another item lie in the same bytes ({other})");
                 return Err(StrategyError::corrupt(crate::METADATA, None, what));
             }
             self.limits
@@ -284,7 +284,7 @@ impl TorchDistReader {
             .ok_or_else(|| match budget == most {
                 true => {
                     let what = format!(
-                        "{what} unpacks to more than what is made of {} stored bytes",
+                        "{what} unpacks to more than {} stored bytes may take",
                         place.length
                     );
                     StrategyError::Limit {

@@ -114,7 +114,7 @@ impl Table {
             Some(Err(e)) => Err(StrategyError::corrupt(
                 crate::METADATA,
                 None,
-                format!("a file name is refused: {e}"),
+                format!("the name of a file is refused: {e}"),
             )),
             None => Err(StrategyError::corrupt(
                 crate::METADATA,
@@ -131,7 +131,7 @@ impl Table {
             .checked_add(place.length)
             .filter(|e| *e <= i64::MAX as u64);
         let end = end.ok_or_else(|| {
-            StrategyError::corrupt(crate::METADATA, None, "an item ends past 2^63 bytes")
+            StrategyError::corrupt(crate::METADATA, None, "an item ends beyond 2^63 bytes")
         })?;
         Ok(place.offset..end)
     }

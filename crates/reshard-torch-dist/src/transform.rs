@@ -24,7 +24,7 @@ pub(crate) const UNTOLD: &str = "?";
 pub(crate) fn decode(descriptor: &str, stored: &[u8], most: u64) -> Result<Bytes, Refused> {
     if descriptor == UNTOLD {
         return Err(Refused::Unknown(
-            "its stream transforms are described in a form that is not known".into(),
+            "its stream transforms are described in a form that this version does not know".into(),
         ));
     }
     match descriptor.split_once('/') {
@@ -32,7 +32,7 @@ pub(crate) fn decode(descriptor: &str, stored: &[u8], most: u64) -> Result<Bytes
             zstd(stored, most)
         }
         _ => Err(Refused::Unknown(format!(
-            "the stream transform {descriptor:?} is not known; known is stream.zstd/1"
+            "this version does not know the stream transform {descriptor:?}, only stream.zstd/1"
         ))),
     }
 }
@@ -100,7 +100,7 @@ impl Header {
             Some(byte) => {
                 let base = 1u64 << (10 + (byte >> 3));
                 if byte >> 3 > 21 {
-                    return Err(damaged("a frame has a window that no program makes"));
+                    return Err(damaged("a frame has a window that no program writes"));
                 }
                 base + (base >> 3) * (byte & 7)
             }

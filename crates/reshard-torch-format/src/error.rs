@@ -16,7 +16,7 @@ pub enum Error {
     },
     /// A pickle exceeds a limit.
     #[error(
-        "what byte {offset} asks for exceeds the limit of {max} {limit}{}",
+        "what the file asks for at byte {offset} exceeds the limit of {max} {limit}{}",
         way_out(limit)
     )]
     Limit {
@@ -61,7 +61,9 @@ pub enum Error {
         have: Box<str>,
     },
     /// The bytes of a record differ from those that were written.
-    #[error("record {name:?} is damaged: its CRC-32 is {found:08x}, the archive says {stored:08x}")]
+    #[error(
+        "record {name:?} is damaged: its CRC-32 is {found:08x}, but the archive says {stored:08x}"
+    )]
     Checksum {
         /// Name of the record.
         name: Box<str>,
@@ -85,7 +87,7 @@ pub enum Error {
         what: Box<str>,
     },
     /// `reshard-model` refuses a tensor.
-    #[error("a tensor in the file can't be represented")]
+    #[error("this version can't represent a tensor in the file")]
     Model(#[source] Box<ModelError>),
 }
 
@@ -103,7 +105,7 @@ fn way_out(limit: &str) -> String {
         "unpacked bytes" | "bytes in a tensor" => "unpacked",
         _ => return String::new(),
     };
-    format!("; raise it in `Limits::{field}` if the file is trusted")
+    format!("; if you trust the file, raise it in `Limits::{field}`")
 }
 
 impl From<ModelError> for Error {

@@ -40,7 +40,7 @@ pub(crate) fn load(bytes: &Bytes, limits: &Limits) -> Result<Value> {
     match protocol.as_int(root) {
         Some(PROTOCOL) => {}
         other => {
-            let what = format!("protocol {other:?} of old torch files (1001 is known)");
+            let what = format!("protocol {other:?} of old torch files (only 1001 is known)");
             return Err(Error::Unsupported {
                 offset: at as u64,
                 what: what.into(),
@@ -97,12 +97,12 @@ fn storages(
     let bad = |at: usize, what: &str| Error::pickle(at, what);
     let list = keys
         .as_seq(root)
-        .ok_or_else(|| bad(keys_at, "the keys of the storages are no list"))?;
+        .ok_or_else(|| bad(keys_at, "the keys of the storages are not a list"))?;
     let mut out = BTreeMap::new();
     for &key in list {
         let key = keys
             .as_str(key)
-            .ok_or_else(|| bad(keys_at, "the key of a storage is no str"))?;
+            .ok_or_else(|| bad(keys_at, "the key of a storage is not a str"))?;
         let size = sizes
             .get(key)
             .ok_or_else(|| bad(keys_at, "a storage is listed that nothing uses"))?;

@@ -46,7 +46,7 @@ fn grow<T>(items: &mut Vec<T>, more: usize, budget: &mut Budget) -> Built<()> {
     budget.give_back(blocks_of::<T>(had));
     budget.take(blocks_of::<T>(wanted))?;
     let room = items.try_reserve_exact(wanted - len);
-    room.map_err(|_| Refusal::unsupported("to hold more than there is memory for"))
+    room.map_err(|_| Refusal::unsupported("holding more than fits into memory"))
 }
 
 /// A list for so many items, drawn from the budget.

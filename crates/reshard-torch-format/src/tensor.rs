@@ -239,7 +239,7 @@ impl TensorRef {
             .ok()
             .and_then(|n| elements.try_reserve_exact(n).ok());
         room.ok_or_else(|| {
-            let what = format!("to hold the {bytes} bytes of a tensor whose elements must be changed, for which there is no memory,");
+            let what = format!("holding the {bytes} bytes of a tensor whose elements must be changed, for which there is no memory,");
             Error::Unsupported { offset: 0, what: what.into() }
         })?;
         tensor

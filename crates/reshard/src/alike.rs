@@ -199,7 +199,7 @@ impl Rule {
         let ranks = || (0..).map(Rank).zip(all);
         if let Some((rank, _)) = ranks().find(|(_, told)| told.coordinators != self.coordinators) {
             let what = format!(
-                "rank {rank} and the coordinator, rank {coordinator}, were told different things by \
+                "rank {rank} and the coordinator, rank {coordinator}, have different values of \
                  `coordinators_plain_tensors`; give all ranks the same"
             );
             return Err(cause(&StrategyError::Invalid(what)));
@@ -278,12 +278,12 @@ impl Rule {
         if let Some(more @ 1..) = problems.len().checked_sub(SHOWN) {
             what = format!("{what}\n  and {more} more");
         }
-        what += "\ndeclare pieces of one tensor by `ShardedTensor`, or copies, of which the main one is saved, by \
+        what += "\ndeclare pieces of one tensor with `ShardedTensor`, or copies, of which the main one is saved, with \
                  `ShardedTensor::replicated`; or give each rank's tensor a key of its own";
         what += match self.coordinators {
-            true => "; the coordinator's can't be meant where it has none",
+            true => "; the coordinator's tensor can't be saved where the coordinator has none",
             false => {
-                "; or, if the coordinator's is meant, save with `.coordinators_plain_tensors(true)`"
+                "; or, if you mean the coordinator's tensor, save with `.coordinators_plain_tensors(true)`"
             }
         };
         cause(&StrategyError::Invalid(what))
@@ -314,7 +314,7 @@ fn problem(path: &Path, first: Rank, is: Option<&Print>, others: &Holders<'_>) -
         out = format!("{out}, {} {have} {way}", Rank::list(ranks));
     }
     if ways.len() > WAYS {
-        out += ", others have yet others";
+        out += ", and other ranks have still other tensors";
     }
     out
 }

@@ -44,7 +44,7 @@ impl StoredCommon {
         };
         if common.key() != BackendVersion::new("torch", 1) {
             let what =
-                "carrying common state over undecoded; load it, and save it as a part of the state"
+                "carrying common state over without decoding it (load it, and save it as a part of the state)"
                     .into();
             return Err(StrategyError::Unsupported {
                 strategy: common.key().to_string(),

@@ -220,7 +220,7 @@ impl<'a> Load<'a> {
             (Err(e), Some(begun)) => Err((e, begun.give_back())),
             (Err(e), None) => Err((e, template.unwrap_or_default())),
             (Ok(()), None) => Err((
-                StrategyError::Internal("a failure was not heard".into()),
+                StrategyError::Internal("a failure did not reach the other ranks".into()),
                 template.unwrap_or_default(),
             )),
         }

@@ -189,7 +189,7 @@ impl HowToOpen {
         match &self.format {
             Some(format) if *format != chosen.key() => {
                 let what = format!(
-                    "settings of {} do not open a checkpoint as {format}",
+                    "the settings are of {}, so they can't open a checkpoint as {format}; give one of the two",
                     chosen.key()
                 );
                 Err(StrategyError::Invalid(what))

@@ -280,7 +280,7 @@ impl<'a> Prune<'a> {
         if records(&now, &formats).await? != records_then {
             let source = io::Error::new(
                 io::ErrorKind::ResourceBusy,
-                "somebody saved to it meanwhile",
+                "somebody has saved to it meanwhile; try again",
             );
             return Err(StorageError::io("prune", self.url, source).into());
         }
@@ -311,7 +311,7 @@ impl<'a> Prune<'a> {
         }
         if let Some(d) = found.not_understood.first() {
             let what = format!(
-                "pruning a checkpoint of which not all is understood ({}{})",
+                "pruning a checkpoint that is not understood as a whole ({}{})",
                 name(d),
                 d.what
             );

@@ -153,10 +153,10 @@ pub(crate) fn recognise_part(
 /// Why a file is no checkpoint.
 pub(crate) fn no_format_of_files(formats: &Formats, store: &Arc<dyn Store>) -> StrategyError {
     let why = match &*formats.of_kind(PlaceKind::File).0 {
-        [] => "it is a file, and no linked format has checkpoints of one file; give the directory that it lies in".into(),
+        [] => "it is a file, and no linked format stores a checkpoint in one file; give the directory that it lies in".into(),
         known => {
             let names: Vec<_> = known.iter().map(|f| f.key().to_string()).collect();
-            format!("it is a file, and none of the linked formats that have checkpoints of one file knows its name: {}", names.join(", "))
+            format!("it is a file, and its name is not one that the linked formats with checkpoints in one file give: {}", names.join(", "))
         }
     };
     StrategyError::NotACheckpoint {
@@ -180,14 +180,14 @@ async fn probe(store: &Arc<dyn Store>, formats: &Formats) -> Result<Listing> {
 /// Why a place is no checkpoint.
 fn unknown(formats: &Formats, top: &Listing) -> String {
     if top.is_empty() {
-        return "no file and no folder lies in it".into();
+        return "it is empty".into();
     }
     let known = formats.0.iter().map(|f| match f.probes() {
         [] => f.key().to_string(),
         names => format!("{} ({})", f.key(), names.join(", ")),
     });
     format!(
-        "none of its files is one by which a linked format knows its checkpoints: {}",
+        "it has none of the files by which the linked formats recognise a checkpoint: {}",
         known.collect::<Vec<_>>().join("; ")
     )
 }
@@ -306,7 +306,7 @@ mod tests {
             StrategyError::NotACheckpoint { why, .. } => why,
             e => panic!("{e}"),
         };
-        assert_eq!(why(&[]), "no file and no folder lies in it");
+        assert_eq!(why(&[]), "it is empty");
         let known = why(&["README.md"]);
         assert!(
             known.ends_with("a/1 (a.json); b/1 (b.json, b.old); listed/1"),

@@ -52,7 +52,7 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
     };
     if let Some(name) = unclear {
         return Err(refused(&format!(
-            "nobody can tell whether its {name} is what a save of Megatron Core left or a file of another program; move it away"
+            "nobody can tell whether its {name} belongs to a save of Megatron Core or to another program; move it away"
         )));
     }
     let files = store.files().await?;
@@ -73,7 +73,7 @@ pub(crate) async fn replace(store: &Arc<dyn Store>, registry: &Registry) -> Resu
         }),
         Err(StrategyError::Unknown { key, .. }) => {
             let why = format!(
-                "it is a checkpoint of {}, whose files this program can't tell from those of others",
+                "it is a checkpoint of {}, whose files this program can't tell from files of other programs",
                 key.name.backend
             );
             Err(refused(&why))
@@ -89,14 +89,14 @@ fn refused(why: &str) -> StrategyError {
     let what = "replacing what lies there".into();
     StorageError::Unsupported {
         what,
-        why: format!("{why}; name another place, or clear this one"),
+        why: format!("{why}; name another place, or empty this one"),
     }
     .into()
 }
 
 /// The error for a place whose contents are no checkpoint.
 pub(crate) fn no_checkpoint() -> StrategyError {
-    refused("it holds files, but is no checkpoint")
+    refused("it holds files, but is not a checkpoint")
 }
 
 /// The files of a checkpoint.

@@ -142,7 +142,7 @@ impl Sidecar {
                 (
                     None,
                     Some(format!(
-                        "{SIDECAR} is ignored: it belongs to another {files}"
+                        "{SIDECAR} is ignored: it belongs to another version of {files}"
                     )),
                 )
             }

@@ -46,12 +46,12 @@ fn a_key_that_is_not_stored_is_told_with_those_that_may_have_been_meant() {
         ),
         (
             tensor("rng/shard_0_1"),
-            "is an object, no tensor; `Checkpoint::object` reads it",
+            "is an object, not a tensor; `Checkpoint::object` reads it",
         ),
         (object("rng"), "did you mean rng/shard_0_1?"),
         (
             object("layers.0.bias"),
-            "is a tensor, no object; `Checkpoint::tensor` reads it",
+            "is a tensor, not an object; `Checkpoint::tensor` reads it",
         ),
         (
             object("step"),

@@ -16,11 +16,11 @@ fn a_folder_of_checkpoints_is_not_replaced() {
     save(&home.path().join("step-2")).unwrap();
     let e = save(home.path()).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
-    assert!(e.to_string().contains("is no checkpoint"), "{e}");
+    assert!(e.to_string().contains("is not a checkpoint"), "{e}");
     // Not even when something in it looks like one.
     std::fs::write(home.path().join("metadata.json"), "{}").unwrap();
     let e = save(home.path()).unwrap_err();
-    assert!(e.to_string().contains("is no checkpoint"), "{e}");
+    assert!(e.to_string().contains("is not a checkpoint"), "{e}");
     std::fs::write(
         home.path().join("metadata.json"),
         r#"{"sharded_backend": "torch_dist"}"#,
@@ -41,7 +41,7 @@ fn a_folder_of_folders_is_not_replaced() {
     for place in [home.path(), &home.path().join("a")] {
         let e = save(place).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
-        assert!(e.to_string().contains("is no checkpoint"), "{e}");
+        assert!(e.to_string().contains("is not a checkpoint"), "{e}");
     }
     assert!(
         blocking::Checkpoint::open(&home.path().join("a/step-1").display().to_string()).is_ok()

@@ -476,7 +476,7 @@ fn common_state_is_not_put_into_an_object_that_the_sharded_strategy_does_not_sto
     assert!(
         e.strategy_error()
             .to_string()
-            .contains("take the form of a file"),
+            .contains("choose `CommonForm::File`"),
         "{e}"
     );
 }

@@ -219,13 +219,13 @@ fn one_file_is_a_checkpoint_of_a_format_that_has_such() {
     );
     let e = said(&open(OpenOptions::new(), &at("all.other")).unwrap_err());
     assert!(
-        e.contains("it is a file, and none of the linked formats") && e.contains("one_file/1"),
+        e.contains("it is a file, and its name is not one") && e.contains("one_file/1"),
         "{e}"
     );
     let e = Checkpoint::open(&url).unwrap_err();
     let told = said(&e);
     assert!(
-        told.contains("it is a file, and no linked format has checkpoints of one file"),
+        told.contains("it is a file, and no linked format stores a checkpoint in one file"),
         "{told}"
     );
     assert_eq!(e.kind(), ErrorKind::NotFound);

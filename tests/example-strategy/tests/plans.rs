@@ -256,11 +256,11 @@ fn a_plan_that_can_not_be_carried_out_is_an_error_with_its_key_and_the_template_
         ),
         (
             |i| i.dest = 999,
-            "into leaf 999 of the template, which has no such leaf",
+            "into leaf 999 of the template, because it has no such leaf",
         ),
         (
             |i| i.dest = 10,
-            "into rng, which is an object in the template",
+            "into rng, because it is an object in the template",
         ),
     ];
     for (wrong, says) in wrong {

@@ -116,7 +116,7 @@ fn what_a_checkpoint_says_of_itself_comes_before_names_and_names_before_nothing(
     };
     let (code, told) = run(&["reshard", "ls", &url]);
     assert!(
-        code == 2 && told.contains("`--format` chooses one of them"),
+        code == 2 && told.contains("choose one of them with --format NAME"),
         "{code} {told}"
     );
     let (code, told) = run(&["reshard", "verify", &url, "--format", "example/1"]);
@@ -182,8 +182,9 @@ fn settings_are_no_choice_of_another_format_and_files_of_others_are_no_sign_of_m
     );
     let e = with(settings().format(BackendVersion::new("example", 1))).unwrap_err();
     assert!(
-        e.to_string()
-            .contains("settings of torch_dist/1 do not open a checkpoint as example/1"),
+        e.to_string().contains(
+            "the settings are of torch_dist/1, so they can't open a checkpoint as example/1"
+        ),
         "{e}"
     );
 

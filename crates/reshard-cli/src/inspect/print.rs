@@ -106,18 +106,18 @@ fn condition(f: &Facts, out: &mut dyn Write) -> Result<()> {
             format!("`reshard prune {url}` removes what no save is writing any more"),
         )?;
     }
-    few(out, "of others", &f.foreign)?;
+    few(out, "foreign", &f.foreign)?;
     let (followed, not): (Vec<_>, Vec<_>) = f.links.iter().partition(|l| l.followed);
     if !followed.is_empty() {
         let what = format!(
-            "{}, followed to where they lead",
+            "{}; the linked files are read",
             units::some(followed.len() as u64, "file")
         );
         fact(out, "links", what)?;
     }
     let not: Vec<String> = not
         .iter()
-        .map(|l| format!("{} leads to {}", l.name, l.target))
+        .map(|l| format!("{} is a link to {}", l.name, l.target))
         .collect();
     few(out, "not followed", &not)
 }
@@ -188,9 +188,11 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
         let unowned = f.bytes.saturating_sub(f.owned);
         // Archives lie side by side; a file of items has no other bytes unless an older save left them.
         let note = match f.role {
-            _ if f.items > 0 && unowned > 0 => format!("{} of no item", units::bytes(unowned)),
+            _ if f.items > 0 && unowned > 0 => {
+                format!("{} belong to no item", units::bytes(unowned))
+            }
             FileRole::Leftover | FileRole::Record => "left over".into(),
-            FileRole::Foreign => "of others".into(),
+            FileRole::Foreign => "foreign".into(),
             _ => String::new(),
         };
         let note = match &f.target {

@@ -471,7 +471,7 @@ fn common_state_that_is_no_dict_is_damage() {
     assert!(
         run(&["inspect", &saved.url])
             .ok()
-            .contains("no dict but of type list")
+            .contains("not a dict but of type list")
     );
 }
 
@@ -602,7 +602,7 @@ fn more_files_than_a_directory_should_hold_are_refused_before_anything_is_read()
     );
     assert!(
         ran.err
-            .contains("hint: name fewer --ranks or --files-per-rank"),
+            .contains("hint: give fewer --ranks or --files-per-rank"),
         "{}",
         ran.err
     );
@@ -647,7 +647,7 @@ fn more_pieces_than_fit_into_memory_are_refused_and_an_option_raises_the_limit()
     );
     assert!(
         ran.err
-            .contains("hint: name fewer --ranks, or raise the limit with --max-pieces N"),
+            .contains("hint: give fewer --ranks, or raise the limit with --max-pieces N"),
         "{}",
         ran.err
     );

@@ -151,7 +151,7 @@ fn files_that_no_item_owns_are_leftovers_or_of_others() {
     for part in [
         "leftover    __9_0.distcp",
         "reshard prune",
-        "of others   notes.txt",
+        "foreign     notes.txt",
     ] {
         assert!(text.contains(part), "{text}");
     }

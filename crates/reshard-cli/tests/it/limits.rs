@@ -543,7 +543,7 @@ fn the_cap_of_what_is_read_whole_is_that_of_each_thing_that_is() {
         (code, told.len()) == (2, 4)
             && told
                 .iter()
-                .all(|d| d.contains("too much to be read as a whole")),
+                .all(|d| d.contains("too much to read as a whole")),
         "{j}"
     );
     let ran = run(&["digest", &made.url, "--json", "--max-whole", max]);
@@ -551,7 +551,7 @@ fn the_cap_of_what_is_read_whole_is_that_of_each_thing_that_is() {
     for key in ["deflated", "long", "negated", "streamed"] {
         let e = j["errors"][key].as_str().unwrap_or_default();
         assert!(
-            e.contains(key) && e.contains("too much to be read as a whole"),
+            e.contains(key) && e.contains("too much to read as a whole"),
             "{j}"
         );
     }

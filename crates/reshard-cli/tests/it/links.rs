@@ -31,7 +31,8 @@ fn every_command_follows_a_link_to_a_file() {
     assert_eq!(run(&["verify", &saved.url, "--quick"]).code, 0);
     let text = run(&["inspect", &saved.url]).ok();
     assert!(
-        text.contains("link to ../cache/blob") && text.contains("1 file, followed"),
+        text.contains("link to ../cache/blob")
+            && text.contains("1 file; the linked files are read"),
         "{text}"
     );
     let j = run(&["inspect", &saved.url, "--json"]).json();
@@ -117,7 +118,7 @@ fn no_command_follows_a_link_to_a_directory() {
         assert!((ran.out + &ran.err).contains("sub/prec.txt"), "{args:?}");
     }
     let text = run(&["inspect", &saved.url]).ok();
-    assert!(text.contains("sub leads to ../elsewhere"), "{text}");
+    assert!(text.contains("sub is a link to ../elsewhere"), "{text}");
     let j = run(&["inspect", &saved.url, "--json"]).json();
     assert_eq!(
         j["links"].to_string(),

@@ -34,7 +34,7 @@ fn what_is_left_over_goes_and_the_rest_is_told() {
     let digest = run(&["digest", &saved.url]).ok();
     let dry = run(&["prune", &saved.url, "--dry-run"]).ok();
     assert!(
-        dry.starts_with("WOULD BE REMOVED") && dry.contains("1.00 kB would be free again"),
+        dry.starts_with("WOULD BE REMOVED") && dry.contains("1.00 kB would be freed"),
         "{dry}"
     );
     assert!(saved.path("__8_0.distcp").exists());
@@ -45,22 +45,22 @@ fn what_is_left_over_goes_and_the_rest_is_told() {
         "KEPT",
         "__9_0.distcp",
         "--older-than 0s",
-        "OF OTHERS",
+        "OF OTHER PROGRAMS",
         "README.md",
-        "1.00 kB are free",
+        "1.00 kB freed",
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
     assert!(!saved.path("__8_0.distcp").exists() && saved.path("__9_0.distcp").exists());
     let all = run(&["prune", &saved.url, "--older-than", "0s"]).ok();
     assert!(
-        all.contains("6.00 kB are free again") && all.contains("never finished"),
+        all.contains("6.00 kB freed") && all.contains("never finished"),
         "{all}"
     );
     assert!(
         run(&["prune", &saved.url])
             .ok()
-            .ends_with("clean  nothing is left over\n")
+            .ends_with("clean  there is nothing to remove\n")
     );
     assert!(saved.path("README.md").exists());
     assert_eq!(
@@ -129,7 +129,7 @@ fn a_prune_that_fails_halfway_prints_what_it_has_removed_and_then_the_error() {
             );
         } else {
             assert!(
-                ran.out.starts_with("REMOVED") && ran.out.contains("3.00 kB are free again"),
+                ran.out.starts_with("REMOVED") && ran.out.contains("3.00 kB freed"),
                 "{}",
                 ran.out
             );

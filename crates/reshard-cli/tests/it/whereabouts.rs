@@ -57,7 +57,7 @@ fn a_file_of_a_checkpoint_leads_to_its_directory() {
     };
     says(
         Path::new(&beside("model.safetensors", b"12345678{}")),
-        &["file of safetensors"],
+        &["is a safetensors file"],
     );
     says(
         Path::new(&beside("model.pt", b"PK\x03\x04more")),
@@ -76,7 +76,7 @@ fn a_folder_of_checkpoints_names_them_the_latest_first() {
     says(
         dir.path(),
         &[
-            "it holds some: iter_0000990, iter_0000010, iter_0000005",
+            "but holds some: iter_0000990, iter_0000010, iter_0000005",
             "/iter_0000990",
         ],
     );
@@ -90,7 +90,7 @@ fn a_folder_of_checkpoints_names_them_the_latest_first() {
     );
     for odd in ["release", "", "-1", "99999999999999999999999", "../../etc"] {
         fs::write(dir.path().join("latest_checkpointed_iteration.txt"), odd).unwrap();
-        says(dir.path(), &["it holds some: iter_0000990,"]);
+        says(dir.path(), &["but holds some: iter_0000990,"]);
     }
     let above = tempfile::tempdir().unwrap();
     fs::rename(dir.path(), above.path().join("run")).unwrap();
@@ -110,7 +110,7 @@ fn what_is_not_there_is_told() {
     says(&dir.path().join("link"), &["is a link to nothing"]);
     symlink("circle", dir.path().join("circle")).unwrap();
     says(&dir.path().join("circle"), &["is a link to circle"]);
-    says(dir.path(), &["no file and no folder lies in it"]);
+    says(dir.path(), &["it is empty"]);
     let saved = states::dcp();
     says(&saved.path(".metadata/x"), &["nothing lies at"]);
     fs::remove_file(saved.path(".metadata")).unwrap();
@@ -124,12 +124,12 @@ fn what_other_programs_left_is_named() {
         (
             "hf",
             &["model-00001-of-00001.safetensors"][..],
-            "files of safetensors",
+            "safetensors files",
         ),
         (
             "tf",
             &["ckpt.index", "ckpt.data-00000-of-00001"],
-            "files of TensorFlow",
+            "a TensorFlow checkpoint",
         ),
     ] {
         let place = dir.path().join(name);

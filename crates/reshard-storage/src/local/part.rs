@@ -320,7 +320,7 @@ impl PartTransaction {
                 ..file
             }),
             _ if file.name.as_str().contains('/') => Err(self.site.unsupported(format!(
-                "{} would lie in a folder, and a prefix has none",
+                "{} would lie in a directory, but files with a common prefix all lie beside each other",
                 file.name
             ))),
             _ => Ok(file),
@@ -333,7 +333,7 @@ fn own_name(site: &Site) -> Result<Name> {
     let name = site
         .name
         .to_str()
-        .ok_or_else(|| site.unsupported("its name is no text"))?;
+        .ok_or_else(|| site.unsupported("its name is not valid UTF-8"))?;
     Name::new(name)
 }
 
@@ -346,8 +346,8 @@ fn standing(site: &Site) -> Result<Option<OwnedFd>> {
     };
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => {}
-        FileType::Directory => return Err(site.unsupported("there is a directory, not a file")),
-        _ => return Err(site.unsupported("there is something else than a file")),
+        FileType::Directory => return Err(site.unsupported("a directory lies there, not a file")),
+        _ => return Err(site.unsupported("something other than a file lies there")),
     }
     // No right to read it is needed.
     let flags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -411,7 +411,7 @@ fn put_prefix(site: &Site, built: &Dir, files: &[&Name], durability: Durability)
                 });
             }
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => {
-                return Err(site.unsupported("its file system has no hard links, so that files with a prefix can't become visible in one step"));
+                return Err(site.unsupported("its file system has no hard links, so files with a common prefix can't become visible in one step; save to a directory"));
             }
             Err(e) => return Err(StorageError::io("link", &path, e)),
         }
@@ -450,7 +450,7 @@ fn commit(
     match (kind, record) {
         (PlaceKind::File, Some((name, _))) => {
             return Err(site.unsupported(format!(
-                "it is one file, and the format has a record, {name}, too"
+                "it is a single file, but the format also writes {name}; save to a directory"
             )));
         }
         (PlaceKind::File, None) => {
@@ -475,7 +475,7 @@ fn commit(
         }
         (_, None) => {
             return Err(site.unsupported(
-                "the format has no record by which files with a prefix become visible",
+                "the format has no commit record, which makes files with a common prefix visible; save to a directory",
             ));
         }
         (_, Some((name, bytes))) => {
@@ -505,7 +505,7 @@ impl Transaction for PartTransaction {
     ) -> Result<Vec<Written>> {
         if self.kind == PlaceKind::File && files.len() > 1 {
             return Err(self.site.unsupported(format!(
-                "it is one file, and the format writes {}",
+                "it is a single file, but the format writes {} files; save to a directory",
                 files.len()
             )));
         }

@@ -156,7 +156,7 @@ impl Root {
         match e {
             Errno::LOOP => Some("it is a link that leads to itself"),
             Errno::NOTDIR if name.as_str().contains('/') => {
-                Some("what it should lie in is no directory")
+                Some("what it should lie in is not a directory")
             }
             // So the system opens sockets.
             Errno::NXIO => self
@@ -341,7 +341,7 @@ pub(super) fn what_it_is(kind: FileType) -> &'static str {
         FileType::Fifo => "it is a named pipe",
         FileType::Socket => "it is a socket",
         FileType::CharacterDevice | FileType::BlockDevice => "it is a device",
-        _ => "it is no regular file",
+        _ => "it is not a regular file",
     }
 }
 
@@ -415,7 +415,7 @@ mod tests {
             for (name, told) in [
                 ("itself", "it is a link that leads to itself"),
                 ("socket", "it is a socket"),
-                ("file/a", "what it should lie in is no directory"),
+                ("file/a", "what it should lie in is not a directory"),
             ] {
                 let Err(StorageError::NoFile { path, what }) = opened(name) else {
                     panic!("{name}")
@@ -457,7 +457,7 @@ mod tests {
             "a socket",
             "a device",
             "a device",
-            "no regular file",
+            "not a regular file",
         ];
         assert_eq!(
             kinds.map(what_it_is),

@@ -72,8 +72,9 @@ pub(super) fn check_attempt(attempt: &str) -> Result<()> {
     if is_attempt(attempt) && attempt.len() <= 64 {
         return Ok(());
     }
-    let what =
-        format!("{attempt:?} can't be an attempt's id: 1 to 64 letters, digits, `-` and `_` can");
+    let what = format!(
+        "{attempt:?} can't be the id of an attempt; it needs 1 to 64 letters, digits, `-` or `_`"
+    );
     Err(StorageError::invalid(what))
 }
 

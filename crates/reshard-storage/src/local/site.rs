@@ -24,7 +24,8 @@ use std::{
     },
 };
 
-const MOUNT: &str = "it is the root of a mounted file system, which can't be renamed; choose a directory inside of it";
+const MOUNT: &str =
+    "it is the root of a mounted file system, which can't be renamed; choose a directory in it";
 
 /// A place by what it really is: the directory that names it, held open. Whatever becomes of the links and directories on the
 /// way to it, what is done at the place is done in this one.
@@ -213,7 +214,7 @@ impl Site {
             FileType::Symlink => {
                 return Err(self.unsupported("it has become a symbolic link just now; try again"));
             }
-            _ => return Err(self.unsupported("there is a file, not a directory")),
+            _ => return Err(self.unsupported("a file lies there, not a directory")),
         }
         match is_mount(&self.up, &*self.name) {
             Ok(false) => {}
@@ -231,7 +232,7 @@ impl Site {
         let home = std::env::home_dir().and_then(|h| fs::canonicalize(h).ok());
         if home.is_some_and(|h| h.starts_with(&self.place)) {
             return Err(self.unsupported(
-                "your home directory is it or lies in it, and nothing that holds more than a checkpoint is replaced",
+                "it is your home directory or a directory above it, and such a directory is never replaced",
             ));
         }
         self.check_writable(place)?;
@@ -251,8 +252,8 @@ impl Site {
             let access = rustix::fs::Access::WRITE_OK;
             if rustix::fs::accessat(place, &*name, access, AtFlags::empty()) == Err(Errno::ACCESS) {
                 return Err(self.unsupported(format!(
-                    "you have no right to move the directory {text} in it to the new version; get it, move {text} away, or \
-                     save to a new place"
+                    "you don't have permission to move the directory {text} in it to the new version; change that, move {text} \
+                     away, or save to a new place"
                 )));
             }
         }
@@ -263,8 +264,8 @@ impl Site {
     fn check_writable(&self, place: &OwnedFd) -> Result<()> {
         let refused = |who: &str| {
             self.unsupported(format!(
-                "{who} has no right to write to it, so what others have put there can't be moved to the new version; change that \
-                 with `chmod u+rwx`, or save to a new place"
+                "{who} has no permission to write to it, so files of other programs there can't be moved to the new version; change \
+                 that with `chmod u+rwx`, or save to a new place"
             ))
         };
         let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
@@ -342,7 +343,7 @@ impl Site {
             }
             Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
             Err(Errno::BUSY | Errno::XDEV) => Err(self.unsupported(MOUNT)),
-            Err(Errno::NOTDIR) => Err(self.unsupported("there is a file, not a directory")),
+            Err(Errno::NOTDIR) => Err(self.unsupported("a file lies there, not a directory")),
             Err(e) => Err(StorageError::io(
                 "rename the new version to",
                 &self.place,
@@ -373,8 +374,8 @@ impl Site {
             Err(Errno::NAMETOOLONG) => {
                 let room = aside.name.len().saturating_sub(self.name.len());
                 Err(self.unsupported(format!(
-                    "its name is too long: what is replaced is called so for a while, with {room} bytes more; save to a place \
-                     with a shorter name"
+                    "its name is too long: while it is replaced, the old version has a name that is {room} bytes longer; save to \
+                     a place with a shorter name"
                 )))
             }
             Err(e) => Err(StorageError::io("look at", &aside.path, e)),
@@ -487,7 +488,7 @@ impl Site {
 
     /// A name of this attempt means something else by now.
     pub(super) fn not_built(&self, path: &Path) -> StorageError {
-        let what = "it is not the directory any more that was written to".into();
+        let what = "it is no longer the directory that was written to".into();
         StorageError::Incomplete {
             path: path.display().to_string(),
             what,
@@ -597,7 +598,7 @@ mod tests {
             x.standing()
                 .unwrap_err()
                 .to_string()
-                .contains("there is a file")
+                .contains("a file lies there")
         );
         assert!(x.put().is_err());
     }

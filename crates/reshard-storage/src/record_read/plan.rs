@@ -96,7 +96,7 @@ impl Prepared {
                 record.start
             );
             let why = format!(
-                "its elements share bytes, and only up to {MAX_BLOCK} bytes of that are read"
+                "its elements share bytes, and at most {MAX_BLOCK} bytes of such a tensor are read"
             );
             return Err(StorageError::Unsupported { what, why });
         }

@@ -215,7 +215,7 @@ async fn finish(share: Share<LoadPlan>, cx: &LoadCx<'_>) -> Result<Planned> {
                 return Ok(plan);
             }
             let what =
-                "a planner's finish_plan may not change an exchange, on which other ranks count";
+                "a planner's finish_plan must not change an exchange, because other ranks rely on it";
             Err(StrategyError::Invalid(what.into()))
         });
     let plan = agree(&cx.comm, "plan", finished).await?;

@@ -164,7 +164,7 @@ fn same_policy(policy: Option<&dyn ShardingPolicy>, leaves: &Leaves, tasks: Task
     let name = |p: Option<&str>| p.map_or("no policy".into(), |p| format!("the policy \"{p}\""));
     let theirs = leaves.0[rank].as_ref().map(|a| a.policy.as_str());
     Err(StrategyError::Invalid(format!(
-        "rank {} was given {}, the coordinator {}; give all ranks the same",
+        "rank {} was given {}, but the coordinator {}; give all ranks the same",
         tasks.first as usize + rank,
         name(theirs),
         name(mine.as_deref())

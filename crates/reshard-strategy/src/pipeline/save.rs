@@ -133,8 +133,7 @@ impl<W: StorageWriter> Planned<W> {
         let plan = cx.planner.finish_plan(plan)?;
         let items = plan.taken_items()?.into_iter().map(|(_, item)| item);
         if plan.exchange != agreed || !items.eq(&taken) {
-            let what =
-                "a planner's finish_plan may not change an exchange, on which other ranks count";
+            let what = "a planner's finish_plan must not change an exchange, because other ranks rely on it";
             return Err(StrategyError::Invalid(what.into()));
         }
         plan.by_file()?;
@@ -160,14 +159,14 @@ impl<W: StorageWriter> Planned<W> {
         }
         if let Some(other) = configured {
             return Err(StrategyError::Invalid(format!(
-                "the settings of {strategy} say \"{}\" and the save's policy says \"{}\"; leave one of them, or combine policies by `Then`",
+                "the settings of {strategy} have the policy \"{}\", and the save has the policy \"{}\"; leave one of them out, or combine them with `Then`",
                 describe(&*other)?,
                 describe(&**policy)?
             )));
         }
         if cx.rank_local && gathers(&**policy)? {
             return Err(StrategyError::Invalid(format!(
-                "the policy \"{}\" brings all items to one rank, which ranks that save without each other can't do",
+                "the policy \"{}\" brings all items to one rank, which is not possible in a rank-local save",
                 describe(&**policy)?
             )));
         }

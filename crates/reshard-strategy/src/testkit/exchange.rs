@@ -388,7 +388,7 @@ impl World<'_> {
             (
                 |_| (),
                 |plan| plan.exchange.serves.reverse(),
-                &["finish_plan may not change an exchange"],
+                &["finish_plan must not change an exchange"],
             ),
         ];
         for (globally, finally, says) in cases {

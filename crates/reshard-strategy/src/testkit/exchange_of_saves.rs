@@ -559,7 +559,7 @@ impl World<'_> {
             (
                 |_| (),
                 |plan| plan.exchange.gives.reverse(),
-                &["finish_plan may not change an exchange"],
+                &["finish_plan must not change an exchange"],
             ),
             (|_| (), |plan| plan.items.reverse(), &[]),
         ];

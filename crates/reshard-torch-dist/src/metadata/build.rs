@@ -359,7 +359,7 @@ impl Columns {
             let V::Str(name) = k else {
                 match object {
                     V::Inert | V::Stranger => continue,
-                    _ => return Err(Refusal::damaged("a field's name is no str")),
+                    _ => return Err(Refusal::damaged("the name of a field is not a str")),
                 }
             };
             self.set_field(object, name, v)?;
@@ -510,7 +510,7 @@ fn axes(n: u32) -> u8 {
 }
 
 fn natural(n: i64) -> Built<u64> {
-    u64::try_from(n).map_err(|_| Refusal::damaged("a negative offset or length"))
+    u64::try_from(n).map_err(|_| Refusal::damaged("an offset or a length is negative"))
 }
 
 impl<'p> Build<'p> for Columns {
@@ -627,7 +627,7 @@ impl<'p> Build<'p> for Columns {
     }
     fn stack_global(&mut self, module: V, name: V) -> Built<V> {
         let (V::Str(module), V::Str(name)) = (module, name) else {
-            return Err(Refusal::damaged("a class is not named by strs"));
+            return Err(Refusal::damaged("the name of a class is not a str"));
         };
         let text = |i| self.texts.get(i).unwrap_or_default();
         match (Class::of(text(module), text(name)), text(module)) {
@@ -642,12 +642,12 @@ impl<'p> Build<'p> for Columns {
                 [V::Ints(at, n) | V::Size(at, n)] => V::Size(*at, *n),
                 _ => {
                     return Err(Refusal::damaged(
-                        "a torch.Size of something else than ints that are not negative",
+                        "the lengths in a torch.Size must be ints that are not negative",
                     ));
                 }
             },
             (V::Class(Class::Size), _) => {
-                return Err(Refusal::damaged("a torch.Size without a tuple"));
+                return Err(Refusal::damaged("a torch.Size has no tuple"));
             }
             (V::Class(Class::GetLayout), _) => V::Layout,
             (V::Class(Class::MemFormat), V::Ints(at, 1)) => {

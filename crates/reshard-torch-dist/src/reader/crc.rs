@@ -73,7 +73,7 @@ impl Checksum for Crc {
             Some(found) if found != record.stored => {
                 let (what, stored) = (name_of(&record.metadata, record.chunk), record.stored);
                 Err(format!(
-                    "{what}: the CRC-32 of its elements is {found:08x}, the archive says {stored:08x}"
+                    "{what}: the CRC-32 of its elements is {found:08x}, but the archive says {stored:08x}"
                 )
                 .into())
             }

@@ -107,14 +107,14 @@ impl TorchDistReader {
     pub(crate) fn wanted(&self, chunk: ChunkId) -> Result<Wanted> {
         let place = self.table.chunk(chunk).ok_or_else(|| {
             let what = format!(
-                "{} has no place: the metadata lost its storage entry",
+                "the metadata does not say where {} lies: its entry in storage_data is missing",
                 self.name_of(chunk)
             );
             StrategyError::corrupt(crate::METADATA, None, what)
         })?;
         if let Some(other) = self.overlaps.with(place) {
             let what = format!(
-                "{} and another item claim the same bytes ({other})",
+                "{} and another item lie in the same bytes ({other})",
                 self.name_of(chunk)
             );
             return Err(StrategyError::corrupt(crate::METADATA, None, what));
@@ -293,7 +293,7 @@ impl TorchDistReader {
         let more = range.end - range.start;
         if more > DIRECTORY {
             return Err(not_understood(format!(
-                "reading {} at byte {} of {} (its zip directory begins {more} bytes before its end)",
+                "reading {} at byte {} of {} (its zip directory takes {more} bytes, and this version reads at most {DIRECTORY})",
                 self.name_of(w.chunk),
                 w.range.start,
                 w.file,
@@ -388,7 +388,7 @@ impl TorchDistReader {
         };
         if tensor.dtype != stored.dtype() {
             let what = format!(
-                "it is stored as {}, the metadata says {}",
+                "it is stored as {}, but the metadata says {}",
                 tensor.dtype,
                 stored.dtype()
             );
@@ -396,7 +396,7 @@ impl TorchDistReader {
         }
         if tensor.shape != region.lengths {
             let what = format!(
-                "it is stored with shape {}, the metadata says {}",
+                "it is stored with shape {}, but the metadata says {}",
                 tensor.shape, region.lengths
             );
             return Err(self.bad(w, &what));

@@ -93,8 +93,8 @@ impl TorchDistReader {
             _ => return e.into(),
         };
         let what = what.map_or_else(
-            || "stored bytes are lost or damaged".into(),
-            |w| format!("{w} is lost or damaged"),
+            || "stored bytes are missing or damaged".into(),
+            |w| format!("{w} is missing or damaged"),
         );
         StrategyError::Corrupt {
             file,

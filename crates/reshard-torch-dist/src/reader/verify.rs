@@ -80,7 +80,8 @@ pub(super) async fn verify(
                 Some(key),
                 None,
                 None,
-                "it has no place: the metadata lost its storage entry".into(),
+                "the metadata does not say where it lies: its entry in storage_data is missing"
+                    .into(),
             ),
             Some(Err(e)) => v.damaged(Some(key), &e),
             Some(Ok((file, range))) => {
@@ -236,7 +237,7 @@ impl Verifier<'_> {
             },
             Some(&size) if size < range.end => {
                 format!(
-                    "its bytes {}..{} do not fit the file, which has {size}",
+                    "its bytes {}..{} reach beyond the end of the file, which has {size} bytes",
                     range.start, range.end
                 )
             }
@@ -338,7 +339,7 @@ impl Verifier<'_> {
         let found = hasher.finalize();
         if found != record.crc32 {
             let what = format!(
-                "the CRC-32 of {} is {found:08x}, the archive says {:08x}",
+                "the CRC-32 of {} is {found:08x}, but the archive says {:08x}",
                 record.name, record.crc32
             );
             return Err(self.r.bad(w, &what));

@@ -49,7 +49,7 @@ fn of(table: &Table, tensor: &TensorRef<'_>) -> Option<(u64, u64, u64)> {
 /// The error for such a tensor.
 pub(super) fn refused(key: &str, (stored, bytes): (u64, u64), max: u64) -> StrategyError {
     let what = format!(
-        "tensor {key} has {bytes} bytes of elements, for which {stored} are stored; all such tensors together are too much to read"
+        "tensor {key} has {bytes} bytes of elements, but {stored} bytes are stored for it; all such tensors together are too much to read"
     );
     StrategyError::Limit {
         what,

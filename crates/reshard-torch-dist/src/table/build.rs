@@ -232,7 +232,7 @@ impl TableBuilder {
                 return Err(StrategyError::corrupt(
                     file,
                     None,
-                    "a key of state_dict_metadata is no str",
+                    "a key of state_dict_metadata is not a str",
                 ));
             };
             let known = number as usize;
@@ -243,7 +243,7 @@ impl TableBuilder {
             }
             let key = columns.text_at(number).unwrap_or_default();
             if std::mem::replace(&mut seen[known], true) {
-                return Err(twice(file, key, "is there twice"));
+                return Err(twice(file, key, "occurs twice"));
             }
             // Pays for its text in the table and in the builder, and for its entry.
             let bytes = key.len().saturating_mul(4).saturating_add(2 * ENTRY);
@@ -257,7 +257,8 @@ impl TableBuilder {
                 _ if strange.concern(number, chunks) => {
                     self.not_understood(
                         key,
-                        "the form of its place is not one that reshard knows".into(),
+                        "where it lies is described in a form that this version does not know"
+                            .into(),
                     )
                     .map_err(beyond)?;
                 }
@@ -268,7 +269,8 @@ impl TableBuilder {
                 _ => {
                     self.not_understood(
                         key,
-                        "it is neither a tensor nor an object that reshard knows".into(),
+                        "it is neither a tensor nor an object of a form that this version knows"
+                            .into(),
                     )
                     .map_err(beyond)?;
                 }
@@ -463,12 +465,14 @@ fn describe<'c>(
     columns: &'c Columns,
     raw: &RawTensor,
 ) -> std::result::Result<Description<'c>, String> {
-    let other = |what: &str| format!("the form of its {what} is not one that reshard knows");
+    let other = |what: &str| format!("its {what} has a form that this version does not know");
     let props = raw.props.map(|p| &columns.props[p as usize]);
 
     // Faults are looked for from the most to the least precise, so the reason names what is really unknown.
     if let Some((_, n)) = raw.size.filter(|(_, n)| *n > MOST_AXES.into()) {
-        return Err(format!("it has {n} axes, more than {MOST_AXES}"));
+        return Err(format!(
+            "it has {n} axes, and this version reads at most {MOST_AXES}"
+        ));
     }
     if columns.has_other_chunks(raw) {
         return Err(other("chunks"));
@@ -500,7 +504,7 @@ fn describe<'c>(
         ) => {
             let name = columns.text_at(*name).unwrap_or_default();
             Err(format!(
-                "its element type torch.{name} is not one that reshard knows"
+                "its element type torch.{name} is not one that this version knows"
             ))
         }
         (None, _, Some(_)) => Err(other("size or properties")),

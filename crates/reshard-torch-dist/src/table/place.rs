@@ -48,7 +48,9 @@ impl Placing<'_> {
                 || raw.offset == u64::MAX
                 || raw.length == u64::MAX
             {
-                let what = format!("the place of {key:?} lacks its file, offset or length");
+                let what = format!(
+                    "the entry of {key:?} in storage_data lacks its file, offset or length"
+                );
                 return Err(StrategyError::corrupt(file, None, what));
             }
             let place = self
@@ -87,11 +89,13 @@ impl Placing<'_> {
                     }
                 }
                 (None, _) => {
-                    let what = format!("{key:?} has a place, but is no object");
+                    let what =
+                        format!("{key:?} is stored as an object, but is not described as one");
                     return Err(StrategyError::corrupt(file, None, what));
                 }
                 (Some(_), _) => {
-                    let what = format!("{key:?} has a place, but is no tensor");
+                    let what =
+                        format!("{key:?} is stored as a tensor, but is not described as one");
                     return Err(StrategyError::corrupt(file, None, what));
                 }
             }
@@ -164,7 +168,7 @@ fn set(
     };
     match p.file {
         u32::MAX => *p = place,
-        file if file >= first => return Err("has two places"),
+        file if file >= first => return Err("has two entries in storage_data"),
         _ => return Ok(false),
     }
     Ok(true)
@@ -180,7 +184,7 @@ const LONGEST_NAME: usize = 4096;
 fn file_name(name: &str) -> std::result::Result<Name, String> {
     if name.len() > LONGEST_NAME {
         return Err(format!(
-            "a name of {} bytes; no file system has more than {LONGEST_NAME}",
+            "it has {} bytes, and no file system has names of more than {LONGEST_NAME}",
             name.len()
         ));
     }
@@ -193,8 +197,10 @@ pub(super) const ENTRY: usize = 128;
 /// The error for a file that exceeds a limit. This does not show that the file is damaged.
 pub(super) fn beyond(file: &str, b: Beyond) -> StrategyError {
     let what = match b.limit {
-        MEMORY => format!("{file} asks for more memory than what is made of a file of its length"),
-        STEPS => format!("{file} names more things again and again than a file of its length"),
+        MEMORY => format!("{file} asks for more memory than a file of its length may take"),
+        STEPS => {
+            format!("{file} refers to the same things more often than a file of its length may")
+        }
         other => {
             return not_understood(format!(
                 "reading {file}, which has more than {} {other},",
@@ -217,7 +223,7 @@ mod tests {
     fn a_file_has_a_name_that_a_file_system_takes() {
         assert!(file_name(&"x".repeat(LONGEST_NAME)).is_ok());
         let e = file_name(&"x".repeat(LONGEST_NAME + 1)).unwrap_err();
-        assert!(e.contains("a name of 4097 bytes"), "{e}");
+        assert!(e.contains("it has 4097 bytes"), "{e}");
     }
 
     #[test]
@@ -230,8 +236,14 @@ mod tests {
         };
         let mut places = [place(u32::MAX); 2];
         set(&mut places, 0, place(3), 2).unwrap();
-        assert_eq!(set(&mut places, 0, place(4), 2), Err("has two places"));
-        assert_eq!(set(&mut places, 0, place(3), 3), Err("has two places"));
+        assert_eq!(
+            set(&mut places, 0, place(4), 2),
+            Err("has two entries in storage_data")
+        );
+        assert_eq!(
+            set(&mut places, 0, place(3), 3),
+            Err("has two entries in storage_data")
+        );
         // The next rank's files begin at the fifth.
         set(&mut places, 0, place(6), 5).unwrap();
         set(&mut places, 9, place(6), 5).unwrap();

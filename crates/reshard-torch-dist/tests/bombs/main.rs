@@ -45,7 +45,7 @@ fn memory(name: &str, pickle: &[u8]) {
 }
 
 fn steps(name: &str, pickle: &[u8]) {
-    refused(name, "names more things again and again", pickle);
+    refused(name, "refers to the same things more often", pickle);
 }
 
 fn read(name: &str, found: (usize, usize, usize), pickle: &[u8]) {
@@ -317,5 +317,5 @@ fn what_is_named_again_and_again_is_refused() {
     let said = parse("a key again and again", &{
         shared_text(1 << 20).metadata(|a| a.many(20_000, |a, _| a.get(0).op(b"N")), same, same)
     });
-    assert!(said.unwrap_err().contains("is there twice"));
+    assert!(said.unwrap_err().contains("occurs twice"));
 }

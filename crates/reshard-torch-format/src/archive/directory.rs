@@ -82,7 +82,7 @@ impl Record {
         }
         if usize::from(name) != self.name.len() || f.take(self.name.len())? != self.name.as_bytes()
         {
-            return Err(bad("its name is another one".into()));
+            return Err(bad("its name differs from the directory's".into()));
         }
         // If a descriptor follows the data, or with zip64, the fields here are zero or all ones.
         let differs = |here: u32, there: u64| {
@@ -107,7 +107,7 @@ impl Record {
         match (flags & HAS_DESCRIPTOR != 0, self.limit - end) {
             (false, 0) | (true, 12 | 16 | 20 | 24) => self.is_known().map(|()| data..end),
             (_, gap) => Err(bad(format!(
-                "{gap} bytes behind the data at {end} belong to no record"
+                "{gap} bytes after the data, at {end}, belong to no record"
             ))),
         }
     }
@@ -302,7 +302,7 @@ impl Tail {
             Some(e) if start <= longer => Err(e),
             None if start <= longer => Err(Error::archive(
                 archive_len,
-                "no end of a zip directory is found; the file is cut short or no archive",
+                "there is no end of a zip directory; the file is cut short or not an archive",
             )),
             _ => Ok(Self::Need(longer..archive_len)),
         }
@@ -438,7 +438,7 @@ impl End {
             None => {
                 return Err(Error::archive(
                     self.offset,
-                    "its records lie in no folder, so it is not torch.save's",
+                    "its records lie in no folder, so torch.save has not written it",
                 ));
             }
         };
@@ -449,7 +449,7 @@ impl End {
             if let Some(twice) = map.insert(r.name.clone(), r) {
                 return Err(Error::archive(
                     at,
-                    format!("record {:?} is there twice", twice.name),
+                    format!("record {:?} occurs twice", twice.name),
                 ));
             }
         }
@@ -534,7 +534,7 @@ fn entry(f: &mut Fields<'_>, end: u64) -> Result<Record> {
     }
     if method == Method::Stored && stored != size {
         return Err(bad(format!(
-            "record {name:?} is not packed, yet has sizes {stored} and {size}"
+            "record {name:?} is not packed, but has the sizes {stored} and {size}"
         )));
     }
 
@@ -600,7 +600,7 @@ impl<'a> Window<'a> {
             }),
             None => Err(Error::archive(
                 at,
-                format!("{len} bytes are expected there, the archive is shorter"),
+                format!("{len} bytes are expected there, but the archive is shorter"),
             )),
         }
     }

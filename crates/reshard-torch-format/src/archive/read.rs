@@ -169,7 +169,7 @@ impl Archive {
     fn word(&self, record: &Record) -> Result<Bytes> {
         if record.size > MAX_WORD {
             let what = format!(
-                "{:?} has {} bytes, {MAX_WORD} are the most",
+                "{:?} has {} bytes, and at most {MAX_WORD} are possible",
                 record.name, record.size
             );
             return Err(Error::archive(record.header, what));
@@ -200,13 +200,13 @@ impl Archive {
         match number {
             Some(1..=10) => Ok(()),
             Some(n) => {
-                let what = format!("version {n} of torch's archives (1 to 10 are known)");
+                let what = format!("version {n} of torch's archives (only 1 to 10 are known)");
                 Err(Error::Unsupported {
                     offset: record.header,
                     what: what.into(),
                 })
             }
-            None => Err(Error::archive(record.header, "its version is no number")),
+            None => Err(Error::archive(record.header, "its version is not a number")),
         }
     }
 

@@ -64,7 +64,7 @@ impl<B: AsRef<[u8]>> Inflate<B> {
         let len = stored.as_ref().len() as u64;
         if len != record.stored {
             let what = format!(
-                "{:?} has {} bytes, {len} were given",
+                "{:?} has {} bytes, but {len} were given",
                 record.name, record.stored
             );
             return Err(Error::archive(record.header, what));
@@ -230,7 +230,7 @@ pub fn unpack(record: &Record, stored: Bytes, max: u64) -> Result<Bytes> {
     }
     let no_memory = || {
         let what = format!(
-            "to hold the {} bytes of {:?}, for which there is no memory,",
+            "holding the {} bytes of {:?}, for which there is no memory,",
             record.size, record.name
         );
         Error::Unsupported {

@@ -247,10 +247,12 @@ impl<'a> Graph<'a> {
 
     fn make(&mut self, how: How, callable: Id, args: Id, kwargs: Option<Id>) -> Built<Id> {
         if !matches!(self.node(args), Node::Tuple(_)) {
-            return Err(Refusal::damaged("the arguments of a call are no tuple"));
+            return Err(Refusal::damaged("the arguments of a call are not a tuple"));
         }
         if !matches!(self.node(callable), Node::Global(_) | Node::Call(_)) {
-            return Err(Refusal::damaged("what is called is no class or function"));
+            return Err(Refusal::damaged(
+                "what is called is not a class or a function",
+            ));
         }
         if let Some((module, name)) = self.nested(callable, args) {
             return self.named(module, name);
@@ -284,7 +286,9 @@ impl<'a> Graph<'a> {
 
     fn named(&mut self, module: Box<str>, name: Box<str>) -> Built<Id> {
         if module.len() + name.len() > 1000 {
-            return Err(Refusal::damaged("the name of a class is longer than any"));
+            return Err(Refusal::damaged(
+                "the name of a class is longer than any name can be",
+            ));
         }
         let name = Name { module, name };
         let name = match self.names.get(&name) {
@@ -393,21 +397,25 @@ impl<'a> Build<'a> for Graph<'a> {
         match self.node_mut(*list)? {
             (Node::List(v), budget) => extend(v, items, budget),
             (Node::Call(c), budget) => extend(&mut c.items, items, budget),
-            _ => Err(Refusal::damaged("it appends to what is no list")),
+            _ => Err(Refusal::damaged(
+                "it appends to something that is not a list",
+            )),
         }
     }
     fn set_items(&mut self, dict: &mut Id, items: Items<'_, Id>) -> Built<()> {
         match self.node_mut(*dict)? {
             (Node::Dict(v), budget) => extend_pairs(v, items, budget),
             (Node::Call(c), budget) => extend_pairs(&mut c.pairs, items, budget),
-            _ => Err(Refusal::damaged("it sets items of what is no dict")),
+            _ => Err(Refusal::damaged(
+                "it sets items of something that is not a dict",
+            )),
         }
     }
     fn add_items(&mut self, set: &mut Id, items: Items<'_, Id>) -> Built<()> {
         match self.node_mut(*set)? {
             (Node::Set(v), budget) => extend(v, items, budget),
             (Node::Call(c), budget) => extend(&mut c.items, items, budget),
-            _ => Err(Refusal::damaged("it adds to what is no set")),
+            _ => Err(Refusal::damaged("it adds to something that is not a set")),
         }
     }
     fn global(&mut self, module: &str, name: &str) -> Built<Id> {
@@ -419,10 +427,10 @@ impl<'a> Build<'a> for Graph<'a> {
                 let (m, n) = (m.as_ref().into(), n.as_ref().into());
                 self.named(m, n)
             }
-            (Node::Str(_), Node::Str(_)) => {
-                Err(Refusal::damaged("the name of a class is longer than any"))
-            }
-            _ => Err(Refusal::damaged("the name of a class is no str")),
+            (Node::Str(_), Node::Str(_)) => Err(Refusal::damaged(
+                "the name of a class is longer than any name can be",
+            )),
+            _ => Err(Refusal::damaged("the name of a class is not a str")),
         }
     }
     fn call(&mut self, callable: Id, args: Id) -> Built<Id> {
@@ -434,7 +442,7 @@ impl<'a> Build<'a> for Graph<'a> {
     fn new_object_ex(&mut self, class: Id, args: Id, kwargs: Id) -> Built<Id> {
         if !matches!(self.node(kwargs), Node::Dict(_)) {
             return Err(Refusal::damaged(
-                "the keyword arguments of an object are no dict",
+                "the keyword arguments of an object are not a dict",
             ));
         }
         self.make(How::New, class, args, Some(kwargs))
@@ -446,7 +454,9 @@ impl<'a> Build<'a> for Graph<'a> {
                 Ok(())
             }
             (Node::Call(_), _) => Err(Refusal::unsupported("an object whose state is set twice")),
-            _ => Err(Refusal::damaged("it sets the state of what is no object")),
+            _ => Err(Refusal::damaged(
+                "it sets the state of something that is not an object",
+            )),
         }
     }
     fn persistent(&mut self, id: Id) -> Built<Id> {

@@ -84,7 +84,7 @@ struct Machine<'b, B, V> {
 #[cold]
 fn grow<T>(v: &mut Vec<T>) -> Built<()> {
     v.try_reserve_exact(v.len().max(64))
-        .map_err(|_| Refusal::unsupported("to hold more values at a time than there is memory for"))
+        .map_err(|_| Refusal::unsupported("holding more values at a time than fit into memory"))
 }
 
 #[cold]
@@ -197,7 +197,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
     }
 
     fn number(&mut self, line: &'a [u8]) -> Built<()> {
-        let bad = || Refusal::damaged("an int is no number");
+        let bad = || Refusal::damaged("an int is not a number");
         let text = std::str::from_utf8(line).map_err(|_| bad())?.trim();
         let text = text.strip_suffix('L').unwrap_or(text);
         let v = match text.parse::<i64>() {
@@ -472,7 +472,7 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
             Op::Float(line) => {
                 let text = std::str::from_utf8(line).ok();
                 let v = text.and_then(|t| t.trim().parse().ok());
-                let v = v.ok_or_else(|| Refusal::damaged("a float is no number"))?;
+                let v = v.ok_or_else(|| Refusal::damaged("a float is not a number"))?;
                 let v = self.builder.float(v);
                 self.push(v)
             }
@@ -489,11 +489,11 @@ impl<'a, B: Build<'a>> Machine<'_, B, B::Value> {
             }
             Op::Get(line) => match number(line) {
                 Some(i) => self.get(i),
-                None => Err(Refusal::damaged("a memo entry's name is no number")),
+                None => Err(Refusal::damaged("the name of a memo entry is not a number")),
             },
             Op::Put(line) => match number(line) {
                 Some(i) => self.put(Some(i)),
-                None => Err(Refusal::damaged("a memo entry's name is no number")),
+                None => Err(Refusal::damaged("the name of a memo entry is not a number")),
             },
             Op::Global((module, name)) => self.global(module, name),
             Op::Inst((module, name)) => {

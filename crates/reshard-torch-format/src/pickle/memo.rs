@@ -90,7 +90,7 @@ impl Plan {
                     fetched.set(i);
                 }
                 (_, Some(_)) => return bad(at, "it names a memo entry that is not there"),
-                (None, None) => return bad(at, "a memo entry's name is no number"),
+                (None, None) => return bad(at, "the name of a memo entry is not a number"),
             }
         }
 

@@ -135,7 +135,7 @@ impl fmt::Display for Trouble {
             Self::Truncated => f.write_str("the input ends inside an instruction"),
             Self::NoNewline => f.write_str("a line of text has no end"),
             Self::Negative => f.write_str("a length is negative"),
-            Self::Opcode(c) => write!(f, "{c:#04x} is no pickle opcode"),
+            Self::Opcode(c) => write!(f, "{c:#04x} is not a pickle opcode"),
         }
     }
 }

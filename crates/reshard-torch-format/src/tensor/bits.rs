@@ -8,7 +8,10 @@ pub(super) fn resolve(t: &TensorRef, bytes: &mut [u8], order: ByteOrder) -> Resu
     let dtype = t.dtype;
     let word = dtype.word() as usize;
     if !bytes.len().is_multiple_of(dtype.size() as usize) {
-        let what = format!("{} bytes are no whole number of {dtype}", bytes.len());
+        let what = format!(
+            "{} bytes are not a whole number of elements of {dtype}",
+            bytes.len()
+        );
         return Err(Error::tensor(&t.storage.key, what));
     }
     if order == ByteOrder::Big && word > 1 {
@@ -34,7 +37,7 @@ pub(super) fn resolve(t: &TensorRef, bytes: &mut [u8], order: ByteOrder) -> Resu
         if !signed {
             return Err(Error::tensor(
                 &t.storage.key,
-                format!("negated elements of {dtype} make no sense"),
+                format!("elements of {dtype} can't be negated"),
             ));
         }
         bytes.chunks_exact_mut(word).for_each(flip);

@@ -106,14 +106,14 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
     else {
         return Err(bad(
             &key,
-            "offset, shape or strides are no whole numbers from 0 on",
+            "offset, shape and strides must be ints that are not negative",
         ));
     };
     if shape.len() != strides.len() {
         return Err(bad(&key, "shape and strides differ in length"));
     }
     let Node::Bool(requires_grad) = *graph.node(args[4]) else {
-        return Err(bad(&key, "requires_grad is no bool"));
+        return Err(bad(&key, "requires_grad is not a bool"));
     };
     let (mut conj, mut neg) = (false, false);
     match args.get(fixed).map(|&id| graph.node(id)) {
@@ -132,11 +132,11 @@ fn rebuild(graph: &Graph<'_>, function: &str, args: &[Id]) -> Result<Option<Tens
                     (Some("neg"), Node::Bool(v)) => neg = *v,
                     // A backend's own metadata says nothing about the elements.
                     (Some(k), _) if k != "conj" && k != "neg" => {}
-                    _ => return Err(bad(&key, "its metadata is no dict of names")),
+                    _ => return Err(bad(&key, "its metadata is not a dict of names")),
                 }
             }
         }
-        Some(_) => return Err(bad(&key, "its metadata is no dict")),
+        Some(_) => return Err(bad(&key, "its metadata is not a dict")),
     }
     let tensor = TensorRef {
         dtype,

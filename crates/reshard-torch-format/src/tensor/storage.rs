@@ -95,7 +95,7 @@ impl StorageRef {
             Ok(())
         } else {
             let what = format!(
-                "the pickle says that it has {} bytes, its record has {record}",
+                "the pickle says that it has {} bytes, but its record has {record}",
                 self.len
             );
             Err(Error::tensor(&self.key, what))
@@ -163,7 +163,7 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
         Some(&[tag, class, key, location, count, view]) if graph.as_str(tag) == Some("storage") => {
             (class, key, location, count, Some(view))
         }
-        _ => return Err(unsupported("a persistent id that is no storage".into())),
+        _ => return Err(unsupported("a persistent id that is not a storage".into())),
     };
     let (module, class) = graph
         .as_global(class)
@@ -172,7 +172,7 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
         return Err(bad("its class is not torch's"));
     }
     let (Some(key), Some(location)) = (graph.as_str(key), graph.as_str(location)) else {
-        return Err(bad("key or location is no str"));
+        return Err(bad("its key or location is not a str"));
     };
 
     // The key becomes the name of a record, so it must not lead out of the archive's folder.
@@ -181,10 +181,10 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
         || key.contains(['\\', '\0'])
         || key.split('/').any(|p| p == "..")
     {
-        return Err(bad("its key is no name"));
+        return Err(bad("its key can't be the name of a record"));
     }
     if location.len() > 1000 {
-        return Err(bad("its location is longer than any"));
+        return Err(bad("its location is longer than any location can be"));
     }
     let Some(size) = element_size(class) else {
         return Err(Error::Unsupported {
@@ -212,8 +212,8 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
         Some(Some(&[_, first, _])) => graph
             .as_int(first)
             .and_then(|v| u64::try_from(v).ok())
-            .ok_or_else(|| bad("its view"))?,
-        Some(_) => return Err(bad("its view")),
+            .ok_or_else(|| bad("its view is wrong"))?,
+        Some(_) => return Err(bad("its view is wrong")),
     };
     let storage = StorageRef {
         key: key.into(),

@@ -317,15 +317,15 @@ fn what_is_wrong_with_an_archive_is_said() {
         ),
         (
             stored(&[base[0], base[1], ("p/version", b"11")]),
-            "version 11 of torch's archives (1 to 10 are known)",
+            "version 11 of torch's archives (only 1 to 10 are known)",
         ),
         (
             stored(&[base[0], base[1], ("p/version", b"x")]),
-            "its version is no number",
+            "its version is not a number",
         ),
         (
             stored(&[base[0], base[2], ("p/data/0", &data[..40])]),
-            "it has 200 bytes, its record has 40",
+            "it has 200 bytes, but its record has 40",
         ),
         (
             stored(&[base[0], base[1], base[2], ("p/byteorder", b"pdp")]),
@@ -345,7 +345,7 @@ fn what_is_wrong_with_an_archive_is_said() {
         ),
         (
             load(sample("int8.pt").slice(..700)).unwrap_err(),
-            "cut short or no archive",
+            "cut short or not an archive",
         ),
     ];
     for (error, want) in messages {
@@ -372,7 +372,7 @@ fn records_named_twice_or_lying_in_each_other_are_refused() {
         load(twice.into())
             .unwrap_err()
             .to_string()
-            .contains("\"p/aaa\" is there twice")
+            .contains("\"p/aaa\" occurs twice")
     );
     // The second one claims to start where the first does.
     let mut inside = file.clone();

@@ -178,7 +178,7 @@ fn what_is_wrong_with_a_pickle_is_said_with_the_offset() {
             b"(.",
             "damaged at byte 1: an instruction finds too few values",
         ),
-        (b"N\xff.", "damaged at byte 1: 0xff is no pickle opcode"),
+        (b"N\xff.", "damaged at byte 1: 0xff is not a pickle opcode"),
         (b"X\xff\xff\xff\xffa.", "damaged at byte 0: the input ends"),
         (
             b"\x8b\xff\xff\xff\xff.",
@@ -202,23 +202,26 @@ fn what_is_wrong_with_a_pickle_is_said_with_the_offset() {
         ),
         (
             b"NNR.",
-            "damaged at byte 2: the arguments of a call are no tuple",
+            "damaged at byte 2: the arguments of a call are not a tuple",
         ),
         (
             b"N)R.",
-            "damaged at byte 2: what is called is no class or function",
+            "damaged at byte 2: what is called is not a class or a function",
         ),
         (
             b"NNb.",
-            "damaged at byte 2: it sets the state of what is no object",
+            "damaged at byte 2: it sets the state of something that is not an object",
         ),
-        (b"NNa.", "damaged at byte 2: it appends to what is no list"),
+        (
+            b"NNa.",
+            "damaged at byte 2: it appends to something that is not a list",
+        ),
         (b"}(Nu.", "damaged at byte 3: a key has no value"),
         (
             b"X\x02\0\0\0\xff\xfe.",
             "damaged at byte 0: a text is not UTF-8",
         ),
-        (b"I12x\n.", "damaged at byte 0: an int is no number"),
+        (b"I12x\n.", "damaged at byte 0: an int is not a number"),
         (b"cfoo", "damaged at byte 0: a line of text has no end"),
     ] {
         let error = pickle_error(bytes);

@@ -41,7 +41,8 @@ fn no_instruction_reaches_below_a_mark() {
     ] {
         let said = error(pickle);
         assert!(
-            said.contains("too few values") || said.contains("appends to what is no list"),
+            said.contains("too few values")
+                || said.contains("appends to something that is not a list"),
             "{pickle:?}: {said}"
         );
     }

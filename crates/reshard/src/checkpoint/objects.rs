@@ -36,7 +36,7 @@ impl Checkpoint {
     pub async fn object_payload(&self, key: &str) -> Result<Payload> {
         let missing = || match self.metadata().tensor(key) {
             Some(_) => not_stored(format!(
-                "{key:?} is a tensor, no object; `Checkpoint::tensor` reads it"
+                "{key:?} is a tensor, not an object; `Checkpoint::tensor` reads it"
             )),
             None => self.unknown("object", key, self.metadata().object_count()),
         };

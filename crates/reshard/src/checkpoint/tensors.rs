@@ -30,7 +30,7 @@ impl Checkpoint {
             let metadata = self.metadata();
             match metadata.object(key) {
                 Some(_) => not_stored(format!(
-                    "{key:?} is an object, no tensor; `Checkpoint::object` reads it"
+                    "{key:?} is an object, not a tensor; `Checkpoint::object` reads it"
                 )),
                 None => self.unknown("tensor", key, metadata.tensor_count()),
             }
@@ -176,7 +176,7 @@ impl TensorSource for Lazy {
             .to_bytes();
         if got.len() != out.len() {
             return Err(format!(
-                "{} bytes were read where {} are wanted",
+                "{} bytes were read, but {} are needed",
                 got.len(),
                 out.len()
             )

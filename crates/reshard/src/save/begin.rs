@@ -134,7 +134,7 @@ pub(super) async fn begin(
         }
         (Err(e), _) => Err(own.filter(|_| comm.size() == 1).unwrap_or_else(|| e.into())),
         (Ok(_), Err(_)) => Err(StrategyError::Internal(
-            "a rank that failed was not heard".into(),
+            "a failure did not reach the other ranks".into(),
         )),
     };
     if let (Some(transaction), Err(_)) = (transaction, &joined)

@@ -44,8 +44,8 @@ impl Save<'_> {
         if self.common.is_some()
             && (self.dialect != Dialect::Megatron || self.stored_common.is_some())
         {
-            let what = "a common strategy of your own stores common state of Megatron's dialect: others have none, and common \
-                        state that is carried over stays as another strategy has stored it";
+            let what = "a common strategy of your own can only store new common state in Megatron's dialect: other dialects have no common \
+                        state, and common state that is carried over stays as it was stored; leave the strategy out";
             return Err(StrategyError::Invalid(what.into()));
         }
         let common = match self.common.take() {
@@ -53,7 +53,7 @@ impl Save<'_> {
             None => registry.save_common(&BackendVersion::new("torch", 1))?,
         };
         if self.common_form == CommonForm::Object && !sharded.can_handle_sharded_objects() {
-            let what = "common state in a sharded object; take the form of a file".into();
+            let what = "common state in a sharded object (choose `CommonForm::File`)".into();
             return Err(StrategyError::Unsupported {
                 strategy: sharded.key().to_string(),
                 what,
@@ -107,7 +107,7 @@ impl Save<'_> {
     /// Puts common state that is stored as an object into the state.
     fn add_stored(&self, stored: &StoredCommon, parts: &mut Parts) -> Result<(), StrategyError> {
         if self.content_metadata.is_some() || parts.common != ValueTree::new() {
-            let what = "common state is to be written as it was stored, and the state has more of it; \
+            let what = "common state is carried over as it was stored, but the state has more of it; \
                         take the leaves that are not sharded out of the state";
             return Err(StrategyError::Invalid(what.into()));
         }
@@ -127,7 +127,7 @@ impl Save<'_> {
         let taken = RESERVED.into_iter().find(|k| self.state.get(k).is_some());
         if let Some(key) = taken {
             let what = format!(
-                "the key {key} at the top of a state dict is Megatron Core's own; take another one"
+                "the key {key} at the top of a state dict is reserved for Megatron Core; choose another one"
             );
             return Err(StrategyError::Invalid(what));
         }
@@ -135,7 +135,7 @@ impl Save<'_> {
             |leaf: &Sharded| matches!(leaf, Sharded::Object(o) if &*o.key == COMMON_STATE);
         if let Some((path, _)) = parts.flat.iter().find(|(_, leaf)| is_common(leaf)) {
             let what = format!(
-                "the sharded object at {path} has the key {COMMON_STATE}, under which Megatron Core keeps common state; take another one"
+                "the sharded object at {path} has the key {COMMON_STATE}, under which Megatron Core keeps common state; choose another one"
             );
             return Err(StrategyError::Invalid(what));
         }

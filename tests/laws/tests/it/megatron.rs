@@ -234,12 +234,16 @@ fn as_many_leaves_must_ask_for_a_cell_as_it_was_saved_from() {
     };
     let said = refused(dict([("a", cell(0, 0))]));
     assert!(
-        said.contains("object rng/shard_0_2 is stored as 2 values, 1 leaves ask for it"),
+        said.contains(
+            "object rng/shard_0_2 is stored as 2 values, but 1 leaves of the template ask for it"
+        ),
         "{said}"
     );
     let said = refused(dict([("a", cell(0, 1)), ("b", cell(0, 1))]));
     assert!(
-        said.contains("object rng/shard_1_2 is stored as 1 values, 2 leaves ask for it"),
+        said.contains(
+            "object rng/shard_1_2 is stored as 1 values, but 2 leaves of the template ask for it"
+        ),
         "{said}"
     );
 }

@@ -168,7 +168,7 @@ fn ranks_that_do_not_agree_whose_is_meant_are_told() {
         });
         let (_, causes) = told(saved.iter().map(|s| s.as_ref().err()));
         assert!(
-            causes[&0].starts_with("rank 2 and the coordinator, rank 0, were told different"),
+            causes[&0].starts_with("rank 2 and the coordinator, rank 0, have different values"),
             "{causes:?}"
         );
     }
@@ -204,7 +204,7 @@ fn a_tensor_that_the_coordinator_lacks_is_saved_by_pytorchs_dialect_and_else_ref
         "{cause}"
     );
     assert!(
-        cause.ends_with("the coordinator's can't be meant where it has none"),
+        cause.ends_with("the coordinator's tensor can't be saved where the coordinator has none"),
         "{cause}"
     );
 }

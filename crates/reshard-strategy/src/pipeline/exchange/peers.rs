@@ -218,7 +218,7 @@ impl Table {
             CommError::Broken(mut cause) if !self.is_whole() => {
                 let ranks = Rank::list(&self.ranks);
                 cause.message = format!(
-                    "in an exchange of {ranks}, by place in this list: {}",
+                    "in an exchange of {ranks} (ranks in this message are positions in that list): {}",
                     cause.message
                 );
                 CommError::Broken(cause)

@@ -346,9 +346,12 @@ fn local(leaf: &ShardedTensor, region: &Region) -> Region {
 
 fn no_memory(dest: u32, leaf: Option<&Sharded>) -> StrategyError {
     let why = match leaf {
-        None => format!("leaf {dest} of the template, which has no such leaf"),
-        Some(Sharded::Object(o)) => format!("{}, which is an object in the template", o.key),
-        Some(Sharded::Tensor(t)) => format!("{}, whose elements the template has elsewhere", t.key),
+        None => format!("leaf {dest} of the template, because it has no such leaf"),
+        Some(Sharded::Object(o)) => format!("{}, because it is an object in the template", o.key),
+        Some(Sharded::Tensor(t)) => format!(
+            "{}, because its buffer in the template can't be lent",
+            t.key
+        ),
     };
     StrategyError::Invalid(format!("elements can't be read into {why}"))
 }

@@ -76,13 +76,13 @@ fn elements(value: Value, leaves: usize, item: &ReadItem) -> Result<Vec<Value>> 
         Value::List(v) => {
             let (key, n) = (&item.piece.key, v.len());
             Err(StrategyError::Invalid(format!(
-                "object {key} is stored as {n} values, {leaves} leaves ask for it"
+                "object {key} is stored as {n} values, but {leaves} leaves of the template ask for it"
             )))
         }
         _ => Err(StrategyError::corrupt(
             &item.piece.key,
             None,
-            "the cell of an object array is stored without its list",
+            "a cell of an object array must be stored as a list, but is not",
         )),
     }
 }

@@ -97,7 +97,7 @@ impl Cells {
                 .collect();
             if let [first, second, ..] = &main[..] {
                 let what = format!(
-                    "{first} and {second} are both {key}, of which this format stores one on a rank"
+                    "{first} and {second} are both {key}, but this format stores one leaf of it per rank"
                 );
                 return Err(StrategyError::Invalid(what));
             }
@@ -125,7 +125,7 @@ impl Cells {
                 encoded if sources.len() == 1 => return Ok(encoded),
                 _ => {
                     let what = format!(
-                        "{}: several leaves of one cell can't be stored undecoded",
+                        "{}: several leaves of one cell can't be stored as encoded bytes; decode them first",
                         item.key
                     );
                     return Err(StrategyError::Invalid(what));
@@ -195,7 +195,7 @@ mod tests {
         for sources in [&[3, 5][..], &[1, 3]] {
             let e = list(sources, 3).unwrap_err();
             assert!(
-                e.contains("o: several leaves of one cell can't be stored undecoded"),
+                e.contains("o: several leaves of one cell can't be stored as encoded bytes"),
                 "{e}"
             );
         }

@@ -85,7 +85,10 @@ fn check_files(planned: &[(Name, Option<Length>)], written: &[Written]) -> Resul
             return Err(StrategyError::Internal(what));
         }
         if !length.is_some_and(|length| length.allows(w.bytes)) {
-            let what = format!("{} bytes were written, not as planned", w.bytes);
+            let what = format!(
+                "{} bytes were written, which is not the planned length",
+                w.bytes
+            );
             return Err(StrategyError::corrupt(name, None, what));
         }
     }

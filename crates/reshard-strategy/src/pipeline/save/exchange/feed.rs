@@ -370,7 +370,7 @@ impl Feed {
             }
             if *stopped {
                 return Err(format!(
-                    "{}: the exchange with the rank that has it was broken off",
+                    "{}: the exchange with the rank that has it was interrupted",
                     item.key
                 )
                 .into());

@@ -210,7 +210,7 @@ fn objects_come_whole_and_who_waits_in_vain_gets_an_error() {
     feed.stop();
     let said = thread.join().unwrap();
     assert!(
-        said.contains("item 1") && said.contains("broken off"),
+        said.contains("item 1") && said.contains("interrupted"),
         "{said}"
     );
 }
