@@ -148,6 +148,14 @@ struct Limits {
         hide_default_value = true
     )]
     max_whole: ByteSize,
+    /// The most memory for unpacked chunks that are kept from one read to the next. The default is 256 MiB.
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "256MiB",
+        hide_default_value = true
+    )]
+    max_kept: ByteSize,
     /// Read tensors in which many elements share the same few stored bytes, however many elements there are.
     #[arg(long)]
     allow_repeated: bool,
@@ -157,6 +165,7 @@ impl Limits {
     fn get(&self) -> ReadLimits {
         let limits = ReadLimits::default()
             .with_max_whole(self.max_whole.0)
+            .with_max_kept(self.max_kept.0)
             .with_allow_repeated(self.allow_repeated);
         match self.max_memory {
             Some(max) => limits.with_max_memory(max.0),

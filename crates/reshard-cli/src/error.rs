@@ -211,7 +211,7 @@ impl CliError {
 /// For what the system refuses.
 pub(crate) const TRY_AGAIN: &str = "check the disk, the mount, the permissions, and the memory that this process may use (`ulimit -v`), then try again";
 
-pub(crate) const RAISE: &str = "if you trust the checkpoint, raise the named limit with --max-memory SIZE, --max-whole SIZE or --allow-repeated";
+pub(crate) const RAISE: &str = "if you trust the checkpoint, raise the named limit with --max-memory SIZE, --max-whole SIZE, --max-kept SIZE or --allow-repeated";
 
 fn raise(option: LimitOption) -> &'static str {
     match option {
@@ -221,6 +221,7 @@ fn raise(option: LimitOption) -> &'static str {
         LimitOption::MaxWhole => {
             "if you trust the checkpoint, raise that limit with --max-whole SIZE"
         }
+        LimitOption::MaxKept => "if you have the memory, raise that limit with --max-kept SIZE",
         LimitOption::AllowRepeated => "if you trust the checkpoint, read it with --allow-repeated",
         _ => RAISE,
     }

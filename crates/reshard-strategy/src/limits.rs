@@ -27,6 +27,10 @@ pub struct ReadLimits {
     /// The most memory for the parsed form of one file or object in addition to 64 times its length, in bytes, if `max_memory` is `None`.
     /// The default is 64 MiB. A format of many small objects lowers it for each of them, so that all together stay within bounds.
     pub slack: u64,
+    /// The most memory for unpacked chunks, and for streams that unpack them, that are kept from one read to the next, in bytes. A read of
+    /// a part of a packed chunk unpacks all that comes before it. What is not kept is unpacked again for the next part; reads that
+    /// would unpack far more than they want fail. The default is 256 MiB.
+    pub max_kept: u64,
 }
 
 impl Default for ReadLimits {
@@ -36,6 +40,7 @@ impl Default for ReadLimits {
             max_whole: 4 << 30,
             allow_repeated: false,
             slack: 64 << 20,
+            max_kept: 256 << 20,
         }
     }
 }
@@ -50,6 +55,12 @@ impl ReadLimits {
     /// Sets the limit for anything that is read as a whole.
     pub fn with_max_whole(mut self, bytes: u64) -> Self {
         self.max_whole = bytes;
+        self
+    }
+
+    /// Sets the limit of memory for unpacked chunks that are kept.
+    pub fn with_max_kept(mut self, bytes: u64) -> Self {
+        self.max_kept = bytes;
         self
     }
 
@@ -83,16 +94,16 @@ impl ReadLimits {
         if self.allow_repeated || !repeats(bytes, stored) || bytes <= REPEATED {
             return Ok(());
         }
-        Err(Self::refused(what, bytes, stored))
+        Err(Self::refused(what, bytes, stored, REPEATED))
     }
 
-    /// The error for tensors that are not read because many elements share few stored bytes.
-    pub fn refused(what: impl fmt::Display, bytes: u64, stored: u64) -> StrategyError {
+    /// The error for tensors that are not read because many elements share few stored bytes. `max` is how many bytes of elements may.
+    pub fn refused(what: impl fmt::Display, bytes: u64, stored: u64, max: u64) -> StrategyError {
         let what = format!("{what}: {bytes} bytes of elements share {stored} stored bytes");
         StrategyError::Limit {
             what,
             option: LimitOption::AllowRepeated,
-            max: REPEATED,
+            max,
         }
     }
 
@@ -158,6 +169,8 @@ pub enum LimitOption {
     MaxWhole,
     /// [`ReadLimits::allow_repeated`].
     AllowRepeated,
+    /// [`ReadLimits::max_kept`].
+    MaxKept,
 }
 
 impl LimitOption {
@@ -167,6 +180,7 @@ impl LimitOption {
             Self::MaxMemory => "max_memory",
             Self::MaxWhole => "max_whole",
             Self::AllowRepeated => "allow_repeated",
+            Self::MaxKept => "max_kept",
         }
     }
 
@@ -174,7 +188,7 @@ impl LimitOption {
     pub(crate) fn advice(self, max: u64) -> String {
         let max = ByteSize(max);
         match self {
-            Self::MaxMemory | Self::MaxWhole => {
+            Self::MaxMemory | Self::MaxWhole | Self::MaxKept => {
                 format!("the option {} raises the limit of {max}", self.name())
             }
             Self::AllowRepeated => {

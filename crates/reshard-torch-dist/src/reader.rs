@@ -83,10 +83,11 @@ impl StorageReader for TorchDistReader {
         }
         match self.repeats.get(key) {
             None => Ok(()),
-            Some((bytes, stored)) => Err(ReadLimits::refused(
+            Some((bytes, stored, max)) => Err(ReadLimits::refused(
                 format_args!("tensor {key}"),
                 *bytes,
                 *stored,
+                *max,
             )),
         }
     }

@@ -7,6 +7,7 @@ mod files;
 mod keys;
 mod many;
 mod metadata;
+mod packed;
 mod spread;
 mod tensors;
 mod values;
@@ -25,6 +26,7 @@ pub use files::files;
 pub use keys::keys;
 pub use many::many;
 pub use metadata::metadata;
+pub use packed::packed;
 pub use spread::spread;
 pub use tensors::tensors;
 

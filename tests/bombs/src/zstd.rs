@@ -28,3 +28,17 @@ pub fn stored(bytes: &[u8], byte: u8, blocks: usize) -> Vec<u8> {
     out.extend_from_slice(&blown[6..]);
     out
 }
+
+/// A frame that holds these bytes: 128 KiB of one byte in 4 bytes, and all else as it is.
+pub fn packed(bytes: &[u8]) -> Vec<u8> {
+    const LARGEST: usize = 128 << 10;
+    let mut out = blown_up(0, 0);
+    let parts = bytes.len().div_ceil(LARGEST);
+    for (n, part) in bytes.chunks(LARGEST).enumerate() {
+        let run = part.iter().all(|byte| *byte == part[0]);
+        let header = u32::from(n + 1 == parts) | u32::from(run) << 1 | (part.len() as u32) << 3;
+        out.extend_from_slice(&header.to_le_bytes()[..3]);
+        out.extend_from_slice(if run { &part[..1] } else { part });
+    }
+    out
+}

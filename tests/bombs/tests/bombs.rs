@@ -66,6 +66,11 @@ fn every_command_ends_on_what_is_many() {
 }
 
 #[test]
+fn every_command_ends_on_what_unpacks_to_much() {
+    every_command_ends_on(bombs::packed());
+}
+
+#[test]
 fn every_command_ends_on_conversions_that_are_spread_thin() {
     every_command_ends_on(bombs::spread());
 }

@@ -13,8 +13,8 @@ use reshard_strategy::{OpenCx, ReadLimits, StrategyError};
 use std::{collections::BTreeSet, sync::Arc};
 
 /// What the parsed forms of all objects may take together in addition to 64 times their lengths, in bytes, and what each may take at least.
-const ALL_SLACK: u64 = 2 << 30;
-const LEAST_SLACK: u64 = 64 << 10;
+const ALL_SLACK: u64 = 512 << 20;
+const LEAST_SLACK: u64 = 16 << 10;
 
 /// A `torch_dist` checkpoint.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl TorchDistReader {
             .filter_map(|name| hint(name.as_str()))
             .map(Into::into)
             .collect();
-        let kept = Kept::default();
+        let kept = Kept::new(limits.max_kept);
         Self {
             store,
             table,

@@ -5,7 +5,7 @@
 
 use super::{
     head::{Deflated, Wanted},
-    kept::{Stream, Unpacked},
+    kept::{INFLATE, Stream, Unpacked},
     opened::TorchDistReader,
 };
 use crate::{
@@ -43,6 +43,18 @@ impl TorchDistReader {
             .volume()
             .unwrap_or(u64::MAX)
             .saturating_mul(tensor.dtype().size())
+    }
+
+    fn item_size(&self, chunk: ChunkId) -> u64 {
+        let found = self.table.metadata.chunk(chunk);
+        found.map_or(0, |(tensor, _)| tensor.dtype().size())
+    }
+
+    /// Counts that a chunk is unpacked for so many bytes of it, and stops what would take forever.
+    fn unpacks(&self, w: &Wanted, wanted: u64) -> Result<()> {
+        let bytes = self.chunk_bytes(w.chunk);
+        self.kept
+            .unpacks(w.chunk, &self.name_of(w.chunk), bytes, wanted)
     }
 
     pub(crate) fn unpacks_to_at_most(&self, w: &Wanted) -> u64 {
@@ -139,9 +151,14 @@ impl TorchDistReader {
         progress: &Progress,
         totals: &mut Traffic,
     ) -> Result<()> {
+        let wanted = reads
+            .iter()
+            .map(|r| r.selection.elements())
+            .fold(0, u64::saturating_add);
         let tensor = match self.kept.take(w.chunk, verify) {
             Some(Unpacked::Tensor(tensor)) => tensor,
             _ => {
+                self.unpacks(w, wanted.saturating_mul(self.item_size(w.chunk)))?;
                 let (name, len) = (self.name_of(w.chunk), w.range.end - w.range.start);
                 self.limits
                     .whole(format_args!("the archive of {name}"), len)?;
@@ -152,10 +169,6 @@ impl TorchDistReader {
                 self.in_memory(w, self.archive_of(w, stored)?, verify)?
             }
         };
-        let wanted = reads
-            .iter()
-            .map(|r| r.selection.elements())
-            .fold(0, u64::saturating_add);
         land(&tensor, reads, progress, totals)?;
         if wanted < tensor.layout().elements() {
             self.kept.keep(w.chunk, verify, Unpacked::Tensor(tensor));
@@ -175,6 +188,11 @@ impl TorchDistReader {
         progress: &Progress,
         totals: &mut Traffic,
     ) -> Result<()> {
+        // A small chunk takes less memory than the stream that would unpack it.
+        if self.chunk_bytes(w.chunk) <= INFLATE {
+            return self.read_packed(w, reads, verify, progress, totals).await;
+        }
+
         // The range of the record that is wanted. If the kept stream is already past its start, the chunk is read backwards.
         let mut hulls = Vec::with_capacity(reads.len());
         for r in &reads {
@@ -202,6 +220,7 @@ impl TorchDistReader {
         let mut stream = match self.kept.take(w.chunk, verify) {
             Some(Unpacked::Stream(stream)) if stream.at <= start => stream,
             _ => {
+                self.unpacks(w, wanted)?;
                 let packed = d.data.end - d.data.start;
                 self.limits.whole(
                     format_args!("the packed storage of {}", self.name_of(w.chunk)),

@@ -5,31 +5,40 @@ use reshard_plan::TensorRef;
 use reshard_strategy::{REPEATED, repeats};
 use std::collections::BTreeMap;
 
-/// These tensors, by key: the bytes of their elements, and the bytes that are stored of them.
-pub(super) type Repeats = BTreeMap<Box<str>, (u64, u64)>;
+/// These tensors, by key: the bytes of their elements, the bytes that are stored of them, and how many bytes of elements may be like that.
+pub(super) type Repeats = BTreeMap<Box<str>, (u64, u64, u64)>;
 
-/// All such tensors of a checkpoint. Empty if together they are within the limit.
+/// The most bytes of elements that few transformed bytes may unpack to. A tensor of zeros is not suspect by itself.
+const TRANSFORMED: u64 = 2 << 30;
+
+/// All such tensors of a checkpoint, except those that are together within their limit.
 pub(super) fn repeated(table: &Table) -> Repeats {
-    let found: Repeats = table
-        .metadata
-        .tensors()
-        .filter_map(|t| Some((t.key().into(), of(table, &t)?)))
-        .collect();
-    let all = found
-        .values()
-        .map(|(bytes, _)| *bytes)
-        .fold(0, u64::saturating_add);
-    if all > REPEATED {
-        found
-    } else {
-        Repeats::new()
+    let (mut shared, mut transformed) = (Repeats::new(), Repeats::new());
+    for tensor in table.metadata.tensors() {
+        if let Some((bytes, stored, is_transformed)) = of(table, &tensor) {
+            let (found, most) = match is_transformed {
+                true => (&mut transformed, TRANSFORMED),
+                false => (&mut shared, REPEATED),
+            };
+            found.insert(tensor.key().into(), (bytes, stored, most));
+        }
     }
+    let mut found = Repeats::new();
+    for (tensors, most) in [(shared, REPEATED), (transformed, TRANSFORMED)] {
+        let all = tensors.values().map(|(bytes, ..)| *bytes);
+        if all.fold(0, u64::saturating_add) > most {
+            found.extend(tensors);
+        }
+    }
+    found
 }
 
-fn of(table: &Table, tensor: &TensorRef<'_>) -> Option<(u64, u64)> {
+/// The bytes of the elements, those that are stored, and whether any of these are transformed.
+fn of(table: &Table, tensor: &TensorRef<'_>) -> Option<(u64, u64, bool)> {
     // No archive is shorter than that.
     const ARCHIVE: u64 = 128;
     let (whole, mut bytes, mut stored) = (tensor.bytes(), 0u64, 0u64);
+    let mut is_transformed = false;
     if !repeats(whole, ARCHIVE) {
         return None;
     }
@@ -37,10 +46,7 @@ fn of(table: &Table, tensor: &TensorRef<'_>) -> Option<(u64, u64)> {
         let Some(place) = table.chunk(id) else {
             continue;
         };
-        // What is packed may be far shorter than its elements; it unpacks to no more than its shape says.
-        if table.is_transformed(place) {
-            return None;
-        }
+        is_transformed |= table.is_transformed(place);
         stored = stored.saturating_add(place.length);
         bytes = bytes.saturating_add(
             region
@@ -52,7 +58,7 @@ fn of(table: &Table, tensor: &TensorRef<'_>) -> Option<(u64, u64)> {
             return None;
         }
     }
-    repeats(bytes, stored).then_some((bytes, stored))
+    repeats(bytes, stored).then_some((bytes, stored, is_transformed))
 }
 
 #[cfg(test)]
@@ -64,6 +70,26 @@ mod tests {
     fn of(bytes: &[u64]) -> usize {
         let tensors: Vec<_> = bytes.iter().map(|bytes| (*bytes, 200)).collect();
         repeated(&of_tensors(&tensors)).len()
+    }
+
+    #[test]
+    fn what_few_transformed_bytes_unpack_to_has_a_larger_limit() {
+        let found = |bytes: &[u64]| {
+            let tensors: Vec<_> = bytes.iter().map(|bytes| (*bytes, 200)).collect();
+            let mut table = of_tensors(&tensors);
+            // The last one is stored as it is.
+            for place in table.chunks.iter_mut().rev().skip(1) {
+                place.transforms = 1;
+            }
+            repeated(&table)
+                .into_keys()
+                .map(String::from)
+                .collect::<Vec<_>>()
+        };
+        let half = TRANSFORMED / 2;
+        assert_eq!(found(&[half, half, REPEATED]), [""; 0]);
+        assert_eq!(found(&[half, half + 1, REPEATED]), ["0", "1"]);
+        assert_eq!(found(&[half, half, REPEATED + 1]), ["2"]);
     }
 
     #[test]

@@ -260,7 +260,8 @@ impl Verifier<'_> {
         self.progress.add(more);
         self.r.unpacks_to_its_shape(w, &directory)?;
         // Even if one thing is not understood, another may be damaged.
-        let mut found = self.described(w, &directory).await;
+        let mut near = Near::default();
+        let mut found = self.described(w, &directory, &mut near).await;
         for record in directory.records() {
             if found
                 .as_ref()
@@ -268,7 +269,7 @@ impl Verifier<'_> {
             {
                 break;
             }
-            let checked = self.record(w, record).await;
+            let checked = self.record(w, record, &mut near).await;
             if found.is_ok()
                 || checked
                     .as_ref()
@@ -292,10 +293,32 @@ impl Verifier<'_> {
         Ok(got)
     }
 
-    async fn described(&self, w: &Wanted, directory: &Directory) -> Result<()> {
+    /// Reads a few bytes of a chunk's archive. Those behind them are read with them, because the next record mostly lies there, and an
+    /// archive may have very many small records.
+    async fn read_near(
+        &self,
+        w: &Wanted,
+        range: std::ops::Range<u64>,
+        near: &mut Near,
+    ) -> Result<bytes::Bytes> {
+        let Near { at, bytes } = near;
+        let within = range.start >= *at && range.end - *at <= bytes.len() as u64;
+        if !within {
+            let len = w.range.end - w.range.start;
+            let end = range.end.max(len.min(range.start.saturating_add(NEAR)));
+            let found = w.range.start + range.start..w.range.start + end;
+            let found = self.r.store.read(&w.file, found).await;
+            *bytes = found.map_err(|e| self.r.lost(e, Some(self.r.name_of(w.chunk))))?;
+            *at = range.start;
+        }
+        self.progress.add(range.end - range.start);
+        Ok(bytes.slice((range.start - *at) as usize..(range.end - *at) as usize))
+    }
+
+    async fn described(&self, w: &Wanted, directory: &Directory, near: &mut Near) -> Result<()> {
         let corrupt = |e| self.r.corrupt(w, e);
         let record = directory.get("data.pkl").map_err(corrupt)?;
-        let range = self.data_range(w, record).await?;
+        let range = self.data_range(w, record, near).await?;
         let stored = self.read(w, range).await?;
         let pickle = unpack(record, stored, 1 << 20).map_err(corrupt)?;
         check_crc(record, &pickle).map_err(corrupt)?;
@@ -305,20 +328,28 @@ impl Verifier<'_> {
         tensor.check_storage(storage.size).map_err(corrupt)
     }
 
-    async fn data_range(&self, w: &Wanted, record: &Record) -> Result<std::ops::Range<u64>> {
+    async fn data_range(
+        &self,
+        w: &Wanted,
+        record: &Record,
+        near: &mut Near,
+    ) -> Result<std::ops::Range<u64>> {
         let corrupt = |e| self.r.corrupt(w, e);
-        let header = self.read(w, record.header_range()).await?;
+        let header = self.read_near(w, record.header_range(), near).await?;
         let range = record.data_range(&header).map_err(corrupt)?;
         record
-            .confirm(&range, &self.read(w, record.behind(&range)).await?)
+            .confirm(
+                &range,
+                &self.read_near(w, record.behind(&range), near).await?,
+            )
             .map_err(corrupt)?;
         Ok(range)
     }
 
     /// Checks one record in pieces, so memory stays bounded whatever the size of the record.
-    async fn record(&self, w: &Wanted, record: &Record) -> Result<()> {
+    async fn record(&self, w: &Wanted, record: &Record, near: &mut Near) -> Result<()> {
         let corrupt = |e| self.r.corrupt(w, e);
-        let range = self.data_range(w, record).await?;
+        let range = self.data_range(w, record, near).await?;
         if record.method != Method::Stored {
             self.r.limits.whole(
                 format_args!("{} of {}", record.name, self.r.name_of(w.chunk)),
@@ -445,6 +476,16 @@ const MISSING: &str = "its file is missing";
 
 /// Of so many files that are not listed it is looked at what lies there.
 const ABSENT: usize = 1_000;
+
+/// Bytes of an archive that were read last.
+#[derive(Default)]
+struct Near {
+    at: u64,
+    bytes: bytes::Bytes,
+}
+
+/// So many bytes are read at least where little is wanted.
+const NEAR: u64 = 16 << 10;
 
 /// The most bytes that are read at a time.
 const IN_MEMORY: u64 = 4 << 20;
