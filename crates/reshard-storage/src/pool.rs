@@ -18,7 +18,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// Which jobs go first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum Priority {
     /// In the order they come.
     Main,
     /// When no main job waits.
@@ -141,11 +141,11 @@ impl Pool {
         }
     }
 
-    fn push(&self, turn: Turn, job: Job) {
+    fn push(&self, priority: Priority, job: Job) {
         let mut queues = lock(&self.queues);
-        match turn {
-            Turn::Main => queues.main.push_back(job),
-            Turn::Helper => queues.helpers.push_back(job),
+        match priority {
+            Priority::Main => queues.main.push_back(job),
+            Priority::Helper => queues.helpers.push_back(job),
         }
         drop(queues);
         self.wake.notify_one();
@@ -181,7 +181,7 @@ impl<T: Send + 'static> Batch<T> {
     /// Adds a task. On a thread of the pool it runs at once, so that a task that waits for another never waits for itself.
     pub(crate) fn spawn(
         self: &Arc<Self>,
-        turn: Turn,
+        priority: Priority,
         task: impl FnOnce(&Arc<Self>) -> Result<T> + Send + 'static,
     ) {
         let number = {
@@ -207,7 +207,7 @@ impl<T: Send + 'static> Batch<T> {
         if self.inline {
             job()
         } else {
-            POOL.push(turn, Box::new(job))
+            POOL.push(priority, Box::new(job))
         }
     }
 
@@ -263,7 +263,7 @@ pub(crate) async fn run<T: Send + 'static>(
         state: Mutex::new(state),
     });
     let guard = CallOff(batch);
-    guard.0.spawn(Turn::Main, first);
+    guard.0.spawn(Priority::Main, first);
     if ended.await.is_err() {
         return Err(StorageError::Panicked {
             message: "the I/O threads are gone".into(),
@@ -307,7 +307,7 @@ mod tests {
     fn values_come_in_the_order_of_spawning() {
         let all = block_on(run(|batch| {
             for i in 1..100u64 {
-                batch.spawn(Turn::Main, move |_| {
+                batch.spawn(Priority::Main, move |_| {
                     thread::sleep(std::time::Duration::from_micros(100 - i));
                     Ok(i)
                 });
@@ -322,7 +322,7 @@ mod tests {
         // More waiting tasks than threads, each of them waiting for another round of tasks.
         let rounds = block_on(run(|batch| {
             for _ in 0..4 * width() {
-                batch.spawn(Turn::Main, |_| {
+                batch.spawn(Priority::Main, |_| {
                     block_on(run_one(|| block_on(run_one(|| Ok(1)))))
                 });
             }
@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn a_panic_becomes_an_error_and_calls_the_rest_off() {
         let out = block_on(run(|batch| {
-            batch.spawn(Turn::Main, |_| panic!("oh {}", "no"));
+            batch.spawn(Priority::Main, |_| panic!("oh {}", "no"));
             Ok(())
         }));
         assert_eq!(out.unwrap_err().to_string(), "an I/O task panicked: oh no");
@@ -348,7 +348,7 @@ mod tests {
         let mut future = Box::pin(run(move |batch| {
             for _ in 0..10 {
                 let owned = Arc::clone(&mine);
-                batch.spawn(Turn::Main, move |_| {
+                batch.spawn(Priority::Main, move |_| {
                     drop(owned);
                     Ok(())
                 });

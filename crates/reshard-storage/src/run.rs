@@ -1,6 +1,6 @@
 use crate::{
     Result,
-    pool::{self, Turn},
+    pool::{self, Priority},
 };
 
 /// Runs tasks that compute or block, several at a time, on the I/O threads of the process. So the threads of the executor stay
@@ -24,7 +24,7 @@ where
     }
     let values = pool::run(|batch| {
         for task in tasks {
-            batch.spawn(Turn::Main, move |_| Ok(Some(task())));
+            batch.spawn(Priority::Main, move |_| Ok(Some(task())));
         }
         Ok(None)
     });

@@ -1,5 +1,5 @@
 //! For tests, of this crate and of others: the contracts that strategies and planners keep, a way to drive them without the
-//! facade, and a [`Tap`] on every hook, to record calls or to make them fail.
+//! facade, and a [`Observer`] on every hook, to record calls or to make them fail.
 //!
 //! A crate with a strategy of its own runs the suites in a test, with the feature `testkit` of this crate among its
 //! `dev-dependencies`:
@@ -26,16 +26,16 @@ mod flat;
 mod kept;
 mod left;
 mod meter;
+mod observer;
 mod phases;
 mod planners;
 mod sample;
 mod strategies;
-mod tap;
 
 pub use common::common_contract;
 pub use drive::{Rank, load_on_ranks, save_on_ranks, save_staged_on_ranks};
 pub use kept::metadata_contract;
+pub use observer::{Observed, Observer};
 pub use planners::{load_planner_contract, save_planner_contract};
 pub use sample::{Cut, check_sample, sample, sample_template};
 pub use strategies::save_load_contract;
-pub use tap::{Tap, Tapped};

@@ -14,7 +14,7 @@ mod waste;
 use crate::{NAME, OwnFile, limits::unreadable, producer, table::Place};
 use async_trait::async_trait;
 use crc::Crc;
-use head::{Forms, Head, Wanted, reads_all};
+use head::{Head, RecentForms, Wanted, reads_all};
 use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead};
@@ -117,7 +117,7 @@ impl StorageReader for TorchDistReader {
             by_chunk.entry(r.selection.chunk).or_default().push(r);
         }
         let mut totals = Traffic::default();
-        let mut forms = Forms::default();
+        let mut forms = RecentForms::default();
         let mut left = by_chunk.into_iter();
         loop {
             let window: Vec<_> = left.by_ref().take(WINDOW).collect();
@@ -193,7 +193,7 @@ impl TorchDistReader {
         &self,
         window: Vec<(ChunkId, Vec<ReadTensor>)>,
         cx: &ReadCx<'_>,
-        forms: &mut Forms,
+        forms: &mut RecentForms,
         totals: &mut Traffic,
     ) -> Result<()> {
         let ReadCx {

@@ -54,7 +54,7 @@ impl StorageWriter for TorchDistWriter {
 
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
         let mut out = FileLayout::default();
-        let mut forms = Forms::default();
+        let mut forms = FormsByShape::default();
         for (n, items) in (0..).zip(plan.by_file()?) {
             let mut extents = Vec::with_capacity(items.len());
             for (i, item) in (0..).zip(objects_first(items)) {
@@ -80,14 +80,14 @@ impl StorageWriter for TorchDistWriter {
 }
 
 /// By element type, shape and strides: a model has few of them, and many tensors.
-type Forms = BTreeMap<(DType, Dims, Dims), Arc<Form>>;
+type FormsByShape = BTreeMap<(DType, Dims, Dims), Arc<Form>>;
 
 impl TorchDistWriter {
     fn extent(
         &self,
         item: &WriteItem,
         data: WriteData,
-        forms: &mut Forms,
+        forms: &mut FormsByShape,
     ) -> Result<Box<dyn Extent>> {
         match (&item.kind, data) {
             (WriteKind::Tensor(t), WriteData::Tensor(data)) => self.tensor(item, t, data, forms),
@@ -108,7 +108,7 @@ impl TorchDistWriter {
         item: &WriteItem,
         t: &TensorWrite,
         data: Data,
-        forms: &mut Forms,
+        forms: &mut FormsByShape,
     ) -> Result<Box<dyn Extent>> {
         let too_large = || StrategyError::Invalid(format!("{}: the chunk is too large", item.key));
         let shape = &t.region.lengths;
@@ -132,7 +132,7 @@ impl TorchDistWriter {
         t: &TensorWrite,
         layout: &Layout,
         elements: Elements,
-        forms: &mut Forms,
+        forms: &mut FormsByShape,
     ) -> Result<Box<dyn Extent>> {
         let which = (t.dtype, layout.shape().clone(), layout.strides().clone());
         if let Some(form) = forms.get(&which) {

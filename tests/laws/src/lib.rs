@@ -1,16 +1,16 @@
 //! Laws of whole saves and loads: what the tests in `tests/` are made of.
 //!
-//! - [`world`]: the generators of random states, of ways to spread them over ranks, and of memory to load into;
+//! - [`contents`]: the generators of random states, of ways to spread them over ranks, and of memory to load into;
 //! - [`ranks`]: saves and loads on threads of this process;
 //! - [`place`]: stores that a test keeps a hand on, under URLs;
-//! - [`tapped`]: strategies with a tap on every hook.
+//! - [`tapped`]: strategies with a observer on every hook.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+pub mod contents;
+pub mod observed;
 pub mod place;
 pub mod ranks;
-pub mod tapped;
-pub mod world;
 
 /// How many cases a law is tried with: `PROPTEST_CASES`, or else this many.
 pub fn cases(default: u32) -> proptest::test_runner::Config {

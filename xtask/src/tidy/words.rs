@@ -63,6 +63,10 @@ const GONE: &[Gone] = &[
     ),
     gone(concat!("Tw", "ins"), "DuplicatePieces", &[]),
     gone(concat!("Propo", "sals"), "Offer", &[]),
+    gone(concat!("Ta", "p"), "Observer", &[]),
+    gone(concat!("Di", "ce"), "Choices", &[]),
+    gone(concat!("Wor", "ld"), "Contents, UnderTest", &[]),
+    gone(concat!("Tu", "rn"), "Priority", &[]),
 ];
 
 pub(super) fn check(files: &[PathBuf], complaints: &mut Vec<String>) -> Result<()> {

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     Name, Progress, RecordRead, Result, Traffic,
-    pool::{self, Batch, Turn},
+    pool::{self, Batch, Priority},
     record_read::{
         plan::{Joined, Prepared, join},
         reads::split,
@@ -92,7 +92,9 @@ pub(super) async fn read_ranges(
         let same = |a: &Joined, b: &Joined| a.name == b.name;
         for (_, group) in tasks(joined, same, |j| j.bytes().saturating_add(EACH)) {
             let root = root.clone();
-            batch.spawn(Turn::Main, move |batch| read_joined(&root, group, batch));
+            batch.spawn(Priority::Main, move |batch| {
+                read_joined(&root, group, batch)
+            });
         }
         Ok(Vec::new())
     });
@@ -138,7 +140,7 @@ pub(super) async fn read_into(
         let same = |a: &RecordRead, b: &RecordRead| a.name == b.name;
         for (_, group) in tasks(all, same, weight) {
             let (root, progress) = (root.clone(), progress.clone());
-            batch.spawn(Turn::Main, move |batch| {
+            batch.spawn(Priority::Main, move |batch| {
                 read_group(&root, group, &progress, batch)
             });
         }

@@ -9,7 +9,7 @@ use crate::{
     Written, WrittenExtent,
     body::whole,
     failpoint,
-    pool::{self, Batch, Turn},
+    pool::{self, Batch, Priority},
     trail::{Trace, note},
 };
 use bytes::Bytes;
@@ -102,7 +102,7 @@ pub(super) async fn write(
     pool::run(move |batch| {
         for (number, name, length, extents) in new {
             let (dir, shared) = (dir.clone(), Arc::clone(&all));
-            batch.spawn(Turn::Main, move |batch| {
+            batch.spawn(Priority::Main, move |batch| {
                 main(&dir, (number, name, length), extents, shared, batch)
             });
         }
@@ -178,7 +178,7 @@ fn main(
         let helpers = (pool::width() - 1).min(out.left.load(Ordering::Relaxed) - 1);
         for _ in 0..helpers {
             let out = Arc::clone(&out);
-            batch.spawn(Turn::Helper, move |batch| help(out, batch));
+            batch.spawn(Priority::Helper, move |batch| help(out, batch));
         }
     }
     while !batch.is_stopped()
@@ -197,7 +197,7 @@ fn help(out: Arc<Output>, batch: &Arc<Batch<()>>) -> Result<()> {
             break;
         }
         if pool::is_busy() {
-            batch.spawn(Turn::Helper, move |batch| help(out, batch));
+            batch.spawn(Priority::Helper, move |batch| help(out, batch));
             break;
         }
     }

@@ -2,7 +2,7 @@
 //! fail in the middle of it.
 
 use super::{
-    Cut, Rank, Tap, check_sample,
+    Cut, Observer, Rank, check_sample,
     drive::{Seat, load_on_seats},
     left::{addresses, failed},
     meter::{Meter, local, with_fault},
@@ -57,19 +57,19 @@ pub(super) fn what_ranks_read_for_each_other_is_what_each_would_read(
     let saved = save_on_ranks(&store, IfExists::Refuse, (0..SAVED).map(rank).collect());
     saved.into_iter().for_each(|o| drop(o.unwrap()));
 
-    let world = World {
+    let under_test = UnderTest {
         load,
         objects,
         store,
     };
-    world.each_byte_is_read_once_a_group_in_bounded_memory();
-    world.each_rank_gets_what_it_wants();
-    world.an_exchange_may_cross_casts_transforms_and_devices();
-    world.a_plan_without_exchanges_takes_no_more_steps();
-    world.plans_that_do_not_fit_each_other_are_refused();
-    world.a_store_that_fails_in_the_middle_fails_all();
-    world.a_hook_that_fails_in_the_middle_fails_all();
-    world.a_transport_that_fails_anywhere_fails_all();
+    under_test.each_byte_is_read_once_a_group_in_bounded_memory();
+    under_test.each_rank_gets_what_it_wants();
+    under_test.an_exchange_may_cross_casts_transforms_and_devices();
+    under_test.a_plan_without_exchanges_takes_no_more_steps();
+    under_test.plans_that_do_not_fit_each_other_are_refused();
+    under_test.a_store_that_fails_in_the_middle_fails_all();
+    under_test.a_hook_that_fails_in_the_middle_fails_all();
+    under_test.a_transport_that_fails_anywhere_fails_all();
 }
 
 /// In each group one rank reads what several want: another one for each.
@@ -152,7 +152,7 @@ impl LoadPlanner for Spoiled {
     }
 }
 
-struct World<'c> {
+struct UnderTest<'c> {
     load: &'c dyn LoadShardedConfig,
     objects: bool,
     store: Arc<dyn Store>,
@@ -161,7 +161,7 @@ struct World<'c> {
 type Seats = Vec<(Seat, Rank<dyn LoadShardedStrategy, dyn LoadPlanner>)>;
 type Outcomes = Vec<Result<Loaded, LoadFailure>>;
 
-impl World<'_> {
+impl UnderTest<'_> {
     /// Ranks that all want the same; where a cell of objects is wanted, some of them the same.
     fn template(&self, rank: u32, ranks: u32) -> FlatStateDict {
         let mut out = sample_template(Cut::Replicated, rank, ranks, self.objects.then_some(SAVED));
@@ -458,7 +458,7 @@ impl World<'_> {
             for (nth, bad) in [(0, 0), (3, 2), (9, 1)] {
                 let count = Arc::new(AtomicU64::new(0));
                 let heard = Arc::clone(&count);
-                let tap = Tap::new(move |h| {
+                let observer = Observer::new(move |h| {
                     match h == hook && heard.fetch_add(1, Ordering::Relaxed) == nth {
                         true => Err("a fault".into()),
                         false => Ok(()),
@@ -466,8 +466,8 @@ impl World<'_> {
                 });
                 let mut seats = self.one_reader(3);
                 let rank = &mut seats[bad as usize].1;
-                rank.planner = Arc::new(tap.on(OneReader::all(3)));
-                rank.strategy = Arc::new(tap.on(Arc::clone(&rank.strategy)));
+                rank.planner = Arc::new(observer.on(OneReader::all(3)));
+                rank.strategy = Arc::new(observer.on(Arc::clone(&rank.strategy)));
                 let outcomes = templates_come_back(seats);
 
                 // A hook that this format does not call so often is not met, so there is nothing to check.

@@ -2,7 +2,7 @@
 //! the middle of it.
 
 use super::{
-    Cut, Rank, Tap, check_sample,
+    Cut, Observer, Rank, check_sample,
     drive::{Seat, Staging, save_on_seats},
     left::{failed, files, nothing_is_left},
     load_on_ranks,
@@ -48,7 +48,7 @@ pub(super) fn what_ranks_write_for_each_other_is_what_each_would_write(
     save: &dyn SaveShardedConfig,
     load: &dyn LoadShardedConfig,
 ) {
-    let mut world = World {
+    let mut under_test = UnderTest {
         save,
         load,
         objects: false,
@@ -57,26 +57,26 @@ pub(super) fn what_ranks_write_for_each_other_is_what_each_would_write(
         && load.build().unwrap().can_handle_sharded_objects();
     // Objects can be given to others only if the format has a codec.
     if able {
-        let with = World {
+        let with = UnderTest {
             objects: true,
-            ..world
+            ..under_test
         };
         let to_first = Assign::new(vec![Some(0); 2], true, |_, _| 0);
         let outcome = with.run(&with.store(), with.seats(&to_first, local(2).collect()));
         let unable =
             |e: &crate::StrategyError| e.to_string().contains("bringing objects to another rank");
-        world.objects = !outcome.iter().any(|o| o.as_ref().is_err_and(unable));
+        under_test.objects = !outcome.iter().any(|o| o.as_ref().is_err_and(unable));
     }
-    world.bytes_are_those_of_a_save_whose_writer_has_the_pieces_itself();
-    world.memory_is_bounded_and_only_peers_meet();
-    world.an_exchange_may_cross_casts_devices_and_sources();
-    world.a_plan_without_exchanges_takes_no_more_steps();
-    world.plans_that_do_not_fit_each_other_are_refused();
-    world.what_is_staged_may_change_before_it_is_given();
-    world.a_failed_staging_is_told_to_those_who_wait();
-    world.a_source_that_fails_fails_all();
-    world.a_store_that_fails_fails_all();
-    world.a_transport_that_fails_anywhere_fails_all();
+    under_test.bytes_are_those_of_a_save_whose_writer_has_the_pieces_itself();
+    under_test.memory_is_bounded_and_only_peers_meet();
+    under_test.an_exchange_may_cross_casts_devices_and_sources();
+    under_test.a_plan_without_exchanges_takes_no_more_steps();
+    under_test.plans_that_do_not_fit_each_other_are_refused();
+    under_test.what_is_staged_may_change_before_it_is_given();
+    under_test.a_failed_staging_is_told_to_those_who_wait();
+    under_test.a_source_that_fails_fails_all();
+    under_test.a_store_that_fails_fails_all();
+    under_test.a_transport_that_fails_anywhere_fails_all();
 }
 
 type Choose = dyn Fn(&Offered, usize) -> u32 + Send + Sync;
@@ -236,7 +236,7 @@ fn elsewhere(tensor: &Tensor, fails: u64) -> Data {
 }
 
 #[derive(Clone, Copy)]
-struct World<'c> {
+struct UnderTest<'c> {
     save: &'c dyn SaveShardedConfig,
     load: &'c dyn LoadShardedConfig,
     objects: bool,
@@ -244,7 +244,7 @@ struct World<'c> {
 
 type Seats = Vec<(Seat, Rank<dyn SaveShardedStrategy, dyn SavePlanner>)>;
 
-impl World<'_> {
+impl UnderTest<'_> {
     fn store(&self) -> Arc<dyn Store> {
         Arc::new(MemoryStore::new())
     }
@@ -662,7 +662,7 @@ impl World<'_> {
             ("planner.finish_plan", 0, 2),
         ] {
             let count = AtomicU64::new(0);
-            let tap = Tap::new(move |h| {
+            let observer = Observer::new(move |h| {
                 match h == hook && count.fetch_add(1, Ordering::Relaxed) == nth {
                     true => Err("a fault".into()),
                     false => Ok(()),
@@ -670,7 +670,8 @@ impl World<'_> {
             });
             let store = self.store();
             let mut seats = self.seats(&Assign::turns(ranks, self.objects), local(ranks).collect());
-            seats[bad as usize].1.planner = Arc::new(tap.on(Assign::turns(ranks, self.objects)));
+            seats[bad as usize].1.planner =
+                Arc::new(observer.on(Assign::turns(ranks, self.objects)));
             let before: Vec<_> = seats.iter().map(|(_, rank)| handles(&rank.flat)).collect();
             let e = failed(self.run(&store, seats));
             named(&e, bad, "a fault");

@@ -1,7 +1,7 @@
 //! The phases of a save can be parted: what is staged may change before it is written.
 
 use super::{
-    Cut, Rank, Tap, check_sample,
+    Cut, Observer, Rank, check_sample,
     left::{failed, files, nothing_is_left},
     load_on_ranks, sample, sample_template, save_on_ranks, save_staged_on_ranks,
 };
@@ -109,7 +109,7 @@ impl Pair<'_> {
                 "planner.transform_object" if r == 1 => Err("a fault".into()),
                 _ => Ok(()),
             };
-            Arc::new(Tap::new(fails).on(DefaultSavePlanner::DEFAULT)) as Arc<dyn SavePlanner>
+            Arc::new(Observer::new(fails).on(DefaultSavePlanner::DEFAULT)) as Arc<dyn SavePlanner>
         };
         let e = failed(save_on_ranks(&store, IfExists::Refuse, self.ranks(planner)));
         let text = e.to_string();

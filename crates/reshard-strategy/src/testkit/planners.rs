@@ -1,4 +1,6 @@
-use super::{Cut, Rank, Tap, check_sample, load_on_ranks, sample, sample_template, save_on_ranks};
+use super::{
+    Cut, Observer, Rank, check_sample, load_on_ranks, sample, sample_template, save_on_ranks,
+};
 use crate::{LoadShardedConfig, OpenCx, Result, SaveShardedConfig, StrategyError};
 use reshard_model::{
     DType, Data, ErrorKind, FlatStateDict, Path, Region, Sharded, ShardedTensor, Tensor,
@@ -12,12 +14,12 @@ use std::sync::{Arc, Mutex};
 
 type Calls = Arc<Mutex<Vec<&'static str>>>;
 
-fn recorder() -> (Calls, Tap) {
+fn recorder() -> (Calls, Observer) {
     let calls = Calls::default();
     let heard = Arc::clone(&calls);
     (
         calls,
-        Tap::new(move |hook| -> Result<(), _> {
+        Observer::new(move |hook| -> Result<(), _> {
             {
                 heard.lock().unwrap().push(hook);
                 Ok(())
@@ -55,12 +57,12 @@ pub fn save_planner_contract<P: SavePlanner>(
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let mut heard = Vec::new();
         let ranks = (0..2).map(|r| {
-            let (calls, tap) = recorder();
+            let (calls, observer) = recorder();
             heard.push(calls);
             let planner: Arc<dyn SavePlanner> = if wrapped {
-                Arc::new(Around(tap.on(make())))
+                Arc::new(Around(observer.on(make())))
             } else {
-                Arc::new(tap.on(make()))
+                Arc::new(observer.on(make()))
             };
             Rank {
                 strategy: save.build().unwrap(),
@@ -215,12 +217,12 @@ pub fn load_planner_contract<P: LoadPlanner>(
     for wrapped in [false, true] {
         let mut heard = Vec::new();
         let ranks = (0..3).map(|r| {
-            let (calls, tap) = recorder();
+            let (calls, observer) = recorder();
             heard.push(calls);
             let planner: Arc<dyn LoadPlanner> = if wrapped {
-                Arc::new(AroundLoad(tap.on(make())))
+                Arc::new(AroundLoad(observer.on(make())))
             } else {
-                Arc::new(tap.on(make()))
+                Arc::new(observer.on(make()))
             };
             Rank {
                 strategy: load.build().unwrap(),

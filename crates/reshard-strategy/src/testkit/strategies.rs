@@ -1,5 +1,5 @@
 use super::{
-    Cut, Rank, Tap, check_sample,
+    Cut, Observer, Rank, check_sample,
     drive::save_on_ranks,
     exchange::what_ranks_read_for_each_other_is_what_each_would_read,
     exchange_of_saves::what_ranks_write_for_each_other_is_what_each_would_write,
@@ -344,14 +344,15 @@ impl Pair<'_> {
 
             // Only one rank fails, and not the coordinator, so the others learn of it through the group alone.
             let rank = |r: u32| {
-                let tap = Tap::new(move |h| {
+                let observer = Observer::new(move |h| {
                     if r == 1 && h == hook {
                         Err("a fault".into())
                     } else {
                         Ok(())
                     }
                 });
-                let planner = Arc::new(tap.on(DefaultSavePlanner::DEFAULT)) as Arc<dyn SavePlanner>;
+                let planner =
+                    Arc::new(observer.on(DefaultSavePlanner::DEFAULT)) as Arc<dyn SavePlanner>;
                 Rank {
                     strategy: self.saver(),
                     planner,

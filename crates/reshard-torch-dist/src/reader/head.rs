@@ -56,9 +56,9 @@ pub(crate) struct Stored {
 
 /// The forms of recently parsed archives. Most chunks of a checkpoint have one of a few forms.
 #[derive(Default)]
-pub(crate) struct Forms(VecDeque<(Form, TensorRef, Layout)>);
+pub(crate) struct RecentForms(VecDeque<(Form, TensorRef, Layout)>);
 
-impl Forms {
+impl RecentForms {
     /// The maximal number of forms. A checkpoint has one form for each shape of its chunks, and a form takes 2 KiB.
     const MOST: usize = 32;
 
@@ -138,7 +138,7 @@ impl TorchDistReader {
         &self,
         wanted: &[Wanted],
         verify: bool,
-        forms: &mut Forms,
+        forms: &mut RecentForms,
     ) -> Result<(Vec<Head>, u64, u64)> {
         // One call for the ends of all archives, because the store reads neighbouring ranges together. A transformed archive has no
         // readable ends.
@@ -202,7 +202,7 @@ impl TorchDistReader {
         w: &Wanted,
         first: &[u8],
         tail: &[u8],
-        forms: &Forms,
+        forms: &RecentForms,
     ) -> Result<Option<Head>> {
         let found = forms.find(w.range.end - w.range.start, first, tail);
         let Some(((form, tensor, layout), crc32)) = found else {
@@ -221,7 +221,7 @@ impl TorchDistReader {
         w: &Wanted,
         first: Bytes,
         tail: Bytes,
-        forms: &mut Forms,
+        forms: &mut RecentForms,
     ) -> Result<(Head, (u64, u64))> {
         let len = w.range.end - w.range.start;
         let corrupt = |e| self.corrupt(w, e);

@@ -8,9 +8,9 @@ use reshard::{
 };
 use reshard_laws::{
     cases,
+    contents::{Choices, choices, contents},
     place::{Place, stores},
     ranks::{group, save},
-    world::{Dice, dice, world},
 };
 use std::{
     collections::BTreeMap,
@@ -20,16 +20,16 @@ use std::{
     task::{Context, Poll},
 };
 
-/// Polls futures in an order that dice throw, on this thread, until all are done.
+/// Polls futures in an order that choices give, on this thread, until all are done.
 fn interleaved<T>(
     futures: Vec<Pin<Box<dyn Future<Output = T> + Send + '_>>>,
-    dice: &mut Dice,
+    choices: &mut Choices,
 ) -> Vec<T> {
     let waker = noop_waker();
     let mut futures: Vec<_> = futures.into_iter().map(Some).collect();
     let mut done: Vec<Option<T>> = futures.iter().map(|_| None).collect();
     while done.iter().any(Option::is_none) {
-        let i = dice.below(futures.len() as u64) as usize;
+        let i = choices.below(futures.len() as u64) as usize;
         if let Some(future) = &mut futures[i]
             && let Poll::Ready(out) = future.as_mut().poll(&mut Context::from_waker(&waker))
         {
@@ -74,25 +74,25 @@ proptest! {
 
     #[test]
     fn any_interleaving_of_ranks_gives_the_same_bytes(
-        world in world(), n in 1u32..5, mut dice in dice(), dcp in any::<bool>(),
+        contents in contents(), n in 1u32..5, mut choices in choices(), dcp in any::<bool>(),
     ) {
         let dialect = if dcp { Dialect::Dcp } else { Dialect::Megatron };
         let place = Place::new();
-        let cut = world.cut(n, &mut dice);
-        for outcome in save(group(n), world.states(&cut, &mut dice), place.url(), move |_, s| s.dialect(dialect)) {
+        let cut = contents.cut(n, &mut choices);
+        for outcome in save(group(n), contents.states(&cut, &mut choices), place.url(), move |_, s| s.dialect(dialect)) {
             outcome.unwrap();
         }
         let first = place.files();
         clear(&place);
 
-        // Other throws: the elements are the same, but lie elsewhere.
-        let states: Vec<StateDict> = world.states(&cut, &mut dice);
+        // Other choices: the elements are the same, but lie elsewhere.
+        let states: Vec<StateDict> = contents.states(&cut, &mut choices);
         let groups = LocalGroup::new(n);
         let saves = states.iter().zip(&groups).map(|(state, group)| {
             let save = reshard::save(state, place.url()).group(group).stores(stores());
             save.dialect(dialect).into_future()
         });
-        for outcome in interleaved(saves.collect(), &mut dice) {
+        for outcome in interleaved(saves.collect(), &mut choices) {
             outcome.unwrap();
         }
         let second = place.files();
@@ -103,14 +103,14 @@ proptest! {
     }
 
     #[test]
-    fn plans_are_equal_whoever_decides(world in world(), n in 2u32..5, mut dice in dice(), dcp in any::<bool>()) {
-        let cut = world.cut(n, &mut dice);
+    fn plans_are_equal_whoever_decides(contents in contents(), n in 2u32..5, mut choices in choices(), dcp in any::<bool>()) {
+        let cut = contents.cut(n, &mut choices);
         let mut seen = Vec::new();
         for coordinator in [0, n - 1, 0] {
             let place = Place::new();
             let keeping: Vec<Keeping> = (0..n).map(|_| Keeping { dcp, plans: Arc::default() }).collect();
             let plans: Vec<_> = keeping.iter().map(|k| Arc::clone(&k.plans)).collect();
-            let states = world.states(&cut, &mut dice);
+            let states = contents.states(&cut, &mut choices);
             let saved = save(group(n), states, place.url(), move |rank, save| {
                 let dialect = if dcp { Dialect::Dcp } else { Dialect::Megatron };
                 save.planner(keeping[rank.index()].clone()).dialect(dialect).coordinator(Rank(coordinator))

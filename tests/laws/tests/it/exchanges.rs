@@ -9,9 +9,9 @@ use reshard::{
 };
 use reshard_laws::{
     cases,
+    contents::{choices, contents},
     place::{Place, stores},
     ranks::{group, load, save},
-    world::{dice, world},
 };
 use reshard_storage::LocalStore;
 
@@ -48,7 +48,7 @@ proptest! {
 
     #[test]
     fn whoever_writes_the_pieces_the_same_is_loaded_back(
-        world in world(), n in 2u32..6, m in 1u32..4, mut dice in dice(), local in any::<bool>(),
+        contents in contents(), n in 2u32..6, m in 1u32..4, mut choices in choices(), local in any::<bool>(),
         groups in prop::collection::vec(prop::option::weighted(0.8, 0u32..2), 5),
         writers in prop::collection::vec(0u32..5, 1..6), memory in 0u64..20_000, cut in 0u64..4,
         dialect in prop_oneof![Just(Dialect::Megatron), Just(Dialect::Dcp)],
@@ -59,7 +59,7 @@ proptest! {
             true => Place::of(LocalStore::at(home.path().join("ckpt")).unwrap()),
             false => Place::new(),
         };
-        let states = world.states(&world.cut(n, &mut dice), &mut dice);
+        let states = contents.states(&contents.cut(n, &mut choices), &mut choices);
         let base = match dialect {
             Dialect::Megatron => DefaultSavePlanner::DEFAULT,
             _ => DefaultSavePlanner::DCP,
@@ -78,11 +78,11 @@ proptest! {
         let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
         let report = block_on(opened.verify(true, Default::default())).unwrap();
         prop_assert!(report.damage.is_empty() && report.unchecked.is_empty(), "{:?}", report);
-        let cut = world.cut(m, &mut dice);
+        let cut = contents.cut(m, &mut choices);
         let (templates, watches): (Vec<_>, Vec<_>) =
-            (0..m).map(|r| world.template(&cut, r, n, dialect, &mut dice)).unzip();
+            (0..m).map(|r| contents.template(&cut, r, n, dialect, &mut choices)).unzip();
         for (r, outcome) in (0..).zip(load(group(m), templates, place.url(), |_, load| load)) {
-            world.check(&cut, r, n, &outcome.unwrap().0);
+            contents.check(&cut, r, n, &outcome.unwrap().0);
         }
         watches.iter().for_each(|w| w.check_filled());
     }

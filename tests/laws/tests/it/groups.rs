@@ -9,9 +9,9 @@ use reshard::{
 use reshard_comm::testkit::on_ranks;
 use reshard_laws::{
     cases,
+    contents::{Choices, Contents, Global, choices, contents},
     place::{Place, stores},
     ranks::{Groups, group, load, save},
-    world::{Dice, Global, World, dice, world},
 };
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn one_and_three() -> Groups {
     parts.into_iter().flatten().collect()
 }
 
-fn sample() -> World {
+fn sample() -> Contents {
     let tensor = |key: &str, dtype| Global {
         key: key.into(),
         dtype,
@@ -36,7 +36,7 @@ fn sample() -> World {
         salt: 3,
         prepended: false,
     };
-    World {
+    Contents {
         tensors: vec![tensor("a", DType::Float32), tensor("b", DType::Int64)],
         objects: true,
         extra: reshard::Value::Dict(Vec::new()),
@@ -45,7 +45,7 @@ fn sample() -> World {
 
 #[test]
 fn a_sub_group_saves_and_loads_like_a_group_of_its_own() {
-    let world = sample();
+    let contents = sample();
     let place = Place::new();
     let groups = one_and_three();
     assert_eq!(
@@ -55,26 +55,26 @@ fn a_sub_group_saves_and_loads_like_a_group_of_its_own() {
             .collect::<Vec<_>>(),
         [(0, 2), (1, 2)]
     );
-    let cut = world.rows(2);
+    let cut = contents.rows(2);
     let saved = save(
         groups,
-        world.states(&cut, &mut Dice::of([0])),
+        contents.states(&cut, &mut Choices::of([0])),
         place.url(),
         |_, s| s.coordinator(Rank(1)),
     );
     saved.into_iter().for_each(|o| drop(o.unwrap()));
-    let cut = world.columns(2);
+    let cut = contents.columns(2);
     let templates = (0..2)
         .map(|r| {
-            world
-                .template(&cut, r, 2, Dialect::Megatron, &mut Dice::of([1, 3]))
+            contents
+                .template(&cut, r, 2, Dialect::Megatron, &mut Choices::of([1, 3]))
                 .0
         })
         .collect();
     for (r, outcome) in (0..).zip(load(one_and_three(), templates, place.url(), |_, l| {
         l.coordinator(Rank(1))
     })) {
-        world.check(&cut, r, 2, &outcome.unwrap().0);
+        contents.check(&cut, r, 2, &outcome.unwrap().0);
     }
 }
 
@@ -83,27 +83,27 @@ proptest! {
 
     #[test]
     fn any_rank_may_decide(
-        world in world(), n in 1u32..5, m in 1u32..5, saver in 0u32..4, loader in 0u32..4, mut dice in dice(),
+        contents in contents(), n in 1u32..5, m in 1u32..5, saver in 0u32..4, loader in 0u32..4, mut choices in choices(),
     ) {
         let (saver, loader, place) = (saver % n, loader % m, Place::new());
-        let cut = world.cut(n, &mut dice);
+        let cut = contents.cut(n, &mut choices);
         let saved =
-            save(group(n), world.states(&cut, &mut dice), place.url(), move |_, s| s.coordinator(Rank(saver)));
+            save(group(n), contents.states(&cut, &mut choices), place.url(), move |_, s| s.coordinator(Rank(saver)));
         saved.into_iter().for_each(|o| drop(o.unwrap()));
-        let cut = world.cut(m, &mut dice);
+        let cut = contents.cut(m, &mut choices);
         let templates =
-            (0..m).map(|r| world.template(&cut, r, n, Dialect::Megatron, &mut dice).0).collect();
+            (0..m).map(|r| contents.template(&cut, r, n, Dialect::Megatron, &mut choices).0).collect();
         let loaded = load(group(m), templates, place.url(), move |_, l| l.coordinator(Rank(loader)));
         for (r, outcome) in (0..).zip(loaded) {
-            world.check(&cut, r, n, &outcome.unwrap().0);
+            contents.check(&cut, r, n, &outcome.unwrap().0);
         }
     }
 }
 
 /// Saved by two ranks that exchange no plans.
-fn rank_local(world: &World, dialect: Dialect) -> Place {
+fn rank_local(contents: &Contents, dialect: Dialect) -> Place {
     let place = Place::new();
-    let states = world.states(&world.rows(2), &mut Dice::of([0]));
+    let states = contents.states(&contents.rows(2), &mut Choices::of([0]));
     let saved = save(group(2), states, place.url(), move |_, s| {
         s.rank_local(true).dialect(dialect)
     });
@@ -118,34 +118,34 @@ fn rank_local(world: &World, dialect: Dialect) -> Place {
 
 #[test]
 fn a_rank_local_checkpoint_has_a_record_a_rank_and_loads_on_as_many() {
-    let world = sample();
-    let place = rank_local(&world, Dialect::Dcp);
+    let contents = sample();
+    let place = rank_local(&contents, Dialect::Dcp);
     let names: Vec<String> = place.files().keys().map(Name::to_string).collect();
     assert!(
         names.contains(&"__0.metadata".into()) && names.contains(&"__1.metadata".into()),
         "{names:?}"
     );
     assert!(!names.contains(&".metadata".into()), "{names:?}");
-    let cut = world.rows(2);
+    let cut = contents.rows(2);
     let templates = (0..2)
         .map(|r| {
-            world
-                .template(&cut, r, 2, Dialect::Dcp, &mut Dice::of([0]))
+            contents
+                .template(&cut, r, 2, Dialect::Dcp, &mut Choices::of([0]))
                 .0
         })
         .collect();
     for (r, outcome) in (0..).zip(load(group(2), templates, place.url(), |_, l| l)) {
-        world.check(&cut, r, 2, &outcome.unwrap().0);
+        contents.check(&cut, r, 2, &outcome.unwrap().0);
     }
 }
 
 #[test]
 fn one_process_opens_a_rank_local_checkpoint_as_a_whole() {
-    let world = sample();
+    let contents = sample();
     for dialect in [Dialect::Dcp, Dialect::Megatron] {
-        let place = rank_local(&world, dialect);
+        let place = rank_local(&contents, dialect);
         let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
-        for t in &world.tensors {
+        for t in &contents.tensors {
             let got = block_on(opened.tensor(&t.key).unwrap().read(..)).unwrap();
             assert!(
                 got.to_bytes() == t.whole().to_bytes(),
@@ -160,8 +160,8 @@ fn one_process_opens_a_rank_local_checkpoint_as_a_whole() {
 
 #[test]
 fn a_missing_rank_of_a_rank_local_checkpoint_is_named() {
-    let world = sample();
-    let place = rank_local(&world, Dialect::Dcp);
+    let contents = sample();
+    let place = rank_local(&contents, Dialect::Dcp);
     block_on(place.store().remove(&[Name::new("__0.metadata").unwrap()])).unwrap();
     let e = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::NotFound);
@@ -173,7 +173,7 @@ fn a_missing_rank_of_a_rank_local_checkpoint_is_named() {
     );
 
     // A last rank that is missing shows in what it held.
-    let place = rank_local(&world, Dialect::Dcp);
+    let place = rank_local(&contents, Dialect::Dcp);
     block_on(place.store().remove(&[Name::new("__1.metadata").unwrap()])).unwrap();
     let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
     let e = block_on(opened.tensor("a").unwrap().read(..)).unwrap_err();

@@ -23,15 +23,15 @@
 use reshard::{
     DType, Dialect, Rank, Registry, StateDict, Stores, Value, ValueTree,
     plan::{DefaultLoadPlanner, DefaultSavePlanner, Destination, LoadPlanner, PlanError, ReadItem},
-    strategy::testkit::Tap,
+    strategy::testkit::Observer,
     torch_dist::TorchDistLoadConfig,
 };
 use reshard_example::ExampleLoadConfig;
 use reshard_laws::{
+    contents::{Contents, Cut, Global, Watch},
+    observed::{TappedLoad, TappedSave},
     place::Place,
     ranks::{group, load, save, told, try_load, try_save},
-    tapped::{TappedLoad, TappedSave},
-    world::{Cut, Global, Watch, World},
 };
 
 const RANKS: u32 = 3;
@@ -84,7 +84,7 @@ const LOAD: &[Hook] = &[
     ("planner.commit_tensor", false, "read"),
 ];
 
-fn world() -> World {
+fn contents() -> Contents {
     let tensor = |key: &str, rows| Global {
         key: key.into(),
         dtype: DType::Float32,
@@ -92,32 +92,32 @@ fn world() -> World {
         salt: 3,
         prepended: false,
     };
-    World {
+    Contents {
         tensors: vec![tensor("a", 60), tensor("b", 7)],
         objects: true,
         extra: Value::Dict(Vec::new()),
     }
 }
 
-/// What the same throws make every time: each kind of memory but devices.
-fn states(world: &World, cut: &Cut) -> Vec<StateDict> {
+/// What the same choices make every time: each kind of memory but devices.
+fn states(contents: &Contents, cut: &Cut) -> Vec<StateDict> {
     (0..RANKS)
-        .map(|r| world.state(cut, r, &mut simple()))
+        .map(|r| contents.state(cut, r, &mut simple()))
         .collect()
 }
 
-fn simple() -> reshard_laws::world::Dice {
-    reshard_laws::world::Dice::of([0, 1, 3, 2, 0, 1])
+fn simple() -> reshard_laws::contents::Choices {
+    reshard_laws::contents::Choices::of([0, 1, 3, 2, 0, 1])
 }
 
-fn templates(world: &World, cut: &Cut) -> (Vec<StateDict>, Vec<Watch>) {
+fn templates(contents: &Contents, cut: &Cut) -> (Vec<StateDict>, Vec<Watch>) {
     (0..RANKS)
-        .map(|r| world.template(cut, r, RANKS, Dialect::Megatron, &mut simple()))
+        .map(|r| contents.template(cut, r, RANKS, Dialect::Megatron, &mut simple()))
         .unzip()
 }
 
-fn faulty(hook: &'static str, fails: bool, panics: bool) -> Tap {
-    Tap::new(move |at| match fails && at == hook {
+fn faulty(hook: &'static str, fails: bool, panics: bool) -> Observer {
+    Observer::new(move |at| match fails && at == hook {
         true if panics => panic!("a panic in {hook}"),
         true => Err(format!("a fault in {hook}").into()),
         false => Ok(()),
@@ -133,11 +133,11 @@ fn fails(hook: &Hook, who: &[u32], coordinator: u32) -> Vec<u32> {
 
 #[test]
 fn a_fault_in_any_hook_of_a_save_is_told_to_all_and_leaves_nothing() {
-    let (world, old) = (world(), Place::new());
-    let cut = world.rows(RANKS);
+    let (contents, old) = (contents(), Place::new());
+    let cut = contents.rows(RANKS);
     for outcome in save(
         group(RANKS),
-        states(&world, &world.columns(RANKS)),
+        states(&contents, &contents.columns(RANKS)),
         old.url(),
         |_, s| s,
     ) {
@@ -154,12 +154,12 @@ fn a_fault_in_any_hook_of_a_save_is_told_to_all_and_leaves_nothing() {
             for (place, torch) in [(&new, false), (&new, true), (&old, false), (&old, true)] {
                 let outcomes = save(
                     group(RANKS),
-                    states(&world, &cut),
+                    states(&contents, &cut),
                     place.url(),
                     move |rank, save| {
-                        let tap = faulty(hook.0, who.contains(&rank.0), false);
-                        let planner = tap.on(DefaultSavePlanner::DEFAULT);
-                        save.strategy(TappedSave::new(tap, torch))
+                        let observer = faulty(hook.0, who.contains(&rank.0), false);
+                        let planner = observer.on(DefaultSavePlanner::DEFAULT);
+                        save.strategy(TappedSave::new(observer, torch))
                             .planner(planner)
                             .coordinator(Rank(coordinator))
                             .overwrite(true)
@@ -197,8 +197,8 @@ fn a_fault_in_any_hook_of_a_save_is_told_to_all_and_leaves_nothing() {
 
 #[test]
 fn a_panic_in_any_hook_of_a_save_is_an_error_on_all_other_ranks() {
-    let world = world();
-    let cut = world.rows(RANKS);
+    let contents = contents();
+    let cut = contents.rows(RANKS);
     for hook in SAVE {
         for who in [0, 1] {
             if hook.1 && who != 0 {
@@ -207,12 +207,12 @@ fn a_panic_in_any_hook_of_a_save_is_an_error_on_all_other_ranks() {
             let place = Place::new();
             let outcomes = try_save(
                 group(RANKS),
-                states(&world, &cut),
+                states(&contents, &cut),
                 place.url(),
                 move |rank, save| {
-                    let tap = faulty(hook.0, rank.0 == who, true);
-                    let planner = tap.on(DefaultSavePlanner::DEFAULT);
-                    save.strategy(TappedSave::new(tap, who == 0))
+                    let observer = faulty(hook.0, rank.0 == who, true);
+                    let planner = observer.on(DefaultSavePlanner::DEFAULT);
+                    save.strategy(TappedSave::new(observer, who == 0))
                         .planner(planner)
                 },
             );
@@ -256,10 +256,10 @@ impl LoadPlanner for ByScratch {
 }
 
 /// Checkpoints of the example's format and of `torch_dist`.
-fn checkpoints(world: &World) -> [(Place, bool); 2] {
+fn checkpoints(contents: &Contents) -> [(Place, bool); 2] {
     [false, true].map(|torch| {
         let place = Place::new();
-        let states = states(world, &world.columns(RANKS));
+        let states = states(contents, &contents.columns(RANKS));
         let outcomes = save(group(RANKS), states, place.url(), move |_, save| {
             if torch {
                 save
@@ -272,25 +272,25 @@ fn checkpoints(world: &World) -> [(Place, bool); 2] {
     })
 }
 
-fn tapped(tap: Tap, torch: bool) -> TappedLoad {
+fn tapped(observer: Observer, torch: bool) -> TappedLoad {
     match torch {
-        true => TappedLoad::new(tap, TorchDistLoadConfig::default()),
-        false => TappedLoad::new(tap, ExampleLoadConfig::default()),
+        true => TappedLoad::new(observer, TorchDistLoadConfig::default()),
+        false => TappedLoad::new(observer, ExampleLoadConfig::default()),
     }
 }
 
 #[test]
 fn a_fault_in_any_hook_of_a_load_is_told_to_all_and_gives_the_templates_back() {
-    let world = world();
-    let cut = world.rows(RANKS);
-    for (place, torch) in checkpoints(&world) {
+    let contents = contents();
+    let cut = contents.rows(RANKS);
+    for (place, torch) in checkpoints(&contents) {
         for hook in LOAD {
             for &(who, coordinator) in WHO {
                 let expected = fails(hook, who, coordinator);
                 if expected.is_empty() {
                     continue;
                 }
-                let (templates, watches) = templates(&world, &cut);
+                let (templates, watches) = templates(&contents, &cut);
                 let outcomes = load(
                     group(RANKS),
                     templates,
@@ -303,9 +303,9 @@ fn a_fault_in_any_hook_of_a_load_is_told_to_all_and_gives_the_templates_back() {
                         if fails && hook.0 == "registry" {
                             load = load.registry(Registry::default());
                         }
-                        let tap = faulty(hook.0, fails, false);
-                        load.planner(tap.on(ByScratch))
-                            .strategy(tapped(tap, torch))
+                        let observer = faulty(hook.0, fails, false);
+                        load.planner(observer.on(ByScratch))
+                            .strategy(tapped(observer, torch))
                             .coordinator(Rank(coordinator))
                     },
                 );
@@ -335,7 +335,7 @@ fn a_fault_in_any_hook_of_a_load_is_told_to_all_and_gives_the_templates_back() {
                         paths.sort();
                         paths
                     };
-                    let fresh = world
+                    let fresh = contents
                         .template(&cut, r, RANKS, Dialect::Megatron, &mut simple())
                         .0;
                     assert_eq!(leaves(&template), leaves(&fresh), "{hook:?}");
@@ -348,18 +348,19 @@ fn a_fault_in_any_hook_of_a_load_is_told_to_all_and_gives_the_templates_back() {
 
 #[test]
 fn a_panic_in_any_hook_of_a_load_is_an_error_on_all_other_ranks() {
-    let world = world();
-    let cut = world.rows(RANKS);
-    for (place, torch) in checkpoints(&world) {
+    let contents = contents();
+    let cut = contents.rows(RANKS);
+    for (place, torch) in checkpoints(&contents) {
         for hook in LOAD.iter().filter(|h| h.0.contains('.')) {
             for who in [0, 1] {
                 if hook.1 && who != 0 {
                     continue;
                 }
-                let (templates, _) = templates(&world, &cut);
+                let (templates, _) = templates(&contents, &cut);
                 let outcomes = try_load(group(RANKS), templates, place.url(), move |rank, load| {
-                    let tap = faulty(hook.0, rank.0 == who, true);
-                    load.planner(tap.on(ByScratch)).strategy(tapped(tap, torch))
+                    let observer = faulty(hook.0, rank.0 == who, true);
+                    load.planner(observer.on(ByScratch))
+                        .strategy(tapped(observer, torch))
                 });
                 for (rank, outcome) in (0..).zip(outcomes) {
                     match outcome {
@@ -380,17 +381,18 @@ fn a_panic_in_any_hook_of_a_load_is_an_error_on_all_other_ranks() {
 
 #[test]
 fn without_a_fault_the_taps_change_nothing() {
-    let world = world();
-    let cut = world.rows(RANKS);
-    for (place, torch) in checkpoints(&world) {
-        let (templates, watches) = templates(&world, &cut);
+    let contents = contents();
+    let cut = contents.rows(RANKS);
+    for (place, torch) in checkpoints(&contents) {
+        let (templates, watches) = templates(&contents, &cut);
         let outcomes = load(group(RANKS), templates, place.url(), move |_, load| {
-            let tap = faulty("none", true, true);
-            load.planner(tap.on(ByScratch)).strategy(tapped(tap, torch))
+            let observer = faulty("none", true, true);
+            load.planner(observer.on(ByScratch))
+                .strategy(tapped(observer, torch))
         });
         for (r, outcome) in (0..).zip(outcomes) {
             let plain: ValueTree = outcome.unwrap().0;
-            world.check(&cut, r, RANKS, &plain);
+            contents.check(&cut, r, RANKS, &plain);
         }
         watches.iter().for_each(Watch::check_filled);
     }

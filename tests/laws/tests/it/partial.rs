@@ -5,9 +5,9 @@ use reshard::storage::{LocalStore, Store};
 use reshard::{DType, OpenOptions, Region, ShardedTensor, StateDict};
 use reshard_laws::{
     cases,
+    contents::{Contents, Global, choices},
     place::{Place, stores},
     ranks::{group, load, save},
-    world::{Global, World, dice},
 };
 use reshard_storage::{CountingStore, testkit::MemoryStore};
 use std::sync::Arc;
@@ -24,8 +24,8 @@ fn matrix(key: &str, dtype: DType, rows: u64, columns: u64) -> Global {
     }
 }
 
-fn world(tensors: Vec<Global>) -> World {
-    World {
+fn contents(tensors: Vec<Global>) -> Contents {
+    Contents {
         tensors,
         objects: false,
         extra: reshard::Value::Dict(Vec::new()),
@@ -50,12 +50,12 @@ proptest! {
     #[test]
     fn rows_cost_their_own_bytes_and_a_header_an_item(
         rows in 1u64..400, columns in 1u64..60, n in 1u32..4, dtype in prop::sample::select(DType::ALL),
-        from in 0.0..1.0f64, len in 0.0..1.0f64, mut dice in dice(), on_disk in any::<bool>(), verify in any::<bool>(),
+        from in 0.0..1.0f64, len in 0.0..1.0f64, mut choices in choices(), on_disk in any::<bool>(), verify in any::<bool>(),
     ) {
         let dir = tempfile::tempdir().unwrap();
         let (counts, place) = counting(on_disk.then_some(&dir));
-        let world = world(vec![matrix("w", dtype, rows, columns)]);
-        for outcome in save(group(n), world.states(&world.rows(n), &mut dice), place.url(), |_, s| s) {
+        let contents = contents(vec![matrix("w", dtype, rows, columns)]);
+        for outcome in save(group(n), contents.states(&contents.rows(n), &mut choices), place.url(), |_, s| s) {
             outcome.unwrap();
         }
         let opened = OpenOptions::new().stores(stores()).verify(verify).open(place.url());
@@ -68,7 +68,7 @@ proptest! {
         let tensor = opened.tensor("w").unwrap();
         let items = tensor.chunks().iter().filter(|c| c.region.intersect(&wanted).is_some()).count() as u64;
         let got = futures::executor::block_on(tensor.read(&wanted)).unwrap();
-        prop_assert!(got.to_bytes() == world.tensors[0].part(&wanted));
+        prop_assert!(got.to_bytes() == contents.tensors[0].part(&wanted));
 
         let counted = counts.take();
         let needed = len * columns * dtype.size();
@@ -84,27 +84,27 @@ proptest! {
 
     #[test]
     fn a_load_onto_other_row_blocks_reads_what_it_needs(
-        n in 1u32..5, m in 1u32..5, rows in 40u64..300, columns in 20u64..80, mut dice in dice(),
+        n in 1u32..5, m in 1u32..5, rows in 40u64..300, columns in 20u64..80, mut choices in choices(),
     ) {
         let (counts, place) = counting(None);
-        let world = world(vec![
+        let contents = contents(vec![
             matrix("a", DType::Float32, rows, columns), matrix("b", DType::BFloat16, rows + 7, columns),
         ]);
-        for outcome in save(group(n), world.states(&world.rows(n), &mut dice), place.url(), |_, s| s) {
+        for outcome in save(group(n), contents.states(&contents.rows(n), &mut choices), place.url(), |_, s| s) {
             outcome.unwrap();
         }
         counts.take();
-        let cut = world.rows(m);
-        let templates = (0..m).map(|r| world.template(&cut, r, n, Default::default(), &mut dice).0).collect();
+        let cut = contents.rows(m);
+        let templates = (0..m).map(|r| contents.template(&cut, r, n, Default::default(), &mut choices).0).collect();
         let (mut needed, mut read, mut headers) = (0, 0, 0);
         for (r, outcome) in (0..).zip(load(group(m), templates, place.url(), |_, l| l)) {
             let (plain, report) = outcome.unwrap();
-            world.check(&cut, r, n, &plain);
+            contents.check(&cut, r, n, &plain);
             needed += report.totals.needed;
             read += report.totals.bytes;
             headers += report.totals.beside;
         }
-        let all: u64 = world.tensors.iter().map(|t| t.whole().nbytes()).sum();
+        let all: u64 = contents.tensors.iter().map(|t| t.whole().nbytes()).sum();
         prop_assert_eq!((needed, read), (all, all));
         // Each rank looks at the items that its rows meet: at most one more than ranks saved and load, for each tensor.
         let items = 2 * u64::from(n + m);
@@ -116,13 +116,13 @@ proptest! {
 
     #[test]
     fn no_byte_is_read_twice_for_columns(
-        columns in 8u64..64, eighth in 0u64..8, twice in any::<bool>(), on_disk in any::<bool>(), mut dice in dice(),
+        columns in 8u64..64, eighth in 0u64..8, twice in any::<bool>(), on_disk in any::<bool>(), mut choices in choices(),
     ) {
         let dir = tempfile::tempdir().unwrap();
         let (counts, place) = counting(on_disk.then_some(&dir));
         let columns = columns * 8;
-        let world = world(vec![matrix("w", DType::Float32, 128, columns)]);
-        for outcome in save(group(2), world.states(&world.rows(2), &mut dice), place.url(), |_, s| s) {
+        let contents = contents(vec![matrix("w", DType::Float32, 128, columns)]);
+        for outcome in save(group(2), contents.states(&contents.rows(2), &mut choices), place.url(), |_, s| s) {
             outcome.unwrap();
         }
         counts.take();
@@ -141,7 +141,7 @@ proptest! {
         let (plain, report) = load(group(1), vec![template], place.url(), |_, l| l).remove(0).unwrap();
         for (i, region) in regions.iter().enumerate() {
             let got = plain.get(&format!("part{i}")).unwrap().leaf().unwrap().as_tensor().unwrap();
-            prop_assert!(got.to_bytes() == world.tensors[0].part(region));
+            prop_assert!(got.to_bytes() == contents.tensors[0].part(region));
         }
         let whole = 128 * columns * 4;
         prop_assert!(report.totals.bytes <= whole, "{} of {whole} bytes", report.totals.bytes);

@@ -17,17 +17,17 @@ use reshard::{
 use reshard_example::ExampleConfig;
 use reshard_laws::{
     cases,
+    contents::{Choices, Contents, choices, contents},
     place::{Place, stores},
     ranks::{group, load, save, told, try_save},
-    world::{Dice, World, dice, world},
 };
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, sync::Arc};
 
-/// Cuts pieces anywhere, and throws the parts into files in any order: a policy of a third party.
+/// Cuts pieces anywhere, and puts the parts into files in any order: a policy of a third party.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Chop {
-    throws: Vec<u32>,
+    numbers: Vec<u32>,
     gather: bool,
 }
 
@@ -38,18 +38,19 @@ impl ShardingPolicy for Chop {
     }
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> reshard::policy::Result<()> {
-        let mut dice = Dice::of(self.throws.clone());
+        let mut choices = Choices::of(self.numbers.clone());
         for of_task in chunks_by_task(pieces) {
-            let mut files: Vec<Vec<(usize, Region)>> = vec![Vec::new(); 1 + dice.below(4) as usize];
+            let mut files: Vec<Vec<(usize, Region)>> =
+                vec![Vec::new(); 1 + choices.below(4) as usize];
             for i in of_task {
                 let mut parts = vec![pieces[i].region.clone()];
-                for _ in 0..dice.below(5) {
-                    let at = dice.below(parts.len() as u64) as usize;
+                for _ in 0..choices.below(5) {
+                    let at = choices.below(parts.len() as u64) as usize;
                     let part = parts.swap_remove(at);
-                    parts.extend(halves(&part, &mut dice));
+                    parts.extend(halves(&part, &mut choices));
                 }
                 for part in parts {
-                    let file = dice.below(files.len() as u64) as usize;
+                    let file = choices.below(files.len() as u64) as usize;
                     files[file].push((i, part));
                 }
             }
@@ -77,12 +78,12 @@ fn chunks_by_task(pieces: &[Piece<'_>]) -> Vec<std::ops::Range<usize>> {
     runs.collect()
 }
 
-fn halves(part: &Region, dice: &mut Dice) -> Vec<Region> {
+fn halves(part: &Region, choices: &mut Choices) -> Vec<Region> {
     let axes: Vec<usize> = (0..part.ndim()).filter(|&a| part.lengths[a] > 1).collect();
-    let Some(&axis) = axes.get(dice.below(axes.len() as u64) as usize) else {
+    let Some(&axis) = axes.get(choices.below(axes.len() as u64) as usize) else {
         return vec![part.clone()];
     };
-    let at = 1 + dice.below(part.lengths[axis] - 1);
+    let at = 1 + choices.below(part.lengths[axis] - 1);
     let (mut a, mut b) = (part.clone(), part.clone());
     a.lengths[axis] = at;
     b.offsets[axis] += at;
@@ -122,7 +123,7 @@ fn choice() -> impl Strategy<Value = Choice> {
         prop::collection::vec(any::<u32>(), 24),
         prop::bool::weighted(0.3),
     )
-        .prop_map(|(throws, gather)| Choice::Chop(Chop { throws, gather }));
+        .prop_map(|(numbers, gather)| Choice::Chop(Chop { numbers, gather }));
     // Worlds have tensors of some KiB.
     let size = 1u64..4000;
     prop_oneof![
@@ -142,11 +143,11 @@ proptest! {
 
     #[test]
     fn whatever_a_policy_answers_that_holds_is_loaded_back(
-        world in world(), n in 1u32..5, m in 1u32..4, mut dice in dice(), choice in choice(),
+        contents in contents(), n in 1u32..5, m in 1u32..4, mut choices in choices(), choice in choice(),
         dialect in prop_oneof![Just(Dialect::Megatron), Just(Dialect::Dcp)],
     ) {
         let place = Place::new();
-        let states = world.states(&world.cut(n, &mut dice), &mut dice);
+        let states = contents.states(&contents.cut(n, &mut choices), &mut choices);
         let chosen = choice.clone();
         let saved = save(group(n), states, place.url(), move |_, save| chosen.set(save).dialect(dialect));
         let saved: Vec<SaveReport> = saved.into_iter().map(|o| o.unwrap()).collect();
@@ -164,11 +165,11 @@ proptest! {
         prop_assert_eq!(stored as u64, items);
         prop_assert_eq!(block_on(opened.sidecar()).0.unwrap().policy, Some(told.description));
 
-        let cut = world.cut(m, &mut dice);
+        let cut = contents.cut(m, &mut choices);
         let (templates, watches): (Vec<_>, Vec<_>) =
-            (0..m).map(|r| world.template(&cut, r, n, dialect, &mut dice)).unzip();
+            (0..m).map(|r| contents.template(&cut, r, n, dialect, &mut choices)).unzip();
         for (r, outcome) in (0..).zip(load(group(m), templates, place.url(), |_, load| load)) {
-            world.check(&cut, r, n, &outcome.unwrap().0);
+            contents.check(&cut, r, n, &outcome.unwrap().0);
         }
         watches.iter().for_each(|w| w.check_filled());
     }
@@ -351,7 +352,7 @@ fn the_coordinator_alone_says_whether_everything_comes_to_it() {
     for gathers in [false, true] {
         let place = Place::new();
         let chop = move |gather| Chop {
-            throws: vec![3, 1, 4],
+            numbers: vec![3, 1, 4],
             gather,
         };
         let saved = save(group(3), tables(3), place.url(), move |rank, s| {
@@ -436,7 +437,7 @@ fn values_are_changed_by_a_planner_once_however_they_are_cut_and_moved() {
     for gather in [false, true] {
         let place = Place::new();
         let chop = Chop {
-            throws: vec![3, 1, 4, 1, 5, 9, 2, 6],
+            numbers: vec![3, 1, 4, 1, 5, 9, 2, 6],
             gather,
         };
         let saved = save(group(3), tables(3), place.url(), move |_, save| {
@@ -473,16 +474,16 @@ fn each_rank_of_a_rank_local_save_places_its_own() {
 #[test]
 fn a_state_without_leaves_has_nothing_to_place() {
     let place = Place::new();
-    let states = World {
+    let states = Contents {
         tensors: Vec::new(),
         objects: false,
         extra: reshard::Value::None,
     };
     let cut = states.rows(2);
-    let states = states.states(&cut, &mut Dice::of([0]));
+    let states = states.states(&cut, &mut Choices::of([0]));
     let saved = save(group(2), states, place.url(), |_, s| {
         s.policy(Chop {
-            throws: vec![0],
+            numbers: vec![0],
             gather: true,
         })
     });

@@ -43,27 +43,27 @@
 use reshard::{
     DType, Rank, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
     plan::{DefaultLoadPlanner, DefaultSavePlanner, Destination, LoadPlanner, PlanError, ReadItem},
-    strategy::testkit::Tap,
+    strategy::testkit::Observer,
     torch_dist::TorchDistLoadConfig,
 };
 use reshard_example::ExampleLoadConfig;
 use reshard_laws::{
+    observed::{TappedLoad, TappedSave},
     place::Place,
     ranks::{group, load, save},
-    tapped::{TappedLoad, TappedSave},
 };
 use std::sync::{Arc, Mutex};
 
 type Calls = Arc<Mutex<Vec<&'static str>>>;
 
-fn record() -> (Calls, Tap) {
+fn record() -> (Calls, Observer) {
     let calls = Calls::default();
     let heard = Arc::clone(&calls);
-    let tap = Tap::new(move |hook| {
+    let observer = Observer::new(move |hook| {
         heard.lock().unwrap().push(hook);
         Ok(())
     });
-    (calls, tap)
+    (calls, observer)
 }
 
 /// Two tensors and an object a rank.
@@ -104,12 +104,12 @@ impl LoadPlanner for ByScratch {
 fn hooks_are_called_in_dcps_order() {
     for (coordinator, torch) in [(0usize, false), (1, true), (0, true), (1, false)] {
         let place = Place::new();
-        let (calls, taps): (Vec<Calls>, Vec<Tap>) = (0..2).map(|_| record()).unzip();
+        let (calls, observers): (Vec<Calls>, Vec<Observer>) = (0..2).map(|_| record()).unzip();
         let states = (0..2).map(|r| state(r, true)).collect();
         let outcomes = save(group(2), states, place.url(), move |rank, save| {
-            let tap = &taps[rank.index()];
-            let planner = tap.on(DefaultSavePlanner::DEFAULT);
-            save.strategy(TappedSave::new(tap.clone(), torch))
+            let observer = &observers[rank.index()];
+            let planner = observer.on(DefaultSavePlanner::DEFAULT);
+            save.strategy(TappedSave::new(observer.clone(), torch))
                 .planner(planner)
                 .coordinator(Rank(coordinator as u32))
         });
@@ -140,16 +140,16 @@ fn hooks_are_called_in_dcps_order() {
             );
         }
 
-        let (calls, taps): (Vec<Calls>, Vec<Tap>) = (0..2).map(|_| record()).unzip();
+        let (calls, observers): (Vec<Calls>, Vec<Observer>) = (0..2).map(|_| record()).unzip();
         let templates = (0..2).map(|r| state(r, false)).collect();
         let outcomes = load(group(2), templates, place.url(), move |rank, load| {
-            let tap = &taps[rank.index()];
+            let observer = &observers[rank.index()];
             let strategy = match torch {
-                true => TappedLoad::new(tap.clone(), TorchDistLoadConfig::default()),
-                false => TappedLoad::new(tap.clone(), ExampleLoadConfig::default()),
+                true => TappedLoad::new(observer.clone(), TorchDistLoadConfig::default()),
+                false => TappedLoad::new(observer.clone(), ExampleLoadConfig::default()),
             };
             load.strategy(strategy)
-                .planner(tap.on(ByScratch))
+                .planner(observer.on(ByScratch))
                 .coordinator(Rank(coordinator as u32))
         });
         outcomes.into_iter().for_each(|o| drop(o.unwrap()));

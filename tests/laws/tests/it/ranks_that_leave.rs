@@ -5,15 +5,15 @@ use reshard::storage::StoreExt as _;
 use reshard::{DType, Dialect, ErrorKind, ProcessGroup, StateDict, Value, comm::Cause};
 use reshard_comm::testkit::{Fault, FaultGroup, try_on_ranks};
 use reshard_laws::{
+    contents::{Choices, Contents, Global, Watch},
     place::{Place, stores},
     ranks::{Groups, group, load, save, try_load, try_save},
-    world::{Dice, Global, Watch, World},
 };
 use std::{future::IntoFuture, sync::Arc, task::Context, time::Duration};
 
 const RANKS: u32 = 3;
 
-fn world() -> World {
+fn contents() -> Contents {
     let tensor = Global {
         key: "a".into(),
         dtype: DType::Float32,
@@ -21,21 +21,21 @@ fn world() -> World {
         salt: 3,
         prepended: false,
     };
-    World {
+    Contents {
         tensors: vec![tensor],
         objects: true,
         extra: Value::Dict(Vec::new()),
     }
 }
 
-fn states(world: &World) -> Vec<StateDict> {
-    world.states(&world.rows(RANKS), &mut Dice::of([0]))
+fn states(contents: &Contents) -> Vec<StateDict> {
+    contents.states(&contents.rows(RANKS), &mut Choices::of([0]))
 }
 
-fn templates(world: &World) -> (Vec<StateDict>, Vec<Watch>) {
-    let cut = world.columns(RANKS);
+fn templates(contents: &Contents) -> (Vec<StateDict>, Vec<Watch>) {
+    let cut = contents.columns(RANKS);
     (0..RANKS)
-        .map(|r| world.template(&cut, r, RANKS, Dialect::Megatron, &mut Dice::of([0])))
+        .map(|r| contents.template(&cut, r, RANKS, Dialect::Megatron, &mut Choices::of([0])))
         .unzip()
 }
 
@@ -64,27 +64,27 @@ fn faulty(who: u32, at: u64, fault: &Fault) -> Groups {
 const SHORT: Duration = Duration::from_millis(300);
 
 /// There is no checkpoint, or the whole of it: the last collective comes after it was committed.
-fn nothing_or_all(world: &World, place: &Place) {
+fn nothing_or_all(contents: &Contents, place: &Place) {
     if place.files().is_empty() {
         return;
     }
-    let cut = world.columns(RANKS);
-    let (templates, _) = templates(world);
+    let cut = contents.columns(RANKS);
+    let (templates, _) = templates(contents);
     for (r, outcome) in (0..).zip(load(group(RANKS), templates, place.url(), |_, l| l)) {
-        world.check(&cut, r, RANKS, &outcome.unwrap().0);
+        contents.check(&cut, r, RANKS, &outcome.unwrap().0);
     }
 }
 
 #[test]
 fn a_fault_of_the_transport_at_any_collective_fails_the_save_on_all_ranks() {
-    let world = world();
+    let contents = contents();
     let counting: Vec<FaultGroup> = group(RANKS).into_iter().map(FaultGroup::counting).collect();
     let place = Place::new();
     let groups = counting
         .iter()
         .map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>)
         .collect();
-    save(groups, states(&world), place.url(), |_, s| s)
+    save(groups, states(&contents), place.url(), |_, s| s)
         .into_iter()
         .for_each(|o| drop(o.unwrap()));
     for who in [0, 1] {
@@ -95,7 +95,7 @@ fn a_fault_of_the_transport_at_any_collective_fails_the_save_on_all_ranks() {
                 let place = Place::new();
                 let outcomes = try_save(
                     faulty(who, at, &fault),
-                    states(&world),
+                    states(&contents),
                     place.url(),
                     |_, s| s.deadline(SHORT),
                 );
@@ -117,7 +117,7 @@ fn a_fault_of_the_transport_at_any_collective_fails_the_save_on_all_ranks() {
                         Err(_) => assert_eq!(rank, who, "{fault:?} at {at}"),
                     }
                 }
-                nothing_or_all(&world, &place);
+                nothing_or_all(&contents, &place);
             }
         }
     }
@@ -125,9 +125,9 @@ fn a_fault_of_the_transport_at_any_collective_fails_the_save_on_all_ranks() {
 
 #[test]
 fn a_fault_of_the_transport_at_any_collective_fails_the_load_on_all_ranks() {
-    let world = world();
+    let contents = contents();
     let place = Place::new();
-    save(group(RANKS), states(&world), place.url(), |_, s| s)
+    save(group(RANKS), states(&contents), place.url(), |_, s| s)
         .into_iter()
         .for_each(|o| drop(o.unwrap()));
     let counting: Vec<FaultGroup> = group(RANKS).into_iter().map(FaultGroup::counting).collect();
@@ -135,22 +135,22 @@ fn a_fault_of_the_transport_at_any_collective_fails_the_load_on_all_ranks() {
         .iter()
         .map(|g| Arc::new(g.clone()) as Arc<dyn ProcessGroup>)
         .collect();
-    load(groups, templates(&world).0, place.url(), |_, l| l)
+    load(groups, templates(&contents).0, place.url(), |_, l| l)
         .into_iter()
         .for_each(|o| drop(o.unwrap()));
     for who in [0, 1] {
         let calls = counting[who as usize].calls();
         for at in 0..calls {
             for fault in faults() {
-                let (templates, watches) = templates(&world);
+                let (templates, watches) = templates(&contents);
                 let outcomes = try_load(faulty(who, at, &fault), templates, place.url(), |_, l| {
                     l.deadline(SHORT)
                 });
-                let cut = world.columns(RANKS);
+                let cut = contents.columns(RANKS);
                 for (rank, outcome) in (0..).zip(outcomes) {
                     match outcome {
                         // The last answer may have reached some ranks before.
-                        Ok(Ok((plain, _))) => world.check(&cut, rank, RANKS, &plain),
+                        Ok(Ok((plain, _))) => contents.check(&cut, rank, RANKS, &plain),
                         Ok(Err(e)) => assert!(!e.error().strategy_error().to_string().is_empty()),
                         Err(_) => assert_eq!(rank, who, "{fault:?} at {at}"),
                     }
@@ -173,13 +173,13 @@ enum End {
 
 #[test]
 fn a_save_whose_future_one_rank_drops_fails_on_the_others() {
-    let world = world();
+    let contents = contents();
     let mut dropped = 0;
     for who in [0, 2] {
         for polls in 0..24 {
             let place = Place::new();
             let url: Arc<str> = place.url().into();
-            let ranks: Vec<_> = group(RANKS).into_iter().zip(states(&world)).collect();
+            let ranks: Vec<_> = group(RANKS).into_iter().zip(states(&contents)).collect();
             let outcomes = try_on_ranks(ranks, move |(group, state)| {
                 let url = Arc::clone(&url);
                 async move {
@@ -214,7 +214,7 @@ fn a_save_whose_future_one_rank_drops_fails_on_the_others() {
                     "{ends:?} after {polls} polls"
                 );
             }
-            nothing_or_all(&world, &place);
+            nothing_or_all(&contents, &place);
         }
     }
     assert!(dropped > 2);
@@ -222,16 +222,19 @@ fn a_save_whose_future_one_rank_drops_fails_on_the_others() {
 
 #[test]
 fn a_load_whose_future_one_rank_drops_ends_at_once_on_the_others() {
-    let world = world();
+    let contents = contents();
     let place = Place::new();
-    save(group(RANKS), states(&world), place.url(), |_, s| s)
+    save(group(RANKS), states(&contents), place.url(), |_, s| s)
         .into_iter()
         .for_each(|o| drop(o.unwrap()));
     let mut dropped = 0;
     for who in [0, 2] {
         for polls in 0..24 {
             let url: Arc<str> = place.url().into();
-            let ranks: Vec<_> = group(RANKS).into_iter().zip(templates(&world).0).collect();
+            let ranks: Vec<_> = group(RANKS)
+                .into_iter()
+                .zip(templates(&contents).0)
+                .collect();
             let outcomes = try_on_ranks(ranks, move |(group, template)| {
                 let url = Arc::clone(&url);
                 async move {
@@ -275,11 +278,11 @@ fn a_load_whose_future_one_rank_drops_ends_at_once_on_the_others() {
 
 #[test]
 fn a_silent_rank_is_named_when_the_deadline_has_passed() {
-    let world = world();
+    let contents = contents();
     let place = Place::new();
     let outcomes = save(
         faulty(1, 2, &Fault::Silence),
-        states(&world),
+        states(&contents),
         place.url(),
         |_, s| s.deadline(SHORT),
     );
@@ -294,20 +297,20 @@ fn a_silent_rank_is_named_when_the_deadline_has_passed() {
 
 #[test]
 fn a_group_outlives_saves_and_loads_that_failed_in_order() {
-    let world = world();
+    let contents = contents();
     let place = Place::new();
     let groups = group(RANKS);
     let again = || groups.iter().map(Arc::clone).collect::<Groups>();
-    save(again(), states(&world), place.url(), |_, s| s)
+    save(again(), states(&contents), place.url(), |_, s| s)
         .into_iter()
         .for_each(|o| drop(o.unwrap()));
     // Refused, on all ranks; the group is as good as before.
     assert!(
-        save(again(), states(&world), place.url(), |_, s| s)
+        save(again(), states(&contents), place.url(), |_, s| s)
             .iter()
             .all(Result::is_err)
     );
-    let mut wrong = templates(&world).0;
+    let mut wrong = templates(&contents).0;
     wrong[1].insert(
         "x",
         reshard::ShardedTensor::template("x", DType::Int8, &[1]),
@@ -317,9 +320,9 @@ fn a_group_outlives_saves_and_loads_that_failed_in_order() {
             .iter()
             .all(Result::is_err)
     );
-    let cut = world.columns(RANKS);
-    for (r, outcome) in (0..).zip(load(again(), templates(&world).0, place.url(), |_, l| l)) {
-        world.check(&cut, r, RANKS, &outcome.unwrap().0);
+    let cut = contents.columns(RANKS);
+    for (r, outcome) in (0..).zip(load(again(), templates(&contents).0, place.url(), |_, l| l)) {
+        contents.check(&cut, r, RANKS, &outcome.unwrap().0);
     }
     drop(block_on(place.store().files()).unwrap());
 }

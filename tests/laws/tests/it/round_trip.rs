@@ -11,9 +11,9 @@ use reshard::{
 use reshard_example::ExampleConfig;
 use reshard_laws::{
     cases,
+    contents::{choices, contents},
     place::{Place, stores},
     ranks::{group, load, save},
-    world::{dice, world},
 };
 
 /// `torch_dist` in its settings, and a format of a third party.
@@ -56,15 +56,15 @@ proptest! {
 
     #[test]
     fn what_n_ranks_save_m_ranks_load(
-        world in world(), n in 1u32..5, m in 1u32..5, mut dice in dice(),
+        contents in contents(), n in 1u32..5, m in 1u32..5, mut choices in choices(),
         format in format(), dialect in dialect(), on_disk in prop::bool::weighted(0.2),
     ) {
         let dir = tempfile::tempdir().unwrap();
         let memory = Place::new();
         let url = if on_disk { dir.path().join("ckpt").display().to_string() } else { memory.url().into() };
 
-        let cut = world.cut(n, &mut dice);
-        let states = world.states(&cut, &mut dice);
+        let cut = contents.cut(n, &mut choices);
+        let states = contents.states(&cut, &mut choices);
         let saved = save(group(n), states, &url, move |_, save| {
             save.dialect(dialect).boxed_strategy(format.config()).durability(Durability::Process)
         });
@@ -72,16 +72,16 @@ proptest! {
             outcome.unwrap();
         }
 
-        let cut = world.cut(m, &mut dice);
+        let cut = contents.cut(m, &mut choices);
         let (mut templates, mut watches) = (Vec::new(), Vec::new());
         for r in 0..m {
-            let (template, watch) = world.template(&cut, r, n, dialect, &mut dice);
+            let (template, watch) = contents.template(&cut, r, n, dialect, &mut choices);
             templates.push(template);
             watches.push(watch);
         }
         for (r, outcome) in (0..).zip(load(group(m), templates, &url, |_, load| load)) {
             let (plain, report) = outcome.unwrap();
-            world.check(&cut, r, n, &plain);
+            contents.check(&cut, r, n, &plain);
             prop_assert!(report.notes.missing.is_empty() && report.notes.casts.is_empty());
         }
         watches.iter().for_each(|w| w.check_filled());
@@ -90,23 +90,23 @@ proptest! {
     /// Opened by one process, without a template.
     #[test]
     fn an_opened_checkpoint_gives_everything_back(
-        world in world(), n in 1u32..4, mut dice in dice(), dialect in dialect(), format in format(),
+        contents in contents(), n in 1u32..4, mut choices in choices(), dialect in dialect(), format in format(),
     ) {
         let place = Place::new();
-        let cut = world.cut(n, &mut dice);
-        let states = world.states(&cut, &mut dice);
+        let cut = contents.cut(n, &mut choices);
+        let states = contents.states(&cut, &mut choices);
         let saved = save(group(n), states, place.url(), move |_, save| {
             save.dialect(dialect).boxed_strategy(format.config())
         });
         saved.into_iter().for_each(|o| drop(o.unwrap()));
         let opened = block_on(OpenOptions::new().stores(stores()).open(place.url())).unwrap();
         prop_assert_eq!(opened.dialect(), dialect);
-        for t in &world.tensors {
+        for t in &contents.tensors {
             let got = block_on(opened.tensor(&t.key).unwrap().read(..)).unwrap();
             prop_assert!(got.to_bytes() == t.whole().to_bytes(), "{} differs", t.key);
         }
         let state = block_on(opened.state()).unwrap();
-        let extra = ValueTree::from(world.extra.clone());
+        let extra = ValueTree::from(contents.extra.clone());
         let want = if dialect == Dialect::Dcp { textual(extra) } else { extra };
         prop_assert_eq!(state.get("extra"), Some(&want));
         let report = block_on(opened.verify(true, Default::default())).unwrap();

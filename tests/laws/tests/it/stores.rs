@@ -8,9 +8,9 @@ use reshard::{
     torch_dist::TorchDistConfig,
 };
 use reshard_laws::{
+    contents::{Choices, Contents, Global, Watch},
     place::Place,
     ranks::{group, load, save, told},
-    world::{Dice, Global, Watch, World},
 };
 use reshard_storage::testkit::{Fault, FaultStore, MemoryStore, Op};
 use std::{
@@ -21,7 +21,7 @@ use std::{
 
 const RANKS: u32 = 3;
 
-fn world() -> World {
+fn contents() -> Contents {
     let tensor = |key: &str, rows| Global {
         key: key.into(),
         dtype: DType::Float32,
@@ -29,27 +29,27 @@ fn world() -> World {
         salt: 3,
         prepended: false,
     };
-    World {
+    Contents {
         tensors: vec![tensor("a", 120), tensor("b", 7)],
         objects: true,
         extra: Value::Dict(Vec::new()),
     }
 }
 
-fn states(world: &World) -> Vec<StateDict> {
-    world.states(&world.rows(RANKS), &mut Dice::of([0, 1, 3, 2]))
+fn states(contents: &Contents) -> Vec<StateDict> {
+    contents.states(&contents.rows(RANKS), &mut Choices::of([0, 1, 3, 2]))
 }
 
-fn templates(world: &World) -> (Vec<StateDict>, Vec<Watch>) {
-    let cut = world.columns(RANKS);
+fn templates(contents: &Contents) -> (Vec<StateDict>, Vec<Watch>) {
+    let cut = contents.columns(RANKS);
     (0..RANKS)
         .map(|r| {
-            world.template(
+            contents.template(
                 &cut,
                 r,
                 RANKS,
                 Dialect::Megatron,
-                &mut Dice::of([0, 1, 3, 2]),
+                &mut Choices::of([0, 1, 3, 2]),
             )
         })
         .unzip()
@@ -62,9 +62,9 @@ fn faulty(inner: &Place, op: Op, nth: u64, fault: Fault) -> Place {
 }
 
 /// A sound checkpoint in memory.
-fn sound(world: &World) -> Place {
+fn sound(contents: &Contents) -> Place {
     let place = Place::of(MemoryStore::new());
-    save(group(RANKS), states(world), place.url(), |_, s| s)
+    save(group(RANKS), states(contents), place.url(), |_, s| s)
         .into_iter()
         .for_each(|o| drop(o.unwrap()));
     place
@@ -72,7 +72,7 @@ fn sound(world: &World) -> Place {
 
 #[test]
 fn a_call_that_fails_fails_the_save_on_all_ranks_and_leaves_nothing() {
-    let world = world();
+    let contents = contents();
     let mut met = 0;
     for op in [Op::Begin, Op::Write, Op::Commit] {
         for fault in [Fault::Before, Fault::After] {
@@ -83,7 +83,7 @@ fn a_call_that_fails_fails_the_save_on_all_ranks_and_leaves_nothing() {
             for nth in 0.. {
                 let inner = Place::new();
                 let place = faulty(&inner, op, nth, fault);
-                let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s);
+                let outcomes = save(group(RANKS), states(&contents), place.url(), |_, s| s);
                 if outcomes.iter().all(Result::is_ok) {
                     assert!(nth > 0, "{op:?} is never called");
                     break;
@@ -115,13 +115,13 @@ fn a_call_that_fails_fails_the_save_on_all_ranks_and_leaves_nothing() {
 
 #[test]
 fn an_old_checkpoint_outlives_every_failed_save() {
-    let world = world();
-    let old = sound(&world);
+    let contents = contents();
+    let old = sound(&contents);
     let before = old.files();
     for op in [Op::Begin, Op::Write, Op::Commit] {
         for nth in 0..2 {
             let place = faulty(&old, op, nth, Fault::Before);
-            let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| {
+            let outcomes = save(group(RANKS), states(&contents), place.url(), |_, s| {
                 s.overwrite(true)
             });
             if outcomes.iter().any(Result::is_err) {
@@ -134,14 +134,14 @@ fn an_old_checkpoint_outlives_every_failed_save() {
 
 #[test]
 fn a_file_that_is_not_whole_in_the_transaction_is_never_committed_whoever_wrote_it() {
-    let world = world();
+    let contents = contents();
     let modes = [
         (RANKS, Dialect::Megatron, false),
         (RANKS, Dialect::Dcp, true),
         (1, Dialect::Megatron, false),
     ];
     for (ranks, dialect, local) in modes {
-        let states = || world.states(&world.rows(ranks), &mut Dice::of([0, 1, 3, 2]));
+        let states = || contents.states(&contents.rows(ranks), &mut Choices::of([0, 1, 3, 2]));
         let save = |place: &Place| {
             save(group(ranks), states(), place.url(), move |_, s| {
                 s.overwrite(true).dialect(dialect).rank_local(local)
@@ -206,9 +206,9 @@ impl SavePlanner for Forgetful {
 
 #[test]
 fn a_checkpoint_that_lacks_a_planned_item_is_not_committed() {
-    let world = world();
+    let contents = contents();
     for ranks in [1, RANKS] {
-        let states = world.states(&world.rows(ranks), &mut Dice::of([0, 1, 3, 2]));
+        let states = contents.states(&contents.rows(ranks), &mut Choices::of([0, 1, 3, 2]));
         let place = Place::new();
         let outcomes = save(group(ranks), states, place.url(), |rank, s| {
             s.planner(Forgetful(rank.0))
@@ -229,13 +229,13 @@ fn a_checkpoint_that_lacks_a_planned_item_is_not_committed() {
 
 #[test]
 fn what_can_not_be_cleared_away_does_not_hide_why_the_save_failed() {
-    let world = world();
+    let contents = contents();
     let inner = Place::new();
     let store = FaultStore::new(Arc::clone(inner.store()));
     store.fail(Op::Write, 0, Fault::Before);
     store.fail(Op::Rollback, 0, Fault::Before);
     let place = Place::of(store);
-    let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s);
+    let outcomes = save(group(RANKS), states(&contents), place.url(), |_, s| s);
     let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
     assert_eq!(step, "write");
     assert!(
@@ -248,10 +248,10 @@ fn what_can_not_be_cleared_away_does_not_hide_why_the_save_failed() {
 
 #[test]
 fn a_place_that_is_taken_is_refused_on_all_ranks() {
-    let world = world();
-    let place = sound(&world);
+    let contents = contents();
+    let place = sound(&contents);
     let before = place.files();
-    let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s);
+    let outcomes = save(group(RANKS), states(&contents), place.url(), |_, s| s);
     let (step, causes) = told(outcomes.iter().map(|o| o.as_ref().err()));
     assert_eq!((step, causes.len()), ("begin", 1));
     assert!(
@@ -264,18 +264,18 @@ fn a_place_that_is_taken_is_refused_on_all_ranks() {
 
 #[test]
 fn a_call_that_fails_fails_the_load_on_all_ranks_and_gives_the_templates_back() {
-    let world = world();
-    let sound = sound(&world);
-    let cut = world.columns(RANKS);
+    let contents = contents();
+    let sound = sound(&contents);
+    let cut = contents.columns(RANKS);
     for op in [Op::Read, Op::ReadRanges, Op::ReadInto, Op::Head, Op::List] {
         for fault in [Fault::Before, Fault::Short, Fault::After] {
             for nth in 0.. {
                 let place = faulty(&sound, op, nth, fault);
-                let (templates, watches) = templates(&world);
+                let (templates, watches) = templates(&contents);
                 let outcomes = load(group(RANKS), templates, place.url(), |_, l| l);
                 if outcomes.iter().all(Result::is_ok) {
                     for (r, outcome) in (0..).zip(outcomes) {
-                        world.check(&cut, r, RANKS, &outcome.unwrap().0);
+                        contents.check(&cut, r, RANKS, &outcome.unwrap().0);
                     }
                     break;
                 }
@@ -294,9 +294,9 @@ fn a_call_that_fails_fails_the_load_on_all_ranks_and_gives_the_templates_back() 
 
 #[test]
 fn a_flipped_bit_is_never_loaded() {
-    let world = world();
-    let sound = sound(&world);
-    let cut = world.rows(RANKS);
+    let contents = contents();
+    let sound = sound(&contents);
+    let cut = contents.rows(RANKS);
     let (mut found, mut harmless) = (0, 0);
     for op in [Op::Read, Op::ReadRanges, Op::ReadInto] {
         for nth in 0..8 {
@@ -304,15 +304,15 @@ fn a_flipped_bit_is_never_loaded() {
             // The same cut as was saved, so that every item is read whole and checked.
             let templates = (0..RANKS)
                 .map(|r| {
-                    world
-                        .template(&cut, r, RANKS, Dialect::Megatron, &mut Dice::of([0]))
+                    contents
+                        .template(&cut, r, RANKS, Dialect::Megatron, &mut Choices::of([0]))
                         .0
                 })
                 .collect();
             for (r, outcome) in (0..).zip(load(group(RANKS), templates, place.url(), |_, l| l)) {
                 match outcome {
                     Ok((plain, _)) => {
-                        world.check(&cut, r, RANKS, &plain);
+                        contents.check(&cut, r, RANKS, &plain);
                         harmless += 1;
                     }
                     Err(_) => found += 1,
@@ -325,9 +325,9 @@ fn a_flipped_bit_is_never_loaded() {
 
 #[test]
 fn damage_at_rest_is_found_by_verify_and_by_loads() {
-    let world = world();
-    let sound = sound(&world);
-    let cut = world.rows(RANKS);
+    let contents = contents();
+    let sound = sound(&contents);
+    let cut = contents.rows(RANKS);
     for (name, bytes) in sound.files() {
         for part in 0..16 {
             let mut damaged = bytes.to_vec();
@@ -341,14 +341,14 @@ fn damage_at_rest_is_found_by_verify_and_by_loads() {
             let place = Place::of(store);
             let templates = (0..RANKS)
                 .map(|r| {
-                    world
-                        .template(&cut, r, RANKS, Dialect::Megatron, &mut Dice::of([0]))
+                    contents
+                        .template(&cut, r, RANKS, Dialect::Megatron, &mut Choices::of([0]))
                         .0
                 })
                 .collect();
             for (r, outcome) in (0..).zip(load(group(RANKS), templates, place.url(), |_, l| l)) {
                 if let Ok((plain, _)) = outcome {
-                    world.check(&cut, r, RANKS, &plain);
+                    contents.check(&cut, r, RANKS, &plain);
                 }
             }
         }
@@ -357,7 +357,7 @@ fn damage_at_rest_is_found_by_verify_and_by_loads() {
 
 #[test]
 fn on_disk_a_failed_save_leaves_neither_the_place_nor_its_stage() {
-    let world = world();
+    let contents = contents();
     let dir = tempfile::tempdir().unwrap();
     let local =
         reshard::storage::LocalStore::open(&dir.path().join("ckpt").display().to_string()).unwrap();
@@ -366,7 +366,7 @@ fn on_disk_a_failed_save_leaves_neither_the_place_nor_its_stage() {
         let store = FaultStore::new(Arc::clone(&local));
         store.fail(op, nth, Fault::Before);
         let place = Place::of(store);
-        let outcomes = save(group(RANKS), states(&world), place.url(), |_, s| s);
+        let outcomes = save(group(RANKS), states(&contents), place.url(), |_, s| s);
         assert!(outcomes.iter().all(Result::is_err), "{op:?}");
         assert_eq!(
             std::fs::read_dir(dir.path()).unwrap().count(),

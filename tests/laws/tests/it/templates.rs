@@ -9,9 +9,9 @@ use reshard::{
 };
 use reshard_laws::{
     cases,
+    contents::{Global, choices, contents},
     place::{Place, stores},
     ranks::{group, load, save, told},
-    world::{Global, dice, world},
 };
 
 fn saved(leaves: Vec<ShardedTensor>) -> Place {
@@ -248,24 +248,24 @@ proptest! {
     /// One rank asks for what is not there; then all load what is, into the very templates that came back.
     #[test]
     fn templates_that_came_back_can_be_loaded_into(
-        world in world(), n in 1u32..4, m in 1u32..5, mut dice in dice(), dcp in any::<bool>(),
+        contents in contents(), n in 1u32..4, m in 1u32..5, mut choices in choices(), dcp in any::<bool>(),
     ) {
         let dialect = if dcp { Dialect::Dcp } else { Dialect::Megatron };
         let place = Place::new();
-        let cut = world.cut(n, &mut dice);
-        for outcome in save(group(n), world.states(&cut, &mut dice), place.url(), move |_, s| s.dialect(dialect)) {
+        let cut = contents.cut(n, &mut choices);
+        for outcome in save(group(n), contents.states(&cut, &mut choices), place.url(), move |_, s| s.dialect(dialect)) {
             outcome.unwrap();
         }
-        let cut = world.cut(m, &mut dice);
+        let cut = contents.cut(m, &mut choices);
         let mut watches = Vec::new();
         let mut templates: Vec<StateDict> = (0..m)
             .map(|r| {
-                let (template, watch) = world.template(&cut, r, n, dialect, &mut dice);
+                let (template, watch) = contents.template(&cut, r, n, dialect, &mut choices);
                 watches.push(watch);
                 template
             })
             .collect();
-        let odd = dice.below(m.into()) as usize;
+        let odd = choices.below(m.into()) as usize;
         templates[odd].insert("nowhere", ShardedTensor::template("nowhere", DType::Int8, &[2]));
         let errors: Vec<_> =
             load(group(m), templates, place.url(), |_, l| l).into_iter().map(|o| o.map(drop).unwrap_err()).collect();
@@ -284,7 +284,7 @@ proptest! {
             })
             .collect();
         for (r, outcome) in (0..).zip(load(group(m), templates, place.url(), |_, l| l)) {
-            world.check(&cut, r, n, &outcome.unwrap().0);
+            contents.check(&cut, r, n, &outcome.unwrap().0);
         }
         watches.iter().for_each(|w| w.check_filled());
     }

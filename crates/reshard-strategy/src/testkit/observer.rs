@@ -20,15 +20,15 @@ type Listen = dyn Fn(&'static str) -> Result<(), BoxError> + Send + Sync;
 /// Hears the name of each hook before it is called, such as `planner.finish_plan` or `writer.layout`. An error of it becomes the
 /// error of the hook, and a panic a panic of it.
 #[derive(Clone)]
-pub struct Tap(Arc<Listen>);
+pub struct Observer(Arc<Listen>);
 
-impl fmt::Debug for Tap {
+impl fmt::Debug for Observer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Tap")
+        f.write_str("Observer")
     }
 }
 
-impl Tap {
+impl Observer {
     /// Calls `listen` before each hook.
     pub fn new(
         listen: impl Fn(&'static str) -> Result<(), BoxError> + Send + Sync + 'static,
@@ -36,11 +36,11 @@ impl Tap {
         Self(Arc::new(listen))
     }
 
-    /// Around a planner, a [`StorageWriter`], or an `Arc<dyn LoadShardedStrategy>`, whose readers it taps too.
-    pub fn on<T>(&self, inner: T) -> Tapped<T> {
-        Tapped {
+    /// Around a planner, a [`StorageWriter`], or an `Arc<dyn LoadShardedStrategy>`, whose readers it observes, too.
+    pub fn on<T>(&self, inner: T) -> Observed<T> {
+        Observed {
             inner,
-            tap: self.clone(),
+            observer: self.clone(),
         }
     }
 
@@ -62,21 +62,21 @@ impl Tap {
     }
 }
 
-/// Something with a [`Tap`] on its hooks; made by [`Tap::on`].
+/// Something with a [`Observer`] on its hooks; made by [`Observer::on`].
 #[derive(Clone, Debug)]
-pub struct Tapped<T> {
+pub struct Observed<T> {
     inner: T,
-    tap: Tap,
+    observer: Observer,
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<P: SavePlanner> SavePlanner for Tapped<P> {
+impl<P: SavePlanner> SavePlanner for Observed<P> {
     fn base(&self) -> &dyn SavePlanner {
         &self.inner
     }
 
     fn set_up(&self, state: &mut FlatStateDict, cx: &SaveContext<'_>) -> Result<(), PlanError> {
-        self.tap.plan("planner.set_up")?;
+        self.observer.plan("planner.set_up")?;
         self.inner.set_up(state, cx)
     }
 
@@ -85,7 +85,7 @@ impl<P: SavePlanner> SavePlanner for Tapped<P> {
         state: &FlatStateDict,
         cx: &SaveContext<'_>,
     ) -> Result<SavePlan, PlanError> {
-        self.tap.plan("planner.create_local_plan")?;
+        self.observer.plan("planner.create_local_plan")?;
         self.inner.create_local_plan(state, cx)
     }
 
@@ -93,12 +93,12 @@ impl<P: SavePlanner> SavePlanner for Tapped<P> {
         &self,
         plans: Vec<SavePlan>,
     ) -> Result<(Vec<SavePlan>, Metadata), PlanError> {
-        self.tap.plan("planner.create_global_plan")?;
+        self.observer.plan("planner.create_global_plan")?;
         self.inner.create_global_plan(plans)
     }
 
     fn finish_plan(&self, plan: SavePlan) -> Result<SavePlan, PlanError> {
-        self.tap.plan("planner.finish_plan")?;
+        self.observer.plan("planner.finish_plan")?;
         self.inner.finish_plan(plan)
     }
 
@@ -107,24 +107,24 @@ impl<P: SavePlanner> SavePlanner for Tapped<P> {
         item: &WriteItem,
         state: &FlatStateDict,
     ) -> Result<WriteData, PlanError> {
-        self.tap.plan("planner.lookup_object")?;
+        self.observer.plan("planner.lookup_object")?;
         self.inner.lookup_object(item, state)
     }
 
     fn transform_object(&self, item: &WriteItem, data: WriteData) -> Result<WriteData, PlanError> {
-        self.tap.plan("planner.transform_object")?;
+        self.observer.plan("planner.transform_object")?;
         self.inner.transform_object(item, data)
     }
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<P: LoadPlanner> LoadPlanner for Tapped<P> {
+impl<P: LoadPlanner> LoadPlanner for Observed<P> {
     fn base(&self) -> &dyn LoadPlanner {
         &self.inner
     }
 
     fn set_up(&self, template: &mut FlatStateDict, cx: &LoadContext<'_>) -> Result<(), PlanError> {
-        self.tap.plan("planner.set_up")?;
+        self.observer.plan("planner.set_up")?;
         self.inner.set_up(template, cx)
     }
 
@@ -133,7 +133,7 @@ impl<P: LoadPlanner> LoadPlanner for Tapped<P> {
         template: &FlatStateDict,
         cx: &LoadContext<'_>,
     ) -> Result<LoadPlan, PlanError> {
-        self.tap.plan("planner.create_local_plan")?;
+        self.observer.plan("planner.create_local_plan")?;
         self.inner.create_local_plan(template, cx)
     }
 
@@ -142,66 +142,66 @@ impl<P: LoadPlanner> LoadPlanner for Tapped<P> {
         plans: Vec<LoadPlan>,
         cx: &LoadContext<'_>,
     ) -> Result<Vec<LoadPlan>, PlanError> {
-        self.tap.plan("planner.create_global_plan")?;
+        self.observer.plan("planner.create_global_plan")?;
         self.inner.create_global_plan(plans, cx)
     }
 
     fn finish_plan(&self, plan: LoadPlan) -> Result<LoadPlan, PlanError> {
-        self.tap.plan("planner.finish_plan")?;
+        self.observer.plan("planner.finish_plan")?;
         self.inner.finish_plan(plan)
     }
 
     fn load_object(&self, item: &ReadItem, object: Payload) -> Result<Payload, PlanError> {
-        self.tap.plan("planner.load_object")?;
+        self.observer.plan("planner.load_object")?;
         self.inner.load_object(item, object)
     }
 
     fn lookup_tensor(&self, item: &ReadItem) -> Result<Destination, PlanError> {
-        self.tap.plan("planner.lookup_tensor")?;
+        self.observer.plan("planner.lookup_tensor")?;
         self.inner.lookup_tensor(item)
     }
 
     fn transform_tensor(&self, item: &ReadItem, elements: Tensor) -> Result<Tensor, PlanError> {
-        self.tap.plan("planner.transform_tensor")?;
+        self.observer.plan("planner.transform_tensor")?;
         self.inner.transform_tensor(item, elements)
     }
 
     fn commit_tensor(&self, item: &ReadItem) -> Result<(), PlanError> {
-        self.tap.plan("planner.commit_tensor")?;
+        self.observer.plan("planner.commit_tensor")?;
         self.inner.commit_tensor(item)
     }
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<W: StorageWriter> WriterHooks for Tapped<W> {
+impl<W: StorageWriter> WriterHooks for Observed<W> {
     fn reset(&self, url: &str) {
-        self.tap.quietly("writer.reset");
+        self.observer.quietly("writer.reset");
         self.inner.reset(url);
     }
 
     fn storage_meta(&self) -> Option<Value> {
-        self.tap.quietly("writer.storage_meta");
+        self.observer.quietly("writer.storage_meta");
         self.inner.storage_meta()
     }
 
     fn set_up(&self, rank: u32, is_coordinator: bool) -> Result<()> {
-        self.tap.format("writer.set_up")?;
+        self.observer.format("writer.set_up")?;
         self.inner.set_up(rank, is_coordinator)
     }
 
     fn prepare_local_plan(&self, plan: SavePlan) -> Result<SavePlan> {
-        self.tap.format("writer.prepare_local_plan")?;
+        self.observer.format("writer.prepare_local_plan")?;
         self.inner.prepare_local_plan(plan)
     }
 
     fn prepare_global_plan(&self, plans: Vec<SavePlan>) -> Result<Vec<SavePlan>> {
-        self.tap.format("writer.prepare_global_plan")?;
+        self.observer.format("writer.prepare_global_plan")?;
         self.inner.prepare_global_plan(plans)
     }
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<W: StorageWriter> StorageWriter for Tapped<W> {
+impl<W: StorageWriter> StorageWriter for Observed<W> {
     fn key(&self) -> BackendVersion {
         self.inner.key()
     }
@@ -227,7 +227,7 @@ impl<W: StorageWriter> StorageWriter for Tapped<W> {
     }
 
     fn layout(&self, rank: u32, plan: &SavePlan, resolve: &Resolve<'_>) -> Result<FileLayout> {
-        self.tap.format("writer.layout")?;
+        self.observer.format("writer.layout")?;
         let mut layout = self.inner.layout(rank, plan, resolve)?;
         for file in &mut layout.files {
             let Source::Extents(extents) = &mut file.source else {
@@ -237,7 +237,7 @@ impl<W: StorageWriter> StorageWriter for Tapped<W> {
                 let inner = std::mem::replace(extent, Box::new(Bytes::new()));
                 *extent = Box::new(TappedExtent {
                     inner,
-                    tap: Some(self.tap.clone()),
+                    observer: Some(self.observer.clone()),
                 });
             }
         }
@@ -245,7 +245,7 @@ impl<W: StorageWriter> StorageWriter for Tapped<W> {
     }
 
     fn finish(&self, cx: &FinishCx<'_>) -> Result<Records> {
-        self.tap.format("writer.finish")?;
+        self.observer.format("writer.finish")?;
         self.inner.finish(cx)
     }
 }
@@ -253,7 +253,7 @@ impl<W: StorageWriter> StorageWriter for Tapped<W> {
 /// Hears `writer.bytes` before its first block.
 struct TappedExtent {
     inner: Box<dyn Extent>,
-    tap: Option<Tap>,
+    observer: Option<Observer>,
 }
 
 impl Extent for TappedExtent {
@@ -266,7 +266,11 @@ impl Extent for TappedExtent {
     }
 
     fn next_block(&mut self) -> Option<io::Result<Bytes>> {
-        match self.tap.take().map(|tap| tap.hear("writer.bytes")) {
+        match self
+            .observer
+            .take()
+            .map(|observer| observer.hear("writer.bytes"))
+        {
             Some(Err(e)) => Some(Err(io::Error::other(e))),
             _ => self.inner.next_block(),
         }
@@ -275,17 +279,17 @@ impl Extent for TappedExtent {
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl LoadShardedStrategy for Tapped<Arc<dyn LoadShardedStrategy>> {
+impl LoadShardedStrategy for Observed<Arc<dyn LoadShardedStrategy>> {
     fn key(&self) -> BackendVersion {
         self.inner.key()
     }
 
     async fn open(&self, cx: &OpenCx) -> Result<Arc<dyn StorageReader>> {
-        self.tap.format("reader.open")?;
+        self.observer.format("reader.open")?;
         let inner = self.inner.open(cx).await?;
-        Ok(Arc::new(Tapped {
+        Ok(Arc::new(Observed {
             inner,
-            tap: self.tap.clone(),
+            observer: self.observer.clone(),
         }))
     }
 
@@ -328,31 +332,31 @@ impl LoadShardedStrategy for Tapped<Arc<dyn LoadShardedStrategy>> {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl ReaderHooks for Tapped<Arc<dyn StorageReader>> {
+impl ReaderHooks for Observed<Arc<dyn StorageReader>> {
     fn reset(&self, url: &str) {
-        self.tap.quietly("reader.reset");
+        self.observer.quietly("reader.reset");
         self.inner.reset(url);
     }
 
     fn set_up(&self, rank: u32, is_coordinator: bool) -> Result<()> {
-        self.tap.format("reader.set_up")?;
+        self.observer.format("reader.set_up")?;
         self.inner.set_up(rank, is_coordinator)
     }
 
     fn prepare_local_plan(&self, plan: LoadPlan) -> Result<LoadPlan> {
-        self.tap.format("reader.prepare_local_plan")?;
+        self.observer.format("reader.prepare_local_plan")?;
         self.inner.prepare_local_plan(plan)
     }
 
     fn prepare_global_plan(&self, plans: Vec<LoadPlan>) -> Result<Vec<LoadPlan>> {
-        self.tap.format("reader.prepare_global_plan")?;
+        self.observer.format("reader.prepare_global_plan")?;
         self.inner.prepare_global_plan(plans)
     }
 }
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl StorageReader for Tapped<Arc<dyn StorageReader>> {
+impl StorageReader for Observed<Arc<dyn StorageReader>> {
     fn key(&self) -> BackendVersion {
         self.inner.key()
     }
@@ -390,9 +394,9 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
     }
 
     fn codec(&self) -> Arc<dyn ObjectCodec> {
-        Arc::new(Tapped {
+        Arc::new(Observed {
             inner: self.inner.codec(),
-            tap: self.tap.clone(),
+            observer: self.observer.clone(),
         })
     }
 
@@ -405,12 +409,12 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
     }
 
     async fn read_tensors(&self, reads: Vec<ReadTensor>, cx: &ReadCx<'_>) -> Result<Traffic> {
-        self.tap.format("reader.read_tensors")?;
+        self.observer.format("reader.read_tensors")?;
         self.inner.read_tensors(reads, cx).await
     }
 
     async fn read_objects(&self, reads: &[ReadObject], cx: &ReadCx<'_>) -> Result<Vec<Payload>> {
-        self.tap.format("reader.read_objects")?;
+        self.observer.format("reader.read_objects")?;
         self.inner.read_objects(reads, cx).await
     }
 
@@ -420,13 +424,13 @@ impl StorageReader for Tapped<Arc<dyn StorageReader>> {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl ObjectCodec for Tapped<Arc<dyn ObjectCodec>> {
+impl ObjectCodec for Observed<Arc<dyn ObjectCodec>> {
     fn name(&self) -> &'static str {
         self.inner.name()
     }
 
     fn decode(&self, bytes: &Bytes) -> Result<Value, BoxError> {
-        self.tap.hear("reader.decode")?;
+        self.observer.hear("reader.decode")?;
         self.inner.decode(bytes)
     }
 

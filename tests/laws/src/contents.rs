@@ -1,7 +1,7 @@
 //! The generators: random states, ways to spread them over ranks, memory that they lie in or are loaded into.
 //!
-//! A [`World`] says what is to be saved, whoever holds it. [`World::cut`] spreads it over ranks, by throws of a [`Dice`]; zeros
-//! throw the simplest things, so shrinking a failing case makes it simple.
+//! A [`Contents`] says what is to be saved, whoever holds it. [`Contents::cut`] spreads it over ranks, by numbers of [`Choices`]; zeros
+//! make the simplest things, so shrinking a failing case makes it simple.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -59,7 +59,7 @@ impl Global {
 
 /// What is to be saved.
 #[derive(Clone, Debug)]
-pub struct World {
+pub struct Contents {
     /// Tensors, spread over ranks.
     pub tensors: Vec<Global>,
     /// Whether each rank has an object.
@@ -68,33 +68,33 @@ pub struct World {
     pub extra: Value,
 }
 
-/// Throws, one after the other and then from the start again.
+/// Random numbers, one after the other and then from the start again.
 #[derive(Clone)]
-pub struct Dice(Vec<u32>, usize);
+pub struct Choices(Vec<u32>, usize);
 
-impl std::fmt::Debug for Dice {
+impl std::fmt::Debug for Choices {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Dice({:?})", self.0) // in one line
+        write!(f, "Choices({:?})", self.0) // in one line
     }
 }
 
-impl Dice {
-    /// These throws.
-    pub fn of(throws: impl Into<Vec<u32>>) -> Self {
-        Self(throws.into(), 0)
+impl Choices {
+    /// Of these numbers.
+    pub fn of(numbers: impl Into<Vec<u32>>) -> Self {
+        Self(numbers.into(), 0)
     }
 
     /// A number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
         self.1 += 1;
-        let throw = u64::from(self.0[self.1 % self.0.len()]);
-        // Later rounds throw other numbers, unless all are zero.
-        let round = if throw == 0 {
+        let number = u64::from(self.0[self.1 % self.0.len()]);
+        // Later rounds give other numbers, unless all are zero.
+        let round = if number == 0 {
             0
         } else {
             (self.1 / self.0.len()) as u64
         };
-        (throw + round) % n.max(1)
+        (number + round) % n.max(1)
     }
 
     fn one_in(&mut self, n: u64) -> bool {
@@ -102,9 +102,9 @@ impl Dice {
     }
 }
 
-/// Random throws.
-pub fn dice() -> impl Strategy<Value = Dice> {
-    prop::collection::vec(any::<u32>(), 48).prop_map(|throws| Dice(throws, 0))
+/// Random choices.
+pub fn choices() -> impl Strategy<Value = Choices> {
+    prop::collection::vec(any::<u32>(), 48).prop_map(|numbers| Choices(numbers, 0))
 }
 
 fn shape() -> impl Strategy<Value = Vec<u64>> {
@@ -126,8 +126,8 @@ fn global() -> impl Strategy<Value = (DType, Vec<u64>, u32, bool)> {
     )
 }
 
-/// Random worlds.
-pub fn world() -> impl Strategy<Value = World> {
+/// Random contents.
+pub fn contents() -> impl Strategy<Value = Contents> {
     let tensors = prop::collection::vec(global(), 0..6);
     (tensors, any::<bool>(), prop::collection::vec(value(), 0..5)).prop_map(
         |(tensors, objects, values)| {
@@ -144,7 +144,7 @@ pub fn world() -> impl Strategy<Value = World> {
                     });
             let names = ["a", "b", "c", "d", "e"].map(Value::from);
             let extra = Value::Dict(names.into_iter().zip(values).collect());
-            World {
+            Contents {
                 tensors: tensors.collect(),
                 objects,
                 extra,
@@ -196,18 +196,18 @@ pub fn value() -> impl Strategy<Value = Value> {
 #[derive(Clone, Debug)]
 pub struct Cut(pub Vec<Vec<Vec<ShardedTensor>>>);
 
-impl World {
+impl Contents {
     /// Spreads the tensors over ranks: in boxes of an irregular grid, over device meshes, replicated, or all on one rank.
-    pub fn cut(&self, ranks: u32, dice: &mut Dice) -> Cut {
+    pub fn cut(&self, ranks: u32, choices: &mut Choices) -> Cut {
         let mut out = vec![vec![Vec::new(); self.tensors.len()]; ranks as usize];
         for (i, global) in self.tensors.iter().enumerate() {
-            let held = match dice.below(5) {
-                0 => alone(global, ranks, dice),
+            let held = match choices.below(5) {
+                0 => alone(global, ranks, choices),
                 1 => (0..ranks)
                     .map(|r| vec![leaf(global, Region::whole(&global.shape), r)])
                     .collect(),
-                2 | 3 => boxes(global, ranks, dice),
-                _ => mesh(global, ranks, dice),
+                2 | 3 => boxes(global, ranks, choices),
+                _ => mesh(global, ranks, choices),
             };
             for (rank, pieces) in held.into_iter().enumerate() {
                 out[rank][i] = pieces;
@@ -257,24 +257,24 @@ fn prepend(global: &Global, mut t: ShardedTensor) -> ShardedTensor {
     t
 }
 
-fn alone(global: &Global, ranks: u32, dice: &mut Dice) -> Vec<Vec<ShardedTensor>> {
+fn alone(global: &Global, ranks: u32, choices: &mut Choices) -> Vec<Vec<ShardedTensor>> {
     let mut out = vec![Vec::new(); ranks as usize];
-    out[dice.below(ranks.into()) as usize].push(leaf(global, Region::whole(&global.shape), 0));
+    out[choices.below(ranks.into()) as usize].push(leaf(global, Region::whole(&global.shape), 0));
     out
 }
 
-fn boxes(global: &Global, ranks: u32, dice: &mut Dice) -> Vec<Vec<ShardedTensor>> {
+fn boxes(global: &Global, ranks: u32, choices: &mut Choices) -> Vec<Vec<ShardedTensor>> {
     let mut all = vec![Region::whole(&global.shape)];
-    for _ in 0..dice.below(7) {
-        let i = dice.below(all.len() as u64) as usize;
+    for _ in 0..choices.below(7) {
+        let i = choices.below(all.len() as u64) as usize;
         let thick: Vec<usize> = (0..global.shape.len())
             .filter(|&a| all[i].lengths[a] > 1)
             .collect();
         if thick.is_empty() {
             continue;
         }
-        let axis = thick[dice.below(thick.len() as u64) as usize];
-        let n = 1 + dice.below(all[i].lengths[axis] - 1);
+        let axis = thick[choices.below(thick.len() as u64) as usize];
+        let n = 1 + choices.below(all[i].lengths[axis] - 1);
         let mut rest = all[i].clone();
         all[i].lengths[axis] = n;
         rest.offsets[axis] += n;
@@ -283,12 +283,12 @@ fn boxes(global: &Global, ranks: u32, dice: &mut Dice) -> Vec<Vec<ShardedTensor>
     }
     let mut out = vec![Vec::new(); ranks as usize];
     for region in all {
-        let owner = dice.below(ranks.into()) as u32;
+        let owner = choices.below(ranks.into()) as u32;
         let mut copies = 0;
         for rank in 0..ranks {
             if rank == owner {
                 out[rank as usize].push(leaf(global, region.clone(), 0));
-            } else if dice.one_in(4) {
+            } else if choices.one_in(4) {
                 copies += 1;
                 out[rank as usize].push(leaf(global, region.clone(), copies));
             }
@@ -297,23 +297,23 @@ fn boxes(global: &Global, ranks: u32, dice: &mut Dice) -> Vec<Vec<ShardedTensor>
     out
 }
 
-fn mesh(global: &Global, ranks: u32, dice: &mut Dice) -> Vec<Vec<ShardedTensor>> {
-    let a = 1 + dice.below(ranks.into());
-    let b = 1 + dice.below(u64::from(ranks) / a);
+fn mesh(global: &Global, ranks: u32, choices: &mut Choices) -> Vec<Vec<ShardedTensor>> {
+    let a = 1 + choices.below(ranks.into());
+    let b = 1 + choices.below(u64::from(ranks) / a);
     // Some ranks, in some order; the others hold nothing.
     let mut order: Vec<u32> = (0..ranks).collect();
-    let turn = dice.below(ranks.into()) as usize;
+    let turn = choices.below(ranks.into()) as usize;
     order.rotate_left(turn);
     order.truncate((a * b) as usize);
     let mesh = DeviceMesh::new(&[("a", a), ("b", b)], order).unwrap();
     let placements: Vec<Placement> = (0..2)
-        .map(|_| match (dice.below(4), global.shape.len() as u64) {
+        .map(|_| match (choices.below(4), global.shape.len() as u64) {
             (0, _) | (_, 0) => Placement::Replicate,
             (1, axes) => Placement::StridedShard {
-                dim: dice.below(axes) as usize,
-                split_factor: 1 + dice.below(3),
+                dim: choices.below(axes) as usize,
+                split_factor: 1 + choices.below(3),
             },
-            (_, axes) => Placement::Shard(dice.below(axes) as usize),
+            (_, axes) => Placement::Shard(choices.below(axes) as usize),
         })
         .collect();
     let declare = |r| {
@@ -399,17 +399,17 @@ impl Watch {
 }
 
 /// Where elements lie in a buffer, beside their shape.
-fn arrange(dice: &mut Dice, item: u64, shape: &[u64], at: u64) -> Layout {
+fn arrange(choices: &mut Choices, item: u64, shape: &[u64], at: u64) -> Layout {
     let mut axes: Vec<usize> = (0..shape.len()).collect();
     if !axes.is_empty() {
-        let turn = dice.below(shape.len() as u64) as usize;
+        let turn = choices.below(shape.len() as u64) as usize;
         axes.rotate_left(turn);
     }
     let (mut strides, mut step) = (Dims::splat(1, shape.len()), 1);
     for &axis in axes.iter().rev() {
         strides[axis] = step;
         // Now and then with gaps.
-        step = step * shape[axis].max(1) + if dice.one_in(3) { 1 } else { 0 };
+        step = step * shape[axis].max(1) + if choices.one_in(3) { 1 } else { 0 };
     }
     Layout::new(item, at, shape.into(), strides).unwrap()
 }
@@ -443,7 +443,7 @@ fn device(dtype: DType, shape: &[u64], elements: Option<&[u8]>, bytes: u64) -> D
 
 /// The pieces of one rank on their way into a state dict.
 struct Memory<'d> {
-    dice: &'d mut Dice,
+    choices: &'d mut Choices,
     /// For a load: nothing is in the buffers yet.
     template: bool,
     flat: Vec<u8>,
@@ -477,21 +477,21 @@ impl Memory<'_> {
     fn data(&mut self, n: usize, t: &ShardedTensor, elements: &[u8]) -> Option<Data> {
         let (dtype, shape) = (t.dtype, &*t.local_shape);
         let item = dtype.size();
-        Some(match self.dice.below(6) {
+        Some(match self.choices.below(6) {
             0 => {
                 let layout = Layout::contiguous(item, shape).unwrap();
                 let buffer = self.buffer(elements, &layout);
                 Data::Host(Tensor::with_layout(dtype, layout, buffer).unwrap())
             }
             1 | 2 => {
-                let at = self.dice.below(3);
-                let layout = arrange(self.dice, item, shape, at);
+                let at = self.choices.below(3);
+                let layout = arrange(self.choices, item, shape, at);
                 let buffer = self.buffer(elements, &layout);
                 Data::Host(Tensor::with_layout(dtype, layout, buffer).unwrap())
             }
             3 => {
-                let at = (self.flat.len() as u64).div_ceil(item) + self.dice.below(2);
-                let layout = arrange(self.dice, item, shape, at);
+                let at = (self.flat.len() as u64).div_ceil(item) + self.choices.below(2);
+                let layout = arrange(self.choices, item, shape, at);
                 let end = (layout.hull().end as usize).max(self.flat.len());
                 self.flat.resize(end, UNTOUCHED);
                 self.flat_after.resize(end, UNTOUCHED);
@@ -561,7 +561,7 @@ fn insert(tree: &mut StateDict, path: &[Step], leaf: StateDict) {
     }
 }
 
-impl World {
+impl Contents {
     fn pieces<'c>(
         &'c self,
         cut: &'c Cut,
@@ -571,9 +571,15 @@ impl World {
         tensors.flat_map(|(i, pieces)| pieces.iter().enumerate().map(move |(j, t)| (i, j, t)))
     }
 
-    fn tensors(&self, cut: &Cut, rank: u32, dice: &mut Dice, template: bool) -> (StateDict, Watch) {
+    fn tensors(
+        &self,
+        cut: &Cut,
+        rank: u32,
+        choices: &mut Choices,
+        template: bool,
+    ) -> (StateDict, Watch) {
         let mut memory = Memory {
-            dice,
+            choices,
             template,
             flat: Vec::new(),
             flat_after: Vec::new(),
@@ -621,9 +627,9 @@ impl World {
     }
 
     /// What a rank saves.
-    pub fn state(&self, cut: &Cut, rank: u32, dice: &mut Dice) -> StateDict {
+    pub fn state(&self, cut: &Cut, rank: u32, choices: &mut Choices) -> StateDict {
         let ranks = cut.0.len() as u64;
-        let (mut state, _) = self.tensors(cut, rank, dice, false);
+        let (mut state, _) = self.tensors(cut, rank, choices, false);
         if self.objects {
             let mine = Value::Tuple(vec![Value::Int(rank.into()), "rng".into()]);
             let cell = ShardedObject::new("rng", mine, &[ranks, 2], &[rank.into(), 1], 0).unwrap();
@@ -638,9 +644,9 @@ impl World {
     }
 
     /// What all ranks save.
-    pub fn states(&self, cut: &Cut, dice: &mut Dice) -> Vec<StateDict> {
+    pub fn states(&self, cut: &Cut, choices: &mut Choices) -> Vec<StateDict> {
         (0..cut.0.len() as u32)
-            .map(|r| self.state(cut, r, dice))
+            .map(|r| self.state(cut, r, choices))
             .collect()
     }
 
@@ -651,9 +657,9 @@ impl World {
         rank: u32,
         saved: u32,
         dialect: Dialect,
-        dice: &mut Dice,
+        choices: &mut Choices,
     ) -> (StateDict, Watch) {
-        let (mut template, watch) = self.tensors(cut, rank, dice, true);
+        let (mut template, watch) = self.tensors(cut, rank, choices, true);
         if self.objects {
             for (key, shape, offset) in [
                 (

@@ -1,0 +1,73 @@
+//! Strategies with a observer on every hook, as configurations: what a test hands to a save or load.
+
+use reshard::{
+    strategy::{
+        LoadShardedConfig, LoadShardedStrategy, Planned, Result, SaveShardedConfig,
+        SaveShardedStrategy, testkit::Observer,
+    },
+    torch_dist::TorchDistConfig,
+};
+use reshard_example::ExampleWriter;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// The writer of `torch_dist`, or the example's, behind a observer.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TappedSave {
+    torch: bool,
+    #[serde(skip)]
+    observer: Option<Observer>,
+}
+
+impl TappedSave {
+    /// One of both behind `observer`.
+    pub fn new(observer: Observer, torch: bool) -> Self {
+        Self {
+            torch,
+            observer: Some(observer),
+        }
+    }
+}
+
+#[typetag::serde(name = "laws_tapped")]
+impl SaveShardedConfig for TappedSave {
+    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
+        let observer = self
+            .observer
+            .clone()
+            .unwrap_or_else(|| Observer::new(|_| Ok(())));
+        Ok(match self.torch {
+            true => Arc::new(Planned::new(observer.on(TorchDistConfig::new().writer()?))),
+            false => Arc::new(Planned::new(observer.on(ExampleWriter))),
+        })
+    }
+}
+
+/// Any load strategy behind a observer, with its readers.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TappedLoad {
+    inner: Box<dyn LoadShardedConfig>,
+    #[serde(skip)]
+    observer: Option<Observer>,
+}
+
+impl TappedLoad {
+    /// `inner` behind `observer`.
+    pub fn new(observer: Observer, inner: impl LoadShardedConfig + 'static) -> Self {
+        Self {
+            inner: Box::new(inner),
+            observer: Some(observer),
+        }
+    }
+}
+
+#[typetag::serde(name = "laws_tapped")]
+impl LoadShardedConfig for TappedLoad {
+    fn build(&self) -> Result<Arc<dyn LoadShardedStrategy>> {
+        let observer = self
+            .observer
+            .clone()
+            .unwrap_or_else(|| Observer::new(|_| Ok(())));
+        Ok(Arc::new(observer.on(self.inner.build()?)))
+    }
+}
