@@ -544,7 +544,7 @@ impl World<'_> {
             (
                 |p| p[2].exchange.takes.clear(),
                 |_| (),
-                &["from other ranks, which give 0"],
+                &["other ranks give, but they give 0"],
             ),
             (
                 |_| (),
