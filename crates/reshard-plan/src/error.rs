@@ -203,9 +203,7 @@ impl fmt::Display for DuplicatePieces {
         f.write_str(match self {
             Self::BothMain => "both as its main replica; give one another replica_id",
             Self::Differ => "with different content; give one another key",
-            Self::Unknown => {
-                "and whether they are equal can't be told before they are read; leave one out"
-            }
+            Self::Unknown => "and they can't be compared without reading them; leave one out",
         })
     }
 }
