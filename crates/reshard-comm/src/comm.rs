@@ -183,7 +183,7 @@ impl<'g> Comm<'g> {
             let mut all = self.decide_alone(step, part, decide)?;
             return all
                 .pop()
-                .ok_or_else(|| self.broken(step, "decided nothing"));
+                .ok_or_else(|| self.broken(step, "nothing was decided for it"));
         }
         self.run(step, async {
             let mut each = None;
@@ -275,7 +275,7 @@ impl<'g> Comm<'g> {
             heard.map_err(|outcome| match outcome {
                 Outcome::Failed(causes) => CommError::Ranks { step, causes },
                 Outcome::OutOfStep(why) => CommError::OutOfStep(why),
-                Outcome::Done => self.broken(step, "heard nothing"),
+                Outcome::Done => self.broken(step, "it received nothing"),
             })
         })
         .await
@@ -393,7 +393,7 @@ impl<'g> Comm<'g> {
     fn read_one<T: DeserializeOwned>(&self, step: &str, body: &[u8]) -> Result<T> {
         self.read(step, body, 1)?
             .pop()
-            .ok_or_else(|| self.broken(step, "received nothing"))
+            .ok_or_else(|| self.broken(step, "it received nothing"))
     }
 
     /// This rank fails where the others believe that all ranks succeeded. Only breaking the group can tell them.

@@ -69,7 +69,7 @@ impl CommError {
 
     pub(crate) fn rank_left(rank: Rank, what: impl fmt::Display) -> Self {
         let why = if std::thread::panicking() {
-            ", as it panicked"
+            ", because it panicked"
         } else {
             ""
         };

@@ -79,7 +79,7 @@ fn ranks_that_call_different_collectives_are_told_so() {
     })));
     for outcome in outcomes {
         assert!(
-            matches!(&outcome, Err(CommError::OutOfStep(why)) if why == "rank 2 calls barrier, ranks 0, 1 gather to rank 0"),
+            matches!(&outcome, Err(CommError::OutOfStep(why)) if why == "rank 2 calls barrier, but ranks 0, 1 called gather to rank 0"),
             "{outcome:?}"
         );
     }

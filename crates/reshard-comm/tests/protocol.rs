@@ -325,7 +325,7 @@ fn a_panic_between_steps_reaches_all() {
                     assert!(
                         error
                             .to_string()
-                            .contains(&format!("rank {bad} left the group, as it panicked")),
+                            .contains(&format!("rank {bad} left the group, because it panicked")),
                         "{error}"
                     );
                     assert_eq!(error.kind(), ErrorKind::PeerFailed);
@@ -398,7 +398,7 @@ fn a_guard_tells_of_work_that_was_given_up() {
     assert!(
         error
             .to_string()
-            .contains("rank 1 left `save` before it was done, as it panicked"),
+            .contains("rank 1 left `save` before it was done, because it panicked"),
         "{error}"
     );
     drop(kept);

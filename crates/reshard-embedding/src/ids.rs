@@ -58,7 +58,7 @@ impl<'a> Ids<'a> {
         };
         let Some(values) = values else {
             let what = format!(
-                "elements are {}; ids are int64, or integers of fewer bits",
+                "elements are {}, but ids must be int64, or integers of fewer bits",
                 tensor.dtype()
             );
             return Err(EmbeddingError::invalid("ids", what));

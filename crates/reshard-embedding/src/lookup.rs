@@ -175,9 +175,9 @@ impl<'a> Places<'a> {
         match (options.strategy, options.permutation) {
             (Strategy::Div, None) => Ok(Self::Div(rows)),
             (Strategy::Mod, None) => Ok(Self::Mod(rows)),
-            (Strategy::Mod, Some(_)) => fail(
-                "\"mod\" is an order of rows of its own; a permutation goes with \"div\"".into(),
-            ),
+            (Strategy::Mod, Some(_)) => {
+                fail("\"mod\" has its own order of rows; use a permutation with \"div\"".into())
+            }
             (Strategy::Div, Some(p)) if p.len() as u64 != rows.total() => fail(format!(
                 "a permutation of {} rows for a table of {}",
                 p.len(),

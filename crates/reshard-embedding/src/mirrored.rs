@@ -78,8 +78,12 @@ impl Mirrored {
     /// # Errors
     /// When there is no such task, or its copy is not here.
     pub fn copy(&self, task: u32) -> Result<&Tensor> {
-        let missing =
-            || EmbeddingError::invalid(self.name(), format!("no copy of task {task} lies here"));
+        let missing = || {
+            EmbeddingError::invalid(
+                self.name(),
+                format!("this process has no copy of task {task}"),
+            )
+        };
         self.parts()
             .get(task as usize)
             .and_then(|p| p.data())

@@ -71,7 +71,7 @@ impl PartitionedVariable {
             Some(BoxFault::Overlap(i, j)) => {
                 return fail(format!("parts {} and {} overlap", regions[i], regions[j]));
             }
-            Some(BoxFault::Hole(hole)) => return fail(format!("no part has {hole}")),
+            Some(BoxFault::Hole(hole)) => return fail(format!("no part covers {hole}")),
         }
         let variable = Variable::declare(
             name,

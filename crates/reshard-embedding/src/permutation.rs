@@ -93,8 +93,17 @@ impl Permutation {
         seen.resize(row_of_id.len(), false);
         for (id, &row) in row_of_id.iter().enumerate() {
             match usize::try_from(row).ok().and_then(|row| seen.get_mut(row)) {
-                None => return fail(format!("id {id} has row {row} of {}", row_of_id.len())),
-                Some(true) => return fail(format!("row {row} is given twice, again to id {id}")),
+                None => {
+                    return fail(format!(
+                        "id {id} has row {row}, but there are {} rows",
+                        row_of_id.len()
+                    ));
+                }
+                Some(true) => {
+                    return fail(format!(
+                        "row {row} is given to two ids, the second time to id {id}"
+                    ));
+                }
                 Some(free) => *free = true,
             }
         }
@@ -125,7 +134,7 @@ impl Permutation {
     /// ```
     pub fn of_mod(rows: u64, parts: u64) -> Result<Self> {
         if parts == 0 {
-            return fail("a table in 0 parts".into());
+            return fail("a table must have at least one part".into());
         }
         let (even, longer) = (rows / parts, rows % parts);
         let row = |id: u64| {
@@ -264,7 +273,7 @@ impl Permutation {
         let rows = checked_rows(frequencies, capacities)?;
         if rows != self.len() as u64 {
             return fail(format!(
-                "parts of {rows} rows for an order of {}",
+                "the parts have {rows} rows, but the order has {}",
                 self.len()
             ));
         }
@@ -299,7 +308,10 @@ impl Permutation {
         if self.len() as u64 == rows {
             return Ok(());
         }
-        let what = format!("an order of {} rows for a table of {rows}", self.len());
+        let what = format!(
+            "the order has {} rows, but the table has {rows}",
+            self.len()
+        );
         Err(EmbeddingError::invalid(table.name(), what))
     }
 
@@ -361,7 +373,7 @@ impl Permutation {
         {
             Some(rows) => Self::new(rows),
             None => fail(format!(
-                "is int64 of one axis, not {} of {}",
+                "it must be int64 with one axis, not {} of shape {}",
                 row_of_id.dtype(),
                 row_of_id.shape()
             )),
@@ -377,10 +389,11 @@ fn checked_rows(frequencies: &[u64], capacities: &[u64]) -> Result<u64> {
     let rows =
         rows.filter(|&rows| i64::try_from(rows).is_ok() && u32::try_from(capacities.len()).is_ok());
     match rows {
-        None => fail("parts with too many rows in all".into()),
-        Some(rows) if frequencies.len() as u64 > rows => {
-            fail(format!("{} frequencies for {rows} rows", frequencies.len()))
-        }
+        None => fail("the parts have too many rows together".into()),
+        Some(rows) if frequencies.len() as u64 > rows => fail(format!(
+            "there are {} frequencies, but only {rows} rows",
+            frequencies.len()
+        )),
         Some(rows) => Ok(rows),
     }
 }

@@ -241,7 +241,7 @@ impl ShardedVariable {
             return Ok(());
         }
         let what = format!(
-            "ids have one axis here, given was shape {}",
+            "ids must have one axis here, but shape {} was given",
             Dims::from(ids.shape())
         );
         Err(EmbeddingError::invalid(self.name(), what))

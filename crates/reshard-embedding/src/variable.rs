@@ -45,7 +45,7 @@ impl Tasks {
         match self {
             Self { count: 0, .. } => Err(EmbeddingError::invalid(
                 name,
-                "no task to hold it; there is at least one",
+                "there must be at least one task to hold it",
             )),
             Self { count, .. } if u64::from(count) > MAX_PARTS => Err(EmbeddingError::invalid(
                 name,
@@ -56,7 +56,7 @@ impl Tasks {
                 here: Some(here),
             } if here >= count => Err(EmbeddingError::invalid(
                 name,
-                format!("task {here} of {count}: the first is 0"),
+                format!("task {here} does not exist: there are {count} tasks, counted from 0"),
             )),
             ok => Ok(ok),
         }
@@ -200,7 +200,7 @@ impl Variable {
         let Part { task, region, .. } = &self.parts[part];
         if data.dtype() != self.dtype || *data.shape() != region.lengths {
             let what = format!(
-                "part {part} {region} on task {task} has shape {} of {}, it was given {} of {}",
+                "part {part} {region} on task {task} has shape {} of {}, but was given {} of {}",
                 region.lengths,
                 self.dtype,
                 data.shape(),
@@ -254,7 +254,7 @@ impl Variable {
                 .parts
                 .iter()
                 .find_map(|p| Some((&p.region, p.data.as_ref()?)));
-            let none = || EmbeddingError::invalid(&self.name, "no copy of it lies here");
+            let none = || EmbeddingError::invalid(&self.name, "this process has no copy of it");
             return Ok(vec![copy.ok_or_else(none)?]);
         }
         (0..self.parts.len())
@@ -323,7 +323,7 @@ impl Variable {
             return Ok(());
         }
         let what = format!(
-            "{what} takes values of shape {shape} of {}, given were {} of {}",
+            "{what} takes values of shape {shape} of {}, but {} of {} were given",
             self.dtype,
             value.shape(),
             value.dtype()

@@ -116,14 +116,17 @@ impl LentBuffer {
         };
         if handles.iter().any(|t| !t.same_buffer(first)) {
             return Err((
-                ModelError::invalid(key, "tensors of different buffers were given as one"),
+                ModelError::invalid(
+                    key,
+                    "the tensors to lend together lie in different buffers; lend each buffer by itself",
+                ),
                 handles,
             ));
         }
 
         // Two elements at one address would be two writers of one byte.
         if handles.iter().any(|t| !t.layout().is_injective()) {
-            let what = "elements of this tensor share memory (an expanded view); load into a tensor of its own";
+            let what = "elements of this tensor share memory (an expanded view); load into a tensor whose elements have memory of their own";
             return Err((ModelError::invalid(key, what), handles));
         }
 
@@ -187,7 +190,7 @@ impl LentBuffer {
         if self.claimed.swap(true, Ordering::Relaxed) {
             return Err(ModelError::invalid(
                 &self.key,
-                "the buffer is claimed already",
+                "regions of this buffer were taken already; take all of them in one call",
             ));
         }
         Ok(wants
@@ -306,7 +309,7 @@ impl RegionMut {
     pub fn strided_copy(self, source: &Layout) -> Result<StridedCopy> {
         if source.shape() != self.layout.shape() || source.item() != self.layout.item() {
             let what = format!(
-                "a source of shape {} and {} bytes an element can't fill a region of shape {} and {} bytes",
+                "a source of shape {} and {} bytes per element can't fill a region of shape {} and {} bytes per element",
                 source.shape(),
                 source.item(),
                 self.layout.shape(),
@@ -350,7 +353,7 @@ impl RegionMut {
         let bytes = buffer.as_bytes();
         if source.hull().end > bytes.len() as u64 {
             let what = format!(
-                "elements up to byte {} of a buffer of {}",
+                "the layout has elements up to byte {} of a buffer of {} bytes",
                 source.hull().end,
                 bytes.len()
             );

@@ -101,7 +101,7 @@ impl DeviceTensor {
         let fail = || {
             ModelError::invalid(
                 key,
-                "parts in device memory that aren't neighbours in one buffer can't be put together",
+                "parts in device memory can only be put together if they follow each other in one buffer",
             )
         };
         let first = parts.first().ok_or_else(fail)?;
@@ -138,7 +138,7 @@ impl DeviceTensor {
     pub fn fill(&self, key: &str, host: &Tensor) -> Result<()> {
         if (host.dtype(), host.shape()) != (self.dtype, self.shape()) {
             let what = format!(
-                "a device tensor of shape {} and {} can't be filled from one of shape {} and {}",
+                "a device tensor of shape {} and type {} can't be filled from a tensor of shape {} and type {}",
                 self.shape(),
                 self.dtype,
                 host.shape(),
@@ -230,7 +230,7 @@ mod tests {
                 DeviceTensor::concat("k", &bad)
                     .unwrap_err()
                     .to_string()
-                    .contains("aren't neighbours")
+                    .contains("follow each other")
             );
         }
     }

@@ -41,7 +41,7 @@ impl fmt::Display for Dialect {
 
 /// A name that is no dialect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no dialect; known are megatron, dcp and tensors_only")]
+#[error("{0:?} is not a dialect; the dialects are megatron, dcp and tensors_only")]
 pub struct ParseDialectError(String);
 
 impl FromStr for Dialect {

@@ -121,7 +121,7 @@ impl fmt::Display for DType {
 /// A name that is no element type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no element type; known are PyTorch's names, such as float32, bfloat16, int64, float8_e4m3fn"
+    "{0:?} is not an element type; use PyTorch's names, such as float32, bfloat16, int64, float8_e4m3fn"
 )]
 pub struct ParseDTypeError(String);
 

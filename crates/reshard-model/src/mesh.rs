@@ -64,11 +64,11 @@ impl DeviceMesh {
         let mut sorted = ranks.clone();
         sorted.sort_unstable();
         if let Some(twice) = sorted.windows(2).find(|w| w[0] == w[1]) {
-            return fail(format!("rank {} is there twice", twice[0]));
+            return fail(format!("rank {} occurs twice", twice[0]));
         }
         let names: Vec<Box<str>> = axes.iter().map(|(name, _)| (*name).into()).collect();
         if let Some(twice) = (1..names.len()).find(|&i| names[..i].contains(&names[i])) {
-            return fail(format!("axis {:?} is there twice", names[twice]));
+            return fail(format!("axis {:?} occurs twice", names[twice]));
         }
         Ok(Self {
             shape,
@@ -90,7 +90,7 @@ impl DeviceMesh {
             Some(n) if n <= 1 << 24 => Self::new(axes, (0..n).collect()),
             _ => Err(ModelError::invalid(
                 "",
-                "a device mesh of more than 16,777,216 ranks",
+                "a device mesh has at most 16,777,216 ranks",
             )),
         }
     }
@@ -310,7 +310,7 @@ impl ShardedTensor {
         }
         if shape != local {
             let what = format!(
-                "local data has shape {shape}, but by mesh and placements rank {rank} holds shape {local}"
+                "local data has shape {shape}, but by the mesh and the placements rank {rank} holds shape {local}"
             );
             return Err(ModelError::invalid(key, what));
         }

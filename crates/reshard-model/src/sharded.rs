@@ -230,7 +230,7 @@ impl ShardedObject {
         if global_shape.is_empty() {
             return Err(ModelError::invalid(
                 key,
-                "an array of objects needs an axis; take shape [1], offset [0]",
+                "an array of objects needs an axis; use shape [1] and offset [0]",
             ));
         }
         Ok(out)
@@ -274,7 +274,7 @@ impl ShardedObject {
         if shape.iter().zip(offset).any(|(n, o)| o >= n) {
             return Err(ModelError::invalid(
                 &self.key,
-                format!("cell {offset} lies outside of an array of {shape}"),
+                format!("cell {offset} lies outside an array of shape {shape}"),
             ));
         }
         Ok(())

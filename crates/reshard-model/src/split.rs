@@ -140,7 +140,7 @@ fn tensors_only(parts: Parts) -> Result<Parts> {
         .find(|(_, leaf)| matches!(leaf, Sharded::Object(_)))
     {
         Some((path, _)) => {
-            let what = "it is no tensor, and a checkpoint of tensors only can hold nothing else; leave it out, or take another dialect";
+            let what = "it is not a tensor, and the dialect tensors_only stores nothing else; leave it out, or choose another dialect";
             Err(structure(&path.0, what))
         }
         None => Ok(Parts {

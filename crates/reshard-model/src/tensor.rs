@@ -38,7 +38,7 @@ impl Tensor {
         if layout.item() != dtype.size() || (layout.elements() > 0 && need > have) {
             let shape = layout.shape();
             let what =
-                format!("shape {shape} of {dtype} needs {need} bytes, the buffer has {have}");
+                format!("shape {shape} of {dtype} needs {need} bytes, but the buffer has {have}");
             return Err(ModelError::invalid("", what));
         }
         Ok(Self {
@@ -160,7 +160,7 @@ impl Tensor {
     pub fn concat(key: &str, parts: &[Self]) -> Result<Self> {
         let fail = |what: String| Err(ModelError::invalid(key, what));
         let Some(first) = parts.first() else {
-            return fail("no parts to put together".into());
+            return fail("there are no parts to concatenate".into());
         };
 
         // Every axis but the first must agree. `get(1..)` is `None` for a tensor without axes, which has no rows.
@@ -168,7 +168,7 @@ impl Tensor {
             let rows = p.shape().get(1..);
             if p.dtype != first.dtype || rows.is_none() || rows != first.shape().get(1..) {
                 return fail(format!(
-                    "{} of shape {} and {} of shape {} can't be put one behind the other",
+                    "{} of shape {} and {} of shape {} can't be concatenated",
                     first.dtype,
                     first.shape(),
                     p.dtype,

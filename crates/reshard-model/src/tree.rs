@@ -533,7 +533,10 @@ mod tests {
         let e = ValueTree::Leaf(Value::None)
             .extract_matching_values(false, &mut |_| true)
             .unwrap_err();
-        assert_eq!(e.to_string(), "at : only a dict or a list can be parted");
+        assert_eq!(
+            e.to_string(),
+            "at : only a dict or a list can be split in two"
+        );
     }
 
     #[test]

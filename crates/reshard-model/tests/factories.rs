@@ -143,7 +143,7 @@ fn what_can_not_be_halved_is_refused() {
             .to_string()
     };
     let odd = ShardedTensor::full("k", ints(&[3, 2]));
-    assert!(swiglu(odd).starts_with("k: a local shape of [3, 2] can't be cut into [w | v]"));
+    assert!(swiglu(odd).starts_with("k: local shape [3, 2] can't be cut into [w | v]"));
     assert!(swiglu(ShardedTensor::full("k", ints(&[]))).contains("even number of rows"));
     let irregular = ShardedTensor::region_of("k", DType::Int8, &[5], Region::new([1], [2]));
     assert!(swiglu(irregular).contains("regular grid"));
@@ -154,7 +154,7 @@ fn what_can_not_be_halved_is_refused() {
         f.build()
             .unwrap_err()
             .to_string()
-            .contains("too many fragments")
+            .contains("fragments are too many")
     );
     let f =
         ShardedTensorFactory::swiglu(ShardedTensor::full("k", ints(&[4])), Swiglu::OneKey).unwrap();
@@ -287,7 +287,7 @@ fn a_half_that_was_not_loaded_is_an_error_and_not_half_a_tensor() {
     let e = parts.skeleton.join(loaded, parts.common).unwrap_err();
     assert_eq!(
         e.to_string(),
-        "fc1: the parts that were loaded have 4 elements, 8 are needed"
+        "fc1: the parts that were loaded have 4 elements, but 8 are needed"
     );
 }
 
@@ -352,7 +352,7 @@ fn subtrees_that_do_not_fit_their_factories_are_errors_with_the_path() {
     );
     assert!(
         error(under(ValueTree::Leaf(Value::None)), &at("b".into()))
-            .starts_with("at a: a value lies where")
+            .starts_with("at a: a value was loaded where")
     );
     let mut lists = Tree::new();
     lists.insert_tree("a", Tree::List(vec![Tree::Leaf(echo())]));
@@ -360,7 +360,7 @@ fn subtrees_that_do_not_fit_their_factories_are_errors_with_the_path() {
         error(under(list(2)), &lists),
         "at a: cannot merge two lists with different lengths (2 and 1)"
     );
-    assert!(error(under(ValueTree::new()), &lists).starts_with("at a: a dict lies where"));
+    assert!(error(under(ValueTree::new()), &lists).starts_with("at a: a dict was loaded where"));
     let merged = merge_factories(under(list(1)), &lists).unwrap();
     assert_eq!(
         Value::from(merged.get("a").unwrap().clone()),

@@ -243,9 +243,9 @@ fn what_can_not_be_placed_is_refused_with_the_reason() {
         .contains("split factor 0")
     );
     let error = |axes: &[(&str, u64)], ranks| DeviceMesh::new(axes, ranks).unwrap_err().to_string();
-    assert!(error(&[("a", 2)], vec![1, 1]).contains("rank 1 is there twice"));
+    assert!(error(&[("a", 2)], vec![1, 1]).contains("rank 1 occurs twice"));
     assert!(error(&[("a", 2)], vec![1]).contains("1 ranks were given"));
-    assert!(error(&[("a", 1), ("a", 1)], vec![0]).contains("axis \"a\" is there twice"));
+    assert!(error(&[("a", 1), ("a", 1)], vec![0]).contains("axis \"a\" occurs twice"));
     assert!(DeviceMesh::of(&[("a", u64::MAX), ("b", 2)]).is_err());
     let data = Tensor::from_vec(&[3], vec![0u8; 3]).unwrap();
     let e = ShardedTensor::from_mesh("w", data, &m, &[Placement::Shard(0)], &[4], 1).unwrap_err();

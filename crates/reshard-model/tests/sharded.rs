@@ -395,7 +395,7 @@ fn object_cells_outside_of_their_array_are_refused() {
     };
     assert_eq!(
         e(&[2], &[2]),
-        "rng: cell [2] lies outside of an array of [2]"
+        "rng: cell [2] lies outside an array of shape [2]"
     );
     assert!(
         e(&[2], &[0, 0]).starts_with(
@@ -404,7 +404,7 @@ fn object_cells_outside_of_their_array_are_refused() {
     );
     assert_eq!(
         e(&[], &[]),
-        "rng: an array of objects needs an axis; take shape [1], offset [0]"
+        "rng: an array of objects needs an axis; use shape [1] and offset [0]"
     );
     let item = ShardedObject::item("lr", Payload::Value(Value::from(0.1)));
     assert_eq!((item.is_item(), item.unique_key()), (true, "lr".to_owned()));

@@ -443,7 +443,7 @@ fn two_leaves_with_one_name_are_both_named() {
             .into_iter()
             .collect(),
     );
-    assert!(error(dict([("a", ints)])).contains(r#"["a"][0] and ["a"]["0"] have one name"#));
+    assert!(error(dict([("a", ints)])).contains(r#"["a"][0] and ["a"]["0"] have the same name"#));
     let e = error(dict([("w", value(1)), ("x", tensor("w").into())]));
     assert!(
         e.contains(r#"["w"] and ["x"] would both be saved as "w""#),
@@ -558,8 +558,8 @@ fn stored_paths_that_no_program_writes_are_refused() {
     let error = |entries: Vec<(Path, Value)>| unflatten(entries).unwrap_err().to_string();
     let v = || Value::Int(1);
     let (a, b) = (Step::from("a"), Step::from("b"));
-    assert!(error(vec![(path(&[]), v())]).contains("a stored path of 0 steps"));
-    assert!(error(vec![(Path(vec![a.clone(); 401]), v())]).contains("a stored path of 401 steps"));
+    assert!(error(vec![(path(&[]), v())]).contains("a stored path has 0 steps"));
+    assert!(error(vec![(Path(vec![a.clone(); 401]), v())]).contains("a stored path has 401 steps"));
     assert!(unflatten([(Path(vec![a.clone(); 400]), v())]).is_ok());
     let twice = vec![(Path(vec![a.clone()]), v()), (Path(vec![a.clone()]), v())];
     assert_eq!(error(twice), "at a: two stored values for one place");
@@ -567,12 +567,11 @@ fn stored_paths_that_no_program_writes_are_refused() {
         (path(&[a.clone(), 0.into()]), v()),
         (path(&[a.clone(), b.clone()]), v()),
     ];
-    assert!(
-        error(both)
-            .starts_with("at a.b: stored paths take this for a list, a dict or a value at once")
-    );
+    assert!(error(both).starts_with(
+        "at a.b: by the stored paths, this is more than one of a list, a dict and a value"
+    ));
     let under = vec![(Path(vec![a.clone()]), v()), (path(&[a.clone(), b]), v())];
-    assert!(error(under).starts_with("at a.b: stored paths take this for"));
+    assert!(error(under).starts_with("at a.b: by the stored paths, this is more than one of"));
     assert!(error(vec![(path(&[0.into()]), v())]).starts_with("at 0: stored paths"));
     for index in [u64::MAX, 1 << 40, 1 << 21] {
         let e = error(vec![(path(&[a.clone(), index.into()]), v())]);
@@ -594,7 +593,7 @@ fn dialects_are_told_by_name() {
     }
     assert_eq!(
         "torch".parse::<Dialect>().unwrap_err().to_string(),
-        r#""torch" is no dialect; known are megatron, dcp and tensors_only"#
+        r#""torch" is not a dialect; the dialects are megatron, dcp and tensors_only"#
     );
 }
 
@@ -624,7 +623,7 @@ fn tensors_alone_are_what_pytorch_makes_of_them_and_nothing_else_is_taken() {
     )
     .unwrap_err();
     assert!(
-        e.to_string().starts_with("at a.step: it is no tensor"),
+        e.to_string().starts_with("at a.step: it is not a tensor"),
         "{e}"
     );
 }

@@ -85,7 +85,7 @@ pub fn convert(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Result<()>
         || src.len() / a != dst.len() / b
     {
         let what = format!(
-            "{} bytes of {from} don't become {} bytes of {to}",
+            "{} bytes of {from} can't become {} bytes of {to}",
             src.len(),
             dst.len()
         );
@@ -98,7 +98,7 @@ pub fn convert(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Result<()>
         return Ok(());
     }
     if !Cast::Any.allows(from, to) {
-        let what = format!("no conversion of {from} to {to}; declare the tensor as {from}");
+        let what = format!("{from} can't be converted to {to}; declare the tensor as {from}");
         return Err(PlanError::Unsupported {
             key: String::new(),
             what,
@@ -193,7 +193,7 @@ fn through<W: Wide>(from: DType, src: &[u8], to: DType, dst: &mut [u8]) -> Resul
         let block = &mut block[..src.len() / a];
         let known = W::decode(from, src, block) && W::encode(block, to, dst);
         if !known {
-            let what = format!("no conversion of {from} to {to} in this version");
+            let what = format!("this version can't convert {from} to {to}");
             return Err(PlanError::Unsupported {
                 key: String::new(),
                 what,

@@ -203,9 +203,7 @@ impl fmt::Display for DuplicatePieces {
         f.write_str(match self {
             Self::BothMain => "both as its main replica; give one another replica_id",
             Self::Differ => "with different content; give one another key",
-            Self::Unknown => {
-                "and whether they are equal can't be told before they are read; leave one out"
-            }
+            Self::Unknown => "and they can't be compared without reading them; leave one out",
         })
     }
 }
@@ -245,8 +243,8 @@ impl fmt::Display for Problem {
                 }
                 Ok(())
             }
-            Self::Kind { key, is, other } => write!(f, "{key} is {is}, and {other}"),
-            Self::Shape { key, is, other } => write!(f, "{key} has shape {is}, and {other}"),
+            Self::Kind { key, is, other } => write!(f, "{key} is {is}, but {other}"),
+            Self::Shape { key, is, other } => write!(f, "{key} has shape {is}, but {other}"),
             Self::DType {
                 key,
                 is,
@@ -254,7 +252,7 @@ impl fmt::Display for Problem {
                 ranks: None,
             } => write!(
                 f,
-                "{key} is stored as {is} and asked for as {other}; declare it as {is}, or allow the cast"
+                "{key} is stored as {is}, but asked for as {other}; declare it as {is}, or allow the cast"
             ),
             Self::DType {
                 key,
@@ -262,14 +260,14 @@ impl fmt::Display for Problem {
                 other,
                 ranks: Some((a, b)),
             } => {
-                write!(f, "{key} is {is} on rank {a} and {other} on rank {b}")
+                write!(f, "{key} is {is} on rank {a}, but {other} on rank {b}")
             }
             Self::OutOfBounds { key, at, shape } => {
                 write!(f, "{key}: chunk {at} does not lie in shape {shape}")
             }
             Self::Overlap { key, a, b } => write!(f, "{key}: chunks {a} and {b} overlap"),
             Self::Hole { key, region, shape } => {
-                write!(f, "{key}: no chunk has {region} of shape {shape}")
+                write!(f, "{key}: no chunk covers {region} of shape {shape}")
             }
             Self::DuplicatePieces {
                 key,
@@ -284,7 +282,10 @@ impl fmt::Display for Problem {
                     "{key}: the leaves at {a} and {b} of rank {rank} both hold {piece}, {why}"
                 )
             }
-            Self::Duplicate { key, ranks } => write!(f, "{key} is written by ranks {ranks:?}"),
+            Self::Duplicate { key, ranks } => write!(
+                f,
+                "{key} is written by ranks {ranks:?}; give all ranks but one another replica_id, or each rank a key of its own"
+            ),
         }
     }
 }

@@ -243,7 +243,7 @@ impl SavePlan {
         }
         let counted: u64 = self.files.iter().map(|n| u64::from(*n)).sum();
         let what = format!(
-            "a policy laid out {counted} items, now there are {}; a planner's finish_plan may not add or drop items then",
+            "a policy has placed {counted} items, but now there are {}; with a policy, a planner's finish_plan must not add or remove items",
             self.items.len()
         );
         Err(PlanError::invalid("", what))

@@ -24,7 +24,7 @@ pub(crate) fn plan(
     };
     for (dest, leaf) in template.values().enumerate() {
         let dest = u32::try_from(dest)
-            .map_err(|_| PlanError::invalid(leaf.key(), "a template of more than 2³² leaves"))?;
+            .map_err(|_| PlanError::invalid(leaf.key(), "the template has more than 2³² leaves"))?;
         match leaf {
             Sharded::Tensor(t) => reader.tensor(dest, t)?,
             Sharded::Object(o) => reader.object(dest, o),

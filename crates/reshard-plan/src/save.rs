@@ -306,7 +306,7 @@ impl SavePlanner for DefaultSavePlanner {
                 .ok()
                 .filter(|source| *source < WriteItem::TAKEN);
             let source = source.ok_or_else(|| {
-                PlanError::invalid(leaf.key(), "a state dict of more than 2³¹ leaves")
+                PlanError::invalid(leaf.key(), "the state dict has more than 2³¹ leaves")
             })?;
             items.extend(match leaf {
                 Sharded::Tensor(t) if main_only && !t.replica_id.is_main() => None,
@@ -352,11 +352,11 @@ impl SavePlanner for DefaultSavePlanner {
             }
             (Some(_), _) => Err(PlanError::invalid(
                 &item.key,
-                "an object can't give a tensor, nor a tensor an object",
+                "the planner takes a tensor from an object, or an object from a tensor",
             )),
             (None, _) => {
                 let what = format!(
-                    "there is no leaf {}; the state has {}",
+                    "there is no leaf {}; the state has {} leaves",
                     item.source,
                     state.len()
                 );
@@ -398,7 +398,7 @@ fn part_of(t: &ShardedTensor, region: &Region, key: &str) -> Result<Data> {
         return Ok(t.data.clone());
     }
     if !whole.contains(region) {
-        let what = format!("{region} does not lie in {whole}, which is what the leaf has");
+        let what = format!("region {region} does not lie in {whole}, the region of the leaf");
         return Err(PlanError::invalid(key, what));
     }
     let inner = region.within(&whole);

@@ -133,7 +133,7 @@ impl Selection {
         if stored.item() != self.dtype.size() {
             let size = stored.item();
             return fail(format!(
-                "elements of {size} bytes are stored, {} was asked for",
+                "elements of {size} bytes are stored, but {} was asked for",
                 self.dtype
             ));
         }
@@ -174,9 +174,7 @@ impl Selection {
 
 fn outside(region: &Region, flat: &FlatView, elements: u64) -> String {
     let (shape, start, end) = (&flat.shape, flat.start, flat.start.saturating_add(elements));
-    format!(
-        "region {region} of shape {shape} does not lie in its elements {start}..{end}, which are stored"
-    )
+    format!("region {region} of shape {shape} does not lie in the stored elements {start}..{end}")
 }
 
 impl ReadItem {
@@ -313,7 +311,7 @@ mod tests {
         let e = error(select(Region::whole(&[2, 3])), &wide);
         assert_eq!(
             e,
-            "chunk 0: elements of 4 bytes are stored, int16 was asked for"
+            "chunk 0: elements of 4 bytes are stored, but int16 was asked for"
         );
         let flat = FlatView {
             shape: [4, 3].into(),
@@ -322,7 +320,7 @@ mod tests {
         let e = error(select(Region::new([0, 1], [1, 2])).flat(flat), &stored);
         assert_eq!(
             e,
-            "chunk 0: region [0:1, 1:3] of shape [4, 3] does not lie in its elements 2..8, which are stored"
+            "chunk 0: region [0:1, 1:3] of shape [4, 3] does not lie in the stored elements 2..8"
         );
         // Rows with gaps between them are not one range.
         let gaps = Layout::new(2, 0, [2, 3].into(), [9, 1].into()).unwrap();
@@ -419,7 +417,7 @@ mod tests {
         );
         assert_eq!(
             error(flat(4)),
-            "w: region [1:2, 0:3] of shape [3, 3] does not lie in its elements 4..10, which are stored"
+            "w: region [1:2, 0:3] of shape [3, 3] does not lie in the stored elements 4..10"
         );
         let object = ReadItem {
             stored: Stored::Object(crate::ObjectId(0)),

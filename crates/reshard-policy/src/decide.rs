@@ -99,7 +99,7 @@ pub fn decide(
 ) -> Result<Sharding> {
     if u32::try_from(pieces.len()).is_err() {
         return Err(PolicyError::invalid(format!(
-            "{} pieces are more than 2^32",
+            "{} pieces are too many; at most 2^32 - 1 are possible",
             pieces.len()
         )));
     }
@@ -205,7 +205,7 @@ fn words(panic: &(dyn Any + Send)) -> String {
         .downcast_ref::<&str>()
         .copied()
         .or_else(|| Some(panic.downcast_ref::<String>()?));
-    text.unwrap_or("with something that is no text").into()
+    text.unwrap_or("with something that is not text").into()
 }
 
 /// Of an answer that was checked.

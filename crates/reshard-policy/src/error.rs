@@ -9,7 +9,7 @@ pub type Result<T, E = PolicyError> = std::result::Result<T, E>;
 pub enum PolicyError {
     /// More slices than allowed.
     #[error(
-        "more than {limit} slices; if so many are meant, raise `max_slices` (`--max-slices` of `reshard convert`)"
+        "more than {limit} slices; if you mean so many, raise `max_slices` (`--max-slices` of `reshard convert`)"
     )]
     TooMany {
         /// How many are allowed.
@@ -39,7 +39,7 @@ pub enum PolicyError {
     },
     /// A policy returned a slice of a piece that it was not given.
     #[error(
-        "there is no piece {piece}, of which it wants {region} (shard {shard}); it was given {pieces}"
+        "there is no piece {piece}, of which it returned {region} (shard {shard}); it was given {pieces} pieces"
     )]
     NoPiece {
         /// Number of the piece.

@@ -160,6 +160,6 @@ fn warn_too_large(piece: &Piece<'_>, bytes: u64, limit: u64) {
         region = %piece.region,
         bytes,
         limit,
-        "what can't be cut is larger than the limit, and becomes a shard of its own"
+        "something that can't be cut is larger than the limit, and becomes a shard of its own"
     );
 }

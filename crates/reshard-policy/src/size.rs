@@ -70,7 +70,7 @@ impl FromStr for ByteSize {
         let factor = if unit.is_empty() { Some(1) } else { factor };
         factor.and_then(|f| scaled(number, f)).map(Self).ok_or_else(|| {
             PolicyError::invalid(format!(
-                "{s:?} is no size: write a whole number of bytes, such as 500000000, or a number with a unit, \
+                "{s:?} is not a size: write a whole number of bytes, such as 500000000, or a number with a unit, \
                  such as \"500 MB\" (10^6) or \"500 MiB\" (2^20)"
             ))
         })

@@ -90,7 +90,7 @@ impl FromStr for SliceSpec {
             return Err(wrong("there is no space between shape and slice".into()));
         };
         let extent =
-            |text: &str| number(text).ok_or_else(|| wrong(format!("{text:?} is no extent")));
+            |text: &str| number(text).ok_or_else(|| wrong(format!("{text:?} is not a length")));
         let full_shape: Dims = shape
             .split(' ')
             .map(extent)

@@ -227,8 +227,8 @@ impl Entry {
         let Self { name, bytes } = self;
         let what = match found {
             Some(n) if n == *bytes => return Ok(()),
-            Some(n) => format!("{name} was written with {bytes} bytes and has {n} now"),
-            None => format!("{name}, which was written with {bytes} bytes, is not there any more"),
+            Some(n) => format!("{name} was written with {bytes} bytes, but has {n} now"),
+            None => format!("{name}, which was written with {bytes} bytes, is missing now"),
         };
         Err(StorageError::Incomplete {
             path: version.to_string(),

@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(
             said("s3://bucket/ckpt"),
             format!(
-                "no store for `s3` (of s3://bucket/ckpt); linked: {}. No crate or feature of reshard serves it yet: use a \
+                "no store is linked for `s3` (of s3://bucket/ckpt); linked: {}. No crate or feature of reshard serves it yet: use a \
                  directory, such as a mount of it, or link a crate that registers it (`use that_crate as _;`; \
                  docs/strategies.md says how to write one) or call `Stores::with`",
                 linked.join(", ")

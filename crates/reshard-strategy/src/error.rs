@@ -112,7 +112,7 @@ pub enum StrategyError {
         b: &'static str,
     },
     /// No strategy of that name is linked.
-    #[error("no strategy for {key}; linked: {}", linked.join(", "))]
+    #[error("no strategy is linked for `{}` of {}; linked: {}", key.action, key.name, linked.join(", "))]
     Unknown {
         /// What was asked for.
         key: StrategyKey,

@@ -115,14 +115,14 @@ impl TorchDistConfig {
     pub fn writer(&self) -> Result<TorchDistWriter> {
         if self.files_per_rank > MAX_FILES {
             let what = format!(
-                "files_per_rank is {}, at most {MAX_FILES} are possible",
+                "files_per_rank is {}, but at most {MAX_FILES} are possible",
                 self.files_per_rank
             );
             return Err(StrategyError::Invalid(what));
         }
         if self.file_per_item && self.files_per_rank > 1 {
             return Err(StrategyError::Invalid(
-                "file_per_item and files_per_rank exclude each other".into(),
+                "file_per_item and files_per_rank exclude each other; give one of them".into(),
             ));
         }
         let era = match self.archive {

@@ -68,7 +68,7 @@ fn what_is_no_tensor_is_refused_with_its_path_before_anything_is_written() {
         assert_eq!(e.kind(), ErrorKind::Invalid);
         assert!(
             reshard::strategy::with_sources(e.to_string(), &e)
-                .contains(&format!("at {key}: it is no tensor")),
+                .contains(&format!("at {key}: it is not a tensor")),
             "{e}"
         );
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);

@@ -300,7 +300,7 @@ fn what_tensorflow_would_refuse_is_refused_or_can_not_be_said_and_slices_are_all
                 };
                 // Where several things are wrong, TensorFlow may name another one.
                 let words = [
-                    "leave out nothing",
+                    "not leave anything out",
                     "overlaps",
                     "NoPiece",
                     "the piece",

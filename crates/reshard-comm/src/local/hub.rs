@@ -173,7 +173,7 @@ impl Seats {
             || self.inbox.get(me.index()).is_none_or(|p| p.is_some())
         {
             return Some(format!(
-                "rank {me} calls {op} while another call of its is in flight"
+                "rank {me} calls {op} while another of its calls is running"
             ));
         }
         let first = self
@@ -191,7 +191,10 @@ impl Seats {
             .filter(|(_, s)| s.is_some())
             .map(|(r, _)| r)
             .collect();
-        Some(format!("rank {me} calls {op}, {} {first}", Ranks(&there)))
+        Some(format!(
+            "rank {me} calls {op}, but {} called {first}",
+            Ranks(&there)
+        ))
     }
 }
 

@@ -50,7 +50,7 @@ impl SparseIds {
         let fail = |what: String| Err(EmbeddingError::invalid("sparse ids", what));
         if line_of.len() != ids.len() {
             return fail(format!(
-                "{} ids with {} lines for them",
+                "{} ids were given, but {} lines for them",
                 ids.len(),
                 line_of.len()
             ));
@@ -62,7 +62,9 @@ impl SparseIds {
             ));
         }
         if let Some(last) = line_of.last().filter(|&&line| line >= lines) {
-            return fail(format!("an id in line {last} of {lines}, counted from 0"));
+            return fail(format!(
+                "an id is in line {last}, but there are {lines} lines, counted from 0"
+            ));
         }
         Ok(Self {
             lines,
@@ -93,7 +95,11 @@ impl SparseIds {
     pub fn with_weights(self, weights: impl Into<Vec<f32>>) -> Result<Self> {
         let weights = weights.into();
         if weights.len() != self.ids.len() {
-            let what = format!("{} weights for {} ids", weights.len(), self.ids.len());
+            let what = format!(
+                "{} weights were given for {} ids",
+                weights.len(),
+                self.ids.len()
+            );
             return Err(EmbeddingError::invalid("sparse ids", what));
         }
         Ok(Self {

@@ -58,7 +58,7 @@ impl Permutation {
             };
             if rows.len() != places.len() || !places.iter().zip(&rows).all(fits) {
                 let what =
-                    format!("what was loaded as {key} are not the rows of part {part} {region}");
+                    format!("what was loaded as {key} is not the rows of part {part} {region}");
                 return Err(EmbeddingError::invalid(table.name(), what));
             }
             let pieces: Vec<(&Region, &Tensor)> = places.iter().zip(&rows).collect();
@@ -69,7 +69,7 @@ impl Permutation {
             .map(part)
             .collect::<Result<Vec<Tensor>>>()?;
         if runs.next().is_some() {
-            let what = format!("what was loaded as {key} are more rows than those of task {task}");
+            let what = format!("what was loaded as {key} has more rows than task {task}");
             return Err(EmbeddingError::invalid(table.name(), what));
         }
         table.fill(task, parts)

@@ -39,7 +39,7 @@ impl Variable {
         let pieces: Vec<usize> = self.pieces(task).collect();
         if loaded.len() != pieces.len() {
             let what = format!(
-                "{} tensors for the {} parts of task {task}",
+                "{} tensors were given for the {} parts of task {task}",
                 loaded.len(),
                 pieces.len()
             );
@@ -103,7 +103,7 @@ impl Variable {
         let other = || {
             EmbeddingError::invalid(
                 &self.name,
-                format!("what was loaded as {key} is no list of tensors"),
+                format!("what was loaded as {key} is not a list of tensors"),
             )
         };
         tensors.ok_or_else(other)

@@ -216,7 +216,7 @@ impl Variable {
                     });
                 }
                 Index::Slice { step: Some(0), .. } => {
-                    return fail(format!("a slice of axis {axis} with step 0"));
+                    return fail(format!("a slice of axis {axis} has step 0"));
                 }
                 Index::Slice { start, stop, step } => {
                     let s = clamped(start, stop, step.unwrap_or(1), extent);

@@ -260,7 +260,7 @@ fn a_lookup_fills_memory_that_is_there() {
             .unwrap_err()
             .to_string()
     };
-    assert!(message(&[0], &mut out).contains("values of shape [1, 2] of int64, given were [2, 2]"));
+    assert!(message(&[0], &mut out).contains("values of shape [1, 2] of int64, but [2, 2]"));
     assert!(message(&[0, 3], &mut out).contains("out of range"));
     let other = out.clone();
     assert!(message(&[0, 1], &mut out).contains("shared"));
@@ -322,10 +322,12 @@ fn options_that_do_not_go_together_are_refused() {
             &v,
             LookupOptions::new().through(&order).strategy(Order::Mod)
         )
-        .contains("goes with \"div\"")
+        .contains("use a permutation with \"div\"")
     );
     let other = table(&[2, 2], &[]);
-    assert!(look(&other, LookupOptions::new().through(&order)).contains("3 rows for a table of 4"));
+    assert!(
+        look(&other, LookupOptions::new().through(&order)).contains("3 rows, but the table has 4")
+    );
     assert!(
         look(&v, LookupOptions::new().max_norm(1.0)).contains("max_norm is not defined for int64")
     );
@@ -388,7 +390,10 @@ fn a_sparse_matrix_is_checked_when_it_is_made() {
         let message = r.unwrap_err().to_string();
         assert!(message.contains(what), "{message}");
     };
-    says(SparseIds::new(2, [0, 1], [5]), "1 ids with 2 lines");
+    says(
+        SparseIds::new(2, [0, 1], [5]),
+        "1 ids were given, but 2 lines",
+    );
     says(
         SparseIds::new(2, [1, 0], [5, 5]),
         "line 0 comes after line 1",
@@ -396,7 +401,7 @@ fn a_sparse_matrix_is_checked_when_it_is_made() {
     says(SparseIds::new(2, [0, 2], [5, 5]), "line 2 of 2");
     says(
         SparseIds::ragged(&[&[1], &[2]]).with_weights([1.0]),
-        "1 weights for 2 ids",
+        "1 weights were given for 2 ids",
     );
 }
 

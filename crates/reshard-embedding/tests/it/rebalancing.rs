@@ -122,12 +122,15 @@ fn what_is_no_order_is_refused() {
         let message = r.unwrap_err().to_string();
         assert!(message.contains(what), "{message}");
     };
-    says(Permutation::new(vec![0, 0]), "row 0 is given twice");
-    says(Permutation::new(vec![0, 2]), "id 1 has row 2 of 2");
+    says(Permutation::new(vec![0, 0]), "row 0 is given to two ids");
+    says(
+        Permutation::new(vec![0, 2]),
+        "id 1 has row 2, but there are 2 rows",
+    );
     says(Permutation::new(vec![i64::MIN]), "id 0 has row");
     says(
         Permutation::balanced(&[1, 1], &[1]),
-        "2 frequencies for 1 rows",
+        "there are 2 frequencies, but only 1 rows",
     );
     says(Permutation::balanced(&[], &[u64::MAX, 1]), "too many rows");
     says(Permutation::balanced(&[], &[1 << 62]), "no memory");
@@ -193,7 +196,7 @@ fn rows_that_were_not_asked_for_are_refused_and_change_nothing() {
             vec![row(), two(), row(), row(), row()],
             "not the rows of part 0",
         ),
-        (vec![row(); 6], "more rows than those of task 0"),
+        (vec![row(); 6], "more rows than task 0"),
     ] {
         let e = order
             .undo_restore_from(&mut v, &mut list(rows), "emb", 0)

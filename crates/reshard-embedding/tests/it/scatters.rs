@@ -124,7 +124,7 @@ fn values_have_a_row_for_each_id_and_ids_have_one_axis() {
     let e = v.scatter_add(&[0, 1], &t(&[2, 2])).unwrap_err();
     assert!(
         e.to_string()
-            .contains("values of shape [2, 3] of int64, given were [2, 2]"),
+            .contains("values of shape [2, 3] of int64, but [2, 2]"),
         "{e}"
     );
     assert!(v.scatter_add(&[0, 1], &t(&[3])).is_err());

@@ -178,7 +178,7 @@ fn what_does_not_make_a_variable_is_refused_with_its_reason() {
         wrong,
     ));
     assert!(
-        e.contains("part 0 [0:2] on task 0 has shape [2] of int64, it was given [3]"),
+        e.contains("part 0 [0:2] on task 0 has shape [2] of int64, but was given [3]"),
         "{e}"
     );
     let e = message(PartitionedVariable::from_parts(
@@ -251,16 +251,21 @@ fn templates_lend_the_memory_of_parts_and_fill_brings_it_back() {
         .into_iter()
         .map(|t| t.data.host().unwrap().clone())
         .collect();
-    assert!(message(v.fill(0, tensors[..1].to_vec())).contains("1 tensors for the 2 parts"));
+    assert!(
+        message(v.fill(0, tensors[..1].to_vec())).contains("1 tensors were given for the 2 parts")
+    );
     tensors.reverse();
     assert!(v.fill(0, tensors.clone()).is_err());
     tensors.reverse();
     v.fill(0, tensors).unwrap();
     assert_eq!(address(&v), before);
     let mut loaded = ValueTree::new();
-    assert!(message(v.restore_from(&mut loaded, "v", 0)).contains("0 tensors for the 2 parts"));
+    assert!(
+        message(v.restore_from(&mut loaded, "v", 0))
+            .contains("0 tensors were given for the 2 parts")
+    );
     loaded.insert("v", 1);
-    assert!(message(v.restore_from(&mut loaded, "v", 0)).contains("no list of tensors"));
+    assert!(message(v.restore_from(&mut loaded, "v", 0)).contains("not a list of tensors"));
 }
 
 #[test]

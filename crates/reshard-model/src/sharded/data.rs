@@ -73,7 +73,7 @@ impl Data {
         let known = self.spec().map(|(dtype, shape)| (dtype, shape.clone()));
         known.ok_or_else(|| {
             let what =
-                "type and shape of the data are not known; declare them, and put the data in by with_data";
+                "the type and shape of the data are not known; declare them, and add the data with `with_data`";
             ModelError::invalid(key, what)
         })
     }

@@ -91,7 +91,7 @@ impl ShardedTensorFactory {
         let rows = whole.local_shape.first().copied();
         if whole.axis_fragmentations.is_none() || rows.is_none_or(|n| n % 2 != 0) {
             let what = format!(
-                "a local shape of {} can't be cut into [w | v]; it needs a regular grid and an even number of rows",
+                "local shape {} can't be cut into [w | v]; that needs a regular grid and an even number of rows",
                 whole.local_shape
             );
             return Err(ModelError::invalid(&whole.key, what));
@@ -172,7 +172,7 @@ fn halves(whole: &ShardedTensor, form: Swiglu, f: &ShardedTensorFactory) -> Resu
         let Some((of, extent, offset)) = place else {
             return Err(ModelError::invalid(
                 &whole.key,
-                format!("{fragments} are too many fragments"),
+                format!("{fragments} fragments are too many"),
             ));
         };
         if form == Swiglu::TwoKeys {
@@ -226,7 +226,7 @@ fn concat(key: &str, parts: ValueTree, elements: Option<u64>) -> Result<Value> {
         _ => {
             return Err(ModelError::invalid(
                 key,
-                "the parts to put together are not all tensors of one kind",
+                "the parts to put together must all be tensors in host memory, or all in device memory",
             ));
         }
     };
@@ -237,7 +237,7 @@ fn concat(key: &str, parts: ValueTree, elements: Option<u64>) -> Result<Value> {
     };
     if have != elements {
         let what = format!(
-            "the parts that were loaded have {} elements, {} are needed",
+            "the parts that were loaded have {} elements, but {} are needed",
             have.unwrap_or(0),
             elements.unwrap_or(0)
         );

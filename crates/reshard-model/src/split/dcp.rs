@@ -69,7 +69,10 @@ impl Items {
             Tree::Leaf(leaf) => self.leaf(leaf),
             whole if !self.descends(&whole) => match whole.try_map(&mut |_, leaf| match leaf {
                 Leaf::Value(v) => Ok(Some(ValueTree::Leaf(v))),
-                _ => Err(structure(&[], "a leaf of an object that is none")),
+                _ => Err(structure(
+                    &[],
+                    "this dict or list is stored as one object, but has a leaf that is not a value",
+                )),
             })? {
                 Some(value) => self.leaf(Leaf::Value(value.into())),
                 None => Ok(Tree::new()),
@@ -95,7 +98,7 @@ impl Items {
             if d.contains_key(&text) {
                 let at = |k: &Step| Path(self.path.iter().chain([k]).cloned().collect()).quoted();
                 let what = format!(
-                    "{} and {} have one name, since keys are saved as text; rename one",
+                    "{} and {} have the same name, because keys are saved as text; rename one",
                     at(k),
                     at(&text)
                 );

@@ -120,10 +120,11 @@ fn merge(
         }
         (Tree::Leaf(_), _) => Err(structure(
             path,
-            "a value lies where factories are deeper in",
+            "a value was loaded where the template has a dict or list with factories",
         )),
-        (Tree::Dict(_), Tree::List(_)) => {
-            Err(structure(path, "a dict lies where a list of factories is"))
-        }
+        (Tree::Dict(_), Tree::List(_)) => Err(structure(
+            path,
+            "a dict was loaded where the template has a list of factories",
+        )),
     }
 }

@@ -32,7 +32,7 @@ pub fn unflatten(entries: impl IntoIterator<Item = (Path, Value)>) -> Result<Val
     for (path, value) in entries {
         if path.0.is_empty() || path.0.len() > DEPTH {
             let what = format!(
-                "a stored path of {} steps; 1 to {DEPTH} are possible",
+                "a stored path has {} steps; 1 to {DEPTH} are possible",
                 path.0.len()
             );
             return Err(structure(&path.0[..path.0.len().min(8)], what));
@@ -87,7 +87,11 @@ fn enter<'a>(
             }
             &mut v[i]
         }
-        _ => return Err("stored paths take this for a list, a dict or a value at once".into()),
+        _ => {
+            return Err(
+                "by the stored paths, this is more than one of a list, a dict and a value".into(),
+            );
+        }
     };
     if *child == HOLE {
         *child = new;

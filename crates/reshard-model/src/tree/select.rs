@@ -37,7 +37,7 @@ impl<L> Tree<L> {
             Self::Leaf(_) => {
                 return Err(ModelError::Structure {
                     path: String::new(),
-                    what: "only a dict or a list can be parted".into(),
+                    what: "only a dict or a list can be split in two".into(),
                 });
             }
             // A key goes to both halves if its subtree has leaves of both kinds.

@@ -231,7 +231,7 @@ fn lengths_that_differ_are_refused() {
     let e = convert(DType::Float32, &[0; 8], DType::Int8, &mut [0; 3]).unwrap_err();
     assert!(
         e.to_string()
-            .contains("8 bytes of float32 don't become 3 bytes of int8"),
+            .contains("8 bytes of float32 can't become 3 bytes of int8"),
         "{e}"
     );
     assert!(convert(DType::Float32, &[0; 6], DType::Int8, &mut [0; 1]).is_err());

@@ -54,7 +54,8 @@ impl ReadItem {
     /// # Errors
     /// As [`selection`](Self::selection); an object that is not stored.
     pub fn wanted(&self, metadata: &Metadata) -> Result<Wanted> {
-        let unknown = || PlanError::invalid(&self.piece.key, "it is to be read, and is not stored");
+        let unknown =
+            || PlanError::invalid(&self.piece.key, "a plan reads it, but it is not stored");
         match self.stored {
             Stored::Chunk(_) => self
                 .selection(metadata)?

@@ -73,10 +73,10 @@ impl SavePlan {
             let Some(n) = item.taken() else { continue };
             let says = match found.get_mut(n) {
                 None => format!(
-                    "its source is item {n} from other ranks, which give {}",
+                    "its source is item {n} of those that other ranks give, but they give {}",
                     found.len()
                 ),
-                Some(Some(other)) => format!("its source is what {} writes, too", other.id()),
+                Some(Some(other)) => format!("its source is also the source of {}", other.id()),
                 Some(none) => {
                     *none = Some(item);
                     continue;
@@ -109,7 +109,7 @@ fn routes(plans: &[SavePlan]) -> Result<Routes<Written<'_>>> {
         for Give { to, item } in &plan.exchange.gives {
             if item.taken().is_some() {
                 let what =
-                    format!("rank {rank} hands it out to rank {to}, and has it from another rank");
+                    format!("rank {rank} hands it out to rank {to}, but has it from another rank");
                 return Err(PlanError::invalid(&item.key, what));
             }
             routes.give(rank, *to, Written(item))?;
@@ -209,14 +209,18 @@ pub fn place_item(plans: &mut [SavePlan], by: u32, held: Held) -> Result<()> {
     let invalid = |what: String| Err(PlanError::invalid(&item.key, what));
     if item.taken().is_some() {
         return invalid(format!(
-            "rank {from} has it from another rank; take all items out of the plans first"
+            "rank {from} has it from another rank; call `take_items` on the plans first"
         ));
     }
     if from as usize >= ranks {
-        return invalid(format!("rank {from} of {ranks} was said to have it"));
+        return invalid(format!(
+            "rank {from} is said to have it, but there are only {ranks} ranks"
+        ));
     }
     let Some(plan) = plans.get_mut(by as usize) else {
-        return invalid(format!("rank {by} of {ranks} was chosen to write it"));
+        return invalid(format!(
+            "rank {by} was chosen to write it, but there are only {ranks} ranks"
+        ));
     };
     if from == by {
         plan.items.push(item);
@@ -283,7 +287,7 @@ pub fn share_writes(
         let key = plan.items.first().map_or("an exchange", |item| &item.key);
         return Err(PlanError::invalid(
             key,
-            "it has its file already, and can't go to another rank any more",
+            "its file is decided already, so it can't go to another rank",
         ));
     }
     // Pieces of ranks without a group stay where they are.
@@ -304,7 +308,7 @@ pub fn share_writes(
     let writers = choose(&offers);
     if writers.len() != offers.len() {
         let what = format!(
-            "{} ranks were chosen to write {} pieces",
+            "{} ranks were chosen to write {} pieces; choose one rank for each piece",
             writers.len(),
             offers.len()
         );

@@ -73,7 +73,7 @@ pub fn share_reads(
     let readers = choose(&demands);
     if readers.len() != demands.len() {
         let what = format!(
-            "{} readers were chosen for {} reads",
+            "{} ranks were chosen for {} reads; choose one rank for each read",
             readers.len(),
             demands.len()
         );
@@ -107,7 +107,7 @@ pub fn share_reads(
             let key = what.key(metadata).unwrap_or_default();
             return Err(PlanError::invalid(
                 key,
-                format!("rank {reader} of {ranks} was chosen to read it"),
+                format!("rank {reader} was chosen to read it, but there are only {ranks} ranks"),
             ));
         };
         plan.exchange.serves.push(Serve::new(what, to));

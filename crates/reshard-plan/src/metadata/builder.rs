@@ -65,8 +65,8 @@ impl MetadataBuilder {
     fn new_name(&mut self, key: &str) -> Result<Name> {
         if let Some(n) = self.find(key) {
             let what = match n & OBJECT {
-                0 => "stored twice, once as a tensor",
-                _ => "stored twice, once as an object",
+                0 => "it is stored twice, once as a tensor",
+                _ => "it is stored twice, once as an object",
             };
             return Err(PlanError::corrupt(key, what));
         }
@@ -109,8 +109,12 @@ impl MetadataBuilder {
         properties: TensorProperties,
     ) -> Result<TensorId> {
         // Rows hold small numbers, so every number is checked before anything is stored. A failed call changes nothing.
-        let ndim = u8::try_from(shape.len())
-            .map_err(|_| PlanError::corrupt(key, format!("a tensor of {} axes", shape.len())))?;
+        let ndim = u8::try_from(shape.len()).map_err(|_| {
+            PlanError::corrupt(
+                key,
+                format!("it has {} axes, and at most 255 are possible", shape.len()),
+            )
+        })?;
         let full = || PlanError::corrupt(key, "too many tensors");
         let number = u32::try_from(self.tensors.len())
             .ok()
@@ -122,7 +126,7 @@ impl MetadataBuilder {
             .as_ref()
             .filter(|s| s.len() != shape.len())
         {
-            let what = format!("{} strides for {} axes", s.len(), shape.len());
+            let what = format!("it has {} strides, but {} axes", s.len(), shape.len());
             return Err(PlanError::corrupt(key, what));
         }
 
@@ -168,7 +172,7 @@ impl MetadataBuilder {
         };
         if region.offsets.len() != row.ndim.into() || region.lengths.len() != row.ndim.into() {
             let what = format!(
-                "a chunk at {} of {} in a tensor of {} axes",
+                "its chunk at {} with lengths {} does not fit a tensor of {} axes",
                 region.offsets, region.lengths, row.ndim
             );
             return Err(PlanError::corrupt(text(&self.names, row.name), what));

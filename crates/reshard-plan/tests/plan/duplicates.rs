@@ -133,7 +133,7 @@ fn duplicates_on_a_device_are_compared_and_lazy_ones_are_not_read() {
         Ok(1)
     );
     let said = duplicates(DefaultSavePlanner::DCP, lazy, bytes("w", [1, 2])).unwrap_err();
-    assert!(said.contains("can't be told"), "{said}");
+    assert!(said.contains("can't be compared"), "{said}");
 }
 
 #[test]

@@ -297,9 +297,15 @@ fn a_choice_that_can_not_be_is_refused() {
     let e = share_reads(plans(), &metadata, |_| Some(0), |_| vec![7])
         .unwrap_err()
         .to_string();
-    assert_eq!(e, "w: rank 7 of 2 was chosen to read it");
+    assert_eq!(
+        e,
+        "w: rank 7 was chosen to read it, but there are only 2 ranks"
+    );
     let e = share_reads(plans(), &metadata, |_| Some(0), |_| vec![])
         .unwrap_err()
         .to_string();
-    assert_eq!(e, "an exchange: 0 readers were chosen for 1 reads");
+    assert_eq!(
+        e,
+        "an exchange: 0 ranks were chosen for 1 reads; choose one rank for each read"
+    );
 }

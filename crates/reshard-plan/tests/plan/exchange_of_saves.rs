@@ -172,15 +172,15 @@ fn what_one_gives_and_another_takes_must_be_the_same() {
     );
     assert_eq!(
         e(|p| p[1].exchange.gives[0].item.source = WriteItem::TAKEN),
-        "w: rank 1 hands it out to rank 0, and has it from another rank"
+        "w: rank 1 hands it out to rank 0, but has it from another rank"
     );
     assert_eq!(
         e(|p| p[0].items[0].source = WriteItem::TAKEN),
-        "w: its source is what w[0] writes, too"
+        "w: its source is also the source of w[0]"
     );
     assert_eq!(
         e(|p| p[0].items[1].source += 1),
-        "w: its source is item 1 from other ranks, which give 1"
+        "w: its source is item 1 of those that other ranks give, but they give 1"
     );
     assert_eq!(
         e(|p| drop(p[0].items.pop())),
@@ -199,13 +199,16 @@ fn a_choice_of_writers_that_can_not_be_is_refused() {
         e(|_| vec![0]),
         "an exchange: 1 ranks were chosen to write 2 pieces"
     );
-    assert_eq!(e(|_| vec![0, 2]), "w: rank 2 of 2 was chosen to write it");
+    assert_eq!(
+        e(|_| vec![0, 2]),
+        "w: rank 2 was chosen to write it, but there are only 2 ranks"
+    );
     let mut laid_out = two();
     laid_out[1].files = vec![1];
     let e = share_writes(laid_out, |_| None, to(0))
         .unwrap_err()
         .to_string();
-    assert!(e.contains("it has its file already"), "{e}");
+    assert!(e.contains("its file is decided already"), "{e}");
 }
 
 #[test]

@@ -79,12 +79,12 @@ fn everything_that_does_not_fit_is_said_at_once() {
     insta::assert_snapshot!(e, @r"
     the checkpoint can't fill the template: 7 problems
       layer.bais is not in the checkpoint; did you mean layer.bias
-      layer.bias is stored as a tensor, and asked for as an object
+      layer.bias is stored as a tensor, but asked for as an object
       module.layer.weight is not in the checkpoint; did you mean layer.weight
       nothing is not in the checkpoint
-      optimizer.step is stored as an object, and asked for as a tensor
-      shape has shape [4] in the checkpoint, in 1 chunk, and [5] was asked for in [1] fragments; axis 0 differs
-      type is stored as float32 and asked for as bfloat16; declare it as float32, or allow the cast
+      optimizer.step is stored as an object, but asked for as a tensor
+      shape has shape [4] in the checkpoint, in 1 chunk, but [5] was asked for in [1] fragments; axis 0 differs
+      type is stored as float32, but asked for as bfloat16; declare it as float32, or allow the cast
     ");
 }
 
@@ -106,7 +106,7 @@ fn damage_is_corrupt_and_names_boxes() {
     let cases = [
         (
             vec![Region::new([0], [3]), Region::new([4], [4])],
-            "the checkpoint can't fill the template: w: no chunk has [3:4] of shape [8]",
+            "the checkpoint can't fill the template: w: no chunk covers [3:4] of shape [8]",
         ),
         (
             vec![Region::new([0], [5]), Region::new([4], [4])],
@@ -122,7 +122,7 @@ fn damage_is_corrupt_and_names_boxes() {
         ),
         (
             vec![],
-            "the checkpoint can't fill the template: w: no chunk has [0:8] of shape [8]",
+            "the checkpoint can't fill the template: w: no chunk covers [0:8] of shape [8]",
         ),
     ];
     for (chunks, text) in cases {

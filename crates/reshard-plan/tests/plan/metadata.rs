@@ -120,7 +120,7 @@ fn what_contradicts_itself_is_refused() {
     assert_eq!(errors[0].to_string(), "w: stored twice, once as a tensor");
     assert_eq!(
         errors[2].to_string(),
-        "w: a chunk at [0, 0] of [1, 1] in a tensor of 1 axes"
+        "w: its chunk at [0, 0] with lengths [1, 1] does not fit a tensor of 1 axes"
     );
     // nothing of it is left behind
     let m = b.finish(None).unwrap();

@@ -39,11 +39,11 @@ fn everything_wrong_is_said_at_once_with_boxes_and_ranks() {
     ];
     insta::assert_snapshot!(error(DefaultSavePlanner::DCP, &ranks), @r"
     the ranks' pieces don't make a checkpoint: 5 problems
-      dtype is float32 on rank 0 and bfloat16 on rank 1
-      hole: no chunk has [3:4, 0:2] of shape [8, 2]
+      dtype is float32 on rank 0, but bfloat16 on rank 1
+      hole: no chunk covers [3:4, 0:2] of shape [8, 2]
       outside: chunk [7:9, 0:2] of rank 1 does not lie in shape [8, 2]
       overlap: chunks [0:5, 0:2] of rank 0 and [4:8, 0:2] of rank 1 overlap
-      shape has shape [8, 2] on rank 0, and [9, 2] on rank 1
+      shape has shape [8, 2] on rank 0, but [9, 2] on rank 1
     ");
 }
 
@@ -70,7 +70,7 @@ fn a_key_that_is_tensor_and_object_is_refused() {
             flat([leaf("w", &[1], Region::whole(&[1]))]),
         ],
     );
-    insta::assert_snapshot!(e, @"the ranks' pieces don't make a checkpoint: w is an object on rank 0, and a tensor on rank 1");
+    insta::assert_snapshot!(e, @"the ranks' pieces don't make a checkpoint: w is an object on rank 0, but a tensor on rank 1");
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn two_main_replicas_are_refused_and_none_is_a_hole() {
         flat([rows("w", 4, 4).with_replica_id(1)]),
     ];
     let e = error(DefaultSavePlanner::DEFAULT, &ranks);
-    assert!(e.to_string().contains("no chunk has [4:8, 0:2]"), "{e}");
+    assert!(e.to_string().contains("no chunk covers [4:8, 0:2]"), "{e}");
     let e = error(
         DefaultSavePlanner::DEFAULT,
         &[objects(&["rng"]), objects(&["rng"])],
@@ -417,7 +417,7 @@ fn a_rank_that_saves_alone_needs_not_have_all_of_a_tensor() {
         save(&planner, &half).map(|(_, metadata)| metadata.tensor("w").unwrap().chunk_count())
     };
     let e = plan(DefaultSavePlanner::DEFAULT).unwrap_err().to_string();
-    assert!(e.contains("no chunk has"), "{e}");
+    assert!(e.contains("no chunk covers"), "{e}");
     assert_eq!(
         plan(DefaultSavePlanner::DEFAULT.with_allow_holes(true)).unwrap(),
         1

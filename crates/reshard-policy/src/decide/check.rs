@@ -72,7 +72,7 @@ pub(super) fn check(policy: &str, pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> 
         let found = slices.of_piece(piece);
         match found {
             [] => {
-                let what = "is in no shard; a policy may leave out nothing".into();
+                let what = "is in no shard; a policy must not leave anything out".into();
                 return wrong(of.key, of.region, None, what);
             }
             [one] if region(answer, *one) == of.region => continue,
@@ -95,7 +95,7 @@ pub(super) fn check(policy: &str, pieces: &[Piece<'_>], answer: &[Vec<Cut>]) -> 
             }
             Some(Fault::Hole(hole)) => {
                 let what = format!(
-                    "of the piece {} is in no shard; a policy may leave out nothing",
+                    "of the piece {} is in no shard; a policy must not leave anything out",
                     of.region
                 );
                 return wrong(of.key, &hole, None, what);

@@ -107,7 +107,7 @@ fn a_tensor_that_is_left_out_is_named() {
     refused(
         &says([]),
         &vector(),
-        &["w [0:10]", "is in no shard", "leave out nothing"],
+        &["w [0:10]", "is in no shard", "not leave anything out"],
     );
     refused(
         &says([]),

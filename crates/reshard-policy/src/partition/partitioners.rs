@@ -326,7 +326,7 @@ fn along(axis: i64, shape: &[u64], parts: impl FnOnce(u64) -> Result<u64>) -> Re
         .filter(|&a| a < shape.len())
         .ok_or_else(|| {
             PolicyError::invalid(format!(
-                "shape {} has no axis {axis} to be cut along",
+                "shape {} has no axis {axis}, so it can't be cut along that axis",
                 Dims::from(shape)
             ))
         })?;

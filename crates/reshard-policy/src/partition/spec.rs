@@ -89,7 +89,7 @@ impl PartitionSpec {
             )))
         };
         if ndim == 0 || parts.len() != ndim {
-            return wrong("there must be one number for each of its axes, and one axis at least");
+            return wrong("there must be one number for each axis, and at least one axis");
         }
         if parts.contains(&0) {
             return wrong("there is no part along an axis; 1 leaves it whole");

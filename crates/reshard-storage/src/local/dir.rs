@@ -269,7 +269,7 @@ impl Dir {
             Err(Errno::EXIST) => Err(StorageError::invalid(format!("{name} is written twice"))),
             // On another disk, linked too often already, of somebody else, or a system without such links.
             Err(e) => {
-                tracing::debug!(path = %path.display(), error = %e, "not linked, so it is copied");
+                tracing::debug!(path = %path.display(), error = %e, "the file can't be linked, so it is copied");
                 Ok(None)
             }
         }

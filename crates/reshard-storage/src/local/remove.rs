@@ -85,7 +85,7 @@ fn not_removed(path: &Path, apart: &Path) -> StorageError {
     StorageError::Unsupported {
         what: format!("removing {}", path.display()),
         why: format!(
-            "{} is mounted, or lies on another device, and what lies in it would be removed, too; unmount it or move it away, \
+            "{} is mounted, or lies on another device, and what lies in it would be removed too; unmount it or move it away, \
              then try again",
             mounted.display()
         ),

@@ -280,7 +280,7 @@ impl Root {
                             waiting.push(Some(name));
                         } else {
                             let path = self.path.display();
-                            tracing::warn!(%path, "a nest of directories is too deep; what lies below is skipped");
+                            tracing::warn!(%path, "directories are nested too deeply; what lies below is skipped");
                         }
                     }
                     (FileType::Symlink, Ok(name)) => {

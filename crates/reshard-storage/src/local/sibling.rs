@@ -177,7 +177,7 @@ fn found(
         return Ok(None);
     };
     let Some(state) = said.state(identity, above) else {
-        tracing::warn!(name = %name.display(), "left alone: it is not the directory that a save called so");
+        tracing::warn!(name = %name.display(), "left alone: it is not the directory to which a save gave this name");
         return Ok(None);
     };
     Ok(Some(Sibling {

@@ -554,7 +554,7 @@ impl UnderTest<'_> {
             (
                 |p| p[2].exchange.takes.clear(),
                 |_| (),
-                &["from other ranks, which give 0"],
+                &["other ranks give, but they give 0"],
             ),
             (
                 |_| (),

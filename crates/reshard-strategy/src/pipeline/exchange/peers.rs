@@ -94,7 +94,7 @@ impl Apart {
         let part = whole.split(STEP, group.map(|group| group.first)).await?;
         let cause = Cause::new(
             ErrorKind::Internal,
-            format!("rank {} was dropped", whole.rank()),
+            format!("rank {} has left the exchange", whole.rank()),
         );
         Ok(group.zip(part).map(|(group, part)| Self {
             part,

@@ -246,10 +246,7 @@ impl Loan {
         let mut outcome = match lost.and_then(|i| template.get_index(i as usize)) {
             None => Ok(()),
             Some((_, leaf)) => {
-                let what = format!(
-                    "the buffer of {} is still being read into by a store",
-                    leaf.key()
-                );
+                let what = format!("a store is still reading into the buffer of {}", leaf.key());
                 Err(StrategyError::Internal(what))
             }
         };

@@ -230,7 +230,9 @@ impl<W: StorageWriter> Prepared<W> {
 }
 
 fn written_already() -> StrategyError {
-    StrategyError::Internal("a prepared save is written once, and staged before".into())
+    StrategyError::Internal(
+        "a prepared save can be written only once, and staged only before that".into(),
+    )
 }
 
 fn totals(results: &[WriteResult]) -> Traffic {

@@ -76,7 +76,7 @@ impl Piece {
 /// A part: the length of the ask, the ask, pieces.
 pub(super) fn part(ask: &Ask, given: Vec<Bytes>) -> Result<Vec<Bytes>> {
     let encoded = postcard::to_allocvec(ask)
-        .map_err(|e| StrategyError::Internal(format!("an exchange can't ask: {e}")))?;
+        .map_err(|e| StrategyError::Internal(format!("an exchange can't send its request: {e}")))?;
     let length = (encoded.len() as u32).to_le_bytes();
     let mut blocks = vec![Bytes::from([&length[..], &encoded].concat())];
     blocks.extend(given);
@@ -89,7 +89,10 @@ pub(super) fn parted(mut part: Bytes) -> Result<(Ask, Bytes)> {
     if n > part.len() {
         return Err(unplanned());
     }
-    let ask = postcard::from_bytes(&part.split_to(n))
-        .map_err(|e| StrategyError::Internal(format!("an exchange is asked for nonsense: {e}")))?;
+    let ask = postcard::from_bytes(&part.split_to(n)).map_err(|e| {
+        StrategyError::Internal(format!(
+            "an exchange has received a request that can't be read: {e}"
+        ))
+    })?;
     Ok((ask, part))
 }
