@@ -27,10 +27,26 @@ pub struct MetadataJson {
     pub common_backend_version: u32,
 }
 
-/// The field that marks a file as Megatron Core's.
+/// The fields that mark a file as Megatron Core's. Any of them does: if the name of one is damaged, the file is damaged, not another
+/// program's.
 #[derive(Deserialize)]
-struct Sign {
+struct Signs {
     sharded_backend: Option<IgnoredAny>,
+    sharded_backend_version: Option<IgnoredAny>,
+    common_backend: Option<IgnoredAny>,
+    common_backend_version: Option<IgnoredAny>,
+}
+
+impl Signs {
+    fn is_none(&self) -> bool {
+        let all = [
+            &self.sharded_backend,
+            &self.sharded_backend_version,
+            &self.common_backend,
+            &self.common_backend_version,
+        ];
+        all.iter().all(|sign| sign.is_none())
+    }
 }
 
 fn one() -> u32 {
@@ -102,9 +118,7 @@ impl MetadataJson {
     pub fn parse(bytes: &[u8]) -> Result<Option<Self>> {
         // Serde would accept an array in place of the object.
         let of_others = match bytes.trim_ascii_start().first() {
-            Some(b'{') => {
-                serde_json::from_slice::<Sign>(bytes).is_ok_and(|s| s.sharded_backend.is_none())
-            }
+            Some(b'{') => serde_json::from_slice::<Signs>(bytes).is_ok_and(|s| s.is_none()),
             _ => serde_json::from_slice::<IgnoredAny>(bytes).is_ok(),
         };
         if of_others {
@@ -192,6 +206,16 @@ mod tests {
                 Err(()),
             ),
             (r#"{"sharded_backend": "torch_di"#, Err(())),
+            // One bit of a name is wrong.
+            (
+                r#"{"sharded_backenD": "torch_dist", "sharded_backend_version": 1}"#,
+                Err(()),
+            ),
+            (
+                r#"{"sharded_backenD": "zarr", "common_backend": "torch"}"#,
+                Err(()),
+            ),
+            (r#"{"common_backend_version": 1}"#, Err(())),
         ] {
             let found = MetadataJson::parse(text.as_bytes())
                 .map(|json| json.is_some())
