@@ -257,8 +257,7 @@ impl TableBuilder {
                 _ if strange.concern(number, chunks) => {
                     self.not_understood(
                         key,
-                        "where it lies is described in a form that this version does not know"
-                            .into(),
+                        "its place is described in a form that this version does not know".into(),
                     )
                     .map_err(beyond)?;
                 }
