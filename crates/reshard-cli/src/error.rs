@@ -207,10 +207,10 @@ impl CliError {
     }
 }
 
-/// What to do about something that asks for too much.
 /// For what the system refuses.
 pub(crate) const TRY_AGAIN: &str = "check the disk, the mount, the permissions, and the memory that this process may use (`ulimit -v`), then try again";
 
+/// What to do about something that asks for too much.
 pub(crate) const RAISE: &str = "if you trust the checkpoint, raise the named limit with --max-memory SIZE, --max-whole SIZE, --max-kept SIZE or --allow-repeated";
 
 fn raise(option: LimitOption) -> &'static str {

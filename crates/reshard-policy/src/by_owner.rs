@@ -85,10 +85,10 @@ impl ByOwner {
 impl ShardingPolicy for ByOwner {
     fn description(&self) -> String {
         match self.owners.as_slice() {
-            [] if self.depth <= 1 => "a shard an owner".into(),
-            [] => format!("a shard an owner, down to depth {}", self.depth),
+            [] if self.depth <= 1 => "one shard per owner".into(),
+            [] => format!("one shard per owner, down to depth {}", self.depth),
             owners => format!(
-                "a shard each for {}, and one for the rest",
+                "one shard for each of {}, and one for the rest",
                 owners.join(", ")
             ),
         }

@@ -19,7 +19,7 @@ impl ShardByTask {
 #[typetag::serde(name = "shard_by_task")]
 impl ShardingPolicy for ShardByTask {
     fn description(&self) -> String {
-        "a shard a task".into()
+        "one shard per task".into()
     }
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {
@@ -42,7 +42,7 @@ impl ShardByDevice {
 #[typetag::serde(name = "shard_by_device")]
 impl ShardingPolicy for ShardByDevice {
     fn description(&self) -> String {
-        "a shard a device".into()
+        "one shard per device".into()
     }
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {

@@ -110,7 +110,7 @@ pub fn decide(
     let files_per_task = guarded(&description, || policy.files_per_task())?;
     if files_per_task as usize > pieces.len().saturating_add(MAX_EMPTY) {
         let what = format!(
-            "{files_per_task} files a task for {} pieces; take fewer",
+            "{files_per_task} files per task for {} pieces; take fewer",
             pieces.len()
         );
         return Err(PolicyError::failed(

@@ -26,8 +26,8 @@ impl ByFiles {
 impl ShardingPolicy for ByFiles {
     fn description(&self) -> String {
         match self.files {
-            0 | 1 => "one file a task".into(),
-            n => format!("{n} files a task, filled by size"),
+            0 | 1 => "one file per task".into(),
+            n => format!("{n} files per task, filled by size"),
         }
     }
 
@@ -58,7 +58,7 @@ impl ByItem {
 #[typetag::serde(name = "by_item")]
 impl ShardingPolicy for ByItem {
     fn description(&self) -> String {
-        "a file for each item".into()
+        "one file for each item".into()
     }
 
     fn shard(&self, pieces: &[Piece<'_>], out: &mut Shards) -> Result<()> {

@@ -259,7 +259,7 @@ fn more_files_than_anybody_can_want_are_refused_before_memory_is_taken_for_them(
     refused(
         &promises(u32::MAX),
         &vector(),
-        &["4294967295 files a task for 1 pieces"],
+        &["4294967295 files per task for 1 pieces"],
     );
     assert_eq!(decided(&promises(7), &vector()).unwrap().files_per_task, 7);
 }

@@ -56,7 +56,7 @@ fn the_policy_that_fails_is_named() {
     assert!(
         error
             .to_string()
-            .contains("a shard a task, then shards of at most 0 B"),
+            .contains("one shard per task, then shards of at most 0 B"),
         "{error}"
     );
     assert!(

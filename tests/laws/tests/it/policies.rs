@@ -209,7 +209,7 @@ impl Hostile {
         (Self::WrongPiece, "piece"),
         (Self::Errs, "not today"),
         (Self::Speechless, "nothing to say"),
-        (Self::Hoards, "4294967295 files a task"),
+        (Self::Hoards, "4294967295 files per task"),
         (Self::Clings, "mine"),
     ];
 
@@ -389,7 +389,7 @@ fn a_policy_and_settings_of_files_exclude_each_other() {
     });
     let error = saved[0].as_ref().unwrap_err().to_string();
     assert!(
-        error.contains("2 files a task") && error.contains("a file for each item"),
+        error.contains("2 files per task") && error.contains("one file for each item"),
         "{error}"
     );
 }
