@@ -270,7 +270,7 @@ mod tests {
     fn chunks_are_not_unpacked_again_and_again_for_little() {
         const GIB: u64 = 1 << 30;
         let kept = Kept::new(MIB);
-        let mut unpacks = |chunk, bytes, wanted| kept.unpacks(ChunkId(chunk), "w", bytes, wanted);
+        let unpacks = |chunk, bytes, wanted| kept.unpacks(ChunkId(chunk), "w", bytes, wanted);
         // The first time of each chunk is free, and so is what is wanted as a whole.
         for chunk in 0..100 {
             assert!(unpacks(chunk, GIB, 1).is_ok());
