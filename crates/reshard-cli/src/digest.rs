@@ -127,7 +127,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
         return Ok(code);
     };
     let hint = format!(
-        "`reshard verify {}` lists all that is damaged or can't be read",
+        "`reshard verify {}` lists everything that can't be read, and why",
         args.dir
     );
     let failed = CliError::Told { what, hint, code };

@@ -197,7 +197,7 @@ fn a_choice_of_writers_that_can_not_be_is_refused() {
     };
     assert_eq!(
         e(|_| vec![0]),
-        "an exchange: 1 ranks were chosen to write 2 pieces"
+        "an exchange: 1 ranks were chosen to write 2 pieces; choose one rank for each piece"
     );
     assert_eq!(
         e(|_| vec![0, 2]),

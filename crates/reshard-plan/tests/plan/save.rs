@@ -364,7 +364,7 @@ fn a_part_of_a_leaf_is_found_in_host_device_and_lazy_data() {
             .unwrap_err();
         assert!(
             e.to_string()
-                .starts_with("w: [2:3, 1:3, 1:2] does not lie in [1:2, 0:4, 0:2]"),
+                .starts_with("w: region [2:3, 1:3, 1:2] does not lie in [1:2, 0:4, 0:2]"),
             "{e}"
         );
     }
