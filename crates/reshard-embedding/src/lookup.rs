@@ -179,7 +179,7 @@ impl<'a> Places<'a> {
                 fail("\"mod\" has its own order of rows; use a permutation with \"div\"".into())
             }
             (Strategy::Div, Some(p)) if p.len() as u64 != rows.total() => fail(format!(
-                "a permutation of {} rows for a table of {}",
+                "the permutation has {} rows, but the table has {}",
                 p.len(),
                 rows.total()
             )),

@@ -414,7 +414,7 @@ mod tests {
             Tensor::concat("k", &[])
                 .unwrap_err()
                 .to_string()
-                .starts_with("k: no parts")
+                .starts_with("k: there are no parts")
         );
         assert!(Tensor::concat("k", &[t(&[2, 3]), t(&[2, 2])]).is_err());
         assert!(Tensor::concat("k", &[t(&[2]), t(&[])]).is_err());

@@ -572,7 +572,7 @@ fn stored_paths_that_no_program_writes_are_refused() {
     ));
     let under = vec![(Path(vec![a.clone()]), v()), (path(&[a.clone(), b]), v())];
     assert!(error(under).starts_with("at a.b: by the stored paths, this is more than one of"));
-    assert!(error(vec![(path(&[0.into()]), v())]).starts_with("at 0: stored paths"));
+    assert!(error(vec![(path(&[0.into()]), v())]).starts_with("at 0: by the stored paths"));
     for index in [u64::MAX, 1 << 40, 1 << 21] {
         let e = error(vec![(path(&[a.clone(), index.into()]), v())]);
         assert!(

@@ -55,7 +55,7 @@ fn reshard_json_beside_another_metadata_is_ignored_and_said_so() {
     assert!(!counts, "a sidecar of another checkpoint counts");
     assert_eq!(
         why.as_deref(),
-        Some("reshard.json is ignored: it belongs to another .metadata")
+        Some("reshard.json is ignored: it belongs to another version of .metadata")
     );
     // What it says is in nobody's state.
     let mut template = StateDict::new();
@@ -170,7 +170,7 @@ fn reshard_json_of_a_format_without_a_commit_record_belongs_to_all_of_its_metada
     assert_eq!(sidecar(&dir), (true, None));
     // One of them changed.
     std::fs::write(dir.join("another"), "metadatb").unwrap();
-    let why = "reshard.json is ignored: it belongs to another .metadata, another";
+    let why = "reshard.json is ignored: it belongs to another version of .metadata, another";
     assert_eq!(sidecar(&dir), (false, Some(why.into())));
     std::fs::write(dir.join("another"), "metadata").unwrap();
     assert_eq!(sidecar(&dir), (true, None));

@@ -134,7 +134,7 @@ fn what_is_no_order_is_refused() {
     );
     says(Permutation::balanced(&[], &[u64::MAX, 1]), "too many rows");
     says(Permutation::balanced(&[], &[1 << 62]), "no memory");
-    says(Permutation::of_mod(4, 0), "0 parts");
+    says(Permutation::of_mod(4, 0), "at least one part");
     says(Permutation::of_mod(1 << 62, 2), "no memory");
     says(Permutation::identity(u64::MAX), "no memory");
     says(

@@ -166,8 +166,8 @@ fn what_does_not_make_a_variable_is_refused_with_its_reason() {
     assert!(make(&[4, 4], parts(&[1, 2]), 1.into()).contains("cut into 2 parts along axis 1"));
     assert!(make(&[4], parts(&[1, 2]), 1.into()).contains("2 axes for shape [4]"));
     assert!(make(&[], PartitionSpec::whole(0), 1.into()).contains("without axes"));
-    assert!(make(&[4], parts(&[2]), 0.into()).contains("no task"));
-    assert!(make(&[4], parts(&[2]), Tasks::only(2, 2)).contains("task 2 of 2"));
+    assert!(make(&[4], parts(&[2]), 0.into()).contains("at least one task"));
+    assert!(make(&[4], parts(&[2]), Tasks::only(2, 2)).contains("there are 2 tasks"));
     let wrong = |_: &[u64], _: &[u64], _: &[u64]| Tensor::zeros("v", DType::Int64, &[3]);
     let e = message(ShardedVariable::create(
         "v",

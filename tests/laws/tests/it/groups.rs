@@ -180,7 +180,7 @@ fn a_missing_rank_of_a_rank_local_checkpoint_is_named() {
     assert!(
         e.strategy_error()
             .to_string()
-            .contains("no chunk has [5:9, 0:40]"),
+            .contains("no chunk covers [5:9, 0:40]"),
         "{e}"
     );
     drop(Arc::clone(place.store()));
