@@ -1,4 +1,4 @@
-//! Floor 6 of reshard: the `reshard` program, as a library.
+//! The `reshard` program, as a library.
 //!
 //! To build a program with your own strategies or stores, call one function. The program has all commands of `reshard`:
 //!

@@ -6,7 +6,7 @@ use std::{fmt, sync::Arc};
 /// A transport: moves bytes between the ranks of a group, and knows only its own errors.
 ///
 /// Implement the required methods. The provided methods are correct but slow: override those that your transport can do
-/// better. [`Comm`](crate::Comm) uses `gather`, `scatter`, `broadcast` and `all_to_all`.
+/// better. [`Comm`](crate::Comm) never uses `barrier` and `all_gather`.
 ///
 /// # Contract
 /// - Messages of any length arrive whole and unchanged, including empty ones and the message of a rank to itself.

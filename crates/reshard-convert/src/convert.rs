@@ -35,11 +35,12 @@ const PATIENCE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// for it without an executor.
 ///
 /// # Cancellation
-/// If you drop a conversion, nothing appears at the destination. Data that are already written stay beside the
-/// destination until [`reshard::prune`] removes them.
+/// If you drop a conversion before its commit, nothing appears at the destination. Data that are already written stay beside
+/// the destination until [`reshard::prune`] removes them. A commit that has begun may still finish.
 ///
 /// # Errors
-/// [`ConvertError`]. Nothing was written at the destination then.
+/// [`ConvertError`]. Nothing appears at the destination then, with one exception: an error that comes after the commit
+/// ([`ConvertError::Write`]).
 pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
     Convert {
         source,

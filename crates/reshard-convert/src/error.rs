@@ -10,7 +10,8 @@ use std::fmt;
 /// Result of this crate's functions.
 pub type Result<T, E = ConvertError> = std::result::Result<T, E>;
 
-/// Why a conversion is refused, or fails. Nothing appears at the destination in any case.
+/// Why a conversion is refused, or fails. Nothing appears at the destination, except after some errors of
+/// [`Write`](Self::Write).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvertError {
@@ -115,7 +116,9 @@ pub enum ConvertError {
     /// Reading the source.
     #[error(transparent)]
     Read(reshard::Error),
-    /// Writing the destination, or reading the tensors that are written.
+    /// Writing the destination, or reading the tensors that are written. After
+    /// [`NotDurable`](reshard::storage::StorageError::NotDurable) and
+    /// [`NotCarried`](reshard::storage::StorageError::NotCarried) the whole new checkpoint is at the destination.
     #[error(transparent)]
     Write(reshard::Error),
 }

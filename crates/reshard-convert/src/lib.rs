@@ -1,4 +1,4 @@
-//! Floor 5 of reshard: rewrites a checkpoint as any number of ranks would have saved it.
+//! Rewrites a checkpoint as any number of ranks would have saved it.
 //!
 //! ```
 //! use reshard::{ShardedTensor, StateDict, Tensor, blocking};

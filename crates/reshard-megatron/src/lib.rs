@@ -1,4 +1,4 @@
-//! Floor 3 of reshard: what Megatron Core adds to a checkpoint of any format.
+//! What Megatron Core adds to a checkpoint of any format.
 //!
 //! Leaves of a state dict that are not sharded are *common state*. The coordinator saves it, as a file `common.pt` or
 //! (since Megatron Core 0.19) as an object of the sharded part. `metadata.json` names the strategies of both parts

@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub enum Dialect {
-    /// Megatron Core: leaves that aren't sharded are common state, which rank 0 saves as one object.
+    /// Megatron Core: leaves that aren't sharded are common state, which the coordinator (rank 0 by default) saves as one object.
     #[default]
     #[serde(rename = "megatron")]
     Megatron,

@@ -20,7 +20,8 @@ pub enum ErrorKind {
     Unsupported,
     /// It exceeds a limit. The message names the option that raises the limit.
     Limit,
-    /// I/O failed. Trying again later may work. Nothing was committed.
+    /// I/O failed. Trying again later may work. Nothing was committed, unless the error itself says that it was committed
+    /// (`NotDurable` and `NotCarried` of a save).
     Unavailable,
     /// Another rank failed, so the collective was stopped.
     PeerFailed,

@@ -1,4 +1,4 @@
-//! Floor 0 of reshard: the data types of a distributed checkpoint.
+//! The data types of a distributed checkpoint.
 //!
 //! - [`DType`], [`Dims`], [`Region`], [`Layout`]: element types and n-dimensional boxes;
 //! - [`Tensor`] over a [`HostBuffer`] that you may own, [`DeviceTensor`] over a [`DeviceBuffer`];

@@ -6,7 +6,7 @@ use reshard_model::{DType, Dims, Path, PathOfKey, Region};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Identity of one stored piece: DCP's `MetadataIndex` without its hint.
+/// Identity of one stored chunk or object: DCP's `MetadataIndex` without its hint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PieceId {
     /// Key in the checkpoint.
@@ -87,7 +87,7 @@ pub enum WriteKind {
     },
 }
 
-/// A piece that a rank writes.
+/// An item: a chunk or an object that a rank writes.
 ///
 /// `source` is the leaf of the rank's flat state that has the data. `key` and `kind` say how they are stored. Because these are separate, a
 /// planner can rename, cast or cut without touching data.
@@ -102,7 +102,7 @@ pub struct WriteItem {
 }
 
 impl WriteItem {
-    /// Identity of the piece.
+    /// Identity of the chunk or object.
     pub fn id(&self) -> PieceId {
         PieceId {
             key: self.key.clone(),
@@ -128,7 +128,7 @@ impl WriteItem {
     }
 }
 
-/// The stored piece of a [`ReadItem`]. The format has a table of locations by these ids.
+/// The stored chunk or object of a [`ReadItem`]. The format has a table of locations by these ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stored {
     /// A chunk of a tensor.
@@ -137,7 +137,7 @@ pub enum Stored {
     Object(ObjectId),
 }
 
-/// A part of a stored piece, and where it goes.
+/// An item: a part of a stored chunk, or a stored object, and where it goes.
 ///
 /// Both regions have the same lengths, and as many axes as the global tensor. The first axes of `dest_region` are those that the leaf
 /// prepends. Their length is 1, and the leaf's data lacks them.
@@ -147,7 +147,7 @@ pub struct ReadItem {
     pub dest: u32,
     /// The region of the leaf that is filled, relative to the start of the leaf. No axes for an object.
     pub dest_region: Region,
-    /// What is read.
+    /// The stored chunk or object that is read.
     pub piece: PieceId,
     /// The same, by the id that the format knows.
     pub stored: Stored,
@@ -158,7 +158,7 @@ pub struct ReadItem {
     pub flat: Option<Box<FlatView>>,
 }
 
-/// DCP's `planner_data`: what planners put into the commit record in addition to items.
+/// DCP's `planner_data`: what planners put into the format record in addition to items.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum PlannerData {
@@ -187,20 +187,20 @@ impl PlannerData {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SavePlan {
-    /// Pieces.
+    /// What it writes.
     pub items: Vec<WriteItem>,
     /// Which of them other ranks give, and what this rank gives to others. The default planner makes no exchange.
     pub exchange: SaveExchange,
     /// Data of the format. Its `prepare_local_plan` or `prepare_global_plan` sets them, its layout reads them, and nobody else does.
     pub storage_data: Bytes,
-    /// For the commit record.
+    /// For the format record.
     pub planner_data: Option<PlannerData>,
     /// How many of the items, in order, go into each file of this rank. Empty if the format decides.
     pub files: Vec<u32>,
 }
 
 impl SavePlan {
-    /// A plan of these pieces.
+    /// A plan of these items.
     pub fn new(items: Vec<WriteItem>) -> Self {
         Self {
             items,
@@ -208,7 +208,7 @@ impl SavePlan {
         }
     }
 
-    /// With data for the commit record.
+    /// With data for the format record.
     #[must_use]
     pub fn with_planner_data(self, data: PlannerData) -> Self {
         Self {
@@ -274,7 +274,7 @@ pub struct Recast {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct LoadPlan {
-    /// Parts of pieces, in the order of leaves, then of chunks.
+    /// What it reads, in the order of leaves, then of chunks.
     pub items: Vec<ReadItem>,
     /// What this rank reads for others, and what others read for it. The default planners make no exchange.
     pub exchange: Exchange,
@@ -294,7 +294,7 @@ pub struct LoadPlan {
 }
 
 impl LoadPlan {
-    /// A plan of these parts.
+    /// A plan of these items.
     pub fn new(items: Vec<ReadItem>) -> Self {
         Self {
             items,

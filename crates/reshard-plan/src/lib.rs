@@ -1,6 +1,6 @@
-//! Floor 1 of reshard: what a checkpoint holds, and which rank writes and reads which part of it.
+//! What a checkpoint holds, and which rank writes and reads which part of it.
 //!
-//! - [`Metadata`]: the logical half of a commit record, as columns: tensors with their chunks, and objects.
+//! - [`Metadata`]: the logical half of a format record, as columns: tensors with their chunks, and objects.
 //! - [`WriteItem`], [`ReadItem`], [`SavePlan`], [`LoadPlan`]: what ranks send to each other while they plan.
 //! - [`Selection`]: what is wanted of a stored chunk, and the mapping to where it lies.
 //! - [`SavePlanner`], [`LoadPlanner`]: the hooks of PyTorch DCP's protocol, and their defaults. By default replicas are written once, every

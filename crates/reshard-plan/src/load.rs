@@ -152,7 +152,7 @@ pub trait LoadPlanner: Any + Debug + Send + Sync {
         self.base().create_global_plan(plans, cx)
     }
 
-    /// The last change of this rank's plan, after the global plan.
+    /// The last change of this rank's plan, after the global plan. It must not change an exchange.
     ///
     /// # Errors
     /// Any reason why this rank can't load.
@@ -186,7 +186,8 @@ pub trait LoadPlanner: Any + Debug + Send + Sync {
         self.base().transform_tensor(item, elements)
     }
 
-    /// Called once the elements of an item are in the leaf.
+    /// Called for each item of a tensor, after this rank has read everything that its plan asks for. It is not called if a read of this
+    /// rank has failed. Another rank may still fail afterwards.
     ///
     /// # Errors
     /// Any error makes the load fail.

@@ -255,7 +255,7 @@ impl Metadata {
             .fold(0, u64::saturating_add)
     }
 
-    /// The data of planners in the commit record.
+    /// The data of planners in the format record.
     pub fn planner_data(&self) -> Option<&PlannerData> {
         self.planner_data.as_ref()
     }

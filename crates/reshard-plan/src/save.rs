@@ -17,7 +17,7 @@ mod duplicates;
 pub struct SaveContext<'a> {
     /// This rank.
     pub rank: u32,
-    /// Whether this rank makes the global plan.
+    /// Whether this rank makes the global plan. In a rank-local save every rank makes one, for itself alone.
     pub is_coordinator: bool,
     /// What the format says about the place it writes to.
     pub storage_meta: Option<&'a Value>,
@@ -54,7 +54,8 @@ pub enum WriteData {
 /// # Contract
 /// No hook calls another hook; the pipeline calls each in turn, in the order of this trait. So a default never bypasses an override, and a
 /// planner that wraps another one ([`base`](Self::base)) works like a subclass of it. All hooks except
-/// [`create_global_plan`](Self::create_global_plan) run on every rank. Plans may depend only on the arguments.
+/// [`create_global_plan`](Self::create_global_plan) run on every rank. In a rank-local save that one runs on every rank, too. Plans may
+/// depend only on the arguments.
 ///
 /// # Examples
 /// These are the examples of PyTorch's documentation. Keys get a prefix:
@@ -170,7 +171,9 @@ pub enum WriteData {
 /// # assert_eq!(&*plan.items[0].key, "a.b.w");
 /// ```
 pub trait SavePlanner: Any + Debug + Send + Sync {
-    /// The planner whose hooks are used for those that you do not override.
+    /// The planner whose hooks are used for those that you do not override. By default it is Megatron Core's, in which only main replicas
+    /// are offered. For saves in PyTorch's dialect return `&DefaultSavePlanner::DCP`. For rank-local saves return a planner with
+    /// [`allow_holes`](DefaultSavePlanner::with_allow_holes), which you keep in a field.
     fn base(&self) -> &dyn SavePlanner {
         &DefaultSavePlanner::DEFAULT
     }
@@ -192,6 +195,7 @@ pub trait SavePlanner: Any + Debug + Send + Sync {
     }
 
     /// Called on the coordinator. From the plans of all ranks, by rank, it decides what each rank writes and what the checkpoint will hold.
+    /// In a rank-local save each rank calls it with its own plan alone.
     ///
     /// # Errors
     /// [`PlanError::Save`] if the pieces don't make up whole tensors.
@@ -199,7 +203,8 @@ pub trait SavePlanner: Any + Debug + Send + Sync {
         self.base().create_global_plan(plans)
     }
 
-    /// The last change of this rank's plan, after the global plan.
+    /// The last change of this rank's plan, after the global plan. It must not change an exchange or the items that other ranks give.
+    /// If the save has a sharding policy, it must not add or remove items.
     ///
     /// # Errors
     /// Any reason why this rank can't save.

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 /// # };
 /// assert_eq!(decide(&AllInOne::new(), &[piece(0), piece(0)], Limits::default())?.shards.len(), 1);
 /// assert!(decide(&AllInOne::new(), &[piece(0), piece(1)], Limits::default()).is_err());
-/// let gathering = AllInOne::new().gather(); // in a save the pieces of all ranks are then rank 0's
+/// let gathering = AllInOne::new().gather(); // in a save the coordinator then writes the pieces of all ranks
 /// # assert!(reshard_policy::ShardingPolicy::gathers(&gathering));
 /// # Ok::<(), reshard_policy::PolicyError>(())
 /// ```

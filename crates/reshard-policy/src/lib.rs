@@ -1,9 +1,9 @@
 //! Decides which tensor, or which part of it, goes into which file of a checkpoint, and into how many parts a variable
 //! is cut.
 //!
-//! A [`ShardingPolicy`] is called once per save, on the coordinator, with all [`Piece`]s of all tasks. It cuts these
-//! pieces and groups the cuts into shards. [`decide`] checks the coverage of every answer. The crate is pure: it never
-//! sees the bytes.
+//! A [`ShardingPolicy`] is called once per save, on the coordinator, with all [`Piece`]s of all tasks. In a rank-local save
+//! each rank calls it once, with its own pieces. It cuts these pieces and groups the cuts into shards. [`decide`] checks
+//! the coverage of every answer. The crate is pure: it never sees the bytes.
 //!
 //! | policy | what lies in a shard |
 //! | --- | --- |

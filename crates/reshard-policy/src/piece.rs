@@ -18,7 +18,8 @@ pub enum Content<'a> {
     Object,
 }
 
-/// The part of one key that one task writes, before a policy cuts it. A policy refers to it by its position in the list.
+/// An item of the global plan, before a policy cuts it: the part of one key that one task writes. A policy refers to it by its
+/// position in the list.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     /// Key in the checkpoint.

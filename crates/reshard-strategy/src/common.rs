@@ -4,11 +4,11 @@ use reshard_model::{ShardedObject, ValueTree};
 use reshard_storage::{FileBody, Name};
 use std::{any::Any, fmt};
 
-/// Stores common state, which is equal on all ranks. It makes a layout of files, and writes nothing itself. So these files are staged,
-/// written in the background, counted and committed like all others.
+/// Stores common state. The coordinator's common state is stored. This strategy makes a layout of files, and writes nothing itself. So
+/// these files are written, counted and committed like all others.
 ///
 /// # Contract
-/// The files own their data: the caller may change its state when a method returns. Equal input gives equal files.
+/// The files own their data, so they need no stager: the caller may change its state when a method returns. Equal input gives equal files.
 pub trait SaveCommonStrategy: Any + fmt::Debug + Send + Sync {
     /// Its name.
     fn key(&self) -> BackendVersion;

@@ -6,13 +6,14 @@ use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, Progress, Store, Transaction};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// The runtime objects of one save. A configuration never holds them; it only names groups, which are found here.
+/// The runtime objects of one save. A configuration never holds them. A configuration of a third party may name groups, which are found
+/// here.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SaveCx<'a> {
     /// All ranks of the save.
     pub comm: Comm<'a>,
-    /// Sub-groups by name, for strategies that want them.
+    /// Sub-groups by name, for strategies of third parties. The strategies of these crates use none.
     pub groups: &'a BTreeMap<String, Arc<dyn ProcessGroup>>,
     /// Where the new version is built.
     pub transaction: Arc<dyn Transaction>,
@@ -21,7 +22,7 @@ pub struct SaveCx<'a> {
     /// DCP's planner.
     pub planner: Arc<dyn SavePlanner>,
     /// The policy that decides which item, or which part of it, goes into which file. Every rank has the same policy, and only the
-    /// coordinator calls it. Without a policy the format decides.
+    /// coordinator calls it. In a rank-local save each rank calls it for its own items. Without a policy the format decides.
     pub policy: Option<Arc<dyn ShardingPolicy>>,
     /// Limits on the policy's answer.
     pub policy_limits: Limits,
@@ -124,7 +125,7 @@ impl OpenCx {
 pub struct LoadCx<'a> {
     /// All ranks of the load.
     pub comm: Comm<'a>,
-    /// Sub-groups by name, for strategies that want them.
+    /// Sub-groups by name, for strategies of third parties. The strategies of these crates use none.
     pub groups: &'a BTreeMap<String, Arc<dyn ProcessGroup>>,
     /// Where the checkpoint lies.
     pub store: Arc<dyn Store>,

@@ -183,12 +183,14 @@ impl<'a> FinishCx<'a> {
 pub struct Records {
     /// In any order.
     pub files: Vec<(Name, Bytes)>,
-    /// The commit record, whose presence makes a checkpoint. It is written last. `None` for formats without their own commit record.
+    /// The format record: the file in which the format says what is stored, such as `.metadata`. `reshard.json` has its digest. It is
+    /// written after `files`. It is also the commit record, which is written last, unless the dialect has another one (`metadata.json` in
+    /// Megatron's dialect). `None` for formats without a format record.
     pub commit: Option<(Name, Bytes)>,
 }
 
 impl Records {
-    /// Only a commit record.
+    /// Only a format record.
     pub fn one(name: Name, bytes: Bytes) -> Self {
         Self {
             files: Vec::new(),
@@ -196,20 +198,28 @@ impl Records {
         }
     }
 
-    /// All files; the commit record comes last.
+    /// All files; the format record comes last.
     pub fn into_files(self) -> impl Iterator<Item = (Name, Bytes)> {
         self.files.into_iter().chain(self.commit)
     }
 }
 
 /// Returns the data of a planned item: the tensor elements of exactly its region, or an object. If another rank has the data, the
-/// elements come while they are read, best in row-major order, and an object has come when this returns.
+/// elements come while they are read, best in row-major order, and an object is complete when this returns.
 pub type Resolve<'a> = dyn Fn(&WriteItem) -> Result<WriteData> + Sync + 'a;
 
 /// DCP's calls by which a StorageWriter takes part in planning. All have defaults. If your format has nothing to add, write
 /// `impl WriterHooks for MyWriter {}`.
 ///
-/// The pipeline calls them in the order of this trait, before [`StorageWriter::layout`]. The planner's hooks are called in between.
+/// The pipeline calls them in the order of this trait. The planner's hooks are called in between:
+///
+/// 1. on each rank: `reset`, `storage_meta`, the planner's `set_up`, `set_up`, the planner's `create_local_plan`, `prepare_local_plan`;
+/// 2. the plans are gathered;
+/// 3. on the coordinator: the planner's `create_global_plan`, the sharding policy, `prepare_global_plan`. In a rank-local save each rank
+///    does this for itself alone, and nothing is gathered;
+/// 4. each rank gets its plan;
+/// 5. on each rank: the planner's `finish_plan`;
+/// 6. later, when the rank writes: [`StorageWriter::layout`]. Its `resolve` calls the planner's `lookup_object`, then `transform_object`.
 pub trait WriterHooks: fmt::Debug + Send + Sync + 'static {
     /// A new save to `url` begins.
     fn reset(&self, _url: &str) {}
@@ -231,7 +241,7 @@ pub trait WriterHooks: fmt::Debug + Send + Sync + 'static {
     fn prepare_local_plan(&self, plan: SavePlan) -> Result<SavePlan> {
         Ok(plan)
     }
-    /// May add to all plans, on the coordinator.
+    /// May add to all plans, on the coordinator. In a rank-local save each rank calls it with its own plan alone.
     ///
     /// # Errors
     /// Items that the format can't store.
@@ -395,7 +405,7 @@ pub enum FileRole {
     Part,
     /// A save of this format made it, but nothing needs it any more.
     Leftover,
-    /// The commit record of another checkpoint of this format in the same directory. The earlier of the two is left over.
+    /// The format record of another checkpoint of this format in the same directory. The earlier of the two is left over.
     Record,
     /// It does not belong to this format.
     Foreign,
@@ -488,7 +498,16 @@ pub struct VerifyReport {
     pub bytes: u64,
 }
 
-/// DCP's calls by which a StorageReader takes part in planning, as [`WriterHooks`]. They come before the first read.
+/// DCP's calls by which a StorageReader takes part in planning, as [`WriterHooks`]. The pipeline calls them in this order, after
+/// [`OpenFormat::open`](crate::OpenFormat::open) and before the first read of a tensor or object:
+///
+/// 1. on each rank: `reset`, the planner's `set_up`, `set_up`, the planner's `create_local_plan`, `prepare_local_plan`;
+/// 2. the plans are gathered;
+/// 3. on the coordinator: the planner's `create_global_plan`, `prepare_global_plan`;
+/// 4. each rank gets its plan;
+/// 5. on each rank: the planner's `finish_plan`;
+/// 6. later, when the rank reads: the planner's `lookup_tensor` and `transform_tensor` around [`StorageReader::read_tensors`],
+///    `load_object` after [`StorageReader::read_objects`], and at the end `commit_tensor`.
 pub trait ReaderHooks: Any + fmt::Debug + Send + Sync {
     /// A new load begins.
     fn reset(&self, _url: &str) {}

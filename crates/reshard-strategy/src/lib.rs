@@ -1,4 +1,4 @@
-//! Floor 2 of reshard: what a checkpoint strategy is, where strategies are found, and the pipeline that drives them.
+//! What a checkpoint strategy is, where strategies are found, and the pipeline that drives them.
 //!
 //! A *strategy* is a format with its algorithm. A [`Registry`] finds it by `(backend, version)`, as in Megatron Core. There are four
 //! kinds: [`SaveShardedStrategy`], [`LoadShardedStrategy`], [`SaveCommonStrategy`], [`LoadCommonStrategy`].
@@ -9,7 +9,7 @@
 //! ```text
 //! plan   (collective)  local plan -> gather -> global plan, sharding policy -> scatter -> finish_plan
 //! write  (local)       layout of files; bytes, from the caller's buffers or staged copies; meanwhile ranks exchange items if plans say so
-//! finish (collective)  outcomes of all ranks; the coordinator makes the commit record
+//! finish (collective)  outcomes of all ranks; the coordinator makes the format record
 //! ```
 //!
 //! Configuration is data: a [`SaveShardedConfig`] is a tagged, serialisable value that can `build` its strategy.

@@ -21,8 +21,9 @@ pub struct ReadLimits {
     /// The most bytes of anything that can only be read as a whole: metadata, common state, an object, a compressed chunk as it is stored
     /// and as it is unpacked. The default is 4 GiB.
     pub max_whole: u64,
-    /// Whether to read tensors in which many elements share the same stored bytes, if their elements are together more than 256 MiB,
-    /// and those of each more than 8 times what is stored of it. The default is no.
+    /// Whether to read all tensors that have many elements over few stored bytes (stride 0). The default is no. Then a tensor is refused
+    /// if its elements are more than 8 times its stored bytes, and all such tensors of a checkpoint together exceed 256 MiB (2 GiB if they
+    /// went through a stream transform). The same bound of 256 MiB holds for all such tensors in one object.
     pub allow_repeated: bool,
     /// The most memory for the parsed form of one file or object in addition to 64 times its length, in bytes, if `max_memory` is `None`.
     /// The default is 64 MiB. A format of many small objects lowers it for each of them, so that all together stay within bounds.
@@ -64,7 +65,7 @@ impl ReadLimits {
         self
     }
 
-    /// Sets whether to read tensors in which many elements share few stored bytes.
+    /// Sets whether to read all tensors that have many elements over few stored bytes.
     pub fn with_allow_repeated(mut self, allow: bool) -> Self {
         self.allow_repeated = allow;
         self

@@ -36,13 +36,13 @@ pub trait SaveShardedStrategy: Any + fmt::Debug + Send + Sync {
 /// A planned save. It owns its plan and handles on the caller's buffers, and borrows nothing. So any thread can continue with it.
 #[async_trait]
 pub trait PreparedSave: Send + 'static {
-    /// Replaces the data that the caller may change by copies. When it returns, it holds nothing of the caller's. If the caller waits for
-    /// the end of the save, no copies are needed.
+    /// Copies the data that the caller may change, and uses the copies from then on. When it returns, it holds nothing of the caller's. If
+    /// the caller waits for the end of the save, no copies are needed.
     ///
     /// Data that a planner brings from outside the state are not copied.
     ///
     /// # Errors
-    /// No memory, or a device that fails. Pass the error to [`finish`](Self::finish) instead of the outcome of a write.
+    /// No memory, or a device that fails. Then do not call [`write`](Self::write), but `finish(Err(error), comm)`.
     async fn stage(&mut self, stager: &dyn AsyncStager) -> Result<()>;
 
     /// Makes the layout of this rank's files and writes them. Call it once, on any thread. It calls no collectives, except those of an
@@ -53,8 +53,8 @@ pub trait PreparedSave: Send + 'static {
     /// Items that the format can't store; errors of the store. Pass the error to [`finish`](Self::finish).
     async fn write(&mut self) -> Result<()>;
 
-    /// Takes the outcome of [`write`](Self::write), so that the other ranks learn of a failure. Makes the commit record, but commits
-    /// nothing.
+    /// Takes the outcome of [`write`](Self::write), so that the other ranks learn of a failure. Makes the format record, but commits
+    /// nothing: `reshard::save` commits.
     ///
     /// # Collective
     /// Every rank calls it, even after a failed write. If one rank failed, all ranks get an error that names it and the step in which it
@@ -93,7 +93,7 @@ pub enum Detection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OwnFile {
-    /// The file that is written last. If it is there, there is a checkpoint.
+    /// The format record. If it is there, there is a checkpoint.
     Record,
     /// It holds items, or describes them.
     Data,
@@ -189,7 +189,8 @@ pub struct Loaded {
     pub notes: LoadNotes,
     /// What was read.
     pub totals: Traffic,
-    /// How long planning took. Time that is neither planning nor moving was spent on agreeing.
+    /// How long planning took, with its collective steps. The rest of the time, neither planning nor moving, is time in later collective
+    /// steps.
     pub decided: Duration,
     /// How long moving bytes took.
     pub moved: Duration,

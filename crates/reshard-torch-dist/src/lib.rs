@@ -1,4 +1,4 @@
-//! Floor 3 of reshard: the `torch_dist` format, which PyTorch's `torch.distributed.checkpoint` (DCP) and Megatron Core write.
+//! The `torch_dist` format, which PyTorch's `torch.distributed.checkpoint` (DCP) and Megatron Core write.
 //!
 //! A checkpoint is a directory. Its `__{rank}_{n}.distcp` files are sequences of complete `torch.save` archives. Its pickle `.metadata`
 //! says where each archive lies. `docs/formats/torch_dist.md` describes every byte. What Megatron Core adds is in reshard-megatron.

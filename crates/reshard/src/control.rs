@@ -6,13 +6,13 @@ use reshard_strategy::Result;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
-/// The longest commit record: for a name that a linked format gives its record, and for any other name.
+/// The longest format record: for a name that a linked format gives its record, and for any other name.
 const RECORD: u64 = 4 << 30;
 pub(crate) const OTHER_RECORD: u64 = 256 << 20;
 /// Bytes that are hashed at a time.
 const BLOCK: u64 = 4 << 20;
 
-/// The SHA-256 of a commit record, in hexadecimal. `None` if there is none, or if the file is longer than any commit
+/// The SHA-256 of a format record, in hexadecimal. `None` if there is none, or if the file is longer than any format
 /// record, because hashing a sparse file of terabytes would never end.
 ///
 /// # Errors

@@ -60,7 +60,7 @@ impl Formats {
         self.0.iter().any(|f| f.own_file(name).is_some())
     }
 
-    /// The one format whose commit record is among these files.
+    /// The one format whose format record is among these files.
     pub(crate) fn with_record(&self, files: &[Entry]) -> Option<Self> {
         let is_record =
             |f: &Format, file: &Entry| f.own_file(file.name.as_str()) == Some(OwnFile::Record);
@@ -74,7 +74,7 @@ impl Formats {
             .map(|one| Self(vec![Arc::clone(one)]))
     }
 
-    /// The format that gives its commit record this name.
+    /// The format that gives its format record this name.
     pub(crate) fn of_record(&self, name: &str) -> Option<BackendVersion> {
         self.0
             .iter()

@@ -11,7 +11,7 @@
 //! // this rank holds row block `rank` of `world`
 //! let local = Tensor::from_vec(&[2, 3], vec![1f32, 2., 3., 4., 5., 6.])?;
 //! state.insert("weight", ShardedTensor::from_rank_offsets("layer.weight", local, &[(0, rank, world)])?);
-//! state.insert("step", 1000); // common: rank 0 saves it
+//! state.insert("step", 1000); // common: the coordinator (rank 0 by default) saves it
 //!
 //! reshard::blocking::save(&state, &url)?; // torch_dist, version 1, by default; no group: one rank
 //!

@@ -30,8 +30,15 @@ const ACT: &str = "loading from";
 /// Loads a checkpoint into the buffers of a template. Await the result, or set options on it first.
 ///
 /// The sharded leaves of the template say which part of which tensor this rank wants. For a leaf without data the load
-/// allocates memory. The result has the structure of the template, on top of the common state. In checkpoints of
-/// PyTorch's dialect, stored values replace the leaves that are not tensors.
+/// allocates memory. The result has the structure of the template.
+///
+/// - In Megatron's dialect the load reads all common state, and puts the sharded leaves on top of it. It ignores leaves of
+///   the template that are not sharded, and does not fill their buffers.
+/// - In PyTorch's dialect each leaf of the template is a key, and only these keys are loaded. So put `step` into the
+///   template, too. Its stored value replaces the one in the template.
+///
+/// The template must hold the only handles on its buffers. If there is a clone of a handle elsewhere, the load fails with
+/// [`BufferShared`](reshard_model::ModelError::BufferShared).
 ///
 /// # Collective
 /// Every rank of the group must await it, in the same order as other collectives. If any rank fails, all ranks get an
@@ -72,7 +79,8 @@ pub struct Load<'a> {
 impl<'a> Load<'a> {
     ranks::options!();
 
-    /// Sets your own planner, instead of the options below.
+    /// Sets your own planner. Then [`cast`](Self::cast), [`allow_partial_load`](Self::allow_partial_load) and
+    /// [`strict`](Self::strict) have no effect.
     pub fn planner(mut self, planner: impl LoadPlanner + 'static) -> Self {
         self.planner = Some(Arc::new(planner));
         self
@@ -84,14 +92,14 @@ impl<'a> Load<'a> {
         self
     }
 
-    /// Whether leaves whose keys the checkpoint lacks keep their contents. The report lists these keys. By default a
-    /// missing key is an error.
+    /// Whether leaves whose keys the checkpoint lacks keep their contents. The report lists these keys. If such a leaf has
+    /// no data, the result lacks this leaf. By default a missing key is an error.
     pub fn allow_partial_load(mut self, allow: bool) -> Self {
         self.default = self.default.allow_partial_load(allow);
         self
     }
 
-    /// Whether the report lists stored keys that no template asks for.
+    /// Whether the report lists stored keys that no template asks for, in `notes.unexpected`. It never makes a load fail.
     pub fn strict(mut self, strict: bool) -> Self {
         self.default = self.default.strict(strict);
         self

@@ -396,7 +396,7 @@ async fn records(store: &Arc<dyn Store>, formats: &Formats) -> Result<Vec<Record
     Ok(out)
 }
 
-/// Whether a file is a commit record, which is written after everything that it describes.
+/// Whether a file is a format record, which is written after everything that it describes.
 fn is_record(name: &Name, noted: &[String], formats: &Formats) -> bool {
     formats.of_record(name.as_str()).is_some() || noted.iter().any(|n| n == name.as_str())
 }

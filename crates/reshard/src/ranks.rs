@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 #[derive(Debug)]
 pub(crate) struct Ranks<'a> {
     pub(crate) group: &'a dyn ProcessGroup,
-    /// Sub-groups that strategies find by name.
+    /// Sub-groups by name, for strategies of third parties.
     pub(crate) groups: BTreeMap<String, Arc<dyn ProcessGroup>>,
     pub(crate) coordinator: Rank,
     pub(crate) deadline: Option<Duration>,
@@ -42,7 +42,7 @@ macro_rules! options {
             self
         }
 
-        /// Adds a sub-group, which a strategy finds by name.
+        /// Adds a sub-group, which a strategy of a third party finds by name. The strategies of these crates use none.
         pub fn sub_group(mut self, name: &str, group: Arc<dyn ProcessGroup>) -> Self {
             self.ranks.groups.insert(name.into(), group);
             self
@@ -55,7 +55,8 @@ macro_rules! options {
             self
         }
 
-        /// How long one step waits for ranks that do not answer. The default is half an hour.
+        /// How long this rank waits in one step for the others. A rank that is still reading or writing counts as late. The
+        /// default is 30 minutes. Set more if the times that your ranks need differ by more than that.
         pub fn deadline(mut self, deadline: Duration) -> Self {
             self.ranks.deadline = Some(deadline);
             self

@@ -15,7 +15,7 @@ pub(crate) async fn recognise(store: &Arc<dyn Store>, formats: &Formats) -> Resu
     detect(store, &formats.of_kind(PlaceKind::Folder)).await
 }
 
-/// Another format than this one, if `reshard.json` names one and its commit record is there, unchanged.
+/// Another format than this one, if `reshard.json` names one and its format record is there, unchanged.
 pub(crate) async fn noted_other(
     store: &Arc<dyn Store>,
     than: &BackendVersion,
@@ -90,7 +90,7 @@ fn one_of(
     }
 }
 
-/// The format that answers `Yes` because of a file that is newer than the commit record of a note. Perhaps another
+/// The format that answers `Yes` because of a file that is newer than the format record of a note. Perhaps another
 /// program, which does not know the note, saved that file.
 async fn later(
     store: &Arc<dyn Store>,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Name of the file.
 pub const SIDECAR: &str = "reshard.json";
 
-/// Additional facts about a checkpoint that reshard wrote. They belong to one commit record, or to all metadata of a format
+/// Additional facts about a checkpoint that reshard wrote. They belong to one format record, or to all metadata of a format
 /// that has none, and are ignored if that has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -24,7 +24,7 @@ pub struct Sidecar {
     pub schema: u32,
     /// Program and version.
     pub writer: String,
-    /// The commit record that it belongs to, if the format has one.
+    /// The format record that it belongs to, if the format has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<FileDigest>,
     /// Otherwise: the files of metadata that it belongs to, sorted by name.
@@ -83,7 +83,7 @@ impl Sidecar {
         mine.is_bound().then_some(mine)
     }
 
-    /// Whether it says plainly whose it is: one commit record, or some files, each once.
+    /// Whether it says plainly whose it is: one format record, or some files, each once.
     fn is_bound(&self) -> bool {
         let sorted = self
             .metadata
@@ -103,7 +103,7 @@ impl Sidecar {
         self.files().map(|f| f.file.clone()).collect()
     }
 
-    /// The format that it names, or else the format that gives its commit record such a name.
+    /// The format that it names, or else the format that gives its format record such a name.
     pub(crate) fn format(&self, formats: &Formats) -> Option<BackendVersion> {
         self.strategy
             .clone()
@@ -114,7 +114,7 @@ impl Sidecar {
         serde_json::to_vec(self).unwrap_or_default().into()
     }
 
-    /// The sidecar of a place, whatever commit record it belongs to.
+    /// The sidecar of a place, whatever format record it belongs to.
     pub(crate) async fn any(store: &Arc<dyn Store>) -> Option<Self> {
         serde_json::from_slice(&bytes(store).await?).ok()
     }

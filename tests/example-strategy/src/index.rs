@@ -6,7 +6,7 @@ use reshard_storage::Name;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// The commit record.
+/// The format record.
 pub(crate) const INDEX: &str = "example.index.json";
 
 /// Bytes of the checksum behind each item.

@@ -2,7 +2,7 @@
 //! `docs/strategies.md` describes them.
 //!
 //! The format, `("example", 1)`: each rank writes `rank-{rank}.bin`, its items one behind the other, each as its bytes (row-major
-//! little-endian elements, or an encoded object) and their CRC-32; `example.index.json` says what lies where, and is the commit record.
+//! little-endian elements, or an encoded object) and their CRC-32; `example.index.json` says what lies where, and is the format record.
 //! The store, `example://NAME`, keeps files in the memory of the process.
 //!
 //! A program links all of it by one line, and then chooses it by configuration alone:

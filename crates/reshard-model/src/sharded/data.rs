@@ -31,7 +31,11 @@ impl fmt::Debug for Data {
 /// Elements that are not in host memory.
 pub trait TensorSource: Send + Sync {
     /// Reads the elements of a region of the piece, in row-major order, little-endian. `out` has exactly their length in
-    /// bytes. It may block, because it is called on I/O threads only.
+    /// bytes.
+    ///
+    /// It may block. Usually it is called on I/O threads. There are exceptions if ranks write for each other in a save: a rank
+    /// writes the files with items of other ranks on a thread of their own, and it reads what it gives away on the thread
+    /// that polls the save. A format may also read while it makes its layout, on the thread that does so.
     ///
     /// # Errors
     /// Any error of the source.

@@ -15,12 +15,17 @@ use std::{sync::Arc, time::Duration};
 /// Saves a state dict to a directory or URL. Await the result, or set options on it first.
 ///
 /// # Collective
-/// Every rank of the group must await it, in the same order as other collectives. If any rank fails, all ranks get an
-/// error with the step, the ranks and the causes, and nothing is committed.
+/// Every rank of the group must await it, in the same order as other collectives. If a rank fails before the commit, all
+/// ranks get an error with the step, the ranks and the causes, and nothing is committed.
+///
+/// The save can also fail after the commit. The error is then
+/// [`NotDurable`](reshard_storage::StorageError::NotDurable) or
+/// [`NotCarried`](reshard_storage::StorageError::NotCarried), or it says that a rank was lost or late in one of the last
+/// steps (`write`, `commit`). After such an error the new checkpoint may be there, and it is whole. To find out, open the URL.
 ///
 /// # Cancellation
 /// If you drop the future on one rank, that counts as a failure of this rank. Data that are already written stay in a
-/// hidden directory beside the checkpoint, or under unpublished names.
+/// hidden directory beside the checkpoint, or under unpublished names. A commit that has begun may still finish.
 ///
 /// # Errors
 /// - Something exists at the URL already ([`reshard_model::ErrorKind::Exists`], unless [`Save::overwrite`]).
@@ -136,7 +141,8 @@ impl<'a> Save<'a> {
         self
     }
 
-    /// Sets your own planner.
+    /// Sets your own planner. By default its [`base`](SavePlanner::base) is Megatron Core's planner. With [`Dialect::Dcp`],
+    /// return [`DefaultSavePlanner::DCP`](reshard_plan::DefaultSavePlanner::DCP) there.
     pub fn planner(mut self, planner: impl SavePlanner + 'static) -> Self {
         self.planner = Some(Arc::new(planner));
         self
@@ -144,8 +150,9 @@ impl<'a> Save<'a> {
 
     /// Sets the policy that decides which tensor, or which part of it, goes into which file (RFC 454's sharding
     /// callback). A shard is a file. A tensor that is cut becomes several chunks. Give the same policy on every rank:
-    /// the coordinator's is called once, with the pieces of all ranks, and its answer is checked. Without a policy each
-    /// rank writes one file.
+    /// the coordinator's is called once, with the pieces of all ranks, and its answer is checked. With
+    /// [`rank_local`](Self::rank_local) each rank calls its own policy, with its own pieces. Without a policy each rank
+    /// writes one file.
     ///
     /// ```
     /// use reshard::policy::{MIB, MaxShardSize};
@@ -192,8 +199,11 @@ impl<'a> Save<'a> {
     }
 
     /// Every rank writes the metadata of its own items, and ranks exchange no plans: DCP's `use_collectives=False`.
-    /// You can load such a checkpoint on the same number of ranks with the same layout, or open it as a whole in one
-    /// process.
+    /// reshard loads such a checkpoint on any number of ranks, because it merges the metadata of all ranks
+    /// (`__{rank}.metadata`). PyTorch loads it only on the same number of ranks with the same split.
+    ///
+    /// The pieces of one rank do not make up their tensors. So a [`planner`](Self::planner) of your own needs a base with
+    /// [`allow_holes`](reshard_plan::DefaultSavePlanner::with_allow_holes). Keep that base in a field of your planner.
     pub fn rank_local(mut self, rank_local: bool) -> Self {
         self.rank_local = rank_local;
         self

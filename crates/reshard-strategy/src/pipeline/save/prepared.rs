@@ -36,7 +36,7 @@ pub(super) struct Prepared<W> {
     pub(super) step: Step,
     /// Where the items lie. Known once they are written.
     pub(super) results: Vec<WriteResult>,
-    /// What this rank heard from its peers, if it stopped for their sake.
+    /// What this rank heard from its peers, if it stopped because a peer failed.
     pub(super) heard: Option<CommError>,
     pub(super) metadata: Metadata,
     pub(super) policy: Option<PolicyMetrics>,
