@@ -398,7 +398,10 @@ fn a_sparse_matrix_is_checked_when_it_is_made() {
         SparseIds::new(2, [1, 0], [5, 5]),
         "line 0 comes after line 1",
     );
-    says(SparseIds::new(2, [0, 2], [5, 5]), "in line 2, but there are 2 lines");
+    says(
+        SparseIds::new(2, [0, 2], [5, 5]),
+        "in line 2, but there are 2 lines",
+    );
     says(
         SparseIds::ragged(&[&[1], &[2]]).with_weights([1.0]),
         "1 weights were given for 2 ids",

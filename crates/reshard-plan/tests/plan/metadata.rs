@@ -117,7 +117,10 @@ fn what_contradicts_itself_is_refused() {
             .unwrap_err(),
     ];
     assert!(errors.iter().all(|e| e.kind() == ErrorKind::Corrupt));
-    assert_eq!(errors[0].to_string(), "w: it is stored twice, once as a tensor");
+    assert_eq!(
+        errors[0].to_string(),
+        "w: it is stored twice, once as a tensor"
+    );
     assert_eq!(
         errors[2].to_string(),
         "w: its chunk at [0, 0] with lengths [1, 1] does not fit a tensor of 1 axes"
