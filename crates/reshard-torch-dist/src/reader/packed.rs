@@ -17,7 +17,7 @@ use bytes::Bytes;
 use reshard_model::{StridedCopy, Tensor};
 use reshard_plan::ChunkId;
 use reshard_storage::{Progress, StorageError};
-use reshard_strategy::{LimitOption, ReadTensor, Result, StrategyError, Traffic};
+use reshard_strategy::{LimitOption, ReadTensor, Result, StorageReader, StrategyError, Traffic};
 use reshard_torch_format::archive::{Directory, Inflate, Method};
 use std::{io, ops::Range};
 
@@ -66,9 +66,18 @@ impl TorchDistReader {
     pub(crate) fn unpacks_to_its_shape(&self, w: &Wanted, directory: &Directory) -> Result<()> {
         let packed = directory.records().filter(|r| r.method != Method::Stored);
         let size = packed.map(|r| r.size).fold(0, u64::saturating_add);
-        match size > self.unpacks_to_at_most(w) {
-            true => Err(self.unpacks_to_more(w)),
-            false => Ok(()),
+        match size {
+            0 => Ok(()),
+            _ if size > self.unpacks_to_at_most(w) => Err(self.unpacks_to_more(w)),
+            _ => self.permits_chunk(w),
+        }
+    }
+
+    /// Whoever looks for damage reads tensors that nobody may load, but does not unpack them.
+    fn permits_chunk(&self, w: &Wanted) -> Result<()> {
+        match self.table.metadata.chunk(w.chunk) {
+            Some((tensor, _)) => self.permits(tensor.key()),
+            None => Ok(()),
         }
     }
 
@@ -84,6 +93,9 @@ impl TorchDistReader {
 
     /// The archive of a chunk whose stored bytes may have gone through stream transforms.
     pub(crate) fn archive_of(&self, w: &Wanted, stored: Bytes) -> Result<Bytes> {
+        if self.table.is_transformed(w.place) {
+            self.permits_chunk(w)?;
+        }
         let shape = self.unpacks_to_at_most(w);
         let most = shape.min(self.limits.max_whole);
         self.untransform(w.place, &self.name_of(w.chunk), stored, most)?

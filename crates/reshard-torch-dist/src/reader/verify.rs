@@ -46,8 +46,9 @@ pub(super) async fn verify(
     // The parts of a tensor: do they cover it, may it be read, and does each lie in its file?
     for tensor in r.table.metadata.tensors() {
         v.cover(&tensor);
-        if let Err(e) = r.permits(tensor.key()) {
-            v.damaged(Some(tensor.key()), &e);
+        let refused = r.permits(tensor.key());
+        if let Err(e) = &refused {
+            v.damaged(Some(tensor.key()), e);
         }
         for (chunk, region) in tensor.chunks() {
             v.report.items += 1;
@@ -64,7 +65,10 @@ pub(super) async fn verify(
                     // Data that are refused for their waste are not unpacked here either.
                     if placed && full && !r.waste.contains_key(tensor.key()) {
                         let checked = v.chunk(&w).await;
-                        v.note(tensor.key(), checked);
+                        let is_told = |e: &StrategyError| matches!(e, StrategyError::Limit { .. });
+                        if refused.is_ok() || !checked.as_ref().is_err_and(is_told) {
+                            v.note(tensor.key(), checked);
+                        }
                     }
                 }
             }
