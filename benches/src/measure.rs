@@ -196,7 +196,10 @@ fn on_ranks<S: Send + 'static, T>(
             let (build, before, barrier) = (build.clone(), before.clone(), Arc::clone(&barrier));
             let (work, after) = (work.clone(), after.clone());
             std::thread::spawn(move || -> Result<(Runs, S)> {
-                let mut state = build(rank as u64)?;
+                // A rank that fails still comes to every barrier, where the others wait for it. It leaves the group, so that
+                // they don't wait for it there either.
+                let mut state = build(rank as u64);
+                let mut group = Some(group);
                 let mut runs = Runs::default();
                 for _ in 0..=iterations {
                     // Between the two barriers nobody works, so what `before` does is in nobody's time.
@@ -206,12 +209,20 @@ fn on_ranks<S: Send + 'static, T>(
                     }
                     barrier.wait();
                     let (start, used) = (Instant::now(), cpu());
-                    let done = work(state, &group)?;
+                    let done = match (state, &group) {
+                        (Ok(state), Some(group)) => work(state, group),
+                        (Ok(_), None) => Err(anyhow!("a rank that failed has no group")),
+                        (Err(e), _) => Err(e),
+                    };
+                    if done.is_err() {
+                        group = None;
+                    }
                     barrier.wait();
                     runs.seconds.push(start.elapsed().as_secs_f64());
                     runs.cpu.push(cpu() - used);
-                    state = after(done)?;
+                    state = done.and_then(&after);
                 }
+                let state = state?;
                 // The first run warms up.
                 Ok((
                     Runs {

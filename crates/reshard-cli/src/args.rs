@@ -10,7 +10,7 @@ use reshard::{
     policy::{ByteSize, ShardingPolicy},
     torch_dist::Flavour,
 };
-use reshard_convert::MAX_PIECES;
+use reshard_convert::{MAX_FILES, MAX_PIECES};
 use std::{sync::Arc, time::Duration};
 
 /// Inspect, digest, verify and convert distributed checkpoints, without Python.
@@ -276,6 +276,9 @@ pub(crate) struct Convert {
     /// The most slices into which a policy or --max-shard-size may cut. The default is 4 per piece, plus a million.
     #[arg(long, value_name = "N")]
     pub(crate) max_slices: Option<usize>,
+    /// The most data files that all ranks together may write.
+    #[arg(long, value_name = "N", default_value_t = MAX_FILES)]
+    pub(crate) max_files: u64,
     #[command(flatten)]
     pub(crate) select: Select,
     /// Replace the checkpoint at DST. It stays whole until the new one is complete.

@@ -44,6 +44,7 @@ pub(crate) fn run(program: &Program, args: &Convert, io: &mut Io<'_>) -> Result<
     let mut setup = convert(&source, &args.dst)
         .ranks(args.ranks)
         .max_pieces(args.max_pieces)
+        .max_files(args.max_files)
         .strategy(strategy)
         .overwrite(args.overwrite)
         .verify(!args.no_verify)
@@ -180,7 +181,10 @@ fn explained(e: ConvertError, args: &Convert, keys: Keys<'_>) -> CliError {
             let what =
                 format!("that would be {files} files, and a conversion writes at most {max}{why}");
             let hint = match asked {
-                Asked::BySize => "give a larger --max-shard-size",
+                Asked::BySize => {
+                    "give a larger --max-shard-size, or raise the limit with --max-files N"
+                }
+                Asked::ByPolicy => "give fewer --ranks, or fewer files in --policy",
                 _ => "give fewer --ranks or --files-per-rank",
             };
             CliError::told(what, hint)

@@ -13,6 +13,12 @@ pub(crate) fn count(n: u64) -> String {
     HumanCount(n).to_string()
 }
 
+/// `-1,234`.
+pub(crate) fn signed(n: i64) -> String {
+    let sign = if n < 0 { "-" } else { "" };
+    format!("{sign}{}", count(n.unsigned_abs()))
+}
+
 /// `3 tensors`, `1 tensor`.
 pub(crate) fn some(n: u64, what: &str) -> String {
     format!("{} {what}{}", count(n), if n == 1 { "" } else { "s" })
@@ -92,5 +98,7 @@ mod tests {
         );
         assert_eq!(rate(2_000_000_000, Duration::from_secs(1)), "2.00 GB/s");
         assert_eq!(rate(5, Duration::ZERO), "");
+        assert_eq!([-5, 1000].map(signed), ["-5", "1,000"]);
+        assert_eq!(signed(i64::MIN), "-9,223,372,036,854,775,808");
     }
 }

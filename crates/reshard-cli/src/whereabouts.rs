@@ -125,7 +125,7 @@ fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
 
     // The first bytes tell an archive apart, whatever its name is.
     let mut first = [0; 4];
-    let known = fs::File::open(path)
+    let four_read = fs::File::open(path)
         .and_then(|mut f| f.read_exact(&mut first))
         .is_ok();
 
@@ -139,7 +139,7 @@ fn file(path: &Path, meta: &fs::Metadata) -> (&'static str, String) {
             "a safetensors file",
             "`reshard plugins` lists what this program can read".into(),
         ),
-        _ if known && first == *b"PK\x03\x04" => (
+        _ if four_read && first == *b"PK\x03\x04" => (
             "a zip archive, as torch.save writes them",
             "load it with torch.load, and save it as a distributed checkpoint".into(),
         ),
@@ -199,11 +199,11 @@ impl Checkpoints {
         let mut looked_at = 0;
         for _ in 0..depth {
             let mut next = Vec::new();
-            for dir in &level {
+            'level: for dir in &level {
                 for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
                     looked_at += 1;
                     if looked_at > LOOKED_AT {
-                        break;
+                        break 'level;
                     }
                     let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
                     if !hidden && entry.file_type().is_ok_and(|t| t.is_dir()) {

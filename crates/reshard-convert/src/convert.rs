@@ -1,15 +1,15 @@
 //! A conversion: its options, its checks, its work.
 
 use crate::{
-    Asked, ConvertError, Finding, Result,
-    destination::{self, check_files},
+    Asked, ConvertError, Finding, MAX_FILES, Result,
+    destination::{self, check_files, files_of_ranks},
     rewrite::Rewrite,
     source::{self, Keys, Source},
 };
 use futures::future::join_all;
 use reshard::{
     Checkpoint, LocalGroup, Registry, SaveReport, ShardingPolicy, StateDict, Stores,
-    policy::MaxShardSize,
+    policy::{MaxShardSize, files_per_task},
     storage::{Progress, Store},
     strategy::{Damage, StrategyError, VerifyReport},
     torch_dist::{self, TorchDistConfig},
@@ -51,6 +51,7 @@ pub fn convert<'a>(source: &'a Checkpoint, dst: &'a str) -> Convert<'a> {
         config: TorchDistConfig::new(),
         max_shard_size: None,
         max_slices: None,
+        max_files: MAX_FILES,
         policy: None,
         overwrite: false,
         verify: true,
@@ -73,6 +74,7 @@ pub struct Convert<'a> {
     config: TorchDistConfig,
     max_shard_size: Option<u64>,
     max_slices: Option<usize>,
+    max_files: u64,
     policy: Option<Arc<dyn ShardingPolicy>>,
     overwrite: bool,
     verify: bool,
@@ -134,6 +136,13 @@ impl<'a> Convert<'a> {
         self
     }
 
+    /// How many data files all ranks together may write. The default is [`MAX_FILES`]. Ranks times files per rank is at most
+    /// [`MAX_FILES_OF_RANKS`](crate::MAX_FILES_OF_RANKS) in any case.
+    pub fn max_files(mut self, files: u64) -> Self {
+        self.max_files = files;
+        self
+    }
+
     /// Whether to replace a checkpoint at the destination; see [`reshard::Save::overwrite`].
     pub fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
@@ -188,6 +197,12 @@ impl<'a> Convert<'a> {
             return Err(ConvertError::Ranks(self.ranks));
         }
         check_files(self.ranks, self.config.files_per_rank.max(1))?;
+        if let Some(policy) = self.policy.as_deref().filter(|_| self.max_shard_size.is_none())
+            // The save reports a policy that panics.
+            && let Ok(files) = files_per_task(policy)
+        {
+            files_of_ranks(self.ranks, files, Asked::ByPolicy)?;
+        }
         self.few_enough_pieces()?;
         self.can_be_carried()?;
         let stores = match self.stores.take() {
@@ -318,7 +333,7 @@ impl Conversion<'_> {
     ///
     /// # Errors
     /// [`ConvertError::TooManyFiles`] because of [`Convert::max_shard_size`]; [`ConvertError::NothingChosen`]; the errors
-    /// of [`reshard::save`].
+    /// of [`reshard::save`], also if a policy makes more files than [`Convert::max_files`].
     pub async fn run(self) -> Result<ConvertReport> {
         let Self {
             setup,
@@ -326,7 +341,8 @@ impl Conversion<'_> {
             stores,
         } = self;
         if let Some(max) = setup.max_shard_size {
-            destination::few_enough(source.bytes() / max.max(1), Asked::BySize)?;
+            let least = source.bytes() / max.max(1);
+            destination::few_enough(least, setup.max_files, Asked::BySize)?;
         }
         if source.is_empty() && setup.keys.0.is_some() {
             return Err(ConvertError::NothingChosen {
@@ -373,6 +389,7 @@ impl Convert<'_> {
             }
             save.group(group)
                 .deadline(PATIENCE)
+                .max_files(self.max_files)
                 .strategy(self.config.clone())
                 .planner(planner.clone())
                 .overwrite(self.overwrite)

@@ -12,11 +12,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The maximal number of files of one conversion. A directory should not hold more.
+/// The maximal number of data files of one conversion, unless [`Convert::max_files`](crate::Convert::max_files) sets another one.
+/// A directory should not hold more.
 pub const MAX_FILES: u64 = 65_536;
 
-/// The maximal product of ranks and files per rank. Each of these files is made, however small the source is, and making so
-/// many takes seconds.
+/// The maximal product of ranks and files per rank, whether a setting or a policy says how many each rank writes. Each of these files
+/// is made, however small the source is, and making so many takes seconds.
 pub const MAX_FILES_OF_RANKS: u64 = 16_384;
 
 /// Checks that a conversion may write so many files. [`Convert`](crate::Convert) calls this itself. Your program can call
@@ -25,15 +26,16 @@ pub const MAX_FILES_OF_RANKS: u64 = 16_384;
 /// # Errors
 /// [`ConvertError::TooManyFiles`].
 pub fn check_files(ranks: u32, files_per_rank: u32) -> Result<()> {
-    few_enough(u64::from(ranks) * u64::from(files_per_rank), Asked::ByRanks)
+    files_of_ranks(ranks, files_per_rank, Asked::ByRanks)
 }
 
-pub(crate) fn few_enough(files: u64, asked: Asked) -> Result<()> {
-    let max = if asked == Asked::ByRanks {
-        MAX_FILES_OF_RANKS
-    } else {
-        MAX_FILES
-    };
+/// The same for files that something else asks for.
+pub(crate) fn files_of_ranks(ranks: u32, files_per_rank: u32, asked: Asked) -> Result<()> {
+    let files = u64::from(ranks) * u64::from(files_per_rank);
+    few_enough(files, MAX_FILES_OF_RANKS, asked)
+}
+
+pub(crate) fn few_enough(files: u64, max: u64, asked: Asked) -> Result<()> {
     if files <= max {
         Ok(())
     } else {

@@ -18,7 +18,8 @@ pub enum ConvertError {
     /// No rank, or more than [`MAX_RANKS`].
     #[error("a conversion has 1 to {MAX_RANKS} ranks, not {0}")]
     Ranks(u32),
-    /// More than [`MAX_FILES`](crate::MAX_FILES) or [`MAX_FILES_OF_RANKS`](crate::MAX_FILES_OF_RANKS).
+    /// More than [`Convert::max_files`](crate::Convert::max_files) or [`MAX_FILES_OF_RANKS`](crate::MAX_FILES_OF_RANKS), as far as that is
+    /// known before anything is planned.
     #[error("that would be {files} files, and a conversion writes at most {max}{}", asked.why())]
     TooManyFiles {
         /// How many it would be.
@@ -131,13 +132,15 @@ pub enum Asked {
     ByRanks,
     /// [`Convert::max_shard_size`](crate::Convert::max_shard_size).
     BySize,
+    /// [`Convert::ranks`](crate::Convert::ranks), and [`Convert::policy`](crate::Convert::policy), which wants so many of each.
+    ByPolicy,
 }
 
 impl Asked {
     /// Where a limit on files is another one.
     pub fn why(self) -> &'static str {
         match self {
-            Self::ByRanks => " by ranks and files per rank",
+            Self::ByRanks | Self::ByPolicy => " by ranks and files per rank",
             Self::BySize => "",
         }
     }

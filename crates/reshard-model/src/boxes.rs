@@ -1,4 +1,4 @@
-//! Geometry of many boxes at once: whether any two overlap, and whether they leave a hole.
+//! Whether many boxes make up a whole, or leave a hole or overlap.
 //!
 //! The caller passes boxes as a function from (box, axis) to a half-open range, so columns of a million chunks need no copy.
 
@@ -7,105 +7,6 @@ use std::{
     hash::{BuildHasher as _, RandomState},
     ops::Range,
 };
-
-/// Finds two boxes that share an element. `None` if all boxes are disjoint. An empty box overlaps nothing.
-///
-/// It splits the set repeatedly at planes that no box crosses. This takes O(n log n) for every set that came from cutting a
-/// tensor. Sets that can't be split in this way (pinwheels) are compared by a sweep.
-///
-/// ```
-/// use reshard_model::first_overlap;
-/// let rows = [0..3, 2..4, 4..6];
-/// assert_eq!(first_overlap(rows.len(), 1, |i, _axis| rows[i].clone()), Some((0, 1)));
-/// ```
-pub fn first_overlap(
-    n: usize,
-    ndim: usize,
-    range: impl Fn(usize, usize) -> Range<u64>,
-) -> Option<(usize, usize)> {
-    let mut ids: Vec<usize> = (0..n)
-        .filter(|&i| (0..ndim).all(|a| !range(i, a).is_empty()))
-        .collect();
-    overlap_in(&mut ids, ndim, 0, 0, &range)
-}
-
-/// `failed`: how many axes in a row could not split this set.
-fn overlap_in(
-    ids: &mut [usize],
-    ndim: usize,
-    axis: usize,
-    failed: usize,
-    range: &impl Fn(usize, usize) -> Range<u64>,
-) -> Option<(usize, usize)> {
-    if ids.len() < 2 {
-        return None;
-    }
-
-    // Without axes each box is the one element, so any two overlap.
-    if ndim == 0 {
-        return Some((ids[0], ids[1]));
-    }
-
-    // Sorted by start, a plane that no box crosses is where the next start is not below the furthest end so far.
-    ids.sort_unstable_by_key(|&i| (range(i, axis).start, i));
-    if failed == ndim {
-        return sweep(ids, ndim, axis, range);
-    }
-    let next = (axis + 1) % ndim;
-    let (mut from, mut reach) = (0, range(ids[0], axis).end);
-    for at in 1..=ids.len() {
-        let split = at == ids.len() || range(ids[at], axis).start >= reach;
-        if split {
-            let group = &mut ids[from..at];
-
-            // The one group that holds all boxes means that this axis split nothing. A smaller group may be split by
-            // every axis again.
-            let failed = if group.len() == at && at == ids.len() {
-                failed + 1
-            } else {
-                0
-            };
-            if let Some(pair) = overlap_in(&mut ids[from..at], ndim, next, failed, range) {
-                return Some(pair);
-            }
-            from = at;
-        }
-
-        if at < ids.len() {
-            reach = if split {
-                range(ids[at], axis).end
-            } else {
-                reach.max(range(ids[at], axis).end)
-            };
-        }
-    }
-    None
-}
-
-/// A sweep along `axis`: takes boxes sorted by their start, and keeps those that the sweep line still cuts.
-fn sweep(
-    ids: &[usize],
-    ndim: usize,
-    axis: usize,
-    range: &impl Fn(usize, usize) -> Range<u64>,
-) -> Option<(usize, usize)> {
-    let mut active: Vec<usize> = Vec::new();
-    for &i in ids {
-        let start = range(i, axis).start;
-        active.retain(|&j| range(j, axis).end > start);
-        let meets = |j: usize| {
-            (0..ndim).all(|a| {
-                let (x, y) = (range(i, a), range(j, a));
-                x.start < y.end && y.start < x.end
-            })
-        };
-        if let Some(&j) = active.iter().find(|&&j| meets(j)) {
-            return Some((j.min(i), j.max(i)));
-        }
-        active.push(i);
-    }
-    None
-}
 
 /// Why boxes do not make up a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -372,6 +273,7 @@ fn grid(shape: &[u64], cuts: &[u64]) -> Vec<Region> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::first_overlap;
     use proptest::prelude::*;
 
     fn overlap(boxes: &[Region]) -> Option<(usize, usize)> {
@@ -379,10 +281,6 @@ mod tests {
         first_overlap(boxes.len(), ndim, |i, a| {
             boxes[i].offsets[a]..boxes[i].end(a)
         })
-    }
-
-    fn naive(boxes: &[Region]) -> bool {
-        (0..boxes.len()).any(|i| (0..i).any(|j| boxes[i].intersect(&boxes[j]).is_some()))
     }
 
     fn region(ndim: usize) -> impl Strategy<Value = Region> {
@@ -394,14 +292,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn overlap_agrees_with_comparing_all_pairs(ndim in 1usize..4, seed in prop::collection::vec(region(3), 0..12)) {
-            let boxes: Vec<Region> = seed.iter().map(|r| Region::new(&r.offsets[..ndim], &r.lengths[..ndim])).collect();
-            let found = overlap(&boxes);
-            prop_assert_eq!(found.is_some(), naive(&boxes));
-            if let Some((i, j)) = found { prop_assert!(boxes[i].intersect(&boxes[j]).is_some()); }
-        }
-
         #[test]
         fn a_fault_is_where_an_element_is_not_in_one_box(
             (shape, boxes) in (1usize..4).prop_flat_map(|ndim| (
@@ -546,26 +436,6 @@ mod tests {
         );
         assert_eq!(fault(&scalar(), &[scalar()]), None);
         assert_eq!(fault(&scalar(), &[]), Some(BoxFault::Hole(scalar())));
-    }
-
-    #[test]
-    fn a_large_grid_is_quick() {
-        let boxes = grid(&[3000, 3000], &[300, 300]);
-        assert_eq!(boxes.len(), 90_000);
-        assert_eq!(overlap(&boxes), None);
-    }
-
-    #[test]
-    fn boxes_beside_each_other_are_asked_few_times_whichever_axis_parts_them() {
-        for cuts in [[1, 10_000], [10_000, 1]] {
-            let (boxes, asked) = (grid(&[10_000, 10_000], &cuts), std::cell::Cell::new(0));
-            let range = |i: usize, a: usize| {
-                asked.set(asked.get() + 1);
-                boxes[i].offsets[a]..boxes[i].end(a)
-            };
-            assert_eq!(first_overlap(boxes.len(), 2, range), None);
-            assert!(asked.get() < 1_000_000, "{} questions", asked.get());
-        }
     }
 
     #[test]

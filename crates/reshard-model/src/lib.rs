@@ -34,6 +34,7 @@ mod element;
 mod error;
 mod layout;
 mod mesh;
+mod overlap;
 mod region;
 mod sharded;
 mod split;
@@ -41,7 +42,7 @@ mod tensor;
 mod tree;
 mod value;
 
-pub use boxes::{BoxFault, first_fault, first_overlap};
+pub use boxes::{BoxFault, first_fault};
 pub use buffer::{HostBuffer, LentBuffer, LentView, RegionMut, StridedCopy};
 pub use device::{DeviceBuffer, DeviceTensor};
 pub use dialect::{Dialect, ParseDialectError};
@@ -51,6 +52,7 @@ pub use element::Element;
 pub use error::{BoxError, ErrorKind, ModelError, Result, SourceError};
 pub use layout::{Layout, Segments};
 pub use mesh::{DeviceMesh, Placement};
+pub use overlap::first_overlap;
 pub use region::{Region, Rows, Select};
 pub use sharded::{
     AxisCoordinates, AxisSlice, BuildFn, Data, FlatStateDict, Leaf, LocalNonpersistent, MergeFn,

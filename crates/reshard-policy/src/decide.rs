@@ -4,6 +4,7 @@ use crate::{Cut, Piece, PolicyError, Result, ShardingPolicy, Shards};
 use serde::{Deserialize, Serialize};
 use std::{
     any::Any,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     time::{Duration, Instant},
 };
@@ -11,12 +12,14 @@ use std::{
 mod check;
 mod cover;
 
-/// Limits on the size of a policy's answer.
+/// Limits on the size of a policy's answer, and on what is made of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
     /// The maximal number of slices. The default is 4 per piece, plus a million.
     pub max_slices: Option<usize>,
+    /// The maximal number of files of all tasks together. The default is one per slice, plus 16 million empty ones.
+    pub max_files: Option<u64>,
 }
 
 impl Limits {
@@ -24,6 +27,15 @@ impl Limits {
     pub fn with_max_slices(self, max_slices: usize) -> Self {
         Self {
             max_slices: Some(max_slices),
+            ..self
+        }
+    }
+
+    /// Sets the maximal number of files of all tasks together.
+    pub fn with_max_files(self, max_files: u64) -> Self {
+        Self {
+            max_files: Some(max_files),
+            ..self
         }
     }
 }
@@ -47,6 +59,33 @@ pub struct Sharding {
     pub files_per_task: u32,
     /// Figures of the call.
     pub metrics: PolicyMetrics,
+}
+
+impl Sharding {
+    /// Checks how many files these tasks write together: each its shards, or [`files_per_task`](Self::files_per_task) if that is
+    /// more. It takes memory for the tasks, but not for the files.
+    ///
+    /// # Errors
+    /// [`PolicyError::TooManyFiles`].
+    pub fn check_files(&self, tasks: Range<u32>, limits: Limits) -> Result<()> {
+        let mut each = vec![0u64; tasks.len()];
+        for shard in &self.shards {
+            let at = shard.task.checked_sub(tasks.start);
+            if let Some(files) = at.and_then(|at| each.get_mut(at as usize)) {
+                *files += 1;
+            }
+        }
+        let least = u64::from(self.files_per_task);
+        let files = each.into_iter().map(|files| files.max(least));
+        let files = files.fold(0, u64::saturating_add);
+        let limit = limits.max_files;
+        let limit = limit.unwrap_or_else(|| self.metrics.slices.saturating_add(MAX_EMPTY_OF_ALL));
+        if files <= limit {
+            return Ok(());
+        }
+        let source = PolicyError::TooManyFiles { files, limit };
+        Err(PolicyError::failed(&self.metrics.description, source))
+    }
 }
 
 /// Figures of a policy's call. The `tracing` event of [`decide`] has them as fields too.
@@ -176,6 +215,9 @@ pub fn decide(
 /// More empty files than that are surely a mistake.
 const MAX_EMPTY: usize = 65_536;
 
+/// And more of all tasks together, which take 64 MiB of memory before the first one is written.
+const MAX_EMPTY_OF_ALL: u64 = 1 << 24;
+
 /// What a policy says of itself.
 ///
 /// # Errors
@@ -190,6 +232,14 @@ pub fn describe(policy: &dyn ShardingPolicy) -> Result<String> {
 /// When it panics.
 pub fn gathers(policy: &dyn ShardingPolicy) -> Result<bool> {
     guarded(&describe(policy)?, || policy.gathers())
+}
+
+/// How many files a policy wants of each task at least.
+///
+/// # Errors
+/// When it panics.
+pub fn files_per_task(policy: &dyn ShardingPolicy) -> Result<u32> {
+    guarded(&describe(policy)?, || policy.files_per_task())
 }
 
 /// A policy is somebody else's code: what it panics with is an error.

@@ -15,6 +15,17 @@ pub enum PolicyError {
         /// How many are allowed.
         limit: usize,
     },
+    /// More files of all tasks than allowed. Some of them may be empty.
+    #[error(
+        "that would be {files} files, and at most {limit} may be written; ask for fewer or larger ones, or raise `max_files` \
+         (`--max-files` of `reshard convert`)"
+    )]
+    TooManyFiles {
+        /// How many it would be.
+        files: u64,
+        /// How many are allowed.
+        limit: u64,
+    },
     /// A policy gives no answer, or one that makes no sense.
     #[error("policy \"{policy}\" failed")]
     Failed {
@@ -83,7 +94,9 @@ impl PolicyError {
     /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::TooMany { .. } | Self::Invalid { .. } => ErrorKind::Invalid,
+            Self::TooMany { .. } | Self::TooManyFiles { .. } | Self::Invalid { .. } => {
+                ErrorKind::Invalid
+            }
             Self::Failed { source, .. } => source.kind(),
             Self::Wrong { .. } | Self::NoPiece { .. } | Self::Panicked { .. } => {
                 ErrorKind::Internal

@@ -42,7 +42,9 @@ mod then;
 pub use all_in_one::AllInOne;
 pub use by_owner::ByOwner;
 pub use by_task::{ShardByDevice, ShardByTask};
-pub use decide::{Limits, PolicyMetrics, Shard, Sharding, decide, describe, gathers};
+pub use decide::{
+    Limits, PolicyMetrics, Shard, Sharding, decide, describe, files_per_task, gathers,
+};
 pub use error::{PolicyError, Result};
 pub use files::{ByFiles, ByItem};
 pub use importance::Importance;

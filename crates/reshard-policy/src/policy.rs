@@ -23,7 +23,8 @@ pub trait ShardingPolicy: Debug + Send + Sync + 'static {
     }
 
     /// The minimal number of files that each task writes. If a task has fewer shards, it writes empty files, for readers
-    /// that expect a fixed number of files. At most 65,536 more than there are pieces.
+    /// that expect a fixed number of files. At most 65,536 more than there are pieces, and as many of all tasks together as
+    /// [`Limits::max_files`](crate::Limits::max_files) says.
     fn files_per_task(&self) -> u32 {
         0
     }

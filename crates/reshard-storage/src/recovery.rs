@@ -70,8 +70,9 @@ pub trait Recovery: Send + Sync {
     /// anything.
     ///
     /// # Errors
-    /// [`NotCarried`](crate::StorageError::NotCarried) names what stays where it is, because its name is taken, the
-    /// system refuses, or a file system is mounted there. If one is, no file of the old version is removed.
+    /// [`NotCarried`](crate::StorageError::NotCarried) names what stays where it is, because its name is taken or the
+    /// system refuses. Before anything is moved or removed: [`Unsupported`](crate::StorageError::Unsupported), if a file
+    /// system is mounted in it.
     async fn finish_replacing(&self, _left: &Leftover, _files: &[Name]) -> Result<()> {
         Ok(())
     }

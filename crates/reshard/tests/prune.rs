@@ -373,6 +373,24 @@ fn what_unfinished_saves_left_goes_when_it_is_old_or_asked_for() {
     assert_eq!(step(&dir), 1);
 }
 
+#[test]
+fn what_lies_too_deep_to_be_looked_at_may_still_be_written() {
+    let (home, dir) = place();
+    save(&dir, 1);
+    let left = unfinished(&dir, 2 * DAY);
+    // Two nests that paths reach, and one in the other, which none reaches.
+    let [upper, lower] = [left.join("d/".repeat(1000)), home.path().join("b")];
+    fs::create_dir_all(&upper).unwrap();
+    fs::create_dir_all(lower.join("d/".repeat(1500))).unwrap();
+    fs::write(lower.join("d/".repeat(1500)).join("new"), "").unwrap();
+    fs::rename(lower, upper.join("b")).unwrap();
+    let report = prune(&dir).unwrap();
+    assert_eq!(kept(&report), [(left.to_str().unwrap(), &Kept::Recent)]);
+    assert!(report.kept[0].0.age.is_none() && report.removed.is_empty());
+    assert_eq!(removed(&prune_all(&dir).unwrap()), [left.to_str().unwrap()]);
+    assert!(!left.exists());
+}
+
 /// A checkpoint with some leftovers of unfinished saves.
 fn with_leftovers(count: usize) -> (TempDir, PathBuf) {
     let (home, dir) = place();

@@ -25,6 +25,7 @@ pub(crate) const CORES: &[Core] = &[
             "crates/reshard-model/src/region.rs",
             "crates/reshard-model/src/region/*.rs",
             "crates/reshard-model/src/boxes.rs",
+            "crates/reshard-model/src/overlap.rs",
             "crates/reshard-model/src/layout.rs",
             "crates/reshard-model/src/dims.rs",
         ],

@@ -38,7 +38,13 @@ pub(super) fn check(files: &[PathBuf], bless: bool, complaints: &mut Vec<String>
             .copied()
             .filter(|source| !root().join(source).exists())
             .collect();
-        if !missing.is_empty() || sources.is_empty() {
+        if sources.is_empty() {
+            complaints.push(format!(
+                "{name}: `{line}` names no source; write its path before `{HASH}`"
+            ));
+            continue;
+        }
+        if !missing.is_empty() {
             complaints.push(format!(
                 "{name}: names sources that do not exist: {}",
                 missing.join(", ")

@@ -35,7 +35,7 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
         fact(out, "loads in", producer.loadable_by.join("; "))?;
     }
     if let Some(i) = f.iteration() {
-        fact(out, "iteration", units::count(i.unsigned_abs()))?;
+        fact(out, "iteration", units::signed(i))?;
     }
     let parallel = f.parallel_text();
     if !parallel.is_empty() {
@@ -136,7 +136,7 @@ fn few(out: &mut dyn Write, name: &str, all: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether any key was chosen.
+/// The tensors and objects that were chosen; if all are, common state and files too.
 pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()> {
     let c = &f.checkpoint;
     let tensors: Vec<TensorHandle> = c.tensors().filter(|t| keys.has(t.key())).collect();

@@ -720,6 +720,45 @@ fn a_policy_of_too_many_slices_names_the_option_that_allows_them() {
 }
 
 #[test]
+fn a_policy_of_too_many_files_is_refused_whatever_it_is_called() {
+    let made = made(&[sound("w", 300, false)]);
+    let to = made.beside("to");
+    let convert = |more: &[&str]| run(&[&["convert", &made.url, &to][..], more].concat());
+    let refused = |more: &[&str], told: &[&str]| {
+        let ran = convert(more);
+        assert_eq!(ran.code, 2, "{}", ran.err);
+        for part in told {
+            assert!(ran.err.contains(part), "{part}: {}", ran.err);
+        }
+        assert!(!std::path::Path::new(&to).exists());
+    };
+    for (files, ranks, product) in [
+        (65_536, "4096", "268,435,456 files"),
+        (20_000, "4", "80,000 files"),
+        (16, "2048", "32,768 files"),
+        (u32::MAX, "1", "4,294,967,295 files"),
+    ] {
+        let policy = format!(r#"{{"type":"by_files","files":{files}}}"#);
+        let told = [
+            product,
+            "16,384",
+            "hint: name fewer --ranks, or fewer files in --policy",
+        ];
+        refused(&["--policy", &policy, "--ranks", ranks], &told);
+    }
+    let by_size = r#"{"type":"max_shard_size","max_shard_size":"100"}"#;
+    let told = ["12 files, and at most 11", "--max-files"];
+    refused(&["--policy", by_size, "--max-files", "11"], &told);
+    let told = [
+        "12 files",
+        "at most 11",
+        "raise the limit with --max-files N",
+    ];
+    refused(&["--max-shard-size", "100B", "--max-files", "11"], &told);
+    convert(&["--policy", by_size, "--max-files", "12"]).ok();
+}
+
+#[test]
 fn what_files_of_the_source_are_links_to_is_not_replaced() {
     let saved = states::dcp();
     let copy = |name: &str| {

@@ -261,7 +261,46 @@ fn more_files_than_anybody_can_want_are_refused_before_memory_is_taken_for_them(
         &vector(),
         &["4294967295 files per task for 1 pieces"],
     );
-    assert_eq!(decided(&promises(7), &vector()).unwrap().files_per_task, 7);
+    let seven = decided(&promises(7), &vector()).unwrap();
+    assert_eq!(seven.files_per_task, 7);
+    let check = |tasks, max| seven.check_files(tasks, Limits::default().with_max_files(max));
+    assert!(check(0..3, 21).is_ok() && check(5..7, 14).is_ok());
+    let error = check(0..3, 20).unwrap_err();
+    assert!(
+        story(&error).contains("21 files, and at most 20") && story(&error).contains("`max_files`"),
+        "{}",
+        story(&error)
+    );
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    // Each task may ask for so many, but not all of them.
+    let many = decided(&promises(65_536), &vector()).unwrap();
+    assert!(many.check_files(0..256, Limits::default()).is_ok());
+    let error = many.check_files(0..4096, Limits::default()).unwrap_err();
+    assert!(
+        story(&error).contains("268435456 files"),
+        "{}",
+        story(&error)
+    );
+}
+
+#[test]
+fn files_are_counted_by_the_task_that_writes_them() {
+    let state: Vec<Owned> = [0, 0, 0, 2]
+        .iter()
+        .enumerate()
+        .map(|(i, task)| Owned::f32(&format!("w{i}"), &[1]).task(*task))
+        .collect();
+    let sharding = decided(&ByItem::new(), &state).unwrap();
+    let check = |tasks, max| sharding.check_files(tasks, Limits::default().with_max_files(max));
+    assert!(check(0..3, 4).is_ok() && check(0..3, 3).is_err());
+    assert!(check(1..3, 1).is_ok() && check(1..3, 0).is_err());
+    // A task of three files has more than it must have, and the two others get two each.
+    let two = Sharding {
+        files_per_task: 2,
+        ..sharding.clone()
+    };
+    let check = |max| two.check_files(0..3, Limits::default().with_max_files(max));
+    assert!(check(7).is_ok() && check(6).is_err());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::{
 use crate::{Leftover, Result, StorageError};
 use std::{
     ffi::{OsStr, OsString},
-    fs,
+    fs, io,
     path::Path,
     time::SystemTime,
 };
@@ -47,32 +47,38 @@ pub(super) fn name_of(left: &Leftover) -> Option<OsString> {
     path.file_name().map(OsStr::to_owned)
 }
 
-/// Bytes of all files below a directory, and when one of them last changed. Somebody may be removing them.
+/// Bytes of all files below a directory, and when one of them last changed. If not all of it can be looked at, for example because it
+/// is nested too deep for a path, nobody knows when: a save may be writing there.
 fn extent_of(dir: &Path) -> (u64, Option<SystemTime>) {
-    let (mut bytes, mut last) = (0u64, None);
+    let (mut bytes, mut last, mut all_seen) = (0u64, None, true);
+    // Somebody may be removing it.
+    let mut failed = |e: io::Error| all_seen &= e.kind() == io::ErrorKind::NotFound;
     let mut waiting = vec![dir.to_path_buf()];
     while let Some(dir) = waiting.pop() {
-        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-            match entry.metadata() {
-                Ok(m) if m.is_dir() => waiting.push(entry.path()),
-                Ok(m) => {
+        let entries = fs::read_dir(dir).map_err(&mut failed);
+        for entry in entries.into_iter().flatten() {
+            match entry.and_then(|e| Ok((e.metadata()?, e))) {
+                Ok((m, entry)) if m.is_dir() => waiting.push(entry.path()),
+                Ok((m, _)) => {
                     bytes = bytes.saturating_add(m.len());
                     last = last.max(m.modified().ok());
                 }
-                Err(_) => {}
+                Err(e) => failed(e),
             }
         }
     }
     // Removing files changes their directory: only where there are none it is asked.
-    (
-        bytes,
-        last.or_else(|| fs::metadata(dir).ok()?.modified().ok()),
-    )
+    let last = last.or_else(|| fs::metadata(dir).ok()?.modified().ok());
+    (bytes, last.filter(|_| all_seen))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::local::{
+        dir::{self, tests::nest},
+        remove::remove_tree,
+    };
     use std::{
         os::unix::fs::{MetadataExt, symlink},
         time::Duration,
@@ -80,6 +86,21 @@ mod tests {
 
     fn number(path: &Path) -> u64 {
         fs::metadata(path).unwrap().ino()
+    }
+
+    #[test]
+    fn the_age_of_what_lies_too_deep_to_be_looked_at_is_unknown() {
+        let home = tempfile::tempdir().unwrap();
+        let left = home.path().join(".x.a.tmp");
+        fs::create_dir(&left).unwrap();
+        fs::write(left.join("old"), "12345").unwrap();
+        assert!(extent_of(&left).1.is_some());
+        // No path is so long.
+        nest(&left, 3_000, "d", "new");
+        assert_eq!(extent_of(&left), (5, None));
+        let up = dir::hold(home.path()).unwrap();
+        remove_tree(&up, OsStr::new(".x.a.tmp"), &left).unwrap();
+        assert_eq!(extent_of(&left), (0, None));
     }
 
     #[test]

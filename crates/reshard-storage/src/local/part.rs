@@ -249,17 +249,21 @@ fn withdraw(site: &Site, built: &Dir) -> Result<()> {
     unlink_all(site, &linked)
 }
 
+/// Removes all that it can. Returns the first error.
 fn unlink_all(site: &Site, names: &[OsString]) -> Result<()> {
-    names.iter().try_for_each(|name| {
-        match rustix::fs::unlinkat(&site.up, &**name, AtFlags::empty()) {
+    let mut outcome = Ok(());
+    for name in names {
+        let removed = match rustix::fs::unlinkat(&site.up, &**name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(StorageError::io(
                 "remove",
                 site.place.with_file_name(name),
                 e,
             )),
-        }
-    })
+        };
+        outcome = outcome.and(removed);
+    }
+    outcome
 }
 
 /// A new version of one file, or new files with a prefix.
@@ -432,11 +436,12 @@ fn put_prefix(site: &Site, built: &Dir, files: &[&Name], durability: Durability)
         }),
     };
 
-    if let Err(e) = outcome {
-        unlink_all(site, &linked)?;
-        return Err(e);
-    }
-    Ok(())
+    outcome.inspect_err(|_| {
+        // The reason why it failed is what the caller needs.
+        if let Err(e) = unlink_all(site, &linked) {
+            tracing::warn!(path = %site.place.display(), error = %e, "not all files of a failed save were taken back");
+        }
+    })
 }
 
 fn commit(
@@ -559,5 +564,45 @@ impl Transaction for PartTransaction {
             remove::remove_held(&site.up, &site.built_name, built.fd(), &site.built)
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn what_can_not_be_taken_back_keeps_nothing_else_there_and_hides_no_cause() {
+        let home = tempfile::tempdir().unwrap();
+        let site = Home::find(&home.path().join("x-"))
+            .unwrap()
+            .made_site("a")
+            .unwrap();
+        let built = site.make().unwrap();
+        for file in ["a", "b", "record"] {
+            fs::write(site.built.join(file), "").unwrap();
+        }
+        // What can't be unlinked, between two that can.
+        let names = ["x-a", "x-d", "x-b"].map(OsString::from);
+        for file in ["x-a", "x-b"] {
+            fs::write(home.path().join(file), "").unwrap();
+        }
+        fs::create_dir(home.path().join("x-d")).unwrap();
+        let e = unlink_all(&site, &names).unwrap_err();
+        assert!(e.to_string().contains("x-d"), "{e}");
+        let there = |name: &str| home.path().join(name).exists();
+        assert_eq!(["x-a", "x-d", "x-b"].map(there), [false, true, false]);
+
+        // The record is somebody's, so the others are taken back.
+        fs::write(home.path().join("x-record"), "").unwrap();
+        let files = ["a", "b", "record"].map(|f| Name::new(f).unwrap());
+        let files: Vec<&Name> = files.iter().collect();
+        let e = put_prefix(&site, &built, &files, Durability::Process).unwrap_err();
+        assert!(
+            matches!(&e, StorageError::Exists { path } if path.ends_with("x-record")),
+            "{e}"
+        );
+        assert_eq!(["x-a", "x-b"].map(there), [false, false]);
     }
 }

@@ -46,18 +46,27 @@ impl From<Errno> for Failed {
     }
 }
 
-/// Before anything is removed, all of it is looked at: what is mounted there is somebody else's.
-fn remove_open(at: impl AsFd, name: &OsStr, dir: &OwnedFd) -> Result<(), Failed> {
+/// Fails if something is mounted in a directory that is found in `at`. To be asked before anything in it is moved or removed.
+pub(super) fn check_mounts(at: impl AsFd, dir: &OwnedFd, path: &Path) -> Result<()> {
+    again_and_again(path, || nothing_apart(&at, dir))
+}
+
+fn nothing_apart(at: impl AsFd, dir: &OwnedFd) -> Result<(), Failed> {
     if mount::is_apart(dir, &at)? {
         return Err(Failed::Apart(PathBuf::new()));
     }
     match mount::first_below(dir) {
-        Ok(None) => {}
-        Ok(Some(apart)) => return Err(Failed::Apart(apart)),
+        Ok(None) => Ok(()),
+        Ok(Some(apart)) => Err(Failed::Apart(apart)),
         // Somebody else is removing it, too.
-        Err(Errno::NOENT | Errno::STALE) => return Err(Errno::NOTEMPTY.into()),
-        Err(e) => return Err(e.into()),
+        Err(Errno::NOENT | Errno::STALE) => Err(Errno::NOTEMPTY.into()),
+        Err(e) => Err(e.into()),
     }
+}
+
+/// Before anything is removed, all of it is looked at: what is mounted there is somebody else's.
+fn remove_open(at: impl AsFd, name: &OsStr, dir: &OwnedFd) -> Result<(), Failed> {
+    nothing_apart(&at, dir)?;
     clear(dir)?;
     Ok(rustix::fs::unlinkat(&at, name, AtFlags::REMOVEDIR)?)
 }

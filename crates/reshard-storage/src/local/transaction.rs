@@ -68,6 +68,8 @@ pub(super) fn finish_replacing(place: &Path, left: &Leftover, files: &[Name]) ->
     };
     let new =
         dir::open(&site.up, &site.name).map_err(|e| StorageError::io("open", &site.place, e))?;
+    // What is mounted there, or in a directory of others, is not moved over without anybody knowing.
+    remove::check_mounts(&site.up, &old, &aside.path)?;
     retire(&site, &aside, &old, &new, files, Durability::Machine)
 }
 
@@ -464,6 +466,40 @@ mod tests {
         );
         assert!(prune(&home.path().join("x")).is_empty());
         assert_eq!(beside(home.path()), after);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn nothing_is_moved_out_of_a_replaced_version_in_which_something_is_mounted() {
+        use crate::local::mount::tests::{bind, unbind, with_mount};
+        with_mount(
+            "local::transaction::tests::nothing_is_moved_out_of_a_replaced_version_in_which_something_is_mounted",
+            |home| {
+                let case = Case::new();
+                case.exchange();
+                let (place, old) = (&case.place, &case.aside.path);
+                fs::create_dir_all(old.join("logs/deep")).unwrap();
+                fs::write(old.join("a"), "").unwrap();
+                // A directory in one of others, and a file of the checkpoint.
+                for (from, to) in [("from", "logs/deep"), ("from/gold", "owner")] {
+                    bind(&home.join(from), &old.join(to));
+                    let left = leftovers(place).unwrap().pop().unwrap();
+                    let files = [Name::new("owner").unwrap()];
+                    let e = finish_replacing(place, &left, &files).unwrap_err();
+                    let told = format!("{} is mounted", old.join(to).display());
+                    assert!(
+                        matches!(&e, StorageError::Unsupported { .. })
+                            && e.to_string().contains(&told),
+                        "{e}"
+                    );
+                    assert!(old.join("a").exists() && old.join("logs").exists());
+                    assert!(!place.join("a").exists() && !place.join("logs").exists());
+                    unbind(&old.join(to));
+                }
+                assert_eq!(prune(place), [true]);
+                assert!(place.join("a").exists() && place.join("logs/deep").exists());
+            },
+        );
     }
 
     #[test]

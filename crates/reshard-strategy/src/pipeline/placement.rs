@@ -131,6 +131,8 @@ pub(super) fn place(
     }
     // The metadata must have the chunks that the policy cut, before anybody writes them.
     let sharding = ask(policy, &offered, limits)?;
+    let last = tasks.first.saturating_add(plans.len() as u32);
+    sharding.check_files(tasks.first..last, limits)?;
     cut_chunks(&offered, &sharding, metadata)?;
     // Each shard is a file of one task: its cuts are the next items of that task's plan. If another rank has the data, it gives
     // them to the task in an exchange.

@@ -145,7 +145,7 @@ impl ArchiveLayout {
     /// Makes the layout of an archive with a `data.pkl` and storages of so many bytes.
     ///
     /// # Errors
-    /// [`Error::Encode`] if the archive would be longer than 2^63 bytes, or the prefix is too long for a zip file.
+    /// [`Error::Encode`] if the archive would be longer than 2^62 bytes, or the prefix is too long for a zip file.
     pub fn new(pickle: &[u8], storages: &[u64], options: &ArchiveOptions) -> Result<Self> {
         let prefix = &*options.prefix;
         if prefix.is_empty() || prefix.len() > 60_000 || prefix.contains('/') {

@@ -75,6 +75,14 @@ pub(crate) fn decimal(text: &str) -> Option<Vec<u8>> {
     Some(out)
 }
 
+/// Up to eight hexadecimal digits, without a sign.
+fn hex(digits: &[u8]) -> Option<u32> {
+    if !digits.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+}
+
 /// Python's raw-unicode-escape: Latin-1 with `\uXXXX` and `\UXXXXXXXX`. `None` if an escape is no character.
 pub(crate) fn raw_unicode(raw: &[u8]) -> Option<Cow<'_, str>> {
     if raw.is_ascii() && !raw.contains(&b'\\') {
@@ -83,18 +91,22 @@ pub(crate) fn raw_unicode(raw: &[u8]) -> Option<Cow<'_, str>> {
     let mut out = String::with_capacity(raw.len());
     let mut rest = raw;
     while let Some((&b, tail)) = rest.split_first() {
-        let digits = match (b, tail.first()) {
-            (b'\\', Some(b'u')) => 4,
-            (b'\\', Some(b'U')) => 8,
-            _ => 0,
+        let digits = match (b, tail.split_first()) {
+            (b'\\', Some((b'u', _))) => 4,
+            (b'\\', Some((b'U', _))) => 8,
+            // A backslash takes what follows with it, so that the second of two begins no escape.
+            (b'\\', Some((&next, tail))) => {
+                out.extend([char::from(b), char::from(next)]);
+                rest = tail;
+                continue;
+            }
+            _ => {
+                out.push(char::from(b));
+                rest = tail;
+                continue;
+            }
         };
-        if digits == 0 {
-            out.push(char::from(b));
-            rest = tail;
-            continue;
-        }
-        let hex = std::str::from_utf8(tail.get(1..1 + digits)?).ok()?;
-        out.push(char::from_u32(u32::from_str_radix(hex, 16).ok()?)?);
+        out.push(char::from_u32(hex(tail.get(1..1 + digits)?)?)?);
         rest = &tail[1 + digits..];
     }
     Some(out.into())
@@ -136,8 +148,7 @@ pub(crate) fn quoted(raw: &[u8]) -> Option<Cow<'_, [u8]>> {
             b't' => out.push(b'\t'),
             b'v' => out.push(11),
             b'x' => {
-                let hex = std::str::from_utf8(rest.get(..2)?).ok()?;
-                out.push(u8::from_str_radix(hex, 16).ok()?);
+                out.push(u8::try_from(hex(rest.get(..2)?)?).ok()?);
                 rest = &rest[2..];
             }
             // Up to three digits count. Python, too, keeps only the low byte.
@@ -216,6 +227,22 @@ mod tests {
         assert_eq!(raw_unicode(b"\\u00e9\xe9\\n").as_deref(), Some("éé\\n"));
         assert_eq!(raw_unicode(b"\\ud800"), None);
         assert_eq!(raw_unicode(b"\\u12"), None);
+        // Only the last of an odd number of backslashes begins an escape.
+        for (raw, text) in [
+            (&br"\\u0041"[..], r"\\u0041"),
+            (br"\\\u0041", r"\\A"),
+            (br"\n\u0041\", r"\nA\"),
+            (br"\\", r"\\"),
+            (br"\U00000041", "A"),
+        ] {
+            assert_eq!(raw_unicode(raw).as_deref(), Some(text));
+        }
+        for signed in [r"\u+041", r"\u-041", r"\U+0000041", r"\u 041", r"\u004_"] {
+            assert_eq!(raw_unicode(signed.as_bytes()), None, "{signed}");
+        }
+        for signed in [r"'\x+1'", r"'\x-1'", r"'\x 1'"] {
+            assert_eq!(quoted(signed.as_bytes()), None, "{signed}");
+        }
         assert_eq!(decimal("--1"), None);
         assert_eq!(small(&[]), Some(0));
         assert!(

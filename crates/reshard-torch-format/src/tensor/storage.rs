@@ -187,10 +187,7 @@ pub(crate) fn storage_of<'g>(graph: &'g Graph<'_>, id: Id) -> Result<Option<Stor
         return Err(bad("its location is longer than any location can be"));
     }
     let Some(size) = element_size(class) else {
-        return Err(Error::Unsupported {
-            offset: 0,
-            what: format!("a storage of class {module}.{class}").into(),
-        });
+        return Err(unsupported(format!("a storage of class {module}.{class}")));
     };
 
     // The pickle counts elements, and the record bytes. A product too large is refused, since later arithmetic relies

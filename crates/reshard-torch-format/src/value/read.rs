@@ -84,7 +84,7 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
 
     pub(crate) fn value(&mut self, id: Id) -> Result<Value> {
         self.at = id;
-        self.count(0)?;
+        self.count_node()?;
 
         // Everything that is copied is counted first, since a small pickle can name one large node many times.
         let graph = self.graph;
@@ -98,7 +98,7 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
             }
             Node::Float(v) => Ok(Value::Float(*v)),
             Node::Str(s) => {
-                self.count(s.len())?;
+                self.count_bytes(s.len())?;
                 self.take(block(s.len()))?;
                 Ok(Value::Str(s.as_ref().into()))
             }
@@ -157,9 +157,8 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
         Ok(value)
     }
 
-    fn count(&mut self, bytes: usize) -> Result<()> {
-        self.nodes += u64::from(bytes == 0);
-        self.bytes = self.bytes.saturating_add(bytes as u64);
+    fn count_node(&mut self) -> Result<()> {
+        self.nodes += 1;
         if self.nodes > self.limits.nodes {
             return Err(Error::Limit {
                 offset: self.offset(),
@@ -167,6 +166,11 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
                 max: self.limits.nodes,
             });
         }
+        Ok(())
+    }
+
+    fn count_bytes(&mut self, bytes: usize) -> Result<()> {
+        self.bytes = self.bytes.saturating_add(bytes as u64);
         if self.bytes > self.limits.bytes {
             return Err(Error::Limit {
                 offset: self.offset(),
@@ -262,7 +266,7 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
             }
             // Comparing took as long as writing it out.
             if let Node::Str(s) = self.graph.node(k) {
-                self.count(s.len())?;
+                self.count_bytes(s.len())?;
             }
             let out = out.get_or_insert_with(|| pairs[..i].to_vec());
             out[at].1 = v;
@@ -271,7 +275,7 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
     }
 
     fn blob(&mut self, raw: &[u8]) -> Result<Value> {
-        self.count(raw.len())?;
+        self.count_bytes(raw.len())?;
         let range = self.pickle.as_ptr_range();
         if range.contains(&raw.as_ptr()) && raw.as_ptr_range().end <= range.end {
             return Ok(Value::Bytes(self.pickle.slice_ref(raw)));
@@ -324,7 +328,7 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
                 return Ok(known);
             }
             let (module, name) = name;
-            self.count(module.len() + name.len())?;
+            self.count_bytes(module.len() + name.len())?;
             let args = self.values(args)?;
             let construct = match (call.how, call.kwargs) {
                 (How::Call, _) => Construct::Reduce(args),
@@ -416,7 +420,7 @@ impl<'g, 'a, F: FnMut(&StorageRef, &mut Budget) -> Result<Bytes>> Decoder<'g, 'a
                 let Some(text) = self.graph.as_str(text) else {
                     return Ok(None);
                 };
-                self.count(text.len())?;
+                self.count_bytes(text.len())?;
                 self.take(block(text.len()) + block(size_of::<Bytes>()))?;
                 let bytes: Option<Vec<u8>> = text
                     .chars()

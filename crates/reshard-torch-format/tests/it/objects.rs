@@ -74,6 +74,12 @@ fn limits_of_values_hold_to_the_last_node_byte_and_level() {
         (told(b"](NNe.", nodes(3)), told(b"](NNe.", nodes(2))),
         (None, Some("nodes"))
     );
+    // Text is no node more, also if it is empty: protocol 2's short str, and bytes.
+    let empty = b"](U\0U\0X\0\0\0\0C\0e.";
+    assert_eq!(
+        (told(empty, nodes(5)), told(empty, nodes(4))),
+        (None, Some("nodes"))
+    );
     let bytes = |bytes| Limits {
         bytes,
         ..Limits::default()

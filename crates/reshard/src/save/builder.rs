@@ -185,6 +185,13 @@ impl<'a> Save<'a> {
         self
     }
 
+    /// How many files all ranks together may write by a policy, or by settings of the format that say how to spread items over
+    /// files. The default is one per slice, plus 16 million empty ones. Ranks that save without each other each have this limit.
+    pub fn max_files(mut self, max_files: u64) -> Self {
+        self.policy_limits = self.policy_limits.with_max_files(max_files);
+        self
+    }
+
     /// Whether to replace an existing checkpoint. The old checkpoint stays whole until the new one is complete; then
     /// its files are removed. Other files in its directory stay: a README, logs, also files that came during the save.
     pub fn overwrite(mut self, overwrite: bool) -> Self {

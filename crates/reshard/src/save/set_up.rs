@@ -19,7 +19,7 @@ pub(super) struct SetUp {
     pub(super) sharded: Arc<dyn SaveShardedStrategy>,
     pub(super) common: Arc<dyn SaveCommonStrategy>,
     pub(super) parts: Parts,
-    /// Settings that must be equal on all ranks; empty if a rank is alone.
+    /// Tensors that are not declared as sharded, to be compared between ranks; empty if a rank is alone.
     pub(super) plain: Vec<PlainTensor>,
 }
 

@@ -73,6 +73,15 @@ pub fn spread() -> Vec<Bomb> {
             "TO",
             "--policy",
             r#"{"type":"max_shard_size","max_shard_size":"1"}"#,
+        ])
+        .with(&[
+            "convert",
+            "DIR",
+            "TO",
+            "--ranks",
+            "4096",
+            "--policy",
+            r#"{"type":"by_files","files":65536}"#,
         ]),
     ]
 }

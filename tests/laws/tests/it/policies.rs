@@ -628,6 +628,27 @@ fn what_no_memory_can_hold_is_gathered_piece_by_piece() {
 }
 
 #[test]
+fn a_limit_of_files_holds_for_all_ranks_together_and_nothing_is_written() {
+    let place = Place::new();
+    let of = |max| {
+        save(group(2), tables(2), place.url(), move |_, s| {
+            s.policy(ByFiles::new(3)).max_files(max)
+        })
+    };
+    for outcome in of(5) {
+        let error = outcome.unwrap_err();
+        let why = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source());
+        assert!(
+            why.map(|e| e.to_string())
+                .any(|e| e.contains("6 files, and at most 5")),
+            "{error:?}"
+        );
+    }
+    assert!(place.files().is_empty() && place.leftovers() == 0);
+    assert!(of(6).iter().all(Result::is_ok));
+}
+
+#[test]
 fn a_limit_of_slices_can_be_set() {
     let place = Place::new();
     let of = |max| {
