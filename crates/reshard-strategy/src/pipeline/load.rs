@@ -180,7 +180,14 @@ async fn plan(
             .create_local_plan(template, &context)
             .map_err(|e| explained(e, from))?;
         not_lacking(&plan, template, from)?;
-        tensors(&plan).try_for_each(|i| from.permits(&i.piece.key))?;
+        // Items of one tensor share its key, which may be long. So it is looked up once.
+        let mut last = None;
+        for key in tensors(&plan).map(|i| &i.piece.key) {
+            if !last.is_some_and(|last| Arc::ptr_eq(last, key)) {
+                from.permits(key)?;
+            }
+            last = Some(key);
+        }
         from.prepare_local_plan(plan)
     })();
     let planned = agree::decide(&cx.comm, "plan", local, |plans| {

@@ -1,6 +1,6 @@
 //! Finds tensors in which very many elements share few stored bytes.
 
-use crate::table::Table;
+use crate::table::{Item, Table};
 use reshard_plan::TensorRef;
 use reshard_strategy::{REPEATED, repeats};
 use std::collections::BTreeMap;
@@ -10,11 +10,12 @@ pub(super) type Repeats = BTreeMap<Box<str>, (u64, u64)>;
 
 /// All such tensors of a checkpoint. Empty if together they are within the limit.
 pub(super) fn repeated(table: &Table) -> Repeats {
-    let found: Repeats = table
+    let mut found: Repeats = table
         .metadata
         .tensors()
         .filter_map(|t| Some((t.key().into(), of(table, &t)?)))
         .collect();
+    copies(table, &mut found);
     let all = found
         .values()
         .map(|(bytes, _)| *bytes)
@@ -23,6 +24,23 @@ pub(super) fn repeated(table: &Table) -> Repeats {
         found
     } else {
         Repeats::new()
+    }
+}
+
+/// Adds the copies of other ranks, which a check unpacks, too.
+fn copies(table: &Table, found: &mut Repeats) {
+    for (item, place) in &table.copies {
+        let Item::Chunk(chunk) = item else { continue };
+        let Some((tensor, region)) = table.metadata.chunk(*chunk) else {
+            continue;
+        };
+        let elements = region.volume().unwrap_or(0);
+        let bytes = elements.saturating_mul(tensor.dtype().size());
+        if repeats(bytes, place.length) && !table.is_transformed(*place) {
+            let (all, stored) = found.entry(tensor.key().into()).or_default();
+            *all = all.saturating_add(bytes);
+            *stored = stored.saturating_add(place.length);
+        }
     }
 }
 
@@ -70,6 +88,13 @@ mod tests {
     fn tensors_repeat_when_they_are_together_more_than_anybody_may_read() {
         assert_eq!((of(&[REPEATED]), of(&[REPEATED + 1])), (0, 1));
         let half = REPEATED / 2;
+        // Copies count, too.
+        let mut table = of_tensors(&[(half, 200)]);
+        let copy = (Item::Chunk(reshard_plan::ChunkId(0)), table.chunks[0]);
+        table.copies = vec![copy];
+        assert!(repeated(&table).is_empty());
+        table.copies = vec![copy; 2];
+        assert_eq!(repeated(&table).len(), 1);
         assert_eq!(
             (
                 of(&[half, half]),
