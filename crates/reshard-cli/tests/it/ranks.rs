@@ -5,6 +5,7 @@ use crate::{
     limits::sound,
     run,
 };
+use reshard::{DType, ShardedTensor};
 use serde_json::{Value as Json, json};
 use std::path::Path;
 
@@ -73,6 +74,30 @@ fn what_ranks_say_differently_of_a_key_is_damage_of_this_key_alone() {
             assert_eq!(ran.code, 1, "{}", ran.err);
             assert!(ran.err.contains("__0.metadata, and "), "{}", ran.err);
         }
+    }
+    // Of another number of axes: what the second rank has is no part of what the first one has.
+    let matrix = Item {
+        shape: Some(vec![4, 1]),
+        ..sound("w", 4, false)
+    };
+    let vector = Item {
+        shape: Some(vec![8]),
+        ..sound("w", 8, false)
+    };
+    for first in [matrix, vector] {
+        let dir = ranks(&[vec![first], vec![sound("w", 4, false)]]);
+        let checkpoint =
+            reshard::blocking::Checkpoint::open(&dir.path().display().to_string()).unwrap();
+        let mut template = reshard::StateDict::new();
+        let leaf = ShardedTensor::template("w", DType::Float32, &[4]);
+        template.insert("w", leaf);
+        let e = reshard::blocking::load(template, checkpoint.url()).unwrap_err();
+        assert_eq!(e.kind(), reshard::ErrorKind::Corrupt);
+        assert!(
+            e.to_string()
+                .contains("and a tensor of float32 and shape [4] in __1.metadata"),
+            "{e}"
+        );
     }
     // An object that a later rank says is a tensor.
     let dir = ranks(&[vec![none("w"), none("o")], vec![sound("w", 4, false)]]);
