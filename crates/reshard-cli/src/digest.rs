@@ -16,6 +16,7 @@ use reshard::{
     blocking::{Checkpoint, TensorHandle},
     storage::{run_blocking, wait},
 };
+use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 use sha2::Digest as _;
 use std::{collections::BTreeMap, sync::mpsc, thread};
@@ -29,8 +30,20 @@ const TOGETHER: usize = 128;
 
 /// When so many tensors can't be read, the rest is not tried. Each of them costs more than to read a sound one.
 const MOST_FAILURES: usize = 50_000;
+/// The same, when what is said of them has so many bytes.
+const MOST_TEXT: usize = 64 << 20;
 /// So many are told in text; the JSON has all of them.
 const TOLD: usize = 1_000;
+
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: u32,
+    tensors: &'a Map<String, Json>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    untried: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    errors: Option<&'a Map<String, Json>>,
+}
 
 /// What the reading thread hands over.
 enum Read {
@@ -92,7 +105,7 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
             .fold(0, u64::saturating_add),
     );
     let out = &mut *io.out;
-    let mut failures = 0;
+    let (mut failures, mut text) = (0, 0);
     let untried = hash_all(&sound, |t, hash, step| {
         bar.inc(step);
         match hash {
@@ -106,21 +119,22 @@ pub(crate) fn run(program: &Program, args: &Digest, io: &mut Io<'_>) -> Result<u
             Some(Err(e)) => {
                 let e = CliError::from(e);
                 code = worse(code, e.exit_code());
+                let what = e.text();
                 failures += 1;
-                errors.insert(t.key().into(), e.text().into());
+                text += what.len();
+                errors.insert(t.key().into(), what.into());
             }
         }
-        Ok(failures < MOST_FAILURES)
+        Ok(failures < MOST_FAILURES && text < MOST_TEXT)
     })?;
     bar.finish_and_clear();
     if args.json {
-        let mut report = json!({ "schema": 1, "tensors": tensors });
-        if untried > 0 {
-            report["untried"] = untried.into();
-        }
-        if !errors.is_empty() {
-            report["errors"] = Json::Object(errors.clone());
-        }
+        let report = Report {
+            schema: 1,
+            tensors: &tensors,
+            untried: (untried > 0).then_some(untried),
+            errors: (!errors.is_empty()).then_some(&errors),
+        };
         json::write(io.out, &report)?;
     }
     let Some(what) = tell_failures(&errors, untried, io)? else {
@@ -153,6 +167,15 @@ fn damage_by_key(
                 .entry(key.clone())
                 .or_insert_with(|| findings::below_key(d));
         }
+    }
+    let rest = &report.unlisted.damage;
+    for key in rest.keys.iter().filter(|key| keys.has(key)) {
+        damage.entry(key.clone()).or_insert_with(|| {
+            format!(
+                "damaged, one of {} findings that are not listed",
+                rest.findings
+            )
+        });
     }
     Ok(damage)
 }

@@ -1,6 +1,6 @@
 //! The check that commands make before they trust what they read, and what it finds.
 
-use crate::{error::Result, glob::Keys, io::Io, table::shown};
+use crate::{error::Result, glob::Keys, io::Io, table::shown, units};
 use reshard::{
     blocking::Checkpoint,
     storage::Progress,
@@ -15,6 +15,11 @@ pub(crate) fn line(d: &Damage) -> String {
 /// The same without its key.
 pub(crate) fn below_key(d: &Damage) -> String {
     shown(&d.without_key()).into_owned()
+}
+
+/// Findings that are only counted.
+pub(crate) fn more_findings(n: u64) -> String {
+    format!("{} more that are not listed", units::count(n))
 }
 
 /// Checks with a bar.

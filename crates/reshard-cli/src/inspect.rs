@@ -96,6 +96,7 @@ impl Serialize for Report<'_> {
         m.serialize_entry("not_understood", &f.not_understood)?;
         m.serialize_entry("not_read", &f.not_read)?;
         m.serialize_entry("links", &f.links)?;
+        m.serialize_entry("not_listed", &f.not_listed)?;
         m.end()
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     args::Verify,
     error::{CliError, DAMAGED, FAILED, NO_CHECKPOINT, OK, RAISE, Result, TRY_AGAIN},
-    findings::{check, line},
+    findings::{check, line, more_findings},
     io::Io,
     json,
     program::Program,
@@ -12,7 +12,7 @@ use crate::{
 };
 use reshard::{
     ErrorKind,
-    strategy::{Damage, VerifyReport},
+    strategy::{Damage, Unlisted, VerifyReport},
 };
 use serde::Serialize;
 
@@ -27,6 +27,27 @@ struct Report {
     bytes: u64,
     not_understood: Vec<Damage>,
     not_read: Vec<Damage>,
+    not_listed: NotListed,
+}
+
+/// How many findings are not in the lists.
+#[derive(Serialize)]
+struct NotListed {
+    damage: u64,
+    unchecked: u64,
+    not_understood: u64,
+    not_read: u64,
+}
+
+impl NotListed {
+    fn of(rest: &Unlisted) -> Self {
+        Self {
+            damage: rest.damage.findings,
+            unchecked: rest.unchecked.findings,
+            not_understood: rest.not_understood.findings,
+            not_read: rest.not_read.findings,
+        }
+    }
 }
 
 impl Report {
@@ -51,6 +72,7 @@ impl Report {
             bytes: v.bytes,
             not_understood: v.not_understood,
             not_read: v.not_read,
+            not_listed: NotListed::of(&v.unlisted),
         }
     }
 
@@ -113,16 +135,23 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
     if args.json {
         return json::write(io.out, report);
     }
-    for d in &report.damage {
-        writeln!(io.out, "{}  {}", styled(BAD, "damaged"), line(d))?;
-    }
-    for (word, found) in [
-        ("unchecked", &report.unchecked),
-        ("not understood", &report.not_understood),
-        ("not read", &report.not_read),
+    let rest = &report.not_listed;
+    for (word, found, rest) in [
+        ("damaged", &report.damage, rest.damage),
+        ("unchecked", &report.unchecked, rest.unchecked),
+        (
+            "not understood",
+            &report.not_understood,
+            rest.not_understood,
+        ),
+        ("not read", &report.not_read, rest.not_read),
     ] {
         for d in found {
             writeln!(io.out, "{}  {}", styled(BAD, word), line(d))?;
+        }
+        if rest > 0 {
+            let more = format!("and {}", more_findings(rest));
+            writeln!(io.out, "{}  {more}", styled(BAD, word))?;
         }
     }
 
@@ -144,7 +173,7 @@ fn print(report: &Report, args: &Verify, io: &mut Io<'_>) -> Result<()> {
     match report.status {
         "sound" => writeln!(io.out, "{}  {looked}", styled(GOOD, "sound"))?,
         "damaged" => {
-            let n = units::some(report.damage.len() as u64, "problem");
+            let n = units::some(report.damage.len() as u64 + rest.damage, "problem");
             io.out.flush()?;
             writeln!(io.err, "{n} in {looked}")?;
             let hint = "what is not listed can still be loaded; restore the rest from a copy, or save again";

@@ -11,7 +11,7 @@ use reshard::{
     Checkpoint, LocalGroup, Registry, SaveReport, ShardingPolicy, StateDict, Stores,
     policy::{MaxShardSize, files_per_task},
     storage::{Progress, Store},
-    strategy::{Damage, StrategyError, VerifyReport},
+    strategy::{Damage, Rest, StrategyError, VerifyReport},
     torch_dist::{self, TorchDistConfig},
 };
 use std::{
@@ -278,23 +278,40 @@ impl<'a> Convert<'a> {
     /// Fails if the check found something about a chosen item or the whole checkpoint. Damage is reported first.
     fn sound(&self, found: &VerifyReport) -> Result<()> {
         let concerns = |d: &&Damage| d.key.as_ref().is_none_or(|key| self.keys.has(key));
+        let rest = &found.unlisted;
         let worst = [
-            (Finding::Damaged, &found.damage),
-            (Finding::Unchecked, &found.unchecked),
-            (Finding::NotUnderstood, &found.not_understood),
-            (Finding::NotRead, &found.not_read),
+            (Finding::Damaged, &found.damage, &rest.damage),
+            (Finding::Unchecked, &found.unchecked, &rest.unchecked),
+            (
+                Finding::NotUnderstood,
+                &found.not_understood,
+                &rest.not_understood,
+            ),
+            (Finding::NotRead, &found.not_read, &rest.not_read),
         ];
-        let mut worst = worst
-            .into_iter()
-            .filter_map(|(is, all)| Some((is, all.iter().find(concerns)?)));
+        let mut worst = worst.into_iter().filter_map(|(is, listed, rest)| {
+            let listed = listed.iter().find(concerns).cloned();
+            Some((is, listed.or_else(|| self.unlisted(rest))?))
+        });
         match worst.next() {
             None => Ok(()),
             Some((finding, what)) => Err(ConvertError::Unsound {
                 src: self.source.url().into(),
                 finding,
-                what: what.clone(),
+                what,
             }),
         }
+    }
+
+    /// A finding about a chosen item or the whole checkpoint that the check has only counted.
+    fn unlisted(&self, rest: &Rest) -> Option<Damage> {
+        let key = rest.keys.iter().find(|key| self.keys.has(key));
+        (rest.whole || key.is_some()).then(|| Damage {
+            key: key.cloned(),
+            file: None,
+            offset: None,
+            what: format!("one of {} findings that are not listed", rest.findings),
+        })
     }
 }
 

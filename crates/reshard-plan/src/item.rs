@@ -4,13 +4,13 @@ use crate::{ChunkId, Exchange, FlatView, ObjectId, PlanError, Result, SaveExchan
 use bytes::Bytes;
 use reshard_model::{DType, Dims, Path, PathOfKey, Region};
 use serde::{Deserialize, Serialize};
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 /// Identity of one stored chunk or object: DCP's `MetadataIndex` without its hint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PieceId {
-    /// Key in the checkpoint.
-    pub key: Box<str>,
+    /// Key in the checkpoint. All chunks of a tensor share it.
+    pub key: Arc<str>,
     /// First element of a chunk; `None` for an object. A scalar's is `[]`.
     pub offset: Option<Dims>,
 }
@@ -105,7 +105,7 @@ impl WriteItem {
     /// Identity of the chunk or object.
     pub fn id(&self) -> PieceId {
         PieceId {
-            key: self.key.clone(),
+            key: (&*self.key).into(),
             offset: self.tensor().map(|t| t.region.offsets.clone()),
         }
     }

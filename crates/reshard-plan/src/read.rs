@@ -7,7 +7,10 @@ use crate::{
 use reshard_model::{
     BoxFault, FlatStateDict, Region, Sharded, ShardedObject, ShardedTensor, first_fault,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// Plans what one rank reads. It finds all problems before it fails.
 pub(crate) fn plan(
@@ -208,6 +211,8 @@ impl<'m> Reader<'m> {
             self.problems.push(problem);
             return Ok(());
         }
+        // There may be many chunks, and the key may be long.
+        let key: Arc<str> = (&*t.key).into();
         for (position, chunk) in chunks {
             let Some(both) = chunk.intersect(&there) else {
                 continue;
@@ -216,7 +221,7 @@ impl<'m> Reader<'m> {
                 dest,
                 dest_region: both.within(&wanted),
                 piece: PieceId {
-                    key: t.key.clone(),
+                    key: Arc::clone(&key),
                     offset: Some(chunk.offsets.clone()),
                 },
                 stored: Stored::Chunk(stored.id_of(position)),

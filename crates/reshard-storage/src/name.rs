@@ -1,9 +1,9 @@
 use crate::{Result, StorageError};
 use serde::{Deserialize, Serialize};
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
 
 /// The name of a file in a store. It is relative, with `/` between its parts. It is checked when it is made, so no name in a
-/// checkpoint's metadata can lead out of the checkpoint's directory.
+/// checkpoint's metadata can lead out of the checkpoint's directory. Clones share its text.
 ///
 /// ```
 /// use reshard_storage::Name;
@@ -13,7 +13,7 @@ use std::{fmt, str::FromStr};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Name(Box<str>);
+pub struct Name(Arc<str>);
 
 impl Name {
     /// Checks a name.
@@ -28,7 +28,7 @@ impl Name {
                 name: name.into(),
                 why,
             }),
-            None => Ok(Self(name)),
+            None => Ok(Self(name.into())),
         }
     }
 
@@ -87,7 +87,7 @@ impl TryFrom<String> for Name {
 
 impl From<Name> for String {
     fn from(n: Name) -> Self {
-        n.0.into()
+        n.as_str().into()
     }
 }
 

@@ -1,10 +1,10 @@
 //! What a format has to implement: DCP's StorageWriter and StorageReader, without the pipeline around them.
 
-use crate::{BackendVersion, Result, StrategyError, Traffic, with_sources};
+use crate::{BackendVersion, Result, StrategyError, Traffic, VerifyReport};
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{
-    BoxError, Dialect, Dims, ErrorKind, Layout, ObjectCodec, Payload, RegionMut, Tensor, Value,
+    BoxError, Dialect, Dims, Layout, ObjectCodec, Payload, RegionMut, Tensor, Value,
 };
 use reshard_plan::{
     ChunkId, LoadPlan, Metadata, ObjectId, PieceId, SavePlan, Selection, WriteData, WriteItem,
@@ -428,76 +428,6 @@ pub struct Producer {
     pub unknown: BTreeMap<String, String>,
 }
 
-/// One problem of a checkpoint, or one part that could not be confirmed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Damage {
-    /// The key, if it is about a key.
-    pub key: Option<String>,
-    /// The file, if it is about a file.
-    pub file: Option<String>,
-    /// Where in it.
-    pub offset: Option<u64>,
-    /// What is wrong.
-    pub what: String,
-}
-
-impl Damage {
-    /// Makes it of an error. Key and location have their own fields, so `what` does not repeat them.
-    pub fn of(key: Option<&str>, e: &StrategyError) -> Self {
-        let (file, offset, what) = match e {
-            StrategyError::Corrupt {
-                file, offset, what, ..
-            } => (Some(file.clone()), *offset, what.clone()),
-            StrategyError::Object { what, .. } => (None, None, (*what).into()),
-            e => (None, None, e.to_string()),
-        };
-        Self {
-            key: key.map(Into::into),
-            file,
-            offset,
-            what: with_sources(what, e),
-        }
-    }
-
-    /// The text without the key, for a list that names the key elsewhere.
-    pub fn without_key(&self) -> String {
-        match (&self.file, self.offset) {
-            (Some(file), Some(at)) => format!("{file} at byte {at}: {}", self.what),
-            (Some(file), None) => format!("{file}: {}", self.what),
-            _ => self.what.clone(),
-        }
-    }
-}
-
-/// Prints key, location and problem in one line.
-impl fmt::Display for Damage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(key) = &self.key {
-            write!(f, "{key}: ")?;
-        }
-        f.write_str(&self.without_key())
-    }
-}
-
-/// What a check of a checkpoint found.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VerifyReport {
-    /// What is wrong. The checkpoint is sound if this and the next three lists are empty.
-    pub damage: Vec<Damage>,
-    /// What could not be checked, because of I/O.
-    pub unchecked: Vec<Damage>,
-    /// Items that this version does not understand. They may be sound.
-    #[serde(default)]
-    pub not_understood: Vec<Damage>,
-    /// Items that exceed the [`ReadLimits`](crate::ReadLimits). They may be sound.
-    #[serde(default)]
-    pub not_read: Vec<Damage>,
-    /// Stored items that were looked at.
-    pub items: u64,
-    /// Bytes that were read.
-    pub bytes: u64,
-}
-
 /// DCP's calls by which a StorageReader takes part in planning, as [`WriterHooks`]. The pipeline calls them in this order, after
 /// [`OpenFormat::open`](crate::OpenFormat::open) and before the first read of a tensor or object:
 ///
@@ -534,18 +464,6 @@ pub trait ReaderHooks: Any + fmt::Debug + Send + Sync {
     }
 }
 
-impl VerifyReport {
-    /// Adds a finding to the list for errors of this kind.
-    pub fn add(&mut self, kind: ErrorKind, found: Damage) {
-        match kind {
-            ErrorKind::Unavailable => self.unchecked.push(found),
-            ErrorKind::Unsupported => self.not_understood.push(found),
-            ErrorKind::Limit => self.not_read.push(found),
-            _ => self.damage.push(found),
-        }
-    }
-}
-
 /// DCP's StorageReader: an opened checkpoint. All formats share the logical table ([`Metadata`]). Each format has its own table of
 /// locations. [`ChunkId`] and [`ObjectId`] join the two.
 #[async_trait]
@@ -578,11 +496,11 @@ pub trait StorageReader: ReaderHooks {
         None
     }
 
-    /// Checks that the limits allow to read a tensor. It is called before memory is allocated for the tensor. The default allows
-    /// all.
+    /// Checks that a tensor may be read: that the limits allow it, and that what is said of it does not contradict itself. It is called
+    /// before memory is allocated for the tensor. The default allows all.
     ///
     /// # Errors
-    /// [`StrategyError::Limit`](crate::StrategyError::Limit).
+    /// [`StrategyError::Limit`](crate::StrategyError::Limit), [`StrategyError::Corrupt`](crate::StrategyError::Corrupt).
     fn permits(&self, _key: &str) -> Result<()> {
         Ok(())
     }

@@ -21,6 +21,7 @@ mod config;
 mod context;
 mod elements;
 mod error;
+mod findings;
 mod format;
 mod limits;
 mod objects;
@@ -38,10 +39,11 @@ pub use config::{LoadShardedConfig, SaveShardedConfig};
 pub use context::{DEFAULT_EXCHANGE_MEMORY, LoadCx, OpenCx, SaveCx};
 pub use elements::{Blocks, Elements, decode_object, encode_object};
 pub use error::{Result, StrategyError, cause, with_sources};
+pub use findings::{Damage, Rest, Unlisted, VerifyReport};
 pub use format::{
-    Damage, ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadCx, ReadObject, ReadTensor,
-    ReaderHooks, Records, Resolve, StorageInfo, StorageReader, StorageWriter, VerifyReport,
-    WriteResult, WriterHooks,
+    ExtentId, FileLayout, FileRole, FinishCx, Producer, ReadCx, ReadObject, ReadTensor,
+    ReaderHooks, Records, Resolve, StorageInfo, StorageReader, StorageWriter, WriteResult,
+    WriterHooks,
 };
 pub use limits::{LimitOption, REPEATED, ReadLimits, SMALL, read_small, repeats};
 pub use objects::{load_with_objects, save_with_objects};

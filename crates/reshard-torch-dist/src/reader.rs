@@ -15,6 +15,7 @@ use crate::{NAME, OwnFile, limits::unreadable, producer, table::Place};
 use async_trait::async_trait;
 use crc::Crc;
 use head::{Head, RecentForms, Wanted, reads_all};
+use names::short;
 use reshard_model::{Dialect, ObjectCodec, Payload};
 use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Checksum, Entry, Name, Progress, RecordRead};
@@ -78,13 +79,14 @@ impl StorageReader for TorchDistReader {
     }
 
     fn permits(&self, key: &str) -> Result<()> {
+        self.agreed("tensor", key)?;
         if let Some(found) = self.waste.get(key) {
             return Err(waste::refused(key, *found, self.limits.max_whole));
         }
         match self.repeats.get(key) {
             None => Ok(()),
             Some((bytes, stored, max)) => Err(ReadLimits::refused(
-                format_args!("tensor {key}"),
+                format_args!("tensor {}", short(key)),
                 *bytes,
                 *stored,
                 *max,
@@ -98,7 +100,7 @@ impl StorageReader for TorchDistReader {
 
     fn role(&self, file: &Entry) -> FileRole {
         // In a rank-local save the metadata of a rank name the file of its replica, even if another replica is read.
-        if self.table.files.iter().flatten().any(|f| *f == file.name) {
+        if self.named.contains(&file.name) {
             return FileRole::Part;
         }
         match self.own_file(file.name.as_str()) {
@@ -140,13 +142,11 @@ impl StorageReader for TorchDistReader {
                     format!("the metadata does not say where object {key} lies: its entry in storage_data is missing");
                 StrategyError::corrupt(crate::METADATA, None, what)
             })?;
-            if let Some(other) = self.overlaps.with(place) {
-                let what = format!("object {key} and another item lie in the same bytes ({other})");
-                return Err(StrategyError::corrupt(crate::METADATA, None, what));
-            }
+            self.agreed("object", key)?;
+            let at = self.undisputed(place, || format!("object {key}"))?;
             self.limits
                 .whole(format_args!("object {key}"), place.length)?;
-            ranges.push((self.table.file(place)?, self.table.range(place)?));
+            ranges.push(at);
             places.push((place, key));
         }
 
@@ -180,6 +180,17 @@ impl StorageReader for TorchDistReader {
 const WINDOW: usize = 512;
 
 impl TorchDistReader {
+    /// Fails if two ranks of a rank-local checkpoint say different things of a key. Nobody knows which of them is right.
+    fn agreed(&self, kind: &str, key: &str) -> Result<()> {
+        match self.table.contradictions.get(key) {
+            None => Ok(()),
+            Some((file, what)) => {
+                let what = format!("{kind} {} {what}", short(key));
+                Err(StrategyError::corrupt(file, None, what))
+            }
+        }
+    }
+
     /// `None` if the name of the file is refused.
     fn storage_info(&self, place: Place) -> Option<StorageInfo> {
         let end = place.offset.saturating_add(place.length);

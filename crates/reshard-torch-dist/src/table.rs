@@ -2,6 +2,7 @@
 
 mod build;
 mod place;
+mod ranks;
 
 use bytes::Bytes;
 use reshard_model::Dims;
@@ -14,7 +15,7 @@ use std::{collections::BTreeMap, sync::Arc};
 pub(crate) use build::TableBuilder;
 
 /// Where a stored item lies: an index into the files, offset and length in bytes, and an index into the transforms.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) file: u32,
     pub(crate) transforms: u32,
@@ -23,7 +24,7 @@ pub(crate) struct Place {
 }
 
 /// A chunk or an object.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Item {
     Chunk(ChunkId),
     Object(ObjectId),
@@ -45,14 +46,21 @@ pub(crate) struct Signs {
     pub(crate) planner_data: bool,
 }
 
+/// Keys of which two files say different things: the second file, and what both say.
+pub(crate) type Contradictions = BTreeMap<Box<str>, (Arc<str>, String)>;
+
 /// One `.metadata`, or all `__{rank}.metadata` of a rank-local checkpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     pub(crate) metadata: Arc<Metadata>,
     pub(crate) chunks: Vec<Place>,
     pub(crate) objects: Vec<Place>,
-    /// Other copies of these, which other ranks have of a rank-local checkpoint. Nobody reads them here.
+    /// Other copies of these, which other ranks have of a rank-local checkpoint, each place of an item once. Nobody reads them here.
     pub(crate) copies: Vec<(Item, Place)>,
+    /// Items that a rank lists without a place for its copy, with the file of that rank.
+    pub(crate) lost: Vec<(Item, Arc<str>)>,
+    /// Keys of which two ranks say different things.
+    pub(crate) contradictions: Contradictions,
     /// The file names. A refused name has an error text instead.
     pub(crate) files: Vec<std::result::Result<Name, String>>,
     /// Descriptors in the order of decoding; the first is "none".
@@ -296,6 +304,27 @@ pub(crate) mod tests {
         }
         assert_eq!(table.metadata.planner_data(), Some(&paths));
         assert!(table.objects.iter().all(|p| p.length == 1));
+    }
+
+    #[test]
+    fn a_path_with_a_step_that_is_none_is_no_path_and_never_a_shorter_one() {
+        let path = |steps: &[Step]| Path(steps.to_vec());
+        let (odd, sound) = (
+            path(&[Step::Key("a".into()), Step::Index(5)]),
+            path(&[Step::Key("a".into()), Step::Index(6)]),
+        );
+        let paths = [("odd".into(), odd), ("sound".into(), sound)].into();
+        let pickle = objects(&[("odd", 1), ("sound", 1)], Some(PlannerData::Paths(paths)));
+        let at = pickle.windows(2).position(|w| w == b"K\x05").unwrap();
+        // A negative int, one of more than 64 bits, and None.
+        let beyond = [&b"\x8a\x0a"[..], &[0; 8], &[1, 0]].concat();
+        for step in [&b"J\xff\xff\xff\xff"[..], &beyond, b"N"] {
+            let pickle = [&pickle[..at], step, &pickle[at + 2..]].concat();
+            let table = Table::parse("m", pickle.into(), &Limits::default()).unwrap();
+            let paths = table.metadata.planner_data().unwrap();
+            assert_eq!(paths.path("odd"), None, "{step:?}");
+            assert!(paths.path("sound").is_some());
+        }
     }
 
     fn limits(memory: u64) -> Limits {

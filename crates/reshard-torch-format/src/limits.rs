@@ -105,6 +105,11 @@ impl Budget {
         self.left = self.left.saturating_add(bytes).min(self.max);
     }
 
+    /// The number of bytes that are left.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
     /// The number of bytes at the beginning.
     pub fn max(&self) -> u64 {
         self.max

@@ -3,6 +3,7 @@
 mod archives;
 mod built;
 mod chunks;
+mod faults;
 mod files;
 mod keys;
 mod many;
@@ -22,6 +23,7 @@ use std::{fmt, path::Path};
 
 pub use archives::archives;
 pub use chunks::chunks;
+pub use faults::faults;
 pub use files::files;
 pub use keys::keys;
 pub use many::many;

@@ -56,6 +56,11 @@ fn every_command_ends_on_archives() {
 }
 
 #[test]
+fn every_command_ends_on_faults() {
+    every_command_ends_on(bombs::faults());
+}
+
+#[test]
 fn every_command_ends_on_files() {
     every_command_ends_on(bombs::files());
 }

@@ -1,7 +1,12 @@
 //! What is known of a checkpoint without loading a tensor.
 
 use crate::{error::Result, findings};
-use reshard::{Sidecar, Value, blocking::Checkpoint, strategy::FileRole};
+use reshard::{
+    Sidecar, Value,
+    blocking::Checkpoint,
+    storage::Name,
+    strategy::{FileRole, Unlisted},
+};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -31,6 +36,8 @@ pub(super) struct Facts {
     /// What is not known to be wrong, and can't be read.
     pub(super) not_understood: Vec<String>,
     pub(super) not_read: Vec<String>,
+    /// How many findings are not in these three lists.
+    pub(super) not_listed: NotListed,
     pub(super) sidecar: Option<Sidecar>,
     pub(super) notes: Vec<String>,
     pub(super) links: Vec<Link>,
@@ -47,6 +54,24 @@ pub(super) struct File {
     pub(super) role: FileRole,
     /// Where it leads, if it is a link.
     pub(super) target: Option<String>,
+}
+
+/// How many of what a check found are not in the lists.
+#[derive(Serialize)]
+pub(super) struct NotListed {
+    pub(super) problems: u64,
+    pub(super) not_understood: u64,
+    pub(super) not_read: u64,
+}
+
+impl NotListed {
+    fn of(rest: &Unlisted) -> Self {
+        Self {
+            problems: rest.damage.findings.saturating_add(rest.unchecked.findings),
+            not_understood: rest.not_understood.findings,
+            not_read: rest.not_read.findings,
+        }
+    }
 }
 
 /// A link in the directory.
@@ -94,6 +119,8 @@ impl Facts {
             .collect();
         let not_understood = quick.not_understood.iter().map(findings::line).collect();
         let not_read = quick.not_read.iter().map(findings::line).collect();
+        let not_listed = NotListed::of(&quick.unlisted);
+        drop(quick);
 
         // Common state that can't be read is a note, so that the rest is still shown.
         let common = checkpoint
@@ -129,6 +156,7 @@ impl Facts {
             problems,
             not_understood,
             not_read,
+            not_listed,
             sidecar,
             notes,
             links,
@@ -192,7 +220,7 @@ impl Facts {
 
 fn files(checkpoint: &Checkpoint, links: &[Link]) -> Result<Vec<File>> {
     let links: BTreeMap<&str, &Link> = links.iter().map(|l| (&*l.name, l)).collect();
-    let mut owned: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    let mut owned: BTreeMap<Name, (u64, u64)> = BTreeMap::new();
     let chunks = checkpoint
         .tensors()
         .flat_map(|t| t.chunks())
@@ -201,13 +229,14 @@ fn files(checkpoint: &Checkpoint, links: &[Link]) -> Result<Vec<File>> {
         .objects()
         .flat_map(|k| checkpoint.object_parts(k));
     for p in chunks.chain(objects) {
-        let (items, bytes) = owned.entry(p.file.to_string()).or_default();
+        let length = p.length();
+        let (items, bytes) = owned.entry(p.file).or_default();
         *items += 1;
-        *bytes = bytes.saturating_add(p.length());
+        *bytes = bytes.saturating_add(length);
     }
     let file = |(f, role): (reshard::storage::Entry, FileRole)| {
+        let (items, owned) = owned.get(&f.name).copied().unwrap_or_default();
         let name = f.name.to_string();
-        let (items, owned) = owned.get(&name).copied().unwrap_or_default();
         let target = links.get(&*name).map(|l| l.target.clone());
         File {
             name,

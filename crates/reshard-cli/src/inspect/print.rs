@@ -78,16 +78,17 @@ pub(super) fn summary(f: &Facts, out: &mut dyn Write) -> Result<()> {
 
 /// What is wrong with it, and what lies in it that is not its own.
 fn condition(f: &Facts, out: &mut dyn Write) -> Result<()> {
-    match f.problems.len() {
+    let rest = &f.not_listed;
+    match f.problems.len() as u64 + rest.problems {
         0 => styled_fact(
             out,
             "coverage",
             GOOD,
             "complete; all items lie in their files",
         )?,
-        n => styled_fact(out, "coverage", BAD, units::some(n as u64, "problem"))?,
+        n => styled_fact(out, "coverage", BAD, units::some(n, "problem"))?,
     }
-    few(out, "problem", &f.problems)?;
+    few_of(out, "problem", &f.problems, rest.problems)?;
     let unread = [
         ("not understood", &f.not_understood),
         ("not read", &f.not_read),
@@ -95,7 +96,8 @@ fn condition(f: &Facts, out: &mut dyn Write) -> Result<()> {
     let unread = unread
         .iter()
         .flat_map(|(word, found)| found.iter().map(move |f| format!("{word}: {f}")));
-    few(out, "unread", &unread.collect::<Vec<_>>())?;
+    let unread = unread.collect::<Vec<_>>();
+    few_of(out, "unread", &unread, rest.not_understood + rest.not_read)?;
     few(out, "leftover", &f.leftovers)?;
     // Of a damaged checkpoint they may be what is left of it.
     if !f.leftovers.is_empty() && f.problems.is_empty() {
@@ -123,15 +125,17 @@ fn condition(f: &Facts, out: &mut dyn Write) -> Result<()> {
 }
 
 fn few(out: &mut dyn Write, name: &str, all: &[String]) -> Result<()> {
+    few_of(out, name, all, 0)
+}
+
+/// The same, if there are so many more.
+fn few_of(out: &mut dyn Write, name: &str, all: &[String], more: u64) -> Result<()> {
     for one in all.iter().take(FEW) {
         fact(out, name, one)?;
     }
-    if all.len() > FEW {
-        fact(
-            out,
-            "",
-            format!("and {} more", units::count((all.len() - FEW) as u64)),
-        )?;
+    let more = all.len().saturating_sub(FEW) as u64 + more;
+    if more > 0 {
+        fact(out, "", format!("and {} more", units::count(more)))?;
     }
     Ok(())
 }
@@ -168,7 +172,8 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
                     .iter()
                     .map(StorageInfo::length)
                     .fold(0, u64::saturating_add);
-                [(*key).into(), units::bytes(bytes), first.file.to_string()]
+                let file = brief(first.file.as_str());
+                [(*key).into(), units::bytes(bytes), file]
             }
         };
         table::rows(out, ["OBJECT", ">SIZE", "FILE"], objects.iter().map(row))?;
@@ -213,6 +218,15 @@ pub(super) fn lists(f: &Facts, keys: Keys<'_>, out: &mut dyn Write) -> Result<()
         f.files.iter().map(row),
     )?;
     Ok(())
+}
+
+/// The name of a file, which may be as long as a path, and which each object may name.
+fn brief(name: &str) -> String {
+    const WIDTH: usize = 255;
+    match name.char_indices().nth(WIDTH) {
+        None => name.into(),
+        Some((end, _)) => format!("{}…", &name[..end]),
+    }
 }
 
 /// A value in a few words.

@@ -54,6 +54,8 @@ pub(crate) struct Item {
     pub(crate) shape: Option<Vec<u64>>,
     pub(crate) stored: Vec<u8>,
     pub(crate) transform: Option<&'static str>,
+    /// Whether the metadata say where it lies.
+    pub(crate) placed: bool,
 }
 
 impl Item {
@@ -61,8 +63,7 @@ impl Item {
         Self {
             key: key.into(),
             shape: Some(shape.into()),
-            stored,
-            transform: None,
+            ..Self::object(key, stored)
         }
     }
 
@@ -72,6 +73,14 @@ impl Item {
             shape: None,
             stored,
             transform: None,
+            placed: true,
+        }
+    }
+
+    pub(crate) fn without_place(self) -> Self {
+        Self {
+            placed: false,
+            ..self
         }
     }
 
@@ -128,9 +137,9 @@ impl Item {
         )
     }
 
-    fn place(&self, at: &Range<u64>) -> Vec<u8> {
+    fn place(&self, file: &str, at: &Range<u64>) -> Vec<u8> {
         let mut fields = vec![
-            ("relative_path", text("__0_0.distcp")),
+            ("relative_path", text(file)),
             ("offset", int(at.start)),
             ("length", int(at.end - at.start)),
         ];
@@ -150,12 +159,23 @@ impl Item {
 
 /// Writes a checkpoint of one file.
 pub(crate) fn write(dir: &Path, items: &[Item]) {
+    write_as(dir, items, ".metadata", "__0_0.distcp");
+}
+
+/// Writes what a rank of a rank-local checkpoint saves, into a data file of this name.
+pub(crate) fn write_rank(dir: &Path, rank: usize, file: &str, items: &[Item]) {
+    write_as(dir, items, &format!("__{rank}.metadata"), file);
+}
+
+fn write_as(dir: &Path, items: &[Item], metadata: &str, file: &str) {
     let (mut described, mut places, mut data) = (Vec::new(), Vec::new(), Vec::new());
     for item in items {
         let at = data.len() as u64..(data.len() + item.stored.len()) as u64;
         data.extend(&item.stored);
         described.extend([text(&item.key), item.described()].concat());
-        places.extend([item.index(), item.place(&at)].concat());
+        if item.placed {
+            places.extend([item.index(), item.place(file, &at)].concat());
+        }
     }
     let filled = |pairs: Vec<u8>| [&b"}("[..], &pairs, b"u"].concat();
     let root = dict(&[
@@ -165,11 +185,11 @@ pub(crate) fn write(dir: &Path, items: &[Item]) {
     ]);
     fs::create_dir_all(dir).unwrap();
     fs::write(
-        dir.join(".metadata"),
+        dir.join(metadata),
         [&b"\x80\x04"[..], &object(MD, "Metadata", root), b"."].concat(),
     )
     .unwrap();
-    fs::write(dir.join("__0_0.distcp"), data).unwrap();
+    fs::write(dir.join(file), data).unwrap();
 }
 
 /// The call that makes a tensor of a float32 storage of so many elements.

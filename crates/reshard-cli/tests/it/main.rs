@@ -4,6 +4,7 @@
 
 mod convert;
 mod digest;
+mod findings;
 mod handmade;
 mod help;
 mod hostile;
@@ -14,6 +15,7 @@ mod links;
 mod memory;
 mod parts;
 mod prune;
+mod ranks;
 mod states;
 mod understood;
 mod verify;

@@ -15,8 +15,8 @@ use async_trait::async_trait;
 use exchange::exchange;
 use lend::{Loan, tensors};
 use objects::objects;
-use reshard_model::{FlatStateDict, Sharded};
-use reshard_plan::{LoadContext, LoadPlan, PlanError, exchange_groups};
+use reshard_model::{ErrorKind, FlatStateDict, Sharded};
+use reshard_plan::{LoadContext, LoadPlan, PlanError, Problem, exchange_groups};
 use reshard_storage::{Listing, PlaceKind};
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Instant};
 use transfer::transfer;
@@ -180,7 +180,14 @@ async fn plan(
             .create_local_plan(template, &context)
             .map_err(|e| explained(e, from))?;
         not_lacking(&plan, template, from)?;
-        tensors(&plan).try_for_each(|i| from.permits(&i.piece.key))?;
+        // Items of one tensor share its key, which may be long. So it is looked up once.
+        let mut last = None;
+        for key in tensors(&plan).map(|i| &i.piece.key) {
+            if !last.is_some_and(|last| Arc::ptr_eq(last, key)) {
+                from.permits(key)?;
+            }
+            last = Some(key);
+        }
         from.prepare_local_plan(plan)
     })();
     let planned = agree::decide(&cx.comm, "plan", local, |plans| {
@@ -228,11 +235,19 @@ async fn finish(share: Share<LoadPlan>, cx: &LoadCx<'_>) -> Result<Planned> {
 
 /// The error of a plan. If the format knows why a key can't be read, it is that reason.
 fn explained(e: PlanError, from: &dyn StorageReader) -> StrategyError {
-    let why = match &e {
-        PlanError::Load(problems) => problems.0.iter().find_map(|p| from.why_not(p.key())),
+    let PlanError::Load(problems) = &e else {
+        return e.into();
+    };
+    // Where what is said of a tensor contradicts itself, a hole or another shape only follows from that.
+    let contradiction = |p: &Problem| match from.permits(p.key()) {
+        Err(e) if e.kind() == ErrorKind::Corrupt => Some(e),
         _ => None,
     };
-    why.map_or_else(|| e.into(), |what| unsupported(what, from))
+    let why = || problems.0.iter().find_map(|p| from.why_not(p.key()));
+    match problems.0.iter().find_map(contradiction) {
+        Some(contradiction) => contradiction,
+        None => why().map_or_else(|| e.into(), |what| unsupported(what, from)),
+    }
 }
 
 /// A partial load may skip a leaf that is not stored. It must not skip a leaf that is stored but can't be loaded.

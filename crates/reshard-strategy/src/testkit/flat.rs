@@ -153,7 +153,7 @@ impl LoadPlanner for Unflatten {
                         dest: dest as u32,
                         dest_region: both.within(&inner),
                         piece: PieceId {
-                            key: t.key.clone(),
+                            key: (&*t.key).into(),
                             offset: Some(stored.offsets.clone()),
                         },
                         stored: Stored::Chunk(id),

@@ -788,10 +788,33 @@ impl Columns {
         runs.iter().map(|r| r.len()).fold(0, usize::saturating_add)
     }
 
-    /// Frees the memory of tensors and chunks once the logical table has them.
-    pub(crate) fn forget_tensors(&mut self) {
+    /// Frees the memory of all that is not needed to know where items lie, once the logical table has it. Returns the dict of places.
+    pub(crate) fn only_places(&mut self, dict: u32) -> RawDict {
         (self.chunks, self.tensors, self.props) = (Vec::new(), Vec::new(), Vec::new());
+        (self.metas, self.roots, self.tuples) = (Vec::new(), Vec::new(), Slots::default());
+        self.ints.forget_recent();
+        if self.transforms.is_empty() {
+            self.lists = Slots::default();
+        }
         self.lists.iter_mut().for_each(|l| l.chunks = Vec::new());
+        let places = std::mem::take(self.dicts.get_mut(dict));
+        self.dicts = Slots::default();
+        RawDict {
+            pairs: Vec::new(),
+            ..places
+        }
+    }
+
+    /// About how many bytes of memory are left of it then.
+    pub(crate) fn takes(&self, places: &RawDict) -> u64 {
+        let columns = self.indices.capacity() * size_of::<RawIndex>()
+            + self.storages.capacity() * size_of::<NarrowStorage>()
+            + (self.lengths.len() + self.transforms.len()) * ASIDE
+            + places.storage.capacity() * size_of::<Pairs>();
+        let lists = self.lists.iter().map(|l| {
+            size_of::<RawList>() + l.items.capacity() * size_of::<V>() + 3 * size_of::<u32>()
+        });
+        (columns + lists.sum::<usize>() + self.ints.takes() + self.texts.takes()) as u64
     }
 
     /// Offsets and sizes of a chunk. `None` if their numbers of axes differ.

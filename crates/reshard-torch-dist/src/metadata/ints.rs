@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 pub(crate) type Run = (u32, u32);
 
 /// Numbers of shapes and offsets: 4 bytes each, and those that need more aside.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Ints {
     narrow: Vec<u32>,
     wide: BTreeMap<u32, u64>,
-    /// Short tuples that were added lately, by a hash of them.
+    /// Short tuples that were added lately, by a hash of them. Empty before the first.
     recent: Vec<Run>,
 }
 
@@ -21,16 +21,6 @@ const SHORT: usize = 8;
 const RECENT: usize = 1 << 12;
 /// An entry of the map of wide numbers.
 const WIDE: usize = 48;
-
-impl Default for Ints {
-    fn default() -> Self {
-        Self {
-            narrow: Vec::new(),
-            wide: BTreeMap::new(),
-            recent: vec![(0, 0); RECENT],
-        }
-    }
-}
 
 impl Ints {
     /// Adds a tuple, or finds an equal one.
@@ -49,6 +39,10 @@ impl Ints {
             (hash >> (64 - RECENT.trailing_zeros())) as usize
         });
         if let Some(slot) = slot {
+            // Of a rank-local checkpoint there may be very many files, most of them without a tensor.
+            if self.recent.is_empty() {
+                self.recent = vec![(0, 0); RECENT];
+            }
             let (at, n) = self.recent[slot];
 
             // `u32::MAX` marks a wide number, so a tuple with one never counts as equal.
@@ -79,6 +73,16 @@ impl Ints {
             self.recent[slot] = (at, n);
         }
         Ok((at, n))
+    }
+
+    /// Frees the memory that only [`add`](Self::add) needs.
+    pub(crate) fn forget_recent(&mut self) {
+        self.recent = Vec::new();
+    }
+
+    /// Bytes of memory that are drawn for it.
+    pub(crate) fn takes(&self) -> usize {
+        self.narrow.capacity() * size_of::<u32>() + self.wide.len() * WIDE
     }
 
     pub(crate) fn get(&self, at: u32) -> Option<u64> {
@@ -113,6 +117,18 @@ mod tests {
                 prop_assert_eq!(&ints.dims(at)[..], &t[..]);
             }
         }
+    }
+
+    #[test]
+    fn without_tuples_nothing_is_allocated_and_what_only_adding_needs_is_freed() {
+        let mut worth = Worth::of(&Default::default(), 0);
+        let mut ints = Ints::default();
+        ints.add([].into_iter(), &mut worth).unwrap();
+        assert_eq!((ints.recent.capacity(), ints.takes()), (0, 0));
+        let at = ints.add([4, 1024].into_iter(), &mut worth).unwrap();
+        ints.forget_recent();
+        assert_eq!(ints.recent.capacity(), 0);
+        assert_eq!(ints.dims(at)[..], [4, 1024]);
     }
 
     #[test]

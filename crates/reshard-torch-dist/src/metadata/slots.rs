@@ -40,6 +40,10 @@ impl<T: Default> Slots<T> {
         &mut self.all[i as usize]
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.all.iter()
+    }
+
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.all.iter_mut()
     }

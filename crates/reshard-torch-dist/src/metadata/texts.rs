@@ -113,6 +113,14 @@ impl Texts {
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
+
+    /// Bytes of memory that are drawn for it.
+    pub(crate) fn takes(&self) -> usize {
+        self.all.capacity()
+            + self.ends.capacity() * size_of::<End>()
+            + self.ends.len() * ENTRY
+            + self.keys.len() * SPELLED
+    }
 }
 
 #[cfg(test)]

@@ -71,6 +71,16 @@ impl Worth {
             .map_err(|_| Beyond { limit: MEMORY, max })
     }
 
+    /// The bytes that are left.
+    pub(crate) fn left(&self) -> u64 {
+        self.memory.left()
+    }
+
+    /// Returns bytes of memory that were drawn for something that no longer exists.
+    pub(crate) fn give_back(&mut self, bytes: u64) {
+        self.memory.give_back(bytes);
+    }
+
     /// Draws steps of work, where what the file names often is gone through each time.
     #[inline]
     pub(crate) fn steps(&mut self, n: usize) -> Within<()> {

@@ -112,20 +112,31 @@ impl TorchDistReader {
             );
             StrategyError::corrupt(crate::METADATA, None, what)
         })?;
-        if let Some(other) = self.overlaps.with(place) {
-            let what = format!(
-                "{} and another item lie in the same bytes ({other})",
-                self.name_of(chunk)
-            );
-            return Err(StrategyError::corrupt(crate::METADATA, None, what));
-        }
-        let (file, range) = (self.table.file(place)?, self.table.range(place)?);
+        self.wanted_at(chunk, place)
+    }
+
+    /// A chunk, or the copy of it that another rank has.
+    pub(crate) fn wanted_at(&self, chunk: ChunkId, place: Place) -> Result<Wanted> {
+        let (file, range) = self.undisputed(place, || self.name_of(chunk))?;
         Ok(Wanted {
             chunk,
             place,
             file,
             range,
         })
+    }
+
+    /// The bytes of an item, if no other item claims them.
+    pub(crate) fn undisputed(
+        &self,
+        place: Place,
+        name: impl FnOnce() -> String,
+    ) -> Result<(Name, Range<u64>)> {
+        if let Some(other) = self.overlaps.with(&self.table, place) {
+            let what = format!("{} and another item claim the same bytes ({other})", name());
+            return Err(StrategyError::corrupt(crate::METADATA, None, what));
+        }
+        Ok((self.table.file(place)?, self.table.range(place)?))
     }
 
     /// A chunk's name for messages.

@@ -6,9 +6,15 @@ use super::{
     repeats::{Repeats, repeated},
     waste::{Waste, wasted},
 };
-use crate::{OwnFile, lost::Lost, names::hint, own_file, table::Table};
+use crate::{
+    OwnFile,
+    lost::Lost,
+    names::hint,
+    own_file,
+    table::{Item, Table},
+};
 use reshard_model::Dialect;
-use reshard_storage::{StorageError, Store};
+use reshard_storage::{Name, StorageError, Store};
 use reshard_strategy::{OpenCx, ReadLimits, StrategyError};
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -28,6 +34,8 @@ pub(crate) struct TorchDistReader {
     pub(super) repeats: Repeats,
     pub(super) waste: Waste,
     pub(super) kept: Kept,
+    /// Files that its metadata name.
+    pub(super) named: BTreeSet<Name>,
     /// Separation hints of its data files.
     hints: BTreeSet<Box<str>>,
 }
@@ -39,8 +47,10 @@ impl TorchDistReader {
             dialect,
             ..
         } = *cx;
-        // Of many objects each may take less memory, so that nobody spends hours on all of them.
-        let objects = table.metadata.object_count().max(1) as u64;
+        // Of many objects each may take less memory, so that nobody spends hours on all of them. A check decodes copies, too.
+        let copies = table.copies.iter();
+        let copies = copies.filter(|(item, _)| matches!(item, Item::Object(_)));
+        let objects = (table.metadata.object_count() + copies.count()).max(1) as u64;
         limits.slack = limits.slack.min((ALL_SLACK / objects).max(LEAST_SLACK));
         let store = Arc::clone(&cx.store);
         let overlaps = Overlaps::of(&table);
@@ -60,6 +70,7 @@ impl TorchDistReader {
             .filter_map(|name| hint(name.as_str()))
             .map(Into::into)
             .collect();
+        let named = table.files.iter().flatten().cloned().collect();
         let kept = Kept::new(limits.max_kept);
         Self {
             store,
@@ -71,6 +82,7 @@ impl TorchDistReader {
             repeats,
             waste,
             kept,
+            named,
             hints,
         }
     }

@@ -1,44 +1,36 @@
 //! Finds items of one file that share bytes. A read of one of them would return bytes of the other.
 
+use crate::table::{Place, Table};
+use reshard_storage::Name;
 use std::collections::BTreeMap;
 
-use reshard_storage::Name;
-
-use crate::table::{Place, Table};
-
-/// The items whose bytes another item claims too: by (file, offset), the location of the other item.
+/// The items whose bytes another item claims too: by (file, offset), where the other item lies.
 #[derive(Debug, Default)]
-pub(super) struct Overlaps(BTreeMap<(u32, u64), String>);
+pub(super) struct Overlaps(BTreeMap<(u32, u64), Place>);
 
 impl Overlaps {
-    /// Finds them among all chunks and objects of a checkpoint.
+    /// Finds them among all chunks and objects of a checkpoint, and all copies of them.
     pub(super) fn of(table: &Table) -> Self {
-        // Equal names are the same file whatever their index, for example in the metadata of several ranks.
-        let file = |p: &Place| {
-            table
-                .files
-                .get(p.file as usize)
-                .and_then(|f| f.as_ref().ok())
-        };
-        let all = table.chunks.iter().chain(&table.objects).copied();
-        let mut all: Vec<Place> = all.filter(|p| p.length > 0 && file(p).is_some()).collect();
-        all.sort_by(|a, b| (file(a), a.offset, a.length).cmp(&(file(b), b.offset, b.length)));
-        let says = |p: &Place| {
-            format!(
-                "bytes {}..{} of {}",
-                p.offset,
-                end(p),
-                file(p).map_or("", Name::as_str)
-            )
-        };
+        // Equal names are the same file whatever their index, for example in the metadata of several ranks. Names may be long, so they
+        // are compared once.
+        let same = table.same_files();
+        let is_file = |p: &Place| matches!(table.files.get(p.file as usize), Some(Ok(_)));
+        let file = |p: &Place| same.get(p.file as usize).copied();
+        let copies = table.copies.iter().map(|(_, place)| place);
+        let all = table.chunks.iter().chain(&table.objects).chain(copies);
+        let mut all: Vec<Place> = all
+            .copied()
+            .filter(|p| p.length > 0 && is_file(p))
+            .collect();
+        all.sort_unstable_by_key(|p| (file(p), p.offset, p.length));
         let mut found = BTreeMap::new();
         // Each item is compared with the one, among those before it in its file, that ends last.
         let mut last: Option<Place> = None;
         for place in all {
             let before = last.filter(|l| file(l) == file(&place));
             if let Some(before) = before.filter(|b| end(b) > place.offset) {
-                found.insert((before.file, before.offset), says(&place));
-                found.insert((place.file, place.offset), says(&before));
+                found.insert((before.file, before.offset), place);
+                found.insert((place.file, place.offset), before);
             }
             if before.is_none_or(|b| end(&b) < end(&place)) {
                 last = Some(place);
@@ -47,9 +39,13 @@ impl Overlaps {
         Self(found)
     }
 
-    /// The location of an item that claims bytes of this one.
-    pub(super) fn with(&self, place: Place) -> Option<&str> {
-        self.0.get(&(place.file, place.offset)).map(String::as_str)
+    /// The location of an item that claims bytes of this one. It is made a text only here, because many items may lie in one file of a
+    /// long name.
+    pub(super) fn with(&self, table: &Table, place: Place) -> Option<String> {
+        let other = self.0.get(&(place.file, place.offset))?;
+        let file = table.files.get(other.file as usize)?.as_ref();
+        let file = file.map_or("", Name::as_str);
+        Some(format!("bytes {}..{} of {file}", other.offset, end(other)))
     }
 }
 
@@ -60,6 +56,8 @@ fn end(place: &Place) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::Item;
+    use reshard_plan::ChunkId;
 
     /// What is said of each item: chunks first, then objects. Items are (file, offset, length).
     fn of(
@@ -92,7 +90,7 @@ mod tests {
             .chunks
             .iter()
             .chain(&table.objects)
-            .map(|p| overlaps.with(*p).map(str::to_owned))
+            .map(|p| overlaps.with(&table, *p))
             .collect()
     }
 
@@ -191,5 +189,28 @@ mod tests {
         // A short one in between doesn't hide a long one.
         let said = of(&["a"], &[(0, 0, 30), (0, 10, 5), (0, 20, 5)], &[]);
         assert_eq!(said[2], some("bytes 0..30 of a"));
+    }
+
+    #[test]
+    fn copies_of_ranks_are_items_too() {
+        let place = |file, offset, length| Place {
+            file,
+            transforms: 0,
+            offset,
+            length,
+        };
+        let name = |name| Name::new(name).map_err(|e| e.to_string());
+        let chunk = Item::Chunk(ChunkId(0));
+        let table = Table {
+            chunks: vec![place(0, 0, 4)],
+            copies: vec![(chunk, place(1, 2, 4)), (chunk, place(2, 0, 4))],
+            files: vec![name("a"), name("a"), name("b")],
+            ..Table::default()
+        };
+        let overlaps = Overlaps::of(&table);
+        let with = |p| overlaps.with(&table, p);
+        assert_eq!(with(place(0, 0, 4)), some("bytes 2..6 of a"));
+        assert_eq!(with(place(1, 2, 4)), some("bytes 0..4 of a"));
+        assert_eq!(with(place(2, 0, 4)), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Finds tensors in which very many elements share few stored bytes.
 
-use crate::table::Table;
+use crate::table::{Item, Table};
 use reshard_plan::TensorRef;
 use reshard_strategy::{REPEATED, repeats};
 use std::collections::BTreeMap;
@@ -21,6 +21,25 @@ pub(super) fn repeated(table: &Table) -> Repeats {
                 false => (&mut shared, REPEATED),
             };
             found.insert(tensor.key().into(), (bytes, stored, most));
+        }
+    }
+    // A check unpacks the copies of other ranks, too.
+    for (item, place) in &table.copies {
+        let Item::Chunk(chunk) = item else { continue };
+        let Some((tensor, region)) = table.metadata.chunk(*chunk) else {
+            continue;
+        };
+        let elements = region.volume().unwrap_or(0);
+        let bytes = elements.saturating_mul(tensor.dtype().size());
+        if repeats(bytes, place.length) {
+            let (found, most) = match table.is_transformed(*place) {
+                true => (&mut transformed, TRANSFORMED),
+                false => (&mut shared, REPEATED),
+            };
+            let (all, stored, max) = found.entry(tensor.key().into()).or_default();
+            *all = all.saturating_add(bytes);
+            *stored = stored.saturating_add(place.length);
+            *max = most;
         }
     }
     let mut found = Repeats::new();
@@ -96,6 +115,13 @@ mod tests {
     fn tensors_repeat_when_they_are_together_more_than_anybody_may_read() {
         assert_eq!((of(&[REPEATED]), of(&[REPEATED + 1])), (0, 1));
         let half = REPEATED / 2;
+        // Copies count, too.
+        let mut table = of_tensors(&[(half, 200)]);
+        let copy = (Item::Chunk(reshard_plan::ChunkId(0)), table.chunks[0]);
+        table.copies = vec![copy];
+        assert!(repeated(&table).is_empty());
+        table.copies = vec![copy; 2];
+        assert_eq!(repeated(&table).len(), 1);
         assert_eq!(
             (
                 of(&[half, half]),

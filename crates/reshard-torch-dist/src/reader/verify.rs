@@ -20,7 +20,7 @@ use reshard_torch_format::{
     TorchSave,
     archive::{Directory, Inflate, Method, Record, Tail, check_crc, unpack},
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 pub(super) async fn verify(
     r: &TorchDistReader,
@@ -40,16 +40,23 @@ pub(super) async fn verify(
         sizes,
         absent: BTreeMap::new(),
         report: VerifyReport::default(),
+        counted: None,
         progress,
     };
 
     // The parts of a tensor: do they cover it, may it be read, and does each lie in its file?
     for tensor in r.table.metadata.tensors() {
-        v.cover(&tensor);
-        let refused = r.permits(tensor.key());
-        if let Err(e) = &refused {
-            v.damaged(Some(tensor.key()), e);
+        let key = tensor.key();
+        // Of a tensor of which ranks say different things it is not known what its chunks must cover.
+        if !r.table.contradictions.contains_key(key) {
+            v.cover(&tensor);
         }
+        let refused = r.permits(key);
+        if let Err(e) = &refused {
+            v.damaged(key, e);
+        }
+        // Data that are refused for their waste are not unpacked here either.
+        let full = full && !r.waste.contains_key(key);
         for (chunk, region) in tensor.chunks() {
             v.report.items += 1;
 
@@ -58,16 +65,13 @@ pub(super) async fn verify(
                 continue;
             }
             match r.wanted(chunk) {
-                Err(e) => v.damaged(Some(tensor.key()), &e),
+                Err(e) => v.damaged(key, &e),
                 Ok(w) => {
-                    let placed = v.in_file(tensor.key(), &w.file, &w.range).await;
-
-                    // Data that are refused for their waste are not unpacked here either.
-                    if placed && full && !r.waste.contains_key(tensor.key()) {
+                    if v.in_file(key, &w.file, &w.range).await && full {
                         let checked = v.chunk(&w).await;
                         let is_told = |e: &StrategyError| matches!(e, StrategyError::Limit { .. });
                         if refused.is_ok() || !checked.as_ref().is_err_and(is_told) {
-                            v.note(tensor.key(), checked);
+                            v.note(key, checked);
                         }
                     }
                 }
@@ -77,17 +81,21 @@ pub(super) async fn verify(
 
     for (id, key) in r.table.metadata.objects() {
         v.report.items += 1;
+        if let Err(e) = r.agreed("object", key) {
+            v.damaged(key, &e);
+            continue;
+        }
         let place = r.table.object(id);
-        let at = place.map(|p| r.table.file(p).and_then(|f| Ok((f, r.table.range(p)?))));
+        let at = place.map(|p| r.undisputed(p, || "it".into()));
         match at {
             None => v.add(
-                Some(key),
+                key,
                 None,
                 None,
                 "the metadata does not say where it lies: its entry in storage_data is missing"
                     .into(),
             ),
-            Some(Err(e)) => v.damaged(Some(key), &e),
+            Some(Err(e)) => v.damaged(key, &e),
             Some(Ok((file, range))) => {
                 let placed = v.in_file(key, &file, &range).await;
                 if placed && full {
@@ -100,21 +108,28 @@ pub(super) async fn verify(
         }
     }
 
-    // Copies of other ranks are never loaded, but they can be damaged, too.
+    // Copies of other ranks are never loaded, but they can be damaged, too. Each is checked by itself.
     for &(item, place) in &r.table.copies {
         v.report.items += 1;
         v.copy(item, place, full).await;
     }
+    for (item, file) in &r.table.lost {
+        v.report.items += 1;
+        v.lost(*item, file);
+    }
 
     for (key, what) in &r.table.unknown {
         v.report.items += 1;
-        let what = format!("{what}, so it can't be read");
-        v.report.not_understood.push(Damage {
-            key: Some(key.clone()),
-            file: None,
-            offset: None,
-            what,
-        });
+        if !v.is_counted(ErrorKind::Unsupported, key) {
+            let what = format!("{what}, so it can't be read");
+            let found = Damage {
+                key: Some(key.clone()),
+                file: None,
+                offset: None,
+                what,
+            };
+            v.report.add(ErrorKind::Unsupported, found);
+        }
     }
     Ok(v.report)
 }
@@ -125,37 +140,62 @@ struct Verifier<'r> {
     /// What is said of files that are not listed.
     absent: BTreeMap<Name, String>,
     report: VerifyReport,
+    /// The last finding that is not listed.
+    counted: Option<(ErrorKind, &'r str)>,
     progress: &'r Progress,
 }
 
-impl Verifier<'_> {
-    fn add(&mut self, key: Option<&str>, file: Option<&Name>, offset: Option<u64>, what: String) {
-        let (key, file) = (key.map(Into::into), file.map(ToString::to_string));
-        self.report.damage.push(Damage {
-            key,
-            file,
+impl<'r> Verifier<'r> {
+    fn add(&mut self, key: &'r str, file: Option<&str>, offset: Option<u64>, what: String) {
+        if self.is_counted(ErrorKind::Corrupt, key) {
+            return;
+        }
+        let found = Damage {
+            key: Some(key.into()),
+            file: file.map(Into::into),
             offset,
             what,
-        });
+        };
+        self.report.add(ErrorKind::Corrupt, found);
     }
 
-    fn damaged(&mut self, key: Option<&str>, e: &StrategyError) {
-        let mut found = Damage::of(key, e);
-        if let Some(rest) = key.and_then(|key| found.what.strip_prefix(&*named(key))) {
+    fn damaged(&mut self, key: &'r str, e: &StrategyError) {
+        if self.is_counted(e.kind(), key) {
+            return;
+        }
+        let mut found = Damage::of(Some(key), e);
+        if let Some(rest) = found.what.strip_prefix(&*named(key)) {
             found.what = rest.into();
         }
         self.report.add(e.kind(), found);
     }
 
-    fn note(&mut self, key: &str, checked: Result<u64>) {
+    /// Counts a finding if the list of its kind is full.
+    fn is_counted(&mut self, kind: ErrorKind, key: &'r str) -> bool {
+        if !self.report.is_full(kind) {
+            return false;
+        }
+        // There may be a million findings about chunks of one tensor. Its key, which may be long, is looked at once.
+        let again = self
+            .counted
+            .is_some_and(|(k, last)| k == kind && std::ptr::eq(last, key));
+        match again {
+            true => self.report.rest(kind).findings += 1,
+            false => self.report.rest(kind).count(Some(key)),
+        }
+        self.counted = Some((kind, key));
+        true
+    }
+
+    fn note(&mut self, key: &'r str, checked: Result<u64>) {
         match checked {
             Ok(bytes) => self.report.bytes += bytes,
-            Err(e) => self.damaged(Some(key), &e),
+            Err(e) => self.damaged(key, &e),
         }
     }
 
     /// Checks that the chunks of a tensor lie in it, do not overlap, and leave no hole. Reports the first fault.
-    fn cover(&mut self, tensor: &TensorRef<'_>) {
+    fn cover(&mut self, tensor: &TensorRef<'r>) {
         let shape = tensor.shape();
         let (key, whole) = (tensor.key(), Region::whole(&shape));
 
@@ -167,7 +207,7 @@ impl Verifier<'_> {
             .collect();
         for c in chunks.iter().filter(|c| !c.fits(&shape)) {
             self.add(
-                Some(key),
+                key,
                 None,
                 None,
                 format!("chunk {c} does not lie in the tensor's shape {shape}"),
@@ -177,7 +217,7 @@ impl Verifier<'_> {
         // A shape too large to count is a fault by itself, however its chunks lie.
         if whole.volume().is_none() {
             return self.add(
-                Some(key),
+                key,
                 None,
                 None,
                 format!("a tensor of shape {shape} can't be"),
@@ -189,7 +229,7 @@ impl Verifier<'_> {
             None => {}
             Some(BoxFault::Overlap(a, b)) => {
                 self.add(
-                    Some(key),
+                    key,
                     None,
                     None,
                     format!("chunks {} and {} overlap", chunks[a], chunks[b]),
@@ -197,7 +237,7 @@ impl Verifier<'_> {
             }
             Some(BoxFault::Hole(hole)) => {
                 self.add(
-                    Some(key),
+                    key,
                     None,
                     None,
                     format!("no chunk covers {hole} of the tensor's shape {shape}"),
@@ -230,12 +270,12 @@ impl Verifier<'_> {
     }
 
     /// Checks that the file exists and is long enough.
-    async fn in_file(&mut self, key: &str, file: &Name, range: &std::ops::Range<u64>) -> bool {
+    async fn in_file(&mut self, key: &'r str, file: &Name, range: &std::ops::Range<u64>) -> bool {
         let what = match self.sizes.get(file) {
             None => match self.absent(file).await {
                 Ok(what) => what,
                 Err(e) => {
-                    self.damaged(Some(key), &e.into());
+                    self.damaged(key, &e.into());
                     return false;
                 }
             },
@@ -247,7 +287,7 @@ impl Verifier<'_> {
             }
             Some(_) => return true,
         };
-        self.add(Some(key), Some(file), Some(range.start), what);
+        self.add(key, Some(file.as_str()), Some(range.start), what);
         false
     }
 
@@ -384,20 +424,11 @@ impl Verifier<'_> {
 
     /// Checks the copy of an item that another rank of a rank-local checkpoint has.
     async fn copy(&mut self, item: Item, place: Place, full: bool) {
-        let metadata = Arc::clone(&self.r.table.metadata);
-        let key = match item {
-            Item::Chunk(chunk) => metadata.chunk(chunk).map(|(tensor, _)| tensor.key()),
-            Item::Object(object) => metadata.object_key(object),
-        };
-        let key = key.unwrap_or_default();
-        let at = self
-            .r
-            .table
-            .file(place)
-            .and_then(|file| Ok((file, self.r.table.range(place)?)));
-        let (file, range) = match at {
+        let (r, key) = (self.r, self.key(item));
+        let name = format!("a copy of {}", self.part(item));
+        let (file, range) = match r.undisputed(place, || name) {
             Ok(at) => at,
-            Err(e) => return self.damaged(Some(key), &e),
+            Err(e) => return self.damaged(key, &e),
         };
         if !self.in_file(key, &file, &range).await || !full || self.r.waste.contains_key(key) {
             return;
@@ -415,6 +446,35 @@ impl Verifier<'_> {
             Item::Object(_) => self.object_copy(key, place, &file, range).await,
         };
         self.note(key, checked);
+    }
+
+    /// Tells of an item that another rank lists without a place.
+    fn lost(&mut self, item: Item, file: &str) {
+        let what = format!(
+            "{} is listed, and has no place: the metadata lost its storage entry",
+            self.part(item)
+        );
+        self.add(self.key(item), Some(file), None, what);
+    }
+
+    /// What is said of an item behind its key.
+    fn part(&self, item: Item) -> String {
+        match item {
+            Item::Object(_) => "it".into(),
+            Item::Chunk(chunk) => {
+                let region = self.r.table.metadata.chunk(chunk).map(|(_, region)| region);
+                region.map_or_else(|| "it".into(), |region| format!("chunk {region}"))
+            }
+        }
+    }
+
+    fn key(&self, item: Item) -> &'r str {
+        let metadata = &self.r.table.metadata;
+        let key = match item {
+            Item::Chunk(chunk) => metadata.chunk(chunk).map(|(tensor, _)| tensor.key()),
+            Item::Object(object) => metadata.object_key(object),
+        };
+        key.unwrap_or_default()
     }
 
     async fn object_copy(

@@ -1,7 +1,9 @@
 //! Finds chunks of which far more is stored than their elements are.
 
-use crate::table::Table;
-use reshard_plan::TensorRef;
+use super::names::short;
+use crate::table::{Item, Place, Table};
+use reshard_model::Region;
+use reshard_plan::{TensorId, TensorRef};
 use reshard_strategy::{LimitOption, StrategyError};
 use std::collections::BTreeMap;
 
@@ -11,45 +13,64 @@ pub(super) type Waste = BTreeMap<Box<str>, (u64, u64)>;
 /// All such tensors of a checkpoint. Empty if what is stored in vain is together no more than `most` bytes.
 pub(super) fn wasted(table: &Table, most: u64) -> Waste {
     // Of most checkpoints this says it, without a look at each tensor.
-    let stored = table.chunks.iter().map(|place| place.length);
+    let copies = table.copies.iter().map(|(_, place)| place);
+    let stored = table.chunks.iter().chain(copies).map(|place| place.length);
     if stored.fold(0, u64::saturating_add) <= most {
         return Waste::new();
     }
+    // A check reads the copies of other ranks, too.
+    let mut copies: BTreeMap<TensorId, Sums> = BTreeMap::new();
+    for (item, place) in &table.copies {
+        if let Item::Chunk(chunk) = item
+            && let Some((tensor, region)) = table.metadata.chunk(*chunk)
+        {
+            let sums = copies.entry(tensor.id()).or_default();
+            sums.add(&tensor, &region, *place);
+        }
+    }
     let (mut found, mut all) = (Waste::new(), 0u64);
     for tensor in table.metadata.tensors() {
-        let waste = of(table, &tensor);
-        if let Some((vain, stored, bytes)) = waste {
-            all = all.saturating_add(vain);
-            found.insert(tensor.key().into(), (stored, bytes));
+        let mut sums = copies.remove(&tensor.id()).unwrap_or_default();
+        for (id, region) in tensor.chunks() {
+            if let Some(place) = table.chunk(id) {
+                sums.add(&tensor, &region, place);
+            }
+        }
+        if sums.vain > 0 {
+            all = all.saturating_add(sums.vain);
+            found.insert(tensor.key().into(), (sums.stored, sums.bytes));
         }
     }
     if all > most { found } else { Waste::new() }
 }
 
-/// The bytes that are stored in vain, all that are stored, and those of the elements. A tensor that was a view of a larger one may have
-/// been stored with all of it, so some of that is usual.
-fn of(table: &Table, tensor: &TensorRef<'_>) -> Option<(u64, u64, u64)> {
-    let (mut vain, mut stored, mut bytes) = (0u64, 0u64, 0u64);
-    for (id, region) in tensor.chunks() {
-        let Some(place) = table.chunk(id) else {
-            continue;
-        };
+/// The bytes of a tensor that are stored in vain, all that are stored, and those of the elements.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    vain: u64,
+    stored: u64,
+    bytes: u64,
+}
+
+impl Sums {
+    /// A tensor that was a view of a larger one may have been stored with all of it, so some of that is usual.
+    fn add(&mut self, tensor: &TensorRef<'_>, region: &Region, place: Place) {
         let elements = region
             .volume()
             .unwrap_or(0)
             .saturating_mul(tensor.dtype().size());
         let usual = elements.saturating_mul(8).saturating_add(64 << 10);
-        vain = vain.saturating_add(place.length.saturating_sub(usual));
-        stored = stored.saturating_add(place.length);
-        bytes = bytes.saturating_add(elements);
+        self.vain = self.vain.saturating_add(place.length.saturating_sub(usual));
+        self.stored = self.stored.saturating_add(place.length);
+        self.bytes = self.bytes.saturating_add(elements);
     }
-    (vain > 0).then_some((vain, stored, bytes))
 }
 
 /// The error for such a tensor.
 pub(super) fn refused(key: &str, (stored, bytes): (u64, u64), max: u64) -> StrategyError {
     let what = format!(
-        "tensor {key} has {bytes} bytes of elements, but {stored} bytes are stored for it; all such tensors together are too much to read"
+        "tensor {} has {bytes} bytes of elements, but {stored} bytes are stored for it; all such tensors together are too much to read",
+        short(key)
     );
     StrategyError::Limit {
         what,
@@ -77,6 +98,19 @@ mod tests {
         let odd = (1, (64 << 10) + 8 + 1000);
         assert_eq!(keys(&[odd, usual, odd], 2000), none);
         assert_eq!(keys(&[odd, usual, odd], 1999), ["0", "2"]);
+        // What copies waste counts, too.
+        let mut table = of_tensors(&[(1, 64 << 10), usual]);
+        let copy = Place {
+            length: (64 << 10) + 8 + 1000,
+            ..table.chunks[0]
+        };
+        table.copies = vec![(Item::Chunk(reshard_plan::ChunkId(0)), copy); 3];
+        assert!(wasted(&table, 3000).is_empty());
+        let found = wasted(&table, 2999);
+        assert_eq!(
+            found.into_keys().map(String::from).collect::<Vec<_>>(),
+            ["0"]
+        );
         // A byte of a storage of 8 TiB.
         assert_eq!(keys(&[usual, (1, 8 << 40)], 4 << 30), ["1"]);
     }

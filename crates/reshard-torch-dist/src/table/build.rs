@@ -1,19 +1,22 @@
 //! Makes the table of one metadata file, or of those of all ranks.
 
 use super::{
-    Place, Signs, Table,
+    Item, Place, Signs, Table,
     place::{ENTRY, Placing, beyond, twice},
+    ranks::{Declared, Ranks, without_place},
 };
 use crate::limits::not_understood;
 use crate::metadata::{
-    build::{Columns, MOST_AXES, Props, RawTensor, V},
+    build::{Columns, MOST_AXES, Props, RawDict, RawTensor, V},
     fields::Field,
     worth::{Beyond, MEMORY, STEPS, Worth},
 };
 use bytes::Bytes;
 use indexmap::IndexSet;
 use reshard_model::{DType, Dims, Path, Region, Step};
-use reshard_plan::{MemoryFormat, MetadataBuilder, PlannerData, TensorId, TensorProperties};
+use reshard_plan::{
+    MemoryFormat, MetadataBuilder, ObjectId, PlannerData, TensorId, TensorProperties,
+};
 use reshard_strategy::{Result, StrategyError, torch::no_damage};
 use reshard_torch_format::{Error, Limits, pickle::run};
 use std::{
@@ -47,14 +50,23 @@ pub(crate) struct TableBuilder {
     signs: Signs,
     flattened: BTreeMap<String, Dims>,
     unknown: BTreeMap<String, String>,
-    objects: BTreeSet<String>,
     /// Whether several files are merged. A chunk that two of them describe counts once.
     merging: bool,
-    seen: BTreeSet<(TensorId, Region)>,
-    /// For each file its name, its columns, and the dict in them that says where items lie.
-    parsed: Vec<(String, Columns, u32)>,
+    ranks: Ranks,
+    parsed: Vec<Parsed>,
     /// The budget from which all of it is paid.
     worth: Worth,
+}
+
+/// A file whose entries are in the logical table, and whose places are not entered yet.
+#[derive(Debug)]
+struct Parsed {
+    file: Arc<str>,
+    columns: Columns,
+    /// Where items lie.
+    places: RawDict,
+    /// If several files are merged, what it lists.
+    listed: Vec<Item>,
 }
 
 impl TableBuilder {
@@ -76,6 +88,8 @@ impl TableBuilder {
             signs,
             flattened,
             unknown,
+            merging,
+            ranks,
             parsed,
             mut worth,
             ..
@@ -88,38 +102,77 @@ impl TableBuilder {
             signs,
             flattened,
             unknown,
+            contradictions: ranks.contradictions,
             ..Table::default()
         };
 
         // Every chunk and every object gets a slot. One that stays `NOWHERE` has lost its storage entry.
-        let first = parsed.first().map_or(crate::METADATA, |(file, ..)| file);
+        let first = parsed.first().map_or(crate::METADATA, |p| &*p.file);
         let mut nowhere = |n| worth.filled(n, NOWHERE).map_err(|b| beyond(first, b));
         table.chunks = nowhere(table.metadata.chunk_count())?;
         table.objects = nowhere(table.metadata.object_count())?;
 
         // Number 0 is the empty list, which stands for items without transforms.
         let mut transforms = IndexSet::from([Vec::new()]);
-        for (file, columns, storage) in parsed {
-            Placing {
+        for one in parsed {
+            let Parsed {
+                file,
+                columns,
+                places,
+                listed,
+            } = one;
+            let mut placing = Placing {
                 table: &mut table,
                 transforms: &mut transforms,
                 worth: &mut worth,
                 columns: &columns,
                 file: &file,
+                merging,
+                placed: Vec::new(),
+            };
+            placing.storage(&places)?;
+            let placed = placing.placed;
+            for item in without_place(listed, placed) {
+                worth
+                    .push(&mut table.lost, (item, Arc::clone(&file)))
+                    .map_err(|b| beyond(&file, b))?;
             }
-            .storage(storage)?;
         }
         table.transforms = transforms.into_iter().collect();
+        if merging {
+            table.unite_copies();
+            // An item that has no place at all is told as such.
+            let mut lost = std::mem::take(&mut table.lost);
+            lost.retain(|(item, _)| table.place(*item).is_some());
+            table.lost = lost;
+        }
         Ok(table)
     }
 
     /// Adds the contents of one `.metadata`. A tensor that was already added gets more chunks.
     pub(crate) fn add(&mut self, file: &str, pickle: Bytes) -> Result<()> {
+        let before = self.worth.left();
         let columns = Columns::new(std::mem::take(&mut self.worth)).map_err(|b| beyond(file, b))?;
         let (root, mut columns) = self.columns(file, pickle, columns)?;
+        let drawn = before.saturating_sub(self.worth.left());
+        if self.merging {
+            self.ranks
+                .begin(file, &mut self.worth)
+                .map_err(|b| beyond(file, b))?;
+        }
         let storage = self.logical(file, root, &mut columns)?;
-        columns.forget_tensors();
-        self.parsed.push((file.into(), columns, storage));
+        let places = columns.only_places(storage);
+        if self.merging {
+            // There may be very many ranks, so the memory of what is needed of each file only for a while counts once.
+            let kept = columns.takes(&places);
+            self.worth.give_back(drawn.saturating_sub(kept));
+        }
+        self.parsed.push(Parsed {
+            file: file.into(),
+            columns,
+            places,
+            listed: self.ranks.take_listed(),
+        });
         Ok(())
     }
 
@@ -262,9 +315,7 @@ impl TableBuilder {
                     .map_err(beyond)?;
                 }
                 V::Tensor(t) => self.tensor(file, columns, key, &columns.tensors[t as usize])?,
-                // Every rank of a rank-local checkpoint has its own copy. The first one counts.
-                V::BytesItem if self.merging && !self.objects.insert(key.into()) => {}
-                V::BytesItem => drop(self.logical.add_object(key)?),
+                V::BytesItem => self.object(file, key)?,
                 _ => {
                     self.not_understood(
                         key,
@@ -289,6 +340,29 @@ impl TableBuilder {
         )?;
         self.unknown.entry(key.into()).or_insert(what);
         Ok(())
+    }
+
+    fn object(&mut self, file: &str, key: &str) -> Result<()> {
+        if !self.merging {
+            self.logical.add_object(key)?;
+            return Ok(());
+        }
+        // Every rank of a rank-local checkpoint has its own copy. The first one counts.
+        let listed = match self.ranks.declared(key).cloned() {
+            Some(Declared::Object(id)) => self.ranks.list(Item::Object(id), &mut self.worth),
+            Some(Declared::Tensor(..)) => {
+                let object = Declared::Object(ObjectId(0));
+                self.ranks.contradict(key, &object, &mut self.worth)
+            }
+            None => {
+                let id = self.logical.add_object(key)?;
+                let object = Declared::Object(id);
+                self.ranks
+                    .declare(key, object, &mut self.worth)
+                    .and_then(|()| self.ranks.list(Item::Object(id), &mut self.worth))
+            }
+        };
+        listed.map_err(|b| beyond(file, b))
     }
 
     fn tensor(&mut self, file: &str, columns: &Columns, key: &str, raw: &RawTensor) -> Result<()> {
@@ -317,8 +391,13 @@ impl TableBuilder {
         self.signs.old_module |= props.old_module;
         self.signs.arity = self.signs.arity.max(props.arity);
         // One file has each key once. If several files have a tensor, its chunks are merged.
-        let id = match self.logical.tensor(key).filter(|_| self.merging) {
-            Some(id) => id,
+        let id = match self.ranks.declared(key) {
+            Some(Declared::Tensor(id, known, whole)) if *known == dtype && whole == shape => *id,
+            Some(_) => {
+                let says = Declared::Tensor(TensorId(0), dtype, shape.clone());
+                let told = self.ranks.contradict(key, &says, &mut self.worth);
+                return told.map_err(|b| beyond(file, b));
+            }
             None => {
                 let properties = TensorProperties {
                     requires_grad: props.requires_grad,
@@ -333,7 +412,14 @@ impl TableBuilder {
                         .filter(|s| s.1 == n)
                         .map(|(at, n)| columns.ints(at, n)[..].into()),
                 };
-                self.logical.add_tensor(key, dtype, shape, properties)?
+                let id = self.logical.add_tensor(key, dtype, shape, properties)?;
+                if self.merging {
+                    let says = Declared::Tensor(id, dtype, shape.clone());
+                    self.ranks
+                        .declare(key, says, &mut self.worth)
+                        .map_err(|b| beyond(file, b))?;
+                }
+                id
             }
         };
         for c in columns.chunks_of(raw) {
@@ -343,11 +429,18 @@ impl TableBuilder {
                 ));
             };
             let region = Region::new(offsets, sizes);
-            // In a rank-local checkpoint, every rank lists its own copy of a replicated tensor.
-            if self.merging && !self.seen.insert((id, region.clone())) {
+            if !self.merging {
+                self.logical.add_chunk(id, &region)?;
                 continue;
             }
-            self.logical.add_chunk(id, &region)?;
+            // In a rank-local checkpoint, every rank lists its own copy of a replicated tensor.
+            let add = || self.logical.add_chunk(id, &region);
+            let chunk = self.ranks.chunk(id, &region, add)?;
+            // PyTorch need not store anything for a chunk without elements.
+            if !region.is_empty() {
+                let listed = self.ranks.list(Item::Chunk(chunk), &mut self.worth);
+                listed.map_err(|b| beyond(file, b))?;
+            }
         }
         Ok(())
     }
@@ -396,12 +489,16 @@ impl TableBuilder {
                     let items = columns.tuple_items(t).len();
                     self.worth.room(&mut steps, items)?;
                     for i in 0..items {
-                        match columns.tuple_items(t)[i] {
-                            V::Int(i) => steps.extend(u64::try_from(i).ok().map(Step::Index)),
-                            step => {
-                                steps.extend(self.key(columns, step)?.map(|k| Step::Key(k.into())))
-                            }
-                        }
+                        let step = match columns.tuple_items(t)[i] {
+                            V::Int(i) => u64::try_from(i).ok().map(Step::Index),
+                            step => self.key(columns, step)?.map(|k| Step::Key(k.into())),
+                        };
+                        steps.extend(step);
+                    }
+                    // A path with a step that is neither a str nor an index, or a negative one, is no path. A shorter one would be
+                    // another path.
+                    if steps.len() < items {
+                        continue;
                     }
                 }
                 // A tuple of ints only, as for nested lists, is kept in another form.

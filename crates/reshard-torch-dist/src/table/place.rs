@@ -4,7 +4,7 @@ use super::{Item, Place, Stored, Table};
 use crate::{
     limits::not_understood,
     metadata::{
-        build::{Columns, NONE, RawStorage},
+        build::{Columns, NONE, RawDict, RawStorage},
         worth::{Beyond, MEMORY, STEPS, Worth},
     },
 };
@@ -21,10 +21,13 @@ pub(super) struct Placing<'t> {
     pub(super) worth: &'t mut Worth,
     pub(super) columns: &'t Columns,
     pub(super) file: &'t str,
+    /// Whether several files are merged. Then it is noted which items this file has a place for.
+    pub(super) merging: bool,
+    pub(super) placed: Vec<Item>,
 }
 
 impl Placing<'_> {
-    pub(super) fn storage(&mut self, dict: u32) -> Result<()> {
+    pub(super) fn storage(&mut self, places: &RawDict) -> Result<()> {
         let (file, columns) = (self.file, self.columns);
         let first = self.table.files.len() as u32;
         let (mut files, mut transforms) = (BTreeMap::new(), BTreeMap::new());
@@ -33,7 +36,7 @@ impl Placing<'_> {
             .worth
             .filled(columns.texts(), Stored::Unasked)
             .map_err(|b| beyond(file, b))?;
-        for (index, storage) in columns.dict(dict).storage() {
+        for (index, storage) in places.storage() {
             let index = columns.indices[index as usize];
             let Some(key) = columns.text_at(index.key) else {
                 return Err(StrategyError::corrupt(
@@ -65,10 +68,9 @@ impl Placing<'_> {
                 (_, Stored::Unknown) => {}
                 (None, Stored::Object(id)) => {
                     let set = set(&mut self.table.objects, id.0, place, first);
-                    if !set.map_err(|what| twice(file, key, what))? {
-                        self.copy(Item::Object(id), place)
-                            .map_err(|b| beyond(file, b))?;
-                    }
+                    let set = set.map_err(|what| twice(file, key, what))?;
+                    self.note(Item::Object(id), place, set)
+                        .map_err(|b| beyond(file, b))?;
                 }
                 (Some((at, n)), Stored::Tensor(id)) => {
                     let hint = (index.hint != NONE).then_some(index.hint as usize);
@@ -76,10 +78,9 @@ impl Placing<'_> {
                     // Bytes that no chunk owns are ignored.
                     if let Some(id) = tensor.and_then(|t| t.chunk_at(&columns.ints(at, n), hint)) {
                         let set = set(&mut self.table.chunks, id.0, place, first);
-                        if !set.map_err(|what| twice(file, key, what))? {
-                            self.copy(Item::Chunk(id), place)
-                                .map_err(|b| beyond(file, b))?;
-                        }
+                        let set = set.map_err(|what| twice(file, key, what))?;
+                        self.note(Item::Chunk(id), place, set)
+                            .map_err(|b| beyond(file, b))?;
                     } else {
                         // Such an entry is short, but searching for its chunk takes many steps. So steps are limited.
                         let steps = tensor.map_or(0, |t| t.chunk_count().max(1).ilog2() * n);
@@ -88,6 +89,8 @@ impl Placing<'_> {
                             .map_err(|b| beyond(file, b))?;
                     }
                 }
+                // Another rank says that it is something else, which is told with the key.
+                _ if self.table.contradictions.contains_key(key) => *of = Stored::Unknown,
                 (None, _) => {
                     let what =
                         format!("{key:?} is stored as an object, but is not described as one");
@@ -103,10 +106,15 @@ impl Placing<'_> {
         Ok(())
     }
 
-    fn copy(&mut self, item: Item, place: Place) -> std::result::Result<(), Beyond> {
-        self.worth.room(&mut self.table.copies, 1)?;
-        self.table.copies.push((item, place));
-        Ok(())
+    /// Notes that an item has a place in this file. If another file has set one before, this is one of a copy.
+    fn note(&mut self, item: Item, place: Place, set: bool) -> std::result::Result<(), Beyond> {
+        if self.merging {
+            self.worth.push(&mut self.placed, item)?;
+        }
+        match set {
+            true => Ok(()),
+            false => self.worth.push(&mut self.table.copies, (item, place)),
+        }
     }
 
     fn place(
