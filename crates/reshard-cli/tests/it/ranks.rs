@@ -189,5 +189,5 @@ fn copies_that_share_bytes_with_others_are_damage() {
     assert!(
         said[0].starts_with("chunk [0:4] and") && said[1].starts_with("a copy of chunk [0:4] and")
     );
-    assert!(said.iter().all(|s| s.contains("claim the same bytes")));
+    assert!(said.iter().all(|s| s.contains("lie in the same bytes")));
 }

@@ -133,7 +133,10 @@ impl TorchDistReader {
         name: impl FnOnce() -> String,
     ) -> Result<(Name, Range<u64>)> {
         if let Some(other) = self.overlaps.with(&self.table, place) {
-            let what = format!("{} and another item claim the same bytes ({other})", name());
+            let what = format!(
+                "{} and another item lie in the same bytes ({other})",
+                name()
+            );
             return Err(StrategyError::corrupt(crate::METADATA, None, what));
         }
         Ok((self.table.file(place)?, self.table.range(place)?))

@@ -44,39 +44,8 @@ pub(super) async fn verify(
         progress,
     };
 
-    // The parts of a tensor: do they cover it, may it be read, and does each lie in its file?
     for tensor in r.table.metadata.tensors() {
-        let key = tensor.key();
-        // Of a tensor of which ranks say different things it is not known what its chunks must cover.
-        if !r.table.contradictions.contains_key(key) {
-            v.cover(&tensor);
-        }
-        let refused = r.permits(key);
-        if let Err(e) = &refused {
-            v.damaged(key, e);
-        }
-        // Data that are refused for their waste are not unpacked here either.
-        let full = full && !r.waste.contains_key(key);
-        for (chunk, region) in tensor.chunks() {
-            v.report.items += 1;
-
-            // PyTorch need not store anything for a chunk without elements.
-            if region.is_empty() && r.table.chunk(chunk).is_none() {
-                continue;
-            }
-            match r.wanted(chunk) {
-                Err(e) => v.damaged(key, &e),
-                Ok(w) => {
-                    if v.in_file(key, &w.file, &w.range).await && full {
-                        let checked = v.chunk(&w).await;
-                        let is_told = |e: &StrategyError| matches!(e, StrategyError::Limit { .. });
-                        if refused.is_ok() || !checked.as_ref().is_err_and(is_told) {
-                            v.note(key, checked);
-                        }
-                    }
-                }
-            }
-        }
+        v.tensor(&tensor, full).await;
     }
 
     for (id, key) in r.table.metadata.objects() {
@@ -191,6 +160,42 @@ impl<'r> Verifier<'r> {
         match checked {
             Ok(bytes) => self.report.bytes += bytes,
             Err(e) => self.damaged(key, &e),
+        }
+    }
+
+    /// The parts of a tensor: do they cover it, may it be read, and does each lie in its file?
+    async fn tensor(&mut self, tensor: &TensorRef<'r>, full: bool) {
+        let r = self.r;
+        let key = tensor.key();
+        // Of a tensor of which ranks say different things it is not known what its chunks must cover.
+        if !r.table.contradictions.contains_key(key) {
+            self.cover(tensor);
+        }
+        let refused = r.permits(key);
+        if let Err(e) = &refused {
+            self.damaged(key, e);
+        }
+        // Data that are refused for their waste are not unpacked here either.
+        let full = full && !r.waste.contains_key(key);
+        for (chunk, region) in tensor.chunks() {
+            self.report.items += 1;
+
+            // PyTorch need not store anything for a chunk without elements.
+            if region.is_empty() && r.table.chunk(chunk).is_none() {
+                continue;
+            }
+            match r.wanted(chunk) {
+                Err(e) => self.damaged(key, &e),
+                Ok(w) => {
+                    if self.in_file(key, &w.file, &w.range).await && full {
+                        let checked = self.chunk(&w).await;
+                        let is_told = |e: &StrategyError| matches!(e, StrategyError::Limit { .. });
+                        if refused.is_ok() || !checked.as_ref().is_err_and(is_told) {
+                            self.note(key, checked);
+                        }
+                    }
+                }
+            }
         }
     }
 
