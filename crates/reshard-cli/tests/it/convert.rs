@@ -742,7 +742,7 @@ fn a_policy_of_too_many_files_is_refused_whatever_it_is_called() {
         let told = [
             product,
             "16,384",
-            "hint: name fewer --ranks, or fewer files in --policy",
+            "hint: give fewer --ranks, or fewer files in --policy",
         ];
         refused(&["--policy", &policy, "--ranks", ranks], &told);
     }

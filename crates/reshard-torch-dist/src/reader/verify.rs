@@ -10,7 +10,7 @@ use crate::{
     table::{Item, Place},
 };
 use reshard_model::{BoxFault, ErrorKind, Payload, Region, first_fault};
-use reshard_plan::TensorRef;
+use reshard_plan::{ObjectId, TensorRef};
 use reshard_storage::{Name, Progress, StorageError, StoreExt};
 use reshard_strategy::{
     Damage, ReadCx, ReadObject, Result, StorageReader, StrategyError, VerifyReport, decode_object,
@@ -50,31 +50,7 @@ pub(super) async fn verify(
 
     for (id, key) in r.table.metadata.objects() {
         v.report.items += 1;
-        if let Err(e) = r.agreed("object", key) {
-            v.damaged(key, &e);
-            continue;
-        }
-        let place = r.table.object(id);
-        let at = place.map(|p| r.undisputed(p, || "it".into()));
-        match at {
-            None => v.add(
-                key,
-                None,
-                None,
-                "the metadata does not say where it lies: its entry in storage_data is missing"
-                    .into(),
-            ),
-            Some(Err(e)) => v.damaged(key, &e),
-            Some(Ok((file, range))) => {
-                let placed = v.in_file(key, &file, &range).await;
-                if placed && full {
-                    let checked = v
-                        .object(ReadObject { object: id }, range.end - range.start)
-                        .await;
-                    v.note(key, checked);
-                }
-            }
-        }
+        v.object(id, key, full).await;
     }
 
     // Copies of other ranks are never loaded, but they can be damaged, too. Each is checked by itself.
@@ -519,7 +495,32 @@ impl<'r> Verifier<'r> {
         }
     }
 
-    async fn object(&self, object: ReadObject, len: u64) -> Result<u64> {
+    async fn object(&mut self, id: ObjectId, key: &'r str, full: bool) {
+        let r = self.r;
+        if let Err(e) = r.agreed("object", key) {
+            return self.damaged(key, &e);
+        }
+        let place = r.table.object(id);
+        let at = place.map(|p| r.undisputed(p, || "it".into()));
+        match at {
+            None => self.add(
+                key,
+                None,
+                None,
+                "it has no place: the metadata lost its storage entry".into(),
+            ),
+            Some(Err(e)) => self.damaged(key, &e),
+            Some(Ok((file, range))) => {
+                if self.in_file(key, &file, &range).await && full {
+                    let object = ReadObject { object: id };
+                    let checked = self.object_of(object, range.end - range.start).await;
+                    self.note(key, checked);
+                }
+            }
+        }
+    }
+
+    async fn object_of(&self, object: ReadObject, len: u64) -> Result<u64> {
         let none = Progress::none();
         let payloads = self
             .r
