@@ -63,11 +63,18 @@ impl Rows {
         self.parts[part].0
     }
 
+    /// A part that does not begin after a row, and mostly has it. `None` if no part has it.
+    #[inline]
+    pub(crate) fn hint(&self, row: u64) -> Option<usize> {
+        let part = self.hints.get(usize::try_from(row >> self.shift).ok()?)?;
+        Some(*part as usize)
+    }
+
     /// The part that has a row, and which of its rows it is.
     #[inline]
     pub(crate) fn locate(&self, row: u64) -> Option<(usize, u64)> {
         // Lookups wait for memory, so each instruction here is one less that the processor can look ahead.
-        let part = *self.hints.get(usize::try_from(row >> self.shift).ok()?)? as usize;
+        let part = self.hint(row)?;
         let (start, len) = *self.parts.get(part)?;
         match row.checked_sub(start) {
             Some(i) if i < len => Some((part, i)),

@@ -507,3 +507,34 @@ fn indexed_slices_are_checked_when_they_are_made_dense() {
     bad.values = Tensor::from_vec(&[1, 2], vec![true, false]).unwrap();
     assert_eq!(bad.to_dense().unwrap_err().kind(), ErrorKind::Unsupported);
 }
+
+#[test]
+fn rows_of_every_length_are_found_in_parts_of_every_length() {
+    // Runs of rows that the lookup takes together have rows of one part, of several, and of parts without any.
+    let lengths = [3u64, 0, 1, 2_000, 1, 1, 0, 700, 5];
+    let total: u64 = lengths.iter().sum();
+    for width in [1u64, 15, 16, 32, 64, 128, 256, 257] {
+        let mut row = 0;
+        let parts = lengths.map(|n| {
+            let elements = (row * width..(row + n) * width).map(|e| e as f32).collect();
+            row += n;
+            Tensor::from_vec(&[n, width], elements).unwrap()
+        });
+        let table = ShardedVariable::from_parts("t", parts).unwrap();
+        let ids: Vec<i64> = (0..total as i64).rev().chain([0, 2_004, 2_003]).collect();
+        let look = |ids: &[i64]| embedding_lookup(&table, ids, &LookupOptions::new());
+        let found = look(&ids).unwrap().to_vec::<f32>().unwrap();
+        let want = ids.iter().flat_map(|id| {
+            let first = *id as u64 * width;
+            (first..first + width).map(|e| e as f32)
+        });
+        assert!(found.iter().copied().eq(want), "{width}");
+        for wrong in [-1, i64::MIN, total as i64, i64::MAX] {
+            let e = look(&[2, 1, wrong, 0]).unwrap_err();
+            assert!(
+                matches!(e, reshard_embedding::EmbeddingError::IdOutOfRange { id, at: 2, .. } if id == wrong),
+                "{width}: {e}"
+            );
+        }
+    }
+}

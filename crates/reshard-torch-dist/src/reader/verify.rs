@@ -432,7 +432,7 @@ impl<'r> Verifier<'r> {
     /// Tells of an item that another rank lists without a place.
     fn lost(&mut self, item: Item, file: &str) {
         let what = format!(
-            "{} is listed, and has no place: the metadata lost its storage entry",
+            "{} is listed, but the metadata does not say where it lies: its entry in storage_data is missing",
             self.part(item)
         );
         self.add(self.key(item), Some(file), None, what);
@@ -507,7 +507,8 @@ impl<'r> Verifier<'r> {
                 key,
                 None,
                 None,
-                "it has no place: the metadata lost its storage entry".into(),
+                "the metadata does not say where it lies: its entry in storage_data is missing"
+                    .into(),
             ),
             Some(Err(e)) => self.damaged(key, &e),
             Some(Ok((file, range))) => {
