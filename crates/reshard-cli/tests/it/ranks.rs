@@ -134,7 +134,7 @@ fn a_copy_without_a_place_is_damage() {
                 (&json!("w"), &json!("__1.metadata"))
             );
             let what = found["what"].as_str().unwrap();
-            assert!(what.contains("has no place"), "{what}");
+            assert!(what.contains("does not say where it lies"), "{what}");
             assert_eq!(j["damage"].as_array().unwrap().len(), 1, "{j}");
         }
         assert_eq!(
