@@ -434,6 +434,10 @@ struct Part {
 }
 
 impl TensorSource for Part {
+    fn block(&self) -> Option<u64> {
+        self.of.block()
+    }
+
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let prepended = region.ndim().saturating_sub(self.offsets.len());
         let (offsets, lengths) = (

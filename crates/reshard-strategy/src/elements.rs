@@ -93,13 +93,16 @@ impl Elements {
                 source,
                 shape,
                 size,
-            } => Box::new(shape.blocks(BLOCK * 4 / size.max(1)).map(move |r| {
-                let mut out = vec![0; (r.volume().unwrap_or(0) * size) as usize];
-                source
-                    .read(&r, &mut out)
-                    .map_err(|e: BoxError| io::Error::other(e))?;
-                Ok(out.into())
-            })),
+            } => {
+                let bytes = source.block().unwrap_or(0).clamp(BLOCK * 4, BLOCK * 64);
+                Box::new(shape.blocks(bytes / size.max(1)).map(move |r| {
+                    let mut out = vec![0; (r.volume().unwrap_or(0) * size) as usize];
+                    source
+                        .read(&r, &mut out)
+                        .map_err(|e: BoxError| io::Error::other(e))?;
+                    Ok(out.into())
+                }))
+            }
         }
     }
 }
@@ -168,6 +171,38 @@ pub fn decode_object(codec: &dyn ObjectCodec, key: &str, payload: Payload) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Zeros that want to be read in blocks of so many bytes.
+    struct Zeros(Option<u64>);
+
+    impl TensorSource for Zeros {
+        fn block(&self) -> Option<u64> {
+            self.0
+        }
+
+        fn read(&self, _: &Region, out: &mut [u8]) -> Result<(), BoxError> {
+            out.fill(0);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_source_says_how_much_is_read_at_a_time_within_bounds() {
+        const MIB: u64 = 1 << 20;
+        let blocks = |wants| {
+            let source = Source::Pulled {
+                source: Arc::new(Zeros(wants)),
+                shape: Region::whole(&[32, MIB / 4]),
+                size: 4,
+            };
+            let blocks = Elements(source).blocks().map(|b| b.unwrap().len() as u64);
+            blocks.collect::<Vec<_>>()
+        };
+        assert_eq!(blocks(None), [MIB; 32]);
+        assert_eq!(blocks(Some(1)), [MIB; 32]);
+        assert_eq!(blocks(Some(8 * MIB)), [8 * MIB; 4]);
+        assert_eq!(blocks(Some(u64::MAX)), [16 * MIB; 2]);
+    }
 
     #[test]
     fn only_leading_axes_of_extent_1_may_be_missing() {

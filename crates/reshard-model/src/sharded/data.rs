@@ -40,6 +40,11 @@ pub trait TensorSource: Send + Sync {
     /// # Errors
     /// Any error of the source.
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError>;
+
+    /// About how many bytes a read should ask for, if small reads cost much. By default the caller decides.
+    fn block(&self) -> Option<u64> {
+        None
+    }
 }
 
 impl From<Tensor> for Data {
@@ -103,6 +108,10 @@ struct Part {
 }
 
 impl TensorSource for Part {
+    fn block(&self) -> Option<u64> {
+        self.source.block()
+    }
+
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let offsets: Dims = self
             .at

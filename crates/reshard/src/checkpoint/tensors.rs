@@ -156,6 +156,9 @@ impl TensorHandle {
     }
 }
 
+/// So many bytes for each chunk of a tensor are read at a time.
+const BYTES_PER_CHUNK: u64 = 512;
+
 /// Part of a stored tensor.
 struct Lazy {
     tensor: TensorHandle,
@@ -163,6 +166,13 @@ struct Lazy {
 }
 
 impl TensorSource for Lazy {
+    /// A block may have a part of each chunk, as with chunks of columns. So the more chunks there are, the larger it is.
+    fn block(&self) -> Option<u64> {
+        let metadata = self.tensor.checkpoint.metadata();
+        let tensor = metadata.tensor(&self.tensor.key)?;
+        Some((tensor.chunk_count() as u64).saturating_mul(BYTES_PER_CHUNK))
+    }
+
     fn read(&self, region: &Region, out: &mut [u8]) -> Result<(), BoxError> {
         let mut region = region.clone();
         region
