@@ -3,7 +3,7 @@
 //! - [`contents`]: the generators of random states, of ways to spread them over ranks, and of memory to load into;
 //! - [`ranks`]: saves and loads on threads of this process;
 //! - [`place`]: stores that a test keeps a hand on, under URLs;
-//! - [`tapped`]: strategies with a observer on every hook.
+//! - [`observed`]: strategies with an observer on every hook.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 

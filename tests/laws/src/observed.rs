@@ -1,4 +1,4 @@
-//! Strategies with a observer on every hook, as configurations: what a test hands to a save or load.
+//! Strategies with an observer on every hook, as configurations: what a test hands to a save or load.
 
 use reshard::{
     strategy::{
@@ -11,7 +11,7 @@ use reshard_example::ExampleWriter;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The writer of `torch_dist`, or the example's, behind a observer.
+/// The writer of `torch_dist`, or the example's, behind an observer.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TappedSave {
     torch: bool,
@@ -43,7 +43,7 @@ impl SaveShardedConfig for TappedSave {
     }
 }
 
-/// Any load strategy behind a observer, with its readers.
+/// Any load strategy behind an observer, with its readers.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TappedLoad {
     inner: Box<dyn LoadShardedConfig>,
