@@ -333,7 +333,7 @@ fn stored<'a>(parts: &[&'a [u8]], (part, row): (usize, u64), width: usize) -> Op
     parts.get(part)?.get(from..from + width)
 }
 
-/// As [`copy`], of rows of a usual length that the compiler knows, which takes the processor a tenth less.
+/// As [`copy`], of rows of a usual length that the compiler knows: the processor has less to do for each row.
 #[inline(never)]
 fn copy_rows<const WIDTH: usize>(
     rows: &Rows,

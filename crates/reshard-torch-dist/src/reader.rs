@@ -80,18 +80,7 @@ impl StorageReader for TorchDistReader {
 
     fn permits(&self, key: &str) -> Result<()> {
         self.agreed("tensor", key)?;
-        if let Some(found) = self.waste.get(key) {
-            return Err(waste::refused(key, *found, self.limits.max_whole));
-        }
-        match self.repeats.get(key) {
-            None => Ok(()),
-            Some((bytes, stored, max)) => Err(ReadLimits::refused(
-                format_args!("tensor {}", short(key)),
-                *bytes,
-                *stored,
-                *max,
-            )),
-        }
+        self.affords(key)
     }
 
     fn owns(&self, name: &Name) -> bool {
@@ -180,6 +169,22 @@ impl StorageReader for TorchDistReader {
 const WINDOW: usize = 512;
 
 impl TorchDistReader {
+    /// Fails for a tensor that is too much to read, or to unpack.
+    fn affords(&self, key: &str) -> Result<()> {
+        if let Some(found) = self.waste.get(key) {
+            return Err(waste::refused(key, *found, self.limits.max_whole));
+        }
+        match self.repeats.get(key) {
+            None => Ok(()),
+            Some((bytes, stored, max)) => Err(ReadLimits::refused(
+                format_args!("tensor {}", short(key)),
+                *bytes,
+                *stored,
+                *max,
+            )),
+        }
+    }
+
     /// Fails if two ranks of a rank-local checkpoint say different things of a key. Nobody knows which of them is right.
     fn agreed(&self, kind: &str, key: &str) -> Result<()> {
         match self.table.contradictions.get(key) {

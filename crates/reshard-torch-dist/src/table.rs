@@ -5,8 +5,8 @@ mod place;
 mod ranks;
 
 use bytes::Bytes;
-use reshard_model::Dims;
-use reshard_plan::{ChunkId, Metadata, ObjectId, TensorId};
+use reshard_model::{Dims, Region};
+use reshard_plan::{ChunkId, Metadata, ObjectId, TensorId, TensorRef};
 use reshard_storage::Name;
 use reshard_strategy::{Result, StrategyError};
 use reshard_torch_format::Limits;
@@ -70,6 +70,12 @@ pub(crate) struct Table {
     pub(crate) flattened: BTreeMap<String, Dims>,
     /// Keys whose description is not understood, and why. The logical table lacks them.
     pub(crate) unknown: BTreeMap<String, String>,
+}
+
+/// Bytes of a chunk's elements, if its lengths can be counted.
+pub(crate) fn chunk_bytes(tensor: &TensorRef<'_>, region: &Region) -> Option<u64> {
+    let elements = region.volume()?;
+    Some(elements.saturating_mul(tensor.dtype().size()))
 }
 
 impl Table {

@@ -115,6 +115,33 @@ fn what_ranks_say_differently_of_a_key_is_damage_of_this_key_alone() {
 }
 
 #[test]
+fn packed_data_are_checked_whatever_ranks_say_of_their_key() {
+    let files = |stored: Vec<u8>| {
+        let packed = Item {
+            stored,
+            ..sound("w", 4, true)
+        };
+        let dir = ranks(&[vec![packed], vec![reshaped("w")]]);
+        let (code, j) = verified(dir.path(), &[]);
+        assert_eq!(code, 1, "{j}");
+        let damage = j["damage"].as_array().unwrap().clone();
+        damage
+            .into_iter()
+            .map(|found| found["file"].clone())
+            .collect::<Vec<_>>()
+    };
+    // The contradiction is told once, and that the second rank's data are not what the first one says.
+    let mut stored = sound("w", 4, true).stored;
+    assert_eq!(files(stored.clone()), ["__1.metadata", "__1_0.distcp"]);
+    let at = stored.len() / 2;
+    stored[at] ^= 0xff;
+    assert_eq!(
+        files(stored),
+        ["__1.metadata", "__0_0.distcp", "__1_0.distcp"]
+    );
+}
+
+#[test]
 fn a_copy_without_a_place_is_damage() {
     for item in [sound("w", 4, false), none("w")] {
         let again = || Item {

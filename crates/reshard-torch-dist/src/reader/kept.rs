@@ -147,9 +147,9 @@ impl Kept {
     pub(super) fn unpacks(
         &self,
         chunk: ChunkId,
-        name: &str,
         bytes: u64,
         wanted: u64,
+        name: impl FnOnce() -> String,
     ) -> Result<()> {
         let mut all = self.all();
         all.wanted = all.wanted.saturating_add(wanted);
@@ -161,8 +161,10 @@ impl Kept {
             return Ok(());
         }
         let what = format!(
-            "parts of {name} and of other compressed chunks are read in turn, and {} bytes were unpacked again for {} that were wanted, as not all chunks can be kept",
-            all.again, all.wanted
+            "parts of {} and of other compressed chunks are read in turn, and {} bytes were unpacked again for {} that were wanted, as not all chunks can be kept",
+            name(),
+            all.again,
+            all.wanted
         );
         Err(StrategyError::Limit {
             what,
@@ -270,7 +272,8 @@ mod tests {
     fn chunks_are_not_unpacked_again_and_again_for_little() {
         const GIB: u64 = 1 << 30;
         let kept = Kept::new(MIB);
-        let unpacks = |chunk, bytes, wanted| kept.unpacks(ChunkId(chunk), "w", bytes, wanted);
+        let unpacks =
+            |chunk, bytes, wanted| kept.unpacks(ChunkId(chunk), bytes, wanted, || "w".into());
         // The first time of each chunk is free, and so is what is wanted as a whole.
         for chunk in 0..100 {
             assert!(unpacks(chunk, GIB, 1).is_ok());

@@ -10,14 +10,14 @@ use super::{
 };
 use crate::{
     limits::not_understood,
-    table::Place,
+    table::{Place, chunk_bytes},
     transform::{self, Refused},
 };
 use bytes::Bytes;
 use reshard_model::{StridedCopy, Tensor};
 use reshard_plan::ChunkId;
 use reshard_storage::{Progress, StorageError};
-use reshard_strategy::{LimitOption, ReadTensor, Result, StorageReader, StrategyError, Traffic};
+use reshard_strategy::{LimitOption, ReadTensor, Result, StrategyError, Traffic};
 use reshard_torch_format::archive::{Directory, Inflate, Method};
 use std::{io, ops::Range};
 
@@ -36,25 +36,19 @@ const BLOCK: usize = 256 << 10;
 impl TorchDistReader {
     /// Bytes of a chunk's elements.
     pub(crate) fn chunk_bytes(&self, chunk: ChunkId) -> u64 {
-        let Some((tensor, region)) = self.table.metadata.chunk(chunk) else {
-            return 0;
-        };
-        region
-            .volume()
-            .unwrap_or(u64::MAX)
-            .saturating_mul(tensor.dtype().size())
-    }
-
-    fn item_size(&self, chunk: ChunkId) -> u64 {
-        let found = self.table.metadata.chunk(chunk);
-        found.map_or(0, |(tensor, _)| tensor.dtype().size())
+        self.table
+            .metadata
+            .chunk(chunk)
+            .map_or(0, |(tensor, region)| {
+                chunk_bytes(&tensor, &region).unwrap_or(u64::MAX)
+            })
     }
 
     /// Counts that a chunk is unpacked for so many bytes of it, and stops what would take forever.
     fn unpacks(&self, w: &Wanted, wanted: u64) -> Result<()> {
         let bytes = self.chunk_bytes(w.chunk);
         self.kept
-            .unpacks(w.chunk, &self.name_of(w.chunk), bytes, wanted)
+            .unpacks(w.chunk, bytes, wanted, || self.name_of(w.chunk))
     }
 
     pub(crate) fn unpacks_to_at_most(&self, w: &Wanted) -> u64 {
@@ -69,14 +63,14 @@ impl TorchDistReader {
         match size {
             0 => Ok(()),
             _ if size > self.unpacks_to_at_most(w) => Err(self.unpacks_to_more(w)),
-            _ => self.permits_chunk(w),
+            _ => self.is_affordable(w),
         }
     }
 
-    /// Whoever looks for damage reads tensors that nobody may load, but does not unpack them.
-    fn permits_chunk(&self, w: &Wanted) -> Result<()> {
+    /// Whoever looks for damage reads tensors that are too much to load, but does not unpack them.
+    fn is_affordable(&self, w: &Wanted) -> Result<()> {
         match self.table.metadata.chunk(w.chunk) {
-            Some((tensor, _)) => self.permits(tensor.key()),
+            Some((tensor, _)) => self.affords(tensor.key()),
             None => Ok(()),
         }
     }
@@ -94,7 +88,7 @@ impl TorchDistReader {
     /// The archive of a chunk whose stored bytes may have gone through stream transforms.
     pub(crate) fn archive_of(&self, w: &Wanted, stored: Bytes) -> Result<Bytes> {
         if self.table.is_transformed(w.place) {
-            self.permits_chunk(w)?;
+            self.is_affordable(w)?;
         }
         let shape = self.unpacks_to_at_most(w);
         let most = shape.min(self.limits.max_whole);
@@ -163,14 +157,11 @@ impl TorchDistReader {
         progress: &Progress,
         totals: &mut Traffic,
     ) -> Result<()> {
-        let wanted = reads
-            .iter()
-            .map(|r| r.selection.elements())
-            .fold(0, u64::saturating_add);
+        let wanted = reads.iter().map(|r| r.into.bytes()).sum();
         let tensor = match self.kept.take(w.chunk, verify) {
             Some(Unpacked::Tensor(tensor)) => tensor,
             _ => {
-                self.unpacks(w, wanted.saturating_mul(self.item_size(w.chunk)))?;
+                self.unpacks(w, wanted)?;
                 let (name, len) = (self.name_of(w.chunk), w.range.end - w.range.start);
                 self.limits
                     .whole(format_args!("the archive of {name}"), len)?;
@@ -182,7 +173,7 @@ impl TorchDistReader {
             }
         };
         land(&tensor, reads, progress, totals)?;
-        if wanted < tensor.layout().elements() {
+        if wanted < tensor.nbytes() {
             self.kept.keep(w.chunk, verify, Unpacked::Tensor(tensor));
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Finds tensors in which very many elements share few stored bytes.
 
-use crate::table::{Item, Table};
+use crate::table::{Item, Table, chunk_bytes};
 use reshard_plan::TensorRef;
 use reshard_strategy::{REPEATED, repeats};
 use std::collections::BTreeMap;
@@ -13,37 +13,31 @@ const TRANSFORMED: u64 = 2 << 30;
 
 /// All such tensors of a checkpoint, except those that are together within their limit.
 pub(super) fn repeated(table: &Table) -> Repeats {
-    let (mut shared, mut transformed) = (Repeats::new(), Repeats::new());
+    let mut kinds = [REPEATED, TRANSFORMED].map(|most| (most, Repeats::new()));
+    let mut add = |tensor: &TensorRef<'_>, bytes: u64, stored: u64, is_transformed: bool| {
+        let (most, tensors) = &mut kinds[usize::from(is_transformed)];
+        let all = tensors.entry(tensor.key().into()).or_insert((0, 0, *most));
+        all.0 = all.0.saturating_add(bytes);
+        all.1 = all.1.saturating_add(stored);
+    };
     for tensor in table.metadata.tensors() {
         if let Some((bytes, stored, is_transformed)) = of(table, &tensor) {
-            let (found, most) = match is_transformed {
-                true => (&mut transformed, TRANSFORMED),
-                false => (&mut shared, REPEATED),
-            };
-            found.insert(tensor.key().into(), (bytes, stored, most));
+            add(&tensor, bytes, stored, is_transformed);
         }
     }
     // A check unpacks the copies of other ranks, too.
     for (item, place) in &table.copies {
-        let Item::Chunk(chunk) = item else { continue };
-        let Some((tensor, region)) = table.metadata.chunk(*chunk) else {
-            continue;
-        };
-        let elements = region.volume().unwrap_or(0);
-        let bytes = elements.saturating_mul(tensor.dtype().size());
-        if repeats(bytes, place.length) {
-            let (found, most) = match table.is_transformed(*place) {
-                true => (&mut transformed, TRANSFORMED),
-                false => (&mut shared, REPEATED),
-            };
-            let (all, stored, max) = found.entry(tensor.key().into()).or_default();
-            *all = all.saturating_add(bytes);
-            *stored = stored.saturating_add(place.length);
-            *max = most;
+        if let Item::Chunk(chunk) = item
+            && let Some((tensor, region)) = table.metadata.chunk(*chunk)
+        {
+            let bytes = chunk_bytes(&tensor, &region).unwrap_or(0);
+            if repeats(bytes, place.length) {
+                add(&tensor, bytes, place.length, table.is_transformed(*place));
+            }
         }
     }
     let mut found = Repeats::new();
-    for (tensors, most) in [(shared, REPEATED), (transformed, TRANSFORMED)] {
+    for (most, tensors) in kinds {
         let all = tensors.values().map(|(bytes, ..)| *bytes);
         if all.fold(0, u64::saturating_add) > most {
             found.extend(tensors);
@@ -67,12 +61,7 @@ fn of(table: &Table, tensor: &TensorRef<'_>) -> Option<(u64, u64, bool)> {
         };
         is_transformed |= table.is_transformed(place);
         stored = stored.saturating_add(place.length);
-        bytes = bytes.saturating_add(
-            region
-                .volume()
-                .unwrap_or(0)
-                .saturating_mul(tensor.dtype().size()),
-        );
+        bytes = bytes.saturating_add(chunk_bytes(tensor, &region).unwrap_or(0));
         if !repeats(whole.max(bytes), stored) {
             return None;
         }

@@ -147,10 +147,10 @@ impl<'r> Verifier<'r> {
         if !r.table.contradictions.contains_key(key) {
             self.cover(tensor);
         }
-        let refused = r.permits(key);
-        if let Err(e) = &refused {
-            self.damaged(key, e);
+        if let Err(e) = r.permits(key) {
+            self.damaged(key, &e);
         }
+        let is_affordable = r.affords(key).is_ok();
         // Data that are refused for their waste are not unpacked here either.
         let full = full && !r.waste.contains_key(key);
         for (chunk, region) in tensor.chunks() {
@@ -166,7 +166,7 @@ impl<'r> Verifier<'r> {
                     if self.in_file(key, &w.file, &w.range).await && full {
                         let checked = self.chunk(&w).await;
                         let is_told = |e: &StrategyError| matches!(e, StrategyError::Limit { .. });
-                        if refused.is_ok() || !checked.as_ref().is_err_and(is_told) {
+                        if is_affordable || !checked.as_ref().is_err_and(is_told) {
                             self.note(key, checked);
                         }
                     }
@@ -306,14 +306,15 @@ impl<'r> Verifier<'r> {
         found.map(|()| len)
     }
 
-    async fn read(&self, w: &Wanted, range: std::ops::Range<u64>) -> Result<bytes::Bytes> {
+    /// Reads a range of a chunk's archive. The caller tells the progress.
+    async fn fetch(&self, w: &Wanted, range: std::ops::Range<u64>) -> Result<bytes::Bytes> {
         let at = w.range.start + range.start..w.range.start + range.end;
-        let got = self
-            .r
-            .store
-            .read(&w.file, at)
-            .await
-            .map_err(|e| self.r.lost(e, Some(self.r.name_of(w.chunk))))?;
+        let got = self.r.store.read(&w.file, at).await;
+        got.map_err(|e| self.r.lost(e, Some(self.r.name_of(w.chunk))))
+    }
+
+    async fn read(&self, w: &Wanted, range: std::ops::Range<u64>) -> Result<bytes::Bytes> {
+        let got = self.fetch(w, range).await?;
         self.progress.add(got.len() as u64);
         Ok(got)
     }
@@ -331,9 +332,7 @@ impl<'r> Verifier<'r> {
         if !within {
             let len = w.range.end - w.range.start;
             let end = range.end.max(len.min(range.start.saturating_add(NEAR)));
-            let found = w.range.start + range.start..w.range.start + end;
-            let found = self.r.store.read(&w.file, found).await;
-            *bytes = found.map_err(|e| self.r.lost(e, Some(self.r.name_of(w.chunk))))?;
+            *bytes = self.fetch(w, range.start..end).await?;
             *at = range.start;
         }
         self.progress.add(range.end - range.start);

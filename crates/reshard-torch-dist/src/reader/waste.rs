@@ -1,7 +1,7 @@
 //! Finds chunks of which far more is stored than their elements are.
 
 use super::names::short;
-use crate::table::{Item, Place, Table};
+use crate::table::{Item, Place, Table, chunk_bytes};
 use reshard_model::Region;
 use reshard_plan::{TensorId, TensorRef};
 use reshard_strategy::{LimitOption, StrategyError};
@@ -55,10 +55,7 @@ struct Sums {
 impl Sums {
     /// A tensor that was a view of a larger one may have been stored with all of it, so some of that is usual.
     fn add(&mut self, tensor: &TensorRef<'_>, region: &Region, place: Place) {
-        let elements = region
-            .volume()
-            .unwrap_or(0)
-            .saturating_mul(tensor.dtype().size());
+        let elements = chunk_bytes(tensor, region).unwrap_or(0);
         let usual = elements.saturating_mul(8).saturating_add(64 << 10);
         self.vain = self.vain.saturating_add(place.length.saturating_sub(usual));
         self.stored = self.stored.saturating_add(place.length);
