@@ -273,15 +273,8 @@ fn grid(shape: &[u64], cuts: &[u64]) -> Vec<Region> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::first_overlap;
+    use crate::overlap::tests::overlap;
     use proptest::prelude::*;
-
-    fn overlap(boxes: &[Region]) -> Option<(usize, usize)> {
-        let ndim = boxes.first().map_or(0, Region::ndim);
-        first_overlap(boxes.len(), ndim, |i, a| {
-            boxes[i].offsets[a]..boxes[i].end(a)
-        })
-    }
 
     fn region(ndim: usize) -> impl Strategy<Value = Region> {
         (

@@ -232,13 +232,13 @@ impl Task {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::Region;
     use proptest::prelude::*;
     use std::cell::Cell;
 
-    fn overlap(boxes: &[Region]) -> Option<(usize, usize)> {
+    pub(crate) fn overlap(boxes: &[Region]) -> Option<(usize, usize)> {
         let ndim = boxes.first().map_or(0, Region::ndim);
         first_overlap(boxes.len(), ndim, |i, a| {
             boxes[i].offsets[a]..boxes[i].end(a)
