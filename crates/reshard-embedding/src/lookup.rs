@@ -4,7 +4,7 @@ use crate::{
     rows::Rows,
 };
 use bytes::Bytes;
-use reshard_model::{Dims, Tensor};
+use reshard_model::{Caches, Dims, Tensor, copy_rows};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -148,7 +148,7 @@ pub fn embedding_lookup_into<'a>(
         ));
     }
     let elements = elements_of(table);
-    let reader = Reader::new(table, &elements, options)?;
+    let reader = Reader::new(table, &elements, options)?.into_kept(ids.values().len());
     let rows = ids.values().len() as u64;
     refilled(table.name(), out, rows, options.threads, |run, to| {
         reader.read(&ids, run, to)
@@ -233,6 +233,9 @@ fn elements_of(table: &ShardedVariable) -> Vec<Bytes> {
         .collect()
 }
 
+/// A result of so many bytes is larger than what most processors have as caches for a few of their cores.
+const LARGE: usize = 32 << 20;
+
 /// A table that is read.
 struct Reader<'a> {
     table: &'a ShardedVariable,
@@ -240,6 +243,8 @@ struct Reader<'a> {
     parts: Vec<&'a [u8]>,
     width: usize,
     clip: Option<(Clip, f64)>,
+    /// What is best for the memory of the result.
+    caches: Caches,
 }
 
 impl<'a> Reader<'a> {
@@ -265,7 +270,19 @@ impl<'a> Reader<'a> {
             parts,
             width: table.row_bytes(),
             clip,
+            caches: Caches::Through,
         })
+    }
+
+    /// For so many rows into memory that is there. New memory lies in the caches, since it has just been filled with zeros; and
+    /// rows that are clipped are read again.
+    fn into_kept(self, rows: usize) -> Self {
+        let large = rows.saturating_mul(self.width) >= LARGE;
+        let caches = match self.clip {
+            None if large => Caches::Past,
+            _ => Caches::Through,
+        };
+        Self { caches, ..self }
     }
 
     /// The row of an id. `at` is its position, for the message.
@@ -295,6 +312,7 @@ impl<'a> Reader<'a> {
             places,
             parts,
             width,
+            caches,
             ..
         } = self;
         let first = run.start as usize;
@@ -306,11 +324,11 @@ impl<'a> Reader<'a> {
                 .try_for_each(|(i, &id)| self.row(id, first + i).map(drop));
         }
         let copied = match (places, *width) {
-            (Places::Div(rows), 64) => copy_rows::<64>(rows, parts, ids, to),
-            (Places::Div(rows), 128) => copy_rows::<128>(rows, parts, ids, to),
-            (Places::Div(rows), 256) => copy_rows::<256>(rows, parts, ids, to),
-            (Places::Div(rows), 512) => copy_rows::<512>(rows, parts, ids, to),
-            (Places::Div(rows), 1024) => copy_rows::<1024>(rows, parts, ids, to),
+            (Places::Div(rows), 64) => copy_known::<64>(rows, parts, ids, to, *caches),
+            (Places::Div(rows), 128) => copy_known::<128>(rows, parts, ids, to, *caches),
+            (Places::Div(rows), 256) => copy_known::<256>(rows, parts, ids, to, *caches),
+            (Places::Div(rows), 512) => copy_known::<512>(rows, parts, ids, to, *caches),
+            (Places::Div(rows), 1024) => copy_known::<1024>(rows, parts, ids, to, *caches),
             (Places::Div(rows), width) => copy(parts, ids, width, to, |id| {
                 rows.locate(u64::try_from(id).ok()?)
             }),
@@ -335,38 +353,28 @@ fn stored<'a>(parts: &[&'a [u8]], (part, row): (usize, u64), width: usize) -> Op
 
 /// As [`copy`], of rows of a usual length that the compiler knows: the processor has less to do for each row.
 #[inline(never)]
-fn copy_rows<const WIDTH: usize>(
+fn copy_known<const WIDTH: usize>(
     rows: &Rows,
     parts: &[&[u8]],
     ids: &[i64],
     to: &mut [u8],
+    caches: Caches,
 ) -> usize {
     let of_parts: Vec<(u64, &[[u8; WIDTH]])> = parts
         .iter()
         .enumerate()
         .map(|(part, bytes)| (rows.start(part), bytes.as_chunks().0))
         .collect();
-    for (i, (&id, to)) in ids.iter().zip(to.as_chunks_mut().0).enumerate() {
-        let Ok(row) = u64::try_from(id) else {
-            return i;
-        };
+    let row = |id: i64| {
+        let row = u64::try_from(id).ok()?;
         let hinted = rows.hint(row).and_then(|part| {
             let (start, rows) = of_parts.get(part)?;
             rows.get(usize::try_from(row.checked_sub(*start)?).ok()?)
         });
-        match hinted {
-            Some(row) => *to = *row,
-            // Another part has it, or none.
-            None => match rows
-                .locate(row)
-                .and_then(|place| stored(parts, place, WIDTH))
-            {
-                Some(row) => to.copy_from_slice(row),
-                None => return i,
-            },
-        }
-    }
-    ids.len()
+        // Another part may have it.
+        hinted.or_else(|| stored(parts, rows.locate(row)?, WIDTH)?.as_array())
+    };
+    copy_rows(to.as_chunks_mut().0, caches, |i| row(*ids.get(i)?))
 }
 
 /// Copies rows until an id has none here; gives how many were copied.

@@ -1,7 +1,8 @@
-//! Host memory of the caller, and the only `unsafe` code of reshard: owned, disjoint, mutable parts of one buffer.
+//! Host memory of the caller, and the only `unsafe` code of reshard: owned, disjoint, mutable parts of one buffer, huge pages, and
+//! instructions that copy rows.
 #![expect(
     unsafe_code,
-    reason = "regions are disjoint parts of one buffer that several threads fill at once; checked in LentBuffer::regions_mut"
+    reason = "regions are disjoint parts of one buffer that several threads fill at once, checked in LentBuffer::regions_mut; `pages` and `rows` call the system and the processor"
 )]
 
 use crate::{DType, Layout, ModelError, Region, Result, Segments, Tensor, first_overlap};
@@ -16,8 +17,10 @@ use std::{
 };
 
 mod pages;
+mod rows;
 
 pub(crate) use pages::prefer_huge_pages;
+pub use rows::{Caches, copy_rows};
 
 /// Host memory that the caller may own: a `Vec`, `Bytes`, a memory map, pinned memory.
 ///

@@ -279,6 +279,40 @@ fn a_lookup_fills_memory_that_is_there() {
     );
 }
 
+/// Results of more than 32 MiB are written past the caches. Three parts of odd sizes, so that the wrong part is guessed, too.
+#[test]
+fn a_large_result_is_the_same_in_new_memory_and_in_kept() {
+    let (rows, width) = (1000u64, 64u64);
+    let part = |from: u64, to: u64| {
+        let elements = (from * width..to * width).map(|i| i as f32).collect();
+        Tensor::from_vec(&[to - from, width], elements).unwrap()
+    };
+    let v =
+        ShardedVariable::from_parts("emb", [part(0, 7), part(7, 640), part(640, rows)]).unwrap();
+    let mut ids: Vec<i64> = (0..140_000u64).map(|i| (i * 7919 % rows) as i64).collect();
+    let options = LookupOptions::new().threads(3);
+    let mut out = embedding_lookup(&v, &ids, &options).unwrap();
+    let right = |out: &Tensor, ids: &[i64]| {
+        let got = out.to_vec::<f32>().unwrap();
+        got.chunks(width as usize).zip(ids).all(|(row, &id)| {
+            (row.iter().zip(id as u64 * width..)).all(|(&x, expected)| x == expected as f32)
+        })
+    };
+    assert!(right(&out, &ids));
+    ids.reverse();
+    embedding_lookup_into(&v, &ids, &options, &mut out).unwrap();
+    assert!(right(&out, &ids));
+    for at in [0, 5, 70_000, 139_999] {
+        let id = std::mem::replace(&mut ids[at], rows as i64);
+        let e = embedding_lookup_into(&v, &ids, &options, &mut out).unwrap_err();
+        assert!(
+            e.to_string().contains(&format!("id 1000 at position {at}")),
+            "{e}"
+        );
+        ids[at] = id;
+    }
+}
+
 #[test]
 fn sparse_lookups_are_the_same_by_any_number_of_threads() {
     let n = 3000u64;
