@@ -102,11 +102,16 @@ impl fmt::Display for At {
 #[non_exhaustive]
 pub enum Problem {
     /// The key is asked for, but not stored.
-    Missing {
+    NotStored {
         /// The key.
         key: String,
         /// Similar stored keys.
         near: Vec<String>,
+    },
+    /// The key is stored, but no rank asks for it, and the load was told that it must.
+    NotRequested {
+        /// The key.
+        key: String,
     },
     /// One side has a tensor, the other an object.
     Kind {
@@ -212,7 +217,8 @@ impl Problem {
     /// The key.
     pub fn key(&self) -> &str {
         match self {
-            Self::Missing { key, .. } | Self::Kind { key, .. } | Self::Shape { key, .. } => key,
+            Self::NotStored { key, .. } | Self::NotRequested { key } => key,
+            Self::Kind { key, .. } | Self::Shape { key, .. } => key,
             Self::DType { key, .. } | Self::OutOfBounds { key, .. } | Self::Overlap { key, .. } => {
                 key
             }
@@ -224,7 +230,7 @@ impl Problem {
 
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Missing { .. } => ErrorKind::NotFound,
+            Self::NotStored { .. } => ErrorKind::NotFound,
             Self::OutOfBounds { .. } | Self::Overlap { .. } | Self::Hole { .. } => {
                 ErrorKind::Corrupt
             }
@@ -236,7 +242,10 @@ impl Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Missing { key, near } => {
+            Self::NotRequested { key } => {
+                write!(f, "{key} is in the checkpoint, but no rank asks for it")
+            }
+            Self::NotStored { key, near } => {
                 write!(f, "{key} is not in the checkpoint")?;
                 for (i, n) in near.iter().enumerate() {
                     write!(f, "{} {n}", if i == 0 { "; did you mean" } else { " or" })?;

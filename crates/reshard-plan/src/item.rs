@@ -286,11 +286,13 @@ pub struct LoadPlan {
     pub fills: Vec<Fill>,
     /// The tensors that are cast.
     pub recasts: Vec<Recast>,
-    /// Leaves that the checkpoint does not have. With `allow_partial_load` they stay as they are.
-    pub missing: Vec<u32>,
-    /// Keys of the checkpoint that this rank does not ask for; after the global plan, keys that no rank asks for. Empty unless the planner
-    /// is asked to list them.
-    pub unexpected: Vec<Box<str>>,
+    /// Leaves of this rank that the checkpoint does not have, if that is no error. They stay as they are.
+    pub not_stored: Vec<u32>,
+    /// Keys that this rank asks for though none of its items reads them, such as those of empty regions.
+    pub requested: Vec<Box<str>>,
+    /// After the global plan: keys of the checkpoint that no rank asks for, in the checkpoint's order. Empty unless the planner looks for
+    /// them.
+    pub not_requested: Vec<Box<str>>,
 }
 
 impl LoadPlan {

@@ -92,6 +92,7 @@ mod paths;
 mod read;
 mod save;
 mod selection;
+mod strict;
 
 pub use cast::Cast;
 pub use error::{At, DuplicatePieces, PlanError, Problem, Problems, Result};
@@ -108,3 +109,4 @@ pub use metadata::{ChunkId, Entry, Metadata, MetadataBuilder, ObjectId, TensorId
 pub use paths::paths_of_plan;
 pub use save::{Dedup, DefaultSavePlanner, Offer, SaveContext, SavePlanner, WriteData};
 pub use selection::{FlatView, Selection};
+pub use strict::{StrictHandling, UnknownStrictness};

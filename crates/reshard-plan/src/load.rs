@@ -1,6 +1,6 @@
 //! The hooks of a load, and their defaults.
 
-use crate::{Cast, LoadPlan, Metadata, ReadItem, Result};
+use crate::{Cast, LoadPlan, Metadata, ReadItem, Result, StrictHandling};
 use reshard_model::{FlatStateDict, Payload, Tensor};
 use serde::{Deserialize, Serialize};
 use std::{any::Any, fmt::Debug};
@@ -200,10 +200,9 @@ pub trait LoadPlanner: Any + Debug + Send + Sync {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DefaultLoadPlanner {
-    /// Whether a leaf whose key is not stored stays as it is.
-    pub allow_partial_load: bool,
-    /// Whether stored keys that nobody asks for are listed in [`LoadPlan::unexpected`].
-    pub strict: bool,
+    /// What happens to keys that only the template or only the checkpoint has. DCP's `allow_partial_load` is
+    /// [`ReturnUnexpected`](StrictHandling::ReturnUnexpected).
+    pub strict: StrictHandling,
     /// Which casts are allowed.
     pub cast: Cast,
 }
@@ -211,19 +210,12 @@ pub struct DefaultLoadPlanner {
 impl DefaultLoadPlanner {
     /// Everything must be stored, with the type that was asked for.
     pub const DEFAULT: Self = Self {
-        allow_partial_load: false,
-        strict: false,
+        strict: StrictHandling::AssumeOkUnexpected,
         cast: Cast::Never,
     };
 
-    /// Sets whether a leaf whose key is not stored stays as it is.
-    pub fn allow_partial_load(mut self, allow: bool) -> Self {
-        self.allow_partial_load = allow;
-        self
-    }
-
-    /// Sets whether stored keys that nobody asks for are listed.
-    pub fn strict(mut self, strict: bool) -> Self {
+    /// Sets what happens to keys that only the template or only the checkpoint has.
+    pub fn strict(mut self, strict: StrictHandling) -> Self {
         self.strict = strict;
         self
     }
@@ -256,9 +248,9 @@ impl LoadPlanner for DefaultLoadPlanner {
     fn create_global_plan(
         &self,
         mut plans: Vec<LoadPlan>,
-        _: &LoadContext<'_>,
+        cx: &LoadContext<'_>,
     ) -> Result<Vec<LoadPlan>> {
-        crate::read::agree_on_unexpected(&mut plans);
+        crate::read::find_not_requested(self.strict, &mut plans, cx.metadata)?;
         Ok(plans)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     At, DefaultLoadPlanner, Fill, LoadPlan, Metadata, PieceId, PlanError, Problem, Problems,
-    ReadItem, Recast, Result, Stored, TensorRef, index::Index, near::Near,
+    ReadItem, Recast, Result, Stored, StrictHandling, TensorRef, index::Index, near::Near,
 };
 use reshard_model::{
     BoxFault, FlatStateDict, Region, Sharded, ShardedObject, ShardedTensor, first_fault,
@@ -44,8 +44,8 @@ pub(crate) fn plan(
         suggest(&mut problems, metadata);
         return Err(PlanError::Load(Problems(problems)));
     }
-    if options.strict {
-        plan.unexpected = unexpected(template, metadata);
+    if options.strict.finds_not_requested() {
+        plan.requested = read_by_no_item(template, &plan);
     }
     Ok(plan)
 }
@@ -54,43 +54,56 @@ pub(crate) fn plan(
 fn suggest(problems: &mut [Problem], metadata: &Metadata) {
     let mut search: Option<Near<'_>> = None;
     for problem in problems.iter_mut().take(Problems::SHOWN) {
-        if let Problem::Missing { key, near } = problem {
+        if let Problem::NotStored { key, near } = problem {
             *near = search.get_or_insert_with(|| Near::new(metadata)).of(key);
         }
     }
 }
 
-/// Stored keys that no leaf asks for, in stored order.
-fn unexpected(template: &FlatStateDict, metadata: &Metadata) -> Vec<Box<str>> {
-    let (mut tensors, mut objects) = (BTreeSet::new(), BTreeSet::new());
-    for leaf in template.values() {
-        match leaf {
-            Sharded::Tensor(t) => drop(tensors.insert(&*t.key)),
-            Sharded::Object(o) => drop(objects.insert(o.unique_key())),
-        }
-    }
-    let asked = |key: &str| tensors.contains(key) || objects.contains(key);
-    metadata
-        .entries()
-        .map(|e| e.key())
-        .filter(|k| !asked(k))
-        .map(Into::into)
-        .collect()
+/// Keys that the template asks for and of which nothing is read.
+fn read_by_no_item(template: &FlatStateDict, plan: &LoadPlan) -> Vec<Box<str>> {
+    let read: BTreeSet<u32> = plan.items.iter().map(|item| item.dest).collect();
+    let idle = (0u32..)
+        .zip(template.values())
+        .filter(|(dest, _)| !read.contains(dest));
+    idle.map(|(_, leaf)| match leaf {
+        Sharded::Tensor(t) => (&*t.key).into(),
+        Sharded::Object(o) => o.unique_key().into(),
+    })
+    .collect()
 }
 
-/// Keeps only the keys that no rank asked for.
-pub(crate) fn agree_on_unexpected(plans: &mut [LoadPlan]) {
-    let Some((first, rest)) = plans.split_first() else {
-        return;
-    };
-    let mut agreed = first.unexpected.clone();
-    for plan in rest {
-        let theirs: BTreeSet<&str> = plan.unexpected.iter().map(|k| &**k).collect();
-        agreed.retain(|k| theirs.contains(&**k));
+/// Tells all ranks the stored keys that none of them asks for, or fails if that is an error.
+pub(crate) fn find_not_requested(
+    strict: StrictHandling,
+    plans: &mut [LoadPlan],
+    metadata: &Metadata,
+) -> Result<()> {
+    if !strict.finds_not_requested() {
+        return Ok(());
     }
-    plans
-        .iter_mut()
-        .for_each(|p| p.unexpected.clone_from(&agreed));
+    let requested: BTreeSet<&str> = plans
+        .iter()
+        .flat_map(|plan| {
+            let read = plan.items.iter().map(|item| &*item.piece.key);
+            read.chain(plan.requested.iter().map(|key| &**key))
+        })
+        .collect();
+    let not_requested: Vec<Box<str>> = metadata
+        .entries()
+        .map(|e| e.key())
+        .filter(|key| !requested.contains(key))
+        .map(Into::into)
+        .collect();
+    if strict == StrictHandling::RaiseAll && !not_requested.is_empty() {
+        let problem = |key: Box<str>| Problem::NotRequested { key: key.into() };
+        let problems = not_requested.into_iter().map(problem).collect();
+        return Err(PlanError::Load(Problems(problems)));
+    }
+    for plan in plans {
+        plan.not_requested.clone_from(&not_requested);
+    }
+    Ok(())
 }
 
 struct Reader<'m> {
@@ -102,11 +115,11 @@ struct Reader<'m> {
 }
 
 impl<'m> Reader<'m> {
-    fn missing(&mut self, dest: u32, key: &str) {
-        if self.options.allow_partial_load {
-            self.plan.missing.push(dest);
+    fn not_stored(&mut self, dest: u32, key: &str) {
+        if !self.options.strict.needs_stored() {
+            self.plan.not_stored.push(dest);
         } else {
-            self.problems.push(Problem::Missing {
+            self.problems.push(Problem::NotStored {
                 key: key.into(),
                 near: Vec::new(),
             });
@@ -138,7 +151,7 @@ impl<'m> Reader<'m> {
             None if self.metadata.tensor(&key).is_some() => {
                 self.wrong_kind(&key, "a tensor", "an object")
             }
-            None => self.missing(dest, &key),
+            None => self.not_stored(dest, &key),
         }
     }
 
@@ -147,7 +160,7 @@ impl<'m> Reader<'m> {
         let Some(stored) = self.metadata.tensor(&t.key) else {
             match self.metadata.object(&t.key) {
                 Some(_) => self.wrong_kind(&t.key, "an object", "a tensor"),
-                None => self.missing(dest, &t.key),
+                None => self.not_stored(dest, &t.key),
             }
             return Ok(());
         };

@@ -37,10 +37,11 @@ impl SaveTotals {
 /// What a load reports in addition to its result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadNotes {
-    /// Keys of the checkpoint that the template did not ask for.
-    pub unexpected: Vec<String>,
-    /// Keys that the template asked for and that the checkpoint lacks (only if a partial load was allowed).
-    pub missing: Vec<String>,
+    /// Keys that this rank's template asks for and that the checkpoint lacks, unless that makes the load fail. Megatron Core calls them
+    /// unexpected.
+    pub not_stored: Vec<String>,
+    /// Keys of the checkpoint that no rank's template asks for, if the load looks for them. Megatron Core calls them missing.
+    pub not_requested: Vec<String>,
     /// Keys that were cast, with the stored and the wanted element type.
     pub casts: Vec<(String, reshard_model::DType, reshard_model::DType)>,
 }

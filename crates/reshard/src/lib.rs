@@ -84,7 +84,7 @@ pub use reshard_model::{
     self as model, DType, Data, Dialect, ErrorKind, Region, ShardedObject, ShardedTensor,
     StateDict, Tensor, Value, ValueTree,
 };
-pub use reshard_plan::{self as plan, Cast};
+pub use reshard_plan::{self as plan, Cast, StrictHandling};
 pub use reshard_policy::{self as policy, ShardingPolicy};
 pub use reshard_storage::{self as storage, Durability, Stores};
 pub use reshard_strategy::{self as strategy, BackendVersion, ReadLimits, Registry};

@@ -11,14 +11,15 @@ use reshard_model::{
     Data, Dialect, FlatStateDict, Flatten, Path, Payload, Sharded, Skeleton, StateDict, Value,
     ValueTree, split_as,
 };
-use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata};
+use reshard_plan::{Cast, DefaultLoadPlanner, LoadPlanner, Metadata, StrictHandling};
 use reshard_storage::{CountingStore, Progress, Store, Stores, Traffic};
 use reshard_strategy::{
-    BackendVersion, LoadCx, LoadShardedConfig, Loaded, ReadLimits, Registry, StrategyError, agree,
-    cause,
+    BackendVersion, LoadCx, LoadNotes, LoadShardedConfig, Loaded, ReadLimits, Registry,
+    StrategyError, agree, cause,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
+    collections::BTreeSet,
     future::{Future, IntoFuture},
     pin::Pin,
     sync::Arc,
@@ -79,8 +80,7 @@ pub struct Load<'a> {
 impl<'a> Load<'a> {
     ranks::options!();
 
-    /// Sets your own planner. Then [`cast`](Self::cast), [`allow_partial_load`](Self::allow_partial_load) and
-    /// [`strict`](Self::strict) have no effect.
+    /// Sets your own planner. Then [`cast`](Self::cast) and [`strict`](Self::strict) have no effect.
     pub fn planner(mut self, planner: impl LoadPlanner + 'static) -> Self {
         self.planner = Some(Arc::new(planner));
         self
@@ -92,15 +92,13 @@ impl<'a> Load<'a> {
         self
     }
 
-    /// Whether leaves whose keys the checkpoint lacks keep their contents. The report lists these keys. If such a leaf has
-    /// no data, the result lacks this leaf. By default a missing key is an error.
-    pub fn allow_partial_load(mut self, allow: bool) -> Self {
-        self.default = self.default.allow_partial_load(allow);
-        self
-    }
-
-    /// Whether the report lists stored keys that no template asks for, in `notes.unexpected`. It never makes a load fail.
-    pub fn strict(mut self, strict: bool) -> Self {
+    /// What happens to keys that only the template or only the checkpoint has. By default a key that is asked for but not
+    /// stored is an error, and stored keys that no rank asks for are all right.
+    ///
+    /// With the other choices, leaves whose keys the checkpoint lacks can keep their contents; if such a leaf has no data,
+    /// the result lacks it. The report lists both kinds of keys: `notes.not_stored` those of this rank,
+    /// `notes.not_requested` those of all ranks together. What is logged is a warning of `tracing`.
+    pub fn strict(mut self, strict: StrictHandling) -> Self {
         self.default = self.default.strict(strict);
         self
     }
@@ -282,12 +280,14 @@ impl<'a> Load<'a> {
             Phase::Finish,
             [(Phase::Plan, decided), (Phase::Read, moved)],
         );
-        let missing: std::collections::BTreeSet<&str> =
-            notes.missing.iter().map(String::as_str).collect();
+        if self.planner.is_none() && self.default.strict.logs() {
+            log(comm, &notes);
+        }
+        let not_stored: BTreeSet<&str> = notes.not_stored.iter().map(String::as_str).collect();
         // Handles to return if the loaded leaves don't fit onto the common state; dropped if they do.
         let (spare, handles) = (skeleton.clone(), state.clone());
         let joined = skeleton
-            .join(values(state, &missing), common)
+            .join(values(state, &not_stored), common)
             .map_err(StrategyError::from);
         let counts = store.take();
         let reads = Traffic::read(counts.read(), counts.opened.len() as u64);
@@ -386,14 +386,36 @@ fn has(metadata: &Metadata, leaf: &Sharded) -> bool {
     }
 }
 
+/// Warns of keys that only one side has: each rank of those that its template has too much, the coordinator of the others.
+fn log(comm: &Comm<'_>, notes: &LoadNotes) {
+    let warn = |keys: &[String], what: &str| {
+        if !keys.is_empty() {
+            let shown = keys[..keys.len().min(SHOWN)].join(", ");
+            let more = if keys.len() > SHOWN { ", …" } else { "" };
+            tracing::warn!(
+                rank = comm.rank().0,
+                keys = keys.len(),
+                "{what}: {shown}{more}"
+            );
+        }
+    };
+    warn(&notes.not_stored, "asked for, but not in the checkpoint");
+    if comm.is_coordinator() {
+        warn(
+            &notes.not_requested,
+            "in the checkpoint, but no rank asks for it",
+        );
+    }
+}
+
+/// So many keys are named in a log.
+const SHOWN: usize = 20;
+
 /// Makes values of the leaves. A leaf that a partial load did not find keeps the contents of the template.
-fn values(
-    state: FlatStateDict,
-    missing: &std::collections::BTreeSet<&str>,
-) -> IndexMap<Path, Value> {
+fn values(state: FlatStateDict, not_stored: &BTreeSet<&str>) -> IndexMap<Path, Value> {
     let mut out = IndexMap::with_capacity(state.len());
     for (path, leaf) in state {
-        let lost = missing.contains(leaf.key());
+        let lost = not_stored.contains(leaf.key());
         let value = match leaf {
             Sharded::Tensor(t) => match t.data {
                 Data::Host(t) => Value::Tensor(t),

@@ -132,7 +132,7 @@ pub struct LoadReport {
     pub opened: BTreeSet<String>,
     /// The bytes of tensors that this rank needed, and the bytes that were read for them.
     pub totals: Traffic,
-    /// Unexpected keys, missing keys, and casts.
+    /// Keys that only one side has, and casts.
     pub notes: LoadNotes,
     pub(crate) phases: Phases,
 }

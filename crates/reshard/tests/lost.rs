@@ -4,8 +4,8 @@
 
 use futures::{executor::block_on, future::join_all};
 use reshard::{
-    DType, Dialect, Error, ErrorKind, LocalGroup, ShardedObject, ShardedTensor, StateDict, Tensor,
-    Value, blocking, strategy::StrategyError,
+    DType, Dialect, Error, ErrorKind, LocalGroup, ShardedObject, ShardedTensor, StateDict,
+    StrictHandling, Tensor, Value, blocking, strategy::StrategyError,
 };
 use tempfile::TempDir;
 
@@ -117,7 +117,7 @@ fn a_partial_load_does_not_take_what_it_can_not_read_for_missing() {
             let loads = groups.iter().map(|g| {
                 let load = reshard::load(template(key), &url)
                     .group(g)
-                    .allow_partial_load(true);
+                    .strict(StrictHandling::ReturnUnexpected);
                 async { load.await }
             });
             for outcome in block_on(join_all(loads)) {

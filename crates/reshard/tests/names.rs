@@ -70,7 +70,7 @@ const MODULES: [&str; 9] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 26] = [
+const FACADE: [&str; 27] = [
     "BackendVersion",
     "CommonForm",
     "Error",
@@ -93,6 +93,7 @@ const FACADE: [&str; 26] = [
     "StoredChunk",
     "StoredCommon",
     "Stores",
+    "StrictHandling",
     "load_common",
     "load_metadata",
     "load_plain_tensors",

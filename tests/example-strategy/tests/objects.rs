@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use futures::executor::block_on;
 use reshard::{
     BackendVersion, Checkpoint, DType, Dialect, ErrorKind, LocalGroup, ProcessGroup, SaveReport,
-    ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
+    ShardedObject, ShardedTensor, StateDict, StrictHandling, Tensor, Value, ValueTree,
     megatron::TorchCommon,
     model::Payload,
     plan::SavePlan,
@@ -390,9 +390,24 @@ fn a_key_that_is_missing_and_a_file_that_is_damaged_are_named_and_a_strict_load_
     let cell = template(0, 1, 1);
     let rng = cell.get("rng").and_then(|t| t.leaf()).unwrap().clone();
     less.insert("rng", rng);
-    let load_less = reshard::load(less, &url).strict(true);
+    let load_less = reshard::load(less.clone(), &url).strict(StrictHandling::ReturnAll);
     let (_, report) = block_on(load_less.with_report()).unwrap();
-    assert_eq!(report.notes.unexpected, ["weight", "shared/shard_0_1"]);
+    assert_eq!(report.notes.not_requested, ["weight", "shared/shard_0_1"]);
+    // The part with the tensors asks for nothing, and the part with the objects for all of them.
+    let raise = |template| {
+        block_on(async {
+            reshard::load(template, &url)
+                .strict(StrictHandling::RaiseAll)
+                .await
+        })
+        .map_err(|e| e.to_string())
+    };
+    assert!(
+        raise(less)
+            .unwrap_err()
+            .contains("shared/shard_0_1 is in the checkpoint")
+    );
+    assert!(raise(template(0, 1, 1)).is_ok());
 
     for e in load(&url, 2, 3).into_iter().map(|l| l.unwrap_err()) {
         assert_eq!(e.0, ErrorKind::NotFound);

@@ -97,8 +97,13 @@ fn missing_keys_alone_are_not_found_and_may_be_left_alone() {
         load(PLAIN, &template, &metadata).unwrap_err().kind(),
         ErrorKind::NotFound
     );
-    let plan = load(PLAIN.allow_partial_load(true), &template, &metadata).unwrap();
-    assert_eq!((plan.missing, plan.items.len()), (vec![1], 1));
+    let plan = load(
+        PLAIN.strict(StrictHandling::ReturnUnexpected),
+        &template,
+        &metadata,
+    )
+    .unwrap();
+    assert_eq!((plan.not_stored, plan.items.len()), (vec![1], 1));
 }
 
 #[test]
@@ -284,25 +289,66 @@ fn a_leaf_that_contradicts_itself_is_refused() {
     );
 }
 
+/// Megatron's table: what a template lacks, and what it has too much, for each strictness.
 #[test]
-fn unexpected_keys_are_those_that_no_rank_asks_for() {
+fn strictness_decides_about_keys_that_one_side_lacks() {
+    use StrictHandling::*;
     let metadata = stored(&[objects(&["d", "c", "b", "a"])]);
-    let planner = PLAIN.strict(true);
-    let plans: Vec<LoadPlan> = [&["a", "b"][..], &["b", "c"]]
-        .iter()
-        .map(|k| load(planner, &objects(k), &metadata).unwrap())
-        .collect();
-    assert_eq!(plans[0].unexpected, ["d".into(), "c".into()]);
-    let plans = planner
-        .create_global_plan(plans, &LoadContext::new(&metadata, 0, true))
-        .unwrap();
-    assert!(plans.iter().all(|p| p.unexpected == ["d".into()]));
-    assert!(
-        load(PLAIN, &objects(&[]), &metadata)
-            .unwrap()
-            .unexpected
-            .is_empty()
-    );
+    let plan = |strict, asked: [&[&str]; 2]| -> Result<Vec<LoadPlan>, PlanError> {
+        let planner = PLAIN.strict(strict);
+        let plans: Result<Vec<_>, _> = asked
+            .iter()
+            .map(|keys| load(planner, &objects(keys), &metadata))
+            .collect();
+        planner.create_global_plan(plans?, &LoadContext::new(&metadata, 0, true))
+    };
+    for strict in StrictHandling::ALL {
+        let exact = plan(strict, [&["a", "b"], &["b", "c", "d"]]).unwrap();
+        assert!(
+            (exact.iter()).all(|p| p.not_stored.is_empty() && p.not_requested.is_empty()),
+            "{strict}"
+        );
+        let less = plan(strict, [&["a", "b"], &["b", "c"]]);
+        match strict {
+            RaiseAll => assert_eq!(
+                less.unwrap_err().to_string(),
+                "the checkpoint can't fill the template: d is in the checkpoint, but no rank asks for it"
+            ),
+            LogAll | ReturnAll => {
+                assert!(
+                    less.unwrap()
+                        .iter()
+                        .all(|p| p.not_requested == ["d".into()])
+                );
+            }
+            _ => assert!(less.unwrap().iter().all(|p| p.not_requested.is_empty())),
+        }
+        let more = plan(strict, [&["a", "b"], &["b", "c", "d", "e"]]);
+        match strict {
+            AssumeOkUnexpected | RaiseUnexpected | RaiseAll => {
+                let e = more.unwrap_err();
+                assert!(e.to_string().contains("e is not in the checkpoint"), "{e}");
+            }
+            _ => {
+                let lost: Vec<_> = more.unwrap().into_iter().map(|p| p.not_stored).collect();
+                assert_eq!(lost, [vec![], vec![3]], "{strict}");
+            }
+        }
+    }
+}
+
+/// An empty region of a tensor is asked for, although nothing of it is read.
+#[test]
+fn a_key_of_an_empty_region_is_requested() {
+    let metadata = vector(8, 2);
+    let empty = flat([leaf("st", &[8], Region::new([0], [0]))]);
+    let planner = PLAIN.strict(StrictHandling::RaiseAll);
+    let cx = LoadContext::new(&metadata, 0, true);
+    let plan = load(planner, &empty, &metadata).unwrap();
+    assert!(plan.items.is_empty());
+    assert!(planner.create_global_plan(vec![plan], &cx).is_ok());
+    let nothing = load(planner, &FlatStateDict::new(), &metadata).unwrap();
+    assert!(planner.create_global_plan(vec![nothing], &cx).is_err());
 }
 
 #[test]

@@ -1,13 +1,16 @@
 use super::{join, nobody, part};
 use crate::{
     BackendVersion, Damage, Detection, FileRole, LoadCommonStrategy, LoadCx, LoadFailure,
-    LoadNotes, LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject,
-    ReadTensor, ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic,
-    VerifyReport, agree, pipeline::load_planned,
+    LoadShardedStrategy, Loaded, OpenCx, OwnFile, Producer, ReadCx, ReadObject, ReadTensor,
+    ReaderHooks, Result, StorageInfo, StorageReader, StrategyError, Traffic, VerifyReport, agree,
+    pipeline::load_planned,
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Path, Payload, Sharded, ShardedObject};
-use reshard_plan::{ChunkId, Metadata, ObjectId};
+use reshard_plan::{
+    ChunkId, Entry as Stored, LoadContext, LoadPlan, LoadPlanner, Metadata, ObjectId,
+    Result as PlanResult,
+};
 use reshard_storage::{Entry, Listing, Name, PlaceKind, Progress, Store};
 use std::{any::Any, sync::Arc};
 
@@ -46,7 +49,7 @@ impl WithObjects {
         cx: &LoadCx<'_>,
     ) -> Result<Loaded, Box<LoadFailure>> {
         if self.able().is_some() {
-            return load_planned(objects, &**from, cx).await;
+            return load_planned(objects, &**from, &OfPart::cx(true, cx)).await;
         }
         let asked = match objects.values().next() {
             Some(Sharded::Object(o)) => {
@@ -119,8 +122,12 @@ impl LoadShardedStrategy for WithObjects {
         let base = any
             .downcast_ref::<Reader>()
             .map_or_else(|| Arc::clone(&from), |r| Arc::clone(&r.base));
-        match self.sharded.load(tensors, base, cx).await {
-            Ok(tensors) => Ok(both(&paths, objects, tensors, from.metadata())),
+        match self
+            .sharded
+            .load(tensors, base, &OfPart::cx(false, cx))
+            .await
+        {
+            Ok(tensors) => Ok(both(&paths, objects, tensors)),
             Err(failure) => back(objects.state, failure.template, failure.error),
         }
     }
@@ -150,23 +157,52 @@ impl LoadShardedStrategy for WithObjects {
     }
 }
 
-/// Merges the two results. Each part has reported the keys of the other as unexpected, so these are removed.
-fn both(paths: &[Path], objects: Loaded, tensors: Loaded, metadata: &Metadata) -> Loaded {
+/// The planner of a part of a template. What is stored of the other kind counts as requested: that part looks for it.
+#[derive(Debug)]
+struct OfPart {
+    base: Arc<dyn LoadPlanner>,
+    objects: bool,
+}
+
+impl OfPart {
+    /// The context of the part with the objects, or of that with the tensors.
+    fn cx<'a>(objects: bool, cx: &LoadCx<'a>) -> LoadCx<'a> {
+        let base = Arc::clone(&cx.planner);
+        let mut cx = cx.clone();
+        cx.planner = Arc::new(Self { base, objects });
+        cx
+    }
+}
+
+impl LoadPlanner for OfPart {
+    fn base(&self) -> &dyn LoadPlanner {
+        &*self.base
+    }
+
+    fn create_local_plan(
+        &self,
+        template: &FlatStateDict,
+        cx: &LoadContext<'_>,
+    ) -> PlanResult<LoadPlan> {
+        let mut plan = self.base.create_local_plan(template, cx)?;
+        // One rank that asks is enough.
+        if cx.is_coordinator {
+            let others = cx
+                .metadata
+                .entries()
+                .filter(|e| self.objects != matches!(e, Stored::Object(..)));
+            plan.requested.extend(others.map(|e| e.key().into()));
+        }
+        Ok(plan)
+    }
+}
+
+/// Merges the two results.
+fn both(paths: &[Path], objects: Loaded, tensors: Loaded) -> Loaded {
     let (mut notes, theirs) = (tensors.notes, objects.notes);
-    let LoadNotes {
-        unexpected,
-        missing,
-        casts,
-    } = &mut notes;
-    unexpected.retain(|key| metadata.object(key).is_none());
-    unexpected.extend(
-        theirs
-            .unexpected
-            .into_iter()
-            .filter(|key| metadata.object(key).is_some()),
-    );
-    missing.extend(theirs.missing);
-    casts.extend(theirs.casts);
+    notes.not_stored.extend(theirs.not_stored);
+    notes.not_requested.extend(theirs.not_requested);
+    notes.casts.extend(theirs.casts);
     let mut totals = tensors.totals;
     totals += objects.totals;
     Loaded {

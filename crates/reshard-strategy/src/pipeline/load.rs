@@ -238,6 +238,9 @@ fn explained(e: PlanError, from: &dyn StorageReader) -> StrategyError {
     let PlanError::Load(problems) = &e else {
         return e.into();
     };
+    if (problems.0.iter()).all(|p| matches!(p, Problem::NotRequested { .. })) {
+        return e.into();
+    }
     // Where what is said of a tensor contradicts itself, a hole or another shape only follows from that.
     let contradiction = |p: &Problem| match from.permits(p.key()) {
         Err(e) if e.kind() == ErrorKind::Corrupt => Some(e),
@@ -252,11 +255,11 @@ fn explained(e: PlanError, from: &dyn StorageReader) -> StrategyError {
 
 /// A partial load may skip a leaf that is not stored. It must not skip a leaf that is stored but can't be loaded.
 fn not_lacking(plan: &LoadPlan, template: &FlatStateDict, from: &dyn StorageReader) -> Result<()> {
-    let missing = plan
-        .missing
+    let not_stored = plan
+        .not_stored
         .iter()
         .filter_map(|i| template.get_index(*i as usize));
-    let mut whys = missing.filter_map(|(_, leaf)| match leaf {
+    let mut whys = not_stored.filter_map(|(_, leaf)| match leaf {
         Sharded::Tensor(t) => from.why_not(&t.key),
         Sharded::Object(o) => from.why_not(&o.unique_key()),
     });
@@ -278,8 +281,8 @@ fn notes(plan: &LoadPlan, template: &FlatStateDict) -> LoadNotes {
             .map_or_else(String::new, |(_, s)| s.key().into())
     };
     LoadNotes {
-        unexpected: plan.unexpected.iter().map(|k| k.to_string()).collect(),
-        missing: plan.missing.iter().map(&key).collect(),
+        not_stored: plan.not_stored.iter().map(&key).collect(),
+        not_requested: plan.not_requested.iter().map(|k| k.to_string()).collect(),
         casts: plan
             .recasts
             .iter()

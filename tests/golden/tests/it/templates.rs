@@ -3,8 +3,8 @@
 use crate::load;
 use futures::executor::block_on;
 use reshard::{
-    Cast, Checkpoint, Dialect, Region, ShardedObject, ShardedTensor, StateDict, Tensor, Value,
-    ValueTree,
+    Cast, Checkpoint, Dialect, Region, ShardedObject, ShardedTensor, StateDict, StrictHandling,
+    Tensor, Value, ValueTree,
     model::{Leaf, Path, Payload, Tree, local_chunk, unflatten},
     plan::PlannerData,
 };
@@ -122,7 +122,11 @@ fn a_template_of_all_keys_is_filled() {
             Ok(t) => ShardedTensor::template(key, t.dtype(), t.shape()).into(),
             Err(_) => object(checkpoint, key),
         });
-        match block_on(async { reshard::load(template, checkpoint.url()).strict(true).await }) {
+        match block_on(async {
+            reshard::load(template, checkpoint.url())
+                .strict(StrictHandling::RaiseAll)
+                .await
+        }) {
             Ok(state) => differences(f, checkpoint, &paths, &state),
             Err(e) => vec![format!("{f}: {}", chain(&e))],
         }

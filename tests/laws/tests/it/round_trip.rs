@@ -82,7 +82,7 @@ proptest! {
         for (r, outcome) in (0..).zip(load(group(m), templates, &url, |_, load| load)) {
             let (plain, report) = outcome.unwrap();
             contents.check(&cut, r, n, &plain);
-            prop_assert!(report.notes.missing.is_empty() && report.notes.casts.is_empty());
+            prop_assert!(report.notes.not_stored.is_empty() && report.notes.casts.is_empty());
         }
         watches.iter().for_each(|w| w.check_filled());
     }

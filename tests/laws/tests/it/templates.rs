@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use reshard::{
-    Cast, DType, Dialect, ErrorKind, Region, ShardedTensor, StateDict, Tensor, Value, ValueTree,
-    blocking,
+    Cast, DType, Dialect, ErrorKind, Region, ShardedTensor, StateDict, StrictHandling, Tensor,
+    Value, ValueTree, blocking,
     model::{ShardedTensorFactory, Swiglu},
     plan::cast::convert,
 };
@@ -362,11 +362,11 @@ fn a_partial_load_leaves_what_is_missing_as_it_is() {
     assert_eq!(strict.kind(), ErrorKind::NotFound);
     let partial = reshard::load(template(), place.url())
         .stores(stores())
-        .allow_partial_load(true);
+        .strict(StrictHandling::ReturnUnexpected);
     let (plain, report) = futures::executor::block_on(partial.with_report()).unwrap();
     assert_eq!(leaf(&plain, "w").to_vec::<f32>().unwrap(), [1., 2.]);
     assert_eq!(leaf(&plain, "x").to_vec::<f32>().unwrap(), [9.; 4]);
-    assert_eq!(report.notes.missing, ["x"]);
+    assert_eq!(report.notes.not_stored, ["x"]);
 }
 
 #[test]
@@ -403,8 +403,9 @@ fn all_that_is_missing_anywhere_is_named_at_once() {
     );
 }
 
+/// Megatron's eight, over ranks with different templates: what is stored and not asked for, and the reverse.
 #[test]
-fn what_no_rank_asked_for_is_listed_on_request() {
+fn strictness_reaches_all_ranks() {
     let place = saved(vec![
         vector("a", vec![1.]),
         vector("b", vec![1.]),
@@ -415,16 +416,42 @@ fn what_no_rank_asked_for_is_listed_on_request() {
         template.insert(key, ShardedTensor::template(key, DType::Float32, &[1]));
         template
     };
-    for strict in [false, true] {
-        let outcomes = load(
-            group(2),
-            vec![template("a"), template("c")],
-            place.url(),
-            move |_, l| l.strict(strict),
-        );
-        for outcome in outcomes {
-            let unexpected = outcome.unwrap().1.notes.unexpected;
-            assert_eq!(unexpected, if strict { vec!["b"] } else { vec![] });
+    for strict in StrictHandling::ALL {
+        let both = |keys: [&str; 2]| {
+            let templates = keys.map(template).into();
+            load(group(2), templates, place.url(), move |_, l| {
+                l.strict(strict)
+            })
+        };
+        for outcome in both(["a", "c"]) {
+            let found = outcome.map(|(_, report)| report.notes.not_requested);
+            match (strict, found) {
+                (StrictHandling::RaiseAll, found) => {
+                    let e = found.unwrap_err().to_string();
+                    assert!(
+                        e.contains("b is in the checkpoint, but no rank asks"),
+                        "{e}"
+                    );
+                }
+                (StrictHandling::LogAll | StrictHandling::ReturnAll, found) => {
+                    assert_eq!(found.unwrap(), ["b"]);
+                }
+                (_, found) => assert!(found.unwrap().is_empty()),
+            }
+        }
+        let fails = strict.needs_stored();
+        for (rank, outcome) in both(["a", "x"]).into_iter().enumerate() {
+            match outcome {
+                Ok((plain, report)) => {
+                    let lost: &[&str] = if rank == 1 { &["x"] } else { &[] };
+                    assert!(!fails && report.notes.not_stored == lost, "{strict}");
+                    assert_eq!(
+                        plain.get("x").is_some() || plain.get("a").is_some(),
+                        rank == 0
+                    );
+                }
+                Err(e) => assert!(fails && e.to_string().contains("x is not in"), "{e}"),
+            }
         }
     }
 }

@@ -94,11 +94,11 @@ impl Loan {
     /// Gives a buffer to each leaf without one, including empty leaves, so that every leaf of the result has data. A leaf
     /// that is not stored stays as it is.
     fn allocate(&mut self, plan: &LoadPlan) -> Result<()> {
-        let missing: BTreeSet<u32> = plan.missing.iter().copied().collect();
+        let not_stored: BTreeSet<u32> = plan.not_stored.iter().copied().collect();
         for (i, leaf) in self.template.values_mut().enumerate() {
             if let Sharded::Tensor(t) = leaf
                 && matches!(t.data, Data::None)
-                && !missing.contains(&(i as u32))
+                && !not_stored.contains(&(i as u32))
             {
                 t.data = Data::Host(Tensor::zeros(&t.key, t.dtype, &t.local_shape)?);
             }
