@@ -11,6 +11,10 @@
 //!
 //! The crate knows names, ranges, durability and commit; it knows no tensors, plans or formats.
 
+#[cfg(feature = "testkit")]
+pub mod action_log;
+#[cfg(all(feature = "local", not(feature = "testkit")))]
+mod action_log;
 mod body;
 mod counting;
 mod error;
@@ -40,10 +44,6 @@ mod stores;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 mod traffic;
-#[cfg(feature = "testkit")]
-pub mod trail;
-#[cfg(all(feature = "local", not(feature = "testkit")))]
-mod trail;
 mod wait;
 
 pub use body::{

@@ -11,9 +11,9 @@ mod remove;
 mod retire;
 mod root;
 mod sibling;
-mod site;
 mod transaction;
 mod url;
+mod version;
 mod write;
 
 use crate::{
@@ -25,9 +25,9 @@ use bytes::Bytes;
 use file::Input;
 use part::LocalPart;
 use root::Root;
-use site::Home;
 use std::{fs::File, ops::Range, path::Path, sync::Arc};
 use transaction::LocalTransaction;
+use version::ResolvedPlace;
 
 /// A local directory, on any mounted file system.
 ///
@@ -57,7 +57,7 @@ use transaction::LocalTransaction;
 pub struct LocalStore {
     root: Root,
     /// What the place really is, once that was found out for good.
-    home: Option<Arc<Home>>,
+    resolved: Option<Arc<ResolvedPlace>>,
 }
 
 impl LocalStore {
@@ -88,7 +88,7 @@ impl LocalStore {
         let place = std::path::absolute(path).map_err(|e| StorageError::io("find", path, e))?;
         Ok(Self {
             root: Root::new(place),
-            home: None,
+            resolved: None,
         })
     }
 
@@ -152,7 +152,7 @@ impl Store for LocalStore {
         Ok(held.map(|root| {
             Arc::new(Self {
                 root,
-                home: self.home.clone(),
+                resolved: self.resolved.clone(),
             }) as _
         }))
     }
@@ -160,11 +160,11 @@ impl Store for LocalStore {
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
         let place = self.path().to_path_buf();
         let found = pool::run_one(move || {
-            let mut home = Home::find(&place)?;
-            let root = Root::held(home.place.clone(), home.open()?);
+            let mut resolved = ResolvedPlace::find(&place)?;
+            let root = Root::held(resolved.place.clone(), resolved.open()?);
             Ok(Self {
                 root,
-                home: Some(Arc::new(home)),
+                resolved: Some(Arc::new(resolved)),
             })
         });
         Ok(Some(Arc::new(found.await?)))
@@ -188,14 +188,14 @@ impl Store for LocalStore {
     }
 
     async fn begin(&self, attempt: &str, if_exists: IfExists) -> Result<Arc<dyn Transaction>> {
-        let (place, home, attempt) = (
+        let (place, resolved, attempt) = (
             self.path().to_path_buf(),
-            self.home.clone(),
+            self.resolved.clone(),
             attempt.to_owned(),
         );
-        let begin = move || match home {
-            Some(home) => LocalTransaction::begin(&home, &attempt, if_exists),
-            None => LocalTransaction::begin(&Home::find(&place)?, &attempt, if_exists),
+        let begin = move || match resolved {
+            Some(resolved) => LocalTransaction::begin(&resolved, &attempt, if_exists),
+            None => LocalTransaction::begin(&ResolvedPlace::find(&place)?, &attempt, if_exists),
         };
         Ok(Arc::new(pool::run_one(begin).await?))
     }

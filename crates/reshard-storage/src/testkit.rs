@@ -1,5 +1,5 @@
 //! For tests, of this crate and of others: the contract that every [`Store`](crate::Store) keeps, a store in memory, a
-//! wrapper that injects faults, and a trail of what is done to local files.
+//! wrapper that injects faults, and a log of what is done to local files.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
@@ -13,4 +13,4 @@ pub use fault::{Fault, FaultStore, Op};
 pub use memory::MemoryStore;
 pub use target::Target;
 
-pub use crate::trail::{Trace, Trail};
+pub use crate::action_log::{Action, ActionLog};

@@ -5,7 +5,7 @@
 use futures::executor::block_on;
 use reshard_storage::{
     Durability, FileBody, IfExists, LocalStore, Name, Progress, Store,
-    testkit::{MemoryStore, Trace, Trail},
+    testkit::{Action, ActionLog, MemoryStore},
 };
 use std::{
     fs,
@@ -18,8 +18,8 @@ fn name(s: &str) -> Name {
 }
 
 /// Two ranks write, one commits; the steps that were seen, with paths as `transaction/…`, `place/…` and `.` for the parent.
-fn save(parent: &Path, place: &str, if_exists: IfExists, durability: Durability) -> Vec<Trace> {
-    let trail = Trail::below(parent);
+fn save(parent: &Path, place: &str, if_exists: IfExists, durability: Durability) -> Vec<Action> {
+    let log = ActionLog::below(parent);
     let store = LocalStore::at(parent.join(place)).unwrap();
     block_on(async {
         let body = |n: &str| {
@@ -44,25 +44,25 @@ fn save(parent: &Path, place: &str, if_exists: IfExists, durability: Durability)
             .await
             .unwrap();
     });
-    trail.seen()
+    log.seen()
 }
 
 /// Position of the last step that is so; `None` when none is.
-fn last(trail: &[Trace], is: impl Fn(&Trace) -> bool) -> Option<usize> {
-    trail.iter().rposition(is)
+fn last(log: &[Action], is: impl Fn(&Action) -> bool) -> Option<usize> {
+    log.iter().rposition(is)
 }
 
-fn first(trail: &[Trace], is: impl Fn(&Trace) -> bool) -> Option<usize> {
-    trail.iter().position(is)
+fn first(log: &[Action], is: impl Fn(&Action) -> bool) -> Option<usize> {
+    log.iter().position(is)
 }
 
 /// That a version that was built at `built` and went to its place by a rename is on the disk in the right order.
-fn check(trail: &[Trace], parent: &Path, built: &Path, place: &Path) {
-    let renamed = first(trail, |t| matches!(t, Trace::Renamed(_, to) if to == place)).unwrap();
+fn check(log: &[Action], parent: &Path, built: &Path, place: &Path) {
+    let renamed = first(log, |t| matches!(t, Action::Renamed(_, to) if to == place)).unwrap();
     let mut synced = Vec::new();
     for file in ["a", "sub/b", "c", "sub/deep/d", "record"].map(|f| built.join(f)) {
-        let wrote = last(trail, |t| *t == Trace::Wrote(file.clone())).unwrap();
-        let sync = first(trail, |t| *t == Trace::SyncedFile(file.clone()))
+        let wrote = last(log, |t| *t == Action::Wrote(file.clone())).unwrap();
+        let sync = first(log, |t| *t == Action::SyncedFile(file.clone()))
             .unwrap_or_else(|| panic!("{} was never synced", file.display()));
         assert!(
             wrote < sync && sync < renamed,
@@ -74,7 +74,7 @@ fn check(trail: &[Trace], parent: &Path, built: &Path, place: &Path) {
     // The record comes when all others are on the disk.
     let (record, others) = synced.split_last().unwrap();
     assert!(others.iter().all(|(at, _)| *at < record.0));
-    let wrote_record = first(trail, |t| *t == Trace::Wrote(record.1.clone())).unwrap();
+    let wrote_record = first(log, |t| *t == Action::Wrote(record.1.clone())).unwrap();
     assert!(
         others.iter().all(|(at, _)| *at < wrote_record),
         "the record is written last"
@@ -86,8 +86,8 @@ fn check(trail: &[Trace], parent: &Path, built: &Path, place: &Path) {
             .skip(1)
             .take_while(|d| d.starts_with(built))
         {
-            let sync = last(&trail[..renamed], |t| {
-                *t == Trace::SyncedDirectory(dir.into())
+            let sync = last(&log[..renamed], |t| {
+                *t == Action::SyncedDirectory(dir.into())
             });
             assert!(
                 sync.is_some_and(|s| s > *at),
@@ -97,8 +97,8 @@ fn check(trail: &[Trace], parent: &Path, built: &Path, place: &Path) {
             );
         }
     }
-    let after = first(&trail[renamed..], |t| {
-        *t == Trace::SyncedDirectory(parent.into())
+    let after = first(&log[renamed..], |t| {
+        *t == Action::SyncedDirectory(parent.into())
     });
     assert!(
         after.is_some(),
@@ -111,8 +111,8 @@ fn files_and_directories_are_on_the_disk_before_a_version_is_seen_and_its_name_a
     let dir = tempfile::tempdir().unwrap();
     let parent = fs::canonicalize(dir.path()).unwrap();
     let place = parent.join("ckpt");
-    let trail = save(&parent, "ckpt", IfExists::Refuse, Durability::Machine);
-    check(&trail, &parent, &parent.join(".ckpt.x.tmp"), &place);
+    let log = save(&parent, "ckpt", IfExists::Refuse, Durability::Machine);
+    check(&log, &parent, &parent.join(".ckpt.x.tmp"), &place);
 }
 
 #[test]
@@ -124,17 +124,17 @@ fn a_version_that_replaces_another_is_on_the_disk_before_the_old_one_is_removed(
     fs::write(place.join("old"), "old").unwrap();
     fs::write(place.join("README"), "of others").unwrap();
     let replace = IfExists::Replace([name("old")].into());
-    let trail = save(&parent, "ckpt", replace, Durability::Machine);
-    check(&trail, &parent, &parent.join(".ckpt.x.tmp"), &place);
+    let log = save(&parent, "ckpt", replace, Durability::Machine);
+    check(&log, &parent, &parent.join(".ckpt.x.tmp"), &place);
     // What was carried over to the new version has its name there, too.
     let renamed = first(
-        &trail,
-        |t| matches!(t, Trace::Renamed(_, to) if *to == place),
+        &log,
+        |t| matches!(t, Action::Renamed(_, to) if *to == place),
     )
     .unwrap();
     assert!(
-        trail[renamed..].contains(&Trace::SyncedDirectory(place.clone())),
-        "{trail:?}"
+        log[renamed..].contains(&Action::SyncedDirectory(place.clone())),
+        "{log:?}"
     );
     assert!(place.join("README").exists() && !place.join("old").exists());
 }
@@ -149,7 +149,7 @@ fn a_file_that_is_linked_from_another_place_is_on_the_disk_before_the_version_is
         fs::write(parent.join("old/a"), "by somebody who waited for no disk").unwrap();
         let old: Arc<dyn Store> = Arc::new(LocalStore::at(parent.join("old")).unwrap());
         let new = LocalStore::at(parent.join("new")).unwrap();
-        let trail = Trail::below(&parent);
+        let log = ActionLog::below(&parent);
         block_on(async {
             let transaction = new.begin("x", IfExists::Refuse).await.unwrap();
             let copy = FileBody::copy_of(name("sub/b"), old, name("a"));
@@ -159,20 +159,20 @@ fn a_file_that_is_linked_from_another_place_is_on_the_disk_before_the_version_is
                 .unwrap();
             transaction.commit(None, &[], durability).await.unwrap();
         });
-        let trail = trail.seen();
+        let log = log.seen();
         let file = parent.join(".new.x.tmp/sub/b");
-        let at = |step: Trace| first(&trail, |t| *t == step);
-        let linked = at(Trace::Linked(file.clone())).unwrap();
+        let at = |step: Action| first(&log, |t| *t == step);
+        let linked = at(Action::Linked(file.clone())).unwrap();
         let synced = [
-            at(Trace::SyncedFile(file.clone())),
-            at(Trace::SyncedDirectory(file.parent().unwrap().into())),
+            at(Action::SyncedFile(file.clone())),
+            at(Action::SyncedDirectory(file.parent().unwrap().into())),
         ];
         let waits = durability == Durability::Machine;
         assert!(
             synced
                 .iter()
                 .all(|s| s.is_some_and(|s| s > linked) == waits),
-            "{durability:?}: {trail:?}"
+            "{durability:?}: {log:?}"
         );
     }
 }
@@ -185,7 +185,7 @@ fn a_file_that_is_copied_from_another_store_is_on_the_disk_when_it_is_written() 
         let old = MemoryStore::new();
         old.put(name("a"), "in memory".into());
         let new = LocalStore::at(parent.join("new")).unwrap();
-        let trail = Trail::below(&parent);
+        let log = ActionLog::below(&parent);
         block_on(async {
             let transaction = new.begin("x", IfExists::Refuse).await.unwrap();
             let copy = FileBody::copy_of(name("b"), Arc::new(old), name("a"));
@@ -196,9 +196,9 @@ fn a_file_that_is_copied_from_another_store_is_on_the_disk_when_it_is_written() 
             transaction.commit(None, &[], durability).await.unwrap();
         });
         assert_eq!(fs::read(parent.join("new/b")).unwrap(), b"in memory");
-        let synced = trail
+        let synced = log
             .seen()
-            .contains(&Trace::SyncedFile(parent.join(".new.x.tmp/b")));
+            .contains(&Action::SyncedFile(parent.join(".new.x.tmp/b")));
         assert_eq!(synced, durability == Durability::Machine);
     }
 }
@@ -207,17 +207,17 @@ fn a_file_that_is_copied_from_another_store_is_on_the_disk_when_it_is_written() 
 fn directories_made_for_a_place_are_named_on_the_disk() {
     let dir = tempfile::tempdir().unwrap();
     let parent = fs::canonicalize(dir.path()).unwrap();
-    let trail = save(
+    let log = save(
         &parent,
         "runs/7/ckpt",
         IfExists::Refuse,
         Durability::Machine,
     );
     for made in ["runs", "runs/7"].map(|d| parent.join(d)) {
-        let at = first(&trail, |t| *t == Trace::Made(made.clone())).unwrap();
+        let at = first(&log, |t| *t == Action::Made(made.clone())).unwrap();
         let above: PathBuf = made.parent().unwrap().into();
         assert!(
-            trail[at..].contains(&Trace::SyncedDirectory(above)),
+            log[at..].contains(&Action::SyncedDirectory(above)),
             "{}",
             made.display()
         );
@@ -228,11 +228,11 @@ fn directories_made_for_a_place_are_named_on_the_disk() {
 fn a_save_that_need_only_outlive_the_process_waits_for_no_disk() {
     let dir = tempfile::tempdir().unwrap();
     let parent = fs::canonicalize(dir.path()).unwrap();
-    let trail = save(&parent, "ckpt", IfExists::Refuse, Durability::Process);
-    assert!(trail.iter().any(|t| matches!(t, Trace::Wrote(_))));
-    let synced: Vec<_> = trail
+    let log = save(&parent, "ckpt", IfExists::Refuse, Durability::Process);
+    assert!(log.iter().any(|t| matches!(t, Action::Wrote(_))));
+    let synced: Vec<_> = log
         .iter()
-        .filter(|t| matches!(t, Trace::SyncedFile(_) | Trace::SyncedDirectory(_)))
+        .filter(|t| matches!(t, Action::SyncedFile(_) | Action::SyncedDirectory(_)))
         .collect();
     assert!(synced.is_empty(), "{synced:?}");
 }

@@ -8,7 +8,7 @@ use reshard_model::ErrorKind;
 use reshard_storage::{
     Durability, Extent, FileBody, IfExists, Leftover, Length, LocalStore, Name, Progress, Result,
     StorageError, Store, StoreExt, Written,
-    testkit::{Trace, Trail},
+    testkit::{Action, ActionLog},
     wait,
 };
 use std::{
@@ -312,15 +312,15 @@ fn the_names_beside_a_place_are_listed_once_however_many_leftovers_are_removed()
     }
     fs::create_dir(home.join("x")).unwrap();
     let store = LocalStore::at(home.join("x")).unwrap();
-    let trail = Trail::below(&home);
+    let log = ActionLog::below(&home);
     for left in block_on(store.leftovers()).unwrap() {
         block_on(store.remove_leftover(&left)).unwrap();
         block_on(store.finish_replacing(&left, &[])).unwrap();
     }
-    let listings = trail
+    let listings = log
         .seen()
         .into_iter()
-        .filter(|t| matches!(t, Trace::Listed(_)))
+        .filter(|t| matches!(t, Action::Listed(_)))
         .count();
     assert_eq!((listings, fs::read_dir(&home).unwrap().count()), (1, 1));
 }

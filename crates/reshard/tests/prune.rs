@@ -13,7 +13,7 @@ use reshard::{
         StoreScheme, Transaction,
     },
 };
-use reshard_storage::testkit::{Fault, FaultStore, Op, Trace, Trail};
+use reshard_storage::testkit::{Action, ActionLog, Fault, FaultStore, Op};
 use std::{
     collections::BTreeMap,
     fs,
@@ -430,12 +430,11 @@ fn a_prune_that_fails_halfway_says_what_it_has_removed() {
 fn the_names_beside_the_place_are_listed_as_often_for_one_leftover_as_for_many() {
     let listings = |count| {
         let (home, dir) = with_leftovers(count);
-        let trail = Trail::below(fs::canonicalize(home.path()).unwrap());
+        let log = ActionLog::below(fs::canonicalize(home.path()).unwrap());
         assert_eq!(prune_all(&dir).unwrap().removed.len(), count);
-        trail
-            .seen()
+        log.seen()
             .into_iter()
-            .filter(|t| matches!(t, Trace::Listed(_)))
+            .filter(|t| matches!(t, Action::Listed(_)))
             .count()
     };
     assert_eq!(listings(30), listings(1));

@@ -2,8 +2,8 @@
 
 use super::{
     dir::{Dir, Identity},
-    site::{Home, Site},
     url,
+    version::{NewVersion, ResolvedPlace},
 };
 use crate::{Result, StorageError};
 use std::{
@@ -42,8 +42,8 @@ fn machine() -> Option<String> {
 }
 
 /// Tells the other ranks where a version is built.
-pub(super) fn tell(site: &Site, built: &Dir) -> String {
-    let place = url::url(&site.place);
+pub(super) fn tell(version: &NewVersion, built: &Dir) -> String {
+    let place = url::url(&version.place);
     match Built::of(built.fd()) {
         Some(Built(built)) => format!("{place}{MARK}{built}"),
         None => place,
@@ -54,17 +54,17 @@ pub(super) fn tell(site: &Site, built: &Dir) -> String {
 ///
 /// # Errors
 /// [`StorageError::NotJoined`] when it is not there, or another directory has its name.
-pub(super) fn join(mine: &Path, attempt: &str, told: Option<&str>) -> Result<(Site, Dir)> {
+pub(super) fn join(mine: &Path, attempt: &str, told: Option<&str>) -> Result<(NewVersion, Dir)> {
     let (theirs, built) = told.map_or((None, None), parse);
     // Where the other rank says. Another machine may know that directory by another path: then as the URL says.
     for place in theirs.as_deref().into_iter().chain([mine]) {
-        let Some(site) = Home::find(place)?.site(attempt)? else {
+        let Some(version) = ResolvedPlace::find(place)?.version(attempt)? else {
             continue;
         };
-        match site.join() {
+        match version.join() {
             // What somebody has put there instead is neither written to nor removed.
             Ok(dir) if built.as_ref().is_some_and(|built| !built.may_be(dir.fd())) => {}
-            Ok(dir) => return Ok((site, dir)),
+            Ok(dir) => return Ok((version, dir)),
             Err(StorageError::NotFound { .. }) => {}
             Err(e) => return Err(e),
         }
@@ -91,14 +91,18 @@ mod tests {
     fn another_directory_of_that_name_is_not_joined() {
         let home = tempfile::tempdir().unwrap();
         let place = home.path().join("a#b");
-        let site = Home::find(&place).unwrap().site("one").unwrap().unwrap();
-        let built = site.make().unwrap();
-        let told = tell(&site, &built);
+        let version = ResolvedPlace::find(&place)
+            .unwrap()
+            .version("one")
+            .unwrap()
+            .unwrap();
+        let built = version.make().unwrap();
+        let told = tell(&version, &built);
         let joined = |told: &str| join(&place, "one", Some(told));
         assert!(joined(&told).is_ok());
         // Somebody's directory lies under the hidden name by now.
-        fs::rename(&site.built, home.path().join("away")).unwrap();
-        fs::create_dir(&site.built).unwrap();
+        fs::rename(&version.built, home.path().join("away")).unwrap();
+        fs::create_dir(&version.built).unwrap();
         if machine().is_some() {
             let e = joined(&told).unwrap_err();
             assert!(matches!(e, StorageError::NotJoined { .. }), "{e}");

@@ -3,7 +3,7 @@
 
 use crate::{
     Name, Result, StorageError,
-    trail::{Trace, note},
+    action_log::{Action, note},
 };
 use rustix::{
     fs::{AtFlags, Dir as Entries, FileType, Mode, OFlags, Stat},
@@ -260,7 +260,7 @@ impl Dir {
         });
         match linked {
             Ok(()) => {
-                note(|| Trace::Linked(path.clone()));
+                note(|| Action::Linked(path.clone()));
                 let meta = file
                     .metadata()
                     .map_err(|e| StorageError::io("look at", &path, e))?;
@@ -338,7 +338,7 @@ pub(super) fn sync_held(fd: impl AsFd, path: &Path) -> Result<()> {
 /// The names in an open directory are on the disk after this.
 pub(super) fn sync(fd: &OwnedFd, path: &Path) -> Result<()> {
     rustix::fs::fsync(fd).map_err(|e| StorageError::io("sync", path, e))?;
-    note(|| Trace::SyncedDirectory(path.into()));
+    note(|| Action::SyncedDirectory(path.into()));
     Ok(())
 }
 
@@ -386,23 +386,23 @@ pub(super) mod tests {
 
     /// A directory with a directory `d` and a file `f`, held.
     fn with_both() -> (tempfile::TempDir, OwnedFd) {
-        let home = tempfile::tempdir().unwrap();
-        let at = hold(home.path()).unwrap();
+        let resolved = tempfile::tempdir().unwrap();
+        let at = hold(resolved.path()).unwrap();
         make(&at, "d".as_ref()).unwrap();
-        fs::write(home.path().join("f"), "").unwrap();
-        (home, at)
+        fs::write(resolved.path().join("f"), "").unwrap();
+        (resolved, at)
     }
 
     #[test]
     fn only_directories_are_opened_and_no_program_that_is_started_inherits_them() {
-        let (home, at) = with_both();
+        let (resolved, at) = with_both();
         for link in ["d", "f"] {
-            std::os::unix::fs::symlink(link, home.path().join(format!("to-{link}"))).unwrap();
+            std::os::unix::fs::symlink(link, resolved.path().join(format!("to-{link}"))).unwrap();
         }
         let opened = [
             open(&at, "d").unwrap(),
             open_below(&at, &Name::new("d").unwrap()).unwrap(),
-            hold(&home.path().join("to-d")).unwrap(),
+            hold(&resolved.path().join("to-d")).unwrap(),
             at.try_clone().unwrap(),
         ];
         for fd in opened.iter().chain([&at]) {
@@ -424,7 +424,7 @@ pub(super) mod tests {
         }
         for name in ["f", "to-f"] {
             assert_eq!(
-                hold(&home.path().join(name)).err(),
+                hold(&resolved.path().join(name)).err(),
                 Some(Errno::NOTDIR),
                 "{name}"
             );
@@ -449,14 +449,14 @@ pub(super) mod tests {
 
     #[test]
     fn the_length_of_what_lies_behind_a_link_is_not_told() {
-        let (home, at) = with_both();
-        std::os::unix::fs::symlink("d", home.path().join("to-d")).unwrap();
-        fs::write(home.path().join("d/in"), "1234").unwrap();
+        let (resolved, at) = with_both();
+        std::os::unix::fs::symlink("d", resolved.path().join("to-d")).unwrap();
+        fs::write(resolved.path().join("d/in"), "1234").unwrap();
         drop(at);
         let dir = Dir::open(
-            hold(home.path().parent().unwrap()).unwrap(),
-            home.path().file_name().unwrap(),
-            home.path(),
+            hold(resolved.path().parent().unwrap()).unwrap(),
+            resolved.path().file_name().unwrap(),
+            resolved.path(),
         );
         let dir = dir.unwrap();
         let len = |name: &str| dir.len(&Name::new(name).unwrap());

@@ -2,8 +2,8 @@
 
 use super::{
     sibling::{Sibling, State, siblings},
-    site::Home,
     url::{self, url},
+    version::ResolvedPlace,
 };
 use crate::{Leftover, Result, StorageError};
 use std::{
@@ -15,14 +15,14 @@ use std::{
 
 /// What attempts at this place have left beside it.
 pub(super) fn leftovers(place: &Path) -> Result<Vec<Leftover>> {
-    let home = Home::find(place)?;
-    let Some(up) = &home.up else {
+    let resolved = ResolvedPlace::find(place)?;
+    let Some(up) = &resolved.up else {
         return Ok(Vec::new());
     };
-    let found = siblings(up, &home.parent, &home.name)
-        .map_err(|e| StorageError::io("list", &home.parent, e))?;
+    let found = siblings(up, &resolved.parent, &resolved.name)
+        .map_err(|e| StorageError::io("list", &resolved.parent, e))?;
     let leftover = |s: Sibling| {
-        let path = home.parent.join(&s.name);
+        let path = resolved.parent.join(&s.name);
         let (bytes, modified) = extent_of(&path);
         // Whatever it is called, it can be opened by what is said here.
         let text = path.to_str().map_or_else(|| url(&path), str::to_owned);

@@ -168,8 +168,8 @@ pub(super) mod tests {
     /// Runs a test again, in a process that sees a directory `from` also as `to`. Where the system allows nobody that, nothing is run.
     pub(in super::super) fn with_mount(test: &str, work: impl FnOnce(&Path)) {
         const MARK: &str = "RESHARD_TEST_MOUNT";
-        if let Some(home) = std::env::var_os(MARK) {
-            return work(Path::new(&home));
+        if let Some(resolved) = std::env::var_os(MARK) {
+            return work(Path::new(&resolved));
         }
         let unshare = || {
             let mut c = Command::new("unshare");
@@ -179,20 +179,20 @@ pub(super) mod tests {
         if !unshare().arg("true").status().is_ok_and(|s| s.success()) {
             return;
         }
-        let home = tempfile::tempdir().unwrap();
+        let resolved = tempfile::tempdir().unwrap();
         let script = r#"mkdir -p "$2"/from/sub && echo gold > "$2"/from/gold && echo gold > "$2"/from/sub/gold && exec "$0" --exact "$1" --test-threads=1"#;
         let mut again = unshare();
         again
             .args(["sh", "-c", script])
             .arg(std::env::current_exe().unwrap())
             .arg(test)
-            .arg(home.path());
-        let out = again.env(MARK, home.path()).output().unwrap();
+            .arg(resolved.path());
+        let out = again.env(MARK, resolved.path()).output().unwrap();
         let text = String::from_utf8_lossy(&out.stdout);
         assert!(out.status.success() && text.contains("1 passed"), "{text}");
         for gold in ["gold", "sub/gold"] {
             assert!(
-                home.path().join("from").join(gold).exists(),
+                resolved.path().join("from").join(gold).exists(),
                 "{gold} is gone"
             );
         }
@@ -216,16 +216,22 @@ pub(super) mod tests {
     fn the_root_of_a_file_system_is_told_from_a_directory_in_it() {
         let root = dir::hold(Path::new("/")).unwrap();
         assert_eq!(is_mount(&root, "proc"), Ok(true));
-        let home = tempfile::tempdir().unwrap();
-        fs::create_dir(home.path().join("d")).unwrap();
-        let home = dir::hold(home.path()).unwrap();
+        let resolved = tempfile::tempdir().unwrap();
+        fs::create_dir(resolved.path().join("d")).unwrap();
+        let resolved = dir::hold(resolved.path()).unwrap();
         assert_eq!(
-            (is_mount(&home, "d"), is_mount(&home, "none").is_err()),
+            (
+                is_mount(&resolved, "d"),
+                is_mount(&resolved, "none").is_err()
+            ),
             (Ok(false), true)
         );
         let proc = dir::open(&root, "proc").unwrap();
         assert_eq!(is_apart(&proc, &root), Ok(true));
-        assert_eq!(is_apart(&dir::open(&home, "d").unwrap(), &home), Ok(false));
+        assert_eq!(
+            is_apart(&dir::open(&resolved, "d").unwrap(), &resolved),
+            Ok(false)
+        );
         let first = first_below(&dir::open(rustix::fs::CWD, "/").unwrap())
             .unwrap()
             .unwrap();
@@ -236,18 +242,18 @@ pub(super) mod tests {
     fn a_mount_is_found_wherever_it_lies() {
         with_mount(
             "local::mount::tests::a_mount_is_found_wherever_it_lies",
-            |home| {
-                let tree = home.join("tree");
+            |resolved| {
+                let tree = resolved.join("tree");
                 for d in ["a/b/c", "d/e", "z"] {
                     fs::create_dir_all(tree.join(d)).unwrap();
                 }
                 fs::write(tree.join("z/f"), "").unwrap();
-                std::os::unix::fs::symlink(home.join("from"), tree.join("a/link")).unwrap();
+                std::os::unix::fs::symlink(resolved.join("from"), tree.join("a/link")).unwrap();
                 let first = || first_below(&dir::open(rustix::fs::CWD, &tree).unwrap()).unwrap();
                 assert_eq!(first(), None);
-                bind(&home.join("from/gold"), &tree.join("z/f"));
+                bind(&resolved.join("from/gold"), &tree.join("z/f"));
                 assert_eq!(first(), Some("z/f".into()));
-                bind(&home.join("from"), &tree.join("z"));
+                bind(&resolved.join("from"), &tree.join("z"));
                 assert_eq!(first(), Some("z".into()));
             },
         );
@@ -258,16 +264,16 @@ pub(super) mod tests {
         with_few_files(
             "local::mount::tests::a_nest_of_any_depth_is_looked_through",
             || {
-                let home = tempfile::tempdir().unwrap();
-                nest(home.path(), 3_000, "d", "f");
-                nest(&home.path().join("d/d"), 100, "e", "f");
-                let at = dir::open(rustix::fs::CWD, home.path()).unwrap();
+                let resolved = tempfile::tempdir().unwrap();
+                nest(resolved.path(), 3_000, "d", "f");
+                nest(&resolved.path().join("d/d"), 100, "e", "f");
+                let at = dir::open(rustix::fs::CWD, resolved.path()).unwrap();
                 assert_eq!(first_below(&at), Ok(None));
-                let up = dir::hold(home.path().parent().unwrap()).unwrap();
+                let up = dir::hold(resolved.path().parent().unwrap()).unwrap();
                 super::super::remove::remove_tree(
                     &up,
-                    home.path().file_name().unwrap(),
-                    home.path(),
+                    resolved.path().file_name().unwrap(),
+                    resolved.path(),
                 )
                 .unwrap();
             },

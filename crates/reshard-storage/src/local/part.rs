@@ -9,16 +9,17 @@ use super::{
     leftover, remove,
     root::Root,
     sibling,
-    site::{Home, Site},
     transaction::{check, make_durable, write_record, written},
     url::url,
+    version::{NewVersion, ResolvedPlace},
     write,
 };
 use crate::{
     Depth, Durability, Entry, FileBody, Head, Hints, IfExists, Leftover, Link, Listing, Name,
     PartStore, PlaceKind, Progress, RecordRead, Recovery, Result, StorageError, Store, Traffic,
-    Transaction, Written, failpoint, pool,
-    trail::{Trace, note},
+    Transaction, Written,
+    action_log::{Action, note},
+    failpoint, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -44,7 +45,7 @@ pub(super) struct LocalPart {
     path: PathBuf,
     reads: PartStore,
     /// What the place really is, once that was found out for good, and which file lies there.
-    home: Option<Arc<Home>>,
+    resolved: Option<Arc<ResolvedPlace>>,
 }
 
 impl LocalPart {
@@ -53,7 +54,7 @@ impl LocalPart {
         let (parent, name) = (path.parent()?, Name::new(path.file_name()?.to_str()?).ok()?);
         let folder = Arc::new(LocalStore {
             root: Root::new(parent.to_path_buf()),
-            home: None,
+            resolved: None,
         });
         let reads = match kind {
             PlaceKind::Folder => return None,
@@ -63,7 +64,7 @@ impl LocalPart {
         Some(Self {
             path: path.to_path_buf(),
             reads,
-            home: None,
+            resolved: None,
         })
     }
 }
@@ -120,7 +121,10 @@ impl Store for LocalPart {
         let Some(root) = held.await? else {
             return Ok(None);
         };
-        let folder = Arc::new(LocalStore { root, home: None });
+        let folder = Arc::new(LocalStore {
+            root,
+            resolved: None,
+        });
         Ok(Some(Arc::new(Self {
             reads: self.reads.of(folder),
             ..self.clone()
@@ -129,18 +133,18 @@ impl Store for LocalPart {
 
     async fn resolved(&self) -> Result<Option<Arc<dyn Store>>> {
         let place = self.path.clone();
-        let home = pool::run_one(move || {
-            let mut home = Home::find(&place)?;
-            let found = match &home.up {
-                Some(up) => Identity::named(up, &home.name)
+        let resolved = pool::run_one(move || {
+            let mut resolved = ResolvedPlace::find(&place)?;
+            let found = match &resolved.up {
+                Some(up) => Identity::named(up, &resolved.name)
                     .map_err(|e| StorageError::io("look at", &place, e))?,
                 None => None,
             };
-            home.known = Some(found);
-            Ok(home)
+            resolved.known = Some(found);
+            Ok(resolved)
         });
         Ok(Some(Arc::new(Self {
-            home: Some(Arc::new(home.await?)),
+            resolved: Some(Arc::new(resolved.await?)),
             ..self.clone()
         })))
     }
@@ -161,14 +165,14 @@ impl Store for LocalPart {
         let (me, attempt) = (self.clone(), attempt.to_owned());
         let begin = move || {
             let found;
-            let home = match &me.home {
-                Some(home) => home,
+            let resolved = match &me.resolved {
+                Some(resolved) => resolved,
                 None => {
-                    found = Home::find(&me.path)?;
+                    found = ResolvedPlace::find(&me.path)?;
                     &found
                 }
             };
-            PartTransaction::begin(home, &attempt, me.reads.kind(), &if_exists)
+            PartTransaction::begin(resolved, &attempt, me.reads.kind(), &if_exists)
         };
         Ok(Arc::new(pool::run_one(begin).await?))
     }
@@ -177,8 +181,8 @@ impl Store for LocalPart {
         let (mine, kind, attempt) = (self.path.clone(), self.reads.kind(), attempt.to_owned());
         let told = place.map(str::to_owned);
         let join = move || {
-            let (site, built) = begun::join(&mine, &attempt, told.as_deref())?;
-            Ok(PartTransaction::new(site, built, kind, None))
+            let (version, built) = begun::join(&mine, &attempt, told.as_deref())?;
+            Ok(PartTransaction::new(version, built, kind, None))
         };
         Ok(Arc::new(pool::run_one(join).await?))
     }
@@ -199,15 +203,15 @@ impl Recovery for LocalPart {
     async fn remove_leftover(&self, left: &Leftover) -> Result<()> {
         let (place, kind, attempt) = (self.path.clone(), self.reads.kind(), left.attempt.clone());
         pool::run_one(move || {
-            let Some(site) = Home::find(&place)?.site(&attempt)? else {
+            let Some(version) = ResolvedPlace::find(&place)?.version(&attempt)? else {
                 return Ok(());
             };
-            match site.join() {
+            match version.join() {
                 Err(StorageError::NotFound { .. }) => return Ok(()),
-                Ok(built) if kind == PlaceKind::Prefix => withdraw(&site, &built)?,
+                Ok(built) if kind == PlaceKind::Prefix => withdraw(&version, &built)?,
                 other => drop(other?),
             }
-            remove::remove_tree(&site.up, &site.built_name, &site.built)
+            remove::remove_tree(&version.up, &version.built_name, &version.built)
         })
         .await
     }
@@ -219,45 +223,45 @@ impl Recovery for LocalPart {
 }
 
 /// What the place of a file with a prefix is called in the folder.
-fn with_prefix(site: &Site, name: &Name) -> OsString {
-    let mut out = site.name.clone();
+fn with_prefix(version: &NewVersion, name: &Name) -> OsString {
+    let mut out = version.name.clone();
     out.push(name.as_str());
     out
 }
 
 /// Takes back what a killed attempt has linked into the folder, unless it had come to the last file: the record.
-fn withdraw(site: &Site, built: &Dir) -> Result<()> {
-    let fail = |e| StorageError::io("look at", &site.place, e);
+fn withdraw(version: &NewVersion, built: &Dir) -> Result<()> {
+    let fail = |e| StorageError::io("look at", &version.place, e);
     let held = built
         .fd()
         .try_clone()
-        .map_err(|e| StorageError::io("open", &site.built, e))?;
-    let files = Root::held(site.built.clone(), Some(held))
+        .map_err(|e| StorageError::io("open", &version.built, e))?;
+    let files = Root::held(version.built.clone(), Some(held))
         .list(None, Depth::One)?
         .files;
     let mut linked = Vec::new();
     for file in &files {
-        let outer = with_prefix(site, &file.name);
+        let outer = with_prefix(version, &file.name);
         let mine = Identity::named(built.fd(), OsStr::new(file.name.as_str())).map_err(fail)?;
-        if mine.is_some() && Identity::named(&site.up, &outer).map_err(fail)? == mine {
+        if mine.is_some() && Identity::named(&version.up, &outer).map_err(fail)? == mine {
             linked.push(outer);
         }
     }
     if linked.len() == files.len() {
         return Ok(());
     }
-    unlink_all(site, &linked)
+    unlink_all(version, &linked)
 }
 
 /// Removes all that it can. Returns the first error.
-fn unlink_all(site: &Site, names: &[OsString]) -> Result<()> {
+fn unlink_all(version: &NewVersion, names: &[OsString]) -> Result<()> {
     let mut outcome = Ok(());
     for name in names {
-        let removed = match rustix::fs::unlinkat(&site.up, &**name, AtFlags::empty()) {
+        let removed = match rustix::fs::unlinkat(&version.up, &**name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(StorageError::io(
                 "remove",
-                site.place.with_file_name(name),
+                version.place.with_file_name(name),
                 e,
             )),
         };
@@ -269,7 +273,7 @@ fn unlink_all(site: &Site, names: &[OsString]) -> Result<()> {
 /// A new version of one file, or new files with a prefix.
 #[derive(Debug)]
 struct PartTransaction {
-    site: Site,
+    version: NewVersion,
     built: Dir,
     kind: PlaceKind,
     /// The file that is replaced. Held open, so that no other gets its identity.
@@ -278,9 +282,9 @@ struct PartTransaction {
 }
 
 impl PartTransaction {
-    fn new(site: Site, built: Dir, kind: PlaceKind, old: Option<Arc<OwnedFd>>) -> Self {
+    fn new(version: NewVersion, built: Dir, kind: PlaceKind, old: Option<Arc<OwnedFd>>) -> Self {
         Self {
-            site,
+            version,
             built,
             kind,
             old,
@@ -288,42 +292,47 @@ impl PartTransaction {
         }
     }
 
-    fn begin(home: &Home, attempt: &str, kind: PlaceKind, if_exists: &IfExists) -> Result<Self> {
-        let site = home.made_site(attempt)?;
+    fn begin(
+        resolved: &ResolvedPlace,
+        attempt: &str,
+        kind: PlaceKind,
+        if_exists: &IfExists,
+    ) -> Result<Self> {
+        let version = resolved.made_version(attempt)?;
         let mut old = None;
         match (kind, if_exists) {
             (PlaceKind::File, _) => {
-                old = standing(&site)?.map(Arc::new);
+                old = standing(&version)?.map(Arc::new);
                 if old.is_some() && *if_exists == IfExists::Refuse {
-                    return Err(site.exists());
+                    return Err(version.exists());
                 }
                 let found = old.as_deref().map(Identity::of).transpose();
-                let found = found.map_err(|e| StorageError::io("look at", &site.place, e))?;
-                if home.known.is_some_and(|known| known != found) {
-                    return Err(site.changed());
+                let found = found.map_err(|e| StorageError::io("look at", &version.place, e))?;
+                if resolved.known.is_some_and(|known| known != found) {
+                    return Err(version.changed());
                 }
             }
             (_, IfExists::Replace(files)) if !files.is_empty() => {
-                return Err(site.unsupported(
+                return Err(version.unsupported(
                     "files with a common prefix can't be replaced in one step, so a crash could leave neither the old nor the \
                      new checkpoint; save to another prefix and remove the old files yourself",
                 ));
             }
             _ => {}
         }
-        let built = site.make()?;
+        let built = version.make()?;
         failpoint::hit("transaction.created");
-        Ok(Self::new(site, built, kind, old))
+        Ok(Self::new(version, built, kind, old))
     }
 
     /// Under which name a file lies in the version. One file has that of the place, whatever the format calls it.
     fn named(&self, file: FileBody) -> Result<FileBody> {
         match self.kind {
             PlaceKind::File => Ok(FileBody {
-                name: own_name(&self.site)?,
+                name: own_name(&self.version)?,
                 ..file
             }),
-            _ if file.name.as_str().contains('/') => Err(self.site.unsupported(format!(
+            _ if file.name.as_str().contains('/') => Err(self.version.unsupported(format!(
                 "{} would lie in a directory, but files with a common prefix all lie beside each other",
                 file.name
             ))),
@@ -333,47 +342,49 @@ impl PartTransaction {
 }
 
 /// The name of the one file.
-fn own_name(site: &Site) -> Result<Name> {
-    let name = site
+fn own_name(version: &NewVersion) -> Result<Name> {
+    let name = version
         .name
         .to_str()
-        .ok_or_else(|| site.unsupported("its name is not valid UTF-8"))?;
+        .ok_or_else(|| version.unsupported("its name is not valid UTF-8"))?;
     Name::new(name)
 }
 
 /// The file at the place, held; `None` when there is nothing.
-fn standing(site: &Site) -> Result<Option<OwnedFd>> {
-    let fail = |e| StorageError::io("look at", &site.place, e);
-    let stat = match rustix::fs::statat(&site.up, &site.name, AtFlags::SYMLINK_NOFOLLOW) {
+fn standing(version: &NewVersion) -> Result<Option<OwnedFd>> {
+    let fail = |e| StorageError::io("look at", &version.place, e);
+    let stat = match rustix::fs::statat(&version.up, &version.name, AtFlags::SYMLINK_NOFOLLOW) {
         Err(Errno::NOENT) => return Ok(None),
         other => other.map_err(fail)?,
     };
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => {}
-        FileType::Directory => return Err(site.unsupported("a directory lies there, not a file")),
-        _ => return Err(site.unsupported("something other than a file lies there")),
+        FileType::Directory => {
+            return Err(version.unsupported("a directory lies there, not a file"));
+        }
+        _ => return Err(version.unsupported("something other than a file lies there")),
     }
     // No right to read it is needed.
     let flags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-    rustix::fs::openat(&site.up, &site.name, flags, Mode::empty())
+    rustix::fs::openat(&version.up, &version.name, flags, Mode::empty())
         .map(Some)
         .map_err(fail)
 }
 
 /// Puts the one file of a version into its place, in one step.
-fn put_file(site: &Site, built: &Dir, old: Option<&OwnedFd>) -> Result<()> {
-    let (up, name) = (&site.up, &*site.name);
-    let fail = |e| StorageError::io("rename the new version to", &site.place, e);
+fn put_file(version: &NewVersion, built: &Dir, old: Option<&OwnedFd>) -> Result<()> {
+    let (up, name) = (&version.up, &*version.name);
+    let fail = |e| StorageError::io("rename the new version to", &version.place, e);
     let rename = |flags| rustix::fs::renameat_with(built.fd(), name, up, name, flags);
     let Some(old) = old else {
         return match rename(RenameFlags::NOREPLACE) {
             // Somebody has put it there since.
-            Err(Errno::EXIST) => Err(site.exists()),
+            Err(Errno::EXIST) => Err(version.exists()),
             other => other.map_err(fail),
         };
     };
     if !dir::bears(up, name, old).map_err(fail)? {
-        return Err(site.changed());
+        return Err(version.changed());
     }
     match rename(RenameFlags::EXCHANGE) {
         Ok(()) => {}
@@ -381,7 +392,7 @@ fn put_file(site: &Site, built: &Dir, old: Option<&OwnedFd>) -> Result<()> {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
             return rustix::fs::renameat(built.fd(), name, up, name).map_err(fail);
         }
-        Err(Errno::NOENT) => return Err(site.changed()),
+        Err(Errno::NOENT) => return Err(version.changed()),
         Err(e) => return Err(fail(e)),
     }
     failpoint::hit("commit.exchanged");
@@ -390,21 +401,26 @@ fn put_file(site: &Site, built: &Dir, old: Option<&OwnedFd>) -> Result<()> {
     }
     // What came out is what somebody had put there just now.
     rename(RenameFlags::EXCHANGE).map_err(fail)?;
-    Err(site.changed())
+    Err(version.changed())
 }
 
 /// Links files into the folder, the last of them at last; takes them back when one can't be linked.
-fn put_prefix(site: &Site, built: &Dir, files: &[&Name], durability: Durability) -> Result<()> {
+fn put_prefix(
+    version: &NewVersion,
+    built: &Dir,
+    files: &[&Name],
+    durability: Durability,
+) -> Result<()> {
     let mut linked = Vec::new();
 
     // A link fails if the name exists, where a rename would replace somebody's file.
     let mut put = |name: &Name| {
-        let outer = with_prefix(site, name);
-        let path = site.place.with_file_name(&outer);
+        let outer = with_prefix(version, name);
+        let path = version.place.with_file_name(&outer);
         match rustix::fs::linkat(
             built.fd(),
             name.as_str(),
-            &site.up,
+            &version.up,
             &*outer,
             AtFlags::empty(),
         ) {
@@ -415,11 +431,11 @@ fn put_prefix(site: &Site, built: &Dir, files: &[&Name], durability: Durability)
                 });
             }
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => {
-                return Err(site.unsupported("its file system has no hard links, so files with a common prefix can't become visible in one step; save to a directory"));
+                return Err(version.unsupported("its file system has no hard links, so files with a common prefix can't become visible in one step; save to a directory"));
             }
             Err(e) => return Err(StorageError::io("link", &path, e)),
         }
-        note(|| Trace::Linked(path));
+        note(|| Action::Linked(path));
         linked.push(outer);
         Ok(())
     };
@@ -429,7 +445,7 @@ fn put_prefix(site: &Site, built: &Dir, files: &[&Name], durability: Durability)
         None => Ok(()),
         Some((record, data)) => data.iter().try_for_each(|name| put(name)).and_then(|()| {
             if durability == Durability::Machine {
-                site.sync_parent()?;
+                version.sync_parent()?;
             }
             failpoint::hit("commit.ready");
             put(record)
@@ -438,14 +454,14 @@ fn put_prefix(site: &Site, built: &Dir, files: &[&Name], durability: Durability)
 
     outcome.inspect_err(|_| {
         // The reason why it failed is what the caller needs.
-        if let Err(e) = unlink_all(site, &linked) {
-            tracing::warn!(path = %site.place.display(), error = %e, "not all files of a failed save were taken back");
+        if let Err(e) = unlink_all(version, &linked) {
+            tracing::warn!(path = %version.place.display(), error = %e, "not all files of a failed save were taken back");
         }
     })
 }
 
 fn commit(
-    site: &Site,
+    version: &NewVersion,
     built: &Dir,
     kind: PlaceKind,
     record: Option<(Name, Bytes)>,
@@ -454,16 +470,16 @@ fn commit(
 ) -> Result<()> {
     match (kind, record) {
         (PlaceKind::File, Some((name, _))) => {
-            return Err(site.unsupported(format!(
+            return Err(version.unsupported(format!(
                 "it is a single file, but the format also writes {name}; save to a directory"
             )));
         }
         (PlaceKind::File, None) => {
-            let name = own_name(site)?;
+            let name = own_name(version)?;
             if built.len(&name)?.is_none() {
-                return Err(site.unsupported("no file was written for it"));
+                return Err(version.unsupported("no file was written for it"));
             }
-            check(site, built, files)?;
+            check(version, built, files)?;
             if let Some(old) = &old
                 && let Ok(stat) = rustix::fs::fstat(old)
                 && let Err(e) = rustix::fs::chmodat(
@@ -473,29 +489,31 @@ fn commit(
                     AtFlags::empty(),
                 )
             {
-                tracing::warn!(path = %site.place.display(), error = %e, "the new file has other permissions");
+                tracing::warn!(path = %version.place.display(), error = %e, "the new file has other permissions");
             }
-            put_file(site, built, old.as_deref())?;
-            note(|| Trace::Renamed(site.built.join(name.as_str()), site.place.clone()));
+            put_file(version, built, old.as_deref())?;
+            note(|| Action::Renamed(version.built.join(name.as_str()), version.place.clone()));
         }
         (_, None) => {
-            return Err(site.unsupported(
+            return Err(version.unsupported(
                 "the format has no commit record, which makes files with a common prefix visible; save to a directory",
             ));
         }
         (_, Some((name, bytes))) => {
             write_record(built, &name, &bytes, durability)?;
-            check(site, built, files)?;
+            check(version, built, files)?;
             let all: Vec<&Name> = files.iter().map(|file| &file.name).chain([&name]).collect();
-            put_prefix(site, built, &all, durability)?;
+            put_prefix(version, built, &all, durability)?;
         }
     }
     failpoint::hit("commit.renamed");
-    let durable = make_durable(site, durability);
+    let durable = make_durable(version, durability);
     failpoint::hit("commit.parent_synced");
     // The new version is there, whatever becomes of this, which shows among the leftovers.
-    if let Err(e) = remove::remove_held(&site.up, &site.built_name, built.fd(), &site.built) {
-        tracing::warn!(path = %site.built.display(), error = %e, "the attempt's directory was not removed");
+    if let Err(e) =
+        remove::remove_held(&version.up, &version.built_name, built.fd(), &version.built)
+    {
+        tracing::warn!(path = %version.built.display(), error = %e, "the attempt's directory was not removed");
     }
     durable
 }
@@ -509,7 +527,7 @@ impl Transaction for PartTransaction {
         progress: Progress,
     ) -> Result<Vec<Written>> {
         if self.kind == PlaceKind::File && files.len() > 1 {
-            return Err(self.site.unsupported(format!(
+            return Err(self.version.unsupported(format!(
                 "it is a single file, but the format writes {} files; save to a directory",
                 files.len()
             )));
@@ -522,7 +540,7 @@ impl Transaction for PartTransaction {
     }
 
     fn place(&self) -> Option<String> {
-        Some(begun::tell(&self.site, &self.built))
+        Some(begun::tell(&self.version, &self.built))
     }
 
     async fn commit(
@@ -534,17 +552,18 @@ impl Transaction for PartTransaction {
         if self.committed.load(Ordering::Relaxed) {
             return Err(StorageError::invalid(format!(
                 "{} is committed already",
-                self.site.place.display()
+                self.version.place.display()
             )));
         }
-        let (site, built, kind, files) = (
-            self.site.clone(),
+        let (version, built, kind, files) = (
+            self.version.clone(),
             self.built.clone(),
             self.kind,
             files.to_vec(),
         );
         let how = (durability, self.old.clone());
-        let outcome = pool::run_one(move || commit(&site, &built, kind, record, &files, how)).await;
+        let outcome =
+            pool::run_one(move || commit(&version, &built, kind, record, &files, how)).await;
         if matches!(outcome, Ok(()) | Err(StorageError::NotDurable { .. })) {
             self.committed.store(true, Ordering::Relaxed);
         }
@@ -552,16 +571,16 @@ impl Transaction for PartTransaction {
     }
 
     async fn written(&self) -> Result<Vec<Entry>> {
-        written(&self.built, &self.site.built).await
+        written(&self.built, &self.version.built).await
     }
 
     async fn rollback(&self) -> Result<()> {
         if self.committed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let (site, built) = (self.site.clone(), self.built.clone());
+        let (version, built) = (self.version.clone(), self.built.clone());
         pool::run_one(move || {
-            remove::remove_held(&site.up, &site.built_name, built.fd(), &site.built)
+            remove::remove_held(&version.up, &version.built_name, built.fd(), &version.built)
         })
         .await
     }
@@ -575,13 +594,13 @@ mod tests {
     #[test]
     fn what_can_not_be_taken_back_keeps_nothing_else_there_and_hides_no_cause() {
         let home = tempfile::tempdir().unwrap();
-        let site = Home::find(&home.path().join("x-"))
+        let version = ResolvedPlace::find(&home.path().join("x-"))
             .unwrap()
-            .made_site("a")
+            .made_version("a")
             .unwrap();
-        let built = site.make().unwrap();
+        let built = version.make().unwrap();
         for file in ["a", "b", "record"] {
-            fs::write(site.built.join(file), "").unwrap();
+            fs::write(version.built.join(file), "").unwrap();
         }
         // What can't be unlinked, between two that can.
         let names = ["x-a", "x-d", "x-b"].map(OsString::from);
@@ -589,7 +608,7 @@ mod tests {
             fs::write(home.path().join(file), "").unwrap();
         }
         fs::create_dir(home.path().join("x-d")).unwrap();
-        let e = unlink_all(&site, &names).unwrap_err();
+        let e = unlink_all(&version, &names).unwrap_err();
         assert!(e.to_string().contains("x-d"), "{e}");
         let there = |name: &str| home.path().join(name).exists();
         assert_eq!(["x-a", "x-d", "x-b"].map(there), [false, true, false]);
@@ -598,7 +617,7 @@ mod tests {
         fs::write(home.path().join("x-record"), "").unwrap();
         let files = ["a", "b", "record"].map(|f| Name::new(f).unwrap());
         let files: Vec<&Name> = files.iter().collect();
-        let e = put_prefix(&site, &built, &files, Durability::Process).unwrap_err();
+        let e = put_prefix(&version, &built, &files, Durability::Process).unwrap_err();
         assert!(
             matches!(&e, StorageError::Exists { path } if path.ends_with("x-record")),
             "{e}"

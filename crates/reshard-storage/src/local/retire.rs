@@ -4,7 +4,7 @@ use super::{
     dir::{self, Identity, names, open, rmdir, unlink},
     mount::is_mount,
     sibling::Aside,
-    site::Site,
+    version::NewVersion,
 };
 use crate::{Durability, Name, Result, StorageError, failpoint};
 use rustix::{
@@ -25,7 +25,7 @@ use std::{
 ///
 /// Both are the directories that are open, whatever their names mean by now.
 pub(super) fn retire(
-    site: &Site,
+    version: &NewVersion,
     aside: &Aside,
     old: &OwnedFd,
     new: &OwnedFd,
@@ -46,7 +46,7 @@ pub(super) fn retire(
     // What is mounted there is somebody else's, whatever it is called: nothing is removed around it.
     let mounted = carry.stuck.iter().any(|(_, e)| *e == Errno::BUSY);
     if carry.moved && durability == Durability::Machine {
-        dir::sync(new, &site.place)?;
+        dir::sync(new, &version.place)?;
     }
     failpoint::hit("commit.carried");
     let files = if mounted { &[] } else { files };
@@ -63,7 +63,7 @@ pub(super) fn retire(
         });
     if let Some((first, e)) = carry.stuck.first() {
         return Err(StorageError::NotCarried {
-            path: site.place.display().to_string(),
+            path: version.place.display().to_string(),
             kept: aside.path.display().to_string(),
             count: carry.stuck.len(),
             first: first.display().to_string(),
@@ -71,10 +71,10 @@ pub(super) fn retire(
         });
     }
     removed
-        .and_then(|()| dir::bears(&site.up, &aside.name, old))
+        .and_then(|()| dir::bears(&version.up, &aside.name, old))
         .and_then(|same| {
             if same {
-                rmdir(&site.up, &aside.name)
+                rmdir(&version.up, &aside.name)
             } else {
                 Ok(())
             }
@@ -272,25 +272,25 @@ mod tests {
     use super::*;
     use crate::local::{
         dir::tests::{nest, with_few_files},
-        site::Home,
+        version::ResolvedPlace,
     };
     use std::fs;
 
-    fn old_and_new() -> (tempfile::TempDir, Site, Aside, [OwnedFd; 2]) {
+    fn old_and_new() -> (tempfile::TempDir, NewVersion, Aside, [OwnedFd; 2]) {
         let home = tempfile::tempdir().unwrap();
-        let site = Home::find(&home.path().join("x"))
+        let version = ResolvedPlace::find(&home.path().join("x"))
             .unwrap()
-            .site("a")
+            .version("a")
             .unwrap()
             .unwrap();
         let names = ["old", "x"];
         names
             .into_iter()
-            .for_each(|d| fs::create_dir(site.place.with_file_name(d)).unwrap());
-        let [old, new] = names.map(|d| open(&site.up, d).unwrap());
-        let aside = site.aside(&new, &old).unwrap();
-        fs::rename(site.place.with_file_name("old"), &aside.path).unwrap();
-        (home, site, aside, [old, new])
+            .for_each(|d| fs::create_dir(version.place.with_file_name(d)).unwrap());
+        let [old, new] = names.map(|d| open(&version.up, d).unwrap());
+        let aside = version.aside(&new, &old).unwrap();
+        fs::rename(version.place.with_file_name("old"), &aside.path).unwrap();
+        (home, version, aside, [old, new])
     }
 
     #[test]
@@ -302,15 +302,15 @@ mod tests {
     }
 
     fn any_depth() {
-        let (_home, site, aside, [old, new]) = old_and_new();
-        nest(&site.place, 3_000, "d", "theirs");
+        let (_home, version, aside, [old, new]) = old_and_new();
+        nest(&version.place, 3_000, "d", "theirs");
         nest(&aside.path, 3_000, "d", "mine");
         fs::write(aside.path.join("d/d/own"), "").unwrap();
         fs::write(aside.path.join("z"), "").unwrap();
         // In the middle, below those that stay open.
         nest(&aside.path.join(["d"; 40].join("/")), 1, "e", "more");
         retire(
-            &site,
+            &version,
             &aside,
             &old,
             &new,
@@ -319,8 +319,14 @@ mod tests {
         )
         .unwrap();
         assert!(!aside.path.exists());
-        assert!(site.place.join("z").exists());
-        assert!(site.place.join(["d"; 40].join("/")).join("e/more").exists());
+        assert!(version.place.join("z").exists());
+        assert!(
+            version
+                .place
+                .join(["d"; 40].join("/"))
+                .join("e/more")
+                .exists()
+        );
         let mut bottom = open(&new, "d").unwrap();
         while let Ok(below) = open(&bottom, "d") {
             bottom = below;
@@ -328,7 +334,7 @@ mod tests {
         let mut found = names(&bottom).unwrap();
         found.sort();
         assert_eq!(found, [c"mine", c"theirs"].map(CString::from));
-        crate::local::remove::remove_tree(&site.up, &site.name, &site.place).unwrap();
+        crate::local::remove::remove_tree(&version.up, &version.name, &version.place).unwrap();
     }
 
     #[cfg(target_os = "linux")]
@@ -338,17 +344,18 @@ mod tests {
         with_mount(
             "local::retire::tests::no_file_is_removed_through_a_mount_in_the_old_version",
             |home| {
-                let (_home, site, aside, [old, new]) = old_and_new();
+                let (_home, version, aside, [old, new]) = old_and_new();
                 fs::create_dir(aside.path.join("m")).unwrap();
                 fs::write(aside.path.join("own"), "").unwrap();
                 bind(&home.join("from"), &aside.path.join("m"));
                 let files = ["own", "m/gold", "m/sub/gold"].map(|f| Name::new(f).unwrap());
-                let e = retire(&site, &aside, &old, &new, &files, Durability::Process).unwrap_err();
+                let e =
+                    retire(&version, &aside, &old, &new, &files, Durability::Process).unwrap_err();
                 assert!(
                     matches!(&e, StorageError::NotCarried { first, count: 1, .. } if first == "m"),
                     "{e}"
                 );
-                assert!(aside.path.join("own").exists() && !site.place.join("m").exists());
+                assert!(aside.path.join("own").exists() && !version.place.join("m").exists());
                 // The temporary directory is removed through mounts.
                 unbind(&aside.path.join("m"));
             },
@@ -357,13 +364,13 @@ mod tests {
 
     #[test]
     fn the_way_back_from_a_directory_that_was_moved_is_not_taken() {
-        let (_home, site, aside, [old, new]) = old_and_new();
+        let (_home, version, aside, [old, new]) = old_and_new();
         nest(&aside.path, 2, "d", "f");
         let top = Pair { old, new };
-        nest(&site.place, 2, "d", "g");
+        nest(&version.place, 2, "d", "g");
         let below = merged(&top, c"d", 0o700).unwrap();
         assert!(below.above(top.identities().unwrap()).is_ok());
-        fs::rename(aside.path.join("d"), site.place.join("away")).unwrap();
+        fs::rename(aside.path.join("d"), version.place.join("away")).unwrap();
         assert_eq!(
             below.above(top.identities().unwrap()).err(),
             Some(Errno::STALE)
@@ -372,18 +379,18 @@ mod tests {
 
     #[test]
     fn what_is_of_others_goes_to_the_version_that_was_built_whatever_lies_at_the_place() {
-        let (home, site, aside, [old, new]) = old_and_new();
+        let (home, version, aside, [old, new]) = old_and_new();
         for file in ["mine", "data"] {
             fs::write(aside.path.join(file), "").unwrap();
         }
         let [park, gone] = ["park", "gone"].map(|d| home.path().join(d));
-        fs::rename(&site.place, &park).unwrap();
-        fs::create_dir(&site.place).unwrap();
+        fs::rename(&version.place, &park).unwrap();
+        fs::create_dir(&version.place).unwrap();
         // Neither is the old one any more what bears its name.
         fs::rename(&aside.path, &gone).unwrap();
         fs::create_dir(&aside.path).unwrap();
         retire(
-            &site,
+            &version,
             &aside,
             &old,
             &new,
@@ -393,6 +400,6 @@ mod tests {
         .unwrap();
         assert!(park.join("mine").exists());
         assert!(aside.path.exists() && fs::read_dir(&gone).unwrap().next().is_none());
-        assert!(fs::read_dir(&site.place).unwrap().next().is_none());
+        assert!(fs::read_dir(&version.place).unwrap().next().is_none());
     }
 }

@@ -3,7 +3,7 @@
 use super::dir::{self, Identity};
 use crate::{
     Result, StorageError,
-    trail::{Trace, note},
+    action_log::{Action, note},
 };
 use rustix::io::Errno;
 use std::{
@@ -190,7 +190,7 @@ fn found(
 
 /// All that attempts have left in the directory that names a place, which lies at `parent`.
 pub(super) fn siblings(up: &OwnedFd, parent: &Path, place: &OsStr) -> Result<Vec<Sibling>, Errno> {
-    note(|| Trace::Listed(parent.into()));
+    note(|| Action::Listed(parent.into()));
     let up = dir::open(up, c".")?;
     let above = Identity::of(&up)?;
     let mut out = Vec::new();

@@ -7,13 +7,14 @@ use super::{
     retire::retire,
     root::Root,
     sibling::{Aside, State},
-    site::{Home, Site},
+    version::{NewVersion, ResolvedPlace},
     write::{self, sync_file},
 };
 use crate::{
     Depth, Durability, Entry, FileBody, IfExists, Leftover, Name, Progress, Result, StorageError,
-    Transaction, Written, failpoint, pool,
-    trail::{Trace, note},
+    Transaction, Written,
+    action_log::{Action, note},
+    failpoint, pool,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -29,7 +30,7 @@ use std::{
 
 #[derive(Debug)]
 pub(super) struct LocalTransaction {
-    site: Site,
+    version: NewVersion,
     built: Dir,
     if_exists: IfExists,
     /// What is replaced, if something is. Held open, so that no other directory gets its identity.
@@ -40,44 +41,48 @@ pub(super) struct LocalTransaction {
 /// A version that was replaced, where it lies now, and its files.
 type Replaced = (Arc<OwnedFd>, Aside, Arc<[Name]>);
 
-/// What lies there of a leftover, and at which site.
-fn find(place: &Path, left: &Leftover) -> Result<Option<(Site, State, Aside, OwnedFd)>> {
-    let Some(site) = Home::find(place)?.site(&left.attempt)? else {
+/// What lies there of a leftover, and the version that it was to become.
+fn find(place: &Path, left: &Leftover) -> Result<Option<(NewVersion, State, Aside, OwnedFd)>> {
+    let Some(version) = ResolvedPlace::find(place)?.version(&left.attempt)? else {
         return Ok(None);
     };
     let Some(name) = leftover::name_of(left) else {
         return Ok(None);
     };
-    Ok(site
+    Ok(version
         .left(&name)?
-        .map(|(state, at, fd)| (site, state, at, fd)))
+        .map(|(state, at, fd)| (version, state, at, fd)))
 }
 
 pub(super) fn remove_leftover(place: &Path, left: &Leftover) -> Result<()> {
     match find(place, left)? {
-        Some((site, State::Built | State::Ready, at, fd)) => {
-            remove::remove_held(&site.up, &at.name, &fd, &at.path)
+        Some((version, State::Built | State::Ready, at, fd)) => {
+            remove::remove_held(&version.up, &at.name, &fd, &at.path)
         }
         _ => Ok(()),
     }
 }
 
 pub(super) fn finish_replacing(place: &Path, left: &Leftover, files: &[Name]) -> Result<()> {
-    let Some((site, State::Replaced, aside, old)) = find(place, left)? else {
+    let Some((version, State::Replaced, aside, old)) = find(place, left)? else {
         return Ok(());
     };
-    let new =
-        dir::open(&site.up, &site.name).map_err(|e| StorageError::io("open", &site.place, e))?;
+    let new = dir::open(&version.up, &version.name)
+        .map_err(|e| StorageError::io("open", &version.place, e))?;
     // What is mounted there, or in a directory of others, is not moved over without anybody knowing.
-    remove::check_mounts(&site.up, &old, &aside.path)?;
-    retire(&site, &aside, &old, &new, files, Durability::Machine)
+    remove::check_mounts(&version.up, &old, &aside.path)?;
+    retire(&version, &aside, &old, &new, files, Durability::Machine)
 }
 
 impl LocalTransaction {
-    pub(super) fn begin(home: &Home, attempt: &str, if_exists: IfExists) -> Result<Self> {
-        let site = home.made_site(attempt)?;
-        let fail = |e| StorageError::io("list", &site.place, e);
-        let old = site.standing()?;
+    pub(super) fn begin(
+        resolved: &ResolvedPlace,
+        attempt: &str,
+        if_exists: IfExists,
+    ) -> Result<Self> {
+        let version = resolved.made_version(attempt)?;
+        let fail = |e| StorageError::io("list", &version.place, e);
+        let old = version.standing()?;
         let old = match old {
             Some(place) if !dir::is_empty(&place).map_err(fail)? => Some(place),
             _ => None,
@@ -85,26 +90,26 @@ impl LocalTransaction {
         if let Some(place) = &old {
             let found = Some(Identity::of(place).map_err(fail)?);
             if if_exists == IfExists::Refuse {
-                return Err(site.exists());
+                return Err(version.exists());
             }
             // Nobody knows the files of what came since, also when nothing was there.
-            if home.known.is_some_and(|known| known != found) {
-                return Err(site.changed());
+            if resolved.known.is_some_and(|known| known != found) {
+                return Err(version.changed());
             }
-            site.check_replaceable(place)?;
+            version.check_replaceable(place)?;
         }
-        let built = site.make()?;
+        let built = version.make()?;
         if let Some(place) = &old {
-            let fits = || site.check_name(&site.aside(built.fd(), place)?);
-            site.probe_exchange(&built).and_then(|()| fits()).inspect_err(|_| {
-                if let Err(e) = dir::rmdir(&site.up, &site.built_name) {
-                    tracing::debug!(path = %site.built.display(), error = %e, "transaction not removed");
+            let fits = || version.check_name(&version.aside(built.fd(), place)?);
+            version.probe_exchange(&built).and_then(|()| fits()).inspect_err(|_| {
+                if let Err(e) = dir::rmdir(&version.up, &version.built_name) {
+                    tracing::debug!(path = %version.built.display(), error = %e, "transaction not removed");
                 }
             })?;
         }
         failpoint::hit("transaction.created");
         Ok(Self {
-            site,
+            version,
             built,
             if_exists,
             old: old.map(Arc::new),
@@ -114,10 +119,10 @@ impl LocalTransaction {
 
     /// What another rank has begun, and [told](begun::tell) of.
     pub(super) fn join(place: &Path, attempt: &str, told: Option<&str>) -> Result<Self> {
-        let (site, built) = begun::join(place, attempt, told)?;
+        let (version, built) = begun::join(place, attempt, told)?;
         // Nothing is replaced by a rank that joins: the one that has begun it commits.
         Ok(Self {
-            site,
+            version,
             built,
             if_exists: IfExists::Refuse,
             old: None,
@@ -136,7 +141,7 @@ pub(super) fn write_record(
     let (path, file) = built.create(name, bytes.len() as u64)?;
     file.write_all_at(bytes, 0)
         .map_err(|e| StorageError::io("write", &path, e))?;
-    note(|| Trace::Wrote(path.clone()));
+    note(|| Action::Wrote(path.clone()));
     failpoint::hit("commit.record");
     if durability == Durability::Machine {
         sync_file(&file, &path)?;
@@ -147,13 +152,13 @@ pub(super) fn write_record(
 }
 
 /// That the directory that is to be renamed is the one that was written to, and that all files lie in it, whole.
-pub(super) fn check(site: &Site, built: &Dir, files: &[Entry]) -> Result<()> {
-    let fail = |e| StorageError::io("look at", &site.built, e);
-    if !dir::bears(&site.up, &site.built_name, built.fd()).map_err(fail)? {
-        return Err(site.not_built(&site.built));
+pub(super) fn check(version: &NewVersion, built: &Dir, files: &[Entry]) -> Result<()> {
+    let fail = |e| StorageError::io("look at", &version.built, e);
+    if !dir::bears(&version.up, &version.built_name, built.fd()).map_err(fail)? {
+        return Err(version.not_built(&version.built));
     }
     for file in files {
-        file.check(site.built.display(), built.len(&file.name)?)?;
+        file.check(version.built.display(), built.len(&file.name)?)?;
     }
     Ok(())
 }
@@ -172,11 +177,11 @@ pub(super) async fn written(built: &Dir, path: &Path) -> Result<Vec<Entry>> {
 }
 
 /// The name of the new version is on the disk after this; that it is not is no failure to commit.
-pub(super) fn make_durable(site: &Site, durability: Durability) -> Result<()> {
+pub(super) fn make_durable(version: &NewVersion, durability: Durability) -> Result<()> {
     match durability {
-        Durability::Machine => site.sync_parent().map_err(|e| match e {
+        Durability::Machine => version.sync_parent().map_err(|e| match e {
             StorageError::Io { source, .. } => StorageError::NotDurable {
-                path: site.place.display().to_string(),
+                path: version.place.display().to_string(),
                 source,
             },
             other => other,
@@ -185,7 +190,7 @@ pub(super) fn make_durable(site: &Site, durability: Durability) -> Result<()> {
     }
 }
 
-impl Site {
+impl NewVersion {
     /// Puts the new version into its place. Returns what it replaced, if it did.
     fn put_into_place(
         &self,
@@ -264,7 +269,7 @@ impl Transaction for LocalTransaction {
     }
 
     fn place(&self) -> Option<String> {
-        Some(begun::tell(&self.site, &self.built))
+        Some(begun::tell(&self.version, &self.built))
     }
 
     async fn commit(
@@ -276,16 +281,16 @@ impl Transaction for LocalTransaction {
         if self.committed.load(Ordering::Relaxed) {
             return Err(StorageError::invalid(format!(
                 "{} is committed already",
-                self.site.place.display()
+                self.version.place.display()
             )));
         }
-        let (site, built, old) = (
-            self.site.clone(),
+        let (version, built, old) = (
+            self.version.clone(),
             self.built.clone(),
             (self.if_exists.clone(), self.old.clone()),
         );
         let files = files.to_vec();
-        let work = move || site.commit(&built, record, &files, durability, old);
+        let work = move || version.commit(&built, record, &files, durability, old);
         let outcome = pool::run_one(work).await;
         if matches!(
             outcome,
@@ -297,16 +302,16 @@ impl Transaction for LocalTransaction {
     }
 
     async fn written(&self) -> Result<Vec<Entry>> {
-        written(&self.built, &self.site.built).await
+        written(&self.built, &self.version.built).await
     }
 
     async fn rollback(&self) -> Result<()> {
         if self.committed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let (site, built) = (self.site.clone(), self.built.clone());
+        let (version, built) = (self.version.clone(), self.built.clone());
         pool::run_one(move || {
-            remove::remove_held(&site.up, &site.built_name, built.fd(), &site.built)
+            remove::remove_held(&version.up, &version.built_name, built.fd(), &version.built)
         })
         .await
     }
@@ -345,13 +350,16 @@ mod tests {
                 fs::create_dir(dir).unwrap();
                 fs::write(dir.join("owner"), owner).unwrap();
             }
-            let found = Home::find(&place).unwrap();
+            let found = ResolvedPlace::find(&place).unwrap();
             let transaction =
                 LocalTransaction::begin(&found, "a", IfExists::Replace([].into())).unwrap();
-            fs::write(transaction.site.built.join("owner"), "N").unwrap();
+            fs::write(transaction.version.built.join("owner"), "N").unwrap();
             let old = transaction.old.as_ref().unwrap();
-            let aside = transaction.site.aside(transaction.built.fd(), old).unwrap();
-            transaction.site.ready(&aside).unwrap();
+            let aside = transaction
+                .version
+                .aside(transaction.built.fd(), old)
+                .unwrap();
+            transaction.version.ready(&aside).unwrap();
             Self {
                 transaction,
                 aside,
@@ -363,17 +371,17 @@ mod tests {
 
         fn replace(&self) -> Result<()> {
             self.transaction
-                .site
+                .version
                 .replace(self.transaction.built.fd(), self.old(), &self.aside)
         }
 
         fn exchange(&self) {
-            self.transaction.site.exchange(&self.aside).unwrap();
+            self.transaction.version.exchange(&self.aside).unwrap();
         }
 
         fn settle(&self) -> Result<()> {
             self.transaction
-                .site
+                .version
                 .settle(self.transaction.built.fd(), self.old(), &self.aside)
         }
 

@@ -7,10 +7,10 @@ use super::{
 use crate::{
     Durability, Extent, FileBody, Length, Name, Progress, Result, Source, StorageError, Store,
     Written, WrittenExtent,
+    action_log::{Action, note},
     body::whole,
     failpoint,
     pool::{self, Batch, Priority},
-    trail::{Trace, note},
 };
 use bytes::Bytes;
 use std::{
@@ -314,7 +314,7 @@ impl Output {
 
     fn put(&self, at: u64, blocks: &[Bytes]) -> Result<()> {
         write_vectored(&self.file, &self.path, at, blocks)?;
-        note(|| Trace::Wrote(self.path.clone()));
+        note(|| Action::Wrote(self.path.clone()));
         let len: u64 = blocks.iter().map(|b| b.len() as u64).sum();
         let before = self.shared.written.fetch_add(len, Ordering::Relaxed);
         let half = self.shared.total / 2;
@@ -412,7 +412,7 @@ async fn copy(
 pub(super) fn sync_file(file: &File, path: &Path) -> Result<()> {
     file.sync_data()
         .map_err(|e| StorageError::io("sync", path, e))?;
-    note(|| Trace::SyncedFile(path.into()));
+    note(|| Action::SyncedFile(path.into()));
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Records what a local store does to files and directories, in order, because durability can't be observed from outside.
 //!
-//! With the feature `testkit`, a `testkit::Trail` collects the steps below a directory as long as it exists. Without the feature
+//! With the feature `testkit`, a `testkit::ActionLog` collects the steps below a directory as long as it exists. Without the feature
 //! `note` does nothing.
 
 #[cfg(feature = "testkit")]
@@ -16,7 +16,7 @@ use std::path::PathBuf;
     not(feature = "testkit"),
     expect(dead_code, unreachable_pub, reason = "only named, never made")
 )]
-pub enum Trace {
+pub enum Action {
     /// The names in a directory were listed, to find what attempts have left there.
     Listed(PathBuf),
     /// A directory was made.
@@ -34,7 +34,7 @@ pub enum Trace {
 }
 
 #[cfg(feature = "testkit")]
-impl Trace {
+impl Action {
     /// The file or directory.
     pub fn path(&self) -> &Path {
         match self {
@@ -51,58 +51,58 @@ impl Trace {
 
 #[inline(always)]
 #[cfg(not(feature = "testkit"))]
-pub(crate) fn note(_trace: impl FnOnce() -> Trace) {}
+pub(crate) fn note(_action: impl FnOnce() -> Action) {}
 
 #[cfg(feature = "testkit")]
 pub(crate) use collect::note;
 
 #[cfg(feature = "testkit")]
-pub use collect::Trail;
+pub use collect::ActionLog;
 
 #[cfg(feature = "testkit")]
 mod collect {
-    use super::Trace;
+    use super::Action;
     use std::{
         path::PathBuf,
         sync::{Mutex, MutexGuard, PoisonError},
     };
 
-    static TRAILS: Mutex<Vec<(PathBuf, Vec<Trace>)>> = Mutex::new(Vec::new());
+    static LOGS: Mutex<Vec<(PathBuf, Vec<Action>)>> = Mutex::new(Vec::new());
 
-    fn trails() -> MutexGuard<'static, Vec<(PathBuf, Vec<Trace>)>> {
-        TRAILS.lock().unwrap_or_else(PoisonError::into_inner)
+    fn logs() -> MutexGuard<'static, Vec<(PathBuf, Vec<Action>)>> {
+        LOGS.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the trails.
-    pub(crate) fn note(trace: impl FnOnce() -> Trace) {
-        let mut trails = trails();
-        if trails.is_empty() {
+    /// Tells the logs.
+    pub(crate) fn note(action: impl FnOnce() -> Action) {
+        let mut logs = logs();
+        if logs.is_empty() {
             return;
         }
-        let trace = trace();
-        for (_, seen) in trails
+        let action = action();
+        for (_, seen) in logs
             .iter_mut()
-            .filter(|(dir, _)| trace.path().starts_with(dir))
+            .filter(|(dir, _)| action.path().starts_with(dir))
         {
-            seen.push(trace.clone());
+            seen.push(action.clone());
         }
     }
 
     /// Collects what is done in and below a directory from now on.
     #[derive(Debug)]
-    pub struct Trail(PathBuf);
+    pub struct ActionLog(PathBuf);
 
-    impl Trail {
-        /// Begins; no other trail is on the same directory.
+    impl ActionLog {
+        /// Begins; no other log is on the same directory.
         pub fn below(dir: impl Into<PathBuf>) -> Self {
             let dir = dir.into();
-            trails().push((dir.clone(), Vec::new()));
+            logs().push((dir.clone(), Vec::new()));
             Self(dir)
         }
 
         /// What was done so far.
-        pub fn seen(&self) -> Vec<Trace> {
-            trails()
+        pub fn seen(&self) -> Vec<Action> {
+            logs()
                 .iter()
                 .find(|(dir, _)| *dir == self.0)
                 .map(|(_, seen)| seen.clone())
@@ -110,9 +110,9 @@ mod collect {
         }
     }
 
-    impl Drop for Trail {
+    impl Drop for ActionLog {
         fn drop(&mut self) {
-            trails().retain(|(dir, _)| *dir != self.0);
+            logs().retain(|(dir, _)| *dir != self.0);
         }
     }
 }

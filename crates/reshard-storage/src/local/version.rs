@@ -6,8 +6,9 @@ use super::{
     sibling::{self, Aside, State, check_attempt, sibling_called},
 };
 use crate::{
-    Result, StorageError, failpoint,
-    trail::{Trace, note},
+    Result, StorageError,
+    action_log::{Action, note},
+    failpoint,
 };
 use rustix::{
     fs::{AtFlags, FileType, Mode, RenameFlags},
@@ -30,7 +31,7 @@ const MOUNT: &str =
 /// A place by what it really is: the directory that names it, held open. Whatever becomes of the links and directories on the
 /// way to it, what is done at the place is done in this one.
 #[derive(Clone, Debug)]
-pub(super) struct Home {
+pub(super) struct ResolvedPlace {
     pub(super) place: PathBuf,
     pub(super) parent: PathBuf,
     pub(super) name: OsString,
@@ -42,7 +43,7 @@ pub(super) struct Home {
 
 /// A place, and one attempt to fill it.
 #[derive(Clone, Debug)]
-pub(super) struct Site {
+pub(super) struct NewVersion {
     pub(super) place: PathBuf,
     /// The directory that names the place.
     parent: PathBuf,
@@ -95,7 +96,7 @@ fn canonical(at: PathBuf) -> PathBuf {
     }
 }
 
-impl Home {
+impl ResolvedPlace {
     pub(super) fn find(place: &Path) -> Result<Self> {
         let (place, parent, name) = resolve(place)?;
         let up = match dir::hold(&parent) {
@@ -128,12 +129,12 @@ impl Home {
         Ok(Some(fd))
     }
 
-    /// The site of an attempt. `None` when the directory that names the place does not exist.
-    pub(super) fn site(&self, attempt: &str) -> Result<Option<Site>> {
+    /// The version of an attempt. `None` when the directory that names the place does not exist.
+    pub(super) fn version(&self, attempt: &str) -> Result<Option<NewVersion>> {
         check_attempt(attempt)?;
         let Some(up) = &self.up else { return Ok(None) };
         let built_name = sibling::built(&self.name, attempt);
-        Ok(Some(Site {
+        Ok(Some(NewVersion {
             place: self.place.clone(),
             built: self.parent.join(&built_name),
             parent: self.parent.clone(),
@@ -145,9 +146,9 @@ impl Home {
     }
 
     /// The same, when the directories above the place are made.
-    pub(super) fn made_site(&self, attempt: &str) -> Result<Site> {
-        if let Some(site) = self.site(attempt)? {
-            return Ok(site);
+    pub(super) fn made_version(&self, attempt: &str) -> Result<NewVersion> {
+        if let Some(version) = self.version(attempt)? {
+            return Ok(version);
         }
         make_directories(&self.parent)?;
         let up = dir::hold(&self.parent).map_err(|e| StorageError::io("open", &self.parent, e))?;
@@ -155,7 +156,7 @@ impl Home {
             up: Some(Arc::new(up)),
             ..self.clone()
         };
-        me.site(attempt)?.ok_or_else(|| StorageError::NotFound {
+        me.version(attempt)?.ok_or_else(|| StorageError::NotFound {
             path: self.parent.display().to_string(),
         })
     }
@@ -166,7 +167,7 @@ fn make_directories(path: &Path) -> Result<()> {
     let fail = |e| StorageError::io("create", path, e);
     match fs::create_dir(path) {
         Ok(()) => {
-            note(|| Trace::Made(path.into()));
+            note(|| Action::Made(path.into()));
             path.parent().map_or(Ok(()), |above| {
                 let fd = dir::hold(above).map_err(|e| StorageError::io("open", above, e))?;
                 dir::sync_held(fd, above)
@@ -181,7 +182,7 @@ fn make_directories(path: &Path) -> Result<()> {
     }
 }
 
-impl Site {
+impl NewVersion {
     pub(super) fn exists(&self) -> StorageError {
         StorageError::Exists {
             path: self.place.display().to_string(),
@@ -338,7 +339,7 @@ impl Site {
     pub(super) fn put(&self) -> Result<bool> {
         match self.rename(&self.built_name, &self.name) {
             Ok(()) => {
-                note(|| Trace::Renamed(self.built.clone(), self.place.clone()));
+                note(|| Action::Renamed(self.built.clone(), self.place.clone()));
                 Ok(true)
             }
             Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
@@ -433,7 +434,7 @@ impl Site {
         let is_put = || dir::bears(&self.up, &self.name, built) == Ok(true);
         match dir::bears(&self.up, &aside.name, old) {
             Ok(true) if is_put() => {
-                note(|| Trace::Renamed(aside.path.clone(), self.place.clone()));
+                note(|| Action::Renamed(aside.path.clone(), self.place.clone()));
                 return Ok(());
             }
             // What came back out of the place is what had been put there, unless that was taken away in between.
@@ -555,14 +556,14 @@ mod tests {
     #[test]
     fn directories_above_a_place_are_made_and_a_file_on_the_way_is_an_error() {
         let (_dir, home) = home();
-        let site = Home::find(&home.join("a/b/x")).unwrap();
-        assert!(site.site("one").unwrap().is_none());
-        let site = site.made_site("one").unwrap();
+        let version = ResolvedPlace::find(&home.join("a/b/x")).unwrap();
+        assert!(version.version("one").unwrap().is_none());
+        let version = version.made_version("one").unwrap();
         assert_eq!(
-            (site.place.clone(), site.built.clone()),
+            (version.place.clone(), version.built.clone()),
             (home.join("a/b/x"), home.join("a/b/.x.one.tmp"))
         );
-        assert!(home.join("a/b").is_dir() && !site.place.exists());
+        assert!(home.join("a/b").is_dir() && !version.place.exists());
         assert!(make_directories(&home.join("a/b")).is_ok());
         fs::write(home.join("file"), "").unwrap();
         for below in ["file", "file/b", "file/b/c"] {
@@ -577,8 +578,14 @@ mod tests {
     #[test]
     fn what_stands_at_a_place_is_a_directory_or_told() {
         let (_dir, home) = home();
-        let site = |place: &Path| Home::find(place).unwrap().site("a").unwrap().unwrap();
-        let x = site(&home.join("x"));
+        let version = |place: &Path| {
+            ResolvedPlace::find(place)
+                .unwrap()
+                .version("a")
+                .unwrap()
+                .unwrap()
+        };
+        let x = version(&home.join("x"));
         assert!(x.standing().unwrap().is_none());
         fs::create_dir(&x.place).unwrap();
         let fd = x.standing().unwrap().unwrap();
@@ -606,12 +613,12 @@ mod tests {
     #[test]
     fn what_can_not_be_exchanged_says_why() {
         let (_dir, home) = home();
-        let site = Home::find(&home.join("x"))
+        let version = ResolvedPlace::find(&home.join("x"))
             .unwrap()
-            .site("a")
+            .version("a")
             .unwrap()
             .unwrap();
-        let why = |e| site.not_exchanged(e).to_string();
+        let why = |e| version.not_exchanged(e).to_string();
         for none in [Errno::INVAL, Errno::NOSYS, Errno::OPNOTSUPP] {
             assert!(
                 why(none).contains("can't exchange two directories"),
@@ -623,8 +630,8 @@ mod tests {
         }
         assert!(why(Errno::IO).contains("exchange with the new version"));
         // Where it can, nothing stays of the trial.
-        let built = site.make().unwrap();
-        site.probe_exchange(&built).unwrap();
-        assert_eq!(fs::read_dir(&site.built).unwrap().count(), 0);
+        let built = version.make().unwrap();
+        version.probe_exchange(&built).unwrap();
+        assert_eq!(fs::read_dir(&version.built).unwrap().count(), 0);
     }
 }
