@@ -84,6 +84,7 @@ mod exchange;
 mod geometry;
 mod global;
 mod index;
+mod integrity;
 mod item;
 mod load;
 mod metadata;
@@ -100,6 +101,7 @@ pub use exchange::{
     Demand, Exchange, ExchangeGroup, Give, Held, Offered, Receive, SaveExchange, Serve, Wanted,
     exchange_groups, place_item, save_exchange_groups, share_reads, share_writes, take_items,
 };
+pub use integrity::{Declaration, Declared};
 pub use item::{
     Fill, LoadPlan, MemoryFormat, PieceId, PlannerData, ReadItem, Recast, SavePlan, Stored,
     TensorProperties, TensorWrite, WriteItem, WriteKind,

@@ -1,7 +1,8 @@
 //! The hooks of a save, and their defaults.
 
 use crate::{
-    Metadata, PlanError, Result, SavePlan, TensorProperties, TensorWrite, WriteItem, WriteKind,
+    Declared, Metadata, PlanError, Result, SavePlan, TensorProperties, TensorWrite, WriteItem,
+    WriteKind,
 };
 use reshard_model::{
     BoxError, Data, FlatStateDict, Payload, Region, Sharded, ShardedTensor, TensorSource, Value,
@@ -194,6 +195,22 @@ pub trait SavePlanner: Any + Debug + Send + Sync {
         self.base().create_local_plan(state, cx)
     }
 
+    /// Whether [`validate`](Self::validate) looks at declarations. If not, ranks send none. All ranks must say the same.
+    fn validates(&self) -> bool {
+        self.base().validates()
+    }
+
+    /// Called on the coordinator before the global plan, with what each rank declares of all its leaves, by rank: of replicas too, which
+    /// no plan has. In a rank-local save each rank calls it with its own. It is called only if the planner
+    /// [`validates`](Self::validates). The default planners don't: what is written is checked by
+    /// [`create_global_plan`](Self::create_global_plan).
+    ///
+    /// # Errors
+    /// Any reason why the leaves make no checkpoint.
+    fn validate(&self, ranks: &[Arc<Declared>]) -> Result<()> {
+        self.base().validate(ranks)
+    }
+
     /// Called on the coordinator. From the plans of all ranks, by rank, it decides what each rank writes and what the checkpoint will hold.
     /// In a rank-local save each rank calls it with its own plan alone.
     ///
@@ -337,6 +354,14 @@ impl SavePlanner for DefaultSavePlanner {
         }
         offered.done()?;
         Ok(SavePlan::new(items))
+    }
+
+    fn validates(&self) -> bool {
+        false
+    }
+
+    fn validate(&self, _: &[Arc<Declared>]) -> Result<()> {
+        Ok(())
     }
 
     fn create_global_plan(&self, plans: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {

@@ -118,7 +118,8 @@ impl Error {
     /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Unsupported { .. } | Self::Limit { .. } => ErrorKind::Unsupported,
+            Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::Limit { .. } => ErrorKind::Limit,
             Self::Encode { .. } => ErrorKind::Invalid,
             Self::Model(e) => e.kind(),
             _ => ErrorKind::Corrupt,

@@ -87,7 +87,9 @@ pub use reshard_model::{
 pub use reshard_plan::{self as plan, Cast, StrictHandling};
 pub use reshard_policy::{self as policy, ShardingPolicy};
 pub use reshard_storage::{self as storage, Durability, Stores};
-pub use reshard_strategy::{self as strategy, BackendVersion, ReadLimits, Registry};
+pub use reshard_strategy::{
+    self as strategy, BackendVersion, KeptDeclarations, ReadLimits, Registry,
+};
 /// The `torch_dist` format and its settings; feature `torch-dist`, by default.
 #[cfg(feature = "torch-dist")]
 pub use reshard_torch_dist as torch_dist;

@@ -70,11 +70,12 @@ const MODULES: [&str; 9] = [
 ];
 
 /// What saves, loads and checkpoints take and return.
-const FACADE: [&str; 27] = [
+const FACADE: [&str; 28] = [
     "BackendVersion",
     "CommonForm",
     "Error",
     "Kept",
+    "KeptDeclarations",
     "Load",
     "LoadReport",
     "Phase",

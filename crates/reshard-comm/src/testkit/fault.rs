@@ -31,6 +31,7 @@ pub struct FaultGroup {
 #[derive(Debug)]
 struct Plan {
     calls: AtomicU64,
+    sent: AtomicU64,
     fault: Option<(u64, Fault)>,
 }
 
@@ -41,6 +42,7 @@ impl FaultGroup {
             inner,
             plan: Arc::new(Plan {
                 calls: AtomicU64::new(0),
+                sent: AtomicU64::new(0),
                 fault: Some((at, fault)),
             }),
         }
@@ -52,6 +54,7 @@ impl FaultGroup {
             inner,
             plan: Arc::new(Plan {
                 calls: AtomicU64::new(0),
+                sent: AtomicU64::new(0),
                 fault: None,
             }),
         }
@@ -62,7 +65,14 @@ impl FaultGroup {
         self.plan.calls.load(Ordering::SeqCst)
     }
 
-    async fn enter(&self) -> Result<()> {
+    /// How many bytes this rank has handed to other ranks, or to itself as the root.
+    pub fn sent(&self) -> u64 {
+        self.plan.sent.load(Ordering::SeqCst)
+    }
+
+    async fn enter<'b>(&self, data: impl IntoIterator<Item = &'b Bytes>) -> Result<()> {
+        let bytes: usize = data.into_iter().map(Bytes::len).sum();
+        self.plan.sent.fetch_add(bytes as u64, Ordering::SeqCst);
         let call = self.plan.calls.fetch_add(1, Ordering::SeqCst);
         match &self.plan.fault {
             Some((at, fault)) if *at == call => match fault {
@@ -99,12 +109,12 @@ impl ProcessGroup for FaultGroup {
     }
 
     async fn all_to_all(&self, to: Vec<Bytes>) -> Result<Vec<Bytes>> {
-        self.enter().await?;
+        self.enter(&to).await?;
         self.inner.all_to_all(to).await
     }
 
     async fn split(&self, color: Option<u32>, order: u32) -> Result<Option<Arc<dyn ProcessGroup>>> {
-        self.enter().await?;
+        self.enter([]).await?;
         let part = self.inner.split(color, order).await?;
         Ok(part.map(|inner| {
             Arc::new(Self {
@@ -115,27 +125,27 @@ impl ProcessGroup for FaultGroup {
     }
 
     async fn barrier(&self) -> Result<()> {
-        self.enter().await?;
+        self.enter([]).await?;
         self.inner.barrier().await
     }
 
     async fn all_gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
-        self.enter().await?;
+        self.enter([&mine]).await?;
         self.inner.all_gather(mine).await
     }
 
     async fn gather(&self, mine: Bytes, root: Rank) -> Result<Option<Vec<Bytes>>> {
-        self.enter().await?;
+        self.enter([&mine]).await?;
         self.inner.gather(mine, root).await
     }
 
     async fn scatter(&self, parts: Option<Vec<Bytes>>, root: Rank) -> Result<Bytes> {
-        self.enter().await?;
+        self.enter(parts.iter().flatten()).await?;
         self.inner.scatter(parts, root).await
     }
 
     async fn broadcast(&self, data: Option<Bytes>, root: Rank) -> Result<Bytes> {
-        self.enter().await?;
+        self.enter(&data).await?;
         self.inner.broadcast(data, root).await
     }
 }

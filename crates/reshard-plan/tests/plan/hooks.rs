@@ -40,6 +40,12 @@ impl SavePlanner for Noted {
     fn create_local_plan(&self, _: &FlatStateDict, _: &SaveContext<'_>) -> Result<SavePlan> {
         mark(self, "create_local_plan")
     }
+    fn validates(&self) -> bool {
+        true
+    }
+    fn validate(&self, _: &[Arc<Declared>]) -> Result<()> {
+        mark(self, "validate")
+    }
     fn create_global_plan(&self, _: Vec<SavePlan>) -> Result<(Vec<SavePlan>, Metadata)> {
         mark(self, "create_global_plan")
     }
@@ -120,6 +126,7 @@ fn hooks_of_a_save_that_are_not_overridden_are_those_of_the_base() {
     let errors = [
         said(planner.set_up(&mut state(), &cx)),
         said(planner.create_local_plan(&state(), &cx)),
+        said(planner.validate(&[])),
         said(planner.create_global_plan(Vec::new())),
         said(planner.finish_plan(SavePlan::default())),
         said(planner.lookup_object(&item, &state())),
@@ -127,9 +134,10 @@ fn hooks_of_a_save_that_are_not_overridden_are_those_of_the_base() {
     ];
     let hooks = noted.take();
     assert_eq!(
-        (hooks.len(), hooks[0], hooks[5]),
-        (6, "set_up", "transform_object")
+        (hooks.len(), hooks[0], hooks[6]),
+        (7, "set_up", "transform_object")
     );
+    assert!(planner.validates() && !DefaultSavePlanner::DEFAULT.validates());
     assert!(
         errors.iter().zip(hooks).all(|(e, hook)| e.contains(hook)),
         "{errors:?}"

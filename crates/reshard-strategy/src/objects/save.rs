@@ -81,6 +81,8 @@ impl SaveShardedStrategy for WithObjects {
                 let cx = SaveCx {
                     policy: None,
                     planner_data: None,
+                    // Those of the tensors are kept.
+                    declarations: None,
                     ..cx.clone()
                 };
                 Some(Planned::new(writer).prepare(objects, &cx).await?)

@@ -1,6 +1,6 @@
 //! Applies a sharding policy to a save: after the global plan, before the layout of files.
 
-use crate::{Result, StrategyError};
+use crate::{Result, StrategyError, declared::Told};
 use reshard_model::{Data, FlatStateDict, Path, Region, Sharded};
 use reshard_plan::{
     ChunkId, Held, Metadata, SavePlan, TensorWrite, WriteItem, WriteKind, place_item, take_items,
@@ -16,6 +16,8 @@ use std::collections::BTreeMap;
 pub(super) struct Offer {
     pub(super) plan: SavePlan,
     about: Option<About>,
+    /// What the rank declares of its leaves.
+    pub(super) told: Told,
 }
 
 /// Facts that only policies need.
@@ -39,6 +41,7 @@ impl Offer {
         plan: SavePlan,
         state: &FlatStateDict,
         policy: Option<&dyn ShardingPolicy>,
+        told: Told,
     ) -> Result<Self> {
         let about = |p| -> Result<About> {
             let leaves = state
@@ -53,6 +56,7 @@ impl Offer {
         Ok(Self {
             plan,
             about: policy.map(about).transpose()?,
+            told,
         })
     }
 }

@@ -6,9 +6,10 @@ mod resolve;
 mod written;
 
 use crate::{
-    BackendVersion, PreparedSave, Result, SaveCx, SaveShardedStrategy, StorageWriter,
-    StrategyError,
+    BackendVersion, KeptDeclarations, PreparedSave, Result, SaveCx, SaveShardedStrategy,
+    StorageWriter, StrategyError,
     agree::{self, agree},
+    declared::{self, Told},
     pipeline::{
         exchange::{Apart, Share},
         placement::{self, Offer, Tasks},
@@ -18,12 +19,17 @@ use async_trait::async_trait;
 use prepared::{Prepared, Step, Work};
 use reshard_model::FlatStateDict;
 use reshard_plan::{
-    Metadata, PlannerData, SaveContext, SavePlan, paths_of_plan, save_exchange_groups,
+    Declared, Metadata, PlannerData, SaveContext, SavePlan, paths_of_plan, save_exchange_groups,
 };
 use reshard_policy::{PolicyMetrics, ShardingPolicy, describe, gathers};
 use resolve::{Cells, codec};
 use std::sync::Arc;
 use written::Target;
+
+/// What the caller keeps of declarations. Ranks that save by themselves send none.
+fn kept<'a>(cx: &'a SaveCx<'_>) -> Option<&'a KeptDeclarations> {
+    cx.declarations.as_deref().filter(|_| !cx.rank_local)
+}
 
 /// The save strategy of any [`StorageWriter`].
 #[derive(Debug)]
@@ -70,26 +76,22 @@ impl<W: StorageWriter> Planned<W> {
         // What this rank offers, or its error: a rank that fails still takes the step `plan`, so that all ranks learn it.
         let policy = self.policy(cx);
         let asked = policy.as_ref().ok().cloned().flatten();
+        let mut digest = None;
         let offer = policy
             .and_then(|_| self.local_plan(&mut state, cx))
-            .and_then(|p| Offer::new(p, &state, asked.as_deref()));
-        // The global plan. In a rank-local save each rank makes it from its own offer; the ranks only agree that all of
-        // them succeeded. Otherwise the coordinator makes it, and `decided` keeps the part that only it needs.
-        let mut decided = None;
-        let share = if cx.rank_local {
-            let share = offer.and_then(|o| {
-                Ok(self
-                    .global_plan(vec![o], asked.as_deref(), cx, &mut decided)?
-                    .pop())
+            .and_then(|plan| {
+                let told;
+                (told, digest) = Told::of(&*cx.planner, &state, kept(cx))?;
+                Offer::new(plan, &state, asked.as_deref(), told)
             });
-            let none = || StrategyError::Internal("a rank-local save has no plan".into());
-            agree(comm, "plan", share.and_then(|share| share.ok_or_else(none))).await?
-        } else {
-            agree::decide(comm, "plan", offer, |offers| {
-                self.global_plan(offers, asked.as_deref(), cx, &mut decided)
-            })
-            .await?
-        };
+        // `decided` keeps the part of the global plan that only the coordinator needs.
+        let mut decided = None;
+        let share = self
+            .share(offer, &state, asked.as_deref(), cx, &mut decided)
+            .await?;
+        if let (Some(kept), Some(digest)) = (kept(cx), digest) {
+            kept.arrived(digest);
+        }
         // The last collective steps of planning. The result owns everything, so any thread can write it. An exchange has a
         // group of its own, because it runs beside the steps of the whole group.
         let Share { plan, exchange } = share;
@@ -119,6 +121,54 @@ impl<W: StorageWriter> Planned<W> {
             metadata,
             policy,
         })
+    }
+
+    /// The global plan, and this rank's share of it. In a rank-local save each rank makes it from its own offer; the ranks only agree
+    /// that all of them succeeded.
+    async fn share(
+        &self,
+        offer: Result<Offer>,
+        state: &FlatStateDict,
+        policy: Option<&dyn ShardingPolicy>,
+        cx: &SaveCx<'_>,
+        decided: &mut Option<(Metadata, Option<PolicyMetrics>)>,
+    ) -> Result<Share<SavePlan>> {
+        let (comm, planner) = (&cx.comm, &*cx.planner);
+        let mut global = |offers, declared| {
+            declared::validate(planner, declared, kept(cx))?;
+            self.global_plan(offers, policy, cx, decided)
+        };
+        if cx.rank_local {
+            let share = offer.and_then(|mut offer| {
+                let told = std::mem::take(&mut offer.told);
+                let declared = declared::heard(planner, vec![told], None)?;
+                Ok(global(vec![offer], declared.unwrap_or_default())?.pop())
+            });
+            let none = || StrategyError::Internal("a rank-local save has no plan".into());
+            return agree(comm, "plan", share.and_then(|share| share.ok_or_else(none))).await;
+        }
+        // The coordinator gives no shares if it does not know what a rank told in another save. Then all tell it whole.
+        let mut waiting = None;
+        let shares = agree::decide(comm, "plan", offer, |mut offers: Vec<Offer>| {
+            let told = offers.iter_mut().map(|o| std::mem::take(&mut o.told));
+            match declared::heard(planner, told.collect(), kept(cx))? {
+                Some(declared) => Ok(global(offers, declared)?.into_iter().map(Some).collect()),
+                None => {
+                    let none = offers.iter().map(|_| None).collect();
+                    waiting = Some(offers);
+                    Ok(none)
+                }
+            }
+        });
+        if let Some(share) = shares.await? {
+            return Ok(share);
+        }
+        let whole = Ok(Declared::of(state));
+        agree::decide(comm, "plan", whole, |declared: Vec<Declared>| {
+            let declared = declared.into_iter().map(Arc::new).collect();
+            global(waiting.unwrap_or_default(), declared)
+        })
+        .await
     }
 
     /// Calls the planner's `finish_plan`. It may change anything except the exchange and the items that other ranks give, because

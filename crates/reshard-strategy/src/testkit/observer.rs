@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_model::{BoxError, Dialect, FlatStateDict, ObjectCodec, Payload, Tensor, Value};
 use reshard_plan::{
-    ChunkId, Destination, LoadContext, LoadPlan, LoadPlanner, Metadata, ObjectId, PlanError,
-    ReadItem, SaveContext, SavePlan, SavePlanner, WriteItem,
+    ChunkId, Declared, Destination, LoadContext, LoadPlan, LoadPlanner, Metadata, ObjectId,
+    PlanError, ReadItem, SaveContext, SavePlan, SavePlanner, WriteItem,
 };
 use reshard_policy::ShardingPolicy;
 use reshard_storage::{Entry, Extent, Length, Listing, Name, PlaceKind, Progress, Source, Store};
@@ -87,6 +87,15 @@ impl<P: SavePlanner> SavePlanner for Observed<P> {
     ) -> Result<SavePlan, PlanError> {
         self.observer.plan("planner.create_local_plan")?;
         self.inner.create_local_plan(state, cx)
+    }
+
+    fn validates(&self) -> bool {
+        self.inner.validates()
+    }
+
+    fn validate(&self, ranks: &[Arc<Declared>]) -> Result<(), PlanError> {
+        self.observer.plan("planner.validate")?;
+        self.inner.validate(ranks)
     }
 
     fn create_global_plan(

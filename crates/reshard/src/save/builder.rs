@@ -9,7 +9,7 @@ use reshard_model::{Dialect, Path, StateDict, Value};
 use reshard_plan::SavePlanner;
 use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, Progress, Store, Stores};
-use reshard_strategy::{Registry, SaveCommonStrategy, SaveShardedConfig};
+use reshard_strategy::{KeptDeclarations, Registry, SaveCommonStrategy, SaveShardedConfig};
 use std::{sync::Arc, time::Duration};
 
 /// Saves a state dict to a directory or URL. Await the result, or set options on it first.
@@ -53,6 +53,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         coordinators_plain_tensors: false,
         progress: Progress::default(),
         exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
+        declarations: None,
         registry: None,
         stores: None,
     }
@@ -81,6 +82,7 @@ pub struct Save<'a> {
     pub(super) coordinators_plain_tensors: bool,
     pub(super) progress: Progress,
     pub(super) exchange_memory: u64,
+    pub(super) declarations: Option<Arc<KeptDeclarations>>,
     pub(super) registry: Option<Registry>,
     pub(super) stores: Option<Stores>,
 }
@@ -275,6 +277,14 @@ impl<'a> Save<'a> {
     /// [`DEFAULT_EXCHANGE_MEMORY`](reshard_strategy::DEFAULT_EXCHANGE_MEMORY), 256 MiB.
     pub fn exchange_memory(mut self, bytes: u64) -> Self {
         self.exchange_memory = bytes;
+        self
+    }
+
+    /// What ranks declared in the save before, and then in this one. A planner that
+    /// [validates](reshard_plan::SavePlanner::validates) declarations needs it, if the saves of a job have one structure:
+    /// ranks then send 32 bytes instead of all that they have declared before. Each rank passes its own.
+    pub fn declarations(mut self, kept: &Arc<KeptDeclarations>) -> Self {
+        self.declarations = Some(Arc::clone(kept));
         self
     }
 

@@ -5,6 +5,7 @@
 mod alike;
 mod bytes;
 mod contracts;
+mod declarations;
 mod exchanges;
 mod groups;
 mod hooks;
