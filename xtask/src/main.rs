@@ -41,7 +41,7 @@ Usage: cargo xtask COMMAND
             --list        only says how many there are
   nightly   what is too slow for every change: all tests with more cases, those that are ignored too; each
             fuzz target for --fuzz SECONDS (300, unless given; a nightly compiler); 300 mutants by --seed S
-            --share   only the tests of one package, which --seed S chooses: what CI runs for every change
+            --share   only the tests of one package, which --seed S chooses, for 8 minutes: what CI runs for every change
 
 interop and bench install Python programs into target/venvs (about 20 GB, some minutes, once).
 RESHARD_VENVS names another directory for them; PYTHON names the interpreter (3.10 or 3.11).";
