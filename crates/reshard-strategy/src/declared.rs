@@ -47,7 +47,7 @@ impl Told {
             return Ok((Self::Nothing, None));
         }
         let declared = Declared::of(state);
-        let digest = kept.map(|_| digest(&declared)).transpose()?;
+        let digest = kept.map(|_| declaration_digest(&declared)).transpose()?;
         let same = digest.filter(|digest| kept.is_some_and(|k| k.lock().told == Some(*digest)));
         Ok((same.map_or(Self::All(declared), Self::Same), digest))
     }
@@ -109,14 +109,18 @@ pub(crate) fn validate(
     if let Some(kept) = kept {
         let heard = all
             .into_iter()
-            .map(|declared| Ok((digest(&declared)?, declared)));
+            .map(|declared| Ok((declaration_digest(&declared)?, declared)));
         let heard = heard.collect::<Result<Vec<_>>>()?;
         kept.lock().heard = heard;
     }
     Ok(())
 }
 
-fn digest(declared: &Declared) -> Result<Digest> {
+/// SHA-256 of what a rank declares.
+///
+/// # Errors
+/// Only those of ours.
+pub fn declaration_digest(declared: &Declared) -> Result<[u8; 32]> {
     let bytes = postcard::to_allocvec(declared)
         .map_err(|e| StrategyError::Internal(format!("a declaration can't be encoded: {e}")))?;
     Ok(Sha256::digest(bytes).into())

@@ -1,0 +1,220 @@
+//! Saves whose replicated pieces are written by all ranks of a group.
+
+use crate::distribute::Distribution;
+use async_trait::async_trait;
+use reshard_comm::{Comm, ProcessGroup};
+use reshard_model::{FlatStateDict, ReplicaId, Sharded};
+use reshard_plan::Declared;
+use reshard_strategy::{
+    BackendVersion, PreparedSave, Result, SaveCx, SaveShardedConfig, SaveShardedStrategy,
+    StrategyError, agree, cause, declaration_digest,
+};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+type Digest = [u8; 32];
+
+/// Settings of a save in which each replicated tensor is written by one rank of a group, so that all of its ranks write about as many
+/// bytes. It is Megatron Core's `FullyParallelSaveStrategyWrapper` around any other settings, also around those of another wrapper.
+///
+/// ```json
+/// { "type": "fully_parallel", "group": "dp", "base": { "type": "torch_dist" } }
+/// ```
+///
+/// The format does not change. Only tensors are distributed, by [`distribute_shards_to_ranks`](crate::distribute_shards_to_ranks), and only
+/// those whose main replica is in the group. The planner must offer main replicas, as the default one does;
+/// [`DefaultSavePlanner::DCP`](reshard_plan::DefaultSavePlanner::DCP) distributes replicas over all ranks by itself.
+///
+/// # Replicas
+/// Replicas must be equal. A rank writes its own copy of what it was chosen for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct FullyParallelSave {
+    /// The settings of the format, or of another wrapper.
+    pub base: Arc<dyn SaveShardedConfig>,
+    /// The name of the sub-group whose ranks share their work; all ranks without. A save gets it by `sub_group`.
+    #[serde(default)]
+    pub group: Option<String>,
+    /// Whether to keep the distribution for the next save with a clone of these settings. Ranks then compare 64 bytes each, and distribute again if
+    /// what any rank declares has changed.
+    #[serde(default)]
+    pub cache: bool,
+    #[serde(skip)]
+    kept: Arc<Cache>,
+}
+
+impl FullyParallelSave {
+    /// Around these settings, over all ranks.
+    pub fn new(base: impl SaveShardedConfig + 'static) -> Self {
+        Self {
+            base: Arc::new(base),
+            group: None,
+            cache: false,
+            kept: Arc::default(),
+        }
+    }
+
+    /// Sets the sub-group whose ranks share their work.
+    pub fn group(mut self, name: &str) -> Self {
+        self.group = Some(name.into());
+        self
+    }
+
+    /// Sets whether the distribution is kept for the next save with these settings. Clones of them share it.
+    pub fn cache(mut self, cache: bool) -> Self {
+        self.cache = cache;
+        self
+    }
+}
+
+#[typetag::serde(name = "fully_parallel")]
+impl SaveShardedConfig for FullyParallelSave {
+    fn build(&self) -> Result<Arc<dyn SaveShardedStrategy>> {
+        Ok(Arc::new(Strategy {
+            base: self.base.build()?,
+            group: self.group.clone(),
+            cache: self.cache.then(|| Arc::clone(&self.kept)),
+        }))
+    }
+}
+
+/// The distribution of the last save.
+#[derive(Debug, Default)]
+struct Cache(Mutex<Option<(Digest, Arc<Distribution>)>>);
+
+impl Cache {
+    fn get(&self) -> Option<(Digest, Arc<Distribution>)> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn put(&self, digest: Digest, distribution: &Arc<Distribution>) {
+        let kept = Some((digest, Arc::clone(distribution)));
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = kept;
+    }
+}
+
+#[derive(Debug)]
+struct Strategy {
+    base: Arc<dyn SaveShardedStrategy>,
+    group: Option<String>,
+    cache: Option<Arc<Cache>>,
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)] // a new default must not slip past the base
+impl SaveShardedStrategy for Strategy {
+    fn key(&self) -> BackendVersion {
+        self.base.key()
+    }
+
+    fn can_handle_sharded_objects(&self) -> bool {
+        self.base.can_handle_sharded_objects()
+    }
+
+    async fn prepare(
+        &self,
+        mut state: FlatStateDict,
+        cx: &SaveCx<'_>,
+    ) -> Result<Box<dyn PreparedSave>> {
+        if cx.rank_local {
+            let what = "a rank-local save writes what each rank has, so its ranks can't share replicas; leave out `fully_parallel`";
+            return Err(StrategyError::Invalid(what.into()));
+        }
+        // A rank without the group must not let the others wait in it.
+        let group = agree(&cx.comm, "plan", self.members(cx)).await?;
+        let guard = cx.comm.guard("distributing a save");
+        let comm = match group {
+            Some(group) => Comm::new(group).with_deadline(cx.comm.deadline()),
+            None => cx.comm,
+        };
+        let inner = comm.guard("distributing a save");
+        let distributed = self.distribute(&mut state, comm).await;
+        inner.done();
+        let distributed = match group {
+            // What has failed in one group is told to all.
+            Some(_) => agree(&cx.comm, "plan", distributed).await,
+            None => distributed,
+        };
+        guard.done();
+        distributed?;
+        self.base.prepare(state, cx).await
+    }
+}
+
+impl Strategy {
+    /// The group that was named, if one was.
+    fn members<'a>(&self, cx: &SaveCx<'a>) -> Result<Option<&'a dyn ProcessGroup>> {
+        let Some(name) = &self.group else {
+            return Ok(None);
+        };
+        let missing = || {
+            let names: Vec<&str> = cx.groups.keys().map(String::as_str).collect();
+            StrategyError::Invalid(format!(
+                "fully_parallel wants the sub-group {name:?}, but this rank has [{}]; add it to the save with `sub_group`",
+                names.join(", ")
+            ))
+        };
+        let group = cx.groups.get(name).ok_or_else(missing)?;
+        Ok(Some(&**group))
+    }
+
+    /// Makes the tensors main replicas that this rank was chosen for, and the others of its group no main ones.
+    async fn distribute(&self, state: &mut FlatStateDict, comm: Comm<'_>) -> Result<()> {
+        if comm.size() == 1 {
+            return Ok(());
+        }
+        let declared = Declared::of(state);
+        let distribution = self.agreed(&declared, comm).await?;
+        let me = comm.rank().0;
+        let mut seen = BTreeSet::new();
+        for (leaf, declaration) in state.values_mut().zip(declared.iter()) {
+            let (Sharded::Tensor(t), Some(rank)) = (leaf, distribution.rank(&declaration)) else {
+                continue;
+            };
+            // A rank that holds a shard twice writes the first.
+            let id = (
+                declaration.key,
+                declaration.global_offset,
+                t.flattened_range.clone(),
+            );
+            let range = id.2.map(|range| (range.start, range.end));
+            let chosen = rank == me && seen.insert((id.0, id.1, range));
+            t.replica_id = ReplicaId(Box::new([u32::from(!chosen)]));
+        }
+        Ok(())
+    }
+
+    /// The distribution of the group: that of the last save if nothing has changed on any member, and all of them have it.
+    async fn agreed(&self, declared: &Declared, comm: Comm<'_>) -> Result<Arc<Distribution>> {
+        let mut digests = None;
+        if let Some(cache) = &self.cache {
+            let kept = cache.get();
+            let mine = declaration_digest(declared).map_err(|e| cause(&e));
+            let mine = mine.map(|digest| (digest, kept.as_ref().map(|(of, _)| *of)));
+            let all: Vec<(Digest, Option<Digest>)> = comm.all_gather("plan", mine).await?;
+            let mut hash = Sha256::new();
+            all.iter().for_each(|(digest, _)| hash.update(digest));
+            let now: Digest = hash.finalize().into();
+            if let Some((_, distribution)) = kept
+                && all.iter().all(|(_, of)| *of == Some(now))
+            {
+                return Ok(distribution);
+            }
+            digests = Some((cache, now));
+        }
+        let members: Vec<Declared> = comm.all_gather("plan", Ok(declared.clone())).await?;
+        let distribution = Arc::new(Distribution::of(&members));
+        if let Some((cache, now)) = digests {
+            cache.put(now, &distribution);
+        }
+        Ok(distribution)
+    }
+}

@@ -1,0 +1,116 @@
+//! A rank that fails while work is shared fails all, and nothing waits.
+
+use crate::ranks::{Group, Saver, groups, save};
+use reshard::{
+    DType, ErrorKind, ShardedTensor, StateDict, Tensor, comm::Cause, strategy::SaveShardedConfig,
+};
+use reshard_comm::testkit::{Fault, FaultGroup};
+use reshard_parallel::FullyParallelSave;
+use reshard_torch_dist::TorchDistConfig;
+use std::{path::Path, sync::Arc};
+
+fn state(rank: u32) -> StateDict {
+    let mut state = StateDict::new();
+    for key in ["a", "b", "c", "d"] {
+        let data = Tensor::zeros(key, DType::Float32, &[8]).unwrap();
+        state.insert(key, ShardedTensor::full(key, data).with_replica_id(rank));
+    }
+    state
+}
+
+fn saver(group: Group, color: Option<u32>, settings: &FullyParallelSave) -> Saver {
+    let state = state(group.rank().0);
+    Saver {
+        group,
+        color,
+        state,
+        settings: settings.clone(),
+    }
+}
+
+#[test]
+fn a_rank_without_the_group_is_named_on_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    let settings = FullyParallelSave::new(TorchDistConfig::default()).group("tp");
+    let savers = groups(3).into_iter().map(|g| saver(g, Some(0), &settings));
+    for saved in save(savers.collect(), &url) {
+        let e = saved.unwrap_err().to_string();
+        assert!(e.contains("\"tp\"") && e.contains("[dp]"), "{e}");
+    }
+    assert!(!Path::new(&url).exists());
+}
+
+/// Wherever the transport of one rank fails, in the group of all or in a sub-group, all fail, and the place stays as it was.
+#[test]
+fn a_transport_that_fails_anywhere_fails_all() {
+    let dir = tempfile::tempdir().unwrap();
+    for settings in [
+        FullyParallelSave::new(TorchDistConfig::default()).cache(true),
+        FullyParallelSave::new(FullyParallelSave::new(TorchDistConfig::default())).group("dp"),
+    ] {
+        // The first call of a rank splits the group.
+        let color = settings.group.is_some().then_some(0);
+        let url = dir.path().join("counted").display().to_string();
+        let counted: Vec<Arc<FaultGroup>> = groups(3)
+            .into_iter()
+            .map(|g| Arc::new(FaultGroup::counting(g)))
+            .collect();
+        let savers = counted
+            .iter()
+            .map(|g| saver(Arc::clone(g) as Group, color, &settings));
+        save(savers.collect(), &url)
+            .into_iter()
+            .for_each(|s| drop(s.unwrap()));
+        for at in u64::from(color.is_some())..counted[1].calls() {
+            let url = dir.path().join("failed").display().to_string();
+            let savers = groups(3).into_iter().enumerate().map(|(rank, group)| {
+                let fault = Fault::Fail(Cause::new(ErrorKind::Unavailable, "a broken wire"));
+                let group: Group = match rank {
+                    1 => Arc::new(FaultGroup::new(group, at, fault)),
+                    _ => group,
+                };
+                // Without what was kept: the steps are those that were counted.
+                saver(group, color, &fresh(&settings))
+            });
+            let saved = save(savers.collect(), &url);
+            let failed = saved.iter().filter(|s| s.is_err()).count();
+            // After the commit only the rank itself can know.
+            assert!(
+                failed == 3 || Path::new(&url).exists(),
+                "step {at}: {failed}"
+            );
+            if Path::new(&url).exists() {
+                std::fs::remove_dir_all(&url).unwrap();
+            }
+        }
+    }
+}
+
+/// The same settings without what they keep.
+fn fresh(settings: &FullyParallelSave) -> FullyParallelSave {
+    serde_json::from_str(&serde_json::to_string(settings).unwrap()).unwrap()
+}
+
+#[test]
+fn settings_are_nested_in_json() {
+    let text = r#"{"type":"fully_parallel","group":"dp","base":{"type":"fully_parallel","base":{"type":"torch_dist"}}}"#;
+    let settings: Box<dyn SaveShardedConfig> = serde_json::from_str(text).unwrap();
+    assert_eq!(settings.build().unwrap().key().to_string(), "torch_dist/1");
+    let unknown = text.replace("group", "grup");
+    let e = serde_json::from_str::<Box<dyn SaveShardedConfig>>(&unknown).unwrap_err();
+    assert!(e.to_string().contains("grup"), "{e}");
+}
+
+#[test]
+fn ranks_that_save_by_themselves_share_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    let settings = FullyParallelSave::new(TorchDistConfig::default());
+    let state = state(0);
+    let save = reshard::save(&state, &url)
+        .rank_local(true)
+        .strategy(settings);
+    let e = reshard::blocking::run(save).unwrap_err().to_string();
+    assert!(e.contains("leave out `fully_parallel`"), "{e}");
+}
