@@ -16,7 +16,7 @@ pub trait Element: sealed::Sealed + Sized + Copy + Send + Sync + 'static {
     fn into_buffer(v: Vec<Self>) -> Arc<dyn HostBuffer>;
     /// Returns the vector of a buffer that was made by [`into_buffer`](Self::into_buffer) or
     /// [`Tensor::zeros`](crate::Tensor::zeros), if this is the last handle on it. The elements of a large buffer of zeros are
-    /// moved by some bytes.
+    /// moved by up to 2 MiB.
     ///
     /// # Errors
     /// Returns the buffer.

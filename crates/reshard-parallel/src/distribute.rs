@@ -66,11 +66,11 @@ impl Distribution {
     pub(crate) fn of(members: &[impl Borrow<Declared>]) -> Self {
         let mut held: BTreeMap<ShardId, (Vec<u32>, u64, bool)> = BTreeMap::new();
         for (rank, declared) in (0u32..).zip(members) {
-            for leaf in declared.borrow().iter() {
-                let Some(bytes) = bytes(&leaf) else { continue };
+            for leaf in &declared.borrow().leaves {
+                let Some(bytes) = bytes(leaf) else { continue };
                 // The first one says how long it is.
                 let (ranks, _, has_main) = held
-                    .entry(id(&leaf))
+                    .entry(id(leaf))
                     .or_insert_with(|| (Vec::new(), bytes, false));
                 ranks.push(rank);
                 *has_main |= leaf.replica_id.is_main();
@@ -97,24 +97,25 @@ impl Distribution {
     }
 
     /// The rank of the group that saves a tensor. `None` if its main replica is in another group.
-    pub(crate) fn rank(&self, leaf: &Declaration<'_>) -> Option<u32> {
+    pub(crate) fn rank(&self, leaf: &Declaration) -> Option<u32> {
         self.ranks.get(&id(leaf)).copied()
     }
 }
 
-fn id(leaf: &Declaration<'_>) -> ShardId {
+/// Megatron's identity of a shard.
+pub(crate) fn id(leaf: &Declaration) -> ShardId {
     let range = |range: &Range<u64>| (range.start, range.end);
     (
-        leaf.key.into(),
+        leaf.key.clone(),
         leaf.global_offset.clone(),
-        leaf.flattened_range.map(range),
+        leaf.flattened_range.as_ref().map(range),
     )
 }
 
 /// The bytes of a tensor; objects are not distributed.
-fn bytes(leaf: &Declaration<'_>) -> Option<u64> {
+fn bytes(leaf: &Declaration) -> Option<u64> {
     let item = leaf.dtype?.size();
-    let elements = match leaf.flattened_range {
+    let elements = match &leaf.flattened_range {
         Some(range) => range.end.saturating_sub(range.start),
         None => (leaf.local_shape.iter()).fold(1, |n: u64, extent| n.saturating_mul(*extent)),
     };

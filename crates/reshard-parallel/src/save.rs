@@ -1,6 +1,6 @@
 //! Saves whose replicated pieces are written by all ranks of a group.
 
-use crate::distribute::Distribution;
+use crate::distribute::{Distribution, id};
 use async_trait::async_trait;
 use reshard_comm::{Comm, ProcessGroup};
 use reshard_model::{FlatStateDict, ReplicaId, Sharded};
@@ -175,18 +175,12 @@ impl Strategy {
         let distribution = self.agreed(&declared, comm).await?;
         let me = comm.rank().0;
         let mut seen = BTreeSet::new();
-        for (leaf, declaration) in state.values_mut().zip(declared.iter()) {
-            let (Sharded::Tensor(t), Some(rank)) = (leaf, distribution.rank(&declaration)) else {
+        for (leaf, declaration) in state.values_mut().zip(&declared.leaves) {
+            let (Sharded::Tensor(t), Some(rank)) = (leaf, distribution.rank(declaration)) else {
                 continue;
             };
             // A rank that holds a shard twice writes the first.
-            let id = (
-                declaration.key,
-                declaration.global_offset,
-                t.flattened_range.clone(),
-            );
-            let range = id.2.map(|range| (range.start, range.end));
-            let chosen = rank == me && seen.insert((id.0, id.1, range));
+            let chosen = rank == me && seen.insert(id(declaration));
             t.replica_id = ReplicaId(Box::new([u32::from(!chosen)]));
         }
         Ok(())

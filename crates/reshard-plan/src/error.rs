@@ -16,6 +16,9 @@ pub enum PlanError {
     /// The template and the checkpoint don't fit.
     #[error("the checkpoint can't fill the template: {0}")]
     Load(Problems),
+    /// No rank asks for parts of the checkpoint, and the load was told that all must be asked for.
+    #[error("the templates leave out parts of the checkpoint: {0}")]
+    NotRequested(Problems),
     /// A declaration contradicts itself, or a hook can't handle its arguments.
     #[error("{key}: {what}")]
     Invalid {
@@ -52,7 +55,7 @@ impl PlanError {
     /// What the caller can do.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Save(_) | Self::Invalid { .. } => ErrorKind::Invalid,
+            Self::Save(_) | Self::NotRequested(_) | Self::Invalid { .. } => ErrorKind::Invalid,
             Self::Load(p) => p.kind(),
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             Self::Unsupported { .. } => ErrorKind::Unsupported,
@@ -243,7 +246,10 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotRequested { key } => {
-                write!(f, "{key} is in the checkpoint, but no rank asks for it")
+                write!(
+                    f,
+                    "{key} is in the checkpoint, but no rank asks for it; add it to a template, or don't choose `raise_all`"
+                )
             }
             Self::NotStored { key, near } => {
                 write!(f, "{key} is not in the checkpoint")?;

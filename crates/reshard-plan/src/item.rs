@@ -290,9 +290,9 @@ pub struct LoadPlan {
     pub not_stored: Vec<u32>,
     /// Keys that this rank asks for though none of its items reads them, such as those of empty regions.
     pub requested: Vec<Box<str>>,
-    /// After the global plan: keys of the checkpoint that no rank asks for, in the checkpoint's order. Empty unless the planner looks for
-    /// them.
-    pub not_requested: Vec<Box<str>>,
+    /// After the global plan: what no rank asks for, by its position among the [`entries`](crate::Metadata::entries) of the checkpoint. Empty
+    /// unless the planner looks for it.
+    pub not_requested: Vec<u32>,
 }
 
 impl LoadPlan {

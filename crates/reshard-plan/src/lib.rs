@@ -111,4 +111,4 @@ pub use metadata::{ChunkId, Entry, Metadata, MetadataBuilder, ObjectId, TensorId
 pub use paths::paths_of_plan;
 pub use save::{Dedup, DefaultSavePlanner, Offer, SaveContext, SavePlanner, WriteData};
 pub use selection::{FlatView, Selection};
-pub use strict::{StrictHandling, UnknownStrictness};
+pub use strict::{Elsewhere, StrictHandling, UnknownStrictness};

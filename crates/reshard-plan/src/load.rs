@@ -1,6 +1,6 @@
 //! The hooks of a load, and their defaults.
 
-use crate::{Cast, LoadPlan, Metadata, ReadItem, Result, StrictHandling};
+use crate::{Cast, Elsewhere, LoadPlan, Metadata, ReadItem, Result, StrictHandling};
 use reshard_model::{FlatStateDict, Payload, Tensor};
 use serde::{Deserialize, Serialize};
 use std::{any::Any, fmt::Debug};
@@ -15,6 +15,8 @@ pub struct LoadContext<'a> {
     pub rank: u32,
     /// Whether this rank makes the global plan.
     pub is_coordinator: bool,
+    /// What of it this load need not ask for.
+    pub elsewhere: &'a Elsewhere,
 }
 
 impl<'a> LoadContext<'a> {
@@ -24,7 +26,13 @@ impl<'a> LoadContext<'a> {
             metadata,
             rank,
             is_coordinator,
+            elsewhere: Elsewhere::NOTHING,
         }
+    }
+
+    /// Sets what this load need not ask for.
+    pub fn with_elsewhere(self, elsewhere: &'a Elsewhere) -> Self {
+        Self { elsewhere, ..self }
     }
 }
 
@@ -250,7 +258,7 @@ impl LoadPlanner for DefaultLoadPlanner {
         mut plans: Vec<LoadPlan>,
         cx: &LoadContext<'_>,
     ) -> Result<Vec<LoadPlan>> {
-        crate::read::find_not_requested(self.strict, &mut plans, cx.metadata)?;
+        crate::read::find_not_requested(self.strict, &mut plans, cx)?;
         Ok(plans)
     }
 

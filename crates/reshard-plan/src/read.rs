@@ -1,8 +1,9 @@
 //! From a template to read items.
 
 use crate::{
-    At, DefaultLoadPlanner, Fill, LoadPlan, Metadata, PieceId, PlanError, Problem, Problems,
-    ReadItem, Recast, Result, Stored, StrictHandling, TensorRef, index::Index, near::Near,
+    At, DefaultLoadPlanner, Entry, Fill, LoadContext, LoadPlan, Metadata, PieceId, PlanError,
+    Problem, Problems, ReadItem, Recast, Result, Stored, StrictHandling, TensorRef, index::Index,
+    near::Near,
 };
 use reshard_model::{
     BoxFault, FlatStateDict, Region, Sharded, ShardedObject, ShardedTensor, first_fault,
@@ -66,18 +67,14 @@ fn read_by_no_item(template: &FlatStateDict, plan: &LoadPlan) -> Vec<Box<str>> {
     let idle = (0u32..)
         .zip(template.values())
         .filter(|(dest, _)| !read.contains(dest));
-    idle.map(|(_, leaf)| match leaf {
-        Sharded::Tensor(t) => (&*t.key).into(),
-        Sharded::Object(o) => o.unique_key().into(),
-    })
-    .collect()
+    idle.map(|(_, leaf)| leaf.unique_key().into()).collect()
 }
 
-/// Tells all ranks the stored keys that none of them asks for, or fails if that is an error.
+/// Tells all ranks what is stored and none of them asks for, or fails if that is an error.
 pub(crate) fn find_not_requested(
     strict: StrictHandling,
     plans: &mut [LoadPlan],
-    metadata: &Metadata,
+    cx: &LoadContext<'_>,
 ) -> Result<()> {
     if !strict.finds_not_requested() {
         return Ok(());
@@ -85,23 +82,28 @@ pub(crate) fn find_not_requested(
     let requested: BTreeSet<&str> = plans
         .iter()
         .flat_map(|plan| {
-            let read = plan.items.iter().map(|item| &*item.piece.key);
+            let read = plan.all_items().map(|item| &*item.piece.key);
             read.chain(plan.requested.iter().map(|key| &**key))
         })
         .collect();
-    let not_requested: Vec<Box<str>> = metadata
-        .entries()
-        .map(|e| e.key())
-        .filter(|key| !requested.contains(key))
-        .map(Into::into)
-        .collect();
-    if strict == StrictHandling::RaiseAll && !not_requested.is_empty() {
-        let problem = |key: Box<str>| Problem::NotRequested { key: key.into() };
-        let problems = not_requested.into_iter().map(problem).collect();
-        return Err(PlanError::Load(Problems(problems)));
+    let not_requested = (0u32..)
+        .zip(cx.metadata.entries())
+        .filter(|(_, entry)| !requested.contains(entry.key()) && !cx.elsewhere.has(entry));
+    if strict == StrictHandling::RaiseAll {
+        let problem = |(_, entry): (u32, Entry<'_>)| Problem::NotRequested {
+            key: entry.key().into(),
+        };
+        let problems: Vec<Problem> = not_requested.map(problem).collect();
+        return match problems.is_empty() {
+            true => Ok(()),
+            false => Err(PlanError::NotRequested(Problems(problems))),
+        };
     }
+    let not_requested: Vec<u32> = not_requested.map(|(at, _)| at).collect();
     for plan in plans {
         plan.not_requested.clone_from(&not_requested);
+        // It has served.
+        plan.requested.clear();
     }
     Ok(())
 }

@@ -202,7 +202,8 @@ pub trait SavePlanner: Any + Debug + Send + Sync {
 
     /// Called on the coordinator before the global plan, with what each rank declares of all its leaves, by rank: of replicas too, which
     /// no plan has. In a rank-local save each rank calls it with its own. It is called only if the planner
-    /// [`validates`](Self::validates). The default planners don't: what is written is checked by
+    /// [`validates`](Self::validates). If the common strategy stores objects, it is called for these and for the tensors apart. The default
+    /// planners don't: what is written is checked by
     /// [`create_global_plan`](Self::create_global_plan).
     ///
     /// # Errors

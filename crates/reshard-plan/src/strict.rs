@@ -1,5 +1,6 @@
 //! What a load does with keys that only the template or only the checkpoint has.
 
+use crate::Entry;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -30,7 +31,7 @@ pub enum StrictHandling {
     LogAll,
     /// As [`AssumeOkUnexpected`](Self::AssumeOkUnexpected). In Megatron Core these differ in who finds the error.
     RaiseUnexpected,
-    /// Both are errors.
+    /// Both are errors. Keys that are not stored are told first.
     RaiseAll,
     /// Keys that are not stored are left alone and reported. Nobody looks for keys that are not requested.
     ReturnUnexpected,
@@ -87,6 +88,36 @@ impl StrictHandling {
 impl fmt::Display for StrictHandling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
+    }
+}
+
+/// What a load need not ask for, because somebody else of the same load reads it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Elsewhere {
+    /// All tensors.
+    pub tensors: bool,
+    /// All objects.
+    pub objects: bool,
+    /// The tensors and objects of these keys.
+    pub keys: Vec<Box<str>>,
+}
+
+impl Elsewhere {
+    /// Nothing.
+    pub const NOTHING: &'static Self = &Self {
+        tensors: false,
+        objects: false,
+        keys: Vec::new(),
+    };
+
+    /// Whether somebody else reads this.
+    pub fn has(&self, entry: &Entry<'_>) -> bool {
+        let kind = match entry {
+            Entry::Tensor(_) => self.tensors,
+            Entry::Object(..) => self.objects,
+        };
+        kind || self.keys.iter().any(|key| **key == *entry.key())
     }
 }
 

@@ -1,7 +1,7 @@
 use crate::{KeptDeclarations, ReadLimits};
 use reshard_comm::{Comm, ProcessGroup};
 use reshard_model::Dialect;
-use reshard_plan::{LoadPlanner, PlannerData, SavePlanner};
+use reshard_plan::{Elsewhere, LoadPlanner, PlannerData, SavePlanner};
 use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, Progress, Store, Transaction};
 use std::{collections::BTreeMap, sync::Arc};
@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, sync::Arc};
 pub struct SaveCx<'a> {
     /// All ranks of the save.
     pub comm: Comm<'a>,
-    /// Sub-groups by name, for strategies of third parties. The strategies of these crates use none.
+    /// Sub-groups by name, for strategies whose settings name them.
     pub groups: &'a BTreeMap<String, Arc<dyn ProcessGroup>>,
     /// Where the new version is built.
     pub transaction: Arc<dyn Transaction>,
@@ -128,7 +128,7 @@ impl OpenCx {
 pub struct LoadCx<'a> {
     /// All ranks of the load.
     pub comm: Comm<'a>,
-    /// Sub-groups by name, for strategies of third parties. The strategies of these crates use none.
+    /// Sub-groups by name, for strategies whose settings name them.
     pub groups: &'a BTreeMap<String, Arc<dyn ProcessGroup>>,
     /// Where the checkpoint lies.
     pub store: Arc<dyn Store>,
@@ -142,6 +142,8 @@ pub struct LoadCx<'a> {
     /// round and a quarter received. The rest holds data that are read and wait; only a single item that is larger exceeds it. If
     /// ranks have different values, the smallest one is used.
     pub exchange_memory: u64,
+    /// What of the checkpoint this load need not ask for, because somebody else reads it: the common state, for example.
+    pub elsewhere: Elsewhere,
 }
 
 /// How many bytes a rank holds for an exchange by default: 256 MiB.
@@ -164,6 +166,7 @@ impl<'a> LoadCx<'a> {
             verify: true,
             progress,
             exchange_memory,
+            elsewhere: Elsewhere::default(),
         }
     }
 

@@ -14,15 +14,27 @@ type Digest = [u8; 32];
 /// before.
 ///
 /// Each rank has one of its own, and takes it for one save after the other. If ranks lose theirs, the next save sends everything again.
+/// The coordinator's holds what all ranks declare: some 250 bytes a leaf.
 #[derive(Debug, Default)]
 pub struct KeptDeclarations(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// What this rank has told.
+    /// What this rank has told, if the coordinator keeps it.
     told: Option<Digest>,
     /// What the coordinator has heard, by rank.
     heard: Vec<(Digest, Arc<Declared>)>,
+}
+
+impl KeptDeclarations {
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The plan is made: the coordinator knows what this rank declares, or keeps nothing.
+    pub(crate) fn arrived(&self, digest: Option<Digest>) {
+        self.lock().told = digest;
+    }
 }
 
 /// What a rank tells with its offer.
@@ -53,67 +65,78 @@ impl Told {
     }
 }
 
-impl KeptDeclarations {
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// What the coordinator has heard of all ranks: what each declares, or nothing if it tells that it is what it told before, and nobody
+/// knows that here.
+pub(crate) struct Heard(Vec<Option<(Option<Digest>, Arc<Declared>)>>);
 
-    /// The plan is made: the coordinator has heard what this rank declares.
-    pub(crate) fn arrived(&self, digest: Digest) {
-        self.lock().told = Some(digest);
-    }
-}
-
-/// What the ranks declare, if the planner wants to know. `None` if one tells that it is what it told before, and nobody knows that here.
-pub(crate) fn heard(
-    planner: &dyn SavePlanner,
-    told: Vec<Told>,
-    kept: Option<&KeptDeclarations>,
-) -> Result<Option<Vec<Arc<Declared>>>> {
-    if !planner.validates() {
-        return Ok(Some(Vec::new()));
-    }
-    let kept = kept.map(KeptDeclarations::lock);
-    let mut all = Vec::with_capacity(told.len());
-    for (rank, told) in told.into_iter().enumerate() {
-        let known = |digest: &Digest| {
+impl Heard {
+    /// From what the ranks have told. It is empty if the planner looks at no declarations.
+    pub(crate) fn of(
+        planner: &dyn SavePlanner,
+        told: Vec<Told>,
+        kept: Option<&KeptDeclarations>,
+    ) -> Result<Self> {
+        let validates = planner.validates();
+        let other = |told: &Told| matches!(told, Told::Nothing) == validates;
+        if let Some(rank) = told.iter().position(other) {
+            return Err(StrategyError::Invalid(format!(
+                "of the coordinator's planner and that of rank {rank} only one validates declarations; give all ranks the same planner"
+            )));
+        }
+        if !validates {
+            return Ok(Self(Vec::new()));
+        }
+        let kept = kept.map(KeptDeclarations::lock);
+        let known = |rank: usize, digest: Digest| {
             let (of, declared) = kept.as_ref()?.heard.get(rank)?;
-            (of == digest).then(|| Arc::clone(declared))
+            (*of == digest).then(|| (Some(digest), Arc::clone(declared)))
         };
-        match told {
-            Told::All(declared) => all.push(Arc::new(declared)),
-            Told::Same(digest) => match known(&digest) {
-                Some(declared) => all.push(declared),
-                None => return Ok(None),
-            },
-            Told::Nothing => {
-                return Err(StrategyError::Invalid(format!(
-                    "the coordinator's planner validates declarations, but that of rank {rank} sends none; give all ranks the same planner"
-                )));
+        let heard = told.into_iter().enumerate().map(|(rank, told)| match told {
+            Told::All(declared) => Some((None, Arc::new(declared))),
+            Told::Same(digest) => known(rank, digest),
+            Told::Nothing => None,
+        });
+        Ok(Self(heard.collect()))
+    }
+
+    /// Whether nothing has to be told again.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.0.iter().all(Option::is_some)
+    }
+
+    /// With what ranks have told again.
+    pub(crate) fn and(mut self, again: Vec<Option<Declared>>) -> Self {
+        for (heard, again) in self.0.iter_mut().zip(again) {
+            if heard.is_none() {
+                *heard = again.map(|declared| (None, Arc::new(declared)));
             }
         }
+        self
     }
-    Ok(Some(all))
-}
 
-/// Lets the planner look at the declarations of all ranks, and keeps them.
-pub(crate) fn validate(
-    planner: &dyn SavePlanner,
-    all: Vec<Arc<Declared>>,
-    kept: Option<&KeptDeclarations>,
-) -> Result<()> {
-    if !planner.validates() {
-        return Ok(());
+    /// Lets the planner look at the declarations of all ranks, and keeps them.
+    pub(crate) fn validate(
+        self,
+        planner: &dyn SavePlanner,
+        kept: Option<&KeptDeclarations>,
+    ) -> Result<()> {
+        if !planner.validates() {
+            return Ok(());
+        }
+        let whole: Option<Vec<_>> = self.0.into_iter().collect();
+        let lost = || StrategyError::Internal("a rank's declarations did not arrive".into());
+        let (digests, all): (Vec<_>, Vec<_>) = whole.ok_or_else(lost)?.into_iter().unzip();
+        planner.validate(&all)?;
+        if let Some(kept) = kept {
+            let with_digest = |(digest, declared): (Option<Digest>, Arc<Declared>)| match digest {
+                Some(digest) => Ok((digest, declared)),
+                None => Ok((declaration_digest(&declared)?, declared)),
+            };
+            let heard = digests.into_iter().zip(all).map(with_digest);
+            kept.lock().heard = heard.collect::<Result<Vec<_>>>()?;
+        }
+        Ok(())
     }
-    planner.validate(&all)?;
-    if let Some(kept) = kept {
-        let heard = all
-            .into_iter()
-            .map(|declared| Ok((declaration_digest(&declared)?, declared)));
-        let heard = heard.collect::<Result<Vec<_>>>()?;
-        kept.lock().heard = heard;
-    }
-    Ok(())
 }
 
 /// SHA-256 of what a rank declares.

@@ -7,6 +7,7 @@ use crate::{
 };
 use indexmap::IndexMap;
 use reshard_comm::{Comm, ProcessGroup, Rank};
+use reshard_megatron::COMMON_STATE_CELL;
 use reshard_model::{
     Data, Dialect, FlatStateDict, Flatten, Path, Payload, Sharded, Skeleton, StateDict, Value,
     ValueTree, split_as,
@@ -97,7 +98,8 @@ impl<'a> Load<'a> {
     ///
     /// With the other choices, leaves whose keys the checkpoint lacks can keep their contents; if such a leaf has no data,
     /// the result lacks it. The report lists both kinds of keys: `notes.not_stored` those of this rank,
-    /// `notes.not_requested` those of all ranks together. What is logged is a warning of `tracing`.
+    /// `notes.not_requested` those of all ranks together. This load writes what is logged as a warning of `tracing`; a
+    /// planner of your own logs nothing.
     pub fn strict(mut self, strict: StrictHandling) -> Self {
         self.default = self.default.strict(strict);
         self
@@ -247,6 +249,7 @@ impl<'a> Load<'a> {
             own,
         } = begun;
 
+        let logs = self.planner.is_none() && self.default.strict.logs();
         let planner = self
             .planner
             .take()
@@ -256,6 +259,10 @@ impl<'a> Load<'a> {
         (cx.verify, cx.progress, cx.exchange_memory) =
             (self.verify, self.progress.clone(), self.exchange_memory);
         let metadata = Arc::clone(opened.reader.metadata());
+        if opened.reader.dialect() == Dialect::Megatron {
+            // It has been read already, if it lies there.
+            cx.elsewhere.keys.push(COMMON_STATE_CELL.into());
+        }
 
         // The caller's buffers come back whatever happens: a failure carries the template with it.
         let loaded = opened
@@ -280,7 +287,7 @@ impl<'a> Load<'a> {
             Phase::Finish,
             [(Phase::Plan, decided), (Phase::Read, moved)],
         );
-        if self.planner.is_none() && self.default.strict.logs() {
+        if logs {
             log(comm, &notes);
         }
         let not_stored: BTreeSet<&str> = notes.not_stored.iter().map(String::as_str).collect();
@@ -415,7 +422,7 @@ const SHOWN: usize = 20;
 fn values(state: FlatStateDict, not_stored: &BTreeSet<&str>) -> IndexMap<Path, Value> {
     let mut out = IndexMap::with_capacity(state.len());
     for (path, leaf) in state {
-        let lost = not_stored.contains(leaf.key());
+        let lost = not_stored.contains(&*leaf.unique_key());
         let value = match leaf {
             Sharded::Tensor(t) => match t.data {
                 Data::Host(t) => Value::Tensor(t),

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 #[derive(Debug)]
 pub(crate) struct Ranks<'a> {
     pub(crate) group: &'a dyn ProcessGroup,
-    /// Sub-groups by name, for strategies of third parties.
+    /// Sub-groups by name, for strategies whose settings name them.
     pub(crate) groups: BTreeMap<String, Arc<dyn ProcessGroup>>,
     pub(crate) coordinator: Rank,
     pub(crate) deadline: Option<Duration>,
@@ -42,7 +42,7 @@ macro_rules! options {
             self
         }
 
-        /// Adds a sub-group, which a strategy of a third party finds by name. The strategies of these crates use none.
+        /// Adds a sub-group, which a strategy whose settings name it finds here, such as `fully_parallel` of reshard-parallel.
         pub fn sub_group(mut self, name: &str, group: Arc<dyn ProcessGroup>) -> Self {
             self.ranks.groups.insert(name.into(), group);
             self

@@ -18,6 +18,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("reshard-strategy", 2),
     ("reshard-torch-dist", 3),
     ("reshard-megatron", 3),
+    ("reshard-parallel", 3),
     ("reshard-embedding", 3),
     ("reshard", 4),
     ("reshard-convert", 5),

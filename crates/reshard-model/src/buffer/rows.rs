@@ -12,10 +12,10 @@ pub enum Caches {
 
 /// Copies rows of a known length, `row(i)` to `to[i]`, until there is none; gives how many were copied.
 ///
-/// The rows may lie anywhere. On x86-64 it takes the widest registers that the processor has, and heeds `caches`. Elsewhere, and if
+/// The rows may lie anywhere. On x86-64 it takes registers of 512 bits where the processor has them, and heeds `caches`. Elsewhere, if
 /// `to` isn't aligned to 64 bytes, it is a plain copy.
 ///
-/// `row` is called once for each index, in their order, and for up to 16 more than are copied.
+/// `row` is called once for each index of `to`, in their order, but for at most 17 more than are copied.
 ///
 /// ```
 /// use reshard_model::{Caches, copy_rows};
@@ -61,7 +61,7 @@ mod x86 {
         _mm512_loadu_si512, _mm512_storeu_si512, _mm512_stream_si512,
     };
 
-    /// What the caches hold together.
+    /// Bytes that a cache takes and gives up together.
     const LINE: usize = 64;
     /// So many rows are asked for from memory before the first of them is needed.
     const AHEAD: usize = 16;
@@ -250,6 +250,15 @@ mod tests {
                 .chain(&memory[end..])
                 .all(|&b| b == 255)
         );
+        // Rows beyond `to` are never asked for, and those of it once, in their order.
+        let to = memory[from..].as_chunks_mut::<WIDTH>().0;
+        let count = expected.min(to.len() / 2);
+        let mut asked = Vec::new();
+        let copied = copy_rows(&mut to[..count], caches, |i| {
+            asked.push(i);
+            table.get(*order.get(i)?)
+        });
+        prop_assert_eq!((copied, asked), (count, (0..count).collect()));
         Ok(())
     }
 

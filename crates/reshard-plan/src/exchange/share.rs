@@ -24,7 +24,7 @@ type Item = (usize, ReadItem);
 type Wants = Vec<(u32, Vec<Item>)>;
 
 /// If several ranks of a group want to read the same data, lets one rank read them for all. Call it in
-/// [`create_global_plan`](crate::LoadPlanner::create_global_plan).
+/// [`create_global_plan`](crate::LoadPlanner::create_global_plan), on the plans that the base's has made: it looks for what no rank asks for.
 ///
 /// `group` returns the group of each rank. A rank without a group reads for itself. `choose` gets all demands, in the order of the plans
 /// and their items, and returns a reader for each. The reader may be any rank, even one that does not want the data itself. Equal input

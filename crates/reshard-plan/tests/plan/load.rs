@@ -289,6 +289,15 @@ fn a_leaf_that_contradicts_itself_is_refused() {
     );
 }
 
+/// Keys of what nobody asks for.
+fn named<'m>(plan: &LoadPlan, metadata: &'m Metadata) -> Vec<&'m str> {
+    let keys: Vec<&str> = metadata.entries().map(|e| e.key()).collect();
+    plan.not_requested
+        .iter()
+        .map(|at| keys[*at as usize])
+        .collect()
+}
+
 /// Megatron's table: what a template lacks, and what it has too much, for each strictness.
 #[test]
 fn strictness_decides_about_keys_that_one_side_lacks() {
@@ -312,14 +321,10 @@ fn strictness_decides_about_keys_that_one_side_lacks() {
         match strict {
             RaiseAll => assert_eq!(
                 less.unwrap_err().to_string(),
-                "the checkpoint can't fill the template: d is in the checkpoint, but no rank asks for it"
+                "the templates leave out parts of the checkpoint: d is in the checkpoint, but no rank asks for it; add it to a template, or don't choose `raise_all`"
             ),
             LogAll | ReturnAll => {
-                assert!(
-                    less.unwrap()
-                        .iter()
-                        .all(|p| p.not_requested == ["d".into()])
-                );
+                assert!(less.unwrap().iter().all(|p| named(p, &metadata) == ["d"]));
             }
             _ => assert!(less.unwrap().iter().all(|p| p.not_requested.is_empty())),
         }
@@ -347,8 +352,35 @@ fn a_key_of_an_empty_region_is_requested() {
     let plan = load(planner, &empty, &metadata).unwrap();
     assert!(plan.items.is_empty());
     assert!(planner.create_global_plan(vec![plan], &cx).is_ok());
-    let nothing = load(planner, &FlatStateDict::new(), &metadata).unwrap();
-    assert!(planner.create_global_plan(vec![nothing], &cx).is_err());
+    let nothing = || vec![load(planner, &FlatStateDict::new(), &metadata).unwrap()];
+    assert!(planner.create_global_plan(nothing(), &cx).is_err());
+    let mut elsewhere = Elsewhere::default();
+    elsewhere.tensors = true;
+    let cx_elsewhere = cx.with_elsewhere(&elsewhere);
+    assert!(planner.create_global_plan(nothing(), &cx_elsewhere).is_ok());
+    (elsewhere.tensors, elsewhere.objects) = (false, true);
+    let cx_elsewhere = cx.with_elsewhere(&elsewhere);
+    assert!(
+        planner
+            .create_global_plan(nothing(), &cx_elsewhere)
+            .is_err()
+    );
+    elsewhere.keys = vec!["st".into()];
+    let cx_elsewhere = cx.with_elsewhere(&elsewhere);
+    assert!(planner.create_global_plan(nothing(), &cx_elsewhere).is_ok());
+}
+
+/// What one rank reads for others is requested, though it wants nothing itself.
+#[test]
+fn a_key_that_is_read_for_others_is_requested() {
+    let metadata = vector(8, 2);
+    let planner = PLAIN.strict(StrictHandling::RaiseAll);
+    let cx = LoadContext::new(&metadata, 0, true);
+    let mut plans = vec![load(planner, &FlatStateDict::new(), &metadata).unwrap()];
+    plans.extend((0..2).map(|_| load(planner, &part(8, 0, 1), &metadata).unwrap()));
+    let plans = share_reads(plans, &metadata, |_| Some(0), |all| vec![0; all.len()]).unwrap();
+    assert!(plans.iter().all(|plan| plan.items.is_empty()));
+    assert!(planner.create_global_plan(plans, &cx).is_ok());
 }
 
 #[test]

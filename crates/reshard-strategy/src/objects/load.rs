@@ -7,10 +7,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use reshard_model::{Dialect, FlatStateDict, ObjectCodec, Path, Payload, Sharded, ShardedObject};
-use reshard_plan::{
-    ChunkId, Entry as Stored, LoadContext, LoadPlan, LoadPlanner, Metadata, ObjectId,
-    Result as PlanResult,
-};
+use reshard_plan::{ChunkId, Metadata, ObjectId};
 use reshard_storage::{Entry, Listing, Name, PlaceKind, Progress, Store};
 use std::{any::Any, sync::Arc};
 
@@ -49,7 +46,9 @@ impl WithObjects {
         cx: &LoadCx<'_>,
     ) -> Result<Loaded, Box<LoadFailure>> {
         if self.able().is_some() {
-            return load_planned(objects, &**from, &OfPart::cx(true, cx)).await;
+            let mut cx = cx.clone();
+            cx.elsewhere.tensors = true;
+            return load_planned(objects, &**from, &cx).await;
         }
         let asked = match objects.values().next() {
             Some(Sharded::Object(o)) => {
@@ -122,11 +121,9 @@ impl LoadShardedStrategy for WithObjects {
         let base = any
             .downcast_ref::<Reader>()
             .map_or_else(|| Arc::clone(&from), |r| Arc::clone(&r.base));
-        match self
-            .sharded
-            .load(tensors, base, &OfPart::cx(false, cx))
-            .await
-        {
+        let mut cx = cx.clone();
+        cx.elsewhere.objects |= self.able().is_some();
+        match self.sharded.load(tensors, base, &cx).await {
             Ok(tensors) => Ok(both(&paths, objects, tensors)),
             Err(failure) => back(objects.state, failure.template, failure.error),
         }
@@ -154,46 +151,6 @@ impl LoadShardedStrategy for WithObjects {
 
     async fn remove_sharded_tensors(&self, store: &Arc<dyn Store>, prefix: &str) -> Result<()> {
         self.sharded.remove_sharded_tensors(store, prefix).await
-    }
-}
-
-/// The planner of a part of a template. What is stored of the other kind counts as requested: that part looks for it.
-#[derive(Debug)]
-struct OfPart {
-    base: Arc<dyn LoadPlanner>,
-    objects: bool,
-}
-
-impl OfPart {
-    /// The context of the part with the objects, or of that with the tensors.
-    fn cx<'a>(objects: bool, cx: &LoadCx<'a>) -> LoadCx<'a> {
-        let base = Arc::clone(&cx.planner);
-        let mut cx = cx.clone();
-        cx.planner = Arc::new(Self { base, objects });
-        cx
-    }
-}
-
-impl LoadPlanner for OfPart {
-    fn base(&self) -> &dyn LoadPlanner {
-        &*self.base
-    }
-
-    fn create_local_plan(
-        &self,
-        template: &FlatStateDict,
-        cx: &LoadContext<'_>,
-    ) -> PlanResult<LoadPlan> {
-        let mut plan = self.base.create_local_plan(template, cx)?;
-        // One rank that asks is enough.
-        if cx.is_coordinator {
-            let others = cx
-                .metadata
-                .entries()
-                .filter(|e| self.objects != matches!(e, Stored::Object(..)));
-            plan.requested.extend(others.map(|e| e.key().into()));
-        }
-        Ok(plan)
     }
 }
 

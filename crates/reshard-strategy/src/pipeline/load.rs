@@ -16,7 +16,7 @@ use exchange::exchange;
 use lend::{Loan, tensors};
 use objects::objects;
 use reshard_model::{ErrorKind, FlatStateDict, Sharded};
-use reshard_plan::{LoadContext, LoadPlan, PlanError, Problem, exchange_groups};
+use reshard_plan::{Entry, LoadContext, LoadPlan, Metadata, PlanError, Problem, exchange_groups};
 use reshard_storage::{Listing, PlaceKind};
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Instant};
 use transfer::transfer;
@@ -144,7 +144,7 @@ pub(crate) async fn load_planned(
     guard.done();
     match totals {
         Ok(totals) => Ok(Loaded {
-            notes: notes(&plan, &template),
+            notes: notes(&plan, &template, from.metadata()),
             totals,
             state: template,
             decided,
@@ -167,7 +167,8 @@ async fn plan(
     cx: &LoadCx<'_>,
 ) -> Result<Planned> {
     let (rank, is_coordinator) = (cx.comm.rank().0, cx.comm.is_coordinator());
-    let context = LoadContext::new(from.metadata(), rank, is_coordinator);
+    let context =
+        LoadContext::new(from.metadata(), rank, is_coordinator).with_elsewhere(&cx.elsewhere);
     // `set_up` may change the template. If the load fails, the caller must get back what it gave.
     let given = template.clone();
     // The local plan, or its error: a rank that fails still takes the step `plan`, so that all ranks learn it.
@@ -238,9 +239,6 @@ fn explained(e: PlanError, from: &dyn StorageReader) -> StrategyError {
     let PlanError::Load(problems) = &e else {
         return e.into();
     };
-    if (problems.0.iter()).all(|p| matches!(p, Problem::NotRequested { .. })) {
-        return e.into();
-    }
     // Where what is said of a tensor contradicts itself, a hole or another shape only follows from that.
     let contradiction = |p: &Problem| match from.permits(p.key()) {
         Err(e) if e.kind() == ErrorKind::Corrupt => Some(e),
@@ -274,19 +272,28 @@ fn unsupported(what: String, from: &dyn StorageReader) -> StrategyError {
     }
 }
 
-fn notes(plan: &LoadPlan, template: &FlatStateDict) -> LoadNotes {
-    let key = |i: &u32| {
-        template
-            .get_index(*i as usize)
-            .map_or_else(String::new, |(_, s)| s.key().into())
+fn notes(plan: &LoadPlan, template: &FlatStateDict, metadata: &Metadata) -> LoadNotes {
+    let leaf = |i: &u32| template.get_index(*i as usize).map(|(_, leaf)| leaf);
+    let entries: Vec<Entry<'_>> = match plan.not_requested.is_empty() {
+        true => Vec::new(),
+        false => metadata.entries().collect(),
     };
+    let stored = |at: &u32| entries.get(*at as usize).map(|e| e.key().to_owned());
     LoadNotes {
-        not_stored: plan.not_stored.iter().map(&key).collect(),
-        not_requested: plan.not_requested.iter().map(|k| k.to_string()).collect(),
+        not_stored: (plan.not_stored.iter().filter_map(leaf))
+            .map(|leaf| leaf.unique_key().into_owned())
+            .collect(),
+        not_requested: plan.not_requested.iter().filter_map(stored).collect(),
         casts: plan
             .recasts
             .iter()
-            .map(|r| (key(&r.dest), r.from, r.to))
+            .map(|r| {
+                (
+                    leaf(&r.dest).map_or_else(String::new, |leaf| leaf.key().into()),
+                    r.from,
+                    r.to,
+                )
+            })
             .collect(),
     }
 }

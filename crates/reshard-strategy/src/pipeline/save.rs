@@ -9,7 +9,7 @@ use crate::{
     BackendVersion, KeptDeclarations, PreparedSave, Result, SaveCx, SaveShardedStrategy,
     StorageWriter, StrategyError,
     agree::{self, agree},
-    declared::{self, Told},
+    declared::{Heard, Told},
     pipeline::{
         exchange::{Apart, Share},
         placement::{self, Offer, Tasks},
@@ -76,21 +76,23 @@ impl<W: StorageWriter> Planned<W> {
         // What this rank offers, or its error: a rank that fails still takes the step `plan`, so that all ranks learn it.
         let policy = self.policy(cx);
         let asked = policy.as_ref().ok().cloned().flatten();
-        let mut digest = None;
+        let (mut whole, mut digest) = (true, None);
         let offer = policy
             .and_then(|_| self.local_plan(&mut state, cx))
             .and_then(|plan| {
                 let told;
                 (told, digest) = Told::of(&*cx.planner, &state, kept(cx))?;
+                whole = !matches!(told, Told::Same(_));
                 Offer::new(plan, &state, asked.as_deref(), told)
             });
         // `decided` keeps the part of the global plan that only the coordinator needs.
         let mut decided = None;
-        let share = self
-            .share(offer, &state, asked.as_deref(), cx, &mut decided)
+        let again = || (!whole).then(|| Declared::of(&state));
+        let (share, keeps) = self
+            .share(offer, again, asked.as_deref(), cx, &mut decided)
             .await?;
-        if let (Some(kept), Some(digest)) = (kept(cx), digest) {
-            kept.arrived(digest);
+        if let Some(kept) = kept(cx) {
+            kept.arrived(digest.filter(|_| keeps));
         }
         // The last collective steps of planning. The result owns everything, so any thread can write it. An exchange has a
         // group of its own, because it runs beside the steps of the whole group.
@@ -123,52 +125,55 @@ impl<W: StorageWriter> Planned<W> {
         })
     }
 
-    /// The global plan, and this rank's share of it. In a rank-local save each rank makes it from its own offer; the ranks only agree
-    /// that all of them succeeded.
+    /// The global plan: this rank's share of it, and whether the coordinator keeps declarations. In a rank-local save each rank makes
+    /// it from its own offer; the ranks only agree that all of them succeeded.
     async fn share(
         &self,
         offer: Result<Offer>,
-        state: &FlatStateDict,
+        again: impl FnOnce() -> Option<Declared> + Send,
         policy: Option<&dyn ShardingPolicy>,
         cx: &SaveCx<'_>,
         decided: &mut Option<(Metadata, Option<PolicyMetrics>)>,
-    ) -> Result<Share<SavePlan>> {
-        let (comm, planner) = (&cx.comm, &*cx.planner);
-        let mut global = |offers, declared| {
-            declared::validate(planner, declared, kept(cx))?;
+    ) -> Result<(Share<SavePlan>, bool)> {
+        let (comm, planner, kept) = (&cx.comm, &*cx.planner, kept(cx));
+        let mut global = |offers, heard: Heard| {
+            heard.validate(planner, kept)?;
             self.global_plan(offers, policy, cx, decided)
         };
         if cx.rank_local {
             let share = offer.and_then(|mut offer| {
                 let told = std::mem::take(&mut offer.told);
-                let declared = declared::heard(planner, vec![told], None)?;
-                Ok(global(vec![offer], declared.unwrap_or_default())?.pop())
+                let heard = Heard::of(planner, vec![told], None)?;
+                Ok(global(vec![offer], heard)?.pop())
             });
             let none = || StrategyError::Internal("a rank-local save has no plan".into());
-            return agree(comm, "plan", share.and_then(|share| share.ok_or_else(none))).await;
+            let share = share.and_then(|share| share.ok_or_else(none));
+            return Ok((agree(comm, "plan", share).await?, false));
         }
-        // The coordinator gives no shares if it does not know what a rank told in another save. Then all tell it whole.
+        // The coordinator gives no shares if it does not know what a rank told in another save. Then these ranks tell it again.
         let mut waiting = None;
+        let keeps = kept.is_some();
         let shares = agree::decide(comm, "plan", offer, |mut offers: Vec<Offer>| {
             let told = offers.iter_mut().map(|o| std::mem::take(&mut o.told));
-            match declared::heard(planner, told.collect(), kept(cx))? {
-                Some(declared) => Ok(global(offers, declared)?.into_iter().map(Some).collect()),
-                None => {
-                    let none = offers.iter().map(|_| None).collect();
-                    waiting = Some(offers);
-                    Ok(none)
-                }
+            let heard = Heard::of(planner, told.collect(), kept)?;
+            if !heard.is_whole() {
+                let none = offers.iter().map(|_| (None, keeps)).collect();
+                waiting = Some((offers, heard));
+                return Ok(none);
             }
+            let shares = global(offers, heard)?.into_iter();
+            Ok(shares.map(|share| (Some(share), keeps)).collect())
         });
-        if let Some(share) = shares.await? {
-            return Ok(share);
+        let (share, keeps) = shares.await?;
+        if let Some(share) = share {
+            return Ok((share, keeps));
         }
-        let whole = Ok(Declared::of(state));
-        agree::decide(comm, "plan", whole, |declared: Vec<Declared>| {
-            let declared = declared.into_iter().map(Arc::new).collect();
-            global(waiting.unwrap_or_default(), declared)
-        })
-        .await
+        let share = agree::decide(comm, "plan", Ok(again()), |again: Vec<Option<Declared>>| {
+            let lost = || StrategyError::Internal("a plan has lost its offers".into());
+            let (offers, heard) = waiting.take().ok_or_else(lost)?;
+            global(offers, heard.and(again))
+        });
+        Ok((share.await?, keeps))
     }
 
     /// Calls the planner's `finish_plan`. It may change anything except the exchange and the items that other ranks give, because

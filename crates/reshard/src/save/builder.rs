@@ -280,9 +280,10 @@ impl<'a> Save<'a> {
         self
     }
 
-    /// What ranks declared in the save before, and then in this one. A planner that
-    /// [validates](reshard_plan::SavePlanner::validates) declarations needs it, if the saves of a job have one structure:
-    /// ranks then send 32 bytes instead of all that they have declared before. Each rank passes its own.
+    /// Keeps what ranks declare of their leaves, for the next save that gets this: a rank then sends 32 bytes instead of
+    /// what it has declared before. Each rank passes its own. It matters only for planners that
+    /// [validate](reshard_plan::SavePlanner::validates) declarations. Those of objects that the common strategy stores are
+    /// not kept.
     pub fn declarations(mut self, kept: &Arc<KeptDeclarations>) -> Self {
         self.declarations = Some(Arc::clone(kept));
         self

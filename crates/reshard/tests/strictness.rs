@@ -1,0 +1,128 @@
+//! What a load does with keys that only one side has, in the facade.
+
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use futures::executor::block_on;
+use reshard::{
+    CommonForm, DType, ShardedObject, ShardedTensor, StateDict, StrictHandling, Tensor, Value,
+    blocking, plan::DefaultLoadPlanner,
+};
+use std::sync::{Arc, Mutex};
+
+/// Common state, a tensor, and two cells of an object.
+fn state() -> StateDict {
+    let mut state = StateDict::new();
+    state.insert("step", 3);
+    let ones = Tensor::from_vec(&[2], vec![1f32, 1.]).unwrap();
+    state.insert("w", ShardedTensor::full("w", ones));
+    for (at, name) in [(0, "first"), (1, "second")] {
+        let cell = ShardedObject::new("rng", Value::Int(1), &[2], &[at], 0).unwrap();
+        state.insert(name, cell);
+    }
+    state
+}
+
+fn saved(form: CommonForm) -> (tempfile::TempDir, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    blocking::run(reshard::save(&state(), &url).common_form(form)).unwrap();
+    (dir, url)
+}
+
+/// Whoever asks for all that was saved asks for everything, wherever the common state lies.
+#[test]
+fn common_state_is_always_requested() {
+    for form in [CommonForm::File, CommonForm::Object] {
+        let (_dir, url) = saved(form);
+        for strict in StrictHandling::ALL {
+            let load = reshard::load(state(), &url).strict(strict);
+            let (loaded, report) = block_on(load.with_report()).unwrap();
+            assert!(loaded.get("step").is_some(), "{form:?} {strict}");
+            assert!(report.notes.not_requested.is_empty() && report.notes.not_stored.is_empty());
+        }
+        let load = reshard::load(StateDict::new(), &url).strict(StrictHandling::ReturnAll);
+        let (_, report) = block_on(load.with_report()).unwrap();
+        assert_eq!(
+            report.notes.not_requested,
+            ["w", "rng/shard_0_2", "rng/shard_1_2"]
+        );
+    }
+}
+
+/// Each cell of an object by itself: one that is stored is not lost with one that is not.
+#[test]
+fn cells_that_are_not_stored_are_named() {
+    let (_dir, url) = saved(CommonForm::File);
+    let mut template = StateDict::new();
+    for (key, name) in [("rng/shard_0_2", "first"), ("rng/shard_4_5", "fifth")] {
+        template.insert(name, ShardedObject::empty_from_unique_key(key).unwrap());
+    }
+    let load = reshard::load(template, &url).strict(StrictHandling::ReturnUnexpected);
+    let (loaded, report) = block_on(load.with_report()).unwrap();
+    assert_eq!(report.notes.not_stored, ["rng/shard_4_5"]);
+    assert!(loaded.get("first").is_some() && loaded.get("fifth").is_none());
+}
+
+/// Keeps the fields of warnings.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<String>>);
+
+impl tracing::field::Visit for Warnings {
+    fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        self.0.lock().unwrap().push_str(&format!("{value:?}\n"));
+    }
+}
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn what_is_left_alone_is_logged_if_that_is_asked_for() {
+    let (_dir, url) = saved(CommonForm::File);
+    let mut template = StateDict::new();
+    template.insert("x", ShardedTensor::template("x", DType::Float32, &[2]));
+    for strict in StrictHandling::ALL {
+        let warned = |own_planner: bool| {
+            let warnings = Warnings::default();
+            tracing::subscriber::with_default(warnings.clone(), || {
+                let load = reshard::load(template.clone(), &url).strict(strict);
+                let load = match own_planner {
+                    true => load.planner(DefaultLoadPlanner::DEFAULT.strict(strict)),
+                    false => load,
+                };
+                block_on(load.with_report()).map(drop).unwrap_or_default();
+            });
+            let warned = warnings.0.lock().unwrap().clone();
+            (
+                warned.contains("asked for, but not in the checkpoint: x"),
+                warned.contains("no rank asks for it: w, rng/shard_0_2, rng/shard_1_2"),
+            )
+        };
+        let wanted = match strict {
+            StrictHandling::LogUnexpected => (true, false),
+            StrictHandling::LogAll => (true, true),
+            _ => (false, false),
+        };
+        assert_eq!(warned(false), wanted, "{strict}");
+        assert_eq!(warned(true), (false, false), "{strict}");
+    }
+}
