@@ -7,22 +7,23 @@
 use reshard::prelude::*;
 
 /// Written by `torch.distributed.checkpoint`; `tests/fixtures` has the script.
-const GOLDEN: &str = concat!(
+pub(crate) const GOLDEN: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../tests/fixtures/dcp/dt_1d_w3/ckpt"
 );
 
-pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
+#[cfg_attr(test, expect(dead_code, reason = "arguments of a test are others"))]
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
-    let url = args
-        .next()
-        .filter(|arg| !arg.starts_with('-'))
-        .unwrap_or_else(|| GOLDEN.into());
-    let checkpoint = blocking::Checkpoint::open(&url)?;
+    first_row(args.next().as_deref().unwrap_or(GOLDEN), args.next())
+}
+
+pub(crate) fn first_row(url: &str, key: Option<String>) -> Result<(), Box<dyn std::error::Error>> {
+    let checkpoint = blocking::Checkpoint::open(url)?;
     for tensor in checkpoint.tensors() {
         println!("{} {} {}", tensor.key(), tensor.dtype(), tensor.shape());
     }
-    let tensor = match args.next() {
+    let tensor = match key {
         Some(key) => checkpoint.tensor(&key)?,
         None => checkpoint
             .tensors()
