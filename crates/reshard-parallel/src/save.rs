@@ -188,27 +188,65 @@ impl Strategy {
 
     /// The distribution of the group: that of the last save if nothing has changed on any member, and all of them have it.
     async fn agreed(&self, declared: &Declared, comm: Comm<'_>) -> Result<Arc<Distribution>> {
-        let mut digests = None;
-        if let Some(cache) = &self.cache {
-            let kept = cache.get();
-            let mine = declaration_digest(declared).map_err(|e| cause(&e));
-            let mine = mine.map(|digest| (digest, kept.as_ref().map(|(of, _)| *of)));
-            let all: Vec<(Digest, Option<Digest>)> = comm.all_gather("plan", mine).await?;
-            let mut hash = Sha256::new();
-            all.iter().for_each(|(digest, _)| hash.update(digest));
-            let now: Digest = hash.finalize().into();
-            if let Some((_, distribution)) = kept
-                && all.iter().all(|(_, of)| *of == Some(now))
-            {
-                return Ok(distribution);
-            }
-            digests = Some((cache, now));
+        let kept = self.cache.as_ref().and_then(|cache| cache.get());
+        let of = kept.as_ref().map(|(of, _)| *of);
+        let told = match &self.cache {
+            Some(_) => declaration_digest(declared).map(|digest| Told::Digest(digest, of)),
+            None => Ok(Told::Whole(declared.clone())),
+        };
+        let all: Vec<Told> = comm.all_gather("plan", told.map_err(|e| cause(&e))).await?;
+        let now = of_all(&all);
+        if let (Some((of, distribution)), Some(now)) = (kept, now)
+            && of == now
+            && all.iter().all(|told| told.keeps(now))
+        {
+            return Ok(distribution);
         }
-        let members: Vec<Declared> = comm.all_gather("plan", Ok(declared.clone())).await?;
-        let distribution = Arc::new(Distribution::of(&members));
-        if let Some((cache, now)) = digests {
+        // Those that told a digest tell it whole. All ranks see alike whether there is one.
+        let digests = all.iter().any(|told| matches!(told, Told::Digest(..)));
+        let again: Vec<Option<Declared>> = match digests {
+            true => {
+                let mine = self.cache.is_some().then(|| declared.clone());
+                comm.all_gather("plan", Ok(mine)).await?
+            }
+            false => all.iter().map(|_| None).collect(),
+        };
+        let members = all.into_iter().zip(again).map(|(told, again)| match told {
+            Told::Whole(declared) => declared,
+            Told::Digest(..) => again.unwrap_or_default(),
+        });
+        let distribution = Arc::new(Distribution::of(&members.collect::<Vec<_>>()));
+        if let (Some(cache), Some(now)) = (&self.cache, now) {
             cache.put(now, &distribution);
         }
         Ok(distribution)
     }
+}
+
+/// What a member tells of its leaves.
+#[derive(Debug, Serialize, Deserialize)]
+enum Told {
+    /// All of it: it keeps nothing.
+    Whole(Declared),
+    /// The digest of it, and of what all members had declared when it kept a distribution.
+    Digest(Digest, Option<Digest>),
+}
+
+impl Told {
+    /// Whether it keeps the distribution of this.
+    fn keeps(&self, of: Digest) -> bool {
+        matches!(self, Self::Digest(_, Some(kept)) if *kept == of)
+    }
+}
+
+/// The digest of what all members declare, if all of them keep it.
+fn of_all(all: &[Told]) -> Option<Digest> {
+    let mut hash = Sha256::new();
+    for told in all {
+        match told {
+            Told::Digest(digest, _) => hash.update(digest),
+            Told::Whole(_) => return None,
+        }
+    }
+    Some(hash.finalize().into())
 }

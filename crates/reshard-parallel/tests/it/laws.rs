@@ -76,3 +76,30 @@ proptest! {
         }
     }
 }
+
+/// Only one of two leaves that hold one shard becomes the main replica.
+#[test]
+fn a_rank_that_holds_a_shard_twice_writes_it_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("ckpt").display().to_string();
+    let tensor = Tensor::from_vec(&[2], vec![1f32, 2.]).unwrap();
+    let mut twice = StateDict::new();
+    for (name, replica) in [("a", 1), ("b", 0)] {
+        let leaf = ShardedTensor::full("w", tensor.clone()).with_replica_id(replica);
+        twice.insert(name, leaf);
+    }
+    let states = [twice, StateDict::new()];
+    let savers = groups(2)
+        .into_iter()
+        .zip(states)
+        .map(|(group, state)| Saver {
+            group,
+            color: None,
+            state,
+            settings: FullyParallelSave::new(TorchDistConfig::default()),
+        });
+    for saved in save(savers.collect(), &url) {
+        saved.unwrap();
+    }
+    assert_eq!(writers(&url), BTreeMap::from([(("w".into(), vec![0]), 0)]));
+}
