@@ -111,6 +111,11 @@ fn a_partial_load_does_not_take_what_it_can_not_read_for_missing() {
     let at = metadata.windows(5).position(|w| w == b"int64").unwrap();
     metadata[at + 4] = b'6';
     std::fs::write(format!("{url}/.metadata"), metadata).unwrap();
+    let checkpoint = blocking::Checkpoint::open(&url).unwrap();
+    assert_eq!(
+        checkpoint.verify(false, Default::default()).unwrap().items,
+        2
+    );
     for (key, readable) in [("w", true), ("nowhere", true), ("n", false)] {
         for ranks in [1, 2] {
             let groups = LocalGroup::new(ranks);

@@ -163,6 +163,7 @@ fn a_copy_without_a_place_is_damage() {
             let what = found["what"].as_str().unwrap();
             assert!(what.contains("does not say where it lies"), "{what}");
             assert_eq!(j["damage"].as_array().unwrap().len(), 1, "{j}");
+            assert_eq!(j["items"], 2, "{j}");
         }
         assert_eq!(
             verified(ranks(&[vec![again()], vec![again()]]).path(), &[]).0,
