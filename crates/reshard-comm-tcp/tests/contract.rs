@@ -1,11 +1,20 @@
 //! The contract suite of `ProcessGroup` on groups that are joined by TCP.
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod common;
 
-use common::{Group, groups};
-use reshard_comm::testkit;
+use common::tcp_groups;
+use reshard_comm::{ProcessGroup, testkit};
 use std::sync::Arc;
+
+type Group = Arc<dyn ProcessGroup>;
+
+fn groups(size: u32) -> Vec<Group> {
+    let joined = tcp_groups(size, |builder| builder);
+    joined
+        .into_iter()
+        .map(|group| Arc::new(group) as Group)
+        .collect()
+}
 
 #[test]
 fn a_tcp_group_keeps_the_contract() {

@@ -1,21 +1,9 @@
 //! What the tests share: groups of ranks on threads, each with a store of their own.
 
-use reshard_comm::ProcessGroup;
 use reshard_comm_tcp::{Builder, Serve, StoreServer, TcpGroup};
-use std::{sync::Arc, thread, time::Duration};
+use std::{thread, time::Duration};
 
-pub(crate) type Group = Arc<dyn ProcessGroup>;
-
-/// All ranks of a new group, in order.
-pub(crate) fn groups(size: u32) -> Vec<Group> {
-    let joined = tcp_groups(size, |builder| builder);
-    joined
-        .into_iter()
-        .map(|group| Arc::new(group) as Group)
-        .collect()
-}
-
-/// The same with settings of the test.
+/// All ranks of a new group, in order, with settings of the test.
 pub(crate) fn tcp_groups(size: u32, set: impl Fn(Builder) -> Builder) -> Vec<TcpGroup> {
     let store = StoreServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let port = store.address().port();
