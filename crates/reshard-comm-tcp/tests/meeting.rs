@@ -1,5 +1,5 @@
 //! How ranks meet, and what they say if they don't.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use reshard_comm::Rank;
 use reshard_comm_tcp::{Builder, Serve, StoreServer, TcpError, TcpGroup};
