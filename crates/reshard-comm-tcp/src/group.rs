@@ -103,7 +103,13 @@ impl TcpGroup {
     }
 
     /// Begins a call. If `right` is false, the arguments are wrong.
-    fn begin(&self, method: Method, root: Rank, parts: usize, right: bool) -> Result<Turn<'_>> {
+    fn begin(
+        &self,
+        method: Method,
+        root: Rank,
+        parts: usize,
+        right: bool,
+    ) -> Result<Collective<'_>> {
         let number = self.mesh().begin(self.id).inspect_err(|error| {
             // Only the first error counts, so this changes nothing if it was broken before.
             self.mesh().break_group(self.id, error.clone());
@@ -113,15 +119,15 @@ impl TcpGroup {
             method: method.code(),
             root: root.0,
         };
-        let turn = Turn {
+        let collective = Collective {
             group: self,
             call,
             done: false,
         };
         if right && self.in_job(root).is_some() {
-            return Ok(turn);
+            return Ok(collective);
         }
-        Err(turn.fail(CommError::OutOfStep(format!(
+        Err(collective.fail(CommError::OutOfStep(format!(
             "rank {} of {} makes {} with {parts} parts",
             self.rank,
             self.size(),
@@ -130,13 +136,13 @@ impl TcpGroup {
     }
 
     /// Sends `to[r]` to each rank `r`, and returns what each sent to this one.
-    async fn exchange(&self, turn: Turn<'_>, to: Vec<Bytes>) -> Result<Vec<Bytes>> {
+    async fn exchange(&self, collective: Collective<'_>, to: Vec<Bytes>) -> Result<Vec<Bytes>> {
         let mine = to.get(self.rank.index()).cloned().unwrap_or_default();
         let others = self.ranks().zip(to).filter(|(rank, _)| *rank != self.rank);
-        turn.send(others.collect()).await?;
-        let mut got = turn.receive(self.others().collect()).await?;
+        collective.send(others.collect()).await?;
+        let mut got = collective.receive(self.others().collect()).await?;
         got.insert(self.rank.index().min(got.len()), mine);
-        turn.finish(got)
+        collective.finish(got)
     }
 }
 
@@ -159,13 +165,13 @@ impl Drop for TcpGroup {
 }
 
 /// This rank's part in one collective. If it is dropped before it is finished, the group breaks.
-struct Turn<'g> {
+struct Collective<'g> {
     group: &'g TcpGroup,
     call: Call,
     done: bool,
 }
 
-impl Turn<'_> {
+impl Collective<'_> {
     /// Sends messages when all of their receivers are ready for them.
     async fn send(&self, messages: Vec<(Rank, Bytes)>) -> Result<()> {
         let (mesh, id) = (self.group.mesh(), self.group.id);
@@ -225,7 +231,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Collective<'_> {
     fn drop(&mut self) {
         if self.done {
             return;
@@ -258,13 +264,13 @@ impl ProcessGroup for TcpGroup {
 
     async fn all_to_all(&self, to: Vec<Bytes>) -> Result<Vec<Bytes>> {
         let right = to.len() == self.members.len();
-        let turn = self.begin(Method::AllToAll, Rank(0), to.len(), right)?;
-        self.exchange(turn, to).await
+        let collective = self.begin(Method::AllToAll, Rank(0), to.len(), right)?;
+        self.exchange(collective, to).await
     }
 
     async fn split(&self, color: Option<u32>, order: u32) -> Result<Option<Arc<dyn ProcessGroup>>> {
-        let turn = self.begin(Method::Split, Rank(0), 1, true)?;
-        let number = turn.call.number;
+        let collective = self.begin(Method::Split, Rank(0), 1, true)?;
+        let number = collective.call.number;
         let has = [u8::from(color.is_some())];
         let mine = [
             &has[..],
@@ -273,7 +279,7 @@ impl ProcessGroup for TcpGroup {
         ]
         .concat();
         let all = self
-            .exchange(turn, vec![mine.into(); self.members.len()])
+            .exchange(collective, vec![mine.into(); self.members.len()])
             .await?;
         let Some(color) = color else {
             return Ok(None);
@@ -305,63 +311,64 @@ impl ProcessGroup for TcpGroup {
     }
 
     async fn barrier(&self) -> Result<()> {
-        let turn = self.begin(Method::Barrier, Rank(0), 0, true)?;
+        let collective = self.begin(Method::Barrier, Rank(0), 0, true)?;
         // In the second round each rank shows that it is still there. So nobody returns if a rank came and then dropped
         // its call, however late that news arrives.
         for _ in 0..2 {
             if self.rank == Rank(0) {
-                turn.receive(self.others().collect()).await?;
+                collective.receive(self.others().collect()).await?;
                 let all = self.others().map(|rank| (rank, Bytes::new()));
-                turn.send(all.collect()).await?;
+                collective.send(all.collect()).await?;
             } else {
-                turn.send(vec![(Rank(0), Bytes::new())]).await?;
-                turn.receive(vec![Rank(0)]).await?;
+                collective.send(vec![(Rank(0), Bytes::new())]).await?;
+                collective.receive(vec![Rank(0)]).await?;
             }
         }
-        turn.finish(())
+        collective.finish(())
     }
 
     async fn all_gather(&self, mine: Bytes) -> Result<Vec<Bytes>> {
-        let turn = self.begin(Method::AllGather, Rank(0), 1, true)?;
-        self.exchange(turn, vec![mine; self.members.len()]).await
+        let collective = self.begin(Method::AllGather, Rank(0), 1, true)?;
+        self.exchange(collective, vec![mine; self.members.len()])
+            .await
     }
 
     async fn gather(&self, mine: Bytes, root: Rank) -> Result<Option<Vec<Bytes>>> {
-        let turn = self.begin(Method::Gather, root, 1, true)?;
+        let collective = self.begin(Method::Gather, root, 1, true)?;
         if self.rank != root {
-            turn.send(vec![(root, mine)]).await?;
-            return turn.finish(None);
+            collective.send(vec![(root, mine)]).await?;
+            return collective.finish(None);
         }
-        let mut got = turn.receive(self.others().collect()).await?;
+        let mut got = collective.receive(self.others().collect()).await?;
         got.insert(root.index().min(got.len()), mine);
-        turn.finish(Some(got))
+        collective.finish(Some(got))
     }
 
     async fn scatter(&self, parts: Option<Vec<Bytes>>, root: Rank) -> Result<Bytes> {
         let parts = parts.unwrap_or_default();
         let right = self.rank != root || parts.len() == self.members.len();
-        let turn = self.begin(Method::Scatter, root, parts.len(), right)?;
+        let collective = self.begin(Method::Scatter, root, parts.len(), right)?;
         if self.rank != root {
-            let got = turn.receive(vec![root]).await?;
-            return turn.finish(only(got));
+            let got = collective.receive(vec![root]).await?;
+            return collective.finish(only(got));
         }
         let mine = parts.get(root.index()).cloned().unwrap_or_default();
         let others = self.ranks().zip(parts).filter(|(rank, _)| *rank != root);
-        turn.send(others.collect()).await?;
-        turn.finish(mine)
+        collective.send(others.collect()).await?;
+        collective.finish(mine)
     }
 
     async fn broadcast(&self, data: Option<Bytes>, root: Rank) -> Result<Bytes> {
         let right = self.rank != root || data.is_some();
-        let turn = self.begin(Method::Broadcast, root, usize::from(data.is_some()), right)?;
+        let collective = self.begin(Method::Broadcast, root, usize::from(data.is_some()), right)?;
         if self.rank != root {
-            let got = turn.receive(vec![root]).await?;
-            return turn.finish(only(got));
+            let got = collective.receive(vec![root]).await?;
+            return collective.finish(only(got));
         }
         let mine = data.unwrap_or_default();
         let others = self.others().map(|rank| (rank, mine.clone()));
-        turn.send(others.collect()).await?;
-        turn.finish(mine)
+        collective.send(others.collect()).await?;
+        collective.finish(mine)
     }
 }
 
