@@ -18,5 +18,8 @@ pub(crate) fn tcp_groups(size: u32, set: impl Fn(Builder) -> Builder) -> Vec<Tcp
         thread::spawn(move || builder.connect().unwrap())
     });
     let ranks: Vec<_> = ranks.collect();
-    ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    let groups = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+    // Ranks may look into it later.
+    store.detach();
+    groups
 }
