@@ -16,6 +16,7 @@ const FLOORS: &[(&str, u32)] = &[
     ("reshard-storage", 1),
     ("reshard-comm", 1),
     ("reshard-strategy", 2),
+    ("reshard-comm-tcp", 2),
     ("reshard-torch-dist", 3),
     ("reshard-megatron", 3),
     ("reshard-parallel", 3),

@@ -27,7 +27,7 @@ const GONE: &[Gone] = &[
     gone(
         concat!("Gat", "her"),
         "RecordRead; to gather is what a group does",
-        &["crates/reshard-comm/"],
+        &["crates/reshard-comm/", "crates/reshard-comm-tcp/"],
     ),
     gone(
         concat!("Pla", "ced"),
@@ -61,6 +61,7 @@ const GONE: &[Gone] = &[
         "StridedCopy; to scatter is what a group does",
         &[
             "crates/reshard-comm/",
+            "crates/reshard-comm-tcp/",
             "crates/reshard-embedding/",
             "tests/golden/tests/tf_embedding.rs",
         ],

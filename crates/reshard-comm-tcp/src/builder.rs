@@ -1,0 +1,317 @@
+use crate::{
+    Result, TcpError, TcpGroup,
+    clock::Limit,
+    connection::Watch,
+    env::Variables,
+    group::Node,
+    listen,
+    meet::{Guest, meet},
+    mesh::Mesh,
+    store::{StoreClient, StoreServer},
+    tasks::{self, Job},
+};
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs},
+    sync::Arc,
+    time::Duration,
+};
+
+/// Who serves the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Serve {
+    /// Rank 0 looks whether somebody serves a store at the master's address. If nobody listens there, rank 0 serves one.
+    /// The other ranks wait until there is one.
+    #[default]
+    Auto,
+    /// Rank 0 serves it. It is an error if somebody else does.
+    Rank0,
+    /// Somebody else serves it, for example torchrun.
+    Nobody,
+}
+
+/// Settings of a [`TcpGroup`]. Made by [`TcpGroup::builder`].
+#[derive(Clone, Debug)]
+pub struct Builder {
+    rank: Option<u32>,
+    size: Option<u32>,
+    master: Option<(String, u16)>,
+    name: String,
+    attempt: String,
+    serve: Serve,
+    bind: Option<IpAddr>,
+    deadline: Duration,
+    heartbeat: Duration,
+    silence: Duration,
+    message_limit: u64,
+}
+
+impl TcpGroup {
+    /// Makes the group that the environment describes, as torchrun sets it: `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and
+    /// `MASTER_PORT`. It blocks until all ranks have called it.
+    ///
+    /// If `TORCHELASTIC_USE_AGENT_STORE` is `True`, torchrun serves the store; if it is `False`, rank 0 does. Without
+    /// it the rule is [`Serve::Auto`]. `TORCHELASTIC_RUN_ID` and `TORCHELASTIC_RESTART_COUNT` keep attempts apart that
+    /// use one store. `RESHARD_TCP_BIND` is the IP address at which this rank listens.
+    ///
+    /// A process may call it again. The n-th groups of all processes meet.
+    ///
+    /// # Errors
+    /// [`TcpError::Variable`] names the variable that is missing or wrong; else those of [`Builder::connect`].
+    pub fn from_env() -> Result<Self> {
+        Self::builder_from(|name| std::env::var_os(name))?.connect()
+    }
+
+    /// Settings to fill in by hand.
+    pub fn builder() -> Builder {
+        Builder {
+            rank: None,
+            size: None,
+            master: None,
+            name: "default".to_owned(),
+            attempt: "none/0".to_owned(),
+            serve: Serve::Auto,
+            bind: None,
+            deadline: Duration::from_secs(300),
+            heartbeat: Duration::from_secs(5),
+            silence: Duration::from_secs(60),
+            message_limit: 1 << 40,
+        }
+    }
+
+    /// Settings from the environment, to change some by hand.
+    ///
+    /// # Errors
+    /// [`TcpError::Variable`] names the variable that is missing or wrong.
+    pub fn builder_from_env() -> Result<Builder> {
+        Self::builder_from(|name| std::env::var_os(name))
+    }
+
+    fn builder_from(look_up: impl Fn(&str) -> Option<std::ffi::OsString>) -> Result<Builder> {
+        let found = Variables::read(look_up)?;
+        Ok(Builder {
+            rank: Some(found.rank),
+            size: Some(found.size),
+            master: Some((found.master_addr, found.master_port)),
+            attempt: found.attempt,
+            serve: match found.agent_store {
+                None => Serve::Auto,
+                Some(true) => Serve::Nobody,
+                Some(false) => Serve::Rank0,
+            },
+            bind: found.bind,
+            ..Self::builder()
+        })
+    }
+}
+
+impl Builder {
+    /// The number of this process, and how many there are.
+    #[must_use]
+    pub fn rank(self, rank: u32, size: u32) -> Self {
+        Self {
+            rank: Some(rank),
+            size: Some(size),
+            ..self
+        }
+    }
+
+    /// Where the store is, or where rank 0 serves it.
+    #[must_use]
+    pub fn master(self, host: impl Into<String>, port: u16) -> Self {
+        Self {
+            master: Some((host.into(), port)),
+            ..self
+        }
+    }
+
+    /// Tells groups apart that meet at the same store at the same time. All ranks of a group give the same name. By
+    /// default it is `default`.
+    #[must_use]
+    pub fn name(self, name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            ..self
+        }
+    }
+
+    /// Tells attempts apart, if a job starts again and its store lives on. All ranks give the same text.
+    #[must_use]
+    pub fn attempt(self, attempt: impl Into<String>) -> Self {
+        Self {
+            attempt: attempt.into(),
+            ..self
+        }
+    }
+
+    /// Who serves the store. By default it is [`Serve::Auto`].
+    #[must_use]
+    pub fn serve(self, serve: Serve) -> Self {
+        Self { serve, ..self }
+    }
+
+    /// The address of this host at which this rank listens for others. By default it is the address from which this
+    /// rank reaches the store, so strangers on other networks find nothing.
+    #[must_use]
+    pub fn bind(self, address: IpAddr) -> Self {
+        Self {
+            bind: Some(address),
+            ..self
+        }
+    }
+
+    /// How long this rank waits until all have come, and how long it tries to connect to another one. By default it is
+    /// 5 minutes.
+    #[must_use]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
+    }
+
+    /// How often a rank that has nothing to send says that it is alive. By default it is 5 seconds.
+    #[must_use]
+    pub fn heartbeat(self, heartbeat: Duration) -> Self {
+        Self { heartbeat, ..self }
+    }
+
+    /// How long another rank may send nothing, or take nothing, before it counts as vanished. It must be at least
+    /// twice the heartbeat of the other ranks. By default it is 60 seconds.
+    #[must_use]
+    pub fn silence(self, silence: Duration) -> Self {
+        Self { silence, ..self }
+    }
+
+    /// How long a message of another rank may be, in bytes. By default it is 1 TiB.
+    #[must_use]
+    pub fn message_limit(self, bytes: u64) -> Self {
+        Self {
+            message_limit: bytes,
+            ..self
+        }
+    }
+
+    /// Makes the group. It blocks until all ranks have called it.
+    ///
+    /// If rank 0 serves the store, the store lives as long as its process.
+    ///
+    /// # Errors
+    /// [`TcpError::Setting`] if a setting is missing or wrong; [`TcpError::Store`] if the store can't be reached;
+    /// [`TcpError::Missing`] names the ranks that don't come; [`TcpError::Io`] if the system refuses a port or a thread.
+    pub fn connect(self) -> Result<TcpGroup> {
+        let (Some(rank), Some(size)) = (self.rank, self.size) else {
+            return Err(setting("the group needs a rank and a size"));
+        };
+        let Some((host, port)) = self.master.clone() else {
+            return Err(setting("the group needs the address of its master"));
+        };
+        if rank >= size {
+            return Err(setting(format!("rank {rank} is not in a group of {size}")));
+        }
+        if self.heartbeat.is_zero() || self.silence < self.heartbeat * 2 {
+            return Err(setting(
+                "the heartbeat must not be 0, and at most half of the time of silence",
+            ));
+        }
+        let limit = Limit::after(self.deadline);
+        let serves = rank == 0 && serve(self.serve, &host, port, limit)?;
+        let mut store = StoreClient::connect(&host, port, limit)?;
+        let ip = match self.bind {
+            Some(ip) => ip,
+            None => store.local_ip()?,
+        };
+        let listener =
+            TcpListener::bind((ip, 0)).map_err(TcpError::io("listening for other ranks"))?;
+        let address = listener.local_addr();
+        let address = address.map_err(TcpError::io("listening for other ranks"))?;
+
+        let prefix = format!("reshard/{}/{}", self.name, self.attempt);
+        let guest = Guest {
+            rank,
+            size,
+            address,
+            prefix: &prefix,
+            serves,
+            deadline: self.deadline,
+            limit,
+        };
+        let met = meet(&mut store, &guest, |limit| {
+            StoreClient::connect(&host, port, limit)
+        })?;
+        let job = Arc::new(Job {
+            token: met.token,
+            addresses: met.addresses,
+            store_host: host,
+            store_port: port,
+            prefix: met.prefix,
+            deadline: self.deadline,
+            watch: Watch {
+                heartbeat: self.heartbeat,
+                silence: self.silence,
+                message_limit: self.message_limit,
+            },
+        });
+        let (mesh, waiting) = Mesh::new(rank, size);
+        let node = Node {
+            mesh: Arc::new(mesh),
+            address,
+            patience: self.silence,
+        };
+        let started = tasks::start(&node.mesh, Arc::clone(&job), waiting)
+            .and_then(|()| listen::start(&node.mesh, job, listener));
+        started.map_err(TcpError::io("starting a thread"))?;
+        Ok(TcpGroup::whole(node))
+    }
+}
+
+fn setting(why: impl Into<String>) -> TcpError {
+    TcpError::Setting(why.into())
+}
+
+/// Rank 0 serves the store, if it is to do so. Returns whether it does.
+fn serve(serve: Serve, host: &str, port: u16, limit: Limit) -> Result<bool> {
+    let failed = |source| TcpError::Store {
+        address: format!("{host}:{port}"),
+        doing: "serve".to_owned(),
+        source,
+    };
+    let found = match serve {
+        Serve::Nobody => return Ok(false),
+        Serve::Rank0 => false,
+        // Whatever is wrong with a store that answers is reported by whoever uses it next.
+        Serve::Auto => match StoreClient::connect_once(host, port, limit) {
+            Ok(_) => true,
+            Err(e) => e.kind() != io::ErrorKind::ConnectionRefused,
+        },
+    };
+    if found {
+        return Ok(false);
+    }
+    let bound = place(host, port).and_then(StoreServer::bind);
+    match bound {
+        Ok(server) => {
+            server.detach();
+            Ok(true)
+        }
+        // Somebody was faster.
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse && serve == Serve::Auto => Ok(false),
+        Err(e) => Err(failed(e)),
+    }
+}
+
+/// Where rank 0 serves a store that others look for at `host`.
+fn place(host: &str, port: u16) -> io::Result<SocketAddr> {
+    let mut addresses = (host, port).to_socket_addrs()?;
+    let first = addresses.next().ok_or(io::ErrorKind::NotFound)?;
+    // It must be an address of this host, else nobody will find the store.
+    drop(TcpListener::bind((first.ip(), 0))?);
+    let is_literal = host == "localhost" || host.parse::<IpAddr>().is_ok();
+    if is_literal || !first.ip().is_loopback() {
+        return Ok(first);
+    }
+    // Some systems give the host's own name a loopback address, but others know it by another one.
+    let any: IpAddr = match first.ip() {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    Ok(SocketAddr::new(any, port))
+}

@@ -1,0 +1,70 @@
+use reshard_comm::Rank;
+use reshard_model::ErrorKind;
+use std::io;
+
+/// What a call that makes a group returns.
+pub type Result<T, E = TcpError> = std::result::Result<T, E>;
+
+/// Why a group can't be made. Errors of a group that exists are [`CommError`](reshard_comm::CommError).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TcpError {
+    /// An environment variable is missing or wrong.
+    #[error("the environment variable {name} {why}")]
+    Variable {
+        /// The variable.
+        name: &'static str,
+        /// What is wrong with it, and what it should be.
+        why: String,
+    },
+    /// A setting of the builder is missing or wrong.
+    #[error("{0}")]
+    Setting(String),
+    /// The store can't be reached, or it answers wrongly.
+    #[error("the store at {address} failed at `{doing}`")]
+    Store {
+        /// Where the store is.
+        address: String,
+        /// What this rank wanted from it.
+        doing: String,
+        /// What happened.
+        source: io::Error,
+    },
+    /// Some ranks did not come to the meeting in time.
+    #[error(
+        "{} did not come to the store at {address} within {seconds} s; look whether they started, and whether \
+         all processes have different values of RANK and the same WORLD_SIZE",
+        Rank::list(ranks)
+    )]
+    Missing {
+        /// Where the store is.
+        address: String,
+        /// Which ranks are missing.
+        ranks: Vec<Rank>,
+        /// How long this rank waited.
+        seconds: f64,
+    },
+    /// The system refused something: a port, a thread, random bytes.
+    #[error("{doing} failed")]
+    Io {
+        /// What this rank wanted.
+        doing: &'static str,
+        /// What happened.
+        source: io::Error,
+    },
+}
+
+impl TcpError {
+    /// What the caller can do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Variable { .. } | Self::Setting(_) => ErrorKind::Invalid,
+            Self::Store { .. } | Self::Io { .. } => ErrorKind::Unavailable,
+            Self::Missing { .. } => ErrorKind::PeerFailed,
+        }
+    }
+
+    pub(crate) fn io(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { doing, source }
+    }
+}

@@ -1,0 +1,372 @@
+//! What travels on a connection between two ranks, once both have proved that they are members.
+//!
+//! A frame is a head of 32 bytes and at most [`PART_LIMIT`] bytes. A longer message travels as several parts, without
+//! other frames between them. Numbers are little-endian.
+
+use bytes::Bytes;
+use std::io::{self, Read, Write};
+
+/// The length of a frame's head.
+pub(crate) const HEAD: usize = 32;
+
+/// How many bytes one frame may have after its head.
+pub(crate) const PART_LIMIT: u32 = 4 << 20;
+
+/// Up to this length, head and bytes are written by one call.
+const WRITTEN_AT_ONCE: usize = 16 << 10;
+
+/// What a frame is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A part of a message, or all of it.
+    Data,
+    /// How many messages of a group the sender has used so far.
+    Used,
+    /// A group is broken; the bytes say why.
+    Abort,
+    /// The sender left a group. A byte says whether it panicked.
+    Leave,
+    /// The sender left all groups, and closes the connection.
+    Bye,
+    /// The sender is alive.
+    Alive,
+}
+
+impl Kind {
+    const ALL: [Self; 6] = [
+        Self::Data,
+        Self::Used,
+        Self::Abort,
+        Self::Leave,
+        Self::Bye,
+        Self::Alive,
+    ];
+
+    fn code(self) -> u8 {
+        match self {
+            Self::Data => 1,
+            Self::Used => 2,
+            Self::Abort => 3,
+            Self::Leave => 4,
+            Self::Bye => 5,
+            Self::Alive => 6,
+        }
+    }
+}
+
+/// The collective to which a message belongs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Call {
+    /// How many calls the sender made in this group before.
+    pub(crate) number: u64,
+    /// Which method it is. Only equality counts here.
+    pub(crate) method: u8,
+    /// The root, counted in the group; 0 if the method has none.
+    pub(crate) root: u32,
+}
+
+/// The head of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) kind: Kind,
+    /// Whether more parts of the same message follow.
+    pub(crate) more: bool,
+    pub(crate) group: u64,
+    pub(crate) call: Call,
+    /// How many bytes follow.
+    pub(crate) length: u32,
+}
+
+impl Head {
+    /// Kind, method, whether more follows, zero; root; group; number of the call; length; zeros.
+    pub(crate) fn encode(&self) -> [u8; HEAD] {
+        let mut out = [0; HEAD];
+        let fields = [self.kind.code(), self.call.method, u8::from(self.more), 0]
+            .into_iter()
+            .chain(self.call.root.to_le_bytes())
+            .chain(self.group.to_le_bytes())
+            .chain(self.call.number.to_le_bytes())
+            .chain(self.length.to_le_bytes());
+        out.iter_mut()
+            .zip(fields)
+            .for_each(|(place, byte)| *place = byte);
+        out
+    }
+
+    /// # Errors
+    /// `InvalidData` if the kind is unknown, a reserved byte is not 0 or the length exceeds [`PART_LIMIT`].
+    pub(crate) fn decode(head: &[u8; HEAD]) -> io::Result<Self> {
+        let [kind, method, more, zero, rest @ ..] = head;
+        let (root, rest) = split(rest);
+        let (group, rest) = split(rest);
+        let (number, rest) = split(rest);
+        let (length, rest) = split(rest);
+        let kind = Kind::ALL.into_iter().find(|known| known.code() == *kind);
+        let (Some(kind), 0 | 1, true) = (
+            kind,
+            *more,
+            *zero == 0 && rest.iter().all(|byte| *byte == 0),
+        ) else {
+            return Err(invalid("a frame of no known kind"));
+        };
+        let length = u32::from_le_bytes(length);
+        if length > PART_LIMIT {
+            return Err(invalid("a frame longer than 4 MiB"));
+        }
+        let call = Call {
+            number: u64::from_le_bytes(number),
+            method: *method,
+            root: u32::from_le_bytes(root),
+        };
+        Ok(Self {
+            kind,
+            more: *more == 1,
+            group: u64::from_le_bytes(group),
+            call,
+            length,
+        })
+    }
+}
+
+/// The first `N` bytes, and the rest. Missing bytes are 0; the callers pass enough.
+fn split<const N: usize>(bytes: &[u8]) -> ([u8; N], &[u8]) {
+    match bytes.split_first_chunk::<N>() {
+        Some((first, rest)) => (*first, rest),
+        None => ([0; N], &[]),
+    }
+}
+
+fn invalid(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// What one rank tells another one: a message or a notice, of any length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) kind: Kind,
+    pub(crate) group: u64,
+    pub(crate) call: Call,
+    pub(crate) body: Bytes,
+}
+
+impl Message {
+    /// A notice about a group.
+    pub(crate) fn notice(kind: Kind, group: u64, body: Bytes) -> Self {
+        Self {
+            kind,
+            group,
+            call: Call::default(),
+            body,
+        }
+    }
+
+    /// Writes the message, in parts if it is long.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub(crate) fn write(&self, mut out: impl Write) -> io::Result<()> {
+        let mut rest: &[u8] = &self.body;
+        loop {
+            let (part, later) = rest.split_at(rest.len().min(PART_LIMIT as usize));
+            let head = Head {
+                kind: self.kind,
+                more: !later.is_empty(),
+                group: self.group,
+                call: self.call,
+                length: u32::try_from(part.len()).unwrap_or(PART_LIMIT),
+            }
+            .encode();
+            if part.len() <= WRITTEN_AT_ONCE {
+                out.write_all(&[&head, part].concat())?;
+            } else {
+                out.write_all(&head)?;
+                out.write_all(part)?;
+            }
+            rest = later;
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads a message of at most `limit` bytes. Its memory grows as the bytes arrive. `None` at the end of the stream.
+    ///
+    /// # Errors
+    /// Those of `from`; `UnexpectedEof` within a message; `InvalidData` for frames that no rank sends.
+    pub(crate) fn read(mut from: impl Read, limit: u64) -> io::Result<Option<Self>> {
+        let mut body = Vec::new();
+        let mut first: Option<Head> = None;
+        loop {
+            let mut head = [0; HEAD];
+            if first.is_none() {
+                // The end of the stream is no error between two messages.
+                let begun = loop {
+                    match from.read(&mut head) {
+                        Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                        other => break other?,
+                    }
+                };
+                if begun == 0 {
+                    return Ok(None);
+                }
+                from.read_exact(head.get_mut(begun..).unwrap_or_default())?;
+            } else {
+                from.read_exact(&mut head)?;
+            }
+            let head = Head::decode(&head)?;
+            let same = |first: &Head| {
+                (first.kind, first.group, first.call) == (head.kind, head.group, head.call)
+            };
+            if !first.as_ref().is_none_or(same) {
+                return Err(invalid("a part of another message"));
+            }
+            if head.more && (head.kind != Kind::Data || head.length == 0) {
+                return Err(invalid("a notice in parts"));
+            }
+            if (body.len() as u64).saturating_add(u64::from(head.length)) > limit {
+                return Err(invalid("a message longer than the limit"));
+            }
+            let got = (&mut from)
+                .take(u64::from(head.length))
+                .read_to_end(&mut body)?;
+            if got < head.length as usize {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            if !head.more {
+                return Ok(Some(Self {
+                    kind: head.kind,
+                    group: head.group,
+                    call: head.call,
+                    body: body.into(),
+                }));
+            }
+            first = Some(head);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn messages() -> impl Strategy<Value = Message> {
+        let call = (any::<u64>(), any::<u8>(), any::<u32>());
+        let body = prop::collection::vec(any::<u8>(), 0..100);
+        (0..Kind::ALL.len(), any::<u64>(), call, body).prop_map(
+            |(kind, group, (number, method, root), body)| Message {
+                kind: Kind::ALL[kind],
+                group,
+                call: Call {
+                    number,
+                    method,
+                    root,
+                },
+                body: body.into(),
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_again(sent in prop::collection::vec(messages(), 0..5)) {
+            let mut bytes = Vec::new();
+            for message in &sent {
+                message.write(&mut bytes).unwrap();
+            }
+            let mut from = bytes.as_slice();
+            let mut got = Vec::new();
+            while let Some(message) = Message::read(&mut from, 100).unwrap() {
+                got.push(message);
+            }
+            prop_assert_eq!(got, sent);
+        }
+
+        #[test]
+        fn any_bytes_are_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut from = bytes.as_slice();
+            while let Ok(Some(message)) = Message::read(&mut from, 1000) {
+                prop_assert!(message.body.len() <= bytes.len());
+            }
+        }
+
+        #[test]
+        fn a_damaged_head_is_read_without_a_panic(
+            message in messages(), at in 0..HEAD, byte in any::<u8>(), cut in 0..200_usize
+        ) {
+            let mut bytes = Vec::new();
+            message.write(&mut bytes).unwrap();
+            bytes[at] = byte;
+            bytes.truncate(cut);
+            drop(Message::read(bytes.as_slice(), 1000));
+        }
+    }
+
+    #[test]
+    fn a_long_message_travels_in_parts() {
+        for length in [
+            PART_LIMIT - 1,
+            PART_LIMIT,
+            PART_LIMIT + 1,
+            2 * PART_LIMIT,
+            2 * PART_LIMIT + 5,
+        ] {
+            let body: Vec<u8> = (0..length).map(|i| (i % 251) as u8).collect();
+            let sent = Message::notice(Kind::Data, 7, body.into());
+            let mut bytes = Vec::new();
+            sent.write(&mut bytes).unwrap();
+            let parts = length.div_ceil(PART_LIMIT) as usize;
+            assert_eq!(bytes.len(), length as usize + parts * HEAD);
+            let got = Message::read(bytes.as_slice(), u64::from(length)).unwrap();
+            assert!(
+                got == Some(sent.clone()),
+                "{length} bytes are not what was sent"
+            );
+            let error = Message::read(bytes.as_slice(), u64::from(length) - 1).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "beyond the limit");
+            let cut = bytes.len() - 1;
+            let error = Message::read(&bytes[..cut], u64::MAX).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        }
+    }
+
+    #[test]
+    fn a_length_that_is_not_followed_by_bytes_takes_no_memory() {
+        let mut head = Message::notice(Kind::Data, 0, Bytes::new());
+        head.call.number = 1;
+        let mut bytes = Vec::new();
+        head.write(&mut bytes).unwrap();
+        for absurd in [PART_LIMIT + 1, u32::MAX] {
+            bytes[24..28].copy_from_slice(&absurd.to_le_bytes());
+            let error = Message::read(bytes.as_slice(), u64::MAX).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        }
+    }
+
+    #[test]
+    fn only_parts_of_one_message_are_joined() {
+        let part = |number, more| {
+            Head {
+                kind: Kind::Data,
+                more,
+                group: 0,
+                call: Call {
+                    number,
+                    ..Call::default()
+                },
+                length: 1,
+            }
+            .encode()
+        };
+        let bytes = [&part(0, true)[..], b"a", &part(1, false), b"b"].concat();
+        assert_eq!(
+            Message::read(bytes.as_slice(), 10).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+        let bytes = [&part(0, true)[..], b"a", &part(0, false), b"b"].concat();
+        assert_eq!(
+            Message::read(bytes.as_slice(), 10).unwrap().unwrap().body,
+            "ab"
+        );
+    }
+}

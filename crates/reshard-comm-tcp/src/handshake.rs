@@ -1,0 +1,311 @@
+//! How two ranks prove to each other that they know the token of the job.
+//!
+//! The rank that was called speaks first, so that it never acts on words that somebody recorded:
+//!
+//! 1. It sends a greeting: 8 fixed bytes and a fresh nonce of 16.
+//! 2. The caller answers with its claim: its rank, the rank it wants, a fresh nonce of 16, and a MAC over all before.
+//! 3. The called rank sends a verdict of 1 byte (1 yes, 2 already connected), and a MAC over all before.
+//!
+//! The MAC is HMAC-SHA256 with the token as its key. Each side's MAC begins with a different label, so that neither can
+//! be sent back. No byte of the claim is looked at before its MAC is right.
+
+use crate::clock::Limit;
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+};
+
+const GREETING: &[u8; 8] = b"reshard1";
+const NONCE: usize = 16;
+const MAC: usize = 32;
+const CLAIM: usize = 4 + 4 + NONCE;
+
+/// What only members of the job know.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Token([u8; 32]);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+impl Token {
+    /// A new random token.
+    pub(crate) fn new() -> io::Result<Self> {
+        random().map(Self)
+    }
+
+    pub(crate) fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    fn mac(&self, label: &[u8], parts: &[&[u8]]) -> io::Result<Hmac<Sha256>> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).map_err(io::Error::other)?;
+        mac.update(label);
+        parts.iter().for_each(|part| mac.update(part));
+        Ok(mac)
+    }
+}
+
+fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes)
+}
+
+/// What the called rank says to a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The connection is used from now on.
+    Yes,
+    /// Another connection is used, which exists or which the called rank is about to open.
+    Declined,
+}
+
+impl Verdict {
+    fn code(self) -> u8 {
+        match self {
+            Self::Yes => 1,
+            Self::Declined => 2,
+        }
+    }
+}
+
+/// A caller that has proved that it is a member. It waits for a verdict.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    pub(crate) rank: u32,
+    stream: TcpStream,
+    said: Vec<u8>,
+}
+
+/// Greets a caller and checks its claim. It takes at most as long as `limit` says.
+///
+/// # Errors
+/// `PermissionDenied` if the caller does not know the token; else those of the connection.
+pub(crate) fn receive(
+    stream: TcpStream,
+    token: &Token,
+    me: u32,
+    size: u32,
+    limit: Limit,
+) -> io::Result<Caller> {
+    let greeting = [&GREETING[..], &random::<NONCE>()?].concat();
+    send(&stream, &greeting, limit)?;
+    let claim: [u8; CLAIM] = read(&stream, limit)?;
+    let proof: [u8; MAC] = read(&stream, limit)?;
+    token
+        .mac(b"caller", &[&greeting, &claim])?
+        .verify_slice(&proof)
+        .map_err(|_| denied("the caller does not know the token of the job"))?;
+    let [f0, f1, f2, f3, t0, t1, t2, t3, ..] = claim;
+    let (from, to) = (
+        u32::from_le_bytes([f0, f1, f2, f3]),
+        u32::from_le_bytes([t0, t1, t2, t3]),
+    );
+    if to != me || from >= size || from == me {
+        return Err(denied("the caller wants another rank"));
+    }
+    Ok(Caller {
+        rank: from,
+        stream,
+        said: [&greeting[..], &claim, &proof].concat(),
+    })
+}
+
+impl Caller {
+    /// Tells the caller the verdict, and proves with it that this rank is a member, too.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub(crate) fn answer(
+        self,
+        token: &Token,
+        verdict: Verdict,
+        limit: Limit,
+    ) -> io::Result<TcpStream> {
+        let code = [verdict.code()];
+        let proof = token.mac(b"called", &[&self.said, &code])?.finalize();
+        send(
+            &self.stream,
+            &[&code[..], &proof.into_bytes()].concat(),
+            limit,
+        )?;
+        Ok(self.stream)
+    }
+}
+
+/// The caller's side: proves that `from` is a member, and checks that the other side is rank `to`.
+///
+/// # Errors
+/// `PermissionDenied` if the other side does not know the token, `InvalidData` if it is no rank at all; else those of
+/// the connection.
+pub(crate) fn call(
+    stream: &TcpStream,
+    token: &Token,
+    from: u32,
+    to: u32,
+    limit: Limit,
+) -> io::Result<Verdict> {
+    let greeting: [u8; GREETING.len() + NONCE] = read(stream, limit)?;
+    if !greeting.starts_with(GREETING) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "another program listens there, or another version of reshard",
+        ));
+    }
+    let claim = [
+        &from.to_le_bytes()[..],
+        &to.to_le_bytes(),
+        &random::<NONCE>()?,
+    ]
+    .concat();
+    let proof = token.mac(b"caller", &[&greeting, &claim])?.finalize();
+    let proof = proof.into_bytes();
+    send(stream, &[&claim[..], &proof].concat(), limit)?;
+    let code: [u8; 1] = read(stream, limit)?;
+    let theirs: [u8; MAC] = read(stream, limit)?;
+    token
+        .mac(b"called", &[&greeting, &claim, &proof, &code])?
+        .verify_slice(&theirs)
+        .map_err(|_| denied("the rank that was called does not know the token of the job"))?;
+    let verdicts = [Verdict::Yes, Verdict::Declined];
+    let verdict = verdicts.into_iter().find(|v| [v.code()] == code);
+    verdict.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "an unknown verdict"))
+}
+
+fn denied(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
+}
+
+/// Reads `N` bytes. The limit holds for all of them, so that a slow sender gains nothing.
+fn read<const N: usize>(mut stream: &TcpStream, limit: Limit) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut filled = 0;
+    while let Some(rest @ [_, ..]) = bytes.get_mut(filled..) {
+        stream.set_read_timeout(Some(limit.left()?))?;
+        match stream.read(rest) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => filled += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(bytes)
+}
+
+fn send(mut stream: &TcpStream, bytes: &[u8], limit: Limit) -> io::Result<()> {
+    stream.set_write_timeout(Some(limit.left()?))?;
+    stream.write_all(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{net::TcpListener, thread, time::Duration};
+
+    fn limit() -> Limit {
+        Limit::after(Duration::from_secs(20))
+    }
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (caller, listener.accept().unwrap().0)
+    }
+
+    /// Rank 2 calls rank 1 of 3 with these tokens.
+    fn meet(
+        callers: Token,
+        calleds: Token,
+        verdict: Verdict,
+    ) -> (io::Result<Verdict>, io::Result<u32>) {
+        let (caller, called) = pair();
+        let called = thread::spawn(move || {
+            let got = receive(called, &calleds, 1, 3, limit())?;
+            let rank = got.rank;
+            got.answer(&calleds, verdict, limit()).map(|_| rank)
+        });
+        let call = call(&caller, &callers, 2, 1, limit());
+        (call, called.join().unwrap())
+    }
+
+    #[test]
+    fn members_know_each_other() {
+        let token = Token::new().unwrap();
+        for verdict in [Verdict::Yes, Verdict::Declined] {
+            let (call, called) = meet(token.clone(), token.clone(), verdict);
+            assert_eq!(call.unwrap(), verdict);
+            assert_eq!(called.unwrap(), 2);
+        }
+    }
+
+    #[test]
+    fn another_token_is_denied() {
+        let (call, called) = meet(Token::new().unwrap(), Token::new().unwrap(), Verdict::Yes);
+        assert_eq!(called.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert!(call.is_err());
+    }
+
+    #[test]
+    fn a_recorded_claim_is_denied() {
+        let token = Token::new().unwrap();
+        // A middleman hands everything on, and keeps the claim.
+        let (caller, mut middle) = pair();
+        let (mut onward, called) = pair();
+        let known = token.clone();
+        let called = thread::spawn(move || receive(called, &known, 1, 3, limit()).map(|c| c.rank));
+        let known = token.clone();
+        let caller = thread::spawn(move || call(&caller, &known, 2, 1, limit()));
+        let mut greeting = [0; GREETING.len() + NONCE];
+        onward.read_exact(&mut greeting).unwrap();
+        middle.write_all(&greeting).unwrap();
+        let mut claim = [0; CLAIM + MAC];
+        middle.read_exact(&mut claim).unwrap();
+        onward.write_all(&claim).unwrap();
+        assert_eq!(
+            called.join().unwrap().unwrap(),
+            2,
+            "the first time it is right"
+        );
+        drop((middle, onward));
+        assert!(
+            caller.join().unwrap().is_err(),
+            "the called rank said nothing"
+        );
+
+        let (mut again, called) = pair();
+        again.write_all(&claim).unwrap();
+        let error = receive(called, &token, 1, 3, limit()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn a_member_that_wants_another_rank_is_denied() {
+        let token = Token::new().unwrap();
+        for (from, to) in [(2, 0), (3, 1), (1, 1)] {
+            let (caller, called) = pair();
+            let known = token.clone();
+            let caller = thread::spawn(move || call(&caller, &known, from, to, limit()));
+            let error = receive(called, &token, 1, 3, limit()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+            assert!(caller.join().unwrap().is_err());
+        }
+    }
+
+    #[test]
+    fn half_a_claim_ends_at_the_limit() {
+        let (mut caller, called) = pair();
+        caller.write_all(&[0; 10]).unwrap();
+        let token = Token::new().unwrap();
+        let limit = Limit::after(Duration::from_millis(50));
+        assert!(receive(called, &token, 1, 3, limit).is_err());
+    }
+}

@@ -1,0 +1,121 @@
+//! The thread that takes the calls of other ranks, and lets no stranger in.
+
+use crate::{
+    clock::Limit,
+    connection,
+    handshake::{self, Verdict},
+    mesh::{Admission, Mesh},
+    tasks::{HANDSHAKE, Job},
+};
+use std::{
+    collections::VecDeque,
+    io,
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+/// How many callers may be unproven at a time. If one more comes, the oldest one is closed: a member needs a
+/// millisecond for its proof, so those that wait for long are strangers.
+const UNPROVEN: usize = 64;
+/// The stack of a thread that proves a caller.
+const STACK: usize = 256 << 10;
+
+/// Starts the thread. It ends at the first call after the mesh has been shut.
+///
+/// # Errors
+/// The system starts no thread.
+pub(crate) fn start(mesh: &Arc<Mesh>, job: Arc<Job>, listener: TcpListener) -> io::Result<()> {
+    let door = Door {
+        mesh: Arc::clone(mesh),
+        job,
+        unproven: Arc::default(),
+    };
+    thread::Builder::new()
+        .name("reshard-listen".to_owned())
+        .spawn(move || door.accept(&listener))?;
+    Ok(())
+}
+
+#[derive(Clone, Debug)]
+struct Door {
+    mesh: Arc<Mesh>,
+    job: Arc<Job>,
+    unproven: Arc<Mutex<Unproven>>,
+}
+
+/// The callers that have not proved yet that they are members, the oldest first.
+#[derive(Debug, Default)]
+struct Unproven {
+    callers: VecDeque<(u64, TcpStream)>,
+    counted: u64,
+}
+
+impl Door {
+    fn accept(&self, listener: &TcpListener) {
+        const PAUSE: Duration = Duration::from_millis(20);
+        loop {
+            let accepted = listener.accept();
+            if self.mesh.is_shut() {
+                return;
+            }
+            match accepted {
+                Ok((stream, _)) => self.admit(stream),
+                // For example, too many open files: it must not become a busy loop.
+                Err(_) => thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    fn unproven(&self) -> MutexGuard<'_, Unproven> {
+        self.unproven.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn admit(&self, stream: TcpStream) {
+        let Ok(kept) = stream.try_clone() else { return };
+        let mut unproven = self.unproven();
+        if unproven.callers.len() >= UNPROVEN
+            && let Some((_, oldest)) = unproven.callers.pop_front()
+        {
+            // Its thread reads the end of the stream, and ends.
+            drop(oldest.shutdown(Shutdown::Both));
+        }
+        unproven.counted += 1;
+        let id = unproven.counted;
+        unproven.callers.push_back((id, kept));
+        drop(unproven);
+        let door = self.clone();
+        let thread = thread::Builder::new().stack_size(STACK);
+        let started = thread.name("reshard-prove".to_owned()).spawn(move || {
+            if let Err(e) = door.prove(id, stream) {
+                tracing::debug!("a caller was not let in: {e}");
+            }
+        });
+        if started.is_err() {
+            self.proven(id);
+        }
+    }
+
+    fn proven(&self, id: u64) {
+        self.unproven().callers.retain(|(other, _)| *other != id);
+    }
+
+    fn prove(&self, id: u64, stream: TcpStream) -> io::Result<()> {
+        let (mesh, job) = (&self.mesh, &self.job);
+        let limit = Limit::after(HANDSHAKE);
+        let received = handshake::receive(stream, &job.token, mesh.me, mesh.size, limit);
+        self.proven(id);
+        let caller = received?;
+        let peer = caller.rank;
+        match mesh.called_by(peer) {
+            Admission::Yes(messages) => match caller.answer(&job.token, Verdict::Yes, limit) {
+                Ok(stream) => connection::start(mesh, peer, stream, messages, job.watch),
+                Err(e) => mesh.gone(peer, format!("vanished during its call: {e}")),
+            },
+            Admission::Declined => drop(caller.answer(&job.token, Verdict::Declined, limit)?),
+            Admission::Refused => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,165 @@
+//! How ranks find each other: through keys of a store.
+//!
+//! All keys begin with the name of the group, the run and the attempt. Below that, `joined/R` counts the groups that
+//! rank R has made, so that the n-th groups of all ranks meet. The keys of the n-th group begin with `n/`:
+//!
+//! | key | value |
+//! | --- | --- |
+//! | `token` | the number of ranks, and 32 random bytes of rank 0; removed when all ranks have it |
+//! | `address/R` | where rank R listens |
+//! | `present` | how many ranks have a token and an address |
+//! | `all` | all addresses; the rank that came last writes it |
+//! | `over` | how many ranks have read `all` |
+//! | `ended` | exists when all have |
+//! | `broken/G` | why group G is broken |
+
+use crate::{Result, TcpError, clock::Limit, handshake::Token, store::StoreClient};
+use reshard_comm::Rank;
+use std::{io, net::SocketAddr, time::Duration};
+
+/// What a rank brings to the meeting.
+#[derive(Debug)]
+pub(crate) struct Guest<'a> {
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    /// Where this rank listens.
+    pub(crate) address: SocketAddr,
+    /// What all keys begin with.
+    pub(crate) prefix: &'a str,
+    /// Whether the store is of this process, so that it must not leave before all.
+    pub(crate) serves: bool,
+    pub(crate) deadline: Duration,
+    pub(crate) limit: Limit,
+}
+
+/// What a rank takes home.
+#[derive(Debug)]
+pub(crate) struct Met {
+    pub(crate) token: Token,
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// What the keys of this group begin with.
+    pub(crate) prefix: String,
+}
+
+/// Meets all ranks at the store. `again` makes another connection to it.
+///
+/// # Errors
+/// [`TcpError::Missing`] if ranks don't come, [`TcpError::Setting`] if `WORLD_SIZE` differs, [`TcpError::Store`].
+pub(crate) fn meet(
+    store: &mut StoreClient,
+    guest: &Guest<'_>,
+    again: impl FnOnce(Limit) -> Result<StoreClient>,
+) -> Result<Met> {
+    let limit = guest.limit;
+    let me = guest.rank;
+    let joined = format!("{}/joined/{me}", guest.prefix);
+    let prefix = format!("{}/{}", guest.prefix, store.add(&joined, 1, limit)?);
+    let key = |name: &str| format!("{prefix}/{name}");
+    let missing = |error, again| who_is_missing(error, guest, &prefix, again);
+
+    store.set(
+        &key(&format!("address/{me}")),
+        guest.address.to_string().as_bytes(),
+        limit,
+    )?;
+    if me == 0 {
+        let token = Token::new().map_err(TcpError::io("making a random token"))?;
+        let value = [&guest.size.to_le_bytes()[..], token.as_bytes()].concat();
+        store.set(&key("token"), &value, limit)?;
+    }
+    let token = match store.get(&key("token"), limit) {
+        Ok(value) => read_token(&value, guest.size)?,
+        Err(e) => return Err(missing(e, again)),
+    };
+
+    // The last one tells all.
+    if store.add(&key("present"), 1, limit)? == i64::from(guest.size) {
+        store.delete(&key("token"), limit)?;
+        let mut all = Vec::new();
+        for rank in 0..guest.size {
+            all.extend(store.get(&key(&format!("address/{rank}")), limit)?);
+            all.push(b'\n');
+        }
+        store.set(&key("all"), &all, limit)?;
+    }
+    let addresses = match store.get(&key("all"), limit) {
+        Ok(all) => read_addresses(&all, guest.size),
+        Err(e) => return Err(missing(e, again)),
+    };
+    let addresses = addresses.ok_or_else(|| TcpError::Store {
+        address: guest.prefix.to_owned(),
+        doing: "read the addresses of all ranks".to_owned(),
+        source: io::ErrorKind::InvalidData.into(),
+    })?;
+
+    if store.add(&key("over"), 1, limit)? == i64::from(guest.size) {
+        store.set(&key("ended"), b"", limit)?;
+    }
+    // If this process ended now, its store would end before others have read from it.
+    if guest.serves {
+        store.get(&key("ended"), limit)?;
+    }
+    Ok(Met {
+        token,
+        addresses,
+        prefix,
+    })
+}
+
+fn read_token(value: &[u8], size: u32) -> Result<Token> {
+    let parts = value.split_first_chunk::<4>();
+    let parts = parts.and_then(|(theirs, token)| Some((theirs, token.try_into().ok()?)));
+    let Some((theirs, token)) = parts else {
+        return Err(TcpError::Setting(
+            "the token that rank 0 put into the store is not readable; another version of reshard may run there"
+                .to_owned(),
+        ));
+    };
+    let theirs = u32::from_le_bytes(*theirs);
+    if theirs != size {
+        return Err(TcpError::Setting(format!(
+            "this process has WORLD_SIZE {size}, but rank 0 has {theirs}; all processes need the same"
+        )));
+    }
+    Ok(Token::from_bytes(token))
+}
+
+fn read_addresses(all: &[u8], size: u32) -> Option<Vec<SocketAddr>> {
+    let lines = std::str::from_utf8(all).ok()?.lines();
+    let addresses: Option<Vec<SocketAddr>> = lines.map(|line| line.parse().ok()).collect();
+    addresses.filter(|addresses| addresses.len() == size as usize)
+}
+
+/// Why nobody wrote a key that this rank waited for.
+fn who_is_missing(
+    error: TcpError,
+    guest: &Guest<'_>,
+    prefix: &str,
+    again: impl FnOnce(Limit) -> Result<StoreClient>,
+) -> TcpError {
+    const LOOK: Duration = Duration::from_secs(10);
+    let TcpError::Store { address, .. } = &error else {
+        return error;
+    };
+    let limit = Limit::after(LOOK);
+    // The old connection still waits for an answer.
+    let Ok(mut store) = again(limit) else {
+        return error;
+    };
+    let mut ranks = Vec::new();
+    for rank in 0..guest.size {
+        match store.has(&format!("{prefix}/address/{rank}"), limit) {
+            Ok(true) => {}
+            Ok(false) => ranks.push(Rank(rank)),
+            Err(_) => return error,
+        }
+    }
+    if ranks.is_empty() {
+        return error;
+    }
+    TcpError::Missing {
+        address: address.clone(),
+        ranks,
+        seconds: guest.deadline.as_secs_f64(),
+    }
+}

@@ -1,0 +1,370 @@
+//! What the groups and the threads of a rank share: the state of each link and of each room.
+//!
+//! The mesh does no I/O. Messages go into the queue of a link, which a thread of its connection empties. Work that may
+//! block is a [`Task`], which goes to the thread that does such work.
+
+mod state;
+
+pub(crate) use state::Task;
+
+use crate::{
+    clock::Limit,
+    frame::{Call, Kind, Message},
+    room::{Left, Room},
+};
+use bytes::Bytes;
+use reshard_comm::{CommError, Rank};
+use state::{Link, State, abort, decode, leave};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        mpsc::{self, Receiver},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+/// What becomes of a call of another member.
+#[derive(Debug)]
+pub(crate) enum Admission {
+    /// The connection is used. These are the messages for it.
+    Yes(Receiver<Message>),
+    /// Another connection is used.
+    Declined,
+    /// This rank does not talk to that one any more.
+    Refused,
+}
+
+/// All that the threads and groups of a rank share.
+#[derive(Debug)]
+pub(crate) struct Mesh {
+    pub(crate) me: u32,
+    pub(crate) size: u32,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Mesh {
+    /// The mesh of rank `me` of `size`, and the tasks that it will have.
+    pub(crate) fn new(me: u32, size: u32) -> (Self, Receiver<Task>) {
+        let (tasks, received) = mpsc::channel();
+        let state = State {
+            links: (0..size).map(|_| Link::Idle).collect(),
+            rooms: BTreeMap::new(),
+            tasks: Some(tasks),
+            busy: 0,
+            reading: 0,
+            closing: false,
+            woken: Vec::new(),
+        };
+        let mesh = Self {
+            me,
+            size,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        };
+        (mesh, received)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state. Wakers run foreign code, so they are called when the lock is free.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.lock();
+        let result = change(&mut state);
+        let woken = std::mem::take(&mut state.woken);
+        drop(state);
+        self.changed.notify_all();
+        woken.into_iter().for_each(Waker::wake);
+        result
+    }
+
+    /// Waits until `done`, or until the limit. Returns whether it is done.
+    fn wait_until(&self, limit: Limit, done: impl Fn(&State) -> bool) -> bool {
+        let mut state = self.lock();
+        while !done(&state) {
+            let Ok(left) = limit.left() else { return false };
+            let woken = self.changed.wait_timeout(state, left);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    // Of groups.
+
+    /// This rank is now in a group of these ranks of the job.
+    pub(crate) fn open(&self, group: u64, members: Vec<u32>) {
+        self.change(|state| {
+            let room = state.rooms.entry(group).or_default();
+            room.members.clone_from(&members);
+            // It may have been broken before this rank knew who is in it.
+            if let Some(error) = &room.broken {
+                let notice = abort(group, error);
+                state.tell(self.me, &members, None, &notice);
+            }
+        });
+    }
+
+    /// This rank leaves the group.
+    pub(crate) fn close(&self, group: u64, how: Left) {
+        self.change(|state| {
+            let room = state.rooms.entry(group).or_default();
+            room.closed = true;
+            let members = room.members.clone();
+            let notice = leave(group, how);
+            state.tell(self.me, &members, None, &notice);
+            state.forget(group, self.me);
+        });
+    }
+
+    /// Begins a call. Returns its number.
+    ///
+    /// # Errors
+    /// The group is broken, or another call of this rank is running.
+    pub(crate) fn begin(&self, group: u64) -> Result<u64, CommError> {
+        self.change(|state| {
+            let room = state.rooms.entry(group).or_default();
+            if let Some(broken) = &room.broken {
+                return Err(broken.clone());
+            }
+            if room.running {
+                let me = room.name(self.me);
+                return Err(CommError::OutOfStep(format!(
+                    "{me} makes a call while another of its calls is running"
+                )));
+            }
+            room.running = true;
+            room.calls += 1;
+            Ok(room.calls - 1)
+        })
+    }
+
+    /// The current call of the group is over.
+    pub(crate) fn end(&self, group: u64) {
+        self.change(|state| {
+            let room = state.rooms.entry(group).or_default();
+            room.running = false;
+            room.waker = None;
+            room.needs.clear();
+        });
+    }
+
+    /// From which ranks of the job the current call needs a message.
+    pub(crate) fn expect(&self, group: u64, from: BTreeSet<u32>) {
+        self.change(|state| state.rooms.entry(group).or_default().needs = from);
+    }
+
+    /// Ready when rank `to` of the job has used most of what was sent to it.
+    pub(crate) fn poll_ready(
+        &self,
+        group: u64,
+        to: u32,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), CommError>> {
+        self.change(|state| {
+            if let Some(lost) = state.lost(group, to) {
+                return Poll::Ready(Err(lost));
+            }
+            let room = state.rooms.entry(group).or_default();
+            if room.may_send(to) {
+                return Poll::Ready(Ok(()));
+            }
+            room.waker = Some(cx.waker().clone());
+            Poll::Pending
+        })
+    }
+
+    /// Sends all of these messages to ranks of the job, with nothing in between.
+    pub(crate) fn send(&self, group: u64, call: Call, messages: Vec<(u32, Bytes)>) {
+        self.change(|state| {
+            for (to, body) in messages {
+                let room = state.rooms.entry(group).or_default();
+                room.sent(to, body.len());
+                let message = Message {
+                    kind: Kind::Data,
+                    group,
+                    call,
+                    body,
+                };
+                state.push(to, message);
+            }
+        });
+    }
+
+    /// The message of rank `from` of the job for this call.
+    pub(crate) fn poll_take(
+        &self,
+        group: u64,
+        call: Call,
+        from: u32,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Bytes, CommError>> {
+        self.change(|state| {
+            let room = state.rooms.entry(group).or_default();
+            // What has arrived is delivered even if the group broke since.
+            if let Some(message) = room.take(from) {
+                if let Some(error) = room.differs(self.me, call, from, message.call) {
+                    return Poll::Ready(Err(error));
+                }
+                room.needs.remove(&from);
+                if let Some(words) = room.used(from) {
+                    state.push(from, Message::notice(Kind::Used, group, words));
+                }
+                return Poll::Ready(Ok(message.body));
+            }
+            if let Some(lost) = state.lost(group, from) {
+                return Poll::Ready(Err(lost));
+            }
+            // A rank that waits has a connection, so that it sees at once when the other one vanishes.
+            state.dial(from);
+            let room = state.rooms.entry(group).or_default();
+            room.waker = Some(cx.waker().clone());
+            Poll::Pending
+        })
+    }
+
+    /// The ranks of the group for which the current call waits.
+    pub(crate) fn silent(&self, group: u64) -> Vec<Rank> {
+        self.lock()
+            .rooms
+            .get(&group)
+            .map(Room::silent)
+            .unwrap_or_default()
+    }
+
+    /// How messages name rank `who` of the job in this group.
+    pub(crate) fn name(&self, group: u64, who: u32) -> String {
+        let state = self.lock();
+        let room = state.rooms.get(&group);
+        room.map_or_else(|| format!("rank {who} of the job"), |room| room.name(who))
+    }
+
+    /// Breaks the group. All members hear of it. Only the first error counts.
+    pub(crate) fn break_group(&self, group: u64, error: CommError) {
+        self.change(|state| {
+            if let Some(body) = state.break_room(self.me, group, error, None) {
+                state.task(Task::Publish(group, body));
+            }
+        });
+    }
+
+    // Of connections.
+
+    /// A member has called.
+    ///
+    /// If two ranks call each other, the call of the lower one counts. So there is never more than one connection.
+    pub(crate) fn called_by(&self, peer: u32) -> Admission {
+        self.change(|state| match state.links.get(peer as usize) {
+            Some(Link::Idle) => Admission::Yes(state.up(peer)),
+            Some(Link::Dialling(_)) if peer < self.me => Admission::Yes(state.up(peer)),
+            Some(Link::Dialling(_) | Link::Up(_)) => Admission::Declined,
+            Some(Link::Gone(_)) | None => Admission::Refused,
+        })
+    }
+
+    /// A call of this rank was taken. Returns the messages for that rank, or `None` if another connection is used.
+    pub(crate) fn reached(&self, peer: u32) -> Option<Receiver<Message>> {
+        self.change(|state| match state.links.get(peer as usize)? {
+            Link::Dialling(_) => Some(state.up(peer)),
+            _ => None,
+        })
+    }
+
+    /// Whether the link still needs a connection.
+    pub(crate) fn wants(&self, peer: u32) -> bool {
+        self.lock().is_dialling(peer)
+    }
+
+    /// Waits until the link has a connection. Returns whether it has one, or needs none any more.
+    pub(crate) fn wait_for_call(&self, peer: u32, limit: Limit) -> bool {
+        self.wait_until(limit, |state| !state.is_dialling(peer))
+    }
+
+    /// Nothing comes from this rank any more. Only the first reason counts.
+    pub(crate) fn gone(&self, peer: u32, why: impl Into<String>) {
+        self.change(|state| {
+            let Some(link) = state.links.get_mut(peer as usize) else {
+                return;
+            };
+            if !matches!(link, Link::Gone(_)) {
+                *link = Link::Gone(why.into());
+                state.wake_all();
+            }
+        });
+    }
+
+    /// A message has come from rank `from` of the job.
+    pub(crate) fn arrived(&self, from: u32, message: Message) {
+        self.change(|state| state.arrived(self.me, from, message));
+    }
+
+    /// The groups that wait for rank `peer` and are not broken.
+    pub(crate) fn groups_with(&self, peer: u32) -> Vec<u64> {
+        let state = self.lock();
+        let concerned = state.rooms.iter().filter(|(_, room)| {
+            room.broken.is_none() && !room.closed && room.members.contains(&peer)
+        });
+        concerned.map(|(group, _)| *group).collect()
+    }
+
+    /// The store says why a group is broken.
+    pub(crate) fn learned(&self, group: u64, body: &[u8]) {
+        self.change(|state| {
+            state.break_room(self.me, group, CommError::Broken(decode(body)), None);
+        });
+    }
+
+    // Of threads.
+
+    /// A task is done.
+    pub(crate) fn task_done(&self) {
+        self.change(|state| state.busy -= 1);
+    }
+
+    /// A reading and a writing thread begin.
+    pub(crate) fn threads_begin(&self) {
+        self.change(|state| {
+            state.reading += 1;
+            state.busy += 1;
+        });
+    }
+
+    /// A writing thread is done.
+    pub(crate) fn writer_done(&self) {
+        self.change(|state| state.busy -= 1);
+    }
+
+    /// A reading thread is done.
+    pub(crate) fn reader_done(&self) {
+        self.change(|state| state.reading -= 1);
+    }
+
+    /// Whether this rank has left the job.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.lock().tasks.is_none()
+    }
+
+    /// Says goodbye to all, and waits until all has been sent that was to be sent.
+    pub(crate) fn shut(&self, patience: Duration) {
+        const BROKEN: Duration = Duration::from_secs(2);
+        const ECHO: Duration = Duration::from_secs(2);
+        let broken = self.change(|state| {
+            state.closing = true;
+            state.say_goodbye();
+            state.rooms.values().any(|room| room.broken.is_some())
+        });
+        // What a broken group wanted to send matters to nobody.
+        let limit = Limit::after(if broken {
+            patience.min(BROKEN)
+        } else {
+            patience
+        });
+        self.wait_until(limit, |state| state.busy == 0);
+        // A connection that is closed while bytes arrive loses what it has sent, so wait for the other side.
+        self.wait_until(Limit::after(ECHO), |state| state.reading == 0);
+        self.change(|state| state.tasks = None);
+    }
+}

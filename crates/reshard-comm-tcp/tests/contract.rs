@@ -1,0 +1,29 @@
+//! The contract suite of `ProcessGroup` on groups that are joined by TCP.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod common;
+
+use common::tcp_groups;
+use reshard_comm::{ProcessGroup, testkit};
+use std::sync::Arc;
+
+type Group = Arc<dyn ProcessGroup>;
+
+fn groups(size: u32) -> Vec<Group> {
+    let joined = tcp_groups(size, |builder| builder);
+    joined
+        .into_iter()
+        .map(|group| Arc::new(group) as Group)
+        .collect()
+}
+
+#[test]
+fn a_tcp_group_keeps_the_contract() {
+    testkit::process_group_contract(groups);
+}
+
+#[test]
+fn a_tcp_group_behind_a_wrapper_keeps_the_contract() {
+    let counting = |group| Arc::new(testkit::FaultGroup::counting(group)) as Group;
+    testkit::process_group_contract(|size| groups(size).into_iter().map(counting).collect());
+}
