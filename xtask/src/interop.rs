@@ -226,6 +226,7 @@ impl Run {
             self.policies(&program, guest.venv, &python);
         }
         if guest.newest {
+            self.tcp_store(&python);
             self.rank_local(&program, &python);
             self.planners(&program, &python);
         }
@@ -347,6 +348,23 @@ impl Run {
     }
 
     /// The planners of PyTorch's page: what reshard saves with one is loaded by PyTorch, and the other way round.
+    /// Ranks that meet at PyTorch's TCPStore, and PyTorch as a client of ours.
+    fn tcp_store(&mut self, python: &Path) {
+        let test = [
+            "test",
+            "--quiet",
+            "--locked",
+            "-p",
+            "reshard-comm-tcp",
+            "--test",
+            "torch",
+        ];
+        let test = cargo(&test)
+            .args(["--", "--ignored"])
+            .env("RESHARD_PYTHON", python.as_os_str());
+        self.timed("torch-2.15 and reshard share a TCPStore", test);
+    }
+
     fn planners(&mut self, program: &Path, python: &Path) {
         for (planner, spec) in [
             ("rename", "planners"),

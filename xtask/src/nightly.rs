@@ -51,6 +51,9 @@ fn long() -> Result<()> {
         "--no-fail-fast",
         "--",
         "--include-ignored",
+        // `cargo xtask interop` runs them.
+        "--skip",
+        "needs_python",
     ])
     .env("PROPTEST_CASES", CASES)
     .env("RESHARD_THOROUGH", "1")
