@@ -11,7 +11,7 @@ use std::{
     collections::VecDeque,
     io,
     net::{Shutdown, TcpListener, TcpStream},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
 };
@@ -19,6 +19,8 @@ use std::{
 /// How many callers may be unproven at a time. If one more comes, the oldest one is closed: a member needs a
 /// millisecond for its proof, so those that wait for long are strangers.
 const UNPROVEN: usize = 64;
+/// So many threads prove callers at a time, those included whose caller was closed. The next caller waits until one has ended.
+const PROVING: usize = 2 * UNPROVEN;
 /// The stack of a thread that proves a caller.
 const STACK: usize = 256 << 10;
 
@@ -31,6 +33,7 @@ pub(crate) fn start(mesh: &Arc<Mesh>, job: Arc<Job>, listener: TcpListener) -> i
         mesh: Arc::clone(mesh),
         job,
         unproven: Arc::default(),
+        ended: Arc::default(),
     };
     thread::Builder::new()
         .name("reshard-listen".to_owned())
@@ -43,6 +46,8 @@ struct Door {
     mesh: Arc<Mesh>,
     job: Arc<Job>,
     unproven: Arc<Mutex<Unproven>>,
+    /// A thread has ended.
+    ended: Arc<Condvar>,
 }
 
 /// The callers that have not proved yet that they are members, the oldest first.
@@ -50,6 +55,8 @@ struct Door {
 struct Unproven {
     callers: VecDeque<(u64, TcpStream)>,
     counted: u64,
+    /// Threads that have not ended.
+    threads: usize,
 }
 
 impl Door {
@@ -81,6 +88,12 @@ impl Door {
             // Its thread reads the end of the stream, and ends.
             drop(oldest.shutdown(Shutdown::Both));
         }
+        // Threads of closed callers end at once, but a busy machine may not have come to it.
+        while unproven.threads >= PROVING {
+            let woken = self.ended.wait(unproven);
+            unproven = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        unproven.threads += 1;
         unproven.counted += 1;
         let id = unproven.counted;
         unproven.callers.push_back((id, kept));
@@ -91,10 +104,18 @@ impl Door {
             if let Err(e) = door.prove(id, stream) {
                 tracing::debug!("a caller was not let in: {e}");
             }
+            door.end();
         });
         if started.is_err() {
             self.proven(id);
+            self.end();
         }
+    }
+
+    /// A thread has ended, or did not start.
+    fn end(&self) {
+        self.unproven().threads -= 1;
+        self.ended.notify_one();
     }
 
     fn proven(&self, id: u64) {
