@@ -347,7 +347,6 @@ impl Run {
         }
     }
 
-    /// The planners of PyTorch's page: what reshard saves with one is loaded by PyTorch, and the other way round.
     /// Ranks that meet at PyTorch's TCPStore, and PyTorch as a client of ours.
     fn tcp_store(&mut self, python: &Path) {
         let test = [
@@ -365,6 +364,7 @@ impl Run {
         self.timed("torch-2.15 and reshard share a TCPStore", test);
     }
 
+    /// The planners of PyTorch's page: what reshard saves with one is loaded by PyTorch, and the other way round.
     fn planners(&mut self, program: &Path, python: &Path) {
         for (planner, spec) in [
             ("rename", "planners"),

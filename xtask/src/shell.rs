@@ -163,9 +163,9 @@ impl Program {
             }
             std::thread::sleep(Duration::from_millis(200));
         }
-        Self::new("kill")
-            .args(["-KILL", "--", &format!("-{}", child.id())])
-            .read()?;
+        // It may have ended at this moment; then there is nobody to kill.
+        let killed = Self::new("kill").args(["-KILL", "--", &format!("-{}", child.id())]);
+        killed.read().map(drop).unwrap_or_default();
         child.wait()?;
         Ok(false)
     }

@@ -9,7 +9,7 @@
 //! The MAC is HMAC-SHA256 with the token as its key. Each side's MAC begins with a different label, so that neither can
 //! be sent back. No byte of the claim is looked at before its MAC is right.
 
-use crate::clock::Limit;
+use crate::clock::{Limit, Timed};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use std::{
@@ -185,25 +185,15 @@ fn denied(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// Reads `N` bytes. The limit holds for all of them, so that a slow sender gains nothing.
-fn read<const N: usize>(mut stream: &TcpStream, limit: Limit) -> io::Result<[u8; N]> {
+/// Reads `N` bytes.
+fn read<const N: usize>(stream: &TcpStream, limit: Limit) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
-    let mut filled = 0;
-    while let Some(rest @ [_, ..]) = bytes.get_mut(filled..) {
-        stream.set_read_timeout(Some(limit.left()?))?;
-        match stream.read(rest) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(n) => filled += n,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
+    Timed { stream, limit }.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-fn send(mut stream: &TcpStream, bytes: &[u8], limit: Limit) -> io::Result<()> {
-    stream.set_write_timeout(Some(limit.left()?))?;
-    stream.write_all(bytes)
+fn send(stream: &TcpStream, bytes: &[u8], limit: Limit) -> io::Result<()> {
+    Timed { stream, limit }.write_all(bytes)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! For tests: devices that are none.
+//! For tests: devices that are none, and what is told to `tracing`.
 
 use crate::{BoxError, DeviceBuffer, Layout, Segments};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -83,4 +83,57 @@ impl DeviceBuffer for LostDevice {
     fn synchronise(&self) -> Result<(), BoxError> {
         Err("gone".into())
     }
+}
+
+/// Keeps the fields of events that are told to `tracing`, as `field=value`.
+#[derive(Clone, Debug, Default)]
+pub struct Events {
+    only: Option<tracing::Level>,
+    fields: Arc<Mutex<Vec<String>>>,
+}
+
+impl Events {
+    /// Those of one level; by default it is those of all.
+    pub fn only(level: tracing::Level) -> Self {
+        Self {
+            only: Some(level),
+            ..Self::default()
+        }
+    }
+
+    /// What was told while `f` ran, with spaces between the fields.
+    pub fn of<T>(&self, f: impl FnOnce() -> T) -> (T, String) {
+        let out = tracing::subscriber::with_default(self.clone(), f);
+        let mut fields = self.fields.lock().unwrap_or_else(PoisonError::into_inner);
+        (out, std::mem::take(&mut *fields).join(" "))
+    }
+}
+
+impl tracing::field::Visit for Events {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        let mut fields = self.fields.lock().unwrap_or_else(PoisonError::into_inner);
+        fields.push(format!("{field}={value:?}"));
+    }
+}
+
+impl tracing::Subscriber for Events {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        self.only.is_none_or(|level| *metadata.level() == level)
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
 }

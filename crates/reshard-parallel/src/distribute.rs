@@ -2,7 +2,7 @@
 
 use reshard_model::Dims;
 use reshard_plan::{Declaration, Declared};
-use std::{borrow::Borrow, collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, ops::Range};
 
 /// A shard that ranks of a group hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub fn distribute_shards_to_ranks<Id: Ord>(shards: &[HeldShard<Id>]) -> Vec<(usi
 type ShardId = (Box<str>, Dims, Option<(u64, u64)>);
 
 /// Which shards a rank of a group saves.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Distribution {
     /// By shard: the rank of the group that saves it. Shards whose main replica is in another group are not there.
     ranks: BTreeMap<ShardId, u32>,
@@ -63,10 +63,10 @@ pub(crate) struct Distribution {
 
 impl Distribution {
     /// From what each member of a group declares.
-    pub(crate) fn of(members: &[impl Borrow<Declared>]) -> Self {
+    pub(crate) fn of(members: &[Declared]) -> Self {
         let mut held: BTreeMap<ShardId, (Vec<u32>, u64, bool)> = BTreeMap::new();
         for (rank, declared) in (0u32..).zip(members) {
-            for leaf in &declared.borrow().leaves {
+            for leaf in &declared.leaves {
                 let Some(bytes) = bytes(leaf) else { continue };
                 // The first one says how long it is.
                 let (ranks, _, has_main) = held
@@ -86,12 +86,10 @@ impl Distribution {
                 main_is_elsewhere: false,
             })
             .collect();
-        let chosen: BTreeMap<usize, u32> =
-            distribute_shards_to_ranks(&shards).into_iter().collect();
-        let ranks = shards.into_iter().enumerate();
+        let chosen = distribute_shards_to_ranks(&shards).into_iter();
         Self {
-            ranks: ranks
-                .filter_map(|(at, shard)| Some((shard.id, *chosen.get(&at)?)))
+            ranks: chosen
+                .filter_map(|(at, rank)| Some((shards.get(at)?.id.clone(), rank)))
                 .collect(),
         }
     }
@@ -117,7 +115,7 @@ fn bytes(leaf: &Declaration) -> Option<u64> {
     let item = leaf.dtype?.size();
     let elements = match &leaf.flattened_range {
         Some(range) => range.end.saturating_sub(range.start),
-        None => (leaf.local_shape.iter()).fold(1, |n: u64, extent| n.saturating_mul(*extent)),
+        None => leaf.local_shape.volume().unwrap_or(u64::MAX),
     };
     Some(elements.saturating_mul(item))
 }

@@ -129,7 +129,10 @@ impl SaveShardedStrategy for Strategy {
             return Err(StrategyError::Invalid(what.into()));
         }
         // A rank without the group must not let the others wait in it.
-        let group = agree(&cx.comm, "plan", self.members(cx)).await?;
+        let group = match &self.group {
+            Some(name) => Some(agree(&cx.comm, "plan", sub_group(name, cx)).await?),
+            None => None,
+        };
         let guard = cx.comm.guard("distributing a save");
         let comm = match group {
             Some(group) => Comm::new(group).with_deadline(cx.comm.deadline()),
@@ -149,23 +152,22 @@ impl SaveShardedStrategy for Strategy {
     }
 }
 
-impl Strategy {
-    /// The group that was named, if one was.
-    fn members<'a>(&self, cx: &SaveCx<'a>) -> Result<Option<&'a dyn ProcessGroup>> {
-        let Some(name) = &self.group else {
-            return Ok(None);
-        };
-        let missing = || {
-            let names: Vec<&str> = cx.groups.keys().map(String::as_str).collect();
-            StrategyError::Invalid(format!(
-                "fully_parallel wants the sub-group {name:?}, but this rank has [{}]; add it to the save with `sub_group`",
-                names.join(", ")
-            ))
-        };
-        let group = cx.groups.get(name).ok_or_else(missing)?;
-        Ok(Some(&**group))
-    }
+/// The sub-group that the settings name.
+fn sub_group<'a>(name: &str, cx: &SaveCx<'a>) -> Result<&'a dyn ProcessGroup> {
+    let missing = || {
+        let names: Vec<&str> = cx.groups.keys().map(String::as_str).collect();
+        StrategyError::Invalid(format!(
+            "fully_parallel wants the sub-group {name:?}, but this rank has [{}]; add it to the save with `sub_group`",
+            names.join(", ")
+        ))
+    };
+    cx.groups
+        .get(name)
+        .map(|group| &**group)
+        .ok_or_else(missing)
+}
 
+impl Strategy {
     /// Makes the tensors main replicas that this rank was chosen for, and the others of its group no main ones.
     async fn distribute(&self, state: &mut FlatStateDict, comm: Comm<'_>) -> Result<()> {
         if comm.size() == 1 {

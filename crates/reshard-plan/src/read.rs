@@ -1,8 +1,8 @@
 //! From a template to read items.
 
 use crate::{
-    At, DefaultLoadPlanner, Entry, Fill, LoadContext, LoadPlan, Metadata, PieceId, PlanError,
-    Problem, Problems, ReadItem, Recast, Result, Stored, StrictHandling, TensorRef, index::Index,
+    At, DefaultLoadPlanner, Fill, LoadContext, LoadPlan, Metadata, PieceId, PlanError, Problem,
+    Problems, ReadItem, Recast, Result, Stored, StrictHandling, TensorRef, index::Index,
     near::Near,
 };
 use reshard_model::{
@@ -86,20 +86,16 @@ pub(crate) fn find_not_requested(
             read.chain(plan.requested.iter().map(|key| &**key))
         })
         .collect();
-    let not_requested = (0u32..)
+    let (not_requested, keys): (Vec<u32>, Vec<&str>) = (0u32..)
         .zip(cx.metadata.entries())
-        .filter(|(_, entry)| !requested.contains(entry.key()) && !cx.elsewhere.has(entry));
-    if strict == StrictHandling::RaiseAll {
-        let problem = |(_, entry): (u32, Entry<'_>)| Problem::NotRequested {
-            key: entry.key().into(),
-        };
-        let problems: Vec<Problem> = not_requested.map(problem).collect();
-        return match problems.is_empty() {
-            true => Ok(()),
-            false => Err(PlanError::NotRequested(Problems(problems))),
-        };
+        .filter(|(_, entry)| !requested.contains(entry.key()) && !cx.elsewhere.has(entry))
+        .map(|(at, entry)| (at, entry.key()))
+        .unzip();
+    if strict == StrictHandling::RaiseAll && !keys.is_empty() {
+        let problem = |key: &str| Problem::NotRequested { key: key.into() };
+        let problems = keys.into_iter().map(problem).collect();
+        return Err(PlanError::NotRequested(Problems(problems)));
     }
-    let not_requested: Vec<u32> = not_requested.map(|(at, _)| at).collect();
     for plan in plans {
         plan.not_requested.clone_from(&not_requested);
         // It has served.

@@ -7,7 +7,7 @@ use reshard::{
     CommonForm, DType, ShardedObject, ShardedTensor, StateDict, StrictHandling, Tensor, Value,
     blocking, plan::DefaultLoadPlanner,
 };
-use std::sync::{Arc, Mutex};
+use reshard_model::testkit::Events;
 
 /// Common state, a tensor, and two cells of an object.
 fn state() -> StateDict {
@@ -63,38 +63,6 @@ fn cells_that_are_not_stored_are_named() {
     assert!(loaded.get("first").is_some() && loaded.get("fifth").is_none());
 }
 
-/// Keeps the fields of warnings.
-#[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<String>>);
-
-impl tracing::field::Visit for Warnings {
-    fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-        self.0.lock().unwrap().push_str(&format!("{value:?}\n"));
-    }
-}
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut self.clone());
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 #[test]
 fn what_is_left_alone_is_logged_if_that_is_asked_for() {
     let (_dir, url) = saved(CommonForm::File);
@@ -102,8 +70,7 @@ fn what_is_left_alone_is_logged_if_that_is_asked_for() {
     template.insert("x", ShardedTensor::template("x", DType::Float32, &[2]));
     for strict in StrictHandling::ALL {
         let warned = |own_planner: bool| {
-            let warnings = Warnings::default();
-            tracing::subscriber::with_default(warnings.clone(), || {
+            let ((), warned) = Events::only(tracing::Level::WARN).of(|| {
                 let load = reshard::load(template.clone(), &url).strict(strict);
                 let load = match own_planner {
                     true => load.planner(DefaultLoadPlanner::DEFAULT.strict(strict)),
@@ -111,7 +78,6 @@ fn what_is_left_alone_is_logged_if_that_is_asked_for() {
                 };
                 block_on(load.with_report()).map(drop).unwrap_or_default();
             });
-            let warned = warnings.0.lock().unwrap().clone();
             (
                 warned.contains("asked for, but not in the checkpoint: x"),
                 warned.contains("no rank asks for it: w, rng/shard_0_2, rng/shard_1_2"),

@@ -1,7 +1,10 @@
 use super::wire::{self, MAGIC, Request};
-use crate::{Result, TcpError, clock::Limit};
+use crate::{
+    Result, TcpError,
+    clock::{Limit, Timed},
+};
 use std::{
-    io::{self, Read, Write},
+    io::{self, Write},
     net::{IpAddr, TcpStream, ToSocketAddrs},
     thread,
     time::Duration,
@@ -11,7 +14,7 @@ use std::{
 #[derive(Debug)]
 pub(crate) struct StoreClient {
     address: String,
-    stream: Stream,
+    stream: Timed<TcpStream>,
 }
 
 impl StoreClient {
@@ -60,7 +63,7 @@ impl StoreClient {
             stream.set_nodelay(true)?;
             let mut client = Self {
                 address: format!("{host}:{port}"),
-                stream: Stream { stream, limit },
+                stream: Timed { stream, limit },
             };
             client.greet()?;
             return Ok(client);
@@ -161,7 +164,7 @@ impl StoreClient {
         key: &str,
         request: &Request,
         limit: Limit,
-        answer: impl FnOnce(&mut Stream) -> io::Result<T>,
+        answer: impl FnOnce(&mut Timed<TcpStream>) -> io::Result<T>,
     ) -> Result<T> {
         self.stream.limit = limit;
         let asked = self.stream.write_all(&request.encode());
@@ -184,29 +187,4 @@ impl StoreClient {
 
 fn stored(key: &str) -> Vec<u8> {
     format!("/{key}").into_bytes()
-}
-
-/// A connection of which each read and write ends at the limit.
-#[derive(Debug)]
-struct Stream {
-    stream: TcpStream,
-    limit: Limit,
-}
-
-impl Read for Stream {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(self.limit.left()?))?;
-        self.stream.read(buffer)
-    }
-}
-
-impl Write for Stream {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(Some(self.limit.left()?))?;
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
-    }
 }

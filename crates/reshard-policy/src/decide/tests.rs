@@ -4,12 +4,8 @@ use crate::{
     testing::{Owned, any_state, decided, pieces},
 };
 use proptest::prelude::*;
-use reshard_model::{ErrorKind, Region};
-use std::{
-    collections::BTreeMap,
-    error::Error,
-    sync::{Arc, Mutex},
-};
+use reshard_model::{ErrorKind, Region, testkit::Events};
+use std::{collections::BTreeMap, error::Error};
 
 /// A policy that answers what it is told to.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -400,46 +396,10 @@ fn figures_are_those_of_the_answer() {
     );
 }
 
-/// Keeps the fields of events.
-#[derive(Clone, Default)]
-struct Events(Arc<Mutex<Vec<String>>>);
-
-impl tracing::field::Visit for Events {
-    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-        self.0.lock().unwrap().push(format!("{field}={value:?}"));
-    }
-}
-
-impl tracing::Subscriber for Events {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut self.clone());
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 #[test]
 fn figures_and_warnings_are_told_to_tracing() {
-    let events = Events::default();
     let state = [Owned::f32("a", &[5]), Owned::object("o", 99)];
-    tracing::subscriber::with_default(events.clone(), || {
-        decided(&MaxShardSize::new(12), &state).unwrap()
-    });
-    let told = events.0.lock().unwrap().join(" ");
+    let (_, told) = Events::default().of(|| decided(&MaxShardSize::new(12), &state).unwrap());
     let figures = "shards=3 slices=3 bytes=119 largest=99 smallest=8 split_tensors=1";
     assert!(
         told.contains("policy=\"shards of at most 12 B\"") && told.contains(figures),
