@@ -58,7 +58,7 @@ pub use sharded::{
     Detection, LoadFailure, LoadShardedStrategy, Loaded, OwnFile, PreparedSave,
     SaveShardedStrategy, Saved,
 };
-pub use staging::{AsyncStager, BlockingAsyncStager};
+pub use staging::{AsyncStager, BlockingAsyncStager, Staging, stage_common};
 
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;

@@ -14,6 +14,8 @@ use std::{
 pub enum Phase {
     /// Planning, on all ranks; for a load, opening the checkpoint too.
     Plan,
+    /// Copying what the caller may change, on this rank. Only an asynchronous save has it.
+    Stage,
     /// Writing bytes, on this rank. Only a save has it.
     Write,
     /// Agreeing that all ranks have written, and committing. Only a save has it.
@@ -26,7 +28,7 @@ pub enum Phase {
 
 /// How long each phase took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Phases([Duration; 5]);
+pub(crate) struct Phases([Duration; 6]);
 
 /// Times phases one after the other.
 #[derive(Debug)]

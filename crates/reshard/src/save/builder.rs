@@ -9,7 +9,9 @@ use reshard_model::{Dialect, Path, StateDict, Value};
 use reshard_plan::SavePlanner;
 use reshard_policy::{Limits, ShardingPolicy};
 use reshard_storage::{Durability, Progress, Store, Stores};
-use reshard_strategy::{KeptDeclarations, Registry, SaveCommonStrategy, SaveShardedConfig};
+use reshard_strategy::{
+    AsyncStager, KeptDeclarations, Registry, SaveCommonStrategy, SaveShardedConfig, Staging,
+};
 use std::{sync::Arc, time::Duration};
 
 /// Saves a state dict to a directory or URL. Await the result, or set options on it first.
@@ -54,6 +56,9 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         progress: Progress::default(),
         exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
         declarations: None,
+        asynchronous: false,
+        staging: Staging::default(),
+        stager: None,
         registry: None,
         stores: None,
     }
@@ -64,8 +69,8 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
 #[must_use = "a save does nothing until it is awaited"]
 pub struct Save<'a> {
     pub(super) state: &'a StateDict,
-    pub(super) url: &'a str,
-    pub(super) ranks: Ranks<'a>,
+    pub(crate) url: &'a str,
+    pub(crate) ranks: Ranks<'a>,
     pub(super) dialect: Dialect,
     pub(super) common_form: CommonForm,
     pub(super) content_metadata: Option<Value>,
@@ -83,6 +88,10 @@ pub struct Save<'a> {
     pub(super) progress: Progress,
     pub(super) exchange_memory: u64,
     pub(super) declarations: Option<Arc<KeptDeclarations>>,
+    /// Whether it goes on while the caller changes its state.
+    pub(crate) asynchronous: bool,
+    pub(crate) staging: Staging,
+    pub(crate) stager: Option<Arc<dyn AsyncStager>>,
     pub(super) registry: Option<Registry>,
     pub(super) stores: Option<Stores>,
 }
@@ -286,6 +295,19 @@ impl<'a> Save<'a> {
     /// not kept.
     pub fn declarations(mut self, kept: &Arc<KeptDeclarations>) -> Self {
         self.declarations = Some(Arc::clone(kept));
+        self
+    }
+
+    /// Which data an asynchronous save copies before the caller goes on. The default is all ([`Staging::Copy`]).
+    pub fn staging(mut self, staging: Staging) -> Self {
+        self.staging = staging;
+        self
+    }
+
+    /// Copies with this stager, instead of the one of the [`AsyncSaver`](crate::AsyncSaver) or
+    /// [`AsyncCallsQueue`](crate::AsyncCallsQueue). Only an asynchronous save copies anything.
+    pub fn stager(mut self, stager: Arc<dyn AsyncStager>) -> Self {
+        self.stager = Some(stager);
         self
     }
 

@@ -1,7 +1,12 @@
 //! What each rank determines alone before a save begins: strategies, the parts of its state, the place.
 
 use super::builder::Save;
-use crate::{CommonForm, StoredCommon, alike::Rule, formats::default_format};
+use crate::{
+    CommonForm, StoredCommon,
+    alike::Rule,
+    formats::default_format,
+    in_flight::{self, InFlight},
+};
 use reshard_megatron::{COMMON_STATE, RESERVED};
 use reshard_model::{
     Dialect, Parts, Path, PlainTensor, Sharded, ShardedObject, Value, ValueTree, split,
@@ -21,6 +26,8 @@ pub(super) struct SetUp {
     pub(super) parts: Parts,
     /// Tensors that are not declared as sharded, to be compared between ranks; empty if a rank is alone.
     pub(super) plain: Vec<PlainTensor>,
+    /// Keeps other saves from the place while an asynchronous one is not finished.
+    pub(super) in_flight: Option<InFlight>,
 }
 
 impl Save<'_> {
@@ -87,6 +94,13 @@ impl Save<'_> {
         }
 
         let store = stores.open(self.url)?;
+        let (place, rank) = (store.url(), self.ranks.group.rank());
+        let in_flight = if self.asynchronous {
+            Some(InFlight::new(place, rank)?)
+        } else {
+            in_flight::check(&place, rank)?;
+            None
+        };
         Ok(SetUp {
             store,
             registry,
@@ -94,6 +108,7 @@ impl Save<'_> {
             common,
             parts,
             plain,
+            in_flight,
         })
     }
 
