@@ -62,6 +62,7 @@ mod replace;
 mod report;
 mod save;
 mod sidecar;
+mod stateful;
 mod tally;
 
 pub mod blocking;
@@ -81,6 +82,7 @@ pub use prune::{Kept, Prune, PruneError, PruneReport, Remains, RemainsKind, prun
 pub use report::{LoadReport, Phase, SaveReport};
 pub use save::{Save, save};
 pub use sidecar::{SIDECAR, Sidecar};
+pub use stateful::Stateful;
 
 pub use reshard_comm::{self as comm, LocalGroup, ProcessGroup, Rank, SingleProcess};
 /// What Megatron Core adds to a checkpoint of any format.

@@ -33,7 +33,7 @@ use std::{
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
 /// # let url = dir.path().join("step-1").display().to_string();
-/// # futures::executor::wait(async {
+/// # futures::executor::block_on(async {
 /// let mut queue = AsyncCallsQueue::new(&SingleProcess).await?;
 /// let mut state = StateDict::new();
 /// state.insert("w", ShardedTensor::full("w", Tensor::from_vec(&[2], vec![1f32, 2.])?));

@@ -31,7 +31,7 @@ use std::{
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
 /// # let url = dir.path().join("step-1").display().to_string();
-/// # futures::executor::wait(async {
+/// # futures::executor::block_on(async {
 /// let mut saver = AsyncSaver::new(&SingleProcess).await?;
 /// let mut weights = vec![0f32; 1024];
 /// let mut state = StateDict::new();

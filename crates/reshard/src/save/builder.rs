@@ -1,7 +1,7 @@
 //! The options of a save.
 
 use crate::{
-    CommonForm, StoredCommon,
+    CommonForm, Stateful, StoredCommon,
     ranks::{self, Ranks},
 };
 use reshard_comm::{ProcessGroup, Rank};
@@ -12,7 +12,7 @@ use reshard_storage::{Durability, Progress, Store, Stores};
 use reshard_strategy::{
     AsyncStager, KeptDeclarations, Registry, SaveCommonStrategy, SaveShardedConfig, Staging,
 };
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 /// Saves a state dict to a directory or URL. Await the result, or set options on it first.
 ///
@@ -56,6 +56,7 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
         progress: Progress::default(),
         exchange_memory: reshard_strategy::DEFAULT_EXCHANGE_MEMORY,
         declarations: None,
+        statefuls: Vec::new(),
         asynchronous: false,
         staging: Staging::default(),
         stager: None,
@@ -65,7 +66,6 @@ pub fn save<'a>(state: &'a StateDict, url: &'a str) -> Save<'a> {
 }
 
 /// A save that is being set up; made by [`save`].
-#[derive(Debug)]
 #[must_use = "a save does nothing until it is awaited"]
 pub struct Save<'a> {
     pub(super) state: &'a StateDict,
@@ -88,6 +88,8 @@ pub struct Save<'a> {
     pub(super) progress: Progress,
     pub(super) exchange_memory: u64,
     pub(super) declarations: Option<Arc<KeptDeclarations>>,
+    /// Values that make their own state, by key.
+    pub(super) statefuls: Vec<(&'a str, &'a dyn Stateful)>,
     /// Whether it goes on while the caller changes its state.
     pub(crate) asynchronous: bool,
     pub(crate) staging: Staging,
@@ -96,8 +98,25 @@ pub struct Save<'a> {
     pub(super) stores: Option<Stores>,
 }
 
+impl fmt::Debug for Save<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Save")
+            .field("url", &self.url)
+            .field("ranks", &self.ranks)
+            .field("dialect", &self.dialect)
+            .field("overwrite", &self.overwrite)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<'a> Save<'a> {
     ranks::options!();
+
+    /// Also saves the state that a value makes, under this key at the top of the state dict. It is called when the save begins.
+    pub fn stateful(mut self, key: &'a str, value: &'a dyn Stateful) -> Self {
+        self.statefuls.push((key, value));
+        self
+    }
 
     /// Whose conventions to follow. By default these are Megatron Core's: leaves that are not sharded are common
     /// state. With [`Dialect::Dcp`] every leaf is an item, as in `dcp.save`.

@@ -6,6 +6,7 @@ use crate::{
     alike::Rule,
     formats::default_format,
     in_flight::{self, InFlight},
+    stateful,
 };
 use reshard_megatron::{COMMON_STATE, RESERVED};
 use reshard_model::{
@@ -69,7 +70,11 @@ impl Save<'_> {
         // Only Megatron's dialect has a common strategy.
         let of_dialect = (self.dialect == Dialect::Megatron).then(|| Arc::clone(&common));
         let sharded = save_with_objects(sharded, of_dialect);
-        let mut parts = split(self.state.clone(), self.dialect)?;
+        let mut state = self.state.clone();
+        for (key, value) in &self.statefuls {
+            stateful::insert(&mut state, key, value.state_dict())?;
+        }
+        let mut parts = split(state, self.dialect)?;
         parts.dropped_empty.append(&mut self.empty_dicts);
 
         // A rank alone has nobody to compare its plain tensors with.
@@ -139,7 +144,10 @@ impl Save<'_> {
 
     /// Inserts a leaf with a reserved key. Fails if the caller's state has such a key.
     fn add_reserved(&mut self, parts: &mut Parts) -> Result<(), StrategyError> {
-        let taken = RESERVED.into_iter().find(|k| self.state.get(k).is_some());
+        let is_taken = |key: &&str| {
+            self.state.get(key).is_some() || self.statefuls.iter().any(|(k, _)| k == key)
+        };
+        let taken = RESERVED.into_iter().find(is_taken);
         if let Some(key) = taken {
             let what = format!(
                 "the key {key} at the top of a state dict is reserved for Megatron Core; choose another one"

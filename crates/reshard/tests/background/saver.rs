@@ -304,3 +304,23 @@ fn a_rank_that_leaves_while_saves_are_written_fails_them_on_the_others() {
     }
     assert!(home.names().is_empty(), "{:?}", home.names());
 }
+
+#[test]
+fn blocking_versions_do_the_same() {
+    let home = Home::new();
+    let (urls, state) = (["a", "b", "c"].map(|name| home.url(name)), one(1.));
+    let mut saver = blocking::AsyncSaver::new(&SingleProcess).unwrap();
+    let handle = saver.start(reshard::save(&state, &urls[0])).unwrap();
+    handle.staged();
+    assert_eq!(handle.url(), urls[0]);
+    let first = handle.finish().unwrap();
+    saver.close().unwrap();
+    let alone = blocking::start(reshard::save(&state, &urls[1])).unwrap();
+    assert_eq!(alone.finish().unwrap().bytes(), first.bytes());
+    let mut queue = blocking::AsyncCallsQueue::new(&SingleProcess).unwrap();
+    let request = queue.request(reshard::save(&state, &urls[2])).unwrap();
+    assert_eq!(queue.schedule(request).unwrap(), 0);
+    assert_eq!(queue.maybe_finalize(true).unwrap().len(), 1);
+    assert!(queue.close(false).unwrap().is_empty());
+    assert_eq!(home.names(), ["a", "b", "c"]);
+}
