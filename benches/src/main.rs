@@ -7,6 +7,7 @@ mod peer;
 mod plan;
 mod policy;
 mod row;
+mod stall;
 mod state;
 mod table;
 

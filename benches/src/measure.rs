@@ -44,6 +44,16 @@ pub(crate) enum What {
         #[arg(long, default_value_t = 2)]
         world: u64,
     },
+    /// From the call of an asynchronous save of two ranks until the state may change.
+    Stall {
+        #[command(flatten)]
+        args: Args,
+        /// Memory that nobody can change is not copied.
+        #[arg(long)]
+        share: bool,
+    },
+    /// A plain copy of as many bytes by two threads into touched memory.
+    Copy(Args),
     /// As many bytes with plain pwrite by two threads.
     Pwrite {
         #[command(flatten)]
@@ -96,10 +106,10 @@ pub(crate) enum CutArg {
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    state: State,
-    gb: f64,
-    dir: PathBuf,
-    iterations: usize,
+    pub(crate) state: State,
+    pub(crate) gb: f64,
+    pub(crate) dir: PathBuf,
+    pub(crate) iterations: usize,
 }
 
 /// How files are written.
@@ -142,6 +152,8 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
             };
             load(args, !no_verify, cut, *parts, *world)
         }
+        What::Stall { args, share } => crate::stall::stall(args, *share),
+        What::Copy(args) => crate::stall::copy(args),
         What::Pwrite { args, how } => plain(args, Some(*how)),
         What::Pread(a) => plain(a, None),
         What::Plan {
@@ -161,12 +173,12 @@ pub(crate) fn run(what: &What) -> Result<Measured> {
 
 /// What a few runs took.
 #[derive(Debug, Default)]
-struct Runs {
-    seconds: Vec<f64>,
-    cpu: Vec<f64>,
+pub(crate) struct Runs {
+    pub(crate) seconds: Vec<f64>,
+    pub(crate) cpu: Vec<f64>,
 }
 
-fn nbytes(state: &StateDict) -> u64 {
+pub(crate) fn nbytes(state: &StateDict) -> u64 {
     let mut sum = 0;
     state.visit(&mut |_, leaf| {
         if let Leaf::Tensor(t) = leaf
@@ -180,7 +192,7 @@ fn nbytes(state: &StateDict) -> u64 {
 
 /// Runs `work` on a thread a rank; each run starts and ends at a barrier. `before` runs on rank 0 alone, and
 /// `after` makes the next state of what `work` gives; both off the clock.
-fn on_ranks<S: Send + 'static, T>(
+pub(crate) fn on_ranks<S: Send + 'static, T>(
     world: u64,
     iterations: usize,
     build: impl Fn(u64) -> Result<S> + Send + Sync + Clone + 'static,
