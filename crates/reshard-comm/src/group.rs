@@ -108,7 +108,7 @@ pub trait ProcessGroup: fmt::Debug + Send + Sync {
     }
 }
 
-/// The message of these blocks. A single block is not copied.
+/// The bytes of blocks that follow each other, in one block. A single block is not copied.
 pub(crate) fn joined(mut blocks: Vec<Bytes>) -> Bytes {
     match (blocks.len(), blocks.pop()) {
         (_, None) => Bytes::new(),

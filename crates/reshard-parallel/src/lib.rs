@@ -20,7 +20,12 @@
 //! ```
 
 mod distribute;
+mod group;
+mod load;
+mod planner;
 mod save;
 
 pub use distribute::{HeldShard, distribute_shards_to_ranks};
+pub use load::FullyParallelLoad;
+pub use reshard_plan::ExchangeAlgo;
 pub use save::FullyParallelSave;

@@ -35,47 +35,45 @@ pub(super) async fn exchange(
         read,
         |(totals, Exchanged { served, received }), table| {
             let taker = Taker::new(plan, received, &table, from, cx)?;
-            let giver = Giver::new(plan, served, table)?;
+            let mut giver = Giver::new(plan, served, table, (from, how, cx));
+            giver.totals = totals;
             Ok(Reads {
                 giver,
                 taker,
-                totals,
                 from,
-                how,
                 cx,
             })
         },
     );
-    let Reads {
-        giver,
-        taker,
-        totals,
-        ..
-    } = exchanged.await?;
+    let Reads { giver, taker, .. } = exchanged.await?;
     let mut objects = taker.done(giver.table())?;
+    let totals = giver.totals;
     objects.extend(giver.objects);
     Ok((totals, objects))
 }
 
 /// What this rank reads for others, and what others read for it.
 struct Reads<'p, 'c> {
-    giver: Giver<'p>,
+    giver: Giver<'p, 'c>,
     taker: Taker<'p>,
-    totals: Traffic,
     from: &'c dyn StorageReader,
-    how: &'c ReadCx<'c>,
     cx: &'c LoadCx<'c>,
 }
 
 #[async_trait]
 impl Streams for Reads<'_, '_> {
     async fn send(&mut self) -> Result<Outgoing> {
-        self.giver
-            .round(self.from, self.how, self.cx, &mut self.totals)
-            .await
+        self.giver.round().await
     }
 
-    fn receive(&mut self, peer: usize, part: Bytes) -> Result<()> {
-        self.taker.take(peer, part, self.from, self.cx)
+    fn receive(&mut self, peer: usize, part: Vec<Bytes>) -> Result<()> {
+        let mut blocks = part.into_iter();
+        blocks.try_for_each(|block| self.taker.take(peer, block, self.from, self.cx))?;
+        // What has no bytes needs no block.
+        self.taker.take(peer, Bytes::new(), self.from, self.cx)
+    }
+
+    async fn meanwhile(&mut self) {
+        self.giver.read_on().await;
     }
 }
