@@ -172,7 +172,7 @@ impl Sharing {
             Readers::Distributed => distribute(all, members, &mains, metadata),
         };
         let mut plans = share_reads(plans, metadata, group, choose)?;
-        for plan in &mut plans {
+        for plan in plans.iter_mut().filter(|plan| !plan.exchange.is_empty()) {
             plan.exchange.algo = self.algo;
         }
         Ok(plans)

@@ -252,9 +252,9 @@ fn union(
     let Target::Chunk(_, _, None) = target else {
         return None;
     };
-    let mut readers = regions.values().flatten().map(|want| want.reader);
-    let first = readers.next();
-    let shared = readers.any(|reader| Some(reader) != first);
+    let mut ranks = regions.values().flatten().map(|want| want.rank);
+    let first = ranks.next();
+    let shared = ranks.any(|rank| Some(rank) != first);
     if !shared {
         return None;
     }

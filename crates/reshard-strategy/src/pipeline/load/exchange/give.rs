@@ -23,6 +23,7 @@ use std::{
     iter::Peekable,
     slice,
     sync::Arc,
+    time::Duration,
 };
 
 /// What this rank still has to read and to send.
@@ -44,6 +45,8 @@ pub(super) struct Giver<'p, 'c> {
     how: &'c ReadCx<'c>,
     cx: &'c LoadCx<'c>,
     pub(super) totals: Traffic,
+    /// How long reads took.
+    pub(super) took: Duration,
 }
 
 impl<'p, 'c> Giver<'p, 'c> {
@@ -66,6 +69,7 @@ impl<'p, 'c> Giver<'p, 'c> {
             how,
             cx,
             totals: Traffic::default(),
+            took: Duration::ZERO,
         }
     }
 
@@ -169,7 +173,9 @@ impl<'p, 'c> Giver<'p, 'c> {
             tensors,
             payloads,
             traffic,
+            took,
         } = read.finished().await?;
+        self.took += took;
         self.totals += traffic;
         let (mut tensors, mut payloads) = (tensors.into_iter(), payloads.into_iter());
         for (n, serve) in serves {

@@ -6,13 +6,19 @@ use crate::{
 };
 use reshard_model::{LentBuffer, LentView, Payload, Tensor};
 use reshard_plan::Wanted;
-use std::{pin::Pin, sync::Arc};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// What was read, in the order in which it was asked for.
 pub(super) struct Fetched {
     pub(super) tensors: Vec<Tensor>,
     pub(super) payloads: Vec<Payload>,
     pub(super) traffic: Traffic,
+    /// From the first call to the end.
+    pub(super) took: Duration,
 }
 
 /// A read into temporary memory.
@@ -43,6 +49,7 @@ impl<'c> Fetch<'c> {
         }
         // Tensors and objects are different calls of a format: one call for all of each kind.
         let going = async move {
+            let begun = Instant::now();
             let traffic = match reads.is_empty() {
                 true => Traffic::default(),
                 false => from.read_tensors(reads, how).await?,
@@ -55,6 +62,7 @@ impl<'c> Fetch<'c> {
                 tensors: memory(waiting)?,
                 payloads,
                 traffic,
+                took: begun.elapsed(),
             })
         };
         Ok(Self {
