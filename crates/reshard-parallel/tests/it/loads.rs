@@ -6,6 +6,7 @@ use reshard::{
     DType, ShardedObject, ShardedTensor, StateDict, Tensor, Value, ValueTree,
     model::{Payload, Region},
 };
+use reshard_comm::testkit::Apart;
 use serde_json::json;
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -122,7 +123,7 @@ proptest! {
         savers in 1u64..4, ranks in 1usize..6, shapes in prop::collection::vec((1u64..40, 1u64..40).prop_map(|(a, b)| [a, b]), 1..4),
         all in wants(6, 4), colors in prop::collection::vec(0u32..2, 6), objects in 0u32..63,
         exchange in prop::sample::select(vec!["broadcast", "gather_rounds", "gather_object", "two_stage"]),
-        whole in any::<bool>(), nested in any::<bool>(), memory in prop::sample::select(vec![0u64, 600, 5000, 1 << 20]),
+        whole in any::<bool>(), nested in any::<bool>(), apart in any::<bool>(), memory in prop::sample::select(vec![0u64, 600, 5000, 1 << 20]),
     ) {
         let dir = tempfile::tempdir().unwrap();
         let url = dir.path().join("ckpt").display().to_string();
@@ -140,7 +141,11 @@ proptest! {
             settings["base"] = json!({ "type": "fully_parallel", "exchange": "broadcast", "base": plain() });
         }
         let loaders = |settings: &serde_json::Value| -> Vec<Loader> {
-            groups(ranks).into_iter().zip(&all).enumerate().map(|(rank, (group, want))| Loader {
+            let wrap = |group: Group| match apart {
+                true => Arc::new(Apart::new(group)) as Group,
+                false => group,
+            };
+            groups(ranks).into_iter().map(wrap).zip(&all).enumerate().map(|(rank, (group, want))| Loader {
                 color: Some(colors[rank]),
                 memory,
                 ..Loader::new(group, template(&shapes, want, objects >> rank & 1 == 1), settings)

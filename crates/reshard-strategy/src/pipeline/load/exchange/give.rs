@@ -30,6 +30,7 @@ use std::{
 pub(super) struct Giver<'p, 'c> {
     serves: Peekable<std::iter::Enumerate<slice::Iter<'p, Serve>>>,
     algo: ExchangeAlgo,
+    has_parts: bool,
     /// This rank's own items that want what it serves, or parts of it.
     own: BTreeMap<usize, Vec<Place<'p>>>,
     /// What is being read, with what it is.
@@ -59,6 +60,7 @@ impl<'p, 'c> Giver<'p, 'c> {
         Self {
             serves: plan.exchange.serves.iter().enumerate().peekable(),
             algo: plan.exchange.algo,
+            has_parts: plan.exchange.serves.iter().any(|s| !s.parts.is_empty()),
             own,
             reading: None,
             ready: VecDeque::new(),
@@ -113,6 +115,8 @@ impl<'p, 'c> Giver<'p, 'c> {
         let mut blocks: Vec<Vec<Bytes>> = vec![Vec::new(); self.table.len()];
         let quota = match self.algo {
             ExchangeAlgo::GatherObject => u64::MAX,
+            // Parts are copied once more, before they are joined.
+            _ if self.has_parts => self.table.quota() / 2,
             _ => self.table.quota(),
         };
         // `None` behind something that is not sent as a whole, because a stream is in order.
