@@ -35,6 +35,20 @@ pub trait ProcessGroup: fmt::Debug + Send + Sync {
     /// Sends `to[r]` to each rank `r`. Returns what every rank sent to this one, in the order of ranks.
     async fn all_to_all(&self, to: Vec<Bytes>) -> Result<Vec<Bytes>>;
 
+    /// As [`all_to_all`](Self::all_to_all), with messages in blocks. A message arrives in any number of blocks: only the bytes of all
+    /// of them together count. Override it if your transport can do without joining them.
+    async fn all_to_all_blocks(&self, to: Vec<Vec<Bytes>>) -> Result<Vec<Vec<Bytes>>> {
+        let got = self
+            .all_to_all(to.into_iter().map(joined).collect())
+            .await?;
+        Ok(got.into_iter().map(|message| vec![message]).collect())
+    }
+
+    /// Whether the ranks share memory, so that [`all_to_all_blocks`](Self::all_to_all_blocks) hands blocks over and copies nothing.
+    fn shares_memory(&self) -> bool {
+        false
+    }
+
     /// Splits the group into one sub-group for each `color`. Its ranks are sorted by `order`, then by their rank here. A
     /// rank that passes `None` is in no sub-group. A sub-group has its own order of calls, and breaks separately.
     async fn split(&self, color: Option<u32>, order: u32) -> Result<Option<Arc<dyn ProcessGroup>>>;
@@ -91,6 +105,21 @@ pub trait ProcessGroup: fmt::Debug + Send + Sync {
     async fn broadcast(&self, data: Option<Bytes>, root: Rank) -> Result<Bytes> {
         self.scatter(data.map(|data| vec![data; self.size() as usize]), root)
             .await
+    }
+}
+
+/// The bytes of blocks that follow each other, in one block. A single block is not copied.
+pub(crate) fn joined(mut blocks: Vec<Bytes>) -> Bytes {
+    match (blocks.len(), blocks.pop()) {
+        (_, None) => Bytes::new(),
+        (1, Some(block)) => block,
+        (_, Some(last)) => {
+            let mut out =
+                Vec::with_capacity(last.len() + blocks.iter().map(Bytes::len).sum::<usize>());
+            blocks.iter().for_each(|block| out.extend_from_slice(block));
+            out.extend_from_slice(&last);
+            out.into()
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! For tests: ranks on threads, the contract suite of [`ProcessGroup`](crate::ProcessGroup), and a group that
-//! injects faults.
+//! For tests: ranks on threads, the contract suite of [`ProcessGroup`](crate::ProcessGroup), a group that
+//! injects faults, and one whose ranks share no memory.
 //!
 //! ```
 //! use reshard_comm::{LocalGroup, ProcessGroup, testkit};
@@ -12,9 +12,11 @@
 
 #![expect(clippy::panic, reason = "tests fail by panicking")]
 
+mod apart;
 mod contract;
 mod fault;
 
+pub use apart::Apart;
 pub use contract::process_group_contract;
 pub use fault::{Fault, FaultGroup};
 

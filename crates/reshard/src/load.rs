@@ -151,6 +151,12 @@ impl<'a> Load<'a> {
         self
     }
 
+    /// As [`strategy`](Self::strategy), with settings that were read from a file, for example.
+    pub fn boxed_strategy(mut self, config: Box<dyn LoadShardedConfig>) -> Self {
+        self.how.config = Some(config);
+        self
+    }
+
     /// Sets the format, instead of recognising it by the files. The settings of a [`strategy`](Self::strategy) set
     /// their format too.
     pub fn format(mut self, format: BackendVersion) -> Self {
@@ -323,6 +329,7 @@ impl<'a> Load<'a> {
             totals,
             decided,
             moved,
+            exchange,
             ..
         } = match loaded {
             Ok(loaded) => loaded,
@@ -366,6 +373,7 @@ impl<'a> Load<'a> {
                         ranks,
                         opened,
                         totals,
+                        exchange,
                         notes,
                         phases,
                     },

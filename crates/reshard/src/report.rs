@@ -1,7 +1,7 @@
 use reshard_plan::Metadata;
 use reshard_policy::PolicyMetrics;
 use reshard_storage::{Name, Traffic};
-use reshard_strategy::{LoadNotes, SaveTotals};
+use reshard_strategy::{ExchangeTimes, LoadNotes, SaveTotals};
 use std::{
     collections::BTreeSet,
     sync::Arc,
@@ -134,6 +134,8 @@ pub struct LoadReport {
     pub opened: BTreeSet<String>,
     /// The bytes of tensors that this rank needed, and the bytes that were read for them.
     pub totals: Traffic,
+    /// How long ranks read for each other, if they did.
+    pub exchange: ExchangeTimes,
     /// Keys that only one side has, and casts.
     pub notes: LoadNotes,
     pub(crate) phases: Phases,

@@ -86,6 +86,19 @@ fn all_to_all_is_a_transpose(groups: Vec<Group>) {
                     .map(|from| note(round, from, me))
                     .collect::<Vec<_>>()
             );
+            // In blocks, some of them empty, it is the same.
+            let blocks = |to| {
+                let message = note(round, me, to);
+                let (a, b) = message.split_at(message.len() / 3);
+                [a, &[], b].map(Bytes::copy_from_slice).into()
+            };
+            let got = well(
+                group
+                    .all_to_all_blocks(ranks(&group).map(blocks).collect())
+                    .await,
+            );
+            let wanted = ranks(&group).map(|from| note(round, from, me));
+            assert!(got.iter().map(|blocks| blocks.concat()).eq(wanted));
         }
     });
 }

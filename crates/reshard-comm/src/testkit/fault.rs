@@ -113,6 +113,15 @@ impl ProcessGroup for FaultGroup {
         self.inner.all_to_all(to).await
     }
 
+    async fn all_to_all_blocks(&self, to: Vec<Vec<Bytes>>) -> Result<Vec<Vec<Bytes>>> {
+        self.enter(to.iter().flatten()).await?;
+        self.inner.all_to_all_blocks(to).await
+    }
+
+    fn shares_memory(&self) -> bool {
+        self.inner.shares_memory()
+    }
+
     async fn split(&self, color: Option<u32>, order: u32) -> Result<Option<Arc<dyn ProcessGroup>>> {
         self.enter([]).await?;
         let part = self.inner.split(color, order).await?;
