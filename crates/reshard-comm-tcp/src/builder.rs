@@ -117,6 +117,11 @@ impl Builder {
         }
     }
 
+    /// The number of this process, if it is set.
+    pub fn number(&self) -> Option<u32> {
+        self.rank
+    }
+
     /// Where the store is, or where rank 0 serves it.
     #[must_use]
     pub fn master(self, host: impl Into<String>, port: u16) -> Self {
