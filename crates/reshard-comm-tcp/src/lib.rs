@@ -73,6 +73,8 @@ mod method;
 mod room;
 mod store;
 mod tasks;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 
 pub use builder::{Builder, Serve};
 pub use error::{Result, TcpError};

@@ -107,8 +107,12 @@ pub(crate) fn wake_listener(mut address: SocketAddr) {
     drop(TcpStream::connect_timeout(&address, Duration::from_secs(1)));
 }
 
+/// A store without connections.
+#[cfg(feature = "testkit")]
+pub(crate) type StoreAnswers = Shared;
+
 #[derive(Default)]
-struct Shared {
+pub(crate) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -206,7 +210,7 @@ impl Shared {
         Ok(())
     }
 
-    fn answer(&self, request: Request) -> io::Result<Vec<u8>> {
+    pub(crate) fn answer(&self, request: Request) -> io::Result<Vec<u8>> {
         let brings = matches!(
             request,
             Request::Set(..) | Request::CompareSet(..) | Request::Add(..)
