@@ -45,6 +45,7 @@ pub struct Builder {
     heartbeat: Duration,
     silence: Duration,
     message_limit: u64,
+    fan_out: u32,
 }
 
 impl TcpGroup {
@@ -77,6 +78,7 @@ impl TcpGroup {
             heartbeat: Duration::from_secs(5),
             silence: Duration::from_secs(60),
             message_limit: 1 << 40,
+            fan_out: 64,
         }
     }
 
@@ -195,6 +197,16 @@ impl Builder {
         }
     }
 
+    /// How many ranks send to one rank, or get something from it, in collectives with a root; larger groups are trees. Only
+    /// the setting of rank 0 counts. By default it is 64.
+    #[must_use]
+    pub fn fan_out(self, ranks: u32) -> Self {
+        Self {
+            fan_out: ranks,
+            ..self
+        }
+    }
+
     /// Makes the group. It blocks until all ranks have called it.
     ///
     /// If rank 0 serves the store, the store lives as long as its process.
@@ -217,6 +229,9 @@ impl Builder {
                 "the heartbeat must not be 0, and at most half of the time of silence",
             ));
         }
+        if self.fan_out == 0 {
+            return Err(setting("at least 1 rank must be below another one"));
+        }
         let limit = Limit::after(self.deadline);
         let serves = rank == 0 && serve(self.serve, &host, port, limit)?;
         let mut store = StoreClient::connect(&host, port, limit)?;
@@ -236,6 +251,7 @@ impl Builder {
             address,
             prefix: &prefix,
             serves,
+            fan: self.fan_out,
             deadline: self.deadline,
             limit,
         };
@@ -255,7 +271,7 @@ impl Builder {
                 message_limit: self.message_limit,
             },
         });
-        let (mesh, waiting) = Mesh::new(rank, size);
+        let (mesh, waiting) = Mesh::new(rank, size, met.fan);
         let node = Node {
             mesh: Arc::new(mesh),
             address,

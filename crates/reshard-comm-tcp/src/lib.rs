@@ -60,6 +60,7 @@
 
 mod builder;
 mod clock;
+mod collective;
 mod connection;
 mod env;
 mod error;
@@ -75,6 +76,7 @@ mod store;
 mod tasks;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+mod tree;
 
 pub use builder::{Builder, Serve};
 pub use error::{Result, TcpError};

@@ -45,6 +45,7 @@ pub fn frames(input: &[u8]) {
         kind,
         group: 0,
         call: call(3, 4),
+        about: 1,
         body: body.into(),
     };
     let written = |messages: &[Message]| {
@@ -66,7 +67,7 @@ pub fn frames(input: &[u8]) {
         ]),
     ];
     let bytes = over(&right, input);
-    let (mesh, _tasks) = Mesh::new(0, 3);
+    let (mesh, _tasks) = Mesh::new(0, 3, 2);
     mesh.open(0, vec![0, 1, 2]);
     let (mut from, mut read) = (bytes.as_slice(), 0);
     loop {
