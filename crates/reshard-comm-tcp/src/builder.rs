@@ -3,6 +3,7 @@ use crate::{
     clock::Limit,
     connection::Watch,
     env::Variables,
+    files,
     group::Node,
     listen,
     meet::{Guest, meet},
@@ -233,7 +234,7 @@ impl Builder {
             return Err(setting("at least 1 rank must be below another one"));
         }
         let limit = Limit::after(self.deadline);
-        let serves = rank == 0 && serve(self.serve, &host, port, limit)?;
+        let serves = rank == 0 && serve(self.serve, size, &host, port, limit)?;
         let mut store = StoreClient::connect(&host, port, limit)?;
         let ip = match self.bind {
             Some(ip) => ip,
@@ -289,7 +290,7 @@ fn setting(why: impl Into<String>) -> TcpError {
 }
 
 /// Rank 0 serves the store, if it is to do so. Returns whether it does.
-fn serve(serve: Serve, host: &str, port: u16, limit: Limit) -> Result<bool> {
+fn serve(serve: Serve, size: u32, host: &str, port: u16, limit: Limit) -> Result<bool> {
     let failed = |source| TcpError::Store {
         address: format!("{host}:{port}"),
         doing: "serve".to_owned(),
@@ -307,6 +308,7 @@ fn serve(serve: Serve, host: &str, port: u16, limit: Limit) -> Result<bool> {
     if found {
         return Ok(false);
     }
+    files::suffice(size.into(), &format!("serving the store for {size} ranks")).map_err(setting)?;
     let bound = place(host, port).and_then(StoreServer::bind);
     match bound {
         Ok(server) => {

@@ -1,5 +1,6 @@
 use crate::{
     collective::{Collective, Seat},
+    files,
     frame::Call,
     mesh::Mesh,
     method::{Described, Method},
@@ -9,6 +10,7 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use reshard_comm::{Cause, CommError, ProcessGroup, Rank, Result};
+use reshard_model::ErrorKind;
 use sha2::{Digest as _, Sha256};
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -85,6 +87,11 @@ impl TcpGroup {
         self.node.address
     }
 
+    /// With how many other ranks of the job this one is connected.
+    pub fn connections(&self) -> usize {
+        self.mesh().connections()
+    }
+
     fn mesh(&self) -> &Mesh {
         &self.node.mesh
     }
@@ -139,6 +146,14 @@ impl TcpGroup {
 
     /// Sends `to[r]` to each rank `r`, and returns what each sent to this one.
     async fn exchange(&self, collective: Collective<'_>, to: Vec<Bytes>) -> Result<Vec<Bytes>> {
+        let what = format!("all_to_all of {} ranks", self.size());
+        if let Err(text) = files::suffice(u64::from(self.size()).saturating_sub(1), &what) {
+            let cause = Cause::new(
+                ErrorKind::Unavailable,
+                format!("rank {}: {text}", self.rank),
+            );
+            return Err(collective.fail(CommError::Broken(cause)));
+        }
         let mine = to.get(self.rank.index()).cloned().unwrap_or_default();
         let parcels = self.ranks().zip(to).map(|(rank, body)| (rank, rank, body));
         let others = parcels.filter(|(rank, ..)| *rank != self.rank);

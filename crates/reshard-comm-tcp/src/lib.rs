@@ -64,6 +64,7 @@ mod collective;
 mod connection;
 mod env;
 mod error;
+mod files;
 mod frame;
 mod group;
 mod handshake;

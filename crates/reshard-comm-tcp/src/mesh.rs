@@ -286,6 +286,15 @@ impl Mesh {
         })
     }
 
+    /// How many links have a connection.
+    pub(crate) fn connections(&self) -> usize {
+        let links = &self.lock().links;
+        links
+            .iter()
+            .filter(|link| matches!(link, Link::Up(_)))
+            .count()
+    }
+
     /// Whether the link still needs a connection.
     pub(crate) fn wants(&self, peer: u32) -> bool {
         self.lock().is_dialling(peer)
