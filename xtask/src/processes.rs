@@ -72,7 +72,7 @@ fn many() -> Result<()> {
         "--to",
         "64",
         "--size",
-        "1GiB",
+        "1200MiB",
     ])
 }
 

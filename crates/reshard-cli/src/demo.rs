@@ -12,7 +12,7 @@ use crate::{
     table::{self, BOLD, DIM, GOOD, styled},
     units,
 };
-use acts::{Loaded, Saved};
+use acts::{Loaded, Saved, timed};
 use model::{Cut, Model};
 use reshard::{LocalGroup, OpenOptions, ValueTree};
 use std::{
@@ -252,12 +252,6 @@ impl Demo<'_> {
         );
         Ok(())
     }
-}
-
-fn timed<T>(f: impl FnOnce() -> T) -> (T, Duration) {
-    let start = Instant::now();
-    let out = f();
-    (out, start.elapsed())
 }
 
 /// Does `f` for each rank, on a thread each.

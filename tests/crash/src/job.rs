@@ -9,6 +9,9 @@ use std::{path::Path, process::Command, time::Duration};
 /// The environment variable with the number of the collective at which a rank dies.
 pub const DIES_AT_CALL: &str = "RESHARD_DIES_AT_CALL";
 
+/// The environment variable with the `fan_out` of the group.
+pub const FAN_OUT: &str = "RESHARD_FAN_OUT";
+
 /// All must have ended by then: longer than a step waits, also on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -20,7 +23,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Starts them. `program` is the path of `reshard-rank`. Rank `victim` gets this variable in its environment.
+    /// Starts them. `program` is the path of `reshard-rank`. Rank `victim` gets this variable in its environment. `fan_out`
+    /// is that of their group: 1 makes a chain of them.
     ///
     /// # Errors
     /// The system starts no process, or gives no port.
@@ -30,12 +34,14 @@ impl Job {
         dir: &Path,
         step: u64,
         victim: Option<(u32, &str, &str)>,
+        fan_out: u32,
     ) -> Result<Self> {
         let store = StoreServer::bind("127.0.0.1:0".parse()?)?;
         let ranks = testkit::Job::start(0..RANKS, |rank| {
             let mut command = Command::new(program);
             command.arg(act).arg(dir).arg(step.to_string());
             command
+                .env(FAN_OUT, fan_out.to_string())
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", RANKS.to_string())
                 .env("MASTER_ADDR", "127.0.0.1")
@@ -75,7 +81,7 @@ impl Job {
 /// # Errors
 /// What the ranks say.
 pub fn save_in_processes(program: &Path, dir: &Path, step: u64, act: &str) -> Result<()> {
-    let ended = Job::start(program, act, dir, step, None)?.wait();
+    let ended = Job::start(program, act, dir, step, None, 64)?.wait();
     for rank in &ended {
         if rank.status.is_none() {
             bail!("rank {} hangs: {}", rank.rank, rank.said);

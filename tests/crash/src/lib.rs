@@ -5,7 +5,7 @@ mod acts;
 mod job;
 
 pub use acts::{ACTS, Act};
-pub use job::{DIES_AT_CALL, Job, save_in_processes};
+pub use job::{DIES_AT_CALL, FAN_OUT, Job, save_in_processes};
 
 use anyhow::{Context, Result, anyhow, bail};
 use reshard::{

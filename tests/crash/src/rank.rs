@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use reshard_comm::testkit::{Fault, FaultGroup};
 use reshard_comm_tcp::TcpGroup;
-use reshard_crash::{ACTS, DIES_AT_CALL};
+use reshard_crash::{ACTS, DIES_AT_CALL, FAN_OUT};
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 #[expect(clippy::print_stdout, reason = "a test reads it")]
@@ -17,7 +17,10 @@ fn main() -> Result<ExitCode> {
         .iter()
         .find(|act| act.name == name)
         .context("there is no such act")?;
-    let group = Arc::new(TcpGroup::from_env()?);
+    let fan_out = std::env::var(FAN_OUT)
+        .context("the fan-out is missing")?
+        .parse()?;
+    let group = Arc::new(TcpGroup::builder_from_env()?.fan_out(fan_out).connect()?);
     println!("joined");
     let group = match std::env::var(DIES_AT_CALL) {
         Ok(call) => FaultGroup::new(group, call.parse()?, Fault::Death),

@@ -1,11 +1,14 @@
 //! What ranks do in the demo, and what they tell of it; ranks may be threads or processes.
 
-use super::{model, timed};
+use super::model;
 use crate::{error::Result, program::Program};
 use indicatif::ProgressBar;
 use reshard::{LoadReport, Phase, ProcessGroup, SaveReport, StateDict, ValueTree};
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 /// What a rank tells of its save.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -108,4 +111,11 @@ pub(super) fn load(
 /// Bytes that these ranks hold.
 pub(super) fn held_by(states: &[StateDict]) -> u64 {
     states.iter().map(model::held_by).sum()
+}
+
+/// Does it, and says how long it took.
+pub(super) fn timed<T>(f: impl FnOnce() -> T) -> (T, Duration) {
+    let start = Instant::now();
+    let out = f();
+    (out, start.elapsed())
 }

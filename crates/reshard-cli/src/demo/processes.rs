@@ -2,10 +2,9 @@
 
 use super::{
     Demo, Phases,
-    acts::{self, Loaded, Saved},
+    acts::{self, Loaded, Saved, timed},
     each,
     model::Cut,
-    timed,
 };
 use crate::{
     args::Act,
