@@ -15,11 +15,7 @@ use crate::{
 use acts::{Loaded, Saved, timed};
 use model::{Cut, Model};
 use reshard::{LocalGroup, OpenOptions, ValueTree};
-use std::{
-    collections::BTreeSet,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, thread, time::Duration};
 
 /// More is surely a mistake: all of it lies in memory.
 const LARGEST: u64 = 1 << 40;
